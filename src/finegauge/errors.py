@@ -1,0 +1,81 @@
+"""Every error FineGauge raises on purpose.
+
+A message says what was asked, what stands against it and what to do, in one line.
+
+FineGaugeError              root; `exit_code` is what the command returns
+├── InputError              the question itself is wrong: exit code 64
+│   ├── UnknownNameError    a name that is in no catalogue; suggests its neighbours
+│   ├── UnknownKeyError     a key that no field answers to; suggests its neighbours
+│   ├── FieldError          a value that its field does not accept
+│   └── FileFormatError     a file that cannot be read as what it should be
+└── UnsupportedError        a right question that FineGauge cannot answer (yet): exit code 64
+"""
+
+from collections.abc import Iterable
+
+EXIT_DONE = 0
+EXIT_RISKY = 10
+EXIT_WILL_NOT_FIT = 20
+EXIT_BAD_INPUT = 64
+EXIT_INTERNAL = 70
+EXIT_INTERRUPTED = 130
+
+
+class FineGaugeError(Exception):
+    """A failure that is explained to the user in one line."""
+
+    exit_code = EXIT_BAD_INPUT
+
+
+class InputError(FineGaugeError):
+    """The question is wrong: a file, a name or a value."""
+
+
+class UnsupportedError(FineGaugeError):
+    """The question is right, but FineGauge has no answer to it."""
+
+
+class UnknownNameError(InputError):
+    """A name that is in no catalogue."""
+
+    def __init__(self, kind: str, name: str, *, known: Iterable[str], listing: str = "") -> None:
+        """Say which `kind` of thing `name` should have been, and what comes close."""
+        hint = f" List them with '{listing}'." if listing else ""
+        super().__init__(f"No {kind} named {shown(name)}.{did_you_mean(name, known)}{hint}")
+
+
+class UnknownKeyError(InputError):
+    """A key that no field answers to."""
+
+    def __init__(self, where: str, key: str, *, known: Iterable[str]) -> None:
+        """Say where `key` stood, and which field comes close."""
+        super().__init__(f"{where}: unknown key {shown(key)}.{did_you_mean(key, known)}")
+
+
+class FieldError(InputError):
+    """A value that its field does not accept."""
+
+
+class FileFormatError(InputError):
+    """A file that cannot be read as what it should be."""
+
+
+def shown(value: object, limit: int = 60) -> str:
+    """Return `value` quoted for a message: one line, printable, at most `limit` characters."""
+    text = value if isinstance(value, str) else repr(value)
+    text = "".join(c if c.isprintable() else "?" for c in text[: limit + 1])
+    return f"'{text[:limit]}…'" if len(text) > limit else f"'{text}'"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return " Did you mean 'x'?" for the closest of `known`, or "" if none is close."""
+    import difflib  # only an error pays for it
+
+    by_folded = {candidate.casefold(): candidate for candidate in known}
+    folded = name.casefold()[:100]
+    close = difflib.get_close_matches(folded, by_folded, n=2, cutoff=0.6)
+    if not close:
+        close = [k for k in by_folded if len(folded) >= 3 and (folded in k or k in folded)][:2]
+    if not close:
+        return ""
+    return " Did you mean " + " or ".join(f"'{by_folded[k]}'" for k in close) + "?"

@@ -1,0 +1,352 @@
+"""What a language model is made of: tensors, grouped into layers.
+
+A model is embeddings, a sequence of layers and a head. A layer is a list of residual
+branches, each a mixer (attention, feed-forward, experts, state space) with its norms.
+Nothing here computes: the operators of each mixer are in the module named after it,
+and which model is made of which blocks is declared in `families/`.
+
+Tensor names are those of the transformers modules, relative to the layer, so that LoRA
+targets and quantisers can be matched by name.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import prod
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One parameter tensor, as the transformers module holds it."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str  # linear | bias | embedding | norm | experts | conv | state | router
+
+    @property
+    def size(self) -> int:
+        """Return the number of elements."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A dense projection, in_features -> out_features."""
+
+    name: str
+    in_features: int
+    out_features: int
+    bias: bool = False
+    kind: str = "linear"
+
+    def tensors(self) -> list[Tensor]:
+        """Return weight [out, in] and, if there is one, bias [out]."""
+        weight = Tensor(f"{self.name}.weight", (self.out_features, self.in_features), self.kind)
+        if not self.bias:
+            return [weight]
+        return [weight, Tensor(f"{self.name}.bias", (self.out_features,), "bias")]
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A normalisation over `size` channels; `kind` is "rms" or "layer"."""
+
+    name: str
+    size: int
+    kind: str = "rms"
+    weight: bool = True
+    bias: bool = False
+
+    def tensors(self) -> list[Tensor]:
+        """Return the weight and bias that the norm has."""
+        parts = [("weight", self.weight), ("bias", self.bias)]
+        return [Tensor(f"{self.name}.{part}", (self.size,), "norm") for part, has in parts if has]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """Multi-head, grouped-query or multi-query attention.
+
+    `projections` are in order of use; the last one is the output projection. Fused
+    projections (qkv in one) are one `Linear`. `extra` are tensors that no projection
+    holds (sinks, relative biases).
+    """
+
+    hidden_size: int
+    num_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    value_head_dim: int = 0  # 0: same as head_dim
+    projections: tuple[Linear, ...]
+    qk_norms: tuple[Norm, ...] = ()
+    window: int | None = None  # keys each query sees; None: all before it
+    rotary: bool = True
+    output_gate: bool = False
+    extra: tuple[Tensor, ...] = ()
+    path: str = "attention"
+
+    def tensors(self) -> list[Tensor]:
+        """Return the parameters, projections first."""
+        return _tensors(self.projections, self.qk_norms) + list(self.extra)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): low-rank q and kv.
+
+    `q_lora_rank` of None: q is projected directly. Queries and keys have
+    `qk_nope_head_dim + qk_rope_head_dim` channels per head, values `value_head_dim`.
+    """
+
+    hidden_size: int
+    num_heads: int
+    q_lora_rank: int | None
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    value_head_dim: int
+    projections: tuple[Linear, ...]
+    norms: tuple[Norm, ...]
+    extra: tuple[Tensor, ...] = ()
+    path: str = "attention"
+
+    def tensors(self) -> list[Tensor]:
+        """Return the parameters, projections first."""
+        return _tensors(self.projections, self.norms) + list(self.extra)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedForward:
+    """A dense feed-forward: up, activation, down; `gated` adds the gate (SwiGLU, GeGLU).
+
+    `projections` in order of use, down last; a fused gate+up is one `Linear`.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    gated: bool
+    projections: tuple[Linear, ...]
+    activation: str = "silu"
+    norms: tuple[Norm, ...] = ()
+    path: str = "mlp"
+
+    def tensors(self) -> list[Tensor]:
+        """Return the parameters, projections first."""
+        return _tensors(self.projections, self.norms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureOfExperts:
+    """A routed feed-forward: `top_k` of `num_experts` per token, and shared experts beside them.
+
+    `expert_bias`: the expert projections have biases. `router_extra` are tensors of the
+    router besides its weight (score-correction biases). `latent` are the projections into
+    and out of a narrower space that the routed experts, not the shared ones, work in.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_experts: int
+    top_k: int
+    gated: bool = True
+    expert_bias: bool = False
+    router: Linear
+    router_extra: tuple[Tensor, ...] = ()
+    shared: FeedForward | None = None
+    shared_gate: Linear | None = None
+    latent: tuple[Linear, ...] = ()
+    activation: str = "silu"
+    extra: tuple[Tensor, ...] = ()
+    path: str = "moe"
+
+    @property
+    def expert_width(self) -> int:
+        """Return the channels that enter and leave a routed expert."""
+        return self.latent[0].out_features if self.latent else self.hidden_size
+
+    @property
+    def expert_size(self) -> int:
+        """Return the parameters of one routed expert."""
+        matrices = 3 if self.gated else 2
+        size = matrices * self.expert_width * self.intermediate_size
+        if self.expert_bias:
+            size += (matrices - 1) * self.intermediate_size + self.expert_width
+        return size
+
+    def expert_tensors(self) -> list[Tensor]:
+        """Return the experts as transformers 5 holds them: fused, one tensor per projection."""
+        e, h, f = self.num_experts, self.expert_width, self.intermediate_size
+        up = 2 * f if self.gated else f
+        name = "experts.gate_up_proj" if self.gated else "experts.up_proj"
+        tensors = [Tensor(name, (e, up, h), "experts"), Tensor("experts.down_proj", (e, h, f), "experts")]
+        if self.expert_bias:
+            tensors += [Tensor(f"{name}_bias", (e, up), "bias"), Tensor("experts.down_proj_bias", (e, h), "bias")]
+        return tensors
+
+    def tensors(self) -> list[Tensor]:
+        """Return router, experts, shared experts."""
+        shared: list[Tensor] = []
+        if self.shared is not None:
+            shared = [Tensor(f"shared_expert.{t.name}", t.shape, t.kind) for t in self.shared.tensors()]
+        gate = self.shared_gate.tensors() if self.shared_gate else []
+        own = self.router.tensors() + list(self.router_extra) + _tensors(self.latent)
+        return own + self.expert_tensors() + shared + gate + list(self.extra)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba1:
+    """A Mamba-1 mixer (selective scan, arXiv:2312.00752)."""
+
+    hidden_size: int
+    inner_size: int
+    state_size: int
+    conv_kernel: int
+    dt_rank: int
+    projections: tuple[Linear, ...]  # in, x, dt, out
+    extra: tuple[Tensor, ...]  # conv1d, A_log, D
+    norms: tuple[Norm, ...] = ()
+    path: str = "mamba"
+
+    def tensors(self) -> list[Tensor]:
+        """Return the parameters, projections first."""
+        return _tensors(self.projections, self.norms) + list(self.extra)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba2:
+    """A Mamba-2 mixer (state-space duality, arXiv:2405.21060)."""
+
+    hidden_size: int
+    inner_size: int
+    state_size: int
+    conv_kernel: int
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    chunk_size: int
+    projections: tuple[Linear, ...]  # in, out
+    extra: tuple[Tensor, ...]  # conv1d, dt_bias, A_log, D
+    norms: tuple[Norm, ...] = ()
+    path: str = "mamba"
+
+    def tensors(self) -> list[Tensor]:
+        """Return the parameters, projections first."""
+        return _tensors(self.projections, self.norms) + list(self.extra)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearAttention:
+    """A recurrent mixer with a matrix state per head: gated delta rule, retention, xLSTM.
+
+    `num_heads` heads keep a state of `key_head_dim` x `value_head_dim`, updated in
+    chunks of `chunk_size` tokens.
+    """
+
+    hidden_size: int
+    num_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    conv_size: int  # channels that pass the short convolution
+    conv_kernel: int
+    chunk_size: int
+    projections: tuple[Linear, ...]
+    extra: tuple[Tensor, ...] = ()
+    norms: tuple[Norm, ...] = ()
+    path: str = "linear_attention"
+
+    def tensors(self) -> list[Tensor]:
+        """Return the parameters, projections first."""
+        return _tensors(self.projections, self.norms) + list(self.extra)
+
+
+Mixer = Attention | LatentAttention | FeedForward | MixtureOfExperts | Mamba1 | Mamba2 | LinearAttention
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Branch:
+    """One residual branch: x + norm_after(mixer(norm_before(x)))."""
+
+    mixer: Mixer
+    norm_before: Norm | None = None
+    norm_after: Norm | None = None
+
+    def tensors(self) -> list[Tensor]:
+        """Return the parameters of norms and mixer."""
+        return _tensors((n for n in (self.norm_before, self.norm_after) if n), (self.mixer,))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One layer; `parallel` branches share the layer's input (GPT-J, GPT-NeoX, Falcon, Cohere)."""
+
+    kind: str  # "attention", "attention+moe", "mamba", ...: what `models show` counts
+    branches: tuple[Branch, ...]
+    parallel: bool = False
+    extra: tuple[Tensor, ...] = ()
+
+    def tensors(self) -> list[Tensor]:
+        """Return the parameters of all branches."""
+        return [t for branch in self.branches for t in branch.tensors()] + list(self.extra)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """A whole model. Layers are grouped: (layer, how many of it), in no particular order.
+
+    `other` holds tensors outside the text decoder (a vision tower, its projector): they
+    count and weigh, and fine-tuning text does not run them.
+    """
+
+    model_type: str
+    hidden_size: int
+    vocab_size: int
+    layers: tuple[tuple[Layer, int], ...]
+    embeddings: tuple[Tensor, ...]
+    final_norm: Norm | None
+    head: Linear | None  # None: tied to the embedding
+    other: tuple[Tensor, ...] = ()
+    max_position_embeddings: int | None = None
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def num_layers(self) -> int:
+        """Return the number of layers."""
+        return sum(count for _, count in self.layers)
+
+    @property
+    def num_parameters(self) -> int:
+        """Return the number of parameters, tied tensors once."""
+        layers = sum(count * _size(layer.tensors()) for layer, count in self.layers)
+        return layers + _size(self.outer_tensors()) + _size(self.other)
+
+    @property
+    def num_active_parameters(self) -> int:
+        """Return the parameters that one token passes through: only `top_k` of the routed experts."""
+        idle = 0
+        for layer, count in self.layers:
+            for branch in layer.branches:
+                if isinstance(moe := branch.mixer, MixtureOfExperts):
+                    idle += count * (moe.num_experts - min(moe.top_k, moe.num_experts)) * moe.expert_size
+        return self.num_parameters - idle
+
+    def outer_tensors(self) -> list[Tensor]:
+        """Return the tensors outside the layers: embeddings, final norm, untied head."""
+        parts = [part for part in (self.final_norm, self.head) if part is not None]
+        return list(self.embeddings) + _tensors(parts)
+
+    def layers_by_kind(self) -> dict[str, int]:
+        """Return how many layers there are of each kind."""
+        kinds: Counter[str] = Counter()
+        for layer, count in self.layers:
+            kinds[layer.kind] += count
+        return dict(kinds)
+
+
+def _tensors(*groups: Iterable[Linear | Norm | Mixer]) -> list[Tensor]:
+    """Return the tensors of every part of every group, in order."""
+    return [tensor for group in groups for part in group for tensor in part.tensors()]
+
+
+def _size(tensors: Iterable[Tensor]) -> int:
+    """Return the number of elements of all tensors."""
+    return sum(tensor.size for tensor in tensors)

@@ -1,0 +1,181 @@
+"""From a run to the operators of one rank.
+
+`build(run)` reads the model's figures, asks the run for its method and precision, and
+returns the operators of every kind of layer, of the embedding and of the head, with the
+parameters they hold. Graphs are cached: a sweep over batches builds one.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from finegauge.errors import FieldError
+from finegauge.graph.attention import attention, latent_attention
+from finegauge.graph.blocks import (
+    Architecture,
+    Attention,
+    FeedForward,
+    LatentAttention,
+    Layer,
+    LinearAttention,
+    Mamba1,
+    Mamba2,
+    MixtureOfExperts,
+    Mixer,
+)
+from finegauge.graph.feedforward import feedforward, mixture_of_experts
+from finegauge.graph.head import embedding, head
+from finegauge.graph.lowering import Lowering, Tape
+from finegauge.graph.op import Op
+from finegauge.graph.ssm import linear_attention, mamba1, mamba2
+from finegauge.graph.weights import Weights, weights_of
+from finegauge.workload.implementation import version_numbers
+from finegauge.workload.run import Run
+
+NARROW_LOSS_TYPES = frozenset({"gpt_bigcode", "gpt2", "gptj", "bloom", "mpt", "falcon", "opt", "gpt_neox"})
+OWN_LOSS_TYPES = frozenset({"granite", "granitemoe", "cohere", "gemma2"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerGraph:
+    """The operators of one kind of layer, and how many such layers there are."""
+
+    kind: str
+    count: int
+    ops: tuple[Op, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """Everything one rank runs for one micro-batch, and the tensors it holds."""
+
+    model: Architecture
+    lowering: Lowering
+    layers: tuple[LayerGraph, ...]
+    embedding: tuple[Op, ...]
+    head: tuple[Op, ...]
+    weights: Weights
+
+
+def build(run: Run) -> Graph:
+    """Return the operator graph of `run`; the batch does not enter."""
+    return _build(
+        run.model,
+        run.num_experts_per_tok,
+        lowering_of(run),
+        run.trainable_extra,
+        run.optimizer,
+        run.upcast_unquantized,
+    )
+
+
+@lru_cache(maxsize=64)
+def _build(
+    model_name: str,
+    top_k: int | None,
+    low: Lowering,
+    trainable_extra: tuple[str, ...],
+    optimizer: str,
+    upcast: bool,
+) -> Graph:
+    """Build and remember the graph of one model under one lowering."""
+    model = architecture_of(model_name, top_k)
+    layers = []
+    for layer, count in model.layers:
+        tape = Tape(low)
+        _layer(tape, layer, model.hidden_size)
+        layers.append(LayerGraph(kind=layer.kind, count=count, ops=tuple(tape.ops)))
+    first, last = Tape(low), Tape(low)
+    embedding(first, model)
+    head(last, model)
+    return Graph(
+        model=model,
+        lowering=low,
+        layers=tuple(layers),
+        embedding=tuple(first.ops),
+        head=tuple(last.ops),
+        weights=weights_of(model, low, trainable_extra, optimizer, upcast=upcast),
+    )
+
+
+@lru_cache(maxsize=64)
+def architecture_of(model_name: str, top_k: int | None = None) -> Architecture:
+    """Return the architecture of a catalogue name or of a config on disk."""
+    from finegauge.catalogue.models import model
+    from finegauge.graph.families import architecture
+
+    return architecture(model(model_name).config, num_experts_per_tok=top_k)
+
+
+def lowering_of(run: Run) -> Lowering:
+    """Return the choices of `run` that decide which operators its blocks become."""
+    quantized = run.weights_dtype if run.weights_dtype in QUANTIZED else ""
+    narrow = "bf16" if quantized or run.weights_dtype in ("bf16", "fp16") else run.weights_dtype
+    compute = run.autocast if run.autocast != "none" else narrow
+    compute_bytes = 4 if compute == "fp32" else 2
+    wide = run.weights_dtype == "fp32" or (run.upcast_unquantized and bool(quantized))
+    version = version_numbers(run.transformers_version)[:2]
+    model_type = str(run.config.get("model_type", ""))
+    adapters = run.method in ("lora", "qlora", "gptq_lora")
+    return Lowering(
+        activation_bytes=4 if wide else compute_bytes,
+        compute_bytes=compute_bytes,
+        compute_dtype=compute,
+        weight_bytes=4 if run.weights_dtype == "fp32" else 2,
+        autocast=run.autocast != "none",
+        weights_train=not adapters,
+        norms_train=not adapters or "norms" in run.trainable_extra,
+        lora_rank=run.lora_rank if adapters else 0,
+        lora_targets=run.lora_targets if adapters else (),
+        lora_dropout=adapters and run.lora_dropout > 0,
+        adapter_bytes=4 if run.adapter_dtype == "fp32" else 2,
+        quantized=quantized,
+        experts_quantized=run.quantize_experts,
+        stashes_inputs=_stashes(run),
+        stash_survives=_stashes(run) and not run.checkpointing_reentrant,
+        attention=run.attention,
+        experts=run.experts_implementation,
+        fused_kernels=bool(run.kernels),
+        loss=run.loss,
+        logits_held=(4, 46) <= version < (4, 50) and model_type not in OWN_LOSS_TYPES,
+        narrow_loss=version < (5, 0) and model_type in NARROW_LOSS_TYPES,
+        ssm_kernels=run.ssm_kernels,
+    )
+
+
+QUANTIZED = frozenset({"nf4", "nf4_dq", "gptq4", "gptq8", "int8", "fp8"})
+
+
+def _stashes(run: Run) -> bool:
+    """Return whether 4-bit linears keep their inputs on the autograd context (bitsandbytes < 0.43.2)."""
+    return run.weights_dtype in ("nf4", "nf4_dq") and version_numbers(run.bitsandbytes_version) < (0, 43, 2)
+
+
+def _layer(tape: Tape, layer: Layer, hidden_size: int) -> None:
+    """Add one layer's branches, each with its norms and its residual addition."""
+    for branch in layer.branches:
+        part = branch.mixer.path
+        tape.norm(branch.norm_before, part)
+        _mixer(tape, branch.mixer)
+        tape.norm(branch.norm_after, part)
+        tape.residual(part, hidden_size)
+
+
+def _mixer(tape: Tape, mixer: Mixer) -> None:
+    """Add the operators of one mixer."""
+    match mixer:
+        case Attention():
+            attention(tape, mixer)
+        case LatentAttention():
+            latent_attention(tape, mixer)
+        case FeedForward():
+            feedforward(tape, mixer)
+        case MixtureOfExperts():
+            mixture_of_experts(tape, mixer)
+        case Mamba1():
+            mamba1(tape, mixer)
+        case Mamba2():
+            mamba2(tape, mixer)
+        case LinearAttention():
+            linear_attention(tape, mixer)
+        case _:
+            raise FieldError(f"No operators are known for {type(mixer).__name__}.")

@@ -1,0 +1,126 @@
+"""One operator: what it computes, moves, launches and keeps, forward and backward.
+
+Every quantity is linear in the extents of a batch (sequences B, tokens T = B·S, query-key
+pairs P = sum of S²), so it is a polynomial in (B, S), a whole graph is a matrix, and a
+million batches are one matrix product.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from finegauge.profile import Path
+
+
+class Extents(NamedTuple):
+    """The sizes of one micro-batch that operators scale with.
+
+    `pairs` counts query-key pairs without causality (S² per sequence); a causal kernel
+    halves its FLOPs. `max_len` is the longest sequence, which window attention needs.
+    """
+
+    sequences: float
+    tokens: float
+    pairs: float
+    max_len: float
+
+    @classmethod
+    def of(cls, sequences: float, seq_len: float) -> "Extents":
+        """Return the extents of `sequences` sequences of `seq_len` tokens each."""
+        tokens = sequences * seq_len
+        return cls(sequences, tokens, tokens * seq_len, seq_len)
+
+    def windowed(self, window: int | None) -> "Extents":
+        """Return the extents in which every query sees at most `window` keys.
+
+        A causal sequence of length l has l·w - w²/2 pairs within the window, l²/2
+        without; `pairs` is twice that, so that one formula serves both.
+        """
+        if window is None or window >= self.max_len or not self.tokens:
+            return self
+        pairs = max(0.0, 2.0 * self.tokens * window - self.sequences * window * window)
+        return self._replace(pairs=min(self.pairs, pairs))
+
+
+class Poly(NamedTuple):
+    """const + sequence·B + token·T + pair·P."""
+
+    const: float = 0.0
+    sequence: float = 0.0
+    token: float = 0.0
+    pair: float = 0.0
+
+    def at(self, extents: Extents) -> float:
+        """Return the value for one micro-batch."""
+        return (
+            self.const
+            + self.sequence * extents.sequences
+            + self.token * extents.tokens
+            + self.pair * extents.pairs
+        )
+
+    def plus(self, other: "Poly") -> "Poly":
+        """Return the sum."""
+        return Poly(
+            self.const + other.const,
+            self.sequence + other.sequence,
+            self.token + other.token,
+            self.pair + other.pair,
+        )
+
+    def times(self, factor: float) -> "Poly":
+        """Return the multiple."""
+        return Poly(self.const * factor, self.sequence * factor, self.token * factor, self.pair * factor)
+
+
+ZERO = Poly()
+
+
+def per_token(value: float) -> Poly:
+    """Return a quantity of `value` per token."""
+    return Poly(token=value)
+
+
+class Gemm(NamedTuple):
+    """The shape of a matrix product [m, k] x [k, n]; m rows per token, in `groups` of equal size."""
+
+    rows_per_token: float
+    n: int
+    k: int
+    groups: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """The work of one direction of one operator on the device and on the host."""
+
+    flops: Poly = ZERO
+    bytes: Poly = ZERO  # read and written
+    launches: float = 0.0
+    calls: float = 0.0  # Python-level module calls (adapters, quantised linears)
+    gemms: tuple[Gemm, ...] = ()
+
+
+NOTHING = Cost()
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operator of one layer.
+
+    `saved_bytes` is what autograd keeps for backward because of it; `stash_bytes` is the
+    part of that which checkpointing cannot discard. `live_bytes` are alive only while it
+    runs, in the forward and the backward direction.
+    """
+
+    path: Path
+    kind: str  # gemm | grouped_gemm | attention | scan | norm | elementwise | gather | softmax | dequantise | loss
+    forward: Cost
+    backward: Cost = NOTHING
+    saved_bytes: Poly = ZERO
+    stash_bytes: Poly = ZERO
+    live_forward_bytes: Poly = ZERO
+    live_backward_bytes: Poly = ZERO
+    dtype: str = "bf16"
+    window: int | None = None
+    synchronises: bool = False  # its forward waits for the device (a data-dependent shape)
+

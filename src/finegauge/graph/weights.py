@@ -1,0 +1,148 @@
+"""The tensors a rank holds: bytes by kind as the quantiser really touches them, and what trains.
+
+NF4 in blocks of 64: 4 + 32/64 = 4.5 bit per parameter; with double quantisation
+4 + 8/64 + 32/(64·256) = 4.127 bit [1]. GPTQ in groups of 128: 4 + 16/128 + 4/128 bit.
+Embeddings, head, norms and routers stay 16-bit; PEFT's k-bit preparation may make them
+fp32. Optimizer state per trained parameter: Adam two values, Lion one, 8-bit variants one
+byte each and a 32-bit scale per 256.
+
+[1] Dettmers et al. 2023, arXiv:2305.14314, section 3
+"""
+
+from dataclasses import dataclass
+
+from finegauge.graph.blocks import Architecture, Layer, Linear, MixtureOfExperts, Tensor
+from finegauge.graph.lowering import Lowering
+
+QUANTIZED_BYTES = {
+    "nf4": (4 + 32 / 64) / 8,
+    "nf4_dq": (4 + 8 / 64 + 32 / (64 * 256)) / 8,
+    "gptq4": (4 + 16 / 128 + 4 / 128) / 8,
+    "gptq8": (8 + 16 / 128 + 8 / 128) / 8,
+    "int8": 1.0,
+    "fp8": 1.0,
+}
+STATE_VALUES = {"adamw": 2, "adamw_8bit": 2, "paged_adamw": 2, "paged_adamw_8bit": 2, "lion": 1, "lion_8bit": 1}
+EIGHT_BIT_STATE_BYTES = 1 + 4 / 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """What a rank holds before the first step, unsharded."""
+
+    base_bytes: float  # the model's own tensors
+    quantized_params: float
+    largest_dequantized_bytes: float
+    total_params: float
+    trained_params: float  # of the model's own
+    adapter_params: float
+    gradient_bytes: float
+    adapter_bytes: float
+    optimizer_bytes: float
+    paged_bytes: float  # optimizer state that may leave the GPU under pressure
+    foreach_bytes: float  # the largest temporary of a multi-tensor optimizer
+    layer_gradient_bytes: float  # of the layers alone; the rest are embedding and head
+
+
+def weights_of(
+    model: Architecture, low: Lowering, trainable_extra: tuple[str, ...], optimizer: str, *, upcast: bool
+) -> Weights:
+    """Return the bytes that `model` takes under `low`."""
+    base = quantized = trained = layers_trained = 0.0
+    plain = 4.0 if upcast and low.quantized else float(low.weight_bytes)
+    for tensor, count, in_layer in _all_tensors(model):
+        size = float(tensor.size * count)
+        if low.quantizes(tensor.kind):
+            base += size * QUANTIZED_BYTES[low.quantized]
+            quantized += size
+        else:
+            base += size * plain
+        if low.weights_train or _is_extra(tensor, trainable_extra):
+            trained += size
+            layers_trained += size if in_layer else 0.0
+    adapters = float(sum(count * _adapter_params(layer, low) for layer, count in model.layers))
+    adapters += _lora_size(low, model.head, "head") if model.head else 0.0
+    wide = float(low.adapter_bytes)
+    gradients = trained * low.weight_bytes + adapters * wide
+    states = _state_bytes(optimizer, trained, low.weight_bytes) + _state_bytes(optimizer, adapters, wide)
+    return Weights(
+        base_bytes=base,
+        quantized_params=quantized,
+        largest_dequantized_bytes=0.0,
+        total_params=float(model.num_parameters),
+        trained_params=trained,
+        adapter_params=adapters,
+        gradient_bytes=gradients,
+        adapter_bytes=adapters * wide,
+        optimizer_bytes=states,
+        paged_bytes=states if optimizer.startswith("paged") else 0.0,
+        foreach_bytes=max(trained * low.weight_bytes, adapters * wide),
+        layer_gradient_bytes=layers_trained * low.weight_bytes + adapters * wide,
+    )
+
+
+def _all_tensors(model: Architecture) -> list[tuple[Tensor, int, bool]]:
+    """Return (tensor, how many of it, whether inside a layer)."""
+    inner = [(tensor, count, True) for layer, count in model.layers for tensor in layer.tensors()]
+    outer = [(t, 1, False) for t in model.outer_tensors() if t.name != f"{model.head.name}.weight"] if model.head \
+        else [(t, 1, False) for t in model.outer_tensors()]
+    # the head is a linear by shape, but quantisers leave it alone
+    if model.head is not None:
+        outer += [(Tensor(t.name, t.shape, "head"), 1, False) for t in model.head.tensors() if t.kind == "linear"]
+    return inner + outer + [(tensor, 1, False) for tensor in model.other]
+
+
+def _is_extra(tensor: Tensor, trainable_extra: tuple[str, ...]) -> bool:
+    """Return whether `tensor` trains beside the adapters."""
+    for extra in trainable_extra:
+        if extra == "norms" and tensor.kind == "norm":
+            return True
+        if extra == "embed_tokens" and tensor.kind == "embedding":
+            return True
+        if extra == "lm_head" and tensor.kind == "head":
+            return True
+    return False
+
+
+def _adapter_params(layer: Layer, low: Lowering) -> float:
+    """Return the LoRA parameters of one layer: r·(in + out) for each adapted projection."""
+    if not low.lora_rank:
+        return 0.0
+    total = 0.0
+    for branch in layer.branches:
+        mixer = branch.mixer
+        if isinstance(mixer, MixtureOfExperts):
+            total += _expert_adapters(mixer, low)
+            projections: tuple[Linear, ...] = mixer.shared.projections if mixer.shared else ()
+        else:
+            projections = mixer.projections
+        total += sum(_lora_size(low, projection, "linear") for projection in projections)
+    return total
+
+
+def _expert_adapters(moe: MixtureOfExperts, low: Lowering) -> float:
+    """Return the LoRA parameters of router and routed experts."""
+    h, f = moe.hidden_size, moe.intermediate_size
+    eager = low.experts == "eager"
+    if eager and moe.gated:
+        linears = [Linear("w1", h, f), Linear("w3", h, f), Linear("w2", f, h)]
+    else:
+        up = "gate_up_proj" if moe.gated else "up_proj"
+        linears = [Linear(up, h, 2 * f if moe.gated else f), Linear("down_proj", f, h)]
+    experts = sum(_lora_size(low, linear, "experts") for linear in linears)
+    return moe.num_experts * experts + _lora_size(low, moe.router, "router")
+
+
+def _lora_size(low: Lowering, linear: Linear, kind: str) -> float:
+    """Return the parameters of one adapter pair, 0 where there is none."""
+    return float(low.rank(linear, kind) * (linear.in_features + linear.out_features))
+
+
+def _state_bytes(optimizer: str, params: float, param_bytes: float) -> float:
+    """Return the bytes of optimizer state for `params` parameters held in `param_bytes`."""
+    values = STATE_VALUES.get(optimizer, 0)
+    if optimizer == "adafactor":
+        return params * 0.01  # row and column statistics: vanishing beside the matrix
+    if optimizer.endswith("8bit"):
+        return params * values * EIGHT_BIT_STATE_BYTES
+    return params * values * param_bytes

@@ -1,0 +1,71 @@
+"""The few physical constants between a datasheet and what a machine achieves.
+
+Nothing here is fitted to a run: each constant has a meaning and a reading of its own, and
+its source stands beside it. A calibration fitted to measurements replaces them as a whole.
+"""
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from finegauge.catalogue.gpus import GpuSpec
+from finegauge.profile import Interval
+from finegauge.units import GIB
+
+BEST_MATMUL_FRACTION = MappingProxyType(
+    # best published bf16 matmul over the dense peak, by architecture, where the GPU itself has no reading
+    {
+        "Volta": 0.80, "Turing": 0.72, "Ampere": 0.85, "Ada": 0.85, "Hopper": 0.80, "Blackwell": 0.77,
+        "CDNA2": 0.70, "CDNA3": 0.55, "CDNA4": 0.62,
+    }
+)
+FLASH_FRACTION = MappingProxyType(
+    # FlashAttention-2 forward over the dense peak: 190 of 312 TFLOP/s on A100, 350 of 989 on H100 (arXiv:2307.08691)
+    {"Hopper": 0.38, "Blackwell": 0.38}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """Achievable fractions, host costs and memory outside the tensors."""
+
+    name: str
+    sustained_fraction: float = 0.88  # clocks under load and layouts, against the best matmul of a benchmark
+    bandwidth_fraction: float = 0.83  # of the datasheet's: large elementwise kernels on HBM and GDDR
+    default_matmul_fraction: float = 0.75
+    flash_fraction: float = 0.58
+    flash_backward_fraction: float = 0.85  # of the forward's rate
+    dequantise_fraction: float = 0.60  # of the datasheet's bandwidth: 359 us for 58.7 M NF4 values on A40 (Xia Fig. 6)
+    launch_s: float = 9e-6  # host seconds per kernel launched by eager PyTorch (measured: torch 2.13, one server core)
+    call_s: float = 1e-4  # host seconds of Python per adapter or 4-bit module call (measured: peft 0.21, bitsandbytes 0.50)
+    compiled_launch_fraction: float = 0.5
+    context_bytes: float = 0.55 * GIB  # CUDA context with lazy loading, per process
+    slack_fraction: float = 0.03  # of activations: rounding and fragmentation, fixed shapes
+    varied_slack_fraction: float = 0.12  # the same where shapes change from step to step, or routing does
+    active_power_fraction: float = 0.92  # of the board limit while matrix products run
+    memory_power_fraction: float = 0.68  # while memory-bound kernels run
+    idle_power_fraction: float = 0.14  # clocks up, nothing running, where no idle figure is known
+    memory_interval: Interval = field(default_factory=lambda: Interval(0.95, 1.07))
+    time_interval: Interval = field(default_factory=lambda: Interval(0.80, 1.35))
+
+    def matmul_flops_per_s(self, gpu: GpuSpec, dtype: str) -> float:
+        """Return the rate of a large matrix product on `gpu` in training."""
+        peak = gpu.peak_flops_per_s(dtype)
+        best = BEST_MATMUL_FRACTION.get(gpu.architecture, self.default_matmul_fraction)
+        if gpu.measured_matmul_flops_per_s:
+            best = gpu.measured_matmul_flops_per_s / gpu.peak_flops_per_s("bf16")
+        return peak * best * self.sustained_fraction
+
+    def memory_bytes_per_s(self, gpu: GpuSpec) -> float:
+        """Return the bandwidth that large kernels reach on `gpu`."""
+        return gpu.memory_bytes_per_s * self.bandwidth_fraction
+
+    def dequantise_bytes_per_s(self, gpu: GpuSpec) -> float:
+        """Return the bandwidth that the dequantisation kernels reach on `gpu`."""
+        return gpu.memory_bytes_per_s * self.dequantise_fraction
+
+    def attention_flops_per_s(self, gpu: GpuSpec, dtype: str) -> float:
+        """Return the rate of the FlashAttention forward kernel on `gpu`."""
+        return gpu.peak_flops_per_s(dtype) * FLASH_FRACTION.get(gpu.architecture, self.flash_fraction)
+
+
+DATASHEET = Calibration(name="datasheet and published ceilings, nothing fitted")

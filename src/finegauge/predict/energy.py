@@ -1,0 +1,29 @@
+"""Joules of one step on the boards, as NVML would count them.
+
+A board draws its idle power plus a share of the way to its limit: nearly all of it while
+matrix products run, about two thirds while memory-bound kernels do, none while the device
+waits for the host. Wall power (the node around the boards, the room around the node) is
+the quote's business, and the two are never mixed.
+
+Source: MLPerf Training v4.0 power logs, 8xH100: 895 W per GPU at the wall, 1.28 times the
+board limit, with everything else in the node included.
+"""
+
+from finegauge.catalogue.gpus import GpuSpec
+from finegauge.predict.calibration import Calibration
+from finegauge.predict.time import StepTime
+from finegauge.profile import Breakdown
+
+
+def step_energy_j(gpu: GpuSpec, step: StepTime, calibration: Calibration) -> Breakdown:
+    """Return the joules of one step by what the board was doing; empty where no board power is known."""
+    if gpu.board_power_w is None:
+        return Breakdown({})
+    limit = gpu.board_power_w
+    idle = gpu.idle_power_w or calibration.idle_power_fraction * limit
+    other = max(0.0, step.device_s - step.matrix_s)
+    return Breakdown.of(
+        matrix=step.matrix_s * max(idle, calibration.active_power_fraction * limit),
+        memory=other * max(idle, calibration.memory_power_fraction * limit),
+        waiting=step.host_bound_s * idle,
+    )

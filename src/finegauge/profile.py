@@ -1,0 +1,223 @@
+"""One optimizer step of a run, whoever says so: predicted, measured or published.
+
+A `Breakdown` is parts of one quantity, keyed by path, so that "backward", "backward / moe"
+and "backward / moe / experts.down_proj" are depths 1, 2 and 3 of one thing. A `Profile`
+is three of them (memory, time, energy) with the run, the outcome and the source, and
+`compare` holds two Profiles against each other.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from finegauge.workload.run import Run
+
+Path = tuple[str, ...]
+
+OUTCOMES = ("completed", "out_of_memory", "unsupported", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """Parts of one quantity by path; parts add up to the total.
+
+    The unit is the name of the field that holds it (`step_time_s`, `peak_memory_bytes`).
+    """
+
+    parts: Mapping[Path, float]
+
+    @classmethod
+    def of(cls, **parts: float) -> "Breakdown":
+        """Return a breakdown of depth 1."""
+        return cls({(name,): value for name, value in parts.items() if value})
+
+    @classmethod
+    def add_up(cls, items: Iterable[tuple[Path, float]]) -> "Breakdown":
+        """Return the sum of `items`, equal paths together."""
+        parts: dict[Path, float] = {}
+        for path, value in items:
+            parts[path] = parts.get(path, 0.0) + value
+        return cls(parts)
+
+    @property
+    def total(self) -> float:
+        """Return the sum of all parts."""
+        return sum(self.parts.values())
+
+    @property
+    def depth(self) -> int:
+        """Return the length of the longest path."""
+        return max((len(path) for path in self.parts), default=0)
+
+    def at(self, depth: int) -> "Breakdown":
+        """Return the same quantity with paths cut to `depth` names."""
+        return Breakdown.add_up((path[:depth], value) for path, value in self.parts.items())
+
+    def under(self, *prefix: str) -> "Breakdown":
+        """Return the parts whose path starts with `prefix`, with the prefix removed."""
+        n = len(prefix)
+        return Breakdown.add_up((p[n:], v) for p, v in self.parts.items() if p[:n] == prefix)
+
+    def __getitem__(self, name: str) -> float:
+        """Return the sum of the parts under the first-level `name`; 0 if there is none."""
+        return sum(value for path, value in self.parts.items() if path[0] == name)
+
+    def __iter__(self) -> Iterator[tuple[Path, float]]:
+        """Yield (path, value), largest first."""
+        return iter(sorted(self.parts.items(), key=lambda item: -item[1]))
+
+    def scaled(self, factor: float) -> "Breakdown":
+        """Return every part multiplied by `factor`."""
+        return Breakdown({path: value * factor for path, value in self.parts.items()})
+
+    def __add__(self, other: "Breakdown") -> "Breakdown":
+        """Return the sum, path by path."""
+        return Breakdown.add_up([*self.parts.items(), *other.parts.items()])
+
+    def to_json(self) -> dict[str, float]:
+        """Return {"a / b / c": value} with the longest paths, in the order of insertion."""
+        return {" / ".join(path): value for path, value in self.parts.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """The 10th and 90th percentile of a predicted quantity, as factors of its median."""
+
+    low_ratio: float
+    high_ratio: float
+
+    def of(self, median: float) -> tuple[float, float]:
+        """Return (p10, p90) of a quantity whose median is `median`."""
+        return median * self.low_ratio, median * self.high_ratio
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Who says so: predicted, measured or published; by what; how sure."""
+
+    kind: str
+    name: str
+    memory_interval: Interval | None = None
+    time_interval: Interval | None = None
+    assumptions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """One optimizer step of a run.
+
+    `phase_memory_bytes` is the live memory at the peak of each phase of the step (path:
+    phase, kind); `peak_memory_bytes` is the largest of them by kind, as the torch
+    allocator counts it; `device_memory_bytes` adds allocator slack and what lives outside
+    the allocator, which is what nvidia-smi shows.
+    """
+
+    run: "Run"
+    source: Source
+    outcome: str = "completed"
+    peak_memory_bytes: Breakdown = field(default_factory=lambda: Breakdown({}))
+    device_memory_bytes: Breakdown = field(default_factory=lambda: Breakdown({}))
+    phase_memory_bytes: Breakdown = field(default_factory=lambda: Breakdown({}))
+    peak_phase: str = ""
+    step_time_s: Breakdown = field(default_factory=lambda: Breakdown({}))
+    step_energy_j: Breakdown = field(default_factory=lambda: Breakdown({}))
+    step_flops: float = 0.0
+    step_tokens: float = 0.0
+    step_sequences: float = 0.0
+    host_bound_fraction: float = 0.0
+    peak_flops_per_s: float = 0.0
+    capacity_bytes: float = 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Return tokens per second, padding included, over all GPUs."""
+        return _rate(self.step_tokens, self.step_time_s.total)
+
+    @property
+    def samples_per_s(self) -> float:
+        """Return sequences (the seed paper's queries) per second over all GPUs."""
+        return _rate(self.step_sequences, self.step_time_s.total)
+
+    @property
+    def mfu_fraction(self) -> float:
+        """Return the model FLOPs (no recomputation) over what the GPUs' peak would do."""
+        return _rate(self.step_flops, self.step_time_s.total * self.peak_flops_per_s * self.run.num_gpus)
+
+    @property
+    def fits(self) -> bool:
+        """Return whether the step completes within the GPU's usable memory."""
+        return self.outcome == "completed"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the documented JSON form."""
+        return {
+            "source": {"kind": self.source.kind, "name": self.source.name},
+            "outcome": self.outcome,
+            "peak_memory_bytes": self.peak_memory_bytes.total,
+            "peak_phase": self.peak_phase,
+            "device_memory_bytes": self.device_memory_bytes.total,
+            "capacity_bytes": self.capacity_bytes,
+            "memory_breakdown_bytes": self.device_memory_bytes.to_json(),
+            "phase_memory_bytes": self.phase_memory_bytes.at(1).to_json(),
+            "step_time_s": self.step_time_s.total,
+            "time_breakdown_s": self.step_time_s.to_json(),
+            "step_energy_j": self.step_energy_j.total,
+            "tokens_per_s": self.tokens_per_s,
+            "samples_per_s": self.samples_per_s,
+            "mfu_fraction": self.mfu_fraction,
+            "host_bound_fraction": self.host_bound_fraction,
+            **self._intervals(),
+            "assumptions": list(self.source.assumptions),
+        }
+
+    def _intervals(self) -> dict[str, Any]:
+        """Return the p10 and p90 of memory and time, where the source gives them."""
+        intervals: dict[str, Any] = {}
+        for key, interval, median in (
+            ("device_memory_bytes", self.source.memory_interval, self.device_memory_bytes.total),
+            ("step_time_s", self.source.time_interval, self.step_time_s.total),
+        ):
+            if interval is not None:
+                intervals[f"{key}_p10"], intervals[f"{key}_p90"] = interval.of(median)
+        return intervals
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One quantity at one path, ours against theirs."""
+
+    quantity: str
+    path: Path
+    ours: float
+    theirs: float
+
+    @property
+    def error_ratio(self) -> float | None:
+        """Return (ours - theirs) / theirs; None where theirs is 0."""
+        return (self.ours - self.theirs) / self.theirs if self.theirs else None
+
+
+def compare(ours: Profile, theirs: Profile) -> list[Difference]:
+    """Return the differences between two profiles, at the finest depth that both know.
+
+    A quantity that one of them does not know (an empty breakdown) is left out.
+    """
+    differences = []
+    for quantity in ("peak_memory_bytes", "device_memory_bytes", "step_time_s", "step_energy_j"):
+        a: Breakdown = getattr(ours, quantity)
+        b: Breakdown = getattr(theirs, quantity)
+        depth = min(a.depth, b.depth)
+        if not depth:
+            continue
+        a, b = a.at(depth), b.at(depth)
+        differences.append(Difference(quantity, (), a.total, b.total))
+        if len(a.parts) > 1 or len(b.parts) > 1:
+            paths = dict.fromkeys([*a.parts, *b.parts])
+            differences += [Difference(quantity, p, a.parts.get(p, 0.0), b.parts.get(p, 0.0)) for p in paths]
+    return differences
+
+
+def _rate(amount: float, seconds: float) -> float:
+    """Return `amount` per `seconds`, 0 where no time is known."""
+    return amount / seconds if seconds > 0 else 0.0
