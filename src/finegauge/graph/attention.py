@@ -21,7 +21,7 @@ def attention(tape: Tape, block: Attention) -> None:
     low, part = tape.lowering, block.path
     *inputs, output = block.projections
     c = low.compute_bytes
-    kept = low.kept_input(block.hidden_size, *inputs)
+    kept = low.kept_input(block.hidden_size, *inputs, part=part)
     for i, projection in enumerate(inputs):
         tape.linear(part, projection, keeps=0.0 if i else kept, first_use=not i)
     value_dim = block.value_head_dim or block.head_dim
@@ -41,7 +41,7 @@ def attention(tape: Tape, block: Attention) -> None:
     if block.output_gate:
         tape.elementwise((part, "output gate"), 5.0 * out * c, launches=2, saved=2.0 * out * c)
     # the kernel's output is kept by the kernel itself; the output projection's input is the same storage
-    tape.linear(part, output, keeps=_own_copy(tape, block.output_gate, out, output))
+    tape.linear(part, output, keeps=_own_copy(tape, part, block.output_gate, out, output))
 
 
 def latent_attention(tape: Tape, block: LatentAttention) -> None:
@@ -53,20 +53,20 @@ def latent_attention(tape: Tape, block: LatentAttention) -> None:
     heads = block.num_heads
     q = heads * (block.qk_nope_head_dim + block.qk_rope_head_dim)
     entry = [p for p in block.projections if p.in_features == block.hidden_size and p.name in by_name]
-    kept = low.kept_input(block.hidden_size, *entry)
+    kept = low.kept_input(block.hidden_size, *entry, part=part)
     inner = [p for p in block.projections[:-1] if p not in entry]
     for i, projection in enumerate(entry):
         tape.linear(part, projection, keeps=0.0 if i else kept, first_use=not i)
     for norm in norms:
         tape.norm(norm, part)
     for projection in inner:
-        tape.linear(part, projection, keeps=low.kept_input(projection.in_features, projection))
+        tape.linear(part, projection, keeps=low.kept_input(projection.in_features, projection, part=part))
     rope = (heads + 1) * block.qk_rope_head_dim
     _rotary(tape, part, rope)
     v = heads * block.value_head_dim
     tape.elementwise((part, "concatenate"), 2.0 * 2 * q * c, launches=4)
     _kernel(tape, part, q, q, v, v, heads, None)
-    tape.linear(part, block.projections[-1], keeps=_own_copy(tape, False, v, block.projections[-1]))
+    tape.linear(part, block.projections[-1], keeps=_own_copy(tape, part, False, v, block.projections[-1]))
 
 
 def _rotary(tape: Tape, part: str, channels: float) -> None:
@@ -77,10 +77,10 @@ def _rotary(tape: Tape, part: str, channels: float) -> None:
     tape.elementwise((part, "rotary"), moved, moved, launches=1.0 if fused else ROTARY_LAUNCHES)
 
 
-def _own_copy(tape: Tape, gated: bool, width: float, output: Linear) -> float:
+def _own_copy(tape: Tape, part: str, gated: bool, width: float, output: Linear) -> float:
     """Return the bytes the output projection keeps beyond what the kernel already keeps."""
     low = tape.lowering
-    kept = low.kept_input(width, output)
+    kept = low.kept_input(width, output, part=part)
     return kept if gated or low.attention == "eager" else 0.0
 
 

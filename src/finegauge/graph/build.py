@@ -19,8 +19,8 @@ from finegauge.graph.blocks import (
     LinearAttention,
     Mamba1,
     Mamba2,
-    MixtureOfExperts,
     Mixer,
+    MixtureOfExperts,
 )
 from finegauge.graph.feedforward import feedforward, mixture_of_experts
 from finegauge.graph.head import embedding, head

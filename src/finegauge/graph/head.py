@@ -24,10 +24,14 @@ def embedding(tape: Tape, model: Architecture) -> None:
     table = float(model.vocab_size * h * a) if low.weights_train else 0.0
     tape.ops.append(
         Op(
-            ("embedding", "look up"), "gather",
+            ("embedding", "look up"),
+            "gather",
             forward=Cost(bytes=per_token(2.0 * h * a), launches=2),
-            backward=Cost(bytes=Poly(const=2 * table, token=3.0 * h * a if table else 0.0), launches=2 if table else 0),
-            saved_bytes=per_token(24.0), dtype=low.compute_dtype,
+            backward=Cost(
+                bytes=Poly(const=2 * table, token=3.0 * h * a if table else 0.0), launches=2 if table else 0
+            ),
+            saved_bytes=per_token(24.0),
+            dtype=low.compute_dtype,
         )
     )
 
@@ -37,7 +41,12 @@ def head(tape: Tape, model: Architecture) -> None:
     low, v = tape.lowering, float(model.vocab_size)
     tape.norm(model.final_norm, "head")
     projection = model.head or Linear("lm_head", model.hidden_size, model.vocab_size)
-    tape.linear("head", projection, kind="head", keeps=low.kept_input(model.hidden_size, projection, kind="head"))
+    tape.linear(
+        "head",
+        projection,
+        kind="head",
+        keeps=low.kept_input(model.hidden_size, projection, kind="head", part="head"),
+    )
     forward, backward = FULL_LOSS_FORWARD_BYTES, FULL_LOSS_BACKWARD_BYTES
     launches = 8.0
     if low.loss != "full_logits":
@@ -49,10 +58,14 @@ def head(tape: Tape, model: Architecture) -> None:
     states = per_token(float(low.activation_bytes * model.hidden_size))  # the output object holds them
     tape.ops.append(
         Op(
-            ("loss", "cross entropy"), "loss",
+            ("loss", "cross entropy"),
+            "loss",
             forward=Cost(bytes=per_token(forward * v), launches=launches),
             backward=Cost(bytes=per_token(backward * v), launches=launches),
-            saved_bytes=saved, live_forward_bytes=live.plus(states), live_backward_bytes=live, dtype="fp32",
+            saved_bytes=saved,
+            live_forward_bytes=live.plus(states),
+            live_backward_bytes=live,
+            dtype="fp32",
         )
     )
 

@@ -17,7 +17,7 @@ discard it [2].
 from dataclasses import dataclass
 
 from finegauge.graph.blocks import Linear, Norm
-from finegauge.graph.op import NOTHING, ZERO, Cost, Gemm, Op, Poly, per_token
+from finegauge.graph.op import NOTHING, Cost, Gemm, Op, Poly, per_token
 from finegauge.profile import Path
 
 ADAPTER_CALLS = 2.0  # module calls of an adapter pair: A and B
@@ -53,15 +53,15 @@ class Lowering:
     narrow_loss: bool  # the loss is computed in 16 bit
     ssm_kernels: str
 
-    def rank(self, linear: Linear, kind: str = "linear") -> int:
-        """Return the LoRA rank of `linear`, 0 without an adapter."""
+    def rank(self, linear: Linear, kind: str, part: str) -> int:
+        """Return the LoRA rank of `linear` in the block called `part`, 0 without an adapter."""
         if not self.lora_rank:
             return 0
         name = linear.name.rsplit(".", 1)[-1]
         for target in self.lora_targets:
             if target == "all-linear" and kind in ("linear", "experts"):
                 return self.lora_rank
-            if target == "attention" and name in ATTENTION_NAMES:
+            if target == "attention" and part == "attention":
                 return self.lora_rank
             if target.rsplit(".", 1)[-1] == name:
                 return self.lora_rank
@@ -73,7 +73,7 @@ class Lowering:
             return False
         return self.experts_quantized if kind == "experts" else kind == "linear"
 
-    def kept_input(self, width: float, *linears: Linear, kind: str = "linear") -> float:
+    def kept_input(self, width: float, *linears: Linear, part: str, kind: str = "linear") -> float:
         """Return the bytes that autograd keeps of an input of `width` that all `linears` share.
 
         A trained weight keeps its input; so does an adapter in the same dtype without
@@ -83,18 +83,14 @@ class Lowering:
         shared_adapter = not self.lora_dropout and (
             self.adapter_bytes == self.compute_bytes or (self.autocast and bool(self.quantized))
         )
-        for linear in linears:
-            keeps_adapter = shared_adapter and self.rank(linear, kind)
-            stashes = self.stashes_inputs and self.quantizes(kind)
-            if self.weights_train or keeps_adapter or stashes:
-                return width * self.compute_bytes
-        return 0.0
-
-
-ATTENTION_NAMES = frozenset(
-    "q_proj k_proj v_proj o_proj qkv_proj query_key_value dense c_attn c_proj Wqkv out_proj W_pack wqkv wo q k v "
-    "q_a_proj q_b_proj kv_a_proj_with_mqa kv_b_proj query key value".split()
-)
+        stashes = self.stashes_inputs and self.quantizes(kind)
+        keepers = [
+            linear
+            for linear in linears
+            if self.weights_train or stashes or (shared_adapter and self.rank(linear, kind, part))
+        ]
+        copies = len(keepers) if self.activation_bytes > self.compute_bytes else min(1, len(keepers))
+        return copies * width * self.compute_bytes
 
 
 class Tape:
@@ -157,8 +153,14 @@ class Tape:
             scale = a / 2
             forward, backward, launches = RMS_FORWARD_BYTES * n * scale, RMS_BACKWARD_BYTES * n * scale, 8.0
         self.elementwise(
-            (part, "norm"), forward, backward, launches=launches, backward_launches=1.6 * launches,
-            saved=saved, live_backward=4.0 * n, kind="norm",
+            (part, "norm"),
+            forward,
+            backward,
+            launches=launches,
+            backward_launches=1.6 * launches,
+            saved=saved,
+            live_backward=4.0 * n,
+            kind="norm",
         )
 
     def residual(self, part: str, hidden_size: int) -> None:
@@ -208,7 +210,9 @@ class Tape:
                 path=(part, linear.name),
                 kind="grouped_gemm" if groups > 1 else "gemm",
                 forward=Cost(flops, moved, launches, calls, (gemm,)),
-                backward=Cost(flops.times(passes), moved.times(passes), launches * passes, calls, (gemm,) * passes),
+                backward=Cost(
+                    flops.times(passes), moved.times(passes), launches * passes, calls, (gemm,) * passes
+                ),
                 saved_bytes=per_token(keeps),
                 stash_bytes=per_token(stash),
                 live_forward_bytes=Poly(const=buffer, token=rows * n * c),
@@ -218,7 +222,7 @@ class Tape:
         )
         if low.autocast and low.weight_bytes == 4 and not low.quantizes(kind):
             self._weight_cast(part, weights)
-        if rank := low.rank(linear, kind):
+        if rank := low.rank(linear, kind, part):
             self._adapter(part, linear, rank, rows, groups)
 
     def _weight_cast(self, part: str, weights: float) -> None:
@@ -227,7 +231,14 @@ class Tape:
         cast = Cost(bytes=Poly(const=6.0 * weights), launches=1)
         back = Cost(bytes=Poly(const=6.0 * weights), launches=1) if trained else NOTHING
         self.ops.append(
-            Op((part, "cast weights"), "elementwise", cast, back, saved_bytes=Poly(const=2.0 * weights), dtype="fp32")
+            Op(
+                (part, "cast weights"),
+                "elementwise",
+                cast,
+                back,
+                saved_bytes=Poly(const=2.0 * weights),
+                dtype="fp32",
+            )
         )
 
     def _dequantise(self, part: str, weights: float, groups: int) -> None:
@@ -265,9 +276,14 @@ class Tape:
             Op(
                 path=(part, "adapter"),
                 kind="gemm",
-                forward=Cost(flops, per_token(moved), (7.0 if cast else 4.0) * calls, ADAPTER_CALLS * calls, gemms),
+                forward=Cost(
+                    flops, per_token(moved), (7.0 if cast else 4.0) * calls, ADAPTER_CALLS * calls, gemms
+                ),
                 backward=Cost(
-                    flops.times(2), per_token(2 * moved), (11.0 if cast else 8.0) * calls, ADAPTER_CALLS * calls,
+                    flops.times(2),
+                    per_token(2 * moved),
+                    (11.0 if cast else 8.0) * calls,
+                    ADAPTER_CALLS * calls,
                     gemms * 2,
                 ),
                 saved_bytes=saved,

@@ -113,7 +113,7 @@ class Op:
     """
 
     path: Path
-    kind: str  # gemm | grouped_gemm | attention | scan | norm | elementwise | gather | softmax | dequantise | loss
+    kind: str  # gemm grouped_gemm attention scan norm elementwise gather softmax convolution dequantise loss
     forward: Cost
     backward: Cost = NOTHING
     saved_bytes: Poly = ZERO
@@ -123,4 +123,3 @@ class Op:
     dtype: str = "bf16"
     window: int | None = None
     synchronises: bool = False  # its forward waits for the device (a data-dependent shape)
-

@@ -23,12 +23,12 @@ def mamba1(tape: Tape, block: Mamba1) -> None:
     low, part = tape.lowering, block.path
     c, d, n = low.compute_bytes, block.inner_size, block.state_size
     enter, x, dt, leave = block.projections
-    tape.linear(part, enter, keeps=low.kept_input(block.hidden_size, enter))
+    tape.linear(part, enter, keeps=low.kept_input(block.hidden_size, enter, part=part))
     _convolution(tape, part, d, block.conv_kernel, saved=2.0 * d * c)
     tape.linear(part, x)
     for norm in block.norms:
         tape.norm(norm, part)
-    tape.linear(part, dt, keeps=low.kept_input(block.dt_rank + 2 * n, dt))
+    tape.linear(part, dt, keeps=low.kept_input(block.dt_rank + 2 * n, dt, part=part))
     flops = per_token(SCAN_FLOPS * d * n)
     if low.ssm_kernels == "fused":
         kept = Poly(token=float(d * c), sequence=d * n * 8.0)
@@ -37,12 +37,22 @@ def mamba1(tape: Tape, block: Mamba1) -> None:
     else:
         kept = per_token(d * n * 4.0 * 4 + 6.0 * d * c)
         moved = per_token(d * n * 4.0 * 10)
-        forward, backward = Cost(flops, moved, 12 + 4.0 * SLOW_SCAN_STEPS), Cost(flops.times(2), moved.times(2), 700)
+        forward, backward = (
+            Cost(flops, moved, 12 + 4.0 * SLOW_SCAN_STEPS),
+            Cost(flops.times(2), moved.times(2), 700),
+        )
     tape.ops.append(
-        Op((part, "scan"), "scan", forward, backward, saved_bytes=kept,
-           live_backward_bytes=per_token(6.0 * d * c), dtype="fp32")
+        Op(
+            (part, "scan"),
+            "scan",
+            forward,
+            backward,
+            saved_bytes=kept,
+            live_backward_bytes=per_token(6.0 * d * c),
+            dtype="fp32",
+        )
     )
-    tape.linear(part, leave, keeps=low.kept_input(d, leave) if low.ssm_kernels != "fused" else 0.0)
+    tape.linear(part, leave, keeps=low.kept_input(d, leave, part=part) if low.ssm_kernels != "fused" else 0.0)
 
 
 SLOW_SCAN_STEPS = 64.0  # kernels of the Python loop; it grows with the sequence, this is its floor
@@ -54,7 +64,7 @@ def mamba2(tape: Tape, block: Mamba2) -> None:
     c, d, n = low.compute_bytes, block.inner_size, block.state_size
     enter, leave = block.projections
     convolved = d + 2 * block.num_groups * n
-    tape.linear(part, enter, keeps=low.kept_input(block.hidden_size, enter))
+    tape.linear(part, enter, keeps=low.kept_input(block.hidden_size, enter, part=part))
     _convolution(tape, part, convolved, block.conv_kernel, saved=float(enter.out_features * c))
     heads, p, q = block.num_heads, block.head_dim, block.chunk_size
     flops = per_token(2.0 * (block.num_groups * q * n / 2 + heads * (q * p / 2 + 2 * n * p)))
@@ -64,16 +74,18 @@ def mamba2(tape: Tape, block: Mamba2) -> None:
     kernels = 5.0 if low.ssm_kernels == "fused" else 40.0
     tape.ops.append(
         Op(
-            (part, "scan"), "scan",
+            (part, "scan"),
+            "scan",
             forward=Cost(flops, moved, kernels),
             backward=Cost(flops.times(2.5), moved.times(2.5), 3 * kernels),
             saved_bytes=per_token((d * c + states + 8.0 * heads) * scale),
-            live_backward_bytes=per_token(4.0 * d * c + states), dtype=low.compute_dtype,
+            live_backward_bytes=per_token(4.0 * d * c + states),
+            dtype=low.compute_dtype,
         )
     )
     for norm in block.norms:
         tape.norm(norm, part)
-    tape.linear(part, leave, keeps=low.kept_input(d, leave))
+    tape.linear(part, leave, keeps=low.kept_input(d, leave, part=part))
 
 
 def linear_attention(tape: Tape, block: LinearAttention) -> None:
@@ -81,7 +93,7 @@ def linear_attention(tape: Tape, block: LinearAttention) -> None:
     low, part = tape.lowering, block.path
     c = low.compute_bytes
     *inputs, output = block.projections
-    kept = low.kept_input(block.hidden_size, *inputs)
+    kept = low.kept_input(block.hidden_size, *inputs, part=part)
     for i, projection in enumerate(inputs):
         tape.linear(part, projection, keeps=0.0 if i else kept, first_use=not i)
     if block.conv_kernel > 1 and block.conv_size:
@@ -92,21 +104,30 @@ def linear_attention(tape: Tape, block: LinearAttention) -> None:
     states = 4.0 * heads * dk * dv / q
     tape.ops.append(
         Op(
-            (part, "scan"), "scan",
+            (part, "scan"),
+            "scan",
             forward=Cost(flops, per_token(2 * io + 2 * states), 8),
             backward=Cost(flops.times(2.5), per_token(5 * io + 4 * states), 20),
-            saved_bytes=per_token(io + states), live_backward_bytes=per_token(io), dtype=low.compute_dtype,
+            saved_bytes=per_token(io + states),
+            live_backward_bytes=per_token(io),
+            dtype=low.compute_dtype,
         )
     )
     for norm in block.norms:
         tape.norm(norm, part, repeats=max(1, heads * dv // norm.size))
-    tape.linear(part, output, keeps=low.kept_input(heads * dv, output))
+    tape.linear(part, output, keeps=low.kept_input(heads * dv, output, part=part))
 
 
 def _convolution(tape: Tape, part: str, channels: float, kernel: int, *, saved: float) -> None:
     """Add the short causal convolution with its activation over `channels` per token."""
     c = tape.lowering.compute_bytes
     tape.elementwise(
-        (part, "convolution"), 2.0 * channels * c, 4.0 * channels * c, launches=1, backward_launches=2,
-        saved=saved, kind="convolution", flops=2.0 * channels * kernel,
+        (part, "convolution"),
+        2.0 * channels * c,
+        4.0 * channels * c,
+        launches=1,
+        backward_launches=2,
+        saved=saved,
+        kind="convolution",
+        flops=2.0 * channels * kernel,
     )

@@ -22,7 +22,14 @@ QUANTIZED_BYTES = {
     "int8": 1.0,
     "fp8": 1.0,
 }
-STATE_VALUES = {"adamw": 2, "adamw_8bit": 2, "paged_adamw": 2, "paged_adamw_8bit": 2, "lion": 1, "lion_8bit": 1}
+STATE_VALUES = {
+    "adamw": 2,
+    "adamw_8bit": 2,
+    "paged_adamw": 2,
+    "paged_adamw_8bit": 2,
+    "lion": 1,
+    "lion_8bit": 1,
+}
 EIGHT_BIT_STATE_BYTES = 1 + 4 / 256
 
 
@@ -31,9 +38,6 @@ class Weights:
     """What a rank holds before the first step, unsharded."""
 
     base_bytes: float  # the model's own tensors
-    quantized_params: float
-    largest_dequantized_bytes: float
-    total_params: float
     trained_params: float  # of the model's own
     adapter_params: float
     gradient_bytes: float
@@ -48,28 +52,24 @@ def weights_of(
     model: Architecture, low: Lowering, trainable_extra: tuple[str, ...], optimizer: str, *, upcast: bool
 ) -> Weights:
     """Return the bytes that `model` takes under `low`."""
-    base = quantized = trained = layers_trained = 0.0
+    base = trained = layers_trained = 0.0
     plain = 4.0 if upcast and low.quantized else float(low.weight_bytes)
     for tensor, count, in_layer in _all_tensors(model):
         size = float(tensor.size * count)
         if low.quantizes(tensor.kind):
             base += size * QUANTIZED_BYTES[low.quantized]
-            quantized += size
         else:
             base += size * plain
         if low.weights_train or _is_extra(tensor, trainable_extra):
             trained += size
             layers_trained += size if in_layer else 0.0
     adapters = float(sum(count * _adapter_params(layer, low) for layer, count in model.layers))
-    adapters += _lora_size(low, model.head, "head") if model.head else 0.0
+    adapters += _lora_size(low, model.head, "head", "head") if model.head else 0.0
     wide = float(low.adapter_bytes)
     gradients = trained * low.weight_bytes + adapters * wide
     states = _state_bytes(optimizer, trained, low.weight_bytes) + _state_bytes(optimizer, adapters, wide)
     return Weights(
         base_bytes=base,
-        quantized_params=quantized,
-        largest_dequantized_bytes=0.0,
-        total_params=float(model.num_parameters),
         trained_params=trained,
         adapter_params=adapters,
         gradient_bytes=gradients,
@@ -84,11 +84,11 @@ def weights_of(
 def _all_tensors(model: Architecture) -> list[tuple[Tensor, int, bool]]:
     """Return (tensor, how many of it, whether inside a layer)."""
     inner = [(tensor, count, True) for layer, count in model.layers for tensor in layer.tensors()]
-    outer = [(t, 1, False) for t in model.outer_tensors() if t.name != f"{model.head.name}.weight"] if model.head \
-        else [(t, 1, False) for t in model.outer_tensors()]
-    # the head is a linear by shape, but quantisers leave it alone
-    if model.head is not None:
-        outer += [(Tensor(t.name, t.shape, "head"), 1, False) for t in model.head.tensors() if t.kind == "linear"]
+    outer = [(tensor, 1, False) for tensor in model.outer_tensors()]
+    if model.head is not None:  # a linear by shape, but quantisers leave it alone
+        weight = model.head.tensors()[0]
+        outer = [(t, n, inside) for t, n, inside in outer if t != weight]
+        outer.append((Tensor(weight.name, weight.shape, "head"), 1, False))
     return inner + outer + [(tensor, 1, False) for tensor in model.other]
 
 
@@ -116,7 +116,7 @@ def _adapter_params(layer: Layer, low: Lowering) -> float:
             projections: tuple[Linear, ...] = mixer.shared.projections if mixer.shared else ()
         else:
             projections = mixer.projections
-        total += sum(_lora_size(low, projection, "linear") for projection in projections)
+        total += sum(_lora_size(low, projection, "linear", mixer.path) for projection in projections)
     return total
 
 
@@ -129,13 +129,13 @@ def _expert_adapters(moe: MixtureOfExperts, low: Lowering) -> float:
     else:
         up = "gate_up_proj" if moe.gated else "up_proj"
         linears = [Linear(up, h, 2 * f if moe.gated else f), Linear("down_proj", f, h)]
-    experts = sum(_lora_size(low, linear, "experts") for linear in linears)
-    return moe.num_experts * experts + _lora_size(low, moe.router, "router")
+    experts = sum(_lora_size(low, linear, "experts", moe.path) for linear in linears)
+    return moe.num_experts * experts + _lora_size(low, moe.router, "router", moe.path)
 
 
-def _lora_size(low: Lowering, linear: Linear, kind: str) -> float:
+def _lora_size(low: Lowering, linear: Linear, kind: str, part: str) -> float:
     """Return the parameters of one adapter pair, 0 where there is none."""
-    return float(low.rank(linear, kind) * (linear.in_features + linear.out_features))
+    return float(low.rank(linear, kind, part) * (linear.in_features + linear.out_features))
 
 
 def _state_bytes(optimizer: str, params: float, param_bytes: float) -> float:

@@ -1,6 +1,6 @@
 r"""Seconds of one operator on the device.
 
-$$ t = \max\left(\frac{\text{flops}}{\text{peak}\cdot e_c},\ \frac{\text{bytes}}{\text{bandwidth}\cdot e_m}\right) $$
+$$ t = \max\left(\frac{flops}{peak \cdot e_c},\ \frac{bytes}{bandwidth \cdot e_m}\right) $$
 
 A matrix product is cut into tiles, one per multiprocessor and wave: $e_c$ falls where the
 last wave is partly empty, where a tile hangs over the edge, and where the inner dimension
@@ -39,7 +39,11 @@ class Device:
         """Return the device, with matmul rates for `dtypes`."""
         rates = {dtype: calibration.matmul_flops_per_s(gpu, dtype) for dtype in dtypes}
         return cls(
-            gpu, calibration, rates, calibration.memory_bytes_per_s(gpu), calibration.dequantise_bytes_per_s(gpu)
+            gpu,
+            calibration,
+            rates,
+            calibration.memory_bytes_per_s(gpu),
+            calibration.dequantise_bytes_per_s(gpu),
         )
 
     def seconds(self, op: Op, cost: Cost, extents: Extents, *, backward: bool) -> float:
@@ -79,4 +83,3 @@ class Device:
             waves = blocks / (ceil(blocks / sms) * sms)
             best = max(best, quality * covered * waves * depth / (depth + PIPELINE_DEPTH))
         return flops / (rate * best)
-

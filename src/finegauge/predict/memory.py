@@ -18,12 +18,18 @@ from dataclasses import dataclass
 
 from finegauge.graph.build import Graph, LayerGraph
 from finegauge.graph.op import Extents, Op
+from finegauge.predict.calibration import Calibration
 from finegauge.profile import Breakdown, Path
 from finegauge.workload.run import Run
 
 CUBLAS_BYTES = {"Hopper": 32 * 2**20, "Blackwell": 32 * 2**20}  # workspace per handle
 CUBLAS_DEFAULT_BYTES = 8.5 * 2**20
-RECOMPUTED_KINDS = frozenset({"norm", "elementwise", "gather", "softmax", "convolution"})  # selective checkpointing
+RECOMPUTED_KINDS = frozenset(
+    {"norm", "elementwise", "gather", "softmax", "convolution"}
+)  # selective checkpointing
+
+
+Parts = dict[Path, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +50,15 @@ class LiveSet:
 
     def by_phase(self) -> Breakdown:
         """Return all phases as one breakdown (phase, kind, detail)."""
-        return Breakdown({(name, *path): v for name, part in self.phases.items() for path, v in part.parts.items()})
+        return Breakdown(
+            {(name, *path): v for name, part in self.phases.items() for path, v in part.parts.items()}
+        )
 
 
 def live_set(run: Run, graph: Graph, extents: Extents, architecture: str) -> LiveSet:
     """Return the live memory of each phase for a micro-batch of `extents`, in bytes."""
     weights = graph.weights
-    static = {
+    static: Parts = {
         ("weights", "model"): weights.base_bytes,
         ("weights", "adapters"): weights.adapter_bytes,
         ("optimizer", "states"): weights.optimizer_bytes - weights.paged_bytes,
@@ -66,38 +74,47 @@ def live_set(run: Run, graph: Graph, extents: Extents, architecture: str) -> Liv
     layer_share = weights.layer_gradient_bytes / max(1, graph.model.num_layers)
     first = max(held, outside + layer_share)
     stream = graph.lowering.activation_bytes * graph.model.hidden_size * extents.tokens
-    phases = {
+    phases: dict[str, Parts] = {
         "forward": {**kept, ("activations", "embedding and head"): outer},
         "loss": {
-            **kept, ("activations", "embedding and head"): outer,
-            ("logits", "loss"): loss_kept + loss_live, ("gradients", ""): held,
+            **kept,
+            ("activations", "embedding and head"): outer,
+            ("logits", "loss"): loss_kept + loss_live,
+            ("gradients", ""): held,
         },
         "backward": {
-            **kept, ("activations", "rebuilt block"): rebuilt, ("activations", "gradients in flight"): alive + stream,
-            ("activations", "embedding and head"): _saved(graph.embedding, extents), ("gradients", ""): first,
+            **kept,
+            ("activations", "rebuilt block"): rebuilt,
+            ("activations", "gradients in flight"): alive + stream,
+            ("activations", "embedding and head"): _saved(graph.embedding, extents),
+            ("gradients", ""): first,
         },
         "backward end": {
-            ("activations", "rebuilt block"): rebuilt, ("activations", "gradients in flight"): alive + stream,
+            ("activations", "rebuilt block"): rebuilt,
+            ("activations", "gradients in flight"): alive + stream,
             ("gradients", ""): weights.gradient_bytes,
         },
-        "optimizer": {("gradients", ""): weights.gradient_bytes, ("workspace", "optimizer"): _optimizer_scratch(run, graph)},
+        "optimizer": {
+            ("gradients", ""): weights.gradient_bytes,
+            ("workspace", "optimizer"): _optimizer_scratch(run, graph),
+        },
     }
     return LiveSet(phases={name: _merge(static, parts) for name, parts in phases.items()})
 
 
-def _merge(static: dict[Path, float], parts: dict[Path, float]) -> Breakdown:
+def _merge(static: Parts, parts: Parts) -> Breakdown:
     """Return both as one breakdown without empty parts and without empty names."""
     both = {**static, **parts}
     return Breakdown({tuple(name for name in path if name): value for path, value in both.items() if value})
 
 
-def _kept_between(run: Run, graph: Graph, extents: Extents) -> dict[Path, float]:
+def _kept_between(run: Run, graph: Graph, extents: Extents) -> Parts:
     """Return what all layers keep from forward to backward."""
     kind = run.activation_checkpointing
     stream = graph.lowering.activation_bytes * graph.model.hidden_size * extents.tokens
     if kind == "none":
         return {("activations", "all layers"): sum(g.count * _saved(g.ops, extents) for g in graph.layers)}
-    kept: dict[Path, float] = {}
+    kept: Parts = {}
     if kind == "selective":
         ops = [(g.count, [op for op in g.ops if op.kind not in RECOMPUTED_KINDS]) for g in graph.layers]
         kept["activations", "all layers"] = sum(count * _saved(some, extents) for count, some in ops)
@@ -140,7 +157,7 @@ def backward_peak(ops: Iterable[Op], extents: Extents) -> float:
     peak = remaining
     for op in reversed(ops):
         peak = max(peak, remaining + op.live_backward_bytes.at(extents))
-        remaining -= op.saved_bytes.at(extents.windowed(op.window))
+        remaining -= op.saved_bytes.at(extents)
     return peak
 
 
@@ -154,3 +171,16 @@ def _optimizer_scratch(run: Run, graph: Graph) -> float:
     if run.optimizer_implementation != "foreach" or run.optimizer.endswith("8bit"):
         return 0.0
     return graph.weights.foreach_bytes
+
+
+def shapes_vary(run: Run, graph: Graph) -> bool:
+    """Return whether allocations change size from step to step: padded batches, routed tokens."""
+    routed = run.experts_implementation == "eager" and any("moe" in group.kind for group in graph.layers)
+    return routed or (run.dataset is not None and run.padding != "max" and not run.packing)
+
+
+def outside_tensors(run: Run, graph: Graph, peak: Breakdown, calibration: Calibration) -> Breakdown:
+    """Return what the device holds beside live tensors: allocator slack and the CUDA context, in bytes."""
+    fraction = calibration.slack(varied=shapes_vary(run, graph))
+    moving = peak["activations"] + peak["logits"]
+    return Breakdown({("slack",): fraction * moving, ("context",): calibration.context_bytes})

@@ -9,9 +9,9 @@ from finegauge.graph.op import Extents
 from finegauge.predict.calibration import DATASHEET, Calibration
 from finegauge.predict.device import Device
 from finegauge.predict.energy import step_energy_j
-from finegauge.predict.memory import live_set
-from finegauge.predict.time import StepTime, step_time
-from finegauge.profile import Breakdown, Profile, Source
+from finegauge.predict.memory import live_set, outside_tensors
+from finegauge.predict.time import step_time
+from finegauge.profile import Profile, Source
 from finegauge.workload.data import BatchShape, shape
 from finegauge.workload.run import Run
 
@@ -29,7 +29,9 @@ def predict(run: Run, calibration: Calibration = DATASHEET) -> Profile:
     """
     check_supported(run)
     if run.gpu is None:
-        raise FieldError("The run names no GPU; add 'gpu: A100-SXM4-80GB' or --gpu NAME ('finegauge gpus' lists them).")
+        raise FieldError(
+            "The run names no GPU; add 'gpu: A100-SXM4-80GB' or --gpu NAME ('finegauge gpus' lists them)."
+        )
     gpu = find_gpu(run.gpu)
     graph = build(run)
     batch = shape(run)
@@ -37,15 +39,17 @@ def predict(run: Run, calibration: Calibration = DATASHEET) -> Profile:
     device = _device(run.gpu, calibration, graph.lowering.compute_dtype)
     live = live_set(run, graph, longest, gpu.architecture)
     step = step_time(run, graph, mean, device)
-    outside = _outside(run, graph, live.peak, calibration)
-    on_device = live.peak + Breakdown(outside)
+    on_device = live.peak + outside_tensors(run, graph, live.peak, calibration)
     fits = on_device.total <= gpu.usable_bytes
     micro_steps = run.gradient_accumulation_steps
     return Profile(
         run=run,
         source=Source(
-            kind="predicted", name=calibration.name, memory_interval=calibration.memory_interval,
-            time_interval=calibration.time_interval, assumptions=_assumptions(run, graph, batch),
+            kind="predicted",
+            name=calibration.name,
+            memory_interval=calibration.memory_interval,
+            time_interval=calibration.time_interval,
+            assumptions=_assumptions(run, graph, batch),
         ),
         outcome="completed" if fits else "out_of_memory",
         peak_memory_bytes=live.peak,
@@ -70,7 +74,9 @@ def check_supported(run: Run) -> None:
             f"num_gpus={run.num_gpus}: predictions cover one GPU so far; estimate one with num_gpus=1."
         )
     if run.phase not in PREDICTED_PHASES:
-        raise UnsupportedError(f"phase={run.phase} is not predicted yet; {' and '.join(PREDICTED_PHASES)} are.")
+        raise UnsupportedError(
+            f"phase={run.phase} is not predicted yet; {' and '.join(PREDICTED_PHASES)} are."
+        )
     if run.method == "freeze":
         raise UnsupportedError("method=freeze is not predicted yet; full, lora, qlora and gptq_lora are.")
     if run.cpu_offload != "none":
@@ -84,7 +90,12 @@ def mean_extents(batch: BatchShape) -> Extents:
 
 def longest_extents(batch: BatchShape) -> Extents:
     """Return the extents of the longest micro-batch: what memory must hold."""
-    return Extents(batch.sequences, batch.longest_tokens, float(batch.longest_tokens * batch.longest_len), batch.longest_len)
+    return Extents(
+        batch.sequences,
+        batch.longest_tokens,
+        float(batch.longest_tokens * batch.longest_len),
+        batch.longest_len,
+    )
 
 
 def model_flops(graph: Graph, extents: Extents) -> float:
@@ -103,15 +114,6 @@ def model_flops(graph: Graph, extents: Extents) -> float:
 def _device(name: str, calibration: Calibration, dtype: str) -> Device:
     """Return the device called `name`, its rates ready."""
     return Device.of(find_gpu(name), calibration, {dtype, "fp32"})
-
-
-def _outside(run: Run, graph: Graph, peak: Breakdown, calibration: Calibration) -> dict[tuple[str, ...], float]:
-    """Return what the device holds beside the allocator's live tensors."""
-    routed = run.experts_implementation == "eager" and any("moe" in group.kind for group in graph.layers)
-    varied = routed or (run.dataset is not None and run.padding != "max" and not run.packing)
-    fraction = calibration.varied_slack_fraction if varied else calibration.slack_fraction
-    moving = peak["activations"] + peak["logits"]
-    return {("slack",): fraction * moving, ("context",): calibration.context_bytes}
 
 
 def _assumptions(run: Run, graph: Graph, batch: BatchShape) -> tuple[str, ...]:

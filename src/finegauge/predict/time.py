@@ -2,10 +2,11 @@
 
 A layer takes the longer of what its kernels need on the device and what the host needs to
 launch them; where an operator's shape depends on data (the loop over experts asks the
-device which tokens each one gets) the host cannot run ahead and both add up. The excess is exposed and shared out over its operators, so that parts
-add up. Recomputation runs the layer's forward again inside backward. The optimizer moves
-parameters, gradients and states: a multi-tensor AdamW reads or writes 21 values per
-parameter in 9 passes, a fused one 7; clipping adds 3.
+device which tokens each one gets) the host cannot run ahead and both add up. The excess
+is exposed and shared out over the layer's operators, so that parts add up. Recomputation
+runs the layer's forward again inside backward. The optimizer moves parameters, gradients
+and states: a multi-tensor AdamW reads or writes 21 values per parameter in 9 passes, a
+fused one 7; clipping adds 3.
 """
 
 from collections.abc import Iterable
@@ -94,8 +95,10 @@ class _Clock:
         weights, run = graph.weights, self.run
         values = FUSED_VALUES if run.optimizer_implementation == "fused" else FOREACH_VALUES
         moved = 0.0
-        for params, size in ((weights.trained_params, graph.lowering.weight_bytes),
-                             (weights.adapter_params, graph.lowering.adapter_bytes)):
+        for params, size in (
+            (weights.trained_params, graph.lowering.weight_bytes),
+            (weights.adapter_params, graph.lowering.adapter_bytes),
+        ):
             if run.optimizer.endswith("8bit"):
                 moved += params * (3.0 * size + 4.0)
             else:

@@ -1,0 +1,98 @@
+"""The arithmetic behind a prediction, in words: one line for each part of memory and time.
+
+`formulas(run)` gives, for the paths of a profile's `device_memory_bytes` and for the
+stages of its `step_time_s`, the formula with its numbers put in.
+"""
+
+from finegauge.graph.build import Graph, build
+from finegauge.graph.weights import QUANTIZED_BYTES
+from finegauge.predict.calibration import DATASHEET, Calibration
+from finegauge.predict.memory import shapes_vary
+from finegauge.predict.predictor import longest_extents
+from finegauge.profile import Path
+from finegauge.units import GIB, count
+from finegauge.workload.data import shape
+from finegauge.workload.run import Run
+
+
+def formulas(run: Run, calibration: Calibration = DATASHEET) -> dict[Path, str]:
+    """Return a line of arithmetic for every memory path and time stage that `run` may have."""
+    graph = build(run)
+    tokens = longest_extents(shape(run)).tokens
+    varied = shapes_vary(run, graph)
+    slack = (
+        f"{calibration.slack(varied=varied):.0%} of activations and logits: allocator rounding, fragmentation"
+    )
+    return {
+        **_state_formulas(run, graph),
+        **_activation_formulas(run, graph, tokens),
+        ("logits", "loss"): _loss_formula(run, graph, tokens),
+        ("slack",): f"{slack} ({'shapes vary' if varied else 'shapes are fixed'})",
+        ("context",): f"CUDA context of one process: {calibration.context_bytes / GIB:.2f} GiB",
+        ("forward",): "per layer the longer of kernels on the device and launches on the host",
+        ("recompute",): "the forward of every checkpointed layer once more",
+        ("backward",): "x2 for trained weights, x1 for frozen ones that gradients pass through",
+        ("optimizer",): f"{run.optimizer} ({run.optimizer_implementation}): bytes it moves over bandwidth",
+    }
+
+
+def _state_formulas(run: Run, graph: Graph) -> dict[Path, str]:
+    """Return the lines of weights, gradients and optimizer."""
+    low, weights = graph.lowering, graph.weights
+    adapters = f"{count(weights.adapter_params)} adapter parameters"
+    trained = f"{count(weights.trained_params)} trained parameters" if weights.trained_params else adapters
+    width = low.weight_bytes if weights.trained_params else low.adapter_bytes
+    return {
+        ("weights", "model"): _weights_formula(run, graph),
+        ("weights", "adapters"): f"{adapters} (rank {run.lora_rank}: r·(in + out)) x {low.adapter_bytes} B",
+        ("gradients",): f"{trained} x {width} B",
+        ("optimizer", "states"): f"{run.optimizer} state of {trained}",
+        ("workspace", "cuBLAS"): "one workspace per handle",
+        ("workspace", "optimizer"): f"{run.optimizer_implementation} update: one copy of {trained}",
+    }
+
+
+def _activation_formulas(run: Run, graph: Graph, tokens: float) -> dict[Path, str]:
+    """Return the lines of what lives between forward and backward."""
+    layers, hidden, stream = graph.model.num_layers, graph.model.hidden_size, graph.lowering.activation_bytes
+    pinned = (
+        f"bitsandbytes {run.bitsandbytes_version} keeps the inputs of 4-bit linears of all {layers} layers"
+    )
+    return {
+        ("activations", "all layers"): f"what autograd keeps of {layers} layers for {tokens:,.0f} tokens",
+        ("activations", "checkpoints"): f"{layers} inputs x {tokens:,.0f} tokens x H {hidden:,} x {stream} B",
+        ("activations", "rebuilt block"): "what autograd keeps of the largest layer, rebuilt in backward",
+        ("activations", "gradients in flight"): "gradients alive at the worst operator of a layer's backward",
+        ("activations", "embedding and head"): f"ids, labels, final norm, head input of {tokens:,.0f} tokens",
+        (
+            "activations",
+            "inputs pinned by 4-bit linears",
+        ): f"{pinned}; non-reentrant checkpointing cannot discard them",
+    }
+
+
+def _weights_formula(run: Run, graph: Graph) -> str:
+    """Return how the model's own bytes come about."""
+    low, total = graph.lowering, count(graph.model.num_parameters)
+    if not low.quantized:
+        return f"{total} parameters x {low.weight_bytes} B ({run.weights_dtype})"
+    bits = 8 * QUANTIZED_BYTES[low.quantized]
+    rest = "32-bit" if run.upcast_unquantized else "16-bit"
+    experts = "" if low.experts_quantized else " and fused experts"
+    kept = f"embeddings, head, norms{experts} {rest}"
+    return f"{total} parameters: linears at {bits:.3f} bit ({low.quantized}); {kept}"
+
+
+def _loss_formula(run: Run, graph: Graph, tokens: float) -> str:
+    """Return how the logits' bytes come about."""
+    vocabulary = graph.model.vocab_size
+    if run.loss == "chunked":
+        return f"loss in chunks: logits of one chunk x V {vocabulary:,}"
+    if run.loss == "fused":
+        return f"fused loss: no logits, chunk buffers of {tokens:,.0f} tokens"
+    loss = graph.head[-1]
+    per_value = (loss.saved_bytes.token + loss.live_forward_bytes.token) / vocabulary
+    return (
+        f"{tokens:,.0f} tokens x V {vocabulary:,} x {per_value:.1f} B "
+        f"(logits, fp32 copies, log-probabilities; transformers {run.transformers_version})"
+    )
