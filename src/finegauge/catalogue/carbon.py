@@ -1,0 +1,112 @@
+"""How dirty the electricity is, and how much of it a data centre adds to what the machine draws.
+
+    kg of CO2e = kWh at the machine x PUE x kg per kWh of the grid
+
+Figures are yearly averages of a country, state, province or cloud region; an hour at a site may
+differ twofold. A region that is not listed falls back to the world average, and says so.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+from finegauge.catalogue.tables import optional_int, table
+from finegauge.errors import UnknownNameError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridIntensity:
+    """The greenhouse gas behind one kWh of a grid."""
+
+    code: str  # "aws:us-east-1", ISO country code, "US-VA", "WORLD"
+    name: str
+    kg_per_kwh: float  # of CO2 equivalent
+    year: int | None
+    source: str
+    checked: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pue:
+    """Power usage effectiveness: what the site draws over what its machines draw."""
+
+    name: str
+    pue: float  # 1.0: no overhead
+    year: int
+    source: str
+    checked: str
+
+
+def grid(region: str | None = None, provider: str | None = None) -> GridIntensity:
+    """Return the grid of a cloud region, country, state or province; the world's where none is named.
+
+    Args:
+        region: "us-east-1", "aws:us-east-1", "DEU", "Germany", "US-VA"; "any" is the world.
+        provider: The cloud that `region` belongs to; a cloud's region that is not listed is the world.
+
+    Raises: UnknownNameError if `region` is given alone and is no place that is listed.
+    """
+    if region is None or region.casefold() in {"any", "world"}:
+        return _grids()["world"]
+    for key in (f"{provider}:{region}" if provider else region, region):
+        found = _grids().get(_fold(key))
+        if found:
+            return found
+    if provider:
+        return _grids()["world"]
+    clouds = [g for key, g in _grids().items() if key.endswith(f":{_fold(region)}")]
+    if clouds:
+        return clouds[0]
+    raise UnknownNameError("grid", region, known=[g.code for g in _grids().values()])
+
+
+def grids() -> tuple[GridIntensity, ...]:
+    """Return every grid that is listed."""
+    return tuple({found.code + found.name: found for found in _grids().values()}.values())
+
+
+def pue(provider: str | None = None, region: str | None = None) -> Pue:
+    """Return the overhead of a provider's region, of the provider, or the latest surveyed average."""
+    name = (provider or "").casefold()
+    rows = _pues()
+    for wanted in (f"{name}:{(region or '').casefold()}", name, "average"):
+        found = [row for row in rows if row.name == wanted]
+        if found:
+            return max(found, key=lambda row: row.year)
+    raise UnknownNameError("PUE", "average", known=[row.name for row in rows])
+
+
+def _fold(name: str) -> str:
+    return name.casefold().replace(" ", "")
+
+
+@cache
+def _grids() -> dict[str, GridIntensity]:
+    """Return the grids by folded code and name; where two share one, the more specific code wins."""
+    by_key: dict[str, GridIntensity] = {}
+    for row in table("grid_carbon.csv"):
+        found = GridIntensity(
+            code=row["code"] or row["name"],
+            name=row["name"],
+            kg_per_kwh=float(row["kg_per_kwh"]),
+            year=optional_int(row["year"]),
+            source=row["source"],
+            checked=row["checked"],
+        )
+        by_key.setdefault(_fold(found.code), found)
+        if row["scope"] != "cloud_region":
+            by_key.setdefault(_fold(found.name), found)
+    return by_key
+
+
+@cache
+def _pues() -> tuple[Pue, ...]:
+    return tuple(
+        Pue(
+            name=row["name"],
+            pue=float(row["pue"]),
+            year=int(row["year"]),
+            source=row["source"],
+            checked=row["checked"],
+        )
+        for row in table("pue.csv")
+    )

@@ -1,0 +1,166 @@
+"""How long the examples of a data set are, in tokens: one histogram each.
+
+Padding, packing and truncation follow from the histogram; a median alone does not tell them, so
+data sets of which only a summary was published are listed, but refused where lengths are needed.
+Lengths depend on the tokenizer and the template, which each row states.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
+from finegauge.catalogue.documents import checked_row, home, read_bounded, rows_of, user_rows
+from finegauge.catalogue.tables import read_text
+from finegauge.errors import FieldError, FileFormatError, UnknownNameError, UnsupportedError, shown
+
+MAX_LENGTH = 10_000_000
+_KINDS = {
+    **dict.fromkeys(("name", "kind", "tokenizer", "source", "checked"), "text"),
+    **dict.fromkeys(("num_samples", "median_tokens", "max_tokens"), "positive"),
+    "aliases": "names",
+    "lengths": "any",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset:
+    """One data set, as the lengths of its examples."""
+
+    name: str
+    aliases: tuple[str, ...]
+    num_samples: int
+    lengths: tuple[tuple[int, int], ...]  # (tokens, how many examples), shortest first; () if only a summary
+    median_tokens: int
+    tokenizer: str  # under which tokenizer and template the tokens were counted
+    source: str
+    checked: str
+
+    @property
+    def mean_tokens(self) -> float | None:
+        """Return the mean length, or None where only a summary is known."""
+        total = sum(length * count for length, count in self.lengths)
+        return total / self.num_samples if self.lengths else None
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Return the longest length, or None where only a summary is known."""
+        return self.lengths[-1][0] if self.lengths else None
+
+
+def dataset(name_or_path: str) -> Dataset:
+    """Return the data set of that name or alias, or of a CSV (`length,count`) or YAML file.
+
+    Raises: UnknownNameError, or UnsupportedError if its lengths were never published.
+    """
+    if name_or_path.endswith((".csv", ".yaml", ".yml", ".json")):
+        return _from_file(name_or_path)
+    found = _index(home()).get(_fold(name_or_path))
+    if found is None:
+        raise UnknownNameError("data set", name_or_path, known=datasets(), listing="finegauge datasets")
+    if not found.lengths:
+        raise UnsupportedError(
+            f"Of {found.name} only the median length ({found.median_tokens} tokens) is published; "
+            f"give a CSV file of 'length,count' lines as the data set, or set seq_len."
+        )
+    return found
+
+
+def datasets() -> Mapping[str, Dataset]:
+    """Return every data set known, the user's own included, by name."""
+    return MappingProxyType({found.name: found for found in _index(home()).values()})
+
+
+def _fold(name: str) -> str:
+    return name.casefold().replace("-", "_")
+
+
+@cache
+def _index(folder: str) -> Mapping[str, Dataset]:
+    found = [*_shipped(), *(_user_dataset(row, path) for path, row in user_rows(folder, "datasets"))]
+    return {_fold(key): each for each in found for key in (each.name, *each.aliases)}
+
+
+def _shipped() -> Iterator[Dataset]:
+    import json
+
+    for line in read_text("datasets.jsonl").splitlines():
+        row = json.loads(line)
+        yield Dataset(
+            name=row["name"],
+            aliases=tuple(row["aliases"]),
+            num_samples=row["num_samples"],
+            lengths=tuple((length, count) for length, count in row["lengths"]),
+            median_tokens=row["median_tokens"],
+            tokenizer=row["tokenizer"],
+            source=row["source"],
+            checked=row["checked"],
+        )
+
+
+def _from_file(path: str) -> Dataset:
+    if path.endswith(".csv"):
+        name = os.path.splitext(os.path.basename(path))[0]
+        return _user_dataset({"name": name, "lengths": list(_csv_pairs(path))}, path)
+    file, row = next(rows_of(path))
+    return _user_dataset(row, file)
+
+
+def _csv_pairs(path: str) -> Iterator[list[str]]:
+    header, *lines = read_bounded(path).splitlines() or [""]
+    columns = [column.strip() for column in header.split(",")]
+    if "length" not in columns or "count" not in columns:
+        raise FileFormatError(f"{path}: the first line should be 'length,count', not {shown(header)}.")
+    for number, line in enumerate(lines, start=2):
+        cells = line.split(",")
+        if len(cells) == len(columns):
+            yield [cells[columns.index("length")], cells[columns.index("count")]]
+        elif line.strip():
+            raise FileFormatError(
+                f"{path}, line {number}: {len(columns)} cells expected, {len(cells)} found."
+            )
+
+
+def _user_dataset(row: Mapping[str, Any], path: str) -> Dataset:
+    given = checked_row(row, path, kinds=_KINDS, required=("name", "lengths"))
+    lengths = _pairs(given["lengths"], path)
+    num_samples = sum(count for _, count in lengths)
+    if given.get("num_samples", num_samples) != num_samples:
+        stated = f"num_samples={given['num_samples']:.0f}"
+        raise FieldError(f"{path}: {stated}, but the counts of 'lengths' sum to {num_samples}.")
+    return Dataset(
+        name=given["name"],
+        aliases=given.get("aliases", ()),
+        num_samples=num_samples,
+        lengths=lengths,
+        median_tokens=_median(lengths),
+        tokenizer=given.get("tokenizer", "not stated"),
+        source=given.get("source", path),
+        checked=given.get("checked", ""),
+    )
+
+
+def _pairs(lengths: object, path: str) -> tuple[tuple[int, int], ...]:
+    """Return (length, count) pairs, shortest first, equal lengths merged."""
+    pairs: Iterable[Any] = lengths.items() if isinstance(lengths, dict) else lengths  # type: ignore[assignment]
+    counts: dict[int, int] = {}
+    try:
+        for length, count in pairs:
+            counts[int(length)] = counts.get(int(length), 0) + int(count)
+    except (TypeError, ValueError):
+        raise FieldError(f"{path}: 'lengths' should be pairs of whole numbers, [length, count].") from None
+    if not counts or min(counts) < 1 or max(counts) > MAX_LENGTH or min(counts.values()) < 1:
+        raise FieldError(f"{path}: 'lengths' needs lengths of 1 to {MAX_LENGTH} tokens, counts from 1.")
+    return tuple(sorted(counts.items()))
+
+
+def _median(lengths: tuple[tuple[int, int], ...]) -> int:
+    """Return the shortest length that half of the examples do not exceed."""
+    half, seen = sum(count for _, count in lengths) / 2, 0
+    for length, count in lengths:
+        seen += count
+        if seen >= half:
+            return length
+    return 0

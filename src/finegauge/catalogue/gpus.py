@@ -1,0 +1,197 @@
+"""What vendors print about their accelerators, one row each, nothing fitted.
+
+Peaks are *dense* (marketing prints twice that, for 2:4 sparsity), 16-bit matrix peaks accumulate
+in fp32 (GeForce cards then run at half rate), and a multiply-add is 2 flops. Short names that fit
+several cards mean the SXM form and, where sizes differ, the one that clouds call so: `h100` is
+H100-SXM5-80GB, `a100` is A100-SXM4-40GB (`a100-80gb` is the larger), `v100` is V100-SXM2-16GB.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
+from finegauge.catalogue.documents import checked_row, home, positive, rows_of, user_rows
+from finegauge.catalogue.tables import optional, optional_int, table
+from finegauge.errors import FieldError, UnknownKeyError, UnknownNameError, UnsupportedError
+from finegauge.units import GIB
+
+MATRIX_DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp4")
+_BRANDS = ("nvidia", "amd", "geforce", "tesla", "instinct")
+_REQUIRED = ("name", "memory_bytes", "memory_bytes_per_s", "flops_per_s")
+_KINDS = {
+    **dict.fromkeys(("name", "vendor", "architecture", "compute_capability", "usable_from"), "text"),
+    **dict.fromkeys(("pcie", "form_factor", "confidence", "source", "checked", "notes"), "text"),
+    **dict.fromkeys(("memory_bytes", "usable_bytes", "memory_bytes_per_s", "l2_bytes"), "positive"),
+    **dict.fromkeys(("num_sms", "boost_hz", "measured_matmul_flops_per_s", "board_power_w"), "positive"),
+    **dict.fromkeys(("nvlink_bytes_per_s", "idle_power_w"), "number"),
+    "launch_year": "positive",
+    "aliases": "names",
+    "flops_per_s": "any",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSpec:
+    """One accelerator, as its datasheet describes it."""
+
+    name: str  # chip, form factor, memory as sold: "A100-SXM4-80GB"
+    aliases: tuple[str, ...]
+    vendor: str
+    architecture: str
+    compute_capability: str  # "8.6"; the LLVM target for AMD; "" for others
+    memory_bytes: float  # the GB it is sold with, times 1e9
+    usable_bytes: float  # what a process may allocate: torch's total_memory where it is known
+    usable_from: str  # where usable_bytes comes from: "torch", "driver less 0.5 GiB", ...
+    memory_bytes_per_s: float
+    l2_bytes: float | None
+    num_sms: int | None
+    boost_hz: float | None
+    flops_per_s: Mapping[str, float]  # dense peak by dtype; int8 counts operations
+    measured_matmul_flops_per_s: float | None  # best bf16 matmul shape anyone published
+    nvlink_bytes_per_s: float  # one direction, per GPU (vendors print both); 0: none known
+    pcie: str
+    board_power_w: float | None
+    idle_power_w: float | None
+    form_factor: str
+    launch_year: int | None
+    confidence: str  # high: two agreeing sources; medium; derived: SM x clock; low
+    source: str
+    checked: str  # the day someone last read the source
+    notes: str
+
+    def peak_flops_per_s(self, dtype: str) -> float:
+        """Return the dense matrix peak for `dtype`.
+
+        Raises: UnsupportedError if the GPU has no such rate, naming those it has.
+        """
+        if dtype in self.flops_per_s:
+            return self.flops_per_s[dtype]
+        known = ", ".join(self.flops_per_s) or "none"
+        hint = " Use fp16 there." if dtype == "bf16" and "fp16" in self.flops_per_s else ""
+        raise UnsupportedError(f"{self.name} has no {dtype} matrix rate; it has {known}.{hint}")
+
+
+def gpu(name: str) -> GpuSpec:
+    """Return the GPU called `name`, whatever its case, dashes and spaces.
+
+    Args:
+        name: A name, an alias, what nvidia-smi prints, or the path of a YAML file of a GPU.
+
+    Raises: UnknownNameError naming its neighbours.
+    """
+    if name.endswith((".yaml", ".yml")):
+        path, row = next(rows_of(name))
+        return _user_gpu(row, path)
+    found = known_gpu(name)
+    if found is None:
+        known = [key for spec in gpus().values() for key in (spec.name, *spec.aliases)]
+        raise UnknownNameError("GPU", name, known=known, listing="finegauge gpus")
+    return found
+
+
+def known_gpu(name: str) -> GpuSpec | None:
+    """Return the GPU called `name`, or None if the catalogue has none; no file is read by that name."""
+    found = _index(home()).get(fold(name))
+    return _spec(found) if found is not None else None
+
+
+def gpus() -> Mapping[str, GpuSpec]:
+    """Return every GPU of the catalogue and the user's own, by name."""
+    return _gpus(home())
+
+
+def matching_gpus(text: str) -> tuple[str, ...]:
+    """Return the names of the GPUs that `text` covers: "h100" is every H100, an alias is one card."""
+    start = text.casefold()
+    covered = [name for name in gpus() if name.casefold().startswith(start)]
+    names = [name for name in covered if not name[len(start) : len(start) + 1].isalnum()]
+    return tuple(names) or (gpu(text).name,)
+
+
+def fold(name: str) -> str:
+    """Return `name` as lookups compare it: no case, dashes, spaces or brand."""
+    text = name.casefold().replace("-", "").replace("_", "").replace(" ", "")
+    for brand in _BRANDS:
+        text = text.removeprefix(brand)
+    return text
+
+
+_Row = Mapping[str, str] | GpuSpec
+
+
+@cache
+def _index(folder: str) -> dict[str, _Row]:
+    """Return the rows by every folded name; a user's row wins over a shipped one."""
+    index: dict[str, _Row] = {}
+    for row in table("gpus.csv"):
+        for alias in (row["name"], *row["aliases"].split(";")):
+            index[fold(alias)] = row
+    for path, user_row in user_rows(folder, "gpus"):
+        spec = _user_gpu(user_row, path)
+        index.update(dict.fromkeys(map(fold, (spec.name, *spec.aliases)), spec))
+    index.pop("", None)
+    return index
+
+
+@cache
+def _gpus(folder: str) -> Mapping[str, GpuSpec]:
+    specs = (_spec(row) for row in {id(row): row for row in _index(folder).values()}.values())
+    return MappingProxyType({spec.name: spec for spec in specs})
+
+
+def _spec(row: _Row) -> GpuSpec:
+    if isinstance(row, GpuSpec):
+        return row
+    rates = {dtype: float(row[dtype]) for dtype in MATRIX_DTYPES if row[dtype]}
+    return GpuSpec(
+        name=row["name"],
+        aliases=tuple(filter(None, row["aliases"].split(";"))),
+        vendor=row["vendor"],
+        architecture=row["architecture"],
+        compute_capability=row["compute_capability"],
+        memory_bytes=float(row["memory_bytes"]),
+        usable_bytes=float(row["usable_bytes"]),
+        usable_from=row["usable_from"],
+        memory_bytes_per_s=float(row["memory_bytes_per_s"]),
+        l2_bytes=optional(row["l2_bytes"]),
+        num_sms=optional_int(row["num_sms"]),
+        boost_hz=optional(row["boost_hz"]),
+        flops_per_s=MappingProxyType(rates),
+        measured_matmul_flops_per_s=optional(row["measured_matmul_flops_per_s"]),
+        nvlink_bytes_per_s=float(row["nvlink_bytes_per_s"]),
+        pcie=row["pcie"],
+        board_power_w=optional(row["board_power_w"]),
+        idle_power_w=optional(row["idle_power_w"]),
+        form_factor=row["form_factor"],
+        launch_year=optional_int(row["launch_year"]),
+        confidence=row["confidence"],
+        source=row["source"],
+        checked=row["checked"],
+        notes=row["notes"],
+    )
+
+
+def _user_gpu(row: Mapping[str, Any], path: str) -> GpuSpec:
+    """Return the GPU that a user's file describes; only `_REQUIRED` must be there."""
+    given = checked_row(row, path, kinds=_KINDS, required=_REQUIRED)
+    given["flops_per_s"] = _rates(given["flops_per_s"], path)
+    memory_bytes = given["memory_bytes"]
+    usable_bytes = given.setdefault("usable_bytes", max(memory_bytes - 0.5 * GIB, memory_bytes / 2))
+    if usable_bytes > memory_bytes / 1e9 * GIB:
+        raise FieldError(f"{path}: usable_bytes is above memory_bytes={memory_bytes:.4g}.")
+    for key in ("num_sms", "launch_year"):
+        given[key] = int(given[key]) if key in given else None
+    empty: dict[str, Any] = {key: "" if kind == "text" else None for key, kind in _KINDS.items()}
+    empty |= {"vendor": "user", "confidence": "user", "source": path, "usable_from": "user"}
+    return GpuSpec(**empty | {"aliases": (), "nvlink_bytes_per_s": 0.0} | given)
+
+
+def _rates(rates: object, path: str) -> Mapping[str, float]:
+    if not isinstance(rates, dict) or not rates:
+        raise FieldError(f"{path}: 'flops_per_s' should give dense rates by dtype, such as 'bf16: 2.5e15'.")
+    for dtype in rates:
+        if dtype not in MATRIX_DTYPES:
+            raise UnknownKeyError(f"{path}: flops_per_s", str(dtype), known=MATRIX_DTYPES)
+    return MappingProxyType({d: positive(v, f"{path}: flops_per_s.{d}") for d, v in rates.items()})

@@ -1,0 +1,149 @@
+"""The figures of a model, under Hugging Face's field names, enough to build its shapes.
+
+A row is not the file of the model repository: keys that touch neither shapes nor cost (token ids,
+rotary scaling, generation defaults) are left out. `parameters` is what the transformers class
+counts, `published_parameters` what the publisher prints (some count a tied head twice, or
+multi-token prediction that the class does not build).
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
+from finegauge.catalogue.documents import checked_row, home, positive, read_document, user_rows
+from finegauge.catalogue.tables import read_text
+from finegauge.errors import FieldError, FileFormatError, UnknownNameError, shown
+
+_KINDS = {
+    **dict.fromkeys(("name", "source", "checked", "parameters_from"), "text"),
+    **dict.fromkeys(("parameters", "published_parameters"), "positive"),
+    "aliases": "names",
+    "config": "any",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFigures:
+    """One model: its configuration figures, its size, and where both come from."""
+
+    name: str  # the Hugging Face id, or the path of the user's file
+    aliases: tuple[str, ...]
+    config: Mapping[str, Any]
+    parameters: int | None
+    parameters_from: str  # who counted `parameters`
+    published_parameters: int | None
+    source: str
+    checked: str
+
+
+def model(name_or_path: str) -> ModelFigures:
+    """Return the model of that name, alias, Hugging Face id, `config.json` or folder holding one.
+
+    An id of another repository (a mirror, a quantised copy of the same name) is known by its last part.
+
+    Raises: UnknownNameError naming its neighbours, FileFormatError for a file that is no configuration.
+    """
+    path = os.path.expanduser(name_or_path)
+    if os.path.isdir(path) and os.path.isfile(os.path.join(path, "config.json")):
+        return _from_file(os.path.join(path, "config.json"), name_or_path)
+    if os.path.isfile(path) or path.endswith(".json") or path.startswith(("/", "./", "../")):
+        return _from_file(path, name_or_path)
+    wanted = name_or_path.casefold()
+    for key in dict.fromkeys((wanted, wanted.rpartition("/")[2])):
+        found = _user_models(home()).get(key) or _shipped(key)
+        if found:
+            return found
+    known = [key for figures in models().values() for key in (figures.name, *figures.aliases)]
+    raise UnknownNameError("model", name_or_path, known=known, listing="finegauge models")
+
+
+def models() -> Mapping[str, ModelFigures]:
+    """Return every model of the catalogue and the user's own, by name."""
+    return _models(home())
+
+
+@cache
+def _models(folder: str) -> Mapping[str, ModelFigures]:
+    rows = {figures.name: figures for figures in map(_figures, _lines())}
+    rows |= {figures.name: figures for figures in _user_models(folder).values()}
+    return MappingProxyType(rows)
+
+
+@cache
+def _lines() -> tuple[str, ...]:
+    return tuple(read_text("models.jsonl").splitlines())
+
+
+@cache
+def _shipped(key: str) -> ModelFigures | None:
+    """Return the shipped model whose name or alias is `key`, decoding only lines that mention it."""
+    quoted = f'"{key}"'
+    for line in _lines():
+        if quoted in line.partition('"parameters"')[0].casefold():
+            return _figures(line)
+    return None
+
+
+def _figures(line: str) -> ModelFigures:
+    import json
+
+    row = json.loads(line)
+    row["config"] = MappingProxyType(row["config"])
+    row["aliases"] = tuple(row["aliases"])
+    return ModelFigures(**row)
+
+
+@cache
+def _user_models(folder: str) -> Mapping[str, ModelFigures]:
+    return {key: figures for figures in _read_user_models(folder) for key in _keys(figures)}
+
+
+def _keys(figures: ModelFigures) -> Iterator[str]:
+    return (key.casefold() for key in (figures.name, *figures.aliases))
+
+
+def _read_user_models(folder: str) -> Iterator[ModelFigures]:
+    for path, row in user_rows(folder, "models"):
+        given = checked_row(row, path, kinds=_KINDS, required=("name", "config"))
+        config = _checked_config(given["config"], path)
+        counts = {key: int(given[key]) for key in ("parameters", "published_parameters") if key in given}
+        yield ModelFigures(
+            name=given["name"],
+            aliases=given.get("aliases", ()),
+            config=config,
+            parameters=counts.get("parameters"),
+            parameters_from=given.get("parameters_from", "user" if "parameters" in counts else ""),
+            published_parameters=counts.get("published_parameters"),
+            source=given.get("source", path),
+            checked=given.get("checked", ""),
+        )
+
+
+def _from_file(path: str, name: str) -> ModelFigures:
+    """Return the model that a `config.json` on disk describes; nothing beside it is read or run."""
+    return ModelFigures(
+        name=name,
+        aliases=(),
+        config=_checked_config(read_document(path), path),
+        parameters=None,
+        parameters_from="",
+        published_parameters=None,
+        source=path,
+        checked="",
+    )
+
+
+def _checked_config(config: object, path: str) -> Mapping[str, Any]:
+    if not isinstance(config, dict) or not all(isinstance(key, str) for key in config):
+        raise FileFormatError(f"{path} is not a model configuration: expected one JSON object of fields.")
+    if not isinstance(config.get("model_type"), str) and not config.get("architectures"):
+        raise FileFormatError(
+            f"{path} names no model_type, so it is not a Hugging Face config.json; add 'model_type'."
+        )
+    for key in ("hidden_size", "num_hidden_layers", "vocab_size"):
+        if config.get(key) is not None and positive(config[key], f"{path}: '{key}'") % 1:
+            raise FieldError(f"{path}: '{key}' should be a whole number, not {shown(config[key])}.")
+    return MappingProxyType(config)

@@ -1,0 +1,278 @@
+"""What a GPU costs per hour, and what a managed fine-tune costs per token.
+
+A price belongs to a provider, an instance, a region and a day, and prices move: every offer tells
+its date, and `stale_warning` says when that is more than 60 days ago. A price that is not known is
+None, never 0. Tiers are different goods: `on-demand` and `spot` of a cloud, `secure`, `community`
+and `marketplace` hosts, and the `seed-paper` prices of 2024, which are here to reproduce the paper.
+
+Rows that `refresh` fetched replace the shipped ones of the same provider and GPU.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from finegauge.catalogue.documents import checked_row, home, user_rows
+from finegauge.catalogue.gpus import gpu as find_gpu
+from finegauge.catalogue.tables import optional, optional_int, parse, read_text, table
+from finegauge.errors import FieldError, UnknownNameError
+
+if TYPE_CHECKING:
+    from datetime import date
+
+STALE_DAYS = 60
+_NOT_RANKED = ("marketplace", "seed-paper")
+_KINDS = {
+    **dict.fromkeys(("provider", "instance_type", "gpu", "region"), "text"),
+    **dict.fromkeys(("tier", "date", "source", "notes"), "text"),
+    **dict.fromkeys(("gpu_count", "vcpus", "ram_bytes", "on_demand_usd_per_h", "spot_usd_per_h"), "positive"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """One instance that can be rented, at the price of one day."""
+
+    provider: str
+    instance_type: str
+    gpu: str  # a name of the catalogue; "" if the card is in no row of it
+    gpu_printed: str  # what the provider calls the card
+    gpu_count: int  # whole cards; 0: a slice of one
+    vcpus: int | None
+    ram_bytes: float | None
+    region: str  # "any" where the provider names none
+    on_demand_usd_per_h: float | None  # of the whole instance
+    spot_usd_per_h: float | None  # of the whole instance
+    tier: str
+    date: str  # of the price
+    source: str  # a key of `offer_sources`, or the user's file
+    outlier: bool  # far from what others ask for the same card: left out of rankings
+    notes: str
+
+    def usd_per_h(self, *, spot: bool = False) -> float | None:
+        """Return the price of the whole instance, or None if it is not known."""
+        return self.spot_usd_per_h if spot else self.on_demand_usd_per_h
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinetunePrice:
+    """What a managed service asks for a million training tokens."""
+
+    provider: str
+    model: str  # a model's name, or the band of sizes that the price covers
+    parameters_low: int | None  # the band: above `low`, up to `high` parameters
+    parameters_high: int | None
+    method: str
+    usd_per_million_tokens: float | None
+    lowest_usd_per_million_tokens: float | None  # a range, where no single price is printed
+    highest_usd_per_million_tokens: float | None
+    billed_tokens: str  # what the service counts; padding is never billed
+    max_context: int | None  # tokens per example that this price allows, where it matters
+    date: str  # of the price; "" if the source prints none
+    checked: str
+    trust: str  # high, medium, low
+    source: str
+    notes: str
+
+
+def offers(
+    gpu: str | None = None,
+    provider: str | None = None,
+    gpu_count: int | None = None,
+    region: str | None = None,
+) -> tuple[Offer, ...]:
+    """Return the offers that match: one GPU (any of its names), provider, cards per instance, region.
+
+    Raises: UnknownNameError for a GPU or provider that is in no row.
+    """
+    name = find_gpu(gpu).name if gpu else ""
+    found = _all_offers(name)
+    if provider is not None and provider.casefold() not in (known := providers()):
+        raise UnknownNameError("provider", provider, known=known, listing="finegauge offers")
+    return tuple(
+        offer
+        for offer in found
+        if (provider is None or offer.provider == provider.casefold())
+        and (gpu_count is None or offer.gpu_count == gpu_count)
+        and (region is None or offer.region.casefold() == region.casefold())
+    )
+
+
+def cheapest_offers(gpu: str, gpu_count: int = 1, *, spot: bool = False) -> tuple[Offer, ...]:
+    """Return the offers that hold at least `gpu_count` cards, by the price of the whole instance.
+
+    Left out: outliers, slices of a card, unknown prices, marketplace minima (the lowest host, seldom
+    the one you get) and the seed paper's prices of 2024.
+    """
+    found = [
+        (price, offer.gpu_count, offer.provider, offer.instance_type, offer)
+        for offer in offers(gpu)
+        if (price := offer.usd_per_h(spot=spot)) is not None
+        and offer.gpu_count >= gpu_count
+        and not offer.outlier
+        and offer.tier not in _NOT_RANKED
+    ]
+    return tuple(row[-1] for row in sorted(found, key=lambda row: row[:-1]))
+
+
+def providers() -> tuple[str, ...]:
+    """Return the names of all providers."""
+    return tuple(sorted({offer.provider for offer in _all_offers("")}))
+
+
+@cache
+def offer_sources() -> Mapping[str, str]:
+    """Return what the `source` keys of the shipped offers stand for."""
+    return {row["code"]: f"{row['source']} ({row['date_is']})" for row in table("offer_sources.csv")}
+
+
+@cache
+def finetune_prices() -> tuple[FinetunePrice, ...]:
+    """Return the prices of managed fine-tuning services."""
+    return tuple(
+        FinetunePrice(
+            provider=row["provider"],
+            model=row["model"],
+            parameters_low=optional_int(row["parameters_low"]),
+            parameters_high=optional_int(row["parameters_high"]),
+            method=row["method"],
+            usd_per_million_tokens=optional(row["usd_per_million_tokens"]),
+            lowest_usd_per_million_tokens=optional(row["usd_low"]),
+            highest_usd_per_million_tokens=optional(row["usd_high"]),
+            billed_tokens=row["billed_tokens"],
+            max_context=optional_int(row["max_context"]),
+            date=row["date"],
+            checked=row["checked"],
+            trust=row["trust"],
+            source=row["source"],
+            notes=row["notes"],
+        )
+        for row in table("finetune_prices.csv")
+    )
+
+
+def managed_prices(model: str, parameters: float) -> tuple[FinetunePrice, ...]:
+    """Return the managed prices for `model`: those that name it, and the size bands it falls into.
+
+    A band says what such a size costs where the service hosts the model; not every service does.
+    """
+    wanted = model.casefold().rpartition("/")[2]
+
+    def covers(price: FinetunePrice) -> bool:
+        low, high = price.parameters_low or 0, price.parameters_high or 0
+        return price.model.casefold().rpartition("/")[2] == wanted or low < parameters <= high
+
+    return tuple(filter(covers, finetune_prices()))
+
+
+def age_days(day: str, today: "date | None" = None) -> int | None:
+    """Return how many days ago `day` was, or None if it is no date; a year alone means its first day."""
+    from datetime import date
+
+    parts = day.split("-")
+    try:
+        year, month, day_of_month = (int(part) for part in [*parts, "1", "1"][:3])
+        then = date(year, month, day_of_month)
+    except (ValueError, TypeError):
+        return None
+    return ((today or date.today()) - then).days
+
+
+def stale_warning(shown: Iterable[Offer], today: "date | None" = None) -> str | None:
+    """Return a sentence if prices among `shown` are over 60 days old, else None."""
+    dated = [
+        (age, offer.date)
+        for offer in shown
+        if offer.tier != "seed-paper" and (age := age_days(offer.date, today)) is not None
+    ]
+    old = [pair for pair in dated if pair[0] > STALE_DAYS]
+    if not old:
+        return None
+    age, day = max(old)
+    which = "All" if len(old) == len(dated) else f"{len(old)} of {len(dated)}"
+    return (
+        f"{which} prices are over {STALE_DAYS} days old (oldest: {day}, {age} days); prices rose in 2026. "
+        f"Fetch today's with 'finegauge offers --refresh'."
+    )
+
+
+def cache_path() -> str:
+    """Return where refreshed prices are kept on this machine."""
+    folder = os.environ.get("FINEGAUGE_CACHE_DIR")
+    return os.path.join(folder or os.path.join(os.path.expanduser("~"), ".cache", "finegauge"), "offers.csv")
+
+
+def _all_offers(gpu: str) -> tuple[Offer, ...]:
+    """Return refreshed, shipped and user offers of one GPU (all if ""), refreshed before shipped."""
+    cached = cache_path()
+    stamp = os.stat(cached).st_mtime_ns if os.path.isfile(cached) else 0
+    return _offers(home(), cached, stamp, gpu)
+
+
+@cache
+def _offers(folder: str, cached: str, stamp: int, gpu: str) -> tuple[Offer, ...]:
+    """Return the offers of one GPU as they stood when the cached table was written at `stamp`."""
+    column = "gpu" if gpu else ""
+    fresh = list(_rows(_read_cached(cached) if stamp else "", column, gpu))
+    replaced = {(row["provider"], row["gpu"]) for row in fresh}
+    shipped = [
+        row
+        for row in _rows(read_text("offers.csv"), column, gpu)
+        if not row["gpu"] or (row["provider"], row["gpu"]) not in replaced
+    ]
+    mine = [_user_offer(row, path) for path, row in user_rows(folder, "offers")]
+    return (*map(_offer, fresh), *map(_offer, shipped), *(o for o in mine if not gpu or o.gpu == gpu))
+
+
+def _rows(text: str, column: str, value: str) -> Iterator[dict[str, str]]:
+    yield from parse(text, column=column, value=value) if text else ()
+
+
+def _read_cached(path: str) -> str:
+    """Return the refreshed table, or "" where there is none or it is torn."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+    except (OSError, UnicodeDecodeError):
+        return ""
+    header, _, _ = read_text("offers.csv").partition("\n")
+    commas = header.count(",")
+    whole = text.startswith(header + "\n") and all(line.count(",") == commas for line in text.splitlines())
+    return text if whole else ""
+
+
+def _offer(row: Mapping[str, str]) -> Offer:
+    return Offer(
+        provider=row["provider"],
+        instance_type=row["instance_type"],
+        gpu=row["gpu"],
+        gpu_printed=row["gpu_printed"],
+        gpu_count=int(float(row["gpu_count"])),
+        vcpus=optional_int(row["vcpus"]),
+        ram_bytes=optional(row["ram_bytes"]),
+        region=row["region"],
+        on_demand_usd_per_h=optional(row["on_demand_usd_per_h"]),
+        spot_usd_per_h=optional(row["spot_usd_per_h"]),
+        tier=row["tier"],
+        date=row["date"],
+        source=row["source"],
+        outlier=bool(row["outlier"]),
+        notes=row["notes"],
+    )
+
+
+def _user_offer(row: Mapping[str, Any], path: str) -> Offer:
+    """Return the offer that a user's file describes: provider, GPU and at least one price."""
+    given = checked_row(row, path, kinds=_KINDS, required=("provider", "gpu"))
+    if "on_demand_usd_per_h" not in given and "spot_usd_per_h" not in given:
+        raise FieldError(f"{path}: give 'on_demand_usd_per_h' or 'spot_usd_per_h', of the whole instance.")
+    defaults: dict[str, Any] = {
+        **{"instance_type": "", "gpu_count": 1, "vcpus": None, "ram_bytes": None, "region": "any"},
+        **{"on_demand_usd_per_h": None, "spot_usd_per_h": None, "tier": "user", "date": "", "notes": ""},
+    }
+    given |= {key: int(given[key]) for key in ("gpu_count", "vcpus") if key in given}
+    names = {"gpu": find_gpu(given["gpu"]).name, "gpu_printed": given["gpu"]}
+    names |= {"provider": given["provider"].casefold(), "source": given.get("source", path)}
+    return Offer(**defaults | given | names, outlier=False)

@@ -1,0 +1,224 @@
+"""Today's prices, from the public catalogue that SkyPilot keeps, into this user's cache.
+
+The user's machine fetches the files; FineGauge ships none of them. One CSV per cloud lists every
+instance in every zone. What the files are like, and what is done about it:
+
+- the order of columns differs per cloud: they are read by header;
+- one row per zone: rows of an instance in a region become one, at the lowest price;
+- a price may be missing (sold as spot only, or the reverse): it stays unknown;
+- the card's memory stands in `GpuInfo`, as JSON or as a Python literal, in MiB or (one cloud) in GiB;
+- "A100" means 40 GB at one cloud and 80 GB at another: a card is known by name *and* memory.
+
+Settings: FINEGAUGE_OFFERS_URL (the address in place of both hosts), FINEGAUGE_OFFERS_SCHEMA ("v8"),
+FINEGAUGE_CACHE_DIR. Files are replaced whole, so a failure leaves the old prices in place.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from finegauge.catalogue.gpus import GpuSpec, known_gpu
+from finegauge.catalogue.offers import cache_path
+from finegauge.catalogue.tables import read_text
+from finegauge.errors import InputError, UnsupportedError
+from finegauge.units import GIB
+
+CLOUDS = ("aws", "gcp", "lambda", "runpod", "vast", "verda", "nebius", "shadeform", "cudo")
+HOSTS = (
+    "https://raw.githubusercontent.com/skypilot-org/skypilot-catalog/master/catalogs",
+    "https://skypilot-catalog.s3.us-east-1.amazonaws.com/catalogs",
+)
+TIMEOUT_S = 20.0
+MAX_DOWNLOAD_BYTES = 50_000_000
+_PROVIDERS = {"vast": "vast-ai"}  # where our name differs from the catalogue's
+_MEMORY_TOLERANCE_FRACTION = 0.12  # a card sold as 24 GB may be listed as 22.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refreshed:
+    """What a refresh brought."""
+
+    num_offers: int
+    fetched: tuple[str, ...]  # clouds
+    failed: tuple[str, ...]  # clouds, each with the reason
+    path: str
+    date: str
+
+
+def refresh_offers(clouds: Iterable[str] = CLOUDS) -> Refreshed:
+    """Fetch the prices of `clouds` into the user's cache and return what came.
+
+    Raises: UnsupportedError if none could be fetched; the prices at hand then stay as they are.
+    """
+    from datetime import UTC, datetime
+    from http.client import HTTPException
+
+    today = datetime.now(UTC).date().isoformat()
+    rows: list[dict[str, str]] = []
+    fetched, failed = [], []
+    for cloud in clouds:
+        try:
+            found = list(_offers_of(cloud, _download(cloud), today))
+        except (OSError, ValueError, HTTPException) as error:
+            failed.append(f"{cloud}: {_reason(error)}")
+        else:
+            rows += found
+            fetched.append(cloud)
+    if not rows:
+        raise UnsupportedError(
+            f"No prices could be fetched ({failed[0] if failed else 'no rows'}); the prices at hand stay in "
+            f"use. Check the network, or set FINEGAUGE_OFFERS_URL to a mirror."
+        )
+    path = cache_path()
+    try:
+        _replace(path, rows)
+    except OSError as error:
+        raise InputError(f"Cannot write {path}: {error.strerror}. Set FINEGAUGE_CACHE_DIR.") from None
+    return Refreshed(
+        num_offers=len(rows), fetched=tuple(fetched), failed=tuple(failed), path=path, date=today
+    )
+
+
+def _download(cloud: str) -> str:
+    """Return the CSV of one cloud, from the first host that answers."""
+    from urllib.request import Request, urlopen
+
+    own = os.environ.get("FINEGAUGE_OFFERS_URL")
+    schema = os.environ.get("FINEGAUGE_OFFERS_SCHEMA", "v8")
+    hosts = [own.rstrip("/")] if own else list(HOSTS)
+    failure: Exception = OSError("no host is set")
+    for host in hosts:
+        if not host.startswith(("http://", "https://")):
+            raise ValueError(f"{host} is not an http(s) address")
+        request = Request(f"{host}/{schema}/{cloud}/vms.csv", headers={"User-Agent": "finegauge"})
+        try:
+            with urlopen(request, timeout=TIMEOUT_S) as response:
+                body: bytes = response.read(MAX_DOWNLOAD_BYTES + 1)
+        except OSError as error:
+            failure = error
+            continue
+        if len(body) > MAX_DOWNLOAD_BYTES:
+            raise ValueError(f"more than {MAX_DOWNLOAD_BYTES / 1e6:.0f} MB")
+        return body.decode("utf-8")
+    raise failure
+
+
+def _reason(error: Exception) -> str:
+    reason = getattr(error, "reason", None) or error
+    code = getattr(error, "code", None)
+    return f"HTTP {code}" if code else str(reason).splitlines()[0] if str(reason) else type(error).__name__
+
+
+def _offers_of(cloud: str, text: str, today: str) -> Iterator[dict[str, str]]:
+    """Yield the rows of one cloud in our columns: per instance and region, at the lowest price."""
+    import csv
+
+    lines = csv.DictReader(text.splitlines())
+    needed = {"InstanceType", "AcceleratorName", "AcceleratorCount", "Price", "Region"}
+    if missing := needed - set(lines.fieldnames or ()):
+        raise ValueError(f"no column {', '.join(sorted(missing))}")
+    lowest: dict[tuple[str, ...], dict[str, str]] = {}
+    for line in lines:
+        row = _row(cloud, line, today)
+        if row is None:
+            continue
+        key = (row["instance_type"], row["gpu_printed"], row["gpu_count"], row["region"])
+        known = lowest.setdefault(key, row)
+        for column in ("on_demand_usd_per_h", "spot_usd_per_h"):
+            prices = [cell for cell in (known[column], row[column]) if cell]
+            known[column] = min(prices, key=float, default="")
+    yield from lowest.values()
+
+
+def _row(cloud: str, line: Mapping[str, str | None], today: str) -> dict[str, str] | None:
+    """Return one line in our columns, or None if it holds no GPU or no price."""
+    name = (line.get("AcceleratorName") or "").strip()
+    count, price, spot = (_number(line.get(key)) for key in ("AcceleratorCount", "Price", "SpotPrice"))
+    if not name or not count or (price is None and spot is None):
+        return None
+    ram_gib = _number(line.get("MemoryGiB"))
+    cells: dict[str, Any] = {
+        "provider": _PROVIDERS.get(cloud, cloud),
+        "instance_type": line.get("InstanceType") or "",
+        "gpu": _catalogue_name(name, _memory_bytes(line.get("GpuInfo") or "")),
+        "gpu_printed": name,
+        "gpu_count": f"{count:g}",
+        "vcpus": _text(_number(line.get("vCPUs"))),
+        "ram_bytes": _text(ram_gib and ram_gib * GIB),
+        "region": (line.get("Region") or "any").casefold(),
+        "on_demand_usd_per_h": _text(price),
+        "spot_usd_per_h": _text(spot),
+        "tier": "on-demand" if price is not None else "spot",
+        "date": today,
+        "source": "skypilot-catalog",
+        "outlier": "",
+        "notes": "",
+    }
+    return {key: " ".join(str(cell).replace(",", ";").split()) for key, cell in cells.items()}
+
+
+def _number(cell: str | None) -> float | None:
+    """Return the number in a cell, or None if it holds none above zero."""
+    try:
+        number = float(cell or "")
+    except ValueError:
+        return None
+    return number if 0 < number < 1e9 else None
+
+
+def _text(number: float | None) -> str:
+    return "" if number is None else f"{number:.12g}"
+
+
+def _memory_bytes(info: str) -> float | None:
+    """Return the memory of one card from a `GpuInfo` cell, or None if it tells none."""
+    import ast
+    import json
+
+    try:
+        parsed = json.loads(info)
+    except ValueError:
+        try:
+            parsed = ast.literal_eval(info)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            return None
+    try:
+        size = float(parsed["Gpus"][0]["MemoryInfo"]["SizeInMiB"])
+    except (LookupError, TypeError, ValueError):
+        return None
+    return size * GIB if size < 1000 else size * 2**20  # one cloud writes GiB into this field
+
+
+def _catalogue_name(name: str, memory_bytes: float | None) -> str:
+    """Return our name for a card, or "" if the catalogue has none of that name and memory."""
+    sold_gb = round(memory_bytes / GIB) if memory_bytes else 0
+    for wanted in (f"{name}-{sold_gb}GB", name):
+        found = known_gpu(wanted)
+        if found and (memory_bytes is None or _same_memory(found, memory_bytes)):
+            return found.name
+    return ""
+
+
+def _same_memory(spec: GpuSpec, memory_bytes: float) -> bool:
+    sold_bytes = spec.memory_bytes / 1e9 * GIB
+    return abs(memory_bytes / sold_bytes - 1) <= _MEMORY_TOLERANCE_FRACTION
+
+
+def _replace(path: str, rows: list[dict[str, str]]) -> None:
+    """Write the table beside its place, then put it there in one step."""
+    import tempfile
+
+    header = read_text("offers.csv").partition("\n")[0]
+    columns = header.split(",")
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    handle, beside = tempfile.mkstemp(dir=os.path.dirname(path), suffix=".part")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write("\n".join([header, *(",".join(row[c] for c in columns) for row in rows), ""]))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except OSError:
+        os.unlink(beside)
+        raise

@@ -1,0 +1,346 @@
+"""The commands that browse the catalogue: models, gpus, offers, datasets.
+
+Each lists by default (`finegauge gpus`), filters by options, and shows one row whole with `show`.
+With `--json` the same rows come as JSON, every number in SI units; nothing else is printed then.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from finegauge import units
+from finegauge.cli.listing import (
+    ListByDefault,
+    as_json_option,
+    footer,
+    number,
+    plain,
+    print_facts,
+    print_json,
+    print_table,
+    scaled,
+    tera,
+)
+
+if TYPE_CHECKING:
+    from finegauge.catalogue.gpus import GpuSpec
+    from finegauge.catalogue.models import ModelFigures
+    from finegauge.catalogue.offers import Offer
+
+_DEFAULT_ROWS = 40
+
+
+# --- gpus
+
+
+@click.group(cls=ListByDefault)
+def gpus() -> None:
+    """List accelerators, or show one: finegauge gpus [--vendor NAME], finegauge gpus show NAME."""
+
+
+@gpus.command("list")
+@click.argument("pattern", default="")
+@click.option("--vendor", help="NVIDIA, AMD, Intel, Google, AWS; or user, for your own.")
+@as_json_option
+def list_gpus(pattern: str, vendor: str | None, *, as_json: bool) -> None:
+    """List the accelerators whose name or alias contains PATTERN."""
+    from finegauge.catalogue.gpus import fold
+    from finegauge.catalogue.gpus import gpus as all_gpus
+
+    wanted = fold(pattern)
+    found = [
+        spec
+        for spec in all_gpus().values()
+        if (not vendor or spec.vendor.casefold() == vendor.casefold())
+        and any(wanted in fold(name) for name in (spec.name, *spec.aliases))
+    ]
+    if as_json:
+        print_json([plain(spec) for spec in found])
+        return
+    columns = ["name", ">GB", ">usable GiB", ">TB/s", ">bf16 TFLOP/s", ">fp8", ">W", "architecture", "year"]
+    print_table(columns, [_gpu_cells(spec) for spec in found])
+    footer(len(found), len(all_gpus()), "GPUs", "dense rates; 'finegauge gpus show NAME' tells sources")
+
+
+def _gpu_cells(spec: "GpuSpec") -> list[str]:
+    return [
+        spec.name,
+        f"{spec.memory_bytes / units.GB:.0f}",
+        f"{spec.usable_bytes / units.GIB:.1f}",
+        f"{spec.memory_bytes_per_s / 1e12:.2f}",
+        tera(spec.flops_per_s.get("bf16")),
+        tera(spec.flops_per_s.get("fp8")),
+        number(spec.board_power_w),
+        spec.architecture,
+        str(spec.launch_year or "-"),
+    ]
+
+
+@gpus.command("show")
+@click.argument("name")
+@as_json_option
+def show_gpu(name: str, *, as_json: bool) -> None:
+    """Show all that is known of one accelerator, by name, alias or YAML file."""
+    from finegauge.catalogue.gpus import gpu
+
+    spec = gpu(name)
+    if as_json:
+        print_json(plain(spec))
+        return
+    usable = f"{units.gib(spec.usable_bytes)} usable ({spec.usable_from})"
+    rates = ", ".join(f"{dtype} {tera(rate)}" for dtype, rate in spec.flops_per_s.items())
+    link = (
+        f"{spec.nvlink_bytes_per_s / units.GB:.0f} GB/s one way" if spec.nvlink_bytes_per_s else "none known"
+    )
+    rows = {
+        "also called": ", ".join(spec.aliases),
+        "vendor": f"{spec.vendor} {spec.architecture} {spec.compute_capability}".strip(),
+        "memory": f"{spec.memory_bytes / units.GB:.0f} GB as sold, {usable}",
+        "bandwidth": f"{spec.memory_bytes_per_s / 1e12:.3f} TB/s",
+        "dense peaks (TFLOP/s)": rates or "-",
+        "best bf16 matmul": f"{tera(spec.measured_matmul_flops_per_s)} TFLOP/s measured",
+        "SMs, boost clock, L2": f"{number(spec.num_sms)}, {scaled(spec.boost_hz, 1e6)} MHz, "
+        f"{scaled(spec.l2_bytes, 2**20)} MiB",
+        "NVLink / peers, PCIe": f"{link}; PCIe {spec.pcie or '-'}",
+        "board power, idle": f"{number(spec.board_power_w)} W, {number(spec.idle_power_w)} W",
+        "form, launched": f"{spec.form_factor or '-'}, {spec.launch_year or '-'}",
+        "notes": spec.notes or "-",
+        "source": f"{spec.source} (confidence {spec.confidence}, read {spec.checked or '-'})",
+    }
+    print_facts(spec.name, rows)
+
+
+# --- models
+
+
+@click.group(cls=ListByDefault)
+def models() -> None:
+    """List models, or show one: finegauge models [PATTERN], finegauge models show NAME|config.json."""
+
+
+@models.command("list")
+@click.argument("pattern", default="")
+@as_json_option
+def list_models(pattern: str, *, as_json: bool) -> None:
+    """List the models whose name, alias or model_type contains PATTERN."""
+    from finegauge.catalogue.models import models as all_models
+
+    wanted = pattern.casefold()
+    found = [figures for figures in all_models().values() if wanted in _model_text(figures)]
+    if as_json:
+        print_json([plain(figures) for figures in found])
+        return
+    rows = [
+        [
+            figures.name,
+            min(figures.aliases, key=len, default=""),
+            str(figures.config.get("model_type", "-")),
+            units.count(figures.parameters) if figures.parameters else "-",
+        ]
+        for figures in found
+    ]
+    print_table(["name", "short name", "model_type", ">parameters"], rows)
+    footer(len(found), len(all_models()), "models", "'finegauge models show NAME' counts one")
+
+
+def _model_text(figures: "ModelFigures") -> str:
+    kind = str(figures.config.get("model_type", ""))
+    return " ".join((figures.name, *figures.aliases, kind)).casefold()
+
+
+@models.command("show")
+@click.argument("name")
+@as_json_option
+def show_model(name: str, *, as_json: bool) -> None:
+    """Count one model: by name, alias, Hugging Face id, config.json, or the folder that holds it."""
+    from finegauge.catalogue.models import model
+    from finegauge.graph.families import architecture
+
+    figures = model(name)
+    built = architecture(figures.config)
+    layers = dict(built.layers_by_kind())
+    if as_json:
+        counts = {
+            "name": figures.name,
+            "model_type": figures.config.get("model_type"),
+            "parameters": built.num_parameters,
+            "active_parameters": built.num_active_parameters,
+            "layers": layers,
+        }
+        rest = {key: value for key, value in plain(figures).items() if key not in counts}
+        print_json(counts | rest)
+        return
+    counted = "as transformers counts" if figures.parameters == built.num_parameters else ""
+    rows = {
+        "also called": ", ".join(figures.aliases) or "-",
+        "model_type": str(figures.config.get("model_type", "-")),
+        "parameters": f"{built.num_parameters:,} ({units.count(built.num_parameters)}) {counted}".strip(),
+        "active per token": f"{built.num_active_parameters:,} ({units.count(built.num_active_parameters)})",
+        "layers": ", ".join(f"{count} x {kind}" for kind, count in layers.items()),
+        "published": f"{figures.published_parameters:,}" if figures.published_parameters else "-",
+        "source": f"{figures.source}" + (f" (read {figures.checked})" if figures.checked else ""),
+    }
+    print_facts(figures.name, rows)
+
+
+# --- offers
+
+
+@click.command()
+@click.option("--gpu", "gpu_name", help="A GPU, or a family: h100 is every H100.")
+@click.option("--provider", help="aws, azure, gcp, lambda, runpod, ...")
+@click.option("--region", help="As the provider writes it: us-east-1.")
+@click.option("--count", "gpu_count", type=click.IntRange(min=1), help="GPUs per instance, exactly.")
+@click.option("--spot", is_flag=True, help="Only offers with a spot price, ranked by it.")
+@click.option("--sort", type=click.Choice(["price", "gpu-price", "provider", "date"]), default="gpu-price")
+@click.option("--limit", type=click.IntRange(min=0), default=_DEFAULT_ROWS, help="Rows to print; 0 for all.")
+@click.option("--refresh", is_flag=True, help="Fetch today's prices into your cache first.")
+@as_json_option
+def offers(
+    gpu_name: str | None,
+    provider: str | None,
+    region: str | None,
+    gpu_count: int | None,
+    sort: str,
+    limit: int,
+    *,
+    spot: bool,
+    refresh: bool,
+    as_json: bool,
+) -> None:
+    """List what GPUs cost per hour, with provider, region and date of every price."""
+    from finegauge.catalogue import offers as catalogue
+    from finegauge.catalogue.gpus import matching_gpus
+
+    if refresh:
+        _refresh(quiet=as_json)
+    every = catalogue.offers()
+    names = matching_gpus(gpu_name) if gpu_name else (None,)
+    found = [o for name in names for o in catalogue.offers(name, provider, gpu_count, region)]
+    if spot:
+        found = [offer for offer in found if offer.spot_usd_per_h is not None]
+    found.sort(key=lambda offer: _offer_key(offer, sort, spot=spot))
+    if as_json:
+        sources = catalogue.offer_sources()
+        print_json([plain(offer) | {"source": sources.get(offer.source, offer.source)} for offer in found])
+        return
+    shown = found[:limit] if limit else found
+    columns = ["provider", "~instance", "~GPUs", "~region", ">$/h", ">spot $/h", ">$/GPU h", "date"]
+    print_table(columns, [_offer_cells(offer, spot=spot) for offer in shown])
+    more = "" if len(shown) == len(found) else f", {len(shown)} printed (--limit 0: all)"
+    footer(len(found), len(every), "offers", f"$ of the whole instance; * far from others{more}")
+    if warning := catalogue.stale_warning(found):
+        click.echo(warning, err=True)
+
+
+def _refresh(*, quiet: bool) -> None:
+    from finegauge.catalogue.refresh import refresh_offers
+
+    done = refresh_offers()
+    if not quiet:
+        click.echo(f"Fetched {done.num_offers:,} offers of {', '.join(done.fetched)} ({done.date}).")
+    for failure in done.failed:
+        click.echo(f"Not fetched: {failure}; the prices at hand stay in use.", err=True)
+
+
+def _offer_key(offer: "Offer", sort: str, *, spot: bool) -> tuple[Any, ...]:
+    price = offer.usd_per_h(spot=spot)
+    first: tuple[Any, ...] = {
+        "price": (price is None, price or 0.0),
+        "gpu-price": (price is None or not offer.gpu_count, (price or 0.0) / (offer.gpu_count or 1)),
+        "provider": (offer.provider,),
+        "date": (offer.date,),
+    }[sort]
+    return (
+        offer.outlier and sort.endswith("price"),
+        *first,
+        offer.provider,
+        offer.instance_type,
+        offer.region,
+    )
+
+
+def _offer_cells(offer: "Offer", *, spot: bool) -> list[str]:
+    price = offer.usd_per_h(spot=spot)
+    per_gpu = price / offer.gpu_count if price is not None and offer.gpu_count else None
+    cards = f"{offer.gpu_count or 'part of'} x {offer.gpu or offer.gpu_printed}"
+    seller = offer.provider if offer.tier == "on-demand" else f"{offer.provider} {offer.tier}"
+    instance = "-" if offer.instance_type.startswith(f"{offer.gpu_count}x ") else offer.instance_type
+    mark = "*" if offer.outlier else ""
+    prices = [
+        units.usd(offer.on_demand_usd_per_h) + mark,
+        units.usd(offer.spot_usd_per_h),
+        units.usd(per_gpu),
+    ]
+    return [seller, instance, cards, offer.region, *prices, offer.date]
+
+
+# --- datasets
+
+
+@click.group(cls=ListByDefault)
+def datasets() -> None:
+    """List data sets by token lengths, or show one: finegauge datasets, finegauge datasets show NAME."""
+
+
+@datasets.command("list")
+@click.argument("pattern", default="")
+@as_json_option
+def list_datasets(pattern: str, *, as_json: bool) -> None:
+    """List the data sets whose name contains PATTERN."""
+    from finegauge.catalogue.datasets import datasets as all_datasets
+
+    found = [found for found in all_datasets().values() if pattern.casefold() in found.name.casefold()]
+    if as_json:
+        print_json([plain(each) for each in found])
+        return
+    rows = [
+        [
+            each.name,
+            f"{each.num_samples:,}",
+            str(each.median_tokens),
+            number(each.mean_tokens),
+            number(each.max_tokens),
+            "histogram" if each.lengths else "median only",
+        ]
+        for each in found
+    ]
+    print_table(["name", ">examples", ">median tokens", ">mean", ">longest", "known as"], rows)
+    footer(len(found), len(all_datasets()), "data sets", "your own: a CSV of 'length,count' lines")
+
+
+@datasets.command("show")
+@click.argument("name")
+@as_json_option
+def show_dataset(name: str, *, as_json: bool) -> None:
+    """Show one data set's lengths, by name or by file (CSV of length,count, or YAML)."""
+    from finegauge.catalogue.datasets import dataset, datasets
+
+    found = datasets().get(name) or dataset(name)
+    if as_json:
+        print_json(plain(found))
+        return
+    rows = {
+        "examples": f"{found.num_samples:,}",
+        "tokens": f"median {found.median_tokens}, mean {number(found.mean_tokens)}, "
+        f"longest {number(found.max_tokens)}",
+        "counted with": found.tokenizer,
+        "source": f"{found.source}" + (f" (read {found.checked})" if found.checked else ""),
+    }
+    print_facts(found.name, rows)
+    for label, share in _histogram(found.lengths):
+        click.echo(f"  {label:>11}  {'█' * round(share * 60)} {share:.1%}")
+
+
+def _histogram(lengths: Sequence[tuple[int, int]], bins: int = 12) -> Iterable[tuple[str, float]]:
+    """Yield (range of tokens, share of the examples) for equal ranges up to the 99th percentile."""
+    from itertools import accumulate
+
+    total = sum(count for _, count in lengths)
+    below = list(accumulate(count for _, count in lengths))
+    top = next((length for (length, _), seen in zip(lengths, below, strict=True) if seen >= 0.99 * total), 0)
+    width = max(1, -(-top // bins))
+    for start in range(0, top, width) if total else ():
+        inside = sum(count for length, count in lengths if start < length <= start + width)
+        yield f"{start + 1}-{start + width}", inside / total

@@ -1,0 +1,102 @@
+"""Every row of every shipped table: a source, a date, figures in range, nothing twice."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from finegauge.catalogue.tables import read_text, table
+
+DATE = re.compile(r"20\d\d(-[01]\d(-[0-3]\d)?)?")
+TABLES = {
+    "gpus.csv": 73,
+    "offers.csv": 1481,
+    "offer_sources.csv": 26,
+    "finetune_prices.csv": 42,
+    "interconnects.csv": 101,
+    "grid_carbon.csv": 405,
+    "pue.csv": 20,
+}
+Row = Mapping[str, str]
+# What each number may be, wherever a table has such a column.
+RANGES: Mapping[str, tuple[float, float]] = {
+    "memory_bytes": (8e9, 300e9),
+    "usable_bytes": (8e9, 310e9),
+    "memory_bytes_per_s": (300e9, 8e12),
+    "l2_bytes": (2e6, 256e6),
+    "num_sms": (20, 320),
+    "boost_hz": (1e9, 3e9),
+    "bf16": (50e12, 2.6e15),
+    "fp16": (15e12, 2.6e15),
+    "fp8": (90e12, 6e15),
+    "measured_matmul_flops_per_s": (200e12, 2e15),
+    "nvlink_bytes_per_s": (0, 1.3e12),
+    "board_power_w": (50, 1500),
+    "idle_power_w": (5, 150),
+    "launch_year": (2016, 2026),
+    "gpu_count": (0.1, 16),
+    "on_demand_usd_per_h": (0.01, 400),
+    "spot_usd_per_h": (0.01, 200),
+    "usd_per_million_tokens": (0.01, 30),
+    "kg_per_kwh": (0.001, 1.4),
+    "pue": (1.0, 1.7),
+    "gpus_per_node": (1, 16),
+    "intra_bytes_per_s": (20e9, 1.3e12),
+    "inter_bytes_per_s": (0.1e9, 100e9),
+}
+
+
+@pytest.mark.parametrize("filename", TABLES)
+def test_table_is_plain_and_whole(filename: str) -> None:
+    text = read_text(filename)
+    commas = text.splitlines()[0].count(",")
+    assert '"' not in text
+    assert all(line.count(",") == commas for line in text.splitlines())
+    assert len(table(filename)) == TABLES[filename]
+
+
+@pytest.mark.parametrize("filename", TABLES)
+def test_every_row_has_source_and_date(filename: str) -> None:
+    for row in table(filename):
+        assert len(row["source"]) > 2, row
+        dates = [row[key] for key in ("date", "checked") if row.get(key)]
+        assert filename == "offer_sources.csv" or dates, row
+        assert all(DATE.fullmatch(day) for day in dates), row
+        assert all(day <= "2026-11-20" for day in dates), row
+
+
+@pytest.mark.parametrize("filename", TABLES)
+def test_every_number_is_in_range(filename: str) -> None:
+    for row in table(filename):
+        for column, (low, high) in RANGES.items():
+            if row.get(column):
+                assert low <= float(row[column]) <= high, (column, row)
+
+
+@pytest.mark.parametrize(
+    ("filename", "key"),
+    [
+        ("gpus.csv", lambda row: row["name"].casefold()),
+        ("offer_sources.csv", lambda row: row["code"]),
+        ("grid_carbon.csv", lambda row: (row["scope"], row["code"], row["name"])),
+        ("pue.csv", lambda row: (row["name"], row["year"], row["source"])),
+        ("interconnects.csv", lambda row: (row["provider"], row["instance"], row["gpu"])),
+        (
+            "finetune_prices.csv",
+            lambda row: (row["provider"], row["model"], row["method"], row["max_context"]),
+        ),
+        ("offers.csv", lambda row: tuple(row.values())),
+    ],
+)
+def test_no_row_twice(filename: str, key: Callable[[Row], object]) -> None:
+    repeated = [row for row, times in Counter(map(key, table(filename))).items() if times > 1]
+    assert repeated == []
+
+
+def test_no_path_or_index_number_as_source() -> None:
+    internal = re.compile(r"find_string|index id|file \d{6,}|/(home|tmp)/")
+    for filename in TABLES:
+        assert not internal.search(read_text(filename)), filename
+    assert not internal.search(read_text("models.jsonl"))
+    assert not internal.search(read_text("datasets.jsonl"))

@@ -1,0 +1,65 @@
+"""Data sets by name and by file."""
+
+from pathlib import Path
+
+import pytest
+
+from finegauge.catalogue.datasets import dataset, datasets
+from finegauge.errors import InputError, UnknownNameError, UnsupportedError
+
+
+@pytest.mark.parametrize("name", ["commonsense_15k", "Commonsense-15K", "cs"])
+def test_names(name: str) -> None:
+    assert dataset(name).num_samples == 15_119
+
+
+def test_mean() -> None:
+    assert dataset("math_14k").mean_tokens == pytest.approx(187, abs=1)
+    assert datasets()["gsm8k_train"].mean_tokens is None
+
+
+def test_unknown_and_summary_only() -> None:
+    with pytest.raises(UnknownNameError, match="Did you mean 'math_14k'"):
+        dataset("math_15k")
+    with pytest.raises(UnsupportedError, match=r"only the median length \(186 tokens\)"):
+        dataset("gsm8k")
+
+
+def test_csv_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text("length,count\n10,3\n20,1\n10,1\n\n", "utf-8")
+    found = dataset(str(path))
+    assert found.name == "mine"
+    assert found.lengths == ((10, 4), (20, 1))
+    assert found.num_samples == 5
+    assert found.median_tokens == 10
+    assert found.max_tokens == 20
+
+
+def test_user_file(home: Path) -> None:
+    (home / "datasets").mkdir(parents=True)
+    (home / "datasets" / "mine.yaml").write_text("name: mine\nlengths: {128: 7, 256: 3}\n", "utf-8")
+    assert dataset("mine").num_samples == 10
+
+
+@pytest.mark.parametrize(
+    ("filename", "text", "says"),
+    [
+        ("a.csv", "tokens,n\n1,2\n", "the first line should be 'length,count'"),
+        ("a.csv", "length,count\n1,2,3\n", "line 2: 2 cells expected, 3 found"),
+        ("a.csv", "length,count\nx,2\n", "pairs of whole numbers"),
+        ("a.csv", "length,count\n", "needs lengths of 1 to"),
+        ("a.csv", "length,count\n0,2\n", "needs lengths of 1 to"),
+        ("a.csv", "length,count\n5,-2\n", "needs lengths of 1 to"),
+        ("a.csv", "", "the first line should be"),
+        ("a.yaml", "name: x\nlengths: 5\n", "pairs of whole numbers"),
+        ("a.yaml", "name: x\nlengths: {5: 2}\nnum_samples: 3\n", "num_samples=3"),
+        ("a.yaml", "name: x\n", "'lengths' is missing"),
+    ],
+)
+def test_bad_files_are_refused(tmp_path: Path, filename: str, text: str, says: str) -> None:
+    path = tmp_path / filename
+    path.write_text(text, "utf-8")
+    with pytest.raises(InputError) as caught:
+        dataset(str(path))
+    assert says in str(caught.value)

@@ -1,0 +1,93 @@
+"""Model look-ups by name, alias, foreign id and file."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from finegauge.catalogue.models import model, models
+from finegauge.errors import FieldError, FileFormatError, InputError, UnknownNameError
+
+CONFIG = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 100}
+
+
+@pytest.mark.parametrize(
+    ("name", "means"),
+    [
+        ("mixtral-8x7b", "mistralai/Mixtral-8x7B-v0.1"),
+        ("Mixtral-8x7B-v0.1", "mistralai/Mixtral-8x7B-v0.1"),
+        ("mistralai/Mixtral-8x7B-v0.1", "mistralai/Mixtral-8x7B-v0.1"),
+        ("blackmamba-2.8b", "Zyphra/BlackMamba-2.8B"),
+        ("llama-3-8b", "meta-llama/Meta-Llama-3-8B"),
+        ("Qwen3-8B", "Qwen/Qwen3-8B"),
+        ("Qwen/Qwen2.5-32B-Instruct", "Qwen/Qwen2.5-32B"),
+        ("unsloth/Meta-Llama-3.1-8B", "meta-llama/Meta-Llama-3.1-8B"),
+    ],
+)
+def test_names_and_aliases(name: str, means: str) -> None:
+    assert model(name).name == means
+    assert model(name) == models()[means]
+
+
+def test_blackmamba_is_told_apart() -> None:
+    assert model("blackmamba-2.8b").config["model_type"] == "blackmamba"
+    assert model("blackmamba-2.8b").parameters == 2_783_213_584
+
+
+@pytest.mark.parametrize("name", ["llama-3-9b", "", "parameters", "/", "mistralai/", '"'])
+def test_unknown_names(name: str) -> None:
+    with pytest.raises((UnknownNameError, InputError)):
+        model(name)
+
+
+def test_unknown_name_suggests_a_neighbour() -> None:
+    with pytest.raises(UnknownNameError, match=r"Did you mean 'llama-3-8b'.*finegauge models"):
+        model("llama-3-9b")
+
+
+def test_config_file_and_folder(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG), "utf-8")
+    assert model(str(tmp_path)).config["hidden_size"] == 64
+    assert model(str(tmp_path / "config.json")).parameters is None
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "says"),
+    [
+        ("[1, 2]", FileFormatError, "expected one JSON object"),
+        ("{}", FileFormatError, "names no model_type"),
+        ("{nonsense", FileFormatError, "cannot be read"),
+        ("[" * 100_000, FileFormatError, "cannot be read"),
+        (json.dumps(CONFIG | {"hidden_size": -1}), FieldError, "'hidden_size' should be a number above zero"),
+        (json.dumps(CONFIG | {"vocab_size": 1.5}), FieldError, "whole number"),
+        (json.dumps(CONFIG | {"num_hidden_layers": "many"}), FieldError, "'num_hidden_layers'"),
+    ],
+)
+def test_bad_files_are_refused(tmp_path: Path, text: str, error: type[Exception], says: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text, "utf-8")
+    with pytest.raises(error) as caught:
+        model(str(path))
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_file_is_said(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="Cannot read"):
+        model(str(tmp_path / "config.json"))
+
+
+def test_ten_megabytes_of_garbage(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(b"{" * 10_000_000)
+    with pytest.raises(FileFormatError, match=r"10\.0 MB; FineGauge reads at most 5 MB"):
+        model(str(path))
+
+
+def test_user_model(home: Path) -> None:
+    (home / "models").mkdir(parents=True)
+    rows = [{"name": "me/mine-1b", "aliases": ["mine"], "parameters": 1e9, "config": CONFIG}]
+    (home / "models" / "mine.json").write_text(json.dumps(rows), "utf-8")
+    assert model("mine").parameters == 1_000_000_000
+    assert model("ME/mine-1b").parameters_from == "user"
+    assert "me/mine-1b" in models()

@@ -1,0 +1,102 @@
+"""Filters, rankings, ages, and offers that the user adds."""
+
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from finegauge.catalogue.offers import (
+    age_days,
+    cheapest_offers,
+    managed_prices,
+    offers,
+    providers,
+    stale_warning,
+)
+from finegauge.errors import FieldError, UnknownNameError
+
+
+def test_filters() -> None:
+    found = offers("h100", provider="AWS", gpu_count=8)
+    assert {offer.instance_type for offer in found} == {"p5.48xlarge"}
+    assert offers("h100", region="us-east-1", provider="aws", gpu_count=3) == ()
+    assert len(offers()) == 1481
+    assert len(providers()) == 25
+
+
+def test_unknown_provider_and_gpu() -> None:
+    with pytest.raises(UnknownNameError, match="Did you mean 'runpod'"):
+        offers(provider="runpods")
+    with pytest.raises(UnknownNameError, match="No GPU named"):
+        offers("h1000")
+
+
+@pytest.mark.parametrize(("gpu", "gpu_count"), [("a40", 1), ("a100-80gb", 1), ("h100", 8), ("t4", 2)])
+def test_cheapest_is_sorted_and_holds_enough_cards(gpu: str, gpu_count: int) -> None:
+    found = cheapest_offers(gpu, gpu_count)
+    prices = [offer.on_demand_usd_per_h or 0.0 for offer in found]
+    assert prices == sorted(prices)
+    assert prices[0] > 0
+    assert all(offer.gpu_count >= gpu_count and not offer.outlier for offer in found)
+    assert not {"seed-paper", "marketplace"} & {offer.tier for offer in found}
+
+
+def test_cheapest_spot() -> None:
+    found = cheapest_offers("l4", spot=True)
+    assert found[0].spot_usd_per_h == min(offer.spot_usd_per_h or 1e9 for offer in found)
+    assert found[0].usd_per_h(spot=True) == found[0].spot_usd_per_h
+
+
+def test_slices_hold_no_whole_card() -> None:
+    slices = [offer for offer in offers("a10") if "fraction" in offer.notes]
+    assert len(slices) == 108
+    assert {offer.gpu_count for offer in slices} == {0}
+
+
+@pytest.mark.parametrize(
+    ("day", "age"), [("2026-06-18", 155), ("2026-11-20", 0), ("2024", 1054), ("2026-11", 19), ("soon", None)]
+)
+def test_age(day: str, age: int | None) -> None:
+    assert age_days(day, date(2026, 11, 20)) == age
+
+
+def test_stale_warning() -> None:
+    shown = offers("h100", provider="aws")
+    warning = stale_warning(shown, date(2026, 11, 20))
+    assert warning is not None
+    assert "All prices are over 60 days old (oldest: 2026-07-20, 123 days)" in warning
+    assert stale_warning(shown, date(2026, 9, 18)) is None
+    assert stale_warning(offers(provider="cudo-2024"), date(2026, 11, 20)) is None
+
+
+def test_managed_prices_by_band_and_name() -> None:
+    bands = managed_prices("meta-llama/Meta-Llama-3-8B", 8.03e9)
+    assert {price.provider for price in bands} == {"fireworks", "together", "ori"}
+    assert "thinkingmachines-tinker" in {price.provider for price in managed_prices("Qwen/Qwen3-8B", 8.19e9)}
+
+
+def test_user_offer(home: Path) -> None:
+    (home / "offers").mkdir(parents=True)
+    (home / "offers" / "ours.yaml").write_text(
+        "- {provider: Basement, gpu: a40, gpu_count: 4, on_demand_usd_per_h: 0.4, date: 2026-11-01}\n",
+        "utf-8",
+    )
+    (found,) = offers("A40", provider="basement")
+    assert found.gpu_count == 4
+    assert found.date == "2026-11-01"
+    assert cheapest_offers("a40", 4)[0] == found
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ("{provider: x, gpu: a40}", "give 'on_demand_usd_per_h' or 'spot_usd_per_h'"),
+        ("{provider: x, gpu: a40, on_demand_usd_per_h: 0}", "above zero"),
+        ("{gpu: a40, on_demand_usd_per_h: 1}", "'provider' is missing"),
+    ],
+)
+def test_bad_user_offer(home: Path, row: str, says: str) -> None:
+    (home / "offers").mkdir(parents=True)
+    (home / "offers" / "bad.yaml").write_text(row, "utf-8")
+    with pytest.raises(FieldError, match=says):
+        offers()
