@@ -109,8 +109,8 @@ def architecture_of(model_name: str, top_k: int | None = None) -> Architecture:
 def lowering_of(run: Run) -> Lowering:
     """Return the choices of `run` that decide which operators its blocks become."""
     quantized = run.weights_dtype if run.weights_dtype in QUANTIZED else ""
-    narrow = "bf16" if quantized or run.weights_dtype in ("bf16", "fp16") else run.weights_dtype
-    compute = run.autocast if run.autocast != "none" else narrow
+    plain = ("fp16" if quantized.startswith("gptq") else "bf16") if quantized else run.weights_dtype
+    compute = run.autocast if run.autocast != "none" else plain
     compute_bytes = 4 if compute == "fp32" else 2
     wide = run.weights_dtype == "fp32" or (run.upcast_unquantized and bool(quantized))
     version = version_numbers(run.transformers_version)[:2]

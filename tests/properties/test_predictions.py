@@ -1,0 +1,70 @@
+"""What must hold for every run: more work is never smaller or faster, parts add up."""
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from finegauge.predict import predict
+from finegauge.profile import Profile
+from finegauge.workload.run import Run
+
+MODELS = ("llama-2-7b", "mixtral-8x7b", "qwen3-0.6b", "mamba-130m-hf", "blackmamba-2.8b")
+runs = st.fixed_dictionaries(
+    {
+        "model": st.sampled_from(MODELS),
+        "method": st.sampled_from(("full", "lora", "qlora")),
+        "gpu": st.sampled_from(("A40", "H100-SXM5-80GB", "L4")),
+        "activation_checkpointing": st.sampled_from(("none", "full", "selective")),
+        "attention": st.sampled_from(("sdpa", "flash", "eager")),
+        "seq_len": st.integers(16, 4096),
+        "micro_batch_size": st.integers(1, 64),
+        "transformers_version": st.sampled_from(("4.40", "4.48", "5.23")),
+    }
+)
+
+
+def step(fields: dict[str, Any], **changes: Any) -> Profile:
+    return predict(Run(**{**fields, **changes}))
+
+
+@settings(max_examples=60, deadline=None)
+@given(runs)
+def test_parts_add_up_and_nothing_is_negative(fields: dict[str, Any]) -> None:
+    profile = step(fields)
+    for breakdown in (profile.device_memory_bytes, profile.step_time_s, profile.step_energy_j):
+        assert all(value >= 0 for value in breakdown.parts.values())
+        assert abs(breakdown.at(1).total - breakdown.total) <= 1e-9 * breakdown.total
+    assert 0 <= profile.host_bound_fraction <= 1
+    assert 0 < profile.mfu_fraction < 1
+    assert profile.peak_memory_bytes.total == max(v for v in profile.phase_memory_bytes.at(1).parts.values())
+
+
+@settings(max_examples=60, deadline=None)
+@given(runs)
+def test_memory_and_time_rise_with_the_batch(fields: dict[str, Any]) -> None:
+    small, large = step(fields), step(fields, micro_batch_size=2 * fields["micro_batch_size"])
+    assert large.device_memory_bytes.total >= small.device_memory_bytes.total
+    assert large.step_time_s.total >= small.step_time_s.total * 0.999
+
+
+@settings(max_examples=60, deadline=None)
+@given(runs)
+def test_lora_needs_no_more_than_full_and_checkpointing_no_more_than_none(fields: dict[str, Any]) -> None:
+    fields = {**fields, "activation_checkpointing": "full"}
+    assert (
+        step(fields, method="lora").peak_memory_bytes["optimizer"]
+        <= (step(fields, method="full").peak_memory_bytes["optimizer"])
+    )
+    plain = step(fields, activation_checkpointing="none")
+    assert (
+        step(fields).phase_memory_bytes.under("loss").total
+        <= plain.phase_memory_bytes.under("loss").total * 1.001
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(runs)
+def test_a_larger_gpu_of_the_same_kind_never_turns_a_fit_into_a_failure(fields: dict[str, Any]) -> None:
+    small, large = step(fields, gpu="A100-SXM4-40GB"), step(fields, gpu="A100-SXM4-80GB")
+    assert large.fits or not small.fits
