@@ -180,7 +180,8 @@ class MixtureOfExperts:
         name = "experts.gate_up_proj" if self.gated else "experts.up_proj"
         tensors = [Tensor(name, (e, up, h), "experts"), Tensor("experts.down_proj", (e, h, f), "experts")]
         if self.expert_bias:
-            tensors += [Tensor(f"{name}_bias", (e, up), "bias"), Tensor("experts.down_proj_bias", (e, h), "bias")]
+            tensors.append(Tensor(f"{name}_bias", (e, up), "bias"))
+            tensors.append(Tensor("experts.down_proj_bias", (e, h), "bias"))
         return tensors
 
     def tensors(self) -> list[Tensor]:
