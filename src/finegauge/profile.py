@@ -8,7 +8,7 @@ is three of them (memory, time, energy) with the run, the outcome and the source
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from finegauge.workload.run import Run
@@ -80,8 +80,7 @@ class Breakdown:
         return {" / ".join(path): value for path, value in self.parts.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
+class Interval(NamedTuple):
     """The 10th and 90th percentile of a predicted quantity, as factors of its median."""
 
     low_ratio: float
@@ -92,8 +91,7 @@ class Interval:
         return median * self.low_ratio, median * self.high_ratio
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class Source(NamedTuple):
     """Who says so: predicted, measured or published; by what; how sure."""
 
     kind: str
@@ -183,8 +181,7 @@ class Profile:
         return intervals
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(NamedTuple):
     """One quantity at one path, ours against theirs."""
 
     quantity: str

@@ -6,15 +6,14 @@ Figures are yearly averages of a country, state, province or cloud region; an ho
 differ twofold. A region that is not listed falls back to the world average, and says so.
 """
 
-from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 from finegauge.catalogue.tables import optional_int, table
 from finegauge.errors import UnknownNameError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GridIntensity:
+class GridIntensity(NamedTuple):
     """The greenhouse gas behind one kWh of a grid."""
 
     code: str  # "aws:us-east-1", ISO country code, "US-VA", "WORLD"
@@ -25,8 +24,7 @@ class GridIntensity:
     checked: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pue:
+class Pue(NamedTuple):
     """Power usage effectiveness: what the site draws over what its machines draw."""
 
     name: str

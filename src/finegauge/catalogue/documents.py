@@ -61,13 +61,15 @@ def read_document(path: str) -> Any:
 def read_bounded(path: str) -> str:
     """Return the text of a file of at most 5 MB."""
     try:
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise FileFormatError(f"{shown(path)} is not a file of YAML or JSON.")
         size = os.path.getsize(path)
         if size > MAX_FILE_BYTES:
             raise FileFormatError(
                 f"{path} holds {size / 1e6:.1f} MB; FineGauge reads at most {MAX_FILE_BYTES / 1e6:.0f} MB."
             )
         with open(path, encoding="utf-8") as file:
-            return file.read()
+            return file.read(MAX_FILE_BYTES)
     except OSError as error:
         raise InputError(f"Cannot read {shown(path)}: {error.strerror or error}.") from None
     except UnicodeDecodeError:

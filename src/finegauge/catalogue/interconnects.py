@@ -4,14 +4,13 @@ Rates are one direction and per GPU: the number that a transfer time divides by 
 both directions, and network rates are per node). Expect 80 to 90 % of it with large payloads.
 """
 
-from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 from finegauge.catalogue.tables import optional, optional_int, table
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interconnect:
+class Interconnect(NamedTuple):
     """The links of one instance type."""
 
     provider: str  # "generic" for boards that many clouds use

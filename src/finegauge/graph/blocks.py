@@ -11,12 +11,11 @@ targets and quantisers can be matched by name.
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from math import prod
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(NamedTuple):
     """One parameter tensor, as the transformers module holds it."""
 
     name: str
@@ -29,8 +28,7 @@ class Tensor:
         return prod(self.shape)
 
 
-@dataclass(frozen=True, slots=True)
-class Linear:
+class Linear(NamedTuple):
     """A dense projection, in_features -> out_features."""
 
     name: str
@@ -47,8 +45,7 @@ class Linear:
         return [weight, Tensor(f"{self.name}.bias", (self.out_features,), "bias")]
 
 
-@dataclass(frozen=True, slots=True)
-class Norm:
+class Norm(NamedTuple):
     """A normalisation over `size` channels; `kind` is "rms" or "layer"."""
 
     name: str
@@ -63,8 +60,7 @@ class Norm:
         return [Tensor(f"{self.name}.{part}", (self.size,), "norm") for part, has in parts if has]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attention:
+class Attention(NamedTuple):
     """Multi-head, grouped-query or multi-query attention.
 
     `projections` are in order of use; the last one is the output projection. Fused
@@ -76,8 +72,8 @@ class Attention:
     num_heads: int
     num_key_value_heads: int
     head_dim: int
-    value_head_dim: int = 0  # 0: same as head_dim
     projections: tuple[Linear, ...]
+    value_head_dim: int = 0  # 0: same as head_dim
     qk_norms: tuple[Norm, ...] = ()
     window: int | None = None  # keys each query sees; None: all before it
     rotary: bool = True
@@ -90,8 +86,7 @@ class Attention:
         return _tensors(self.projections, self.qk_norms) + list(self.extra)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatentAttention:
+class LatentAttention(NamedTuple):
     """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): low-rank q and kv.
 
     `q_lora_rank` of None: q is projected directly. Queries and keys have
@@ -115,8 +110,7 @@ class LatentAttention:
         return _tensors(self.projections, self.norms) + list(self.extra)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FeedForward:
+class FeedForward(NamedTuple):
     """A dense feed-forward: up, activation, down; `gated` adds the gate (SwiGLU, GeGLU).
 
     `projections` in order of use, down last; a fused gate+up is one `Linear`.
@@ -135,8 +129,7 @@ class FeedForward:
         return _tensors(self.projections, self.norms)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MixtureOfExperts:
+class MixtureOfExperts(NamedTuple):
     """A routed feed-forward: `top_k` of `num_experts` per token, and shared experts beside them.
 
     `expert_bias`: the expert projections have biases. `router_extra` are tensors of the
@@ -148,9 +141,9 @@ class MixtureOfExperts:
     intermediate_size: int
     num_experts: int
     top_k: int
+    router: Linear
     gated: bool = True
     expert_bias: bool = False
-    router: Linear
     router_extra: tuple[Tensor, ...] = ()
     shared: FeedForward | None = None
     shared_gate: Linear | None = None
@@ -194,8 +187,7 @@ class MixtureOfExperts:
         return own + self.expert_tensors() + shared + gate + list(self.extra)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mamba1:
+class Mamba1(NamedTuple):
     """A Mamba-1 mixer (selective scan, arXiv:2312.00752)."""
 
     hidden_size: int
@@ -213,8 +205,7 @@ class Mamba1:
         return _tensors(self.projections, self.norms) + list(self.extra)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mamba2:
+class Mamba2(NamedTuple):
     """A Mamba-2 mixer (state-space duality, arXiv:2405.21060)."""
 
     hidden_size: int
@@ -235,8 +226,7 @@ class Mamba2:
         return _tensors(self.projections, self.norms) + list(self.extra)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinearAttention:
+class LinearAttention(NamedTuple):
     """A recurrent mixer with a matrix state per head: gated delta rule, retention, xLSTM.
 
     `num_heads` heads keep a state of `key_head_dim` x `value_head_dim`, updated in
@@ -263,8 +253,7 @@ class LinearAttention:
 Mixer = Attention | LatentAttention | FeedForward | MixtureOfExperts | Mamba1 | Mamba2 | LinearAttention
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Branch:
+class Branch(NamedTuple):
     """One residual branch: x + norm_after(mixer(norm_before(x)))."""
 
     mixer: Mixer
@@ -276,8 +265,7 @@ class Branch:
         return _tensors((n for n in (self.norm_before, self.norm_after) if n), (self.mixer,))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
+class Layer(NamedTuple):
     """One layer; `parallel` branches share the layer's input (GPT-J, GPT-NeoX, Falcon, Cohere)."""
 
     kind: str  # "attention", "attention+moe", "mamba", ...: what `models show` counts
@@ -290,8 +278,7 @@ class Layer:
         return [t for branch in self.branches for t in branch.tensors()] + list(self.extra)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Architecture:
+class Architecture(NamedTuple):
     """A whole model. Layers are grouped: (layer, how many of it), in no particular order.
 
     `other` holds tensors outside the text decoder (a vision tower, its projector): they
@@ -307,7 +294,7 @@ class Architecture:
     head: Linear | None  # None: tied to the embedding
     other: tuple[Tensor, ...] = ()
     max_position_embeddings: int | None = None
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     @property
     def num_layers(self) -> int:

@@ -134,7 +134,7 @@ def lowering_of(run: Run) -> Lowering:
         stash_survives=_stashes(run) and not run.checkpointing_reentrant,
         attention=run.attention,
         experts=run.experts_implementation,
-        fused_kernels=bool(run.kernels),
+        fused_kernels=bool(run.kernels) or run.compile,  # a compiler fuses what those fuse by hand
         loss=run.loss,
         logits_held=(4, 46) <= version < (4, 50) and model_type not in OWN_LOSS_TYPES,
         narrow_loss=version < (5, 0) and model_type in NARROW_LOSS_TYPES,

@@ -9,7 +9,7 @@ byte each and a 32-bit scale per 256.
 [1] Dettmers et al. 2023, arXiv:2305.14314, section 3
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from finegauge.graph.blocks import Architecture, Layer, Linear, MixtureOfExperts, Tensor
 from finegauge.graph.lowering import Lowering
@@ -33,8 +33,7 @@ STATE_VALUES = {
 EIGHT_BIT_STATE_BYTES = 1 + 4 / 256
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
+class Weights(NamedTuple):
     """What a rank holds before the first step, unsharded."""
 
     base_bytes: float  # the model's own tensors
@@ -122,7 +121,7 @@ def _adapter_params(layer: Layer, low: Lowering) -> float:
 
 def _expert_adapters(moe: MixtureOfExperts, low: Lowering) -> float:
     """Return the LoRA parameters of router and routed experts."""
-    h, f = moe.hidden_size, moe.intermediate_size
+    h, f = moe.expert_width, moe.intermediate_size
     eager = low.experts == "eager"
     if eager and moe.gated:
         linears = [Linear("w1", h, f), Linear("w3", h, f), Linear("w2", f, h)]
@@ -130,7 +129,8 @@ def _expert_adapters(moe: MixtureOfExperts, low: Lowering) -> float:
         up = "gate_up_proj" if moe.gated else "up_proj"
         linears = [Linear(up, h, 2 * f if moe.gated else f), Linear("down_proj", f, h)]
     experts = sum(_lora_size(low, linear, "experts", moe.path) for linear in linears)
-    return moe.num_experts * experts + _lora_size(low, moe.router, "router", moe.path)
+    around = sum(_lora_size(low, linear, "linear", moe.path) for linear in moe.latent)
+    return moe.num_experts * experts + around + _lora_size(low, moe.router, "router", moe.path)
 
 
 def _lora_size(low: Lowering, linear: Linear, kind: str, part: str) -> float:

@@ -8,7 +8,7 @@ its source stands beside it. A calibration fitted to measurements replaces them 
     of a 4-bit linear with its adapter, 0.16 ms of a 16-bit one
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from finegauge.catalogue.gpus import GpuSpec
@@ -59,8 +59,8 @@ class Calibration:
     active_power_fraction: float = 0.92  # of the board limit while matrix products run
     memory_power_fraction: float = 0.68  # while memory-bound kernels run
     idle_power_fraction: float = 0.14  # clocks up, nothing running, where no idle figure is known
-    memory_interval: Interval = field(default_factory=lambda: Interval(0.95, 1.07))
-    time_interval: Interval = field(default_factory=lambda: Interval(0.80, 1.35))
+    memory_interval: Interval = Interval(0.95, 1.07)
+    time_interval: Interval = Interval(0.80, 1.35)
 
     def matmul_flops_per_s(self, gpu: GpuSpec, dtype: str) -> float:
         """Return the rate of a large matrix product on `gpu` in training."""

@@ -9,8 +9,8 @@ Neglected: clocks that sink with power, cache hits between operators.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import ceil
+from typing import NamedTuple
 
 from finegauge.catalogue.gpus import GpuSpec
 from finegauge.graph.op import Cost, Extents, Gemm, Op
@@ -24,8 +24,7 @@ VECTOR_FRACTION = 0.5  # of the fp32 peak: kernels without matrix instructions
 CHUNKED_SCAN_FRACTION = 0.5  # of a large product's rate: small products inside a chunk
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(NamedTuple):
     """A GPU under a calibration: rates ready to divide by."""
 
     gpu: GpuSpec

@@ -14,7 +14,7 @@ optimizer (no activations, the multi-tensor temporary).
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from finegauge.graph.build import Graph, LayerGraph
 from finegauge.graph.op import Extents, Op
@@ -32,8 +32,7 @@ RECOMPUTED_KINDS = frozenset(
 Parts = dict[Path, float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LiveSet:
+class LiveSet(NamedTuple):
     """What is alive at the peak of each phase of a step."""
 
     phases: dict[str, Breakdown]

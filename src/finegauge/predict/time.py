@@ -10,7 +10,7 @@ fused one 7; clipping adds 3.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from finegauge.graph.build import Graph
 from finegauge.graph.op import Cost, Extents, Op
@@ -24,8 +24,7 @@ FOREACH_LAUNCHES = 60.0
 TENSORS_PER_LAUNCH = 40.0  # tensors that one multi-tensor kernel covers
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTime:
+class StepTime(NamedTuple):
     """The seconds of one optimizer step by (stage, part, kernel), and what they are made of."""
 
     parts: Breakdown

@@ -152,20 +152,17 @@ def _refusal(model_type: str) -> str:
 
 def _with_top_k(described: Architecture, top_k: int) -> Architecture:
     """Return the architecture with `top_k` experts per token in every routed feed-forward."""
-    from dataclasses import replace
 
     def routed(branch: Branch) -> Branch:
         moe = branch.mixer
         if not isinstance(moe, MixtureOfExperts):
             return branch
         if not isinstance(top_k, int) or not 1 <= top_k <= moe.num_experts:
-            raise FieldError(
-                f"num_experts_per_tok={shown(top_k)}, but there are {moe.num_experts} experts."
-            )
-        return replace(branch, mixer=replace(moe, top_k=top_k))
+            raise FieldError(f"num_experts_per_tok={shown(top_k)}, but there are {moe.num_experts} experts.")
+        return branch._replace(mixer=moe._replace(top_k=top_k))
 
     def rerouted(layer: Layer) -> Layer:
-        return replace(layer, branches=tuple(routed(branch) for branch in layer.branches))
+        return layer._replace(branches=tuple(routed(branch) for branch in layer.branches))
 
     if not any(
         isinstance(b.mixer, MixtureOfExperts) for layer, _ in described.layers for b in layer.branches
@@ -173,4 +170,4 @@ def _with_top_k(described: Architecture, top_k: int) -> Architecture:
         raise FieldError(
             f"num_experts_per_tok={top_k}, but '{described.model_type}' has no routed experts; leave it out."
         )
-    return replace(described, layers=tuple((rerouted(layer), count) for layer, count in described.layers))
+    return described._replace(layers=tuple((rerouted(layer), count) for layer, count in described.layers))

@@ -3,8 +3,6 @@
 Defaults are those of the transformers 5.23 classes.
 """
 
-from dataclasses import replace
-
 from finegauge.errors import FieldError, shown
 from finegauge.graph.blocks import Architecture, Layer, Linear, Mamba2, Mixer, Norm
 from finegauge.graph.families.moe import experts
@@ -219,4 +217,4 @@ def _nemotron_h_mixer(f: Figures, kind: str) -> Mixer:
         Linear("fc1_latent_proj", hidden, narrow, bias),
         Linear("fc2_latent_proj", narrow, hidden, bias),
     )
-    return replace(routed, latent=(into, out))
+    return routed._replace(latent=(into, out))
