@@ -1,0 +1,132 @@
+"""The command `finegauge`: parse, call, show.
+
+A command's module is imported when it runs, so `finegauge --help` and `finegauge estimate`
+pay for nothing else. Exit codes: 0 done; `check` 0, 10 or 20; 64 bad usage or input; 70 an
+error of FineGauge's own; 130 interrupted.
+"""
+
+import gc
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from finegauge import __version__
+from finegauge.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_DONE,
+    EXIT_INTERNAL,
+    EXIT_INTERRUPTED,
+    FineGaugeError,
+    did_you_mean,
+)
+
+COMMANDS: dict[str, tuple[str, str]] = {  # name: module that holds it, and what --help says about it
+    "estimate": ("finegauge.cli.estimate", "Memory, time, cost and energy of a run, on one or several GPUs."),
+    "explain": (
+        "finegauge.cli.explain",
+        "Why: every byte and second with its formula, every input's origin.",
+    ),
+    "check": ("finegauge.cli.check", "Will it fit? Exit code 0 fits, 10 risky, 20 will not fit."),
+    "max-batch": ("finegauge.cli.capacity", "The largest micro-batch that fits."),
+    "max-length": ("finegauge.cli.capacity", "The longest sequence that fits."),
+    "models": ("finegauge.cli.catalogue", "List models, or show one with its parameters and layers."),
+    "gpus": ("finegauge.cli.catalogue", "List GPUs, or show one."),
+    "offers": ("finegauge.cli.catalogue", "List cloud offers with their prices; --refresh fetches today's."),
+    "datasets": ("finegauge.cli.catalogue", "List data sets, or show one with its lengths."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command only to run it."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the command, its module imported now."""
+        if cmd_name not in COMMANDS:
+            return None
+        from importlib import import_module
+
+        command = getattr(import_module(COMMANDS[cmd_name][0]), cmd_name.replace("-", "_"))
+        return command if isinstance(command, click.Command) else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that `args` name, or say which one they may have meant."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            raise click.UsageError(f"No such command '{args[0][:60]}'.{did_you_mean(args[0], COMMANDS)}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(
+    cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
+@click.version_option(__version__, message="%(prog)s %(version)s")
+def root() -> None:
+    """What fine-tuning a language model takes: does it fit, how long, what cost, what energy, and why.
+
+    RUN is the config you already have: a FineGauge run file, LLaMA-Factory's YAML, or a Hugging Face
+    config.json. KEY=VALUE arguments after it override its fields.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command and exit with its code; an error is one line on stderr, never a traceback."""
+    gc.disable()  # a command is too short to have garbage,
+    code = _exit_code(arguments)
+    gc.freeze()  # and looking for it at the end takes longer than a prediction
+    sys.exit(code)
+
+
+def _exit_code(arguments: Sequence[str] | None) -> int:
+    """Return the exit code of one command, its error said on stderr."""
+    words = None if arguments is None else list(arguments)
+    try:
+        code = root.main(args=words, prog_name="finegauge", standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader left; say no more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_DONE
+    except (KeyboardInterrupt, click.Abort):
+        return EXIT_INTERRUPTED
+    except (FineGaugeError, click.ClickException) as error:
+        return _say_error(error)
+    except Exception as error:
+        if os.environ.get("FINEGAUGE_DEBUG"):
+            raise
+        what = f"{type(error).__name__}: {_one_line(error)}"
+        sys.stderr.write(
+            f"Error: internal error ({what}); please report it. FINEGAUGE_DEBUG=1 shows the traceback.\n"
+        )
+        return EXIT_INTERNAL
+    return code if isinstance(code, int) else EXIT_DONE
+
+
+def _say_error(error: FineGaugeError | click.ClickException) -> int:
+    """Say on stderr what the user can do about `error`, and return its exit code."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        sys.stderr.write(f"{error.format_message()}\n")
+        return EXIT_BAD_INPUT
+    if isinstance(error, FineGaugeError):
+        sys.stderr.write(f"Error: {_one_line(error)}\n")
+        return error.exit_code
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    hint = f" See '{context.command_path} --help'." if context else ""
+    sys.stderr.write(f"Error: {_one_line(error.format_message())}{hint}\n")
+    return EXIT_BAD_INPUT
+
+
+def _one_line(message: object, limit: int = 600) -> str:
+    """Return `message` as one printable line."""
+    text = " ".join(str(message).split())
+    return text if len(text) <= limit else f"{text[:limit]}…"

@@ -1,0 +1,69 @@
+"""What every command that takes a RUN has in common: its arguments, its GPUs, its way to print."""
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from finegauge.errors import InputError
+
+if TYPE_CHECKING:
+    from finegauge.workload.run import Run
+
+# Asked about where neither the run nor --gpu names one: from a cheap card to a large one.
+COMMON_GPUS = ("L4", "RTX-4090", "A40", "L40S", "A100-40GB", "A100-80GB", "H100", "H200")
+
+
+def question(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give `command` the arguments RUN [KEY=VALUE]... and the options --gpu and --json."""
+    for decorate in (
+        click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else."),
+        click.option(
+            "--gpu", "gpus", metavar="NAME,NAME", multiple=True, help="GPUs to ask about; 'finegauge gpus'."
+        ),
+        click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]..."),
+        click.argument("run_file", metavar="RUN"),
+    ):
+        command = decorate(command)
+    return command
+
+
+def runs(run_file: str, overrides: Iterable[str], gpus: Iterable[str], *, common: bool = True) -> list["Run"]:
+    """Return the run, once per GPU asked about.
+
+    Args:
+        run_file: What `finegauge.workload.readers` can read.
+        overrides: "key=value" each.
+        gpus: Names, comma-separated; they win over the GPU that the run states.
+        common: Whether to ask about the common GPUs where none is named; if not, that is an error.
+    """
+    from finegauge.workload.readers import read
+
+    run = read(run_file, tuple(overrides))
+    names = [name.strip() for text in gpus for name in text.split(",") if name.strip()]
+    if not names and run.gpu:
+        return [run.replace(origin=run.origins["gpu"], gpu=_canonical(run.gpu))]
+    if not names and not common:
+        raise InputError(
+            "No GPU is stated: add --gpu a100-80gb, or 'gpu: A100-SXM4-80GB' to the run; "
+            "'finegauge gpus' lists them."
+        )
+    chosen = dict.fromkeys(_canonical(name) for name in names or COMMON_GPUS)
+    origin = "command line" if names else "one of the common GPUs"
+    return [run.replace(origin=origin, gpu=name) for name in chosen]
+
+
+def say(lines: Iterable[str] | str) -> None:
+    """Print to stdout, in characters that its encoding has."""
+    text = lines if isinstance(lines, str) else "\n".join(lines)
+    encoding = sys.stdout.encoding or "utf-8"
+    click.echo(text.encode(encoding, errors="replace").decode(encoding), color=True)
+
+
+def _canonical(name: str) -> str:
+    """Return the catalogue's name of a GPU, or the path of the user's own GPU file."""
+    from finegauge.catalogue.gpus import gpu
+
+    spec = gpu(name)
+    return name if name.endswith((".yaml", ".yml")) else spec.name

@@ -1,0 +1,1 @@
+"""What to do about it: the largest batch that fits, and what the run will cost."""

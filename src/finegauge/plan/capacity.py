@@ -1,0 +1,131 @@
+"""The largest micro-batch, or the longest sequence, that still fits.
+
+Out of memory is an outcome, not an error, so the answer is where the outcome flips. The
+search brackets that point and, where the Estimator says how much memory a step takes,
+aims along the lines through known steps: about four probes where memory is affine.
+It never knows whether its Estimator predicts or measures.
+
+Neglects: an Estimator whose outcome flips more than once.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import floor
+from typing import TYPE_CHECKING
+
+from finegauge.profile import Profile
+
+if TYPE_CHECKING:
+    from finegauge.workload.run import Run
+
+Estimator = Callable[["Run"], Profile]
+
+MAX_MICRO_BATCH_SIZE = 4096
+MAX_SEQ_LEN = 1_048_576
+MANY = 1e12  # a line that meets the limit beyond this never does
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """The largest value of one field that fits, with the steps on both sides of the border."""
+
+    field: str  # the field of Run that was varied
+    value: int  # 0 where even the smallest does not fit
+    limit: int  # the search went no further
+    profile: Profile | None  # the step at `value`
+    first_that_fails: Profile | None  # the step just above; None where `limit` still fits
+    num_probes: int
+
+    @property
+    def at_limit(self) -> bool:
+        """Return whether the search stopped at its limit, not at the memory's."""
+        return self.first_that_fails is None
+
+
+def max_micro_batch_size(
+    run: "Run", estimator: Estimator | None = None, *, limit: int = MAX_MICRO_BATCH_SIZE
+) -> Capacity:
+    """Return the largest `micro_batch_size` whose longest batch fits, up to `limit` sequences.
+
+    Args:
+        run: The question; its own micro_batch_size does not matter.
+        estimator: Who says whether a step fits; FineGauge's prediction by default.
+        limit: The largest size to consider.
+    """
+    ask = estimator or _predict
+    return _search("micro_batch_size", lambda size: ask(run.replace(micro_batch_size=size)), limit, unit=1)
+
+
+def max_seq_len(run: "Run", estimator: Estimator | None = None, *, limit: int = MAX_SEQ_LEN) -> Capacity:
+    """Return the longest `seq_len`, a multiple of `pad_to_multiple_of`, at which the batch fits.
+
+    The run's data set is set aside: every sequence counts as long as the cut-off, for that
+    is the batch that has to fit.
+    """
+    ask = estimator or _predict
+    filled = run.replace(dataset=None)
+    unit = min(run.pad_to_multiple_of, limit)
+    return _search("seq_len", lambda length: ask(filled.replace(seq_len=length)), limit, unit=unit)
+
+
+def _predict(run: "Run") -> Profile:
+    """Return FineGauge's own prediction."""
+    from finegauge.predict import predict
+
+    return predict(run)
+
+
+def _search(field: str, probe: Callable[[int], Profile], limit: int, *, unit: int) -> Capacity:
+    """Return the border between fitting and failing, in multiples of `unit` up to `limit`."""
+    known: dict[int, Profile] = {}
+    low, high, most = 0, None, limit // unit
+    while low < most and (high is None or high - low > 1):
+        guess = _aim(known, low, high, most)
+        known[guess] = probe(guess * unit)
+        if known[guess].fits:
+            low = guess
+        else:
+            high = guess
+    return Capacity(
+        field=field,
+        value=low * unit,
+        limit=most * unit,
+        profile=known.get(low),
+        first_that_fails=None if high is None else known[high],
+        num_probes=len(known),
+    )
+
+
+def _aim(known: dict[int, Profile], low: int, high: int | None, most: int) -> int:
+    """Return the next multiple to probe.
+
+    Memory that rises ever faster meets the limit between where the chord of the bracket
+    meets it and where the line through the two steps below does: the middle of both is
+    probed. Every fourth probe halves the bracket, so that no other curve can make the
+    search crawl; while nothing is known of memory, the guess doubles and halves.
+    """
+    below = max((n for n in known if n < low), default=None)
+    risen = _crossing(known, below, low)
+    if high is None:
+        return min(most, max(low + 1, risen if risen is not None else 2 * low))
+    chord = _crossing(known, low, high)
+    if chord is None or len(known) % 4 == 0:
+        guess = (low + high) // 2 if high < 16 * low else round((max(1, low) * high) ** 0.5)
+    else:
+        guess = chord if risen is None else (chord + min(risen, high)) // 2
+    return min(max(guess, low + 1), high - 1)
+
+
+def _crossing(known: dict[int, Profile], one: int | None, other: int) -> int | None:
+    """Return the multiple at which the line through two known steps reaches what the GPU has.
+
+    None where a step is not known, or memory does not rise.
+    """
+    if one is None or one not in known or other not in known:
+        return None
+    first, second = known[one].device_memory_bytes.total, known[other].device_memory_bytes.total
+    slope = (second - first) / (other - one)
+    capacity = known[other].capacity_bytes
+    if slope <= 0 or not capacity:
+        return None
+    return other + floor(max(-MANY, min(MANY, (capacity - second) / slope)))

@@ -1,0 +1,176 @@
+r"""What a whole run takes: hours, kWh, kg of CO2e, and dollars per offer.
+
+$$ t = t_{start} + n_{steps} t_{step} + t_{evaluation} + t_{saves} $$
+$$ E_{wall} = 1.28 E_{boards}, \qquad CO_2e = E_{wall} \cdot PUE \cdot intensity $$
+
+Energy of the boards (what NVML reads) and at the wall (what the bill reads) are two
+figures with two names. Neglects: failed attempts, set-up by hand, storage and traffic.
+
+[1] MLPerf Training logs, 8 x H100 (700 W boards) on Llama-2-70B LoRA, one node: 895 W at the
+    wall per GPU, power logged at the wall from run_start to run_stop.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from finegauge.catalogue.carbon import grid
+from finegauge.catalogue.carbon import pue as site_overhead
+from finegauge.catalogue.gpus import gpu
+from finegauge.catalogue.offers import Offer, offers, stale_warning
+from finegauge.plan.prices import ManagedPrice, PricedOffer, cheapest, managed, priced
+from finegauge.profile import Breakdown, Profile
+from finegauge.workload.data import BatchShape, shape
+
+if TYPE_CHECKING:
+    from finegauge.workload.run import Run
+
+WALL_POWER_RATIO = 895.0 / 700.0  # [1]: CPUs, memory, fans, network and power supplies on top of the boards
+IDLE_POWER_FRACTION = 0.15  # of board power, where the catalogue has no idle figure; assumption
+SAVE_BYTES_PER_S = 1e9  # a checkpoint to one NVMe or a good network disk; assumption
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quote:
+    """What a whole run takes; figures of the whole are None where the number of steps is not known."""
+
+    run: "Run"
+    num_steps: int | None
+    wall_time_s: Breakdown  # startup, steps, evaluation, saves; empty where the steps are not known
+    boards_energy_j: float | None
+    wall_energy_j: float | None
+    emissions_kg: float | None  # CO2 equivalent
+    grid: str  # whose electricity
+    grid_kg_per_kwh: float
+    pue: float  # what the site draws over what its machines draw
+    offers: tuple[PricedOffer, ...]
+    managed: tuple[ManagedPrice, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def wall_s(self) -> float | None:
+        """Return the seconds from start to end."""
+        return self.wall_time_s.total if self.num_steps is not None else None
+
+    @property
+    def cheapest_on_demand(self) -> PricedOffer | None:
+        """Return the cheapest offer on demand: outliers and historical prices left out."""
+        return cheapest(self.offers)
+
+    @property
+    def cheapest_spot(self) -> PricedOffer | None:
+        """Return the cheapest spot offer: outliers and historical prices left out."""
+        return cheapest(self.offers, spot=True)
+
+
+def quote(run: "Run", profile: Profile | None = None, *, prices: Iterable[Offer] | None = None) -> Quote:
+    """Return what `run` takes from start to end, and what that costs on each offer.
+
+    Args:
+        run: With a GPU; its provider and region, where stated, narrow the offers.
+        profile: One step of it; FineGauge's prediction by default.
+        prices: The offers to price; those of the catalogue for this GPU by default.
+    """
+    if profile is None:
+        from finegauge.predict import predict
+
+        profile = predict(run)
+    run = profile.run
+    batch = shape(run)
+    num_steps, num_epochs = batch.steps_total, _num_epochs(run, batch)
+    intensity = grid(run.region, run.provider)
+    overhead = site_overhead(run.provider, run.region).pue
+    found = tuple(prices) if prices is not None else _offers(run)
+    wall_time_s, boards_j = Breakdown({}), None
+    costs: tuple[PricedOffer, ...] = ()
+    services: tuple[ManagedPrice, ...] = ()
+    if num_steps is not None:
+        wall_time_s = _wall_time_s(run, profile, num_steps, num_epochs)
+        boards_j = _boards_energy_j(run, profile, num_steps, wall_time_s)
+        costs = priced(run, wall_time_s.total, found)
+        services = managed(run, _training_tokens(run, batch, num_steps, num_epochs))
+    wall_j = None if boards_j is None else boards_j * WALL_POWER_RATIO
+    return Quote(
+        run=run,
+        num_steps=num_steps,
+        wall_time_s=wall_time_s,
+        boards_energy_j=boards_j,
+        wall_energy_j=wall_j,
+        emissions_kg=None if wall_j is None else wall_j / 3.6e6 * overhead * intensity.kg_per_kwh,
+        grid=intensity.name,
+        grid_kg_per_kwh=intensity.kg_per_kwh,
+        pue=overhead,
+        offers=costs,
+        managed=services,
+        warnings=_warnings(run, num_steps, costs),
+    )
+
+
+def _offers(run: "Run") -> tuple[Offer, ...]:
+    """Return the catalogue's offers for the run's GPU, of its provider and region where it states them."""
+    return offers(run.gpu, provider=run.provider, region=run.region if run.provider else None)
+
+
+def _num_epochs(run: "Run", batch: BatchShape) -> float:
+    """Return how often the run goes through its data; `epochs` unless `max_steps` ends it before."""
+    if batch.steps_per_epoch and batch.steps_total:
+        return batch.steps_total / batch.steps_per_epoch
+    return run.epochs
+
+
+def _wall_time_s(run: "Run", profile: Profile, num_steps: int, num_epochs: float) -> Breakdown:
+    """Return the seconds from start to end, by part."""
+    num_saves = num_epochs * run.saves_per_epoch
+    forward_s = profile.step_time_s["forward"] / profile.step_sequences if profile.step_sequences else 0.0
+    return Breakdown.of(
+        startup=run.startup_s,
+        steps=num_steps * profile.step_time_s.total,
+        evaluation=num_epochs * run.eval_samples * forward_s,
+        saves=num_saves * _checkpoint_bytes(run, profile) / SAVE_BYTES_PER_S,
+    )
+
+
+def _checkpoint_bytes(run: "Run", profile: Profile) -> float:
+    """Return what a save writes: what trains, and the state of its optimizer.
+
+    Trainable weights are as large as their gradients; a full fine-tune writes the model whole.
+    """
+    memory = profile.device_memory_bytes
+    written = memory["gradients"] if run.trains_adapters else memory["weights"]
+    return written + memory["optimizer"]
+
+
+def _boards_energy_j(run: "Run", profile: Profile, num_steps: int, wall_time_s: Breakdown) -> float | None:
+    """Return the joules of all boards: the steps' own, and idle power around them.
+
+    None where nothing is known about the power of the board.
+    """
+    spec = gpu(run.gpu or "")
+    step_j = profile.step_energy_j.total
+    if spec.board_power_w is None or not step_j:
+        return None
+    idle_w = spec.idle_power_w or IDLE_POWER_FRACTION * spec.board_power_w
+    around_s = wall_time_s.total - wall_time_s["steps"]
+    return num_steps * step_j + around_s * idle_w * run.num_gpus
+
+
+def _training_tokens(run: "Run", batch: BatchShape, num_steps: int, num_epochs: float) -> float:
+    """Return the tokens a managed service would bill: all samples of all epochs, without padding."""
+    if batch.num_samples is None:
+        return num_steps * run.gradient_accumulation_steps * run.data_parallel * batch.real_tokens
+    return num_epochs * batch.num_samples * batch.real_tokens / batch.samples
+
+
+def _warnings(run: "Run", num_steps: int | None, costs: tuple[PricedOffer, ...]) -> tuple[str, ...]:
+    """Return what a reader of the quote has to know."""
+    if num_steps is None:
+        return (
+            "The number of steps is not known, so neither is the cost: add num_samples=…, max_steps=… or a "
+            "dataset that 'finegauge datasets' lists.",
+        )
+    ranked = [cost.offer for cost in costs if cost.is_ranked]
+    stale = stale_warning(ranked)
+    if not ranked:
+        where = f" from {run.provider}" if run.provider else ""
+        return (f"No price is known for {run.num_gpus} x {run.gpu}{where}.",)
+    return (stale,) if stale else ()

@@ -1,0 +1,59 @@
+"""What `finegauge max-batch` and `finegauge max-length` print: one row per GPU."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from finegauge.plan.capacity import Capacity
+from finegauge.report import figures
+from finegauge.report.terminal import columns, paint
+from finegauge.units import gib
+
+if TYPE_CHECKING:
+    from finegauge.workload.run import Run
+
+TITLES = {"micro_batch_size": "Largest micro-batch", "seq_len": "Longest sequence"}
+
+
+def capacity_lines(found: Sequence[tuple["Run", Capacity]]) -> list[str]:
+    """Return the largest value per GPU, with the memory on both sides of the border."""
+    field = found[0][1].field
+    lines = []
+    if len(found) == 1:
+        run, capacity = found[0]
+        lines = [paint(f"{TITLES[field]} on {run.gpu}: {_value(capacity)}", "bold"), ""]
+    headings = ["GPU", field, "memory", "usable", "one more needs", "s/step", "tokens/s", "queries/s"]
+    lines += columns(headings, [_row(run, capacity) for run, capacity in found])
+    return [*lines, *_notes(found)]
+
+
+def _value(capacity: Capacity) -> str:
+    """Return the value, with a sign where the search stopped at its limit."""
+    return f"{'≥ ' if capacity.at_limit else ''}{capacity.value:,}"
+
+
+def _row(run: "Run", capacity: Capacity) -> list[str]:
+    """Return one GPU's row."""
+    profile, above = capacity.profile, capacity.first_that_fails
+    known = profile or above
+    return [
+        str(run.gpu),
+        paint(_value(capacity), "bold"),
+        gib(profile.device_memory_bytes.total) if profile else figures.UNKNOWN,
+        gib(known.capacity_bytes) if known else figures.UNKNOWN,
+        gib(above.device_memory_bytes.total) if above else figures.UNKNOWN,
+        figures.digits(profile.step_time_s.total) if profile else figures.UNKNOWN,
+        figures.digits(profile.tokens_per_s) if profile else figures.UNKNOWN,
+        figures.digits(profile.samples_per_s) if profile else figures.UNKNOWN,
+    ]
+
+
+def _notes(found: Sequence[tuple["Run", Capacity]]) -> list[str]:
+    """Return what a reader has to know about a border."""
+    run, capacity = found[0]
+    if capacity.field == "micro_batch_size":
+        return []
+    notes = [f"Every sequence counts as that long, micro_batch_size={run.micro_batch_size}."]
+    trained = run.config.get("max_position_embeddings")
+    if isinstance(trained, int) and max(c.value for _, c in found) > trained:
+        notes.append(f"The model was built for {trained:,} positions (max_position_embeddings).")
+    return [paint(" ".join(notes), "dim")]

@@ -1,0 +1,86 @@
+"""How a figure is printed: three digits that matter, the unit a person would say, "-" for unknown."""
+
+from finegauge.profile import Interval
+from finegauge.units import GIB, HOUR_S, KWH_J, gib
+
+UNKNOWN = "-"
+
+
+def digits(value: float | None, most: int = 3) -> str:
+    """Return `value` with about `most` significant digits and thousands apart; "-" if unknown."""
+    if value is None:
+        return UNKNOWN
+    size = abs(value)
+    if size >= 10 ** (most - 1):
+        return f"{value:,.0f}"
+    for decimals in range(1, most):
+        if size >= 10 ** (most - 1 - decimals):
+            return f"{value:.{decimals}f}"
+    return f"{value:.2f}" if size >= 0.1 else f"{value:.2g}"
+
+
+def percent(fraction: float) -> str:
+    """Return a fraction as percent: "2 %", "<1 %", ">99 %"."""
+    if 0 < fraction < 0.005:
+        return "<1 %"
+    if 0.995 <= fraction < 1:
+        return ">99 %"
+    return f"{100 * fraction:.0f} %"
+
+
+def probability(fraction: float) -> str:
+    """Return a probability as percent; one that nobody can know to be 0 or 1 is "<1 %" or ">99 %"."""
+    return percent(min(max(fraction, 1e-9), 1 - 1e-9))
+
+
+def gib_of(needed_bytes: float, usable_bytes: float) -> str:
+    """Return "23.4/44.4", both in GiB."""
+    return f"{needed_bytes / GIB:.1f}/{usable_bytes / GIB:.1f}"
+
+
+def gib_interval(needed_bytes: float, interval: Interval | None) -> str:
+    """Return "23.4 GiB [22.1–25.0]", the 10th and 90th percentile where they are known."""
+    if interval is None:
+        return gib(needed_bytes)
+    low, high = interval.of(needed_bytes)
+    return f"{gib(needed_bytes)} [{low / GIB:.1f}–{high / GIB:.1f}]"
+
+
+def seconds_interval(median_s: float, interval: Interval | None) -> str:
+    """Return "2.81 [2.10–3.52]", the 10th and 90th percentile where they are known."""
+    if interval is None:
+        return digits(median_s)
+    low, high = interval.of(median_s)
+    return f"{digits(median_s)} [{digits(low, 2)}–{digits(high, 2)}]"
+
+
+def hours(wall_s: float | None) -> str:
+    """Return "118 h" or "12 min"; "-" if unknown."""
+    if wall_s is None:
+        return UNKNOWN
+    return f"{digits(wall_s / HOUR_S)} h" if wall_s >= HOUR_S else f"{digits(wall_s / 60, 2)} min"
+
+
+def kwh(energy_j: float | None) -> str:
+    """Return kWh; "-" if unknown."""
+    return digits(None if energy_j is None else energy_j / KWH_J)
+
+
+def dollars(amount_usd: float | None) -> str:
+    """Return "$52.30", "$1,234" or "-" if unknown, never 0 for what costs less than a cent."""
+    if amount_usd is None:
+        return UNKNOWN
+    if 0 < amount_usd < 0.01:
+        return "<$0.01"
+    return f"${amount_usd:,.0f}" if amount_usd >= 100 else f"${amount_usd:,.2f}"
+
+
+def plain(value: object) -> str:
+    """Return the value of a field as a run file would state it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "none"
+    if value is None:
+        return UNKNOWN
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,209 @@
+"""What a user types, and what stands on the screen."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from finegauge import __version__
+from finegauge.cli import COMMANDS
+from tests.e2e.commands import BLACKMAMBA, EXAMPLES, MIXTRAL, ROOT, finegauge, shell
+
+VERDICT = re.compile(
+    r"^(Fits|Risky|Will not fit): [\d.]+ GiB \[[\d.]+–[\d.]+\] of [\d.]+ GiB on \S+, P\(OOM\) [<>]?\d+ %\."
+)
+
+
+@pytest.fixture(autouse=True)
+def plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_estimate_says_the_verdict_first_and_stays_short(example: Path) -> None:
+    done = finegauge("estimate", str(example))
+    lines = done.out.splitlines()
+    assert done.code == 0
+    assert done.err == ""
+    assert VERDICT.match(lines[0]), lines[0]
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 100
+    for word in ("Memory", "Time", "Bottleneck", "Offers", "Assumed", "weights", "forward", "kWh"):
+        assert word in done.out
+
+
+def test_estimate_of_several_gpus_is_one_table() -> None:
+    done = finegauge("estimate", MIXTRAL, "--gpu", "a40,h100", "--gpu", "a100-40gb")
+    assert done.code == 0
+    assert done.out.startswith("Fits on A40, H100-SXM5-80GB, A100-SXM4-40GB.")
+    assert "Bottleneck" not in done.out
+    assert len([line for line in done.out.splitlines() if line.startswith(("A40 ", "H100-", "A100-"))]) == 3
+
+
+def test_a_gpu_without_an_answer_does_not_spoil_the_others() -> None:
+    done = finegauge("estimate", MIXTRAL, "--gpu", "a40,v100")
+    assert done.code == 0
+    assert done.out.startswith("Fits on A40") or done.out.startswith("Fits: ")
+    assert re.search(r"^V100\S*: .*bf16", done.out, re.MULTILINE)
+
+
+def test_estimate_without_a_gpu_compares_common_ones(tmp_path: Path) -> None:
+    run = tmp_path / "run.yaml"
+    run.write_text("model: llama-3-8b\nmethod: qlora\nseq_len: 1024\nnum_samples: 1000\n")
+    done = finegauge("estimate", str(run))
+    assert done.code == 0
+    for name in ("L4", "RTX 4090", "A100-SXM4-80GB", "H200"):
+        assert name in done.out
+
+
+def test_overrides_change_the_question() -> None:
+    one, four = (
+        finegauge("estimate", MIXTRAL, f"micro_batch_size={size}").out.splitlines()[0] for size in (1, 4)
+    )
+    assert one != four
+
+
+def test_what_does_not_fit_says_what_does() -> None:
+    done = finegauge("estimate", MIXTRAL, "micro_batch_size=64")
+    assert done.code == 0
+    assert re.match(r"Will not fit: .* micro_batch_size=\d+ is safe\.", done.out)
+
+
+def test_what_never_fits_says_what_to_do() -> None:
+    done = finegauge("estimate", MIXTRAL, "--gpu", "t4", "autocast=fp16")
+    assert "Not even micro_batch_size=1 fits" in done.out or done.code == 64
+
+
+def test_at_max_batch() -> None:
+    most = finegauge("max-batch", MIXTRAL).out.splitlines()[0]
+    size = most.rpartition(" ")[2]
+    assert f"batch {size} x" in finegauge("estimate", MIXTRAL, "--at-max-batch").out
+
+
+def test_unknown_number_of_steps_is_said(tmp_path: Path) -> None:
+    run = tmp_path / "run.yaml"
+    run.write_text("model: llama-3-8b\nmethod: qlora\ngpu: A40\n")
+    done = finegauge("estimate", str(run))
+    assert done.code == 0
+    assert "number of steps is not known" in done.out
+
+
+def test_explain_adds_up_and_tells_every_origin() -> None:
+    done = finegauge("explain", MIXTRAL, "micro_batch_size=2")
+    assert done.code == 0
+    waterfall = done.out.partition("so far\n")[2].partition("= what nvidia-smi shows")[0]
+    amounts = re.findall(r"^ +(\d+\.\d{3}) +(\d+\.\d{3})  \S", waterfall, re.MULTILINE)
+    assert sum(float(amount) for amount, _ in amounts) == pytest.approx(float(amounts[-1][1]), abs=0.01)
+    assert re.search(r"micro_batch_size +2 +command line", done.out)
+    assert re.search(r"seq_len +1024 +file", done.out)
+    assert re.search(r"startup_s +180 +FineGauge default", done.out)
+    assert max(map(len, done.out.splitlines())) <= 100
+
+
+def test_what_will_not_fit_has_no_bill() -> None:
+    assert "no bill" in finegauge("explain", MIXTRAL, "micro_batch_size=64").out
+    assert "$" not in finegauge("estimate", MIXTRAL, "micro_batch_size=64").out.partition("Managed")[0]
+
+
+def test_explain_without_a_number_of_steps(tmp_path: Path) -> None:
+    run = tmp_path / "run.yaml"
+    run.write_text("model: llama-3-8b\nmethod: qlora\ngpu: A40\n")
+    assert "number of steps is not known" in finegauge("explain", str(run)).out
+
+
+def test_explain_of_a_hybrid() -> None:
+    done = finegauge("explain", BLACKMAMBA)
+    assert done.code == 0
+    assert "mamba" in done.out
+    assert "optimizer" in done.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ([MIXTRAL], 0, "Fits"),
+        ([MIXTRAL, "micro_batch_size=64"], 20, "Will not fit"),
+        ([MIXTRAL, "--gpu", "h100,rtx4090"], 20, "Will not fit"),
+    ],
+)
+def test_check_is_an_exit_code(arguments: list[str], code: int, said: str) -> None:
+    done = finegauge("check", *arguments)
+    assert done.code == code
+    assert said in done.out
+    assert len(done.out.splitlines()) == (2 if "--gpu" in arguments else 1)
+
+
+def test_check_is_risky_at_the_border() -> None:
+    size = finegauge("max-batch", MIXTRAL).out.splitlines()[0].rpartition(" ")[2]
+    done = finegauge("check", MIXTRAL, f"micro_batch_size={size}")
+    assert done.code == 10
+    assert "Risky" in done.out
+    safe = done.out.rpartition("micro_batch_size=")[2].split()[0]
+    assert finegauge("check", MIXTRAL, f"micro_batch_size={safe}").code == 0
+    assert finegauge("check", MIXTRAL, f"micro_batch_size={int(safe) + 1}").code == 10
+
+
+def test_max_batch_of_several_gpus() -> None:
+    done = finegauge("max-batch", BLACKMAMBA, "--gpu", "a40,a100-80gb")
+    assert done.code == 0
+    assert len(done.out.splitlines()) == 3
+
+
+def test_max_batch_stops_at_its_limit() -> None:
+    assert "≥ 3" in finegauge("max-batch", MIXTRAL, "--gpu", "h100", "--limit", "3").out
+
+
+def test_max_length() -> None:
+    done = finegauge("max-length", MIXTRAL)
+    assert done.code == 0
+    assert re.match(r"Longest sequence on A40: [\d,]+\n", done.out)
+
+
+def test_help_lists_every_command_without_importing_them() -> None:
+    done = finegauge("--help")
+    assert done.code == 0
+    for command in COMMANDS:
+        assert f"  {command} " in done.out
+
+
+@pytest.mark.parametrize("command", list(COMMANDS))
+def test_every_command_has_help(command: str) -> None:
+    done = finegauge(command, "--help")
+    assert done.code == 0
+    assert "Usage: finegauge" in done.out
+
+
+def test_every_command_is_documented() -> None:
+    page = (ROOT / "docs" / "commands.md").read_text("utf-8")
+    for command in COMMANDS:
+        assert f"finegauge {command}" in page
+
+
+def test_version() -> None:
+    assert finegauge("--version").out == f"finegauge {__version__}\n"
+
+
+def test_a_process_of_its_own() -> None:
+    done = shell("estimate", MIXTRAL)
+    assert done.code == 0
+    assert done.err == ""
+    assert VERDICT.match(done.out)
+    assert "\x1b" not in done.out
+
+
+def test_a_terminal_without_unicode() -> None:
+    done = shell("estimate", MIXTRAL, PYTHONIOENCODING="ascii")
+    assert done.code == 0
+    assert done.out.isascii()
+
+
+def test_the_demo() -> None:
+    import runpy
+    from contextlib import redirect_stdout
+    from io import StringIO
+
+    out = StringIO()
+    with redirect_stdout(out):
+        runpy.run_path(str(EXAMPLES / "demo.py"))
+    assert len([line for line in out.getvalue().splitlines() if line.startswith(("dense ", "sparse "))]) == 32
+    assert len((EXAMPLES / "demo.py").read_text().splitlines()) <= 44

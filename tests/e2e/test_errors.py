@@ -1,0 +1,137 @@
+"""A user's mistake is one sentence on stderr and exit code 64; ours is 70; never a traceback."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from finegauge import cli
+from tests.e2e.commands import MIXTRAL, ROOT, finegauge, shell
+
+GARBAGE = bytes(range(256)) * 40_000  # 10 MB
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{chr(98 + n)}: &{chr(98 + n)} [{', '.join([f'*{chr(97 + n)}'] * 9)}]\n" for n in range(20)
+)
+
+
+def refused(*arguments: str) -> str:
+    """Run a command that must be refused, and return its one sentence."""
+    done = finegauge(*arguments)
+    assert done.code == 64, done
+    assert done.out == ""
+    assert done.err.startswith("Error: ")
+    assert len(done.err.splitlines()) == 1
+    assert "Traceback" not in done.err
+    return done.err
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"- just\n- a list\n",
+        b"{unclosed: [",
+        b"!!python/object/apply:os.system ['true']\n",
+        BOMB.encode(),
+        GARBAGE,
+        b"\x00\x01\x02",
+        b"model: llama-3-8b\n",
+        b"model: no-such-model-anywhere\nmethod: lora\n",
+        b"model: llama-3-8b\nmethod: lora\nmicro_batch_size: 0\n",
+        b"model: llama-3-8b\nmethod: lora\nmicro_batch_size: -3\n",
+        b"model: llama-3-8b\nmethod: lora\nseq_len: 99999999999999\n",
+        b"model: llama-3-8b\nmethod: lora\nbatchsize: 4\n",
+        b"model: llama-3-8b\nmethod: lora\nmicro_batch_size: two\n",
+        b"model: llama-3-8b\nmethod: lora\ngpu: A400\n",
+        b"model: llama-3-8b\nmethod: lora\ngpu: A40\nnum_gpus: 3\n",
+    ],
+    ids=lambda content: repr(content[:40]),
+)
+@pytest.mark.parametrize("command", ["estimate", "check"])
+def test_a_bad_run_file(content: bytes, command: str, tmp_path: Path) -> None:
+    run = tmp_path / "run.yaml"
+    run.write_bytes(content)
+    refused(command, str(run))
+
+
+@pytest.mark.parametrize("command", ["estimate", "explain", "check", "max-batch", "max-length"])
+def test_a_missing_file(command: str) -> None:
+    assert "no-such-file.yaml" in refused(command, "no-such-file.yaml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["estimate"], "--help"),
+        (["estimate", MIXTRAL, "--gpu", "A400"], "or 'A40'?"),
+        (["estimate", MIXTRAL, "micro_batch=4"], "Did you mean"),
+        (["estimate", MIXTRAL, "micro_batch_size=0"], "micro_batch_size"),
+        (["estimate", MIXTRAL, "nonsense"], "nonsense"),
+        (["estimate", MIXTRAL, "--no-such-option"], "--no-such-option"),
+        (["max-batch", MIXTRAL, "--limit", "0"], "--limit"),
+        (["estimat", MIXTRAL], "Did you mean 'estimate'"),
+        (["estimate", MIXTRAL, "--gpu", "v100"], "bf16"),
+    ],
+)
+def test_a_bad_question(arguments: list[str], hint: str) -> None:
+    assert hint in refused(*arguments)
+
+
+@pytest.mark.parametrize("command", ["check", "explain"])
+def test_a_run_without_a_gpu(command: str, tmp_path: Path) -> None:
+    run = tmp_path / "run.yaml"
+    run.write_text("model: llama-3-8b\nmethod: lora\n")
+    assert "--gpu" in refused(command, str(run))
+
+
+def test_no_arguments_show_the_help() -> None:
+    done = finegauge()
+    assert done.code == 64
+    assert "Usage: finegauge" in done.err
+
+
+def test_a_process_says_it_too() -> None:
+    done = shell("estimate", "no-such-file.yaml")
+    assert done.code == 64
+    assert done.out == ""
+    assert len(done.err.splitlines()) == 1
+
+
+def fail(*_: object, **__: object) -> None:
+    """Fail as no code of ours should."""
+    raise ZeroDivisionError("of our own making")
+
+
+def test_an_error_of_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FINEGAUGE_DEBUG", raising=False)
+    monkeypatch.setattr("finegauge.cli.root.main", fail)
+    done = finegauge("estimate", MIXTRAL)
+    assert done.code == 70
+    assert "internal error (ZeroDivisionError: of our own making)" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_debugging_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FINEGAUGE_DEBUG", "1")
+    monkeypatch.setattr("finegauge.cli.root.main", fail)
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["estimate", MIXTRAL])
+
+
+def test_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("finegauge.cli.root.main", interrupt)
+    done = finegauge("estimate", MIXTRAL)
+    assert done.code == 130
+    assert done.err == ""
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    command = f"{sys.executable} -m finegauge explain {MIXTRAL} | true"
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.stderr == ""
