@@ -1,0 +1,1 @@
+"""The question: which model is trained how, on which data, on which machines."""

@@ -1,0 +1,164 @@
+"""What is read in a step: the data set, its cut-off, how sequences share a batch.
+
+`shape` turns a run's data fields into the numbers that memory and time need: how many
+tokens a micro-batch holds on average, how many at worst, and how many steps there are.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from math import ceil, log, sqrt
+from typing import TYPE_CHECKING, Any
+
+from finegauge.errors import FieldError
+from finegauge.workload.field import Check, choice, flag, number, text, whole
+from finegauge.workload.lengths import LengthHistogram
+
+if TYPE_CHECKING:
+    from finegauge.workload.run import Run
+
+PADDING = ("longest", "max", "free")
+MAX_SEQ_LEN = 16_777_216
+
+CHECKS: dict[str, Check] = {
+    "dataset": text,
+    "num_samples": whole(1, 10**10, "samples"),
+    "seq_len": whole(1, MAX_SEQ_LEN, "tokens"),
+    "packing": flag,
+    "padding": choice(PADDING, {"max_length": "max", "true": "longest"}),
+    "pad_to_multiple_of": whole(1, 65_536, "tokens"),
+    "micro_batch_size": whole(1, 1_000_000, "sequences"),
+    "gradient_accumulation_steps": whole(1, 1_000_000),
+    "epochs": number(1e-6, 1e6),
+    "max_steps": whole(1, 10**10, "steps"),
+}
+
+
+def settle(values: dict[str, Any], stated: Collection[str]) -> None:
+    """Fill in the padding and refuse one that packing rules out."""
+    if values["packing"] and values["padding"] == "longest" and "padding" in stated:
+        raise FieldError(
+            "packing=true fills every sequence to seq_len, so padding=longest cannot hold; remove one."
+        )
+    if values["padding"] is None or (values["packing"] and values["padding"] == "longest"):
+        values["padding"] = "longest" if values["dataset"] and not values["packing"] else "max"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchShape:
+    """One micro-batch of one rank, on average and at its longest, and how many there are."""
+
+    sequences: int  # rows of the micro-batch: samples, or packs of them
+    tokens: float  # expected tokens computed, padding included
+    tokens_square: float  # expected sum over attended sequences of length²
+    real_tokens: float  # expected tokens without padding
+    samples: float  # samples of the data set in it: more than `sequences` when packed
+    longest_len: int  # the row length that memory must hold
+    longest_tokens: int  # the tokens that memory must hold
+    num_samples: int | None
+    steps_per_epoch: int | None
+    steps_total: int | None  # None where neither the data set nor max_steps is known
+    source: str  # where the lengths come from
+
+    @property
+    def padded_len(self) -> float:
+        """Return the expected tokens of a row, padding included."""
+        return self.tokens / self.sequences
+
+
+def lengths(run: "Run", *, padded: bool) -> LengthHistogram | None:
+    """Return the run's length histogram, cut at seq_len; None where no data set is stated."""
+    if run.dataset is None:
+        return None
+    from finegauge.catalogue.datasets import dataset
+
+    multiple = run.pad_to_multiple_of if padded else 1
+    pairs = dataset(run.dataset).lengths
+    return LengthHistogram.of(pairs, cut_off=run.seq_len, multiple=multiple) if pairs else None
+
+
+def shape(run: "Run") -> BatchShape:
+    """Return what one micro-batch of `run` holds, from its data set's lengths where one is stated."""
+    true_lengths = lengths(run, padded=False)
+    if true_lengths is None or run.packing:
+        return _constant(run, true_lengths)
+    if run.padding == "free":
+        return _padding_free(run, true_lengths)
+    if run.padding == "max":
+        return _constant(run, true_lengths)
+    padded, batch = lengths(run, padded=True) or true_lengths, run.micro_batch_size
+    mean_longest = padded.expected_max(batch)
+    return BatchShape(
+        sequences=batch,
+        tokens=batch * mean_longest,
+        tokens_square=batch * padded.expected_max(batch, power=2),
+        real_tokens=batch * true_lengths.mean(),
+        samples=batch,
+        longest_len=padded.longest,
+        longest_tokens=batch * padded.longest,
+        source=f"{run.dataset}: lengths cut at {run.seq_len:,}, padded to the longest of {batch} "
+        f"and a multiple of {run.pad_to_multiple_of}",
+        **_steps(run, true_lengths.num_samples, samples_per_row=1.0),
+    )
+
+
+def _constant(run: "Run", known: LengthHistogram | None) -> BatchShape:
+    """Return the shape when every row is seq_len long: no data set, padding to it, or packing."""
+    batch, row = run.micro_batch_size, run.seq_len
+    per_row, mean_len, square = 1.0, float(row), float(row) ** 2
+    how = "no data set stated: every sequence is taken as seq_len long"
+    if known is not None:
+        mean_len = known.mean()
+        how = f"{run.dataset}: every sequence padded to {row:,}"
+    if known is not None and run.packing:
+        per_row = known.num_samples / known.num_packs(row)
+        how = f"{run.dataset}: {per_row:.2f} samples packed into each sequence of {row:,}"
+        if run.padding == "free":  # isolated: a sample attends to itself alone
+            square = per_row * known.mean(power=2)
+    return BatchShape(
+        sequences=batch,
+        tokens=float(batch * row),
+        tokens_square=batch * square,
+        real_tokens=batch * per_row * mean_len,
+        samples=batch * per_row,
+        longest_len=row,
+        longest_tokens=batch * row,
+        source=how,
+        **_steps(run, known.num_samples if known else None, samples_per_row=per_row),
+    )
+
+
+def _padding_free(run: "Run", known: LengthHistogram) -> BatchShape:
+    """Return the shape when samples are joined end to end without padding.
+
+    The largest of N sums of B lengths is taken as mean + sqrt(2 ln N) standard deviations
+    and is never more than B of the longest.
+    """
+    batch, mean_len, mean_square = run.micro_batch_size, known.mean(), known.mean(power=2)
+    num_batches = max(2.0, known.num_samples / batch)
+    spread = sqrt(max(0.0, mean_square - mean_len**2) * batch)
+    at_worst = batch * mean_len + sqrt(2.0 * log(num_batches)) * spread
+    return BatchShape(
+        sequences=batch,
+        tokens=batch * mean_len,
+        tokens_square=batch * mean_square,
+        real_tokens=batch * mean_len,
+        samples=batch,
+        longest_len=known.longest,
+        longest_tokens=max(known.longest, min(batch * known.longest, ceil(at_worst))),
+        source=f"{run.dataset}: lengths cut at {run.seq_len:,}, joined without padding",
+        **_steps(run, known.num_samples, samples_per_row=1.0),
+    )
+
+
+def _steps(run: "Run", known_samples: int | None, *, samples_per_row: float) -> dict[str, int | None]:
+    """Return the number of samples and of optimizer steps, None where unknown."""
+    num_samples = run.num_samples or known_samples
+    per_epoch = None
+    if num_samples is not None:
+        rows = ceil(num_samples / samples_per_row)
+        micro_batches = ceil(rows / (run.micro_batch_size * run.data_parallel))
+        per_epoch = max(1, ceil(micro_batches / run.gradient_accumulation_steps))
+    total = run.max_steps
+    if total is None and per_epoch is not None:
+        total = ceil(run.epochs * per_epoch)
+    return {"num_samples": num_samples, "steps_per_epoch": per_epoch, "steps_total": total}

@@ -1,0 +1,143 @@
+"""How long sequences are: order statistics of a length histogram, in closed form.
+
+With F the share of sequences no longer than l, after cutting at the cut-off and rounding
+up to the padding multiple, the longest of B sequences drawn together has
+
+    P(max <= l) = F(l)^B        E[max^k] = sum over l of l^k (F(l)^B - F(l-)^B)
+
+Attention needs E[max²], which is more than E[max]².
+
+Neglects: that an epoch draws without replacement (B is small against the data set);
+`chance_of_longer` does not neglect it, because there it decides.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import exp, lgamma
+
+
+@dataclass(frozen=True, slots=True)
+class LengthHistogram:
+    """Sequence lengths in tokens, ascending, and how often each occurs."""
+
+    lengths: tuple[int, ...]
+    counts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[int, int]], *, cut_off: int, multiple: int = 1) -> "LengthHistogram":
+        """Return the histogram of (length, count) `pairs`, cut at `cut_off`, rounded up to `multiple`."""
+        merged: dict[int, int] = {}
+        for length, count in pairs:
+            padded = -(-min(length, cut_off) // multiple) * multiple
+            merged[padded] = merged.get(padded, 0) + count
+        ascending = sorted(merged.items())
+        return cls(tuple(length for length, _ in ascending), tuple(count for _, count in ascending))
+
+    @property
+    def num_samples(self) -> int:
+        """Return how many sequences there are."""
+        return sum(self.counts)
+
+    @property
+    def longest(self) -> int:
+        """Return the longest length."""
+        return self.lengths[-1]
+
+    def mean(self, power: int = 1) -> float:
+        """Return the mean of the lengths raised to `power`."""
+        total: float = sum(
+            length**power * count for length, count in zip(self.lengths, self.counts, strict=True)
+        )
+        return total / self.num_samples
+
+    def expected_max(self, batch: int, power: int = 1) -> float:
+        """Return E[max^power] of the longest among `batch` sequences."""
+        num_samples, below, expected, seen = self.num_samples, 0.0, 0.0, 0
+        for length, count in zip(self.lengths, self.counts, strict=True):
+            seen += count
+            up_to = (seen / num_samples) ** batch
+            expected += length**power * (up_to - below)
+            below = up_to
+        return expected
+
+    def quantile(self, fraction: float) -> int:
+        """Return the shortest length that `fraction` of the sequences do not exceed."""
+        needed, seen = fraction * self.num_samples, 0
+        for length, count in zip(self.lengths, self.counts, strict=True):
+            seen += count
+            if seen >= needed:
+                return length
+        return self.longest
+
+    def num_longer(self, length: float) -> int:
+        """Return how many sequences are longer than `length`."""
+        return sum(self.counts[bisect_right(self.lengths, length) :])
+
+    def share_of_batches_longer(self, length: float, batch: int) -> float:
+        """Return the fraction of batches of `batch` whose longest sequence exceeds `length`."""
+        return 1.0 - (1.0 - self.num_longer(length) / self.num_samples) ** batch
+
+    def chance_of_longer(self, length: float, num_drawn: int) -> float:
+        """Return the probability that `num_drawn` sequences of an epoch hold one longer than `length`.
+
+        Drawn without replacement: a whole epoch meets every sequence, so one that is too
+        long is a certainty, not a risk.
+        """
+        num_samples, longer = self.num_samples, self.num_longer(length)
+        shorter = num_samples - longer
+        if not longer or num_drawn <= 0:
+            return 0.0
+        if num_drawn > shorter:
+            return 1.0
+        none_drawn = (
+            lgamma(shorter + 1)
+            - lgamma(shorter - num_drawn + 1)
+            - lgamma(num_samples + 1)
+            + lgamma(num_samples - num_drawn + 1)
+        )
+        return min(1.0, max(0.0, 1.0 - exp(none_drawn)))
+
+    def num_packs(self, capacity: int) -> int:
+        """Return how many sequences of `capacity` tokens hold everything, packed best-fit decreasing.
+
+        `capacity` is at least the longest length. Equal lengths are placed together; room that is
+        left goes to the best-fitting shorter ones, as packing in LLaMA-Factory and TRL does
+        within a chunk of the data.
+        """
+        rooms: list[int] = []  # ascending free room of open packs, each value once
+        packs: dict[int, int] = {}  # free room -> number of packs that have it
+        opened = 0
+        for length, count in zip(reversed(self.lengths), reversed(self.counts), strict=True):
+            left = count
+            while left and (index := bisect_right(rooms, length - 1)) < len(rooms):
+                items = min(left, packs[rooms[index]] * (rooms[index] // length))
+                _fill(rooms, packs, rooms[index], length, items)
+                left -= items
+            if left:
+                new = -(-left // (capacity // length))
+                _open(rooms, packs, capacity, new)
+                _fill(rooms, packs, capacity, length, left)
+                opened += new
+        return opened
+
+
+def _open(rooms: list[int], packs: dict[int, int], room: int, number: int) -> None:
+    """Add `number` packs with `room` free tokens."""
+    if room not in packs:
+        rooms.insert(bisect_right(rooms, room), room)
+        packs[room] = 0
+    packs[room] += number
+
+
+def _fill(rooms: list[int], packs: dict[int, int], room: int, length: int, items: int) -> None:
+    """Put `items` of `length` into as few as possible of the packs that have `room`."""
+    per_pack = room // length
+    full, rest = divmod(items, per_pack)
+    packs[room] -= full + bool(rest)
+    if not packs[room]:
+        del packs[room]
+        rooms.remove(room)
+    for number, held in ((full, per_pack), (bool(rest), rest)):
+        if number and room > held * length:
+            _open(rooms, packs, room - held * length, number)

@@ -1,0 +1,55 @@
+"""How the work is divided among GPUs: degrees, sharding, offload.
+
+The degrees multiply to the number of GPUs (torchtitan's vocabulary):
+    data_parallel_replicate · data_parallel_shard · tensor · pipeline · context = num_gpus
+"""
+
+from collections.abc import Collection
+from math import prod
+from typing import Any
+
+from finegauge.errors import FieldError
+from finegauge.workload.field import Check, choice, whole
+
+SHARDING = ("none", "zero1", "zero2", "zero3", "fsdp", "fsdp_shard_grad_op", "hybrid")
+CPU_OFFLOAD = ("none", "optimizer", "params", "all")
+MODEL_DEGREES = ("tensor_parallel", "pipeline_parallel", "context_parallel")
+DATA_DEGREES = ("data_parallel_replicate", "data_parallel_shard")
+MAX_GPUS = 1_000_000
+
+CHECKS: dict[str, Check] = {
+    "num_gpus": whole(1, MAX_GPUS),
+    "num_nodes": whole(1, MAX_GPUS),
+    **{name: whole(1, MAX_GPUS) for name in (*DATA_DEGREES, *MODEL_DEGREES, "expert_parallel")},
+    "sharding": choice(SHARDING, {"false": "none", "ddp": "none", "zero0": "none"}),
+    "cpu_offload": choice(CPU_OFFLOAD, {"false": "none", "true": "all"}),
+}
+
+
+def settle(values: dict[str, Any], stated: Collection[str]) -> None:
+    """Fill in the degrees that the others leave open and refuse those that do not multiply."""
+    del stated  # the degrees must multiply whoever stated them
+    model_parallel = prod(values[name] for name in MODEL_DEGREES)
+    data_parallel = prod(values[name] or 1 for name in DATA_DEGREES)
+    if values["num_gpus"] is None:
+        values["num_gpus"] = model_parallel * data_parallel
+    num_gpus, num_nodes = values["num_gpus"], values["num_nodes"]
+    if num_gpus % num_nodes:
+        raise FieldError(
+            f"num_gpus={num_gpus} (all nodes together) is not a multiple of num_nodes={num_nodes}."
+        )
+    open_degrees = [name for name in DATA_DEGREES if values[name] is None]
+    left, remainder = divmod(num_gpus, model_parallel * data_parallel)
+    if remainder or (left > 1 and not open_degrees) or not left:
+        degrees = " · ".join(
+            f"{n}={values[n]}" for n in (*DATA_DEGREES, *MODEL_DEGREES) if (values[n] or 1) > 1
+        )
+        product = model_parallel * data_parallel
+        raise FieldError(
+            f"{degrees} multiply to {product}, which does not fill num_gpus={num_gpus}; "
+            f"set num_gpus={product} or change a degree."
+        )
+    replicated = values["sharding"] == "none" or "data_parallel_shard" not in open_degrees
+    rest = "data_parallel_replicate" if replicated else "data_parallel_shard"
+    for name in open_degrees:
+        values[name] = left if name == rest or len(open_degrees) == 1 else 1
