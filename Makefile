@@ -1,0 +1,77 @@
+# FineGauge. Needs python3.11 (or later), pip and make; everything else is set up in .venv.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+CODE := src tests benchmarks examples
+# `make check PYTEST_ARGS="-n 2"` spreads the tests over two processes.
+PYTEST_ARGS ?=
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test golden check format lint types layers coverage bench bench-peers readme hooks clean
+
+help:  ## list the recipes
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.core  ## estimate the seed paper's runs on four GPUs, dense and sparse (sets itself up)
+	@$(BIN)/python examples/demo.py
+
+test: $(VENV)/.dev  ## run the tests (sets itself up)
+	@$(BIN)/pytest $(PYTEST_ARGS)
+
+golden: $(VENV)/.dev  ## print the accuracy tables: predictions held against published measurements
+	@$(BIN)/pytest tests/golden -s -q $(PYTEST_ARGS)
+
+check: lint types layers coverage  ## everything CI asks for: format, lint, types, layers, tests with coverage
+
+lint: $(VENV)/.dev  ## ruff: format and rules
+	@$(BIN)/ruff format --check $(CODE)
+	@$(BIN)/ruff check $(CODE)
+
+types: $(VENV)/.dev  ## mypy, strict
+	@$(BIN)/mypy
+
+layers: $(VENV)/.dev  ## import-linter: who may import whom
+	@$(BIN)/lint-imports
+
+coverage: $(VENV)/.dev  ## the tests, with the coverage of the package
+	@$(BIN)/pytest --cov --cov-report=term $(PYTEST_ARGS)
+
+format: $(VENV)/.dev  ## rewrite the code as ruff wants it
+	@$(BIN)/ruff format $(CODE)
+	@$(BIN)/ruff check --fix $(CODE)
+
+bench: $(VENV)/.core  ## time a cold `finegauge estimate` against bare Python
+	@$(BIN)/python -m benchmarks.cold_start
+
+bench-peers: $(VENV)/.core  ## the same, and install and time a peer (downloads torch)
+	@$(BIN)/python -m benchmarks.cold_start --peers
+
+readme: $(VENV)/.dev  ## rewrite the file tree and the output shown in README.md
+	@$(BIN)/python -m tests.house.readme
+
+hooks: $(VENV)/.dev  ## run ruff and mypy before every commit
+	@$(BIN)/pip install --quiet pre-commit && $(BIN)/pre-commit install
+
+clean:  ## remove the virtual environments and every cache
+	rm -rf $(VENV) .bench-venv .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf build dist src/*.egg-info
+	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} +
+
+# The stamps: a second call finds them and starts at once.
+$(VENV)/bin/python:
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "FineGauge needs Python 3.11 or later; '$(PYTHON)' is older. Try: make PYTHON=/path/to/python3.11"; exit 1; }
+	@"$(PYTHON)" -m venv $(VENV)
+
+$(VENV)/.core: $(VENV)/bin/python pyproject.toml
+	@echo "Installing FineGauge into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@$(BIN)/python -m compileall -q src/finegauge
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/bin/python pyproject.toml
+	@echo "Installing FineGauge and its development tools into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $(VENV)/.core $@

@@ -1,0 +1,1 @@
+"""What FineGauge promises about its own speed, measured."""

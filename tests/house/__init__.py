@@ -1,0 +1,1 @@
+"""The rules of the house (docs/decisions, CONTRIBUTING.md), kept by tests."""

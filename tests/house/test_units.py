@@ -1,0 +1,68 @@
+"""Every float of a public dataclass says its unit in its name, so that GB never meets GiB."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.house.sources import MODULES, name_of, tree_of
+
+# The unit, and what it may be a rate of: time_s, memory_bytes_per_s, on_demand_usd_per_h, kg_per_kwh.
+UNITS = (
+    "s|h|bytes|bits|j|kwh|w|hz|usd|kg|flops|fraction|ratio|"
+    "tokens|tokens_square|sequences|samples|queries|saves|epochs|steps|launches|calls|params|gpus"
+)
+PER = "s|h|gpu_h|kwh|token|million_tokens|param|element|sample|epoch|step|gpu"
+HAS_UNIT = re.compile(rf"(^|_)({UNITS})(_per_({PER}))*$")
+IS_COUNT = re.compile(r"^num_")
+
+# Numbers without a dimension, under the name that papers and Hugging Face give them.
+DIMENSIONLESS = frozenset({"learning_rate", "weight_decay", "lora_alpha", "lora_dropout", "mfu", "pue"})
+# Either side of a comparison: the unit is that of the quantity compared, which stands beside it.
+UNIT_STANDS_BESIDE = frozenset({"Difference.ours", "Difference.theirs"})
+
+
+def float_fields(source: ast.Module) -> Iterator[tuple[str, str]]:
+    """Yield (class, field) for every float field of a public dataclass."""
+    for node in ast.walk(source):
+        if not isinstance(node, ast.ClassDef) or node.name.startswith("_"):
+            continue
+        if not any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
+            continue
+        for field in node.body:
+            if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
+                continue
+            kinds = {kind.strip(" \"'") for kind in ast.unparse(field.annotation).split("|")}
+            if "float" in kinds and not field.target.id.startswith("_"):
+                yield node.name, field.target.id
+
+
+FIELDS = [(name_of(path), *field) for path in MODULES for field in float_fields(tree_of(path))]
+
+
+@pytest.mark.parametrize(("module", "cls", "field"), FIELDS)
+def test_float_field_names_its_unit(module: str, cls: str, field: str) -> None:
+    known = HAS_UNIT.search(field) or IS_COUNT.search(field) or field in DIMENSIONLESS
+    known = known or f"{cls}.{field}" in UNIT_STANDS_BESIDE
+    assert known, (
+        f"{module}: {cls}.{field} is a float whose name has no unit suffix (_s, _bytes, _usd_per_h, ...)"
+    )
+
+
+def test_fields_are_found() -> None:
+    assert len(FIELDS) > 20
+
+
+@pytest.mark.parametrize(
+    "name", ["step_time_s", "usable_bytes", "on_demand_usd_per_h", "flops_per_s", "num_flops"]
+)
+def test_rule_accepts(name: str) -> None:
+    assert HAS_UNIT.search(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["memory", "time", "size_gb", "latency_ms", "price", "efficiency", "bandwidth"]
+)
+def test_rule_refuses(name: str) -> None:
+    assert not HAS_UNIT.search(name)
