@@ -21,7 +21,7 @@ def bottleneck(profile: Profile) -> str:
     host = profile.host_bound_fraction
     if host > HOST_BOUND_FRACTION:
         return (
-            f"The host: {host:.0%} of the step the GPU waits for Python to launch kernels; "
+            f"The host: {100 * host:.0f} % of the step the GPU waits for Python to launch kernels; "
             "a larger micro-batch is nearly free."
         )
     shares: dict[str, float] = {}
@@ -29,7 +29,7 @@ def bottleneck(profile: Profile) -> str:
         name = _name(path)
         shares[name] = shares.get(name, 0.0) + seconds / total
     name, share = max(shares.items(), key=lambda item: item[1])
-    return f"{name[0].upper()}{name[1:]}: {share:.0%} of the step; MFU {profile.mfu_fraction:.0%}."
+    return f"{name[0].upper()}{name[1:]}: {100 * share:.0f} % of the step; MFU {100 * profile.mfu_fraction:.0f} %."
 
 
 def _name(path: tuple[str, ...]) -> str:

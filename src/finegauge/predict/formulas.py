@@ -21,7 +21,7 @@ def formulas(run: Run, calibration: Calibration = DATASHEET) -> dict[Path, str]:
     tokens = longest_extents(shape(run)).tokens
     varied = shapes_vary(run, graph)
     slack = (
-        f"{calibration.slack(varied=varied):.0%} of activations and logits: allocator rounding, fragmentation"
+        f"{100 * calibration.slack(varied=varied):.0f} % of activations and logits: allocator rounding, fragmentation"
     )
     return {
         **_state_formulas(run, graph),

@@ -49,7 +49,7 @@ def predict(run: Run, calibration: Calibration = DATASHEET) -> Profile:
             name=calibration.name,
             memory_interval=calibration.memory_interval,
             time_interval=calibration.time_interval,
-            assumptions=_assumptions(run, graph, batch),
+            assumptions=_assumptions(graph, batch),
         ),
         outcome="completed" if fits else "out_of_memory",
         peak_memory_bytes=live.peak,
@@ -116,6 +116,6 @@ def _device(name: str, calibration: Calibration, dtype: str) -> Device:
     return Device.of(find_gpu(name), calibration, {dtype, "fp32"})
 
 
-def _assumptions(run: Run, graph: Graph, batch: BatchShape) -> tuple[str, ...]:
+def _assumptions(graph: Graph, batch: BatchShape) -> tuple[str, ...]:
     """Return what the answer takes for granted, in words."""
-    return (batch.source, *graph.model.notes, *run.warnings)
+    return (batch.source, *graph.model.notes)
