@@ -1,4 +1,4 @@
-"""Every float of a public dataclass says its unit in its name, so that GB never meets GiB."""
+"""Every float of a public dataclass or named tuple says its unit in its name, so that GB never meets GiB."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ from tests.house.sources import MODULES, name_of, tree_of
 # The unit, and what it may be a rate of: time_s, memory_bytes_per_s, on_demand_usd_per_h, kg_per_kwh.
 UNITS = (
     "s|h|bytes|bits|j|kwh|w|hz|usd|kg|flops|fraction|ratio|"
-    "tokens|tokens_square|sequences|samples|queries|saves|epochs|steps|launches|calls|params|gpus"
+    "rows|pairs|tokens|tokens_square|sequences|samples|queries|saves|epochs|steps|launches|calls|params|gpus"
 )
 PER = "s|h|gpu_h|kwh|token|million_tokens|param|element|sample|epoch|step|gpu"
 HAS_UNIT = re.compile(rf"(^|_)({UNITS})(_per_({PER}))*$")
@@ -19,16 +19,21 @@ IS_COUNT = re.compile(r"^num_")
 
 # Numbers without a dimension, under the name that papers and Hugging Face give them.
 DIMENSIONLESS = frozenset({"learning_rate", "weight_decay", "lora_alpha", "lora_dropout", "mfu", "pue"})
-# Either side of a comparison: the unit is that of the quantity compared, which stands beside it.
-UNIT_STANDS_BESIDE = frozenset({"Difference.ours", "Difference.theirs"})
+# Either side of a comparison, and the coefficients of a polynomial: the unit is that of the quantity, which
+# stands beside it.
+UNIT_STANDS_BESIDE = frozenset(
+    {"Difference.ours", "Difference.theirs", "Poly.const", "Poly.sequence", "Poly.token", "Poly.pair"}
+)
 
 
 def float_fields(source: ast.Module) -> Iterator[tuple[str, str]]:
-    """Yield (class, field) for every float field of a public dataclass."""
+    """Yield (class, field) for every float field of a public dataclass or named tuple."""
     for node in ast.walk(source):
         if not isinstance(node, ast.ClassDef) or node.name.startswith("_"):
             continue
-        if not any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
+        if not any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list) and not any(
+            ast.unparse(base) == "NamedTuple" for base in node.bases
+        ):
             continue
         for field in node.body:
             if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
