@@ -5,6 +5,7 @@ Inside the package every quantity is in SI units and says so in its name
 only here, when a number is printed or read.
 """
 
+GB = 1e9
 GIB = float(2**30)
 HOUR_S = 3600.0
 KWH_J = 3.6e6

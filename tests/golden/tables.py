@@ -72,7 +72,9 @@ def run_of(row: Row) -> Run:
     }
     if row["method"] != "full":
         fields["lora_rank"] = int(row["lora_rank"])
-        fields["lora_targets"] = tuple(row["lora_targets"].split())
+        # the source prints Llama's names for every model; GPT-BigCode has c_attn and c_proj instead
+        own_names = "santacoder" in row["model"]
+        fields["lora_targets"] = ("attention",) if own_names else row["lora_targets"].split()
         fields["adapter_dtype"] = "fp32"  # PEFT casts adapters of 16-bit models to fp32
     return Run(**fields)
 

@@ -22,6 +22,7 @@ from finegauge.cli.listing import (
     scaled,
     tera,
 )
+from finegauge.report.figures import dollars
 
 if TYPE_CHECKING:
     from finegauge.catalogue.gpus import GpuSpec
@@ -269,9 +270,9 @@ def _offer_cells(offer: "Offer", *, spot: bool) -> list[str]:
     instance = "-" if offer.instance_type.startswith(f"{offer.gpu_count}x ") else offer.instance_type
     mark = "*" if offer.outlier else ""
     prices = [
-        units.usd(offer.on_demand_usd_per_h) + mark,
-        units.usd(offer.spot_usd_per_h),
-        units.usd(per_gpu),
+        dollars(offer.on_demand_usd_per_h) + mark,
+        dollars(offer.spot_usd_per_h),
+        dollars(per_gpu),
     ]
     return [seller, instance, cards, offer.region, *prices, offer.date]
 

@@ -21,7 +21,7 @@ def attention(tape: Tape, block: Attention) -> None:
     low, part = tape.lowering, block.path
     *inputs, output = block.projections
     c = low.compute_bytes
-    kept = low.kept_input(block.hidden_size, *inputs, part=part)
+    kept = tape.kept_entry(block.hidden_size, *inputs, part=part)
     for i, projection in enumerate(inputs):
         tape.linear(part, projection, keeps=0.0 if i else kept, first_use=not i)
     value_dim = block.value_head_dim or block.head_dim
@@ -32,12 +32,14 @@ def attention(tape: Tape, block: Attention) -> None:
         tape.norm(norm, part, repeats=max(1, width // norm.size))
     if block.rotary:
         _rotary(tape, part, q + k)
-    repeated = low.attention == "sdpa" and block.num_heads != block.num_key_value_heads
-    if repeated:
+    # rotated queries and keys are copies; the values of a fused projection are a view of all it returned
+    held_with_values = float(q + k) if len(inputs) == 1 and block.rotary else 0.0
+    if low.repeats_keys and block.num_heads != block.num_key_value_heads:
         k, v = q, block.num_heads * value_dim
+        held_with_values = 0.0
         tape.elementwise((part, "repeat keys"), 2.0 * (k + v) * c, launches=2, backward_launches=2)
     out = block.num_heads * value_dim
-    _kernel(tape, part, q, k, v, out, block.num_heads, block.window)
+    _kernel(tape, part, q, k, v, out, block.num_heads, window=block.window, extra=held_with_values)
     if block.output_gate:
         tape.elementwise((part, "output gate"), 5.0 * out * c, launches=2, saved=2.0 * out * c)
     # the kernel's output is kept by the kernel itself; the output projection's input is the same storage
@@ -48,25 +50,28 @@ def latent_attention(tape: Tape, block: LatentAttention) -> None:
     """Add multi-head latent attention [DeepSeek-V2, arXiv:2405.04434] to the tape."""
     low, part = tape.lowering, block.path
     c = low.compute_bytes
-    by_name = {p.name: p for p in block.projections}
-    norms = list(block.norms)
     heads = block.num_heads
     q = heads * (block.qk_nope_head_dim + block.qk_rope_head_dim)
-    entry = [p for p in block.projections if p.in_features == block.hidden_size and p.name in by_name]
-    kept = low.kept_input(block.hidden_size, *entry, part=part)
+    entry = [p for p in block.projections[:-1] if p.in_features == block.hidden_size]
+    kept = tape.kept_entry(block.hidden_size, *entry, part=part)
     inner = [p for p in block.projections[:-1] if p not in entry]
     for i, projection in enumerate(entry):
         tape.linear(part, projection, keeps=0.0 if i else kept, first_use=not i)
-    for norm in norms:
+    for norm in block.norms:
         tape.norm(norm, part)
     for projection in inner:
         tape.linear(part, projection, keeps=low.kept_input(projection.in_features, projection, part=part))
     rope = (heads + 1) * block.qk_rope_head_dim
     _rotary(tape, part, rope)
-    v = heads * block.value_head_dim
+    v, output = heads * block.value_head_dim, block.projections[-1]
     tape.elementwise((part, "concatenate"), 2.0 * 2 * q * c, launches=4)
-    _kernel(tape, part, q, q, v, v, heads, None)
-    tape.linear(part, block.projections[-1], keeps=_own_copy(tape, part, False, v, block.projections[-1]))
+    padded = low.attention == "flash" and q != v  # FlashAttention wants heads of one width
+    if padded:
+        tape.elementwise((part, "pad values"), (q + v) * c, launches=1)
+        _kernel(tape, part, q, q, q, q, heads)
+    else:  # the values are a view of what kv_b_proj returned, its keys beside them
+        _kernel(tape, part, q, q, v, v, heads, extra=float(heads * block.qk_nope_head_dim))
+    tape.linear(part, output, keeps=_own_copy(tape, part, padded, v, output))
 
 
 def _rotary(tape: Tape, part: str, channels: float) -> None:
@@ -77,17 +82,30 @@ def _rotary(tape: Tape, part: str, channels: float) -> None:
     tape.elementwise((part, "rotary"), moved, moved, launches=1.0 if fused else ROTARY_LAUNCHES)
 
 
-def _own_copy(tape: Tape, part: str, gated: bool, width: float, output: Linear) -> float:
+def _own_copy(tape: Tape, part: str, copied: bool, width: float, output: Linear) -> float:
     """Return the bytes the output projection keeps beyond what the kernel already keeps."""
     low = tape.lowering
     kept = low.kept_input(width, output, part=part)
-    return kept if gated or low.attention == "eager" else 0.0
+    return kept if copied or low.attention == "eager" else 0.0
 
 
 def _kernel(
-    tape: Tape, part: str, q: float, k: float, v: float, out: float, heads: int, window: int | None
+    tape: Tape,
+    part: str,
+    q: float,
+    k: float,
+    v: float,
+    out: float,
+    heads: int,
+    *,
+    window: int | None = None,
+    extra: float = 0.0,
 ) -> None:
-    """Add the attention kernel over `q`, `k`, `v`, `out` channels per token."""
+    """Add the attention kernel over `q`, `k`, `v`, `out` channels per token.
+
+    `extra` are channels that stay in memory because q, k or v are views of a wider tensor;
+    the matrix products of eager attention copy such views.
+    """
     low = tape.lowering
     c = float(low.compute_bytes)
     io = c * (q + k + v + out)
@@ -100,7 +118,7 @@ def _kernel(
                 kind="attention",
                 forward=Cost(flops.times(0.5), Poly(token=io), launches=1),
                 backward=Cost(flops.times(1.25), Poly(token=2.5 * io), launches=3),
-                saved_bytes=Poly(token=io + 4.0 * heads),
+                saved_bytes=Poly(token=io + c * extra + 4.0 * heads),
                 live_backward_bytes=Poly(token=io + 4.0 * out),
                 dtype=low.compute_dtype,
                 window=window,

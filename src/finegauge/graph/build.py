@@ -33,6 +33,19 @@ from finegauge.workload.run import Run
 
 NARROW_LOSS_TYPES = frozenset({"gpt_bigcode", "gpt2", "gptj", "bloom", "mpt", "falcon", "opt", "gpt_neox"})
 OWN_LOSS_TYPES = frozenset({"granite", "granitemoe", "cohere", "gemma2"})
+WIDE_NORM_TYPES = frozenset(
+    {
+        *("gemma", "gemma2", "gemma3", "gemma3_text", "gpt_oss", "nemotron_h", "olmo2", "olmo3"),
+        *("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
+    }
+)
+WIDE_ROUTER_TYPES = frozenset(
+    {
+        *("deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe", "exaone_moe"),
+        *("glm4_moe", "glm4_moe_lite", "glm4v_moe", "glm_moe_dsa", "kimi_k2"),
+    }
+)
+GROUPED_SDPA_SINCE = (4, 54)  # transformers' sdpa repeats keys and values for every query head before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +70,11 @@ class Graph:
 
 
 def build(run: Run) -> Graph:
-    """Return the operator graph of `run`; the batch does not enter."""
-    return _build(
+    """Return the operator graph of `run`; the batch does not enter.
+
+    Raises: FieldError if no projection of the model bears a name of `lora_targets`.
+    """
+    graph = _build(
         run.model,
         run.num_experts_per_tok,
         lowering_of(run),
@@ -66,6 +82,19 @@ def build(run: Run) -> Graph:
         run.optimizer,
         run.upcast_unquantized,
     )
+    if run.trains_adapters and not graph.weights.adapter_params:
+        names = ", ".join(sorted(projection_names(graph.model)))
+        raise FieldError(
+            f"lora_targets={','.join(run.lora_targets)} names no projection of {run.model}; "
+            f"use all-linear, attention, or some of {names}."
+        )
+    return graph
+
+
+def projection_names(model: Architecture) -> set[str]:
+    """Return the names that LoRA can target in the layers of `model`."""
+    tensors = (tensor for layer, _ in model.layers for tensor in layer.tensors())
+    return {t.name.removesuffix(".weight").rsplit(".", 1)[-1] for t in tensors if t.kind in TARGETABLE}
 
 
 @lru_cache(maxsize=64)
@@ -139,9 +168,13 @@ def lowering_of(run: Run) -> Lowering:
         logits_held=(4, 46) <= version < (4, 50) and model_type not in OWN_LOSS_TYPES,
         narrow_loss=version < (5, 0) and model_type in NARROW_LOSS_TYPES,
         ssm_kernels=run.ssm_kernels,
+        wide_norms=model_type in WIDE_NORM_TYPES,
+        wide_router=model_type in WIDE_ROUTER_TYPES,
+        repeats_keys=run.attention == "eager" or (run.attention == "sdpa" and version < GROUPED_SDPA_SINCE),
     )
 
 
+TARGETABLE = frozenset({"linear", "router", "experts"})
 QUANTIZED = frozenset({"nf4", "nf4_dq", "gptq4", "gptq8", "int8", "fp8"})
 
 
@@ -152,9 +185,9 @@ def _stashes(run: Run) -> bool:
 
 def _layer(tape: Tape, layer: Layer, hidden_size: int) -> None:
     """Add one layer's branches, each with its norms and its residual addition."""
-    for branch in layer.branches:
+    for index, branch in enumerate(layer.branches):
         part = branch.mixer.path
-        tape.norm(branch.norm_before, part)
+        tape.enter(branch.norm_before, part, beside=layer.parallel and index > 0)
         _mixer(tape, branch.mixer)
         tape.norm(branch.norm_after, part)
         tape.residual(part, hidden_size)

@@ -22,6 +22,15 @@ from finegauge.profile import Path
 
 ADAPTER_CALLS = 2.0  # module calls of an adapter pair: A and B
 NF4_READ_BYTES = {"nf4": 0.5625, "nf4_dq": 0.516, "gptq4": 0.52, "gptq8": 1.02, "int8": 1.0, "fp8": 1.0}
+# What users call the projections of an expert, Mixtral's way or Llama's, by what they are called here;
+# PEFT rewrites these names where transformers 5 fuses the experts.
+EXPERT_NAMES = {
+    "w1": ("gate_proj",),
+    "w3": ("up_proj",),
+    "w2": ("down_proj",),
+    "gate_up_proj": ("w1", "w3", "gate_proj", "up_proj"),
+    "down_proj": ("w2",),
+}
 RMS_FORWARD_BYTES = 36.0  # to fp32, pow, mean, rsqrt, mul, to bf16, mul: per channel, 16-bit activations
 RMS_BACKWARD_BYTES = 60.0
 
@@ -52,20 +61,40 @@ class Lowering:
     logits_held: bool  # the 16-bit logits live until the loss is done
     narrow_loss: bool  # the loss is computed in 16 bit
     ssm_kernels: str
+    wide_norms: bool  # an RMS norm multiplies by its weight in fp32 (Gemma, OLMo-2)
+    wide_router: bool  # the router computes in fp32 (DeepSeek)
+    repeats_keys: bool  # keys and values are copied for every query head that shares them
 
     def rank(self, linear: Linear, kind: str, part: str) -> int:
-        """Return the LoRA rank of `linear` in the block called `part`, 0 without an adapter."""
-        if not self.lora_rank:
+        """Return the LoRA rank of `linear` in the block called `part`, 0 without an adapter.
+
+        PEFT gives the gate and up of fused experts, one tensor, the ranks of both.
+        """
+        if not self.lora_rank or not any(
+            self._means(target, linear, kind, part) for target in self.lora_targets
+        ):
             return 0
-        name = linear.name.rsplit(".", 1)[-1]
-        for target in self.lora_targets:
-            if target == "all-linear" and kind in ("linear", "experts"):
-                return self.lora_rank
-            if target == "attention" and part == "attention":
-                return self.lora_rank
-            if target.rsplit(".", 1)[-1] == name:
-                return self.lora_rank
-        return 0
+        both = kind == "experts" and linear.name == "gate_up_proj"
+        return self.lora_rank * (2 if both else 1)
+
+    @staticmethod
+    def _means(target: str, linear: Linear, kind: str, part: str) -> bool:
+        """Return whether a LoRA target, as the user wrote it, means this projection."""
+        if target == "all-linear" and kind in ("linear", "experts", "router"):
+            return True
+        if target == "attention" and part == "attention":
+            return True
+        name, asked = linear.name.rsplit(".", 1)[-1], target.rsplit(".", 1)[-1]
+        return asked == name or (kind == "experts" and asked in EXPERT_NAMES.get(name, ()))
+
+    def folds(self, linear: Linear, kind: str, part: str) -> bool:
+        """Return whether an adapter is added to its weight before the product.
+
+        So it is for what transformers 5 holds as a parameter, not a module: fused experts
+        and their router.
+        """
+        held_bare = kind in ("experts", "router") and self.experts != "eager"
+        return held_bare and self.rank(linear, kind, part) > 0
 
     def quantizes(self, kind: str) -> bool:
         """Return whether a projection of this kind is held quantised."""
@@ -87,7 +116,10 @@ class Lowering:
         keepers = [
             linear
             for linear in linears
-            if self.weights_train or stashes or (shared_adapter and self.rank(linear, kind, part))
+            if self.weights_train
+            or stashes
+            or self.folds(linear, kind, part)
+            or (shared_adapter and self.rank(linear, kind, part))
         ]
         copies = len(keepers) if self.activation_bytes > self.compute_bytes else min(1, len(keepers))
         return copies * width * self.compute_bytes
@@ -100,6 +132,26 @@ class Tape:
         """Start with no operators."""
         self.lowering = lowering
         self.ops: list[Op] = []
+        self._entry_kept = 0.0  # bytes per token of the branch's input that a projection keeps already
+
+    def enter(self, norm: Norm | None, part: str, *, beside: bool) -> None:
+        """Begin a residual branch with its norm, if it has one.
+
+        A branch `beside` another reads the same stream, which one LayerNorm keeps for
+        both, and without a norm of its own it reads the other's normalised input.
+        """
+        if norm is not None or not beside:
+            self._entry_kept = 0.0
+        self.norm(norm, part, keeps_input=not beside)
+
+    def kept_entry(self, width: float, *linears: Linear, part: str, kind: str = "linear") -> float:
+        """Return what `linears` make autograd keep of the branch's input beyond what is kept already."""
+        kept = self.lowering.kept_input(width, *linears, part=part, kind=kind)
+        if self.lowering.activation_bytes > self.lowering.compute_bytes:
+            return kept  # every cast is a copy of its own
+        new = max(0.0, kept - self._entry_kept)
+        self._entry_kept += new
+        return new
 
     def elementwise(
         self,
@@ -131,12 +183,13 @@ class Tape:
             )
         )
 
-    def norm(self, norm: Norm | None, part: str, *, repeats: int = 1) -> None:
+    def norm(self, norm: Norm | None, part: str, *, repeats: int = 1, keeps_input: bool = True) -> None:
         """Add a normalisation of `repeats` vectors of `norm.size` channels per token.
 
         RMSNorm in eager transformers is eight kernels and keeps the fp32 input, the
-        inverse deviation and, if its weight trains, the normalised 16-bit value;
-        LayerNorm and fused RMSNorm are one kernel and keep their input.
+        inverse deviation and, if its weight trains, the normalised value that the weight
+        multiplies (16-bit; fp32 under `wide_norms`); LayerNorm and fused RMSNorm are one
+        kernel and keep their input, unless another norm of the same keeps it.
         """
         if norm is None:
             return
@@ -144,11 +197,11 @@ class Tape:
         a = low.activation_bytes
         fused = norm.kind == "layer" or low.fused_kernels
         if fused:
-            saved = a * n + 4.0 * repeats * (2 if norm.kind == "layer" else 1)
+            saved = (a * n if keeps_input else 0.0) + 4.0 * repeats * (2 if norm.kind == "layer" else 1)
             forward, backward, launches = 2 * a * n, 3 * a * n, 1.0
         else:
             wide = 0.0 if low.activation_bytes == 4 else 4.0 * n
-            kept = a * n if low.norms_train and norm.weight else 0.0
+            kept = (4.0 if low.wide_norms else a) * n if low.norms_train and norm.weight else 0.0
             saved = wide + kept + 4.0 * repeats + (4.0 * n if low.activation_bytes == 4 else 0.0)
             scale = a / 2
             forward, backward, launches = RMS_FORWARD_BYTES * n * scale, RMS_BACKWARD_BYTES * n * scale, 8.0
@@ -199,8 +252,8 @@ class Tape:
         gemm = Gemm(rows, n, k, groups)
         flops = per_token(2.0 * rows * k * n)
         moved = Poly(const=weights * c, token=rows * (k + n) * c)
-        trains = low.weights_train
-        passes = 2 if trains else 1
+        folds = low.folds(linear, kind, part)
+        passes = 2 if low.weights_train or folds else 1  # a folded weight has a gradient of its own
         stash = rows * k * c if first_use and low.stash_survives and low.quantizes(kind) else 0.0
         launches = float(groups) if kind == "experts" and low.experts == "eager" else 1.0
         buffer = weights / launches * c if low.quantizes(kind) else 0.0
@@ -222,8 +275,33 @@ class Tape:
         )
         if low.autocast and low.weight_bytes == 4 and not low.quantizes(kind):
             self._weight_cast(part, weights)
-        if rank := low.rank(linear, kind, part):
+        if folds:
+            self._folded_adapter(part, linear, low.rank(linear, kind, part), groups)
+        elif rank := low.rank(linear, kind, part):
             self._adapter(part, linear, rank, rows, groups)
+
+    def _folded_adapter(self, part: str, linear: Linear, rank: int, groups: int) -> None:
+        """Add PEFT's adapters of bare parameters: W + B·A of all experts, kept and differentiated whole.
+
+        The sum is made when the parametrisation is registered and again when it is used.
+        """
+        low = self.lowering
+        k, n = linear.in_features, linear.out_features
+        weights = float(k * n * groups)
+        copy = weights * low.compute_bytes
+        casts = rank * (k + n) * groups * low.compute_bytes if low.adapter_bytes != low.compute_bytes else 0
+        cost = Cost(Poly(const=4.0 * rank * weights), Poly(const=4.0 * copy), 2.0, ADAPTER_CALLS)
+        self.ops.append(
+            Op(
+                path=(part, "adapter"),
+                kind="gemm",
+                forward=cost,
+                backward=cost,
+                saved_bytes=Poly(const=copy + casts),
+                live_backward_bytes=Poly(const=copy),
+                dtype=low.compute_dtype,
+            )
+        )
 
     def _weight_cast(self, part: str, weights: float) -> None:
         """Add autocast's 16-bit copy of an fp32 weight: made once per step, kept for backward."""
@@ -263,10 +341,10 @@ class Tape:
         saved = Poly(token=rows * rank * inner)
         if low.autocast and w == 4:  # autocast's 16-bit copies of A and B, kept for backward
             saved = saved.plus(Poly(const=2.0 * rank * (k + n) * groups))
-        if cast and (not low.autocast or not low.quantized):
-            saved = saved.plus(per_token(rows * k * inner))
-        if low.lora_dropout:
+        if low.lora_dropout:  # what dropout leaves, and its mask of one byte
             saved = saved.plus(per_token(rows * k * (inner + 1)))
+        elif cast and (not low.autocast or not low.quantized):
+            saved = saved.plus(per_token(rows * k * inner))
         flops = per_token(2.0 * rows * rank * (k + n))
         moved = rows * (k * inner + 2 * rank * inner + n * inner * 3 + n * low.compute_bytes * 2)
         moved += rows * k * (inner + low.compute_bytes) if cast else 0.0

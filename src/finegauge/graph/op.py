@@ -15,13 +15,13 @@ class Extents(NamedTuple):
     """The sizes of one micro-batch that operators scale with.
 
     `pairs` counts query-key pairs without causality (S² per sequence); a causal kernel
-    halves its FLOPs. `max_len` is the longest sequence, which window attention needs.
+    halves its FLOPs. `longest_tokens` is the longest sequence, which window attention needs.
     """
 
     sequences: float
     tokens: float
     pairs: float
-    max_len: float
+    longest_tokens: float
 
     @classmethod
     def of(cls, sequences: float, seq_len: float) -> "Extents":
@@ -35,7 +35,7 @@ class Extents(NamedTuple):
         A causal sequence of length l has l·w - w²/2 pairs within the window, l²/2
         without; `pairs` is twice that, so that one formula serves both.
         """
-        if window is None or window >= self.max_len or not self.tokens:
+        if window is None or window >= self.longest_tokens or not self.tokens:
             return self
         pairs = max(0.0, 2.0 * self.tokens * window - self.sequences * window * window)
         return self._replace(pairs=min(self.pairs, pairs))

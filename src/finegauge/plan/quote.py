@@ -26,7 +26,7 @@ from finegauge.workload.data import BatchShape, shape
 if TYPE_CHECKING:
     from finegauge.workload.run import Run
 
-WALL_POWER_RATIO = 895.0 / (0.92 * 700.0)  # [1]: CPUs, memory, fans, network, power supplies beside the boards
+WALL_POWER_RATIO = 895.0 / (0.92 * 700.0)  # [1]: CPUs, memory, fans, network, power supplies as well
 IDLE_POWER_FRACTION = 0.15  # of board power, where the catalogue has no idle figure; assumption
 SAVE_BYTES_PER_S = 1e9  # a checkpoint to one NVMe or a good network disk; assumption
 

@@ -29,7 +29,8 @@ def bottleneck(profile: Profile) -> str:
         name = _name(path)
         shares[name] = shares.get(name, 0.0) + seconds / total
     name, share = max(shares.items(), key=lambda item: item[1])
-    return f"{name[0].upper()}{name[1:]}: {100 * share:.0f} % of the step; MFU {100 * profile.mfu_fraction:.0f} %."
+    mfu = 100 * profile.mfu_fraction
+    return f"{name[0].upper()}{name[1:]}: {100 * share:.0f} % of the step; MFU {mfu:.0f} %."
 
 
 def _name(path: tuple[str, ...]) -> str:

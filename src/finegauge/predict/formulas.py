@@ -20,9 +20,8 @@ def formulas(run: Run, calibration: Calibration = DATASHEET) -> dict[Path, str]:
     graph = build(run)
     tokens = longest_extents(shape(run)).tokens
     varied = shapes_vary(run, graph)
-    slack = (
-        f"{100 * calibration.slack(varied=varied):.0f} % of activations and logits: allocator rounding, fragmentation"
-    )
+    lost = f"{100 * calibration.slack(varied=varied):.0f} %"
+    slack = f"{lost} of activations and logits: allocator rounding, fragmentation"
     return {
         **_state_formulas(run, graph),
         **_activation_formulas(run, graph, tokens),

@@ -147,3 +147,26 @@ def test_what_no_equation_covers_is_refused(fields: dict[str, Any], words: str) 
 def test_a_run_without_a_gpu_is_refused() -> None:
     with pytest.raises(FieldError, match="names no GPU"):
         predict(run(gpu=None))
+
+
+def test_adapter_targets_that_the_model_lacks_are_refused_with_those_it_has() -> None:
+    with pytest.raises(FieldError, match=r"names no projection of llama-2-7b.*down_proj.*q_proj"):
+        predict(run(method="lora", lora_targets=("w9",)))
+
+
+@pytest.mark.parametrize("version", ["4.40", "5.23"])
+def test_experts_answer_to_mixtral_s_names_and_to_llama_s(version: str) -> None:
+    sizes = {
+        predict(
+            run(
+                model="mixtral-8x7b",
+                method="lora",
+                lora_rank=8,
+                lora_targets=names,
+                transformers_version=version,
+            )
+        ).peak_memory_bytes.parts["weights", "adapters"]
+        for names in (("w1", "w2", "w3"), ("gate_proj", "up_proj", "down_proj"))
+    }
+    assert len(sizes) == 1
+    assert sizes.pop() > 0

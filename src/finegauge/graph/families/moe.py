@@ -232,7 +232,7 @@ def gpt_oss(config: Config) -> Architecture:
         bias=True,
         router_bias=True,
         router_name="router",
-    )
+    )._replace(activation="clamped_swiglu")
 
     def build(kind: str) -> Layer:
         sees = window if kind == SLIDING else None
