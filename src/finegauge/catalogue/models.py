@@ -139,9 +139,10 @@ def _from_file(path: str, name: str) -> ModelFigures:
 def _checked_config(config: object, path: str) -> Mapping[str, Any]:
     if not isinstance(config, dict) or not all(isinstance(key, str) for key in config):
         raise FileFormatError(f"{path} is not a model configuration: expected one JSON object of fields.")
-    if not isinstance(config.get("model_type"), str) and not config.get("architectures"):
+    if not {"model_type", "architectures", "hidden_size"} & set(config):
         raise FileFormatError(
-            f"{path} names no model_type, so it is not a Hugging Face config.json; add 'model_type'."
+            f"{path} has no model_type and no hidden_size, so it is no Hugging Face config.json; "
+            "add 'model_type'."
         )
     for key in ("hidden_size", "num_hidden_layers", "vocab_size"):
         if config.get(key) is not None and positive(config[key], f"{path}: '{key}'") % 1:

@@ -164,7 +164,7 @@ def show_model(name: str, *, as_json: bool) -> None:
     if as_json:
         counts = {
             "name": figures.name,
-            "model_type": figures.config.get("model_type"),
+            "model_type": built.model_type,
             "parameters": built.num_parameters,
             "active_parameters": built.num_active_parameters,
             "layers": layers,
@@ -175,7 +175,7 @@ def show_model(name: str, *, as_json: bool) -> None:
     counted = "as transformers counts" if figures.parameters == built.num_parameters else ""
     rows = {
         "also called": ", ".join(figures.aliases) or "-",
-        "model_type": str(figures.config.get("model_type", "-")),
+        "model_type": built.model_type,
         "parameters": f"{built.num_parameters:,} ({units.count(built.num_parameters)}) {counted}".strip(),
         "active per token": f"{built.num_active_parameters:,} ({units.count(built.num_active_parameters)})",
         "layers": ", ".join(f"{count} x {kind}" for kind, count in layers.items()),

@@ -55,7 +55,7 @@ def test_config_file_and_folder(tmp_path: Path) -> None:
     ("text", "error", "says"),
     [
         ("[1, 2]", FileFormatError, "expected one JSON object"),
-        ("{}", FileFormatError, "names no model_type"),
+        ("{}", FileFormatError, "has no model_type"),
         ("{nonsense", FileFormatError, "cannot be read"),
         ("[" * 100_000, FileFormatError, "cannot be read"),
         (json.dumps(CONFIG | {"hidden_size": -1}), FieldError, "'hidden_size' should be a number above zero"),
@@ -91,3 +91,9 @@ def test_user_model(home: Path) -> None:
     assert model("mine").parameters == 1_000_000_000
     assert model("ME/mine-1b").parameters_from == "user"
     assert "me/mine-1b" in models()
+
+
+def test_a_config_without_model_type_is_left_to_its_family(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"hidden_size": 64, "mamba_moe_layers": ["r", "8"]}', "utf-8")
+    assert model(str(path)).config["mamba_moe_layers"] == ["r", "8"]
