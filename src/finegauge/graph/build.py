@@ -166,7 +166,7 @@ def lowering_of(run: Run) -> Lowering:
         fused_kernels=bool(run.kernels) or run.compile,  # a compiler fuses what those fuse by hand
         loss=run.loss,
         logits_held=(4, 46) <= version < (4, 50) and model_type not in OWN_LOSS_TYPES,
-        narrow_loss=version < (5, 0) and model_type in NARROW_LOSS_TYPES,
+        narrow_loss=version < (5, 0) and model_type in NARROW_LOSS_TYPES and run.autocast == "none",
         ssm_kernels=run.ssm_kernels,
         wide_norms=model_type in WIDE_NORM_TYPES,
         wide_router=model_type in WIDE_ROUTER_TYPES,

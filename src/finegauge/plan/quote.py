@@ -136,7 +136,8 @@ def _checkpoint_bytes(run: "Run", profile: Profile) -> float:
 
     Trainable weights are as large as their gradients; a full fine-tune writes the model whole.
     """
-    memory = profile.device_memory_bytes
+    at_update = profile.phase_memory_bytes.under("optimizer")  # the phase that holds all gradients
+    memory = at_update if at_update.parts else profile.device_memory_bytes
     written = memory["gradients"] if run.trains_adapters else memory["weights"]
     return written + memory["optimizer"]
 
