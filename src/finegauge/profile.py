@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 Path = tuple[str, ...]
 
-OUTCOMES = ("completed", "out_of_memory", "unsupported", "failed")
-
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
@@ -67,10 +65,6 @@ class Breakdown:
         """Yield (path, value), largest first."""
         return iter(sorted(self.parts.items(), key=lambda item: -item[1]))
 
-    def scaled(self, factor: float) -> "Breakdown":
-        """Return every part multiplied by `factor`."""
-        return Breakdown({path: value * factor for path, value in self.parts.items()})
-
     def __add__(self, other: "Breakdown") -> "Breakdown":
         """Return the sum, path by path."""
         return Breakdown.add_up([*self.parts.items(), *other.parts.items()])
@@ -113,7 +107,7 @@ class Profile:
 
     run: "Run"
     source: Source
-    outcome: str = "completed"
+    outcome: str = "completed"  # or out_of_memory, unsupported, failed
     peak_memory_bytes: Breakdown = field(default_factory=lambda: Breakdown({}))
     device_memory_bytes: Breakdown = field(default_factory=lambda: Breakdown({}))
     phase_memory_bytes: Breakdown = field(default_factory=lambda: Breakdown({}))

@@ -51,6 +51,15 @@ class Offer:
     outlier: bool  # far from what others ask for the same card: left out of rankings
     notes: str
 
+    @property
+    def is_ranked(self) -> bool:
+        """Return whether the price may be called cheapest.
+
+        Outliers, marketplace minima (the lowest host, seldom the one you get) and the seed
+        paper's prices of 2024 may not.
+        """
+        return not self.outlier and self.tier not in _NOT_RANKED
+
     def usd_per_h(self, *, spot: bool = False) -> float | None:
         """Return the price of the whole instance, or None if it is not known."""
         return self.spot_usd_per_h if spot else self.on_demand_usd_per_h
@@ -98,23 +107,6 @@ def offers(
         and (gpu_count is None or offer.gpu_count == gpu_count)
         and (region is None or offer.region.casefold() == region.casefold())
     )
-
-
-def cheapest_offers(gpu: str, gpu_count: int = 1, *, spot: bool = False) -> tuple[Offer, ...]:
-    """Return the offers that hold at least `gpu_count` cards, by the price of the whole instance.
-
-    Left out: outliers, slices of a card, unknown prices, marketplace minima (the lowest host, seldom
-    the one you get) and the seed paper's prices of 2024.
-    """
-    found = [
-        (price, offer.gpu_count, offer.provider, offer.instance_type, offer)
-        for offer in offers(gpu)
-        if (price := offer.usd_per_h(spot=spot)) is not None
-        and offer.gpu_count >= gpu_count
-        and not offer.outlier
-        and offer.tier not in _NOT_RANKED
-    ]
-    return tuple(row[-1] for row in sorted(found, key=lambda row: row[:-1]))
 
 
 def providers() -> tuple[str, ...]:

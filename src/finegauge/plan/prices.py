@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 # done again. Interruption rates differ by cloud, card and hour; none is published for all.
 SPOT_REPEATED_FRACTION = 0.10
 
-HISTORICAL_TIER = "seed-paper"  # prices of 2024, kept to reproduce the paper, never ranked
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricedOffer:
@@ -34,11 +32,6 @@ class PricedOffer:
     wall_s: float
     on_demand_usd: float | None
     spot_usd: float | None  # with the hours that interruptions make it repeat
-
-    @property
-    def is_ranked(self) -> bool:
-        """Return whether the price is one to rank by: no outlier, and of today's market."""
-        return not self.offer.outlier and self.offer.tier != HISTORICAL_TIER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +62,18 @@ def priced(run: "Run", wall_s: float, offers: Iterable[Offer]) -> tuple[PricedOf
 
 
 def cheapest(offers: Iterable[PricedOffer], *, spot: bool = False) -> PricedOffer | None:
-    """Return the ranked offer with the lowest cost, or None where no price is known."""
-    known = [o for o in offers if o.is_ranked and (o.spot_usd if spot else o.on_demand_usd) is not None]
-    return min(known, key=lambda o: (o.spot_usd if spot else o.on_demand_usd) or 0.0, default=None)
+    """Return the ranked offer with the lowest cost, or None where no price is known.
+
+    Where nothing ranked is on offer (a marketplace asked for by name), the lowest of the rest
+    that is no outlier.
+    """
+
+    def cost_usd(offer: PricedOffer) -> float | None:
+        return offer.spot_usd if spot else offer.on_demand_usd
+
+    known = [offer for offer in offers if cost_usd(offer) is not None and not offer.offer.outlier]
+    ranked = [offer for offer in known if offer.offer.is_ranked] or known
+    return min(ranked, key=lambda offer: cost_usd(offer) or 0.0, default=None)
 
 
 def managed(run: "Run", billed_tokens: float) -> tuple[ManagedPrice, ...]:

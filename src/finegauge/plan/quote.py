@@ -170,7 +170,7 @@ def _warnings(run: "Run", num_steps: int | None, costs: tuple[PricedOffer, ...])
             "The number of steps is not known, so neither is the cost: add num_samples=…, max_steps=… or a "
             "dataset that 'finegauge datasets' lists.",
         )
-    ranked = [cost.offer for cost in costs if cost.is_ranked]
+    ranked = [cost.offer for cost in costs if cost.offer.is_ranked]
     stale = stale_warning(ranked)
     if not ranked:
         where = f" from {run.provider}" if run.provider else ""

@@ -7,7 +7,6 @@ import pytest
 
 from finegauge.catalogue.offers import (
     age_days,
-    cheapest_offers,
     managed_prices,
     offers,
     providers,
@@ -31,20 +30,16 @@ def test_unknown_provider_and_gpu() -> None:
         offers("h1000")
 
 
-@pytest.mark.parametrize(("gpu", "gpu_count"), [("a40", 1), ("a100-80gb", 1), ("h100", 8), ("t4", 2)])
-def test_cheapest_is_sorted_and_holds_enough_cards(gpu: str, gpu_count: int) -> None:
-    found = cheapest_offers(gpu, gpu_count)
-    prices = [offer.on_demand_usd_per_h or 0.0 for offer in found]
-    assert prices == sorted(prices)
-    assert prices[0] > 0
-    assert all(offer.gpu_count >= gpu_count and not offer.outlier for offer in found)
-    assert not {"seed-paper", "marketplace"} & {offer.tier for offer in found}
+def test_outliers_marketplaces_and_history_are_not_ranked() -> None:
+    tiers = {offer.tier for offer in offers() if offer.is_ranked}
+    assert "on-demand" in tiers
+    assert not {"seed-paper", "marketplace"} & tiers
+    assert not any(offer.outlier for offer in offers() if offer.is_ranked)
 
 
-def test_cheapest_spot() -> None:
-    found = cheapest_offers("l4", spot=True)
-    assert found[0].spot_usd_per_h == min(offer.spot_usd_per_h or 1e9 for offer in found)
-    assert found[0].usd_per_h(spot=True) == found[0].spot_usd_per_h
+def test_spot_and_on_demand_are_two_prices() -> None:
+    found = next(o for o in offers("l4") if o.spot_usd_per_h and o.on_demand_usd_per_h)
+    assert found.usd_per_h(spot=True) == found.spot_usd_per_h != found.usd_per_h()
 
 
 def test_slices_hold_no_whole_card() -> None:
@@ -84,7 +79,7 @@ def test_user_offer(home: Path) -> None:
     (found,) = offers("A40", provider="basement")
     assert found.gpu_count == 4
     assert found.date == "2026-11-01"
-    assert cheapest_offers("a40", 4)[0] == found
+    assert found.is_ranked
 
 
 @pytest.mark.parametrize(
