@@ -1,7 +1,5 @@
 """Whatever the memory curve: the largest batch fits, and one more does not. Dearer is never cheaper."""
 
-from dataclasses import replace
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -67,7 +65,7 @@ def test_predicted_length_border(batch: int, gpu: str) -> None:
 def test_a_dearer_offer_never_costs_less(usd: float, more: float, samples: int) -> None:
     asked = run(num_samples=samples)
     step = Fake(capacity_bytes=1e12)(asked)
-    prices = [replace(OFFER, on_demand_usd_per_h=price) for price in (usd, usd + more)]
+    prices = [OFFER._replace(on_demand_usd_per_h=price) for price in (usd, usd + more)]
     cheap, dear = (quote(asked, step, prices=[price]).offers[0].on_demand_usd for price in prices)
     assert cheap is not None
     assert dear is not None

@@ -7,10 +7,9 @@ Lengths depend on the tokenizer and the template, which each row states.
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from finegauge.catalogue.documents import checked_row, home, read_bounded, rows_of, user_rows
 from finegauge.catalogue.tables import read_text
@@ -25,8 +24,7 @@ _KINDS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dataset:
+class Dataset(NamedTuple):
     """One data set, as the lengths of its examples."""
 
     name: str

@@ -7,10 +7,9 @@ H100-SXM5-80GB, `a100` is A100-SXM4-40GB (`a100-80gb` is the larger), `v100` is 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from finegauge.catalogue.documents import checked_row, home, positive, rows_of, user_rows
 from finegauge.catalogue.tables import optional, optional_int, table
@@ -32,8 +31,7 @@ _KINDS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuSpec:
+class GpuSpec(NamedTuple):
     """One accelerator, as its datasheet describes it."""
 
     name: str  # chip, form factor, memory as sold: "A100-SXM4-80GB"

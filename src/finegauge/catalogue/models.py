@@ -8,10 +8,9 @@ multi-token prediction that the class does not build).
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from finegauge.catalogue.documents import checked_row, home, positive, read_document, user_rows
 from finegauge.catalogue.tables import read_text
@@ -25,8 +24,7 @@ _KINDS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFigures:
+class ModelFigures(NamedTuple):
     """One model: its configuration figures, its size, and where both come from."""
 
     name: str  # the Hugging Face id, or the path of the user's file

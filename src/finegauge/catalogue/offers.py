@@ -10,9 +10,8 @@ Rows that `refresh` fetched replace the shipped ones of the same provider and GP
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from finegauge.catalogue.documents import checked_row, home, user_rows
 from finegauge.catalogue.gpus import gpu as find_gpu
@@ -31,8 +30,7 @@ _KINDS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class Offer(NamedTuple):
     """One instance that can be rented, at the price of one day."""
 
     provider: str
@@ -65,8 +63,7 @@ class Offer:
         return self.spot_usd_per_h if spot else self.on_demand_usd_per_h
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FinetunePrice:
+class FinetunePrice(NamedTuple):
     """What a managed service asks for a million training tokens."""
 
     provider: str

@@ -28,12 +28,9 @@ class ListByDefault(click.Group):
 
 
 def plain(row: Any) -> dict[str, Any]:
-    """Return a dataclass as JSON writes it."""
-    plain = {}
-    for field in type(row).__dataclass_fields__:
-        value = getattr(row, field)
-        plain[field] = dict(value) if isinstance(value, Mapping) else value
-    return plain
+    """Return a named tuple as JSON writes it."""
+    values = row._asdict().items()
+    return {name: dict(value) if isinstance(value, Mapping) else value for name, value in values}
 
 
 def print_json(value: object) -> None:

@@ -14,7 +14,7 @@ discard it [2].
 [2] bitsandbytes release notes, 0.43.2
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from finegauge.graph.blocks import Linear, Norm
 from finegauge.graph.op import NOTHING, Cost, Gemm, Op, Poly, per_token
@@ -35,8 +35,7 @@ RMS_FORWARD_BYTES = 36.0  # to fp32, pow, mean, rsqrt, mul, to bf16, mul: per ch
 RMS_BACKWARD_BYTES = 60.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lowering:
+class Lowering(NamedTuple):
     """The choices of a run that decide which operators a block becomes."""
 
     activation_bytes: int  # per element of the residual stream

@@ -5,7 +5,6 @@ pairs P = sum of S²), so it is a polynomial in (B, S), a whole graph is a matri
 million batches are one matrix product.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from finegauge.profile import Path
@@ -89,8 +88,7 @@ class Gemm(NamedTuple):
     groups: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
+class Cost(NamedTuple):
     """The work of one direction of one operator on the device and on the host."""
 
     flops: Poly = ZERO
@@ -103,8 +101,7 @@ class Cost:
 NOTHING = Cost()
 
 
-@dataclass(frozen=True, slots=True)
-class Op:
+class Op(NamedTuple):
     """One operator of one layer.
 
     `saved_bytes` is what autograd keeps for backward because of it; `stash_bytes` is the

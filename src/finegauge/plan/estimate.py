@@ -3,8 +3,8 @@
 This is what `finegauge estimate` shows and what `finegauge check` judges.
 """
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from finegauge.plan.capacity import Capacity, Estimator, max_micro_batch_size
 from finegauge.plan.quote import Quote, quote
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from finegauge.workload.run import Run
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class Estimate(NamedTuple):
     """One run on one GPU: its step, its largest micro-batch, its bill."""
 
     profile: Profile

@@ -7,9 +7,8 @@ that is not known stays unknown (None), never 0.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from finegauge.catalogue.offers import Offer, managed_prices
 from finegauge.units import HOUR_S
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
 SPOT_REPEATED_FRACTION = 0.10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PricedOffer:
+class PricedOffer(NamedTuple):
     """One offer, and what the whole run would cost on it."""
 
     offer: Offer
@@ -34,8 +32,7 @@ class PricedOffer:
     spot_usd: float | None  # with the hours that interruptions make it repeat
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ManagedPrice:
+class ManagedPrice(NamedTuple):
     """What a managed fine-tuning service would bill; low and high are equal where one price is printed."""
 
     provider: str

@@ -8,8 +8,8 @@ its source stands beside it. A calibration fitted to measurements replaces them 
     of a 4-bit linear with its adapter, 0.16 ms of a 16-bit one
 """
 
-from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 from finegauge.catalogue.gpus import GpuSpec
 from finegauge.profile import Interval
@@ -40,8 +40,7 @@ MEMORY_INTERVAL = Interval(0.95, 1.07)
 TIME_INTERVAL = Interval(0.90, 1.60)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
+class Calibration(NamedTuple):
     """Achievable fractions, host costs and memory outside the tensors."""
 
     name: str

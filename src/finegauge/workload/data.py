@@ -5,9 +5,8 @@ tokens a micro-batch holds on average, how many at worst, and how many steps the
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from math import ceil, log, sqrt
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from finegauge.errors import FieldError
 from finegauge.workload.field import Check, choice, flag, number, text, whole
@@ -43,8 +42,7 @@ def settle(values: dict[str, Any], stated: Collection[str]) -> None:
         values["padding"] = "longest" if values["dataset"] and not values["packing"] else "max"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchShape:
+class BatchShape(NamedTuple):
     """One micro-batch of one rank, on average and at its longest, and how many there are."""
 
     sequences: int  # rows of the micro-batch: samples, or packs of them

@@ -1,7 +1,5 @@
 """Hours, energy and dollars of a whole run, each by hand."""
 
-from dataclasses import replace
-
 import pytest
 
 from finegauge.catalogue.carbon import grid
@@ -78,18 +76,18 @@ def test_cost_is_hours_times_price() -> None:
 
 
 def test_an_instance_is_billed_whole() -> None:
-    eight = replace(OFFER, gpu_count=8, on_demand_usd_per_h=4.0)
+    eight = OFFER._replace(gpu_count=8, on_demand_usd_per_h=4.0)
     (priced,) = quoted(run(num_samples=1000), eight).offers
     assert priced.idle_gpus == 7
     assert priced.on_demand_usd == pytest.approx(priced.wall_s / HOUR_S * 4.0)
 
 
 def test_a_slice_of_a_card_is_no_offer() -> None:
-    assert quoted(run(num_samples=1000), replace(OFFER, gpu_count=0)).offers == ()
+    assert quoted(run(num_samples=1000), OFFER._replace(gpu_count=0)).offers == ()
 
 
 def test_an_unknown_price_is_none_and_last() -> None:
-    unknown = replace(OFFER, provider="a", on_demand_usd_per_h=None, spot_usd_per_h=None)
+    unknown = OFFER._replace(provider="a", on_demand_usd_per_h=None, spot_usd_per_h=None)
     bill = quoted(run(num_samples=1000), unknown, OFFER)
     assert [o.offer.provider for o in bill.offers] == ["somewhere", "a"]
     assert bill.offers[1].on_demand_usd is None
@@ -98,8 +96,8 @@ def test_an_unknown_price_is_none_and_last() -> None:
 
 
 def test_outliers_and_historical_prices_are_listed_but_not_ranked() -> None:
-    outlier = replace(OFFER, outlier=True, on_demand_usd_per_h=0.01)
-    paper = replace(OFFER, tier="seed-paper", on_demand_usd_per_h=0.02)
+    outlier = OFFER._replace(outlier=True, on_demand_usd_per_h=0.01)
+    paper = OFFER._replace(tier="seed-paper", on_demand_usd_per_h=0.02)
     bill = quoted(run(num_samples=1000), outlier, paper, OFFER)
     assert len(bill.offers) == 3
     assert bill.cheapest_on_demand is not None
@@ -154,7 +152,7 @@ def test_only_sft_has_a_managed_alternative() -> None:
 
 
 def test_stale_prices_are_said() -> None:
-    (warning,) = quoted(run(num_samples=10), replace(OFFER, date="2020-01-01")).warnings
+    (warning,) = quoted(run(num_samples=10), OFFER._replace(date="2020-01-01")).warnings
     assert "days" in warning
     assert "--refresh" in warning
 
