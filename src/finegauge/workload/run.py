@@ -20,6 +20,7 @@ FROM_FILE = "file"
 FROM_COMMAND_LINE = "command line"
 FROM_CALLER = "caller"
 FROM_DEFAULT = "FineGauge default"
+REQUIRED = ("model", "method")  # a config.json alone states no method; its reader says full
 STATED = (FROM_FILE, FROM_COMMAND_LINE, FROM_CALLER)
 NEED_THE_MODEL = ("num_experts_per_tok", "tensor_parallel", "pipeline_parallel", "expert_parallel")
 
@@ -167,8 +168,8 @@ class Run:
         return {name: getattr(self, name) for name in CHECKS}
 
     def stated_fields(self) -> dict[str, Any]:
-        """Return the fields that somebody stated: all but FineGauge's own defaults."""
-        return {name: getattr(self, name) for name in CHECKS if self.origins[name] != FROM_DEFAULT}
+        """Return the fields that somebody stated, and those that every run has to state."""
+        return {n: getattr(self, n) for n in CHECKS if n in REQUIRED or self.origins[n] != FROM_DEFAULT}
 
     def replace(self, origin: str = FROM_CALLER, **changes: Any) -> "Run":
         """Return the same run with `changes`, checked anew; `origin` says who changed them.

@@ -80,6 +80,8 @@ def test_model_config_and_its_folder(tmp_path: Path) -> None:
     path = written(tmp_path, json.dumps(TINY), "config.json")
     run = read(path)
     assert (run.method, run.origins["method"]) == ("full", FROM_DEFAULT)
+    changed = run.replace(gpu="A40")
+    assert (changed.method, changed.origins["method"]) == ("full", FROM_DEFAULT)
     assert run.config["hidden_size"] == 64
     assert read(tmp_path, ("method=lora",)).config == run.config
 
