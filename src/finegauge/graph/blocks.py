@@ -166,6 +166,16 @@ class MixtureOfExperts(NamedTuple):
             size += (matrices - 1) * self.intermediate_size + self.expert_width
         return size
 
+    def expert_projections(self, *, apart: bool) -> tuple[Linear, ...]:
+        """Return one expert's projections, down last: `apart` as transformers 4 holds them, else fused."""
+        h, f = self.expert_width, self.intermediate_size
+        down = Linear("w2" if apart else "down_proj", f, h)
+        if not self.gated:
+            return Linear("up_proj", h, f), down
+        if apart:
+            return Linear("w1", h, f), Linear("w3", h, f), down
+        return Linear("gate_up_proj", h, 2 * f), down
+
     def expert_tensors(self) -> list[Tensor]:
         """Return the experts as transformers 5 holds them: fused, one tensor per projection."""
         e, h, f = self.num_experts, self.expert_width, self.intermediate_size

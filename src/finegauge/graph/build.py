@@ -24,7 +24,7 @@ from finegauge.graph.blocks import (
 )
 from finegauge.graph.feedforward import feedforward, mixture_of_experts
 from finegauge.graph.head import embedding, head
-from finegauge.graph.lowering import Lowering, Tape
+from finegauge.graph.lowering import QUANTIZED_BYTES, Lowering, Tape
 from finegauge.graph.op import Op
 from finegauge.graph.ssm import linear_attention, mamba1, mamba2
 from finegauge.graph.weights import Weights, weights_of
@@ -67,6 +67,11 @@ class Graph:
     embedding: tuple[Op, ...]
     head: tuple[Op, ...]
     weights: Weights
+
+    @property
+    def stretches(self) -> list[tuple[int, tuple[Op, ...]]]:
+        """Return (how often, operators) of everything a micro-batch passes, in forward order."""
+        return [(1, self.embedding), *((group.count, group.ops) for group in self.layers), (1, self.head)]
 
 
 def build(run: Run) -> Graph:
@@ -137,14 +142,14 @@ def architecture_of(model_name: str, top_k: int | None = None) -> Architecture:
 
 def lowering_of(run: Run) -> Lowering:
     """Return the choices of `run` that decide which operators its blocks become."""
-    quantized = run.weights_dtype if run.weights_dtype in QUANTIZED else ""
+    quantized = run.weights_dtype if run.weights_dtype in QUANTIZED_BYTES else ""
     plain = ("fp16" if quantized.startswith("gptq") else "bf16") if quantized else run.weights_dtype
     compute = run.autocast if run.autocast != "none" else plain
     compute_bytes = 4 if compute == "fp32" else 2
     wide = run.weights_dtype == "fp32" or (run.upcast_unquantized and bool(quantized))
     version = version_numbers(run.transformers_version)[:2]
     model_type = str(run.config.get("model_type", ""))
-    adapters = run.method in ("lora", "qlora", "gptq_lora")
+    adapters = run.trains_adapters
     return Lowering(
         activation_bytes=4 if wide else compute_bytes,
         compute_bytes=compute_bytes,
@@ -175,7 +180,6 @@ def lowering_of(run: Run) -> Lowering:
 
 
 TARGETABLE = frozenset({"linear", "router", "experts"})
-QUANTIZED = frozenset({"nf4", "nf4_dq", "gptq4", "gptq8", "int8", "fp8"})
 
 
 def _stashes(run: Run) -> bool:

@@ -10,7 +10,7 @@ Bytes follow transformers 5: experts "grouped_mm" sort the pairs by expert and m
 them in one call; "eager" is the loop over experts of transformers 4.
 """
 
-from finegauge.graph.blocks import FeedForward, Linear, MixtureOfExperts
+from finegauge.graph.blocks import FeedForward, MixtureOfExperts
 from finegauge.graph.lowering import Tape
 from finegauge.graph.op import Cost, Op, Poly, per_token
 
@@ -132,14 +132,7 @@ def _experts(tape: Tape, block: MixtureOfExperts, top_k: int) -> None:
     """Add the routed experts' projections over `top_k` rows per token."""
     low, part, e = tape.lowering, block.path, block.num_experts
     h, f = block.expert_width, block.intermediate_size
-    eager = low.experts == "eager"
-    if not block.gated:
-        ups = [Linear("up_proj", h, f)]
-    elif eager:
-        ups = [Linear("w1", h, f), Linear("w3", h, f)]
-    else:
-        ups = [Linear("gate_up_proj", h, 2 * f)]
-    down = Linear("w2" if eager else "down_proj", f, h)
+    *ups, down = block.expert_projections(apart=low.experts == "eager")
     kept = low.kept_input(top_k * h, *ups, kind="experts", part=part)
     for i, projection in enumerate(ups):
         tape.linear(

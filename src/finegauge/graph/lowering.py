@@ -21,7 +21,16 @@ from finegauge.graph.op import NOTHING, Cost, Gemm, Op, Poly, per_token
 from finegauge.profile import Path
 
 ADAPTER_CALLS = 2.0  # module calls of an adapter pair: A and B
-NF4_READ_BYTES = {"nf4": 0.5625, "nf4_dq": 0.516, "gptq4": 0.52, "gptq8": 1.02, "int8": 1.0, "fp8": 1.0}
+# Per parameter: NF4 in blocks of 64 with a 32-bit scale, whose scales double quantisation takes down to 8 bit
+# (section 3 of the second paper in [1]); GPTQ in groups of 128.
+QUANTIZED_BYTES = {
+    "nf4": (4 + 32 / 64) / 8,
+    "nf4_dq": (4 + 8 / 64 + 32 / (64 * 256)) / 8,
+    "gptq4": (4 + 16 / 128 + 4 / 128) / 8,
+    "gptq8": (8 + 16 / 128 + 8 / 128) / 8,
+    "int8": 1.0,
+    "fp8": 1.0,
+}
 # What users call the projections of an expert, Mixtral's way or Llama's, by what they are called here;
 # PEFT rewrites these names where transformers 5 fuses the experts.
 EXPERT_NAMES = {
@@ -199,9 +208,8 @@ class Tape:
             saved = (a * n if keeps_input else 0.0) + 4.0 * repeats * (2 if norm.kind == "layer" else 1)
             forward, backward, launches = 2 * a * n, 3 * a * n, 1.0
         else:
-            wide = 0.0 if low.activation_bytes == 4 else 4.0 * n
             kept = (4.0 if low.wide_norms else a) * n if low.norms_train and norm.weight else 0.0
-            saved = wide + kept + 4.0 * repeats + (4.0 * n if low.activation_bytes == 4 else 0.0)
+            saved = 4.0 * n + kept + 4.0 * repeats
             scale = a / 2
             forward, backward, launches = RMS_FORWARD_BYTES * n * scale, RMS_BACKWARD_BYTES * n * scale, 8.0
         self.elementwise(
@@ -321,7 +329,7 @@ class Tape:
     def _dequantise(self, part: str, weights: float, groups: int) -> None:
         """Add the dequantisation of a frozen weight, paid forward and backward."""
         low = self.lowering
-        read = NF4_READ_BYTES.get(low.quantized, 1.0)
+        read = QUANTIZED_BYTES[low.quantized]
         each = groups if low.experts == "eager" else 1
         kernels = (3.0 if low.quantized == "nf4_dq" else 2.0) * each
         cost = Cost(bytes=Poly(const=weights * (read + low.compute_bytes)), launches=kernels)

@@ -1,27 +1,16 @@
 """The tensors a rank holds: bytes by kind as the quantiser really touches them, and what trains.
 
-NF4 in blocks of 64: 4 + 32/64 = 4.5 bit per parameter; with double quantisation
-4 + 8/64 + 32/(64·256) = 4.127 bit [1]. GPTQ in groups of 128: 4 + 16/128 + 4/128 bit.
-Embeddings, head, norms and routers stay 16-bit; PEFT's k-bit preparation may make them
-fp32. Optimizer state per trained parameter: Adam two values, Lion one, 8-bit variants one
-byte each and a 32-bit scale per 256.
-
-[1] Dettmers et al. 2023, arXiv:2305.14314, section 3
+Quantised linears take `lowering.QUANTIZED_BYTES` per parameter; embeddings, head, norms
+and routers stay 16-bit; PEFT's k-bit preparation may make them fp32. Optimizer state per
+trained parameter: Adam two values, Lion one, 8-bit variants one byte each and a 32-bit
+scale per 256.
 """
 
 from typing import NamedTuple
 
 from finegauge.graph.blocks import Architecture, Layer, Linear, MixtureOfExperts, Tensor
-from finegauge.graph.lowering import Lowering
+from finegauge.graph.lowering import QUANTIZED_BYTES, Lowering
 
-QUANTIZED_BYTES = {
-    "nf4": (4 + 32 / 64) / 8,
-    "nf4_dq": (4 + 8 / 64 + 32 / (64 * 256)) / 8,
-    "gptq4": (4 + 16 / 128 + 4 / 128) / 8,
-    "gptq8": (8 + 16 / 128 + 8 / 128) / 8,
-    "int8": 1.0,
-    "fp8": 1.0,
-}
 STATE_VALUES = {
     "adamw": 2,
     "adamw_8bit": 2,
@@ -121,13 +110,7 @@ def _adapter_params(layer: Layer, low: Lowering) -> float:
 
 def _expert_adapters(moe: MixtureOfExperts, low: Lowering) -> float:
     """Return the LoRA parameters of router and routed experts."""
-    h, f = moe.expert_width, moe.intermediate_size
-    eager = low.experts == "eager"
-    if eager and moe.gated:
-        linears = [Linear("w1", h, f), Linear("w3", h, f), Linear("w2", f, h)]
-    else:
-        up = "gate_up_proj" if moe.gated else "up_proj"
-        linears = [Linear(up, h, 2 * f if moe.gated else f), Linear("down_proj", f, h)]
+    linears = moe.expert_projections(apart=low.experts == "eager")
     experts = sum(_lora_size(low, linear, "experts", moe.path) for linear in linears)
     around = sum(_lora_size(low, linear, "linear", moe.path) for linear in moe.latent)
     return moe.num_experts * experts + around + _lora_size(low, moe.router, "router", moe.path)

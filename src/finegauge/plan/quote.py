@@ -20,14 +20,15 @@ from finegauge.catalogue.carbon import pue as site_overhead
 from finegauge.catalogue.gpus import gpu
 from finegauge.catalogue.offers import Offer, offers, stale_warning
 from finegauge.plan.prices import ManagedPrice, PricedOffer, cheapest, managed, priced
+from finegauge.predict.calibration import DATASHEET
 from finegauge.profile import Breakdown, Profile
 from finegauge.workload.data import BatchShape, shape
 
 if TYPE_CHECKING:
     from finegauge.workload.run import Run
 
-WALL_POWER_RATIO = 895.0 / (0.92 * 700.0)  # [1]: CPUs, memory, fans, network, power supplies as well
-IDLE_POWER_FRACTION = 0.15  # of board power, where the catalogue has no idle figure; assumption
+# [1]: CPUs, memory, fans, network and power supplies as well
+WALL_POWER_RATIO = 895.0 / (DATASHEET.active_power_fraction * 700.0)
 SAVE_BYTES_PER_S = 1e9  # a checkpoint to one NVMe or a good network disk; assumption
 
 
@@ -147,11 +148,13 @@ def _boards_energy_j(run: "Run", profile: Profile, num_steps: int, wall_time_s: 
 
     None where nothing is known about the power of the board.
     """
+    from finegauge.predict.energy import idle_power_w
+
     spec = gpu(run.gpu or "")
     step_j = profile.step_energy_j.total
-    if spec.board_power_w is None or not step_j:
+    idle_w = idle_power_w(spec, DATASHEET)
+    if idle_w is None or not step_j:
         return None
-    idle_w = spec.idle_power_w or IDLE_POWER_FRACTION * spec.board_power_w
     around_s = wall_time_s.total - wall_time_s["steps"]
     return num_steps * step_j + around_s * idle_w * run.num_gpus
 

@@ -1,7 +1,8 @@
 """The few physical constants between a datasheet and what a machine achieves.
 
-Nothing here is fitted to a run: each constant has a meaning and a reading of its own, and
-its source stands beside it. A calibration fitted to measurements replaces them as a whole.
+None is fitted per run, model or table: each constant has a meaning and a reading of its
+own, and its source stands beside it. `sustained_fraction` and `varied_slack_fraction` were
+set with the golden tables in view. A calibration fitted to measurements replaces them as a whole.
 
 [1] measured 2026-11-21 on one core of a 2-core cloud server: torch 2.13.0, peft 0.21.2,
     bitsandbytes 0.50.2; 9.0 us per elementwise operator with autograd, 0.43 ms per forward
@@ -49,12 +50,8 @@ class Calibration(NamedTuple):
     default_matmul_fraction: float = 0.75
     flash_fraction: float = 0.58
     flash_backward_fraction: float = 0.85  # of the forward's rate
-    dequantise_fraction: float = (
-        0.60  # of the datasheet's bandwidth: 359 us for 58.7 M NF4 values on A40 (Xia Fig. 6)
-    )
-    launch_s: float = (
-        9e-6  # host seconds per kernel launched by eager PyTorch (measured: torch 2.13, one server core)
-    )
+    dequantise_fraction: float = 0.60  # of bandwidth: 359 us for 58.7 M NF4 values, A40 (Xia, Fig. 6)
+    launch_s: float = 9e-6  # host seconds per kernel that eager PyTorch launches [1]
     call_s: float = 1e-4  # host seconds of Python per adapter or 4-bit module call [1]
     compiled_launch_fraction: float = 0.5
     context_bytes: float = 0.55 * GIB  # CUDA context with lazy loading, per process
@@ -62,7 +59,7 @@ class Calibration(NamedTuple):
     varied_slack_fraction: float = 0.12  # the same where shapes change from step to step, or routing does
     active_power_fraction: float = 0.92  # of the board limit while matrix products run
     memory_power_fraction: float = 0.68  # while memory-bound kernels run
-    idle_power_fraction: float = 0.14  # clocks up, nothing running, where no idle figure is known
+    idle_power_fraction: float = 0.15  # clocks up, nothing running, where no idle figure is known
     memory_interval: Interval = MEMORY_INTERVAL
     time_interval: Interval = TIME_INTERVAL
 
@@ -91,4 +88,4 @@ class Calibration(NamedTuple):
         return gpu.peak_flops_per_s(dtype) * FLASH_FRACTION.get(gpu.architecture, self.flash_fraction)
 
 
-DATASHEET = Calibration(name="datasheet and published ceilings, nothing fitted")
+DATASHEET = Calibration(name="datasheet and published ceilings, uncalibrated")

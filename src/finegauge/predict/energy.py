@@ -19,11 +19,17 @@ def step_energy_j(gpu: GpuSpec, step: StepTime, calibration: Calibration) -> Bre
     """Return the joules of one step by what the board was doing; empty where no board power is known."""
     if gpu.board_power_w is None:
         return Breakdown({})
-    limit = gpu.board_power_w
-    idle = gpu.idle_power_w or calibration.idle_power_fraction * limit
+    limit, idle = gpu.board_power_w, idle_power_w(gpu, calibration) or 0.0
     other = max(0.0, step.device_s - step.matrix_s)
     return Breakdown.of(
         matrix=step.matrix_s * max(idle, calibration.active_power_fraction * limit),
         memory=other * max(idle, calibration.memory_power_fraction * limit),
         waiting=step.host_bound_s * idle,
     )
+
+
+def idle_power_w(gpu: GpuSpec, calibration: Calibration) -> float | None:
+    """Return the watts of a board with clocks up and nothing to do; None where no board power is known."""
+    if gpu.board_power_w is None:
+        return None
+    return gpu.idle_power_w or calibration.idle_power_fraction * gpu.board_power_w

@@ -5,7 +5,7 @@ stages of its `step_time_s`, the formula with its numbers put in.
 """
 
 from finegauge.graph.build import Graph, build
-from finegauge.graph.weights import QUANTIZED_BYTES
+from finegauge.graph.lowering import QUANTIZED_BYTES
 from finegauge.predict.calibration import DATASHEET, Calibration
 from finegauge.predict.memory import shapes_vary
 from finegauge.predict.predictor import longest_extents

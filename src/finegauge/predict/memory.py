@@ -16,18 +16,15 @@ optimizer (no activations, the multi-tensor temporary).
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from finegauge.graph.build import Graph, LayerGraph
+from finegauge.graph.build import Graph
 from finegauge.graph.op import Extents, Op
 from finegauge.predict.calibration import Calibration
+from finegauge.predict.checkpointing import split
 from finegauge.profile import Breakdown, Path
 from finegauge.workload.run import Run
 
 CUBLAS_BYTES = {"Hopper": 32 * 2**20, "Blackwell": 32 * 2**20}  # workspace per handle
 CUBLAS_DEFAULT_BYTES = 8.5 * 2**20
-RECOMPUTED_KINDS = frozenset(
-    {"norm", "elementwise", "gather", "softmax", "convolution"}
-)  # selective checkpointing
-
 
 Parts = dict[Path, float]
 
@@ -72,29 +69,29 @@ def live_set(run: Run, graph: Graph, extents: Extents, architecture: str) -> Liv
     outside = max(0.0, weights.gradient_bytes - weights.layer_gradient_bytes)
     layer_share = weights.layer_gradient_bytes / max(1, graph.model.num_layers)
     first = max(held, outside + layer_share)
-    stream = graph.lowering.activation_bytes * graph.model.hidden_size * extents.tokens
+    in_flight = alive + _stream(graph, extents)
     phases: dict[str, Parts] = {
         "forward": {**kept, ("activations", "embedding and head"): outer},
         "loss": {
             **kept,
             ("activations", "embedding and head"): outer,
             ("logits", "loss"): loss_kept + loss_live,
-            ("gradients", ""): held,
+            ("gradients",): held,
         },
         "backward": {
             **kept,
             ("activations", "rebuilt block"): rebuilt,
-            ("activations", "gradients in flight"): alive + stream,
+            ("activations", "gradients in flight"): in_flight,
             ("activations", "embedding and head"): _saved(graph.embedding, extents),
-            ("gradients", ""): first,
+            ("gradients",): first,
         },
         "backward end": {
             ("activations", "rebuilt block"): rebuilt,
-            ("activations", "gradients in flight"): alive + stream,
-            ("gradients", ""): weights.gradient_bytes,
+            ("activations", "gradients in flight"): in_flight,
+            ("gradients",): weights.gradient_bytes,
         },
         "optimizer": {
-            ("gradients", ""): weights.gradient_bytes,
+            ("gradients",): weights.gradient_bytes,
             ("workspace", "optimizer"): _optimizer_scratch(run, graph),
         },
     }
@@ -102,48 +99,38 @@ def live_set(run: Run, graph: Graph, extents: Extents, architecture: str) -> Liv
 
 
 def _merge(static: Parts, parts: Parts) -> Breakdown:
-    """Return both as one breakdown without empty parts and without empty names."""
-    both = {**static, **parts}
-    return Breakdown({tuple(name for name in path if name): value for path, value in both.items() if value})
+    """Return both as one breakdown without empty parts."""
+    return Breakdown({path: value for path, value in {**static, **parts}.items() if value})
 
 
 def _kept_between(run: Run, graph: Graph, extents: Extents) -> Parts:
     """Return what all layers keep from forward to backward."""
     kind = run.activation_checkpointing
-    stream = graph.lowering.activation_bytes * graph.model.hidden_size * extents.tokens
+    kept = sum(group.count * _saved(split(kind, group.ops)[0], extents) for group in graph.layers)
+    parts: Parts = {("activations", "all layers"): kept}
     if kind == "none":
-        return {("activations", "all layers"): sum(g.count * _saved(g.ops, extents) for g in graph.layers)}
-    kept: Parts = {}
-    if kind == "selective":
-        ops = [(g.count, [op for op in g.ops if op.kind not in RECOMPUTED_KINDS]) for g in graph.layers]
-        kept["activations", "all layers"] = sum(count * _saved(some, extents) for count, some in ops)
+        return parts
     if kind != "offload":
-        kept["activations", "checkpoints"] = graph.model.num_layers * stream
+        parts["activations", "checkpoints"] = graph.model.num_layers * _stream(graph, extents)
     pinned = sum(g.count * sum(op.stash_bytes.at(extents) for op in g.ops) for g in graph.layers)
-    if pinned:
-        kept["activations", "inputs pinned by 4-bit linears"] = pinned
-    return kept
+    parts["activations", "inputs pinned by 4-bit linears"] = pinned
+    return parts
+
+
+def _stream(graph: Graph, extents: Extents) -> float:
+    """Return the bytes of one residual stream: what enters and leaves every layer."""
+    return graph.lowering.activation_bytes * graph.model.hidden_size * extents.tokens
 
 
 def _largest_block(run: Run, graph: Graph, extents: Extents) -> tuple[float, float]:
     """Return (saved bytes of the layer being differentiated, what else is alive at its worst operator)."""
     worst, answer = -1.0, (0.0, 0.0)
-    rebuilds = run.activation_checkpointing != "none"
     for group in graph.layers:
-        saved = _rebuilt(run, group, extents) if rebuilds else 0.0
-        whole = _saved(group.ops, extents)
-        peak = backward_peak(group.ops, extents) - whole
-        if saved + peak > worst:
-            worst, answer = saved + peak, (saved, max(0.0, peak))
+        rebuilt = _saved(split(run.activation_checkpointing, group.ops)[1], extents)
+        beside = backward_peak(group.ops, extents) - _saved(group.ops, extents)
+        if rebuilt + beside > worst:
+            worst, answer = rebuilt + beside, (rebuilt, max(0.0, beside))
     return answer
-
-
-def _rebuilt(run: Run, group: LayerGraph, extents: Extents) -> float:
-    """Return the saved bytes that recomputing one layer brings back."""
-    ops = group.ops
-    if run.activation_checkpointing == "selective":
-        ops = tuple(op for op in ops if op.kind in RECOMPUTED_KINDS)
-    return _saved(ops, extents)
 
 
 def backward_peak(ops: Iterable[Op], extents: Extents) -> float:

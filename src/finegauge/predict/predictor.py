@@ -100,10 +100,9 @@ def longest_extents(batch: BatchShape) -> Extents:
 
 def model_flops(graph: Graph, extents: Extents) -> float:
     """Return the FLOPs of forward and backward of one micro-batch, recomputation not counted."""
-    groups = [(1, graph.embedding), *((g.count, g.ops) for g in graph.layers), (1, graph.head)]
     return sum(
         count * (op.forward.flops.at(seen) + op.backward.flops.at(seen))
-        for count, ops in groups
+        for count, ops in graph.stretches
         for op in ops
         if op.forward.flops
         for seen in (extents.windowed(op.window),)

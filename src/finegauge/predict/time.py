@@ -14,13 +14,14 @@ from typing import NamedTuple
 
 from finegauge.graph.build import Graph
 from finegauge.graph.op import Cost, Extents, Op
+from finegauge.predict.checkpointing import split
 from finegauge.predict.device import Device
-from finegauge.predict.memory import RECOMPUTED_KINDS
 from finegauge.profile import Breakdown, Path
 from finegauge.workload.run import Run
 
 FOREACH_VALUES, FUSED_VALUES, CLIP_VALUES = 21.0, 7.0, 3.0
 FOREACH_LAUNCHES = 60.0
+MATRIX_KINDS = frozenset({"gemm", "grouped_gemm", "attention"})
 TENSORS_PER_LAUNCH = 40.0  # tensors that one multi-tensor kernel covers
 
 
@@ -37,12 +38,10 @@ def step_time(run: Run, graph: Graph, extents: Extents, device: Device) -> StepT
     """Return the time of one optimizer step of `run` on one GPU."""
     clock = _Clock(run, extents, device)
     micro_steps = run.gradient_accumulation_steps
-    groups = [(1, graph.embedding), *((g.count, g.ops) for g in graph.layers), (1, graph.head)]
-    for count, ops in groups:
+    for count, ops in graph.stretches:
         clock.stage("forward", count * micro_steps, ops, backward=False)
-        inside = ops is not graph.embedding and ops is not graph.head
-        if inside and run.activation_checkpointing != "none":
-            again = ops if run.activation_checkpointing != "selective" else _recomputed(ops)
+        if ops is not graph.embedding and ops is not graph.head:
+            again = split(run.activation_checkpointing, ops)[1]
             clock.stage("recompute", count * micro_steps, again, backward=False)
         clock.stage("backward", count * micro_steps, ops, backward=True)
     clock.optimizer(graph)
@@ -52,11 +51,6 @@ def step_time(run: Run, graph: Graph, extents: Extents, device: Device) -> StepT
         matrix_s=clock.matrix_s,
         device_s=clock.device_s,
     )
-
-
-def _recomputed(ops: Iterable[Op]) -> tuple[Op, ...]:
-    """Return the operators that selective checkpointing runs again."""
-    return tuple(op for op in ops if op.kind in RECOMPUTED_KINDS)
 
 
 class _Clock:
@@ -109,6 +103,3 @@ class _Clock:
         self.parts.append((("optimizer", "parameters", run.optimizer), seconds + exposed))
         self.host_bound_s += exposed
         self.device_s += seconds
-
-
-MATRIX_KINDS = frozenset({"gemm", "grouped_gemm", "attention"})
