@@ -1,7 +1,8 @@
 """Where the shipped tables lie, and how to read one quickly.
 
 Each table is comma-separated text with a header and no quoting (a test holds every row to that),
-so that a command which needs one row starts without the csv module.
+so that a command which needs one row starts without the csv module. The tables of measured runs
+are quoted where they must be; `workload.readers.measurement_table` reads them as it reads a user's.
 """
 
 import os
@@ -13,6 +14,12 @@ def read_text(filename: str) -> str:
     """Return the text of the shipped file `filename`."""
     with open(os.path.join(_DATA, filename), encoding="utf-8") as file:
         return file.read()
+
+
+def measurement_tables() -> list[str]:
+    """Return the paths of the shipped tables of measured runs, sorted by name."""
+    folder = os.path.join(_DATA, "measurements")
+    return sorted(os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".csv"))
 
 
 def table(filename: str) -> list[dict[str, str]]:

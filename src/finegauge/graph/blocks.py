@@ -12,7 +12,12 @@ targets and quantisers can be matched by name.
 from collections import Counter
 from collections.abc import Iterable
 from math import prod
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from finegauge.graph.numerics import Numerics, Routing
+
+if TYPE_CHECKING:
+    from finegauge.graph.traced import Traced
 
 
 class Tensor(NamedTuple):
@@ -20,7 +25,7 @@ class Tensor(NamedTuple):
 
     name: str
     shape: tuple[int, ...]
-    kind: str  # linear | bias | embedding | norm | experts | conv | state | router
+    kind: str  # linear | bias | embedding | norm | experts | conv | state | router | fixed (never trains)
 
     @property
     def size(self) -> int:
@@ -46,18 +51,27 @@ class Linear(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """A normalisation over `size` channels; `kind` is "rms" or "layer"."""
+    """A normalisation over `size` channels; `kind` is "rms" or "layer".
+
+    `heads`: each of so many heads has a weight of its own, all in one tensor or, `apart`, each in its own.
+    """
 
     name: str
     size: int
     kind: str = "rms"
     weight: bool = True
     bias: bool = False
+    heads: int = 0
+    apart: bool = False
 
     def tensors(self) -> list[Tensor]:
         """Return the weight and bias that the norm has."""
+        if self.apart:
+            names = [f"{self.name}.norms.{head}.weight" for head in range(self.heads)]
+            return [Tensor(name, (self.size,), "norm") for name in names]
+        shape = (self.heads, self.size) if self.heads else (self.size,)
         parts = [("weight", self.weight), ("bias", self.bias)]
-        return [Tensor(f"{self.name}.{part}", (self.size,), "norm") for part, has in parts if has]
+        return [Tensor(f"{self.name}.{part}", shape, "norm") for part, has in parts if has]
 
 
 class Attention(NamedTuple):
@@ -77,7 +91,12 @@ class Attention(NamedTuple):
     qk_norms: tuple[Norm, ...] = ()
     window: int | None = None  # keys each query sees; None: all before it
     rotary: bool = True
+    clipped: bool = False  # what q, k and v return is bounded
+    norms_last: bool = False  # queries and keys are normalised after they are turned (Hunyuan)
+    rotary_dim: int = 0  # channels of a head that turn, the others set aside meanwhile; 0: all
     output_gate: bool = False
+    gate_size: int = 0  # channels of that gate; 0: as many as the output
+    copies_values: bool = False  # out of a fused projection, of which they are a view elsewhere (Falcon)
     extra: tuple[Tensor, ...] = ()
     path: str = "attention"
 
@@ -135,6 +154,9 @@ class MixtureOfExperts(NamedTuple):
     `expert_bias`: the expert projections have biases. `router_extra` are tensors of the
     router besides its weight (score-correction biases). `latent` are the projections into
     and out of a narrower space that the routed experts, not the shared ones, work in.
+    `visits_all`: every expert computes every token, scaled by its score (Llama 4).
+    `looped`: the class knows no other implementation than the loop over experts (DBRX).
+    `shared_first`: the shared experts run before the router. `transposed`: expert weights are [in, out].
     """
 
     hidden_size: int
@@ -149,6 +171,11 @@ class MixtureOfExperts(NamedTuple):
     shared_gate: Linear | None = None
     latent: tuple[Linear, ...] = ()
     activation: str = "silu"
+    routing: Routing = Routing()
+    visits_all: bool = False
+    looped: bool = False
+    shared_first: bool = False
+    transposed: bool = False
     extra: tuple[Tensor, ...] = ()
     path: str = "moe"
 
@@ -160,13 +187,17 @@ class MixtureOfExperts(NamedTuple):
     @property
     def expert_size(self) -> int:
         """Return the parameters of one routed expert."""
-        matrices = 3 if self.gated else 2
-        size = matrices * self.expert_width * self.intermediate_size
+        size = self.expert_matrices_size
         if self.expert_bias:
-            size += (matrices - 1) * self.intermediate_size + self.expert_width
+            size += (2 if self.gated else 1) * self.intermediate_size + self.expert_width
         return size
 
-    def expert_projections(self, *, apart: bool) -> tuple[Linear, ...]:
+    @property
+    def expert_matrices_size(self) -> int:
+        """Return the parameters of one routed expert without its biases."""
+        return (3 if self.gated else 2) * self.expert_width * self.intermediate_size
+
+    def expert_projections(self, *, apart: bool = False) -> tuple[Linear, ...]:
         """Return one expert's projections, down last: `apart` as transformers 4 holds them, else fused."""
         h, f = self.expert_width, self.intermediate_size
         down = Linear("w2" if apart else "down_proj", f, h)
@@ -181,7 +212,8 @@ class MixtureOfExperts(NamedTuple):
         e, h, f = self.num_experts, self.expert_width, self.intermediate_size
         up = 2 * f if self.gated else f
         name = "experts.gate_up_proj" if self.gated else "experts.up_proj"
-        tensors = [Tensor(name, (e, up, h), "experts"), Tensor("experts.down_proj", (e, h, f), "experts")]
+        shapes = ((e, h, up), (e, f, h)) if self.transposed else ((e, up, h), (e, h, f))
+        tensors = [Tensor(name, shapes[0], "experts"), Tensor("experts.down_proj", shapes[1], "experts")]
         if self.expert_bias:
             tensors.append(Tensor(f"{name}_bias", (e, up), "bias"))
             tensors.append(Tensor("experts.down_proj_bias", (e, h), "bias"))
@@ -260,7 +292,10 @@ class LinearAttention(NamedTuple):
         return _tensors(self.projections, self.norms) + list(self.extra)
 
 
-Mixer = Attention | LatentAttention | FeedForward | MixtureOfExperts | Mamba1 | Mamba2 | LinearAttention
+Mixer: TypeAlias = (
+    "Attention | LatentAttention | FeedForward | MixtureOfExperts | Mamba1 | Mamba2 | LinearAttention"
+    " | Traced"
+)
 
 
 class Branch(NamedTuple):
@@ -305,6 +340,10 @@ class Architecture(NamedTuple):
     other: tuple[Tensor, ...] = ()
     max_position_embeddings: int | None = None
     notes: tuple[str, ...] = ()
+    numerics: Numerics = Numerics()
+    embedding_norm: Norm | None = None
+    buffer_bytes: int = 0  # of masks and tables of positions that are no parameters
+    rotary_dims: tuple[int, ...] = ()  # channels of each table of sines that all layers share
 
     @property
     def num_layers(self) -> int:
@@ -325,11 +364,13 @@ class Architecture(NamedTuple):
             for branch in layer.branches:
                 if isinstance(moe := branch.mixer, MixtureOfExperts):
                     idle += count * (moe.num_experts - min(moe.top_k, moe.num_experts)) * moe.expert_size
+                else:
+                    idle += count * getattr(moe, "idle_parameters", 0)
         return self.num_parameters - idle
 
     def outer_tensors(self) -> list[Tensor]:
         """Return the tensors outside the layers: embeddings, final norm, untied head."""
-        parts = [part for part in (self.final_norm, self.head) if part is not None]
+        parts = [part for part in (self.embedding_norm, self.final_norm, self.head) if part is not None]
         return list(self.embeddings) + _tensors(parts)
 
     def layers_by_kind(self) -> dict[str, int]:
@@ -340,7 +381,7 @@ class Architecture(NamedTuple):
         return dict(kinds)
 
 
-def _tensors(*groups: Iterable[Linear | Norm | Mixer]) -> list[Tensor]:
+def _tensors(*groups: "Iterable[Linear | Norm | Mixer]") -> list[Tensor]:
     """Return the tensors of every part of every group, in order."""
     return [tensor for group in groups for part in group for tensor in part.tensors()]
 

@@ -5,10 +5,12 @@ returns the operators of every kind of layer, of the embedding and of the head, 
 parameters they hold. Graphs are cached: a sweep over batches builds one.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
 from finegauge.errors import FieldError
+from finegauge.graph.adapters import targets_of
 from finegauge.graph.attention import attention, latent_attention
 from finegauge.graph.blocks import (
     Architecture,
@@ -22,29 +24,21 @@ from finegauge.graph.blocks import (
     Mixer,
     MixtureOfExperts,
 )
-from finegauge.graph.feedforward import feedforward, mixture_of_experts
+from finegauge.graph.feedforward import feedforward
+from finegauge.graph.frontier import cut_below, is_adapter, unreached
 from finegauge.graph.head import embedding, head
-from finegauge.graph.lowering import QUANTIZED_BYTES, Lowering, Tape
+from finegauge.graph.linear_attention import linear_attention
+from finegauge.graph.lowering import QUANTIZED_BYTES, Lowering
+from finegauge.graph.moe import mixture_of_experts
 from finegauge.graph.op import Op
-from finegauge.graph.ssm import linear_attention, mamba1, mamba2
+from finegauge.graph.ssm import mamba1, mamba2
+from finegauge.graph.tape import Tape
+from finegauge.graph.traced import Traced, traced
 from finegauge.graph.weights import Weights, weights_of
 from finegauge.workload.implementation import version_numbers
 from finegauge.workload.run import Run
 
-NARROW_LOSS_TYPES = frozenset({"gpt_bigcode", "gpt2", "gptj", "bloom", "mpt", "falcon", "opt", "gpt_neox"})
-OWN_LOSS_TYPES = frozenset({"granite", "granitemoe", "cohere", "gemma2"})
-WIDE_NORM_TYPES = frozenset(
-    {
-        *("gemma", "gemma2", "gemma3", "gemma3_text", "gpt_oss", "nemotron_h", "olmo2", "olmo3"),
-        *("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
-    }
-)
-WIDE_ROUTER_TYPES = frozenset(
-    {
-        *("deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe", "exaone_moe"),
-        *("glm4_moe", "glm4_moe_lite", "glm4v_moe", "glm_moe_dsa", "kimi_k2"),
-    }
-)
+FRAMEWORKS_WITH_OWN_MODELS = ("foundry", "composer", "litgpt", "torchtune", "internevo", "qwen", "megatron")
 GROUPED_SDPA_SINCE = (4, 54)  # transformers' sdpa repeats keys and values for every query head before
 
 
@@ -113,18 +107,13 @@ def _build(
 ) -> Graph:
     """Build and remember the graph of one model under one lowering."""
     model = architecture_of(model_name, top_k)
-    layers = []
-    for layer, count in model.layers:
-        tape = Tape(low)
-        _layer(tape, layer, model.hidden_size)
-        layers.append(LayerGraph(kind=layer.kind, count=count, ops=tuple(tape.ops)))
     first, last = Tape(low), Tape(low)
     embedding(first, model)
     head(last, model)
     return Graph(
         model=model,
         lowering=low,
-        layers=tuple(layers),
+        layers=_layers(model, low),
         embedding=tuple(first.ops),
         head=tuple(last.ops),
         weights=weights_of(model, low, trainable_extra, optimizer, upcast=upcast),
@@ -148,8 +137,10 @@ def lowering_of(run: Run) -> Lowering:
     compute_bytes = 4 if compute == "fp32" else 2
     wide = run.weights_dtype == "fp32" or (run.upcast_unquantized and bool(quantized))
     version = version_numbers(run.transformers_version)[:2]
-    model_type = str(run.config.get("model_type", ""))
+    model = architecture_of(run.model, run.num_experts_per_tok)
+    numerics = model.numerics
     adapters = run.trains_adapters
+    implemented = run.attention if run.attention in numerics.kernels or _own_models(run) else "eager"
     return Lowering(
         activation_bytes=4 if wide else compute_bytes,
         compute_bytes=compute_bytes,
@@ -159,27 +150,50 @@ def lowering_of(run: Run) -> Lowering:
         weights_train=not adapters,
         norms_train=not adapters or "norms" in run.trainable_extra,
         lora_rank=run.lora_rank if adapters else 0,
-        lora_targets=run.lora_targets if adapters else (),
+        targets=targets_of(
+            run.lora_targets if adapters else (),
+            model,
+            fused_experts=version >= (5, 0),
+            dropout=run.lora_dropout,
+        ),
         lora_dropout=adapters and run.lora_dropout > 0,
         adapter_bytes=4 if run.adapter_dtype == "fp32" else 2,
         quantized=quantized,
         experts_quantized=run.quantize_experts,
         stashes_inputs=_stashes(run),
         stash_survives=_stashes(run) and not run.checkpointing_reentrant,
-        attention=run.attention,
+        rebuilds=run.activation_checkpointing in ("full", "selective") and not run.checkpointing_reentrant,
+        attention=implemented,
         experts=run.experts_implementation,
+        fused_experts=version >= (5, 0),
         fused_kernels=bool(run.kernels) or run.compile,  # a compiler fuses what those fuse by hand
         loss=run.loss,
-        logits_held=(4, 46) <= version < (4, 50) and model_type not in OWN_LOSS_TYPES,
-        narrow_loss=version < (5, 0) and model_type in NARROW_LOSS_TYPES and run.autocast == "none",
+        logits_shifted=version < (4, 50),
+        logits_held=(4, 46) <= version < (4, 50) and not numerics.own_loss,
+        narrow_loss=version < (5, 0) and numerics.narrow_loss and run.autocast == "none",
         ssm_kernels=run.ssm_kernels,
-        wide_norms=model_type in WIDE_NORM_TYPES,
-        wide_router=model_type in WIDE_ROUTER_TYPES,
-        repeats_keys=run.attention == "eager" or (run.attention == "sdpa" and version < GROUPED_SDPA_SINCE),
+        numerics=numerics,
+        input_gradients=not adapters
+        or run.activation_checkpointing != "none"
+        or "embed_tokens" in run.trainable_extra,
+        masked_windows=_masked_windows(model, run.seq_len) if implemented == "sdpa" else (),
+        repeats_keys=implemented == "eager" or (implemented == "sdpa" and version < GROUPED_SDPA_SINCE),
     )
 
 
 TARGETABLE = frozenset({"linear", "router", "experts"})
+
+
+def _masked_windows(model: Architecture, seq_len: int) -> tuple[int, ...]:
+    """Return the windows of attention that are no longer than the longest sequence."""
+    mixers = (branch.mixer for layer, _ in model.layers for branch in layer.branches)
+    windows = {m.window for m in mixers if isinstance(m, Attention) and m.window is not None}
+    return tuple(sorted(window for window in windows if window <= seq_len))
+
+
+def _own_models(run: Run) -> bool:
+    """Return whether the framework brings its own code of the model, which has the attention it asks for."""
+    return any(name in run.framework.lower() for name in FRAMEWORKS_WITH_OWN_MODELS)
 
 
 def _stashes(run: Run) -> bool:
@@ -187,14 +201,47 @@ def _stashes(run: Run) -> bool:
     return run.weights_dtype in ("nf4", "nf4_dq") and version_numbers(run.bitsandbytes_version) < (0, 43, 2)
 
 
+def _layers(model: Architecture, low: Lowering) -> tuple[LayerGraph, ...]:
+    """Return the operators of every kind of layer, equal ones together.
+
+    While no adapter has been met, gradients end: the first layers stand for themselves. The
+    model's groups are in order until every kind of layer has been met.
+    """
+    counts: Counter[tuple[str, tuple[Op, ...]]] = Counter()
+    reached = low.input_gradients
+    for layer, count in model.layers:
+        for number in (count,) if reached else (1, count - 1):
+            if not number:
+                continue
+            tape = Tape(low, reached=reached)
+            _layer(tape, layer, model.hidden_size)
+            counts[layer.kind, tuple(tape.ops)] += number
+            reached = tape.reached
+    return tuple(LayerGraph(kind=kind, count=count, ops=ops) for (kind, ops), count in counts.items())
+
+
 def _layer(tape: Tape, layer: Layer, hidden_size: int) -> None:
     """Add one layer's branches, each with its norms and its residual addition."""
+    reached = tape.reached
     for index, branch in enumerate(layer.branches):
-        part = branch.mixer.path
-        tape.enter(branch.norm_before, part, beside=layer.parallel and index > 0)
-        _mixer(tape, branch.mixer)
-        tape.norm(branch.norm_after, part)
-        tape.residual(part, hidden_size)
+        part, start, begin = branch.mixer.path, len(tape.ops), len(tape.ops)
+        if isinstance(branch.mixer, Traced):
+            traced(tape, branch.mixer)  # norms and residual additions included
+        else:
+            tape.enter(branch.norm_before, part, beside=layer.parallel and index > 0)
+            begin = len(tape.ops)
+            _mixer(tape, branch.mixer)
+            tape.norm(branch.norm_after, part, inside=True)
+            tape.residual(part, hidden_size)
+        if not tape.reached:
+            adapted = any(is_adapter(op) for op in tape.ops[start:])
+            reached = reached or adapted
+            if adapted and isinstance(branch.mixer, MixtureOfExperts | LatentAttention):  # has cut its parts
+                tape.ops[start:begin] = map(unreached, tape.ops[start:begin])
+            else:
+                tape.ops[start:] = cut_below(tape.ops[start:], dropout=tape.lowering.lora_dropout)
+            tape.reached = reached and not layer.parallel
+    tape.reached = tape.reached or reached
 
 
 def _mixer(tape: Tape, mixer: Mixer) -> None:

@@ -7,9 +7,11 @@ them live together depends on the code: 14 V bytes per token in transformers 4.4
 are dropped) and after (the labels are shifted instead; the peak moves to the backward).
 """
 
-from finegauge.graph.blocks import Architecture, Linear
-from finegauge.graph.lowering import Lowering, Tape
+from finegauge.graph.blocks import Architecture, Attention, Linear
+from finegauge.graph.frontier import unreached
+from finegauge.graph.lowering import Lowering
 from finegauge.graph.op import Cost, Op, Poly, per_token
+from finegauge.graph.tape import Alive, Tape
 
 FULL_LOSS_FORWARD_BYTES = 22.0  # to fp32 (6), shift (8), log-softmax (8), per logit
 FULL_LOSS_BACKWARD_BYTES = 34.0  # nll (4), log-softmax (12), shift (12), to 16 bit (6)
@@ -21,7 +23,9 @@ def embedding(tape: Tape, model: Architecture) -> None:
     """Add the look-up of token (and position) embeddings."""
     low, h = tape.lowering, model.hidden_size
     a = low.activation_bytes
-    table = float(model.vocab_size * h * a) if low.weights_train else 0.0
+    words, *others = (float(t.size * low.weight_bytes) * low.weights_train for t in model.embeddings)
+    table = words + sum(others)
+    kept = float(h) if "embedding" in low.numerics.dropout and low.input_gradients else 0.0  # a mask
     tape.ops.append(
         Op(
             ("embedding", "look up"),
@@ -30,10 +34,27 @@ def embedding(tape: Tape, model: Architecture) -> None:
             backward=Cost(
                 bytes=Poly(const=2 * table, token=3.0 * h * a if table else 0.0), launches=2 if table else 0
             ),
-            saved_bytes=per_token(24.0),
+            saved_bytes=_positions(low, model).plus(per_token(kept)),
+            live_backward_bytes=Poly(const=words if model.head is None else 0.0),  # the head's is beside it
+            gradient_bytes=table if model.head is not None else sum(others),
             dtype=low.compute_dtype,
         )
     )
+    if model.embedding_norm is not None:
+        tape.norm(model.embedding_norm, "embedding")
+        if not (low.input_gradients or low.norms_train):
+            tape.ops[-1] = unreached(tape.ops[-1])
+
+
+def _positions(low: Lowering, model: Architecture) -> Poly:
+    """Return the bytes of the sines and cosines that all layers of a model share and keep."""
+    if low.numerics.own_tables:
+        return Poly()
+    channels = 2.0 * sum(model.rotary_dims)
+    if low.numerics.tables_by_kind:
+        mixers = (branch.mixer for layer, _ in model.layers for branch in layer.branches)
+        channels *= len({mixer.window is None for mixer in mixers if isinstance(mixer, Attention)})
+    return Poly(length=channels * (4 if low.numerics.wide_tables else low.activation_bytes))
 
 
 def head(tape: Tape, model: Architecture) -> None:
@@ -47,6 +68,10 @@ def head(tape: Tape, model: Architecture) -> None:
         kind="head",
         keeps=low.kept_input(model.hidden_size, projection, kind="head", part="head"),
     )
+    if low.loss == "full_logits" and (low.numerics.scaled_logits or low.numerics.logit_cap):
+        w = v * low.compute_bytes
+        read = 0.0 if tape.ops[-1].saved_bytes.token else float(low.compute_bytes * model.hidden_size)
+        tape.elementwise(("head", "scale"), 2 * w, alive=Alive(2 * w + read, 2 * w))
     forward, backward = FULL_LOSS_FORWARD_BYTES, FULL_LOSS_BACKWARD_BYTES
     launches = 8.0
     if low.loss != "full_logits":
@@ -54,33 +79,69 @@ def head(tape: Tape, model: Architecture) -> None:
         launches = 3.0
     elif low.narrow_loss:
         forward, backward = forward / 2, backward / 2
-    saved, live = loss_bytes(low, model)
-    states = per_token(float(low.activation_bytes * model.hidden_size))  # the output object holds them
+    saved, live, differentiated = loss_bytes(low, model)
+    if low.loss != "full_logits":
+        tape.ops[-1] = _inside_the_loss(tape.ops[-1], low, model)
+    elif low.numerics.wide_logits and low.compute_bytes < 4:
+        both = tape.ops[-1].live_forward_bytes.plus(per_token(4.0 * v))
+        tape.ops[-1] = tape.ops[-1]._replace(live_forward_bytes=both)
+    # the output object holds the final states, which a trained head keeps anyway if it reads them as they are
+    reads = low.weights_train and low.stream_bytes == low.compute_bytes
+    states = per_token(0.0 if reads else float(low.stream_bytes * model.hidden_size))
     tape.ops.append(
         Op(
             ("loss", "cross entropy"),
             "loss",
             forward=Cost(bytes=per_token(forward * v), launches=launches),
             backward=Cost(bytes=per_token(backward * v), launches=launches),
-            saved_bytes=saved,
-            live_forward_bytes=live.plus(states),
-            live_backward_bytes=live,
+            saved_bytes=saved.plus(_beside_logits(low, v)),
+            live_forward_bytes=live if low.loss == "chunked" else live.plus(states),
+            live_backward_bytes=differentiated,
             dtype="fp32",
         )
     )
 
 
-def loss_bytes(low: Lowering, model: Architecture) -> tuple[Poly, Poly]:
-    """Return (kept until the loss's own backward, alive besides at the loss's peak)."""
+def _inside_the_loss(projection: Op, low: Lowering, model: Architecture) -> Op:
+    """Return the head of a loss that takes its logits in chunks: all of them are never there."""
+    table = float(model.vocab_size * model.hidden_size * low.weight_bytes) if low.weights_train else 0.0
+    states = per_token(float(low.compute_bytes * model.hidden_size))
+    return projection._replace(
+        live_forward_bytes=states, live_backward_bytes=states.plus(Poly(const=table)), passing_bytes=states
+    )
+
+
+def _beside_logits(low: Lowering, v: float) -> Poly:
+    """Return what a loss keeps beside the logits: labels (int64) and their number, the tanh of a cap."""
+    if low.loss == "fused":
+        return Poly()
+    if low.loss == "chunked":
+        return per_token(8.0)
+    return Poly(const=4.0, token=8.0 + (low.compute_bytes * v if low.numerics.logit_cap else 0.0))
+
+
+def loss_bytes(low: Lowering, model: Architecture) -> tuple[Poly, Poly, Poly]:
+    """Return what the loss keeps, and what is alive beside that in the loss and in its backward."""
     v, h = float(model.vocab_size), float(model.hidden_size)
     if low.loss == "chunked":
-        return Poly(), Poly(const=CHUNK_TOKENS * 12.0 * v, token=4.0 * h)
+        logits = CHUNK_TOKENS * v
+        summed = (
+            v * h * low.weight_bytes if low.weights_train else 0.0
+        )  # the head's gradient, chunk after chunk
+        differentiated = Poly(const=12.0 * logits + summed, token=low.compute_bytes * h)
+        # the states as wide as they come; a trained head counts them as it reads them
+        kept = (low.stream_bytes - (low.compute_bytes if low.weights_train else 0)) * h
+        return Poly(token=kept), Poly(const=8.0 * logits), differentiated
     if low.loss == "fused":
         head_gradient = v * h * low.weight_bytes if low.weights_train else 0.0
-        return Poly(token=2.0 * h), Poly(const=head_gradient, token=8.0 * h)
-    held = 2.0 if low.logits_held else 0.0
+        parts = Poly(const=head_gradient, token=8.0 * h)
+        return Poly(token=2.0 * h), parts, parts
+    held = low.compute_bytes if low.logits_held else 0.0
     if low.narrow_loss:
-        return per_token(2.0 * v), per_token((4.0 if low.fused_kernels else 6.0) * v)
+        return per_token(2.0 * v), per_token((4.0 if low.fused_kernels else 6.0) * v), per_token(4.0 * v)
     if low.fused_kernels:  # a fused cross-entropy over whole logits works in place
-        return per_token(4.0 * v), per_token((4.0 + held) * v)
-    return per_token(4.0 * v), per_token((8.0 + held) * v)
+        return per_token(4.0 * v), per_token((4.0 + held) * v), per_token(4.0 * v)
+    narrow = low.compute_bytes < 4 and not low.numerics.wide_logits
+    cast = low.compute_bytes if narrow else 0.0  # the logits beside their fp32 copy
+    beside = 4.0 if low.logits_shifted else cast
+    return per_token(4.0 * v), per_token((4.0 + beside + held) * v), per_token(8.0 * v)

@@ -41,12 +41,14 @@ class Extents(NamedTuple):
 
 
 class Poly(NamedTuple):
-    """const + sequence·B + token·T + pair·P."""
+    """const + sequence·B + token·T + pair·P + length·S, S the longest sequence, + single·T where B is one."""
 
     const: float = 0.0
     sequence: float = 0.0
     token: float = 0.0
     pair: float = 0.0
+    length: float = 0.0
+    single: float = 0.0
 
     def at(self, extents: Extents) -> float:
         """Return the value for one micro-batch."""
@@ -55,20 +57,17 @@ class Poly(NamedTuple):
             + self.sequence * extents.sequences
             + self.token * extents.tokens
             + self.pair * extents.pairs
+            + self.length * extents.longest_tokens
+            + (self.single * extents.tokens if extents.sequences == 1 else 0.0)
         )
 
     def plus(self, other: "Poly") -> "Poly":
         """Return the sum."""
-        return Poly(
-            self.const + other.const,
-            self.sequence + other.sequence,
-            self.token + other.token,
-            self.pair + other.pair,
-        )
+        return Poly(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
     def times(self, factor: float) -> "Poly":
         """Return the multiple."""
-        return Poly(self.const * factor, self.sequence * factor, self.token * factor, self.pair * factor)
+        return Poly(*(value * factor for value in self))
 
 
 ZERO = Poly()
@@ -105,8 +104,15 @@ class Op(NamedTuple):
     """One operator of one layer.
 
     `saved_bytes` is what autograd keeps for backward because of it; `stash_bytes` is the
-    part of that which checkpointing cannot discard. `live_bytes` are alive only while it
-    runs, in the forward and the backward direction.
+    part of that which checkpointing cannot discard, and `keeps_input` says that its own
+    input itself is kept, not a copy. Alive only at the worst moment of one of its passes,
+    beside what is kept, beside the residual stream (forward) or its gradient (backward)
+    and beside the gradients of weights, are `live_forward_bytes`, `live_backward_bytes`
+    (gradients that come in and go out, temporaries) and, where nothing is kept because
+    the pass will be run again, `passing_bytes`. `gradient_bytes` are the gradients of the
+    weights that train in it. `lingering_bytes` are held by the layer's own code until it
+    returns, where autograd keeps no such thing. `enclosed`: one kernel computes it with its
+    neighbours, and hands over what autograd keeps when all of it is done.
     """
 
     path: Path
@@ -117,6 +123,11 @@ class Op(NamedTuple):
     stash_bytes: Poly = ZERO
     live_forward_bytes: Poly = ZERO
     live_backward_bytes: Poly = ZERO
+    passing_bytes: Poly = ZERO
+    gradient_bytes: float = 0.0
+    lingering_bytes: Poly = ZERO
+    keeps_input: bool = False
     dtype: str = "bf16"
     window: int | None = None
+    enclosed: bool = False
     synchronises: bool = False  # its forward waits for the device (a data-dependent shape)

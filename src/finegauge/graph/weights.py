@@ -1,25 +1,23 @@
 """The tensors a rank holds: bytes by kind as the quantiser really touches them, and what trains.
 
-Quantised linears take `lowering.QUANTIZED_BYTES` per parameter; embeddings, head, norms
-and routers stay 16-bit; PEFT's k-bit preparation may make them fp32. Optimizer state per
-trained parameter: Adam two values, Lion one, 8-bit variants one byte each and a 32-bit
-scale per 256.
+NF4 and its scales are counted tensor by tensor, other formats by `lowering.QUANTIZED_BYTES`
+per parameter. bitsandbytes quantises modules: embeddings, head, norms, routers and, unless
+they are unfused, the experts of transformers 5 stay 16-bit; PEFT's k-bit preparation makes
+all that fp32. Held against bitsandbytes 0.50.2 on the CPU, to the byte.
 """
 
+from math import ceil
 from typing import NamedTuple
 
+from finegauge.graph.adapters import linears_of
 from finegauge.graph.blocks import Architecture, Layer, Linear, MixtureOfExperts, Tensor
 from finegauge.graph.lowering import QUANTIZED_BYTES, Lowering
+from finegauge.graph.optimizer_state import Trained, paged_bytes, state_bytes, temporary_bytes
+from finegauge.graph.traced import Traced
 
-STATE_VALUES = {
-    "adamw": 2,
-    "adamw_8bit": 2,
-    "paged_adamw": 2,
-    "paged_adamw_8bit": 2,
-    "lion": 1,
-    "lion_8bit": 1,
-}
-EIGHT_BIT_STATE_BYTES = 1 + 4 / 256
+QUANTIZED_BLOCK, NESTED_BLOCK = 64, 256
+CODE_BYTES = 16 * 4  # the sixteen values of NF4, per tensor
+NESTED_CODE_BYTES = 256 * 4 + 4  # the values of 8-bit scales and their offset, per tensor
 
 
 class Weights(NamedTuple):
@@ -32,52 +30,74 @@ class Weights(NamedTuple):
     adapter_bytes: float
     optimizer_bytes: float
     paged_bytes: float  # optimizer state that may leave the GPU under pressure
-    foreach_bytes: float  # the largest temporary of a multi-tensor optimizer
-    layer_gradient_bytes: float  # of the layers alone; the rest are embedding and head
+    foreach_bytes: float  # one copy of all trained parameters of one dtype
+    loop_bytes: float  # the temporaries of an optimizer that takes one tensor after the other
 
 
 def weights_of(
     model: Architecture, low: Lowering, trainable_extra: tuple[str, ...], optimizer: str, *, upcast: bool
 ) -> Weights:
     """Return the bytes that `model` takes under `low`."""
-    base = trained = layers_trained = 0.0
+    own: list[Trained] = []
+    base = float(model.buffer_bytes)
     plain = 4.0 if upcast and low.quantized else float(low.weight_bytes)
-    for tensor, count, in_layer in _all_tensors(model):
-        size = float(tensor.size * count)
-        if low.quantizes(tensor.kind):
-            base += size * QUANTIZED_BYTES[low.quantized]
-        else:
-            base += size * plain
-        if low.weights_train or _is_extra(tensor, trainable_extra):
-            trained += size
-            layers_trained += size if in_layer else 0.0
-    adapters = float(sum(count * _adapter_params(layer, low) for layer, count in model.layers))
-    adapters += _lora_size(low, model.head, "head", "head") if model.head else 0.0
-    wide = float(low.adapter_bytes)
-    gradients = trained * low.weight_bytes + adapters * wide
-    states = _state_bytes(optimizer, trained, low.weight_bytes) + _state_bytes(optimizer, adapters, wide)
+    for tensor, count in _all_tensors(model):
+        quantized = low.quantizes(tensor.kind)
+        base += count * (quantized_bytes(low.quantized, tensor) if quantized else tensor.size * plain)
+        if (low.weights_train and tensor.kind != "fixed") or _is_extra(tensor, trainable_extra):
+            own.append(Trained(tensor.shape, low.weight_bytes, count))
+            if not low.weights_train:  # PEFT trains a copy and keeps the original beside it
+                base += tensor.size * count * plain
+    adapters = [pair for layer, count in model.layers for pair in _adapters(layer, count, low)]
+    if model.head is not None:
+        adapters += _pair(low, model.head, "head", "head")
+    trained = sum(t.num_alike * t.size for t in own)
+    adapted = sum(t.num_alike * t.size for t in adapters)
+    every = own + adapters
+    groups = (float(trained * low.weight_bytes), float(adapted * low.adapter_bytes))
     return Weights(
         base_bytes=base,
-        trained_params=trained,
-        adapter_params=adapters,
-        gradient_bytes=gradients,
-        adapter_bytes=adapters * wide,
-        optimizer_bytes=states,
-        paged_bytes=states if optimizer.startswith("paged") else 0.0,
-        foreach_bytes=max(trained * low.weight_bytes, adapters * wide),
-        layer_gradient_bytes=layers_trained * low.weight_bytes + adapters * wide,
+        trained_params=float(trained),
+        adapter_params=float(adapted),
+        gradient_bytes=sum(groups),
+        adapter_bytes=groups[1],
+        optimizer_bytes=sum(t.num_alike * state_bytes(optimizer, t) for t in every),
+        paged_bytes=paged_bytes(optimizer, every),
+        foreach_bytes=sum(groups) if low.adapter_bytes == low.weight_bytes else max(groups),
+        loop_bytes=temporary_bytes(optimizer, every),
     )
 
 
-def _all_tensors(model: Architecture) -> list[tuple[Tensor, int, bool]]:
-    """Return (tensor, how many of it, whether inside a layer)."""
-    inner = [(tensor, count, True) for layer, count in model.layers for tensor in layer.tensors()]
-    outer = [(tensor, 1, False) for tensor in model.outer_tensors()]
+def quantized_bytes(form: str, tensor: Tensor) -> float:
+    """Return the bytes of one tensor as its quantiser holds it.
+
+    bitsandbytes packs two values to a byte and adds a scale per block of 64, fp32 or 8-bit
+    with an fp32 scale per 256 of those, and its code tables; fused experts count as the
+    matrices that an unfused model quantises one by one.
+    """
+    matrices = 1
+    if tensor.kind == "experts" and len(tensor.shape) == 3:
+        matrices = tensor.shape[0] * (2 if "gate_up" in tensor.name else 1)
+    size = tensor.size // matrices
+    blocks = ceil(size / QUANTIZED_BLOCK)
+    if form == "nf4":
+        return matrices * float(ceil(size / 2) + 4 * blocks + CODE_BYTES)
+    if form == "nf4_dq":
+        scales = blocks + 4 * ceil(blocks / NESTED_BLOCK)
+        return matrices * float(ceil(size / 2) + scales + CODE_BYTES + NESTED_CODE_BYTES)
+    return tensor.size * QUANTIZED_BYTES[form]
+
+
+def _all_tensors(model: Architecture) -> list[tuple[Tensor, int]]:
+    """Return (tensor, how many of it), in the order of the model's modules."""
+    inner = [(tensor, count) for layer, count in model.layers for tensor in layer.tensors()]
+    first = [(tensor, 1) for tensor in model.embeddings]
+    outer = [(tensor, 1) for tensor in model.outer_tensors()[len(first) :]]
     if model.head is not None:  # a linear by shape, but quantisers leave it alone
         weight = model.head.tensors()[0]
-        outer = [(t, n, inside) for t, n, inside in outer if t != weight]
-        outer.append((Tensor(weight.name, weight.shape, "head"), 1, False))
-    return inner + outer + [(tensor, 1, False) for tensor in model.other]
+        outer = [(t, n) for t, n in outer if t != weight]
+        outer.append((Tensor(weight.name, weight.shape, "head"), 1))
+    return first + inner + outer + [(tensor, 1) for tensor in model.other]
 
 
 def _is_extra(tensor: Tensor, trainable_extra: tuple[str, ...]) -> bool:
@@ -92,40 +112,29 @@ def _is_extra(tensor: Tensor, trainable_extra: tuple[str, ...]) -> bool:
     return False
 
 
-def _adapter_params(layer: Layer, low: Lowering) -> float:
-    """Return the LoRA parameters of one layer: r·(in + out) for each adapted projection."""
+def _adapters(layer: Layer, count: int, low: Lowering) -> list[Trained]:
+    """Return the LoRA pairs of `count` such layers: A [r, in] and B [out, r] of each adapted projection."""
     if not low.lora_rank:
-        return 0.0
-    total = 0.0
+        return []
+    found: list[Trained] = []
     for branch in layer.branches:
         mixer = branch.mixer
-        if isinstance(mixer, MixtureOfExperts):
-            total += _expert_adapters(mixer, low)
-            projections: tuple[Linear, ...] = mixer.shared.projections if mixer.shared else ()
-        else:
-            projections = mixer.projections
-        total += sum(_lora_size(low, projection, "linear", mixer.path) for projection in projections)
-    return total
+        if isinstance(mixer, Traced):
+            for use in mixer.uses:
+                many = use.share * use.groups * count
+                found += _pair(low, use.linear, use.linear.kind, use.part, count=many)
+            continue
+        for linear, kind in linears_of(mixer, fused_experts=low.fused_experts):
+            experts = mixer.num_experts if isinstance(mixer, MixtureOfExperts) and kind == "experts" else 1
+            fused = experts if low.fused_experts else 1  # one pair holds the ranks of all
+            found += _pair(low, linear, kind, mixer.path, fused=fused, count=count * experts / fused)
+    return found
 
 
-def _expert_adapters(moe: MixtureOfExperts, low: Lowering) -> float:
-    """Return the LoRA parameters of router and routed experts."""
-    linears = moe.expert_projections(apart=low.experts == "eager")
-    experts = sum(_lora_size(low, linear, "experts", moe.path) for linear in linears)
-    around = sum(_lora_size(low, linear, "linear", moe.path) for linear in moe.latent)
-    return moe.num_experts * experts + around + _lora_size(low, moe.router, "router", moe.path)
-
-
-def _lora_size(low: Lowering, linear: Linear, kind: str, part: str) -> float:
-    """Return the parameters of one adapter pair, 0 where there is none."""
-    return float(low.rank(linear, kind, part) * (linear.in_features + linear.out_features))
-
-
-def _state_bytes(optimizer: str, params: float, param_bytes: float) -> float:
-    """Return the bytes of optimizer state for `params` parameters held in `param_bytes`."""
-    values = STATE_VALUES.get(optimizer, 0)
-    if optimizer == "adafactor":
-        return params * 0.01  # row and column statistics: vanishing beside the matrix
-    if optimizer.endswith("8bit"):
-        return params * values * EIGHT_BIT_STATE_BYTES
-    return params * values * param_bytes
+def _pair(
+    low: Lowering, linear: Linear, kind: str, part: str, *, fused: int = 1, count: float = 1
+) -> list[Trained]:
+    """Return the two tensors of an adapter, none where there is no adapter."""
+    rank = low.rank(linear, kind, part) * fused
+    shapes = [(rank, linear.in_features), (linear.out_features, rank)] if rank else []
+    return [Trained(shape, low.adapter_bytes, count) for shape in shapes]

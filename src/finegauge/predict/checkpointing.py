@@ -4,9 +4,14 @@ Full checkpointing (offloaded or not) keeps a layer's input and reruns the layer
 checkpointing keeps what matrix products and attention saved and reruns the cheap rest.
 """
 
-from finegauge.graph.op import Op
+from finegauge.graph.build import Graph
+from finegauge.graph.frontier import is_adapter
+from finegauge.graph.op import ZERO, Op
+from finegauge.workload.run import Run
 
 CHEAP_KINDS = frozenset({"norm", "elementwise", "gather", "softmax", "convolution"})
+
+PRODUCTS = frozenset({"gemm", "grouped_gemm"})
 
 Ops = tuple[Op, ...]
 
@@ -19,3 +24,33 @@ def split(kind: str, ops: Ops) -> tuple[Ops, Ops]:
         return (), ops
     cheap = tuple(op for op in ops if op.kind in CHEAP_KINDS)
     return tuple(op for op in ops if op.kind not in CHEAP_KINDS), cheap
+
+
+def rerun(run: Run, graph: Graph, ops: Ops) -> Ops:
+    """Return what runs again of one stretch of `graph`, in full or in part.
+
+    A chunked loss computes the logits again. Reentrant checkpointing runs a whole layer;
+    the other stops when the last tensor that backward needs is there: what a product keeps
+    is its input, so the last product is not computed, unless a kernel encloses it.
+    """
+    if ops is graph.head:
+        return tuple(op for op in ops if op.kind != "norm") if run.loss == "chunked" else ()
+    if ops is graph.embedding:
+        return ()
+    again = split(run.activation_checkpointing, ops)[1]
+    if run.checkpointing_reentrant or run.activation_checkpointing != "full":
+        return again
+    keepers = (index for index, op in enumerate(again) if op.enclosed or op.saved_bytes != ZERO)
+    last = max(keepers, default=-1)
+    return again[:last] + _until_kept(again[last]) if last >= 0 else ()
+
+
+def _until_kept(op: Op) -> Ops:
+    """Return what is computed of an operator before it keeps its last tensor."""
+    if op.kind not in PRODUCTS or op.enclosed:
+        return (op,)
+    if not is_adapter(op) or len(op.forward.gemms) < 2:
+        return ()
+    down = op.forward.gemms[0]  # the second of the pair keeps what the first returns
+    flops = op.forward.flops._replace(token=2.0 * down.rows_per_token * down.n * down.k)
+    return (op._replace(forward=op.forward._replace(flops=flops, gemms=(down,))),)

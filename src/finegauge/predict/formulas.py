@@ -6,32 +6,53 @@ stages of its `step_time_s`, the formula with its numbers put in.
 
 from finegauge.graph.build import Graph, build
 from finegauge.graph.lowering import QUANTIZED_BYTES
-from finegauge.predict.calibration import DATASHEET, Calibration
+from finegauge.predict.calibrated import current
+from finegauge.predict.calibration import Calibration
 from finegauge.predict.memory import shapes_vary
 from finegauge.predict.predictor import longest_extents
+from finegauge.predict.sharding import rank_extents, shard_degree, share_of
 from finegauge.profile import Path
 from finegauge.units import GIB, count
 from finegauge.workload.data import shape
 from finegauge.workload.run import Run
 
 
-def formulas(run: Run, calibration: Calibration = DATASHEET) -> dict[Path, str]:
+def formulas(run: Run, calibration: Calibration | None = None) -> dict[Path, str]:
     """Return a line of arithmetic for every memory path and time stage that `run` may have."""
-    graph = build(run)
-    tokens = longest_extents(shape(run)).tokens
+    calibration = calibration or current()
+    graph, computed = build(run), share_of(run).graph  # as written down, and as a rank computes it
+    tokens = rank_extents(run, longest_extents(shape(run))).tokens
     varied = shapes_vary(run, graph)
     lost = f"{100 * calibration.slack(varied=varied):.0f} %"
     slack = f"{lost} of activations and logits: allocator rounding, fragmentation"
     return {
         **_state_formulas(run, graph),
-        **_activation_formulas(run, graph, tokens),
-        ("logits", "loss"): _loss_formula(run, graph, tokens),
+        **_activation_formulas(run, computed, tokens),
+        ("logits", "loss"): _loss_formula(run, computed, tokens),
         ("slack",): f"{slack} ({'shapes vary' if varied else 'shapes are fixed'})",
         ("context",): f"CUDA context of one process: {calibration.context_bytes / GIB:.2f} GiB",
         ("forward",): "per layer the longer of kernels on the device and launches on the host",
         ("recompute",): "the forward of every checkpointed layer once more",
         ("backward",): "x2 for trained weights, x1 for frozen ones that gradients pass through",
         ("optimizer",): f"{run.optimizer} ({run.optimizer_implementation}): bytes it moves over bandwidth",
+        **_rank_formulas(run, calibration),
+    }
+
+
+def _rank_formulas(run: Run, calibration: Calibration) -> dict[Path, str]:
+    """Return the lines of what several ranks hold and exchange."""
+    if not share_of(run).communicates:
+        return {}
+    share, degree = share_of(run), shard_degree(run)
+    layer, outer = share.layer_bytes / GIB, share.outer_bytes / GIB
+    return {
+        ("workspace", "gathered weights"): f"whole while at work: embedding and head {outer:.2f} GiB, "
+        f"layers {layer:.2f} GiB each ({run.sharding} over {degree} ranks)",
+        ("workspace", "gradients being reduced"): "whole until the ranks have added them up, or in buckets",
+        ("activations", "held by FSDP's hooks"): "one more residual stream of every frozen layer",
+        ("NCCL",): f"communicators and buffers of a rank: {calibration.nccl_bytes / GIB:.2f} GiB",
+        ("communication",): "what exceeds the computation beside it, latency x steps + bytes over bandwidth, "
+        "and what that computation loses",
     }
 
 
@@ -41,11 +62,13 @@ def _state_formulas(run: Run, graph: Graph) -> dict[Path, str]:
     adapters = f"{count(weights.adapter_params)} adapter parameters"
     trained = f"{count(weights.trained_params)} trained parameters" if weights.trained_params else adapters
     width = low.weight_bytes if weights.trained_params else low.adapter_bytes
+    degree = shard_degree(run) * run.tensor_parallel * run.pipeline_parallel
+    divided = f", divided over {degree} ranks as {run.sharding} does" if degree > 1 else ""
     return {
-        ("weights", "model"): _weights_formula(run, graph),
+        ("weights", "model"): _weights_formula(run, graph) + divided,
         ("weights", "adapters"): f"{adapters} (rank {run.lora_rank}: r·(in + out)) x {low.adapter_bytes} B",
-        ("gradients",): f"{trained} x {width} B",
-        ("optimizer", "states"): f"{run.optimizer} state of {trained}",
+        ("gradients",): f"{trained} x {width} B{divided}",
+        ("optimizer", "states"): f"{run.optimizer} state of {trained}{divided}",
         ("workspace", "cuBLAS"): "one workspace per handle",
         ("workspace", "optimizer"): f"{run.optimizer_implementation} update: one copy of {trained}",
     }
@@ -60,6 +83,11 @@ def _activation_formulas(run: Run, graph: Graph, tokens: float) -> dict[Path, st
     return {
         ("activations", "all layers"): f"what autograd keeps of {layers} layers for {tokens:,.0f} tokens",
         ("activations", "checkpoints"): f"{layers} inputs x {tokens:,.0f} tokens x H {hidden:,} x {stream} B",
+        ("activations", "passing"): "inputs, outputs and temporaries of the worst operator of a forward pass",
+        (
+            "weights",
+            "autocast copies",
+        ): "16-bit copies of trained fp32 weights, cached while the forward runs",
         ("activations", "rebuilt block"): "what autograd keeps of the largest layer, rebuilt in backward",
         ("activations", "gradients in flight"): "gradients alive at the worst operator of a layer's backward",
         ("activations", "embedding and head"): f"ids, labels, final norm, head input of {tokens:,.0f} tokens",

@@ -6,20 +6,23 @@ weights, gradients, optimizer state, activations, logits and loss, scratch space
 the allocator come its slack and the CUDA context. $W$, $G$, $O$ follow [1], $A$ is what
 autograd keeps, operator by operator, not a closed form; [2] is the check.
 
-Phases: forward (all activations, the loss not yet begun), loss, backward at the first
-block it reaches (activations whole, gradients few) and at the last (the reverse),
-optimizer (no activations, the multi-tensor temporary).
+Phases: forward (to the logits), loss, backward, optimizer. Backward is the worst of the
+loss's own, the head, the layers of each kind that it can reach first (activations whole,
+gradients few) and last (the reverse), and the embedding; between two layers of a kind
+everything changes by the same bytes, so no other layer can be worse. Of the kinds only
+the first has a known place.
 
 [1] Rajbhandari et al. 2020, arXiv:1910.02054   [2] Korthikanti et al. 2022, arXiv:2205.05198
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from finegauge.graph.build import Graph
+from finegauge.graph.build import Graph, LayerGraph
 from finegauge.graph.op import Extents, Op
 from finegauge.predict.calibration import Calibration
 from finegauge.predict.checkpointing import split
+from finegauge.predict.walk import Moment, backward_moment, forward_moment, gradient_bytes, saved_bytes
 from finegauge.profile import Breakdown, Path
 from finegauge.workload.run import Run
 
@@ -60,36 +63,11 @@ def live_set(run: Run, graph: Graph, extents: Extents, architecture: str) -> Liv
         ("optimizer", "states"): weights.optimizer_bytes - weights.paged_bytes,
         ("workspace", "cuBLAS"): CUBLAS_BYTES.get(architecture, CUBLAS_DEFAULT_BYTES),
     }
-    held = weights.gradient_bytes if run.gradient_accumulation_steps > 1 else 0.0
-    kept = _kept_between(run, graph, extents)
-    outer = _saved(graph.embedding, extents) + _saved(graph.head[:-1], extents)
-    loss = graph.head[-1]
-    loss_kept, loss_live = loss.saved_bytes.at(extents), loss.live_forward_bytes.at(extents)
-    rebuilt, alive = _largest_block(run, graph, extents)
-    outside = max(0.0, weights.gradient_bytes - weights.layer_gradient_bytes)
-    layer_share = weights.layer_gradient_bytes / max(1, graph.model.num_layers)
-    first = max(held, outside + layer_share)
-    in_flight = alive + _stream(graph, extents)
-    phases: dict[str, Parts] = {
-        "forward": {**kept, ("activations", "embedding and head"): outer},
-        "loss": {
-            **kept,
-            ("activations", "embedding and head"): outer,
-            ("logits", "loss"): loss_kept + loss_live,
-            ("gradients",): held,
-        },
-        "backward": {
-            **kept,
-            ("activations", "rebuilt block"): rebuilt,
-            ("activations", "gradients in flight"): in_flight,
-            ("activations", "embedding and head"): _saved(graph.embedding, extents),
-            ("gradients",): first,
-        },
-        "backward end": {
-            ("activations", "rebuilt block"): rebuilt,
-            ("activations", "gradients in flight"): in_flight,
-            ("gradients",): weights.gradient_bytes,
-        },
+    passes = _Passes(run, graph, extents)
+    phases = {
+        "forward": passes.forward(),
+        "loss": passes.loss(),
+        "backward": passes.backward(),
         "optimizer": {
             ("gradients",): weights.gradient_bytes,
             ("workspace", "optimizer"): _optimizer_scratch(run, graph),
@@ -103,60 +81,208 @@ def _merge(static: Parts, parts: Parts) -> Breakdown:
     return Breakdown({path: value for path, value in {**static, **parts}.items() if value})
 
 
-def _kept_between(run: Run, graph: Graph, extents: Extents) -> Parts:
-    """Return what all layers keep from forward to backward."""
-    kind = run.activation_checkpointing
-    kept = sum(group.count * _saved(split(kind, group.ops)[0], extents) for group in graph.layers)
-    parts: Parts = {("activations", "all layers"): kept}
-    if kind == "none":
+def _largest(candidates: Iterator[Parts]) -> Parts:
+    """Return the parts with the largest sum."""
+    return max(candidates, key=lambda parts: sum(parts.values()))
+
+
+class _Passes:
+    """Forward, loss and backward of one micro-batch; each returns what is alive at its peak."""
+
+    def __init__(self, run: Run, graph: Graph, extents: Extents) -> None:
+        """Measure the residual stream and the gradients."""
+        self.run, self.graph, self.extents = run, graph, extents
+        self.kind = run.activation_checkpointing
+        self.stream = graph.lowering.stream_bytes * graph.model.hidden_size * extents.tokens
+        low, model = graph.lowering, graph.model
+        self.entry = low.activation_bytes * model.hidden_size * extents.tokens  # what the first layer reads
+        learned = any("wpe" in t.name or "position" in t.name for t in model.embeddings[1:])
+        self.apart = self.entry if learned or "embedding" in low.numerics.dropout else 0.0
+        self.positions = low.activation_bytes * model.hidden_size * extents.longest_tokens if learned else 0.0
+        # PEFT makes the frozen embeddings' output need gradients: it stays until the step is done
+        leaf = run.trains_adapters and low.input_gradients and "embed_tokens" not in run.trainable_extra
+        self.leaf = self.apart if leaf else 0.0
+        self.mask = (
+            graph.lowering.activation_bytes * extents.pairs if graph.lowering.attention == "eager" else 0.0
+        )
+        self.accumulating = run.gradient_accumulation_steps > 1
+        self.held = graph.weights.gradient_bytes if self.accumulating else 0.0
+        self.head_gradient = gradient_bytes(graph.head)
+        self.embedding_gradient = gradient_bytes(graph.embedding)
+
+    def forward(self) -> Parts:
+        """Return the peak up to the logits, the last micro-batch of the step."""
+        return _largest(self._forward_moments())
+
+    def _forward_moments(self) -> Iterator[Parts]:
+        """Yield what is alive in the last layer of each kind that may be last, and in the head."""
+        layers = self.graph.layers
+        base = {("gradients",): self.held, **self._autocast_copies()}
+        outside = saved_bytes(self.graph.embedding, self.extents) + self.mask
+        for index, group in enumerate(layers):
+            between = self._between(layers if index or len(layers) == 1 else layers[:1])
+            own = saved_bytes(split(self.kind, group.ops)[0], self.extents)
+            keeping = self.kind == "none"
+            moment = forward_moment(
+                group.ops, self.extents, self.stream, keeping=keeping, held=self._handed_on(group)
+            )
+            yield {
+                **base,
+                **between,
+                ("activations", "all layers"): between["activations", "all layers"] - own + moment.kept_bytes,
+                ("activations", "passing"): moment.beside_bytes + self._loose_streams(group),
+                ("activations", "embedding and head"): outside,
+            }
+        base |= self._between(layers)
+        final = forward_moment(self.graph.head[:1], self.extents, 0.0, keeping=True)
+        rest = forward_moment(self.graph.head[:-1], self.extents, 0.0, keeping=True)
+        streams = self._loose_streams(layers[-1])
+        returned = self.kind != "none" or layers[-1].ops[0].keeps_input
+        if returned and not self.graph.head[0].keeps_input:
+            streams += self.stream  # what the last layer returned
+        low = self.graph.lowering
+        states = self.leaf + (self.stream if low.activation_bytes > low.compute_bytes else 0.0)
+        for moment, loose in ((final, streams), (rest, states)):
+            yield {
+                **base,
+                ("activations", "passing"): moment.beside_bytes + loose,
+                ("activations", "embedding and head"): outside + moment.kept_bytes,
+            }
+
+    def _loose_streams(self, group: LayerGraph) -> float:
+        """Return the bytes that the model's code holds of its embeddings, of its and of the layer's input.
+
+        Not what autograd keeps, which may be copies alone, nor what checkpointing keeps.
+        """
+        named = self.apart + self.positions
+        if self.kind != "none" or group.ops[0].keeps_input:
+            return named
+        return max(named, self.entry) + self.stream
+
+    def _handed_on(self, group: LayerGraph) -> float:
+        """Return the bytes that the layer before `group`'s last returned beside the stream."""
+        if self.kind == "none" or not self.graph.lowering.numerics.hands_on_scores:
+            return 0.0
+        return sum(op.lingering_bytes.at(self.extents) for op in group.ops if op.kind == "attention_eager")
+
+    def loss(self) -> Parts:
+        """Return the peak of the loss."""
+        *head, loss = self.graph.head
+        return {
+            **self._between(self.graph.layers),
+            **self._autocast_copies(),
+            ("gradients",): self.held,
+            ("activations", "embedding and head"): self._outside(head),
+            ("logits", "loss"): loss.saved_bytes.at(self.extents) + loss.live_forward_bytes.at(self.extents),
+        }
+
+    def backward(self) -> Parts:
+        """Return the peak of the backward pass, its recomputation included."""
+        return _largest(self._backward_moments())
+
+    def _backward_moments(self) -> Iterator[Parts]:
+        """Yield what is alive in the head, in the layers that may be first and last, in the embedding."""
+        yield self._head_moment()
+        everything = self.graph.weights.gradient_bytes
+        layers = self.graph.layers
+        leading = layers[0].count * gradient_bytes(layers[0].ops)
+        for index, group in enumerate(layers):
+            moment = backward_moment(group.ops, self.extents, accumulating=self.accumulating)
+            others = everything - self.embedding_gradient - gradient_bytes(group.ops)
+            if index or len(layers) == 1:
+                yield self._layer_moment(group, moment, layers, self.head_gradient)
+            yield self._layer_moment(
+                group, moment, layers[:1] if index else (), others - (leading if index else 0.0)
+            )
+        last = backward_moment(self.graph.embedding, self.extents, accumulating=self.accumulating)
+        yield {
+            ("activations", "gradients in flight"): self.stream,
+            ("activations", "embedding and head"): last.kept_bytes + last.beside_bytes,
+            **self._gradients(everything - self.embedding_gradient, last),
+        }
+
+    def _head_moment(self) -> Parts:
+        """Return the worst of loss, head and final norm."""
+        moment = backward_moment(self.graph.head, self.extents, accumulating=self.accumulating)
+        parts = {**self._between(self.graph.layers), ("gradients",): self.held + moment.made_bytes}
+        loss = self.graph.head[-1]
+        if moment.op is loss:
+            kept = loss.saved_bytes.at(self.extents)
+            parts["logits", "loss"] = kept + moment.beside_bytes
+            parts["activations", "embedding and head"] = self._outside(self.graph.head) - kept
+        else:
+            parts["activations", "gradients in flight"] = moment.beside_bytes
+            parts["activations", "embedding and head"] = self._outside(()) + moment.kept_bytes
         return parts
-    if kind != "offload":
-        parts["activations", "checkpoints"] = graph.model.num_layers * _stream(graph, extents)
-    pinned = sum(g.count * sum(op.stash_bytes.at(extents) for op in g.ops) for g in graph.layers)
-    parts["activations", "inputs pinned by 4-bit linears"] = pinned
-    return parts
 
+    def _layer_moment(
+        self, group: LayerGraph, moment: Moment, standing: Sequence[LayerGraph], gradients: float
+    ) -> Parts:
+        """Return the worst moment of a layer of `group`; the layers of `standing` still keep all they did."""
+        parts = {**self._between(standing), **self._gradients(gradients, moment)}
+        share = 1.0 if group in standing else 0.0
+        own = saved_bytes(split(self.kind, group.ops)[0], self.extents)
+        in_flight = moment.beside_bytes + self.stream
+        if self.kind == "none":
+            parts["activations", "all layers"] += moment.kept_bytes - share * own
+        else:
+            parts["activations", "all layers"] -= share * own
+            parts["activations", "rebuilt block"] = moment.kept_bytes
+            rows = 1.0 - share if self.kind != "offload" else 1.0
+            rows -= 1.0 if group.ops[0].keeps_input else 0.0
+            rows += 1.0 if self.run.checkpointing_reentrant else 0.0
+            first = standing == () and group is self.graph.layers[0]
+            parts["activations", "checkpoints"] += rows * (self.entry if first else self.stream)
+        parts["activations", "gradients in flight"] = in_flight
+        parts["activations", "embedding and head"] = self._outside(())
+        return parts
 
-def _stream(graph: Graph, extents: Extents) -> float:
-    """Return the bytes of one residual stream: what enters and leaves every layer."""
-    return graph.lowering.activation_bytes * graph.model.hidden_size * extents.tokens
+    def _gradients(self, before: float, moment: Moment) -> Parts:
+        """Return the gradients of weights at a moment of the backward pass."""
+        waits = self.head_gradient if self.accumulating and self.graph.model.head is None else 0.0
+        return {("gradients",): self.held + moment.made_bytes + (waits if self.accumulating else before)}
 
+    def _between(self, layers: Sequence[LayerGraph]) -> Parts:
+        """Return what `layers`, all or the leading ones, keep from forward to backward."""
+        extents = self.extents
+        kept = sum(group.count * saved_bytes(split(self.kind, group.ops)[0], extents) for group in layers)
+        parts: Parts = {("activations", "all layers"): kept}
+        if self.kind == "none":
+            return parts
+        rows = 0 if self.kind == "offload" else sum(group.count for group in layers)
+        narrow = self.stream - self.entry if rows else 0.0  # the first layer's input
+        parts["activations", "checkpoints"] = rows * self.stream - narrow
+        pinned = sum(g.count * sum(op.stash_bytes.at(extents) for op in g.ops) for g in layers)
+        parts["activations", "inputs pinned by 4-bit linears"] = pinned
+        return parts
 
-def _largest_block(run: Run, graph: Graph, extents: Extents) -> tuple[float, float]:
-    """Return (saved bytes of the layer being differentiated, what else is alive at its worst operator)."""
-    worst, answer = -1.0, (0.0, 0.0)
-    for group in graph.layers:
-        rebuilt = _saved(split(run.activation_checkpointing, group.ops)[1], extents)
-        beside = backward_peak(group.ops, extents) - _saved(group.ops, extents)
-        if rebuilt + beside > worst:
-            worst, answer = rebuilt + beside, (rebuilt, max(0.0, beside))
-    return answer
+    def _autocast_copies(self) -> Parts:
+        """Return the 16-bit copies of trained fp32 weights that autocast caches during the forward pass.
 
+        Without checkpointing backward needs them anyway.
+        """
+        low = self.graph.lowering
+        trained_bytes = low.weight_bytes if low.weights_train else low.adapter_bytes
+        if self.kind == "none" or not low.autocast or trained_bytes < 4:
+            return {}
+        # adapters added to fused experts' weights are no products of their own, and not cached
+        stretches = ((g.count, op) for g in self.graph.layers for op in g.ops)
+        products = ((count, op) for count, op in stretches if op.kind == "gemm" and op.forward.gemms)
+        copies = sum(count * op.gradient_bytes * low.compute_bytes / trained_bytes for count, op in products)
+        return {("weights", "autocast copies"): copies}
 
-def backward_peak(ops: Iterable[Op], extents: Extents) -> float:
-    """Return the largest live set of a layer's backward pass, everything it saved included.
-
-    Operators run in reverse; each frees what it saved once it is done.
-    """
-    ops = list(ops)
-    remaining = _saved(ops, extents)
-    peak = remaining
-    for op in reversed(ops):
-        peak = max(peak, remaining + op.live_backward_bytes.at(extents))
-        remaining -= op.saved_bytes.at(extents)
-    return peak
-
-
-def _saved(ops: Iterable[Op], extents: Extents) -> float:
-    """Return the bytes that autograd keeps because of `ops`."""
-    return sum(op.saved_bytes.at(extents) for op in ops)
+    def _outside(self, head: Iterable[Op]) -> float:
+        """Return what the embedding, with what all layers share, and the given operators of the head keep."""
+        mask = 0.0 if self.kind == "none" else self.mask  # an argument of every checkpoint
+        return saved_bytes((*self.graph.embedding, *head), self.extents) + mask + self.leaf
 
 
 def _optimizer_scratch(run: Run, graph: Graph) -> float:
-    """Return the temporary of the optimizer: one more copy of the parameters for multi-tensor AdamW."""
-    if run.optimizer_implementation != "foreach" or run.optimizer.endswith("8bit"):
-        return 0.0
-    return graph.weights.foreach_bytes
+    """Return the temporaries of the update: of a whole group of tensors, or of one after the other."""
+    if run.optimizer == "adamw":
+        temporaries = {"foreach": graph.weights.foreach_bytes, "loop": graph.weights.loop_bytes}
+        return temporaries.get(run.optimizer_implementation, 0.0)
+    return graph.weights.loop_bytes
 
 
 def shapes_vary(run: Run, graph: Graph) -> bool:

@@ -9,14 +9,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finegauge.errors import FieldError, FineGaugeError, UnsupportedError
-from finegauge.graph.families import architecture, supported_model_types
+from finegauge.graph.families import WITHOUT_CLASS, architecture, supported_model_types
 
 
-@pytest.mark.parametrize("model_type", ["xlstm", "rwkv5", "zamba2", "gemma4", "nothing-like-it"])
+@pytest.mark.parametrize("model_type", ["xlstm", "zamba2", "gemma4", "nothing-like-it"])
 def test_types_that_are_not_described_are_refused(model_type: str) -> None:
     with pytest.raises(UnsupportedError) as error:
         architecture({"model_type": model_type})
     assert str(error.value).startswith(f"model_type '{model_type}' is not described yet")
+    assert "finegauge trace MODEL_DIR" in str(error.value)
+
+
+@pytest.mark.parametrize("model_type", sorted(WITHOUT_CLASS))
+def test_types_that_could_not_be_traced_either_say_what_is_missing(model_type: str) -> None:
+    with pytest.raises(UnsupportedError, match="transformers has no class") as error:
+        architecture({"model_type": model_type})
+    assert WITHOUT_CLASS[model_type] in str(error.value)
+    assert "finegauge trace" not in str(error.value)
 
 
 def test_a_near_miss_is_suggested() -> None:
@@ -76,6 +85,24 @@ def test_absurd_figures_are_refused(changed: dict[str, Any], message: str) -> No
         ({"model_type": "mamba", "expand": 1e-9}, "expand=1e-09 leaves no channels"),
         ({"model_type": "mamba2", "num_heads": 100}, "is not num_heads=100 x head_dim=64"),
         ({"model_type": "gpt2", "add_cross_attention": True}, "cross-attention"),
+        ({"model_type": "helium", "head_dim": 64}, "num_attention_heads=20 of 64 channels"),
+        ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "no_rope_layers has 2 entries"),
+        ({"model_type": "internlm3", "qkv_bias": True}, "qkv_bias other than bias"),
+        ({"model_type": "gpt_neo", "attention_types": [["global", 24]]}, "attention_types has"),
+        ({"model_type": "gpt_neo", "attention_types": [[["global"], 3]]}, "describes 3 layers"),
+        ({"model_type": "exaone_moe", "sliding_window_pattern": 0}, "sliding_window_pattern is 0"),
+        ({"model_type": "hunyuan_v1_moe", "moe_topk": [1, 2]}, "moe_topk that differs"),
+        (
+            {"model_type": "laguna", "num_hidden_layers": 1, "num_attention_heads_per_layer": [12]},
+            "num_attention_heads_per_layer has 12",
+        ),
+        ({"model_type": "nemotron-nas"}, "block_configs must list one block"),
+        ({"model_type": "nemotron-nas", "num_hidden_layers": 1, "block_configs": [3]}, "without attention"),
+        ({"model_type": "qwen2_vl", "text_config": 3}, "text_config='3' is not a mapping"),
+        (
+            {"model_type": "llava", "vision_config": {"model_type": "siglip_vision_model"}},
+            "siglip_vision_model",
+        ),
         ({"model_type": "llama", "per_layer_config": {"3": {}}}, "per_layer_config"),
         ({"model_type": "qwen", "no_bias": False}, "no_bias=false"),
         ({"model_type": "chatglm", "rmsnorm": False}, "RMS norms"),

@@ -44,8 +44,14 @@ MODELS: dict[str, dict[str, Any]] = {
     "phi3": {"model_type": "phi3", "num_key_value_heads": 8},
     "olmo2": {"model_type": "olmo2", "num_key_value_heads": 8},
     "gpt_neox": {"model_type": "gpt_neox", "intermediate_size": 2048},
-    "gpt2": {"model_type": "gpt2", "n_embd": 512, "n_layer": 1, "n_head": 8},
-    "opt": {"model_type": "opt", "ffn_dim": 2048, "word_embed_proj_dim": 512},
+    "gpt2": {
+        "model_type": "gpt2",
+        "n_embd": 512,
+        "n_layer": 1,
+        "n_head": 8,
+        **dict.fromkeys(("resid_pdrop", "attn_pdrop", "embd_pdrop"), 0.0),
+    },
+    "opt": {"model_type": "opt", "ffn_dim": 2048, "word_embed_proj_dim": 512, "dropout": 0.0},
     "mixtral": {"model_type": "mixtral", "num_key_value_heads": 2},
     "qwen3_moe": {
         "model_type": "qwen3_moe",
@@ -175,12 +181,15 @@ class Traced(NamedTuple):
         import json
 
         config = folder / "config.json"
-        config.write_text(json.dumps({**SIZES, **MODELS[self.model]}))
+        figures = {**SIZES, **MODELS[self.model]}
         method: dict[str, Any] = {"method": "full"}
-        if "lora_targets" in self.fields:
+        if "lora_targets" in self.fields:  # below the first layer gradients end
             method = {"method": "lora", "lora_rank": 8}
+            figures |= {"num_hidden_layers": 2}
+            figures |= {"layer_types": figures["layer_types"] * 2} if "layer_types" in figures else {}
+        config.write_text(json.dumps(figures))
         run = Run(model=str(config), attention=self.attention, **{**method, **self.fields})
-        return build(run).layers[0].ops
+        return build(run).layers[-1].ops
 
 
 EXTENTS = Extents.of(SEQUENCES, SEQ_LEN)

@@ -3,9 +3,17 @@
 Defaults are those of the transformers 5.23 classes.
 """
 
-from finegauge.graph.blocks import Architecture, Attention, Branch, FeedForward, Layer, Norm, Tensor
+from finegauge.graph.blocks import Architecture, Attention, FeedForward, Layer, Norm, Tensor
 from finegauge.graph.families.llama import FULL, SLIDING, dense, windowed
-from finegauge.graph.families.parts import attention, gated_mlp, head_norms, heads, language_model, layer
+from finegauge.graph.families.parts import (
+    attention,
+    framed_layer,
+    gated_mlp,
+    head_norms,
+    heads,
+    language_model,
+    numerics,
+)
 from finegauge.graph.families.reading import Config, Figures
 
 GEMMA = {
@@ -27,21 +35,14 @@ GEMMA3_TEXT = {
 
 def sandwich(attended: Attention, mlp: FeedForward) -> Layer:
     """Return a layer with an RMS norm before and after each of its two branches."""
-    hidden = attended.hidden_size
-    return layer(
-        Branch(
-            mixer=attended,
-            norm_before=Norm("input_layernorm", hidden),
-            norm_after=Norm("post_attention_layernorm", hidden),
-        ),
-        Branch(
-            mixer=mlp,
-            norm_before=Norm("pre_feedforward_layernorm", hidden),
-            norm_after=Norm("post_feedforward_layernorm", hidden),
-        ),
+    return framed_layer(
+        attended.hidden_size,
+        (attended, "input_layernorm", "post_attention_layernorm"),
+        (mlp, "pre_feedforward_layernorm", "post_feedforward_layernorm"),
     )
 
 
+@numerics(wide_norms=True, unit_norms=True)
 def gemma(config: Config) -> Architecture:
     """Return Gemma 1: Llama with heads of 256 channels and a GeGLU."""
     f = Figures({**config, "mlp_bias": False}, GEMMA)
@@ -49,6 +50,14 @@ def gemma(config: Config) -> Architecture:
     return dense(f, bias=bias, out_bias=bias)
 
 
+@numerics(
+    wide_norms=True,
+    unit_norms=True,
+    own_loss=True,
+    softcap="attn_logit_softcapping",
+    logit_cap="final_logit_softcapping",
+    kernels=("flash",),
+)
 def gemma2(config: Config) -> Architecture:
     """Return Gemma 2: every other layer slides, beginning with the first."""
     f = Figures(config, GEMMA2)
@@ -63,6 +72,7 @@ def gemma2(config: Config) -> Architecture:
     return language_model(f, layers, final_norm=Norm("norm", hidden))
 
 
+@numerics(wide_norms=True, unit_norms=True, tables_by_kind=True)
 def gemma3_text(config: Config) -> Architecture:
     """Return the text decoder of Gemma 3."""
     return gemma3_of(Figures(config, GEMMA3_TEXT))

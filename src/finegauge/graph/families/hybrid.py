@@ -4,20 +4,30 @@ Defaults are those of the transformers 5.23 classes.
 """
 
 from finegauge.errors import FieldError, shown
-from finegauge.graph.blocks import Architecture, Layer, Linear, Mamba2, Mixer, Norm
+from finegauge.graph.blocks import (
+    Architecture,
+    Layer,
+    Linear,
+    Mamba2,
+    Mixer,
+    Norm,
+)
 from finegauge.graph.families.moe import experts
+from finegauge.graph.families.moe_shared import grouped_routing
 from finegauge.graph.families.parts import (
     attention,
     divided,
     gated_mlp,
     heads,
     language_model,
+    numerics,
     plain_mlp,
     pre_norm_layer,
     rms_layer,
     stack,
 )
 from finegauge.graph.families.reading import MAX_LAYERS, Config, Figures
+from finegauge.graph.families.routed import granite_experts
 from finegauge.graph.families.ssm import dt_rank_of, mamba1, mamba2_mixer
 
 JAMBA = {
@@ -45,6 +55,7 @@ NEMOTRON_H = {
     "vocab_size": 131072, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
     "head_dim": 128, "max_position_embeddings": 4096, "intermediate_size": 21504, "mlp_hidden_act": "relu2",
     "mlp_bias": False, "ssm_state_size": 128, "mamba_num_heads": 128, "mamba_head_dim": 64, "n_groups": 8,
+    "norm_topk_prob": True,
     "conv_kernel": 4, "use_conv_bias": True, "chunk_size": 128, "use_bias": False, "n_routed_experts": 8,
     "num_experts_per_tok": 2, "moe_intermediate_size": 7688, "moe_shared_expert_intermediate_size": 7688,
     "tie_word_embeddings": False,
@@ -85,7 +96,7 @@ def _jamba_layer(f: Figures, attends: bool, routes: bool) -> Layer:
             dt_rank=dt_rank_of(f, "mamba_dt_rank"),
             bias=f.flag("mamba_proj_bias"),
             conv_bias=f.flag("mamba_conv_bias"),
-            norms=True,
+            norms="weighted",
         )
     feed: Mixer
     if routes:
@@ -133,18 +144,18 @@ def bamba(config: Config) -> Architecture:
     return language_model(f, layers, final_norm=Norm("final_layernorm", hidden))
 
 
+@numerics(scaled_logits=True)
 def granitemoehybrid(config: Config) -> Architecture:
     """Return Granite 4: Mamba-2 or attention, then experts beside a shared feed-forward, or that alone."""
     f = Figures(config, GRANITE_HYBRID, {"layer_types": "layers_block_type"})
-    hidden, bias, act = f.size("hidden_size"), f.flag("attention_bias"), f.text("hidden_act")
+    hidden, bias = f.size("hidden_size"), f.flag("attention_bias")
     rotary = f.raw("position_embedding_type") == "rope"
     names = ("", "", "output_linear")
-    shared = gated_mlp(hidden, f.size("shared_intermediate_size"), act, names=names, fused="input_linear")
-    feed: Mixer = shared
     if f.count("num_local_experts"):
-        feed = experts(
-            f, num="num_local_experts", size="intermediate_size", router_name="router", shared=shared
-        )
+        feed: Mixer = granite_experts(f)
+    else:
+        size = f.size("shared_intermediate_size")
+        feed = gated_mlp(hidden, size, f.text("hidden_act"), names=names, fused="input_linear")
     known = ("mamba", "attention", *RENAMED_KINDS)
     kinds = [RENAMED_KINDS.get(kind, kind) for kind in f.layer_kinds(lambda _: "mamba", known)]
 
@@ -156,6 +167,7 @@ def granitemoehybrid(config: Config) -> Architecture:
     return language_model(f, stack(kinds, build), final_norm=Norm("norm", hidden))
 
 
+@numerics(wide_norms=True, unit_norms=True, wide_logits=True)
 def nemotron_h(config: Config) -> Architecture:
     """Return Nemotron-H and Nemotron 3: one mixer per layer, in the order of a pattern of letters.
 
@@ -209,7 +221,14 @@ def _nemotron_h_mixer(f: Figures, kind: str) -> Mixer:
     if kind == "mlp":
         return plain_mlp(hidden, f.size("intermediate_size"), act, bias=bias, names=names)
     shared = plain_mlp(hidden, f.size("moe_shared_expert_intermediate_size"), act, bias=bias, names=names)
-    routed = experts(f, num="n_routed_experts", gated=False, act="mlp_hidden_act", shared=shared)
+    routed = experts(
+        f,
+        num="n_routed_experts",
+        gated=False,
+        act="mlp_hidden_act",
+        shared=shared,
+        routing=grouped_routing(f)._replace(wide_sum=True),
+    )
     narrow = f.optional("moe_latent_size")
     if narrow is None:
         return routed

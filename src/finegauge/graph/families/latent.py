@@ -1,4 +1,4 @@
-"""Multi-head latent attention: DeepSeek V2 to V3.2, Kimi K2, GLM-5, MiniCPM3.
+"""Multi-head latent attention: DeepSeek V2 to V3.2, Kimi K2, GLM-4.7-Flash, GLM-5, A.X K1, MiniCPM3, Youtu.
 
 Queries and keys pass through low-rank projections; of the cache only the key-value
 latent and one rotary key are kept (DeepSeek-V2, arXiv:2405.04434). Defaults are those of
@@ -8,19 +8,29 @@ the transformers 5.23 classes.
 from finegauge.errors import FieldError, shown
 from finegauge.graph.blocks import Architecture, LatentAttention, Layer, Linear, Norm, Tensor
 from finegauge.graph.families.moe_shared import deepseek_feedforward, routed_from
-from finegauge.graph.families.parts import gated_mlp, language_model, layer_norm, rms_layer, stack
+from finegauge.graph.families.parts import (
+    framed_layer,
+    gated_mlp,
+    language_model,
+    layer_norm,
+    rms_layer,
+    stack,
+)
 from finegauge.graph.families.reading import Config, Figures
+from finegauge.graph.numerics import Routing
 
 DEEPSEEK_V2 = {
     "vocab_size": 102400, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
     "num_attention_heads": 32, "hidden_act": "silu", "max_position_embeddings": 2048,
     "attention_bias": False, "mlp_bias": False, "first_k_dense_replace": 0, "kv_lora_rank": 512,
     "q_lora_rank": 1536, "n_routed_experts": 64, "n_shared_experts": 2, "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64, "v_head_dim": 128, "moe_intermediate_size": 1407, "tie_word_embeddings": False,
+    "qk_rope_head_dim": 64, "v_head_dim": 128, "moe_intermediate_size": 1407, "topk_method": "greedy",
+    "tie_word_embeddings": False,
 }  # fmt: skip
 DEEPSEEK_V3 = {
     "vocab_size": 129280, "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048,
-    "num_hidden_layers": 61, "num_attention_heads": 128, "n_shared_experts": 1, "n_routed_experts": 256,
+    "num_hidden_layers": 61, "num_attention_heads": 128, "n_shared_experts": 1,
+    "norm_topk_prob": True, "n_routed_experts": 256,
     "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64, "v_head_dim": 128,
     "qk_nope_head_dim": 128, "num_experts_per_tok": 8, "first_k_dense_replace": 3, "hidden_act": "silu",
     "max_position_embeddings": 4096, "attention_bias": False, "tie_word_embeddings": False,
@@ -31,13 +41,31 @@ DEEPSEEK_V32 = {
 GLM_MOE_DSA = {
     **DEEPSEEK_V32, "vocab_size": 154880, "hidden_size": 6144, "intermediate_size": 12288,
     "num_hidden_layers": 78, "num_attention_heads": 64, "q_lora_rank": 2048, "v_head_dim": 256,
-    "qk_nope_head_dim": 192, "max_position_embeddings": 202752, "index_n_heads": 32,
+    "qk_nope_head_dim": 192, "max_position_embeddings": 202752,
+    "index_n_heads": 32,
 }  # fmt: skip
 MINICPM3 = {
     "vocab_size": 73448, "hidden_size": 2560, "intermediate_size": 6400, "num_hidden_layers": 62,
     "num_attention_heads": 40, "hidden_act": "silu", "max_position_embeddings": 32768, "kv_lora_rank": 256,
     "q_lora_rank": 768, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "attention_bias": False,
     "mlp_bias": False, "tie_word_embeddings": True,
+}  # fmt: skip
+GLM4_MOE_LITE = {
+    **DEEPSEEK_V3, "vocab_size": 154880, "hidden_size": 2048, "intermediate_size": 10240,
+    "moe_intermediate_size": 1536, "num_hidden_layers": 47, "num_attention_heads": 20,
+    "n_routed_experts": 64, "q_lora_rank": 768, "v_head_dim": 256, "qk_nope_head_dim": 192,
+    "num_experts_per_tok": 4, "first_k_dense_replace": 1,
+    "max_position_embeddings": 202752,
+}  # fmt: skip
+AXK1 = {
+    **DEEPSEEK_V3, "vocab_size": 163840, "num_attention_heads": 64, "n_routed_experts": 192,
+    "first_k_dense_replace": 1, "moe_layer_freq": 1, "max_position_embeddings": 32768,
+}  # fmt: skip
+YOUTU = {
+    **MINICPM3, "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 6144,
+    "num_hidden_layers": 32, "num_attention_heads": 16, "max_position_embeddings": 131072,
+    "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
 }  # fmt: skip
 LOCAL = {"n_routed_experts": "num_local_experts"}
 INDEXER_NOTE = "The indexer that picks keys is counted and held; attention is timed as if it read all keys."
@@ -90,13 +118,19 @@ def indexer(f: Figures) -> tuple[Tensor, ...]:
     return (*tensors, *layer_norm("indexer.k_norm", dim).tensors())
 
 
-def deepseek_of(f: Figures, *, tied: bool | None = None, other: tuple[Tensor, ...] = ()) -> Architecture:
-    """Return the DeepSeek V3 of these figures, `other` tensors outside it."""
+def deepseek_of(
+    f: Figures,
+    *,
+    tied: bool | None = None,
+    other: tuple[Tensor, ...] = (),
+    routing: Routing | None = None,
+) -> Architecture:
+    """Return the DeepSeek V3 (or, with its `routing`, V2) of these figures, `other` tensors outside it."""
     hidden, mixer = f.size("hidden_size"), latent_attention(f)
     bias = f.flag("mlp_bias")
 
     def build(sparse: bool) -> Layer:
-        return rms_layer(hidden, mixer, deepseek_feedforward(f, sparse, bias=bias))
+        return rms_layer(hidden, mixer, deepseek_feedforward(f, sparse, bias=bias, routing=routing))
 
     layers = stack(routed_from(f, key=""), build)
     return language_model(f, layers, final_norm=Norm("norm", hidden), tied=tied, other=other)
@@ -104,12 +138,38 @@ def deepseek_of(f: Figures, *, tied: bool | None = None, other: tuple[Tensor, ..
 
 def deepseek_v2(config: Config) -> Architecture:
     """Return DeepSeek-V2 and V2-Lite."""
-    return deepseek_of(Figures(config, DEEPSEEK_V2))
+    f = Figures(config, DEEPSEEK_V2)
+    by_group = f.raw("topk_method") == "group_limited_greedy"
+    return deepseek_of(f, routing=Routing(masked=by_group, wide_logits=True, wide_weights=True))
 
 
 def deepseek_v3(config: Config) -> Architecture:
     """Return DeepSeek-V3, R1 and Kimi K2, without the layers that predict further tokens."""
     return deepseek_of(Figures({**config, "mlp_bias": False}, DEEPSEEK_V3, LOCAL))
+
+
+def glm4_moe_lite(config: Config) -> Architecture:
+    """Return GLM-4.7-Flash: DeepSeek-V3's layers, the first dense."""
+    f = Figures(config, GLM4_MOE_LITE, LOCAL)
+    hidden, mixer = f.size("hidden_size"), latent_attention(f)
+    layers = stack(routed_from(f), lambda sparse: rms_layer(hidden, mixer, deepseek_feedforward(f, sparse)))
+    return language_model(f, layers, final_norm=Norm("norm", hidden))
+
+
+def axk1(config: Config) -> Architecture:
+    """Return A.X K1: DeepSeek-V3's layers, with a norm after the experts of those that route."""
+    f = Figures(config, AXK1, LOCAL)
+    hidden, mixer, every = f.size("hidden_size"), latent_attention(f), f.size("moe_layer_freq")
+
+    def build(sparse: bool) -> Layer:
+        after = "post_mlp_layernorm" if sparse else ""
+        feed = deepseek_feedforward(f, sparse)
+        return framed_layer(hidden, (mixer, "input_layernorm", ""), (feed, "post_attention_layernorm", after))
+
+    routed = routed_from(f)
+    if f.items("mlp_layer_types") is None:
+        routed = [sparse and index % every == 0 for index, sparse in enumerate(routed)]
+    return language_model(f, stack(routed, build), final_norm=Norm("norm", hidden))
 
 
 def deepseek_v32(config: Config) -> Architecture:
@@ -166,9 +226,19 @@ def minicpm3(config: Config) -> Architecture:
     """Return MiniCPM3: latent attention over dense feed-forwards, tied head."""
     f = Figures(config, MINICPM3)
     f.model_type = "minicpm3"
-    hidden, num = f.size("hidden_size"), f.size("num_attention_heads")
-    mixer = latent_attention(f, v_head_dim=f.optional("v_head_dim") or hidden // num)
+    value = f.optional("v_head_dim") or f.size("hidden_size") // f.size("num_attention_heads")
+    return _dense(f, latent_attention(f, v_head_dim=value))
+
+
+def youtu(config: Config) -> Architecture:
+    """Return Youtu-LLM: MiniCPM3's blocks at other sizes, no biases in the feed-forward."""
+    f = Figures({**config, "mlp_bias": False}, YOUTU)
+    return _dense(f, latent_attention(f))
+
+
+def _dense(f: Figures, mixer: LatentAttention) -> Architecture:
+    """Return equal layers of `mixer` and a gated feed-forward."""
+    hidden = f.size("hidden_size")
     mlp = gated_mlp(hidden, f.size("intermediate_size"), f.text("hidden_act"), bias=f.flag("mlp_bias"))
-    return language_model(
-        f, ((rms_layer(hidden, mixer, mlp), f.num_layers()),), final_norm=Norm("norm", hidden)
-    )
+    layers = ((rms_layer(hidden, mixer, mlp), f.num_layers()),)
+    return language_model(f, layers, final_norm=Norm("norm", hidden))

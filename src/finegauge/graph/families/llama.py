@@ -7,15 +7,16 @@ Defaults are those of the transformers 5.23 classes.
 from collections.abc import Callable
 from typing import Any
 
-from finegauge.graph.blocks import Architecture, Attention, Branch, FeedForward, Layer, Norm
+from finegauge.graph.blocks import Architecture, Attention, FeedForward, Layer, MixtureOfExperts, Norm
 from finegauge.graph.families.parts import (
     attention,
+    framed_layer,
     full_norms,
     gated_mlp,
     head_norms,
     heads,
     language_model,
-    layer,
+    numerics,
     rms_layer,
     stack,
     window_below,
@@ -73,6 +74,13 @@ def dense(f: Figures, *, fused_mlp: str = "", **style: Any) -> Architecture:
     )
 
 
+def window_of(f: Figures, kind: str) -> int | None:
+    """Return the window of a layer of this kind, None where it attends to all before it."""
+    if kind != SLIDING:
+        return None
+    return window_below(f.optional("sliding_window"), f.optional("max_position_embeddings"))
+
+
 def windowed(
     f: Figures,
     kinds: list[str],
@@ -82,10 +90,9 @@ def windowed(
 ) -> tuple[tuple[Layer, int], ...]:
     """Return the layers of a model in which some attend to a sliding window and others to all."""
     hidden = f.size("hidden_size")
-    window = window_below(f.optional("sliding_window"), f.optional("max_position_embeddings"))
 
     def build(kind: str) -> Layer:
-        mixer = build_attention(window if kind == SLIDING else None)
+        mixer = build_attention(window_of(f, kind))
         return build_layer(mixer, mlp) if build_layer else rms_layer(hidden, mixer, mlp)
 
     return stack(kinds, build)
@@ -96,6 +103,12 @@ def llama(config: Config) -> Architecture:
     f = Figures(config, LLAMA)
     bias = f.flag("attention_bias")
     return dense(f, bias=bias, out_bias=bias)
+
+
+@numerics(scaled_logits=True, own_loss=True)
+def granite(config: Config) -> Architecture:
+    """Return Granite 3: Llama, with multipliers on embeddings, residuals, scores and logits."""
+    return llama(config)
 
 
 def mistral(config: Config) -> Architecture:
@@ -149,21 +162,23 @@ def qwen3(config: Config) -> Architecture:
     return language_model(f, layers, final_norm=Norm("norm", hidden))
 
 
-def post_norm_layer(attended: Attention, mlp: FeedForward) -> Layer:
+def post_norm_layer(attended: Attention, mlp: FeedForward | MixtureOfExperts) -> Layer:
     """Return a layer whose norms stand after the branches, none before."""
-    hidden = attended.hidden_size
-    return layer(
-        Branch(mixer=attended, norm_after=Norm("post_attention_layernorm", hidden)),
-        Branch(mixer=mlp, norm_after=Norm("post_feedforward_layernorm", hidden)),
+    return framed_layer(
+        attended.hidden_size,
+        (attended, "", "post_attention_layernorm"),
+        (mlp, "", "post_feedforward_layernorm"),
     )
 
 
+@numerics(wide_norms=True, wide_tables=True)
 def olmo2(config: Config) -> Architecture:
     """Return OLMo-2: norms after the branches, and on all queries and all keys at once."""
     f = Figures(config, OLMO2)
     return _olmo(f, [FULL] * f.num_layers())
 
 
+@numerics(wide_norms=True, wide_tables=True, tables_by_kind=True)
 def olmo3(config: Config) -> Architecture:
     """Return OLMo-3: OLMo-2, of which three layers in four slide."""
     f = Figures(config, OLMO3)
@@ -192,10 +207,11 @@ def exaone4(config: Config) -> Architecture:
     def default(index: int) -> str:
         return SLIDING if every and (index + 1) % every else FULL
 
-    def mixer(window: int | None) -> Attention:
-        rotary = every == 0 or window is not None
-        return attention(hidden, of, qk_norms=head_norms(of[2]), window=window, rotary=rotary)
+    def build(kind: str) -> Layer:
+        rotary = f.raw("sliding_window") is None or kind == SLIDING
+        mixer = attention(hidden, of, qk_norms=head_norms(of[2]), window=window_of(f, kind), rotary=rotary)
+        return post_norm_layer(mixer, mlp)
 
     mlp = gated_mlp(hidden, f.size("intermediate_size"), f.text("hidden_act"))
-    kinds = f.layer_kinds(default, (FULL, SLIDING))
-    return language_model(f, windowed(f, kinds, mixer, mlp, post_norm_layer), final_norm=Norm("norm", hidden))
+    layers = stack(f.layer_kinds(default, (FULL, SLIDING)), build)
+    return language_model(f, layers, final_norm=Norm("norm", hidden))

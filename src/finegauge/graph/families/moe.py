@@ -25,6 +25,7 @@ from finegauge.graph.families.parts import (
     heads,
     language_model,
     layer_norm,
+    numerics,
     pre_norm_layer,
     rms_layer,
     router,
@@ -32,6 +33,7 @@ from finegauge.graph.families.parts import (
     window_below,
 )
 from finegauge.graph.families.reading import Config, Figures
+from finegauge.graph.numerics import Routing
 
 MIXTRAL = {**MISTRAL, "sliding_window": None, "num_local_experts": 8, "num_experts_per_tok": 2}
 QWEN2_MOE = {
@@ -85,6 +87,7 @@ def experts(
     correction: str = "",
     shared: FeedForward | None = None,
     shared_gate: bool = False,
+    routing: Routing | None = None,
 ) -> MixtureOfExperts:
     """Return routed experts whose figures stand under the given keys.
 
@@ -102,6 +105,7 @@ def experts(
         correction: Name of the router's per-expert correction; "" for none.
         shared: The shared experts, as one feed-forward.
         shared_gate: Whether a sigmoid gate scales the shared experts.
+        routing: How the router weighs the chosen experts; None: by a softmax of all.
     """
     width, num_experts, per_token = hidden or f.size("hidden_size"), f.size(num, most=65536), f.size(top_k)
     if per_token > num_experts:
@@ -114,10 +118,12 @@ def experts(
         gated=gated,
         expert_bias=bias,
         router=router(width, num_experts, bias=router_bias, name=router_name),
-        router_extra=(Tensor(correction, (num_experts,), "router"),) if correction else (),
+        router_extra=(Tensor(correction, (num_experts,), "fixed"),) if correction else (),
         shared=shared,
-        shared_gate=Linear("shared_expert_gate", width, 1, kind="router") if shared_gate else None,
+        shared_gate=Linear("shared_expert_gate", width, 1) if shared_gate else None,
         activation=f.text(act),
+        routing=routing or Routing(),
+        shared_first=shared_gate,
     )
 
 
@@ -133,10 +139,11 @@ def qwen_feedforward(f: Figures, sparse: bool, *, shared: bool) -> Mixer:
     hidden, act = f.size("hidden_size"), f.text("hidden_act")
     if not sparse:
         return gated_mlp(hidden, f.size("intermediate_size"), act)
+    routing = Routing(normalised=f.flag("norm_topk_prob"))
     if not shared:
-        return experts(f)
+        return experts(f, routing=routing)
     always = gated_mlp(hidden, f.size("shared_expert_intermediate_size"), act)
-    return experts(f, shared=always, shared_gate=True)
+    return experts(f, shared=always, shared_gate=True, routing=routing)
 
 
 def mixtral(config: Config) -> Architecture:
@@ -145,8 +152,10 @@ def mixtral(config: Config) -> Architecture:
     hidden = f.size("hidden_size")
     window = window_below(f.optional("sliding_window"), f.optional("max_position_embeddings"))
     mixer = attention(hidden, heads(f), window=window)
-    block = rms_layer(hidden, mixer, experts(f, num="num_local_experts", size="intermediate_size"))
-    return language_model(f, ((block, f.num_layers()),), final_norm=Norm("norm", hidden))
+    routing = Routing(normalised=True, wide_weights=True)
+    routed = experts(f, num="num_local_experts", size="intermediate_size", routing=routing)
+    layers = ((rms_layer(hidden, mixer, routed), f.num_layers()),)
+    return language_model(f, layers, final_norm=Norm("norm", hidden))
 
 
 def qwen2_moe(config: Config) -> Architecture:
@@ -192,16 +201,26 @@ def olmoe(config: Config) -> Architecture:
     """Return OLMoE: 64 small experts, norms on all queries and all keys at once."""
     f = Figures(config, OLMOE)
     hidden, of, bias = f.size("hidden_size"), heads(f), f.flag("attention_bias")
-    mixer = attention(hidden, of, bias=bias, out_bias=bias, qk_norms=full_norms(of))
-    block = rms_layer(hidden, mixer, experts(f, size="intermediate_size"))
+    clipped = f.raw("clip_qkv") is not None
+    mixer = attention(hidden, of, bias=bias, out_bias=bias, qk_norms=full_norms(of), clipped=clipped)
+    routing = Routing(normalised=f.flag("norm_topk_prob"))
+    routed = experts(f, size="intermediate_size", routing=routing)
+    block = rms_layer(hidden, mixer, routed)
     return language_model(f, ((block, f.num_layers()),), final_norm=Norm("norm", hidden))
 
 
+@numerics(scaled_logits=True, own_loss=True)
 def granitemoe(config: Config) -> Architecture:
     """Return Granite 3 MoE (and PowerMoE): Granite with routed experts."""
     f = Figures(config, GRANITEMOE)
     hidden, bias = f.size("hidden_size"), f.flag("attention_bias")
-    routed = experts(f, num="num_local_experts", size="intermediate_size", router_name="router")
+    routed = experts(
+        f,
+        num="num_local_experts",
+        size="intermediate_size",
+        router_name="router",
+        routing=Routing("top_softmax"),
+    )
     block = rms_layer(hidden, attention(hidden, heads(f), bias=bias, out_bias=bias), routed)
     return language_model(f, ((block, f.num_layers()),), final_norm=Norm("norm", hidden))
 
@@ -212,13 +231,20 @@ def phimoe(config: Config) -> Architecture:
     hidden, bias = f.size("hidden_size"), f.flag("attention_bias")
     window = window_below(f.optional("sliding_window"), f.optional("max_position_embeddings"))
     mixer = attention(hidden, heads(f), bias=bias, out_bias=bias, window=window)
-    routed = experts(f, num="num_local_experts", size="intermediate_size", router_name="router")
+    routed = experts(
+        f,
+        num="num_local_experts",
+        size="intermediate_size",
+        router_name="router",
+        routing=Routing("sparsemixer"),
+    )
     norms = [layer_norm("input_layernorm", hidden), layer_norm("post_attention_layernorm", hidden)]
     layers = ((pre_norm_layer([mixer, routed], norms), f.num_layers()),)
     final = layer_norm("norm", hidden)
     return language_model(f, layers, final_norm=final, head_bias=f.flag("lm_head_bias"))
 
 
+@numerics(wide_norms=True, sinks="column")
 def gpt_oss(config: Config) -> Architecture:
     """Return gpt-oss: every other layer slides, sinks in attention, biases in router and experts."""
     f = Figures(config, GPT_OSS)
@@ -232,7 +258,8 @@ def gpt_oss(config: Config) -> Architecture:
         bias=True,
         router_bias=True,
         router_name="router",
-    )._replace(activation="clamped_swiglu")
+        routing=Routing("top_softmax", wide_scores=False),
+    )._replace(activation="clamped_swiglu", transposed=True)
 
     def build(kind: str) -> Layer:
         sees = window if kind == SLIDING else None
@@ -248,5 +275,7 @@ def minimax_m2(config: Config) -> Architecture:
     f = Figures(config, MINIMAX_M2)
     hidden, of = f.size("hidden_size"), heads(f)
     mixer = attention(hidden, of, qk_norms=full_norms(of))
-    block = rms_layer(hidden, mixer, experts(f, num="num_local_experts", size="intermediate_size"))
+    routing = Routing("sigmoid", normalised=True, wide_weights=True)
+    routed = experts(f, num="num_local_experts", size="intermediate_size", routing=routing)
+    block = rms_layer(hidden, mixer, routed)
     return language_model(f, ((block, f.num_layers()),), final_norm=Norm("norm", hidden))

@@ -7,16 +7,16 @@ those of the transformers 5.23 classes, or of the repository's own configuration
 from typing import Any
 
 from finegauge.errors import FieldError, shown
-from finegauge.graph.blocks import Architecture, Branch, Layer, Mixer, Norm, Tensor
+from finegauge.graph.blocks import Architecture, Layer, Mixer, Norm, Tensor
 from finegauge.graph.families.llama import FULL, LLAMA, SLIDING
 from finegauge.graph.families.moe import experts
 from finegauge.graph.families.parts import (
     attention,
+    framed_layer,
     gated_mlp,
     head_norms,
     heads,
     language_model,
-    layer,
     layer_norm,
     pre_norm_layer,
     rms_layer,
@@ -24,13 +24,15 @@ from finegauge.graph.families.parts import (
     window_below,
 )
 from finegauge.graph.families.reading import Config, Figures
+from finegauge.graph.numerics import Routing
 
 GLM4_MOE = {
     "vocab_size": 151552, "hidden_size": 4096, "intermediate_size": 10944, "num_hidden_layers": 46,
     "num_attention_heads": 96, "num_key_value_heads": 8, "hidden_act": "silu",
     "max_position_embeddings": 131072, "attention_bias": False, "moe_intermediate_size": 1408,
     "num_experts_per_tok": 8, "n_shared_experts": 1, "n_routed_experts": 128, "first_k_dense_replace": 1,
-    "use_qk_norm": False, "tie_word_embeddings": False,
+    "use_qk_norm": False, "norm_topk_prob": True,
+    "tie_word_embeddings": False,
 }  # fmt: skip
 DEEPSEEK = {
     **LLAMA, "vocab_size": 102400, "moe_intermediate_size": 1407, "n_shared_experts": None,
@@ -41,7 +43,8 @@ MIMO_V2_FLASH = {
     "num_attention_heads": 64, "num_key_value_heads": 4, "hidden_act": "silu",
     "max_position_embeddings": 131072, "attention_bias": False, "moe_intermediate_size": 2048,
     "num_experts_per_tok": 8, "n_routed_experts": 256, "head_dim": 192, "v_head_dim": 128,
-    "sliding_window": 129, "tie_word_embeddings": False,
+    "sliding_window": 129, "norm_topk_prob": True,
+    "tie_word_embeddings": False,
 }  # fmt: skip
 DBRX = {
     "hidden_size": 2048, "num_attention_heads": 16, "num_hidden_layers": 24,
@@ -52,7 +55,13 @@ DBRX_KEYS = {
     "max_position_embeddings": "max_seq_len",
 }  # fmt: skip
 DBRX_ATTENTION = {"kv_n_heads": 1}
-DBRX_EXPERTS = {"ffn_hidden_size": 3584, "moe_num_experts": 4, "moe_top_k": 1, "hidden_act": "silu"}
+DBRX_EXPERTS = {
+    "ffn_hidden_size": 3584,
+    "moe_num_experts": 4,
+    "moe_top_k": 1,
+    "hidden_act": "silu",
+    "moe_normalize_expert_weights": 1.0,
+}
 GROK = {
     "vocab_size": 131072, "hidden_size": 6144, "intermediate_size": 32768, "num_hidden_layers": 64,
     "num_attention_heads": 48, "num_key_value_heads": 8, "hidden_act": "gelu",
@@ -74,14 +83,26 @@ def routed_from(f: Figures, *, key: str = "mlp_layer_types") -> list[bool]:
     return [index >= first for index in range(f.num_layers())]
 
 
-def deepseek_feedforward(f: Figures, sparse: bool, *, bias: bool = False) -> Mixer:
+def grouped_routing(f: Figures) -> Routing:
+    """Return DeepSeek-V3's routing: sigmoid scores in fp32, chosen from the best groups of experts."""
+    return Routing(
+        "sigmoid",
+        normalised=f.flag("norm_topk_prob"),
+        wide_logits=True,
+        wide_weights=True,
+    )
+
+
+def deepseek_feedforward(
+    f: Figures, sparse: bool, *, bias: bool = False, routing: Routing | None = None
+) -> Mixer:
     """Return the dense feed-forward, or the routed one with `n_shared_experts` fused into one."""
     hidden, act = f.size("hidden_size"), f.text("hidden_act")
     if not sparse:
         return gated_mlp(hidden, f.size("intermediate_size"), act, bias=bias)
     always = f.count("n_shared_experts") * f.size("moe_intermediate_size")
     shared = gated_mlp(hidden, always, act, bias=bias) if always else None
-    return experts(f, num="n_routed_experts", shared=shared)
+    return experts(f, num="n_routed_experts", shared=shared, routing=routing or grouped_routing(f))
 
 
 def glm4_moe(config: Config) -> Architecture:
@@ -107,7 +128,12 @@ def deepseek(config: Config) -> Architecture:
         f.count("n_routed_experts"),
     )
     sparse = [bool(many) and index >= first and index % every == 0 for index in range(f.num_layers())]
-    layers = stack(sparse, lambda routed: rms_layer(hidden, mixer, deepseek_feedforward(f, routed)))
+    routing = Routing(normalised=f.flag("norm_topk_prob"))
+
+    def build(routed: bool) -> Layer:
+        return rms_layer(hidden, mixer, deepseek_feedforward(f, routed, routing=routing))
+
+    layers = stack(sparse, build)
     return language_model(f, layers, final_norm=Norm("norm", hidden))
 
 
@@ -146,7 +172,7 @@ def _dense_first(index: int) -> str:
 
 def _mimo_feedforward(f: Figures, sparse: bool) -> Mixer:
     if sparse:
-        return experts(f, num="n_routed_experts")
+        return experts(f, num="n_routed_experts", routing=grouped_routing(f))
     return gated_mlp(f.size("hidden_size"), f.size("intermediate_size"), f.text("hidden_act"))
 
 
@@ -154,7 +180,8 @@ def dbrx(config: Config) -> Architecture:
     """Return DBRX: 16 experts, 4 per token, LayerNorms without bias, figures in nested mappings."""
     f = Figures(config, DBRX, DBRX_KEYS)
     hidden, (num, _, dim) = f.size("hidden_size"), heads(f, kv="", dim="")
-    kv = f.part("attn_config", DBRX_ATTENTION).size("kv_n_heads")
+    attends = f.part("attn_config", DBRX_ATTENTION)
+    kv, clipped = attends.size("kv_n_heads"), attends.raw("clip_qkv") is not None
     if num % kv:
         raise FieldError(f"n_heads={num} is not divisible by kv_n_heads={kv}.")
     nested = f.part("ffn_config", DBRX_EXPERTS)
@@ -168,8 +195,9 @@ def dbrx(config: Config) -> Architecture:
         size="ffn_hidden_size",
         hidden=hidden,
         router_name="router",
-    )
-    mixer = attention(hidden, (num, kv, dim), fused="Wqkv", out="out_proj")
+        routing=Routing(normalised=nested.raw("moe_normalize_expert_weights") is not None, wide_scores=False),
+    )._replace(looped=True)
+    mixer = attention(hidden, (num, kv, dim), fused="Wqkv", out="out_proj", clipped=clipped)
     norms = [layer_norm("norm_1", hidden, bias=False), layer_norm("norm_2", hidden, bias=False)]
     layers = ((pre_norm_layer([mixer, routed], norms), f.num_layers()),)
     return language_model(f, layers, final_norm=layer_norm("norm_f", hidden, bias=False), embed="wte")
@@ -180,15 +208,12 @@ def grok_1(config: Config) -> Architecture:
     f = Figures(config, GROK)
     hidden = f.size("hidden_size")
     mixers: tuple[Mixer, Mixer] = (attention(hidden, heads(f)), experts(f, size="intermediate_size"))
-    branches = [
-        Branch(
-            mixer=mixer,
-            norm_before=Norm(f"pre_{name}_norm", hidden),
-            norm_after=Norm(f"post_{name}_norm", hidden),
-        )
-        for mixer, name in zip(mixers, ("attn", "moe"), strict=True)
-    ]
-    return language_model(f, ((layer(*branches), f.num_layers()),), final_norm=Norm("norm", hidden))
+    block = framed_layer(
+        hidden,
+        (mixers[0], "pre_attn_norm", "post_attn_norm"),
+        (mixers[1], "pre_moe_norm", "post_moe_norm"),
+    )
+    return language_model(f, ((block, f.num_layers()),), final_norm=Norm("norm", hidden))
 
 
 def arctic(config: Config) -> Architecture:

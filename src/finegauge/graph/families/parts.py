@@ -5,8 +5,10 @@ stand around them, and the embeddings and head of the whole.
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import wraps
+from itertools import groupby
+from typing import Any, TypeVar
 
 from finegauge.errors import FieldError
 from finegauge.graph.blocks import (
@@ -22,12 +24,50 @@ from finegauge.graph.blocks import (
     Norm,
     Tensor,
 )
-from finegauge.graph.families.reading import Figures
+from finegauge.graph.families.reading import Config, Figures
+from finegauge.graph.numerics import Numerics
 
+Family = Callable[[Config], Architecture]
 Heads = tuple[int, int, int]  # query heads, key and value heads, channels per head
 K = TypeVar("K", bound=Hashable)
 
 LLAMA_MLP = ("gate_proj", "up_proj", "down_proj")
+
+
+def numerics(
+    *,
+    dropout: Mapping[str, str] | None = None,
+    dropout_default: float = 0.0,
+    softcap: str = "",
+    logit_cap: str = "",
+    wide_stream: str = "",
+    **of: Any,
+) -> Callable[[Family], Family]:
+    """Return a decorator that declares the `Numerics` of a family's transformers class.
+
+    Args:
+        dropout: The config's key of the probability at each place (see `Numerics.dropout`).
+        dropout_default: The class's default of all of them.
+        softcap: The config's key of the bound on scores, null for none.
+        logit_cap: The config's key of the bound on logits, null for none.
+        wide_stream: The config's key that says whether the residual stream is fp32, true unless stated.
+        of: Fields of `Numerics` that hold for every config.
+    """
+
+    def declare(family: Family) -> Family:
+        @wraps(family)
+        def declared(config: Config) -> Architecture:
+            places = tuple(p for p, key in (dropout or {}).items() if config.get(key, dropout_default))
+            caps = {"softcap": softcap, "logit_cap": logit_cap}
+            asked: dict[str, Any] = {
+                name: bool(key) and config.get(key, True) is not None for name, key in caps.items()
+            }
+            asked["wide_stream"] = bool(wide_stream) and bool(config.get(wide_stream, True))
+            return family(config)._replace(numerics=Numerics(dropout=places, **asked, **of))
+
+        return declared
+
+    return declare
 
 
 def divided(f: Figures, key: str, value: int, by_key: str, by: int) -> int:
@@ -79,6 +119,8 @@ def attention(
     fused: str = "",
     out: str = "o_proj",
     qk_norms: tuple[Norm, ...] = (),
+    norms_last: bool = False,
+    clipped: bool = False,
     window: int | None = None,
     rotary: bool = True,
     value_dim: int = 0,
@@ -96,6 +138,8 @@ def attention(
         fused: Name of the one projection that holds q, k and v; "" for three.
         out: Name of the output projection.
         qk_norms: Norms on queries and keys.
+        norms_last: Whether they act after the rotation.
+        clipped: Whether queries, keys and values are bounded (`clip_qkv`).
         window: Keys each query sees; None for all before it.
         rotary: Whether positions enter by rotating queries and keys.
         value_dim: Channels per value head; 0 for the same as the others.
@@ -119,6 +163,8 @@ def attention(
         value_head_dim=value_dim,
         projections=(*inputs, *more, Linear(out, num * v_dim, hidden, out_bias)),
         qk_norms=qk_norms,
+        norms_last=norms_last,
+        clipped=clipped,
         window=window,
         rotary=rotary,
         output_gate=output_gate,
@@ -192,6 +238,13 @@ def rms_layer(hidden: int, *mixers: Mixer, names: Sequence[str] = ()) -> Layer:
     return pre_norm_layer(mixers, [Norm(name, hidden) for name in names[: len(mixers)]])
 
 
+def framed_layer(hidden: int, *branches: tuple[Mixer, str, str]) -> Layer:
+    """Return a layer of (mixer, name of the RMS norm before it, name of that after it); "" for none."""
+    norms = [[Norm(name, hidden) if name else None for name in names] for _, *names in branches]
+    framed = zip(branches, norms, strict=True)
+    return layer(*(Branch(mixer, before, after) for (mixer, *_), (before, after) in framed))
+
+
 def layer(*branches: Branch, parallel: bool = False, extra: tuple[Tensor, ...] = ()) -> Layer:
     """Return a layer named after its mixers."""
     kind = "+".join(kind_of(branch.mixer) for branch in branches)
@@ -210,8 +263,15 @@ def kind_of(mixer: Mixer) -> str:
 
 
 def stack(kinds: Iterable[K], build: Callable[[K], Layer]) -> tuple[tuple[Layer, int], ...]:
-    """Return one layer per distinct kind, with how many of it there are."""
-    return tuple((build(kind), count) for kind, count in Counter(kinds).items())
+    """Return the layers in groups of equal ones, with how many there are of each.
+
+    They are in order until there has been one of every kind; the rest is one group per kind.
+    """
+    listed = list(kinds)
+    layers = {kind: build(kind) for kind in dict.fromkeys(listed)}
+    ordered = max(map(listed.index, layers), default=0)
+    runs = [(kind, len(list(run))) for kind, run in groupby(listed[:ordered])]
+    return tuple((layers[kind], count) for kind, count in (*runs, *Counter(listed[ordered:]).items()))
 
 
 def embedding(vocab: int, width: int, name: str = "embed_tokens") -> Tensor:
@@ -229,6 +289,7 @@ def language_model(
     head_bias: bool = False,
     tied: bool | None = None,
     embeddings: tuple[Tensor, ...] = (),
+    embedding_norm: Norm | None = None,
     other: tuple[Tensor, ...] = (),
     hidden: str = "hidden_size",
     positions: str = "max_position_embeddings",
@@ -244,7 +305,8 @@ def language_model(
         head: Name of the head.
         head_bias: Whether the head has a bias, tied or not.
         tied: Whether head and embedding are one tensor; None asks the config.
-        embeddings: Further tables and what belongs to them (positions, norms on them).
+        embeddings: Further tables (positions).
+        embedding_norm: The norm of what the tables give.
         other: Tensors outside the text decoder.
         hidden: Key of the width of the residual stream.
         positions: Key of the longest sequence.
@@ -262,12 +324,40 @@ def language_model(
         vocab_size=vocab,
         layers=layers,
         embeddings=tables,
+        embedding_norm=embedding_norm,
         final_norm=final_norm,
         head=None if tied else Linear(head, width, vocab, head_bias),
         other=other,
         max_position_embeddings=f.optional(positions),
         notes=notes,
+        rotary_dims=_rotary_dims(f, layers),
     )
+
+
+def _rotary_dims(f: Figures, layers: tuple[tuple[Layer, int], ...]) -> tuple[int, ...]:
+    """Return the channels of the tables of sines and cosines that all layers share."""
+    fraction = _rotary_fraction(f)
+    widths: set[int] = set()
+    for mixer in (branch.mixer for layer, _ in layers for branch in layer.branches):
+        if isinstance(mixer, Attention) and mixer.rotary:
+            widths.add(int(mixer.head_dim * fraction))
+        elif isinstance(mixer, LatentAttention):
+            widths.add(mixer.qk_rope_head_dim)
+    return tuple(sorted(widths))
+
+
+def _rotary_fraction(f: Figures) -> float:
+    """Return which share of a head's channels turns."""
+    scaling = f.raw("rope_parameters") or f.raw("rope_scaling")
+    nested = scaling.get("partial_rotary_factor") if isinstance(scaling, Mapping) else None
+    said = (nested, f.raw("partial_rotary_factor"), f.raw("rotary_pct"))
+    return next((float(x) for x in said if isinstance(x, int | float) and 0 < x <= 1), 1.0)
+
+
+def partly_rotary(f: Figures, mixer: Attention) -> Attention:
+    """Return an attention whose own code sets aside the channels of a head that do not turn."""
+    width = int(mixer.head_dim * _rotary_fraction(f))
+    return mixer._replace(rotary_dim=width if width < mixer.head_dim else 0)
 
 
 def window_below(window: int | None, positions: int | None) -> int | None:

@@ -14,6 +14,7 @@ from finegauge.graph.families.parts import (
     head_norms,
     heads,
     language_model,
+    numerics,
     rms_layer,
     stack,
 )
@@ -29,7 +30,7 @@ QWEN3_NEXT = {
     "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16,
     "linear_num_value_heads": 32, "decoder_sparse_step": 1, "moe_intermediate_size": 512,
     "shared_expert_intermediate_size": 512, "num_experts_per_tok": 10, "num_experts": 512,
-    "full_attention_interval": 4, "tie_word_embeddings": False,
+    "full_attention_interval": 4, "norm_topk_prob": True, "tie_word_embeddings": False,
 }  # fmt: skip
 QWEN3_5 = {
     **QWEN3_NEXT, "vocab_size": 248320, "hidden_size": 4096, "intermediate_size": 12288,
@@ -41,6 +42,7 @@ QWEN3_5_MOE = {
 }  # fmt: skip
 
 
+@numerics(wide_norms=True, unit_norms=True)
 def qwen3_next(config: Config) -> Architecture:
     """Return Qwen3-Next: 512 experts, one projection for q, k, v and gate of the recurrent layers."""
     f = Figures(config, QWEN3_NEXT)
@@ -54,11 +56,13 @@ def qwen3_next(config: Config) -> Architecture:
     )
 
 
+@numerics(wide_norms=True, unit_norms=True)
 def qwen3_5_text(config: Config) -> Architecture:
     """Return the text decoder of a dense Qwen3.5."""
     return qwen3_5_of(Figures(config, QWEN3_5))
 
 
+@numerics(wide_norms=True, unit_norms=True)
 def qwen3_5_moe_text(config: Config) -> Architecture:
     """Return the text decoder of a Qwen3.5 with experts."""
     return qwen3_5_moe_of(Figures(config, QWEN3_5_MOE))

@@ -6,7 +6,8 @@ configuration classes there. Counts agree with Llama-shaped or closed-form refer
 
 from typing import Any
 
-from finegauge.graph.blocks import Architecture, FeedForward, Layer, Norm
+from finegauge.errors import FieldError, shown
+from finegauge.graph.blocks import Architecture, FeedForward, Layer, Mixer, Norm
 from finegauge.graph.families.llama import LLAMA
 from finegauge.graph.families.parts import (
     LLAMA_MLP,
@@ -18,6 +19,7 @@ from finegauge.graph.families.parts import (
     layer_norm,
     pre_norm_layer,
     rms_layer,
+    stack,
 )
 from finegauge.graph.families.reading import Config, Figures
 
@@ -184,3 +186,44 @@ def phi3small(config: Config) -> Architecture:
     layers = ((pre_norm_layer([mixer, mlp], norms), f.num_layers()),)
     note = "Block-sparse attention is counted as if every query saw all keys before it."
     return language_model(f, layers, final_norm=layer_norm("final_layernorm", hidden), notes=(note,))
+
+
+def nemotron_nas(config: Config) -> Architecture:
+    """Return Llama-Nemotron Super and Ultra: Llama whose layers a search pruned, each in its own way."""
+    f = Figures(config, LLAMA)
+    blocks = f.items("block_configs")
+    if blocks is None or len(blocks) != f.num_layers():
+        raise FieldError(f"block_configs must list one block for each of {f.num_layers()} layers.")
+    kinds = [_nas_kind(f, block) for block in blocks]
+    layers = stack(kinds, lambda kind: _nas_layer(f, *kind))
+    return language_model(f, layers, final_norm=Norm("norm", f.size("hidden_size")))
+
+
+def _nas_kind(f: Figures, block: object) -> tuple[int, float]:
+    """Return (query heads per key head, multiple of the width) of one block, 0 for a part it lacks."""
+    parts = [block.get(part) if isinstance(block, dict) else None for part in ("attention", "ffn")]
+    if not all(isinstance(part, dict) for part in parts):
+        raise FieldError(f"block_configs has {shown(block)}, without attention and ffn.")
+    attends, feed = (Figures(part or {}, {}) for part in parts)
+    if attends.flag("replace_with_linear") or feed.flag("replace_with_linear"):
+        raise f.unsupported("a block replaced by one linear projection")
+    if attends.raw("window_length") is not None or attends.raw("num_sink_tokens") is not None:
+        raise f.unsupported("a block with a window or sink tokens")
+    group = 0 if attends.flag("no_op") else attends.size("n_heads_in_group")
+    return group, 0.0 if feed.flag("no_op") else feed.ratio("ffn_mult")
+
+
+def _nas_layer(f: Figures, group: int, multiple: float) -> Layer:
+    """Return a layer of what a block keeps; the feed-forward's width is a multiple of 256."""
+    hidden, (num, _, dim), bias = f.size("hidden_size"), heads(f, kv=""), f.flag("attention_bias")
+    mixers: list[Mixer] = []
+    norms: list[Norm | None] = []
+    if group:
+        kv = divided(f, "num_attention_heads", num, "n_heads_in_group", group)
+        mixers.append(attention(hidden, (num, kv, dim), bias=bias, out_bias=bias))
+        norms.append(Norm("input_layernorm", hidden))
+    if multiple:
+        size = -(-int(2 * multiple * hidden / 3) // 256) * 256
+        mixers.append(gated_mlp(hidden, size, f.text("hidden_act"), bias=f.flag("mlp_bias")))
+        norms.append(Norm("post_attention_layernorm", hidden))
+    return pre_norm_layer(mixers, norms)

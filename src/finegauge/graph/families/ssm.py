@@ -23,6 +23,7 @@ from finegauge.graph.families.parts import (
     gated_mlp,
     language_model,
     layer_norm,
+    numerics,
     plain_mlp,
     pre_norm_layer,
     router,
@@ -55,9 +56,9 @@ def mamba1(
     dt_rank: int,
     bias: bool = False,
     conv_bias: bool = True,
-    norms: bool = False,
+    norms: str = "",
 ) -> Mamba1:
-    """Return a Mamba-1 mixer; `norms` are Jamba's on the time step, B and C."""
+    """Return a Mamba-1 mixer, its norms on step, B and C "weighted" (Jamba), "plain" or none ("")."""
     conv = [Tensor("conv1d.weight", (inner, 1, kernel), "conv")]
     if conv_bias:
         conv.append(Tensor("conv1d.bias", (inner,), "bias"))
@@ -75,7 +76,7 @@ def mamba1(
             Linear("out_proj", inner, hidden, bias),
         ),
         extra=(*conv, Tensor("A_log", (inner, state), "state"), Tensor("D", (inner,), "state")),
-        norms=tuple(Norm(name, width) for name, width in widths),
+        norms=tuple(Norm(name, width, weight=norms == "weighted") for name, width in widths),
     )
 
 
@@ -130,8 +131,19 @@ def dt_rank_of(f: Figures, key: str) -> int:
     return ceil(f.size("hidden_size") / 16) if f.raw(key) == "auto" else f.size(key)
 
 
+@numerics(wide_stream="residual_in_fp32", wide_logits=True)
 def mamba(config: Config) -> Architecture:
     """Return Mamba-1 as transformers has it: one norm, one mixer per layer."""
+    return _mamba_of(config)
+
+
+@numerics(wide_stream="residual_in_fp32", wide_logits=True)
+def falcon_mamba(config: Config) -> Architecture:
+    """Return FalconMamba: Mamba-1 with norms on the time step, B and C that have no weights."""
+    return _mamba_of(config, norms="plain")
+
+
+def _mamba_of(config: Config, norms: str = "") -> Architecture:
     f = Figures(config, MAMBA)
     hidden = f.size("hidden_size")
     mixer = mamba1(
@@ -142,14 +154,13 @@ def mamba(config: Config) -> Architecture:
         dt_rank=dt_rank_of(f, "time_step_rank"),
         bias=f.flag("use_bias"),
         conv_bias=f.flag("use_conv_bias"),
+        norms=norms,
     )
     layers = ((pre_norm_layer([mixer], [Norm("norm", hidden)]), f.num_layers()),)
     return language_model(f, layers, final_norm=Norm("norm_f", hidden), embed="embeddings")
 
 
-falcon_mamba = mamba  # its norms on the time step, B and C have no weights
-
-
+@numerics(wide_stream="residual_in_fp32", wide_logits=True)
 def mamba2(config: Config) -> Architecture:
     """Return Mamba-2 as transformers has it."""
     f = Figures(config, MAMBA2)

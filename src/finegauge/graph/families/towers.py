@@ -33,6 +33,25 @@ MLLAMA_VISION = {
 }  # fmt: skip
 
 
+QWEN2_VL_VISION = {
+    "depth": 32, "embed_dim": 1280, "hidden_size": 3584, "mlp_ratio": 4, "num_heads": 16, "in_channels": 3,
+    "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2,
+}  # fmt: skip
+QWEN2_5_VL_VISION = {
+    "depth": 32, "hidden_size": 3584, "intermediate_size": 3420, "num_heads": 16, "in_channels": 3,
+    "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 3584,
+}  # fmt: skip
+PIXTRAL = {
+    "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
+    "num_channels": 3, "patch_size": 16,
+}  # fmt: skip
+MISTRAL3_VISION = {**PIXTRAL, "patch_size": 14, "head_dim": 64}
+CLIP = {
+    "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
+    "num_channels": 3, "image_size": 336, "patch_size": 14,
+}  # fmt: skip
+
+
 def tower(name: str, num_parameters: int) -> tuple[Tensor, ...]:
     """Return a tower as one tensor outside the text decoder."""
     return (Tensor(name, (num_parameters,), "linear"),)
@@ -57,14 +76,58 @@ def qwen3_vl(f: Figures, *, deepstack: bool) -> int:
         f.size("intermediate_size"),
         f.size("spatial_merge_size") ** 2,
     )
-    pixels = f.size("in_channels") * f.size("temporal_patch_size") * f.size("patch_size") ** 2
     wide = hidden * merged
     merger = _linear(wide, wide) + _linear(wide, f.size("out_hidden_size"))
-    total = _linear(pixels, hidden) + f.size("num_position_embeddings") * hidden
+    total = _linear(_pixels(f), hidden) + f.size("num_position_embeddings") * hidden
     total += f.num_layers("depth") * _encoder_layer(hidden, size) + merger + _norm(hidden)
     if deepstack:
         total += len(f.items("deepstack_visual_indexes") or ()) * (merger + _norm(wide))
     return total
+
+
+def qwen2_vl(f: Figures) -> int:
+    """Return the parameters of Qwen2-VL's tower."""
+    hidden = f.size("embed_dim")
+    divided(f, "vision_config: embed_dim", hidden, "num_heads", f.size("num_heads"))
+    wide = hidden * f.size("spatial_merge_size") ** 2
+    merger = _norm(hidden) + _linear(wide, wide) + _linear(wide, f.size("hidden_size"))
+    size = int(f.ratio("mlp_ratio") * hidden)
+    return _pixels(f) * hidden + f.num_layers("depth") * _encoder_layer(hidden, size) + merger
+
+
+def qwen2_5_vl(f: Figures) -> int:
+    """Return the parameters of Qwen2.5-VL's tower: RMS norms, gated feed-forwards with biases."""
+    hidden, size = _width(f, "num_heads"), f.size("intermediate_size")
+    wide = hidden * f.size("spatial_merge_size") ** 2
+    merger = hidden + _linear(wide, wide) + _linear(wide, f.size("out_hidden_size"))
+    feed = 2 * _linear(hidden, size) + _linear(size, hidden)
+    block = 4 * _linear(hidden, hidden) + feed + 2 * hidden
+    return _pixels(f) * hidden + f.num_layers("depth") * block + merger
+
+
+def pixtral(f: Figures) -> int:
+    """Return the parameters of a Pixtral tower: Llama's layers over patches."""
+    hidden, size = _width(f, "num_attention_heads"), f.size("intermediate_size")
+    block = 4 * hidden * hidden + 3 * hidden * size + 2 * hidden
+    return f.size("num_channels") * f.size("patch_size") ** 2 * hidden + hidden + f.num_layers() * block
+
+
+def clip(f: Figures) -> int:
+    """Return the parameters of a CLIP tower."""
+    hidden, size, patch = _width(f, "num_attention_heads"), f.size("intermediate_size"), f.size("patch_size")
+    rows = (f.size("image_size") // patch) ** 2 + 1
+    embeddings = hidden + f.size("num_channels") * patch**2 * hidden + rows * hidden
+    return embeddings + f.num_layers() * _encoder_layer(hidden, size) + 2 * _norm(hidden)
+
+
+def projector(inputs: int, outputs: int, *, bias: bool) -> int:
+    """Return the parameters of two projections into the decoder's width."""
+    return inputs * outputs + outputs * outputs + (2 * outputs if bias else 0)
+
+
+def _pixels(f: Figures) -> int:
+    """Return the values of one patch of a Qwen-VL tower."""
+    return f.size("in_channels") * f.size("temporal_patch_size") * f.size("patch_size") ** 2
 
 
 def kimi(f: Figures, projection_hidden: int, text_hidden: int) -> int:

@@ -1,14 +1,15 @@
 """Vision-language models: their text decoders as layers, their towers as tensors beside them.
 
-Gemma 3, Qwen3-VL, Qwen3.5, Kimi K2.5, Llama 4 and Llama 3.2 Vision. Figures of the decoder
-stand under `text_config`, those of the tower under `vision_config`.
+Gemma 3, Qwen2-VL to Qwen3.5, Mistral Small 3.1, LLaVA, Kimi K2.5, Llama 4 and Llama 3.2 Vision. Figures
+of the decoder stand under `text_config`, those of the tower under `vision_config`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from finegauge.errors import FieldError
+from finegauge.errors import FieldError, shown
 from finegauge.graph.blocks import Architecture, Attention, Layer, Mixer, Norm, Tensor
+from finegauge.graph.families import architecture as described
 from finegauge.graph.families import towers
 from finegauge.graph.families.gemma import GEMMA3_TEXT, gemma3_of
 from finegauge.graph.families.latent import DEEPSEEK_V3, deepseek_of
@@ -20,12 +21,14 @@ from finegauge.graph.families.parts import (
     head_norms,
     heads,
     language_model,
+    numerics,
     rms_layer,
     stack,
     window_below,
 )
 from finegauge.graph.families.qwen_next import QWEN3_5, QWEN3_5_MOE, qwen3_5_moe_of, qwen3_5_of
 from finegauge.graph.families.reading import Config, Figures
+from finegauge.graph.numerics import Routing
 
 QWEN3_VL_TEXT = {**QWEN3, "max_position_embeddings": 128000}
 QWEN3_VL_MOE_TEXT = {
@@ -47,6 +50,15 @@ MLLAMA_TEXT = {
     "max_position_embeddings": 131072, "cross_attention_layers": (3, 8, 13, 18, 23, 28, 33, 38),
     "tie_word_embeddings": False,
 }  # fmt: skip
+QWEN2_VL_TEXT = {
+    "vocab_size": 152064, "hidden_size": 8192, "intermediate_size": 29568, "num_hidden_layers": 80,
+    "num_attention_heads": 64, "num_key_value_heads": 8, "max_window_layers": 80, "sliding_window": 4096,
+}  # fmt: skip
+MISTRAL3_TEXT = {
+    "vocab_size": 131072, "hidden_size": 5120, "intermediate_size": 32768, "num_hidden_layers": 40,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131072,
+    "sliding_window": None,
+}  # fmt: skip
 CHUNK_NOTE = "Chunked attention is counted as a sliding window of the chunk's length."
 CROSS_NOTE = "Cross-attention layers are held but not run: text alone passes them by."
 
@@ -61,6 +73,7 @@ def _parts(config: Config, text: Config, vision: Config, *, tied: bool) -> tuple
     )
 
 
+@numerics(wide_norms=True, unit_norms=True)
 def gemma3(config: Config) -> Architecture:
     """Return Gemma 3 with its SigLIP tower."""
     f, vision, tied = _parts(config, GEMMA3_TEXT, towers.SIGLIP, tied=True)
@@ -86,11 +99,13 @@ def qwen3_vl_moe(config: Config) -> Architecture:
     return qwen3_moe_of(f, tied=tied, other=towers.tower("visual", towers.qwen3_vl(vision, deepstack=True)))
 
 
+@numerics(wide_norms=True, unit_norms=True)
 def qwen3_5(config: Config) -> Architecture:
     """Return Qwen3.5, dense, with its tower."""
     return _qwen3_5(config, QWEN3_5, qwen3_5_of)
 
 
+@numerics(wide_norms=True, unit_norms=True)
 def qwen3_5_moe(config: Config) -> Architecture:
     """Return Qwen3.5 with experts, with its tower."""
     return _qwen3_5(config, QWEN3_5_MOE, qwen3_5_moe_of)
@@ -109,6 +124,7 @@ def kimi_k25(config: Config) -> Architecture:
     return deepseek_of(f, tied=tied, other=seen)
 
 
+@numerics(narrow_softmax=True)
 def llama4(config: Config) -> Architecture:
     """Return Llama 4 with its tower."""
     f, vision, _ = _parts(config, LLAMA4_TEXT, towers.LLAMA4_VISION, tied=False)
@@ -116,6 +132,7 @@ def llama4(config: Config) -> Architecture:
     return _llama4(f, other=seen)
 
 
+@numerics(narrow_softmax=True)
 def llama4_text(config: Config) -> Architecture:
     """Return the text decoder of Llama 4."""
     return _llama4(Figures(config, LLAMA4_TEXT))
@@ -149,13 +166,21 @@ def _llama4_layer(f: Figures, rotary: bool, routed: bool) -> Layer:
     hidden, act, bias = f.size("hidden_size"), f.text("hidden_act"), f.flag("attention_bias")
     window = window_below(f.optional("attention_chunk_size"), f.optional("max_position_embeddings"))
     style: dict[str, Any] = {"window": window if rotary else None, "rotary": rotary}
-    mixer: Attention = attention(hidden, heads(f), bias=bias, out_bias=bias, **style)
+    of = heads(f)
+    if rotary and f.raw("use_qk_norm") is not False:  # of heads, without weights
+        style["qk_norms"] = tuple(Norm(name, of[2], weight=False) for name in ("q_norm", "k_norm"))
+    mixer: Attention = attention(hidden, of, bias=bias, out_bias=bias, **style)
     feed: Mixer
     if routed:
         shared = gated_mlp(hidden, f.size("intermediate_size"), act)
         feed = experts(
-            f, num="num_local_experts", size="intermediate_size", router_name="router", shared=shared
-        )
+            f,
+            num="num_local_experts",
+            size="intermediate_size",
+            router_name="router",
+            shared=shared,
+            routing=Routing("sigmoid"),
+        )._replace(visits_all=True, transposed=True)
     else:
         feed = gated_mlp(hidden, f.size("intermediate_size_mlp"), act)
     return rms_layer(hidden, mixer, feed)
@@ -184,3 +209,75 @@ def mllama(config: Config) -> Architecture:
         other=other,
         notes=(CROSS_NOTE,),
     )
+
+
+def qwen2_vl(config: Config) -> Architecture:
+    """Return Qwen2-VL: Qwen2 behind a tower."""
+    return _qwen2_vl(config, towers.QWEN2_VL_VISION, towers.qwen2_vl)
+
+
+def qwen2_5_vl(config: Config) -> Architecture:
+    """Return Qwen2.5-VL: Qwen2 behind a tower that mostly attends within windows."""
+    return _qwen2_vl(config, towers.QWEN2_5_VL_VISION, towers.qwen2_5_vl)
+
+
+def _qwen2_vl(config: Config, vision: Config, count: Callable[[Figures], int]) -> Architecture:
+    """Return the model of a file that has the decoder's figures under `text_config` or beside the tower's."""
+    text = config.get("text_config") or {k: v for k, v in config.items() if k != "vision_config"}
+    seen = towers.tower("visual", count(Figures(config, {}).part("vision_config", vision)))
+    whole = Figures(config, {"tie_word_embeddings": False})
+    return _behind(whole, {**QWEN2_VL_TEXT, **_mapping(whole, text)}, "qwen2", seen)
+
+
+def mistral3(config: Config) -> Architecture:
+    """Return Mistral Small 3.1, Ministral 3 and Devstral 2: a text decoder behind a Pixtral tower."""
+    whole = Figures(config, {"tie_word_embeddings": True, "spatial_merge_size": 2})
+    behind = _behind(
+        whole, _mapping(whole, config.get("text_config") or MISTRAL3_TEXT), "mistral", (), inherits=False
+    )
+    tower = towers.PIXTRAL if "vision_config" in config else towers.MISTRAL3_VISION
+    vision, bias = whole.part("vision_config", tower), whole.flag("multimodal_projector_bias")
+    hidden = vision.size("hidden_size")
+    merged = hidden * whole.size("spatial_merge_size") ** 2
+    total = towers.pixtral(vision) + hidden + merged * hidden
+    total += towers.projector(hidden, behind.hidden_size, bias=bias)
+    return behind._replace(other=towers.tower("vision_tower", total))
+
+
+def llava(config: Config) -> Architecture:
+    """Return LLaVA 1.5 and 1.6's kin: a text decoder behind a CLIP tower and two projections."""
+    whole = Figures(config, {"tie_word_embeddings": False, "multimodal_projector_bias": True})
+    text = _mapping(whole, config.get("text_config") or {})
+    vision = whole.part("vision_config", towers.CLIP)
+    kind = vision.raw("model_type") or "clip_vision_model"
+    if kind != "clip_vision_model" or isinstance(whole.raw("vision_feature_layer"), list):
+        raise whole.unsupported(f"a vision tower of kind {shown(kind)}, or more than one of its layers")
+    behind = _behind(whole, text, "llama", ())
+    bias = whole.flag("multimodal_projector_bias")
+    total = towers.clip(vision)
+    total += towers.projector(vision.size("hidden_size"), behind.hidden_size, bias=bias)
+    return behind._replace(other=towers.tower("vision_tower", total))
+
+
+def _mapping(f: Figures, value: object) -> dict[str, Any]:
+    """Return a nested config as a mapping, or raise the error that says it is none."""
+    if not isinstance(value, Mapping):
+        raise FieldError(
+            f"model_type '{f.model_type}': text_config={shown(value)} is not a mapping of figures."
+        )
+    return dict(value)
+
+
+def _behind(
+    whole: Figures, text: dict[str, Any], default: str, seen: tuple[Tensor, ...], *, inherits: bool = True
+) -> Architecture:
+    """Return the text decoder that `text` describes, with the tower `seen` beside it.
+
+    Head and embedding are one where the whole says so or, if it `inherits`, its text part.
+    """
+    model_type = text.get("model_type", default)
+    if model_type in ("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"):
+        model_type = "qwen2"
+    tied = whole.flag("tie_word_embeddings") or (inherits and bool(text.get("tie_word_embeddings")))
+    decoder = described({**text, "model_type": model_type, "tie_word_embeddings": tied})
+    return decoder._replace(model_type=whole.model_type, other=(*decoder.other, *seen))

@@ -1,0 +1,1 @@
+"""Our operator graph held against the real code of transformers, traced on shapes."""

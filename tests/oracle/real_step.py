@@ -1,0 +1,112 @@
+"""One optimizer step of a tiny model, run for real on the CPU: its peak by the allocator's own events.
+
+Eager attention, whose matrix products and softmax are the same operators everywhere;
+the other kernels of a CPU are not those of a GPU.
+"""
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from finegauge.graph.build import build
+from finegauge.graph.op import Extents
+from finegauge.predict.memory import live_set
+from finegauge.workload.run import Run
+
+BASE: dict[str, Any] = {
+    "vocab_size": 4000,
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "pad_token_id": 0,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "dense": {"model_type": "llama"},
+    "experts": {"model_type": "mixtral", "num_local_experts": 4, "intermediate_size": 352},
+}
+
+
+class Peaks(NamedTuple):
+    """Bytes alive at the peak of a step, weights and optimizer state included."""
+
+    ours: float
+    real: float
+
+    @property
+    def error_fraction(self) -> float:
+        """Return ours / real - 1."""
+        return self.ours / self.real - 1
+
+
+def peaks(family: str, **fields: Any) -> Peaks:
+    """Return both peaks of one step of a tiny model of `family`."""
+    folder = Path(tempfile.mkdtemp(prefix="real-"))
+    config = folder / "config.json"
+    config.write_text(json.dumps({**BASE, **FAMILIES[family]}), "utf-8")
+    run = Run(model=str(config), attention="eager", micro_batch_size=2, seq_len=96, **fields)
+    ours = predicted(run)
+    model = real_model(run)
+    weights = sum(parameter.untyped_storage().nbytes() for parameter in model.parameters())
+    return Peaks(ours, allocated(run, model, weights))
+
+
+def predicted(run: Run) -> float:
+    """Return our peak, without the workspace that only a GPU has."""
+    extents = Extents.of(run.micro_batch_size, run.seq_len)
+    phases = live_set(run, build(run), extents, "Ampere").phases
+    return max(phase.total - phase.parts["workspace", "cuBLAS"] for phase in phases.values())
+
+
+def allocated(run: Run, model: Any, weights_bytes: float) -> float:
+    """Return the peak of a step by the allocator's events, with weights and optimizer state."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.set_num_threads(1)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, foreach=run.optimizer_implementation == "foreach")
+    tokens = torch.randint(1, model.config.vocab_size, (run.micro_batch_size, run.seq_len))
+    _step(model, optimizer, tokens)
+    states = [v for state in optimizer.state.values() for v in state.values() if v.numel() > 1]
+    before = weights_bytes + sum(state.untyped_storage().nbytes() for state in states)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        _step(model, optimizer, tokens)
+    events = profiled.profiler.kineto_results.events()
+    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    alive = peak = 0
+    for _, change in changes:
+        alive += change
+        peak = max(peak, alive)
+    return float(before + peak)
+
+
+def real_model(run: Run) -> Any:
+    """Return the model of `run` with random weights, in training mode."""
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    figures = dict(run.config)
+    config = CONFIG_MAPPING[figures.pop("model_type")](**figures)
+    dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[run.weights_dtype]
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=run.attention)
+    if run.activation_checkpointing == "full":
+        model.gradient_checkpointing_enable({"use_reentrant": run.checkpointing_reentrant})
+    if run.trains_adapters:
+        from peft import LoraConfig, get_peft_model
+
+        lora = LoraConfig(r=run.lora_rank, target_modules=list(run.lora_targets), task_type="CAUSAL_LM")
+        model = get_peft_model(model, lora, autocast_adapter_dtype=run.adapter_dtype == "fp32")
+        if run.activation_checkpointing == "full":
+            model.enable_input_require_grads()
+    return model.train()
+
+
+def _step(model: Any, optimizer: Any, tokens: Any) -> None:
+    """Run forward, backward and update."""
+    model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
