@@ -102,7 +102,8 @@ class Profile:
     `phase_memory_bytes` is the live memory at the peak of each phase of the step (path:
     phase, kind); `peak_memory_bytes` is the largest of them by kind, as the torch
     allocator counts it; `device_memory_bytes` adds allocator slack and what lives outside
-    the allocator, which is what nvidia-smi shows.
+    the allocator: all that has to fit. nvidia-smi shows `cached_bytes` more, freed blocks
+    that the allocator keeps and gives back when memory runs short.
     """
 
     run: "Run"
@@ -110,6 +111,7 @@ class Profile:
     outcome: str = "completed"  # or out_of_memory, unsupported, failed
     peak_memory_bytes: Breakdown = field(default_factory=lambda: Breakdown({}))
     device_memory_bytes: Breakdown = field(default_factory=lambda: Breakdown({}))
+    cached_bytes: float = 0.0
     phase_memory_bytes: Breakdown = field(default_factory=lambda: Breakdown({}))
     peak_phase: str = ""
     step_time_s: Breakdown = field(default_factory=lambda: Breakdown({}))
@@ -120,6 +122,18 @@ class Profile:
     host_bound_fraction: float = 0.0
     peak_flops_per_s: float = 0.0
     capacity_bytes: float = 0.0
+
+    def memory_bytes(self, metric: str) -> float:
+        """Return the peak memory of the fullest GPU as `metric` counts it.
+
+        Args:
+            metric: torch_allocated, torch_reserved, nvidia_smi, or unknown: what has to fit.
+        """
+        if metric == "torch_allocated":
+            return self.peak_memory_bytes.total
+        if metric == "torch_reserved":
+            return self.peak_memory_bytes.total + self.device_memory_bytes["slack"] + self.cached_bytes
+        return self.device_memory_bytes.total + (self.cached_bytes if metric == "nvidia_smi" else 0.0)
 
     @property
     def tokens_per_s(self) -> float:
@@ -149,6 +163,7 @@ class Profile:
             "peak_memory_bytes": self.peak_memory_bytes.total,
             "peak_phase": self.peak_phase,
             "device_memory_bytes": self.device_memory_bytes.total,
+            "cached_bytes": self.cached_bytes,
             "capacity_bytes": self.capacity_bytes,
             "memory_breakdown_bytes": self.device_memory_bytes.to_json(),
             "phase_memory_bytes": self.phase_memory_bytes.at(1).to_json(),

@@ -59,6 +59,15 @@ class GpuSpec(NamedTuple):
     checked: str  # the day someone last read the source
     notes: str
 
+    @property
+    def halves_accumulation(self) -> bool:
+        """Return whether 16-bit products accumulate in fp32 at half rate, as GeForce cards and A10G do.
+
+        Their TF32 rate is then that of the shaders; full-rate parts have at least twice it.
+        """
+        tf32, fp32 = self.flops_per_s.get("tf32", 0.0), self.flops_per_s.get("fp32", 0.0)
+        return 0.0 < tf32 <= 1.05 * fp32
+
     def peak_flops_per_s(self, dtype: str) -> float:
         """Return the dense matrix peak for `dtype`.
 

@@ -7,6 +7,8 @@ set with the golden tables in view. A calibration fitted to measurements replace
 [1] measured 2026-11-21 on one core of a 2-core cloud server: torch 2.13.0, peft 0.21.2,
     bitsandbytes 0.50.2; 9.0 us per elementwise operator with autograd, 0.43 ms per forward
     of a 4-bit linear with its adapter, 0.16 ms of a 16-bit one
+[3] nvidia-smi beside torch's own peak in fms-acceleration's packed runs on A100: 160 rows, median
+[2] nccl-tests in stas00/ml-engineering, network/README.md @744d01e (2026-08-22)
 """
 
 from types import MappingProxyType
@@ -22,18 +24,18 @@ BEST_MATMUL_FRACTION = MappingProxyType(
         "Volta": 0.80,
         "Turing": 0.72,
         "Ampere": 0.85,
-        "Ada": 0.85,
+        "Ada Lovelace": 0.85,
         "Hopper": 0.80,
         "Blackwell": 0.77,
+        "Blackwell Ultra": 0.79,
         "CDNA2": 0.70,
         "CDNA3": 0.55,
         "CDNA4": 0.62,
     }
 )
-FLASH_FRACTION = MappingProxyType(
-    # FlashAttention-2 forward over the dense peak: 190 of 312 TFLOP/s on A100, 350 of 989 on H100
-    {"Hopper": 0.38, "Blackwell": 0.38}
-)
+HALVED_MATMUL_FRACTION = 0.95  # where fp32 accumulation runs at half rate, power and operands keep up
+# FlashAttention-2 leaves their asynchronous units idle
+HOPPER_KIN = frozenset({"Hopper", "Blackwell", "Blackwell Ultra"})
 
 # 10th to 90th percentile of truth over prediction, read off the packed one-GPU runs and the seed paper's
 # series, each source weighing the same; memory widened on the safe side
@@ -48,17 +50,31 @@ class Calibration(NamedTuple):
     sustained_fraction: float = 0.88  # clocks under load and layouts, against the best matmul of a benchmark
     bandwidth_fraction: float = 0.83  # of the datasheet's: large elementwise kernels on HBM and GDDR
     default_matmul_fraction: float = 0.75
-    flash_fraction: float = 0.58
+    flash_fraction: float = 0.58  # FlashAttention-2 forward over the dense peak: 190 of 312 TFLOP/s on A100
+    hopper_flash_fraction: float = 0.38  # the same on Hopper: 350 of 989 on H100
     flash_backward_fraction: float = 0.85  # of the forward's rate
     dequantise_fraction: float = 0.60  # of bandwidth: 359 us for 58.7 M NF4 values, A40 (Xia, Fig. 6)
     launch_s: float = 9e-6  # host seconds per kernel that eager PyTorch launches [1]
     call_s: float = 1e-4  # host seconds of Python per adapter or 4-bit module call [1]
+    wait_s: float = 5e-5  # the same call's wait for the device and its timers, in instrumented code
     compiled_launch_fraction: float = 0.5
     context_bytes: float = 0.55 * GIB  # CUDA context with lazy loading, per process
     slack_fraction: float = 0.03  # of activations: rounding and fragmentation, fixed shapes
     varied_slack_fraction: float = 0.12  # the same where shapes change from step to step, or routing does
+    cached_fraction: float = 0.35  # of activations and logits: freed blocks that others do not fit [3]
+    link_fraction: float = 0.79  # of NVLink's rate: 234.9 of 300 GB/s (8 A100), 361 of 450 GB/s (8 H200) [2]
+    pcie_fraction: float = 0.4  # of PCIe's rate, without NVLink: every byte crosses host memory
+    network_fraction: float = 0.9  # of the network cards' rate: 380 of 400 GB/s, 4 nodes of 8 B200 [2]
+    hop_s: float = 5e-6  # per step of a ring inside a node: 44 us for 14 steps of 32 kB, 170 us of 32 MB [2]
+    network_hop_s: float = 8e-6  # per step between nodes: 545 us for 62 steps [2]
+    unit_wait_s: float = 1.2e-3  # per run of a sharded layer: its host waits before it may gather the next
+    module_wait_s: float = 3e-3  # the same where every module of a layer is gathered on its own (ZeRO-3)
+    contention_fraction: float = 0.18  # of a collective's time, lost beside it: 24 of 132 multiprocessors
+    host_bytes_per_s: float = 20e9  # a GPU's share of host memory bandwidth: two sockets, eight GPUs
+    nccl_bytes: float = 1.0 * GIB  # communicators and buffers of a rank, outside the allocator
     active_power_fraction: float = 0.92  # of the board limit while matrix products run
     memory_power_fraction: float = 0.68  # while memory-bound kernels run
+    exchange_power_fraction: float = 0.45  # while a GPU waits for a collective, whose kernel spins
     idle_power_fraction: float = 0.15  # clocks up, nothing running, where no idle figure is known
     memory_interval: Interval = MEMORY_INTERVAL
     time_interval: Interval = TIME_INTERVAL
@@ -67,6 +83,8 @@ class Calibration(NamedTuple):
         """Return the rate of a large matrix product on `gpu` in training."""
         peak = gpu.peak_flops_per_s(dtype)
         best = BEST_MATMUL_FRACTION.get(gpu.architecture, self.default_matmul_fraction)
+        if gpu.halves_accumulation:
+            best = HALVED_MATMUL_FRACTION
         if gpu.measured_matmul_flops_per_s:
             best = gpu.measured_matmul_flops_per_s / gpu.peak_flops_per_s("bf16")
         return peak * best * self.sustained_fraction
@@ -85,7 +103,8 @@ class Calibration(NamedTuple):
 
     def attention_flops_per_s(self, gpu: GpuSpec, dtype: str) -> float:
         """Return the rate of the FlashAttention forward kernel on `gpu`."""
-        return gpu.peak_flops_per_s(dtype) * FLASH_FRACTION.get(gpu.architecture, self.flash_fraction)
+        hopper = gpu.architecture in HOPPER_KIN
+        return gpu.peak_flops_per_s(dtype) * (self.hopper_flash_fraction if hopper else self.flash_fraction)
 
 
 DATASHEET = Calibration(name="datasheet and published ceilings, uncalibrated")

@@ -15,16 +15,18 @@ from finegauge.predict.time import StepTime
 from finegauge.profile import Breakdown
 
 
-def step_energy_j(gpu: GpuSpec, step: StepTime, calibration: Calibration) -> Breakdown:
-    """Return the joules of one step by what the board was doing; empty where no board power is known."""
+def step_energy_j(gpu: GpuSpec, step: StepTime, calibration: Calibration, num_gpus: int = 1) -> Breakdown:
+    """Return the joules of one step of all boards by what they do; empty where no board power is known."""
     if gpu.board_power_w is None:
         return Breakdown({})
     limit, idle = gpu.board_power_w, idle_power_w(gpu, calibration) or 0.0
     other = max(0.0, step.device_s - step.matrix_s)
+    exchanging = step.parts["communication"]
     return Breakdown.of(
-        matrix=step.matrix_s * max(idle, calibration.active_power_fraction * limit),
-        memory=other * max(idle, calibration.memory_power_fraction * limit),
-        waiting=step.host_bound_s * idle,
+        matrix=num_gpus * step.matrix_s * max(idle, calibration.active_power_fraction * limit),
+        memory=num_gpus * other * max(idle, calibration.memory_power_fraction * limit),
+        waiting=num_gpus * step.host_bound_s * idle,
+        communication=num_gpus * exchanging * max(idle, calibration.exchange_power_fraction * limit),
     )
 
 

@@ -2,20 +2,21 @@
 
 A layer takes the longer of what its kernels need on the device and what the host needs to
 launch them; where an operator's shape depends on data (the loop over experts asks the
-device which tokens each one gets) the host cannot run ahead and both add up. The excess
-is exposed and shared out over the layer's operators, so that parts add up. Recomputation
-runs the layer's forward again inside backward. The optimizer moves parameters, gradients
-and states: a multi-tensor AdamW reads or writes 21 values per parameter in 9 passes, a
-fused one 7; clipping adds 3.
+device which tokens each one gets), or where instruments wait for it around every module, the
+host cannot run ahead and both add up. The excess is exposed and shared out over the layer's
+operators, so that parts add up. Recomputation runs the layer's forward again inside backward.
+The optimizer moves parameters, gradients and states: a multi-tensor AdamW reads or writes 21
+values per parameter in 9 passes, a fused one 7; clipping adds 3.
 """
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from finegauge.graph.build import Graph
 from finegauge.graph.op import Cost, Extents, Op
-from finegauge.predict.checkpointing import split
+from finegauge.predict.checkpointing import rerun
+from finegauge.predict.communication import Network, Passes, communication
 from finegauge.predict.device import Device
+from finegauge.predict.sharding import Share
 from finegauge.profile import Breakdown, Path
 from finegauge.workload.run import Run
 
@@ -34,17 +35,36 @@ class StepTime(NamedTuple):
     device_s: float
 
 
-def step_time(run: Run, graph: Graph, extents: Extents, device: Device) -> StepTime:
-    """Return the time of one optimizer step of `run` on one GPU."""
+def step_time(share: Share, extents: Extents, device: Device, network: Network | None = None) -> StepTime:
+    """Return the time of one optimizer step on the slowest of the ranks that hold a `share` each.
+
+    Args:
+        share: What one rank computes.
+        extents: Of its micro-batch.
+        device: Its GPU.
+        network: The links to the other ranks; None where there are none.
+    """
+    run, graph = share.run, share.graph
     clock = _Clock(run, extents, device)
     micro_steps = run.gradient_accumulation_steps
+    stages = run.pipeline_parallel if run.pipeline_schedule != "naive" else 1
     for count, ops in graph.stretches:
-        clock.stage("forward", count * micro_steps, ops, backward=False)
-        if ops is not graph.embedding and ops is not graph.head:
-            again = split(run.activation_checkpointing, ops)[1]
-            clock.stage("recompute", count * micro_steps, again, backward=False)
-        clock.stage("backward", count * micro_steps, ops, backward=True)
-    clock.optimizer(graph)
+        outer = ops is graph.embedding or ops is graph.head
+        times = count * micro_steps / (1 if outer else stages)
+        clock.stage("forward", times, ops, backward=False)
+        clock.stage("recompute", times, rerun(run, graph, ops), backward=False)
+        clock.stage("backward", times, ops, backward=True)
+    forward = sum(seconds for path, seconds in clock.parts if path[0] == "forward")
+    passes = Passes(
+        forward_s=forward / micro_steps,
+        backward_s=(sum(seconds for _, seconds in clock.parts) - forward) / micro_steps,
+        micro_steps=micro_steps,
+        runs=3 if run.activation_checkpointing in ("full", "offload") else 2,
+    )
+    if run.cpu_offload == "none":
+        clock.optimizer(share)
+    if network is not None:
+        clock.parts += communication(run, share, passes, extents, network, device.calibration)
     return StepTime(
         parts=Breakdown.add_up(clock.parts),
         host_bound_s=clock.host_bound_s,
@@ -60,7 +80,7 @@ class _Clock:
         self.extents, self.device, self.run = extents, device, run
         calibration = device.calibration
         self.launch_s = calibration.launch_s * (calibration.compiled_launch_fraction if run.compile else 1.0)
-        self.call_s = calibration.call_s
+        self.call_s = calibration.call_s + (calibration.wait_s if run.synchronous else 0.0)
         self.parts: list[tuple[Path, float]] = []
         self.host_bound_s = self.matrix_s = self.device_s = 0.0
 
@@ -72,7 +92,7 @@ class _Clock:
             seconds = self.device.seconds(op, cost, self.extents, backward=backward)
             rows.append((op, seconds, cost.launches * self.launch_s + cost.calls * self.call_s))
         on_device, on_host = sum(row[1] for row in rows), sum(row[2] for row in rows)
-        waits = not backward and any(op.synchronises for op in ops)
+        waits = self.run.synchronous or (not backward and any(op.synchronises for op in ops))
         exposed = on_host if waits else max(0.0, on_host - on_device)
         for op, seconds, host in rows:
             share = exposed * host / on_host if exposed else 0.0
@@ -83,22 +103,20 @@ class _Clock:
         self.host_bound_s += count * exposed
         self.device_s += count * on_device
 
-    def optimizer(self, graph: Graph) -> None:
-        """Add gradient clipping and the optimizer step."""
-        weights, run = graph.weights, self.run
+    def optimizer(self, share: Share) -> None:
+        """Add gradient clipping and the optimizer step over the values that this rank holds."""
+        weights, run = share.graph.weights, self.run
         values = FUSED_VALUES if run.optimizer_implementation == "fused" else FOREACH_VALUES
-        moved = 0.0
-        for params, size in (
-            (weights.trained_params, graph.lowering.weight_bytes),
-            (weights.adapter_params, graph.lowering.adapter_bytes),
-        ):
+        moved, size = 0.0, share.value_bytes
+        for params in (weights.trained_params, weights.adapter_params):
             if run.optimizer.endswith("8bit"):
                 moved += params * (3.0 * size + 4.0)
             else:
                 moved += params * size * values
             moved += params * size * CLIP_VALUES
         seconds = moved / self.device.memory_bytes_per_s
-        host = self.launch_s * FOREACH_LAUNCHES * (1 + graph.model.num_layers * 14 / TENSORS_PER_LAUNCH / 10)
+        layers = share.graph.model.num_layers
+        host = self.launch_s * FOREACH_LAUNCHES * (1 + layers * 14 / TENSORS_PER_LAUNCH / 10)
         exposed = max(0.0, host - seconds)
         self.parts.append((("optimizer", "parameters", run.optimizer), seconds + exposed))
         self.host_bound_s += exposed

@@ -9,9 +9,10 @@ from math import prod
 from typing import Any
 
 from finegauge.errors import FieldError
-from finegauge.workload.field import Check, choice, whole
+from finegauge.workload.field import Check, choice, number, whole
 
 SHARDING = ("none", "zero1", "zero2", "zero3", "fsdp", "fsdp_shard_grad_op", "hybrid")
+PIPELINE_SCHEDULES = ("1f1b", "gpipe", "naive")  # naive: layers spread over GPUs, one working at a time
 CPU_OFFLOAD = ("none", "optimizer", "params", "all")
 MODEL_DEGREES = ("tensor_parallel", "pipeline_parallel", "context_parallel")
 DATA_DEGREES = ("data_parallel_replicate", "data_parallel_shard")
@@ -20,7 +21,9 @@ MAX_GPUS = 1_000_000
 CHECKS: dict[str, Check] = {
     "num_gpus": whole(1, MAX_GPUS),
     "num_nodes": whole(1, MAX_GPUS),
+    "node_network_gbit_per_s": number(0.1, 1e6, "Gbit/s"),
     **{name: whole(1, MAX_GPUS) for name in (*DATA_DEGREES, *MODEL_DEGREES, "expert_parallel")},
+    "pipeline_schedule": choice(PIPELINE_SCHEDULES, {"naive_mp": "naive"}),
     "sharding": choice(SHARDING, {"false": "none", "ddp": "none", "zero0": "none"}),
     "cpu_offload": choice(CPU_OFFLOAD, {"false": "none", "true": "all"}),
 }

@@ -48,6 +48,7 @@ class Run:
     optimizer_implementation: str = UNSTATED
     activation_checkpointing: str = "none"
     checkpointing_reentrant: bool = True
+    synchronous: bool = False
     attention: str = "sdpa"
     kernels: tuple[str, ...] = ()
     loss: str = UNSTATED
@@ -67,10 +68,12 @@ class Run:
     gpu: str | None = None
     num_gpus: int = UNSTATED  # of all nodes together
     num_nodes: int = 1
+    node_network_gbit_per_s: float | None = None  # all network cards of a node, one direction
     data_parallel_replicate: int = UNSTATED
     data_parallel_shard: int = UNSTATED
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
+    pipeline_schedule: str = "1f1b"
     context_parallel: int = 1
     expert_parallel: int = 1
     sharding: str = "none"

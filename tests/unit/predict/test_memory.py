@@ -37,10 +37,10 @@ def test_fp32_weights_under_autocast_take_sixteen_bytes_at_rest() -> None:
     assert at_rest["weights"] + at_rest["gradients"] + at_rest["optimizer"] == 16 * LLAMA_7B
 
 
-@pytest.mark.parametrize(("optimizer", "values"), [("adamw", 2.0), ("lion", 1.0), ("sgd", 0.0)])
-def test_optimizer_states_by_name(optimizer: str, values: float) -> None:
+@pytest.mark.parametrize(("optimizer", "each"), [("adamw", 4.0), ("lion", 4.0), ("sgd", 0.0)])
+def test_optimizer_states_by_name(optimizer: str, each: float) -> None:
     states = predict(run(optimizer=optimizer)).peak_memory_bytes["optimizer"]
-    assert states == values * 2 * LLAMA_7B
+    assert states == each * LLAMA_7B  # two 16-bit values; one of fp32, as bitsandbytes keeps it; none
 
 
 def test_eight_bit_states_take_a_byte_and_a_scale() -> None:
@@ -48,8 +48,9 @@ def test_eight_bit_states_take_a_byte_and_a_scale() -> None:
     assert states == pytest.approx(2 * LLAMA_7B * (1 + 4 / 256))
 
 
-def test_paged_states_are_not_counted_against_the_gpu() -> None:
-    assert predict(run(optimizer="paged_adamw")).peak_memory_bytes["optimizer"] == 0
+def test_only_paged_states_of_small_tensors_stay_on_the_gpu() -> None:
+    norms = 65 * 4096
+    assert predict(run(optimizer="paged_adamw")).peak_memory_bytes["optimizer"] == 2 * 4 * norms
 
 
 def test_lora_trains_r_times_in_plus_out() -> None:
@@ -66,8 +67,11 @@ def test_nf4_weighs_half_a_byte_and_its_constants() -> None:
     others = LLAMA_7B - linears
     single = predict(run(method="qlora", weights_dtype="nf4")).peak_memory_bytes.parts["weights", "model"]
     double = predict(run(method="qlora", weights_dtype="nf4_dq")).peak_memory_bytes.parts["weights", "model"]
-    assert single == pytest.approx(linears * 4.5 / 8 + 2 * others)
-    assert double == pytest.approx(linears * (4 + 8 / 64 + 32 / (64 * 256)) / 8 + 2 * others)
+    codes = 32 * 7 * 16 * 4  # a table of sixteen values for every matrix
+    nested = 32 * 7 * (256 * 4 + 4)  # and one of 256, with an offset, for its scales
+    assert single == linears * 4.5 / 8 + 2 * others + codes
+    scales = linears * (4 + 8 / 64 + 32 / (64 * 256)) / 8
+    assert double == scales + 2 * others + codes + nested
 
 
 def test_fused_experts_stay_in_sixteen_bit() -> None:
@@ -134,7 +138,6 @@ def test_every_memory_part_has_its_formula() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"num_gpus": 8}, "num_gpus=8"),
         ({"phase": "dpo"}, "phase=dpo"),
         ({"method": "freeze", "freeze_trainable_layers": 2}, "method=freeze"),
     ],
@@ -154,8 +157,7 @@ def test_adapter_targets_that_the_model_lacks_are_refused_with_those_it_has() ->
         predict(run(method="lora", lora_targets=("w9",)))
 
 
-@pytest.mark.parametrize("version", ["4.40", "5.23"])
-def test_experts_answer_to_mixtral_s_names_and_to_llama_s(version: str) -> None:
+def test_experts_apart_answer_to_mixtral_s_names_and_to_llama_s() -> None:
     sizes = {
         predict(
             run(
@@ -163,7 +165,7 @@ def test_experts_answer_to_mixtral_s_names_and_to_llama_s(version: str) -> None:
                 method="lora",
                 lora_rank=8,
                 lora_targets=names,
-                transformers_version=version,
+                transformers_version="4.40",
             )
         ).peak_memory_bytes.parts["weights", "adapters"]
         for names in (("w1", "w2", "w3"), ("gate_proj", "up_proj", "down_proj"))
