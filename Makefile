@@ -4,12 +4,17 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 CODE := src tests benchmarks examples
+# torch goes in first, from the index in TORCH_INDEX where that is set (its CPU wheels are a tenth of the size).
+TORCH := 2.13.0
+# The day on which the shipped tables were last read: what the shipped calibration is dated, so that it never
+# changes unless tables or physics do.
+MEASURED := 2026-11-21
 # `make check PYTEST_ARGS="-n 2"` spreads the tests over two processes.
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test golden check format lint types layers coverage bench bench-peers readme hooks clean
+.PHONY: help demo test golden oracle accuracy calibrate check format lint types layers coverage bench bench-peers readme hooks clean
 
 help:  ## list the recipes
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,6 +27,16 @@ test: $(VENV)/.dev  ## run the tests (sets itself up)
 
 golden: $(VENV)/.dev  ## print the accuracy tables: predictions held against published measurements
 	@$(BIN)/pytest tests/golden -s -q $(PYTEST_ARGS)
+
+oracle: $(VENV)/.dev  ## hold the operator graph against the real code of transformers, traced: the whole table
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.oracle.table
+
+accuracy: $(VENV)/.dev  ## rewrite docs/accuracy.md: every table that ships with the package, every error
+	@$(BIN)/python -m tests.golden.accuracy
+
+calibrate: $(VENV)/.dev  ## fit the shipped calibration again, from the tables that ship with the package
+	@OMP_NUM_THREADS=1 $(BIN)/finegauge calibrate src/finegauge/catalogue/data/measurements/*.csv --from-datasheet \
+		--name "published tables" --date $(MEASURED) -o src/finegauge/predict/data/calibration.json
 
 check: lint types layers coverage  ## everything CI asks for: format, lint, types, layers, tests with coverage
 
@@ -73,5 +88,6 @@ $(VENV)/.core: $(VENV)/bin/python pyproject.toml
 
 $(VENV)/.dev: $(VENV)/bin/python pyproject.toml
 	@echo "Installing FineGauge and its development tools into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==$(TORCH) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $(VENV)/.core $@

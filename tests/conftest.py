@@ -1,4 +1,7 @@
-"""Rules for the whole suite: GPU tests run where a GPU is, and CI hides no missing tool.
+"""Rules for the whole suite: GPU tests run where a GPU is, nothing is the user's, CI hides no missing tool.
+
+The suite reads and writes no file under the user's home: catalogue, cache and calibration are those that
+ship, with folders of their own for what a test stores.
 
 With CI=true a skipped test fails the run, for it means that a tool is missing which CI should have
 installed. Two skips are right even there: no GPU, and no ../shared on a machine that has none.
@@ -6,6 +9,7 @@ installed. Two skips are right even there: no GPU, and no ../shared on a machine
 
 import os
 import shutil
+import tempfile
 from typing import Any
 
 import pytest
@@ -30,7 +34,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Watch the skips, in CI only."""
+    """Turn away from the user's own files; watch the skips, in CI only."""
+    folder = tempfile.mkdtemp(prefix="finegauge-tests-")
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    os.environ["FINEGAUGE_HOME"] = os.path.join(folder, "home")
+    os.environ["FINEGAUGE_CACHE_DIR"] = os.path.join(folder, "cache")
+    os.environ.pop("FINEGAUGE_CALIBRATION", None)
     if os.environ.get("CI") == "true":
         config.pluginmanager.register(_SkipWatch(), "finegauge-skip-watch")
 

@@ -44,7 +44,7 @@ def refused(*arguments: str) -> str:
         b"model: llama-3-8b\nmethod: lora\nbatchsize: 4\n",
         b"model: llama-3-8b\nmethod: lora\nmicro_batch_size: two\n",
         b"model: llama-3-8b\nmethod: lora\ngpu: A400\n",
-        b"model: llama-3-8b\nmethod: lora\ngpu: A40\nnum_gpus: 3\n",
+        b"model: llama-3-8b\nmethod: lora\ngpu: A40\nnum_gpus: 6\ntensor_parallel: 4\n",
     ],
     ids=lambda content: repr(content[:40]),
 )

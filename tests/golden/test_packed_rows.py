@@ -1,4 +1,4 @@
-"""Predictions, nothing fitted, against published one-GPU runs of full sequences.
+"""Predictions against published one-GPU runs of full sequences.
 
 The budgets are the issue's bars or what is reached, whichever is lower; they may only shrink.
 """
@@ -8,9 +8,8 @@ from statistics import median
 
 import pytest
 
-from finegauge.predict import predict
-from finegauge.units import GIB
-from tests.golden.tables import packed_rows, run_of
+from finegauge.validate.answer import answer
+from tests.golden.tables import packed_rows
 from tests.shared import needs_shared
 
 SPEED_MEDIAN, SPEED_P90 = 0.06, 0.20
@@ -24,10 +23,12 @@ def errors() -> Errors:
     """Return (row, speed error, memory error) by method; errors are signed and relative."""
     found: Errors = defaultdict(list)
     for row in packed_rows():
-        profile = predict(run_of(row))
-        speed = profile.tokens_per_s / float(row["tokens_per_s_per_gpu"]) - 1
-        memory = profile.peak_memory_bytes.total / GIB / float(row["peak_memory_gib"]) - 1
-        found[row["method"]].append((row["id"], speed, memory))
+        ours = answer(row)
+        assert ours.profile is not None, ours.reason
+        assert ours.step_time_error is not None
+        assert ours.peak_memory_error is not None
+        speed = 1 / (1 + ours.step_time_error) - 1
+        found[ours.profile.run.method].append((row.id, speed, ours.peak_memory_error))
     return found
 
 

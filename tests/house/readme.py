@@ -1,7 +1,9 @@
-"""What README.md shows and a program knows better: the file tree, and what the command prints.
+"""What README.md shows and a program knows better: the file tree, the command's output, its accuracy.
 
-`python -m tests.house.readme` (make readme) rewrites both between their marks. The tree comes from the
-first sentences of the module docstrings, and a test keeps it true; the output ages with the prices.
+`python -m tests.house.readme` (make readme) rewrites each between its marks. The tree comes from the
+first sentences of the module docstrings, and a test keeps it true; the output ages with the prices. The
+accuracy is that of `finegauge validate` on the shipped tables, and of the shipped calibration on sources
+that it had not seen.
 """
 
 import ast
@@ -9,10 +11,18 @@ import os
 import re
 import subprocess
 import sys
+from statistics import median
 
+from finegauge.catalogue.documents import read_document
+from finegauge.catalogue.tables import measurement_tables
+from finegauge.predict.calibrated import SHIPPED
+from finegauge.report.validation import METRIC_NAMES
+from finegauge.validate.statistics import confusion, memory_errors, time_errors
+from finegauge.validate.summary import validate
 from tests.house.sources import EXAMPLE, PACKAGE, ROOT, tree_of
 
 TREE_MARKS = "<!-- tree: make readme -->", "<!-- end of tree -->"
+ACCURACY_MARKS = "<!-- accuracy: make readme -->", "<!-- end of accuracy -->"
 OUTPUT_MARKS = "<!-- output: make readme -->", "<!-- end of output -->"
 
 
@@ -54,6 +64,45 @@ def output() -> str:
     return "\n".join([f"$ finegauge estimate {example}", *lines])
 
 
+def accuracy() -> str:
+    """Return the errors on the shipped tables as a Markdown table."""
+    calibration = read_document(SHIPPED)
+    validation = validate(measurement_tables())
+    answered = validation.answered
+    errors = sorted((one["left_out_median_error"], one["source"]) for one in calibration["sources"])
+    (least, best), (most, worst) = errors[0], errors[-1]
+    spread = f"{_percent(least)} ({best}) to {_percent(most)} ({worst})"
+    middle = _percent(median(error for error, _ in errors))
+    lines = [
+        "| held against | rows | error |",
+        "|---|---|---|",
+        f"| step time of each of {len(errors)} sources, left out of the fit | {calibration['num_rows']} | "
+        f"median by source {spread}, middle {middle} |",
+    ]
+    named = [
+        (
+            "step time, the sources seen; configuration stated",
+            [one for one in answered if one.row.times_complete],
+            time_errors,
+        )
+    ]
+    for metric, name in METRIC_NAMES.items():
+        rows = [one for one in validation.of_metric(metric) if one.row.memory_complete]
+        named.append((f"peak memory, {name}; configuration stated", rows, memory_errors))
+    for name, rows, count in named:
+        if found := count(rows):
+            figures = f"median {_percent(found.median)}, 90 % within {_percent(found.p90)}"
+            lines.append(f"| {name} | {found.rows} | {figures} |")
+    matrix = confusion(answered)
+    lines.append(f"| fits or not | {sum(matrix)} | {_percent(matrix.accuracy or 0.0)} right |")
+    return "\n".join(lines)
+
+
+def _percent(fraction: float) -> str:
+    """Return "5.4 %"."""
+    return f"{100 * fraction:.1f} %"
+
+
 def between(marks: tuple[str, str], content: str) -> str:
     """Return `content` as a block between its two marks."""
     start, end = marks
@@ -61,13 +110,18 @@ def between(marks: tuple[str, str], content: str) -> str:
 
 
 def main() -> None:
-    """Rewrite both blocks of README.md."""
+    """Rewrite the three blocks of README.md."""
     readme = ROOT / "README.md"
     text = readme.read_text("utf-8")
-    for marks, content in ((TREE_MARKS, tree()), (OUTPUT_MARKS, output())):
-        before, _, rest = text.partition(marks[0])
-        _, _, after = rest.partition(marks[1])
-        text = before + between(marks, content) + after
+    blocks = {
+        TREE_MARKS: between(TREE_MARKS, tree()),
+        OUTPUT_MARKS: between(OUTPUT_MARKS, output()),
+        ACCURACY_MARKS: "\n".join((ACCURACY_MARKS[0], accuracy(), ACCURACY_MARKS[1])),
+    }
+    for (start, end), block in blocks.items():
+        before, _, rest = text.partition(start)
+        _, _, after = rest.partition(end)
+        text = before + block + after
     readme.write_text(text, "utf-8")
 
 

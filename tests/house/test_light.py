@@ -12,7 +12,10 @@ import pytest
 
 from tests.house.sources import EXAMPLE, ROOT
 
-HEAVY = ("torch", "numpy", "pydantic", "pandas", "transformers", "scipy", "requests", "typer")
+HEAVY = (
+    *("torch", "numpy", "pydantic", "pandas", "transformers", "scipy", "matplotlib", "peft", "bitsandbytes"),
+    *("accelerate", "safetensors", "requests", "typer"),
+)
 
 IMPORTED = """
 import json, sys

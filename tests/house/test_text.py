@@ -5,7 +5,7 @@ import re
 from tests.house.sources import ROOT, texts
 
 # Put together from pieces, so that this file does not find itself.
-MACHINE_PATH = re.compile(r"(^|[^A-Za-z0-9_.])/(" + "work|farm|root" + r")/|\." + "library")
+MACHINE_PATH = re.compile(r"(^|[^A-Za-z0-9_.])/(" + "work|farm|root" + r")/|\." + "library/")
 LEFT_OPEN = re.compile(r"TO" + r"DO|FIX" + r"ME|XX" + r"X|NotImplemented" + r"Error")
 XFAIL = re.compile(r"pytest\.mark\." + r"(skip\b|xfail)")
 

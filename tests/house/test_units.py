@@ -6,6 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from finegauge.graph.attention import Widths
+from finegauge.graph.op import Poly
+from finegauge.graph.tape import Alive
+from finegauge.validate.statistics import Errors
 from tests.house.sources import MODULES, name_of, tree_of
 
 # The unit, and what it may be a rate of: time_s, memory_bytes_per_s, on_demand_usd_per_h, kg_per_kwh.
@@ -14,15 +18,30 @@ UNITS = (
     "rows|pairs|tokens|tokens_square|sequences|samples|queries|saves|epochs|steps|launches|calls|params|gpus"
 )
 PER = "s|h|gpu_h|kwh|token|million_tokens|param|element|sample|epoch|step|gpu"
-HAS_UNIT = re.compile(rf"(^|_)({UNITS})(_per_({PER}))*$")
+HAS_UNIT = re.compile(rf"(^|_)({UNITS})(_per_({PER}))*(_p10|_p90)?$")
 IS_COUNT = re.compile(r"^num_")
 
 # Numbers without a dimension, under the name that papers and Hugging Face give them.
 DIMENSIONLESS = frozenset({"learning_rate", "weight_decay", "lora_alpha", "lora_dropout", "mfu", "pue"})
+# Channels per token, counted: what a weight or a kernel reads and writes.
+CHANNELS = frozenset({*(f"Widths.{part}" for part in Widths._fields), "Kernel.query", "Kernel.output"})
+# Shares, 0 to 1, and a standard deviation of a logarithm, under the words that statistics has for them.
+SHARES = frozenset({"Use.share", "Coverage.inside", "Coverage.below", "Coverage.above", "Constant.spread"})
+# Columns of a measurement table keep the table's names, whose unit is GiB.
+TABLE_COLUMNS = re.compile(r"^peak_memory_gib(_p10|_p90)?$|^p_oom$")
 # Either side of a comparison, and the coefficients of a polynomial: the unit is that of the quantity, which
 # stands beside it.
 UNIT_STANDS_BESIDE = frozenset(
-    {"Difference.ours", "Difference.theirs", "Poly.const", "Poly.sequence", "Poly.token", "Poly.pair"}
+    {
+        "Figure.value",
+        "Observation.value",
+        "Scores.rmse",
+        "Difference.ours",
+        "Difference.theirs",
+        *(f"Alive.{part}" for part in Alive._fields),
+        *(f"Errors.{part}" for part in Errors._fields),
+        *(f"Poly.{part}" for part in Poly._fields),
+    }
 )
 
 
@@ -48,8 +67,9 @@ FIELDS = [(name_of(path), *field) for path in MODULES for field in float_fields(
 
 @pytest.mark.parametrize(("module", "cls", "field"), FIELDS)
 def test_float_field_names_its_unit(module: str, cls: str, field: str) -> None:
-    known = HAS_UNIT.search(field) or IS_COUNT.search(field) or field in DIMENSIONLESS
-    known = known or f"{cls}.{field}" in UNIT_STANDS_BESIDE
+    known = bool(HAS_UNIT.search(field) or IS_COUNT.search(field)) or field in DIMENSIONLESS
+    known = known or f"{cls}.{field}" in UNIT_STANDS_BESIDE | CHANNELS | SHARES
+    known = known or bool(TABLE_COLUMNS.match(field))
     assert known, (
         f"{module}: {cls}.{field} is a float whose name has no unit suffix (_s, _bytes, _usd_per_h, ...)"
     )

@@ -43,7 +43,13 @@ def estimate_lines(estimates: Sequence[Estimate], unsupported: Mapping[str, str]
     if len(estimates) == 1:
         profile = estimates[0].profile
         lines += ["", *memory_lines(profile), "", *time_lines(profile), "", *_bottleneck_lines(profile)]
-    return [*lines, "", *_price_lines(estimates), *_assumption_lines(run, estimates[0].profile)]
+    return [
+        *lines,
+        "",
+        *_price_lines(estimates),
+        *_assumption_lines(run, estimates[0].profile),
+        constants_line(estimates[0].profile),
+    ]
 
 
 def verdict_line(estimates: Sequence[Estimate]) -> str:
@@ -224,6 +230,11 @@ def _rate(priced: PricedOffer, usd_per_h: float | None) -> str:
     tier = "" if offer.tier in ("on-demand", "spot") else f"{offer.tier}, "
     idle = f", {priced.idle_gpus} more GPUs billed than used" if priced.idle_gpus >= 1 else ""
     return f"{figures.dollars(usd_per_h)}/h {offer.provider} ({tier}{offer.date}{idle})"
+
+
+def constants_line(profile: Profile) -> str:
+    """Return which calibration the figures rest on."""
+    return f"{paint('Constants', 'bold')} {profile.source.name}."
 
 
 def _assumption_lines(run: "Run", profile: Profile) -> list[str]:

@@ -7,7 +7,7 @@ from finegauge.plan.estimate import Estimate
 from finegauge.plan.verdict import WILL_NOT_FIT
 from finegauge.profile import Breakdown, Path, Profile
 from finegauge.report import figures
-from finegauge.report.estimate import one_verdict, subject_lines
+from finegauge.report.estimate import constants_line, one_verdict, subject_lines
 from finegauge.report.terminal import WIDTH, bar, columns, pad, paint, visible_width, wrapped
 from finegauge.workload.method import LORA_FIELDS
 
@@ -40,6 +40,7 @@ def explain_lines(estimate: Estimate, formulas: Mapping[Path, str]) -> list[str]
         "",
         *_input_lines(profile.run),
         *[line for text in profile.source.assumptions for line in wrapped(f"Assumed: {text}.", indent="  ")],
+        constants_line(profile),
     ]
 
 
@@ -53,7 +54,11 @@ def _memory_lines(profile: Profile, formulas: Mapping[Path, str]) -> list[str]:
         total += amount
         amounts = f"{pad(_gib(amount), 9, right=True)}{pad(_gib(total), 9, right=True)}"
         lines += _formula_lines(amounts, " · ".join(path), _formula(path, formulas))
-    lines.append(_sum_line(total, "= what nvidia-smi shows"))
+    lines.append(_sum_line(total, "= what has to fit"))
+    if profile.cached_bytes:
+        amounts = f"{pad(_gib(profile.cached_bytes), 9, right=True)}{pad('', 9)}"
+        lines += _formula_lines(amounts, "cached", "freed blocks that the allocator gives back if need be")
+        lines.append(_sum_line(total + profile.cached_bytes, "= what nvidia-smi shows"))
     return [*lines, _sum_line(profile.capacity_bytes, f"usable on {profile.run.gpu}")]
 
 

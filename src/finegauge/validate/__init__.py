@@ -1,0 +1,1 @@
+"""How wrong the predictions are: measurement tables held against what an Estimator says."""
