@@ -139,8 +139,7 @@ class Tape:
             wide = written or low.numerics.wide_norms
             kept = (4.0 if wide else a) * n if low.norms_train and norm.weight else 0.0
             saved = (8.0 if written else 4.0) * n + kept + 4.0 * repeats
-            scale = a / 2
-            forward, backward, launches = RMS_FORWARD_BYTES * n * scale, RMS_BACKWARD_BYTES * n * scale, 8.0
+            forward, backward, launches = RMS_FORWARD_BYTES * n * a / 2, RMS_BACKWARD_BYTES * n * a / 2, 8.0
             live = (4 + 2 * a) * n - min(kept, a * n)  # the wide product, its narrow copy, the output
             back, passing, itself = RMS_LIVE_BYTES * n - kept, 8 * n, a == 4
         copy = self._weight_copy(norm)
