@@ -155,3 +155,10 @@ def test_missing_and_oversized_files(tmp_path: Path) -> None:
     binary.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(FileFormatError, match="not text"):
         gpu(str(binary))
+
+
+@pytest.mark.parametrize(
+    ("name", "halved"), [("RTX 4090", True), ("A10G", True), ("L40S", False), ("A100-80GB", False)]
+)
+def test_which_cards_accumulate_at_half_rate(name: str, *, halved: bool) -> None:
+    assert gpu(name).halves_accumulation is halved

@@ -134,3 +134,8 @@ def test_a_named_provider_decides_the_network() -> None:
     slow = network(gpu="H100", num_gpus=16, num_nodes=2, provider="gcp")
     fast = network(gpu="H100", num_gpus=16, num_nodes=2, provider="aws")
     assert slow.inter_bytes_per_s < fast.inter_bytes_per_s
+
+
+def test_a_stated_network_decides_before_its_provider() -> None:
+    stated = network(num_gpus=16, num_nodes=2, provider="aws", node_network_gbit_per_s=400)
+    assert stated.inter_bytes_per_s == pytest.approx(50e9 * DATASHEET.network_fraction)

@@ -113,3 +113,12 @@ def test_a_window_bounds_the_pairs() -> None:
     extents = Extents.of(2, 4096)
     assert extents.windowed(None) == extents.windowed(8192) == extents
     assert extents.windowed(1024).pairs == 2 * (2 * 4096 * 1024 - 1024**2)
+
+
+def test_instruments_make_host_and_device_add_up() -> None:
+    fields: dict[str, Any] = {"model": "llama-3-8b", "method": "lora", "gpu": "A100-80GB", "seq_len": 2048}
+    plain, instrumented = predict(Run(**fields)), predict(Run(**fields, synchronous=True))
+    assert plain.host_bound_fraction < 0.05  # the host runs ahead of large kernels
+    assert instrumented.host_bound_fraction > plain.host_bound_fraction
+    assert instrumented.step_time_s.total > 1.05 * plain.step_time_s.total
+    assert instrumented.step_flops == plain.step_flops
