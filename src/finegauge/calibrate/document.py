@@ -1,13 +1,11 @@
 """A calibration as JSON: its constants, what they were fitted to, and what is left over."""
 
-import os
 from math import expm1
 from statistics import median
 from typing import Any
 
 from finegauge.calibrate.calibrate import Calibrated
 from finegauge.calibrate.constants import CONSTANTS
-from finegauge.errors import InputError, shown
 from finegauge.predict.calibrated import SCHEMA_VERSION
 
 
@@ -53,22 +51,3 @@ def _left_out(log_ratios: list[float]) -> dict[str, float | None]:
         "left_out_median_error": expm1(median(map(abs, log_ratios))) if known else None,
         "left_out_bias": expm1(median(log_ratios)) if known else None,
     }
-
-
-def write(content: dict[str, Any], path: str) -> None:
-    """Write a calibration, whole or not at all.
-
-    Raises: InputError if the file cannot be written.
-    """
-    import json
-
-    unfinished = f"{path}.{os.getpid()}.part"
-    try:
-        with open(unfinished, "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=2, allow_nan=False)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    except OSError as error:
-        raise InputError(f"Cannot write {shown(path)}: {error.strerror or error}.") from None

@@ -41,6 +41,26 @@ def rows_of(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
         yield path, row
 
 
+def write_document(content: Mapping[str, Any], path: str) -> None:
+    """Write `content` as JSON, whole or not at all; its folder is made where it is missing.
+
+    Raises: InputError if the file cannot be written.
+    """
+    import json
+
+    unfinished = f"{path}.{os.getpid()}.part"
+    try:
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        with open(unfinished, "w", encoding="utf-8") as file:
+            json.dump(content, file, indent=2, ensure_ascii=False, allow_nan=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    except OSError as error:
+        raise InputError(f"Cannot write {shown(path)}: {error.strerror or error}.") from None
+
+
 def read_document(path: str) -> Any:
     """Return what a YAML or JSON file holds.
 

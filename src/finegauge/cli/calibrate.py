@@ -66,7 +66,8 @@ def _constants(
     """Fit the physical constants of predictions."""
     _check_scipy()
     from finegauge.calibrate.calibrate import calibrate as fitted
-    from finegauge.calibrate.document import document, write
+    from finegauge.calibrate.document import document
+    from finegauge.catalogue.documents import write_document
     from finegauge.predict.calibrated import current
     from finegauge.predict.calibration import DATASHEET
     from finegauge.workload.readers.measurement_table import read_table, tables_in
@@ -78,7 +79,7 @@ def _constants(
         result = fitted(rows, start, name, tick)
     content = document(result, date=date)
     if output is not None:
-        write(content, output)
+        write_document(content, output)
     if as_json:
         import json
 

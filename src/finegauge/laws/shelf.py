@@ -3,7 +3,7 @@
 import os
 import re
 
-from finegauge.catalogue.documents import home, read_document
+from finegauge.catalogue.documents import home, read_document, write_document
 from finegauge.errors import FieldError, InputError, UnknownNameError, shown
 from finegauge.laws.law import Law, law_from_json
 
@@ -48,21 +48,8 @@ def load(name_or_path: str) -> Law:
 
 def store(law: Law) -> str:
     """Write `law` under its name, whole or not at all, and return the path."""
-    import json
-
-    folder = _folder()
-    path = os.path.join(folder, f"{check_name(law.name)}.json")
-    unfinished = f"{path}.{os.getpid()}.part"
-    try:
-        os.makedirs(folder, exist_ok=True)
-        with open(unfinished, "w", encoding="utf-8") as file:
-            json.dump(law.to_json(), file, indent=2, ensure_ascii=False, allow_nan=False)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    except OSError as error:
-        raise InputError(f"Cannot write {shown(path)}: {error.strerror or error}.") from None
+    path = os.path.join(_folder(), f"{check_name(law.name)}.json")
+    write_document(law.to_json(), path)
     return path
 
 

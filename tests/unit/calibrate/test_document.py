@@ -8,7 +8,8 @@ import pytest
 
 from finegauge.calibrate.calibrate import calibrate
 from finegauge.calibrate.constants import CONSTANTS
-from finegauge.calibrate.document import document, write
+from finegauge.calibrate.document import document
+from finegauge.catalogue.documents import write_document
 from finegauge.errors import FileFormatError, InputError
 from finegauge.predict.calibrated import SHIPPED, VARIABLE, current, read
 from finegauge.predict.calibration import DATASHEET
@@ -24,7 +25,7 @@ def content() -> dict[str, Any]:
 
 def test_what_is_written_reads_back(content: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
-    write(content, str(path))
+    write_document(content, str(path))
     found = read(str(path))
     assert found.name == "mine"
     for constant in CONSTANTS:
@@ -44,7 +45,7 @@ def test_it_says_what_it_rests_on(content: dict[str, Any]) -> None:
 
 def test_a_folder_is_no_place_for_a_file(content: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(InputError, match="Cannot write"):
-        write(content, str(tmp_path))
+        write_document(content, str(tmp_path))
 
 
 def broken(content: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -96,7 +97,7 @@ def test_predictions_use_the_file_that_the_user_names(
 ) -> None:
     slow = {**content["constants"]["launch_s"], "value": 1.0}
     path = tmp_path / "slow.json"
-    write({**content, "constants": {**content["constants"], "launch_s": slow}}, str(path))
+    write_document({**content, "constants": {**content["constants"], "launch_s": slow}}, str(path))
     shipped = predict(run_of())
     assert shipped.source.name == read(SHIPPED).name
     monkeypatch.setenv(VARIABLE, str(path))
