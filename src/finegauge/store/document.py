@@ -1,0 +1,110 @@
+"""A Profile as JSON and back, exactly: every field, the run with its origins, every step's seconds.
+
+Beside `Profile.to_json`, which is for readers, this form loses nothing: paths stay lists of
+names, and what JSON has no number for (NaN, infinities) is written {"float": "nan"}.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from finegauge.errors import FileFormatError, FineGaugeError
+from finegauge.profile import Breakdown, Interval, Profile, Source
+from finegauge.workload.run import CHECKS, DEFAULTS, Run
+
+BREAKDOWNS = (
+    "peak_memory_bytes", "device_memory_bytes", "phase_memory_bytes", "step_time_s", "step_energy_j",
+)  # fmt: skip
+NOT_FINITE = "float"
+
+
+def profile_document(profile: Profile) -> dict[str, Any]:
+    """Return `profile` as JSON values that `profile_of` reads back as an equal profile."""
+    written: dict[str, Any] = {}
+    for item in fields(Profile):
+        value = getattr(profile, item.name)
+        if item.name == "run":
+            value = run_document(value)
+        elif item.name == "source":
+            value = value._asdict()
+        elif item.name in BREAKDOWNS:
+            value = [[list(path), amount] for path, amount in value.parts.items()]
+        written[item.name] = plain(value)
+    return written
+
+
+def profile_of(document: Mapping[str, Any]) -> Profile:
+    """Return the profile that `document` holds.
+
+    Raises: FileFormatError where it is no profile.
+    """
+    try:
+        values = {name: _restored(value) for name, value in document.items()}
+        values["run"] = run_of(document["run"])
+        values["source"] = _source(values["source"])
+        for name in BREAKDOWNS:
+            parts = values.get(name, [])
+            values[name] = Breakdown({tuple(path): float(amount) for path, amount in parts})
+        values["step_times_s"] = tuple(values.get("step_times_s", ()))
+        return Profile(**values)
+    except FineGaugeError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FileFormatError(f"This is no profile that FineGauge wrote: {error!r}.") from None
+
+
+def run_document(run: Run) -> dict[str, Any]:
+    """Return every field of `run`, who stated it, and what its reader warned of."""
+    return {
+        "fields": plain(run.fields()),
+        "origins": dict(run.origins),
+        "warnings": list(run.warnings),
+    }
+
+
+def run_of(document: Mapping[str, Any]) -> Run:
+    """Return the run that `document` holds.
+
+    Each field is checked by itself; what follows from other fields was settled when the run was
+    made, so that a run can be read where its model's files are not.
+    """
+    stated = document["fields"]
+    run = object.__new__(Run)
+    for name, check in CHECKS.items():
+        value = stated.get(name, DEFAULTS[name])
+        object.__setattr__(run, name, None if value is None else check(name, value))
+    object.__setattr__(run, "origins", dict(document["origins"]))
+    object.__setattr__(run, "warnings", tuple(document["warnings"]))
+    return run
+
+
+def _source(values: Mapping[str, Any]) -> Source:
+    """Return who says so."""
+    intervals = {name: values.get(name) for name in ("memory_interval", "time_interval")}
+    return Source(
+        kind=values["kind"],
+        name=values["name"],
+        assumptions=tuple(values.get("assumptions", ())),
+        **{name: None if pair is None else Interval(*pair) for name, pair in intervals.items()},
+    )
+
+
+def plain(value: Any) -> Any:
+    """Return `value` in what JSON knows."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {NOT_FINITE: str(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def _restored(value: Any) -> Any:
+    """Return `value` with the numbers that JSON has not."""
+    if isinstance(value, dict):
+        if value.keys() == {NOT_FINITE} and isinstance(value[NOT_FINITE], str):
+            return float(value[NOT_FINITE])
+        return {key: _restored(item) for key, item in value.items()}
+    return [_restored(item) for item in value] if isinstance(value, list) else value

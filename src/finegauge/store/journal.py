@@ -1,0 +1,165 @@
+"""An append-only file of JSON records that survives kill -9, a full disk and two writers at once.
+
+One record is one line: its schema version, a checksum, the record. A line is written under
+the file's lock, in one piece, and is on the disk when `append` returns; where it cannot be
+written whole it is taken back. A line that does not read back (torn by a crash, changed by
+hand) is copied to FILE.quarantine with the reason, and passed by.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+from finegauge.errors import InputError, shown
+
+SCHEMA_VERSION = 1
+CHECKSUM_DIGITS = 16
+NEWLINE = b"\n"
+
+
+class Contents(NamedTuple):
+    """What a journal holds."""
+
+    records: list[dict[str, Any]]
+    num_quarantined: int  # lines that did not read back
+
+
+class Journal:
+    """One file of records."""
+
+    def __init__(self, path: str) -> None:
+        """Name the file; it need not exist."""
+        self.path = path
+
+    @property
+    def quarantine(self) -> str:
+        """Return the file that holds what could not be read."""
+        return f"{self.path}.quarantine"
+
+    def append(self, *records: Mapping[str, Any]) -> None:
+        """Add `records`, all or none, and return when they are on the disk.
+
+        Raises: InputError where the file cannot be written; it is then as it was.
+        """
+        with self.locked() as descriptor:
+            self.append_locked(descriptor, records)
+
+    @contextmanager
+    def locked(self) -> Iterator[int]:
+        """Yield the open file, which no other writer touches meanwhile; the file is made if missing."""
+        import fcntl
+
+        try:
+            os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise self._cannot("opened", error) from None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield descriptor
+        finally:
+            os.close(descriptor)  # which unlocks
+
+    def append_locked(self, descriptor: int, records: tuple[Mapping[str, Any], ...]) -> None:
+        """Add `records` to the file that `locked` yielded."""
+        size = os.fstat(descriptor).st_size
+        torn = size and os.pread(descriptor, 1, size - 1) != NEWLINE
+        data = (NEWLINE if torn else b"") + b"".join(line(record) for record in records)
+        try:
+            _write_all(descriptor, data)
+            os.fsync(descriptor)
+            if not size:
+                _sync_folder(self.path)
+        except OSError as error:
+            with suppress(OSError):
+                os.ftruncate(descriptor, size)
+            raise self._cannot("written", error) from None
+
+    def read(self) -> Contents:
+        """Return every record that reads back; the other lines are in quarantine.
+
+        Raises: InputError where the file is there and cannot be read.
+        """
+        try:
+            with open(self.path, "rb") as file:
+                content = file.read()
+        except FileNotFoundError:
+            return Contents([], 0)
+        except OSError as error:
+            raise self._cannot("read", error) from None
+        records, refused = [], []
+        for text in content.split(NEWLINE):
+            if not text.strip():
+                continue
+            try:
+                records.append(record_of(text))
+            except ValueError as error:
+                refused.append(f"# {error}\n".encode() + text + NEWLINE)
+        if refused:
+            self._set_aside(b"".join(refused))
+        return Contents(records, len(refused))
+
+    def _set_aside(self, refused: bytes) -> None:
+        """Write the quarantine anew; where that is not possible, the lines still stand in the journal."""
+        unfinished = f"{self.quarantine}.{os.getpid()}.part"
+        with suppress(OSError):
+            with open(unfinished, "wb") as file:
+                file.write(refused)
+            os.replace(unfinished, self.quarantine)
+
+    def _cannot(self, what: str, error: OSError) -> InputError:
+        """Return the error that says why the file could not be used."""
+        why = error.strerror or str(error)
+        return InputError(f"The store {shown(self.path)} cannot be {what}: {why}; what it held is unharmed.")
+
+
+def line(record: Mapping[str, Any]) -> bytes:
+    """Return `record` as one line with its checksum."""
+    text = _text(record)
+    head = f'{{"schema_version":{SCHEMA_VERSION},"checksum":"{checksum(text)}","record":'
+    return f"{head}{text}}}\n".encode()
+
+
+def record_of(text: bytes) -> dict[str, Any]:
+    """Return the record of one line.
+
+    Raises: ValueError that says why it does not count: torn, changed, or of a later version.
+    """
+    try:
+        whole = json.loads(text)
+        version, stated, record = whole["schema_version"], whole["checksum"], whole["record"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise ValueError("torn: not one whole record") from None
+    if version != SCHEMA_VERSION:
+        raise ValueError(f"schema version {version!r}; this FineGauge reads {SCHEMA_VERSION}")
+    if not isinstance(record, dict) or checksum(_text(record)) != stated:
+        raise ValueError("changed: the checksum is another")
+    return record
+
+
+def checksum(text: str) -> str:
+    """Return the first digits of the SHA-256 of `text`."""
+    return sha256(text.encode()).hexdigest()[:CHECKSUM_DIGITS]
+
+
+def _text(record: Mapping[str, Any]) -> str:
+    """Return `record` as JSON on one line, always the same for the same record."""
+    return json.dumps(record, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    """Write all of `data`; a disk that fills up takes part of it first."""
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def _sync_folder(path: str) -> None:
+    """Put a new file's name on the disk too."""
+    folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
