@@ -70,7 +70,8 @@ def _attend(tape: Tape, block: Attention, asked: "Asked") -> bool:
     sdpa, grouped = low.attention == "sdpa", block.num_heads != block.num_key_value_heads
     always = sdpa and low.numerics.always_masks
     masked = always or (sdpa and block.window in low.masked_windows)
-    composite = sdpa and grouped and (always or (c == 4 and not masked))  # PyTorch's own, of fp32 products
+    # PyTorch's own, of products in fp32, where no fused kernel takes such: a GPU's do not
+    composite = sdpa and grouped and (always or (c == 4 and not masked and not low.on_cpu))
     products = composite or low.attention == "eager"
     fused = len(block.projections) == 2 and not block.copies_values
     normed = fused and _keeps_its_input(tape, block.qk_norms)  # such a norm keeps all of it
@@ -241,6 +242,7 @@ def _fused(low: Lowering, part: str, widths: "Widths", heads: int, *, extra: flo
         live_backward_bytes=Poly(token=io + 4.0 * widths.out),
         passing_bytes=Poly(token=2.0 * io, pair=c if masked else 0.0),
         dtype=low.compute_dtype,
+        heads=heads,
     )
 
 
@@ -292,6 +294,7 @@ def _products(
         ),
         lingering_bytes=Poly() if wide else Poly(pair=heads * c),  # the probabilities
         dtype=low.compute_dtype,
+        heads=heads,
     )
 
 

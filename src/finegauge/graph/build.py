@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
+from finegauge.catalogue.gpus import is_cpu
 from finegauge.errors import FieldError
 from finegauge.graph.adapters import targets_of
 from finegauge.graph.attention import attention, latent_attention
@@ -18,6 +19,7 @@ from finegauge.graph.blocks import (
     FeedForward,
     LatentAttention,
     Layer,
+    Linear,
     LinearAttention,
     Mamba1,
     Mamba2,
@@ -30,7 +32,7 @@ from finegauge.graph.head import embedding, head
 from finegauge.graph.linear_attention import linear_attention
 from finegauge.graph.lowering import QUANTIZED_BYTES, Lowering
 from finegauge.graph.moe import mixture_of_experts
-from finegauge.graph.op import Op
+from finegauge.graph.op import Extents, Op
 from finegauge.graph.ssm import mamba1, mamba2
 from finegauge.graph.tape import Tape
 from finegauge.graph.traced import Traced, traced
@@ -67,6 +69,16 @@ class Graph:
         """Return (how often, operators) of everything a micro-batch passes, in forward order."""
         return [(1, self.embedding), *((group.count, group.ops) for group in self.layers), (1, self.head)]
 
+    def model_flops(self, extents: Extents) -> float:
+        """Return the FLOPs of forward and backward of one micro-batch, recomputation not counted."""
+        return sum(
+            count * (op.forward.flops.at(seen) + op.backward.flops.at(seen))
+            for count, ops in self.stretches
+            for op in ops
+            if op.forward.flops
+            for seen in (extents.windowed(op.window),)
+        )
+
 
 def build(run: Run) -> Graph:
     """Return the operator graph of `run`; the batch does not enter.
@@ -80,6 +92,7 @@ def build(run: Run) -> Graph:
         run.trainable_extra,
         run.optimizer,
         run.upcast_unquantized,
+        run.phase == "reward",
     )
     if run.trains_adapters and not graph.weights.adapter_params:
         names = ", ".join(sorted(projection_names(graph.model)))
@@ -104,9 +117,12 @@ def _build(
     trainable_extra: tuple[str, ...],
     optimizer: str,
     upcast: bool,
+    scalar: bool,
 ) -> Graph:
     """Build and remember the graph of one model under one lowering."""
     model = architecture_of(model_name, top_k)
+    if scalar:
+        model, trainable_extra = scalar_headed(model), (*trainable_extra, "lm_head")
     first, last = Tape(low), Tape(low)
     embedding(first, model)
     head(last, model)
@@ -118,6 +134,11 @@ def _build(
         head=tuple(last.ops),
         weights=weights_of(model, low, trainable_extra, optimizer, upcast=upcast),
     )
+
+
+def scalar_headed(model: Architecture) -> Architecture:
+    """Return `model` with one output per token in place of one per word: a reward or a value."""
+    return model._replace(head=Linear("score", model.hidden_size, 1), vocab_size=1)
 
 
 @lru_cache(maxsize=64)
@@ -140,6 +161,7 @@ def lowering_of(run: Run) -> Lowering:
     model = architecture_of(run.model, run.num_experts_per_tok)
     numerics = model.numerics
     adapters = run.trains_adapters
+    fused_experts = version >= (5, 0) and not (quantized and run.quantize_experts)  # apart, to be quantised
     implemented = run.attention if run.attention in numerics.kernels or _own_models(run) else "eager"
     return Lowering(
         activation_bytes=4 if wide else compute_bytes,
@@ -153,7 +175,7 @@ def lowering_of(run: Run) -> Lowering:
         targets=targets_of(
             run.lora_targets if adapters else (),
             model,
-            fused_experts=version >= (5, 0),
+            fused_experts=fused_experts,
             dropout=run.lora_dropout,
         ),
         lora_dropout=adapters and run.lora_dropout > 0,
@@ -164,8 +186,8 @@ def lowering_of(run: Run) -> Lowering:
         stash_survives=_stashes(run) and not run.checkpointing_reentrant,
         rebuilds=run.activation_checkpointing in ("full", "selective") and not run.checkpointing_reentrant,
         attention=implemented,
-        experts=run.experts_implementation,
-        fused_experts=version >= (5, 0),
+        experts="eager" if version >= (5, 0) and not fused_experts else run.experts_implementation,
+        fused_experts=fused_experts,
         fused_kernels=bool(run.kernels) or run.compile,  # a compiler fuses what those fuse by hand
         loss=run.loss,
         logits_shifted=version < (4, 50),
@@ -178,10 +200,11 @@ def lowering_of(run: Run) -> Lowering:
         or "embed_tokens" in run.trainable_extra,
         masked_windows=_masked_windows(model, run.seq_len) if implemented == "sdpa" else (),
         repeats_keys=implemented == "eager" or (implemented == "sdpa" and version < GROUPED_SDPA_SINCE),
+        on_cpu=is_cpu(run.gpu),
     )
 
 
-TARGETABLE = frozenset({"linear", "router", "experts"})
+TARGETABLE = frozenset({"linear", "router", "experts", "step"})
 
 
 def _masked_windows(model: Architecture, seq_len: int) -> tuple[int, ...]:

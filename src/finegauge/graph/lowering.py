@@ -59,6 +59,7 @@ class Lowering(NamedTuple):
     input_gradients: bool  # the gradient is taken back to the embeddings even if they are frozen
     masked_windows: tuple[int, ...]  # windows that sdpa is given as a mask: no longer than the sequences
     repeats_keys: bool  # keys and values are copied for every query head that shares them
+    on_cpu: bool = False  # the kernels are a processor's
 
     @property
     def stream_bytes(self) -> int:

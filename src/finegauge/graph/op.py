@@ -131,3 +131,4 @@ class Op(NamedTuple):
     window: int | None = None
     enclosed: bool = False
     synchronises: bool = False  # its forward waits for the device (a data-dependent shape)
+    heads: int = 0  # of attention: query heads

@@ -65,7 +65,7 @@ def _project(tape: Tape, part: str, linear: Linear, keeps: float, *, whole: bool
     inner = Tape(tape.lowering._replace(lora_rank=0) if whole or bare else tape.lowering)
     inner.ops = tape.ops
     start = len(tape.ops)
-    inner.linear(part, linear, keeps=keeps)
+    inner.linear(part, linear, keeps=keeps, kind=linear.kind)
     if whole:
         tape.ops[start:] = [
             op._replace(backward=op.backward._replace(flops=op.forward.flops.times(2)), enclosed=True)

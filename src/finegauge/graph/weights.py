@@ -32,6 +32,7 @@ class Weights(NamedTuple):
     paged_bytes: float  # optimizer state that may leave the GPU under pressure
     foreach_bytes: float  # one copy of all trained parameters of one dtype
     loop_bytes: float  # the temporaries of an optimizer that takes one tensor after the other
+    num_trained_tensors: int = 0
 
 
 def weights_of(
@@ -65,6 +66,7 @@ def weights_of(
         paged_bytes=paged_bytes(optimizer, every),
         foreach_bytes=sum(groups) if low.adapter_bytes == low.weight_bytes else max(groups),
         loop_bytes=temporary_bytes(optimizer, every),
+        num_trained_tensors=round(sum(t.num_alike for t in every)),
     )
 
 

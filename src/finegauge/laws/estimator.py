@@ -16,6 +16,7 @@ from finegauge.laws.law import Law
 from finegauge.laws.observation import Condition
 from finegauge.profile import Breakdown, Interval, Profile, Source
 from finegauge.units import GB
+from finegauge.workload.data import dataset_of
 from finegauge.workload.model import num_experts
 
 if TYPE_CHECKING:
@@ -65,9 +66,7 @@ def _longest(run: "Run") -> int:
     """Return the tokens of the longest sequence: the data's longest, cut off."""
     if run.dataset is None:
         return run.seq_len
-    from finegauge.catalogue.datasets import dataset
-
-    return min(run.seq_len, dataset(run.dataset).max_tokens or run.seq_len)
+    return min(run.seq_len, dataset_of(run).max_tokens or run.seq_len)
 
 
 def _time(law: Law, profile: Profile) -> Profile:

@@ -13,10 +13,12 @@ from finegauge.workload.field import Check, choice, flag, number, text, whole
 from finegauge.workload.lengths import LengthHistogram
 
 if TYPE_CHECKING:
+    from finegauge.catalogue.datasets import Dataset
     from finegauge.workload.run import Run
 
 PADDING = ("longest", "max", "free")
 MAX_SEQ_LEN = 16_777_216
+GENERATING_PHASES = ("ppo", "grpo", "decode")
 
 CHECKS: dict[str, Check] = {
     "dataset": text,
@@ -25,6 +27,9 @@ CHECKS: dict[str, Check] = {
     "packing": flag,
     "padding": choice(PADDING, {"max_length": "max", "true": "longest"}),
     "pad_to_multiple_of": whole(1, 65_536, "tokens"),
+    "tokenizer": text,
+    "max_new_tokens": whole(1, MAX_SEQ_LEN, "tokens"),
+    "num_generations": whole(2, 4096, "answers"),
     "micro_batch_size": whole(1, 1_000_000, "sequences"),
     "gradient_accumulation_steps": whole(1, 1_000_000),
     "epochs": number(1e-6, 1e6),
@@ -38,6 +43,19 @@ def settle(values: dict[str, Any], stated: Collection[str]) -> None:
         raise FieldError(
             "packing=true fills every sequence to seq_len, so padding=longest cannot hold; remove one."
         )
+    new_tokens = values["max_new_tokens"]
+    if new_tokens is not None and values["phase"] not in GENERATING_PHASES:
+        raise FieldError(
+            f"max_new_tokens is stated, but phase={values['phase']} generates nothing; remove it or use "
+            f"{', '.join(GENERATING_PHASES)}."
+        )
+    if new_tokens is not None and new_tokens >= values["seq_len"]:
+        raise FieldError(
+            f"max_new_tokens={new_tokens} leaves no room for a prompt in seq_len={values['seq_len']}; "
+            f"use less than {values['seq_len']}."
+        )
+    if new_tokens is None and values["phase"] in GENERATING_PHASES:
+        values["max_new_tokens"] = values["seq_len"] // 2 or 1
     if values["padding"] is None or (values["packing"] and values["padding"] == "longest"):
         values["padding"] = "longest" if values["dataset"] and not values["packing"] else "max"
 
@@ -63,19 +81,47 @@ class BatchShape(NamedTuple):
         return self.tokens / self.sequences
 
 
+def dataset_of(run: "Run") -> "Dataset":
+    """Return the data set that `run` names: of the catalogue, a file of lengths, or one of texts.
+
+    Raises: FieldError where a tokenizer is stated and there are no texts, or the other way round.
+    """
+    from finegauge.workload.tokenised import SUFFIXES, text_dataset
+
+    name = run.dataset or ""
+    if run.tokenizer is not None and name.endswith(SUFFIXES):
+        return text_dataset(name, run.tokenizer)
+    if run.tokenizer is not None:
+        raise FieldError(
+            f"tokenizer is stated, but dataset={name} is no file of texts; remove it or name a JSONL file."
+        )
+    if name.endswith(".jsonl"):
+        raise FieldError(
+            f"dataset={name} holds texts, whose length depends on the tokenizer; add 'tokenizer: FOLDER'."
+        )
+    from finegauge.catalogue.datasets import dataset
+
+    return dataset(name)
+
+
 def lengths(run: "Run", *, padded: bool) -> LengthHistogram | None:
     """Return the run's length histogram, cut at seq_len; None where no data set is stated."""
     if run.dataset is None:
         return None
-    from finegauge.catalogue.datasets import dataset
-
     multiple = run.pad_to_multiple_of if padded else 1
-    pairs = dataset(run.dataset).lengths
+    pairs = dataset_of(run).lengths
     return LengthHistogram.of(pairs, cut_off=run.seq_len, multiple=multiple) if pairs else None
 
 
 def shape(run: "Run") -> BatchShape:
-    """Return what one micro-batch of `run` holds, from its data set's lengths where one is stated."""
+    """Return what one micro-batch of `run` holds: its sequences, as its phase uses them."""
+    from finegauge.workload.prompts import in_phase
+
+    return in_phase(run)
+
+
+def sequences(run: "Run") -> BatchShape:
+    """Return what a micro-batch of the data set's own sequences holds, from their lengths where known."""
     true_lengths = lengths(run, padded=False)
     if true_lengths is None or run.packing:
         return _constant(run, true_lengths)

@@ -10,7 +10,7 @@ from dataclasses import MISSING, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from finegauge.errors import FieldError, UnknownKeyError
-from finegauge.workload import cluster, data, implementation, method, model, parallelism, precision
+from finegauge.workload import cluster, data, implementation, method, model, parallelism, precision, prompts
 from finegauge.workload.field import UNSTATED, Check, text, whole
 
 if TYPE_CHECKING:
@@ -61,6 +61,9 @@ class Run:
     packing: bool = False
     padding: str = UNSTATED
     pad_to_multiple_of: int = 8
+    tokenizer: str | None = None  # folder or tokenizer.json that turns a data set of texts into tokens
+    max_new_tokens: int = UNSTATED  # that ppo, grpo and decode write; the rest of seq_len is the prompt
+    num_generations: int = 8  # answers per prompt that grpo compares
     micro_batch_size: int = 1
     gradient_accumulation_steps: int = 1
     epochs: float = 1.0
@@ -106,7 +109,7 @@ class Run:
                 f"or {missing}=… to the command line."
             )
         stated = {name for name, origin in origins.items() if origin in STATED}
-        for topic in (implementation, method, precision, data, parallelism):
+        for topic in (implementation, method, precision, data, prompts, parallelism):
             topic.settle(values, stated)
         if any(values[name] not in (None, 1) for name in NEED_THE_MODEL):
             model.fit(values, figures(values["model"]).config)
@@ -162,9 +165,7 @@ class Run:
 
             gpu(self.gpu)
         if self.dataset is not None:
-            from finegauge.catalogue.datasets import dataset
-
-            dataset(self.dataset)
+            data.dataset_of(self)
 
     def fields(self) -> dict[str, Any]:
         """Return every field by name, in the order of the class."""

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from finegauge.errors import FieldError, UnsupportedError
+from finegauge.measure.models.adapters import lora_targets
 from finegauge.measure.trace import StepTrace, build, trace_built, trace_step
 from finegauge.measure.trace.autocast import cuda_lists
-from finegauge.measure.trace.build import lora_targets
 from finegauge.measure.trace.kernels import causal_pairs, sdpa_kernel
 from finegauge.workload.run import Run
 

@@ -72,7 +72,7 @@ def mamba1(
         projections=(
             Linear("in_proj", hidden, 2 * inner, bias),
             Linear("x_proj", inner, dt_rank + 2 * state),
-            Linear("dt_proj", dt_rank, inner, bias=True),
+            Linear("dt_proj", dt_rank, inner, bias=True, kind="step"),  # not quantised
             Linear("out_proj", inner, hidden, bias),
         ),
         extra=(*conv, Tensor("A_log", (inner, state), "state"), Tensor("D", (inner,), "state")),

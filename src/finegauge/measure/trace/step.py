@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from finegauge.measure.models.classes import DTYPES
 from finegauge.measure.trace.autocast import cuda_lists
-from finegauge.measure.trace.build import DTYPES, Built, build
+from finegauge.measure.trace.build import Built, build
 from finegauge.measure.trace.flops import CORRECTIONS
 from finegauge.measure.trace.kernels import scaled_dot_product_attention
 from finegauge.measure.trace.ssm_kernels import SUBSTITUTES

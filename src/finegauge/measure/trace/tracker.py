@@ -11,7 +11,7 @@ Storages are held weakly: what Python and autograd drop is freed here as on the 
 import weakref
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -152,13 +152,37 @@ class Tracker(TorchDispatchMode):
 
     def alive_at_peak(self, phase: str) -> list[Held]:
         """Return what was alive at the peak of `phase` beyond the known storages, largest first."""
-        alive: dict[int, Held] = {}
-        for key, made in self._events[: self._peak_event.get(phase, 0)]:
+        alive = self.alive(self._peak_event.get(phase, 0))
+        return sorted(alive.values(), key=lambda held: -held.bytes)
+
+    def peak_event(self, phase: str) -> int:
+        """Return how many events there had been at the peak of `phase`."""
+        return self._peak_event.get(phase, 0)
+
+    @property
+    def num_events(self) -> int:
+        """Return how many storages were made or freed so far."""
+        return len(self._events)
+
+    def alive(self, num_events: int | None = None) -> dict[int, Held]:
+        """Return what is alive after so many events beyond the known storages, by the event that made it.
+
+        Args:
+            num_events: None: after all there were so far.
+        """
+        alive: dict[int, tuple[int, Held]] = {}
+        for event, (key, made) in enumerate(self._events[:num_events]):
             if made is None:
                 alive.pop(key, None)
             else:
-                alive[key] = made
-        return sorted(alive.values(), key=lambda held: -held.bytes)
+                alive[key] = event, made
+        return dict(alive.values())
+
+    def events_of(self, tensors: Iterable[torch.Tensor]) -> set[int]:
+        """Return the events that made the storages of `tensors`, known ones left out."""
+        keys = {tensor.untyped_storage()._cdata for tensor in tensors} - self.known.keys()
+        last = {key: event for event, (key, made) in enumerate(self._events) if made is not None}
+        return {last[key] for key in keys if key in last}
 
     # ---- what autograd keeps -------------------------------------------------------------
     def _keep(self, tensor: torch.Tensor) -> torch.Tensor:

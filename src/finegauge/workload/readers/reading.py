@@ -63,7 +63,7 @@ def _run(fields: dict[str, Any], origins: dict[str, str], words: tuple[str, ...]
 
 def _beside(fields: dict[str, Any], file: str) -> dict[str, Any]:
     """Return `fields` with files that lie beside the run file named by their path."""
-    for key in ("model", "gpu", "dataset"):
+    for key in ("model", "gpu", "dataset", "tokenizer"):
         named = fields.get(key)
         beside = os.path.join(os.path.dirname(file), named) if isinstance(named, str) and named else ""
         if os.path.exists(beside):
