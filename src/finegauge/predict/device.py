@@ -10,11 +10,16 @@ Neglected: clocks that sink with power, cache hits between operators.
 
 from collections.abc import Iterable
 from math import ceil
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from finegauge.catalogue.gpus import GpuSpec
 from finegauge.graph.op import Cost, Extents, Gemm, Op
 from finegauge.predict.calibration import Calibration
+
+if TYPE_CHECKING:
+    from finegauge.predict.sharding import Share
+
+FOREACH_VALUES, FUSED_VALUES, CLIP_VALUES = 21.0, 7.0, 3.0  # read or written per parameter
 
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.93), (128, 64, 0.80), (64, 64, 0.62), (64, 32, 0.45))
 PIPELINE_DEPTH = 96.0  # elements of k before a tile's pipeline is full
@@ -57,6 +62,22 @@ class Device(NamedTuple):
         if not flops:
             return moved
         return max(flops / self._rate(op, backward=backward), moved)
+
+    def moving_seconds(self, num_bytes: float) -> float:
+        """Return the seconds of reading or writing so many bytes."""
+        return num_bytes / self.memory_bytes_per_s
+
+    def update_seconds(self, share: "Share") -> float:
+        """Return the seconds of gradient clipping and the optimizer step over the values `share` holds."""
+        weights, run, moved, size = share.graph.weights, share.run, 0.0, share.value_bytes
+        values = FUSED_VALUES if run.optimizer_implementation == "fused" else FOREACH_VALUES
+        for params in (weights.trained_params, weights.adapter_params):
+            if run.optimizer.endswith("8bit"):
+                moved += params * (3.0 * size + 4.0)
+            else:
+                moved += params * size * values
+            moved += params * size * CLIP_VALUES
+        return moved / self.memory_bytes_per_s
 
     def _rate(self, op: Op, *, backward: bool) -> float:
         """Return FLOP/s of a kernel that is not a plain matrix product."""

@@ -4,6 +4,7 @@
 stages of its `step_time_s`, the formula with its numbers put in.
 """
 
+from finegauge.catalogue.gpus import CPU, gpu
 from finegauge.graph.build import Graph, build
 from finegauge.graph.lowering import QUANTIZED_BYTES
 from finegauge.predict.calibrated import current
@@ -14,6 +15,7 @@ from finegauge.predict.sharding import rank_extents, shard_degree, share_of
 from finegauge.profile import Path
 from finegauge.units import GIB, count
 from finegauge.workload.data import shape
+from finegauge.workload.prompts import answer_tokens
 from finegauge.workload.run import Run
 
 
@@ -36,6 +38,44 @@ def formulas(run: Run, calibration: Calibration | None = None) -> dict[Path, str
         ("backward",): "x2 for trained weights, x1 for frozen ones that gradients pass through",
         ("optimizer",): f"{run.optimizer} ({run.optimizer_implementation}): bytes it moves over bandwidth",
         **_rank_formulas(run, calibration),
+        **_phase_formulas(run),
+        **_measured_formulas(run),
+    }
+
+
+def _measured_formulas(run: Run) -> dict[Path, str]:
+    """Return what differs where the device has been measured."""
+    spec = gpu(run.gpu) if run.gpu is not None else None
+    if spec is None or spec.measured is None:
+        return {}
+    lines: dict[Path, str] = {
+        ("forward",): "readings of single operators, between their sizes, added up",
+        (
+            "optimizer",
+        ): f"{run.optimizer} ({run.optimizer_implementation}): readings by parameters and tensors",
+    }
+    if spec.architecture == CPU:
+        lines["slack",] = "a processor's allocator gives back what is free"
+        lines["context",] = "a processor has no driver's memory"
+    return lines
+
+
+def _phase_formulas(run: Run) -> dict[Path, str]:
+    """Return the lines of what only some phases hold and do."""
+    new, rows = answer_tokens(run), run.micro_batch_size
+    return {
+        ("weights", "reference"): "the policy before tuning, frozen, as large as the model",
+        ("weights", "value model"): "as large as the policy, with a scalar head",
+        ("weights", "reward model"): "as large as the policy, with a scalar head, frozen",
+        ("optimizer", "value model"): f"{run.optimizer} state of the value model",
+        ("KV cache",): f"keys and values of all layers for every token of {rows} sequences a micro-batch",
+        ("logits", "next token"): "logits of one token of every sequence, and their probabilities in fp32",
+        ("scoring",): "forward passes that keep nothing, by the models that judge",
+        (
+            "generation",
+        ): f"the prompts once, then {new:,} tokens one by one: weights and KV cache over bandwidth",
+        ("prefill",): "one forward pass over the prompts",
+        ("decode",): f"{new:,} tokens one by one: weights and KV cache over bandwidth, or launches",
     }
 
 

@@ -18,6 +18,7 @@ the first has a known place.
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from finegauge.catalogue.gpus import CPU
 from finegauge.graph.build import Graph, LayerGraph
 from finegauge.graph.op import Extents, Op
 from finegauge.predict.calibration import Calibration
@@ -26,7 +27,7 @@ from finegauge.predict.walk import Moment, backward_moment, forward_moment, grad
 from finegauge.profile import Breakdown, Path
 from finegauge.workload.run import Run
 
-CUBLAS_BYTES = {"Hopper": 32 * 2**20, "Blackwell": 32 * 2**20}  # workspace per handle
+CUBLAS_BYTES = {"Hopper": 32 * 2**20, "Blackwell": 32 * 2**20, CPU: 0.0}  # workspace per handle
 CUBLAS_DEFAULT_BYTES = 8.5 * 2**20
 
 Parts = dict[Path, float]
@@ -54,6 +55,11 @@ class LiveSet(NamedTuple):
         )
 
 
+def cublas_bytes(architecture: str) -> float:
+    """Return the workspace that matrix products hold on a GPU of `architecture`."""
+    return CUBLAS_BYTES.get(architecture, CUBLAS_DEFAULT_BYTES)
+
+
 def live_set(run: Run, graph: Graph, extents: Extents, architecture: str) -> LiveSet:
     """Return the live memory of each phase for a micro-batch of `extents`, in bytes."""
     weights = graph.weights
@@ -61,7 +67,7 @@ def live_set(run: Run, graph: Graph, extents: Extents, architecture: str) -> Liv
         ("weights", "model"): weights.base_bytes,
         ("weights", "adapters"): weights.adapter_bytes,
         ("optimizer", "states"): weights.optimizer_bytes - weights.paged_bytes,
-        ("workspace", "cuBLAS"): CUBLAS_BYTES.get(architecture, CUBLAS_DEFAULT_BYTES),
+        ("workspace", "cuBLAS"): cublas_bytes(architecture),
     }
     passes = _Passes(run, graph, extents)
     phases = {

@@ -3,7 +3,7 @@
 from functools import lru_cache
 
 from finegauge.catalogue.gpus import gpu as find_gpu
-from finegauge.errors import FieldError, UnsupportedError
+from finegauge.errors import FieldError
 from finegauge.graph.build import Graph
 from finegauge.graph.op import Extents
 from finegauge.predict.calibrated import current
@@ -11,21 +11,14 @@ from finegauge.predict.calibration import Calibration
 from finegauge.predict.communication import Network
 from finegauge.predict.device import Device
 from finegauge.predict.energy import step_energy_j
-from finegauge.predict.memory import LiveSet, live_set, outside_tensors
-from finegauge.predict.sharding import (
-    Share,
-    frozen_layers_moment,
-    gathered_memory,
-    rank_extents,
-    share_of,
-    stage_graph,
-)
-from finegauge.predict.time import step_time
+from finegauge.predict.measured import MeasuredDevice
+from finegauge.predict.memory import LiveSet, outside_tensors
+from finegauge.predict.phases import Question, answer, check_supported
+from finegauge.predict.sharding import rank_extents, share_of
 from finegauge.profile import Breakdown, Profile, Source
 from finegauge.workload.data import BatchShape, shape
+from finegauge.workload.prompts import micro_steps
 from finegauge.workload.run import Run
-
-PREDICTED_PHASES = ("sft", "pretrain")
 
 
 def predict(run: Run, calibration: Calibration | None = None) -> Profile:
@@ -49,14 +42,16 @@ def predict(run: Run, calibration: Calibration | None = None) -> Profile:
     batch = shape(run)
     mean, longest = rank_extents(run, mean_extents(batch)), rank_extents(run, longest_extents(batch))
     device = device_of(run.gpu, calibration, graph.lowering.compute_dtype)
+    if isinstance(device, MeasuredDevice):
+        device.check(run)
+    calibration = device.calibration
     network = Network.of(run, gpu, calibration) if share.communicates else None
-    live = rank_live_set(run, share, longest, gpu.architecture)
-    step = step_time(share, mean, device, network)
+    live, step, flops = answer(Question(run, share, mean, longest, device, network, gpu.architecture))
     on_device = live.peak + outside_tensors(run, graph, live.peak, calibration)
     if share.distributed:
         on_device += Breakdown({("NCCL",): calibration.nccl_bytes})
     fits = on_device.total <= gpu.usable_bytes
-    micro_steps = run.gradient_accumulation_steps
+    micro_batches = micro_steps(run) * run.data_parallel
     ranks = run.num_gpus / run.pipeline_parallel  # the graph holds the layers of every stage
     return Profile(
         run=run,
@@ -77,38 +72,13 @@ def predict(run: Run, calibration: Calibration | None = None) -> Profile:
         peak_phase=live.peak_phase,
         step_time_s=step.parts,
         step_energy_j=step_energy_j(gpu, step, calibration, run.num_gpus),
-        step_flops=model_flops(graph, mean) * micro_steps * ranks,
-        step_tokens=batch.tokens * micro_steps * run.data_parallel,
-        step_sequences=batch.samples * micro_steps * run.data_parallel,
+        step_flops=flops * ranks,
+        step_tokens=batch.tokens * micro_batches,
+        step_sequences=batch.samples * micro_batches,
         host_bound_fraction=step.host_bound_s / step.parts.total if step.parts.total else 0.0,
         peak_flops_per_s=gpu.peak_flops_per_s(graph.lowering.compute_dtype),
         capacity_bytes=gpu.usable_bytes,
     )
-
-
-def check_supported(run: Run) -> None:
-    """Refuse what no equation here covers, in one sentence."""
-    if run.phase not in PREDICTED_PHASES:
-        raise UnsupportedError(
-            f"phase={run.phase} is not predicted yet; {' and '.join(PREDICTED_PHASES)} are."
-        )
-    if run.method == "freeze":
-        raise UnsupportedError("method=freeze is not predicted yet; full, lora, qlora and gptq_lora are.")
-
-
-def rank_live_set(run: Run, share: Share, extents: Extents, architecture: str) -> LiveSet:
-    """Return the live memory of each phase on the fullest rank, gathered weights and buckets included."""
-    live = live_set(share.run, stage_graph(run, share.graph), extents, architecture)
-    beside = gathered_memory(run, share)
-    phases = {name: parts + Breakdown(beside.get(name, {})) for name, parts in live.phases.items()}
-    frozen = frozen_layers_moment(run, share, extents)
-    if frozen:
-        held = {p: v for p, v in phases["backward"].parts.items() if p[0] not in ("activations", "logits")}
-        phases["backward of frozen layers"] = Breakdown({**held, **frozen})
-    if run.optimizer_implementation == "in_backward":  # a layer's gradients are used up as they come
-        most = max(share.layer_gradient_bytes, share.outer_gradient_bytes)
-        phases = {name: _capped(parts, most) for name, parts in phases.items() if name != "optimizer"}
-    return LiveSet(phases)
 
 
 def cached_bytes(live: LiveSet, on_device: Breakdown, calibration: Calibration) -> float:
@@ -117,17 +87,14 @@ def cached_bytes(live: LiveSet, on_device: Breakdown, calibration: Calibration) 
     Blocks of activations are cut for sizes that come back only in part; the optimizer's temporaries
     and the gradients come when activations have gone, and find no block of theirs among them.
     """
+    if not calibration.cached_fraction:
+        return 0.0  # a processor's allocator gives back what is free
     moving = max(parts["activations"] + parts["logits"] for parts in live.phases.values())
     late = ("gradients",), ("workspace", "optimizer")
     apart = sum(max(parts.parts.get(path, 0.0) for parts in live.phases.values()) for path in late)
     peak = live.peak
     together = peak["activations"] + peak["logits"] + sum(peak.parts.get(path, 0.0) for path in late)
     return max(calibration.cached_fraction * moving, moving + apart - together) - on_device["slack"]
-
-
-def _capped(parts: Breakdown, most: float) -> Breakdown:
-    """Return `parts` with gradients of at most `most` bytes."""
-    return Breakdown({p: min(v, most) if p[0] == "gradients" else v for p, v in parts.parts.items()})
 
 
 def mean_extents(batch: BatchShape) -> Extents:
@@ -145,19 +112,16 @@ def longest_extents(batch: BatchShape) -> Extents:
     )
 
 
-def model_flops(graph: Graph, extents: Extents) -> float:
-    """Return the FLOPs of forward and backward of one micro-batch, recomputation not counted."""
-    return sum(
-        count * (op.forward.flops.at(seen) + op.backward.flops.at(seen))
-        for count, ops in graph.stretches
-        for op in ops
-        if op.forward.flops
-        for seen in (extents.windowed(op.window),)
-    )
+def device_of(name: str, calibration: Calibration, dtype: str) -> Device | MeasuredDevice:
+    """Return the device called `name`, its rates or its readings ready."""
+    gpu = find_gpu(name)
+    if gpu.measured is not None:
+        return MeasuredDevice(gpu, gpu.measured, calibration, dtype)
+    return _datasheet_device(name, calibration, dtype)
 
 
 @lru_cache(maxsize=32)
-def device_of(name: str, calibration: Calibration, dtype: str) -> Device:
+def _datasheet_device(name: str, calibration: Calibration, dtype: str) -> Device:
     """Return the device called `name`, its rates ready."""
     return Device.of(find_gpu(name), calibration, {dtype, "fp32"})
 

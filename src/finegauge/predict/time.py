@@ -16,11 +16,11 @@ from finegauge.graph.op import Cost, Extents, Op
 from finegauge.predict.checkpointing import rerun
 from finegauge.predict.communication import Network, Passes, communication
 from finegauge.predict.device import Device
+from finegauge.predict.measured import MeasuredDevice
 from finegauge.predict.sharding import Share
 from finegauge.profile import Breakdown, Path
 from finegauge.workload.run import Run
 
-FOREACH_VALUES, FUSED_VALUES, CLIP_VALUES = 21.0, 7.0, 3.0
 FOREACH_LAUNCHES = 60.0
 MATRIX_KINDS = frozenset({"gemm", "grouped_gemm", "attention"})
 TENSORS_PER_LAUNCH = 40.0  # tensors that one multi-tensor kernel covers
@@ -34,8 +34,20 @@ class StepTime(NamedTuple):
     matrix_s: float  # device time of matrix products and attention
     device_s: float
 
+    def plus(self, other: "StepTime") -> "StepTime":
+        """Return both one after the other."""
+        rest = (mine + theirs for mine, theirs in zip(self[1:], other[1:], strict=True))
+        return StepTime(self.parts + other.parts, *rest)
 
-def step_time(share: Share, extents: Extents, device: Device, network: Network | None = None) -> StepTime:
+    def times(self, count: float) -> "StepTime":
+        """Return it `count` times."""
+        parts = {path: count * value for path, value in self.parts.parts.items()}
+        return StepTime(Breakdown(parts), *(count * value for value in self[1:]))
+
+
+def step_time(
+    share: Share, extents: Extents, device: Device | MeasuredDevice, network: Network | None = None
+) -> StepTime:
     """Return the time of one optimizer step on the slowest of the ranks that hold a `share` each.
 
     Args:
@@ -45,7 +57,7 @@ def step_time(share: Share, extents: Extents, device: Device, network: Network |
         network: The links to the other ranks; None where there are none.
     """
     run, graph = share.run, share.graph
-    clock = _Clock(run, extents, device)
+    clock = StepClock(run, extents, device)
     micro_steps = run.gradient_accumulation_steps
     stages = run.pipeline_parallel if run.pipeline_schedule != "naive" else 1
     for count, ops in graph.stretches:
@@ -54,6 +66,8 @@ def step_time(share: Share, extents: Extents, device: Device, network: Network |
         clock.stage("forward", times, ops, backward=False)
         clock.stage("recompute", times, rerun(run, graph, ops), backward=False)
         clock.stage("backward", times, ops, backward=True)
+        if isinstance(device, MeasuredDevice) and ops is not graph.embedding:
+            clock.rest(times, device, layer=not outer, again=bool(rerun(run, graph, ops)))
     forward = sum(seconds for path, seconds in clock.parts if path[0] == "forward")
     passes = Passes(
         forward_s=forward / micro_steps,
@@ -65,24 +79,25 @@ def step_time(share: Share, extents: Extents, device: Device, network: Network |
         clock.optimizer(share)
     if network is not None:
         clock.parts += communication(run, share, passes, extents, network, device.calibration)
-    return StepTime(
-        parts=Breakdown.add_up(clock.parts),
-        host_bound_s=clock.host_bound_s,
-        matrix_s=clock.matrix_s,
-        device_s=clock.device_s,
-    )
+    return clock.time
 
 
-class _Clock:
+class StepClock:
     """Adds up stages; one per step."""
 
-    def __init__(self, run: Run, extents: Extents, device: Device) -> None:
-        self.extents, self.device, self.run = extents, device, run
+    def __init__(self, run: Run, extents: Extents, device: Device | MeasuredDevice) -> None:
+        """Start at nothing, for micro-batches of `extents`."""
+        self.run, self.extents, self.device = run, extents, device
         calibration = device.calibration
         self.launch_s = calibration.launch_s * (calibration.compiled_launch_fraction if run.compile else 1.0)
         self.call_s = calibration.call_s + (calibration.wait_s if run.synchronous else 0.0)
         self.parts: list[tuple[Path, float]] = []
         self.host_bound_s = self.matrix_s = self.device_s = 0.0
+
+    @property
+    def time(self) -> StepTime:
+        """Return what has been added so far."""
+        return StepTime(Breakdown.add_up(self.parts), self.host_bound_s, self.matrix_s, self.device_s)
 
     def stage(self, name: str, count: float, ops: Iterable[Op], *, backward: bool) -> None:
         """Add `count` passes over `ops` in one direction."""
@@ -103,21 +118,26 @@ class _Clock:
         self.host_bound_s += count * exposed
         self.device_s += count * on_device
 
+    def rest(self, count: float, device: MeasuredDevice, *, layer: bool, again: bool) -> None:
+        """Add the Python around the operators of `count` layers, or of the model; `again`: recomputed too."""
+        own = "layer" if layer else "model"
+        rows = [("forward", own, False), ("backward", own, True)]
+        if again and layer:
+            rows.append(("recompute", own, False))
+            if not self.run.checkpointing_reentrant:  # hooks on every tensor that autograd keeps
+                rows += [("forward", "checkpoint", False), ("recompute", "checkpoint", True)]
+        for stage, of, backward in rows:
+            seconds = count * device.rest_seconds(of, backward=backward)
+            if seconds:
+                self.parts.append(((stage, "other", "Python"), seconds))
+                self.host_bound_s += seconds
+
     def optimizer(self, share: Share) -> None:
         """Add gradient clipping and the optimizer step over the values that this rank holds."""
-        weights, run = share.graph.weights, self.run
-        values = FUSED_VALUES if run.optimizer_implementation == "fused" else FOREACH_VALUES
-        moved, size = 0.0, share.value_bytes
-        for params in (weights.trained_params, weights.adapter_params):
-            if run.optimizer.endswith("8bit"):
-                moved += params * (3.0 * size + 4.0)
-            else:
-                moved += params * size * values
-            moved += params * size * CLIP_VALUES
-        seconds = moved / self.device.memory_bytes_per_s
+        seconds = self.device.update_seconds(share)
         layers = share.graph.model.num_layers
         host = self.launch_s * FOREACH_LAUNCHES * (1 + layers * 14 / TENSORS_PER_LAUNCH / 10)
         exposed = max(0.0, host - seconds)
-        self.parts.append((("optimizer", "parameters", run.optimizer), seconds + exposed))
+        self.parts.append((("optimizer", "parameters", self.run.optimizer), seconds + exposed))
         self.host_bound_s += exposed
         self.device_s += seconds

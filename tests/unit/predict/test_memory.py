@@ -138,7 +138,7 @@ def test_every_memory_part_has_its_formula() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"phase": "dpo"}, "phase=dpo"),
+        ({"phase": "dpo", "num_gpus": 2, "sharding": "fsdp"}, "phase=dpo with sharding=fsdp"),
         ({"method": "freeze", "freeze_trainable_layers": 2}, "method=freeze"),
     ],
 )

@@ -1,0 +1,60 @@
+"""One step over pairs of sequences, of which the first should have the higher reward.
+
+    loss = -log sigmoid(reward(chosen) - reward(rejected))
+
+Both of a pair go through the model together; a pair is one sample. What the reward is,
+a reward model's scalar or a likelihood ratio, is the phase's.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.nn.functional import logsigmoid
+
+from finegauge.measure.batches import Batch
+from finegauge.measure.phases.inputs import Pairs
+from finegauge.measure.phases.update import Update
+from finegauge.measure.subject import Clock, StepFacts, Subject
+
+Rewards = Callable[[Pairs, Clock, Update], torch.Tensor]  # [2B], telling the clock its stages
+
+
+class Pairwise:
+    """Trains on pairs until the preferred ones have the higher reward."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        models: Mapping[str, Any],
+        optimizer: Any,
+        data: Iterator[Batch],
+        rewards: Rewards,
+    ) -> None:
+        """Train `subject` by `rewards`; of every two batches of `data` the first is the preferred one."""
+        self.subject, self.models, self.optimizer = subject, models, optimizer
+        self.data, self.rewards = data, rewards
+        self.update = Update(subject.run, optimizer, subject.trained, subject.device)
+
+    def step(self, clock: Clock) -> StepFacts:
+        """Take one optimizer step; the details say how often, and by how much, the preferred one wins."""
+        tokens = real_tokens = pairs = loss_mean = margin_mean = wins = 0.0
+        parts = self.subject.run.gradient_accumulation_steps
+        for _ in range(parts):
+            with clock.stage("data"):
+                batch = Pairs.next(self.data)
+            rewards = self.rewards(batch, clock, self.update)
+            with clock.stage("forward"):
+                chosen, rejected = rewards.chunk(2)
+                loss = -logsigmoid(chosen - rejected).mean()
+            with clock.stage("backward"):
+                self.update.backward(loss / parts)
+            margin = (chosen - rejected).detach()
+            loss_mean += float(loss.detach()) / parts
+            margin_mean += float(margin.mean()) / parts
+            wins += float((margin > 0).float().mean()) / parts
+            tokens, real_tokens = tokens + batch.tokens, real_tokens + batch.real_tokens
+            pairs += batch.pairs
+        with clock.stage("optimizer"):
+            self.update.step()
+        return StepFacts(tokens, pairs, loss_mean, real_tokens, {"accuracy": wins, "margin": margin_mean})

@@ -1,0 +1,157 @@
+r"""RLHF by proximal policy optimisation: four models, a rollout, four passes of updates.
+
+A step asks the policy for answers (generation), lets policy, reference, value and reward
+model judge them (scoring), and updates policy and value model: each token's reward is
+
+$$ r_t = -\beta(\log p - \log p_{reference}) + [t = last] R $$
+
+advantages are generalised [1], both losses are clipped [2]. Policy and value model take
+turns, so only one of them holds activations at a time; one optimizer serves both. The
+constants are the defaults of TRL's last PPO trainer.
+
+[1] Schulman et al. 2016, arXiv:1506.02438   [2] Schulman et al. 2017, arXiv:1707.06347
+[3] Ouyang et al. 2022, arXiv:2203.02155
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from finegauge.measure.batches import Batch
+from finegauge.measure.phases.judges import Judge
+from finegauge.measure.phases.reference import Reference
+from finegauge.measure.phases.token_losses import refuse_fused, token_losses
+from finegauge.measure.phases.update import Update
+from finegauge.measure.phases.writing import Answers, Prompts, inference, write
+from finegauge.measure.subject import Clock, StepFacts, Subject
+
+EPOCHS = 4
+KL_COEFFICIENT = 0.05
+CLIP_RATIO, CLIP_VALUE = 0.2, 0.2
+VALUE_COEFFICIENT = 0.1
+DISCOUNT, LAMBDA = 1.0, 0.95
+
+
+class Rollout(NamedTuple):
+    """Answers with all that the updates need to know of them, each [B, N]."""
+
+    answers: Answers
+    log_probs: torch.Tensor
+    values: torch.Tensor
+    advantages: torch.Tensor
+    rewards: torch.Tensor  # [B], of whole answers
+    kl: torch.Tensor  # [B]
+
+
+class ProximalPolicyOptimisation:
+    """Trains a policy and a value model on what the policy writes and a judge says of it."""
+
+    def __init__(
+        self,
+        policy: Subject,
+        value: Subject,
+        judge: Judge,
+        optimizer: Any,
+        data: Iterator[Batch],
+        *,
+        others: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Train `policy` on the prompts of `data`.
+
+        Args:
+            policy: Writes the answers.
+            value: A model with a scalar head; expects the reward to come at every token.
+            judge: Says how good an answer is.
+            optimizer: Of the parameters of both.
+            data: Batches of as many prompts as a step takes.
+            others: Models in memory beside these, by role: the judge's.
+        """
+        refuse_fused(policy.run)
+        self.subject, self.value, self.judge = policy, value, judge
+        self.optimizer, self.data = optimizer, data
+        self.reference = Reference(policy)
+        self.models: Mapping[str, Any] = {
+            "policy": policy.model,
+            "value": value.model,
+            **self.reference.models,
+            **(others or {}),
+        }
+        self.update = Update(policy.run, optimizer, [*policy.trained, *value.trained], policy.device)
+        self.chunked = policy.run.loss == "chunked"
+
+    def step(self, clock: Clock) -> StepFacts:
+        """Take one rollout and its updates; the details say the mean reward and divergence."""
+        run = self.subject.run
+        with clock.stage("data"):
+            prompts = Prompts.of(next(self.data))
+        with clock.stage("generation"), self.update.autocast():
+            answers = write(self.subject, prompts, run.max_new_tokens)
+        with clock.stage("scoring"), self.update.autocast():
+            rollouts = [self.score(part) for part in answers.split(run.micro_batch_size)]
+        loss = 0.0
+        for _ in range(EPOCHS):
+            loss = sum(self._learn(rollout, clock, len(rollouts)) for rollout in rollouts)
+            with clock.stage("optimizer"):
+                self.update.step()
+        details = {
+            "reward": float(torch.cat([rollout.rewards for rollout in rollouts]).mean()),
+            "kl": float(torch.cat([rollout.kl for rollout in rollouts]).mean()),
+        }
+        return StepFacts(answers.ids.numel(), len(answers.ids), loss, float(answers.mask.sum()), details)
+
+    def score(self, answers: Answers) -> Rollout:
+        """Return what policy, reference, value model and judge say of `answers`."""
+        inputs, labels = answers.inputs, answers.labels
+        with inference(self.subject.model), inference(self.value.model):
+            log_probs = -answers.of_answers(token_losses(self.subject, inputs, labels, chunked=self.chunked))
+            before = -answers.of_answers(self.reference.token_losses(inputs, labels, chunked=self.chunked))
+            values = answers.of_answers(self.value.model(**inputs).scores.float())
+            rewards = self.judge(answers).float()
+        by_token = -KL_COEFFICIENT * (log_probs - before)
+        by_token[:, -1] += rewards
+        advantages = generalised_advantages(by_token, values)
+        return Rollout(answers, log_probs, values, advantages, rewards, (log_probs - before).sum(1))
+
+    def _learn(self, rollout: Rollout, clock: Clock, parts: int) -> float:
+        """Add the gradients of both losses over one micro-batch; return the policy's loss."""
+        answers = rollout.answers
+        with clock.stage("forward"), self.update.autocast():
+            losses = token_losses(self.subject, answers.inputs, answers.labels, chunked=self.chunked)
+            policy_loss = clipped_policy_loss(-answers.of_answers(losses), rollout)
+        with clock.stage("backward"):
+            self.update.backward(policy_loss / parts)
+        with clock.stage("forward"), self.update.autocast():
+            values = answers.of_answers(self.value.model(**answers.inputs).scores.float())
+            value_loss = VALUE_COEFFICIENT * clipped_value_loss(values, rollout)
+        with clock.stage("backward"):
+            self.update.backward(value_loss / parts)
+        return float(policy_loss.detach()) / parts
+
+
+def generalised_advantages(rewards: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Return the advantage of every token over what was expected before it, [B, N]  [1, eq. 16]."""
+    advantages = torch.zeros_like(rewards)
+    later = torch.zeros_like(rewards[:, 0])
+    following = torch.zeros_like(later)
+    for t in reversed(range(rewards.shape[1])):
+        surprise = rewards[:, t] + DISCOUNT * following - values[:, t]
+        later = surprise + DISCOUNT * LAMBDA * later
+        advantages[:, t], following = later, values[:, t]
+    return advantages
+
+
+def clipped_policy_loss(log_probs: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+    """Return the policy's loss, whose gradient ends where the ratio leaves 1 ± 0.2  [2, eq. 7]."""
+    advantages = rollout.advantages
+    advantages = (advantages - advantages.mean()) / (advantages.std(unbiased=False) + 1e-8)
+    ratio = (log_probs - rollout.log_probs).exp()
+    clipped = ratio.clamp(1.0 - CLIP_RATIO, 1.0 + CLIP_RATIO)
+    return -torch.minimum(ratio * advantages, clipped * advantages).mean()
+
+
+def clipped_value_loss(values: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+    """Return half the squared error of the values, kept within 0.2 of what they were."""
+    returns = rollout.advantages + rollout.values
+    near = rollout.values + (values - rollout.values).clamp(-CLIP_VALUE, CLIP_VALUE)
+    return 0.5 * torch.maximum((values - returns) ** 2, (near - returns) ** 2).mean()

@@ -1,0 +1,270 @@
+"""Seconds of the graph's operators on a device that has been measured, in place of datasheet rates.
+
+Every operator of the graph is one of a device profile's, or is counted as so many additions of tensors
+as it moves bytes. On a processor nothing runs ahead of anything: an operator's reading holds the host's
+call as well, so that no host time stands beside it.
+
+Neglects: what an operator finds in cache because of the one before it, beyond what the readings' own
+order of passes shows.
+"""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from finegauge.catalogue.gpus import CPU, GpuSpec
+from finegauge.errors import UnsupportedError
+from finegauge.graph.attention import ROTARY_BYTES
+from finegauge.graph.head import FULL_LOSS_FORWARD_BYTES
+from finegauge.graph.lowering import QUANTIZED_BYTES
+from finegauge.graph.op import NOTHING, Cost, Extents, Gemm, Op
+from finegauge.graph.tape import RMS_FORWARD_BYTES
+from finegauge.predict.calibration import Calibration
+from finegauge.predict.readings import BYTES, Readings, Sizes
+from finegauge.profile import Interval
+
+if TYPE_CHECKING:
+    from finegauge.catalogue.device_profile import DeviceProfile
+    from finegauge.predict.sharding import Share
+    from finegauge.workload.run import Run
+
+FORWARD, BACKWARD, FROZEN, FIRST = "forward", "backward", "backward_frozen", "backward_first"
+FUSED_LOSS_LAUNCHES = 3.0
+ADDED = 3.0  # values that an addition of two tensors reads and writes
+# 10th to 90th percentile of truth over prediction: 40 unseen tiny runs on one core of an EPYC, torch 2.13,
+# whose peaks of live bytes agreed to 0.1 % (2026-11-21)
+CPU_TIME_INTERVAL = Interval(0.88, 1.14)
+CPU_MEMORY_INTERVAL = Interval(0.99, 1.01)
+GATED_RATIO = 1.75  # above it, backward over forward bytes are those of a gated activation, 9 over 5
+# bytes per value and byte of a value that the graph counts for one forward
+PER_VALUE = {
+    "rotary": ROTARY_BYTES / 2,
+    "residual": ADDED,
+    "gather tokens": 2.0,
+    "weighted sum": 5.0,
+    "look up": 2.0,
+}
+OPERATORS = {
+    "rotary": "rotary",
+    "residual": "add",
+    "gather tokens": "gather",
+    "weighted sum": "weighted_sum",
+    "look up": "embedding",
+}
+
+
+class MeasuredDevice:
+    """A device under its own readings; it answers what `Device` answers."""
+
+    def __init__(self, gpu: GpuSpec, profile: "DeviceProfile", calibration: Calibration, dtype: str) -> None:
+        """Refuse a dtype in which nothing was measured."""
+        self.gpu, self.readings = gpu, Readings(profile)
+        self.calibration = calibrated_by(profile, calibration)
+        known = self.readings.dtypes()
+        if dtype not in known:
+            raise UnsupportedError(
+                f"{gpu.name}: its device profile has no {dtype} readings, only {', '.join(sorted(known))}; "
+                f"set weights_dtype to one of these, or run 'finegauge micro' with a run in {dtype}."
+            )
+
+    def check(self, run: "Run") -> None:
+        """Refuse adapters in a dtype in which nothing was measured.
+
+        Raises: UnsupportedError.
+        """
+        known = self.readings.dtypes()
+        if run.trains_adapters and run.autocast == "none" and run.adapter_dtype not in known:
+            raise UnsupportedError(
+                f"{self.gpu.name}: its device profile has no {run.adapter_dtype} readings for the adapters, "
+                f"only {', '.join(sorted(known))}; set adapter_dtype to one of these."
+            )
+
+    def seconds(self, op: Op, cost: Cost, extents: Extents, *, backward: bool) -> float:
+        """Return the seconds of `cost`, one direction of `op`."""
+        if cost == NOTHING:
+            return 0.0
+        if op.path[-1] == "adapter" and cost.gemms:
+            return self._adapter(op, extents, backward=backward)
+        if cost.gemms:
+            return self._product(op, cost, extents, backward=backward)
+        named = _named(op, extents)
+        if named is not None:
+            operator, sizes = named
+            trains = op.gradient_bytes > 0 or operator not in ("rms_norm", "layer_norm")
+            again = op.kind == "dequantise"  # backward does what forward did
+            direction = (BACKWARD if trains else FROZEN) if backward and not again else FORWARD
+            found = self.readings.seconds(operator, op.dtype, direction, sizes)
+            if found is not None:
+                return found
+        return self._moved(op, cost, extents)
+
+    def rest_seconds(self, of: str, *, backward: bool) -> float:
+        """Return the Python around operators in seconds: of a "layer", the "model", a "checkpoint"."""
+        if self.gpu.architecture != CPU:
+            return 0.0  # the host runs ahead of a GPU, and its launches are counted
+        direction = "backward" if backward else "forward"
+        rest = "" if of == "checkpoint" else "rest_"
+        return self.readings.profile.host.get(f"{of}_{rest}{direction}_s", 0.0)
+
+    def moving_seconds(self, num_bytes: float) -> float:
+        """Return the seconds of reading or writing so many bytes."""
+        return num_bytes / self.readings.bytes_per_s
+
+    def update_seconds(self, share: "Share") -> float:
+        """Return the seconds of clipping and of the optimizer step."""
+        weights, run = share.graph.weights, share.run
+        sizes = {
+            "params": weights.trained_params + weights.adapter_params,
+            "tensors": weights.num_trained_tensors,
+        }
+        dtype = "fp32" if share.value_bytes == BYTES["fp32"] else share.graph.lowering.compute_dtype
+        names = [f"{run.optimizer}_{run.optimizer_implementation}", "clip"]
+        found = [self.readings.seconds(name, dtype, "update", sizes) for name in names]
+        moved = 7.0 * sizes["params"] * share.value_bytes
+        return sum(one if one is not None else moved / self.readings.bytes_per_s for one in found[:1]) + (
+            found[1] or 0.0
+        )
+
+    def _product(self, op: Op, cost: Cost, extents: Extents, *, backward: bool) -> float:
+        """Return the seconds of a projection, or of the experts' all together."""
+        gemm, direction = cost.gemms[0], FORWARD
+        if backward:
+            direction = BACKWARD if len(cost.gemms) > 1 else FIRST if op.gradient_bytes else FROZEN
+        rows = gemm.rows_per_token * extents.tokens
+        looped = gemm.groups > 1 and op.forward.launches >= gemm.groups
+        if looped:
+            sizes = {"rows": rows / gemm.groups, "n": gemm.n, "k": gemm.k}
+            slices = self._slices(op, gemm) if backward and op.gradient_bytes else 0.0
+            return gemm.groups * self._matrix("linear", op.dtype, direction, sizes) + slices
+        sizes = {"rows": rows, "n": gemm.n, "k": gemm.k}
+        if gemm.groups > 1:
+            return self._matrix("grouped_linear", op.dtype, direction, {**sizes, "groups": gemm.groups})
+        return self._matrix("linear", op.dtype, direction, sizes)
+
+    def _matrix(self, operator: str, dtype: str, direction: str, sizes: Sizes) -> float:
+        """Return the seconds of a matrix product, which every profile has readings of."""
+        found = self.readings.seconds(operator, dtype, direction, sizes)
+        if found is None and direction == FIRST:
+            return self._matrix(operator, dtype, FROZEN, sizes)
+        if found is None and operator == "grouped_linear":
+            groups = sizes["groups"]
+            one = {"rows": sizes["rows"] / groups, "n": sizes["n"], "k": sizes["k"]}
+            return groups * self._matrix("linear", dtype, direction, one)
+        if found is None:
+            raise UnsupportedError(
+                f"{self.gpu.name}: its device profile has no reading of {operator} in {dtype}, {direction}; "
+                "run 'finegauge micro' again."
+            )
+        return found
+
+    def _slices(self, op: Op, gemm: Gemm) -> float:
+        """Return the seconds in which a loop over experts makes one gradient of all from each one's slice.
+
+        Every slice's gradient is first a tensor of zeros as large as all, and is added to the others'.
+        """
+        values = float(gemm.n * gemm.k * gemm.groups)
+        return gemm.groups * 2.0 * self._added(op.dtype, values)
+
+    def _adapter(self, op: Op, extents: Extents, *, backward: bool) -> float:
+        """Return what a LoRA pair adds to its projection."""
+        down, up = op.forward.gemms[0], op.forward.gemms[-1]
+        rows = down.rows_per_token * extents.tokens
+        sizes = {"rows": rows, "n": up.n, "k": down.k, "rank": down.n}
+        found = self.readings.seconds("adapter", op.dtype, BACKWARD if backward else FORWARD, sizes)
+        if found is not None:
+            return found
+        direction = BACKWARD if backward else FORWARD
+        pair = ({"rows": rows, "n": g.n, "k": g.k} for g in (down, up))
+        products = sum(self._matrix("linear", op.dtype, direction, one) for one in pair)
+        return products + 2.0 * self._added(op.dtype, rows * up.n)
+
+    def _moved(self, op: Op, cost: Cost, extents: Extents) -> float:
+        """Return the seconds of an operator of which there is no reading: additions that move as much."""
+        launches = max(1.0, cost.launches)
+        values = cost.bytes.at(extents) / (ADDED * BYTES.get(op.dtype, 4.0))
+        return launches * self._added(op.dtype, values / launches)
+
+    def _added(self, dtype: str, values: float) -> float:
+        """Return the seconds of an addition of two tensors of `values` each."""
+        found = self.readings.seconds("add", dtype, FORWARD, {"values": max(1.0, values)})
+        if found is None:
+            found = ADDED * BYTES.get(dtype, 4.0) * values / self.readings.bytes_per_s
+        return found
+
+
+def calibrated_by(profile: "DeviceProfile", calibration: Calibration) -> Calibration:
+    """Return `calibration` with what `profile` has measured; a processor has no driver to hold memory."""
+    name = f"device profile of {profile.name}"
+    if profile.device == "cpu":
+        return calibration._replace(
+            name=name, launch_s=0.0, call_s=0.0, wait_s=0.0, context_bytes=0.0, slack_fraction=0.0,
+            varied_slack_fraction=0.0, cached_fraction=0.0, memory_interval=CPU_MEMORY_INTERVAL,
+            time_interval=CPU_TIME_INTERVAL,
+        )  # fmt: skip
+    host = profile.host
+    return calibration._replace(
+        name=name,
+        launch_s=host.get("launch_s", calibration.launch_s),
+        call_s=host.get("peft_call_s", calibration.call_s),
+    )
+
+
+class _Named(NamedTuple):
+    operator: str
+    sizes: Sizes
+
+
+def _named(op: Op, extents: Extents) -> _Named | None:
+    """Return which of a profile's operators `op` is, and its sizes; None where it is none of them."""
+    name, width = op.path[-1], BYTES.get(op.dtype, 4.0)
+    if op.heads:
+        return _attention(op, extents, width)
+    moved = op.forward.bytes.at(extents)
+    if name == "top-k":
+        return _Named("router", {"rows": extents.tokens, "experts": moved / (16.0 * extents.tokens)})
+    found = _per_value(op, name, moved, extents)
+    if found is None:
+        return None
+    operator, per_value = found
+    sizes = {"values": moved / (per_value * (1.0 if operator == "cross_entropy" else width))}
+    if operator == "embedding":
+        sizes["table"] = op.backward.bytes.const / (2.0 * width)
+    return _Named(operator, sizes)
+
+
+def _per_value(op: Op, name: str, moved: float, extents: Extents) -> tuple[str, float] | None:
+    """Return a profile's name of a memory-bound operator, and what the graph moves per value of it.
+
+    That is in values of its dtype; in bytes for the loss, which is in fp32.
+    """
+    launches = op.forward.launches
+    if name == "norm":
+        return ("rms_norm", RMS_FORWARD_BYTES / 2) if launches > 1 else ("layer_norm", 2.0)
+    if name == "activation":
+        backward = op.backward.bytes.at(extents)
+        if backward and backward < GATED_RATIO * moved:
+            return "gelu", 2.0
+        return ("swiglu_fused" if op.path[0] == "moe" else "swiglu"), 5.0
+    if name == "dequantise":
+        return "nf4_dequantise", 1.0 + QUANTIZED_BYTES["nf4"] / BYTES.get(op.dtype, 4.0)
+    if op.kind == "loss":
+        return ("cross_entropy", FULL_LOSS_FORWARD_BYTES) if launches > FUSED_LOSS_LAUNCHES else None
+    return (OPERATORS[name], PER_VALUE[name]) if name in OPERATORS else None
+
+
+def _attention(op: Op, extents: Extents, width: float) -> _Named:
+    """Return attention's sizes, read back from what it computes and moves."""
+    seen = extents.windowed(op.window)
+    seq_len = seen.pairs / seen.tokens
+    eager = op.kind == "attention_eager"
+    whole = eager or op.saved_bytes.pair > 0  # nothing skipped under a mask
+    channels = op.forward.flops.pair / (2.0 if whole else 1.0)  # of queries and outputs
+    shared = op.forward.bytes.token / width - channels  # of keys and values
+    return _Named(
+        "attention_eager" if eager else "attention_sdpa",
+        {
+            "sequences": seen.tokens / seq_len,
+            "seq_len": seq_len,
+            "heads": op.heads,
+            "kv_heads": op.heads * shared / channels,
+            "head_dim": channels / 2.0 / op.heads,
+        },
+    )
