@@ -1,0 +1,1 @@
+"""What watches a measured step: clocks, meters, probes, each small and composable."""
