@@ -6,15 +6,22 @@ several cards mean the SXM form and, where sizes differ, the one that clouds cal
 H100-SXM5-80GB, `a100` is A100-SXM4-40GB (`a100-80gb` is the larger), `v100` is V100-SXM2-16GB.
 """
 
+import os
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from finegauge.catalogue.documents import checked_row, home, positive, rows_of, user_rows
 from finegauge.catalogue.tables import optional, optional_int, table
 from finegauge.errors import FieldError, UnknownKeyError, UnknownNameError, UnsupportedError
 from finegauge.units import GIB
+
+if TYPE_CHECKING:
+    from finegauge.catalogue.device_profile import DeviceProfile
+
+HERE = "here"  # this machine's own device, as 'finegauge micro' kept it
+CPU = "CPU"  # the architecture of a device profile's processor
 
 MATRIX_DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp4")
 _BRANDS = ("nvidia", "amd", "geforce", "tesla", "instinct")
@@ -58,6 +65,7 @@ class GpuSpec(NamedTuple):
     source: str
     checked: str  # the day someone last read the source
     notes: str
+    measured: "DeviceProfile | None" = None  # readings of its operators, which then stand for the datasheet
 
     @property
     def halves_accumulation(self) -> bool:
@@ -84,10 +92,14 @@ def gpu(name: str) -> GpuSpec:
     """Return the GPU called `name`, whatever its case, dashes and spaces.
 
     Args:
-        name: A name, an alias, what nvidia-smi prints, or the path of a YAML file of a GPU.
+        name: A name, an alias, what nvidia-smi prints, the path of a YAML file of a GPU, the path of a
+            device profile (JSON), or "here": the profile that this machine keeps of itself.
 
     Raises: UnknownNameError naming its neighbours.
     """
+    if name.casefold() == HERE or name.endswith(".json"):
+        path = _own_profile() if name.casefold() == HERE else name
+        return _measured(path, os.stat(path).st_mtime_ns if os.path.isfile(path) else 0)
     if name.endswith((".yaml", ".yml")):
         path, row = next(rows_of(name))
         return _user_gpu(row, path)
@@ -96,6 +108,16 @@ def gpu(name: str) -> GpuSpec:
         known = [key for spec in gpus().values() for key in (spec.name, *spec.aliases)]
         raise UnknownNameError("GPU", name, known=known, listing="finegauge gpus")
     return found
+
+
+def is_file(name: str) -> bool:
+    """Return whether `name` stands for a file of the user's: a GPU of theirs, or a device profile."""
+    return name.casefold() == HERE or name.endswith((".yaml", ".yml", ".json"))
+
+
+def is_cpu(name: str | None) -> bool:
+    """Return whether `name` is the device profile of a processor."""
+    return name is not None and is_file(name) and gpu(name).architecture == CPU
 
 
 def known_gpu(name: str) -> GpuSpec | None:
@@ -202,3 +224,44 @@ def _rates(rates: object, path: str) -> Mapping[str, float]:
         if dtype not in MATRIX_DTYPES:
             raise UnknownKeyError(f"{path}: flops_per_s", str(dtype), known=MATRIX_DTYPES)
     return MappingProxyType({d: positive(v, f"{path}: flops_per_s.{d}") for d, v in rates.items()})
+
+
+def _own_profile() -> str:
+    """Return the path of this machine's own profile: of its GPU, or else of its processor."""
+    from finegauge.catalogue.device_profile import shelf_path
+
+    found = [path for path in map(shelf_path, ("cuda", "cpu")) if os.path.isfile(path)]
+    if not found:
+        raise FieldError(
+            "gpu 'here' is this machine, which has no device profile yet; run 'finegauge micro' once."
+        )
+    return found[0]
+
+
+@lru_cache(maxsize=8)
+def _measured(path: str, changed_ns: int) -> GpuSpec:
+    """Return the device of a profile, with the datasheet of its name where there is one."""
+    del changed_ns  # a file written anew is read anew
+    from finegauge.catalogue.device_profile import device_profile
+
+    profile = device_profile(path)
+    known = known_gpu(profile.name) if profile.device == "cuda" else None
+    if known is not None:
+        return known._replace(usable_bytes=profile.usable_bytes, usable_from=path, measured=profile)
+    empty: dict[str, Any] = {key: "" if kind == "text" else None for key, kind in _KINDS.items()}
+    return GpuSpec(**empty | {
+        "name": profile.name,
+        "aliases": (),
+        "vendor": "measured",
+        "architecture": CPU if profile.device == "cpu" else "",
+        "memory_bytes": profile.memory_bytes,
+        "usable_bytes": profile.usable_bytes,
+        "usable_from": path,
+        "memory_bytes_per_s": profile.memory_bytes_per_s,
+        "flops_per_s": profile.flops_per_s,
+        "nvlink_bytes_per_s": 0.0,
+        "confidence": "measured",
+        "source": path,
+        "checked": profile.fingerprint.get("date", ""),
+        "measured": profile,
+    })  # fmt: skip

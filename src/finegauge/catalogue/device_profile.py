@@ -1,0 +1,270 @@
+"""What one machine does in seconds, operator by operator: the file that `finegauge micro` writes.
+
+A device profile stands where a datasheet would: its readings are seconds of single operators, forward
+and backward, over a grid of sizes, taken the way training code runs them (autograd included), and
+seconds of the host's own work. A reading's seconds are the operator's whole cost to a step that does
+one thing after another: arithmetic, memory traffic and the host's call.
+
+`OPERATORS` names what a reading may be of and the sizes that describe it; `DIRECTIONS` the passes:
+
+    forward            the call, with autograd recording
+    backward           gradients of the input and of the operator's own weights
+    backward_frozen    gradient of the input alone: the weights do not train
+    backward_first     gradients of the weights alone: nothing before it trains
+    update             what happens once a step (optimizer, clipping)
+    transfer           what crosses a link
+"""
+
+import os
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from finegauge.catalogue.documents import positive, read_document, write_document
+from finegauge.errors import FieldError, FileFormatError, UnknownKeyError, shown
+
+SCHEMA_VERSION = 1
+KIND = "finegauge device profile"
+DIRECTIONS = ("forward", "backward", "backward_frozen", "backward_first", "update", "transfer")
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+
+OPERATORS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        # matrix products: [rows, k] x [k, n]
+        "linear": ("rows", "n", "k"),
+        "grouped_linear": ("rows", "n", "k", "groups"),  # rows over all groups, in equal shares
+        "lora_linear": ("rows", "n", "k", "rank"),  # PEFT's module: frozen linear, trained adapter
+        "nf4_linear": ("rows", "n", "k"),  # bitsandbytes' module: dequantise, then multiply
+        "nf4_dequantise": ("n", "k"),
+        # attention, after the rotation and before the output projection
+        "attention_sdpa": ("sequences", "seq_len", "heads", "kv_heads", "head_dim"),
+        "attention_eager": ("sequences", "seq_len", "heads", "kv_heads", "head_dim"),
+        "rotary": ("sequences", "seq_len", "heads", "kv_heads", "head_dim"),
+        # memory-bound operators
+        "rms_norm": ("rows", "width"),  # written out, as transformers does
+        "layer_norm": ("rows", "width"),
+        "add": ("rows", "width"),  # a residual
+        "swiglu": ("rows", "width"),  # silu(gate) * up; width of each
+        "swiglu_fused": ("rows", "width"),  # the same on the two halves of one tensor
+        "gelu": ("rows", "width"),
+        "cast": ("rows", "width"),  # fp32 to the dtype; fp32 itself to bf16
+        "embedding": ("rows", "vocab", "width"),
+        "cross_entropy": ("rows", "vocab"),  # to fp32, shifted labels, mean
+        # mixtures of experts
+        "router": ("rows", "experts", "top_k"),  # softmax, top-k, normalise
+        "gather": ("rows", "width", "experts", "top_k"),  # sort the pairs by expert, copy their rows
+        "weighted_sum": ("rows", "width", "top_k"),  # by weight, back to the tokens' order, sum
+        "experts_grouped": ("rows", "width", "intermediate", "experts", "top_k"),  # all after the router
+        "experts_eager": ("rows", "width", "intermediate", "experts", "top_k"),
+        # state space models
+        "scan": ("sequences", "seq_len", "channels", "state"),  # the loop over a sequence in Python
+        "convolution": ("sequences", "seq_len", "channels", "kernel"),
+        # once a step
+        "adamw_fused": ("params", "tensors"),
+        "adamw_foreach": ("params", "tensors"),
+        "adamw_loop": ("params", "tensors"),
+        "clip": ("params", "tensors"),
+        # links
+        "copy": ("bytes",),  # within the device
+        "to_device": ("bytes",),
+        "to_host": ("bytes",),
+        **dict.fromkeys(COLLECTIVES, ("bytes", "ranks")),
+    }
+)
+
+HOST_COSTS: Mapping[str, str] = MappingProxyType(
+    {
+        "launch_s": "one elementwise operator on a small tensor, recorded by autograd",
+        "launch_no_grad_s": "the same, not recorded",
+        "backward_s": "its backward",
+        "call_s": "one call of a Python module around nothing",
+        "peft_call_s": "a LoRA linear on one token, forward, over the plain linear",
+        "peft_backward_s": "the same, backward",
+        "nf4_call_s": "a 4-bit linear on one token, forward, over the plain linear",
+        "layer_rest_forward_s": "a Llama layer beyond its operators, forward: Python calling Python",
+        "layer_rest_backward_s": "the same, backward",
+        "model_rest_forward_s": "a Llama model beyond its layers and operators, forward: masks, positions",
+        "model_rest_backward_s": "the same, backward",
+        "checkpoint_forward_s": "what checkpointing adds to a layer's forward, non-reentrant",
+        "checkpoint_backward_s": "what it adds to a layer's backward beyond a forward",
+    }
+)
+
+_REQUIRED = ("kind", "schema_version", "name", "device", "memory_bytes", "usable_bytes", "readings", "host")
+_OPTIONAL = ("threads", "memory_bytes_per_s", "flops_per_s", "fingerprint", "notes")
+_READING = ("operator", "dtype", "direction", "sizes", "seconds")
+_READING_OPTIONAL = ("spread_fraction", "flops", "bytes", "launches")
+
+
+class Reading(NamedTuple):
+    """The seconds of one operator in one direction at one size."""
+
+    operator: str  # a key of OPERATORS
+    dtype: str  # of what it computes in: fp32, bf16, fp16
+    direction: str  # one of DIRECTIONS
+    sizes: Mapping[str, float]  # by the names that OPERATORS gives
+    seconds: float  # of the quickest repeat
+    spread_fraction: float = 0.0  # the median repeat over the quickest, less one
+    flops: float = 0.0  # of the matrix products; a multiply-add is 2
+    bytes: float = 0.0  # least that has to be read and written
+    launches: float = 0.0  # operators that the host starts, where known
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the documented JSON form."""
+        return {**self._asdict(), "sizes": dict(self.sizes)}
+
+
+class DeviceProfile(NamedTuple):
+    """One device as measured: its memory, the seconds of its operators and of its host."""
+
+    name: str  # what the machine calls the device: "AMD EPYC, 2 threads", "NVIDIA H100 80GB HBM3"
+    device: str  # cpu or cuda
+    memory_bytes: float
+    usable_bytes: float  # what a process could still allocate when it was measured
+    memory_bytes_per_s: float  # of a large copy, read and written
+    flops_per_s: Mapping[str, float]  # of the best matrix product, by dtype
+    threads: int  # of the host's arithmetic
+    readings: tuple[Reading, ...]
+    host: Mapping[str, float]  # seconds, by the names of HOST_COSTS
+    fingerprint: Mapping[str, str]  # cpu or gpu, driver, library versions, date
+    notes: tuple[str, ...] = ()  # what could not be measured, and why
+
+    def select(self, operator: str, dtype: str, direction: str) -> tuple[Reading, ...]:
+        """Return the readings of one operator in one dtype and direction, in the order of the file."""
+        wanted = (operator, dtype, direction)
+        return tuple(one for one in self.readings if one[:3] == wanted)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the documented JSON form, which `device_profile` reads."""
+        return {
+            "kind": KIND,
+            "schema_version": SCHEMA_VERSION,
+            **self._asdict(),
+            "flops_per_s": dict(self.flops_per_s),
+            "readings": [one.to_json() for one in self.readings],
+            "host": dict(self.host),
+            "fingerprint": dict(self.fingerprint),
+            "notes": list(self.notes),
+        }
+
+
+def shelf() -> str:
+    """Return the folder of this machine's own device profiles; it need not exist.
+
+    It is `devices` in $FINEGAUGE_CACHE_DIR, ~/.cache/finegauge where the variable is not set.
+    """
+    base = os.environ.get("FINEGAUGE_CACHE_DIR") or os.path.join(
+        os.path.expanduser("~"), ".cache", "finegauge"
+    )
+    return os.path.join(base, "devices")
+
+
+def shelf_path(device: str) -> str:
+    """Return where the profile of this machine's `device` ("cpu", "cuda") lies or would lie."""
+    return os.path.join(shelf(), f"{device}.json")
+
+
+def write(profile: DeviceProfile, path: str) -> None:
+    """Write `profile`, whole or not at all.
+
+    Raises: InputError if the file cannot be written.
+    """
+    write_document(profile.to_json(), path)
+
+
+def device_profile(path: str) -> DeviceProfile:
+    """Return the device profile in the JSON file at `path`, every field checked.
+
+    Raises: InputError, FileFormatError, UnknownKeyError, FieldError.
+    """
+    document = read_document(path)
+    if not isinstance(document, dict) or document.get("kind") != KIND:
+        raise FileFormatError(
+            f"{path} is not a device profile: expected 'kind: {KIND}', as 'finegauge micro' writes it."
+        )
+    version = document.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise FileFormatError(
+            f"{path} has schema_version {shown(version)}; this FineGauge reads {SCHEMA_VERSION}. "
+            "Run 'finegauge micro' again."
+        )
+    _keys(document, path, _REQUIRED, _OPTIONAL)
+    if document["device"] not in ("cpu", "cuda"):
+        raise FieldError(f"{path}: 'device' should be cpu or cuda, not {shown(document['device'])}.")
+    rows = document["readings"]
+    if not isinstance(rows, list) or not rows:
+        raise FieldError(f"{path}: 'readings' should be a list of at least one reading.")
+    return DeviceProfile(
+        name=str(document["name"]),
+        device=document["device"],
+        memory_bytes=positive(document["memory_bytes"], f"{path}: 'memory_bytes'"),
+        usable_bytes=positive(document["usable_bytes"], f"{path}: 'usable_bytes'"),
+        memory_bytes_per_s=positive(
+            document.get("memory_bytes_per_s", 0), f"{path}: 'memory_bytes_per_s'", zero=True
+        ),
+        flops_per_s=_numbers(document.get("flops_per_s", {}), f"{path}: flops_per_s"),
+        threads=int(positive(document.get("threads", 1), f"{path}: 'threads'")),
+        readings=tuple(_reading(row, f"{path}: readings[{i}]") for i, row in enumerate(rows)),
+        host=_numbers(document["host"], f"{path}: host", known=tuple(HOST_COSTS), zero=True),
+        fingerprint=MappingProxyType({str(k): str(v) for k, v in _mapping(document, "fingerprint", path)}),
+        notes=_notes(document.get("notes", []), path),
+    )
+
+
+def _reading(row: object, where: str) -> Reading:
+    """Return one checked reading."""
+    if not isinstance(row, dict):
+        raise FieldError(f"{where} should be a mapping, not {shown(row)}.")
+    _keys(row, where, _READING, _READING_OPTIONAL)
+    operator, direction = str(row["operator"]), str(row["direction"])
+    if operator not in OPERATORS:
+        raise UnknownKeyError(f"{where}: operator", operator, known=OPERATORS)
+    if direction not in DIRECTIONS:
+        raise UnknownKeyError(f"{where}: direction", direction, known=DIRECTIONS)
+    sizes = _numbers(row["sizes"], f"{where}: sizes", known=OPERATORS[operator])
+    missing = [name for name in OPERATORS[operator] if name not in sizes]
+    if missing:
+        raise FieldError(f"{where}: {operator} needs the size {shown(missing[0])}.")
+    others = {key: positive(row.get(key, 0), f"{where}: '{key}'", zero=True) for key in _READING_OPTIONAL}
+    seconds = positive(row["seconds"], f"{where}: 'seconds'")
+    return Reading(operator, str(row["dtype"]), direction, sizes, seconds, **others)
+
+
+def _notes(found: object, path: str) -> tuple[str, ...]:
+    """Return the notes of a profile."""
+    if not isinstance(found, list):
+        raise FieldError(f"{path}: 'notes' should be a list, not {shown(found)}.")
+    return tuple(map(str, found))
+
+
+def _keys(row: Mapping[str, Any], where: str, required: tuple[str, ...], optional: tuple[str, ...]) -> None:
+    """Refuse a mapping with a key too many or too few."""
+    for key in row:
+        if key not in (*required, *optional):
+            raise UnknownKeyError(where, str(key), known=(*required, *optional))
+    for key in required:
+        if key not in row:
+            raise FieldError(f"{where}: '{key}' is missing.")
+
+
+def _mapping(document: Mapping[str, Any], key: str, path: str) -> Any:
+    """Return the items of the mapping at `key`, none where it is not given."""
+    found = document.get(key, {})
+    if not isinstance(found, dict):
+        raise FieldError(f"{path}: '{key}' should be a mapping, not {shown(found)}.")
+    return found.items()
+
+
+def _numbers(
+    found: object, where: str, known: tuple[str, ...] = (), *, zero: bool = False
+) -> Mapping[str, float]:
+    """Return a mapping of names to positive, finite numbers; 0 is one of them where `zero` says so."""
+    if not isinstance(found, dict):
+        raise FieldError(f"{where} should be a mapping, not {shown(found)}.")
+    for key in found:
+        if known and key not in known:
+            raise UnknownKeyError(where, str(key), known=known)
+    return MappingProxyType(
+        {str(key): positive(value, f"{where}.{key}", zero=zero) for key, value in found.items()}
+    )

@@ -1,0 +1,1 @@
+"""What single operators of this machine reach, swept over the shapes of a run."""

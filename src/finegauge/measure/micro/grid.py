@@ -1,0 +1,124 @@
+"""Which sizes are timed: a grid over what small and middling models ask for, and what given runs ask for.
+
+Readings in between are interpolated by who uses the profile, so the grid's steps are factors of 2 to 8;
+products above `MAX_FLOPS` and tensors above `MAX_VALUES` are left out, since rates no longer change there.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from typing import NamedTuple
+
+GOLDEN_RATIO = 0.618034
+MAX_FLOPS = {"cpu": 6e8, "cuda": 4e12}  # of one forward
+MAX_VALUES = {"cpu": 2**23, "cuda": 2**28}  # of one tensor
+BYTES_SIZES = (2**16, 2**20, 2**24, 2**27)
+
+
+class Point(NamedTuple):
+    """One operator at one size."""
+
+    operator: str
+    sizes: Mapping[str, int]
+
+
+def in_turns(points: Sequence[tuple[str, Point]]) -> list[tuple[str, Point]]:
+    """Return `points` (dtype, point) in an order of which any beginning covers all operators, each widely.
+
+    The operators take turns; the sizes of one come in steps of the golden ratio through its list.
+    """
+    listed: dict[tuple[str, str], list[tuple[str, Point]]] = {}
+    for dtype, point in points:
+        listed.setdefault((dtype, point.operator), []).append((dtype, point))
+    turns: list[tuple[int, tuple[str, Point]]] = []
+    for members in listed.values():
+        order = sorted(range(len(members)), key=lambda number: number * GOLDEN_RATIO % 1)
+        turns += [(turn, members[number]) for turn, number in enumerate(order)]
+    return [entry for _, entry in sorted(turns, key=lambda turned: turned[0])]
+
+
+def default_points(device: str) -> Iterator[Point]:
+    """Yield the grid of a device, the operators in the order in which they matter."""
+    scale = 1 if device == "cpu" else 8
+    yield from _products(scale, device)
+    yield from _attention(scale)
+    yield from _rowwise(scale, device)
+    yield from _experts(scale)
+    for rows, channels in ((64, 128), (256, 128), (64, 512)):
+        sizes = {"sequences": 1, "seq_len": rows, "channels": channels}
+        yield Point("scan", {**sizes, "state": 16})
+        yield Point("convolution", {**sizes, "kernel": 4})
+    yield from _updates(device)
+
+
+def _products(scale: int, device: str) -> Iterator[Point]:
+    """Yield linears, grouped, adapted and 4-bit ones."""
+    for rows, n, k in product((32, 128, 512, 2048), (64, 256, 1024, 4096), (64, 256, 1024)):
+        if 2.0 * rows * n * k * scale**3 <= MAX_FLOPS[device]:
+            yield _product("linear", scale, rows, n, k)
+    shapes = ((128, 64), (512, 128), (128, 256), (512, 512))
+    for groups, rows, (n, k) in product((4, 8), (64, 512, 2048), shapes):
+        yield _product("grouped_linear", scale, rows, n, k, groups=groups)
+    shapes = ((64, 64), (256, 256), (1024, 256), (256, 1024))
+    for rank, rows, (n, k) in product((4, 16), (32, 256, 1024), shapes):
+        yield _product("lora_linear", scale, rows, n, k, rank=rank)
+    for rows, width in product((32, 512), (64, 256, 1024)):
+        yield _product("nf4_linear", scale, rows, width, width)
+    for width in (64, 256, 1024):
+        yield Point("nf4_dequantise", {"n": width * scale, "k": width * scale})
+
+
+def _product(operator: str, scale: int, rows: int, n: int, k: int, **others: int) -> Point:
+    """Return a matrix product, its extents times `scale`."""
+    return Point(operator, {"rows": rows * scale, "n": n * scale, "k": k * scale, **others})
+
+
+def _attention(scale: int) -> Iterator[Point]:
+    """Yield attention with all keys and with shared ones, and the rotation before it."""
+    for seq_len, sequences, head_dim, kv_heads in product((32, 128, 512), (1, 8), (16, 64), (2, 4)):
+        if seq_len * sequences * scale > 2048 * scale**2:
+            continue
+        sizes = {"sequences": sequences, "seq_len": seq_len * scale, "heads": 4 * scale}
+        sizes |= {"kv_heads": kv_heads * scale, "head_dim": head_dim * min(scale, 2)}
+        yield Point("attention_sdpa", sizes)
+        yield Point("attention_eager", sizes)
+        yield Point("rotary", sizes)
+
+
+def _rowwise(scale: int, device: str) -> Iterator[Point]:
+    """Yield what reads and writes rows: norms, activations, residuals, the embedding and the loss."""
+    for rows, width in product((32, 256, 2048), (64, 256, 1024)):
+        sizes = {"rows": rows * scale, "width": width * scale}
+        if sizes["rows"] * sizes["width"] <= MAX_VALUES[device]:
+            for operator in ("rms_norm", "layer_norm", "add", "swiglu", "swiglu_fused", "gelu", "cast"):
+                yield Point(operator, sizes)
+    for rows, vocab, width in product((32, 512, 2048), (256, 2048, 16384), (64, 256)):
+        yield Point("embedding", {"rows": rows * scale, "vocab": vocab, "width": width * scale})
+    for rows, vocab in product((32, 256, 2048), (256, 2048, 16384)):
+        if rows * vocab * scale <= MAX_VALUES[device]:
+            yield Point("cross_entropy", {"rows": rows * scale, "vocab": vocab})
+
+
+def _experts(scale: int) -> Iterator[Point]:
+    """Yield the parts of a mixture of experts, and its experts as a whole."""
+    for rows, experts, top_k in product((32, 256, 2048), (4, 8), (1, 2, 8)):
+        if top_k <= experts:
+            yield Point("router", {"rows": rows * scale, "experts": experts, "top_k": top_k})
+    for rows, width, top_k in product((32, 256, 2048), (64, 256), (1, 2, 8)):
+        sizes = {"rows": rows * scale, "width": width * scale, "top_k": top_k}
+        yield Point("gather", {**sizes, "experts": 8})
+        yield Point("weighted_sum", sizes)
+    for rows, (experts, top_k) in product((32, 512), ((4, 2), (8, 2), (8, 8))):
+        sizes = {"rows": rows * scale, "width": 64 * scale, "intermediate": 128 * scale}
+        for implementation in ("experts_grouped", "experts_eager"):
+            yield Point(implementation, {**sizes, "experts": experts, "top_k": top_k})
+
+
+def _updates(device: str) -> Iterator[Point]:
+    """Yield optimizer updates, clipping, and copies."""
+    most = MAX_VALUES[device]
+    for params, tensors in product((2**14, 2**18, most // 2), (10, 60)):
+        for operator in ("adamw_fused", "adamw_foreach", "adamw_loop", "clip"):
+            yield Point(operator, {"params": params, "tensors": tensors})
+    operators = ("copy",) if device == "cpu" else ("copy", "to_device", "to_host")
+    for operator, num_bytes in product(operators, BYTES_SIZES):
+        yield Point(operator, {"bytes": num_bytes})
