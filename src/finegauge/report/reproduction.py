@@ -20,7 +20,8 @@ def reproduction_lines(whole: Reproduction, files: Sequence[str] = ()) -> list[s
         whole: The reproduction.
         files: What was written, named at the end.
     """
-    lines = [paint(whole.title, "bold"), paint("; ".join(whole.sources), "dim"), ""]
+    sources = wrapped("; ".join(whole.sources), indent="  ")
+    lines = [paint(whole.title, "bold"), *(paint(line, "dim") for line in sources), ""]
     for note in whole.summary:
         lines += wrapped(f"- {note}", indent="  ")
     for item in whole.items:
