@@ -104,11 +104,15 @@ class Profile:
     allocator counts it; `device_memory_bytes` adds allocator slack and what lives outside
     the allocator: all that has to fit. nvidia-smi shows `cached_bytes` more, freed blocks
     that the allocator keeps and gives back when memory runs short.
+
+    A measured profile has more: the seconds of every measured step, the machine's
+    fingerprint, and what each instrument saw beside, by the instrument's name.
     """
 
     run: "Run"
     source: Source
-    outcome: str = "completed"  # or out_of_memory, unsupported, failed
+    outcome: str = "completed"  # or out_of_memory, unsupported, failed, interrupted
+    reason: str = ""  # why it did not complete
     peak_memory_bytes: Breakdown = field(default_factory=lambda: Breakdown({}))
     device_memory_bytes: Breakdown = field(default_factory=lambda: Breakdown({}))
     cached_bytes: float = 0.0
@@ -122,6 +126,9 @@ class Profile:
     host_bound_fraction: float = 0.0
     peak_flops_per_s: float = 0.0
     capacity_bytes: float = 0.0
+    step_times_s: tuple[float, ...] = ()  # of every measured step, in order; `step_time_s` is their median
+    fingerprint: Mapping[str, str] = field(default_factory=dict)  # device, driver, versions, commit
+    observations: Mapping[str, Any] = field(default_factory=dict)  # by instrument; each a JSON document
 
     def memory_bytes(self, metric: str) -> float:
         """Return the peak memory of the fullest GPU as `metric` counts it.

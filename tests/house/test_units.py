@@ -14,7 +14,7 @@ from tests.house.sources import MODULES, name_of, tree_of
 
 # The unit, and what it may be a rate of: time_s, memory_bytes_per_s, on_demand_usd_per_h, kg_per_kwh.
 UNITS = (
-    "s|h|bytes|bits|j|kwh|w|hz|usd|kg|flops|fraction|ratio|"
+    "s|seconds|h|bytes|bits|j|kwh|w|hz|usd|kg|flops|fraction|ratio|"
     "rows|pairs|tokens|tokens_square|sequences|samples|queries|saves|epochs|steps|launches|calls|params|gpus"
 )
 PER = "s|h|gpu_h|kwh|token|million_tokens|param|element|sample|epoch|step|gpu"
@@ -22,7 +22,9 @@ HAS_UNIT = re.compile(rf"(^|_)({UNITS})(_per_({PER}))*(_p10|_p90)?$")
 IS_COUNT = re.compile(r"^num_")
 
 # Numbers without a dimension, under the name that papers and Hugging Face give them.
-DIMENSIONLESS = frozenset({"learning_rate", "weight_decay", "lora_alpha", "lora_dropout", "mfu", "pue"})
+DIMENSIONLESS = frozenset(
+    {"learning_rate", "loss", "weight_decay", "lora_alpha", "lora_dropout", "mfu", "pue"}
+)
 # Channels per token, counted: what a weight or a kernel reads and writes.
 CHANNELS = frozenset({*(f"Widths.{part}" for part in Widths._fields), "Kernel.query", "Kernel.output"})
 # Shares, 0 to 1, and a standard deviation of a logarithm, under the words that statistics has for them.
@@ -38,6 +40,8 @@ UNIT_STANDS_BESIDE = frozenset(
         "Scores.rmse",
         "Difference.ours",
         "Difference.theirs",
+        "Part.measured",
+        "Part.predicted",
         *(f"Alive.{part}" for part in Alive._fields),
         *(f"Errors.{part}" for part in Errors._fields),
         *(f"Poly.{part}" for part in Poly._fields),

@@ -1,8 +1,8 @@
 """The command `finegauge`: parse, call, show.
 
 A command's module is imported when it runs, so `finegauge --help` and `finegauge estimate`
-pay for nothing else. Exit codes: 0 done; `check` 0, 10 or 20; 64 bad usage or input; 70 an
-error of FineGauge's own; 130 interrupted.
+pay for nothing else. Exit codes: 0 done; `check` 0, 10 or 20; `measure` 0, 20 or 30; 64 bad usage or
+input; 70 an error of FineGauge's own; 130 interrupted.
 """
 
 import gc
@@ -31,6 +31,8 @@ COMMANDS: dict[str, tuple[str, str]] = {  # name: module that holds it, and what
     "check": ("finegauge.cli.check", "Will it fit? Exit code 0 fits, 10 risky, 20 will not fit."),
     "max-batch": ("finegauge.cli.capacity", "The largest micro-batch that fits."),
     "max-length": ("finegauge.cli.capacity", "The longest sequence that fits."),
+    "measure": ("finegauge.cli.measure", "Run the real thing for a few steps and take it apart."),
+    "micro": ("finegauge.cli.micro", "Time this machine's operators; predictions then take '--gpu here'."),
     "validate": ("finegauge.cli.validate", "How wrong the predictions are, on a table of measured runs."),
     "reproduce": ("finegauge.cli.reproduce", "The seed paper's tables and figures, ours beside theirs."),
     "calibrate": ("finegauge.cli.calibrate", "Fit a law to your own sweep; 'estimate --law' uses it."),

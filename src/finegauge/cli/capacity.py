@@ -23,10 +23,39 @@ if TYPE_CHECKING:
     "--limit", type=click.IntRange(1, 1_000_000), default=MAX_MICRO_BATCH_SIZE, show_default=True,
     help="Look no further.",
 )  # fmt: skip
+@click.option(
+    "--measured", is_flag=True, help="Run up to four trials on this machine between the predicted bounds."
+)
+@click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", help="Of the trials.  [default: cpu]"
+)
+@click.option(
+    "--memory-limit", "size", metavar="SIZE", default="", help="The most a trial may allocate: 2GiB."
+)
+@click.option("--store", type=click.Path(dir_okay=False), help="Add the trials to this journal (JSON lines).")
 def max_batch(
-    run_file: str, overrides: tuple[str, ...], gpus: tuple[str, ...], *, as_json: bool, limit: int
+    run_file: str,
+    overrides: tuple[str, ...],
+    gpus: tuple[str, ...],
+    *,
+    as_json: bool,
+    limit: int,
+    measured: bool,
+    device: str,
+    size: str,
+    store: str | None,
 ) -> None:
-    """Find the largest micro_batch_size of RUN whose longest batch fits; 0 if not even 1 does."""
+    """Find the largest micro_batch_size of RUN whose longest batch fits; 0 if not even 1 does.
+
+    With --measured the answer is tried out: a trial that is certain to run out of memory is not launched.
+    """
+    if measured:
+        from finegauge.cli.measured_capacity import show_measured
+
+        show_measured(
+            run_file, overrides, device=device, size=size, limit=limit, store=store, as_json=as_json
+        )
+        return
     asked = runs(run_file, overrides, gpus)
     _show("max-batch", [(run, max_micro_batch_size(run, limit=limit)) for run in asked], as_json=as_json)
 

@@ -62,8 +62,8 @@ def say(lines: Iterable[str] | str) -> None:
 
 
 def _canonical(name: str) -> str:
-    """Return the catalogue's name of a GPU, or the path of the user's own GPU file."""
-    from finegauge.catalogue.gpus import gpu
+    """Return the catalogue's name of a GPU, or the path of the user's own file of one."""
+    from finegauge.catalogue.gpus import gpu, is_file
 
     spec = gpu(name)
-    return name if name.endswith((".yaml", ".yml")) else spec.name
+    return name if is_file(name) else spec.name

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from finegauge.plan.capacity import Capacity
+from finegauge.plan.measured_capacity import MeasuredCapacity
 from finegauge.report import figures
 from finegauge.report.terminal import columns, paint
 from finegauge.units import gib
@@ -57,3 +58,25 @@ def _notes(found: Sequence[tuple["Run", Capacity]]) -> list[str]:
     if isinstance(trained, int) and max(c.value for _, c in found) > trained:
         notes.append(f"The model was built for {trained:,} positions (max_position_embeddings).")
     return [paint(" ".join(notes), "dim")]
+
+
+def measured_capacity_lines(run: "Run", found: MeasuredCapacity, allowed_bytes: float) -> list[str]:
+    """Return the largest micro-batch that a trial has shown to fit, and every trial."""
+    capacity, bounds = found.capacity, found.bounds
+    where = f" within {figures.size(allowed_bytes)}" if allowed_bytes else ""
+    lines = [paint(f"Largest micro-batch measured{where}: {_value(capacity)}", "bold")]
+    lines.append(
+        f"Predicted: {bounds.low:,} surely fits, {bounds.likely:,} probably, {bounds.high:,} surely does not."
+    )
+    if found.untried:
+        lines.append(f"{found.untried:,} sizes above it were not tried.")
+    rows = [
+        [
+            f"  {trial.run.micro_batch_size:,}",
+            trial.outcome.replace("_", " "),
+            figures.size(trial.peak_memory_bytes.total) if trial.peak_memory_bytes.parts else figures.UNKNOWN,
+            figures.duration(trial.step_time_s.total) if trial.fits else figures.UNKNOWN,
+        ]
+        for trial in found.trials
+    ]
+    return [*lines, "", *columns(["  micro_batch_size", "outcome", "peak", "a step"], rows, left=2)]

@@ -54,6 +54,30 @@ def seconds_interval(median_s: float, interval: Interval | None) -> str:
     return f"{digits(median_s)} [{digits(low, 2)}–{digits(high, 2)}]"
 
 
+def duration(seconds: float) -> str:
+    """Return seconds in the unit that a person would say: "36.0 ms", "1.20 s"."""
+    for unit, per_s in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
+        if abs(seconds) * per_s >= 1 or unit == "us":
+            return f"{digits(seconds * per_s) if seconds else '0'} {unit}"
+    return UNKNOWN
+
+
+def size(num_bytes: float) -> str:
+    """Return bytes in the unit that a person would say: "12.3 MiB", "1.20 GiB"."""
+    for unit, per_unit in (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10)):
+        if abs(num_bytes) >= per_unit:
+            return f"{digits(num_bytes / per_unit)} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def si(value: float) -> str:
+    """Return a number with its SI prefix, a unit to follow: "4.29 G", "812 "."""
+    for magnitude, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= magnitude:
+            return f"{digits(value / magnitude)} {prefix}"
+    return f"{digits(value)} "
+
+
 def hours(wall_s: float | None) -> str:
     """Return "118 h" or "12 min"; "-" if unknown."""
     if wall_s is None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from finegauge.plan.capacity import Capacity
 from finegauge.plan.estimate import Estimate
+from finegauge.plan.measured_capacity import MeasuredCapacity
 from finegauge.plan.prices import ManagedPrice, PricedOffer
 from finegauge.plan.quote import Quote
 from finegauge.plan.verdict import WILL_NOT_FIT
@@ -75,7 +76,7 @@ def unsupported_json(gpu: str, reason: str) -> dict[str, Any]:
     return {"gpu": gpu, "verdict": "unsupported", "reason": reason}
 
 
-def capacity_json(gpu: str, capacity: Capacity) -> dict[str, Any]:
+def capacity_json(gpu: str | None, capacity: Capacity) -> dict[str, Any]:
     """Return the largest value that fits one GPU, with the memory on both sides of the border."""
     profile, above = capacity.profile, capacity.first_that_fails
     return {
@@ -90,6 +91,25 @@ def capacity_json(gpu: str, capacity: Capacity) -> dict[str, Any]:
         "tokens_per_s": profile.tokens_per_s if profile else None,
         "samples_per_s": profile.samples_per_s if profile else None,
         "first_that_fails_bytes": above.device_memory_bytes.total if above else None,
+    }
+
+
+def measured_capacity_json(found: MeasuredCapacity) -> dict[str, Any]:
+    """Return the largest value that a trial has shown to fit, with the bounds and every trial."""
+    return {
+        **capacity_json(found.capacity.profile.run.gpu if found.capacity.profile else None, found.capacity),
+        "bounds": found.bounds._asdict(),
+        "untried": found.untried,
+        "trials": [
+            {
+                "micro_batch_size": trial.run.micro_batch_size,
+                "outcome": trial.outcome,
+                "reason": trial.reason,
+                "peak_memory_bytes": trial.peak_memory_bytes.total or None,
+                "step_time_s": trial.step_time_s.total or None,
+            }
+            for trial in found.trials
+        ],
     }
 
 

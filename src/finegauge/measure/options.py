@@ -1,0 +1,23 @@
+"""What a measurement is asked for beside the run: how many steps, on what, with which instruments."""
+
+from typing import NamedTuple
+
+
+class Options(NamedTuple):
+    """How a run is measured; everything about the run itself is in `Run`."""
+
+    device: str = "cpu"  # or cuda
+    steps: int = 10  # measured; `warmup_steps` more come before and are discarded
+    warmup_steps: int = 2
+    threads: int = 0  # of torch on the CPU; 0: as many as torch takes by itself
+    seed: int = 0
+    layers: bool = False  # the layer clock
+    kernels: bool = False  # the kernel table of torch.profiler
+    ncu: bool = False  # SM and DRAM utilisation of one layer by Nsight Compute
+    experts: bool = False  # the router probe
+    energy: bool = False  # the energy meter
+    memory: bool = True  # the memory meter
+    evaluate: bool = False  # accuracy before tuning and after each epoch
+    trace_path: str = ""  # where the profiler's Chrome trace goes; "": nowhere
+    memory_limit_bytes: float = 0.0  # what the trial may allocate; 0: what there is
+    timeout_s: float = 0.0  # after which the trial counts as failed; 0: never

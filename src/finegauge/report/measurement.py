@@ -1,0 +1,256 @@
+"""What `finegauge measure` prints: the step, measured beside predicted, and what the instruments saw."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from finegauge.plan.here import Prediction
+from finegauge.profile import Breakdown, Path, Profile
+from finegauge.report import figures
+from finegauge.report.estimate import subject_lines
+from finegauge.report.instruments import instrument_lines
+from finegauge.report.terminal import columns, paint, wrapped
+
+if TYPE_CHECKING:
+    from finegauge.predict.work import Work
+
+OUTCOMES = {
+    "completed": ("Measured", "green"),
+    "out_of_memory": ("Out of memory", "red"),
+    "interrupted": ("Interrupted", "yellow"),
+    "unsupported": ("Cannot be measured", "yellow"),
+}
+LEAST_FRACTION = 0.005  # of the whole: smaller parts are left to --json
+MOST_PARTS = 30
+MOST_DIFFERENCES = 5
+NOTABLE_WAIT_FRACTION = 0.03
+
+Unit = Callable[[float], str]  # how an amount is printed
+
+
+class Part(NamedTuple):
+    """One part of a quantity, measured and predicted, in the quantity's unit."""
+
+    path: Path
+    measured: float
+    predicted: float | None  # None where nothing is predicted
+
+
+def measurement_lines(measured: Profile, prediction: Prediction) -> list[str]:
+    """Return the whole report about one trial."""
+    lines = [headline(measured), *subject_lines(measured.run)]
+    if measured.outcome != "completed":
+        return [*lines, *_predicted_lines(prediction)]
+    predicted = prediction.profile
+    for section in (
+        memory_lines(measured, predicted),
+        time_lines(measured, predicted),
+        difference_lines(measured, prediction),
+        instrument_lines(measured),
+        [*machine_lines(measured), *(wrapped(prediction.missing, indent="  ") if prediction.missing else [])],
+    ):
+        if section:
+            lines += ["", *section]
+    return lines
+
+
+def headline(measured: Profile) -> str:
+    """Return the outcome in one line."""
+    word, colour = OUTCOMES.get(measured.outcome, ("No data", "red"))
+    word = paint(word, "bold", colour)
+    if measured.outcome != "completed":
+        return f"{word}: {measured.reason or 'no reason is known'}."
+    timing = measured.observations.get("timing", {})
+    step = figures.duration(measured.step_time_s.total)
+    if "p10_s" in timing:
+        step += f" [{figures.duration(timing['p10_s'])} – {figures.duration(timing['p90_s'])}]"
+    rates = f"{figures.digits(measured.tokens_per_s)} tokens/s"
+    memory = measured.peak_memory_bytes.total
+    peak = f", peak {figures.size(memory)}" if memory else ""
+    return f"{word} on {measured.fingerprint.get('device', 'this machine')}: {step} a step, {rates}{peak}."
+
+
+def memory_lines(measured: Profile, predicted: Profile | None) -> list[str]:
+    """Return what is alive at the fullest moment, by kind, and the peaks of the phases."""
+    kinds = beside(measured.peak_memory_bytes, predicted.peak_memory_bytes if predicted else None, 1)
+    if not kinds:
+        return []
+    phase = f" (fullest in {measured.peak_phase})" if measured.peak_phase else ""
+    lines = [f"{paint('Memory', 'bold')}, as torch allocates it{phase}"]
+    lines += _table(("  kind",), kinds, figures.size, kinds[0].measured)
+    phases = beside(_by_phase(measured), _by_phase(predicted) if predicted else None, 1)
+    if len(phases) > 2:
+        lines += ["", f"{paint('Memory', 'bold')}, peak of each phase"]
+        lines += _table(("  phase",), phases[1:], figures.size)
+    return lines
+
+
+def time_lines(measured: Profile, predicted: Profile | None) -> list[str]:
+    """Return the seconds of the median step by stage, and by part of the model where they are known."""
+    step, theirs = measured.step_time_s, predicted.step_time_s if predicted else None
+    if theirs is not None and not theirs.parts:
+        theirs = None
+    stages = beside(step, theirs, 1)
+    lines = [
+        f"{paint('Time', 'bold')} of one step",
+        *_table(("  stage",), stages, figures.duration, step.total),
+    ]
+    for depth, headings in ((2, ("  stage", "part")), (3, ("  stage", "part", "operator"))):
+        if step.depth >= depth:
+            parts = [part for part in beside(step, theirs, depth)[1:] if len(part.path) == depth]
+            shown = [part for part in parts if part.measured >= LEAST_FRACTION * step.total][:MOST_PARTS]
+            lines += ["", *_table(headings, shown, figures.duration, step.total)]
+    return lines
+
+
+def difference_lines(measured: Profile, prediction: Prediction) -> list[str]:
+    """Return the largest differences between measured and predicted, each with its explanation."""
+    predicted = prediction.profile
+    if predicted is None:
+        return []
+    lines = [
+        f"  {line}" for text in _circumstances(measured, predicted) for line in wrapped(text, indent="    ")
+    ]
+    for name, ours, theirs, unit in (
+        ("time", measured.step_time_s, predicted.step_time_s, figures.duration),
+        ("memory", measured.peak_memory_bytes, predicted.peak_memory_bytes, figures.size),
+    ):
+        if not ours.parts or not theirs.parts:
+            continue
+        depth = min(ours.depth, theirs.depth)
+        parts = beside(ours, theirs, depth)[1:]
+        largest = sorted(parts, key=lambda part: -abs(part.measured - (part.predicted or 0.0)))
+        for part in largest[:MOST_DIFFERENCES]:
+            gap = part.measured - (part.predicted or 0.0)
+            if abs(gap) < 0.01 * ours.total:
+                continue
+            text = f"{name}, {' / '.join(part.path)}: {explanation(part, gap, unit, measured, prediction)}"
+            lines += [f"  {line}" for line in wrapped(text, indent="    ")]
+    lines += [
+        f"  {line}" for text in _circumstances(measured, predicted) for line in wrapped(text, indent="    ")
+    ]
+    return [f"{paint('Differences', 'bold')}, the largest first", *lines] if lines else []
+
+
+def explanation(part: Part, gap: float, unit: Unit, measured: Profile, prediction: Prediction) -> str:
+    """Return what one difference is, and what the prediction had counted."""
+    predicted = part.predicted or 0.0
+    more = "more" if gap > 0 else "less"
+    text = f"{unit(abs(gap))} {more} than predicted ({unit(part.measured)} against {unit(predicted)})"
+    if not predicted:
+        return f"{text}; the prediction counts nothing here by this name"
+    if not part.measured:
+        return f"{text}; measured under another name, or not run"
+    spread = measured.observations.get("timing", {}).get("spread_fraction", 0.0)
+    if unit is figures.duration and abs(gap) < spread * part.measured:
+        text += f", within the spread of the steps ({figures.percent(spread)})"
+    if unit is figures.duration and part.path in prediction.work:
+        return f"{text}; {rates(prediction.work[part.path], part.measured, predicted)}"
+    counted = formula(part.path, prediction.formulas)
+    return f"{text}; predicted as {counted}" if counted else text
+
+
+def rates(work: "Work", measured_s: float, predicted_s: float) -> str:
+    """Return the rate that was reached and the rate that was predicted, of what limits the operator."""
+    if work.flops:
+        return (
+            f"{figures.si(work.flops)}FLOP at {figures.si(work.flops / measured_s)}FLOP/s, "
+            f"predicted at {figures.si(work.flops / predicted_s)}FLOP/s"
+        )
+    return (
+        f"{figures.size(work.num_bytes)} read and written at {figures.size(work.num_bytes / measured_s)}/s, "
+        f"predicted at {figures.size(work.num_bytes / predicted_s)}/s"
+    )
+
+
+def formula(path: Path, formulas: Mapping[Path, str]) -> str:
+    """Return the prediction's arithmetic for `path`, or for the nearest whole it is part of."""
+    return next((formulas[path[:n]] for n in range(len(path), 0, -1) if path[:n] in formulas), "")
+
+
+def beside(measured: Breakdown, predicted: Breakdown | None, depth: int) -> list[Part]:
+    """Return the total, then every part at `depth` in either, the largest measured first."""
+    ours = measured.at(depth)
+    theirs = predicted.at(depth) if predicted is not None else Breakdown({})
+    paths = dict.fromkeys([path for path, _ in ours] + [path for path, _ in theirs])
+    if not paths:
+        return []
+
+    def other(path: Path) -> float | None:
+        return None if predicted is None else theirs.parts.get(path, 0.0)
+
+    total = Part((), ours.total, None if predicted is None else theirs.total)
+    return [total, *(Part(path, ours.parts.get(path, 0.0), other(path)) for path in paths)]
+
+
+def machine_lines(measured: Profile) -> list[str]:
+    """Return what the measurement was taken on."""
+    found = measured.fingerprint
+    software = [
+        f"{name} {found[name]}" for name in ("torch", "transformers", "peft", "driver") if name in found
+    ]
+    threads = f"{found['threads']} threads" if "threads" in found else ""
+    parts = [found.get("device", ""), threads, *software, found.get("date", "")]
+    lines = wrapped(f"{paint('Machine', 'bold')}  {', '.join(part for part in parts if part)}.", indent="  ")
+    notes = [*measured.source.assumptions, *measured.observations.get("notes", [])]
+    return lines + (wrapped(f"{paint('Notes', 'bold')}  {'; '.join(notes)}.", indent="  ") if notes else [])
+
+
+def _by_phase(profile: Profile) -> Breakdown:
+    """Return the peak of each phase."""
+    return profile.phase_memory_bytes.at(1)
+
+
+def _table(headings: tuple[str, ...], parts: Sequence[Part], unit: Unit, whole: float = 0.0) -> list[str]:
+    """Return one row per part: measured, its share of the `whole`, predicted and how far that is off."""
+    known = any(part.predicted is not None for part in parts)
+    rows = []
+    for part in parts:
+        names = [*part.path, *[""] * (len(headings) - len(part.path))] if part.path else ["total"]
+        names = [f"  {names[0]}", *names[1:], *[""] * (len(headings) - len(names))]
+        row = [*names, unit(part.measured)]
+        if whole:
+            row.append(figures.percent(part.measured / whole) if part.path else "100 %")
+        if known:
+            row += [unit(part.predicted or 0.0), error_text(part)]
+        rows.append(row)
+    titles = [
+        *headings,
+        "measured",
+        *(["share"] if whole else []),
+        *(["predicted", "error"] if known else []),
+    ]
+    return columns(titles, rows, left=len(headings))
+
+
+def error_text(part: Part) -> str:
+    """Return how far the prediction is off the measurement: "+4 %"."""
+    if part.predicted is None or not part.measured:
+        return figures.UNKNOWN
+    return f"{100 * (part.predicted / part.measured - 1):+.0f} %"
+
+
+def _circumstances(measured: Profile, predicted: Profile) -> list[str]:
+    """Return what was different about the steps themselves."""
+    found = []
+    waited = measured.observations.get("timing", {}).get("waited_fraction", 0.0)
+    if waited > NOTABLE_WAIT_FRACTION:
+        found.append(
+            f"The machine was busy: for {figures.percent(waited)} of the time the steps waited for a "
+            "processor that another program had, so every time is that much longer."
+        )
+    if predicted.step_tokens and abs(measured.step_tokens / predicted.step_tokens - 1) > 0.01:
+        found.append(
+            f"The measured steps held {measured.step_tokens:,.0f} tokens on average, the data set's mean is "
+            f"{predicted.step_tokens:,.0f}."
+        )
+    return found
+
+
+def _predicted_lines(prediction: Prediction) -> list[str]:
+    """Return what the prediction had said about a trial that brought no data."""
+    predicted = prediction.profile
+    if predicted is None:
+        return []
+    needed = figures.size(predicted.device_memory_bytes.total)
+    usable = figures.size(predicted.capacity_bytes)
+    return ["", f"Predicted: {predicted.outcome.replace('_', ' ')}, {needed} of {usable} usable."]
