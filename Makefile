@@ -57,8 +57,9 @@ format: $(VENV)/.dev  ## rewrite the code as ruff wants it
 	@$(BIN)/ruff format $(CODE)
 	@$(BIN)/ruff check --fix $(CODE)
 
-bench: $(VENV)/.core  ## time a cold `finegauge estimate` against bare Python
+bench: $(VENV)/.dev  ## time a cold `finegauge estimate` against bare Python, and what the clocks of `measure` cost
 	@$(BIN)/python -m benchmarks.cold_start
+	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.instruments
 
 bench-peers: $(VENV)/.core  ## the same, and install and time a peer (downloads torch)
 	@$(BIN)/python -m benchmarks.cold_start --peers

@@ -33,8 +33,9 @@ from finegauge.store.trials import Trials
 from finegauge.units import GIB
 from finegauge.workload.run import Run
 
-MICRO_FRACTION = 0.2  # of the time, for timing operators; beside that come imports and the host's costs
-MICRO_MOST_FRACTION = 0.45  # after which the operators are given up
+MICRO_FRACTION = 0.3  # of the time, after which no further operator is timed; the host's costs follow
+MICRO_LEAST_S = 2.0  # for operators, however long the libraries took to load
+MICRO_MOST_FRACTION = 0.75  # of the time, after which the operators are given up
 START_S = {"cpu": 12.0, "cuda": 40.0}  # of a trial before its first step, until trials have been seen
 LEAST_LEFT_S = {"cpu": 10.0, "cuda": 45.0}  # below which no trial is worth starting
 SAFETY_RATIO = 1.2  # a trial may take so much longer than expected
@@ -162,7 +163,8 @@ def time_operators(device: str, total_s: float) -> None:
     """Write the device profile, in a process of its own so that nothing of it stays on the device."""
     path = Path(shelf_path(device))
     context = multiprocessing.get_context("spawn")
-    worker = context.Process(target=_micro, args=(device, MICRO_FRACTION * total_s, str(path)), daemon=True)
+    ends_s = time.monotonic() + MICRO_FRACTION * total_s
+    worker = context.Process(target=_micro, args=(device, ends_s, str(path)), daemon=True)
     worker.start()
     worker.join(MICRO_MOST_FRACTION * total_s)
     if worker.is_alive():
@@ -171,11 +173,11 @@ def time_operators(device: str, total_s: float) -> None:
     print(f"operators: {path.name if path.exists() else 'none; predictions will be missing'}", flush=True)
 
 
-def _micro(device: str, within_s: float, path: str) -> None:
-    """Time the operators of this machine; runs in the child."""
+def _micro(device: str, ends_s: float, path: str) -> None:
+    """Time the operators of this machine until the clock says `ends_s`; runs in the child."""
     from finegauge.measure.micro.micro import micro
 
-    write(micro(device=device, within_s=within_s), path)
+    write(micro(device=device, within_s=max(MICRO_LEAST_S, ends_s - time.monotonic())), path)
 
 
 def measured(point: Point, budget: Budget, store: Path, expected: Profile | None) -> str:
@@ -253,7 +255,7 @@ def spend(budget: Budget, device: str, folder: Path) -> int:
 
 
 def main() -> int:
-    """Spend the minutes; return 0 if at least one run completed."""
+    """Spend the minutes; return 0 if the operators are timed or at least one run completed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -272,7 +274,7 @@ def main() -> int:
         return error.exit_code
     used_s = budget.total_s - budget.left_s
     print(f"{completed} runs measured in {asked.output}, {used_s:.0f} of {budget.total_s:.0f} s used")
-    return 0 if completed else 1
+    return 0 if completed or Path(shelf_path(asked.device)).exists() else 1
 
 
 if __name__ == "__main__":

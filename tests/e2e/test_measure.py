@@ -12,6 +12,7 @@ from finegauge.store.trials import Trials
 from tests.e2e.commands import ROOT, finegauge
 
 SCHEMA = json.loads((ROOT / "docs" / "json" / "measure.schema.json").read_text("utf-8"))
+RUN_SCHEMA = json.loads((ROOT / "docs" / "json" / "run-commands.schema.json").read_text("utf-8"))
 TINY = str(ROOT / "examples" / "tiny_moe.yaml")
 SMALL = ("seq_len=32", "micro_batch_size=1")
 
@@ -79,7 +80,9 @@ def test_the_largest_batch_by_trials(tmp_path: Path) -> None:
     question = (str(config), "weights_dtype=fp32", "seq_len=64")
     done = finegauge("max-batch", *question, "--measured", "--memory-limit", "80MB", "--json")
     assert (done.code, done.err) == (0, "")
-    (result,) = json.loads(done.out)["results"]
+    whole = json.loads(done.out)
+    Draft202012Validator(RUN_SCHEMA).validate(whole)
+    (result,) = whole["results"]
     assert result["value"] > 0
     assert 1 <= len(result["trials"]) <= 4
     assert all(trial["micro_batch_size"] < result["bounds"]["high"] for trial in result["trials"])
@@ -95,6 +98,12 @@ def test_the_largest_batch_by_trials(tmp_path: Path) -> None:
         (("measure", TINY, "--steps", "0"), "0 is not in the range"),
         (("measure", "nowhere.yaml"), "nowhere.yaml"),
         (("measure", TINY, "lora_rank=4"), "lora_rank is stated"),
+        (("measure", TINY, "phase=grpo"), "num_generations=8 answers to each prompt"),
+        (("measure", TINY, "--task-folder", "nowhere"), "'nowhere' does not exist"),
+        (
+            ("max-batch", TINY, "phase=grpo", "--limit", "4", "--gpu", "a40"),
+            "multiples of 8; raise the limit",
+        ),
     ],
 )
 def test_a_wrong_question_is_one_line(arguments: tuple[str, ...], said: str) -> None:
@@ -102,6 +111,12 @@ def test_a_wrong_question_is_one_line(arguments: tuple[str, ...], said: str) -> 
     assert done.code == 64
     assert said in done.err
     assert done.err.count("\n") == 1
+
+
+def test_tasks_without_a_tokenizer_are_refused_by_the_trial() -> None:
+    done = finegauge("measure", TINY, *SMALL, "--tasks", "gsm8k")
+    assert (done.code, done.err.count("\n")) == (64, 1)
+    assert "tokenizer: FOLDER" in done.err
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+from jsonschema import Draft202012Validator
 
-from finegauge.catalogue.device_profile import device_profile
-from tests.e2e.commands import finegauge
+from finegauge.catalogue.device_profile import HOST_COSTS, OPERATORS, device_profile
+from tests.e2e.commands import ROOT, finegauge
+
+SCHEMA = json.loads((ROOT / "docs" / "json" / "micro.schema.json").read_text("utf-8"))
 
 
 @pytest.fixture(autouse=True)
@@ -35,8 +38,15 @@ def test_json_is_the_file_with_its_path(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     done = finegauge("micro", "--device", "cpu", "--threads", "1", "-o", str(path), "--json")
     found = json.loads(done.out)
+    Draft202012Validator(SCHEMA).validate(found)
     assert (found.pop("command"), found.pop("path")) == ("micro", str(path))
     assert found == json.loads(path.read_text("utf-8"))
+
+
+def test_the_schema_knows_what_profiles_know() -> None:
+    Draft202012Validator.check_schema(SCHEMA)
+    assert SCHEMA["$defs"]["reading"]["properties"]["operator"]["enum"] == list(OPERATORS)
+    assert SCHEMA["properties"]["host"]["propertyNames"]["enum"] == list(HOST_COSTS)
 
 
 def test_a_run_adds_its_own_sizes(tmp_path: Path) -> None:

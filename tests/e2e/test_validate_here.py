@@ -4,10 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from finegauge.catalogue.device_profile import shelf_path, write
-from tests.e2e.commands import finegauge
+from tests.e2e.commands import ROOT, finegauge
 from tests.unit.predict.profiles import profile
+
+SCHEMA = json.loads((ROOT / "docs" / "json" / "validate-here.schema.json").read_text("utf-8"))
 
 
 @pytest.fixture
@@ -21,6 +24,8 @@ def _profiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unseen_configuration_is_measured_and_its_memory_is_as_predicted() -> None:
     done = finegauge("validate", "--here", "--num", "1", "--steps", "3", "--json")
     found = json.loads(done.out)
+    Draft202012Validator.check_schema(SCHEMA)
+    Draft202012Validator(SCHEMA).validate(found)
     (trial,) = found["trials"]
     assert trial["outcome"] == "completed"
     assert trial["measured_step_time_s"] > 0
@@ -32,3 +37,10 @@ def test_tables_and_here_exclude_each_other() -> None:
     done = finegauge("validate", "table.csv", "--here")
     assert done.code == 64
     assert "leave out tables" in done.err
+
+
+def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    done = finegauge("validate", "--here")
+    assert (done.code, done.out) == (64, "")
+    assert "pip install 'finegauge[measure]'" in done.err

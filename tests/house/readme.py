@@ -1,9 +1,10 @@
-"""What README.md shows and a program knows better: the file tree, the command's output, its accuracy.
+"""What README.md shows and a program knows better: the file tree, outputs of commands, their accuracy.
 
 `python -m tests.house.readme` (make readme) rewrites each between its marks. The tree comes from the
-first sentences of the module docstrings, and a test keeps it true; the output ages with the prices. The
-accuracy is that of `finegauge validate` on the shipped tables, and of the shipped calibration on sources
-that it had not seen.
+first sentences of the module docstrings, and a test keeps it true; the estimate ages with the prices. The
+measurement is this machine's, best taken while it is idle; its device profile is made where there is none.
+The accuracy is that of `finegauge validate` on the shipped tables, and of the shipped calibration on
+sources that it had not seen.
 """
 
 import ast
@@ -13,6 +14,7 @@ import subprocess
 import sys
 from statistics import median
 
+from finegauge.catalogue.device_profile import shelf_path
 from finegauge.catalogue.documents import read_document
 from finegauge.catalogue.tables import measurement_tables
 from finegauge.predict.calibrated import SHIPPED
@@ -24,6 +26,8 @@ from tests.house.sources import EXAMPLE, PACKAGE, ROOT, tree_of
 TREE_MARKS = "<!-- tree: make readme -->", "<!-- end of tree -->"
 ACCURACY_MARKS = "<!-- accuracy: make readme -->", "<!-- end of accuracy -->"
 OUTPUT_MARKS = "<!-- output: make readme -->", "<!-- end of output -->"
+MEASURED_MARKS = "<!-- measured: make readme -->", "<!-- end of measured -->"
+MOST_LINES = 8  # of each paragraph of a measurement
 
 
 def first_sentence(docstring: str) -> str:
@@ -51,9 +55,23 @@ def tree() -> str:
 
 def output() -> str:
     """Return what `finegauge estimate` prints for the example, at 100 columns."""
-    example = EXAMPLE.relative_to(ROOT).as_posix()
+    return _printed("estimate", EXAMPLE.relative_to(ROOT).as_posix())
+
+
+def measured() -> str:
+    """Return what `finegauge measure` prints for the tiny mixture, of each paragraph the first lines."""
+    if not os.path.isfile(shelf_path("cpu")):
+        _printed("micro", "--device", "cpu")
+    text = _printed("measure", "examples/tiny_moe.yaml", "--device", "cpu", "--layers", "--experts")
+    paragraphs = [paragraph.splitlines() for paragraph in text.split("\n\n")]
+    shown = ([*lines[:MOST_LINES], *(["  …"] if len(lines) > MOST_LINES else [])] for lines in paragraphs)
+    return "\n\n".join("\n".join(lines) for lines in shown)
+
+
+def _printed(*words: str) -> str:
+    """Return a command of FineGauge and what it prints, at 100 columns."""
     done = subprocess.run(
-        [sys.executable, "-m", "finegauge", "estimate", example],
+        [sys.executable, "-m", "finegauge", *words],
         cwd=ROOT,
         env={**os.environ, "COLUMNS": "100", "NO_COLOR": "1"},
         capture_output=True,
@@ -61,7 +79,7 @@ def output() -> str:
         check=True,
     )
     lines = (line.rstrip() for line in done.stdout.rstrip().splitlines())
-    return "\n".join([f"$ finegauge estimate {example}", *lines])
+    return "\n".join([f"$ finegauge {' '.join(words)}", *lines])
 
 
 def accuracy() -> str:
@@ -110,12 +128,13 @@ def between(marks: tuple[str, str], content: str) -> str:
 
 
 def main() -> None:
-    """Rewrite the three blocks of README.md."""
+    """Rewrite the blocks of README.md."""
     readme = ROOT / "README.md"
     text = readme.read_text("utf-8")
     blocks = {
         TREE_MARKS: between(TREE_MARKS, tree()),
         OUTPUT_MARKS: between(OUTPUT_MARKS, output()),
+        MEASURED_MARKS: between(MEASURED_MARKS, measured()),
         ACCURACY_MARKS: "\n".join((ACCURACY_MARKS[0], accuracy(), ACCURACY_MARKS[1])),
     }
     for (start, end), block in blocks.items():

@@ -18,6 +18,9 @@ class Options(NamedTuple):
     energy: bool = False  # the energy meter
     memory: bool = True  # the memory meter
     evaluate: bool = False  # accuracy before tuning and after each epoch
+    tasks: tuple[str, ...] = ()  # of lm-evaluation-harness
+    task_folder: str = ""  # where YAML files of own tasks are; "": the harness's own are meant
+    task_limit: int = 0  # questions of each task; 0: all
     trace_path: str = ""  # where the profiler's Chrome trace goes; "": nowhere
     memory_limit_bytes: float = 0.0  # what the trial may allocate; 0: what there is
     timeout_s: float = 0.0  # after which the trial counts as failed; 0: never

@@ -1,30 +1,23 @@
 """The passes of a trial: each takes its own steps with one instrument, so that none disturbs another."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from statistics import median, quantiles
 from time import process_time
 from typing import Any, NamedTuple
 
+from finegauge.measure.instruments.stage_clock import NoClock, StageClock
 from finegauge.measure.options import Options
 from finegauge.measure.refusal import refusal
 from finegauge.measure.subject import Clock, Phase, StepFacts
 from finegauge.profile import Breakdown
 
+COMPARED_STEPS = 10  # under the layer clock and without it, in turn
 Tell = Callable[[str, int, int], None]  # what is being done, how much of it is done, of how much
 
 
 class RefusedError(Exception):
     """A step whose result is no data; the message says why."""
-
-
-class NoClock:
-    """A clock that nobody reads."""
-
-    def stage(self, name: str) -> AbstractContextManager[None]:
-        """Let the stage run."""
-        del name
-        return nullcontext()
 
 
 class Trial:
@@ -112,8 +105,6 @@ def warm_up(trial: Trial) -> None:
 
 def timing(trial: Trial) -> Timing:
     """Time steps by stage with nothing else on, but for the energy meter, which only reads counters."""
-    from finegauge.measure.instruments.stage_clock import StageClock
-
     before = len(trial.facts)
     energy: dict[str, Any] | None = None
     with (
@@ -129,12 +120,24 @@ def timing(trial: Trial) -> Timing:
 
 
 def layers(trial: Trial) -> tuple[tuple[Breakdown, ...], dict[str, Any]]:
-    """Return the seconds of steps by stage, part and operator, and what the layer clock has to say."""
+    """Return the seconds of steps by stage, part and operator, and what the layer clock costs.
+
+    The first of them take turns with steps under the stage clock alone, so that whatever else
+    the machine does meets both; the cost is the median ratio of neighbours.
+    """
     from finegauge.measure.instruments.layer_clock import LayerClock
 
-    with LayerClock(trial.phase.subject) as clock:
-        _clocked(trial, "layers", clock)
-    return tuple(clock.steps), {"notes": list(getattr(clock, "notes", ()))}
+    plain = StageClock(trial.device, *trial.models)
+    clock = LayerClock(trial.phase.subject, *trial.models)
+    count = trial.options.steps
+    for number in range(count):
+        trial.tell("layers", number, count)
+        for each in (plain, clock) if number < COMPARED_STEPS else (clock,):
+            with each, each.step():
+                trial.step(each)
+    trial.tell("layers", count, count)
+    ratios = [own.total / bare.total for own, bare in zip(clock.steps, plain.steps, strict=False)]
+    return tuple(clock.steps), {"overhead_ratio": median(ratios), "compared_steps": len(ratios)}
 
 
 def _clocked(trial: Trial, what: str, clock: Any) -> None:

@@ -10,13 +10,12 @@ from finegauge.catalogue.gpus import known_gpu
 from finegauge.errors import FineGaugeError
 from finegauge.graph.build import build
 from finegauge.graph.op import Extents
+from finegauge.graph.step_flops import step_flops
 from finegauge.measure.fingerprint import device_name
 from finegauge.measure.instruments.utilisation import Peaks
 from finegauge.measure.options import Options
 from finegauge.workload.data import shape
 from finegauge.workload.run import Run
-
-TRAINING_PHASES = ("sft", "pretrain")  # whose FLOPs follow from one forward and one backward
 
 
 class Peak(NamedTuple):
@@ -47,15 +46,13 @@ def peak_of(run: Run, device: torch.device) -> Peak:
 
 
 def model_flops(run: Run) -> float:
-    """Return the FLOPs of one step's forward and backward by the operator graph; 0 where it has none."""
-    if run.phase not in TRAINING_PHASES:
-        return 0.0
+    """Return the FLOPs of one step by the operator graph; 0 where it has none."""
     try:
         graph, batch = build(run), shape(run)
     except FineGaugeError:
         return 0.0
     extents = Extents(batch.sequences, batch.tokens, batch.tokens_square, batch.longest_len)
-    return graph.model_flops(extents) * run.gradient_accumulation_steps
+    return step_flops(run, graph, extents)
 
 
 def capacity_bytes(options: Options, device: torch.device) -> float:

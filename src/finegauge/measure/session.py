@@ -6,6 +6,7 @@
     memory     one step under the memory meter
     kernels    steps under the profiler
     experts    the router probe, before tuning and after it
+    tasks      lm-evaluation-harness
     evaluate   epochs of training with the accuracy before and after each
 
 Every way to fail is an outcome: memory that runs out, results that are no data, questions
@@ -13,13 +14,14 @@ that the installed libraries have no answer to.
 """
 
 import gc
+import os
 import traceback
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from finegauge.errors import FineGaugeError
+from finegauge.errors import FineGaugeError, InputError
 from finegauge.measure.fingerprint import device_name, fingerprint
 from finegauge.measure.instruments.resident import resident_bytes
 from finegauge.measure.limits import lift_limit, limit_memory, out_of_memory_reason, warm
@@ -67,7 +69,7 @@ def outcome(run: Run, options: Options, tell: Tell) -> Profile:
         traceback.print_exc()
         if reason := out_of_memory_reason(error, limited=options.memory_limit_bytes > 0):
             return _without(run, options, "out_of_memory", reason)
-        return _without(run, options, "failed", f"{type(error).__name__}: {_first_line(error)}")
+        return _without(run, options, "failed", f"{type(error).__name__}: {_one_line(error)}")
 
 
 def take_apart(run: Run, options: Options, tell: Tell) -> Profile:
@@ -78,6 +80,7 @@ def take_apart(run: Run, options: Options, tell: Tell) -> Profile:
     from finegauge.measure.phases import phase_of
 
     device = _device(options)
+    _check_asked(run, options)
     resting_bytes = resident_bytes()
     tell("building", 0, 1)
     phase = phase_of(run, options, device)
@@ -127,6 +130,22 @@ def _device(options: Options) -> torch.device:
     return torch.device(options.device)
 
 
+def _check_asked(run: Run, options: Options) -> None:
+    """Refuse a trace that cannot be written and tasks that cannot be asked, before anything is built."""
+    if options.trace_path:
+        try:
+            os.makedirs(os.path.dirname(options.trace_path) or ".", exist_ok=True)
+            with open(options.trace_path, "ab"):
+                pass
+        except OSError as error:
+            raise InputError(f"--trace {options.trace_path} cannot be written: {error.strerror}.") from None
+    if options.tasks:
+        from finegauge.measure.evaluation.harness import task_manager, tokenizer_folder
+
+        tokenizer_folder(run)
+        task_manager(options.tasks, options.task_folder or None)
+
+
 def _observations(trial: Trial, timed: Timing) -> dict[str, Any]:
     """Return what the timing pass saw beside the seconds."""
     found: dict[str, Any] = {
@@ -153,11 +172,7 @@ def _with_layers(trial: Trial, timed: Timing, observations: dict[str, Any]) -> B
     """Return the median step by stage, part and operator."""
     steps, seen = layers(trial)
     finer, plain = median_of(steps), timed.median_s
-    observations["layers"] = {
-        **seen,
-        "steps": len(steps),
-        "overhead_ratio": finer.total / plain.total if plain.total else 0.0,
-    }
+    observations["layers"] = {**seen, "steps": len(steps)}
     return shared_out(plain, finer)
 
 
@@ -207,6 +222,15 @@ def _instruments(trial: Trial, run: Run, step_s: float, observations: dict[str, 
         from finegauge.measure.instruments.ncu import layer_utilisation
 
         observations["ncu"] = layer_utilisation(run, options)
+    if options.tasks:
+        from finegauge.measure.evaluation.harness import harness_scores, tokenizer_folder
+
+        trial.tell("tasks", 0, 1)
+        observations["tasks"] = harness_scores(
+            phase.subject, options.tasks, tokenizer=tokenizer_folder(run),
+            folder=options.task_folder or None, limit=options.task_limit or None,
+        )  # fmt: skip
+        trial.tell("tasks", 1, 1)
     if options.evaluate:
         from finegauge.measure.evaluation.epochs import evaluate
 
@@ -224,7 +248,7 @@ def _source(options: Options) -> Source:
     return Source(
         kind="measured",
         name=f"this machine, {device_name(torch.device(options.device))}",
-        assumptions=(f"{options.warmup_steps} steps of warm-up discarded, {options.steps} measured",),
+        assumptions=(f"steps: {options.warmup_steps} discarded as warm-up, {options.steps} measured",),
     )
 
 
@@ -236,10 +260,9 @@ def _without(run: Run, options: Options, what: str, reason: str) -> Profile:
     )  # fmt: skip
 
 
-def _first_line(error: BaseException) -> str:
-    """Return what an error says, in one line."""
-    text = str(error).strip()
-    return text.splitlines()[0][:300] if text else "no message"
+def _one_line(error: BaseException) -> str:
+    """Return what an error says, in one line and without a full stop."""
+    return " ".join(str(error).split())[:300].rstrip(".") or "no message"
 
 
 def _mean(values: list[float]) -> float:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import floor
 from typing import TYPE_CHECKING
 
+from finegauge.errors import FieldError
 from finegauge.profile import Profile
 
 if TYPE_CHECKING:
@@ -47,13 +48,33 @@ def max_micro_batch_size(
 ) -> Capacity:
     """Return the largest `micro_batch_size` whose longest batch fits, up to `limit` sequences.
 
+    GRPO's come in steps that give every prompt all its answers.
+
     Args:
         run: The question; its own micro_batch_size does not matter.
         estimator: Who says whether a step fits; FineGauge's prediction by default.
         limit: The largest size to consider.
+
+    Raises: FieldError where `limit` is less than one such step.
     """
-    ask = estimator or _predict
-    return _search("micro_batch_size", lambda size: ask(run.replace(micro_batch_size=size)), limit, unit=1)
+    ask, unit = estimator or _predict, unit_within(run, limit)
+    return _search("micro_batch_size", lambda size: ask(run.replace(micro_batch_size=size)), limit, unit=unit)
+
+
+def unit_within(run: "Run", limit: int) -> int:
+    """Return in what steps `micro_batch_size` may grow.
+
+    Raises: FieldError where not even one is within `limit`.
+    """
+    from finegauge.workload.prompts import batch_unit
+
+    unit = batch_unit(run)
+    if unit > limit:
+        raise FieldError(
+            f"The search goes no further than {limit} sequences, but phase={run.phase} with "
+            f"num_generations={run.num_generations} takes multiples of {unit}; raise the limit."
+        )
+    return unit
 
 
 def max_seq_len(run: "Run", estimator: Estimator | None = None, *, limit: int = MAX_SEQ_LEN) -> Capacity:

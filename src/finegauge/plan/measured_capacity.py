@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from finegauge.plan.capacity import MAX_MICRO_BATCH_SIZE, Capacity, Estimator
+from finegauge.plan.capacity import MAX_MICRO_BATCH_SIZE, Capacity, Estimator, unit_within
 from finegauge.profile import Profile
 
 if TYPE_CHECKING:
@@ -59,20 +59,22 @@ def measured_max_micro_batch_size(
         limit: The largest size to consider.
         most_trials: How many trials to run at most.
     """
+    unit = unit_within(run, limit)
 
     @cache
-    def predicted(size: int) -> Profile:
-        return predict(run.replace(micro_batch_size=size))
+    def predicted(units: int) -> Profile:
+        return predict(run.replace(micro_batch_size=units * unit))
 
-    def corrected_fits(size: int) -> bool:
-        return _needed(predicted(size)) * correction <= capacity_bytes
+    def corrected_fits(units: int) -> bool:
+        return _needed(predicted(units)) * correction <= capacity_bytes
 
-    bounds = _bounds(predicted, capacity_bytes, limit)
+    most = limit // unit
+    bounds = _bounds(predicted, capacity_bytes, most)
     trials: dict[int, Profile] = {}
     low, high, guess = 0, bounds.high, max(1, bounds.likely)
     correction = 1.0
     while low < guess < high and len(trials) < most_trials:
-        trial = measure(run.replace(micro_batch_size=guess))
+        trial = measure(run.replace(micro_batch_size=guess * unit))
         trials[guess] = trial
         if trial.outcome not in ANSWERS:
             break
@@ -88,13 +90,14 @@ def measured_max_micro_batch_size(
             guess = known if last and known else (max(low, known) + high) // 2
     capacity = Capacity(
         field="micro_batch_size",
-        value=low,
-        limit=limit,
+        value=low * unit,
+        limit=most * unit,
         profile=trials.get(low),
-        first_that_fails=trials.get(high) or (predicted(high) if high <= limit else None),
+        first_that_fails=trials.get(high) or (predicted(high) if high <= most else None),
         num_probes=len(trials),
     )
-    return MeasuredCapacity(capacity, bounds, tuple(trials.values()), high - low - 1)
+    sizes = Bounds(*(units * unit for units in bounds))
+    return MeasuredCapacity(capacity, sizes, tuple(trials.values()), high - low - 1)
 
 
 def _bounds(predicted: Callable[[int], Profile], capacity_bytes: float, limit: int) -> Bounds:

@@ -8,6 +8,8 @@ from finegauge.report import figures
 from finegauge.report.terminal import columns, paint, wrapped
 
 MOST_ROWS = 12
+CHOICES = {"acc_fraction": "choice", "acc_norm_fraction": "choice, by length"}
+HOST, BETWEEN = "host", "between them"
 
 
 def instrument_lines(measured: Profile) -> list[str]:
@@ -24,25 +26,55 @@ def kernel_lines(seen: Mapping[str, Any]) -> list[str]:
     """Return the kinds of kernels by time, and how well they used the device."""
     if "by_kind_s" not in seen:
         return _not_available("Kernels", seen)
-    step_s = seen.get("step_time_s") or 1.0
+    step_s, kinds = seen.get("step_time_s") or 1.0, dict(seen["by_kind_s"])
+    between_s = step_s - sum(kinds.values())
     rows = [
         [f"  {kind}", figures.duration(seconds), figures.percent(seconds / step_s)]
-        for kind, seconds in list(seen["by_kind_s"].items())[:MOST_ROWS]
+        for kind, seconds in [*list(kinds.items())[:MOST_ROWS], (BETWEEN, between_s)]
+        if kind != BETWEEN or between_s > 0
     ]
     host = figures.percent(seen["host_bound_fraction"])
     title = f"{paint('Kernels', 'bold')}, under the profiler; host-bound {host}"
-    return [title, *columns(["  kind", "a step", "share"], rows), *_utilisation_lines(seen)]
+    table = columns(["  kind", "a step", "share"], rows)
+    return [title, *table, *_utilisation_lines(seen), *_place_lines(seen, step_s)]
 
 
 def _utilisation_lines(seen: Mapping[str, Any]) -> list[str]:
-    """Return achieved rates over peaks, weighted by time, where the peaks are known."""
-    used = seen.get("utilisation") or {}
-    shown = [
-        f"{name.removesuffix('_fraction').replace('_', ' ')} {figures.percent(value)}"
-        for name, value in used.items()
-        if name.endswith("_fraction") and isinstance(value, float)
+    """Return achieved rates, weighted by time, and what they are of the peaks where these are known."""
+    used = (seen.get("utilisation") or {}).get("all")
+    if not used:
+        return []
+
+    def of_peak(name: str) -> str:
+        return f" ({figures.percent(used[name])} of the peak)" if name in used else ""
+
+    compute = f"{figures.si(used['flops_per_s'])}FLOP/s{of_peak('compute_fraction')}"
+    memory = f"{figures.size(used['memory_bytes_per_s'])}/s{of_peak('memory_fraction')}"
+    text = f"While kernels run: {compute}, {memory}, weighted by time."
+    return [f"  {line}" for line in wrapped(text, indent="  ")]
+
+
+def _place_lines(seen: Mapping[str, Any], step_s: float) -> list[str]:
+    """Return where in the model the most time goes, by kind of kernel, with the rate of multiplying."""
+    places: dict[tuple[str, ...], list[float]] = {}
+    for row in seen.get("rows", ()):
+        if row["kind"] == HOST or not row["role"]:
+            continue
+        sums = places.setdefault((row["stage"], " ".join(row["role"]), row["kind"]), [0.0, 0.0])
+        sums[0] += row["time_s"]
+        sums[1] += row["flops"]
+    largest = sorted(places.items(), key=lambda item: -item[1][0])[:MOST_ROWS]
+    rows = [
+        [
+            *(f"  {place[0]}", *place[1:], figures.duration(seconds), figures.percent(seconds / step_s)),
+            f"{figures.si(flops / seconds)}FLOP/s" if flops else figures.UNKNOWN,
+        ]
+        for place, (seconds, flops) in largest
+        if seconds > 0
     ]
-    return [f"  time-weighted utilisation: {', '.join(shown)}"] if shown else []
+    return (
+        ["", *columns(["  stage", "where", "kind", "a step", "share", "rate"], rows, left=3)] if rows else []
+    )
 
 
 def expert_lines(seen: Mapping[str, Any]) -> list[str]:
@@ -60,7 +92,25 @@ def expert_lines(seen: Mapping[str, Any]) -> list[str]:
         for name, one in list(named)[:MOST_ROWS]
     ]
     title = f"{paint('Experts', 'bold')}, tokens of each, and the fullest over the mean"
-    return [title, *columns(["  layer", "tokens per expert", "max/mean"], rows)]
+    return [title, *columns(["  layer", "tokens per expert", "max/mean"], rows), *_capacity_lines(seen)]
+
+
+def _capacity_lines(seen: Mapping[str, Any]) -> list[str]:
+    """Return how uneven the load is on average, and what equal places for every expert would cost."""
+    mean, capacity = seen.get("mean"), seen.get("capacity")
+    if not mean or not capacity:
+        return []
+    dropped = ", ".join(
+        f"{figures.percent(one['dropped_fraction'])} at {one['capacity_factor']:g}x"
+        for one in capacity["factors"]
+    )
+    text = (
+        f"On average the fullest has {mean['imbalance_ratio']:.2f} times the mean, variance "
+        f"{figures.digits(mean['variance_population'])} (sample {figures.digits(mean['variance_sample'])}). "
+        f"Capped at the mean times a factor, tokens dropped: {dropped}. Padded to the fullest, "
+        f"{capacity['padded_to_fullest_rows_ratio']:.2f} times the rows."
+    )
+    return [f"  {line}" for line in wrapped(text, indent="    ")]
 
 
 def energy_lines(seen: Mapping[str, Any]) -> list[str]:
@@ -73,18 +123,34 @@ def energy_lines(seen: Mapping[str, Any]) -> list[str]:
 
 def evaluation_lines(seen: Mapping[str, Any]) -> list[str]:
     """Return the accuracy before tuning and after each epoch."""
+    epochs = seen.get("epochs") or ()
+    if not epochs:
+        return []
+    choices = {name: words for name, words in CHOICES.items() if name in epochs[0]}
     rows = [
         [
             f"  {epoch['epoch']}",
             figures.percent(epoch["exact_match_fraction"]),
+            *(figures.percent(epoch[name]) for name in choices),
             figures.UNKNOWN if epoch.get("loss") is None else f"{epoch['loss']:.3f}",
         ]
-        for epoch in seen.get("epochs", ())
+        for epoch in epochs
     ]
     title = (
         f"{paint('Accuracy', 'bold')} on {seen.get('task', 'the task')}, {seen.get('num_test', 0)} questions"
     )
-    return [title, *columns(["  epoch", "exact match", "loss"], rows)] if rows else []
+    return [title, *columns(["  epoch", "exact match", *choices.values(), "loss"], rows)]
+
+
+def task_lines(seen: Mapping[str, Any]) -> list[str]:
+    """Return the scores of lm-evaluation-harness: "acc,none 0.31"."""
+    rows = [
+        [f"  {task}", metric, f"{value:.4f}"]
+        for task, found in seen.items()
+        for metric, value in found.items()
+    ]
+    title = f"{paint('Tasks', 'bold')} of lm-evaluation-harness"
+    return [title, *columns(["  task", "metric", "score"], rows, left=2)] if rows else []
 
 
 def step_lines(seen: Mapping[str, Any]) -> list[str]:
@@ -131,5 +197,6 @@ SHOWN = {
     "ncu": utilisation_lines,
     "experts": expert_lines,
     "energy": energy_lines,
+    "tasks": task_lines,
     "evaluation": evaluation_lines,
 }

@@ -39,7 +39,7 @@ def measurement_lines(measured: Profile, prediction: Prediction) -> list[str]:
     """Return the whole report about one trial."""
     lines = [headline(measured), *subject_lines(measured.run)]
     if measured.outcome != "completed":
-        return [*lines, *_predicted_lines(prediction)]
+        return [*lines, *_predicted_lines(measured, prediction)]
     predicted = prediction.profile
     for section in (
         memory_lines(measured, predicted),
@@ -66,7 +66,10 @@ def headline(measured: Profile) -> str:
     rates = f"{figures.digits(measured.tokens_per_s)} tokens/s"
     memory = measured.peak_memory_bytes.total
     peak = f", peak {figures.size(memory)}" if memory else ""
-    return f"{word} on {measured.fingerprint.get('device', 'this machine')}: {step} a step, {rates}{peak}."
+    mfu = f", MFU {figures.percent(measured.mfu_fraction)}" if measured.mfu_fraction else ""
+    return (
+        f"{word} on {measured.fingerprint.get('device', 'this machine')}: {step} a step, {rates}{mfu}{peak}."
+    )
 
 
 def memory_lines(measured: Profile, predicted: Profile | None) -> list[str]:
@@ -77,6 +80,9 @@ def memory_lines(measured: Profile, predicted: Profile | None) -> list[str]:
     phase = f" (fullest in {measured.peak_phase})" if measured.peak_phase else ""
     lines = [f"{paint('Memory', 'bold')}, as torch allocates it{phase}"]
     lines += _table(("  kind",), kinds, figures.size, kinds[0].measured)
+    beyond = measured.device_memory_bytes.total - measured.peak_memory_bytes.total
+    if beyond > 0:
+        lines.append(f"  Beside this the process holds {figures.size(beyond)} (allocator, libraries).")
     phases = beside(_by_phase(measured), _by_phase(predicted) if predicted else None, 1)
     if len(phases) > 2:
         lines += ["", f"{paint('Memory', 'bold')}, peak of each phase"]
@@ -125,9 +131,6 @@ def difference_lines(measured: Profile, prediction: Prediction) -> list[str]:
                 continue
             text = f"{name}, {' / '.join(part.path)}: {explanation(part, gap, unit, measured, prediction)}"
             lines += [f"  {line}" for line in wrapped(text, indent="    ")]
-    lines += [
-        f"  {line}" for text in _circumstances(measured, predicted) for line in wrapped(text, indent="    ")
-    ]
     return [f"{paint('Differences', 'bold')}, the largest first", *lines] if lines else []
 
 
@@ -188,7 +191,7 @@ def machine_lines(measured: Profile) -> list[str]:
     software = [
         f"{name} {found[name]}" for name in ("torch", "transformers", "peft", "driver") if name in found
     ]
-    threads = f"{found['threads']} threads" if "threads" in found else ""
+    threads = f"{found['threads']} thread{'s' * (found['threads'] != '1')}" if "threads" in found else ""
     parts = [found.get("device", ""), threads, *software, found.get("date", "")]
     lines = wrapped(f"{paint('Machine', 'bold')}  {', '.join(part for part in parts if part)}.", indent="  ")
     notes = [*measured.source.assumptions, *measured.observations.get("notes", [])]
@@ -207,11 +210,12 @@ def _table(headings: tuple[str, ...], parts: Sequence[Part], unit: Unit, whole: 
     for part in parts:
         names = [*part.path, *[""] * (len(headings) - len(part.path))] if part.path else ["total"]
         names = [f"  {names[0]}", *names[1:], *[""] * (len(headings) - len(names))]
-        row = [*names, unit(part.measured)]
+        row = [*names, unit(part.measured) if part.measured else figures.UNKNOWN]
         if whole:
-            row.append(figures.percent(part.measured / whole) if part.path else "100 %")
+            share = figures.percent(part.measured / whole) if part.path else "100 %"
+            row.append(share if part.measured else figures.UNKNOWN)
         if known:
-            row += [unit(part.predicted or 0.0), error_text(part)]
+            row += [unit(part.predicted) if part.predicted else figures.UNKNOWN, error_text(part)]
         rows.append(row)
     titles = [
         *headings,
@@ -224,9 +228,10 @@ def _table(headings: tuple[str, ...], parts: Sequence[Part], unit: Unit, whole: 
 
 def error_text(part: Part) -> str:
     """Return how far the prediction is off the measurement: "+4 %"."""
-    if part.predicted is None or not part.measured:
+    if not part.predicted or not part.measured:
         return figures.UNKNOWN
-    return f"{100 * (part.predicted / part.measured - 1):+.0f} %"
+    error = round(100 * (part.predicted / part.measured - 1))
+    return f"{error:+d} %" if error else "0 %"
 
 
 def _circumstances(measured: Profile, predicted: Profile) -> list[str]:
@@ -246,11 +251,11 @@ def _circumstances(measured: Profile, predicted: Profile) -> list[str]:
     return found
 
 
-def _predicted_lines(prediction: Prediction) -> list[str]:
+def _predicted_lines(measured: Profile, prediction: Prediction) -> list[str]:
     """Return what the prediction had said about a trial that brought no data."""
     predicted = prediction.profile
     if predicted is None:
         return []
-    needed = figures.size(predicted.device_memory_bytes.total)
-    usable = figures.size(predicted.capacity_bytes)
-    return ["", f"Predicted: {predicted.outcome.replace('_', ' ')}, {needed} of {usable} usable."]
+    needed, usable = predicted.device_memory_bytes.total, measured.capacity_bytes or predicted.capacity_bytes
+    outcome = "completed" if needed <= usable else "out of memory"
+    return ["", f"Predicted: {outcome}, {figures.size(needed)} of {figures.size(usable)} usable."]

@@ -27,6 +27,7 @@ def measured_json(measured: Profile) -> Mapping[str, Any]:
     """Return a measured profile: what every profile has, every step's seconds, machine and instruments."""
     return {
         **measured.to_json(),
+        "step_energy_j": measured.step_energy_j.total if measured.step_energy_j.parts else None,
         "peak_memory_breakdown_bytes": measured.peak_memory_bytes.to_json(),
         "phase_memory_breakdown_bytes": measured.phase_memory_bytes.to_json(),
         "step_times_s": list(measured.step_times_s),

@@ -124,7 +124,7 @@ def test_layers_share_out_the_stages(told: Told, pretending: Any, monkeypatch: p
             "out_of_memory",
             "Default",
         ),
-        (Pretending(error=RuntimeError("shapes\nand more")), "failed", "RuntimeError: shapes"),
+        (Pretending(error=RuntimeError("shapes:\n  differ.")), "failed", "RuntimeError: shapes: differ"),
         (Pretending(error=OSError(28, "No space left on device")), "failed", "No space left"),
         (Pretending(loss=float("nan")), "failed", "the loss of step 1 is nan"),
     ],
@@ -138,6 +138,15 @@ def test_every_way_to_fail_is_an_outcome(
     assert reason in profile.reason
     assert "\n" not in profile.reason
     assert profile.step_times_s == ()
+
+
+def test_a_trace_that_cannot_be_written_is_refused_before_anything_is_built(
+    told: Told, tmp_path: Any
+) -> None:
+    (tmp_path / "file").write_text("")
+    profile = outcome(RUN, OPTIONS._replace(trace_path=str(tmp_path / "file" / "t.json")), told_to(told))
+    assert (profile.outcome, told) == ("unsupported", [])
+    assert "t.json cannot be written" in profile.reason
 
 
 def test_a_question_without_an_answer_is_unsupported(told: Told) -> None:
@@ -179,3 +188,13 @@ def test_the_energy_of_a_step(told: Told, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("finegauge.measure.instruments.energy_meter.EnergyMeter", lambda device: Meter())
     timed = passes.timing(Trial(Pretending(), OPTIONS._replace(energy=True), told_to(told)))
     assert timed.energy == {"energy_j": 8.0, "source": "rapl", "seconds": 1.0, "note": "", "steps": 4}
+
+
+def test_the_layer_clock_is_held_against_steps_beside_its_own(told: Told) -> None:
+    phase = Pretending()
+    steps, seen = passes.layers(Trial(phase, OPTIONS._replace(steps=12), told_to(told)))
+    assert len(steps) == 12
+    assert phase.taken == 12 + passes.COMPARED_STEPS
+    assert seen["compared_steps"] == passes.COMPARED_STEPS
+    assert 0.0 < seen["overhead_ratio"] < float("inf")
+    assert told[-1] == ("layers", 12, 12)

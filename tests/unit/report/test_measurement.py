@@ -31,6 +31,7 @@ MEASURED = Profile(
 PREDICTED = Profile(
     run=RUN,
     source=Source("predicted", "test"),
+    device_memory_bytes=Breakdown.of(weights=3 * 2.0**20),
     peak_memory_bytes=Breakdown.of(weights=3 * 2.0**20, activations=2 * 2.0**20),
     phase_memory_bytes=MEASURED.phase_memory_bytes,
     step_time_s=Breakdown({("forward", "mlp", "w1"): 0.018, ("backward", "mlp", "w1"): 0.040}),
@@ -101,7 +102,9 @@ def test_a_trial_without_data_says_why(outcome: str, word: str) -> None:
     failed = Profile(run=RUN, source=Source("measured", "here"), outcome=outcome, reason="a reason")
     shown = text(failed)
     assert shown.startswith(f"{word}: a reason.")
-    assert "Predicted: completed" in shown
+    assert "Predicted: completed, 3.00 MiB of 1.00 GiB usable." in shown
+    limited = text(replace(failed, capacity_bytes=2.0**20))
+    assert "Predicted: out of memory, 3.00 MiB of 1.00 MiB usable." in limited
 
 
 def test_parts_of_either_side_are_there() -> None:
@@ -124,14 +127,43 @@ def test_parts_of_either_side_are_there() -> None:
                 "by_kind_s": {"matmul": 0.05},
                 "step_time_s": 0.1,
                 "host_bound_fraction": 0.25,
-                "utilisation": {"flops_fraction": 0.4},
+                "utilisation": {
+                    "all": {"flops_per_s": 4e9, "memory_bytes_per_s": 2.0**31, "compute_fraction": 0.4}
+                },
             },
-            "matmul 50.0 ms 50 % time-weighted utilisation: flops 40 %",
+            "matmul 50.0 ms 50 % between them 50.0 ms 50 % "
+            "While kernels run: 4.00 GFLOP/s (40 % of the peak), 2.00 GiB/s, weighted by time.",
+        ),
+        (
+            "kernels",
+            {
+                "by_kind_s": {"matmul": 0.1},
+                "step_time_s": 0.1,
+                "host_bound_fraction": 0.0,
+                "rows": [
+                    {"stage": "forward", "role": ["moe", "w1"], "kind": "matmul", "time_s": s, "flops": 1e9}
+                    for s in (0.03, 0.02)
+                ],
+            },
+            "forward moe w1 matmul 50.0 ms 50 % 40.0 GFLOP/s",
         ),
         (
             "experts",
             {"layers": [{"layer": "l.0", "tokens_per_expert": [3, 1], "imbalance_ratio": 1.5}]},
             "l.0 3 1 1.50",
+        ),
+        (
+            "experts",
+            {
+                "layers": {"l.0": {"tokens_per_expert": [3, 1], "imbalance_ratio": 1.5}},
+                "mean": {"imbalance_ratio": 1.5, "variance_population": 1.0, "variance_sample": 2.0},
+                "capacity": {
+                    "factors": [{"capacity_factor": 1.25, "dropped_fraction": 0.125}],
+                    "padded_to_fullest_rows_ratio": 1.5,
+                },
+            },
+            "variance 1.00 (sample 2.00). Capped at the mean times a factor, tokens dropped: 12 % at 1.25x. "
+            "Padded to the fullest, 1.50 times the rows.",
         ),
         ("experts", {"unavailable": "no experts"}, "not available: no experts"),
         (
@@ -143,6 +175,12 @@ def test_parts_of_either_side_are_there() -> None:
             },
             "0 25 % -",
         ),
+        (
+            "evaluation",
+            {"epochs": [{"epoch": 1, "exact_match_fraction": 0.25, "acc_fraction": 0.5, "loss": 1.0}]},
+            "epoch exact match choice loss 1 25 % 50 % 1.000",
+        ),
+        ("tasks", {"gsm8k": {"exact_match,none": 0.25}}, "gsm8k exact_match,none 0.2500"),
         ("steps", {"losses": [2.0, 1.5], "details": {"ttft_s": 0.5}}, "loss 2.0000 at first, 1.5000 at last"),
         ("layers", {"overhead_ratio": 1.04, "notes": ["a note"]}, "+4.0 % a note"),
         ("gpm", {"sm_fraction": 0.5}, "sm 50 %"),
@@ -159,12 +197,31 @@ def test_the_json_says_both_sides_and_the_differences() -> None:
     (result,) = json.loads(measurement_json(odd, PREDICTED))["results"]
     assert result["outcome"] == "completed"
     assert result["measured"]["step_times_s"] == [0.1, 0.1]
+    assert result["measured"]["step_energy_j"] is None
     assert result["measured"]["observations"]["steps"]["losses"] == [{"float": "nan"}]
     assert result["predicted"]["step_time_s"] == pytest.approx(0.058)
     by_path = {(d["quantity"], *d["path"]): d["error_ratio"] for d in result["differences"]}
     assert by_path["step_time_s", "backward", "mlp", "w1"] == pytest.approx(-0.5)
     (alone,) = json.loads(measurement_json(odd, None, "why"))["results"]
     assert (alone["predicted"], alone["not_predicted"], alone["differences"]) == (None, "why", [])
+
+
+def test_what_one_side_does_not_know_is_a_dash_and_no_error_has_no_sign() -> None:
+    own = replace(
+        MEASURED,
+        peak_memory_bytes=Breakdown.of(weights=3 * 2.0**20, logits=1.0),
+        device_memory_bytes=Breakdown.of(weights=3 * 2.0**20, logits=1.0, slack=2.0**20),
+        fingerprint={"threads": "1"},
+        step_flops=1e9,
+        peak_flops_per_s=1e11,
+    )
+    lines = [" ".join(line.split()) for line in text(own).splitlines()]
+    assert "weights 3.00 MiB >99 % 3.00 MiB 0 %" in lines
+    assert "logits 1 B <1 % - -" in lines
+    assert "activations - - 2.00 MiB -" in lines
+    assert "Beside this the process holds 1.00 MiB (allocator, libraries)." in lines
+    assert "tokens/s, MFU 10 %, peak 3.00 MiB." in lines[0]
+    assert any(line.startswith("Machine 1 thread") for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,10 @@ is, which the harness does by itself and not while HF_HUB_OFFLINE is set.
 from collections.abc import Sequence
 from typing import Any
 
-from finegauge.errors import InputError, UnknownNameError, UnsupportedError
+from finegauge.errors import FieldError, InputError, UnknownNameError, UnsupportedError
+from finegauge.measure.models.build import checkpoint_folder
 from finegauge.measure.subject import Subject
+from finegauge.workload.run import Run
 
 
 def harness_scores(
@@ -31,19 +33,10 @@ def harness_scores(
         batch_size: Questions at a time.
     Raises: UnsupportedError without the harness, UnknownNameError for a task it does not have.
     """
-    try:
-        from lm_eval import simple_evaluate
-        from lm_eval.models.huggingface import HFLM
-        from lm_eval.tasks import TaskManager
-    except ImportError:
-        raise UnsupportedError(
-            "Tasks of lm-evaluation-harness need it: pip install 'finegauge[harness]'. Exact match and "
-            "multiple choice on your own file work without it."
-        ) from None
-    known = TaskManager(include_path=folder, include_defaults=folder is None)
-    for task in tasks:
-        if task not in known.all_tasks:
-            raise UnknownNameError("task of lm-evaluation-harness", task, known=known.all_tasks)
+    known = task_manager(tasks, folder)
+    from lm_eval import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+
     training = subject.model.training  # which HFLM ends
     model = HFLM(
         pretrained=subject.model,
@@ -56,6 +49,38 @@ def harness_scores(
     finally:
         subject.model.train(training)
     return {task: _numbers(scores) for task, scores in (found or {})["results"].items()}
+
+
+def task_manager(tasks: Sequence[str], folder: str | None) -> Any:
+    """Return what knows `tasks`.
+
+    Raises: UnsupportedError without the harness, UnknownNameError for a task it does not have.
+    """
+    try:
+        from lm_eval import tasks as theirs
+    except ImportError:
+        raise UnsupportedError(
+            "Tasks of lm-evaluation-harness need it: pip install 'finegauge[harness]'. Exact match and "
+            "multiple choice on your own file work without it."
+        ) from None
+    known = theirs.TaskManager(include_path=folder, include_defaults=folder is None)
+    for task in tasks:
+        if task not in known.all_tasks:
+            raise UnknownNameError("task of lm-evaluation-harness", task, known=known.all_tasks)
+    return known
+
+
+def tokenizer_folder(run: Run) -> str:
+    """Return where the tokenizer of the run's model is.
+
+    Raises: FieldError where the run names none and its model is no folder that holds one.
+    """
+    folder = run.tokenizer or checkpoint_folder(run)
+    if not folder:
+        raise FieldError(
+            "Tasks of lm-evaluation-harness are texts, so the run needs a tokenizer; add 'tokenizer: FOLDER'."
+        )
+    return folder
 
 
 def _tokenizer(folder: str) -> Any:

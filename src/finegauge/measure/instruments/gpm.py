@@ -76,7 +76,7 @@ class GpmMeter:
 
 def watch_utilisation(phase: Phase, *, device: torch.device) -> dict[str, Any]:
     """Return the GPM figures of steps in a row, some seconds of them; warm up before."""
-    from finegauge.measure.passes import NoClock
+    from finegauge.measure.instruments.stage_clock import NoClock
 
     meter, count = GpmMeter(device), 0
     if meter.why_not:

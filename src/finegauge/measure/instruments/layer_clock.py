@@ -1,10 +1,11 @@
 """Where the time of a step goes by stage, part and operator: norm, attention, router, experts, head, loss.
 
-Hooks on modules mark where each begins and ends. In forward that is all; in backward,
-module hooks fire at the wrong time, so marks hang on autograd nodes: what enters a module
-passes through a view whose node tells when the module's backward is over, and the node of
-what leaves tells when it begins. Autograd runs nodes in the reverse of the order in which
-they were made, so that what ran before a module in forward runs after it in backward.
+Modules tell where each begins and ends. In forward that is all; in backward, module hooks
+fire at the wrong time, so marks hang on autograd nodes: the node of what leaves a module
+tells when its backward begins, and the node of what enters tells when it is over. Autograd
+runs nodes in the reverse of the order in which they were made, so that what ran before a
+module in forward runs after it in backward. Where what enters is the last thing made, its
+own node is the next to run after the module; else it passes through a view, made for that.
 Functions that are no modules (attention kernels, products of fused experts) are marked the
 same way, by standing in for the functions of torch while the clock runs; so is bitsandbytes'
 dequantisation. Values, gradients and what is saved are unchanged.
@@ -14,12 +15,13 @@ Each instant belongs to the innermost role, so the parts add up to the step exac
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import wraps
 from typing import Any, Self
 
 import torch
 
-from finegauge.measure.instruments.functions import told_functions
-from finegauge.measure.instruments.roles import ADAPTER, ROOT, Place, Roles, Watched, tensors_in
+from finegauge.measure.instruments.functions import replaced, told_functions
+from finegauge.measure.instruments.roles import ADAPTER, HEAD, MIDDLE, ROOT, Place, Roles, Watched, tensors_in
 from finegauge.measure.instruments.stage_clock import BACKWARD, OTHER, RECOMPUTE, recomputation_told
 from finegauge.measure.instruments.timeline import Instants, Timeline, instants_of
 from finegauge.measure.subject import Subject
@@ -28,7 +30,8 @@ from finegauge.profile import Breakdown
 WITHOUT_LAYERS = ("data", OTHER)
 OPTIMIZER = "optimizer"
 TRAINING = ("forward", RECOMPUTE, BACKWARD)  # where work outside all modules is positions or the loss
-OUTSIDE = "outside the model"  # in other stages: sampling, caches, other models
+SCORING = "scoring"  # where what follows a language model's head is its loss too
+OUTSIDE = "outside the model"  # sampling, caches, advantages
 MARK = "finegauge"  # the key under which an autograd node says that it is marked
 
 
@@ -43,15 +46,16 @@ class Frame:
 
 
 class LayerClock:
-    """Times the roles of every module of a subject's model; has the interface of `StageClock`."""
+    """Times the roles of every module of a phase's models; has the interface of `StageClock`."""
 
-    def __init__(self, subject: Subject, *, instants: Instants | None = None) -> None:
-        """Time the layers of `subject.model`."""
+    def __init__(self, subject: Subject, *models: torch.nn.Module, instants: Instants | None = None) -> None:
+        """Time the layers of `models`; of the subject's alone where none are named."""
         self.steps: list[Breakdown] = []
-        self._model, self._optimizer = subject.model, subject.run.optimizer
+        self._models, self._optimizer = models or (subject.model,), subject.run.optimizer
         self._timeline = Timeline(instants or instants_of(subject.device))
-        self._roles = Roles(self._model)
+        self._roles = Roles(*self._models)
         self._calls: dict[str, list[str]] = {}
+        self._tellers: dict[Place, Callable[[Any], None]] = {}
         self._stage, self._in_step = OTHER, False
         self._frames = [Frame(None, ROOT)]
         self._backward: Place = ROOT  # where the backward pass is
@@ -60,13 +64,10 @@ class LayerClock:
     def __enter__(self) -> Self:
         """Begin to watch all modules and functions."""
         for item in self._roles.watched:
-            before, after = self._hooks(item)
-            module = item.module
-            self._open.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
-            self._open.callback(module.register_forward_hook(after, always_call=True).remove)
+            self._open.enter_context(replaced(item.module, "forward", self._told(item)))
         paths = {id(item.module): item for item in self._roles.watched}
         self._open.enter_context(
-            recomputation_told([self._model], lambda module: self._recompute(paths.get(id(module))))
+            recomputation_told(self._models, lambda module: self._recompute(paths.get(id(module))))
         )
         self._open.enter_context(told_functions(self))
         return self
@@ -126,32 +127,39 @@ class LayerClock:
             self._mark(interrupted)
 
     # ---- modules ---------------------------------------------------------------------------
-    def _hooks(self, item: Watched) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """Return the hooks to run before and after a module."""
+    def _told(self, item: Watched) -> Callable[..., Any]:
+        """Return the forward of a module that tells when it begins and ends."""
         inside: Place = (item.path, ADAPTER if item.kind == ADAPTER else "")
         name = item.name if item.parent else item.path
+        forward = item.module.forward
 
-        def before(module: Any, args: Any, kwargs: Any) -> Any:
-            del module
-            entering = None
+        @wraps(forward)
+        def told(*args: Any, **kwargs: Any) -> Any:
+            if not self._in_step:
+                return forward(*args, **kwargs)
             if torch.is_grad_enabled():
-                entering = self.returning(args, kwargs)
+                args = tuple(map(self.entering, args))
+                kwargs = {key: self.entering(value) for key, value in kwargs.items()}
             self._frames.append(Frame(item, inside))
             self._mark(inside)
-            return entering
+            output = None
+            try:
+                output = forward(*args, **kwargs)
+            finally:  # a checkpoint may end its recomputation early
+                self._left(name, output)
+            return output
 
-        def after(module: Any, args: Any, output: Any) -> None:
-            del module, args
-            frames = self._frames
-            place = frames.pop().place
-            if torch.is_grad_enabled():
-                self.leaving(output, place)
-            around = frames[-1]
-            if around.place[1] != ADAPTER:
-                around.place = (around.place[0], name)
-            self._mark(around.place)
+        return told
 
-        return before, after
+    def _left(self, name: str, output: Any) -> None:
+        """Go on in the module around the one that ends, called `name` there."""
+        place = self._frames.pop().place
+        if torch.is_grad_enabled():
+            self.leaving(output, place)
+        around = self._frames[-1]
+        if around.place[1] != ADAPTER:
+            around.place = (around.place[0], name)
+        self._mark(around.place)
 
     @property
     def frame(self) -> Frame:
@@ -177,22 +185,17 @@ class LayerClock:
             self._mark(place)
 
     # ---- marks in the autograd graph -------------------------------------------------------
-    def returning(self, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        """Return the arguments, passed through views that tell when backward comes back to where we are."""
-        place = self._frames[-1].place
-        changed = False
-
-        def through(value: Any) -> Any:
-            nonlocal changed
-            if isinstance(value, torch.Tensor) and value.requires_grad and value.grad_fn is not None:
-                changed = True
-                value = value.view_as(value)
-                self._tell(value.grad_fn, place)
+    def entering(self, value: Any) -> Any:
+        """Return an argument whose node tells when backward comes back to where we are."""
+        if not isinstance(value, torch.Tensor) or value.grad_fn is None:
             return value
-
-        passed = tuple(through(value) for value in args)
-        named = {key: through(value) for key, value in kwargs.items()}
-        return (passed, named) if changed else None
+        node, place = value.grad_fn, self._frames[-1].place
+        if node._sequence_nr() + 1 != torch._C._autograd._get_sequence_nr():  # others were made after it
+            value = value.view_as(value)
+            self._tell(value.grad_fn, place)
+        elif MARK not in node.metadata:
+            self._tell(node, place)
+        return value
 
     def leaving(self, output: Any, place: Place) -> None:
         """Let the nodes of a result tell when backward enters `place`, unless what is inside told already."""
@@ -204,13 +207,17 @@ class LayerClock:
     def _tell(self, node: Any, place: Place) -> None:
         """Let an autograd node mark `place` when its turn comes."""
         node.metadata[MARK] = place
+        if place not in self._tellers:
+            self._tellers[place] = self._teller(place)
+        node.register_prehook(self._tellers[place])
 
+    def _teller(self, place: Place) -> Callable[[Any], None]:
         def told(gradients: Any) -> None:
             del gradients
             self._backward = place
             self._mark(place)
 
-        node.register_prehook(told)
+        return told
 
     # ---- results ---------------------------------------------------------------------------
     def _by_role(self, spent: dict[tuple[str, Place], float]) -> Breakdown:
@@ -229,6 +236,11 @@ class LayerClock:
             return (stage,)
         if stage == OPTIMIZER:
             return stage, "parameters", self._optimizer
-        if not place[0] and stage not in TRAINING:
+        if not place[0] and stage not in TRAINING and not self._in_model(stage, place[1]):
             return stage, OUTSIDE
         return stage, *self._roles.of(place, self._calls)
+
+    def _in_model(self, stage: str, last: str) -> bool:
+        """Return whether work outside all modules, after `last`, is a model's or its loss."""
+        after = self._roles.outside(last)
+        return after == MIDDLE or (after == HEAD and stage == SCORING)

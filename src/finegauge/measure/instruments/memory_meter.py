@@ -97,9 +97,11 @@ class _Phases:
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Count what runs inside as the phase of that stage."""
-        name = PHASE_OF_STAGE.get(name, name)
         begin = self.tracker.num_events
-        self.begin(name)
+        if name in PHASE_OF_STAGE:
+            self.tracker.enter_phase(PHASE_OF_STAGE[name])  # which has no peak if the step has no such stage
+        else:
+            self.begin(name)
         yield
         if name == BACKWARD:
             grads = [p.grad for p in self.parameters if p.grad is not None]

@@ -102,7 +102,7 @@ def middle_layer(model: torch.nn.Module) -> torch.nn.Module:
 
 def main() -> None:
     """Take the warm-up steps, then one step with the profiler let in."""
-    from finegauge.measure.passes import NoClock
+    from finegauge.measure.instruments.stage_clock import NoClock
     from finegauge.measure.phases import phase_of
     from finegauge.store.document import run_of
 

@@ -27,6 +27,8 @@ DOWN = ("w2", "down_proj", "fc2", "output_linear", "linear_fc2", "c_proj", "dens
 KERNEL, CONVOLUTION = "attention kernel", "convolution"
 OUT_PROJECTIONS = ("o_proj", "out_proj", "dense", "c_proj", "wo")
 CHOSEN, ADAPTER, DEQUANTISE = "index_add_", "adapter", "dequantise"
+SCORE = "score"  # a head with one output, whatever the language model calls its own
+HEAD, MIDDLE = "head", "middle"  # after which work outside all modules comes
 ROOT: Place = ("", "")
 
 
@@ -38,6 +40,7 @@ class Watched(NamedTuple):
     kind: str  # layer, norm, adapter, experts, router, leaf, or one of MIXERS
     parent: str  # the path of the next watched module around it; "" outside all layers
     part: str  # of the mixer that it belongs to; "" where it belongs to none
+    model: int = 0  # which of the models under one clock it is part of
 
     @property
     def name(self) -> str:
@@ -56,8 +59,11 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
     return found
 
 
-def watched(model: nn.Module) -> list[Watched]:
-    """Return the modules of `model` whose beginnings and ends tell all roles, outermost first."""
+def watched(model: nn.Module, number: int = 0) -> list[Watched]:
+    """Return the modules of `model` whose beginnings and ends tell all roles, outermost first.
+
+    Paths in another model than the first begin with its number.
+    """
     layers = {id(layer) for layer in layers_of(model)}
     found: list[Watched] = []
 
@@ -72,11 +78,11 @@ def watched(model: nn.Module) -> list[Watched]:
             if not kind:
                 visit(child, at, parent, part, inside=inside)
                 continue
-            found.append(Watched(child, at, kind, parent, belongs))
+            found.append(Watched(child, at, kind, parent, belongs, number))
             if kind not in ("leaf", "norm"):
                 visit(child, at, at, belongs, inside=inside or layer)
 
-    visit(model, "", "", "", inside=False)
+    visit(model, str(number or ""), "", "", inside=False)
     return found
 
 
@@ -129,6 +135,11 @@ def _is_layer(module: nn.Module) -> bool:
     )
 
 
+def _scalar(item: Watched) -> bool:
+    """Return whether a module gives one value per token."""
+    return getattr(item.module, "out_features", 0) == 1
+
+
 def _has_own_weights(module: nn.Module) -> bool:
     return any(True for _ in module.parameters(recurse=False))
 
@@ -146,11 +157,15 @@ def _plain(path: str) -> str:
 
 
 class Roles:
-    """The role of every place of a model."""
+    """The role of every place of one model or several."""
 
-    def __init__(self, model: nn.Module) -> None:
-        """Read the structure of `model`."""
-        self.watched = watched(model)
+    def __init__(self, *models: nn.Module) -> None:
+        """Read the structure of `models`; what two of them share is the first one's."""
+        once: dict[int, Watched] = {}
+        for number, model in enumerate(models):
+            for item in watched(model, number):
+                once.setdefault(id(item.module), item)
+        self.watched = list(once.values())
         self._at: dict[str, Watched] = {}
         for (
             item
@@ -184,12 +199,19 @@ class Roles:
         around = self._at[item.parent]
         return item.part, around.name if around.kind == "router" else _operator(item, last)
 
+    def outside(self, last: str) -> str:
+        """Return what work outside all modules follows: "" for nothing, MIDDLE, HEAD or SCORE."""
+        item = self._at.get(last)
+        if item is None:
+            return ""
+        if item.kind == "layer" or isinstance(item.module, nn.Embedding):
+            return MIDDLE
+        return SCORE if _scalar(item) else HEAD
+
     def _outside(self, last: str) -> Role:
         """Return the role of work outside all modules, after `last`."""
-        item = self._at.get(last)
-        if item is None or item.kind == "layer" or isinstance(item.module, nn.Embedding):
-            return "embedding", "positions"
-        return "loss", "cross entropy"
+        after_head = self.outside(last) in (HEAD, SCORE)
+        return ("loss", "cross entropy") if after_head else ("embedding", "positions")
 
     def _beside_mixers(self, item: Watched, calls: Mapping[str, list[str]]) -> Role:
         """Return the role of a module that is in no mixer: a layer's norm or linear, embedding or head."""
@@ -204,11 +226,12 @@ class Roles:
         """Return the role of a module outside all layers."""
         if isinstance(item.module, nn.Embedding):
             return "embedding", "look up"
+        order = [path for path in order if self._at[path].model == item.model]
         before = order[: order.index(item.path)] if item.path in order else order
         after_layers = any(path in self._layers for path in before) or not order
         if item.kind == "norm":
             return ("head" if after_layers else "embedding"), "norm"
-        return ("head" if after_layers else "embedding"), item.name
+        return ("head", SCORE if _scalar(item) else item.name) if after_layers else ("embedding", item.name)
 
     def _part_of(self, layer: Watched, name: str) -> str:
         """Return the part of a layer's child; "" for a norm."""

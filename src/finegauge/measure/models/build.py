@@ -9,13 +9,14 @@ that it never takes more than its quantised self and one module.
 import os
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 
 from finegauge.errors import FieldError, UnsupportedError
+from finegauge.graph.build import build
 from finegauge.measure.models.adapters import adapted
 from finegauge.measure.models.checkpointing import checkpoint_layers
 from finegauge.measure.models.classes import DTYPES, ModelClass, class_of
@@ -23,8 +24,11 @@ from finegauge.measure.models.quantized import compute_dtype, prepare_for_k_bit,
 from finegauge.measure.models.trained import select_trained
 from finegauge.measure.models.unfused import is_fused, unfuse_experts
 from finegauge.measure.subject import Subject
+from finegauge.workload.data import shape
 from finegauge.workload.implementation import version_numbers
 from finegauge.workload.run import Run
+
+POSITION_TABLES = ("wpe", "embed_positions")  # of GPT-2's and OPT's kin
 
 
 def subject_of(run: Run, device: torch.device | str, *, seed: int = 0) -> Subject:
@@ -84,6 +88,7 @@ def base_model(run: Run, place: torch.device, *, scalar: bool = False) -> tuple[
 
 def finish(model: Any, run: Run, place: torch.device, notes: tuple[str, ...]) -> Subject:
     """Return the subject: adapters, what trains, checkpointing and compilation as the run says."""
+    _check_positions(model, run)
     if run.method == "qlora":
         model.requires_grad_(False)
     checkpoint_layers(model, run)
@@ -91,7 +96,9 @@ def finish(model: Any, run: Run, place: torch.device, notes: tuple[str, ...]) ->
         try:
             model = adapted(model, run, place.type)
         except ValueError as error:
-            reason = str(error).splitlines()[0]
+            with suppress(UnsupportedError):
+                build(run)  # refuses names that no projection bears, and says which there are
+            reason = " ".join(str(error).split())[:200]
             raise FieldError(f"PEFT refuses lora_targets={','.join(run.lora_targets)}: {reason}") from None
     select_trained(model, run)
     model.train()
@@ -132,6 +139,19 @@ def checked(run: Run, place: torch.device) -> None:
         )
     if run.kernels:
         raise UnsupportedError(f"kernels={','.join(run.kernels)} cannot be measured; use kernels=none.")
+
+
+def _check_positions(model: Any, run: Run) -> None:
+    """Refuse sequences that are longer than the table of positions that a model learns."""
+    for path, module in model.named_modules():
+        if path.rpartition(".")[2] not in POSITION_TABLES or not isinstance(module, torch.nn.Embedding):
+            continue
+        known, longest = module.num_embeddings - getattr(module, "offset", 0), shape(run).longest_len
+        if longest > known:
+            raise FieldError(
+                f"Sequences of {longest:,.0f} tokens are longer than the {known:,} positions that "
+                f"{run.model} learns; set seq_len to {known} or less."
+            )
 
 
 @contextmanager

@@ -25,8 +25,8 @@ from finegauge.measure.phases.token_losses import refuse_fused, token_losses
 from finegauge.measure.phases.update import Update
 from finegauge.measure.phases.writing import Answers, Prompts, inference, write
 from finegauge.measure.subject import Clock, StepFacts, Subject
+from finegauge.workload.prompts import PPO_EPOCHS
 
-EPOCHS = 4
 KL_COEFFICIENT = 0.05
 CLIP_RATIO, CLIP_VALUE = 0.2, 0.2
 VALUE_COEFFICIENT = 0.1
@@ -90,7 +90,7 @@ class ProximalPolicyOptimisation:
         with clock.stage("scoring"), self.update.autocast():
             rollouts = [self.score(part) for part in answers.split(run.micro_batch_size)]
         loss = 0.0
-        for _ in range(EPOCHS):
+        for _ in range(PPO_EPOCHS):
             loss = sum(self._learn(rollout, clock, len(rollouts)) for rollout in rollouts)
             with clock.stage("optimizer"):
                 self.update.step()

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from finegauge.errors import UnknownNameError, UnsupportedError
-from finegauge.measure.evaluation.harness import harness_scores
+from finegauge.errors import FieldError, UnknownNameError, UnsupportedError
+from finegauge.measure.evaluation.harness import harness_scores, tokenizer_folder
 from finegauge.measure.models import subject_of
+from finegauge.measure.options import Options
+from finegauge.measure.session import outcome
 from finegauge.measure.subject import Subject
 from tests.unit.measure.evaluation.test_tasks import tokenizer
 from tests.unit.measure.evaluation.tiny import CONFIG, tiny_run
@@ -52,17 +54,26 @@ def subject(folder: Path) -> Subject:
     return subject_of(run, "cpu")
 
 
-@needs_harness
-def test_scores_of_local_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    data = tmp_path / "data.jsonl"
+
+
+def local_tasks(folder: Path) -> None:
+    """Write two tasks, their questions and a tokenizer of characters."""
+    data = folder / "data.jsonl"
     data.write_text("".join(f'{{"question": "1+{n}=", "answer": "{n + 1}"}}\n' for n in range(6)))
     for name, text in (("exact", EXACT), ("choice", CHOICE)):
-        (tmp_path / f"{name}.yaml").write_text(text.format(data=data))
-    tokenizer(tmp_path, by_character=True)
+        (folder / f"{name}.yaml").write_text(text.format(data=data))
+    tokenizer(folder, by_character=True)
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "~", "pad_token": "~"}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+@needs_harness
+def test_scores_of_local_tasks(tmp_path: Path) -> None:
+    local_tasks(tmp_path)
     model = subject(tmp_path)
     found = harness_scores(
         model, ["tiny_sums", "tiny_endings"], tokenizer=str(tmp_path), folder=str(tmp_path), limit=4
@@ -85,3 +96,26 @@ def test_without_the_harness_the_way_out_is_said(tmp_path: Path, monkeypatch: py
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     with pytest.raises(UnsupportedError, match=r"pip install 'finegauge\[harness\]'"):
         harness_scores(subject(tmp_path), ["gsm8k"], tokenizer=str(tmp_path))
+
+
+def test_tasks_need_a_tokenizer(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path)
+    with pytest.raises(FieldError, match="tokenizer: FOLDER"):
+        tokenizer_folder(run)
+    assert tokenizer_folder(run.replace(tokenizer="here")) == "here"
+
+
+@needs_harness
+def test_a_measurement_asks_tasks_last_and_refuses_unknown_ones_first(tmp_path: Path) -> None:
+    local_tasks(tmp_path)
+    run = tiny_run(tmp_path, tokenizer=str(tmp_path), micro_batch_size=1)
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "vocab_size": 128}))
+    told: list[str] = []
+    asked = Options(steps=1, warmup_steps=0, memory=False, task_folder=str(tmp_path), task_limit=2)
+    found = outcome(run, asked._replace(tasks=("tiny_sums",)), lambda what, *_: told.append(what))
+    assert found.observations["tasks"]["tiny_sums"]["exact_match,none"] == 0.0
+    assert told[-1] == "tasks"
+    told.clear()
+    refused = outcome(run, asked._replace(tasks=("tiny_sum",)), lambda what, *_: told.append(what))
+    assert (refused.outcome, told) == ("unsupported", [])
+    assert "Did you mean 'tiny_sums'" in refused.reason

@@ -223,7 +223,7 @@ def test_everything_is_as_before_when_the_clock_stops() -> None:
         torch.Tensor.index_add_,
     ) == functions
     assert dict(vars(torch.Tensor)) == own
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in phase.subject.model.modules())
+    assert not any("forward" in vars(module) for module in phase.subject.model.modules())
 
 
 def test_a_failure_inside_leaves_no_record_and_no_hooks() -> None:
@@ -259,6 +259,66 @@ def test_other_models_are_outside_the_model() -> None:
     with LayerClock(phase.subject) as clock, clock.step(), clock.stage("scoring"), torch.no_grad():
         other.subject.model(input_ids=phase.ids)
     assert set(clock.steps[0].parts) == {("scoring", "outside the model"), ("other",)}
+
+
+def test_every_model_that_is_named_is_taken_apart() -> None:
+    phase, other = OneBatch("llama"), OneBatch("llama")
+    models = (phase.subject.model, other.subject.model)
+    with (
+        Operators() as counted,
+        LayerClock(phase.subject, *models, instants=counted) as clock,
+        torch.no_grad(),
+    ):
+        for running in ((models[0],), (models[1],), models):
+            with clock.step(), clock.stage("scoring"):
+                for model in running:
+                    torch.log_softmax(model(input_ids=phase.ids).logits, -1)
+    own, others, both = (step.parts for step in clock.steps)
+    assert own == others
+    assert ("scoring", "loss", "cross entropy") in own
+    assert {path[1] for path in own if path[1:]} >= {"attention", "mlp", "head", "embedding"}
+    positions = ("scoring", "embedding", "positions")
+    assert {path: both[path] for path in both if path != positions and path[1:]} == {
+        path: 2 * own[path] for path in own if path != positions and path[1:]
+    }
+
+
+def test_a_scalar_head_is_a_score_and_what_follows_it_no_loss_of_scoring() -> None:
+    phase = OneBatch("llama")
+    phase.subject.model.set_output_embeddings(torch.nn.Linear(32, 1, bias=False))
+    with (
+        Operators() as counted,
+        LayerClock(phase.subject, instants=counted) as clock,
+        torch.no_grad(),
+    ):
+        for stage in ("scoring", "forward"):
+            with clock.step(), clock.stage(stage):
+                scores = phase.subject.model(input_ids=phase.ids).logits
+                for _ in range(50):
+                    scores = scores.sin()
+    scoring, forward = clock.steps
+    assert operators(scoring, "scoring", "head") == {"norm", "score"}
+    assert scoring.parts["scoring", "outside the model"] >= 50.0
+    assert forward.parts["forward", "loss", "cross entropy"] >= 50.0
+
+
+def test_an_argument_just_made_needs_no_view() -> None:
+    """Of the inputs of a layer's linears only those of k, v and up come second; the norms' come first."""
+    phase = OneBatch("llama")
+    clock = LayerClock(phase.subject)
+    seen: list[bool] = []
+    entering = clock.entering
+
+    def watched(value: Any) -> Any:
+        given = entering(value)
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            seen.append(given is not value)
+        return given
+
+    clock.entering = watched  # type: ignore[method-assign]
+    with clock, clock.step():
+        phase.step(clock)
+    assert sum(seen) <= 2 * 6 < len(seen)  # two layers: k, v, up, and q, k, v of the kernel
 
 
 def test_the_stage_clock_sees_the_same_stages() -> None:

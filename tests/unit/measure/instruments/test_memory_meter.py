@@ -54,6 +54,27 @@ def test_the_peak_is_the_allocators(family: str) -> None:
     assert reading.peak_memory_bytes.total == pytest.approx(there + allocator_peak_bytes(phase), rel=2e-3)
 
 
+def test_data_is_no_phase_where_nothing_else_is_forward() -> None:
+    phase = trained("llama")
+    step = phase.step
+
+    def served(clock: Any) -> Any:
+        with clock.stage("data"):
+            ids = phase.ids.clone()
+        with clock.stage("prefill"), torch.no_grad():
+            phase.subject.model(input_ids=ids, use_cache=False)
+
+    def fed(clock: Any) -> Any:
+        with clock.stage("data"):
+            phase.ids = phase.ids.clone()
+        return step(clock)
+
+    phase.step = served  # type: ignore[method-assign,assignment]
+    assert set(measure_memory(phase, CPU).phase_memory_bytes.at(1).parts) == {("prefill",)}
+    phase.step = fed  # type: ignore[method-assign]
+    assert ("forward",) in measure_memory(phase, CPU).phase_memory_bytes.at(1).parts
+
+
 def test_kinds_of_a_full_step() -> None:
     phase = trained("llama")
     reading = measure_memory(phase, CPU)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from finegauge.errors import UnsupportedError
+from finegauge.errors import FieldError, UnsupportedError
 from finegauge.graph.build import build
 from finegauge.measure.models import subject_of
 from tests.oracle.real_quantized import bytes_by_tensor
@@ -32,6 +32,20 @@ def test_every_parameter_is_there_and_learns(family: str) -> None:
     loss.backward()
     assert torch.isfinite(loss)
     assert [name for name, p in asked.model.named_parameters() if p.grad is None] == []
+
+
+@pytest.mark.parametrize("family", ["gpt2", "opt"])
+def test_sequences_beyond_learned_positions_are_refused(family: str) -> None:
+    config = run_of(family).config
+    known = int(config.get("n_positions") or config["max_position_embeddings"])
+    subject(family, seq_len=known)
+    with pytest.raises(FieldError, match=f"longer than the {known:,} positions"):
+        subject(family, seq_len=known + 1)
+
+
+def test_targets_that_no_projection_bears_are_refused_with_those_there_are() -> None:
+    with pytest.raises(FieldError, match=r"names no projection of .*; use all-linear, attention, or some of"):
+        subject("mixtral", method="lora", lora_targets=("experts",))
 
 
 @pytest.mark.parametrize("family", ADAPTED)
