@@ -19,7 +19,10 @@ def plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
 
 
-@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+WITH_GPU = [path for path in sorted(EXAMPLES.glob("*.yaml")) if "gpu: " in path.read_text("utf-8")]
+
+
+@pytest.mark.parametrize("example", WITH_GPU, ids=lambda path: path.stem)
 def test_estimate_says_the_verdict_first_and_stays_short(example: Path) -> None:
     done = finegauge("estimate", str(example))
     lines = done.out.splitlines()

@@ -32,6 +32,10 @@ def attention(tape: Tape, block: Attention) -> None:
     value_dim = block.value_head_dim or block.head_dim
     q, k = block.num_heads * block.head_dim, block.num_key_value_heads * block.head_dim
     v = block.num_key_value_heads * value_dim
+    if low.padded_adapters and len(inputs) == 1:  # the copy between zeros keeps what it copies
+        widths = zip(("q_proj", "k_proj", "v_proj"), (q, k, v), strict=True)
+        adapted = float(sum(width for name, width in widths if name in low.padded_adapters))
+        tape.elementwise((part, "pad adapters"), (q + k + v + adapted) * c, saved=adapted * c)
     if block.clipped:  # keeps what is not bounded yet
         width = (q + k) * float(low.activation_bytes if block.qk_norms else c) + v * float(c)
         tape.elementwise(

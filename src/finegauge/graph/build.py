@@ -6,6 +6,7 @@ parameters they hold. Graphs are cached: a sweep over batches builds one.
 """
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -27,9 +28,10 @@ from finegauge.graph.blocks import (
     MixtureOfExperts,
 )
 from finegauge.graph.feedforward import feedforward
-from finegauge.graph.frontier import cut_below, is_adapter, unreached
+from finegauge.graph.frontier import cut_below, is_adapter, is_passive, last_layers, unreached
 from finegauge.graph.head import embedding, head
 from finegauge.graph.linear_attention import linear_attention
+from finegauge.graph.litgpt import litgpt_model, litgpt_targets, padded_adapters
 from finegauge.graph.lowering import QUANTIZED_BYTES, Lowering
 from finegauge.graph.moe import mixture_of_experts
 from finegauge.graph.op import Extents, Op
@@ -41,6 +43,7 @@ from finegauge.workload.implementation import version_numbers
 from finegauge.workload.run import Run
 
 FRAMEWORKS_WITH_OWN_MODELS = ("foundry", "composer", "litgpt", "torchtune", "internevo", "qwen", "megatron")
+CHECKPOINTING_LAYERS_SINCE = (4, 53)  # a checkpointed layer is told not to use a cache
 GROUPED_SDPA_SINCE = (4, 54)  # transformers' sdpa repeats keys and values for every query head before
 
 
@@ -51,6 +54,11 @@ class LayerGraph:
     kind: str
     count: int
     ops: tuple[Op, ...]
+
+    @property
+    def passive(self) -> bool:
+        """Return whether no gradient comes to these layers."""
+        return is_passive(self.ops)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +76,14 @@ class Graph:
     def stretches(self) -> list[tuple[int, tuple[Op, ...]]]:
         """Return (how often, operators) of everything a micro-batch passes, in forward order."""
         return [(1, self.embedding), *((group.count, group.ops) for group in self.layers), (1, self.head)]
+
+    def forward_flops(self, extents: Extents) -> float:
+        """Return the FLOPs of the forward pass of one micro-batch."""
+        return sum(
+            count * op.forward.flops.at(extents.windowed(op.window))
+            for count, ops in self.stretches
+            for op in ops
+        )
 
     def model_flops(self, extents: Extents) -> float:
         """Return the FLOPs of forward and backward of one micro-batch, recomputation not counted."""
@@ -120,7 +136,7 @@ def _build(
     scalar: bool,
 ) -> Graph:
     """Build and remember the graph of one model under one lowering."""
-    model = architecture_of(model_name, top_k)
+    model = _written(architecture_of(model_name, top_k), litgpt=low.litgpt)
     if scalar:
         model, trainable_extra = scalar_headed(model), (*trainable_extra, "lm_head")
     first, last = Tape(low), Tape(low)
@@ -156,34 +172,36 @@ def lowering_of(run: Run) -> Lowering:
     plain = ("fp16" if quantized.startswith("gptq") else "bf16") if quantized else run.weights_dtype
     compute = run.autocast if run.autocast != "none" else plain
     compute_bytes = 4 if compute == "fp32" else 2
-    wide = run.weights_dtype == "fp32" or (run.upcast_unquantized and bool(quantized))
     version = version_numbers(run.transformers_version)[:2]
-    model = architecture_of(run.model, run.num_experts_per_tok)
+    litgpt = "litgpt" in run.framework.lower()
+    model = _written(architecture_of(run.model, run.num_experts_per_tok), litgpt=litgpt)
     numerics = model.numerics
+    wide = run.weights_dtype == "fp32" or (run.upcast_unquantized and bool(quantized))
+    wide = wide or (quantized.startswith("nf4") and run.autocast != "none" and _layer_normed(model))
     adapters = run.trains_adapters
+    frozen = adapters or run.method == "freeze"
+    written = litgpt_targets(run.lora_targets) if litgpt else run.lora_targets
+    asked = written if adapters else ()
     fused_experts = version >= (5, 0) and not (quantized and run.quantize_experts)  # apart, to be quantised
     implemented = run.attention if run.attention in numerics.kernels or _own_models(run) else "eager"
+    implemented = "eager" if litgpt and numerics.softcap else implemented
     return Lowering(
         activation_bytes=4 if wide else compute_bytes,
         compute_bytes=compute_bytes,
         compute_dtype=compute,
         weight_bytes=4 if run.weights_dtype == "fp32" else 2,
         autocast=run.autocast != "none",
-        weights_train=not adapters,
-        norms_train=not adapters or "norms" in run.trainable_extra,
+        weights_train=not frozen,
+        norms_train=not frozen or "norms" in run.trainable_extra,
         lora_rank=run.lora_rank if adapters else 0,
-        targets=targets_of(
-            run.lora_targets if adapters else (),
-            model,
-            fused_experts=fused_experts,
-            dropout=run.lora_dropout,
-        ),
+        targets=targets_of(asked, model, fused_experts=fused_experts, dropout=run.lora_dropout),
         lora_dropout=adapters and run.lora_dropout > 0,
         adapter_bytes=4 if run.adapter_dtype == "fp32" else 2,
         quantized=quantized,
         experts_quantized=run.quantize_experts,
         stashes_inputs=_stashes(run),
-        stash_survives=_stashes(run) and not run.checkpointing_reentrant,
+        stash_survives=_stashes(run)
+        and (run.activation_checkpointing == "none" or not run.checkpointing_reentrant),
         rebuilds=run.activation_checkpointing in ("full", "selective") and not run.checkpointing_reentrant,
         attention=implemented,
         experts="eager" if version >= (5, 0) and not fused_experts else run.experts_implementation,
@@ -191,20 +209,28 @@ def lowering_of(run: Run) -> Lowering:
         fused_kernels=bool(run.kernels) or run.compile,  # a compiler fuses what those fuse by hand
         loss=run.loss,
         logits_shifted=version < (4, 50),
-        logits_held=(4, 46) <= version < (4, 50) and not numerics.own_loss,
+        logits_held=(4, 46) <= version < (4, 50) and not (numerics.own_loss or numerics.narrow_loss),
         narrow_loss=version < (5, 0) and numerics.narrow_loss and run.autocast == "none",
-        ssm_kernels=run.ssm_kernels,
+        hands_back_cache=version < CHECKPOINTING_LAYERS_SINCE and numerics.hands_back_cache,
+        ssm_kernels="slow" if is_cpu(run.gpu) else run.ssm_kernels,  # the fused ones are CUDA
         numerics=numerics,
-        input_gradients=not adapters
-        or run.activation_checkpointing != "none"
-        or "embed_tokens" in run.trainable_extra,
+        input_gradients=not frozen or _reaches_embeddings(run),
         masked_windows=_masked_windows(model, run.seq_len) if implemented == "sdpa" else (),
         repeats_keys=implemented == "eager" or (implemented == "sdpa" and version < GROUPED_SDPA_SINCE),
         on_cpu=is_cpu(run.gpu),
+        chunks_kept=run.loss == "chunked" and "torchtune" in run.framework.lower(),
+        litgpt=litgpt,
+        padded_adapters=padded_adapters(run.lora_targets) if litgpt and adapters else (),
+        last_layers=run.freeze_trainable_layers or 0,
     )
 
 
 TARGETABLE = frozenset({"linear", "router", "experts", "step"})
+
+
+def _reaches_embeddings(run: Run) -> bool:
+    """Return whether the gradient is taken back to the embeddings although the layers are frozen."""
+    return run.activation_checkpointing != "none" or "embed_tokens" in run.trainable_extra
 
 
 def _masked_windows(model: Architecture, seq_len: int) -> tuple[int, ...]:
@@ -212,6 +238,24 @@ def _masked_windows(model: Architecture, seq_len: int) -> tuple[int, ...]:
     mixers = (branch.mixer for layer, _ in model.layers for branch in layer.branches)
     windows = {m.window for m in mixers if isinstance(m, Attention) and m.window is not None}
     return tuple(sorted(window for window in windows if window <= seq_len))
+
+
+def _written(model: Architecture, *, litgpt: bool) -> Architecture:
+    """Return `model` as the framework that runs it has written it."""
+    return litgpt_model(model) if litgpt else model
+
+
+def _layer_normed(model: Architecture) -> bool:
+    """Return whether PyTorch's LayerNorm feeds the projections of every layer.
+
+    Autocast runs it in fp32, and a 4-bit linear (bitsandbytes 0.43 to 0.50, Linear4bit.forward) gives
+    back the width that came in: from the first branch on, the residual stream is fp32.
+    """
+    if model.numerics.written_layer_norms or model.numerics.wide_layer_norms:  # these cast back
+        return False
+    norms = [branch.norm_before for layer, _ in model.layers for branch in layer.branches]
+    before = [norm for norm in norms if norm is not None]
+    return bool(before) and all(norm.kind == "layer" for norm in before)
 
 
 def _own_models(run: Run) -> bool:
@@ -227,20 +271,36 @@ def _stashes(run: Run) -> bool:
 def _layers(model: Architecture, low: Lowering) -> tuple[LayerGraph, ...]:
     """Return the operators of every kind of layer, equal ones together.
 
-    While no adapter has been met, gradients end: the first layers stand for themselves. The
-    model's groups are in order until every kind of layer has been met.
+    While nothing that trains has been met, gradients end: the first layers stand for themselves.
+    The model's groups are in order until every kind of layer has been met.
     """
     counts: Counter[tuple[str, tuple[Op, ...]]] = Counter()
     reached = low.input_gradients
-    for layer, count in model.layers:
+    for layer, count, own in _lowered(model, low):
         for number in (count,) if reached else (1, count - 1):
             if not number:
                 continue
-            tape = Tape(low, reached=reached)
+            norm = layer.branches[0].norm_before
+            whole = own.weights_train and not (norm and norm.weight)  # what trains first is not told apart
+            tape = Tape(own, reached=reached or whole)
             _layer(tape, layer, model.hidden_size)
             counts[layer.kind, tuple(tape.ops)] += number
             reached = tape.reached
     return tuple(LayerGraph(kind=kind, count=count, ops=ops) for (kind, ops), count in counts.items())
+
+
+def _lowered(model: Architecture, low: Lowering) -> Iterator[tuple[Layer, int, Lowering]]:
+    """Yield every group of layers, how many there are of it, and what its blocks become."""
+    if not low.last_layers:
+        yield from ((layer, count, low) for layer, count in model.layers)
+        return
+    trained = last_layers(model, low.last_layers)
+    left = sum(count for _, count in model.layers) - sum(count for _, count in trained)
+    for layer, count in model.layers:
+        if frozen := min(count, left):
+            yield layer, frozen, low
+        left -= frozen
+    yield from ((layer, count, low.in_last_layers) for layer, count in trained)
 
 
 def _layer(tape: Tape, layer: Layer, hidden_size: int) -> None:

@@ -6,6 +6,10 @@ projections beside them. Checkpointing undoes this: its layers' inputs are made 
 gradients, or nothing in them would get one.
 """
 
+from collections.abc import Iterable
+
+from finegauge.errors import UnsupportedError
+from finegauge.graph.blocks import Architecture, Layer
 from finegauge.graph.op import NOTHING, ZERO, Op, Poly
 
 PROJECTIONS = frozenset({"gemm", "grouped_gemm", "dequantise"})
@@ -30,6 +34,30 @@ def cut_below(ops: list[Op], *, dropout: bool) -> list[Op]:
         for op, after in zip(ops[start:end], [*ops[start + 1 : end], None], strict=True)
     ]
     return [unreached(op) for op in ops[:start]] + beside + ops[end:]
+
+
+def is_passive(ops: Iterable[Op]) -> bool:
+    """Return whether no gradient comes to a layer of these operators: nothing in or before it trains."""
+    return all(op.backward == NOTHING for op in ops)
+
+
+def last_layers(model: Architecture, count: int) -> list[tuple[Layer, int]]:
+    """Return the last `count` layers of a model, equal ones together.
+
+    Raises: UnsupportedError where the order of the last layers is not known: kinds alternate.
+    """
+    found: list[tuple[Layer, int]] = []
+    if sum(layer == model.layers[-1][0] for layer, _ in model.layers) > 1:
+        raise UnsupportedError(
+            f"method=freeze is not predicted for {model.model_type}, whose kinds of layers alternate; "
+            f"full and lora are."
+        )
+    for layer, number in reversed(model.layers):
+        taken = min(number, count)
+        count -= taken
+        if taken:
+            found.insert(0, (layer, taken))
+    return found
 
 
 def is_adapter(op: Op) -> bool:

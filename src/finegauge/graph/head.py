@@ -17,6 +17,7 @@ FULL_LOSS_FORWARD_BYTES = 22.0  # to fp32 (6), shift (8), log-softmax (8), per l
 FULL_LOSS_BACKWARD_BYTES = 34.0  # nll (4), log-softmax (12), shift (12), to 16 bit (6)
 FUSED_LOSS_BYTES = 16.0
 CHUNK_TOKENS = 256.0
+OUTPUT_CHUNKS = 8  # CEWithChunkedOutputLoss of torchtune 0.4, which keeps them all (read 2026-11-21)
 
 
 def embedding(tape: Tape, model: Architecture) -> None:
@@ -123,6 +124,8 @@ def _beside_logits(low: Lowering, v: float) -> Poly:
 def loss_bytes(low: Lowering, model: Architecture) -> tuple[Poly, Poly, Poly]:
     """Return what the loss keeps, and what is alive beside that in the loss and in its backward."""
     v, h = float(model.vocab_size), float(model.hidden_size)
+    if low.chunks_kept:
+        return _kept_chunks_bytes(low, v, h)
     if low.loss == "chunked":
         logits = CHUNK_TOKENS * v
         summed = (
@@ -136,9 +139,31 @@ def loss_bytes(low: Lowering, model: Architecture) -> tuple[Poly, Poly, Poly]:
         head_gradient = v * h * low.weight_bytes if low.weights_train else 0.0
         parts = Poly(const=head_gradient, token=8.0 * h)
         return Poly(token=2.0 * h), parts, parts
+    return _whole_logits_bytes(low, v)
+
+
+def _kept_chunks_bytes(low: Lowering, v: float, h: float) -> tuple[Poly, Poly, Poly]:
+    """Return the same of a loss that widens its logits in chunks and keeps all of them (torchtune).
+
+    Kept are the 16-bit logits, whose place their gradients take, and the fp32 log-probabilities
+    unless a compiled loss makes them again; of the head, the gradient of one chunk beside their sum.
+    """
+    summed = v * h * low.weight_bytes if low.weights_train else 0.0
+    probabilities = 0.0 if low.fused_kernels else 4.0 * v
+    states = (low.stream_bytes - (low.compute_bytes if low.weights_train else 0)) * h
+    one = 0.0 if low.fused_kernels else 8.0 * v / OUTPUT_CHUNKS
+    kept = per_token(low.compute_bytes * v + probabilities + states)
+    return kept, per_token(one), Poly(const=2.0 * summed, token=low.compute_bytes * h)
+
+
+def _whole_logits_bytes(low: Lowering, v: float) -> tuple[Poly, Poly, Poly]:
+    """Return the same of a loss over all logits at once."""
+    if low.litgpt:  # fp32 logits and log-probabilities, both gradients of one chunk of four
+        return per_token(4.0 * v), per_token(6.0 * v), per_token(6.0 * v)
     held = low.compute_bytes if low.logits_held else 0.0
     if low.narrow_loss:
-        return per_token(2.0 * v), per_token((4.0 if low.fused_kernels else 6.0) * v), per_token(4.0 * v)
+        # logits, their shifted copy (a fused loss works in place on it), log-probabilities
+        return per_token(2.0 * v), per_token((2.0 if low.fused_kernels else 4.0) * v), per_token(4.0 * v)
     if low.fused_kernels:  # a fused cross-entropy over whole logits works in place
         return per_token(4.0 * v), per_token((4.0 + held) * v), per_token(4.0 * v)
     narrow = low.compute_bytes < 4 and not low.numerics.wide_logits

@@ -54,12 +54,17 @@ class Lowering(NamedTuple):
     logits_held: bool  # the 16-bit logits live until the loss is done
     logits_shifted: bool  # the loss copies the logits without the last (transformers before 4.50)
     narrow_loss: bool  # the loss is computed in 16 bit
+    hands_back_cache: bool  # keys and values of every layer live until the loss is returned
     ssm_kernels: str
     numerics: Numerics
     input_gradients: bool  # the gradient is taken back to the embeddings even if they are frozen
     masked_windows: tuple[int, ...]  # windows that sdpa is given as a mask: no longer than the sequences
     repeats_keys: bool  # keys and values are copied for every query head that shares them
     on_cpu: bool = False  # the kernels are a processor's
+    chunks_kept: bool = False  # of the logits, of which a chunked loss widens one at a time (torchtune)
+    litgpt: bool = False  # litgpt's own code of the model, and its loop
+    padded_adapters: tuple[str, ...] = ()  # of queries, keys, values: adapted, and put between zeros
+    last_layers: int = 0  # method=freeze: so many train, and of the rest only what is said beside
 
     @property
     def stream_bytes(self) -> int:
@@ -74,6 +79,11 @@ class Lowering(NamedTuple):
         where k-bit preparation has made norms and embeddings fp32.
         """
         return self.activation_bytes if self.quantized.startswith("nf4") else self.compute_bytes
+
+    @property
+    def in_last_layers(self) -> "Lowering":
+        """Return the choices within the layers that train although the model does not."""
+        return self._replace(weights_train=True, norms_train=True)
 
     def rank(self, linear: Linear, kind: str, part: str) -> int:
         """Return the LoRA rank of `linear` in the block called `part`, 0 without an adapter.
@@ -101,6 +111,8 @@ class Lowering(NamedTuple):
         """Return whether a projection of this kind is held quantised."""
         if not self.quantized:
             return False
+        if kind == "head":
+            return self.litgpt and self.quantized.startswith("nf4")
         return self.experts_quantized if kind == "experts" else kind == "linear"
 
     def kept_input(self, width: float, *linears: Linear, part: str, kind: str = "linear") -> float:

@@ -29,6 +29,7 @@ class Numerics(NamedTuple):
     wide_norms: bool = False  # an RMS norm multiplies by its weight in fp32 (Gemma, OLMo-2)
     own_loss: bool = False  # transformers 4.46 to 4.49: the loss is not that which all others share
     narrow_loss: bool = False  # before transformers 5: the logits are not cast to fp32 for the loss
+    hands_back_cache: bool = False  # before 4.53: keys and values are returned under checkpointing too
     wide_stream: bool = False  # the residual stream is fp32 whatever the weights are (Mamba)
     wide_logits: bool = False  # the class itself returns fp32 logits (Mamba, Nemotron-H)
     unit_norms: bool = False  # a norm multiplies by a copy of its weight, mostly 1 + weight (Gemma, Nemotron)

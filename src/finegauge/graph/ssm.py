@@ -106,10 +106,11 @@ def _slow_scan(tape: Tape, block: Mamba1) -> Op:
     state = d * n
     per_channel = 3 * c + 8.0  # step before and after softplus, activated gate; input and output in fp32
     per_channel += c if trains else 0.0  # the input, for D's gradient
+    narrow = c if c < 4 else 0  # in fp32 there are no copies
     kept = Poly(
         # A, its exponential, D; the step's B; decay and its factor, every state in fp32 and 16 bit
         const=4.0 * state * (2 if trains else 1) + 4.0 * d,
-        token=per_channel * d + 4.0 * n + (8.0 + 4.0 + c) * state,
+        token=per_channel * d + 4.0 * n + (8.0 + 4.0 + narrow) * state,
         sequence=(c - 4.0) * state,  # the first state, zeros of 16 bit, has no fp32 copy
     )
     flops, moved = per_token(2.0 * state), per_token(40.0 * state)
@@ -120,7 +121,7 @@ def _slow_scan(tape: Tape, block: Mamba1) -> Op:
         Cost(flops.times(2), moved.times(2), 3 * SLOW_SCAN_LAUNCHES),
         saved_bytes=kept,
         live_forward_bytes=per_token(4.0 * state),
-        live_backward_bytes=per_token(16.0 * state + 8.0 * d),
+        live_backward_bytes=per_token((12.0 + 2.0 * narrow) * state + 8.0 * d),
         passing_bytes=per_token(16.0 * state + 8.0 * d),
         gradient_bytes=_gradients(tape, block.extra, "state"),
         dtype="fp32",

@@ -228,6 +228,11 @@ class Tape:
         stashes = first_use and low.stash_survives and low.quantizes(kind)
         product = self._product(part, linear, rows, groups, kind, keeps, waiting)
         self.ops.append(product._replace(stash_bytes=per_token(entry if stashes else 0.0)))
+        if low.quantizes(kind) and low.returned_bytes > low.compute_bytes:  # Linear4bit: narrow, widen again
+            moved = (
+                rows * (linear.in_features + linear.out_features) * (low.returned_bytes + low.compute_bytes)
+            )
+            self.elementwise((part, "cast"), moved, moved, launches=2)
         if folds:
             self._folded_adapter(part, linear, low.rank(linear, kind, part), groups)
         elif rank := low.rank(linear, kind, part):
@@ -248,7 +253,7 @@ class Tape:
         passes = 2 if low.weights_train or folds else 1  # a folded weight has a gradient of its own
         launches = float(groups) if kind == "experts" and low.experts == "eager" else 1.0
         calls = launches if quantized else 0.0
-        buffer = weights / launches * c if quantized else 0.0
+        buffer = weights / launches * c * (2 if low.litgpt else 1) if quantized else 0.0
         trained, made = self._weight_gradients(linear, groups, kind)
         unkept = 0.0 if keeps else rows * k * c
         around = rows * (k + n) * c + waiting

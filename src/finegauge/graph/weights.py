@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from finegauge.graph.adapters import linears_of
 from finegauge.graph.blocks import Architecture, Layer, Linear, MixtureOfExperts, Tensor
+from finegauge.graph.frontier import last_layers
 from finegauge.graph.lowering import QUANTIZED_BYTES, Lowering
 from finegauge.graph.optimizer_state import Trained, paged_bytes, state_bytes, temporary_bytes
 from finegauge.graph.traced import Traced
@@ -47,8 +48,11 @@ def weights_of(
         base += count * (quantized_bytes(low.quantized, tensor) if quantized else tensor.size * plain)
         if (low.weights_train and tensor.kind != "fixed") or _is_extra(tensor, trainable_extra):
             own.append(Trained(tensor.shape, low.weight_bytes, count))
-            if not low.weights_train:  # PEFT trains a copy and keeps the original beside it
+            if low.lora_rank:  # PEFT trains a copy and keeps the original beside it
                 base += tensor.size * count * plain
+    for layer, count in last_layers(model, low.last_layers) if low.last_layers else ():
+        tensors = (t for t in layer.tensors() if t.kind != "fixed" and not _is_extra(t, trainable_extra))
+        own += [Trained(tensor.shape, low.weight_bytes, count) for tensor in tensors]
     adapters = [pair for layer, count in model.layers for pair in _adapters(layer, count, low)]
     if model.head is not None:
         adapters += _pair(low, model.head, "head", "head")

@@ -5,7 +5,7 @@ checkpointing keeps what matrix products and attention saved and reruns the chea
 """
 
 from finegauge.graph.build import Graph
-from finegauge.graph.frontier import is_adapter
+from finegauge.graph.frontier import is_adapter, is_passive
 from finegauge.graph.op import ZERO, Op
 from finegauge.workload.run import Run
 
@@ -29,13 +29,16 @@ def split(kind: str, ops: Ops) -> tuple[Ops, Ops]:
 def rerun(run: Run, graph: Graph, ops: Ops) -> Ops:
     """Return what runs again of one stretch of `graph`, in full or in part.
 
-    A chunked loss computes the logits again. Reentrant checkpointing runs a whole layer;
-    the other stops when the last tensor that backward needs is there: what a product keeps
-    is its input, so the last product is not computed, unless a kernel encloses it.
+    Layers that no gradient comes to do not. A chunked loss computes the logits again, unless it keeps
+    its chunks. Reentrant checkpointing runs a whole layer; the other stops when the last tensor that
+    backward needs is there: what a product keeps is its input, so the last product is not computed,
+    unless a kernel encloses it.
     """
     if ops is graph.head:
-        return tuple(op for op in ops if op.kind != "norm") if run.loss == "chunked" else ()
-    if ops is graph.embedding:
+        if run.loss != "chunked" or graph.lowering.chunks_kept:
+            return ()
+        return tuple(op for op in ops if op.kind != "norm")
+    if ops is graph.embedding or is_passive(ops):
         return ()
     again = split(run.activation_checkpointing, ops)[1]
     if run.checkpointing_reentrant or run.activation_checkpointing != "full":

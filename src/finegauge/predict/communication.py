@@ -9,7 +9,8 @@ together, for every card carries its part of the ring.
 What shows is what exceeds the computation it runs beside, the first gather and the last reduction
 (nothing runs beside them), and what the computation loses to the kernels of the collective.
 
-Per micro-batch, FSDP and ZeRO-3 gather the weights twice and reduce the trained gradients once;
+Per micro-batch, FSDP and ZeRO-3 gather the weights twice and reduce the trained gradients once
+(once per step where `sharding.accumulates_whole`);
 ZeRO-2 reduces per micro-batch; DDP and ZeRO-1 reduce once per step; ZeRO-1 and 2 gather updated
 weights [2]. Tensor parallelism all-reduces twice per layer and pass [3]. A pipeline of p stages
 waits (p - 1)/m of its work for m micro-batches [4].
@@ -26,7 +27,7 @@ from finegauge.catalogue.interconnects import interconnects
 from finegauge.graph.blocks import MixtureOfExperts
 from finegauge.graph.op import Extents
 from finegauge.predict.calibration import Calibration
-from finegauge.predict.sharding import GATHERING, Share, shard_degree
+from finegauge.predict.sharding import GATHERING, Share, accumulates_whole, shard_degree
 from finegauge.profile import Path
 from finegauge.workload.run import Run
 
@@ -144,9 +145,11 @@ def _data_parallel(run: Run, share: Share, passes: Passes, network: Network, tal
         again = 0.0 if run.sharding == "fsdp_shard_grad_op" else layer
         tally.shown("all-gather", micro_steps * (outer + layer + again))
         tally.overlapped("all-gather", (layers - 1) * layer, passes.forward_s, micro_steps)
+        reductions = 1 if accumulates_whole(run) else micro_steps
         beside = (layers - 1) * (again + reduce_layer)
-        tally.overlapped("all-gather, reduce-scatter", beside, passes.backward_s, micro_steps)
-        tally.shown("reduce-scatter", micro_steps * (reduce_layer + reduce_outer))
+        tally.overlapped("all-gather, reduce-scatter", beside, passes.backward_s, reductions)
+        tally.overlapped("all-gather", (layers - 1) * again, passes.backward_s, micro_steps - reductions)
+        tally.shown("reduce-scatter", reductions * (reduce_layer + reduce_outer))
         visits = layers * passes.runs
         if run.sharding == "zero3":  # its host runs ahead of the device; FSDP's waits for memory to be freed
             waits = max(0.0, visits * tally.calibration.module_wait_s - passes.forward_s - passes.backward_s)

@@ -135,6 +135,12 @@ def _activation_formulas(run: Run, graph: Graph, tokens: float) -> dict[Path, st
             "activations",
             "inputs pinned by 4-bit linears",
         ): f"{pinned}; non-reentrant checkpointing cannot discard them",
+        (
+            "activations",
+            "keys and values handed back",
+        ): "all that the fused projections returned, until the caller drops the model's output",
+        ("activations", "last micro-batch"): "inputs that 4-bit linears pin to the graph of its logits",
+        ("logits", "last micro-batch"): "fp32 logits that the loop holds until the next are there",
     }
 
 
@@ -153,6 +159,8 @@ def _weights_formula(run: Run, graph: Graph) -> str:
 def _loss_formula(run: Run, graph: Graph, tokens: float) -> str:
     """Return how the logits' bytes come about."""
     vocabulary = graph.model.vocab_size
+    if graph.lowering.chunks_kept:
+        return f"{tokens:,.0f} tokens x V {vocabulary:,} in 16 bit, or their gradients (fp32 chunk by chunk)"
     if run.loss == "chunked":
         return f"loss in chunks: logits of one chunk x V {vocabulary:,}"
     if run.loss == "fused":

@@ -16,6 +16,7 @@ the first has a known place.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from math import inf
 from typing import NamedTuple
 
 from finegauge.catalogue.gpus import CPU
@@ -60,8 +61,13 @@ def cublas_bytes(architecture: str) -> float:
     return CUBLAS_BYTES.get(architecture, CUBLAS_DEFAULT_BYTES)
 
 
-def live_set(run: Run, graph: Graph, extents: Extents, architecture: str) -> LiveSet:
-    """Return the live memory of each phase for a micro-batch of `extents`, in bytes."""
+def live_set(
+    run: Run, graph: Graph, extents: Extents, architecture: str, most_gradients: float = inf
+) -> LiveSet:
+    """Return the live memory of each phase for a micro-batch of `extents`, in bytes.
+
+    `most_gradients` bytes of gradients wait at a time in the backward pass.
+    """
     weights = graph.weights
     static: Parts = {
         ("weights", "model"): weights.base_bytes,
@@ -69,7 +75,7 @@ def live_set(run: Run, graph: Graph, extents: Extents, architecture: str) -> Liv
         ("optimizer", "states"): weights.optimizer_bytes - weights.paged_bytes,
         ("workspace", "cuBLAS"): cublas_bytes(architecture),
     }
-    passes = _Passes(run, graph, extents)
+    passes = _Passes(run, graph, extents, most_gradients)
     phases = {
         "forward": passes.forward(),
         "loss": passes.loss(),
@@ -95,18 +101,20 @@ def _largest(candidates: Iterator[Parts]) -> Parts:
 class _Passes:
     """Forward, loss and backward of one micro-batch; each returns what is alive at its peak."""
 
-    def __init__(self, run: Run, graph: Graph, extents: Extents) -> None:
+    def __init__(self, run: Run, graph: Graph, extents: Extents, most_gradients: float) -> None:
         """Measure the residual stream and the gradients."""
         self.run, self.graph, self.extents = run, graph, extents
+        self.most_gradients = most_gradients
         self.kind = run.activation_checkpointing
+        self.layers = [group for group in graph.layers if not group.passive]
         self.stream = graph.lowering.stream_bytes * graph.model.hidden_size * extents.tokens
         low, model = graph.lowering, graph.model
         self.entry = low.activation_bytes * model.hidden_size * extents.tokens  # what the first layer reads
         learned = any("wpe" in t.name or "position" in t.name for t in model.embeddings[1:])
         self.apart = self.entry if learned or "embedding" in low.numerics.dropout else 0.0
         self.positions = low.activation_bytes * model.hidden_size * extents.longest_tokens if learned else 0.0
-        # PEFT makes the frozen embeddings' output need gradients: it stays until the step is done
-        leaf = run.trains_adapters and low.input_gradients and "embed_tokens" not in run.trainable_extra
+        # frozen embeddings' output is made to need gradients: it stays until the step is done
+        leaf = not low.weights_train and low.input_gradients and "embed_tokens" not in run.trainable_extra
         self.leaf = self.apart if leaf else 0.0
         self.mask = (
             graph.lowering.activation_bytes * extents.pairs if graph.lowering.attention == "eager" else 0.0
@@ -122,8 +130,9 @@ class _Passes:
 
     def _forward_moments(self) -> Iterator[Parts]:
         """Yield what is alive in the last layer of each kind that may be last, and in the head."""
-        layers = self.graph.layers
-        base = {("gradients",): self.held, **self._autocast_copies()}
+        layers = self.layers
+        base = {("gradients",): self.held, **self._autocast_copies(), **self._handed_back()}
+        base |= self._last_micro_batch()
         outside = saved_bytes(self.graph.embedding, self.extents) + self.mask
         for index, group in enumerate(layers):
             between = self._between(layers if index or len(layers) == 1 else layers[:1])
@@ -139,6 +148,11 @@ class _Passes:
                 ("activations", "passing"): moment.beside_bytes + self._loose_streams(group),
                 ("activations", "embedding and head"): outside,
             }
+        for group in self.graph.layers:
+            if group.passive:
+                moment = forward_moment(group.ops, self.extents, self.stream, keeping=False)
+                passing = moment.beside_bytes + max(self.apart + self.positions, self.entry) + self.stream
+                yield {**base, ("activations", "passing"): passing}
         base |= self._between(layers)
         final = forward_moment(self.graph.head[:1], self.extents, 0.0, keeping=True)
         rest = forward_moment(self.graph.head[:-1], self.extents, 0.0, keeping=True)
@@ -146,8 +160,11 @@ class _Passes:
         returned = self.kind != "none" or layers[-1].ops[0].keeps_input
         if returned and not self.graph.head[0].keeps_input:
             streams += self.stream  # what the last layer returned
-        low = self.graph.lowering
+        low, model = self.graph.lowering, self.graph.model
         states = self.leaf + (self.stream if low.activation_bytes > low.compute_bytes else 0.0)
+        if low.litgpt:  # the logits beside their fp32 copy
+            both = (4.0 + low.compute_bytes) * model.vocab_size * self.extents.tokens
+            yield {**base, ("activations", "embedding and head"): outside, ("logits", "loss"): both}
         for moment, loose in ((final, streams), (rest, states)):
             yield {
                 **base,
@@ -175,8 +192,9 @@ class _Passes:
         """Return the peak of the loss."""
         *head, loss = self.graph.head
         return {
-            **self._between(self.graph.layers),
+            **self._between(self.layers),
             **self._autocast_copies(),
+            **self._handed_back(),
             ("gradients",): self.held,
             ("activations", "embedding and head"): self._outside(head),
             ("logits", "loss"): loss.saved_bytes.at(self.extents) + loss.live_forward_bytes.at(self.extents),
@@ -184,13 +202,17 @@ class _Passes:
 
     def backward(self) -> Parts:
         """Return the peak of the backward pass, its recomputation included."""
-        return _largest(self._backward_moments())
+        at_most = self.most_gradients
+        return _largest(
+            {path: min(value, at_most) if path == ("gradients",) else value for path, value in parts.items()}
+            for parts in self._backward_moments()
+        )
 
     def _backward_moments(self) -> Iterator[Parts]:
         """Yield what is alive in the head, in the layers that may be first and last, in the embedding."""
         yield self._head_moment()
         everything = self.graph.weights.gradient_bytes
-        layers = self.graph.layers
+        layers = self.layers
         leading = layers[0].count * gradient_bytes(layers[0].ops)
         for index, group in enumerate(layers):
             moment = backward_moment(group.ops, self.extents, accumulating=self.accumulating)
@@ -210,7 +232,7 @@ class _Passes:
     def _head_moment(self) -> Parts:
         """Return the worst of loss, head and final norm."""
         moment = backward_moment(self.graph.head, self.extents, accumulating=self.accumulating)
-        parts = {**self._between(self.graph.layers), ("gradients",): self.held + moment.made_bytes}
+        parts = {**self._between(self.layers), ("gradients",): self.held + moment.made_bytes}
         loss = self.graph.head[-1]
         if moment.op is loss:
             kept = loss.saved_bytes.at(self.extents)
@@ -237,7 +259,7 @@ class _Passes:
             rows = 1.0 - share if self.kind != "offload" else 1.0
             rows -= 1.0 if group.ops[0].keeps_input else 0.0
             rows += 1.0 if self.run.checkpointing_reentrant else 0.0
-            first = standing == () and group is self.graph.layers[0]
+            first = standing == () and group is self.layers[0]
             parts["activations", "checkpoints"] += rows * (self.entry if first else self.stream)
         parts["activations", "gradients in flight"] = in_flight
         parts["activations", "embedding and head"] = self._outside(())
@@ -268,7 +290,7 @@ class _Passes:
         Without checkpointing backward needs them anyway.
         """
         low = self.graph.lowering
-        trained_bytes = low.weight_bytes if low.weights_train else low.adapter_bytes
+        trained_bytes = low.weight_bytes if low.weights_train or low.last_layers else low.adapter_bytes
         if self.kind == "none" or not low.autocast or trained_bytes < 4:
             return {}
         # adapters added to fused experts' weights are no products of their own, and not cached
@@ -276,6 +298,34 @@ class _Passes:
         products = ((count, op) for count, op in stretches if op.kind == "gemm" and op.forward.gemms)
         copies = sum(count * op.gradient_bytes * low.compute_bytes / trained_bytes for count, op in products)
         return {("weights", "autocast copies"): copies}
+
+    def _last_micro_batch(self) -> Parts:
+        """Return what is left of the last micro-batch during the forward pass of this one.
+
+        litgpt's loop holds its fp32 logits, and through them what old 4-bit linears pin to the graph.
+        """
+        if not self.graph.lowering.litgpt:
+            return {}
+        pinned = sum(
+            g.count * sum(op.stash_bytes.at(self.extents) for op in g.ops) for g in self.graph.layers
+        )
+        logits = 4.0 * self.graph.model.vocab_size * self.extents.tokens
+        return {("activations", "last micro-batch"): pinned, ("logits", "last micro-batch"): logits}
+
+    def _handed_back(self) -> Parts:
+        """Return the keys and values that a model hands back although its layers are checkpointed.
+
+        GPT-BigCode of transformers before 4.53 does: views of all that its fused projection
+        returned, which live until the caller of the forward pass drops its output.
+        """
+        if self.kind == "none" or not self.graph.lowering.hands_back_cache:
+            return {}
+        width = 0.0
+        for group in self.graph.layers:
+            fused = next(op for op in group.ops if op.path[0] == "attention" and op.forward.gemms)
+            width += group.count * fused.forward.gemms[0].n
+        held = width * self.graph.lowering.returned_bytes * self.extents.tokens
+        return {("activations", "keys and values handed back"): held}
 
     def _outside(self, head: Iterable[Op]) -> float:
         """Return what the embedding, with what all layers share, and the given operators of the head keep."""

@@ -1,6 +1,7 @@
 """The predicted memory of a run on a device whose speed is not known: `predict` without its time."""
 
 from finegauge.catalogue.gpus import gpu as find_gpu
+from finegauge.graph.step_flops import step_flops
 from finegauge.predict.calibrated import current
 from finegauge.predict.device import Device
 from finegauge.predict.measured import calibrated_by
@@ -28,7 +29,7 @@ def predict_memory(run: Run) -> Profile:
         calibration = calibrated_by(gpu.measured, calibration)
     some = Device.of(find_gpu(ANY_DEVICE), current(), {share.graph.lowering.compute_dtype, "fp32"})
     mean, longest = rank_extents(run, mean_extents(batch)), rank_extents(run, longest_extents(batch))
-    live, _, flops = answer(Question(run, share, mean, longest, some, None, gpu.architecture))
+    live, _ = answer(Question(run, share, mean, longest, some, None, gpu.architecture))
     on_device = live.peak + outside_tensors(run, share.graph, live.peak, calibration)
     return Profile(
         run=run,
@@ -38,7 +39,7 @@ def predict_memory(run: Run) -> Profile:
         device_memory_bytes=on_device,
         phase_memory_bytes=live.by_phase(),
         peak_phase=live.peak_phase,
-        step_flops=flops,
+        step_flops=step_flops(run, share.graph, mean),
         step_tokens=batch.tokens * micro_steps(run),
         step_sequences=batch.samples * micro_steps(run),
         capacity_bytes=gpu.usable_bytes,

@@ -20,6 +20,7 @@ from finegauge.errors import UnsupportedError
 from finegauge.graph.build import Graph
 from finegauge.graph.frontier import is_adapter
 from finegauge.graph.op import Extents, Op
+from finegauge.graph.step_flops import value_run
 from finegauge.predict.answering import Parts, Writing, add_python, add_writing, passing_bytes, writing_memory
 from finegauge.predict.communication import Network
 from finegauge.predict.device import Device
@@ -29,11 +30,10 @@ from finegauge.predict.memory import LiveSet, cublas_bytes
 from finegauge.predict.sharding import GATHERING, Share, share_of
 from finegauge.predict.time import StepClock, StepTime, step_time
 from finegauge.profile import Breakdown
-from finegauge.workload.prompts import answer_tokens, micro_steps
+from finegauge.workload.prompts import PPO_EPOCHS, answer_tokens, micro_steps
 from finegauge.workload.run import Run
 
 TRAINED = ("sft", "pretrain", "reward")
-PPO_EPOCHS = 4
 CHUNK_TOKENS = 256.0  # of a chunked loss
 WHOLE = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel")
 
@@ -56,15 +56,14 @@ class Question(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What one step holds, takes and computes on one rank."""
+    """What one step holds and takes on one rank."""
 
     live: LiveSet
     step: StepTime
-    flops: float  # of the model: recomputation not counted
 
 
 def answer(asked: Question) -> Answer:
-    """Return what one step of the run's phase holds, takes and computes."""
+    """Return what one step of the run's phase holds and takes."""
     if asked.run.phase in TRAINED:
         return _trained(asked)
     kinds: Mapping[str, Callable[[Question], Answer]] = {
@@ -76,8 +75,11 @@ def answer(asked: Question) -> Answer:
 
 def check_supported(run: Run) -> None:
     """Refuse what no equation here covers, in one sentence."""
-    if run.method == "freeze":
-        raise UnsupportedError("method=freeze is not predicted yet; full, lora, qlora and gptq_lora are.")
+    if run.method == "freeze" and run.num_gpus > 1:
+        raise UnsupportedError(
+            f"method=freeze is predicted on one GPU, not on num_gpus={run.num_gpus}; "
+            f"full and lora are on several."
+        )
     if run.phase in TRAINED:
         return
     divided = [name for name in WHOLE if getattr(run, name) > 1]
@@ -94,7 +96,6 @@ def _trained(asked: Question) -> Answer:
     return Answer(
         rank_live_set(asked.run, asked.share, asked.longest, asked.architecture),
         step_time(asked.share, asked.mean, asked.device, asked.network),
-        asked.graph.model_flops(asked.mean) * asked.run.gradient_accumulation_steps,
     )
 
 
@@ -106,7 +107,6 @@ def _preference(asked: Question) -> Answer:
     return Answer(
         LiveSet({"scoring": Breakdown(scoring), **phases}),
         trained.step.plus(_passes(asked, "scoring", times, _untuned(asked.graph))),
-        trained.flops + times * _forward_flops(asked.graph, asked.mean),
     )
 
 
@@ -120,7 +120,7 @@ def _grouped(asked: Question) -> Answer:
 def _proximal(asked: Question) -> Answer:
     """Return what four models hold, and a rollout with its updates."""
     run, times = asked.run, micro_steps(asked.run)
-    valued = share_of(run.replace(phase="reward", max_new_tokens=None))
+    valued = share_of(value_run(run))
     value = asked._replace(run=valued.run, share=valued)
     ours, theirs = _trained(asked), _trained(value)
     weights = valued.graph.weights
@@ -141,9 +141,7 @@ def _proximal(asked: Question) -> Answer:
     for _ in ("value", "reward"):
         scored = scored.plus(_passes(value, "scoring", times, valued.graph))
     step = ours.step.plus(theirs.step).times(PPO_EPOCHS).plus(scored)
-    forward = _forward_flops(asked.graph, asked.mean) + _forward_flops(valued.graph, asked.mean)
-    flops = PPO_EPOCHS * (ours.flops + theirs.flops) + 2 * times * forward
-    return _with_writing(asked, Answer(LiveSet(phases), step, flops), static)
+    return _with_writing(asked, Answer(LiveSet(phases), step), static)
 
 
 def _evaluated(asked: Question) -> Answer:
@@ -153,7 +151,6 @@ def _evaluated(asked: Question) -> Answer:
     return Answer(
         LiveSet({"forward": Breakdown({**held, **_forward_only(asked)})}),
         _passes(asked, "forward", times, asked.graph),
-        times * _forward_flops(asked.graph, asked.mean),
     )
 
 
@@ -167,11 +164,7 @@ def _served(asked: Question) -> Answer:
     phases = {"prefill": Breakdown({**static, **reading})}
     if run.phase == "decode":
         phases["decode"] = Breakdown({**static, **answering})
-    return Answer(
-        LiveSet(phases),
-        clock.time.times(times),
-        times * _forward_flops(asked.graph, asked.mean),
-    )
+    return Answer(LiveSet(phases), clock.time.times(times))
 
 
 def _with_writing(asked: Question, rest: Answer, static: Parts) -> Answer:
@@ -184,7 +177,6 @@ def _with_writing(asked: Question, rest: Answer, static: Parts) -> Answer:
     return Answer(
         LiveSet({"generation": Breakdown({**static, **worst}), **rest.live.phases}),
         rest.step.plus(clock.time),
-        rest.flops + times * _forward_flops(asked.graph, asked.mean),
     )
 
 
@@ -243,15 +235,6 @@ def _forward_only(asked: Question) -> Parts:
     if logits + states > passing:
         return {("activations", "passing"): states, ("logits", "loss"): logits}
     return {("activations", "passing"): passing}
-
-
-def _forward_flops(graph: Graph, extents: Extents) -> float:
-    """Return the FLOPs of one forward pass."""
-    return sum(
-        count * op.forward.flops.at(extents.windowed(op.window))
-        for count, ops in graph.stretches
-        for op in ops
-    )
 
 
 def _beside(live: LiveSet, parts: Parts) -> dict[str, Breakdown]:

@@ -6,6 +6,7 @@ from finegauge.catalogue.gpus import gpu as find_gpu
 from finegauge.errors import FieldError
 from finegauge.graph.build import Graph
 from finegauge.graph.op import Extents
+from finegauge.graph.step_flops import step_flops
 from finegauge.predict.calibrated import current
 from finegauge.predict.calibration import Calibration
 from finegauge.predict.communication import Network
@@ -46,7 +47,7 @@ def predict(run: Run, calibration: Calibration | None = None) -> Profile:
         device.check(run)
     calibration = device.calibration
     network = Network.of(run, gpu, calibration) if share.communicates else None
-    live, step, flops = answer(Question(run, share, mean, longest, device, network, gpu.architecture))
+    live, step = answer(Question(run, share, mean, longest, device, network, gpu.architecture))
     on_device = live.peak + outside_tensors(run, graph, live.peak, calibration)
     if share.distributed:
         on_device += Breakdown({("NCCL",): calibration.nccl_bytes})
@@ -72,7 +73,7 @@ def predict(run: Run, calibration: Calibration | None = None) -> Profile:
         peak_phase=live.peak_phase,
         step_time_s=step.parts,
         step_energy_j=step_energy_j(gpu, step, calibration, run.num_gpus),
-        step_flops=flops * ranks,
+        step_flops=step_flops(run, graph, mean) * ranks,
         step_tokens=batch.tokens * micro_batches,
         step_sequences=batch.samples * micro_batches,
         host_bound_fraction=step.host_bound_s / step.parts.total if step.parts.total else 0.0,

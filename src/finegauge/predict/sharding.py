@@ -32,6 +32,7 @@ FSDP = ("fsdp", "fsdp_shard_grad_op", "hybrid")
 GATHERING = (*FSDP, "zero3")
 GRADIENT_SHARDING = (*GATHERING, "zero2")
 WHOLE_ON_EACH_RANK = frozenset({"norm"})  # kinds that tensor parallelism leaves alone
+REDUCES_EVERY_MICRO_BATCH = ("foundry", "composer", "torchtune", "torchtitan", "internevo", "megatron")
 GATHERED_LAYERS = 2  # the one at work and the next, already on its way
 ZERO2_BUCKET = 5e8  # elements: DeepSpeed's default reduce_bucket_size
 ZERO3_SUB_GROUP = 1e9  # elements: DeepSpeed's default sub_group_size, the gradients that are fp32 at a time
@@ -123,12 +124,25 @@ def gathered_memory(run: Run, share: Share) -> dict[str, dict[Path, float]]:
         return {phase: {gradients: held} for phase in ("backward", "optimizer")}
     layers = stage_layers if run.sharding == "fsdp_shard_grad_op" else min(GATHERED_LAYERS, stage_layers)
     gathered = share.outer_bytes + layers * share.layer_bytes
-    reduced = share.outer_gradient_bytes + share.layer_gradient_bytes
-    return {
-        "forward": {weights: gathered},
-        "loss": {weights: gathered},
-        "backward": {weights: gathered, gradients: reduced},
-    }
+    reduced = share.layer_gradient_bytes
+    if not share.graph.lowering.chunks_kept:  # else it is counted with the loss
+        reduced += share.outer_gradient_bytes
+    beside: dict[Path, float] = {weights: gathered}
+    if accumulates_whole(run):
+        whole = share.layer_gradient_bytes * stage_layers + share.outer_gradient_bytes
+        beside[gradients] = max(0.0, whole - share.graph.weights.gradient_bytes)
+        reduced += beside[gradients]  # a unit's new ones beside the sum of all before
+    return {"forward": beside, "loss": beside, "backward": {**beside, gradients: reduced}}
+
+
+def accumulates_whole(run: Run) -> bool:
+    """Return whether FSDP's gradients stay whole on every rank until the last micro-batch of a step.
+
+    So they do under `no_sync`, which accelerate enters unless told `sync_each_batch` (its guide to
+    gradient synchronization says so) and litgpt by Fabric's `no_backward_sync`.
+    """
+    spares = not any(name in run.framework.lower() for name in REDUCES_EVERY_MICRO_BATCH)
+    return run.sharding in FSDP and run.gradient_accumulation_steps > 1 and spares
 
 
 def frozen_layers_moment(run: Run, share: Share, extents: Extents) -> dict[Path, float]:

@@ -139,7 +139,8 @@ def test_every_memory_part_has_its_formula() -> None:
     ("fields", "words"),
     [
         ({"phase": "dpo", "num_gpus": 2, "sharding": "fsdp"}, "phase=dpo with sharding=fsdp"),
-        ({"method": "freeze", "freeze_trainable_layers": 2}, "method=freeze"),
+        ({"method": "freeze", "num_gpus": 2}, "method=freeze is predicted on one GPU"),
+        ({"method": "freeze", "model": "jamba-v0.1"}, "method=freeze is not predicted for jamba"),
     ],
 )
 def test_what_no_equation_covers_is_refused(fields: dict[str, Any], words: str) -> None:

@@ -10,8 +10,8 @@ from finegauge.graph.op import Extents
 from finegauge.predict import predict
 from finegauge.predict.answering import Writing, cache_bytes, passing_bytes, writing_memory
 from finegauge.predict.formulas import formulas
-from finegauge.predict.phases import PPO_EPOCHS
 from finegauge.profile import Profile
+from finegauge.workload.prompts import PPO_EPOCHS
 from finegauge.workload.run import Run
 
 WRITTEN = {"ppo": {"max_new_tokens": 256}, "grpo": {"max_new_tokens": 256, "num_generations": 2},

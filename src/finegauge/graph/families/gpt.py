@@ -70,7 +70,7 @@ def gpt2(config: Config) -> Architecture:
     return _gpt2_like(f, heads(f))
 
 
-@numerics(narrow_loss=True, dropout=DROPOUT, dropout_default=0.1)
+@numerics(narrow_loss=True, hands_back_cache=True, dropout=DROPOUT, dropout_default=0.1)
 def gpt_bigcode(config: Config) -> Architecture:
     """Return SantaCoder and StarCoder 1: GPT-2 with one key and value head for all queries."""
     f = Figures(config, GPT_BIGCODE, N_KEYS)
