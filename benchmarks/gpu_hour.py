@@ -33,13 +33,14 @@ from finegauge.store.trials import Trials
 from finegauge.units import GIB
 from finegauge.workload.run import Run
 
-MICRO_FRACTION = 0.3  # of the time, after which no further operator is timed; the host's costs follow
+MICRO_FRACTION = 0.25  # of the time, after which no further operator is timed; the host's costs follow
 MICRO_LEAST_S = 2.0  # for operators, however long the libraries took to load
-MICRO_MOST_FRACTION = 0.75  # of the time, after which the operators are given up
+MICRO_MOST_FRACTION = 0.9  # of the time, after which the operators are given up
 START_S = {"cpu": 12.0, "cuda": 40.0}  # of a trial before its first step, until trials have been seen
 LEAST_LEFT_S = {"cpu": 10.0, "cuda": 45.0}  # below which no trial is worth starting
 SAFETY_RATIO = 1.2  # a trial may take so much longer than expected
 STEPS = {"cpu": 3, "cuda": 10}
+THREADS = {"cpu": 1, "cuda": 0}  # one does not wait for another that a busy machine has put aside
 TIMED_OUT = "not done after"  # how the reason of a trial begins that took too long
 PASSES = 3.0  # timing, layers, and the rest of the instruments, in units of the timing pass
 
@@ -136,10 +137,10 @@ def grid(device: str, folder: Path) -> Iterator[Point]:
         {} if device == "cuda" else {"weights_dtype": "fp32"}
     )  # bf16, unless arithmetic in it is emulated
     everything = Options(
-        device=device, steps=STEPS[device], layers=True, kernels=True, experts=True, energy=True,
-        ncu=device == "cuda",
+        device=device, steps=STEPS[device], threads=THREADS[device], layers=True, kernels=True,
+        experts=True, energy=True, ncu=device == "cuda",
     )  # fmt: skip
-    plain = Options(device=device, steps=STEPS[device], energy=True)
+    plain = Options(device=device, steps=STEPS[device], threads=THREADS[device], energy=True)
     sizes = [(batch, length, everything), *((b, s, plain) for b, s in others)]
     for micro_batch_size, seq_len, options in sizes:
         for model, fields in ANCHORS[device]:
@@ -177,7 +178,8 @@ def _micro(device: str, ends_s: float, path: str) -> None:
     """Time the operators of this machine until the clock says `ends_s`; runs in the child."""
     from finegauge.measure.micro.micro import micro
 
-    write(micro(device=device, within_s=max(MICRO_LEAST_S, ends_s - time.monotonic())), path)
+    within_s = max(MICRO_LEAST_S, ends_s - time.monotonic())
+    write(micro(device=device, threads=THREADS[device], within_s=within_s), path)
 
 
 def measured(point: Point, budget: Budget, store: Path, expected: Profile | None) -> str:

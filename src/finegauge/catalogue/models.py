@@ -50,7 +50,8 @@ def model(name_or_path: str) -> ModelFigures:
     if os.path.isfile(path) or path.endswith(".json") or path.startswith(("/", "./", "../")):
         return _from_file(path, name_or_path)
     wanted = name_or_path.casefold()
-    for key in dict.fromkeys((wanted, wanted.rpartition("/")[2])):
+    last = wanted.rpartition("/")[2]
+    for key in dict.fromkeys((wanted, last, last.removesuffix("-bnb-4bit").removesuffix("-unsloth"))):
         found = _user_models(home()).get(key) or _shipped(key)
         if found:
             return found

@@ -24,6 +24,7 @@ from finegauge.errors import (
 
 COMMANDS: dict[str, tuple[str, str]] = {  # name: module that holds it, and what --help says about it
     "estimate": ("finegauge.cli.estimate", "Memory, time, cost and energy of a run, on one or several GPUs."),
+    "read": ("finegauge.cli.read", "What a training file means: every field, and who says so."),
     "explain": (
         "finegauge.cli.explain",
         "Why: every byte and second with its formula, every input's origin.",
@@ -81,8 +82,9 @@ class LazyGroup(click.Group):
 def root() -> None:
     """What fine-tuning a language model takes: does it fit, how long, what cost, what energy, and why.
 
-    RUN is the config you already have: a FineGauge run file, LLaMA-Factory's YAML, or a Hugging Face
-    config.json. KEY=VALUE arguments after it override its fields.
+    RUN is the config you already have: LLaMA-Factory's, Axolotl's, TRL's, torchtune's, NeMo's, ms-swift's,
+    Unsloth's or torchtitan's, a FineGauge run file, or a Hugging Face config.json. KEY=VALUE arguments
+    after it override its fields.
     """
 
 

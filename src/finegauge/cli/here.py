@@ -7,6 +7,7 @@ from tempfile import TemporaryDirectory
 
 import click
 
+from finegauge.cli.micro import check_libraries
 from finegauge.cli.question import say
 
 HOLDS, DOES_NOT_HOLD = 0, 10
@@ -23,6 +24,7 @@ def validate_on(device: str, *, num: int, seed: int, steps: int, threads: int, a
     from finegauge.report.here import here_lines
     from finegauge.validate.here import validate_here
 
+    check_libraries()
     path = _profile_path(device, threads)
     options = Options(device=device, steps=steps, threads=device_profile(path).threads)
     with TemporaryDirectory(prefix="finegauge-") as folder:

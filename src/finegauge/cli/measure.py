@@ -39,6 +39,13 @@ EXIT_CODES = {"completed": EXIT_DONE, "out_of_memory": EXIT_WILL_NOT_FIT}
 @click.option("--experts", is_flag=True, help="Tokens of each expert.")
 @click.option("--energy", is_flag=True, help="Joules of a step.")
 @click.option("--evaluate", is_flag=True, help="Accuracy before tuning and after each epoch.")
+@click.option("--tasks", default="", metavar="NAME,NAME", help="Score it by lm-evaluation-harness.")
+@click.option(
+    "--task-folder",
+    type=click.Path(exists=True, file_okay=False),
+    help="YAML files of own tasks.",
+)
+@click.option("--task-limit", type=click.IntRange(1), help="Questions of each task; all otherwise.")
 @click.option(
     "--trace", "trace_path", type=click.Path(dir_okay=False), default="", help="Write a Chrome trace."
 )
@@ -60,6 +67,9 @@ def measure(
     limit: str,
     store: str | None,
     as_json: bool,
+    tasks: str,
+    task_folder: str | None,
+    task_limit: int | None,
     **asked: Any,
 ) -> None:
     """Run a few steps of RUN on this machine, and show where memory and time go beside the prediction.
@@ -70,11 +80,19 @@ def measure(
     from finegauge.measure.measure import measure as take
     from finegauge.measure.options import Options
     from finegauge.plan.here import prediction_for
+    from finegauge.workload.data import shape
     from finegauge.workload.readers import read
 
     gc.enable()
     run = read(run_file, overrides)
-    options = Options(**asked, memory_limit_bytes=byte_size(limit) if limit else 0.0)
+    shape(run)  # batches that cannot be are refused before a process starts
+    options = Options(
+        **asked,
+        tasks=tuple(filter(None, tasks.replace(" ", "").split(","))),
+        task_folder=task_folder or "",
+        task_limit=task_limit or 0,
+        memory_limit_bytes=byte_size(limit) if limit else 0.0,
+    )
     with progress() as heard:
         measured = take(run, options, heard=heard, store=store)
     if measured.outcome == "unsupported":

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from finegauge.cli.measure import byte_size, progress
-from finegauge.cli.question import say
+from finegauge.cli.question import say, stated_alongside
 from finegauge.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def show_measured(
     from finegauge.workload.readers import read
 
     gc.enable()
-    run = read(run_file, tuple(overrides))
+    run = read(run_file, tuple(overrides), stated_alongside())
     allowed = byte_size(size) if size else 0.0
     if device == "cpu" and not allowed:
         allowed = (1 - SPARE_FRACTION) * available_bytes()

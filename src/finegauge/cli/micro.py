@@ -44,7 +44,7 @@ def micro(
 
     Predictions take the profile in place of a datasheet: --gpu here, or --gpu FILE.
     """
-    _check_torch()
+    check_libraries()
     from finegauge.catalogue.device_profile import shelf_path, write
     from finegauge.workload.readers import read
 
@@ -66,7 +66,7 @@ def micro(
         say([*profile_lines(profile), f"Written to {path}; use it by --gpu {'here' if not output else path}"])
 
 
-def _check_torch() -> None:
+def check_libraries() -> None:
     """Refuse where the libraries whose operators are timed are missing."""
     from importlib.util import find_spec
 

@@ -9,14 +9,46 @@ import click
 from finegauge.errors import InputError
 
 if TYPE_CHECKING:
+    from finegauge.workload.readers.alongside import Alongside
     from finegauge.workload.run import Run
+
+_ALONGSIDE = "finegauge.alongside"  # where click keeps what is given beside RUN
 
 # Asked about where neither the run nor --gpu names one: from a cheap card to a large one.
 COMMON_GPUS = ("L4", "RTX-4090", "A40", "L40S", "A100-40GB", "A100-80GB", "H100", "H200")
 
 
+def _keep(context: click.Context, option: click.Parameter, value: Any) -> None:
+    """Keep the value of an option for `stated_alongside`."""
+    if value is not None:
+        context.meta.setdefault(_ALONGSIDE, {})[option.name] = value
+
+
+def alongside_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give `command` the options for what a launcher gets beside the training file."""
+    for name, metavar, kind, says in (
+        ("--gpus", "N", click.IntRange(1, 1_000_000), "GPUs of all nodes together, as the launcher is told."),
+        ("--deepspeed", "FILE", click.STRING, "DeepSpeed JSON given beside RUN."),
+        ("--accelerate", "FILE", click.STRING, "accelerate YAML given beside RUN."),
+    ):
+        dest = "num_gpus" if name == "--gpus" else name[2:]
+        command = click.option(
+            name, dest, metavar=metavar, type=kind, help=says, callback=_keep, expose_value=False
+        )(command)
+    return command
+
+
+def stated_alongside() -> "Alongside":
+    """Return what the command line gives beside the training file."""
+    from finegauge.workload.readers.alongside import Alongside
+
+    context = click.get_current_context(silent=True)
+    return Alongside(**(context.meta.get(_ALONGSIDE, {}) if context else {}))
+
+
 def question(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give `command` the arguments RUN [KEY=VALUE]... and the options --gpu and --json."""
+    """Give `command` the arguments RUN [KEY=VALUE]... and the options --gpu, --json and alongside's."""
+    command = alongside_options(command)
     for decorate in (
         click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else."),
         click.option(
@@ -40,7 +72,7 @@ def runs(run_file: str, overrides: Iterable[str], gpus: Iterable[str], *, common
     """
     from finegauge.workload.readers import read
 
-    run = read(run_file, tuple(overrides))
+    run = read(run_file, tuple(overrides), stated_alongside())
     names = [name.strip() for text in gpus for name in text.split(",") if name.strip()]
     if not names and run.gpu:
         return [run.replace(origin=run.origins["gpu"], gpu=_canonical(run.gpu))]

@@ -9,6 +9,7 @@ from typing import Any
 
 from finegauge.errors import FieldError
 from finegauge.workload.field import Check, choice, choices, names, number, whole
+from finegauge.workload.precision import QUANTIZED_BY_METHOD, QUANTIZED_DTYPES
 
 PHASES = ("sft", "pretrain", "reward", "dpo", "ppo", "grpo", "evaluate", "prefill", "decode")
 METHODS = ("full", "lora", "qlora", "gptq_lora", "freeze")
@@ -61,5 +62,9 @@ def forget(values: dict[str, Any], method: str) -> None:
             values.pop(name, None)
     if method != "freeze":
         values.pop("freeze_trainable_layers", None)
-    for name in ("weights_dtype", "upcast_unquantized"):
-        values.pop(name, None)
+    quantized = QUANTIZED_BY_METHOD.get(method)
+    if not quantized:
+        values.pop("upcast_unquantized", None)
+    rest = str(values.get("weights_dtype")).strip().lower()
+    if rest not in quantized if quantized else rest in QUANTIZED_DTYPES:
+        values.pop("weights_dtype", None)

@@ -9,6 +9,7 @@ from finegauge.workload.field import Check, choice, flag
 WEIGHTS_DTYPES = ("bf16", "fp16", "fp32", "nf4", "nf4_dq", "gptq4", "gptq8", "fp8", "int8")
 FLOAT_DTYPES = ("bf16", "fp16", "fp32")
 QUANTIZED_BY_METHOD = {"qlora": ("nf4_dq", "nf4", "int8"), "gptq_lora": ("gptq4", "gptq8")}
+QUANTIZED_DTYPES = frozenset(dtype for dtypes in QUANTIZED_BY_METHOD.values() for dtype in dtypes)
 _ALIASES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
 
 CHECKS: dict[str, Check] = {
@@ -33,7 +34,7 @@ def settle(values: dict[str, Any], stated: Collection[str]) -> None:
         raise FieldError(
             f"method={method} needs weights_dtype {' or '.join(quantized)}, not {dtype}; or use method=lora."
         )
-    if not quantized and dtype in ("nf4", "nf4_dq", "gptq4", "gptq8", "int8"):
+    if not quantized and dtype in QUANTIZED_DTYPES:
         trained = "qlora" if dtype in QUANTIZED_BY_METHOD["qlora"] else "gptq_lora"
         raise FieldError(
             f"weights_dtype={dtype} cannot be used with method={method}; use method={trained} or bf16."

@@ -5,7 +5,7 @@ splits `seq_len` into a prompt and an answer of `max_new_tokens`.
 """
 
 from collections.abc import Collection
-from math import ceil
+from math import ceil, gcd
 from typing import TYPE_CHECKING, Any
 
 from finegauge.errors import FieldError
@@ -14,6 +14,7 @@ from finegauge.workload.data import BatchShape, sequences
 if TYPE_CHECKING:
     from finegauge.workload.run import Run
 
+PPO_EPOCHS = 4  # updates on every rollout: the default of TRL's last PPO trainer
 BATCHES_PER_STEP = 3  # of requests to continuous batching: places come free and are taken again
 WRITING = ("ppo", "grpo", "decode")
 SERVING = ("prefill", "decode")
@@ -22,9 +23,9 @@ COMPARING = ("reward", "dpo", "ppo", "grpo")
 
 
 def settle(values: dict[str, Any], stated: Collection[str]) -> None:
-    """Refuse joined sequences where whole ones are compared, and groups of answers that do not divide."""
+    """Refuse joined sequences where whole ones are compared, and accumulation where nothing trains."""
     del stated  # whoever stated it
-    phase, group = values["phase"], values["num_generations"]
+    phase = values["phase"]
     for field, joined in (("packing=true", values["packing"]), ("padding=free", values["padding"] == "free")):
         if joined and phase in COMPARING:
             raise FieldError(f"phase={phase} compares whole sequences, so {field} cannot hold; remove it.")
@@ -33,16 +34,14 @@ def settle(values: dict[str, Any], stated: Collection[str]) -> None:
             f"gradient_accumulation_steps={values['gradient_accumulation_steps']}, but phase={phase} trains "
             f"nothing; remove it."
         )
-    answers = values["micro_batch_size"] * values["gradient_accumulation_steps"]
-    if phase == "grpo" and answers % group:
-        raise FieldError(
-            f"phase=grpo compares num_generations={group} answers to each prompt, which does not divide the "
-            f"{answers} of micro_batch_size x gradient_accumulation_steps; make these a multiple of {group}."
-        )
 
 
 def prompts_of(run: "Run") -> "Run":
-    """Return the run whose sequences are the prompts of `run`: as many tokens as its answers leave."""
+    """Return the run whose sequences are the prompts of `run`: as many tokens as its answers leave.
+
+    Raises: FieldError where some prompt would not get all its answers.
+    """
+    _check_groups(run)
     rows = run.micro_batch_size * run.gradient_accumulation_steps // group_size(run)
     return run.replace(
         phase="evaluate",
@@ -58,6 +57,23 @@ def prompts_of(run: "Run") -> "Run":
 def group_size(run: "Run") -> int:
     """Return how many answers there are to each prompt."""
     return run.num_generations if run.phase == "grpo" else 1
+
+
+def batch_unit(run: "Run") -> int:
+    """Return of what `micro_batch_size` must be a multiple, so that every prompt has all its answers."""
+    group = group_size(run)
+    return group // gcd(group, run.gradient_accumulation_steps)
+
+
+def _check_groups(run: "Run") -> None:
+    """Refuse a batch that would leave some prompt without all its answers."""
+    if run.micro_batch_size % batch_unit(run):
+        answers, group = run.micro_batch_size * run.gradient_accumulation_steps, group_size(run)
+        raise FieldError(
+            f"phase={run.phase} compares num_generations={group} answers to each prompt, which does not "
+            f"divide the {answers} of micro_batch_size x gradient_accumulation_steps; make these a multiple "
+            f"of {group}."
+        )
 
 
 def is_continuous(run: "Run") -> bool:

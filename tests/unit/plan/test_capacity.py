@@ -2,7 +2,7 @@
 
 import pytest
 
-from finegauge.errors import UnsupportedError
+from finegauge.errors import FieldError, UnsupportedError
 from finegauge.plan.capacity import max_micro_batch_size, max_seq_len
 from finegauge.profile import Profile
 from finegauge.workload.run import Run
@@ -54,6 +54,17 @@ def test_only_the_micro_batch_changes() -> None:
     asked = run(seq_len=10, gradient_accumulation_steps=4)
     max_micro_batch_size(asked, fake)
     assert {probe.replace(micro_batch_size=1) for probe in fake.asked} == {asked.replace(micro_batch_size=1)}
+
+
+def test_answers_to_a_prompt_stay_together() -> None:
+    # 90 would fit; GRPO's batch is a multiple of 8, or of 4 where two micro-batches make a step.
+    asked = run(seq_len=10, phase="grpo", max_new_tokens=4)
+    assert max_micro_batch_size(asked, Fake()).value == 88
+    fake = Fake()
+    assert max_micro_batch_size(asked.replace(gradient_accumulation_steps=2), fake, limit=63).value == 60
+    assert all(probe.micro_batch_size % 4 == 0 for probe in fake.asked)
+    with pytest.raises(FieldError, match=r"no further than 4 sequences, .* multiples of 8"):
+        max_micro_batch_size(asked, Fake(), limit=4)
 
 
 def test_longest_sequence_is_a_multiple_of_the_padding() -> None:

@@ -93,6 +93,16 @@ def test_the_limit_may_be_the_answer() -> None:
     assert tried == [8]
 
 
+def test_trials_keep_the_answers_to_a_prompt_together() -> None:
+    tried: list[int] = []
+    grouped = RUN.replace(phase="grpo", max_new_tokens=16)
+    found = measured_max_micro_batch_size(
+        grouped, measuring(75, lambda n: 100.0 + 10.0 * n, tried), predicting(10.0), capacity_bytes=CAPACITY
+    )
+    assert (found.capacity.value, found.untried) == (72, 0)
+    assert all(size % 8 == 0 for size in (*tried, *found.bounds))
+
+
 @pytest.mark.parametrize("most", [0, 1, 60, 71])
 def test_trials_that_measure_no_memory_still_close_in(most: int) -> None:
     tried: list[int] = []

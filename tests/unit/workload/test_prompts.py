@@ -6,7 +6,7 @@ import pytest
 
 from finegauge.errors import FieldError
 from finegauge.workload.data import shape
-from finegauge.workload.prompts import micro_steps, prompts_of
+from finegauge.workload.prompts import batch_unit, micro_steps, prompts_of
 from finegauge.workload.run import Run
 
 
@@ -62,10 +62,18 @@ def test_continuous_batching_pads_nothing() -> None:
     assert (micro_steps(run(**asked, padding="free")), micro_steps(run(**asked))) == (3, 1)
 
 
+def test_answers_come_in_whole_groups() -> None:
+    halves = run(phase="grpo", micro_batch_size=6, gradient_accumulation_steps=2)  # read, but not used
+    with pytest.raises(FieldError, match=r"num_generations=8 answers to each prompt, which .* the 12 of"):
+        shape(halves)
+    assert batch_unit(halves) == 4
+    assert shape(halves.replace(micro_batch_size=4)).sequences == 4
+    assert batch_unit(run(phase="ppo")) == 1
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"phase": "grpo"}, "num_generations=8"),
         ({"phase": "reward", "packing": True}, "packing=true"),
         ({"phase": "ppo", "padding": "free"}, "padding=free"),
         ({"phase": "decode", "gradient_accumulation_steps": 2}, "trains nothing"),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from finegauge.errors import FieldError, FileFormatError, InputError, UnknownKeyError
+from finegauge.errors import FieldError, InputError, UnknownKeyError
 from finegauge.workload.readers import read
 from finegauge.workload.run import FROM_COMMAND_LINE, FROM_DEFAULT, FROM_FILE, Run
 
@@ -95,16 +95,26 @@ def test_files_beside_the_run_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "name", "sentence"),
     [
-        ("base_model: x\nadapter: lora\n", "looks like a file of Axolotl"),
-        ("compute_environment: LOCAL_MACHINE\nnum_processes: 2\n", "looks like a file of accelerate"),
-        ("model_name_or_path: x\ndataset_name: y\n", "looks like a file of TRL"),
+        (
+            "compute_environment: LOCAL_MACHINE\nnum_processes: 2\n",
+            "acc.yaml",
+            "file of accelerate.*--accelerate 'acc.yaml'",
+        ),
+        ('{"zero_optimization": {"stage": 2}}', "ds.json", "file of DeepSpeed.*--deepspeed 'ds.json'"),
+        ("model: qwen3-8b\nmethod: lora\nlora_rnak: 8\n", "run.yaml", "Did you mean 'lora_rank'"),
+        ("import os\nos.system('x')\n", "train.py", "starts no training"),
+        ("def broken(:\n", "train.py", "not valid Python .line 1"),
+        ("model: qwen3-8b\ntrain_dataset: d.yaml\n", "v1.yaml", "LLaMA-Factory v1, which is not read"),
+        ("echo hello\n", "train.sh", "starts no training"),
+        ("swift sft --model 'x\n", "train.sh", "quote that is never closed"),
+        ("[model\n", "job.toml", "not valid TOML"),
     ],
 )
-def test_other_frameworks_are_named(tmp_path: Path, text: str, sentence: str) -> None:
-    with pytest.raises(FileFormatError, match=sentence):
-        read(written(tmp_path, text))
+def test_files_that_describe_no_run(tmp_path: Path, text: str, name: str, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        read(written(tmp_path, text, name))
 
 
 def test_examples() -> None:

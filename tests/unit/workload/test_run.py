@@ -94,6 +94,9 @@ def test_another_method_drops_what_only_the_old_one_needed() -> None:
     full = run(lora_rank=8, weights_dtype="nf4", seq_len=512).replace(method="full")
     assert (full.weights_dtype, full.origins["lora_rank"], full.seq_len) == ("bf16", FROM_DEFAULT, 512)
     assert run(lora_rank=8).replace(method="lora").lora_rank == 8
+    assert run(method="full", weights_dtype="fp32").replace(method="lora").weights_dtype == "fp32"
+    assert run(method="full", weights_dtype="fp32").replace(method="qlora").weights_dtype == "nf4_dq"
+    assert run(weights_dtype="int8").replace(method="gptq_lora").weights_dtype == "gptq4"
     assert run(dataset="math_14k", padding="longest").replace(packing=True).padding == "max"
 
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from finegauge.errors import FieldError, FileFormatError, UnknownKeyError, did_you_mean, shown
-from finegauge.workload.field import flag
+from finegauge.workload.field import flag, whole
+from finegauge.workload.parallelism import DATA_DEGREES
 from finegauge.workload.readers import command_line
 from finegauge.workload.readers.alongside import ALONE, Alongside
 from finegauge.workload.run import CHECKS, FROM_COMMAND_LINE, FROM_FILE, Run
@@ -38,6 +39,7 @@ def read(
     file: str,
     words: Iterable[str] = (),
     alongside: Alongside = ALONE,
+    warnings: tuple[str, ...] = (),
 ) -> Run:
     """Return the run of a framework's file; `words` may use its keys or the fields' names."""
     overrides = command_line.parse(words, {*framework.keys, *CHECKS})
@@ -48,12 +50,15 @@ def read(
         theirs |= _method_keys(framework, overrides["method"])
     theirs |= {framework.model_key: own.pop("model")} if "model" in own else {}
     reading = Reading(framework, keys, theirs, file, own)
+    reading.warnings += warnings
+    reading.launched_gpus = _launched_gpus(own, keys, alongside)
     framework.state(reading)
-    alongside.lay_over(reading)
+    alongside.lay_over(reading.fields, reading.origins, reading.warnings)
     reading.read_block()
     reading.warn_of_keys()
     command_line.lay_over(reading.fields, reading.origins, own)
-    if reading.fields.get("sharding") not in (None, "none") and "num_gpus" not in reading.fields:
+    shards = reading.fields.get("sharding") not in (None, "none")
+    if shards and not {"num_gpus", *DATA_DEGREES} & set(reading.fields):
         reading.warnings.append(
             "The number of GPUs is the launcher's and is taken as 1; add num_gpus=8 for eight."
         )
@@ -70,6 +75,15 @@ def _method_keys(framework: Framework, method: str) -> Mapping[str, str]:
     return framework.methods[method]
 
 
+def _launched_gpus(own: Mapping[str, str], keys: Mapping[str, Any], alongside: Alongside) -> int | None:
+    """Return how many GPUs the run is launched on, where the command line or the file's block says so."""
+    block = keys.get(BLOCK)
+    stated = own.get("num_gpus") or (block.get("num_gpus") if isinstance(block, Mapping) else None)
+    if stated is None:
+        return alongside.launched_gpus()
+    return int(CHECKS["num_gpus"]("num_gpus", stated))
+
+
 class Reading:
     """The fields read so far, with their origins and the warnings."""
 
@@ -81,6 +95,15 @@ class Reading:
         file: str,
         own: Mapping[str, str],
     ) -> None:
+        """Begin with nothing but the framework's name.
+
+        Args:
+            framework: Whose file it is.
+            keys: What the file holds.
+            overrides: Of the command line, in the framework's keys.
+            file: Where it lies; files that it names are looked for beside it.
+            own: Of the command line, in the names of a run's fields.
+        """
         self.keys = keys
         self.overrides = overrides
         self.file = file
@@ -90,6 +113,7 @@ class Reading:
         self.fields: dict[str, Any] = {"framework": framework.name}
         self.origins: dict[str, str] = {"framework": FROM_FILE}
         self.warnings: list[str] = []
+        self.launched_gpus: int | None = None  # where something tells
         self._own = own
 
     @property
@@ -171,6 +195,31 @@ class Reading:
         for key in keys:
             if str(self.get(key, "")).lower() not in ("", "false", "none", "0", "0.0", "no", "{}", "[]"):
                 self.warn(f"{key} is not modelled: the run is taken as without it.")
+
+    def set_accumulation(self, global_batch_size: Any, *keys: str, data_parallel: int | None) -> None:
+        """Note how many micro-batches a rank takes to its share of `global_batch_size` sequences.
+
+        Args:
+            global_batch_size: Sequences of one optimizer step.
+            keys: Who states them.
+            data_parallel: Ranks that read different sequences; None where nobody says, then one.
+
+        Raises: FieldError where they do not divide.
+        """
+        batch = whole(1, 10**9)(keys[0], global_batch_size)
+        micro = whole(1, 10**6)("micro_batch_size", self.fields.get("micro_batch_size", 1))
+        steps, rest = divmod(batch, micro * (data_parallel or 1))
+        if rest or not steps:
+            raise FieldError(
+                f"{keys[0]}={batch} is not a multiple of micro_batch_size={micro} on "
+                f"{data_parallel or 1} data-parallel ranks; change one of them."
+            )
+        self.set("gradient_accumulation_steps", steps, *keys)
+        if data_parallel is None:
+            self.warn(
+                f"{keys[0]}={batch} is shared by the GPUs, whose number is the launcher's and is taken "
+                "as the smallest that the degrees allow; add num_gpus=8 for eight."
+            )
 
     def checkpoint_dtype(self) -> str:
         """Return the number format that the model's own configuration states."""

@@ -1,15 +1,9 @@
-"""Keys that LLaMA-Factory and transformers' trainer know and that FineGauge need not read.
+"""Keys that LLaMA-Factory knows and that FineGauge need not read.
 
 Listed so that a typing error (lora_rnak) is told from a key that is merely irrelevant. From the
-argument classes of LLaMA-Factory v0.9.x and transformers 4.40 to 5.23; loaded only when a file
-holds a key that the reader itself does not use.
+argument classes of LLaMA-Factory v0.9.x; loaded only when a file holds a key that the reader itself
+does not use.
 """
-
-from collections.abc import Collection, Iterable
-
-from finegauge.errors import did_you_mean, shown
-
-MAX_WARNINGS = 20
 
 _MODEL = """
 adapter_name_or_path adapter_folder cache_dir use_fast_tokenizer resize_vocab split_special_tokens
@@ -52,44 +46,10 @@ disable_shuffling early_stopping_steps plot_loss include_effective_tokens_per_se
 ray_storage_path ray_storage_filesystem ray_num_workers resources_per_worker placement_strategy
 ray_init_kwargs
 """
-_TRAINER = """
-output_dir overwrite_output_dir learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps
-warmup_ratio optim_args weight_decay adam_beta1 adam_beta2 adam_epsilon adafactor
-optim_target_modules average_tokens_across_devices max_grad_norm label_smoothing_factor
-bf16_full_eval fp16_full_eval fp16_opt_level half_precision_backend tf32 activation_checkpointing
-activation_checkpointing_kwargs gradient_checkpointing gradient_checkpointing_kwargs
-torch_compile_backend torch_compile_mode liger_kernel_config neftune_noise_alpha
-torch_empty_cache_steps auto_find_batch_size logging_dir logging_strategy logging_steps
-logging_first_step log_on_each_node logging_nan_inf_filter include_num_input_tokens_seen
-include_tokens_per_second log_level log_level_replica disable_tqdm report_to run_name project
-trackio_space_id trackio_bucket_id trackio_static_space_id eval_steps eval_delay
-per_device_eval_batch_size prediction_loss_only eval_on_start eval_do_concat_batches
-eval_use_gather_object eval_accumulation_steps include_for_metrics include_inputs_for_metrics
-batch_eval_metrics save_only_model save_steps save_on_each_node save_total_limit save_safetensors
-enable_jit_checkpoint push_to_hub hub_token hub_private_repo hub_model_id hub_strategy
-hub_always_push hub_revision load_best_model_at_end metric_for_best_model greater_is_better
-ignore_data_skip restore_callback_states_from_checkpoint full_determinism seed data_seed use_cpu
-no_cuda use_mps_device accelerator_config parallelism_config dataloader_drop_last
-dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers
-dataloader_prefetch_factor dataloader_multiprocessing_context dataloader_in_order
-remove_unused_columns label_names train_sampling_strategy group_by_length length_column_name
-ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_backend
-ddp_timeout fsdp_config fsdp_min_num_params fsdp_transformer_layer_cls_to_wrap debug
-skip_memory_metrics do_train do_eval do_predict resume_from_checkpoint local_rank past_index
-jit_mode_eval use_ipex torchdynamo sortish_sampler predict_with_generate generation_max_length
-generation_num_beams generation_config mp_parameters
-"""
 
 
-def unknown_key_warnings(keys: Iterable[str], name: str, read: Collection[str]) -> list[str]:
-    """Return a warning for every key that is neither `read` nor known to the framework."""
-    known = {*_MODEL.split(), *_DATA.split(), *_FINETUNING.split(), *_TRAINER.split()}
-    unknown = [key for key in keys if key not in known]
-    warnings = [
-        f"{name}: LLaMA-Factory knows no key {shown(key)}, which is ignored."
-        f"{did_you_mean(key, {*known, *read})}"
-        for key in unknown[:MAX_WARNINGS]
-    ]
-    if len(unknown) > MAX_WARNINGS:
-        warnings.append(f"{name}: {len(unknown) - MAX_WARNINGS:,} more unknown keys are ignored.")
-    return warnings
+def known_keys() -> set[str]:
+    """Return every key that the framework or the trainer below it knows."""
+    from finegauge.workload.readers.hf_trainer_keys import TRAINER
+
+    return {*_MODEL.split(), *_DATA.split(), *_FINETUNING.split(), *TRAINER.split()}

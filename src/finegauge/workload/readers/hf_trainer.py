@@ -1,0 +1,225 @@
+"""What every framework on top of transformers' Trainer reads alike: optimizer, attention, sharding, data.
+
+The keys are those of TrainingArguments (transformers 4.40 to 5.23).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from finegauge.errors import FieldError, FineGaugeError, shown
+from finegauge.workload.field import flag, names, number
+from finegauge.workload.readers.framework import Reading
+
+_KEYS = """
+optim max_steps save_strategy deepspeed fsdp fsdp_config torch_compile bf16 fp16
+gradient_accumulation_steps per_device_train_batch_size num_train_epochs gradient_checkpointing
+gradient_checkpointing_kwargs use_liger_kernel eval_strategy evaluation_strategy group_by_length
+train_sampling_strategy parallelism_config
+"""
+KEYS = frozenset(_KEYS.split())
+_ATTENTION = {
+    "sdpa": "sdpa",
+    "sdp": "sdpa",
+    "auto": "sdpa",
+    "true": "flash",
+    "xformers": "sdpa",
+    "torch": "sdpa",
+    "eager": "eager",
+}
+# Optimizer classes that a dotted name ends in.
+_CLASSES = {
+    "pagedadamw": "paged_adamw",
+    "pagedadamw8bit": "paged_adamw_8bit",
+    "adamw8bit": "adamw_8bit",
+    "adam8bit": "adamw_8bit",
+    "fusedadam": "adamw",
+    "fused_adam": "adamw",
+    "distributed_fused_adam": "adamw",
+    "megatron_fused_adam": "adamw",
+}
+_FSDP = (("hybrid_shard", "hybrid"), ("shard_grad_op", "fsdp_shard_grad_op"), ("full_shard", "fsdp"))
+
+# Which layers PEFT adapts where nobody says, for the families named; others: query and value.
+_PEFT_CHOICE = (
+    (("gpt_neox", "bloom", "falcon"), ("query_key_value",)),
+    (("gpt2",), ("c_attn",)),
+    (("phi3",), ("qkv_proj",)),
+)
+
+
+def read_optimizer(reading: Reading, key: str, default: str) -> None:
+    """Read the optimizer; one that is not described counts as AdamW, and that is said."""
+    from finegauge.workload.run import CHECKS
+
+    optimizer = reading.text(key, default).rpartition(".")[2]
+    optimizer = _CLASSES.get(optimizer, optimizer)
+    try:
+        CHECKS["optimizer"]("optimizer", optimizer)
+    except FieldError:
+        reading.warn(f"{key}={shown(optimizer)} is not modelled: it is taken as AdamW with 32-bit states.")
+        optimizer = "adamw"
+    reading.set("optimizer", optimizer, key)
+    if optimizer in ("adamw_torch", "adamw_torch_fused"):
+        implementation = "fused" if optimizer == "adamw_torch_fused" else "foreach"
+        reading.set("optimizer_implementation", implementation, key)
+
+
+def read_attention(reading: Reading, *keys: str) -> None:
+    """Read the attention kernel that the first of `keys` names."""
+    key = next((key for key in keys if reading.stated(key)), keys[0])
+    word = reading.text(key, "sdpa").replace("-", "_")
+    kind = "flash" if "flash" in word or word in ("flex_attention", "flex", "sage") else _ATTENTION.get(word)
+    reading.set("attention", kind or word, key)
+
+
+def read_precision(reading: Reading, *, bf16_default: bool) -> tuple[str, str]:
+    """Read the arithmetic's format; return it and what a reader compares weights with ("bf16" or "fp16").
+
+    Args:
+        reading: With `bf16` and `fp16`.
+        bf16_default: Whether the framework sets bf16 where neither is stated.
+
+    Raises: FieldError where both are true.
+    """
+    fp16 = reading.flag("fp16")
+    stated = reading.get("bf16")
+    bf16 = (bf16_default and not fp16) if stated in (None, "auto") else flag("bf16", stated)
+    if bf16 and fp16:
+        raise FieldError("bf16 and fp16 are both true; keep one.")
+    autocast = "bf16" if bf16 else "fp16" if fp16 else "none"
+    reading.set("autocast", autocast, "bf16", "fp16")
+    return autocast, "fp16" if fp16 else "bf16"
+
+
+def read_checkpointing(reading: Reading, *, default: bool, reentrant: bool) -> None:
+    """Read gradient checkpointing, unsloth's and Axolotl's words for offloading included."""
+    word = reading.text("gradient_checkpointing", str(default))
+    offloads = word in ("unsloth", "offload", "offload_disk")
+    on = offloads or flag("gradient_checkpointing", word)
+    kind = "offload" if offloads else "full" if on else "none"
+    reading.set("activation_checkpointing", kind, "gradient_checkpointing")
+    options = reading.get("gradient_checkpointing_kwargs")
+    stated = options.get("use_reentrant") if isinstance(options, Mapping) else None
+    if stated is not None or on:
+        value = reentrant if stated is None else flag("use_reentrant", stated)
+        reading.set(
+            "checkpointing_reentrant", value, *(("gradient_checkpointing_kwargs",) if options else ())
+        )
+
+
+def read_duration(reading: Reading) -> None:
+    """Read for how many steps it trains and how often it saves."""
+    steps = number(-1, 1e10)("max_steps", reading.get("max_steps", -1))
+    if steps > 0:
+        reading.set("max_steps", int(steps), "max_steps")
+    saves = {"epoch": 1.0, "no": 0.0, "false": 0.0}.get(reading.text("save_strategy"))
+    if saves is not None:
+        reading.set("saves_per_epoch", saves, "save_strategy")
+
+
+def read_liger(reading: Reading, loss: str, *loss_keys: str) -> None:
+    """Read the fused kernels and, where they do not say, how the loss is computed."""
+    liger = reading.flag("use_liger_kernel")
+    reading.set("kernels", ["liger"] if liger else [], "use_liger_kernel")
+    reading.set("loss", "fused" if liger else loss, "use_liger_kernel", *loss_keys)
+
+
+def read_sharding(reading: Reading) -> None:
+    """Read DeepSpeed's or FSDP's sharding; the number of GPUs is the launcher's.
+
+    Raises: FieldError where both are asked for.
+    """
+    fsdp = reading.get("fsdp")
+    fsdp = None if fsdp in (False, []) or reading.text("fsdp") == "false" else fsdp
+    if reading.get("deepspeed") and fsdp:
+        raise FieldError("deepspeed and fsdp are both stated; keep one.")
+    if reading.get("deepspeed"):
+        _read_deepspeed(reading)
+    elif fsdp or reading.get("fsdp_config"):
+        _read_fsdp(reading, fsdp)
+
+
+def _read_deepspeed(reading: Reading) -> None:
+    """Read the file that `deepspeed` names, and hold its batch against the training file's."""
+    from finegauge.workload.readers import deepspeed
+
+    named = reading.get("deepspeed")
+    kind, offload, warning = deepspeed.sharding(named, reading.file)
+    reading.warnings += [warning] if warning else []
+    reading.set("sharding", kind, "deepspeed")
+    reading.set("cpu_offload", offload, "deepspeed")
+    keys, _ = deepspeed.load(named, reading.file)
+    for field, value in deepspeed.fields_of(keys).items() if keys is not None else ():
+        known = reading.fields.get(field)
+        if field in ("micro_batch_size", "gradient_accumulation_steps") and str(known) != str(value):
+            raise FieldError(
+                f"{field}={known} of {reading.file_name} contradicts {field}={value} of its DeepSpeed file; "
+                "make them equal, or set the latter to auto."
+            )
+        if field == "tensor_parallel":
+            reading.set(field, value, "deepspeed")
+
+
+def _read_fsdp(reading: Reading, fsdp: Any) -> None:
+    """Read `fsdp` (words, a list of them, or true) and `fsdp_config`."""
+    words = " ".join(map(str, fsdp)) if isinstance(fsdp, list) else str(fsdp or "")
+    options = reading.get("fsdp_config")
+    options = options if isinstance(options, Mapping) else {}
+    named = {str(key).removeprefix("fsdp_"): value for key, value in options.items()}
+    strategy = named.get("reshard_after_forward", named.get("sharding_strategy"))
+    words = f"{words} {strategy}".lower()
+    kind = "fsdp_shard_grad_op" if strategy is False else None
+    kind = kind or next((kind for word, kind in _FSDP if word in words), "fsdp")
+    if "no_shard" in words:
+        kind = "none"
+    reading.set("sharding", kind, "fsdp", "fsdp_config")
+    offloads = "offload" in words or flag("offload_params", named.get("offload_params") or False)
+    reading.set("cpu_offload", "params" if offloads else "none", "fsdp", "fsdp_config")
+    if flag("activation_checkpointing", named.get("activation_checkpointing") or False):
+        reading.set("activation_checkpointing", "full", "fsdp_config")
+
+
+def read_dataset(reading: Reading, value: Any, *keys: str, num_samples: int | None = None) -> None:
+    """Read the data set: one of the catalogue, else every sequence is taken as long as the cut-off."""
+    named = names(keys[0], value or ())
+    known: str | None = None
+    for name in named:
+        known = in_catalogue(name)
+    if named and (len(named) > 1 or known is None):
+        listed = ", ".join(shown(name) for name in named[:8])
+        reading.warn(
+            f"The lengths of {listed} are not in the catalogue: every sequence is taken as seq_len long."
+        )
+        known = None
+    reading.set("dataset", known, *keys)
+    reading.set("num_samples", num_samples, *keys)
+
+
+def in_catalogue(name: str) -> str | None:
+    """Return `name` if the catalogue has the lengths of that data set; no file is opened."""
+    from finegauge.catalogue.datasets import dataset
+
+    if name.endswith((".csv", ".yaml", ".yml", ".json")):
+        return None
+    try:
+        return name if dataset(name).lengths else None
+    except FineGaugeError:
+        return None
+
+
+def peft_choice(reading: Reading) -> tuple[str, ...]:
+    """Return the layers that PEFT adapts by itself in the model's family."""
+    from finegauge.errors import UnknownNameError
+    from finegauge.workload.run import figures
+
+    try:
+        family = str(figures(str(reading.fields["model"])).config.get("model_type", ""))
+    except UnknownNameError:
+        family = ""
+    return next((targets for families, targets in _PEFT_CHOICE if family in families), ("q_proj", "v_proj"))
+
+
+def read_extra(reading: Reading, key: str) -> None:
+    """Read which whole modules train beside the adapters."""
+    saved = names(key, reading.get(key) or ())
+    reading.set("trainable_extra", [n for n in saved if n in ("embed_tokens", "lm_head")], key)

@@ -1,0 +1,53 @@
+"""Keys of TRL's and PEFT's configurations that FineGauge need not read.
+
+From TRL 0.15 to 1.16 (SFT, DPO, GRPO, reward; the scripts' own arguments) and PEFT 0.21; loaded only
+when a file holds a key that the reader does not use.
+"""
+
+_TRL = """
+activation_offloading assistant_only_loss attn_implementation beta bf16 bnb_4bit_quant_storage
+bnb_4bit_quant_type cache_implementation cast_lm_head_to_fp32 center_rewards_coefficient
+chars_per_token chat_template_kwargs chat_template_path columns completion_only_loss data_dir
+data_files dataset_batch_size dataset_config dataset_kwargs dataset_name dataset_num_proc
+dataset_streaming dataset_test_split dataset_text_field dataset_train_split datasets delta
+desirable_weight disable_dropout discopop_tau ds3_gather_for_generation dtype entropy_coef
+entropy_coef_delta entropy_coef_max entropy_coef_min entropy_target eos_token epsilon epsilon_high
+eval_packing f_alpha_divergence_coef f_divergence_type fraction generation_batch_size
+generation_kwargs gradient_checkpointing ignore_bias_buffers importance_sampling_level
+label_smoothing ld_alpha learning_rate load_in_4bit load_in_8bit log_completions
+log_completions_hub_repo log_multimodal log_unique_prompts logging_steps lora_alpha lora_dropout
+lora_modules_to_save lora_r lora_target_modules lora_target_parameters lora_task_type loss_type
+loss_weights lr_scheduler_kwargs mask_truncated_completions max_completion_length max_length
+max_seq_length max_tool_calling_iterations min_p model_init_kwargs model_name_or_path model_revision
+multi_objective_aggregation name num_completions_to_print num_generations num_generations_eval
+num_iterations num_of_sequences off_policy_mask_threshold packing packing_strategy
+pad_to_multiple_of pad_token padding_free path precompute_ref_batch_size precompute_ref_log_probs
+ref_model_mixup_alpha ref_model_sync_steps remove_unused_columns repetition_penalty reward_weights
+router_aux_loss_coef sapo_temperature_neg sapo_temperature_pos scale_rewards shuffle_dataset split
+steps_per_generation streaming sync_ref_model temperature test_split_size top_entropy_quantile top_k
+top_p torch_dtype torch_empty_cache_steps train_sampling_strategy
+transformers_continuous_batching_config truncation_mode trust_remote_code undesirable_weight
+use_adaptive_entropy use_bias_correction_kl use_bnb_nested_quant use_dora use_liger use_liger_kernel
+use_peft use_rslora use_transformers_continuous_batching use_transformers_paged use_vllm
+use_weighting vespo_k_neg vespo_k_pos vespo_lambda_neg vespo_lambda_pos vllm_enable_sleep_mode
+vllm_gpu_memory_utilization vllm_group_port vllm_importance_sampling_cap
+vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min
+vllm_importance_sampling_correction vllm_importance_sampling_mode vllm_max_model_length vllm_mode
+vllm_model_impl vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout
+vllm_structured_outputs_regex vllm_tensor_parallel_size
+"""
+_PEFT = """
+alora_invocation_tokens alpha_pattern arrow_config auto_mapping base_model_name_or_path bias
+corda_config ensure_weight_tying eva_config exclude_modules fan_in_fan_out inference_mode
+init_lora_weights layer_replication layers_pattern layers_to_transform loftq_config lora_bias
+lora_ga_config megatron_config megatron_core modules_to_save parent_library peft_type peft_version
+qalora_group_size r rank_pattern revision runtime_config target_modules target_parameters task_type
+trainable_token_indices use_dora use_qalora use_rslora
+"""
+
+
+def known_keys() -> set[str]:
+    """Return every key that TRL, PEFT or the trainer below them knows."""
+    from finegauge.workload.readers.hf_trainer_keys import TRAINER
+
+    return {*_TRL.split(), *_PEFT.split(), *TRAINER.split()}
