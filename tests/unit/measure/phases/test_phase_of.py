@@ -81,7 +81,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="loss=fused"):
         phase_of(tiny_run(tmp_path, loss="fused"), Options(), CPU)
     with pytest.raises(FieldError, match="num_generations=8"):
-        tiny_run(tmp_path, phase="grpo", micro_batch_size=6)
+        phase_of(tiny_run(tmp_path, phase="grpo", micro_batch_size=6), Options(), CPU)
     with pytest.raises(FieldError, match="phase=dpo compares whole sequences"):
         tiny_run(tmp_path, phase="dpo", packing=True)
     with pytest.raises(FieldError, match="gradient_accumulation_steps=2"):
