@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 FORWARD, BACKWARD, FROZEN, FIRST = "forward", "backward", "backward_frozen", "backward_first"
 FUSED_LOSS_LAUNCHES = 3.0
 ADDED = 3.0  # values that an addition of two tensors reads and writes
-# 10th to 90th percentile of truth over prediction: 40 unseen tiny runs on one core of an EPYC, torch 2.13,
-# whose peaks of live bytes agreed to 0.1 % (2026-11-21)
-CPU_TIME_INTERVAL = Interval(0.88, 1.14)
+# 10th to 90th percentile of truth over prediction, widened below: the 40 tiny runs of 'finegauge validate
+# --here' with seeds 0 and 1 on one core of an EPYC, torch 2.13 (2026-11-21): times 1.01 to 1.32, median 1.12;
+# peaks of live bytes agreed to 0.1 %
+CPU_TIME_INTERVAL = Interval(0.95, 1.35)
 CPU_MEMORY_INTERVAL = Interval(0.99, 1.01)
 GATED_RATIO = 1.75  # above it, backward over forward bytes are those of a gated activation, 9 over 5
 # bytes per value and byte of a value that the graph counts for one forward
