@@ -103,7 +103,7 @@ def supported(nvml: Nvml | Unavailable) -> Nvml | Unavailable:
 def windows(nvml: Nvml, done: threading.Event) -> list[Window]:
     """Return one window after the other until `done`; the last may be short, but not too short."""
     found: list[Window] = []
-    samples = [nvml.library.nvmlGpmSampleAlloc() for _ in range(2)]
+    samples = [nvml.driver.nvmlGpmSampleAlloc() for _ in range(2)]
     try:
         if nvml.ask("nvmlGpmSampleGet", samples[0]) is None:
             return found
@@ -120,7 +120,7 @@ def windows(nvml: Nvml, done: threading.Event) -> list[Window]:
             started_s = now_s
     finally:
         for sample in samples:
-            nvml.library.nvmlGpmSampleFree(sample)
+            nvml.driver.nvmlGpmSampleFree(sample)
     return found
 
 
@@ -139,7 +139,7 @@ def summary(found: list[Window]) -> dict[str, Any]:
 
 def _between(nvml: Nvml, earlier: Any, later: Any) -> dict[str, float]:
     """Return the averages between two samples; a metric that this GPU lacks is left out."""
-    library = nvml.library
+    library = nvml.driver
     question = library.c_nvmlGpmMetricsGet_t()
     question.version = library.NVML_GPM_METRICS_GET_VERSION
     question.numMetrics = len(_METRICS)

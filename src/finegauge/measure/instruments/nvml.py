@@ -13,15 +13,15 @@ import torch
 class Nvml(NamedTuple):
     """The library and one device of it."""
 
-    library: Any  # the pynvml module, initialised
+    driver: Any  # the pynvml module, initialised
     handle: Any
 
     def ask(self, name: str, *arguments: Any) -> Any:
         """Return what the library's function `name` says of the device; None where it is not supported."""
-        function: Callable[..., Any] = getattr(self.library, name)
+        function: Callable[..., Any] = getattr(self.driver, name)
         try:
             return function(self.handle, *arguments)
-        except self.library.NVMLError:
+        except self.driver.NVMLError:
             return None
 
 

@@ -49,7 +49,7 @@ def test_the_gpus_own_counter_comes_first() -> None:
     counter = gpu_counter(gpu)
     assert isinstance(counter, TotalEnergy)
     counter.start()
-    gpu.library.energy_mj += 12_500
+    gpu.driver.energy_mj += 12_500
     assert counter.stop() == 12.5
 
 
@@ -133,8 +133,8 @@ def test_a_counter_that_did_not_move_says_so(tmp_path: Path) -> None:
 def test_heat_refuses_and_the_power_limit_is_only_said() -> None:
     gpu = nvml()
     before = _state(gpu)
-    gpu.library.now_us += 1_000_000
-    gpu.library.violation_ns = {0: 800_000_000, 1: 50_000_000}
+    gpu.driver.now_us += 1_000_000
+    gpu.driver.violation_ns = {0: 800_000_000, 1: 50_000_000}
     reasons, notes = judged(before, _state(gpu))
     assert reasons == ("too hot for 5% of the time",)
     assert notes == ("at its power limit for 80% of the time",)
@@ -143,8 +143,8 @@ def test_heat_refuses_and_the_power_limit_is_only_said() -> None:
 def test_a_blink_changes_nothing() -> None:
     gpu = nvml()
     before = _state(gpu)
-    gpu.library.now_us += 1_000_000
-    gpu.library.violation_ns = {0: 0, 1: 1_000_000}
+    gpu.driver.now_us += 1_000_000
+    gpu.driver.violation_ns = {0: 0, 1: 1_000_000}
     assert judged(before, _state(gpu)) == ((), ())
 
 
@@ -153,10 +153,10 @@ def test_a_blink_changes_nothing() -> None:
 )
 def test_without_counters_the_reasons_at_both_ends_decide(mask: int, reasons: int, notes: int) -> None:
     gpu = nvml(violation=True)
-    gpu.library.mask = mask
+    gpu.driver.mask = mask
     found = judged(_state(gpu), _state(gpu))
     assert (len(found[0]), len(found[1])) == (reasons, notes)
-    gpu.library.mask = 0
+    gpu.driver.mask = 0
     assert judged(_state(nvml(violation=True)), _state(gpu)) == ((), ())
 
 
@@ -186,7 +186,7 @@ def test_gpm_reads_window_after_window(monkeypatch: pytest.MonkeyPatch) -> None:
         "dram_fraction": 0.3,
         "graphics_fraction": 0.99,
     }
-    assert gpu.library.freed == 2
+    assert gpu.driver.freed == 2
 
 
 def test_gpm_needs_hopper() -> None:
