@@ -51,7 +51,7 @@ def _casting(op: Any, *, sets_dtype: bool) -> Callable[..., Any]:
 @contextmanager
 def cuda_lists() -> Iterator[None]:
     """Let autocast on the CPU cast what autocast on CUDA casts."""
-    library = torch.driver.Library("aten", "IMPL")
+    library = torch.library.Library("aten", "IMPL")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -112,8 +112,8 @@ def test_the_process_stands_beside_the_tensors() -> None:
 def test_the_high_water_mark_sees_what_has_gone() -> None:
     before = resident_bytes()
     with resident_peak() as found:
-        torch.ones(16 * 2**20 // 4)
-    assert found.peak_bytes >= before + 15 * 2**20
+        torch.ones(64 * 2**20 // 4)  # more than malloc ever keeps of what was freed before
+    assert found.peak_bytes >= before + 48 * 2**20
 
 
 STATS = {
