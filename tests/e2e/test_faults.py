@@ -35,7 +35,9 @@ SHORT = Options(steps=2, warmup_steps=1, threads=1, memory=False)
 WAIT_S = 90.0
 
 PARENT = """
+import signal
 import sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
 from finegauge.measure.measure import measure
 from finegauge.measure.options import Options
 from finegauge.workload.run import Run

@@ -105,11 +105,11 @@ def test_ctrl_c_is_recorded_and_passed_on(tmp_path: Path, monkeypatch: pytest.Mo
         raise KeyboardInterrupt
 
     monkeypatch.setattr(measuring, "run_trial", interrupted)
-    store = str(tmp_path / "store.jsonl")
+    store, before = str(tmp_path / "store.jsonl"), signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         measure(RUN, store=store)
     assert [one.outcome for one in Trials(store).profiles()] == ["interrupted"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_failure_of_our_own_is_recorded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
