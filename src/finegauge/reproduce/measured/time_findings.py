@@ -40,8 +40,8 @@ def stages(profiles: Profiles) -> Held:
     theirs = [found["backward"] / found["forward"] for found in map(_published_stages, Setting.all("fig4"))]
     item = Item(
         key="stages",
-        title=f"Milliseconds of a step by stage, batch {BATCH}",
-        headings=("run", "forward", "backward", "optimizer", "backward / forward"),
+        title=f"A step by stage, batch {BATCH}",
+        headings=("run", "forward ms", "backward ms", "optimizer ms", "backward / forward"),
         rows=tuple(rows),
         notes=(
             "The paper's Mixtral recomputes activations in its backward pass; here nothing is recomputed.",
