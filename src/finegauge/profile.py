@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from finegauge.arithmetic import present
+
 if TYPE_CHECKING:
     from finegauge.workload.run import Run
 
@@ -28,7 +30,7 @@ class Breakdown:
     @classmethod
     def of(cls, **parts: float) -> "Breakdown":
         """Return a breakdown of depth 1."""
-        return cls({(name,): value for name, value in parts.items() if value})
+        return cls({(name,): value for name, value in parts.items() if present(value)})
 
     @classmethod
     def add_up(cls, items: Iterable[tuple[Path, float]]) -> "Breakdown":

@@ -16,6 +16,7 @@ from typing import Any
 from finegauge.reproduce.runs import MEASURED_QUERIES, profiled_run, xia_run
 from finegauge.workload.readers.measurement_table import CONFIGURATION, MEASURED
 from finegauge.workload.run import Run
+from tests.golden.megatron_figures import megatron_tables
 from tests.golden.tables import rows
 from tests.shared import SHARED
 
@@ -51,7 +52,9 @@ def shipped(source: str) -> str:
     writer.writeheader()
     published, date = PUBLISHED[source]
     for row in rows(f"measurements/{source}.csv"):
-        writer.writerow({**row, "notes": remarks(row["notes"]), "published": published, "date": date})
+        headings = (said for (of, gpu), said in STATED_ABOVE.items() if of == source and gpu in row["gpu"])
+        notes = "; ".join(filter(None, (remarks(row["notes"]), *headings)))
+        writer.writerow({**row, "notes": notes, "published": published, "date": date})
     return out.getvalue()
 
 
@@ -65,6 +68,9 @@ def remarks(notes: str) -> str:
     return "; ".join(found)
 
 
+STATED_ABOVE = {  # what a source says of a whole table: its heading, so far as it decides a run
+    ("llm-foundry-mpt", "A100"): "inter-node 8x200Gb",  # "with 1600 Gbps node-node interconnect (RoCE)"
+}
 XIA_COLUMNS = (
     *("id", "source", "model", "method", "dataset", "lora_rank", "lora_targets", "weights_dtype", "autocast"),
     *("attention", "activation_checkpointing", "checkpointing_reentrant", "synchronous", "adapter_dtype"),
@@ -132,15 +138,16 @@ def _seed_row(name: str, run: Run, seconds: float, where: str) -> dict[str, Any]
 
 
 def tables() -> Iterator[tuple[Path, str]]:
-    """Yield the path and the text of every shipped table."""
+    """Yield the path and the text of every shipped table, and of the configurations that one names."""
     for source in PUBLISHED:
         yield SHIPPED / f"{source}.csv", shipped(source)
     yield SHIPPED / "xia2024-a40.csv", seed_paper()
+    yield from ((SHIPPED / name, text) for name, text in megatron_tables())
 
 
 if __name__ == "__main__":
     if not SHARED.is_dir():
         raise SystemExit("The reference collection is not here.")
-    SHIPPED.mkdir(parents=True, exist_ok=True)
+    (SHIPPED / "hf_configs").mkdir(parents=True, exist_ok=True)
     for path, text in tables():
         path.write_text(text, encoding="utf-8")

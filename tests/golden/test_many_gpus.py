@@ -1,105 +1,126 @@
-"""Predictions, by the datasheet and calibrated elsewhere, against tensor, pipeline and data parallel runs.
+"""Predictions held against published runs on several GPUs, by source: step times, and memory of a rank.
 
-vTrain (Bang et al. 2023, arXiv:2312.12391) published the iteration times of GPT models on 64 to 512
-A100, tensor x data x pipeline parallel, with full recomputation; its own errors there are 14.7 %.
+The shipped tables were fitted to, so their sources' errors here are no blind test; what each source's is
+when it is left out of the fit stands in the shipped calibration, and is held to the same bar. Most of
+vTrain's runs on one node and the memory of Korthikanti et al. are fitted to by nobody.
 """
 
 import json
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
-import pytest
-
+from finegauge.catalogue.tables import measurement_tables
 from finegauge.predict import predict
+from finegauge.predict.calibrated import SHIPPED
 from finegauge.predict.calibration import DATASHEET
 from finegauge.units import GIB
+from finegauge.validate.answer import Answer, answer
+from finegauge.workload.readers.measurement_table import read_table
 from finegauge.workload.run import Run
-from tests.golden.tables import Row, rows
+from tests.golden.megatron_figures import korthikanti, runs_of, vtrain
 from tests.golden.test_packed_rows import percentile
 from tests.shared import needs_shared
 
-MEDIAN, P90 = 0.10, 0.32
-CALIBRATED_MEDIAN = 0.147  # what the source's own model reaches
-VOCABULARY = 51200  # GPT-2's, padded as Megatron does
+TIME_BAR, MEMORY_BAR = 0.15, 0.08  # of the median error of every source on several GPUs
+MIN_ROWS = 5
+UNEXPLAINED = {  # medians above the bar, with what is known of the reason
+    ("time", "qwen1-readme"): 0.40,  # two nodes took 1.75 times as long for every token as one GPU
+    ("memory", "torchtune-readme"): 0.15,  # lengths of the older rows are unclear
+}
+VTRAIN_SINGLE_MEDIAN, VTRAIN_SINGLE_P90 = 0.08, 0.20
+EVERY = 12  # of vTrain's 1,440 rows on one node
+DATASHEET_MEDIAN = 0.07
+STATES_MEDIAN, ACTIVATIONS_MEDIAN = 0.06, 0.01
 
 
-def gpt(row: Row, folder: Path) -> str:
-    """Return the configuration of a row's model, written to `folder`."""
-    hidden, heads, layers = (int(row[name]) for name in ("hidden size", "attention heads", "# layers"))
-    config = {"model_type": "gpt2", "n_embd": hidden, "n_head": heads, "n_layer": layers}
-    sizes = {"n_positions": 2048, "vocab_size": VOCABULARY, "hidden_size": hidden}
-    path = folder / f"gpt_{hidden}_{layers}.json"
-    path.write_text(
-        json.dumps({**config, **sizes, "num_hidden_layers": layers, "num_attention_heads": heads})
-    )
-    return str(path)
+def answers() -> Iterator[Answer]:
+    """Yield the shipped rows that ran on several GPUs, with what is predicted for them."""
+    for path in measurement_tables():
+        for row in read_table(path):
+            if row.run is not None and row.run.num_gpus > 1 and row.measured.outcome != "oom":
+                yield answer(row)
 
 
-def run_of(row: Row, folder: Path) -> Run:
-    """Return the run of a row: Megatron's fused kernels, no FlashAttention, recomputation of whole layers."""
-    degrees = {d: int(row[f"{d} parallelism"]) for d in ("tensor", "data", "pipeline")}
-    micro = int(row["micro batch"])
-    num_gpus = int(row["# GPUs"])
-    return Run(
-        model=gpt(row, folder),
-        method="full",
-        phase="pretrain",
-        gpu="A100-SXM4-80GB",
-        num_gpus=num_gpus,
-        num_nodes=num_gpus // 8,
-        tensor_parallel=degrees["tensor"],
-        pipeline_parallel=degrees["pipeline"],
-        data_parallel_replicate=degrees["data"],
-        seq_len=int(row["sequence length"]),
-        packing=True,
-        micro_batch_size=micro,
-        gradient_accumulation_steps=int(row["global batch"]) // (micro * degrees["data"]),
-        attention="eager",
-        kernels=("foak",),
-        activation_checkpointing="full",
-        optimizer_implementation="fused",
-        transformers_version="4.44",
-    )
-
-
-@needs_shared
-def test_iteration_times_of_three_dimensional_parallelism(tmp_path: Path) -> None:
-    errors: dict[str, list[float]] = defaultdict(list)
-    for row in rows("published/paper_2312.12391_vtrain_ground_truth_multi.csv"):
-        run, measured_s = run_of(row, tmp_path), float(row["iteration time (ms)"]) / 1e3
-        error = predict(run, DATASHEET).step_time_s.total / measured_s - 1
-        errors["calibrated"].append(predict(run).step_time_s.total / measured_s - 1)
-        errors[f"tensor {run.tensor_parallel}"].append(error)
-        errors[f"pipeline {run.pipeline_parallel}"].append(error)
-        errors["all"].append(error)
-    print(f"\n{'degree':<14}rows   |error| median   bias    p90")
+def shown(errors: dict[str, list[float]], what: str) -> dict[str, float]:
+    """Print a line per source; return the median of the magnitudes of each."""
+    print(f"\n{what:<24} rows  |error| median    bias     p90")
     for name in sorted(errors):
         values = errors[name]
-        middle, bias, high = median(map(abs, values)), median(values), percentile(values, 0.9)
-        print(f"{name:<14}{len(values):>4}{middle:>17.1%}{bias:>+7.1%}{high:>7.1%}")
-    assert len(errors["all"]) >= 100
-    assert median(map(abs, errors["all"])) <= MEDIAN
-    assert percentile(errors["all"], 0.9) <= P90
-    assert median(map(abs, errors["calibrated"])) <= CALIBRATED_MEDIAN  # of a source that it has not seen
-    assert percentile(errors["calibrated"], 0.9) <= P90
+        high = percentile(values, 0.9)
+        print(
+            f"{name:<24}{len(values):>5}{median(map(abs, values)):>17.1%}{median(values):>+8.1%}{high:>8.1%}"
+        )
+    return {name: median(map(abs, values)) for name, values in errors.items()}
+
+
+def test_every_source_of_runs_on_several_gpus() -> None:
+    times: dict[str, list[float]] = defaultdict(list)
+    memory: dict[str, list[float]] = defaultdict(list)
+    for found in answers():
+        source = found.row.source
+        if found.step_time_error is not None:
+            times[source].append(found.step_time_error)
+        if found.peak_memory_error is not None and found.row.measured.memory_metric != "nvidia_smi":
+            memory[source].append(found.peak_memory_error)
+    for what, bar, errors in (("time", TIME_BAR, times), ("memory", MEMORY_BAR, memory)):
+        medians = shown(errors, f"{what}, several GPUs")
+        assert len(medians) >= (6 if what == "time" else 3)
+        for source, error in medians.items():
+            if len(errors[source]) >= MIN_ROWS:
+                assert error <= UNEXPLAINED.get((what, source), bar), f"{what}: {source}"
+
+
+def test_sources_left_out_of_the_fit() -> None:
+    sources = json.loads(Path(SHIPPED).read_text("utf-8"))["sources"]
+    errors = {source["source"]: source["left_out_median_error"] for source in sources}
+    print("\n" + "\n".join(f"{name:<24}{error:>8.1%} left out" for name, error in sorted(errors.items())))
+    assert len(errors) >= 8
+    assert max(errors.values()) <= TIME_BAR
 
 
 @needs_shared
-def test_activations_of_a_tensor_parallel_rank(tmp_path: Path) -> None:
-    """Korthikanti et al. 2022, arXiv:2205.05198: the 22B model keeps 59.25 GiB, dropout masks included."""
-    run = Run(
-        model=gpt({"hidden size": "6144", "attention heads": "64", "# layers": "48"}, tmp_path),
-        method="full",
-        gpu="A100-SXM4-80GB",
-        num_gpus=8,
-        tensor_parallel=8,
-        seq_len=2048,
-        micro_batch_size=4,
-        packing=True,
-        attention="eager",
-        kernels=("foak",),
-    )
-    ours = predict(run).phase_memory_bytes.under("forward")["activations"] / GIB
-    print(f"\n22B, tensor parallel 8: {ours:.1f} GiB of activations, published 59.25")
-    assert ours == pytest.approx(59.25, rel=0.10)
+def test_datasheet_alone_on_three_dimensional_parallelism(tmp_path: Path) -> None:
+    errors: dict[str, list[float]] = defaultdict(list)
+    for source, table in (("vtrain", vtrain("multi")), ("korthikanti2022", korthikanti())):
+        for row, run in runs_of(table, tmp_path):
+            errors[source].append(predict(run, DATASHEET).step_time_s.total / float(row["step_time_s"]) - 1)
+    assert len(errors["vtrain"]) >= 100
+    assert max(shown(errors, "datasheet, time").values()) <= DATASHEET_MEDIAN
+
+
+@needs_shared
+def test_rows_of_vtrains_node_that_are_not_shipped(tmp_path: Path) -> None:
+    errors: dict[str, list[float]] = defaultdict(list)
+    for row, run in runs_of(vtrain("single", every=EVERY, start=1), tmp_path):
+        error = predict(run).step_time_s.total / float(row["step_time_s"]) - 1
+        errors["all"].append(error)
+        errors[f"tensor {run.tensor_parallel}"].append(error)
+        errors[f"pipeline {run.pipeline_parallel}"].append(error)
+    assert shown(errors, "vtrain, one node, time")["all"] <= VTRAIN_SINGLE_MEDIAN
+    assert percentile(errors["all"], 0.9) <= VTRAIN_SINGLE_P90
+
+
+@needs_shared
+def test_memory_of_a_rank_of_korthikanti(tmp_path: Path) -> None:
+    """Activations of the first stage from forward to backward; weights, gradients and optimizer states."""
+    errors: dict[str, list[float]] = defaultdict(list)
+    for metric, figure in (("activation_mem", activations), ("param+optimizer_mem", states)):
+        for row, run in runs_of(korthikanti(metric), tmp_path):
+            errors[figure.__name__].append(figure(run) / float(row["notes"]) - 1)
+    medians = shown(errors, "Korthikanti, memory")
+    assert len(errors["activations"]) == 8
+    assert medians["activations"] <= ACTIVATIONS_MEDIAN
+    assert medians["states"] <= STATES_MEDIAN
+
+
+def activations(run: Run) -> float:
+    """Return the GiB that the layers of a rank keep from forward to backward."""
+    return predict(run).phase_memory_bytes.parts["forward", "activations", "all layers"] / GIB
+
+
+def states(run: Run) -> float:
+    """Return the GiB of weights, gradients and optimizer states of a rank."""
+    parts = predict(run).phase_memory_bytes.under("optimizer")
+    return sum(parts[kind] for kind in ("weights", "gradients", "optimizer")) / GIB

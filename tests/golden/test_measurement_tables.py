@@ -21,7 +21,7 @@ TOLERANCE = 0.03
 @needs_shared
 def test_shipped_tables_equal_the_conversion() -> None:
     converted = dict(tables())
-    assert sorted(map(str, converted)) == measurement_tables()
+    assert sorted(str(path) for path in converted if path.suffix == ".csv") == measurement_tables()
     for path, text in converted.items():
         assert path.read_text("utf-8") == text, (
             f"run 'python -m tests.golden.measurement_figures': {path.name}"

@@ -12,7 +12,7 @@ from finegauge.errors import UnsupportedError
 from finegauge.graph.build import Graph, build
 from finegauge.graph.op import Extents, Op
 from finegauge.predict.checkpointing import rerun, split
-from finegauge.predict.memory import live_set
+from finegauge.predict.memory import CUBLAS_DEFAULT_BYTES, live_set
 from finegauge.workload.run import Run
 from tests.oracle.cells import Cell
 from tests.oracle.configs import CONFIGS
@@ -73,7 +73,7 @@ def ours(run: Run) -> Side:
     for stage, name in zip(STAGES, FLOPS, strict=True):
         amounts[name] = sum(count * _flops(op, stage, extents) for count, op in _passes(run, graph, stage))
     amounts["saved bytes"] = _saved_bytes(run, graph, extents)
-    phases = live_set(run, graph, extents, "Ampere").phases
+    phases = live_set(run, graph, extents, CUBLAS_DEFAULT_BYTES).phases
     for phase, name in zip(PHASES, PEAKS, strict=True):
         amounts[name] = phases[phase].total - phases[phase].parts["workspace", "cuBLAS"]
     return Side(amounts, _tensors(graph))

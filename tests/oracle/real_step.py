@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from finegauge.graph.build import build
 from finegauge.graph.op import Extents
-from finegauge.predict.memory import live_set
+from finegauge.predict.memory import CUBLAS_DEFAULT_BYTES, live_set
 from finegauge.workload.run import Run
 
 BASE: dict[str, Any] = {
@@ -56,7 +56,7 @@ def peaks(family: str, **fields: Any) -> Peaks:
 def predicted(run: Run) -> float:
     """Return our peak, without the workspace that only a GPU has."""
     extents = Extents.of(run.micro_batch_size, run.seq_len)
-    phases = live_set(run, build(run), extents, "Ampere").phases
+    phases = live_set(run, build(run), extents, CUBLAS_DEFAULT_BYTES).phases
     return max(phase.total - phase.parts["workspace", "cuBLAS"] for phase in phases.values())
 
 

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from finegauge.graph.build import build
 from finegauge.graph.op import Extents
-from finegauge.predict.memory import live_set
+from finegauge.predict.memory import CUBLAS_DEFAULT_BYTES, live_set
 from finegauge.workload.run import Run
 from tests.oracle.compare import PHASES, STAGES, Outcome, ours, relative_error, run_of, theirs
 
@@ -98,7 +98,9 @@ def _table(title: str, rows: dict[str, list[float]]) -> Table:
 
 def _peaks(run: Run, trace: Any, real: dict[str, float], mine: dict[str, float], console: Console) -> None:
     """Print what is alive at the peaks that disagree, on both sides."""
-    phases = live_set(run, build(run), Extents.of(run.micro_batch_size, run.seq_len), "Ampere").phases
+    phases = live_set(
+        run, build(run), Extents.of(run.micro_batch_size, run.seq_len), CUBLAS_DEFAULT_BYTES
+    ).phases
     for phase in PHASES:
         name = f"{phase} peak"
         if abs(relative_error(mine[name], real[name])) <= 0.001:

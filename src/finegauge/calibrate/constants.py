@@ -19,6 +19,7 @@ class Constant(NamedTuple):
 CONSTANTS = (
     Constant("sustained_fraction", "large matrix products in training over the best benchmark", 0.08),
     Constant("bandwidth_fraction", "bandwidth of large elementwise kernels over the datasheet's", 0.05),
+    Constant("grouped_fraction", "one kernel for the products of all experts over a single product", 0.30),
     Constant("flash_fraction", "FlashAttention forward over the dense peak, Ampere and Ada", 0.25),
     Constant("hopper_flash_fraction", "FlashAttention forward over the dense peak, Hopper and later", 0.25),
     Constant("flash_backward_fraction", "rate of FlashAttention's backward over its forward's", 0.15),

@@ -285,11 +285,17 @@ def _products(
     per_score = 4.0 if wide else _kept_per_score(low, scored=scored, weighed=asked.v)
     softmax = _softmax_bytes(low)
     joined = c if low.numerics.sinks == "column" else 0.0  # scores and sinks beside the scores
+    moved, moved_back, launches = 7.0 * c + 8.0, 10.0 * c + 12.0, (6, 9)
+    if (
+        low.megatron
+    ):  # products write and read scores, one softmax reads and writes them; dropout and its mask
+        dropped = 2.0 * c + 1.0 if "scores" in low.numerics.dropout else 0.0
+        moved, moved_back, launches = 4.0 * c + dropped, 7.0 * c + dropped, (4, 6)
     return Op(
         path=(part, "attention kernel"),
         kind="attention_eager",
-        forward=Cost(scores.plus(values), Poly(token=io, pair=heads * (7.0 * c + 8.0)), launches=6),
-        backward=Cost(backward, Poly(token=2 * io, pair=heads * (10.0 * c + 12.0)), launches=9),
+        forward=Cost(scores.plus(values), Poly(token=io, pair=heads * moved), launches=launches[0]),
+        backward=Cost(backward, Poly(token=2 * io, pair=heads * moved_back), launches=launches[1]),
         saved_bytes=Poly(token=kept, pair=heads * per_score).plus(_kept_of_sinks(low, heads, out, asked)),
         live_forward_bytes=Poly(pair=heads * 4.0),
         live_backward_bytes=Poly(token=io, pair=heads * (2.0 * softmax - (c if c < softmax else 0.0))),
@@ -304,7 +310,7 @@ def _products(
 
 def _softmax_bytes(low: Lowering) -> float:
     """Return the bytes per score of what the softmax returns."""
-    narrow = low.numerics.narrow_softmax and not low.autocast
+    narrow = (low.numerics.narrow_softmax and not low.autocast) or low.megatron
     if low.numerics.sinks == "column":  # scores and sinks in one tensor, as wide as the wider of both
         narrow = low.weight_bytes < 4
     return float(low.compute_bytes) if narrow else 4.0

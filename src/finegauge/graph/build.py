@@ -33,6 +33,7 @@ from finegauge.graph.head import embedding, head
 from finegauge.graph.linear_attention import linear_attention
 from finegauge.graph.litgpt import litgpt_model, litgpt_targets, padded_adapters
 from finegauge.graph.lowering import QUANTIZED_BYTES, Lowering
+from finegauge.graph.megatron import called
 from finegauge.graph.moe import mixture_of_experts
 from finegauge.graph.op import Extents, Op
 from finegauge.graph.ssm import mamba1, mamba2
@@ -206,6 +207,7 @@ def lowering_of(run: Run) -> Lowering:
         attention=implemented,
         experts="eager" if version >= (5, 0) and not fused_experts else run.experts_implementation,
         fused_experts=fused_experts,
+        megatron="megatron" in run.kernels,
         fused_kernels=bool(run.kernels) or run.compile,  # a compiler fuses what those fuse by hand
         loss=run.loss,
         logits_shifted=version < (4, 50),
@@ -220,12 +222,18 @@ def lowering_of(run: Run) -> Lowering:
         on_cpu=is_cpu(run.gpu),
         chunks_kept=run.loss == "chunked" and "torchtune" in run.framework.lower(),
         litgpt=litgpt,
+        unpacks_in_torch=quantized.startswith("gptq") and not _fuses_unpacking(run),
         padded_adapters=padded_adapters(run.lora_targets) if litgpt and adapters else (),
         last_layers=run.freeze_trainable_layers or 0,
     )
 
 
 TARGETABLE = frozenset({"linear", "router", "experts", "step"})
+
+
+def _fuses_unpacking(run: Run) -> bool:
+    """Return whether one kernel of the framework unpacks GPTQ weights, forward and again backward."""
+    return "fms" in run.framework.lower()
 
 
 def _reaches_embeddings(run: Run) -> bool:
@@ -284,7 +292,7 @@ def _layers(model: Architecture, low: Lowering) -> tuple[LayerGraph, ...]:
             whole = own.weights_train and not (norm and norm.weight)  # what trains first is not told apart
             tape = Tape(own, reached=reached or whole)
             _layer(tape, layer, model.hidden_size)
-            counts[layer.kind, tuple(tape.ops)] += number
+            counts[layer.kind, called(tape.ops) if low.megatron else tuple(tape.ops)] += number
             reached = tape.reached
     return tuple(LayerGraph(kind=kind, count=count, ops=ops) for (kind, ops), count in counts.items())
 

@@ -47,6 +47,7 @@ def activation(tape: Tape, part: str, width: float, name: str, *, gated: bool, h
     low = tape.lowering
     w = width * low.returned_bytes
     entry = held * low.returned_bytes
+    name = "gelu" if low.megatron and name.startswith("gelu") else name  # one kernel, whichever form of it
     kept = ACTIVATION_KEEPS.get(name, GATED_KEEPS if gated else PLAIN_KEEPS)
     if low.autocast and not gated:
         kept = AUTOCAST_KEEPS.get(name, kept)

@@ -50,6 +50,7 @@ class Lowering(NamedTuple):
     experts: str
     fused_experts: bool  # experts are held as transformers 5 holds them, all in one parameter
     fused_kernels: bool
+    megatron: bool  # Megatron-LM's own code: one softmax of masked scores, GELU and residual with their bias
     loss: str
     logits_held: bool  # the 16-bit logits live until the loss is done
     logits_shifted: bool  # the loss copies the logits without the last (transformers before 4.50)
@@ -63,6 +64,7 @@ class Lowering(NamedTuple):
     on_cpu: bool = False  # the kernels are a processor's
     chunks_kept: bool = False  # of the logits, of which a chunked loss widens one at a time (torchtune)
     litgpt: bool = False  # litgpt's own code of the model, and its loop
+    unpacks_in_torch: bool = False  # GPTQ weights are unpacked by PyTorch's kernels and kept for backward
     padded_adapters: tuple[str, ...] = ()  # of queries, keys, values: adapted, and put between zeros
     last_layers: int = 0  # method=freeze: so many train, and of the rest only what is said beside
 

@@ -7,6 +7,7 @@ million batches are one matrix product.
 
 from typing import NamedTuple
 
+from finegauge.arithmetic import largest, smallest, where
 from finegauge.profile import Path
 
 
@@ -15,6 +16,7 @@ class Extents(NamedTuple):
 
     `pairs` counts query-key pairs without causality (S² per sequence); a causal kernel
     halves its FLOPs. `longest_tokens` is the longest sequence, which window attention needs.
+    Each may be an array, one number per micro-batch of a search.
     """
 
     sequences: float
@@ -34,10 +36,11 @@ class Extents(NamedTuple):
         A causal sequence of length l has l·w - w²/2 pairs within the window, l²/2
         without; `pairs` is twice that, so that one formula serves both.
         """
-        if window is None or window >= self.longest_tokens or not self.tokens:
+        if window is None:
             return self
-        pairs = max(0.0, 2.0 * self.tokens * window - self.sequences * window * window)
-        return self._replace(pairs=min(self.pairs, pairs))
+        pairs = largest(0.0, 2.0 * self.tokens * window - self.sequences * window * window)
+        seen = smallest(self.pairs, pairs)
+        return self._replace(pairs=where(window >= self.longest_tokens, self.pairs, seen))
 
 
 class Poly(NamedTuple):
@@ -52,14 +55,18 @@ class Poly(NamedTuple):
 
     def at(self, extents: Extents) -> float:
         """Return the value for one micro-batch."""
-        return (
-            self.const
-            + self.sequence * extents.sequences
-            + self.token * extents.tokens
-            + self.pair * extents.pairs
-            + self.length * extents.longest_tokens
-            + (self.single * extents.tokens if extents.sequences == 1 else 0.0)
-        )
+        value = self.const
+        if self.sequence:
+            value = value + self.sequence * extents.sequences
+        if self.token:
+            value = value + self.token * extents.tokens
+        if self.pair:
+            value = value + self.pair * extents.pairs
+        if self.length:
+            value = value + self.length * extents.longest_tokens
+        if self.single:
+            value = value + where(extents.sequences == 1, self.single * extents.tokens, 0.0)
+        return value
 
     def plus(self, other: "Poly") -> "Poly":
         """Return the sum."""

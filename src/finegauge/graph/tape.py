@@ -10,7 +10,8 @@ bitsandbytes: an adapter whose dtype differs from the activations' casts its inp
 from typing import NamedTuple
 
 from finegauge.graph.blocks import Linear, Norm
-from finegauge.graph.lowering import QUANTIZED_BYTES, Lowering
+from finegauge.graph.dequantise import dequantised
+from finegauge.graph.lowering import Lowering
 from finegauge.graph.op import NOTHING, Cost, Gemm, Op, Poly, per_token
 from finegauge.profile import Path
 
@@ -184,8 +185,13 @@ class Tape:
         """
         low = self.lowering
         if part in low.numerics.dropout:
-            c = float(low.compute_bytes * hidden_size)
-            self.elementwise((part, "dropout"), 2 * c, 2 * c, saved=float(hidden_size), backward_launches=1)
+            h, c = float(hidden_size), float(low.compute_bytes * hidden_size)
+            moved, alone = (
+                (h, 0.0) if low.megatron else (2 * c + h, 1.0)
+            )  # there the addition reads and writes
+            self.elementwise(
+                (part, "dropout"), moved, 2 * c + h, saved=h, launches=alone, backward_launches=1
+            )
         a = low.stream_bytes * hidden_size
         self.elementwise((part, "residual"), 3 * a, 3 * a, launches=1, backward_launches=1)
         if part == "attention" and low.numerics.holds_attention:
@@ -220,7 +226,7 @@ class Tape:
         weights = float(linear.in_features * linear.out_features * groups)
         folds = low.folds(linear, kind, part)
         if low.quantizes(kind):
-            self._dequantise(part, weights, groups)
+            self.ops.append(dequantised(low, part, weights, groups))
         elif low.autocast and low.weight_bytes == 4 and not folds:
             self._weight_cast(part, weights)
         waiting = rows * beside * low.compute_bytes
@@ -249,11 +255,12 @@ class Tape:
         flops = per_token(2.0 * rows * k * n)
         moved = Poly(const=weights * c, token=rows * (k + n) * c)
         folds, quantized = low.folds(linear, kind, part), low.quantizes(kind)
-        summed = weights * c if folds else 0.0  # kept: it is not the weight that is held
+        unpacked = quantized and low.unpacks_in_torch  # then, and folded, it is a copy that is kept
+        copy = weights * c if folds or unpacked else 0.0
         passes = 2 if low.weights_train or folds else 1  # a folded weight has a gradient of its own
         launches = float(groups) if kind == "experts" and low.experts == "eager" else 1.0
         calls = launches if quantized else 0.0
-        buffer = weights / launches * c * (2 if low.litgpt else 1) if quantized else 0.0
+        buffer = weights / launches * c * (2 if low.litgpt else 1) if quantized and not unpacked else 0.0
         trained, made = self._weight_gradients(linear, groups, kind)
         unkept = 0.0 if keeps else rows * k * c
         around = rows * (k + n) * c + waiting
@@ -264,7 +271,7 @@ class Tape:
             backward=Cost(
                 flops.times(passes), moved.times(passes), launches * passes, calls, (gemm,) * passes
             ),
-            saved_bytes=Poly(const=summed, token=keeps),
+            saved_bytes=Poly(const=copy, token=keeps),
             live_forward_bytes=Poly(const=buffer, token=rows * n * c + unkept),
             live_backward_bytes=Poly(const=buffer + made, token=around),
             passing_bytes=Poly(const=buffer, token=around),
@@ -332,15 +339,6 @@ class Tape:
                 dtype="fp32",
             )
         )
-
-    def _dequantise(self, part: str, weights: float, groups: int) -> None:
-        """Add the dequantisation of a frozen weight, paid forward and backward."""
-        low = self.lowering
-        read = QUANTIZED_BYTES[low.quantized]
-        each = groups if low.experts == "eager" else 1
-        kernels = (3.0 if low.quantized == "nf4_dq" else 2.0) * each
-        cost = Cost(bytes=Poly(const=weights * (read + low.compute_bytes)), launches=kernels)
-        self.ops.append(Op((part, "dequantise"), "dequantise", cost, cost, dtype=low.compute_dtype))
 
     def _adapter(
         self, part: str, linear: Linear, rank: int, rows: float, groups: int, waiting: float

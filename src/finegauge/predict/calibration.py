@@ -9,6 +9,7 @@ set with the golden tables in view. A calibration fitted to measurements replace
     of a 4-bit linear with its adapter, 0.16 ms of a 16-bit one
 [3] nvidia-smi beside torch's own peak in fms-acceleration's packed runs on A100: 160 rows, median
 [2] nccl-tests in stas00/ml-engineering, network/README.md @744d01e (2026-08-22)
+[4] SDPA in github.com/pytorch/benchmark pull request 2296 (2024-06)
 """
 
 from types import MappingProxyType
@@ -50,8 +51,9 @@ class Calibration(NamedTuple):
     sustained_fraction: float = 0.88  # clocks under load and layouts, against the best matmul of a benchmark
     bandwidth_fraction: float = 0.83  # of the datasheet's: large elementwise kernels on HBM and GDDR
     default_matmul_fraction: float = 0.75
+    grouped_fraction: float = 0.7  # one kernel for the products of all experts, against one such product
     flash_fraction: float = 0.58  # FlashAttention-2 forward over the dense peak: 190 of 312 TFLOP/s on A100
-    hopper_flash_fraction: float = 0.38  # the same on Hopper: 350 of 989 on H100
+    hopper_flash_fraction: float = 0.30  # the same on Hopper: PyTorch's 287 to 304 of 989 on H100 [4]
     flash_backward_fraction: float = 0.85  # of the forward's rate
     dequantise_fraction: float = 0.60  # of bandwidth: 359 us for 58.7 M NF4 values, A40 (Xia, Fig. 6)
     launch_s: float = 9e-6  # host seconds per kernel that eager PyTorch launches [1]

@@ -1,17 +1,22 @@
 """Which operators of a layer activation checkpointing runs again in backward.
 
 Full checkpointing (offloaded or not) keeps a layer's input and reruns the layer; selective
-checkpointing keeps what matrix products and attention saved and reruns the cheap rest.
+checkpointing keeps what matrix products and attention saved and reruns the cheap rest. Where
+attention is made of matrix products, its scores are what memory is short of: then selective
+checkpointing reruns the core of attention, from queries, keys and values, and keeps the rest [1].
+
+[1] Korthikanti et al. 2022, arXiv:2205.05198, section 5
 """
 
 from finegauge.graph.build import Graph
 from finegauge.graph.frontier import is_adapter, is_passive
-from finegauge.graph.op import ZERO, Op
+from finegauge.graph.op import ZERO, Op, per_token
 from finegauge.workload.run import Run
 
 CHEAP_KINDS = frozenset({"norm", "elementwise", "gather", "softmax", "convolution"})
 
 PRODUCTS = frozenset({"gemm", "grouped_gemm"})
+SCORES = "attention_eager"
 
 Ops = tuple[Op, ...]
 
@@ -22,8 +27,17 @@ def split(kind: str, ops: Ops) -> tuple[Ops, Ops]:
         return ops, ()
     if kind != "selective":
         return (), ops
+    if reruns_scores(kind, ops):
+        core = tuple(op for op in ops if op.kind == SCORES)
+        inputs = (op._replace(saved_bytes=per_token(op.saved_bytes.token)) for op in core)
+        return (*(op for op in ops if op.kind != SCORES), *inputs), core
     cheap = tuple(op for op in ops if op.kind in CHEAP_KINDS)
     return tuple(op for op in ops if op.kind not in CHEAP_KINDS), cheap
+
+
+def reruns_scores(kind: str, ops: Ops) -> bool:
+    """Return whether attention's core is all that runs again: no layer's input is kept for it."""
+    return kind == "selective" and any(op.kind == SCORES for op in ops)
 
 
 def rerun(run: Run, graph: Graph, ops: Ops) -> Ops:

@@ -1,39 +1,41 @@
-r"""Seconds that ranks spend on each other: collectives by payload and link, and what of them shows.
+r"""Seconds that ranks spend on each other: `exchange`'s messages by payload and link, and what of them shows.
 
 $$ t = steps \cdot latency + \frac{f \cdot bytes}{bandwidth} $$
 
 with $f = 2(n-1)/n$ and $2(n-1)$ steps for an all-reduce in a ring, half of both for an all-gather
 or a reduce-scatter [1]. A ring over several nodes is as fast as the network cards of one node
-together, for every card carries its part of the ring.
+together, for every card carries its part of the ring; where neighbours are several ranks apart, so
+many rings share those cards. Over nodes an all-reduce may take a tree instead, whose steps grow with
+the logarithm of the nodes [2]. All-to-all hands every rank its own part, so all ranks of a node share
+its cards.
 
 What shows is what exceeds the computation it runs beside, the first gather and the last reduction
-(nothing runs beside them), and what the computation loses to the kernels of the collective.
+(nothing runs beside them), and what the computation loses to the kernels of the collective. A
+pipeline of p stages waits for the other stages once per step, for 1/v of their work where each
+passes its v chunks in turn [3].
 
-Per micro-batch, FSDP and ZeRO-3 gather the weights twice and reduce the trained gradients once
-(once per step where `sharding.accumulates_whole`);
-ZeRO-2 reduces per micro-batch; DDP and ZeRO-1 reduce once per step; ZeRO-1 and 2 gather updated
-weights [2]. Tensor parallelism all-reduces twice per layer and pass [3]. A pipeline of p stages
-waits (p - 1)/m of its work for m micro-batches [4].
-
-[1] Thakur et al. 2005, IJHPCA 19(1), sections 3 and 4   [2] Rajbhandari et al. 2020, arXiv:1910.02054,
-section 7   [3] Shoeybi et al. 2019, arXiv:1909.08053, section 3   [4] Narayanan et al. 2021,
-arXiv:2104.04473, section 2.2
+[1] Thakur et al. 2005, IJHPCA 19(1), sections 3 and 4   [2] Sanders et al. 2009, Parallel Computing
+35(12), double binary trees, NCCL's since 2.4   [3] Narayanan et al. 2021, arXiv:2104.04473, section 2.2
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from finegauge.arithmetic import every, largest, log, present, smallest, where
 from finegauge.catalogue.gpus import GpuSpec
 from finegauge.catalogue.interconnects import interconnects
-from finegauge.graph.blocks import MixtureOfExperts
 from finegauge.graph.op import Extents
 from finegauge.predict.calibration import Calibration
-from finegauge.predict.sharding import GATHERING, Share, accumulates_whole, shard_degree
+from finegauge.predict.exchange import exchanged
+from finegauge.predict.exchange_data import Collective
+from finegauge.predict.offload import offloaded
+from finegauge.predict.sharding import GATHERING, Share, adapter_units
+from finegauge.predict.stages import slowest_share, stage_layers
 from finegauge.profile import Path
 from finegauge.workload.run import Run
 
 PCIE_BYTES_PER_S = {"3": 15.75e9, "4": 31e9, "5": 63e9, "6": 121e9}  # x16, one direction, by generation
+LOG_2 = log(2.0)
 ETHERNET_BYTES_PER_S = 1.5625e9  # per GPU, where no network is known: 100 Gbit/s for a node of eight
-ADAM_OFFLOAD_BYTES = 28.0  # per value on the host: gradient read, fp32 copy and two moments read and written
 
 
 class Network(NamedTuple):
@@ -65,6 +67,21 @@ class Network(NamedTuple):
             network_hop_s=calibration.network_hop_s,
         )
 
+    def seconds(self, message: Collective) -> float:
+        """Return the seconds of one `message`."""
+        payload, ranks, span = message.payload_bytes, message.ranks, message.span
+        match message.kind:
+            case "all_reduce":
+                return self.reduce_s(payload, ranks, span)
+            case "all_to_all":
+                return self.exchange_s(payload, ranks, span)
+            case "send":
+                rate, hop = self._ring(ranks, span)
+                seconds: float = hop + payload / rate
+                return seconds
+            case _:
+                return self.gather_s(payload, ranks, span)
+
     def gather_s(self, num_bytes: float, ranks: int, span: int) -> float:
         """Return the seconds of an all-gather (or a reduce-scatter) of `num_bytes`, counted whole.
 
@@ -73,16 +90,45 @@ class Network(NamedTuple):
             ranks: How many take part.
             span: The first and the last of them are this many ranks apart.
         """
-        if ranks <= 1 or num_bytes <= 0:
+        if every(ranks <= 1):
             return 0.0
-        rate, hop = self.intra_bytes_per_s, self.hop_s
-        if span > self.gpus_per_node:
-            rate, hop = min(rate, self.inter_bytes_per_s), self.network_hop_s
-        return (ranks - 1) * hop + num_bytes * (ranks - 1) / ranks / rate
+        rate, hop = self._ring(ranks, span)
+        steps_s, moving_s = (ranks - 1) * hop, num_bytes * (ranks - 1) / ranks / rate
+        seconds: float = where(num_bytes > 0, steps_s + moving_s, 0.0)
+        return seconds
 
     def reduce_s(self, num_bytes: float, ranks: int, span: int) -> float:
-        """Return the seconds of an all-reduce of `num_bytes`."""
-        return 2.0 * self.gather_s(num_bytes, ranks, span)
+        """Return the seconds of an all-reduce of `num_bytes`: round a ring or, over nodes, along a tree."""
+        ring = 2.0 * self.gather_s(num_bytes, ranks, span)
+        if every(ranks <= 1):
+            return ring
+        rate, hop = self._ring(ranks, span)
+        inside = smallest(ranks, largest(1, self.gpus_per_node * ranks // span))
+        levels = 2.0 * (log(ranks / inside) / LOG_2 * hop + (inside - 1) * self.hop_s)
+        tree = where(num_bytes > 0, levels + 2.0 * num_bytes / rate, 0.0)
+        seconds: float = where(span > self.gpus_per_node, smallest(ring, tree), ring)
+        return seconds
+
+    def exchange_s(self, num_bytes: float, ranks: int, span: int) -> float:
+        """Return the seconds of an all-to-all in which every rank hands in `num_bytes`."""
+        if every(ranks <= 1):
+            return 0.0
+        per_node = self.gpus_per_node
+        inside = smallest(ranks, largest(1, per_node * ranks // span))
+        leaving_s = num_bytes * (ranks - inside) / ranks * per_node / self.inter_bytes_per_s
+        within_s = num_bytes * (ranks - 1) / ranks / self.intra_bytes_per_s
+        over = span > per_node
+        hop = where(over, self.network_hop_s, self.hop_s)
+        moving_s = where(over, largest(within_s, leaving_s), within_s)
+        seconds: float = where(num_bytes > 0, (ranks - 1) * hop + moving_s, 0.0)
+        return seconds
+
+    def _ring(self, ranks: int, span: int) -> tuple[Any, Any]:
+        """Return bytes/s of a ring and the seconds of one of its steps."""
+        over = span > self.gpus_per_node
+        rings = smallest(self.gpus_per_node, span // ranks)  # that pass through the same network cards
+        between = smallest(self.intra_bytes_per_s, self.inter_bytes_per_s / rings)
+        return where(over, between, self.intra_bytes_per_s), where(over, self.network_hop_s, self.hop_s)
 
 
 class Passes(NamedTuple):
@@ -92,6 +138,7 @@ class Passes(NamedTuple):
     backward_s: float  # recomputation included
     micro_steps: int
     runs: int = 2  # how often a layer runs: forward, backward, and once more where it is recomputed
+    outer_s: float = 0.0  # of both, in embedding, head and loss
 
 
 class _Tally:
@@ -104,13 +151,15 @@ class _Tally:
 
     def shown(self, name: str, seconds: float) -> None:
         """Add communication that computation waits for."""
-        if seconds > 0:
+        if present(seconds):
             self.parts.append((("communication", name), seconds))
 
-    def overlapped(self, name: str, seconds: float, compute_s: float, times: float) -> None:
-        """Add communication beside `compute_s` of computation, `times` over."""
-        hidden = min(seconds, compute_s)
-        self.shown(name, times * (seconds - hidden))
+    def overlapped(self, messages: list[tuple[Collective, float]], compute_s: float, times: float) -> None:
+        """Add messages, with their seconds, beside `compute_s` of computation, `times` over."""
+        seconds = sum(one for _, one in messages)
+        hidden = smallest(seconds, compute_s)
+        names = sorted({message.name for message, one in messages if present(one)})
+        self.shown(", ".join(names), times * (seconds - hidden))
         self.beside_s += times * hidden
 
 
@@ -119,123 +168,74 @@ def communication(
 ) -> list[tuple[Path, float]]:
     """Return what of a step's communication shows, by (communication, kind), in seconds."""
     tally = _Tally(calibration)
-    _data_parallel(run, share, passes, network, tally)
-    _within_layers(run, share, passes, extents, network, tally)
-    _pipeline(run, share, passes, extents, network, tally)
-    _offload(run, share, passes, network, tally)
+    messages = exchanged(run, share, extents, passes.runs)
+    within = [one for one in messages if one.group != "pipeline"]
+    priced = [(message, message.num_sent * network.seconds(message)) for message in within]
+    for message, seconds in priced:
+        if not message.beside:
+            tally.shown(message.name, seconds if message.once else passes.micro_steps * seconds)
+    beside = {
+        "forward": passes.forward_s,
+        "backward": passes.backward_s,
+        "attention": (passes.forward_s + passes.backward_s) / 2,
+    }
+    for name, compute_s in beside.items():
+        _overlapped([one for one in priced if one[0].beside == name], compute_s, passes.micro_steps, tally)
+    _host_waits(run, share, passes, tally)
+    for message in messages:
+        if message.group == "pipeline":
+            others = 1.0 / slowest_share(run, share.graph.model) - 1.0
+            _pipeline(run, message, network.seconds(message), passes, tally, others)
+    for name, seconds in offloaded(run, share, passes.micro_steps, network.host_bytes_per_s, calibration):
+        tally.shown(name, seconds)
     tally.shown("slows computation", calibration.contention_fraction * tally.beside_s)
     return tally.parts
 
 
-def _data_parallel(run: Run, share: Share, passes: Passes, network: Network, tally: _Tally) -> None:
-    """Add gathers of weights and reductions of gradients."""
-    ranks, micro_steps = run.data_parallel * run.context_parallel, passes.micro_steps
-    if ranks == 1 and not run.sharding.startswith("zero"):
-        return
-    inner = run.tensor_parallel
-    layers = share.graph.model.num_layers / run.pipeline_parallel
-    group = shard_degree(run)
-    gradients = layers * share.layer_gradient_bytes + share.outer_gradient_bytes
-    weights = layers * share.layer_bytes + share.outer_bytes
-    if run.sharding in GATHERING:
-        layer = network.gather_s(share.layer_bytes, group, group * inner)
-        outer = network.gather_s(share.outer_bytes, group, group * inner)
-        reduce_layer = network.gather_s(share.layer_gradient_bytes, group, group * inner)
-        reduce_outer = network.gather_s(share.outer_gradient_bytes, group, group * inner)
-        again = 0.0 if run.sharding == "fsdp_shard_grad_op" else layer
-        tally.shown("all-gather", micro_steps * (outer + layer + again))
-        tally.overlapped("all-gather", (layers - 1) * layer, passes.forward_s, micro_steps)
-        reductions = 1 if accumulates_whole(run) else micro_steps
-        beside = (layers - 1) * (again + reduce_layer)
-        tally.overlapped("all-gather, reduce-scatter", beside, passes.backward_s, reductions)
-        tally.overlapped("all-gather", (layers - 1) * again, passes.backward_s, micro_steps - reductions)
-        tally.shown("reduce-scatter", reductions * (reduce_layer + reduce_outer))
-        visits = layers * passes.runs
-        if run.sharding == "zero3":  # its host runs ahead of the device; FSDP's waits for memory to be freed
-            waits = max(0.0, visits * tally.calibration.module_wait_s - passes.forward_s - passes.backward_s)
-        else:
-            waits = visits * tally.calibration.unit_wait_s
-        tally.shown("host waits", micro_steps * waits)
-        copies = ranks // group
-        if copies > 1:
-            tally.overlapped(
-                "all-reduce", network.reduce_s(gradients / group, copies, ranks * inner), passes.backward_s, 1
-            )
-        return
-    last = network.reduce_s(share.layer_gradient_bytes, ranks, ranks * inner)
-    if run.sharding == "zero2":
-        each = network.gather_s(gradients, ranks, ranks * inner)
-        tally.overlapped("reduce-scatter", each, passes.backward_s, micro_steps)
-    else:
-        reduction = network.reduce_s(gradients, ranks, ranks * inner)
-        tally.overlapped("all-reduce", reduction - last, passes.backward_s, 1)
-        tally.shown("all-reduce", last)
-    if run.sharding in ("zero1", "zero2"):
-        trained = weights if not run.trains_adapters else gradients
-        tally.shown("all-gather", network.gather_s(trained, group, group * inner))
-
-
-def _within_layers(
-    run: Run, share: Share, passes: Passes, extents: Extents, network: Network, tally: _Tally
+def _overlapped(
+    messages: list[tuple[Collective, float]], compute_s: float, micro_steps: float, tally: _Tally
 ) -> None:
-    """Add what tensor, context and expert parallelism exchange inside the layers."""
-    low, model = share.graph.lowering, share.graph.model
-    stream = extents.tokens * model.hidden_size * low.compute_bytes
-    layers = model.num_layers / run.pipeline_parallel
-    runs = passes.runs
-    if run.tensor_parallel > 1:
-        each = network.reduce_s(stream, run.tensor_parallel, run.tensor_parallel)
-        tally.shown("all-reduce (tensor parallel)", passes.micro_steps * layers * 2 * runs * each)
-    if run.context_parallel > 1:
-        span = run.context_parallel * run.tensor_parallel
-        ring = network.gather_s(2 * stream * run.context_parallel, run.context_parallel, span)
-        compute = (passes.forward_s + passes.backward_s) / 2
-        tally.overlapped("ring (context parallel)", layers * (runs + 1) * ring, compute, passes.micro_steps)
-    if run.expert_parallel > 1:
-        routed = sum(
-            count * min(branch.mixer.top_k, branch.mixer.num_experts)
-            for layer, count in model.layers
-            for branch in layer.branches
-            if isinstance(branch.mixer, MixtureOfExperts)
-        )
-        each = network.gather_s(stream, run.expert_parallel, run.expert_parallel * run.tensor_parallel)
-        tally.shown("all-to-all (expert parallel)", passes.micro_steps * routed * 2 * runs * each)
+    """Add messages beside one pass of every micro-batch; some run beside that of the last one only."""
+    every = [one for one in messages if not one[0].once]
+    if len(every) == len(messages):
+        tally.overlapped(every, compute_s, micro_steps)
+        return
+    tally.overlapped(messages, compute_s, 1)
+    tally.overlapped(every, compute_s, micro_steps - 1)
+
+
+def _host_waits(run: Run, share: Share, passes: Passes, tally: _Tally) -> None:
+    """Add what the host of a sharded run waits before it may gather the next layer."""
+    alone = every(run.data_parallel * run.context_parallel == 1) and every(run.num_gpus > 1)
+    if run.sharding not in GATHERING or alone:
+        return
+    visits = stage_layers(run, share.graph.model) * passes.runs
+    if run.sharding == "zero3":  # its host runs ahead of the device; FSDP's waits for memory to be freed
+        late = visits * tally.calibration.module_wait_s - passes.forward_s - passes.backward_s
+        waits = largest(0.0, late)
+    else:
+        waits = visits * tally.calibration.unit_wait_s
+        late = waits * (1.0 + adapter_units(run, share.whole)) - passes.forward_s - passes.backward_s
+        waits = largest(waits, late)  # the small units' hide behind what the device computes
+    tally.shown("host waits", passes.micro_steps * waits)
 
 
 def _pipeline(
-    run: Run, share: Share, passes: Passes, extents: Extents, network: Network, tally: _Tally
+    run: Run, message: Collective, sent_s: float, passes: Passes, tally: _Tally, others: float
 ) -> None:
-    """Add the pipeline's bubble and what its stages hand on."""
-    stages = run.pipeline_parallel
-    if stages == 1:
-        return
-    boundary = extents.tokens * share.graph.model.hidden_size * share.graph.lowering.activation_bytes
-    sent = network.gather_s(2 * boundary, 2, 2 * run.tensor_parallel * run.data_parallel)
+    """Add the bubble, `others` times the work of the slowest stage, and what stages hand on."""
+    stages, chunks, steps = run.pipeline_parallel, run.virtual_pipeline_stages, passes.micro_steps
     if run.pipeline_schedule == "naive":
-        tally.shown("point to point", passes.micro_steps * 2 * (stages - 1) * sent)
+        tally.shown(message.name, steps * 2 * (stages - 1) * sent_s)
         return
-    tally.shown("pipeline bubble", (stages - 1) * (passes.forward_s + passes.backward_s))
-    tally.shown("point to point", 2 * (passes.micro_steps + stages - 1) * sent)
-
-
-def _offload(run: Run, share: Share, passes: Passes, network: Network, tally: _Tally) -> None:
-    """Add what crosses to the host: weights on their way to be gathered, gradients, and Adam there."""
-    if run.cpu_offload == "none":
+    both_s = passes.forward_s + passes.backward_s
+    tally.shown("pipeline bubble", others / chunks * (both_s - passes.outer_s))
+    if chunks == 1:
+        tally.shown(message.name, 2 * (steps + stages - 1) * sent_s)
         return
-    weights = share.graph.weights
-    values = weights.trained_params + weights.adapter_params
-    layers = share.graph.model.num_layers / run.pipeline_parallel
-    whole = layers * share.layer_bytes + share.outer_bytes
-    rank_weights = whole / shard_degree(run)
-    crossing = values * share.graph.lowering.compute_bytes / network.host_bytes_per_s
-    if run.cpu_offload in ("params", "all"):
-        brought = 2 * passes.micro_steps * rank_weights / network.host_bytes_per_s
-        tally.shown("weights from the host", brought)
-        tally.shown("gradients to the host", crossing)
-    else:
-        tally.shown("gradients and weights over the host link", 2 * crossing)
-    moved = values * ADAM_OFFLOAD_BYTES * share.value_bytes / 4.0
-    tally.shown("optimizer on the host", moved / tally.calibration.host_bytes_per_s)
+    # a chunk is sent while the next one runs
+    tally.overlapped([(message, sent_s)], both_s / (2 * chunks), 2 * steps * chunks)
+    tally.shown(message.name, 2 * (stages - 1) * sent_s)
 
 
 def _node_bytes_per_s(run: Run, gpu: GpuSpec, gpus_per_node: int) -> float:

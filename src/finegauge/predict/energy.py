@@ -9,29 +9,43 @@ Source: MLPerf Training v4.0 power logs, 8xH100: 895 W per GPU at the wall, 1.28
 board limit, with everything else in the node included.
 """
 
+from typing import NamedTuple
+
+from finegauge.arithmetic import largest
 from finegauge.catalogue.gpus import GpuSpec
 from finegauge.predict.calibration import Calibration
 from finegauge.predict.time import StepTime
 from finegauge.profile import Breakdown
 
 
-def step_energy_j(gpu: GpuSpec, step: StepTime, calibration: Calibration, num_gpus: int = 1) -> Breakdown:
-    """Return the joules of one step of all boards by what they do; empty where no board power is known."""
+class BoardPower(NamedTuple):
+    """What one board may draw, and what it draws with clocks up and nothing to do."""
+
+    limit_w: float
+    idle_w: float
+
+
+def board_power(gpu: GpuSpec, calibration: Calibration) -> BoardPower | None:
+    """Return the power of a board of `gpu`; None where none is known."""
     if gpu.board_power_w is None:
-        return Breakdown({})
-    limit, idle = gpu.board_power_w, idle_power_w(gpu, calibration) or 0.0
-    other = max(0.0, step.device_s - step.matrix_s)
-    exchanging = step.parts["communication"]
-    return Breakdown.of(
-        matrix=num_gpus * step.matrix_s * max(idle, calibration.active_power_fraction * limit),
-        memory=num_gpus * other * max(idle, calibration.memory_power_fraction * limit),
-        waiting=num_gpus * step.host_bound_s * idle,
-        communication=num_gpus * exchanging * max(idle, calibration.exchange_power_fraction * limit),
+        return None
+    return BoardPower(
+        gpu.board_power_w, gpu.idle_power_w or calibration.idle_power_fraction * gpu.board_power_w
     )
 
 
-def idle_power_w(gpu: GpuSpec, calibration: Calibration) -> float | None:
-    """Return the watts of a board with clocks up and nothing to do; None where no board power is known."""
-    if gpu.board_power_w is None:
-        return None
-    return gpu.idle_power_w or calibration.idle_power_fraction * gpu.board_power_w
+def step_energy_j(
+    power: BoardPower | None, step: StepTime, calibration: Calibration, num_gpus: int = 1
+) -> Breakdown:
+    """Return the joules of one step of all boards by what they do; empty where no board power is known."""
+    if power is None:
+        return Breakdown({})
+    limit, idle = power
+    other = largest(0.0, step.device_s - step.matrix_s)
+    exchanging = step.parts["communication"]
+    return Breakdown.of(
+        matrix=num_gpus * step.matrix_s * largest(idle, calibration.active_power_fraction * limit),
+        memory=num_gpus * other * largest(idle, calibration.memory_power_fraction * limit),
+        waiting=num_gpus * step.host_bound_s * idle,
+        communication=num_gpus * exchanging * largest(idle, calibration.exchange_power_fraction * limit),
+    )

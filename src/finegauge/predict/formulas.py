@@ -91,6 +91,13 @@ def _rank_formulas(run: Run, calibration: Calibration) -> dict[Path, str]:
         ("workspace", "gradients being reduced"): "whole until the ranks have added them up, or in buckets",
         ("activations", "held by FSDP's hooks"): "one more residual stream of every frozen layer",
         ("NCCL",): f"communicators and buffers of a rank: {calibration.nccl_bytes / GIB:.2f} GiB",
+        ("communication", "waits for the slowest rank"): f"the longest sequences among {run.data_parallel} "
+        f"ranks, the busiest experts among {run.expert_parallel}, against the average",
+        (
+            "communication",
+            "pipeline bubble",
+        ): f"the layers of {run.pipeline_parallel - 1} other stages for one "
+        f"micro-batch, over {run.virtual_pipeline_stages} chunks",
         ("communication",): "what exceeds the computation beside it, latency x steps + bytes over bandwidth, "
         "and what that computation loses",
     }

@@ -1,21 +1,45 @@
 """The live memory of a training step on the fullest of several ranks, phase by phase."""
 
-from math import inf
+from collections.abc import Mapping
+from typing import NamedTuple
 
+from finegauge.arithmetic import smallest
 from finegauge.graph.op import Extents
-from finegauge.predict.memory import LiveSet, live_set
-from finegauge.predict.sharding import Share, frozen_layers_moment, gathered_memory, stage_graph
-from finegauge.profile import Breakdown
+from finegauge.predict.memory import LiveSet, Update, live_set, optimizer_scratch
+from finegauge.predict.sharding import Share, frozen_layers_moment, gathered_memory
+from finegauge.predict.stages import stage_graphs
+from finegauge.profile import Breakdown, Path
 from finegauge.workload.run import Run
 
 
-def rank_live_set(run: Run, share: Share, extents: Extents, architecture: str) -> LiveSet:
+class Beside(NamedTuple):
+    """What a rank holds beside its weights and activations, whatever the micro-batch."""
+
+    gathered: Mapping[str, Mapping[Path, float]]  # by phase
+    update: Update
+
+
+def beside_of(run: Run, share: Share) -> Beside:
+    """Return what the rank of `share` gathers, and what its update takes."""
+    update = Update(optimizer_scratch(share.run, share.graph.weights))
+    if run.optimizer_implementation == "in_backward":  # gradients are used up as they come
+        most = max(share.layer_gradient_bytes, share.outer_gradient_bytes)
+        update = update._replace(most_gradients_bytes=most)
+    return Beside(gathered_memory(run, share), update)
+
+
+def rank_live_set(
+    run: Run, share: Share, extents: Extents, cublas: float, beside: Beside | None = None
+) -> LiveSet:
     """Return the live memory of each phase on the fullest rank, gathered weights and buckets included."""
-    in_backward = run.optimizer_implementation == "in_backward"  # gradients are used up as they come
-    most = max(share.layer_gradient_bytes, share.outer_gradient_bytes) if in_backward else inf
-    live = live_set(share.run, stage_graph(run, share.graph), extents, architecture, most)
-    beside = gathered_memory(run, share)
-    phases = {name: parts + Breakdown(beside.get(name, {})) for name, parts in live.phases.items()}
+    gathered, update = beside or beside_of(run, share)
+    in_backward, most = run.optimizer_implementation == "in_backward", update.most_gradients_bytes
+    phases: dict[str, Breakdown] = {}
+    for stage, graph in stage_graphs(run, share.graph).items():
+        live = live_set(share.run, graph, extents, cublas, update)
+        phases |= {
+            name + stage: parts + Breakdown(gathered.get(name, {})) for name, parts in live.phases.items()
+        }
     frozen = frozen_layers_moment(run, share, extents)
     if frozen:
         held = {p: v for p, v in phases["backward"].parts.items() if p[0] not in ("activations", "logits")}
@@ -27,4 +51,4 @@ def rank_live_set(run: Run, share: Share, extents: Extents, architecture: str) -
 
 def _capped(parts: Breakdown, most: float) -> Breakdown:
     """Return `parts` with gradients of at most `most` bytes."""
-    return Breakdown({p: min(v, most) if p[0] == "gradients" else v for p, v in parts.parts.items()})
+    return Breakdown({p: smallest(v, most) if p[0] == "gradients" else v for p, v in parts.parts.items()})

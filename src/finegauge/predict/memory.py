@@ -15,15 +15,18 @@ the first has a known place.
 [1] Rajbhandari et al. 2020, arXiv:1910.02054   [2] Korthikanti et al. 2022, arXiv:2205.05198
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
+from finegauge.arithmetic import chosen, largest, place_of_largest, present, smallest
 from finegauge.catalogue.gpus import CPU
 from finegauge.graph.build import Graph, LayerGraph
 from finegauge.graph.op import Extents, Op
+from finegauge.graph.weights import Weights
 from finegauge.predict.calibration import Calibration
-from finegauge.predict.checkpointing import split
+from finegauge.predict.checkpointing import reruns_scores, split
+from finegauge.predict.divided import stream_degree
 from finegauge.predict.walk import Moment, backward_moment, forward_moment, gradient_bytes, saved_bytes
 from finegauge.profile import Breakdown, Path
 from finegauge.workload.run import Run
@@ -47,7 +50,7 @@ class LiveSet(NamedTuple):
     @property
     def peak(self) -> Breakdown:
         """Return the largest live set."""
-        return self.phases[self.peak_phase]
+        return Breakdown(largest_parts(live.parts for live in self.phases.values()))
 
     def by_phase(self) -> Breakdown:
         """Return all phases as one breakdown (phase, kind, detail)."""
@@ -61,28 +64,41 @@ def cublas_bytes(architecture: str) -> float:
     return CUBLAS_BYTES.get(architecture, CUBLAS_DEFAULT_BYTES)
 
 
+class Update(NamedTuple):
+    """What the gradients and the optimizer step take beside the weights and states that a rank holds."""
+
+    scratch_bytes: float  # temporaries of the optimizer
+    most_gradients_bytes: float = inf  # that wait at a time in the backward pass
+
+
 def live_set(
-    run: Run, graph: Graph, extents: Extents, architecture: str, most_gradients: float = inf
+    run: Run, graph: Graph, extents: Extents, cublas: float, update: Update | None = None
 ) -> LiveSet:
     """Return the live memory of each phase for a micro-batch of `extents`, in bytes.
 
-    `most_gradients` bytes of gradients wait at a time in the backward pass.
+    Args:
+        run: How it checkpoints, whether it accumulates.
+        graph: Its operators, over the weights that the rank holds.
+        extents: Of the micro-batch.
+        cublas: What matrix products hold, as `cublas_bytes` says.
+        update: What the optimizer step takes; as `run` and `graph` say by default.
     """
     weights = graph.weights
+    update = update or Update(optimizer_scratch(run, weights))
     static: Parts = {
         ("weights", "model"): weights.base_bytes,
         ("weights", "adapters"): weights.adapter_bytes,
         ("optimizer", "states"): weights.optimizer_bytes - weights.paged_bytes,
-        ("workspace", "cuBLAS"): cublas_bytes(architecture),
+        ("workspace", "cuBLAS"): cublas,
     }
-    passes = _Passes(run, graph, extents, most_gradients)
+    passes = _Passes(run, graph, extents, update.most_gradients_bytes)
     phases = {
         "forward": passes.forward(),
         "loss": passes.loss(),
         "backward": passes.backward(),
         "optimizer": {
             ("gradients",): weights.gradient_bytes,
-            ("workspace", "optimizer"): _optimizer_scratch(run, graph),
+            ("workspace", "optimizer"): update.scratch_bytes,
         },
     }
     return LiveSet(phases={name: _merge(static, parts) for name, parts in phases.items()})
@@ -90,12 +106,18 @@ def live_set(
 
 def _merge(static: Parts, parts: Parts) -> Breakdown:
     """Return both as one breakdown without empty parts."""
-    return Breakdown({path: value for path, value in {**static, **parts}.items() if value})
+    return Breakdown({path: value for path, value in {**static, **parts}.items() if present(value)})
 
 
-def _largest(candidates: Iterator[Parts]) -> Parts:
+def largest_parts(candidates: Iterable[Mapping[Path, float]]) -> Parts:
     """Return the parts with the largest sum."""
-    return max(candidates, key=lambda parts: sum(parts.values()))
+    found = list(candidates)
+    place = place_of_largest([sum(parts.values()) for parts in found])
+    if isinstance(place, int):
+        return dict(found[place])
+    kinds = [Breakdown(parts).at(1).parts for parts in found]  # where the largest differ, so do their parts
+    paths = dict.fromkeys(path for parts in kinds for path in parts)
+    return {path: chosen([parts.get(path, 0.0) for parts in kinds], place) for path in paths}
 
 
 class _Passes:
@@ -104,15 +126,17 @@ class _Passes:
     def __init__(self, run: Run, graph: Graph, extents: Extents, most_gradients: float) -> None:
         """Measure the residual stream and the gradients."""
         self.run, self.graph, self.extents = run, graph, extents
+        self._known: dict[int, float] = {}  # what is kept of a layer, by the identity of its group
         self.most_gradients = most_gradients
         self.kind = run.activation_checkpointing
         self.layers = [group for group in graph.layers if not group.passive]
-        self.stream = graph.lowering.stream_bytes * graph.model.hidden_size * extents.tokens
         low, model = graph.lowering, graph.model
-        self.entry = low.activation_bytes * model.hidden_size * extents.tokens  # what the first layer reads
+        width = model.hidden_size / stream_degree(run)
+        self.stream = low.stream_bytes * width * extents.tokens
+        self.entry = low.activation_bytes * width * extents.tokens  # what the first layer reads
         learned = any("wpe" in t.name or "position" in t.name for t in model.embeddings[1:])
         self.apart = self.entry if learned or "embedding" in low.numerics.dropout else 0.0
-        self.positions = low.activation_bytes * model.hidden_size * extents.longest_tokens if learned else 0.0
+        self.positions = low.activation_bytes * width * extents.longest_tokens if learned else 0.0
         # frozen embeddings' output is made to need gradients: it stays until the step is done
         leaf = not low.weights_train and low.input_gradients and "embed_tokens" not in run.trainable_extra
         self.leaf = self.apart if leaf else 0.0
@@ -126,7 +150,7 @@ class _Passes:
 
     def forward(self) -> Parts:
         """Return the peak up to the logits, the last micro-batch of the step."""
-        return _largest(self._forward_moments())
+        return largest_parts(self._forward_moments())
 
     def _forward_moments(self) -> Iterator[Parts]:
         """Yield what is alive in the last layer of each kind that may be last, and in the head."""
@@ -136,7 +160,7 @@ class _Passes:
         outside = saved_bytes(self.graph.embedding, self.extents) + self.mask
         for index, group in enumerate(layers):
             between = self._between(layers if index or len(layers) == 1 else layers[:1])
-            own = saved_bytes(split(self.kind, group.ops)[0], self.extents)
+            own = self._saved(group)
             keeping = self.kind == "none"
             moment = forward_moment(
                 group.ops, self.extents, self.stream, keeping=keeping, held=self._handed_on(group)
@@ -151,7 +175,7 @@ class _Passes:
         for group in self.graph.layers:
             if group.passive:
                 moment = forward_moment(group.ops, self.extents, self.stream, keeping=False)
-                passing = moment.beside_bytes + max(self.apart + self.positions, self.entry) + self.stream
+                passing = moment.beside_bytes + largest(self.apart + self.positions, self.entry) + self.stream
                 yield {**base, ("activations", "passing"): passing}
         base |= self._between(layers)
         final = forward_moment(self.graph.head[:1], self.extents, 0.0, keeping=True)
@@ -159,7 +183,7 @@ class _Passes:
         streams = self._loose_streams(layers[-1])
         returned = self.kind != "none" or layers[-1].ops[0].keeps_input
         if returned and not self.graph.head[0].keeps_input:
-            streams += self.stream  # what the last layer returned
+            streams = streams + self.stream  # what the last layer returned
         low, model = self.graph.lowering, self.graph.model
         states = self.leaf + (self.stream if low.activation_bytes > low.compute_bytes else 0.0)
         if low.litgpt:  # the logits beside their fp32 copy
@@ -180,7 +204,7 @@ class _Passes:
         named = self.apart + self.positions
         if self.kind != "none" or group.ops[0].keeps_input:
             return named
-        return max(named, self.entry) + self.stream
+        return largest(named, self.entry) + self.stream
 
     def _handed_on(self, group: LayerGraph) -> float:
         """Return the bytes that the layer before `group`'s last returned beside the stream."""
@@ -203,8 +227,11 @@ class _Passes:
     def backward(self) -> Parts:
         """Return the peak of the backward pass, its recomputation included."""
         at_most = self.most_gradients
-        return _largest(
-            {path: min(value, at_most) if path == ("gradients",) else value for path, value in parts.items()}
+        return largest_parts(
+            {
+                path: smallest(value, at_most) if path == ("gradients",) else value
+                for path, value in parts.items()
+            }
             for parts in self._backward_moments()
         )
 
@@ -249,18 +276,20 @@ class _Passes:
         """Return the worst moment of a layer of `group`; the layers of `standing` still keep all they did."""
         parts = {**self._between(standing), **self._gradients(gradients, moment)}
         share = 1.0 if group in standing else 0.0
-        own = saved_bytes(split(self.kind, group.ops)[0], self.extents)
+        own = self._saved(group)
         in_flight = moment.beside_bytes + self.stream
+        layers = parts["activations", "all layers"] - share * own
         if self.kind == "none":
-            parts["activations", "all layers"] += moment.kept_bytes - share * own
+            parts["activations", "all layers"] = layers + moment.kept_bytes
         else:
-            parts["activations", "all layers"] -= share * own
+            parts["activations", "all layers"] = layers
             parts["activations", "rebuilt block"] = moment.kept_bytes
             rows = 1.0 - share if self.kind != "offload" else 1.0
             rows -= 1.0 if group.ops[0].keeps_input else 0.0
             rows += 1.0 if self.run.checkpointing_reentrant else 0.0
             first = standing == () and group is self.layers[0]
-            parts["activations", "checkpoints"] += rows * (self.entry if first else self.stream)
+            held = rows * (self.entry if first else self.stream)
+            parts["activations", "checkpoints"] = parts["activations", "checkpoints"] + held
         parts["activations", "gradients in flight"] = in_flight
         parts["activations", "embedding and head"] = self._outside(())
         return parts
@@ -273,11 +302,12 @@ class _Passes:
     def _between(self, layers: Sequence[LayerGraph]) -> Parts:
         """Return what `layers`, all or the leading ones, keep from forward to backward."""
         extents = self.extents
-        kept = sum(group.count * saved_bytes(split(self.kind, group.ops)[0], extents) for group in layers)
+        kept = sum(group.count * self._saved(group) for group in layers)
         parts: Parts = {("activations", "all layers"): kept}
         if self.kind == "none":
             return parts
-        rows = 0 if self.kind == "offload" else sum(group.count for group in layers)
+        inputs = (group.count for group in layers if not reruns_scores(self.kind, group.ops))
+        rows = 0 if self.kind == "offload" else sum(inputs)
         narrow = self.stream - self.entry if rows else 0.0  # the first layer's input
         parts["activations", "checkpoints"] = rows * self.stream - narrow
         pinned = sum(g.count * sum(op.stash_bytes.at(extents) for op in g.ops) for g in layers)
@@ -327,18 +357,24 @@ class _Passes:
         held = width * self.graph.lowering.returned_bytes * self.extents.tokens
         return {("activations", "keys and values handed back"): held}
 
+    def _saved(self, group: LayerGraph) -> float:
+        """Return what one layer of `group` keeps from forward to backward."""
+        if id(group) not in self._known:
+            self._known[id(group)] = saved_bytes(split(self.kind, group.ops)[0], self.extents)
+        return self._known[id(group)]
+
     def _outside(self, head: Iterable[Op]) -> float:
         """Return what the embedding, with what all layers share, and the given operators of the head keep."""
         mask = 0.0 if self.kind == "none" else self.mask  # an argument of every checkpoint
         return saved_bytes((*self.graph.embedding, *head), self.extents) + mask + self.leaf
 
 
-def _optimizer_scratch(run: Run, graph: Graph) -> float:
+def optimizer_scratch(run: Run, weights: Weights) -> float:
     """Return the temporaries of the update: of a whole group of tensors, or of one after the other."""
     if run.optimizer == "adamw":
-        temporaries = {"foreach": graph.weights.foreach_bytes, "loop": graph.weights.loop_bytes}
+        temporaries = {"foreach": weights.foreach_bytes, "loop": weights.loop_bytes}
         return temporaries.get(run.optimizer_implementation, 0.0)
-    return graph.weights.loop_bytes
+    return weights.loop_bytes
 
 
 def shapes_vary(run: Run, graph: Graph) -> bool:

@@ -5,7 +5,7 @@ from finegauge.graph.step_flops import step_flops
 from finegauge.predict.calibrated import current
 from finegauge.predict.device import Device
 from finegauge.predict.measured import calibrated_by
-from finegauge.predict.memory import outside_tensors
+from finegauge.predict.memory import cublas_bytes, outside_tensors
 from finegauge.predict.phases import Question, answer, check_supported
 from finegauge.predict.predictor import longest_extents, mean_extents
 from finegauge.predict.sharding import rank_extents, share_of
@@ -29,7 +29,7 @@ def predict_memory(run: Run) -> Profile:
         calibration = calibrated_by(gpu.measured, calibration)
     some = Device.of(find_gpu(ANY_DEVICE), current(), {share.graph.lowering.compute_dtype, "fp32"})
     mean, longest = rank_extents(run, mean_extents(batch)), rank_extents(run, longest_extents(batch))
-    live, _ = answer(Question(run, share, mean, longest, some, None, gpu.architecture))
+    live, _ = answer(Question(run, share, mean, longest, some, None, cublas_bytes(gpu.architecture)))
     on_device = live.peak + outside_tensors(run, share.graph, live.peak, calibration)
     return Profile(
         run=run,

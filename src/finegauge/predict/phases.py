@@ -26,7 +26,7 @@ from finegauge.predict.communication import Network
 from finegauge.predict.device import Device
 from finegauge.predict.live import rank_live_set
 from finegauge.predict.measured import MeasuredDevice
-from finegauge.predict.memory import LiveSet, cublas_bytes
+from finegauge.predict.memory import LiveSet
 from finegauge.predict.sharding import GATHERING, Share, share_of
 from finegauge.predict.time import StepClock, StepTime, step_time
 from finegauge.profile import Breakdown
@@ -47,7 +47,8 @@ class Question(NamedTuple):
     longest: Extents  # of the longest: what memory must hold
     device: Device | MeasuredDevice
     network: Network | None
-    architecture: str
+    cublas_bytes: float
+    slowest: Extents | None = None  # of the rank that the others wait for; None: all are alike
 
     @property
     def graph(self) -> Graph:
@@ -94,8 +95,8 @@ def check_supported(run: Run) -> None:
 def _trained(asked: Question) -> Answer:
     """Return the passes of training over the run's micro-batches."""
     return Answer(
-        rank_live_set(asked.run, asked.share, asked.longest, asked.architecture),
-        step_time(asked.share, asked.mean, asked.device, asked.network),
+        rank_live_set(asked.run, asked.share, asked.longest, asked.cublas_bytes),
+        step_time(asked.share, asked.mean, asked.device, asked.network, asked.slowest),
     )
 
 
@@ -202,7 +203,7 @@ def _static(asked: Question, *, training: bool = True) -> Parts:
         ("weights", "model"): weights.base_bytes,
         ("weights", "adapters"): weights.adapter_bytes,
         ("optimizer", "states"): training * (weights.optimizer_bytes - weights.paged_bytes),
-        ("workspace", "cuBLAS"): cublas_bytes(asked.architecture),
+        ("workspace", "cuBLAS"): asked.cublas_bytes,
     }
     return {path: value for path, value in parts.items() if value}
 

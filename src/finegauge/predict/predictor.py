@@ -11,21 +11,27 @@ from finegauge.predict.calibrated import current
 from finegauge.predict.calibration import Calibration
 from finegauge.predict.communication import Network
 from finegauge.predict.device import Device
-from finegauge.predict.energy import step_energy_j
+from finegauge.predict.energy import board_power, step_energy_j
 from finegauge.predict.measured import MeasuredDevice
-from finegauge.predict.memory import LiveSet, outside_tensors
+from finegauge.predict.memory import LiveSet, cublas_bytes, outside_tensors
 from finegauge.predict.phases import Question, answer, check_supported
 from finegauge.predict.sharding import rank_extents, share_of
+from finegauge.predict.stragglers import slowest_extents
 from finegauge.profile import Breakdown, Profile, Source
 from finegauge.workload.data import BatchShape, shape
 from finegauge.workload.prompts import micro_steps
 from finegauge.workload.run import Run
 
 
-def predict(run: Run, calibration: Calibration | None = None) -> Profile:
+def predict(run: Run, calibration: Calibration | None = None, *, batch: BatchShape | None = None) -> Profile:
     """Return the predicted profile of one optimizer step of `run`.
 
     Running out of memory is an outcome, not an error: memory and time are still filled in.
+
+    Args:
+        run: The question.
+        calibration: The constants; the current ones by default.
+        batch: The micro-batch that is asked about; by default what `run` has on average and at its longest.
 
     Raises:
         FieldError: The run names no GPU, or sizes that its model does not allow.
@@ -40,14 +46,16 @@ def predict(run: Run, calibration: Calibration | None = None) -> Profile:
     gpu = find_gpu(run.gpu)
     share = share_of(run)
     graph = share.graph
-    batch = shape(run)
+    batch = batch or shape(run)
     mean, longest = rank_extents(run, mean_extents(batch)), rank_extents(run, longest_extents(batch))
     device = device_of(run.gpu, calibration, graph.lowering.compute_dtype)
     if isinstance(device, MeasuredDevice):
         device.check(run)
     calibration = device.calibration
     network = Network.of(run, gpu, calibration) if share.communicates else None
-    live, step = answer(Question(run, share, mean, longest, device, network, gpu.architecture))
+    slowest = rank_extents(run, slowest_extents(run, batch))
+    asked = Question(run, share, mean, longest, device, network, cublas_bytes(gpu.architecture), slowest)
+    live, step = answer(asked)
     on_device = live.peak + outside_tensors(run, graph, live.peak, calibration)
     if share.distributed:
         on_device += Breakdown({("NCCL",): calibration.nccl_bytes})
@@ -56,13 +64,7 @@ def predict(run: Run, calibration: Calibration | None = None) -> Profile:
     ranks = run.num_gpus / run.pipeline_parallel  # the graph holds the layers of every stage
     return Profile(
         run=run,
-        source=Source(
-            kind="predicted",
-            name=calibration.name,
-            memory_interval=calibration.memory_interval,
-            time_interval=calibration.time_interval,
-            assumptions=_assumptions(graph, batch),
-        ),
+        source=_source(calibration, graph, batch),
         outcome="completed" if fits else "out_of_memory",
         peak_memory_bytes=live.peak,
         device_memory_bytes=on_device,
@@ -72,7 +74,7 @@ def predict(run: Run, calibration: Calibration | None = None) -> Profile:
         phase_memory_bytes=live.by_phase(),
         peak_phase=live.peak_phase,
         step_time_s=step.parts,
-        step_energy_j=step_energy_j(gpu, step, calibration, run.num_gpus),
+        step_energy_j=step_energy_j(board_power(gpu, calibration), step, calibration, run.num_gpus),
         step_flops=step_flops(run, graph, mean) * ranks,
         step_tokens=batch.tokens * micro_batches,
         step_sequences=batch.samples * micro_batches,
@@ -127,9 +129,15 @@ def _datasheet_device(name: str, calibration: Calibration, dtype: str) -> Device
     return Device.of(find_gpu(name), calibration, {dtype, "fp32"})
 
 
-def _assumptions(graph: Graph, batch: BatchShape) -> tuple[str, ...]:
-    """Return what the answer takes for granted, in words."""
-    return (batch.source, *_quantised(graph), *graph.model.notes)
+def _source(calibration: Calibration, graph: Graph, batch: BatchShape) -> Source:
+    """Return by what it is predicted, how surely, and what is taken for granted, in words."""
+    return Source(
+        kind="predicted",
+        name=calibration.name,
+        memory_interval=calibration.memory_interval,
+        time_interval=calibration.time_interval,
+        assumptions=(batch.source, *_quantised(graph), *graph.model.notes),
+    )
 
 
 def _quantised(graph: Graph) -> tuple[str, ...]:

@@ -5,37 +5,38 @@ With $\Psi$ trained parameters and N ranks, mixed-precision Adam holds per rank,
 $$ 16\Psi,\quad 4\Psi + 12\Psi/N,\quad 2\Psi + 14\Psi/N,\quad 16\Psi/N $$
 
 for ZeRO stages 0 to 3. FSDP shards as stage 3 [2]; under mixed precision its shards are fp32 and
-what it gathers is 16-bit, so a rank computes as in pure 16 bit. Tensor parallelism divides every
-matrix product and what lies between two of them, not norms and residual streams [3]; pipeline
-parallelism divides layers, of which stage i of p keeps the activations of p - i micro-batches [4].
-
-Neglected: the inputs of column-parallel products that every tensor-parallel rank keeps whole;
-stages of unequal size.
+what it gathers is 16-bit, so a rank computes as in pure 16 bit. `divided` says what tensor, sequence
+and expert parallelism leave of the operators, `stages` what a pipeline leaves of the layers.
 
 [1] Rajbhandari et al. 2020, arXiv:1910.02054, section 5   [2] Zhao et al. 2023, arXiv:2304.11277
-[3] Shoeybi et al. 2019, arXiv:1909.08053   [4] Narayanan et al. 2021, arXiv:2104.04473, section 2.2
 """
 
-from collections import Counter
 from dataclasses import replace
 from typing import NamedTuple
 
-from finegauge.graph.blocks import Layer, MixtureOfExperts
+from finegauge.arithmetic import every, largest
+from finegauge.graph.blocks import MixtureOfExperts
 from finegauge.graph.build import Graph, LayerGraph, build
-from finegauge.graph.op import Cost, Extents, Op
+from finegauge.graph.frontier import is_adapter
+from finegauge.graph.op import Extents, Op
 from finegauge.graph.weights import Weights
-from finegauge.predict.walk import backward_moment
+from finegauge.predict.divided import by_megatron, by_transformers, divided
+from finegauge.predict.stages import on_a_stage, outer_params, stage_shares
+from finegauge.predict.walk import backward_moment, worst
 from finegauge.profile import Path
 from finegauge.workload.run import Run
 
 FSDP = ("fsdp", "fsdp_shard_grad_op", "hybrid")
 GATHERING = (*FSDP, "zero3")
 GRADIENT_SHARDING = (*GATHERING, "zero2")
-WHOLE_ON_EACH_RANK = frozenset({"norm"})  # kinds that tensor parallelism leaves alone
 REDUCES_EVERY_MICRO_BATCH = ("foundry", "composer", "torchtune", "torchtitan", "internevo", "megatron")
+# custom_sharded_layers of torchtune's 70B recipes, torchtitan's parallelize_llama; both read 2026-11-21
+OUTER_UNITS_APART = ("torchtune", "torchtitan")
 GATHERED_LAYERS = 2  # the one at work and the next, already on its way
 ZERO2_BUCKET = 5e8  # elements: DeepSpeed's default reduce_bucket_size
+ZERO3_KEPT = 1e9  # elements: DeepSpeed's stage3_max_live_parameters and stage3_max_reuse_distance
 ZERO3_SUB_GROUP = 1e9  # elements: DeepSpeed's default sub_group_size, the gradients that are fp32 at a time
+WEIGHTS_OFFLOADED = ("params", "all", "nvme")
 MASTER_BYTES = 12.0  # fp32 copy, first and second moment, per trained parameter under DeepSpeed
 
 
@@ -44,10 +45,13 @@ class Share(NamedTuple):
 
     run: Run  # in the precision of the weights that are gathered
     graph: Graph
+    whole: Graph  # before it is divided
     layer_bytes: float = 0.0  # of one layer's weights, whole, as gathered; this tensor-parallel share of it
-    outer_bytes: float = 0.0  # of embedding, final norm and head
+    outer_bytes: float = 0.0  # of embedding, final norm and head; of a pipeline, of the stage with more of it
     layer_gradient_bytes: float = 0.0  # of one layer's gradients before they are reduced
     outer_gradient_bytes: float = 0.0
+    expert_layer_bytes: float = 0.0  # of one layer's experts on this expert-parallel rank, whole
+    expert_layer_gradient_bytes: float = 0.0
     value_bytes: float = 0.0  # of one trained value as the optimizer sees it
 
     @property
@@ -63,36 +67,59 @@ class Share(NamedTuple):
 
 def share_of(run: Run) -> Share:
     """Return the share of the fullest rank of `run`, which may have one GPU only."""
+    share = held_by(run)
+    if share.graph is share.whole:
+        return share
+    return share._replace(graph=rank_graph(run, share.whole, share.graph.weights))
+
+
+def held_by(run: Run) -> Share:
+    """Return `share_of(run)` with its tensors alone: its operators are those of the whole model."""
     computed = _as_computed(run)
     whole = build(computed)
-    plain = Share(run=run, graph=whole, value_bytes=_value_bytes(run, whole))
+    plain = Share(run=run, graph=whole, whole=whole, value_bytes=_value_bytes(run, whole))
     simple = run.cpu_offload == "none" and run.optimizer_implementation != "in_backward"
     if simple and not _divided(run):
         return plain
     experts = _expert_fraction(whole) if run.expert_parallel > 1 else 0.0
-    model_share = 1.0 / (run.tensor_parallel * run.pipeline_parallel)
-    rest = _weights_at_rest(run, whole, model_share, experts)
-    low, layers = whole.lowering, max(1, whole.model.num_layers)
-    outer = sum(tensor.size for tensor in whole.model.outer_tensors()) * float(low.weight_bytes)
-    inner = max(0.0, whole.weights.base_bytes - outer) * (1.0 - experts) + whole.weights.adapter_bytes
-    outer_gradient = sum(op.gradient_bytes for op in (*whole.embedding, *whole.head))
-    inner_gradient = max(0.0, whole.weights.gradient_bytes - outer_gradient) * (1.0 - experts)
+    rest = _weights_at_rest(run, whole, experts)
+    low, per_layer = whole.lowering, max(1, whole.model.num_layers) * run.tensor_parallel
+    outer = sum(outer_params(whole)) * float(low.weight_bytes)
+    inner = max(0.0, whole.weights.base_bytes - outer)
+    ends = [sum(op.gradient_bytes for op in ops) for ops in (whole.embedding, whole.head)]
+    inner_gradient = max(0.0, whole.weights.gradient_bytes - sum(ends))
+    experts /= 1.0 - sum(outer_params(whole)) / max(1, whole.model.num_parameters)  # of the layers alone
     return Share(
         run=computed,
-        graph=_rank_graph(run, whole, rest),
-        layer_bytes=inner / layers / run.tensor_parallel,
-        outer_bytes=outer / run.tensor_parallel,
-        layer_gradient_bytes=inner_gradient / layers / run.tensor_parallel,
-        outer_gradient_bytes=outer_gradient / run.tensor_parallel,
+        graph=replace(whole, weights=rest),
+        whole=whole,
+        layer_bytes=(inner * (1.0 - experts) + whole.weights.adapter_bytes) / per_layer,
+        outer_bytes=on_a_stage(run, outer_params(whole)) * low.weight_bytes / run.tensor_parallel,
+        layer_gradient_bytes=inner_gradient * (1.0 - experts) / per_layer,
+        outer_gradient_bytes=on_a_stage(run, ends) / run.tensor_parallel,
+        expert_layer_bytes=inner * experts / per_layer / run.expert_parallel,
+        expert_layer_gradient_bytes=inner_gradient * experts / per_layer / run.expert_parallel,
         value_bytes=plain.value_bytes,
     )
+
+
+def held_likewise(run: Run, share: Share) -> Share:
+    """Return `held_by(run)`, of a run that differs from that of `share` in the number of its ranks alone."""
+    experts = _expert_fraction(share.whole) if run.expert_parallel > 1 else 0.0
+    rest = _weights_at_rest(run, share.whole, experts)
+    return share._replace(graph=replace(share.graph, weights=rest))
+
+
+def expert_copies(run: Run) -> int:
+    """Return how many data-parallel ranks hold the same experts, or shards of them."""
+    return largest(1, run.data_parallel * run.context_parallel // run.expert_parallel)
 
 
 def shard_degree(run: Run) -> int:
     """Return over how many ranks weights, gradients or states are divided; 1 where nothing is."""
     if run.sharding == "none":
         return 1
-    if run.sharding == "hybrid" and run.data_parallel_replicate == 1:  # by default, within a node
+    if run.sharding == "hybrid" and every(run.data_parallel_replicate == 1):  # by default, within a node
         return max(1, min(run.data_parallel_shard, run.num_gpus // run.num_nodes))
     return run.data_parallel_shard * run.context_parallel
 
@@ -109,21 +136,30 @@ def gathered_memory(run: Run, share: Share) -> dict[str, dict[Path, float]]:
     """Return by phase what a rank holds beside its share: gathered weights, gradients to be reduced, buckets.
 
     FSDP keeps its root unit (embedding, norm, head) gathered from the forward pass to the end of
-    the backward pass, and its gradients whole until then.
+    the backward pass, and its gradients whole until then, unless both are units of their own: then
+    one of them is gathered beside one layer. ZeRO-3 lets go of nothing that it uses again within its
+    next elements, a copy even of what a lone rank holds. Megatron-LM reduces gradients where they lie.
     """
     degree = run.data_parallel * run.context_parallel
-    if degree == 1:
+    if degree == 1 and run.sharding != "zero3":
         return {}
     weights, gradients = ("workspace", "gathered weights"), ("workspace", "gradients being reduced")
     stage_layers = share.graph.model.num_layers / run.pipeline_parallel
     if run.sharding in ("none", "zero1", "zero2"):
-        held = share.graph.weights.gradient_bytes
+        held = 0.0 if _has_megatron_optimizer(run) else share.graph.weights.gradient_bytes
         if run.sharding == "zero2":
             whole = share.layer_gradient_bytes * stage_layers + share.outer_gradient_bytes
             held = min(whole, ZERO2_BUCKET * share.graph.lowering.weight_bytes)
         return {phase: {gradients: held} for phase in ("backward", "optimizer")}
     layers = stage_layers if run.sharding == "fsdp_shard_grad_op" else min(GATHERED_LAYERS, stage_layers)
-    gathered = share.outer_bytes + layers * share.layer_bytes
+    layer_bytes = share.layer_bytes + (share.expert_layer_bytes if expert_copies(run) > 1 else 0.0)
+    gathered = share.outer_bytes + layers * layer_bytes
+    if run.sharding == "zero3":
+        kept = min(share.outer_bytes + stage_layers * layer_bytes, ZERO3_KEPT * whole_bytes(share))
+        gathered = max(kept, max(outer_params(share.whole)) * whole_bytes(share) + layer_bytes)
+    if any(name in run.framework.lower() for name in OUTER_UNITS_APART):
+        end = max(outer_params(share.whole)) * whole_bytes(share) / run.tensor_parallel
+        gathered = layers * layer_bytes + max(0.0, end - layer_bytes)
     reduced = share.layer_gradient_bytes
     if not share.graph.lowering.chunks_kept:  # else it is counted with the loss
         reduced += share.outer_gradient_bytes
@@ -135,6 +171,11 @@ def gathered_memory(run: Run, share: Share) -> dict[str, dict[Path, float]]:
     return {"forward": beside, "loss": beside, "backward": {**beside, gradients: reduced}}
 
 
+def whole_bytes(share: Share) -> float:
+    """Return the bytes of one element of the weights that are not quantised, as gathered."""
+    return float(share.whole.lowering.weight_bytes)
+
+
 def accumulates_whole(run: Run) -> bool:
     """Return whether FSDP's gradients stay whole on every rank until the last micro-batch of a step.
 
@@ -143,6 +184,19 @@ def accumulates_whole(run: Run) -> bool:
     """
     spares = not any(name in run.framework.lower() for name in REDUCES_EVERY_MICRO_BATCH)
     return run.sharding in FSDP and run.gradient_accumulation_steps > 1 and spares
+
+
+def adapter_units(run: Run, graph: Graph) -> float:
+    """Return how many units of FSDP the adapters of a layer are, beside the layer's own.
+
+    PEFT's policy, which transformers and accelerate shard by, makes one of every module without children
+    that trains: two of each adapter (peft/utils/other.py, fsdp_auto_wrap_policy, read 2026-11-21).
+    fms-acceleration's fused kernels take adapters out of FSDP.
+    """
+    if not run.trains_adapters or not by_transformers(run) or "foak" in run.kernels:
+        return 0.0
+    adapters = sum(group.count * sum(map(is_adapter, group.ops)) for group in graph.layers)
+    return 2.0 * adapters / max(1, graph.model.num_layers)
 
 
 def frozen_layers_moment(run: Run, share: Share, extents: Extents) -> dict[Path, float]:
@@ -159,19 +213,19 @@ def frozen_layers_moment(run: Run, share: Share, extents: Extents) -> dict[Path,
     low, model = share.graph.lowering, share.graph.model
     stream = low.activation_bytes * model.hidden_size * extents.tokens
     rows = model.num_layers / run.pipeline_parallel * stream
-    moments = (backward_moment(group.ops, extents, accumulating=False) for group in share.graph.layers)
-    worst = max(moments, key=lambda moment: moment.total)
+    moments = [backward_moment(group.ops, extents, accumulating=False) for group in share.graph.layers]
+    most = worst(moments)
     return {
         ("activations", "checkpoints"): rows,
         ("activations", "held by FSDP's hooks"): rows,
-        ("activations", "rebuilt block"): worst.kept_bytes,
-        ("activations", "gradients in flight"): worst.beside_bytes + stream,
+        ("activations", "rebuilt block"): most.kept_bytes,
+        ("activations", "gradients in flight"): most.beside_bytes + stream,
     }
 
 
 def _divided(run: Run) -> bool:
     """Return whether a rank differs from a lone GPU: DeepSpeed keeps its own states even there."""
-    return run.num_gpus > 1 or run.sharding.startswith("zero")
+    return run.num_gpus > 1 or run.sharding.startswith("zero") or _has_megatron_optimizer(run)
 
 
 def _as_computed(run: Run) -> Run:
@@ -195,14 +249,33 @@ def _keeps_fp32_shards(run: Run) -> bool:
     )
 
 
+def _has_megatron_optimizer(run: Run) -> bool:
+    """Return whether 16-bit weights that train have Megatron-LM's fp32 copy and moments beside them.
+
+    Its fused Adam has no temporaries (megatron/core/optimizer/optimizer.py, read 2026-11-21).
+    """
+    trains_16_bit = run.method == "full" and run.weights_dtype != "fp32" and run.autocast == "none"
+    return trains_16_bit and by_megatron(run)
+
+
+def gradient_width(run: Run) -> float:
+    """Return how many times as wide as they are computed gradients are held, and exchanged, by a rank.
+
+    Megatron-LM adds those of bf16 weights up in fp32, in the buffer that it reduces: 18 bytes for every
+    trained parameter in all, 6 + 12/N where the optimizer is divided (Korthikanti et al. 2022, section 6).
+    """
+    megatron = _has_megatron_optimizer(run) and run.weights_dtype == "bf16"
+    return 2.0 if megatron or _keeps_fp32_shards(run) else 1.0
+
+
 def _value_bytes(run: Run, graph: Graph) -> float:
     """Return the bytes of one trained value in the optimizer."""
-    if run.sharding.startswith("zero") or _keeps_fp32_shards(run):
+    if run.sharding.startswith("zero") or _keeps_fp32_shards(run) or _has_megatron_optimizer(run):
         return 4.0
     return float(graph.lowering.adapter_bytes if run.trains_adapters else graph.lowering.weight_bytes)
 
 
-def _weights_at_rest(run: Run, whole: Graph, model_share: float, experts: float) -> Weights:
+def _weights_at_rest(run: Run, whole: Graph, experts: float) -> Weights:
     """Return what one rank holds of the weights and of all that training them takes."""
     held, degree = whole.weights, float(shard_degree(run))
     wide = 2.0 if _keeps_fp32_shards(run) else 1.0
@@ -212,37 +285,36 @@ def _weights_at_rest(run: Run, whole: Graph, model_share: float, experts: float)
         states, scratch = MASTER_BYTES * trained, 4.0 * trained
         if run.sharding == "zero3":
             scratch = 4.0 * min(trained, ZERO3_SUB_GROUP * degree)
+    if _has_megatron_optimizer(run):
+        states, scratch = MASTER_BYTES * trained, 0.0
     weights_by = degree if run.sharding in GATHERING else 1.0
     local = (1.0 - experts) + experts / max(1.0, run.expert_parallel / weights_by)
-    local *= model_share
+    local /= run.tensor_parallel
+    weights_part, trained_part = (local * part for part in stage_shares(run, whole))
     gradients_by = degree if run.sharding in GRADIENT_SHARDING else 1.0
-    offloads_states, offloads_weights = run.cpu_offload != "none", run.cpu_offload in ("params", "all")
+    offloads_states, offloads_weights = run.cpu_offload != "none", run.cpu_offload in WEIGHTS_OFFLOADED
     on_gpu = 0.0 if offloads_weights else 1.0
     return held._replace(
-        base_bytes=held.base_bytes * wide * local / weights_by * on_gpu,
-        adapter_bytes=held.adapter_bytes * local / weights_by * on_gpu,
-        trained_params=held.trained_params * local / degree,
-        adapter_params=held.adapter_params * local / degree,
-        gradient_bytes=held.gradient_bytes * wide * local / gradients_by * on_gpu,
-        optimizer_bytes=0.0 if offloads_states else states * local / degree,
-        paged_bytes=0.0 if offloads_states else held.paged_bytes * local / degree,
-        foreach_bytes=0.0 if offloads_states else scratch * local / degree,
+        base_bytes=held.base_bytes * wide * weights_part / weights_by * on_gpu,
+        adapter_bytes=held.adapter_bytes * trained_part / weights_by * on_gpu,
+        trained_params=held.trained_params * trained_part / degree,
+        adapter_params=held.adapter_params * trained_part / degree,
+        gradient_bytes=held.gradient_bytes * gradient_width(run) * trained_part / gradients_by * on_gpu,
+        optimizer_bytes=0.0 if offloads_states else states * trained_part / degree,
+        paged_bytes=0.0 if offloads_states else held.paged_bytes * trained_part / degree,
+        foreach_bytes=0.0 if offloads_states else scratch * trained_part / degree,
         loop_bytes=held.loop_bytes / degree,
     )
 
 
-def _rank_graph(run: Run, whole: Graph, rest: Weights) -> Graph:
+def rank_graph(run: Run, whole: Graph, rest: Weights) -> Graph:
     """Return the operators of one rank over the tensors that it holds at rest."""
     before = whole.weights.gradient_bytes
     gradient_share = rest.gradient_bytes / before if before else 1.0
-    degree, experts = run.tensor_parallel, run.expert_parallel
 
     def mine(ops: tuple[Op, ...]) -> tuple[Op, ...]:
         return tuple(
-            _expert_share(_tensor_share(op, degree), experts)._replace(
-                gradient_bytes=op.gradient_bytes * gradient_share
-            )
-            for op in ops
+            op._replace(gradient_bytes=op.gradient_bytes * gradient_share) for op in divided(run, ops)
         )
 
     return replace(
@@ -252,56 +324,6 @@ def _rank_graph(run: Run, whole: Graph, rest: Weights) -> Graph:
         head=mine(whole.head),
         weights=rest,
     )
-
-
-def stage_graph(run: Run, graph: Graph) -> Graph:
-    """Return the first pipeline stage's layers, counted once for every micro-batch that it keeps."""
-    stages = run.pipeline_parallel
-    if stages == 1:
-        return graph
-    waiting = {"1f1b": min(stages, run.gradient_accumulation_steps), "naive": 1}
-    kept = waiting.get(run.pipeline_schedule, run.gradient_accumulation_steps) / stages
-    layers = tuple(replace(group, count=max(1, round(group.count * kept))) for group in graph.layers)
-    whole: Counter[Layer] = Counter()  # equal layers of several groups are rounded together
-    for layer, count in graph.model.layers:
-        whole[layer] += count
-    fewer = tuple((layer, max(1, round(count * kept))) for layer, count in whole.items())
-    return replace(graph, layers=layers, model=graph.model._replace(layers=fewer))
-
-
-def _tensor_share(op: Op, degree: int) -> Op:
-    """Return one tensor-parallel rank's part of an operator."""
-    if degree == 1 or op.kind in WHOLE_ON_EACH_RANK or op.path[-1] == "residual":
-        return op
-    part = 1.0 / degree
-    return op._replace(
-        forward=_scaled(op.forward, part),
-        backward=_scaled(op.backward, part),
-        saved_bytes=op.saved_bytes.times(part),
-        stash_bytes=op.stash_bytes.times(part),
-        live_forward_bytes=op.live_forward_bytes.times(part),
-        live_backward_bytes=op.live_backward_bytes.times(part),
-        passing_bytes=op.passing_bytes.times(part),
-    )
-
-
-def _expert_share(op: Op, degree: int) -> Op:
-    """Return one expert-parallel rank's part: a share of the experts, each with the rows of all ranks."""
-    if degree == 1 or op.kind != "grouped_gemm":
-        return op
-
-    def fewer(cost: Cost) -> Cost:
-        gemms = tuple(g._replace(groups=max(1, g.groups // degree)) for g in cost.gemms)
-        moved = cost.bytes._replace(const=cost.bytes.const / degree)
-        return cost._replace(gemms=gemms, bytes=moved)
-
-    return op._replace(forward=fewer(op.forward), backward=fewer(op.backward))
-
-
-def _scaled(cost: Cost, part: float) -> Cost:
-    """Return `part` of a cost; a product loses columns."""
-    gemms = tuple(gemm._replace(n=max(1, round(gemm.n * part))) for gemm in cost.gemms)
-    return cost._replace(flops=cost.flops.times(part), bytes=cost.bytes.times(part), gemms=gemms)
 
 
 def _expert_fraction(graph: Graph) -> float:

@@ -12,16 +12,21 @@ values per parameter in 9 passes, a fused one 7; clipping adds 3.
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from finegauge.arithmetic import largest, present
 from finegauge.graph.op import Cost, Extents, Op
 from finegauge.predict.checkpointing import rerun
 from finegauge.predict.communication import Network, Passes, communication
 from finegauge.predict.device import Device
 from finegauge.predict.measured import MeasuredDevice
 from finegauge.predict.sharding import Share
+from finegauge.predict.stages import slowest_share
+from finegauge.predict.stragglers import expert_waits_s
 from finegauge.profile import Breakdown, Path
 from finegauge.workload.run import Run
 
 FOREACH_LAUNCHES = 60.0
+OUTER = ("embedding", "head", "loss")  # what is not of the layers
+SLOWEST = ("communication", "waits for the slowest rank")
 MATRIX_KINDS = frozenset({"gemm", "grouped_gemm", "attention"})
 TENSORS_PER_LAUNCH = 40.0  # tensors that one multi-tensor kernel covers
 
@@ -46,7 +51,11 @@ class StepTime(NamedTuple):
 
 
 def step_time(
-    share: Share, extents: Extents, device: Device | MeasuredDevice, network: Network | None = None
+    share: Share,
+    extents: Extents,
+    device: Device | MeasuredDevice,
+    network: Network | None = None,
+    slowest: Extents | None = None,
 ) -> StepTime:
     """Return the time of one optimizer step on the slowest of the ranks that hold a `share` each.
 
@@ -55,31 +64,62 @@ def step_time(
         extents: Of its micro-batch.
         device: Its GPU.
         network: The links to the other ranks; None where there are none.
+        slowest: The micro-batch of the rank that the others wait for; None where all are alike.
     """
+    micro_batch, waits_s = micro_batch_time(share, extents, device), 0.0
+    if slowest is not None and slowest != extents:
+        waits_s = micro_batch_time(share, slowest, device).parts.total - micro_batch.parts.total
+    steps = share.run.gradient_accumulation_steps
+    return step_of(micro_batch, share, extents, device, network, steps, waits_s)
+
+
+def micro_batch_time(share: Share, extents: Extents, device: Device | MeasuredDevice) -> StepTime:
+    """Return the time of one micro-batch forward and backward on one rank, nothing exchanged."""
     run, graph = share.run, share.graph
     clock = StepClock(run, extents, device)
-    micro_steps = run.gradient_accumulation_steps
-    stages = run.pipeline_parallel if run.pipeline_schedule != "naive" else 1
+    share_of_layers = slowest_share(run, graph.model)
     for count, ops in graph.stretches:
         outer = ops is graph.embedding or ops is graph.head
-        times = count * micro_steps / (1 if outer else stages)
+        times = count if outer else count * share_of_layers
         clock.stage("forward", times, ops, backward=False)
         clock.stage("recompute", times, rerun(run, graph, ops), backward=False)
         clock.stage("backward", times, ops, backward=True)
         if isinstance(device, MeasuredDevice) and ops is not graph.embedding:
             clock.rest(times, device, layer=not outer, again=bool(rerun(run, graph, ops)))
-    forward = sum(seconds for path, seconds in clock.parts if path[0] == "forward")
+    return clock.time
+
+
+def step_of(
+    micro_batch: StepTime,
+    share: Share,
+    extents: Extents,
+    device: Device | MeasuredDevice,
+    network: Network | None,
+    micro_steps: int,
+    waits_s: float = 0.0,
+) -> StepTime:
+    """Return a step of `micro_steps` micro-batches, with its update and what its ranks exchange.
+
+    In each of them a rank waits `waits_s` for the slowest one.
+    """
+    run = share.run
+    clock = StepClock(run, extents, device)
+    forward_s = micro_batch.parts["forward"]
     passes = Passes(
-        forward_s=forward / micro_steps,
-        backward_s=(sum(seconds for _, seconds in clock.parts) - forward) / micro_steps,
+        forward_s=forward_s,
+        backward_s=micro_batch.parts.total - forward_s,
         micro_steps=micro_steps,
         runs=3 if run.activation_checkpointing in ("full", "offload") else 2,
+        outer_s=sum(seconds for path, seconds in micro_batch.parts.parts.items() if path[1] in OUTER),
     )
     if run.cpu_offload == "none":
         clock.optimizer(share)
     if network is not None:
+        waits_s = waits_s + expert_waits_s(share, extents, micro_batch.parts)
+        if present(waits_s):
+            clock.parts.append((SLOWEST, micro_steps * waits_s))
         clock.parts += communication(run, share, passes, extents, network, device.calibration)
-    return clock.time
+    return micro_batch.times(micro_steps).plus(clock.time)
 
 
 class StepClock:
@@ -108,10 +148,10 @@ class StepClock:
             rows.append((op, seconds, cost.launches * self.launch_s + cost.calls * self.call_s))
         on_device, on_host = sum(row[1] for row in rows), sum(row[2] for row in rows)
         waits = self.run.synchronous or (not backward and any(op.synchronises for op in ops))
-        exposed = on_host if waits else max(0.0, on_host - on_device)
+        exposed = on_host if waits else largest(0.0, on_host - on_device)
         for op, seconds, host in rows:
-            share = exposed * host / on_host if exposed else 0.0
-            if seconds + share:
+            share = exposed * host / on_host if on_host else 0.0
+            if present(seconds + share):
                 self.parts.append(((name, *op.path), count * (seconds + share)))
             if op.kind in MATRIX_KINDS:
                 self.matrix_s += count * seconds
@@ -137,7 +177,7 @@ class StepClock:
         seconds = self.device.update_seconds(share)
         layers = share.graph.model.num_layers
         host = self.launch_s * FOREACH_LAUNCHES * (1 + layers * 14 / TENSORS_PER_LAUNCH / 10)
-        exposed = max(0.0, host - seconds)
+        exposed = largest(0.0, host - seconds)
         self.parts.append((("optimizer", "parameters", self.run.optimizer), seconds + exposed))
         self.host_bound_s += exposed
         self.device_s += seconds

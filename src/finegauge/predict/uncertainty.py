@@ -4,9 +4,11 @@ Memory errors are taken as log-normal about the median with the 10-90 % interval
 profile's source, so the chance that the truth exceeds the capacity is a normal tail.
 """
 
-from math import erf, log, sqrt
+from math import log, sqrt
 
-from finegauge.profile import Profile
+from finegauge.arithmetic import erf, where
+from finegauge.arithmetic import log as logarithm
+from finegauge.profile import Interval, Profile
 
 P90 = 1.2815515655446004  # standard deviations between the median and the 90th percentile
 
@@ -19,6 +21,12 @@ def probability_out_of_memory(profile: Profile) -> float:
         return 0.0 if needed <= room else 1.0
     if interval is None:
         return float(needed > room)
-    distance = log(room / needed)
-    spread = log(interval.high_ratio) if distance >= 0 else -log(interval.low_ratio)
-    return 0.5 * (1.0 - erf(distance / (spread / P90) / sqrt(2.0)))
+    return exceeding_fraction(needed, room, interval)
+
+
+def exceeding_fraction(needed_bytes: float, room_bytes: float, interval: Interval) -> float:
+    """Return the probability that what is predicted to need `needed_bytes` needs more than `room_bytes`."""
+    distance = logarithm(room_bytes / needed_bytes)
+    spread = where(distance >= 0, log(interval.high_ratio), -log(interval.low_ratio))
+    fraction: float = 0.5 * (1.0 - erf(distance / (spread / P90) / sqrt(2.0)))
+    return fraction

@@ -9,6 +9,7 @@ over one of them serves them all.
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from finegauge.arithmetic import PLAIN, chosen, place_of_largest
 from finegauge.graph.op import Extents, Op
 
 
@@ -18,12 +19,31 @@ class Moment(NamedTuple):
     kept_bytes: float = 0.0  # by autograd
     beside_bytes: float = 0.0  # inputs, outputs, gradients and temporaries of the operator at work
     made_bytes: float = 0.0  # gradients of the weights that the stretch has reached so far
-    op: Op | None = None
+    op: Op | None = None  # at work; not known where it differs from one candidate to the next
 
     @property
     def total(self) -> float:
         """Return all of it."""
         return self.kept_bytes + self.beside_bytes + self.made_bytes
+
+
+def worst(moments: Sequence[Moment]) -> Moment:
+    """Return the first of `moments` with the most bytes alive; the empty moment where there are none."""
+    found, most = Moment(), 0.0
+    for moment in moments:
+        total = moment.total
+        if not isinstance(total, PLAIN):
+            return _worst_of_each(moments)
+        if total > most:
+            found, most = moment, total
+    return found
+
+
+def _worst_of_each(moments: Sequence[Moment]) -> Moment:
+    """Return the worst moment of every candidate."""
+    place = place_of_largest([moment.total for moment in moments])
+    kept, beside, made, _ = zip(*moments, strict=True)
+    return Moment(chosen(kept, place), chosen(beside, place), chosen(made, place))
 
 
 def saved_bytes(ops: Iterable[Op], extents: Extents) -> float:
@@ -44,19 +64,17 @@ def forward_moment(
     After each residual addition the caller still holds the layer's input beside the sum:
     one more `stream`, in bytes. `held` is what it holds from the layer before.
     """
-    worst, kept, streams = Moment(), 0.0, held
+    moments, kept, streams = [], 0.0, held
     for op in ops:
         if keeping:
-            kept += op.saved_bytes.at(extents)
+            kept = kept + op.saved_bytes.at(extents)
         live = op.live_forward_bytes if keeping else op.passing_bytes
-        moment = Moment(kept, streams + live.at(extents), 0.0, op)
-        if moment.total > worst.total:
-            worst = moment
+        moments.append(Moment(kept, streams + live.at(extents), 0.0, op))
         if op.path[-1] == "residual":
-            streams += stream
+            streams = streams + stream
         if not keeping or op.path[-1] == "residual":
-            streams += op.lingering_bytes.at(extents)
-    return worst
+            streams = streams + op.lingering_bytes.at(extents)
+    return worst(moments)
 
 
 def backward_moment(ops: Sequence[Op], extents: Extents, *, accumulating: bool) -> Moment:
@@ -65,12 +83,10 @@ def backward_moment(ops: Sequence[Op], extents: Extents, *, accumulating: bool) 
     Gradients of weights stay; where they add to those of earlier micro-batches
     (`accumulating`), which the caller counts, each is alive only until it is added.
     """
-    worst, kept, gradients = Moment(), saved_bytes(ops, extents), 0.0
+    moments, kept, gradients = [], saved_bytes(ops, extents), 0.0
     for op in reversed(ops):
         made = op.gradient_bytes + (0.0 if accumulating else gradients)
-        moment = Moment(kept, op.live_backward_bytes.at(extents), made, op)
-        if moment.total > worst.total:
-            worst = moment
-        kept -= op.saved_bytes.at(extents)
-        gradients += op.gradient_bytes
-    return worst
+        moments.append(Moment(kept, op.live_backward_bytes.at(extents), made, op))
+        kept = kept - op.saved_bytes.at(extents)
+        gradients = gradients + op.gradient_bytes
+    return worst(moments)

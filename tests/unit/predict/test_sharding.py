@@ -10,7 +10,8 @@ from finegauge.graph.build import build
 from finegauge.predict import predict
 from finegauge.predict.calibration import DATASHEET
 from finegauge.predict.formulas import formulas
-from finegauge.predict.sharding import rank_extents, shard_degree, share_of, stage_graph
+from finegauge.predict.sharding import rank_extents, shard_degree, share_of
+from finegauge.predict.stages import LAST_STAGE, stage_graphs
 from finegauge.profile import Profile
 from finegauge.units import GIB
 from finegauge.workload.run import Run
@@ -109,10 +110,16 @@ def test_a_sharding_group_may_be_smaller_than_data_parallelism() -> None:
     assert at_rest(predict(grouped)) / PARAMETERS == pytest.approx(4 + 12 / 8, rel=1e-3)
 
 
-@pytest.mark.parametrize("degree", ["tensor_parallel", "pipeline_parallel"])
-def test_model_parallel_ranks_hold_their_part(degree: str) -> None:
-    alone, shared = step(), step(num_gpus=4, **{degree: 4})
+def test_tensor_parallel_ranks_hold_their_part() -> None:
+    alone, shared = step(), step(num_gpus=4, tensor_parallel=4)
     assert at_rest(shared) == pytest.approx(at_rest(alone) / 4, rel=1e-6)
+
+
+def test_a_stage_holds_its_layers_and_one_end_of_the_model() -> None:
+    alone, shared = step(), step(num_gpus=4, pipeline_parallel=4)
+    ends = 2 * 32000 * 4096  # embedding and head; the last stage has the final norm, too
+    stage = (PARAMETERS - ends - 4096) / 4 + 32000 * 4096 + 4096
+    assert at_rest(shared) / at_rest(alone) == pytest.approx(stage / PARAMETERS, rel=1e-6)
 
 
 def test_tensor_parallelism_divides_products_not_norms() -> None:
@@ -120,12 +127,14 @@ def test_tensor_parallelism_divides_products_not_norms() -> None:
     for one, part in zip(alone.layers[0].ops, shared.layers[0].ops, strict=True):
         share = 1.0 if one.kind == "norm" or one.path[-1] == "residual" else 0.25
         assert part.forward.flops.token == pytest.approx(share * one.forward.flops.token)
+        whole = one.kind == "norm" or one.path[-1] in ("q_proj", "gate_proj")  # they keep the norm's output
+        assert part.saved_bytes.token == pytest.approx((1.0 if whole else 0.25) * one.saved_bytes.token)
 
 
 def test_a_first_stage_keeps_as_many_micro_batches_as_there_are_stages() -> None:
     def checkpoints(**fields: Any) -> float:
         profile = step(num_gpus=4, pipeline_parallel=4, gradient_accumulation_steps=16, **fields)
-        return profile.phase_memory_bytes.parts["backward", "activations", "checkpoints"]
+        return profile.phase_memory_bytes.parts["forward", "activations", "checkpoints"]
 
     once = checkpoints(pipeline_schedule="naive")
     assert checkpoints() == pytest.approx(4 * once, rel=0.02)  # 1F1B: four of sixteen
@@ -203,5 +212,16 @@ def test_a_stage_of_a_hybrid_has_its_share_of_layers(tmp_path: Path) -> None:
         json.dumps({"model_type": "nemotron_h", "hybrid_override_pattern": "M-MM-MM*-M-MM-MM*-M-MM-M"})
     )
     one = run(model=str(config), num_gpus=2, pipeline_parallel=2, pipeline_schedule="naive")
-    stage = stage_graph(one, build(one))
+    stage = stage_graphs(one, build(one))[LAST_STAGE]
     assert stage.model.num_layers == sum(group.count for group in stage.layers) == 12
+
+
+def test_embedding_and_head_as_units_of_their_own_are_gathered_one_at_a_time() -> None:
+    def gathered(framework: str) -> float:
+        parts = step(num_gpus=8, sharding="fsdp", framework=framework).phase_memory_bytes
+        return parts.under("backward").parts["workspace", "gathered weights"]
+
+    outer = 2 * 32000 * 4096  # one of them, 16 bit
+    layer = (6_738_415_616 - 2 * 32000 * 4096) / 32 * 2
+    assert gathered("TRL") == pytest.approx(2 * outer + 2 * layer, rel=0.01)
+    assert gathered("torchtune") == pytest.approx(2 * layer, rel=0.01)  # a layer is the larger unit here

@@ -122,3 +122,32 @@ def test_instruments_make_host_and_device_add_up() -> None:
     assert instrumented.host_bound_fraction > plain.host_bound_fraction
     assert instrumented.step_time_s.total > 1.05 * plain.step_time_s.total
     assert instrumented.step_flops == plain.step_flops
+
+
+def test_short_rows_of_keys_run_at_half_rate() -> None:
+    device = Device.of(gpu("A100-SXM4-80GB"), DATASHEET, {"bf16"})
+    cost = Cost(flops=Poly(pair=1e6))
+    op = Op(("attention", "attention kernel"), "attention", forward=cost)
+    long, short = (device.seconds(op, cost, Extents.of(1, s), backward=False) / s**2 for s in (450_000, 450))
+    assert short / long == pytest.approx(2.0, rel=2e-3)
+    windowed = op._replace(window=450)
+    assert device.seconds(windowed, cost, Extents.of(1, 450_000), backward=False) < 0.01 * long * 450_000**2
+
+
+def test_one_kernel_for_all_experts_is_slower_than_a_product_of_their_size() -> None:
+    device = Device.of(gpu("A100-SXM4-80GB"), DATASHEET, {"bf16"})
+    gemm = Gemm(2.0, 4096, 4096, 8)
+    looped, grouped = (
+        device.seconds(Op(("moe", "w1"), "grouped_gemm", cost), cost, Extents.of(4, 4096), backward=False)
+        for cost in (Cost(launches=8, gemms=(gemm,)), Cost(launches=1, gemms=(gemm,)))
+    )
+    assert grouped / looped == pytest.approx(1 / DATASHEET.grouped_fraction)
+
+
+def test_gptq_unpacked_by_pytorch_is_slower_than_by_one_kernel_and_keeps_the_copy() -> None:
+    fields = {"method": "gptq_lora", "weights_dtype": "gptq4", "autocast": "fp16", "lora_rank": 8}
+    plain = step(**fields, seq_len=512, framework="HF Trainer")
+    fused = step(**fields, seq_len=512, framework="fms-hf-tuning")
+    assert plain.step_time_s.total > 1.1 * fused.step_time_s.total
+    kept = plain.phase_memory_bytes.under("backward")["activations"]
+    assert kept - fused.phase_memory_bytes.under("backward")["activations"] > 2 * 32 * LAYER_MACS * 0.9

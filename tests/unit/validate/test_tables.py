@@ -193,6 +193,53 @@ def test_parallelism_tokens() -> None:
     assert parallelism("naive_mp", 4) == {"pipeline_schedule": "naive", "pipeline_parallel": 4}
     assert parallelism("sp4+zero3", 8) == {"sharding": "zero3", "context_parallel": 4}
     assert parallelism("fsdp", 1) == {}
+    assert parallelism("tp8+sp+pp8+vpp3", 64) == {
+        "tensor_parallel": 8, "sequence_parallel": True, "pipeline_parallel": 8, "virtual_pipeline_stages": 3,
+    }  # fmt: skip
+    assert parallelism("tp4+sp4", 4) == {"tensor_parallel": 4, "sequence_parallel": True}
+    assert parallelism("dp8+sp", 8) == {"data_parallel_replicate": 8}
+
+
+@pytest.mark.parametrize(
+    ("version", "metric", "counted"),
+    [
+        ("0.3", "unknown", "torch_allocated"),
+        ("0.1", "unknown", "unknown"),
+        ("0.4", "nvidia_smi", "nvidia_smi"),
+    ],
+)
+def test_a_framework_that_prints_its_own_peak(
+    tmp_path: Path, version: str, metric: str, counted: str
+) -> None:
+    cells = {"framework": "torchtune", "framework_version": version, "memory_metric": metric}
+    (row,) = table(tmp_path, {**ROW, **cells})
+    assert row.measured.memory_metric == counted
+
+
+@pytest.mark.parametrize(
+    ("framework", "fields"),
+    [
+        ("Megatron-LM", {"kernels": ("megatron",), "attention": "flash", "weights_dtype": "bf16"}),
+        ("NeMo 2.0", {"kernels": ("megatron",), "optimizer_implementation": "fused"}),
+        ("NeMo Automodel", {"kernels": (), "autocast": "none", "activation_checkpointing": "none"}),
+        (
+            "torchtitan",
+            {"weights_dtype": "fp32", "autocast": "bf16", "activation_checkpointing": "selective"},
+        ),
+        ("Unsloth", {"kernels": ("unsloth",), "loss": "fused", "activation_checkpointing": "offload"}),
+    ],
+)
+def test_what_frameworks_do_unasked(tmp_path: Path, framework: str, fields: dict[str, object]) -> None:
+    blank = dict.fromkeys(
+        ("weights_dtype", "autocast", "optimizer", "attention", "activation_checkpointing", "compile"), ""
+    )
+    method = "lora" if framework == "Unsloth" else "full"
+    (row,) = table(tmp_path, {**ROW, **blank, "method": method, "framework": framework})
+    assert row.run is not None, row.reason
+    assert {name: getattr(row.run, name) for name in fields} == fields
+    assert all(
+        any(default.startswith(f"{name}=") for default in row.defaults) for name in fields if fields[name]
+    )
 
 
 def test_torchtune_rows_take_the_recipes_defaults(tmp_path: Path) -> None:

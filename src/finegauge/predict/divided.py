@@ -1,0 +1,112 @@
+"""One rank's part of the operators where tensor, sequence or expert parallelism divides them.
+
+Between the two products of a branch a tensor-parallel rank has channels of its own only [1]; what comes
+before the first and after the last is whole on every rank: streams, norms, masks of dropout, and the
+inputs that the first products keep. Sequence parallelism divides all of that by tokens; Megatron's keeps
+those inputs divided too, and gathers them again in backward [2]. An expert-parallel rank has a share of
+the experts, each with the rows of all ranks.
+
+Neglected: the partial sums that the last product of a branch leaves, whole, until they are added up.
+
+[1] Shoeybi et al. 2019, arXiv:1909.08053   [2] Korthikanti et al. 2022, arXiv:2205.05198, section 4.2
+"""
+
+from collections.abc import Iterable, Iterator
+
+from finegauge.graph.op import Cost, Op
+from finegauge.workload.run import Run
+
+WHOLE_ON_EACH_RANK = frozenset({"norm", "gather"})  # kinds that tensor parallelism leaves alone
+ON_STREAMS = frozenset({"residual", "dropout"})  # names of what works on the residual stream, whole too
+ENTERING = frozenset({"gemm", "grouped_gemm"})  # kinds that read a whole stream, if first in their branch
+MEGATRONS = ("megatron", "nemo 1")  # frameworks whose layers are Megatron's
+# frameworks whose models and plans for tensor parallelism are transformers' own
+TRANSFORMERS = ("trl", "axolotl", "factory", "ms-swift", "transformers", "accelerate", "hf trainer")
+
+
+def divided(run: Run, ops: Iterable[Op]) -> tuple[Op, ...]:
+    """Return one rank's part of the operators of a layer, of the embedding or of the head."""
+    if run.tensor_parallel > 1:
+        ops = _tensor_shares(run, ops)
+    return tuple(_expert_share(op, run.expert_parallel) for op in ops)
+
+
+def stream_degree(run: Run) -> int:
+    """Return over how many ranks the tokens of norms and residual streams are divided."""
+    return run.tensor_parallel if run.sequence_parallel else 1
+
+
+def _tensor_shares(run: Run, ops: Iterable[Op]) -> Iterator[Op]:
+    """Yield one tensor-parallel rank's part of the operators."""
+    degree, sequence, entering, branch = run.tensor_parallel, run.sequence_parallel, True, ""
+    for op in ops:
+        entering = entering or op.path[0] != branch  # a new branch, or the end of the last one
+        branch = op.path[0]
+        between = op.kind not in (*WHOLE_ON_EACH_RANK, *ENTERING, "softmax")
+        part = _scaled_op(op, 1.0 / degree)
+        if op.kind == "loss" and by_transformers(run):
+            part = op
+        elif op.kind in WHOLE_ON_EACH_RANK or op.path[-1] in ON_STREAMS:
+            part = part if sequence else op
+        elif entering and op.kind in ENTERING:
+            part = _on_whole_input(op, part, kept=not regathers(run))
+        entering = op.path[-1] == "residual" or (entering and not between)  # softmax: the router's
+        yield part
+
+
+def _on_whole_input(op: Op, part: Op, *, kept: bool) -> Op:
+    """Return this rank's `part` of a product whose input is whole, and `kept` so."""
+    if kept:
+        return part._replace(saved_bytes=op.saved_bytes, stash_bytes=op.stash_bytes)
+    gathered = op.saved_bytes.times(1.0)
+    return part._replace(
+        live_forward_bytes=part.live_forward_bytes.plus(gathered),
+        live_backward_bytes=part.live_backward_bytes.plus(gathered),
+    )
+
+
+def regathers(run: Run) -> bool:
+    """Return whether inputs of column-parallel products are kept divided, and gathered again in backward."""
+    return run.sequence_parallel and run.tensor_parallel > 1 and run.method == "full" and by_megatron(run)
+
+
+def by_megatron(run: Run) -> bool:
+    """Return whether Megatron's own layers run, rather than PyTorch's DTensor."""
+    return "megatron" in run.kernels or any(name in run.framework.lower() for name in MEGATRONS)
+
+
+def by_transformers(run: Run) -> bool:
+    """Return whether transformers divides the model: product by product, embedding and loss whole."""
+    return any(name in run.framework.lower() for name in TRANSFORMERS)
+
+
+def _scaled_op(op: Op, part: float) -> Op:
+    """Return `part` of an operator, its weights whole."""
+    return op._replace(
+        forward=_scaled(op.forward, part),
+        backward=_scaled(op.backward, part),
+        saved_bytes=op.saved_bytes.times(part),
+        stash_bytes=op.stash_bytes.times(part),
+        live_forward_bytes=op.live_forward_bytes.times(part),
+        live_backward_bytes=op.live_backward_bytes.times(part),
+        passing_bytes=op.passing_bytes.times(part),
+    )
+
+
+def _expert_share(op: Op, degree: int) -> Op:
+    """Return one expert-parallel rank's part: a share of the experts, each with the rows of all ranks."""
+    if degree == 1 or op.kind != "grouped_gemm":
+        return op
+
+    def fewer(cost: Cost) -> Cost:
+        gemms = tuple(g._replace(groups=max(1, g.groups // degree)) for g in cost.gemms)
+        moved = cost.bytes._replace(const=cost.bytes.const / degree)
+        return cost._replace(gemms=gemms, bytes=moved)
+
+    return op._replace(forward=fewer(op.forward), backward=fewer(op.backward))
+
+
+def _scaled(cost: Cost, part: float) -> Cost:
+    """Return `part` of a cost; a product loses columns."""
+    gemms = tuple(gemm._replace(n=max(1, round(gemm.n * part))) for gemm in cost.gemms)
+    return cost._replace(flops=cost.flops.times(part), bytes=cost.bytes.times(part), gemms=gemms)
