@@ -9,24 +9,33 @@ from math import ceil, log, sqrt
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from finegauge.errors import FieldError
+from finegauge.workload.batching.recipe import NO_LIMIT, custom_of, num_held_out
 from finegauge.workload.field import Check, choice, flag, number, text, whole
 from finegauge.workload.lengths import LengthHistogram
 
 if TYPE_CHECKING:
     from finegauge.catalogue.datasets import Dataset
+    from finegauge.workload.dataset_files.lengths import Lengths
     from finegauge.workload.run import Run
 
 PADDING = ("longest", "max", "free")
+OVER_LENGTH = ("truncate", "drop", "split")
+PACKING_STRATEGIES = ("best_fit_decreasing", "first_fit", "wrapped")
+_STRATEGY_NAMES = {"bfd": "best_fit_decreasing", "best_fit": "best_fit_decreasing", "ffd": "first_fit"}
 MAX_SEQ_LEN = 16_777_216
 GENERATING_PHASES = ("ppo", "grpo", "decode")
 
 CHECKS: dict[str, Check] = {
     "dataset": text,
     "num_samples": whole(1, 10**10, "samples"),
+    "validation_fraction": number(0.0, 0.999),
     "seq_len": whole(1, MAX_SEQ_LEN, "tokens"),
+    "over_length": choice(OVER_LENGTH),
     "packing": flag,
+    "packing_strategy": choice(PACKING_STRATEGIES, _STRATEGY_NAMES),
     "padding": choice(PADDING, {"max_length": "max", "true": "longest"}),
     "pad_to_multiple_of": whole(1, 65_536, "tokens"),
+    "group_by_length": flag,
     "tokenizer": text,
     "max_new_tokens": whole(1, MAX_SEQ_LEN, "tokens"),
     "num_generations": whole(2, 4096, "answers"),
@@ -38,7 +47,11 @@ CHECKS: dict[str, Check] = {
 
 
 def settle(values: dict[str, Any], stated: Collection[str]) -> None:
-    """Fill in the padding and refuse one that packing rules out."""
+    """Fill in padding and packing, and refuse what packing rules out."""
+    if values["packing"] and values["group_by_length"]:
+        raise FieldError("packing=true fills every sequence, so group_by_length cannot hold; remove one.")
+    if values["packing_strategy"] is None:
+        values["packing_strategy"] = custom_of(values["framework"]).packing_strategy
     if values["packing"] and values["padding"] == "longest" and "padding" in stated:
         raise FieldError(
             "packing=true fills every sequence to seq_len, so padding=longest cannot hold; remove one."
@@ -86,16 +99,18 @@ def dataset_of(run: "Run") -> "Dataset":
 
     Raises: FieldError where a tokenizer is stated and there are no texts, or the other way round.
     """
-    from finegauge.workload.tokenised import SUFFIXES, text_dataset
+    from finegauge.workload.dataset_files.source import holds_texts
+    from finegauge.workload.tokenised import text_dataset
 
     name = run.dataset or ""
-    if run.tokenizer is not None and name.endswith(SUFFIXES):
+    are_texts = holds_texts(name, has_tokenizer=run.tokenizer is not None)
+    if run.tokenizer is not None and are_texts:
         return text_dataset(name, run.tokenizer)
     if run.tokenizer is not None:
         raise FieldError(
             f"tokenizer is stated, but dataset={name} is no file of texts; remove it or name a JSONL file."
         )
-    if name.endswith(".jsonl"):
+    if are_texts:
         raise FieldError(
             f"dataset={name} holds texts, whose length depends on the tokenizer; add 'tokenizer: FOLDER'."
         )
@@ -109,8 +124,38 @@ def lengths(run: "Run", *, padded: bool) -> LengthHistogram | None:
     if run.dataset is None:
         return None
     multiple = run.pad_to_multiple_of if padded else 1
-    pairs = dataset_of(run).lengths
-    return LengthHistogram.of(pairs, cut_off=run.seq_len, multiple=multiple) if pairs else None
+    wrapped = run.packing and run.packing_strategy == "wrapped"
+    return LengthHistogram.of(
+        _pairs(run),
+        cut_off=NO_LIMIT if wrapped else run.seq_len,
+        multiple=multiple,
+        over_length=run.over_length,
+    )
+
+
+def _pairs(run: "Run") -> tuple[tuple[int, int], ...]:
+    """Return (length, samples) of the run's data set.
+
+    Raises: FieldError where all of them are longer than the cut-off and dropped.
+    """
+    found = dataset_of(run)
+    if run.over_length == "drop" and found.lengths[0][0] > run.seq_len:
+        raise FieldError(
+            f"over_length=drop leaves nothing of {run.dataset}: its shortest sample has "
+            f"{found.lengths[0][0]:,} tokens, seq_len={run.seq_len:,}; raise seq_len or truncate."
+        )
+    return found.lengths
+
+
+def sample_lengths(run: "Run") -> "Lengths | None":
+    """Return the tokens of every sample, where the data set is a file of texts; else None."""
+    from finegauge.workload.dataset_files.source import holds_texts
+
+    if run.dataset is None or run.tokenizer is None or not holds_texts(run.dataset, has_tokenizer=True):
+        return None
+    from finegauge.workload.dataset_files.counting import token_lengths
+
+    return token_lengths(run.dataset, run.tokenizer)
 
 
 def shape(run: "Run") -> BatchShape:
@@ -122,6 +167,10 @@ def shape(run: "Run") -> BatchShape:
 
 def sequences(run: "Run") -> BatchShape:
     """Return what a micro-batch of the data set's own sequences holds, from their lengths where known."""
+    if (known := sample_lengths(run)) is not None:
+        from finegauge.workload.batching.shapes import shape_of_samples
+
+        return shape_of_samples(run, known)
     true_lengths = lengths(run, padded=False)
     if true_lengths is None or run.packing:
         return _constant(run, true_lengths)
@@ -130,44 +179,52 @@ def sequences(run: "Run") -> BatchShape:
     if run.padding == "max":
         return _constant(run, true_lengths)
     padded, batch = lengths(run, padded=True) or true_lengths, run.micro_batch_size
-    mean_longest = padded.expected_max(batch)
+    if run.group_by_length:
+        mean_longest, square = (
+            padded.mean_grouped_max(batch, run.gradient_accumulation_steps, power) for power in (1, 2)
+        )
+    else:
+        mean_longest, square = padded.expected_max(batch), padded.expected_max(batch, power=2)
     return BatchShape(
         sequences=batch,
         tokens=batch * mean_longest,
-        tokens_square=batch * padded.expected_max(batch, power=2),
+        tokens_square=batch * square,
         real_tokens=batch * true_lengths.mean(),
         samples=batch,
         longest_len=padded.longest,
         longest_tokens=batch * padded.longest,
         source=f"{run.dataset}: lengths cut at {run.seq_len:,}, padded to the longest of {batch} "
-        f"and a multiple of {run.pad_to_multiple_of}",
-        **_steps(run, true_lengths.num_samples, samples_per_row=1.0),
+        f"and a multiple of {run.pad_to_multiple_of}{', grouped by length' if run.group_by_length else ''}",
+        **_steps(run, true_lengths, samples_per_row=1.0),
     )
 
 
 def _constant(run: "Run", known: LengthHistogram | None) -> BatchShape:
     """Return the shape when every row is seq_len long: no data set, padding to it, or packing."""
     batch, row = run.micro_batch_size, run.seq_len
-    per_row, mean_len, square = 1.0, float(row), float(row) ** 2
+    per_row, mean_len, square, computed = 1.0, float(row), float(row) ** 2, float(row)
     how = "no data set stated: every sequence is taken as seq_len long"
     if known is not None:
         mean_len = known.mean()
         how = f"{run.dataset}: every sequence padded to {row:,}"
     if known is not None and run.packing:
-        per_row = known.num_samples / known.num_packs(row)
+        wrapped = run.packing_strategy == "wrapped"
+        rows = ceil(known.num_samples * known.mean() / row) if wrapped else known.num_packs(row)
+        per_row = known.num_samples / rows
         how = f"{run.dataset}: {per_row:.2f} samples packed into each sequence of {row:,}"
         if run.padding == "free":  # isolated: a sample attends to itself alone
-            square = per_row * known.mean(power=2)
+            square = min(square, per_row * known.mean(power=2))
+            computed = row if custom_of(run.framework).fills_packs else per_row * mean_len
     return BatchShape(
         sequences=batch,
-        tokens=float(batch * row),
+        tokens=float(batch * computed),
         tokens_square=batch * square,
         real_tokens=batch * per_row * mean_len,
         samples=batch * per_row,
         longest_len=row,
         longest_tokens=batch * row,
         source=how,
-        **_steps(run, known.num_samples if known else None, samples_per_row=per_row),
+        **_steps(run, known, samples_per_row=per_row),
     )
 
 
@@ -190,19 +247,36 @@ def _padding_free(run: "Run", known: LengthHistogram) -> BatchShape:
         longest_len=known.longest,
         longest_tokens=max(known.longest, min(batch * known.longest, ceil(at_worst))),
         source=f"{run.dataset}: lengths cut at {run.seq_len:,}, joined without padding",
-        **_steps(run, known.num_samples, samples_per_row=1.0),
+        **_steps(run, known, samples_per_row=1.0),
     )
 
 
-def _steps(run: "Run", known_samples: int | None, *, samples_per_row: float) -> dict[str, int | None]:
-    """Return the number of samples and of optimizer steps, None where unknown."""
-    num_samples = run.num_samples or known_samples
-    per_epoch = None
+def _steps(run: "Run", known: LengthHistogram | None, *, samples_per_row: float) -> dict[str, int | None]:
+    """Return the number of samples trained in an epoch and of optimizer steps, None where unknown."""
+    num_samples, per_epoch = _trained_samples(run, known), None
     if num_samples is not None:
         rows = ceil(num_samples / samples_per_row)
         micro_batches = ceil(rows / (run.micro_batch_size * run.data_parallel))
         per_epoch = max(1, ceil(micro_batches / run.gradient_accumulation_steps))
-    total = run.max_steps
-    if total is None and per_epoch is not None:
-        total = ceil(run.epochs * per_epoch)
-    return {"num_samples": num_samples, "steps_per_epoch": per_epoch, "steps_total": total}
+    return {
+        "num_samples": num_samples,
+        "steps_per_epoch": per_epoch,
+        "steps_total": total_steps(run, per_epoch),
+    }
+
+
+def _trained_samples(run: "Run", known: LengthHistogram | None) -> int | None:
+    """Return the samples of an epoch: those used, less the validation set and what is dropped."""
+    if known is None:
+        used, kept = run.num_samples, 1.0
+    else:
+        in_set = sum(count for _, count in _pairs(run))
+        used, kept = run.num_samples or in_set, known.num_samples / in_set
+    return used and max(1, round(kept * (used - num_held_out(used, run.validation_fraction))))
+
+
+def total_steps(run: "Run", per_epoch: int | None) -> int | None:
+    """Return the optimizer steps of the whole run; None where they are not known."""
+    if run.max_steps is not None or per_epoch is None:
+        return run.max_steps
+    return ceil(run.epochs * per_epoch)

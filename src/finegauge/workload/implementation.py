@@ -23,7 +23,7 @@ OPTIMIZERS = (
 )
 ACTIVATION_CHECKPOINTING = ("none", "full", "selective", "offload")
 ATTENTION = ("sdpa", "flash", "eager")
-KERNELS = ("liger", "unsloth", "foak")
+KERNELS = ("liger", "unsloth", "foak", "megatron")
 LOSSES = ("full_logits", "chunked", "fused")
 
 _FLASH = ("fa", "fa2", "fa3", "flash_attn", "flash_attention", "flash_attention_2", "flash_attention_3")

@@ -25,12 +25,23 @@ class LengthHistogram:
     counts: tuple[int, ...]
 
     @classmethod
-    def of(cls, pairs: Iterable[tuple[int, int]], *, cut_off: int, multiple: int = 1) -> "LengthHistogram":
-        """Return the histogram of (length, count) `pairs`, cut at `cut_off`, rounded up to `multiple`."""
+    def of(
+        cls,
+        pairs: Iterable[tuple[int, int]],
+        *,
+        cut_off: int,
+        multiple: int = 1,
+        over_length: str = "truncate",
+    ) -> "LengthHistogram":
+        """Return the histogram of (length, count) `pairs`, cut at `cut_off`, rounded up to `multiple`.
+
+        Sequences longer than the cut-off are truncated to it, dropped, or split into several.
+        """
         merged: dict[int, int] = {}
         for length, count in pairs:
-            padded = -(-min(length, cut_off) // multiple) * multiple
-            merged[padded] = merged.get(padded, 0) + count
+            for stretch, number in _stretches(length, count, cut_off, over_length):
+                padded = -(-stretch // multiple) * multiple
+                merged[padded] = merged.get(padded, 0) + number
         ascending = sorted(merged.items())
         return cls(tuple(length for length, _ in ascending), tuple(count for _, count in ascending))
 
@@ -60,6 +71,18 @@ class LengthHistogram:
             expected += length**power * (up_to - below)
             below = up_to
         return expected
+
+    def mean_grouped_max(self, batch: int, accumulation: int = 1, power: int = 1) -> float:
+        """Return the mean of the longest^power of batches whose samples are grouped by length.
+
+        transformers sorts as many samples as 50 steps take, so that the k-th batch of b begins
+        with the (k b)-th longest of them: a quantile of the lengths.
+        """
+        step = batch * accumulation
+        steps = max(1, min(self.num_samples // (4 * step), 50))
+        batches = steps * accumulation
+        heads = (self.quantile(1.0 - (k * batch + 0.5) / (batches * batch)) for k in range(batches))
+        return float(sum(head**power for head in heads)) / batches
 
     def quantile(self, fraction: float) -> int:
         """Return the shortest length that `fraction` of the sequences do not exceed."""
@@ -120,6 +143,16 @@ class LengthHistogram:
                 _fill(rooms, packs, capacity, length, left)
                 opened += new
         return opened
+
+
+def _stretches(length: int, count: int, cut_off: int, over_length: str) -> list[tuple[int, int]]:
+    """Return (length, number) of what is left of `count` sequences of `length`."""
+    if length <= cut_off:
+        return [(length, count)]
+    if over_length == "drop":
+        return []
+    whole, rest = divmod(length, cut_off) if over_length == "split" else (1, 0)
+    return [(cut_off, whole * count), *([(rest, count)] if rest else [])]
 
 
 def _open(rooms: list[int], packs: dict[int, int], room: int, number: int) -> None:

@@ -35,6 +35,13 @@ def fit(values: dict[str, Any], whole_config: Mapping[str, Any]) -> None:
         layers = config.get(key)
         if isinstance(layers, int) and (values[field] or 1) > max(layers, 1):
             raise FieldError(f"{field}={values[field]} exceeds the {layers} layers of {values['model']}.")
+    chunks, stages = values["virtual_pipeline_stages"], values["pipeline_parallel"]
+    layers = config.get("num_hidden_layers")
+    if isinstance(layers, int) and stages > 1 and chunks * stages > max(layers, 1):
+        raise FieldError(
+            f"virtual_pipeline_stages={chunks} of pipeline_parallel={stages} stages exceed the {layers} "
+            f"layers of {values['model']}; use at most {max(1, layers // stages)}."
+        )
     hidden_size = config.get("hidden_size")
     if isinstance(hidden_size, int) and values["lora_rank"] > max(hidden_size, 16):
         raise FieldError(

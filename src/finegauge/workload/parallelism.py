@@ -9,11 +9,11 @@ from math import prod
 from typing import Any
 
 from finegauge.errors import FieldError
-from finegauge.workload.field import Check, choice, number, whole
+from finegauge.workload.field import Check, choice, flag, number, whole
 
 SHARDING = ("none", "zero1", "zero2", "zero3", "fsdp", "fsdp_shard_grad_op", "hybrid")
 PIPELINE_SCHEDULES = ("1f1b", "gpipe", "naive")  # naive: layers spread over GPUs, one working at a time
-CPU_OFFLOAD = ("none", "optimizer", "params", "all")
+CPU_OFFLOAD = ("none", "optimizer", "params", "all", "nvme")  # nvme: states and weights, on local drives
 MODEL_DEGREES = ("tensor_parallel", "pipeline_parallel", "context_parallel")
 DATA_DEGREES = ("data_parallel_replicate", "data_parallel_shard")
 MAX_GPUS = 1_000_000
@@ -23,6 +23,8 @@ CHECKS: dict[str, Check] = {
     "num_nodes": whole(1, MAX_GPUS),
     "node_network_gbit_per_s": number(0.1, 1e6, "Gbit/s"),
     **{name: whole(1, MAX_GPUS) for name in (*DATA_DEGREES, *MODEL_DEGREES, "expert_parallel")},
+    "sequence_parallel": flag,
+    "virtual_pipeline_stages": whole(1, 1000),
     "pipeline_schedule": choice(PIPELINE_SCHEDULES, {"naive_mp": "naive"}),
     "sharding": choice(SHARDING, {"false": "none", "ddp": "none", "zero0": "none"}),
     "cpu_offload": choice(CPU_OFFLOAD, {"false": "none", "true": "all"}),
@@ -32,6 +34,7 @@ CHECKS: dict[str, Check] = {
 def settle(values: dict[str, Any], stated: Collection[str]) -> None:
     """Fill in the degrees that the others leave open and refuse those that do not multiply."""
     del stated  # the degrees must multiply whoever stated them
+    _check_schedule(values)
     model_parallel = prod(values[name] for name in MODEL_DEGREES)
     data_parallel = prod(values[name] or 1 for name in DATA_DEGREES)
     if values["num_gpus"] is None:
@@ -56,3 +59,18 @@ def settle(values: dict[str, Any], stated: Collection[str]) -> None:
     rest = "data_parallel_replicate" if replicated else "data_parallel_shard"
     for name in open_degrees:
         values[name] = left if name == rest or len(open_degrees) == 1 else 1
+
+
+def _check_schedule(values: dict[str, Any]) -> None:
+    """Refuse chunks of stages that no schedule passes in turn, and drives that nothing streams from."""
+    chunks, schedule = values["virtual_pipeline_stages"], values["pipeline_schedule"]
+    if chunks > 1 and schedule != "1f1b":
+        raise FieldError(
+            f"virtual_pipeline_stages={chunks} is interleaved 1F1B, which pipeline_schedule={schedule} is "
+            f"not; use pipeline_schedule=1f1b."
+        )
+    if values["cpu_offload"] == "nvme" and values["sharding"] != "zero3":
+        raise FieldError(
+            f"cpu_offload=nvme is DeepSpeed's ZeRO-Infinity, which sharding={values['sharding']} is not; use "
+            f"sharding=zero3."
+        )

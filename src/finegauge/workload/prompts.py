@@ -9,7 +9,7 @@ from math import ceil, gcd
 from typing import TYPE_CHECKING, Any
 
 from finegauge.errors import FieldError
-from finegauge.workload.data import BatchShape, sequences
+from finegauge.workload.data import BatchShape, sequences, total_steps
 
 if TYPE_CHECKING:
     from finegauge.workload.run import Run
@@ -112,9 +112,6 @@ def _with_answers(run: "Run") -> BatchShape:
     if prompts.num_samples is not None:
         answered = rows * run.gradient_accumulation_steps * run.data_parallel / group_size(run)
         per_epoch = max(1, ceil(prompts.num_samples / answered))
-    total = run.max_steps
-    if total is None and per_epoch is not None:
-        total = ceil(run.epochs * per_epoch)
     return BatchShape(
         sequences=rows,
         tokens=rows * (padded + new),
@@ -125,7 +122,7 @@ def _with_answers(run: "Run") -> BatchShape:
         longest_tokens=rows * longest,
         num_samples=prompts.num_samples,
         steps_per_epoch=per_epoch,
-        steps_total=total,
+        steps_total=total_steps(run, per_epoch),
         source=f"{prompts.source}, as prompts; answers of {new:,} tokens",
     )
 

@@ -22,7 +22,10 @@ FROM_CALLER = "caller"
 FROM_DEFAULT = "FineGauge default"
 REQUIRED = ("model", "method")  # a config.json alone states no method; its reader says full
 STATED = (FROM_FILE, FROM_COMMAND_LINE, FROM_CALLER)
-NEED_THE_MODEL = ("num_experts_per_tok", "tensor_parallel", "pipeline_parallel", "expert_parallel")
+NEED_THE_MODEL = (
+    *("num_experts_per_tok", "tensor_parallel", "pipeline_parallel", "virtual_pipeline_stages"),
+    "expert_parallel",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -58,9 +61,13 @@ class Run:
     dataset: str | None = None
     num_samples: int | None = None
     seq_len: int = 2048  # cut-off; with no dataset, the length of every sequence
+    over_length: str = "truncate"  # what becomes of a sample longer than seq_len
     packing: bool = False
+    packing_strategy: str = UNSTATED
     padding: str = UNSTATED
     pad_to_multiple_of: int = 8
+    group_by_length: bool = False
+    validation_fraction: float = 0.0  # of num_samples, held out of training
     tokenizer: str | None = None  # folder or tokenizer.json that turns a data set of texts into tokens
     max_new_tokens: int = UNSTATED  # that ppo, grpo and decode write; the rest of seq_len is the prompt
     num_generations: int = 8  # answers per prompt that grpo compares
@@ -77,6 +84,8 @@ class Run:
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     pipeline_schedule: str = "1f1b"
+    virtual_pipeline_stages: int = 1  # chunks of layers per stage: interleaved 1F1B
+    sequence_parallel: bool = False  # tensor-parallel ranks divide norms and residual streams too
     context_parallel: int = 1
     expert_parallel: int = 1
     sharding: str = "none"
@@ -184,8 +193,8 @@ class Run:
         values = self.stated_fields()
         if "method" in changes and method.CHECKS["method"]("method", changes["method"]) != self.method:
             method.forget(values, changes["method"])
-        if changes.get("packing"):
-            values.pop("padding", None)
+        if changes.get("packing") and self.padding == "longest":
+            values.pop("padding", None)  # which full sequences rule out
         values.update(changes)
         origins = {name: self.origins[name] for name in values if name in CHECKS}
         origins.update(dict.fromkeys(changes, origin))
