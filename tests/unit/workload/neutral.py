@@ -29,8 +29,10 @@ RENAMED = {
     "dp": "data_parallel",
     "global_batch": "global_batch_size",
     "model": "model",
+    "val_fraction": "validation_fraction",
+    "over_length": "over_length",
 }
-AS_THEY_ARE = ("method", "epochs", "max_steps", "compile")
+AS_THEY_ARE = ("method", "epochs", "max_steps", "compile", "sequence_parallel")
 VALUES: dict[str, dict[Any, str]] = {
     "checkpointing": {"full+cpu-offload": "offload"},
     "attention": {"fa2": "flash", "framework-default": "sdpa"},
@@ -43,10 +45,9 @@ TARGETS: dict[Any, tuple[str, ...]] = {
     "all-linear": ("all-linear",),
     "*_proj": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
 }
-# What a run has no field for: what happens to over-long samples (issue 8's data part), and remarks.
+# What a run has no field for (max_samples counts each data set by itself), and remarks.
 NO_FIELD = {
-    "over_length", "from_default", "needs", "coerce", "resolve_auto", "max_samples", "val_fraction",
-    "vision_frozen", "sequence_parallel",
+    "from_default", "needs", "coerce", "resolve_auto", "max_samples", "vision_frozen",
 }  # fmt: skip
 
 

@@ -59,7 +59,7 @@ def test_hidden_defaults(tmp_path: Path) -> None:
         ("rl: dpo", {"phase": "dpo"}),
         ("pretraining_dataset: [{path: x}]", {"phase": "pretrain"}),
         ("datasets: [{path: math_14k}]\nval_set_size: 0.1",
-         {"dataset": "math_14k", "num_samples": 12_528, "eval_samples": 1393}),
+         {"dataset": "math_14k", "num_samples": None, "validation_fraction": 0.1, "eval_samples": 1393}),
         ("deepspeed: deepspeed_configs/zero3_bf16.json", {"sharding": "zero3"}),
         ("fsdp: [full_shard, auto_wrap]\nfsdp_config: {fsdp_offload_params: true}",
          {"sharding": "fsdp", "cpu_offload": "params"}),

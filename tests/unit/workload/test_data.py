@@ -69,3 +69,10 @@ def test_steps_count_ranks_and_accumulation() -> None:
 def test_a_longer_cut_off_never_shortens() -> None:
     tokens = [shape(run(seq_len=cut, micro_batch_size=4)).tokens for cut in (64, 256, 1024, 4096)]
     assert tokens == sorted(tokens)
+
+
+def test_packing_again_keeps_how_rows_are_attended() -> None:
+    packed = Run(model="llama-2-7b", method="lora", packing=True, padding="free", dataset="math_14k")
+    assert packed.replace(packing=True).padding == "free"
+    padded = Run(model="llama-2-7b", method="lora", padding="longest", dataset="math_14k")
+    assert padded.replace(packing=True).padding == "max"

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from finegauge.errors import FieldError, FileFormatError, UnknownKeyError, UnknownNameError
+from finegauge.workload.data import shape
 from finegauge.workload.readers import read
 from finegauge.workload.readers.llamafactory import FROM_FRAMEWORK
 from finegauge.workload.run import FROM_COMMAND_LINE, FROM_FILE, Run
@@ -75,9 +76,9 @@ def test_hidden_defaults(tmp_path: Path) -> None:
         ("finegauge: {gpu: A40, num_gpus: 2}", {"gpu": "A40", "num_gpus": 2}),
         (
             "dataset: math_14k\nmax_samples: 100\nval_size: 0.1\neval_strategy: steps",
-            {"num_samples": 90, "eval_samples": 10},
+            {"num_samples": 100, "validation_fraction": 0.1, "eval_samples": 10},
         ),
-        ("dataset: math_14k\nval_size: 1000", {"num_samples": 12_921, "eval_samples": 0}),
+        ("dataset: math_14k\nval_size: 1000", {"validation_fraction": 1000 / 13_921, "eval_samples": 0}),
         ("dataset: math_14k", {"dataset": "math_14k", "num_samples": None}),
     ],
 )  # fmt: skip
@@ -135,7 +136,7 @@ def test_unknown_data_sets_and_dataset_info(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "dataset_info.json").write_text(json.dumps({"mine": {"num_samples": 500}}))
     run = lf(tmp_path, "dataset: mine\nval_size: 0.1\n")
-    assert (run.dataset, run.num_samples) == (None, 450)
+    assert (run.dataset, run.num_samples, shape(run).num_samples) == (None, 500, 450)
     assert "'mine' are not in the catalogue" in run.warnings[0]
     assert lf(tmp_path, "dataset: mine, other\n").num_samples is None
 
@@ -146,7 +147,7 @@ def test_unknown_data_sets_and_dataset_info(tmp_path: Path) -> None:
         ({"zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}}, "zero2", "none"),
         ({"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}, "zero3", "optimizer"),
         ({"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}, "zero3", "params"),
-        ({"zero_optimization": {"stage": 3, **OFFLOADED}}, "zero3", "all"),
+        ({"zero_optimization": {"stage": 3, **OFFLOADED}}, "zero3", "nvme"),
         ({"bf16": {"enabled": "auto"}}, "none", "none"),
     ],
 )  # fmt: skip

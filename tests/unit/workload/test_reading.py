@@ -106,7 +106,6 @@ def test_files_beside_the_run_file(tmp_path: Path) -> None:
         ("model: qwen3-8b\nmethod: lora\nlora_rnak: 8\n", "run.yaml", "Did you mean 'lora_rank'"),
         ("import os\nos.system('x')\n", "train.py", "starts no training"),
         ("def broken(:\n", "train.py", "not valid Python .line 1"),
-        ("model: qwen3-8b\ntrain_dataset: d.yaml\n", "v1.yaml", "LLaMA-Factory v1, which is not read"),
         ("echo hello\n", "train.sh", "starts no training"),
         ("swift sft --model 'x\n", "train.sh", "quote that is never closed"),
         ("[model\n", "job.toml", "not valid TOML"),

@@ -44,7 +44,7 @@ def test_swift_hidden_defaults(tmp_path: Path) -> None:
         ("quant_bits: 4", {"method": "qlora", "weights_dtype": "nf4_dq"}),
         ("packing: true\npacking_length: 4096", {"packing": True, "seq_len": 4096, "padding": "free"}),
         ("dataset: ['a/b#500', 'c/d#700']\nsplit_dataset_ratio: 0.1",
-         {"num_samples": 1080, "eval_samples": 120}),
+         {"num_samples": 1200, "validation_fraction": 0.1, "eval_samples": 120}),
         ("sequence_parallel_size: 2", {"context_parallel": 2}),
         ("use_liger_kernel: true\nattn_impl: flash_attn", {"loss": "fused", "attention": "flash"}),
         ("torch_dtype: float16", {"autocast": "fp16", "weights_dtype": "fp16"}),

@@ -66,7 +66,10 @@ def fields_of(keys: Mapping[str, Any], path: str) -> dict[str, Any]:
     backend = str(dynamo.get("dynamo_backend") or dynamo.get("dynamo_config_dynamo_backend") or "NO")
     if backend.upper() not in ("NO", "FALSE"):
         fields["compile"] = True
-    return fields | _degrees(keys)
+    fields |= _degrees(keys)
+    if fields.get("sharding") == "fsdp" and fields.get("data_parallel_replicate", 1) > 1:
+        fields["sharding"] = "hybrid"
+    return fields
 
 
 def _section(keys: Mapping[str, Any], name: str) -> Mapping[str, Any]:

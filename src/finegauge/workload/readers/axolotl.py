@@ -7,11 +7,10 @@ mean NF4, double quantised; no adapter means every weight trains.
 """
 
 from collections.abc import Collection, Mapping
-from math import ceil
 from typing import Any
 
 from finegauge.errors import FieldError, shown
-from finegauge.workload.field import flag, names, number, whole
+from finegauge.workload.field import flag, names, whole
 from finegauge.workload.readers import hf_trainer
 from finegauge.workload.readers.framework import Framework, Reading
 
@@ -48,7 +47,7 @@ _OTHERS = """
 attention base_model adapter load_in_4bit load_in_8bit gptq lora_target_linear lora_target_modules
 lora_modules_to_save peft_autocast_adapter_dtype rl reward_model pretraining_dataset optimizer batch_size
 attn_implementation selective_checkpointing activation_offloading layer_offloading sample_packing
-pad_to_sequence_len pad_to_multiple_of batch_flattening datasets val_set_size group_by_length
+pad_to_sequence_len pad_to_multiple_of batch_flattening datasets val_set_size excess_length_strategy
 fsdp_version bnb_config_kwargs
 """
 KEYS = frozenset(
@@ -231,8 +230,11 @@ def _read_batching(reading: Reading) -> None:
     padding = "free" if packed or flat else "max" if padded else "longest"
     reading.set("padding", padding, "sample_packing", "pad_to_sequence_len", "batch_flattening")
     reading.set("pad_to_multiple_of", reading.get("pad_to_multiple_of", 64), "pad_to_multiple_of")
+    strategy = reading.text("excess_length_strategy", "drop")  # "raise": there is none, or there is no run
+    reading.set("over_length", "drop" if strategy == "drop" else "truncate", "excess_length_strategy")
     if reading.flag("group_by_length") and packed:
         raise FieldError("sample_packing and group_by_length are both true; keep one.")
+    hf_trainer.read_grouping(reading, packs=packed)
 
 
 def _read_data(reading: Reading) -> None:
@@ -242,15 +244,12 @@ def _read_data(reading: Reading) -> None:
     paths = [entry.get("path") if isinstance(entry, Mapping) else entry for entry in listed]
     key = "datasets" if reading.stated("datasets") else "pretraining_dataset"
     hf_trainer.read_dataset(reading, [path for path in paths if path], key)
-    held_out = number(0, 1e10)("val_set_size", reading.get("val_set_size", 0.0))
-    if not held_out or not reading.fields.get("dataset"):
-        return
-    from finegauge.catalogue.datasets import dataset
+    total = None
+    if reading.fields.get("dataset"):
+        from finegauge.catalogue.datasets import dataset
 
-    total = dataset(reading.fields["dataset"]).num_samples
-    evaluated = min(total - 1, ceil(held_out * total) if held_out < 1 else int(held_out))
-    reading.set("eval_samples", evaluated, "val_set_size")
-    reading.set("num_samples", total - evaluated, "val_set_size")
+        total = dataset(reading.fields["dataset"]).num_samples
+    hf_trainer.read_validation(reading, reading.get("val_set_size"), "val_set_size", total=total)
 
 
 def _read_degrees(reading: Reading) -> None:

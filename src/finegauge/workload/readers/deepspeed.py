@@ -121,7 +121,15 @@ def _of_keys(keys: Mapping[str, Any]) -> tuple[str, str]:
     stage = int(stage) if isinstance(stage, str) and stage in ("0", "1", "2", "3") else stage
     offloads = [name for name in ("optimizer", "param") if _to_host(zero.get(f"offload_{name}"))]
     offload = {0: "none", 2: "all"}.get(len(offloads)) or ("params" if offloads == ["param"] else "optimizer")
+    if stage == 3 and len(offloads) == 2 and all(_device(zero, name) == "nvme" for name in offloads):
+        offload = "nvme"
     return _STAGES.get(stage, "none") if isinstance(stage, int) else "none", offload
+
+
+def _device(zero: Mapping[str, Any], what: str) -> str:
+    """Return where DeepSpeed keeps the optimizer's states ("optimizer") or the weights ("param")."""
+    offload = zero.get(f"offload_{what}")
+    return str(offload.get("device")) if isinstance(offload, Mapping) else "none"
 
 
 def _to_host(offload: Any) -> bool:

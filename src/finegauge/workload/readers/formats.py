@@ -16,6 +16,10 @@ _TRAINER = """
 output_dir per_device_train_batch_size gradient_accumulation_steps num_train_epochs learning_rate
 bf16 gradient_checkpointing optim max_steps
 """
+_LLAMAFACTORY_V1 = """
+train_dataset peft_config quant_config kernel_config dist_config batching_strategy sample_backend
+init_config enable_activation_checkpointing
+"""
 _MS_SWIFT = """
 tuner_type train_type sft_type swift_version per_device_train_batch_size freeze_vit attn_impl
 """
@@ -67,6 +71,11 @@ def _nemo_legacy(keys: Keys) -> bool:
     return isinstance(model, Mapping) and isinstance(trainer, Mapping) and "devices" in trainer
 
 
+def _llamafactory_v1(keys: Keys) -> bool:
+    named = isinstance(keys.get("model"), str)
+    return named and _any_of(_LLAMAFACTORY_V1, keys) and not _any_of(_MS_SWIFT, keys)
+
+
 def _ms_swift(keys: Keys) -> bool:
     return "model" in keys and not isinstance(keys["model"], Mapping) and _any_of(_MS_SWIFT, keys)
 
@@ -93,6 +102,7 @@ _FORMATS: tuple[tuple[str, Callable[[Keys], bool]], ...] = (
     ("nemo_automodel", _nemo_automodel),
     ("nemo_legacy", _nemo_legacy),
     ("unsloth", _unsloth),
+    ("llamafactory_v1", _llamafactory_v1),
     ("ms_swift", _ms_swift),
     ("torchtitan", _torchtitan),
 )

@@ -126,6 +126,10 @@ class Reading:
         stated = self._own.get("framework_version", stated)
         return version_numbers(str(stated)) if stated not in (None, "") else None
 
+    def replaces(self, field: str) -> bool:
+        """Return whether the command line states a run's `field` in place of what the file says."""
+        return field in self._own
+
     def before(self, *version: int) -> bool:
         """Return whether the stated version of the framework is older than `version`."""
         stated = self.version

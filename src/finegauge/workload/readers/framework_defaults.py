@@ -5,7 +5,8 @@ what changes memory or time is listed, and only where the row leaves it open.
 
 Read 2026-11-20: torchtune 0.1 to 0.4 recipes/configs, litgpt 0.5 litgpt/finetune and config_hub,
 llm-foundry scripts/train/benchmarking, InternEvo configs, Qwen finetune.py with finetune/*.sh,
-transformers 4.44 TrainingArguments.
+transformers 4.44 TrainingArguments. Read 2026-11-21: Megatron-LM megatron/training/arguments.py,
+torchtitan config/job_config.py, NeMo Automodel recipes, Unsloth's command line.
 """
 
 import re
@@ -104,6 +105,72 @@ def _internevo(cells: Cells) -> dict[str, Any]:
     }
 
 
+def _megatron(cells: Cells) -> dict[str, Any]:
+    """Return Megatron-LM's: bf16 with fp32 master weights and gradients, fused Adam, its own kernels."""
+    del cells
+    return {
+        "weights_dtype": "bf16",
+        "autocast": "none",
+        "optimizer": "adamw",
+        "attention": "flash",
+        "compile": False,
+        "kernels": ("megatron",),
+        "optimizer_implementation": "fused",
+        "transformers_version": "4.44",
+    }
+
+
+def _torchtitan(cells: Cells) -> dict[str, Any]:
+    """Return torchtitan's: fp32 shards computed in bf16, selective checkpointing, fused AdamW."""
+    del cells
+    return {
+        "weights_dtype": "fp32",
+        "autocast": "bf16",
+        "optimizer": "adamw",
+        "optimizer_implementation": "fused",
+        "attention": "sdpa",
+        "compile": False,
+        "activation_checkpointing": "selective",
+        "checkpointing_reentrant": False,
+        "packing": True,
+        "gradient_accumulation_steps": 1,
+    }
+
+
+def _automodel(cells: Cells) -> dict[str, Any]:
+    """Return NeMo Automodel's: bf16 throughout, adapters too."""
+    del cells
+    return {
+        "autocast": "none",
+        "adapter_dtype": "bf16",
+        "optimizer": "adamw",
+        "attention": "flash",
+        "compile": False,
+        "activation_checkpointing": "none",
+        "checkpointing_reentrant": False,
+    }
+
+
+def _unsloth(cells: Cells) -> dict[str, Any]:
+    """Return Unsloth's: its kernels and loss, checkpoints on the host, fp32 adapters under autocast."""
+    return _hf_trainer(cells) | {
+        "kernels": ("unsloth",),
+        "loss": "fused",
+        "activation_checkpointing": "offload",
+        "autocast": "bf16",
+        "attention": "flash",
+    }
+
+
+def counts_memory_as(cells: Cells) -> str:
+    """Return how the framework of a row counts the peak memory that it prints; "" where that is not known.
+
+    torchtune's log_peak_memory_stats prints torch's (training/memory.py from 0.3 on).
+    """
+    torchtune = "torchtune" in cells["framework"].lower() and _minor(cells["framework_version"]) >= (0, 3)
+    return "torch_allocated" if torchtune else ""
+
+
 def _qwen(cells: Cells) -> dict[str, Any]:
     """Return the defaults of Qwen's finetune.py: HF Trainer with --bf16, or --fp16 over GPTQ weights.
 
@@ -146,6 +213,11 @@ _FRAMEWORKS: dict[str, tuple[str, str, Callable[[Cells], dict[str, Any]]]] = {
     "litgpt": ("litgpt", "finetune scripts", _litgpt),
     "foundry": ("llm-foundry", "benchmark scripts", _composer),
     "internevo": ("InternEvo", "benchmark configs", _internevo),
+    "automodel": ("NeMo Automodel", "recipes", _automodel),
+    "megatron": ("Megatron-LM", "training arguments", _megatron),
+    "nemo": ("NeMo", "Megatron-LM's training arguments", _megatron),
+    "torchtitan": ("torchtitan", "job configuration", _torchtitan),
+    "unsloth": ("Unsloth", "command line", _unsloth),
     "qwen": ("Qwen finetune.py", "finetune/*.sh", _qwen),
     "fms": ("fms-hf-tuning", "HF Trainer with PEFT", _fms),
     "llama-factory": ("LLaMA-Factory", "HF Trainer with PEFT", _hf_trainer),

@@ -7,16 +7,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from finegauge.errors import FieldError, FineGaugeError, shown
+from finegauge.workload.batching.recipe import num_held_out
 from finegauge.workload.field import flag, names, number
+from finegauge.workload.method import TRAINABLE_EXTRAS
 from finegauge.workload.readers.framework import Reading
 
 _KEYS = """
 optim max_steps save_strategy deepspeed fsdp fsdp_config torch_compile bf16 fp16
 gradient_accumulation_steps per_device_train_batch_size num_train_epochs gradient_checkpointing
-gradient_checkpointing_kwargs use_liger_kernel eval_strategy evaluation_strategy group_by_length
+gradient_checkpointing_kwargs activation_checkpointing activation_checkpointing_kwargs
+use_liger_kernel eval_strategy evaluation_strategy group_by_length
 train_sampling_strategy parallelism_config
 """
 KEYS = frozenset(_KEYS.split())
+_CHECKPOINTING = ("activation_checkpointing", "gradient_checkpointing")  # renamed in transformers 5.23
 _ATTENTION = {
     "sdpa": "sdpa",
     "sdp": "sdpa",
@@ -93,18 +97,18 @@ def read_precision(reading: Reading, *, bf16_default: bool) -> tuple[str, str]:
 
 def read_checkpointing(reading: Reading, *, default: bool, reentrant: bool) -> None:
     """Read gradient checkpointing, unsloth's and Axolotl's words for offloading included."""
-    word = reading.text("gradient_checkpointing", str(default))
+    key = next((key for key in _CHECKPOINTING if reading.stated(key)), _CHECKPOINTING[0])
+    word = reading.text(key, str(default))
     offloads = word in ("unsloth", "offload", "offload_disk")
-    on = offloads or flag("gradient_checkpointing", word)
+    on = offloads or flag(key, word)
     kind = "offload" if offloads else "full" if on else "none"
-    reading.set("activation_checkpointing", kind, "gradient_checkpointing")
-    options = reading.get("gradient_checkpointing_kwargs")
+    reading.set("activation_checkpointing", kind, key)
+    named = next((f"{name}_kwargs" for name in _CHECKPOINTING if reading.stated(f"{name}_kwargs")), "")
+    options = reading.get(named) if named else None
     stated = options.get("use_reentrant") if isinstance(options, Mapping) else None
     if stated is not None or on:
         value = reentrant if stated is None else flag("use_reentrant", stated)
-        reading.set(
-            "checkpointing_reentrant", value, *(("gradient_checkpointing_kwargs",) if options else ())
-        )
+        reading.set("checkpointing_reentrant", value, *((named,) if named else ()))
 
 
 def read_duration(reading: Reading) -> None:
@@ -173,7 +177,9 @@ def _read_fsdp(reading: Reading, fsdp: Any) -> None:
     if "no_shard" in words:
         kind = "none"
     reading.set("sharding", kind, "fsdp", "fsdp_config")
-    offloads = "offload" in words or flag("offload_params", named.get("offload_params") or False)
+    offloads = "offload" in words or flag(
+        "offload_params", named.get("offload_params") or named.get("cpu_offload") or False
+    )
     reading.set("cpu_offload", "params" if offloads else "none", "fsdp", "fsdp_config")
     if flag("activation_checkpointing", named.get("activation_checkpointing") or False):
         reading.set("activation_checkpointing", "full", "fsdp_config")
@@ -184,15 +190,59 @@ def read_dataset(reading: Reading, value: Any, *keys: str, num_samples: int | No
     named = names(keys[0], value or ())
     known: str | None = None
     for name in named:
-        known = in_catalogue(name)
+        known = in_catalogue(name) or _own_file(reading, name, keys)
     if named and (len(named) > 1 or known is None):
+        known = None
+    if named and known is None and not reading.replaces("dataset"):
         listed = ", ".join(shown(name) for name in named[:8])
         reading.warn(
             f"The lengths of {listed} are not in the catalogue: every sequence is taken as seq_len long."
         )
-        known = None
     reading.set("dataset", known, *keys)
     reading.set("num_samples", num_samples, *keys)
+
+
+def read_validation(
+    reading: Reading, size: Any, *keys: str, total: int | None = None, evaluates: bool = True
+) -> None:
+    """Read what is held out of training: a share below 1, a number of samples from 1 on.
+
+    Args:
+        reading: Of the file.
+        size: As the file has it; None or 0 for nothing.
+        keys: Who states it, the framework's own first.
+        total: The samples that there are, where known.
+        evaluates: Whether the samples held out are evaluated on.
+    """
+    held_out = number(0, 1e10)(keys[0], size or 0)
+    if held_out >= 1 and not total:
+        reading.warn(f"{keys[0]}={held_out:g} samples of a data set of unknown size: none is held out.")
+        return
+    fraction = held_out if held_out < 1 else min(held_out, (total or 1) - 1) / (total or 1)
+    if fraction:
+        reading.set("validation_fraction", fraction, *keys)
+    if fraction and total and evaluates:
+        reading.set("eval_samples", num_held_out(total, fraction), *keys)
+
+
+def read_grouping(reading: Reading, *, packs: bool) -> None:
+    """Read whether batches are made of samples of similar length.
+
+    Raises: FieldError where they are packed too.
+    """
+    keys = ("group_by_length", "train_sampling_strategy")
+    grouped = reading.flag(keys[0]) or reading.text(keys[1]) == "group_by_length"
+    if grouped and packs:
+        raise FieldError("packing fills every sequence, so grouping by length cannot hold; remove one.")
+    reading.set("group_by_length", grouped, *keys)
+
+
+def _own_file(reading: Reading, name: str, keys: tuple[str, ...]) -> str | None:
+    """Return `name` if it is a file of texts that the command line names in place of the file's data set."""
+    from finegauge.workload.dataset_files.source import holds_texts
+
+    stated = any(key in reading.overrides for key in keys)
+    return name if stated and holds_texts(name, has_tokenizer=False) else None
 
 
 def in_catalogue(name: str) -> str | None:
@@ -222,4 +272,5 @@ def peft_choice(reading: Reading) -> tuple[str, ...]:
 def read_extra(reading: Reading, key: str) -> None:
     """Read which whole modules train beside the adapters."""
     saved = names(key, reading.get(key) or ())
-    reading.set("trainable_extra", [n for n in saved if n in ("embed_tokens", "lm_head")], key)
+    extra = ["norms" if name.endswith("norm") else name for name in saved]
+    reading.set("trainable_extra", [n for n in dict.fromkeys(extra) if n in TRAINABLE_EXTRAS], key)

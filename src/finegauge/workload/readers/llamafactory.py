@@ -42,7 +42,7 @@ finetuning_type quantization_bit quantization_type double_quantization pure_bf16
 upcast_layernorm additional_target freeze_trainable_layers disable_gradient_checkpointing
 use_unsloth_gc flash_attn enable_liger_kernel use_liger_kernel use_unsloth optim dataset dataset_dir
 max_samples val_size packing neat_packing max_steps deepspeed fsdp eval_strategy evaluation_strategy
-save_strategy
+save_strategy group_by_length train_sampling_strategy
 """
 KEYS = frozenset((*_DIRECT, *_OF_LORA, *_DERIVED.split()))
 _TELLING = frozenset(
@@ -166,9 +166,11 @@ def _read_data(reading: Reading) -> None:
     packed = neat or (
         flag("packing", packing) if packing not in (None, "") else reading.fields["phase"] == "pt"
     )
-    if packed and reading.flag("group_by_length"):
-        raise FieldError("packing and group_by_length are both true; keep one.")
+    hf_trainer.read_grouping(reading, packs=packed)
+    wraps = packed and reading.fields["phase"] == "pt"
     reading.set("packing", packed, "packing", "neat_packing")
+    reading.set("packing_strategy", "wrapped" if wraps else "best_fit_decreasing", "stage")
+    reading.set("over_length", "truncate")
     reading.set("padding", ("free" if neat else "max") if packed else "longest", "neat_packing")
     hf_trainer.read_duration(reading)
     samples = read_samples(
@@ -176,11 +178,13 @@ def _read_data(reading: Reading) -> None:
     )
     reading.warnings += samples.warnings
     reading.set("dataset", samples.dataset, "dataset")
-    reading.set("num_samples", samples.num_train, "max_samples", "val_size", "dataset")
+    reading.set("num_samples", samples.num_samples, "max_samples", "dataset")
     evaluates = (
         str(reading.get("eval_strategy") or reading.get("evaluation_strategy") or "no").lower() != "no"
     )
-    reading.set("eval_samples", samples.num_eval if evaluates else 0, "val_size", "eval_strategy")
+    total = samples.num_samples or samples.num_in_catalogue
+    reading.set("eval_samples", 0, "eval_strategy")
+    hf_trainer.read_validation(reading, reading.get("val_size"), "val_size", total=total, evaluates=evaluates)
 
 
 def _zero3(reading: Reading) -> bool:

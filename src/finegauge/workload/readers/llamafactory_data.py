@@ -1,4 +1,4 @@
-"""Which data set a LLaMA-Factory file names, and how many of its samples train and evaluate.
+"""Which data set a LLaMA-Factory file names, and how many of its samples are used.
 
 Names are looked up in the catalogue, then in the project's dataset_info.json; a data set
 known to neither leaves every sequence as long as the cut-off, and says so.
@@ -9,17 +9,17 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from finegauge.errors import InputError, UnknownNameError, shown
-from finegauge.workload.field import names, number, whole
+from finegauge.workload.field import names, whole
 from finegauge.workload.readers import yaml_safe
 from finegauge.workload.readers.text_file import read_text
 
 
 class Samples(NamedTuple):
-    """The catalogue's data set, if it is one, and the samples on either side of the split."""
+    """The catalogue's data set, if it is one, and how many samples of all data sets are used."""
 
     dataset: str | None
-    num_train: int | None
-    num_eval: int
+    num_samples: int | None  # None: not known, or all of the catalogue's
+    num_in_catalogue: int | None
     warnings: list[str]
 
 
@@ -44,15 +44,21 @@ def read_samples(keys: Mapping[str, Any], file: str, *, strict: bool) -> Samples
             )
         known = None
     if total <= 0:
-        return Samples(known, None, 0, warnings)
-    num_eval = _held_out(keys.get("val_size"), total)
-    as_catalogued = known is not None and limit is None and not num_eval
-    return Samples(known, None if as_catalogued else max(1, total - num_eval), num_eval, warnings)
+        return Samples(known, None, None, warnings)
+    as_catalogued = known is not None and limit is None
+    return Samples(known, None if as_catalogued else total, total if as_catalogued else None, warnings)
 
 
 def _look_up(name: str, keys: Mapping[str, Any], file: str, *, strict: bool) -> tuple[str | None, int | None]:
-    """Return (catalogue name, samples) of a data set; None where unknown."""
+    """Return (name that a run may have, samples) of a data set; None where unknown.
+
+    A file of texts that the command line names is one of its own; a tokenizer says how long they are.
+    """
     from finegauge.catalogue.datasets import dataset
+    from finegauge.workload.dataset_files.source import holds_texts
+
+    if strict and holds_texts(name, has_tokenizer=False):
+        return name, None
 
     beside = os.path.join(os.path.dirname(file), name)
     path_or_name = beside if os.path.isfile(beside) else name
@@ -77,11 +83,3 @@ def _listed_samples(name: str, keys: Mapping[str, Any], file: str) -> int | None
         except (InputError, KeyError, TypeError, OSError, ValueError, RuntimeError):
             continue  # a listing that cannot be read tells nothing
     return None
-
-
-def _held_out(val_size: Any, total: int) -> int:
-    """Return how many samples are held out: a share below 1, a number from 1 on."""
-    if not val_size:
-        return 0
-    size = number(0, 1e10)("val_size", val_size)
-    return min(total - 1, int(size * total if size < 1 else size))

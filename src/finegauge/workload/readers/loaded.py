@@ -1,5 +1,6 @@
 """What a file held before anyone knew what it means."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 
@@ -9,3 +10,4 @@ class Loaded(NamedTuple):
     keys: Any
     reader: str = ""
     warnings: tuple[str, ...] = ()
+    remark: Mapping[str, Any] = {}  # fields that a comment at its head states

@@ -165,7 +165,8 @@ def _copy(cells: Mapping[str, str], draft: _Draft) -> None:
 def _software(cells: Mapping[str, str], draft: _Draft) -> None:
     """Read kernels and versions."""
     kernels = cells["kernels"].lower()
-    fused = [name for name in ("foak", "unsloth") if name in kernels or f"+{name}" in cells["notes"].lower()]
+    named = ("foak", "unsloth", "megatron")
+    fused = [name for name in named if name in kernels or f"+{name}" in cells["notes"].lower()]
     if "liger" in kernels:
         fused.append("liger")
     if fused:

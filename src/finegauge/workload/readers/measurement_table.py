@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from finegauge.errors import FileFormatError, FineGaugeError, did_you_mean, shown
+from finegauge.workload.readers.framework_defaults import counts_memory_as
 from finegauge.workload.readers.measurement_run import FULL, MEAN, Settings, settings_of
 from finegauge.workload.run import CHECKS, Run
 
@@ -129,6 +130,8 @@ def _row(number: int, cells: Mapping[str, str], file: str, known_models: dict[st
 def _measured(cells: Mapping[str, str]) -> Measured:
     """Return the measured columns; a cell that holds no positive number counts as empty."""
     metric = (cells.get("memory_metric") or "unknown").lower()
+    if metric == "unknown":
+        metric = counts_memory_as(configuration(cells)) or metric
     outcome = (cells.get("outcome") or "").lower()
     figures = {c: _positive(cells.get(c)) for c in MEASURED[:4]}
     if not outcome and any(figures.values()):

@@ -24,7 +24,8 @@ _OF_LORA: dict[str, tuple[str, Any]] = {
 _OTHERS = """
 model tuner_type train_type sft_type modules_to_save lora_dtype torch_dtype quant_bits quant_method
 bnb_4bit_use_double_quant bnb_4bit_quant_type max_length packing packing_length padding_free attn_impl
-experts_impl use_logits_to_keep dataset val_dataset split_dataset_ratio sequence_parallel_size rlhf_type
+truncation_strategy experts_impl use_logits_to_keep
+dataset val_dataset split_dataset_ratio sequence_parallel_size rlhf_type
 """
 KEYS = frozenset((*hf_trainer.KEYS, *_OF_LORA, *_OTHERS.split()))
 _TUNERS = ("tuner_type", "train_type", "sft_type")
@@ -44,6 +45,7 @@ _NOT_MODELLED = (
     "freeze_parameters_ratio",
     "lisa_activated_layers",
 )
+_OVER_LENGTH = {"delete": "drop", "raise": "drop", "left": "truncate", "right": "truncate"}
 _BUILT_IN = {
     "zero0": ("none", "none"),
     "zero1": ("zero1", "none"),
@@ -161,6 +163,9 @@ def _read_batching(reading: Reading) -> None:
     reading.set("packing", packed, "packing")
     reading.set("padding", "free" if packed or free else "longest", "packing", "padding_free")
     reading.set("pad_to_multiple_of", 1)
+    strategy = reading.text("truncation_strategy", "delete" if reading.fields["phase"] == "sft" else "left")
+    reading.set("over_length", _OVER_LENGTH.get(strategy, strategy), "truncation_strategy")
+    hf_trainer.read_grouping(reading, packs=packed)
 
 
 def _read_data(reading: Reading) -> None:
@@ -171,14 +176,12 @@ def _read_data(reading: Reading) -> None:
     counts = [int(count) if count.isdecimal() and len(count) < 11 else None for _, _, count in named]
     total = sum(count or 0 for count in counts) if counts and all(counts) else None
     ratio = number(0, 1)("split_dataset_ratio", reading.get("split_dataset_ratio", 0.0))
-    held_out = int(total * ratio) if total and not reading.stated("val_dataset") else 0
-    samples = total - held_out if total else None
     repositories = [name.partition("::")[2] or name for name, _, _ in named]
     hf_trainer.read_dataset(
-        reading, [n.partition(":")[0] for n in repositories], "dataset", num_samples=samples
+        reading, [n.partition(":")[0] for n in repositories], "dataset", num_samples=total
     )
-    if held_out:
-        reading.set("eval_samples", held_out, "split_dataset_ratio")
+    if not reading.stated("val_dataset"):
+        hf_trainer.read_validation(reading, ratio, "split_dataset_ratio", total=total)
 
 
 def _read_sharding(reading: Reading) -> None:

@@ -34,6 +34,7 @@ distributed.dp_size distributed.activation_checkpointing distributed.sequence_pa
 distributed.cpu_offload distributed.defer_fsdp_grad_sync loss_fn._target_ dataset.path_or_dataset_id
 dataset.path_or_dataset dataset.dataset_name dataset.seq_length dataset.max_seq_length
 dataset.limit_dataset_samples dataset.num_samples_limit packed_sequence.packed_sequence_size
+packed_sequence.split_across_pack
 optimizer._target_ compile.enabled quantization.load_in_4bit quantization.load_in_8bit
 quantization.bnb_4bit_use_double_quant quantization.bnb_4bit_quant_type fp8.enabled
 """
@@ -49,7 +50,7 @@ peft.use_triton peft.dropout_position peft.lora_A_init peft.lora_dtype peft.moe_
 peft.use_memory_efficient_lora distributed.moe distributed.mp_policy distributed.backend
 distributed.world_size distributed.offload_policy distributed.tp_plan distributed.use_hf_tp_plan
 distributed.enable_fsdp2_prefetch distributed.pipeline distributed.enable_async_tensor_parallel
-packed_sequence.split_across_pack packed_sequence.max_packs packed_sequence.packing_strategy
+packed_sequence.max_packs packed_sequence.packing_strategy
 """
 _STRATEGIES = {"fsdp2": "fsdp", "fsdp": "fsdp", "megatron_fsdp": "fsdp", "nvfsdp": "fsdp", "ddp": "none"}
 _LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -153,6 +154,8 @@ def _read_batching(reading: Reading) -> None:
     key = "packed_sequence.packed_sequence_size"
     reading.set("packing", packed > 0, key)
     reading.set("padding", "free" if packed else "longest", key)
+    across = "packed_sequence.split_across_pack"
+    reading.set("packing_strategy", "wrapped" if packed and reading.flag(across) else "first_fit", across)
     lengths = ("dataset.seq_length", "dataset.max_seq_length")
     length = packed or next((reading.get(name) for name in lengths if reading.stated(name)), None)
     reading.set("seq_len", length, key, *lengths)
@@ -180,6 +183,8 @@ def _read_degrees(reading: Reading) -> None:
     kind = _STRATEGIES[strategy]
     kind = "hybrid" if kind == "fsdp" and "data_parallel_replicate" in reading.fields else kind
     reading.set("sharding", kind, "distributed.strategy", "distributed._target_")
+    if reading.flag("distributed.sequence_parallel") and "tensor_parallel" in reading.fields:
+        reading.set("sequence_parallel", True, "distributed.sequence_parallel")
     if reading.flag("distributed.cpu_offload"):
         reading.set("cpu_offload", "params", "distributed.cpu_offload")
 

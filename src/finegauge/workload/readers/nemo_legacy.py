@@ -24,6 +24,7 @@ _KEYS = """
 trainer.devices trainer.num_nodes trainer.precision trainer.max_steps trainer.max_epochs
 trainer.accumulate_grad_batches model.restore_from_path model.micro_batch_size model.global_batch_size
 model.activations_checkpoint_granularity model.activations_checkpoint_method model.sequence_parallel
+model.virtual_pipeline_model_parallel_size
 model.megatron_amp_O2 model.peft model.data model.optim model.use_flash_attention model.fsdp
 model.fsdp_cpu_offload model.fsdp_sharding_strategy
 """
@@ -143,6 +144,11 @@ def _read_parallelism(reading: Reading) -> None:
     for key, field in _DEGREES.items():
         if reading.get(key) not in (None, 1, "1"):
             reading.set(field, reading.get(key), key)
+    if reading.flag("model.sequence_parallel") and "tensor_parallel" in reading.fields:
+        reading.set("sequence_parallel", True, "model.sequence_parallel")
+    chunks = reading.get("model.virtual_pipeline_model_parallel_size")
+    if "pipeline_parallel" in reading.fields and chunks not in (None, 1, "1"):
+        reading.set("virtual_pipeline_stages", chunks, "model.virtual_pipeline_model_parallel_size")
     shards = "zero1" if "distributed" in reading.text("model.optim.name") else "none"
     reading.set("sharding", "fsdp" if reading.flag("model.fsdp") else shards, "model.optim", "model.fsdp")
     if reading.flag("model.fsdp_cpu_offload"):

@@ -1,7 +1,8 @@
 """How the column `parallelism` of a measurement table divides a run.
 
-Tokens are joined by +: ddp, fsdp, fsdp_shard_grad_op, hsdp, zero1 to zero3, tpN, spN, ppN, cpN,
-epN, dpN, naive_mp. InternEvo writes `zero1(size N)tpM`, where N = -1 is all data-parallel ranks.
+Tokens are joined by +: ddp, fsdp, fsdp_shard_grad_op, hsdp, zero1 to zero3, tpN, spN, ppN, vppN, cpN,
+epN, dpN, naive_mp. Beside tensor parallelism, sp is Megatron's sequence parallelism. InternEvo
+writes `zero1(size N)tpM`, where N = -1 is all data-parallel ranks.
 """
 
 import re
@@ -12,6 +13,7 @@ from finegauge.errors import FieldError, did_you_mean, shown
 _DEGREES = {
     "tp": "tensor_parallel",
     "pp": "pipeline_parallel",
+    "vpp": "virtual_pipeline_stages",
     "cp": "context_parallel",
     "ep": "expert_parallel",
     "dp": "data_parallel_replicate",
@@ -22,7 +24,7 @@ _SHARDING = {
     **dict.fromkeys(("ddp", "dp", "zero0", "none"), "none"),
 }
 _GROUP = re.compile(r"\(\s*size\s*(-?\d+)\s*\)")
-_DEGREE = re.compile(r"(tp|pp|cp|sp|ep|dp)[-=]?(\d+)")
+_DEGREE = re.compile(r"(tp|vpp|pp|cp|sp|ep|dp)[-=]?(\d+)")
 
 
 def parallelism(cell: str, num_gpus: int) -> dict[str, Any]:
@@ -38,6 +40,8 @@ def parallelism(cell: str, num_gpus: int) -> dict[str, Any]:
         degree = _DEGREE.fullmatch(token)
         if token in _SHARDING:
             fields["sharding"] = _SHARDING[token]
+        elif token == "sp":
+            fields["sequence_parallel"] = True
         elif token == "naive_mp":
             fields["pipeline_schedule"] = "naive"
         elif degree and degree.group(1) == "sp":
@@ -55,6 +59,10 @@ def _settle(fields: dict[str, Any], sequence: int, group: int, num_gpus: int) ->
     """Resolve sequence parallelism, the size of a sharding group, and data parallelism under sharding."""
     if sequence > 1 and fields.get("tensor_parallel", 1) == 1:
         fields["context_parallel"] = sequence  # Ulysses: the sequence is divided, weights are not
+    elif sequence > 1:
+        fields["sequence_parallel"] = True
+    if fields.get("tensor_parallel", 1) == 1:
+        fields.pop("sequence_parallel", None)
     if group > 0:
         fields["data_parallel_shard"] = group
     if fields.get("sharding", "none") != "none" and "data_parallel_replicate" in fields and group <= 0:

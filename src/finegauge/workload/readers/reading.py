@@ -3,16 +3,20 @@
 import os
 from collections.abc import Iterable, Mapping
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from finegauge.errors import FileFormatError, shown
-from finegauge.workload.readers import command_line, run_file, yaml_safe
+from finegauge.workload.readers import command_line, remark, run_file, yaml_safe
 from finegauge.workload.readers.alongside import ALONE, Alongside
 from finegauge.workload.readers.loaded import Loaded
 from finegauge.workload.readers.text_file import read_text
 from finegauge.workload.run import CHECKS, FROM_FILE, Run
 
+if TYPE_CHECKING:
+    from finegauge.workload.readers.framework import Framework
+
 _RUN_FILE = "run_file"
+BLOCK = "finegauge"  # where a framework's file states fields that are ours
 _HOUSE = "finegauge.workload.readers"
 
 
@@ -47,7 +51,7 @@ def describe(
                 f"The folder '{path}' holds no config.json; name a run file or a model's folder."
             )
     name = os.path.basename(file)
-    keys, reader, warnings = _loaded(file, name)
+    keys, reader, warnings, stated = _loaded(file, name)
     if not isinstance(keys, dict) or not keys:
         held = "no keys" if not keys else f"a {type(keys).__name__}, not keys with values"
         raise FileFormatError(f"{name} holds {held}; a run file is YAML such as 'model: llama-3-8b'.")
@@ -55,14 +59,34 @@ def describe(
     if reader not in (_RUN_FILE, ""):
         from finegauge.workload.readers import framework
 
-        module, _, constant = reader.partition(":")
-        format_ = getattr(import_module(f"{_HOUSE}.{module}"), constant or "FORMAT")
-        return framework.read(format_, _adapted(keys), file, words, alongside, warnings)
+        return framework.read(
+            _format(reader), _with_remark(_adapted(keys), stated), file, words, alongside, warnings
+        )
     if reader == "" and run_file.is_model_config(keys):
         fields = {"model": str(path), "method": "full"}
         return _run(fields, {"model": FROM_FILE, "method": "FineGauge default"}, words, alongside)
     _refuse_others(keys, name)
-    return _run(_beside(run_file.fields(keys, name), file), {}, words, alongside)
+    return _run(beside(run_file.fields(keys, name), file), {}, words, alongside)
+
+
+def framework_of(path: str | os.PathLike[str]) -> "tuple[Framework, Mapping[str, Any]] | None":
+    """Return whose file it is and what keys it holds; None of a run file, a script, a model's config.json.
+
+    Raises: InputError in one sentence, whatever the file holds.
+    """
+    file = os.fspath(path)
+    if os.path.isdir(file) or file.endswith((".py", ".sh", ".bash")):
+        return None
+    keys = _loaded(file, os.path.basename(file)).keys
+    reader = recognise(keys) if isinstance(keys, dict) else ""
+    return (_format(reader), _adapted(keys)) if reader not in (_RUN_FILE, "") else None
+
+
+def _format(reader: str) -> "Framework":
+    """Return the framework of "module" or "module:CONSTANT"."""
+    module, _, constant = reader.partition(":")
+    format_: Framework = getattr(import_module(f"{_HOUSE}.{module}"), constant or "FORMAT")
+    return format_
 
 
 def recognise(keys: Mapping[str, Any]) -> str:
@@ -72,6 +96,36 @@ def recognise(keys: Mapping[str, Any]) -> str:
     from finegauge.workload.readers import formats
 
     return formats.reader_of(keys) or (_RUN_FILE if run_file.recognises(keys) else "")
+
+
+def no_training(path: str) -> str:
+    """Return why a file counts as none that describes a training, right or wrong; "" where it does.
+
+    Raises: InputError where it cannot be opened.
+    """
+    name = os.path.basename(path)
+    try:
+        keys, reader, *_ = _loaded(path, name)
+    except FileFormatError as error:
+        return "" if _looks_like_training(path) else str(error)
+    if not isinstance(keys, dict) or not keys:
+        return "it holds no keys with values."
+    reader = reader or recognise(keys)
+    if reader == _RUN_FILE and "method" not in keys and not set(keys) <= set(CHECKS):
+        reader = ""  # a `model` among keys that are none of ours
+    return "" if reader else "it has the keys of no training framework."
+
+
+def _looks_like_training(path: str) -> bool:
+    """Return whether a file that cannot be read has lines of a training file."""
+    import re
+
+    try:
+        text = read_text(path)
+    except FileFormatError:
+        return False
+    words = "base_model|model_name_or_path|finetuning_type|tuner_type|per_device_train_batch_size|lora_rank"
+    return re.search(rf"^(?:{words})\s*:", text, re.MULTILINE) is not None
 
 
 def companion_fields(path: str) -> tuple[str, dict[str, Any]] | None:
@@ -105,8 +159,14 @@ def _loaded(file: str, name: str) -> Loaded:
     if kind == ".toml":
         from finegauge.workload.readers import toml_safe
 
-        return Loaded(toml_safe.load(text, name))
-    return Loaded(yaml_safe.load(text, name))
+        return Loaded(toml_safe.load(text, name), remark=remark.fields_of(text, name))
+    return Loaded(yaml_safe.load(text, name), remark=remark.fields_of(text, name))
+
+
+def _with_remark(keys: Mapping[str, Any], stated: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return `keys` with what a comment states in the block `finegauge:`, whose own fields win."""
+    block = keys.get(BLOCK) or {}
+    return {**keys, BLOCK: {**stated, **block}} if stated and isinstance(block, Mapping) else keys
 
 
 def _adapted(keys: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -128,7 +188,7 @@ def _run(
     return Run.from_fields(fields, origins, tuple(warnings))
 
 
-def _beside(fields: dict[str, Any], file: str) -> dict[str, Any]:
+def beside(fields: dict[str, Any], file: str) -> dict[str, Any]:
     """Return `fields` with files that lie beside the run file named by their path."""
     for key in ("model", "gpu", "dataset", "tokenizer"):
         named = fields.get(key)
@@ -140,10 +200,6 @@ def _beside(fields: dict[str, Any], file: str) -> dict[str, Any]:
 
 def _refuse_others(keys: Mapping[str, Any], name: str) -> None:
     """Raise for a launcher's file, which describes no run by itself, and for a format that is not read."""
-    if "train_dataset" in keys:
-        raise FileFormatError(
-            f"{name} looks like a file of LLaMA-Factory v1, which is not read; write a run file instead."
-        )
     from finegauge.workload.readers import accelerate, deepspeed
 
     for framework, reader in (("accelerate", accelerate), ("DeepSpeed", deepspeed)):

@@ -128,12 +128,15 @@ def _read_degrees(reading: Reading) -> None:
     for key, field in _DEGREES.items():
         if reading.get(key) not in (None, 1, "1"):
             reading.set(field, reading.get(key), key)
+    if "tensor_parallel" in reading.fields:  # its tensor parallelism always divides norms too
+        reading.set("sequence_parallel", True)
     shard = reading.get(_SHARD, -1)
     if str(shard) != "-1":
         reading.set("data_parallel_shard", shard, _SHARD)
     replicated = "data_parallel_replicate" in reading.fields
     stays = reading.text("parallelism.fsdp_reshard_after_forward", "default") == "never"
     kind = "hybrid" if replicated else "fsdp_shard_grad_op" if stays else "fsdp"
+    kind = "none" if str(shard) == "1" and "context_parallel" not in reading.fields else kind  # DDP
     reading.set("sharding", kind, _SHARD, "parallelism.fsdp_reshard_after_forward")
     if reading.flag("training.enable_cpu_offload"):
         reading.set("cpu_offload", "params", "training.enable_cpu_offload")

@@ -190,6 +190,10 @@ def _read_data(reading: Reading) -> None:
     reading.set("seq_len", length, "tokenizer.max_seq_len")
     reading.set("packing", packed, "dataset.packed")
     reading.set("padding", "free" if packed else "longest", "dataset.packed")
+    texts = "text_completion" in reading.text("dataset._component_")
+    wraps = packed and reading.flag("dataset.split_across_pack", default=texts)
+    reading.set("packing_strategy", "wrapped" if wraps else "first_fit", "dataset.split_across_pack")
+    reading.set("over_length", "truncate")
     reading.set("pad_to_multiple_of", 1)
     source = str(reading.get("dataset.source") or "")
     source = (

@@ -16,7 +16,6 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from finegauge.errors import FieldError
-from finegauge.workload.field import flag
 from finegauge.workload.readers import hf_trainer
 from finegauge.workload.readers.framework import Framework, Reading
 
@@ -49,6 +48,12 @@ KEYS = frozenset(
 )
 _NOT_MODELLED = ("use_dora", "rank_pattern", "alpha_pattern", "lora_target_parameters", "target_parameters")
 _PHASES = {"dpo": "dpo", "grpo": "grpo", "reward": "reward", "ppo": "ppo"}
+_STRATEGIES = {
+    "bfd": "best_fit_decreasing",
+    "bfd_split": "best_fit_decreasing",
+    "bfd-requeue": "best_fit_decreasing",
+    "ffd": "first_fit",
+}
 # PEFT's own names: ours.
 _OF_ADAPTER = {
     "base_model_name_or_path": "model_name_or_path",
@@ -195,22 +200,23 @@ def _read_implementation(reading: Reading) -> None:
 def _read_data(reading: Reading) -> None:
     """Read the data set and how it is batched."""
     cut_off = reading.get("max_length", reading.get("max_seq_length", 1024))
+    if reading.keys.get("max_length", 0) is None and not reading.stated("max_length", "max_seq_length"):
+        cut_off = None
+        reading.warn("max_length is null, so nothing is cut: state seq_len=… of the longest sample.")
     reading.set("seq_len", cut_off, "max_length", "max_seq_length")
     packing, free = reading.flag("packing"), reading.flag("padding_free")
     strategy = reading.text("packing_strategy", "bfd")
     reading.set("packing", packing, "packing")
+    reading.set("packing_strategy", _STRATEGIES.get(strategy, strategy), "packing_strategy")
+    splits = packing and strategy in ("bfd_split", "bfd-requeue")
+    reading.set("over_length", "split" if splits else "truncate", "packing_strategy")
     padding_free = free or (packing and strategy != "wrapped")
     padding = "free" if padding_free else "max" if packing else "longest"
     reading.set("padding", padding, "packing", "padding_free", "packing_strategy")
     multiple = reading.get("pad_to_multiple_of")
     multiple = 1 if multiple is None or str(multiple).lower() in ("auto", "none") else multiple
     reading.set("pad_to_multiple_of", multiple, "pad_to_multiple_of")
-    grouped = flag("group_by_length", reading.get("group_by_length", False))
-    grouped = grouped or reading.text("train_sampling_strategy") == "group_by_length"
-    if grouped and packing:
-        raise FieldError("packing fills every sequence, so grouping by length cannot hold; remove one.")
-    if grouped:
-        reading.warn("Grouping by length is not modelled: batches are taken as shuffled, which pads more.")
+    hf_trainer.read_grouping(reading, packs=packing)
     hf_trainer.read_dataset(reading, reading.get("dataset_name"), "dataset_name")
 
 

@@ -67,6 +67,7 @@ def state(reading: Reading) -> None:
     reading.set("packing", packed, "training.packing")
     padding = "free" if packed or free else "longest"
     reading.set("padding", padding, "training.packing", "training.padding_free")
+    reading.set("over_length", "truncate")
     hf_trainer.read_dataset(reading, reading.get("data.dataset"), "data.dataset")
     reading.set("num_gpus", 1)
 

@@ -1,0 +1,26 @@
+"""DeepSpeed's JSON with the training file of transformers' Trainer (as TRL takes it) that names it.
+
+The JSON states batch and number format in full, so that it serves other scripts too.
+"""
+
+from typing import TYPE_CHECKING
+
+from finegauge.workload.writers import launcher, trl
+from finegauge.workload.writers.sheet import DEEPSPEED, Sheet
+
+if TYPE_CHECKING:
+    from finegauge.workload.run import Run
+
+NAME = "DeepSpeed"
+FILE = "train.yaml"
+_AS_ZERO = {"fsdp": "zero3", "fsdp_shard_grad_op": "zero2", "hybrid": "zero3"}
+
+
+def sheet(run: "Run") -> Sheet:
+    """Return the files for `run` under DeepSpeed; FSDP becomes the ZeRO stage that shards the same."""
+    sharded = run.replace(sharding=_AS_ZERO[run.sharding]) if run.sharding in _AS_ZERO else run
+    keys = {**trl.training_keys(sharded), "deepspeed": DEEPSPEED}
+    program = f"-m trl.scripts.{trl.COMMANDS[run.phase]} --config {FILE}"
+    json = launcher.deepspeed(sharded, explicit=True)
+    packages = " ".join(dict.fromkeys([*trl.packages(sharded).split(), "deepspeed"]))
+    return Sheet(FILE, keys, launcher.torchrun(run, program), packages, {DEEPSPEED: json})
