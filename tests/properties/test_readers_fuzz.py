@@ -29,6 +29,8 @@ STEMS = [
     "{model: Qwen/Qwen3-8B, tuner_type: lora, dataset: ['a#5'], max_length: 9, deepspeed: zero2,"
     " quant_bits: 4}",
     "{model: Qwen/Qwen3-8B, training: {max_seq_length: 9, load_in_4bit: yes}, lora: {lora_r: 8}, data: {}}",
+    "{model: Qwen/Qwen3-8B, train_dataset: a.yaml, peft_config: {name: lora, r: 4}, dist_config: {name:"
+    " fsdp2, cp_size: 2}, quant_config: {name: bnb, quantization_bit: 4}, global_batch_size: 4}",
     "{model: {name: qwen3, flavor: 8B}, training: {seq_len: 9, global_batch_size: 8}, parallelism: {}}",
     "{distributed_type: FSDP, num_processes: 8, fsdp_config: {a: 1}, dynamo_config: {},"
     " parallelism_config: {}}",

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from finegauge.errors import FieldError, FineGaugeError
-from finegauge.workload.data import PADDING
+from finegauge.workload.data import OVER_LENGTH, PACKING_STRATEGIES, PADDING
 from finegauge.workload.implementation import ACTIVATION_CHECKPOINTING, ATTENTION, KERNELS, LOSSES, OPTIMIZERS
 from finegauge.workload.method import METHODS, PHASES, TRAINABLE_EXTRAS
 from finegauge.workload.parallelism import CPU_OFFLOAD, SHARDING
@@ -43,6 +43,10 @@ OPTIONAL_FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "seq_len": st.integers(1, 16_777_216),
     "packing": st.booleans(),
     "padding": st.sampled_from(PADDING),
+    "over_length": st.sampled_from(OVER_LENGTH),
+    "packing_strategy": st.sampled_from(PACKING_STRATEGIES),
+    "group_by_length": st.booleans(),
+    "validation_fraction": st.floats(0, 0.9),
     "micro_batch_size": st.integers(1, 10**6),
     "epochs": st.floats(1e-3, 1e3),
     "max_steps": st.integers(1, 10**9),
@@ -55,6 +59,8 @@ OPTIONAL_FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "pipeline_parallel": DEGREES,
     "context_parallel": DEGREES,
     "sharding": st.sampled_from(SHARDING),
+    "virtual_pipeline_stages": st.sampled_from((1, 1, 2)),
+    "sequence_parallel": st.booleans(),
     "cpu_offload": st.sampled_from(CPU_OFFLOAD),
     "region": WORDS,
     "startup_s": st.floats(0, 1e6),

@@ -52,6 +52,16 @@ def prediction_for(run: "Run", device: str, device_name: str = "") -> Prediction
         return Prediction(None, {}, {}, f"Not predicted: {error}")
 
 
+def prediction_elsewhere(run: "Run") -> Prediction:
+    """Return what is predicted for `run` on the GPU that it names: another machine measures it."""
+    if run.gpu is None:
+        return Prediction(None, {}, {}, "Not predicted: add gpu=NAME, the GPU that the endpoint runs on.")
+    try:
+        return _whole(run)
+    except FineGaugeError as error:
+        return Prediction(None, {}, {}, f"Not predicted: {error}")
+
+
 @contextmanager
 def memory_estimator(run: "Run", device: str) -> Iterator[Estimator]:
     """Yield what predicts the memory of runs on this machine's device, which needs no readings of it.

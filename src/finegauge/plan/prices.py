@@ -116,9 +116,14 @@ def _priced(run: "Run", wall_s: float, offer: Offer) -> PricedOffer:
         instances=instances,
         idle_gpus=offer.gpu_count * instances - run.num_gpus,
         wall_s=wall_s,
-        on_demand_usd=None if on_demand is None else hours * on_demand * instances,
-        spot_usd=None if spot is None else hours * (1 + SPOT_REPEATED_FRACTION) * spot * instances,
+        on_demand_usd=None if on_demand is None else rent_usd(hours, on_demand, instances),
+        spot_usd=None if spot is None else rent_usd(hours * (1 + SPOT_REPEATED_FRACTION), spot, instances),
     )
+
+
+def rent_usd(hours: float, usd_per_h: float, instances: int) -> float:
+    """Return what `instances` cost for so many hours."""
+    return hours * usd_per_h * instances
 
 
 def _rank(priced_offer: PricedOffer) -> tuple[bool, float, str, str]:

@@ -13,7 +13,7 @@ figures with two names. Neglects: failed attempts, set-up by hand, storage and t
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from finegauge.catalogue.carbon import grid
 from finegauge.catalogue.carbon import pue as site_overhead
@@ -21,7 +21,9 @@ from finegauge.catalogue.gpus import gpu
 from finegauge.catalogue.offers import Offer, offers, stale_warning
 from finegauge.plan.prices import ManagedPrice, PricedOffer, cheapest, managed, priced
 from finegauge.predict.calibration import DATASHEET
+from finegauge.predict.energy import board_power
 from finegauge.profile import Breakdown, Profile
+from finegauge.units import KWH_J
 from finegauge.workload.data import BatchShape, shape
 
 if TYPE_CHECKING:
@@ -30,6 +32,15 @@ if TYPE_CHECKING:
 # [1]: CPUs, memory, fans, network and power supplies as well
 WALL_POWER_RATIO = 895.0 / (DATASHEET.active_power_fraction * 700.0)
 SAVE_BYTES_PER_S = 1e9  # a checkpoint to one NVMe or a good network disk; assumption
+
+
+class StepQuantities(NamedTuple):
+    """What one step takes, of which the whole run is made; each may be an array, one per candidate."""
+
+    step_s: float
+    sequence_forward_s: float
+    checkpoint_bytes: float
+    step_j: float  # of all boards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,26 +90,28 @@ def quote(run: "Run", profile: Profile | None = None, *, prices: Iterable[Offer]
         profile = predict(run)
     run = profile.run
     batch = shape(run)
-    num_steps, num_epochs = batch.steps_total, _num_epochs(run, batch)
+    num_steps, num_epochs = batch.steps_total, epochs_of(run, batch)
     intensity = grid(run.region, run.provider)
     overhead = site_overhead(run.provider, run.region).pue
     found = tuple(prices) if prices is not None else _offers(run)
-    wall_time_s, boards_j = Breakdown({}), None
+    wall, boards_j = Breakdown({}), None
     costs: tuple[PricedOffer, ...] = ()
     services: tuple[ManagedPrice, ...] = ()
     if num_steps is not None:
-        wall_time_s = _wall_time_s(run, profile, num_steps, num_epochs)
-        boards_j = _boards_energy_j(run, profile, num_steps, wall_time_s)
-        costs = priced(run, wall_time_s.total, found)
+        step, power = _step_quantities(run, profile), board_power(gpu(run.gpu or ""), DATASHEET)
+        wall = wall_time_s(run, step, num_steps, num_epochs)
+        if power is not None and step.step_j:  # else nothing is known about the power of the board
+            boards_j = boards_energy_j(run, step, num_steps, wall, power.idle_w)
+        costs = priced(run, wall.total, found)
         services = managed(run, _training_tokens(run, batch, num_steps, num_epochs))
     wall_j = None if boards_j is None else boards_j * WALL_POWER_RATIO
     return Quote(
         run=run,
         num_steps=num_steps,
-        wall_time_s=wall_time_s,
+        wall_time_s=wall,
         boards_energy_j=boards_j,
         wall_energy_j=wall_j,
-        emissions_kg=None if wall_j is None else wall_j / 3.6e6 * overhead * intensity.kg_per_kwh,
+        emissions_kg=None if wall_j is None else emissions_kg(wall_j, overhead, intensity.kg_per_kwh),
         grid=intensity.name,
         grid_kg_per_kwh=intensity.kg_per_kwh,
         pue=overhead,
@@ -113,50 +126,61 @@ def _offers(run: "Run") -> tuple[Offer, ...]:
     return offers(run.gpu, provider=run.provider, region=run.region if run.provider else None)
 
 
-def _num_epochs(run: "Run", batch: BatchShape) -> float:
+def epochs_of(run: "Run", batch: BatchShape) -> float:
     """Return how often the run goes through its data; `epochs` unless `max_steps` ends it before."""
     if batch.steps_per_epoch and batch.steps_total:
         return batch.steps_total / batch.steps_per_epoch
     return run.epochs
 
 
-def _wall_time_s(run: "Run", profile: Profile, num_steps: int, num_epochs: float) -> Breakdown:
-    """Return the seconds from start to end, by part."""
-    num_saves = num_epochs * run.saves_per_epoch
+def _step_quantities(run: "Run", profile: Profile) -> StepQuantities:
+    """Return what the whole run is made of, as `profile` has it."""
+    at_update = profile.phase_memory_bytes.under("optimizer")  # the phase that holds all gradients
+    held = at_update if at_update.parts else profile.device_memory_bytes
     forward_s = profile.step_time_s["forward"] / profile.step_sequences if profile.step_sequences else 0.0
-    return Breakdown.of(
-        startup=run.startup_s,
-        steps=num_steps * profile.step_time_s.total,
-        evaluation=num_epochs * run.eval_samples * forward_s,
-        saves=num_saves * _checkpoint_bytes(run, profile) / SAVE_BYTES_PER_S,
+    return StepQuantities(
+        step_s=profile.step_time_s.total,
+        sequence_forward_s=forward_s,
+        checkpoint_bytes=checkpoint_bytes(run, held),
+        step_j=profile.step_energy_j.total,
     )
 
 
-def _checkpoint_bytes(run: "Run", profile: Profile) -> float:
+def checkpoint_bytes(run: "Run", held: Breakdown) -> float:
     """Return what a save writes: what trains, and the state of its optimizer.
 
     Trainable weights are as large as their gradients; a full fine-tune writes the model whole.
+
+    Args:
+        run: What trains.
+        held: The memory of a rank at the optimizer step.
     """
-    at_update = profile.phase_memory_bytes.under("optimizer")  # the phase that holds all gradients
-    memory = at_update if at_update.parts else profile.device_memory_bytes
-    written = memory["gradients"] if run.trains_adapters else memory["weights"]
-    return written + memory["optimizer"]
+    written = held["gradients"] if run.trains_adapters else held["weights"]
+    return written + held["optimizer"]
 
 
-def _boards_energy_j(run: "Run", profile: Profile, num_steps: int, wall_time_s: Breakdown) -> float | None:
-    """Return the joules of all boards: the steps' own, and idle power around them.
+def wall_time_s(run: "Run", step: StepQuantities, num_steps: int, num_epochs: float) -> Breakdown:
+    """Return the seconds from start to end, by part."""
+    num_saves = num_epochs * run.saves_per_epoch
+    return Breakdown.of(
+        startup=run.startup_s,
+        steps=num_steps * step.step_s,
+        evaluation=num_epochs * run.eval_samples * step.sequence_forward_s,
+        saves=num_saves * step.checkpoint_bytes / SAVE_BYTES_PER_S,
+    )
 
-    None where nothing is known about the power of the board.
-    """
-    from finegauge.predict.energy import idle_power_w
 
-    spec = gpu(run.gpu or "")
-    step_j = profile.step_energy_j.total
-    idle_w = idle_power_w(spec, DATASHEET)
-    if idle_w is None or not step_j:
-        return None
-    around_s = wall_time_s.total - wall_time_s["steps"]
-    return num_steps * step_j + around_s * idle_w * run.num_gpus
+def boards_energy_j(
+    run: "Run", step: StepQuantities, num_steps: int, wall_s: Breakdown, idle_w: float
+) -> float:
+    """Return the joules of all boards: the steps' own, and idle power around them."""
+    around_s = wall_s.total - wall_s["steps"]
+    return num_steps * step.step_j + around_s * idle_w * run.num_gpus
+
+
+def emissions_kg(wall_j: float, overhead: float, kg_per_kwh: float) -> float:
+    """Return the CO2 equivalent of `wall_j` joules at the wall of a site with that overhead (PUE)."""
+    return wall_j / KWH_J * overhead * kg_per_kwh
 
 
 def _training_tokens(run: "Run", batch: BatchShape, num_steps: int, num_epochs: float) -> float:
