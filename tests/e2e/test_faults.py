@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +20,7 @@ from finegauge.measure.options import Options
 from finegauge.profile import Profile
 from finegauge.store.trials import Trials
 from finegauge.workload.run import Run
+from tests.e2e.processes import children, descendants, gone
 
 FIGURES = {
     "model_type": "llama",
@@ -63,33 +63,6 @@ def last(store: Path) -> Profile:
     return trials.profiles()[0]
 
 
-def descendants(process: int) -> set[int]:
-    """Return the processes that `process` started, and theirs."""
-    found: set[int] = set()
-    with suppress(OSError):
-        text = Path(f"/proc/{process}/task/{process}/children").read_text("ascii")
-        for child in map(int, text.split()):
-            found |= {child} | descendants(child)
-    return found
-
-
-def gone(processes: set[int]) -> bool:
-    """Return whether all of `processes` ended within a few seconds."""
-    ends_at = time.monotonic() + 20
-    while any(_runs(process) for process in processes):
-        if time.monotonic() > ends_at:
-            return False
-        time.sleep(0.02)
-    return True
-
-
-def _runs(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text("utf-8").rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
 class Parent:
     """A process that measures without end, and what it started."""
 
@@ -113,8 +86,7 @@ class Parent:
     @property
     def trial(self) -> int:
         """Return the trial's process: the child that the parent itself started."""
-        text = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text("ascii")
-        return int(text.split()[0])
+        return children(self.process.pid)[0]
 
     def ended(self) -> str:
         """Wait for the parent's end and return what it said on stderr."""

@@ -2,13 +2,25 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
-from tests.e2e.commands import MIXTRAL, finegauge
+from tests.e2e.commands import MIXTRAL, ROOT, finegauge
 
 TRAINING = "base_model: Qwen/Qwen3-8B\nadapter: lora\nlora_r: 8\nhub_token: hf_SECRETSECRET\nlora_rr: 3\n"
 LAUNCHER = "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nnum_processes: 4\nfsdp_config: {}\n"
+SCHEMA = json.loads((ROOT / "docs" / "json" / "read.schema.json").read_text("utf-8"))
+
+
+def document(*words: str) -> dict[str, Any]:
+    """Return what `finegauge read` prints under --json, checked against its schema."""
+    done = finegauge("read", *words, "--json")
+    assert (done.code, done.err) == (0, "")
+    whole: dict[str, Any] = json.loads(done.out)
+    Draft202012Validator(SCHEMA).validate(whole)
+    return whole
 
 
 @pytest.fixture
@@ -73,6 +85,48 @@ def test_a_run_file_and_a_model_unknown_to_the_catalogue(folder: Path) -> None:
 )
 def test_bad_questions_are_one_line(words: tuple[str, ...], sentence: str) -> None:
     done = finegauge(*words)
+    assert (done.code, done.out) == (64, "")
+    assert sentence in done.err
+    assert done.err.count("\n") == 1
+
+
+@pytest.mark.usefixtures("folder")
+def test_json_keeps_its_schema() -> None:
+    Draft202012Validator.check_schema(SCHEMA)
+    assert len(document("train.yaml", MIXTRAL, "acc.yaml")["results"]) == 2
+    assert document("acc.yaml")["results"][0]["fields"]["num_gpus"] == 4
+    assert document("ds.json")["results"] == [
+        {"file": "ds.json", "fields": {"sharding": "zero2", "cpu_offload": "none"}}
+    ]
+
+
+def test_translated_for_another_framework(folder: Path) -> None:
+    done = finegauge("read", "train.yaml", "acc.yaml", "lora_alpha=16", "--export", "trl", "-o", "new")
+    assert (done.code, done.err) == (0, "")
+    assert "Wrote new/trl.yaml" in done.out
+    assert "Start it with: trl sft --config trl.yaml --accelerate_config accelerate.yaml" in done.out
+    assert "SECRET" not in (folder / "new" / "trl.yaml").read_text()
+    again = finegauge("read", "train.yaml", "--export", "trl", "-o", "new")
+    assert (again.code, again.out) == (64, "")
+    assert "already; name another folder, or add --overwrite" in again.err
+    whole = document("train.yaml", "--export", "skypilot", "-o", "new", "--overwrite")
+    assert whole["exported"]["paths"] == ["new/axolotl.yaml", "new/skypilot.yaml"]
+    assert whole["results"][0]["run"]["lora_rank"] == 8
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--export", "trl"), "add -o DIR"),
+        (("-o", "new"), "go with --export"),
+        (("--export", "tlr", "-o", "new"), "Did you mean 'trl'"),
+        (("acc.yaml", MIXTRAL, "--export", "trl", "-o", "new"), "one training file, not 2"),
+        (("tensor_parallel=2", "--export", "llamafactory", "-o", "new"), "cannot say tensor_parallel=2"),
+    ],
+)
+def test_exports_that_cannot_be_are_one_line(words: tuple[str, ...], sentence: str) -> None:
+    done = finegauge("read", "train.yaml", *words)
     assert (done.code, done.out) == (64, "")
     assert sentence in done.err
     assert done.err.count("\n") == 1

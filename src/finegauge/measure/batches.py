@@ -1,22 +1,28 @@
-"""The batches of a run: sequences as long as its data set's, padded, joined or packed as it says.
+"""The batches of a run, as its framework makes them: of a file's texts, or of a histogram's lengths.
 
-Where the data set is a histogram of lengths, tokens are random and lengths drawn from it;
-where it is a file of texts, they are its own. Batches never end: texts start over in a
-new order.
+Which samples stand together, padded, joined or packed, is what `workload.batching` says of the same
+samples: a measurement runs the very batches that an estimate counts. Tokens are the texts' own, or random
+where there are only lengths. Batches never end: epoch follows epoch, each in its own order. The short
+batch that an epoch may end with is left out, for its time tells nothing.
 """
 
 import random
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from itertools import chain, count
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from finegauge.errors import FieldError
-from finegauge.workload.data import lengths
+from finegauge.workload.batching.recipe import TRAINER_SEED
+from finegauge.workload.data import dataset_of
 from finegauge.workload.run import Run
 
+if TYPE_CHECKING:
+    from finegauge.workload.batching.simulate import Batches
+
 IGNORED = -100  # the label of a token that the loss leaves out
-PACKED_AT_A_TIME = 16  # rows' worth of samples among which a pack looks for one that fits
+SAMPLES_DRAWN = 20_000  # of a histogram, at most
 
 Tokens = list[int]
 
@@ -44,56 +50,95 @@ def batches(run: Run, vocab_size: int, device: torch.device | str, seed: int = 0
         run: The question; the fields of its data say what a batch is.
         vocab_size: Of the model: tokens are below it.
         device: Where the tensors go.
-        seed: Of lengths, tokens and order.
-    Raises: FieldError where a tokenizer makes tokens that the model does not know.
+        seed: Of tokens and order; 0 is the order of the framework's own seed.
+    Raises: FieldError where a tokenizer makes tokens that the model does not know, or the samples make no
+        full batch.
     """
-    samples = _samples(run, vocab_size, random.Random(seed))
-    place = torch.device(device)
-    if run.packing:
-        yield from _packed(run, samples, place)
-    while True:
-        drawn = [next(samples) for _ in range(run.micro_batch_size)]
-        if run.padding == "free":
-            yield _joined([drawn], None, place, isolated=True)
-        else:
-            yield _padded(drawn, _row_length(run, drawn), place)
+    dice, place = random.Random(seed), torch.device(device)
+    if run.dataset is None:
+        while True:
+            rows = [_random(run.seq_len, vocab_size, dice) for _ in range(run.micro_batch_size)]
+            yield _padded(rows, run.seq_len, place)
+    from finegauge.workload.batching.simulate import simulate
 
-
-def _samples(run: Run, vocab_size: int, dice: random.Random) -> Iterator[Tokens]:
-    """Yield samples as lists of tokens, no longer than seq_len, without end."""
     texts = _texts(run, vocab_size)
-    while texts:
-        dice.shuffle(texts)
-        yield from texts
-    histogram = lengths(run, padded=False)
-    while True:
-        length = run.seq_len
-        if histogram is not None:
-            length = dice.choices(histogram.lengths, histogram.counts)[0]
-        yield dice.choices(range(vocab_size), k=length)
+    lengths = list(map(len, texts)) or _drawn(run, dice)
+    lengths *= -(-run.micro_batch_size // len(lengths))
+    for epoch in count():
+        made = simulate(lengths, run, seed=TRAINER_SEED + seed, epoch=epoch)
+        full = _full_batches(made, run)
+        if not full:
+            raise FieldError(
+                f"The {len(lengths):,} samples of {run.dataset} make not one full micro-batch of "
+                f"{run.micro_batch_size}; use a smaller one."
+            )
+        for number in full:
+            yield _made(made, number, texts, vocab_size, dice, place)
+
+
+def _full_batches(made: "Batches", run: Run) -> list[int]:
+    """Return the first rank's batches that are not short."""
+    rows = made.recipe.micro_batch_size
+    sizes = (made.dealt.offsets[1:] - made.dealt.offsets[:-1]).tolist()
+    return [number for number in range(0, made.number, run.data_parallel) if sizes[number] == rows]
+
+
+def _made(
+    made: "Batches",
+    number: int,
+    texts: Sequence[Tokens],
+    vocab_size: int,
+    dice: random.Random,
+    place: torch.device,
+) -> Batch:
+    """Return one simulated batch with its tokens."""
+    rows = [
+        [
+            texts[one.sample % len(texts)][one.start : one.start + one.length]
+            if texts
+            else _random(one.length, vocab_size, dice)
+            for one in row
+        ]
+        for row in made.stretches(number)
+    ]
+    tokens, isolated = int(made.tokens[number]), made.recipe.padding == "free"
+    if made.recipe.joins_rows:
+        return _joined([list(chain.from_iterable(rows))], tokens, place, isolated=isolated)
+    if made.recipe.packing_strategy:
+        return _joined(rows, tokens // len(rows), place, isolated=isolated)
+    return _padded([row[0] for row in rows], tokens // len(rows), place)
+
+
+def _random(length: int, vocab_size: int, dice: random.Random) -> Tokens:
+    """Return random tokens."""
+    return dice.choices(range(vocab_size), k=length)
+
+
+def _drawn(run: Run, dice: random.Random) -> list[int]:
+    """Return the lengths of a data set's samples in random order, or as many drawn from them."""
+    known = dataset_of(run)
+    lengths, counts = zip(*known.lengths, strict=True)
+    if known.num_samples > SAMPLES_DRAWN:
+        return dice.choices(lengths, counts, k=SAMPLES_DRAWN)
+    every = [length for length, number in known.lengths for _ in range(number)]
+    dice.shuffle(every)
+    return every
 
 
 def _texts(run: Run, vocab_size: int) -> list[Tokens]:
-    """Return the samples of a data set of texts, cut at seq_len; none where there are only lengths."""
+    """Return the samples of a data set of texts; none where there are only lengths."""
     if run.dataset is None or run.tokenizer is None:
         return []
     from finegauge.workload.tokenised import tokenised
 
-    texts = [tokens[: run.seq_len] for tokens in tokenised(run.dataset, run.tokenizer)]
-    largest = max(max(tokens) for tokens in texts)
+    texts = tokenised(run.dataset, run.tokenizer)
+    largest = max(map(max, texts))
     if largest >= vocab_size:
         raise FieldError(
             f"tokenizer={run.tokenizer} makes token {largest}, but {run.model} knows {vocab_size} tokens; "
             f"use the model's own tokenizer."
         )
-    return texts[: run.num_samples]
-
-
-def _row_length(run: Run, drawn: list[Tokens]) -> int:
-    """Return the padded length of a micro-batch's rows."""
-    if run.padding == "max" or run.dataset is None:
-        return run.seq_len
-    return -(-max(map(len, drawn)) // run.pad_to_multiple_of) * run.pad_to_multiple_of
+    return texts
 
 
 def _padded(drawn: list[Tokens], length: int, place: torch.device) -> Batch:
@@ -107,13 +152,12 @@ def _padded(drawn: list[Tokens], length: int, place: torch.device) -> Batch:
     return Batch(ids.to(place), mask, labels.to(place), None, float(len(drawn)), float(real))
 
 
-def _joined(rows: list[list[Tokens]], length: int | None, place: torch.device, *, isolated: bool) -> Batch:
+def _joined(rows: list[list[Tokens]], length: int, place: torch.device, *, isolated: bool) -> Batch:
     """Return rows of several samples end to end, filled up to `length`.
 
     Isolated samples count their positions from 0, by which transformers tells them apart;
     the first token of each is nobody's label.
     """
-    length = length or max(sum(map(len, row)) for row in rows)
     ids = torch.zeros((len(rows), length), dtype=torch.long)
     labels = torch.full_like(ids, IGNORED)
     positions = torch.zeros_like(ids)
@@ -133,33 +177,3 @@ def _joined(rows: list[list[Tokens]], length: int | None, place: torch.device, *
         ids.to(place), None, labels.to(place), positions.to(place) if isolated else None,
         float(sum(map(len, rows))), float(real),
     )  # fmt: skip
-
-
-def _packed(run: Run, samples: Iterator[Tokens], place: torch.device) -> Iterator[Batch]:
-    """Yield batches of rows of seq_len, each packed with the longest samples that fit, without end."""
-    rows: list[list[Tokens]] = []
-    while True:
-        while len(rows) < run.micro_batch_size:
-            rows += _packs(samples, run.seq_len)
-        now, rows = rows[: run.micro_batch_size], rows[run.micro_batch_size :]
-        yield _joined(now, run.seq_len, place, isolated=run.padding == "free")
-
-
-def _packs(samples: Iterator[Tokens], capacity: int) -> list[list[Tokens]]:
-    """Return rows of at most `capacity` tokens, packed best-fit decreasing from the next samples."""
-    drawn: list[Tokens] = []
-    while sum(map(len, drawn)) < PACKED_AT_A_TIME * capacity:
-        drawn.append(next(samples))
-    rows: list[list[Tokens]] = []
-    rooms: list[int] = []
-    for tokens in sorted(drawn, key=len, reverse=True):
-        fitting = [(room, row) for row, room in enumerate(rooms) if room >= len(tokens)]
-        if fitting:
-            _, row = min(fitting)
-        else:
-            row = len(rows)
-            rows.append([])
-            rooms.append(capacity)
-        rows[row].append(tokens)
-        rooms[row] -= len(tokens)
-    return rows

@@ -13,6 +13,8 @@ from threading import current_thread, main_thread
 from typing import TYPE_CHECKING
 
 from finegauge.errors import UnsupportedError
+from finegauge.measure.endpoint.address import check_options
+from finegauge.measure.endpoint.trial import measure_endpoint
 from finegauge.measure.options import Options
 from finegauge.measure.process import Ended, Heard, run_trial
 from finegauge.profile import Profile, Source
@@ -41,9 +43,12 @@ def measure(
         heard: Told how far the trial is.
         store: A journal that keeps the outcome; made where it is missing.
 
-    Raises: UnsupportedError without PyTorch; InputError where the store cannot be written.
+    Raises: UnsupportedError without PyTorch; InputError where the store cannot be written, or for an
+        endpoint that is none.
     """
-    if find_spec("torch") is None:
+    if options.endpoint:
+        check_options(options)
+    elif find_spec("torch") is None:
         raise UnsupportedError(
             "Measuring needs PyTorch: pip install 'finegauge[measure]'. Predicting works without it."
         )
@@ -54,13 +59,9 @@ def measure(
         trial = trials.start(run, options._asdict())
     profile = without_result(run, "failed", "FineGauge itself failed while it waited for the trial")
     try:
-        ended = run_trial(
-            {"run": run_document(run), "options": options._asdict()},
-            timeout_s=options.timeout_s,
-            limited=options.memory_limit_bytes > 0,
-            heard=heard,
+        profile = (
+            measure_endpoint(run, options, heard=heard) if options.endpoint else _here(run, options, heard)
         )
-        profile = profile_of(ended.answer) if ended.answer else without_answer(run, options, ended)
     except KeyboardInterrupt:
         profile = without_result(run, "interrupted", "Ctrl-C")
         raise
@@ -78,6 +79,17 @@ def estimator(options: Options, *, store: str | None = None) -> Callable[["Run"]
         return measure(run, options, store=store)
 
     return ask
+
+
+def _here(run: "Run", options: Options, heard: Heard | None) -> Profile:
+    """Return the profile of a trial in a process of its own."""
+    ended = run_trial(
+        {"run": run_document(run), "options": options._asdict()},
+        timeout_s=options.timeout_s,
+        limited=options.memory_limit_bytes > 0,
+        heard=heard,
+    )
+    return profile_of(ended.answer) if ended.answer else without_answer(run, options, ended)
 
 
 def without_result(run: "Run", outcome: str, reason: str) -> Profile:

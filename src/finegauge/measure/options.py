@@ -24,3 +24,10 @@ class Options(NamedTuple):
     trace_path: str = ""  # where the profiler's Chrome trace goes; "": nowhere
     memory_limit_bytes: float = 0.0  # what the trial may allocate; 0: what there is
     timeout_s: float = 0.0  # after which the trial counts as failed; 0: never
+    endpoint: str = ""  # URL of an OpenAI-compatible server, which answers instead of this machine
+    endpoint_api: str = "completions"  # or chat
+    endpoint_model: str = ""  # as the server calls it; "": the only one it has
+    num_requests: int = 0  # measured; 0: `steps` of every user, of whom there are `micro_batch_size`
+    requests_per_s: float = 0.0  # arriving by chance; 0: every user asks again when it is answered
+    request_timeout_s: float = 600.0  # after which a request has failed; 0: never
+    api_key_variable: str = ""  # of the environment, where the server's key is

@@ -11,7 +11,7 @@ from typing import Any
 
 from finegauge.errors import FileFormatError, FineGaugeError
 from finegauge.profile import Breakdown, Interval, Profile, Source
-from finegauge.workload.run import CHECKS, DEFAULTS, Run
+from finegauge.workload.run import CHECKS, DEFAULTS, FROM_DEFAULT, Run
 
 BREAKDOWNS = (
     "peak_memory_bytes", "device_memory_bytes", "phase_memory_bytes", "step_time_s", "step_energy_j",
@@ -55,10 +55,10 @@ def profile_of(document: Mapping[str, Any]) -> Profile:
 
 
 def run_document(run: Run) -> dict[str, Any]:
-    """Return every field of `run`, who stated it, and what its reader warned of."""
+    """Return every field of `run`, who stated it (what nobody did goes without saying), and its warnings."""
     return {
         "fields": plain(run.fields()),
-        "origins": dict(run.origins),
+        "origins": {name: origin for name, origin in run.origins.items() if origin != FROM_DEFAULT},
         "warnings": list(run.warnings),
     }
 
@@ -74,7 +74,7 @@ def run_of(document: Mapping[str, Any]) -> Run:
     for name, check in CHECKS.items():
         value = stated.get(name, DEFAULTS[name])
         object.__setattr__(run, name, None if value is None else check(name, value))
-    object.__setattr__(run, "origins", dict(document["origins"]))
+    object.__setattr__(run, "origins", dict.fromkeys(CHECKS, FROM_DEFAULT) | document["origins"])
     object.__setattr__(run, "warnings", tuple(document["warnings"]))
     return run
 

@@ -8,6 +8,7 @@ hand) is copied to FILE.quarantine with the reason, and passed by.
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from hashlib import sha256
@@ -18,6 +19,16 @@ from finegauge.errors import InputError, shown
 SCHEMA_VERSION = 1
 CHECKSUM_DIGITS = 16
 NEWLINE = b"\n"
+LINE = re.compile(rb'\{"schema_version":%d,"checksum":"([0-9a-f]{16})","record":(\{.*\})\}' % SCHEMA_VERSION)
+
+
+def _loads(text: bytes) -> Any:
+    """Return the value of JSON, by orjson where it is installed: several times as fast."""
+    try:
+        import orjson
+    except ImportError:
+        return json.loads(text)
+    return orjson.loads(text)
 
 
 class Contents(NamedTuple):
@@ -90,14 +101,7 @@ class Journal:
             return Contents([], 0)
         except OSError as error:
             raise self._cannot("read", error) from None
-        records, refused = [], []
-        for text in content.split(NEWLINE):
-            if not text.strip():
-                continue
-            try:
-                records.append(record_of(text))
-            except ValueError as error:
-                refused.append(f"# {error}\n".encode() + text + NEWLINE)
+        records, refused = records_of(content)
         if refused:
             self._set_aside(b"".join(refused))
         return Contents(records, len(refused))
@@ -116,6 +120,19 @@ class Journal:
         return InputError(f"The store {shown(self.path)} cannot be {what}: {why}; what it held is unharmed.")
 
 
+def records_of(text: bytes) -> tuple[list[dict[str, Any]], list[bytes]]:
+    """Return the records of a journal's lines, and those that do not read back, each under the reason."""
+    records, refused = [], []
+    for one in text.split(NEWLINE):
+        if not one.strip():
+            continue
+        try:
+            records.append(record_of(one))
+        except ValueError as error:
+            refused.append(f"# {error}\n".encode() + one + NEWLINE)
+    return records, refused
+
+
 def line(record: Mapping[str, Any]) -> bytes:
     """Return `record` as one line with its checksum."""
     text = _text(record)
@@ -128,6 +145,10 @@ def record_of(text: bytes) -> dict[str, Any]:
 
     Raises: ValueError that says why it does not count: torn, changed, or of a later version.
     """
+    if (match := LINE.fullmatch(text)) and sha256(match[2]).hexdigest()[:CHECKSUM_DIGITS].encode() == match[
+        1
+    ]:
+        return dict(_loads(match[2]))  # as we wrote it, which saves writing it again to compare
     try:
         whole = json.loads(text)
         version, stated, record = whole["schema_version"], whole["checksum"], whole["record"]

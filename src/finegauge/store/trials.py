@@ -1,7 +1,7 @@
 """Which trials were started, and how each ended: a journal with one line before and one after.
 
     {"event": "started", "trial": id, "process": …, "run": …, "asked": …}
-    {"event": "ended", "trial": id, "profile": …}
+    {"event": "ended", "trial": id, "asked": …, "profile": …}
 
 A trial without an end whose process is gone was interrupted, and is recorded as such by
 whoever opens the store next.
@@ -49,7 +49,8 @@ class Trials:
         """Record how `trial` ended; nothing is recorded twice."""
         with self.journal.locked() as descriptor:
             if trial not in {record["trial"] for record in self._of(ENDED)}:
-                record = {"event": ENDED, "trial": trial, "profile": profile_document(profile)}
+                asked = {record["trial"]: record["asked"] for record in self._of(STARTED)}.get(trial, {})
+                record = ended(trial, asked, profile_document(profile))
                 self.journal.append_locked(descriptor, (record,))
 
     def profiles(self) -> list[Profile]:
@@ -61,11 +62,10 @@ class Trials:
         if not os.path.exists(self.journal.path):
             return 0
         with self.journal.locked() as descriptor:
-            ended = {record["trial"] for record in self._of(ENDED)}
-            lost = [r for r in self._of(STARTED) if r["trial"] not in ended and not _alive(*r["process"])]
+            known = {record["trial"] for record in self._of(ENDED)}
+            lost = [r for r in self._of(STARTED) if r["trial"] not in known and not _alive(*r["process"])]
             records = tuple(
-                {"event": ENDED, "trial": r["trial"], "profile": profile_document(interrupted(r["run"]))}
-                for r in lost
+                ended(r["trial"], r["asked"], profile_document(interrupted(r["run"]))) for r in lost
             )
             if records:
                 self.journal.append_locked(descriptor, records)
@@ -74,6 +74,11 @@ class Trials:
     def _of(self, event: str) -> list[dict[str, Any]]:
         """Return the records of one event."""
         return [record for record in self.journal.read().records if record.get("event") == event]
+
+
+def ended(trial: str, asked: Mapping[str, Any], profile: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the record of an end: what was asked, and what came of it."""
+    return {"event": ENDED, "trial": trial, "asked": dict(asked), "profile": dict(profile)}
 
 
 def interrupted(run: Mapping[str, Any]) -> Profile:

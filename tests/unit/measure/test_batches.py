@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from finegauge.errors import FieldError, FileFormatError, InputError
+from finegauge.errors import FieldError
 from finegauge.measure.batches import IGNORED, Batch, batches
+from finegauge.workload.batching.simulate import simulate
 from finegauge.workload.data import lengths, shape
 from finegauge.workload.readers.reading import read
 from finegauge.workload.run import Run
@@ -170,58 +171,9 @@ def test_a_run_file_names_texts_and_tokenizer_beside_it(
     assert run.tokenizer == str(tmp_path / "tokenizer.json")
 
 
-@pytest.mark.parametrize(
-    ("record", "tokens"),
-    [
-        ("alpha beta", 2),
-        ({"instruction": "alpha", "input": "", "output": "beta gamma"}, 3),
-        ({"instruction": "alpha", "input": "beta", "output": "gamma"}, 3),
-        ({"prompt": "alpha", "completion": "beta"}, 2),
-        ({"question": "alpha alpha", "answer": "beta"}, 3),
-        ({"messages": [{"role": "user", "content": "alpha"}, {"role": "assistant", "content": "beta"}]}, 2),
-        ({"conversations": [{"from": "human", "value": "alpha"}]}, 1),
-    ],
-)
-def test_records_of_several_kinds(
-    record: Any, tokens: int, tokenizer: str, texts: Callable[..., str]
-) -> None:
-    for name in ("texts.jsonl", "texts.json"):
-        assert [len(ids) for ids in tokenised(texts([record], name), tokenizer)] == [tokens]
-
-
 def test_a_changed_file_is_read_again(tokenizer: str, texts: Callable[..., str]) -> None:
     assert len(tokenised(texts(TEXTS), tokenizer)) == 6
     assert len(tokenised(texts(TEXTS[:2]), tokenizer)) == 2
-
-
-@pytest.mark.parametrize(
-    ("records", "said"),
-    [
-        ([{"body": "alpha"}], "line 1: none of the keys body holds its text"),
-        ([{"text": "alpha"}, 3], "line 2: '3' is neither a text nor a mapping"),
-        ([{"messages": [{"role": "user"}]}], "line 1: a turn of the conversation has no text"),
-        ([{"text": "  "}], "holds no text"),
-    ],
-)
-def test_unreadable_records(records: list[Any], said: str, tokenizer: str, texts: Callable[..., str]) -> None:
-    with pytest.raises(InputError, match=said):
-        tokenised(texts(records), tokenizer)
-
-
-def test_unreadable_files(tokenizer: str, texts: Callable[..., str], tmp_path: Path) -> None:
-    broken = tmp_path / "broken.jsonl"
-    broken.write_text("{", "utf-8")
-    with pytest.raises(FileFormatError, match="cannot be read as JSON"):
-        tokenised(str(broken), tokenizer)
-    (tmp_path / "no.json").write_text("{}", "utf-8")
-    with pytest.raises(FileFormatError, match="no list of records"):
-        tokenised(str(tmp_path / "no.json"), tokenizer)
-    with pytest.raises(InputError, match="Cannot read"):
-        tokenised(str(tmp_path / "absent.jsonl"), tokenizer)
-    with pytest.raises(InputError, match=r"holds no tokenizer\.json"):
-        tokenised(texts(TEXTS), str(tmp_path / "nowhere"))
-    with pytest.raises(FileFormatError, match=r"is not a tokenizer\.json"):
-        tokenised(texts(TEXTS), str(tmp_path / "no.json"))
 
 
 def test_texts_and_tokenizer_belong_together(tokenizer: str, texts: Callable[..., str]) -> None:
@@ -236,3 +188,44 @@ def test_a_tokenizer_of_another_model_is_refused(tokenizer: str, texts: Callable
     endless: Iterator[Batch] = batches(run, 3, "cpu")
     with pytest.raises(FieldError, match="makes token 3, but llama-2-7b knows 3 tokens"):
         next(endless)
+
+
+WAYS: list[dict[str, Any]] = [
+    {},
+    {"group_by_length": True},
+    {"padding": "max"},
+    {"padding": "free"},
+    {"over_length": "split"},
+    {"packing": True},
+    {"packing": True, "padding": "free", "framework": "TRL"},
+    {"packing": True, "packing_strategy": "wrapped", "framework": "TRL"},
+    {"packing": True, "framework": "LLaMA-Factory"},
+    {"packing": True, "padding": "free", "framework": "torchtune"},
+    {"packing": True, "padding": "free", "framework": "Axolotl", "attention": "flash", "over_length": "drop"},
+]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: "-".join(map(str, way.values())) or "plain")
+def test_measured_batches_are_the_simulated_ones(
+    way: dict[str, Any], tokenizer: str, texts: Callable[..., str]
+) -> None:
+    names = ("alpha", "beta", "gamma")
+    many = [{"text": " ".join([names[n % 3]] * (1 + 7 * n % 23))} for n in range(60)]
+    fields = {"seq_len": 16, "micro_batch_size": 2, "pad_to_multiple_of": 4, **way}
+    run = run_of(dataset=texts(many), tokenizer=tokenizer, **fields)
+    lengths = [len(ids) for ids in tokenised(str(run.dataset), tokenizer)]
+    made = simulate(lengths, run)
+    rows = made.dealt.offsets[1:] - made.dealt.offsets[:-1]
+    full = [n for n in range(made.number) if rows[n] == made.recipe.micro_batch_size]
+    for number, batch in zip(full, some(run, len(full)), strict=True):
+        assert batch.tokens == made.tokens[number]
+        assert batch.real_tokens == made.real_tokens[number]
+        assert batch.samples == made.num_stretches[number]
+        words = [
+            1 + one.sample % 3 for row in made.stretches(number) for one in row for _ in range(one.length)
+        ]
+        assert batch.input_ids[batch.input_ids > 0].tolist() == words
+    expected = shape(run)
+    assert expected.steps_per_epoch == made.steps
+    assert expected.tokens * made.steps == pytest.approx(int(made.tokens.sum()))
+    assert expected.longest_tokens >= int(made.tokens.max())

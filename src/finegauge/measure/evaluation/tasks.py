@@ -6,7 +6,7 @@ HellaSwag's names and their like). An answer that ends in "#### 42", as GSM8K's 
 number. A tenth of the records is asked, and never learnt from.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from random import Random
 from typing import Any
 
@@ -14,8 +14,10 @@ from finegauge.errors import FieldError, FileFormatError
 from finegauge.measure.evaluation.arithmetic import arithmetic
 from finegauge.measure.evaluation.exact_match import number_in
 from finegauge.measure.evaluation.questions import Choice, Ids, Judge, Question, Task, same_tokens
+from finegauge.workload.dataset_files.records import Bad, chunks, row_name
+from finegauge.workload.dataset_files.source import holds_texts, source_of
+from finegauge.workload.dataset_files.tokenizer import load, tokenizer_file
 from finegauge.workload.run import Run
-from finegauge.workload.tokenised import SUFFIXES, records, tokenizer_of
 
 NUM_TRAIN = 4000  # additions, where the run does not say how many
 ASKED_FRACTION = 0.1
@@ -35,10 +37,10 @@ def task_of(run: Run, *, seed: int = 0) -> Task:
     Raises: FileFormatError, FieldError for a file of texts that holds no questions, or none short
         enough for the run's seq_len.
     """
-    if run.dataset is None or run.tokenizer is None or not run.dataset.endswith(SUFFIXES):
+    if run.dataset is None or run.tokenizer is None or not holds_texts(run.dataset, has_tokenizer=True):
         return arithmetic(num_train=run.num_samples or NUM_TRAIN, seed=seed)
-    tokenizer = tokenizer_of(run.tokenizer)
-    found = [_question(record, where, tokenizer) for where, record in records(run.dataset)]
+    tokenizer = load(tokenizer_file(run.tokenizer))
+    found = [_question(record, where, tokenizer) for where, record in _records(run.dataset)]
     fitting = [question for question in found if _length(question) <= run.seq_len]
     if len(fitting) < 2:
         raise FieldError(
@@ -53,6 +55,17 @@ def task_of(run: Run, *, seed: int = 0) -> Task:
         fitting[:asked],
         right=_judge(tokenizer, fitting),
     )
+
+
+def _records(path: str) -> Iterator[tuple[str, Any]]:
+    """Yield (where it stands, record). Raises: FileFormatError at the first that cannot be read."""
+    source = source_of(path)
+    for chunk in chunks(source):
+        for row, record in zip(chunk.rows, chunk.records, strict=True):
+            where = f"{path}, {row_name(source)} {row}"
+            if isinstance(record, Bad):
+                raise FileFormatError(f"{where}: {record.why}.")
+            yield where, record
 
 
 def _question(record: Any, where: str, tokenizer: Any) -> Question:

@@ -1,0 +1,149 @@
+"""An axis of a sweep: values that a run takes one after the other.
+
+An axis named after a field of Run lists its values. `switch` lists changes by the names that
+`finegauge whatif` has for them, joined by + where several belong together; baseline changes
+nothing. An axis of any other name has named values, each of which sets several fields.
+
+What is measured has axes of how it is measured, too: an option (`requests_per_s: [1, 2, 4]`), or
+named values with options among their fields (`engine: {here: , vllm: {endpoint: URL}}`).
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from finegauge.errors import FieldError, FineGaugeError, UnknownKeyError, UnknownNameError, shown
+from finegauge.workload.readers.reading import beside
+from finegauge.workload.run import CHECKS, Run
+
+SWITCH = "switch"
+BASELINE = "baseline"
+LARGEST = "max"  # micro_batch_size: the largest that is predicted to fit
+SIZE = "micro_batch_size"
+
+
+class Value(NamedTuple):
+    """One value of an axis."""
+
+    label: str
+    fields: Mapping[str, Any] = {}  # that it sets
+    switches: tuple[str, ...] = ()  # that it throws, after every field is set
+    options: Mapping[str, Any] = {}  # of the measurement
+
+
+class Axis(NamedTuple):
+    """A name and its values."""
+
+    name: str
+    values: tuple[Value, ...]
+
+
+def axis_of(name: str, stated: Any, where: str, file: str, options: Collection[str] = ()) -> Axis:
+    """Return the axis that a sweep file states.
+
+    Args:
+        name: A field of Run, "switch", or a name of one's own.
+        stated: A list of values, or named values with their fields.
+        where: What to call the place in messages.
+        file: The sweep; files that a value names lie beside it.
+        options: Of the measurement, that values may set; a field of Run goes before an option of its name.
+
+    Raises: InputError for values that are none, and for unknown switches and fields.
+    """
+    if isinstance(stated, Mapping):
+        values = tuple(
+            _fields(label, fields, f"{where}: {name}", file, options) for label, fields in stated.items()
+        )
+    elif not isinstance(stated, Sequence) or isinstance(stated, str):
+        raise FieldError(f"{where}: the axis '{name}' should be a list of values, not {shown(stated)}.")
+    elif name == SWITCH:
+        values = tuple(_switches(str(text), where) for text in stated)
+    elif name in CHECKS:
+        values = tuple(Value(_label(value), beside({name: value}, file)) for value in stated)
+    elif name in options:
+        values = tuple(Value(_label(value), options={name: value}) for value in stated)
+    else:
+        raise UnknownKeyError(f"{where}: axes", name, known=(*CHECKS, SWITCH, *options))
+    if not values:
+        raise FieldError(f"{where}: the axis '{name}' has no values.")
+    if len({value.label for value in values}) < len(values):
+        raise FieldError(f"{where}: the axis '{name}' names a value twice.")
+    return Axis(name, values)
+
+
+def run_at(base: Mapping[str, Any], values: Sequence[Value], where: str) -> Run | str:
+    """Return the run at one point of the axes, or the sentence that says why there is none.
+
+    Raises: UnknownKeyError where a field does not exist.
+    """
+    fields = dict(base)
+    for value in values:
+        fields |= value.fields
+    largest = fields.get(SIZE) == LARGEST
+    if largest:
+        fields[SIZE] = 1
+    try:
+        run = Run.from_fields(fields)
+        run.check_names()
+        for name in (name for value in values for name in value.switches):
+            run = _thrown(run, name)
+        return _filled(run) if largest else run
+    except UnknownKeyError:
+        raise
+    except FineGaugeError as error:
+        return str(error)
+
+
+def _thrown(run: Run, name: str) -> Run:
+    """Return the run after one switch.
+
+    Raises: FieldError where it changes nothing.
+    """
+    from finegauge.plan.switches import SWITCHES
+
+    changes = next(switch for switch in SWITCHES if switch.name == name).change(run)
+    if isinstance(changes, str):
+        raise FieldError(f"{name}: {changes}.")
+    return run.replace(**changes)
+
+
+def _filled(run: Run) -> Run:
+    """Return the run with the largest micro-batch that is predicted to fit."""
+    from finegauge.plan.capacity import max_micro_batch_size
+
+    size = max_micro_batch_size(run).value
+    if not size:
+        raise FieldError(f"not even micro_batch_size=1 fits on {run.gpu}.")
+    return run.replace(micro_batch_size=size)
+
+
+def _switches(text: str, where: str) -> Value:
+    """Return the value that throws the switches of "zero3+lora"."""
+    from finegauge.plan.switches import SWITCHES
+
+    known = {switch.name for switch in SWITCHES}
+    names = tuple(part.strip() for part in text.split("+") if part.strip() not in ("", BASELINE))
+    for name in names:
+        if name not in known:
+            raise UnknownNameError(f"switch in {where}", name, known=(*known, BASELINE))
+    return Value(text, {}, names)
+
+
+def _fields(label: Any, fields: Any, where: str, file: str, options: Collection[str]) -> Value:
+    """Return a named value that sets several fields."""
+    if fields is None:
+        return Value(str(label))
+    if not isinstance(fields, Mapping):
+        raise FieldError(f"{where}: '{label}' should have fields with values, not {shown(fields)}.")
+    for key in fields:
+        if key not in CHECKS and key not in options:
+            raise UnknownKeyError(f"{where}: {label}", str(key), known=(*CHECKS, *options))
+    own = {key: value for key, value in fields.items() if key in CHECKS}
+    rest = {key: value for key, value in fields.items() if key not in CHECKS}
+    return Value(str(label), beside(own, file), options=rest)
+
+
+def _label(value: Any) -> str:
+    """Return how a field's value is written."""
+    if isinstance(value, list):
+        return "+".join(map(str, value)) or "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)

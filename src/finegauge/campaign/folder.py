@@ -1,0 +1,154 @@
+"""A campaign's folder: one journal of what was started and how it ended, and one driver at a time.
+
+    results.jsonl    a line before each trial and one after it (store.trials), predictions one each
+    driver           who works here; its lock goes with its process, whatever ends it
+
+A cell is done once a line says how it ended: completed, out of memory, unsupported or failed.
+What was interrupted is asked again.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from platform import node
+from typing import Any, NamedTuple
+
+from finegauge.campaign.cell import Cell
+from finegauge.errors import InputError, shown
+from finegauge.profile import Profile
+from finegauge.store.document import profile_document, profile_of
+from finegauge.store.trials import ENDED, Trials, ended
+
+JOURNAL = "results.jsonl"
+DRIVER = "driver"
+REFUSED = "refused"
+
+
+class Result(NamedTuple):
+    """How one cell ended."""
+
+    key: str
+    labels: Mapping[str, str]
+    estimator: str
+    repetition: int
+    profile: Profile
+
+
+class Refusal(NamedTuple):
+    """A cell whose values make no run."""
+
+    key: str
+    labels: Mapping[str, str]
+    estimator: str
+    reason: str
+
+
+class Folder:
+    """Where a campaign keeps what it knows."""
+
+    def __init__(self, path: str) -> None:
+        """Name the folder; it need not exist."""
+        self.path = path
+        self.trials = Trials(os.path.join(path, JOURNAL))
+
+    @contextmanager
+    def driven(self) -> Iterator[None]:
+        """Hold the folder: nobody else works in it meanwhile.
+
+        Raises: InputError where somebody does, or the folder cannot be written.
+        """
+        import fcntl
+
+        name = os.path.join(self.path, DRIVER)
+        try:
+            os.makedirs(self.path, exist_ok=True)
+            descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise InputError(
+                f"The campaign's folder {shown(self.path)} cannot be used: {error.strerror or error}."
+            ) from None
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                who = os.pread(descriptor, 200, 0).decode("utf-8", "replace").strip()
+                raise InputError(
+                    f"The campaign in {shown(self.path)} is being worked on by {who or 'another process'}; "
+                    "wait for it to end, or name another folder."
+                ) from None
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {node()}".encode(), 0)
+            self.trials.recover()
+            yield
+        finally:
+            os.close(descriptor)  # which unlocks
+
+    def start(self, cell: Cell) -> str:
+        """Record that `cell` is about to be measured, and return the trial's name."""
+        assert cell.run is not None
+        return self.trials.start(cell.run, about(cell))
+
+    def end(self, trial: str, profile: Profile) -> None:
+        """Record how a trial ended."""
+        self.trials.end(trial, profile)
+
+    def answer(self, answers: Iterable[tuple[Cell, Profile]]) -> None:
+        """Record answers that took no trial: predictions, and cells that need not be asked."""
+        records = [ended(cell.key, about(cell), profile_document(profile)) for cell, profile in answers]
+        if records:
+            self.trials.journal.append(*records)
+
+    def refuse(self, cell: Cell) -> None:
+        """Record that the values of a cell make no run, and why."""
+        self.trials.journal.append(
+            {"event": REFUSED, "trial": cell.key, "asked": about(cell), "reason": cell.refusal}
+        )
+
+    def results(self) -> list[Result]:
+        """Return how every cell that is done ended, in the order in which they did."""
+        return [
+            Result(
+                key=asked["cell"], labels=asked["labels"], estimator=asked["estimator"],
+                repetition=asked["repetition"], profile=profile_of(record["profile"]),
+            )
+            for asked, record in self._ended()
+        ]  # fmt: skip
+
+    def done(self) -> dict[str, str]:
+        """Return the outcome of every cell that is done, by its key."""
+        ended = {asked["cell"]: record["profile"]["outcome"] for asked, record in self._ended()}
+        return ended | {refusal.key: REFUSED for refusal in self.refusals()}
+
+    def refusals(self) -> list[Refusal]:
+        """Return the cells that make no run, each once."""
+        found = {
+            record["asked"]["cell"]: Refusal(
+                record["asked"]["cell"],
+                record["asked"]["labels"],
+                record["asked"]["estimator"],
+                record["reason"],
+            )
+            for record in self.trials.journal.read().records
+            if record["event"] == REFUSED
+        }
+        return list(found.values())
+
+    def _ended(self) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+        """Yield (what was asked, the record of its end) of every cell that is done; its last end counts."""
+        last: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {}
+        for record in self.trials.journal.read().records:
+            asked = record["asked"]
+            if record["event"] == ENDED and "cell" in asked and record["profile"]["outcome"] != "interrupted":
+                last[asked["cell"]] = asked, record
+        yield from last.values()
+
+
+def about(cell: Cell) -> dict[str, Any]:
+    """Return what a record says of its cell."""
+    options = {} if cell.options is None else cell.options._asdict()
+    said = {
+        **options, "cell": cell.key, "labels": dict(cell.labels), "estimator": cell.estimator,
+        "repetition": cell.repetition,
+    }  # fmt: skip
+    return dict(json.loads(json.dumps(said)))

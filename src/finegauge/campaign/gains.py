@@ -1,0 +1,169 @@
+r"""SpeedUp, MemoryUp and EnergyUp: what an optimisation gains over the run without it.
+
+$$ SpeedUp = \frac{T_{base}}{T_{opt}}, \quad MemoryUp = \frac{M_{base}}{M_{opt}}, \quad
+   EnergyUp = \frac{E_{base}}{E_{opt}} $$
+
+T and E are of one sequence, so that a change of the batch gains nothing by itself; M is the peak
+of torch's allocator on the fullest GPU. Above 1 is better. Chen et al. 2024 (IPDPSW, pp. 929-937)
+name the three; the formulas are our reconstruction, for only their abstract could be had.
+
+Measured: the ratio of medians over all steps of all repetitions, with the 95 % interval of a
+bootstrap that draws repetitions first and then steps. Predicted: the ratio alone, for most of the
+error of two predictions of like runs is common to both, and how much is not known.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from random import Random
+from statistics import median
+from typing import NamedTuple
+
+from finegauge.campaign.axes import BASELINE, SWITCH
+from finegauge.campaign.folder import Result
+from finegauge.profile import Interval, Profile
+
+DIMENSIONS = ("SpeedUp", "MemoryUp", "EnergyUp")
+DRAWS = 400
+Ratios = Mapping[str, float | None]
+
+
+class Gain(NamedTuple):
+    """What one optimisation gains."""
+
+    name: str
+    ratios: Ratios  # by dimension; None where a side is not known
+    intervals: Mapping[str, Interval]  # of measured ratios, as factors of them
+    outcome: str = "completed"
+    reason: str = ""
+
+    def improves(self, dimension: str) -> bool:
+        """Return whether it is better than without, beyond the interval where there is one."""
+        ratio = self.ratios[dimension]
+        if ratio is None:
+            return False
+        interval = self.intervals.get(dimension)
+        return (interval.of(ratio)[0] if interval else ratio) > 1.0
+
+    @property
+    def improves_all(self) -> bool:
+        """Return whether it improves every dimension that is known, of which there are two at least."""
+        known = [name for name in DIMENSIONS if self.ratios[name] is not None]
+        return len(known) > 1 and all(self.improves(name) for name in known)
+
+
+class Comparison(NamedTuple):
+    """Optimisations of one run by one estimator, held against the run without them."""
+
+    labels: Mapping[str, str]  # of the other axes
+    estimator: str
+    gains: tuple[Gain, ...]
+
+    def ranking(self, dimension: str) -> list[Gain]:
+        """Return the gains that are known in one dimension, the best first."""
+        known = [gain for gain in self.gains if gain.ratios[dimension] is not None]
+        return sorted(known, key=lambda gain: -(gain.ratios[dimension] or 0.0))
+
+    def front(self) -> list[Gain]:
+        """Return the optimisations that neither another nor the baseline beats."""
+        names = [n for n in DIMENSIONS if any(gain.ratios[n] is not None for gain in self.gains)]
+        known = [gain for gain in self.gains if all(gain.ratios[n] is not None for n in names)]
+        rivals = [dict.fromkeys(DIMENSIONS, 1.0), *(gain.ratios for gain in known)]
+        return [one for one in known if not any(_beats(other, one.ratios, names) for other in rivals)]
+
+
+def compare_results(results: Iterable[Result], baseline: str = BASELINE) -> list[Comparison]:
+    """Return a comparison for every point of a campaign's other axes that has the baseline."""
+    points: dict[tuple[tuple[tuple[str, str], ...], str], dict[str, list[Profile]]] = {}
+    for result in results:
+        others = tuple((name, value) for name, value in result.labels.items() if name != SWITCH)
+        switches = points.setdefault((others, result.estimator), {})
+        switches.setdefault(result.labels.get(SWITCH, baseline), []).append(result.profile)
+    return [
+        Comparison(dict(others), estimator, gains_over(switches[baseline], _without(switches, baseline)))
+        for (others, estimator), switches in points.items()
+        if baseline in switches and len(switches) > 1
+    ]
+
+
+def gains_over(base: Sequence[Profile], others: Mapping[str, Sequence[Profile]]) -> tuple[Gain, ...]:
+    """Return what each of `others` gains over `base`, each a run's repetitions."""
+    return tuple(_gain(name, base, profiles) for name, profiles in others.items())
+
+
+def _gain(name: str, base: Sequence[Profile], profiles: Sequence[Profile]) -> Gain:
+    """Return what one run gains over another."""
+    failed = next((p for p in (*profiles, *base) if p.outcome != "completed"), None)
+    if failed is not None:
+        return Gain(name, dict.fromkeys(DIMENSIONS), {}, failed.outcome, failed.reason)
+    ratios = {
+        "SpeedUp": _ratio(_seconds(base), _seconds(profiles)),
+        "MemoryUp": _ratio(_bytes(base), _bytes(profiles)),
+        "EnergyUp": _ratio(_joules(base), _joules(profiles)),
+    }
+    intervals = {}
+    if ratios["SpeedUp"] and (interval := _bootstrap(base, profiles)):
+        intervals["SpeedUp"] = interval
+    return Gain(name, ratios, intervals)
+
+
+def _seconds(profiles: Sequence[Profile]) -> float | None:
+    """Return the seconds of one sequence: the median of all steps, or what is predicted."""
+    steps = [s / p.step_sequences for p in profiles if p.step_sequences for s in _steps(p)]
+    return median(steps) if steps else None
+
+
+def _steps(profile: Profile) -> Sequence[float]:
+    """Return the seconds of every step that is known."""
+    return profile.step_times_s or ((profile.step_time_s.total,) if profile.step_time_s.total else ())
+
+
+def _bytes(profiles: Sequence[Profile]) -> float | None:
+    """Return the peak memory, as torch's allocator counts it."""
+    known = [p.peak_memory_bytes.total for p in profiles if p.peak_memory_bytes.parts]
+    return median(known) if known else None
+
+
+def _joules(profiles: Sequence[Profile]) -> float | None:
+    """Return the joules of one sequence."""
+    known = [
+        p.step_energy_j.total / p.step_sequences
+        for p in profiles
+        if p.step_energy_j.total and p.step_sequences
+    ]
+    return median(known) if known else None
+
+
+def _ratio(base: float | None, other: float | None) -> float | None:
+    """Return how many times `other` goes into `base`; None where one is not known."""
+    return base / other if base and other else None
+
+
+def _bootstrap(base: Sequence[Profile], profiles: Sequence[Profile]) -> Interval | None:
+    """Return the 95 % interval of SpeedUp as factors of it; None where steps were not measured."""
+    if not all(len(p.step_times_s) > 1 for p in (*base, *profiles)):
+        return None
+    random = Random(0)
+    middle = _ratio(_seconds(base), _seconds(profiles))
+    drawn = sorted(_drawn(base, random) / _drawn(profiles, random) for _ in range(DRAWS))
+    low, high = drawn[round(0.025 * (DRAWS - 1))], drawn[round(0.975 * (DRAWS - 1))]
+    return Interval(low / middle, high / middle) if middle else None
+
+
+def _drawn(profiles: Sequence[Profile], random: Random) -> float:
+    """Return the median seconds of one sequence over steps drawn from repetitions drawn."""
+    chosen = random.choices(profiles, k=len(profiles))
+    return median(
+        step / profile.step_sequences
+        for profile in chosen
+        for step in random.choices(profile.step_times_s, k=len(profile.step_times_s))
+    )
+
+
+def _beats(one: Ratios, other: Ratios, names: Sequence[str]) -> bool:
+    """Return whether `one` is nowhere worse than `other`, and somewhere better."""
+    pairs = [(one[name] or 0.0, other[name] or 0.0) for name in names]
+    return all(a >= b for a, b in pairs) and any(a > b for a, b in pairs)
+
+
+def _without(switches: Mapping[str, Sequence[Profile]], name: str) -> dict[str, Sequence[Profile]]:
+    """Return all but one."""
+    return {other: profiles for other, profiles in switches.items() if other != name}

@@ -1,0 +1,201 @@
+"""A sweep file: which runs a campaign asks about, as a grid of axes over one run.
+
+    name: batch sizes
+    run: {model: llama-3-8b, method: lora, gpu: a100-80gb}   # or the path of any file that estimate reads
+    axes:
+      micro_batch_size: [1, 2, 4, max]      # a field of Run; max: the largest that is predicted to fit
+      switch: [baseline, checkpointing, zero3+lora]   # changes that `finegauge whatif` knows
+      data: {short: {dataset: commonsense_15k}, long: {dataset: math_14k}}   # names of fields together
+    predicted: {axes: {gpu: [a40, h100]}}   # beside what stands above
+    measured: {run: {model: models/tiny}, device: cpu, steps: 5, repetitions: 3}
+
+`predicted` and `measured` say who answers; without either, predictions do. Each may lay its
+own run and axes over the shared ones. docs/campaigns.md describes every key.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any, NamedTuple
+
+from finegauge.campaign.axes import Axis, axis_of, run_at
+from finegauge.campaign.cell import MEASURED, PREDICTED, Cell
+from finegauge.errors import FieldError, FileFormatError, UnknownKeyError, shown
+from finegauge.measure.endpoint.address import check_options
+from finegauge.measure.options import Options
+from finegauge.workload.readers import yaml_safe
+from finegauge.workload.readers.reading import beside, describe
+from finegauge.workload.readers.text_file import read_text
+from finegauge.workload.run import CHECKS, Run
+
+KEYS = ("name", "about", "run", "axes", "predicted", "measured", "prune", "baseline")
+PREDICTED_KEYS = ("run", "axes")
+MEASURED_KEYS = ("run", "axes", "repetitions", *Options._fields)
+GROWING = ("micro_batch_size", "seq_len")  # what takes more memory the larger it is
+MAX_CELLS = 100_000
+
+
+class Sweep(NamedTuple):
+    """What a campaign asks."""
+
+    name: str
+    about: str
+    cells: tuple[Cell, ...]  # every content once
+    prune: tuple[str, ...]  # fields of which a larger value needs at least as much memory
+    baseline: str  # the value of the axis `switch` that others are compared with
+
+
+class Part(NamedTuple):
+    """Who answers, and about which runs."""
+
+    estimator: str
+    base: Mapping[str, Any]
+    axes: tuple[Axis, ...]
+    repetitions: int
+    options: Options | None
+    calibration: str
+
+
+def read_sweep(path: str) -> Sweep:
+    """Return the sweep that a file describes.
+
+    Raises: InputError in one sentence, whatever the file holds.
+    """
+    name = os.path.basename(path)
+    keys = yaml_safe.load(read_text(path), name)
+    if not isinstance(keys, dict) or "run" not in keys:
+        raise FileFormatError(f"{name} is no sweep: it needs 'run:' with what all its cells have in common.")
+    _known(keys, KEYS, name)
+    cells: dict[str, Cell] = {}
+    for part in _parts(keys, path, name):
+        for cell in _cells(part, name):
+            cells.setdefault(cell.key, cell)
+            if len(cells) > MAX_CELLS:
+                raise FieldError(f"{name}: more than {MAX_CELLS:,} cells; take values off an axis.")
+    prune = _names(keys.get("prune", GROWING), f"{name}: prune")
+    for field in prune:
+        if field not in CHECKS:
+            raise UnknownKeyError(f"{name}: prune", field, known=CHECKS)
+    return Sweep(
+        name=str(keys.get("name") or os.path.splitext(name)[0]),
+        about=" ".join(str(keys.get("about") or "").split()),
+        cells=tuple(cells.values()),
+        prune=prune,
+        baseline=str(keys.get("baseline") or "baseline"),
+    )
+
+
+def _parts(keys: Mapping[str, Any], path: str, name: str) -> Iterator[Part]:
+    """Yield who answers, as the file says."""
+    base = _base(keys["run"], path, name)
+    shared = _mapping(keys.get("axes"), f"{name}: axes")
+    asked = [word for word in (PREDICTED, MEASURED) if word in keys] or [PREDICTED]
+    for estimator in asked:
+        where = f"{name}: {estimator}"
+        own = _mapping(keys.get(estimator), where)
+        _known(own, MEASURED_KEYS if estimator == MEASURED else PREDICTED_KEYS, where)
+        axes = {**shared, **_mapping(own.get("axes"), f"{where}: axes")}
+        yield Part(
+            estimator=estimator,
+            base={**base, **(_base(own["run"], path, where) if "run" in own else {})},
+            axes=tuple(
+                axis_of(axis, values, where, path, Options._fields if estimator == MEASURED else ())
+                for axis, values in axes.items()
+            ),
+            repetitions=_whole(own.get("repetitions", 1), f"{where}: repetitions"),
+            options=_options(own, where, Options()) if estimator == MEASURED else None,
+            calibration="" if estimator == MEASURED else _calibration(),
+        )
+
+
+def _cells(part: Part, name: str) -> Iterator[Cell]:
+    """Yield the cells of one part, the first axis slowest."""
+    num_cells = part.repetitions
+    for axis in part.axes:
+        num_cells *= len(axis.values)
+    if num_cells > MAX_CELLS:
+        raise FieldError(f"{name}: {num_cells:,} cells are more than {MAX_CELLS:,}; take values off an axis.")
+    for values in product(*(axis.values for axis in part.axes)):
+        labels = {axis.name: value.label for axis, value in zip(part.axes, values, strict=True)}
+        found = run_at(part.base, values, name)
+        run, refusal = (found, "") if isinstance(found, Run) else (None, found)
+        options = part.options
+        if options is not None:
+            options = _options({k: v for value in values for k, v in value.options.items()}, name, options)
+        for repetition in range(part.repetitions if run is not None else 1):
+            yield Cell(
+                labels=labels, estimator=part.estimator, run=run, refusal=refusal, repetition=repetition,
+                options=options, calibration=part.calibration,
+            )  # fmt: skip
+
+
+def _base(stated: Any, path: str, where: str) -> dict[str, Any]:
+    """Return the fields of the run that a sweep states or names by its path."""
+    if isinstance(stated, str):
+        file = os.path.join(os.path.dirname(path), stated)
+        return dict(describe(file).stated_fields())
+    fields = _mapping(stated, f"{where}: run")
+    _known(fields, CHECKS, f"{where}: run")
+    return beside(fields, path)
+
+
+def _options(own: Mapping[str, Any], where: str, options: Options) -> Options:
+    """Return `options` with those that a part or a value states."""
+    for field, value in own.items():
+        if field in Options._fields:
+            options = options._replace(
+                **{field: _option(getattr(options, field), value, f"{where}: '{field}'")}
+            )
+    if options.endpoint:
+        check_options(options)
+    return options
+
+
+def _option(default: Any, value: Any, where: str) -> Any:
+    """Return `value` in the type of the option's default."""
+    found = value
+    if isinstance(default, float) and type(value) is int:
+        found = float(value)
+    if isinstance(default, tuple) and isinstance(value, list):
+        found = tuple(map(str, value))
+    if type(found) is not type(default):
+        raise FieldError(f"{where} should be like {default!r}, not {shown(value)}.")
+    return found
+
+
+def _calibration() -> str:
+    """Return the name of the calibration that predictions rest on, and of the code that makes them."""
+    from finegauge import __version__
+    from finegauge.predict.calibrated import current
+
+    return f"{__version__}, {current().name}"
+
+
+def _mapping(value: Any, where: str) -> dict[str, Any]:
+    """Return keys with values; nothing at all is none."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise FieldError(f"{where} should be keys with values, not {shown(value)}.")
+    return value
+
+
+def _names(value: Any, where: str) -> tuple[str, ...]:
+    """Return a list of words."""
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise FieldError(f"{where} should be a list of names, not {shown(value)}.")
+    return tuple(map(str, value))
+
+
+def _whole(value: Any, where: str) -> int:
+    """Return a number of times."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 1000:
+        raise FieldError(f"{where} should be a whole number from 1 to 1000, not {shown(value)}.")
+    return value
+
+
+def _known(keys: Mapping[str, Any], known: Any, where: str) -> None:
+    """Refuse a key that nothing answers to."""
+    for key in keys:
+        if key not in known:
+            raise UnknownKeyError(where, str(key), known=known)

@@ -1,0 +1,209 @@
+"""What journals hold as one table: a row per trial that ended, a column per fact; SQL over it by DuckDB.
+
+Rows are made straight from the records, without building Profiles, so that ten thousand take
+a fraction of a second. What is not known is NULL, never 0. Columns:
+
+    cell, estimator, repetition, and every axis of a campaign that is no field of Run (switch …)
+    outcome, reason, source, device, ended as in Profile
+    step_time_s, time_forward_s …, peak_memory_bytes, device_memory_bytes, step_energy_j, tokens_per_s …
+    ttft_s, time_per_output_token_s, written_tokens_per_s of serving that was measured
+    every field of Run by its name
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from finegauge.errors import InputError, UnsupportedError, shown
+from finegauge.store.journal import records_of
+from finegauge.store.table_cache import cached
+from finegauge.workload.run import CHECKS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+JOURNAL = "results.jsonl"  # of a campaign's folder
+TOTALS = ("step_time_s", "peak_memory_bytes", "device_memory_bytes", "step_energy_j")
+FACTS = (
+    "step_flops", "step_tokens", "step_sequences", "host_bound_fraction", "cached_bytes", "capacity_bytes",
+)  # fmt: skip
+SEEN = ("ttft_s", "time_per_output_token_s", "written_tokens_per_s")  # among the details of steps
+ASKED = ("cell", "estimator", "repetition")
+RATES = {"tokens_per_s": "step_tokens", "samples_per_s": "step_sequences"}
+MANY = "+"  # between the items of a list
+
+Record = Mapping[str, Any]
+
+
+class Answer(NamedTuple):
+    """What a question found."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+
+def table_of(paths: Sequence[str]) -> tuple["pa.Table", int]:
+    """Return the results in `paths`, journals or campaign folders, and how many lines did not read back.
+
+    Raises: InputError where there is no such journal; UnsupportedError without pyarrow.
+    """
+    pa = _pyarrow()
+    tables, quarantined = [], 0
+    for path in paths:
+        table, refused = cached(_journal(path), _read)
+        tables.append(table)
+        quarantined += refused
+    whole = pa.concat_tables(tables, promote_options="permissive")
+    unknown = [n for n, field in enumerate(whole.schema) if pa.types.is_null(field.type)]
+    for n in unknown:  # SQL compares what has a type
+        whole = whole.set_column(n, whole.column_names[n], whole.column(n).cast(pa.string()))
+    return whole, quarantined
+
+
+def _read(lines: bytes) -> tuple["pa.Table", int]:
+    """Return the table of the lines of a journal, and how many did not read back."""
+    records, refused = records_of(lines)
+    ended = [record for record in records if record.get("event") == "ended"]
+    table = _arrow(_columns([one.get("asked", {}) for one in ended], [one["profile"] for one in ended]))
+    return table, len(refused)
+
+
+def _pyarrow() -> Any:
+    """Return pyarrow.
+
+    Raises: UnsupportedError where it is not installed.
+    """
+    try:
+        import pyarrow
+    except ImportError:
+        raise UnsupportedError("The table needs pyarrow: pip install 'finegauge[campaign]'.") from None
+    return pyarrow
+
+
+def ask(table: "pa.Table", sql: str) -> "pa.Table":
+    """Return what SQL says about the table `results`; files and the network are out of its reach.
+
+    Raises: InputError where DuckDB does not accept it; UnsupportedError without DuckDB.
+    """
+    try:
+        import duckdb
+    except ImportError:
+        raise UnsupportedError("SQL needs DuckDB: pip install 'finegauge[campaign]'.") from None
+    with duckdb.connect() as connection:
+        connection.register("results", table)
+        connection.execute("SET enable_external_access = false")
+        connection.execute("SET lock_configuration = true")
+        try:
+            found = connection.sql(sql)
+            if found is None:
+                raise InputError("--sql should be a question: SELECT …, DESCRIBE results.")
+            return found.to_arrow_table()
+        except duckdb.Error as error:
+            raise InputError(f"DuckDB does not accept the question: {str(error).splitlines()[0]}") from None
+
+
+def answer_of(table: "pa.Table") -> Answer:
+    """Return a table as plain rows."""
+    return Answer(tuple(table.column_names), tuple(zip(*(c.to_pylist() for c in table.columns), strict=True)))
+
+
+def export(table: "pa.Table", path: str) -> None:
+    """Write a table as CSV or Parquet, whole or not at all.
+
+    Raises: InputError for another kind of file, or one that cannot be written.
+    """
+    import pyarrow as pa
+    from pyarrow import csv, parquet
+
+    kind = os.path.splitext(path)[1].lower()
+    write = {".csv": csv.write_csv, ".parquet": parquet.write_table}.get(kind)
+    if write is None:
+        raise InputError(f"--export {shown(path)}: the file's name should end in .csv or .parquet.")
+    unfinished = f"{path}.{os.getpid()}.part"
+    try:
+        write(table, unfinished)
+        os.replace(unfinished, path)
+    except OSError as error:
+        raise InputError(f"Cannot write {shown(path)}: {error.strerror or error}.") from None
+    except pa.ArrowException as error:
+        raise InputError(f"Cannot write {shown(path)}: {str(error).splitlines()[0]}") from None
+    finally:
+        with suppress(OSError):
+            os.remove(unfinished)
+
+
+def _journal(path: str) -> str:
+    """Return the journal at `path`, which may be a campaign's folder."""
+    file = os.path.join(path, JOURNAL) if os.path.isdir(path) else path
+    if not os.path.isfile(file):
+        raise InputError(
+            f"{shown(path)} holds no results; name a campaign's folder, or the file of 'measure --store'."
+        )
+    return file
+
+
+def _columns(asked: Sequence[Record], profiles: Sequence[Record]) -> dict[str, list[Any]]:
+    """Return every column, a value per result."""
+    columns: dict[str, list[Any]] = {name: [one.get(name) for one in asked] for name in ASKED}
+    columns["outcome"] = [one["outcome"] for one in profiles]
+    columns["reason"] = [one["reason"] or None for one in profiles]
+    columns["source"] = [one["source"]["kind"] for one in profiles]
+    columns["device"] = [one["fingerprint"].get("device") for one in profiles]
+    labels = [one.get("labels", {}) for one in asked]
+    for name in {name: None for names in {tuple(one) for one in labels} for name in names}:
+        if name in CHECKS:
+            continue
+        columns[name] = [one.get(name) for one in labels]
+    for name in TOTALS:
+        columns[name] = [sum([amount for _, amount in one[name]]) or None for one in profiles]
+    stages = [_stages(one["step_time_s"]) for one in profiles]
+    for name in {name: None for names in {tuple(one) for one in stages} for name in names}:
+        columns[f"time_{name}_s"] = [one.get(name) for one in stages]
+    for name in FACTS:
+        columns[name] = [_number(one[name]) for one in profiles]
+    for name, amount in RATES.items():
+        columns[name] = [
+            amount / seconds if amount and seconds else None
+            for amount, seconds in zip(columns[amount], columns["step_time_s"], strict=True)
+        ]
+    details = [one["observations"].get("steps", {}).get("details", {}) for one in profiles]
+    for name in SEEN:
+        columns[name] = [_number(one.get(name)) for one in details]
+    fields = [one["run"]["fields"] for one in profiles]
+    for name in {name: None for names in {tuple(one) for one in fields} for name in names}:
+        columns[name] = [one.get(name) for one in fields]
+    return columns
+
+
+def _stages(parts: Sequence[tuple[Sequence[str], float]]) -> dict[str, float]:
+    """Return the seconds of each stage."""
+    stages: dict[str, float] = {}
+    for path, amount in parts:
+        stages[path[0]] = stages.get(path[0], 0.0) + amount
+    return stages
+
+
+def _number(value: Any) -> float | None:
+    """Return a number; None for none, and for what JSON had to spell."""
+    return float(value) if isinstance(value, int | float) and value else None
+
+
+def _arrow(columns: Mapping[str, list[Any]]) -> "pa.Table":
+    """Return columns as a table; lists are joined, and a column of several types is text."""
+    pa = _pyarrow()
+    return pa.table({name: _array(pa, values) for name, values in columns.items()})
+
+
+def _array(pa: Any, values: list[Any]) -> Any:
+    """Return a column; most are of one type, which pyarrow finds out fastest."""
+    with suppress(pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        found = pa.array(values)
+        if not pa.types.is_list(found.type):
+            return found
+    return pa.array([None if value is None else _text(value) for value in values])
+
+
+def _text(value: Any) -> str:
+    """Return a value as text."""
+    return MANY.join(map(str, value)) if isinstance(value, list) else str(value)
