@@ -57,9 +57,14 @@ format: $(VENV)/.dev  ## rewrite the code as ruff wants it
 	@$(BIN)/ruff format $(CODE)
 	@$(BIN)/ruff check --fix $(CODE)
 
-bench: $(VENV)/.dev  ## time a cold `finegauge estimate` against bare Python, and what the clocks of `measure` cost
+bench: $(VENV)/.dev  ## measure every promise of speed, as ratios in one run: start, search, data, results, clocks, callback
 	@$(BIN)/python -m benchmarks.cold_start
+	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.search
+	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.batching
+	@$(BIN)/python -m benchmarks.tokenise
+	@$(BIN)/python -m benchmarks.results
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.instruments
+	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.callback
 
 bench-peers: $(VENV)/.core  ## the same, and install and time a peer (downloads torch)
 	@$(BIN)/python -m benchmarks.cold_start --peers

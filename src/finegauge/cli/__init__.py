@@ -32,12 +32,25 @@ COMMANDS: dict[str, tuple[str, str]] = {  # name: module that holds it, and what
     "check": ("finegauge.cli.check", "Will it fit? Exit code 0 fits, 10 risky, 20 will not fit."),
     "max-batch": ("finegauge.cli.capacity", "The largest micro-batch that fits."),
     "max-length": ("finegauge.cli.capacity", "The longest sequence that fits."),
+    "data": ("finegauge.cli.data", "How long a data set's samples are in tokens, and the batches they make."),
+    "plan": ("finegauge.cli.plan", "The cheapest, fastest or greenest way to do a run, and why not another."),
+    "whatif": ("finegauge.cli.whatif", "One change at a time from a run as it is, sorted by what it saves."),
     "measure": ("finegauge.cli.measure", "Run the real thing for a few steps and take it apart."),
     "micro": ("finegauge.cli.micro", "Time this machine's operators; predictions then take '--gpu here'."),
+    "campaign": (
+        "finegauge.cli.campaign",
+        "Many runs, predicted, measured or both; stop and resume at will.",
+    ),
+    "compare": ("finegauge.cli.compare", "SpeedUp, MemoryUp and EnergyUp of optimisations over a baseline."),
+    "results": (
+        "finegauge.cli.results",
+        "What campaigns and measurements found: a table, SQL, CSV, Parquet.",
+    ),
     "validate": ("finegauge.cli.validate", "How wrong the predictions are, on a table of measured runs."),
     "reproduce": ("finegauge.cli.reproduce", "The seed paper's tables and figures, ours beside theirs."),
     "calibrate": ("finegauge.cli.calibrate", "Fit a law to your own sweep; 'estimate --law' uses it."),
     "trace": ("finegauge.cli.trace", "Learn a model_type that FineGauge does not describe, from its class."),
+    "mcp": ("finegauge.cli.mcp", "Serve these answers to assistants (Model Context Protocol)."),
     "models": ("finegauge.cli.catalogue", "List models, or show one with its parameters and layers."),
     "gpus": ("finegauge.cli.catalogue", "List GPUs, or show one."),
     "offers": ("finegauge.cli.catalogue", "List cloud offers with their prices; --refresh fetches today's."),
@@ -92,7 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit with its code; an error is one line on stderr, never a traceback."""
     gc.disable()  # a command is too short to have garbage,
     code = _exit_code(arguments)
-    gc.freeze()  # and looking for it at the end takes longer than a prediction
+    if not gc.isenabled():  # a long one has switched it on
+        gc.freeze()  # and looking for it at the end takes longer than a prediction
     sys.exit(code)
 
 

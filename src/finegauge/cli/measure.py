@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from finegauge.cli.endpoint import endpoint_options, measure_each, stated
 from finegauge.cli.question import say
 from finegauge.errors import EXIT_DONE, EXIT_NO_DATA, EXIT_WILL_NOT_FIT, UnsupportedError
 
@@ -56,6 +57,7 @@ EXIT_CODES = {"completed": EXIT_DONE, "out_of_memory": EXIT_WILL_NOT_FIT}
 @click.option(
     "--store", type=click.Path(dir_okay=False), help="Add the outcome to this journal (JSON lines)."
 )
+@endpoint_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 @click.pass_context
 def measure(
@@ -86,27 +88,37 @@ def measure(
     gc.enable()
     run = read(run_file, overrides)
     shape(run)  # batches that cannot be are refused before a process starts
+    server, users = stated(asked)
     options = Options(
         **asked,
+        **server,
         tasks=tuple(filter(None, tasks.replace(" ", "").split(","))),
         task_folder=task_folder or "",
         task_limit=task_limit or 0,
         memory_limit_bytes=byte_size(limit) if limit else 0.0,
     )
     with progress() as heard:
-        measured = take(run, options, heard=heard, store=store)
-    if measured.outcome == "unsupported":
-        raise UnsupportedError(measured.reason)
-    prediction = prediction_for(run, options.device, measured.fingerprint.get("device", ""))
+        if options.endpoint:
+            found = measure_each(run, users, options, heard=heard, store=store)
+        else:
+            alone = take(run, options, heard=heard, store=store)
+            found = [(alone, prediction_for(run, options.device, alone.fingerprint.get("device", "")))]
+    last, _ = found[-1]
+    if last.outcome == "unsupported":
+        raise UnsupportedError(last.reason)
     if as_json:
-        from finegauge.report.measurement_json import measurement_json
+        from finegauge.report.measurement_json import measurements_json
 
-        say(measurement_json(measured, prediction.profile, prediction.missing))
+        say(
+            measurements_json(
+                [(measured, prediction.profile, prediction.missing) for measured, prediction in found]
+            )
+        )
     else:
-        from finegauge.report.measurement import measurement_lines
+        from finegauge.report.measurement import measurements_lines
 
-        say(measurement_lines(measured, prediction))
-    ctx.exit(EXIT_CODES.get(measured.outcome, EXIT_NO_DATA))
+        say(measurements_lines(found))
+    ctx.exit(EXIT_CODES.get(last.outcome, EXIT_NO_DATA))
 
 
 @contextmanager

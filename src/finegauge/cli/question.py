@@ -26,16 +26,27 @@ def _keep(context: click.Context, option: click.Parameter, value: Any) -> None:
 
 def alongside_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give `command` the options for what a launcher gets beside the training file."""
-    for name, metavar, kind, says in (
-        ("--gpus", "N", click.IntRange(1, 1_000_000), "GPUs of all nodes together, as the launcher is told."),
-        ("--deepspeed", "FILE", click.STRING, "DeepSpeed JSON given beside RUN."),
-        ("--accelerate", "FILE", click.STRING, "accelerate YAML given beside RUN."),
+    says = "GPUs of all nodes together, as the launcher is told."
+    return _kept("--gpus", "num_gpus", "N", click.IntRange(1, 1_000_000), says)(launch_options(command))
+
+
+def launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give `command` the options for the files that a launcher gets beside the training file."""
+    for name, says in (
+        ("deepspeed", "DeepSpeed JSON given beside RUN."),
+        ("accelerate", "accelerate YAML given beside RUN."),
     ):
-        dest = "num_gpus" if name == "--gpus" else name[2:]
-        command = click.option(
-            name, dest, metavar=metavar, type=kind, help=says, callback=_keep, expose_value=False
-        )(command)
+        command = _kept(f"--{name}", name, "FILE", click.STRING, says)(command)
     return command
+
+
+def _kept(
+    option: str, dest: str, metavar: str, kind: Any, says: str
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the decorator that adds an option whose value is kept for `stated_alongside`."""
+    return click.option(
+        option, dest, metavar=metavar, type=kind, help=says, callback=_keep, expose_value=False
+    )
 
 
 def stated_alongside() -> "Alongside":
@@ -70,10 +81,26 @@ def runs(run_file: str, overrides: Iterable[str], gpus: Iterable[str], *, common
         gpus: Names, comma-separated; they win over the GPU that the run states.
         common: Whether to ask about the common GPUs where none is named; if not, that is an error.
     """
+    run = run_of(run_file, overrides)
+    names = [name.strip() for text in gpus for name in text.split(",") if name.strip()]
+    return on_gpus(run, names, common=common)
+
+
+def run_of(run_file: str, overrides: Iterable[str]) -> "Run":
+    """Return the run that `run_file` states with `overrides`, its texts counted."""
     from finegauge.workload.readers import read
 
     run = read(run_file, tuple(overrides), stated_alongside())
-    names = [name.strip() for text in gpus for name in text.split(",") if name.strip()]
+    if run.tokenizer is None:
+        return run
+    from finegauge.cli.data import with_counted_texts
+
+    return with_counted_texts(run)
+
+
+def on_gpus(run: "Run", names: Iterable[str], *, common: bool = True) -> list["Run"]:
+    """Return `run` once per GPU named; else on its own, else on the common ones, where that is allowed."""
+    names = list(names)
     if not names and run.gpu:
         return [run.replace(origin=run.origins["gpu"], gpu=_canonical(run.gpu))]
     if not names and not common:

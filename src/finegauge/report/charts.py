@@ -55,7 +55,7 @@ def check_matplotlib() -> None:
         import matplotlib  # noqa: F401
     except ImportError:
         raise UnsupportedError(
-            "Drawing needs matplotlib: pip install 'finegauge[calibrate]'. Leave -o out for the tables alone."
+            "Drawing needs matplotlib: pip install 'finegauge[calibrate]'. Leave it out for the text alone."
         ) from None
 
 

@@ -35,6 +35,7 @@ def explain_lines(estimate: Estimate, formulas: Mapping[Path, str]) -> list[str]
         *_phase_lines(profile),
         "",
         *_time_lines(profile, formulas),
+        *_exchange_lines(profile.run),
         "",
         *_wall_lines(estimate),
         "",
@@ -124,6 +125,23 @@ def _time_lines(profile: Profile, formulas: Mapping[Path, str]) -> list[str]:
     from finegauge.predict.bottleneck import bottleneck
 
     return [*lines, *wrapped(f"Bottleneck: {bottleneck(profile)}", indent="  ")]
+
+
+def _exchange_lines(run: "Run") -> list[str]:
+    """Return the messages that one rank takes part in, by kind; none on one GPU."""
+    from finegauge.predict.exchange import volumes
+
+    rows = [
+        [f"  {volume.kind.replace('_', '-')}", volume.group, f"{volume.num_per_step:,.0f}",
+         figures.size(volume.bytes_per_step)]
+        for volume in volumes(run)
+    ]  # fmt: skip
+    if not rows:
+        return []
+    title = paint(
+        "Sent in one step, as one rank sees it: whole tensors, whatever part of them is its own", "bold"
+    )
+    return ["", title, *columns(["  kind", "among ranks of", "messages", "bytes"], rows)]
 
 
 def _time_amounts(seconds: float, total_s: float) -> str:

@@ -79,9 +79,11 @@ def si(value: float) -> str:
 
 
 def hours(wall_s: float | None) -> str:
-    """Return "118 h" or "12 min"; "-" if unknown."""
+    """Return "118 h", "12 min" or "30 s"; "-" if unknown."""
     if wall_s is None:
         return UNKNOWN
+    if wall_s < 60:
+        return f"{digits(wall_s, 2)} s"
     return f"{digits(wall_s / HOUR_S)} h" if wall_s >= HOUR_S else f"{digits(wall_s / 60, 2)} min"
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from finegauge.profile import Profile
 from finegauge.report import figures
+from finegauge.report.serving import serving_lines
 from finegauge.report.terminal import columns, paint, wrapped
 
 MOST_ROWS = 12
@@ -14,7 +15,9 @@ HOST, BETWEEN = "host", "between them"
 
 def instrument_lines(measured: Profile) -> list[str]:
     """Return a block of lines for every instrument that saw something, a blank line between them."""
-    seen, lines = measured.observations, list[str]()
+    seen, lines = dict(measured.observations), list[str]()
+    if "serving" in seen:
+        del seen["steps"]  # which says in short what it says at length
     for name, show in SHOWN.items():
         if seen.get(name):
             block = show(seen[name])
@@ -191,6 +194,7 @@ def _not_available(name: str, seen: Mapping[str, Any]) -> list[str]:
 
 SHOWN = {
     "steps": step_lines,
+    "serving": serving_lines,
     "layers": layer_lines,
     "kernels": kernel_lines,
     "gpm": utilisation_lines,

@@ -10,6 +10,7 @@ from finegauge.plan.measured_capacity import MeasuredCapacity
 from finegauge.plan.prices import ManagedPrice, PricedOffer
 from finegauge.plan.quote import Quote
 from finegauge.plan.verdict import WILL_NOT_FIT
+from finegauge.predict.exchange import volumes
 from finegauge.profile import Path
 
 if TYPE_CHECKING:
@@ -19,8 +20,13 @@ SCHEMA_VERSION = 1
 MOST_OFFERS = 20
 
 
-def document(command: str, run: "Run", results: Sequence[Mapping[str, Any]]) -> str:
-    """Return the whole JSON text of one command: the question, then one result per GPU."""
+def document(
+    command: str,
+    run: "Run",
+    results: Sequence[Mapping[str, Any]],
+    more: Mapping[str, Any] | None = None,
+) -> str:
+    """Return the whole JSON text of one command: the question, `more` about it, then the results."""
     from finegauge import __version__
 
     fields = run.fields()
@@ -32,6 +38,7 @@ def document(command: str, run: "Run", results: Sequence[Mapping[str, Any]]) -> 
         "run": fields,
         "origins": dict(run.origins),
         "warnings": list(run.warnings),
+        **(more or {}),
         "results": list(results),
     }
     return json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False)
@@ -55,6 +62,7 @@ def explain_json(estimate: Estimate, formulas: Mapping[Path, str]) -> dict[str, 
     """Return the answer about one run on one GPU, with the formula of each part."""
     whole = estimate_json(estimate)
     whole["formulas"] = {" / ".join(path): formula for path, formula in formulas.items()}
+    whole["exchanged"] = [volume._asdict() for volume in volumes(estimate.profile.run)]
     return whole
 
 

@@ -8,6 +8,7 @@ from finegauge.profile import Breakdown, Path, Profile
 from finegauge.report import figures
 from finegauge.report.estimate import subject_lines
 from finegauge.report.instruments import instrument_lines
+from finegauge.report.serving import load_lines
 from finegauge.report.terminal import columns, paint, wrapped
 
 if TYPE_CHECKING:
@@ -53,6 +54,21 @@ def measurement_lines(measured: Profile, prediction: Prediction) -> list[str]:
     return lines
 
 
+def measurements_lines(found: Sequence[tuple[Profile, Prediction]]) -> list[str]:
+    """Return the whole report about one trial, or about one endpoint under several loads."""
+    if len(found) == 1:
+        return measurement_lines(*found[0])
+    first, prediction = found[0]
+    whole = [measured for measured, _ in found if measured.outcome == "completed"]
+    lines = [headline(measured) for measured, _ in found if measured.outcome != "completed"]
+    if whole:
+        loads = f"{len(whole)} load{'s' * (len(whole) != 1)}"
+        lines.insert(0, f"{paint('Measured', 'bold', 'green')} on {first.fingerprint['device']}, {loads}.")
+    lines += [*subject_lines(first.run), "", f"{paint('Serving', 'bold')}, a row for each load"]
+    lines += [*load_lines(found), "", *machine_lines(first)]
+    return lines + (wrapped(prediction.missing, indent="  ") if prediction.missing else [])
+
+
 def headline(measured: Profile) -> str:
     """Return the outcome in one line."""
     word, colour = OUTCOMES.get(measured.outcome, ("No data", "red"))
@@ -75,7 +91,7 @@ def headline(measured: Profile) -> str:
 def memory_lines(measured: Profile, predicted: Profile | None) -> list[str]:
     """Return what is alive at the fullest moment, by kind, and the peaks of the phases."""
     kinds = beside(measured.peak_memory_bytes, predicted.peak_memory_bytes if predicted else None, 1)
-    if not kinds:
+    if not kinds or "serving" in measured.observations:  # of a server nothing is seen but its answers
         return []
     phase = f" (fullest in {measured.peak_phase})" if measured.peak_phase else ""
     lines = [f"{paint('Memory', 'bold')}, as torch allocates it{phase}"]

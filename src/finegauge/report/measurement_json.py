@@ -1,7 +1,7 @@
 """The JSON of `finegauge measure`; `docs/json/measure.schema.json` is its schema."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from finegauge.profile import Difference, Profile, compare
@@ -11,7 +11,18 @@ from finegauge.store.document import plain
 
 def measurement_json(measured: Profile, predicted: Profile | None, missing: str = "") -> str:
     """Return the whole JSON text: the question, the step as measured, as predicted, and the differences."""
-    result = {
+    return measurements_json([(measured, predicted, missing)])
+
+
+def measurements_json(found: Sequence[tuple[Profile, Profile | None, str]]) -> str:
+    """Return the whole JSON text about (measured, predicted, why not), one of them or several loads."""
+    results = [json.loads(json.dumps(plain(_result(*one)))) for one in found]
+    return document("measure", found[0][0].run, results)
+
+
+def _result(measured: Profile, predicted: Profile | None, missing: str) -> dict[str, Any]:
+    """Return one measurement, its prediction and their differences."""
+    return {
         "gpu": measured.run.gpu,
         "outcome": measured.outcome,
         "reason": measured.reason,
@@ -20,7 +31,6 @@ def measurement_json(measured: Profile, predicted: Profile | None, missing: str 
         "not_predicted": missing,
         "differences": [] if predicted is None else [_difference(d) for d in compare(predicted, measured)],
     }
-    return document("measure", measured.run, [json.loads(json.dumps(plain(result)))])
 
 
 def measured_json(measured: Profile) -> Mapping[str, Any]:

@@ -29,9 +29,14 @@ def paint(text: str, *colours: str) -> str:
     return f"\x1b[{';'.join(_COLOURS[colour] for colour in colours)}m{text}\x1b[0m"
 
 
+def unpainted(text: str) -> str:
+    """Return `text` without its colours."""
+    return _PAINT.sub("", text)
+
+
 def visible_width(text: str) -> int:
     """Return how many columns `text` takes, paint not counted."""
-    return len(_PAINT.sub("", text))
+    return len(unpainted(text))
 
 
 def pad(text: str, width: int, *, right: bool = False) -> str:
@@ -83,3 +88,9 @@ def wrapped(text: str, *, indent: str, width: int = WIDTH) -> list[str]:
         else:
             line = f"{line} {word}" if line else word
     return [*lines, line]
+
+
+def item(text: str, *, width: int = WIDTH) -> list[str]:
+    """Return `text` as one entry of a list: two columns in, what is too long for a line four more."""
+    first, *rest = wrapped(text, indent="    ", width=width - 2)
+    return [f"  {first}", *(f"  {line}" for line in rest)]

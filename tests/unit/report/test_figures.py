@@ -52,7 +52,7 @@ def test_an_unknown_price_is_never_zero(usd: float | None, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(None, "-"), (30.0, "0.50 min"), (2580.0, "43 min"), (3600.0, "1.00 h"), (4.2e5, "117 h")],
+    [(None, "-"), (1.0, "1.0 s"), (30.0, "30 s"), (2580.0, "43 min"), (3600.0, "1.00 h"), (4.2e5, "117 h")],
 )
 def test_hours(seconds: float | None, text: str) -> None:
     assert figures.hours(seconds) == text
