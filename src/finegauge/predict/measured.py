@@ -60,6 +60,11 @@ class MeasuredDevice:
         self.gpu, self.readings = gpu, Readings(profile)
         self.calibration = calibrated_by(profile, calibration)
         known = self.readings.dtypes()
+        if not (known and self.readings.bytes_per_s):
+            raise UnsupportedError(
+                f"{gpu.name}: its device profile lacks the rate of a copy or of a matrix product: the time "
+                "it was given was over before; run 'finegauge micro' anew, with more time."
+            )
         if dtype not in known:
             raise UnsupportedError(
                 f"{gpu.name}: its device profile has no {dtype} readings, only {', '.join(sorted(known))}; "
@@ -197,7 +202,8 @@ def calibrated_by(profile: "DeviceProfile", calibration: Calibration) -> Calibra
     if profile.device == "cpu":
         return calibration._replace(
             name=name, launch_s=0.0, call_s=0.0, wait_s=0.0, context_bytes=0.0, slack_fraction=0.0,
-            varied_slack_fraction=0.0, cached_fraction=0.0, memory_interval=CPU_MEMORY_INTERVAL,
+            varied_slack_fraction=0.0, cached_fraction=0.0, varied_cached_fraction=0.0,
+            memory_interval=CPU_MEMORY_INTERVAL,
             time_interval=CPU_TIME_INTERVAL,
         )  # fmt: skip
     host = profile.host

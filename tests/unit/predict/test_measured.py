@@ -48,6 +48,12 @@ def test_a_profile_written_anew_is_read_anew(run: Run, tmp_path: Path) -> None:
     assert predict(run).capacity_bytes == 3 * GIB
 
 
+def test_a_profile_whose_time_was_over_too_soon_is_no_ground_for_times(run: Run, tmp_path: Path) -> None:
+    written(tmp_path, memory_bytes_per_s=0)
+    with pytest.raises(UnsupportedError, match="lacks the rate of a copy"):
+        predict(run)
+
+
 def test_here_is_the_kept_profile(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FINEGAUGE_CACHE_DIR", str(tmp_path))
     (tmp_path / "devices").mkdir()

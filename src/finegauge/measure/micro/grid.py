@@ -24,7 +24,8 @@ class Point(NamedTuple):
 def in_turns(points: Sequence[tuple[str, Point]]) -> list[tuple[str, Point]]:
     """Return `points` (dtype, point) in an order of which any beginning covers all operators, each widely.
 
-    The operators take turns; the sizes of one come in steps of the golden ratio through its list.
+    The operators take turns; the sizes of one come in steps of the golden ratio through its list. The
+    largest copy comes first of all: every operator's least time rests on its rate.
     """
     listed: dict[tuple[str, str], list[tuple[str, Point]]] = {}
     for dtype, point in points:
@@ -33,7 +34,10 @@ def in_turns(points: Sequence[tuple[str, Point]]) -> list[tuple[str, Point]]:
     for members in listed.values():
         order = sorted(range(len(members)), key=lambda number: number * GOLDEN_RATIO % 1)
         turns += [(turn, members[number]) for turn, number in enumerate(order)]
-    return [entry for _, entry in sorted(turns, key=lambda turned: turned[0])]
+    entries = [entry for _, entry in sorted(turns, key=lambda turned: turned[0])]
+    copies = [entry for entry in entries if entry[1].operator == "copy"]
+    largest = sorted(copies, key=lambda entry: entry[1].sizes["bytes"])[-1:]
+    return [*largest, *(entry for entry in entries if entry not in largest)]
 
 
 def default_points(device: str) -> Iterator[Point]:

@@ -94,7 +94,7 @@ def _all_readings(
     found: list[Reading] = []
     ends_s = perf_counter() + within_s if within_s else inf
     for i, (dtype, point) in enumerate(in_turns(points) if within_s else points):
-        if perf_counter() > ends_s:
+        if i and perf_counter() > ends_s:
             notes.append(f"{len(points) - i} of {len(points)} points were left out: {within_s:g} s were over")
             break
         if heard is not None:

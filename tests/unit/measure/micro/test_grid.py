@@ -43,3 +43,9 @@ def test_any_beginning_of_the_turns_covers_all_operators() -> None:
     assert {point.operator for _, point in turned[: len(names)]} == names
     assert len(turned) == len(points)
     assert all(turned.count(entry) == 1 for entry in points)
+
+
+def test_the_largest_copy_comes_first_for_every_time_rests_on_its_rate() -> None:
+    first = in_turns([("fp32", point) for point in default_points("cpu")])[0][1]
+    sizes = [point.sizes["bytes"] for point in default_points("cpu") if point.operator == "copy"]
+    assert (first.operator, first.sizes["bytes"]) == ("copy", max(sizes))
