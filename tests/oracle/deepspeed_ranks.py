@@ -57,7 +57,7 @@ def main(stage: int, steps: int, kept: bool) -> Counts:
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
     }  # fmt: skip
     with rank_of(RANKS):
-        import deepspeed  # type: ignore[import-not-found]
+        import deepspeed  # type: ignore[import-not-found,import-untyped]
 
         sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # type: ignore[attr-defined]
         model = real_model(run)

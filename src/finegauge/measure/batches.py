@@ -43,7 +43,9 @@ class Batch(NamedTuple):
         return float(self.input_ids.numel())
 
 
-def batches(run: Run, vocab_size: int, device: torch.device | str, seed: int = 0) -> Iterator[Batch]:
+def batches(
+    run: Run, vocab_size: int, device: torch.device | str, seed: int = 0, *, rank: int = 0
+) -> Iterator[Batch]:
     """Yield micro-batches of `run` without end.
 
     Args:
@@ -51,13 +53,15 @@ def batches(run: Run, vocab_size: int, device: torch.device | str, seed: int = 0
         vocab_size: Of the model: tokens are below it.
         device: Where the tensors go.
         seed: Of tokens and order; 0 is the order of the framework's own seed.
+        rank: Of the data-parallel ranks, the one whose batches these are.
     Raises: FieldError where a tokenizer makes tokens that the model does not know, or the samples make no
         full batch.
     """
     dice, place = random.Random(seed), torch.device(device)
+    words = random.Random(f"{seed} {rank}") if rank else dice  # every rank draws the same lengths
     if run.dataset is None:
         while True:
-            rows = [_random(run.seq_len, vocab_size, dice) for _ in range(run.micro_batch_size)]
+            rows = [_random(run.seq_len, vocab_size, words) for _ in range(run.micro_batch_size)]
             yield _padded(rows, run.seq_len, place)
     from finegauge.workload.batching.simulate import simulate
 
@@ -66,21 +70,21 @@ def batches(run: Run, vocab_size: int, device: torch.device | str, seed: int = 0
     lengths *= -(-run.micro_batch_size // len(lengths))
     for epoch in count():
         made = simulate(lengths, run, seed=TRAINER_SEED + seed, epoch=epoch)
-        full = _full_batches(made, run)
+        full = _full_batches(made, run, rank)
         if not full:
             raise FieldError(
                 f"The {len(lengths):,} samples of {run.dataset} make not one full micro-batch of "
                 f"{run.micro_batch_size}; use a smaller one."
             )
         for number in full:
-            yield _made(made, number, texts, vocab_size, dice, place)
+            yield _made(made, number, texts, vocab_size, words, place)
 
 
-def _full_batches(made: "Batches", run: Run) -> list[int]:
-    """Return the first rank's batches that are not short."""
+def _full_batches(made: "Batches", run: Run, rank: int) -> list[int]:
+    """Return the batches of `rank` that are not short."""
     rows = made.recipe.micro_batch_size
     sizes = (made.dealt.offsets[1:] - made.dealt.offsets[:-1]).tolist()
-    return [number for number in range(0, made.number, run.data_parallel) if sizes[number] == rows]
+    return [number for number in range(rank, made.number, run.data_parallel) if sizes[number] == rows]
 
 
 def _made(

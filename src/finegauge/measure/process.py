@@ -62,7 +62,7 @@ def run_trial(
         limited: Whether its memory will be limited, so that malloc must not keep any back.
         heard: Told how far the trial is.
     """
-    kills = _kernel_kills()
+    kills = kernel_kills()
     environment = {**os.environ, **(LIMITED if limited else {})}
     with TemporaryFile() if not hasattr(os, "memfd_create") else _memory_file() as printed:
         with _child(environment, printed) as child:
@@ -77,7 +77,7 @@ def run_trial(
             code=code,
             printed=_tail(printed),
             timed_out=timed_out,
-            kernel_killed=_kernel_kills() > kills,
+            kernel_killed=kernel_kills() > kills,
         )
 
 
@@ -145,7 +145,7 @@ def _tail(printed: IO[bytes]) -> str:
     return printed.read().decode("utf-8", errors="replace")
 
 
-def _kernel_kills() -> int:
+def kernel_kills() -> int:
     """Return how many processes the kernel has killed for want of memory since the machine started."""
     with suppress(OSError), open("/proc/vmstat", encoding="utf-8") as counters:
         for line in counters:

@@ -16,7 +16,7 @@ that the installed libraries have no answer to.
 import gc
 import os
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -43,6 +43,8 @@ from finegauge.profile import Breakdown, Profile, Source
 from finegauge.store.document import profile_document, run_of
 from finegauge.workload.run import Run
 
+Measured = Callable[[Run, Options, Tell], Profile]
+
 
 def answer(trial: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
     """Return the document of the profile of one trial: a run and options as JSON values."""
@@ -53,13 +55,24 @@ def answer(trial: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
     return profile_document(profile)
 
 
-def outcome(run: Run, options: Options, tell: Tell) -> Profile:
-    """Return the profile of `run`, measured, or with the reason why there is none."""
+def outcome(run: Run, options: Options, tell: Tell, measured: Measured | None = None) -> Profile:
+    """Return the profile of `run`, measured, or with the reason why there is none.
+
+    Args:
+        run: The question.
+        options: How it is measured.
+        tell: Told how far it is.
+        measured: Who measures in this process; None: this one, or processes of their own for several GPUs.
+    """
     try:
-        device = _device(options)
+        device = device_of(options)
+        if measured is None and run.num_gpus > 1:
+            from finegauge.measure.ranks.launch import over_ranks
+
+            return over_ranks(run, options, tell)
         warm(run)
         limit_memory(options.memory_limit_bytes, device)
-        return take_apart(run, options, tell)
+        return (measured or take_apart)(run, options, tell)
     except RefusedError as error:
         return _without(run, options, "failed", str(error))
     except FineGaugeError as error:
@@ -79,7 +92,7 @@ def take_apart(run: Run, options: Options, tell: Tell) -> Profile:
     """
     from finegauge.measure.phases import phase_of
 
-    device = _device(options)
+    device = device_of(options)
     _check_asked(run, options)
     resting_bytes = resident_bytes()
     tell("building", 0, 1)
@@ -88,7 +101,7 @@ def take_apart(run: Run, options: Options, tell: Tell) -> Profile:
     trial = Trial(phase, options, tell)
     warm_up(trial)
     timed = timing(trial)
-    step, observations = timed.median_s, _observations(trial, timed)
+    step, observations = timed.median_s, observations_of(trial, timed)
     if options.layers:
         step = _with_layers(trial, timed, observations)
     memory = _memory(trial, resting_bytes, observations)
@@ -96,7 +109,7 @@ def take_apart(run: Run, options: Options, tell: Tell) -> Profile:
     flops, peak = model_flops(run), peak_of(run, device)
     profile = Profile(
         run=run,
-        source=_source(options),
+        source=source_of(options),
         step_time_s=step,
         step_times_s=timed.step_times_s,
         step_energy_j=_energy(timed),
@@ -120,7 +133,7 @@ def take_apart(run: Run, options: Options, tell: Tell) -> Profile:
     return profile
 
 
-def _device(options: Options) -> torch.device:
+def device_of(options: Options) -> torch.device:
     """Return the device, with as many threads as asked for."""
     if options.device == "cuda" and not torch.cuda.is_available():
         raise FineGaugeError("--device cuda: PyTorch finds no GPU here; use --device cpu.")
@@ -146,7 +159,7 @@ def _check_asked(run: Run, options: Options) -> None:
         task_manager(options.tasks, options.task_folder or None)
 
 
-def _observations(trial: Trial, timed: Timing) -> dict[str, Any]:
+def observations_of(trial: Trial, timed: Timing) -> dict[str, Any]:
     """Return what the timing pass saw beside the seconds."""
     found: dict[str, Any] = {
         "timing": {**timed.spread(), "warmup_steps": trial.options.warmup_steps},
@@ -243,7 +256,7 @@ def _energy(timed: Timing) -> Breakdown:
     return Breakdown({("device",): joules / len(timed.steps)}) if joules else Breakdown({})
 
 
-def _source(options: Options) -> Source:
+def source_of(options: Options) -> Source:
     """Return who says so."""
     return Source(
         kind="measured",

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from finegauge.measure.division import ALONE, Alone
 from finegauge.workload.run import Run
 
 
@@ -16,6 +17,7 @@ class Subject(NamedTuple):
     model: Any  # torch.nn.Module; PEFT's wrapper where adapters train
     device: torch.device
     notes: tuple[str, ...] = ()  # what was built differently from what the run's words would suggest
+    division: Alone = ALONE  # who runs its passes
 
     @property
     def base(self) -> Any:

@@ -5,6 +5,7 @@ eq. 7, arXiv:2305.18290], summed over all its tokens.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,16 +21,20 @@ from finegauge.measure.subject import Clock, Subject
 BETA = 0.1  # the paper's, and TRL's default
 
 
-def preference_optimisation(subject: Subject, optimizer: Any, data: Iterator[Batch]) -> Pairwise:
-    """Return the phase that trains `subject` on pairs of batches against what it was before."""
+def preference_optimisation(
+    subject: Subject, reference: Reference, optimizer: Any, data: Iterator[Batch]
+) -> Pairwise:
+    """Return the phase that trains `subject` on pairs of batches against `reference`."""
     refuse_fused(subject.run)
-    reference, chunked = Reference(subject), subject.run.loss == "chunked"
+    chunked = subject.run.loss == "chunked"
 
     def rewards(batch: Pairs, clock: Clock, update: Update) -> torch.Tensor:
         with clock.stage("scoring"), update.autocast():
             before = reference.token_losses(batch.inputs, batch.labels, chunked=chunked).sum(1)
         with clock.stage("forward"), update.autocast():
-            after = token_losses(subject, batch.inputs, batch.labels, chunked=chunked).sum(1)
-            return BETA * (before - after)
+            after = subject.division.forward(
+                partial(token_losses, chunked=chunked), subject, batch.inputs, batch.labels
+            )
+            return BETA * (before - after.sum(1))
 
     return Pairwise(subject, {"policy": subject.model, **reference.models}, optimizer, data, rewards)

@@ -36,14 +36,17 @@ class Judged(NamedTuple):
 class GroupRelativePolicyOptimisation:
     """Trains a policy on what it writes and a judge says of it, group by group."""
 
-    def __init__(self, policy: Subject, judge: Judge, optimizer: Any, data: Iterator[Batch]) -> None:
+    def __init__(
+        self, policy: Subject, reference: Reference, judge: Judge, optimizer: Any, data: Iterator[Batch]
+    ) -> None:
         """Train `policy` on `data`: batches of as many prompts as a step takes."""
         refuse_fused(policy.run)
         self.subject, self.judge, self.optimizer, self.data = policy, judge, optimizer, data
-        self.reference = Reference(policy)
+        self.reference = reference
         self.models: Mapping[str, Any] = {"policy": policy.model, **self.reference.models}
-        self.update = Update(policy.run, optimizer, policy.trained, policy.device)
+        self.update = Update(policy.run, optimizer, policy.trained, policy.device, policy.division)
         self.chunked = policy.run.loss == "chunked"
+        self.divergence = torch.zeros(())  # from the reference, in the last micro-batch
 
     def step(self, clock: Clock) -> StepFacts:
         """Take one rollout and its update; the details say the mean reward and divergence."""
@@ -60,11 +63,11 @@ class GroupRelativePolicyOptimisation:
         loss = divergence = 0.0
         for part in judged:
             with clock.stage("forward"), self.update.autocast():
-                part_loss, kl = self._loss(part)
+                part_loss = self.subject.division.forward(self._loss, part)
             with clock.stage("backward"):
                 self.update.backward(part_loss / len(judged))
             loss += float(part_loss.detach()) / len(judged)
-            divergence += float(kl.detach()) / len(judged)
+            divergence += float(self.divergence) / len(judged)
         with clock.stage("optimizer"):
             self.update.step()
         details = {"reward": float(rewards.mean()), "kl": divergence}
@@ -75,15 +78,16 @@ class GroupRelativePolicyOptimisation:
         losses = self.reference.token_losses(answers.inputs, answers.labels, chunked=self.chunked)
         return Judged(answers, -answers.of_answers(losses), advantages)
 
-    def _loss(self, part: Judged) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the loss over one micro-batch, and the divergence from the reference in it."""
+    def _loss(self, part: Judged) -> torch.Tensor:
+        """Return the loss over one micro-batch; note the divergence from the reference in it."""
         answers = part.answers
         losses = token_losses(self.subject, answers.inputs, answers.labels, chunked=self.chunked)
         log_probs = -answers.of_answers(losses)
         ratio = (log_probs - log_probs.detach()).exp()
         behind = part.reference_log_probs - log_probs
         divergence = (behind.exp() - behind - 1.0).mean()
-        return -(ratio * part.advantages[:, None]).mean() + KL_COEFFICIENT * divergence, divergence
+        self.divergence = divergence.detach()
+        return -(ratio * part.advantages[:, None]).mean() + KL_COEFFICIENT * divergence
 
 
 def group_advantages(rewards: torch.Tensor, group: int) -> torch.Tensor:

@@ -15,7 +15,9 @@ def by_model(subject: Subject) -> Judge:
     """Return the judge whose reward is the scalar that a reward model gives the last token."""
 
     def judge(answers: Answers) -> torch.Tensor:
-        return last_scores(subject, answers.inputs)
+        with torch.no_grad():
+            found: torch.Tensor = subject.division.infer(last_scores, subject, answers.inputs)
+        return found
 
     return judge
 

@@ -34,7 +34,7 @@ class Pairwise:
         """Train `subject` by `rewards`; of every two batches of `data` the first is the preferred one."""
         self.subject, self.models, self.optimizer = subject, models, optimizer
         self.data, self.rewards = data, rewards
-        self.update = Update(subject.run, optimizer, subject.trained, subject.device)
+        self.update = Update(subject.run, optimizer, subject.trained, subject.device, subject.division)
 
     def step(self, clock: Clock) -> StepFacts:
         """Take one optimizer step; the details say how often, and by how much, the preferred one wins."""

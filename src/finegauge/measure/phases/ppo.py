@@ -6,8 +6,8 @@ model judge them (scoring), and updates policy and value model: each token's rew
 $$ r_t = -\beta(\log p - \log p_{reference}) + [t = last] R $$
 
 advantages are generalised [1], both losses are clipped [2]. Policy and value model take
-turns, so only one of them holds activations at a time; one optimizer serves both. The
-constants are the defaults of TRL's last PPO trainer.
+turns, so only one of them holds activations at a time; in one process one optimizer serves
+both, on several each has its own. The constants are the defaults of TRL's last PPO trainer.
 
 [1] Schulman et al. 2016, arXiv:1506.02438   [2] Schulman et al. 2017, arXiv:1707.06347
 [3] Ouyang et al. 2022, arXiv:2203.02155
@@ -20,11 +20,12 @@ import torch
 
 from finegauge.measure.batches import Batch
 from finegauge.measure.phases.judges import Judge
+from finegauge.measure.phases.placing import Trained
 from finegauge.measure.phases.reference import Reference
 from finegauge.measure.phases.token_losses import refuse_fused, token_losses
 from finegauge.measure.phases.update import Update
 from finegauge.measure.phases.writing import Answers, Prompts, inference, write
-from finegauge.measure.subject import Clock, StepFacts, Subject
+from finegauge.measure.subject import Clock, StepFacts
 from finegauge.workload.prompts import PPO_EPOCHS
 
 KL_COEFFICIENT = 0.05
@@ -49,10 +50,10 @@ class ProximalPolicyOptimisation:
 
     def __init__(
         self,
-        policy: Subject,
-        value: Subject,
+        policy: Trained,
+        value: Trained,
+        reference: Reference,
         judge: Judge,
-        optimizer: Any,
         data: Iterator[Batch],
         *,
         others: Mapping[str, Any] | None = None,
@@ -61,24 +62,24 @@ class ProximalPolicyOptimisation:
 
         Args:
             policy: Writes the answers.
-            value: A model with a scalar head; expects the reward to come at every token.
+            value: A model with a scalar head; expects the reward to come at every token. Its
+                optimizer may be the policy's, and is then of the parameters of both.
+            reference: What the policy was.
             judge: Says how good an answer is.
-            optimizer: Of the parameters of both.
             data: Batches of as many prompts as a step takes.
             others: Models in memory beside these, by role: the judge's.
         """
-        refuse_fused(policy.run)
-        self.subject, self.value, self.judge = policy, value, judge
-        self.optimizer, self.data = optimizer, data
-        self.reference = Reference(policy)
+        self.subject, self.optimizer = policy
+        self.value, self.reference, self.judge, self.data = value.subject, reference, judge, data
+        refuse_fused(self.subject.run)
         self.models: Mapping[str, Any] = {
-            "policy": policy.model,
-            "value": value.model,
-            **self.reference.models,
+            "policy": self.subject.model,
+            "value": self.value.model,
+            **reference.models,
             **(others or {}),
         }
-        self.update = Update(policy.run, optimizer, [*policy.trained, *value.trained], policy.device)
-        self.chunked = policy.run.loss == "chunked"
+        self.update, self.value_update = _updates(policy, value)
+        self.chunked = self.subject.run.loss == "chunked"
 
     def step(self, clock: Clock) -> StepFacts:
         """Take one rollout and its updates; the details say the mean reward and divergence."""
@@ -93,7 +94,8 @@ class ProximalPolicyOptimisation:
         for _ in range(PPO_EPOCHS):
             loss = sum(self._learn(rollout, clock, len(rollouts)) for rollout in rollouts)
             with clock.stage("optimizer"):
-                self.update.step()
+                for update in dict.fromkeys((self.update, self.value_update)):
+                    update.step()
         details = {
             "reward": float(torch.cat([rollout.rewards for rollout in rollouts]).mean()),
             "kl": float(torch.cat([rollout.kl for rollout in rollouts]).mean()),
@@ -104,29 +106,51 @@ class ProximalPolicyOptimisation:
         """Return what policy, reference, value model and judge say of `answers`."""
         inputs, labels = answers.inputs, answers.labels
         with inference(self.subject.model), inference(self.value.model):
-            log_probs = -answers.of_answers(token_losses(self.subject, inputs, labels, chunked=self.chunked))
+            log_probs = self.subject.division.infer(self.log_probs, answers)
             before = -answers.of_answers(self.reference.token_losses(inputs, labels, chunked=self.chunked))
-            values = answers.of_answers(self.value.model(**inputs).scores.float())
+            values = self.value.division.infer(self.values, answers)
             rewards = self.judge(answers).float()
         by_token = -KL_COEFFICIENT * (log_probs - before)
         by_token[:, -1] += rewards
         advantages = generalised_advantages(by_token, values)
         return Rollout(answers, log_probs, values, advantages, rewards, (log_probs - before).sum(1))
 
+    def log_probs(self, answers: Answers) -> torch.Tensor:
+        """Return the policy's log-probability of every token of `answers`, [B, N]."""
+        losses = token_losses(self.subject, answers.inputs, answers.labels, chunked=self.chunked)
+        return -answers.of_answers(losses)
+
+    def values(self, answers: Answers) -> torch.Tensor:
+        """Return the reward that is expected before every token of `answers`, [B, N], fp32."""
+        return answers.of_answers(self.value.model(**answers.inputs).scores.float())
+
     def _learn(self, rollout: Rollout, clock: Clock, parts: int) -> float:
         """Add the gradients of both losses over one micro-batch; return the policy's loss."""
         answers = rollout.answers
         with clock.stage("forward"), self.update.autocast():
-            losses = token_losses(self.subject, answers.inputs, answers.labels, chunked=self.chunked)
-            policy_loss = clipped_policy_loss(-answers.of_answers(losses), rollout)
+            log_probs = self.subject.division.forward(self.log_probs, answers)
+            policy_loss = clipped_policy_loss(log_probs, rollout)
         with clock.stage("backward"):
             self.update.backward(policy_loss / parts)
         with clock.stage("forward"), self.update.autocast():
-            values = answers.of_answers(self.value.model(**answers.inputs).scores.float())
+            values = self.value.division.forward(self.values, answers)
             value_loss = VALUE_COEFFICIENT * clipped_value_loss(values, rollout)
         with clock.stage("backward"):
-            self.update.backward(value_loss / parts)
+            self.value_update.backward(value_loss / parts)
         return float(policy_loss.detach()) / parts
+
+
+def _updates(policy: Trained, value: Trained) -> tuple[Update, Update]:
+    """Return how policy and value model are updated: together if by one optimizer."""
+    run, device = policy.subject.run, policy.subject.device
+    if policy.optimizer is value.optimizer:
+        both = Update(run, policy.optimizer, [*policy.subject.trained, *value.subject.trained], device)
+        return both, both
+    ours, theirs = (
+        Update(run, optimizer, subject.trained, device, subject.division)
+        for subject, optimizer in (policy, value)
+    )
+    return ours, theirs
 
 
 def generalised_advantages(rewards: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ def reward_model(subject: Subject, optimizer: Any, data: Iterator[Batch]) -> Pai
 
     def rewards(batch: Pairs, clock: Clock, update: Update) -> torch.Tensor:
         with clock.stage("forward"), update.autocast():
-            return last_scores(subject, batch.inputs)
+            return subject.division.forward(last_scores, subject, batch.inputs)
 
     return Pairwise(subject, {"reward": subject.model}, optimizer, data, rewards)
 

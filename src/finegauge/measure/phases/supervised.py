@@ -20,7 +20,7 @@ class Supervised:
         refuse_fused(subject.run)
         self.subject, self.optimizer, self.data = subject, optimizer, data
         self.models: Mapping[str, Any] = {"policy": subject.model}
-        self.update = Update(subject.run, optimizer, subject.trained, subject.device)
+        self.update = Update(subject.run, optimizer, subject.trained, subject.device, subject.division)
 
     def step(self, clock: Clock) -> StepFacts:
         """Take one optimizer step over the run's micro-batches."""
@@ -30,7 +30,7 @@ class Supervised:
             with clock.stage("data"):
                 batch = next(self.data)
             with clock.stage("forward"), self.update.autocast():
-                loss = self.loss(batch)
+                loss = self.subject.division.forward(self.loss, batch)
             with clock.stage("backward"):
                 self.update.backward(loss / parts)
             total += float(loss.detach()) / parts

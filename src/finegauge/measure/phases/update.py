@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from finegauge.measure.division import ALONE, Alone
 from finegauge.measure.models import autocasting
 from finegauge.workload.run import Run
 
@@ -16,9 +17,15 @@ class Update:
     """An optimizer with what stands around it in a trainer."""
 
     def __init__(
-        self, run: Run, optimizer: Any, trained: Sequence[torch.nn.Parameter], device: torch.device
+        self,
+        run: Run,
+        optimizer: Any,
+        trained: Sequence[torch.nn.Parameter],
+        device: torch.device,
+        division: Alone = ALONE,
     ) -> None:
         """Prepare the updates of `trained`; fp16 over fp32 weights gets a loss scale."""
+        self.division = division
         self.run, self.optimizer, self.trained, self.device = run, optimizer, trained, device
         self.clips = run.optimizer_implementation != "in_backward"  # else gradients are gone by then
         scales = run.autocast == "fp16" and all(p.dtype == torch.float32 for p in trained)
@@ -30,10 +37,14 @@ class Update:
 
     def backward(self, loss: torch.Tensor) -> None:
         """Take gradients of `loss`, added to those that are there."""
-        self.scaler.scale(loss).backward()
+        self.division.backward(self.scaler.scale(loss))
 
     def step(self) -> None:
         """Clip the gradients to a norm of 1, update the parameters, drop the gradients."""
+        self.division.step(self.trained, self._update)
+
+    def _update(self) -> None:
+        """Do so in this process."""
         if self.clips:
             self.scaler.unscale_(self.optimizer)
             torch.nn.utils.clip_grad_norm_(self.trained, MAX_GRADIENT_NORM)

@@ -7,6 +7,7 @@ has exactly as many tokens as the run says, whatever they are, so that steps com
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -107,17 +108,20 @@ def write(
     subject.base.generation_config.eos_token_id = None  # no token ends an answer
     asked_s = time.perf_counter()
     with inference(subject.model):
-        ids = subject.model.generate(
-            input_ids=prompts.ids,
-            attention_mask=prompts.mask,
-            logits_processor=LogitsProcessorList([times]),
-            generation_config=GenerationConfig(
-                max_new_tokens=new_tokens,
-                do_sample=sample,
-                top_k=0 if sample else None,
-                use_cache=True,
-                pad_token_id=0,
-            ),
+        ids = subject.division.infer(
+            partial(
+                subject.model.generate,
+                input_ids=prompts.ids,
+                attention_mask=prompts.mask,
+                logits_processor=LogitsProcessorList([times]),
+                generation_config=GenerationConfig(
+                    max_new_tokens=new_tokens,
+                    do_sample=sample,
+                    top_k=0 if sample else None,
+                    use_cache=True,
+                    pad_token_id=0,
+                ),
+            )
         )
     mask = torch.cat([prompts.mask, torch.ones_like(ids[:, prompts.length :])], 1)
     return Answers(ids, mask, prompts.length, asked_s, tuple(times.times_s))

@@ -12,6 +12,7 @@ SIZES = {
     "nf4_dequantise": {"n": 64, "k": 64},
     "attention_sdpa": HEADS,
     "attention_eager": HEADS,
+    "attention_cached": {"sequences": 2, "context": 6, "heads": 4, "kv_heads": 2, "head_dim": 4},
     "rotary": HEADS,
     **dict.fromkeys(("rms_norm", "layer_norm", "add", "swiglu", "swiglu_fused", "gelu", "cast"), ROWS),
     "embedding": {"rows": 4, "vocab": 16, "width": 8},

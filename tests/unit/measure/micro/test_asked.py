@@ -82,3 +82,16 @@ def test_nothing_is_asked_twice_and_only_in_the_runs_own_dtype(run_of: type[_Run
     assert len(points) == len(set(points))
     assert compute_dtypes([run]) == ["fp32"]
     assert list(asked_points([run], "bf16")) == []
+
+
+def test_writing_asks_for_a_row_of_every_sequence_and_for_the_cache(run_of: type[_Runs]) -> None:
+    writing = [run_of.of("method=full", "phase=decode", "max_new_tokens=8", "micro_batch_size=4")]
+    assert [one["rows"] for one in sizes_of(writing, "linear") if one["n"] == 512 and one["rows"] < 32] == [
+        2,
+        4,
+        8,
+    ]
+    cached = sizes_of(writing, "attention_cached")
+    assert [(one["sequences"], one["context"]) for one in cached] == [(2, 28), (4, 28), (8, 28)]
+    assert {one["rows"] for one in sizes_of(writing, "rms_norm")} >= {2, 4, 8}
+    assert not sizes_of([run_of.of("method=full")], "attention_cached")

@@ -8,7 +8,7 @@ import torch
 from finegauge.catalogue.device_profile import COLLECTIVES
 from finegauge.errors import UnsupportedError
 from finegauge.measure.micro import collectives
-from finegauge.measure.micro.collectives import _collective, collective_readings
+from finegauge.measure.micro.collectives import _collective, collective_readings, group_sizes
 
 
 @pytest.mark.slow
@@ -56,7 +56,17 @@ def test_nccl_needs_a_gpu_per_process(monkeypatch: pytest.MonkeyPatch) -> None:
         collective_readings("cuda", 2)
 
 
-@pytest.mark.parametrize("name", COLLECTIVES)
+def test_two_take_part_then_four_then_all() -> None:
+    assert [group_sizes(ranks) for ranks in (2, 3, 4, 6, 8)] == [[2], [2, 3], [2, 4], [2, 4, 6], [2, 4, 8]]
+
+
+@pytest.mark.slow
+def test_three_processes_time_two_ranks_and_three() -> None:
+    readings = collective_readings("cpu", 3, (3072,))
+    assert [one.sizes["ranks"] for one in readings] == [2] * len(COLLECTIVES) + [3] * len(COLLECTIVES)
+
+
+@pytest.mark.parametrize("name", [name for name in COLLECTIVES if name != "send"])
 def test_the_payload_is_what_a_rank_holds_whole(name: str) -> None:
     call, dtype = _collective(name, 4096, 2, torch.device("cpu"))
     closure = dict(

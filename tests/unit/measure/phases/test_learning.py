@@ -10,13 +10,19 @@ from finegauge.measure.models.optimizers import optimizer_of
 from finegauge.measure.phases.dpo import preference_optimisation
 from finegauge.measure.phases.grpo import GroupRelativePolicyOptimisation, group_advantages
 from finegauge.measure.phases.judges import even_tokens
+from finegauge.measure.phases.placing import Here
 from finegauge.measure.phases.ppo import ProximalPolicyOptimisation, generalised_advantages
-from finegauge.measure.phases.reference import Reference
+from finegauge.measure.phases.reference import Reference, copied_before, reference_of
 from finegauge.measure.phases.reward import last_scores, reward_model
 from finegauge.measure.phases.writing import Prompts, write
+from finegauge.measure.subject import Subject
 from tests.unit.measure.phases.tiny import CPU, Stages, batch, preferred_then_not, prompts, tiny_run
 
 RATE = 3e-3
+
+
+def before(policy: Subject) -> Reference:
+    return reference_of(policy, copied_before(policy))
 
 
 def test_a_reward_model_learns_the_preference(tmp_path: Path) -> None:
@@ -35,7 +41,7 @@ def test_dpo_widens_the_margin_with_and_without_adapters(tmp_path: Path) -> None
         run = tiny_run(tmp_path, method=method, phase="dpo", micro_batch_size=4)
         subject = subject_of(run, CPU)
         optimizer = optimizer_of(run, subject.trained, learning_rate=RATE)
-        phase = preference_optimisation(subject, optimizer, preferred_then_not())
+        phase = preference_optimisation(subject, before(subject), optimizer, preferred_then_not())
         facts = [phase.step(Stages()) for _ in range(8)]
         assert facts[0].details["margin"] == 0.0  # the policy is its reference
         assert facts[-1].details["accuracy"] == 1.0
@@ -45,12 +51,12 @@ def test_dpo_widens_the_margin_with_and_without_adapters(tmp_path: Path) -> None
 def test_the_reference_stays_what_the_policy_was(tmp_path: Path) -> None:
     for method in ("full", "lora"):
         subject = subject_of(tiny_run(tmp_path, method=method), CPU)
-        reference, ids = Reference(subject), torch.arange(12).view(2, 6)
-        before = reference.token_losses({"input_ids": ids}, ids, chunked=False)
+        reference, ids = before(subject), torch.arange(12).view(2, 6)
+        untuned = reference.token_losses({"input_ids": ids}, ids, chunked=False)
         with torch.no_grad():
             for parameter in subject.trained:
                 parameter.add_(0.1)
-        assert torch.equal(before, reference.token_losses({"input_ids": ids}, ids, chunked=False))
+        assert torch.equal(untuned, reference.token_losses({"input_ids": ids}, ids, chunked=False))
         assert reference.copied == (method == "full")
 
 
@@ -64,9 +70,10 @@ def test_ppo_raises_the_reward(tmp_path: Path) -> None:
         gradient_accumulation_steps=2,
     )
     torch.manual_seed(0)
-    policy, value = subject_of(run, CPU), scalar_subject_of(run, CPU)
-    optimizer = optimizer_of(run, [*policy.trained, *value.trained], learning_rate=RATE)
-    phase = ProximalPolicyOptimisation(policy, value, even_tokens, optimizer, prompts(32))
+    policy, value = Here().trained(subject_of(run, CPU), scalar_subject_of(run, CPU))
+    for group in policy.optimizer.param_groups:
+        group["lr"] = RATE
+    phase = ProximalPolicyOptimisation(policy, value, before(policy.subject), even_tokens, prompts(32))
     rewards = [phase.step(Stages()).details["reward"] for _ in range(12)]
     assert sum(rewards[-3:]) / 3 > sum(rewards[:2]) / 2 + 0.15
 
@@ -78,7 +85,7 @@ def test_grpo_raises_the_reward(tmp_path: Path) -> None:
     torch.manual_seed(0)
     policy = subject_of(run, CPU)
     optimizer = optimizer_of(run, policy.trained, learning_rate=2 * RATE)
-    phase = GroupRelativePolicyOptimisation(policy, even_tokens, optimizer, prompts(4))
+    phase = GroupRelativePolicyOptimisation(policy, before(policy), even_tokens, optimizer, prompts(4))
     rewards = [phase.step(Stages()).details["reward"] for _ in range(14)]
     assert sum(rewards[-3:]) / 3 > sum(rewards[:2]) / 2 + 0.15
 

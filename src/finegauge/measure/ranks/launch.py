@@ -1,0 +1,181 @@
+"""A run on several processes: torchrun starts a rank for each GPU that the run counts, here to one Profile.
+
+The step is that of the slowest rank, the memory that of the fullest; tokens are all ranks' together.
+`observations["ranks"]` has every rank: its seconds, what it holds, what it sent. Where a rank
+dies the others end with it, and the first to fail gives the reason.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+from finegauge.measure.options import Options
+from finegauge.measure.passes import RefusedError, Tell
+from finegauge.measure.process import kernel_kills
+from finegauge.measure.ranks.refused import refuse
+from finegauge.measure.ranks.worker import GROUP
+from finegauge.measure.rates import model_flops
+from finegauge.profile import Profile
+from finegauge.store.document import profile_of, run_document
+from finegauge.workload.run import Run
+
+LOOK_EVERY_S = 0.05
+HELD = ("weights_bytes", "gradients_bytes", "optimizer_bytes", "buckets_bytes", "others_bytes")
+DIED = re.compile(r"rank +: (\d+) .*\n *exitcode +: (-?\d+)")  # in torchrun's table of failures
+
+
+class Ranks(NamedTuple):
+    """How the ranks ended: a profile for each that gave one, in the order in which they ended."""
+
+    profiles: list[tuple[int, Profile]]
+    printed: str  # by torchrun and all of them
+
+
+def over_ranks(run: Run, options: Options, tell: Tell) -> Profile:
+    """Return the measured profile of `run`, whose ranks are processes of this machine.
+
+    Raises: UnsupportedError for what cannot be divided or measured so; RefusedError where a rank died
+        without a word, MemoryError where the kernel killed it for want of memory.
+    """
+    refuse(run, options)
+    kills = kernel_kills()
+    ended = _launched(run, options, tell)
+    death = death_of(ended.printed, run.num_gpus)
+    failed = [profile for _, profile in ended.profiles if profile.outcome != "completed"]
+    if death and all(profile.outcome == "failed" for profile in failed):  # the others lost who they talk to
+        if kernel_kills() > kills:
+            raise MemoryError(f"{death}, by the kernel for want of memory")
+        raise RefusedError(death)
+    if failed:
+        return replace(failed[0], run=run)
+    if len(ended.profiles) < run.num_gpus:
+        raise RefusedError(f"torchrun ended with {len(ended.profiles)} of {run.num_gpus} ranks done")
+    return together(run, [profile for _, profile in sorted(ended.profiles, key=lambda pair: pair[0])])
+
+
+def together(run: Run, ranks: list[Profile]) -> Profile:
+    """Return one profile of the profiles of all ranks, the first rank's first."""
+    slowest = max(ranks, key=lambda profile: profile.step_time_s.total)
+    fullest = max(ranks, key=lambda profile: profile.peak_memory_bytes.total)
+    observations = {
+        **{name: slowest.observations[name] for name in ("timing", "steps", "notes")},
+        "ranks": [_rank(number, profile) for number, profile in enumerate(ranks)],
+    }
+    observations["notes"] = [*observations["notes"], *_notes(run, ranks[0])]
+    return replace(
+        slowest,
+        run=run,
+        step_flops=model_flops(run) * run.num_gpus,
+        peak_flops_per_s=slowest.peak_flops_per_s / sharers(run, ranks[0]),
+        step_tokens=sum(profile.step_tokens for profile in ranks),
+        step_sequences=sum(profile.step_sequences for profile in ranks),
+        peak_memory_bytes=fullest.peak_memory_bytes,
+        device_memory_bytes=fullest.device_memory_bytes,
+        phase_memory_bytes=fullest.phase_memory_bytes,
+        peak_phase=fullest.peak_phase,
+        observations=observations,
+    )
+
+
+def sharers(run: Run, rank: Profile) -> int:
+    """Return how many ranks share the device that `rank` is on: one its GPU, all a machine's processor."""
+    return 1 if rank.fingerprint.get("cuda") else run.num_gpus
+
+
+def _rank(number: int, profile: Profile) -> dict[str, Any]:
+    """Return what is told of one rank."""
+    seen = profile.observations
+    return {
+        "rank": number,
+        "step_time_s": profile.step_time_s.total,
+        "time_breakdown_s": profile.step_time_s.to_json(),
+        "peak_memory_bytes": profile.peak_memory_bytes.total,
+        "peak_phase": profile.peak_phase,
+        **{name: seen["held"][name] for name in HELD},
+        "tokens": profile.step_tokens,
+        "losses": seen["steps"]["losses"],
+        "collectives": seen["collectives"],
+    }
+
+
+def _notes(run: Run, first: Profile) -> list[str]:
+    """Return what is to be said of processes in place of GPUs."""
+    if sharers(run, first) == 1:
+        return []
+    return [f"{run.num_gpus} processes over gloo share this machine's {os.cpu_count()} cores"]
+
+
+def _launched(run: Run, options: Options, tell: Tell) -> Ranks:
+    """Run every rank to its end."""
+    with TemporaryDirectory(prefix="finegauge-ranks-") as name:
+        folder = Path(name)
+        trial = {"run": run_document(run), "options": options._asdict()}
+        (folder / "trial.json").write_text(json.dumps(trial), "utf-8")
+        command = [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1",
+            "--nproc-per-node", str(run.num_gpus), "--max-restarts", "0",
+            "-m", "finegauge.measure.ranks.worker", name,
+        ]  # fmt: skip
+        environment = {"GLOO_SOCKET_IFNAME": "lo", **os.environ, GROUP: str(os.getpgid(0))}
+        if run.sharding.startswith("zero"):  # DeepSpeed makes this folder when it is imported
+            environment.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // run.num_gpus)))
+        with open(folder / "printed", "w+b") as printed:
+            torchrun = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=printed, stderr=printed, env=environment
+            )
+            try:
+                _follow(torchrun, folder / "progress", tell)
+            finally:
+                torchrun.kill()  # and with it, by the kernel, every rank
+                torchrun.wait()
+        said = (folder / "printed").read_text("utf-8", errors="replace")
+        sys.stderr.write(said)
+        return Ranks(_answers(folder, run.num_gpus), said)
+
+
+def _follow(torchrun: "subprocess.Popen[bytes]", progress: Path, tell: Tell) -> None:
+    """Pass on what the first rank tells until torchrun ends."""
+    told = 0
+    while True:
+        over = torchrun.poll() is not None
+        if progress.exists():
+            lines = progress.read_text("utf-8").split("\n")[:-1]
+            for line in lines[told:]:
+                tell(*json.loads(line))
+            told = len(lines)
+        if over:
+            return
+        time.sleep(LOOK_EVERY_S)
+
+
+def _answers(folder: Path, num_ranks: int) -> list[tuple[int, Profile]]:
+    """Return the profiles that ranks have written, in the order in which they did."""
+    found = []
+    for rank in range(num_ranks):
+        path = folder / f"{rank}.json"
+        if path.exists():
+            written = json.loads(path.read_text("utf-8"))
+            found.append((written["ended_s"], rank, profile_of(written["profile"])))
+    return [(rank, profile) for _, rank, profile in sorted(found, key=lambda one: one[:2])]
+
+
+def death_of(printed: str, num_ranks: int) -> str:
+    """Return which rank a signal killed that torchrun did not send; "" where none did.
+
+    Args:
+        printed: By torchrun.
+        num_ranks: That it started.
+    """
+    for rank, code in DIED.findall(printed):
+        if int(code) < 0 and -int(code) != signal.SIGTERM:
+            return f"rank {rank} of {num_ranks} was killed by {signal.Signals(-int(code)).name}"
+    return ""
