@@ -136,13 +136,14 @@ class Profile:
         """Return the peak memory of the fullest GPU as `metric` counts it.
 
         Args:
-            metric: torch_allocated, torch_reserved, nvidia_smi, or unknown: what has to fit.
+            metric: torch_allocated, torch_reserved, nvidia_smi, or unknown, which is taken for the last: who
+                does not say how memory was counted has mostly looked at nvidia-smi.
         """
         if metric == "torch_allocated":
             return self.peak_memory_bytes.total
         if metric == "torch_reserved":
             return self.peak_memory_bytes.total + self.device_memory_bytes["slack"] + self.cached_bytes
-        return self.device_memory_bytes.total + (self.cached_bytes if metric == "nvidia_smi" else 0.0)
+        return self.device_memory_bytes.total + self.cached_bytes
 
     @property
     def tokens_per_s(self) -> float:

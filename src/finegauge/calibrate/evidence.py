@@ -15,6 +15,7 @@ from finegauge.predict.calibration import DATASHEET, Calibration
 from finegauge.predict.communication import Network
 from finegauge.predict.predictor import device_of, mean_extents, predict
 from finegauge.predict.sharding import Share, rank_extents, share_of
+from finegauge.predict.stragglers import slowest_extents
 from finegauge.predict.time import step_time
 from finegauge.workload.data import shape
 from finegauge.workload.readers.measurement_table import MeasuredRow
@@ -38,13 +39,14 @@ class Point(NamedTuple):
     run: Run
     share: Share
     extents: Extents
+    slowest: Extents  # of the rank that the others wait for
 
     def predicted_s(self, calibration: Calibration) -> float:
         """Return the seconds of the step under `calibration`."""
         name = str(self.run.gpu)
         device = device_of(name, calibration, self.share.graph.lowering.compute_dtype)
         network = Network.of(self.run, gpu(name), calibration) if self.share.communicates else None
-        return step_time(self.share, self.extents, device, network).parts.total
+        return step_time(self.share, self.extents, device, network, self.slowest).parts.total
 
 
 class Evidence(NamedTuple):
@@ -107,8 +109,9 @@ def _point(row: MeasuredRow) -> Point | None:
         seconds = _measured_s(row, run)
         if seconds is None:
             return None
-        extents = rank_extents(run, mean_extents(shape(run)))
-        return Point(row.id, row.source, row.times_complete, seconds, run, share_of(run), extents)
+        batch = shape(run)
+        mean, slowest = (rank_extents(run, one) for one in (mean_extents(batch), slowest_extents(run, batch)))
+        return Point(row.id, row.source, row.times_complete, seconds, run, share_of(run), mean, slowest)
     except FineGaugeError:
         return None
 

@@ -6,6 +6,8 @@ Lengths depend on the tokenizer and the template, which each row states.
 """
 
 import os
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from types import MappingProxyType
@@ -16,6 +18,8 @@ from finegauge.catalogue.tables import read_text
 from finegauge.errors import FieldError, FileFormatError, UnknownNameError, UnsupportedError, shown
 
 MAX_LENGTH = 10_000_000
+SPREAD_SAMPLES = 10_000  # of each data set whose spread stands for others
+_OF_MEAN = re.compile(r"instructions_of_([1-9]\d{0,5})_tokens")
 _KINDS = {
     **dict.fromkeys(("name", "kind", "tokenizer", "source", "checked"), "text"),
     **dict.fromkeys(("num_samples", "median_tokens", "max_tokens"), "positive"),
@@ -51,11 +55,13 @@ class Dataset(NamedTuple):
 def dataset(name_or_path: str) -> Dataset:
     """Return the data set of that name or alias, or of a CSV (`length,count`) or YAML file.
 
+    `instructions-of-N-tokens` is one of which only the mean length is known: see `_of_mean`.
+
     Raises: UnknownNameError, or UnsupportedError if its lengths were never published.
     """
     if name_or_path.endswith((".csv", ".yaml", ".yml", ".json")):
         return _from_file(name_or_path)
-    found = _index(home()).get(_fold(name_or_path))
+    found = _index(home()).get(_fold(name_or_path)) or _of_mean(_fold(name_or_path))
     if found is None:
         raise UnknownNameError("data set", name_or_path, known=datasets(), listing="finegauge datasets")
     if not found.lengths:
@@ -79,6 +85,34 @@ def _fold(name: str) -> str:
 def _index(folder: str) -> Mapping[str, Dataset]:
     found = [*_shipped(), *(_user_dataset(row, path) for path, row in user_rows(folder, "datasets"))]
     return {_fold(key): each for each in found for key in (each.name, *each.aliases)}
+
+
+@cache
+def _of_mean(name: str) -> Dataset | None:
+    """Return a data set of a stated mean length, for a name such as `instructions_of_300_tokens`.
+
+    Its lengths are spread about their mean as those of the published instruction sets are, each of which
+    counts alike: of eight together the longest is 1.9 times the mean, of all of them eight times.
+    """
+    stated = _OF_MEAN.fullmatch(name)
+    if stated is None:
+        return None
+    shapes, spread = [found for found in _shipped() if found.lengths], Counter[int]()
+    for found in shapes:
+        scale, mean = SPREAD_SAMPLES / found.num_samples, found.mean_tokens or 1.0
+        for length, count in found.lengths:
+            spread[max(1, round(length * float(stated.group(1)) / mean))] += max(1, round(count * scale))
+    lengths = tuple(sorted(spread.items()))
+    return Dataset(
+        name=name.replace("_", "-"),
+        aliases=(),
+        num_samples=sum(spread.values()),
+        lengths=lengths,
+        median_tokens=_median(lengths),
+        tokenizer="any",
+        source=f"the mean that is stated; the spread of {', '.join(found.name for found in shapes)}",
+        checked="",
+    )
 
 
 def _shipped() -> Iterator[Dataset]:

@@ -27,7 +27,7 @@ SCHEMA_VERSION = 1
 KIND = "finegauge device profile"
 DIRECTIONS = ("forward", "backward", "backward_frozen", "backward_first", "update", "transfer")
 
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send")
 
 OPERATORS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -40,6 +40,8 @@ OPERATORS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         # attention, after the rotation and before the output projection
         "attention_sdpa": ("sequences", "seq_len", "heads", "kv_heads", "head_dim"),
         "attention_eager": ("sequences", "seq_len", "heads", "kv_heads", "head_dim"),
+        # one query per sequence, after its key and value have been appended to those of the context
+        "attention_cached": ("sequences", "context", "heads", "kv_heads", "head_dim"),
         "rotary": ("sequences", "seq_len", "heads", "kv_heads", "head_dim"),
         # memory-bound operators
         "rms_norm": ("rows", "width"),  # written out, as transformers does
@@ -86,6 +88,7 @@ HOST_COSTS: Mapping[str, str] = MappingProxyType(
         "layer_rest_backward_s": "the same, backward",
         "model_rest_forward_s": "a Llama model beyond its layers and operators, forward: masks, positions",
         "model_rest_backward_s": "the same, backward",
+        "token_s": "the choice of a token by generate, beyond the model's forward pass",
         "checkpoint_forward_s": "what checkpointing adds to a layer's forward, non-reentrant",
         "checkpoint_backward_s": "what it adds to a layer's backward beyond a forward",
     }

@@ -122,7 +122,9 @@ def is_cpu(name: str | None) -> bool:
 
 def known_gpu(name: str) -> GpuSpec | None:
     """Return the GPU called `name`, or None if the catalogue has none; no file is read by that name."""
-    found = _index(home()).get(fold(name))
+    outer, _, inner = name.rstrip(" )").partition("(")  # "A100 (80GB)", "NVIDIA Blackwell GPU (GB200)"
+    index = _index(home())
+    found = next((index[key] for key in map(fold, (name, outer + inner, inner)) if key in index), None)
     return _spec(found) if found is not None else None
 
 

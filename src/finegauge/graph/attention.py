@@ -18,6 +18,7 @@ from finegauge.graph.tape import Alive, Tape
 
 ROTARY_BYTES = 20.0  # per channel: two products, negate and concatenate, sum (16 bit)
 ROTARY_LAUNCHES = 10.0
+UNPADDING_LAUNCHES = 13.0  # the kernel's own; lengths, their sum and largest; three copies in, one out
 
 
 def attention(tape: Tape, block: Attention) -> None:
@@ -239,7 +240,7 @@ def _fused(low: Lowering, part: str, widths: "Widths", heads: int, *, extra: flo
     return Op(
         path=(part, "attention kernel"),
         kind="attention",
-        forward=Cost(flops, Poly(token=io), launches=1),
+        forward=Cost(flops, Poly(token=io), launches=UNPADDING_LAUNCHES if low.unpads else 1),
         backward=Cost(flops.times(2.5), Poly(token=2.5 * io), launches=3),
         saved_bytes=Poly(token=io + c * extra + 4.0 * heads, pair=c if masked else 0.0),
         live_forward_bytes=Poly(token=c * widths.out),
@@ -247,6 +248,8 @@ def _fused(low: Lowering, part: str, widths: "Widths", heads: int, *, extra: flo
         passing_bytes=Poly(token=2.0 * io, pair=c if masked else 0.0),
         dtype=low.compute_dtype,
         heads=heads,
+        generation=low.attention_generation,
+        synchronises=low.unpads,
     )
 
 

@@ -14,6 +14,7 @@ from finegauge.catalogue.gpus import is_cpu
 from finegauge.errors import FieldError
 from finegauge.graph.adapters import targets_of
 from finegauge.graph.attention import attention, latent_attention
+from finegauge.graph.attention_kernels import attention_generation, implemented_attention, unpads
 from finegauge.graph.blocks import (
     Architecture,
     Attention,
@@ -40,10 +41,9 @@ from finegauge.graph.ssm import mamba1, mamba2
 from finegauge.graph.tape import Tape
 from finegauge.graph.traced import Traced, traced
 from finegauge.graph.weights import Weights, weights_of
-from finegauge.workload.implementation import version_numbers
+from finegauge.workload.implementation import ATTENTION_KERNELS, version_numbers
 from finegauge.workload.run import Run
 
-FRAMEWORKS_WITH_OWN_MODELS = ("foundry", "composer", "litgpt", "torchtune", "internevo", "qwen", "megatron")
 CHECKPOINTING_LAYERS_SINCE = (4, 53)  # a checkpointed layer is told not to use a cache
 GROUPED_SDPA_SINCE = (4, 54)  # transformers' sdpa repeats keys and values for every query head before
 
@@ -177,15 +177,12 @@ def lowering_of(run: Run) -> Lowering:
     litgpt = "litgpt" in run.framework.lower()
     model = _written(architecture_of(run.model, run.num_experts_per_tok), litgpt=litgpt)
     numerics = model.numerics
-    wide = run.weights_dtype == "fp32" or (run.upcast_unquantized and bool(quantized))
-    wide = wide or (quantized.startswith("nf4") and run.autocast != "none" and _layer_normed(model))
-    adapters = run.trains_adapters
+    wide = run.weights_dtype == "fp32" or _widened(run, quantized, model)
+    adapters, fused = run.trains_adapters, set(run.kernels) - set(ATTENTION_KERNELS)
     frozen = adapters or run.method == "freeze"
-    written = litgpt_targets(run.lora_targets) if litgpt else run.lora_targets
-    asked = written if adapters else ()
+    asked = (litgpt_targets(run.lora_targets) if litgpt else run.lora_targets) if adapters else ()
     fused_experts = version >= (5, 0) and not (quantized and run.quantize_experts)  # apart, to be quantised
-    implemented = run.attention if run.attention in numerics.kernels or _own_models(run) else "eager"
-    implemented = "eager" if litgpt and numerics.softcap else implemented
+    implemented = implemented_attention(run, model, litgpt=litgpt)
     return Lowering(
         activation_bytes=4 if wide else compute_bytes,
         compute_bytes=compute_bytes,
@@ -208,7 +205,8 @@ def lowering_of(run: Run) -> Lowering:
         experts="eager" if version >= (5, 0) and not fused_experts else run.experts_implementation,
         fused_experts=fused_experts,
         megatron="megatron" in run.kernels,
-        fused_kernels=bool(run.kernels) or run.compile,  # a compiler fuses what those fuse by hand
+        fused_kernels=bool(fused) or run.compile,  # a compiler fuses what those fuse by hand
+        fused_activation=bool(fused - {"foak"}) or run.compile,
         loss=run.loss,
         logits_shifted=version < (4, 50),
         logits_held=(4, 46) <= version < (4, 50) and not (numerics.own_loss or numerics.narrow_loss),
@@ -225,10 +223,20 @@ def lowering_of(run: Run) -> Lowering:
         unpacks_in_torch=quantized.startswith("gptq") and not _fuses_unpacking(run),
         padded_adapters=padded_adapters(run.lora_targets) if litgpt and adapters else (),
         last_layers=run.freeze_trainable_layers or 0,
+        fp8=run.fp8,
+        attention_generation=attention_generation(run),
+        unpads=unpads(run),
     )
 
 
 TARGETABLE = frozenset({"linear", "router", "experts", "step"})
+
+
+def _widened(run: Run, quantized: str, model: Architecture) -> bool:
+    """Return whether the residual stream of a quantised model is fp32."""
+    if run.upcast_unquantized and quantized:
+        return True
+    return quantized.startswith("nf4") and run.autocast != "none" and _layer_normed(model)
 
 
 def _fuses_unpacking(run: Run) -> bool:
@@ -264,11 +272,6 @@ def _layer_normed(model: Architecture) -> bool:
     norms = [branch.norm_before for layer, _ in model.layers for branch in layer.branches]
     before = [norm for norm in norms if norm is not None]
     return bool(before) and all(norm.kind == "layer" for norm in before)
-
-
-def _own_models(run: Run) -> bool:
-    """Return whether the framework brings its own code of the model, which has the attention it asks for."""
-    return any(name in run.framework.lower() for name in FRAMEWORKS_WITH_OWN_MODELS)
 
 
 def _stashes(run: Run) -> bool:

@@ -53,7 +53,7 @@ def activation(tape: Tape, part: str, width: float, name: str, *, gated: bool, h
         kept = AUTOCAST_KEEPS.get(name, kept)
     if name == "xielu" and not low.weights_train:  # one value less, in fp32 under autocast: no factor trains
         kept -= low.activation_bytes / low.compute_bytes
-    if low.fused_kernels and gated:
+    if low.fused_activation and gated:
         tape.elementwise(
             (part, "activation"), 3 * w, 5 * w, launches=1, saved=2 * w,
             alive=Alive(w, 3 * w, 3 * w + entry),

@@ -49,7 +49,8 @@ class Lowering(NamedTuple):
     attention: str
     experts: str
     fused_experts: bool  # experts are held as transformers 5 holds them, all in one parameter
-    fused_kernels: bool
+    fused_kernels: bool  # norms, rotary embedding and cross-entropy are one kernel each
+    fused_activation: bool  # so is a gated activation with its product
     megatron: bool  # Megatron-LM's own code: one softmax of masked scores, GELU and residual with their bias
     loss: str
     logits_held: bool  # the 16-bit logits live until the loss is done
@@ -67,6 +68,13 @@ class Lowering(NamedTuple):
     unpacks_in_torch: bool = False  # GPTQ weights are unpacked by PyTorch's kernels and kept for backward
     padded_adapters: tuple[str, ...] = ()  # of queries, keys, values: adapted, and put between zeros
     last_layers: int = 0  # method=freeze: so many train, and of the rest only what is said beside
+    fp8: bool = False  # the layers' products are computed in fp8
+    attention_generation: int = 2  # of FlashAttention's kernels: see `Op`
+    unpads: bool = False  # FlashAttention is handed sequences of many lengths, which the host asks for
+
+    def product_dtype(self, kind: str) -> str:
+        """Return the format in which the product of a projection of this kind is computed."""
+        return "fp8" if self.fp8 and kind in ("linear", "experts") else self.compute_dtype
 
     @property
     def stream_bytes(self) -> int:

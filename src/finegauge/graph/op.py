@@ -119,7 +119,8 @@ class Op(NamedTuple):
     the pass will be run again, `passing_bytes`. `gradient_bytes` are the gradients of the
     weights that train in it. `lingering_bytes` are held by the layer's own code until it
     returns, where autograd keeps no such thing. `enclosed`: one kernel computes it with its
-    neighbours, and hands over what autograd keeps when all of it is done.
+    neighbours, and hands over what autograd keeps when all of it is done. `generation` of an
+    attention kernel is FlashAttention's: 1 also for Triton's, 3 also for cuDNN's.
     """
 
     path: Path
@@ -139,3 +140,4 @@ class Op(NamedTuple):
     enclosed: bool = False
     synchronises: bool = False  # its forward waits for the device (a data-dependent shape)
     heads: int = 0  # of attention: query heads
+    generation: int = 2  # of an attention kernel

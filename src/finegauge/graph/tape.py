@@ -10,7 +10,7 @@ bitsandbytes: an adapter whose dtype differs from the activations' casts its inp
 from typing import NamedTuple
 
 from finegauge.graph.blocks import Linear, Norm
-from finegauge.graph.dequantise import dequantised
+from finegauge.graph.dequantise import dequantised, narrowed
 from finegauge.graph.lowering import Lowering
 from finegauge.graph.op import NOTHING, Cost, Gemm, Op, Poly, per_token
 from finegauge.profile import Path
@@ -233,6 +233,9 @@ class Tape:
         entry = rows * linear.in_features * low.compute_bytes
         stashes = first_use and low.stash_survives and low.quantizes(kind)
         product = self._product(part, linear, rows, groups, kind, keeps, waiting)
+        if product.dtype == "fp8":
+            read, made = rows * linear.in_features * first_use, rows * linear.out_features
+            self.ops.append(narrowed(low, part, read, made, weights))
         self.ops.append(product._replace(stash_bytes=per_token(entry if stashes else 0.0)))
         if low.quantizes(kind) and low.returned_bytes > low.compute_bytes:  # Linear4bit: narrow, widen again
             moved = (
@@ -277,7 +280,7 @@ class Tape:
             passing_bytes=Poly(const=buffer, token=around),
             gradient_bytes=trained,
             keeps_input=0 < keeps <= k * c and low.activation_bytes == c,
-            dtype=low.compute_dtype,
+            dtype=low.product_dtype(kind),
         )
 
     def _weight_gradients(self, linear: Linear, groups: int, kind: str) -> tuple[float, float]:

@@ -8,94 +8,128 @@ $$ M_{cache} = B\,S \sum_{layers} 2\,h_{kv}\,d_{head} \times bytes $$
 which transformers' cache also copies whole to append a token: it is read twice and
 written once per token. State-space layers keep a state of constant size instead.
 
-Neglected: the choice of the token, the Python around it, GPTQ's and NF4's own kernels for
-few rows.
+Of transformers, a layer's Python and that of `generate` around all layers stand beside the launches of
+every token; engines made for serving launch a token as one graph and read the cache in pages, once.
+
+Neglected: the arithmetic of choosing a token, GPTQ's and NF4's own kernels for few rows.
 """
 
 from typing import NamedTuple
 
+from finegauge.catalogue.gpus import CPU
 from finegauge.graph.blocks import Attention, LatentAttention, LinearAttention, Mamba1, Mamba2, Mixer
 from finegauge.graph.build import Graph
 from finegauge.graph.op import Cost, Extents, Op
+from finegauge.predict.forward_passes import Writing
 from finegauge.predict.measured import MeasuredDevice
-from finegauge.predict.time import StepClock
+from finegauge.predict.time import Beside, StepClock
 from finegauge.predict.walk import forward_moment
 from finegauge.profile import Path
+from finegauge.workload.run import Run
 
+# engines that launch a whole token as one CUDA graph and read the cache where it lies, in pages
+ENGINES = ("vllm", "sglang", "tgi", "lightllm", "tensorrt")
 CACHE_PASSES = 3.0  # read and written to append a token, read by attention
 SAMPLED_BYTES = 12.0  # fp32 logits, probabilities and a copy, per word
 
 Parts = dict[Path, float]
 
 
-class Writing(NamedTuple):
-    """Rows of prompts and the answers to them."""
+class OnePass(NamedTuple):
+    """The seconds of one forward pass, nothing exchanged."""
 
-    rows: float
-    prompt_tokens: float
-    new_tokens: int
+    compute_s: float
+    host_bound_s: float  # of them, how long the device waits for its host
 
-    @property
-    def prompts(self) -> Extents:
-        """Return the extents of the prompts."""
-        return Extents.of(self.rows, self.prompt_tokens)
-
-    @property
-    def token(self) -> Extents:
-        """Return the extents of one further token of every row, in the middle of the answers.
-
-        A query sees all keys before it, none of which causality hides, so pairs count twice.
-        """
-        context = self.prompt_tokens + self.new_tokens / 2.0
-        return Extents(self.rows, self.rows, 2.0 * self.rows * context, context)
+    @classmethod
+    def of(cls, clock: StepClock) -> "OnePass":
+        """Return all that `clock` has, as one."""
+        return cls(clock.time.parts.total, clock.host_bound_s)
 
 
-def add_writing(clock: StepClock, graph: Graph, writing: Writing, first: str, then: str) -> None:
-    """Add the seconds of the prompts to the stage `first`, those of the tokens after the first to `then`."""
+def add_writing(
+    clock: StepClock, graph: Graph, writing: Writing, first: str, then: str
+) -> tuple[OnePass, OnePass]:
+    """Add the seconds of the prompts to the stage `first`, those of the tokens after the first to `then`.
+
+    Returns: The pass over the prompts, and that of each further token.
+    """
     prompts, token, steps = writing.prompts, writing.token, writing.new_tokens - 1
     once = token._replace(pairs=2.0 * token.sequences)
     head = graph.head[:-1]  # without the loss
     for count, ops in graph.stretches:
-        clock.extents = once if ops is graph.head else prompts
-        clock.stage(first, count, head if ops is graph.head else ops, backward=False)
-    add_python(clock, first, 1, graph)
+        ends = ops is graph.head
+        clock.extents = once if ends else prompts
+        own, python = head if ends else ops, _python(clock, graph, ops, engine=False)
+        clock.stage(first, count, own, backward=False, beside=python)
+    add_python(clock, first, 1, graph, written=True)
+    reading = OnePass.of(clock)
     if steps < 1:
-        return
-    clock.extents = token
+        return reading, OnePass(0.0, 0.0)
+    engine = by_engine(clock.run)
+    clock.extents, clock.launch_s = token, 0.0 if engine else clock.launch_s
+    cached = cache_bytes(graph, writing.rows, token.longest_tokens, clock.run.tensor_parallel)
+    moved = cached * (1.0 if engine else CACHE_PASSES) / graph.model.num_layers
+    append = Beside(("attention", "KV cache"), clock.device.cache_seconds(moved), 0.0)
     for count, ops in graph.stretches:
+        layers = ops is not graph.head and ops is not graph.embedding
         own = head if ops is graph.head else tuple(_for_few_rows(op, writing.rows) for op in ops)
-        clock.stage(then, count * steps, own, backward=False)
-    add_python(clock, then, steps, graph)
-    cached = cache_bytes(graph, writing.rows, token.longest_tokens)
-    seconds = steps * clock.device.moving_seconds(CACHE_PASSES * cached)
-    if seconds:
-        clock.parts.append(((then, "attention", "KV cache"), seconds))
-        clock.device_s += seconds
+        beside = [*([append] if layers else []), *_python(clock, graph, ops, engine=engine)]
+        clock.stage(then, count * steps, own, backward=False, beside=beside)
+    add_python(clock, then, steps, graph, written=True)
+    both = OnePass.of(clock)
+    return reading, OnePass(*((all_s - read_s) / steps for all_s, read_s in zip(both, reading, strict=True)))
 
 
-def add_python(clock: StepClock, stage: str, passes: float, graph: Graph) -> None:
-    """Add the Python around the operators of forward passes, where the device has readings of it."""
+def by_engine(run: Run) -> bool:
+    """Return whether an engine made for serving writes: graphs of a whole token, and a cache in pages."""
+    return any(name in run.framework.lower() for name in ENGINES)
+
+
+def _python(clock: StepClock, graph: Graph, ops: tuple[Op, ...], *, engine: bool) -> list[Beside]:
+    """Return the Python of `generate` around the operators of a layer, or around all layers."""
+    device, calibration = clock.device, clock.device.calibration
+    counted = isinstance(device, MeasuredDevice) and device.gpu.architecture == CPU  # as it is measured
+    if counted or engine or ops is graph.embedding:
+        return []
+    fraction = calibration.compiled_launch_fraction if clock.run.compile else 1.0
+    host_s = calibration.token_s if ops is graph.head else calibration.layer_s
+    return [Beside(("other", "Python"), 0.0, fraction * host_s)]
+
+
+def add_python(clock: StepClock, stage: str, passes: float, graph: Graph, *, written: bool = False) -> None:
+    """Add the Python around the operators of forward passes, where the device has readings of it.
+
+    Where a token is `written` by each, its choice is among it.
+    """
     if not isinstance(clock.device, MeasuredDevice):
         return
     layer, model = (clock.device.rest_seconds(of, backward=False) for of in ("layer", "model"))
-    seconds = passes * (graph.model.num_layers * layer + model)
+    chosen = clock.device.rest_seconds("token", backward=False) if written else 0.0
+    seconds = passes * (graph.model.num_layers * layer + model + chosen)
     if seconds:
         clock.parts.append(((stage, "other", "Python"), seconds))
         clock.host_bound_s += seconds
 
 
-def writing_memory(graph: Graph, writing: Writing) -> tuple[Parts, Parts]:
-    """Return what is alive beside the weights while the prompts are read, and at the last token."""
+def writing_memory(graph: Graph, writing: Writing, degree: int = 1) -> tuple[Parts, Parts]:
+    """Return what is alive beside the weights while the prompts are read, and at the last token.
+
+    Args:
+        graph: The operators of one rank.
+        writing: What is written.
+        degree: Over how many tensor-parallel ranks heads are divided.
+    """
     rows, whole = writing.rows, writing.prompt_tokens + writing.new_tokens
     last = Extents(rows, rows, rows * whole, whole)
     logits = rows * graph.model.vocab_size * (graph.lowering.compute_bytes + SAMPLED_BYTES)
     reading: Parts = {
-        ("KV cache",): cache_bytes(graph, rows, writing.prompt_tokens),
+        ("KV cache",): cache_bytes(graph, rows, writing.prompt_tokens, degree),
         ("activations", "passing"): passing_bytes(graph, writing.prompts),
     }
-    appended = max((_cached(mixer, whole, graph) for mixer, _ in _mixers(graph)), default=0.0)
+    appended = max((_cached(mixer, whole, graph, degree) for mixer, _ in _mixers(graph)), default=0.0)
     answering: Parts = {
-        ("KV cache",): cache_bytes(graph, rows, whole) + rows * appended / 2.0,
+        ("KV cache",): cache_bytes(graph, rows, whole, degree) + rows * appended / 2.0,
         ("activations", "passing"): passing_bytes(graph, last),
         ("logits", "next token"): logits,
     }
@@ -113,9 +147,12 @@ def passing_bytes(graph: Graph, extents: Extents) -> float:
     return inputs + mask + max(moment.beside_bytes for moment in moments)
 
 
-def cache_bytes(graph: Graph, rows: float, tokens: float) -> float:
-    """Return the bytes of keys, values and states of `rows` sequences of `tokens` tokens each."""
-    return rows * sum(count * _cached(mixer, tokens, graph) for mixer, count in _mixers(graph))
+def cache_bytes(graph: Graph, rows: float, tokens: float, degree: int = 1) -> float:
+    """Return the bytes of keys, values and states of `rows` sequences of `tokens` tokens each.
+
+    Each of `degree` tensor-parallel ranks has those of its own heads.
+    """
+    return rows * sum(count * _cached(mixer, tokens, graph, degree) for mixer, count in _mixers(graph))
 
 
 def _mixers(graph: Graph) -> list[tuple[Mixer, int]]:
@@ -123,25 +160,26 @@ def _mixers(graph: Graph) -> list[tuple[Mixer, int]]:
     return [(branch.mixer, count) for layer, count in graph.model.layers for branch in layer.branches]
 
 
-def _cached(mixer: Mixer, tokens: float, graph: Graph) -> float:
-    """Return the bytes that a mixer remembers of one sequence."""
+def _cached(mixer: Mixer, tokens: float, graph: Graph, degree: int) -> float:
+    """Return the bytes that one of `degree` ranks remembers of one sequence because of a mixer."""
     width = float(graph.lowering.compute_bytes)
     match mixer:
         case Attention():
             seen = tokens if mixer.window is None else min(tokens, mixer.window)
             value = mixer.value_head_dim or mixer.head_dim
-            return seen * width * mixer.num_key_value_heads * (mixer.head_dim + value)
+            return seen * width * max(1.0, mixer.num_key_value_heads / degree) * (mixer.head_dim + value)
         case LatentAttention():  # transformers keeps keys and values as wide as attention reads them
             key = mixer.qk_nope_head_dim + mixer.qk_rope_head_dim
-            return tokens * width * mixer.num_heads * (key + mixer.value_head_dim)
+            return tokens * width * mixer.num_heads / degree * (key + mixer.value_head_dim)
         case Mamba1():
-            return width * mixer.inner_size * (mixer.state_size + mixer.conv_kernel)
+            return width * mixer.inner_size / degree * (mixer.state_size + mixer.conv_kernel)
         case Mamba2():
             channels = mixer.inner_size + 2 * mixer.num_groups * mixer.state_size
-            return width * (mixer.inner_size * mixer.state_size + channels * mixer.conv_kernel)
+            state = mixer.inner_size * mixer.state_size + channels * mixer.conv_kernel
+            return width * state / degree
         case LinearAttention():
             state = mixer.num_heads * mixer.key_head_dim * mixer.value_head_dim
-            return 4.0 * state + width * mixer.conv_size * mixer.conv_kernel
+            return (4.0 * state + width * mixer.conv_size * mixer.conv_kernel) / degree
         case _:
             return 0.0
 

@@ -14,6 +14,9 @@ What shows is what exceeds the computation it runs beside, the first gather and 
 pipeline of p stages waits for the other stages once per step, for 1/v of their work where each
 passes its v chunks in turn [3].
 
+Where a device profile has readings of collectives (`finegauge micro --collectives`), messages inside a
+node take what `links` fits to them.
+
 [1] Thakur et al. 2005, IJHPCA 19(1), sections 3 and 4   [2] Sanders et al. 2009, Parallel Computing
 35(12), double binary trees, NCCL's since 2.4   [3] Narayanan et al. 2021, arXiv:2104.04473, section 2.2
 """
@@ -25,12 +28,14 @@ from finegauge.catalogue.gpus import GpuSpec
 from finegauge.catalogue.interconnects import interconnects
 from finegauge.graph.op import Extents
 from finegauge.predict.calibration import Calibration
+from finegauge.predict.divided import by_fully_shard
 from finegauge.predict.exchange import exchanged
 from finegauge.predict.exchange_data import Collective
+from finegauge.predict.links import Link, links_of
 from finegauge.predict.offload import offloaded
 from finegauge.predict.sharding import GATHERING, Share, adapter_units
 from finegauge.predict.stages import slowest_share, stage_layers
-from finegauge.profile import Path
+from finegauge.profile import Breakdown, Path
 from finegauge.workload.run import Run
 
 PCIE_BYTES_PER_S = {"3": 15.75e9, "4": 31e9, "5": 63e9, "6": 121e9}  # x16, one direction, by generation
@@ -47,6 +52,7 @@ class Network(NamedTuple):
     host_bytes_per_s: float  # of one GPU to the memory of its host
     hop_s: float
     network_hop_s: float
+    links: tuple[Link, ...] = ()  # as measured on this machine, one for each kind of message
 
     @classmethod
     def of(cls, run: Run, gpu: GpuSpec, calibration: Calibration) -> "Network":
@@ -65,11 +71,16 @@ class Network(NamedTuple):
             host_bytes_per_s=pcie * calibration.link_fraction,
             hop_s=calibration.hop_s,
             network_hop_s=calibration.network_hop_s,
+            links=links_of(gpu.measured) if gpu.measured is not None else (),
         )
 
     def seconds(self, message: Collective) -> float:
         """Return the seconds of one `message`."""
         payload, ranks, span = message.payload_bytes, message.ranks, message.span
+        link = next((one for one in self.links if one.kind == message.kind), None)
+        if link is not None and every(span <= self.gpus_per_node):
+            measured: float = link.seconds(payload, ranks)
+            return measured
         match message.kind:
             case "all_reduce":
                 return self.reduce_s(payload, ranks, span)
@@ -192,6 +203,42 @@ def communication(
     return tally.parts
 
 
+def forward_communication(
+    run: Run,
+    share: Share,
+    messages: list[Collective],
+    compute_s: float,
+    slack_s: float,
+    network: Network,
+    calibration: Calibration,
+) -> dict[str, float]:
+    """Return what shows of one pass that only goes forward, by kind, in seconds.
+
+    Args:
+        run: The run as stated.
+        share: What a rank has of the model.
+        messages: Of the pass.
+        compute_s: What it computes, the device's waits for its host included.
+        slack_s: Of these, the waits.
+        network: The links.
+        calibration: The constants.
+    """
+    tally = _Tally(calibration)
+    priced = [(message, message.num_sent * network.seconds(message)) for message in messages]
+    waited = [(message.name, seconds) for message, seconds in priced if not message.beside]
+    in_turn_s = sum(seconds for _, seconds in waited)
+    for name, seconds in waited:
+        tally.shown(name, seconds * max(0.0, 1.0 - slack_s / in_turn_s) if in_turn_s else 0.0)
+    for name, beside_s in (("forward", compute_s), ("attention", compute_s / 2)):
+        tally.overlapped([one for one in priced if one[0].beside == name], beside_s, 1.0)
+    if any(message.what == "weights" and message.beside for message in messages):
+        wait_s = calibration.module_wait_s if run.sharding == "zero3" else calibration.unit_wait_s
+        hidden_s = compute_s + sum(seconds for _, seconds in tally.parts)
+        tally.shown("host waits", max(0.0, stage_layers(run, share.graph.model) * wait_s - hidden_s))
+    tally.shown("slows computation", calibration.contention_fraction * tally.beside_s)
+    return {path[-1]: seconds for path, seconds in Breakdown.add_up(tally.parts).parts.items()}
+
+
 def _overlapped(
     messages: list[tuple[Collective, float]], compute_s: float, micro_steps: float, tally: _Tally
 ) -> None:
@@ -216,7 +263,8 @@ def _host_waits(run: Run, share: Share, passes: Passes, tally: _Tally) -> None:
     else:
         waits = visits * tally.calibration.unit_wait_s
         late = waits * (1.0 + adapter_units(run, share.whole)) - passes.forward_s - passes.backward_s
-        waits = largest(waits, late)  # the small units' hide behind what the device computes
+        # the small units' hide behind what the device computes; all of them where nothing limits the gathers
+        waits = largest(0.0 if by_fully_shard(run) else waits, late)
     tally.shown("host waits", passes.micro_steps * waits)
 
 
@@ -242,7 +290,19 @@ def _node_bytes_per_s(run: Run, gpu: GpuSpec, gpus_per_node: int) -> float:
     """Return bytes/s of all network cards of a node: as the run states, or as is usual for its GPU."""
     if run.node_network_gbit_per_s is not None:
         return run.node_network_gbit_per_s * 1e9 / 8
+    if run.provider is None and gpus_per_node < _least_node(gpu):
+        return gpus_per_node * ETHERNET_BYTES_PER_S
     return gpus_per_node * _inter_node(run, gpu)
+
+
+def _least_node(gpu: GpuSpec) -> int:
+    """Return the fewest GPUs of this kind that a node with a card for each of them is known to have.
+
+    Who rents out a part of such a node, or builds a smaller one, gives it Ethernet: 12 to 20 Gbit/s for each
+    GPU (Google's a2-highgpu, Azure's NC A100 v4).
+    """
+    links = interconnects(gpu.name, None)
+    return min((link.gpus_per_node or 1 for link in links if link.inter_bytes_per_s), default=1)
 
 
 def _inter_node(run: Run, gpu: GpuSpec) -> float:

@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from finegauge.arithmetic import largest, present, where
 from finegauge.catalogue.gpus import GpuSpec
 from finegauge.graph.op import Cost, Extents, Gemm, Op
-from finegauge.predict.calibration import DATASHEET, Calibration
+from finegauge.predict.calibration import (
+    DATASHEET,
+    FIRST_BACKWARD_FRACTION,
+    FIRST_FORWARD_FRACTION,
+    Calibration,
+)
 
 if TYPE_CHECKING:
     from finegauge.predict.sharding import Share
@@ -36,7 +41,8 @@ class Device(NamedTuple):
 
     calibration: Calibration
     matmul_flops_per_s: Mapping[str, float]  # by dtype
-    attention_flops_per_s: Mapping[str, float]  # of the forward kernel, by dtype
+    attention_flops_per_s: Mapping[str, float]  # of the forward kernel of the second generation, by dtype
+    asynchronous_ratio: float  # of the third generation's
     vector_flops_per_s: float  # of kernels without matrix instructions
     memory_bytes_per_s: float
     dequantise_bytes_per_s: float
@@ -47,15 +53,20 @@ class Device(NamedTuple):
     def of(cls, gpu: GpuSpec, calibration: Calibration, dtypes: Iterable[str]) -> "Device":
         """Return the device, with rates of products and attention for `dtypes` and fp32.
 
+        Products in fp8 are computed in the first of `dtypes` where the GPU has no such units.
+
         Raises: UnsupportedError if the GPU has no such rate.
         """
         computed = sorted({*dtypes, "fp32"})
+        products = {dtype: calibration.matmul_flops_per_s(gpu, dtype) for dtype in computed}
+        narrow = "fp8" if "fp8" in gpu.flops_per_s else computed[0]
         return cls(
             calibration=calibration,
-            matmul_flops_per_s={dtype: calibration.matmul_flops_per_s(gpu, dtype) for dtype in computed},
+            matmul_flops_per_s={**products, "fp8": calibration.matmul_flops_per_s(gpu, narrow)},
             attention_flops_per_s={
                 dtype: calibration.attention_flops_per_s(gpu, dtype) for dtype in computed
             },
+            asynchronous_ratio=calibration.asynchronous_ratio(gpu),
             vector_flops_per_s=gpu.peak_flops_per_s("fp32") * VECTOR_FRACTION,
             memory_bytes_per_s=calibration.memory_bytes_per_s(gpu),
             dequantise_bytes_per_s=calibration.dequantise_bytes_per_s(gpu),
@@ -68,7 +79,7 @@ class Device(NamedTuple):
         import numpy
 
         if not devices:
-            return cls(DATASHEET, {}, {}, 0.0, 0.0, 0.0, 0.0)
+            return cls(DATASHEET, {}, {}, 0.0, 0.0, 0.0, 0.0, 0.0)
 
         def together(numbers: Sequence[Any]) -> Any:
             if isinstance(numbers[0], Mapping):
@@ -96,8 +107,8 @@ class Device(NamedTuple):
             flops = flops * (1.0 + HALF_RATE_KEYS * seen.tokens / seen.pairs)
         return largest(flops / self._rate(op, backward=backward), moved)
 
-    def moving_seconds(self, num_bytes: float) -> float:
-        """Return the seconds of reading or writing so many bytes."""
+    def cache_seconds(self, num_bytes: float) -> float:
+        """Return the seconds of reading or writing so many bytes of keys and values."""
         return num_bytes / self.memory_bytes_per_s
 
     def update_seconds(self, share: "Share") -> float:
@@ -116,6 +127,10 @@ class Device(NamedTuple):
         """Return FLOP/s of a kernel that is not a plain matrix product."""
         if op.kind == "attention":
             rate = self.attention_flops_per_s[op.dtype]
+            if op.generation == 1:
+                rate = rate * (FIRST_BACKWARD_FRACTION if backward else FIRST_FORWARD_FRACTION)
+            elif op.generation == 3:
+                rate = rate * self.asynchronous_ratio
             return rate * (self.calibration.flash_backward_fraction if backward else 1.0)
         if op.kind == "scan" and op.dtype == "fp32":
             return self.vector_flops_per_s

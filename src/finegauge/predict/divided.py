@@ -21,6 +21,7 @@ ON_STREAMS = frozenset({"residual", "dropout"})  # names of what works on the re
 ENTERING = frozenset({"gemm", "grouped_gemm"})  # kinds that read a whole stream, if first in their branch
 MEGATRONS = ("megatron", "nemo 1")  # frameworks whose layers are Megatron's
 # frameworks whose models and plans for tensor parallelism are transformers' own
+FULLY_SHARD = ("torchtune", "torchtitan", "automodel")
 TRANSFORMERS = ("trl", "axolotl", "factory", "ms-swift", "transformers", "accelerate", "hf trainer")
 
 
@@ -78,6 +79,15 @@ def by_megatron(run: Run) -> bool:
 def by_transformers(run: Run) -> bool:
     """Return whether transformers divides the model: product by product, embedding and loss whole."""
     return any(name in run.framework.lower() for name in TRANSFORMERS)
+
+
+def by_fully_shard(run: Run) -> bool:
+    """Return whether a framework is known to shard by FSDP2's fully_shard, tensor by tensor.
+
+    FSDP1 makes one flat tensor of a unit's. Memory of the former is freed in the order of streams, without
+    the host.
+    """
+    return any(name in run.framework.lower() for name in FULLY_SHARD)
 
 
 def _scaled_op(op: Op, part: float) -> Op:

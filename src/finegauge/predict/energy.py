@@ -42,7 +42,8 @@ def step_energy_j(
         return Breakdown({})
     limit, idle = power
     other = largest(0.0, step.device_s - step.matrix_s)
-    exchanging = step.parts["communication"]
+    parts = step.parts.parts.items()  # of a whole step, or of one of its stages
+    exchanging = sum(seconds for path, seconds in parts if "communication" in path[:2])
     return Breakdown.of(
         matrix=num_gpus * step.matrix_s * largest(idle, calibration.active_power_fraction * limit),
         memory=num_gpus * other * largest(idle, calibration.memory_power_fraction * limit),

@@ -24,10 +24,12 @@ from finegauge.graph.build import Graph
 from finegauge.graph.op import Extents
 from finegauge.graph.step_flops import value_run
 from finegauge.predict.divided import by_megatron, by_transformers, regathers, stream_degree
-from finegauge.predict.exchange_data import Collective, among_data_ranks
+from finegauge.predict.exchange_data import OUTER, Collective, among_data_ranks, forward_gathers
+from finegauge.predict.forward_passes import Writing, gathers_to_write, judges, writing_of
 from finegauge.predict.sharding import Share, rank_extents, share_of
 from finegauge.workload.data import shape
-from finegauge.workload.prompts import PPO_EPOCHS
+from finegauge.workload.parallelism import FSDP
+from finegauge.workload.prompts import PPO_EPOCHS, SERVING, WRITING, micro_steps
 from finegauge.workload.run import Run
 
 SUM_BYTES = 4  # of the gradients of keys and values while ranks add to them
@@ -44,30 +46,44 @@ class Volume(NamedTuple):
 
 
 def collectives(run: Run) -> tuple[Collective, ...]:
-    """Return every message that one rank of `run` takes part in during one optimizer step of training.
+    """Return every message that one rank of `run` takes part in during one step of its phase.
 
     Of a pipeline it is the rank that sends most, a middle stage; of PPO all updates of policy and value.
     """
-    if run.phase == "ppo":
-        both = (*_updates(run, run), *_updates(run, value_run(run)))
-        return tuple(one._replace(num_sent=PPO_EPOCHS * one.num_sent) for one in both)
-    return _updates(run, run) if run.phase in TRAINED else ()
-
-
-def _updates(asked: Run, run: Run) -> tuple[Collective, ...]:
-    """Return the messages of one step in which the model of `run` trains on the sequences of `asked`."""
-    share, batch = share_of(run), shape(asked)
+    share = share_of(run)
     if not share.communicates:
         return ()
-    extents = Extents(batch.sequences, batch.tokens, batch.tokens_square, batch.longest_len)
+    batch = shape(run)
+    extents = rank_extents(
+        run, Extents(batch.sequences, batch.tokens, batch.tokens_square, batch.longest_len)
+    )
     runs = 3 if run.activation_checkpointing in ("full", "offload") else 2
-    found = exchanged(run, share, rank_extents(run, extents), runs)
+    found: list[Collective] = []
+    if run.phase == "ppo":
+        both = (share, run), (share_of(value_run(run)), value_run(run))
+        updates = [one for held, trained in both for one in exchanged(trained, held, extents, runs)]
+        found += [one._replace(num_sent=PPO_EPOCHS * one.num_sent) for one in updates]
+    elif run.phase in TRAINED:
+        found += exchanged(run, share, extents, runs)
+    for judge in judges(run, share):
+        found += passed(run, judge.share, extents)
+    found += _answers(run, share, extents)
     return tuple(one for one in found if one.ranks > 1 and one.num_sent > 0 and one.payload_bytes > 0)
+
+
+def _answers(run: Run, share: Share, extents: Extents) -> list[Collective]:
+    """Return the messages of all writing in one step."""
+    if run.phase not in (*SERVING, *WRITING):
+        return []
+    writing = writing_of(run, extents)
+    before, reading, further = written(run, share, writing)
+    rest = [one._replace(num_sent=(writing.new_tokens - 1) * one.num_sent) for one in further]
+    return [one._replace(once=run.phase not in SERVING) for one in (*before, *reading, *rest)]
 
 
 def volumes(run: Run) -> list[Volume]:
     """Return how often and how many bytes of each kind one rank exchanges in a step, the largest first."""
-    steps = run.gradient_accumulation_steps
+    steps = micro_steps(run)
     totals: dict[tuple[str, str], tuple[float, float]] = {}
     for one in collectives(run):
         times = one.num_per_step(steps)
@@ -95,30 +111,79 @@ def exchanged(run: Run, share: Share, extents: Extents, runs: int) -> list[Colle
     ]
 
 
-def _tensor(run: Run, share: Share, extents: Extents, runs: int) -> Iterator[Collective]:
+def passed(run: Run, share: Share, extents: Extents, *, written: float = 0.0) -> list[Collective]:
+    """Return the messages of one rank in a pass that only goes forward.
+
+    Args:
+        run: The run as stated.
+        share: What the rank has of the model.
+        extents: Of its micro-batch.
+        written: How many tokens the pass gives the logits of; 0 where it takes the loss of all.
+    """
+    return [
+        *forward_gathers(run, share),
+        *_tensor(run, share, extents, 1, written),
+        *_context(run, share, extents, 1),
+        *_experts(run, share, extents, 1),
+    ]
+
+
+class Written(NamedTuple):
+    """The messages of one rank while answers are written."""
+
+    before: list[Collective]  # once: weights that stay gathered
+    reading: list[Collective]  # in the pass over the prompts
+    further: list[Collective]  # in that of each token after the first
+
+
+def written(run: Run, share: Share, writing: Writing) -> Written:
+    """Return the messages of one rank while the answers of `writing` are written."""
+    whole = run.replace(sequence_parallel=False) if run.sequence_parallel else run
+    reading = passed(run, share, writing.prompts, written=writing.rows)
+    further = passed(whole, share, writing.token, written=writing.rows)
+    once = gathered_to_write(run)
+    before = [one._replace(beside="") for one in reading if one.what in once]
+    return Written(before, *([one for one in found if one.what not in once] for found in (reading, further)))
+
+
+def gathered_to_write(run: Run) -> tuple[str, ...]:
+    """Return what of the weights is gathered once for a batch of answers, not for every token."""
+    if run.sharding == "fsdp_shard_grad_op" or gathers_to_write(run):
+        return OUTER, "weights", "experts"
+    return (OUTER,) if run.sharding in FSDP else ()
+
+
+def _tensor(
+    run: Run, share: Share, extents: Extents, runs: int, written: float = 0.0
+) -> Iterator[Collective]:
     """Yield what tensor-parallel ranks add up: the output of every branch, the gradient of its input.
 
-    So are the streams at embedding and head, and three numbers per token of a loss over divided words.
+    So are the streams at embedding and head, and three numbers per token of a loss over divided words;
+    of `written` tokens, each the last of its sequence, all ranks get the logits.
     """
     degree, model, low = run.tensor_parallel, share.graph.model, share.graph.lowering
     if degree == 1:
         return
-    stages, group = run.pipeline_parallel, (degree, degree)
-    back = 1.0 / stages * _branches(share.graph, apart=by_transformers(run))
-    sums = (runs - 1) * _branches(share.graph) / stages + back
-    ends = 2 if stages == 1 else 1  # embedding and head, each on its stage
+    stages, group, backward = run.pipeline_parallel, (degree, degree), runs > 1
+    back = backward / stages * _branches(share.graph, apart=by_transformers(run))
+    sums = max(1, runs - 1) * _branches(share.graph) / stages + back
+    ends = 2 if stages == 1 and backward else 1  # embedding and head, each on its stage
     stream = extents.tokens * model.hidden_size * low.compute_bytes
-    if by_transformers(run):
-        words = extents.tokens * model.vocab_size * low.compute_bytes
+    if written or by_transformers(run):
+        words = (written or extents.tokens) * model.vocab_size * low.compute_bytes
         yield Collective("all_gather", "tensor", "logits", words, *group, 1)
+    if by_transformers(run):
         yield Collective("all_reduce", "tensor", "streams", stream, *group, sums + ends)
         return
-    yield Collective("all_reduce", "tensor", "losses", 4.0 * extents.tokens, *group, 3)
+    if not written:
+        yield Collective("all_reduce", "tensor", "losses", 4.0 * extents.tokens, *group, 3)
     if not run.sequence_parallel:
         yield Collective("all_reduce", "tensor", "streams", stream, *group, sums + ends)
         return
     for kind in ("all_gather", "reduce_scatter"):
         yield Collective(kind, "tensor", "streams", stream, *group, sums + ends)
+    if not backward:
+        return
     if regathers(run):
         again = "all_gather", "tensor", "inputs kept divided"
         yield Collective(*again, stream, *group, back, beside="backward")
@@ -160,7 +225,8 @@ def _context(run: Run, share: Share, extents: Extents, runs: int) -> Iterator[Co
     channels = extents.tokens * width / blocks / tensor
     rounds, ring = blocks / run.pipeline_parallel, (degree, degree * tensor)
     block, sums = channels * share.graph.lowering.compute_bytes, channels * SUM_BYTES
-    times = rounds * runs * (degree - 1), rounds * degree  # a block's gradients come home last
+    homes = rounds * degree if runs > 1 else 0.0  # a block's gradients come home last
+    times = rounds * runs * (degree - 1), homes
     sent = ("keys and values", block, *ring, times[0]), ("gradients of them", sums, *ring, times[1])
     yield from (Collective("send", "context", *one, beside="attention") for one in sent)
 

@@ -1,7 +1,7 @@
 """What data-parallel ranks send each other: gathers of weights, reductions of gradients.
 
 Per micro-batch, FSDP gathers the weights twice and reduces the trained gradients once (once per step
-where `sharding.accumulates_whole`), one message per layer and one for embedding and head, which stay
+where `parallelism.accumulates_whole`), one message per layer and one for embedding and head, which stay
 gathered from forward to backward. ZeRO-3 gathers all of it twice, but for what it keeps until the
 backward pass, 1e9 elements by default. ZeRO-2 reduces per micro-batch, DDP and ZeRO-1 once per step, in
 buckets; ZeRO-1 and 2 gather updated weights [1]. DeepSpeed all-reduces in ZeRO-2 as it does in ZeRO-1,
@@ -21,16 +21,17 @@ from finegauge.predict.sharding import (
     GATHERING,
     ZERO3_KEPT,
     Share,
-    accumulates_whole,
     expert_copies,
     gradient_width,
     shard_degree,
 )
 from finegauge.predict.stages import stage_layers
+from finegauge.workload.parallelism import accumulates_whole
 from finegauge.workload.run import Run
 
 DDP_FIRST_BUCKET_BYTES = 2**20  # torch: the first bucket is small, so that reducing starts early
 DDP_BUCKET_BYTES = 25 * 2**20  # torch: bucket_cap_mb
+OUTER = "embedding and head"  # what is gathered apart from the layers, in passes that only go forward
 ZERO_BUCKET = 5e8  # elements: DeepSpeed's default reduce_bucket_size and allgather_bucket_size
 
 
@@ -89,6 +90,22 @@ def among_data_ranks(run: Run, share: Share) -> Iterator[Collective]:
         yield from _zero3(run, share, gradients)
     else:
         yield from _fsdp(run, share, ranks)
+
+
+def forward_gathers(run: Run, share: Share) -> Iterator[Collective]:
+    """Yield the weights that one pass gathers which only goes forward."""
+    if run.sharding not in GATHERING:
+        return
+    group, layers = shard_degree(run), stage_layers(run, share.graph.model)
+    gathered, span = ("all_gather", "data", "weights"), group * run.tensor_parallel
+    yield Collective("all_gather", "data", OUTER, share.outer_bytes, group, span, 1)
+    yield Collective(*gathered, share.layer_bytes, group, span, 1)
+    yield Collective(*gathered, share.layer_bytes, group, span, layers - 1, beside="forward")
+    copies = expert_copies(run)
+    if run.expert_parallel > 1 and not every(copies == 1):
+        span = copies * run.expert_parallel * run.tensor_parallel
+        experts = "all_gather", "expert", "experts", share.expert_layer_bytes
+        yield Collective(*experts, copies, span, layers, beside="forward")
 
 
 def _value_width(run: Run, share: Share) -> int:

@@ -89,6 +89,10 @@ def _rank_formulas(run: Run, calibration: Calibration) -> dict[Path, str]:
         ("workspace", "gathered weights"): f"whole while at work: embedding and head {outer:.2f} GiB, "
         f"layers {layer:.2f} GiB each ({run.sharding} over {degree} ranks)",
         ("workspace", "gradients being reduced"): "whole until the ranks have added them up, or in buckets",
+        ("workspace", "bucket of gradients"): "DeepSpeed's reduce_bucket_size, 5e8 values or all, "
+        "and ZeRO-2's copy of it that is reduced",
+        ("workspace", "gradients of the update"): "DeepSpeed's part of the gradients flattened, and in fp32",
+        ("workspace", "weights on their way"): "DeepSpeed's stage3_prefetch_bucket_size, 5e7 values or all",
         ("activations", "held by FSDP's hooks"): "one more residual stream of every frozen layer",
         ("NCCL",): f"communicators and buffers of a rank: {calibration.nccl_bytes / GIB:.2f} GiB",
         ("communication", "waits for the slowest rank"): f"the longest sequences among {run.data_parallel} "
@@ -110,7 +114,8 @@ def _state_formulas(run: Run, graph: Graph) -> dict[Path, str]:
     trained = f"{count(weights.trained_params)} trained parameters" if weights.trained_params else adapters
     width = low.weight_bytes if weights.trained_params else low.adapter_bytes
     degree = shard_degree(run) * run.tensor_parallel * run.pipeline_parallel
-    divided = f", divided over {degree} ranks as {run.sharding} does" if degree > 1 else ""
+    how = f" as {run.sharding} does" if shard_degree(run) > 1 else ""
+    divided = f", divided over {degree} ranks{how}" if degree > 1 else ""
     return {
         ("weights", "model"): _weights_formula(run, graph) + divided,
         ("weights", "adapters"): f"{adapters} (rank {run.lora_rank}: r·(in + out)) x {low.adapter_bytes} B",

@@ -6,7 +6,13 @@ from typing import NamedTuple
 from finegauge.arithmetic import smallest
 from finegauge.graph.op import Extents
 from finegauge.predict.memory import LiveSet, Update, live_set, optimizer_scratch
-from finegauge.predict.sharding import Share, frozen_layers_moment, gathered_memory
+from finegauge.predict.sharding import (
+    AFTER_BACKWARD,
+    Share,
+    frozen_layers_moment,
+    gathered_memory,
+    gradients_left,
+)
 from finegauge.predict.stages import stage_graphs
 from finegauge.profile import Breakdown, Path
 from finegauge.workload.run import Run
@@ -21,7 +27,7 @@ class Beside(NamedTuple):
 
 def beside_of(run: Run, share: Share) -> Beside:
     """Return what the rank of `share` gathers, and what its update takes."""
-    update = Update(optimizer_scratch(share.run, share.graph.weights))
+    update = Update(optimizer_scratch(share.run, share.graph.weights), kept_fraction=gradients_left(run))
     if run.optimizer_implementation == "in_backward":  # gradients are used up as they come
         most = max(share.layer_gradient_bytes, share.outer_gradient_bytes)
         update = update._replace(most_gradients_bytes=most)
@@ -40,6 +46,11 @@ def rank_live_set(
         phases |= {
             name + stage: parts + Breakdown(gathered.get(name, {})) for name, parts in live.phases.items()
         }
+        if AFTER_BACKWARD in gathered:
+            own = {
+                p: v for p, v in live.phases["optimizer"].parts.items() if p[0] in ("weights", "optimizer")
+            }
+            phases[AFTER_BACKWARD + stage] = Breakdown(own) + Breakdown(gathered[AFTER_BACKWARD])
     frozen = frozen_layers_moment(run, share, extents)
     if frozen:
         held = {p: v for p, v in phases["backward"].parts.items() if p[0] not in ("activations", "logits")}

@@ -103,16 +103,19 @@ class MeasuredDevice:
         return self._moved(op, cost, extents)
 
     def rest_seconds(self, of: str, *, backward: bool) -> float:
-        """Return the Python around operators in seconds: of a "layer", the "model", a "checkpoint"."""
+        """Return the seconds of Python around operators, of a "layer", "model", "checkpoint" or "token"."""
         if self.gpu.architecture != CPU:
             return 0.0  # the host runs ahead of a GPU, and its launches are counted
         direction = "backward" if backward else "forward"
+        if of == "token":
+            return self.readings.profile.host.get("token_s", 0.0)
         rest = "" if of == "checkpoint" else "rest_"
         return self.readings.profile.host.get(f"{of}_{rest}{direction}_s", 0.0)
 
-    def moving_seconds(self, num_bytes: float) -> float:
-        """Return the seconds of reading or writing so many bytes."""
-        return num_bytes / self.readings.bytes_per_s
+    def cache_seconds(self, num_bytes: float) -> float:
+        """Return the seconds of moving so many bytes of keys and values; 0 where readings hold them."""
+        held = any(one.operator == "attention_cached" for one in self.readings.profile.readings)
+        return 0.0 if held else num_bytes / self.readings.bytes_per_s
 
     def update_seconds(self, share: "Share") -> float:
         """Return the seconds of clipping and of the optimizer step."""
@@ -257,10 +260,22 @@ def _per_value(op: Op, name: str, moved: float, extents: Extents) -> tuple[str, 
     return (OPERATORS[name], PER_VALUE[name]) if name in OPERATORS else None
 
 
+def _cached(op: Op, extents: Extents, width: float) -> _Named:
+    """Return the sizes of attention that reads a cache."""
+    whole = op.kind == "attention_eager" or op.saved_bytes.pair > 0
+    channels = op.forward.flops.pair / (2.0 if whole else 1.0)
+    shared = op.forward.bytes.token / width - channels
+    sizes = {"sequences": extents.sequences, "context": extents.pairs / (2.0 * extents.tokens)}
+    heads = {"heads": op.heads, "kv_heads": op.heads * shared / channels}
+    return _Named("attention_cached", {**sizes, **heads, "head_dim": channels / 2.0 / op.heads})
+
+
 def _attention(op: Op, extents: Extents, width: float) -> _Named:
     """Return attention's sizes, read back from what it computes and moves."""
     seen = extents.windowed(op.window)
     seq_len = seen.pairs / seen.tokens
+    if seen.tokens == seen.sequences:  # one query for each, over keys that none of which is hidden
+        return _cached(op, extents, width)
     eager = op.kind == "attention_eager"
     whole = eager or op.saved_bytes.pair > 0  # nothing skipped under a mask
     channels = op.forward.flops.pair / (2.0 if whole else 1.0)  # of queries and outputs

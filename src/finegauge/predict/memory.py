@@ -69,6 +69,7 @@ class Update(NamedTuple):
 
     scratch_bytes: float  # temporaries of the optimizer
     most_gradients_bytes: float = inf  # that wait at a time in the backward pass
+    kept_fraction: float = 1.0  # of the gradients, which the update finds
 
 
 def live_set(
@@ -97,7 +98,7 @@ def live_set(
         "loss": passes.loss(),
         "backward": passes.backward(),
         "optimizer": {
-            ("gradients",): weights.gradient_bytes,
+            ("gradients",): weights.gradient_bytes * update.kept_fraction,
             ("workspace", "optimizer"): update.scratch_bytes,
         },
     }

@@ -31,6 +31,7 @@ def predict_memory(run: Run) -> Profile:
     mean, longest = rank_extents(run, mean_extents(batch)), rank_extents(run, longest_extents(batch))
     live, _ = answer(Question(run, share, mean, longest, some, None, cublas_bytes(gpu.architecture)))
     on_device = live.peak + outside_tensors(run, share.graph, live.peak, calibration)
+    micro_batches = micro_steps(run) * run.data_parallel
     return Profile(
         run=run,
         source=Source("predicted", calibration.name, assumptions=(batch.source,)),
@@ -39,8 +40,8 @@ def predict_memory(run: Run) -> Profile:
         device_memory_bytes=on_device,
         phase_memory_bytes=live.by_phase(),
         peak_phase=live.peak_phase,
-        step_flops=step_flops(run, share.graph, mean),
-        step_tokens=batch.tokens * micro_steps(run),
-        step_sequences=batch.samples * micro_steps(run),
+        step_flops=step_flops(run, share.graph, mean) * run.num_gpus / run.pipeline_parallel,
+        step_tokens=batch.tokens * micro_batches,
+        step_sequences=batch.samples * micro_batches,
         capacity_bytes=gpu.usable_bytes,
     )

@@ -16,26 +16,33 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
+from finegauge.catalogue.gpus import CPU
 from finegauge.errors import UnsupportedError
 from finegauge.graph.build import Graph
 from finegauge.graph.frontier import is_adapter
 from finegauge.graph.op import Extents, Op
 from finegauge.graph.step_flops import value_run
-from finegauge.predict.answering import Parts, Writing, add_python, add_writing, passing_bytes, writing_memory
-from finegauge.predict.communication import Network
+from finegauge.predict.answering import OnePass, Parts, add_python, add_writing, passing_bytes, writing_memory
+from finegauge.predict.communication import Network, forward_communication
 from finegauge.predict.device import Device
+from finegauge.predict.divided import by_transformers
+from finegauge.predict.exchange import passed, written
+from finegauge.predict.exchange_data import Collective
+from finegauge.predict.forward_passes import Judge, gathered_bytes, judges, writing_of
 from finegauge.predict.live import rank_live_set
 from finegauge.predict.measured import MeasuredDevice
 from finegauge.predict.memory import LiveSet
-from finegauge.predict.sharding import GATHERING, Share, share_of
-from finegauge.predict.time import StepClock, StepTime, step_time
-from finegauge.profile import Breakdown
-from finegauge.workload.prompts import PPO_EPOCHS, answer_tokens, micro_steps
+from finegauge.predict.sharding import Share, share_of
+from finegauge.predict.time import SLOWEST, StepClock, StepTime, step_time
+from finegauge.predict.turns import Trained, left_behind, taking_turns
+from finegauge.profile import Breakdown, Path
+from finegauge.workload.prompts import PPO_EPOCHS, micro_steps
 from finegauge.workload.run import Run
 
 TRAINED = ("sft", "pretrain", "reward")
 CHUNK_TOKENS = 256.0  # of a chunked loss
-WHOLE = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel")
+UNDIVIDED = ("pipeline_parallel", "context_parallel")  # degrees of which no equation here speaks
+GATHERED: Path = ("workspace", "gathered weights")
 
 
 class Question(NamedTuple):
@@ -83,12 +90,16 @@ def check_supported(run: Run) -> None:
         )
     if run.phase in TRAINED:
         return
-    divided = [name for name in WHOLE if getattr(run, name) > 1]
-    if divided or run.sharding in GATHERING or run.cpu_offload != "none":
-        what = divided[0] if divided else "sharding" if run.sharding in GATHERING else "cpu_offload"
+    for name in UNDIVIDED:
+        if getattr(run, name) > 1:
+            raise UnsupportedError(
+                f"phase={run.phase} with {name}={getattr(run, name)} is not predicted: data, tensor and "
+                f"expert parallelism are; set {name}=1."
+            )
+    if run.cpu_offload not in ("none", "optimizer"):
         raise UnsupportedError(
-            f"phase={run.phase} with {what}={getattr(run, what)} is not predicted yet: every GPU must hold "
-            f"whole weights; use sharding none, zero1 or zero2."
+            f"phase={run.phase} with cpu_offload={run.cpu_offload} is not predicted: its passes need the "
+            f"weights on the GPU; use cpu_offload=optimizer or none."
         )
 
 
@@ -102,98 +113,148 @@ def _trained(asked: Question) -> Answer:
 
 def _preference(asked: Question) -> Answer:
     """Return training with the reference's likelihoods taken before every forward pass."""
-    trained, times = _trained(asked), micro_steps(asked.run)
-    phases = _beside(trained.live, _reference(asked))
-    scoring = {**_static(asked), **_reference(asked), **_forward_only(asked)}
-    return Answer(
-        LiveSet({"scoring": Breakdown(scoring), **phases}),
-        trained.step.plus(_passes(asked, "scoring", times, _untuned(asked.graph))),
-    )
+    trained, frozen = _trained(asked), _frozen(asked)
+    phases = _beside(trained.live, frozen)
+    scoring = Breakdown({**_static(asked), **_judged(asked)}) + _kept(asked, frozen)
+    return Answer(LiveSet({"scoring": scoring, **phases}), trained.step.plus(_judging(asked, "scoring")))
 
 
 def _grouped(asked: Question) -> Answer:
     """Return preference training on what the policy writes."""
-    rest = _preference(asked)
-    static = {**_static(asked), **_reference(asked)}
-    return _with_writing(asked, rest, static)
+    return _with_writing(asked, _preference(asked), _kept(asked, _frozen(asked)))
 
 
 def _proximal(asked: Question) -> Answer:
     """Return what four models hold, and a rollout with its updates."""
-    run, times = asked.run, micro_steps(asked.run)
-    valued = share_of(value_run(run))
-    value = asked._replace(run=valued.run, share=valued)
+    valued = share_of(value_run(asked.run))
+    value = asked._replace(run=value_run(asked.run), share=valued)
     ours, theirs = _trained(asked), _trained(value)
     weights = valued.graph.weights
-    judge = valued.graph.weights.base_bytes
     beside: Parts = {
-        **_reference(asked),
+        **_frozen(asked),
         ("weights", "value model"): weights.base_bytes + weights.adapter_bytes,
-        ("weights", "reward model"): judge,
         ("optimizer", "value model"): weights.optimizer_bytes - weights.paged_bytes,
     }
-    phases = _taking_turns(ours.live, theirs.live, asked.graph.weights.gradient_bytes, weights.gradient_bytes)
-    phases = _beside(LiveSet(phases), beside)
-    static = {**_static(asked), **beside}
-    phases["scoring"] = Breakdown({**static, **_forward_only(asked)})
-    scored = _passes(asked, "scoring", times, asked.graph).plus(
-        _passes(asked, "scoring", times, _untuned(asked.graph))
-    )
-    for _ in ("value", "reward"):
-        scored = scored.plus(_passes(value, "scoring", times, valued.graph))
-    step = ours.step.plus(theirs.step).times(PPO_EPOCHS).plus(scored)
-    return _with_writing(asked, Answer(LiveSet(phases), step), static)
+    turns = taking_turns(asked.run, Trained(asked.share, ours.live), Trained(valued, theirs.live))
+    phases, kept = _beside(LiveSet(turns), beside), _kept(asked, beside, value)
+    phases["scoring"] = Breakdown({**_static(asked), **_judged(asked)}) + kept
+    step = ours.step.plus(theirs.step).times(PPO_EPOCHS).plus(_judging(asked, "scoring"))
+    return _with_writing(asked, Answer(LiveSet(phases), step), kept)
+
+
+def _kept(asked: Question, beside: Parts, *others: Question) -> Breakdown:
+    """Return `beside`, and what the models that the step trains keep while none of them trains."""
+    kept = Breakdown(beside)
+    for one in (asked, *others):
+        kept = kept + Breakdown(left_behind(asked.run, one.share))
+    return kept
 
 
 def _evaluated(asked: Question) -> Answer:
     """Return forward passes that keep nothing, with their losses."""
-    times = micro_steps(asked.run)
-    held = _static(asked, training=False)
-    return Answer(
-        LiveSet({"forward": Breakdown({**held, **_forward_only(asked)})}),
-        _passes(asked, "forward", times, asked.graph),
-    )
+    held = Breakdown({**_static(asked, training=False), **_judged(asked)})
+    return Answer(LiveSet({"forward": held}), _judging(asked, "forward"))
 
 
 def _served(asked: Question) -> Answer:
     """Return the answers to a batch of prompts, all in step."""
-    run, times = asked.run, micro_steps(asked.run)
-    clock = StepClock(run, asked.mean, asked.device)
-    add_writing(clock, asked.graph, _writing(run, asked.mean, 1), "prefill", "decode")
-    static = _static(asked, training=False)
-    reading, answering = writing_memory(asked.graph, _writing(run, asked.longest, 1))
-    phases = {"prefill": Breakdown({**static, **reading})}
+    run = asked.run
+    static = Breakdown(_static(asked, training=False)) + Breakdown(_gathered_to_write(asked))
+    reading, answering = writing_memory(asked.graph, writing_of(run, asked.longest), run.tensor_parallel)
+    phases = {"prefill": static + Breakdown(reading)}
     if run.phase == "decode":
-        phases["decode"] = Breakdown({**static, **answering})
-    return Answer(LiveSet(phases), clock.time.times(times))
+        phases["decode"] = static + Breakdown(answering)
+    return Answer(LiveSet(phases), _writing(asked, "prefill", "decode").times(micro_steps(run)))
 
 
-def _with_writing(asked: Question, rest: Answer, static: Parts) -> Answer:
+def _with_writing(asked: Question, rest: Answer, kept: Breakdown) -> Answer:
     """Return `rest` with the writing of all its micro-batches' answers, at once, before it."""
-    run, times = asked.run, micro_steps(asked.run)
-    clock = StepClock(run, asked.mean, asked.device)
-    add_writing(clock, asked.graph, _writing(run, asked.mean, times), "generation", "generation")
-    moments = writing_memory(asked.graph, _writing(run, asked.longest, times))
+    run = asked.run
+    moments = writing_memory(asked.graph, writing_of(run, asked.longest), run.tensor_parallel)
     worst = max(moments, key=lambda parts: sum(parts.values()))
+    static = Breakdown({**_static(asked), **worst}) + kept
+    generation = static + Breakdown(_gathered_to_write(asked))
     return Answer(
-        LiveSet({"generation": Breakdown({**static, **worst}), **rest.live.phases}),
-        rest.step.plus(clock.time),
+        LiveSet({"generation": generation, **rest.live.phases}),
+        rest.step.plus(_writing(asked, "generation", "generation")),
     )
 
 
-def _writing(run: Run, extents: Extents, times: int) -> Writing:
-    """Return the writing of `times` micro-batches of `extents`, prompts with their answers, together."""
-    new, length = answer_tokens(run), extents.tokens / extents.sequences
-    return Writing(times * extents.sequences, length - new, max(1, new))
-
-
-def _passes(asked: Question, stage: str, times: float, graph: Graph) -> StepTime:
-    """Return forward passes of `graph` over micro-batches, their losses included."""
-    clock = StepClock(asked.run, asked.mean, asked.device)
-    for count, ops in graph.stretches:
-        clock.stage(stage, count * times, ops, backward=False)
-    add_python(clock, stage, times, graph)
+def _writing(asked: Question, first: str, then: str) -> StepTime:
+    """Return the writing of a batch of answers: its first token in the stage `first`, others in `then`."""
+    writing, run, share = writing_of(asked.run, asked.mean), asked.run, asked.share
+    clock = StepClock(share.run, asked.mean, asked.device)
+    reading, further = add_writing(clock, asked.graph, writing, first, then)
+    if asked.network is None:
+        return clock.time
+    messages = written(run, share, writing)
+    for stage, sent, one, times in (
+        (first, messages.before, OnePass(0.0, 0.0), 1),
+        (first, messages.reading, reading, 1),
+        (then, messages.further, further, writing.new_tokens - 1),
+    ):
+        if sent and times:
+            _add_waits(clock, asked, share, stage, sent, one, times)
     return clock.time
+
+
+def _judging(asked: Question, stage: str) -> StepTime:
+    """Return the forward passes of all who judge, over every micro-batch, their losses included."""
+    step = StepTime(Breakdown({}), 0.0, 0.0, 0.0)
+    for judge in judges(asked.run, asked.share):
+        step = step.plus(_pass(asked, judge, stage))
+    return step.times(micro_steps(asked.run))
+
+
+def _pass(asked: Question, judge: Judge, stage: str) -> StepTime:
+    """Return one pass of `judge`, with what its rank waits for others."""
+    share = judge.share
+    graph = share.graph if judge.adapted else _untuned(share.graph)
+    clock = _passed(asked.mean, asked.device, share, graph, stage)
+    own = OnePass.of(clock)
+    if asked.network is None:
+        return clock.time
+    if asked.slowest is not None and asked.slowest != asked.mean:
+        slowest = _passed(asked.slowest, asked.device, share, graph, stage)
+        waits_s = slowest.time.parts.total - own.compute_s
+        clock.parts.append(((stage, *SLOWEST), waits_s))
+    _add_waits(clock, asked, share, stage, passed(asked.run, share, asked.mean), own, 1)
+    return clock.time
+
+
+def _passed(
+    extents: Extents, device: Device | MeasuredDevice, share: Share, graph: Graph, stage: str
+) -> StepClock:
+    """Return the clock of one forward pass of `graph`, nothing exchanged."""
+    clock = StepClock(share.run, extents, device)
+    for count, ops in graph.stretches:
+        clock.stage(stage, count, ops, backward=False)
+    add_python(clock, stage, 1, graph)
+    return clock
+
+
+def _add_waits(
+    clock: StepClock,
+    asked: Question,
+    share: Share,
+    stage: str,
+    messages: list[Collective],
+    one: OnePass,
+    times: int,
+) -> None:
+    """Add to `stage` what shows of the messages of `times` passes like `one`.
+
+    Where the device waits for its host, messages that the host has put into its queue cost nothing.
+    """
+    if asked.network is None:
+        return
+    device = asked.device
+    ahead = not isinstance(device, MeasuredDevice) or device.gpu.architecture != CPU
+    slack_s = one.host_bound_s if ahead else 0.0
+    shown = forward_communication(
+        asked.run, share, messages, one.compute_s, slack_s, asked.network, device.calibration
+    )
+    clock.parts += [((stage, "communication", name), times * seconds) for name, seconds in shown.items()]
 
 
 def _static(asked: Question, *, training: bool = True) -> Parts:
@@ -208,10 +269,30 @@ def _static(asked: Question, *, training: bool = True) -> Parts:
     return {path: value for path, value in parts.items() if value}
 
 
-def _reference(asked: Question) -> Parts:
-    """Return the frozen copy of the policy, needed where there are no adapters to switch off."""
-    weights = asked.graph.weights
-    return {} if asked.run.trains_adapters else {("weights", "reference"): weights.base_bytes}
+def _frozen(asked: Question) -> Parts:
+    """Return the frozen models beside the policy; a reference where there are no adapters to switch off."""
+    parts: Parts = {}
+    for judge in judges(asked.run, asked.share):
+        if judge.frozen:
+            name = "reference" if judge.share is asked.share else "reward model"
+            parts["weights", name] = judge.share.graph.weights.base_bytes
+    return parts
+
+
+def _judged(asked: Question) -> Parts:
+    """Return what is alive in the worst of the passes that judge."""
+    gathered = max(gathered_bytes(asked.run, judge.share) for judge in judges(asked.run, asked.share))
+    return {**_forward_only(asked), **_unless_none(GATHERED, gathered)}
+
+
+def _gathered_to_write(asked: Question) -> Parts:
+    """Return what the policy holds gathered while it writes."""
+    return _unless_none(GATHERED, gathered_bytes(asked.run, asked.share, writing=True))
+
+
+def _unless_none(path: Path, num_bytes: float) -> Parts:
+    """Return a part of memory, unless it is empty."""
+    return {path: num_bytes} if num_bytes else {}
 
 
 def _untuned(graph: Graph) -> Graph:
@@ -226,12 +307,13 @@ def _untuned(graph: Graph) -> Graph:
 
 def _forward_only(asked: Question) -> Parts:
     """Return what is alive at the worst moment of a forward pass and its loss with nothing kept."""
-    graph, extents = asked.graph, asked.longest
+    graph, extents, run = asked.graph, asked.longest, asked.run
     low, model = graph.lowering, graph.model
     passing = passing_bytes(graph, extents)
     chunked = low.loss == "chunked"
     rows = min(CHUNK_TOKENS, extents.tokens) if chunked else extents.tokens
-    logits = rows * model.vocab_size * (8.0 + (low.compute_bytes if low.compute_bytes < 4 else 0.0))
+    words = model.vocab_size / (1 if by_transformers(run) else run.tensor_parallel)
+    logits = rows * words * (8.0 + (low.compute_bytes if low.compute_bytes < 4 else 0.0))
     states = low.stream_bytes * model.hidden_size * extents.tokens if chunked else 0.0
     if logits + states > passing:
         return {("activations", "passing"): states, ("logits", "loss"): logits}
@@ -241,23 +323,3 @@ def _forward_only(asked: Question) -> Parts:
 def _beside(live: LiveSet, parts: Parts) -> dict[str, Breakdown]:
     """Return every phase with `parts` in memory too."""
     return {name: held + Breakdown(parts) for name, held in live.phases.items()}
-
-
-def _taking_turns(
-    ours: LiveSet, theirs: LiveSet, our_gradients: float, their_gradients: float
-) -> dict[str, Breakdown]:
-    """Return the phases of two models of which one trains at a time, by the larger of both.
-
-    The second to train finds the gradients of the first; both wait for one optimizer step.
-    """
-    own = ("weights", "optimizer", "workspace")
-    phases: dict[str, Breakdown] = {}
-    for name, held in ours.phases.items():
-        static = {path: value for path, value in held.parts.items() if path[0] in own}
-        other = theirs.phases.get(name, Breakdown({}))
-        moving = {path: value for path, value in other.parts.items() if path[0] not in own}
-        turn = Breakdown({**static, **moving}) + Breakdown.of(gradients=our_gradients)
-        if name == "optimizer":
-            turn = held + Breakdown.of(gradients=their_gradients)
-        phases[name] = max((held, turn), key=lambda parts: parts.total)
-    return phases

@@ -13,10 +13,11 @@ from finegauge.predict.communication import Network
 from finegauge.predict.device import Device
 from finegauge.predict.energy import board_power, step_energy_j
 from finegauge.predict.measured import MeasuredDevice
-from finegauge.predict.memory import LiveSet, cublas_bytes, outside_tensors
+from finegauge.predict.memory import LiveSet, cublas_bytes, outside_tensors, shapes_vary
 from finegauge.predict.phases import Question, answer, check_supported
 from finegauge.predict.sharding import rank_extents, share_of
 from finegauge.predict.stragglers import slowest_extents
+from finegauge.predict.uncertainty import time_interval
 from finegauge.profile import Breakdown, Profile, Source
 from finegauge.workload.data import BatchShape, shape
 from finegauge.workload.prompts import micro_steps
@@ -60,16 +61,17 @@ def predict(run: Run, calibration: Calibration | None = None, *, batch: BatchSha
     if share.distributed:
         on_device += Breakdown({("NCCL",): calibration.nccl_bytes})
     fits = on_device.total <= gpu.usable_bytes
+    fraction = calibration.cached(varied=shapes_vary(run, graph))
     micro_batches = micro_steps(run) * run.data_parallel
     ranks = run.num_gpus / run.pipeline_parallel  # the graph holds the layers of every stage
     return Profile(
         run=run,
-        source=_source(calibration, graph, batch),
+        source=_source(asked, calibration, batch),
         outcome="completed" if fits else "out_of_memory",
         peak_memory_bytes=live.peak,
         device_memory_bytes=on_device,
         cached_bytes=max(
-            0.0, min(cached_bytes(live, on_device, calibration), gpu.usable_bytes - on_device.total)
+            0.0, min(cached_bytes(live, on_device, fraction), gpu.usable_bytes - on_device.total)
         ),
         phase_memory_bytes=live.by_phase(),
         peak_phase=live.peak_phase,
@@ -84,20 +86,21 @@ def predict(run: Run, calibration: Calibration | None = None, *, batch: BatchSha
     )
 
 
-def cached_bytes(live: LiveSet, on_device: Breakdown, calibration: Calibration) -> float:
+def cached_bytes(live: LiveSet, on_device: Breakdown, fraction: float) -> float:
     """Return the bytes of freed blocks that the allocator keeps beside what `on_device` counts.
 
+    They are that `fraction` of activations and logits, or more:
     Blocks of activations are cut for sizes that come back only in part; the optimizer's temporaries
     and the gradients come when activations have gone, and find no block of theirs among them.
     """
-    if not calibration.cached_fraction:
+    if not fraction:
         return 0.0  # a processor's allocator gives back what is free
     moving = max(parts["activations"] + parts["logits"] for parts in live.phases.values())
     late = ("gradients",), ("workspace", "optimizer")
     apart = sum(max(parts.parts.get(path, 0.0) for parts in live.phases.values()) for path in late)
     peak = live.peak
     together = peak["activations"] + peak["logits"] + sum(peak.parts.get(path, 0.0) for path in late)
-    return max(calibration.cached_fraction * moving, moving + apart - together) - on_device["slack"]
+    return max(fraction * moving, moving + apart - together) - on_device["slack"]
 
 
 def mean_extents(batch: BatchShape) -> Extents:
@@ -129,13 +132,14 @@ def _datasheet_device(name: str, calibration: Calibration, dtype: str) -> Device
     return Device.of(find_gpu(name), calibration, {dtype, "fp32"})
 
 
-def _source(calibration: Calibration, graph: Graph, batch: BatchShape) -> Source:
+def _source(asked: Question, calibration: Calibration, batch: BatchShape) -> Source:
     """Return by what it is predicted, how surely, and what is taken for granted, in words."""
+    run, graph = asked.run, asked.share.graph
     return Source(
         kind="predicted",
         name=calibration.name,
         memory_interval=calibration.memory_interval,
-        time_interval=calibration.time_interval,
+        time_interval=time_interval(run, find_gpu(str(run.gpu)), calibration.time_interval),
         assumptions=(batch.source, *_quantised(graph), *graph.model.notes),
     )
 

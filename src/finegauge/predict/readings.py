@@ -70,6 +70,14 @@ def _attention(s: Sizes, width: float, passes: float, *, eager: bool) -> Work:
     return Work(2.0 * pairs * s["head_dim"] * passes, moved * width * passes, place)
 
 
+def _cached(s: Sizes, width: float, passes: float) -> Work:
+    """Return the work of one query per sequence; appending to the cache copies it, attention reads it."""
+    heads, context = s["sequences"] * s["heads"], s["context"]
+    moved = 6.0 * s["sequences"] * s["kv_heads"] * context * s["head_dim"] * width
+    place = (heads, context, s["head_dim"], s["heads"] / s["kv_heads"])
+    return Work(4.0 * heads * context * s["head_dim"] * passes, moved, place)
+
+
 def _update(s: Sizes, values: float) -> Work:
     """Return the work of an update that reads or writes so many fp32 values per parameter."""
     return Work(0.0, 4.0 * values * s["params"], (s["params"], s["tensors"]))
@@ -93,6 +101,7 @@ _SPECIAL: Mapping[str, Callable[[Sizes, float, float], Work]] = {
     "adapter": _adapter,
     "attention_sdpa": partial(_attention, eager=False),
     "attention_eager": partial(_attention, eager=True),
+    "attention_cached": _cached,
     **dict.fromkeys(("adamw_fused", "adamw_foreach", "adamw_loop"), lambda s, w, p: _update(s, 7.0)),
     "clip": lambda s, w, p: _update(s, 2.0),
     "embedding": _embedding,

@@ -4,14 +4,16 @@ With $\Psi$ trained parameters and N ranks, mixed-precision Adam holds per rank,
 
 $$ 16\Psi,\quad 4\Psi + 12\Psi/N,\quad 2\Psi + 14\Psi/N,\quad 16\Psi/N $$
 
-for ZeRO stages 0 to 3. FSDP shards as stage 3 [2]; under mixed precision its shards are fp32 and
-what it gathers is 16-bit, so a rank computes as in pure 16 bit. `divided` says what tensor, sequence
-and expert parallelism leave of the operators, `stages` what a pipeline leaves of the layers.
+for ZeRO stages 0 to 3; DeepSpeed's stage 1 gives back others' gradients before the update, as stage 2.
+FSDP shards as stage 3 [2]; under mixed precision its shards are fp32 and what it gathers is 16-bit, so a
+rank computes as in pure 16 bit. `divided` says what tensor, sequence and expert parallelism leave of the
+operators, `stages` what a pipeline leaves of the layers.
 
 [1] Rajbhandari et al. 2020, arXiv:1910.02054, section 5   [2] Zhao et al. 2023, arXiv:2304.11277
 """
 
 from dataclasses import replace
+from math import inf
 from typing import NamedTuple
 
 from finegauge.arithmetic import every, largest
@@ -20,22 +22,23 @@ from finegauge.graph.build import Graph, LayerGraph, build
 from finegauge.graph.frontier import is_adapter
 from finegauge.graph.op import Extents, Op
 from finegauge.graph.weights import Weights
-from finegauge.predict.divided import by_megatron, by_transformers, divided
+from finegauge.predict.divided import by_fully_shard, by_megatron, by_transformers, divided
 from finegauge.predict.stages import on_a_stage, outer_params, stage_shares
 from finegauge.predict.walk import backward_moment, worst
 from finegauge.profile import Path
+from finegauge.workload.parallelism import FSDP, accumulates_whole
 from finegauge.workload.run import Run
 
-FSDP = ("fsdp", "fsdp_shard_grad_op", "hybrid")
 GATHERING = (*FSDP, "zero3")
 GRADIENT_SHARDING = (*GATHERING, "zero2")
-REDUCES_EVERY_MICRO_BATCH = ("foundry", "composer", "torchtune", "torchtitan", "internevo", "megatron")
 # custom_sharded_layers of torchtune's 70B recipes, torchtitan's parallelize_llama; both read 2026-11-21
 OUTER_UNITS_APART = ("torchtune", "torchtitan")
 GATHERED_LAYERS = 2  # the one at work and the next, already on its way
-ZERO2_BUCKET = 5e8  # elements: DeepSpeed's default reduce_bucket_size
+ZERO_BUCKET = 5e8  # elements: DeepSpeed's default reduce_bucket_size
+ZERO3_PREFETCHED = 5e7  # elements: DeepSpeed's stage3_prefetch_bucket_size, gathered in one message
 ZERO3_KEPT = 1e9  # elements: DeepSpeed's stage3_max_live_parameters and stage3_max_reuse_distance
 ZERO3_SUB_GROUP = 1e9  # elements: DeepSpeed's default sub_group_size, the gradients that are fp32 at a time
+AFTER_BACKWARD = "reduction"  # a phase with no activations, of gradients in one bucket
 WEIGHTS_OFFLOADED = ("params", "all", "nvme")
 MASTER_BYTES = 12.0  # fp32 copy, first and second moment, per trained parameter under DeepSpeed
 
@@ -135,21 +138,21 @@ def rank_extents(run: Run, extents: Extents) -> Extents:
 def gathered_memory(run: Run, share: Share) -> dict[str, dict[Path, float]]:
     """Return by phase what a rank holds beside its share: gathered weights, gradients to be reduced, buckets.
 
-    FSDP keeps its root unit (embedding, norm, head) gathered from the forward pass to the end of
-    the backward pass, and its gradients whole until then, unless both are units of their own: then
-    one of them is gathered beside one layer. ZeRO-3 lets go of nothing that it uses again within its
-    next elements, a copy even of what a lone rank holds. Megatron-LM reduces gradients where they lie.
+    FSDP keeps its root unit (embedding, norm, head) gathered from the forward pass to the end of the
+    backward pass, and its gradients whole until then: the head's beside every layer, the embedding's only
+    when no activation is left, and FSDP1 then joins all of them in one tensor. Where both are units of
+    their own, one of them is gathered beside one layer. ZeRO-3 lets go of nothing that it uses again within
+    its next elements, a copy even of what a lone rank holds. Megatron-LM reduces gradients where they lie.
     """
     degree = run.data_parallel * run.context_parallel
     if degree == 1 and run.sharding != "zero3":
         return {}
+    if run.sharding in ("zero1", "zero2") and not _has_megatron_optimizer(run):
+        return _zero_buffers(run, share)
     weights, gradients = ("workspace", "gathered weights"), ("workspace", "gradients being reduced")
     stage_layers = share.graph.model.num_layers / run.pipeline_parallel
     if run.sharding in ("none", "zero1", "zero2"):
         held = 0.0 if _has_megatron_optimizer(run) else share.graph.weights.gradient_bytes
-        if run.sharding == "zero2":
-            whole = share.layer_gradient_bytes * stage_layers + share.outer_gradient_bytes
-            held = min(whole, ZERO2_BUCKET * share.graph.lowering.weight_bytes)
         return {phase: {gradients: held} for phase in ("backward", "optimizer")}
     layers = stage_layers if run.sharding == "fsdp_shard_grad_op" else min(GATHERED_LAYERS, stage_layers)
     layer_bytes = share.layer_bytes + (share.expert_layer_bytes if expert_copies(run) > 1 else 0.0)
@@ -162,28 +165,75 @@ def gathered_memory(run: Run, share: Share) -> dict[str, dict[Path, float]]:
         gathered = layers * layer_bytes + max(0.0, end - layer_bytes)
     reduced = share.layer_gradient_bytes
     if not share.graph.lowering.chunks_kept:  # else it is counted with the loss
-        reduced += share.outer_gradient_bytes
+        head = sum(op.gradient_bytes for op in share.whole.head) / run.tensor_parallel
+        reduced += share.outer_gradient_bytes if run.sharding == "zero3" else head
     beside: dict[Path, float] = {weights: gathered}
     if accumulates_whole(run):
         whole = share.layer_gradient_bytes * stage_layers + share.outer_gradient_bytes
         beside[gradients] = max(0.0, whole - share.graph.weights.gradient_bytes)
         reduced += beside[gradients]  # a unit's new ones beside the sum of all before
-    return {"forward": beside, "loss": beside, "backward": {**beside, gradients: reduced}}
+    found = {"forward": beside, "loss": beside, "backward": {**beside, gradients: reduced}}
+    if run.sharding != "zero3":
+        copies = 2.0 if run.framework and not by_fully_shard(run) else 1.0
+        found[AFTER_BACKWARD] = {
+            weights: gathered,
+            gradients: copies * share.outer_gradient_bytes + beside.get(gradients, 0.0),
+            ("gradients",): share.graph.weights.gradient_bytes,
+        }
+        return found
+    buffers = _zero_buffers(run, share)
+    return {name: {**found.get(name, {}), **parts} for name, parts in buffers.items()}
+
+
+def _zero_buffers(run: Run, share: Share) -> dict[str, dict[Path, float]]:
+    """Return by phase what DeepSpeed holds beside weights, gradients and states, however it gathers weights.
+
+    Gradients are copied into a bucket, which stages 1 and 2 give back after the backward pass and stage 3
+    keeps for good, as it does its part of the gradients; stage 2 reduces a copy of the bucket, and stage 3
+    unpacks what it gathers from one message that stays meanwhile. The update takes its part of the
+    gradients flattened, then in fp32
+    (deepspeed/runtime/zero/stage_1_and_2.py, stage3.py of 0.19.8; measured block by block on two ranks).
+    """
+    bucket_path, update = ("workspace", "bucket of gradients"), ("workspace", "gradients of the update")
+    weights, value = share.graph.weights, share.graph.lowering.weight_bytes
+    own, stage = weights.gradient_bytes, run.sharding
+    whole = share.layer_gradient_bytes * share.graph.model.num_layers / run.pipeline_parallel
+    whole += share.outer_gradient_bytes
+    bucket = min(whole, ZERO_BUCKET * value)
+    updated = min(
+        weights.trained_params + weights.adapter_params, ZERO3_SUB_GROUP if stage == "zero3" else inf
+    )
+    flat = own / shard_degree(run) if stage == "zero1" else min(own, ZERO3_SUB_GROUP * value)
+    updating: dict[Path, float] = {update: 0.0 if run.cpu_offload != "none" else flat + 4.0 * updated}
+    if stage == "zero1":
+        return {"backward": {bucket_path: bucket}, "optimizer": updating}
+    if stage == "zero2":
+        copied: dict[Path, float] = {bucket_path: 2.0 * bucket}
+        if bucket < whole:  # some are full, and reduced, while activations wait
+            return {"backward": copied, "optimizer": updating}
+        copied["gradients",] = 0.0 if run.gradient_accumulation_steps == 1 else own
+        return {"backward": {bucket_path: bucket}, AFTER_BACKWARD: copied, "optimizer": updating}
+    passing: dict[Path, float] = {bucket_path: bucket}
+    if run.gradient_accumulation_steps == 1:  # else it counts as accumulated
+        passing["gradients",] = own
+    layers = share.layer_bytes * share.graph.model.num_layers / run.pipeline_parallel
+    message = min(layers + share.outer_bytes, ZERO3_PREFETCHED * whole_bytes(share))
+    return {
+        "forward": {**passing, ("workspace", "weights on their way"): message},
+        "loss": passing,
+        "backward": {bucket_path: bucket},
+        "optimizer": {bucket_path: bucket, **updating},
+    }
+
+
+def gradients_left(run: Run) -> float:
+    """Return which part of the gradients of the backward pass a rank keeps for the update: ZeRO-1 its own."""
+    return 1.0 / shard_degree(run) if run.sharding == "zero1" and not _has_megatron_optimizer(run) else 1.0
 
 
 def whole_bytes(share: Share) -> float:
     """Return the bytes of one element of the weights that are not quantised, as gathered."""
     return float(share.whole.lowering.weight_bytes)
-
-
-def accumulates_whole(run: Run) -> bool:
-    """Return whether FSDP's gradients stay whole on every rank until the last micro-batch of a step.
-
-    So they do under `no_sync`, which accelerate enters unless told `sync_each_batch` (its guide to
-    gradient synchronization says so) and litgpt by Fabric's `no_backward_sync`.
-    """
-    spares = not any(name in run.framework.lower() for name in REDUCES_EVERY_MICRO_BATCH)
-    return run.sharding in FSDP and run.gradient_accumulation_steps > 1 and spares
 
 
 def adapter_units(run: Run, graph: Graph) -> float:
@@ -233,7 +283,8 @@ def _as_computed(run: Run) -> Run:
     if not _divided(run):
         return run
     if run.sharding.startswith("zero") and run.method != "gptq_lora" and run.autocast != "fp16":
-        changes = {"adapter_dtype": "bf16"} if run.trains_adapters else {"weights_dtype": "bf16"}
+        half = "fp16" if run.weights_dtype == "fp16" else "bf16"  # DeepSpeed's fp16 mode, else its bf16 mode
+        changes = {"adapter_dtype": half} if run.trains_adapters else {"weights_dtype": half}
         return run.replace(autocast="none", **changes)
     if _keeps_fp32_shards(run):
         return run.replace(weights_dtype=run.autocast, autocast="none")

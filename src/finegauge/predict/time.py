@@ -3,7 +3,8 @@
 A layer takes the longer of what its kernels need on the device and what the host needs to
 launch them; where an operator's shape depends on data (the loop over experts asks the
 device which tokens each one gets), or where instruments wait for it around every module, the
-host cannot run ahead and both add up. The excess is exposed and shared out over the layer's
+host cannot run ahead and both add up; where it waits once a layer (FlashAttention's lengths), each layer
+begins with an empty queue. The excess is exposed and shared out over the layer's
 operators, so that parts add up. Recomputation runs the layer's forward again inside backward.
 The optimizer moves parameters, gradients and states: a multi-tensor AdamW reads or writes 21
 values per parameter in 9 passes, a fused one 7; clipping adds 3.
@@ -27,6 +28,7 @@ from finegauge.workload.run import Run
 FOREACH_LAUNCHES = 60.0
 OUTER = ("embedding", "head", "loss")  # what is not of the layers
 SLOWEST = ("communication", "waits for the slowest rank")
+ASKED_BY_EXPERT = "gather"  # a loop asks the device for the rows of each
 MATRIX_KINDS = frozenset({"gemm", "grouped_gemm", "attention"})
 TENSORS_PER_LAUNCH = 40.0  # tensors that one multi-tensor kernel covers
 
@@ -122,6 +124,27 @@ def step_of(
     return micro_batch.times(micro_steps).plus(clock.time)
 
 
+class Beside(NamedTuple):
+    """One thing that a pass does: an operator, or what stands beside the operators."""
+
+    path: Path
+    device_s: float
+    host_s: float
+
+
+def from_empty_queue(work: Iterable[tuple[float, float]]) -> float:
+    """Return the seconds of a row of operators, each (on the device, on the host), begun with nothing queued.
+
+    The host launches one after the other and the device runs each once it is launched and the one before
+    is done: no less than either of the sums, no more than both.
+    """
+    launched, done = 0.0, 0.0
+    for on_device, on_host in work:
+        launched = launched + on_host
+        done = largest(done, launched) + on_device
+    return done
+
+
 class StepClock:
     """Adds up stages; one per step."""
 
@@ -139,22 +162,32 @@ class StepClock:
         """Return what has been added so far."""
         return StepTime(Breakdown.add_up(self.parts), self.host_bound_s, self.matrix_s, self.device_s)
 
-    def stage(self, name: str, count: float, ops: Iterable[Op], *, backward: bool) -> None:
-        """Add `count` passes over `ops` in one direction."""
-        rows: list[tuple[Op, float, float]] = []
+    def stage(
+        self, name: str, count: float, ops: Iterable[Op], *, backward: bool, beside: Iterable[Beside] = ()
+    ) -> None:
+        """Add `count` passes over `ops` in one direction, each with what is done `beside` them."""
+        rows: list[Beside] = []
+        asks: set[str] = set()  # what waits for the device
         for op in ops:
             cost: Cost = op.backward if backward else op.forward
             seconds = self.device.seconds(op, cost, self.extents, backward=backward)
-            rows.append((op, seconds, cost.launches * self.launch_s + cost.calls * self.call_s))
-        on_device, on_host = sum(row[1] for row in rows), sum(row[2] for row in rows)
-        waits = self.run.synchronous or (not backward and any(op.synchronises for op in ops))
-        exposed = on_host if waits else largest(0.0, on_host - on_device)
-        for op, seconds, host in rows:
-            share = exposed * host / on_host if on_host else 0.0
-            if present(seconds + share):
-                self.parts.append(((name, *op.path), count * (seconds + share)))
+            rows.append(Beside(op.path, seconds, cost.launches * self.launch_s + cost.calls * self.call_s))
             if op.kind in MATRIX_KINDS:
                 self.matrix_s += count * seconds
+            if op.synchronises and not backward:
+                asks.add(op.kind)
+        rows += beside
+        on_device, on_host = sum(row.device_s for row in rows), sum(row.host_s for row in rows)
+        if self.run.synchronous or ASKED_BY_EXPERT in asks:
+            exposed = on_host
+        elif asks:
+            exposed = from_empty_queue((row.device_s, row.host_s) for row in rows) - on_device
+        else:
+            exposed = largest(0.0, on_host - on_device)
+        for path, seconds, host in rows:
+            share = exposed * host / on_host if on_host else 0.0
+            if present(seconds + share):
+                self.parts.append(((name, *path), count * (seconds + share)))
         self.host_bound_s += count * exposed
         self.device_s += count * on_device
 

@@ -1,15 +1,27 @@
-"""How sure a prediction is: the probability that a step runs out of memory.
+"""How sure a prediction is: the interval of its time, the probability that a step runs out of memory.
+
+The interval of times is what a source left out of the fit was off by: one new framework, machine and way of
+counting. A kind of run that no source has is one more such step, as large and independent of it, so that
+variances add and n of them widen the interval's logarithm by the root of 1 + n.
 
 Memory errors are taken as log-normal about the median with the 10-90 % interval of the
 profile's source, so the chance that the truth exceeds the capacity is a normal tail.
 """
 
 from math import log, sqrt
+from typing import TYPE_CHECKING
 
 from finegauge.arithmetic import erf, where
 from finegauge.arithmetic import log as logarithm
 from finegauge.profile import Interval, Profile
 
+if TYPE_CHECKING:
+    from finegauge.catalogue.gpus import GpuSpec
+    from finegauge.workload.run import Run
+
+# what the shipped tables have rows of
+TIMED_ARCHITECTURES = frozenset({"Ampere", "Ada Lovelace", "Hopper"})
+TIMED_PHASES = frozenset({"sft", "pretrain"})
 P90 = 1.2815515655446004  # standard deviations between the median and the 90th percentile
 
 
@@ -30,3 +42,15 @@ def exceeding_fraction(needed_bytes: float, room_bytes: float, interval: Interva
     spread = where(distance >= 0, log(interval.high_ratio), -log(interval.low_ratio))
     fraction: float = 0.5 * (1.0 - erf(distance / (spread / P90) / sqrt(2.0)))
     return fraction
+
+
+def time_interval(run: "Run", gpu: "GpuSpec", interval: Interval) -> Interval:
+    """Return the interval of the step time of `run`: `interval`, wider for what no source has timed."""
+    unseen = (
+        gpu.measured is None and gpu.architecture not in TIMED_ARCHITECTURES,
+        run.phase not in TIMED_PHASES,
+        run.cpu_offload != "none",
+        run.context_parallel > 1,
+    )
+    wider = sqrt(1.0 + sum(unseen))
+    return Interval(interval.low_ratio**wider, interval.high_ratio**wider)

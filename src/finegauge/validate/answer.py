@@ -3,7 +3,7 @@
 An error is (ours - theirs) / theirs, and None where the row does not say. Memory is compared by
 the metric that the row names: torch allocated is the live peak, torch reserved adds what the
 allocator loses and caches, nvidia-smi adds what lives outside torch. Where the metric is not
-stated, all that has to fit is taken: nvidia-smi's figure without the cache.
+stated it is taken for nvidia-smi's: both tables that do not state theirs are nearest to it.
 """
 
 from collections.abc import Callable

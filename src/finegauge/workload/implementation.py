@@ -23,11 +23,12 @@ OPTIMIZERS = (
 )
 ACTIVATION_CHECKPOINTING = ("none", "full", "selective", "offload")
 ATTENTION = ("sdpa", "flash", "eager")
-KERNELS = ("liger", "unsloth", "foak", "megatron")
+ATTENTION_KERNELS = ("triton", "flash3")  # of FlashAttention's first generation, and its third
+KERNELS = ("liger", "unsloth", "foak", "megatron", *ATTENTION_KERNELS)
 LOSSES = ("full_logits", "chunked", "fused")
 
 _FLASH = ("fa", "fa2", "fa3", "flash_attn", "flash_attention", "flash_attention_2", "flash_attention_3")
-_ADAMW = ("adam", "adamw_torch", "adamw_hf", "adamw_torch_fused", "adamw_fused")
+_ADAMW = ("adam", "adamw_torch", "adamw_hf", "adamw_torch_fused", "adamw_fused", "adamw_apex_fused")
 
 
 def version_numbers(version: str) -> tuple[int, int, int]:
@@ -55,7 +56,7 @@ CHECKS: dict[str, Check] = {
         OPTIMIZERS,
         {
             **dict.fromkeys(_ADAMW, "adamw"),
-            **dict.fromkeys(("adamw8bit", "adamw_bnb_8bit"), "adamw_8bit"),
+            **dict.fromkeys(("adamw8bit", "adamw_bnb_8bit", "adamw_torch_8bit"), "adamw_8bit"),
             "paged_adamw_32bit": "paged_adamw",
             "lion_32bit": "lion",
         },

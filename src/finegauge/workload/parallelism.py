@@ -6,17 +6,22 @@ The degrees multiply to the number of GPUs (torchtitan's vocabulary):
 
 from collections.abc import Collection
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from finegauge.errors import FieldError
 from finegauge.workload.field import Check, choice, flag, number, whole
 
-SHARDING = ("none", "zero1", "zero2", "zero3", "fsdp", "fsdp_shard_grad_op", "hybrid")
+if TYPE_CHECKING:
+    from finegauge.workload.run import Run
+
+FSDP = ("fsdp", "fsdp_shard_grad_op", "hybrid")
+SHARDING = ("none", "zero1", "zero2", "zero3", *FSDP)
 PIPELINE_SCHEDULES = ("1f1b", "gpipe", "naive")  # naive: layers spread over GPUs, one working at a time
 CPU_OFFLOAD = ("none", "optimizer", "params", "all", "nvme")  # nvme: states and weights, on local drives
 MODEL_DEGREES = ("tensor_parallel", "pipeline_parallel", "context_parallel")
 DATA_DEGREES = ("data_parallel_replicate", "data_parallel_shard")
 MAX_GPUS = 1_000_000
+REDUCES_EVERY_MICRO_BATCH = ("foundry", "composer", "torchtune", "torchtitan", "internevo", "megatron")
 
 CHECKS: dict[str, Check] = {
     "num_gpus": whole(1, MAX_GPUS),
@@ -59,6 +64,16 @@ def settle(values: dict[str, Any], stated: Collection[str]) -> None:
     rest = "data_parallel_replicate" if replicated else "data_parallel_shard"
     for name in open_degrees:
         values[name] = left if name == rest or len(open_degrees) == 1 else 1
+
+
+def accumulates_whole(run: "Run") -> bool:
+    """Return whether FSDP's gradients stay whole on every rank until the last micro-batch of a step.
+
+    So they do under `no_sync`, which accelerate enters unless told `sync_each_batch` (its guide to
+    gradient synchronization says so) and litgpt by Fabric's `no_backward_sync`.
+    """
+    spares = not any(name in run.framework.lower() for name in REDUCES_EVERY_MICRO_BATCH)
+    return run.sharding in FSDP and run.gradient_accumulation_steps > 1 and spares
 
 
 def _check_schedule(values: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ CHECKS: dict[str, Check] = {
     "autocast": choice(("none", "bf16", "fp16"), {**_ALIASES, "no": "none", "false": "none"}),
     "adapter_dtype": choice(FLOAT_DTYPES, _ALIASES),
     "upcast_unquantized": flag,
+    "fp8": flag,
     "quantize_experts": flag,
 }
 

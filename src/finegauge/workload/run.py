@@ -46,6 +46,7 @@ class Run:
     autocast: str = "none"
     adapter_dtype: str = UNSTATED
     upcast_unquantized: bool = False
+    fp8: bool = False  # products of the layers' linears in fp8, weights and activations as they are
     quantize_experts: bool = UNSTATED
     optimizer: str = "adamw"
     optimizer_implementation: str = UNSTATED

@@ -26,7 +26,7 @@ def rows(command: click.Command, *args: str) -> Any:
 @pytest.mark.parametrize(
     ("command", "footer"),
     [
-        (gpus, "73 of 73 GPUs"),
+        (gpus, "74 of 74 GPUs"),
         (models, "229 of 229 models"),
         (datasets, "5 of 5 data sets"),
         (offers, "1,481 of 1,481 offers"),
@@ -44,6 +44,7 @@ def test_gpus_filter() -> None:
     assert {row["name"] for row in rows(gpus, "h100")} == {
         "H100-PCIE-80GB",
         "H100-SXM5-80GB",
+        "H100-SXM-96GB-HBM2e",
         "H100-NVL-94GB",
     }
 

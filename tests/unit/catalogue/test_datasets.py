@@ -63,3 +63,15 @@ def test_bad_files_are_refused(tmp_path: Path, filename: str, text: str, says: s
     with pytest.raises(InputError) as caught:
         dataset(str(path))
     assert says in str(caught.value)
+
+
+def test_a_mean_alone_is_spread_as_published_instruction_sets_are() -> None:
+    short, long = dataset("instructions-of-100-tokens"), dataset("Instructions_of_400_tokens")
+    assert short.mean_tokens == pytest.approx(100, rel=0.01)
+    assert long.mean_tokens == pytest.approx(400, rel=0.01)
+    assert short.max_tokens is not None
+    assert long.max_tokens is not None
+    assert long.max_tokens == pytest.approx(4 * short.max_tokens, rel=0.01)
+    assert 7 * 400 < long.max_tokens < 9 * 400
+    with pytest.raises(UnknownNameError):
+        dataset("instructions-of-0-tokens")

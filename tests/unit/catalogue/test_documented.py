@@ -8,6 +8,8 @@ from finegauge.catalogue.gpus import gpu
 from finegauge.catalogue.models import model
 from finegauge.catalogue.offers import offers
 from finegauge.graph.families import architecture
+from finegauge.predict import predict
+from finegauge.workload.run import Run
 
 PAGE = Path(__file__).parents[3] / "docs" / "catalogue.md"
 
@@ -18,6 +20,10 @@ def test_examples_of_user_rows(home: Path) -> None:
         (home / kind).mkdir(parents=True)
         (home / kind / "example.yaml").write_text(text, "utf-8")
     assert gpu("x900").nvlink_bytes_per_s == 1.8e12
+    assert (
+        predict(Run.from_fields({"model": "llama-3-8b", "method": "lora", "gpu": "x900"}, {})).tokens_per_s
+        > 0
+    )
     assert offers("a40", provider="basement")[0].on_demand_usd_per_h == 0.40
     assert architecture(model("mine").config).num_parameters == 1_100_048_384
     assert dataset("mine").num_samples == 1000

@@ -62,7 +62,7 @@ def test_missing_dtype_names_what_there_is() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("h100", {"H100-PCIE-80GB", "H100-SXM5-80GB", "H100-NVL-94GB"}),
+        ("h100", {"H100-PCIE-80GB", "H100-SXM5-80GB", "H100-SXM-96GB-HBM2e", "H100-NVL-94GB"}),
         ("a10", {"A10"}),
         ("4090", {"RTX 4090"}),
     ],
@@ -81,7 +81,7 @@ def test_gpu_that_does_not_exist_yet(home: Path) -> None:
     assert found.board_power_w == 1800
     assert found.source == "rumour of 2027"
     assert "X900-SXM-512GB" in gpus()
-    assert len(gpus()) == 74
+    assert len(gpus()) == 75
 
 
 def test_gpu_by_path(tmp_path: Path) -> None:
@@ -162,3 +162,21 @@ def test_missing_and_oversized_files(tmp_path: Path) -> None:
 )
 def test_which_cards_accumulate_at_half_rate(name: str, *, halved: bool) -> None:
     assert gpu(name).halves_accumulation is halved
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("A100 (80GB)", "A100-SXM4-80GB"),
+        ("NVIDIA Blackwell GPU (B200-SXM-180GB)", "B200-SXM-180GB"),
+        ("NVIDIA Blackwell GPU (GB200)", "GB200-186GB"),
+        ("H100-96GB-HBM2e-500W", "H100-SXM-96GB-HBM2e"),
+        ("A800-80GB", "A800-SXM4-80GB"),
+    ],
+)
+def test_what_stands_in_brackets_may_name_the_gpu(written: str, meant: str) -> None:
+    assert gpu(written).name == meant
+
+
+def test_brackets_do_not_hide_what_is_unknown() -> None:
+    assert known_gpu("H100 (12345GB)") is None

@@ -78,7 +78,7 @@ def test_gradients_are_reduced_once_a_step_beside_the_backward_pass() -> None:
 
 def test_fsdp_gathers_for_every_micro_batch() -> None:
     once = step(num_gpus=8, sharding="fsdp").step_time_s["communication"]
-    often = step(num_gpus=8, sharding="fsdp", gradient_accumulation_steps=8, framework="torchtune")
+    often = step(num_gpus=8, sharding="fsdp", gradient_accumulation_steps=8, framework="llm-foundry")
     assert often.step_time_s["communication"] == pytest.approx(8 * once, rel=0.01)
 
 
@@ -145,3 +145,17 @@ def test_a_named_provider_decides_the_network() -> None:
 def test_a_stated_network_decides_before_its_provider() -> None:
     stated = network(num_gpus=16, num_nodes=2, provider="aws", node_network_gbit_per_s=400)
     assert stated.inter_bytes_per_s == pytest.approx(50e9 * DATASHEET.network_fraction)
+
+
+def test_hosts_run_ahead_where_nothing_limits_the_gathers() -> None:
+    first, second = (step(num_gpus=8, sharding="fsdp", framework=f) for f in ("llm-foundry", "torchtitan"))
+    assert shown(first, "host waits") > 0
+    assert shown(second, "host waits") == 0
+
+
+def test_a_node_smaller_than_any_known_one_has_ethernet() -> None:
+    fields: dict[str, Any] = {"num_nodes": 2, "sharding": "zero2", "method": "full"}
+    small, whole = (step(num_gpus=n, **fields) for n in (4, 16))
+    stated = step(num_gpus=4, node_network_gbit_per_s=2 * 200, **fields)
+    assert shown(small, "all-reduce") > 3 * shown(whole, "all-reduce")
+    assert shown(small, "all-reduce") > 3 * shown(stated, "all-reduce")

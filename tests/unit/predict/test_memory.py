@@ -138,7 +138,7 @@ def test_every_memory_part_has_its_formula() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"phase": "dpo", "num_gpus": 2, "sharding": "fsdp"}, "phase=dpo with sharding=fsdp"),
+        ({"phase": "dpo", "num_gpus": 2, "pipeline_parallel": 2}, "phase=dpo with pipeline_parallel=2"),
         ({"method": "freeze", "num_gpus": 2}, "method=freeze is predicted on one GPU"),
         ({"method": "freeze", "model": "jamba-v0.1"}, "method=freeze is not predicted for jamba"),
     ],

@@ -6,9 +6,9 @@ import pytest
 
 from finegauge.graph.build import build, lowering_of
 from finegauge.predict import predict
-from finegauge.predict.sharding import accumulates_whole
 from finegauge.profile import Breakdown
 from finegauge.units import GIB
+from finegauge.workload.parallelism import accumulates_whole
 from finegauge.workload.run import Run
 
 SANTACODER = {

@@ -1,6 +1,5 @@
 """Unseen configurations on this machine: drawn from a seed, judged by medians, whoever measures."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,12 +9,13 @@ from jsonschema import Draft202012Validator
 from finegauge.predict import predict
 from finegauge.profile import Breakdown, Profile
 from finegauge.report.here import here_lines
+from finegauge.report.schemas import schema
 from finegauge.validate import here
 from finegauge.workload.run import Run
 from tests.unit.predict.profiles import written
 
 ROOT = Path(__file__).parents[3]
-SCHEMA = json.loads((ROOT / "docs" / "json" / "validate-here.schema.json").read_text("utf-8"))
+SCHEMA = schema("validate-here")
 
 
 def measured(run: Run, *, slower: float, larger: float = 1.0, waited: float = 0.0) -> Profile:

@@ -19,6 +19,7 @@ from finegauge.graph.blocks import (
 from finegauge.graph.build import Graph, build
 from finegauge.measure.micro.grid import Point
 from finegauge.workload.data import shape
+from finegauge.workload.prompts import WRITING, answer_tokens
 from finegauge.workload.run import Run
 
 BATCHES = (0.5, 1.0, 2.0)
@@ -40,7 +41,7 @@ def asked_points(runs: Sequence[Run], dtype: str) -> Iterator[Point]:
         if graph.lowering.compute_dtype != dtype:
             continue
         for batch in _batches(run):
-            for point in _points(run, graph, batch):
+            for point in (*_points(run, graph, batch), *_tokens(run, graph, batch)):
                 key = (point.operator, *point.sizes.items())
                 if key not in seen:
                     seen.add(key)
@@ -114,6 +115,26 @@ def _attention(run: Run, block: Attention, batch: Batch) -> Iterator[Point]:
     yield Point("attention_eager" if run.attention == "eager" else "attention_sdpa", sizes)
     if block.rotary:
         yield Point("rotary", sizes)
+
+
+def _tokens(run: Run, graph: Graph, batch: Batch) -> Iterator[Point]:
+    """Yield what a phase that writes asks for at every token: products of a row per sequence, the cache."""
+    if run.phase not in WRITING:
+        return
+    rows, context = batch.sequences, max(1, batch.seq_len - answer_tokens(run) // 2)
+    model = graph.model
+    for width in {norm.size for norm in _norms(model)}:
+        yield Point("rms_norm", {"rows": rows, "width": width})
+    yield Point("add", {"rows": rows, "width": model.hidden_size})
+    yield _linear(model.head or Linear("lm_head", model.hidden_size, model.vocab_size), rows)
+    for mixer in {branch.mixer for layer, _ in model.layers for branch in layer.branches}:
+        if isinstance(mixer, FeedForward):
+            yield Point("swiglu", {"rows": rows, "width": mixer.intermediate_size})
+        if isinstance(mixer, Attention):
+            heads = {"heads": mixer.num_heads, "kv_heads": mixer.num_key_value_heads}
+            sizes = {"sequences": rows, "context": context, **heads, "head_dim": mixer.head_dim}
+            yield Point("attention_cached", sizes)
+        yield from _projections(run, getattr(mixer, "projections", ()), rows)
 
 
 def _experts(run: Run, block: MixtureOfExperts, rows: int) -> Iterator[Point]:

@@ -1,9 +1,10 @@
 """Seconds of collective operations between processes of this machine: gloo between CPUs, NCCL between GPUs.
 
 Every rank is a process of its own, started fresh, which meets the others at a file in a folder of its own.
-A reading is the slowest rank's quickest repeat: a collective is over when all have what they need. `bytes`
-is the payload of a rank: what it holds whole before (all_reduce, reduce_scatter, all_to_all, broadcast) or
-after (all_gather).
+Of N processes the first 2, 4, 8 ... and all N take part in turn, while the others wait. A reading is the
+slowest rank's quickest repeat: a collective is over when all have what they need. `bytes` is the payload of
+a rank: what it holds whole before (all_reduce, reduce_scatter, all_to_all, broadcast) or after (all_gather);
+in send every rank hands as much to the next one, round a ring.
 """
 
 import os
@@ -20,18 +21,19 @@ from finegauge.measure.micro.bench import Bench
 from finegauge.measure.micro.chain import Timing
 
 PAYLOAD_BYTES = (2**12, 2**16, 2**20, 2**24)
-REPEATS = 5
+REPEATS, MOST_REPEATS = 5, 40
+REPEATING_S = 0.2  # small payloads are sent more often, for the same time
 DEADLINE_S = 180.0
 
 
 def collective_readings(
     device: str, ranks: int, payload_bytes: Sequence[int] = PAYLOAD_BYTES, *, deadline_s: float = DEADLINE_S
 ) -> list[Reading]:
-    """Return the readings of every collective among `ranks` processes.
+    """Return the readings of every collective among 2, 4, 8 ... and all of `ranks` processes.
 
     Args:
         device: "cpu" (gloo) or "cuda" (NCCL, one GPU per rank).
-        ranks: How many, at least 2.
+        ranks: How many at most, at least 2.
         payload_bytes: Sizes, each a multiple of 4 times `ranks` at best.
         deadline_s: After which the processes are ended.
 
@@ -99,41 +101,72 @@ def _rank(
         timeout=timedelta(seconds=DEADLINE_S),  # none waits longer for one that is gone
     )
     rows = []
-    for name in COLLECTIVES:
-        for num_bytes in payload_bytes:
-            call, dtype = _collective(name, num_bytes, ranks, place)
-            timing = _timing(call, place)
-            sizes = {"bytes": num_bytes, "ranks": ranks}
-            rows.append((name, dtype, "transfer", sizes, *timing, 0.0, float(num_bytes)))
+    for size in group_sizes(ranks):
+        group = distributed.new_group(list(range(size)))
+        if rank < size:
+            rows += _group_rows(size, group, payload_bytes, place)
+        distributed.barrier()
     if rank == 0:
         answers.put(rows)
     distributed.barrier()
     distributed.destroy_process_group()
 
 
-def _collective(name: str, num_bytes: int, ranks: int, place: torch.device) -> tuple[Callable[[], Any], str]:
+def group_sizes(ranks: int) -> list[int]:
+    """Return how many of `ranks` processes take part in turn: 2, 4, 8 ... and all."""
+    return [size for size in range(2, ranks + 1) if size == ranks or size & (size - 1) == 0]
+
+
+def _group_rows(
+    ranks: int, group: Any, payload_bytes: Sequence[int], place: torch.device
+) -> list[tuple[Any, ...]]:
+    """Return the readings of every collective among the ranks of `group`, as rows."""
+    rows = []
+    for name in COLLECTIVES:
+        for num_bytes in payload_bytes:
+            call, dtype = _collective(name, num_bytes, ranks, place, group)
+            timing = _timing(call, place, group)
+            sizes = {"bytes": num_bytes, "ranks": ranks}
+            rows.append((name, dtype, "transfer", sizes, *timing, 0.0, float(num_bytes)))
+    return rows
+
+
+def _collective(
+    name: str, num_bytes: int, ranks: int, place: torch.device, group: Any = None
+) -> tuple[Callable[[], Any], str]:
     """Return a collective over tensors of its own as a call, and their dtype."""
     from torch import distributed
 
     share = max(1, num_bytes // 4 // ranks)
     whole, part = torch.zeros(share * ranks, device=place), torch.zeros(share, device=place)
+    received = torch.empty_like(whole)
+
+    def send() -> None:
+        rank = distributed.get_rank()
+        ends = ((distributed.isend, whole, rank + 1), (distributed.irecv, received, rank - 1))
+        posted = [distributed.P2POp(end, tensor, peer % ranks, group) for end, tensor, peer in ends]
+        for work in distributed.batch_isend_irecv(posted):
+            work.wait()
+
     calls: dict[str, Callable[[], Any]] = {
-        "all_reduce": lambda: distributed.all_reduce(whole),
-        "all_gather": lambda: distributed.all_gather_single(whole, part),
-        "reduce_scatter": lambda: distributed.reduce_scatter_single(part, whole),
-        "all_to_all": lambda: distributed.all_to_all_single(torch.empty_like(whole), whole),
-        "broadcast": lambda: distributed.broadcast(whole, src=0),
+        "all_reduce": lambda: distributed.all_reduce(whole, group=group),
+        "all_gather": lambda: distributed.all_gather_single(whole, part, group=group),
+        "reduce_scatter": lambda: distributed.reduce_scatter_single(part, whole, group=group),
+        "all_to_all": lambda: distributed.all_to_all_single(received, whole, group=group),
+        "broadcast": lambda: distributed.broadcast(whole, src=0, group=group),
+        "send": send,
     }
     return calls[name], "fp32"
 
 
-def _timing(call: Callable[[], Any], place: torch.device) -> Timing:
-    """Return the seconds of `call` on the slowest rank."""
+def _timing(call: Callable[[], Any], place: torch.device, group: Any) -> Timing:
+    """Return the seconds of `call` on the slowest rank of `group`."""
     from torch import distributed
 
-    repeats = []
-    for i in range(REPEATS + 1):
-        distributed.barrier()
+    repeats: list[float] = []
+    left = REPEATS + 1
+    while left:
+        distributed.barrier(group=group)
         if place.type == "cuda":
             seconds = Bench(place, "fp32").seconds(call)[0]
         else:
@@ -141,7 +174,10 @@ def _timing(call: Callable[[], Any], place: torch.device) -> Timing:
             call()
             seconds = time.perf_counter() - start
         slowest = torch.tensor([seconds], device=place, dtype=torch.float64)
-        distributed.all_reduce(slowest, op=distributed.ReduceOp.MAX)
-        if i:
-            repeats.append(float(slowest))
-    return Timing.of(repeats)
+        distributed.all_reduce(slowest, op=distributed.ReduceOp.MAX, group=group)
+        repeats.append(float(slowest))
+        left -= 1
+        if len(repeats) == REPEATS + 1:  # the first is a warm-up; all ranks have the same numbers
+            left = min(MOST_REPEATS, int(REPEATING_S / min(repeats[1:]))) - REPEATS
+            left = max(0, left)
+    return Timing.of(repeats[1:])

@@ -56,7 +56,7 @@ def default_points(device: str) -> Iterator[Point]:
 
 def _products(scale: int, device: str) -> Iterator[Point]:
     """Yield linears, grouped, adapted and 4-bit ones."""
-    for rows, n, k in product((32, 128, 512, 2048), (64, 256, 1024, 4096), (64, 256, 1024)):
+    for rows, n, k in product((1, 8, 32, 128, 512, 2048), (64, 256, 1024, 4096), (64, 256, 1024)):
         if 2.0 * rows * n * k * scale**3 <= MAX_FLOPS[device]:
             yield _product("linear", scale, rows, n, k)
     shapes = ((128, 64), (512, 128), (128, 256), (512, 512))
@@ -86,6 +86,11 @@ def _attention(scale: int) -> Iterator[Point]:
         yield Point("attention_sdpa", sizes)
         yield Point("attention_eager", sizes)
         yield Point("rotary", sizes)
+    for context, sequences, head_dim, kv_heads in product((32, 256, 1024), (1, 8), (16, 64), (2, 4)):
+        sizes = {"sequences": sequences, "context": context * scale, "heads": 4 * scale}
+        sizes |= {"kv_heads": kv_heads * scale, "head_dim": head_dim * min(scale, 2)}
+        if sequences * context <= 1024:
+            yield Point("attention_cached", sizes)
 
 
 def _rowwise(scale: int, device: str) -> Iterator[Point]:

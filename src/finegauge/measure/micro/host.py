@@ -70,13 +70,36 @@ def _model_costs(bench: Bench) -> dict[str, float]:
     layer = [(many - single) / MORE_LAYERS for single, many in zip(one, several, strict=True)]
     again = _model_s(bench, 1, checkpointing=True), _model_s(bench, 1 + MORE_LAYERS, checkpointing=True)
     checkpointed = [(many - single) / MORE_LAYERS for single, many in zip(*again, strict=True)]
-    costs = {}
+    costs = {"token_s": _token_s(bench)}
     for i, direction in enumerate(("forward", "backward")):
         recomputed_s = layer[0] if direction == "backward" else 0.0
         costs[f"layer_rest_{direction}_s"] = max(layer[i] - in_layer[i], 0.0)
         costs[f"model_rest_{direction}_s"] = max(one[i] - layer[i] - in_model[i], 0.0)
         costs[f"checkpoint_{direction}_s"] = max(checkpointed[i] - layer[i] - recomputed_s, 0.0)
     return costs
+
+
+def _token_s(bench: Bench) -> float:
+    """Return what `generate` takes for a token beyond the forward pass of a model of one layer."""
+    from transformers import DynamicCache, GenerationConfig
+
+    model = _tiny_llama(bench, 1).eval()
+    model.generation_config.eos_token_id = None  # no token ends an answer
+    tokens = torch.ones(1, TOKENS, dtype=torch.int64, device=bench.device)
+    cache: Any = DynamicCache()
+
+    def write(count: int) -> None:
+        asked = GenerationConfig(max_new_tokens=count, do_sample=True, top_k=0, pad_token_id=0)
+        with torch.no_grad():
+            model.generate(input_ids=tokens, attention_mask=torch.ones_like(tokens), generation_config=asked)
+
+    def read(count: int) -> None:
+        with torch.no_grad():
+            for _ in range(count):
+                model(input_ids=tokens[:, :1], past_key_values=cache)
+
+    few, many = (count * _quickest(bench, count, write) for count in (1, 1 + MODULE_CALLS))
+    return max((many - few) / MODULE_CALLS - _quickest(bench, MODEL_CALLS, read), 0.0)
 
 
 def _operators_s(
@@ -154,6 +177,16 @@ def _use_s(bench: Bench, make: Callable[..., Use], **sizes: int) -> tuple[float,
 
 def _model_s(bench: Bench, layers: int, *, checkpointing: bool = False) -> tuple[float, float]:
     """Return the host's seconds of a tiny Llama's forward with its loss, and of its backward."""
+    model = _tiny_llama(bench, layers).train()
+    if checkpointing:
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    tokens = torch.ones(1, TOKENS, dtype=torch.int64, device=bench.device)
+    leaves = tuple(model.parameters())
+    return _both_ways(bench, lambda: model(input_ids=tokens, labels=tokens).loss, leaves, MODEL_CALLS)
+
+
+def _tiny_llama(bench: Bench, layers: int) -> Any:
+    """Return a Llama of a few values."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -165,12 +198,8 @@ def _model_s(bench: Bench, layers: int, *, checkpointing: bool = False) -> tuple
         num_key_value_heads=HEADS,
         use_cache=False,
     )
-    model: Any = LlamaForCausalLM(config).to(bench.device).train()
-    if checkpointing:
-        model.activation_checkpointing_enable({"use_reentrant": False})
-    tokens = torch.ones(1, TOKENS, dtype=torch.int64, device=bench.device)
-    leaves = tuple(model.parameters())
-    return _both_ways(bench, lambda: model(input_ids=tokens, labels=tokens).loss, leaves, MODEL_CALLS)
+    model: Any = LlamaForCausalLM(config).to(bench.device)
+    return model
 
 
 def _both_ways(

@@ -75,6 +75,27 @@ def _attention(name: str) -> Callable[..., Use]:
     return make
 
 
+def _attention_cached(
+    bench: Bench, *, sequences: int, context: int, heads: int, kv_heads: int, head_dim: int
+) -> Use:
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    query = bench.rows(sequences, heads, 1, head_dim)
+    key, value = (bench.rows(sequences, kv_heads, 1, head_dim) for _ in range(2))
+    before = tuple(bench.weight(sequences, kv_heads, context, head_dim) for _ in range(2))
+    module = SimpleNamespace(num_key_value_groups=heads // kv_heads, is_causal=True, training=False)
+
+    def forward() -> Tensor:
+        with torch.no_grad():
+            states = (torch.cat(pair, dim=-2) for pair in zip(before, (key, value), strict=True))
+            output: Tensor = sdpa_attention_forward(
+                module, query, *states, None, dropout=0.0, scaling=head_dim**-0.5
+            )[0]
+            return output.reshape(sequences, 1, -1).contiguous()
+
+    return Use(forward, (query, key, value), before)
+
+
 def _rotary(bench: Bench, *, sequences: int, seq_len: int, heads: int, kv_heads: int, head_dim: int) -> Use:
     from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
@@ -253,11 +274,16 @@ def _attention_flops(*, sequences: int, seq_len: int, heads: int, head_dim: int,
     return 4.0 * sequences * heads * head_dim * seq_len**2
 
 
+def _cached_flops(*, sequences: int, context: int, heads: int, head_dim: int, **_: int) -> float:
+    return 4.0 * sequences * heads * head_dim * (context + 1)
+
+
 OPERATORS: Mapping[str, Operator] = {
     "linear": Operator(_linear, ALL, _product),
     "grouped_linear": Operator(_grouped_linear, ALL, _product),
     "attention_sdpa": Operator(_attention("sdpa"), flops=_attention_flops),
     "attention_eager": Operator(_attention("eager"), flops=_attention_flops),
+    "attention_cached": Operator(_attention_cached, (), _cached_flops),
     "rotary": Operator(_rotary),
     "rms_norm": Operator(_rms_norm, ("backward", "backward_frozen")),
     "layer_norm": Operator(_layer_norm, ("backward", "backward_frozen")),

@@ -85,10 +85,21 @@ def _composer(cells: Cells) -> dict[str, Any]:
         "packing": True,
         "compile": False,
         "attention": "flash",
-        "kernels": ("foak",),  # low-precision norms, flash-attn's fused cross-entropy
+        "kernels": _composer_kernels(cells),
         "optimizer_implementation": "foreach",
         "transformers_version": "4.44",
     }
+
+
+def _composer_kernels(cells: Cells) -> tuple[str, ...]:
+    """Return low-precision norms, flash-attn's fused cross-entropy, and which attention kernel.
+
+    The benchmarks' model files ask for attn_impl: triton; those on 128 GPUs and more, the last to be
+    run, for flash-attn 2, but for 13B and 30B (scripts/train/benchmarking/sweep.py and sweep.sh).
+    """
+    many = cells["num_gpus"].isdigit() and int(cells["num_gpus"]) >= 128
+    second = many and not re.search(r"mpt-?(13|30)b", cells["model"], re.IGNORECASE)
+    return ("foak",) if second else ("foak", "triton")
 
 
 def _internevo(cells: Cells) -> dict[str, Any]:
@@ -99,7 +110,8 @@ def _internevo(cells: Cells) -> dict[str, Any]:
         "optimizer": "adamw",
         "attention": "flash",
         "compile": False,
-        "kernels": ("foak",),
+        "kernels": ("liger",),  # its own, which fuse as much
+        "loss": "full_logits",
         "optimizer_implementation": "fused",
         "transformers_version": "4.44",
     }
@@ -109,6 +121,7 @@ def _megatron(cells: Cells) -> dict[str, Any]:
     """Return Megatron-LM's: bf16 with fp32 master weights and gradients, fused Adam, its own kernels."""
     del cells
     return {
+        "experts_implementation": "grouped_mm",
         "weights_dtype": "bf16",
         "autocast": "none",
         "optimizer": "adamw",
@@ -120,10 +133,19 @@ def _megatron(cells: Cells) -> dict[str, Any]:
     }
 
 
+def _nemo(cells: Cells) -> dict[str, Any]:
+    """Return NeMo's: Megatron-LM's with its distributed optimizer, which its recipes ask for."""
+    several = cells["num_gpus"] not in ("", "1")
+    return _megatron(cells) | ({"sharding": "zero1"} if several else {})
+
+
 def _torchtitan(cells: Cells) -> dict[str, Any]:
-    """Return torchtitan's: fp32 shards computed in bf16, selective checkpointing, fused AdamW."""
-    del cells
+    """Return torchtitan's: fp32 shards computed in bf16, selective checkpointing, fused AdamW.
+
+    Its tensor parallelism divides norms and streams by tokens too (parallelize_llama).
+    """
     return {
+        **({"sequence_parallel": True} if re.search(r"tp-?=?([2-9]|1\d)", cells["parallelism"]) else {}),
         "weights_dtype": "fp32",
         "autocast": "bf16",
         "optimizer": "adamw",
@@ -215,7 +237,8 @@ _FRAMEWORKS: dict[str, tuple[str, str, Callable[[Cells], dict[str, Any]]]] = {
     "internevo": ("InternEvo", "benchmark configs", _internevo),
     "automodel": ("NeMo Automodel", "recipes", _automodel),
     "megatron": ("Megatron-LM", "training arguments", _megatron),
-    "nemo": ("NeMo", "Megatron-LM's training arguments", _megatron),
+    "nemo": ("NeMo", "Megatron-LM's training arguments, distributed optimizer", _nemo),
+    "primus": ("Primus", "Megatron-LM's training arguments", _megatron),
     "torchtitan": ("torchtitan", "job configuration", _torchtitan),
     "unsloth": ("Unsloth", "command line", _unsloth),
     "qwen": ("Qwen finetune.py", "finetune/*.sh", _qwen),

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 from finegauge.errors import FieldError, UnknownNameError, shown
 from finegauge.workload.readers.framework_defaults import FrameworkDefault, defaults_of
+from finegauge.workload.readers.measurement_lengths import mean_of, varied_lengths
 from finegauge.workload.readers.parallelism_tokens import parallelism
 from finegauge.workload.run import CHECKS
 
 FULL, CUT_OFF, MEAN = "full", "cut-off", "mean"
 GPUS_PER_NODE = 8
 DEFAULT_SEQ_LEN = 2048
-MEAN_TOKENS = re.compile(r"mean [\w-]*-?counted tokens per sample = (\d+)", re.IGNORECASE)
 TRANSFORMERS = re.compile(r"transformers[ =v]*(\d+\.\d+(?:\.\d+)?)", re.IGNORECASE)
 BITSANDBYTES = re.compile(r"(?:bnb|bitsandbytes)[ =v]*(\d+\.\d+(?:\.\d+)?)", re.IGNORECASE)
 NETWORK = re.compile(r"inter-node (\d+)\s*x\s*(\d+)\s*Gb", re.IGNORECASE)
@@ -125,6 +125,7 @@ def settings_of(cells: Mapping[str, str], folder: str, known_models: dict[str, s
     draft.fields["framework"] = _short(cells["framework"])
     draft.fields["framework_version"] = _short(cells["framework_version"])
     _copy(cells, draft)
+    _narrow_products(cells, draft)
     _software(cells, draft)
     _batch(cells, draft)
     _gpus(cells, draft)
@@ -162,6 +163,21 @@ def _copy(cells: Mapping[str, str], draft: _Draft) -> None:
         draft.fields["trainable_extra"] = tuple(extras)
 
 
+def _narrow_products(cells: Mapping[str, str], draft: _Draft) -> None:
+    """Read fp8: products computed in it, over weights and activations in 16 or 32 bit."""
+    fields = draft.fields
+    named = re.search(r"fp8|float8", f"{cells['kernels']} {cells['autocast']}", re.IGNORECASE)
+    trained = cells["method"] == "full" and fields.get("weights_dtype", "").lower() in ("fp8", "float8")
+    if not named and not trained:
+        return
+    fields["fp8"] = True
+    if trained:
+        fields["weights_dtype"] = "bf16"
+        draft.defaults.append("weights_dtype=bf16 (what trains is kept wider than its products in fp8)")
+    if re.search(r"fp8|float8", fields.get("autocast", ""), re.IGNORECASE):
+        fields["autocast"] = "bf16"
+
+
 def _software(cells: Mapping[str, str], draft: _Draft) -> None:
     """Read kernels and versions."""
     kernels = cells["kernels"].lower()
@@ -169,6 +185,8 @@ def _software(cells: Mapping[str, str], draft: _Draft) -> None:
     fused = [name for name in named if name in kernels or f"+{name}" in cells["notes"].lower()]
     if "liger" in kernels:
         fused.append("liger")
+    if re.search(r"fa3|flash[-_ ]?(attention[-_ ]?)?3|cudnn", f"{kernels} {cells['attention'].lower()}"):
+        fused.append("flash3")
     if fused:
         draft.fields["kernels"] = tuple(fused)
     if "scattermoe" in kernels or "grouped" in kernels:
@@ -189,14 +207,14 @@ def _software(cells: Mapping[str, str], draft: _Draft) -> None:
 def _batch(cells: Mapping[str, str], draft: _Draft) -> None:
     """Read the length of the sequences: full, or variable with a stated mean, or variable and unknown."""
     packed = cells["packing"].lower()
-    mean = MEAN_TOKENS.search(cells["notes"])
     if packed == "true":
         draft.fields["packing"] = True
     if cells["seq_len"]:
         draft.fields["seq_len"] = cells["seq_len"]
         draft.lengths = CUT_OFF if packed == "false" else FULL
-    elif mean:
-        draft.fields["seq_len"], draft.lengths = mean.group(1), MEAN
+    elif mean := mean_of(cells["notes"]):
+        draft.fields.update(varied_lengths(cells, mean))
+        draft.lengths = MEAN
     else:
         draft.guess("seq_len", DEFAULT_SEQ_LEN)
 
