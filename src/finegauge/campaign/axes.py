@@ -2,7 +2,8 @@
 
 An axis named after a field of Run lists its values. `switch` lists changes by the names that
 `finegauge whatif` has for them, joined by + where several belong together; baseline changes
-nothing. An axis of any other name has named values, each of which sets several fields.
+nothing. An axis of any other name has named values, each of which sets several fields; named
+values of `switch` with nothing behind them are those changes.
 
 What is measured has axes of how it is measured, too: an option (`requests_per_s: [1, 2, 4]`), or
 named values with options among their fields (`engine: {here: , vllm: {endpoint: URL}}`).
@@ -50,9 +51,12 @@ def axis_of(name: str, stated: Any, where: str, file: str, options: Collection[s
     Raises: InputError for values that are none, and for unknown switches and fields.
     """
     if isinstance(stated, Mapping):
+        place = f"{where}: {name}"
         values = tuple(
-            _fields(label, fields, f"{where}: {name}", file, options) for label, fields in stated.items()
-        )
+            _switches(str(label), where) if name == SWITCH and fields is None
+            else _fields(label, fields, place, file, options)
+            for label, fields in stated.items()
+        )  # fmt: skip
     elif not isinstance(stated, Sequence) or isinstance(stated, str):
         raise FieldError(f"{where}: the axis '{name}' should be a list of values, not {shown(stated)}.")
     elif name == SWITCH:
@@ -98,9 +102,11 @@ def _thrown(run: Run, name: str) -> Run:
 
     Raises: FieldError where it changes nothing.
     """
-    from finegauge.plan.switches import SWITCHES
+    from finegauge.plan.switches import switch_named
 
-    changes = next(switch for switch in SWITCHES if switch.name == name).change(run)
+    switch = switch_named(name)
+    assert switch is not None, name  # as `_switches` saw to
+    changes = switch.change(run)
     if isinstance(changes, str):
         raise FieldError(f"{name}: {changes}.")
     return run.replace(**changes)
@@ -118,14 +124,14 @@ def _filled(run: Run) -> Run:
 
 def _switches(text: str, where: str) -> Value:
     """Return the value that throws the switches of "zero3+lora"."""
-    from finegauge.plan.switches import SWITCHES
+    from finegauge.plan.switches import known_switches, switch_named
 
-    known = {switch.name for switch in SWITCHES}
-    names = tuple(part.strip() for part in text.split("+") if part.strip() not in ("", BASELINE))
-    for name in names:
-        if name not in known:
-            raise UnknownNameError(f"switch in {where}", name, known=(*known, BASELINE))
-    return Value(text, {}, names)
+    names = [part.strip() for part in text.split("+") if part.strip() not in ("", BASELINE)]
+    thrown = [(name, switch_named(name)) for name in names]
+    for name, switch in thrown:
+        if switch is None:
+            raise UnknownNameError(f"switch in {where}", name, known=(*known_switches(), BASELINE))
+    return Value(text, {}, tuple(switch.name for _, switch in thrown if switch is not None))
 
 
 def _fields(label: Any, fields: Any, where: str, file: str, options: Collection[str]) -> Value:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from finegauge.campaign.cell import MEASURED, Cell
-from finegauge.campaign.folder import Folder
+from finegauge.campaign.folder import About, Folder
 from finegauge.campaign.pruning import Pruning
 from finegauge.campaign.sweep import Sweep
 from finegauge.errors import FineGaugeError
@@ -71,6 +71,7 @@ def carry_out(
     """
     folder = Folder(path)
     with folder.driven():
+        folder.describe(About(sweep.name, sweep.about, sweep.baseline, sweep.claims, sweep.axes))
         return _Driver(sweep, folder, heard, retry=retry).work(engine)
 
 

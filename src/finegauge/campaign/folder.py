@@ -2,6 +2,7 @@
 
     results.jsonl    a line before each trial and one after it (store.trials), predictions one each
     driver           who works here; its lock goes with its process, whatever ends it
+    sweep.json       what the last sweep that was carried out here calls itself, for those who compare
 
 A cell is done once a line says how it ended: completed, out of memory, unsupported or failed.
 What was interrupted is asked again.
@@ -9,11 +10,12 @@ What was interrupted is asked again.
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from platform import node
 from typing import Any, NamedTuple
 
+from finegauge.campaign.axes import BASELINE
 from finegauge.campaign.cell import Cell
 from finegauge.errors import InputError, shown
 from finegauge.profile import Profile
@@ -23,6 +25,7 @@ from finegauge.store.trials import ENDED, Trials, ended
 JOURNAL = "results.jsonl"
 DRIVER = "driver"
 REFUSED = "refused"
+ABOUT = "sweep.json"
 
 
 class Result(NamedTuple):
@@ -33,6 +36,16 @@ class Result(NamedTuple):
     estimator: str
     repetition: int
     profile: Profile
+
+
+class About(NamedTuple):
+    """What a sweep says of itself beside its cells."""
+
+    name: str = ""
+    about: str = ""
+    baseline: str = BASELINE
+    claims: str = ""
+    axes: Mapping[str, Sequence[str]] = {}  # every axis with its values, in the order of the sweep
 
 
 class Refusal(NamedTuple):
@@ -83,6 +96,25 @@ class Folder:
             yield
         finally:
             os.close(descriptor)  # which unlocks
+
+    def describe(self, said: About) -> None:
+        """Keep what a sweep says of itself; whole or not at all."""
+        name = os.path.join(self.path, ABOUT)
+        with open(f"{name}.new", "w", encoding="utf-8") as file:
+            json.dump(said._asdict(), file, ensure_ascii=False, indent=2)
+        os.replace(f"{name}.new", name)
+
+    def described(self) -> About:
+        """Return what the last sweep said of itself; of a folder without it, nothing."""
+        try:
+            with open(os.path.join(self.path, ABOUT), encoding="utf-8") as file:
+                kept = json.load(file)
+        except (OSError, ValueError):
+            return About()
+        if not isinstance(kept, dict) or not isinstance(kept.get("axes"), dict):
+            return About()
+        words = {name: str(kept.get(name, "")) for name in ("name", "about", "baseline", "claims")}
+        return About(**words, axes={str(axis): list(values) for axis, values in kept["axes"].items()})
 
     def start(self, cell: Cell) -> str:
         """Record that `cell` is about to be measured, and return the trial's name."""

@@ -18,11 +18,13 @@ from statistics import median
 from typing import NamedTuple
 
 from finegauge.campaign.axes import BASELINE, SWITCH
+from finegauge.campaign.cell import PREDICTED
 from finegauge.campaign.folder import Result
 from finegauge.profile import Interval, Profile
 
 DIMENSIONS = ("SpeedUp", "MemoryUp", "EnergyUp")
 DRAWS = 400
+LEAST_GAIN = 1.005  # without an interval: what is less is printed as 1.00
 Ratios = Mapping[str, float | None]
 
 
@@ -34,6 +36,7 @@ class Gain(NamedTuple):
     intervals: Mapping[str, Interval]  # of measured ratios, as factors of them
     outcome: str = "completed"
     reason: str = ""
+    of_baseline: bool = False  # whether the outcome is that of the run without it
 
     def improves(self, dimension: str) -> bool:
         """Return whether it is better than without, beyond the interval where there is one."""
@@ -41,7 +44,7 @@ class Gain(NamedTuple):
         if ratio is None:
             return False
         interval = self.intervals.get(dimension)
-        return (interval.of(ratio)[0] if interval else ratio) > 1.0
+        return interval.of(ratio)[0] > 1.0 if interval else ratio >= LEAST_GAIN
 
     @property
     def improves_all(self) -> bool:
@@ -70,18 +73,33 @@ class Comparison(NamedTuple):
         return [one for one in known if not any(_beats(other, one.ratios, names) for other in rivals)]
 
 
-def compare_results(results: Iterable[Result], baseline: str = BASELINE) -> list[Comparison]:
-    """Return a comparison for every point of a campaign's other axes that has the baseline."""
+def compare_results(
+    results: Iterable[Result], baseline: str = BASELINE, axes: Mapping[str, Sequence[str]] | None = None
+) -> list[Comparison]:
+    """Return a comparison for every point of a campaign's other axes that has the baseline.
+
+    Args:
+        results: Of the campaign.
+        baseline: The switch that the others are compared with.
+        axes: The order of points and of switches; without it, that of the results.
+    """
     points: dict[tuple[tuple[tuple[str, str], ...], str], dict[str, list[Profile]]] = {}
     for result in results:
         others = tuple((name, value) for name, value in result.labels.items() if name != SWITCH)
         switches = points.setdefault((others, result.estimator), {})
         switches.setdefault(result.labels.get(SWITCH, baseline), []).append(result.profile)
-    return [
-        Comparison(dict(others), estimator, gains_over(switches[baseline], _without(switches, baseline)))
-        for (others, estimator), switches in points.items()
-        if baseline in switches and len(switches) > 1
-    ]
+    order = {(axis, value): n for axis, values in (axes or {}).items() for n, value in enumerate(values)}
+
+    def place(label: tuple[str, str]) -> int:
+        return order.get(label, len(order))
+
+    found = []
+    for (others, estimator), switches in points.items():
+        if baseline in switches and len(switches) > 1:
+            names = sorted((name for name in switches if name != baseline), key=lambda n: place((SWITCH, n)))
+            gains = gains_over(switches[baseline], {name: switches[name] for name in names})
+            found.append(Comparison(dict(others), estimator, gains))
+    return sorted(found, key=lambda one: (one.estimator != PREDICTED, *map(place, one.labels.items())))
 
 
 def gains_over(base: Sequence[Profile], others: Mapping[str, Sequence[Profile]]) -> tuple[Gain, ...]:
@@ -90,10 +108,17 @@ def gains_over(base: Sequence[Profile], others: Mapping[str, Sequence[Profile]])
 
 
 def _gain(name: str, base: Sequence[Profile], profiles: Sequence[Profile]) -> Gain:
-    """Return what one run gains over another."""
-    failed = next((p for p in (*profiles, *base) if p.outcome != "completed"), None)
-    if failed is not None:
-        return Gain(name, dict.fromkeys(DIMENSIONS), {}, failed.outcome, failed.reason)
+    """Return what one run gains over another.
+
+    Of a run that is predicted not to fit, what it would hold is known all the same.
+    """
+    for of_baseline, group in ((False, profiles), (True, base)):
+        failed = next((p for p in group if p.outcome != "completed"), None)
+        if failed is not None:
+            fits_not = all(p.outcome in ("completed", "out_of_memory") for p in (*profiles, *base))
+            held = _ratio(_bytes(base), _bytes(profiles)) if fits_not else None
+            ratios = {**dict.fromkeys(DIMENSIONS), "MemoryUp": held}
+            return Gain(name, ratios, {}, failed.outcome, failed.reason, of_baseline)
     ratios = {
         "SpeedUp": _ratio(_seconds(base), _seconds(profiles)),
         "MemoryUp": _ratio(_bytes(base), _bytes(profiles)),
@@ -162,8 +187,3 @@ def _beats(one: Ratios, other: Ratios, names: Sequence[str]) -> bool:
     """Return whether `one` is nowhere worse than `other`, and somewhere better."""
     pairs = [(one[name] or 0.0, other[name] or 0.0) for name in names]
     return all(a >= b for a, b in pairs) and any(a > b for a, b in pairs)
-
-
-def _without(switches: Mapping[str, Sequence[Profile]], name: str) -> dict[str, Sequence[Profile]]:
-    """Return all but one."""
-    return {other: profiles for other, profiles in switches.items() if other != name}

@@ -10,7 +10,8 @@
     measured: {run: {model: models/tiny}, device: cpu, steps: 5, repetitions: 3}
 
 `predicted` and `measured` say who answers; without either, predictions do. Each may lay its
-own run and axes over the shared ones. docs/campaigns.md describes every key.
+own run and axes over the shared ones, and each may be a list of such parts, one grid after the
+other. docs/campaigns.md describes every key.
 """
 
 import os
@@ -18,8 +19,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
-from finegauge.campaign.axes import Axis, axis_of, run_at
+from finegauge.campaign.axes import BASELINE, Axis, axis_of, run_at
 from finegauge.campaign.cell import MEASURED, PREDICTED, Cell
+from finegauge.campaign.claims import claims_called
+from finegauge.campaign.shipped import sweep_path
 from finegauge.errors import FieldError, FileFormatError, UnknownKeyError, shown
 from finegauge.measure.endpoint.address import check_options
 from finegauge.measure.options import Options
@@ -28,7 +31,7 @@ from finegauge.workload.readers.reading import beside, describe
 from finegauge.workload.readers.text_file import read_text
 from finegauge.workload.run import CHECKS, Run
 
-KEYS = ("name", "about", "run", "axes", "predicted", "measured", "prune", "baseline")
+KEYS = ("name", "about", "run", "axes", "predicted", "measured", "prune", "baseline", "claims")
 PREDICTED_KEYS = ("run", "axes")
 MEASURED_KEYS = ("run", "axes", "repetitions", *Options._fields)
 GROWING = ("micro_batch_size", "seq_len")  # what takes more memory the larger it is
@@ -43,6 +46,18 @@ class Sweep(NamedTuple):
     cells: tuple[Cell, ...]  # every content once
     prune: tuple[str, ...]  # fields of which a larger value needs at least as much memory
     baseline: str  # the value of the axis `switch` that others are compared with
+    claims: str  # whose, that the comparison is held against; "" for nobody's
+    axes: Mapping[str, Sequence[str]]  # every axis with its values, in the order of the file
+
+    def only(self, estimator: str) -> "Sweep":
+        """Return the part that one estimator answers.
+
+        Raises: FieldError where there is none.
+        """
+        cells = tuple(cell for cell in self.cells if cell.estimator == estimator)
+        if not cells:
+            raise FieldError(f"{self.name}: nothing is {estimator} there.")
+        return self._replace(cells=cells)
 
 
 class Part(NamedTuple):
@@ -56,18 +71,22 @@ class Part(NamedTuple):
     calibration: str
 
 
-def read_sweep(path: str) -> Sweep:
-    """Return the sweep that a file describes.
+def read_sweep(name_or_path: str) -> Sweep:
+    """Return the sweep that a file describes, or that is shipped under a bare name.
 
     Raises: InputError in one sentence, whatever the file holds.
     """
+    path = sweep_path(name_or_path)
     name = os.path.basename(path)
     keys = yaml_safe.load(read_text(path), name)
     if not isinstance(keys, dict) or "run" not in keys:
         raise FileFormatError(f"{name} is no sweep: it needs 'run:' with what all its cells have in common.")
     _known(keys, KEYS, name)
     cells: dict[str, Cell] = {}
+    axes: dict[str, dict[str, None]] = {}
     for part in _parts(keys, path, name):
+        for axis in part.axes:
+            axes.setdefault(axis.name, {}).update(dict.fromkeys(value.label for value in axis.values))
         for cell in _cells(part, name):
             cells.setdefault(cell.key, cell)
             if len(cells) > MAX_CELLS:
@@ -81,8 +100,16 @@ def read_sweep(path: str) -> Sweep:
         about=" ".join(str(keys.get("about") or "").split()),
         cells=tuple(cells.values()),
         prune=prune,
-        baseline=str(keys.get("baseline") or "baseline"),
+        baseline=str(keys.get("baseline") or BASELINE),
+        claims=claims_called(str(keys["claims"])).name if keys.get("claims") else "",
+        axes={axis: list(values) for axis, values in axes.items()},
     )
+
+
+def about_of(path: str) -> str:
+    """Return what a sweep file says it is about, in one line; its cells are not looked at."""
+    keys = yaml_safe.load(read_text(path), os.path.basename(path))
+    return " ".join(str(keys.get("about") or "").split()) if isinstance(keys, dict) else ""
 
 
 def _parts(keys: Mapping[str, Any], path: str, name: str) -> Iterator[Part]:
@@ -90,9 +117,8 @@ def _parts(keys: Mapping[str, Any], path: str, name: str) -> Iterator[Part]:
     base = _base(keys["run"], path, name)
     shared = _mapping(keys.get("axes"), f"{name}: axes")
     asked = [word for word in (PREDICTED, MEASURED) if word in keys] or [PREDICTED]
-    for estimator in asked:
+    for estimator, own in ((word, part) for word in asked for part in _listed(keys.get(word), name, word)):
         where = f"{name}: {estimator}"
-        own = _mapping(keys.get(estimator), where)
         _known(own, MEASURED_KEYS if estimator == MEASURED else PREDICTED_KEYS, where)
         axes = {**shared, **_mapping(own.get("axes"), f"{where}: axes")}
         yield Part(
@@ -178,6 +204,12 @@ def _mapping(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise FieldError(f"{where} should be keys with values, not {shown(value)}.")
     return value
+
+
+def _listed(value: Any, name: str, word: str) -> list[dict[str, Any]]:
+    """Return the parts that one estimator has: a list of them, or the only one."""
+    parts = value if isinstance(value, list) and value else [value]
+    return [_mapping(part, f"{name}: {word}") for part in parts]
 
 
 def _names(value: Any, where: str) -> tuple[str, ...]:

@@ -15,12 +15,27 @@ if TYPE_CHECKING:
     from finegauge.campaign.campaign import Engine, Heard, Progress
 
 
+def _list(context: click.Context, option: click.Parameter, value: object) -> None:
+    """Print the sweeps that come with FineGauge, and stop."""
+    if not value or context.resilient_parsing:
+        return
+    from finegauge.campaign.shipped import shipped
+    from finegauge.campaign.sweep import about_of
+    from finegauge.report.campaign import shipped_lines
+
+    say(shipped_lines({name: about_of(path) for name, path in shipped().items()}))
+    context.exit()
+
+
 @click.command()
 @click.argument("sweep_file", metavar="SWEEP")
 @click.option(
     "-o", "--output", metavar="FOLDER", help="Where results are kept; a folder named after the sweep."
 )
 @click.option("--retry", is_flag=True, help="Ask cells again that failed or had no answer.")
+@click.option(
+    "--only", type=click.Choice(("predicted", "measured")), default=None, help="Ask this part of SWEEP alone."
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be asked, and ask nothing.")
 @click.option(
     "--engine",
@@ -33,11 +48,14 @@ if TYPE_CHECKING:
     "--address", metavar="HOST:PORT", default="", help="Of the Ray cluster; without, Ray finds one."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+@click.option("--list", is_flag=True, is_eager=True, expose_value=False, callback=_list,
+              help="List the sweeps that come with FineGauge.")  # fmt: skip
 def campaign(
     sweep_file: str,
     output: str | None,
     *,
     retry: bool,
+    only: str | None,
     dry_run: bool,
     engine: str,
     address: str,
@@ -45,6 +63,7 @@ def campaign(
 ) -> None:
     """Ask every cell of SWEEP once, and keep the answers in a folder.
 
+    SWEEP is a file, or the name of a sweep that comes with FineGauge (--list).
     Stop it whenever you like, by Ctrl-C or harder: the next call goes on where this one ended.
     'finegauge results FOLDER' and 'finegauge compare FOLDER' read what it kept.
     """
@@ -55,6 +74,8 @@ def campaign(
 
     gc.enable()
     sweep = read_sweep(sweep_file)
+    if only:
+        sweep = sweep.only(only)
     folder = output or os.path.splitext(os.path.basename(sweep_file))[0]
     if dry_run:
         say(dry_lines(sweep, Folder(folder).done()))

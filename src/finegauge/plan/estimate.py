@@ -6,12 +6,15 @@ This is what `finegauge estimate` shows and what `finegauge check` judges.
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from finegauge.errors import UnsupportedError
 from finegauge.plan.capacity import Capacity, Estimator, max_micro_batch_size
 from finegauge.plan.quote import Quote, quote
 from finegauge.plan.verdict import FITS, verdict
 from finegauge.profile import Profile
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from finegauge.workload.run import Run
 
 
@@ -57,6 +60,24 @@ def estimate(run: "Run", estimator: Estimator | None = None, *, at_max_batch: bo
         safe_micro_batch_size=None if verdict(chance) == FITS else _safe_micro_batch_size(run, ask),
         quote=quote(profile.run, profile),
     )
+
+
+def estimates(
+    runs: "Sequence[Run]", estimator: Estimator | None = None, *, at_max_batch: bool = False
+) -> tuple[list[Estimate], dict[str, str]]:
+    """Return the whole answer about each of `runs`, and by GPU why there is none.
+
+    Raises: UnsupportedError where none has an answer.
+    """
+    found, unsupported = [], {}
+    for run in runs:
+        try:
+            found.append(estimate(run, estimator, at_max_batch=at_max_batch))
+        except UnsupportedError as error:
+            unsupported[str(run.gpu)] = str(error)
+    if not found:
+        raise UnsupportedError(next(iter(unsupported.values())))
+    return found, unsupported
 
 
 def _remembering(estimator: Estimator | None) -> Estimator:

@@ -232,10 +232,11 @@ def nodes_for(offer: Offer, num_gpus: int) -> int:
 
 
 def _side_by_side(networks: Sequence[Network]) -> Network:
-    """Return networks as one of arrays."""
+    """Return networks as one of arrays; what nobody rents out has measured links."""
     import numpy
 
-    numbers: list[Any] = [numpy.array(column) for column in zip(*networks, strict=True)]
+    rates = (network._replace(links=())[:-1] for network in networks)
+    numbers: list[Any] = [numpy.array(column) for column in zip(*rates, strict=True)]
     return Network(*numbers)
 
 

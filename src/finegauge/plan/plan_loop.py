@@ -1,8 +1,8 @@
 """Plans of phases that the vectorised search does not know (preference, reinforcement, ...), one by one.
 
 Every plan is asked of `predict` and `quote`, so the figures are the same and the wait is longer: hence
-one node, whole weights on every GPU, and of each machine only who rents it out cheapest, on demand
-and on spot.
+one node, of each machine only who rents it out cheapest, on demand and on spot, and the least sharding
+with which anything fits: whole weights, then ZeRO-2, ZeRO-3 and FSDP.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from finegauge.workload.run import Run
 
 COUNTS = (1, 2, 4, 8)
+SHARDINGS = ("none", "zero2", "zero3", "fsdp")  # the least first
 MOST_LEAN_MACHINES = 20
 ALONE: Mapping[str, Any] = {
     **dict.fromkeys(("num_nodes", *MODEL_DEGREES, "expert_parallel"), 1),
@@ -32,6 +33,7 @@ ALONE: Mapping[str, Any] = {
     "activation_checkpointing": "full",
     "cpu_offload": "none",
 }
+SURE_FRACTION = 0.05  # P(OOM) up to which a machine needs no more sharding
 HOPELESS_FRACTION = 0.9  # P(OOM) from which a larger micro-batch is not asked about
 LABELS = (
     *("method", "gpu", "num_gpus", "provider", "sharding", "activation_checkpointing"),
@@ -59,21 +61,19 @@ class Looped(NamedTuple):
 
 
 def search_one_by_one(space: "Space", heard: Heard | None = None) -> Looped:
-    """Return every plan of `space` that fits one node and holds whole weights on every GPU."""
+    """Return the plans of `space` on one node, each machine with the least sharding that it needs."""
     recipes = list(_recipes(space))
     machines = _machines(space)
     rows: list[tuple[Candidate, Mapping[str, float]]] = []
     asked = 0
     for number, recipe in enumerate(recipes):
         for place, (gpu, num_gpus) in enumerate(machines):
-            for size in space.micro_batch_sizes:
-                run = _made(recipe, gpu, num_gpus, size)
-                if run is None:
-                    continue
-                asked += 1
-                found = list(_plans(run, machines[gpu, num_gpus]))
-                rows += found
-                if not found or found[0][0].out_of_memory_fraction > HOPELESS_FRACTION:
+            offers = machines[gpu, num_gpus]
+            for sharding in _shardings(space, num_gpus):
+                sizes = [_made(recipe, gpu, num_gpus, sharding, size) for size in space.micro_batch_sizes]
+                found, answered = _growing([run for run in sizes if run is not None], offers)
+                rows, asked = rows + found, asked + answered
+                if any(one.out_of_memory_fraction <= SURE_FRACTION for one, _ in found):
                     break
             if heard is not None:
                 heard((number + (place + 1) / len(machines)) / len(recipes))
@@ -90,6 +90,28 @@ def _recipes(space: "Space") -> Iterator["Run"]:
                 continue
 
 
+def _shardings(space: "Space", num_gpus: int) -> list[str]:
+    """Return what may divide a model on so many GPUs, the least first."""
+    if num_gpus == 1:
+        return ["none"]
+    known = [kind["sharding"] for kind in space.layouts if kind["cpu_offload"] == "none"]
+    found = [kind for kind in SHARDINGS if kind in known]
+    return found + [kind for kind in dict.fromkeys(known) if kind == space.run.sharding and kind not in found]
+
+
+def _growing(
+    runs: "Sequence[Run]", offers: Sequence[Offer]
+) -> tuple[list[tuple["Candidate", Mapping[str, float]]], int]:
+    """Return the plans of `runs`, of growing micro-batches, up to the first that cannot fit; and how many."""
+    rows: list[tuple[Candidate, Mapping[str, float]]] = []
+    for number, run in enumerate(runs):
+        found = list(_plans(run, offers))
+        rows += found
+        if not found or found[0][0].out_of_memory_fraction > HOPELESS_FRACTION:
+            return rows, number + 1
+    return rows, len(runs)
+
+
 def _machines(space: "Space") -> dict[tuple[str, int], list[Offer]]:
     """Return by GPU and count the offers that hold them on one node and rent no more than they must."""
     found: dict[tuple[str, int], list[Offer]] = {}
@@ -103,7 +125,7 @@ def _machines(space: "Space") -> dict[tuple[str, int], list[Offer]]:
     }
 
 
-def _made(recipe: "Run", gpu: str, num_gpus: int, size: int) -> "Run | None":
+def _made(recipe: "Run", gpu: str, num_gpus: int, sharding: str, size: int) -> "Run | None":
     """Return the recipe on a machine with the same samples per step; None where nothing gives them."""
     batch = recipe.global_batch_size
     steps, rest = divmod(batch, size * num_gpus)
@@ -111,7 +133,7 @@ def _made(recipe: "Run", gpu: str, num_gpus: int, size: int) -> "Run | None":
         return None
     try:
         return recipe.replace(
-            "plan", gpu=gpu, num_gpus=num_gpus, num_nodes=1, sharding="none", cpu_offload="none",
+            "plan", gpu=gpu, num_gpus=num_gpus, num_nodes=1, sharding=sharding, cpu_offload="none",
             data_parallel_replicate=None, data_parallel_shard=None, micro_batch_size=size,
             gradient_accumulation_steps=steps,
         )  # fmt: skip

@@ -46,8 +46,9 @@ def _shards(sharding: str) -> Change:
     """Return the change to one way of sharding among data-parallel ranks."""
 
     def change(run: "Run") -> Changes | str:
-        if run.sharding == sharding:
-            return ALREADY
+        whole = sharding in ("none", "hybrid") or run.data_parallel_replicate == 1
+        if run.sharding == sharding and whole:
+            return ALREADY  # and not among some of the ranks only
         if run.data_parallel == 1:
             return "there is one data-parallel rank: nothing to share; ask with --set num_gpus=8"
         return {"sharding": sharding, "data_parallel_replicate": None, "data_parallel_shard": None}
@@ -70,12 +71,6 @@ def _kernels(name: str) -> Change:
     return change
 
 
-def _checkpointing(run: "Run") -> Changes | str:
-    if run.activation_checkpointing == "full":
-        return ALREADY
-    return {"activation_checkpointing": "full"}
-
-
 def _bf16(run: "Run") -> Changes | str:
     if run.weights_dtype not in ("fp32", "fp16"):
         return "the weights are 16 bits wide or fewer already"
@@ -86,6 +81,14 @@ def _autocast(run: "Run") -> Changes | str:
     if run.weights_dtype != "fp32" or run.autocast != "none":
         return "it is for fp32 weights that compute in fp32"
     return {"autocast": "bf16"}
+
+
+def _fp16(run: "Run") -> Changes | str:
+    if run.autocast == "fp16" or run.weights_dtype == "fp16":
+        return ALREADY
+    if run.weights_dtype != "fp32":
+        return "it is autocast over fp32 weights; set weights_dtype=fp32, or weights_dtype=fp16 itself"
+    return {"autocast": "fp16"}
 
 
 def _half_rank(run: "Run") -> Changes | str:
@@ -100,10 +103,15 @@ def _model_experts(run: "Run") -> Changes | str:
     return {"num_experts_per_tok": None}
 
 
-def _grouped_experts(run: "Run") -> Changes | str:
-    if "num_experts_per_tok" not in run.config and "num_local_experts" not in run.config:
-        return "the model has no experts"
-    return _sets(experts_implementation="grouped_mm")(run)
+def _experts(implementation: str) -> Change:
+    """Return the change of how the experts of a layer are computed."""
+
+    def change(run: "Run") -> Changes | str:
+        if not _has_experts(run):
+            return "the model has no experts"
+        return _sets(experts_implementation=implementation)(run)
+
+    return change
 
 
 def _fused_scan(run: "Run") -> Changes | str:
@@ -115,6 +123,11 @@ def _fused_scan(run: "Run") -> Changes | str:
 def _has_state_space(run: "Run") -> bool:
     """Return whether the model is one of state-space layers."""
     return any(word in str(run.config.get("model_type", "")).lower() for word in STATE_SPACE)
+
+
+def _has_experts(run: "Run") -> bool:
+    """Return whether tokens of the model are routed to experts."""
+    return any(key in run.config for key in ("num_experts_per_tok", "num_local_experts", "mamba_moe_layers"))
 
 
 def _in_backward(run: "Run") -> Changes | str:
@@ -303,7 +316,7 @@ SWITCHES: tuple[Switch, ...] = (
     Switch("qlora", _sets(method="qlora"), "only adapters train, beside weights rounded to 4 bits (NF4)"),
     Switch("freeze", _sets(method="freeze"), "only the last layers train"),
     Switch("half-rank", _half_rank, "adapters of half the rank can express less"),
-    Switch("checkpointing", _checkpointing, ""),
+    Switch("checkpointing", _sets(activation_checkpointing="full"), ""),
     Switch("no-checkpointing", _sets(activation_checkpointing="none"), ""),
     Switch("selective-checkpointing", _sets(activation_checkpointing="selective"), ""),
     Switch("offloaded-checkpoints", _sets(activation_checkpointing="offload"),
@@ -319,6 +332,7 @@ SWITCHES: tuple[Switch, ...] = (
            "no accumulation and no clipping over all gradients"),
     Switch("flash-attention", _sets(attention="flash"), "needs flash-attn and an Ampere card or later"),
     Switch("sdpa", _sets(attention="sdpa"), ""),
+    Switch("eager-attention", _sets(attention="eager"), ""),
     Switch("fused-loss", _sets(loss="fused"), "needs a fused linear cross-entropy, as Liger's"),
     Switch("chunked-loss", _sets(loss="chunked"), "needs a loss in chunks (torchtune, TRL from 1.8 on)"),
     Switch("liger", _kernels("liger"), "needs liger-kernel, which has no kernels for some models"),
@@ -326,6 +340,7 @@ SWITCHES: tuple[Switch, ...] = (
     Switch("compile", _sets(compile=True), "the first steps compile; every new length may do so again"),
     Switch("bf16", _bf16, "weights round at every update: small learning rates may lose them"),
     Switch("autocast", _autocast, "products and activations in bf16"),
+    Switch("fp16", _fp16, "products and activations in fp16: needs loss scaling, for fp16 overflows"),
     Switch("packing", _packing, "samples share rows: needs attention that keeps them apart"),
     Switch("padding-free", _padding_free, "needs FlashAttention's variable lengths"),
     Switch("double-micro-batch", _double_micro_batch, ""),
@@ -354,6 +369,29 @@ SWITCHES: tuple[Switch, ...] = (
     Switch("double-gpus", _more_gpus(2), ""),
     Switch("8x-gpus", _more_gpus(8), ""),
     Switch("model-experts", _model_experts, "other experts than asked for see each token"),
-    Switch("grouped-experts", _grouped_experts, "needs transformers 5"),
+    Switch("grouped-experts", _experts("grouped_mm"), "needs transformers 5"),
+    Switch("loop-experts", _experts("eager"), ""),
     Switch("fused-scan", _fused_scan, "needs mamba-ssm and causal-conv1d"),
 )  # fmt: skip
+
+OTHER_NAMES: Mapping[str, str] = {
+    "fsdp2": "fsdp",
+    "cpu-offload": "offload-all",
+    "gradient-checkpointing": "checkpointing",
+    "full-checkpointing": "checkpointing",
+    "flash": "flash-attention",
+    "eager": "eager-attention",
+    "torch-compile": "compile",
+}
+
+
+def known_switches() -> tuple[str, ...]:
+    """Return the names of all switches, and the other names that some have."""
+    return (*(switch.name for switch in SWITCHES), *OTHER_NAMES)
+
+
+def switch_named(name: str) -> Switch | None:
+    """Return the switch of that name, whatever its case and underscores; None where there is none."""
+    folded = name.strip().casefold().replace("_", "-")
+    folded = OTHER_NAMES.get(folded, folded)
+    return next((switch for switch in SWITCHES if switch.name == folded), None)

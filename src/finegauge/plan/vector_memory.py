@@ -16,8 +16,9 @@ from finegauge.plan.unchecked import unchecked
 from finegauge.predict.calibration import Calibration
 from finegauge.predict.live import Beside, beside_of, rank_live_set
 from finegauge.predict.memory import Update, outside_tensors
-from finegauge.predict.sharding import FSDP, Share, rank_extents, rank_graph
+from finegauge.predict.sharding import Share, rank_extents, rank_graph
 from finegauge.profile import Breakdown, Path
+from finegauge.workload.parallelism import FSDP
 from finegauge.workload.run import Run
 
 Members = Sequence[tuple[Layout, Share]]

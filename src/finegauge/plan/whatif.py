@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from finegauge.errors import FieldError, InputError, UnknownNameError, UnsupportedError
 from finegauge.plan.capacity import Estimator
 from finegauge.plan.quote import quote
-from finegauge.plan.switches import OTHER_GPUS, SWITCHES, Changes, Switch, field_switch, gpu_switch
+from finegauge.plan.switches import (
+    OTHER_GPUS,
+    SWITCHES,
+    Changes,
+    Switch,
+    field_switch,
+    gpu_switch,
+    known_switches,
+    switch_named,
+)  # fmt: skip
 from finegauge.plan.verdict import RISKY_FROM_FRACTION, WILL_NOT_FIT, verdict
 from finegauge.predict.uncertainty import probability_out_of_memory
 from finegauge.workload.method import LORA_FIELDS
@@ -165,19 +174,13 @@ def standing(run: "Run", estimator: Estimator | None = None) -> Standing:
     )
 
 
-def known_switches() -> tuple[str, ...]:
-    """Return the names of all switches."""
-    return tuple(switch.name for switch in SWITCHES)
-
-
 def _switch(name: str) -> Switch:
     """Return the switch called `name`: one of the table, a field with its value, or a GPU."""
     from finegauge.catalogue.gpus import gpus
 
-    folded = name.strip().casefold().replace("_", "-")
     if "=" in name:
         return field_switch(name.strip())
-    named = next((switch for switch in SWITCHES if switch.name == folded), None)
+    named = switch_named(name)
     if named is not None:
         return named
     try:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from finegauge.campaign.axes import SWITCH
 from finegauge.campaign.cell import MEASURED, PREDICTED
 from finegauge.report.terminal import columns, paint, wrapped
 
@@ -24,7 +25,8 @@ MAY_BE_UNKNOWN = (
 
 def campaign_lines(sweep: "Sweep", folder: "Folder", summary: "Summary") -> list[str]:
     """Return what one call did, what the folder holds now, and why cells have no answer."""
-    lines = [paint(sweep.name, "bold"), *wrapped(sweep.about, indent="")] if sweep.about else [sweep.name]
+    lines = [paint(sweep.name, "bold")]
+    lines += wrapped(sweep.about, indent="") if sweep.about else []
     asked = sum(summary.outcomes.values())
     lines += [
         "",
@@ -32,7 +34,16 @@ def campaign_lines(sweep: "Sweep", folder: "Folder", summary: "Summary") -> list
         *_outcomes(sweep, folder),
         "",
     ]
-    lines += [*_reasons(folder), f"Kept in {folder.path}: finegauge results {folder.path}"]
+    kept = f"Kept in {folder.path}: finegauge results {folder.path}"
+    kept += f", finegauge compare {folder.path}" if SWITCH in sweep.axes else ""
+    return [*lines, *_reasons(folder), kept]
+
+
+def shipped_lines(abouts: Mapping[str, str]) -> list[str]:
+    """Return the sweeps that come with FineGauge and what each is about."""
+    lines = []
+    for name, about in abouts.items():
+        lines += [paint(name, "bold"), *(f"  {line}" for line in wrapped(about, indent="", width=96))]
     return lines
 
 

@@ -1,10 +1,13 @@
 """How SpeedUp, MemoryUp and EnergyUp are shown: a table, who leads where, what improves everything."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
+from finegauge.campaign.claims import Claims
 from finegauge.campaign.gains import DIMENSIONS, Comparison, Gain
+from finegauge.report.claims import claims_json, claims_lines
 from finegauge.report.figures import UNKNOWN
 from finegauge.report.terminal import columns, paint, wrapped
 from finegauge.reproduce.item import Panel, Series
@@ -12,14 +15,16 @@ from finegauge.reproduce.item import Panel, Series
 ABOVE_ONE = "Above 1 is better: SpeedUp = T_base/T_opt, MemoryUp = M_base/M_opt, EnergyUp = E_base/E_opt."
 
 
-def compare_lines(comparisons: Sequence[Comparison], baseline: str) -> list[str]:
-    """Return every comparison as a table with its ranking and its statement."""
+def compare_lines(
+    comparisons: Sequence[Comparison], baseline: str, claims: Claims | None = None
+) -> list[str]:
+    """Return every comparison as a table with its ranking and its statement, then what a paper claims."""
     lines = []
     for one in comparisons:
         lines += [paint(title(one), "bold"), *_table(one), *_statements(one, baseline), ""]
     measured = any(gain.intervals for one in comparisons for gain in one.gains)
     lines += [ABOVE_ONE, *(["[ ]: 95 % interval of the measured ratio."] if measured else [])]
-    return lines
+    return [*lines, *(["", *claims_lines(claims, comparisons)] if claims else [])]
 
 
 def title(comparison: Comparison) -> str:
@@ -29,22 +34,44 @@ def title(comparison: Comparison) -> str:
 
 
 def panels(comparisons: Sequence[Comparison]) -> list[Panel]:
-    """Return a chart of bars for every comparison."""
-    return [
-        Panel(
-            title(one), "", "times the baseline",
-            tuple(
-                Series(name, name, (), tuple(gain.ratios[name] for gain in one.gains))
-                for name in DIMENSIONS
-                if any(gain.ratios[name] is not None for gain in one.gains)
-            ),
-            tuple(gain.name for gain in one.gains),
+    """Return bars for every comparison, and beside them a radar where all three dimensions are known."""
+    return [panel for one in comparisons for panel in _panels(one)]
+
+
+def _panels(comparison: Comparison) -> Iterator[Panel]:
+    """Yield the charts of one comparison, without what is not known."""
+    drawn = [gain for gain in comparison.gains if any(gain.ratios[name] is not None for name in DIMENSIONS)]
+    if not drawn:
+        return
+    yield Panel(
+        title(comparison), "", "times the baseline",
+        tuple(
+            Series(
+                name, name, (), tuple(gain.ratios[name] for gain in drawn), "",
+                tuple(_interval(gain, name) for gain in drawn),
+            )
+            for name in DIMENSIONS
+            if any(gain.ratios[name] is not None for gain in drawn)
+        ),
+        tuple(gain.name for gain in drawn),
+        one=True,
+    )  # fmt: skip
+    whole = [gain for gain in drawn if all(gain.ratios[name] is not None for name in DIMENSIONS)]
+    if whole:
+        lines = tuple(
+            Series(gain.name, gain.name, (), tuple(gain.ratios[name] for name in DIMENSIONS))
+            for gain in whole
         )
-        for one in comparisons
-    ]  # fmt: skip
+        yield Panel(title(comparison), "", "", lines, DIMENSIONS, radar=True)
 
 
-def compare_json(comparisons: Sequence[Comparison], baseline: str) -> str:
+def _interval(gain: Gain, dimension: str) -> tuple[float, float] | None:
+    """Return between what a ratio lies; None where that is not known."""
+    ratio, interval = gain.ratios[dimension], gain.intervals.get(dimension)
+    return interval.of(ratio) if ratio is not None and interval is not None else None
+
+
+def compare_json(comparisons: Sequence[Comparison], baseline: str, claims: Claims | None = None) -> str:
     """Return the same as JSON."""
     whole = {
         "schema_version": 1,
@@ -61,6 +88,7 @@ def compare_json(comparisons: Sequence[Comparison], baseline: str) -> str:
             }
             for one in comparisons
         ],
+        "claims": claims_json(claims, comparisons) if claims else None,
     }
     return json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False)
 
@@ -75,48 +103,61 @@ def _table(comparison: Comparison) -> list[str]:
 
 def _cell(gain: Gain, name: str) -> str:
     """Return a ratio, green where it improves, with its interval."""
-    ratio = gain.ratios[name]
+    ratio, interval = gain.ratios[name], _interval(gain, name)
     if ratio is None:
         return UNKNOWN
     text = f"{ratio:.2f}"
-    if interval := gain.intervals.get(name):
-        low, high = interval.of(ratio)
-        text += f" [{low:.2f}-{high:.2f}]"
+    if interval:
+        text += f" [{interval[0]:.2f}-{interval[1]:.2f}]"
     return paint(text, "green") if gain.improves(name) else text
 
 
 def _remark(gain: Gain) -> str:
     """Return why there is no ratio."""
-    return "" if gain.outcome == "completed" else paint(gain.outcome.replace("_", " "), "yellow")
+    if gain.outcome == "completed":
+        return ""
+    return paint(("baseline " if gain.of_baseline else "") + gain.outcome.replace("_", " "), "yellow")
 
 
 def _statements(comparison: Comparison, baseline: str) -> list[str]:
     """Return who leads where, and whether anything improves everything."""
-    leaders = []
-    for name in DIMENSIONS:
-        ranked = comparison.ranking(name)
-        if ranked:
-            leaders.append(f"{name} {ranked[0].name}" + ("" if ranked[0].improves(name) else " (no gain)"))
-    lines = [f"Best: {', '.join(leaders)}."] if leaders else ["Nothing to compare."]
+    lines = [
+        f"{name}: {_ranked(comparison, name, baseline)}." for name in DIMENSIONS if comparison.ranking(name)
+    ]
+    if not lines:
+        lines = ["Nothing to compare."]
     unknown = [name for name in DIMENSIONS if not comparison.ranking(name)]
-    all_of = "all three" if not unknown else "both" if len(unknown) == 1 else "it"
     winners = [gain.name for gain in comparison.gains if gain.improves_all]
-    verb = "improve" if len(winners) > 1 else "improves"
-    lines.append(f"{' and '.join(winners) if winners else 'Nothing'} {verb} {all_of} here over {baseline}.")
+    if len(unknown) < 2:
+        verb, all_of = "improve" if len(winners) > 1 else "improves", "both" if unknown else "all three"
+        lines.append(f"{' and '.join(winners) or 'Nothing'} {verb} {all_of} here over {baseline}.")
     front = [gain.name for gain in comparison.front()]
-    if front:
+    if front and len(unknown) < 2:
         lines.append(f"Pareto front beside {baseline}: {', '.join(front)}.")
-    if unknown:
-        lines.append(f"{' and '.join(unknown)} not known: no meter read any energy.")
+    if unknown == ["EnergyUp"]:
+        lines.append("EnergyUp not known: no meter read any energy.")
+    reasons = dict.fromkeys(g.reason for g in comparison.gains if g.outcome == "unsupported" and g.reason)
+    lines += [f"Not answered: {reason}" for reason in reasons]
     return [line for text in lines for line in wrapped(f"  {text}", indent="  ")]
+
+
+def _ranked(comparison: Comparison, dimension: str, baseline: str) -> str:
+    """Return the optimisations and the baseline from the best down, = between those that print alike."""
+    ratios = [(gain.name, gain.ratios[dimension] or 0.0) for gain in comparison.ranking(dimension)]
+    ratios = sorted([*ratios, (baseline, 1.0)], key=lambda one: -one[1])
+    said = ratios[0][0]
+    for (_, above), (name, ratio) in pairwise(ratios):
+        said += f" {'=' if f'{above:.2f}' == f'{ratio:.2f}' else '>'} {name}"
+    return said
 
 
 def _gain_json(gain: Gain) -> dict[str, Any]:
     """Return one gain as JSON."""
-    found: dict[str, Any] = {"name": gain.name, "outcome": gain.outcome, "reason": gain.reason}
+    found: dict[str, Any] = {
+        "name": gain.name, "outcome": gain.outcome, "of_baseline": gain.of_baseline, "reason": gain.reason,
+    }  # fmt: skip
     for name in DIMENSIONS:
-        ratio, interval = gain.ratios[name], gain.intervals.get(name)
-        found[name] = ratio
-        if ratio is not None and interval is not None:
-            found[f"{name}_interval"] = list(interval.of(ratio))
+        found[name] = gain.ratios[name]
+        if interval := _interval(gain, name):
+            found[f"{name}_interval"] = list(interval)
     return found

@@ -47,3 +47,19 @@ def test_nothing_offered_is_nothing_found() -> None:
     found = plan(DPO, Wanted(gpus=("L40S",), providers=("gcp",)))
     assert found.winner is None
     assert found.num_candidates == 0
+
+
+def test_a_model_too_large_for_one_gpu_is_sharded_as_little_as_it_must() -> None:
+    ppo = Run(
+        model="llama-2-7b", method="full", phase="ppo", num_samples=500, seq_len=512, max_new_tokens=128,
+        gradient_accumulation_steps=8,
+    )  # fmt: skip
+    found = search_one_by_one(space_of(ppo, gpus=("A100-SXM4-80GB",), keep_method=True))
+    tried: dict[int, list[str]] = {}
+    for one in found.candidates:
+        tried.setdefault(one.run.num_gpus, []).append(one.run.sharding)
+    assert set(tried[1]) == {"none"}
+    *others, last = dict.fromkeys(tried[8])
+    assert others == ["none", "zero2"][: len(others)] != []
+    eight = [one for one in found.candidates if one.run.num_gpus == 8]
+    assert {one.run.sharding for one in eight if one.out_of_memory_fraction <= 0.05} == {last}
