@@ -9,14 +9,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from finegauge.errors import UnsupportedError
+from finegauge.report.bars import Table
+from finegauge.report.drawing import BLUE, CYCLE, GREEN, INK, NO_METADATA, SETTINGS, VERMILION, Drawing
+from finegauge.report.figures import digits
 from finegauge.reproduce.item import COUNTED, MEASURED, OTHER, OURS, THEIRS, Panel, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = {MEASURED: "#1a1a1a", THEIRS: "#d55e00", OURS: "#0072b2", OTHER: "#009e73", COUNTED: "#0072b2"}
-CYCLE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#999999", "#f0e442")
+COLOURS = {MEASURED: INK, THEIRS: VERMILION, OURS: BLUE, OTHER: GREEN, COUNTED: BLUE}
 MARKS = {MEASURED: "points", THEIRS: "line", OURS: "line", OTHER: "dotted"}
 PANEL_INCHES = (5.4, 3.7)
 MOST_COLUMNS = 2
@@ -24,19 +26,6 @@ TITLE_INCHES = 0.1  # of one character of the title
 WIDE_FROM = 45  # characters under its bars from which a panel takes the whole width
 HEADROOM = 1.2  # above the bars, for the legend
 DPI = 120
-SETTINGS: Any = {
-    "font.size": 8.5,
-    "axes.titlesize": 9.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e6e6e6",
-    "legend.frameon": False,
-    "legend.fontsize": 7.5,
-    "svg.hashsalt": "finegauge",
-    "svg.fonttype": "none",
-}
 
 
 def save_charts(panels: Sequence[Panel], stem: str, title: str) -> tuple[str, str]:
@@ -45,8 +34,20 @@ def save_charts(panels: Sequence[Panel], stem: str, title: str) -> tuple[str, st
         figure = _figure(panels, title)
         figure.savefig(f"{stem}.png", dpi=DPI, metadata={"Software": None})
         figure.set_layout_engine("none")  # it is laid out already
-        figure.savefig(f"{stem}.svg", metadata={"Date": None})
+        figure.savefig(f"{stem}.svg", metadata=NO_METADATA)
     return f"{stem}.png", f"{stem}.svg"
+
+
+def panel_drawing(key: str, panel: Panel, caption: str) -> Drawing:
+    """Return one chart as a figure of a report, with its numbers as a table."""
+    places = panel.categories or tuple(dict.fromkeys(f"{x:g}" for series in panel.series for x in series.x))
+    columns = [
+        dict(zip(panel.categories or (f"{x:g}" for x in series.x), series.y, strict=True))
+        for series in panel.series
+    ]
+    rows = tuple((place, *(digits(column.get(place)) for column in columns)) for place in places)
+    table = Table(panel.title, (panel.x_label, *(series.label for series in panel.series)), rows)
+    return Drawing(key, panel.title, caption, table, lambda: _figure([panel._replace(title="")], ""))
 
 
 def check_matplotlib() -> None:
@@ -78,18 +79,22 @@ def _figure(panels: Sequence[Panel], title: str) -> "Figure":
     width, height = PANEL_INCHES
     wide_enough = max(width * columns, TITLE_INCHES * len(title))
     figure = Figure(figsize=(wide_enough, height * len(rows) + 0.4), layout="constrained")
-    figure.suptitle(title, fontsize=11, fontweight="bold")
+    if title:
+        figure.suptitle(title, fontsize=11, fontweight="bold")
     grid = figure.add_gridspec(len(rows), columns)
     for n, row in enumerate(rows):
         for m, panel in enumerate(row):
             place = grid[n, :] if _is_wide(panel) else grid[n, m]
-            _draw(figure.add_subplot(place), panel)
+            if panel.radar:
+                _radar(figure.add_subplot(place, projection="polar"), panel)
+            else:
+                _draw(figure.add_subplot(place), panel)
     return figure
 
 
 def _is_wide(panel: Panel) -> bool:
     """Return whether the names under the bars need the whole width."""
-    return sum(max(map(len, name.split("\n"))) for name in panel.categories) >= WIDE_FROM
+    return not panel.radar and sum(max(map(len, name.split("\n"))) for name in panel.categories) >= WIDE_FROM
 
 
 def _draw(axes: "Axes", panel: Panel) -> None:
@@ -108,7 +113,7 @@ def _draw(axes: "Axes", panel: Panel) -> None:
     else:
         _grouped_bars(axes, panel)
     if panel.signed:
-        axes.axhline(0, color="#1a1a1a", lw=0.8)
+        axes.axhline(0, color=INK, lw=0.8)
     else:
         axes.set_ylim(bottom=0)
     if panel.categories:
@@ -153,7 +158,23 @@ def _grouped_bars(axes: "Axes", panel: Panel) -> None:
         places = [m + shift for m in range(len(panel.categories))]
         heights = [y if y is not None else 0.0 for y in series.y]
         axes.bar(places, heights, width, color=colours[series.whose], label=series.label)
+        for place, height, interval in zip(places, heights, series.intervals, strict=False):
+            if interval:
+                beyond = [[height - interval[0]], [interval[1] - height]]
+                axes.errorbar([place], [height], beyond, color=INK, lw=1, capsize=2)
+    if panel.one:
+        axes.axhline(1.0, color=INK, lw=1, ls="--")
     _name_categories(axes, panel)
+
+
+def _radar(axes: "Axes", panel: Panel) -> None:
+    """Draw a closed line per series, a spoke to each category, around the ring at 1 that is no change."""
+    from finegauge.report.drawings.radar import Reach, draw_on
+
+    reaches = [Reach(one.label, dict(zip(panel.categories, one.y, strict=True))) for one in panel.series]
+    draw_on(axes, reaches, panel.categories)
+    axes.tick_params(axis="x", pad=6)
+    axes.legend(loc="center left", bbox_to_anchor=(1.1, 0.5))
 
 
 def _stacked_bars(axes: "Axes", panel: Panel) -> None:

@@ -3,17 +3,24 @@
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from finegauge.catalogue.device_profile import HOST_COSTS, DeviceProfile, Reading
+from finegauge.catalogue.device_profile import COLLECTIVES, HOST_COSTS, DeviceProfile, Reading
+from finegauge.predict.links import links_of, work_of
 from finegauge.report.figures import UNKNOWN, digits, duration, percent
 from finegauge.report.terminal import columns, paint, wrapped
 from finegauge.units import gib
 
+KB = 1e3
+LINK_HEADINGS = (
+    "collective", "ranks", "readings", "smallest", "largest", "GB/s", "step, fitted", "GB/s", "off by",
+)  # fmt: skip
 HEADINGS = ("operator", "dtype", "readings", "quickest", "slowest", "best GFLOP/s", "best GB/s", "spread")
 
 
 def profile_lines(profile: DeviceProfile) -> list[str]:
     """Return the profile as text."""
-    return [*_device(profile), "", *_operators(profile), "", *_host(profile), *_notes(profile)]
+    links = _links(profile)
+    apart = ["", *links] if links else []
+    return [*_device(profile), "", *_operators(profile), *apart, "", *_host(profile), *_notes(profile)]
 
 
 def _device(profile: DeviceProfile) -> Iterator[str]:
@@ -32,7 +39,7 @@ def _operators(profile: DeviceProfile) -> list[str]:
     """Return one row per operator and dtype, forward (or the one direction it has)."""
     groups: dict[tuple[str, str], list[Reading]] = {}
     for one in profile.readings:
-        if not one.direction.startswith("backward"):
+        if not one.direction.startswith("backward") and one.operator not in COLLECTIVES:
             groups.setdefault((one.operator, one.dtype), []).append(one)
     return columns(HEADINGS, [_row(*key, readings) for key, readings in groups.items()], left=2)
 
@@ -52,6 +59,36 @@ def _row(operator: str, dtype: str, readings: Sequence[Reading]) -> list[str]:
         digits(moved / 1e9) if moved else UNKNOWN,
         percent(median(one.spread_fraction for one in readings)),
     ]
+
+
+def _links(profile: DeviceProfile) -> list[str]:
+    """Return one row per kind of collective and number of ranks, with the latency and bandwidth fitted."""
+    groups: dict[tuple[str, int], list[Reading]] = {}
+    for one in profile.readings:
+        if one.operator in COLLECTIVES:
+            groups.setdefault((one.operator, int(one.sizes["ranks"])), []).append(one)
+    if not groups:
+        return []
+    links = {link.kind: link for link in links_of(profile)}
+    rows = []
+    for (kind, ranks), readings in groups.items():
+        smallest, largest = (pick(readings, key=lambda one: one.sizes["bytes"]) for pick in (min, max))
+        rate = largest.sizes["bytes"] * work_of(kind, ranks)[1] / largest.seconds
+        link = links[kind]
+        rows.append(
+            [
+                kind,
+                str(ranks),
+                str(len(readings)),
+                f"{duration(smallest.seconds)} ({smallest.sizes['bytes'] / KB:,.0f} kB)",
+                f"{duration(largest.seconds)} ({largest.sizes['bytes'] / KB:,.0f} kB)",
+                digits(rate / 1e9),
+                duration(link.hop_s),
+                digits(link.bytes_per_s / 1e9),
+                percent(link.error_fraction),
+            ]
+        )
+    return columns(LINK_HEADINGS, rows)
 
 
 def _host(profile: DeviceProfile) -> list[str]:

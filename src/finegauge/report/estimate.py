@@ -154,6 +154,10 @@ def time_lines(profile: Profile) -> list[str]:
     for (stage, *_), value in step.at(1).parts.items():
         parts = _parts(step.at(2).under(stage), 1.0)
         lines.append(_bar_line(stage, f"{figures.digits(value)} s", value / step.total, parts, "blue"))
+    if profile.run.phase == "decode":
+        from finegauge.report.serving import predicted_line
+
+        lines.append(predicted_line(profile))
     return lines
 
 

@@ -54,6 +54,13 @@ def seconds_interval(median_s: float, interval: Interval | None) -> str:
     return f"{digits(median_s)} [{digits(low, 2)}–{digits(high, 2)}]"
 
 
+def duration_interval(median_s: float, interval: Interval | None) -> str:
+    """Return "2.81 [2.10–3.52] s", or of short times "5.48 [4.9–6.4] ms"."""
+    if median_s >= 0.1:
+        return f"{seconds_interval(median_s, interval)} s"
+    return f"{seconds_interval(1e3 * median_s, interval)} ms"
+
+
 def duration(seconds: float) -> str:
     """Return seconds in the unit that a person would say: "36.0 ms", "1.20 s"."""
     for unit, per_s in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):

@@ -1,4 +1,4 @@
-"""The JSON that every command prints under `--json`; `docs/json/` holds its schemas."""
+"""The JSON that every command prints under `--json`; `report/schemas/` holds its schemas."""
 
 import json
 from collections.abc import Mapping, Sequence

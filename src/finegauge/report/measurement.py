@@ -8,6 +8,7 @@ from finegauge.profile import Breakdown, Path, Profile
 from finegauge.report import figures
 from finegauge.report.estimate import subject_lines
 from finegauge.report.instruments import instrument_lines
+from finegauge.report.ranks import rank_lines
 from finegauge.report.serving import load_lines
 from finegauge.report.terminal import columns, paint, wrapped
 
@@ -46,6 +47,7 @@ def measurement_lines(measured: Profile, prediction: Prediction) -> list[str]:
         memory_lines(measured, predicted),
         time_lines(measured, predicted),
         difference_lines(measured, prediction),
+        rank_lines(measured),
         instrument_lines(measured),
         [*machine_lines(measured), *(wrapped(prediction.missing, indent="  ") if prediction.missing else [])],
     ):

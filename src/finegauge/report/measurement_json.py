@@ -1,4 +1,4 @@
-"""The JSON of `finegauge measure`; `docs/json/measure.schema.json` is its schema."""
+"""The JSON of `finegauge measure`; `report/schemas/measure.schema.json` is its schema."""
 
 import json
 from collections.abc import Mapping, Sequence

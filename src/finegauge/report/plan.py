@@ -40,7 +40,7 @@ PLAN_WIDTH = 56
 
 def plan_lines(plan: Plan) -> list[str]:
     """Return the answer, the plan to take first."""
-    lines = [*wrapped(_verdict_line(plan), indent="  "), *subject_lines(plan.run)]
+    lines = [*wrapped(verdict_line(plan), indent="  "), *subject_lines(plan.run)]
     if plan.winner is not None:
         lines += ["", *_change_lines(plan), *_take_lines(plan), *_base_lines(plan)]
     if plan.front:
@@ -48,7 +48,7 @@ def plan_lines(plan: Plan) -> list[str]:
     if plan.relaxations:
         lines += ["", paint("A little more of a limit", "bold")]
         for one in plan.relaxations:
-            lines += item(_relaxation(plan, one))
+            lines += item(relaxation_text(plan, one))
     if plan.alternatives:
         lines += ["", paint("Why not", "bold"), *_alternative_lines(plan)]
     return [*lines, "", *_note_lines(plan)]
@@ -56,7 +56,7 @@ def plan_lines(plan: Plan) -> list[str]:
 
 def plan_name(run: "Run", beside: "Run | None" = None) -> str:
     """Return "qlora · 2 x L40S · zero3 · 4 x 2 · full checkpointing", less what `beside` shares."""
-    parts = [run.method, _machine(run)]
+    parts = [run.method, machine_text(run)]
     for name in ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"):
         if getattr(run, name) > 1:
             parts.append(f"{name.partition('_')[0]} {getattr(run, name)}")
@@ -82,7 +82,7 @@ def _setting(name: str, value: object) -> str:
     return str(value)
 
 
-def _machine(run: "Run") -> str:
+def machine_text(run: "Run") -> str:
     """Return "2 x L40S" or "4 x 8 H100-SXM5-80GB"."""
     per_node = run.num_gpus // run.num_nodes
     nodes = f"{run.num_nodes} x " if run.num_nodes > 1 else ""
@@ -99,7 +99,7 @@ def _limits(wanted: Wanted) -> str:
     return f" {' '.join(parts)}" if parts else ""
 
 
-def _verdict_line(plan: Plan) -> str:
+def verdict_line(plan: Plan) -> str:
     """Return the answer in one line."""
     wanted, winner = plan.wanted, plan.winner
     if winner is None:
@@ -108,7 +108,7 @@ def _verdict_line(plan: Plan) -> str:
     market = "spot" if wanted.spot else "on demand"
     usd = winner.spot_usd if wanted.spot else winner.usd
     return (
-        f"{word}: {winner.run.method} on {_machine(winner.run)} ({winner.run.provider}), "
+        f"{word}: {winner.run.method} on {machine_text(winner.run)} ({winner.run.provider}), "
         f"{figures.hours(winner.wall_s)}, {figures.dollars(usd)} {market}, "
         f"P(OOM) {_chance(winner)}."
     )
@@ -165,7 +165,7 @@ def _take_lines(plan: Plan) -> list[str]:
     assert plan.profile is not None
     winner, profile = plan.winner, plan.profile
     run = winner.run
-    rents = [f"{paint('Rent', 'bold')}    {_machine(run)}: {_rent_text(plan)}"]
+    rents = [f"{paint('Rent', 'bold')}    {machine_text(run)}: {rent_text(plan)}"]
     needed = figures.gib_interval(winner.memory_bytes, profile.source.memory_interval)
     step = figures.seconds_interval(winner.step_time_s, profile.source.time_interval)
     takes = (
@@ -183,7 +183,7 @@ def _energy_text(winner: "Candidate") -> str:
     return f"{figures.kwh(winner.energy_j)} kWh at the wall, {carbon} kg CO2e"
 
 
-def _rent_text(plan: Plan) -> str:
+def rent_text(plan: Plan) -> str:
     """Return the offers of the winner: on demand and spot."""
     assert plan.quote is not None
     texts = []
@@ -215,10 +215,8 @@ def _base_lines(plan: Plan) -> list[str]:
         text += (
             f", {figures.hours(base.wall_s)}, {figures.dollars(base.amount('cost', spot=plan.wanted.spot))}"
         )
-    return wrapped(
-        f"{paint('Now', 'bold')}     {base.run.method} on {_machine(base.run)} {paint(text, COLOURS[word])}.",
-        indent="  ",
-    )
+    now = f"{paint('Now', 'bold')}     {base.run.method} on {machine_text(base.run)}"
+    return wrapped(f"{now} {paint(text, COLOURS[word])}.", indent="  ")
 
 
 def _front_lines(plan: Plan) -> list[str]:
@@ -243,7 +241,7 @@ def _front_row(plan: Plan, one: "Candidate") -> list[str]:
     ]
 
 
-def _relaxation(plan: Plan, one: Relaxation) -> str:
+def relaxation_text(plan: Plan, one: Relaxation) -> str:
     """Return "1.4 GiB more would cut 22 % of the cost: micro_batch_size=8"."""
     assert plan.winner is not None
     new, winner = one.candidate, plan.winner
@@ -270,8 +268,8 @@ def difference(run: "Run", other: "Run") -> str:
     from finegauge.plan.plan import changes
 
     parts = []
-    if _machine(run) != _machine(other) or run.provider != other.provider:
-        parts.append(f"{_machine(other)} ({other.provider})")
+    if machine_text(run) != machine_text(other) or run.provider != other.provider:
+        parts.append(f"{machine_text(other)} ({other.provider})")
     parts += [f"{name}={figures.plain(value)}" for name, value in changes(run, other).items()]
     return ", ".join(parts)
 
@@ -281,14 +279,14 @@ def _alternative_lines(plan: Plan) -> list[str]:
     lines = []
     for aspect, found in plan.alternatives.items():
         near = [one for one in found if one.reason != BEATEN or (one.over_fraction or 0.0) < FAR_FRACTION]
-        told = [_alternative(plan, one) for one in (near or found[:1])[:MOST_ALTERNATIVES]]
+        told = [alternative_text(plan, one) for one in (near or found[:1])[:MOST_ALTERNATIVES]]
         rest = len(found) - len(told)
         text = f"{'; '.join(told)}{f'; {rest} more' if rest else ''}."
         lines += item(f"{paint(ASPECTS[aspect], 'cyan')}  {text}")
     return lines
 
 
-def _alternative(plan: Plan, one: Alternative) -> str:
+def alternative_text(plan: Plan, one: Alternative) -> str:
     """Return "L40S +12 % ($31.40, 8.2 h)" or "L4 short of 3.1 GiB"."""
     called = (
         f"{one.value} GPU{'s' * (one.value != 1)}" if one.aspect == "num_gpus" else figures.plain(one.value)
@@ -298,7 +296,7 @@ def _alternative(plan: Plan, one: Alternative) -> str:
         return f"{name} nothing workable"
     usd = candidate.spot_usd if plan.wanted.spot else candidate.usd
     over = figures.percent(one.over_fraction or 0.0)
-    machine = "" if one.aspect == "gpu" else f" on {_machine(candidate.run)}"
+    machine = "" if one.aspect == "gpu" else f" on {machine_text(candidate.run)}"
     bill = f"{figures.dollars(usd)}, {figures.hours(candidate.wall_s)}{machine}"
     if one.reason == MEMORY:
         short = _short_bytes(candidate)

@@ -1,4 +1,4 @@
-"""What `finegauge plan` prints under `--json`; docs/json/plan.schema.json is its schema."""
+"""What `finegauge plan` prints under `--json`; report/schemas/plan.schema.json is its schema."""
 
 from typing import TYPE_CHECKING, Any
 

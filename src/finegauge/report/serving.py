@@ -7,6 +7,7 @@ from finegauge.plan.here import Prediction
 from finegauge.profile import Profile
 from finegauge.report import figures
 from finegauge.report.terminal import columns, paint, wrapped
+from finegauge.workload.prompts import answer_tokens, micro_steps
 
 WAITS = {
     "ttft_s": "to the first token",
@@ -37,6 +38,37 @@ def serving_lines(seen: Mapping[str, Any]) -> list[str]:
     title = f"{paint('Serving', 'bold')}, {seen['num_requests']:,} requests, {load_words(seen)}"
     table = columns(["  wait", *PERCENTILES], rows)
     return [title, *table, *(f"  {line}" for line in wrapped(text, indent="  ")), *failure_lines(seen)]
+
+
+def predicted_waits(profile: Profile) -> dict[str, float]:
+    """Return the seconds to the first token and for each further one, and tokens per second, of a prediction.
+
+    Empty for a phase that serves nothing, or none beyond the first token.
+    """
+    run = profile.run
+    reading_s, writing_s = (profile.step_time_s[stage] for stage in ("prefill", "decode"))
+    if run.phase != "decode" or not writing_s:
+        return {}
+    times, written = micro_steps(run), answer_tokens(run)
+    return {
+        "ttft_s": reading_s / times,
+        "time_per_output_token_s": writing_s / times / (written - 1),
+        "written_tokens_per_s": times
+        * run.micro_batch_size
+        * run.data_parallel
+        * written
+        / (reading_s + writing_s),
+    }
+
+
+def predicted_line(profile: Profile) -> str:
+    """Return what users of a service would wait for, in one line; empty where nothing is served."""
+    waits = predicted_waits(profile)
+    if not waits:
+        return ""
+    first, further = (figures.duration(waits[name]) for name in ("ttft_s", "time_per_output_token_s"))
+    rate = figures.digits(waits["written_tokens_per_s"])
+    return f"  {first} to the first token, {further} for each further one; {rate} tokens/s written"
 
 
 def load_words(seen: Mapping[str, Any]) -> str:

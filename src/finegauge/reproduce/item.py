@@ -19,6 +19,7 @@ class Series(NamedTuple):
     x: tuple[float, ...]  # of lines and points; bars stand over the panel's categories
     y: tuple[float | None, ...]
     mark: str = ""  # "points" or "line" where `whose` does not decide it
+    intervals: tuple[tuple[float, float] | None, ...] = ()  # of bars, low and high
 
 
 class Panel(NamedTuple):
@@ -31,6 +32,8 @@ class Panel(NamedTuple):
     categories: tuple[str, ...] = ()  # under bars; empty for lines and points
     stacked: bool = False
     signed: bool = False  # values on both sides of 0; if not, the axis starts there
+    one: bool = False  # a dashed line across bars at 1: no change
+    radar: bool = False  # a polygon per series over the categories, around a ring at 1
 
 
 class Item(NamedTuple):

@@ -8,7 +8,7 @@ import pytest
 from finegauge.plan.here import Prediction
 from finegauge.profile import Breakdown, Profile, Source
 from finegauge.report.measurement import measurements_lines
-from finegauge.report.serving import serving_lines
+from finegauge.report.serving import predicted_line, predicted_waits, serving_lines
 from finegauge.workload.run import Run
 
 RUN = Run(model="llama-2-7b", method="full", phase="decode", seq_len=64, max_new_tokens=32)
@@ -63,3 +63,16 @@ def test_several_loads_and_one_that_failed() -> None:
     assert not any("tokens/s" in line and "predicted" in line for line in shown)
     assert "Not predicted: add gpu=NAME." in text
     assert "Steps" not in "\n".join(measurements_lines([(MEASURED, NOTHING)]))
+
+
+def test_a_prediction_says_what_users_would_wait_for() -> None:
+    predicted = replace(MEASURED, step_time_s=Breakdown.of(prefill=0.1, decode=3.1))
+    waits = predicted_waits(predicted)
+    assert waits == pytest.approx(
+        {"ttft_s": 0.1, "time_per_output_token_s": 0.1, "written_tokens_per_s": 10.0}
+    )
+    assert predicted_line(predicted).split()[:2] == ["100", "ms"]
+    queued = replace(predicted, run=RUN.replace(padding="free"))  # three batches, one after the other
+    assert predicted_waits(queued)["ttft_s"] == pytest.approx(0.1 / 3)
+    assert predicted_waits(MEASURED) == {}
+    assert predicted_line(MEASURED) == ""

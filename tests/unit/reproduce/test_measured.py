@@ -11,14 +11,15 @@ from jsonschema import Draft202012Validator
 from finegauge.errors import UnsupportedError
 from finegauge.measure.options import Options
 from finegauge.profile import Breakdown, Profile, Source
+from finegauge.report.schemas import schema
 from finegauge.report.terminal import WIDTH, visible_width
 from finegauge.reproduce.measured import learning_findings, report, time_findings
 from finegauge.reproduce.measured.trials import MIXTRAL, SWEEP, TRIALS, Trial, measured, stages_s
 from finegauge.workload.run import Run
-from tests.e2e.commands import ROOT, finegauge
+from tests.e2e.commands import finegauge
 from tests.unit.reproduce.measured_here import SEQUENCE_S, profiles, tunings
 
-SCHEMA = json.loads((ROOT / "docs" / "json" / "reproduce.schema.json").read_text("utf-8"))
+SCHEMA = schema("reproduce")
 
 
 def without_experts() -> dict[Trial, Profile]:

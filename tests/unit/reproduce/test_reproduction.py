@@ -10,12 +10,13 @@ from jsonschema import Draft202012Validator
 
 from finegauge.report.charts import save_charts
 from finegauge.report.reproduction import texts
+from finegauge.report.schemas import schema
 from finegauge.report.terminal import WIDTH, visible_width
 from finegauge.reproduce.item import MEASURED, OURS, Panel, Series, error_text
 from finegauge.reproduce.published import claim, figures, value
-from tests.e2e.commands import ROOT, Done, finegauge
+from tests.e2e.commands import Done, finegauge
 
-SCHEMA = json.loads((ROOT / "docs" / "json" / "reproduce.schema.json").read_text("utf-8"))
+SCHEMA = schema("reproduce")
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,113 @@
+"""Which rows of the catalogue a question means, and how they look as JSON, every number in SI units."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from finegauge.catalogue.datasets import Dataset
+    from finegauge.catalogue.gpus import GpuSpec
+    from finegauge.catalogue.models import ModelFigures
+    from finegauge.catalogue.offers import Offer
+
+SORTS = ("price", "gpu-price", "provider", "date")
+
+
+def found_gpus(pattern: str = "", vendor: str = "") -> "list[GpuSpec]":
+    """Return the accelerators whose name or alias contains `pattern`."""
+    from finegauge.catalogue.gpus import fold, gpus
+
+    wanted = fold(pattern)
+    return [
+        spec
+        for spec in gpus().values()
+        if (not vendor or spec.vendor.casefold() == vendor.casefold())
+        and any(wanted in fold(name) for name in (spec.name, *spec.aliases))
+    ]
+
+
+def found_models(pattern: str = "") -> "list[ModelFigures]":
+    """Return the models whose name, alias or model_type contains `pattern`."""
+    from finegauge.catalogue.models import models
+
+    return [figures for figures in models().values() if pattern.casefold() in _model_text(figures)]
+
+
+def _model_text(figures: "ModelFigures") -> str:
+    """Return what a model is called, all in one."""
+    kind = str(figures.config.get("model_type", ""))
+    return " ".join((figures.name, *figures.aliases, kind)).casefold()
+
+
+def found_datasets(pattern: str = "") -> "list[Dataset]":
+    """Return the data sets whose name contains `pattern`."""
+    from finegauge.catalogue.datasets import datasets
+
+    return [found for found in datasets().values() if pattern.casefold() in found.name.casefold()]
+
+
+def found_offers(
+    gpu: str = "",
+    provider: str = "",
+    region: str = "",
+    count: int | None = None,
+    *,
+    spot: bool = False,
+    sort: str = "gpu-price",
+) -> "list[Offer]":
+    """Return the cloud offers asked for, ordered by one of SORTS.
+
+    Args:
+        gpu: A GPU, or a family: h100 is every H100.
+        provider: One of those that 'finegauge offers' lists.
+        region: As the provider writes it.
+        count: GPUs per instance, exactly.
+        spot: Only offers with a spot price, ranked by it.
+        sort: One of SORTS.
+    """
+    from finegauge.catalogue.gpus import matching_gpus
+    from finegauge.catalogue.offers import offers
+
+    names: Sequence[str | None] = matching_gpus(gpu) if gpu else (None,)
+    found = [offer for name in names for offer in offers(name, provider or None, count, region or None)]
+    if spot:
+        found = [offer for offer in found if offer.spot_usd_per_h is not None]
+    return sorted(found, key=lambda offer: _offer_key(offer, sort, spot=spot))
+
+
+def _offer_key(offer: "Offer", sort: str, *, spot: bool) -> tuple[Any, ...]:
+    """Return what an offer is ordered by; prices far from all others come last."""
+    price = offer.usd_per_h(spot=spot)
+    first: tuple[Any, ...] = {
+        "price": (price is None, price or 0.0),
+        "gpu-price": (price is None or not offer.gpu_count, (price or 0.0) / (offer.gpu_count or 1)),
+        "provider": (offer.provider,),
+        "date": (offer.date,),
+    }[sort]
+    return (
+        offer.outlier and sort.endswith("price"),
+        *first,
+        offer.provider,
+        offer.instance_type,
+        offer.region,
+    )
+
+
+def offers_json(found: "Sequence[Offer]") -> list[dict[str, Any]]:
+    """Return offers as JSON has them, each with where it was read."""
+    from finegauge.catalogue.offers import offer_sources
+
+    sources = offer_sources()
+    return [plain(offer) | {"source": sources.get(offer.source, offer.source)} for offer in found]
+
+
+def plain(row: Any) -> dict[str, Any]:
+    """Return a named tuple as JSON writes it."""
+    values = row._asdict().items()
+    return {name: dict(value) if isinstance(value, Mapping) else value for name, value in values}
+
+
+def rows_answer(value: object) -> str:
+    """Return rows as indented JSON."""
+    import json
+
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
