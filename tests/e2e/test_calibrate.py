@@ -2,26 +2,20 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
 
 from finegauge.catalogue.tables import measurement_tables
 from finegauge.predict.calibrated import SHIPPED
-from tests.e2e.commands import MIXTRAL, ROOT, finegauge, shell
+from finegauge.report.schemas import schema
+from tests.e2e.commands import MIXTRAL, finegauge, shell
 
 OWN = (
     "id,source,model,method,gpu,attention,activation_checkpointing,packing,seq_len,micro_batch_size,step_time_s\n"
     "a,mine,qwen3-0.6b,full,A40,fa2,full,true,1024,1,0.9\n"
     "b,mine,qwen3-0.6b,full,A40,fa2,full,true,1024,4,1.9\n"
 )
-
-
-def schema(name: str) -> dict[str, Any]:
-    """Return one of the schemas of docs/json."""
-    content: dict[str, Any] = json.loads((ROOT / "docs" / "json" / f"{name}.schema.json").read_text("utf-8"))
-    return content
 
 
 @pytest.fixture

@@ -19,15 +19,13 @@ from pyarrow import parquet
 
 from finegauge.campaign.folder import Folder
 from finegauge.campaign.sweep import read_sweep
+from finegauge.report.schemas import schema
 from finegauge.store import table_cache
 from finegauge.store.journal import Journal
-from tests.e2e.commands import ROOT, finegauge
+from tests.e2e.commands import finegauge
 from tests.e2e.processes import children, descendants, gone
 
-SCHEMAS = {
-    name: json.loads((ROOT / "docs" / "json" / f"{name}.schema.json").read_text("utf-8"))
-    for name in ("campaign", "results", "compare")
-}
+SCHEMAS = {name: schema(name) for name in ("campaign", "results", "compare")}
 FIGURES = {
     "model_type": "llama",
     "vocab_size": 128,
@@ -129,8 +127,8 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_schemas_are_schemas() -> None:
-    for schema in SCHEMAS.values():
-        Draft202012Validator.check_schema(schema)
+    for content in SCHEMAS.values():
+        Draft202012Validator.check_schema(content)
 
 
 def test_predicted_and_measured_cells_are_answered(kept: Path) -> None:
@@ -220,6 +218,51 @@ def test_a_campaign_is_compared_switch_by_switch(kept: Path, tmp_path: Path) -> 
     assert done.code == 0
     assert "EnergyUp" in done.out
     assert {path.name for path in tmp_path.iterdir()} >= {"gains.png", "gains.svg"}
+
+
+def test_points_of_a_campaign_are_chosen(tmp_path: Path) -> None:
+    (tmp_path / "sweep.yaml").write_text(
+        "claims: chen2024\n"
+        "run: {model: opt-350m, method: full, gpu: a40, num_gpus: 2}\n"
+        "axes: {phase: [sft, reward], switch: [zero3, zero1, baseline, checkpointing]}\n",
+        "utf-8",
+    )
+    folder = str(tmp_path / "out")
+    assert finegauge("campaign", str(tmp_path / "sweep.yaml"), "-o", folder).code == 0
+    whole = document("compare", finegauge("compare", folder, "--json").out)
+    assert [one["labels"]["phase"] for one in whole["comparisons"]] == ["sft", "reward"]
+    assert [gain["name"] for gain in whole["comparisons"][0]["gains"]] == ["zero3", "zero1", "checkpointing"]
+    assert whole["claims"]["name"] == "chen2024"
+    held = {one["claim"]: one for one in whole["claims"]["held"]}
+    assert len(held["none-best"]["holds_at"]) + len(held["none-best"]["fails_at"]) == 2
+    (only,) = document("compare", finegauge("compare", folder, "--at", "phase=reward", "--json").out)[
+        "comparisons"
+    ]
+    assert only["labels"] == {"phase": "reward"}
+    text = finegauge("compare", folder).out
+    assert "SpeedUp: " in text
+    assert "> baseline" in text
+    assert "reconstruction" in text
+    for place, said in (("fase=sft", "Did you mean 'phase'"), ("phase=rewards", "Did you mean 'reward'")):
+        wrong = finegauge("compare", folder, "--at", place)
+        assert (wrong.code, wrong.err.count("\n")) == (64, 1)
+        assert said in wrong.err
+
+
+def test_shipped_sweeps_are_listed_and_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = finegauge("campaign", "--list")
+    assert listed.code == 0
+    assert {"xia2024", "deepspeed_chat", "dissecting"} <= set(listed.out.split())
+    monkeypatch.chdir(tmp_path)
+    dry = finegauge("campaign", "dissecting", "--only", "measured", "--dry-run")
+    assert dry.code == 0
+    assert "10 of 10 cells are to be asked" in dry.out
+    wrong = finegauge("campaign", "disecting")
+    assert (wrong.code, wrong.err.count("\n")) == (64, 1)
+    assert "Did you mean 'dissecting'" in wrong.err
+    (tmp_path / "sweep.yaml").write_text("run: {model: llama-2-7b, method: lora, gpu: a40}\n", "utf-8")
+    none = finegauge("campaign", "sweep.yaml", "--only", "measured")
+    assert (none.code, "nothing is measured there" in none.err) == (64, True)
 
 
 def test_two_runs_are_compared(kept: Path, tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
+from finegauge.report.schemas import schema
 from tests.e2e.commands import MIXTRAL, ROOT, finegauge
 
-SCHEMA = json.loads((ROOT / "docs" / "json" / "check-files.schema.json").read_text("utf-8"))
+SCHEMA = schema("check-files")
 HOOKS = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text("utf-8"))
 
 FITS = "model: llama-3-8b\nmethod: qlora\ngpu: A40\n"

@@ -11,11 +11,12 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from finegauge.report.data import MOST_BINS, bins
+from finegauge.report.schemas import schema
 from finegauge.workload.dataset_files.lengths import quantiles
-from tests.e2e.commands import ROOT, finegauge
+from tests.e2e.commands import finegauge
 from tests.unit.workload.dataset_files.made import CHATML, lines, talk, tokenizer
 
-SCHEMA = json.loads((ROOT / "docs" / "json" / "data.schema.json").read_text("utf-8"))
+SCHEMA = schema("data")
 
 
 @pytest.fixture

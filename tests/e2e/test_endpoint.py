@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from finegauge.report.schemas import schema
 from finegauge.store.trials import Trials
 from tests.e2e.commands import ROOT, finegauge
 from tests.unit.measure.endpoint.local_server import Request, serving
 
-SCHEMA = json.loads((ROOT / "docs" / "json" / "measure.schema.json").read_text("utf-8"))
+SCHEMA = schema("measure")
 TINY = str(ROOT / "examples" / "tiny_moe.yaml")
 ASKED = ("measure", TINY, "phase=decode", "seq_len=24", "max_new_tokens=8", "micro_batch_size=2")
 

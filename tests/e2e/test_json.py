@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from tests.e2e.commands import BLACKMAMBA, MIXTRAL, ROOT, finegauge
+from finegauge.report.schemas import schema
+from tests.e2e.commands import BLACKMAMBA, MIXTRAL, finegauge
 
-SCHEMA = json.loads((ROOT / "docs" / "json" / "run-commands.schema.json").read_text("utf-8"))
+SCHEMA = schema("run-commands")
 
 
 def document(*arguments: str) -> dict[str, Any]:

@@ -8,11 +8,12 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from finegauge.cli.measure import byte_size
+from finegauge.report.schemas import schema
 from finegauge.store.trials import Trials
 from tests.e2e.commands import ROOT, finegauge
 
-SCHEMA = json.loads((ROOT / "docs" / "json" / "measure.schema.json").read_text("utf-8"))
-RUN_SCHEMA = json.loads((ROOT / "docs" / "json" / "run-commands.schema.json").read_text("utf-8"))
+SCHEMA = schema("measure")
+RUN_SCHEMA = schema("run-commands")
 TINY = str(ROOT / "examples" / "tiny_moe.yaml")
 SMALL = ("seq_len=32", "micro_batch_size=1")
 

@@ -7,9 +7,10 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from finegauge.catalogue.device_profile import HOST_COSTS, OPERATORS, device_profile
-from tests.e2e.commands import ROOT, finegauge
+from finegauge.report.schemas import schema
+from tests.e2e.commands import finegauge
 
-SCHEMA = json.loads((ROOT / "docs" / "json" / "micro.schema.json").read_text("utf-8"))
+SCHEMA = schema("micro")
 
 
 @pytest.fixture(autouse=True)
@@ -49,24 +50,52 @@ def test_the_schema_knows_what_profiles_know() -> None:
     assert SCHEMA["properties"]["host"]["propertyNames"]["enum"] == list(HOST_COSTS)
 
 
-def test_a_run_adds_its_own_sizes(tmp_path: Path) -> None:
+def tiny(folder: Path, name: str, *settings: str) -> str:
+    """Write a run of a Llama of a few values, and return its path."""
     config = {"model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 24}
     config |= {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
-    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    settings = ["method: full", "weights_dtype: fp32", "autocast: none", "attention: sdpa", "seq_len: 8"]
-    run = tmp_path / "run.yaml"
-    run.write_text("\n".join([f"model: {tmp_path}", *settings, "micro_batch_size: 2"]), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    usual = ("method: full", "weights_dtype: fp32", "autocast: none", "attention: sdpa", "seq_len: 8")
+    run = folder / name
+    run.write_text("\n".join([f"model: {folder}", *usual, "micro_batch_size: 2", *settings]), "utf-8")
+    return str(run)
+
+
+def test_a_run_adds_its_own_sizes(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
-    done = finegauge("micro", str(run), "--device", "cpu", "--threads", "1", "-o", str(path))
+    run = tiny(tmp_path, "run.yaml")
+    done = finegauge("micro", run, "--device", "cpu", "--threads", "1", "-o", str(path))
     assert done.code == 0, done.err
     linears = device_profile(str(path)).select("linear", "fp32", "forward")
     assert {"rows": 16.0, "n": 24.0, "k": 16.0} in [dict(one.sizes) for one in linears]
+
+
+@pytest.mark.slow
+def test_modules_are_measured_beside_what_their_operators_say(tmp_path: Path) -> None:
+    runs = tiny(tmp_path, "tune.yaml"), tiny(tmp_path, "serve.yaml", "phase: decode", "max_new_tokens: 4")
+    options = ("--device", "cpu", "--threads", "1", "-o", str(tmp_path / "mine.json"), "--modules")
+    done = finegauge("micro", *runs, *options, "--json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    Draft202012Validator(SCHEMA).validate(found)
+    assert [one["phase"] for one in found["runs"]] == ["sft", "decode"]
+    for one in found["runs"]:
+        assert one["outcome"] == "completed"
+        for side in ("predicted", "measured"):
+            total = sum(row[f"{side}_s"] for row in one["modules"])
+            assert total == pytest.approx(one[f"{side}_step_s"])
+        products = [row for row in one["modules"] if row["path"][-1] == "down_proj"]
+        assert products
+        assert all(row["predicted_s"] > 0 < row["measured_s"] for row in products)
+    assert found["runs"][1]["serving"]["ttft_s"] > 0
+    assert "attention_cached" in {one["operator"] for one in found["readings"]}
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("nosuch.yaml",), "nosuch.yaml"),
+        (("--modules",), "name at least one RUN"),
         (("--device", "tpu"), "'tpu' is not one of"),
         (("--collectives", "1"), "1 is not in the range"),
     ],

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from tests.e2e.commands import EXAMPLES, ROOT, finegauge
+from finegauge.report.schemas import schema
+from tests.e2e.commands import EXAMPLES, finegauge
 
-SCHEMA = json.loads((ROOT / "docs" / "json" / "plan.schema.json").read_text("utf-8"))
+SCHEMA = schema("plan")
 LORA = str(EXAMPLES / "plans" / "llama2_7b_lora.yaml")
 FEW = ("--gpus", "l40s,h100,rtx4090", "--max-gpus", "8")
 

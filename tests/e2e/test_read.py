@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from tests.e2e.commands import MIXTRAL, ROOT, finegauge
+from finegauge.report.schemas import schema
+from tests.e2e.commands import MIXTRAL, finegauge
 
 TRAINING = "base_model: Qwen/Qwen3-8B\nadapter: lora\nlora_r: 8\nhub_token: hf_SECRETSECRET\nlora_rr: 3\n"
 LAUNCHER = "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nnum_processes: 4\nfsdp_config: {}\n"
-SCHEMA = json.loads((ROOT / "docs" / "json" / "read.schema.json").read_text("utf-8"))
+SCHEMA = schema("read")
 
 
 def document(*words: str) -> dict[str, Any]:

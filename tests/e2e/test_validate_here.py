@@ -7,10 +7,11 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from finegauge.catalogue.device_profile import shelf_path, write
-from tests.e2e.commands import ROOT, finegauge
+from finegauge.report.schemas import schema
+from tests.e2e.commands import finegauge
 from tests.unit.predict.profiles import profile
 
-SCHEMA = json.loads((ROOT / "docs" / "json" / "validate-here.schema.json").read_text("utf-8"))
+SCHEMA = schema("validate-here")
 
 
 @pytest.fixture

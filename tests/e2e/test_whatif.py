@@ -4,9 +4,10 @@ import json
 
 from jsonschema import Draft202012Validator
 
+from finegauge.report.schemas import schema
 from tests.e2e.commands import BLACKMAMBA, MIXTRAL, ROOT, finegauge
 
-SCHEMA = json.loads((ROOT / "docs" / "json" / "whatif.schema.json").read_text("utf-8"))
+SCHEMA = schema("whatif")
 
 
 def test_the_largest_gain_stands_first() -> None:

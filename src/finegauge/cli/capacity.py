@@ -80,10 +80,9 @@ def max_length(
 def _show(command: str, found: list[tuple["Run", Capacity]], *, as_json: bool) -> None:
     """Print one result per GPU."""
     if as_json:
-        from finegauge.report.json_form import capacity_json, document
+        from finegauge.report.answers import capacity_answer
 
-        results = [capacity_json(str(run.gpu), capacity) for run, capacity in found]
-        say(document(command, found[0][0], results))
+        say(capacity_answer(command, found))
     else:
         from finegauge.report.capacity import capacity_lines
 

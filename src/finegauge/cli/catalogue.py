@@ -5,7 +5,7 @@ With `--json` the same rows come as JSON, every number in SI units; nothing else
 """
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,18 +15,25 @@ from finegauge.cli.listing import (
     as_json_option,
     footer,
     number,
-    plain,
     print_facts,
     print_json,
     print_table,
     scaled,
     tera,
 )
+from finegauge.report.catalogue_rows import (
+    SORTS,
+    found_datasets,
+    found_gpus,
+    found_models,
+    found_offers,
+    offers_json,
+    plain,
+)
 from finegauge.report.figures import dollars
 
 if TYPE_CHECKING:
     from finegauge.catalogue.gpus import GpuSpec
-    from finegauge.catalogue.models import ModelFigures
     from finegauge.catalogue.offers import Offer
 
 _DEFAULT_ROWS = 40
@@ -46,16 +53,9 @@ def gpus() -> None:
 @as_json_option
 def list_gpus(pattern: str, vendor: str | None, *, as_json: bool) -> None:
     """List the accelerators whose name or alias contains PATTERN."""
-    from finegauge.catalogue.gpus import fold
     from finegauge.catalogue.gpus import gpus as all_gpus
 
-    wanted = fold(pattern)
-    found = [
-        spec
-        for spec in all_gpus().values()
-        if (not vendor or spec.vendor.casefold() == vendor.casefold())
-        and any(wanted in fold(name) for name in (spec.name, *spec.aliases))
-    ]
+    found = found_gpus(pattern, vendor or "")
     if as_json:
         print_json([plain(spec) for spec in found])
         return
@@ -127,8 +127,7 @@ def list_models(pattern: str, *, as_json: bool) -> None:
     """List the models whose name, alias or model_type contains PATTERN."""
     from finegauge.catalogue.models import models as all_models
 
-    wanted = pattern.casefold()
-    found = [figures for figures in all_models().values() if wanted in _model_text(figures)]
+    found = found_models(pattern)
     if as_json:
         print_json([plain(figures) for figures in found])
         return
@@ -143,11 +142,6 @@ def list_models(pattern: str, *, as_json: bool) -> None:
     ]
     print_table(["name", "short name", "model_type", ">parameters"], rows)
     footer(len(found), len(all_models()), "models", "'finegauge models show NAME' counts one")
-
-
-def _model_text(figures: "ModelFigures") -> str:
-    kind = str(figures.config.get("model_type", ""))
-    return " ".join((figures.name, *figures.aliases, kind)).casefold()
 
 
 @models.command("show")
@@ -194,7 +188,7 @@ def show_model(name: str, *, as_json: bool) -> None:
 @click.option("--region", help="As the provider writes it: us-east-1.")
 @click.option("--count", "gpu_count", type=click.IntRange(min=1), help="GPUs per instance, exactly.")
 @click.option("--spot", is_flag=True, help="Only offers with a spot price, ranked by it.")
-@click.option("--sort", type=click.Choice(["price", "gpu-price", "provider", "date"]), default="gpu-price")
+@click.option("--sort", type=click.Choice(SORTS), default="gpu-price")
 @click.option("--limit", type=click.IntRange(min=0), default=_DEFAULT_ROWS, help="Rows to print; 0 for all.")
 @click.option("--refresh", is_flag=True, help="Fetch today's prices into your cache first.")
 @as_json_option
@@ -212,19 +206,13 @@ def offers(
 ) -> None:
     """List what GPUs cost per hour, with provider, region and date of every price."""
     from finegauge.catalogue import offers as catalogue
-    from finegauge.catalogue.gpus import matching_gpus
 
     if refresh:
         _refresh(quiet=as_json)
     every = catalogue.offers()
-    names = matching_gpus(gpu_name) if gpu_name else (None,)
-    found = [o for name in names for o in catalogue.offers(name, provider, gpu_count, region)]
-    if spot:
-        found = [offer for offer in found if offer.spot_usd_per_h is not None]
-    found.sort(key=lambda offer: _offer_key(offer, sort, spot=spot))
+    found = found_offers(gpu_name or "", provider or "", region or "", gpu_count, spot=spot, sort=sort)
     if as_json:
-        sources = catalogue.offer_sources()
-        print_json([plain(offer) | {"source": sources.get(offer.source, offer.source)} for offer in found])
+        print_json(offers_json(found))
         return
     shown = found[:limit] if limit else found
     columns = ["provider", "~instance", "~GPUs", "~region", ">$/h", ">spot $/h", ">$/GPU h", "date"]
@@ -243,23 +231,6 @@ def _refresh(*, quiet: bool) -> None:
         click.echo(f"Fetched {done.num_offers:,} offers of {', '.join(done.fetched)} ({done.date}).")
     for failure in done.failed:
         click.echo(f"Not fetched: {failure}; the prices at hand stay in use.", err=True)
-
-
-def _offer_key(offer: "Offer", sort: str, *, spot: bool) -> tuple[Any, ...]:
-    price = offer.usd_per_h(spot=spot)
-    first: tuple[Any, ...] = {
-        "price": (price is None, price or 0.0),
-        "gpu-price": (price is None or not offer.gpu_count, (price or 0.0) / (offer.gpu_count or 1)),
-        "provider": (offer.provider,),
-        "date": (offer.date,),
-    }[sort]
-    return (
-        offer.outlier and sort.endswith("price"),
-        *first,
-        offer.provider,
-        offer.instance_type,
-        offer.region,
-    )
 
 
 def _offer_cells(offer: "Offer", *, spot: bool) -> list[str]:
@@ -292,7 +263,7 @@ def list_datasets(pattern: str, *, as_json: bool) -> None:
     """List the data sets whose name contains PATTERN."""
     from finegauge.catalogue.datasets import datasets as all_datasets
 
-    found = [found for found in all_datasets().values() if pattern.casefold() in found.name.casefold()]
+    found = found_datasets(pattern)
     if as_json:
         print_json([plain(each) for each in found])
         return

@@ -86,10 +86,9 @@ def _checked(file: str, overrides: tuple[str, ...], gpus: tuple[str, ...], *, sk
 def _show_one(checked: Checked, *, as_json: bool) -> None:
     """Print the answer about the only file, as the other commands print theirs."""
     if as_json:
-        from finegauge.report.json_form import document, verdict_json
+        from finegauge.report.answers import check_answer
 
-        results = [verdict_json(one) for one in checked.estimates]
-        say(document("check", checked.estimates[0].run, results))
+        say(check_answer(checked.estimates))
     else:
         from finegauge.report.estimate import one_verdict
 

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 import click
 
 from finegauge.cli.question import question, runs, say
-from finegauge.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from finegauge.plan.capacity import Estimator
@@ -31,30 +30,19 @@ def estimate(
     With no GPU stated, it compares a few common ones. A run that does not fit is an answer, not an
     error: the exit code is 0 ('finegauge check' is for scripts).
     """
-    from finegauge.plan.estimate import estimate as answer
+    from finegauge.plan.estimate import estimates
 
     asked = runs(run_file, overrides, gpus)
     estimator = None if law is None else _with_law(law)
-    estimates, unsupported = [], {}
-    for run in asked:
-        try:
-            estimates.append(answer(run, estimator, at_max_batch=at_max_batch))
-        except UnsupportedError as error:
-            if len(asked) == 1:
-                raise
-            unsupported[str(run.gpu)] = str(error)
-    if not estimates:
-        raise UnsupportedError(next(iter(unsupported.values())))
+    found, unsupported = estimates(asked, estimator, at_max_batch=at_max_batch)
     if as_json:
-        from finegauge.report.json_form import document, estimate_json, unsupported_json
+        from finegauge.report.answers import estimate_answer
 
-        results = [estimate_json(one) for one in estimates]
-        results += [unsupported_json(name, reason) for name, reason in unsupported.items()]
-        say(document("estimate", asked[0], results))
+        say(estimate_answer(asked[0], found, unsupported))
     else:
         from finegauge.report.estimate import estimate_lines
 
-        say(estimate_lines(estimates, unsupported))
+        say(estimate_lines(found, unsupported))
 
 
 def _with_law(name: str) -> "Estimator":

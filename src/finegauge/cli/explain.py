@@ -10,14 +10,14 @@ from finegauge.cli.question import question, runs, say
 def explain(run_file: str, overrides: tuple[str, ...], gpus: tuple[str, ...], *, as_json: bool) -> None:
     """Explain the memory and time of RUN, line by line, up to the figure that nvidia-smi shows."""
     from finegauge.plan.estimate import estimate
-    from finegauge.predict.formulas import formulas
 
     estimates = [estimate(run) for run in runs(run_file, overrides, gpus, common=False)]
     if as_json:
-        from finegauge.report.json_form import document, explain_json
+        from finegauge.report.answers import explain_answer
 
-        say(document("explain", estimates[0].run, [explain_json(e, formulas(e.run)) for e in estimates]))
+        say(explain_answer(estimates))
     else:
+        from finegauge.predict.formulas import formulas
         from finegauge.report.explain import explain_lines
 
         for number, one in enumerate(estimates):

@@ -5,7 +5,7 @@ many of how many rows it shows. Printed for a program: JSON in SI units, and not
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -27,17 +27,11 @@ class ListByDefault(click.Group):
         return super().parse_args(ctx, args)
 
 
-def plain(row: Any) -> dict[str, Any]:
-    """Return a named tuple as JSON writes it."""
-    values = row._asdict().items()
-    return {name: dict(value) if isinstance(value, Mapping) else value for name, value in values}
-
-
 def print_json(value: object) -> None:
     """Print `value` as indented JSON."""
-    import json
+    from finegauge.report.catalogue_rows import rows_answer
 
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    click.echo(rows_answer(value))
 
 
 def _console() -> "Console":

@@ -10,7 +10,12 @@ from finegauge.cli.question import say
 from finegauge.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+
+    from finegauge.report.modules import Compared
+    from finegauge.workload.run import Run
+
+STEPS = 5  # of each measured run
 
 
 @click.command()
@@ -23,7 +28,10 @@ if TYPE_CHECKING:
     "--collectives",
     type=click.IntRange(2),
     metavar="N",
-    help="Time collectives between N processes too: gloo between CPUs, NCCL between GPUs.",
+    help="Time collectives between 2, 4 ... N processes too: gloo between CPUs, NCCL between GPUs.",
+)
+@click.option(
+    "--modules", is_flag=True, help="Then measure each RUN module by module, beside its prediction."
 )
 @click.option("-o", "--output", metavar="FILE", help="Where to write; this machine's own profile otherwise.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
@@ -34,6 +42,7 @@ def micro(
     collectives: int | None,
     output: str | None,
     *,
+    modules: bool,
     as_json: bool,
 ) -> None:
     """Time the operators of this machine and keep them as a device profile.
@@ -42,9 +51,14 @@ def micro(
     the host's own work, forward and backward, over a grid of sizes: about a minute. With RUNs, also at the
     sizes that these ask for, half and double their batch.
 
+    With --modules, each RUN is then measured module by module (a few steps) beside what the operators
+    say it takes: pre-training, fine-tuning and serving, and what they are made of, in one report.
+
     Predictions take the profile in place of a datasheet: --gpu here, or --gpu FILE.
     """
     check_libraries()
+    if modules and not run_files:
+        raise click.UsageError("--modules compares runs with their operators: name at least one RUN.")
     from finegauge.catalogue.device_profile import shelf_path, write
     from finegauge.workload.readers import read
 
@@ -56,14 +70,34 @@ def micro(
     with _progress() as heard:
         profile = timed(runs, device=chosen, threads=threads, ranks=collectives or 0, heard=heard)
     write(profile, path)
+    compared = _compared(dict(zip(run_files, runs, strict=True)), chosen, threads, path) if modules else []
+    from finegauge.report.modules import module_lines, modules_json
+
     if as_json:
         import json
 
-        say(json.dumps({"command": "micro", "path": path, **profile.to_json()}, allow_nan=False))
+        more = {"runs": modules_json(compared)} if modules else {}
+        say(json.dumps({"command": "micro", "path": path, **profile.to_json(), **more}, allow_nan=False))
     else:
         from finegauge.report.device_profile import profile_lines
 
-        say([*profile_lines(profile), f"Written to {path}; use it by --gpu {'here' if not output else path}"])
+        say([*profile_lines(profile), *module_lines(compared)])
+        say(f"Written to {path}; use it by --gpu {'here' if not output else path}")
+
+
+def _compared(runs: "Mapping[str, Run]", device: str, threads: int, path: str) -> "list[Compared]":
+    """Return every run as the profile at `path` predicts it and as this machine runs it."""
+    from finegauge.measure.measure import measure
+    from finegauge.measure.options import Options
+    from finegauge.predict import predict
+    from finegauge.report.modules import Compared
+
+    options = Options(device=device, threads=threads, steps=STEPS, layers=True, memory=False)
+    found = []
+    for name, run in runs.items():
+        here = run.replace(gpu=path)
+        found.append(Compared(name, predict(here), measure(here, options)))
+    return found
 
 
 def check_libraries() -> None:

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from finegauge.cli.question import alongside_options, say, stated_alongside
-from finegauge.errors import FineGaugeError, InputError
+from finegauge.errors import InputError
 
 if TYPE_CHECKING:
     from finegauge.workload.readers.alongside import Alongside
-    from finegauge.workload.run import Run
     from finegauge.workload.writers import Written
 
 
@@ -32,6 +31,7 @@ def read(
     --export writes the run for another framework instead: llamafactory, axolotl, trl, torchtune, nemo,
     ms-swift, unsloth, torchtitan, deepspeed, skypilot or finegauge.
     """
+    from finegauge.report.answers import read_answer, read_result
     from finegauge.workload.readers.reading import companion_fields, describe
 
     files = [word for word in words if "=" not in word or os.path.exists(word)]
@@ -49,9 +49,9 @@ def read(
     if not runs:
         results = [{"file": file, "fields": fields} for file, (_, fields) in companions.items()]
     else:
-        results = [_result(file, describe(file, overrides, beside)) for file in runs]
+        results = [read_result(file, describe(file, overrides, beside)) for file in runs]
     if as_json:
-        say(_document({"results": results}))
+        say(read_answer({"results": results}))
     else:
         for number, result in enumerate(results):
             say([*([""] if number else []), *_lines(result)])
@@ -75,6 +75,7 @@ def _export(
     as_json: bool,
 ) -> None:
     """Write the run of `file` for another framework, and say what was written."""
+    from finegauge.report.answers import read_answer, read_result
     from finegauge.workload.readers.reading import describe
     from finegauge.workload.writers import write
 
@@ -89,7 +90,7 @@ def _export(
             "command": written.command,
             "warnings": list(written.warnings),
         }
-        say(_document({"results": [_result(written.paths[0], written.run)], "exported": exported}))
+        say(read_answer({"results": [read_result(written.paths[0], written.run)], "exported": exported}))
     else:
         say(export_lines(written))
 
@@ -111,33 +112,6 @@ def _with_companions(stated: "Alongside", kinds: dict[str, str]) -> "Alongside":
         is_accelerate = kind == "accelerate"
         stated = stated._replace(accelerate=file) if is_accelerate else stated._replace(deepspeed=file)
     return stated
-
-
-def _result(file: str, run: "Run") -> dict[str, Any]:
-    """Return one run as plain values; a name that the catalogue lacks is a warning here."""
-    warnings = list(run.warnings)
-    try:
-        run.check_names()
-    except FineGaugeError as error:
-        warnings.append(str(error))
-    origins = {name: run.origins.get(name, "") for name in run.fields()}
-    return {"file": file, "run": run.fields(), "origins": origins, "warnings": warnings}
-
-
-def _document(content: dict[str, Any]) -> str:
-    """Return the whole JSON text."""
-    import json
-
-    from finegauge import __version__
-    from finegauge.report.json_form import SCHEMA_VERSION
-
-    whole = {
-        "schema_version": SCHEMA_VERSION,
-        "command": "read",
-        "finegauge_version": __version__,
-        **content,
-    }
-    return json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False)
 
 
 def _lines(result: dict[str, Any]) -> list[str]:

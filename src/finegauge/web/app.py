@@ -1,0 +1,197 @@
+"""The local server's routes: the page, its files, the JSON interface and its description.
+
+request -> guard (who asks) -> limits (how much) -> a worker process (the answer) -> gzip
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from finegauge.web import jobs, limits
+from finegauge.web.api import JSON, LISTINGS, QUESTIONS
+from finegauge.web.assets import PREFIX, assets
+from finegauge.web.limits import RefusedError
+from finegauge.web.openapi import API, openapi_text
+from finegauge.web.reply import Reply
+from finegauge.web.security import App, Guarded
+from finegauge.web.workers import Answering, Workers
+
+FORM = "application/x-www-form-urlencoded"
+GZIP_FROM_BYTES = 1_000
+GZIP_LEVEL = 5
+FOR_A_YEAR = "public, max-age=31536000, immutable"
+ASK_AGAIN = "no-cache"
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def create_app(answering: Answering) -> App:
+    """Return the whole application.
+
+    Args:
+        answering: Who computes; Workers are started and stopped with the application.
+    """
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        if isinstance(answering, Workers):
+            answering.start()
+        try:
+            yield
+        finally:
+            if isinstance(answering, Workers):
+                answering.stop()
+
+    routes = [
+        *_page_routes(answering),
+        *_api_routes(answering),
+        Route(f"{PREFIX}{{name:path}}", _asset, methods=["GET"]),
+        Route("/favicon.ico", _no_icon, methods=["GET"]),
+    ]
+    app = Starlette(
+        routes=routes,
+        lifespan=lifespan,
+        exception_handlers={RefusedError: _refused, HTTPException: _http_error, Exception: _internal_error},
+    )
+    app.router.redirect_slashes = False
+    return Guarded(GZipMiddleware(app, minimum_size=GZIP_FROM_BYTES, compresslevel=GZIP_LEVEL))
+
+
+def _page_routes(answering: Answering) -> list[Route]:
+    """Return the routes of the page: its whole, its fragments, its files to keep."""
+
+    async def index(request: Request) -> Response:
+        return _response(await answering.reply(jobs.page, "index", _query(request)))
+
+    def posted(name: str) -> Endpoint:
+        async def endpoint(request: Request) -> Response:
+            fields = limits.form_fields(await limits.body_of(request, FORM))
+            search = name in jobs.SEARCHES
+            return _response(await answering.reply(jobs.page, name, fields, search=search))
+
+        return endpoint
+
+    async def download(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in jobs.DOWNLOADS:
+            raise HTTPException(404)
+        is_get = request.method in ("GET", "HEAD")
+        fields = _query(request) if is_get else limits.form_fields(await limits.body_of(request, FORM))
+        search = name in jobs.SEARCHES
+        return _response(await answering.reply(jobs.download, name, fields, search=search))
+
+    fragments = [
+        Route(f"/{name}", posted(name), methods=["POST"]) for name in jobs.PAGES if name not in _WHOLE
+    ]
+    return [
+        Route("/", index, methods=["GET"]),
+        Route("/", posted("submitted"), methods=["POST"]),
+        *fragments,
+        Route("/download/{name}", download, methods=["GET", "POST"]),
+    ]
+
+
+_WHOLE = ("index", "submitted")
+
+
+def _api_routes(answering: Answering) -> list[Route]:
+    """Return the routes of the JSON interface."""
+
+    def question(name: str) -> Endpoint:
+        async def endpoint(request: Request) -> Response:
+            asked = limits.json_object(await limits.body_of(request, JSON))
+            return _response(await answering.reply(jobs.question, name, asked, search=name in jobs.SEARCHES))
+
+        return endpoint
+
+    def listing(name: str) -> Endpoint:
+        async def endpoint(request: Request) -> Response:
+            return _response(await answering.reply(jobs.listing, name, _query(request)))
+
+        return endpoint
+
+    async def openapi(_: Request) -> Response:
+        return Response(openapi_text(), media_type=JSON)
+
+    return [
+        *[Route(f"{API}/{name}", question(name), methods=["POST"]) for name in QUESTIONS],
+        *[Route(f"{API}/{name}", listing(name), methods=["GET"]) for name in LISTINGS],
+        Route("/openapi.json", openapi, methods=["GET"]),
+    ]
+
+
+def _query(request: Request) -> Mapping[str, str]:
+    """Return the fields of a query.
+
+    Raises: RefusedError where it is too long, or no text.
+    """
+    text: bytes = request.scope["query_string"]
+    if len(text) > limits.MAX_QUERY_BYTES:
+        raise RefusedError(
+            414, f"The link is too long; at most {limits.MAX_QUERY_BYTES // 1024} KiB are read."
+        )
+    return limits.form_fields(text)
+
+
+def _response(reply: Reply) -> Response:
+    """Return a reply as HTTP has it."""
+    headers = dict(reply.headers)
+    if reply.filename:
+        headers["Content-Disposition"] = f'attachment; filename="{reply.filename}"'
+    return Response(reply.body, reply.status, headers, media_type=reply.media_type)
+
+
+async def _asset(request: Request) -> Response:
+    """Return one of the page's files; 304 where the browser has it."""
+    found = assets().get(request.path_params["name"])
+    if found is None:
+        raise HTTPException(404)
+    etag = f'"{found.hash}"'
+    named = request.query_params.get("v") == found.hash
+    headers = {"ETag": etag, "Cache-Control": FOR_A_YEAR if named else ASK_AGAIN}
+    if etag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(found.content, headers=headers, media_type=found.media_type)
+
+
+async def _no_icon(_: Request) -> Response:
+    """Answer a browser that asks for an icon unasked."""
+    return Response(status_code=204, headers={"Cache-Control": "max-age=86400"})
+
+
+def _error(request: Request, status: int, sentence: str, field: str | None, headers: Any) -> Response:
+    """Return an error as JSON to programs, as one line of text to people."""
+    if request.url.path.startswith(f"{API}/") or request.url.path == "/openapi.json":
+        return JSONResponse({"error": sentence, "field": field}, status, headers)
+    return PlainTextResponse(f"{sentence}\n", status, headers)
+
+
+def _refused(request: Request, error: Exception) -> Response:
+    """Return why a request is not answered, and when to ask again."""
+    assert isinstance(error, RefusedError)
+    headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
+    return _error(request, error.status, error.sentence, error.field, headers)
+
+
+def _http_error(request: Request, error: Exception) -> Response:
+    """Return what is said where there is no such page, or no such method."""
+    assert isinstance(error, HTTPException)
+    sentences = {
+        404: "There is no such page; / is the page, /openapi.json describes the JSON interface.",
+        405: "This address does not take this method; /openapi.json says which.",
+    }
+    return _error(
+        request, error.status_code, sentences.get(error.status_code, error.detail), None, error.headers
+    )
+
+
+def _internal_error(request: Request, error: Exception) -> Response:
+    """Return what is said where the error is ours."""
+    return _error(request, 500, jobs.internal_error(error), None, None)

@@ -1,0 +1,213 @@
+"""What a form or a request asks, made into a Run: a pasted text, and what is laid over it.
+
+A text is a framework's file, a run file or a model's config.json, as YAML or JSON. Overrides are fields of
+a run; three more say how long the samples are (docs/page.md). Nothing that either names is read from this
+machine: a path in a pasted text keeps its last part only, which may be the name of a model.
+
+    error -> field: the first field that the sentence names, those that were filled in before others
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from finegauge.errors import FieldError, FileFormatError, FineGaugeError, UnknownKeyError, shown
+from finegauge.web.lengths import LENGTH_FIELDS, lengths_csv
+from finegauge.web.room import room
+from finegauge.workload.run import CHECKS, FROM_CALLER, FROM_COMMAND_LINE, Run
+
+MAX_DOCUMENT = 100_000  # characters
+DOCUMENT = "document"
+NOTHING = "null"  # the word for a value that is taken back
+YOU = "you"
+_SAID_BY = {FROM_COMMAND_LINE: YOU, FROM_CALLER: YOU, "file": "pasted text"}
+_NOT_READ = ("output_dir", "logging_dir", "cache_dir", "run_name", "system", "report_to")  # keys of texts
+_KINDS = {"model": "model", "GPU": "gpu", "gpu": "gpu", "data set": "dataset", "provider": "provider"}
+_FILES = (".json", ".yaml", ".yml", ".csv", ".jsonl", ".txt", ".parquet", ".gz")
+_TOKEN = re.compile(r"[^\s,;|'\"]+")
+_DRIVE = re.compile(r"[A-Za-z]:[\\/]")
+
+
+class State(NamedTuple):
+    """All that somebody has put in: a link restores it."""
+
+    document: str = ""
+    overrides: Mapping[str, str] = {}
+
+    @classmethod
+    def of(cls, form: Mapping[str, str]) -> "State":
+        """Return what a submitted form holds; empty fields are not stated."""
+        stated = {name: form[name].strip() for name in (*CHECKS, *LENGTH_FIELDS) if name in form}
+        document = form.get(DOCUMENT, "").replace("\r\n", "\n")
+        return cls(document, {name: value for name, value in stated.items() if value})
+
+
+def asked(document: str, overrides: Mapping[str, Any]) -> Run:
+    """Return the run that is asked about, whose model, GPU and data set the catalogue knows.
+
+    Raises: InputError or UnsupportedError in one sentence; `field_of` says where it belongs.
+    """
+    run = described(document, overrides)
+    run.check_names()
+    return run
+
+
+def described(document: str, overrides: Mapping[str, Any]) -> Run:
+    """Return the run that is stated, whether or not the catalogue knows its names.
+
+    Args:
+        document: A pasted text; "" where the overrides state everything.
+        overrides: Values by field of a run, as text or as JSON has them.
+
+    Raises: InputError or UnsupportedError in one sentence; `field_of` says where it belongs.
+    """
+    if len(document) > MAX_DOCUMENT:
+        raise FileFormatError(
+            f"The pasted text has {len(document):,} characters; at most {MAX_DOCUMENT:,} are read."
+        )
+    words = {name: _word(name, value) for name, value in overrides.items()}
+    for name, word in words.items():
+        if name not in CHECKS and name not in LENGTH_FIELDS:
+            raise UnknownKeyError("overrides", name, known=CHECKS)
+        refuse_path(name, word)
+    csv = lengths_csv(words)
+    words = {name: value for name, value in words.items() if name not in LENGTH_FIELDS}
+    if csv:
+        words["dataset"] = room().keep(csv, "lengths.csv")
+    if document.strip():
+        from finegauge.workload.readers.reading import describe
+
+        path = room().keep(confined(document), "pasted.yaml")
+        run = describe(path, tuple(f"{name}={value}" for name, value in words.items()))
+    else:
+        words = {name: value for name, value in words.items() if value != NOTHING}
+        run = Run.from_fields(words, dict.fromkeys(words, FROM_CALLER))
+    for name in ("model", "dataset", "tokenizer", "gpu"):
+        refuse_path(name, str(getattr(run, name) or ""))
+    return run
+
+
+def field_of(error: FineGaugeError, overrides: Mapping[str, Any]) -> str | None:
+    """Return the field beside which an error belongs: one of a run, "document", or None of neither."""
+    text = str(error)
+    if isinstance(error, FileFormatError | UnknownKeyError):
+        return None if text.startswith("overrides") else DOCUMENT
+    named = [word for word in re.findall(r"\w+", text) if word in CHECKS or word in LENGTH_FIELDS]
+    for kind, field in _KINDS.items():
+        if text.startswith(f"No {kind} named"):
+            named.insert(0, field)
+    missing = [name for name in named[:1] if text.startswith(f"{name} is missing")]
+    filled = missing or [name for name in named if name in overrides]
+    return next(iter(filled or named), DOCUMENT if text.startswith("Cannot read") else None)
+
+
+def origin_of(run: Run, name: str) -> str:
+    """Return who stated a field, as the page says it: you, pasted text, whose default."""
+    said = run.origins.get(name, "")
+    return _SAID_BY.get(
+        said, said.replace("framework default: ", "default of ").replace("FineGauge default", "default")
+    )
+
+
+def shown_value(run: Run, name: str) -> str:
+    """Return the value of a field as the page shows it: "" of none, a pasted text by what it is."""
+    value = getattr(run, name)
+    if isinstance(value, str) and room().holds(value):
+        return "the pasted config.json" if name == "model" else "lengths as stated"
+    if value is None or value == ():
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
+def confined(document: str) -> str:
+    """Return a text that names no path outside its own folder, each such path cut to its last part.
+
+    Raises: FileFormatError for a text that is neither YAML nor JSON.
+    """
+    from finegauge.workload.readers import yaml_safe
+
+    keys = yaml_safe.load(document, "The pasted text")
+    cut = _cut(keys)
+    if cut == keys or repr(cut) == repr(keys):
+        return document
+    import yaml
+
+    head = re.match(r"(?:#[^\n]*\n)*", document)
+    return (head.group() if head else "") + str(yaml.safe_dump(cut, sort_keys=False, allow_unicode=True))
+
+
+def _cut(value: Any, key: str = "") -> Any:
+    """Return `value` with every path in its texts cut to its last part."""
+    if isinstance(value, dict):
+        return {name: _cut(item, str(name)) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_cut(item, key) for item in value]
+    if isinstance(value, str) and key not in _NOT_READ:
+        return _TOKEN.sub(lambda found: _last_part(found.group()), value)
+    return value
+
+
+def _last_part(token: str) -> str:
+    """Return a path's last part; what is no path that leads elsewhere, as it is."""
+    return next(_parts(token), "unnamed") if _leads_out(token) else token
+
+
+def _parts(path: str) -> Iterator[str]:
+    """Yield the parts of a path that are names, the last first."""
+    yield from (part for part in reversed(re.split(r"[\\/]+", path)) if part.strip(".~"))
+
+
+def _leads_out(text: str) -> bool:
+    """Return whether `text`, taken as a path, may lead out of a folder."""
+    return (
+        text.startswith(("/", "~", "\\"))
+        or _DRIVE.match(text) is not None
+        or ".." in re.split(r"[\\/]", text)
+    )
+
+
+def refuse_path(name: str, value: str) -> None:
+    """Raise where a field names a file: of this machine none is read."""
+    if name not in ("model", "dataset", "tokenizer", "gpu") or not value or room().holds(value):
+        return
+    import os
+
+    if (
+        name == "tokenizer"
+        or value == "here"
+        or _leads_out(value)
+        or value.endswith(_FILES)
+        or os.path.lexists(value)
+    ):
+        raise FieldError(
+            f"{name}={shown(value)} names a file, and this page reads none of this machine; "
+            f"{_INSTEAD.get(name, 'remove it')}."
+        )
+
+
+_INSTEAD = {
+    "model": "paste its config.json, or choose a model of the catalogue",
+    "dataset": "state its lengths, or choose a data set of the catalogue",
+    "gpu": "choose one of the catalogue",
+    "tokenizer": "state the lengths of the samples instead",
+}
+
+
+def _word(name: str, value: Any) -> str:
+    """Return the value of an override as the command line would have it.
+
+    Raises: FieldError for what is no plain value.
+    """
+    items = value if isinstance(value, list | tuple) else [NOTHING if value is None else value]
+    if not all(isinstance(item, str | int | float) for item in items):
+        raise FieldError(f"{shown(name)} must be a plain value or a list of them.")
+    text = ",".join(str(item).lower() if isinstance(item, bool) else str(item) for item in items)
+    if not text.isprintable() and name not in LENGTH_FIELDS:
+        raise FieldError(f"{name}={shown(text)} must be one line of printable characters.")
+    if len(text) > 1_000 and name not in LENGTH_FIELDS:
+        raise FieldError(f"{shown(name)} has {len(text):,} characters; at most 1,000 are read.")
+    return text

@@ -1,0 +1,79 @@
+"""What a process does for one request: a page's handler or one question of the JSON interface.
+
+Plain values come in, a Reply goes out, and no error is a traceback: what the user can mend is told in one
+sentence, what only we can is said to be ours.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from finegauge.errors import FineGaugeError
+from finegauge.web.reply import Reply
+
+PAGES = ("index", "submitted", "answer", "whatif", "plan", "report")
+DOWNLOADS = ("run.yaml", "profile.json", "plan.zip")
+SEARCHES = ("plan", "plan.zip", "report")  # what takes the lane of searches
+
+
+def page(name: str, fields: Mapping[str, str]) -> Reply:
+    """Return a page or a fragment."""
+    from finegauge.web import pages
+
+    return _answered(lambda: getattr(pages, name)(fields))
+
+
+def download(name: str, fields: Mapping[str, str]) -> Reply:
+    """Return a file to keep."""
+    from finegauge.web import pages
+
+    return _answered(lambda: pages.download(name, fields))
+
+
+def question(name: str, asked: Mapping[str, Any]) -> Reply:
+    """Return the JSON answer to a question about a run."""
+    from finegauge.web.api import QUESTIONS, answered
+
+    return answered(QUESTIONS[name], asked)
+
+
+def listing(name: str, asked: Mapping[str, Any]) -> Reply:
+    """Return rows of the catalogue as JSON."""
+    from finegauge.web.api import LISTINGS, answered
+
+    return answered(LISTINGS[name], asked)
+
+
+def _answered(handler: Any) -> Reply:
+    """Return what a page's handler answers, or what went wrong as text."""
+    try:
+        reply: Reply = handler()
+    except FineGaugeError as error:
+        return Reply(f"{' '.join(str(error).split())}\n", 422, "text/plain")
+    except MemoryError:
+        raise
+    except Exception as error:
+        return Reply(f"{internal_error(error)}\n", 500, "text/plain")
+    return reply
+
+
+def internal_error(error: Exception) -> str:
+    """Return one sentence about an error of our own; under FINEGAUGE_DEBUG=1 the traceback goes to stderr."""
+    if os.environ.get("FINEGAUGE_DEBUG"):
+        import traceback
+
+        traceback.print_exception(error, file=sys.stderr)
+    what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return f"Internal error ({what}); please report it."
+
+
+def warm() -> None:
+    """Answer one of each once, so that what they load and keep is there."""
+    run = {"model": "llama-3-8b", "method": "qlora", "gpu": "H100", "num_samples": 1_000}
+    for name in ("read", "estimate", "explain", "check", "max-batch", "whatif", "plan"):
+        question(name, {"run": run})
+    for name in ("models", "gpus", "offers", "datasets"):
+        listing(name, {})
+    page("index", {})
+    page("answer", {name: str(value) for name, value in run.items()})

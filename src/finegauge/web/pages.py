@@ -1,0 +1,270 @@
+"""The pages and fragments of the local page: what each request answers, as a pure function of its fields.
+
+A field that nobody filled in is not stated: it follows from the pasted text or, where there is none, from
+an example. Every answer says of each field what it holds and who said so; a wrong value is told beside its
+field.
+"""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from finegauge.errors import FieldError, FineGaugeError, InputError, UnknownNameError
+from finegauge.web.controls import controls, groups, models
+from finegauge.web.form import DOCUMENT, MAX_DOCUMENT, State, asked, field_of, origin_of, shown_value
+from finegauge.web.lengths import LENGTH_FIELDS
+from finegauge.web.planned import PLAN_FIELDS
+from finegauge.web.reply import Reply
+from finegauge.web.share import state_of, token_of
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+    from finegauge.plan.estimate import Estimate
+    from finegauge.plan.plan import Plan
+    from finegauge.workload.run import Run
+
+EXAMPLE = """\
+model: meta-llama/Llama-3.1-8B
+method: qlora
+lora_rank: 16
+dataset: math_14k
+seq_len: 1024
+micro_batch_size: 4
+gradient_accumulation_steps: 4
+epochs: 3
+gpu: L40S
+activation_checkpointing: full
+"""
+DEFAULT_GPU = "A100-SXM4-80GB"  # where the pasted text states none
+
+
+class Told(NamedTuple):
+    """What an answer says of one field."""
+
+    name: str
+    value: str  # that it has where nobody fills it in
+    origin: str
+    error: str = ""
+
+
+class Asked(NamedTuple):
+    """One request understood: the run with its answer, or the error and the field that it belongs to."""
+
+    state: State
+    estimate: "Estimate | None" = None
+    error: str = ""
+    field: str | None = None
+
+
+def index(query: Mapping[str, str]) -> Reply:
+    """Return the whole page, with what the link carries."""
+    token = query.get("s", "")
+    try:
+        state = state_of(token)
+    except FieldError as error:
+        return _whole(Asked(State(), error=str(error)), query, 400)
+    return _whole(_answered(state), query)
+
+
+def submitted(form: Mapping[str, str]) -> Reply:
+    """Return the whole page for a form that was sent without a script."""
+    found = _answered(State.of(form))
+    return _whole(found, form, 422 if found.error else 200)
+
+
+def answer(form: Mapping[str, str]) -> Reply:
+    """Return the fragment that answers an edit: figures, what each field holds, what is wrong."""
+    found = _answered(State.of(form))
+    token = token_of(found.state)
+    headers = {} if token is None else {"HX-Replace-Url": f"/?s={token}" if token else "/"}
+    if found.error:
+        headers["HX-Reswap"] = "none"
+    return Reply(_rendered("answer_reply.html", _context(found)), headers=headers)
+
+
+def whatif(form: Mapping[str, str]) -> Reply:
+    """Return the fragment of single changes, the largest gain first."""
+    from finegauge.plan.whatif import what_if
+    from finegauge.web.switches import switches_of
+
+    try:
+        found = switches_of(what_if(_run(State.of(form))))
+    except FineGaugeError as error:
+        return Reply(_rendered("problem.html", {"error": str(error)}))
+    return Reply(_rendered("whatif.html", {"found": found}))
+
+
+def plan(form: Mapping[str, str]) -> Reply:
+    """Return the fragment of the best plan under the limits of the form."""
+    from finegauge.web.planned import plan_field_of, planned_of
+
+    try:
+        found = _plan(form)
+    except FineGaugeError as error:
+        field = plan_field_of(error) if isinstance(error, FieldError) else None
+        if isinstance(error, UnknownNameError) and "framework" in str(error):
+            field = "plan_framework"
+        return Reply(
+            _rendered("plan_problem.html", {"error": _one_line(error), "field": field, "names": PLAN_FIELDS})
+        )
+    return Reply(_rendered("planned.html", {"plan": planned_of(found), "names": PLAN_FIELDS}))
+
+
+def report(form: Mapping[str, str]) -> Reply:
+    """Return the self-contained HTML report about the run as it is."""
+    from finegauge.predict import predict
+    from finegauge.report.html_page import profile_page
+
+    try:
+        page = profile_page(predict(_run(State.of(form))))
+    except FineGaugeError as error:
+        return _file_problem(error, form)
+    return Reply(page, filename="finegauge-report.html")
+
+
+def download(name: str, form: Mapping[str, str]) -> Reply:
+    """Return a file to keep: run.yaml, profile.json, plan.zip.
+
+    Raises: InputError for any other name.
+    """
+    files = {"run.yaml": _run_file, "profile.json": _profile_file, "plan.zip": _plan_file}
+    if name not in files:
+        raise InputError(f"There is no download of that name; there are {', '.join(files)}.")
+    try:
+        return files[name](form)
+    except FineGaugeError as error:
+        return _file_problem(error, form)
+
+
+def _run_file(form: Mapping[str, str]) -> Reply:
+    """Return the run as a run file; with what was pasted beside it, where it needs that."""
+    from finegauge.web.files import run_file
+
+    return run_file(_run(State.of(form)))
+
+
+def _profile_file(form: Mapping[str, str]) -> Reply:
+    """Return the answer as `finegauge estimate --json` prints it."""
+    from finegauge.plan.estimate import estimate
+    from finegauge.report.json_form import document, estimate_json
+
+    found = estimate(_run(State.of(form)))
+    text = document("estimate", found.run, [estimate_json(found)])
+    return Reply(text, media_type="application/json", filename="finegauge-profile.json")
+
+
+def _plan_file(form: Mapping[str, str]) -> Reply:
+    """Return the plan to take as the files of a framework, in one archive."""
+    from finegauge.web.files import plan_archive
+
+    state = State.of(form)
+    return plan_archive(_plan(form), form.get("plan_framework", "").strip() or "finegauge", state.document)
+
+
+def _plan(form: Mapping[str, str]) -> "Plan":
+    """Return the best plan for the run of the form."""
+    from finegauge.plan.plan import plan as best
+    from finegauge.web.planned import wanted_of
+
+    wanted = wanted_of(form)
+    return best(_run(State.of(form)), wanted)
+
+
+def _run(state: State) -> "Run":
+    """Return the run that a state asks about, on a GPU.
+
+    Raises: InputError, UnsupportedError.
+    """
+    from finegauge.catalogue.gpus import gpu
+
+    run = asked(state.document if state.document.strip() else EXAMPLE, state.overrides)
+    if run.gpu is None:
+        return run.replace(origin="default of this page", gpu=DEFAULT_GPU)
+    name = gpu(run.gpu).name
+    return run if run.gpu == name else run.replace(origin=run.origins["gpu"], gpu=name)
+
+
+def _answered(state: State) -> Asked:
+    """Return the answer, or what is wrong and where."""
+    from finegauge.plan.estimate import estimate
+
+    try:
+        return Asked(state, estimate(_run(state)))
+    except FineGaugeError as error:
+        return Asked(state, error=_one_line(error), field=field_of(error, state.overrides))
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()).replace("pasted.yaml", "the pasted text")
+
+
+def _whole(found: Asked, form: Mapping[str, str], status: int = 200) -> Reply:
+    """Return the whole page."""
+    context = _context(found) | {
+        "groups": groups(),
+        "models": models(),
+        "form": {name: form.get(name, "") for name in PLAN_FIELDS},
+        "frameworks": _frameworks(),
+        "max_document": MAX_DOCUMENT,
+    }
+    return Reply(_rendered("page.html", context), status)
+
+
+def _context(found: Asked) -> dict[str, Any]:
+    """Return what page and fragment share."""
+    from finegauge.web.answer import answer_of
+
+    told = {one.name: one for one in _told(found)}
+    beside = found.field if found.field == DOCUMENT or found.field in told else None
+    return {
+        "state": found.state,
+        "answer": answer_of(found.estimate) if found.estimate else None,
+        "told": told,
+        "error": found.error,
+        "field": beside,
+        "token": token_of(found.state),
+    }
+
+
+def _told(found: Asked) -> list[Told]:
+    """Return what each field of the form holds, and who said so."""
+    run = found.estimate.run if found.estimate else None
+    pasted = bool(found.state.document.strip())
+    told = []
+    for control in controls():
+        error = found.error if control.name == found.field else ""
+        if run is None or control.name in LENGTH_FIELDS:
+            told.append(Told(control.name, "", "", error))
+            continue
+        origin = origin_of(run, control.name)
+        origin = origin if pasted or origin != "pasted text" else "example"
+        told.append(Told(control.name, shown_value(run, control.name), origin, error))
+    return told
+
+
+def _file_problem(error: FineGaugeError, form: Mapping[str, str]) -> Reply:
+    """Return the page with what is wrong, in place of a file."""
+    state = State.of(form)
+    return _whole(Asked(state, error=_one_line(error), field=field_of(error, state.overrides)), form, 422)
+
+
+def _frameworks() -> tuple[str, ...]:
+    from finegauge.workload.writers import FRAMEWORKS
+
+    return tuple(name for name in FRAMEWORKS if name != "skypilot")
+
+
+def _rendered(template: str, context: Mapping[str, Any]) -> str:
+    return str(_environment().get_template(template).render(context))
+
+
+@cache
+def _environment() -> "Environment":
+    """Return the templates of the page, with those that it shares with the report."""
+    from finegauge.report.templates import environment
+    from finegauge.web.assets import url
+
+    found = environment("finegauge.web")
+    found.globals["asset"] = url
+    return found

@@ -1,0 +1,13 @@
+"""Imported by the server of processes: all that answers need, loaded and used once.
+
+A process that is forked after that answers its first question as fast as its last.
+"""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # each process is one worker; a fork must find no threads
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+from finegauge.web.jobs import warm
+
+warm()

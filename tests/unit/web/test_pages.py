@@ -1,0 +1,187 @@
+"""Pages and fragments as text: what they say, what they escape, and what they hand out."""
+
+import io
+import json
+import re
+import zipfile
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from finegauge.web import pages
+from finegauge.web.controls import controls
+from finegauge.web.form import State
+from finegauge.web.lengths import LENGTH_FIELDS
+from finegauge.web.reply import Reply
+from finegauge.web.share import state_of, token_of
+from finegauge.workload.run import CHECKS
+
+HOSTILE = "\"><script>alert(1)</script><img src=x onerror='alert(2)'>"
+CONFIG = '{"model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, \
+"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1000}'
+
+
+def text(reply: Reply) -> str:
+    """Return the body as text."""
+    assert isinstance(reply.body, str)
+    return reply.body
+
+
+def told(body: str, field: str) -> dict[str, str]:
+    """Return what an answer says of one field."""
+    found = re.search(rf'<i data-field="{field}"([^>]*)>', body)
+    assert found is not None
+    return dict(re.findall(r'data-(\w+)="([^"]*)"', found[1]))
+
+
+def test_the_page_comes_with_an_answer() -> None:
+    reply = pages.index({})
+    body = text(reply)
+    assert reply.status == 200
+    assert body.startswith("\n<!doctype html>") or body.startswith("<!doctype html>")
+    assert 'id="verdict">Fits' in body
+    assert "style=" not in body  # the page forbids it
+    assert not re.search(r"<script(?![^>]*src=)", body)
+
+
+def test_every_field_of_a_run_has_a_control() -> None:
+    assert {control.name for control in controls()} == {*CHECKS, *LENGTH_FIELDS} - {"tokenizer"}
+
+
+def test_an_edit_changes_the_answer_and_the_address() -> None:
+    fields = {"gpu": "A40", "micro_batch_size": "2"}
+    reply = pages.answer(fields)
+    token = token_of(State("", fields))
+    assert reply.headers["HX-Replace-Url"] == f"/?s={token}"
+    assert told(text(reply), "gpu") == {"value": "A40", "origin": "you", "error": ""}
+    assert told(text(reply), "seq_len")["origin"] == "example"
+    assert "on A40" in text(pages.index({"s": token or ""}))
+
+
+def test_a_wrong_value_leaves_the_answer_and_tells_its_field() -> None:
+    reply = pages.answer({"micro_batch_size": "none at all"})
+    assert reply.headers["HX-Reswap"] == "none"
+    assert "not a whole number" in told(text(reply), "micro_batch_size")["error"]
+    assert 'id="verdict"' not in text(reply)
+    assert pages.submitted({"micro_batch_size": "x"}).status == 422
+
+
+def test_a_run_that_will_not_fit_has_no_bill() -> None:
+    body = text(pages.answer({"model": "meta-llama/Llama-3.1-70B", "method": "full"}))
+    assert "Will not fit" in body
+    assert "tile-usd" not in body
+
+
+@pytest.mark.parametrize("field", ["model", "gpu", "document", "length_counts", "framework", "plan_within_h"])
+def test_what_is_typed_is_never_markup(field: str) -> None:
+    form = {field: HOSTILE}
+    for reply in (pages.submitted(form), pages.answer(form), pages.whatif(form), pages.plan(form),
+                  pages.index({"s": token_of(State.of(form)) or ""})):  # fmt: skip
+        assert "<script>alert" not in text(reply)
+        assert "<img src=x" not in text(reply)
+
+
+def test_a_damaged_link_is_said() -> None:
+    reply = pages.index({"s": "nonsense"})
+    assert reply.status == 400
+    assert "The link is damaged" in text(reply)
+
+
+def test_changes_state_only_what_others_follow_from() -> None:
+    body = text(pages.whatif({}))
+    fields = re.findall(r'data-fields="([^"]*)"', body)
+    assert "packing=true" in "\n".join(fields)
+    assert not any("data_parallel" in one or "padding=max" in one for one in fields)
+    assert "No answer yet" in text(pages.whatif({"gpu": "B17"}))
+
+
+def test_the_run_file_gives_the_same_run_again() -> None:
+    fields = {"gpu": "A40", "seq_len": "512"}
+    kept = pages.download("run.yaml", fields)
+    assert kept.filename == "run.yaml"
+    again = pages.answer({"document": text(kept)})
+    verdict = re.compile(r'<div class="verdict.*?</div>', re.DOTALL)
+    assert verdict.findall(text(again)) == verdict.findall(text(pages.answer(fields)))
+
+
+def test_what_was_pasted_lies_beside_the_run_file() -> None:
+    kept = pages.download(
+        "run.yaml", {"document": CONFIG, "mean_tokens": "100", "longest_tokens": "300", "gpu": "A40"}
+    )
+    assert isinstance(kept.body, bytes)
+    archive = zipfile.ZipFile(io.BytesIO(kept.body))
+    assert sorted(archive.namelist()) == ["config.json", "lengths.csv", "run.yaml"]
+    run = yaml.safe_load(archive.read("run.yaml"))
+    assert (run["model"], run["dataset"]) == ("config.json", "lengths.csv")
+    assert json.loads(archive.read("config.json"))["hidden_size"] == 256
+
+
+def test_the_figures_are_those_of_the_command() -> None:
+    kept = pages.download("profile.json", {"gpu": "A40"})
+    found = json.loads(text(kept))
+    assert found["command"] == "estimate"
+    assert found["results"][0]["gpu"] == "A40"
+
+
+@pytest.mark.parametrize("name", ["run.yaml", "profile.json", "plan.zip"])
+def test_no_file_of_a_wrong_form(name: str) -> None:
+    reply = pages.download(name, {"gpu": "B17"})
+    assert (reply.status, reply.filename) == (422, "")
+    assert "No GPU named" in text(reply)
+
+
+PLANNED = {"gpu": "A40", "plan_max_gpus": "2", "plan_keep_method": "true", "plan_within_h": "24"}
+
+
+def test_a_plan_says_what_to_take_and_applies() -> None:
+    body = text(pages.plan(PLANNED))
+    assert "Cheapest within 24.0 h" in body
+    fields = re.search(r'data-fields="([^"]*)"', body)
+    assert fields is not None
+    stated = dict(line.split("=", 1) for line in fields[1].splitlines())
+    assert 'id="verdict">Fits' in text(pages.answer(stated))
+
+
+def test_a_plan_is_written_for_a_framework() -> None:
+    kept = pages.download("plan.zip", {**PLANNED, "plan_framework": "axolotl"})
+    assert kept.filename == "plan-axolotl.zip"
+    assert isinstance(kept.body, bytes)
+    assert "README.txt" in zipfile.ZipFile(io.BytesIO(kept.body)).namelist()
+
+
+def test_a_wrong_limit_is_told_beside_its_field() -> None:
+    body = text(pages.plan({"plan_budget_usd": "cheap"}))
+    assert "not a finite number" in told(body, "plan_budget_usd")["error"]
+    body = text(pages.plan({"plan_framework": "axolot"}))
+    assert "Did you mean" in told(body, "plan_framework")["error"]
+
+
+NAMES = (*(control.name for control in controls()), "document", "junk", "plan_budget_usd")
+ODD = (
+    "0",
+    "-1",
+    "1e999",
+    "nan",
+    "true",
+    "none",
+    "null",
+    "all",
+    "9" * 30,
+    "[]",
+    "{}",
+    "a=b",
+    "\x00",
+    "é",
+    "8",
+)
+VALUES = st.one_of(st.text(max_size=30), st.sampled_from(ODD))
+
+
+@settings(max_examples=80)
+@given(st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=4))
+def test_no_form_is_more_than_an_answer_or_a_sentence(form: dict[str, str]) -> None:
+    body = text(pages.answer(form))
+    assert ("No answer yet." in body) != ('id="verdict"' in body)
+    assert state_of(token_of(State.of(form)) or "") == State.of(form)
