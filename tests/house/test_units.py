@@ -40,6 +40,8 @@ UNIT_STANDS_BESIDE = frozenset(
         "Scores.rmse",
         "Difference.ours",
         "Difference.theirs",
+        "Pair.measured",
+        "Pair.predicted",
         "Part.measured",
         "Part.predicted",
         *(f"Alive.{part}" for part in Alive._fields),
