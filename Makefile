@@ -3,7 +3,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
-CODE := src tests benchmarks examples
+CODE := src tests benchmarks examples website spaces
 # torch goes in first, from the index in TORCH_INDEX where that is set (its CPU wheels are a tenth of the size).
 TORCH := 2.13.0
 # The day on which the shipped tables were last read: what the shipped calibration is dated, so that it never
@@ -11,10 +11,11 @@ TORCH := 2.13.0
 MEASURED := 2026-11-21
 # `make check PYTEST_ARGS="-n 2"` spreads the tests over two processes.
 PYTEST_ARGS ?=
+MKDOCS = OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test golden oracle accuracy calibrate check format lint types layers coverage bench bench-peers readme hooks clean
+.PHONY: help demo test slow golden oracle accuracy calibrate check format lint types layers coverage bench bench-peers readme docs docs-serve gallery space hooks clean
 
 help:  ## list the recipes
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,6 +25,9 @@ demo: $(VENV)/.core  ## estimate the seed paper's runs on four GPUs, dense and s
 
 test: $(VENV)/.dev  ## run the tests (sets itself up)
 	@$(BIN)/pytest $(PYTEST_ARGS)
+
+slow: $(VENV)/.dev  ## many random requests to the page and its JSON interface, minutes of them
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -q tests/unit/web/long.py $(PYTEST_ARGS)
 
 golden: $(VENV)/.dev  ## print the accuracy tables: predictions held against published measurements
 	@$(BIN)/pytest tests/golden -s -q $(PYTEST_ARGS)
@@ -65,6 +69,8 @@ bench: $(VENV)/.dev  ## measure every promise of speed, as ratios in one run: st
 	@$(BIN)/python -m benchmarks.results
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.instruments
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.callback
+	@$(BIN)/python -m benchmarks.web_edits
+	@$(BIN)/python -m benchmarks.web_load --seconds 20
 
 bench-peers: $(VENV)/.core  ## the same, and install and time a peer (downloads torch)
 	@$(BIN)/python -m benchmarks.cold_start --peers
@@ -72,11 +78,27 @@ bench-peers: $(VENV)/.core  ## the same, and install and time a peer (downloads 
 readme: $(VENV)/.dev  ## rewrite the file tree and the output shown in README.md
 	@$(BIN)/python -m tests.house.readme
 
+docs: gallery  ## build the documentation into build/site, strictly: prose, equations, commands, gallery
+	@$(MKDOCS) build --strict --quiet
+	@echo "build/site/index.html; 'make docs-serve' shows it"
+
+docs-serve: $(VENV)/.dev  ## the documentation at http://127.0.0.1:8318, built again as you write
+	@$(MKDOCS) serve --dev-addr 127.0.0.1:8318
+
+gallery: $(VENV)/.dev  ## draw the pictures of the documentation, by real commands on the examples, into build/gallery
+	@$(BIN)/python -m website.gallery
+
+space:  ## install Gradio beside FineGauge into .space-venv, start the Hugging Face Space here and ask it
+	@"$(PYTHON)" -m venv .space-venv
+	@.space-venv/bin/pip install --quiet --disable-pip-version-check '.[web]' \
+		"gradio==$$(sed -n 's/^sdk_version: //p' spaces/README.md)"
+	@.space-venv/bin/python -m spaces.ask
+
 hooks: $(VENV)/.dev  ## run ruff and mypy before every commit
 	@$(BIN)/pip install --quiet pre-commit && $(BIN)/pre-commit install
 
 clean:  ## remove the virtual environments and every cache
-	rm -rf $(VENV) .bench-venv .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .bench-venv .space-venv .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	rm -rf build dist src/*.egg-info
 	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} +
 

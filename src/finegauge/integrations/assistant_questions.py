@@ -78,7 +78,7 @@ class Asked(NamedTuple):
 
         Raises: InputError in one sentence for whatever is wrong with it.
         """
-        stated, overrides = self._mapping("run"), self._mapping("overrides")
+        stated, overrides = self.mapping("run"), self.mapping("overrides")
         file = self.text("file")
         if bool(file) == bool(stated):
             raise InputError("Give either 'file', a path below the server's folder, or 'run', its fields.")
@@ -121,7 +121,7 @@ class Asked(NamedTuple):
         words = tuple(f"{key}={_as_word(key, value)}" for key, value in overrides.items())
         return describe(path, words)
 
-    def _mapping(self, name: str) -> dict[str, Any]:
+    def mapping(self, name: str) -> dict[str, Any]:
         """Return a mapping of plain values, none of which leads out of the folder."""
         value = self.arguments.get(name)
         if value is None:

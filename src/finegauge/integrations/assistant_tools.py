@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from finegauge.errors import UnsupportedError
 from finegauge.integrations.assistant_questions import MAX_LIST, Asked
 from finegauge.units import HOUR_S
 
@@ -61,39 +60,28 @@ class Tool(NamedTuple):
 
 def _estimate(asked: Asked) -> str:
     """Return memory, time, cost and energy, once per GPU."""
-    from finegauge.plan.estimate import estimate
-    from finegauge.report.json_form import document, estimate_json, unsupported_json
+    from finegauge.plan.estimate import estimates
+    from finegauge.report.answers import estimate_answer
 
     at_max_batch, runs = asked.flag("at_max_batch"), asked.runs(common=True)
-    results: list[dict[str, Any]] = []
-    unsupported = {}
-    for run in runs:
-        try:
-            results.append(estimate_json(estimate(run, at_max_batch=at_max_batch)))
-        except UnsupportedError as error:
-            unsupported[str(run.gpu)] = str(error)
-    if not results:
-        raise UnsupportedError(next(iter(unsupported.values())))
-    results += [unsupported_json(name, reason) for name, reason in unsupported.items()]
-    return document("estimate", runs[0], results)
+    return estimate_answer(runs[0], *estimates(runs, at_max_batch=at_max_batch))
 
 
 def _check(asked: Asked) -> str:
     """Return whether the run fits, once per GPU."""
     from finegauge.plan.estimate import estimate
-    from finegauge.report.json_form import document, verdict_json
+    from finegauge.report.answers import check_answer
 
-    runs = asked.runs(common=False)
-    return document("check", runs[0], [verdict_json(estimate(run)) for run in runs])
+    return check_answer([estimate(run) for run in asked.runs(common=False)])
 
 
 def _max_batch(asked: Asked) -> str:
     """Return the largest micro-batch that fits, once per GPU."""
     from finegauge.plan.capacity import max_micro_batch_size
-    from finegauge.report.json_form import capacity_json, document
+    from finegauge.report.answers import capacity_answer
 
     runs = asked.runs(common=True)
-    return document("max-batch", runs[0], [capacity_json(run.gpu, max_micro_batch_size(run)) for run in runs])
+    return capacity_answer("max-batch", [(run, max_micro_batch_size(run)) for run in runs])
 
 
 def _plan(asked: Asked) -> str:
@@ -119,28 +107,21 @@ def _plan(asked: Asked) -> str:
 
 def _models(asked: Asked) -> str:
     """Return the models whose name, alias or kind contains the pattern, without their configurations."""
-    from finegauge.catalogue.models import models
+    from finegauge.report.catalogue_rows import found_models
 
-    wanted = asked.text("pattern").casefold()
     rows = []
-    for found in models().values():
-        kind = str(found.config.get("model_type", ""))
-        if wanted in " ".join((found.name, *found.aliases, kind)).casefold():
-            row = {**found._asdict(), "model_type": kind}
-            del row["config"]
-            rows.append(row)
+    for found in found_models(asked.text("pattern")):
+        row = {**found._asdict(), "model_type": str(found.config.get("model_type", ""))}
+        del row["config"]
+        rows.append(row)
     return _listed("models", rows)
 
 
 def _gpus(asked: Asked) -> str:
     """Return the GPUs whose name or alias contains the pattern."""
-    from finegauge.catalogue.gpus import fold, gpus
+    from finegauge.report.catalogue_rows import found_gpus, plain
 
-    wanted = fold(asked.text("pattern"))
-    rows = []
-    for spec in gpus().values():
-        if any(wanted in fold(name) for name in (spec.name, *spec.aliases)):
-            rows.append({**spec._asdict(), "flops_per_s": dict(spec.flops_per_s), "measured": None})
+    rows = [plain(spec) | {"measured": None} for spec in found_gpus(asked.text("pattern"))]
     return _listed("gpus", rows)
 
 

@@ -11,10 +11,11 @@ from jsonschema import Draft202012Validator
 from finegauge.integrations.assistant_questions import confine
 from finegauge.integrations.assistant_tools import MAX_ROWS, TOOLS
 from finegauge.integrations.mcp_server import answered
-from tests.e2e.commands import ROOT, finegauge
+from finegauge.report.schemas import schema
+from tests.e2e.commands import finegauge
 
 RUN = {"model": "llama-3-8b", "method": "qlora", "gpu": "A40"}
-SCHEMA = json.loads((ROOT / "docs" / "json" / "run-commands.schema.json").read_text("utf-8"))
+SCHEMA = schema("run-commands")
 
 
 @pytest.fixture

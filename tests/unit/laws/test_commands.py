@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from tests.e2e.commands import MIXTRAL, ROOT, finegauge
+from finegauge.report.schemas import schema
+from tests.e2e.commands import MIXTRAL, finegauge
 from tests.unit.laws.sweeps import AFFINE, followed
 
-SCHEMA = json.loads((ROOT / "docs" / "json" / "calibrate-law.schema.json").read_text("utf-8"))
+SCHEMA = schema("calibrate-law")
 
 
 @pytest.fixture

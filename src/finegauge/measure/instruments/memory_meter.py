@@ -165,7 +165,7 @@ def _held_before(phase: Phase) -> dict[str, list[torch.Tensor]]:
         models.append(phase.subject.model)
     states = getattr(phase.optimizer, "state", {}).values() if phase.optimizer is not None else ()
     kinds: dict[str, list[torch.Tensor]] = {
-        WEIGHTS: [t for model in models for t in (*model.parameters(), *model.buffers(), *_constants(model))],
+        WEIGHTS: [t for model in models for t in (*model.parameters(), *model.buffers(), *constants(model))],
         GRADIENTS: [p.grad for model in models for p in model.parameters() if p.grad is not None],
         STATES: [t for state in states for t in state.values() if isinstance(t, torch.Tensor)],
     }
@@ -173,7 +173,7 @@ def _held_before(phase: Phase) -> dict[str, list[torch.Tensor]]:
     return {kind: [tensor for tensor in tensors if _new(tensor, seen)] for kind, tensors in kinds.items()}
 
 
-def _constants(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+def constants(model: torch.nn.Module) -> Iterator[torch.Tensor]:
     """Yield what a quantiser keeps beside its weights: scales and tables."""
     for parameter in model.parameters():
         state = getattr(parameter, "quant_state", None)
