@@ -40,21 +40,23 @@ def formula_table(profile: Profile, formulas: Mapping[Path, str]) -> Table:
 
 
 def offer_table(quote: Quote) -> Table | None:
-    """Return the cheapest offers; None where nobody lets that GPU."""
+    """Return the cheapest offers, those last that nobody would call so; None where nobody lets that GPU."""
+    offers = sorted(quote.offers, key=lambda priced: not priced.offer.is_ranked)
     rows = tuple(
         (
-            priced.offer.provider, priced.offer.instance_type, priced.offer.region, priced.offer.date,
+            priced.offer.provider, priced.offer.instance_type, priced.offer.region,
+            priced.offer.tier + (", outlier" if priced.offer.outlier else ""), priced.offer.date,
             f"{priced.instances} x {priced.offer.gpu_count}",
             figures.dollars(priced.offer.on_demand_usd_per_h),
             figures.dollars(priced.on_demand_usd), figures.dollars(priced.spot_usd),
         )
-        for priced in quote.offers[:MOST_OFFERS]
+        for priced in offers[:MOST_OFFERS]
     )  # fmt: skip
     if not rows:
         return None
     more = f", the first {MOST_OFFERS} of {len(quote.offers)}" if len(quote.offers) > MOST_OFFERS else ""
-    headings = ("provider", "instance", "region", "price of", "GPUs", "per hour", "on demand", "spot")
-    return Table(f"Offers, cheapest on demand first{more}", headings, rows, num_text_columns=4)
+    headings = ("provider", "instance", "region", "tier", "price of", "GPUs", "per hour", "on demand", "spot")
+    return Table(f"Offers, cheapest on demand first{more}", headings, rows, num_text_columns=5)
 
 
 def source_table(profile: Profile, quote: Quote) -> Table:

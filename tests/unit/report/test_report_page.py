@@ -7,6 +7,7 @@ import html5lib
 import pytest
 
 from finegauge.plan.estimate import estimate
+from finegauge.plan.quote import quote
 from finegauge.predict import predict
 from finegauge.report import figures
 from finegauge.report.bars import Bar, BarPart, Table, memory_bar, stage_bar
@@ -15,6 +16,7 @@ from finegauge.report.html_page import html_page, profile_page
 from finegauge.report.markdown_page import markdown_page
 from finegauge.report.page import Fact, Report, section
 from finegauge.report.profile_report import run_report
+from finegauge.report.report_tables import offer_table
 from finegauge.units import GIB, gib
 from finegauge.workload.readers import read
 from finegauge.workload.run import Run
@@ -180,3 +182,12 @@ def test_svg_keeps_text_and_standalone_colours(report: Report) -> None:
     assert "var(--" not in text
     assert "<dc:date>" not in text
     assert "var(--fg-ink)" in page_svg(report.drawings[0])
+
+
+def test_the_first_offer_is_the_one_that_the_headline_calls_cheapest(run: Run) -> None:
+    asked = quote(run.replace(gpu="a40"))
+    table, cheapest = offer_table(asked), asked.cheapest_on_demand
+    assert table is not None
+    assert cheapest is not None
+    assert table.rows[0][0] == cheapest.offer.provider
+    assert any("outlier" in row[3] for row in table.rows[1:])
