@@ -7,6 +7,9 @@ T and E are of one sequence, so that a change of the batch gains nothing by itse
 of torch's allocator on the fullest GPU. Above 1 is better. Chen et al. 2024 (IPDPSW, pp. 929-937)
 name the three; the formulas are our reconstruction, for only their abstract could be had.
 
+Where both were measured on a processor and no meter read its joules, E is the processor time of all
+processes: what a core draws while it works is charged, what the machine draws anyway is not.
+
 Measured: the ratio of medians over all steps of all repetitions, with the 95 % interval of a
 bootstrap that draws repetitions first and then steps. Predicted: the ratio alone, for most of the
 error of two predictions of like runs is common to both, and how much is not known.
@@ -24,6 +27,7 @@ from finegauge.profile import Interval, Profile
 
 DIMENSIONS = ("SpeedUp", "MemoryUp", "EnergyUp")
 DRAWS = 400
+JOULES, PROCESSOR_S = "joules", "processor seconds"
 LEAST_GAIN = 1.005  # without an interval: what is less is printed as 1.00
 Ratios = Mapping[str, float | None]
 
@@ -37,6 +41,7 @@ class Gain(NamedTuple):
     outcome: str = "completed"
     reason: str = ""
     of_baseline: bool = False  # whether the outcome is that of the run without it
+    energy_by: str = JOULES  # or PROCESSOR_S: what EnergyUp is the ratio of
 
     def improves(self, dimension: str) -> bool:
         """Return whether it is better than without, beyond the interval where there is one."""
@@ -119,15 +124,16 @@ def _gain(name: str, base: Sequence[Profile], profiles: Sequence[Profile]) -> Ga
             held = _ratio(_bytes(base), _bytes(profiles)) if fits_not else None
             ratios = {**dict.fromkeys(DIMENSIONS), "MemoryUp": held}
             return Gain(name, ratios, {}, failed.outcome, failed.reason, of_baseline)
+    energy_by, ratio = _energy(base, profiles)
     ratios = {
         "SpeedUp": _ratio(_seconds(base), _seconds(profiles)),
         "MemoryUp": _ratio(_bytes(base), _bytes(profiles)),
-        "EnergyUp": _ratio(_joules(base), _joules(profiles)),
+        "EnergyUp": ratio,
     }
     intervals = {}
     if ratios["SpeedUp"] and (interval := _bootstrap(base, profiles)):
         intervals["SpeedUp"] = interval
-    return Gain(name, ratios, intervals)
+    return Gain(name, ratios, intervals, energy_by=energy_by)
 
 
 def _seconds(profiles: Sequence[Profile]) -> float | None:
@@ -155,6 +161,26 @@ def _joules(profiles: Sequence[Profile]) -> float | None:
         if p.step_energy_j.total and p.step_sequences
     ]
     return median(known) if known else None
+
+
+def _processor_s(profiles: Sequence[Profile]) -> float | None:
+    """Return the processor seconds of one sequence; None where anything but a processor did the work."""
+    if any(p.source.kind != "measured" or p.fingerprint.get("cuda") for p in profiles):
+        return None
+    known = [
+        busy / p.step_sequences
+        for p in profiles
+        if p.step_sequences and (busy := p.observations.get("timing", {}).get("processor_s"))
+    ]
+    return median(known) if known else None
+
+
+def _energy(base: Sequence[Profile], profiles: Sequence[Profile]) -> tuple[str, float | None]:
+    """Return what stands for energy, and the ratio of it."""
+    joules = _joules(base), _joules(profiles)
+    if joules == (None, None) and (ratio := _ratio(_processor_s(base), _processor_s(profiles))):
+        return PROCESSOR_S, ratio
+    return JOULES, _ratio(*joules)
 
 
 def _ratio(base: float | None, other: float | None) -> float | None:

@@ -112,7 +112,7 @@ def take_apart(run: Run, options: Options, tell: Tell) -> Profile:
         source=source_of(options),
         step_time_s=step,
         step_times_s=timed.step_times_s,
-        step_energy_j=_energy(timed),
+        step_energy_j=energy_of(timed),
         step_flops=flops,
         step_tokens=_mean([facts.tokens for facts in timed.facts]),
         step_sequences=_mean([facts.sequences for facts in timed.facts]),
@@ -250,7 +250,7 @@ def _instruments(trial: Trial, run: Run, step_s: float, observations: dict[str, 
         observations["evaluation"] = evaluate(phase, options, trial.tell)  # last: it changes the weights
 
 
-def _energy(timed: Timing) -> Breakdown:
+def energy_of(timed: Timing) -> Breakdown:
     """Return the joules of a step; empty where no meter read any."""
     joules = timed.energy.get("energy_j") if timed.energy else None
     return Breakdown({("device",): joules / len(timed.steps)}) if joules else Breakdown({})

@@ -12,7 +12,7 @@ from finegauge.profile import Profile
 from finegauge.report import figures, page
 from finegauge.report.bars import Table
 from finegauge.report.charts import panel_drawing
-from finegauge.report.compare import panels, title
+from finegauge.report.compare import NO_METER, by_processor, panels, title
 from finegauge.report.drawings.beside import Pair, dots_drawing
 from finegauge.report.drawings.experts import experts_drawing, loads_of
 from finegauge.report.drawings.front import Way, front_drawing
@@ -59,7 +59,10 @@ def campaign_report(heading: str, results: Sequence[Result], baseline: str = "ba
             section(
                 "gains",
                 "SpeedUp, MemoryUp, EnergyUp",
-                texts=_of_many(comparisons, MOST_COMPARISONS),
+                texts=(
+                    *_of_many(comparisons, MOST_COMPARISONS),
+                    *((NO_METER,) if by_processor(comparisons) else ()),
+                ),
                 drawings=tuple(_gains(comparisons, baseline)),
             ),
             section(

@@ -6,13 +6,14 @@ from itertools import pairwise
 from typing import Any
 
 from finegauge.campaign.claims import Claims
-from finegauge.campaign.gains import DIMENSIONS, Comparison, Gain
+from finegauge.campaign.gains import DIMENSIONS, PROCESSOR_S, Comparison, Gain
 from finegauge.report.claims import claims_json, claims_lines
 from finegauge.report.figures import UNKNOWN
 from finegauge.report.terminal import columns, paint, wrapped
 from finegauge.reproduce.item import Panel, Series
 
 ABOVE_ONE = "Above 1 is better: SpeedUp = T_base/T_opt, MemoryUp = M_base/M_opt, EnergyUp = E_base/E_opt."
+NO_METER = "EnergyUp by processor time: no meter on this machine read its joules."
 
 
 def compare_lines(
@@ -24,7 +25,13 @@ def compare_lines(
         lines += [paint(title(one), "bold"), *_table(one), *_statements(one, baseline), ""]
     measured = any(gain.intervals for one in comparisons for gain in one.gains)
     lines += [ABOVE_ONE, *(["[ ]: 95 % interval of the measured ratio."] if measured else [])]
+    lines += [NO_METER] if by_processor(comparisons) else []
     return [*lines, *(["", *claims_lines(claims, comparisons)] if claims else [])]
+
+
+def by_processor(comparisons: Sequence[Comparison]) -> bool:
+    """Return whether processor time stands for energy anywhere."""
+    return any(gain.energy_by == PROCESSOR_S for one in comparisons for gain in one.gains)
 
 
 def title(comparison: Comparison) -> str:
@@ -155,6 +162,7 @@ def _gain_json(gain: Gain) -> dict[str, Any]:
     """Return one gain as JSON."""
     found: dict[str, Any] = {
         "name": gain.name, "outcome": gain.outcome, "of_baseline": gain.of_baseline, "reason": gain.reason,
+        "energy_by": gain.energy_by,
     }  # fmt: skip
     for name in DIMENSIONS:
         found[name] = gain.ratios[name]

@@ -1,9 +1,11 @@
 """SpeedUp, MemoryUp and EnergyUp."""
 
+from dataclasses import replace
+
 import pytest
 
 from finegauge.campaign.folder import Result
-from finegauge.campaign.gains import DIMENSIONS, compare_results, gains_over
+from finegauge.campaign.gains import DIMENSIONS, JOULES, PROCESSOR_S, compare_results, gains_over
 from finegauge.profile import Breakdown, Profile, Source
 from finegauge.workload.run import Run
 
@@ -40,6 +42,26 @@ def test_what_is_not_known_is_no_gain() -> None:
     (gain,) = gains_over([profile(2.0, joules=None)], {"other": [profile(1.0, 4.0, None)]})
     assert gain.ratios["EnergyUp"] is None
     assert gain.improves_all  # of those that are known
+
+
+def busy(profile: Profile, processor_s: float, **fingerprint: str) -> Profile:
+    seen = {"timing": {"processor_s": processor_s}}
+    return replace(profile, observations=seen, fingerprint=fingerprint)
+
+
+def test_processor_time_stands_for_joules_that_no_meter_read() -> None:
+    base, other = busy(profile(2.0, joules=None), 6.0), busy(profile(1.0, joules=None, sequences=2.0), 4.0)
+    (gain,) = gains_over([base], {"other": [other]})
+    assert (gain.ratios["EnergyUp"], gain.energy_by) == (3.0, PROCESSOR_S)
+
+
+def test_processor_time_stands_neither_beside_joules_nor_for_a_gpu() -> None:
+    counted, not_counted = busy(profile(2.0), 6.0), busy(profile(1.0, joules=None), 4.0)
+    on_gpu = busy(profile(1.0, joules=None), 4.0, cuda="13.0")
+    found = gains_over([counted], {"one": [counted], "other": [not_counted]})
+    assert [(gain.ratios["EnergyUp"], gain.energy_by) for gain in found] == [(1.0, JOULES), (None, JOULES)]
+    (gain,) = gains_over([on_gpu], {"other": [not_counted]})
+    assert gain.ratios["EnergyUp"] is None
 
 
 def test_measured_ratios_carry_an_interval_that_decides() -> None:

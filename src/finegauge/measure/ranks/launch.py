@@ -1,6 +1,7 @@
 """A run on several processes: torchrun starts a rank for each GPU that the run counts, here to one Profile.
 
-The step is that of the slowest rank, the memory that of the fullest; tokens are all ranks' together.
+The step is that of the slowest rank, the memory that of the fullest; tokens, joules and processor seconds
+are all ranks' together.
 `observations["ranks"]` has every rank: its seconds, what it holds, what it sent. Where a rank
 dies the others end with it, and the first to fail gives the reason.
 """
@@ -23,7 +24,7 @@ from finegauge.measure.process import kernel_kills
 from finegauge.measure.ranks.refused import refuse
 from finegauge.measure.ranks.worker import GROUP
 from finegauge.measure.rates import model_flops
-from finegauge.profile import Profile
+from finegauge.profile import Breakdown, Profile
 from finegauge.store.document import profile_of, run_document
 from finegauge.workload.run import Run
 
@@ -67,14 +68,18 @@ def together(run: Run, ranks: list[Profile]) -> Profile:
     fullest = max(ranks, key=lambda profile: profile.peak_memory_bytes.total)
     observations = {
         **{name: slowest.observations[name] for name in ("timing", "steps", "notes")},
+        **_energy(ranks),
         "ranks": [_rank(number, profile) for number, profile in enumerate(ranks)],
     }
     observations["notes"] = [*observations["notes"], *_notes(run, ranks[0])]
+    busy_s = sum(profile.observations["timing"]["processor_s"] for profile in ranks)
+    observations["timing"] = {**observations["timing"], "processor_s": busy_s}
     return replace(
         slowest,
         run=run,
         step_flops=model_flops(run) * run.num_gpus,
         peak_flops_per_s=slowest.peak_flops_per_s / sharers(run, ranks[0]),
+        step_energy_j=_joules(ranks),
         step_tokens=sum(profile.step_tokens for profile in ranks),
         step_sequences=sum(profile.step_sequences for profile in ranks),
         peak_memory_bytes=fullest.peak_memory_bytes,
@@ -83,6 +88,25 @@ def together(run: Run, ranks: list[Profile]) -> Profile:
         peak_phase=fullest.peak_phase,
         observations=observations,
     )
+
+
+def _joules(ranks: list[Profile]) -> Breakdown:
+    """Return the joules of a step of every rank that has a meter; empty where one of them read none."""
+    metered = [profile for profile in ranks if "energy" in profile.observations]
+    if not metered or not all(profile.step_energy_j.total for profile in metered):
+        return Breakdown({})
+    return Breakdown({("device",): sum(profile.step_energy_j.total for profile in metered)})
+
+
+def _energy(ranks: list[Profile]) -> dict[str, Any]:
+    """Return what the meters say together: the first that read nothing speaks for all."""
+    readings = [profile.observations["energy"] for profile in ranks if "energy" in profile.observations]
+    if not readings:
+        return {}
+    silent = [reading for reading in readings if reading["energy_j"] is None]
+    if silent:
+        return {"energy": silent[0]}
+    return {"energy": {**readings[0], "energy_j": sum(reading["energy_j"] for reading in readings)}}
 
 
 def sharers(run: Run, rank: Profile) -> int:

@@ -24,7 +24,7 @@ from finegauge.measure.ranks.held import GRADIENTS, OPTIMIZER, WEIGHTS, WORKSPAC
 from finegauge.measure.ranks.peaks import peaks
 from finegauge.measure.rates import capacity_bytes, peak_of
 from finegauge.measure.refusal import refusal
-from finegauge.measure.session import device_of, observations_of, outcome, source_of
+from finegauge.measure.session import device_of, energy_of, observations_of, outcome, source_of
 from finegauge.measure.subject import Phase
 from finegauge.profile import Breakdown, Profile
 from finegauge.store.document import profile_document, run_of
@@ -49,6 +49,8 @@ def answer(trial: Mapping[str, Any], rank: int, tell: Tell) -> dict[str, Any]:
 def rank_profile(run: Run, options: Options, rank: int, tell: Tell) -> Profile:
     """Return what this rank measures of `run`."""
     device = device_of(options)
+    if rank and device.type == "cpu":
+        options = options._replace(energy=False)  # the first rank's meter counts the whole machine
     before_bytes, before = resident_bytes(), storages()
     tell("building", 0, 1)
     place = Divided(rank)
@@ -73,6 +75,7 @@ def rank_profile(run: Run, options: Options, rank: int, tell: Tell) -> Profile:
         source=source_of(options),
         step_time_s=timed.median_s,
         step_times_s=timed.step_times_s,
+        step_energy_j=energy_of(timed),
         step_tokens=_mean([facts.tokens for facts in timed.facts]),
         step_sequences=_mean([facts.sequences for facts in timed.facts]),
         peak_flops_per_s=peak_of(run, device).flops_per_s,

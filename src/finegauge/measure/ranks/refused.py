@@ -12,7 +12,7 @@ from finegauge.workload.run import Run
 
 PHASES = ("sft", "pretrain", "reward", "dpo", "ppo", "grpo")
 MODEL_DEGREES = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel")
-ALONE = ("layers", "kernels", "ncu", "experts", "energy", "evaluate", "tasks", "trace_path")
+ALONE = ("layers", "kernels", "ncu", "experts", "evaluate", "tasks", "trace_path")
 MOST_PER_CORE = 4
 
 
