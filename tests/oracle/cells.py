@@ -24,7 +24,18 @@ PRECISION: dict[str, dict[str, Any]] = {
 BATCHES = ((2, 128), (1, 320), (3, 96))
 CORE = (
     *("llama", "llama-128k-words", "llama-biased-tied", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3"),
-    *("olmo2", "gpt2", "opt", "gpt_neox", "cohere", "mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"),
+    *(
+        "olmo2",
+        "gpt2",
+        "opt",
+        "opt-narrow-words",
+        "gpt_neox",
+        "cohere",
+        "mixtral",
+        "qwen2_moe",
+        "qwen3_moe",
+        "gpt_oss",
+    ),
     *("deepseek_v2", "deepseek_v3", "glm4_moe", "mamba", "mamba2", "jamba", "bamba", "granitemoehybrid"),
     *("nemotron_h", "qwen3_next"),
 )

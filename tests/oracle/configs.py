@@ -117,6 +117,12 @@ DENSE: dict[str, dict[str, Any]] = {
     "gpt2": GPT2_NAMES,
     "gpt_bigcode": GPT2_NAMES,
     "opt": {"ffn_dim": 1024, "word_embed_proj_dim": 256},
+    "opt-narrow-words": {
+        "model_type": "opt",
+        "ffn_dim": 1024,
+        "word_embed_proj_dim": 128,
+        "do_layer_norm_before": False,
+    },
     "bloom": {"n_layer": 3, "n_head": 4},
     "mpt": {"d_model": 256, "n_layers": 3, "n_heads": 4, "max_seq_len": 1024},
     "falcon": {"multi_query": True, "parallel_attn": True, "new_decoder_architecture": False},

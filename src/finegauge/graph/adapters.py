@@ -118,8 +118,8 @@ def _refuse_half(names: set[str], rewritten: dict[str, str]) -> None:
 
 
 def _names(model: Architecture, *, fused_experts: bool) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the names of the layers' modules and of their bare parameters."""
-    modules: set[str] = set()
+    """Return the names of a model's modules that may have adapters, and of the layers' bare parameters."""
+    modules = {last_name(linear.name) for linear in model.widening}
     bare: set[str] = set()
     for layer, _ in model.layers:
         for branch in layer.branches:

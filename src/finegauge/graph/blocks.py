@@ -337,6 +337,7 @@ class Architecture(NamedTuple):
     embeddings: tuple[Tensor, ...]
     final_norm: Norm | None
     head: Linear | None  # None: tied to the embedding
+    widening: tuple[Linear, ...] = ()  # from words to states and back, where they are not equally wide
     other: tuple[Tensor, ...] = ()
     max_position_embeddings: int | None = None
     notes: tuple[str, ...] = ()
@@ -344,6 +345,11 @@ class Architecture(NamedTuple):
     embedding_norm: Norm | None = None
     buffer_bytes: int = 0  # of masks and tables of positions that are no parameters
     rotary_dims: tuple[int, ...] = ()  # channels of each table of sines that all layers share
+
+    @property
+    def projection(self) -> Linear:
+        """Return what makes logits of the last states: the head, or the table of words as wide as it is."""
+        return self.head or Linear("lm_head", self.embeddings[0].shape[1], self.vocab_size)
 
     @property
     def num_layers(self) -> int:
@@ -369,8 +375,8 @@ class Architecture(NamedTuple):
         return self.num_parameters - idle
 
     def outer_tensors(self) -> list[Tensor]:
-        """Return the tensors outside the layers: embeddings, final norm, untied head."""
-        parts = [part for part in (self.embedding_norm, self.final_norm, self.head) if part is not None]
+        """Return the tensors outside the layers: embeddings, what widens them, norms, untied head."""
+        parts = [part for part in (self.embedding_norm, *self.widening, self.final_norm, self.head) if part]
         return list(self.embeddings) + _tensors(parts)
 
     def layers_by_kind(self) -> dict[str, int]:

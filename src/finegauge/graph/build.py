@@ -155,7 +155,7 @@ def _build(
 
 def scalar_headed(model: Architecture) -> Architecture:
     """Return `model` with one output per token in place of one per word: a reward or a value."""
-    return model._replace(head=Linear("score", model.hidden_size, 1), vocab_size=1)
+    return model._replace(head=Linear("score", model.projection.in_features, 1), vocab_size=1)
 
 
 @lru_cache(maxsize=64)
@@ -286,7 +286,7 @@ def _layers(model: Architecture, low: Lowering) -> tuple[LayerGraph, ...]:
     The model's groups are in order until every kind of layer has been met.
     """
     counts: Counter[tuple[str, tuple[Op, ...]]] = Counter()
-    reached = low.input_gradients
+    reached = low.input_gradients or any(low.rank(one, "linear", "embedding") for one in model.widening)
     for layer, count, own in _lowered(model, low):
         for number in (count,) if reached else (1, count - 1):
             if not number:

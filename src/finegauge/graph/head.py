@@ -7,8 +7,8 @@ them live together depends on the code: 14 V bytes per token in transformers 4.4
 are dropped) and after (the labels are shifted instead; the peak moves to the backward).
 """
 
-from finegauge.graph.blocks import Architecture, Attention, Linear
-from finegauge.graph.frontier import unreached
+from finegauge.graph.blocks import Architecture, Attention
+from finegauge.graph.frontier import cut_below, unreached
 from finegauge.graph.lowering import Lowering
 from finegauge.graph.op import Cost, Op, Poly, per_token
 from finegauge.graph.tape import Alive, Tape
@@ -41,6 +41,11 @@ def embedding(tape: Tape, model: Architecture) -> None:
             dtype=low.compute_dtype,
         )
     )
+    start = len(tape.ops)
+    for linear in model.widening[:1]:
+        tape.linear("embedding", linear, keeps=low.kept_input(linear.in_features, linear, part="embedding"))
+    if not low.input_gradients:
+        tape.ops[start:] = cut_below(tape.ops[start:], dropout=low.lora_dropout)
     if model.embedding_norm is not None:
         tape.norm(model.embedding_norm, "embedding")
         if not (low.input_gradients or low.norms_train):
@@ -60,18 +65,19 @@ def _positions(low: Lowering, model: Architecture) -> Poly:
 
 def head(tape: Tape, model: Architecture) -> None:
     """Add final norm, output projection and cross-entropy loss."""
-    low, v = tape.lowering, float(model.vocab_size)
+    low, v, width = tape.lowering, float(model.vocab_size), model.projection.in_features
     tape.norm(model.final_norm, "head")
-    projection = model.head or Linear("lm_head", model.hidden_size, model.vocab_size)
+    for linear in model.widening[1:]:
+        tape.linear("head", linear, keeps=low.kept_input(linear.in_features, linear, part="head"))
     tape.linear(
         "head",
-        projection,
+        model.projection,
         kind="head",
-        keeps=low.kept_input(model.hidden_size, projection, kind="head", part="head"),
+        keeps=low.kept_input(width, model.projection, kind="head", part="head"),
     )
     if low.loss == "full_logits" and (low.numerics.scaled_logits or low.numerics.logit_cap):
         w = v * low.compute_bytes
-        read = 0.0 if tape.ops[-1].saved_bytes.token else float(low.compute_bytes * model.hidden_size)
+        read = 0.0 if tape.ops[-1].saved_bytes.token else float(low.compute_bytes * width)
         tape.elementwise(("head", "scale"), 2 * w, alive=Alive(2 * w + read, 2 * w))
     forward, backward = FULL_LOSS_FORWARD_BYTES, FULL_LOSS_BACKWARD_BYTES
     launches = 8.0
@@ -88,7 +94,7 @@ def head(tape: Tape, model: Architecture) -> None:
         tape.ops[-1] = tape.ops[-1]._replace(live_forward_bytes=both)
     # the output object holds the final states, which a trained head keeps anyway if it reads them as they are
     reads = low.weights_train and low.stream_bytes == low.compute_bytes
-    states = per_token(0.0 if reads else float(low.stream_bytes * model.hidden_size))
+    states = per_token(0.0 if reads else float(low.stream_bytes * width))
     tape.ops.append(
         Op(
             ("loss", "cross entropy"),
@@ -105,8 +111,9 @@ def head(tape: Tape, model: Architecture) -> None:
 
 def _inside_the_loss(projection: Op, low: Lowering, model: Architecture) -> Op:
     """Return the head of a loss that takes its logits in chunks: all of them are never there."""
-    table = float(model.vocab_size * model.hidden_size * low.weight_bytes) if low.weights_train else 0.0
-    states = per_token(float(low.compute_bytes * model.hidden_size))
+    width = model.projection.in_features
+    table = float(model.vocab_size * width * low.weight_bytes) if low.weights_train else 0.0
+    states = per_token(float(low.compute_bytes * width))
     return projection._replace(
         live_forward_bytes=states, live_backward_bytes=states.plus(Poly(const=table)), passing_bytes=states
     )
@@ -123,7 +130,7 @@ def _beside_logits(low: Lowering, v: float) -> Poly:
 
 def loss_bytes(low: Lowering, model: Architecture) -> tuple[Poly, Poly, Poly]:
     """Return what the loss keeps, and what is alive beside that in the loss and in its backward."""
-    v, h = float(model.vocab_size), float(model.hidden_size)
+    v, h = float(model.vocab_size), float(model.projection.in_features)
     if low.chunks_kept:
         return _kept_chunks_bytes(low, v, h)
     if low.loss == "chunked":

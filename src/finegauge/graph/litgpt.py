@@ -30,8 +30,7 @@ def litgpt_model(model: Architecture) -> Architecture:
     """Return `model` as litgpt holds and computes it."""
     numerics = Numerics(softcap=model.numerics.softcap, logit_cap=model.numerics.logit_cap)
     layers = tuple((_layer(layer), count) for layer, count in model.layers)
-    head = model.head or Linear("lm_head", model.hidden_size, model.vocab_size)
-    return model._replace(numerics=numerics, layers=layers, head=head)
+    return model._replace(numerics=numerics, layers=layers, head=model.projection)
 
 
 def litgpt_targets(asked: Iterable[str]) -> tuple[str, ...]:

@@ -54,6 +54,8 @@ def weights_of(
         tensors = (t for t in layer.tensors() if t.kind != "fixed" and not _is_extra(t, trainable_extra))
         own += [Trained(tensor.shape, low.weight_bytes, count) for tensor in tensors]
     adapters = [pair for layer, count in model.layers for pair in _adapters(layer, count, low)]
+    for linear in model.widening:
+        adapters += _pair(low, linear, "linear", "embedding")
     if model.head is not None:
         adapters += _pair(low, model.head, "head", "head")
     trained = sum(t.num_alike * t.size for t in own)

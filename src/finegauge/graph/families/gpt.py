@@ -120,11 +120,7 @@ def opt(config: Config) -> Architecture:
         Tensor("embed_tokens.weight", (vocab, width), "embedding"),
         Tensor("embed_positions.weight", (f.size("max_position_embeddings") + 2, hidden), "embedding"),
     ]
-    if width != hidden:
-        outer += [
-            Tensor("project_in.weight", (hidden, width), "linear"),
-            Tensor("project_out.weight", (width, hidden), "linear"),
-        ]
+    widening = Linear("project_in", width, hidden), Linear("project_out", hidden, width)
     has_final = before and not f.flag("_remove_final_layer_norm")
     return Architecture(
         model_type=f.model_type,
@@ -134,6 +130,7 @@ def opt(config: Config) -> Architecture:
         embeddings=tuple(outer),
         final_norm=layer_norm("final_layer_norm", hidden, weight=affine, bias=affine) if has_final else None,
         head=None if f.flag("tie_word_embeddings") else Linear("lm_head", width, vocab),
+        widening=widening if width != hidden else (),
         max_position_embeddings=f.size("max_position_embeddings"),
     )
 
