@@ -5,7 +5,14 @@ from typing import NamedTuple
 
 from finegauge.arithmetic import smallest
 from finegauge.graph.op import Extents
-from finegauge.predict.memory import LiveSet, Update, live_set, optimizer_scratch
+from finegauge.predict.memory import (
+    HEAD_BACKWARD,
+    LiveSet,
+    Update,
+    largest_parts,
+    live_set,
+    optimizer_scratch,
+)
 from finegauge.predict.sharding import (
     AFTER_BACKWARD,
     Share,
@@ -31,7 +38,10 @@ def beside_of(run: Run, share: Share) -> Beside:
     if run.optimizer_implementation == "in_backward":  # gradients are used up as they come
         most = max(share.layer_gradient_bytes, share.outer_gradient_bytes)
         update = update._replace(most_gradients_bytes=most)
-    return Beside(gathered_memory(run, share), update)
+    gathered = gathered_memory(run, share)
+    if gathered:
+        gathered = {HEAD_BACKWARD: gathered["backward"], **gathered}
+    return Beside(gathered, update)
 
 
 def rank_live_set(
@@ -42,7 +52,7 @@ def rank_live_set(
     in_backward, most = run.optimizer_implementation == "in_backward", update.most_gradients_bytes
     phases: dict[str, Breakdown] = {}
     for stage, graph in stage_graphs(run, share.graph).items():
-        live = live_set(share.run, graph, extents, cublas, update)
+        live = live_set(share.run, graph, extents, cublas, update, head_apart=bool(gathered))
         phases |= {
             name + stage: parts + Breakdown(gathered.get(name, {})) for name, parts in live.phases.items()
         }
@@ -55,6 +65,9 @@ def rank_live_set(
     if frozen:
         held = {p: v for p, v in phases["backward"].parts.items() if p[0] not in ("activations", "logits")}
         phases["backward of frozen layers"] = Breakdown({**held, **frozen})
+    for name in [name for name in phases if name.startswith(HEAD_BACKWARD)]:  # of one stage or another
+        layers = name.replace(HEAD_BACKWARD, "backward")
+        phases[layers] = Breakdown(largest_parts([phases.pop(name).parts, phases[layers].parts]))
     if in_backward:
         phases = {name: _capped(parts, most) for name, parts in phases.items() if name != "optimizer"}
     return LiveSet(phases)

@@ -33,6 +33,7 @@ from finegauge.workload.run import Run
 
 CUBLAS_BYTES = {"Hopper": 32 * 2**20, "Blackwell": 32 * 2**20, CPU: 0.0}  # workspace per handle
 CUBLAS_DEFAULT_BYTES = 8.5 * 2**20
+HEAD_BACKWARD = "backward of the head"
 
 Parts = dict[Path, float]
 
@@ -73,8 +74,9 @@ class Update(NamedTuple):
 
 
 def live_set(
-    run: Run, graph: Graph, extents: Extents, cublas: float, update: Update | None = None
-) -> LiveSet:
+    run: Run, graph: Graph, extents: Extents, cublas: float, update: Update | None = None,
+    *, head_apart: bool = False,
+) -> LiveSet:  # fmt: skip
     """Return the live memory of each phase for a micro-batch of `extents`, in bytes.
 
     Args:
@@ -83,6 +85,7 @@ def live_set(
         extents: Of the micro-batch.
         cublas: What matrix products hold, as `cublas_bytes` says.
         update: What the optimizer step takes; as `run` and `graph` say by default.
+        head_apart: Whether the backward pass of the head is a phase of its own, HEAD_BACKWARD.
     """
     weights = graph.weights
     update = update or Update(optimizer_scratch(run, weights))
@@ -96,7 +99,7 @@ def live_set(
     phases = {
         "forward": passes.forward(),
         "loss": passes.loss(),
-        "backward": passes.backward(),
+        **passes.backward(head_apart=head_apart),
         "optimizer": {
             ("gradients",): weights.gradient_bytes * update.kept_fraction,
             ("workspace", "optimizer"): update.scratch_bytes,
@@ -225,16 +228,17 @@ class _Passes:
             ("logits", "loss"): loss.saved_bytes.at(self.extents) + loss.live_forward_bytes.at(self.extents),
         }
 
-    def backward(self) -> Parts:
+    def backward(self, *, head_apart: bool) -> dict[str, Parts]:
         """Return the peak of the backward pass, its recomputation included."""
-        at_most = self.most_gradients
-        return largest_parts(
-            {
-                path: smallest(value, at_most) if path == ("gradients",) else value
-                for path, value in parts.items()
-            }
-            for parts in self._backward_moments()
-        )
+        head, *rest = map(self._at_most, self._backward_moments())
+        if head_apart:
+            return {HEAD_BACKWARD: head, "backward": largest_parts(rest)}
+        return {"backward": largest_parts([head, *rest])}
+
+    def _at_most(self, parts: Parts) -> Parts:
+        """Return `parts` with no more gradients than wait at a time."""
+        held = parts["gradients",]
+        return {**parts, ("gradients",): smallest(held, self.most_gradients)}
 
     def _backward_moments(self) -> Iterator[Parts]:
         """Yield what is alive in the head, in the layers that may be first and last, in the embedding."""

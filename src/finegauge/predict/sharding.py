@@ -23,6 +23,7 @@ from finegauge.graph.frontier import is_adapter
 from finegauge.graph.op import Extents, Op
 from finegauge.graph.weights import Weights
 from finegauge.predict.divided import by_fully_shard, by_megatron, by_transformers, divided
+from finegauge.predict.memory import HEAD_BACKWARD
 from finegauge.predict.stages import on_a_stage, outer_params, stage_shares
 from finegauge.predict.walk import backward_moment, worst
 from finegauge.profile import Path
@@ -160,9 +161,10 @@ def gathered_memory(run: Run, share: Share) -> dict[str, dict[Path, float]]:
     if run.sharding == "zero3":
         kept = min(share.outer_bytes + stage_layers * layer_bytes, ZERO3_KEPT * whole_bytes(share))
         gathered = max(kept, max(outer_params(share.whole)) * whole_bytes(share) + layer_bytes)
+    at_head = gathered - (layer_bytes if 1 < layers <= GATHERED_LAYERS else 0.0)
     if any(name in run.framework.lower() for name in OUTER_UNITS_APART):
         end = max(outer_params(share.whole)) * whole_bytes(share) / run.tensor_parallel
-        gathered = layers * layer_bytes + max(0.0, end - layer_bytes)
+        at_head = gathered = layers * layer_bytes + max(0.0, end - layer_bytes)
     reduced = share.layer_gradient_bytes
     if not share.graph.lowering.chunks_kept:  # else it is counted with the loss
         head = sum(op.gradient_bytes for op in share.whole.head) / run.tensor_parallel
@@ -174,6 +176,8 @@ def gathered_memory(run: Run, share: Share) -> dict[str, dict[Path, float]]:
         reduced += beside[gradients]  # a unit's new ones beside the sum of all before
     found = {"forward": beside, "loss": beside, "backward": {**beside, gradients: reduced}}
     if run.sharding != "zero3":
+        loss = {**beside, weights: at_head}
+        found |= {"loss": loss, HEAD_BACKWARD: {**loss, gradients: reduced - share.layer_gradient_bytes}}
         copies = 2.0 if run.framework and not by_fully_shard(run) else 1.0
         found[AFTER_BACKWARD] = {
             weights: gathered,
