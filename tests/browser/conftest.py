@@ -33,6 +33,7 @@ class Visit:
     def __init__(self, browser: Browser, url: str, **context: object) -> None:
         self.url = url
         self.wrong: list[str] = []
+        self._has_script = context.get("java_script_enabled", True)
         self._context = browser.new_context(**context)  # type: ignore[arg-type]
         self._context.route("**/*", self._guard)
         self.page: Page = self._context.new_page()
@@ -43,8 +44,10 @@ class Visit:
         self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
 
     def open(self, path: str = "/") -> Page:
-        """Return the page at `path`, loaded."""
+        """Return the page at `path`, loaded, its scripts too."""
         self.page.goto(self.url + path)
+        if self._has_script:
+            self.page.wait_for_selector("html.ready", state="attached")
         return self.page
 
     def close(self) -> None:

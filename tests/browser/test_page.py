@@ -9,6 +9,9 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
+from finegauge.web.controls import controls, models
+from finegauge.web.form import State
+from finegauge.web.share import token_of
 from tests.browser.conftest import SCREENSHOTS, Visit
 
 LLAMAFACTORY = """\
@@ -173,6 +176,20 @@ def test_hostile_input_is_shown_as_text(visit: Visit) -> None:
     assert page.locator("img[src=x], #answer script").count() == 0
     assert HOSTILE[:20] in page.input_value("#f-document")
     picture(page, "7-hostile")
+
+
+def test_hostile_input_is_text_in_what_comes_after_the_first_frame_too(visit: Visit) -> None:
+    hostile = f"</noscript>{HOSTILE}"
+    link = f"/?s={token_of(State(overrides={'provider': hostile, 'lora_targets': hostile}))}"
+    page = visit.open(link)
+    assert page.input_value("#f-provider") == page.input_value("#f-lora_targets") == hostile
+    assert page.locator("img[src=x], noscript, #inputs script").count() == 0
+
+
+def test_every_field_is_there_after_the_first_frame(visit: Visit) -> None:
+    page = visit.open()
+    assert page.locator("#inputs [name]").count() == 1 + len(list(controls()))  # and the pasted text
+    assert page.locator("#models option").count() == len(models())
 
 
 @pytest.mark.parametrize("visit", [PHONE], indirect=True)

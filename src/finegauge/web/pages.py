@@ -262,9 +262,11 @@ def _rendered(template: str, context: Mapping[str, Any]) -> str:
 @cache
 def _environment() -> "Environment":
     """Return the templates of the page, with those that it shares with the report."""
+    from markupsafe import Markup
+
     from finegauge.report.templates import environment
-    from finegauge.web.assets import url
+    from finegauge.web.assets import icon, style, url
 
     found = environment("finegauge.web")
-    found.globals["asset"] = url
+    found.globals |= {"asset": url, "icon": Markup(icon()), "style": Markup(style())}
     return found

@@ -1,6 +1,9 @@
 """Strangers are refused, and every answer forbids what a page does not need."""
 
+import re
+from base64 import b64encode
 from collections.abc import Iterator
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -68,6 +71,14 @@ def test_the_policy_allows_no_code_in_a_page() -> None:
     assert "*" not in policy
 
 
+def test_the_policy_allows_the_style_of_the_page_and_no_other(browser: TestClient) -> None:
+    page = browser.get("/").text
+    (style,) = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
+    hash_text = b64encode(sha256(style.encode()).digest()).decode()
+    assert f"style-src 'sha256-{hash_text}';" in HEADERS["Content-Security-Policy"]
+    assert " style=" not in page
+
+
 @pytest.mark.parametrize(
     ("host", "passes"),
     [
@@ -120,15 +131,15 @@ def test_no_file_but_those_of_the_page(name: str, browser: TestClient) -> None:
 
 
 def test_a_file_is_kept_under_the_hash_of_its_content(browser: TestClient) -> None:
-    first = browser.get(url("figures.css"))
+    first = browser.get(url("page.js"))
     assert first.status_code == 200
     assert first.headers["cache-control"] == "public, max-age=31536000, immutable"
-    assert first.headers["content-type"].startswith("text/css")
-    again = browser.get("/static/figures.css", headers={"if-none-match": first.headers["etag"]})
+    assert first.headers["content-type"].startswith("text/javascript")
+    again = browser.get("/static/page.js", headers={"if-none-match": first.headers["etag"]})
     assert again.status_code == 304
     assert again.headers["cache-control"] == "no-cache"
     assert again.headers["content-security-policy"] == HEADERS["Content-Security-Policy"]
-    changed = browser.get("/static/figures.css", headers={"if-none-match": '"another"'})
+    changed = browser.get("/static/page.js", headers={"if-none-match": '"another"'})
     assert changed.status_code == 200
 
 
@@ -142,4 +153,4 @@ def test_answers_are_packed_where_the_browser_takes_it(browser: TestClient) -> N
 
 def test_files_have_types() -> None:
     assert all(isinstance(one, Asset) and one.content for one in assets().values())
-    assert {one.media_type for one in assets().values()} >= {"text/css"}
+    assert {one.media_type for one in assets().values()} >= {"text/javascript", "image/svg+xml"}

@@ -3,14 +3,36 @@
 
 const byId = (id) => document.getElementById(id);
 const form = byId("question");
-document.documentElement.classList.add("has-script");
+
+// After the first frame, so that nobody waits for it to see the answer: the rest of the page, then htmx.
+// What is asked of htmx earlier waits.
+const { htmx: htmxUrl } = document.currentScript.dataset;
+const ready = new Promise((loaded) => {
+  const load = () => {
+    show(byId("tab-estimate"));
+    byId("link").value = new URL(byId("told").dataset.link, location.href).href;
+    const script = document.createElement("script");
+    script.src = htmxUrl;
+    script.onload = loaded;
+    document.head.append(script);
+  };
+  addEventListener("load", () => requestAnimationFrame(() => setTimeout(load)));
+});
+const trigger = (where, event) => ready.then(() => htmx.trigger(where, event));
+ready.then(() => document.documentElement.classList.add("ready"));
+
+function unfold() {
+  for (const later of document.querySelectorAll("noscript.later")) {
+    later.replaceWith(document.createRange().createContextualFragment(later.textContent));
+  }
+}
 
 // An edit is asked about at once where it is a choice, after a pause where somebody types.
 const PAUSE_MS = 40;
 let pause;
 byId("inputs").addEventListener("input", (event) => {
   clearTimeout(pause);
-  pause = setTimeout(() => htmx.trigger("#asker", "edited"), event.target.tagName === "SELECT" ? 0 : PAUSE_MS);
+  pause = setTimeout(() => trigger("#asker", "edited"), event.target.tagName === "SELECT" ? 0 : PAUSE_MS);
 });
 
 // Beside each field what the server told of it: its value where nobody fills it in, who said so, what is
@@ -55,7 +77,7 @@ function heard() {
   byId("link-note").textContent = told.dataset.tooLong
     ? "The inputs are too long for a link; keep the run file."
     : "It names no server but this one: the inputs are in the link itself.";
-  if (!byId("panel-whatif").hidden) htmx.trigger("#whatif", "refresh");
+  if (!byId("panel-whatif").hidden) trigger("#whatif", "refresh");
 }
 
 // Fields laid over the form: lines of "field=value".
@@ -76,13 +98,14 @@ function lay(lines) {
 }
 
 function show(tab) {
+  unfold();
   for (const other of document.querySelectorAll("[role=tab]")) {
     const chosen = other === tab;
     other.setAttribute("aria-selected", String(chosen));
     other.tabIndex = chosen ? 0 : -1;
     byId(other.getAttribute("aria-controls")).hidden = !chosen;
   }
-  if (tab.id === "tab-whatif") htmx.trigger("#whatif", "refresh");
+  if (tab.id === "tab-whatif") trigger("#whatif", "refresh");
 }
 
 function problem(text) {
@@ -148,6 +171,7 @@ byId("open").addEventListener("change", async (event) => {
 });
 byId("share").addEventListener("click", async () => {
   const button = byId("share");
+  unfold();
   try {
     await navigator.clipboard.writeText(byId("link").value);
     button.textContent = "Link copied";
@@ -158,5 +182,3 @@ byId("share").addEventListener("click", async () => {
   setTimeout(() => { button.textContent = "Copy link"; }, 1500);
 });
 
-byId("link").value = new URL(byId("told").dataset.link, location.href).href;
-show(byId("tab-estimate"));
