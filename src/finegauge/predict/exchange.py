@@ -25,7 +25,7 @@ from finegauge.graph.op import Extents
 from finegauge.graph.step_flops import value_run
 from finegauge.predict.divided import by_megatron, by_transformers, regathers, stream_degree
 from finegauge.predict.exchange_data import OUTER, Collective, among_data_ranks, forward_gathers
-from finegauge.predict.forward_passes import Writing, gathers_to_write, judges, writing_of
+from finegauge.predict.forward_passes import Writing, gathers_to_write, judges, policy_and_value, writing_of
 from finegauge.predict.sharding import Share, rank_extents, share_of
 from finegauge.workload.data import shape
 from finegauge.workload.parallelism import FSDP
@@ -60,7 +60,7 @@ def collectives(run: Run) -> tuple[Collective, ...]:
     runs = 3 if run.activation_checkpointing in ("full", "offload") else 2
     found: list[Collective] = []
     if run.phase == "ppo":
-        both = (share, run), (share_of(value_run(run)), value_run(run))
+        both = zip(policy_and_value(run, share), (run, value_run(run)), strict=True)
         updates = [one for held, trained in both for one in exchanged(trained, held, extents, runs)]
         found += [one._replace(num_sent=PPO_EPOCHS * one.num_sent) for one in updates]
     elif run.phase in TRAINED:

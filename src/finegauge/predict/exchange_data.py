@@ -124,11 +124,16 @@ def _in_zero_buckets(run: Run, share: Share, kind: str, gradients: Any, ranks: i
 
 
 def _zero3(run: Run, share: Share, gradients: Any) -> Iterator[Collective]:
-    """Yield what ZeRO-3 exchanges: weights layer by layer, again unless it has kept them, and gradients."""
+    """Yield what ZeRO-3 exchanges: weights layer by layer, again unless it has kept them, and gradients.
+
+    What to let go of it remembers by module and step from the first passes that it knew the order of, and
+    asks no more: of a model that is scored before it trains, of forward passes alone (__params_to_release of
+    deepspeed/runtime/zero/partitioned_param_coordinator.py, 0.19.8; counted on two ranks).
+    """
     group, layers, layer = shard_degree(run), stage_layers(run, share.graph.model), share.layer_bytes
     gathered, span = ("all_gather", "data", "weights"), group * run.tensor_parallel
     whole = layers * layer + share.outer_bytes
-    kept = smallest(whole, ZERO3_KEPT * share.graph.lowering.compute_bytes)
+    kept = smallest(whole, 0.0 if share.scored_first else ZERO3_KEPT * share.graph.lowering.compute_bytes)
     yield Collective(*gathered, share.outer_bytes, group, span, 1)
     yield Collective(*gathered, layer, group, span, 1)
     yield Collective(*gathered, layer, group, span, layers - 1, beside="forward")

@@ -94,6 +94,16 @@ def gathers_to_write(run: Run) -> bool:
     return run.sharding == "zero3" and known
 
 
+def policy_and_value(run: Run, share: Share) -> tuple[Share, Share]:
+    """Return one rank's shares of the two models that PPO trains, `share` and that of the value model.
+
+    Both judge an answer before they first train; the policy writes it before that, unless a framework gathers
+    its weights to write, past the hooks that note the order of modules.
+    """
+    value = share_of(value_run(run))
+    return share._replace(scored_first=gathers_to_write(run)), value._replace(scored_first=True)
+
+
 def gathered_bytes(run: Run, share: Share, *, writing: bool = False) -> float:
     """Return the weights that a forward pass of a model holds gathered."""
     if run.data_parallel * run.context_parallel == 1 and run.sharding != "zero3":

@@ -28,11 +28,11 @@ from finegauge.predict.device import Device
 from finegauge.predict.divided import by_transformers
 from finegauge.predict.exchange import passed, written
 from finegauge.predict.exchange_data import Collective
-from finegauge.predict.forward_passes import Judge, gathered_bytes, judges, writing_of
+from finegauge.predict.forward_passes import Judge, gathered_bytes, judges, policy_and_value, writing_of
 from finegauge.predict.live import rank_live_set
 from finegauge.predict.measured import MeasuredDevice
 from finegauge.predict.memory import LiveSet
-from finegauge.predict.sharding import Share, share_of
+from finegauge.predict.sharding import Share
 from finegauge.predict.time import SLOWEST, StepClock, StepTime, step_time
 from finegauge.predict.turns import Trained, left_behind, taking_turns
 from finegauge.profile import Breakdown, Path
@@ -126,9 +126,9 @@ def _grouped(asked: Question) -> Answer:
 
 def _proximal(asked: Question) -> Answer:
     """Return what four models hold, and a rollout with its updates."""
-    valued = share_of(value_run(asked.run))
+    policy, valued = policy_and_value(asked.run, asked.share)
     value = asked._replace(run=value_run(asked.run), share=valued)
-    ours, theirs = _trained(asked), _trained(value)
+    ours, theirs = _trained(asked._replace(share=policy)), _trained(value)
     weights = valued.graph.weights
     beside: Parts = {
         **_frozen(asked),

@@ -57,6 +57,7 @@ class Share(NamedTuple):
     expert_layer_bytes: float = 0.0  # of one layer's experts on this expert-parallel rank, whole
     expert_layer_gradient_bytes: float = 0.0
     value_bytes: float = 0.0  # of one trained value as the optimizer sees it
+    scored_first: bool = False  # it went only forward first: ZeRO-3 then lets go of what backward needs
 
     @property
     def distributed(self) -> bool:
@@ -159,7 +160,8 @@ def gathered_memory(run: Run, share: Share) -> dict[str, dict[Path, float]]:
     layer_bytes = share.layer_bytes + (share.expert_layer_bytes if expert_copies(run) > 1 else 0.0)
     gathered = share.outer_bytes + layers * layer_bytes
     if run.sharding == "zero3":
-        kept = min(share.outer_bytes + stage_layers * layer_bytes, ZERO3_KEPT * whole_bytes(share))
+        most = 0.0 if share.scored_first else ZERO3_KEPT * whole_bytes(share)
+        kept = min(share.outer_bytes + stage_layers * layer_bytes, most)
         gathered = max(kept, max(outer_params(share.whole)) * whole_bytes(share) + layer_bytes)
     at_head = gathered - (layer_bytes if 1 < layers <= GATHERED_LAYERS else 0.0)
     if any(name in run.framework.lower() for name in OUTER_UNITS_APART):
