@@ -11,7 +11,7 @@ from locust import HttpUser, between, task
 
 MODELS = ("llama-3-8b", "mixtral-8x7b", "llama-3.1-70b", "qwen2.5-7b", "llama-2-13b")
 GPUS = ("A40", "L40S", "A100-80GB", "H100", "H200", "RTX-4090")
-FILES = ("figures.css", "page.css", "htmx.min.js", "page.js", "icon.svg")
+FILES = ("page.js", "htmx.min.js", "icon.svg")
 _numbers = count()
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 PREFIX = "/static/"
 _HASH_LENGTH = 16
-_TYPES = {".js": "text/javascript", ".woff2": "font/woff2", ".svg": "image/svg+xml", ".css": "text/css"}
+_TYPES = {".js": "text/javascript", ".woff2": "font/woff2", ".svg": "image/svg+xml"}
 
 
 class Asset(NamedTuple):
@@ -58,7 +58,7 @@ def style_source() -> str:
 
 
 def url(name: str) -> str:
-    """Return the URL of a file, such as "app.css"; it changes whenever its content does.
+    """Return the URL of a file, such as "page.js"; it changes whenever its content does.
 
     Raises: KeyError where there is no such file.
     """
