@@ -1,8 +1,6 @@
 """The sweeps that come with FineGauge: each reads, asks what it is about, and is answered."""
 
 import re
-import tomllib
-from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -52,16 +50,6 @@ def test_these_are_shipped_and_the_page_names_them() -> None:
     assert tuple(shipped()) == NAMES
     for name in NAMES:
         assert f"`{name}`" in PAGE
-
-
-def test_all_they_need_is_package_data() -> None:
-    globs = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]["package-data"]
-    package = ROOT / "src" / "finegauge"
-    files = [path for path in Path(FOLDER).rglob("*") if path.is_file()]
-    assert len(files) >= 8
-    for path in files:
-        name = path.relative_to(package).as_posix()
-        assert any(fnmatch(name, glob) for glob in globs["finegauge"]), name
 
 
 def test_a_bare_name_is_found_whatever_its_dashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ const form = byId("question");
 const { htmx: htmxUrl } = document.currentScript.dataset;
 const ready = new Promise((loaded) => {
   const load = () => {
-    show(byId("tab-estimate"));
+    show(document.querySelector("[role=tab][aria-selected=true]"));
     byId("link").value = new URL(byId("told").dataset.link, location.href).href;
     const script = document.createElement("script");
     script.src = htmxUrl;
@@ -181,4 +181,3 @@ byId("share").addEventListener("click", async () => {
   }
   setTimeout(() => { button.textContent = "Copy link"; }, 1500);
 });
-
