@@ -124,7 +124,8 @@ def _of_results(path: str, baseline: str) -> "Report":
 
     name = os.path.basename(os.path.normpath(path))
     if os.path.isdir(path):
-        return campaign_report(f"Campaign {name}", Folder(path).results(), baseline)
+        folder = Folder(path)
+        return campaign_report(f"Campaign {name}", folder.results(), baseline, folder.described().axes)
     if not os.path.isfile(path):
         raise InputError(f"There is no journal {shown(path)}; 'finegauge measure --store' writes one.")
     profiles = Trials(path).profiles()

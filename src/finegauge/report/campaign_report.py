@@ -30,18 +30,24 @@ MOST_ROWS, MOST_COMPARISONS, MOST_SWEEPS, MOST_WAYS = 1000, 12, 8, 20
 Key = tuple[tuple[str, str], ...]
 
 
-def campaign_report(heading: str, results: Sequence[Result], baseline: str = "baseline") -> Report:
+def campaign_report(
+    heading: str,
+    results: Sequence[Result],
+    baseline: str = "baseline",
+    axes: Mapping[str, Sequence[str]] | None = None,
+) -> Report:
     """Return the report about `results`.
 
     Args:
         heading: Of the report.
         results: How its cells ended.
         baseline: The switch that the others are held against.
+        axes: The order of points and of switches; without it, that of the results.
     """
     outcomes = Counter(result.profile.outcome for result in results)
     said = ", ".join(f"{count:,} {outcome.replace('_', ' ')}" for outcome, count in outcomes.most_common())
     done = outcomes["completed"]
-    comparisons, sweeps = compare_results(results, baseline), _sweeps(results)
+    comparisons, sweeps = compare_results(results, baseline, axes), _sweeps(results)
     return Report(
         title=heading,
         verdict=f"{len(results):,} results: {said}." if results else "No cell has a result yet.",

@@ -1,6 +1,11 @@
 """What figures are made of: parts that add up, fronts that nothing beats, laws close to their points."""
 
+from itertools import pairwise
+from math import log2
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from finegauge.predict import predict
 from finegauge.predict.work import work_of
@@ -12,7 +17,7 @@ from finegauge.report.drawings.beside import Pair, bars_drawing, dots_drawing
 from finegauge.report.drawings.experts import experts_drawing, loads_of
 from finegauge.report.drawings.front import Way, front_drawing, unbeaten
 from finegauge.report.drawings.memory import memory_drawing
-from finegauge.report.drawings.radar import Reach, radar_drawing
+from finegauge.report.drawings.radar import LEAST_APART, RINGS, Reach, legible, radar_drawing
 from finegauge.report.drawings.roofline import Roof, roofline_drawing
 from finegauge.report.drawings.step_time import layout, step_time_drawing
 from finegauge.report.drawings.throughput import throughput_drawing
@@ -137,6 +142,24 @@ def test_the_radar_needs_three_known_dimensions() -> None:
     )  # fmt: skip
     assert "liger" in drawn(drawing)
     assert radar_drawing([unknown], DIMENSIONS, over="the baseline") is None
+
+
+def test_an_optimisation_has_the_same_colour_in_every_radar() -> None:
+    first, second = (Reach(name, dict.fromkeys(DIMENSIONS, 1.5)) for name in ("zero1", "lora"))
+    for ratio in (1.2, 1.8):
+        reaches = [first._replace(ratios=dict.fromkeys(DIMENSIONS, ratio)), second]
+        drawing = radar_drawing(reaches, DIMENSIONS, over="it")
+        assert drawing is not None
+        axes = drawing.draw().axes[0]
+        assert [line.get_label() for line in axes.lines] == ["the baseline", "zero1", "lora"]
+
+
+@given(st.floats(-5, -0.1), st.floats(0.1, 6))
+def test_names_of_rings_do_not_lie_on_each_other(low: float, high: float) -> None:
+    kept = legible([ring for ring in RINGS if low < log2(ring) < high], (high - low) * LEAST_APART)
+    assert 1.0 in kept
+    places = [log2(ring) for ring in kept]
+    assert all(b - a >= (high - low) * LEAST_APART for a, b in pairwise(places))
 
 
 def test_the_load_of_experts_before_and_after() -> None:

@@ -19,6 +19,7 @@ KEY = "gains"
 MOST_DRAWN = 8
 RINGS = (0.125, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0, 32.0, 64.0)
 MARGIN = 0.25  # of log2, inside the smallest ratio and outside the largest
+LEAST_APART = 0.09  # of the radius: names of rings
 
 
 class Reach(NamedTuple):
@@ -50,9 +51,8 @@ def radar_drawing(
     caption += (
         f" The {MOST_DRAWN} that gain most are drawn, {left} more are in the table." if left > 0 else ""
     )
-    shown = sorted(known, key=lambda one: -sum(log2(one.ratios[name] or 1.0) for name in dimensions))[
-        :MOST_DRAWN
-    ]
+    best = sorted(known, key=lambda one: -sum(log2(one.ratios[name] or 1.0) for name in dimensions))
+    shown = [one for one in known if one in best[:MOST_DRAWN]]  # in their own order, which gives the colours
     table = _table(reaches, dimensions)
     return Drawing(key, "Gains", caption, table, lambda: draw(shown, dimensions))
 
@@ -75,7 +75,7 @@ def draw_on(axes: Any, reaches: Sequence[Reach], dimensions: Sequence[str]) -> N
     radii = [[log2(one.ratios[name] or 1.0) for name in dimensions] for one in reaches]
     low = min(0.0, *(min(each) for each in radii)) - MARGIN
     high = max(0.0, *(max(each) for each in radii)) + MARGIN
-    rings = [ring for ring in RINGS if low < log2(ring) < high]
+    rings = legible([ring for ring in RINGS if low < log2(ring) < high], (high - low) * LEAST_APART)
     axes.set_ylim(low, high)
     axes.set_yticks([log2(ring) for ring in rings], [f"{ring:g}x" for ring in rings], fontsize=7)
     axes.set_rlabel_position(180 / len(dimensions))
@@ -90,6 +90,15 @@ def draw_on(axes: Any, reaches: Sequence[Reach], dimensions: Sequence[str]) -> N
             [*angles, 0.0], [*each, each[0]], marker=marker, ms=4.5, lw=1.6, color=colour, label=one.name
         )
         axes.fill([*angles, 0.0], [*each, each[0]], color=colour, alpha=0.07)
+
+
+def legible(rings: Sequence[float], apart: float) -> list[float]:
+    """Return the rings whose names do not lie on each other, 1 and those farther out first."""
+    kept: list[float] = []
+    for ring in sorted(rings, key=lambda ring: (ring != 1.0, ring < 1.0, abs(log2(ring)))):
+        if all(abs(log2(ring) - log2(other)) >= apart for other in kept):
+            kept.append(ring)
+    return sorted(kept)
 
 
 def _table(reaches: Sequence[Reach], dimensions: Sequence[str]) -> Table:
