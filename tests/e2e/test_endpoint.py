@@ -20,6 +20,12 @@ from tests.unit.measure.endpoint.local_server import Request, serving
 
 SCHEMA = schema("measure")
 TINY = str(ROOT / "examples" / "tiny_moe.yaml")
+INTERRUPTIBLE = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
+from finegauge.cli import main
+main()
+"""
 ASKED = ("measure", TINY, "phase=decode", "seq_len=24", "max_new_tokens=8", "micro_batch_size=2")
 
 
@@ -122,7 +128,7 @@ def test_a_wrong_question_is_one_line(arguments: tuple[str, ...], said: str) -> 
 def test_ctrl_c_is_recorded(tmp_path: Path) -> None:
     store = str(tmp_path / "store.jsonl")
     with serving(unwilling) as server:
-        command = [sys.executable, "-m", "finegauge", *ASKED, "--endpoint", server.url, "--store", store]
+        command = [sys.executable, "-c", INTERRUPTIBLE, *ASKED, "--endpoint", server.url, "--store", store]
         with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, env=dict(os.environ)) as process:
             for _ in range(6000):
                 if server.requests:
