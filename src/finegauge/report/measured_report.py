@@ -76,6 +76,9 @@ def _prediction(measured: Profile) -> Prediction:
                 continue
             if own.name == device:
                 return prediction_elsewhere(run.replace(gpu=shelf_path(kind)))
+        if run.gpu is None:
+            missing = f"Not predicted: there is no device profile of {device}; run 'finegauge micro' on it."
+            return Prediction(None, {}, {}, missing)
     return prediction_elsewhere(run if known is None else run.replace(gpu=known.name))
 
 
