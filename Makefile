@@ -40,7 +40,7 @@ accuracy: $(VENV)/.dev  ## rewrite docs/accuracy.md: every table that ships with
 
 calibrate: $(VENV)/.dev  ## fit the shipped calibration again, from the tables that ship with the package
 	@OMP_NUM_THREADS=1 $(BIN)/finegauge calibrate src/finegauge/catalogue/data/measurements/*.csv --from-datasheet \
-		--name "published tables" --date $(MEASURED) -o src/finegauge/predict/data/calibration.json
+		--name "published tables" --date $(MEASURED) -o src/finegauge/prediction/data/calibration.json
 
 check: lint types layers coverage  ## everything CI asks for: format, lint, types, layers, tests with coverage
 

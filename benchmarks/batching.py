@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from finegauge.workload.batching import order
-from finegauge.workload.batching.recipe import TRAINER_SEED, Recipe
-from finegauge.workload.batching.simulate import batches_of, rows_of
-from finegauge.workload.run import Run
+from finegauge.data import packing
+from finegauge.data.batches import batches_of, rows_of
+from finegauge.data.recipe import TRAINER_SEED, Recipe
+from finegauge.run.run import Run
 
 MAX_S = 3.0
 ROUNDS = 3
@@ -55,7 +55,7 @@ def _timed(lengths: Any, recipe: Recipe) -> tuple[float, float, Any]:
     """Return the best times of making rows and batches, and of batches alone; and the batches."""
     times = []
     for _ in range(ROUNDS):
-        order.shuffled.cache_clear()
+        packing.shuffled.cache_clear()
         start = process_time()
         rows, cut = rows_of(lengths, recipe, seed=TRAINER_SEED, epoch=0)
         batches_of(rows, cut, recipe, seed=TRAINER_SEED, epoch=0)

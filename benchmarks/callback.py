@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from finegauge.callbacks.gauges import TokenCounter
 from finegauge.integrations import TrainerCallback
-from finegauge.integrations.gauges import TokenCounter
 
 MODEL = Path(__file__).resolve().parents[1] / "examples" / "models" / "tiny_llama"
 EVENTS = (

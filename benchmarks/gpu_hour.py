@@ -25,13 +25,13 @@ from typing import Any, NamedTuple
 
 from finegauge.catalogue.device_profile import shelf_path, write
 from finegauge.errors import EXIT_INTERRUPTED, FineGaugeError
-from finegauge.measure.measure import measure
-from finegauge.measure.options import Options
-from finegauge.plan.here import prediction_for
+from finegauge.measurement.options import Options
+from finegauge.measurement.trial import measure
+from finegauge.prediction.predictor import prediction_for
 from finegauge.profile import Profile
-from finegauge.store.trials import Trials
+from finegauge.run.run import Run
+from finegauge.store.journal import Trials
 from finegauge.units import GIB
-from finegauge.workload.run import Run
 
 MICRO_FRACTION = 0.25  # of the time, after which no further operator is timed; the host's costs follow
 MICRO_LEAST_S = 2.0  # for operators, however long the libraries took to load
@@ -176,7 +176,7 @@ def time_operators(device: str, total_s: float) -> None:
 
 def _micro(device: str, ends_s: float, path: str) -> None:
     """Time the operators of this machine until the clock says `ends_s`; runs in the child."""
-    from finegauge.measure.micro.micro import micro
+    from finegauge.measurement.bench.microbenchmarks import micro
 
     within_s = max(MICRO_LEAST_S, ends_s - time.monotonic())
     write(micro(device=device, threads=THREADS[device], within_s=within_s), path)

@@ -23,14 +23,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from finegauge.measure.instruments.layer_clock import LayerClock
-from finegauge.measure.instruments.stage_clock import NoClock, StageClock
-from finegauge.measure.instruments.timeline import HostInstants
-from finegauge.measure.options import Options
-from finegauge.measure.phases import phase_of
-from finegauge.measure.subject import Phase
+from finegauge.formats.reading import read
+from finegauge.measurement.instruments.layer_clock import LayerClock
+from finegauge.measurement.instruments.stage_clock import HostInstants, NoClock, StageClock
+from finegauge.measurement.options import Options
+from finegauge.measurement.phases.choice import phase_of
+from finegauge.measurement.subject import Phase
 from finegauge.profile import Breakdown
-from finegauge.workload.readers import read
 
 MODELS = Path(__file__).resolve().parents[1] / "examples" / "models"
 RUN_FILE = MODELS.parent / "tiny_moe.yaml"

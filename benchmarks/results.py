@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from resource import RUSAGE_CHILDREN, getrusage
 
-from finegauge.campaign.cell import PREDICTED, Cell
+from finegauge.campaign.axes import PREDICTED, Cell
 from finegauge.campaign.folder import JOURNAL, Folder
-from finegauge.predict import predict
-from finegauge.store.table_cache import SUFFIX
-from finegauge.workload.run import Run
+from finegauge.prediction.predictor import predict
+from finegauge.run.run import Run
+from finegauge.store.table import SUFFIX
 
 MAX_S = 1.0
 KINDS = 100  # of runs, each stored many times, for predicting is not what is timed

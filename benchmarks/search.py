@@ -26,11 +26,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from benchmarks.peers import VENV
 from finegauge.catalogue.offers import offers
-from finegauge.plan.quote import quote
-from finegauge.plan.search import SearchResult, search
-from finegauge.plan.space import Space, space_of
-from finegauge.predict import predict
-from finegauge.workload.run import Run
+from finegauge.planning.quote import quote
+from finegauge.planning.search import SearchResult, search
+from finegauge.planning.space import Space, space_of
+from finegauge.prediction.predictor import predict
+from finegauge.run.run import Run
 
 LEAST_PER_S = 1e6
 MOST_PLAN_S = 2.0

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import finegauge
-from finegauge.report import figures
-from finegauge.report.terminal import columns
+from finegauge.render import number_format
+from finegauge.render.terminal import columns
 
 MIXTRAL = {"commonsense_15k": "mixtral_qlora_commonsense.yaml", "math_14k": "mixtral_qlora_math.yaml"}
 BLACKMAMBA = dict.fromkeys(MIXTRAL, "blackmamba_full.yaml")
@@ -22,15 +22,15 @@ def row(run: finegauge.Run) -> list[str]:
     step, bill = most.profile.step_time_s, finegauge.quote(run, most.profile)
     usd = [offer.on_demand_usd for offer in bill.offers if offer.offer.tier == "seed-paper"] or [None]
     usd += [bill.cheapest_on_demand.on_demand_usd if bill.cheapest_on_demand else None]
-    stages = [figures.digits(step[stage]) if step[stage] else "-" for stage in STAGES]
-    rates = [figures.digits(most.profile.samples_per_s), figures.hours(bill.wall_s)]
+    stages = [number_format.digits(step[stage]) if step[stage] else "-" for stage in STAGES]
+    rates = [number_format.digits(most.profile.samples_per_s), number_format.hours(bill.wall_s)]
     return [
         str(run.gpu),
         str(most.value),
         *stages,
         *rates,
-        *map(figures.dollars, usd),
-        figures.kwh(bill.wall_energy_j),
+        *map(number_format.dollars, usd),
+        number_format.kwh(bill.wall_energy_j),
     ]
 
 

@@ -9,18 +9,18 @@ import os
 from typing import TYPE_CHECKING
 
 from finegauge.errors import FieldError, FineGaugeError
-from finegauge.plan.estimate import estimate
-from finegauge.plan.plan import plan
-from finegauge.report.bars import Table
-from finegauge.web.answer import answer_of
+from finegauge.planning.estimate import estimate
+from finegauge.planning.plan import plan
+from finegauge.render.bars import Table
+from finegauge.web.estimate_view import answer_of
 from finegauge.web.form import asked
-from finegauge.web.planned import planned_of, wanted_of
-from finegauge.web.room import room
+from finegauge.web.plan_view import planned_of, wanted_of
+from finegauge.web.upload_store import room
 
 if TYPE_CHECKING:
     import gradio
 
-    from finegauge.workload.run import Run
+    from finegauge.run.run import Run
 
 Cells = dict[str, list[str] | list[list[str]]]  # as a Dataframe of Gradio takes them
 

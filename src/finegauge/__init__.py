@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from finegauge.catalogue.gpus import gpus
     from finegauge.catalogue.models import models
-    from finegauge.plan.capacity import max_micro_batch_size, max_seq_len
-    from finegauge.plan.quote import quote
-    from finegauge.predict import predict
+    from finegauge.formats.reading import read
+    from finegauge.planning.capacity import max_micro_batch_size, max_seq_len
+    from finegauge.planning.quote import quote
+    from finegauge.prediction.predictor import predict
     from finegauge.profile import Profile, compare
-    from finegauge.workload.readers import read
-    from finegauge.workload.run import Run
+    from finegauge.run.run import Run
 
 __version__ = "0.1.0"
 
@@ -39,15 +39,15 @@ __all__ = [
 
 _HOMES = {
     "Profile": "finegauge.profile",
-    "Run": "finegauge.workload.run",
+    "Run": "finegauge.run.run",
     "compare": "finegauge.profile",
     "gpus": "finegauge.catalogue.gpus",
-    "max_micro_batch_size": "finegauge.plan.capacity",
-    "max_seq_len": "finegauge.plan.capacity",
+    "max_micro_batch_size": "finegauge.planning.capacity",
+    "max_seq_len": "finegauge.planning.capacity",
     "models": "finegauge.catalogue.models",
-    "predict": "finegauge.predict",
-    "quote": "finegauge.plan.quote",
-    "read": "finegauge.workload.readers",
+    "predict": "finegauge.prediction.predictor",
+    "quote": "finegauge.planning.quote",
+    "read": "finegauge.formats.reading",
 }
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from finegauge.arithmetic import present
 
 if TYPE_CHECKING:
-    from finegauge.workload.run import Run
+    from finegauge.run.run import Run
 
 Path = tuple[str, ...]
 

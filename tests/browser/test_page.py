@@ -10,8 +10,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
 from finegauge.web.controls import controls, models
-from finegauge.web.form import State
-from finegauge.web.share import token_of
+from finegauge.web.form import State, token_of
 from tests.browser.conftest import SCREENSHOTS, Visit
 
 LLAMAFACTORY = """\

@@ -7,7 +7,7 @@ import pytest
 
 from finegauge.catalogue.models import ModelFigures, models
 from finegauge.errors import UnsupportedError
-from finegauge.graph.families import architecture, supported_model_types
+from finegauge.model.families import architecture, supported_model_types
 from tests.shared import SHARED, needs_shared
 
 ALL = list(models().values())

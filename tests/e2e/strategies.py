@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from finegauge.measure.options import Options
-from finegauge.workload.run import Run
+from finegauge.measurement.options import Options
+from finegauge.run.run import Run
 from tests.e2e.commands import EXAMPLES
 
 RANKS = 2
@@ -70,7 +70,7 @@ def main(folder: Path, names: list[str]) -> None:
     """Measure `names` as one of the ranks, and write the profiles down."""
     import torch.distributed as dist
 
-    from finegauge.measure.ranks.rank import rank_profile
+    from finegauge.measurement.ranks.rank import rank_profile
     from finegauge.store.document import profile_document
 
     rank = int(os.environ["RANK"])

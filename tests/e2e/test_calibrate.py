@@ -7,8 +7,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from finegauge.catalogue.tables import measurement_tables
-from finegauge.predict.calibrated import SHIPPED
-from finegauge.report.schemas import schema
+from finegauge.prediction.calibration import SHIPPED
+from finegauge.render.schemas import schema
 from tests.e2e.commands import MIXTRAL, finegauge, shell
 
 OWN = (

@@ -19,8 +19,8 @@ from pyarrow import parquet
 
 from finegauge.campaign.folder import Folder
 from finegauge.campaign.sweep import read_sweep
-from finegauge.report.schemas import schema
-from finegauge.store import table_cache
+from finegauge.render.schemas import schema
+from finegauge.store import table
 from finegauge.store.journal import Journal
 from tests.e2e.commands import finegauge
 from tests.e2e.processes import children, descendants, gone
@@ -183,12 +183,12 @@ def test_what_is_exported_reads_back(kept: Path, tmp_path: Path) -> None:
 def test_a_large_campaign_leaves_the_table_that_its_results_ask(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_cache, "WORTH_BYTES", 0)
+    monkeypatch.setattr(table, "WORTH_BYTES", 0)
     sweep = tmp_path / "sweep.yaml"
     sweep.write_text("run: {model: llama-2-7b, method: lora, gpu: a40}\n", "utf-8")
     folder = tmp_path / "out"
     assert finegauge("campaign", str(sweep), "-o", str(folder)).code == 0
-    assert (folder / f"results.jsonl{table_cache.SUFFIX}").exists()
+    assert (folder / f"results.jsonl{table.SUFFIX}").exists()
     assert "1 row\n" in finegauge("results", str(folder)).out
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from finegauge.report.data import MOST_BINS, bins
-from finegauge.report.schemas import schema
-from finegauge.workload.dataset_files.lengths import quantiles
+from finegauge.data.token_lengths import quantiles
+from finegauge.render.data import MOST_BINS, bins
+from finegauge.render.schemas import schema
 from tests.e2e.commands import finegauge
-from tests.unit.workload.dataset_files.made import CHATML, lines, talk, tokenizer
+from tests.unit.data.made import CHATML, lines, talk, tokenizer
 
 SCHEMA = schema("data")
 
@@ -105,7 +105,7 @@ def test_a_tokenizer_is_asked_for(files: tuple[str, str]) -> None:
 
 
 def test_a_terminal_sees_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    from finegauge.cli.data import _progress
+    from finegauge.cli.files import _progress
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:

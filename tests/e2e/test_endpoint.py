@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from finegauge.report.schemas import schema
-from finegauge.store.trials import Trials
+from finegauge.render.schemas import schema
+from finegauge.store.journal import Trials
 from tests.e2e.commands import ROOT, finegauge
-from tests.unit.measure.endpoint.local_server import Request, serving
+from tests.unit.measurement.endpoint.local_server import Request, serving
 
 SCHEMA = schema("measure")
 TINY = str(ROOT / "examples" / "tiny_moe.yaml")

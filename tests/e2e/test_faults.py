@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from finegauge.measure.measure import measure
-from finegauge.measure.options import Options
+from finegauge.measurement.options import Options
+from finegauge.measurement.trial import measure
 from finegauge.profile import Profile
-from finegauge.store.trials import Trials
-from finegauge.workload.run import Run
+from finegauge.run.run import Run
+from finegauge.store.journal import Trials
 from tests.e2e.processes import children, descendants, gone
 
 FIGURES = {
@@ -38,9 +38,9 @@ PARENT = """
 import signal
 import sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
-from finegauge.measure.measure import measure
-from finegauge.measure.options import Options
-from finegauge.workload.run import Run
+from finegauge.measurement.trial import measure
+from finegauge.measurement.options import Options
+from finegauge.run.run import Run
 def heard(progress):
     print(progress.what, progress.done, flush=True)
 run = Run(model=sys.argv[1], method="full", weights_dtype="fp32", seq_len=16)
@@ -168,7 +168,7 @@ def test_a_store_on_a_full_disk_stops_before_anything_is_launched(
     def launched(*_: object, **__: object) -> None:
         raise AssertionError("launched")
 
-    monkeypatch.setattr("finegauge.measure.measure.run_trial", launched)
+    monkeypatch.setattr("finegauge.measurement.trial.run_trial", launched)
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(InputError, match="No space left on device"):
         measure(run, SHORT, store=str(tmp_path / "store.jsonl"))

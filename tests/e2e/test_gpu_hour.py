@@ -13,10 +13,10 @@ import pytest
 from benchmarks import gpu_hour
 from benchmarks.gpu_hour import Budget, Point, done, grid, said, spend, why_not
 from finegauge.catalogue.device_profile import device_profile
-from finegauge.measure.options import Options
+from finegauge.measurement.options import Options
 from finegauge.profile import Breakdown, Profile, Source
-from finegauge.store.trials import Trials
-from finegauge.workload.run import Run
+from finegauge.run.run import Run
+from finegauge.store.journal import Trials
 from tests.house.sources import ROOT
 
 MEASURED = Source("measured", "this machine")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from finegauge.report.schemas import schema
+from finegauge.render.schemas import schema
 from tests.e2e.commands import BLACKMAMBA, MIXTRAL, finegauge
 
 SCHEMA = schema("run-commands")

@@ -44,7 +44,7 @@ def test_a_session(tmp_path: Path) -> None:
 
 
 def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("finegauge.cli.mcp.find_spec", lambda _: None)
+    monkeypatch.setattr("finegauge.cli.servers.find_spec", lambda _: None)
     done = finegauge("mcp")
     assert done.code == 64
     assert "pip install 'finegauge[mcp]'" in done.err

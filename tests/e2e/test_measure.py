@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from finegauge.cli.measure import byte_size
-from finegauge.report.schemas import schema
-from finegauge.store.trials import Trials
+from finegauge.cli.measurements import byte_size
+from finegauge.render.schemas import schema
+from finegauge.store.journal import Trials
 from tests.e2e.commands import ROOT, finegauge
 
 SCHEMA = schema("measure")

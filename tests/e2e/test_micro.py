@@ -7,7 +7,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from finegauge.catalogue.device_profile import HOST_COSTS, OPERATORS, device_profile
-from finegauge.report.schemas import schema
+from finegauge.render.schemas import schema
 from tests.e2e.commands import finegauge
 
 SCHEMA = schema("micro")
@@ -16,13 +16,13 @@ SCHEMA = schema("micro")
 @pytest.fixture(autouse=True)
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Time two operators of a few values, on the processor, and keep the result out of the user's cache."""
-    from finegauge.measure.micro import micro
-    from finegauge.measure.micro.grid import Point
+    from finegauge.measurement.bench import microbenchmarks
+    from finegauge.measurement.bench.points import Point
 
     points = (Point("linear", {"rows": 4, "n": 8, "k": 16}), Point("copy", {"bytes": 4096}))
-    monkeypatch.setattr(micro, "default_points", lambda device: points)
-    monkeypatch.setattr(micro, "_trial_s", lambda place, dtype: 9.0 if dtype == "bf16" else 1.0)
-    monkeypatch.setattr(micro, "host_costs", lambda bench, notes: {"launch_s": 1e-6})
+    monkeypatch.setattr(microbenchmarks, "default_points", lambda device: points)
+    monkeypatch.setattr(microbenchmarks, "_trial_s", lambda place, dtype: 9.0 if dtype == "bf16" else 1.0)
+    monkeypatch.setattr(microbenchmarks, "host_costs", lambda bench, notes: {"launch_s": 1e-6})
     monkeypatch.setenv("FINEGAUGE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("NO_COLOR", "1")
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from finegauge.measure.options import Options
-from finegauge.predict.exchange import volumes
+from finegauge.measurement.options import Options
+from finegauge.prediction.collectives import volumes
 from finegauge.profile import Profile
-from finegauge.report.ranks import predicted_held
-from finegauge.report.schemas import schema
+from finegauge.render.measurement import predicted_held
+from finegauge.render.schemas import schema
 from finegauge.store.document import profile_of
-from finegauge.store.trials import Trials
+from finegauge.store.journal import Trials
 from tests.e2e.commands import EXAMPLES, ROOT, finegauge
 from tests.e2e.processes import descendants, gone
 from tests.e2e.strategies import RANKS, run_of
@@ -40,9 +40,9 @@ PARENT = """
 import signal
 import sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
-from finegauge.measure.measure import measure
-from finegauge.measure.options import Options
-from finegauge.workload.run import Run
+from finegauge.measurement.trial import measure
+from finegauge.measurement.options import Options
+from finegauge.run.run import Run
 def heard(progress):
     print(progress.what, progress.done, flush=True)
 run = Run(model=sys.argv[1], method="full", weights_dtype="fp32", seq_len=16, num_gpus=2)
@@ -91,7 +91,7 @@ def test_a_rank_sends_what_is_predicted(launched: dict[str, list[Profile]], name
 
 @pytest.mark.parametrize("name", [*REPLICAS, *ZERO, "fsdp", "fsdp, ppo"])
 def test_the_peak_of_a_rank_is_predicted(launched: dict[str, list[Profile]], name: str) -> None:
-    from finegauge.plan.here import memory_estimator
+    from finegauge.prediction.predictor import memory_estimator
 
     run = run_of(name)
     with memory_estimator(run, "cpu") as estimate:
@@ -140,7 +140,7 @@ class Parent:
     @property
     def ranks(self) -> list[int]:
         """Return the processes of the ranks."""
-        return [pid for pid in self.started if b"finegauge.measure.ranks.worker" in _words(pid)[1:3]]
+        return [pid for pid in self.started if b"finegauge.measurement.ranks.worker" in _words(pid)[1:3]]
 
 
 def _words(process: int) -> list[bytes]:

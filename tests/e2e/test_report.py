@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
+from finegauge.formats.reading import read
 from finegauge.profile import Breakdown, Profile, Source
-from finegauge.report.figures import dollars, hours
-from finegauge.report.schemas import schema
-from finegauge.report.stored import profile_from
+from finegauge.render.number_format import dollars, hours
+from finegauge.render.schemas import schema
+from finegauge.render.stored import profile_from
 from finegauge.store.document import run_document
-from finegauge.store.trials import Trials
-from finegauge.workload.readers import read
+from finegauge.store.journal import Trials
 from tests.e2e.commands import EXAMPLES, MIXTRAL, finegauge
 
 MATH = str(EXAMPLES / "mixtral_qlora_math.yaml")

@@ -14,7 +14,7 @@ from urllib.parse import urlencode, urlsplit
 
 import pytest
 
-from finegauge.cli.serve import HOST
+from finegauge.cli.servers import HOST
 from tests.e2e.commands import finegauge
 from tests.e2e.processes import descendants, gone
 
@@ -102,7 +102,7 @@ def test_a_port_of_the_system_is_told_another_way() -> None:
 
 
 def test_without_the_packages_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("finegauge.cli.serve.find_spec", lambda name: None)
+    monkeypatch.setattr("finegauge.cli.servers.find_spec", lambda name: None)
     done = finegauge("serve")
     assert done.code == 64
     assert "pip install 'finegauge[web]'" in done.err

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from finegauge.workload.method import ADAPTER_METHODS, LORA_FIELDS
-from finegauge.workload.readers import read
-from finegauge.workload.readers.alongside import Alongside
-from finegauge.workload.run import Run
-from finegauge.workload.writers.comparing import differences
+from finegauge.formats.launcher_files import Alongside
+from finegauge.formats.reading import read
+from finegauge.formats.writing import differences
+from finegauge.run.rules import ADAPTER_METHODS, LORA_FIELDS
+from finegauge.run.run import Run
 from tests.e2e.commands import ROOT, finegauge
 
 JOBS = sorted((ROOT / "examples" / "plans").glob("*.yaml"))

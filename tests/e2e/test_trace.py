@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from finegauge.graph import build
-from finegauge.graph.families import FAMILIES
+from finegauge.model import graph
+from finegauge.model.families import FAMILIES
 from tests.e2e.commands import Done, finegauge
 
 FIGURES = {
@@ -27,8 +27,8 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the folder of a model whose type nothing describes, its cache empty."""
     monkeypatch.setenv("FINEGAUGE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delitem(FAMILIES, "llama")
-    build.architecture_of.cache_clear()
-    build._build.cache_clear()
+    graph.architecture_of.cache_clear()
+    graph._build.cache_clear()
     (tmp_path / "config.json").write_text(json.dumps(FIGURES), encoding="utf-8")
     return str(tmp_path)
 
@@ -36,7 +36,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture
 def one_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trace one mode of eight: enough for what is asked here, in a few seconds."""
-    from finegauge.measure.fit import document
+    from finegauge.measurement.tracer import document
 
     monkeypatch.setattr(document, "MODES", ("bf16/sdpa",))
 
@@ -91,7 +91,7 @@ def test_a_described_type_needs_no_trace() -> None:
 
 
 def test_without_torch_it_says_what_to_install(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("finegauge.measure.fit")]:
+    for name in [name for name in sys.modules if name.startswith("finegauge.measurement.fit")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
     done = finegauge("trace", model)

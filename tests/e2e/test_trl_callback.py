@@ -8,10 +8,10 @@ from peft import LoraConfig
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
+from finegauge.data.batch_shape import shape
 from finegauge.integrations import TrainerCallback
-from finegauge.store.trials import Trials
-from finegauge.workload.data import shape
-from tests.unit.integrations.tiny import QUIET, VOCABULARY, model, silent, texts, tokenizer
+from finegauge.store.journal import Trials
+from tests.unit.callbacks.tiny import QUIET, VOCABULARY, model, silent, texts, tokenizer
 
 LOGGED = {
     "tokens_per_s",

@@ -7,9 +7,9 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from finegauge.catalogue.device_profile import shelf_path, write
-from finegauge.report.schemas import schema
+from finegauge.render.schemas import schema
 from tests.e2e.commands import finegauge
-from tests.unit.predict.profiles import profile
+from tests.unit.prediction.profiles import profile
 
 SCHEMA = schema("validate-here")
 

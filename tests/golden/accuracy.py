@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-from finegauge.catalogue.documents import read_document
-from finegauge.catalogue.tables import measurement_tables
-from finegauge.predict.calibrated import SHIPPED
-from finegauge.report.accuracy import accuracy_page
-from finegauge.validate.summary import validate
+from finegauge.catalogue.tables import measurement_tables, read_document
+from finegauge.prediction.calibration import SHIPPED
+from finegauge.render.validation import accuracy_page
+from finegauge.validation.summary import validate
 
 PAGE = Path(__file__).parents[2] / "docs" / "accuracy.md"
 

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from finegauge.reproduce.runs import MEASURED_QUERIES, profiled_run, xia_run
-from finegauge.workload.readers.measurement_table import CONFIGURATION, MEASURED
-from finegauge.workload.run import Run
+from finegauge.formats.measurement_tables import CONFIGURATION, MEASURED
+from finegauge.reproduction.published import MEASURED_QUERIES, profiled_run, xia_run
+from finegauge.run.run import Run
 from tests.golden.megatron_figures import megatron_tables
 from tests.golden.tables import rows
 from tests.shared import SHARED

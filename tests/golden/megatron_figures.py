@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from finegauge.workload.readers.measurement_table import CONFIGURATION, MEASURED, read_table
-from finegauge.workload.run import Run
+from finegauge.formats.measurement_tables import CONFIGURATION, MEASURED, read_table
+from finegauge.run.run import Run
 from tests.golden.tables import Row, rows
 
 COLUMNS = (

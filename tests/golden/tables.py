@@ -3,7 +3,7 @@
 import csv
 from collections.abc import Iterator
 
-from finegauge.workload.readers.measurement_table import MeasuredRow, read_table
+from finegauge.formats.measurement_tables import MeasuredRow, read_table
 from tests.shared import SHARED
 
 Row = dict[str, str]

@@ -12,13 +12,12 @@ from pathlib import Path
 from statistics import median
 
 from finegauge.catalogue.tables import measurement_tables
-from finegauge.predict import predict
-from finegauge.predict.calibrated import SHIPPED
-from finegauge.predict.calibration import DATASHEET
+from finegauge.formats.measurement_tables import read_table
+from finegauge.prediction.calibration import DATASHEET, SHIPPED
+from finegauge.prediction.predictor import predict
+from finegauge.run.run import Run
 from finegauge.units import GIB
-from finegauge.validate.answer import Answer, answer
-from finegauge.workload.readers.measurement_table import read_table
-from finegauge.workload.run import Run
+from finegauge.validation.summary import Answer, answer
 from tests.golden.megatron_figures import korthikanti, runs_of, vtrain
 from tests.golden.test_packed_rows import percentile
 from tests.shared import needs_shared

@@ -5,13 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from finegauge.calibrate.constants import CONSTANTS
-from finegauge.calibrate.evidence import evidence_of
-from finegauge.calibrate.fit import fit
+from finegauge.calibration.calibrate import CONSTANTS, fit
+from finegauge.calibration.evidence import evidence_of
 from finegauge.catalogue.tables import measurement_tables
-from finegauge.predict.calibrated import SHIPPED, read
-from finegauge.predict.calibration import DATASHEET
-from finegauge.workload.readers.measurement_table import read_table
+from finegauge.formats.measurement_tables import read_table
+from finegauge.prediction.calibration import DATASHEET, SHIPPED, read
 from tests.golden.measurement_figures import tables
 from tests.shared import needs_shared
 

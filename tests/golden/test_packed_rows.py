@@ -8,7 +8,7 @@ from statistics import median
 
 import pytest
 
-from finegauge.validate.answer import answer
+from finegauge.validation.summary import answer
 from tests.golden.tables import packed_rows
 from tests.shared import needs_shared
 

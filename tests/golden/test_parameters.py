@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from finegauge.errors import UnsupportedError
-from finegauge.graph.families import FAMILIES, architecture
+from finegauge.model.families import FAMILIES, architecture
 from tests.shared import SHARED, needs_shared
 
 pytestmark = needs_shared

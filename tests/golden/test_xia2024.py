@@ -9,10 +9,10 @@ from statistics import median
 
 import pytest
 
-from finegauge.plan.capacity import max_micro_batch_size
-from finegauge.plan.quote import quote
-from finegauge.predict import predict
-from finegauge.reproduce.runs import xia_run
+from finegauge.planning.capacity import max_micro_batch_size
+from finegauge.planning.quote import quote
+from finegauge.prediction.predictor import predict
+from finegauge.reproduction.published import xia_run
 from finegauge.units import GIB
 from tests.golden.tables import rows
 from tests.shared import needs_shared

@@ -1,6 +1,6 @@
 """The seed paper's figures in the package's own format, from the reference collection.
 
-`python -m tests.golden.xia2024_figures` rewrites src/finegauge/reproduce/data/xia2024.csv; a test
+`python -m tests.golden.xia2024_figures` rewrites src/finegauge/reproduction/data/xia2024.csv; a test
 holds the shipped file against the same conversion. One row is one number: what was measured under
 which condition, its unit, which file or table prints it, and when that was published.
 """

@@ -15,12 +15,10 @@ import sys
 from statistics import median
 
 from finegauge.catalogue.device_profile import shelf_path
-from finegauge.catalogue.documents import read_document
-from finegauge.catalogue.tables import measurement_tables
-from finegauge.predict.calibrated import SHIPPED
-from finegauge.report.validation import METRIC_NAMES
-from finegauge.validate.statistics import confusion, memory_errors, time_errors
-from finegauge.validate.summary import validate
+from finegauge.catalogue.tables import measurement_tables, read_document
+from finegauge.prediction.calibration import SHIPPED
+from finegauge.render.validation import METRIC_NAMES
+from finegauge.validation.summary import confusion, memory_errors, time_errors, validate
 from tests.house.sources import EXAMPLE, PACKAGE, ROOT, tree_of
 
 TREE_MARKS = "<!-- tree: make readme -->", "<!-- end of tree -->"

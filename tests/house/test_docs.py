@@ -14,7 +14,7 @@ import click
 import pytest
 
 from finegauge.cli import root
-from finegauge.workload.readers.framework import read
+from finegauge.formats.framework import read
 from tests.house.sources import MODULES, PACKAGE, ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

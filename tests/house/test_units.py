@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from finegauge.graph.attention import Widths
-from finegauge.graph.op import Poly
-from finegauge.graph.tape import Alive
-from finegauge.validate.statistics import Errors
+from finegauge.model.attention import Widths
+from finegauge.model.op import Poly
+from finegauge.model.op_builder import Alive
+from finegauge.validation.summary import Errors
 from tests.house.sources import MODULES, name_of, tree_of
 
 # The unit, and what it may be a rate of: time_s, memory_bytes_per_s, on_demand_usd_per_h, kg_per_kwh.

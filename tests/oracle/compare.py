@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from finegauge.errors import UnsupportedError
-from finegauge.graph.build import Graph, build
-from finegauge.graph.op import Extents, Op
-from finegauge.predict.checkpointing import rerun, split
-from finegauge.predict.memory import CUBLAS_DEFAULT_BYTES, live_set
-from finegauge.workload.run import Run
+from finegauge.model.graph import Graph, build
+from finegauge.model.op import Extents, Op
+from finegauge.prediction.memory import CUBLAS_DEFAULT_BYTES, live_set, rerun, split
+from finegauge.run.run import Run
 from tests.oracle.cells import Cell
 from tests.oracle.configs import CONFIGS
 
@@ -81,7 +80,7 @@ def ours(run: Run) -> Side:
 
 def theirs(run: Run) -> Any:
     """Return the trace of a run, and its side."""
-    from finegauge.measure.trace import trace_step
+    from finegauge.measurement.tracer.step import trace_step
 
     trace = trace_step(run)
     base = {name: shape for name, (shape, _, _) in trace.parameters.items() if "lora_" not in name}

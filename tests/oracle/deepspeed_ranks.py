@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from finegauge.workload.run import Run
+from finegauge.run.run import Run
 from tests.oracle.counting_group import Counts, counted, rank_of
 from tests.oracle.real_ranks import tiny, tokens_of
 from tests.oracle.real_step import real_model

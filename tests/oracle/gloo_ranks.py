@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
-from finegauge.workload.run import Run
+from finegauge.run.run import Run
 from tests.oracle import real_ranks as real
 from tests.oracle.counting_group import LEAST_BYTES, Counts
 

@@ -5,8 +5,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from finegauge.graph.build import Graph, build
-from finegauge.workload.run import Run
+from finegauge.model.graph import Graph, build
+from finegauge.run.run import Run
 
 BASE: dict[str, Any] = {
     "vocab_size": 1000,

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from finegauge.predict.exchange import volumes
-from finegauge.workload.run import Run
+from finegauge.prediction.collectives import volumes
+from finegauge.run.run import Run
 from tests.oracle.counting_group import Counts
 from tests.oracle.real_step import real_model
 

@@ -9,10 +9,10 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from finegauge.graph.build import build
-from finegauge.graph.op import Extents
-from finegauge.predict.memory import CUBLAS_DEFAULT_BYTES, live_set
-from finegauge.workload.run import Run
+from finegauge.model.graph import build
+from finegauge.model.op import Extents
+from finegauge.prediction.memory import CUBLAS_DEFAULT_BYTES, live_set
+from finegauge.run.run import Run
 
 BASE: dict[str, Any] = {
     "vocab_size": 4000,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from finegauge.predict import exchange_data
-from finegauge.predict.exchange import collectives
+from finegauge.prediction import collectives as collectives_module
+from finegauge.prediction.collectives import collectives
 from tests.house.sources import ROOT
 from tests.oracle import gloo_ranks as gloo
 from tests.oracle import real_ranks as real
@@ -102,7 +102,7 @@ def test_zero_sends_what_deepspeed_was_counted_to_send(tmp_path: Path, stage: in
 def test_zero3_gathers_all_again_where_it_keeps_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange_data, "ZERO3_KEPT", 0.0)
+    monkeypatch.setattr(collectives_module, "ZERO3_KEPT", 0.0)
     found = real.ours(zero_run(tmp_path, 3, 1))
     assert found["all_gather"][1] == pytest.approx(COUNTED_WITHOUT_KEEPING["all_gather"][1])
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from finegauge.predict import predict
-from finegauge.workload.run import Run
+from finegauge.prediction.predictor import predict
+from finegauge.run.run import Run
 from tests.oracle.real_step import BASE, FAMILIES, allocated, real_model
-from tests.unit.predict.profiles import written
+from tests.unit.prediction.profiles import written
 
 TOLERANCE_FRACTION = 0.002
 LORA = {"method": "lora", "lora_rank": 8, "lora_targets": ("q_proj", "v_proj"), "adapter_dtype": "fp32"}

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from finegauge.graph.build import build
-from finegauge.graph.op import Extents
-from finegauge.measure.models.trained import select_trained
-from finegauge.workload.run import Run
+from finegauge.measurement.models.build import select_trained
+from finegauge.model.graph import build
+from finegauge.model.op import Extents
+from finegauge.run.run import Run
 from tests.oracle.real_step import BASE, FAMILIES, allocated, predicted, real_model
 
 TOLERANCE_FRACTION = 0.005

@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
-from finegauge.graph.build import Graph
-from finegauge.graph.weights import quantized_bytes
+from finegauge.model.graph import Graph
+from finegauge.model.weights import quantized_bytes
 from tests.oracle.real_quantized import bytes_by_tensor, graph_of, quantized_model, run_of
 from tests.oracle.real_step import allocated, predicted
 

@@ -7,10 +7,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from finegauge.graph.build import build
-from finegauge.graph.op import Extents
-from finegauge.predict.memory import CUBLAS_DEFAULT_BYTES, live_set
-from finegauge.workload.run import Run
+from finegauge.model.graph import build
+from finegauge.model.op import Extents
+from finegauge.prediction.memory import CUBLAS_DEFAULT_BYTES, live_set
+from finegauge.run.run import Run
 from tests.oracle.compare import PHASES, STAGES, Outcome, ours, relative_error, run_of, theirs
 
 TOLERANCE = 1e-6

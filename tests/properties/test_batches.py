@@ -5,8 +5,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from finegauge.workload.batching.simulate import simulate
-from finegauge.workload.run import Run
+from finegauge.data.batches import simulate
+from finegauge.run.run import Run
 
 FRAMEWORKS = ("", "TRL", "LLaMA-Factory", "Axolotl", "torchtune", "NeMo Automodel", "ms-swift", "torchtitan")
 FIELDS: dict[str, st.SearchStrategy[Any]] = {

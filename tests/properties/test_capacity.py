@@ -3,12 +3,12 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from finegauge.plan.capacity import max_micro_batch_size, max_seq_len
-from finegauge.plan.quote import quote
-from finegauge.predict import predict
-from finegauge.workload.run import Run
-from tests.unit.plan.fakes import Fake, run
-from tests.unit.plan.test_quote import OFFER
+from finegauge.planning.capacity import max_micro_batch_size, max_seq_len
+from finegauge.planning.quote import quote
+from finegauge.prediction.predictor import predict
+from finegauge.run.run import Run
+from tests.unit.planning.fakes import Fake, run
+from tests.unit.planning.test_quote import OFFER
 
 CURVES = st.builds(
     lambda slope, bend, step: lambda tokens: slope * tokens + bend * tokens**1.5 + step * (tokens // 1000),

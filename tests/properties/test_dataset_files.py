@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from finegauge.data.record_formats import FORMATS, USED_KEYS
+from finegauge.data.token_lengths import token_ids, token_lengths
 from finegauge.errors import FineGaugeError
-from finegauge.workload.dataset_files.counting import token_ids, token_lengths
-from finegauge.workload.dataset_files.formats import FORMATS, USED_KEYS
-from tests.unit.workload.dataset_files.made import BARE, tokenizer
+from tests.unit.data.made import BARE, tokenizer
 
 KEYS = st.sampled_from([*sorted(USED_KEYS), "role", "content", "from", "value", "tool_calls"])
 ROLES = st.sampled_from(["user", "assistant", "system", "human", "gpt", "tool"])

@@ -10,10 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from finegauge.errors import FineGaugeError
-from finegauge.workload.readers.reading import describe
-from finegauge.workload.run import Run
-from finegauge.workload.writers import FRAMEWORKS, Written, write
-from finegauge.workload.writers.comparing import differences
+from finegauge.formats.reading import describe
+from finegauge.formats.writing import FRAMEWORKS, Written, differences, write
+from finegauge.run.run import Run
 from tests.properties.test_readers_fuzz import HOSTILE, STEMS, paths_of, with_value
 from tests.properties.test_run_round_trip import OPTIONAL_FIELDS, valid
 

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from finegauge.plan.plan_choice import Choice
-from finegauge.plan.search import Candidate, Limits, search
-from finegauge.plan.space import Space, space_of
-from finegauge.workload.run import Run
-from tests.unit.plan.brute_force import brute_force, runs_of
+from finegauge.planning.search import Candidate, Limits, search
+from finegauge.planning.selection import Choice
+from finegauge.planning.space import Space, space_of
+from finegauge.run.run import Run
+from tests.unit.planning.brute_force import brute_force, runs_of
 
 CASES_PER_RUN = 50
 GPUS = ("L4", "L40S", "H100-SXM5-80GB")

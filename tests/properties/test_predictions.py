@@ -5,9 +5,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from finegauge.predict import predict
+from finegauge.prediction.predictor import predict
 from finegauge.profile import Profile
-from finegauge.workload.run import Run
+from finegauge.run.run import Run
 
 MODELS = ("llama-2-7b", "mixtral-8x7b", "qwen3-0.6b", "mamba-130m-hf", "blackmamba-2.8b")
 runs = st.fixed_dictionaries(

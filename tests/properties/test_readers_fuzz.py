@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from finegauge.errors import FineGaugeError
-from finegauge.workload.readers.reading import companion_fields, describe
-from finegauge.workload.run import Run
+from finegauge.formats.reading import companion_fields, describe
+from finegauge.run.run import Run
 
 STEMS = [
     "{model_name_or_path: Qwen/Qwen3-8B, stage: sft, dataset: math_14k, deepspeed: z3.json, packing: no}",

@@ -7,14 +7,24 @@ from typing import Any
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from finegauge.data.batch_shape import OVER_LENGTH, PACKING_STRATEGIES, PADDING
 from finegauge.errors import FieldError, FineGaugeError
-from finegauge.workload.data import OVER_LENGTH, PACKING_STRATEGIES, PADDING
-from finegauge.workload.implementation import ACTIVATION_CHECKPOINTING, ATTENTION, KERNELS, LOSSES, OPTIMIZERS
-from finegauge.workload.method import METHODS, PHASES, TRAINABLE_EXTRAS
-from finegauge.workload.parallelism import CPU_OFFLOAD, SHARDING
-from finegauge.workload.precision import FLOAT_DTYPES, WEIGHTS_DTYPES
-from finegauge.workload.readers import read
-from finegauge.workload.run import CHECKS, FROM_COMMAND_LINE, Run
+from finegauge.formats.reading import read
+from finegauge.run.rules import (
+    ACTIVATION_CHECKPOINTING,
+    ATTENTION,
+    CPU_OFFLOAD,
+    FLOAT_DTYPES,
+    KERNELS,
+    LOSSES,
+    METHODS,
+    OPTIMIZERS,
+    PHASES,
+    SHARDING,
+    TRAINABLE_EXTRAS,
+    WEIGHTS_DTYPES,
+)
+from finegauge.run.run import CHECKS, FROM_COMMAND_LINE, Run
 
 MODELS = ("mixtral-8x7b", "qwen3-8b", "blackmamba-2.8b", "llama-2-7b")
 WORDS = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S", "Zs")), min_size=1, max_size=20)

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from finegauge.errors import FineGaugeError
-from finegauge.plan.quote import quote
-from finegauge.plan.search import Candidate, SearchResult, search
-from finegauge.plan.space import UNDIVIDED, Space, space_of
-from finegauge.predict import predict
-from finegauge.predict.uncertainty import probability_out_of_memory
-from finegauge.workload.run import Run
-from tests.unit.workload.dataset_files import made
+from finegauge.planning.quote import quote
+from finegauge.planning.search import Candidate, SearchResult, search
+from finegauge.planning.space import UNDIVIDED, Space, space_of
+from finegauge.prediction.predictor import predict
+from finegauge.prediction.uncertainty import probability_out_of_memory
+from finegauge.run.run import Run
+from tests.unit.data import made
 
 GPUS = ("L4", "A100-SXM4-80GB", "H100-SXM5-80GB", "RTX 4090", "MI300X")
 PROVIDERS = ("aws", "azure", "gcp", "runpod")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from finegauge.measure.instruments.trace_places import MODULE, STAGE, STEP
+from finegauge.measurement.instruments.kernel_trace import MODULE, STAGE, STEP
 
 MAIN, AUTOGRAD = 100, 101
 BF16 = "c10::BFloat16"

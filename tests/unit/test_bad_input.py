@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from finegauge.errors import EXIT_BAD_INPUT, InputError
-from finegauge.workload.readers import read
-from finegauge.workload.run import Run
+from finegauge.formats.reading import read
+from finegauge.run.run import Run
 
 GOOD = "model: mixtral-8x7b\nmethod: qlora\n"
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from finegauge.profile import Breakdown, Difference, Profile, Source, compare
-from finegauge.workload.run import Run
+from finegauge.run.run import Run
 
 
 def profile(**quantities: Any) -> Profile:

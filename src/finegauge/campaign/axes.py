@@ -9,12 +9,18 @@ What is measured has axes of how it is measured, too: an option (`requests_per_s
 named values with options among their fields (`engine: {here: , vllm: {endpoint: URL}}`).
 """
 
+import json
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from finegauge.errors import FieldError, FineGaugeError, UnknownKeyError, UnknownNameError, shown
-from finegauge.workload.readers.reading import beside
-from finegauge.workload.run import CHECKS, Run
+from finegauge.formats.reading import beside
+from finegauge.run.run import CHECKS, Run
+from finegauge.store.document import plain
+
+if TYPE_CHECKING:
+    from finegauge.measurement.options import Options
 
 SWITCH = "switch"
 BASELINE = "baseline"
@@ -102,7 +108,7 @@ def _thrown(run: Run, name: str) -> Run:
 
     Raises: FieldError where it changes nothing.
     """
-    from finegauge.plan.switches import switch_named
+    from finegauge.planning.switches import switch_named
 
     switch = switch_named(name)
     assert switch is not None, name  # as `_switches` saw to
@@ -114,7 +120,7 @@ def _thrown(run: Run, name: str) -> Run:
 
 def _filled(run: Run) -> Run:
     """Return the run with the largest micro-batch that is predicted to fit."""
-    from finegauge.plan.capacity import max_micro_batch_size
+    from finegauge.planning.capacity import max_micro_batch_size
 
     size = max_micro_batch_size(run).value
     if not size:
@@ -124,7 +130,7 @@ def _filled(run: Run) -> Run:
 
 def _switches(text: str, where: str) -> Value:
     """Return the value that throws the switches of "zero3+lora"."""
-    from finegauge.plan.switches import known_switches, switch_named
+    from finegauge.planning.switches import known_switches, switch_named
 
     names = [part.strip() for part in text.split("+") if part.strip() not in ("", BASELINE)]
     thrown = [(name, switch_named(name)) for name in names]
@@ -153,3 +159,41 @@ def _label(value: Any) -> str:
     if isinstance(value, list):
         return "+".join(map(str, value)) or "none"
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+PREDICTED, MEASURED = "predicted", "measured"
+KEY_DIGITS = 20
+
+
+class Cell(NamedTuple):
+    """One question of a campaign."""
+
+    labels: Mapping[str, str]  # axis: value, in the order of the sweep
+    estimator: str  # predicted or measured
+    run: "Run | None"  # None where the values of the axes make no run
+    refusal: str = ""  # why they make none
+    repetition: int = 0
+    options: "Options | None" = None  # of a measurement
+    calibration: str = ""  # that a prediction rests on
+
+    @property
+    def key(self) -> str:
+        """Return the name of the cell's content."""
+        content: dict[str, Any] = {"estimator": self.estimator, "repetition": self.repetition}
+        if self.run is None:
+            content |= {"labels": dict(self.labels), "refusal": self.refusal}
+        else:
+            content["run"] = plain(self.run.fields())
+        if self.options is not None:
+            content["options"] = plain(self.options._asdict())
+        if self.calibration:
+            content["calibration"] = self.calibration
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return sha256(text.encode()).hexdigest()[:KEY_DIGITS]
+
+    @property
+    def title(self) -> str:
+        """Return the cell in a few words."""
+        words = ", ".join(self.labels.values()) or "the run"
+        again = f", repetition {self.repetition + 1}" if self.repetition else ""
+        return f"{words} ({self.estimator}{again})"

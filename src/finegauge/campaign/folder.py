@@ -15,12 +15,11 @@ from contextlib import contextmanager
 from platform import node
 from typing import Any, NamedTuple
 
-from finegauge.campaign.axes import BASELINE
-from finegauge.campaign.cell import Cell
+from finegauge.campaign.axes import BASELINE, Cell
 from finegauge.errors import InputError, shown
 from finegauge.profile import Profile
 from finegauge.store.document import profile_document, profile_of
-from finegauge.store.trials import ENDED, Trials, ended
+from finegauge.store.journal import ENDED, Trials, ended
 
 JOURNAL = "results.jsonl"
 DRIVER = "driver"

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any, NamedTuple
 
-from finegauge.campaign.campaign import Start
-from finegauge.campaign.cell import Cell
+from finegauge.campaign.axes import Cell
+from finegauge.campaign.driver import Start
 from finegauge.errors import FineGaugeError, InputError, UnsupportedError, shown
-from finegauge.measure.measure import measure, without_result
-from finegauge.measure.options import Options
+from finegauge.measurement.options import Options
+from finegauge.measurement.trial import measure, without_result
 from finegauge.profile import Profile
 from finegauge.store.document import profile_document, profile_of, run_document, run_of
 

@@ -16,20 +16,50 @@ other. docs/campaigns.md describes every key.
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from itertools import product
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from finegauge.campaign.axes import BASELINE, Axis, axis_of, run_at
-from finegauge.campaign.cell import MEASURED, PREDICTED, Cell
-from finegauge.campaign.claims import claims_called
-from finegauge.campaign.shipped import sweep_path
-from finegauge.errors import FieldError, FileFormatError, UnknownKeyError, shown
-from finegauge.measure.endpoint.address import check_options
-from finegauge.measure.options import Options
-from finegauge.workload.readers import yaml_safe
-from finegauge.workload.readers.reading import beside, describe
-from finegauge.workload.readers.text_file import read_text
-from finegauge.workload.run import CHECKS, Run
+from finegauge import documents
+from finegauge.campaign.axes import BASELINE, MEASURED, PREDICTED, Axis, Cell, axis_of, run_at
+from finegauge.campaign.gains import claims_called
+from finegauge.documents import read_text
+from finegauge.errors import FieldError, FileFormatError, UnknownKeyError, UnknownNameError, shown
+from finegauge.formats.reading import beside, describe
+from finegauge.measurement.endpoint.client import check_options
+from finegauge.measurement.options import Options
+from finegauge.run.run import CHECKS, Run
+
+FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "data")
+ENDINGS = (".yaml", ".yml", ".json")
+
+
+@cache
+def shipped() -> Mapping[str, str]:
+    """Return the path of every shipped sweep by its name."""
+    names = sorted(name for name in os.listdir(FOLDER) if name.endswith(".yaml"))
+    return MappingProxyType({name.removesuffix(".yaml"): os.path.join(FOLDER, name) for name in names})
+
+
+def sweep_path(name_or_path: str) -> str:
+    """Return the path of the sweep that a user names: a file, or one that is shipped.
+
+    A folder of that name does not stand in the way: it is where a campaign keeps its results.
+
+    Raises: UnknownNameError for a bare word that is neither, naming its neighbours.
+    """
+    if os.path.isfile(name_or_path):
+        return name_or_path
+    bare = os.path.basename(name_or_path) == name_or_path and not name_or_path.endswith(ENDINGS)
+    if not bare:
+        return name_or_path
+    known = shipped()
+    wanted = name_or_path.strip().casefold().replace("-", "_")
+    if wanted in known:
+        return known[wanted]
+    raise UnknownNameError("sweep", name_or_path, known=known, listing="finegauge campaign --list")
+
 
 KEYS = ("name", "about", "run", "axes", "predicted", "measured", "prune", "baseline", "claims")
 PREDICTED_KEYS = ("run", "axes")
@@ -78,7 +108,7 @@ def read_sweep(name_or_path: str) -> Sweep:
     """
     path = sweep_path(name_or_path)
     name = os.path.basename(path)
-    keys = yaml_safe.load(read_text(path), name)
+    keys = documents.parse_yaml(read_text(path), name)
     if not isinstance(keys, dict) or "run" not in keys:
         raise FileFormatError(f"{name} is no sweep: it needs 'run:' with what all its cells have in common.")
     _known(keys, KEYS, name)
@@ -108,7 +138,7 @@ def read_sweep(name_or_path: str) -> Sweep:
 
 def about_of(path: str) -> str:
     """Return what a sweep file says it is about, in one line; its cells are not looked at."""
-    keys = yaml_safe.load(read_text(path), os.path.basename(path))
+    keys = documents.parse_yaml(read_text(path), os.path.basename(path))
     return " ".join(str(keys.get("about") or "").split()) if isinstance(keys, dict) else ""
 
 
@@ -192,7 +222,7 @@ def _option(default: Any, value: Any, where: str) -> Any:
 def _calibration() -> str:
     """Return the name of the calibration that predictions rest on, and of the code that makes them."""
     from finegauge import __version__
-    from finegauge.predict.calibrated import current
+    from finegauge.prediction.calibration import current
 
     return f"{__version__}, {current().name}"
 

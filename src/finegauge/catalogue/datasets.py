@@ -13,8 +13,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from finegauge.catalogue.documents import checked_row, home, read_bounded, rows_of, user_rows
-from finegauge.catalogue.tables import read_text
+from finegauge.catalogue.tables import checked_row, home, read_bounded, read_text, rows_of, user_rows
 from finegauge.errors import FieldError, FileFormatError, UnknownNameError, UnsupportedError, shown
 
 MAX_LENGTH = 10_000_000

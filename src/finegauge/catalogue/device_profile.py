@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from finegauge.catalogue.documents import positive, read_document, write_document
+from finegauge.catalogue.tables import positive, read_document, write_document
 from finegauge.errors import FieldError, FileFormatError, UnknownKeyError, shown
 
 SCHEMA_VERSION = 1

@@ -12,8 +12,16 @@ from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from finegauge.catalogue.documents import checked_row, home, positive, rows_of, user_rows
-from finegauge.catalogue.tables import optional, optional_int, table
+from finegauge.catalogue.tables import (
+    checked_row,
+    home,
+    optional,
+    optional_int,
+    positive,
+    rows_of,
+    table,
+    user_rows,
+)
 from finegauge.errors import FieldError, UnknownKeyError, UnknownNameError, UnsupportedError
 from finegauge.units import GIB
 

@@ -12,8 +12,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from finegauge.catalogue.documents import checked_row, home, positive, read_document, user_rows
-from finegauge.catalogue.tables import read_text
+from finegauge.catalogue.tables import checked_row, home, positive, read_document, read_text, user_rows
 from finegauge.errors import FieldError, FileFormatError, UnknownNameError, shown
 
 _KINDS = {

@@ -13,9 +13,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from finegauge.catalogue.documents import checked_row, home, user_rows
 from finegauge.catalogue.gpus import gpu as find_gpu
-from finegauge.catalogue.tables import optional, optional_int, parse, read_text, table
+from finegauge.catalogue.tables import (
+    checked_row,
+    home,
+    optional,
+    optional_int,
+    parse,
+    read_text,
+    table,
+    user_rows,
+)
 from finegauge.errors import FieldError, UnknownNameError
 
 if TYPE_CHECKING:

@@ -3,14 +3,164 @@
 A law is a JSON file. One that was edited by hand is checked like any other input.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from math import floor, log
 from typing import Any, NamedTuple
 
-from finegauge.errors import FileFormatError, shown
-from finegauge.laws.forms import Form, form
-from finegauge.laws.observation import Condition
+from finegauge.errors import FileFormatError, UnknownNameError, shown
 from finegauge.profile import Interval
+from finegauge.units import GB, HOUR_S
+
+
+class Condition(NamedTuple):
+    """What the laws know of a run; a law reads only some of it."""
+
+    batch: int = 1  # sequences of one micro-batch
+    sparsity_fraction: float = 1.0  # experts active over all experts; 1 is dense
+    seq_len: int = 0  # tokens of the longest sequence
+    gpu_memory_bytes: float = 0.0  # as the GPU is sold
+    model_memory_bytes: float = 0.0  # what the weights take
+
+
+class Observation(NamedTuple):
+    """A condition and the value of the law's quantity there."""
+
+    condition: Condition
+    value: float  # in the unit of the form's quantity
+
+
+Constants = Mapping[str, float]
+Sweep = Sequence[Observation]
+ARTIFACT_C3 = 1.8  # Mixtral's, written into the artifact's plot script
+
+SAMPLES_PER_S, MAX_BATCH = "samples_per_s", "max_batch"
+
+
+class Form(NamedTuple):
+    """One equation: which quantity it gives, of which constants."""
+
+    name: str
+    equation: str
+    quantity: str  # samples_per_s (of one GPU) or max_batch
+    units: Mapping[str, str]  # of each constant, in order
+    evaluate: Callable[[Constants, Condition], float]
+    start: Callable[[Sweep], dict[str, float]]  # where a fit begins
+    held: Callable[[Sweep], dict[str, float]]  # constants that this sweep cannot tell
+    limits: Mapping[str, tuple[float, float]]  # what a constant may be, where physics says so
+
+    def answer(self, constants: Constants, condition: Condition) -> float:
+        """Return the quantity as the law would state it: a batch is a whole number."""
+        value = self.evaluate(constants, condition)
+        return float(max(0, floor(value + 1e-9))) if self.quantity == MAX_BATCH else value
+
+    def size(self, condition: Condition) -> float:
+        """Return what grows along a sweep: the batch, or the memory of the GPU."""
+        return condition.gpu_memory_bytes if self.quantity == MAX_BATCH else float(condition.batch)
+
+
+def form(name: str) -> Form:
+    """Return the equation called `name`, or raise UnknownNameError."""
+    if name not in FORMS:
+        raise UnknownNameError("law", name, known=FORMS)
+    return FORMS[name]
+
+
+def _affine(constants: Constants, at: Condition) -> float:
+    per_sequence = constants["c"] + constants["d"] * at.sparsity_fraction
+    return at.batch / (constants["a"] + at.batch * per_sequence)
+
+
+def _affine_start(sweep: Sweep) -> dict[str, float]:
+    """Return the line through the smallest and the largest batch, its slope shared evenly."""
+    first = min(sweep, key=lambda seen: seen.condition.batch)
+    last = max(sweep, key=lambda seen: seen.condition.batch)
+    low, high = (seen.condition.batch / seen.value for seen in (first, last))
+    rise = last.condition.batch - first.condition.batch
+    slope = max((high - low) / rise if rise else low, 1e-3 * low)
+    return {"a": max(low - slope * first.condition.batch, 0.1 * low), "c": slope / 2, "d": slope / 2}
+
+
+def _affine_held(sweep: Sweep) -> dict[str, float]:
+    """Return d = 0 where all points have one sparsity: c then stands for c + d s."""
+    return {"d": 0.0} if len({seen.condition.sparsity_fraction for seen in sweep}) < 2 else {}
+
+
+def _eq2(constants: Constants, at: Condition) -> float:
+    exponent = 1.0 / (at.sparsity_fraction * constants["C3"])
+    return constants["C4"] + constants["C2"] * exponent * log(at.batch)
+
+
+def _eq2_printed(constants: Constants, at: Condition) -> float:
+    scaled = at.batch / (at.sparsity_fraction * constants["C3"])
+    return constants["C4"] + constants["C2"] * log(scaled)
+
+
+def _eq2_start(sweep: Sweep) -> dict[str, float]:
+    values = [seen.value for seen in sweep]
+    return {"C2": max(values) - min(values) or 1.0, "C3": ARTIFACT_C3, "C4": min(values)}
+
+
+def _eq1(constants: Constants, at: Condition) -> float:
+    free_gb = (at.gpu_memory_bytes - at.model_memory_bytes) / GB
+    share = (1.0 - constants["C1"]) + constants["C1"] * at.sparsity_fraction
+    return constants["C0"] * free_gb / (at.seq_len * share)
+
+
+def _eq1_held(sweep: Sweep) -> dict[str, float]:
+    """Return C1 = 0 where all points have one sparsity."""
+    return {"C1": 0.0} if len({seen.condition.sparsity_fraction for seen in sweep}) < 2 else {}
+
+
+_ANY = (float("-inf"), float("inf"))
+_SECONDS = (0.0, float("inf"))
+_EQ2_UNITS = {"C2": "samples/s", "C3": "", "C4": "samples/s"}
+
+FORMS: Mapping[str, Form] = {
+    each.name: each
+    for each in (
+        Form(
+            name="affine",
+            equation="seconds of a step = a + batch * (c + d * sparsity)",
+            quantity=SAMPLES_PER_S,
+            units={"a": "s", "c": "s/sample", "d": "s/sample"},
+            evaluate=_affine,
+            start=_affine_start,
+            held=_affine_held,
+            limits={"a": _SECONDS, "c": _SECONDS, "d": _SECONDS},
+        ),
+        Form(
+            name="xia-eq2",
+            equation="samples/s = C4 + C2 * ln(batch ^ (1 / (sparsity * C3)))",
+            quantity=SAMPLES_PER_S,
+            units=_EQ2_UNITS,
+            evaluate=_eq2,
+            start=_eq2_start,
+            held=lambda sweep: {"C3": ARTIFACT_C3},
+            limits={"C2": _ANY, "C4": _ANY},
+        ),
+        Form(
+            name="xia-eq2-printed",
+            equation="samples/s = C4 + C2 * ln(batch / (sparsity * C3))",
+            quantity=SAMPLES_PER_S,
+            units=_EQ2_UNITS,
+            evaluate=_eq2_printed,
+            start=_eq2_start,
+            held=lambda sweep: {"C3": ARTIFACT_C3},
+            limits={"C2": _ANY, "C4": _ANY},
+        ),
+        Form(
+            name="xia-eq1",
+            equation="max batch = floor(C0 * (GPU GB - model GB) / (tokens * ((1 - C1) + C1 * sparsity)))",
+            quantity=MAX_BATCH,
+            units={"C0": "tokens/GB", "C1": ""},
+            evaluate=_eq1,
+            start=lambda sweep: {"C0": 80.0, "C1": 0.5},
+            held=_eq1_held,
+            limits={"C0": (0.0, float("inf")), "C1": (0.0, 1.0)},
+        ),
+    )
+}
 
 SCHEMA_VERSION = 1
 
@@ -107,3 +257,8 @@ def law_from_json(document: Any, where: str) -> Law:
 
 def _scores(values: Mapping[str, Any]) -> Scores:
     return Scores(int(values["num_points"]), float(values["rmse"]), float(values["mape_fraction"]))
+
+
+def cost_usd(*, queries: float, epochs: float, samples_per_s: float, usd_per_h: float) -> float:
+    """Return the dollars of `epochs` passes over `queries` at a steady rate on one GPU."""
+    return queries * epochs / samples_per_s / HOUR_S * usd_per_h

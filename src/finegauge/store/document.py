@@ -11,7 +11,7 @@ from typing import Any
 
 from finegauge.errors import FileFormatError, FineGaugeError
 from finegauge.profile import Breakdown, Interval, Profile, Source
-from finegauge.workload.run import CHECKS, DEFAULTS, FROM_DEFAULT, Run
+from finegauge.run.run import CHECKS, DEFAULTS, FROM_DEFAULT, Run
 
 BREAKDOWNS = (
     "peak_memory_bytes", "device_memory_bytes", "phase_memory_bytes", "step_time_s", "step_energy_j",

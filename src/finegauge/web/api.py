@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from finegauge.answers.arguments import Asked
 from finegauge.errors import FineGaugeError, InputError, did_you_mean, shown
-from finegauge.integrations.assistant_questions import Asked
 from finegauge.units import HOUR_S
 from finegauge.web import form
-from finegauge.web.reply import Reply
-from finegauge.web.room import room
+from finegauge.web.response_cache import Reply
+from finegauge.web.upload_store import room
 
 if TYPE_CHECKING:
-    from finegauge.workload.run import Run
+    from finegauge.run.run import Run
 
 JSON = "application/json"
 MOST_OFFERS = 100_000
@@ -133,7 +133,7 @@ def _run(asked: Asked) -> "Run":
 
 def _runs(asked: Asked, *, common: bool) -> "list[Run]":
     """Return the run once per GPU asked about; on the common ones where none is and that is allowed."""
-    from finegauge.cli.question import on_gpus
+    from finegauge.cli.run_options import on_gpus
 
     run = _run(asked)
     with _beside("gpus"):
@@ -163,15 +163,15 @@ def _choice(asked: Asked, name: str, options: tuple[str, ...]) -> str:
 
 def _read(asked: Asked) -> str:
     """Return what a text means: every field, and who says so."""
-    from finegauge.report.answers import read_answer, read_result
+    from finegauge.render.json import read_answer, read_result
 
     return read_answer({"results": [read_result("pasted.yaml", form.described(*_stated(asked)))]})
 
 
 def _estimate(asked: Asked) -> str:
     """Return memory, time, cost and energy, once per GPU."""
-    from finegauge.plan.estimate import estimates
-    from finegauge.report.answers import estimate_answer
+    from finegauge.planning.estimate import estimates
+    from finegauge.render.json import estimate_answer
 
     at_max_batch, runs = asked.flag("at_max_batch"), _runs(asked, common=True)
     return estimate_answer(runs[0], *estimates(runs, at_max_batch=at_max_batch))
@@ -179,24 +179,24 @@ def _estimate(asked: Asked) -> str:
 
 def _explain(asked: Asked) -> str:
     """Return every byte and second with its formula, once per GPU."""
-    from finegauge.plan.estimate import estimate
-    from finegauge.report.answers import explain_answer
+    from finegauge.planning.estimate import estimate
+    from finegauge.render.json import explain_answer
 
     return explain_answer([estimate(run) for run in _runs(asked, common=False)])
 
 
 def _check(asked: Asked) -> str:
     """Return whether the run fits, once per GPU."""
-    from finegauge.plan.estimate import estimate
-    from finegauge.report.answers import check_answer
+    from finegauge.planning.estimate import estimate
+    from finegauge.render.json import check_answer
 
     return check_answer([estimate(run) for run in _runs(asked, common=False)])
 
 
 def _max_batch(asked: Asked) -> str:
     """Return the largest micro-batch that fits, once per GPU."""
-    from finegauge.plan.capacity import MAX_MICRO_BATCH_SIZE, max_micro_batch_size
-    from finegauge.report.answers import capacity_answer
+    from finegauge.planning.capacity import MAX_MICRO_BATCH_SIZE, max_micro_batch_size
+    from finegauge.render.json import capacity_answer
 
     limit = asked.whole("limit", MAX_MICRO_BATCH_SIZE, 1_000_000)
     runs = _runs(asked, common=True)
@@ -205,8 +205,8 @@ def _max_batch(asked: Asked) -> str:
 
 def _whatif(asked: Asked) -> str:
     """Return what single changes would do to the run."""
-    from finegauge.plan.whatif import OBJECTIVES, what_if
-    from finegauge.report.whatif import whatif_json
+    from finegauge.planning.whatif import OBJECTIVES, what_if
+    from finegauge.render.whatif import whatif_json
 
     minimise, spot = _choice(asked, "minimise", OBJECTIVES), asked.flag("spot")
     switches = _names(asked, "switches")
@@ -220,9 +220,9 @@ def _whatif(asked: Asked) -> str:
 
 def _plan(asked: Asked) -> str:
     """Return the cheapest, fastest or greenest way to do the run."""
-    from finegauge.plan.plan import OBJECTIVES, Wanted, plan
-    from finegauge.plan.verdict import RISKY_FROM_FRACTION
-    from finegauge.report.plan_json import plan_json
+    from finegauge.planning.plan import OBJECTIVES, Wanted, plan
+    from finegauge.prediction.uncertainty import RISKY_FROM_FRACTION
+    from finegauge.render.plan import plan_json
 
     within_h = asked.number("within_hours", 1e6)
     wanted = Wanted(
@@ -244,30 +244,30 @@ def _plan(asked: Asked) -> str:
 
 def _models(asked: Asked) -> str:
     """Return the models whose name, alias or model_type contains the pattern."""
-    from finegauge.report.catalogue_rows import found_models, plain, rows_answer
+    from finegauge.answers.catalogue_rows import found_models, plain, rows_answer
 
     return rows_answer([plain(one) for one in found_models(asked.text("pattern"))])
 
 
 def _gpus(asked: Asked) -> str:
     """Return the GPUs whose name or alias contains the pattern."""
-    from finegauge.report.catalogue_rows import found_gpus, plain, rows_answer
+    from finegauge.answers.catalogue_rows import found_gpus, plain, rows_answer
 
     return rows_answer([plain(one) for one in found_gpus(asked.text("pattern"), asked.text("vendor"))])
 
 
 def _datasets(asked: Asked) -> str:
     """Return the data sets whose name contains the pattern."""
-    from finegauge.report.catalogue_rows import found_datasets, plain, rows_answer
+    from finegauge.answers.catalogue_rows import found_datasets, plain, rows_answer
 
     return rows_answer([plain(one) for one in found_datasets(asked.text("pattern"))])
 
 
 def _offers(asked: Asked) -> str:
     """Return what GPUs cost per hour."""
+    from finegauge.answers.catalogue_rows import SORTS, found_offers, offers_json, rows_answer
     from finegauge.catalogue.gpus import matching_gpus
-    from finegauge.report.catalogue_rows import SORTS, found_offers, offers_json, rows_answer
-    from finegauge.workload.field import flag
+    from finegauge.run.field import flag
 
     gpu = asked.text("gpu")
     with _beside("gpu"):

@@ -3,11 +3,12 @@
 request -> guard (who asks) -> limits (how much) -> a worker process (the answer) -> gzip
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
@@ -16,12 +17,86 @@ from starlette.routing import Route
 
 from finegauge.web import jobs, limits
 from finegauge.web.api import JSON, LISTINGS, QUESTIONS
-from finegauge.web.assets import PREFIX, assets
+from finegauge.web.assets import PREFIX, assets, style_source
 from finegauge.web.limits import RefusedError
 from finegauge.web.openapi import API, openapi_text
-from finegauge.web.reply import Reply
-from finegauge.web.security import App, Guarded
+from finegauge.web.response_cache import Reply
 from finegauge.web.workers import Answering, Workers
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+HOSTS = ("127.0.0.1", "localhost", "[::1]")
+_DIRECTIVES = {
+    "default-src": "'none'",
+    "script-src": "'self'",
+    "style-src": style_source(),
+    "img-src": "'self' data:",
+    "connect-src": "'self'",
+    "font-src": "'self'",
+    "form-action": "'self'",
+    "base-uri": "'none'",
+    "frame-ancestors": "'none'",
+}
+HEADERS = {
+    "Content-Security-Policy": "; ".join(f"{name} {source}" for name, source in _DIRECTIVES.items()),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
+}
+_SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+
+
+class Guarded:
+    """An application whose every answer carries the headers, and which strangers do not reach."""
+
+    def __init__(self, app: App) -> None:
+        """Guard `app`."""
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse a stranger, or pass the request on."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def sent(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+                headers.setdefault("Cache-Control", "no-store")
+            await send(message)
+
+        status, why = refusal(scope["method"], Headers(scope=scope))
+        app: App = PlainTextResponse(f"{why}\n", status_code=status) if why else self.app
+        await app(scope, receive, sent)
+
+
+def refusal(method: str, headers: Headers) -> tuple[int, str]:
+    """Return the status and the sentence with which a request is refused; (200, "") where it is not."""
+    host = headers.get("host", "").lower()
+    if _without_port(host) not in HOSTS:
+        return 400, "This server answers to 127.0.0.1 and localhost only; open it under one of them."
+    if method in _SAFE_METHODS:
+        return 200, ""
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    foreign = site is not None and site not in ("same-origin", "none")
+    if foreign or (origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}")):
+        return 403, "This request comes from another site; send it from the page of this server."
+    return 200, ""
+
+
+def _without_port(host: str) -> str:
+    """Return the name in a Host header: "[::1]" of "[::1]:8317"."""
+    name, colon, port = host.rpartition(":")
+    return name if colon and port.isdecimal() else host
+
 
 FORM = "application/x-www-form-urlencoded"
 GZIP_FROM_BYTES = 1_000

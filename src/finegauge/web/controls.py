@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
-from finegauge.web import lengths
-from finegauge.workload import data, implementation, method, parallelism, precision
-from finegauge.workload.run import CHECKS
+from finegauge.data import batch_shape
+from finegauge.run import rules
+from finegauge.run.run import CHECKS
+from finegauge.web import form
 
 _METHODS = {
     "full": "full fine-tuning",
@@ -106,12 +107,12 @@ def controls() -> Iterator[Control]:
 def _plain(name: str) -> Control:
     """Return a field by the name that a run file gives it."""
     options = {
-        "pipeline_schedule": parallelism.PIPELINE_SCHEDULES,
-        "over_length": data.OVER_LENGTH,
-        "padding": data.PADDING,
-        "packing_strategy": data.PACKING_STRATEGIES,
-        "adapter_dtype": precision.FLOAT_DTYPES,
-        "loss": implementation.LOSSES,
+        "pipeline_schedule": rules.PIPELINE_SCHEDULES,
+        "over_length": batch_shape.OVER_LENGTH,
+        "padding": batch_shape.PADDING,
+        "packing_strategy": batch_shape.PACKING_STRATEGIES,
+        "adapter_dtype": rules.FLOAT_DTYPES,
+        "loss": rules.LOSSES,
         "optimizer_implementation": ("fused", "foreach", "loop", "in_backward"),
         "experts_implementation": ("eager", "grouped_mm"),
         "ssm_kernels": ("fused", "slow"),
@@ -129,10 +130,10 @@ def _model() -> Group:
         "Model and method",
         (
             Control("model", "Model", suggestions="models", is_wide=True),
-            Control("method", "Method", _options(method.METHODS, **_METHODS)),
+            Control("method", "Method", _options(rules.METHODS, **_METHODS)),
             _number("lora_rank", "LoRA rank"),
-            Control("weights_dtype", "Weights", _options(precision.WEIGHTS_DTYPES, nf4_dq="nf4, nested")),
-            Control("phase", "Phase", _options(method.PHASES, **_PHASES)),
+            Control("weights_dtype", "Weights", _options(rules.WEIGHTS_DTYPES, nf4_dq="nf4, nested")),
+            Control("phase", "Phase", _options(rules.PHASES, **_PHASES)),
         ),
     )
 
@@ -157,10 +158,10 @@ def _lengths() -> Group:
     return Group(
         "Lengths of your own data",
         (
-            _number(lengths.MEAN, "Mean", "tokens"),
-            _number(lengths.LONGEST, "Longest", "tokens"),
+            _number(form.MEAN, "Mean", "tokens"),
+            _number(form.LONGEST, "Longest", "tokens"),
             Control(
-                lengths.HISTOGRAM,
+                form.HISTOGRAM,
                 "Histogram",
                 kind="area",
                 hint="One line per length: tokens, samples",
@@ -180,8 +181,8 @@ def _machine() -> Group:
             Control("gpu", "GPU", _gpus(), is_wide=True),
             _number("num_gpus", "GPUs, all nodes"),
             _number("num_nodes", "Nodes"),
-            Control("sharding", "Sharding", _options(parallelism.SHARDING, **_SHARDING)),
-            Control("cpu_offload", "Offload to host", _options(parallelism.CPU_OFFLOAD, nvme="NVMe")),
+            Control("sharding", "Sharding", _options(rules.SHARDING, **_SHARDING)),
+            Control("cpu_offload", "Offload to host", _options(rules.CPU_OFFLOAD, nvme="NVMe")),
             Control("provider", "Provider", _providers()),
         ),
     )
@@ -200,15 +201,15 @@ def _step() -> Group:
 
 def _kernels() -> Group:
     """Return how the work is carried out."""
-    checkpointing = _options(implementation.ACTIVATION_CHECKPOINTING)
+    checkpointing = _options(rules.ACTIVATION_CHECKPOINTING)
     return Group(
         "Memory and kernels",
         (
             Control("activation_checkpointing", "Checkpointing", checkpointing),
-            Control("attention", "Attention", _options(implementation.ATTENTION, **_ATTENTION)),
-            Control("optimizer", "Optimizer", _options(implementation.OPTIMIZERS, **_OPTIMIZERS)),
+            Control("attention", "Attention", _options(rules.ATTENTION, **_ATTENTION)),
+            Control("optimizer", "Optimizer", _options(rules.OPTIMIZERS, **_OPTIMIZERS)),
             Control("autocast", "Autocast", _options(("none", "bf16", "fp16"))),
-            Control("kernels", "Fused kernels", _options(("none", *implementation.KERNELS), **_KERNELS)),
+            Control("kernels", "Fused kernels", _options(("none", *rules.KERNELS), **_KERNELS)),
             _flag("compile", "torch.compile"),
         ),
     )

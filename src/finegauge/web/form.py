@@ -7,14 +7,112 @@ machine: a path in a pasted text keeps its last part only, which may be the name
     error -> field: the first field that the sentence names, those that were filled in before others
 """
 
+import base64
+import json
 import re
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from math import ceil, exp
 from typing import Any, NamedTuple
 
 from finegauge.errors import FieldError, FileFormatError, FineGaugeError, UnknownKeyError, shown
-from finegauge.web.lengths import LENGTH_FIELDS, lengths_csv
-from finegauge.web.room import room
-from finegauge.workload.run import CHECKS, FROM_CALLER, FROM_COMMAND_LINE, Run
+from finegauge.run.field import number, whole
+from finegauge.run.run import CHECKS, FROM_CALLER, FROM_COMMAND_LINE, Run
+from finegauge.web.upload_store import room
+
+MEAN, LONGEST, HISTOGRAM = "mean_tokens", "longest_tokens", "length_counts"
+LENGTH_FIELDS = (MEAN, LONGEST, HISTOGRAM)
+MOST_TOKENS = 1_000_000
+MOST_LINES = 5_000
+NUM_STEPS = 200  # lengths of which the histogram of a mean consists, at most
+NUM_SAMPLES = 10_000  # it stands for so many, where num_samples is not stated
+_LINE = re.compile(r"\s*(\d{1,9})\s*[,;:\s]\s*(\d{1,12})\s*")
+
+
+def lengths_csv(stated: Mapping[str, str]) -> str:
+    """Return the lines `length,count` that the length fields mean; "" where none is stated.
+
+    Raises: FieldError where they contradict each other, or are half stated.
+    """
+    if stated.get(HISTOGRAM):
+        if stated.get(MEAN) or stated.get(LONGEST):
+            raise FieldError(f"{HISTOGRAM} says all of the lengths; remove {MEAN} and {LONGEST}.")
+        return _csv(_histogram(stated[HISTOGRAM]))
+    if not stated.get(MEAN) and not stated.get(LONGEST):
+        return ""
+    for name, other in ((MEAN, LONGEST), (LONGEST, MEAN)):
+        if not stated.get(name):
+            raise FieldError(f"{name} is missing: {other} alone does not tell how long samples are.")
+    longest = whole(2, MOST_TOKENS, "tokens")(LONGEST, stated[LONGEST])
+    mean = number(1.0, float(longest), "tokens")(MEAN, stated[MEAN])
+    samples = whole(1, 10**10, "samples")("num_samples", stated.get("num_samples") or NUM_SAMPLES)
+    return _csv(of_mean(mean, longest, samples))
+
+
+@lru_cache(maxsize=64)
+def of_mean(mean: float, longest: int, num_samples: int) -> tuple[tuple[int, int], ...]:
+    """Return (tokens, samples) of the histogram that assumes least; the longest is always among them."""
+    ends = [ceil(longest * ((step + 1) / NUM_STEPS) ** 2) for step in range(NUM_STEPS)]
+    lengths = list(dict.fromkeys(ends))  # close together where they are short
+    low, high = -50.0 * longest, 50.0 * longest  # of lambda times the longest: the mean rises with it
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _mean(lengths, middle) < mean else (low, middle)
+    weights = _weights(lengths, (low + high) / 2)
+    total, counts, carried = sum(weights), [], 0.0
+    for weight in weights:  # whole samples, none lost to rounding
+        carried += num_samples * weight / total
+        counts.append(int(carried + 1e-9))
+        carried -= counts[-1]
+    counts[-1] = max(1, counts[-1])
+    return tuple((length, count) for length, count in zip(lengths, counts, strict=True) if count)
+
+
+def _weights(lengths: list[int], slope: float) -> list[float]:
+    """Return what each length weighs for itself and those up to the one before."""
+    longest, top = lengths[-1], max(slope, slope * lengths[0] / lengths[-1])
+    before = [0, *lengths[:-1]]
+    return [
+        (length - last) * exp(slope * length / longest - top)
+        for last, length in zip(before, lengths, strict=True)
+    ]
+
+
+def _mean(lengths: list[int], slope: float) -> float:
+    """Return the mean length under one slope."""
+    weights = _weights(lengths, slope)
+    return sum(length * weight for length, weight in zip(lengths, weights, strict=True)) / sum(weights)
+
+
+def _histogram(text: str) -> list[tuple[int, int]]:
+    """Return (tokens, samples) of lines such as "512, 1000"; a heading line is passed over."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    if lines and not any(char.isdigit() for char in lines[0]):
+        lines = lines[1:]
+    if not lines or len(lines) > MOST_LINES:
+        raise FieldError(
+            f"{HISTOGRAM} needs 1 to {MOST_LINES:,} lines such as '512,1000', not {len(lines):,}."
+        )
+    counts: dict[int, int] = {}
+    for line in lines:
+        found = _LINE.fullmatch(line)
+        if found is None:
+            raise FieldError(f"{HISTOGRAM}: {shown(line)} is no line such as '512,1000': tokens, samples.")
+        length, count = int(found[1]), int(found[2])
+        if not 1 <= length <= MOST_TOKENS:
+            raise FieldError(f"{HISTOGRAM}: a sample has 1 to {MOST_TOKENS:,} tokens, not {length:,}.")
+        counts[length] = counts.get(length, 0) + count
+    kept = [(length, count) for length, count in sorted(counts.items()) if count]
+    if not kept:
+        raise FieldError(f"{HISTOGRAM} holds no samples: every count is 0.")
+    return kept
+
+
+def _csv(pairs: Iterable[tuple[int, int]]) -> str:
+    """Return the pairs as a file of lengths."""
+    return "length,count\n" + "".join(f"{length},{count}\n" for length, count in pairs)
+
 
 MAX_DOCUMENT = 100_000  # characters
 DOCUMENT = "document"
@@ -75,7 +173,7 @@ def described(document: str, overrides: Mapping[str, Any]) -> Run:
     if csv:
         words["dataset"] = room().keep(csv, "lengths.csv")
     if document.strip():
-        from finegauge.workload.readers.reading import describe
+        from finegauge.formats.reading import describe
 
         path = room().keep(confined(document), "pasted.yaml")
         run = describe(path, tuple(f"{name}={value}" for name, value in words.items()))
@@ -128,9 +226,9 @@ def confined(document: str) -> str:
 
     Raises: FileFormatError for a text that is neither YAML nor JSON.
     """
-    from finegauge.workload.readers import yaml_safe
+    from finegauge import documents
 
-    keys = yaml_safe.load(document, "The pasted text")
+    keys = documents.parse_yaml(document, "The pasted text")
     cut = _cut(keys)
     if cut == keys or repr(cut) == repr(keys):
         return document
@@ -211,3 +309,49 @@ def _word(name: str, value: Any) -> str:
     if len(text) > 1_000 and name not in LENGTH_FIELDS:
         raise FieldError(f"{shown(name)} has {len(text):,} characters; at most 1,000 are read.")
     return text
+
+
+MAX_TOKEN = 12_000  # characters: servers and browsers take lines of 16 kB
+_MAX_TEXT = 6 * MAX_DOCUMENT  # bytes, unpacked
+_BROKEN = "The link is damaged or cut off; ask for it again, or fill in the form."
+
+
+def token_of(state: State) -> str | None:
+    """Return the token of what was put in; "" of nothing, None where it is too long for a link."""
+    if not state.document and not state.overrides:
+        return ""
+    text = json.dumps(
+        {"d": state.document, "o": dict(state.overrides)},
+        ensure_ascii=False,
+        separators=(",", ":"),
+        sort_keys=True,
+    )
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    packed = packer.compress(text.encode("utf-8", "surrogatepass")) + packer.flush()
+    token = base64.urlsafe_b64encode(packed).decode("ascii").rstrip("=")
+    return token if len(token) <= MAX_TOKEN else None
+
+
+def state_of(token: str) -> State:
+    """Return what a token carries; nothing of an empty one.
+
+    Raises: FieldError where it is damaged or too large.
+    """
+    if not token:
+        return State()
+    if len(token) > MAX_TOKEN:
+        raise FieldError(_BROKEN)
+    try:
+        packed = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
+        unpacker = zlib.decompressobj(-15)
+        raw = unpacker.decompress(packed, _MAX_TEXT)
+        if unpacker.unconsumed_tail or not unpacker.eof:
+            raise FieldError(_BROKEN)
+        found = json.loads(raw.decode("utf-8"))
+        document, overrides = found["d"], found["o"]
+        pairs = {"document": document, **overrides}
+    except (ValueError, zlib.error, KeyError, TypeError, RecursionError):
+        raise FieldError(_BROKEN) from None
+    if not all(isinstance(value, str) for value in pairs.values()):
+        raise FieldError(_BROKEN)
+    return State.of({**overrides, "document": document})

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from finegauge.errors import FineGaugeError
-from finegauge.web.reply import Reply
+from finegauge.web.response_cache import Reply
 
 PAGES = ("index", "submitted", "answer", "whatif", "plan", "report")
 DOWNLOADS = ("run.yaml", "profile.json", "plan.zip")

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from finegauge.report.catalogue_rows import SORTS
-from finegauge.report.schemas import schema
+from finegauge.answers.catalogue_rows import SORTS
+from finegauge.render.schemas import schema
 from finegauge.web.form import MAX_DOCUMENT
 
 API = "/api/v1"
@@ -201,7 +201,7 @@ def _request(name: str, arguments: tuple[str, ...]) -> dict[str, Any]:
 
 def _fields() -> dict[str, Any]:
     """Return the schema of the fields of a run; docs/run-file.md says what each means."""
-    from finegauge.workload.run import CHECKS
+    from finegauge.run.run import CHECKS
 
     return {
         "type": "object",

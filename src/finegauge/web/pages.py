@@ -5,24 +5,38 @@ an example. Every answer says of each field what it holds and who said so; a wro
 field.
 """
 
+import io
+import os
+import zipfile
 from collections.abc import Mapping
 from functools import cache
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from finegauge.errors import FieldError, FineGaugeError, InputError, UnknownNameError
 from finegauge.web.controls import controls, groups, models
-from finegauge.web.form import DOCUMENT, MAX_DOCUMENT, State, asked, field_of, origin_of, shown_value
-from finegauge.web.lengths import LENGTH_FIELDS
-from finegauge.web.planned import PLAN_FIELDS
-from finegauge.web.reply import Reply
-from finegauge.web.share import state_of, token_of
+from finegauge.web.form import (
+    DOCUMENT,
+    LENGTH_FIELDS,
+    MAX_DOCUMENT,
+    State,
+    asked,
+    field_of,
+    origin_of,
+    shown_value,
+    state_of,
+    token_of,
+)
+from finegauge.web.plan_view import PLAN_FIELDS
+from finegauge.web.response_cache import Reply
+from finegauge.web.upload_store import room
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-    from finegauge.plan.estimate import Estimate
-    from finegauge.plan.plan import Plan
-    from finegauge.workload.run import Run
+    from finegauge.planning.estimate import Estimate
+    from finegauge.planning.plan import Plan
+    from finegauge.run.run import Run
 
 EXAMPLE = """\
 model: meta-llama/Llama-3.1-8B
@@ -85,8 +99,8 @@ def answer(form: Mapping[str, str]) -> Reply:
 
 def whatif(form: Mapping[str, str]) -> Reply:
     """Return the fragment of single changes, the largest gain first."""
-    from finegauge.plan.whatif import what_if
-    from finegauge.web.switches import switches_of
+    from finegauge.planning.whatif import what_if
+    from finegauge.web.plan_view import switches_of
 
     try:
         found = switches_of(what_if(_run(State.of(form))))
@@ -97,7 +111,7 @@ def whatif(form: Mapping[str, str]) -> Reply:
 
 def plan(form: Mapping[str, str]) -> Reply:
     """Return the fragment of the best plan under the limits of the form."""
-    from finegauge.web.planned import plan_field_of, planned_of
+    from finegauge.web.plan_view import plan_field_of, planned_of
 
     try:
         found = _plan(form)
@@ -113,8 +127,8 @@ def plan(form: Mapping[str, str]) -> Reply:
 
 def report(form: Mapping[str, str]) -> Reply:
     """Return the self-contained HTML report about the run as it is."""
-    from finegauge.predict import predict
-    from finegauge.report.html_page import profile_page
+    from finegauge.prediction.predictor import predict
+    from finegauge.render.html import profile_page
 
     try:
         page = profile_page(predict(_run(State.of(form))))
@@ -139,15 +153,13 @@ def download(name: str, form: Mapping[str, str]) -> Reply:
 
 def _run_file(form: Mapping[str, str]) -> Reply:
     """Return the run as a run file; with what was pasted beside it, where it needs that."""
-    from finegauge.web.files import run_file
-
     return run_file(_run(State.of(form)))
 
 
 def _profile_file(form: Mapping[str, str]) -> Reply:
     """Return the answer as `finegauge estimate --json` prints it."""
-    from finegauge.plan.estimate import estimate
-    from finegauge.report.json_form import document, estimate_json
+    from finegauge.planning.estimate import estimate
+    from finegauge.render.json import document, estimate_json
 
     found = estimate(_run(State.of(form)))
     text = document("estimate", found.run, [estimate_json(found)])
@@ -156,16 +168,14 @@ def _profile_file(form: Mapping[str, str]) -> Reply:
 
 def _plan_file(form: Mapping[str, str]) -> Reply:
     """Return the plan to take as the files of a framework, in one archive."""
-    from finegauge.web.files import plan_archive
-
     state = State.of(form)
     return plan_archive(_plan(form), form.get("plan_framework", "").strip() or "finegauge", state.document)
 
 
 def _plan(form: Mapping[str, str]) -> "Plan":
     """Return the best plan for the run of the form."""
-    from finegauge.plan.plan import plan as best
-    from finegauge.web.planned import wanted_of
+    from finegauge.planning.plan import plan as best
+    from finegauge.web.plan_view import wanted_of
 
     wanted = wanted_of(form)
     return best(_run(State.of(form)), wanted)
@@ -187,7 +197,7 @@ def _run(state: State) -> "Run":
 
 def _answered(state: State) -> Asked:
     """Return the answer, or what is wrong and where."""
-    from finegauge.plan.estimate import estimate
+    from finegauge.planning.estimate import estimate
 
     try:
         return Asked(state, estimate(_run(state)))
@@ -213,7 +223,7 @@ def _whole(found: Asked, form: Mapping[str, str], status: int = 200) -> Reply:
 
 def _context(found: Asked) -> dict[str, Any]:
     """Return what page and fragment share."""
-    from finegauge.web.answer import answer_of
+    from finegauge.web.estimate_view import answer_of
 
     told = {one.name: one for one in _told(found)}
     beside = found.field if found.field == DOCUMENT or found.field in told else None
@@ -250,7 +260,7 @@ def _file_problem(error: FineGaugeError, form: Mapping[str, str]) -> Reply:
 
 
 def _frameworks() -> tuple[str, ...]:
-    from finegauge.workload.writers import FRAMEWORKS
+    from finegauge.formats.writing import FRAMEWORKS
 
     return tuple(name for name in FRAMEWORKS if name != "skypilot")
 
@@ -264,9 +274,56 @@ def _environment() -> "Environment":
     """Return the templates of the page, with those that it shares with the report."""
     from markupsafe import Markup
 
-    from finegauge.report.templates import environment
+    from finegauge.render.templates import environment
     from finegauge.web.assets import icon, style, url
 
     found = environment("finegauge.web")
     found.globals |= {"asset": url, "icon": Markup(icon()), "style": Markup(style())}
     return found
+
+
+_BESIDE = {"model": "config.json", "dataset": "lengths.csv"}
+_WHEN = (2026, 1, 1, 0, 0, 0)  # of every file in an archive, so that equal contents are equal archives
+
+
+def run_file(run: "Run") -> Reply:
+    """Return a run file; an archive of it and what it names, where that was pasted."""
+    beside = {
+        name: room().text_of(getattr(run, field))
+        for field, name in _BESIDE.items()
+        if getattr(run, field) and room().holds(getattr(run, field))
+    }
+    if not beside:
+        return Reply(run.to_yaml(), media_type="application/yaml", filename="run.yaml")
+    named = run.to_yaml()
+    for field, name in _BESIDE.items():
+        if name in beside:
+            named = named.replace(str(getattr(run, field)), name)
+    return _archive({"run.yaml": named, **beside}, "run.zip")
+
+
+def plan_archive(plan: "Plan", framework: str, document: str) -> Reply:
+    """Return the plan to take as the files of `framework`; what a run does not know is the pasted text's.
+
+    Raises: InputError where the framework cannot say the plan, or there is none.
+    """
+    from finegauge.planning.plan import export
+
+    with TemporaryDirectory() as folder:
+        recipe = room().keep(document, "recipe.yaml") if document.strip() else None
+        written = export(plan, framework, folder, recipe=recipe)
+        texts = {}
+        for path in written.paths:
+            with open(path, encoding="utf-8") as file:
+                texts[os.path.relpath(path, folder)] = file.read()
+    notes = [f"Start it with: {written.command}", *written.warnings]
+    return _archive({**texts, "README.txt": "\n".join(notes) + "\n"}, f"plan-{framework}.zip")
+
+
+def _archive(texts: dict[str, str], name: str) -> Reply:
+    """Return texts as one archive."""
+    whole = io.BytesIO()
+    with zipfile.ZipFile(whole, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path, text in texts.items():
+            archive.writestr(zipfile.ZipInfo(path, _WHEN), text)
+    return Reply(whole.getvalue(), media_type="application/zip", filename=name)

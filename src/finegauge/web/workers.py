@@ -17,9 +17,8 @@ from importlib import import_module
 from multiprocessing import get_all_start_methods, get_context
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from finegauge.web.kept import Kept, key_of
 from finegauge.web.limits import RefusedError
-from finegauge.web.reply import Reply
+from finegauge.web.response_cache import Kept, Reply, key_of
 
 if TYPE_CHECKING:
     from pebble import ProcessPool
@@ -157,7 +156,7 @@ def _settle(folder: str, preloaded: tuple[str, ...], behind: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (limit, most))
     for module in preloaded:  # where processes are spawned, not forked
         import_module(module)
-    from finegauge.web.room import room
+    from finegauge.web.upload_store import room
 
     room().enter()
     gc.freeze()

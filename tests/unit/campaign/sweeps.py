@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from finegauge.campaign.campaign import Start
-from finegauge.campaign.cell import Cell
+from finegauge.campaign.axes import Cell
+from finegauge.campaign.driver import Start
 from finegauge.profile import Breakdown, Profile, Source
 
 RUN = "run: {model: llama-2-7b, method: lora, gpu: a100-80gb}"

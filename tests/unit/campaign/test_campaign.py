@@ -11,8 +11,8 @@ from random import Random
 
 import pytest
 
-from finegauge.campaign.campaign import Progress, Start, carry_out
-from finegauge.campaign.cell import Cell
+from finegauge.campaign.axes import Cell
+from finegauge.campaign.driver import Progress, Start, carry_out
 from finegauge.campaign.folder import Folder
 from finegauge.campaign.sweep import read_sweep
 from finegauge.errors import InputError

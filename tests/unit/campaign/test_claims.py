@@ -2,11 +2,10 @@
 
 import pytest
 
-from finegauge.campaign.claims import CHEN, CLAIMS, claims_called, hold
-from finegauge.campaign.gains import DIMENSIONS, Comparison, Gain
+from finegauge.campaign.gains import CHEN, CLAIMS, DIMENSIONS, Comparison, Gain, claims_called, hold
 from finegauge.errors import UnknownNameError
 from finegauge.profile import Interval
-from finegauge.report.claims import claims_json, claims_lines
+from finegauge.render.compare import claims_json, claims_lines
 
 # as the abstract has it: ZeRO-1 is fast, checkpointing small and hungry, nothing leads everywhere
 AS_CLAIMED = {"zero1": (1.2, 1.3, 1.05), "lora": (1.1, 1.4, 1.02), "checkpointing": (0.8, 2.0, 0.8)}

@@ -7,7 +7,7 @@ import pytest
 from finegauge.campaign.folder import Result
 from finegauge.campaign.gains import DIMENSIONS, JOULES, PROCESSOR_S, compare_results, gains_over
 from finegauge.profile import Breakdown, Profile, Source
-from finegauge.workload.run import Run
+from finegauge.run.run import Run
 
 RUN = Run(model="llama-2-7b", method="lora", gpu="A40")
 

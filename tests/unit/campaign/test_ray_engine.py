@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from finegauge.campaign import ray_engine
-from finegauge.campaign.campaign import carry_out
-from finegauge.campaign.cell import Cell
+from finegauge.campaign.axes import Cell
+from finegauge.campaign.driver import carry_out
 from finegauge.campaign.folder import Folder
 from finegauge.campaign.ray_engine import RayEngine
 from finegauge.campaign.sweep import read_sweep

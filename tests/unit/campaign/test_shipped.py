@@ -5,13 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from finegauge.campaign.campaign import Progress, carry_out
-from finegauge.campaign.cell import MEASURED, PREDICTED, Cell
-from finegauge.campaign.claims import CHEN, Held, hold
+from finegauge.campaign.axes import MEASURED, PREDICTED, Cell
+from finegauge.campaign.driver import Progress, carry_out
 from finegauge.campaign.folder import Folder
-from finegauge.campaign.gains import DIMENSIONS, Comparison, compare_results
-from finegauge.campaign.shipped import FOLDER, shipped, sweep_path
-from finegauge.campaign.sweep import Sweep, read_sweep
+from finegauge.campaign.gains import CHEN, DIMENSIONS, Comparison, Held, compare_results, hold
+from finegauge.campaign.sweep import FOLDER, Sweep, read_sweep, shipped, sweep_path
 from finegauge.catalogue.gpus import gpu
 from finegauge.errors import FileFormatError, UnknownNameError
 from tests.unit.campaign.sweeps import SaidEngine

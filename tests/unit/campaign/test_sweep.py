@@ -6,7 +6,7 @@ import pytest
 
 from finegauge.campaign.sweep import read_sweep
 from finegauge.errors import FineGaugeError
-from finegauge.plan.capacity import max_micro_batch_size
+from finegauge.planning.capacity import max_micro_batch_size
 from tests.unit.campaign.sweeps import sweep_file
 
 

@@ -7,9 +7,9 @@ from finegauge.catalogue.datasets import dataset
 from finegauge.catalogue.gpus import gpu
 from finegauge.catalogue.models import model
 from finegauge.catalogue.offers import offers
-from finegauge.graph.families import architecture
-from finegauge.predict import predict
-from finegauge.workload.run import Run
+from finegauge.model.families import architecture
+from finegauge.prediction.predictor import predict
+from finegauge.run.run import Run
 
 PAGE = Path(__file__).parents[3] / "docs" / "catalogue.md"
 

@@ -5,13 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from finegauge.catalogue.offers import (
-    age_days,
-    managed_prices,
-    offers,
-    providers,
-    stale_warning,
-)
+from finegauge.catalogue.offers import age_days, managed_prices, offers, providers, stale_warning
 from finegauge.errors import FieldError, UnknownNameError
 
 

@@ -1,7 +1,6 @@
 """Sweeps that follow a law exactly, for tests that want it back."""
 
-from finegauge.laws.forms import Constants, form
-from finegauge.laws.observation import Condition, Observation
+from finegauge.laws.law import Condition, Constants, Observation, form
 from finegauge.units import GB
 
 AFFINE = {"a": 2.0, "c": 0.1, "d": 0.4}

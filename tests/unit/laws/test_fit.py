@@ -3,10 +3,8 @@
 import pytest
 
 from finegauge.errors import InputError, UnknownNameError
-from finegauge.laws.cost import cost_usd
 from finegauge.laws.fit import LEAST_SQUARES, ROBUST, Objective, fit
-from finegauge.laws.forms import FORMS, form
-from finegauge.laws.observation import Condition
+from finegauge.laws.law import FORMS, Condition, cost_usd, form
 from tests.unit.laws.sweeps import AFFINE, capacities, followed
 
 TRUE = {

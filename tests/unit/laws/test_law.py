@@ -7,13 +7,11 @@ from typing import Any
 import pytest
 
 from finegauge.errors import FineGaugeError, UnsupportedError
-from finegauge.laws.estimator import sparsity_fraction, with_law
 from finegauge.laws.fit import fit
-from finegauge.laws.forms import form
-from finegauge.laws.law import Law, law_from_json
-from finegauge.laws.shelf import check_name, load, store, stored
-from finegauge.predict import predict
-from finegauge.workload.run import Run
+from finegauge.laws.law import Law, form, law_from_json
+from finegauge.laws.registry import check_name, load, sparsity_fraction, store, stored, with_law
+from finegauge.prediction.predictor import predict
+from finegauge.run.run import Run
 from tests.unit.laws.sweeps import AFFINE, capacities, followed
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from finegauge.errors import FineGaugeError
-from finegauge.laws.forms import form
-from finegauge.laws.table import SweepTable, read_sweep
+from finegauge.laws.fit import SweepTable, read_sweep
+from finegauge.laws.law import form
 
 
 def read(folder: Path, text: str, law: str = "affine", where: tuple[str, ...] = ()) -> SweepTable:

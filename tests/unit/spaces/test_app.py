@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from finegauge import read
-from finegauge.plan.estimate import estimate
-from finegauge.report.estimate import one_verdict
-from finegauge.report.terminal import unpainted
+from finegauge.planning.estimate import estimate
+from finegauge.render.estimate import one_verdict
+from finegauge.render.terminal import unpainted
 from spaces.app import EXAMPLE, NOTHING, answer, best
 from tests.house.sources import ROOT
 

@@ -4,10 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from finegauge.profile import Breakdown, Profile, Source
+from finegauge.run.run import Run
 from finegauge.store.document import profile_document
-from finegauge.store.journal import Journal
-from finegauge.store.trials import ended
-from finegauge.workload.run import Run
+from finegauge.store.journal import Journal, ended
 
 RUN = Run(model="llama-2-7b", method="lora", gpu="a40")
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from finegauge.errors import FileFormatError
 from finegauge.profile import Breakdown, Interval, Profile, Source
+from finegauge.run.run import FROM_COMMAND_LINE, Run
 from finegauge.store.document import profile_document, profile_of, run_document, run_of
-from finegauge.workload.run import FROM_COMMAND_LINE, Run
 
 RUN = Run.from_fields(
     {"model": "mixtral-8x7b", "method": "qlora", "lora_targets": ["q_proj", "w1"], "seq_len": 512},

@@ -8,9 +8,9 @@ from pyarrow import csv, parquet
 
 from finegauge.errors import InputError
 from finegauge.profile import Breakdown
+from finegauge.run.run import CHECKS
+from finegauge.store.journal import Trials
 from finegauge.store.table import answer_of, ask, export, table_of
-from finegauge.store.trials import Trials
-from finegauge.workload.run import CHECKS
 from tests.unit.store.results import RUN, journal, result, timed
 
 

@@ -7,10 +7,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from finegauge.store import table_cache
+from finegauge.store import table as table_cache
 from finegauge.store.journal import Journal
-from finegauge.store.table import table_of
-from finegauge.store.table_cache import SUFFIX
+from finegauge.store.table import SUFFIX, table_of
 from tests.unit.store.results import journal, timed
 
 

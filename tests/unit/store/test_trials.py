@@ -7,8 +7,8 @@ from platform import node
 import pytest
 
 from finegauge.profile import Profile, Source
-from finegauge.store.trials import Trials, _born
-from finegauge.workload.run import Run
+from finegauge.run.run import Run
+from finegauge.store.journal import Trials, _born
 
 RUN = Run(model="llama-2-7b", method="lora")
 

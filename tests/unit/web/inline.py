@@ -5,7 +5,7 @@ from typing import Any
 from starlette.testclient import TestClient
 
 from finegauge.web.app import create_app
-from finegauge.web.reply import Reply
+from finegauge.web.response_cache import Reply
 from finegauge.web.workers import Job
 
 BASE = "http://127.0.0.1:8317"

@@ -11,9 +11,9 @@ import pytest
 from jsonschema import Draft202012Validator
 from starlette.testclient import TestClient
 
-from finegauge.report.schemas import schema
+from finegauge.render.schemas import schema
 from finegauge.web.openapi import API
-from finegauge.web.room import room
+from finegauge.web.upload_store import room
 from tests.e2e.commands import finegauge
 from tests.unit.web.inline import client
 
@@ -296,7 +296,7 @@ def test_an_error_of_our_own_is_told(browser: TestClient, monkeypatch: pytest.Mo
     def breaks(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("by design")
 
-    monkeypatch.setattr("finegauge.plan.estimate.estimates", breaks)
+    monkeypatch.setattr("finegauge.planning.estimate.estimates", breaks)
     got = browser.post(f"{API}/estimate", json={"run": RUN})
     assert got.status_code == 500
     assert got.json() == {

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from finegauge.errors import FineGaugeError, InputError
 from finegauge.web.form import State, asked, confined, field_of, origin_of, shown_value
-from finegauge.web.room import room
+from finegauge.web.upload_store import room
 
 LLAMAFACTORY = """\
 # finegauge: {gpu: A40}
@@ -169,7 +169,7 @@ def test_the_state_of_a_form_keeps_what_is_filled_in() -> None:
 
 
 def test_the_room_keeps_texts_by_content_and_forgets_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("finegauge.web.room.MOST_TEXTS", 3)
+    monkeypatch.setattr("finegauge.web.upload_store.MOST_TEXTS", 3)
     first = room().keep("one", "a.txt")
     assert room().keep("one", "a.txt") == first
     assert room().holds(first)

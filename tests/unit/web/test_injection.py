@@ -9,12 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
+from finegauge.run.run import CHECKS
 from finegauge.web import jobs
-from finegauge.web.form import DOCUMENT
-from finegauge.web.lengths import LENGTH_FIELDS
-from finegauge.web.planned import PLAN_FIELDS
-from finegauge.web.reply import Reply
-from finegauge.workload.run import CHECKS
+from finegauge.web.form import DOCUMENT, LENGTH_FIELDS
+from finegauge.web.plan_view import PLAN_FIELDS
+from finegauge.web.response_cache import Reply
 from tests.unit.web.inline import client
 
 MARK = "zqxj"  # in every attack, so that what comes of it is found

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from finegauge.errors import FieldError
-from finegauge.web.lengths import lengths_csv, of_mean
+from finegauge.web.form import lengths_csv, of_mean
 
 
 @settings(max_examples=20)

@@ -18,12 +18,12 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
-from finegauge.report.schemas import schema
+from finegauge.render.schemas import schema
+from finegauge.run.run import CHECKS
 from finegauge.web import jobs
 from finegauge.web.api import LISTINGS, QUESTIONS
 from finegauge.web.app import create_app
 from finegauge.web.openapi import API, openapi
-from finegauge.workload.run import CHECKS
 from tests.unit.web.inline import Inline
 
 CHECKED = [

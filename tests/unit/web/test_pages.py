@@ -10,13 +10,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from finegauge.run.run import CHECKS
 from finegauge.web import pages
 from finegauge.web.controls import controls
-from finegauge.web.form import State
-from finegauge.web.lengths import LENGTH_FIELDS
-from finegauge.web.reply import Reply
-from finegauge.web.share import state_of, token_of
-from finegauge.workload.run import CHECKS
+from finegauge.web.form import LENGTH_FIELDS, State, state_of, token_of
+from finegauge.web.response_cache import Reply
 
 HOSTILE = "\"><script>alert(1)</script><img src=x onerror='alert(2)'>"
 CONFIG = '{"model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, \

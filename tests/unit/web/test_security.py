@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from finegauge.web.app import HEADERS
 from finegauge.web.assets import Asset, assets, url
 from finegauge.web.openapi import API
-from finegauge.web.security import HEADERS
 from tests.unit.web.inline import BASE, client
 
 RUN = {"run": {"model": "llama-3-8b", "method": "qlora", "gpu": "A40"}}

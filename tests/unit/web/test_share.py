@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from finegauge.errors import FieldError
-from finegauge.web.form import MAX_DOCUMENT, State
-from finegauge.web.share import state_of, token_of
+from finegauge.web.form import MAX_DOCUMENT, State, state_of, token_of
 
 
 def token(content: object) -> str:

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from finegauge.web import workers
-from finegauge.web.kept import Kept, key_of
 from finegauge.web.limits import RefusedError
-from finegauge.web.reply import Reply
+from finegauge.web.response_cache import Kept, Reply, key_of
 from finegauge.web.workers import Lane, Workers
 
 QUICK = Lane("questions", 1, 1, 0.3, 503, 1)

@@ -1,0 +1,1 @@
+"""One typed answer per question, worked out once, without text."""

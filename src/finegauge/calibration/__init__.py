@@ -1,0 +1,1 @@
+"""The physical constants of predictions, fitted to measurements, with their intervals."""

@@ -1,0 +1,258 @@
+"""The constants of predictions fitted to measured step times, and the intervals that follow."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from math import exp, expm1, log
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from finegauge.calibration.evidence import Evidence, evidence_of
+from finegauge.errors import FineGaugeError
+from finegauge.formats.measurement_tables import MeasuredRow
+from finegauge.prediction.calibration import SCHEMA_VERSION, Calibration
+from finegauge.prediction.predictor import predict
+from finegauge.profile import Interval
+from finegauge.units import GIB
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class Constant(NamedTuple):
+    """A field of `Calibration` that measurements may move."""
+
+    name: str
+    meaning: str
+    spread: float
+
+
+CONSTANTS = (
+    Constant("sustained_fraction", "large matrix products in training over the best benchmark", 0.08),
+    Constant("bandwidth_fraction", "bandwidth of large elementwise kernels over the datasheet's", 0.05),
+    Constant("grouped_fraction", "one kernel for the products of all experts over a single product", 0.30),
+    Constant("flash_fraction", "FlashAttention forward over the dense peak, Ampere and Ada", 0.25),
+    Constant("hopper_flash_fraction", "FlashAttention forward over the dense peak, Hopper and later", 0.25),
+    Constant("flash_backward_fraction", "rate of FlashAttention's backward over its forward's", 0.15),
+    Constant("dequantise_fraction", "bandwidth of dequantisation kernels over the datasheet's", 0.20),
+    Constant("launch_s", "host seconds per kernel of eager PyTorch", 0.30),
+    Constant("call_s", "host seconds of Python per adapter or 4-bit module call", 0.70),
+    Constant("wait_s", "host seconds such a call waits for the device in instrumented code", 1.00),
+    Constant("link_fraction", "collectives inside a node over the link's rate", 0.08),
+    Constant("network_fraction", "collectives between nodes over the network cards' rate", 0.30),
+    Constant("unit_wait_s", "host seconds before a sharded layer may gather the next", 0.50),
+    Constant("module_wait_s", "the same where every module is gathered on its own (ZeRO-3)", 0.50),
+    Constant("contention_fraction", "of a collective's time, lost by the computation beside it", 0.50),
+)
+
+if TYPE_CHECKING:
+    Vector = NDArray[Any]
+
+SOFT_SCALE = 0.10  # relative error below which a residual counts squared
+STEP = 0.02  # of a constant's logarithm, for the derivative
+ROUNDS = 3
+BOUND = 1.5  # a constant moves by at most this factor's logarithm (4.5 times)
+
+
+def moved(start: Calibration, theta: Iterable[float]) -> Calibration:
+    """Return `start` with its fitted constants times exp(theta)."""
+    values = {c.name: getattr(start, c.name) * exp(t) for c, t in zip(CONSTANTS, theta, strict=True)}
+    return start._replace(**values)
+
+
+def fit(evidence: Evidence, start: Calibration, rounds: int = ROUNDS) -> Calibration:
+    """Return `start` with the constants that explain `evidence` best."""
+    import numpy as np
+
+    theta = np.zeros(len(CONSTANTS))
+    for _ in range(rounds):
+        ratios = evidence.log_ratios(moved(start, theta))
+        theta = _solve(evidence, theta, ratios, _slopes(evidence, start, theta, ratios))
+    return moved(start, theta)
+
+
+def _slopes(evidence: Evidence, start: Calibration, theta: "Vector", ratios: "Vector") -> "Vector":
+    """Return the derivative of every residual by every constant."""
+    import numpy as np
+
+    columns = []
+    for index in range(len(CONSTANTS)):
+        beside = theta.copy()
+        beside[index] += STEP
+        columns.append((evidence.log_ratios(moved(start, beside)) - ratios) / STEP)
+    return np.column_stack(columns)
+
+
+def _solve(evidence: Evidence, theta: "Vector", ratios: "Vector", slopes: "Vector") -> "Vector":
+    """Return the constants that minimise the linearised objective."""
+    import numpy as np
+    from scipy.optimize import least_squares
+
+    weights = evidence.weights()
+    spreads = np.array([constant.spread for constant in CONSTANTS])
+
+    def objective(x: "Vector") -> "Vector":
+        r = ratios + slopes @ (x - theta)
+        soft = np.sign(r) * np.sqrt(2.0 * (np.sqrt(1.0 + (r / SOFT_SCALE) ** 2) - 1.0))
+        return np.concatenate([weights * soft, x / spreads])
+
+    solution: Vector = least_squares(objective, theta, bounds=(-BOUND, BOUND)).x
+    return solution
+
+
+LOW, HIGH = 0.10, 0.90
+FOLD_ROUNDS = 2
+
+
+class Residual(NamedTuple):
+    """What a prediction that has not seen a row's source makes of the row."""
+
+    source: str
+    id: str
+    complete: bool
+    log_ratio: float  # ln(predicted / measured)
+
+
+def leave_one_source_out(
+    evidence: Evidence, start: Calibration, tick: Callable[[], None] = lambda: None
+) -> list[Residual]:
+    """Return the time residual of every point under constants fitted to the other sources.
+
+    Args:
+        evidence: Points of two sources or more.
+        start: Where every fit begins; also what the constants shrink to.
+        tick: Called after every source.
+    """
+    found = []
+    for source in evidence.sources:
+        own = evidence.only(source)
+        calibration = fit(evidence.without(source), start, FOLD_ROUNDS)
+        found += [
+            Residual(source, point.id, point.complete, float(ratio))
+            for point, ratio in zip(own.points, own.log_ratios(calibration), strict=True)
+        ]
+        tick()
+    return found
+
+
+def memory_residuals(rows: Iterable[MeasuredRow], calibration: Calibration) -> list[Residual]:
+    """Return the memory residual of every row, each by its own metric; nothing of it is fitted."""
+    found = []
+    for row in rows:
+        measured = row.measured.peak_memory_gib
+        if row.run is None or not measured:
+            continue
+        try:
+            profile = predict(row.run, calibration)
+        except FineGaugeError:
+            continue
+        ratio = profile.memory_bytes(row.measured.memory_metric) / (measured * GIB)
+        found.append(Residual(row.source, row.id, row.memory_complete, log(ratio)))
+    return found
+
+
+def conformal_interval(residuals: Iterable[Residual]) -> Interval:
+    """Return the 10th and 90th percentile of truth over prediction, all sources weighing alike.
+
+    Rows whose configuration had to be guessed are left out: the guess is not the physics' error.
+    """
+    rows = [residual for residual in residuals if residual.complete]
+    counts = Counter(row.source for row in rows)
+    weighted = sorted((exp(-row.log_ratio), 1.0 / counts[row.source]) for row in rows)
+    return Interval(min(1.0, _quantile(weighted, LOW)), max(1.0, _quantile(weighted, HIGH)))
+
+
+def _quantile(weighted: list[tuple[float, float]], share: float) -> float:
+    """Return the value below which `share` of the weight lies."""
+    whole, below = sum(weight for _, weight in weighted), 0.0
+    for value, weight in weighted:
+        below += weight
+        if below >= share * whole:
+            return value
+    return weighted[-1][0] if weighted else 1.0
+
+
+MIN_SOURCES = 3  # with fewer, what is left out says too little about a table that nobody has seen
+
+
+class Calibrated(NamedTuple):
+    """A fitted calibration and what it rests on."""
+
+    calibration: Calibration
+    start: Calibration
+    evidence: Evidence
+    residuals: tuple[Residual, ...]  # of time, each row under constants that have not seen its source
+
+
+def calibrate(
+    rows: Sequence[MeasuredRow],
+    start: Calibration,
+    name: str,
+    tick: Callable[[], None] = lambda: None,
+) -> Calibrated:
+    """Return constants fitted to `rows`, shrinking to `start` where the rows say little.
+
+    The intervals are those of sources left out, where there are enough sources; else `start`'s.
+
+    Args:
+        rows: Of measurement tables.
+        start: The calibration to refine.
+        name: What to call the result.
+        tick: Called after each of the fits, of which there is one more than there are sources.
+
+    Raises: InputError if no row states a time that can be held against a prediction.
+    """
+    evidence = evidence_of(rows)
+    calibration = fit(evidence, start)._replace(name=name)
+    tick()
+    if len(evidence.sources) < MIN_SOURCES:
+        return Calibrated(calibration, start, evidence, ())
+    residuals = leave_one_source_out(evidence, start, tick)
+    memory = memory_residuals(rows, calibration)
+    calibration = calibration._replace(
+        time_interval=conformal_interval(residuals), memory_interval=conformal_interval(memory)
+    )
+    return Calibrated(calibration, start, evidence, tuple(residuals))
+
+
+def document(result: Calibrated, *, date: str) -> dict[str, Any]:
+    """Return the JSON form of a fitted calibration.
+
+    Args:
+        result: What was fitted, to what.
+        date: Of the fit, ISO 8601.
+    """
+    calibration, start, evidence, residuals = result
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "name": calibration.name,
+        "fitted": date,
+        "constants": {
+            constant.name: {
+                "value": getattr(calibration, constant.name),
+                "before": getattr(start, constant.name),
+                "meaning": constant.meaning,
+            }
+            for constant in CONSTANTS
+        },
+        "time_interval": list(calibration.time_interval),
+        "memory_interval": list(calibration.memory_interval),
+        "num_constants": len(CONSTANTS),
+        "num_rows": len(evidence.points),
+        "sources": [
+            {
+                "source": source,
+                "num_rows": len(evidence.only(source).points),
+                **_left_out([r.log_ratio for r in residuals if r.source == source]),
+            }
+            for source in evidence.sources
+        ],
+    }
+
+
+def _left_out(log_ratios: list[float]) -> dict[str, float | None]:
+    """Return median error and bias of a source under constants that have not seen it."""
+    known = bool(log_ratios)
+    return {
+        "left_out_median_error": expm1(median(map(abs, log_ratios))) if known else None,
+        "left_out_bias": expm1(median(log_ratios)) if known else None,
+    }

@@ -1,0 +1,1 @@
+"""A callback for the trainers of transformers and TRL."""

@@ -1,0 +1,234 @@
+"""Carry a sweep out: every cell once, whatever interrupts it in between.
+
+The driver alone writes to the folder. It hands cells to be measured to an engine, which
+answers in any order: processes of this machine by default, a Ray cluster where asked. What
+is done is never asked again, and what is larger than a run that was out of memory is not
+asked at all. Predictions come first, for they take milliseconds.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from finegauge.campaign.axes import MEASURED, Cell
+from finegauge.campaign.folder import About, Folder
+from finegauge.campaign.sweep import Sweep
+from finegauge.errors import FineGaugeError
+from finegauge.measurement.options import Options
+from finegauge.measurement.trial import measure, without_result
+from finegauge.profile import Profile, Source
+from finegauge.run.run import Run
+
+
+class Pruning:
+    """Remembers what ran out of memory."""
+
+    def __init__(self, fields: Sequence[str]) -> None:
+        """Compare runs by `fields`, of which a larger value needs at least as much memory."""
+        self.fields = tuple(fields)
+        self.failed: dict[Hashable, list[tuple[float, ...]]] = {}
+
+    def remember(self, cell: Cell, outcome: str) -> None:
+        """Note how a cell ended."""
+        if outcome == "out_of_memory" and cell.run is not None and self.fields:
+            self.failed.setdefault(self._rest(cell), []).append(self.sizes(cell.run))
+
+    def reason(self, cell: Cell) -> str:
+        """Return why `cell` need not be asked; "" where it has to be."""
+        if cell.run is None or not self.failed:
+            return ""
+        own = self.sizes(cell.run)
+        for sizes in self.failed.get(self._rest(cell), ()):
+            if own != sizes and all(mine >= theirs for mine, theirs in zip(own, sizes, strict=True)):
+                smaller = ", ".join(f"{n}={v:g}" for n, v in zip(self.fields, sizes, strict=True))
+                return f"not asked: {smaller} is out of memory already"
+        return ""
+
+    def sizes(self, run: Run) -> tuple[float, ...]:
+        """Return the fields in which runs may differ."""
+        return tuple(float(getattr(run, name) or 0) for name in self.fields)
+
+    def _rest(self, cell: Cell) -> Hashable:
+        """Return all else, which has to be equal."""
+        assert cell.run is not None
+        fields = cell.run.fields()
+        rest = tuple((name, fields[name]) for name in fields if name not in self.fields)
+        return cell.estimator, cell.options, rest
+
+
+PRUNED = Source("pruned", "a smaller run")
+WRITE_EVERY_S = 1.0  # predictions are put on the disk together
+
+
+class Progress(NamedTuple):
+    """How far a campaign is."""
+
+    title: str  # of the cell at work, or that has just ended
+    done: int
+    total: int
+    left_s: float | None  # seconds until the end; None while no measurement has ended
+
+
+class Summary(NamedTuple):
+    """What one call of `carry_out` did."""
+
+    outcomes: Mapping[str, int]  # of the cells of this call, by outcome
+    before: int  # cells that were done already
+
+
+Heard = Callable[[Progress], None]
+Start = Callable[[Cell], str]
+
+
+class Engine(Protocol):
+    """Whoever measures."""
+
+    def measure(self, cells: Iterator[Cell], start: Start) -> Iterator[tuple[str, Cell, Profile]]:
+        """Yield (trial, cell, profile) as each ends.
+
+        Args:
+            cells: Taken one by one, as late as possible: what is known by then prunes them.
+            start: Called before a cell is launched; returns the trial's name.
+        """
+        ...
+
+
+def carry_out(
+    sweep: Sweep, path: str, engine: Engine, *, heard: Heard | None = None, retry: bool = False
+) -> Summary:
+    """Ask every cell of `sweep` that the folder at `path` does not know yet.
+
+    Args:
+        sweep: What to ask.
+        path: The folder that keeps the results; made where it is missing.
+        engine: Who measures.
+        heard: Told how far the campaign is.
+        retry: Ask cells again that failed or could not be answered.
+
+    Raises: InputError where somebody else works in the folder, or it cannot be written.
+    """
+    folder = Folder(path)
+    with folder.driven():
+        folder.describe(About(sweep.name, sweep.about, sweep.baseline, sweep.claims, sweep.axes))
+        return _Driver(sweep, folder, heard, retry=retry).work(engine)
+
+
+class _Driver:
+    """One call: what is left to do, and what has been done."""
+
+    def __init__(self, sweep: Sweep, folder: Folder, heard: Heard | None, *, retry: bool) -> None:
+        self.folder, self.heard = folder, heard
+        self.pruning = Pruning(sweep.prune)
+        done = folder.done()
+        if retry:
+            done = {key: outcome for key, outcome in done.items() if outcome not in ("failed", "unsupported")}
+        for cell in sweep.cells:
+            self.pruning.remember(cell, done.get(cell.key, ""))
+        left = [cell for cell in sweep.cells if cell.key not in done]
+        self.todo = sorted(left, key=self._order)
+        self.before = len(sweep.cells) - len(left)
+        self.total = len(sweep.cells)
+        self.outcomes: Counter[str] = Counter()
+        self.measuring_s: list[float] = []
+
+    def work(self, engine: Engine) -> Summary:
+        """Answer everything that is left."""
+        self._answer([cell for cell in self.todo if cell.run is None or cell.estimator != MEASURED])
+        measured = [cell for cell in self.todo if cell.run is not None and cell.estimator == MEASURED]
+        waiting = iter(measured)
+        since = time.monotonic()
+        for trial, cell, profile in engine.measure(self._unpruned(waiting), self._start):
+            self.folder.end(trial, profile)
+            self.measuring_s.append(time.monotonic() - since)
+            since = time.monotonic()
+            self._ended(cell, profile.outcome)
+        return Summary(dict(self.outcomes), self.before)
+
+    def _order(self, cell: Cell) -> tuple[bool, int, tuple[float, ...]]:
+        """Return when a cell's turn is: small ones first, so that they can prune; repetitions in rounds."""
+        sizes = () if cell.run is None else self.pruning.sizes(cell.run)
+        return cell.estimator == MEASURED, cell.repetition, sizes
+
+    def _answer(self, cells: Sequence[Cell]) -> None:
+        """Answer cells that take no trial, and put the answers on the disk every second."""
+        answers: list[tuple[Cell, Profile]] = []
+        since = time.monotonic()
+        for cell in cells:
+            if cell.run is None:
+                self.folder.refuse(cell)
+                self._ended(cell, "refused")
+                continue
+            profile = _pruned(cell, self.pruning.reason(cell)) or _predicted(cell)
+            answers.append((cell, profile))
+            self._ended(cell, profile.outcome)
+            if time.monotonic() - since > WRITE_EVERY_S:
+                self.folder.answer(answers)
+                answers, since = [], time.monotonic()
+        self.folder.answer(answers)
+
+    def _unpruned(self, cells: Iterator[Cell]) -> Iterator[Cell]:
+        """Yield the cells that have to be measured, deciding when each is taken."""
+        for cell in cells:
+            if pruned := _pruned(cell, self.pruning.reason(cell)):
+                self.folder.answer([(cell, pruned)])
+                self._ended(cell, pruned.outcome)
+            else:
+                yield cell
+
+    def _start(self, cell: Cell) -> str:
+        """Record that a cell is launched."""
+        self._tell(cell)
+        return self.folder.start(cell)
+
+    def _ended(self, cell: Cell, outcome: str) -> None:
+        """Note how a cell ended."""
+        self.outcomes[outcome] += 1
+        self.pruning.remember(cell, outcome)
+        self._tell(cell)
+
+    def _tell(self, cell: Cell) -> None:
+        """Say how far the campaign is."""
+        if self.heard is None:
+            return
+        done = self.before + sum(self.outcomes.values())
+        left_s = None
+        if self.measuring_s:
+            left_s = (self.total - done) * sum(self.measuring_s) / len(self.measuring_s)
+        self.heard(Progress(cell.title, done, self.total, left_s))
+
+
+def _pruned(cell: Cell, reason: str) -> Profile | None:
+    """Return the profile of a cell that need not be asked; None where there is no reason."""
+    if not reason or cell.run is None:
+        return None
+    return Profile(run=cell.run, source=PRUNED, outcome="out_of_memory", reason=reason)
+
+
+def _predicted(cell: Cell) -> Profile:
+    """Return what is predicted; a run that cannot be answered is an outcome."""
+    from finegauge.prediction.predictor import predict
+
+    assert cell.run is not None
+    try:
+        return predict(cell.run)
+    except FineGaugeError as error:
+        return Profile(
+            run=cell.run, source=Source("predicted", "FineGauge"), outcome="unsupported", reason=str(error)
+        )
+
+
+class LocalEngine:
+    """Measures here."""
+
+    def measure(self, cells: Iterator[Cell], start: Start) -> Iterator[tuple[str, Cell, Profile]]:
+        """Yield (trial, cell, profile) as each ends; an interruption is passed on, and is an outcome."""
+        for cell in cells:
+            assert cell.run is not None
+            trial = start(cell)
+            try:
+                profile = measure(cell.run, cell.options or Options())
+            except KeyboardInterrupt:
+                yield trial, cell, without_result(cell.run, "interrupted", "Ctrl-C")
+                raise
+            yield trial, cell, profile

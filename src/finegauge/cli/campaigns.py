@@ -1,0 +1,303 @@
+"""`finegauge campaign`, `compare` and `results`: many runs, and what they found."""
+
+import gc
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import click
+
+from finegauge.cli.run_options import runs, say
+from finegauge.errors import FieldError, InputError, UnknownKeyError, UnknownNameError, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from finegauge.campaign.driver import Engine, Heard, Progress
+    from finegauge.campaign.gains import Comparison
+    from finegauge.profile import Profile
+
+
+def _list(context: click.Context, option: click.Parameter, value: object) -> None:
+    """Print the sweeps that come with FineGauge, and stop."""
+    if not value or context.resilient_parsing:
+        return
+    from finegauge.campaign.sweep import about_of, shipped
+    from finegauge.render.campaign import shipped_lines
+
+    say(shipped_lines({name: about_of(path) for name, path in shipped().items()}))
+    context.exit()
+
+
+@click.command()
+@click.argument("sweep_file", metavar="SWEEP")
+@click.option(
+    "-o", "--output", metavar="FOLDER", help="Where results are kept; a folder named after the sweep."
+)
+@click.option("--retry", is_flag=True, help="Ask cells again that failed or had no answer.")
+@click.option(
+    "--only", type=click.Choice(("predicted", "measured")), default=None, help="Ask this part of SWEEP alone."
+)
+@click.option("--dry-run", is_flag=True, help="Say what would be asked, and ask nothing.")
+@click.option(
+    "--engine",
+    type=click.Choice(("local", "ray")),
+    default="local",
+    show_default=True,
+    help="Who measures: processes of this machine, or a Ray cluster.",
+)
+@click.option(
+    "--address", metavar="HOST:PORT", default="", help="Of the Ray cluster; without, Ray finds one."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+@click.option("--list", is_flag=True, is_eager=True, expose_value=False, callback=_list,
+              help="List the sweeps that come with FineGauge.")  # fmt: skip
+def campaign(
+    sweep_file: str,
+    output: str | None,
+    *,
+    retry: bool,
+    only: str | None,
+    dry_run: bool,
+    engine: str,
+    address: str,
+    as_json: bool,
+) -> None:
+    """Ask every cell of SWEEP once, and keep the answers in a folder.
+
+    SWEEP is a file, or the name of a sweep that comes with FineGauge (--list).
+    Stop it whenever you like, by Ctrl-C or harder: the next call goes on where this one ended.
+    'finegauge results FOLDER' and 'finegauge compare FOLDER' read what it kept.
+    """
+    from finegauge.campaign.driver import carry_out
+    from finegauge.campaign.folder import Folder
+    from finegauge.campaign.sweep import read_sweep
+    from finegauge.render.campaign import campaign_json, campaign_lines, dry_lines
+
+    gc.enable()
+    sweep = read_sweep(sweep_file)
+    if only:
+        sweep = sweep.only(only)
+    folder = output or os.path.splitext(os.path.basename(sweep_file))[0]
+    if dry_run:
+        say(dry_lines(sweep, Folder(folder).done()))
+        return
+    with _progress() as heard:
+        summary = carry_out(sweep, folder, _engine(engine, address), heard=heard, retry=retry)
+    _keep_table(folder)
+    if as_json:
+        say(campaign_json(sweep, Folder(folder), summary))
+    else:
+        say(campaign_lines(sweep, Folder(folder), summary))
+
+
+def _engine(name: str, address: str) -> "Engine":
+    """Return who measures.
+
+    Raises: FieldError for an address without a cluster.
+    """
+    from finegauge.campaign.driver import LocalEngine
+    from finegauge.campaign.ray_engine import RayEngine
+
+    if name == "ray":
+        return RayEngine(address)
+    if address:
+        raise FieldError("--address is of a Ray cluster; add --engine ray.")
+    return LocalEngine()
+
+
+def _keep_table(folder: str) -> None:
+    """Make the table of a large campaign, so that the first of its `results` is not the one to wait."""
+    from finegauge.errors import FineGaugeError
+    from finegauge.store.table import table_of
+
+    with suppress(FineGaugeError):  # no pyarrow, or nothing was asked
+        table_of([folder])
+
+
+@contextmanager
+def _progress() -> Iterator["Heard | None"]:
+    """Yield whom to tell how far the campaign is: a bar on stderr, drawn only for a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    from finegauge.render.number_format import duration
+
+    with Bar(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def heard(message: "Progress") -> None:
+            left = f", about {duration(message.left_s)} left" if message.left_s is not None else ""
+            said = f"{message.done}/{message.total} {message.title}{left}"
+            bar.update(task, description=said, completed=message.done, total=message.total)
+
+        yield heard
+
+
+MOST_DRAWN = 12  # comparisons in one figure
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True, metavar="BASELINE OTHER... | CAMPAIGN")
+@click.option("--gpu", metavar="NAME", default="", help="Of runs that are predicted.")
+@click.option(
+    "--baseline", metavar="SWITCH", default="", help="What a campaign's others beat; as its sweep says."
+)
+@click.option(
+    "--at", "places", metavar="AXIS=VALUE", multiple=True, help="Only these points of a campaign: phase=sft."
+)
+@click.option("--figure", metavar="FILE", default="", help="Draw it: a .png, and an .svg beside it.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+def compare(
+    paths: tuple[str, ...], *, gpu: str, baseline: str, places: tuple[str, ...], figure: str, as_json: bool
+) -> None:
+    """Say what optimisations gain: in a CAMPAIGN's folder, or of the runs OTHER over the run BASELINE.
+
+    A run is a file that 'estimate' reads, which is predicted, or a journal of 'measure --store', whose
+    completed trials are taken.
+    """
+    from finegauge.campaign.folder import Folder
+    from finegauge.campaign.gains import claims_called
+    from finegauge.render.compare import compare_json, compare_lines
+
+    claims = None
+    if len(paths) == 1:
+        if not os.path.isdir(paths[0]):
+            raise InputError(
+                f"{shown(paths[0])} is no campaign's folder; name one, or a baseline and what to compare."
+            )
+        said = Folder(paths[0]).described()
+        baseline = baseline or said.baseline
+        claims = claims_called(said.claims) if said.claims else None
+        found = _of_campaign(paths[0], baseline, said.axes, places)
+    else:
+        if places:
+            raise FieldError("--at is of a campaign's folder; runs have no axes.")
+        found = [_of_runs(paths, gpu)]
+        baseline = os.path.basename(paths[0])
+    if figure:
+        _draw(found, figure)
+    say(compare_json(found, baseline, claims) if as_json else compare_lines(found, baseline, claims))
+
+
+def _of_campaign(
+    path: str, baseline: str, axes: "Mapping[str, Sequence[str]]", places: tuple[str, ...]
+) -> "list[Comparison]":
+    """Return the comparisons of a campaign, at the places that were asked for."""
+    from finegauge.campaign.folder import Folder
+    from finegauge.campaign.gains import compare_results
+
+    found = compare_results(Folder(path).results(), baseline, axes)
+    if not found:
+        raise InputError(
+            f"The campaign in {shown(path)} has no '{baseline}' and another switch; see --baseline."
+        )
+    for place in places:
+        axis, _, value = place.partition("=")
+        known = {one.labels[axis]: one for one in found if axis in one.labels}
+        if not known:
+            raise UnknownKeyError("--at", axis, known={name for one in found for name in one.labels})
+        if value not in known:
+            raise UnknownNameError(f"value of {axis}", value, known=known)
+        found = [one for one in found if one.labels.get(axis) == value]
+    return found
+
+
+def _of_runs(paths: tuple[str, ...], gpu: str) -> "Comparison":
+    """Return the comparison of runs, predicted or measured."""
+    from finegauge.campaign.gains import Comparison, gains_over
+
+    profiles = {path: _profiles(path, gpu) for path in paths}
+    kinds = dict.fromkeys(one.source.kind for found in profiles.values() for one in found)
+    if len(kinds) > 1:
+        raise FieldError(
+            "Measured and predicted runs are not compared with each other; give runs of one kind."
+        )
+    base, *others = paths
+    return Comparison(
+        {}, next(iter(kinds)), gains_over(profiles[base], {path: profiles[path] for path in others})
+    )
+
+
+def _profiles(path: str, gpu: str) -> "list[Profile]":
+    """Return the profiles of a run: one predicted, or all that a journal holds."""
+    from finegauge.prediction.predictor import predict
+    from finegauge.store.journal import Trials
+
+    if path.endswith(".jsonl"):
+        found = [one for one in Trials(path).profiles() if one.outcome == "completed"]
+        if not found:
+            raise InputError(f"{shown(path)} holds no completed trial.")
+        return found
+    (run,) = runs(path, (), (gpu,) if gpu else (), common=False)[:1]
+    return [predict(run)]
+
+
+def _draw(found: "list[Comparison]", path: str) -> None:
+    """Draw bars and radars."""
+    from finegauge.render.compare import panels
+    from finegauge.render.plots.charts import check_matplotlib, save_charts
+
+    check_matplotlib()
+    if len(found) > MOST_DRAWN:
+        raise InputError(f"{len(found)} comparisons are too many for one figure; choose by --at AXIS=VALUE.")
+    save_charts(panels(found), os.path.splitext(path)[0], "SpeedUp, MemoryUp, EnergyUp over the baseline")
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option("--where", metavar="SQL", help='Only rows that meet a condition: "seq_len > 512".')
+@click.option("--columns", "chosen", metavar="NAME,NAME", help="These columns, in this order.")
+@click.option("--sql", metavar="SQL", help='A whole question: "SELECT … FROM results GROUP BY …".')
+@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="Rows to print.")
+@click.option("--export", "output", metavar="FILE", help="Write all rows as .csv or .parquet.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+def results(
+    paths: tuple[str, ...],
+    where: str | None,
+    chosen: str | None,
+    sql: str | None,
+    limit: int,
+    output: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Show the results in PATHs: campaign folders, or journals of 'measure --store'.
+
+    They are one table named results, a row per trial that ended, a column per field of the run and per
+    fact of its step, in SI units; what is not known is NULL. 'DESCRIBE results' lists the columns.
+    """
+    from finegauge.render.campaign import results_json, results_lines, telling
+    from finegauge.store.table import ask, export, table_of
+
+    if sql and (where or chosen):
+        raise InputError("--sql is a whole question; put the condition and the columns into it.")
+    table, quarantined = table_of(paths)
+    gc.enable()  # so that DuckDB's own objects go at the end; reading is twice as fast without
+    whole = sql is None and chosen is None
+    if sql is None:
+        sql = f"SELECT {_listed(chosen, table.column_names)} FROM results"
+        sql += f" WHERE {where}" if where else ""
+    found = ask(table, sql)
+    if output:
+        export(found, output)
+    if as_json:
+        say(results_json(found, quarantined))
+    else:
+        say(results_lines(telling(found) if whole else found, limit, quarantined, output))
+
+
+def _listed(chosen: str | None, known: list[str]) -> str:
+    """Return the columns to select: those asked for, or all."""
+    if chosen is None:
+        return "*"
+    names = [name.strip() for name in chosen.split(",") if name.strip()]
+    for name in names:
+        if name not in known:
+            raise UnknownKeyError("--columns", name, known=known)
+    return ", ".join(f'"{name}"' for name in names)

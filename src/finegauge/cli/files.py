@@ -1,0 +1,271 @@
+"""`finegauge read` and `data`: what a training file means, and how long a data set's samples are."""
+
+import gc
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from finegauge.cli.run_options import alongside_options, say, stated_alongside
+from finegauge.errors import InputError
+
+if TYPE_CHECKING:
+    from finegauge.data.token_lengths import Lengths
+    from finegauge.formats.launcher_files import Alongside
+    from finegauge.formats.writing import Written
+    from finegauge.run.run import Run
+
+
+@click.command()
+@click.argument("words", nargs=-1, required=True, metavar="FILE... [KEY=VALUE]...")
+@alongside_options
+@click.option("--export", "framework", metavar="FRAMEWORK", help="Write the run as this framework's files.")
+@click.option("-o", "--output", "folder", metavar="DIR", help="Where --export writes them.")
+@click.option("--overwrite", is_flag=True, help="Let --export replace files of the same names.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+def read(
+    words: tuple[str, ...], framework: str | None, folder: str | None, *, overwrite: bool, as_json: bool
+) -> None:
+    """Show the run that FILE describes: every field, its value, and whether the file or a default says so.
+
+    accelerate's and DeepSpeed's files are recognised among the FILEs and laid over the others. A file
+    alone that states no model is shown with the fields that it states.
+
+    --export writes the run for another framework instead: llamafactory, axolotl, trl, torchtune, nemo,
+    ms-swift, unsloth, torchtitan, deepspeed, skypilot or finegauge.
+    """
+    from finegauge.formats.reading import companion_fields, describe
+    from finegauge.render.json import read_answer, read_result
+
+    files = [word for word in words if "=" not in word or os.path.exists(word)]
+    overrides = tuple(word for word in words if word not in files)
+    companions = {file: found for file in files if (found := companion_fields(file)) is not None}
+    runs = [file for file in files if file not in companions]
+    if not files:
+        raise InputError("No file is named; 'finegauge read train.yaml' shows what it means.")
+    if framework is None and (folder is not None or overwrite):
+        raise InputError("-o and --overwrite go with --export; add --export trl, or another framework.")
+    beside = _with_companions(stated_alongside(), {f: kind for f, (kind, _) in companions.items()})
+    if framework is not None:
+        _export(_the_one(runs), overrides, beside, framework, folder, overwrite=overwrite, as_json=as_json)
+        return
+    if not runs:
+        results = [{"file": file, "fields": fields} for file, (_, fields) in companions.items()]
+    else:
+        results = [read_result(file, describe(file, overrides, beside)) for file in runs]
+    if as_json:
+        say(read_answer({"results": results}))
+    else:
+        for number, result in enumerate(results):
+            say([*([""] if number else []), *_lines(result)])
+
+
+def _the_one(files: list[str]) -> str:
+    """Return the training file to export."""
+    if len(files) != 1:
+        raise InputError(f"--export takes one training file, not {len(files)}; name one.")
+    return files[0]
+
+
+def _export(
+    file: str,
+    overrides: tuple[str, ...],
+    beside: "Alongside",
+    framework: str,
+    folder: str | None,
+    *,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Write the run of `file` for another framework, and say what was written."""
+    from finegauge.formats.reading import describe
+    from finegauge.formats.writing import write
+    from finegauge.render.json import read_answer, read_result
+
+    if folder is None:
+        raise InputError("--export needs a folder to write to; add -o DIR.")
+    run = describe(file, overrides, beside)
+    written = write(run, framework, folder, recipe=file, overwrite=overwrite)
+    if as_json:
+        exported = {
+            "framework": framework,
+            "paths": list(written.paths),
+            "command": written.command,
+            "warnings": list(written.warnings),
+        }
+        say(read_answer({"results": [read_result(written.paths[0], written.run)], "exported": exported}))
+    else:
+        say(export_lines(written))
+
+
+def export_lines(written: "Written") -> list[str]:
+    """Return what was written, how to start it, and what the framework cannot say."""
+    from finegauge.render.terminal import paint, wrapped
+
+    lines = [f"Wrote {path}" for path in written.paths]
+    lines.append(f"Start it with: {written.command}")
+    return lines + [paint(line, "yellow") for text in written.warnings for line in wrapped(text, indent="  ")]
+
+
+def _with_companions(stated: "Alongside", kinds: dict[str, str]) -> "Alongside":
+    """Return what stands alongside: stated by options, or found among the files."""
+    for file, kind in kinds.items():
+        if getattr(stated, kind) is not None:
+            raise InputError(f"Two files of {kind} are named; keep one.")
+        is_accelerate = kind == "accelerate"
+        stated = stated._replace(accelerate=file) if is_accelerate else stated._replace(deepspeed=file)
+    return stated
+
+
+def _lines(result: dict[str, Any]) -> list[str]:
+    """Return one file's fields as a table, the warnings below."""
+    from finegauge.render.number_format import plain
+    from finegauge.render.terminal import columns, paint, wrapped
+    from finegauge.run.rules import LORA_FIELDS
+
+    fields, origins = result.get("run", result.get("fields", {})), result.get("origins", {})
+    adapts = fields.get("method") not in ("full", "freeze")
+    rows = [
+        [f"  {name}", plain(value), origins.get(name, "file")]
+        for name, value in fields.items()
+        if value not in (None, "") and (adapts or name not in LORA_FIELDS)
+    ]
+    warnings = [
+        paint(line, "yellow") for text in result.get("warnings", ()) for line in wrapped(text, indent="  ")
+    ]
+    return [paint(result["file"], "bold"), *columns(["  field", "value", "origin"], rows, left=3), *warnings]
+
+
+Heard = Callable[[float, int], None]
+
+
+@click.command()
+@click.argument("file", metavar="FILE")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--tokenizer", metavar="DIR", help="Folder with the model's tokenizer.json, or that file.")
+@click.option(
+    "--format", "format_name", metavar="NAME", help="messages, sharegpt, alpaca, prompt-completion, ..."
+)
+@click.option("--template", metavar="NAME", help="auto, model, chatml, alpaca, plain, or a file: x.jinja.")
+@click.option("--run", "run_file", metavar="RUN", help="Show the batches that this run makes of the data.")
+@click.option("--gpu", "gpus", metavar="NAME,NAME", multiple=True, help="With --run: GPUs to ask about.")
+@alongside_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+def data(
+    file: str,
+    overrides: tuple[str, ...],
+    tokenizer: str | None,
+    format_name: str | None,
+    template: str | None,
+    run_file: str | None,
+    gpus: tuple[str, ...],
+    *,
+    as_json: bool,
+) -> None:
+    """Count the tokens of every sample in FILE, and show how they spread.
+
+    FILE is JSON, JSONL, CSV, Parquet, Arrow, plain text, or a folder that the library datasets saved. Its
+    records may be conversations, Alpaca's, prompts with completions, or texts. What was counted once is
+    kept, by content.
+    """
+    if run_file is None and (overrides or gpus):
+        raise InputError(
+            f"{overrides[0] if overrides else '--gpu'} is about a run; add --run RUN, or leave it out."
+        )
+    asked = _runs(run_file, overrides, gpus, file, tokenizer) if run_file is not None else []
+    chosen = tokenizer or (asked[0].tokenizer if asked else None)
+    if chosen is None:
+        raise InputError(
+            "No tokenizer is named: add --tokenizer DIR, the folder of the model's tokenizer.json."
+        )
+    lengths = _counted(file, chosen, format_name, template)
+    if as_json:
+        from finegauge.render.data import data_json
+
+        batching = []
+        if asked:
+            from finegauge.render.data import batching_json
+
+            batching = [batching_json(lengths, run) for run in asked]
+        say(data_json(lengths, chosen, batching))
+        return
+    from finegauge.render.data import data_lines
+
+    say(data_lines(lengths, chosen))
+    for run in asked:
+        from finegauge.render.data import batching_lines
+
+        say(["", *batching_lines(lengths, run)])
+
+
+def with_counted_texts(run: "Run") -> "Run":
+    """Count a run's data set, where it is one of texts; return the run, warning of what was left out.
+
+    Who asks for its lengths later finds them counted.
+    """
+    from finegauge.data.records import holds_texts
+
+    if run.dataset is None or run.tokenizer is None or not holds_texts(run.dataset, has_tokenizer=True):
+        return run
+    found = _counted(run.dataset, run.tokenizer).findings
+    if not found.num_unreadable:
+        return run
+    left_out = (
+        f"{run.dataset}: {found.num_unreadable:,} of {found.num_rows:,} {found.row_name}s are unreadable and "
+        f"left out; 'finegauge data' says which and why."
+    )
+    stated = run.stated_fields()
+    origins = {name: run.origins[name] for name in stated}
+    return type(run).from_fields(stated, origins, (*run.warnings, left_out))
+
+
+def _counted(
+    file: str, tokenizer: str, format_name: str | None = None, template: str | None = None
+) -> "Lengths":
+    """Return the lengths of a data set, and show meanwhile how far the counting is."""
+    from finegauge.data.token_lengths import token_lengths
+
+    gc.enable()  # which a command does without: this one is long
+    with _progress(file) as heard:
+        return token_lengths(file, tokenizer, format=format_name, template=template, heard=heard)
+
+
+def _runs(
+    run_file: str, overrides: tuple[str, ...], gpus: tuple[str, ...], file: str, tokenizer: str | None
+) -> "list[Run]":
+    """Return the run with this data set, once per GPU asked about."""
+    from finegauge.cli.run_options import runs
+    from finegauge.formats.reading import read
+
+    stated = {
+        "dataset": os.path.abspath(file),
+        **({"tokenizer": os.path.abspath(tokenizer)} if tokenizer else {}),
+    }
+    one = None if any(gpus) else read(run_file, overrides, stated_alongside())
+    found = [one] if one is not None else runs(run_file, overrides, gpus)
+    return [run.replace(origin="command line", **stated) for run in found]
+
+
+@contextmanager
+def _progress(file: str) -> Iterator[Heard | None]:
+    """Show how far the counting is, where stderr is a terminal."""
+    import sys
+
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} % {task.fields[samples]:,} samples"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    ) as shown:
+        task = shown.add_task(os.path.basename(os.path.normpath(file)), total=1.0, samples=0)
+        yield lambda share, samples: shown.update(task, completed=share, samples=samples)

@@ -1,0 +1,470 @@
+"""`finegauge measure`, `micro` and `trace`: run the real thing on this machine."""
+
+import gc
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from finegauge.cli.run_options import say
+from finegauge.errors import EXIT_DONE, EXIT_NO_DATA, EXIT_WILL_NOT_FIT, UnsupportedError, shown
+
+if TYPE_CHECKING:
+    from finegauge.measurement.options import Options
+    from finegauge.measurement.process import Heard, Progress
+    from finegauge.model.blocks import Architecture
+    from finegauge.prediction.predictor import Prediction
+    from finegauge.profile import Profile
+    from finegauge.render.device_profile import Compared
+    from finegauge.run.run import Run
+
+MOST_USERS = 10_000
+NEED_ENDPOINT = {
+    "endpoint_api": "--endpoint-api", "endpoint_model": "--endpoint-model", "concurrency": "--concurrency",
+    "num_requests": "--requests", "requests_per_s": "--rate", "request_timeout_s": "--request-timeout",
+    "api_key_variable": "--api-key-variable",
+}  # fmt: skip
+
+Command = Callable[..., Any]
+
+
+def endpoint_options(command: Command) -> Command:
+    """Add the options of a server to a command."""
+    for option in reversed(OPTIONS):
+        command = option(command)
+    return command
+
+
+def stated(asked: dict[str, Any]) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """Take the options of a server out of `asked`; return those that were stated, and the numbers of users.
+
+    Raises: click.UsageError where a server's options are stated without a server.
+    """
+    endpoint = asked.pop("endpoint")
+    found = {name: asked.pop(name) for name in NEED_ENDPOINT}
+    found = {name: value for name, value in found.items() if value is not None}
+    if not endpoint and found:
+        raise click.UsageError(f"{NEED_ENDPOINT[next(iter(found))]} is about a server: add --endpoint URL.")
+    users = found.pop("concurrency", ())
+    return ({"endpoint": endpoint, **found} if endpoint else {}), users
+
+
+def measure_each(
+    run: "Run", users: tuple[int, ...], options: "Options", *, heard: "Heard | None", store: str | None
+) -> list[tuple["Profile", "Prediction"]]:
+    """Return (measured, predicted) for every number of users, or for the run's `micro_batch_size` of them."""
+    from finegauge.measurement.trial import measure
+    from finegauge.prediction.predictor import prediction_elsewhere
+    from finegauge.run.run import FROM_COMMAND_LINE
+
+    found = []
+    for run_of_users in [run.replace(FROM_COMMAND_LINE, micro_batch_size=n) for n in users] or [run]:
+        measured = measure(run_of_users, options, heard=heard, store=store)
+        found.append((measured, prediction_elsewhere(_as_met(run_of_users, measured, options))))
+        if measured.outcome != "completed":
+            break  # more users do not help
+    return found
+
+
+def _as_met(run: "Run", measured: "Profile", options: "Options") -> "Run":
+    """Return the run to predict: requests that arrive by chance make as many users as were in flight."""
+    if not options.requests_per_s or measured.outcome != "completed":
+        return run
+    return run.replace(micro_batch_size=max(1, round(measured.observations["serving"]["in_flight"])))
+
+
+def _numbers(ctx: click.Context, option: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    """Return the numbers of users that "1,8,32" states."""
+    del ctx, option
+    if value is None:
+        return None
+    words = [word.strip() for word in value.split(",") if word.strip()]
+    if not words or not all(w.isdecimal() and w.isascii() and 1 <= int(w[:9]) <= MOST_USERS for w in words):
+        raise click.BadParameter(f"'{value}' should be numbers of users from 1 to {MOST_USERS:,}: 1,8,32.")
+    return tuple(dict.fromkeys(map(int, words)))
+
+
+OPTIONS: tuple[Callable[[Command], Command], ...] = (
+    click.option("--endpoint", metavar="URL", default="", help="Measure an OpenAI-compatible server."),
+    click.option("--endpoint-api", type=click.Choice(["completions", "chat"]), help="[default: completions]"),
+    click.option("--endpoint-model", metavar="NAME", help="As the server calls it, where it has several."),
+    click.option(
+        "--concurrency", metavar="N,N", callback=_numbers,
+        help="Users at a time, one measurement each.  [default: micro_batch_size]",
+    ),
+    click.option(
+        "--requests", "num_requests", type=click.IntRange(1, 10_000_000),
+        help="Measured requests.  [default: --steps of every user]",
+    ),
+    click.option(
+        "--rate", "requests_per_s", type=click.FloatRange(0, 1e6, min_open=True),
+        help="Requests a second arriving by chance, instead of users.",
+    ),
+    click.option(
+        "--request-timeout", "request_timeout_s", type=click.FloatRange(0, 1e6),
+        help="Seconds of one request; 0: none.  [default: 600]",
+    ),
+    click.option("--api-key-variable", metavar="NAME", help="Environment variable with the server's key."),
+)  # fmt: skip
+
+EXIT_CODES = {"completed": EXIT_DONE, "out_of_memory": EXIT_WILL_NOT_FIT}
+
+
+@click.command()
+@click.argument("run_file", metavar="RUN")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option(
+    "--steps", type=click.IntRange(1, 100_000), default=10, show_default=True, help="Measured steps."
+)
+@click.option(
+    "--warmup", "warmup_steps", type=click.IntRange(0, 10_000), default=2, show_default=True,
+    help="Steps before, discarded.",
+)  # fmt: skip
+@click.option("--threads", type=click.IntRange(0, 4096), default=0, help="Of the CPU; 0: what torch takes.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of weights and data.")
+@click.option(
+    "--memory/--no-memory", default=True, help="One step under the memory meter.  [default: memory]"
+)
+@click.option("--layers", is_flag=True, help="Time every part of every layer.")
+@click.option("--kernels", is_flag=True, help="Table of kernels, by torch.profiler.")
+@click.option("--ncu", is_flag=True, help="SM and DRAM utilisation of one layer, by Nsight Compute.")
+@click.option("--experts", is_flag=True, help="Tokens of each expert.")
+@click.option("--energy", is_flag=True, help="Joules of a step.")
+@click.option("--evaluate", is_flag=True, help="Accuracy before tuning and after each epoch.")
+@click.option("--tasks", default="", metavar="NAME,NAME", help="Score it by lm-evaluation-harness.")
+@click.option(
+    "--task-folder",
+    type=click.Path(exists=True, file_okay=False),
+    help="YAML files of own tasks.",
+)
+@click.option("--task-limit", type=click.IntRange(1), help="Questions of each task; all otherwise.")
+@click.option(
+    "--trace", "trace_path", type=click.Path(dir_okay=False), default="", help="Write a Chrome trace."
+)
+@click.option(
+    "--memory-limit", "limit", metavar="SIZE", default="", help="The most it may allocate: 2GiB, 500MB."
+)
+@click.option("--timeout", "timeout_s", type=click.FloatRange(0), default=0.0, help="Seconds; 0: none.")
+@click.option(
+    "--store", type=click.Path(dir_okay=False), help="Add the outcome to this journal (JSON lines)."
+)
+@endpoint_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+@click.pass_context
+def measure(
+    ctx: click.Context,
+    /,
+    run_file: str,
+    overrides: tuple[str, ...],
+    *,
+    limit: str,
+    store: str | None,
+    as_json: bool,
+    tasks: str,
+    task_folder: str | None,
+    task_limit: int | None,
+    **asked: Any,
+) -> None:
+    """Run a few steps of RUN on this machine, and show where memory and time go beside the prediction.
+
+    The model is built from its config with random weights, or read from a local checkpoint. It runs in a
+    process of its own: out of memory is an outcome (exit code 20), a result that is no data is 30.
+    """
+    from finegauge.data.batch_shape import shape
+    from finegauge.formats.reading import read
+    from finegauge.measurement.options import Options
+    from finegauge.measurement.trial import measure as take
+    from finegauge.prediction.predictor import prediction_for
+
+    gc.enable()
+    run = read(run_file, overrides)
+    shape(run)  # batches that cannot be are refused before a process starts
+    server, users = stated(asked)
+    options = Options(
+        **asked,
+        **server,
+        tasks=tuple(filter(None, tasks.replace(" ", "").split(","))),
+        task_folder=task_folder or "",
+        task_limit=task_limit or 0,
+        memory_limit_bytes=byte_size(limit) if limit else 0.0,
+    )
+    with progress() as heard:
+        if options.endpoint:
+            found = measure_each(run, users, options, heard=heard, store=store)
+        else:
+            alone = take(run, options, heard=heard, store=store)
+            found = [(alone, prediction_for(run, options.device, alone.fingerprint.get("device", "")))]
+    last, _ = found[-1]
+    if last.outcome == "unsupported":
+        raise UnsupportedError(last.reason)
+    if as_json:
+        from finegauge.render.measurement import measurements_json
+
+        say(
+            measurements_json(
+                [(measured, prediction.profile, prediction.missing) for measured, prediction in found]
+            )
+        )
+    else:
+        from finegauge.render.measurement import measurements_lines
+
+        say(measurements_lines(found))
+    ctx.exit(EXIT_CODES.get(last.outcome, EXIT_NO_DATA))
+
+
+@contextmanager
+def progress() -> Iterator["Heard | None"]:
+    """Yield whom to tell how far a trial is: a bar on stderr, drawn only for a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    with Bar(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def heard(message: "Progress") -> None:
+            bar.update(task, description=message.what, completed=message.done, total=message.total)
+
+        yield heard
+
+
+def byte_size(text: str) -> float:
+    """Return the bytes that "2GiB", "500MB" or "1e9" say."""
+    units: dict[str, float] = {
+        "kib": 2**10,
+        "mib": 2**20,
+        "gib": 2**30,
+        "kb": 1e3,
+        "mb": 1e6,
+        "gb": 1e9,
+        "b": 1,
+    }
+    word = text.strip().lower()
+    unit = next((name for name in units if word.endswith(name)), "")
+    try:
+        found = float(word.removesuffix(unit)) * units.get(unit, 1)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < 1e18:
+        raise click.BadParameter(
+            f"'{text}' is no size; write 2GiB, 500MB or 1000000000.", param_hint="--memory-limit"
+        )
+    return found
+
+
+STEPS = 5  # of each measured run
+
+
+@click.command()
+@click.argument("run_files", nargs=-1, metavar="[RUN]...")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="What to time; cuda where there is one.")
+@click.option(
+    "--threads", type=click.IntRange(0), default=0, help="Of the host's arithmetic; torch's choice."
+)
+@click.option(
+    "--collectives",
+    type=click.IntRange(2),
+    metavar="N",
+    help="Time collectives between 2, 4 ... N processes too: gloo between CPUs, NCCL between GPUs.",
+)
+@click.option(
+    "--modules", is_flag=True, help="Then measure each RUN module by module, beside its prediction."
+)
+@click.option("-o", "--output", metavar="FILE", help="Where to write; this machine's own profile otherwise.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+def micro(
+    run_files: tuple[str, ...],
+    device: str | None,
+    threads: int,
+    collectives: int | None,
+    output: str | None,
+    *,
+    modules: bool,
+    as_json: bool,
+) -> None:
+    """Time the operators of this machine and keep them as a device profile.
+
+    Matrix products, attention, norms, activations, experts, adapters, the loss, the optimizer's update and
+    the host's own work, forward and backward, over a grid of sizes: about a minute. With RUNs, also at the
+    sizes that these ask for, half and double their batch.
+
+    With --modules, each RUN is then measured module by module (a few steps) beside what the operators
+    say it takes: pre-training, fine-tuning and serving, and what they are made of, in one report.
+
+    Predictions take the profile in place of a datasheet: --gpu here, or --gpu FILE.
+    """
+    check_libraries()
+    if modules and not run_files:
+        raise click.UsageError("--modules compares runs with their operators: name at least one RUN.")
+    from finegauge.catalogue.device_profile import shelf_path, write
+    from finegauge.formats.reading import read
+
+    runs = [read(path, ()) for path in run_files]
+    chosen = device or _device_here()
+    path = output or shelf_path(chosen)
+    from finegauge.measurement.bench.microbenchmarks import micro as timed
+
+    with _progress() as heard:
+        profile = timed(runs, device=chosen, threads=threads, ranks=collectives or 0, heard=heard)
+    write(profile, path)
+    compared = _compared(dict(zip(run_files, runs, strict=True)), chosen, threads, path) if modules else []
+    from finegauge.render.device_profile import module_lines, modules_json
+
+    if as_json:
+        import json
+
+        more = {"runs": modules_json(compared)} if modules else {}
+        say(json.dumps({"command": "micro", "path": path, **profile.to_json(), **more}, allow_nan=False))
+    else:
+        from finegauge.render.device_profile import profile_lines
+
+        say([*profile_lines(profile), *module_lines(compared)])
+        say(f"Written to {path}; use it by --gpu {'here' if not output else path}")
+
+
+def _compared(runs: "Mapping[str, Run]", device: str, threads: int, path: str) -> "list[Compared]":
+    """Return every run as the profile at `path` predicts it and as this machine runs it."""
+    from finegauge.measurement.options import Options
+    from finegauge.measurement.trial import measure
+    from finegauge.prediction.predictor import predict
+    from finegauge.render.device_profile import Compared
+
+    options = Options(device=device, threads=threads, steps=STEPS, layers=True, memory=False)
+    found = []
+    for name, run in runs.items():
+        here = run.replace(gpu=path)
+        found.append(Compared(name, predict(here), measure(here, options)))
+    return found
+
+
+def check_libraries() -> None:
+    """Refuse where the libraries whose operators are timed are missing."""
+    from importlib.util import find_spec
+
+    missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
+    if missing:
+        raise UnsupportedError(
+            f"Timing operators needs {' and '.join(missing)}: pip install 'finegauge[measure]'. "
+            "Predicting works without."
+        )
+
+
+def _device_here() -> str:
+    """Return "cuda" where torch finds a GPU."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@contextmanager
+def _progress() -> Iterator["Callable[[str, int, int], None] | None"]:
+    """Show what is timed now, on a terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task("timing", total=None)
+        yield lambda what, done, total: bar.update(
+            task, completed=done, total=total, description=f"timing {what}"
+        )
+
+
+@click.command()
+@click.argument("model", metavar="MODEL_DIR")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+def trace(model: str, *, as_json: bool) -> None:
+    """Trace the transformers class of the config.json in MODEL_DIR, once, into this user's cache.
+
+    For a model_type that FineGauge does not describe itself. No weights are needed and no code of
+    the model's repository is run. Needs torch and transformers: pip install 'finegauge[measure]'.
+    """
+    from finegauge.catalogue.models import model as figures_of
+    from finegauge.model.families import FAMILIES
+    from finegauge.model.trace_file import architecture, write
+
+    config = figures_of(model).config
+    model_type = str(config.get("model_type", ""))
+    if model_type in FAMILIES:
+        raise UnsupportedError(
+            f"model_type {shown(model_type)} is described already, so there is nothing to trace; "
+            f"run 'finegauge models show {model}' or 'finegauge estimate {model}'."
+        )
+    document = _document(config)
+    traced = architecture(document)
+    path = write(document, config)
+    say(_json(document, traced, path) if as_json else _lines(model, config, document, traced, path))
+
+
+def _document(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the trace of a configuration; a bar on stderr tells how far it is."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    try:
+        from finegauge.measurement.tracer.document import PASSES, document
+    except ImportError as error:
+        raise UnsupportedError(
+            f"'finegauge trace' runs the transformers class, and {shown(error.name or 'torch')} is not "
+            "installed: pip install torch==2.13.0, then pip install 'finegauge[measure]'."
+        ) from None
+    gc.enable()  # a trace is long enough to have garbage
+    with _bar(PASSES) as heard:
+        return document(config, heard)
+
+
+@contextmanager
+def _bar(total: int) -> Iterator[Callable[[str], None]]:
+    """Yield what to call after each of at most `total` passes; it draws only for a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("tracing", total=total)
+        yield lambda what: progress.update(task, advance=1, description=f"tracing {what}")
+
+
+def _lines(
+    model: str, config: Mapping[str, Any], document: Mapping[str, Any], traced: "Architecture", path: str
+) -> Iterator[str]:
+    """Yield what was found, and what to do next."""
+    from finegauge.units import count
+
+    yield (
+        f"{traced.model_type}: {document['class']} of transformers {document['transformers']}, "
+        f"{count(traced.num_parameters)} parameters ({traced.num_parameters:,})"
+    )
+    for kind, number in traced.layers_by_kind().items():
+        yield f"  {number} x {kind}"
+    if config.get("auto_map"):
+        yield "The repository's own code (auto_map) was not run; transformers' class was."
+    yield from (f"Note: {note}" for note in traced.notes)
+    yield f"Saved in {path}; every command knows this model now, e.g. finegauge estimate {model}"
+
+
+def _json(document: Mapping[str, Any], traced: "Architecture", path: str) -> str:
+    """Return what was found as JSON."""
+    import json
+
+    found = {
+        "command": "trace",
+        "model_type": traced.model_type,
+        "class": document["class"],
+        "transformers": document["transformers"],
+        "torch": document["torch"],
+        "parameters": traced.num_parameters,
+        "layers": traced.layers_by_kind(),
+        "notes": list(traced.notes),
+        "path": path,
+    }
+    return json.dumps(found, indent=2)

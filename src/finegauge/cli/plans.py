@@ -1,0 +1,255 @@
+"""`finegauge plan` and `whatif`: the cheapest, fastest or greenest way to do a run, and single changes."""
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from finegauge.cli.run_options import alongside_options, launch_options, run_of, runs, say
+from finegauge.errors import InputError, shown
+from finegauge.planning.whatif import OBJECTIVES, what_if
+from finegauge.units import HOUR_S
+
+if TYPE_CHECKING:
+    from finegauge.formats.writing import Written
+    from finegauge.planning.plan import Plan
+
+_UNITS_S = {"s": 1.0, "min": 60.0, "m": 60.0, "h": HOUR_S, "d": 24 * HOUR_S, "w": 168 * HOUR_S}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d|w)?", re.IGNORECASE)
+BAR_AFTER_S = 0.5
+
+
+def _seconds(context: click.Context, option: click.Parameter, value: str | None) -> float | None:
+    """Return the seconds that a time such as 24h, 90min or 3d means; a number alone is hours."""
+    if value is None:
+        return None
+    found = _DURATION.fullmatch(value.strip())
+    if found is None or not float(found[1]):
+        raise click.BadParameter(f"{shown(value)} is no time; write it as 24h, 90min or 3d.")
+    return float(found[1]) * _UNITS_S[(found[2] or "h").lower()]
+
+
+def _dollars(context: click.Context, option: click.Parameter, value: str | None) -> float | None:
+    """Return the dollars that an amount such as 200 or $200 means."""
+    if value is None:
+        return None
+    try:
+        amount = float(value.strip().removeprefix("$").replace(",", ""))
+    except ValueError:
+        amount = 0.0
+    if not 0 < amount < 1e12:
+        raise click.BadParameter(f"{shown(value)} is no amount; write it as 200.")
+    return amount
+
+
+@click.command()
+@click.argument("run_file", metavar="RUN")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option(
+    "--within", "within_s", callback=_seconds, metavar="TIME", help="The longest it may take: 24h, 3d."
+)
+@click.option("--budget", "budget_usd", callback=_dollars, metavar="USD", help="The most it may cost.")
+@click.option(
+    "--minimise", type=click.Choice(["cost", "time", "energy"]), default="cost", show_default=True,
+    help="What to look for.",
+)  # fmt: skip
+@click.option("--gpus", "--gpu", "gpus", metavar="NAME,NAME", multiple=True, help="Only these GPUs.")
+@click.option("--providers", "--provider", "providers", metavar="NAME,NAME", multiple=True,
+              help="Only these clouds.")  # fmt: skip
+@click.option(
+    "--max-gpus",
+    type=click.IntRange(1, 65_536),
+    default=64,
+    show_default=True,
+    help="The most GPUs, of all nodes together.",
+)
+@click.option("--keep-method", is_flag=True, help="Keep full, lora or qlora as the run has it.")
+@click.option("--spot", is_flag=True, help="Cost and budget are of spot instances.")
+@click.option(
+    "--risk", "risk_fraction", type=click.FloatRange(0.0, 0.5, min_open=True), default=0.05,
+    show_default=True, help="The probability of running out of memory to stay below.",
+)  # fmt: skip
+@click.option("--export", "framework", metavar="FRAMEWORK", help="Write the plan as this framework's config.")
+@click.option("-o", "folder", metavar="DIR", type=click.Path(file_okay=False), help="Where to write it.")
+@click.option("--overwrite", is_flag=True, help="Replace files that are there.")
+@click.option("--figure", metavar="FILE.png", type=click.Path(dir_okay=False), help="Draw the front there.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+@launch_options
+def plan(
+    run_file: str,
+    overrides: tuple[str, ...],
+    *,
+    framework: str | None,
+    folder: str | None,
+    figure: str | None,
+    overwrite: bool,
+    as_json: bool,
+    **wanted: Any,
+) -> None:
+    """Find the cheapest, fastest or greenest way to do RUN, on one GPU or many, and say why not another.
+
+    It searches GPU, count, provider, method, sharding, micro-batch, checkpointing, optimizer and offload;
+    model, data and the samples of an optimizer step stay. The exit code is 0 whatever it finds.
+    """
+    from finegauge.planning.plan import Wanted
+    from finegauge.planning.plan import plan as answer
+
+    framework = _checked_export(framework, folder)
+    _check_figure(figure)
+    run = run_of(run_file, overrides)
+    for name in ("gpus", "providers"):
+        wanted[name] = tuple(
+            part.strip() for text in wanted[name] for part in text.split(",") if part.strip()
+        )
+    with _bar() as heard:
+        found = answer(run, Wanted(framework=framework or "", **wanted), heard=heard)
+    written = None
+    if framework is not None and folder is not None and found.winner is not None:
+        from finegauge.planning.plan import export
+
+        written = export(found, framework, folder, recipe=run_file, overwrite=overwrite)
+    if figure is not None and found.front:
+        from finegauge.render.plan import save_front
+
+        save_front(found, figure)
+    if as_json:
+        from finegauge.render.plan import plan_json
+
+        say(plan_json(found, written))
+        return
+    from finegauge.render.plan import plan_lines
+
+    say([*plan_lines(found), *_files_lines(found, written, framework, figure)])
+
+
+def _files_lines(
+    found: "Plan", written: "Written | None", framework: str | None, figure: str | None
+) -> Iterator[str]:
+    """Yield what was written and drawn, and how to start it."""
+    from finegauge.cli.files import export_lines
+
+    if figure is not None and found.front:
+        yield f"Drew {figure}"
+    if written is not None:
+        yield from export_lines(written)
+    elif framework is not None:
+        yield "Nothing was written: there is no plan."
+
+
+def _checked_export(framework: str | None, folder: str | None) -> str | None:
+    """Return the framework's name; raise where an export is half asked for, before anything is searched."""
+    if framework is None and folder is not None:
+        raise InputError("-o says where to write a config; add --export llamafactory (or another framework).")
+    if framework is None:
+        return None
+    from finegauge.formats.writing import known_name
+
+    name = known_name(framework)
+    if folder is None:
+        raise InputError(f"--export {framework} needs a folder to write to: add -o DIR.")
+    return name
+
+
+def _check_figure(path: str | None) -> None:
+    """Raise where no PNG can be drawn at `path`, before anything is searched."""
+    if path is None:
+        return
+    if not path.lower().endswith(".png"):
+        raise InputError(f"--figure {path} is drawn as PNG: let its name end in .png.")
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        raise InputError(f"--figure {path}: there is no folder {folder!r}; make it first.")
+    from finegauge.render.plots.charts import check_matplotlib
+
+    check_matplotlib()
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[float], None] | None]:
+    """Yield what to tell how far the search is; on a terminal, a bar on stderr comes up after a while."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    bar = _LateBar()
+    try:
+        yield bar.heard
+    finally:
+        bar.stop()
+
+
+class _LateBar:
+    """A progress bar that nobody sees who gets the answer at once."""
+
+    def __init__(self) -> None:
+        self.started = perf_counter()
+        self.bar: Any = None
+
+    def heard(self, fraction: float) -> None:
+        """Show which fraction is done."""
+        if self.bar is None and perf_counter() - self.started > BAR_AFTER_S:
+            from rich.console import Console
+            from rich.progress import Progress
+
+            self.bar = Progress(console=Console(stderr=True), transient=True)
+            self.bar.add_task("searching", total=1.0)
+            self.bar.start()
+        if self.bar is not None:
+            self.bar.update(self.bar.task_ids[0], completed=fraction)
+
+    def stop(self) -> None:
+        """Take the bar away."""
+        if self.bar is not None:
+            self.bar.stop()
+
+
+def _list(context: click.Context, option: click.Parameter, value: object) -> None:
+    """Print every switch, and stop."""
+    if not value or context.resilient_parsing:
+        return
+    from finegauge.planning.switches import SWITCHES
+    from finegauge.render.whatif import switch_lines
+
+    say(switch_lines((one.name, one.breaks) for one in SWITCHES))
+    context.exit()
+
+
+@click.command()
+@click.argument("run_file", metavar="RUN")
+@click.argument("switches", nargs=-1, metavar="[SWITCH]...")
+@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="A field of the run as it is.")
+@click.option("--gpu", metavar="NAME", default="", help="The GPU of the run as it is.")
+@click.option(
+    "--minimise", type=click.Choice(OBJECTIVES), default="cost", show_default=True, help="What to sort by."
+)
+@click.option("--spot", is_flag=True, help="Cost on spot instances.")
+@click.option("--all", "everything", is_flag=True, help="Show changes that gain nothing too.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+@click.option("--list", is_flag=True, is_eager=True, expose_value=False, callback=_list,
+              help="List the switches.")  # fmt: skip
+@alongside_options
+def whatif(
+    run_file: str,
+    switches: tuple[str, ...],
+    *,
+    overrides: tuple[str, ...],
+    gpu: str,
+    minimise: str,
+    spot: bool,
+    everything: bool,
+    as_json: bool,
+) -> None:
+    """Say what single changes would do to RUN: memory, time, cost, energy, and what they ask for.
+
+    A SWITCH is the name of an optimisation (--list), of a GPU, or FIELD=VALUE. With none, all are tried
+    and those that gain something are shown.
+    """
+    from finegauge.render.whatif import whatif_json, whatif_lines
+
+    (run,) = runs(run_file, overrides, (gpu,) if gpu else (), common=False)[:1]
+    found = what_if(run, switches, minimise=minimise, spot=spot)
+    say(whatif_json(found) if as_json else whatif_lines(found, named=bool(switches), everything=everything))

@@ -1,0 +1,307 @@
+"""`finegauge report` and `reproduce`: files to look at."""
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+from finegauge.cli.run_options import alongside_options, on_gpus, run_of, say
+from finegauge.errors import InputError, UnknownNameError, shown
+
+if TYPE_CHECKING:
+    from finegauge.render.plots.drawing import Drawing
+    from finegauge.render.report import Report
+    from finegauge.reproduction.published import Reproduction
+
+PICTURES = (".png", ".svg")
+PAGES = (".html", ".htm", ".md")
+
+
+@click.command()
+@click.argument("subject", metavar="SUBJECT")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option(
+    "-o", "--output", metavar="FILE|DIR", help="A .html, .md, .png or .svg, or a folder for all of them."
+)
+@click.option("--figure", "key", metavar="NAME", help="Which figure a .png or .svg shows.")
+@click.option("--gpu", metavar="NAME", help="Of a run; 'finegauge gpus'.")
+@click.option("--plan", "planned", is_flag=True, help="Report the plan of a run, not the run as it is.")
+@click.option(
+    "--baseline", default="baseline", show_default=True, help="Of a campaign, what the others beat."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+@alongside_options
+def report(
+    subject: str,
+    overrides: tuple[str, ...],
+    *,
+    output: str | None,
+    key: str | None,
+    gpu: str | None,
+    planned: bool,
+    baseline: str,
+    as_json: bool,
+) -> None:
+    """Write what there is to see about SUBJECT into one file, that opens offline and prints.
+
+    SUBJECT is a RUN as 'estimate' takes it (predicted now), what 'estimate', 'explain', 'measure' or 'plan'
+    printed under --json, a journal of 'measure --store', or a campaign's folder. Without -o it prints
+    Markdown.
+    """
+    kind = _kind(output)
+    if key is not None and kind not in PICTURES:
+        raise InputError("--figure chooses what a .png or .svg shows; add -o FILE.png or -o FILE.svg.")
+    found = _report(subject, overrides, gpu, baseline, planned=planned)
+    written = () if output is None else _write(found, output, kind, key)
+    if as_json:
+        from finegauge.render.json import report_json
+
+        say(report_json(found, written))
+    elif output is None:
+        from finegauge.render.markdown import markdown_page
+
+        say(markdown_page(found).rstrip())
+    else:
+        say([found.verdict, *(f"Wrote {path}" for path in written)])
+
+
+def _report(
+    subject: str, overrides: tuple[str, ...], gpu: str | None, baseline: str, *, planned: bool
+) -> "Report":
+    """Return the report about whatever `subject` is."""
+    from finegauge.render.stored import document_of
+
+    stored = os.path.isfile(os.path.join(subject, "results.jsonl")) or subject.endswith(".jsonl")
+    document = None if stored else document_of(subject)
+    if not stored and document is None:
+        return _of_run(subject, overrides, gpu, planned=planned)
+    if overrides or gpu or planned:
+        raise InputError(
+            f"{shown(subject)} holds answers that stand; KEY=VALUE, --gpu and --plan are for a run."
+        )
+    if document is not None:
+        return _of_document(document, subject)
+    return _of_results(subject, baseline)
+
+
+def _of_run(path: str, overrides: tuple[str, ...], gpu: str | None, *, planned: bool) -> "Report":
+    """Return the report about a run, predicted or planned now."""
+    run = run_of(path, overrides)
+    if planned:
+        from finegauge.planning.plan import Wanted, plan
+        from finegauge.render.plan import plan_json
+        from finegauge.render.plan_report import plan_report
+
+        return plan_report(json.loads(plan_json(plan(run, Wanted(gpus=(gpu,) if gpu else ())))))
+    from finegauge.render.run_report import run_report
+
+    return run_report(on_gpus(run, (gpu,) if gpu else (), common=False)[0])
+
+
+def _of_document(document: dict[str, object], path: str) -> "Report":
+    """Return the report about what a command printed; of several answers, the first in full."""
+    if document["command"] == "plan":
+        from finegauge.render.plan_report import plan_report
+
+        return plan_report(document, path)
+    from finegauge.render.measured_report import measured_report
+    from finegauge.render.run_report import answered_report
+    from finegauge.render.stored import profiles_in, results_in
+
+    for profile, prediction in profiles_in(document, path):
+        if profile.source.kind == "measured":
+            return measured_report(profile, prediction)
+        return answered_report(profile, prediction.formulas, results_in(document))
+    raise InputError(f"{shown(path)} holds no answer that could be shown.")
+
+
+def _of_results(path: str, baseline: str) -> "Report":
+    """Return the report about a campaign's folder, or about a journal of measurements."""
+    from finegauge.campaign.folder import Folder, Result
+    from finegauge.render.campaign import campaign_report, labels_of
+    from finegauge.render.measured_report import measured_report
+    from finegauge.store.journal import Trials
+
+    name = os.path.basename(os.path.normpath(path))
+    if os.path.isdir(path):
+        folder = Folder(path)
+        return campaign_report(f"Campaign {name}", folder.results(), baseline, folder.described().axes)
+    if not os.path.isfile(path):
+        raise InputError(f"There is no journal {shown(path)}; 'finegauge measure --store' writes one.")
+    profiles = Trials(path).profiles()
+    if not profiles:
+        raise InputError(f"{shown(path)} holds no trial that ended.")
+    if len(profiles) == 1:
+        return measured_report(profiles[0])
+    labels = labels_of(profiles)
+    results = [
+        Result(str(number), label, profile.source.kind, 0, profile)
+        for number, (label, profile) in enumerate(zip(labels, profiles, strict=True))
+    ]
+    return campaign_report(f"Trials in {name}", results, baseline)
+
+
+def _kind(output: str | None) -> str:
+    """Return the suffix that says what is to be written; "" for a folder."""
+    if output is None:
+        return ""
+    suffix = os.path.splitext(output)[1].lower()
+    if os.path.isdir(output) or not suffix or output.endswith(os.sep):
+        return ""
+    if suffix not in (*PAGES, *PICTURES):
+        raise InputError(f"-o {output}: write {', '.join((*PAGES, *PICTURES))}, or name a folder.")
+    return suffix
+
+
+def _write(found: "Report", output: str, kind: str, key: str | None) -> tuple[str, ...]:
+    """Write what was asked for, and return the paths."""
+    from finegauge.render.html import html_page
+    from finegauge.render.markdown import markdown_page
+    from finegauge.render.plots.drawing import check_matplotlib, png, svg
+
+    contents: dict[str, str | bytes] = {}
+    if kind == ".md":
+        contents[output] = markdown_page(found)
+    elif kind in PAGES:
+        contents[output] = html_page(found)
+    elif kind:
+        check_matplotlib()
+        drawing = _chosen(found, key, output)
+        contents[output] = png(drawing) if kind == ".png" else svg(drawing)
+    else:
+        contents[os.path.join(output, "report.html")] = html_page(found)
+        contents[os.path.join(output, "report.md")] = markdown_page(found)
+        for drawing in found.drawings:
+            contents[os.path.join(output, f"{drawing.key}.png")] = png(drawing)
+            contents[os.path.join(output, f"{drawing.key}.svg")] = svg(drawing)
+    for path, content in contents.items():
+        _put(path, content)
+    return tuple(contents)
+
+
+def _chosen(found: "Report", key: str | None, output: str) -> "Drawing":
+    """Return the figure called `key`, or the only one."""
+    known = {drawing.key: drawing for drawing in found.drawings}
+    if key is None and len(known) == 1:
+        return next(iter(known.values()))
+    if key is None:
+        raise InputError(
+            f"-o {output} shows one figure: add --figure NAME ({', '.join(known) or 'there is none'})."
+        )
+    if key not in known:
+        raise UnknownNameError("figure", key, known=known)
+    return known[key]
+
+
+def _put(path: str, content: str | bytes) -> None:
+    """Write one file, its folder made where there is none."""
+    data = content.encode() if isinstance(content, str) else content
+    try:
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        with open(path, "wb") as file:
+            file.write(data)
+    except OSError as error:
+        raise InputError(f"Cannot write {shown(path)}: {error.strerror or error}.") from None
+
+
+PAPERS = ("xia2024",)
+STORE = "trials.jsonl"
+
+
+@click.command()
+@click.argument("paper", metavar="PAPER")
+@click.argument("items", nargs=-1, metavar="[ITEM]...")
+@click.option("-o", "--output", metavar="DIR", help="Write charts (PNG, SVG) and one HTML page here.")
+@click.option("--measured", is_flag=True, help="Measure its qualitative findings again, on this machine.")
+@click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="With --measured."
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(1, 1024),
+    default=1,
+    show_default=True,
+    help="CPU threads with --measured.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+def reproduce(
+    paper: str,
+    items: tuple[str, ...],
+    output: str | None,
+    *,
+    measured: bool,
+    device: str,
+    threads: int,
+    as_json: bool,
+) -> None:
+    """Regenerate PAPER (xia2024) from its published figures: every table, figure and inconsistency.
+
+    ITEM narrows it: table-1 to table-4, openorca, fig-2 to fig-6, fig-8 to fig-11, lengths, fig-13 to
+    fig-15, laws, extrapolation.
+
+    With --measured nothing published is regenerated: small models are trained here, in a few minutes,
+    and each of the paper's findings is held against what that took.
+    """
+    if paper not in PAPERS:
+        raise UnknownNameError("paper", paper, known=PAPERS)
+    if measured and items:
+        raise InputError(f"--measured measures all findings and takes no items; leave {shown(items[0])} out.")
+    if output is not None:
+        from finegauge.render.plots.charts import check_matplotlib
+
+        check_matplotlib()
+    from finegauge.render.reproduction import reproduction_json, reproduction_lines
+
+    whole = _measured(device, threads, output) if measured else _published(items)
+    files = () if output is None else _write_pages(whole, output, f"{paper}_measured" if measured else paper)
+    say(reproduction_json(whole) if as_json else reproduction_lines(whole, files))
+
+
+def _published(items: tuple[str, ...]) -> "Reproduction":
+    """Return the reproduction of the published figures."""
+    from finegauge.reproduction.xia2024 import reproduce as whole_paper
+
+    return whole_paper(items)
+
+
+def _measured(device: str, threads: int, output: str | None) -> "Reproduction":
+    """Return the findings measured here; progress goes to stderr, profiles to a journal in the folder."""
+    from finegauge.measurement.options import Options
+    from finegauge.reproduction.measured_findings import measure_findings
+
+    store = None
+    if output is not None:
+        _make(output)
+        store = os.path.join(output, STORE)
+    options = Options(device=device, threads=threads)
+    return measure_findings(options, told=lambda what: click.echo(f"{what} ...", err=True), store=store)
+
+
+def _make(folder: str) -> None:
+    """Make a folder where there is none."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"Cannot write to {shown(folder)}: {error.strerror or error}.") from None
+
+
+def _write_pages(whole: "Reproduction", folder: str, paper: str) -> tuple[str, ...]:
+    """Write the charts and the page, and say which files."""
+    from finegauge.render.plots.charts import save_charts
+    from finegauge.render.reproduction import page
+
+    _make(folder)
+    try:
+        charts = {}
+        for item in whole.items:
+            if item.panels:
+                _, svg = save_charts(item.panels, os.path.join(folder, item.key), item.title)
+                with open(svg, encoding="utf-8") as drawn:
+                    charts[item.key] = drawn.read()
+        path = os.path.join(folder, f"{paper}.html")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(page(whole, charts))
+    except OSError as error:
+        raise InputError(f"Cannot write to {shown(folder)}: {error.strerror or error}.") from None
+    return path, f"{len(charts)} charts as PNG and SVG beside it"

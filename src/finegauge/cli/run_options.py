@@ -1,0 +1,128 @@
+"""What every command that takes a RUN has in common: its arguments, its GPUs, its way to print."""
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from finegauge.errors import InputError
+
+if TYPE_CHECKING:
+    from finegauge.formats.launcher_files import Alongside
+    from finegauge.run.run import Run
+
+_ALONGSIDE = "finegauge.alongside"  # where click keeps what is given beside RUN
+
+# Asked about where neither the run nor --gpu names one: from a cheap card to a large one.
+COMMON_GPUS = ("L4", "RTX-4090", "A40", "L40S", "A100-40GB", "A100-80GB", "H100", "H200")
+
+
+def _keep(context: click.Context, option: click.Parameter, value: Any) -> None:
+    """Keep the value of an option for `stated_alongside`."""
+    if value is not None:
+        context.meta.setdefault(_ALONGSIDE, {})[option.name] = value
+
+
+def alongside_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give `command` the options for what a launcher gets beside the training file."""
+    says = "GPUs of all nodes together, as the launcher is told."
+    return _kept("--gpus", "num_gpus", "N", click.IntRange(1, 1_000_000), says)(launch_options(command))
+
+
+def launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give `command` the options for the files that a launcher gets beside the training file."""
+    for name, says in (
+        ("deepspeed", "DeepSpeed JSON given beside RUN."),
+        ("accelerate", "accelerate YAML given beside RUN."),
+    ):
+        command = _kept(f"--{name}", name, "FILE", click.STRING, says)(command)
+    return command
+
+
+def _kept(
+    option: str, dest: str, metavar: str, kind: Any, says: str
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the decorator that adds an option whose value is kept for `stated_alongside`."""
+    return click.option(
+        option, dest, metavar=metavar, type=kind, help=says, callback=_keep, expose_value=False
+    )
+
+
+def stated_alongside() -> "Alongside":
+    """Return what the command line gives beside the training file."""
+    from finegauge.formats.launcher_files import Alongside
+
+    context = click.get_current_context(silent=True)
+    return Alongside(**(context.meta.get(_ALONGSIDE, {}) if context else {}))
+
+
+def question(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give `command` the arguments RUN [KEY=VALUE]... and the options --gpu, --json and alongside's."""
+    command = alongside_options(command)
+    for decorate in (
+        click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else."),
+        click.option(
+            "--gpu", "gpus", metavar="NAME,NAME", multiple=True, help="GPUs to ask about; 'finegauge gpus'."
+        ),
+        click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]..."),
+        click.argument("run_file", metavar="RUN"),
+    ):
+        command = decorate(command)
+    return command
+
+
+def runs(run_file: str, overrides: Iterable[str], gpus: Iterable[str], *, common: bool = True) -> list["Run"]:
+    """Return the run, once per GPU asked about.
+
+    Args:
+        run_file: What `finegauge.formats.reading` can read.
+        overrides: "key=value" each.
+        gpus: Names, comma-separated; they win over the GPU that the run states.
+        common: Whether to ask about the common GPUs where none is named; if not, that is an error.
+    """
+    run = run_of(run_file, overrides)
+    names = [name.strip() for text in gpus for name in text.split(",") if name.strip()]
+    return on_gpus(run, names, common=common)
+
+
+def run_of(run_file: str, overrides: Iterable[str]) -> "Run":
+    """Return the run that `run_file` states with `overrides`, its texts counted."""
+    from finegauge.formats.reading import read
+
+    run = read(run_file, tuple(overrides), stated_alongside())
+    if run.tokenizer is None:
+        return run
+    from finegauge.cli.files import with_counted_texts
+
+    return with_counted_texts(run)
+
+
+def on_gpus(run: "Run", names: Iterable[str], *, common: bool = True) -> list["Run"]:
+    """Return `run` once per GPU named; else on its own, else on the common ones, where that is allowed."""
+    names = list(names)
+    if not names and run.gpu:
+        return [run.replace(origin=run.origins["gpu"], gpu=_canonical(run.gpu))]
+    if not names and not common:
+        raise InputError(
+            "No GPU is stated: add --gpu a100-80gb, or 'gpu: A100-SXM4-80GB' to the run; "
+            "'finegauge gpus' lists them."
+        )
+    chosen = dict.fromkeys(_canonical(name) for name in names or COMMON_GPUS)
+    origin = "command line" if names else "one of the common GPUs"
+    return [run.replace(origin=origin, gpu=name) for name in chosen]
+
+
+def say(lines: Iterable[str] | str) -> None:
+    """Print to stdout, in characters that its encoding has."""
+    text = lines if isinstance(lines, str) else "\n".join(lines)
+    encoding = sys.stdout.encoding or "utf-8"
+    click.echo(text.encode(encoding, errors="replace").decode(encoding), color=True)
+
+
+def _canonical(name: str) -> str:
+    """Return the catalogue's name of a GPU, or the path of the user's own file of one."""
+    from finegauge.catalogue.gpus import gpu, is_file
+
+    spec = gpu(name)
+    return name if is_file(name) else spec.name

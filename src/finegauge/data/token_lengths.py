@@ -1,0 +1,508 @@
+"""The length in tokens of every sample of a data set of texts, kept between calls."""
+
+import json
+import os
+import sys
+import time
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from hashlib import file_digest, sha256
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from finegauge.data.record_formats import FORMATS, USED_KEYS, Unreadable, read_record
+from finegauge.data.records import Bad, Chunk, Source, chunks, row_name, source_of
+from finegauge.data.rendering import (
+    AUTO,
+    Rendered,
+    Rendering,
+    Spans,
+    check_format,
+    in_words,
+    rendering,
+    template_source,
+)
+from finegauge.data.tokenizer import TokenizerFiles, load_tokenizer, stamps, tokenizer_files
+from finegauge.errors import FileFormatError, InputError, shown
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+MOST_SHOWN = 20  # rows that are listed one by one; all are counted
+
+
+class Findings(NamedTuple):
+    """What reading a data set found beside its lengths."""
+
+    formats: tuple[tuple[str, int], ...]  # how many samples are of which format, the commonest first
+    row_name: str  # what `Lengths.rows` counts: "line" or "record"
+    num_rows: int  # read, whether or not a sample came of them
+    num_bytes: int  # of the files
+    num_empty: int
+    empty_rows: tuple[int, ...]  # the first MOST_SHOWN
+    num_unreadable: int
+    unreadable: tuple[tuple[int, str], ...]  # (row, why), the first MOST_SHOWN
+    num_without_answer: (
+        int  # samples of a question and no answer: where only answers count, they teach nothing
+    )
+    unused_keys: tuple[tuple[str, int], ...]  # keys of records that no format reads, the commonest first
+    notes: tuple[str, ...]  # what was chosen on the way: the template, the split
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """The samples of a data set under a tokenizer, in the order of the file."""
+
+    path: str
+    tokens: "array[int]"  # of each sample, the special tokens included; unsigned, 32 bits, as the next two
+    loss_tokens: "array[int]"  # of these, what is learnt where questions are masked: answers, or a text whole
+    rows: "array[int]"  # where each sample stands, from 1; see `Findings.row_name`
+    content: str  # hash of the data, the tokenizer and the way of rendering
+    findings: Findings
+
+    @property
+    def num_samples(self) -> int:
+        """Return how many samples there are, the empty and unreadable ones left out."""
+        return len(self.tokens)
+
+    @property
+    def num_tokens(self) -> int:
+        """Return the tokens of all samples together."""
+        return sum(self.tokens)
+
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """Return (length in tokens, how many samples), the shortest first."""
+        return tuple(sorted(Counter(self.tokens).items()))
+
+    def place(self, sample: int) -> str:
+        """Return where a sample stands, for a message: "line 17"."""
+        return f"{self.findings.row_name} {self.rows[sample]:,}"
+
+
+def quantiles(pairs: Sequence[tuple[int, int]], fractions: Sequence[float]) -> list[int]:
+    """Return for each fraction the shortest length that so many of the samples do not exceed.
+
+    Args:
+        pairs: (length, how many), the shortest first.
+        fractions: Ascending, 0 to 1.
+    """
+    total, seen, found = sum(count for _, count in pairs), 0, []
+    wanted = list(fractions)
+    for length, count in pairs:
+        seen += count
+        while wanted and seen >= wanted[0] * total:
+            wanted.pop(0)
+            found.append(length)
+    return found + [pairs[-1][0]] * len(wanted)
+
+
+MOST_SHAPES = 1000  # sets of keys that are told apart
+NO_TEXT = "it holds characters that are no Unicode (a lone surrogate)"
+T = TypeVar("T")
+
+
+class Tally:
+    """The findings about one data set, so far."""
+
+    def __init__(self, source: Source) -> None:
+        """Begin with nothing found."""
+        self.source = source
+        self.num_rows = 0
+        self.formats: Counter[str] = Counter()
+        self.shapes: Counter[tuple[object, ...]] = Counter()  # the keys of records, as they stand in order
+        self.empty: list[int] = []
+        self.unreadable: list[tuple[int, str]] = []
+        self.num_empty = self.num_unreadable = 0
+        self.made: Rendering | None = None
+
+    def rendered(self, chunk: Chunk, made: Rendering, wanted: str | None) -> tuple[list[int], list[Rendered]]:
+        """Return the texts of a chunk and where they stand; empty and unreadable records are noted."""
+        self.made = made
+        self.num_rows += len(chunk.rows)
+        rows, texts = [], []
+        for row, record in zip(chunk.rows, chunk.records, strict=True):
+            if isinstance(record, Bad):
+                self._refuse(row, record.why)
+                continue
+            if isinstance(record, dict) and (len(self.shapes) < MOST_SHAPES or tuple(record) in self.shapes):
+                self.shapes[tuple(record)] += 1
+            try:
+                name, said = read_record(record, wanted)
+                text = made.render(said)
+            except Unreadable as error:
+                self._refuse(row, str(error))
+                continue
+            if text.is_empty:
+                self._leave_out(row)
+            else:
+                self.formats[name] += 1
+                rows.append(row)
+                texts.append(text)
+        return rows, texts
+
+    def kept(self, rows: list[int], samples: list[T | None]) -> tuple[list[int], list[T]]:
+        """Return the samples that are some, and where they stand; None is one that could not be encoded."""
+        kept_rows, kept = [], []
+        for row, sample in zip(rows, samples, strict=True):
+            if sample is None:
+                self._refuse(row, NO_TEXT)
+            elif sample:
+                kept_rows.append(row)
+                kept.append(sample)
+            else:
+                self._leave_out(row)
+        return kept_rows, kept
+
+    def _refuse(self, row: int, why: str) -> None:
+        self.num_unreadable += 1
+        if len(self.unreadable) < MOST_SHOWN:
+            self.unreadable.append((row, why))
+
+    def _leave_out(self, row: int) -> None:
+        self.num_empty += 1
+        if len(self.empty) < MOST_SHOWN:
+            self.empty.append(row)
+
+    def nothing_found(self) -> str:
+        """Return why there is no sample at all, for an error."""
+        path = self.source.path
+        if self.unreadable:
+            row, why = self.unreadable[0]
+            more = f" (and {self.num_unreadable - 1:,} more)" if self.num_unreadable > 1 else ""
+            return f"{path}, {row_name(self.source)} {row}{more}: {why}."
+        return f"{path} holds no text; each record needs a 'text' or a question and its answer."
+
+    def findings(self, num_without_answer: int) -> Findings:
+        """Return what was found."""
+        unused: Counter[str] = Counter()
+        for keys, count in self.shapes.items():
+            unused.update({str(key)[:80]: count for key in keys if key not in USED_KEYS})
+        formats = tuple(self.formats.most_common())
+        chosen = in_words(self.made, tuple(name for name, _ in formats)) if self.made is not None else ""
+        return Findings(
+            formats=formats,
+            row_name=row_name(self.source),
+            num_rows=self.num_rows,
+            num_bytes=self.source.num_bytes,
+            num_empty=self.num_empty,
+            empty_rows=tuple(sorted(self.empty)),
+            num_unreadable=self.num_unreadable,
+            unreadable=tuple(sorted(self.unreadable)),
+            num_without_answer=num_without_answer,
+            unused_keys=tuple(unused.most_common(MOST_SHOWN)),
+            notes=tuple(note for note in (*self.source.notes, chosen) if note),
+        )
+
+
+SCHEMA = 1
+SETTLED_AFTER_S = 2.0  # file systems keep times to within this
+_DIGEST_BYTES = 32
+
+
+def folder() -> str:
+    """Return the folder of the entries."""
+    base = os.environ.get("FINEGAUGE_CACHE_DIR") or os.path.join(
+        os.path.expanduser("~"), ".cache", "finegauge"
+    )
+    return os.path.join(base, "lengths")
+
+
+def stamp_of(source: Source) -> str:
+    """Return what tells the files of a data set from what they were before, without reading them.
+
+    Raises: InputError where one cannot be found.
+    """
+    try:
+        known = [(os.path.realpath(file), os.stat(file)) for file in source.files]
+    except OSError as error:
+        raise InputError(f"Cannot read {shown(source.path)}: {error.strerror or error}.") from None
+    parts = [(path, at.st_size, at.st_ino, at.st_mtime_ns, at.st_ctime_ns) for path, at in known]
+    return sha256(repr((SCHEMA, parts)).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def content_of(source: Source) -> str:
+    """Return the hash of a data set's content, from its stamp where that is known.
+
+    Raises: InputError where a file cannot be read.
+    """
+    stamp = os.path.join(folder(), f"{stamp_of(source)[:32]}.stamp")
+    kept = _read(stamp)
+    if kept is not None and len(kept) == 2 * _DIGEST_BYTES and kept.isalnum():
+        return kept.decode()
+    whole = sha256(repr([os.path.splitext(file)[1] for file in source.files]).encode())
+    try:
+        for path in source.files:
+            with open(path, "rb") as file:
+                whole.update(file_digest(file, "sha256").digest())
+        youngest = max(max(os.stat(file).st_mtime, os.stat(file).st_ctime) for file in source.files)
+    except OSError as error:
+        raise InputError(f"Cannot read {shown(source.path)}: {error.strerror or error}.") from None
+    if time.time() - youngest > SETTLED_AFTER_S:
+        _write(stamp, whole.hexdigest().encode())
+    return whole.hexdigest()
+
+
+def load_lengths(key: str, path: str) -> Lengths | None:
+    """Return the lengths kept under `key`, as those of `path`; None where there are none, or damaged ones."""
+    whole = _read(_entry(key))
+    if whole is None or sha256(whole[:-_DIGEST_BYTES]).digest() != whole[-_DIGEST_BYTES:]:
+        return None
+    try:
+        head, _, body = memoryview(whole)[:-_DIGEST_BYTES].tobytes().partition(b"\n")
+        known = json.loads(head)
+        if known["schema"] != SCHEMA or known["byteorder"] != sys.byteorder or known["key"] != key:
+            return None
+        size = known["num_samples"] * array("I").itemsize
+        tokens, loss_tokens, rows = (array("I", body[n * size : (n + 1) * size]) for n in range(3))
+        return Lengths(path, tokens, loss_tokens, rows, key, _findings(known["findings"]))
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def store_lengths(key: str, lengths: Lengths) -> None:
+    """Keep lengths under `key`, whole or not at all; where the cache cannot be written, they are not kept."""
+    head = {
+        "schema": SCHEMA,
+        "key": key,
+        "byteorder": sys.byteorder,
+        "num_samples": lengths.num_samples,
+        "findings": lengths.findings._asdict(),
+    }
+    columns = (lengths.tokens, lengths.loss_tokens, lengths.rows)
+    whole = b"".join([json.dumps(head).encode(), b"\n", *(column.tobytes() for column in columns)])
+    _write(_entry(key), whole + sha256(whole).digest())
+
+
+def _entry(key: str) -> str:
+    return os.path.join(folder(), f"{key[:32]}.lengths")
+
+
+def _findings(values: dict[str, Any]) -> Findings:
+    """Return findings as they were written, their lists as tuples again."""
+    return Findings(**{name: _tuples(value) for name, value in values.items()})
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def _read(path: str) -> bytes | None:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+def _write(path: str, content: bytes) -> None:
+    """Write a file in one step, so that no reader meets half of it."""
+    part = f"{path}.{os.getpid()}"
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(part, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except OSError:
+        return
+
+
+Heard = Callable[[float, int], None]  # the share of the data set that is read, and the samples so far
+
+SPACE_TRIED = 8  # characters at the edge of an answer that may belong to no token
+MOST_REMEMBERED = 4
+_REMEMBERED: OrderedDict[object, Lengths] = OrderedDict()
+
+
+class Count(NamedTuple):
+    """One sample."""
+
+    num_tokens: int
+    num_loss: int
+
+    def __bool__(self) -> bool:
+        """Return whether there is anything to learn from."""
+        return self.num_tokens > 0
+
+
+def token_lengths(
+    path: str,
+    tokenizer: str,
+    *,
+    format: str | None = None,
+    template: str | None = None,
+    heard: Heard | None = None,
+) -> Lengths:
+    """Return how long every sample of a data set is, from the cache where it was counted before.
+
+    Args:
+        path: A file, or a folder of `datasets`; see `source`.
+        tokenizer: A `tokenizer.json`, or the folder that holds it.
+        format: A name of `formats.FORMATS`; None: told record by record.
+        template: A name of `rendering.TEMPLATES` or a file; None: auto.
+        heard: Is told how far the reading is.
+    Raises: InputError where something cannot be read, changes meanwhile or holds no text, UnsupportedError
+        where a library is missing.
+    """
+    wanted = check_format(format, tuple(FORMATS))
+    source = source_of(path)
+    stamp = stamp_of(source)
+    asked = (path, stamp, stamps(tokenizer), wanted, template, _written(template))
+    if asked not in _REMEMBERED:
+        files = tokenizer_files(tokenizer)
+        key = _key(source, files, wanted, template or AUTO)
+        found = load_lengths(key, path)
+        if found is None:
+            found = _count(source, files, wanted, template, key, heard)
+            if stamp_of(source) != stamp:
+                raise InputError(f"{path} was written to while it was read; count it again when it is whole.")
+            store_lengths(key, found)
+        _REMEMBERED[asked] = found
+        while len(_REMEMBERED) > MOST_REMEMBERED:
+            _REMEMBERED.popitem(last=False)
+    return _REMEMBERED[asked]
+
+
+def token_ids(path: str, tokenizer: str) -> list[list[int]]:
+    """Return the tokens of every sample of a data set, the samples of `token_lengths` in their order.
+
+    Raises: as `token_lengths` does.
+    """
+    source, files = source_of(path), tokenizer_files(tokenizer)
+    found: list[list[int]] = []
+    for _, some in _samples(source, files, None, None, _ids, Tally(source)):
+        found.extend(some)
+    return found
+
+
+def _key(source: Source, files: TokenizerFiles, wanted: str | None, template: str) -> str:
+    """Return what the lengths follow from."""
+    decides = (content_of(source), files.digest, wanted, template, template_source(template, files))
+    return sha256(repr(decides).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _written(template: str | None) -> float | None:
+    """Return when a template of the user's own was written."""
+    return os.path.getmtime(template) if template is not None and os.path.isfile(template) else None
+
+
+def _count(
+    source: Source,
+    files: TokenizerFiles,
+    wanted: str | None,
+    template: str | None,
+    key: str,
+    heard: Heard | None,
+) -> Lengths:
+    """Return the lengths of a data set, counted now."""
+    tokens, loss_tokens, rows = array("I"), array("I"), array("I")
+    tally = Tally(source)
+    for some_rows, some in _samples(source, files, wanted, template, _count_of, tally, heard):
+        rows.extend(some_rows)
+        tokens.extend(one.num_tokens for one in some)
+        loss_tokens.extend(one.num_loss for one in some)
+    return Lengths(source.path, tokens, loss_tokens, rows, key, tally.findings(loss_tokens.count(0)))
+
+
+def _samples(
+    source: Source,
+    files: TokenizerFiles,
+    wanted: str | None,
+    template: str | None,
+    take: Callable[[Rendered, Any], T],
+    tally: Tally,
+    heard: Heard | None = None,
+) -> Iterator[tuple[list[int], list[T]]]:
+    """Yield (rows, what `take` makes of each sample), chunk by chunk.
+
+    Raises: FileFormatError where no record holds a text.
+    """
+    tokenizer = load_tokenizer(files.file)
+    made = rendering(template, files, lambda text: tokenizer.token_to_id(text) is not None)
+    total_bytes, num_samples = max(1, source.num_bytes), 0
+    jobs = ((*tally.rendered(chunk, made, wanted), chunk.done_bytes) for chunk in chunks(source))
+    for rows, encoded, done_bytes in _one_ahead(jobs, partial(_encoded, tokenizer, take)):
+        kept = tally.kept(rows, encoded.result())
+        num_samples += len(kept[0])
+        if heard is not None:
+            heard(min(1.0, done_bytes / total_bytes), num_samples)
+        yield kept
+    if not num_samples:
+        raise FileFormatError(tally.nothing_found())
+
+
+def _one_ahead(
+    jobs: Iterable[tuple[list[int], list[Rendered], int]], work: Callable[[list[Rendered]], list[T | None]]
+) -> "Iterator[tuple[list[int], Future[list[T | None]], int]]":
+    """Yield (rows, their samples, bytes read): `work` is at one job while the next is made here."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as thread:
+        waiting = None
+        for rows, texts, done_bytes in jobs:
+            following = rows, thread.submit(work, texts), done_bytes
+            if waiting is not None:
+                yield waiting
+            waiting = following
+        if waiting is not None:
+            yield waiting
+
+
+def _encoded(tokenizer: Any, take: Callable[[Rendered, Any], T], texts: list[Rendered]) -> list[T | None]:
+    """Return what `take` makes of each text; None where the library cannot read it."""
+    found: list[T | None] = [None] * len(texts)
+    groups: dict[tuple[bool, bool], list[int]] = {}
+    for number, text in enumerate(texts):
+        if text.counted is not None:
+            found[number] = take(text, None)
+        else:
+            groups.setdefault((text.is_template, bool(text.answers)), []).append(number)
+    for (is_template, has_answers), numbers in groups.items():
+        encode = tokenizer.encode_batch if has_answers else tokenizer.encode_batch_fast
+        encodings = _tried(encode, [texts[number].text for number in numbers], special=not is_template)
+        for number, encoding in zip(numbers, encodings, strict=True):
+            if encoding is not None:
+                found[number] = take(texts[number], encoding)
+    return found
+
+
+def _tried(encode: Callable[..., list[Any]], texts: list[str], *, special: bool) -> list[Any]:
+    """Return the encoding of each text; None for one that is no Unicode (a lone surrogate)."""
+    try:
+        return encode(texts, add_special_tokens=special)
+    except (TypeError, ValueError):
+        if len(texts) == 1:
+            return [None]
+        return [one for text in texts for one in _tried(encode, [text], special=special)]
+
+
+def _ids(text: Rendered, encoding: Any) -> list[int]:
+    """Return a sample's tokens."""
+    return text.counted.ids if text.counted is not None else list(encoding.ids)
+
+
+def _count_of(text: Rendered, encoding: Any) -> Count:
+    """Return how many tokens a sample has, and how many of them are learnt where questions are masked."""
+    if text.counted is not None:
+        return Count(len(text.counted.ids), text.counted.num_loss)
+    num_tokens = len(encoding)
+    return Count(num_tokens, num_tokens if text.answers is None else _inside(encoding, text.answers))
+
+
+def _inside(encoding: Any, spans: Spans) -> int:
+    """Return how many tokens reach into the spans of characters."""
+    total = 0
+    for start, end in spans:
+        first = _token(encoding, range(start, min(end, start + SPACE_TRIED)))
+        last = _token(encoding, range(end - 1, max(start, end - SPACE_TRIED) - 1, -1))
+        if first is not None and last is not None:
+            total += last - first + 1
+    return total
+
+
+def _token(encoding: Any, characters: range) -> int | None:
+    """Return the token of the first of these characters that is in one."""
+    return next((token for at in characters if (token := encoding.char_to_token(at)) is not None), None)

@@ -1,0 +1,1 @@
+"""Training frameworks' own files, read as a Run and written from one."""

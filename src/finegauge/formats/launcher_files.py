@@ -1,0 +1,510 @@
+"""Files of the launcher beside a training file: accelerate's YAML and DeepSpeed's JSON, read and written."""
+
+import os
+from collections.abc import Mapping
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from finegauge import documents
+from finegauge.documents import read_text
+from finegauge.errors import FieldError, FileFormatError, shown
+from finegauge.formats.sheet import ACCELERATE, without
+from finegauge.run.field import flag, whole
+from finegauge.run.rules import DATA_DEGREES, MODEL_DEGREES
+from finegauge.run.run import FROM_COMMAND_LINE, FROM_DEFAULT, STATED
+
+if TYPE_CHECKING:
+    from finegauge.run.run import Run
+
+_EXACT = ("micro_batch_size", "gradient_accumulation_steps")
+_TRAINING_FILE_WINS = ("autocast",)
+
+
+class Alongside(NamedTuple):
+    """What is given beside the training file; None where nothing is."""
+
+    accelerate: str | None = None
+    deepspeed: str | None = None
+    num_gpus: int | None = None
+
+    def fields(self) -> list[tuple[str, dict[str, Any]]]:
+        """Return the fields that each file states, with the origin they get."""
+        stated = []
+        if self.accelerate is not None:
+            found = accelerate_fields_of_file(self.accelerate)
+            stated.append((f"accelerate file {os.path.basename(self.accelerate)}", found))
+        if self.deepspeed is not None:
+            found = deepspeed_fields_of_file(self.deepspeed)
+            stated.append((f"DeepSpeed file {os.path.basename(self.deepspeed)}", found))
+        return stated
+
+    def launched_gpus(self) -> int | None:
+        """Return how many GPUs the run is launched on, if this tells."""
+        if self.num_gpus is not None or self.accelerate is None:
+            return self.num_gpus
+
+        count = accelerate_fields_of_file(self.accelerate).get("num_gpus")
+        return int(count) if count is not None else None
+
+    def lay_over(self, fields: dict[str, Any], origins: dict[str, str], warnings: list[str]) -> None:
+        """Put what stands alongside over the training file's `fields`.
+
+        Raises: FieldError where the two contradict each other.
+        """
+        for origin, found in self.fields():
+            _refuse_contradictions(origin, found, fields, origins)
+            for field, value in found.items():
+                keeps = field in _TRAINING_FILE_WINS and _is_stated(field, origins)
+                if keeps and str(fields.get(field)) != str(value):
+                    warnings.append(
+                        f"{field}={value} of the {origin} has no effect: the training file states "
+                        f"{field}={fields[field]}."
+                    )
+                unsharded = field in ("sharding", "cpu_offload") and value == "none" and field in fields
+                if not keeps and not unsharded:
+                    fields[field] = value
+                    origins[field] = origin
+        if self.num_gpus is not None:
+            fields["num_gpus"], origins["num_gpus"] = self.num_gpus, FROM_COMMAND_LINE
+
+
+def _is_stated(field: str, origins: Mapping[str, str]) -> bool:
+    """Return whether somebody stated `field`, rather than a default."""
+    origin = origins.get(field, FROM_DEFAULT)
+    return origin in STATED or " file " in origin
+
+
+def _refuse_contradictions(
+    origin: str, found: Mapping[str, Any], fields: Mapping[str, Any], origins: Mapping[str, str]
+) -> None:
+    """Raise where `found` and `fields` cannot both hold."""
+    for field in _EXACT:
+        known = fields.get(field)
+        if field in found and _is_stated(field, origins) and str(known) != str(found[field]):
+            raise FieldError(
+                f"{field}={known} of the training file contradicts {field}={found[field]} of the {origin}; "
+                "make them equal, or set the latter to auto."
+            )
+    ours, theirs = str(fields.get("sharding") or "none"), str(found.get("sharding") or "none")
+    if "none" not in (ours, theirs) and ours != theirs and _is_stated("sharding", origins):
+        raise FieldError(
+            f"sharding={ours} of the training file contradicts sharding={theirs} of the {origin}; keep one."
+        )
+
+
+ALONE = Alongside()
+
+_STAGES = {0: "none", 1: "zero1", 2: "zero2", 3: "zero3"}
+_DEEPSPEED_KEYS = frozenset(("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"))
+
+
+def is_deepspeed(keys: Mapping[str, Any]) -> bool:
+    """Return whether `keys` are those of a DeepSpeed file."""
+    return not _DEEPSPEED_KEYS.isdisjoint(keys)
+
+
+def deepspeed_fields_of_file(path: str) -> dict[str, Any]:
+    """Return the fields that a DeepSpeed file states.
+
+    Raises: FileFormatError if it is none.
+    """
+    name = os.path.basename(path)
+    keys = documents.parse_yaml(read_text(path), name)
+    if not isinstance(keys, dict) or not is_deepspeed(keys):
+        raise FileFormatError(f"{name} is no DeepSpeed file: it has no zero_optimization.")
+    return deepspeed_fields(keys)
+
+
+def deepspeed_fields(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that DeepSpeed's keys state; what is "auto" is not among them."""
+    kind, offload = _of_keys(keys)
+    fields: dict[str, Any] = {"sharding": kind, "cpu_offload": offload}
+    for key, field in (
+        ("train_micro_batch_size_per_gpu", "micro_batch_size"),
+        ("gradient_accumulation_steps", "gradient_accumulation_steps"),
+    ):
+        if keys.get(key) not in (None, "auto"):
+            fields[field] = whole(1, 10**6)(key, keys[key])
+    for dtype in ("bf16", "fp16"):
+        section = keys.get(dtype)
+        enabled = section.get("enabled") if isinstance(section, Mapping) else None
+        if enabled not in (None, "auto") and flag(f"{dtype}.enabled", enabled):
+            fields["autocast"] = dtype
+    tensor = keys.get("tensor_parallel")
+    if isinstance(tensor, Mapping) and tensor.get("autotp_size") not in (None, 0, 1):
+        fields["tensor_parallel"] = whole(1, 10**6)("autotp_size", tensor["autotp_size"])
+    return fields
+
+
+def sharding(named: Any, config_file: str) -> tuple[str, str, str]:
+    """Return (sharding, cpu_offload, warning) of a DeepSpeed file name or an inline mapping."""
+    keys, reason = load(named, config_file)
+    if keys is not None:
+        return (*_of_keys(keys), "")
+    if reason.startswith("deepspeed:"):
+        return "none", "none", reason
+    stage = None if "outside" in reason else _stage_in_name(str(named))
+    if stage is None:
+        return (
+            "none",
+            "none",
+            f"deepspeed: {shown(named)} {reason}; state sharding=zero2 or zero3 if it shards.",
+        )
+    offload = ("all" if stage == 3 else "optimizer") if "offload" in str(named).lower() else "none"
+    return (
+        _STAGES[stage],
+        offload,
+        f"deepspeed: {shown(named)} {reason}; ZeRO stage {stage} is taken from its name.",
+    )
+
+
+def load(named: Any, config_file: str) -> tuple[Mapping[str, Any] | None, str]:
+    """Return the keys of a DeepSpeed file that a config names, or None and why they are not read."""
+    if isinstance(named, Mapping):
+        return named, ""
+    path, outside = _find(str(named), config_file)
+    if path is not None:
+        try:
+            keys = documents.parse_yaml(read_text(path), os.path.basename(path))
+        except FileFormatError as error:
+            return None, f"deepspeed: {error} The run is taken as not sharded."
+        if isinstance(keys, dict):
+            return keys, ""
+    return None, "lies outside the project folder and is not read" if outside else "was not found"
+
+
+def _find(named: str, config_file: str) -> tuple[str | None, bool]:
+    """Return the file if it lies inside the project, and whether it lies outside."""
+    working, beside = os.path.realpath(os.curdir), os.path.dirname(os.path.realpath(config_file))
+    above = os.path.dirname(beside)
+    roots = [os.path.join(root, "") for root in (working, beside, above) if len(root) > 1]
+    outside = False
+    for base in (working, beside):
+        try:
+            path = os.path.realpath(os.path.join(base, named))
+        except (OSError, ValueError):
+            continue
+        if not any(path.startswith(root) for root in roots):
+            outside = True
+        elif path.endswith(".json") and os.path.isfile(path):
+            return path, False
+    return None, outside
+
+
+def _of_keys(keys: Mapping[str, Any]) -> tuple[str, str]:
+    """Return (sharding, cpu_offload) of DeepSpeed's keys."""
+    zero = keys.get("zero_optimization")
+    if not isinstance(zero, Mapping):
+        return "none", "none"
+    stage = zero.get("stage")
+    stage = int(stage) if isinstance(stage, str) and stage in ("0", "1", "2", "3") else stage
+    offloads = [name for name in ("optimizer", "param") if _to_host(zero.get(f"offload_{name}"))]
+    offload = {0: "none", 2: "all"}.get(len(offloads)) or ("params" if offloads == ["param"] else "optimizer")
+    if stage == 3 and len(offloads) == 2 and all(_device(zero, name) == "nvme" for name in offloads):
+        offload = "nvme"
+    return _STAGES.get(stage, "none") if isinstance(stage, int) else "none", offload
+
+
+def _device(zero: Mapping[str, Any], what: str) -> str:
+    """Return where DeepSpeed keeps the optimizer's states ("optimizer") or the weights ("param")."""
+    offload = zero.get(f"offload_{what}")
+    return str(offload.get("device")) if isinstance(offload, Mapping) else "none"
+
+
+def _to_host(offload: Any) -> bool:
+    """Return whether an offload_* entry moves anything off the GPU."""
+    return isinstance(offload, Mapping) and offload.get("device") in ("cpu", "nvme")
+
+
+def _stage_in_name(name: str) -> int | None:
+    """Return the ZeRO stage that a file name tells, such as ds_z3_config.json."""
+    folded = os.path.basename(name).lower()
+    found = [
+        n
+        for n in range(4)
+        if any(f"{word}{n}" in folded for word in ("z", "zero", "zero_", "zero-", "stage"))
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+_ACCELERATE_KEYS = frozenset(("compute_environment", "distributed_type", "num_processes", "machine_rank"))
+_STRATEGIES = {
+    "1": "fsdp", "full_shard": "fsdp", "true": "fsdp",
+    "2": "fsdp_shard_grad_op", "shard_grad_op": "fsdp_shard_grad_op", "false": "fsdp_shard_grad_op",
+    "3": "none", "no_shard": "none",
+    "4": "hybrid", "hybrid_shard": "hybrid", "5": "hybrid", "hybrid_shard_zero2": "hybrid",
+}  # fmt: skip
+_DEGREES = {
+    "dp_replicate_size": "data_parallel_replicate",
+    "dp_shard_size": "data_parallel_shard",
+    "tp_size": "tensor_parallel",
+    "cp_size": "context_parallel",
+    "sp_size": "context_parallel",
+}
+
+
+def is_accelerate(keys: Mapping[str, Any]) -> bool:
+    """Return whether `keys` are those of an accelerate file."""
+    return len(_ACCELERATE_KEYS & set(keys)) > 1
+
+
+def accelerate_fields_of_file(path: str) -> dict[str, Any]:
+    """Return the fields that an accelerate file states.
+
+    Raises: FileFormatError if it is none.
+    """
+    name = os.path.basename(path)
+    keys = documents.parse_yaml(read_text(path), name)
+    if not isinstance(keys, dict) or not is_accelerate(keys):
+        raise FileFormatError(f"{name} is no accelerate file: it has neither distributed_type nor ….")
+    return accelerate_fields(keys, path)
+
+
+def accelerate_fields(keys: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """Return the fields that accelerate's keys state."""
+    fields: dict[str, Any] = {}
+    kind = str(keys.get("distributed_type") or "NO").upper()
+    if keys.get("num_processes") is not None:
+        fields["num_gpus"] = whole(1, 10**6)("num_processes", keys["num_processes"])
+    if keys.get("num_machines") not in (None, 1):
+        fields["num_nodes"] = whole(1, 10**6)("num_machines", keys["num_machines"])
+    precision = str(keys.get("mixed_precision") or "no").lower()
+    if precision in ("bf16", "fp16"):
+        fields["autocast"] = precision
+    if kind == "FSDP":
+        fields |= _fsdp(_section(keys, "fsdp_config"))
+    elif kind == "DEEPSPEED":
+        fields |= _deepspeed(_section(keys, "deepspeed_config"), path)
+    elif kind == "MEGATRON_LM":
+        fields |= _megatron(_section(keys, "megatron_lm_config"))
+    dynamo = _section(keys, "dynamo_config")
+    backend = str(dynamo.get("dynamo_backend") or dynamo.get("dynamo_config_dynamo_backend") or "NO")
+    if backend.upper() not in ("NO", "FALSE"):
+        fields["compile"] = True
+    fields |= _degrees(keys)
+    if fields.get("sharding") == "fsdp" and fields.get("data_parallel_replicate", 1) > 1:
+        fields["sharding"] = "hybrid"
+    return fields
+
+
+def _section(keys: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a section; empty where there is none."""
+    section = keys.get(name)
+    return section if isinstance(section, Mapping) else {}
+
+
+def _fsdp(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of fsdp_config, of FSDP 1 or 2."""
+    named = {str(key).removeprefix("fsdp_"): value for key, value in section.items()}
+    strategy = named.get("reshard_after_forward", named.get("sharding_strategy", "FULL_SHARD"))
+    if strategy is None:
+        strategy = "FULL_SHARD"
+    word = str(strategy).lower()
+    if word not in _STRATEGIES:
+        raise FieldError(f"fsdp_sharding_strategy={shown(word)} is unknown; use FULL_SHARD or SHARD_GRAD_OP.")
+    fields: dict[str, Any] = {"sharding": _STRATEGIES[word]}
+    if flag("fsdp_offload_params", named.get("offload_params") or False):
+        fields["cpu_offload"] = "params"
+    if flag("fsdp_activation_checkpointing", named.get("activation_checkpointing") or False):
+        fields["activation_checkpointing"] = "full"
+    return fields
+
+
+def _deepspeed(section: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """Return the fields of deepspeed_config: a file named in it, or its own few keys."""
+    named = section.get("deepspeed_config_file")
+    if named:
+        keys, reason = load(named, path)
+        kind, offload, _ = sharding(named, path)
+        if keys is None and kind == "none":
+            raise FieldError(
+                f"deepspeed_config_file {shown(str(named))} {reason}; copy it beside the project."
+            )
+        return deepspeed_fields(keys) if keys is not None else {"sharding": kind, "cpu_offload": offload}
+    whole_file: dict[str, Any] = {
+        "zero_optimization": {
+            "stage": section.get("zero_stage", 2),
+            **{
+                f"offload_{what}": {"device": section.get(f"offload_{what}_device")}
+                for what in ("optimizer", "param")
+            },
+        },
+        "gradient_accumulation_steps": section.get("gradient_accumulation_steps", "auto"),
+    }
+    return deepspeed_fields(whole_file)
+
+
+def _megatron(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of megatron_lm_config."""
+    fields = {}
+    for key, field in (("tp_degree", "tensor_parallel"), ("pp_degree", "pipeline_parallel")):
+        if section.get(f"megatron_lm_{key}") is not None:
+            fields[field] = section[f"megatron_lm_{key}"]
+    return fields
+
+
+def _degrees(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the degrees of parallelism_config, whose keys may carry its name as a prefix."""
+    fields = {}
+    for key, value in _section(keys, "parallelism_config").items():
+        field = _DEGREES.get(str(key).removeprefix("parallelism_config_"))
+        if field is not None and value not in (None, 0, 1):
+            fields[field] = whole(1, 10**6)(str(key), value)
+    return fields
+
+
+ZERO_STAGES = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3}
+FSDP = ("fsdp", "fsdp_shard_grad_op", "hybrid")
+_MIXED = {"none": "no", "bf16": "bf16", "fp16": "fp16"}
+_DEGREE_KEYS = {
+    "data_parallel_replicate": "dp_replicate_size",
+    "data_parallel_shard": "dp_shard_size",
+    "tensor_parallel": "tp_size",
+    "context_parallel": "cp_size",
+}
+
+
+def uses_deepspeed(run: "Run") -> bool:
+    """Return whether DeepSpeed shards or offloads."""
+    return run.sharding in ("zero1", "zero2", "zero3") or (
+        run.sharding == "none" and run.cpu_offload != "none"
+    )
+
+
+def uses_fsdp(run: "Run") -> bool:
+    """Return whether FSDP shards."""
+    return run.sharding in FSDP
+
+
+def zero_stage(run: "Run") -> int:
+    """Return the ZeRO stage; what is offloaded has to be sharded, on one GPU too."""
+    needed = {"none": 0, "optimizer": 2}.get(run.cpu_offload, 3)
+    return ZERO_STAGES[run.sharding] if run.sharding != "none" else needed
+
+
+def per_node(run: "Run") -> int:
+    """Return the GPUs of one node."""
+    return run.num_gpus // run.num_nodes
+
+
+def accelerate(run: "Run") -> dict[str, Any]:
+    """Return accelerate's YAML for a run on several GPUs, or one that is sharded or offloaded."""
+    kind = "DEEPSPEED" if uses_deepspeed(run) else "FSDP" if uses_fsdp(run) else "MULTI_GPU"
+    keys: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": kind if run.num_gpus > 1 or kind != "MULTI_GPU" else "NO",
+        "mixed_precision": _MIXED[run.autocast],
+        "num_machines": run.num_nodes,
+        "num_processes": run.num_gpus,
+        "machine_rank": 0,
+        "rdzv_backend": "static",
+        "same_network": True,
+        "use_cpu": False,
+        "main_training_function": "main",
+    }
+    if kind == "DEEPSPEED":
+        keys["deepspeed_config"] = _inline_deepspeed(run)
+    elif kind == "FSDP":
+        keys["fsdp_config"] = fsdp_options(run, prefix="fsdp_") | {"fsdp_version": 2}
+    degrees = {key: getattr(run, field) for field, key in _DEGREE_KEYS.items()}
+    if kind == "FSDP" and (degrees_beyond_data(run) > 1 or run.data_parallel_replicate > 1):
+        keys["parallelism_config"] = {f"parallelism_config_{key}": n for key, n in degrees.items()}
+    return keys
+
+
+def _inline_deepspeed(run: "Run") -> dict[str, Any]:
+    """Return accelerate's own keys for DeepSpeed."""
+    stage, devices = zero_stage(run), offload_devices(run)
+    return without(
+        {
+            "zero_stage": stage,
+            "offload_optimizer_device": devices["optimizer"] or "none",
+            "offload_param_device": devices["param"] or "none",
+            "gradient_accumulation_steps": run.gradient_accumulation_steps,
+            "zero3_init_flag": stage == 3,
+            "zero3_save_16bit_model": stage == 3,
+            "deepspeed_multinode_launcher": "standard" if run.num_nodes > 1 else None,
+        }
+    )
+
+
+def offload_devices(run: "Run") -> dict[str, str | None]:
+    """Return where DeepSpeed keeps the optimizer's state and the parameters, None: on the GPU."""
+    place = "nvme" if run.cpu_offload == "nvme" else "cpu"
+    return {
+        "optimizer": place if run.cpu_offload in ("optimizer", "all", "nvme") else None,
+        "param": place if run.cpu_offload in ("params", "all", "nvme") else None,
+    }
+
+
+def fsdp_options(run: "Run", prefix: str = "") -> dict[str, Any]:
+    """Return the keys of `fsdp_config`, as accelerate (with its prefix) and Axolotl (without) have them."""
+    keys = {
+        "reshard_after_forward": run.sharding != "fsdp_shard_grad_op",
+        "offload_params": run.cpu_offload != "none",
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "state_dict_type": "SHARDED_STATE_DICT",
+        "cpu_ram_efficient_loading": True,
+    }
+    return {f"{prefix}{key}": value for key, value in keys.items()}
+
+
+def deepspeed(run: "Run", *, explicit: bool = False) -> dict[str, Any]:
+    """Return DeepSpeed's JSON; what the trainer knows too is "auto", unless `explicit`."""
+    stage, devices = zero_stage(run), offload_devices(run)
+    zero: dict[str, Any] = {"stage": stage, "overlap_comm": True, "contiguous_gradients": True}
+    for what, device in devices.items():
+        if device is not None:
+            zero[f"offload_{what}"] = {"device": device, "pin_memory": True}
+            if device == "nvme":
+                zero[f"offload_{what}"]["nvme_path"] = "/local_nvme"
+    zero["reduce_bucket_size"] = "auto"
+    if stage == 3:
+        zero |= {
+            "stage3_prefetch_bucket_size": "auto",
+            "stage3_param_persistence_threshold": "auto",
+            "stage3_gather_16bit_weights_on_model_save": True,
+        }
+    keys: dict[str, Any] = {
+        "train_batch_size": run.global_batch_size if explicit else "auto",
+        "train_micro_batch_size_per_gpu": run.micro_batch_size if explicit else "auto",
+        "gradient_accumulation_steps": run.gradient_accumulation_steps if explicit else "auto",
+        "gradient_clipping": "auto",
+        "bf16": {"enabled": run.autocast == "bf16" if explicit else "auto"},
+        "fp16": {"enabled": run.autocast == "fp16" if explicit else "auto"},
+        "zero_optimization": zero,
+    }
+    if run.tensor_parallel > 1 and stage < 3:  # AutoTP does not go with ZeRO-3
+        keys["tensor_parallel"] = {"autotp_size": run.tensor_parallel}
+    return keys
+
+
+def degrees_beyond_data(run: "Run") -> int:
+    """Return the GPUs that read the same sequences."""
+    return prod(getattr(run, name) for name in MODEL_DEGREES)
+
+
+def data_ranks(run: "Run") -> int:
+    """Return the GPUs that read different sequences."""
+    return prod(getattr(run, name) for name in DATA_DEGREES)
+
+
+def accelerate_launch(run: "Run", program: str) -> str:
+    """Return the command that starts `program` under accelerate's file."""
+    where = ' --machine_rank "$NODE_RANK" --main_process_ip "$MASTER_ADDR" --main_process_port 29500'
+    return f"accelerate launch --config_file {ACCELERATE}{where if run.num_nodes > 1 else ''} {program}"
+
+
+def torchrun(run: "Run", program: str) -> str:
+    """Return the command that starts `program` on every GPU by torchrun."""
+    where = f"--nnodes {run.num_nodes} --nproc_per_node {per_node(run)}"
+    if run.num_nodes > 1:
+        where += ' --node_rank "$NODE_RANK" --master_addr "$MASTER_ADDR" --master_port 29500'
+    return f"torchrun {where} {program}"
+
+
+def environment(run: "Run") -> str:
+    """Return the variables that frameworks with a launcher of their own read, before the command."""
+    words = f"NNODES={run.num_nodes} NPROC_PER_NODE={per_node(run)}"
+    where = ' NODE_RANK="$NODE_RANK" MASTER_ADDR="$MASTER_ADDR" MASTER_PORT=29500'
+    return f"{words}{where}" if run.num_nodes > 1 else words

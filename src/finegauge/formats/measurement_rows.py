@@ -1,0 +1,472 @@
+"""One row of a measurement table as the fields of a run.
+
+Three kinds of fields come out: what the row states, what its framework does unasked (each with
+the framework's name), and what had to be guessed. `settings_of` sees configuration cells only.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from finegauge.catalogue.frameworks import FrameworkDefault, defaults_of
+from finegauge.errors import FieldError, UnknownNameError, did_you_mean, shown
+from finegauge.run.run import CHECKS
+
+MEAN_TOKENS = re.compile(r"mean ([\w-]*?)-?counted tokens per sample = (\d+)", re.IGNORECASE)
+UNPADDED = re.compile(r"padding[- ]?free|multipack", re.IGNORECASE)
+ANY_MEAN = 1000  # the spread is the same at any mean
+NO_CUT = 10**7
+PADDED_TO = 8  # tokens, as a run's pad_to_multiple_of is by default
+
+
+class Mean(NamedTuple):
+    """A stated mean length."""
+
+    num_tokens: int
+    counts_padding: bool
+
+
+def mean_of(notes: str) -> Mean | None:
+    """Return the mean length that `notes` state."""
+    found = MEAN_TOKENS.search(notes)
+    return None if found is None else Mean(int(found.group(2)), found.group(1).lower().startswith("hf"))
+
+
+def varied_lengths(cells: Mapping[str, str], mean: Mean) -> dict[str, Any]:
+    """Return the fields of a run whose sequences vary about `mean`."""
+    kernels = f"{cells['kernels']} {cells['notes']}"
+    joined = UNPADDED.search(kernels) is not None
+    batch = int(cells["micro_batch_size"]) if cells["micro_batch_size"].isdigit() else 1
+    padded = mean.counts_padding and not joined
+    length = mean.num_tokens / (_longest_of(batch) if padded else 1.0)
+    name = f"instructions-of-{max(1, round(length))}-tokens"
+    fields: dict[str, Any] = {"dataset": name, "seq_len": _longest(name)}
+    if joined:
+        fields["padding"] = "free"
+    if "multipack" in kernels.lower():
+        fields["group_by_length"] = True  # ranks are given batches of one size
+    return fields
+
+
+def _longest_of(batch: int) -> float:
+    """Return how many times as long as the mean the longest of `batch` sequences is."""
+    from finegauge.catalogue.datasets import dataset
+    from finegauge.data.length_histogram import LengthHistogram
+
+    spread = LengthHistogram.of(dataset(f"instructions-of-{ANY_MEAN}-tokens").lengths, cut_off=NO_CUT)
+    return spread.expected_max(batch) / spread.mean()
+
+
+def _longest(name: str) -> int:
+    """Return the longest sequence of a data set, padded, which nothing cuts."""
+    from finegauge.catalogue.datasets import dataset
+
+    return -(-dataset(name).lengths[-1][0] // PADDED_TO) * PADDED_TO
+
+
+_DEGREES = {
+    "tp": "tensor_parallel",
+    "pp": "pipeline_parallel",
+    "vpp": "virtual_pipeline_stages",
+    "cp": "context_parallel",
+    "ep": "expert_parallel",
+    "dp": "data_parallel_replicate",
+}
+_SHARDING = {
+    **{name: name for name in ("fsdp", "fsdp_shard_grad_op", "zero1", "zero2", "zero3")},
+    **{"fsdp2": "fsdp", "fsdp_full_shard": "fsdp", "hsdp": "hybrid", "hybrid": "hybrid"},
+    **dict.fromkeys(("ddp", "dp", "zero0", "none"), "none"),
+}
+_GROUP = re.compile(r"\(\s*size\s*(-?\d+)\s*\)")
+_DEGREE = re.compile(r"(tp|vpp|pp|cp|sp|ep|dp)[-=]?(\d+)")
+
+
+def parallelism(cell: str, num_gpus: int) -> dict[str, Any]:
+    """Return the fields of a run that `cell` states for `num_gpus` GPUs.
+
+    Raises: FieldError naming the token that is not known.
+    """
+    group = _GROUP.search(cell.lower())
+    text = _GROUP.sub("+", cell.lower())
+    fields: dict[str, Any] = {}
+    sequence = 1
+    for token in filter(None, re.split(r"[+,;/\s]+", text)):
+        degree = _DEGREE.fullmatch(token)
+        if token in _SHARDING:
+            fields["sharding"] = _SHARDING[token]
+        elif token == "sp":
+            fields["sequence_parallel"] = True
+        elif token == "naive_mp":
+            fields["pipeline_schedule"] = "naive"
+        elif degree and degree.group(1) == "sp":
+            sequence = int(degree.group(2))
+        elif degree:
+            fields[_DEGREES[degree.group(1)]] = int(degree.group(2))
+        else:
+            hint = did_you_mean(token, (*_SHARDING, "naive_mp", "tp2", "pp2"))
+            raise FieldError(f"parallelism={shown(cell)} has an unknown token {shown(token)}.{hint}")
+    _settle(fields, sequence, int(group.group(1)) if group else 0, num_gpus)
+    return fields
+
+
+def _settle(fields: dict[str, Any], sequence: int, group: int, num_gpus: int) -> None:
+    """Resolve sequence parallelism, the size of a sharding group, and data parallelism under sharding."""
+    if sequence > 1 and fields.get("tensor_parallel", 1) == 1:
+        fields["context_parallel"] = sequence  # Ulysses: the sequence is divided, weights are not
+    elif sequence > 1:
+        fields["sequence_parallel"] = True
+    if fields.get("tensor_parallel", 1) == 1:
+        fields.pop("sequence_parallel", None)
+    if group > 0:
+        fields["data_parallel_shard"] = group
+    if fields.get("sharding", "none") != "none" and "data_parallel_replicate" in fields and group <= 0:
+        replicas = fields.pop("data_parallel_replicate")
+        if fields["sharding"] == "hybrid":
+            fields["data_parallel_replicate"] = replicas
+    if fields.get("pipeline_schedule") == "naive":
+        fields["pipeline_parallel"] = num_gpus
+    if num_gpus == 1:
+        fields.clear()
+
+
+FULL, CUT_OFF, MEAN = "full", "cut-off", "mean"
+GPUS_PER_NODE = 8
+DEFAULT_SEQ_LEN = 2048
+TRANSFORMERS = re.compile(r"transformers[ =v]*(\d+\.\d+(?:\.\d+)?)", re.IGNORECASE)
+BITSANDBYTES = re.compile(r"(?:bnb|bitsandbytes)[ =v]*(\d+\.\d+(?:\.\d+)?)", re.IGNORECASE)
+NETWORK = re.compile(r"inter-node (\d+)\s*x\s*(\d+)\s*Gb", re.IGNORECASE)
+MULTINODE = re.compile(r"multi-?\s?node", re.IGNORECASE)
+QUANTISED_COPY = re.compile(r"[-_](gptq|awq|int4|int8|bnb[-_]4bit|4bit|8bit)$", re.IGNORECASE)
+TUNED = re.compile(r"[-_](chat|instruct|it|base|hf|sft|dpo)(?=[-_]|$)")
+FILE_NAME = re.compile(r"[\w.+-]+")
+# what a source calls a group of projections, by the names that models give to its members
+PROJECTIONS = {
+    "query": ("q_proj", "query", "c_attn", "qkv_proj", "query_key_value", "Wqkv"),
+    "key": ("k_proj", "key", "c_attn", "qkv_proj", "query_key_value", "Wqkv"),
+    "value": ("v_proj", "value", "c_attn", "qkv_proj", "query_key_value", "Wqkv"),
+    "projection": ("o_proj", "dense", "c_proj", "out_proj", "attention.dense"),
+    "output_proj": ("o_proj",),
+    "mlp": (
+        *("gate_proj", "up_proj", "down_proj", "gate_up_proj", "fc1", "fc2", "c_fc", "ffn_up", "ffn_down"),
+        *("dense_h_to_4h", "dense_4h_to_h", "w1", "w2", "w3"),
+    ),
+    "head": ("lm_head", "embed_out"),
+    "all": ("all-linear",),
+    "linear": ("all-linear",),
+    "all_linear": ("all-linear",),
+}
+FUSED_ATTENTION = frozenset(
+    {"gpt_bigcode", "gpt2", "gpt_neox", "falcon", "bloom", "mpt", "qwen", "chatglm", "phi3", "dbrx"}
+)
+SPLIT_NAMES = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
+EXTRAS = {"embeddings": "embed_tokens", "embedding": "embed_tokens", "emb": "embed_tokens", "head": "lm_head"}
+COPIED = (
+    "phase",
+    "method",
+    "weights_dtype",
+    "autocast",
+    "optimizer",
+    "attention",
+    "activation_checkpointing",
+)
+COUNTS = ("micro_batch_size", "gradient_accumulation_steps")
+READ_APART = frozenset(
+    {
+        *("model", "lora_rank", "lora_targets", "trainable_extra", "kernels", "compile", "packing"),
+        *("seq_len", "num_gpus", "gpu", "framework", "framework_version", "cpu_offload", *COPIED, *COUNTS),
+    }
+)
+OTHER_FIELDS = frozenset(CHECKS) - READ_APART  # a table may have a column for any field of a run
+# where neither the row nor a framework whose defaults are known says; the weights' format follows the method
+FALLBACKS: dict[str, Any] = {
+    "autocast": "none",
+    "optimizer": "adamw",
+    "attention": "sdpa",
+    "activation_checkpointing": "none",
+    "compile": False,
+    "micro_batch_size": 1,
+    "gradient_accumulation_steps": 1,
+    "weights_dtype": None,
+}
+
+
+class Settings(NamedTuple):
+    """The fields of a run with where each comes from."""
+
+    fields: dict[str, Any]
+    origins: dict[str, str]
+    defaults: tuple[str, ...]  # what the framework does unasked
+    assumptions: tuple[str, ...]  # what had to be guessed
+    lengths: str = FULL  # or CUT_OFF: they vary up to seq_len; or MEAN: only that is known
+
+
+class _Draft:
+    """Collects fields, the framework's defaults and guesses."""
+
+    def __init__(self) -> None:
+        self.fields: dict[str, Any] = {}
+        self.origins: dict[str, str] = {}
+        self.defaults: list[str] = []
+        self.assumptions: list[str] = []
+        self.lengths = FULL
+
+    def guess(self, field: str, value: Any, why: str = "") -> None:
+        """Set a field that nobody stated."""
+        self.fields[field], self.origins[field] = value, "assumed"
+        self.assumptions.append(f"{field}={value}{f' ({why})' if why else ' (not stated)'}")
+
+    def default(self, field: str, default: FrameworkDefault) -> None:
+        """Set a field that the framework decides unasked."""
+        self.fields[field], self.origins[field] = default.value, f"{default.framework} default"
+        self.defaults.append(f"{field}={default.value} ({default.framework}: {default.why})")
+
+
+def settings_of(cells: Mapping[str, str], folder: str, known_models: dict[str, str]) -> Settings:
+    """Return the fields of the run that the configuration `cells` of a row describe.
+
+    Args:
+        cells: By column; "" where the row does not say.
+        folder: Where the table lies; `hf_configs/` is looked for in it and above it.
+        known_models: Names resolved so far; written to.
+
+    Raises: FineGaugeError where the row names no model, or one that is unknown.
+    """
+    draft = _Draft()
+    key = f"{cells['hf_config']}|{cells['model']}"
+    if key not in known_models:
+        known_models[key] = _model(cells["model"], cells["hf_config"], folder)
+    draft.fields["model"] = known_models[key]
+    draft.fields["framework"] = _short(cells["framework"])
+    draft.fields["framework_version"] = _short(cells["framework_version"])
+    _copy(cells, draft)
+    _narrow_products(cells, draft)
+    _software(cells, draft)
+    _batch(cells, draft)
+    _gpus(cells, draft)
+    for name, default in defaults_of(cells).items():
+        if name not in draft.fields:
+            draft.default(name, default)
+    if not cells["packing"] and not {"packing", "dataset"} & set(draft.fields):
+        draft.assumptions.append("every sequence is seq_len long (not stated)")
+    if "lora" in cells["method"]:
+        _adapters(cells, draft)
+    for name, value in FALLBACKS.items():
+        if name not in draft.fields:
+            draft.guess(name, value if value is not None else _weights_dtype(cells["method"]))
+    _mixed_precision(draft)
+    return Settings(
+        draft.fields, draft.origins, tuple(draft.defaults), tuple(draft.assumptions), draft.lengths
+    )
+
+
+def _copy(cells: Mapping[str, str], draft: _Draft) -> None:
+    """Take over the columns that are fields of a run."""
+    if not cells["method"]:
+        raise FieldError("The row does not state its method; write full, lora, qlora or gptq_lora.")
+    if cells["method"] == "other":
+        raise FieldError("method=other: the table does not say which parameters train.")
+    for name in (*COPIED, *COUNTS, *(set(cells) & OTHER_FIELDS)):
+        if cells[name]:
+            draft.fields[name] = cells[name]
+    if cells["compile"]:
+        draft.fields["compile"] = cells["compile"]
+    extras = [
+        EXTRAS.get(word, word) for word in re.split(r"[\s+,;]+", cells["trainable_extra"].lower()) if word
+    ]
+    if extras:
+        draft.fields["trainable_extra"] = tuple(extras)
+
+
+def _narrow_products(cells: Mapping[str, str], draft: _Draft) -> None:
+    """Read fp8: products computed in it, over weights and activations in 16 or 32 bit."""
+    fields = draft.fields
+    named = re.search(r"fp8|float8", f"{cells['kernels']} {cells['autocast']}", re.IGNORECASE)
+    trained = cells["method"] == "full" and fields.get("weights_dtype", "").lower() in ("fp8", "float8")
+    if not named and not trained:
+        return
+    fields["fp8"] = True
+    if trained:
+        fields["weights_dtype"] = "bf16"
+        draft.defaults.append("weights_dtype=bf16 (what trains is kept wider than its products in fp8)")
+    if re.search(r"fp8|float8", fields.get("autocast", ""), re.IGNORECASE):
+        fields["autocast"] = "bf16"
+
+
+def _software(cells: Mapping[str, str], draft: _Draft) -> None:
+    """Read kernels and versions."""
+    kernels = cells["kernels"].lower()
+    named = ("foak", "unsloth", "megatron")
+    fused = [name for name in named if name in kernels or f"+{name}" in cells["notes"].lower()]
+    if "liger" in kernels:
+        fused.append("liger")
+    if re.search(r"fa3|flash[-_ ]?(attention[-_ ]?)?3|cudnn", f"{kernels} {cells['attention'].lower()}"):
+        fused.append("flash3")
+    if fused:
+        draft.fields["kernels"] = tuple(fused)
+    if "scattermoe" in kernels or "grouped" in kernels:
+        draft.fields["experts_implementation"] = "grouped_mm"
+    if "baseline-peft" in kernels or "prepare_model_for_kbit_training" in cells["notes"]:
+        draft.fields["upcast_unquantized"] = cells["method"] == "qlora"
+    for pattern, field in ((TRANSFORMERS, "transformers_version"), (BITSANDBYTES, "bitsandbytes_version")):
+        found = pattern.search(f"{cells['framework']} {cells['framework_version']}")
+        if found:
+            draft.fields[field] = found.group(1)
+    notes = cells["notes"].lower()
+    if "chunked cross entropy" in notes:
+        draft.fields["loss"] = "chunked"
+    if "activation offloading" in notes and cells["activation_checkpointing"] == "full":
+        draft.fields["activation_checkpointing"] = "offload"
+
+
+def _batch(cells: Mapping[str, str], draft: _Draft) -> None:
+    """Read the length of the sequences: full, or variable with a stated mean, or variable and unknown."""
+    packed = cells["packing"].lower()
+    if packed == "true":
+        draft.fields["packing"] = True
+    if cells["seq_len"]:
+        draft.fields["seq_len"] = cells["seq_len"]
+        draft.lengths = CUT_OFF if packed == "false" else FULL
+    elif mean := mean_of(cells["notes"]):
+        draft.fields.update(varied_lengths(cells, mean))
+        draft.lengths = MEAN
+    else:
+        draft.guess("seq_len", DEFAULT_SEQ_LEN)
+
+
+def _gpus(cells: Mapping[str, str], draft: _Draft) -> None:
+    """Read the GPUs and how the work is divided among them."""
+    if not cells["gpu"]:
+        raise FieldError("The row does not name its GPU.")
+    draft.fields["gpu"] = cells["gpu"]
+    count = _whole(cells["num_gpus"], "num_gpus") if cells["num_gpus"] else 1
+    if not cells["num_gpus"]:
+        draft.assumptions.append("num_gpus=1 (not stated)")
+    divided = parallelism(cells["parallelism"], count)
+    draft.fields.update(divided)
+    draft.fields["num_gpus"] = count
+    if count > 1 and not cells["parallelism"]:
+        draft.assumptions.append("data parallel (DDP): the division of the work is not stated")
+    if MULTINODE.search(cells["notes"]) and 1 < count <= GPUS_PER_NODE and count % 2 == 0:
+        draft.fields["num_nodes"] = 2
+        draft.defaults.append("num_nodes=2 (several nodes, how many is not stated)")
+    elif count > GPUS_PER_NODE and count % GPUS_PER_NODE == 0:
+        draft.fields["num_nodes"] = count // GPUS_PER_NODE
+        draft.defaults.append(f"num_nodes={count // GPUS_PER_NODE} ({GPUS_PER_NODE} GPUs a node)")
+    cards = NETWORK.search(cells["notes"])
+    if cards:
+        draft.fields["node_network_gbit_per_s"] = int(cards.group(1)) * int(cards.group(2))
+    offload = cells["cpu_offload"].lower()
+    if offload not in ("", "false", "none"):
+        draft.fields["cpu_offload"] = offload
+
+
+def _adapters(cells: Mapping[str, str], draft: _Draft) -> None:
+    """Read rank, targets and number format of the adapters."""
+    if cells["lora_rank"]:
+        draft.fields["lora_rank"] = cells["lora_rank"]
+    elif "lora_rank" not in draft.fields:
+        draft.guess("lora_rank", 16)
+    words = [word for word in re.split(r"[\s,;+]+", cells["lora_targets"]) if word]
+    if words:
+        draft.fields["lora_targets"] = _targets(words, draft.fields["model"])
+    elif "lora_targets" not in draft.fields:
+        draft.guess("lora_targets", ("all-linear",))
+    if "adapter_dtype" not in draft.fields:
+        draft.guess("adapter_dtype", "fp32", "as PEFT does")
+
+
+def _targets(words: list[str], model: str) -> tuple[str, ...]:
+    """Return what LoRA adapts, by the names that the model has."""
+    from finegauge.catalogue.models import model as find
+
+    names = [name for word in words for name in PROJECTIONS.get(word.lower().replace("-", "_"), (word,))]
+    if str(find(model).config.get("model_type")) in FUSED_ATTENTION and SPLIT_NAMES & set(names):
+        names.append("attention")  # a source that prints Llama's names for every model
+    return tuple(dict.fromkeys(names))
+
+
+def _mixed_precision(draft: _Draft) -> None:
+    """Keep fp32 parameters where a trainer does: autocast over sharded full fine-tuning.
+
+    accelerate upcasts the parameters that FSDP trains under mixed precision to fp32, so that its
+    mixed precision, not the weights' file, decides what the shards hold.
+    """
+    fields = draft.fields
+    sharded = str(fields.get("sharding", "none")).startswith(("fsdp", "hybrid"))
+    mixed = str(fields.get("autocast", "none")).lower() not in ("none", "", "false", "no")
+    if fields["method"] == "full" and sharded and mixed and fields.get("weights_dtype") != "fp32":
+        fields["weights_dtype"] = "fp32"
+        draft.defaults.append("weights_dtype=fp32 (FSDP mixed precision keeps fp32 shards)")
+
+
+def _weights_dtype(method: str) -> str:
+    """Return the format of the weights where nobody states it."""
+    return {"qlora": "nf4_dq", "gptq_lora": "gptq4"}.get(method, "bf16")
+
+
+def _model(name: str, hf_config: str, folder: str) -> str:
+    """Return what the catalogue or a file calls the model of a row.
+
+    The configuration beside the table wins over the catalogue, and the name in `hf_config` over
+    `model`, which may name a quantised copy.
+    """
+    from finegauge.catalogue.models import model as find
+
+    if hf_config and FILE_NAME.fullmatch(hf_config):
+        for above in (folder, os.path.join(folder, os.pardir)):
+            path = os.path.normpath(os.path.join(above, "hf_configs", f"{hf_config}.json"))
+            if os.path.isfile(path):
+                find(path)
+                return path
+    bare = re.sub(r"\s*\(.*?\)", "", name).strip()
+    candidates = (hf_config.replace("__", "/", 1), name, bare, QUANTISED_COPY.sub("", bare))
+    for candidate in dict.fromkeys(c for c in candidates if c):
+        if candidate.startswith(("/", ".", "~")) or len(candidate) > 200:
+            continue  # a table names models, never files of the machine that reads it
+        try:
+            return find(candidate).name
+        except UnknownNameError:
+            continue
+    if not name and not hf_config:
+        raise FieldError("The row names no model.")
+    sibling = _sibling(bare)
+    if sibling:
+        return sibling
+    find(bare.lstrip("/.~") or hf_config)  # says what comes close
+    raise FieldError(f"No model {shown(name)} is known.")
+
+
+def _sibling(name: str) -> str:
+    """Return the catalogue's model that differs from `name` in its tuning alone; "" if none does.
+
+    A chat model has the architecture of its base model; where two candidates differ, none is taken.
+    """
+    from finegauge.catalogue.models import models
+
+    stem = _stem(name)
+    found = [figures for figures in models().values() if _stem(figures.name) == stem]
+    if not stem or not found or any(figures.config != found[0].config for figures in found):
+        return ""
+    return found[0].name
+
+
+def _stem(name: str) -> str:
+    """Return the last part of a model's name without what tuning or packaging adds to it."""
+    return TUNED.sub("", QUANTISED_COPY.sub("", name.lower().rpartition("/")[2]))
+
+
+def _whole(cell: str, column: str) -> int:
+    """Return the whole number in a cell."""
+    try:
+        figure = float(cell)
+        if figure == int(figure) and 1 <= figure <= 1_000_000:
+            return int(figure)
+    except (ValueError, OverflowError):
+        pass
+    raise FieldError(f"{column}={shown(cell)} is not a whole number from 1 to 1,000,000.")
+
+
+def _short(text: str, limit: int = 120) -> str:
+    """Return printable text of at most `limit` characters."""
+    return "".join(c for c in text if c.isprintable())[:limit]

@@ -1,0 +1,205 @@
+"""What one framework's writer hands over: keys and values, not yet text, and how to start the training."""
+
+import json
+import os
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from finegauge.errors import FineGaugeError, InputError
+
+if TYPE_CHECKING:
+    from finegauge.run.run import Run
+
+ACCELERATE = "accelerate.yaml"
+DEEPSPEED = "deepspeed.json"
+TEXTS = (".jsonl", ".json", ".parquet", ".arrow", ".csv")
+LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+# Model types whose attention is the first four of LINEAR, and whose only linear layers are all seven.
+_NAMED = """
+llama mistral mixtral qwen2 qwen2_moe qwen3 qwen3_moe gemma gemma2 gemma3 gemma3_text olmo2 granite
+"""
+NAMED_PROJECTIONS = frozenset(_NAMED.split())
+DENSE = NAMED_PROJECTIONS - {"mixtral", "qwen2_moe", "qwen3_moe"}
+
+
+class Sheet(NamedTuple):
+    """The files of one framework, as keys and values."""
+
+    file: str  # the training file's name
+    keys: Mapping[str, Any]
+    command: str  # starts the training, in the folder of the files
+    packages: str  # what pip has to install for it
+    beside: Mapping[str, Mapping[str, Any]] = {}  # launcher's files by name
+    spoken: tuple[str, ...] = ()  # fields that the command says, not the file: a comment repeats them
+    notes: tuple[str, ...] = ()  # what the user has to know or to fill in
+
+
+def refuse(framework: str, field: str, value: Any, instead: str) -> InputError:
+    """Return the error for a run that a framework cannot carry out."""
+    return InputError(f"{framework} cannot say {field}={plain(value)}; {instead}")
+
+
+def plain(value: Any) -> str:
+    """Return a field's value for a message."""
+    if isinstance(value, tuple | list):
+        return ",".join(map(str, value)) or "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "none" if value is None else str(value)
+
+
+def repository(run: "Run") -> str:
+    """Return the model as frameworks load it: the hub's id of a name, a config.json's folder."""
+    if os.path.basename(run.model) == "config.json":
+        return os.path.dirname(run.model) or "."
+    if "/" in run.model or os.path.exists(run.model):
+        return run.model
+    from finegauge.run.run import figures
+
+    try:
+        return figures(run.model).name
+    except FineGaugeError:
+        return run.model
+
+
+def model_type(run: "Run") -> str:
+    """Return Hugging Face's name of the model's architecture, "" where it is not known."""
+    try:
+        config = run.config
+    except FineGaugeError:
+        return ""
+    text = config.get("text_config")
+    inner = text if isinstance(text, Mapping) else config
+    return str(inner.get("model_type") or config.get("model_type") or "")
+
+
+def targets(run: "Run") -> tuple[str, ...]:
+    """Return the adapted layers by names that PEFT knows; all-linear stays itself.
+
+    Raises: InputError for "attention" of a model whose projections are named otherwise.
+    """
+    if "attention" not in run.lora_targets:
+        return run.lora_targets
+    if model_type(run) not in NAMED_PROJECTIONS:
+        raise InputError(
+            f"lora_targets=attention means other layers in {run.model} than in most models; name them, "
+            "such as lora_targets=q_proj,v_proj."
+        )
+    others = [name for name in run.lora_targets if name != "attention"]
+    return tuple(dict.fromkeys((*LINEAR[:4], *others)))
+
+
+def whole_number(value: float) -> int | float:
+    """Return 16.0 as 16, as people write it."""
+    return int(value) if value == int(value) else value
+
+
+def dataset_name(run: "Run") -> str | None:
+    """Return the data set as a framework can load it; None for none, and for a table of lengths."""
+    if run.dataset is None or (run.dataset.endswith(".csv") and run.tokenizer is None):
+        return None
+    return run.dataset
+
+
+def file_kind(named: str) -> str | None:
+    """Return what `datasets` reads a file of that name as: json, csv, ...; None of a name on a hub."""
+    ending = "." + named.rpartition(".")[2].lower()
+    return {".jsonl": "json"}.get(ending, ending[1:]) if ending in TEXTS else None
+
+
+def without(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `keys` without those that are None."""
+    return {key: value for key, value in keys.items() if value is not None}
+
+
+def rendered(name: str, keys: Mapping[str, Any], head: list[str]) -> str:
+    """Return the text of a file of that name; JSON has no comments, so it gets no head."""
+    if name.endswith(".json"):
+        return json.dumps(keys, indent=2) + "\n"
+    comment = "".join(f"# {line}\n" for line in head)
+    if name.endswith(".toml"):
+        return comment + _toml(keys)
+    return comment + _yaml(keys)
+
+
+def head(run: "Run", sheet: Sheet, facts: Mapping[str, Any], *, main: bool) -> list[str]:
+    """Return the lines above a file: who wrote it, of which estimate, how to start it, what no key says."""
+    gpus = (
+        f"{run.num_gpus} x {run.gpu}" if run.gpu else "1 GPU" if run.num_gpus == 1 else f"{run.num_gpus} GPUs"
+    )
+    lines = [f"Written by FineGauge {_version()} for {run.model}, {run.method}, on {gpus}."]
+    if not main:
+        return [*lines, f"It belongs to {sheet.file}."]
+    beside = "".join(
+        f" --{name.partition('.')[0]} {name}" for name in sheet.beside if name == "accelerate.yaml"
+    )
+    lines += [f"Its estimate: finegauge estimate {sheet.file}{beside}", f"Start it with: {sheet.command}"]
+    if facts:
+        lines.append(f"finegauge: {_flow(facts)}")
+    return lines
+
+
+@cache
+def _version() -> str:
+    """Return the version of FineGauge that is installed."""
+    try:
+        return version("finegauge")
+    except PackageNotFoundError:
+        return "from source"
+
+
+def _flow(facts: Mapping[str, Any]) -> str:
+    """Return a mapping on one line of YAML."""
+    import yaml
+
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in facts.items()}
+    return str(yaml.safe_dump(plain, default_flow_style=True, sort_keys=False, width=10**6)).strip()
+
+
+def _toml(keys: Mapping[str, Any]) -> str:
+    """Return TOML of sections; a key that stands before them all stands first."""
+    bare = {key: value for key, value in keys.items() if not isinstance(value, Mapping)}
+    lines = [f"{key} = {_toml_value(value)}" for key, value in bare.items() if value is not None]
+    for section, values in keys.items():
+        if isinstance(values, Mapping):
+            held = [f"{_toml_key(key)} = {_toml_value(v)}" for key, v in values.items() if v is not None]
+            lines += ["", f"[{_toml_key(section)}]", *held]
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def _toml_key(key: str) -> str:
+    """Return a key, in quotes where it has to be."""
+    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else json.dumps(key)
+
+
+def _toml_value(value: Any) -> str:
+    """Return a value of TOML on one line: tables inside sections too."""
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{_toml_key(k)} = {_toml_value(v)}' for k, v in value.items())} }}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml_value, value))}]"
+    if isinstance(value, bool | str):
+        return json.dumps(value)
+    return str(value)  # numbers, inf and nan among them, and dates
+
+
+def _yaml(keys: Mapping[str, Any]) -> str:
+    """Return YAML as people write it: in the order of the keys, several lines of text as a block."""
+    import yaml
+
+    quick: type[yaml.SafeDumper] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+    class Dumper(quick):  # type: ignore[valid-type, misc]
+        """Without anchors: what stands twice is written twice."""
+
+        def ignore_aliases(self, data: Any) -> bool:
+            """Return that nothing is an alias."""
+            return True
+
+    def text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+    Dumper.add_representer(str, text)
+    return str(yaml.dump(keys, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=100))

@@ -1,0 +1,96 @@
+"""SkyPilot's task: the machines of an offer, what is installed on them, and the command that trains."""
+
+from typing import TYPE_CHECKING, Any
+
+from finegauge.formats import launcher_files
+from finegauge.formats.sheet import Sheet, without
+
+if TYPE_CHECKING:
+    from finegauge.catalogue.offers import Offer
+    from finegauge.run.run import Run
+
+FILE = "skypilot.yaml"
+# Names that its catalogue of clouds has; a card not listed here is called as ours without form factor.
+_CARDS = {
+    "A100-PCIE-40GB": "A100",
+    "A100-SXM4-40GB": "A100",
+    "A100-PCIE-80GB": "A100-80GB",
+    "A100-SXM4-80GB": "A100-80GB",
+    "H100-PCIE-80GB": "H100-PCIE",
+    "H100-SXM5-80GB": "H100",
+    "H100-NVL-94GB": "H100-NVL",
+    "H200-SXM-141GB": "H200",
+    "H200-NVL-141GB": "H200-NVL",
+    "B200-SXM-180GB": "B200",
+    "B300-SXM-288GB": "B300",
+    "GB200-186GB": "GB200",
+    "GH200-96GB": "GH200",
+    "V100-SXM2-16GB": "V100",
+    "V100-PCIE-16GB": "V100",
+    "V100-SXM2-32GB": "V100-32GB",
+    "P100-PCIE-16GB": "P100",
+    "RTX A6000": "A6000",
+    "RTX A5000": "A5000",
+    "RTX A4000": "A4000",
+    "RTX 6000 Ada": "RTX6000-Ada",
+    "RTX PRO 6000 Blackwell Server": "RTXPRO6000",
+}
+_CLOUDS = {name: name for name in ("aws", "azure", "gcp", "lambda", "runpod")} | {
+    "digitalocean": "do",
+    "vast-ai": "vast",
+}
+_NAMED_ALIKE = ("aws", "azure", "gcp", "lambda")  # whose instances it calls as they do themselves
+_FRONT = 'MASTER_ADDR=$(echo "$SKYPILOT_NODE_IPS" | head -n1)'
+
+
+def task(run: "Run", sheet: Sheet, offer: "Offer | None", *, spot: bool = False) -> dict[str, Any]:
+    """Return the task that starts `sheet` on the machines of `offer`, else of the run's own GPU."""
+    gpu = (offer.gpu if offer else "") or run.gpu
+    provider = offer.provider if offer else run.provider
+    per_node = offer.gpu_count if offer and offer.gpu_count else launcher_files.per_node(run)
+    region = offer.region if offer else run.region
+    cloud = _CLOUDS.get(provider or "")
+    resources = without(
+        {
+            "cloud": cloud,
+            "region": region if cloud and region not in (None, "any") else None,
+            "instance_type": offer.instance_type if offer and cloud in _NAMED_ALIKE else None,
+            "accelerators": f"{card(gpu)}:{per_node}" if gpu else None,
+            "use_spot": spot,
+        }
+    )
+    several = run.num_nodes > 1
+    front = [f"export {_FRONT}", 'export NODE_RANK="$SKYPILOT_NODE_RANK"'] if several else []
+    return {
+        "name": "finegauge",
+        "workdir": ".",
+        "resources": resources,
+        "num_nodes": run.num_nodes,
+        "setup": f"pip install {sheet.packages}\n",
+        "run": "\n".join([*front, sheet.command]) + "\n",
+    }
+
+
+def notes(run: "Run", offer: "Offer | None") -> tuple[str, ...]:
+    """Return what the task leaves to its reader."""
+    provider = offer.provider if offer else run.provider
+    found = []
+    if not (offer.gpu if offer else run.gpu):
+        found.append("The run names no GPU; set resources.accelerators of the SkyPilot task.")
+    if provider and provider not in _CLOUDS:
+        found.append(f"SkyPilot is not known to rent from {provider}; its task leaves the cloud open.")
+    return tuple(found)
+
+
+def card(gpu: str | None) -> str:
+    """Return SkyPilot's name of a GPU of the catalogue."""
+    from finegauge.errors import FineGaugeError
+
+    name = str(gpu)
+    try:
+        from finegauge.catalogue.gpus import gpu as find
+
+        name = find(name).name
+    except FineGaugeError:
+        pass
+    return _CARDS.get(name, name.replace(" ", ""))

@@ -1,0 +1,394 @@
+"""A run as the files of a framework, read back and compared with the run before anybody sees them."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from finegauge.errors import FieldError, FineGaugeError, InputError, UnknownNameError, shown
+from finegauge.formats import sheet as text
+from finegauge.formats import skypilot
+from finegauge.formats.launcher_files import Alongside
+from finegauge.formats.recipe import Recipe, names_data, taken_from
+from finegauge.formats.sheet import ACCELERATE, DENSE, LINEAR, Sheet, model_type, plain
+from finegauge.run.rules import DATA_DEGREES
+from finegauge.run.run import CHECKS
+
+if TYPE_CHECKING:
+    from finegauge.catalogue.offers import Offer
+    from finegauge.run.run import Run
+
+# About the machine, the bill, the data and the record: no framework's business, carried in a comment.
+FACTS = (
+    "gpu", "num_gpus", "num_nodes", "node_network_gbit_per_s", "provider", "region", "startup_s",
+    "saves_per_epoch", "eval_samples", "dataset", "num_samples", "tokenizer", "ssm_kernels",
+    "framework_version", "transformers_version", "bitsandbytes_version",
+)  # fmt: skip
+# Carried too, but somebody has to see to it.
+TO_DO = {"num_experts_per_tok": "set it in the model's config.json, which the framework reads"}
+_REFUSED = """
+model method phase lora_rank lora_targets trainable_extra freeze_trainable_layers seq_len packing
+micro_batch_size gradient_accumulation_steps max_steps num_gpus num_nodes tensor_parallel
+pipeline_parallel context_parallel expert_parallel virtual_pipeline_stages
+"""
+REFUSED = frozenset(_REFUSED.split())
+_SHARDED = {"none": 0, "zero1": 1, "zero2": 2, "fsdp_shard_grad_op": 2, "zero3": 3, "fsdp": 3, "hybrid": 3}
+_OF_ADAPTERS = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "adapter_dtype")
+_OF_EXPERTS = ("experts_implementation", "quantize_experts")
+_OF_LENGTHS = ("padding", "pad_to_multiple_of", "over_length", "group_by_length")
+_BY_FSDP = ("none", "fsdp", "fsdp_shard_grad_op", "hybrid")
+_WRITING = ("ppo", "grpo", "decode")
+
+
+class Difference(NamedTuple):
+    """One field that the files state otherwise."""
+
+    field: str
+    asked: Any
+    written: Any
+
+
+def differences(asked: "Run", written: "Run") -> list[Difference]:
+    """Return the fields that the two runs do not share and that matter to `asked`."""
+    return [
+        Difference(field, getattr(asked, field), getattr(written, field))
+        for field in CHECKS
+        if field != "framework"
+        and getattr(asked, field) != getattr(written, field)
+        and not _same(field, asked, written)
+    ]
+
+
+def _same(field: str, asked: "Run", written: "Run") -> bool:
+    """Return whether a field that differs makes no difference to `asked`."""
+    if field == "framework_version":
+        return asked.framework != written.framework
+    if field == "model":
+        return _same_model(asked.model, written.model)
+    if field == "lora_targets" and asked.trains_adapters:
+        return _layers(asked) == _layers(written)
+    if field in DATA_DEGREES and asked.data_parallel == written.data_parallel:
+        return asked.sharding == "none" or asked.sharding != written.sharding
+    return field in _without_effect(asked)
+
+
+def _without_effect(run: "Run") -> Iterator[str]:
+    """Return the fields that change nothing in `run`."""
+    for fields, idle in (
+        (_OF_ADAPTERS, not run.trains_adapters),
+        (("trainable_extra",), run.method == "full"),
+        (_OF_EXPERTS, not _has_experts(run)),
+        (("checkpointing_reentrant",), run.activation_checkpointing == "none"),
+        (("pipeline_schedule", "virtual_pipeline_stages"), run.pipeline_parallel == 1),
+        (("sequence_parallel",), run.tensor_parallel == 1),
+        (("max_new_tokens", "num_generations"), run.phase not in _WRITING),
+        (("epochs",), run.max_steps is not None and not run.num_samples and run.dataset is None),
+        (("packing_strategy",), not run.packing or run.dataset is None),
+        (_OF_LENGTHS, run.dataset is None),
+        (("pad_to_multiple_of",), run.padding != "longest"),
+        (("sharding",), run.data_parallel * run.context_parallel == 1 and run.sharding in _BY_FSDP),
+    ):
+        if idle:
+            yield from fields
+
+
+def _has_experts(run: "Run") -> bool:
+    """Return whether the model routes tokens to experts; yes where it is not known."""
+    from finegauge.run.rules import num_experts
+
+    try:
+        config = run.config
+    except FineGaugeError:
+        return True
+    return bool(num_experts(config.get("text_config") or config))
+
+
+def _same_model(asked: str, written: str) -> bool:
+    """Return whether two names are one model of the catalogue."""
+    from finegauge.run.run import figures
+
+    try:
+        return figures(asked).config == figures(written).config
+    except FineGaugeError:
+        return False
+
+
+def _layers(run: "Run") -> frozenset[str]:
+    """Return the adapted layers, all-linear and attention by name where the model's are the usual ones."""
+    named = set(run.lora_targets)
+    family = model_type(run)
+    if family in DENSE and named & {"all-linear"}:
+        named |= set(LINEAR)
+        named -= {"all-linear"}
+    if "attention" in named:
+        named |= set(LINEAR[:4])
+        named -= {"attention"}
+    return frozenset(named)
+
+
+def refuse_another_plan(framework: str, found: list[Difference]) -> None:
+    """Raise where the files would carry out another plan.
+
+    Raises: InputError naming the field and what the framework makes of it.
+    """
+    for difference in found:
+        if difference.field in REFUSED or _weaker(difference):
+            raise InputError(
+                f"{framework} cannot say {difference.field}={plain(difference.asked)}: its files would mean "
+                f"{plain(difference.written)}, which is another plan; change the run or the framework."
+            )
+
+
+def _weaker(difference: Difference) -> bool:
+    """Return whether less is sharded or offloaded than asked."""
+    if difference.field == "sharding":
+        return _SHARDED.get(difference.written, 0) < _SHARDED.get(difference.asked, 0)
+    return difference.field == "cpu_offload" and difference.written == "none"
+
+
+def warnings(framework: str, found: list[Difference]) -> tuple[str, ...]:
+    """Return a sentence for every field that the files state otherwise."""
+    return tuple(
+        f"{framework} cannot say {field}={plain(asked)}: its files mean {field}={plain(written)}."
+        for field, asked, written in found
+    )
+
+
+__all__ = ["FRAMEWORKS", "Written", "as_written", "known_name", "write"]
+
+# Name: the module that writes it. SkyPilot's task starts whatever framework the run has.
+FRAMEWORKS: Mapping[str, str] = {
+    "llamafactory": "llamafactory",
+    "llamafactory-v1": "llamafactory_v1",
+    "axolotl": "axolotl",
+    "trl": "trl",
+    "torchtune": "torchtune",
+    "nemo": "nemo_automodel",
+    "ms-swift": "ms_swift",
+    "unsloth": "unsloth",
+    "torchtitan": "torchtitan",
+    "deepspeed": "deepspeed",
+    "skypilot": "",
+    "finegauge": "run_file",
+}
+_ALIASES = {
+    "llama-factory": "llamafactory",
+    "llama-factory-v1": "llamafactory-v1",
+    "nemo-1": "nemo",
+    "transformers": "trl",
+    "nemo-automodel": "nemo",
+    "swift": "ms-swift",
+    "run": "finegauge",
+}
+_HOUSE = "finegauge.formats"
+
+
+class Written(NamedTuple):
+    """What was written, and what it means."""
+
+    paths: tuple[str, ...]  # the training file first
+    warnings: tuple[str, ...]
+    command: str  # starts the training, in the folder of the files
+    run: "Run"  # as our readers read the files
+    alongside: Alongside  # what a reader is given beside the training file
+
+
+def write(
+    run: "Run",
+    framework: str,
+    folder: str | os.PathLike[str],
+    *,
+    offer: "Offer | None" = None,
+    spot: bool = False,
+    recipe: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+) -> Written:
+    """Write `run` as the files of `framework` into `folder`, which is made where it is not there.
+
+    Args:
+        run: What to train.
+        framework: A name of FRAMEWORKS, in any case.
+        folder: Where the files go.
+        offer: The instance to rent; with one, a SkyPilot task is written beside.
+        spot: Whether it is rented at the spot price.
+        recipe: The file that the run was read from: what a run does not know, such as the learning
+            rate, is taken from it.
+        overwrite: Whether files of the same names are replaced.
+
+    Raises: InputError where the framework is not known, cannot say the plan, or files are there already.
+    """
+    name = known_name(framework)
+    module = _framework_of(run) if name == "skypilot" else name
+    title, sheet = _sheet(module, run)
+    source = _recipe(recipe) if recipe is not None and module != "finegauge" else None
+    sheet = taken_from(source, sheet, title) if source else sheet
+    facts, written, found = _checked(title, sheet, run)
+    files = _texts(sheet, run, facts)
+    notes = sheet.notes + _to_do(run, facts) + _names_no_data(title, sheet, None if source else run.dataset)
+    if offer is not None or name == "skypilot":
+        task = skypilot.task(run, sheet, offer, spot=spot)
+        head = text.head(run, sheet, {}, main=False)
+        files[skypilot.FILE] = text.rendered(skypilot.FILE, task, head)
+        notes += skypilot.notes(run, offer)
+    paths = _move(files, os.fspath(folder), overwrite=overwrite)
+    beside = Alongside(accelerate=_named(paths, ACCELERATE))
+    command = f"sky launch {skypilot.FILE}" if name == "skypilot" else sheet.command
+    return Written(paths, warnings(title, found) + notes, command, written, beside)
+
+
+def as_written(run: "Run", framework: str) -> tuple["Run", tuple[Difference, ...]]:
+    """Return what the files of `framework` would mean, and where that is not `run`; nothing is kept.
+
+    Raises: InputError where the framework is not known, or cannot say the plan.
+    """
+    name = known_name(framework)
+    title, sheet = _sheet(_framework_of(run) if name == "skypilot" else name, run)
+    _, written, found = _checked(title, sheet, run)
+    return written, tuple(found)
+
+
+def known_name(framework: str) -> str:
+    """Return the name of FRAMEWORKS that is meant.
+
+    Raises: UnknownNameError naming its neighbours.
+    """
+    word = framework.strip().casefold().replace("_", "-").replace(" ", "-")
+    word = _ALIASES.get(word, word)
+    if word not in FRAMEWORKS:
+        raise UnknownNameError("framework to export to", framework, known=[*FRAMEWORKS, *_ALIASES])
+    return word
+
+
+def _framework_of(run: "Run") -> str:
+    """Return the framework whose file the run was read from, TRL where it was none of them."""
+    word = run.framework.casefold().replace(" ", "-")
+    word = _ALIASES.get(word, word)
+    return word if word in FRAMEWORKS and word not in ("skypilot", "finegauge") else "trl"
+
+
+def _sheet(name: str, run: "Run") -> tuple[str, Sheet]:
+    """Return what messages call the framework, and what its module makes of the run."""
+    if name == "deepspeed":
+        from finegauge.formats.trl import DEEPSPEED_NAME, deepspeed_sheet
+
+        return DEEPSPEED_NAME, deepspeed_sheet(run)
+    if name == "finegauge":
+        from finegauge.formats.reading import RUN_FILE_NAME, run_file_sheet
+
+        return RUN_FILE_NAME, run_file_sheet(run)
+    module = import_module(f"{_HOUSE}.{FRAMEWORKS[name]}")
+    make: Callable[[Run], Sheet] = module.sheet
+    return str(module.NAME), make(run)
+
+
+def _recipe(file: str | os.PathLike[str]) -> Recipe | None:
+    """Return the keys of a framework's file; None of a run file, a script or a model's configuration."""
+    from finegauge.formats.reading import framework_of
+
+    found = framework_of(file)
+    if found is None:
+        return None
+    format_, keys = found
+    return Recipe(format_.name, keys, format_.keys, format_.known())
+
+
+def _texts(sheet: Sheet, run: "Run", facts: Mapping[str, Any]) -> dict[str, str]:
+    """Return the text of each file by name, the training file first."""
+    files = {sheet.file: text.rendered(sheet.file, sheet.keys, text.head(run, sheet, facts, main=True))}
+    head = text.head(run, sheet, {}, main=False)
+    return files | {name: text.rendered(name, keys, head) for name, keys in sheet.beside.items()}
+
+
+def _checked(title: str, sheet: Sheet, run: "Run") -> tuple[dict[str, Any], "Run", list[Difference]]:
+    """Return what `_read_back` finds, in a folder that is gone afterwards.
+
+    Raises: InputError where the files would carry out another plan.
+    """
+    with TemporaryDirectory(prefix="finegauge-") as scratch:
+        try:
+            facts, written, found = _read_back(sheet, run, scratch)
+        except FieldError as error:
+            raise InputError(f"{title} cannot say this run: {error}") from None
+    refuse_another_plan(title, found)
+    return facts, written, found
+
+
+def _read_back(sheet: Sheet, run: "Run", scratch: str) -> tuple[dict[str, Any], "Run", list[Difference]]:
+    """Return the facts to carry in a comment, the run that the files mean with them, and the differences."""
+    carried = (*FACTS, *TO_DO, *sheet.spoken)
+    try:
+        alone = _reread(sheet, run, {}, scratch)
+        carried = tuple(found.field for found in differences(run, alone) if found.field in carried)
+    except InputError:  # such as degrees that make no sense without the number of GPUs
+        pass
+    facts = {field: getattr(run, field) for field in carried if getattr(run, field) not in (None, "")}
+    written = _reread(sheet, run, facts, scratch)
+    return facts, written, differences(run, written)
+
+
+def _reread(sheet: Sheet, run: "Run", facts: Mapping[str, Any], scratch: str) -> "Run":
+    """Return what our readers make of the files."""
+    from finegauge.formats.reading import describe
+
+    for name, content in _texts(sheet, run, facts).items():
+        with open(os.path.join(scratch, name), "w", encoding="utf-8") as file:
+            file.write(content)
+    launcher = os.path.join(scratch, ACCELERATE) if ACCELERATE in sheet.beside else None
+    return describe(os.path.join(scratch, sheet.file), (), Alongside(accelerate=launcher))
+
+
+def _names_no_data(framework: str, sheet: Sheet, ours: str | None) -> tuple[str, ...]:
+    """Return that the training file names no data set, or one that only our catalogue calls so."""
+    from finegauge.catalogue.datasets import datasets
+
+    if framework == "FineGauge":
+        return ()
+    if names_data(framework, sheet.keys):
+        if ours not in datasets():
+            return ()
+        return (f"{ours} is FineGauge's name of a data set; name yours in {sheet.file}.",)
+    return (f"No data set to train on is named; add yours to {sheet.file}.",)
+
+
+def _named(paths: tuple[str, ...], name: str) -> str | None:
+    """Return the path of the file of that name, if it is among them."""
+    return next((path for path in paths if os.path.basename(path) == name), None)
+
+
+def _to_do(run: "Run", facts: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what somebody has to see to."""
+    to_do = TO_DO
+    if run.dataset is not None:
+        to_do = to_do | {"num_samples": "cut the data set to as many"}
+    return tuple(
+        f"{field}={facts[field]} is no key of the file: {what}."
+        for field, what in to_do.items()
+        if field in facts
+    )
+
+
+def _move(files: Mapping[str, str], folder: str, *, overwrite: bool) -> tuple[str, ...]:
+    """Put the files into `folder`, none before all are written; return their paths.
+
+    Raises: InputError where one is there already, or the folder cannot be written to.
+    """
+    taken = [name for name in files if os.path.lexists(os.path.join(folder, name))]
+    if taken and not overwrite:
+        raise InputError(
+            f"{shown(taken[0])} is in {shown(folder)} already; name another folder, or add --overwrite."
+        )
+    paths = [os.path.join(folder, name) for name in files]
+    unfinished = [f"{path}.{os.getpid()}.tmp" for path in paths]
+    try:
+        os.makedirs(folder, exist_ok=True)
+        for path, content in zip(unfinished, files.values(), strict=True):
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(content)
+        for half, path in zip(unfinished, paths, strict=True):
+            os.replace(half, path)
+    except OSError as error:
+        for path in filter(os.path.exists, unfinished):
+            os.remove(path)
+        raise InputError(f"{shown(folder)} cannot be written to: {error.strerror}.") from None
+    return tuple(paths)

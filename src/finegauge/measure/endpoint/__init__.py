@@ -1,1 +1,0 @@
-"""Measuring from outside: a server (vLLM, SGLang, TGI, …) answers, and a client reads the clock."""

@@ -1,1 +1,0 @@
-"""What watches a measured step: clocks, meters, probes, each small and composable."""

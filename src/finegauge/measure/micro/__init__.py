@@ -1,1 +1,0 @@
-"""What single operators of this machine reach, swept over the shapes of a run."""

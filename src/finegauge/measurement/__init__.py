@@ -1,0 +1,1 @@
+"""Measurements with the real code, traced or timed; the home of torch."""

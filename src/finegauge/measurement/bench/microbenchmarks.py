@@ -1,0 +1,247 @@
+"""The operators of this machine, timed one by one, as a device profile."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from math import inf
+from time import perf_counter
+
+import torch
+
+from finegauge.catalogue.device_profile import DeviceProfile, Reading
+from finegauge.errors import UnsupportedError
+from finegauge.measurement.bench.collectives import collective_readings
+from finegauge.measurement.bench.host_overhead import host_costs
+from finegauge.measurement.bench.operators import ADAPTERS, OPERATORS
+from finegauge.measurement.bench.points import Point, asked_points, compute_dtypes, default_points, in_turns
+from finegauge.measurement.bench.timing import Bench, Timing, copy_timing, timed, update_timing
+from finegauge.measurement.device import device_name, fingerprint
+from finegauge.run.run import Run
+
+LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def full_name(device: torch.device) -> str:
+    """Return what the device calls itself; a processor with the threads that work on it."""
+    threads = torch.get_num_threads()
+    with_threads = f", {threads} thread{'s' if threads > 1 else ''}" if device.type == "cpu" else ""
+    return f"{device_name(device)}{with_threads}"
+
+
+def memory_bytes(device: torch.device) -> tuple[float, float]:
+    """Return the bytes that the device has and those that a process could still allocate now."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return float(total), float(free)
+    physical = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    limits = [float(text) for path in LIMITS if (text := _text(path).strip()).isdigit()]
+    capacity = min([physical, *limits])
+    return capacity, min(capacity, _available_bytes() or capacity)
+
+
+def _text(path: str) -> str:
+    """Return what a small file of the system says, "" if there is none."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _available_bytes() -> float:
+    """Return Linux's own estimate of what can be allocated without swapping; 0 where it gives none."""
+    for line in _text("/proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            return float(line.split()[1]) * 1024
+    return 0.0
+
+
+USES = {**OPERATORS, **ADAPTERS}
+COPIES = ("copy", "to_device", "to_host")
+SLOW_RATIO = 4.0  # a dtype whose products take so much longer than fp32's has no arithmetic of its own here
+TRIAL = {"rows": 128, "n": 256, "k": 256}
+ADAMW_BYTES = 28.0  # per fp32 parameter: weight, gradient and two moments read, all but the gradient written
+
+Heard = Callable[[str, int, int], None]  # what is timed now, how many are done, of how many
+
+
+def micro(
+    runs: Sequence[Run] = (),
+    *,
+    device: str = "cpu",
+    threads: int = 0,
+    ranks: int = 0,
+    within_s: float = 0.0,
+    heard: Heard | None = None,
+) -> DeviceProfile:
+    """Return this machine's device profile.
+
+    Args:
+        runs: What else to time: the operators of these runs at their own sizes, halves and doubles.
+        device: "cpu" or "cuda".
+        threads: Of the host's arithmetic; 0 leaves torch's own choice.
+        ranks: Processes between which collectives are timed too; 0: none.
+        within_s: Seconds after which no further point is begun; by turns over all operators. 0: no end.
+        heard: Told before each operator.
+
+    Raises: UnsupportedError if there is no such device, or too few of them for `ranks`.
+    """
+    place = _place(device)
+    notes: list[str] = []
+    with _quiet(threads):
+        dtypes = _dtypes(place, notes, compute_dtypes(runs))
+        benches = {dtype: Bench(place, dtype) for dtype in dtypes}
+        points = [(dtype, point) for dtype in dtypes for point in _points(runs, device, dtype)]
+        found = collective_readings(device, ranks) if ranks else []
+        found += _all_readings(benches, points, within_s, heard, notes)
+        host = host_costs(Bench(place, "fp32"), notes)
+        total, usable = memory_bytes(place)
+        return DeviceProfile(
+            name=full_name(place),
+            device=device,
+            memory_bytes=total,
+            usable_bytes=usable,
+            memory_bytes_per_s=_copy_rate(found),
+            flops_per_s={dtype: _product_rate(found, dtype) for dtype in dtypes},
+            threads=torch.get_num_threads(),
+            readings=tuple(found),
+            host=host,
+            fingerprint=fingerprint(place),
+            notes=tuple(dict.fromkeys(notes)),
+        )
+
+
+def _all_readings(
+    benches: Mapping[str, Bench],
+    points: Sequence[tuple[str, Point]],
+    within_s: float,
+    heard: Heard | None,
+    notes: list[str],
+) -> list[Reading]:
+    """Return the readings at `points`, as many as can be begun within the seconds given."""
+    found: list[Reading] = []
+    ends_s = perf_counter() + within_s if within_s else inf
+    for i, (dtype, point) in enumerate(in_turns(points) if within_s else points):
+        if i and perf_counter() > ends_s:
+            notes.append(f"{len(points) - i} of {len(points)} points were left out: {within_s:g} s were over")
+            break
+        if heard is not None:
+            heard(f"{point.operator} {dtype}", i, len(points))
+        found += _readings(benches[dtype], dtype, point, notes)
+    return found
+
+
+def _place(device: str) -> torch.device:
+    """Return the device called `device`."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UnsupportedError(
+            "torch finds no CUDA device here; use --device cpu, or install torch for CUDA."
+        )
+    if device not in ("cpu", "cuda"):
+        raise UnsupportedError(f"micro times cpu and cuda, not '{device}'.")
+    return torch.device(device)
+
+
+@contextmanager
+def _quiet(threads: int) -> Iterator[None]:
+    """Fix the number of threads; keep the garbage collector and transformers' advice out of the readings."""
+    import gc
+
+    from transformers.utils import logging
+
+    spoken = logging.get_verbosity()
+    logging.set_verbosity_error()
+    before, collecting = torch.get_num_threads(), gc.isenabled()
+    torch.set_num_threads(threads or before)
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        logging.set_verbosity(spoken)
+        if collecting:
+            gc.enable()
+
+
+def _dtypes(place: torch.device, notes: list[str], asked: Sequence[str]) -> list[str]:
+    """Return the dtypes to time: those `asked` for, and those that training uses on this device."""
+    if place.type == "cuda":
+        usual = ["bf16", "fp32"] if torch.cuda.is_bf16_supported() else ["fp16", "fp32"]
+        return list(dict.fromkeys([*usual, *asked]))
+    if "bf16" in asked:
+        return list(dict.fromkeys(["fp32", *asked]))
+    ratio = _trial_s(place, "bf16") / _trial_s(place, "fp32")
+    if ratio < SLOW_RATIO:
+        return list(dict.fromkeys(["fp32", "bf16", *asked]))
+    notes.append(f"bf16 is left out: a product takes {ratio:.0f} times as long as in fp32 on this processor")
+    return list(dict.fromkeys(["fp32", *asked]))
+
+
+def _trial_s(place: torch.device, dtype: str) -> float:
+    """Return the seconds of one middling matrix product."""
+    bench = Bench(place, dtype)
+    make = partial(OPERATORS["linear"].make, bench, **TRIAL)
+    return timed(make, bench, ("backward",)).directions["forward"].seconds
+
+
+def _points(runs: Sequence[Run], device: str, dtype: str) -> list[Point]:
+    """Return what is timed in one dtype: the grid, and what the runs ask for beside it."""
+    points = {(point.operator, *point.sizes.items()): point for point in default_points(device)}
+    for point in asked_points(runs, dtype):
+        points.setdefault((point.operator, *point.sizes.items()), point)
+    return list(points.values())
+
+
+def _readings(bench: Bench, dtype: str, point: Point, notes: list[str]) -> list[Reading]:
+    """Return the readings of one operator at one size, none (and a note) if it does not run here."""
+    operator, sizes = point
+    try:
+        if operator in USES:
+            return _use_readings(bench, dtype, point)
+        if operator in COPIES:
+            num_bytes = sizes["bytes"]
+            timing = copy_timing(bench, operator, num_bytes=num_bytes)
+            moved = num_bytes * (2.0 if operator == "copy" else 1.0)
+            direction = "forward" if operator == "copy" else "transfer"
+            return [_reading(point, dtype, direction, timing, moved=moved)]
+        timing = update_timing(bench, operator, **sizes)
+        moved = (ADAMW_BYTES if operator != "clip" else 12.0) * sizes["params"] * bench.dtype.itemsize / 4
+        return [_reading(point, dtype, "update", timing, moved=moved)]
+    except (ImportError, RuntimeError, ValueError) as error:
+        notes.append(f"{operator} {dtype}: {str(error).splitlines()[0][:200]}")
+        return []
+
+
+def _use_readings(bench: Bench, dtype: str, point: Point) -> list[Reading]:
+    """Return the readings of an operator that runs forward and backward."""
+    kind = USES[point.operator]
+    result = timed(partial(kind.make, bench, **point.sizes), bench, kind.directions)
+    work = kind.flops(**point.sizes) if kind.flops else 0.0
+    read = result.output_bytes if kind.looks_up else result.input_bytes + result.weight_bytes
+    readings = []
+    for direction, timing in result.directions.items():
+        passes = 2.0 if direction == "backward" else 1.0
+        moved = passes * (read + result.output_bytes)
+        readings.append(_reading(point, dtype, direction, timing, flops=passes * work, moved=moved))
+    return readings
+
+
+def _reading(
+    point: Point, dtype: str, direction: str, timing: Timing, *, flops: float = 0.0, moved: float
+) -> Reading:
+    """Return one reading."""
+    return Reading(point.operator, dtype, direction, dict(point.sizes), *timing, flops=flops, bytes=moved)
+
+
+def _copy_rate(readings: Iterable[Reading]) -> float:
+    """Return the bytes per second, read and written, of the largest copy; 0 where none was read."""
+    copies = [one for one in readings if one.operator == "copy"]
+    return max(((one.bytes, one.bytes / one.seconds) for one in copies), default=(0.0, 0.0))[1]
+
+
+def _product_rate(readings: Iterable[Reading], dtype: str) -> float:
+    """Return the FLOP/s of the best matrix product in `dtype`; 0 where none was read."""
+    products = (one for one in readings if one[:3] == ("linear", dtype, "forward"))
+    return max((one.flops / one.seconds for one in products), default=0.0)

@@ -1,0 +1,190 @@
+"""The device of a measurement: its identity, its peak rates, the memory that a trial may take."""
+
+import errno
+import os
+import platform
+import resource
+import subprocess
+from contextlib import suppress
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from finegauge.catalogue.device_profile import device_profile, shelf_path
+from finegauge.catalogue.gpus import known_gpu
+from finegauge.data.batch_shape import shape
+from finegauge.errors import FineGaugeError
+from finegauge.measurement.instruments.kernel_table import Peaks
+from finegauge.measurement.options import Options
+from finegauge.model.graph import build, step_flops
+from finegauge.model.op import Extents
+from finegauge.run.run import Run
+
+PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "finegauge")
+ROOT = Path(__file__).resolve().parents[3]  # of the checkout, where the package is not installed elsewhere
+
+
+def fingerprint(device: torch.device) -> dict[str, str]:
+    """Return the machine's and the software's identity, by name; what is not known is left out."""
+    found = {
+        "device": device_name(device),
+        "driver": _driver(device),
+        "cpu": cpu_name(),
+        "cores": str(os.cpu_count() or ""),
+        "threads": str(torch.get_num_threads()),
+        "os": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        **{name: _version(name) for name in PACKAGES},
+        "cuda": str(torch.version.cuda or "") if device.type == "cuda" else "",
+        "commit": _commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def device_name(device: torch.device) -> str:
+    """Return what the device calls itself."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
+
+
+def cpu_name() -> str:
+    """Return the processor's model, as the kernel knows it."""
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
+        for line in lines:
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def _driver(device: torch.device) -> str:
+    """Return the NVIDIA driver's version."""
+    if device.type != "cuda":
+        return ""
+    with suppress(OSError), open("/proc/driver/nvidia/version", encoding="utf-8") as text:
+        words = text.readline().split("Kernel Module")[-1].split()
+        return next((word for word in words if word[:1].isdigit()), "")
+    return ""
+
+
+def _version(package: str) -> str:
+    """Return the installed version of a package."""
+    with suppress(PackageNotFoundError):
+        return version(package)
+    return ""
+
+
+def _commit() -> str:
+    """Return FineGauge's own commit, marked where files differ from it; "" outside a checkout."""
+    if not (ROOT / ".git").exists():
+        return ""
+    command = ["git", "-c", "safe.directory=*", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    with suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+        return done.stdout.strip()
+    return ""
+
+
+CPU_WORDS = ("can't allocate memory", "Cannot allocate memory", "out of memory", "not enough memory")
+LIMITED_WORDS = ("can't start new thread", "Thread creation failed", "Resource temporarily unavailable")
+
+
+def warm(run: Run) -> None:
+    """Load what the run needs and start the threads, so that neither counts against a limit."""
+    from finegauge.measurement.models.classes import class_of
+
+    class_of(run.config, run.num_experts_per_tok)
+    if run.trains_adapters:
+        import peft
+
+        assert peft
+    if run.method == "qlora" or run.optimizer.endswith("8bit") or run.optimizer.startswith("paged"):
+        import bitsandbytes
+
+        assert bitsandbytes
+    square = torch.ones(256, 256, requires_grad=True)
+    (square @ square).sum().backward()
+
+
+def limit_memory(limit_bytes: float, device: torch.device) -> None:
+    """Let the process allocate at most `limit_bytes` more than it holds now; 0: no limit."""
+    if not limit_bytes:
+        return
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), device)
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (_address_space_bytes() + int(limit_bytes), hard))
+
+
+def lift_limit() -> None:
+    """Allow what the machine allows, so that the outcome can be told."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+
+
+def out_of_memory_reason(error: BaseException, *, limited: bool) -> str:
+    """Return how memory ran out, if that is what `error` says; else ""."""
+    text = " ".join(str(error).split())
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return text[:300] or "the interpreter could not allocate memory"
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return text[:300]
+    words = (*CPU_WORDS, *LIMITED_WORDS) if limited else CPU_WORDS
+    return text[:300] if any(word in text for word in words) else ""
+
+
+def _address_space_bytes() -> int:
+    """Return the size of this process's address space."""
+    with open("/proc/self/statm", encoding="ascii") as statm:
+        return int(statm.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+
+
+class Peak(NamedTuple):
+    """The most that the device does in the run's number format."""
+
+    flops_per_s: float  # 0: not known
+    from_datasheet: bool  # not from this machine's own readings, which a step may by chance exceed
+
+
+def peaks_of(device: torch.device) -> Peaks | None:
+    """Return the device's peaks: of its datasheet, or of its device profile; None where neither is known."""
+    if device.type == "cuda":
+        spec = known_gpu(device_name(device))
+        return None if spec is None else Peaks(spec.flops_per_s, spec.memory_bytes_per_s)
+    path = shelf_path("cpu")
+    if not os.path.isfile(path):
+        return None
+    profile = device_profile(path)
+    return Peaks(profile.flops_per_s, profile.memory_bytes_per_s)
+
+
+def peak_of(run: Run, device: torch.device) -> Peak:
+    """Return the peak rate of the format that the run computes in."""
+    peaks = peaks_of(device)
+    dtype = run.autocast if run.autocast != "none" else run.weights_dtype
+    dtype = dtype if dtype in ("fp32", "fp16", "bf16") else "bf16"
+    return Peak(peaks.flops_per_s.get(dtype, 0.0) if peaks else 0.0, device.type == "cuda")
+
+
+def model_flops(run: Run) -> float:
+    """Return the FLOPs of one step by the operator graph; 0 where it has none."""
+    try:
+        graph, batch = build(run), shape(run)
+    except FineGaugeError:
+        return 0.0
+    extents = Extents(batch.sequences, batch.tokens, batch.tokens_square, batch.longest_len)
+    return step_flops(run, graph, extents)
+
+
+def capacity_bytes(options: Options, device: torch.device) -> float:
+    """Return what a trial could allocate: its limit, the GPU's memory, or the machine's."""
+    if options.memory_limit_bytes:
+        return options.memory_limit_bytes
+    if device.type == "cuda":
+        return float(torch.cuda.get_device_properties(device).total_memory)
+    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

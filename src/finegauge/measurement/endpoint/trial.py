@@ -1,0 +1,408 @@
+"""One trial of an endpoint: find the server, warm it up, put a load on it, make a Profile."""
+
+import asyncio
+import platform
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from itertools import chain, islice, pairwise
+from statistics import fmean, median, quantiles
+from typing import TYPE_CHECKING, Any
+
+from finegauge.data.batch_shape import micro_steps
+from finegauge.errors import FineGaugeError, UnsupportedError
+from finegauge.measurement.endpoint.client import (
+    Address,
+    Answer,
+    Client,
+    Clock,
+    address_of,
+    check_options,
+    check_run,
+    prompts,
+)
+from finegauge.measurement.endpoint.load import (
+    MOST_FAILED_FRACTION,
+    Load,
+    Server,
+    Told,
+    UnreachableError,
+    by_chance,
+    closed,
+    server_at,
+)
+from finegauge.measurement.options import Options
+from finegauge.measurement.process import Heard, Progress
+from finegauge.profile import Breakdown, Profile, Source
+
+if TYPE_CHECKING:
+    from aiohttp import ClientSession
+
+    from finegauge.run.run import Run
+
+PERCENTILES = (50, 90, 99)
+EARLY_FRACTION = 0.99  # an answer shorter than this share of what was asked has ended early
+
+
+def summary(answers: Sequence[Answer], *, new_tokens: int, began_s: float) -> dict[str, Any]:
+    """Return the figures of a load.
+
+    Args:
+        answers: To every request, failed ones too.
+        new_tokens: That every answer should have.
+        began_s: When the first request was made, by the clock of the answers.
+    """
+    whole = [answer for answer in answers if not answer.failure]
+    failures = Counter(answer.failure for answer in answers if answer.failure)
+    found: dict[str, Any] = {
+        "num_requests": len(answers), "num_failed": len(answers) - len(whole), "failures": dict(failures),
+    }  # fmt: skip
+    if not whole:
+        return found
+    wall_s = max(answer.ended_s for answer in whole) - began_s
+    written = sum(answer.written_tokens for answer in whole)
+    read = sum(answer.prompt_tokens for answer in whole)
+    gaps = [later - earlier for answer in whole for earlier, later in pairwise(answer.times_s)]
+    per_token = [t for answer in whole if (t := answer.time_per_output_token_s) is not None]
+    return {
+        **found,
+        "wall_s": wall_s,
+        "ttft_s": spread([answer.ttft_s for answer in whole]),
+        "time_per_output_token_s": spread(per_token),
+        "inter_token_latency_s": spread(gaps),
+        "latency_s": spread([answer.latency_s for answer in whole]),
+        "requests_per_s": len(whole) / wall_s if wall_s > 0 else 0.0,
+        "written_tokens_per_s": written / wall_s if wall_s > 0 else 0.0,
+        "prompt_tokens_per_s": read / wall_s if wall_s > 0 else 0.0,
+        "prompt_tokens": read / len(whole),
+        "written_tokens": written / len(whole),
+        "chunks": sum(len(answer.times_s) for answer in whole) / len(whole),
+        "num_ended_early": sum(a.written_tokens < EARLY_FRACTION * new_tokens for a in whole),
+        "in_flight": sum(answer.latency_s for answer in whole) / wall_s if wall_s > 0 else 0.0,
+        "tokens_counted_by": "server" if all(answer.counted for answer in whole) else "chunks",
+    }
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Return mean and percentiles; {} of nothing."""
+    if not values:
+        return {}
+    cuts = quantiles(values, n=100, method="inclusive") if len(values) > 1 else [values[0]] * 99
+    return {"mean": fmean(values), **{f"p{percent}": cuts[percent - 1] for percent in PERCENTILES}}
+
+
+def refusal(answers: Sequence[Answer], num_asked: int) -> str:
+    """Return why a load is refused as data; "" where it is not.
+
+    Args:
+        answers: To every request that was made.
+        num_asked: Requests that should have been made.
+    """
+    failed = [answer for answer in answers if answer.failure]
+    if failed and len(failed) > MOST_FAILED_FRACTION * num_asked:
+        commonest, times = Counter(answer.failure for answer in failed).most_common(1)[0]
+        often = f" ({times} times)" if times > 1 else ""
+        return f"{len(failed)} of {len(answers)} requests failed: {commonest}{often}"
+    whole = [answer for answer in answers if not answer.failure]
+    if not sum(answer.written_tokens for answer in whole):
+        return "the endpoint wrote no tokens"
+    if all(answer.latency_s <= 0 for answer in whole):
+        return "the answers took no time: the clock is broken"
+    return ""
+
+
+BUSY_FRACTION = 0.7  # of one processor, from which on the client may itself be what is slow
+FEW_TOKENS_OFF_FRACTION = 0.05  # by how much the server may count other prompts before it is noted
+
+
+def profile_of_load(
+    run: "Run",
+    options: Options,
+    server: Server,
+    client: Client,
+    load: Load,
+    answers: Sequence[Answer],
+    meant_tokens: float,
+    began_s: float,
+) -> Profile:
+    """Return what the answers to a load say; its prompts were meant to have `meant_tokens`."""
+    address = client.address
+    if reason := refusal(answers, load.num_requests):
+        failed = summary(answers, new_tokens=client.new_tokens, began_s=began_s)
+        return without_data(
+            run, options, "failed", reason, _fingerprint(address, server), {"serving": failed}
+        )
+    whole = [answer for answer in answers if not answer.failure]
+    whole = [a if a.prompt_tokens else a._replace(prompt_tokens=round(meant_tokens)) for a in whole]
+    failed_ones = [answer for answer in answers if answer.failure]
+    serving = summary([*whole, *failed_ones], new_tokens=client.new_tokens, began_s=began_s)
+    batches = micro_steps(run)
+    latencies = [batches * answer.latency_s for answer in whole]
+    in_flight = serving["in_flight"] if load.requests_per_s else min(load.num_users, load.num_requests)
+    sequences = batches * in_flight
+    return Profile(
+        run=run,
+        source=_source(address, options, load),
+        step_time_s=_step(run, whole, batches),
+        step_times_s=tuple(latencies),
+        step_tokens=sequences * (serving["prompt_tokens"] + serving["written_tokens"]),
+        step_sequences=sequences,
+        fingerprint=_fingerprint(address, server),
+        observations={
+            "timing": _timing(latencies, options),
+            "steps": {"details": _seen_by_users(serving)},
+            "serving": {
+                "api": address.api,
+                "num_users": 0 if load.requests_per_s else load.num_users,
+                "asked_requests_per_s": load.requests_per_s,
+                **serving,
+            },
+            "notes": _notes(serving, client, meant_tokens),
+        },
+    )
+
+
+def with_client(profile: Profile, busy_fraction: float) -> Profile:
+    """Return `profile` with the share of the time for which the client itself had a processor."""
+    if profile.outcome != "completed":
+        return profile
+    seen = dict(profile.observations)
+    seen["serving"] = {**seen["serving"], "client_busy_fraction": busy_fraction}
+    if busy_fraction > BUSY_FRACTION:
+        seen["notes"] = [
+            *seen["notes"],
+            f"the client was busy for {100 * busy_fraction:.0f} % of the time: what it says is late, so ask "
+            "with fewer users",
+        ]
+    return replace(profile, observations=seen)
+
+
+def without_data(
+    run: "Run",
+    options: Options,
+    outcome: str,
+    reason: str,
+    fingerprint: Mapping[str, str] | None = None,
+    observations: Mapping[str, Any] | None = None,
+) -> Profile:
+    """Return the profile of a trial that brought no data."""
+    return Profile(
+        run=run,
+        source=Source("measured", f"endpoint {address_of(options).url}"),
+        outcome=outcome,
+        reason=reason.rstrip(".") if outcome == "failed" else reason,
+        fingerprint=fingerprint or {},
+        observations=observations or {},
+    )
+
+
+def _step(run: "Run", whole: Sequence[Answer], batches: int) -> Breakdown:
+    """Return the median answer's seconds, shared between prompt and answer as they are on average."""
+    latency_s = batches * median(answer.latency_s for answer in whole)
+    if run.phase == "prefill":
+        return Breakdown.of(prefill=latency_s)
+    share = fmean(answer.ttft_s for answer in whole) / fmean(answer.latency_s for answer in whole)
+    return Breakdown.of(prefill=share * latency_s, decode=(1.0 - share) * latency_s)
+
+
+def _seen_by_users(serving: Mapping[str, Any]) -> dict[str, float]:
+    """Return what measuring transformers' serving here reports, under the same names."""
+    found = {"ttft_s": serving["ttft_s"]["p50"], "written_tokens_per_s": serving["written_tokens_per_s"]}
+    if serving["time_per_output_token_s"]:
+        found["time_per_output_token_s"] = serving["time_per_output_token_s"]["p50"]
+    return found
+
+
+def _timing(latencies: Sequence[float], options: Options) -> dict[str, float]:
+    """Return how far the answers lie apart."""
+    found = spread(latencies)
+    ordered = sorted(latencies)
+    low, high = ordered[round(0.1 * (len(ordered) - 1))], found["p90"]
+    return {
+        "steps": len(ordered),
+        "median_s": found["p50"],
+        "min_s": ordered[0],
+        "max_s": ordered[-1],
+        "p10_s": low,
+        "p90_s": high,
+        "spread_fraction": (high - low) / found["p50"] if found["p50"] else 0.0,
+        "warmup_steps": options.warmup_steps,
+    }
+
+
+def _notes(serving: Mapping[str, Any], client: Client, meant: float) -> list[str]:
+    """Return what a reader of the figures has to know."""
+    notes = []
+    if serving["num_failed"]:
+        notes.append(f"{serving['num_failed']} of {serving['num_requests']} requests failed and are left out")
+    if serving["num_ended_early"]:
+        notes.append(f"{serving['num_ended_early']} answers ended before {client.new_tokens} tokens")
+    if client.new_tokens > 1 and serving["latency_s"]["mean"] <= serving["ttft_s"]["mean"]:
+        notes.append(
+            "answers come in one piece, as a proxy that buffers makes them: all of it counts as prefill"
+        )
+    if not client.extras:
+        notes.append("the server refuses ignore_eos, so that an answer may end early")
+    if serving["tokens_counted_by"] == "chunks":
+        notes.append("the server does not count its tokens: every chunk counts as one")
+    elif serving["chunks"] < 0.99 * serving["written_tokens"]:
+        per_chunk = serving["written_tokens"] / serving["chunks"]
+        notes.append(
+            f"a chunk holds {per_chunk:.2f} tokens on average, which inter-token latency does not see"
+        )
+    if abs(serving["prompt_tokens"] / meant - 1) > FEW_TOKENS_OFF_FRACTION:
+        notes.append(
+            f"the server counts {serving['prompt_tokens']:,.0f} tokens a prompt, {meant:,.0f} were meant"
+        )
+    return notes
+
+
+def _source(address: Address, options: Options, load: Load) -> Source:
+    """Return who says so."""
+    warm = options.warmup_steps * load.num_users
+    kind = f"{load.requests_per_s:g} requests/s by chance" if load.requests_per_s else _users(load.num_users)
+    return Source(
+        kind="measured",
+        name=f"endpoint {address.url}",
+        assumptions=(
+            f"{load.num_requests} requests of {kind}, after {warm} of warm-up",
+            "seen from the client, network included",
+        ),
+    )
+
+
+def _users(number: int) -> str:
+    """Return a number of users in words."""
+    return f"{number} user{'s' * (number != 1)}"
+
+
+def _fingerprint(address: Address, server: Server) -> dict[str, str]:
+    """Return who answered whom; what is not known is left out."""
+    engine = " ".join(filter(None, (server.engine, server.version)))
+    found = {
+        "device": f"{address.url} ({', '.join(filter(None, (server.model, engine)))})",
+        "endpoint": address.asked,
+        "served_model": server.model,
+        "engine": engine,
+        "server": server.header,
+        "os": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "finegauge": version("finegauge"),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+MADE_AHEAD = 1000  # prompts, for making them takes time; all of them could fill the memory
+INSTALL = "Measuring an endpoint needs aiohttp: pip install 'finegauge[endpoint]'."
+
+
+def measure_endpoint(
+    run: "Run", options: Options, *, heard: Heard | None = None, clock: Clock = time.perf_counter
+) -> "Profile":
+    """Return the measured profile of `run`, answered by the server that `options` name.
+
+    Args:
+        run: A run that serves; its `micro_batch_size` is the number of users.
+        options: The endpoint, and how many requests.
+        heard: Told how far the trial is.
+        clock: In seconds.
+    Raises: InputError for options that no server can answer.
+    """
+    check_options(options)
+    try:
+        check_run(run)
+        import_aiohttp()
+        return asyncio.run(_measured(run, options, heard, clock))
+    except UnreachableError as error:
+        return without_data(run, options, "failed", f"{address_of(options).url} does not serve: {error}")
+    except TimeoutError:
+        return without_data(run, options, "failed", f"not done after {options.timeout_s:g} s")
+    except FineGaugeError as error:
+        return without_data(run, options, "unsupported", str(error))
+
+
+def import_aiohttp() -> None:
+    """Raise UnsupportedError where the client's library is not installed."""
+    try:
+        import aiohttp  # noqa: F401
+    except ImportError:
+        raise UnsupportedError(INSTALL) from None
+
+
+def load_of(run: "Run", options: Options) -> Load:
+    """Return the load that is asked for: `steps` requests of every user where no number is stated."""
+    return Load(
+        num_requests=options.num_requests or options.steps * run.micro_batch_size,
+        num_users=run.micro_batch_size,
+        requests_per_s=options.requests_per_s,
+        seed=options.seed,
+    )
+
+
+async def _measured(run: "Run", options: Options, heard: Heard | None, clock: Clock) -> "Profile":
+    """Return the profile; see `measure_endpoint`.
+
+    Raises: UnreachableError, TimeoutError, FineGaugeError.
+    """
+    import aiohttp
+
+    address, asked = address_of(options), prompts(run, options.endpoint_api, options.seed)
+    first = next(asked)  # what cannot be asked is said before anybody is
+    everybody = aiohttp.TCPConnector(limit=0)
+    nothing = aiohttp.ClientTimeout(total=None)  # every request has its own
+    async with (
+        asyncio.timeout(options.timeout_s or None),
+        aiohttp.ClientSession(connector=everybody, timeout=nothing) as session,
+    ):
+        server = await server_at(session, address, options.endpoint_model, run.model)
+        server.check_length(run.seq_len)
+        client = _client(session, address, server, run, options, clock)
+        if failure := await client.greet(first):
+            raise UnreachableError(failure + _hint(failure, address))
+        load = load_of(run, options)
+        warm = Load(num_requests=options.warmup_steps * load.num_users, num_users=load.num_users)
+        await closed(warm, client.ask, asked, _tells(heard, "warm-up", warm.num_requests))
+        ahead = list(islice(asked, min(load.num_requests, MADE_AHEAD)))
+        busy_s, since_s, began_s = time.process_time(), time.perf_counter(), clock()
+        shape = by_chance if load.requests_per_s else closed
+        told = _tells(heard, "requests", load.num_requests)
+        answers = await shape(load, client.ask, chain(ahead, asked), told)
+        busy_s, since_s = time.process_time() - busy_s, time.perf_counter() - since_s
+    meant = fmean(prompt.tokens for prompt in ahead)
+    profile = profile_of_load(run, options, server, client, load, answers, meant, began_s)
+    return with_client(profile, busy_s / since_s)
+
+
+def _hint(failure: str, address: Address) -> str:
+    """Return what to do where a server does not understand the question."""
+    if address.api == "completions" and failure.startswith(("HTTP 400", "HTTP 404", "HTTP 405", "HTTP 422")):
+        return "; where it takes no tokens as a prompt, ask by endpoint_api=chat"
+    return ""
+
+
+def _client(
+    session: "ClientSession", address: Address, server: Server, run: "Run", options: Options, clock: Clock
+) -> Client:
+    """Return the client that asks what the run says."""
+    return Client(
+        session,
+        address,
+        model=server.model,
+        new_tokens=run.max_new_tokens if run.phase == "decode" else 1,
+        timeout_s=options.request_timeout_s,
+        clock=clock,
+    )
+
+
+def _tells(heard: Heard | None, what: str, total: int) -> Told:
+    """Return what to call with the number of answers."""
+
+    def told(done: int) -> None:
+        if heard is not None:
+            heard(Progress(what, done, total))
+
+    return told

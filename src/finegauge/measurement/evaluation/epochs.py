@@ -1,0 +1,205 @@
+"""Accuracy before tuning and after each epoch of it, and the load of the experts before and after.
+
+The model really learns: the loss is that of the answers alone, the learning rate rises over the
+first steps and then falls to a twentieth in a straight line, gradients are clipped to a norm of 1.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
+from math import ceil
+from random import Random
+from typing import Any, NamedTuple
+
+import torch
+
+from finegauge.measurement.batches import Batch
+from finegauge.measurement.evaluation.scores import (
+    Accuracy,
+    Question,
+    Task,
+    exact_match_fraction,
+    multiple_choice,
+)
+from finegauge.measurement.evaluation.tasks import task_of
+from finegauge.measurement.instruments.router_probe import RouterProbe, summary
+from finegauge.measurement.instruments.stage_clock import NoClock
+from finegauge.measurement.models.build import checkpoint_folder
+from finegauge.measurement.models.optimizers import optimizer_of
+from finegauge.measurement.options import Options
+from finegauge.measurement.phases.supervised import Supervised
+from finegauge.measurement.phases.training import IGNORED
+from finegauge.measurement.session import Tell
+from finegauge.measurement.subject import Phase, Subject
+
+RANDOM_WEIGHTS_RATE = 3e-3  # what weights that know nothing learn arithmetic with
+CHECKPOINT_RATE = 5e-5  # what the seed paper tunes with
+WARM_UP_STEPS = 50
+FINAL_RATIO = 0.05
+
+
+class Epoch(NamedTuple):
+    """How good the model is after so many epochs."""
+
+    epoch: int  # 0: before tuning
+    exact_match_fraction: float
+    choices: Accuracy | None  # None where the questions have no choices
+    loss: float | None  # mean over the epoch's steps, of the answers' tokens; None before tuning
+    train_s: float  # seconds of the epoch's steps alone
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the documented JSON form."""
+        scores = {} if self.choices is None else self.choices._asdict()
+        scores.pop("num_questions", None)
+        return {
+            "epoch": self.epoch,
+            "exact_match_fraction": self.exact_match_fraction,
+            **scores,
+            "loss": self.loss,
+            "train_s": self.train_s,
+        }
+
+
+class Tuning(NamedTuple):
+    """A whole tuning, epoch by epoch."""
+
+    task: Task
+    batch_size: int
+    learning_rate: float
+    epochs: tuple[Epoch, ...]
+    experts_before: Mapping[str, Any]  # the router probe's document on the test questions; empty without
+    experts_after: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the documented JSON form."""
+        return {
+            "task": self.task.name,
+            "num_train": len(self.task.train),
+            "num_test": len(self.task.test),
+            "batch_size": self.batch_size,
+            "learning_rate": self.learning_rate,
+            "epochs": [epoch.to_json() for epoch in self.epochs],
+            "experts_before": dict(self.experts_before),
+            "experts_after": dict(self.experts_after),
+        }
+
+
+def evaluate(phase: Phase, options: Options, tell: Tell | None = None) -> dict[str, Any]:
+    """Return the accuracy of a phase's model by epoch, as JSON; its weights are tuned on the way.
+
+    A phase that trains nothing is only asked the questions. The task is the run's own data set
+    where that is a file of questions, and arithmetic where it is not.
+    """
+    subject, run = phase.subject, phase.subject.run
+    epochs = 0 if phase.optimizer is None else ceil(run.epochs)
+    return tune(
+        subject, task_of(run, seed=options.seed), epochs=epochs, seed=options.seed, tell=tell
+    ).to_json()
+
+
+def tune(
+    subject: Subject,
+    task: Task,
+    *,
+    epochs: int,
+    learning_rate: float | None = None,
+    seed: int = 0,
+    tell: Tell | None = None,
+) -> Tuning:
+    """Tune `subject` on a task, and return how good it is before and after each epoch.
+
+    Args:
+        subject: The model; its run says batch, optimizer and precision.
+        task: What it learns and what it is asked.
+        epochs: How often it sees the questions to learn from.
+        learning_rate: At its highest; None: by whether the weights are random.
+        seed: Of the order of the questions.
+        tell: Told how many epochs are done.
+    """
+    run = subject.run
+    rate = learning_rate or (CHECKPOINT_RATE if checkpoint_folder(run) else RANDOM_WEIGHTS_RATE)
+    batch_size = min(run.micro_batch_size, len(task.train))
+    steps = max(1, len(task.train) // (batch_size * run.gradient_accumulation_steps))
+    optimizer = optimizer_of(run, subject.trained, learning_rate=rate) if epochs else None
+    data = batches_of(task.train, batch_size, subject.device, seed)
+    phase = Supervised(subject, optimizer, data)
+    before = experts_of(subject, task.test)
+    found = [score(subject, task, 0)]
+    schedule = _schedule(rate, steps * epochs)
+    for epoch in range(1, epochs + 1):
+        _told(tell, epoch - 1, epochs)
+        loss, train_s = _trained(phase, steps, schedule)
+        found.append(score(subject, task, epoch, loss, train_s))
+    _told(tell, epochs, epochs)
+    after = experts_of(subject, task.test) if epochs else before
+    return Tuning(task, batch_size * run.gradient_accumulation_steps, rate, tuple(found), before, after)
+
+
+def score(subject: Subject, task: Task, epoch: int, loss: float | None = None, train_s: float = 0.0) -> Epoch:
+    """Return how good the model is now."""
+    choices = multiple_choice(subject.model, task.test) if task.test[0].choices else None
+    exact = exact_match_fraction(subject.model, task.test, right=task.right, stop=task.stop)
+    return Epoch(epoch, exact, choices, loss, train_s)
+
+
+def experts_of(subject: Subject, questions: Sequence[Question]) -> dict[str, Any]:
+    """Return the load of the experts while the model reads the questions and their answers."""
+    batches = batches_of(questions, min(64, len(questions)), subject.device, 0)
+    training = subject.model.training
+    subject.model.eval()
+    with torch.no_grad(), RouterProbe(subject.model) as probe:
+        for _ in range(max(1, len(questions) // 64)):
+            batch = next(batches)
+            subject.model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False)
+    subject.model.train(training)
+    return summary(probe.counts) if probe.counts else {}
+
+
+def batches_of(
+    questions: Sequence[Question], batch_size: int, device: torch.device, seed: int
+) -> Iterator[Batch]:
+    """Yield batches of questions with their answers, every question once before any comes again."""
+    dice = Random(seed)
+    while True:
+        order = dice.sample(range(len(questions)), len(questions))
+        for first in range(0, len(order) - batch_size + 1, batch_size):
+            yield _batch([questions[place] for place in order[first : first + batch_size]], device)
+
+
+def _batch(questions: Sequence[Question], device: torch.device) -> Batch:
+    """Return questions with their answers, padded on the right; only answers are labels."""
+    rows = [question.prompt + question.answer for question in questions]
+    longest = max(map(len, rows))
+    ids = torch.zeros((len(rows), longest), dtype=torch.long)
+    labels, mask = torch.full_like(ids, IGNORED), torch.zeros_like(ids)
+    for n, (row, question) in enumerate(zip(rows, questions, strict=True)):
+        ids[n, : len(row)] = torch.tensor(row)
+        labels[n, len(question.prompt) : len(row)] = torch.tensor(question.answer)
+        mask[n, : len(row)] = 1
+    real = sum(map(len, rows))
+    padded = mask.to(device) if real < ids.numel() else None
+    return Batch(ids.to(device), padded, labels.to(device), None, float(len(rows)), float(real))
+
+
+def _schedule(rate: float, steps: int) -> Iterator[float]:
+    """Yield the learning rate of each step."""
+    for step in count(1):
+        yield rate * min(1.0, step / WARM_UP_STEPS, max(FINAL_RATIO, 1.0 - step / max(1, steps)))
+
+
+def _trained(phase: Supervised, steps: int, schedule: Iterator[float]) -> tuple[float, float]:
+    """Take the steps of an epoch; return the mean loss and the seconds."""
+    total, begin = 0.0, time.perf_counter()
+    phase.subject.model.train()
+    for _ in range(steps):
+        rate = next(schedule)
+        for group in phase.optimizer.param_groups:
+            group["lr"] = rate
+        total += phase.step(NoClock()).loss or 0.0
+    return total / steps, time.perf_counter() - begin
+
+
+def _told(tell: Callable[[str, int, int], None] | None, done: int, of: int) -> None:
+    """Say how many epochs are done."""
+    if tell is not None:
+        tell("evaluate", done, of)

@@ -1,0 +1,414 @@
+"""SM, tensor-core and DRAM utilisation of a GPU: of steps by NVML, of one layer by Nsight Compute."""
+
+import csv
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from finegauge.measurement.instruments.counters import Nvml, Unavailable, nvml_of
+from finegauge.measurement.instruments.kernel_table import weighted
+from finegauge.measurement.instruments.kernel_trace import kind_of_kernel
+from finegauge.measurement.options import Options
+from finegauge.measurement.subject import Phase
+from finegauge.run.run import Run
+
+WINDOW_S = 0.5
+_SHORTEST_S = 0.1
+_LEAST_S = 2.0  # of steps in a row
+_GPM_METRICS = {
+    "sm_fraction": "NVML_GPM_METRIC_SM_UTIL",
+    "sm_occupancy_fraction": "NVML_GPM_METRIC_SM_OCCUPANCY",
+    "tensor_fraction": "NVML_GPM_METRIC_ANY_TENSOR_UTIL",
+    "dram_fraction": "NVML_GPM_METRIC_DRAM_BW_UTIL",
+    "graphics_fraction": "NVML_GPM_METRIC_GRAPHICS_UTIL",
+}
+
+
+class Window(NamedTuple):
+    """The averages between two samples."""
+
+    window_s: float
+    fractions: Mapping[str, float]
+
+
+class GpmMeter:
+    """Samples the counters of a GPU while what is inside its `with` runs."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Find the counters, or why there are none."""
+        self.reading: dict[str, Any] = {}
+        self._device = device
+        self._nvml = supported(nvml_of(device))
+        self.why_not = self._nvml.why if isinstance(self._nvml, Unavailable) else ""
+        self._done = threading.Event()
+        self._windows: list[Window] = []
+        self._thread = threading.Thread(target=self._watch, name="finegauge-gpm", daemon=True)
+
+    def __enter__(self) -> "GpmMeter":
+        """Start to sample."""
+        if not isinstance(self._nvml, Unavailable):
+            torch.cuda.synchronize(self._device)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop, and note the reading."""
+        if isinstance(self._nvml, Unavailable):
+            self.reading = {"unavailable": self._nvml.why}
+            return
+        torch.cuda.synchronize(self._device)
+        self._done.set()
+        self._thread.join()
+        self.reading = gpm_summary(self._windows)
+
+    def _watch(self) -> None:
+        """Sample window after window until told to stop."""
+        if not isinstance(self._nvml, Unavailable):
+            self._windows = windows(self._nvml, self._done)
+
+
+def watch_utilisation(phase: Phase, *, device: torch.device) -> dict[str, Any]:
+    """Return the GPM figures of steps in a row, some seconds of them; warm up before."""
+    from finegauge.measurement.instruments.stage_clock import NoClock
+
+    meter, count = GpmMeter(device), 0
+    if meter.why_not:
+        return {"unavailable": meter.why_not}
+    started_s = time.perf_counter()
+    with meter:
+        while time.perf_counter() - started_s < _LEAST_S:
+            phase.step(NoClock())
+            torch.cuda.synchronize(device)
+            count += 1
+    return {**meter.reading, "steps": count}
+
+
+def supported(nvml: Nvml | Unavailable) -> Nvml | Unavailable:
+    """Return the device if it has these counters, else why not."""
+    if isinstance(nvml, Unavailable):
+        return nvml
+    support = nvml.ask("nvmlGpmQueryDeviceSupport")
+    if support is None or not support.isSupportedDevice:
+        return Unavailable("this GPU has no performance monitoring by NVML (Hopper and later have)")
+    return nvml
+
+
+def windows(nvml: Nvml, done: threading.Event) -> list[Window]:
+    """Return one window after the other until `done`; the last may be short, but not too short."""
+    found: list[Window] = []
+    samples = [nvml.driver.nvmlGpmSampleAlloc() for _ in range(2)]
+    try:
+        if nvml.ask("nvmlGpmSampleGet", samples[0]) is None:
+            return found
+        started_s, ended = time.perf_counter(), False
+        while not ended:
+            ended = done.wait(WINDOW_S)
+            now_s = time.perf_counter()
+            if now_s - started_s < _SHORTEST_S or nvml.ask("nvmlGpmSampleGet", samples[1]) is None:
+                continue
+            fractions = _between(nvml, *samples)
+            if fractions:
+                found.append(Window(now_s - started_s, fractions))
+            samples.reverse()
+            started_s = now_s
+    finally:
+        for sample in samples:
+            nvml.driver.nvmlGpmSampleFree(sample)
+    return found
+
+
+def gpm_summary(found: list[Window]) -> dict[str, Any]:
+    """Return the means over all windows, weighted by their length, and the windows."""
+    if not found:
+        return {"unavailable": f"no window of {_SHORTEST_S:g} s or more; measure more steps"}
+    names = dict.fromkeys(name for window in found for name in window.fractions)
+    means = {
+        name: weighted((w.window_s, w.fractions[name]) for w in found if name in w.fractions)
+        for name in names
+    }
+    series = [{"window_s": window.window_s, **window.fractions} for window in found]
+    return {**means, "window_s": sum(window.window_s for window in found), "windows": series}
+
+
+def _between(nvml: Nvml, earlier: Any, later: Any) -> dict[str, float]:
+    """Return the averages between two samples; a metric that this GPU lacks is left out."""
+    library = nvml.driver
+    question = library.c_nvmlGpmMetricsGet_t()
+    question.version = library.NVML_GPM_METRICS_GET_VERSION
+    question.numMetrics = len(_GPM_METRICS)
+    question.sample1, question.sample2 = earlier, later
+    for metric, constant in zip(question.metrics, _GPM_METRICS.values(), strict=False):
+        metric.metricId = getattr(library, constant)
+    try:
+        library.nvmlGpmMetricsGet(question)
+    except library.NVMLError:
+        return {}
+    answers = zip(_GPM_METRICS, question.metrics, strict=False)
+    return {name: metric.value / 100 for name, metric in answers if metric.nvmlReturn == 0}
+
+
+RANGE = "finegauge-layer"  # a start/end range; ncu marks push/pop ranges by a trailing "/", these by none
+TIMEOUT_S = 600.0
+_DURATION = "gpu__time_duration.sum"
+_NCU_METRICS = {
+    _DURATION: "time_s",
+    "sm__throughput.avg.pct_of_peak_sustained_elapsed": "sm_fraction",
+    "dram__throughput.avg.pct_of_peak_sustained_elapsed": "dram_fraction",
+    "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed": "memory_fraction",
+    "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active": "tensor_fraction",
+}
+_SECONDS = {
+    **{"nsecond": 1e-9, "ns": 1e-9, "usecond": 1e-6, "us": 1e-6, "msecond": 1e-3, "ms": 1e-3},
+    **{"second": 1.0, "s": 1.0},
+}
+
+
+class ProfiledKernel(NamedTuple):
+    """One kernel as ncu saw it."""
+
+    name: str
+    time_s: float
+    fractions: Mapping[str, float]  # sm_fraction, dram_fraction, ... 0 to 1
+
+
+def command(target: Sequence[str], log: Path, *, ncu: str = "ncu") -> list[str]:
+    """Return the command that profiles the ranges named `RANGE` of `target` into a CSV file."""
+    return [
+        *(ncu, "--csv", "--page", "raw", "--print-units", "base", "--log-file", str(log)),
+        *("--metrics", ",".join(_NCU_METRICS), "--target-processes", "all"),
+        *("--replay-mode", "kernel", "--clock-control", "none", "--profile-from-start", "off"),
+        *("--nvtx", "--nvtx-include", RANGE),
+        *target,
+    ]
+
+
+def layer_utilisation(run: Run, options: Options) -> dict[str, Any]:
+    """Return the utilisation of one layer of one step, as a JSON document, or why there is none."""
+    from finegauge.store.document import run_document
+
+    ncu = shutil.which("ncu")
+    if options.device != "cuda":
+        return {"unavailable": "ncu watches NVIDIA GPUs only; measure with --device cuda"}
+    if ncu is None:
+        return {"unavailable": "ncu (Nsight Compute) is not on the PATH; it comes with the CUDA toolkit"}
+    with tempfile.TemporaryDirectory(prefix="finegauge-ncu-") as folder:
+        trial, log = Path(folder) / "trial.json", Path(folder) / "ncu.csv"
+        asked = {"run": run_document(run), "options": options._asdict()}
+        trial.write_text(json.dumps(asked), "utf-8")
+        target = [sys.executable, "-m", "finegauge.measurement.instruments.gpu_profilers", str(trial)]
+        return _profiled(command(target, log, ncu=ncu), log)
+
+
+def _profiled(words: list[str], log: Path) -> dict[str, Any]:
+    """Run ncu and return what it saw, or why it saw nothing."""
+    timeout_s = float(os.environ.get("FINEGAUGE_NCU_TIMEOUT_S", TIMEOUT_S))
+    try:
+        ended = subprocess.run(words, capture_output=True, text=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired:
+        return {"unavailable": f"ncu took more than {timeout_s:g} s; set FINEGAUGE_NCU_TIMEOUT_S for more"}
+    text = log.read_text("utf-8", errors="replace") if log.exists() else ""
+    kernels = parse(text)
+    if kernels:
+        return ncu_summary(kernels)
+    if "ERR_NVGPUCTRPERM" in text + ended.stdout + ended.stderr:
+        return {
+            "unavailable": "this user may not read the GPU's counters (ERR_NVGPUCTRPERM); ask the host's root"
+        }
+    said = [line for line in (text + ended.stdout + ended.stderr).splitlines() if line.strip()]
+    return {
+        "unavailable": f"ncu profiled no kernel (exit code {ended.returncode}): {' | '.join(said[-3:])[:300]}"
+    }
+
+
+def parse(text: str) -> list[ProfiledKernel]:
+    """Return the kernels in ncu's CSV output, of either layout.
+
+    The raw page has one row a kernel, a column a metric and a row of units first; other
+    pages have one row a metric. Lines of progress and of the program come between.
+    """
+    table = [line for line in text.splitlines() if line.startswith('"')]
+    rows = list(csv.DictReader(io.StringIO("\n".join(table))))
+    found = _long(rows) if rows and "Metric Name" in rows[0] else _wide(rows)
+    kernels = []
+    for (name, _), values in found.items():
+        fractions = {key: value for key, value in values.items() if key != "time_s"}
+        kernels.append(ProfiledKernel(name, values.get("time_s", 0.0), fractions))
+    return kernels
+
+
+def ncu_summary(kernels: Sequence[ProfiledKernel]) -> dict[str, Any]:
+    """Return the averages over all kernels and by kind, weighted by duration, and the kernels."""
+    by_kind: dict[str, list[ProfiledKernel]] = {}
+    for kernel in kernels:
+        by_kind.setdefault(kind_of_kernel(kernel.name), []).append(kernel)
+    return {
+        **_averages(kernels),
+        "by_kind": {kind: _averages(members) for kind, members in by_kind.items()},
+        "kernels": [{"name": k.name, "time_s": k.time_s, **k.fractions} for k in kernels],
+    }
+
+
+def _averages(kernels: Sequence[ProfiledKernel]) -> dict[str, float]:
+    """Return the total of the durations and the fractions weighted by them."""
+    names = dict.fromkeys(name for kernel in kernels for name in kernel.fractions)
+    means = {
+        name: weighted((k.time_s, k.fractions[name]) for k in kernels if name in k.fractions)
+        for name in names
+    }
+    return {"time_s": sum(kernel.time_s for kernel in kernels), "num_kernels": len(kernels), **means}
+
+
+_Values = dict[tuple[str, str], dict[str, float]]  # by (kernel's name, process and number)
+
+
+def _long(rows: Iterable[Mapping[str, str]]) -> _Values:
+    """Return the values of a page with one row a metric."""
+    found: _Values = {}
+    for row in rows:
+        values = found.setdefault((row["Kernel Name"], f"{row.get('Process ID')}:{row['ID']}"), {})
+        _note(values, row["Metric Name"], row["Metric Value"], row.get("Metric Unit") or "")
+    return found
+
+
+def _wide(rows: Sequence[Mapping[str, str]]) -> _Values:
+    """Return the values of a page with one column a metric, whose first row holds the units."""
+    found: _Values = {}
+    units: Mapping[str, str] = {}
+    for row in rows:
+        if not row["ID"]:
+            units = row
+            continue
+        values = found.setdefault((row["Kernel Name"], f"{row.get('Process ID')}:{row['ID']}"), {})
+        for metric in _NCU_METRICS:
+            if row.get(metric):
+                _note(values, metric, row[metric], units.get(metric) or "")
+    return found
+
+
+def _note(values: dict[str, float], metric: str, text: str, unit: str) -> None:
+    """Put a metric's value among a kernel's, in seconds or as a fraction; what is no number is left out."""
+    name = _NCU_METRICS.get(metric)
+    if name is None:
+        return
+    try:
+        value = float(text.replace(",", ""))
+    except ValueError:
+        return
+    values[name] = value * _SECONDS.get(unit, 1e-9) if metric == _DURATION else value / 100
+
+
+class LayerRange:
+    """Opens and closes one range around the forward and the backward pass of a layer."""
+
+    def __init__(self, nvtx: Any) -> None:
+        """Mark with `nvtx`: torch.cuda.nvtx."""
+        self._nvtx = nvtx
+        self._open: int | None = None
+
+    def begin(self) -> None:
+        """Open the range, unless it is open."""
+        if self._open is None:
+            self._open = self._nvtx.range_start(RANGE)
+
+    def end(self) -> None:
+        """Close the range, if it is open."""
+        if self._open is not None:
+            self._nvtx.range_end(self._open)
+            self._open = None
+
+    @contextmanager
+    def around(self, layer: torch.nn.Module) -> Iterator[None]:
+        """Mark every pass through `layer`."""
+
+        def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+            """Close the backward range where the gradient of the input is ready; open the forward one."""
+            marked = tuple(_marked(value, self.end) for value in args)
+            named = {key: _marked(value, self.end) for key, value in kwargs.items()}
+            self.begin()
+            return marked, named
+
+        def after(_: Any, __: Any, output: Any) -> Any:
+            """Close the forward range; open the backward one where the gradient of the output arrives."""
+            self.end()
+            if isinstance(output, tuple):
+                return tuple(_marked(value, self.begin) for value in output)
+            return _marked(output, self.begin)
+
+        handles = [
+            layer.register_forward_pre_hook(before, with_kwargs=True),
+            layer.register_forward_hook(after),
+        ]
+        try:
+            yield
+        finally:
+            self.end()
+            for handle in handles:
+                handle.remove()
+
+
+class _Mark(torch.autograd.Function):
+    """The identity, which calls back when the gradient passes."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, call: Any) -> torch.Tensor:
+        """Return the value as it is."""
+        ctx.call = call
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+        """Call back, and pass the gradient on."""
+        ctx.call()
+        return gradient, None
+
+
+def _marked(value: Any, call: Any) -> Any:
+    """Return a tensor that calls back when its gradient passes; anything else as it is."""
+    if isinstance(value, torch.Tensor) and value.requires_grad:
+        return _Mark.apply(value, call)
+    return value
+
+
+def middle_layer(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the layer in the middle of a model: of its longest list of modules."""
+    lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
+    layers = max(lists, key=lambda found: (sum(p.numel() for p in found.parameters()), len(found)))
+    middle: torch.nn.Module = layers[len(layers) // 2]
+    return middle
+
+
+def main() -> None:
+    """Take the warm-up steps, then one step with the profiler let in."""
+    from finegauge.measurement.instruments.stage_clock import NoClock
+    from finegauge.measurement.phases.choice import phase_of
+    from finegauge.store.document import run_of
+
+    trial = json.loads(Path(sys.argv[1]).read_text("utf-8"))
+    run, options = run_of(trial["run"]), Options(**trial["options"])
+    device = torch.device(options.device)
+    torch.manual_seed(options.seed)
+    phase = phase_of(run, options, device)
+    for _ in range(max(1, options.warmup_steps)):
+        phase.step(NoClock())
+    torch.cuda.synchronize(device)
+    with LayerRange(torch.cuda.nvtx).around(middle_layer(phase.subject.model)):
+        torch.cuda.profiler.start()
+        phase.step(NoClock())
+        torch.cuda.synchronize(device)
+        torch.cuda.profiler.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,306 @@
+"""What a step holds in memory: by phase and kind, by the allocator, by the process."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from finegauge.measurement.instruments.counters import Unavailable, nvml_of
+from finegauge.measurement.instruments.stage_clock import NoClock
+from finegauge.measurement.subject import Phase
+from finegauge.measurement.tracer.tracker import BACKWARD, FORWARD, LOSS, OPTIMIZER, Held, Tracker
+from finegauge.profile import Breakdown
+
+_STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+class Resident:
+    """A high-water mark that is read when the block is over; 0 where the system tells none."""
+
+    peak_bytes = 0.0
+
+
+@contextmanager
+def resident_peak() -> Iterator[Resident]:
+    """Watch the high-water mark of what runs inside."""
+    found = Resident()
+    with suppress(OSError):
+        _RESET.write_text("5", encoding="ascii")
+    yield found
+    found.peak_bytes = _status_bytes("VmHWM")
+
+
+def resident_bytes() -> float:
+    """Return the bytes that this process holds now; 0 where the system does not tell."""
+    return _status_bytes("VmRSS")
+
+
+def _status_bytes(field: str) -> float:
+    """Return a field of the process's status, in bytes."""
+    try:
+        lines = _STATUS.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0.0
+    values = [line.split()[1] for line in lines if line.startswith(f"{field}:")]
+    return float(values[0]) * 1024 if values else 0.0
+
+
+PHASE_OF_STAGE = {"data": "forward"}  # every other stage is a phase of its own name
+
+
+class CudaMemory(NamedTuple):
+    """The allocator's and the process's bytes; peaks are those of one step."""
+
+    phase_peak_bytes: dict[str, float]  # allocated, by phase
+    reserved_bytes: float
+    slack_bytes: float
+    cached_bytes: float
+    process_bytes: float  # 0: neither NVML nor the driver tells
+    process_source: str
+
+    @property
+    def context_bytes(self) -> float:
+        """Return what the process holds on the device beside the allocator."""
+        return max(0.0, self.process_bytes - self.reserved_bytes)
+
+
+def cuda_memory(phase: Phase, device: torch.device) -> CudaMemory:
+    """Return the memory of one step of `phase`, taken here without any other instrument."""
+    stages = _Stages(device)
+    torch.cuda.synchronize(device)
+    phase.step(stages)
+    torch.cuda.synchronize(device)
+    allocated = max(stages.peaks.values(), default=0.0)
+    unused = max(0.0, stages.reserved_bytes - allocated)
+    slack = min(unused, stages.split_bytes)
+    process, source = _process_bytes(device)
+    return CudaMemory(stages.peaks, stages.reserved_bytes, slack, unused - slack, process, source)
+
+
+class _Stages:
+    """A clock that reads the allocator's peak of each stage."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Read the peaks of `device`."""
+        self.device = device
+        self.peaks: dict[str, float] = {}
+        self.reserved_bytes = 0.0
+        self.split_bytes = 0.0  # unused parts of used blocks, in the stage with the largest peak
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Read the peak of what runs inside; the allocator counts when the host asks, so nothing waits."""
+        torch.cuda.reset_peak_memory_stats(self.device)
+        yield
+        stats = torch.cuda.memory_stats(self.device)
+        peak = float(stats["allocated_bytes.all.peak"])
+        if peak > max(self.peaks.values(), default=0.0):
+            self.split_bytes = float(stats["inactive_split_bytes.all.peak"])
+        self.reserved_bytes = max(self.reserved_bytes, float(stats["reserved_bytes.all.peak"]))
+        name = PHASE_OF_STAGE.get(name, name)
+        self.peaks[name] = max(peak, self.peaks.get(name, 0.0))
+
+
+def _process_bytes(device: torch.device) -> tuple[float, str]:
+    """Return what this process holds on the device, and who says so."""
+    nvml = nvml_of(device)
+    if not isinstance(nvml, Unavailable):
+        for process in nvml.ask("nvmlDeviceGetComputeRunningProcesses") or ():
+            if process.pid == os.getpid() and process.usedGpuMemory:
+                return float(process.usedGpuMemory), "NVML, this process"
+    free, total = torch.cuda.mem_get_info(device)
+    return float(total - free), "CUDA, all processes on the device"
+
+
+WEIGHTS, GRADIENTS, STATES = "weights", "gradients", "optimizer"
+ACTIVATIONS, LOGITS, WORKSPACE = "activations", "logits", "workspace"
+
+
+class MemoryReading(NamedTuple):
+    """The memory of one step; paths (phase, kind) and (kind,)."""
+
+    phase_memory_bytes: Breakdown
+    peak_memory_bytes: Breakdown  # of the fullest phase, as the allocator counts
+    peak_phase: str
+    device_memory_bytes: Breakdown  # and what lives beside the allocator's live blocks
+    cached_bytes: float
+    document: dict[str, Any]
+
+
+def measure_memory(phase: Phase, device: torch.device, *, resting_bytes: float = 0.0) -> MemoryReading:
+    """Return what one step of `phase` holds; takes two steps, which warm-up steps have gone before.
+
+    Args:
+        phase: Its optimizer has its states already.
+        device: Where its tensors are.
+        resting_bytes: What the process held before the model was there (CPU); 0: not known.
+    """
+    cuda: CudaMemory | None = None
+    resident_bytes = 0.0
+    if device.type == "cuda":
+        cuda = cuda_memory(phase, device)
+    else:
+        with resident_peak() as resident:
+            phase.step(NoClock())
+        resident_bytes = resident.peak_bytes
+    phases = _tracked(phase)
+    if cuda is not None:
+        phases = {
+            name: _as_allocated(parts, cuda.phase_peak_bytes.get(name)) for name, parts in phases.items()
+        }
+    fullest = max(phases, key=lambda name: sum(phases[name].values()))
+    peak = Breakdown({(kind,): size for kind, size in phases[fullest].items()})
+    beside: dict[tuple[str, ...], float] = {}
+    if cuda is not None:
+        beside = {("slack",): cuda.slack_bytes, ("context",): cuda.context_bytes}
+    elif resting_bytes and resident_bytes:
+        beside = {("slack",): max(0.0, resident_bytes - resting_bytes - peak.total)}
+    return MemoryReading(
+        Breakdown({(name, kind): size for name, parts in phases.items() for kind, size in parts.items()}),
+        peak,
+        fullest,
+        peak + Breakdown(beside),
+        cuda.cached_bytes if cuda is not None else 0.0,
+        {
+            "method": "allocator statistics and live tensors" if cuda is not None else "live tensors",
+            "phase_peak_bytes": {name: sum(parts.values()) for name, parts in phases.items()},
+            **(cuda._asdict() if cuda is not None else {}),
+            **({"resident_peak_bytes": resident_bytes, "resting_bytes": resting_bytes} if not cuda else {}),
+        },
+    )
+
+
+class _Phases:
+    """Tells a tracker which phase of the step runs, and notes when the optimizer begins."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        """Tell `tracker`."""
+        self.tracker = tracker
+        self.names: list[str] = []
+        self.gradients: set[int] = set()  # the events that made them
+        self.updates: list[range] = []  # the events of each update
+        self.parameters: list[torch.nn.Parameter] = []
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Count what runs inside as the phase of that stage."""
+        begin = self.tracker.num_events
+        if name in PHASE_OF_STAGE:
+            self.tracker.enter_phase(PHASE_OF_STAGE[name])  # which has no peak if the step has no such stage
+        else:
+            self.begin(name)
+        yield
+        if name == BACKWARD:
+            grads = [p.grad for p in self.parameters if p.grad is not None]
+            self.gradients |= self.tracker.events_of(grads)
+        if name == OPTIMIZER:
+            self.updates.append(range(begin, self.tracker.num_events))
+
+    def begin(self, name: str) -> None:
+        """Go on in a phase."""
+        if name not in self.names:
+            self.names.append(name)
+        self.tracker.enter_phase(name)
+
+    def loss_begins(self, *unused: Any) -> None:
+        """Go on in the loss, if it is a forward pass whose logits are there."""
+        del unused
+        if self.tracker.phase == FORWARD and torch.is_grad_enabled():
+            self.begin(LOSS)
+
+
+def _tracked(phase: Phase) -> dict[str, dict[str, float]]:
+    """Return what is alive at the peak of each phase of one step, by kind."""
+    model = phase.subject.model
+    held = _held_before(phase)
+    tracker = Tracker(model, [tensor for tensors in held.values() for tensor in tensors])
+    phases = _Phases(tracker)
+    phases.parameters = [p for other in phase.models.values() for p in other.parameters() if p.requires_grad]
+    head = phase.subject.base.get_output_embeddings()  # None where the head is a scalar
+    handle = head.register_forward_hook(phases.loss_begins) if head is not None else None
+    try:
+        with tracker.watching():
+            phase.step(phases)
+    finally:
+        if handle is not None:
+            handle.remove()
+    sizes = {kind: float(_bytes(tensors)) for kind, tensors in held.items()}
+    vocabulary = int(head.weight.shape[0]) if head is not None and head.weight.dim() == 2 else 0
+    shapes = {tuple(parameter.shape) for parameter in model.parameters()}
+    found = {}
+    for name in phases.names:
+        parts = dict(sizes)
+        peak = tracker.peak_event(name)
+        for event, storage in tracker.alive(peak).items():
+            if event in phases.gradients:
+                kind = GRADIENTS
+            elif any(event in update for update in phases.updates):
+                kind = WORKSPACE
+            else:
+                kind = _kind(storage, vocabulary, shapes)
+            parts[kind] = parts.get(kind, 0.0) + storage.bytes
+        passing = tracker.phase_peak_bytes[name] - (sum(parts.values()) - sum(sizes.values()))
+        parts[ACTIVATIONS] = parts.get(ACTIVATIONS, 0.0) + passing  # sums that autograd makes in place
+        found[name] = {kind: size for kind, size in parts.items() if size > 0}
+    return found
+
+
+def _held_before(phase: Phase) -> dict[str, list[torch.Tensor]]:
+    """Return the tensors that are there before a step, by kind; no storage twice."""
+    models = [*phase.models.values()]
+    if not any(model is phase.subject.model for model in models):
+        models.append(phase.subject.model)
+    states = getattr(phase.optimizer, "state", {}).values() if phase.optimizer is not None else ()
+    kinds: dict[str, list[torch.Tensor]] = {
+        WEIGHTS: [t for model in models for t in (*model.parameters(), *model.buffers(), *constants(model))],
+        GRADIENTS: [p.grad for model in models for p in model.parameters() if p.grad is not None],
+        STATES: [t for state in states for t in state.values() if isinstance(t, torch.Tensor)],
+    }
+    seen: set[int] = set()
+    return {kind: [tensor for tensor in tensors if _new(tensor, seen)] for kind, tensors in kinds.items()}
+
+
+def constants(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Yield what a quantiser keeps beside its weights: scales and tables."""
+    for parameter in model.parameters():
+        state = getattr(parameter, "quant_state", None)
+        for holder in (state, getattr(state, "state2", None)):
+            if holder is not None:
+                yield from (value for value in vars(holder).values() if isinstance(value, torch.Tensor))
+
+
+def _new(tensor: torch.Tensor, seen: set[int]) -> bool:
+    """Return whether a tensor's storage is not in `seen`, and add it."""
+    key = tensor.untyped_storage()._cdata
+    fresh = key not in seen
+    seen.add(key)
+    return fresh
+
+
+def _bytes(tensors: list[torch.Tensor]) -> int:
+    """Return the bytes of the storages of `tensors`."""
+    return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+
+
+def _kind(storage: Held, vocabulary: int, shapes: set[tuple[int, ...]]) -> str:
+    """Return the kind of a storage that forward or backward made."""
+    if "dequantize" in storage.op:
+        return WORKSPACE
+    if vocabulary and len(storage.shape) > 1 and storage.shape[-1] == vocabulary:
+        return LOGITS
+    if storage.op.endswith("_to_copy") and storage.shape in shapes:
+        return WEIGHTS  # narrow copies that autocast makes
+    return ACTIVATIONS
+
+
+def _as_allocated(parts: dict[str, float], allocated_bytes: float | None) -> dict[str, float]:
+    """Return the parts of a phase, their sum what the allocator says."""
+    if allocated_bytes is None:
+        return parts
+    beside = allocated_bytes - sum(parts.values())
+    if beside >= 0:
+        return {**parts, WORKSPACE: parts.get(WORKSPACE, 0.0) + beside}
+    return {**parts, ACTIVATIONS: max(0.0, parts.get(ACTIVATIONS, 0.0) + beside)}

@@ -1,0 +1,163 @@
+"""PEFT's adapters on what a run's `lora_targets` mean.
+
+Names of modules become `target_modules`, names of bare parameters (fused experts, their
+router) `target_parameters`, and what PEFT makes of them stands. Where experts have been
+taken apart, PEFT is kept from reading their names as the fused parameters that are not
+there any more, and "all-linear" reaches their router as it did when that was a linear.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from finegauge.measurement.models.classes import DTYPES
+from finegauge.measurement.models.quantization import UnfusedExperts
+from finegauge.model.adapters import MAMBA_REFUSED, MAMBA_TYPES, UNFUSED_NAMES
+from finegauge.run.run import Run
+
+
+def adapted(model: Any, run: Run, device: str) -> Any:
+    """Return `model` with PEFT's adapters on what `lora_targets` means, in `adapter_dtype`."""
+    from peft import LoraConfig, get_peft_model
+
+    modules, parameters = lora_targets(model, run.lora_targets)
+    config = LoraConfig(
+        r=run.lora_rank,
+        lora_alpha=run.lora_alpha,
+        lora_dropout=run.lora_dropout,
+        target_modules=modules,
+        target_parameters=parameters or None,
+        modules_to_save=_saved(model, run.trainable_extra) or None,
+        task_type="CAUSAL_LM",
+    )
+    with _own_names(model):
+        wrapped = get_peft_model(
+            model,
+            config,
+            low_cpu_mem_usage=device == "meta",
+            autocast_adapter_dtype=run.adapter_dtype == "fp32",
+        )
+    wanted = DTYPES[run.adapter_dtype]
+    for name, parameter in list(wrapped.named_parameters()):
+        if "lora_" in name and parameter.dtype != wanted:
+            owner, _, leaf = name.rpartition(".")
+            fresh = torch.nn.Parameter(parameter.detach().to(wanted))
+            setattr(wrapped.get_submodule(owner), leaf, fresh)
+    return wrapped
+
+
+def _saved(model: Any, extra: tuple[str, ...]) -> list[str]:
+    """Return the modules that train whole beside the adapters: PEFT trains a copy of each and keeps both."""
+    wanted = {
+        "embed_tokens": model.get_input_embeddings(),
+        "lm_head": model.get_output_embeddings(),
+    }
+    whole = [wanted[name] for name in extra if name in wanted]
+    return [
+        path
+        for path, module in model.named_modules()
+        if any(module is one for one in whole) or ("norms" in extra and _is_norm(path, module))
+    ]
+
+
+def _is_norm(path: str, module: Any) -> bool:
+    """Return whether a module is a normalisation with weights."""
+    return "norm" in path.rpartition(".")[2].lower() and any(True for _ in module.parameters(recurse=False))
+
+
+def lora_targets(model: Any, targets: tuple[str, ...]) -> tuple[Any, list[str]]:
+    """Return PEFT's `target_modules` and `target_parameters` for a run's targets.
+
+    "attention" means every linear inside such a module; other names are as PEFT
+    takes them. A name that no module bears but a bare parameter does is a parameter.
+    """
+    apart = _is_apart(model)
+    if targets == ("all-linear",):
+        if model.config.model_type in MAMBA_TYPES:
+            return _all_but_refused(model), []
+        return "all-linear", _routers(model) if apart else []
+    if apart:
+        targets = tuple(dict.fromkeys(UNFUSED_NAMES.get(target, target) for target in targets))
+    linears = {n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) or _is_conv1d(m)}
+    bare = {n for n, p in model.named_parameters() if p.dim() == 3 or not _owner_is_linear(n, linears)}
+    modules: list[str] = []
+    parameters: list[str] = []
+    for target in targets:
+        if target == "attention":
+            modules += sorted(n for n in linears if _is_attention(model, n))
+            continue
+        if not any(n == target or n.endswith(f".{target}") for n in linears):
+            found = {n for n in bare if n.removesuffix(".weight").endswith(f".{target}")}
+            if found:
+                parameters += sorted({_in_layer(name) for name in found})
+                continue
+        modules.append(target)
+    return modules, parameters
+
+
+def _is_apart(model: Any) -> bool:
+    """Return whether the experts of `model` are modules of their own."""
+    return any(isinstance(module, UnfusedExperts) for module in model.modules())
+
+
+def _all_but_refused(model: Any) -> list[str]:
+    """Return every linear of a Mamba model but its head and what PEFT refuses."""
+    head = model.get_output_embeddings()
+    linears = [n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and m is not head]
+    return [name for name in linears if name.rpartition(".")[2] != MAMBA_REFUSED]
+
+
+def _routers(model: Any) -> list[str]:
+    """Return the routers' weights, where they are bare, as PEFT's `target_parameters`."""
+    found: set[str] = set()
+    for path, module in model.named_modules():
+        if not any(isinstance(child, UnfusedExperts) for child in module.children()):
+            continue
+        for name, child in module.named_children():
+            weight = child._parameters.get("weight")
+            if not isinstance(child, torch.nn.Linear) and weight is not None and weight.dim() == 2:
+                found.add(_in_layer(f"{path}.{name}.weight"))
+    return sorted(found)
+
+
+@contextmanager
+def _own_names(model: Any) -> Iterator[None]:
+    """Let PEFT take the names of taken-apart experts as they are.
+
+    It reads them as fused parameters in model types that it knows, so the type is hidden.
+    """
+    if not _is_apart(model):
+        yield
+        return
+    model.config.model_type = "apart"
+    try:
+        yield
+    finally:
+        del model.config.model_type
+
+
+def _in_layer(name: str) -> str:
+    """Return a parameter's name without what comes before its layer's number, and the number."""
+    parts = name.split(".")
+    numbers = [i for i, part in enumerate(parts) if part.isdecimal()]
+    return ".".join(parts[numbers[0] + 1 :]) if numbers else name
+
+
+def _is_attention(model: Any, linear: str) -> bool:
+    """Return whether a linear is part of softmax attention, by its path or by the class that holds it."""
+    if "linear_attn" in linear:
+        return False
+    owner = type(model.get_submodule(linear.rpartition(".")[0])).__name__
+    return any(word in part.lower() for part in (linear, owner) for word in ("attn", "attention"))
+
+
+def _is_conv1d(module: Any) -> bool:
+    """Return whether a module is GPT-2's transposed linear."""
+    return type(module).__name__ == "Conv1D"
+
+
+def _owner_is_linear(parameter: str, linears: set[str]) -> bool:
+    """Return whether a parameter belongs to a linear module."""
+    return parameter.rpartition(".")[0] in linears

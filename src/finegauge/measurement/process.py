@@ -1,0 +1,155 @@
+"""One trial in a process of its own: started, listened to, and never left behind.
+
+The child leads its own session, so that Ctrl-C reaches the parent alone and one signal
+reaches every process of the trial. It reads its trial from standard input and holds on to
+that pipe: when the parent goes, by kill -9 too, the pipe closes and the child's guard kills
+the group (see child.py). What it says comes back line by line; what it prints is kept in
+memory, for the reason of a failure, so that a full disk cannot hurt it.
+"""
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from tempfile import TemporaryFile
+from typing import IO, Any, NamedTuple
+
+CHILD = (sys.executable, "-m", "finegauge.measurement.child")
+TAIL_BYTES = 20_000
+CHUNK_BYTES = 1 << 20
+LOOK_EVERY_S = 1.0
+LIMITED = {  # what malloc keeps back would count against an address-space limit
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "MALLOC_TRIM_THRESHOLD_": "65536",
+}
+
+
+class Progress(NamedTuple):
+    """How far a trial is."""
+
+    what: str
+    done: int
+    total: int
+
+
+Heard = Callable[[Progress], None]
+
+
+class Ended(NamedTuple):
+    """How a child process ended."""
+
+    answer: Mapping[str, Any] | None  # the profile's document; None where it gave none
+    code: int  # exit code; negative: the signal that ended it
+    printed: str  # the end of what it printed
+    timed_out: bool = False
+    kernel_killed: bool = False  # the kernel's out-of-memory killer struck meanwhile
+
+
+def run_trial(
+    trial: Mapping[str, Any], *, timeout_s: float = 0.0, limited: bool = False, heard: Heard | None = None
+) -> Ended:
+    """Run `trial` in a child process and return how it ended; nothing of it is left running.
+
+    Args:
+        trial: The run and the options, as JSON values.
+        timeout_s: Seconds after which the trial is ended; 0: never.
+        limited: Whether its memory will be limited, so that malloc must not keep any back.
+        heard: Told how far the trial is.
+    """
+    kills = kernel_kills()
+    environment = {**os.environ, **(LIMITED if limited else {})}
+    with TemporaryFile() if not hasattr(os, "memfd_create") else _memory_file() as printed:
+        with _child(environment, printed) as child:
+            with suppress(BrokenPipeError):
+                assert child.stdin is not None
+                child.stdin.write(json.dumps(trial).encode() + b"\n")
+                child.stdin.flush()  # and left open: its end is the parent's end
+            answer, timed_out = _listen(child, timeout_s, heard)
+            code = child.wait() if not timed_out else -signal.SIGKILL
+        return Ended(
+            answer=answer,
+            code=code,
+            printed=_tail(printed),
+            timed_out=timed_out,
+            kernel_killed=kernel_kills() > kills,
+        )
+
+
+@contextmanager
+def _child(environment: Mapping[str, str], printed: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """Yield the child process; whatever happens, its whole group is gone afterwards."""
+    child = subprocess.Popen(
+        [*CHILD, str(os.getpid())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=printed,
+        env=environment,
+        start_new_session=True,
+    )
+    try:
+        yield child
+    finally:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        for pipe in (child.stdin, child.stdout):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+
+
+def _listen(
+    child: subprocess.Popen[bytes], timeout_s: float, heard: Heard | None
+) -> tuple[Mapping[str, Any] | None, bool]:
+    """Return the child's answer, and whether its time ran out first."""
+    assert child.stdout is not None
+    ends_at = time.monotonic() + timeout_s if timeout_s else None
+    answer: Mapping[str, Any] | None = None
+    text = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(child.stdout, selectors.EVENT_READ)
+        while True:
+            left = LOOK_EVERY_S if ends_at is None else min(LOOK_EVERY_S, ends_at - time.monotonic())
+            if left <= 0:
+                return answer, answer is None
+            if not selector.select(left):
+                if child.poll() is not None:  # somebody else holds the pipe that it left
+                    return answer, False
+                continue
+            chunk = os.read(child.stdout.fileno(), CHUNK_BYTES)
+            if not chunk:
+                return answer, False
+            *lines, text = (text + chunk).split(b"\n")
+            for line in lines:
+                message = json.loads(line)
+                answer = message.get("profile", answer)
+                if heard is not None and "what" in message:
+                    heard(Progress(message["what"], message["done"], message["total"]))
+
+
+def _memory_file() -> IO[bytes]:
+    """Return a file that lies in memory."""
+    return os.fdopen(os.memfd_create("printed", os.MFD_CLOEXEC), "w+b")
+
+
+def _tail(printed: IO[bytes]) -> str:
+    """Return the end of what a child printed."""
+    size = printed.seek(0, os.SEEK_END)
+    printed.seek(max(0, size - TAIL_BYTES))
+    return printed.read().decode("utf-8", errors="replace")
+
+
+def kernel_kills() -> int:
+    """Return how many processes the kernel has killed for want of memory since the machine started."""
+    with suppress(OSError), open("/proc/vmstat", encoding="utf-8") as counters:
+        for line in counters:
+            name, _, value = line.partition(" ")
+            if name == "oom_kill":
+                return int(value)
+    return 0

@@ -1,0 +1,270 @@
+"""A run on several processes of this machine: torchrun starts a rank for each GPU, here to one Profile."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import torch
+
+from finegauge.errors import UnsupportedError
+from finegauge.measurement.device import model_flops
+from finegauge.measurement.options import Options
+from finegauge.measurement.process import kernel_kills
+from finegauge.measurement.ranks.division import check_installed
+from finegauge.measurement.ranks.worker import GROUP
+from finegauge.measurement.session import RefusedError, Tell
+from finegauge.profile import Breakdown, Profile
+from finegauge.run.rules import FSDP
+from finegauge.run.run import Run
+from finegauge.store.document import profile_of, run_document
+
+PHASES = ("sft", "pretrain", "reward", "dpo", "ppo", "grpo")
+MODEL_DEGREES = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel")
+ALONE = ("layers", "kernels", "ncu", "experts", "evaluate", "tasks", "trace_path")
+MOST_PER_CORE = 4
+
+
+def refuse(run: Run, options: Options) -> None:
+    """Refuse what several processes cannot be asked.
+
+    Raises: UnsupportedError.
+    """
+    for name in MODEL_DEGREES:
+        if getattr(run, name) > 1:
+            raise UnsupportedError(
+                f"{name}={getattr(run, name)} is predicted and not measured; several processes are measured "
+                f"data parallel: set {name}=1."
+            )
+    for name in ALONE:
+        if getattr(options, name):
+            raise UnsupportedError(
+                f"--{name.removesuffix('_path')} looks at one process; leave it out or set num_gpus=1."
+            )
+    _refuse_places(run, options)
+    _refuse_kinds(run)
+
+
+def _refuse_places(run: Run, options: Options) -> None:
+    """Refuse more ranks than this machine has room for."""
+    if run.num_nodes > 1:
+        raise UnsupportedError(f"num_nodes={run.num_nodes}: only this machine is measured; set num_nodes=1.")
+    cores = os.cpu_count() or 1
+    most = torch.cuda.device_count() if options.device == "cuda" else max(8, MOST_PER_CORE * cores)
+    if run.num_gpus > most:
+        has = f"{most} GPUs" if options.device == "cuda" else f"{cores} cores, for {most} processes at most"
+        raise UnsupportedError(
+            f"num_gpus={run.num_gpus}: this machine has {has}; set num_gpus={most}, or ask "
+            "'finegauge estimate'."
+        )
+
+
+def _refuse_kinds(run: Run) -> None:
+    """Refuse what the libraries that divide models do not take."""
+    kind = run.sharding
+    if run.phase not in PHASES:
+        raise UnsupportedError(
+            f"phase={run.phase} is measured in one process; several run {', '.join(PHASES)}: set num_gpus=1."
+        )
+    if kind == "none":
+        return
+    if kind.startswith("zero"):
+        check_installed()
+    reasons = {
+        "method=qlora": run.method == "qlora",
+        "autocast=fp16": run.autocast == "fp16",
+        f"cpu_offload={run.cpu_offload}": run.cpu_offload != "none",
+        f"optimizer={run.optimizer}": run.optimizer not in ("adamw", "sgd"),
+        "optimizer_implementation=in_backward": run.optimizer_implementation == "in_backward",
+        "loss=chunked on ZeRO-3": kind == "zero3" and run.loss == "chunked",
+        "a hybrid mesh with one copy": kind == "hybrid" and run.data_parallel_replicate == 1,
+    }
+    for what, asked in reasons.items():
+        if asked:
+            raise UnsupportedError(f"{what} is not measured with sharding={kind}; use sharding=none.")
+    if kind in FSDP and run.compile:
+        raise UnsupportedError(f"compile=true is not measured with sharding={kind}; set compile=false.")
+
+
+LOOK_EVERY_S = 0.05
+HELD = ("weights_bytes", "gradients_bytes", "optimizer_bytes", "buckets_bytes", "others_bytes")
+DIED = re.compile(r"rank +: (\d+) .*\n *exitcode +: (-?\d+)")  # in torchrun's table of failures
+
+
+class Ranks(NamedTuple):
+    """How the ranks ended: a profile for each that gave one, in the order in which they ended."""
+
+    profiles: list[tuple[int, Profile]]
+    printed: str  # by torchrun and all of them
+
+
+def over_ranks(run: Run, options: Options, tell: Tell) -> Profile:
+    """Return the measured profile of `run`, whose ranks are processes of this machine.
+
+    Raises: UnsupportedError for what cannot be divided or measured so; RefusedError where a rank died
+        without a word, MemoryError where the kernel killed it for want of memory.
+    """
+    refuse(run, options)
+    kills = kernel_kills()
+    ended = _launched(run, options, tell)
+    death = death_of(ended.printed, run.num_gpus)
+    failed = [profile for _, profile in ended.profiles if profile.outcome != "completed"]
+    if death and all(profile.outcome == "failed" for profile in failed):  # the others lost who they talk to
+        if kernel_kills() > kills:
+            raise MemoryError(f"{death}, by the kernel for want of memory")
+        raise RefusedError(death)
+    if failed:
+        return replace(failed[0], run=run)
+    if len(ended.profiles) < run.num_gpus:
+        raise RefusedError(f"torchrun ended with {len(ended.profiles)} of {run.num_gpus} ranks done")
+    return together(run, [profile for _, profile in sorted(ended.profiles, key=lambda pair: pair[0])])
+
+
+def together(run: Run, ranks: list[Profile]) -> Profile:
+    """Return one profile of the profiles of all ranks, the first rank's first."""
+    slowest = max(ranks, key=lambda profile: profile.step_time_s.total)
+    fullest = max(ranks, key=lambda profile: profile.peak_memory_bytes.total)
+    observations = {
+        **{name: slowest.observations[name] for name in ("timing", "steps", "notes")},
+        **_energy(ranks),
+        "ranks": [_rank(number, profile) for number, profile in enumerate(ranks)],
+    }
+    observations["notes"] = [*observations["notes"], *_notes(run, ranks[0])]
+    busy_s = sum(profile.observations["timing"]["processor_s"] for profile in ranks)
+    observations["timing"] = {**observations["timing"], "processor_s": busy_s}
+    return replace(
+        slowest,
+        run=run,
+        step_flops=model_flops(run) * run.num_gpus,
+        peak_flops_per_s=slowest.peak_flops_per_s / sharers(run, ranks[0]),
+        step_energy_j=_joules(ranks),
+        step_tokens=sum(profile.step_tokens for profile in ranks),
+        step_sequences=sum(profile.step_sequences for profile in ranks),
+        peak_memory_bytes=fullest.peak_memory_bytes,
+        device_memory_bytes=fullest.device_memory_bytes,
+        phase_memory_bytes=fullest.phase_memory_bytes,
+        peak_phase=fullest.peak_phase,
+        observations=observations,
+    )
+
+
+def _joules(ranks: list[Profile]) -> Breakdown:
+    """Return the joules of a step of every rank that has a meter; empty where one of them read none."""
+    metered = [profile for profile in ranks if "energy" in profile.observations]
+    if not metered or not all(profile.step_energy_j.total for profile in metered):
+        return Breakdown({})
+    return Breakdown({("device",): sum(profile.step_energy_j.total for profile in metered)})
+
+
+def _energy(ranks: list[Profile]) -> dict[str, Any]:
+    """Return what the meters say together: the first that read nothing speaks for all."""
+    readings = [profile.observations["energy"] for profile in ranks if "energy" in profile.observations]
+    if not readings:
+        return {}
+    silent = [reading for reading in readings if reading["energy_j"] is None]
+    if silent:
+        return {"energy": silent[0]}
+    return {"energy": {**readings[0], "energy_j": sum(reading["energy_j"] for reading in readings)}}
+
+
+def sharers(run: Run, rank: Profile) -> int:
+    """Return how many ranks share the device that `rank` is on: one its GPU, all a machine's processor."""
+    return 1 if rank.fingerprint.get("cuda") else run.num_gpus
+
+
+def _rank(number: int, profile: Profile) -> dict[str, Any]:
+    """Return what is told of one rank."""
+    seen = profile.observations
+    return {
+        "rank": number,
+        "step_time_s": profile.step_time_s.total,
+        "time_breakdown_s": profile.step_time_s.to_json(),
+        "peak_memory_bytes": profile.peak_memory_bytes.total,
+        "peak_phase": profile.peak_phase,
+        **{name: seen["held"][name] for name in HELD},
+        "tokens": profile.step_tokens,
+        "losses": seen["steps"]["losses"],
+        "collectives": seen["collectives"],
+    }
+
+
+def _notes(run: Run, first: Profile) -> list[str]:
+    """Return what is to be said of processes in place of GPUs."""
+    if sharers(run, first) == 1:
+        return []
+    return [f"{run.num_gpus} processes over gloo share this machine's {os.cpu_count()} cores"]
+
+
+def _launched(run: Run, options: Options, tell: Tell) -> Ranks:
+    """Run every rank to its end."""
+    with TemporaryDirectory(prefix="finegauge-ranks-") as name:
+        folder = Path(name)
+        trial = {"run": run_document(run), "options": options._asdict()}
+        (folder / "trial.json").write_text(json.dumps(trial), "utf-8")
+        command = [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1",
+            "--nproc-per-node", str(run.num_gpus), "--max-restarts", "0",
+            "-m", "finegauge.measurement.ranks.worker", name,
+        ]  # fmt: skip
+        environment = {"GLOO_SOCKET_IFNAME": "lo", **os.environ, GROUP: str(os.getpgid(0))}
+        if run.sharding.startswith("zero"):  # DeepSpeed makes this folder when it is imported
+            environment.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // run.num_gpus)))
+        with open(folder / "printed", "w+b") as printed:
+            torchrun = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=printed, stderr=printed, env=environment
+            )
+            try:
+                _follow(torchrun, folder / "progress", tell)
+            finally:
+                torchrun.kill()  # and with it, by the kernel, every rank
+                torchrun.wait()
+        said = (folder / "printed").read_text("utf-8", errors="replace")
+        sys.stderr.write(said)
+        return Ranks(_answers(folder, run.num_gpus), said)
+
+
+def _follow(torchrun: "subprocess.Popen[bytes]", progress: Path, tell: Tell) -> None:
+    """Pass on what the first rank tells until torchrun ends."""
+    told = 0
+    while True:
+        over = torchrun.poll() is not None
+        if progress.exists():
+            lines = progress.read_text("utf-8").split("\n")[:-1]
+            for line in lines[told:]:
+                tell(*json.loads(line))
+            told = len(lines)
+        if over:
+            return
+        time.sleep(LOOK_EVERY_S)
+
+
+def _answers(folder: Path, num_ranks: int) -> list[tuple[int, Profile]]:
+    """Return the profiles that ranks have written, in the order in which they did."""
+    found = []
+    for rank in range(num_ranks):
+        path = folder / f"{rank}.json"
+        if path.exists():
+            written = json.loads(path.read_text("utf-8"))
+            found.append((written["ended_s"], rank, profile_of(written["profile"])))
+    return [(rank, profile) for _, rank, profile in sorted(found, key=lambda one: one[:2])]
+
+
+def death_of(printed: str, num_ranks: int) -> str:
+    """Return which rank a signal killed that torchrun did not send; "" where none did.
+
+    Args:
+        printed: By torchrun.
+        num_ranks: That it started.
+    """
+    for rank, code in DIED.findall(printed):
+        if int(code) < 0 and -int(code) != signal.SIGTERM:
+            return f"rank {rank} of {num_ranks} was killed by {signal.Signals(-int(code)).name}"
+    return ""

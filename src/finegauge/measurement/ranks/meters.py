@@ -1,0 +1,368 @@
+"""What a rank sends in a step, what it holds at rest, and its peak memory in each phase."""
+
+import gc
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from finegauge.measurement.instruments.memory_meter import constants
+from finegauge.measurement.phases.training import Trained
+from finegauge.measurement.subject import Phase
+
+LEAST_BYTES = 64
+SCALARS = "scalars"
+WHOLE: Mapping[str, tuple[str, int]] = {  # operator: its kind, and which argument is the whole tensor
+    "c10d::allreduce_": ("all_reduce", 0),
+    "c10d::allreduce_coalesced_": ("all_reduce", 0),
+    "c10d::allgather_": ("all_gather", 0),
+    "c10d::_allgather_base_": ("all_gather", 0),
+    "c10d::allgather_into_tensor_coalesced_": ("all_gather", 0),
+    "c10d::reduce_scatter_": ("reduce_scatter", 1),
+    "c10d::_reduce_scatter_base_": ("reduce_scatter", 1),
+    "c10d::reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1),
+    "c10d::broadcast_": ("broadcast", 0),
+    "c10d::reduce_": ("reduce", 0),
+    "c10d::alltoall_": ("all_to_all", 1),
+    "c10d::alltoall_base_": ("all_to_all", 1),
+    "c10d::send": ("send", 0),
+}
+
+
+class Sent(NamedTuple):
+    """Messages of one kind in one step."""
+
+    kind: str
+    messages: int
+    bytes: int
+    seconds: float
+
+
+class Collectives(TorchDispatchMode):  # type: ignore[misc]
+    """Notes every message of this rank, and waits for it, while it is entered."""
+
+    def __init__(self) -> None:
+        """Begin with nothing noted."""
+        super().__init__()
+        self.messages: list[tuple[str, int, float]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Note `func` if it sends, and run it."""
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it comes again, with local tensors
+        found = WHOLE.get(func.name().partition(".")[0])
+        if found is None:
+            return func(*args, **(kwargs or {}))
+        kind, place = found
+        size = sum(map(_payload_bytes, _tensors_of(args[place])))
+        _settle()
+        began_s = time.perf_counter()
+        result = self.run(func, args, dict(kwargs or {}))
+        self.messages.append((kind, size, time.perf_counter() - began_s))
+        return result
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Send, and wait until it is done."""
+        found = func(*args, **kwargs)
+        if torch.cuda.is_available():
+            _settle()
+            return found
+        for work in found if isinstance(found, tuple | list) else (found,):
+            if isinstance(work, torch.ScriptObject):
+                torch.distributed.Work.unbox(work).wait()
+        return found
+
+    @property
+    def sent(self) -> list[Sent]:
+        """Return what was sent by kind, scalars as a kind of their own."""
+        totals: dict[str, Sent] = {}
+        for sort, size, seconds in self.messages:
+            kind = sort if size >= LEAST_BYTES else SCALARS
+            _, messages, total, spent = totals.get(kind, Sent(kind, 0, 0, 0.0))
+            totals[kind] = Sent(kind, messages + 1, total + size, spent + seconds)
+        return [totals[kind] for kind in sorted(totals)]
+
+
+def sent_in(step: Callable[[], object]) -> list[Sent]:
+    """Return what this rank sends while `step` runs."""
+    with Collectives() as seen:
+        step()
+    found: list[Sent] = seen.sent
+    return found
+
+
+def _settle() -> None:
+    """Wait for what a GPU has been given to do."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _tensors_of(value: Any) -> Iterable[torch.Tensor]:
+    """Yield the tensors of an argument: one, a list, a list of lists."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors_of(item)
+
+
+def _payload_bytes(tensor: torch.Tensor) -> int:
+    """Return the bytes of a tensor's values."""
+    return int(tensor.numel() * tensor.element_size())
+
+
+WEIGHTS, GRADIENTS, OPTIMIZER, WORKSPACE = "weights", "gradients", "optimizer", "workspace"
+
+
+class Held(NamedTuple):
+    """The bytes that a rank holds beyond one step's comings and goings."""
+
+    weights_bytes: float
+    gradients_bytes: float  # when backward has ended
+    optimizer_bytes: float
+    kept_gradients_bytes: float  # of these: in memory that stays between steps
+    buckets_bytes: float  # of DDP and DeepSpeed, beside the gradients
+    others_bytes: float  # of models beside the one that trains: a reference
+
+    @property
+    def between_steps_bytes(self) -> float:
+        """Return what is there before a step begins."""
+        models = self.weights_bytes + self.optimizer_bytes + self.others_bytes
+        return models + self.buckets_bytes + self.kept_gradients_bytes
+
+
+class _BeforeUpdate:
+    """A clock that looks at the gradients when the optimizer begins."""
+
+    def __init__(self, trains: Sequence[Trained]) -> None:
+        self.trains, self.values_bytes, self.keys = trains, 0.0, set[int]()
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Look if it is the optimizer's turn."""
+        if name == "optimizer":
+            gradients = list(chain.from_iterable(map(_gradients, self.trains)))
+            self.values_bytes, self.keys = _values(gradients), set(map(_key, gradients))
+        yield
+
+
+def held(phase: Phase, trains: Sequence[Trained], before: Set[int] = frozenset()) -> Held:
+    """Return what this rank holds of the models of `phase`; takes a step.
+
+    Args:
+        phase: What takes the step.
+        trains: The models that it trains.
+        before: The storages that were there before any of them, as `storages` says.
+    """
+    gradients, device = _BeforeUpdate(trains), phase.subject.device.type
+    phase.step(gradients)
+    kinds = {
+        "weights": [tensor for one in trains for tensor in _tensors(one.subject.model)],
+        "optimizer": [tensor for one in trains for tensor in _states(one.optimizer)],
+        "others": [tensor for other in phase.models.values() for tensor in _tensors(other)],
+        "buckets": [t for t in _everything() if t.device.type == device and _key(t) not in before],
+    }
+    known: set[int] = set()
+    fresh: dict[str, list[torch.Tensor]] = {}
+    for kind, tensors in kinds.items():
+        fresh[kind] = [tensor for tensor in tensors if _key(tensor) not in known]
+        known |= set(map(_key, tensors))
+    kept = [tensor for tensor in fresh["buckets"] if _key(tensor) in gradients.keys]
+    sizes = {kind: _bytes(tensors) for kind, tensors in fresh.items()}
+    return Held(
+        weights_bytes=sizes["weights"],
+        gradients_bytes=gradients.values_bytes,
+        optimizer_bytes=sizes["optimizer"],
+        kept_gradients_bytes=_bytes(kept),
+        buckets_bytes=sum(map(_buckets, trains)) or sizes["buckets"] - _bytes(kept),
+        others_bytes=sizes["others"],
+    )
+
+
+def storages() -> Set[int]:
+    """Return the storages of every tensor that Python knows of."""
+    return set(map(_key, _everything()))
+
+
+def _everything() -> Iterator[torch.Tensor]:
+    """Yield every tensor that Python knows of."""
+    gc.collect()
+    for found in gc.get_objects():
+        if issubclass(type(found), torch.Tensor) and found.layout is torch.strided and not found.is_meta:
+            yield _local(found)
+
+
+def _tensors(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Return what this rank holds of the parameters and buffers of a model."""
+    return [_local(tensor) for tensor in (*model.parameters(), *model.buffers(), *constants(model))]
+
+
+def _gradients(one: Trained) -> Iterator[torch.Tensor]:
+    """Yield the gradients of a model, DeepSpeed's parts of them included."""
+    yield from (_local(p.grad) for p in one.subject.model.parameters() if p.grad is not None)
+    zero = one.optimizer
+    for parts in (getattr(zero, "averaged_gradients", None) or {}).values():
+        yield from (part for part in parts or () if isinstance(part, torch.Tensor))
+    kept = getattr(zero, "_DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition", {})
+    yield from kept.values()
+
+
+def _states(optimizer: Any) -> Iterator[torch.Tensor]:
+    """Yield an optimizer's states, and the fp32 weights that ZeRO has it work on."""
+    yield from getattr(optimizer, "fp32_partitioned_groups_flat", ())  # ZeRO-3's
+    optimizer = getattr(optimizer, "optimizer", optimizer)
+    for state in optimizer.state.values():
+        yield from (_local(value) for value in state.values() if isinstance(value, torch.Tensor))
+    for group in optimizer.param_groups:
+        yield from (_local(parameter) for parameter in group["params"])
+
+
+def _buckets(one: Trained) -> float:
+    """Return what DDP's buckets take: they stay for good."""
+    module: Any = getattr(one.subject.division, "module", None)
+    if not hasattr(module, "_get_ddp_logging_data"):
+        return 0.0
+    known = module._get_ddp_logging_data()
+    text = str(known.get("rebuilt_bucket_sizes") or known.get("bucket_sizes") or "")
+    return float(sum(map(int, text.replace(",", " ").split())))
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the part of a tensor that lies on this rank."""
+    if isinstance(tensor, DTensor):
+        return tensor.to_local()
+    part = getattr(tensor, "ds_tensor", None)  # of ZeRO-3, which leaves the parameter itself empty
+    return part if isinstance(part, torch.Tensor) and not tensor.numel() else tensor
+
+
+def _key(tensor: torch.Tensor) -> int:
+    """Return which storage a tensor lies in."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _values(tensors: Iterable[torch.Tensor]) -> float:
+    """Return the bytes of tensors' own values, each once; a slice may keep alive what it was cut from."""
+    sizes = {(_key(t), t.storage_offset()): t.numel() * t.element_size() for t in tensors}
+    return float(sum(sizes.values()))
+
+
+def _bytes(tensors: Iterable[torch.Tensor]) -> float:
+    """Return the bytes of the storages of `tensors`, each once."""
+    return float(sum({_key(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}.values()))
+
+
+PHASE_OF_STAGE = {"data": "forward"}
+MARK = "finegauge: "
+SENDING = "sending"
+SETTLE_S = 0.001  # for a thread of gloo to let go of what it has sent
+
+
+class Span(NamedTuple):
+    """When something ran, in nanoseconds."""
+
+    name: str
+    begin: int
+    end: int
+
+
+class Block(NamedTuple):
+    """Memory that the allocator gave (positive) or took back, and where it lies."""
+
+    at: int
+    address: int
+    bytes: int
+
+
+def peaks(phase: Phase, between_steps_bytes: float, device: torch.device) -> dict[str, float]:
+    """Return the peak of every phase of a step, in bytes; takes a step.
+
+    Args:
+        phase: What takes the step.
+        between_steps_bytes: What is there before it.
+        device: Of which the memory is.
+    """
+    if device.type == "cuda":
+        from finegauge.measurement.instruments.memory_meter import cuda_memory
+
+        return cuda_memory(phase, device).phase_peak_bytes
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen, _Settled():
+        phase.step(_Marked())
+    spans, blocks = _seen(seen)
+    return {name: between_steps_bytes + most for name, most in running(spans, blocks).items()}
+
+
+class _Marked:
+    """A clock that leaves marks among what the profiler records."""
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Mark what runs inside."""
+        with record_function(MARK + PHASE_OF_STAGE.get(name, name)):
+            yield
+
+
+class _Settled(Collectives):
+    """Marks when a message was under way, and waits a moment longer."""
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Send, wait, and let the threads of gloo end their work."""
+        with record_function(MARK + SENDING):
+            found = super().run(func, args, kwargs)
+            time.sleep(SETTLE_S)
+        return found
+
+
+def _seen(profiled: Any) -> tuple[list[Span], list[Block]]:
+    """Return the marks and the blocks that a profiler has recorded."""
+    from torch._C._profiler import _EventType
+
+    spans: list[Span] = []
+    blocks: list[Block] = []
+    waiting = list(profiled.profiler.kineto_results.experimental_event_tree())
+    while waiting:
+        event = waiting.pop()
+        waiting += event.children
+        if event.tag == _EventType.Allocation:
+            fields = event.extra_fields
+            blocks.append(Block(event.start_time_ns, fields.ptr, fields.alloc_size))
+        elif event.name.startswith(MARK):
+            spans.append(Span(event.name.removeprefix(MARK), event.start_time_ns, event.end_time_ns))
+    return sorted(spans, key=lambda span: span.begin), sorted(blocks)
+
+
+def running(spans: list[Span], blocks: list[Block]) -> dict[str, float]:
+    """Return the largest sum of blocks given and not yet taken back, by phase.
+
+    Args:
+        spans: The phases, and when messages were sent.
+        blocks: In the order of time.
+    """
+    sending = [span for span in spans if span.name == SENDING]
+    phases = [span for span in spans if span.name != SENDING]
+    found = {span.name: 0.0 for span in phases}
+    alive: dict[int, int] = {}
+    total = 0
+    for block in blocks:
+        total -= alive.pop(block.address, 0)  # whether its end was seen or not
+        if block.bytes > 0 and _around(block.at, sending) is None:
+            alive[block.address] = block.bytes
+            total += block.bytes
+        span = _around(block.at, phases)
+        if span is not None:
+            found[span.name] = max(found[span.name], float(total))
+    return found
+
+
+def _around(at: int, spans: list[Span]) -> Span | None:
+    """Return which of `spans`, one after the other, an instant lies in."""
+    number = bisect_right(spans, at, key=lambda span: span.begin)
+    return spans[number - 1] if number and at <= spans[number - 1].end else None

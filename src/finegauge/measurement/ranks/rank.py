@@ -1,0 +1,148 @@
+"""What one rank measures: its seconds, its memory, what it sends. Every rank takes the same steps.
+
+warm-up      discarded
+timing       the stage clock alone
+collectives  one step under the dispatch mode that counts messages
+memory       one step for what is at rest, one for the peaks
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from finegauge.measurement.device import capacity_bytes, fingerprint, peak_of
+from finegauge.measurement.instruments.memory_meter import resident_bytes
+from finegauge.measurement.instruments.stage_clock import NoClock
+from finegauge.measurement.options import Options
+from finegauge.measurement.phases.choice import phase_of
+from finegauge.measurement.ranks.division import Divided
+from finegauge.measurement.ranks.meters import (
+    GRADIENTS,
+    OPTIMIZER,
+    WEIGHTS,
+    WORKSPACE,
+    Held,
+    held,
+    peaks,
+    sent_in,
+    storages,
+)
+from finegauge.measurement.session import (
+    RefusedError,
+    Tell,
+    Trial,
+    device_of,
+    energy_of,
+    observations_of,
+    outcome,
+    refusal,
+    source_of,
+    timing,
+    warm_up,
+)
+from finegauge.measurement.subject import Phase
+from finegauge.profile import Breakdown, Profile
+from finegauge.run.run import Run
+from finegauge.store.document import profile_document, run_of
+
+ACTIVATIONS = "activations"
+
+
+def answer(trial: Mapping[str, Any], rank: int, tell: Tell) -> dict[str, Any]:
+    """Return the document of the profile of one rank."""
+    run, options = run_of(trial["run"]), Options(**trial["options"])
+    if options.device == "cuda":
+        torch.cuda.set_device(rank)
+    dist.init_process_group("nccl" if options.device == "cuda" else "gloo")
+
+    def measured(run: Run, options: Options, tell: Tell) -> Profile:
+        return rank_profile(run, options, rank, tell)
+
+    return profile_document(outcome(run, options, tell, measured))
+
+
+def rank_profile(run: Run, options: Options, rank: int, tell: Tell) -> Profile:
+    """Return what this rank measures of `run`."""
+    device = device_of(options)
+    if rank and device.type == "cpu":
+        options = options._replace(energy=False)  # the first rank's meter counts the whole machine
+    before_bytes, before = resident_bytes(), storages()
+    tell("building", 0, 1)
+    place = Divided(rank)
+    phase = phase_of(_as_divided(run), options, device, place)
+    tell("building", 1, 1)
+    trial = Trial(phase, options, tell)
+    warm_up(trial)
+    dist.barrier()
+    timed = timing(trial)
+    if reason := refusal(timed.facts, step_times_s=timed.step_times_s, throttled=timed.throttled):
+        raise RefusedError(reason)
+    found = observations_of(trial, timed)
+    tell("collectives", 0, 1)
+    found["collectives"] = [sent._asdict() for sent in sent_in(lambda: phase.step(NoClock()))]
+    tell("memory", 0, 1)
+    at_rest = held(phase, place.trains, before)
+    found["held"] = {**at_rest._asdict(), "resident_before_bytes": before_bytes}
+    memory = _memory(phase, at_rest, device) if options.memory else {}
+    tell("memory", 1, 1)
+    return Profile(
+        run=run,
+        source=source_of(options),
+        step_time_s=timed.median_s,
+        step_times_s=timed.step_times_s,
+        step_energy_j=energy_of(timed),
+        step_tokens=_mean([facts.tokens for facts in timed.facts]),
+        step_sequences=_mean([facts.sequences for facts in timed.facts]),
+        peak_flops_per_s=peak_of(run, device).flops_per_s,
+        capacity_bytes=capacity_bytes(options, device),
+        fingerprint=fingerprint(device),
+        observations=found,
+        **memory,
+    )
+
+
+def _as_divided(run: Run) -> Run:
+    """Return `run` in the number formats that DeepSpeed gives it: bf16, with nothing to cast."""
+    if not run.sharding.startswith("zero"):
+        return run
+    return run.replace(
+        autocast="none", **({"adapter_dtype": "bf16"} if run.trains_adapters else {}), weights_dtype="bf16"
+    )
+
+
+def _memory(phase: Phase, at_rest: Held, device: torch.device) -> dict[str, Any]:
+    """Return the fields of the profile about memory.
+
+    From the backward pass on gradients count as they are at its end. What else comes and goes is
+    activations, weights that are gathered and gradients in flight included; in the optimizer workspace.
+    """
+    highest = peaks(phase, at_rest.between_steps_bytes, device)
+    resting = {WEIGHTS: at_rest.weights_bytes + at_rest.others_bytes, OPTIMIZER: at_rest.optimizer_bytes}
+    phases: dict[str, dict[str, float]] = {}
+    for name, most in highest.items():
+        kept = at_rest.kept_gradients_bytes
+        parts = {**resting, WORKSPACE: at_rest.buckets_bytes, GRADIENTS: kept}
+        beside = max(0.0, most - at_rest.between_steps_bytes)
+        if name in ("backward", "optimizer"):
+            fresh = min(beside, max(0.0, at_rest.gradients_bytes - kept))
+            parts[GRADIENTS], beside = kept + fresh, beside - fresh
+        kind = WORKSPACE if name == "optimizer" else ACTIVATIONS
+        parts[kind] = parts.get(kind, 0.0) + beside
+        phases[name] = {kind: size for kind, size in parts.items() if size > 0}
+    fullest = max(phases, key=lambda name: sum(phases[name].values()))
+    peak = Breakdown({(kind,): size for kind, size in phases[fullest].items()})
+    return {
+        "phase_memory_bytes": Breakdown(
+            {(n, k): size for n, parts in phases.items() for k, size in parts.items()}
+        ),
+        "peak_memory_bytes": peak,
+        "device_memory_bytes": peak,
+        "peak_phase": fullest,
+    }
+
+
+def _mean(values: list[float]) -> float:
+    """Return the mean; 0 of nothing."""
+    return sum(values) / len(values) if values else 0.0

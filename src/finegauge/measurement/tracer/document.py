@@ -1,0 +1,396 @@
+"""The document that `finegauge trace` caches: made here, read by `finegauge.graph.trace_file`."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from finegauge.errors import UnsupportedError
+from finegauge.measurement.tracer.passes import Ask, Subject, attention_of, build, run
+from finegauge.measurement.tracer.recorder import BACKWARD, Amount, Place, Recorder
+from finegauge.model.trace_file import installed_version
+from finegauge.model.traced import MODES, OTHERS, part_name
+
+Point = tuple[int, int]  # sequences, length
+SHORTEST = 16  # for classes that loop over tokens in Python
+CHUNK = 256  # the longest chunk in which state-space layers work; lengths are multiples of it
+
+
+def points(length: int) -> tuple[Point, ...]:
+    """Return the batches to run from the shortest length on; the last one only checks the polynomial."""
+    return ((1, length), (1, 2 * length), (1, 4 * length), (2, length), (3, 2 * length))
+
+
+NOISE = 1e-9  # of the largest value: what elimination leaves of an exact zero
+
+
+def through(values: Sequence[float], ran: Sequence[Point]) -> tuple[list[float], float]:
+    """Return (coefficients of 1, B, T, P, relative error at the fifth point if there is one).
+
+    `values` are those at the batches that `ran`.
+    """
+    scale = max(map(abs, values), default=0.0)
+    if not scale:
+        return [0.0] * 4, 0.0
+    rows = [[*_basis(point), value] for point, value in zip(ran[:4], values[:4], strict=True)]
+    coefficients = _solved(rows)
+    for index, (coefficient, size) in enumerate(zip(coefficients, _basis(ran[3]), strict=True)):
+        if abs(coefficient * size) < NOISE * scale:
+            coefficients[index] = 0.0
+    if len(ran) == 4:
+        return coefficients, 0.0
+    told = sum(c * b for c, b in zip(coefficients, _basis(ran[4]), strict=True))
+    return coefficients, abs(told - values[4]) / scale
+
+
+def _basis(point: Point) -> list[float]:
+    sequences, length = point
+    tokens = float(sequences * length)
+    return [1.0, float(sequences), tokens, tokens * length]
+
+
+def _solved(rows: list[list[float]]) -> list[float]:
+    """Return the solution of a linear system, by elimination with the largest pivot first."""
+    size = len(rows)
+    for column in range(size):
+        pivot = max(range(column, size), key=lambda row: abs(rows[row][column]))
+        rows[column], rows[pivot] = rows[pivot], rows[column]
+        for row in range(size):
+            if row != column:
+                factor = rows[row][column] / rows[column][column]
+                rows[row] = [a - factor * b for a, b in zip(rows[row], rows[column], strict=True)]
+    return [rows[i][size] / rows[i][i] for i in range(size)]
+
+
+Pass = tuple[Recorder, Recorder, Recorder]  # all weights train, none does, no gradients at all
+Passes = list[Pass]  # by batch
+
+
+def layer_rests(index: int, passes: Passes) -> list[dict[str, Any]]:
+    """Return what each part of one layer does beside its projections, in forward order."""
+    first = passes[0][0]
+    places = [*first.live.peaks, *first.forward, *(p.place for p in first.products)]
+    places += [saved.place for saved in first.saved.values()]
+    parts = dict.fromkeys(part for layer, part in places if layer == index and part != BACKWARD)
+    entries = [_rest((index, part), passes) for part in parts]
+    entries[-1]["live_backward"] = _fit(passes, lambda p: p[1].live.peaks.get((index, BACKWARD), 0))
+    return entries
+
+
+def _rest(place: Place, passes: Passes) -> dict[str, Any]:
+    """Return the entry of one part of a layer."""
+    return {
+        "part": place[1],
+        "kernels": [list(kernel) for at, kernel in passes[0][0].kernels if at == place],
+        "kept": _kept(place, passes),
+        "forward": _cost(passes, lambda p: p[1].forward[place]),
+        "backward": _cost(passes, lambda p: p[1].backward[place]),
+        "backward_trained": _cost(passes, lambda p: p[0].backward[place]),
+        "live_forward": _fit(passes, lambda p: p[1].live.peaks.get(place, 0)),
+        "live_backward": [0.0] * 4,
+        "passing": _fit(passes, lambda p: p[2].live.peaks.get(place, 0)),
+    }
+
+
+def _fit(passes: Passes, value: Callable[[Pass], float]) -> list[float]:
+    """Return the polynomial of a value in the batch."""
+    return through([value(one) for one in passes], [one[0].batch for one in passes])[0]
+
+
+def _cost(passes: Passes, amount: Callable[[Pass], Amount]) -> dict[str, Any]:
+    """Return FLOPs, bytes and launches of one place; launches as in the first batch."""
+    return {
+        "flops": _fit(passes, lambda p: amount(p).flops),
+        "bytes": _fit(passes, lambda p: amount(p).bytes),
+        "launches": amount(passes[0]).launches,
+    }
+
+
+def _kept(place: Place, passes: Passes) -> list[list[Any]]:
+    """Return [keepers, polynomial of their bytes] for everything that one place makes autograd keep."""
+    found = [_by_keepers(place, trained, frozen) for trained, frozen, _ in passes]
+    batches = [trained.batch for trained, _, _ in passes]
+    names = sorted({keepers for counter in found for keepers in counter})
+    return [[list(keepers), through([one[keepers] for one in found], batches)[0]] for keepers in names]
+
+
+def _by_keepers(place: Place, trained: Recorder, frozen: Recorder) -> Counter[tuple[str, ...]]:
+    """Return bytes by the weights that need them; those that a frozen pass keeps too need none."""
+    found: Counter[tuple[str, ...]] = Counter()
+    for name, saved in trained.saved.items():
+        if saved.place == place:
+            keepers = {_relative(trained, keeper) for keeper in saved.keepers}
+            found[() if name in frozen.saved else tuple(sorted(keepers))] += round(saved.bytes)
+    return found
+
+
+def misfit(index: int, passes: Passes) -> float:
+    """Return how far the polynomial of a layer's kept bytes is off at the batch that only checks."""
+    kept = [sum(s.bytes for s in p[0].saved.values() if s.place[0] == index) for p in passes]
+    return through(kept, [p[0].batch for p in passes])[1]
+
+
+def layer(subject: Subject, group: list[int], index: int, seen: Recorder) -> dict[str, Any]:
+    """Return the entry of a group of layers, of which `index` was traced, without its rests."""
+    uses = _uses(subject, group, index, seen)
+    parts = dict.fromkeys(part for part, *_ in uses)
+    return {
+        "kind": "+".join(parts),
+        "count": len(group),
+        "tensors": _tensors(subject, index, seen),
+        "uses": uses,
+    }
+
+
+def _tensors(subject: Subject, index: int, seen: Recorder) -> list[list[Any]]:
+    """Return [name, shape, kind] of the parameters that one layer has for itself."""
+    ours = subject.owned(index)
+    return [
+        [name.removeprefix(f"{subject.stack}.{index}."), list(p.shape), kind_of(subject, name, p, seen)]
+        for name, p in subject.model.named_parameters()
+        if id(p) in ours
+    ]
+
+
+def shared(subject: Subject, seen: Recorder) -> list[list[Any]]:
+    """Return [name, shape, kind] of the parameters that several layers share."""
+    owned = {key for index in range(len(subject.layers)) for key in subject.owned(index)}
+    inside = {id(p) for p in subject.layers.parameters()} - owned
+    return [
+        [name, list(p.shape), kind_of(subject, name, p, seen)]
+        for name, p in subject.model.named_parameters()
+        if id(p) in inside
+    ]
+
+
+def _uses(subject: Subject, group: list[int], index: int, seen: Recorder) -> list[list[Any]]:
+    """Return the projections of a layer as `Use` has them; a weight used twice has twice the rows."""
+    parameters = dict(subject.model.named_parameters())
+    uses: dict[str, list[Any]] = {}
+    for product in (p for p in seen.products if p.place[0] == index):
+        name = _relative(seen, product.weight)
+        if name in uses:
+            uses[name][2] += product.rows
+            continue
+        kind = kind_of(subject, product.weight, parameters[product.weight], seen)
+        linear = [name, product.in_features, product.out_features, product.bias, kind]
+        weights = {
+            p.weight for p in seen.products if p.place[0] in group and _relative(seen, p.weight) == name
+        }
+        share = len(weights) / len(group)
+        uses[name] = [product.place[1], linear, product.rows, product.groups, share]
+    for name, module in subject.layers[index].named_modules():
+        if isinstance(module, torch.nn.Linear) and name not in uses:
+            # inside a fused kernel: it can be adapted and quantised, and its product is the kernel's
+            linear = [name, module.in_features, module.out_features, module.bias is not None, "linear"]
+            uses[name] = [part_name(name.split(".")[0]), linear, 0.0, 1, 1.0]
+    return list(uses.values())
+
+
+def _relative(seen: Recorder, weight: str) -> str:
+    """Return a weight's name within its layer, without ".weight"."""
+    if weight == OTHERS:
+        return weight
+    inside = weight.removeprefix(f"{seen.stack}.")
+    return (weight if inside == weight else inside.partition(".")[2]).removesuffix(".weight")
+
+
+def kind_of(subject: Subject, name: str, parameter: torch.Tensor, seen: Recorder) -> str:
+    """Return the kind of a parameter, as `Tensor` and `Linear` have it."""
+    owner = subject.model.get_submodule(name.rpartition(".")[0])
+    class_name = type(owner).__name__
+    if name.endswith("bias"):
+        return "bias"
+    marks: Iterable[tuple[bool, str]] = (
+        (isinstance(owner, torch.nn.Embedding), "embedding"),
+        (isinstance(owner, torch.nn.Linear) or class_name == "Conv1D", "linear"),
+        ("Norm" in class_name, "norm"),
+        ("Conv" in class_name, "conv"),
+        (parameter.dim() == 3 and any(p.weight == name for p in seen.products), "experts"),
+        (parameter.dim() == 2 and any(p.weight == name for p in seen.products), "router"),
+    )
+    return next((kind for is_it, kind in marks if is_it), "state")
+
+
+def describe(subject: Subject, config: Mapping[str, Any], seen: Recorder) -> dict[str, Any]:
+    """Return the fields of the document that are not about layers, weights that layers share included.
+
+    Raises: UnsupportedError where the class has no token embedding or no head.
+    """
+    model = subject.model
+    table, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if table is None or head is None:
+        raise UnsupportedError(f"{type(model).__name__} has no token embedding or no head to trace.")
+    tied = head.weight is table.weight
+    norm_path, norm = _final_norm(subject)
+    decoder = subject.stack.rpartition(".")[0]
+    taken = {id(p) for p in subject.layers.parameters()}
+    taken |= {id(p) for p in (norm.parameters() if norm is not None else ())}
+    embeddings: list[Any] = []
+    other: list[Any] = []
+    for name, parameter in model.named_parameters():
+        if id(parameter) in taken or (not tied and parameter in set(head.parameters())):
+            continue
+        inside = name.startswith(f"{decoder}.") if decoder else True
+        tied_here = parameter is table.weight or any(parameter is p for p in head.parameters())
+        (embeddings if inside or tied_here else other).append(
+            [name, list(parameter.shape), kind_of(subject, name, parameter, seen)]
+        )
+    out_features, in_features = head.weight.shape
+    bias = getattr(head, "bias", None) is not None
+    return {
+        "model_type": str(config["model_type"]),
+        "class": type(model).__name__,
+        "hidden_size": in_features,
+        "vocab_size": out_features,
+        "max_position_embeddings": getattr(subject.text_config, "max_position_embeddings", None),
+        "embeddings": [*embeddings, *shared(subject, seen)],
+        "other": other,
+        "head": None if tied else ["lm_head", in_features, out_features, bias],
+        "final_norm": norm and _norm(norm_path, norm),
+    }
+
+
+def _final_norm(subject: Subject) -> tuple[str, torch.nn.Module | None]:
+    """Return the norm that stands beside the stack of layers: the last one there of the stream's width."""
+    decoder = subject.stack.rpartition(".")[0]
+    found = ("", None)
+    for name, module in subject.model.get_submodule(decoder).named_children():
+        own = list(module.parameters(recurse=False))
+        if own and "Norm" in type(module).__name__ and all(p.dim() == 1 for p in own) and "emb" not in name:
+            found = (name, module)
+    return found
+
+
+def _norm(name: str, module: torch.nn.Module) -> list[Any]:
+    """Return a norm as `Norm` has it."""
+    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    size = next(p.numel() for p in module.parameters())
+    return [
+        name,
+        size,
+        "layer" if isinstance(module, torch.nn.LayerNorm) else "rms",
+        weight is not None,
+        bias is not None,
+    ]
+
+
+Heard = Callable[[str], None]  # told after every pass what was done
+PASSES = len(MODES) * 5 + 1  # at most
+POOR_FIT = 0.01  # relative error of kept bytes at the batch that only checks
+
+
+def document(config: Mapping[str, Any], heard: Heard) -> dict[str, Any]:
+    """Return the trace of a configuration.
+
+    Raises: UnsupportedError where transformers has no such class or it cannot be traced,
+        FieldError where the class refuses the figures.
+    """
+    first = attention_of(config, "flash")
+    subject = build(config, torch.bfloat16, first)
+    length = _length(subject, first)
+    scout, outputs = run(subject, Ask(1, length, autocast=False, attention=first, trained=False))
+    heard("layers")
+    groups = {_middle(group): group for group in _groups(subject, scout)}
+    rests: dict[int, dict[str, Any]] = {index: {} for index in groups}
+    notes: list[str] = []
+    for mode in dict.fromkeys(_traced_as(config, mode) for mode in MODES):
+        try:
+            passes = _passes(config, mode, length, set(groups), outputs, heard)
+        except UnsupportedError as error:
+            notes.append(f"Not traced as {mode}: {error}")
+            continue
+        for index, by_mode in rests.items():
+            by_mode[mode] = layer_rests(index, passes)
+        notes += _misfits(groups, passes, mode)
+    if not all(rests.values()):
+        raise UnsupportedError(notes[0])
+    for by_mode in rests.values():
+        by_mode.update(
+            {mode: by_mode[same] for mode in MODES if (same := _traced_as(config, mode)) in by_mode}
+        )
+    layers = [{**layer(subject, g, i, scout), "rests": rests[i]} for i, g in groups.items()]
+    around = describe(subject, config, scout)
+    return {**around, **_versions(), "layers": layers, "notes": notes}
+
+
+def _versions() -> dict[str, str]:
+    from datetime import UTC, datetime
+
+    return {
+        "transformers": installed_version("transformers"),
+        "torch": installed_version("torch"),
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+
+
+def _length(subject: Subject, attention: str) -> int:
+    """Return the shortest length to trace: short for code that loops over tokens or has few positions."""
+    calls = [
+        run(subject, Ask(1, length, autocast=False, attention=attention, trained=None))[0].calls
+        for length in (SHORTEST, 2 * SHORTEST)
+    ]
+    if calls[1] - calls[0] >= SHORTEST:
+        return SHORTEST
+    most = getattr(subject.text_config, "max_position_embeddings", None) or 4 * CHUNK
+    return next((CHUNK >> n for n in range(5) if 4 * (CHUNK >> n) <= most), SHORTEST)
+
+
+def _traced_as(config: Mapping[str, Any], mode: str) -> str:
+    """Return the mode that stands for `mode`, where the class lacks its attention."""
+    width, attention = mode.split("/")
+    return f"{width}/{attention_of(config, attention)}"
+
+
+def _middle(group: list[int]) -> int:
+    """Return the layer that stands for a group; not the first, whose input comes from the embedding."""
+    return group[len(group) // 2]
+
+
+def _groups(subject: Subject, scout: Recorder) -> list[list[int]]:
+    """Return the indices of the layers, those together that have and do the same."""
+    groups: dict[Any, list[int]] = {}
+    for index, layer in enumerate(subject.layers):
+        shapes = Counter((name, tuple(p.shape)) for name, p in layer.named_parameters())
+        products = Counter(
+            product._replace(place=(0, product.place[1]), weight="")
+            for product in scout.products
+            if product.place[0] == index
+        )
+        kernels = Counter(kernel for place, kernel in scout.kernels if place[0] == index)
+        flops = round(sum(amount.flops for place, amount in scout.forward.items() if place[0] == index))
+        saved = round(sum(saved.bytes for saved in scout.saved.values() if saved.place[0] == index))
+        counts = tuple(frozenset(counter.items()) for counter in (shapes, products, kernels))
+        groups.setdefault((type(layer).__name__, counts, flops, saved), []).append(index)
+    return list(groups.values())
+
+
+def _passes(
+    config: Mapping[str, Any],
+    mode: str,
+    length: int,
+    kept: set[int],
+    outputs: Mapping[int, Any],
+    heard: Heard,
+) -> Passes:
+    """Return the passes of one mode at every batch."""
+    width, attention = mode.split("/")
+    subject = build(config, torch.bfloat16 if width == "bf16" else torch.float32, attention)
+    passes = []
+    for batch in points(length)[: 5 if width == "bf16" else 4]:
+        trained, frozen, bare = (
+            run(subject, Ask(*batch, width == "autocast", attention, kind), kept, outputs)[0]
+            for kind in (True, False, None)
+        )
+        passes.append((trained, frozen, bare))
+        heard(mode)
+    return passes
+
+
+def _misfits(groups: Mapping[int, list[int]], passes: Passes, mode: str) -> list[str]:
+    """Return a sentence if what layers keep is no polynomial of the batch."""
+    worst = max(misfit(index, passes) for index in groups)
+    if worst <= POOR_FIT:
+        return []
+    return [f"As {mode}, kept bytes are no polynomial of batch and length: off by up to {worst:.1%}."]

@@ -1,0 +1,1 @@
+"""The operators of one rank: what each part of a model computes, moves and keeps."""

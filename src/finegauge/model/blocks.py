@@ -1,0 +1,440 @@
+"""What a language model is made of: tensors, grouped into layers.
+
+A model is embeddings, a sequence of layers and a head. A layer is a list of residual
+branches, each a mixer (attention, feed-forward, experts, state space) with its norms.
+Nothing here computes: the operators of each mixer are in the module named after it,
+and which model is made of which blocks is declared in `families/`.
+
+Tensor names are those of the transformers modules, relative to the layer, so that LoRA
+targets and quantisers can be matched by name.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    from finegauge.model.traced import Traced
+
+
+class Routing(NamedTuple):
+    """How a router makes the weights of the chosen experts from its logits.
+
+    `scores`: "softmax" or "sigmoid" of all logits, "top_softmax" of the chosen alone, or
+    "sparsemixer" (Phi-3.5-MoE). What only decides which experts are chosen (groups,
+    corrections) is not kept for backward.
+    """
+
+    scores: str = "softmax"
+    normalised: bool = False  # the chosen weights are divided by their sum
+    masked: bool = False  # the weights are read from scores that are zero outside the best groups
+    wide_logits: bool = False  # input and weight of the router are cast to fp32
+    wide_scores: bool = True  # the scores are fp32 whatever the logits are
+    wide_weights: bool = False  # the weights reach the experts in fp32
+    wide_sum: bool = False  # looped experts add up as wide as the weights are
+
+
+class Numerics(NamedTuple):
+    """What a model's transformers class computes in a width or a place of its own."""
+
+    wide_norms: bool = False  # an RMS norm multiplies by its weight in fp32 (Gemma, OLMo-2)
+    own_loss: bool = False  # transformers 4.46 to 4.49: the loss is not that which all others share
+    narrow_loss: bool = False  # before transformers 5: the logits are not cast to fp32 for the loss
+    hands_back_cache: bool = False  # before 4.53: keys and values are returned under checkpointing too
+    wide_stream: bool = False  # the residual stream is fp32 whatever the weights are (Mamba)
+    wide_logits: bool = False  # the class itself returns fp32 logits (Mamba, Nemotron-H)
+    unit_norms: bool = False  # a norm multiplies by a copy of its weight, mostly 1 + weight (Gemma, Nemotron)
+    wide_layer_norms: bool = False  # a LayerNorm reads an fp32 copy of its input (OLMo 1)
+    written_layer_norms: bool = False  # LayerNorm is written out in fp32 (Cohere)
+    softcap: bool = False  # scores pass a tanh (Gemma 2)
+    logit_cap: bool = False  # so do the logits
+    scaled_logits: bool = False  # the logits are multiplied by a number (Granite, Cohere)
+    wide_tables: bool = False  # the sines and cosines of rotary positions are in fp32 (OLMo)
+    own_tables: int = 0  # how many pairs of them each layer makes for itself; 0: all layers share one
+    tables_by_kind: bool = False  # layers with a window turn by tables of their own
+    narrow_softmax: bool = False  # eager attention's softmax is not in fp32 (GPT-2)
+    wide_scores: bool = False  # eager attention multiplies queries and keys in fp32 (GPT-J)
+    sinks: str = ""  # eager attention has a "column" of sinks (GPT-OSS), or is "scaled" by them (Granite)
+    always_masks: bool = False  # sdpa gets a mask, and no more heads than there are (Falcon)
+    kernels: tuple[str, ...] = ("sdpa", "flash")  # attention it has beside eager, which stands in for others
+    holds_attention: bool = False  # what attention adds to the stream has a name until the layer ends
+    hands_on_scores: bool = False  # a layer returns its eager attention's probabilities (all before Llama)
+    dropout: tuple[str, ...] = ()  # where it is not zero: attention, mlp (their outputs), scores, embedding
+
+
+class Tensor(NamedTuple):
+    """One parameter tensor, as the transformers module holds it."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str  # linear | bias | embedding | norm | experts | conv | state | router | fixed (never trains)
+
+    @property
+    def size(self) -> int:
+        """Return the number of elements."""
+        return prod(self.shape)
+
+
+class Linear(NamedTuple):
+    """A dense projection, in_features -> out_features."""
+
+    name: str
+    in_features: int
+    out_features: int
+    bias: bool = False
+    kind: str = "linear"
+
+    def tensors(self) -> list[Tensor]:
+        """Return weight [out, in] and, if there is one, bias [out]."""
+        weight = Tensor(f"{self.name}.weight", (self.out_features, self.in_features), self.kind)
+        if not self.bias:
+            return [weight]
+        return [weight, Tensor(f"{self.name}.bias", (self.out_features,), "bias")]
+
+
+class Norm(NamedTuple):
+    """A normalisation over `size` channels; `kind` is "rms" or "layer".
+
+    `heads`: each of so many heads has a weight of its own, all in one tensor or, `apart`, each in its own.
+    """
+
+    name: str
+    size: int
+    kind: str = "rms"
+    weight: bool = True
+    bias: bool = False
+    heads: int = 0
+    apart: bool = False
+
+    def tensors(self) -> list[Tensor]:
+        """Return the weight and bias that the norm has."""
+        if self.apart:
+            names = [f"{self.name}.norms.{head}.weight" for head in range(self.heads)]
+            return [Tensor(name, (self.size,), "norm") for name in names]
+        shape = (self.heads, self.size) if self.heads else (self.size,)
+        parts = [("weight", self.weight), ("bias", self.bias)]
+        return [Tensor(f"{self.name}.{part}", shape, "norm") for part, has in parts if has]
+
+
+class Attention(NamedTuple):
+    """Multi-head, grouped-query or multi-query attention.
+
+    `projections` are in order of use; the last one is the output projection. Fused
+    projections (qkv in one) are one `Linear`. `extra` are tensors that no projection
+    holds (sinks, relative biases).
+    """
+
+    hidden_size: int
+    num_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    projections: tuple[Linear, ...]
+    value_head_dim: int = 0  # 0: same as head_dim
+    qk_norms: tuple[Norm, ...] = ()
+    window: int | None = None  # keys each query sees; None: all before it
+    rotary: bool = True
+    clipped: bool = False  # what q, k and v return is bounded
+    norms_last: bool = False  # queries and keys are normalised after they are turned (Hunyuan)
+    rotary_dim: int = 0  # channels of a head that turn, the others set aside meanwhile; 0: all
+    output_gate: bool = False
+    gate_size: int = 0  # channels of that gate; 0: as many as the output
+    copies_values: bool = False  # out of a fused projection, of which they are a view elsewhere (Falcon)
+    extra: tuple[Tensor, ...] = ()
+    path: str = "attention"
+
+    def tensors(self) -> list[Tensor]:
+        """Return the parameters, projections first."""
+        return _tensors(self.projections, self.qk_norms) + list(self.extra)
+
+
+class LatentAttention(NamedTuple):
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): low-rank q and kv.
+
+    `q_lora_rank` of None: q is projected directly. Queries and keys have
+    `qk_nope_head_dim + qk_rope_head_dim` channels per head, values `value_head_dim`.
+    """
+
+    hidden_size: int
+    num_heads: int
+    q_lora_rank: int | None
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    value_head_dim: int
+    projections: tuple[Linear, ...]
+    norms: tuple[Norm, ...]
+    extra: tuple[Tensor, ...] = ()
+    path: str = "attention"
+
+    def tensors(self) -> list[Tensor]:
+        """Return the parameters, projections first."""
+        return _tensors(self.projections, self.norms) + list(self.extra)
+
+
+class FeedForward(NamedTuple):
+    """A dense feed-forward: up, activation, down; `gated` adds the gate (SwiGLU, GeGLU).
+
+    `projections` in order of use, down last; a fused gate+up is one `Linear`.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    gated: bool
+    projections: tuple[Linear, ...]
+    activation: str = "silu"
+    norms: tuple[Norm, ...] = ()
+    path: str = "mlp"
+
+    def tensors(self) -> list[Tensor]:
+        """Return the parameters, projections first."""
+        return _tensors(self.projections, self.norms)
+
+
+class MixtureOfExperts(NamedTuple):
+    """A routed feed-forward: `top_k` of `num_experts` per token, and shared experts beside them.
+
+    `expert_bias`: the expert projections have biases. `router_extra` are tensors of the
+    router besides its weight (score-correction biases). `latent` are the projections into
+    and out of a narrower space that the routed experts, not the shared ones, work in.
+    `visits_all`: every expert computes every token, scaled by its score (Llama 4).
+    `looped`: the class knows no other implementation than the loop over experts (DBRX).
+    `shared_first`: the shared experts run before the router. `transposed`: expert weights are [in, out].
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_experts: int
+    top_k: int
+    router: Linear
+    gated: bool = True
+    expert_bias: bool = False
+    router_extra: tuple[Tensor, ...] = ()
+    shared: FeedForward | None = None
+    shared_gate: Linear | None = None
+    latent: tuple[Linear, ...] = ()
+    activation: str = "silu"
+    routing: Routing = Routing()
+    visits_all: bool = False
+    looped: bool = False
+    shared_first: bool = False
+    transposed: bool = False
+    extra: tuple[Tensor, ...] = ()
+    path: str = "moe"
+
+    @property
+    def expert_width(self) -> int:
+        """Return the channels that enter and leave a routed expert."""
+        return self.latent[0].out_features if self.latent else self.hidden_size
+
+    @property
+    def expert_size(self) -> int:
+        """Return the parameters of one routed expert."""
+        size = self.expert_matrices_size
+        if self.expert_bias:
+            size += (2 if self.gated else 1) * self.intermediate_size + self.expert_width
+        return size
+
+    @property
+    def expert_matrices_size(self) -> int:
+        """Return the parameters of one routed expert without its biases."""
+        return (3 if self.gated else 2) * self.expert_width * self.intermediate_size
+
+    def expert_projections(self, *, apart: bool = False) -> tuple[Linear, ...]:
+        """Return one expert's projections, down last: `apart` as transformers 4 holds them, else fused."""
+        h, f = self.expert_width, self.intermediate_size
+        down = Linear("w2" if apart else "down_proj", f, h)
+        if not self.gated:
+            return Linear("up_proj", h, f), down
+        if apart:
+            return Linear("w1", h, f), Linear("w3", h, f), down
+        return Linear("gate_up_proj", h, 2 * f), down
+
+    def expert_tensors(self) -> list[Tensor]:
+        """Return the experts as transformers 5 holds them: fused, one tensor per projection."""
+        e, h, f = self.num_experts, self.expert_width, self.intermediate_size
+        up = 2 * f if self.gated else f
+        name = "experts.gate_up_proj" if self.gated else "experts.up_proj"
+        shapes = ((e, h, up), (e, f, h)) if self.transposed else ((e, up, h), (e, h, f))
+        tensors = [Tensor(name, shapes[0], "experts"), Tensor("experts.down_proj", shapes[1], "experts")]
+        if self.expert_bias:
+            tensors.append(Tensor(f"{name}_bias", (e, up), "bias"))
+            tensors.append(Tensor("experts.down_proj_bias", (e, h), "bias"))
+        return tensors
+
+    def tensors(self) -> list[Tensor]:
+        """Return router, experts, shared experts."""
+        shared: list[Tensor] = []
+        if self.shared is not None:
+            shared = [Tensor(f"shared_expert.{t.name}", t.shape, t.kind) for t in self.shared.tensors()]
+        gate = self.shared_gate.tensors() if self.shared_gate else []
+        own = self.router.tensors() + list(self.router_extra) + _tensors(self.latent)
+        return own + self.expert_tensors() + shared + gate + list(self.extra)
+
+
+class Mamba1(NamedTuple):
+    """A Mamba-1 mixer (selective scan, arXiv:2312.00752)."""
+
+    hidden_size: int
+    inner_size: int
+    state_size: int
+    conv_kernel: int
+    dt_rank: int
+    projections: tuple[Linear, ...]  # in, x, dt, out
+    extra: tuple[Tensor, ...]  # conv1d, A_log, D
+    norms: tuple[Norm, ...] = ()
+    path: str = "mamba"
+
+    def tensors(self) -> list[Tensor]:
+        """Return the parameters, projections first."""
+        return _tensors(self.projections, self.norms) + list(self.extra)
+
+
+class Mamba2(NamedTuple):
+    """A Mamba-2 mixer (state-space duality, arXiv:2405.21060)."""
+
+    hidden_size: int
+    inner_size: int
+    state_size: int
+    conv_kernel: int
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    chunk_size: int
+    projections: tuple[Linear, ...]  # in, out
+    extra: tuple[Tensor, ...]  # conv1d, dt_bias, A_log, D
+    norms: tuple[Norm, ...] = ()
+    path: str = "mamba"
+
+    def tensors(self) -> list[Tensor]:
+        """Return the parameters, projections first."""
+        return _tensors(self.projections, self.norms) + list(self.extra)
+
+
+class LinearAttention(NamedTuple):
+    """A recurrent mixer with a matrix state per head: gated delta rule, retention, xLSTM.
+
+    `num_heads` heads keep a state of `key_head_dim` x `value_head_dim`, updated in
+    chunks of `chunk_size` tokens.
+    """
+
+    hidden_size: int
+    num_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    conv_size: int  # channels that pass the short convolution
+    conv_kernel: int
+    chunk_size: int
+    projections: tuple[Linear, ...]
+    extra: tuple[Tensor, ...] = ()
+    norms: tuple[Norm, ...] = ()
+    path: str = "linear_attention"
+
+    def tensors(self) -> list[Tensor]:
+        """Return the parameters, projections first."""
+        return _tensors(self.projections, self.norms) + list(self.extra)
+
+
+Mixer: TypeAlias = (
+    "Attention | LatentAttention | FeedForward | MixtureOfExperts | Mamba1 | Mamba2 | LinearAttention"
+    " | Traced"
+)
+
+
+class Branch(NamedTuple):
+    """One residual branch: x + norm_after(mixer(norm_before(x)))."""
+
+    mixer: Mixer
+    norm_before: Norm | None = None
+    norm_after: Norm | None = None
+
+    def tensors(self) -> list[Tensor]:
+        """Return the parameters of norms and mixer."""
+        return _tensors((n for n in (self.norm_before, self.norm_after) if n), (self.mixer,))
+
+
+class Layer(NamedTuple):
+    """One layer; `parallel` branches share the layer's input (GPT-J, GPT-NeoX, Falcon, Cohere)."""
+
+    kind: str  # "attention", "attention+moe", "mamba", ...: what `models show` counts
+    branches: tuple[Branch, ...]
+    parallel: bool = False
+    extra: tuple[Tensor, ...] = ()
+
+    def tensors(self) -> list[Tensor]:
+        """Return the parameters of all branches."""
+        return [t for branch in self.branches for t in branch.tensors()] + list(self.extra)
+
+
+class Architecture(NamedTuple):
+    """A whole model. Layers are grouped: (layer, how many of it), in no particular order.
+
+    `other` holds tensors outside the text decoder (a vision tower, its projector): they
+    count and weigh, and fine-tuning text does not run them.
+    """
+
+    model_type: str
+    hidden_size: int
+    vocab_size: int
+    layers: tuple[tuple[Layer, int], ...]
+    embeddings: tuple[Tensor, ...]
+    final_norm: Norm | None
+    head: Linear | None  # None: tied to the embedding
+    widening: tuple[Linear, ...] = ()  # from words to states and back, where they are not equally wide
+    other: tuple[Tensor, ...] = ()
+    max_position_embeddings: int | None = None
+    notes: tuple[str, ...] = ()
+    numerics: Numerics = Numerics()
+    embedding_norm: Norm | None = None
+    buffer_bytes: int = 0  # of masks and tables of positions that are no parameters
+    rotary_dims: tuple[int, ...] = ()  # channels of each table of sines that all layers share
+
+    @property
+    def projection(self) -> Linear:
+        """Return what makes logits of the last states: the head, or the table of words as wide as it is."""
+        return self.head or Linear("lm_head", self.embeddings[0].shape[1], self.vocab_size)
+
+    @property
+    def num_layers(self) -> int:
+        """Return the number of layers."""
+        return sum(count for _, count in self.layers)
+
+    @property
+    def num_parameters(self) -> int:
+        """Return the number of parameters, tied tensors once."""
+        layers = sum(count * _size(layer.tensors()) for layer, count in self.layers)
+        return layers + _size(self.outer_tensors()) + _size(self.other)
+
+    @property
+    def num_active_parameters(self) -> int:
+        """Return the parameters that one token passes through: only `top_k` of the routed experts."""
+        idle = 0
+        for layer, count in self.layers:
+            for branch in layer.branches:
+                if isinstance(moe := branch.mixer, MixtureOfExperts):
+                    idle += count * (moe.num_experts - min(moe.top_k, moe.num_experts)) * moe.expert_size
+                else:
+                    idle += count * getattr(moe, "idle_parameters", 0)
+        return self.num_parameters - idle
+
+    def outer_tensors(self) -> list[Tensor]:
+        """Return the tensors outside the layers: embeddings, what widens them, norms, untied head."""
+        parts = [part for part in (self.embedding_norm, *self.widening, self.final_norm, self.head) if part]
+        return list(self.embeddings) + _tensors(parts)
+
+    def layers_by_kind(self) -> dict[str, int]:
+        """Return how many layers there are of each kind."""
+        kinds: Counter[str] = Counter()
+        for layer, count in self.layers:
+            kinds[layer.kind] += count
+        return dict(kinds)
+
+
+def _tensors(*groups: "Iterable[Linear | Norm | Mixer]") -> list[Tensor]:
+    """Return the tensors of every part of every group, in order."""
+    return [tensor for group in groups for part in group for tensor in part.tensors()]
+
+
+def _size(tensors: Iterable[Tensor]) -> int:
+    """Return the number of elements of all tensors."""
+    return sum(tensor.size for tensor in tensors)

@@ -1,0 +1,269 @@
+"""The largest micro-batch, or the longest sequence, that still fits.
+
+Out of memory is an outcome, not an error, so the answer is where the outcome flips. The
+search brackets that point and, where the Estimator says how much memory a step takes,
+aims along the lines through known steps: about four probes where memory is affine.
+It never knows whether its Estimator predicts or measures.
+
+Neglects: an Estimator whose outcome flips more than once.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from math import floor
+from typing import TYPE_CHECKING, NamedTuple
+
+from finegauge.errors import FieldError
+from finegauge.profile import Profile
+
+if TYPE_CHECKING:
+    from finegauge.run.run import Run
+
+Estimator = Callable[["Run"], Profile]
+
+MAX_MICRO_BATCH_SIZE = 4096
+MAX_SEQ_LEN = 1_048_576
+MANY = 1e12  # a line that meets the limit beyond this never does
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """The largest value of one field that fits, with the steps on both sides of the border."""
+
+    field: str  # the field of Run that was varied
+    value: int  # 0 where even the smallest does not fit
+    limit: int  # the search went no further
+    profile: Profile | None  # the step at `value`
+    first_that_fails: Profile | None  # the step just above; None where `limit` still fits
+    num_probes: int
+
+    @property
+    def at_limit(self) -> bool:
+        """Return whether the search stopped at its limit, not at the memory's."""
+        return self.first_that_fails is None
+
+
+def max_micro_batch_size(
+    run: "Run", estimator: Estimator | None = None, *, limit: int = MAX_MICRO_BATCH_SIZE
+) -> Capacity:
+    """Return the largest `micro_batch_size` whose longest batch fits, up to `limit` sequences.
+
+    GRPO's come in steps that give every prompt all its answers.
+
+    Args:
+        run: The question; its own micro_batch_size does not matter.
+        estimator: Who says whether a step fits; FineGauge's prediction by default.
+        limit: The largest size to consider.
+
+    Raises: FieldError where `limit` is less than one such step.
+    """
+    ask, unit = estimator or _predict, unit_within(run, limit)
+    return _search("micro_batch_size", lambda size: ask(run.replace(micro_batch_size=size)), limit, unit=unit)
+
+
+def unit_within(run: "Run", limit: int) -> int:
+    """Return in what steps `micro_batch_size` may grow.
+
+    Raises: FieldError where not even one is within `limit`.
+    """
+    from finegauge.data.batch_shape import batch_unit
+
+    unit = batch_unit(run)
+    if unit > limit:
+        raise FieldError(
+            f"The search goes no further than {limit} sequences, but phase={run.phase} with "
+            f"num_generations={run.num_generations} takes multiples of {unit}; raise the limit."
+        )
+    return unit
+
+
+def max_seq_len(run: "Run", estimator: Estimator | None = None, *, limit: int = MAX_SEQ_LEN) -> Capacity:
+    """Return the longest `seq_len`, a multiple of `pad_to_multiple_of`, at which the batch fits.
+
+    The run's data set is set aside: every sequence counts as long as the cut-off, for that
+    is the batch that has to fit.
+    """
+    ask = estimator or _predict
+    filled = run.replace(dataset=None)
+    unit = min(run.pad_to_multiple_of, limit)
+    return _search("seq_len", lambda length: ask(filled.replace(seq_len=length)), limit, unit=unit)
+
+
+def _predict(run: "Run") -> Profile:
+    """Return FineGauge's own prediction."""
+    from finegauge.prediction.predictor import predict
+
+    return predict(run)
+
+
+def _search(field: str, probe: Callable[[int], Profile], limit: int, *, unit: int) -> Capacity:
+    """Return the border between fitting and failing, in multiples of `unit` up to `limit`."""
+    known: dict[int, Profile] = {}
+    low, high, most = 0, None, limit // unit
+    while low < most and (high is None or high - low > 1):
+        guess = _aim(known, low, high, most)
+        known[guess] = probe(guess * unit)
+        if known[guess].fits:
+            low = guess
+        else:
+            high = guess
+    return Capacity(
+        field=field,
+        value=low * unit,
+        limit=most * unit,
+        profile=known.get(low),
+        first_that_fails=None if high is None else known[high],
+        num_probes=len(known),
+    )
+
+
+def _aim(known: dict[int, Profile], low: int, high: int | None, most: int) -> int:
+    """Return the next multiple to probe.
+
+    Memory that rises ever faster meets the limit between where the chord of the bracket
+    meets it and where the line through the two steps below does: the middle of both is
+    probed. Every fourth probe halves the bracket, so that no other curve can make the
+    search crawl; while nothing is known of memory, the guess doubles and halves.
+    """
+    below = max((n for n in known if n < low), default=None)
+    risen = _crossing(known, below, low)
+    if high is None:
+        return min(most, max(low + 1, risen if risen is not None else 2 * low))
+    chord = _crossing(known, low, high)
+    if chord is None or len(known) % 4 == 0:
+        guess = (low + high) // 2 if high < 16 * low else round((max(1, low) * high) ** 0.5)
+    else:
+        guess = chord if risen is None else (chord + min(risen, high)) // 2
+    return min(max(guess, low + 1), high - 1)
+
+
+def _crossing(known: dict[int, Profile], one: int | None, other: int) -> int | None:
+    """Return the multiple at which the line through two known steps reaches what the GPU has.
+
+    None where a step is not known, or memory does not rise.
+    """
+    if one is None or one not in known or other not in known:
+        return None
+    first, second = known[one].device_memory_bytes.total, known[other].device_memory_bytes.total
+    slope = (second - first) / (other - one)
+    capacity = known[other].capacity_bytes
+    if slope <= 0 or not capacity:
+        return None
+    return other + floor(max(-MANY, min(MANY, (capacity - second) / slope)))
+
+
+MOST_TRIALS = 4
+UNSURE_RATIOS = 0.85, 1.15  # where a prediction states no interval of its own
+ANSWERS = ("completed", "out_of_memory")
+
+
+class Bounds(NamedTuple):
+    """Between which batches the border lies, by prediction."""
+
+    low: int  # surely fits; 0: none does
+    likely: int  # the largest that fits by the median
+    high: int  # surely does not fit; beyond the limit where everything up to it may
+
+
+class MeasuredCapacity(NamedTuple):
+    """What the trials found."""
+
+    capacity: Capacity
+    bounds: Bounds
+    trials: tuple[Profile, ...]  # in the order in which they were run
+    untried: int  # batches between the largest that fitted and the first known not to
+
+
+def measured_max_micro_batch_size(
+    run: "Run",
+    measure: Estimator,
+    predict: Estimator,
+    *,
+    capacity_bytes: float,
+    limit: int = MAX_MICRO_BATCH_SIZE,
+    most_trials: int = MOST_TRIALS,
+) -> MeasuredCapacity:
+    """Return the largest `micro_batch_size` that was measured to fit.
+
+    Args:
+        run: The question; its own micro_batch_size does not matter.
+        measure: Runs a trial and says how it ended.
+        predict: Says how much memory a trial should need.
+        capacity_bytes: What a trial may allocate.
+        limit: The largest size to consider.
+        most_trials: How many trials to run at most.
+    """
+    unit = unit_within(run, limit)
+
+    @cache
+    def predicted(units: int) -> Profile:
+        return predict(run.replace(micro_batch_size=units * unit))
+
+    def corrected_fits(units: int) -> bool:
+        return _needed(predicted(units)) * correction <= capacity_bytes
+
+    most = limit // unit
+    bounds = _bounds(predicted, capacity_bytes, most)
+    trials: dict[int, Profile] = {}
+    low, high, guess = 0, bounds.high, max(1, bounds.likely)
+    correction = 1.0
+    while low < guess < high and len(trials) < most_trials:
+        trial = measure(run.replace(micro_batch_size=guess * unit))
+        trials[guess] = trial
+        if trial.outcome not in ANSWERS:
+            break
+        if trial.fits:
+            low = guess
+            correction = _correction(trial, predicted(guess), correction)
+            refuted = high in trials and corrected_fits(high)
+            guess = (low + high) // 2 if refuted else max(low + 1, _largest(corrected_fits, low, high))
+        else:
+            high = guess
+            known = bounds.low if bounds.low < high else 0  # a bound that a trial has refuted is none
+            last = len(trials) == most_trials - 1 and not low  # better a size that fits than none
+            guess = known if last and known else (max(low, known) + high) // 2
+    capacity = Capacity(
+        field="micro_batch_size",
+        value=low * unit,
+        limit=most * unit,
+        profile=trials.get(low),
+        first_that_fails=trials.get(high) or (predicted(high) if high <= most else None),
+        num_probes=len(trials),
+    )
+    sizes = Bounds(*(units * unit for units in bounds))
+    return MeasuredCapacity(capacity, sizes, tuple(trials.values()), high - low - 1)
+
+
+def _bounds(predicted: Callable[[int], Profile], capacity_bytes: float, limit: int) -> Bounds:
+    """Return the batches that surely fit, probably fit and surely do not."""
+    low_ratio, high_ratio = predicted(1).source.memory_interval or UNSURE_RATIOS
+
+    def largest(ratio: float) -> int:
+        return _largest(lambda size: _needed(predicted(size)) * ratio <= capacity_bytes, 0, limit + 1)
+
+    return Bounds(low=largest(high_ratio), likely=largest(1.0), high=largest(low_ratio) + 1)
+
+
+def _largest(fits: Callable[[int], bool], low: int, high: int) -> int:
+    """Return the largest number from `low` (known to fit) to below `high` (known not to) that fits."""
+    step = 1
+    while low + step < high and fits(low + step):  # doubling first: most limits are far from the answer
+        low += step
+        step *= 2
+    high = min(high, low + step)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _needed(profile: Profile) -> float:
+    """Return the bytes that have to fit."""
+    return profile.device_memory_bytes.total
+
+
+def _correction(trial: Profile, predicted: Profile, before: float) -> float:
+    """Return measured over predicted memory; what was known before where the trial did not measure it."""
+    measured, expected = trial.peak_memory_bytes.total, predicted.peak_memory_bytes.total
+    return measured / expected if measured and expected else before

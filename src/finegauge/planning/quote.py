@@ -1,0 +1,322 @@
+r"""What a whole run takes: hours, kWh, kg of CO2e, and dollars per offer.
+
+$$ t = t_{start} + n_{steps} t_{step} + t_{evaluation} + t_{saves} $$
+$$ E_{wall} = 1.39 E_{boards}, \qquad CO_2e = E_{wall} \cdot PUE \cdot intensity $$
+
+Energy of the boards (what NVML reads) and at the wall (what the bill reads) are two
+figures with two names. Neglects: failed attempts, set-up by hand, storage and traffic.
+
+[1] MLPerf Training logs, 8 x H100 (700 W boards) on Llama-2-70B LoRA, one node: 895 W at the
+    wall per GPU, power logged at the wall from run_start to run_stop; the boards themselves
+    are taken at 92 % of their limit, as `predict.energy` takes them.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import ceil
+from typing import TYPE_CHECKING, NamedTuple
+
+from finegauge.catalogue.carbon import grid
+from finegauge.catalogue.carbon import pue as site_overhead
+from finegauge.catalogue.gpus import gpu
+from finegauge.catalogue.offers import Offer, managed_prices, offers, stale_warning
+from finegauge.data.batch_shape import BatchShape, shape
+from finegauge.prediction.calibration import DATASHEET
+from finegauge.prediction.time import board_power
+from finegauge.profile import Breakdown, Profile
+from finegauge.units import HOUR_S, KWH_J
+
+if TYPE_CHECKING:
+    from finegauge.run.run import Run
+
+# Assumption: a spot instance is taken away now and then, and work since the last checkpoint is
+# done again. Interruption rates differ by cloud, card and hour; none is published for all.
+SPOT_REPEATED_FRACTION = 0.10
+
+
+class PricedOffer(NamedTuple):
+    """One offer, and what the whole run would cost on it."""
+
+    offer: Offer
+    instances: int
+    idle_gpus: int  # rented and billed, but not asked for
+    wall_s: float
+    on_demand_usd: float | None
+    spot_usd: float | None  # with the hours that interruptions make it repeat
+
+
+class ManagedPrice(NamedTuple):
+    """What a managed fine-tuning service would bill; low and high are equal where one price is printed."""
+
+    provider: str
+    model: str  # the model or the band of sizes that is priced
+    method: str
+    billed_tokens: float  # training tokens times epochs; padding is not billed
+    low_usd: float
+    high_usd: float
+    date: str  # of the price; "" where none is printed
+    trust: str
+
+
+def priced(run: "Run", wall_s: float, offers: Iterable[Offer]) -> tuple[PricedOffer, ...]:
+    """Return every offer that holds the run, cheapest on demand first, unknown prices last.
+
+    Args:
+        run: How many GPUs on how many nodes.
+        wall_s: From the start of the first process to the end of the last.
+        offers: Of the run's GPU; slices of a card and nodes that are too small are left out.
+    """
+    per_node = ceil(run.num_gpus / run.num_nodes)
+    found = [_priced(run, wall_s, offer) for offer in offers if offer.gpu_count >= per_node]
+    return tuple(sorted(found, key=_rank))
+
+
+def cheapest(offers: Iterable[PricedOffer], *, spot: bool = False) -> PricedOffer | None:
+    """Return the ranked offer with the lowest cost, or None where no price is known.
+
+    Where nothing ranked is on offer (a marketplace asked for by name), the lowest of the rest
+    that is no outlier.
+    """
+
+    def cost_usd(offer: PricedOffer) -> float | None:
+        return offer.spot_usd if spot else offer.on_demand_usd
+
+    known = [offer for offer in offers if cost_usd(offer) is not None and not offer.offer.outlier]
+    ranked = [offer for offer in known if offer.offer.is_ranked] or known
+    return min(ranked, key=lambda offer: cost_usd(offer) or 0.0, default=None)
+
+
+def managed(run: "Run", billed_tokens: float) -> tuple[ManagedPrice, ...]:
+    """Return what managed services would bill for the run's training tokens, cheapest first.
+
+    Only supervised fine-tuning is compared; prices of low trust and prices that hold only
+    for longer contexts are left out.
+    """
+    from finegauge.catalogue.models import model
+
+    figures = model(run.model)
+    parameters = figures.parameters or figures.published_parameters
+    if run.phase != "sft" or not parameters:
+        return ()
+    found = []
+    for price in managed_prices(figures.name, parameters):
+        low = price.usd_per_million_tokens or price.lowest_usd_per_million_tokens
+        high = price.usd_per_million_tokens or price.highest_usd_per_million_tokens
+        longer = price.max_context is not None and price.max_context > 65_536  # a dearer tier of the same
+        if low is None or high is None or price.trust == "low" or longer or "RL" in price.method:
+            continue
+        found.append(
+            ManagedPrice(
+                provider=price.provider,
+                model=price.model,
+                method=price.method,
+                billed_tokens=billed_tokens,
+                low_usd=low * billed_tokens / 1e6,
+                high_usd=high * billed_tokens / 1e6,
+                date=price.date,
+                trust=price.trust,
+            )
+        )
+    return tuple(sorted(found, key=lambda price: price.low_usd))
+
+
+def _priced(run: "Run", wall_s: float, offer: Offer) -> PricedOffer:
+    """Return the cost of `wall_s` seconds on as many instances as the run has nodes."""
+    hours, instances = wall_s / HOUR_S, run.num_nodes
+    on_demand, spot = offer.on_demand_usd_per_h, offer.spot_usd_per_h
+    return PricedOffer(
+        offer=offer,
+        instances=instances,
+        idle_gpus=offer.gpu_count * instances - run.num_gpus,
+        wall_s=wall_s,
+        on_demand_usd=None if on_demand is None else rent_usd(hours, on_demand, instances),
+        spot_usd=None if spot is None else rent_usd(hours * (1 + SPOT_REPEATED_FRACTION), spot, instances),
+    )
+
+
+def rent_usd(hours: float, usd_per_h: float, instances: int) -> float:
+    """Return what `instances` cost for so many hours."""
+    return hours * usd_per_h * instances
+
+
+def _rank(priced_offer: PricedOffer) -> tuple[bool, float, str, str]:
+    """Return the place of an offer in the list: by cost, unknown last, then by name."""
+    usd = priced_offer.on_demand_usd
+    offer = priced_offer.offer
+    return usd is None, usd or 0.0, offer.provider, offer.instance_type
+
+
+# [1]: CPUs, memory, fans, network and power supplies as well
+WALL_POWER_RATIO = 895.0 / (DATASHEET.active_power_fraction * 700.0)
+SAVE_BYTES_PER_S = 1e9  # a checkpoint to one NVMe or a good network disk; assumption
+
+
+class StepQuantities(NamedTuple):
+    """What one step takes, of which the whole run is made; each may be an array, one per candidate."""
+
+    step_s: float
+    sequence_forward_s: float
+    checkpoint_bytes: float
+    step_j: float  # of all boards
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quote:
+    """What a whole run takes; figures of the whole are None where the number of steps is not known."""
+
+    run: "Run"
+    num_steps: int | None
+    wall_time_s: Breakdown  # startup, steps, evaluation, saves; empty where the steps are not known
+    boards_energy_j: float | None
+    wall_energy_j: float | None
+    emissions_kg: float | None  # CO2 equivalent
+    grid: str  # whose electricity
+    grid_kg_per_kwh: float
+    pue: float  # what the site draws over what its machines draw
+    offers: tuple[PricedOffer, ...]
+    managed: tuple[ManagedPrice, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def wall_s(self) -> float | None:
+        """Return the seconds from start to end."""
+        return self.wall_time_s.total if self.num_steps is not None else None
+
+    @property
+    def cheapest_on_demand(self) -> PricedOffer | None:
+        """Return the cheapest offer on demand: outliers and historical prices left out."""
+        return cheapest(self.offers)
+
+    @property
+    def cheapest_spot(self) -> PricedOffer | None:
+        """Return the cheapest spot offer: outliers and historical prices left out."""
+        return cheapest(self.offers, spot=True)
+
+
+def quote(run: "Run", profile: Profile | None = None, *, prices: Iterable[Offer] | None = None) -> Quote:
+    """Return what `run` takes from start to end, and what that costs on each offer.
+
+    Args:
+        run: With a GPU; its provider and region, where stated, narrow the offers.
+        profile: One step of it; FineGauge's prediction by default.
+        prices: The offers to price; those of the catalogue for this GPU by default.
+    """
+    if profile is None:
+        from finegauge.prediction.predictor import predict
+
+        profile = predict(run)
+    run = profile.run
+    batch = shape(run)
+    num_steps, num_epochs = batch.steps_total, epochs_of(run, batch)
+    intensity = grid(run.region, run.provider)
+    overhead = site_overhead(run.provider, run.region).pue
+    found = tuple(prices) if prices is not None else _offers(run)
+    wall, boards_j = Breakdown({}), None
+    costs: tuple[PricedOffer, ...] = ()
+    services: tuple[ManagedPrice, ...] = ()
+    if num_steps is not None:
+        step, power = _step_quantities(run, profile), board_power(gpu(run.gpu or ""), DATASHEET)
+        wall = wall_time_s(run, step, num_steps, num_epochs)
+        if power is not None and step.step_j:  # else nothing is known about the power of the board
+            boards_j = boards_energy_j(run, step, num_steps, wall, power.idle_w)
+        costs = priced(run, wall.total, found)
+        services = managed(run, _training_tokens(run, batch, num_steps, num_epochs))
+    wall_j = None if boards_j is None else boards_j * WALL_POWER_RATIO
+    return Quote(
+        run=run,
+        num_steps=num_steps,
+        wall_time_s=wall,
+        boards_energy_j=boards_j,
+        wall_energy_j=wall_j,
+        emissions_kg=None if wall_j is None else emissions_kg(wall_j, overhead, intensity.kg_per_kwh),
+        grid=intensity.name,
+        grid_kg_per_kwh=intensity.kg_per_kwh,
+        pue=overhead,
+        offers=costs,
+        managed=services,
+        warnings=_warnings(run, num_steps, costs),
+    )
+
+
+def _offers(run: "Run") -> tuple[Offer, ...]:
+    """Return the catalogue's offers for the run's GPU, of its provider and region where it states them."""
+    return offers(run.gpu, provider=run.provider, region=run.region if run.provider else None)
+
+
+def epochs_of(run: "Run", batch: BatchShape) -> float:
+    """Return how often the run goes through its data; `epochs` unless `max_steps` ends it before."""
+    if batch.steps_per_epoch and batch.steps_total:
+        return batch.steps_total / batch.steps_per_epoch
+    return run.epochs
+
+
+def _step_quantities(run: "Run", profile: Profile) -> StepQuantities:
+    """Return what the whole run is made of, as `profile` has it."""
+    at_update = profile.phase_memory_bytes.under("optimizer")  # the phase that holds all gradients
+    held = at_update if at_update.parts else profile.device_memory_bytes
+    forward_s = profile.step_time_s["forward"] / profile.step_sequences if profile.step_sequences else 0.0
+    return StepQuantities(
+        step_s=profile.step_time_s.total,
+        sequence_forward_s=forward_s,
+        checkpoint_bytes=checkpoint_bytes(run, held),
+        step_j=profile.step_energy_j.total,
+    )
+
+
+def checkpoint_bytes(run: "Run", held: Breakdown) -> float:
+    """Return what a save writes: what trains, and the state of its optimizer.
+
+    Trainable weights are as large as their gradients; a full fine-tune writes the model whole.
+
+    Args:
+        run: What trains.
+        held: The memory of a rank at the optimizer step.
+    """
+    written = held["gradients"] if run.trains_adapters else held["weights"]
+    return written + held["optimizer"]
+
+
+def wall_time_s(run: "Run", step: StepQuantities, num_steps: int, num_epochs: float) -> Breakdown:
+    """Return the seconds from start to end, by part."""
+    num_saves = num_epochs * run.saves_per_epoch
+    return Breakdown.of(
+        startup=run.startup_s,
+        steps=num_steps * step.step_s,
+        evaluation=num_epochs * run.eval_samples * step.sequence_forward_s,
+        saves=num_saves * step.checkpoint_bytes / SAVE_BYTES_PER_S,
+    )
+
+
+def boards_energy_j(
+    run: "Run", step: StepQuantities, num_steps: int, wall_s: Breakdown, idle_w: float
+) -> float:
+    """Return the joules of all boards: the steps' own, and idle power around them."""
+    around_s = wall_s.total - wall_s["steps"]
+    return num_steps * step.step_j + around_s * idle_w * run.num_gpus
+
+
+def emissions_kg(wall_j: float, overhead: float, kg_per_kwh: float) -> float:
+    """Return the CO2 equivalent of `wall_j` joules at the wall of a site with that overhead (PUE)."""
+    return wall_j / KWH_J * overhead * kg_per_kwh
+
+
+def _training_tokens(run: "Run", batch: BatchShape, num_steps: int, num_epochs: float) -> float:
+    """Return the tokens a managed service would bill: all samples of all epochs, without padding."""
+    if batch.num_samples is None:
+        return num_steps * run.gradient_accumulation_steps * run.data_parallel * batch.real_tokens
+    return num_epochs * batch.num_samples * batch.real_tokens / batch.samples
+
+
+def _warnings(run: "Run", num_steps: int | None, costs: tuple[PricedOffer, ...]) -> tuple[str, ...]:
+    """Return what a reader of the quote has to know."""
+    if num_steps is None:
+        return (
+            "The number of steps is not known, so neither is the cost: add num_samples=…, max_steps=… or a "
+            "dataset that 'finegauge datasets' lists.",
+        )
+    ranked = [cost.offer for cost in costs if cost.offer.is_ranked]
+    stale = stale_warning(ranked)
+    if not ranked:
+        where = f" from {run.provider}" if run.provider else ""
+        return (f"No price is known for {run.num_gpus} x {run.gpu}{where}.",)
+    return (stale,) if stale else ()

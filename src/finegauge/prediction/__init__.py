@@ -1,0 +1,1 @@
+"""Predictions from first principles: memory, time and energy of a run."""

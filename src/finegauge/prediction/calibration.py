@@ -1,0 +1,215 @@
+"""The few physical constants between a datasheet and what a machine achieves.
+
+None is fitted per run, model or table: each constant has a meaning and a reading of its
+own, and its source stands beside it. `sustained_fraction` and `varied_slack_fraction` were
+set with the golden tables in view. A calibration fitted to measurements replaces them as a whole.
+
+[1] measured 2026-11-21 on one core of a 2-core cloud server: torch 2.13.0, peft 0.21.2,
+    bitsandbytes 0.50.2; 9.0 us per elementwise operator with autograd, 0.43 ms per forward
+    of a 4-bit linear with its adapter, 0.16 ms of a 16-bit one
+[3] nvidia-smi beside torch's own peak in fms-acceleration's packed runs on A100: 160 rows, median
+[2] nccl-tests in stas00/ml-engineering, network/README.md @744d01e (2026-08-22)
+[5] `generate` of tiny models with 1 and 9 layers, one core of the server of [1], 2026-11-21, torch 2.13.0,
+    transformers 5: 0.45 ms a layer and token of Llama, 0.37 of OPT, 0.6 to 0.9 around; less their operators
+[4] SDPA in github.com/pytorch/benchmark pull request 2296 (2024-06)
+"""
+
+import os
+from collections.abc import Mapping
+from functools import cache
+from math import isfinite
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from finegauge.catalogue.gpus import GpuSpec
+from finegauge.errors import FileFormatError, shown
+from finegauge.profile import Interval
+from finegauge.units import GIB
+
+BEST_MATMUL_FRACTION = MappingProxyType(
+    # best published bf16 matmul over the dense peak, by architecture, where the GPU itself has no reading
+    {
+        "Volta": 0.80,
+        "Turing": 0.72,
+        "Ampere": 0.85,
+        "Ada Lovelace": 0.85,
+        "Hopper": 0.80,
+        "Blackwell": 0.77,
+        "Blackwell Ultra": 0.79,
+        "CDNA2": 0.70,
+        "CDNA3": 0.55,
+        "CDNA4": 0.62,
+    }
+)
+# best published fp8 product over its peak, against bf16's over its own: 1402.6 of 1979 TFLOP/s to 794.5
+# of 989 on H100 (stas00/ml-engineering, compute/accelerator, achievable matmul FLOPS)
+NARROW_MATMUL_FRACTION = 0.88
+HALVED_MATMUL_FRACTION = 0.95  # where fp32 accumulation runs at half rate, power and operands keep up
+# FlashAttention-2 leaves their asynchronous units idle
+HOPPER_KIN = frozenset({"Hopper", "Blackwell", "Blackwell Ultra"})
+HOPPER_PEAK_FLOPS_PER_S = 989.4e12  # of H100 and H200, bf16
+A100_MATMUL_FRACTION = 0.869  # best product of a benchmark over the peak
+
+# FlashAttention in Triton over its second version, causal, heads of 128, A100: forward 1.3 to 1.5, backward
+# about 2 times slower (Dao 2023, arXiv:2307.08691, section 4.1)
+FIRST_FORWARD_FRACTION, FIRST_BACKWARD_FRACTION = 0.70, 0.50
+
+# 10th to 90th percentile of truth over prediction, read off the packed one-GPU runs and the seed paper's
+# series, each source weighing the same; memory widened on the safe side
+MEMORY_INTERVAL = Interval(0.95, 1.07)
+TIME_INTERVAL = Interval(0.90, 1.60)
+
+
+class Calibration(NamedTuple):
+    """Achievable fractions, host costs and memory outside the tensors."""
+
+    name: str
+    sustained_fraction: float = 0.88  # clocks under load and layouts, against the best matmul of a benchmark
+    bandwidth_fraction: float = 0.83  # of the datasheet's: large elementwise kernels on HBM and GDDR
+    default_matmul_fraction: float = 0.75
+    grouped_fraction: float = 0.7  # one kernel for the products of all experts, against one such product
+    flash_fraction: float = 0.58  # FlashAttention-2 forward over the dense peak: 190 of 312 TFLOP/s on A100
+    hopper_flash_fraction: float = 0.30  # the same on Hopper: PyTorch's 287 to 304 of 989 on H100 [4]
+    # the kernels that use Hopper's asynchronous units, FlashAttention-3's or cuDNN's: 590 of 989 TFLOP/s,
+    # causal, heads of 128, before the loss on short rows (Shah et al. 2024, arXiv:2407.08608, figure 5)
+    asynchronous_flash_fraction: float = 0.60
+    flash_backward_fraction: float = 0.85  # of the forward's rate
+    dequantise_fraction: float = 0.60  # of bandwidth: 359 us for 58.7 M NF4 values, A40 (Xia, Fig. 6)
+    launch_s: float = 9e-6  # host seconds per kernel that eager PyTorch launches [1]
+    call_s: float = 1e-4  # host seconds of Python per adapter or 4-bit module call [1]
+    layer_s: float = 3e-4  # host seconds of Python around the operators of a layer, for every token [5]
+    token_s: float = 8e-4  # the same around all layers: masks, positions, the choice of the token [5]
+    wait_s: float = 5e-5  # the same call's wait for the device and its timers, in instrumented code
+    compiled_launch_fraction: float = 0.5
+    context_bytes: float = 0.55 * GIB  # CUDA context with lazy loading, per process
+    slack_fraction: float = 0.03  # of activations: rounding and fragmentation, fixed shapes
+    varied_slack_fraction: float = 0.12  # the same where shapes change from step to step, or routing does
+    cached_fraction: float = 0.35  # of activations and logits: freed blocks that others do not fit [3]
+    varied_cached_fraction: float = 1.1  # the same where shapes change: 16 rows of Orca-Math, 4-bit [3]
+    link_fraction: float = 0.79  # of NVLink's rate: 234.9 of 300 GB/s (8 A100), 361 of 450 GB/s (8 H200) [2]
+    pcie_fraction: float = 0.4  # of PCIe's rate, without NVLink: every byte crosses host memory
+    network_fraction: float = 0.9  # of the network cards' rate: 380 of 400 GB/s, 4 nodes of 8 B200 [2]
+    hop_s: float = 5e-6  # per step of a ring inside a node: 44 us for 14 steps of 32 kB, 170 us of 32 MB [2]
+    network_hop_s: float = 8e-6  # per step between nodes: 545 us for 62 steps [2]
+    unit_wait_s: float = 1.2e-3  # per run of a sharded layer: its host waits before it may gather the next
+    module_wait_s: float = 3e-3  # the same where every module of a layer is gathered on its own (ZeRO-3)
+    contention_fraction: float = 0.18  # of a collective's time, lost beside it: 24 of 132 multiprocessors
+    host_bytes_per_s: float = 20e9  # a GPU's share of host memory bandwidth: two sockets, eight GPUs
+    nccl_bytes: float = 1.0 * GIB  # communicators and buffers of a rank, outside the allocator
+    active_power_fraction: float = 0.92  # of the board limit while matrix products run
+    memory_power_fraction: float = 0.68  # while memory-bound kernels run
+    exchange_power_fraction: float = 0.45  # while a GPU waits for a collective, whose kernel spins
+    idle_power_fraction: float = 0.15  # clocks up, nothing running, where no idle figure is known
+    memory_interval: Interval = MEMORY_INTERVAL
+    time_interval: Interval = TIME_INTERVAL
+
+    def matmul_flops_per_s(self, gpu: GpuSpec, dtype: str) -> float:
+        """Return the rate of a large matrix product on `gpu` in training."""
+        peak, best = gpu.peak_flops_per_s(dtype), self._best_matmul_fraction(gpu)
+        if dtype == "fp8":
+            best *= NARROW_MATMUL_FRACTION
+        return peak * best * self.sustained_fraction
+
+    def memory_bytes_per_s(self, gpu: GpuSpec) -> float:
+        """Return the bandwidth that large kernels reach on `gpu`."""
+        return gpu.memory_bytes_per_s * self.bandwidth_fraction
+
+    def dequantise_bytes_per_s(self, gpu: GpuSpec) -> float:
+        """Return the bandwidth that the dequantisation kernels reach on `gpu`."""
+        return gpu.memory_bytes_per_s * self.dequantise_fraction
+
+    def slack(self, *, varied: bool) -> float:
+        """Return the fraction of activations that the allocator loses to rounding and fragmentation."""
+        return self.varied_slack_fraction if varied else self.slack_fraction
+
+    def cached(self, *, varied: bool) -> float:
+        """Return the fraction of activations and logits that the allocator holds in freed blocks."""
+        return self.varied_cached_fraction if varied else self.cached_fraction
+
+    def attention_flops_per_s(self, gpu: GpuSpec, dtype: str) -> float:
+        """Return the rate of the FlashAttention-2 forward kernel on `gpu`.
+
+        It is the share of what large products reach there that it is on an A100. On Hopper and later its
+        instructions are the older ones, no faster on Blackwell than on Hopper.
+        """
+        share = self.flash_fraction * self._best_matmul_fraction(gpu) / A100_MATMUL_FRACTION
+        rate = gpu.peak_flops_per_s(dtype) * share
+        if _has_asynchronous_units(gpu):
+            return min(rate, HOPPER_PEAK_FLOPS_PER_S * self.hopper_flash_fraction)
+        return rate
+
+    def asynchronous_ratio(self, gpu: GpuSpec) -> float:
+        """Return how many times as fast the third generation's attention kernels are on `gpu`."""
+        if not _has_asynchronous_units(gpu):
+            return 1.0
+        third = gpu.peak_flops_per_s("bf16") * self.asynchronous_flash_fraction
+        return max(1.0, third / self.attention_flops_per_s(gpu, "bf16"))
+
+    def _best_matmul_fraction(self, gpu: GpuSpec) -> float:
+        """Return the best bf16 product of a benchmark over the peak of `gpu`."""
+        if gpu.measured_matmul_flops_per_s:
+            return gpu.measured_matmul_flops_per_s / gpu.peak_flops_per_s("bf16")
+        if gpu.halves_accumulation:
+            return HALVED_MATMUL_FRACTION
+        return BEST_MATMUL_FRACTION.get(gpu.architecture, self.default_matmul_fraction)
+
+
+def _has_asynchronous_units(gpu: GpuSpec) -> bool:
+    """Return whether products on `gpu` are fed by units of their own: Hopper, Blackwell of data centres."""
+    return gpu.architecture in HOPPER_KIN and not gpu.compute_capability.startswith("12")
+
+
+DATASHEET = Calibration(name="datasheet and published ceilings, uncalibrated")
+
+SCHEMA_VERSION = 1
+VARIABLE = "FINEGAUGE_CALIBRATION"
+SHIPPED = os.path.join(os.path.dirname(__file__), "data", "calibration.json")
+INTERVALS = ("time_interval", "memory_interval")
+
+
+@cache
+def current() -> Calibration:
+    """Return the calibration that predictions use unless they are handed another.
+
+    Raises: FileFormatError if the user's file is missing or is no calibration.
+    """
+    return read(os.environ.get(VARIABLE) or SHIPPED)
+
+
+def read(path: str) -> Calibration:
+    """Return the calibration that a file holds.
+
+    Raises: FileFormatError if it is missing, or not what `finegauge calibrate` writes.
+    """
+    from finegauge.catalogue.tables import read_document
+
+    if not os.path.isfile(path):
+        raise FileFormatError(
+            f"No calibration {shown(path)}; 'finegauge calibrate TABLE -o FILE' writes one."
+        )
+    content = read_document(path)
+    try:
+        return _calibration(content)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        reason = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise FileFormatError(
+            f"{path} is not a calibration as 'finegauge calibrate' writes it: {reason}."
+        ) from None
+
+
+def _calibration(content: Mapping[str, Any]) -> Calibration:
+    """Return the calibration of a document."""
+    if content["schema_version"] != SCHEMA_VERSION:
+        raise ValueError(f"schema version {content['schema_version']}, not {SCHEMA_VERSION}")
+    constants = {name: float(entry["value"]) for name, entry in content["constants"].items()}
+    for name, value in constants.items():
+        if name not in Calibration._fields or isinstance(getattr(DATASHEET, name), (str, Interval)):
+            raise ValueError(f"'{name}' is no constant")
+        if not (isfinite(value) and value > 0):
+            raise ValueError(f"{name}={value} is not positive")
+    intervals = {name: Interval(*map(float, content[name])) for name in INTERVALS}
+    for name, interval in intervals.items():
+        if not 0 < interval.low_ratio <= interval.high_ratio < float("inf"):
+            raise ValueError(f"{name}={list(interval)} is not a pair of growing positive ratios")
+    fields: dict[str, Any] = {"name": str(content["name"])[:80], **constants, **intervals}
+    return DATASHEET._replace(**fields)

@@ -1,0 +1,496 @@
+"""What data-parallel ranks send each other: gathers of weights, reductions of gradients.
+
+Per micro-batch, FSDP gathers the weights twice and reduces the trained gradients once (once per step
+where `parallelism.accumulates_whole`), one message per layer and one for embedding and head, which stay
+gathered from forward to backward. ZeRO-3 gathers all of it twice, but for what it keeps until the
+backward pass, 1e9 elements by default. ZeRO-2 reduces per micro-batch, DDP and ZeRO-1 once per step, in
+buckets; ZeRO-1 and 2 gather updated weights [1]. DeepSpeed all-reduces in ZeRO-2 as it does in ZeRO-1,
+and keeps its own part (0.19.8, `use_multi_rank_bucket_allreduce`, counted on ranks of its own code).
+
+[1] Rajbhandari et al. 2020, arXiv:1910.02054, section 7
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from finegauge.arithmetic import ceil, every, largest, smallest
+from finegauge.data.batch_shape import PPO_EPOCHS, SERVING, WRITING, micro_steps, shape
+from finegauge.model.blocks import Attention, FeedForward, LatentAttention, Mixer, MixtureOfExperts
+from finegauge.model.graph import Graph, value_run
+from finegauge.model.op import Extents, Op
+from finegauge.prediction.forward_passes import (
+    Writing,
+    gathers_to_write,
+    judges,
+    policy_and_value,
+    writing_of,
+)
+from finegauge.prediction.model_parallel import (
+    WHOLE_ON_EACH_RANK,
+    by_megatron,
+    by_transformers,
+    regathers,
+    stage_layers,
+    stream_degree,
+)
+from finegauge.prediction.sharding import (
+    GATHERING,
+    ZERO3_KEPT,
+    Share,
+    expert_copies,
+    gradient_width,
+    rank_extents,
+    shard_degree,
+    share_of,
+)
+from finegauge.run.rules import FSDP, accumulates_whole
+from finegauge.run.run import Run
+
+DDP_FIRST_BUCKET_BYTES = 2**20  # torch: the first bucket is small, so that reducing starts early
+DDP_BUCKET_BYTES = 25 * 2**20  # torch: bucket_cap_mb
+OUTER = "embedding and head"  # what is gathered apart from the layers, in passes that only go forward
+ZERO_BUCKET = 5e8  # elements: DeepSpeed's default reduce_bucket_size and allgather_bucket_size
+
+
+class Collective(NamedTuple):
+    """One kind of message of one rank, and how often it is sent."""
+
+    kind: str  # all_reduce | all_gather | reduce_scatter | all_to_all | send
+    group: str  # data | tensor | context | expert | pipeline
+    what: str  # what is in it
+    payload_bytes: (
+        float  # the whole tensor: gathered, or before it is reduced; what one rank hands in or sends
+    )
+    ranks: int  # that take part
+    span: int  # the first and the last of them are this many ranks apart
+    num_sent: float  # per micro-batch, or per step
+    once: bool = False  # per step: after its last micro-batch
+    beside: str = ""  # forward | backward | attention: the computation it runs beside; none waits for it
+
+    @property
+    def name(self) -> str:
+        """Return what its time is called."""
+        kind = self.kind.replace("all_to_all", "all-to-all").replace("_", "-")
+        if self.kind == "send":
+            return {"pipeline": "point to point"}.get(self.group, f"ring ({self.group} parallel)")
+        return kind if self.group == "data" else f"{kind} ({self.group} parallel)"
+
+    def num_per_step(self, micro_steps: float) -> float:
+        """Return how often it is sent in a step of `micro_steps` micro-batches."""
+        return self.num_sent * (1 if self.once else micro_steps)
+
+
+def among_data_ranks(run: Run, share: Share) -> Iterator[Collective]:
+    """Yield gathers of weights and reductions of gradients among data-parallel ranks."""
+    ranks = run.data_parallel * run.context_parallel
+    yield from _experts_data(run, share)
+    if every(ranks == 1) and not run.sharding.startswith("zero"):
+        return
+    layers, span = stage_layers(run, share.graph.model), ranks * run.tensor_parallel
+    gradients = layers * share.layer_gradient_bytes + share.outer_gradient_bytes
+    if by_megatron(run) and run.sharding in ("none", "zero1"):
+        yield from _megatron_data(run, gradients, layers * share.layer_bytes + share.outer_bytes, ranks)
+    elif run.sharding == "none":
+        *earlier, last = _buckets(run, share)
+        reduced = "all_reduce", "data", "gradients"
+        for size, number in Counter(earlier).items():
+            yield Collective(*reduced, size, ranks, span, number, once=True, beside="backward")
+        yield Collective(*reduced, last, ranks, span, 1, once=True)
+    elif run.sharding in ("zero1", "zero2"):
+        yield from _in_zero_buckets(run, share, "all_reduce", gradients, ranks)
+        group = shard_degree(run)
+        updated = gradients if run.trains_adapters else layers * share.layer_bytes + share.outer_bytes
+        number = ceil(updated / (ZERO_BUCKET * _value_width(run, share)))
+        gathered = "all_gather", "data", "updated weights"
+        yield Collective(*gathered, updated / number, group, group * run.tensor_parallel, number, once=True)
+    elif run.sharding == "zero3":
+        yield from _zero3(run, share, gradients)
+    else:
+        yield from _fsdp(run, share, ranks)
+
+
+def forward_gathers(run: Run, share: Share) -> Iterator[Collective]:
+    """Yield the weights that one pass gathers which only goes forward."""
+    if run.sharding not in GATHERING:
+        return
+    group, layers = shard_degree(run), stage_layers(run, share.graph.model)
+    gathered, span = ("all_gather", "data", "weights"), group * run.tensor_parallel
+    yield Collective("all_gather", "data", OUTER, share.outer_bytes, group, span, 1)
+    yield Collective(*gathered, share.layer_bytes, group, span, 1)
+    yield Collective(*gathered, share.layer_bytes, group, span, layers - 1, beside="forward")
+    copies = expert_copies(run)
+    if run.expert_parallel > 1 and not every(copies == 1):
+        span = copies * run.expert_parallel * run.tensor_parallel
+        experts = "all_gather", "expert", "experts", share.expert_layer_bytes
+        yield Collective(*experts, copies, span, layers, beside="forward")
+
+
+def _value_width(run: Run, share: Share) -> int:
+    """Return the bytes of a trained value's gradient."""
+    low = share.graph.lowering
+    return low.adapter_bytes if run.trains_adapters else low.weight_bytes
+
+
+def _in_zero_buckets(run: Run, share: Share, kind: str, gradients: Any, ranks: int) -> Iterator[Collective]:
+    """Yield DeepSpeed's reductions, of one full bucket after the other; nothing runs beside the last one."""
+    number = ceil(gradients / (ZERO_BUCKET * _value_width(run, share)))
+    once, span = run.sharding == "zero1", ranks * run.tensor_parallel
+    reduced = kind, "data", "gradients", gradients / largest(1, number), ranks, span
+    yield Collective(*reduced, largest(0, number - 1), once=once, beside="backward")
+    yield Collective(*reduced, 1, once=once)
+
+
+def _zero3(run: Run, share: Share, gradients: Any) -> Iterator[Collective]:
+    """Yield what ZeRO-3 exchanges: weights layer by layer, again unless it has kept them, and gradients.
+
+    What to let go of it remembers by module and step from the first passes that it knew the order of, and
+    asks no more: of a model that is scored before it trains, of forward passes alone (__params_to_release of
+    deepspeed/runtime/zero/partitioned_param_coordinator.py, 0.19.8; counted on two ranks).
+    """
+    group, layers, layer = shard_degree(run), stage_layers(run, share.graph.model), share.layer_bytes
+    gathered, span = ("all_gather", "data", "weights"), group * run.tensor_parallel
+    whole = layers * layer + share.outer_bytes
+    kept = smallest(whole, 0.0 if share.scored_first else ZERO3_KEPT * share.graph.lowering.compute_bytes)
+    yield Collective(*gathered, share.outer_bytes, group, span, 1)
+    yield Collective(*gathered, layer, group, span, 1)
+    yield Collective(*gathered, layer, group, span, layers - 1, beside="forward")
+    yield Collective(*gathered, layer, group, span, (whole - kept) / layer, beside="backward")
+    yield from _in_zero_buckets(run, share, "reduce_scatter", gradients, group)
+
+
+def _fsdp(run: Run, share: Share, ranks: int) -> Iterator[Collective]:
+    """Yield what FSDP exchanges: layer by layer, embedding and head as one."""
+    group, layers = shard_degree(run), stage_layers(run, share.graph.model)
+    span, once = group * run.tensor_parallel, accumulates_whole(run)
+    gather, reduce = ("all_gather", "data", "weights"), ("reduce_scatter", "data", "gradients")
+    layer, outer = share.layer_bytes, share.outer_bytes
+    yield Collective(*gather, outer, group, span, 1)
+    again = run.sharding != "fsdp_shard_grad_op"
+    for beside in ("forward", "backward") if again else ("forward",):
+        yield Collective(*gather, layer, group, span, 1)
+        yield Collective(*gather, layer, group, span, layers - 1, beside=beside)
+    layer, outer = share.layer_gradient_bytes, share.outer_gradient_bytes
+    yield Collective(*reduce, layer, group, span, layers - 1, once=once, beside="backward")
+    yield Collective(*reduce, layer, group, span, 1, once=once)
+    yield Collective(*reduce, outer, group, span, 1, once=once)
+    copies = ranks // group
+    if not every(copies == 1):  # every shard, once it is reduced within its copy
+        between = "all_reduce", "data", "shards of gradients"
+        for shard, number in ((layer / group, layers), (outer / group, 1)):
+            whole = ranks * run.tensor_parallel
+            yield Collective(*between, shard, copies, whole, number, once=once, beside="backward")
+
+
+def _megatron_data(run: Run, gradients: float, weights: float, ranks: int) -> Iterator[Collective]:
+    """Yield Megatron-LM's reduction of all gradients, as wide as it adds them up.
+
+    Nothing runs beside it unless overlap_grad_reduce is asked for, as NeMo does.
+    """
+    beside = "backward" if "nemo" in run.framework.lower() else ""
+    size, span = gradients * gradient_width(run), ranks * run.tensor_parallel
+    kind = "all_reduce" if run.sharding == "none" else "reduce_scatter"
+    yield Collective(kind, "data", "gradients", size, ranks, span, 1, once=True, beside=beside)
+    if run.sharding == "zero1":
+        yield Collective("all_gather", "data", "updated weights", weights, ranks, span, 1, once=True)
+
+
+def _buckets(run: Run, share: Share) -> list[float]:
+    """Return the sizes of DDP's buckets, in the order of the backward pass, in bytes.
+
+    A bucket is closed by the tensor that fills it [torch.nn.parallel.DistributedDataParallel]; from the
+    second step on they follow the order in which gradients come.
+    """
+    graph, stages = share.whole, run.pipeline_parallel
+    sizes = [_reduced_bytes(run, op) for op in reversed(graph.head)]
+    for group in reversed(graph.layers):
+        own = [_reduced_bytes(run, op) for op in reversed(group.ops)]
+        sizes += own * max(1, ceil(group.count / stages))
+    sizes += [_reduced_bytes(run, op) for op in graph.embedding]
+    buckets, filled, limit = [], 0.0, DDP_FIRST_BUCKET_BYTES
+    for size in filter(None, sizes):
+        filled += size
+        if filled >= limit:
+            buckets.append(filled)
+            filled, limit = 0.0, DDP_BUCKET_BYTES
+    return [*buckets, filled] if filled or not buckets else buckets
+
+
+def _reduced_bytes(run: Run, op: Op) -> float:
+    """Return the bytes of the gradients of one rank's part of an operator's weights."""
+    if op.kind == "grouped_gemm" and run.expert_parallel > 1:
+        return 0.0  # those who hold the same experts reduce them
+    return op.gradient_bytes / (1 if op.kind in WHOLE_ON_EACH_RANK else run.tensor_parallel)
+
+
+def _experts_data(run: Run, share: Share) -> Iterator[Collective]:
+    """Yield what the ranks that hold the same experts exchange, where experts are divided."""
+    copies = expert_copies(run)
+    if run.expert_parallel == 1 or every(copies == 1):
+        return
+    layers = stage_layers(run, share.graph.model)
+    stride = run.expert_parallel * run.tensor_parallel
+    weights, gradients = share.expert_layer_bytes, share.expert_layer_gradient_bytes
+    span, once = copies * stride, accumulates_whole(run)
+    if run.sharding in GATHERING:
+        for beside in ("forward", "backward"):
+            yield Collective("all_gather", "expert", "experts", weights, copies, span, layers, beside=beside)
+        kind = "reduce_scatter"
+    else:
+        kind, once = ("reduce_scatter", False) if run.sharding == "zero2" else ("all_reduce", True)
+    times = layers if gradients else 0
+    what = "gradients of experts"
+    yield Collective(kind, "expert", what, gradients, copies, span, times, once=once, beside="backward")
+
+
+SUM_BYTES = 4  # of the gradients of keys and values while ranks add to them
+TRAINED = ("sft", "pretrain", "reward", "dpo", "grpo")
+
+
+class Volume(NamedTuple):
+    """What one rank takes part in during one optimizer step, by kind."""
+
+    kind: str
+    group: str
+    num_per_step: float
+    bytes_per_step: float  # of the payloads
+
+
+def collectives(run: Run) -> tuple[Collective, ...]:
+    """Return every message that one rank of `run` takes part in during one step of its phase.
+
+    Of a pipeline it is the rank that sends most, a middle stage; of PPO all updates of policy and value.
+    """
+    share = share_of(run)
+    if not share.communicates:
+        return ()
+    batch = shape(run)
+    extents = rank_extents(
+        run, Extents(batch.sequences, batch.tokens, batch.tokens_square, batch.longest_len)
+    )
+    runs = 3 if run.activation_checkpointing in ("full", "offload") else 2
+    found: list[Collective] = []
+    if run.phase == "ppo":
+        both = zip(policy_and_value(run, share), (run, value_run(run)), strict=True)
+        updates = [one for held, trained in both for one in exchanged(trained, held, extents, runs)]
+        found += [one._replace(num_sent=PPO_EPOCHS * one.num_sent) for one in updates]
+    elif run.phase in TRAINED:
+        found += exchanged(run, share, extents, runs)
+    for judge in judges(run, share):
+        found += passed(run, judge.share, extents)
+    found += _answers(run, share, extents)
+    return tuple(one for one in found if one.ranks > 1 and one.num_sent > 0 and one.payload_bytes > 0)
+
+
+def _answers(run: Run, share: Share, extents: Extents) -> list[Collective]:
+    """Return the messages of all writing in one step."""
+    if run.phase not in (*SERVING, *WRITING):
+        return []
+    writing = writing_of(run, extents)
+    before, reading, further = written(run, share, writing)
+    rest = [one._replace(num_sent=(writing.new_tokens - 1) * one.num_sent) for one in further]
+    return [one._replace(once=run.phase not in SERVING) for one in (*before, *reading, *rest)]
+
+
+def volumes(run: Run) -> list[Volume]:
+    """Return how often and how many bytes of each kind one rank exchanges in a step, the largest first."""
+    steps = micro_steps(run)
+    totals: dict[tuple[str, str], tuple[float, float]] = {}
+    for one in collectives(run):
+        times = one.num_per_step(steps)
+        before = totals.get((one.kind, one.group), (0.0, 0.0))
+        totals[one.kind, one.group] = before[0] + times, before[1] + times * one.payload_bytes
+    found = [Volume(kind, group, *amounts) for (kind, group), amounts in totals.items()]
+    return sorted(found, key=lambda volume: -volume.bytes_per_step)
+
+
+def exchanged(run: Run, share: Share, extents: Extents, runs: int) -> list[Collective]:
+    """Return the messages of one rank that holds `share`.
+
+    Args:
+        run: The run as stated.
+        share: What one rank computes.
+        extents: Of its micro-batch.
+        runs: How often a layer runs: forward, backward, and once more where it is recomputed.
+    """
+    return [
+        *among_data_ranks(run, share),
+        *_tensor(run, share, extents, runs),
+        *_context(run, share, extents, runs),
+        *_experts(run, share, extents, runs),
+        *_pipeline(run, share, extents),
+    ]
+
+
+def passed(run: Run, share: Share, extents: Extents, *, written: float = 0.0) -> list[Collective]:
+    """Return the messages of one rank in a pass that only goes forward.
+
+    Args:
+        run: The run as stated.
+        share: What the rank has of the model.
+        extents: Of its micro-batch.
+        written: How many tokens the pass gives the logits of; 0 where it takes the loss of all.
+    """
+    return [
+        *forward_gathers(run, share),
+        *_tensor(run, share, extents, 1, written),
+        *_context(run, share, extents, 1),
+        *_experts(run, share, extents, 1),
+    ]
+
+
+class Written(NamedTuple):
+    """The messages of one rank while answers are written."""
+
+    before: list[Collective]  # once: weights that stay gathered
+    reading: list[Collective]  # in the pass over the prompts
+    further: list[Collective]  # in that of each token after the first
+
+
+def written(run: Run, share: Share, writing: Writing) -> Written:
+    """Return the messages of one rank while the answers of `writing` are written."""
+    whole = run.replace(sequence_parallel=False) if run.sequence_parallel else run
+    reading = passed(run, share, writing.prompts, written=writing.rows)
+    further = passed(whole, share, writing.token, written=writing.rows)
+    once = gathered_to_write(run)
+    before = [one._replace(beside="") for one in reading if one.what in once]
+    return Written(before, *([one for one in found if one.what not in once] for found in (reading, further)))
+
+
+def gathered_to_write(run: Run) -> tuple[str, ...]:
+    """Return what of the weights is gathered once for a batch of answers, not for every token."""
+    if run.sharding == "fsdp_shard_grad_op" or gathers_to_write(run):
+        return OUTER, "weights", "experts"
+    return (OUTER,) if run.sharding in FSDP else ()
+
+
+def _tensor(
+    run: Run, share: Share, extents: Extents, runs: int, written: float = 0.0
+) -> Iterator[Collective]:
+    """Yield what tensor-parallel ranks add up: the output of every branch, the gradient of its input.
+
+    So are the streams at embedding and head, and three numbers per token of a loss over divided words;
+    of `written` tokens, each the last of its sequence, all ranks get the logits.
+    """
+    degree, model, low = run.tensor_parallel, share.graph.model, share.graph.lowering
+    if degree == 1:
+        return
+    stages, group, backward = run.pipeline_parallel, (degree, degree), runs > 1
+    back = backward / stages * _branches(share.graph, apart=by_transformers(run))
+    sums = max(1, runs - 1) * _branches(share.graph) / stages + back
+    ends = 2 if stages == 1 and backward else 1  # embedding and head, each on its stage
+    stream = extents.tokens * model.hidden_size * low.compute_bytes
+    if written or by_transformers(run):
+        words = (written or extents.tokens) * model.vocab_size * low.compute_bytes
+        yield Collective("all_gather", "tensor", "logits", words, *group, 1)
+    if by_transformers(run):
+        yield Collective("all_reduce", "tensor", "streams", stream, *group, sums + ends)
+        return
+    if not written:
+        yield Collective("all_reduce", "tensor", "losses", 4.0 * extents.tokens, *group, 3)
+    if not run.sequence_parallel:
+        yield Collective("all_reduce", "tensor", "streams", stream, *group, sums + ends)
+        return
+    for kind in ("all_gather", "reduce_scatter"):
+        yield Collective(kind, "tensor", "streams", stream, *group, sums + ends)
+    if not backward:
+        return
+    if regathers(run):
+        again = "all_gather", "tensor", "inputs kept divided"
+        yield Collective(*again, stream, *group, back, beside="backward")
+    normed = [op for g in share.whole.layers for op in g.ops * g.count] + list(share.whole.head)
+    norms = [op for op in normed if op.kind == "norm" and op.gradient_bytes]
+    if norms:
+        width = sum(op.gradient_bytes for op in norms) / len(norms)
+        what = "gradients of norms"
+        yield Collective("all_reduce", "tensor", what, width, *group, len(norms) / stages, once=True)
+
+
+def _branches(graph: Graph, *, apart: bool = False) -> int:
+    """Return the branches of all layers; `apart`: the products that each of them begins with."""
+    total = 0
+    for layer, count in graph.model.layers:
+        mixers = [branch.mixer for branch in layer.branches]
+        if apart:
+            ins = (len(m.projections) - 1 if isinstance(m, Attention | FeedForward) else 1 for m in mixers)
+            total += count * sum(ins)
+        else:
+            total += count * (1 if layer.parallel else len(mixers))
+    return total
+
+
+def _context(run: Run, share: Share, extents: Extents, runs: int) -> Iterator[Collective]:
+    """Yield the ring of keys and values: a block to the next rank, until everyone has seen it."""
+    degree, model = run.context_parallel, share.graph.model
+    if degree == 1:
+        return
+    width = sum(
+        count * _key_value_width(branch.mixer) for layer, count in model.layers for branch in layer.branches
+    )
+    blocks = sum(
+        count for layer, count in model.layers for branch in layer.branches if _key_value_width(branch.mixer)
+    )
+    if not blocks:
+        return
+    tensor = run.tensor_parallel
+    channels = extents.tokens * width / blocks / tensor
+    rounds, ring = blocks / run.pipeline_parallel, (degree, degree * tensor)
+    block, sums = channels * share.graph.lowering.compute_bytes, channels * SUM_BYTES
+    homes = rounds * degree if runs > 1 else 0.0  # a block's gradients come home last
+    times = rounds * runs * (degree - 1), homes
+    sent = ("keys and values", block, *ring, times[0]), ("gradients of them", sums, *ring, times[1])
+    yield from (Collective("send", "context", *one, beside="attention") for one in sent)
+
+
+def _key_value_width(mixer: Mixer) -> int:
+    """Return the channels of keys and values that a token has."""
+    match mixer:
+        case Attention():
+            return mixer.num_key_value_heads * (mixer.head_dim + (mixer.value_head_dim or mixer.head_dim))
+        case LatentAttention():
+            key = mixer.qk_nope_head_dim + mixer.qk_rope_head_dim
+            return mixer.num_heads * (key + mixer.value_head_dim)
+        case _:
+            return 0
+
+
+def _experts(run: Run, share: Share, extents: Extents, runs: int) -> Iterator[Collective]:
+    """Yield the way of tokens to their experts and back."""
+    degree = run.expert_parallel
+    if degree == 1:
+        return
+    span = degree * run.tensor_parallel
+    tokens = extents.tokens / stream_degree(run)
+    for mixer, count in _routed(share.graph):
+        sent = tokens * min(mixer.top_k, mixer.num_experts) * mixer.expert_width
+        payload = sent * share.graph.lowering.compute_bytes
+        times = 2 * runs * count / run.pipeline_parallel
+        yield Collective("all_to_all", "expert", "tokens", payload, degree, span, times)
+
+
+def _routed(graph: Graph) -> list[tuple[MixtureOfExperts, int]]:
+    """Return the mixtures of experts of a model, and how many layers have each."""
+    return [
+        (branch.mixer, count)
+        for layer, count in graph.model.layers
+        for branch in layer.branches
+        if isinstance(branch.mixer, MixtureOfExperts)
+    ]
+
+
+def _pipeline(run: Run, share: Share, extents: Extents) -> Iterator[Collective]:
+    """Yield what a middle stage hands on: activations to the next, gradients to the one before."""
+    stages, chunks = run.pipeline_parallel, run.virtual_pipeline_stages
+    if stages == 1:
+        return
+    boundary = extents.tokens * share.graph.model.hidden_size * share.graph.lowering.activation_bytes
+    if scatters_boundary(run):
+        boundary = boundary / run.tensor_parallel
+    times = 2 * chunks if stages > 2 else 2 * chunks - 1
+    span = stages * run.tensor_parallel * run.context_parallel * run.data_parallel
+    yield Collective("send", "pipeline", "activations, gradients", boundary, stages, span, times)
+
+
+def scatters_boundary(run: Run) -> bool:
+    """Return whether each tensor-parallel rank of a stage sends its part of the stream alone."""
+    return run.tensor_parallel > 1 and (run.sequence_parallel or by_megatron(run))

@@ -1,0 +1,172 @@
+r"""Seconds of one operator on the device.
+
+$$ t = \max\left(\frac{flops}{peak \cdot e_c},\ \frac{bytes}{bandwidth \cdot e_m}\right) $$
+
+A matrix product is cut into tiles, one per multiprocessor and wave: $e_c$ falls where the
+last wave is partly empty, where a tile hangs over the edge, and where the inner dimension
+is too short to fill the pipeline. Of the tile shapes a library has, the best is taken.
+Neglected: clocks that sink with power, cache hits between operators.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from finegauge.arithmetic import largest, present, where
+from finegauge.catalogue.gpus import GpuSpec
+from finegauge.model.op import Cost, Extents, Gemm, Op
+from finegauge.prediction.calibration import (
+    DATASHEET,
+    FIRST_BACKWARD_FRACTION,
+    FIRST_FORWARD_FRACTION,
+    Calibration,
+)
+
+if TYPE_CHECKING:
+    from finegauge.prediction.sharding import Share
+
+FOREACH_VALUES, FUSED_VALUES, CLIP_VALUES = 21.0, 7.0, 3.0  # read or written per parameter
+
+TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.93), (128, 64, 0.80), (64, 64, 0.62), (64, 32, 0.45))
+PIPELINE_DEPTH = 96.0  # elements of k before a tile's pipeline is full
+HALF_RATE_KEYS = 450.0  # keys per query at which FlashAttention-2 has half its rate of long rows [1, fig. 5]
+SPLIT_K = 4  # a product of few tiles may divide its inner dimension over this many blocks
+DEFAULT_SMS = 100
+VECTOR_FRACTION = 0.5  # of the fp32 peak: kernels without matrix instructions
+CHUNKED_SCAN_FRACTION = 0.5  # of a large product's rate: small products inside a chunk
+
+
+class Device(NamedTuple):
+    """A GPU under a calibration, rates ready to divide by; or several, each number an array of theirs."""
+
+    calibration: Calibration
+    matmul_flops_per_s: Mapping[str, float]  # by dtype
+    attention_flops_per_s: Mapping[str, float]  # of the forward kernel of the second generation, by dtype
+    asynchronous_ratio: float  # of the third generation's
+    vector_flops_per_s: float  # of kernels without matrix instructions
+    memory_bytes_per_s: float
+    dequantise_bytes_per_s: float
+    num_sms: float
+    known: dict[tuple[Gemm, int], tuple[float, float]] | None = None  # of several: (tokens, work) of products
+
+    @classmethod
+    def of(cls, gpu: GpuSpec, calibration: Calibration, dtypes: Iterable[str]) -> "Device":
+        """Return the device, with rates of products and attention for `dtypes` and fp32.
+
+        Products in fp8 are computed in the first of `dtypes` where the GPU has no such units.
+
+        Raises: UnsupportedError if the GPU has no such rate.
+        """
+        computed = sorted({*dtypes, "fp32"})
+        products = {dtype: calibration.matmul_flops_per_s(gpu, dtype) for dtype in computed}
+        narrow = "fp8" if "fp8" in gpu.flops_per_s else computed[0]
+        return cls(
+            calibration=calibration,
+            matmul_flops_per_s={**products, "fp8": calibration.matmul_flops_per_s(gpu, narrow)},
+            attention_flops_per_s={
+                dtype: calibration.attention_flops_per_s(gpu, dtype) for dtype in computed
+            },
+            asynchronous_ratio=calibration.asynchronous_ratio(gpu),
+            vector_flops_per_s=gpu.peak_flops_per_s("fp32") * VECTOR_FRACTION,
+            memory_bytes_per_s=calibration.memory_bytes_per_s(gpu),
+            dequantise_bytes_per_s=calibration.dequantise_bytes_per_s(gpu),
+            num_sms=float(gpu.num_sms or DEFAULT_SMS),
+        )
+
+    @classmethod
+    def side_by_side(cls, devices: Sequence["Device"]) -> "Device":
+        """Return `devices`, of one calibration and the same dtypes, as one whose every number is an array."""
+        import numpy
+
+        if not devices:
+            return cls(DATASHEET, {}, {}, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+        def together(numbers: Sequence[Any]) -> Any:
+            if isinstance(numbers[0], Mapping):
+                return {key: together([number[key] for number in numbers]) for key in numbers[0]}
+            return numpy.array(numbers)
+
+        columns = zip(*(device[1:-1] for device in devices), strict=True)
+        numbers: dict[str, Any] = dict(zip(cls._fields[1:-1], map(together, columns), strict=True))
+        return cls(calibration=devices[0].calibration, known={}, **numbers)
+
+    def seconds(self, op: Op, cost: Cost, extents: Extents, *, backward: bool) -> float:
+        """Return the device seconds of `cost`, one direction of `op`."""
+        rate = self.dequantise_bytes_per_s if op.kind == "dequantise" else self.memory_bytes_per_s
+        moved = cost.bytes.at(extents) / rate
+        if cost.gemms:
+            compute = sum(self._product_seconds(gemm, extents.tokens, op.dtype) for gemm in cost.gemms)
+            if op.kind == "grouped_gemm" and cost.launches < cost.gemms[0].groups:  # one kernel for all
+                compute = compute / self.calibration.grouped_fraction
+            return largest(compute, moved)
+        seen = extents.windowed(op.window)
+        flops = cost.flops.at(seen)
+        if not present(flops):
+            return moved
+        if op.kind == "attention":
+            flops = flops * (1.0 + HALF_RATE_KEYS * seen.tokens / seen.pairs)
+        return largest(flops / self._rate(op, backward=backward), moved)
+
+    def cache_seconds(self, num_bytes: float) -> float:
+        """Return the seconds of reading or writing so many bytes of keys and values."""
+        return num_bytes / self.memory_bytes_per_s
+
+    def update_seconds(self, share: "Share") -> float:
+        """Return the seconds of gradient clipping and the optimizer step over the values `share` holds."""
+        weights, run, moved, size = share.graph.weights, share.run, 0.0, share.value_bytes
+        values = FUSED_VALUES if run.optimizer_implementation == "fused" else FOREACH_VALUES
+        for params in (weights.trained_params, weights.adapter_params):
+            if run.optimizer.endswith("8bit"):
+                moved += params * (3.0 * size + 4.0)
+            else:
+                moved += params * size * values
+            moved += params * size * CLIP_VALUES
+        return moved / self.memory_bytes_per_s
+
+    def _rate(self, op: Op, *, backward: bool) -> float:
+        """Return FLOP/s of a kernel that is not a plain matrix product."""
+        if op.kind == "attention":
+            rate = self.attention_flops_per_s[op.dtype]
+            if op.generation == 1:
+                rate = rate * (FIRST_BACKWARD_FRACTION if backward else FIRST_FORWARD_FRACTION)
+            elif op.generation == 3:
+                rate = rate * self.asynchronous_ratio
+            return rate * (self.calibration.flash_backward_fraction if backward else 1.0)
+        if op.kind == "scan" and op.dtype == "fp32":
+            return self.vector_flops_per_s
+        return self.matmul_flops_per_s[op.dtype] * CHUNKED_SCAN_FRACTION
+
+    def _product_seconds(self, gemm: Gemm, tokens: float, dtype: str) -> float:
+        """Return the seconds of `gemm`, looked at once for the same tokens."""
+        if self.known is None:
+            return _known_work(gemm, tokens, self.num_sms) / self.matmul_flops_per_s[dtype]
+        key = gemm, id(tokens)  # of an array, which is kept so that no other has its place
+        if key not in self.known:
+            self.known[key] = tokens, gemm_work(gemm, tokens, self.num_sms)
+        return self.known[key][1] / self.matmul_flops_per_s[dtype]
+
+
+def gemm_work(gemm: Gemm, tokens: float, sms: float) -> float:
+    """Return the FLOPs that a device of `sms` multiprocessors could have done in the time of `gemm`.
+
+    They are its own over the efficiency of its best tiling.
+    """
+    rows = largest(1.0, gemm.rows_per_token * tokens / gemm.groups)
+    flops = 2.0 * rows * gemm.n * gemm.k * gemm.groups
+    reached = []
+    for tile_m, tile_n, quality in TILES:
+        tiles = -(-rows // tile_m) * -(-gemm.n // tile_n) * gemm.groups  # a part of a tile is a tile
+        covered = rows * gemm.n * gemm.groups / (tiles * tile_m * tile_n)
+        blocks, depth = tiles, float(gemm.k)
+        if gemm.k > SPLIT_K * PIPELINE_DEPTH:
+            split = where(tiles < sms, SPLIT_K, 1)
+            blocks, depth = tiles * split, gemm.k / split
+        waves = blocks / (-(-blocks // sms) * sms)
+        reached.append(quality * covered * waves * depth / (depth + PIPELINE_DEPTH))
+    return flops / largest(*reached)
+
+
+@lru_cache(maxsize=4096)
+def _known_work(gemm: Gemm, tokens: float, sms: float) -> float:
+    """Return `gemm_work` of one device: passes and layers repeat the same products."""
+    return gemm_work(gemm, tokens, sms)

@@ -1,0 +1,214 @@
+"""One rank's part of the operators where tensor, sequence or expert parallelism divides them.
+
+Between the two products of a branch a tensor-parallel rank has channels of its own only [1]; what comes
+before the first and after the last is whole on every rank: streams, norms, masks of dropout, and the
+inputs that the first products keep. Sequence parallelism divides all of that by tokens; Megatron's keeps
+those inputs divided too, and gathers them again in backward [2]. An expert-parallel rank has a share of
+the experts, each with the rows of all ranks.
+
+Neglected: the partial sums that the last product of a branch leaves, whole, until they are added up.
+
+[1] Shoeybi et al. 2019, arXiv:1909.08053   [2] Korthikanti et al. 2022, arXiv:2205.05198, section 4.2
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from math import ceil
+
+from finegauge.model.blocks import Architecture, Layer
+from finegauge.model.graph import Graph
+from finegauge.model.op import NOTHING, Cost, Op
+from finegauge.run.run import Run
+
+WHOLE_ON_EACH_RANK = frozenset({"norm", "gather"})  # kinds that tensor parallelism leaves alone
+ON_STREAMS = frozenset({"residual", "dropout"})  # names of what works on the residual stream, whole too
+ENTERING = frozenset({"gemm", "grouped_gemm"})  # kinds that read a whole stream, if first in their branch
+MEGATRONS = ("megatron", "nemo 1")  # frameworks whose layers are Megatron's
+# frameworks whose models and plans for tensor parallelism are transformers' own
+FULLY_SHARD = ("torchtune", "torchtitan", "automodel")
+TRANSFORMERS = ("trl", "axolotl", "factory", "ms-swift", "transformers", "accelerate", "hf trainer")
+
+
+def divided(run: Run, ops: Iterable[Op]) -> tuple[Op, ...]:
+    """Return one rank's part of the operators of a layer, of the embedding or of the head."""
+    if run.tensor_parallel > 1:
+        ops = _tensor_shares(run, ops)
+    return tuple(_expert_share(op, run.expert_parallel) for op in ops)
+
+
+def stream_degree(run: Run) -> int:
+    """Return over how many ranks the tokens of norms and residual streams are divided."""
+    return run.tensor_parallel if run.sequence_parallel else 1
+
+
+def _tensor_shares(run: Run, ops: Iterable[Op]) -> Iterator[Op]:
+    """Yield one tensor-parallel rank's part of the operators."""
+    degree, sequence, entering, branch = run.tensor_parallel, run.sequence_parallel, True, ""
+    for op in ops:
+        entering = entering or op.path[0] != branch  # a new branch, or the end of the last one
+        branch = op.path[0]
+        between = op.kind not in (*WHOLE_ON_EACH_RANK, *ENTERING, "softmax")
+        part = _scaled_op(op, 1.0 / degree)
+        if op.kind == "loss" and by_transformers(run):
+            part = op
+        elif op.kind in WHOLE_ON_EACH_RANK or op.path[-1] in ON_STREAMS:
+            part = part if sequence else op
+        elif entering and op.kind in ENTERING:
+            part = _on_whole_input(op, part, kept=not regathers(run))
+        entering = op.path[-1] == "residual" or (entering and not between)  # softmax: the router's
+        yield part
+
+
+def _on_whole_input(op: Op, part: Op, *, kept: bool) -> Op:
+    """Return this rank's `part` of a product whose input is whole, and `kept` so."""
+    if kept:
+        return part._replace(saved_bytes=op.saved_bytes, stash_bytes=op.stash_bytes)
+    gathered = op.saved_bytes.times(1.0)
+    return part._replace(
+        live_forward_bytes=part.live_forward_bytes.plus(gathered),
+        live_backward_bytes=part.live_backward_bytes.plus(gathered),
+    )
+
+
+def regathers(run: Run) -> bool:
+    """Return whether inputs of column-parallel products are kept divided, and gathered again in backward."""
+    return run.sequence_parallel and run.tensor_parallel > 1 and run.method == "full" and by_megatron(run)
+
+
+def by_megatron(run: Run) -> bool:
+    """Return whether Megatron's own layers run, rather than PyTorch's DTensor."""
+    return "megatron" in run.kernels or any(name in run.framework.lower() for name in MEGATRONS)
+
+
+def by_transformers(run: Run) -> bool:
+    """Return whether transformers divides the model: product by product, embedding and loss whole."""
+    return any(name in run.framework.lower() for name in TRANSFORMERS)
+
+
+def by_fully_shard(run: Run) -> bool:
+    """Return whether a framework is known to shard by FSDP2's fully_shard, tensor by tensor.
+
+    FSDP1 makes one flat tensor of a unit's. Memory of the former is freed in the order of streams, without
+    the host.
+    """
+    return any(name in run.framework.lower() for name in FULLY_SHARD)
+
+
+def _scaled_op(op: Op, part: float) -> Op:
+    """Return `part` of an operator, its weights whole."""
+    return op._replace(
+        forward=_scaled(op.forward, part),
+        backward=_scaled(op.backward, part),
+        saved_bytes=op.saved_bytes.times(part),
+        stash_bytes=op.stash_bytes.times(part),
+        live_forward_bytes=op.live_forward_bytes.times(part),
+        live_backward_bytes=op.live_backward_bytes.times(part),
+        passing_bytes=op.passing_bytes.times(part),
+    )
+
+
+def _expert_share(op: Op, degree: int) -> Op:
+    """Return one expert-parallel rank's part: a share of the experts, each with the rows of all ranks."""
+    if degree == 1 or op.kind != "grouped_gemm":
+        return op
+
+    def fewer(cost: Cost) -> Cost:
+        gemms = tuple(g._replace(groups=max(1, g.groups // degree)) for g in cost.gemms)
+        moved = cost.bytes._replace(const=cost.bytes.const / degree)
+        return cost._replace(gemms=gemms, bytes=moved)
+
+    return op._replace(forward=fewer(op.forward), backward=fewer(op.backward))
+
+
+def _scaled(cost: Cost, part: float) -> Cost:
+    """Return `part` of a cost; a product loses columns."""
+    gemms = tuple(gemm._replace(n=max(1, round(gemm.n * part))) for gemm in cost.gemms)
+    return cost._replace(flops=cost.flops.times(part), bytes=cost.bytes.times(part), gemms=gemms)
+
+
+LAST_STAGE = " (last stage)"  # beside the names of the phases of its memory
+
+
+def stage_layers(run: Run, model: Architecture) -> float:
+    """Return the layers of one pipeline stage; a fraction where they do not divide evenly."""
+    return model.num_layers / run.pipeline_parallel
+
+
+def slowest_share(run: Run, model: Architecture) -> float:
+    """Return the share of all layers that the stage with most of them computes, one working at a time: 1."""
+    stages, layers = run.pipeline_parallel, model.num_layers
+    if stages == 1 or run.pipeline_schedule == "naive":
+        return 1.0
+    chunks = run.virtual_pipeline_stages
+    return min(1.0, ceil(layers / (stages * chunks)) * chunks / layers)
+
+
+def outer_params(whole: Graph) -> tuple[float, float]:
+    """Return the parameters before the layers, and those after them; a tied head is both."""
+    model = whole.model
+    before = float(sum(tensor.size for tensor in model.embeddings))
+    return before, sum(tensor.size for tensor in model.outer_tensors()) - before
+
+
+def on_a_stage(run: Run, ends: Sequence[float]) -> float:
+    """Return what the stage with more of it has of the two ends of the model: all, without a pipeline."""
+    return max(ends) if run.pipeline_parallel > 1 else sum(ends)
+
+
+def stage_shares(run: Run, whole: Graph) -> tuple[float, float]:
+    """Return the shares of weights, and of trained values, that lie on the fullest pipeline stage.
+
+    Layers are divided evenly; the first stage has the embedding, the last the head.
+    """
+    stages, weights = run.pipeline_parallel, whole.weights
+    if stages == 1:
+        return 1.0, 1.0
+    ends, width = outer_params(whole), whole.lowering.weight_bytes
+    outer, most = sum(ends) * width, on_a_stage(run, ends) * width
+    base = ((weights.base_bytes - outer) / stages + most) / weights.base_bytes
+    if run.trains_adapters:
+        return base, 1.0 / stages
+    trained = weights.trained_params
+    return base, ((trained - sum(ends)) / stages + on_a_stage(run, ends)) / trained
+
+
+def stage_graphs(run: Run, graph: Graph) -> dict[str, Graph]:
+    """Return the fullest stages of a pipeline, by what is added to the names of their phases."""
+    if run.pipeline_parallel == 1:
+        return {"": graph}
+    first = replace(stage_graph(run, graph, _kept(run, first=True)), head=tuple(map(_elsewhere, graph.head)))
+    return {"": first, LAST_STAGE: stage_graph(run, graph, _kept(run, first=False))}
+
+
+def _kept(run: Run, *, first: bool) -> float:
+    """Return how many stages' layers a stage keeps, each counted for every micro-batch in flight."""
+    stages, chunks, steps = (
+        run.pipeline_parallel,
+        run.virtual_pipeline_stages,
+        run.gradient_accumulation_steps,
+    )
+    if run.pipeline_schedule == "naive":
+        return 1.0
+    if run.pipeline_schedule == "gpipe":
+        return float(steps)
+    if chunks == 1:
+        return float(min(stages, steps)) if first else 1.0
+    ramp = (stages - 1) / chunks
+    return min(float(steps), stages + ramp if first else stages - ramp)
+
+
+def stage_graph(run: Run, graph: Graph, kept: float) -> Graph:
+    """Return a stage whose layers are counted `kept` times."""
+    share = kept / run.pipeline_parallel
+    layers = tuple(replace(group, count=max(1, round(group.count * share))) for group in graph.layers)
+    whole: Counter[Layer] = Counter()  # equal layers of several groups are rounded together
+    for layer, count in graph.model.layers:
+        whole[layer] += count
+    fewer = tuple((layer, max(1, round(count * share))) for layer, count in whole.items())
+    return replace(graph, layers=layers, model=graph.model._replace(layers=fewer))
+
+
+def _elsewhere(op: Op) -> Op:
+    """Return an operator that another stage runs."""
+    return Op(op.path, op.kind, NOTHING, keeps_input=op.keeps_input, dtype=op.dtype)

@@ -1,0 +1,524 @@
+r"""What one rank of several computes and holds: its share of operators, weights, gradients, states.
+
+With $\Psi$ trained parameters and N ranks, mixed-precision Adam holds per rank, in bytes [1]:
+
+$$ 16\Psi,\quad 4\Psi + 12\Psi/N,\quad 2\Psi + 14\Psi/N,\quad 16\Psi/N $$
+
+for ZeRO stages 0 to 3; DeepSpeed's stage 1 gives back others' gradients before the update, as stage 2.
+FSDP shards as stage 3 [2]; under mixed precision its shards are fp32 and what it gathers is 16-bit, so a
+rank computes as in pure 16 bit. `divided` says what tensor, sequence and expert parallelism leave of the
+operators, `stages` what a pipeline leaves of the layers.
+
+[1] Rajbhandari et al. 2020, arXiv:1910.02054, section 5   [2] Zhao et al. 2023, arXiv:2304.11277
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import inf
+from typing import NamedTuple
+
+from finegauge.arithmetic import every, largest, smallest
+from finegauge.model.blocks import MixtureOfExperts
+from finegauge.model.gradient_pruning import is_adapter
+from finegauge.model.graph import Graph, LayerGraph, build
+from finegauge.model.op import Extents, Op
+from finegauge.model.weights import Weights
+from finegauge.prediction.memory import (
+    HEAD_BACKWARD,
+    LiveSet,
+    Update,
+    backward_moment,
+    largest_parts,
+    live_set,
+    optimizer_scratch,
+    worst,
+)
+from finegauge.prediction.model_parallel import (
+    by_fully_shard,
+    by_megatron,
+    by_transformers,
+    divided,
+    on_a_stage,
+    outer_params,
+    stage_graphs,
+    stage_layers,
+    stage_shares,
+)
+from finegauge.profile import Breakdown, Path
+from finegauge.run.rules import FSDP, accumulates_whole
+from finegauge.run.run import Run
+
+GATHERING = (*FSDP, "zero3")
+GRADIENT_SHARDING = (*GATHERING, "zero2")
+# custom_sharded_layers of torchtune's 70B recipes, torchtitan's parallelize_llama; both read 2026-11-21
+OUTER_UNITS_APART = ("torchtune", "torchtitan")
+GATHERED_LAYERS = 2  # the one at work and the next, already on its way
+ZERO_BUCKET = 5e8  # elements: DeepSpeed's default reduce_bucket_size
+ZERO3_PREFETCHED = 5e7  # elements: DeepSpeed's stage3_prefetch_bucket_size, gathered in one message
+ZERO3_KEPT = 1e9  # elements: DeepSpeed's stage3_max_live_parameters and stage3_max_reuse_distance
+ZERO3_SUB_GROUP = 1e9  # elements: DeepSpeed's default sub_group_size, the gradients that are fp32 at a time
+AFTER_BACKWARD = "reduction"  # a phase with no activations, of gradients in one bucket
+WEIGHTS_OFFLOADED = ("params", "all", "nvme")
+MASTER_BYTES = 12.0  # fp32 copy, first and second moment, per trained parameter under DeepSpeed
+
+
+class Share(NamedTuple):
+    """One rank: the run as it computes it, its operators and tensors, and what it gathers from others."""
+
+    run: Run  # in the precision of the weights that are gathered
+    graph: Graph
+    whole: Graph  # before it is divided
+    layer_bytes: float = 0.0  # of one layer's weights, whole, as gathered; this tensor-parallel share of it
+    outer_bytes: float = 0.0  # of embedding, final norm and head; of a pipeline, of the stage with more of it
+    layer_gradient_bytes: float = 0.0  # of one layer's gradients before they are reduced
+    outer_gradient_bytes: float = 0.0
+    expert_layer_bytes: float = 0.0  # of one layer's experts on this expert-parallel rank, whole
+    expert_layer_gradient_bytes: float = 0.0
+    value_bytes: float = 0.0  # of one trained value as the optimizer sees it
+    scored_first: bool = False  # it went only forward first: ZeRO-3 then lets go of what backward needs
+
+    @property
+    def distributed(self) -> bool:
+        """Return whether the rank has others beside it."""
+        return self.run.num_gpus > 1
+
+    @property
+    def communicates(self) -> bool:
+        """Return whether anything is exchanged with other ranks or with the host."""
+        return _divided(self.run) or self.run.cpu_offload != "none"
+
+
+def share_of(run: Run) -> Share:
+    """Return the share of the fullest rank of `run`, which may have one GPU only."""
+    share = held_by(run)
+    if share.graph is share.whole:
+        return share
+    return share._replace(graph=rank_graph(run, share.whole, share.graph.weights))
+
+
+def held_by(run: Run) -> Share:
+    """Return `share_of(run)` with its tensors alone: its operators are those of the whole model."""
+    computed = _as_computed(run)
+    whole = build(computed)
+    plain = Share(run=run, graph=whole, whole=whole, value_bytes=_value_bytes(run, whole))
+    simple = run.cpu_offload == "none" and run.optimizer_implementation != "in_backward"
+    if simple and not _divided(run):
+        return plain
+    experts = _expert_fraction(whole) if run.expert_parallel > 1 else 0.0
+    rest = _weights_at_rest(run, whole, experts)
+    low, per_layer = whole.lowering, max(1, whole.model.num_layers) * run.tensor_parallel
+    outer = sum(outer_params(whole)) * float(low.weight_bytes)
+    inner = max(0.0, whole.weights.base_bytes - outer)
+    ends = [sum(op.gradient_bytes for op in ops) for ops in (whole.embedding, whole.head)]
+    inner_gradient = max(0.0, whole.weights.gradient_bytes - sum(ends))
+    experts /= 1.0 - sum(outer_params(whole)) / max(1, whole.model.num_parameters)  # of the layers alone
+    return Share(
+        run=computed,
+        graph=replace(whole, weights=rest),
+        whole=whole,
+        layer_bytes=(inner * (1.0 - experts) + whole.weights.adapter_bytes) / per_layer,
+        outer_bytes=on_a_stage(run, outer_params(whole)) * low.weight_bytes / run.tensor_parallel,
+        layer_gradient_bytes=inner_gradient * (1.0 - experts) / per_layer,
+        outer_gradient_bytes=on_a_stage(run, ends) / run.tensor_parallel,
+        expert_layer_bytes=inner * experts / per_layer / run.expert_parallel,
+        expert_layer_gradient_bytes=inner_gradient * experts / per_layer / run.expert_parallel,
+        value_bytes=plain.value_bytes,
+    )
+
+
+def held_likewise(run: Run, share: Share) -> Share:
+    """Return `held_by(run)`, of a run that differs from that of `share` in the number of its ranks alone."""
+    experts = _expert_fraction(share.whole) if run.expert_parallel > 1 else 0.0
+    rest = _weights_at_rest(run, share.whole, experts)
+    return share._replace(graph=replace(share.graph, weights=rest))
+
+
+def expert_copies(run: Run) -> int:
+    """Return how many data-parallel ranks hold the same experts, or shards of them."""
+    return largest(1, run.data_parallel * run.context_parallel // run.expert_parallel)
+
+
+def shard_degree(run: Run) -> int:
+    """Return over how many ranks weights, gradients or states are divided; 1 where nothing is."""
+    if run.sharding == "none":
+        return 1
+    if run.sharding == "hybrid" and every(run.data_parallel_replicate == 1):  # by default, within a node
+        return max(1, min(run.data_parallel_shard, run.num_gpus // run.num_nodes))
+    return run.data_parallel_shard * run.context_parallel
+
+
+def rank_extents(run: Run, extents: Extents) -> Extents:
+    """Return the extents that one rank sees: context parallelism divides each sequence."""
+    degree = run.context_parallel
+    if degree == 1:
+        return extents
+    return extents._replace(tokens=extents.tokens / degree, pairs=extents.pairs / degree)
+
+
+def gathered_memory(run: Run, share: Share) -> dict[str, dict[Path, float]]:
+    """Return by phase what a rank holds beside its share: gathered weights, gradients to be reduced, buckets.
+
+    FSDP keeps its root unit (embedding, norm, head) gathered from the forward pass to the end of the
+    backward pass, and its gradients whole until then: the head's beside every layer, the embedding's only
+    when no activation is left, and FSDP1 then joins all of them in one tensor. Where both are units of
+    their own, one of them is gathered beside one layer. ZeRO-3 lets go of nothing that it uses again within
+    its next elements, a copy even of what a lone rank holds. Megatron-LM reduces gradients where they lie.
+    """
+    degree = run.data_parallel * run.context_parallel
+    if degree == 1 and run.sharding != "zero3":
+        return {}
+    if run.sharding in ("zero1", "zero2") and not _has_megatron_optimizer(run):
+        return _zero_buffers(run, share)
+    weights, gradients = ("workspace", "gathered weights"), ("workspace", "gradients being reduced")
+    stage_layers = share.graph.model.num_layers / run.pipeline_parallel
+    if run.sharding in ("none", "zero1", "zero2"):
+        held = 0.0 if _has_megatron_optimizer(run) else share.graph.weights.gradient_bytes
+        return {phase: {gradients: held} for phase in ("backward", "optimizer")}
+    layers = stage_layers if run.sharding == "fsdp_shard_grad_op" else min(GATHERED_LAYERS, stage_layers)
+    layer_bytes = share.layer_bytes + (share.expert_layer_bytes if expert_copies(run) > 1 else 0.0)
+    gathered = share.outer_bytes + layers * layer_bytes
+    if run.sharding == "zero3":
+        most = 0.0 if share.scored_first else ZERO3_KEPT * whole_bytes(share)
+        kept = min(share.outer_bytes + stage_layers * layer_bytes, most)
+        gathered = max(kept, max(outer_params(share.whole)) * whole_bytes(share) + layer_bytes)
+    at_head = gathered - (layer_bytes if 1 < layers <= GATHERED_LAYERS else 0.0)
+    if any(name in run.framework.lower() for name in OUTER_UNITS_APART):
+        end = max(outer_params(share.whole)) * whole_bytes(share) / run.tensor_parallel
+        at_head = gathered = layers * layer_bytes + max(0.0, end - layer_bytes)
+    reduced = share.layer_gradient_bytes
+    if not share.graph.lowering.chunks_kept:  # else it is counted with the loss
+        head = sum(op.gradient_bytes for op in share.whole.head) / run.tensor_parallel
+        reduced += share.outer_gradient_bytes if run.sharding == "zero3" else head
+    beside: dict[Path, float] = {weights: gathered}
+    if accumulates_whole(run):
+        whole = share.layer_gradient_bytes * stage_layers + share.outer_gradient_bytes
+        beside[gradients] = max(0.0, whole - share.graph.weights.gradient_bytes)
+        reduced += beside[gradients]  # a unit's new ones beside the sum of all before
+    found = {"forward": beside, "loss": beside, "backward": {**beside, gradients: reduced}}
+    if run.sharding != "zero3":
+        loss = {**beside, weights: at_head}
+        found |= {"loss": loss, HEAD_BACKWARD: {**loss, gradients: reduced - share.layer_gradient_bytes}}
+        copies = 2.0 if run.framework and not by_fully_shard(run) else 1.0
+        found[AFTER_BACKWARD] = {
+            weights: gathered,
+            gradients: copies * share.outer_gradient_bytes + beside.get(gradients, 0.0),
+            ("gradients",): share.graph.weights.gradient_bytes,
+        }
+        return found
+    buffers = _zero_buffers(run, share)
+    return {name: {**found.get(name, {}), **parts} for name, parts in buffers.items()}
+
+
+def _zero_buffers(run: Run, share: Share) -> dict[str, dict[Path, float]]:
+    """Return by phase what DeepSpeed holds beside weights, gradients and states, however it gathers weights.
+
+    Gradients are copied into a bucket, which stages 1 and 2 give back after the backward pass and stage 3
+    keeps for good, as it does its part of the gradients; stage 2 reduces a copy of the bucket, and stage 3
+    unpacks what it gathers from one message that stays meanwhile. The update takes its part of the
+    gradients flattened, then in fp32
+    (deepspeed/runtime/zero/stage_1_and_2.py, stage3.py of 0.19.8; measured block by block on two ranks).
+    """
+    bucket_path, update = ("workspace", "bucket of gradients"), ("workspace", "gradients of the update")
+    weights, value = share.graph.weights, share.graph.lowering.weight_bytes
+    own, stage = weights.gradient_bytes, run.sharding
+    whole = share.layer_gradient_bytes * share.graph.model.num_layers / run.pipeline_parallel
+    whole += share.outer_gradient_bytes
+    bucket = min(whole, ZERO_BUCKET * value)
+    updated = min(
+        weights.trained_params + weights.adapter_params, ZERO3_SUB_GROUP if stage == "zero3" else inf
+    )
+    flat = own / shard_degree(run) if stage == "zero1" else min(own, ZERO3_SUB_GROUP * value)
+    updating: dict[Path, float] = {update: 0.0 if run.cpu_offload != "none" else flat + 4.0 * updated}
+    if stage == "zero1":
+        return {"backward": {bucket_path: bucket}, "optimizer": updating}
+    if stage == "zero2":
+        copied: dict[Path, float] = {bucket_path: 2.0 * bucket}
+        if bucket < whole:  # some are full, and reduced, while activations wait
+            return {"backward": copied, "optimizer": updating}
+        copied["gradients",] = 0.0 if run.gradient_accumulation_steps == 1 else own
+        return {"backward": {bucket_path: bucket}, AFTER_BACKWARD: copied, "optimizer": updating}
+    passing: dict[Path, float] = {bucket_path: bucket}
+    if run.gradient_accumulation_steps == 1:  # else it counts as accumulated
+        passing["gradients",] = own
+    layers = share.layer_bytes * share.graph.model.num_layers / run.pipeline_parallel
+    message = min(layers + share.outer_bytes, ZERO3_PREFETCHED * whole_bytes(share))
+    return {
+        "forward": {**passing, ("workspace", "weights on their way"): message},
+        "loss": passing,
+        "backward": {bucket_path: bucket},
+        "optimizer": {bucket_path: bucket, **updating},
+    }
+
+
+def gradients_left(run: Run) -> float:
+    """Return which part of the gradients of the backward pass a rank keeps for the update: ZeRO-1 its own."""
+    return 1.0 / shard_degree(run) if run.sharding == "zero1" and not _has_megatron_optimizer(run) else 1.0
+
+
+def whole_bytes(share: Share) -> float:
+    """Return the bytes of one element of the weights that are not quantised, as gathered."""
+    return float(share.whole.lowering.weight_bytes)
+
+
+def adapter_units(run: Run, graph: Graph) -> float:
+    """Return how many units of FSDP the adapters of a layer are, beside the layer's own.
+
+    PEFT's policy, which transformers and accelerate shard by, makes one of every module without children
+    that trains: two of each adapter (peft/utils/other.py, fsdp_auto_wrap_policy, read 2026-11-21).
+    fms-acceleration's fused kernels take adapters out of FSDP.
+    """
+    if not run.trains_adapters or not by_transformers(run) or "foak" in run.kernels:
+        return 0.0
+    adapters = sum(group.count * sum(map(is_adapter, group.ops)) for group in graph.layers)
+    return 2.0 * adapters / max(1, graph.model.num_layers)
+
+
+def frozen_layers_moment(run: Run, share: Share, extents: Extents) -> dict[Path, float]:
+    """Return what activations take at the end of the backward pass of frozen layers under FSDP.
+
+    With reentrant checkpointing its hooks hold one more residual stream of every layer until then:
+    with LoRA on Mistral-7B each further token takes 96 streams (32 layers twice, and the block that is
+    rebuilt), where on one GPU the loss is the peak; full fine-tuning shows none of it (24 rows of
+    fms-acceleration, on 2 and 4 GPUs).
+    """
+    hooks = run.sharding in FSDP and run.trains_adapters and run.num_gpus > 1
+    if not hooks or run.activation_checkpointing != "full" or not run.checkpointing_reentrant:
+        return {}
+    low, model = share.graph.lowering, share.graph.model
+    stream = low.activation_bytes * model.hidden_size * extents.tokens
+    rows = model.num_layers / run.pipeline_parallel * stream
+    moments = [backward_moment(group.ops, extents, accumulating=False) for group in share.graph.layers]
+    most = worst(moments)
+    return {
+        ("activations", "checkpoints"): rows,
+        ("activations", "held by FSDP's hooks"): rows,
+        ("activations", "rebuilt block"): most.kept_bytes,
+        ("activations", "gradients in flight"): most.beside_bytes + stream,
+    }
+
+
+def _divided(run: Run) -> bool:
+    """Return whether a rank differs from a lone GPU: DeepSpeed keeps its own states even there."""
+    return run.num_gpus > 1 or run.sharding.startswith("zero") or _has_megatron_optimizer(run)
+
+
+def _as_computed(run: Run) -> Run:
+    """Return `run` in the precision that its sharding computes in."""
+    if not _divided(run):
+        return run
+    if run.sharding.startswith("zero") and run.method != "gptq_lora" and run.autocast != "fp16":
+        half = "fp16" if run.weights_dtype == "fp16" else "bf16"  # DeepSpeed's fp16 mode, else its bf16 mode
+        changes = {"adapter_dtype": half} if run.trains_adapters else {"weights_dtype": half}
+        return run.replace(autocast="none", **changes)
+    if _keeps_fp32_shards(run):
+        return run.replace(weights_dtype=run.autocast, autocast="none")
+    if run.upcast_unquantized and run.sharding in FSDP:  # a unit's tensors have one format
+        return run.replace(upcast_unquantized=False)
+    return run
+
+
+def _keeps_fp32_shards(run: Run) -> bool:
+    """Return whether FSDP's mixed precision holds fp32 shards of what it gathers in 16 bit."""
+    return (
+        run.sharding in FSDP and run.num_gpus > 1 and run.weights_dtype == "fp32" and run.autocast != "none"
+    )
+
+
+def _has_megatron_optimizer(run: Run) -> bool:
+    """Return whether 16-bit weights that train have Megatron-LM's fp32 copy and moments beside them.
+
+    Its fused Adam has no temporaries (megatron/core/optimizer/optimizer.py, read 2026-11-21).
+    """
+    trains_16_bit = run.method == "full" and run.weights_dtype != "fp32" and run.autocast == "none"
+    return trains_16_bit and by_megatron(run)
+
+
+def gradient_width(run: Run) -> float:
+    """Return how many times as wide as they are computed gradients are held, and exchanged, by a rank.
+
+    Megatron-LM adds those of bf16 weights up in fp32, in the buffer that it reduces: 18 bytes for every
+    trained parameter in all, 6 + 12/N where the optimizer is divided (Korthikanti et al. 2022, section 6).
+    """
+    megatron = _has_megatron_optimizer(run) and run.weights_dtype == "bf16"
+    return 2.0 if megatron or _keeps_fp32_shards(run) else 1.0
+
+
+def _value_bytes(run: Run, graph: Graph) -> float:
+    """Return the bytes of one trained value in the optimizer."""
+    if run.sharding.startswith("zero") or _keeps_fp32_shards(run) or _has_megatron_optimizer(run):
+        return 4.0
+    return float(graph.lowering.adapter_bytes if run.trains_adapters else graph.lowering.weight_bytes)
+
+
+def _weights_at_rest(run: Run, whole: Graph, experts: float) -> Weights:
+    """Return what one rank holds of the weights and of all that training them takes."""
+    held, degree = whole.weights, float(shard_degree(run))
+    wide = 2.0 if _keeps_fp32_shards(run) else 1.0
+    trained = held.trained_params + held.adapter_params
+    states, scratch = held.optimizer_bytes * wide, held.foreach_bytes * wide
+    if run.sharding.startswith("zero"):
+        states, scratch = MASTER_BYTES * trained, 4.0 * trained
+        if run.sharding == "zero3":
+            scratch = 4.0 * min(trained, ZERO3_SUB_GROUP * degree)
+    if _has_megatron_optimizer(run):
+        states, scratch = MASTER_BYTES * trained, 0.0
+    weights_by = degree if run.sharding in GATHERING else 1.0
+    local = (1.0 - experts) + experts / max(1.0, run.expert_parallel / weights_by)
+    local /= run.tensor_parallel
+    weights_part, trained_part = (local * part for part in stage_shares(run, whole))
+    gradients_by = degree if run.sharding in GRADIENT_SHARDING else 1.0
+    offloads_states, offloads_weights = run.cpu_offload != "none", run.cpu_offload in WEIGHTS_OFFLOADED
+    on_gpu = 0.0 if offloads_weights else 1.0
+    return held._replace(
+        base_bytes=held.base_bytes * wide * weights_part / weights_by * on_gpu,
+        adapter_bytes=held.adapter_bytes * trained_part / weights_by * on_gpu,
+        trained_params=held.trained_params * trained_part / degree,
+        adapter_params=held.adapter_params * trained_part / degree,
+        gradient_bytes=held.gradient_bytes * gradient_width(run) * trained_part / gradients_by * on_gpu,
+        optimizer_bytes=0.0 if offloads_states else states * trained_part / degree,
+        paged_bytes=0.0 if offloads_states else held.paged_bytes * trained_part / degree,
+        foreach_bytes=0.0 if offloads_states else scratch * trained_part / degree,
+        loop_bytes=held.loop_bytes / degree,
+    )
+
+
+def rank_graph(run: Run, whole: Graph, rest: Weights) -> Graph:
+    """Return the operators of one rank over the tensors that it holds at rest."""
+    before = whole.weights.gradient_bytes
+    gradient_share = rest.gradient_bytes / before if before else 1.0
+
+    def mine(ops: tuple[Op, ...]) -> tuple[Op, ...]:
+        return tuple(
+            op._replace(gradient_bytes=op.gradient_bytes * gradient_share) for op in divided(run, ops)
+        )
+
+    return replace(
+        whole,
+        layers=tuple(LayerGraph(kind=g.kind, count=g.count, ops=mine(g.ops)) for g in whole.layers),
+        embedding=mine(whole.embedding),
+        head=mine(whole.head),
+        weights=rest,
+    )
+
+
+def _expert_fraction(graph: Graph) -> float:
+    """Return the share of the parameters that lies in routed experts."""
+    routed = sum(
+        count * branch.mixer.num_experts * branch.mixer.expert_size
+        for layer, count in graph.model.layers
+        for branch in layer.branches
+        if isinstance(branch.mixer, MixtureOfExperts)
+    )
+    return routed / max(1, graph.model.num_parameters)
+
+
+class Beside(NamedTuple):
+    """What a rank holds beside its weights and activations, whatever the micro-batch."""
+
+    gathered: Mapping[str, Mapping[Path, float]]  # by phase
+    update: Update
+
+
+def beside_of(run: Run, share: Share) -> Beside:
+    """Return what the rank of `share` gathers, and what its update takes."""
+    update = Update(optimizer_scratch(share.run, share.graph.weights), kept_fraction=gradients_left(run))
+    if run.optimizer_implementation == "in_backward":  # gradients are used up as they come
+        most = max(share.layer_gradient_bytes, share.outer_gradient_bytes)
+        update = update._replace(most_gradients_bytes=most)
+    gathered = gathered_memory(run, share)
+    if gathered:
+        gathered = {HEAD_BACKWARD: gathered["backward"], **gathered}
+    return Beside(gathered, update)
+
+
+def rank_live_set(
+    run: Run, share: Share, extents: Extents, cublas: float, beside: Beside | None = None
+) -> LiveSet:
+    """Return the live memory of each phase on the fullest rank, gathered weights and buckets included."""
+    gathered, update = beside or beside_of(run, share)
+    in_backward, most = run.optimizer_implementation == "in_backward", update.most_gradients_bytes
+    phases: dict[str, Breakdown] = {}
+    for stage, graph in stage_graphs(run, share.graph).items():
+        live = live_set(share.run, graph, extents, cublas, update, head_apart=bool(gathered))
+        phases |= {
+            name + stage: parts + Breakdown(gathered.get(name, {})) for name, parts in live.phases.items()
+        }
+        if AFTER_BACKWARD in gathered:
+            own = {
+                p: v for p, v in live.phases["optimizer"].parts.items() if p[0] in ("weights", "optimizer")
+            }
+            phases[AFTER_BACKWARD + stage] = Breakdown(own) + Breakdown(gathered[AFTER_BACKWARD])
+    frozen = frozen_layers_moment(run, share, extents)
+    if frozen:
+        held = {p: v for p, v in phases["backward"].parts.items() if p[0] not in ("activations", "logits")}
+        phases["backward of frozen layers"] = Breakdown({**held, **frozen})
+    for name in [name for name in phases if name.startswith(HEAD_BACKWARD)]:  # of one stage or another
+        layers = name.replace(HEAD_BACKWARD, "backward")
+        phases[layers] = Breakdown(largest_parts([phases.pop(name).parts, phases[layers].parts]))
+    if in_backward:
+        phases = {name: _capped(parts, most) for name, parts in phases.items() if name != "optimizer"}
+    return LiveSet(phases)
+
+
+def _capped(parts: Breakdown, most: float) -> Breakdown:
+    """Return `parts` with gradients of at most `most` bytes."""
+    return Breakdown({p: smallest(v, most) if p[0] == "gradients" else v for p, v in parts.parts.items()})
+
+
+GRADIENTS: Path = ("gradients",)
+PASSING = ("workspace", "gathered weights")  # of what stays where, weights alone come and go
+
+
+class Trained(NamedTuple):
+    """One model of a step: its share of a rank, and what it holds while it trains."""
+
+    share: Share
+    live: LiveSet
+
+
+def left_behind(run: Run, share: Share) -> dict[Path, float]:
+    """Return what a model that a step trains keeps on its rank while others are at work."""
+    if run.sharding not in ("none", "zero3"):
+        return {}
+    found = gathered_memory(run, share).get("backward" if run.sharding == "none" else "loss", {})
+    return {path: part for path, part in found.items() if path != PASSING}
+
+
+def taking_turns(run: Run, first: Trained, second: Trained) -> dict[str, Breakdown]:
+    """Return the phases of two models of which one trains at a time, by the larger of both.
+
+    The second to train finds the gradients of the first, and with several micro-batches the first those
+    of the second; both wait for one optimizer step.
+    """
+    ours, theirs = (left_behind(run, one.share) for one in (first, second))
+    several = run.gradient_accumulation_steps > 1
+    phases: dict[str, Breakdown] = {}
+    for name, held in first.live.phases.items():
+        other = second.live.phases.get(name, Breakdown({}))
+        if name == "optimizer":
+            waits = {GRADIENTS: other.parts.get(GRADIENTS, 0.0)}
+            phases[name] = held + Breakdown({**theirs, **waits})
+            continue
+        moving = {path: part for path, part in other.parts.items() if not _at_rest(path)}
+        static = {path: part for path, part in held.parts.items() if _at_rest(path)}
+        their_turn = Breakdown({**static, **moving}) + Breakdown(
+            {**ours, GRADIENTS: _waiting(run, first.share)}
+        )
+        accumulated = {GRADIENTS: _waiting(run, second.share)} if several else {}
+        our_turn = held + Breakdown({**theirs, **accumulated})
+        phases[name] = max((our_turn, their_turn), key=lambda parts: parts.total)
+    return phases
+
+
+def _waiting(run: Run, share: Share) -> float:
+    """Return the gradients of a model between its backward passes."""
+    if accumulates_whole(run):
+        layers = stage_layers(run, share.graph.model)
+        return layers * share.layer_gradient_bytes + share.outer_gradient_bytes
+    reduced = gradients_left(run) if run.gradient_accumulation_steps == 1 else 1.0
+    return share.graph.weights.gradient_bytes * reduced
+
+
+def _at_rest(path: Path) -> bool:
+    """Return whether what is at `path` stays whichever model trains."""
+    return path[0] in ("weights", "optimizer") or path == ("workspace", "cuBLAS")

@@ -1,0 +1,1 @@
+"""How answers look: text for a terminal, Markdown, HTML, JSON."""

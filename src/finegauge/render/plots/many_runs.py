@@ -1,0 +1,407 @@
+"""Figures of many runs: throughput by batch, cost against time, predicted beside measured."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from finegauge.errors import FineGaugeError
+from finegauge.profile import Profile
+from finegauge.render import number_format as fmt
+from finegauge.render.bars import Table
+from finegauge.render.plots.drawing import (
+    BLUE,
+    CYCLE,
+    GREEN,
+    GREY,
+    INK,
+    MARKERS,
+    SOFT,
+    VERMILION,
+    WIDTH_INCHES,
+    Drawing,
+    new_axes,
+    plain_numbers,
+)
+from finegauge.units import HOUR_S, KWH_J
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from finegauge.laws.law import Condition, Law
+
+THROUGHPUT_KEY = "throughput"
+LAWS = {"affine": ("affine law", GREEN, "--"), "xia-eq2": ("equation 2 of Xia et al. 2024", VERMILION, ":")}
+HEIGHT_INCHES = 3.5
+CURVE_POINTS = 64
+
+
+class Point(NamedTuple):
+    """One micro-batch."""
+
+    micro_batch_size: int
+    samples_per_s: float
+    low_samples_per_s: float | None  # 10th and 90th percentile
+    high_samples_per_s: float | None
+    fits: bool
+
+
+class LawLine(NamedTuple):
+    """A law through the points."""
+
+    label: str
+    colour: str
+    dashes: str
+    mape_fraction: float
+    samples_per_s: tuple[float, ...]  # at every point
+    between_rates: tuple[
+        tuple[float, float], ...
+    ]  # (micro-batch, samples/s) from the first point to the last
+
+
+def throughput_drawing(sweep: Sequence[Profile]) -> Drawing | None:
+    """Return throughput over the micro-batches of `sweep`, which differ in nothing else; None below two."""
+    points = [_point(profile) for profile in sweep if profile.step_time_s.total]
+    if len(points) < 2:
+        return None
+    lines = [line for name in LAWS if (line := _law_line(name, sweep)) is not None]
+    fits = [point.micro_batch_size for point in points if point.fits]
+    kind = sweep[0].source.kind
+    caption = f"{kind.capitalize()} throughput"
+    over = len(fits) < len(points)
+    caption += f" up to {max(fits)}, the largest micro-batch that fits" if fits and over else ""
+    caption += "" if fits else "; no micro-batch fits"
+    caption += "; the band spans the 10th to the 90th percentile." if points[0].low_samples_per_s else "."
+    said = [f"{line.label} {fmt.percent(line.mape_fraction)}" for line in lines]
+    caption += f" Laws fitted to these points, mean error: {', '.join(said)}." if said else ""
+    own = sweep[0].run
+    steps = own.gradient_accumulation_steps
+    caption += f" {steps} micro-batches a step." if steps > 1 else ""
+    return Drawing(
+        THROUGHPUT_KEY,
+        "Throughput by batch",
+        caption,
+        _throughput_table(points, lines),
+        lambda: draw_throughput(points, lines, kind),
+    )
+
+
+def draw_throughput(points: Sequence[Point], lines: Sequence[LawLine], kind: str) -> "Figure":
+    """Return the points with their band, and the laws through them."""
+    from matplotlib.ticker import MaxNLocator
+
+    figure, axes = new_axes(HEIGHT_INCHES)
+    xs = [point.micro_batch_size for point in points]
+    banded = [p for p in points if p.low_samples_per_s is not None and p.high_samples_per_s is not None]
+    if banded:
+        axes.fill_between(
+            [p.micro_batch_size for p in banded],
+            [p.low_samples_per_s or 0.0 for p in banded],
+            [p.high_samples_per_s or 0.0 for p in banded],
+            color=BLUE, alpha=0.18, lw=0, label="10th to 90th percentile",
+        )  # fmt: skip
+    for line in lines:
+        axes.plot(
+            *zip(*line.between_rates, strict=True), line.dashes, color=line.colour, lw=1.6, label=line.label
+        )
+    axes.plot(xs, [p.samples_per_s for p in points], "-o", color=BLUE, ms=4, lw=1, label=kind, zorder=3)
+    over = [p for p in points if not p.fits]
+    if over:
+        axes.plot(
+            [p.micro_batch_size for p in over], [p.samples_per_s for p in over], "x", color=INK, ms=6,
+            label="does not fit", zorder=4,
+        )  # fmt: skip
+    axes.set(xlabel="micro-batch, sequences on each GPU", ylabel="sequences per second")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_ylim(bottom=0)
+    axes.legend(loc="lower right", labelcolor=SOFT)
+    return figure
+
+
+def _point(profile: Profile) -> Point:
+    """Return what one micro-batch reaches; a longer step is a lower rate."""
+    rate, interval = profile.samples_per_s, profile.source.time_interval
+    low, high = (None, None) if interval is None else (rate / interval.high_ratio, rate / interval.low_ratio)
+    return Point(profile.run.micro_batch_size, rate, low, high, profile.fits)
+
+
+def _law_line(name: str, sweep: Sequence[Profile]) -> LawLine | None:
+    """Return a law fitted to `sweep`; None where it does not settle or SciPy is missing."""
+    try:
+        law = _fitted(name, sweep)
+    except FineGaugeError:
+        return None
+    rates = tuple(law.form.evaluate(law.constants, _condition(profile)) for profile in sweep)
+    label, colour, dashes = LAWS[name]
+    first, last = (_condition(sweep[n]) for n in (0, -1))
+    sizes = sorted(
+        {round(first.batch + (last.batch - first.batch) * n / CURVE_POINTS) for n in range(CURVE_POINTS + 1)}
+    )
+    between = tuple(
+        (float(size), law.form.evaluate(law.constants, first._replace(batch=size))) for size in sizes
+    )
+    return LawLine(label, colour, dashes, law.scores.mape_fraction, rates, between)
+
+
+def _fitted(name: str, sweep: Sequence[Profile]) -> "Law":
+    """Return a law of one GPU's sequences per second."""
+    from finegauge.laws.fit import fit
+    from finegauge.laws.law import Observation, form
+
+    return fit(form(name), [Observation(_condition(one), one.samples_per_s) for one in sweep])
+
+
+def _condition(profile: Profile) -> "Condition":
+    """Return what the laws know of a profile's run."""
+    from finegauge.laws.law import Condition
+    from finegauge.laws.registry import sparsity_fraction
+
+    return Condition(batch=profile.run.micro_batch_size, sparsity_fraction=sparsity_fraction(profile.run))
+
+
+def _throughput_table(points: Sequence[Point], lines: Sequence[LawLine]) -> Table:
+    """Return a row per micro-batch."""
+    rows = []
+    for number, point in enumerate(points):
+        known = point.low_samples_per_s is not None and point.high_samples_per_s is not None
+        span = (
+            f"{fmt.digits(point.low_samples_per_s)} to {fmt.digits(point.high_samples_per_s)}"
+            if known
+            else fmt.UNKNOWN
+        )
+        rows.append((
+            f"{point.micro_batch_size:,}", fmt.digits(point.samples_per_s), span,
+            *(fmt.digits(line.samples_per_s[number]) for line in lines), "yes" if point.fits else "no",
+        ))  # fmt: skip
+    headings = (
+        "micro-batch",
+        "sequences/s",
+        "10th to 90th percentile",
+        *(line.label for line in lines),
+        "fits",
+    )
+    return Table("Throughput by micro-batch", headings, tuple(rows))
+
+
+FRONT_KEY = "cost"
+PLOT_INCHES, LINE_INCHES = 3.4, 0.17
+LEAST_AREA, MOST_AREA = 30.0, 260.0  # of a dot, in points²
+MOST_LETTERS = 62
+
+
+class Way(NamedTuple):
+    """One way to do a run."""
+
+    name: str
+    group: str  # its kind of GPU, which decides colour and shape
+    wall_s: float
+    usd: float
+    energy_j: float | None  # at the wall
+    taken: bool = False
+
+
+def front_drawing(ways: Sequence[Way], *, about: str, spot: bool = False) -> Drawing | None:
+    """Return cost against time of `ways`; None where there are none.
+
+    Args:
+        ways: In the order of their numbers.
+        about: What the dots are, as the start of a sentence.
+        spot: Whether the dollars are of spot instances.
+    """
+    if not ways:
+        return None
+    best = unbeaten(ways)
+    most = max((way.energy_j or 0.0 for way in ways), default=0.0)
+    caption = f"{about}, by hours and dollars {'on spot instances' if spot else 'on demand'}"
+    caption += (
+        f"; the line joins the {len(best)} that none is both cheaper and faster than."
+        if len(best) > 1
+        else "."
+    )
+    caption += f" The largest dot takes {fmt.digits(most / KWH_J)} kWh at the wall." if most else ""
+    return Drawing(
+        FRONT_KEY, "Cost against time", caption, _front_table(ways, best), lambda: draw_front(ways, spot=spot)
+    )
+
+
+def unbeaten(ways: Sequence[Way]) -> list[Way]:
+    """Return the ways that no other beats in time and cost, the fastest first."""
+    found: list[Way] = []
+    for way in sorted(ways, key=lambda way: (way.wall_s, way.usd)):
+        if not found or way.usd < found[-1].usd:
+            found.append(way)
+    return found
+
+
+def draw_front(ways: Sequence[Way], *, spot: bool) -> "Figure":
+    """Return the dots with their numbers, and below them what each number is."""
+    from matplotlib.figure import Figure
+
+    below = LINE_INCHES * len(ways) + 0.1
+    figure = Figure(figsize=(WIDTH_INCHES, PLOT_INCHES + below), layout="constrained")
+    axes, key = figure.subplots(2, 1, height_ratios=(PLOT_INCHES, below))
+    _dots(axes, ways)
+    axes.set(xlabel="hours, start to end", ylabel="dollars, spot" if spot else "dollars, on demand")
+    key.axis("off")
+    key.set(xlim=(0, 1), ylim=(len(ways) - 0.4, -0.6))
+    marks = _marks(ways)
+    for number, way in enumerate(ways):
+        weight, name = "bold" if way.taken else "normal", way.name
+        name = name if len(name) <= MOST_LETTERS else f"{name[: MOST_LETTERS - 1]}…"
+        colour, marker = marks[way.group]
+        key.scatter(0.012, number, s=32, color=colour, marker=marker, edgecolors=INK, linewidths=0.4)
+        key.text(0.04, number, f"{number + 1}", fontsize=7.5, fontweight=weight, va="center")
+        key.text(0.085, number, name, fontsize=7.5, fontweight=weight, va="center")
+    return figure
+
+
+def _marks(ways: Sequence[Way]) -> dict[str, tuple[str, str]]:
+    """Return the colour and the shape of each group; beyond eight groups the pairs differ, not both."""
+    groups, num = dict.fromkeys(way.group for way in ways), len(CYCLE)
+    return {group: (CYCLE[n % num], MARKERS[(n + n // num) % num]) for n, group in enumerate(groups)}
+
+
+def _dots(axes: "Axes", ways: Sequence[Way]) -> None:
+    """Draw the dots, the numbers beside them and the line through those that nothing beats."""
+    marks = _marks(ways)
+    most = max((way.energy_j or 0.0 for way in ways), default=0.0) or 1.0
+    axes.set(xscale="log", yscale="log")
+    best = unbeaten(ways)
+    axes.plot([w.wall_s / HOUR_S for w in best], [w.usd for w in best], "-", color=GREY, lw=1.2, zorder=1)
+    for number, way in enumerate(ways, start=1):
+        (colour, marker), place = marks[way.group], (way.wall_s / HOUR_S, way.usd)
+        axes.scatter(
+            *place, s=LEAST_AREA + MOST_AREA * (way.energy_j or 0.0) / most, color=colour, marker=marker,
+            alpha=0.8, edgecolors=INK, linewidths=1.6 if way.taken else 0.4, zorder=2,
+        )  # fmt: skip
+        weight = "bold" if way.taken else "normal"
+        axes.annotate(str(number), place, (6, 5), textcoords="offset points", fontweight=weight, fontsize=8)
+    axes.margins(0.14)
+    plain_numbers(axes.xaxis, axes.yaxis)
+
+
+def _front_table(ways: Sequence[Way], best: Sequence[Way]) -> Table:
+    """Return a row per way."""
+    rows = tuple(
+        (
+            str(number), way.name, fmt.hours(way.wall_s), fmt.dollars(way.usd),
+            fmt.kwh(way.energy_j), "yes" if way in best else "no", "yes" if way.taken else "",
+        )
+        for number, way in enumerate(ways, start=1)
+    )  # fmt: skip
+    headings = ("", "way", "time", "cost", "kWh", "on the front", "taken")
+    return Table("Ways to do the run by cost and time", headings, rows, num_text_columns=2)
+
+
+WITHIN_FRACTION = 0.10  # the band about the diagonal
+MOST_DRAWN = 16
+MOST_DOTS, MOST_ROWS = 1500, 1000  # so that a campaign of ten thousand cells stays a small file
+MOST_GROUPS = 6
+
+
+class Pair(NamedTuple):
+    """One quantity, as predicted and as measured, in the unit of the drawing."""
+
+    name: str
+    predicted: float | None
+    measured: float | None
+    group: str = ""
+
+    @property
+    def error(self) -> str:
+        """Return how far the prediction is off: "+4 %"."""
+        if not self.predicted or not self.measured:
+            return fmt.UNKNOWN
+        error = round(100 * (self.predicted / self.measured - 1))
+        return f"{error:+d} %" if error else "0 %"
+
+
+def bars_drawing(
+    key: str, title: str, about: str, pairs: Sequence[Pair], *, unit: str, said: Callable[[float], str]
+) -> Drawing | None:
+    """Return pairs of bars, the first the whole; None where nothing is known from both sides.
+
+    Args:
+        key: The drawing's name.
+        title: What is drawn.
+        about: The start of the caption.
+        pairs: The whole, then its parts.
+        unit: Of the axis.
+        said: How an amount is written in the table.
+    """
+    if not any(pair.predicted and pair.measured for pair in pairs):
+        return None
+    whole = pairs[0].error
+    caption = f"{about}." + (
+        f" For {pairs[0].name} the prediction is off by {whole}." if whole != fmt.UNKNOWN else ""
+    )
+    shown = list(pairs[:MOST_DRAWN])
+    return Drawing(key, title, caption, _pairs_table(title, pairs, said), lambda: draw_bars(shown, unit))
+
+
+def draw_bars(pairs: Sequence[Pair], unit: str) -> "Figure":
+    """Return horizontal bars, a row per part, measured above predicted."""
+    figure, axes = new_axes(0.42 * len(pairs) + 1.0)
+    for shift, colour, label in ((-0.18, INK, "measured"), (0.18, BLUE, "predicted")):
+        amounts = [(pair.measured if label == "measured" else pair.predicted) or 0.0 for pair in pairs]
+        axes.barh([n + shift for n in range(len(pairs))], amounts, 0.34, color=colour, label=label)
+    axes.set_yticks(range(len(pairs)), [pair.name for pair in pairs], fontsize=7.5)
+    axes.set(xlabel=unit, ylim=(len(pairs) - 0.5, -0.5))
+    axes.grid(visible=False, axis="y")
+    figure.legend(loc="outside lower center", ncols=2)
+    return figure
+
+
+def dots_drawing(
+    key: str, title: str, about: str, pairs: Sequence[Pair], *, unit: str, said: Callable[[float], str]
+) -> Drawing | None:
+    """Return a dot per run, predicted over measured; None where no run is known from both sides."""
+    known = [pair for pair in pairs if pair.predicted and pair.measured]
+    if not known:
+        return None
+    within = sum(abs((p.predicted or 0.0) / (p.measured or 1.0) - 1) <= WITHIN_FRACTION for p in known)
+    caption = (
+        f"{about}: {len(known)} predicted and measured, {within} of them within "
+        f"{100 * WITHIN_FRACTION:.0f} % (the band about the diagonal, on which both agree)."
+    )
+    every = -(-len(known) // MOST_DOTS)
+    caption += f" Of every {every} one is drawn." if every > 1 else ""
+    return Drawing(
+        key, title, caption, _pairs_table(title, known, said), lambda: draw_dots(known[::every], unit)
+    )
+
+
+def draw_dots(pairs: Sequence[Pair], unit: str) -> "Figure":
+    """Return the dots about the diagonal, on equal logarithmic axes."""
+    figure, axes = new_axes(4.4)
+    axes.set(xscale="log", yscale="log", xlabel=f"measured, {unit}", ylabel=f"predicted, {unit}")
+    amounts = [amount for pair in pairs for amount in (pair.measured, pair.predicted) if amount]
+    low, high = min(amounts) / 1.4, max(amounts) * 1.4
+    ends = [low, high]
+    below, above = ([factor * x for x in ends] for factor in (1 - WITHIN_FRACTION, 1 + WITHIN_FRACTION))
+    axes.fill_between(ends, below, above, color=GREY, alpha=0.25, lw=0)
+    axes.plot(ends, ends, color=INK, lw=1)
+    groups = list(dict.fromkeys(pair.group for pair in pairs))
+    coloured = groups if len(groups) <= MOST_GROUPS else [""]
+    for number, group in enumerate(coloured):
+        those = [pair for pair in pairs if len(coloured) == 1 or pair.group == group]
+        axes.plot(
+            [p.measured or 0.0 for p in those], [p.predicted or 0.0 for p in those], MARKERS[number], ms=5,
+            color=CYCLE[number], alpha=0.85, label=group, ls="none",
+        )  # fmt: skip
+    axes.set(xlim=(low, high), ylim=(low, high))
+    if len(coloured) > 1:
+        axes.legend(loc="upper left")
+    plain_numbers(axes.xaxis, axes.yaxis)
+    axes.set_aspect("equal")
+    return figure
+
+
+def _pairs_table(title: str, pairs: Sequence[Pair], said: Callable[[float], str]) -> Table:
+    """Return a row per pair."""
+    rows = tuple(
+        (pair.name, said(pair.measured) if pair.measured else fmt.UNKNOWN,
+         said(pair.predicted) if pair.predicted else fmt.UNKNOWN, pair.error)
+        for pair in pairs[:MOST_ROWS]
+    )  # fmt: skip
+    more = f", the first {MOST_ROWS:,} of {len(pairs):,}" if len(pairs) > MOST_ROWS else ""
+    return Table(f"{title}{more}", ("", "measured", "predicted", "error"), rows)

@@ -1,1 +1,0 @@
-"""How answers look: text for a terminal, JSON for programs."""

@@ -1,1 +1,0 @@
-"""The figures of reports, one module each: plain data in, a `Drawing` out."""

@@ -1,0 +1,1 @@
+"""The seed paper regenerated from its published figures, ours beside theirs."""

@@ -1,0 +1,210 @@
+"""The figures of Xia et al. 2024 and of its artifact, one number a row, each with source and date.
+
+`data/xia2024.csv` is our own table: numbers are the authors', format and selection ours.
+"""
+
+import os
+from functools import cache
+from typing import Any, NamedTuple
+
+from finegauge.catalogue.tables import parse
+from finegauge.planning.capacity import max_micro_batch_size
+from finegauge.planning.quote import quote
+from finegauge.prediction.predictor import predict
+from finegauge.profile import Profile
+from finegauge.run.run import Run
+
+_TABLE = os.path.join(os.path.dirname(__file__), "data", "xia2024.csv")
+
+SPARSITY = {"dense": 1.0, "sparse": 0.25}  # 8 or 2 of 8 experts
+
+
+class Figure(NamedTuple):
+    """One published number and the condition under which it was measured."""
+
+    item: str
+    model: str
+    mode: str
+    dataset: str
+    gpu: str
+    seq_len: str
+    batch: int
+    part: str  # the stage, layer, kernel, expert or epoch
+    value: float
+    unit: str
+    source: str
+    date: str
+
+    @property
+    def series(self) -> tuple[str, str, str]:
+        """Return (model, data set, GPU): what the paper draws one panel for."""
+        return self.model, self.dataset, self.gpu
+
+
+@cache
+def _all() -> tuple[Figure, ...]:
+    with open(_TABLE, encoding="utf-8") as file:
+        rows = parse(file.read())
+    return tuple(
+        Figure(**{**row, "batch": int(row["batch"] or 0), "value": float(row["value"])})  # type: ignore[arg-type]
+        for row in rows
+    )
+
+
+def figures(*items: str, **condition: object) -> tuple[Figure, ...]:
+    """Return the figures of some items ("fig4", "table3"), narrowed by any of their columns."""
+    return tuple(
+        figure
+        for figure in _all()
+        if figure.item in items and all(getattr(figure, name) == want for name, want in condition.items())
+    )
+
+
+def value(item: str, **condition: object) -> float | None:
+    """Return the one number that fits, None where nothing is published."""
+    found = figures(item, **condition)
+    return found[0].value if found else None
+
+
+def claim(part: str, model: str = "") -> float:
+    """Return a number that the paper states in its text."""
+    found = [figure for figure in figures("claim", part=part) if model in ("", figure.model)]
+    return found[0].value
+
+
+Cell = str | float | int | None
+
+# Whose a series is decides its colour; any other word is a group of its own.
+MEASURED, THEIRS, OURS, OTHER, COUNTED = "measured", "theirs", "ours", "other", "counted"
+
+
+class Series(NamedTuple):
+    """One line, one set of points or one group of bars."""
+
+    label: str
+    whose: str
+    x: tuple[float, ...]  # of lines and points; bars stand over the panel's categories
+    y: tuple[float | None, ...]
+    mark: str = ""  # "points" or "line" where `whose` does not decide it
+    intervals: tuple[tuple[float, float] | None, ...] = ()  # of bars, low and high
+
+
+class Panel(NamedTuple):
+    """One chart."""
+
+    title: str
+    x_label: str
+    y_label: str
+    series: tuple[Series, ...]
+    categories: tuple[str, ...] = ()  # under bars; empty for lines and points
+    stacked: bool = False
+    signed: bool = False  # values on both sides of 0; if not, the axis starts there
+    one: bool = False  # a dashed line across bars at 1: no change
+    radar: bool = False  # a polygon per series over the categories, around a ring at 1
+
+
+class Item(NamedTuple):
+    """One table or figure of the paper, ours beside theirs."""
+
+    key: str  # "table-4", "fig-14"
+    title: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...] = ()
+    panels: tuple[Panel, ...] = ()
+    num_text_columns: int = 1  # the first columns, set flush left
+
+
+class Finding(NamedTuple):
+    """One inconsistency of paper and artifact, with the numbers that prove it."""
+
+    number: int
+    title: str
+    statement: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]  # each begins with a text
+
+
+class Reproduction(NamedTuple):
+    """A whole paper."""
+
+    title: str
+    sources: tuple[str, ...]
+    items: tuple[Item, ...]
+    findings: tuple[Finding, ...]
+    summary: tuple[str, ...]
+
+
+def error_text(ours: float | None, theirs: float | None) -> str:
+    """Return "+12 %", how far ours is from theirs; "-" where one is not known."""
+    if ours is None or not theirs:
+        return "-"
+    return f"{100 * (ours / theirs - 1):+.0f} %"
+
+
+GPUS = {
+    "A40": "A40",
+    "A100-40GB": "A100-SXM4-40GB",
+    "A100-80GB": "A100-PCIE-80GB",  # the form factors are not stated; the paper prices at CUDO, whose is PCIe
+    "H100-80GB": "H100-SXM5-80GB",
+}
+DATASETS = {"CS": "commonsense_15k", "MATH": "math_14k"}
+MODELS = {"Mixtral-8x7B": "mixtral-8x7b", "BlackMamba-2.8B": "blackmamba-2.8b"}
+MEASURED_QUERIES = 1000
+NUM_EXPERTS = 8  # of either model
+PROFILED_SEQ_LEN = 128  # of Fig. 4 to 6, 9 and 10
+
+
+def xia_run(model: str, mode: str, dataset: str, gpu: str, batch: int, **changes: Any) -> Run:
+    """Return one of the seed paper's runs."""
+    common: dict[str, Any] = {
+        "model": MODELS[model],
+        "dataset": DATASETS[dataset],
+        "seq_len": 1024,
+        "micro_batch_size": batch,
+        "gpu": GPUS[gpu],
+        "num_experts_per_tok": 8 if mode == "dense" else 2,
+        "transformers_version": "4.40",
+        "synchronous": True,  # torch.cuda.synchronize() around the instrumented modules
+        **changes,
+    }
+    if not model.startswith("Mixtral"):
+        return Run(method="full", weights_dtype="bf16", **common)
+    return Run(
+        method="qlora",
+        weights_dtype="nf4_dq",
+        autocast="bf16",
+        lora_rank=16,
+        lora_targets=("w1", "w2", "w3", "gate"),
+        adapter_dtype="fp32",
+        activation_checkpointing="full",
+        checkpointing_reentrant=False,
+        bitsandbytes_version="0.42",
+        attention="flash",
+        **common,
+    )
+
+
+@cache
+def samples_per_s(model: str, mode: str, dataset: str, gpu: str, batch: int) -> float:
+    """Return the predicted queries per second, measured as the paper measures them."""
+    run = xia_run(model, mode, dataset, gpu, batch, num_samples=MEASURED_QUERIES, epochs=1)
+    whole = quote(run, predict(run), prices=()).wall_time_s
+    return MEASURED_QUERIES / (whole["steps"] + whole["saves"])
+
+
+@cache
+def max_batch(model: str, mode: str, dataset: str, gpu: str) -> int:
+    """Return the predicted largest micro-batch."""
+    return max_micro_batch_size(xia_run(model, mode, dataset, gpu, 1)).value
+
+
+def profiled_run(model: str, mode: str, batch: int, seq_len: int = PROFILED_SEQ_LEN) -> Run:
+    """Return a run of the characterisation study: A40, random tokens of one length."""
+    return xia_run(model, mode, "CS", "A40", batch).replace(dataset=None, seq_len=seq_len)
+
+
+@cache
+def profiled(model: str, mode: str, batch: int, seq_len: int = PROFILED_SEQ_LEN) -> Profile:
+    """Return the predicted step of the characterisation study."""
+    return predict(profiled_run(model, mode, batch, seq_len))

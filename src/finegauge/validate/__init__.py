@@ -1,1 +1,0 @@
-"""How wrong the predictions are: measurement tables held against what an Estimator says."""

@@ -1,0 +1,1 @@
+"""Prediction errors: measurement tables held against an Estimator."""

@@ -1,0 +1,232 @@
+"""How wrong predictions are on this very machine, for configurations that nobody has run before.
+
+Tiny models are drawn from a seed: dense ones and mixtures of experts, full and LoRA, several batches
+and lengths. Each is predicted from the machine's device profile first, and only then measured, in a
+process of its own. The device profile knows single operators at sizes of its own grid; nothing of it is
+fitted to steps. Drawn runs whose predicted step is shorter or longer than `STEP_S` are drawn anew.
+"""
+
+import json
+import os
+import random
+from collections.abc import Callable, Iterator
+from statistics import median
+from typing import Any, NamedTuple
+
+from finegauge.errors import FineGaugeError
+from finegauge.profile import Profile
+from finegauge.run.run import Run
+
+STEP_S = (0.02, 0.5)  # of a step worth measuring: above the host's jitter, below anybody's patience
+TIME_BAR_FRACTION, MEMORY_BAR_FRACTION = 0.15, 0.03  # of the median errors
+MOST_DRAWS = 50  # for every run that is kept
+FAMILIES = ("llama", "mixtral", "qwen3", "qwen3_moe")  # dense and mixtures in turn
+
+Measure = Callable[[Run], Profile]
+Heard = Callable[[int, int], None]  # how many are done, of how many
+
+
+class Trial(NamedTuple):
+    """One configuration, predicted and then measured."""
+
+    predicted: Profile
+    measured: Profile
+
+    @property
+    def run(self) -> Run:
+        """Return the configuration."""
+        return self.predicted.run
+
+    @property
+    def complete(self) -> bool:
+        """Return whether the measurement is data."""
+        return self.measured.outcome == "completed"
+
+    @property
+    def waited_fraction(self) -> float:
+        """Return the share of the measured time in which another program had the processor."""
+        return float(self.measured.observations.get("timing", {}).get("waited_fraction", 0.0))
+
+    @property
+    def measured_s(self) -> float:
+        """Return the measured seconds of a step, without those spent waiting for the processor."""
+        return self.measured.step_time_s.total * (1.0 - self.waited_fraction)
+
+    @property
+    def step_time_error(self) -> float:
+        """Return the signed relative error of the step's seconds."""
+        return self.predicted.step_time_s.total / self.measured_s - 1
+
+    @property
+    def peak_memory_error(self) -> float:
+        """Return the signed relative error of the live bytes at the peak."""
+        return self.predicted.peak_memory_bytes.total / self.measured.peak_memory_bytes.total - 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the documented JSON form."""
+        sides = {"predicted": self.predicted, "measured": self.measured}
+        return {
+            "run": describe(self.run),
+            "outcome": self.measured.outcome,
+            "reason": self.measured.reason or None,
+            **{f"{side}_step_time_s": one.step_time_s.total for side, one in sides.items()},
+            **{f"{side}_peak_memory_bytes": one.peak_memory_bytes.total for side, one in sides.items()},
+            "waited_fraction": self.waited_fraction,
+            "step_time_error": self.step_time_error if self.complete else None,
+            "peak_memory_error": self.peak_memory_error if self.complete else None,
+        }
+
+
+class HereValidation(NamedTuple):
+    """All configurations of one seed on one machine."""
+
+    device: str  # what the machine calls it
+    seed: int
+    trials: tuple[Trial, ...]
+
+    @property
+    def complete(self) -> list[Trial]:
+        """Return the trials whose measurement is data."""
+        return [trial for trial in self.trials if trial.complete]
+
+    @property
+    def step_time_error(self) -> float | None:
+        """Return the median of the absolute errors; None where nothing was measured."""
+        return median(abs(one.step_time_error) for one in self.complete) if self.complete else None
+
+    @property
+    def peak_memory_error(self) -> float | None:
+        """Return the median of the absolute errors; None where nothing was measured."""
+        return median(abs(one.peak_memory_error) for one in self.complete) if self.complete else None
+
+    @property
+    def holds(self) -> bool:
+        """Return whether every trial is data and both medians are within their bars."""
+        if self.step_time_error is None or self.peak_memory_error is None:
+            return False
+        close = self.step_time_error <= TIME_BAR_FRACTION and self.peak_memory_error <= MEMORY_BAR_FRACTION
+        return close and len(self.complete) == len(self.trials)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the documented JSON form."""
+        return {
+            "device": self.device,
+            "seed": self.seed,
+            "trials": [trial.to_json() for trial in self.trials],
+            "summary": {
+                "completed": len(self.complete),
+                "step_time_error_median": self.step_time_error,
+                "step_time_error_bar": TIME_BAR_FRACTION,
+                "peak_memory_error_median": self.peak_memory_error,
+                "peak_memory_error_bar": MEMORY_BAR_FRACTION,
+                "holds": self.holds,
+            },
+        }
+
+
+def validate_here(
+    gpu: str, measure: Measure, folder: str, *, num: int = 20, seed: int = 0, heard: Heard | None = None
+) -> HereValidation:
+    """Return `num` configurations, all predicted for the device profile `gpu`, then measured by `measure`.
+
+    Args:
+        gpu: The path of a device profile, or "here".
+        measure: Who runs a configuration for real.
+        folder: Where the configurations' model files go.
+        num: How many.
+        seed: What they are drawn from.
+        heard: Told before each measurement.
+    """
+    from finegauge.catalogue.gpus import gpu as find_gpu
+
+    predictions = list(unseen(gpu, folder, num=num, seed=seed))
+    trials = []
+    for done, predicted in enumerate(predictions):
+        if heard is not None:
+            heard(done, num)
+        trials.append(Trial(predicted, measure(predicted.run)))
+    return HereValidation(find_gpu(gpu).name, seed, tuple(trials))
+
+
+def unseen(gpu: str, folder: str, *, num: int, seed: int) -> Iterator[Profile]:
+    """Yield the predictions of `num` drawn runs whose steps are worth measuring."""
+    from finegauge.prediction.predictor import predict
+
+    drawn = random.Random(seed)
+    kept = 0
+    for draw in range(MOST_DRAWS * num):
+        if kept == num:
+            return
+        run = _drawn(drawn, FAMILIES[kept % len(FAMILIES)], os.path.join(folder, f"run-{draw}"), gpu)
+        profile = predict(run)
+        if STEP_S[0] <= profile.step_time_s.total <= STEP_S[1]:
+            kept += 1
+            yield profile
+    if kept < num:
+        raise FineGaugeError(
+            f"Only {kept} of {num} drawn configurations take {STEP_S[0]:g} to {STEP_S[1]:g} s a step here; "
+            f"ask for fewer by --num, or another --seed."
+        )
+
+
+def _drawn(drawn: random.Random, family: str, folder: str, gpu: str) -> Run:
+    """Return a run of a model of `family`, whose file is written to `folder`."""
+    heads, head_dim = drawn.choice((2, 4, 8)), drawn.choice((32, 64))
+    width = heads * head_dim
+    routed = family in ("mixtral", "qwen3_moe")
+    inner = int(width * drawn.choice((0.5, 1, 2) if routed else (2, 2.75, 4)))
+    config: dict[str, Any] = {
+        "model_type": family,
+        "vocab_size": drawn.choice((1000, 3000, 8000)),
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_hidden_layers": drawn.randint(2, 6),
+        "num_attention_heads": heads,
+        "num_key_value_heads": drawn.choice((heads, heads // 2)),
+        "head_dim": head_dim,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": False,
+        "pad_token_id": 0,
+    }
+    fields: dict[str, Any] = {}
+    if routed:
+        experts = drawn.choice((4, 8))
+        config |= {"num_experts_per_tok": 2, "moe_intermediate_size": inner, "norm_topk_prob": True}
+        config["num_local_experts" if family == "mixtral" else "num_experts"] = experts
+        fields["num_experts_per_tok"] = drawn.choice((2, 2, experts))
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
+        json.dump(config, file)
+    if drawn.random() < 0.5:
+        targets = drawn.choice(
+            (("attention",), ("q_proj", "v_proj"), ("q_proj", "k_proj", "v_proj", "o_proj"))
+        )
+        fields |= {"method": "lora", "lora_rank": drawn.choice((4, 8, 16)), "lora_targets": targets}
+        fields["adapter_dtype"] = "fp32"
+    return Run(
+        model=os.path.join(folder, "config.json"),
+        gpu=gpu,
+        weights_dtype="fp32",
+        attention=drawn.choice(("sdpa", "sdpa", "eager")),
+        activation_checkpointing=drawn.choice(("none", "none", "none", "full")),
+        checkpointing_reentrant=False,
+        optimizer_implementation=drawn.choice(("fused", "foreach", "loop")),
+        micro_batch_size=drawn.choice((1, 2, 3, 4, 8)),
+        seq_len=drawn.choice((48, 64, 96, 128, 192, 256, 384, 512)),
+        pad_to_multiple_of=1,
+        **{"method": "full", **fields},
+    )
+
+
+def describe(run: Run) -> str:
+    """Return the configuration in one line."""
+    config = run.config
+    experts = config.get("num_local_experts") or config.get("num_experts")
+    top = f", {run.num_experts_per_tok} of {experts} experts" if experts else ""
+    lora = f" r={run.lora_rank} on {','.join(run.lora_targets)}" if run.trains_adapters else ""
+    recompute = ", checkpointing" if run.activation_checkpointing != "none" else ""
+    return (
+        f"{config['model_type']} {config['num_hidden_layers']}x{config['hidden_size']}"
+        f"/{config['intermediate_size']}{top}, {run.method}{lora}, B={run.micro_batch_size} S={run.seq_len}, "
+        f"{run.attention}, {run.optimizer_implementation}{recompute}"
+    )

@@ -1,0 +1,451 @@
+"""Errors of many rows as a few numbers: median, mean, 90th percentile, bias, coverage, confusion."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from finegauge.errors import FineGaugeError
+from finegauge.formats.measurement_tables import METRICS, MeasuredRow, read_table
+from finegauge.profile import Interval, Profile
+from finegauge.units import GIB
+from finegauge.validation.rivals import rivals
+
+if TYPE_CHECKING:
+    from finegauge.run.run import Run
+
+Estimator = Callable[["Run"], Profile]
+EXACT = Interval(1.0, 1.0)  # of an Estimator that gives no interval
+
+
+class Prediction(NamedTuple):
+    """What an Estimator says about one row, in the row's own quantities."""
+
+    step_time_s: float
+    step_time_s_p10: float
+    step_time_s_p90: float
+    tokens_per_s_per_gpu: float
+    peak_memory_gib: float  # by the row's metric
+    peak_memory_gib_p10: float
+    peak_memory_gib_p90: float
+    p_oom: float
+    outcome: str  # ok or oom
+
+
+class Answer(NamedTuple):
+    """One row, answered or not."""
+
+    row: MeasuredRow
+    prediction: Prediction | None
+    reason: str  # why there is no prediction; "" where there is one
+    profile: Profile | None = None
+
+    @property
+    def step_time_error(self) -> float | None:
+        """Return the signed relative error of the step's seconds."""
+        ours, theirs = self.prediction, self.row.measured
+        if ours is None or ours.step_time_s <= 0:
+            return None
+        if theirs.step_time_s:
+            micro_steps = self.row.run.gradient_accumulation_steps if self.row.run else 1
+            steps = micro_steps if theirs.step_is_micro_batch else 1
+            return ours.step_time_s / (theirs.step_time_s * steps) - 1
+        if theirs.tokens_per_s_per_gpu and ours.tokens_per_s_per_gpu > 0:
+            return theirs.tokens_per_s_per_gpu / ours.tokens_per_s_per_gpu - 1
+        if theirs.samples_per_s and self.profile is not None and self.profile.samples_per_s > 0:
+            return theirs.samples_per_s / self.profile.samples_per_s - 1
+        return None
+
+    @property
+    def peak_memory_error(self) -> float | None:
+        """Return the signed relative error of the peak memory, by the row's metric."""
+        if self.prediction is None or not self.row.measured.peak_memory_gib:
+            return None
+        if self.prediction.peak_memory_gib <= 0:  # a rival that says nothing about memory
+            return None
+        return self.prediction.peak_memory_gib / self.row.measured.peak_memory_gib - 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the documented JSON form of one row."""
+        ours = self.prediction
+        blank = dict.fromkeys(Prediction._fields)
+        return {
+            "id": self.row.id,
+            "source": self.row.source,
+            "answered": ours is not None,
+            "reason": self.reason or None,
+            **(blank if ours is None else ours._asdict()),
+            "step_time_error": self.step_time_error,
+            "peak_memory_error": self.peak_memory_error,
+            "memory_metric": self.row.measured.memory_metric if self.row.measured.peak_memory_gib else None,
+            "measured_outcome": self.row.measured.outcome or None,
+            "times_complete": self.row.times_complete,
+            "memory_complete": self.row.memory_complete,
+            "lengths": self.row.lengths,
+            "defaults": list(self.row.defaults),
+            "assumptions": list(self.row.assumptions),
+        }
+
+
+def answer(row: MeasuredRow, estimator: Estimator | None = None) -> Answer:
+    """Return `row` with what `estimator` (FineGauge's prediction by default) says about its run.
+
+    Only the run is handed on: the measured columns never reach the Estimator.
+    """
+    if row.run is None:
+        return Answer(row, None, row.reason)
+    if estimator is None:
+        from finegauge.prediction.predictor import predict
+
+        estimator = predict
+    try:
+        profile = estimator(row.run)
+        return Answer(row, prediction_of(profile, row.measured.memory_metric), "", profile)
+    except FineGaugeError as error:
+        return Answer(row, None, str(error))
+    except Exception as error:
+        # a table may describe a model that no code foresaw; one row must not end the whole validation
+        return Answer(row, None, f"internal error ({type(error).__name__}: {error})")
+
+
+def prediction_of(profile: Profile, metric: str) -> Prediction:
+    """Return `profile` in the quantities of a row whose memory is counted by `metric`."""
+    from finegauge.prediction.uncertainty import probability_out_of_memory
+
+    seconds, peak = profile.step_time_s.total, profile.memory_bytes(metric) / GIB
+    fast, slow = (profile.source.time_interval or EXACT).of(seconds)
+    low, high = (profile.source.memory_interval or EXACT).of(peak)
+    return Prediction(
+        step_time_s=seconds,
+        step_time_s_p10=fast,
+        step_time_s_p90=slow,
+        tokens_per_s_per_gpu=profile.tokens_per_s / profile.run.num_gpus,
+        peak_memory_gib=peak,
+        peak_memory_gib_p10=low,
+        peak_memory_gib_p90=high,
+        p_oom=probability_out_of_memory(profile),
+        outcome="ok" if profile.fits else "oom",
+    )
+
+
+NUM_WORST = 10
+Group = Callable[[Answer], str]
+
+
+class Errors(NamedTuple):
+    """Relative errors of one quantity; the first three of their magnitude, the bias signed."""
+
+    rows: int
+    median: float
+    mean: float
+    p90: float
+    bias: float  # median of the signed errors: negative where ours is too small
+
+    @classmethod
+    def of(cls, errors: Iterable[float]) -> "Errors | None":
+        """Return the statistics of signed `errors`; None where there are none."""
+        signed = list(errors)
+        if not signed:
+            return None
+        sizes = sorted(map(abs, signed))
+        return cls(len(signed), median(sizes), fmean(sizes), percentile(sizes, 0.9), median(signed))
+
+
+class Coverage(NamedTuple):
+    """How often the truth lies within the 10-90 % interval, below it, above it."""
+
+    rows: int
+    inside: float
+    below: float
+    above: float
+
+    @classmethod
+    def of(cls, places: Iterable[int]) -> "Coverage | None":
+        """Return the shares of `places`: -1 below the interval, 0 inside, 1 above."""
+        found = list(places)
+        if not found:
+            return None
+        n = len(found)
+        return cls(n, found.count(0) / n, found.count(-1) / n, found.count(1) / n)
+
+
+class Confusion(NamedTuple):
+    """Fits or not: predicted against measured."""
+
+    ok_as_ok: int
+    ok_as_oom: int  # it ran, and we said that it would not fit
+    oom_as_ok: int  # it ran out of memory, and we said that it would fit
+    oom_as_oom: int
+
+    @property
+    def accuracy(self) -> float | None:
+        """Return the share of right answers; None without rows."""
+        return (self.ok_as_ok + self.oom_as_oom) / sum(self) if sum(self) else None
+
+
+def percentile(ranked: list[float], share: float) -> float:
+    """Return the smallest of `ranked`, in rising order, that `share` of them do not exceed."""
+    return ranked[min(len(ranked) - 1, int(share * len(ranked)))]
+
+
+def time_errors(answers: Iterable[Answer]) -> Errors | None:
+    """Return the errors of the step time."""
+    return Errors.of(e for e in (answer.step_time_error for answer in answers) if e is not None)
+
+
+def memory_errors(answers: Iterable[Answer]) -> Errors | None:
+    """Return the errors of the peak memory, whatever its metric: pass rows of one metric."""
+    return Errors.of(e for e in (answer.peak_memory_error for answer in answers) if e is not None)
+
+
+def time_coverage(answers: Iterable[Answer]) -> Coverage | None:
+    """Return how often the measured step time lies within the predicted interval."""
+    places = []
+    for one in answers:
+        error, ours = one.step_time_error, one.prediction
+        if error is not None and ours is not None:
+            places.append(_place(ours.step_time_s / (1 + error), ours.step_time_s_p10, ours.step_time_s_p90))
+    return Coverage.of(places)
+
+
+def memory_coverage(answers: Iterable[Answer]) -> Coverage | None:
+    """Return how often the measured peak memory lies within the predicted interval."""
+    places = []
+    for one in answers:
+        theirs, ours = one.row.measured.peak_memory_gib, one.prediction
+        if theirs and ours is not None:
+            places.append(_place(theirs, ours.peak_memory_gib_p10, ours.peak_memory_gib_p90))
+    return Coverage.of(places)
+
+
+def confusion(answers: Iterable[Answer]) -> Confusion:
+    """Return fits-or-not over the rows that state an outcome."""
+    pairs = [
+        (one.row.measured.outcome, one.prediction.outcome)
+        for one in answers
+        if one.prediction is not None and one.row.measured.outcome in ("ok", "oom")
+    ]
+    return Confusion(
+        *(pairs.count(pair) for pair in (("ok", "ok"), ("ok", "oom"), ("oom", "ok"), ("oom", "oom")))
+    )
+
+
+def worst(answers: Iterable[Answer], count: int = NUM_WORST) -> list[Answer]:
+    """Return the answers with the largest error in time or memory, worst first."""
+    scored = [(max(map(abs, errors)), one) for one in answers if (errors := _errors(one))]
+    return [one for _, one in sorted(scored, key=lambda item: -item[0])[:count]]
+
+
+def by(answers: Iterable[Answer], group: Group) -> dict[str, list[Answer]]:
+    """Return the answers by the name of their group, largest group first."""
+    groups: dict[str, list[Answer]] = defaultdict(list)
+    for one in answers:
+        groups[group(one)].append(one)
+    return dict(sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])))
+
+
+def family(one: Answer) -> str:
+    """Return the model family of a row: the model_type of its configuration."""
+    return str(one.row.run.config.get("model_type", "unknown")) if one.row.run else "unknown"
+
+
+def gpu(one: Answer) -> str:
+    """Return how many of which GPU a row ran on."""
+    run = one.row.run
+    return "unknown" if run is None else f"{run.gpu} x{run.num_gpus}" if run.num_gpus > 1 else str(run.gpu)
+
+
+def method(one: Answer) -> str:
+    """Return the method of a row."""
+    return one.row.run.method if one.row.run else "unknown"
+
+
+GROUPS: dict[str, Group] = {
+    "source": lambda one: one.row.source,
+    "gpu": gpu,
+    "method": method,
+    "family": family,
+}
+
+
+def to_json(figures: Any) -> Any:
+    """Return a NamedTuple of figures as a mapping; None stays None."""
+    return None if figures is None else figures._asdict()
+
+
+def _errors(one: Answer) -> list[float]:
+    return [error for error in (one.step_time_error, one.peak_memory_error) if error is not None]
+
+
+def _place(truth: float, low: float, high: float) -> int:
+    return -1 if truth < low else int(truth > high)
+
+
+def explanation(one: Answer) -> str:
+    """Return what dominates the prediction of a row, and what was guessed."""
+    profile, row = one.profile, one.row
+    if profile is None or one.prediction is None:
+        return one.reason
+    parts = []
+    time_error, memory_error = one.step_time_error, one.peak_memory_error
+    if time_error is not None and abs(time_error) >= abs(memory_error or 0.0):
+        from finegauge.prediction.explanation import bottleneck
+
+        parts.append(f"Most of the step by our account: {bottleneck(profile)}")
+    elif memory_error is not None:
+        path, size = next(iter(profile.peak_memory_bytes))
+        most = f"most of it {' '.join(path)} ({size / GIB:.1f} GiB)"
+        parts.append(f"Our peak is in phase '{profile.peak_phase}', {most}.")
+        if row.measured.memory_metric == "unknown":
+            parts.append("The table does not say how it counts memory.")
+    if row.lengths != "full":
+        known = "their mean is known" if row.lengths == "mean" else "only the cut-off is known"
+        parts.append(f"Lengths vary and {known}.")
+    if row.assumptions:
+        parts.append(f"Guessed: {'; '.join(row.assumptions)}.")
+    return " ".join(parts)
+
+
+class Validation(NamedTuple):
+    """Every row of the tables with its answer, and the rivals' answers by their names."""
+
+    answers: tuple[Answer, ...]
+    rivals: Mapping[str, Sequence[Answer]]
+    absent: Mapping[str, str]  # rivals that were asked for and cannot answer here, with the reason
+
+    @property
+    def answered(self) -> list[Answer]:
+        """Return the rows that have a prediction."""
+        return [one for one in self.answers if one.prediction is not None]
+
+    @property
+    def unanswered(self) -> dict[str, list[str]]:
+        """Return the ids of the rows without a prediction, by reason, the most frequent first."""
+        reasons = Counter(one.reason for one in self.answers if one.prediction is None)
+        return {
+            reason: [one.row.id for one in self.answers if one.prediction is None and one.reason == reason]
+            for reason, _ in reasons.most_common()
+        }
+
+    def of_metric(self, metric: str) -> list[Answer]:
+        """Return the answered rows whose memory is counted by `metric`."""
+        return [
+            one
+            for one in self.answered
+            if one.row.measured.memory_metric == metric and one.row.measured.peak_memory_gib
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the documented JSON form."""
+        return {"rows": [one.to_json() for one in self.answers], "summary": self._summary()}
+
+    def _summary(self) -> dict[str, Any]:
+        answered = self.answered
+        matrix = confusion(answered)
+        return {
+            "rows": len(self.answers),
+            "answered": len(answered),
+            "unanswered": [
+                {"reason": reason, "count": len(ids), "ids": ids} for reason, ids in self.unanswered.items()
+            ],
+            "step_time": {
+                "all": to_json(time_errors(answered)),
+                "complete": to_json(time_errors(one for one in answered if one.row.times_complete)),
+                "incomplete": to_json(time_errors(one for one in answered if not one.row.times_complete)),
+                "coverage": to_json(time_coverage(answered)),
+                "by": {
+                    name: {key: to_json(time_errors(part)) for key, part in by(answered, group).items()}
+                    for name, group in GROUPS.items()
+                },
+            },
+            "peak_memory": {
+                metric: _memory_json(rows) for metric in METRICS if (rows := self.of_metric(metric))
+            },
+            "fits": {**matrix._asdict(), "accuracy": matrix.accuracy},
+            "worst": [
+                {"id": one.row.id, "step_time_error": one.step_time_error,
+                 "peak_memory_error": one.peak_memory_error, "explanation": explanation(one)}
+                for one in worst(answered)
+            ],
+            "rivals": {
+                **{name: _rival_json(self, name) for name in self.rivals},
+                **{name: {"absent": reason} for name, reason in self.absent.items()},
+            },
+        }  # fmt: skip
+
+
+def validate(
+    tables: Iterable[str], estimator: Estimator | None = None, against: Iterable[str] = ()
+) -> Validation:
+    """Return every row of the measurement `tables`, answered by `estimator` and by each rival.
+
+    Args:
+        tables: Paths.
+        estimator: FineGauge's prediction by default.
+        against: Names of rivals, or "all".
+
+    Raises: FileFormatError for a file that is no measurement table; InputError for an unknown rival.
+    """
+    rows: list[MeasuredRow] = [row for path in tables for row in read_table(path)]
+    found, absent = rivals(against, rows)
+    return Validation(
+        answers=tuple(answer(row, estimator) for row in rows),
+        rivals={name: tuple(answer(row, rival) for row in rows) for name, rival in found.items()},
+        absent=absent,
+    )
+
+
+class Match(NamedTuple):
+    """A rival's errors and ours in one quantity, on the rows that both answer."""
+
+    quantity: str  # "step_time" or a memory metric
+    theirs: Errors
+    ours: Errors
+
+
+def matches(validation: Validation, name: str) -> list[Match]:
+    """Return how the rival called `name` compares with us: step time, then memory by metric."""
+    ours = {id(one.row): one for one in validation.answered}
+    pairs = [(one, ours[id(one.row)]) for one in validation.rivals[name] if id(one.row) in ours]
+    found = [_match("step_time", [p for p in pairs if _both(p, "step_time_error")], time_errors)]
+    for metric in METRICS:
+        rows = [
+            pair
+            for pair in pairs
+            if pair[0].row.measured.memory_metric == metric and _both(pair, "peak_memory_error")
+        ]
+        found.append(_match(metric, rows, memory_errors))
+    return [match for match in found if match]
+
+
+def _match(
+    quantity: str, pairs: list[tuple[Answer, Answer]], count: Callable[[Iterable[Answer]], Errors | None]
+) -> Match | None:
+    theirs, ours = count(pair[0] for pair in pairs), count(pair[1] for pair in pairs)
+    return Match(quantity, theirs, ours) if theirs and ours else None
+
+
+def _both(pair: tuple[Answer, Answer], error: str) -> bool:
+    return all(getattr(one, error) is not None for one in pair)
+
+
+def _rival_json(validation: Validation, name: str) -> dict[str, Any]:
+    """Return a rival's errors and ours, by quantity."""
+    return {
+        match.quantity: {"theirs": to_json(match.theirs), "ours": to_json(match.ours)}
+        for match in matches(validation, name)
+    }
+
+
+def _memory_json(rows: list[Answer]) -> dict[str, Any]:
+    """Return the errors of the rows of one metric."""
+    return {
+        "all": to_json(memory_errors(rows)),
+        "complete": to_json(memory_errors(one for one in rows if one.row.memory_complete)),
+        "incomplete": to_json(memory_errors(one for one in rows if not one.row.memory_complete)),
+        "coverage": to_json(memory_coverage(rows)),
+        "by": {
+            name: {key: to_json(memory_errors(part)) for key, part in by(rows, group).items()}
+            for name, group in GROUPS.items()
+        },
+    }

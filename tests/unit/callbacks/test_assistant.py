@@ -1,0 +1,170 @@
+"""What assistants may ask: answers as the commands give them, limits, and no file outside the folder."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from finegauge.answers.arguments import confine
+from finegauge.mcp.server import answered
+from finegauge.mcp.tools import MAX_ROWS, TOOLS
+from finegauge.render.schemas import schema
+from tests.e2e.commands import finegauge
+
+RUN = {"model": "llama-3-8b", "method": "qlora", "gpu": "A40"}
+SCHEMA = schema("run-commands")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return the server's folder, with a run in it and a secret beside it."""
+    inside = tmp_path / "project"
+    inside.mkdir()
+    (inside / "run.yaml").write_text("model: llama-3-8b\nmethod: qlora\ngpu: A40\n")
+    (inside / "nogpu.yaml").write_text("model: llama-3-8b\nmethod: qlora\n")
+    (tmp_path / "secret.json").write_text('{"model_type": "llama", "hidden_size": 8}')
+    os.symlink(tmp_path / "secret.json", inside / "link.json")
+    return inside
+
+
+def answer(folder: Path, name: str, **arguments: Any) -> Any:
+    text, is_error = answered(name, arguments, str(folder))
+    assert not is_error, text
+    return json.loads(text)
+
+
+def refusal(folder: Path, name: str, **arguments: Any) -> str:
+    text, is_error = answered(name, arguments, str(folder))
+    assert is_error
+    assert "\n" not in text
+    assert "Internal error" not in text
+    return text
+
+
+@pytest.mark.parametrize(
+    ("tool", "command"), [("estimate", "estimate"), ("check", "check"), ("max_batch", "max-batch")]
+)
+def test_answers_are_those_of_the_command(tool: str, command: str, folder: Path) -> None:
+    ours = answer(folder, tool, file="run.yaml", overrides={"micro_batch_size": 2}, gpus=["a40", "h100"])
+    shown = finegauge(command, str(folder / "run.yaml"), "micro_batch_size=2", "--gpu", "a40,h100", "--json")
+    theirs = json.loads(shown.out)
+    assert ours["results"] == theirs["results"]
+    Draft202012Validator(SCHEMA).validate(ours)
+
+
+def test_a_run_without_a_file(folder: Path) -> None:
+    stated = answer(folder, "check", run=RUN)
+    assert stated["results"] == answer(folder, "check", file="run.yaml")["results"]
+    assert stated["origins"]["method"] == "caller"
+
+
+def test_a_plan(folder: Path) -> None:
+    found = answer(
+        folder, "plan", run={**RUN, "num_samples": 2_000, "seq_len": 512}, max_gpus=1, gpus=["A40", "L4"],
+        minimise="time", keep_method=True,
+    )  # fmt: skip
+    assert found["command"] == "plan"
+    assert found["wanted"]["minimise"] == "time"
+    assert {one["gpu"] for one in found["results"]} <= {"A40", "L4"}
+
+
+def test_lists(folder: Path) -> None:
+    found = answer(folder, "models", pattern="mixtral")
+    assert found["num_found"] == len(found["results"]) > 0
+    assert "config" not in found["results"][0]
+    assert len(answer(folder, "models")["results"]) == MAX_ROWS
+    assert answer(folder, "gpus", pattern="h100")["results"][0]["flops_per_s"]["bf16"] > 0
+
+
+@pytest.mark.parametrize(
+    "path", ["/etc/passwd", "../secret.json", "link.json", "~/x.yaml", "a/../../secret.json"]
+)
+def test_no_way_out_of_the_folder(path: str, folder: Path) -> None:
+    outside = "lies outside the folder"
+    assert outside in refusal(folder, "check", file=path)
+    assert outside in refusal(folder, "check", run={**RUN, "model": path})
+    assert outside in refusal(folder, "check", run={**RUN, "dataset": path})
+    assert outside in refusal(folder, "check", file="run.yaml", overrides={"model": path})
+    assert outside in refusal(folder, "check", file="run.yaml", gpus=[path])
+    assert outside in refusal(folder, "plan", file="run.yaml", gpus=[path])
+
+
+@pytest.mark.parametrize("field", ["model", "dataset", "tokenizer"])
+def test_what_a_file_names_is_confined_too(field: str, folder: Path) -> None:
+    lines = {"model": "llama-3-8b", "method": "qlora", "gpu": "A40", field: "../secret.json"}
+    (folder / "sly.yaml").write_text("".join(f"{key}: {value}\n" for key, value in lines.items()))
+    assert "lies outside" in refusal(folder, "check", file="sly.yaml")
+
+
+def test_a_deepspeed_file_elsewhere(folder: Path) -> None:
+    keys = "model_name_or_path: meta-llama/Meta-Llama-3-8B\nstage: sft\nfinetuning_type: full\n"
+    (folder / "sly.yaml").write_text(f"{keys}deepspeed: ../secret.json\n")
+    assert "lies outside" in refusal(folder, "check", file="sly.yaml", gpus=["H100"])
+
+
+def test_names_of_models_are_no_paths(tmp_path: Path) -> None:
+    confine("meta-llama/Meta-Llama-3-8B", str(tmp_path))
+    confine("", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "said"),
+    [
+        ("chekc", {}, "Did you mean 'check'?"),
+        ("check", {"fil": "run.yaml"}, "Did you mean 'file'?"),
+        ("check", {}, "Give either 'file'"),
+        ("check", {"file": "run.yaml", "run": RUN}, "Give either 'file'"),
+        ("check", {"file": "nogpu.yaml"}, "add 'gpus'"),
+        ("check", {"file": 7}, "must be text"),
+        ("check", {"file": "missing.yaml"}, "missing.yaml"),
+        ("check", {"run": [1]}, "must be a mapping"),
+        ("check", {"run": {"modle": "x"}}, "Did you mean 'model'?"),
+        ("check", {"run": {"model": {"a": 1}}}, "plain value"),
+        ("check", {"run": {**RUN, "micro_batch_size": 0}}, "too small"),
+        ("check", {"run": RUN, "gpus": ["H1000"]}, "Did you mean"),
+        ("check", {"run": RUN, "gpus": "x" * 2_000}, "at most 1,000"),
+        ("check", {"run": RUN, "gpus": ["a"] * 100}, "at most 64"),
+        ("check", {"run": RUN, "gpus": [1]}, "list of at most"),
+        ("check", {"run": {str(n): 1 for n in range(200)}}, "at most 100"),
+        ("check", {"file": "run.yaml", "overrides": {"epochs": None}}, "no value"),
+        ("estimate", {"run": RUN, "at_max_batch": "yes"}, "true or false"),
+        ("plan", {"run": RUN, "minimise": "money"}, "Use one of cost, time, energy"),
+        ("plan", {"run": RUN, "within_hours": -1}, "too small"),
+        ("plan", {"run": RUN, "max_gpus": 10**9}, "too large"),
+        ("models", {"pattern": "a\nb"}, "one line"),
+        ("check", {"run": {"model": "x" * 200_000}}, "too long"),
+    ],
+)
+def test_a_wrong_question_is_one_sentence(
+    tool: str, arguments: dict[str, Any], said: str, folder: Path
+) -> None:
+    text = refusal(folder, tool, **arguments)
+    assert said in text
+    assert len(text) < 500
+
+
+def test_an_error_of_our_own_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(_: Any) -> str:
+        raise ZeroDivisionError("by design")
+
+    monkeypatch.setitem(TOOLS, "check", TOOLS["check"]._replace(answer=breaks))
+    text, is_error = answered("check", {"run": RUN}, str(folder))
+    assert is_error
+    assert text == "Internal error (ZeroDivisionError: by design); please report it."
+
+
+def test_nothing_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    before = sorted(folder.rglob("*"))
+    answer(folder, "estimate", file="run.yaml")
+    answer(folder, "plan", file="run.yaml", overrides={"num_samples": 500}, gpus=["A40"], max_gpus=1)
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("tool", TOOLS.values(), ids=list(TOOLS))
+def test_the_schemas_are_schemas(tool: Any) -> None:
+    Draft202012Validator.check_schema(tool.schema())
+    assert len(tool.description) > 20

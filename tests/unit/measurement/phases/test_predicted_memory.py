@@ -1,0 +1,62 @@
+"""What each phase is predicted to hold is what it holds on this machine's CPU, by its live tensors."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from finegauge.measurement.instruments.memory_meter import measure_memory
+from finegauge.measurement.instruments.stage_clock import NoClock
+from finegauge.measurement.options import Options
+from finegauge.measurement.phases.choice import phase_of
+from finegauge.prediction.predictor import prediction_for
+from tests.unit.measurement.phases.tiny import CPU, LLAMA, tiny_run
+
+FIGURES = {**LLAMA, "vocab_size": 1024, "hidden_size": 64, "intermediate_size": 176}
+WRITTEN = {"ppo": {"max_new_tokens": 16}, "grpo": {"max_new_tokens": 16, "num_generations": 2},
+           "decode": {"max_new_tokens": 16}}  # fmt: skip
+
+BLACKMAMBA = {
+    "model_type": "blackmamba", "architectures": ["BlackMamba"], "num_layers": 2, "hidden_size": 64,
+    "ffn_hidden_size": 96, "vocab_size": 512, "state_size": 16, "conv_dimension": 4, "expansion_factor": 2,
+    "mamba_moe_layers": ["r", "4"], "topk": 2, "bias": False, "add_bias_linear": False, "swiglu": True,
+    "max_sequence_length": 256,
+}  # fmt: skip
+JAMBA = {
+    "model_type": "jamba", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 96,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "attn_layer_period": 2,
+    "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1, "num_experts": 4,
+    "num_experts_per_tok": 2, "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2,
+    "mamba_dt_rank": "auto", "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("figures", [BLACKMAMBA, JAMBA], ids=["blackmamba", "jamba"])
+def test_a_scan_on_the_cpu_is_predicted_as_the_loop_that_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figures: dict[str, Any]
+) -> None:
+    monkeypatch.setenv("FINEGAUGE_CACHE_DIR", str(tmp_path))
+    run = tiny_run(tmp_path, figures, method="full", seq_len=32, micro_batch_size=2)
+    taken = phase_of(run, Options(), CPU)
+    taken.step(NoClock())
+    measured = measure_memory(taken, CPU)
+    predicted = prediction_for(run, "cpu").profile
+    assert predicted is not None
+    assert predicted.peak_memory_bytes.total == pytest.approx(measured.peak_memory_bytes.total, rel=0.03)
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("phase", ["sft", "evaluate", "reward", "dpo", "ppo", "grpo", "prefill", "decode"])
+def test_predicted_peak_is_the_measured_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str, method: str
+) -> None:
+    monkeypatch.setenv("FINEGAUGE_CACHE_DIR", str(tmp_path))  # no device profile: memory alone
+    fields: dict[str, Any] = {"adapter_dtype": "fp32"} if method == "lora" else {}
+    fields |= WRITTEN.get(phase, {})
+    run = tiny_run(tmp_path, FIGURES, phase=phase, method=method, seq_len=64, micro_batch_size=4, **fields)
+    taken = phase_of(run, Options(), CPU)
+    taken.step(NoClock())
+    measured = measure_memory(taken, CPU)
+    predicted = prediction_for(run, "cpu").profile
+    assert predicted is not None
+    assert predicted.peak_memory_bytes.total == pytest.approx(measured.peak_memory_bytes.total, rel=0.03)

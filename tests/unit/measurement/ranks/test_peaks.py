@@ -1,0 +1,31 @@
+"""The largest running sum of an allocator's blocks, phase by phase."""
+
+from finegauge.measurement.ranks.meters import SENDING, Block, Span, running
+
+FORWARD, BACKWARD = Span("forward", 0, 100), Span("backward", 100, 200)
+
+
+def test_a_phase_begins_with_what_the_one_before_has_left() -> None:
+    blocks = [
+        Block(1, 0xA, 10),
+        Block(2, 0xB, 5),
+        Block(3, 0xB, -5),
+        Block(101, 0xC, 2),
+        Block(102, 0xA, -10),
+    ]
+    assert running([FORWARD, BACKWARD], blocks) == {"forward": 15.0, "backward": 12.0}
+
+
+def test_a_block_whose_end_nobody_saw_ends_where_its_place_is_given_again() -> None:
+    blocks = [Block(1, 0xA, 10), Block(2, 0xA, 10), Block(3, 0xB, 1)]
+    assert running([FORWARD], blocks) == {"forward": 11.0}
+
+
+def test_what_was_there_before_the_step_takes_nothing_away_when_it_goes() -> None:
+    assert running([FORWARD], [Block(1, 0xA, -10), Block(2, 0xB, 3)]) == {"forward": 3.0}
+
+
+def test_copies_that_are_made_to_send_do_not_count() -> None:
+    spans = [FORWARD, Span(SENDING, 10, 20)]
+    blocks = [Block(1, 0xA, 10), Block(11, 0xB, 99), Block(30, 0xB, -99), Block(31, 0xC, 1)]
+    assert running(spans, blocks) == {"forward": 11.0}

@@ -1,0 +1,63 @@
+"""The traced path on classes that are described too: both must say the same, to the FLOP and the byte."""
+
+import json
+from typing import Any
+
+import pytest
+
+from finegauge.model import trace_file
+from finegauge.model.families import architecture
+from finegauge.model.graph import _layer, lowering_of
+from finegauge.model.op import Extents
+from finegauge.model.op_builder import Tape
+from finegauge.run.run import Run
+
+SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 600}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": SIZES | HEADS,
+    "mixtral": SIZES | HEADS | {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "gpt2": {"n_embd": 256, "n_layer": 2, "n_head": 4, "vocab_size": 600},
+    "mamba": {"hidden_size": 256, "num_hidden_layers": 2, "vocab_size": 600, "state_size": 8},
+}
+METHODS: tuple[dict[str, Any], ...] = (
+    {"method": "full"},
+    {"method": "lora", "lora_rank": 8, "lora_targets": ("attention",), "adapter_dtype": "bf16"},
+    {"method": "lora", "lora_rank": 8, "lora_targets": ("all-linear",), "adapter_dtype": "fp32"},
+)
+EXTENTS = Extents.of(2, 384)  # a batch that was not traced
+
+
+def work(built: Any, model: str, method: dict[str, Any]) -> tuple[float, float, float]:
+    """Return FLOPs forward and backward, and kept bytes, of all layers; inputs need gradients."""
+    low = lowering_of(Run(model=model, attention="sdpa", activation_checkpointing="full", **method))
+    forward = backward = saved = 0.0
+    for layer, count in built.layers:
+        tape = Tape(low)
+        _layer(tape, layer, built.hidden_size)
+        for op in tape.ops:
+            forward += count * op.forward.flops.at(EXTENTS)
+            backward += count * op.backward.flops.at(EXTENTS)
+            saved += count * op.saved_bytes.at(EXTENTS)
+    return forward, backward, saved
+
+
+@pytest.mark.parametrize("model_type", CONFIGS)
+def test_a_traced_class_equals_its_description(
+    model_type: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from finegauge.measurement.tracer import document
+
+    config = {"model_type": model_type, **CONFIGS[model_type]}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    monkeypatch.setattr(document, "MODES", ("bf16/sdpa",))
+    traced = trace_file.architecture(json.loads(json.dumps(document.document(config, lambda _: None))))
+    described = architecture(config)
+    assert traced.num_parameters == described.num_parameters
+    assert traced.num_active_parameters == described.num_active_parameters
+    methods = METHODS[:1] if model_type == "mamba" else METHODS  # its fused kernel ignores adapters inside it
+    for method in methods:
+        ours, theirs = work(traced, str(path), method), work(described, str(path), method)
+        assert ours[:2] == pytest.approx(theirs[:2], rel=1e-9), method
+        assert ours[2] == pytest.approx(theirs[2], rel=0.005), method

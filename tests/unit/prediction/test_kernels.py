@@ -1,0 +1,88 @@
+"""Which kernels run: generations of attention, products in fp8, FlashAttention over varied lengths."""
+
+from typing import Any
+
+import pytest
+
+from finegauge.catalogue.gpus import gpu
+from finegauge.model.op import Cost, Extents, Op, Poly
+from finegauge.prediction.calibration import DATASHEET, FIRST_BACKWARD_FRACTION, FIRST_FORWARD_FRACTION
+from finegauge.prediction.device import Device
+from finegauge.prediction.predictor import predict
+from finegauge.prediction.time import from_empty_queue
+from finegauge.profile import Profile
+from finegauge.run.run import Run
+
+A100, H100 = "A100-SXM4-80GB", "H100-SXM5-80GB"
+
+
+def step(**fields: Any) -> Profile:
+    base: dict[str, Any] = {
+        **{"model": "llama-2-7b", "method": "full", "gpu": H100, "attention": "flash"},
+        **{"seq_len": 4096, "micro_batch_size": 2},
+    }
+    return predict(Run(**{**base, **fields}))
+
+
+def attention_s(name: str, generation: int, *, backward: bool) -> float:
+    device = Device.of(gpu(name), DATASHEET, {"bf16"})
+    cost = Cost(flops=Poly(pair=1e6))
+    op = Op(("attention", "attention kernel"), "attention", forward=cost, generation=generation)
+    return device.seconds(op, cost, Extents.of(1, 8192), backward=backward)
+
+
+@pytest.mark.parametrize("name", [A100, H100])
+def test_the_first_generation_of_attention_is_slower_backward_most(name: str) -> None:
+    for backward, fraction in ((False, FIRST_FORWARD_FRACTION), (True, FIRST_BACKWARD_FRACTION)):
+        first, second = (attention_s(name, generation, backward=backward) for generation in (1, 2))
+        assert second / first == pytest.approx(fraction)
+
+
+def test_the_third_generation_gains_on_hopper_alone() -> None:
+    assert attention_s(A100, 3, backward=False) == attention_s(A100, 2, backward=False)
+    ratio = attention_s(H100, 2, backward=False) / attention_s(H100, 3, backward=False)
+    assert ratio == pytest.approx(DATASHEET.asynchronous_flash_fraction / DATASHEET.hopper_flash_fraction)
+
+
+def test_a_kernel_of_attention_alone_fuses_nothing_else() -> None:
+    plain, third = step(), step(kernels=("flash3",))
+    assert third.step_time_s.total < plain.step_time_s.total
+    assert third.peak_memory_bytes.total == plain.peak_memory_bytes.total
+    kernel = ("forward", "attention", "attention kernel")
+    others = {path: seconds for path, seconds in plain.step_time_s.parts.items() if path[2] != kernel[2]}
+    assert all(third.step_time_s.parts[path] == pytest.approx(seconds) for path, seconds in others.items())
+
+
+def test_products_in_fp8_take_more_than_half_of_the_time_of_bf16() -> None:
+    plain, narrow = step(), step(fp8=True)
+    for path in (("forward", "mlp", "up_proj"), ("backward", "attention", "q_proj")):
+        ratio = narrow.step_time_s.parts[path] / plain.step_time_s.parts[path]
+        assert 0.5 < ratio < 0.65
+    assert narrow.step_time_s.parts["forward", "mlp", "fp8 casts"] > 0
+    assert narrow.step_time_s.parts["forward", "head", "lm_head"] == pytest.approx(
+        plain.step_time_s.parts["forward", "head", "lm_head"]
+    )
+    assert narrow.step_flops == plain.step_flops
+
+
+def test_a_gpu_without_fp8_computes_in_16_bit() -> None:
+    path = ("forward", "mlp", "up_proj")
+    plain, narrow = (step(gpu=A100, fp8=fp8).step_time_s.parts[path] for fp8 in (False, True))
+    assert narrow == pytest.approx(plain)
+
+
+def test_flash_attention_over_padded_batches_begins_every_layer_with_nothing_queued() -> None:
+    varied: dict[str, Any] = {"dataset": "math_14k", "micro_batch_size": 4, "gpu": A100}
+    flash, sdpa = step(**varied), step(**varied, attention="sdpa")
+    own_code = step(**varied, framework="torchtune")
+    assert flash.host_bound_fraction > sdpa.host_bound_fraction
+    assert own_code.host_bound_fraction < 0.01
+    assert step(**{**varied, "dataset": None}).host_bound_fraction < 0.01
+
+
+def test_a_layer_that_begins_with_nothing_queued_takes_less_than_host_and_device_together() -> None:
+    work = [(1.0, 0.1), (0.0, 2.0), (3.0, 0.1)]  # the second is launched late: the device waits
+    assert from_empty_queue(work) == pytest.approx(0.1 + 2.0 + 0.1 + 3.0)
+    busy = [(1.0, 0.1)] * 5
+    assert from_empty_queue(busy) == pytest.approx(0.1 + 5.0)  # but for the first launch the host is ahead
+    assert from_empty_queue([]) == 0.0

@@ -1,0 +1,106 @@
+"""Megatron-LM's own kernels and optimizer: what they keep, hold, move and call, by hand."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from finegauge.model.graph import build
+from finegauge.prediction.calibration import DATASHEET
+from finegauge.prediction.collectives import collectives
+from finegauge.prediction.predictor import predict
+from finegauge.run.run import Run
+
+HIDDEN, HEADS, LAYERS, LENGTH = 1024, 16, 4, 512
+
+
+@pytest.fixture
+def gpt(tmp_path: Path) -> str:
+    path = tmp_path / "gpt.json"
+    sizes = {"n_embd": HIDDEN, "n_head": HEADS, "n_layer": LAYERS, "n_positions": LENGTH}
+    path.write_text(json.dumps({"model_type": "gpt2", "vocab_size": 51200, **sizes}))
+    return str(path)
+
+
+def run(model: str, **fields: Any) -> Run:
+    base: dict[str, Any] = {
+        "model": model,
+        "method": "full",
+        "phase": "pretrain",
+        "gpu": "A100-SXM4-80GB",
+        "seq_len": LENGTH,
+        "micro_batch_size": 2,
+        "packing": True,
+        "attention": "eager",
+        "kernels": ("megatron",),
+        "optimizer_implementation": "fused",
+    }
+    return Run(**{**base, **fields})
+
+
+def kept_by_the_layers(asked: Run) -> float:
+    return predict(asked).phase_memory_bytes.parts["forward", "activations", "all layers"]
+
+
+def test_a_layer_keeps_what_its_paper_says(gpt: str) -> None:
+    tokens = 2 * LENGTH
+    streams, scores = 34 * tokens * HIDDEN, 5 * HEADS * tokens * LENGTH  # Korthikanti et al. 2022, eq. 1
+    assert kept_by_the_layers(run(gpt)) == pytest.approx(LAYERS * (streams + scores), rel=0.005)
+
+
+def test_selective_checkpointing_drops_the_scores_alone(gpt: str) -> None:
+    streams = 34 * 2 * LENGTH * HIDDEN
+    kept = kept_by_the_layers(run(gpt, activation_checkpointing="selective"))
+    assert kept == pytest.approx(LAYERS * streams, rel=0.005)
+    steps = predict(run(gpt, activation_checkpointing="selective")).step_time_s.parts
+    assert {path[1:] for path in steps if path[0] == "recompute"} == {("attention", "attention kernel")}
+
+
+def test_scores_are_moved_half_as_often_as_by_eager_pytorch(gpt: str) -> None:
+    def moved(*kernels: str) -> float:
+        ops = build(run(gpt, kernels=kernels)).layers[0].ops
+        (core,) = (op for op in ops if op.kind == "attention_eager")
+        return core.forward.bytes.pair / HEADS
+
+    assert moved("megatron") == 4 * 2 + (2 * 2 + 1)  # two products, one softmax; dropout and its mask
+    assert moved() > 1.5 * moved("megatron")
+
+
+def test_eighteen_bytes_for_every_trained_parameter(gpt: str) -> None:
+    params = build(run(gpt)).weights.trained_params
+    parts = predict(run(gpt)).phase_memory_bytes.under("optimizer")
+    assert parts["weights"] + parts["gradients"] + parts["optimizer"] == pytest.approx(18 * params, rel=1e-3)
+    shared = predict(run(gpt, num_gpus=8, sharding="zero1")).phase_memory_bytes.under("optimizer")
+    held = shared["weights"] + shared["gradients"] + shared["optimizer"]
+    assert held == pytest.approx((6 + 12 / 8) * params, rel=1e-3)
+    assert parts.parts.get(("workspace", "optimizer"), 0.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("sharding", "framework", "kinds", "beside"),
+    [
+        ("none", "Megatron-LM", {"all_reduce"}, {""}),
+        ("none", "NeMo 1", {"all_reduce"}, {"backward"}),
+        ("zero1", "Megatron-LM", {"reduce_scatter", "all_gather"}, {""}),
+    ],
+)
+def test_gradients_are_reduced_at_once_in_fp32(
+    gpt: str, sharding: str, framework: str, kinds: set[str], beside: set[str]
+) -> None:
+    asked = run(gpt, num_gpus=8, sharding=sharding, framework=framework)
+    found = [c for c in collectives(asked) if c.group == "data"]
+    assert {c.kind for c in found} == kinds
+    reduced = [c for c in found if c.kind != "all_gather"]
+    params = build(asked).weights.trained_params
+    assert sum(c.payload_bytes for c in reduced) == pytest.approx(4 * params, rel=1e-3)
+    assert {c.beside for c in reduced} == beside
+
+
+def test_every_operator_of_a_layer_is_a_call_of_python(gpt: str) -> None:
+    graph = build(run(gpt))
+    assert all(op.forward.calls >= 1 for op in graph.layers[0].ops if op.forward.launches)
+    assert not any(op.forward.calls for op in graph.head)
+    small = run(gpt, seq_len=32, micro_batch_size=1)
+    calls = sum(op.forward.calls + op.backward.calls for op in graph.layers[0].ops) * LAYERS
+    assert predict(small, DATASHEET).step_time_s.total > calls * DATASHEET.call_s

@@ -1,0 +1,136 @@
+"""Files people have, read as runs: recognised, overridden, checked."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from finegauge.errors import FieldError, InputError, UnknownKeyError
+from finegauge.formats.reading import read
+from finegauge.run.run import FROM_COMMAND_LINE, FROM_DEFAULT, FROM_FILE, Run
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+TINY = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 100,
+}
+
+
+def written(folder: Path, text: str, name: str = "run.yaml") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_run_file(tmp_path: Path) -> None:
+    run = read(
+        written(tmp_path, "model: qwen3-8b\nmethod: lora\nlora_rank: 8\nlora_targets: [q_proj, v_proj]\n")
+    )
+    assert run == Run(model="qwen3-8b", method="lora", lora_rank=8, lora_targets=("q_proj", "v_proj"))
+    assert (run.origins["lora_rank"], run.origins["seq_len"]) == (FROM_FILE, FROM_DEFAULT)
+
+
+def test_run_file_as_json_and_with_a_byte_order_mark(tmp_path: Path) -> None:
+    as_json = written(tmp_path, json.dumps({"model": "qwen3-8b", "method": "lora"}), "run.json")
+    marked = written(tmp_path, "\ufeffmodel: qwen3-8b\nmethod: lora\n")
+    assert read(as_json) == read(marked) == Run(model="qwen3-8b", method="lora")
+
+
+def test_overrides_are_typed_by_their_field(tmp_path: Path) -> None:
+    path = written(tmp_path, "model: qwen3-8b\nmethod: lora\ngpu: A40\nlora_rank: 8\n")
+    run = read(
+        path, ("micro_batch_size=4", "packing=yes", "lora_targets=q_proj,v_proj", "gpu=none", "epochs=2e0")
+    )
+    assert (run.micro_batch_size, run.packing, run.epochs, run.gpu) == (4, True, 2.0, None)
+    assert run.lora_targets == ("q_proj", "v_proj")
+    assert run.origins["micro_batch_size"] == FROM_COMMAND_LINE
+    assert run.origins["gpu"] == FROM_DEFAULT
+    assert read(path, ("--seq-len=512",)).seq_len == 512
+
+
+def test_override_of_the_method_drops_the_old_ones_fields(tmp_path: Path) -> None:
+    path = written(tmp_path, "model: qwen3-8b\nmethod: qlora\nlora_rank: 8\nweights_dtype: nf4\n")
+    full = read(path, ("method=full",))
+    assert (full.method, full.weights_dtype) == ("full", "bf16")
+
+
+@pytest.mark.parametrize(
+    ("word", "error", "sentence"),
+    [
+        ("micro_batch_size", FieldError, "not of the form key=value"),
+        ("=4", FieldError, "not of the form key=value"),
+        ("microbatch_size=4", UnknownKeyError, "Did you mean 'micro_batch_size'"),
+        ("micro_batch_size=two", FieldError, "micro_batch_size='two' is not a whole number"),
+        ("method=qlorra", FieldError, "Did you mean 'qlora'"),
+        ("num_experts_per_tok=all", FieldError, "has no experts"),
+        ("dataset=nowhere", InputError, "No dataset|No data set"),
+        ("gpu=A400", InputError, "Did you mean .*'A40'"),
+    ],
+)
+def test_overrides_that_cannot_hold(tmp_path: Path, word: str, error: type[Exception], sentence: str) -> None:
+    path = written(tmp_path, "model: qwen3-8b\nmethod: lora\n")
+    with pytest.raises(error, match=sentence):
+        read(path, (word,))
+
+
+def test_model_config_and_its_folder(tmp_path: Path) -> None:
+    path = written(tmp_path, json.dumps(TINY), "config.json")
+    run = read(path)
+    assert (run.method, run.origins["method"]) == ("full", FROM_DEFAULT)
+    changed = run.replace(gpu="A40")
+    assert (changed.method, changed.origins["method"]) == ("full", FROM_DEFAULT)
+    assert run.config["hidden_size"] == 64
+    assert read(tmp_path, ("method=lora",)).config == run.config
+
+
+def test_files_beside_the_run_file(tmp_path: Path) -> None:
+    written(tmp_path, json.dumps(TINY), "config.json")
+    written(tmp_path, "length,count\n10,5\n", "mine.csv")
+    run = read(written(tmp_path, "model: config.json\nmethod: full\ndataset: mine.csv\n"))
+    assert run.model == str(tmp_path / "config.json")
+    assert run.config["model_type"] == "llama"
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "sentence"),
+    [
+        (
+            "compute_environment: LOCAL_MACHINE\nnum_processes: 2\n",
+            "acc.yaml",
+            "file of accelerate.*--accelerate 'acc.yaml'",
+        ),
+        ('{"zero_optimization": {"stage": 2}}', "ds.json", "file of DeepSpeed.*--deepspeed 'ds.json'"),
+        ("model: qwen3-8b\nmethod: lora\nlora_rnak: 8\n", "run.yaml", "Did you mean 'lora_rank'"),
+        ("import os\nos.system('x')\n", "train.py", "starts no training"),
+        ("def broken(:\n", "train.py", "not valid Python .line 1"),
+        ("echo hello\n", "train.sh", "starts no training"),
+        ("swift sft --model 'x\n", "train.sh", "quote that is never closed"),
+        ("[model\n", "job.toml", "not valid TOML"),
+    ],
+)
+def test_files_that_describe_no_run(tmp_path: Path, text: str, name: str, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        read(written(tmp_path, text, name))
+
+
+def test_examples() -> None:
+    commonsense = read(EXAMPLES / "mixtral_qlora_commonsense.yaml")
+    assert commonsense.lora_targets == ("w1", "w2", "w3", "gate")
+    assert (commonsense.seq_len, commonsense.epochs, commonsense.gpu) == (1024, 10.0, "A40")
+    assert (commonsense.weights_dtype, commonsense.adapter_dtype, commonsense.attention) == (
+        "nf4_dq",
+        "fp32",
+        "flash",
+    )
+    assert commonsense.activation_checkpointing == "full"
+    assert not commonsense.warnings
+    assert read(EXAMPLES / "mixtral_qlora_math.yaml").replace(dataset="commonsense_15k") == commonsense
+    blackmamba = read(EXAMPLES / "blackmamba_full.yaml", ("num_experts_per_tok=all",))
+    assert (blackmamba.method, blackmamba.weights_dtype, blackmamba.num_experts_per_tok) == (
+        "full",
+        "bf16",
+        8,
+    )

@@ -1,0 +1,172 @@
+"""A run is complete, consistent, and knows where each field comes from."""
+
+from typing import Any
+
+import pytest
+
+from finegauge.errors import FieldError, UnknownKeyError, UnknownNameError
+from finegauge.run.run import CHECKS, FROM_CALLER, FROM_COMMAND_LINE, FROM_DEFAULT, FROM_FILE, Run
+
+
+def run(**fields: Any) -> Run:
+    return Run(**{"model": "mixtral-8x7b", "method": "qlora", **fields})
+
+
+def test_what_is_not_stated_follows_from_what_is() -> None:
+    qlora = run(lora_rank=8)
+    assert (qlora.weights_dtype, qlora.lora_alpha, qlora.lora_targets) == ("nf4_dq", 16.0, ("all-linear",))
+    assert run(method="full").weights_dtype == "bf16"
+    assert run(method="freeze").freeze_trainable_layers == 2
+    assert run(kernels="liger").loss == "fused"
+    assert run(dataset="math_14k").padding == "longest"
+    assert run().padding == "max"
+
+
+@pytest.mark.parametrize(
+    ("version", "implementation", "experts", "quantized"),
+    [
+        ("4.40", "foreach", "eager", True),
+        ("4.56.1", "fused", "eager", True),
+        ("5.23", "fused", "grouped_mm", False),
+    ],
+)
+def test_software_version_decides(version: str, implementation: str, experts: str, quantized: bool) -> None:
+    of_its_time = run(transformers_version=version)
+    assert of_its_time.optimizer_implementation == implementation
+    assert of_its_time.experts_implementation == experts
+    assert of_its_time.quantize_experts is quantized
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"weights_dtype": "bf16"}, "method=qlora needs weights_dtype nf4_dq or nf4 or int8, not bf16"),
+        ({"method": "full", "weights_dtype": "nf4"}, "weights_dtype=nf4 cannot be used with method=full"),
+        ({"method": "full", "lora_rank": 8}, "lora_rank is stated, but method=full trains no adapters"),
+        ({"freeze_trainable_layers": 3}, "freeze_trainable_layers is stated, but method=qlora"),
+        ({"method": "lora", "upcast_unquantized": True}, "upcast_unquantized needs quantised weights"),
+        ({"packing": True, "padding": "longest"}, "padding=longest cannot hold"),
+        ({"micro_batch_size": 0}, "micro_batch_size=0 is too small"),
+        ({"micro_batch_size": -4}, "micro_batch_size=-4 is too small"),
+        ({"seq_len": 10**9}, "seq_len=1000000000 is too large"),
+        ({"seq_len": "two"}, "seq_len='two' is not a whole number"),
+        ({"epochs": float("nan")}, "epochs=nan is not a finite number"),
+        ({"num_gpus": 0}, "num_gpus=0 is too small"),
+        ({"transformers_version": "five"}, "transformers_version: 'five' is not a version"),
+        ({"model": None}, "does not state its model"),
+        ({"method": None}, "does not state its method"),
+        ({"method": "qlorra"}, "Did you mean 'qlora'"),
+    ],
+)
+def test_contradictions_and_absurdities_are_one_sentence(fields: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(FieldError) as caught:
+        run(**fields)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 64
+
+
+def test_origins() -> None:
+    built = Run.from_fields(
+        {"model": "qwen3-8b", "method": "lora", "lora_rank": 8}, {"lora_rank": FROM_COMMAND_LINE}
+    )
+    assert built.origins["model"] == FROM_FILE
+    assert built.origins["lora_rank"] == FROM_COMMAND_LINE
+    assert built.origins["seq_len"] == FROM_DEFAULT
+    assert set(built.origins) == set(CHECKS)
+    assert run(seq_len=512).origins["seq_len"] == FROM_CALLER
+
+
+def test_origins_and_warnings_do_not_count_as_equality() -> None:
+    assert run() == Run.from_fields({"model": "mixtral-8x7b", "method": "qlora"}, warnings=("a",))
+    assert hash(run()) == hash(run().replace())
+
+
+def test_replace_checks_again_and_lets_defaults_follow() -> None:
+    assert run(lora_rank=8).replace(lora_rank=32).lora_alpha == 64.0
+    with pytest.raises(FieldError, match="too small"):
+        run().replace(seq_len=-1)
+    assert run().replace(FROM_COMMAND_LINE, gpu="H100").origins["gpu"] == FROM_COMMAND_LINE
+    assert run(gpu="A40").replace(gpu=None).gpu is None
+
+
+def test_another_method_drops_what_only_the_old_one_needed() -> None:
+    full = run(lora_rank=8, weights_dtype="nf4", seq_len=512).replace(method="full")
+    assert (full.weights_dtype, full.origins["lora_rank"], full.seq_len) == ("bf16", FROM_DEFAULT, 512)
+    assert run(lora_rank=8).replace(method="lora").lora_rank == 8
+    assert run(method="full", weights_dtype="fp32").replace(method="lora").weights_dtype == "fp32"
+    assert run(method="full", weights_dtype="fp32").replace(method="qlora").weights_dtype == "nf4_dq"
+    assert run(weights_dtype="int8").replace(method="gptq_lora").weights_dtype == "gptq4"
+    assert run(dataset="math_14k", padding="longest").replace(packing=True).padding == "max"
+
+
+def test_unknown_field_suggests_its_neighbour() -> None:
+    with pytest.raises(UnknownKeyError, match="Did you mean 'micro_batch_size'"):
+        Run.from_fields({"model": "qwen3-8b", "method": "lora", "micro_batchsize": 2})
+
+
+def test_degrees_multiply_to_the_gpus() -> None:
+    assert run(num_gpus=8).data_parallel_replicate == 8
+    sharded = run(num_gpus=8, num_nodes=2, sharding="zero3")
+    assert (sharded.data_parallel_shard, sharded.data_parallel_replicate) == (8, 1)
+    hybrid = run(num_gpus=16, data_parallel_replicate=2, sharding="hybrid")
+    assert (hybrid.data_parallel_shard, hybrid.data_parallel) == (8, 16)
+    assert run(data_parallel_shard=4).num_gpus == 4
+    assert (
+        run(
+            num_gpus=8, tensor_parallel=2, micro_batch_size=3, gradient_accumulation_steps=2
+        ).global_batch_size
+        == 24
+    )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"num_gpus": 8, "tensor_parallel": 3},
+        {"num_gpus": 1, "tensor_parallel": 2},
+        {"num_gpus": 8, "data_parallel_shard": 2, "data_parallel_replicate": 2},
+        {"num_gpus": 3, "num_nodes": 2},
+    ],
+)
+def test_degrees_that_do_not_multiply_are_refused(fields: dict[str, int]) -> None:
+    with pytest.raises(FieldError, match="num_gpus"):
+        run(**fields)
+
+
+def test_heads_experts_and_layers_must_divide() -> None:
+    with pytest.raises(
+        FieldError, match="tensor_parallel=3 does not divide num_key_value_heads=8 of mixtral-8x7b"
+    ):
+        run(tensor_parallel=3)
+    with pytest.raises(FieldError, match="use 1, 2, 4 or 8"):
+        run(tensor_parallel=16)
+    with pytest.raises(FieldError, match="num_experts_per_tok=9 exceeds the 8 experts"):
+        run(num_experts_per_tok=9)
+    with pytest.raises(FieldError, match="expert_parallel=3 does not divide the 8 experts"):
+        run(expert_parallel=3)
+    with pytest.raises(FieldError, match="pipeline_parallel=64 exceeds the 32 layers"):
+        run(pipeline_parallel=64)
+    with pytest.raises(FieldError, match="has no experts"):
+        run(model="llama-2-7b", num_experts_per_tok=2)
+    with pytest.raises(FieldError, match="lora_rank=9999 exceeds hidden_size=4096"):
+        run(lora_rank=9999).check_names()
+
+
+@pytest.mark.parametrize("model", ["mixtral-8x7b", "blackmamba-2.8b"])
+def test_all_experts_is_dense_fine_tuning(model: str) -> None:
+    assert Run(model=model, method="full", num_experts_per_tok="all").num_experts_per_tok == 8  # type: ignore[arg-type]
+
+
+def test_names_are_looked_up() -> None:
+    run(gpu="A40", dataset="math_14k").check_names()
+    assert run().config["model_type"] == "mixtral"
+    assert run().trains_adapters
+    for fields in ({"model": "mixtrall-8x7b"}, {"gpu": "A400"}, {"dataset": "math_15k"}):
+        with pytest.raises(UnknownNameError, match="Did you mean"):
+            run(**fields).check_names()
+
+
+def test_shows_itself_as_the_call_that_makes_it() -> None:
+    assert repr(run(seq_len=512)) == "Run(model='mixtral-8x7b', method='qlora', seq_len=512)"
+    assert eval(repr(run(seq_len=512)), {"Run": Run}) == run(seq_len=512)

@@ -1,0 +1,66 @@
+"""Only plain values come out of a file, whatever it holds."""
+
+import math
+from typing import Any
+
+import pytest
+
+from finegauge.documents import parse_yaml
+from finegauge.errors import FileFormatError
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a: 2e-4", {"a": 2e-4}),
+        ("a: 1.0e-5\nb: 10\nc: +3", {"a": 1e-5, "b": 10, "c": 3}),
+        ("a: yes\nb: off\nc: ~\nd:", {"a": True, "b": False, "c": None, "d": None}),
+        ("a: 'yes'\nb: \"4\"", {"a": "yes", "b": "4"}),
+        ("a: 1-2\nb: 4.40.2", {"a": "1-2", "b": "4.40.2"}),
+        ("a: [1, x]\nb: {c: 1}", {"a": [1, "x"], "b": {"c": 1}}),
+        ("a: &x [1]\nb: *x", {"a": [1], "b": [1]}),
+        ("2024-01-01: 2024-01-01", {"2024-01-01": "2024-01-01"}),
+        ('{"a": 1, "b": [true, null]}', {"a": 1, "b": [True, None]}),
+        ("{a: 1}", {"a": 1}),
+        ("", None),
+        ("--- 3", 3),
+        ("a: " + "9" * 5000, {"a": "9" * 5000}),
+    ],
+)
+def test_plain_values(text: str, expected: Any) -> None:
+    assert parse_yaml(text, "run.yaml") == expected
+
+
+def test_infinity_is_read_and_left_to_the_fields() -> None:
+    assert parse_yaml("a: -.inf", "x")["a"] == -math.inf
+    assert math.isnan(parse_yaml("a: .nan", "x")["a"])
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("a: !!python/object/apply:os.system ['x']", "tag '!!python/object/apply:os.system' is refused"),
+        ("a: !custom 1", "tag '!custom' is refused"),
+        ("a: 1\na: 2", "line 2: the key 'a' is given twice"),
+        ('{"a": 1, "a": 2}', "the key 'a' is given twice"),
+        ("a: 1\n---\nb: 2", "more than one YAML document"),
+        ("a: *nowhere", "not valid YAML|an alias has no anchor"),
+        ("a: &a [*a]", "not valid YAML|an alias has no anchor"),
+        ("[" * 100_000, "nested more than|not valid YAML"),
+        ('{"a":' * 100_000, "nested more than|not valid YAML"),
+        ("base: &b {x: 1}\nrun:\n  <<: *b", "merge keys"),
+        ("? [a, b]\n: 1", "a key must be plain text"),
+        ("a: [1, 2", "not valid YAML"),
+        ("a: b: c", "not valid YAML"),
+        ("- x\n" * 30_000, "more than 20,000 values"),
+        ("a: &a x\nb: [" + "*a, " * 300 + "]", "more than 200 aliases"),
+    ],
+)
+def test_refused_in_one_sentence(text: str, sentence: str) -> None:
+    with pytest.raises(FileFormatError, match=sentence) as caught:
+        parse_yaml(text, "run.yaml")
+    message = str(caught.value)
+    assert message.startswith("run.yaml")
+    assert message.endswith(".")
+    assert "\n" not in message
+    assert len(message) < 250
