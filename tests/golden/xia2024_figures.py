@@ -24,7 +24,7 @@ COLUMNS = (
     "source",
     "date",
 )
-SHIPPED = Path(__file__).resolve().parents[2] / "src" / "finegauge" / "reproduce" / "data" / "xia2024.csv"
+SHIPPED = Path(__file__).resolve().parents[2] / "src" / "finegauge" / "reproduction" / "data" / "xia2024.csv"
 PAPER, ARTIFACT = "2024", "2024-08-27"
 MODELS = {"Mixtral": "Mixtral-8x7B", "BlackMamba": "BlackMamba-2.8B"}
 DATASETS = {"Commonsense15K(CS)": "CS", "Math14K(MATH)": "MATH", "Hellaswag(HE)": "HE", "GSM8K(GS)": "GS"}

@@ -214,7 +214,7 @@ def _what(validation: Validation, tables: Iterable["Path"]) -> str:
     return (
         f"{answered} of {everything} rows are answered, from {names}. "
         f"Calibration: {', '.join(calibrations)}; "
-        "what each constant means and where it started stands in `predict/calibration.py`."
+        "what each constant means and where it started stands in `prediction/calibration.py`."
     )
 
 
