@@ -54,8 +54,14 @@ def _together(function: str, values: Sequence[Any]) -> Any:
 
 def place_of_largest(values: Sequence[Any]) -> Any:
     """Return which of `values` is the largest, the first of equals: an index, or an array of them."""
-    if all(isinstance(value, PLAIN) for value in values):
-        return max(range(len(values)), key=lambda index: values[index])
+    found = 0
+    for index, value in enumerate(values):
+        if not isinstance(value, PLAIN):
+            break
+        if value > values[found]:
+            found = index
+    else:
+        return found
     import numpy
 
     return _side_by_side(values, numpy.broadcast_shapes(*map(numpy.shape, values))).argmax(axis=0)
@@ -65,8 +71,12 @@ def chosen(values: Sequence[Any], place: Any) -> Any:
     """Return the one of `values` that stands at `place`, as `place_of_largest` gives it."""
     if isinstance(place, int):
         return values[place]
-    if all(value is values[0] for value in values) or all(isinstance(v, PLAIN) and not v for v in values):
-        return values[0]
+    first = values[0]
+    for value in values:
+        if value is not first and (present(value) or present(first)):
+            break
+    else:
+        return first
     import numpy
 
     shape = numpy.broadcast_shapes(place.shape, *map(numpy.shape, values))

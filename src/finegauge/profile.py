@@ -6,8 +6,9 @@ is three of them (memory, time, energy) with the run, the outcome and the source
 `compare` holds two Profiles against each other.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from finegauge.arithmetic import present
@@ -16,6 +17,16 @@ if TYPE_CHECKING:
     from finegauge.run.run import Run
 
 Path = tuple[str, ...]
+
+HOST_BOUND_FRACTION = 0.35  # above it, launching kernels is the first thing to say
+PART_NAMES = {
+    "moe": "the experts",
+    "mlp": "the feed-forward layers",
+    "attention": "attention",
+    "mamba": "the Mamba mixers",
+    "head": "the output head",
+    "loss": "the loss",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,24 +63,37 @@ class Breakdown:
 
     def at(self, depth: int) -> "Breakdown":
         """Return the same quantity with paths cut to `depth` names."""
-        return Breakdown.add_up((path[:depth], value) for path, value in self.parts.items())
+        parts: dict[Path, float] = {}
+        for path, value in self.parts.items():
+            parts[path[:depth]] = parts.get(path[:depth], 0.0) + value
+        return Breakdown(parts)
 
     def under(self, *prefix: str) -> "Breakdown":
         """Return the parts whose path starts with `prefix`, with the prefix removed."""
-        n = len(prefix)
-        return Breakdown.add_up((p[n:], v) for p, v in self.parts.items() if p[:n] == prefix)
+        n, parts = len(prefix), {}
+        for path, value in self.parts.items():
+            if path[:n] == prefix:
+                parts[path[n:]] = parts.get(path[n:], 0.0) + value
+        return Breakdown(parts)
 
     def __getitem__(self, name: str) -> float:
         """Return the sum of the parts under the first-level `name`; 0 if there is none."""
-        return sum(value for path, value in self.parts.items() if path[0] == name)
+        total = 0.0
+        for path, value in self.parts.items():
+            if path[0] == name:
+                total = total + value
+        return total
 
     def __iter__(self) -> Iterator[tuple[Path, float]]:
         """Yield (path, value), largest first."""
-        return iter(sorted(self.parts.items(), key=lambda item: -item[1]))
+        return iter(sorted(self.parts.items(), key=itemgetter(1), reverse=True))
 
     def __add__(self, other: "Breakdown") -> "Breakdown":
         """Return the sum, path by path."""
-        return Breakdown.add_up([*self.parts.items(), *other.parts.items()])
+        parts = dict(self.parts)
+        for path, value in other.parts.items():
+            parts[path] = parts.get(path, 0.0) + value
+        return Breakdown(parts)
 
     def to_json(self) -> dict[str, float]:
         """Return {"a / b / c": value} with the longest paths, in the order of insertion."""
@@ -97,6 +121,59 @@ class Source(NamedTuple):
     assumptions: tuple[str, ...] = ()
 
 
+class Exchange(NamedTuple):
+    """The messages of one kind that one rank takes part in during one optimizer step."""
+
+    kind: str  # all_reduce | all_gather | reduce_scatter | all_to_all | send
+    group: str  # data | tensor | context | expert | pipeline
+    num_per_step: float
+    bytes_per_step: float  # of the payloads
+
+
+class Work(NamedTuple):
+    """What one path of a step time computes and moves."""
+
+    flops: float = 0.0
+    num_bytes: float = 0.0  # read and written
+
+
+class Held(NamedTuple):
+    """What a rank holds between steps for the models that it trains."""
+
+    weights_bytes: float
+    gradients_bytes: float
+    optimizer_bytes: float
+
+
+class Explanation:
+    """What a prediction rests on; empty for profiles that are measured or published."""
+
+    @property
+    def formulas(self) -> Mapping[Path, str]:
+        """Return how each part of memory and of time is worked out."""
+        return {}
+
+    @property
+    def exchanged(self) -> Sequence[Exchange]:
+        """Return what one rank exchanges in a step, by kind and group, the most bytes first."""
+        return ()
+
+    @property
+    def work(self) -> Mapping[Path, Work]:
+        """Return the work of each path of the step time; nothing for phases that are more than one pass."""
+        return {}
+
+    @property
+    def held(self) -> Held | None:
+        """Return what one rank holds between steps."""
+        return None
+
+
+NOT_EXPLAINED = Explanation()
+
+Estimator = Callable[["Run"], "Profile"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """One optimizer step of a run.
@@ -108,7 +185,8 @@ class Profile:
     that the allocator keeps and gives back when memory runs short.
 
     A measured profile has more: the seconds of every measured step, the machine's
-    fingerprint, and what each instrument saw beside, by the instrument's name.
+    fingerprint, and what each instrument saw beside, by the instrument's name. A predicted one
+    has an `explanation`, which is worked out when somebody reads it.
     """
 
     run: "Run"
@@ -131,6 +209,7 @@ class Profile:
     step_times_s: tuple[float, ...] = ()  # of every measured step, in order; `step_time_s` is their median
     fingerprint: Mapping[str, str] = field(default_factory=dict)  # device, driver, versions, commit
     observations: Mapping[str, Any] = field(default_factory=dict)  # by instrument; each a JSON document
+    explanation: Explanation = field(default=NOT_EXPLAINED, compare=False, repr=False)  # is not stored
 
     def memory_bytes(self, metric: str) -> float:
         """Return the peak memory of the fullest GPU as `metric` counts it.
@@ -159,6 +238,30 @@ class Profile:
     def mfu_fraction(self) -> float:
         """Return the model FLOPs (no recomputation) over what the GPUs' peak would do."""
         return _rate(self.step_flops, self.step_time_s.total * self.peak_flops_per_s * self.run.num_gpus)
+
+    @property
+    def bottleneck(self) -> str:
+        """Return one sentence: what most of the step's time goes to, and why."""
+        total = self.step_time_s.total
+        if not total:
+            return "No time is known for this step."
+        if self.host_bound_fraction > HOST_BOUND_FRACTION:
+            return (
+                f"The host: {100 * self.host_bound_fraction:.0f} % of the step the GPU waits for Python to "
+                "launch kernels; a larger micro-batch is nearly free."
+            )
+        shares: dict[str, float] = {}
+        for path, seconds in self.step_time_s.parts.items():
+            if path[0] == "optimizer":
+                name = "the optimizer"
+            elif path[-1] == "dequantise":
+                name = "dequantising 4-bit weights"
+            else:
+                name = PART_NAMES.get(path[1], path[1]) if len(path) > 1 else path[0]
+            shares[name] = shares.get(name, 0.0) + seconds
+        name, seconds = max(shares.items(), key=itemgetter(1))
+        mfu = 100 * self.mfu_fraction
+        return f"{name[0].upper()}{name[1:]}: {100 * seconds / total:.0f} % of the step; MFU {mfu:.0f} %."
 
     @property
     def fits(self) -> bool:

@@ -13,7 +13,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from finegauge.measurement.options import Options
-from finegauge.prediction.collectives import volumes
+from finegauge.prediction.collectives import exchanges
 from finegauge.profile import Profile
 from finegauge.render.measurement import predicted_held
 from finegauge.render.schemas import schema
@@ -79,7 +79,7 @@ def test_a_rank_holds_its_share(launched: dict[str, list[Profile]], name: str) -
 def test_a_rank_sends_what_is_predicted(launched: dict[str, list[Profile]], name: str) -> None:
     """FSDP2 fills up tensors that do not divide evenly: a scalar head; ZeRO-3 broadcasts a few numbers."""
     predicted: dict[str, float] = {}
-    for volume in volumes(run_of(name)):
+    for volume in exchanges(run_of(name)):
         predicted[volume.kind] = predicted.get(volume.kind, 0.0) + volume.bytes_per_step
     for profile in launched[name]:
         sent = {one["kind"]: float(one["bytes"]) for one in profile.observations["collectives"]}

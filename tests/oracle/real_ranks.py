@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from finegauge.prediction.collectives import volumes
+from finegauge.prediction.collectives import exchanges
 from finegauge.run.run import Run
 from tests.oracle.counting_group import Counts
 from tests.oracle.real_step import real_model
@@ -28,7 +28,7 @@ def tiny(folder: Path, **fields: Any) -> Run:
 def ours(run: Run) -> Counts:
     """Return what we say that one rank sends in a step, by kind: (messages, bytes)."""
     found: dict[str, tuple[float, float]] = {}
-    for volume in volumes(run):
+    for volume in exchanges(run):
         times, size = found.get(volume.kind, (0.0, 0.0))
         found[volume.kind] = times + volume.num_per_step, size + volume.bytes_per_step
     return dict(sorted(found.items()))

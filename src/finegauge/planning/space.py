@@ -21,7 +21,7 @@ from finegauge.errors import FieldError, FineGaugeError
 from finegauge.model.op import Extents
 from finegauge.planning.quote import epochs_of
 from finegauge.prediction.phases import check_supported
-from finegauge.prediction.predictor import longest_extents, mean_extents
+from finegauge.prediction.sharding import longest_extents, mean_extents
 from finegauge.run.run import FROM_CALLER, Run
 
 MODEL_PARALLEL_FRAMEWORKS = ("nemo", "torchtitan", "megatron")

@@ -26,7 +26,7 @@ from finegauge.planning.space import ACCUMULATING, Batching, Layout, unchecked
 from finegauge.prediction.calibration import DATASHEET, Calibration
 from finegauge.prediction.communication import Network
 from finegauge.prediction.device import Device
-from finegauge.prediction.memory import Update, cublas_bytes, outside_tensors
+from finegauge.prediction.memory import CUBLAS_BYTES, CUBLAS_DEFAULT_BYTES, Update, outside_tensors
 from finegauge.prediction.predictor import device_of
 from finegauge.prediction.sharding import Beside, Share, beside_of, rank_extents, rank_graph, rank_live_set
 from finegauge.prediction.time import BoardPower, StepTime, board_power, step_energy_j, step_of
@@ -75,7 +75,9 @@ class Devices(NamedTuple):
             power=_powers([board_power(spec, DATASHEET) for spec in specs]),
             step_power=_powers([board_power(spec, calibration) for spec in specs]),
             usable_bytes=numpy.array([spec.usable_bytes for spec in specs]),
-            cublas_bytes=numpy.array([cublas_bytes(spec.architecture) for spec in specs]),
+            cublas_bytes=numpy.array(
+                [CUBLAS_BYTES.get(spec.architecture, CUBLAS_DEFAULT_BYTES) for spec in specs]
+            ),
         )
 
 

@@ -118,14 +118,6 @@ class Calibration(NamedTuple):
         """Return the bandwidth that the dequantisation kernels reach on `gpu`."""
         return gpu.memory_bytes_per_s * self.dequantise_fraction
 
-    def slack(self, *, varied: bool) -> float:
-        """Return the fraction of activations that the allocator loses to rounding and fragmentation."""
-        return self.varied_slack_fraction if varied else self.slack_fraction
-
-    def cached(self, *, varied: bool) -> float:
-        """Return the fraction of activations and logits that the allocator holds in freed blocks."""
-        return self.varied_cached_fraction if varied else self.cached_fraction
-
     def attention_flops_per_s(self, gpu: GpuSpec, dtype: str) -> float:
         """Return the rate of the FlashAttention-2 forward kernel on `gpu`.
 

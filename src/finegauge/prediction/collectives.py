@@ -44,6 +44,7 @@ from finegauge.prediction.sharding import (
     shard_degree,
     share_of,
 )
+from finegauge.profile import Exchange
 from finegauge.run.rules import FSDP, accumulates_whole
 from finegauge.run.run import Run
 
@@ -247,15 +248,6 @@ SUM_BYTES = 4  # of the gradients of keys and values while ranks add to them
 TRAINED = ("sft", "pretrain", "reward", "dpo", "grpo")
 
 
-class Volume(NamedTuple):
-    """What one rank takes part in during one optimizer step, by kind."""
-
-    kind: str
-    group: str
-    num_per_step: float
-    bytes_per_step: float  # of the payloads
-
-
 def collectives(run: Run) -> tuple[Collective, ...]:
     """Return every message that one rank of `run` takes part in during one step of its phase.
 
@@ -292,16 +284,16 @@ def _answers(run: Run, share: Share, extents: Extents) -> list[Collective]:
     return [one._replace(once=run.phase not in SERVING) for one in (*before, *reading, *rest)]
 
 
-def volumes(run: Run) -> list[Volume]:
+def exchanges(run: Run) -> list[Exchange]:
     """Return how often and how many bytes of each kind one rank exchanges in a step, the largest first."""
     steps = micro_steps(run)
     totals: dict[tuple[str, str], tuple[float, float]] = {}
     for one in collectives(run):
         times = one.num_per_step(steps)
-        before = totals.get((one.kind, one.group), (0.0, 0.0))
-        totals[one.kind, one.group] = before[0] + times, before[1] + times * one.payload_bytes
-    found = [Volume(kind, group, *amounts) for (kind, group), amounts in totals.items()]
-    return sorted(found, key=lambda volume: -volume.bytes_per_step)
+        number, num_bytes = totals.get((one.kind, one.group), (0.0, 0.0))
+        totals[one.kind, one.group] = number + times, num_bytes + times * one.payload_bytes
+    found = [Exchange(kind, group, *amounts) for (kind, group), amounts in totals.items()]
+    return sorted(found, key=lambda exchange: -exchange.bytes_per_step)
 
 
 def exchanged(run: Run, share: Share, extents: Extents, runs: int) -> list[Collective]:

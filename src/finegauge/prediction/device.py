@@ -49,6 +49,8 @@ class Device(NamedTuple):
     num_sms: float
     known: dict[tuple[Gemm, int], tuple[float, float]] | None = None  # of several: (tokens, work) of products
 
+    host_in_readings = False  # host time stands beside the device's, and the host runs ahead
+
     @classmethod
     def of(cls, gpu: GpuSpec, calibration: Calibration, dtypes: Iterable[str]) -> "Device":
         """Return the device, with rates of products and attention for `dtypes` and fp32.
@@ -106,6 +108,10 @@ class Device(NamedTuple):
         if op.kind == "attention":
             flops = flops * (1.0 + HALF_RATE_KEYS * seen.tokens / seen.pairs)
         return largest(flops / self._rate(op, backward=backward), moved)
+
+    def host_seconds(self, of: str, *, backward: bool) -> float:
+        """Return 0: the Python around operators is counted by launches and calls."""
+        return 0.0
 
     def cache_seconds(self, num_bytes: float) -> float:
         """Return the seconds of reading or writing so many bytes of keys and values."""

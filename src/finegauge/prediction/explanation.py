@@ -1,4 +1,8 @@
-"""What a prediction rests on, in words: a formula for each part, and what most of the step's time goes to."""
+"""The arithmetic behind a prediction, in words: one line for each part of memory and time.
+
+`formulas(run)` gives, for the paths of a profile's `device_memory_bytes` and for the
+stages of its `step_time_s`, the formula with its numbers put in.
+"""
 
 from finegauge.catalogue.gpus import CPU, gpu
 from finegauge.data.batch_shape import answer_tokens, shape
@@ -6,9 +10,8 @@ from finegauge.model.graph import Graph, build
 from finegauge.model.lowering import QUANTIZED_BYTES
 from finegauge.prediction.calibration import Calibration, current
 from finegauge.prediction.memory import shapes_vary
-from finegauge.prediction.predictor import longest_extents
-from finegauge.prediction.sharding import rank_extents, shard_degree, share_of
-from finegauge.profile import Path, Profile
+from finegauge.prediction.sharding import longest_extents, rank_extents, shard_degree, share_of
+from finegauge.profile import Path
 from finegauge.run.run import Run
 from finegauge.units import GIB, count
 
@@ -19,7 +22,7 @@ def formulas(run: Run, calibration: Calibration | None = None) -> dict[Path, str
     graph, computed = build(run), share_of(run).graph  # as written down, and as a rank computes it
     tokens = rank_extents(run, longest_extents(shape(run))).tokens
     varied = shapes_vary(run, graph)
-    lost = f"{100 * calibration.slack(varied=varied):.0f} %"
+    lost = f"{100 * (calibration.varied_slack_fraction if varied else calibration.slack_fraction):.0f} %"
     slack = f"{lost} of activations and logits: allocator rounding, fragmentation"
     return {
         **_state_formulas(run, graph),
@@ -177,43 +180,3 @@ def _loss_formula(run: Run, graph: Graph, tokens: float) -> str:
         f"{tokens:,.0f} tokens x V {vocabulary:,} x {per_value:.1f} B "
         f"(logits, fp32 copies, log-probabilities; transformers {run.transformers_version})"
     )
-
-
-HOST_BOUND_FRACTION = 0.35  # above it, launching kernels is the first thing to say
-PART_NAMES = {
-    "moe": "the experts",
-    "mlp": "the feed-forward layers",
-    "attention": "attention",
-    "mamba": "the Mamba mixers",
-    "head": "the output head",
-    "loss": "the loss",
-}
-
-
-def bottleneck(profile: Profile) -> str:
-    """Return one sentence: what most of the step's time goes to, and why."""
-    total = profile.step_time_s.total
-    if not total:
-        return "No time is known for this step."
-    host = profile.host_bound_fraction
-    if host > HOST_BOUND_FRACTION:
-        return (
-            f"The host: {100 * host:.0f} % of the step the GPU waits for Python to launch kernels; "
-            "a larger micro-batch is nearly free."
-        )
-    shares: dict[str, float] = {}
-    for path, seconds in profile.step_time_s.parts.items():
-        name = _name(path)
-        shares[name] = shares.get(name, 0.0) + seconds / total
-    name, share = max(shares.items(), key=lambda item: item[1])
-    mfu = 100 * profile.mfu_fraction
-    return f"{name[0].upper()}{name[1:]}: {100 * share:.0f} % of the step; MFU {mfu:.0f} %."
-
-
-def _name(path: tuple[str, ...]) -> str:
-    """Return what a user would call the part of the step at `path`."""
-    if path[0] == "optimizer":
-        return "the optimizer"
-    if path[-1] == "dequantise":
-        return "dequantising 4-bit weights"
-    return PART_NAMES.get(path[1], path[1]) if len(path) > 1 else path[0]

@@ -16,13 +16,11 @@ Neglected: the arithmetic of choosing a token, GPTQ's and NF4's own kernels for 
 
 from typing import NamedTuple
 
-from finegauge.catalogue.gpus import CPU
 from finegauge.model.blocks import Attention, LatentAttention, LinearAttention, Mamba1, Mamba2, Mixer
 from finegauge.model.graph import Graph
 from finegauge.model.op import Cost, Extents, Op
 from finegauge.prediction.forward_passes import Writing
 from finegauge.prediction.memory import forward_moment
-from finegauge.prediction.profiled_device import MeasuredDevice
 from finegauge.prediction.time import Beside, StepClock
 from finegauge.profile import Path
 from finegauge.run.run import Run
@@ -88,9 +86,8 @@ def by_engine(run: Run) -> bool:
 
 def _python(clock: StepClock, graph: Graph, ops: tuple[Op, ...], *, engine: bool) -> list[Beside]:
     """Return the Python of `generate` around the operators of a layer, or around all layers."""
-    device, calibration = clock.device, clock.device.calibration
-    counted = isinstance(device, MeasuredDevice) and device.gpu.architecture == CPU  # as it is measured
-    if counted or engine or ops is graph.embedding:
+    calibration = clock.device.calibration
+    if clock.device.host_in_readings or engine or ops is graph.embedding:
         return []
     fraction = calibration.compiled_launch_fraction if clock.run.compile else 1.0
     host_s = calibration.token_s if ops is graph.head else calibration.layer_s
@@ -102,14 +99,11 @@ def add_python(clock: StepClock, stage: str, passes: float, graph: Graph, *, wri
 
     Where a token is `written` by each, its choice is among it.
     """
-    if not isinstance(clock.device, MeasuredDevice):
+    if not clock.device.host_in_readings:
         return
-    layer, model = (clock.device.rest_seconds(of, backward=False) for of in ("layer", "model"))
-    chosen = clock.device.rest_seconds("token", backward=False) if written else 0.0
-    seconds = passes * (graph.model.num_layers * layer + model + chosen)
-    if seconds:
-        clock.parts.append(((stage, "other", "Python"), seconds))
-        clock.host_bound_s += seconds
+    layer, model = (clock.device.host_seconds(of, backward=False) for of in ("layer", "model"))
+    chosen = clock.device.host_seconds("token", backward=False) if written else 0.0
+    clock.wait(stage, passes * (graph.model.num_layers * layer + model + chosen))
 
 
 def writing_memory(graph: Graph, writing: Writing, degree: int = 1) -> tuple[Parts, Parts]:

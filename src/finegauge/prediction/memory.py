@@ -15,11 +15,11 @@ the first has a known place.
 [1] Rajbhandari et al. 2020, arXiv:1910.02054   [2] Korthikanti et al. 2022, arXiv:2205.05198
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
-from finegauge.arithmetic import PLAIN, chosen, largest, place_of_largest, present, smallest
+from finegauge.arithmetic import chosen, largest, place_of_largest, present, smallest
 from finegauge.catalogue.gpus import CPU
 from finegauge.model.gradient_pruning import is_adapter, is_passive
 from finegauge.model.graph import Graph, LayerGraph
@@ -30,12 +30,22 @@ from finegauge.prediction.model_parallel import stream_degree
 from finegauge.profile import Breakdown, Path
 from finegauge.run.run import Run
 
+CUBLAS_BYTES = {"Hopper": 32 * 2**20, "Blackwell": 32 * 2**20, CPU: 0.0}  # workspace per handle
+CUBLAS_DEFAULT_BYTES = 8.5 * 2**20
+HEAD_BACKWARD = "backward of the head"
 CHEAP_KINDS = frozenset({"norm", "elementwise", "gather", "softmax", "convolution"})
-
 PRODUCTS = frozenset({"gemm", "grouped_gemm"})
 SCORES = "attention_eager"
 
 Ops = tuple[Op, ...]
+Parts = dict[Path, float]
+
+
+# Activation checkpointing: which operators of a layer run again in backward. Full checkpointing (offloaded
+# or not) keeps a layer's input and reruns the layer; selective checkpointing keeps what matrix products and
+# attention saved and reruns the cheap rest. Where attention is made of matrix products, its scores are what
+# memory is short of: then selective checkpointing reruns the core of attention, from queries, keys and
+# values, and keeps the rest ([2], section 5).
 
 
 def split(kind: str, ops: Ops) -> tuple[Ops, Ops]:
@@ -58,12 +68,12 @@ def reruns_scores(kind: str, ops: Ops) -> bool:
 
 
 def rerun(run: Run, graph: Graph, ops: Ops) -> Ops:
-    """Return what runs again of one stretch of `graph`, in full or in part.
+    """Return what runs again of `ops`: of the embedding, of a layer or of the head.
 
-    Layers that no gradient comes to do not. A chunked loss computes the logits again, unless it keeps
-    its chunks. Reentrant checkpointing runs a whole layer; the other stops when the last tensor that
-    backward needs is there: what a product keeps is its input, so the last product is not computed,
-    unless a kernel encloses it.
+    Layers below the first trainable weight need no backward, and do not run again. A chunked loss computes
+    the logits again, unless it keeps its chunks. Reentrant checkpointing runs a whole layer; the other stops
+    when the last tensor that backward needs is there: what a product keeps is its input, so the last product
+    is not computed, unless a kernel encloses it.
     """
     if ops is graph.head:
         if run.loss != "chunked" or graph.lowering.chunks_kept:
@@ -74,9 +84,10 @@ def rerun(run: Run, graph: Graph, ops: Ops) -> Ops:
     again = split(run.activation_checkpointing, ops)[1]
     if run.checkpointing_reentrant or run.activation_checkpointing != "full":
         return again
-    keepers = (index for index, op in enumerate(again) if op.enclosed or op.saved_bytes != ZERO)
-    last = max(keepers, default=-1)
-    return again[:last] + _until_kept(again[last]) if last >= 0 else ()
+    last = len(again) - 1
+    while last >= 0 and not again[last].enclosed and again[last].saved_bytes == ZERO:
+        last -= 1
+    return (*again[:last], *_until_kept(again[last])) if last >= 0 else ()
 
 
 def _until_kept(op: Op) -> Ops:
@@ -90,47 +101,44 @@ def _until_kept(op: Op) -> Ops:
     return (op._replace(forward=op.forward._replace(flops=flops, gemms=(down,))),)
 
 
+# Liveness: what is alive at the worst moment of one pass over the operators of a layer. Three passes:
+# forward with everything kept for backward, forward with nothing kept (a checkpointed layer, which will run
+# again), and backward, which frees what each operator kept and leaves the gradients of its weights behind.
+# Layers of one kind repeat, so a pass over one of them serves them all.
+
+
 class Moment(NamedTuple):
-    """Bytes alive at one moment of a pass, because of the stretch alone."""
+    """Bytes alive at one moment of a pass, because of its operators alone."""
 
     kept_bytes: float = 0.0  # by autograd
     beside_bytes: float = 0.0  # inputs, outputs, gradients and temporaries of the operator at work
-    made_bytes: float = 0.0  # gradients of the weights that the stretch has reached so far
+    made_bytes: float = 0.0  # gradients of the weights that the pass has reached so far
     op: Op | None = None  # at work; not known where it differs from one candidate to the next
-
-    @property
-    def total(self) -> float:
-        """Return all of it."""
-        return self.kept_bytes + self.beside_bytes + self.made_bytes
 
 
 def worst(moments: Sequence[Moment]) -> Moment:
-    """Return the first of `moments` with the most bytes alive; the empty moment where there are none."""
-    found, most = Moment(), 0.0
-    for moment in moments:
-        total = moment.total
-        if not isinstance(total, PLAIN):
-            return _worst_of_each(moments)
-        if total > most:
-            found, most = moment, total
-    return found
-
-
-def _worst_of_each(moments: Sequence[Moment]) -> Moment:
-    """Return the worst moment of every candidate."""
-    place = place_of_largest([moment.total for moment in moments])
+    """Return the first of `moments` with the most bytes alive; of each candidate, where they are arrays."""
+    place = place_of_largest([kept + beside + made for kept, beside, made, _ in moments])
+    if isinstance(place, int):
+        return moments[place]
     kept, beside, made, _ = zip(*moments, strict=True)
     return Moment(chosen(kept, place), chosen(beside, place), chosen(made, place))
 
 
-def saved_bytes(ops: Iterable[Op], extents: Extents) -> float:
+def saved_bytes(ops: Sequence[Op], extents: Extents) -> float:
     """Return the bytes that autograd keeps because of `ops`."""
-    return sum(op.saved_bytes.at(extents) for op in ops)
+    total = 0.0
+    for op in ops:
+        total = total + op.saved_bytes.at(extents)
+    return total
 
 
-def gradient_bytes(ops: Iterable[Op]) -> float:
+def gradient_bytes(ops: Sequence[Op]) -> float:
     """Return the bytes of the gradients of the weights in `ops`."""
-    return sum(op.gradient_bytes for op in ops)
+    total = 0.0
+    for op in ops:
+        total = total + op.gradient_bytes
+    return total
 
 
 def forward_moment(
@@ -169,13 +177,6 @@ def backward_moment(ops: Sequence[Op], extents: Extents, *, accumulating: bool) 
     return worst(moments)
 
 
-CUBLAS_BYTES = {"Hopper": 32 * 2**20, "Blackwell": 32 * 2**20, CPU: 0.0}  # workspace per handle
-CUBLAS_DEFAULT_BYTES = 8.5 * 2**20
-HEAD_BACKWARD = "backward of the head"
-
-Parts = dict[Path, float]
-
-
 class LiveSet(NamedTuple):
     """What is alive at the peak of each phase of a step."""
 
@@ -189,7 +190,7 @@ class LiveSet(NamedTuple):
     @property
     def peak(self) -> Breakdown:
         """Return the largest live set."""
-        return Breakdown(largest_parts(live.parts for live in self.phases.values()))
+        return Breakdown(largest_parts([live.parts for live in self.phases.values()]))
 
     def by_phase(self) -> Breakdown:
         """Return all phases as one breakdown (phase, kind, detail)."""
@@ -198,9 +199,16 @@ class LiveSet(NamedTuple):
         )
 
 
-def cublas_bytes(architecture: str) -> float:
-    """Return the workspace that matrix products hold on a GPU of `architecture`."""
-    return CUBLAS_BYTES.get(architecture, CUBLAS_DEFAULT_BYTES)
+def largest_parts(candidates: Sequence[Mapping[Path, float]]) -> Parts:
+    """Return the parts with the largest sum."""
+    place = place_of_largest([sum(parts.values()) for parts in candidates])
+    if isinstance(place, int):
+        return dict(candidates[place])
+    kinds = [Breakdown(parts).at(1).parts for parts in candidates]  # where the largest differ, so do details
+    paths: dict[Path, None] = {}
+    for parts in kinds:
+        paths |= dict.fromkeys(parts)
+    return {path: chosen([parts.get(path, 0.0) for parts in kinds], place) for path in paths}
 
 
 class Update(NamedTuple):
@@ -221,7 +229,7 @@ def live_set(
         run: How it checkpoints, whether it accumulates.
         graph: Its operators, over the weights that the rank holds.
         extents: Of the micro-batch.
-        cublas: What matrix products hold, as `cublas_bytes` says.
+        cublas: What matrix products hold, from `CUBLAS_BYTES`.
         update: What the optimizer step takes; as `run` and `graph` say by default.
         head_apart: Whether the backward pass of the head is a phase of its own, HEAD_BACKWARD.
     """
@@ -233,43 +241,33 @@ def live_set(
         ("optimizer", "states"): weights.optimizer_bytes - weights.paged_bytes,
         ("workspace", "cuBLAS"): cublas,
     }
-    passes = _Passes(run, graph, extents, update.most_gradients_bytes)
+    micro_batch = _MicroBatch(run, graph, extents)
     phases = {
-        "forward": passes.forward(),
-        "loss": passes.loss(),
-        **passes.backward(head_apart=head_apart),
+        "forward": largest_parts(micro_batch.forward()),
+        "loss": micro_batch.loss(),
+        "backward": {},
         "optimizer": {
             ("gradients",): weights.gradient_bytes * update.kept_fraction,
             ("workspace", "optimizer"): update.scratch_bytes,
         },
     }
-    return LiveSet(phases={name: _merge(static, parts) for name, parts in phases.items()})
+    moments = micro_batch.backward()
+    for parts in moments:
+        parts["gradients",] = smallest(parts["gradients",], update.most_gradients_bytes)
+    if head_apart:
+        phases[HEAD_BACKWARD] = moments.pop(0)
+    phases["backward"] = largest_parts(moments)
+    found: dict[str, Breakdown] = {}
+    for name, parts in phases.items():
+        found[name] = Breakdown({p: v for p, v in {**static, **parts}.items() if present(v)})
+    return LiveSet(found)
 
 
-def _merge(static: Parts, parts: Parts) -> Breakdown:
-    """Return both as one breakdown without empty parts."""
-    return Breakdown({path: value for path, value in {**static, **parts}.items() if present(value)})
+class _MicroBatch:
+    """One micro-batch forward and backward: what is alive at each moment that may be a phase's peak."""
 
-
-def largest_parts(candidates: Iterable[Mapping[Path, float]]) -> Parts:
-    """Return the parts with the largest sum."""
-    found = list(candidates)
-    place = place_of_largest([sum(parts.values()) for parts in found])
-    if isinstance(place, int):
-        return dict(found[place])
-    kinds = [Breakdown(parts).at(1).parts for parts in found]  # where the largest differ, so do their parts
-    paths = dict.fromkeys(path for parts in kinds for path in parts)
-    return {path: chosen([parts.get(path, 0.0) for parts in kinds], place) for path in paths}
-
-
-class _Passes:
-    """Forward, loss and backward of one micro-batch; each returns what is alive at its peak."""
-
-    def __init__(self, run: Run, graph: Graph, extents: Extents, most_gradients: float) -> None:
-        """Measure the residual stream and the gradients."""
+    def __init__(self, run: Run, graph: Graph, extents: Extents) -> None:
         self.run, self.graph, self.extents = run, graph, extents
-        self._known: dict[int, float] = {}  # what is kept of a layer, by the identity of its group
-        self.most_gradients = most_gradients
         self.kind = run.activation_checkpointing
         self.layers = [group for group in graph.layers if not group.passive]
         low, model = graph.lowering, graph.model
@@ -282,234 +280,198 @@ class _Passes:
         # frozen embeddings' output is made to need gradients: it stays until the step is done
         leaf = not low.weights_train and low.input_gradients and "embed_tokens" not in run.trainable_extra
         self.leaf = self.apart if leaf else 0.0
-        self.mask = (
-            graph.lowering.activation_bytes * extents.pairs if graph.lowering.attention == "eager" else 0.0
-        )
+        self.mask = low.activation_bytes * extents.pairs if low.attention == "eager" else 0.0
         self.accumulating = run.gradient_accumulation_steps > 1
         self.held = graph.weights.gradient_bytes if self.accumulating else 0.0
-        self.head_gradient = gradient_bytes(graph.head)
-        self.embedding_gradient = gradient_bytes(graph.embedding)
+        self.saved = [saved_bytes(split(self.kind, group.ops)[0], extents) for group in self.layers]
+        # kept for backward by all layers that it has not reached yet
+        self.kept_by_all, self.kept_by_first = self._kept(len(self.layers)), self._kept(1)
+        mask = 0.0 if self.kind == "none" else self.mask  # an argument of every checkpoint
+        self.kept_outside = saved_bytes(graph.embedding, extents) + mask + self.leaf
+        self.copies = self._copies()
 
-    def forward(self) -> Parts:
-        """Return the peak up to the logits, the last micro-batch of the step."""
-        return largest_parts(self._forward_moments())
-
-    def _forward_moments(self) -> Iterator[Parts]:
-        """Yield what is alive in the last layer of each kind that may be last, and in the head."""
-        layers = self.layers
-        base = {("gradients",): self.held, **self._autocast_copies(), **self._handed_back()}
-        base |= self._last_micro_batch()
-        outside = saved_bytes(self.graph.embedding, self.extents) + self.mask
-        for index, group in enumerate(layers):
-            between = self._between(layers if index or len(layers) == 1 else layers[:1])
-            own = self._saved(group)
-            keeping = self.kind == "none"
-            moment = forward_moment(
-                group.ops, self.extents, self.stream, keeping=keeping, held=self._handed_on(group)
-            )
-            yield {
-                **base,
-                **between,
-                ("activations", "all layers"): between["activations", "all layers"] - own + moment.kept_bytes,
-                ("activations", "passing"): moment.beside_bytes + self._loose_streams(group),
-                ("activations", "embedding and head"): outside,
-            }
-        for group in self.graph.layers:
+    def forward(self) -> list[Parts]:
+        """Return what is alive in the last layer of each kind that may be last, and in the head."""
+        graph, extents, low = self.graph, self.extents, self.graph.lowering
+        base = {("gradients",): self.held, **self.copies}
+        logits = graph.model.vocab_size * extents.tokens
+        if low.litgpt:  # its loop holds the last fp32 logits, and what old 4-bit linears pin to their graph
+            base["activations", "last micro-batch"] = self._pinned(graph.layers)
+            base["logits", "last micro-batch"] = 4.0 * logits
+        named = self.apart + self.positions  # embeddings that the model's code holds
+        layer_input = largest(named, self.entry) + self.stream
+        outside = saved_bytes(graph.embedding, extents) + self.mask
+        found = self._forward_layers({**base, ("activations", "embedding and head"): outside})
+        for group in graph.layers:
             if group.passive:
-                moment = forward_moment(group.ops, self.extents, self.stream, keeping=False)
-                passing = moment.beside_bytes + largest(self.apart + self.positions, self.entry) + self.stream
-                yield {**base, ("activations", "passing"): passing}
-        base |= self._between(layers)
-        final = forward_moment(self.graph.head[:1], self.extents, 0.0, keeping=True)
-        rest = forward_moment(self.graph.head[:-1], self.extents, 0.0, keeping=True)
-        streams = self._loose_streams(layers[-1])
-        returned = self.kind != "none" or layers[-1].ops[0].keeps_input
-        if returned and not self.graph.head[0].keeps_input:
-            streams = streams + self.stream  # what the last layer returned
-        low, model = self.graph.lowering, self.graph.model
+                moment = forward_moment(group.ops, extents, self.stream, keeping=False)
+                found.append({**base, ("activations", "passing"): moment.beside_bytes + layer_input})
+        base |= self.kept_by_all
+        last_keeps = self.layers[-1].ops[0].keeps_input
+        loose = layer_input if self.kind == "none" and not last_keeps else named
+        if (self.kind != "none" or last_keeps) and not graph.head[0].keeps_input:
+            loose = loose + self.stream  # what the last layer returned
         states = self.leaf + (self.stream if low.activation_bytes > low.compute_bytes else 0.0)
         if low.litgpt:  # the logits beside their fp32 copy
-            both = (4.0 + low.compute_bytes) * model.vocab_size * self.extents.tokens
-            yield {**base, ("activations", "embedding and head"): outside, ("logits", "loss"): both}
-        for moment, loose in ((final, streams), (rest, states)):
-            yield {
-                **base,
-                ("activations", "passing"): moment.beside_bytes + loose,
+            both = (4.0 + low.compute_bytes) * logits
+            found.append({**base, ("activations", "embedding and head"): outside, ("logits", "loss"): both})
+        for ops, loose_bytes in ((graph.head[:1], loose), (graph.head[:-1], states)):
+            moment = forward_moment(ops, extents, 0.0, keeping=True)
+            parts = {
+                ("activations", "passing"): moment.beside_bytes + loose_bytes,
                 ("activations", "embedding and head"): outside + moment.kept_bytes,
             }
+            found.append({**base, **parts})
+        return found
 
-    def _loose_streams(self, group: LayerGraph) -> float:
-        """Return the bytes that the model's code holds of its embeddings, of its and of the layer's input.
-
-        Not what autograd keeps, which may be copies alone, nor what checkpointing keeps.
-        """
-        named = self.apart + self.positions
-        if self.kind != "none" or group.ops[0].keeps_input:
-            return named
-        return largest(named, self.entry) + self.stream
-
-    def _handed_on(self, group: LayerGraph) -> float:
-        """Return the bytes that the layer before `group`'s last returned beside the stream."""
-        if self.kind == "none" or not self.graph.lowering.numerics.hands_on_scores:
-            return 0.0
-        return sum(op.lingering_bytes.at(self.extents) for op in group.ops if op.kind == "attention_eager")
+    def _forward_layers(self, base: Parts) -> list[Parts]:
+        """Return what is alive, beside `base`, in the last layer of each kind that may be last."""
+        found: list[Parts] = []
+        keeping, named = self.kind == "none", self.apart + self.positions
+        for index, group in enumerate(self.layers):
+            between = self.kept_by_all if index or len(self.layers) == 1 else self.kept_by_first
+            handed_on = 0.0  # what the layer before returned beside the stream
+            if not keeping and self.graph.lowering.numerics.hands_on_scores:
+                for op in group.ops:
+                    if op.kind == SCORES:
+                        handed_on = handed_on + op.lingering_bytes.at(self.extents)
+            moment = forward_moment(group.ops, self.extents, self.stream, keeping=keeping, held=handed_on)
+            loose = named
+            if keeping and not group.ops[0].keeps_input:
+                loose = largest(named, self.entry) + self.stream
+            kept = between["activations", "all layers"] - self.saved[index] + moment.kept_bytes
+            parts = {
+                ("activations", "all layers"): kept,
+                ("activations", "passing"): moment.beside_bytes + loose,
+            }
+            found.append({**base, **between, **parts})
+        return found
 
     def loss(self) -> Parts:
-        """Return the peak of the loss."""
+        """Return what is alive in the loss."""
         *head, loss = self.graph.head
         return {
-            **self._between(self.layers),
-            **self._autocast_copies(),
-            **self._handed_back(),
+            **self.kept_by_all,
+            **self.copies,
             ("gradients",): self.held,
-            ("activations", "embedding and head"): self._outside(head),
+            ("activations", "embedding and head"): self.kept_outside + saved_bytes(head, self.extents),
             ("logits", "loss"): loss.saved_bytes.at(self.extents) + loss.live_forward_bytes.at(self.extents),
         }
 
-    def backward(self, *, head_apart: bool) -> dict[str, Parts]:
-        """Return the peak of the backward pass, its recomputation included."""
-        head, *rest = map(self._at_most, self._backward_moments())
-        if head_apart:
-            return {HEAD_BACKWARD: head, "backward": largest_parts(rest)}
-        return {"backward": largest_parts([head, *rest])}
-
-    def _at_most(self, parts: Parts) -> Parts:
-        """Return `parts` with no more gradients than wait at a time."""
-        held = parts["gradients",]
-        return {**parts, ("gradients",): smallest(held, self.most_gradients)}
-
-    def _backward_moments(self) -> Iterator[Parts]:
-        """Yield what is alive in the head, in the layers that may be first and last, in the embedding."""
-        yield self._head_moment()
-        everything = self.graph.weights.gradient_bytes
-        layers = self.layers
-        leading = layers[0].count * gradient_bytes(layers[0].ops)
-        for index, group in enumerate(layers):
-            moment = backward_moment(group.ops, self.extents, accumulating=self.accumulating)
-            others = everything - self.embedding_gradient - gradient_bytes(group.ops)
-            if index or len(layers) == 1:
-                yield self._layer_moment(group, moment, layers, self.head_gradient)
-            yield self._layer_moment(
-                group, moment, layers[:1] if index else (), others - (leading if index else 0.0)
-            )
-        last = backward_moment(self.graph.embedding, self.extents, accumulating=self.accumulating)
-        yield {
-            ("activations", "gradients in flight"): self.stream,
-            ("activations", "embedding and head"): last.kept_bytes + last.beside_bytes,
-            **self._gradients(everything - self.embedding_gradient, last),
-        }
-
-    def _head_moment(self) -> Parts:
-        """Return the worst of loss, head and final norm."""
-        moment = backward_moment(self.graph.head, self.extents, accumulating=self.accumulating)
-        parts = {**self._between(self.layers), ("gradients",): self.held + moment.made_bytes}
-        loss = self.graph.head[-1]
+    def backward(self) -> list[Parts]:
+        """Return what is alive in the head, in the layers that may be first and last, in the embedding."""
+        graph, extents, layers = self.graph, self.extents, self.layers
+        everything, loss = graph.weights.gradient_bytes, graph.head[-1]
+        of_head, of_embedding = gradient_bytes(graph.head), gradient_bytes(graph.embedding)
+        waits = of_head if self.accumulating and graph.model.head is None else 0.0
+        moment = backward_moment(graph.head, extents, accumulating=self.accumulating)
+        parts = {**self.kept_by_all, ("gradients",): self.held + moment.made_bytes}
         if moment.op is loss:
-            kept = loss.saved_bytes.at(self.extents)
-            parts["logits", "loss"] = kept + moment.beside_bytes
-            parts["activations", "embedding and head"] = self._outside(self.graph.head) - kept
+            kept = saved_bytes(graph.head[:-1], extents)
+            parts["logits", "loss"] = loss.saved_bytes.at(extents) + moment.beside_bytes
+            parts["activations", "embedding and head"] = self.kept_outside + kept
         else:
             parts["activations", "gradients in flight"] = moment.beside_bytes
-            parts["activations", "embedding and head"] = self._outside(()) + moment.kept_bytes
-        return parts
+            parts["activations", "embedding and head"] = self.kept_outside + moment.kept_bytes
+        found = [parts]
+        leading = layers[0].count * gradient_bytes(layers[0].ops)
+        nothing = self._kept(0)
+        for index, group in enumerate(layers):
+            moment = backward_moment(group.ops, extents, accumulating=self.accumulating)
+            others = everything - of_embedding - gradient_bytes(group.ops)
+            stands = [(nothing, (), others)]
+            if index:
+                stands = [
+                    (self.kept_by_all, layers, of_head),
+                    (self.kept_by_first, layers[:1], others - leading),
+                ]
+            elif len(layers) == 1:
+                stands = [(self.kept_by_all, layers, of_head), *stands]
+            for kept_by, standing, before in stands:
+                parts = self._layer(index, moment, kept_by, standing)
+                parts["gradients",] = self.held + moment.made_bytes + (waits if self.accumulating else before)
+                found.append(parts)
+        moment = backward_moment(graph.embedding, extents, accumulating=self.accumulating)
+        made = waits if self.accumulating else everything - of_embedding
+        found.append(
+            {
+                ("activations", "gradients in flight"): self.stream,
+                ("activations", "embedding and head"): moment.kept_bytes + moment.beside_bytes,
+                ("gradients",): self.held + moment.made_bytes + made,
+            }
+        )
+        return found
 
-    def _layer_moment(
-        self, group: LayerGraph, moment: Moment, standing: Sequence[LayerGraph], gradients: float
-    ) -> Parts:
-        """Return the worst moment of a layer of `group`; the layers of `standing` still keep all they did."""
-        parts = {**self._between(standing), **self._gradients(gradients, moment)}
+    def _layer(self, index: int, moment: Moment, kept_by: Parts, standing: Sequence[LayerGraph]) -> Parts:
+        """Return the worst moment of a layer; the layers of `standing` still keep what `kept_by` says."""
+        group, parts = self.layers[index], dict(kept_by)
         share = 1.0 if group in standing else 0.0
-        own = self._saved(group)
-        in_flight = moment.beside_bytes + self.stream
-        layers = parts["activations", "all layers"] - share * own
+        parts["activations", "all layers"] = parts["activations", "all layers"] - share * self.saved[index]
         if self.kind == "none":
-            parts["activations", "all layers"] = layers + moment.kept_bytes
+            parts["activations", "all layers"] = parts["activations", "all layers"] + moment.kept_bytes
         else:
-            parts["activations", "all layers"] = layers
             parts["activations", "rebuilt block"] = moment.kept_bytes
             rows = 1.0 - share if self.kind != "offload" else 1.0
             rows -= 1.0 if group.ops[0].keeps_input else 0.0
             rows += 1.0 if self.run.checkpointing_reentrant else 0.0
-            first = standing == () and group is self.layers[0]
-            held = rows * (self.entry if first else self.stream)
-            parts["activations", "checkpoints"] = parts["activations", "checkpoints"] + held
-        parts["activations", "gradients in flight"] = in_flight
-        parts["activations", "embedding and head"] = self._outside(())
+            own = self.entry if not standing and index == 0 else self.stream
+            parts["activations", "checkpoints"] = parts["activations", "checkpoints"] + rows * own
+        parts["activations", "gradients in flight"] = moment.beside_bytes + self.stream
+        parts["activations", "embedding and head"] = self.kept_outside
         return parts
 
-    def _gradients(self, before: float, moment: Moment) -> Parts:
-        """Return the gradients of weights at a moment of the backward pass."""
-        waits = self.head_gradient if self.accumulating and self.graph.model.head is None else 0.0
-        return {("gradients",): self.held + moment.made_bytes + (waits if self.accumulating else before)}
-
-    def _between(self, layers: Sequence[LayerGraph]) -> Parts:
-        """Return what `layers`, all or the leading ones, keep from forward to backward."""
-        extents = self.extents
-        kept = sum(group.count * self._saved(group) for group in layers)
-        parts: Parts = {("activations", "all layers"): kept}
+    def _kept(self, number: int) -> Parts:
+        """Return what the first `number` kinds of layers keep from forward to backward."""
+        layers, kept, rows = self.layers[:number], 0.0, 0
+        for group, saved in zip(layers, self.saved, strict=False):
+            kept = kept + group.count * saved
+            rows += 0 if self.kind == "offload" or reruns_scores(self.kind, group.ops) else group.count
         if self.kind == "none":
-            return parts
-        inputs = (group.count for group in layers if not reruns_scores(self.kind, group.ops))
-        rows = 0 if self.kind == "offload" else sum(inputs)
+            return {("activations", "all layers"): kept}
         narrow = self.stream - self.entry if rows else 0.0  # the first layer's input
-        parts["activations", "checkpoints"] = rows * self.stream - narrow
-        pinned = sum(g.count * sum(op.stash_bytes.at(extents) for op in g.ops) for g in layers)
-        parts["activations", "inputs pinned by 4-bit linears"] = pinned
-        return parts
+        return {
+            ("activations", "all layers"): kept,
+            ("activations", "checkpoints"): rows * self.stream - narrow,
+            ("activations", "inputs pinned by 4-bit linears"): self._pinned(layers),
+        }
 
-    def _autocast_copies(self) -> Parts:
-        """Return the 16-bit copies of trained fp32 weights that autocast caches during the forward pass.
+    def _pinned(self, layers: Sequence[LayerGraph]) -> float:
+        """Return the inputs of 4-bit linears that checkpointing cannot discard."""
+        pinned = 0.0
+        for group in layers:
+            for op in group.ops:
+                if op.stash_bytes is not ZERO:
+                    pinned = pinned + group.count * op.stash_bytes.at(self.extents)
+        return pinned
 
-        Without checkpointing backward needs them anyway.
+    def _copies(self) -> Parts:
+        """Return what checkpointed layers hold all the same during the forward pass: copies, and their cache.
+
+        Autocast caches 16-bit copies of trained fp32 weights (without checkpointing backward needs them
+        anyway). GPT-BigCode of transformers before 4.53 hands back keys and values: views of all that its
+        fused projection returned, which live until the caller of the forward pass drops its output.
         """
-        low = self.graph.lowering
+        low, parts = self.graph.lowering, {}
+        if self.kind == "none":
+            return {}
         trained_bytes = low.weight_bytes if low.weights_train or low.last_layers else low.adapter_bytes
-        if self.kind == "none" or not low.autocast or trained_bytes < 4:
-            return {}
-        # adapters added to fused experts' weights are no products of their own, and not cached
-        stretches = ((g.count, op) for g in self.graph.layers for op in g.ops)
-        products = ((count, op) for count, op in stretches if op.kind == "gemm" and op.forward.gemms)
-        copies = sum(count * op.gradient_bytes * low.compute_bytes / trained_bytes for count, op in products)
-        return {("weights", "autocast copies"): copies}
-
-    def _last_micro_batch(self) -> Parts:
-        """Return what is left of the last micro-batch during the forward pass of this one.
-
-        litgpt's loop holds its fp32 logits, and through them what old 4-bit linears pin to the graph.
-        """
-        if not self.graph.lowering.litgpt:
-            return {}
-        pinned = sum(
-            g.count * sum(op.stash_bytes.at(self.extents) for op in g.ops) for g in self.graph.layers
-        )
-        logits = 4.0 * self.graph.model.vocab_size * self.extents.tokens
-        return {("activations", "last micro-batch"): pinned, ("logits", "last micro-batch"): logits}
-
-    def _handed_back(self) -> Parts:
-        """Return the keys and values that a model hands back although its layers are checkpointed.
-
-        GPT-BigCode of transformers before 4.53 does: views of all that its fused projection
-        returned, which live until the caller of the forward pass drops its output.
-        """
-        if self.kind == "none" or not self.graph.lowering.hands_back_cache:
-            return {}
-        width = 0.0
-        for group in self.graph.layers:
-            fused = next(op for op in group.ops if op.path[0] == "attention" and op.forward.gemms)
-            width += group.count * fused.forward.gemms[0].n
-        held = width * self.graph.lowering.returned_bytes * self.extents.tokens
-        return {("activations", "keys and values handed back"): held}
-
-    def _saved(self, group: LayerGraph) -> float:
-        """Return what one layer of `group` keeps from forward to backward."""
-        if id(group) not in self._known:
-            self._known[id(group)] = saved_bytes(split(self.kind, group.ops)[0], self.extents)
-        return self._known[id(group)]
-
-    def _outside(self, head: Iterable[Op]) -> float:
-        """Return what the embedding, with what all layers share, and the given operators of the head keep."""
-        mask = 0.0 if self.kind == "none" else self.mask  # an argument of every checkpoint
-        return saved_bytes((*self.graph.embedding, *head), self.extents) + mask + self.leaf
+        if low.autocast and trained_bytes >= 4:
+            copies = (
+                0.0  # adapters added to fused experts' weights are no products of their own, and not cached
+            )
+            for group in self.graph.layers:
+                for op in group.ops:
+                    if op.kind == "gemm" and op.forward.gemms:
+                        copies = copies + group.count * op.gradient_bytes * low.compute_bytes / trained_bytes
+            parts["weights", "autocast copies"] = copies
+        if low.hands_back_cache:
+            width = 0.0
+            for group in self.graph.layers:
+                fused = next(op for op in group.ops if op.path[0] == "attention" and op.forward.gemms)
+                width += group.count * fused.forward.gemms[0].n
+            held = width * low.returned_bytes * self.extents.tokens
+            parts["activations", "keys and values handed back"] = held
+        return parts
 
 
 def optimizer_scratch(run: Run, weights: Weights) -> float:
@@ -522,12 +484,16 @@ def optimizer_scratch(run: Run, weights: Weights) -> float:
 
 def shapes_vary(run: Run, graph: Graph) -> bool:
     """Return whether allocations change size from step to step: padded batches, routed tokens."""
-    routed = run.experts_implementation == "eager" and any("moe" in group.kind for group in graph.layers)
-    return routed or (run.dataset is not None and run.padding != "max" and not run.packing)
+    if run.experts_implementation == "eager":
+        for group in graph.layers:
+            if "moe" in group.kind:
+                return True
+    return run.dataset is not None and run.padding != "max" and not run.packing
 
 
 def outside_tensors(run: Run, graph: Graph, peak: Breakdown, calibration: Calibration) -> Breakdown:
     """Return what the device holds beside live tensors: allocator slack and the CUDA context, in bytes."""
-    fraction = calibration.slack(varied=shapes_vary(run, graph))
+    varied = shapes_vary(run, graph)
+    fraction = calibration.varied_slack_fraction if varied else calibration.slack_fraction
     moving = peak["activations"] + peak["logits"]
     return Breakdown({("slack",): fraction * moving, ("context",): calibration.context_bytes})

@@ -14,9 +14,8 @@ gradients and optimizer states. PPO's constants are those of TRL's last PPO trai
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from finegauge.catalogue.gpus import CPU
 from finegauge.data.batch_shape import PPO_EPOCHS, micro_steps
 from finegauge.errors import UnsupportedError
 from finegauge.model.gradient_pruning import is_adapter
@@ -36,11 +35,13 @@ from finegauge.prediction.generation import (
 )
 from finegauge.prediction.memory import LiveSet
 from finegauge.prediction.model_parallel import by_transformers
-from finegauge.prediction.profiled_device import MeasuredDevice
-from finegauge.prediction.sharding import Share, Trained, left_behind, rank_live_set, taking_turns
+from finegauge.prediction.sharding import Share, Trained, alternating_phases, kept_while_idle, rank_live_set
 from finegauge.prediction.time import SLOWEST, StepClock, StepTime, step_time
 from finegauge.profile import Breakdown, Path
 from finegauge.run.run import Run
+
+if TYPE_CHECKING:
+    from finegauge.prediction.profiled_device import ProfiledDevice
 
 TRAINED = ("sft", "pretrain", "reward")
 CHUNK_TOKENS = 256.0  # of a chunked loss
@@ -55,7 +56,7 @@ class Question(NamedTuple):
     share: Share
     mean: Extents  # of the average micro-batch: what time depends on
     longest: Extents  # of the longest: what memory must hold
-    device: Device | MeasuredDevice
+    device: "Device | ProfiledDevice"
     network: Network | None
     cublas_bytes: float
     slowest: Extents | None = None  # of the rank that the others wait for; None: all are alike
@@ -138,7 +139,7 @@ def _proximal(asked: Question) -> Answer:
         ("weights", "value model"): weights.base_bytes + weights.adapter_bytes,
         ("optimizer", "value model"): weights.optimizer_bytes - weights.paged_bytes,
     }
-    turns = taking_turns(asked.run, Trained(asked.share, ours.live), Trained(valued, theirs.live))
+    turns = alternating_phases(asked.run, Trained(asked.share, ours.live), Trained(valued, theirs.live))
     phases, kept = _beside(LiveSet(turns), beside), _kept(asked, beside, value)
     phases["scoring"] = Breakdown({**_static(asked), **_judged(asked)}) + kept
     step = ours.step.plus(theirs.step).times(PPO_EPOCHS).plus(_judging(asked, "scoring"))
@@ -149,7 +150,7 @@ def _kept(asked: Question, beside: Parts, *others: Question) -> Breakdown:
     """Return `beside`, and what the models that the step trains keep while none of them trains."""
     kept = Breakdown(beside)
     for one in (asked, *others):
-        kept = kept + Breakdown(left_behind(asked.run, one.share))
+        kept = kept + Breakdown(kept_while_idle(asked.run, one.share))
     return kept
 
 
@@ -226,7 +227,7 @@ def _pass(asked: Question, judge: Judge, stage: str) -> StepTime:
 
 
 def _passed(
-    extents: Extents, device: Device | MeasuredDevice, share: Share, graph: Graph, stage: str
+    extents: Extents, device: "Device | ProfiledDevice", share: Share, graph: Graph, stage: str
 ) -> StepClock:
     """Return the clock of one forward pass of `graph`, nothing exchanged."""
     clock = StepClock(share.run, extents, device)
@@ -252,8 +253,7 @@ def _add_waits(
     if asked.network is None:
         return
     device = asked.device
-    ahead = not isinstance(device, MeasuredDevice) or device.gpu.architecture != CPU
-    slack_s = one.host_bound_s if ahead else 0.0
+    slack_s = 0.0 if device.host_in_readings else one.host_bound_s
     shown = forward_communication(
         asked.run, share, messages, one.compute_s, slack_s, asked.network, device.calibration
     )

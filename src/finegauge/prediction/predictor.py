@@ -1,32 +1,47 @@
 """Predict one optimizer step of a run, whole or its memory alone, for a named GPU or for this machine."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from finegauge.catalogue.device_profile import KIND, SCHEMA_VERSION, shelf_path
 from finegauge.catalogue.gpus import gpu as find_gpu
 from finegauge.catalogue.gpus import known_gpu
-from finegauge.catalogue.tables import write_document
 from finegauge.data.batch_shape import BatchShape, micro_steps, shape
 from finegauge.errors import FieldError, FineGaugeError, UnsupportedError
-from finegauge.model.graph import Graph, step_flops
-from finegauge.model.op import Extents
-from finegauge.planning.capacity import Estimator
+from finegauge.model.graph import Graph, step_flops, value_run
 from finegauge.prediction.calibration import Calibration, current
+from finegauge.prediction.collectives import exchanges
 from finegauge.prediction.communication import Network
 from finegauge.prediction.device import Device
-from finegauge.prediction.memory import LiveSet, cublas_bytes, outside_tensors, rerun, shapes_vary
+from finegauge.prediction.memory import (
+    CUBLAS_BYTES,
+    CUBLAS_DEFAULT_BYTES,
+    LiveSet,
+    outside_tensors,
+    rerun,
+    shapes_vary,
+)
 from finegauge.prediction.phases import Question, answer, check_supported
-from finegauge.prediction.profiled_device import MeasuredDevice, calibrated_by
-from finegauge.prediction.sharding import rank_extents, share_of
+from finegauge.prediction.sharding import (
+    gradients_left,
+    longest_extents,
+    mean_extents,
+    rank_extents,
+    share_of,
+)
 from finegauge.prediction.time import board_power, slowest_extents, step_energy_j
 from finegauge.prediction.uncertainty import time_interval
-from finegauge.profile import Breakdown, Path, Profile, Source
+from finegauge.profile import Breakdown, Estimator, Exchange, Explanation, Held, Path, Profile, Source, Work
 from finegauge.run.run import Run
+
+if TYPE_CHECKING:
+    from finegauge.prediction.profiled_device import ProfiledDevice
+
+ANY_DEVICE = "A100-SXM4-80GB"  # memory does not depend on how fast a device is; these seconds are dropped
+NO_READINGS = "Time is not predicted: this machine has no device profile yet; run 'finegauge micro' once."
 
 
 def predict(run: Run, calibration: Calibration | None = None, *, batch: BatchShape | None = None) -> Profile:
@@ -44,40 +59,51 @@ def predict(run: Run, calibration: Calibration | None = None, *, batch: BatchSha
         UnsupportedError: A phase or method without a model yet.
     """
     check_supported(run)
-    calibration = calibration or current()
     if run.gpu is None:
         raise FieldError(
             "The run names no GPU; add 'gpu: A100-SXM4-80GB' or --gpu NAME ('finegauge gpus' lists them)."
         )
-    gpu = find_gpu(run.gpu)
-    share = share_of(run)
+    gpu, share, batch = find_gpu(run.gpu), share_of(run), batch or shape(run)
     graph = share.graph
-    batch = batch or shape(run)
-    mean, longest = rank_extents(run, mean_extents(batch)), rank_extents(run, longest_extents(batch))
-    device = device_of(run.gpu, calibration, graph.lowering.compute_dtype)
-    if isinstance(device, MeasuredDevice):
+    dtype = graph.lowering.compute_dtype
+    device = device_of(run.gpu, calibration or current(), dtype)
+    if gpu.measured is not None:
         device.check(run)
     calibration = device.calibration
-    network = Network.of(run, gpu, calibration) if share.communicates else None
-    slowest = rank_extents(run, slowest_extents(run, batch))
-    asked = Question(run, share, mean, longest, device, network, cublas_bytes(gpu.architecture), slowest)
+    mean = rank_extents(run, mean_extents(batch))
+    asked = Question(
+        run=run,
+        share=share,
+        mean=mean,
+        longest=rank_extents(run, longest_extents(batch)),
+        device=device,
+        network=Network.of(run, gpu, calibration) if share.communicates else None,
+        cublas_bytes=CUBLAS_BYTES.get(gpu.architecture, CUBLAS_DEFAULT_BYTES),
+        slowest=rank_extents(run, slowest_extents(run, batch)),
+    )
     live, step = answer(asked)
-    on_device = live.peak + outside_tensors(run, graph, live.peak, calibration)
+    peak = live.peak
+    on_device = peak + outside_tensors(run, graph, peak, calibration)
     if share.distributed:
         on_device += Breakdown({("NCCL",): calibration.nccl_bytes})
-    fits = on_device.total <= gpu.usable_bytes
-    fraction = calibration.cached(varied=shapes_vary(run, graph))
+    room = gpu.usable_bytes - on_device.total
+    varied = shapes_vary(run, graph)
+    fraction = calibration.varied_cached_fraction if varied else calibration.cached_fraction
     micro_batches = micro_steps(run) * run.data_parallel
     ranks = run.num_gpus / run.pipeline_parallel  # the graph holds the layers of every stage
     return Profile(
         run=run,
-        source=_source(asked, calibration, batch),
-        outcome="completed" if fits else "out_of_memory",
-        peak_memory_bytes=live.peak,
-        device_memory_bytes=on_device,
-        cached_bytes=max(
-            0.0, min(cached_bytes(live, on_device, fraction), gpu.usable_bytes - on_device.total)
+        source=Source(
+            kind="predicted",
+            name=calibration.name,
+            memory_interval=calibration.memory_interval,
+            time_interval=time_interval(run, gpu, calibration.time_interval),
+            assumptions=(batch.source, *_quantised(graph), *graph.model.notes),
         ),
+        outcome="completed" if on_device.total <= gpu.usable_bytes else "out_of_memory",
+        peak_memory_bytes=peak,
+        device_memory_bytes=on_device,
+        cached_bytes=max(0.0, min(_cached_bytes(live, peak, on_device["slack"], fraction), room)),
         phase_memory_bytes=live.by_phase(),
         peak_phase=live.peak_phase,
         step_time_s=step.parts,
@@ -86,84 +112,10 @@ def predict(run: Run, calibration: Calibration | None = None, *, batch: BatchSha
         step_tokens=batch.tokens * micro_batches,
         step_sequences=batch.samples * micro_batches,
         host_bound_fraction=step.host_bound_s / step.parts.total if step.parts.total else 0.0,
-        peak_flops_per_s=gpu.peak_flops_per_s(graph.lowering.compute_dtype),
+        peak_flops_per_s=gpu.peak_flops_per_s(dtype),
         capacity_bytes=gpu.usable_bytes,
+        explanation=PredictionExplained(run),
     )
-
-
-def cached_bytes(live: LiveSet, on_device: Breakdown, fraction: float) -> float:
-    """Return the bytes of freed blocks that the allocator keeps beside what `on_device` counts.
-
-    They are that `fraction` of activations and logits, or more:
-    Blocks of activations are cut for sizes that come back only in part; the optimizer's temporaries
-    and the gradients come when activations have gone, and find no block of theirs among them.
-    """
-    if not fraction:
-        return 0.0  # a processor's allocator gives back what is free
-    moving = max(parts["activations"] + parts["logits"] for parts in live.phases.values())
-    late = ("gradients",), ("workspace", "optimizer")
-    apart = sum(max(parts.parts.get(path, 0.0) for parts in live.phases.values()) for path in late)
-    peak = live.peak
-    together = peak["activations"] + peak["logits"] + sum(peak.parts.get(path, 0.0) for path in late)
-    return max(fraction * moving, moving + apart - together) - on_device["slack"]
-
-
-def mean_extents(batch: BatchShape) -> Extents:
-    """Return the extents of the average micro-batch: what time depends on."""
-    return Extents(batch.sequences, batch.tokens, batch.tokens_square, batch.longest_len)
-
-
-def longest_extents(batch: BatchShape) -> Extents:
-    """Return the extents of the longest micro-batch: what memory must hold."""
-    return Extents(
-        batch.sequences,
-        batch.longest_tokens,
-        float(batch.longest_tokens * batch.longest_len),
-        batch.longest_len,
-    )
-
-
-def device_of(name: str, calibration: Calibration, dtype: str) -> Device | MeasuredDevice:
-    """Return the device called `name`, its rates or its readings ready."""
-    gpu = find_gpu(name)
-    if gpu.measured is not None:
-        return MeasuredDevice(gpu, gpu.measured, calibration, dtype)
-    return _datasheet_device(name, calibration, dtype)
-
-
-@lru_cache(maxsize=32)
-def _datasheet_device(name: str, calibration: Calibration, dtype: str) -> Device:
-    """Return the device called `name`, its rates ready."""
-    return Device.of(find_gpu(name), calibration, {dtype, "fp32"})
-
-
-def _source(asked: Question, calibration: Calibration, batch: BatchShape) -> Source:
-    """Return by what it is predicted, how surely, and what is taken for granted, in words."""
-    run, graph = asked.run, asked.share.graph
-    return Source(
-        kind="predicted",
-        name=calibration.name,
-        memory_interval=calibration.memory_interval,
-        time_interval=time_interval(run, find_gpu(str(run.gpu)), calibration.time_interval),
-        assumptions=(batch.source, *_quantised(graph), *graph.model.notes),
-    )
-
-
-def _quantised(graph: Graph) -> tuple[str, ...]:
-    """Return which tensors of a mixture of experts the quantiser really touches."""
-    low = graph.lowering
-    routed = any(tensor.kind == "experts" for layer, _ in graph.model.layers for tensor in layer.tensors())
-    if not low.quantized or not routed:
-        return ()
-    if low.experts_quantized:
-        return (f"the experts are {low.quantized} like the other projections (one module each)",)
-    return (
-        "the experts stay 16-bit: transformers 5 fuses them into tensors that the quantiser passes by "
-        "(quantize_experts=true where they are unfused)",
-    )
-
-
-ANY_DEVICE = "A100-SXM4-80GB"  # memory does not depend on how fast a device is; these seconds are dropped
 
 
 def predict_memory(run: Run) -> Profile:
@@ -175,17 +127,21 @@ def predict_memory(run: Run) -> Profile:
     check_supported(run)
     gpu, share, batch, calibration = find_gpu(str(run.gpu)), share_of(run), shape(run), current()
     if gpu.measured is not None:
+        from finegauge.prediction.profiled_device import calibrated_by
+
         calibration = calibrated_by(gpu.measured, calibration)
-    some = Device.of(find_gpu(ANY_DEVICE), current(), {share.graph.lowering.compute_dtype, "fp32"})
+    device = device_of(ANY_DEVICE, current(), share.graph.lowering.compute_dtype)
     mean, longest = rank_extents(run, mean_extents(batch)), rank_extents(run, longest_extents(batch))
-    live, _ = answer(Question(run, share, mean, longest, some, None, cublas_bytes(gpu.architecture)))
-    on_device = live.peak + outside_tensors(run, share.graph, live.peak, calibration)
+    cublas_bytes = CUBLAS_BYTES.get(gpu.architecture, CUBLAS_DEFAULT_BYTES)
+    live, _ = answer(Question(run, share, mean, longest, device, None, cublas_bytes))
+    peak = live.peak
+    on_device = peak + outside_tensors(run, share.graph, peak, calibration)
     micro_batches = micro_steps(run) * run.data_parallel
     return Profile(
         run=run,
         source=Source("predicted", calibration.name, assumptions=(batch.source,)),
         outcome="completed" if on_device.total <= gpu.usable_bytes else "out_of_memory",
-        peak_memory_bytes=live.peak,
+        peak_memory_bytes=peak,
         device_memory_bytes=on_device,
         phase_memory_bytes=live.by_phase(),
         peak_phase=live.peak_phase,
@@ -193,51 +149,132 @@ def predict_memory(run: Run) -> Profile:
         step_tokens=batch.tokens * micro_batches,
         step_sequences=batch.samples * micro_batches,
         capacity_bytes=gpu.usable_bytes,
+        explanation=PredictionExplained(run, timed=False),
     )
 
 
-TRAINING_PHASES = ("sft", "pretrain", "reward")
+def _cached_bytes(live: LiveSet, peak: Breakdown, slack_bytes: float, fraction: float) -> float:
+    """Return the bytes of freed blocks that the allocator keeps beside what is counted.
+
+    They are that `fraction` of activations and logits, or more:
+    Blocks of activations are cut for sizes that come back only in part; the optimizer's temporaries
+    and the gradients come when activations have gone, and find no block of theirs among them.
+    """
+    if not fraction:
+        return 0.0  # a processor's allocator gives back what is free
+    moving = gradients = scratch = 0.0
+    for phase in live.phases.values():
+        moving = max(moving, phase["activations"] + phase["logits"])
+        gradients = max(gradients, phase.parts.get(("gradients",), 0.0))
+        scratch = max(scratch, phase.parts.get(("workspace", "optimizer"), 0.0))
+    late = peak.parts.get(("gradients",), 0.0) + peak.parts.get(("workspace", "optimizer"), 0.0)
+    together = peak["activations"] + peak["logits"] + late
+    return max(fraction * moving, moving + gradients + scratch - together) - slack_bytes
 
 
-class Work(NamedTuple):
-    """What one path of a step does."""
+def device_of(name: str, calibration: Calibration, dtype: str) -> "Device | ProfiledDevice":
+    """Return the device called `name`, its rates or its readings ready."""
+    gpu = find_gpu(name)
+    if gpu.measured is None:
+        return _datasheet_device(name, calibration, dtype)
+    from finegauge.prediction.profiled_device import ProfiledDevice
 
-    flops: float = 0.0
-    num_bytes: float = 0.0  # read and written
+    return ProfiledDevice(gpu, gpu.measured, calibration, dtype)
 
 
-def work_of(run: Run) -> Mapping[Path, Work]:
+@lru_cache(maxsize=32)
+def _datasheet_device(name: str, calibration: Calibration, dtype: str) -> Device:
+    return Device.of(find_gpu(name), calibration, {dtype, "fp32"})
+
+
+def _quantised(graph: Graph) -> tuple[str, ...]:
+    """Return which tensors of a mixture of experts the quantiser really touches."""
+    low = graph.lowering
+    if not low.quantized:
+        return ()
+    if not any(tensor.kind == "experts" for layer, _ in graph.model.layers for tensor in layer.tensors()):
+        return ()
+    if low.experts_quantized:
+        return (f"the experts are {low.quantized} like the other projections (one module each)",)
+    return (
+        "the experts stay 16-bit: transformers 5 fuses them into tensors that the quantiser passes by "
+        "(quantize_experts=true where they are unfused)",
+    )
+
+
+class PredictionExplained(Explanation):
+    """What the prediction of `run` rests on; `timed`: its time is predicted too."""
+
+    def __init__(self, run: Run, *, timed: bool = True) -> None:
+        """Wait to be read."""
+        self.run, self.timed = run, timed
+
+    @cached_property
+    def formulas(self) -> Mapping[Path, str]:
+        """Return how each part of memory and of time is worked out."""
+        from finegauge.prediction.explanation import formulas
+
+        return formulas(self.run)
+
+    @cached_property
+    def exchanged(self) -> Sequence[Exchange]:
+        """Return what one rank exchanges in a step, by kind and group, the most bytes first."""
+        return exchanges(self.run)
+
+    @cached_property
+    def work(self) -> Mapping[Path, Work]:
+        """Return the work of each path of the step time; nothing for phases that are more than one pass."""
+        return work_of(self.run) if self.timed else {}
+
+    @cached_property
+    def held(self) -> Held:
+        """Return what one rank holds between steps for the models that it trains."""
+        return held_between_steps(self.run)
+
+
+def work_of(run: Run) -> dict[Path, Work]:
     """Return the work of one step of `run` by path; empty for phases that are more than one pass."""
-    if run.phase not in TRAINING_PHASES:
+    if run.phase not in ("sft", "pretrain", "reward"):
         return {}
     graph, extents = share_of(run).graph, rank_extents(run, mean_extents(shape(run)))
     found: dict[Path, Work] = {}
     for count, ops in graph.stretches:
+        times = count * run.gradient_accumulation_steps
         for stage, those in (("forward", ops), ("recompute", rerun(run, graph, ops)), ("backward", ops)):
             for op in those:
                 cost = op.backward if stage == "backward" else op.forward
-                times = count * run.gradient_accumulation_steps
-                before = found.get((stage, *op.path), Work())
-                found[stage, *op.path] = Work(
-                    before.flops + times * cost.flops.at(extents.windowed(op.window)),
-                    before.num_bytes + times * cost.bytes.at(extents),
-                )
+                flops, num_bytes = found.get((stage, *op.path), Work())
+                flops += times * cost.flops.at(extents.windowed(op.window))
+                found[stage, *op.path] = Work(flops, num_bytes + times * cost.bytes.at(extents))
     return found
 
 
-NO_READINGS = "Time is not predicted: this machine has no device profile yet; run 'finegauge micro' once."
+def held_between_steps(run: Run) -> Held:
+    """Return the bytes of weights, gradients and optimizer states of what a rank of `run` trains."""
+    weights = gradients = optimizer = 0.0
+    for trained in (run, value_run(run)) if run.phase == "ppo" else (run,):
+        own = share_of(trained).graph.weights
+        weights += own.base_bytes + own.adapter_bytes
+        gradients += own.gradient_bytes
+        optimizer += own.optimizer_bytes
+    return Held(weights, gradients * gradients_left(run), optimizer)
 
 
 class Prediction(NamedTuple):
-    """What the prediction says, and how it came about."""
+    """What is predicted for this machine, or for another that is measured from here."""
 
     profile: Profile | None
     formulas: Mapping[Path, str]
-    work: "Mapping[Path, Work]"  # what each path of the step time computes and moves
+    work: Mapping[Path, Work]  # what each path of the step time computes and moves
     missing: str = ""  # why there is none, or what it lacks
 
+    @classmethod
+    def of(cls, profile: Profile, missing: str = "") -> "Prediction":
+        """Return `profile` with what explains it."""
+        return cls(profile, profile.explanation.formulas, profile.explanation.work, missing)
 
-def prediction_for(run: "Run", device: str, device_name: str = "") -> Prediction:
+
+def prediction_for(run: Run, device: str, device_name: str = "") -> Prediction:
     """Return what is predicted for `run` on this machine's device.
 
     Args:
@@ -245,87 +282,68 @@ def prediction_for(run: "Run", device: str, device_name: str = "") -> Prediction
         device: cpu or cuda.
         device_name: What a GPU calls itself.
     """
+    from finegauge.catalogue.device_profile import shelf_path
+
     path = shelf_path(device)
     try:
         if os.path.isfile(path):
             return _whole_or_memory(run.replace(gpu=path))
         if device == "cpu":
-            with _unmeasured() as stub:
-                return _memory(run.replace(gpu=stub), NO_READINGS)
+            with _unmeasured_cpu() as stub:
+                return Prediction.of(predict_memory(run.replace(gpu=stub)), NO_READINGS)
         known = known_gpu(device_name) if device_name else None
         if known is None and run.gpu is None:
             raise UnsupportedError(f"the catalogue has no GPU named '{device_name}'; add gpu=NAME.")
-        return _whole(run.replace(gpu=known.name) if known else run)
+        return Prediction.of(predict(run.replace(gpu=known.name) if known else run))
     except FineGaugeError as error:
         return Prediction(None, {}, {}, f"Not predicted: {error}")
 
 
-def prediction_elsewhere(run: "Run") -> Prediction:
+def prediction_elsewhere(run: Run) -> Prediction:
     """Return what is predicted for `run` on the GPU that it names: another machine measures it."""
     if run.gpu is None:
         return Prediction(None, {}, {}, "Not predicted: add gpu=NAME, the GPU that the endpoint runs on.")
     try:
-        return _whole(run)
+        return Prediction.of(predict(run))
     except FineGaugeError as error:
         return Prediction(None, {}, {}, f"Not predicted: {error}")
 
 
 @contextmanager
-def memory_estimator(run: "Run", device: str) -> Iterator[Estimator]:
+def memory_estimator(run: Run, device: str) -> Iterator[Estimator]:
     """Yield what predicts the memory of runs on this machine's device, which needs no readings of it.
 
     Raises: UnsupportedError for a GPU that neither a device profile nor the run names.
     """
-    with _gpu_here(run, device) as gpu:
-        yield lambda asked: predict_memory(asked.replace(gpu=gpu))
+    from finegauge.catalogue.device_profile import shelf_path
 
-
-@contextmanager
-def _gpu_here(run: "Run", device: str) -> Iterator[str]:
-    """Yield a name for this machine's device, whose memory at least is known."""
     path = shelf_path(device)
     if os.path.isfile(path) or (device == "cuda" and run.gpu is not None):
-        yield path if os.path.isfile(path) else str(run.gpu)
+        name = path if os.path.isfile(path) else str(run.gpu)
+        yield lambda asked: predict_memory(asked.replace(gpu=name))
     elif device == "cpu":
-        with _unmeasured() as stub:
-            yield stub
+        with _unmeasured_cpu() as stub:
+            yield lambda asked: predict_memory(asked.replace(gpu=stub))
     else:
         raise UnsupportedError(
             "Which GPU this machine has is not known: add gpu=NAME, or run 'finegauge micro --device cuda'."
         )
 
 
-def _whole_or_memory(run: "Run") -> Prediction:
+def _whole_or_memory(run: Run) -> Prediction:
     """Return the prediction by a device profile; of memory alone where it lacks the run's number format."""
     try:
-        return _whole(run)
+        return Prediction.of(predict(run))
     except UnsupportedError as error:
-        return _memory(run, f"Time is not predicted: {error}")
-
-
-def _whole(run: "Run") -> Prediction:
-    """Return the prediction of memory and time."""
-    return Prediction(predict(run), _formulas(run), work_of(run))
-
-
-def _memory(run: "Run", missing: str) -> Prediction:
-    """Return the prediction of memory alone, and why there is no more."""
-    return Prediction(predict_memory(run), _formulas(run), {}, missing)
-
-
-def _formulas(run: "Run") -> Mapping[Path, str]:
-    """Return the arithmetic behind a prediction."""
-    from finegauge.prediction.explanation import formulas
-
-    try:
-        return formulas(run)
-    except UnsupportedError:
-        return {}
+        return Prediction.of(predict_memory(run), f"Time is not predicted: {error}")
 
 
 @contextmanager
-def _unmeasured() -> Iterator[str]:
+def _unmeasured_cpu() -> Iterator[str]:
     """Yield a device profile of this machine's processor in which nothing but its memory is known."""
+    from finegauge.catalogue.device_profile import KIND, SCHEMA_VERSION
+    from finegauge.catalogue.tables import write_document
+
     memory_bytes = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     nothing = {
         "operator": "add", "dtype": "fp32", "direction": "forward", "sizes": {"rows": 1, "width": 1},

@@ -256,7 +256,7 @@ OPERATORS = {
 }
 
 
-class MeasuredDevice:
+class ProfiledDevice:
     """A device under its own readings; it answers what `Device` answers."""
 
     def __init__(self, gpu: GpuSpec, profile: "DeviceProfile", calibration: Calibration, dtype: str) -> None:
@@ -274,6 +274,11 @@ class MeasuredDevice:
                 f"{gpu.name}: its device profile has no {dtype} readings, only {', '.join(sorted(known))}; "
                 f"set weights_dtype to one of these, or run 'finegauge micro' with a run in {dtype}."
             )
+
+    @property
+    def host_in_readings(self) -> bool:
+        """Return whether a reading holds the host's time too: on a processor, where nothing runs ahead."""
+        return self.gpu.architecture == CPU
 
     def check(self, run: "Run") -> None:
         """Refuse adapters in a dtype in which nothing was measured.
@@ -306,7 +311,7 @@ class MeasuredDevice:
                 return found
         return self._moved(op, cost, extents)
 
-    def rest_seconds(self, of: str, *, backward: bool) -> float:
+    def host_seconds(self, of: str, *, backward: bool) -> float:
         """Return the seconds of Python around operators, of a "layer", "model", "checkpoint" or "token"."""
         if self.gpu.architecture != CPU:
             return 0.0  # the host runs ahead of a GPU, and its launches are counted

@@ -18,6 +18,7 @@ from math import inf
 from typing import NamedTuple
 
 from finegauge.arithmetic import every, largest, smallest
+from finegauge.data.batch_shape import BatchShape
 from finegauge.model.blocks import MixtureOfExperts
 from finegauge.model.gradient_pruning import is_adapter
 from finegauge.model.graph import Graph, LayerGraph, build
@@ -59,6 +60,8 @@ ZERO3_KEPT = 1e9  # elements: DeepSpeed's stage3_max_live_parameters and stage3_
 ZERO3_SUB_GROUP = 1e9  # elements: DeepSpeed's default sub_group_size, the gradients that are fp32 at a time
 AFTER_BACKWARD = "reduction"  # a phase with no activations, of gradients in one bucket
 WEIGHTS_OFFLOADED = ("params", "all", "nvme")
+GRADIENTS: Path = ("gradients",)
+GATHERED_WEIGHTS: Path = ("workspace", "gathered weights")
 MASTER_BYTES = 12.0  # fp32 copy, first and second moment, per trained parameter under DeepSpeed
 
 
@@ -147,6 +150,17 @@ def shard_degree(run: Run) -> int:
     return run.data_parallel_shard * run.context_parallel
 
 
+def mean_extents(batch: BatchShape) -> Extents:
+    """Return the extents of the average micro-batch: what time depends on."""
+    return Extents(batch.sequences, batch.tokens, batch.tokens_square, batch.longest_len)
+
+
+def longest_extents(batch: BatchShape) -> Extents:
+    """Return the extents of the longest micro-batch: what memory must hold."""
+    longest_len, tokens = batch.longest_len, batch.longest_tokens
+    return Extents(batch.sequences, tokens, float(tokens * longest_len), longest_len)
+
+
 def rank_extents(run: Run, extents: Extents) -> Extents:
     """Return the extents that one rank sees: context parallelism divides each sequence."""
     degree = run.context_parallel
@@ -169,7 +183,7 @@ def gathered_memory(run: Run, share: Share) -> dict[str, dict[Path, float]]:
         return {}
     if run.sharding in ("zero1", "zero2") and not _has_megatron_optimizer(run):
         return _zero_buffers(run, share)
-    weights, gradients = ("workspace", "gathered weights"), ("workspace", "gradients being reduced")
+    weights, gradients = GATHERED_WEIGHTS, ("workspace", "gradients being reduced")
     stage_layers = share.graph.model.num_layers / run.pipeline_parallel
     if run.sharding in ("none", "zero1", "zero2"):
         held = 0.0 if _has_megatron_optimizer(run) else share.graph.weights.gradient_bytes
@@ -422,7 +436,7 @@ class Beside(NamedTuple):
 def beside_of(run: Run, share: Share) -> Beside:
     """Return what the rank of `share` gathers, and what its update takes."""
     update = Update(optimizer_scratch(share.run, share.graph.weights), kept_fraction=gradients_left(run))
-    if run.optimizer_implementation == "in_backward":  # gradients are used up as they come
+    if run.optimizer_implementation == "in_backward":  # each gradient is applied and freed at once
         most = max(share.layer_gradient_bytes, share.outer_gradient_bytes)
         update = update._replace(most_gradients_bytes=most)
     gathered = gathered_memory(run, share)
@@ -436,27 +450,27 @@ def rank_live_set(
 ) -> LiveSet:
     """Return the live memory of each phase on the fullest rank, gathered weights and buckets included."""
     gathered, update = beside or beside_of(run, share)
-    in_backward, most = run.optimizer_implementation == "in_backward", update.most_gradients_bytes
     phases: dict[str, Breakdown] = {}
     for stage, graph in stage_graphs(run, share.graph).items():
         live = live_set(share.run, graph, extents, cublas, update, head_apart=bool(gathered))
-        phases |= {
-            name + stage: parts + Breakdown(gathered.get(name, {})) for name, parts in live.phases.items()
-        }
+        for name, held in live.phases.items():
+            phases[name + stage] = held + Breakdown(gathered[name]) if name in gathered else held
         if AFTER_BACKWARD in gathered:
-            own = {
-                p: v for p, v in live.phases["optimizer"].parts.items() if p[0] in ("weights", "optimizer")
-            }
+            at_update = live.phases["optimizer"].parts
+            own = {path: v for path, v in at_update.items() if path[0] in ("weights", "optimizer")}
             phases[AFTER_BACKWARD + stage] = Breakdown(own) + Breakdown(gathered[AFTER_BACKWARD])
     frozen = frozen_layers_moment(run, share, extents)
     if frozen:
-        held = {p: v for p, v in phases["backward"].parts.items() if p[0] not in ("activations", "logits")}
-        phases["backward of frozen layers"] = Breakdown({**held, **frozen})
-    for name in [name for name in phases if name.startswith(HEAD_BACKWARD)]:  # of one stage or another
-        layers = name.replace(HEAD_BACKWARD, "backward")
-        phases[layers] = Breakdown(largest_parts([phases.pop(name).parts, phases[layers].parts]))
-    if in_backward:
-        phases = {name: _capped(parts, most) for name, parts in phases.items() if name != "optimizer"}
+        at_backward = phases["backward"].parts
+        own = {path: v for path, v in at_backward.items() if path[0] not in ("activations", "logits")}
+        phases["backward of frozen layers"] = Breakdown({**own, **frozen})
+    for name in list(phases):
+        if name.startswith(HEAD_BACKWARD):  # of one stage or another
+            layers = name.replace(HEAD_BACKWARD, "backward")
+            phases[layers] = Breakdown(largest_parts([phases.pop(name).parts, phases[layers].parts]))
+    if run.optimizer_implementation == "in_backward":
+        most = update.most_gradients_bytes
+        phases = {name: _capped(held, most) for name, held in phases.items() if name != "optimizer"}
     return LiveSet(phases)
 
 
@@ -465,8 +479,10 @@ def _capped(parts: Breakdown, most: float) -> Breakdown:
     return Breakdown({p: smallest(v, most) if p[0] == "gradients" else v for p, v in parts.parts.items()})
 
 
-GRADIENTS: Path = ("gradients",)
-PASSING = ("workspace", "gathered weights")  # of what stays where, weights alone come and go
+# Peak memory when PPO alternates policy and value updates. While one model trains, scores or generates,
+# the other keeps what its implementation leaves: DDP its buckets, ZeRO-3 its bucket and its part of the
+# gradients, for good; between backward passes and the update all the gradients that wait, whole where FSDP
+# reduces them in the last micro-batch.
 
 
 class Trained(NamedTuple):
@@ -476,41 +492,39 @@ class Trained(NamedTuple):
     live: LiveSet
 
 
-def left_behind(run: Run, share: Share) -> dict[Path, float]:
+def kept_while_idle(run: Run, share: Share) -> dict[Path, float]:
     """Return what a model that a step trains keeps on its rank while others are at work."""
     if run.sharding not in ("none", "zero3"):
         return {}
     found = gathered_memory(run, share).get("backward" if run.sharding == "none" else "loss", {})
-    return {path: part for path, part in found.items() if path != PASSING}
+    return {path: part for path, part in found.items() if path != GATHERED_WEIGHTS}
 
 
-def taking_turns(run: Run, first: Trained, second: Trained) -> dict[str, Breakdown]:
+def alternating_phases(run: Run, first: Trained, second: Trained) -> dict[str, Breakdown]:
     """Return the phases of two models of which one trains at a time, by the larger of both.
 
     The second to train finds the gradients of the first, and with several micro-batches the first those
     of the second; both wait for one optimizer step.
     """
-    ours, theirs = (left_behind(run, one.share) for one in (first, second))
-    several = run.gradient_accumulation_steps > 1
+    ours, theirs = kept_while_idle(run, first.share), kept_while_idle(run, second.share)
+    accumulated = {GRADIENTS: _waiting_gradients(run, second.share)}
     phases: dict[str, Breakdown] = {}
     for name, held in first.live.phases.items():
-        other = second.live.phases.get(name, Breakdown({}))
+        other = second.live.phases.get(name, Breakdown({})).parts
         if name == "optimizer":
-            waits = {GRADIENTS: other.parts.get(GRADIENTS, 0.0)}
-            phases[name] = held + Breakdown({**theirs, **waits})
+            phases[name] = held + Breakdown({**theirs, GRADIENTS: other.get(GRADIENTS, 0.0)})
             continue
-        moving = {path: part for path, part in other.parts.items() if not _at_rest(path)}
-        static = {path: part for path, part in held.parts.items() if _at_rest(path)}
-        their_turn = Breakdown({**static, **moving}) + Breakdown(
-            {**ours, GRADIENTS: _waiting(run, first.share)}
-        )
-        accumulated = {GRADIENTS: _waiting(run, second.share)} if several else {}
-        our_turn = held + Breakdown({**theirs, **accumulated})
-        phases[name] = max((our_turn, their_turn), key=lambda parts: parts.total)
+        static = {path: part for path, part in held.parts.items() if _is_static(path)}
+        moving = {path: part for path, part in other.items() if not _is_static(path)}
+        waiting = Breakdown({**ours, GRADIENTS: _waiting_gradients(run, first.share)})
+        second_trains = Breakdown({**static, **moving}) + waiting
+        several = run.gradient_accumulation_steps > 1
+        first_trains = held + Breakdown({**theirs, **accumulated} if several else theirs)
+        phases[name] = first_trains if first_trains.total >= second_trains.total else second_trains
     return phases
 
 
-def _waiting(run: Run, share: Share) -> float:
+def _waiting_gradients(run: Run, share: Share) -> float:
     """Return the gradients of a model between its backward passes."""
     if accumulates_whole(run):
         layers = stage_layers(run, share.graph.model)
@@ -519,6 +533,5 @@ def _waiting(run: Run, share: Share) -> float:
     return share.graph.weights.gradient_bytes * reduced
 
 
-def _at_rest(path: Path) -> bool:
-    """Return whether what is at `path` stays whichever model trains."""
+def _is_static(path: Path) -> bool:
     return path[0] in ("weights", "optimizer") or path == ("workspace", "cuBLAS")

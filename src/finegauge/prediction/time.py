@@ -1,4 +1,4 @@
-"""Seconds of one optimizer step: device and host, layer by layer, stage by stage.
+r"""Seconds and joules of one optimizer step: device and host, layer by layer, stage by stage.
 
 A layer takes the longer of what its kernels need on the device and what the host needs to
 launch them; where an operator's shape depends on data (the loop over experts asks the
@@ -8,26 +8,47 @@ begins with an empty queue. The excess is exposed and shared out over the layer'
 operators, so that parts add up. Recomputation runs the layer's forward again inside backward.
 The optimizer moves parameters, gradients and states: a multi-tensor AdamW reads or writes 21
 values per parameter in 9 passes, a fused one 7; clipping adds 3.
+
+Ranks wait for the slowest of them: the one with the longest sequences, or the busiest experts. Padded to the
+longest of its B sequences, a micro-batch of one of R ranks costs what its longest does, so the slowest of R
+costs what the longest of B·R sequences does, exactly. Where ranks meet once per step only, after m
+micro-batches, and where sequences are joined, sums decide:
+
+$$ E[\max_R \sum] = m\,\mu + \sqrt{m}\,\sigma\,e_R \qquad e_R = E[\max of R standard normal numbers] $$
+
+Of T·k rows that a rank sends to experts spread evenly over n ranks, the fullest rank gets $e_n / \sqrt{T k}$
+more than its share, in every layer (the multinomial's normal limit).
+
+A board draws its idle power plus a share of the way to its limit: nearly all of it while matrix products
+run, about two thirds while memory-bound kernels do, none while the device waits for the host [1].
+
+Neglected: that routing is learned and uneven, so that this imbalance is the least there can be; the lengths
+of samples inside packed sequences; slow machines.
+
+[1] MLPerf Training v4.0 power logs, 8xH100: 895 W per GPU at the wall, 1.28 times the board limit, with
+    everything else in the node included
 """
 
 from collections.abc import Iterable
 from functools import lru_cache
 from math import erf, sqrt
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from finegauge.arithmetic import largest, present
 from finegauge.catalogue.gpus import GpuSpec
 from finegauge.data.batch_shape import WRITING, BatchShape, lengths
-from finegauge.model.op import Cost, Extents, Op
+from finegauge.model.op import Extents, Op
 from finegauge.prediction.calibration import Calibration
 from finegauge.prediction.communication import Network, Passes, communication
 from finegauge.prediction.device import Device
 from finegauge.prediction.memory import rerun
 from finegauge.prediction.model_parallel import slowest_share
-from finegauge.prediction.profiled_device import MeasuredDevice
-from finegauge.prediction.sharding import GATHERING, Share
+from finegauge.prediction.sharding import GATHERING, Share, mean_extents
 from finegauge.profile import Breakdown, Path
 from finegauge.run.run import Run
+
+if TYPE_CHECKING:
+    from finegauge.prediction.profiled_device import ProfiledDevice
 
 STEPS, FARTHEST = 400, 8.0  # of the integral over the normal distribution, in standard deviations
 
@@ -37,7 +58,7 @@ def slowest_extents(run: Run, batch: BatchShape) -> Extents:
 
     Where ranks meet once per step, it is the average over the slowest rank's micro-batches.
     """
-    mean = Extents(batch.sequences, batch.tokens, batch.tokens_square, batch.longest_len)
+    mean = mean_extents(batch)
     alike = run.packing or run.padding == "max" or run.group_by_length or run.phase in WRITING
     known = None if alike or run.data_parallel == 1 else lengths(run, padded=run.padding == "longest")
     if known is None:
@@ -56,10 +77,8 @@ def slowest_extents(run: Run, batch: BatchShape) -> Extents:
         spread = [_deviation(moments[0], moments[1]), _deviation(moments[1], moments[2])]
         spread = [sqrt(rows) * value for value in spread]
     above = expected_largest(ranks) / sqrt(sums)
-    tokens, pairs = (
-        min(most[i], average + above * spread[i])
-        for i, average in enumerate((batch.tokens, batch.tokens_square))
-    )
+    tokens = min(most[0], batch.tokens + above * spread[0])
+    pairs = min(most[1], batch.tokens_square + above * spread[1])
     return mean._replace(tokens=max(batch.tokens, tokens), pairs=max(batch.tokens_square, pairs))
 
 
@@ -76,8 +95,10 @@ def expert_waits_s(share: Share, extents: Extents, parts: Breakdown) -> Any:
     routed = [op for group in share.graph.layers for op in group.ops if op.kind == "grouped_gemm"]
     if not routed:
         return 0.0
-    paths = {op.path for op in routed}
-    seconds = sum(value for path, value in parts.parts.items() if path[1:] in paths)
+    paths, seconds = {op.path for op in routed}, 0.0
+    for path, value in parts.parts.items():
+        if path[1:] in paths:
+            seconds = seconds + value
     rows = extents.tokens * routed[0].forward.gemms[0].rows_per_token
     return expected_largest(run.expert_parallel) / rows**0.5 * seconds
 
@@ -99,7 +120,6 @@ def expected_largest(number: int) -> float:
 
 
 def _deviation(mean: float, mean_square: float) -> float:
-    """Return the standard deviation."""
     return sqrt(max(0.0, mean_square - mean * mean))
 
 
@@ -121,19 +141,24 @@ class StepTime(NamedTuple):
 
     def plus(self, other: "StepTime") -> "StepTime":
         """Return both one after the other."""
-        rest = (mine + theirs for mine, theirs in zip(self[1:], other[1:], strict=True))
-        return StepTime(self.parts + other.parts, *rest)
+        return StepTime(
+            self.parts + other.parts,
+            self.host_bound_s + other.host_bound_s,
+            self.matrix_s + other.matrix_s,
+            self.device_s + other.device_s,
+        )
 
     def times(self, count: float) -> "StepTime":
         """Return it `count` times."""
         parts = {path: count * value for path, value in self.parts.parts.items()}
-        return StepTime(Breakdown(parts), *(count * value for value in self[1:]))
+        _, host_bound_s, matrix_s, device_s = self
+        return StepTime(Breakdown(parts), count * host_bound_s, count * matrix_s, count * device_s)
 
 
 def step_time(
     share: Share,
     extents: Extents,
-    device: Device | MeasuredDevice,
+    device: "Device | ProfiledDevice",
     network: Network | None = None,
     slowest: Extents | None = None,
 ) -> StepTime:
@@ -153,19 +178,19 @@ def step_time(
     return step_of(micro_batch, share, extents, device, network, steps, waits_s)
 
 
-def micro_batch_time(share: Share, extents: Extents, device: Device | MeasuredDevice) -> StepTime:
+def micro_batch_time(share: Share, extents: Extents, device: "Device | ProfiledDevice") -> StepTime:
     """Return the time of one micro-batch forward and backward on one rank, nothing exchanged."""
     run, graph = share.run, share.graph
     clock = StepClock(run, extents, device)
     share_of_layers = slowest_share(run, graph.model)
     for count, ops in graph.stretches:
         outer = ops is graph.embedding or ops is graph.head
-        times = count if outer else count * share_of_layers
+        times, again = count if outer else count * share_of_layers, rerun(run, graph, ops)
         clock.stage("forward", times, ops, backward=False)
-        clock.stage("recompute", times, rerun(run, graph, ops), backward=False)
+        clock.stage("recompute", times, again, backward=False)
         clock.stage("backward", times, ops, backward=True)
-        if isinstance(device, MeasuredDevice) and ops is not graph.embedding:
-            clock.rest(times, device, layer=not outer, again=bool(rerun(run, graph, ops)))
+        if device.host_in_readings and ops is not graph.embedding:
+            clock.python(times, layer=not outer, again=bool(again))
     return clock.time
 
 
@@ -173,7 +198,7 @@ def step_of(
     micro_batch: StepTime,
     share: Share,
     extents: Extents,
-    device: Device | MeasuredDevice,
+    device: "Device | ProfiledDevice",
     network: Network | None,
     micro_steps: int,
     waits_s: float = 0.0,
@@ -184,22 +209,27 @@ def step_of(
     """
     run = share.run
     clock = StepClock(run, extents, device)
-    forward_s = micro_batch.parts["forward"]
-    passes = Passes(
-        forward_s=forward_s,
-        backward_s=micro_batch.parts.total - forward_s,
-        micro_steps=micro_steps,
-        runs=3 if run.activation_checkpointing in ("full", "offload") else 2,
-        outer_s=sum(seconds for path, seconds in micro_batch.parts.parts.items() if path[1] in OUTER),
-    )
     if run.cpu_offload == "none":
         clock.optimizer(share)
     if network is not None:
         waits_s = waits_s + expert_waits_s(share, extents, micro_batch.parts)
         if present(waits_s):
             clock.parts.append((SLOWEST, micro_steps * waits_s))
+        forward_s = micro_batch.parts["forward"]
+        passes = Passes(
+            forward_s=forward_s,
+            backward_s=micro_batch.parts.total - forward_s,
+            micro_steps=micro_steps,
+            runs=3 if run.activation_checkpointing in ("full", "offload") else 2,
+            outer_s=_outer_s(micro_batch.parts) if run.pipeline_parallel > 1 else 0.0,
+        )
         clock.parts += communication(run, share, passes, extents, network, device.calibration)
     return micro_batch.times(micro_steps).plus(clock.time)
+
+
+def _outer_s(parts: Breakdown) -> float:
+    """Return the seconds of a micro-batch in embedding, head and loss."""
+    return sum(seconds for path, seconds in parts.parts.items() if path[1] in OUTER)
 
 
 class Beside(NamedTuple):
@@ -210,23 +240,23 @@ class Beside(NamedTuple):
     host_s: float
 
 
-def from_empty_queue(work: Iterable[tuple[float, float]]) -> float:
-    """Return the seconds of a row of operators, each (on the device, on the host), begun with nothing queued.
+def from_empty_queue(work: Iterable[Beside]) -> float:
+    """Return the seconds of operators that begin with nothing queued.
 
     The host launches one after the other and the device runs each once it is launched and the one before
     is done: no less than either of the sums, no more than both.
     """
     launched, done = 0.0, 0.0
-    for on_device, on_host in work:
-        launched = launched + on_host
-        done = largest(done, launched) + on_device
+    for _, device_s, host_s in work:
+        launched = launched + host_s
+        done = largest(done, launched) + device_s
     return done
 
 
 class StepClock:
-    """Adds up stages; one per step."""
+    """Adds up the stages of a step."""
 
-    def __init__(self, run: Run, extents: Extents, device: Device | MeasuredDevice) -> None:
+    def __init__(self, run: Run, extents: Extents, device: "Device | ProfiledDevice") -> None:
         """Start at nothing, for micro-batches of `extents`."""
         self.run, self.extents, self.device = run, extents, device
         calibration = device.calibration
@@ -245,31 +275,33 @@ class StepClock:
     ) -> None:
         """Add `count` passes over `ops` in one direction, each with what is done `beside` them."""
         rows: list[Beside] = []
-        asks: set[str] = set()  # what waits for the device
+        by_expert = waits = False  # whether the host waits for the device: for each expert, once a layer
         for op in ops:
-            cost: Cost = op.backward if backward else op.forward
+            cost = op.backward if backward else op.forward
             seconds = self.device.seconds(op, cost, self.extents, backward=backward)
             rows.append(Beside(op.path, seconds, cost.launches * self.launch_s + cost.calls * self.call_s))
             if op.kind in MATRIX_KINDS:
                 self.matrix_s += count * seconds
             if op.synchronises and not backward:
-                asks.add(op.kind)
+                waits, by_expert = True, by_expert or op.kind == ASKED_BY_EXPERT
         rows += beside
-        on_device, on_host = sum(row.device_s for row in rows), sum(row.host_s for row in rows)
-        if self.run.synchronous or ASKED_BY_EXPERT in asks:
+        on_device, on_host = 0.0, 0.0
+        for _, device_s, host_s in rows:
+            on_device, on_host = on_device + device_s, on_host + host_s
+        if self.run.synchronous or by_expert:
             exposed = on_host
-        elif asks:
-            exposed = from_empty_queue((row.device_s, row.host_s) for row in rows) - on_device
+        elif waits:
+            exposed = from_empty_queue(rows) - on_device
         else:
             exposed = largest(0.0, on_host - on_device)
-        for path, seconds, host in rows:
-            share = exposed * host / on_host if on_host else 0.0
-            if present(seconds + share):
-                self.parts.append(((name, *path), count * (seconds + share)))
+        for path, device_s, host_s in rows:
+            seconds = device_s + (exposed * host_s / on_host if on_host else 0.0)
+            if present(seconds):
+                self.parts.append(((name, *path), count * seconds))
         self.host_bound_s += count * exposed
         self.device_s += count * on_device
 
-    def rest(self, count: float, device: MeasuredDevice, *, layer: bool, again: bool) -> None:
+    def python(self, count: float, *, layer: bool, again: bool) -> None:
         """Add the Python around the operators of `count` layers, or of the model; `again`: recomputed too."""
         own = "layer" if layer else "model"
         rows = [("forward", own, False), ("backward", own, True)]
@@ -278,10 +310,13 @@ class StepClock:
             if not self.run.checkpointing_reentrant:  # hooks on every tensor that autograd keeps
                 rows += [("forward", "checkpoint", False), ("recompute", "checkpoint", True)]
         for stage, of, backward in rows:
-            seconds = count * device.rest_seconds(of, backward=backward)
-            if seconds:
-                self.parts.append(((stage, "other", "Python"), seconds))
-                self.host_bound_s += seconds
+            self.wait(stage, count * self.device.host_seconds(of, backward=backward))
+
+    def wait(self, stage: str, seconds: float) -> None:
+        """Add Python that the device waits for."""
+        if seconds:
+            self.parts.append(((stage, "other", "Python"), seconds))
+            self.host_bound_s += seconds
 
     def optimizer(self, share: Share) -> None:
         """Add gradient clipping and the optimizer step over the values that this rank holds."""
@@ -318,8 +353,10 @@ def step_energy_j(
         return Breakdown({})
     limit, idle = power
     other = largest(0.0, step.device_s - step.matrix_s)
-    parts = step.parts.parts.items()  # of a whole step, or of one of its stages
-    exchanging = sum(seconds for path, seconds in parts if "communication" in path[:2])
+    exchanging = 0.0
+    for path, seconds in step.parts.parts.items():  # of a whole step, or of one of its stages
+        if "communication" in path[:2]:
+            exchanging = exchanging + seconds
     return Breakdown.of(
         matrix=num_gpus * step.matrix_s * largest(idle, calibration.active_power_fraction * limit),
         memory=num_gpus * other * largest(idle, calibration.memory_power_fraction * limit),

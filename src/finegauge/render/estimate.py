@@ -188,9 +188,7 @@ def _parts(parts: Breakdown, per_unit: float, *, room: int = WIDTH - 59) -> str:
 
 def _bottleneck_lines(profile: Profile) -> list[str]:
     """Return the bottleneck in words."""
-    from finegauge.prediction.explanation import bottleneck
-
-    return wrapped(f"{paint('Bottleneck', 'bold')}  {bottleneck(profile)}", indent="  ")
+    return wrapped(f"{paint('Bottleneck', 'bold')}  {profile.bottleneck}", indent="  ")
 
 
 def _price_lines(estimates: Sequence[Estimate]) -> list[str]:
@@ -369,19 +367,17 @@ def _time_lines(profile: Profile, formulas: Mapping[Path, str]) -> list[str]:
             if path and seconds >= LEAST_SHARE_FRACTION * total:
                 formula = formulas.get((*stage, *path), "")
                 lines += _formula_lines(_time_amounts(seconds, total), f"  {' · '.join(path)}", formula)
-    from finegauge.prediction.explanation import bottleneck
-
-    return [*lines, *wrapped(f"Bottleneck: {bottleneck(profile)}", indent="  ")]
+    return [*lines, *wrapped(f"Bottleneck: {profile.bottleneck}", indent="  ")]
 
 
 def _exchange_lines(run: "Run") -> list[str]:
     """Return the messages that one rank takes part in, by kind; none on one GPU."""
-    from finegauge.prediction.collectives import volumes
+    from finegauge.prediction.collectives import exchanges
 
     rows = [
         [f"  {volume.kind.replace('_', '-')}", volume.group, f"{volume.num_per_step:,.0f}",
          fmt.size(volume.bytes_per_step)]
-        for volume in volumes(run)
+        for volume in exchanges(run)
     ]  # fmt: skip
     if not rows:
         return []

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from finegauge.planning.capacity import Capacity, MeasuredCapacity
 from finegauge.planning.estimate import Estimate
 from finegauge.planning.quote import ManagedPrice, PricedOffer, Quote
-from finegauge.prediction.collectives import volumes
+from finegauge.prediction.collectives import exchanges
 from finegauge.prediction.uncertainty import WILL_NOT_FIT
 from finegauge.profile import Path
 from finegauge.render.bars import Table
@@ -46,14 +46,12 @@ def document(
 
 def estimate_json(estimate: Estimate) -> dict[str, Any]:
     """Return the whole answer about one run on one GPU."""
-    from finegauge.prediction.explanation import bottleneck
-
     return {
         **verdict_json(estimate),
         "micro_batch_size": estimate.run.micro_batch_size,
         "max_micro_batch_size": estimate.capacity.value,
         "profile": estimate.profile.to_json(),
-        "bottleneck": bottleneck(estimate.profile),
+        "bottleneck": estimate.profile.bottleneck,
         "quote": None if estimate.verdict == WILL_NOT_FIT else quote_json(estimate.quote),
     }
 
@@ -62,7 +60,7 @@ def explain_json(estimate: Estimate, formulas: Mapping[Path, str]) -> dict[str, 
     """Return the answer about one run on one GPU, with the formula of each part."""
     whole = estimate_json(estimate)
     whole["formulas"] = {" / ".join(path): formula for path, formula in formulas.items()}
-    whole["exchanged"] = [volume._asdict() for volume in volumes(estimate.profile.run)]
+    whole["exchanged"] = [volume._asdict() for volume in exchanges(estimate.profile.run)]
     return whole
 
 

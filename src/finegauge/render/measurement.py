@@ -15,8 +15,7 @@ from finegauge.render.terminal import columns, paint, wrapped
 from finegauge.store.document import plain
 
 if TYPE_CHECKING:
-    from finegauge.prediction.collectives import Volume
-    from finegauge.prediction.predictor import Work
+    from finegauge.profile import Exchange, Work
     from finegauge.run.run import Run
 
 KINDS = ("weights", "gradients", "optimizer")
@@ -47,7 +46,7 @@ def _message_lines(measured: Profile) -> list[str]:
     """Return what the first rank sent in a step, by kind, beside what was predicted."""
     sent = {one["kind"]: one for one in measured.observations["ranks"][0]["collectives"]}
     predicted: dict[str, tuple[float, float]] = {}
-    for volume in _volumes(measured.run):
+    for volume in _exchanges(measured.run):
         times, size = predicted.get(volume.kind, (0.0, 0.0))
         predicted[volume.kind] = times + volume.num_per_step, size + volume.bytes_per_step
     rows = []
@@ -85,12 +84,12 @@ def predicted_held(run: "Run") -> tuple[float, float, float] | None:
     )
 
 
-def _volumes(run: "Run") -> "list[Volume]":
+def _exchanges(run: "Run") -> "list[Exchange]":
     """Return what is predicted to be sent; nothing where nothing is predicted."""
-    from finegauge.prediction.collectives import volumes
+    from finegauge.prediction.collectives import exchanges
 
     try:
-        return volumes(run)
+        return exchanges(run)
     except FineGaugeError:
         return []
 

@@ -174,9 +174,7 @@ def about(run: "Run") -> tuple[str, ...]:
 
 def bottleneck_text(profile: Profile) -> str:
     """Return what a step spends most of its time on."""
-    from finegauge.prediction.explanation import bottleneck
-
-    return f"Bottleneck: {bottleneck(profile)}"
+    return f"Bottleneck: {profile.bottleneck}"
 
 
 def _facts(found: Estimate) -> Iterator[Fact]:

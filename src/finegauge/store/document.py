@@ -23,6 +23,8 @@ def profile_document(profile: Profile) -> dict[str, Any]:
     """Return `profile` as JSON values that `profile_of` reads back as an equal profile."""
     written: dict[str, Any] = {}
     for item in fields(Profile):
+        if not item.compare:
+            continue  # worked out anew where it is read
         value = getattr(profile, item.name)
         if item.name == "run":
             value = run_document(value)

@@ -289,9 +289,7 @@ def explanation(one: Answer) -> str:
     parts = []
     time_error, memory_error = one.step_time_error, one.peak_memory_error
     if time_error is not None and abs(time_error) >= abs(memory_error or 0.0):
-        from finegauge.prediction.explanation import bottleneck
-
-        parts.append(f"Most of the step by our account: {bottleneck(profile)}")
+        parts.append(f"Most of the step by our account: {profile.bottleneck}")
     elif memory_error is not None:
         path, size = next(iter(profile.peak_memory_bytes))
         most = f"most of it {' '.join(path)} ({size / GIB:.1f} GiB)"

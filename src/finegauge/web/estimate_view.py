@@ -51,8 +51,6 @@ class Answer(NamedTuple):
 
 def answer_of(estimate: Estimate) -> Answer:
     """Return what is said about one run on its GPU."""
-    from finegauge.prediction.explanation import bottleneck
-
     profile, quote = estimate.profile, estimate.quote
     works = estimate.verdict != WILL_NOT_FIT
     tables = list(_offer_tables(quote.offers)) if works else []
@@ -73,7 +71,7 @@ def answer_of(estimate: Estimate) -> Answer:
         offers=tables[0] if tables else None,
         more_offers=tables[1] if len(tables) > 1 else None,
         breakdowns=tuple(breakdowns),
-        bottleneck=bottleneck(profile) if works else "",
+        bottleneck=profile.bottleneck if works else "",
         warnings=tuple(dict.fromkeys((*estimate.run.warnings, *(quote.warnings if works else ())))),
         assumptions=profile.source.assumptions,
         constants=profile.source.name,

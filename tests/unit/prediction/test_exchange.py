@@ -6,7 +6,7 @@ import pytest
 
 from finegauge.catalogue.gpus import gpu
 from finegauge.prediction.calibration import DATASHEET
-from finegauge.prediction.collectives import Collective, collectives, volumes
+from finegauge.prediction.collectives import Collective, collectives, exchanges
 from finegauge.prediction.communication import Network
 from finegauge.prediction.sharding import share_of
 from finegauge.run.run import Run
@@ -29,7 +29,7 @@ def run(**fields: Any) -> Run:
 
 def sent(kind: str, **fields: Any) -> tuple[float, float]:
     """Return (messages, bytes) of one kind in a step, all groups together."""
-    found = [volume for volume in volumes(run(**fields)) if volume.kind == kind]
+    found = [volume for volume in exchanges(run(**fields)) if volume.kind == kind]
     return sum(v.num_per_step for v in found), sum(v.bytes_per_step for v in found)
 
 

@@ -9,7 +9,7 @@ from finegauge.model.op import Cost, Extents, Op, Poly
 from finegauge.prediction.calibration import DATASHEET, FIRST_BACKWARD_FRACTION, FIRST_FORWARD_FRACTION
 from finegauge.prediction.device import Device
 from finegauge.prediction.predictor import predict
-from finegauge.prediction.time import from_empty_queue
+from finegauge.prediction.time import Beside, from_empty_queue
 from finegauge.profile import Profile
 from finegauge.run.run import Run
 
@@ -81,8 +81,9 @@ def test_flash_attention_over_padded_batches_begins_every_layer_with_nothing_que
 
 
 def test_a_layer_that_begins_with_nothing_queued_takes_less_than_host_and_device_together() -> None:
-    work = [(1.0, 0.1), (0.0, 2.0), (3.0, 0.1)]  # the second is launched late: the device waits
+    path = ("mlp", "gate")
+    work = [Beside(path, *one) for one in ((1.0, 0.1), (0.0, 2.0), (3.0, 0.1))]  # the second is launched late
     assert from_empty_queue(work) == pytest.approx(0.1 + 2.0 + 0.1 + 3.0)
-    busy = [(1.0, 0.1)] * 5
+    busy = [Beside(path, 1.0, 0.1)] * 5
     assert from_empty_queue(busy) == pytest.approx(0.1 + 5.0)  # but for the first launch the host is ahead
     assert from_empty_queue([]) == 0.0

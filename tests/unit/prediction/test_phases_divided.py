@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from finegauge.data.batch_shape import PPO_EPOCHS
-from finegauge.prediction.collectives import collectives, volumes
+from finegauge.prediction.collectives import collectives, exchanges
 from finegauge.prediction.explanation import formulas
 from finegauge.prediction.generation import cache_bytes
 from finegauge.prediction.predictor import predict
@@ -34,7 +34,7 @@ def predicted(phase: str, **fields: Any) -> Profile:
 
 def gathered_bytes(asked: Run) -> float:
     """Return what the ranks gather of weights in a step."""
-    return sum(v.bytes_per_step for v in volumes(asked) if v.kind == "all_gather")
+    return sum(v.bytes_per_step for v in exchanges(asked) if v.kind == "all_gather")
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
@@ -65,9 +65,9 @@ def test_states_of_policy_and_value_model_are_divided() -> None:
 
 
 def test_replicas_send_their_updates_alone() -> None:
-    assert {v.kind for v in volumes(run("ppo", sharding="none"))} == {"all_reduce"}
+    assert {v.kind for v in exchanges(run("ppo", sharding="none"))} == {"all_reduce"}
     for phase in ("evaluate", "decode"):
-        assert not volumes(run(phase, sharding="none"))
+        assert not exchanges(run(phase, sharding="none"))
         assert "communication" not in str(predicted(phase, sharding="none").step_time_s.parts)
 
 

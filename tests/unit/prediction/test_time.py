@@ -8,7 +8,6 @@ from finegauge.catalogue.gpus import gpu
 from finegauge.model.op import Cost, Extents, Gemm, Op, Poly
 from finegauge.prediction.calibration import DATASHEET
 from finegauge.prediction.device import Device
-from finegauge.prediction.explanation import bottleneck
 from finegauge.prediction.predictor import predict
 from finegauge.profile import Profile
 from finegauge.run.run import Run
@@ -55,8 +54,8 @@ def test_tiny_batches_wait_for_the_host() -> None:
     tiny = step(method="qlora", gpu="H100-SXM5-80GB", seq_len=32)
     large = step(method="qlora", gpu="H100-SXM5-80GB", seq_len=4096, micro_batch_size=4)
     assert tiny.host_bound_fraction > 0.5 > large.host_bound_fraction
-    assert "host" in bottleneck(tiny).lower()
-    assert "host" not in bottleneck(large).lower()
+    assert "host" in tiny.bottleneck.lower()
+    assert "host" not in large.bottleneck.lower()
 
 
 def test_a_full_update_at_batch_one_spends_much_of_its_step_in_the_optimizer() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from finegauge.prediction.predictor import Prediction, Work
-from finegauge.profile import Breakdown, Profile, Source
+from finegauge.prediction.predictor import Prediction
+from finegauge.profile import Breakdown, Profile, Source, Work
 from finegauge.render import number_format as fmt
 from finegauge.render.instruments import instrument_lines
 from finegauge.render.measurement import beside, headline, measurement_json, measurement_lines

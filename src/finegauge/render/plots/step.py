@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from finegauge.prediction.predictor import Work
+    from finegauge.profile import Work
 
 MEMORY_KEY = "memory"
 LEAST_FRACTION = 0.002  # of what has to fit: smaller parts stand together
