@@ -1,259 +1,196 @@
-"""What a training framework does unasked, for rows of measurement tables that do not say.
+"""What training frameworks do unasked: one row each of data/frameworks.toml, read by every layer above.
 
-Each default was read in the framework's own source or configuration files (date below). Only
-what changes memory or time is listed, and only where the row leaves it open.
-
-Read 2026-11-20: torchtune 0.1 to 0.4 recipes/configs, litgpt 0.5 litgpt/finetune and config_hub,
-llm-foundry scripts/train/benchmarking, InternEvo configs, Qwen finetune.py with finetune/*.sh,
-transformers 4.44 TrainingArguments. Read 2026-11-21: Megatron-LM megatron/training/arguments.py,
-torchtitan config/job_config.py, NeMo Automodel recipes, Unsloth's command line.
+A run's `framework` is free text. A row belongs to it where one of the row's words stands in that text, so
+that "fms-hf-tuning/HF Trainer" does what either does. Adding a framework is a row and, where its files are
+to be read or written, a module of `formats`.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any, NamedTuple
 
-Cells = Mapping[str, str]
+from finegauge.catalogue.tables import read_text
+
+Cells = Mapping[str, str]  # of a row of a measurement table, by column
 
 
-class FrameworkDefault(NamedTuple):
-    """One field's value, and which framework sets it where."""
+class Batching(NamedTuple):
+    """How batches are made, beyond what the fields of a run say."""
 
-    value: Any
-    framework: str
-    why: str
-
-
-def defaults_of(cells: Cells) -> dict[str, FrameworkDefault]:
-    """Return the fields that the framework of a row sets unasked; {} for a framework not known here."""
-    framework = cells["framework"].lower()
-    for key, (name, why, values) in _FRAMEWORKS.items():
-        if key in framework:
-            return {field: FrameworkDefault(v, name, why) for field, v in values(cells).items()}
-    return {}
-
-
-def _torchtune(cells: Cells) -> dict[str, Any]:
-    """Return the recipe's defaults: pure bf16 (adapters too), chunked loss since 0.3."""
-    version = _minor(cells["framework_version"])
-    single = cells["num_gpus"] in ("", "1")
-    values: dict[str, Any] = {
-        "autocast": "none",
-        "compile": False,
-        "activation_checkpointing": "full",
-        "gradient_accumulation_steps": 1,
-        "adapter_dtype": "bf16",
-        "optimizer": "paged_adamw_8bit" if cells["method"] == "full" and single else "adamw",
-        "optimizer_implementation": "fused" if version >= (0, 3) else "foreach",
-        "attention": "sdpa",
-        "checkpointing_reentrant": False,
-        "lora_rank": 8,
-        "lora_targets": ("q_proj", "v_proj"),
-    }
-    recipe_optimizer = values["optimizer"].startswith("paged") and not cells["optimizer"]
-    if recipe_optimizer or "optimizer_in_bwd" in cells["notes"]:
-        values["optimizer_implementation"] = "in_backward"
-    if version >= (0, 3) and "cumulative techniques" not in cells["notes"]:  # its ladder starts without
-        values["loss"] = "chunked"
-    if version >= (0, 3):
-        values["lora_targets"] = ("q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-        values["lora_rank"] = 64 if "3.2-3b" in cells["model"].lower() else 8
-    return values
+    packing_strategy: str = "best_fit_decreasing"  # where its configuration does not choose
+    group_size: int | None = None  # samples packed among themselves; None: all of them
+    one_pack_at_a_time: bool = False  # a pack is filled until nothing fits, before the next is opened
+    samples_per_pack: int | None = None  # at most
+    reserved_tokens: int = 0  # of a pack, always padding
+    fills_packs: bool = True  # up to seq_len, with padding
+    keeps_rest: bool = True  # of wrapped text, the last row that is not full
+    packs_after_shuffling: bool = False
+    pack_is_batch: bool = False  # one pack as long as a whole micro-batch, with flash attention
+    deals_samples: bool = False  # to the ranks one by one, instead of batch by batch
+    drops_batches: bool = False  # incomplete ones at the end of an epoch
+    drops_steps: bool = False  # likewise
+    joined_multiple: bool = False  # pad_to_multiple_of holds for joined sequences too
+    full_multiple: bool = False  # and for rows that are filled up to seq_len
 
 
-def _litgpt(cells: Cells) -> dict[str, Any]:
-    """Return the defaults of litgpt's finetune scripts: bf16-true throughout, adapters too."""
-    return {
-        "autocast": "none",
-        "adapter_dtype": "bf16",
-        "optimizer": "adamw",
-        "attention": "sdpa",
-        "compile": False,
-        "checkpointing_reentrant": False,
-        "transformers_version": "4.44",
-        "bitsandbytes_version": "0.42",  # pinned in its pyproject.toml
-        **({"lora_dropout": 0.05} if "lora" in cells["method"] else {}),
-    }
+class Signature(NamedTuple):
+    """Keys that only the files of one framework have: all of some, and any of others."""
+
+    all: tuple[str, ...]  # "section.key" in a section, "section." a section, "=key" one that is none
+    any: tuple[str, ...]
+
+    def fits(self, keys: Mapping[str, Any]) -> bool:
+        """Return whether a file of these keys is the framework's."""
+        return all(_has(keys, key) for key in self.all) and (
+            not self.any or any(_has(keys, key) for key in self.any)
+        )
 
 
-def _composer(cells: Cells) -> dict[str, Any]:
-    """Return the defaults of llm-foundry's benchmark: AdamW, packed sequences, fp32 shards under FSDP."""
-    pure = cells["autocast"] == "none"  # Composer's PURE: bf16 master weights and gradients
-    return {
-        "autocast": "none" if pure else "bf16",
-        "optimizer": "adamw",
-        "packing": True,
-        "compile": False,
-        "attention": "flash",
-        "kernels": _composer_kernels(cells),
-        "optimizer_implementation": "foreach",
-        "transformers_version": "4.44",
-    }
+class Change(NamedTuple):
+    """Defaults that hold from a version on, or for some rows of measurement tables only."""
+
+    since: tuple[int, int]
+    where: Mapping[str, str]  # column: the pattern that the whole cell has
+    defaults: Mapping[str, Any]
+
+    def holds(self, cells: Cells) -> bool:
+        """Return whether a table's row has these defaults."""
+        return minor(cells["framework_version"]) >= self.since and all(
+            re.fullmatch(pattern, cells[column], re.IGNORECASE | re.DOTALL)
+            for column, pattern in self.where.items()
+        )
 
 
-def _composer_kernels(cells: Cells) -> tuple[str, ...]:
-    """Return low-precision norms, flash-attn's fused cross-entropy, and which attention kernel.
+_PLAIN_BATCHES = Batching()
 
-    The benchmarks' model files ask for attn_impl: triton; those on 128 GPUs and more, the last to be
-    run, for flash-attn 2, but for 13B and 30B (scripts/train/benchmarking/sweep.py and sweep.sh).
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Framework:
+    """One training framework, or serving engine; without a name, what is true of any."""
+
+    name: str = ""  # as the reader of its files states it
+    words: tuple[str, ...] = ()  # any of which, in a run's `framework`, means it; lower case
+    module: str = ""  # of `formats`, which reads and writes its files; "" where nothing does
+    exports: tuple[str, ...] = ()  # what --export calls it; the first is listed
+    signatures: tuple[Signature, ...] = ()  # that tell its files
+    # Models
+    own_models: bool = False  # code of its own, which has whatever attention is asked for
+    litgpt_models: bool = False  # names and widths of litgpt's code
+    megatron_layers: bool = False
+    fuses_gptq: bool = False  # one kernel unpacks GPTQ weights, forward and again backward
+    keeps_loss_chunks: bool = False  # of the logits, until the backward pass
+    # Division among GPUs
+    transformers_plan: bool = False  # tensor parallelism and FSDP units are those of transformers and PEFT
+    divides_models: bool = False  # has tensor, pipeline or context parallelism that a planner may choose
+    replicates_whole_models: bool = False  # its DDP goes with no other division of a model
+    fully_shard: bool = False  # FSDP2: tensor by tensor, freed in the order of streams without the host
+    outer_units_apart: bool = False  # embedding and head are FSDP units of their own
+    reduces_every_micro_batch: bool = False  # no `no_sync`: FSDP's gradients never stay whole
+    reduces_beside_backward: bool = False  # Megatron's gradients, while the backward pass runs
+    # Generation
+    gathers_to_write: bool = False  # ZeRO-3's weights once for all answers, not for every token
+    serving_engine: bool = False
+    # What nobody states
+    batching: Batching = _PLAIN_BATCHES
+    source: str = ""  # where its defaults stand; "" where they are not known
+    defaults: tuple[Change, ...] = ()  # each over those before it
+    prints_allocated_since: tuple[int, int] | None = (
+        None  # version from which it logs torch's own peak memory
+    )
+
+    def unasked(self, cells: Cells) -> dict[str, Any]:
+        """Return the fields that it sets where the row of a measurement table leaves them open."""
+        found: dict[str, Any] = {}
+        for change in self.defaults:
+            found |= change.defaults if change.holds(cells) else {}
+        return found
+
+
+_ANY = Framework()
+_FLAGS = tuple(one.name for one in fields(Framework) if one.type is bool)
+
+
+def framework_of(name: str) -> Framework:
+    """Return what the framework of that name does: all rows whose words stand in it, taken together.
+
+    Batches, which depend on details, are those of a row of exactly that name.
     """
-    many = cells["num_gpus"].isdigit() and int(cells["num_gpus"]) >= 128
-    second = many and not re.search(r"mpt-?(13|30)b", cells["model"], re.IGNORECASE)
-    return ("foak",) if second else ("foak", "triton")
+    return _together(name.casefold()) if name else _ANY
 
 
-def _internevo(cells: Cells) -> dict[str, Any]:
-    """Return InternEvo's defaults: fused kernels, bf16 with fp32 master weights."""
-    del cells
-    return {
-        "autocast": "none",
-        "optimizer": "adamw",
-        "attention": "flash",
-        "compile": False,
-        "kernels": ("liger",),  # its own, which fuse as much
-        "loss": "full_logits",
-        "optimizer_implementation": "fused",
-        "transformers_version": "4.44",
-    }
+@cache
+def frameworks() -> tuple[Framework, ...]:
+    """Return every framework of the catalogue; of two that a text names, the first gives the defaults."""
+    import tomllib
+
+    rows = tomllib.loads(read_text("frameworks.toml"))
+    return tuple(_framework(name, row, rows) for name, row in rows.items())
 
 
-def _megatron(cells: Cells) -> dict[str, Any]:
-    """Return Megatron-LM's: bf16 with fp32 master weights and gradients, fused Adam, its own kernels."""
-    del cells
-    return {
-        "experts_implementation": "grouped_mm",
-        "weights_dtype": "bf16",
-        "autocast": "none",
-        "optimizer": "adamw",
-        "attention": "flash",
-        "compile": False,
-        "kernels": ("megatron",),
-        "optimizer_implementation": "fused",
-        "transformers_version": "4.44",
-    }
-
-
-def _nemo(cells: Cells) -> dict[str, Any]:
-    """Return NeMo's: Megatron-LM's with its distributed optimizer, which its recipes ask for."""
-    several = cells["num_gpus"] not in ("", "1")
-    return _megatron(cells) | ({"sharding": "zero1"} if several else {})
-
-
-def _torchtitan(cells: Cells) -> dict[str, Any]:
-    """Return torchtitan's: fp32 shards computed in bf16, selective checkpointing, fused AdamW.
-
-    Its tensor parallelism divides norms and streams by tokens too (parallelize_llama).
-    """
-    return {
-        **({"sequence_parallel": True} if re.search(r"tp-?=?([2-9]|1\d)", cells["parallelism"]) else {}),
-        "weights_dtype": "fp32",
-        "autocast": "bf16",
-        "optimizer": "adamw",
-        "optimizer_implementation": "fused",
-        "attention": "sdpa",
-        "compile": False,
-        "activation_checkpointing": "selective",
-        "checkpointing_reentrant": False,
-        "packing": True,
-        "gradient_accumulation_steps": 1,
-    }
-
-
-def _automodel(cells: Cells) -> dict[str, Any]:
-    """Return NeMo Automodel's: bf16 throughout, adapters too."""
-    del cells
-    return {
-        "autocast": "none",
-        "adapter_dtype": "bf16",
-        "optimizer": "adamw",
-        "attention": "flash",
-        "compile": False,
-        "activation_checkpointing": "none",
-        "checkpointing_reentrant": False,
-    }
-
-
-def _unsloth(cells: Cells) -> dict[str, Any]:
-    """Return Unsloth's: its kernels and loss, checkpoints on the host, fp32 adapters under autocast."""
-    return _hf_trainer(cells) | {
-        "kernels": ("unsloth",),
-        "loss": "fused",
-        "activation_checkpointing": "offload",
-        "autocast": "bf16",
-        "attention": "flash",
-    }
+def named_in(text: str) -> Iterator[Framework]:
+    """Yield the frameworks whose words stand in `text`."""
+    folded = text.casefold()
+    return (row for row in frameworks() if any(word in folded for word in row.words))
 
 
 def counts_memory_as(cells: Cells) -> str:
-    """Return how the framework of a row counts the peak memory that it prints; "" where that is not known.
-
-    torchtune's log_peak_memory_stats prints torch's (training/memory.py from 0.3 on).
-    """
-    torchtune = "torchtune" in cells["framework"].lower() and _minor(cells["framework_version"]) >= (0, 3)
-    return "torch_allocated" if torchtune else ""
+    """Return how the framework of a row counts the peak memory that it prints; "" where that is not known."""
+    version = minor(cells["framework_version"])
+    since = [row.prints_allocated_since for row in named_in(cells["framework"])]
+    return "torch_allocated" if any(first and version >= first for first in since) else ""
 
 
-def _qwen(cells: Cells) -> dict[str, Any]:
-    """Return the defaults of Qwen's finetune.py: HF Trainer with --bf16, or --fp16 over GPTQ weights.
-
-    Full fine-tuning runs under DeepSpeed ZeRO-3 on any number of GPUs (finetune_ds.sh).
-    """
-    values: dict[str, Any] = {"sharding": "zero3"} if cells["method"] == "full" else {"lora_dropout": 0.05}
-    return values | {
-        "autocast": "fp16" if cells["method"] == "gptq_lora" else "bf16",
-        "adapter_dtype": "fp32",
-        "optimizer": "adamw",
-        "compile": False,
-        "packing": True,  # the README's inputs are filled to seq_len
-        "attention": "flash",
-        "transformers_version": "4.32",
-        "optimizer_implementation": "foreach",
-    }
-
-
-def _fms(cells: Cells) -> dict[str, Any]:
-    """Return what fms-hf-tuning adds to the HF Trainer: its liger option leaves the logits whole.
-
-    Its published memory is that of whole logits with an in-place loss, to 0.3 % over 13 pairs of rows.
-    """
-    return _hf_trainer(cells) | ({"loss": "full_logits"} if "liger" in cells["kernels"].lower() else {})
-
-
-def _hf_trainer(cells: Cells) -> dict[str, Any]:
-    """Return what the HF Trainer and PEFT do: adapters in fp32, AdamW."""
-    del cells
-    return {
-        "adapter_dtype": "fp32",
-        "optimizer": "adamw",
-        "compile": False,
-        "gradient_accumulation_steps": 1,
-    }
-
-
-_FRAMEWORKS: dict[str, tuple[str, str, Callable[[Cells], dict[str, Any]]]] = {
-    "torchtune": ("torchtune", "recipe defaults", _torchtune),
-    "litgpt": ("litgpt", "finetune scripts", _litgpt),
-    "foundry": ("llm-foundry", "benchmark scripts", _composer),
-    "internevo": ("InternEvo", "benchmark configs", _internevo),
-    "automodel": ("NeMo Automodel", "recipes", _automodel),
-    "megatron": ("Megatron-LM", "training arguments", _megatron),
-    "nemo": ("NeMo", "Megatron-LM's training arguments, distributed optimizer", _nemo),
-    "primus": ("Primus", "Megatron-LM's training arguments", _megatron),
-    "torchtitan": ("torchtitan", "job configuration", _torchtitan),
-    "unsloth": ("Unsloth", "command line", _unsloth),
-    "qwen": ("Qwen finetune.py", "finetune/*.sh", _qwen),
-    "fms": ("fms-hf-tuning", "HF Trainer with PEFT", _fms),
-    "llama-factory": ("LLaMA-Factory", "HF Trainer with PEFT", _hf_trainer),
-    "llamafactory": ("LLaMA-Factory", "HF Trainer with PEFT", _hf_trainer),
-    "axolotl": ("Axolotl", "HF Trainer with PEFT", _hf_trainer),
-    "trl": ("TRL", "HF Trainer with PEFT", _hf_trainer),
-    "swift": ("ms-swift", "HF Trainer with PEFT", _hf_trainer),
-    "trainer": ("HF Trainer", "HF Trainer with PEFT", _hf_trainer),
-    "transformers": ("HF Trainer", "HF Trainer with PEFT", _hf_trainer),
-}
-
-
-def _minor(version: str) -> tuple[int, int]:
+def minor(version: str) -> tuple[int, int]:
     """Return (major, minor) of the first version in a text; (0, 0) without one."""
     found = re.search(r"(\d+)\.(\d+)", version)
     return (int(found.group(1)), int(found.group(2))) if found else (0, 0)
+
+
+@cache
+def _together(name: str) -> Framework:
+    rows = tuple(named_in(name))
+    exact = next((row for row in frameworks() if row.name.casefold() == name), Framework(name=name))
+    does: dict[str, Any] = {flag: any(getattr(row, flag) for row in rows) for flag in _FLAGS}
+    return replace(exact, **does)
+
+
+def _framework(name: str, row: Mapping[str, Any], rows: Mapping[str, Any]) -> Framework:
+    stated = row.get("defaults", {})
+    base = rows[stated]["defaults"] if isinstance(stated, str) else stated
+    since = row.get("prints_allocated_since")
+    return Framework(
+        name=name,
+        words=tuple(row.get("words", (name.casefold(),))),
+        module=row.get("module", ""),
+        exports=tuple(row.get("exports", ())),
+        signatures=tuple(
+            Signature(tuple(one["all"].split()), tuple(one.get("any", "").split()))
+            for one in row.get("signatures", ())
+        ),
+        batching=Batching(**row.get("batching", {})),
+        source=row.get("source", base.get("source", "")),
+        defaults=tuple(_change(one) for one in (base, *row.get("changes", ()))),
+        prints_allocated_since=minor(since) if since else None,
+        **dict.fromkeys(row.get("does", ()), True),
+    )
+
+
+def _change(row: Mapping[str, Any]) -> Change:
+    defaults = {
+        field: tuple(value) if isinstance(value, list) else value
+        for field, value in row.items()
+        if field not in ("since", "if", "source")
+    }
+    return Change(minor(row.get("since", "")), row.get("if", {}), defaults)
+
+
+def _has(keys: Mapping[str, Any], key: str) -> bool:
+    """Return whether `keys` hold a key of a signature."""
+    plain = key.removeprefix("=")
+    section, dot, inside = plain.partition(".")
+    if dot:
+        held = keys.get(section)
+        return isinstance(held, Mapping) and (not inside or inside in held)
+    return plain in keys and not (plain != key and isinstance(keys[plain], Mapping))

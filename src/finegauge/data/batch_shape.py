@@ -8,10 +8,12 @@ from collections.abc import Collection
 from math import ceil, gcd, log, sqrt
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from finegauge.catalogue.frameworks import framework_of
 from finegauge.data.length_histogram import LengthHistogram
-from finegauge.data.recipe import NO_LIMIT, custom_of, num_held_out
+from finegauge.data.recipe import NO_LIMIT
 from finegauge.errors import FieldError
 from finegauge.run.field import Check, choice, flag, number, text, whole
+from finegauge.run.rules import num_held_out
 
 if TYPE_CHECKING:
     from finegauge.catalogue.datasets import Dataset
@@ -51,7 +53,7 @@ def settle_data(values: dict[str, Any], stated: Collection[str]) -> None:
     if values["packing"] and values["group_by_length"]:
         raise FieldError("packing=true fills every sequence, so group_by_length cannot hold; remove one.")
     if values["packing_strategy"] is None:
-        values["packing_strategy"] = custom_of(values["framework"]).packing_strategy
+        values["packing_strategy"] = framework_of(values["framework"]).batching.packing_strategy
     if values["packing"] and values["padding"] == "longest" and "padding" in stated:
         raise FieldError(
             "packing=true fills every sequence to seq_len, so padding=longest cannot hold; remove one."
@@ -212,7 +214,7 @@ def _constant(run: "Run", known: LengthHistogram | None) -> BatchShape:
         how = f"{run.dataset}: {per_row:.2f} samples packed into each sequence of {row:,}"
         if run.padding == "free":  # isolated: a sample attends to itself alone
             square = min(square, per_row * known.mean(power=2))
-            computed = row if custom_of(run.framework).fills_packs else per_row * mean_len
+            computed = row if framework_of(run.framework).batching.fills_packs else per_row * mean_len
     return BatchShape(
         sequences=batch,
         tokens=float(batch * computed),

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from finegauge.data.recipe import TRAINER_SEED, Recipe, num_held_out
+from finegauge.data.recipe import TRAINER_SEED, Recipe
+from finegauge.run.rules import num_held_out
 
 Ints = NDArray[np.int64]
 

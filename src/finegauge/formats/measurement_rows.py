@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from finegauge.catalogue.frameworks import FrameworkDefault, defaults_of
+from finegauge.catalogue.frameworks import Framework, named_in
 from finegauge.errors import FieldError, UnknownNameError, did_you_mean, shown
 from finegauge.run.run import CHECKS
 
@@ -216,10 +216,10 @@ class _Draft:
         self.fields[field], self.origins[field] = value, "assumed"
         self.assumptions.append(f"{field}={value}{f' ({why})' if why else ' (not stated)'}")
 
-    def default(self, field: str, default: FrameworkDefault) -> None:
+    def default(self, field: str, value: Any, framework: Framework) -> None:
         """Set a field that the framework decides unasked."""
-        self.fields[field], self.origins[field] = default.value, f"{default.framework} default"
-        self.defaults.append(f"{field}={default.value} ({default.framework}: {default.why})")
+        self.fields[field], self.origins[field] = value, f"{framework.name} default"
+        self.defaults.append(f"{field}={value} ({framework.name}: {framework.source})")
 
 
 def settings_of(cells: Mapping[str, str], folder: str, known_models: dict[str, str]) -> Settings:
@@ -244,9 +244,10 @@ def settings_of(cells: Mapping[str, str], folder: str, known_models: dict[str, s
     _software(cells, draft)
     _batch(cells, draft)
     _gpus(cells, draft)
-    for name, default in defaults_of(cells).items():
+    framework = next((one for one in named_in(cells["framework"]) if one.source), Framework())
+    for name, value in framework.unasked(cells).items():
         if name not in draft.fields:
-            draft.default(name, default)
+            draft.default(name, value, framework)
     if not cells["packing"] and not {"packing", "dataset"} & set(draft.fields):
         draft.assumptions.append("every sequence is seq_len long (not stated)")
     if "lora" in cells["method"]:

@@ -2,17 +2,17 @@
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from finegauge import documents
 from finegauge.documents import read_text
-from finegauge.errors import FileFormatError, UnknownKeyError, shown
+from finegauge.errors import FileFormatError, shown
 from finegauge.formats import framework as command_line
 from finegauge.formats.launcher_files import ALONE, Alongside
 from finegauge.formats.loaded import Loaded
-from finegauge.formats.sheet import Sheet
+from finegauge.formats.run_file import is_model_config, is_run_file, run_file_fields
 from finegauge.run.run import CHECKS, FROM_FILE, Run
 
 if TYPE_CHECKING:
@@ -41,31 +41,6 @@ def inline_fields(text: str, name: str) -> Mapping[str, Any]:
                 )
             return fields
     return {}
-
-
-CONFIG_KEYS = ("architectures", "model_type", "mamba_moe_layers")
-
-
-def is_run_file(keys: Mapping[str, Any]) -> bool:
-    """Return whether `keys` are those of a run file: at least one is a field's name and `model` is there."""
-    return "model" in keys and not isinstance(keys["model"], Mapping)
-
-
-def run_file_fields(keys: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the fields that a run file states.
-
-    Raises: UnknownKeyError for a key that is no field.
-    """
-    for key in keys:
-        if key not in CHECKS:
-            raise UnknownKeyError(name, key, known=CHECKS)
-    return dict(keys)
-
-
-def is_model_config(keys: Mapping[str, Any]) -> bool:
-    """Return whether `keys` are those of a Hugging Face config.json."""
-    shaped = "hidden_size" in keys and "vocab_size" in keys
-    return shaped or any(key in keys for key in CONFIG_KEYS)
 
 
 _RUN_FILE = "run_file"
@@ -146,8 +121,10 @@ def recognise(keys: Mapping[str, Any]) -> str:
     """Return which module reads a file of these keys ("" for none): by what only that format has."""
     if is_run_file(keys) and set(keys) <= set(CHECKS):
         return _RUN_FILE
+    from finegauge.catalogue.frameworks import frameworks
 
-    return format_of(keys) or (_RUN_FILE if is_run_file(keys) else "")
+    found = (row.module for row in frameworks() for signature in row.signatures if signature.fits(keys))
+    return next(found, _RUN_FILE if is_run_file(keys) else "")
 
 
 def no_training(path: str) -> str:
@@ -257,117 +234,3 @@ def _refuse_others(keys: Mapping[str, Any], name: str) -> None:
                 f"{name} looks like a file of {framework}, which states no model; name the training file "
                 f"and add --{framework.lower()} {shown(name)}."
             )
-
-
-Keys = Mapping[str, Any]
-
-_LLAMAFACTORY = """
-stage finetuning_type template cutoff_len dataset dataset_dir lora_target quantization_bit
-"""
-_TRL = """
-dataset_name use_peft lora_r load_in_4bit load_in_8bit loss_type max_length max_seq_length packing
-dtype attn_implementation lora_target_modules padding_free torch_dtype
-"""
-_TRAINER = """
-output_dir per_device_train_batch_size gradient_accumulation_steps num_train_epochs learning_rate
-bf16 gradient_checkpointing optim max_steps
-"""
-_LLAMAFACTORY_V1 = """
-train_dataset peft_config quant_config kernel_config dist_config batching_strategy sample_backend
-init_config enable_activation_checkpointing
-"""
-_MS_SWIFT = """
-tuner_type train_type sft_type swift_version per_device_train_batch_size freeze_vit attn_impl
-"""
-
-
-def format_of(keys: Keys) -> str:
-    """Return "module" or "module:CONSTANT" of the reader; "" where no format is recognised."""
-    return next((reader for reader, recognises in _FORMATS if recognises(keys)), "")
-
-
-def _any_of(words: str, keys: Keys) -> bool:
-    return not set(words.split()).isdisjoint(keys)
-
-
-def _llamafactory(keys: Keys) -> bool:
-    return "model_name_or_path" in keys and _any_of(_LLAMAFACTORY, keys)
-
-
-def _axolotl(keys: Keys) -> bool:
-    return "base_model" in keys
-
-
-def _adapter(keys: Keys) -> bool:
-    return "peft_type" in keys and "r" in keys
-
-
-def _trl(keys: Keys) -> bool:
-    return "model_name_or_path" in keys and _any_of(_TRL, keys)
-
-
-def _trainer(keys: Keys) -> bool:
-    return "model_name_or_path" in keys and _any_of(_TRAINER, keys)
-
-
-def _torchtune(keys: Keys) -> bool:
-    model = keys.get("model")
-    return isinstance(model, Mapping) and "_component_" in model
-
-
-def _nemo_automodel(keys: Keys) -> bool:
-    model = keys.get("model")
-    if not isinstance(model, Mapping):
-        return False
-    return "step_scheduler" in keys or "pretrained_model_name_or_path" in model
-
-
-def _nemo_legacy(keys: Keys) -> bool:
-    model, trainer = keys.get("model"), keys.get("trainer")
-    return isinstance(model, Mapping) and isinstance(trainer, Mapping) and "devices" in trainer
-
-
-def _llamafactory_v1(keys: Keys) -> bool:
-    named = isinstance(keys.get("model"), str)
-    return named and _any_of(_LLAMAFACTORY_V1, keys) and not _any_of(_MS_SWIFT, keys)
-
-
-def _ms_swift(keys: Keys) -> bool:
-    return "model" in keys and not isinstance(keys["model"], Mapping) and _any_of(_MS_SWIFT, keys)
-
-
-def _unsloth(keys: Keys) -> bool:
-    training = keys.get("training")
-    return (
-        isinstance(keys.get("model"), str) and isinstance(training, Mapping) and "max_seq_length" in training
-    )
-
-
-def _torchtitan(keys: Keys) -> bool:
-    model = keys.get("model")
-    return isinstance(model, Mapping) and "flavor" in model and "training" in keys
-
-
-_FORMATS: tuple[tuple[str, Callable[[Keys], bool]], ...] = (
-    ("llamafactory", _llamafactory),
-    ("axolotl", _axolotl),
-    ("trl", _adapter),
-    ("trl", _trl),
-    ("trl:TRAINER", _trainer),
-    ("torchtune", _torchtune),
-    ("nemo_automodel", _nemo_automodel),
-    ("nemo_1", _nemo_legacy),
-    ("unsloth", _unsloth),
-    ("llamafactory_v1", _llamafactory_v1),
-    ("ms_swift", _ms_swift),
-    ("torchtitan", _torchtitan),
-)
-
-RUN_FILE_NAME = "FineGauge"
-RUN_FILE = "run.yaml"
-
-
-def run_file_sheet(run: "Run") -> Sheet:
-    """Return the run file."""
-    stated = {name: list(v) if isinstance(v, tuple) else v for name, v in run.stated_fields().items()}
-    return Sheet(RUN_FILE, stated, f"finegauge estimate {RUN_FILE}", "finegauge")

@@ -6,12 +6,11 @@ The keys are those of TrainingArguments (transformers 4.40 to 5.23).
 from collections.abc import Mapping
 from typing import Any
 
-from finegauge.data.recipe import num_held_out
 from finegauge.errors import FieldError, FineGaugeError, shown
 from finegauge.formats.framework import Reading
 from finegauge.formats.sheet import without
 from finegauge.run.field import flag, names, number
-from finegauge.run.rules import TRAINABLE_EXTRAS, version_numbers
+from finegauge.run.rules import TRAINABLE_EXTRAS, num_held_out, version_numbers
 from finegauge.run.run import FROM_DEFAULT, Run
 
 _KEYS = """

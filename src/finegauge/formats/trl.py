@@ -20,7 +20,6 @@ from finegauge.formats import launcher_files, trainer_keys
 from finegauge.formats.framework import Framework, Reading
 from finegauge.formats.sheet import (
     ACCELERATE,
-    DEEPSPEED,
     Sheet,
     dataset_name,
     file_kind,
@@ -413,18 +412,3 @@ def _strategy(run: "Run") -> str:
 def _is_old(run: "Run") -> bool:
     """Return whether the run is TRL's of a stated version: before 1.8, whole logits are the default."""
     return run.framework == NAME and bool(run.framework_version)
-
-
-DEEPSPEED_NAME = "DeepSpeed"
-DEEPSPEED_FILE = "train.yaml"
-_AS_ZERO = {"fsdp": "zero3", "fsdp_shard_grad_op": "zero2", "hybrid": "zero3"}
-
-
-def deepspeed_sheet(run: "Run") -> Sheet:
-    """Return the files for `run` under DeepSpeed; FSDP becomes the ZeRO stage that shards the same."""
-    sharded = run.replace(sharding=_AS_ZERO[run.sharding]) if run.sharding in _AS_ZERO else run
-    keys = {**training_keys(sharded), "deepspeed": DEEPSPEED}
-    program = f"-m trl.scripts.{COMMANDS[run.phase]} --config {DEEPSPEED_FILE}"
-    json = launcher_files.deepspeed(sharded, explicit=True)
-    packages = " ".join(dict.fromkeys([*packages_of(sharded).split(), "deepspeed"]))
-    return Sheet(DEEPSPEED_FILE, keys, launcher_files.torchrun(run, program), packages, {DEEPSPEED: json})

@@ -6,6 +6,7 @@ from importlib import import_module
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from finegauge.catalogue.frameworks import frameworks
 from finegauge.errors import FieldError, FineGaugeError, InputError, UnknownNameError, shown
 from finegauge.formats import sheet as text
 from finegauge.formats import skypilot
@@ -157,31 +158,10 @@ def warnings(framework: str, found: list[Difference]) -> tuple[str, ...]:
 
 __all__ = ["FRAMEWORKS", "Written", "as_written", "known_name", "write"]
 
-# Name: the module that writes it. SkyPilot's task starts whatever framework the run has.
-FRAMEWORKS: Mapping[str, str] = {
-    "llamafactory": "llamafactory",
-    "llamafactory-v1": "llamafactory_v1",
-    "axolotl": "axolotl",
-    "trl": "trl",
-    "torchtune": "torchtune",
-    "nemo": "nemo_automodel",
-    "ms-swift": "ms_swift",
-    "unsloth": "unsloth",
-    "torchtitan": "torchtitan",
-    "deepspeed": "deepspeed",
-    "skypilot": "",
-    "finegauge": "run_file",
-}
-_ALIASES = {
-    "llama-factory": "llamafactory",
-    "llama-factory-v1": "llamafactory-v1",
-    "nemo-1": "nemo",
-    "transformers": "trl",
-    "nemo-automodel": "nemo",
-    "swift": "ms-swift",
-    "run": "finegauge",
-}
-_HOUSE = "finegauge.formats"
+SKYPILOT = "skypilot"  # whose task starts whatever framework the run has
+_WRITERS = {row.exports[0]: row for row in frameworks() if row.exports}
+_ALIASES = {alias: row.exports[0] for row in frameworks() for alias in row.exports[1:]}
+FRAMEWORKS = (*_WRITERS, SKYPILOT)  # to export to, FineGauge's own run file among them
 
 
 class Written(NamedTuple):
@@ -219,21 +199,21 @@ def write(
     Raises: InputError where the framework is not known, cannot say the plan, or files are there already.
     """
     name = known_name(framework)
-    module = _framework_of(run) if name == "skypilot" else name
+    module = _framework_of(run) if name == SKYPILOT else name
     title, sheet = _sheet(module, run)
     source = _recipe(recipe) if recipe is not None and module != "finegauge" else None
     sheet = taken_from(source, sheet, title) if source else sheet
     facts, written, found = _checked(title, sheet, run)
     files = _texts(sheet, run, facts)
     notes = sheet.notes + _to_do(run, facts) + _names_no_data(title, sheet, None if source else run.dataset)
-    if offer is not None or name == "skypilot":
+    if offer is not None or name == SKYPILOT:
         task = skypilot.task(run, sheet, offer, spot=spot)
         head = text.head(run, sheet, {}, main=False)
         files[skypilot.FILE] = text.rendered(skypilot.FILE, task, head)
         notes += skypilot.notes(run, offer)
     paths = _move(files, os.fspath(folder), overwrite=overwrite)
     beside = Alongside(accelerate=_named(paths, ACCELERATE))
-    command = f"sky launch {skypilot.FILE}" if name == "skypilot" else sheet.command
+    command = f"sky launch {skypilot.FILE}" if name == SKYPILOT else sheet.command
     return Written(paths, warnings(title, found) + notes, command, written, beside)
 
 
@@ -243,7 +223,7 @@ def as_written(run: "Run", framework: str) -> tuple["Run", tuple[Difference, ...
     Raises: InputError where the framework is not known, or cannot say the plan.
     """
     name = known_name(framework)
-    title, sheet = _sheet(_framework_of(run) if name == "skypilot" else name, run)
+    title, sheet = _sheet(_framework_of(run) if name == SKYPILOT else name, run)
     _, written, found = _checked(title, sheet, run)
     return written, tuple(found)
 
@@ -264,22 +244,14 @@ def _framework_of(run: "Run") -> str:
     """Return the framework whose file the run was read from, TRL where it was none of them."""
     word = run.framework.casefold().replace(" ", "-")
     word = _ALIASES.get(word, word)
-    return word if word in FRAMEWORKS and word not in ("skypilot", "finegauge") else "trl"
+    return word if word in _WRITERS and word != "finegauge" else "trl"
 
 
 def _sheet(name: str, run: "Run") -> tuple[str, Sheet]:
     """Return what messages call the framework, and what its module makes of the run."""
-    if name == "deepspeed":
-        from finegauge.formats.trl import DEEPSPEED_NAME, deepspeed_sheet
-
-        return DEEPSPEED_NAME, deepspeed_sheet(run)
-    if name == "finegauge":
-        from finegauge.formats.reading import RUN_FILE_NAME, run_file_sheet
-
-        return RUN_FILE_NAME, run_file_sheet(run)
-    module = import_module(f"{_HOUSE}.{FRAMEWORKS[name]}")
-    make: Callable[[Run], Sheet] = module.sheet
-    return str(module.NAME), make(run)
+    row = _WRITERS[name]
+    make: Callable[[Run], Sheet] = import_module(f"finegauge.formats.{row.module}").sheet
+    return row.name, make(run)
 
 
 def _recipe(file: str | os.PathLike[str]) -> Recipe | None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+from finegauge.catalogue.frameworks import framework_of
 from finegauge.catalogue.gpus import is_cpu
 from finegauge.data.batch_shape import PPO_EPOCHS, SERVING, micro_steps
 from finegauge.errors import FieldError
@@ -40,17 +41,6 @@ from finegauge.model.traced import Traced, traced
 from finegauge.model.weights import Weights, weights_of
 from finegauge.run.rules import ATTENTION_KERNELS, version_numbers
 from finegauge.run.run import Run
-
-FRAMEWORKS_WITH_OWN_MODELS = (
-    "foundry",
-    "composer",
-    "litgpt",
-    "torchtune",
-    "internevo",
-    "qwen",
-    "megatron",
-    "torchtitan",
-)
 
 
 def implemented_attention(run: Run, model: Architecture, *, litgpt: bool) -> str:
@@ -84,7 +74,7 @@ def unpads(run: Run) -> bool:
 
 def has_own_models(run: Run) -> bool:
     """Return whether the framework brings its own code of the model, which has the attention it asks for."""
-    return any(name in run.framework.lower() for name in FRAMEWORKS_WITH_OWN_MODELS)
+    return framework_of(run.framework).own_models
 
 
 CHECKPOINTING_LAYERS_SINCE = (4, 53)  # a checkpointed layer is told not to use a cache
@@ -217,7 +207,8 @@ def lowering_of(run: Run) -> Lowering:
     compute = run.autocast if run.autocast != "none" else plain
     compute_bytes = 4 if compute == "fp32" else 2
     version = version_numbers(run.transformers_version)[:2]
-    litgpt = "litgpt" in run.framework.lower()
+    framework = framework_of(run.framework)
+    litgpt = framework.litgpt_models
     model = _written(architecture_of(run.model, run.num_experts_per_tok), litgpt=litgpt)
     numerics = model.numerics
     wide = run.weights_dtype == "fp32" or _widened(run, quantized, model)
@@ -261,9 +252,9 @@ def lowering_of(run: Run) -> Lowering:
         masked_windows=_masked_windows(model, run.seq_len) if implemented == "sdpa" else (),
         repeats_keys=implemented == "eager" or (implemented == "sdpa" and version < GROUPED_SDPA_SINCE),
         on_cpu=is_cpu(run.gpu),
-        chunks_kept=run.loss == "chunked" and "torchtune" in run.framework.lower(),
+        chunks_kept=run.loss == "chunked" and framework.keeps_loss_chunks,
         litgpt=litgpt,
-        unpacks_in_torch=quantized.startswith("gptq") and not _fuses_unpacking(run),
+        unpacks_in_torch=quantized.startswith("gptq") and not framework.fuses_gptq,
         padded_adapters=padded_adapters(run.lora_targets) if litgpt and adapters else (),
         last_layers=run.freeze_trainable_layers or 0,
         fp8=run.fp8,
@@ -280,11 +271,6 @@ def _widened(run: Run, quantized: str, model: Architecture) -> bool:
     if run.upcast_unquantized and quantized:
         return True
     return quantized.startswith("nf4") and run.autocast != "none" and _layer_normed(model)
-
-
-def _fuses_unpacking(run: Run) -> bool:
-    """Return whether one kernel of the framework unpacks GPTQ weights, forward and again backward."""
-    return "fms" in run.framework.lower()
 
 
 def _reaches_embeddings(run: Run) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from finegauge.catalogue.frameworks import framework_of
 from finegauge.catalogue.gpus import gpu as find_gpu
 from finegauge.catalogue.offers import Offer, offers
 from finegauge.data.batch_shape import BatchShape, sample_lengths, shape
@@ -24,9 +25,6 @@ from finegauge.prediction.phases import check_supported
 from finegauge.prediction.sharding import longest_extents, mean_extents
 from finegauge.run.run import FROM_CALLER, Run
 
-MODEL_PARALLEL_FRAMEWORKS = ("nemo", "torchtitan", "megatron")
-# Whose replicas without sharding are whole models: their DDP goes with no other division.
-REPLICATES_WHOLE_MODELS = ("NeMo Automodel", "torchtitan")
 OTHER_VENDORS = ("tpu", "trainium", "inferentia", "gaudi")
 MAX_GPUS = 64
 LARGE_BYTES = 30e9  # 16-bit weights from which layers are worth dividing
@@ -130,7 +128,7 @@ def _divisions(run: "Run") -> list[Fields]:
     from finegauge.model.graph import architecture_of
 
     model = architecture_of(run.model, run.num_experts_per_tok)
-    said = not run.framework or any(name in run.framework.lower() for name in MODEL_PARALLEL_FRAMEWORKS)
+    said = not run.framework or framework_of(run.framework).divides_models
     if not said or run.phase not in ("sft", "pretrain", "reward"):
         return []
     found: list[Fields] = []
@@ -381,7 +379,7 @@ def _degrees(run: "Run", kind: Fields, degree: int) -> Fields | None:
     if run.expert_parallel > 1 and degree % run.expert_parallel:
         return None
     if sharding == "none":
-        refused = divided and degree > 1 and run.framework in REPLICATES_WHOLE_MODELS
+        refused = divided and degree > 1 and framework_of(run.framework).replicates_whole_models
         return None if refused else {"data_parallel_replicate": degree, "data_parallel_shard": 1}
     if ranks == 1 and kind["cpu_offload"] == "none":
         return None

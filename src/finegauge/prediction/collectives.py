@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from finegauge.arithmetic import ceil, every, largest, smallest
+from finegauge.catalogue.frameworks import framework_of
 from finegauge.data.batch_shape import PPO_EPOCHS, SERVING, WRITING, micro_steps, shape
 from finegauge.model.blocks import Attention, FeedForward, LatentAttention, Mixer, MixtureOfExperts
 from finegauge.model.graph import Graph, value_run
@@ -188,7 +189,7 @@ def _megatron_data(run: Run, gradients: float, weights: float, ranks: int) -> It
 
     Nothing runs beside it unless overlap_grad_reduce is asked for, as NeMo does.
     """
-    beside = "backward" if "nemo" in run.framework.lower() else ""
+    beside = "backward" if framework_of(run.framework).reduces_beside_backward else ""
     size, span = gradients * gradient_width(run), ranks * run.tensor_parallel
     kind = "all_reduce" if run.sharding == "none" else "reduce_scatter"
     yield Collective(kind, "data", "gradients", size, ranks, span, 1, once=True, beside=beside)

@@ -10,13 +10,14 @@ Trained and frozen models are divided alike: whole on every rank under DDP, ZeRO
 FSDP and ZeRO-3, as DeepSpeed-Chat divides its reference and reward models. No pass leaves anything
 gathered to the next. FSDP gathers a model's outermost unit (embedding, norm, head; under
 fsdp_shard_grad_op all of it) once for a batch of answers, and its layers for every token; ZeRO-3
-everything for every token, unless the framework gathers all once to write (`GATHERS_TO_WRITE`).
+everything for every token, unless the framework gathers all once to write (`gathers_to_write`).
 
 Neglected: DeepSpeed's trace of modules, by which a small model's weights may stay from one pass to the next.
 """
 
 from typing import NamedTuple
 
+from finegauge.catalogue.frameworks import framework_of
 from finegauge.data.batch_shape import SERVING, answer_tokens, micro_steps
 from finegauge.model.graph import value_run
 from finegauge.model.op import Extents
@@ -24,10 +25,6 @@ from finegauge.prediction.model_parallel import outer_params
 from finegauge.prediction.sharding import GATHERED_LAYERS, Share, share_of, whole_bytes
 from finegauge.run.rules import FSDP
 from finegauge.run.run import Run
-
-# TRL's ds3_gather_for_generation is true by default, and the others write through its trainers;
-# DeepSpeed-Chat's hybrid engine does so with pin_parameters, its default
-GATHERS_TO_WRITE = ("trl", "axolotl", "factory", "deepspeed-chat", "deepspeed chat")
 
 
 class Judge(NamedTuple):
@@ -90,8 +87,7 @@ def writing_of(run: Run, extents: Extents) -> Writing:
 
 def gathers_to_write(run: Run) -> bool:
     """Return whether all weights are gathered once before answers are written, not for every token."""
-    known = any(name in run.framework.lower() for name in GATHERS_TO_WRITE)
-    return run.sharding == "zero3" and known
+    return run.sharding == "zero3" and framework_of(run.framework).gathers_to_write
 
 
 def policy_and_value(run: Run, share: Share) -> tuple[Share, Share]:

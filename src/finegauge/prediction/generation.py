@@ -16,6 +16,7 @@ Neglected: the arithmetic of choosing a token, GPTQ's and NF4's own kernels for 
 
 from typing import NamedTuple
 
+from finegauge.catalogue.frameworks import framework_of
 from finegauge.model.blocks import Attention, LatentAttention, LinearAttention, Mamba1, Mamba2, Mixer
 from finegauge.model.graph import Graph
 from finegauge.model.op import Cost, Extents, Op
@@ -25,8 +26,6 @@ from finegauge.prediction.time import Beside, StepClock
 from finegauge.profile import Path
 from finegauge.run.run import Run
 
-# engines that launch a whole token as one CUDA graph and read the cache where it lies, in pages
-ENGINES = ("vllm", "sglang", "tgi", "lightllm", "tensorrt")
 CACHE_PASSES = 3.0  # read and written to append a token, read by attention
 SAMPLED_BYTES = 12.0  # fp32 logits, probabilities and a copy, per word
 
@@ -81,7 +80,7 @@ def add_writing(
 
 def by_engine(run: Run) -> bool:
     """Return whether an engine made for serving writes: graphs of a whole token, and a cache in pages."""
-    return any(name in run.framework.lower() for name in ENGINES)
+    return framework_of(run.framework).serving_engine
 
 
 def _python(clock: StepClock, graph: Graph, ops: tuple[Op, ...], *, engine: bool) -> list[Beside]:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import ceil
 
+from finegauge.catalogue.frameworks import framework_of
 from finegauge.model.blocks import Architecture, Layer
 from finegauge.model.graph import Graph
 from finegauge.model.op import NOTHING, Cost, Op
@@ -24,10 +25,6 @@ from finegauge.run.run import Run
 WHOLE_ON_EACH_RANK = frozenset({"norm", "gather"})  # kinds that tensor parallelism leaves alone
 ON_STREAMS = frozenset({"residual", "dropout"})  # names of what works on the residual stream, whole too
 ENTERING = frozenset({"gemm", "grouped_gemm"})  # kinds that read a whole stream, if first in their branch
-MEGATRONS = ("megatron", "nemo 1")  # frameworks whose layers are Megatron's
-# frameworks whose models and plans for tensor parallelism are transformers' own
-FULLY_SHARD = ("torchtune", "torchtitan", "automodel")
-TRANSFORMERS = ("trl", "axolotl", "factory", "ms-swift", "transformers", "accelerate", "hf trainer")
 
 
 def divided(run: Run, ops: Iterable[Op]) -> tuple[Op, ...]:
@@ -78,12 +75,12 @@ def regathers(run: Run) -> bool:
 
 def by_megatron(run: Run) -> bool:
     """Return whether Megatron's own layers run, rather than PyTorch's DTensor."""
-    return "megatron" in run.kernels or any(name in run.framework.lower() for name in MEGATRONS)
+    return "megatron" in run.kernels or framework_of(run.framework).megatron_layers
 
 
 def by_transformers(run: Run) -> bool:
     """Return whether transformers divides the model: product by product, embedding and loss whole."""
-    return any(name in run.framework.lower() for name in TRANSFORMERS)
+    return framework_of(run.framework).transformers_plan
 
 
 def by_fully_shard(run: Run) -> bool:
@@ -92,7 +89,7 @@ def by_fully_shard(run: Run) -> bool:
     FSDP1 makes one flat tensor of a unit's. Memory of the former is freed in the order of streams, without
     the host.
     """
-    return any(name in run.framework.lower() for name in FULLY_SHARD)
+    return framework_of(run.framework).fully_shard
 
 
 def _scaled_op(op: Op, part: float) -> Op:

@@ -18,6 +18,7 @@ from math import inf
 from typing import NamedTuple
 
 from finegauge.arithmetic import every, largest, smallest
+from finegauge.catalogue.frameworks import framework_of
 from finegauge.data.batch_shape import BatchShape
 from finegauge.model.blocks import MixtureOfExperts
 from finegauge.model.gradient_pruning import is_adapter
@@ -51,8 +52,6 @@ from finegauge.run.run import Run
 
 GATHERING = (*FSDP, "zero3")
 GRADIENT_SHARDING = (*GATHERING, "zero2")
-# custom_sharded_layers of torchtune's 70B recipes, torchtitan's parallelize_llama; both read 2026-11-21
-OUTER_UNITS_APART = ("torchtune", "torchtitan")
 GATHERED_LAYERS = 2  # the one at work and the next, already on its way
 ZERO_BUCKET = 5e8  # elements: DeepSpeed's default reduce_bucket_size
 ZERO3_PREFETCHED = 5e7  # elements: DeepSpeed's stage3_prefetch_bucket_size, gathered in one message
@@ -196,7 +195,7 @@ def gathered_memory(run: Run, share: Share) -> dict[str, dict[Path, float]]:
         kept = min(share.outer_bytes + stage_layers * layer_bytes, most)
         gathered = max(kept, max(outer_params(share.whole)) * whole_bytes(share) + layer_bytes)
     at_head = gathered - (layer_bytes if 1 < layers <= GATHERED_LAYERS else 0.0)
-    if any(name in run.framework.lower() for name in OUTER_UNITS_APART):
+    if framework_of(run.framework).outer_units_apart:
         end = max(outer_params(share.whole)) * whole_bytes(share) / run.tensor_parallel
         at_head = gathered = layers * layer_bytes + max(0.0, end - layer_bytes)
     reduced = share.layer_gradient_bytes

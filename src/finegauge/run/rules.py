@@ -1,9 +1,10 @@
 """What follows from a run's stated fields, and which of them contradict each other or the model."""
 
 from collections.abc import Collection, Mapping
-from math import prod
+from math import ceil, prod
 from typing import TYPE_CHECKING, Any
 
+from finegauge.catalogue.frameworks import framework_of
 from finegauge.errors import FieldError, shown
 from finegauge.run.field import Check, choice, choices, flag, label, names, number, text, whole
 
@@ -198,7 +199,6 @@ CPU_OFFLOAD = ("none", "optimizer", "params", "all", "nvme")  # nvme: states and
 MODEL_DEGREES = ("tensor_parallel", "pipeline_parallel", "context_parallel")
 DATA_DEGREES = ("data_parallel_replicate", "data_parallel_shard")
 MAX_GPUS = 1_000_000
-REDUCES_EVERY_MICRO_BATCH = ("foundry", "composer", "torchtune", "torchtitan", "internevo", "megatron")
 
 PARALLELISM_CHECKS: dict[str, Check] = {
     "num_gpus": whole(1, MAX_GPUS),
@@ -211,6 +211,11 @@ PARALLELISM_CHECKS: dict[str, Check] = {
     "sharding": choice(SHARDING, {"false": "none", "ddp": "none", "zero0": "none"}),
     "cpu_offload": choice(CPU_OFFLOAD, {"false": "none", "true": "all"}),
 }
+
+
+def num_held_out(num_samples: int, fraction: float) -> int:
+    """Return how many samples are validated on: the share rounded up, but never all of them."""
+    return min(max(0, num_samples - 1), ceil(fraction * num_samples - 1e-9))
 
 
 def settle_parallelism(values: dict[str, Any], stated: Collection[str]) -> None:
@@ -249,8 +254,9 @@ def accumulates_whole(run: "Run") -> bool:
     So they do under `no_sync`, which accelerate enters unless told `sync_each_batch` (its guide to
     gradient synchronization says so) and litgpt by Fabric's `no_backward_sync`.
     """
-    spares = not any(name in run.framework.lower() for name in REDUCES_EVERY_MICRO_BATCH)
-    return run.sharding in FSDP and run.gradient_accumulation_steps > 1 and spares
+    if run.sharding not in FSDP or run.gradient_accumulation_steps == 1:
+        return False
+    return not framework_of(run.framework).reduces_every_micro_batch
 
 
 def _check_schedule(values: dict[str, Any]) -> None:

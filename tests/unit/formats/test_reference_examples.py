@@ -8,7 +8,7 @@ import yaml
 from finegauge.errors import FileFormatError
 from finegauge.formats.reading import companion_fields, describe
 from tests.shared import SHARED, needs_shared
-from tests.unit.run.neutral import neutral, wrong
+from tests.unit.formats.neutral import neutral, wrong
 
 CONFIGS = SHARED / "reference" / "configs"
 LAUNCHED = {  # what the launcher alone says

@@ -1,0 +1,54 @@
+"""The table of frameworks: fields of a run, modules that there are, names that add up."""
+
+import re
+from importlib import import_module
+
+import pytest
+
+from finegauge.catalogue.frameworks import Framework, framework_of, frameworks, named_in
+from finegauge.formats.measurement_tables import CONFIGURATION
+from finegauge.run.run import Run
+
+ROWS = {row.name: row for row in frameworks()}
+NOTHING = dict.fromkeys(CONFIGURATION, "")
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+def test_a_row_says_what_a_run_can_hold(row: Framework) -> None:
+    assert row in named_in(row.name) or not row.words
+    assert bool(row.source) == any(change.defaults for change in row.defaults)
+    for change in row.defaults:
+        assert set(change.where) <= set(CONFIGURATION)
+        assert all(re.compile(pattern) for pattern in change.where.values())
+        method = "full" if change.where.get("method") == "full" else "lora"
+        sharded = {"num_gpus": 2} if "sharding" in change.defaults else {}
+        divided = {"num_gpus": 2, "tensor_parallel": 2} if "sequence_parallel" in change.defaults else {}
+        Run.from_fields({"model": "llama-2-7b", "method": method} | sharded | divided | dict(change.defaults))
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS.values() if row.module], ids=lambda row: row.name)
+def test_what_reads_or_writes_a_framework_is_there(row: Framework) -> None:
+    module, _, constant = row.module.partition(":")
+    found = import_module(f"finegauge.formats.{module}")
+    assert row.exports or hasattr(found, constant or "FORMAT")
+    assert not row.signatures or getattr(found, constant or "FORMAT").name == row.name
+
+
+def test_a_name_of_two_does_what_either_does() -> None:
+    both = framework_of("fms-hf-tuning/HF Trainer")
+    assert (both.fuses_gptq, both.transformers_plan, both.own_models) == (True, True, False)
+    assert framework_of("LLaMA-Factory v1").transformers_plan
+    assert framework_of("Axolotl").batching.samples_per_pack == 200
+    assert framework_of("") == Framework()
+
+
+def test_defaults_follow_version_and_row() -> None:
+    torchtune = ROWS["torchtune"]
+    old = torchtune.unasked(NOTHING | {"framework_version": "0.2", "method": "full"})
+    assert (old["optimizer"], old["optimizer_implementation"]) == ("paged_adamw_8bit", "in_backward")
+    assert "loss" not in old
+    new = torchtune.unasked(NOTHING | {"framework_version": "0.4.1", "method": "lora", "num_gpus": "2"})
+    assert (new["loss"], new["optimizer_implementation"], new["lora_rank"]) == ("chunked", "fused", 8)
+    nemo = ROWS["NeMo"]
+    assert nemo.unasked(NOTHING | {"num_gpus": "16"})["sharding"] == "zero1"
+    assert "sharding" not in nemo.unasked(NOTHING | {"num_gpus": "1"})
