@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from glob import glob
 from itertools import pairwise, product
+from typing import Any
 
 SHARED = "../shared/data"
 REFERENCE = "../shared/reference/configs"
@@ -281,10 +282,10 @@ def _fields() -> Iterator[Case]:
             yield _one("fields", "explain", run, *gpu, *settings.split(), "--json", quick=run == quick)
     for settings in ("num_gpus=8 sharding=zero3", "method=qlora", "phase=grpo", "phase=dpo", "phase=decode"):
         for command in ("max-batch", "max-length", "check", "whatif"):
-            gpu, more = ("--gpu", "A100-80GB"), settings.split()
+            more = settings.split()
             if command == "whatif":
                 more = [word for each in more for word in ("--set", each)]
-            yield _one("fields", command, LLAMA, *more, *gpu, "--json")
+            yield _one("fields", command, LLAMA, *more, "--gpu", "A100-80GB", "--json")
 
 
 def _frameworks() -> Iterator[Case]:
@@ -371,7 +372,7 @@ def _data() -> Iterator[Case]:
     vocabulary = {
         letter: n for n, letter in enumerate("abcdefghijklmnopqrstuvwxyz .,:#\n?'ABCDEFGHIJKLMNOPQRSTUVWXYZ")
     }
-    tokenizer = {
+    tokenizer: dict[str, Any] = {
         "version": "1.0",
         **dict.fromkeys(("truncation", "padding", "normalizer", "post_processor", "decoder")),
         "added_tokens": [],

@@ -87,7 +87,11 @@ def take(output: Path, root: Path, quick: bool, part: str | None, processes: int
             if (case.quick or not quick) and part in (None, case.part)
         ]
         album: dict[int, dict[str, Shot]] = {}
-        fresh = {"initializer": _settle, "initargs": (str(root), home), "maxtasksperchild": CASES_PER_PROCESS}
+        fresh: dict[str, Any] = {
+            "initializer": _settle,
+            "initargs": (str(root), home),
+            "maxtasksperchild": CASES_PER_PROCESS,
+        }
         with (
             get_context("spawn").Pool(processes, **fresh) as pool,
             Progress(disable=not sys.stderr.isatty()) as bar,
