@@ -255,6 +255,8 @@ def _catalogue(ask: Ask) -> Iterator[Case]:
         yield _one("catalogue", "offers", *options, "--json", quick=True)
     for name in names["gpus"]:
         yield _one("gpus", "estimate", LLAMA, "--gpu", name, "--json")
+        fp16 = ("weights_dtype=fp16", "adapter_dtype=fp16")
+        yield _one("gpus", "estimate", LLAMA, *fp16, "--gpu", name, "--json")
         yield _one("gpus", "estimate", MANY_EXPERTS, "num_gpus=8", "sharding=fsdp", "--gpu", name, "--json")
     for name in names["models"]:
         yield _one("models", "explain", LLAMA, f"model={name}", "--json")
@@ -274,9 +276,8 @@ def _configs() -> Iterator[Case]:
 def _fields() -> Iterator[Case]:
     """Every value of every field, over runs of different kinds."""
     for settings in "|".join(OVERRIDES.strip().splitlines()).split("|"):
-        quick = (
-            LLAMA if settings.startswith(("phase", "dataset", "seq_len", "group", "lora")) else MANY_EXPERTS
-        )
+        quick = LLAMA if settings.startswith(("dataset", "seq_len", "group", "lora")) else MANY_EXPERTS
+        quick = MIXTRAL if settings.startswith("phase") else quick
         for run in (MIXTRAL, BLACKMAMBA, LLAMA, LARGE, MANY_EXPERTS, "examples/tiny_moe.yaml"):
             gpu = () if "gpu=" in settings.split("num_gpus=")[0] else ("gpu=H100",)
             yield _one("fields", "explain", run, *gpu, *settings.split(), "--json", quick=run == quick)
@@ -285,7 +286,7 @@ def _fields() -> Iterator[Case]:
             more = settings.split()
             if command == "whatif":
                 more = [word for each in more for word in ("--set", each)]
-            yield _one("fields", command, LLAMA, *more, "--gpu", "A100-80GB", "--json")
+            yield _one("fields", command, MIXTRAL, *more, "--gpu", "A100-80GB", "--json")
 
 
 def _frameworks() -> Iterator[Case]:

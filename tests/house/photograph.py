@@ -105,6 +105,8 @@ def take(output: Path, root: Path, quick: bool, part: str | None, processes: int
     finally:
         shutil.rmtree(home, ignore_errors=True)
     shots = {key: shot for number in sorted(album) for key, shot in album[number].items()}
+    if len(shots) < sum(map(len, album.values())):
+        raise SystemExit("photograph: two cases run the same commands.")
     data = json.dumps({"format": 1, "shots": shots}, separators=(",", ":")).encode()
     output.write_bytes(gzip.compress(data, compresslevel=6, mtime=0))
     sys.stdout.write(f"{output.name}: {len(shots)} commands, {sum(1 for _ in values(shots)):,} values\n")
@@ -148,7 +150,7 @@ def shoot(case: Case) -> str:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text.replace("{tmp}", folder), "utf-8")
         for words in case.steps:
-            key = " ".join(words)
+            key = " ".join(words) + (f" (after: {' '.join(case.steps[0])})" if shots else "")
             if key in shots:
                 key += " (again)"
             shots[key] = _shot(words, folder)
