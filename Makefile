@@ -75,8 +75,9 @@ bench: $(VENV)/.dev  ## measure every promise of speed, as ratios in one run: st
 bench-peers: $(VENV)/.core  ## the same, and install and time a peer (downloads torch)
 	@$(BIN)/python -m benchmarks.cold_start --peers
 
-readme: $(VENV)/.dev  ## rewrite the file tree and the output shown in README.md
+readme: $(VENV)/.dev  ## rewrite what README.md and docs/run-file.md show of the program
 	@$(BIN)/python -m tests.house.readme
+	@$(BIN)/python -m tests.house.run_file
 
 docs: gallery  ## build the documentation into build/site, strictly: prose, equations, commands, gallery
 	@$(MKDOCS) build --strict --quiet

@@ -49,7 +49,7 @@ def test_batches_hold_the_samples(lengths: list[int], fields: dict[str, Any], wa
         for one in (one for row in rows for one in row):
             assert 0 <= one.start < one.start + one.length <= lengths[one.sample]
             trained |= {(one.sample, token) for token in range(one.start, one.start + one.length)}
-    custom = made.recipe.custom
+    custom = made.recipe.batching
     if not custom.drops_batches and not custom.drops_steps and custom.keeps_rest:
         cut_off = (
             made.cut.lost_tokens if run.over_length == "truncate" else 0

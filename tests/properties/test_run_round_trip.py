@@ -7,54 +7,41 @@ from typing import Any
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from finegauge.data.batch_shape import OVER_LENGTH, PACKING_STRATEGIES, PADDING
 from finegauge.errors import FieldError, FineGaugeError
 from finegauge.formats.reading import read
-from finegauge.run.rules import (
-    ACTIVATION_CHECKPOINTING,
-    ATTENTION,
-    CPU_OFFLOAD,
-    FLOAT_DTYPES,
-    KERNELS,
-    LOSSES,
-    METHODS,
-    OPTIMIZERS,
-    PHASES,
-    SHARDING,
-    TRAINABLE_EXTRAS,
-    WEIGHTS_DTYPES,
-)
-from finegauge.run.run import CHECKS, FROM_COMMAND_LINE, Run
+from finegauge.run.run import FIELDS as RUN_FIELDS
+from finegauge.run.run import FROM_COMMAND_LINE, Run
 
 MODELS = ("mixtral-8x7b", "qwen3-8b", "blackmamba-2.8b", "llama-2-7b")
 WORDS = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S", "Zs")), min_size=1, max_size=20)
+OPTIONS = {name: tuple(field.options) for name, field in RUN_FIELDS.items()}
 DEGREES = st.sampled_from((1, 1, 2, 4))
 
 OPTIONAL_FIELDS: dict[str, st.SearchStrategy[Any]] = {
-    "phase": st.sampled_from(PHASES),
+    "phase": st.sampled_from(OPTIONS["phase"]),
     "lora_rank": st.integers(1, 512),
     "lora_alpha": st.floats(0.1, 1e5),
     "lora_dropout": st.floats(0, 1),
     "lora_targets": st.lists(st.sampled_from(("q_proj", "v_proj", "w1", "all-linear")), max_size=3),
-    "trainable_extra": st.lists(st.sampled_from(TRAINABLE_EXTRAS)),
+    "trainable_extra": st.lists(st.sampled_from(OPTIONS["trainable_extra"])),
     "freeze_trainable_layers": st.integers(1, 30),
-    "weights_dtype": st.sampled_from(WEIGHTS_DTYPES),
+    "weights_dtype": st.sampled_from(OPTIONS["weights_dtype"]),
     "autocast": st.sampled_from(("none", "bf16", "fp16")),
-    "adapter_dtype": st.sampled_from(FLOAT_DTYPES),
+    "adapter_dtype": st.sampled_from(OPTIONS["adapter_dtype"]),
     "quantize_experts": st.booleans(),
-    "optimizer": st.sampled_from(OPTIMIZERS),
-    "activation_checkpointing": st.sampled_from(ACTIVATION_CHECKPOINTING),
-    "attention": st.sampled_from(ATTENTION),
-    "kernels": st.lists(st.sampled_from(KERNELS)),
-    "loss": st.sampled_from(LOSSES),
+    "optimizer": st.sampled_from(OPTIONS["optimizer"]),
+    "activation_checkpointing": st.sampled_from(OPTIONS["activation_checkpointing"]),
+    "attention": st.sampled_from(OPTIONS["attention"]),
+    "kernels": st.lists(st.sampled_from(OPTIONS["kernels"])),
+    "loss": st.sampled_from(OPTIONS["loss"]),
     "compile": st.booleans(),
     "dataset": st.sampled_from(("math_14k", "commonsense_15k")),
     "num_samples": st.integers(1, 10**9),
     "seq_len": st.integers(1, 16_777_216),
     "packing": st.booleans(),
-    "padding": st.sampled_from(PADDING),
-    "over_length": st.sampled_from(OVER_LENGTH),
-    "packing_strategy": st.sampled_from(PACKING_STRATEGIES),
+    "padding": st.sampled_from(OPTIONS["padding"]),
+    "over_length": st.sampled_from(OPTIONS["over_length"]),
+    "packing_strategy": st.sampled_from(OPTIONS["packing_strategy"]),
     "group_by_length": st.booleans(),
     "validation_fraction": st.floats(0, 0.9),
     "micro_batch_size": st.integers(1, 10**6),
@@ -68,17 +55,17 @@ OPTIONAL_FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "tensor_parallel": DEGREES,
     "pipeline_parallel": DEGREES,
     "context_parallel": DEGREES,
-    "sharding": st.sampled_from(SHARDING),
+    "sharding": st.sampled_from(OPTIONS["sharding"]),
     "virtual_pipeline_stages": st.sampled_from((1, 1, 2)),
     "sequence_parallel": st.booleans(),
-    "cpu_offload": st.sampled_from(CPU_OFFLOAD),
+    "cpu_offload": st.sampled_from(OPTIONS["cpu_offload"]),
     "region": WORDS,
     "startup_s": st.floats(0, 1e6),
     "framework": WORDS,
     "transformers_version": st.sampled_from(("4.40", "4.56.2", "5.23", "5")),
 }
 FIELDS = st.fixed_dictionaries(
-    {"model": st.sampled_from(MODELS), "method": st.sampled_from(METHODS)}, optional=OPTIONAL_FIELDS
+    {"model": st.sampled_from(MODELS), "method": st.sampled_from(OPTIONS["method"])}, optional=OPTIONAL_FIELDS
 )
 
 
@@ -130,7 +117,7 @@ def test_any_bytes_are_read_or_refused(content: bytes | str) -> None:
 @given(
     st.dictionaries(
         st.sampled_from(
-            [*CHECKS, "model_name_or_path", "stage", "finegauge", "deepspeed", "quantization_bit"]
+            [*RUN_FIELDS, "model_name_or_path", "stage", "finegauge", "deepspeed", "quantization_bit"]
         ),
         st.recursive(
             st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=10)),

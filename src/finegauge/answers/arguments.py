@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from finegauge.errors import FieldError, InputError, UnknownKeyError, did_you_mean, shown
 from finegauge.run.field import number, whole
-from finegauge.run.run import CHECKS, FROM_CALLER, Run
+from finegauge.run.run import FIELDS, FROM_CALLER, Run
 
 MAX_KEYS = 100
 MAX_LIST = 64
@@ -87,8 +87,8 @@ class Asked(NamedTuple):
         else:
             fields = {**stated, **overrides}
             for name in fields:
-                if name not in CHECKS:
-                    raise UnknownKeyError("run", name, known=CHECKS)
+                if name not in FIELDS:
+                    raise UnknownKeyError("run", name, known=FIELDS)
             run = Run.from_fields(fields, dict.fromkeys(fields, FROM_CALLER))
         for name in _FILES:
             confine(str(getattr(run, name) or ""), self.folder)

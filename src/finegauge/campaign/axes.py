@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from finegauge.errors import FieldError, FineGaugeError, UnknownKeyError, UnknownNameError, shown
 from finegauge.formats.reading import beside
-from finegauge.run.run import CHECKS, Run
+from finegauge.run.run import FIELDS, Run
 from finegauge.store.document import plain
 
 if TYPE_CHECKING:
@@ -67,12 +67,12 @@ def axis_of(name: str, stated: Any, where: str, file: str, options: Collection[s
         raise FieldError(f"{where}: the axis '{name}' should be a list of values, not {shown(stated)}.")
     elif name == SWITCH:
         values = tuple(_switches(str(text), where) for text in stated)
-    elif name in CHECKS:
+    elif name in FIELDS:
         values = tuple(Value(_label(value), beside({name: value}, file)) for value in stated)
     elif name in options:
         values = tuple(Value(_label(value), options={name: value}) for value in stated)
     else:
-        raise UnknownKeyError(f"{where}: axes", name, known=(*CHECKS, SWITCH, *options))
+        raise UnknownKeyError(f"{where}: axes", name, known=(*FIELDS, SWITCH, *options))
     if not values:
         raise FieldError(f"{where}: the axis '{name}' has no values.")
     if len({value.label for value in values}) < len(values):
@@ -147,10 +147,10 @@ def _fields(label: Any, fields: Any, where: str, file: str, options: Collection[
     if not isinstance(fields, Mapping):
         raise FieldError(f"{where}: '{label}' should have fields with values, not {shown(fields)}.")
     for key in fields:
-        if key not in CHECKS and key not in options:
-            raise UnknownKeyError(f"{where}: {label}", str(key), known=(*CHECKS, *options))
-    own = {key: value for key, value in fields.items() if key in CHECKS}
-    rest = {key: value for key, value in fields.items() if key not in CHECKS}
+        if key not in FIELDS and key not in options:
+            raise UnknownKeyError(f"{where}: {label}", str(key), known=(*FIELDS, *options))
+    own = {key: value for key, value in fields.items() if key in FIELDS}
+    rest = {key: value for key, value in fields.items() if key not in FIELDS}
     return Value(str(label), beside(own, file), options=rest)
 
 

@@ -29,7 +29,7 @@ from finegauge.errors import FieldError, FileFormatError, UnknownKeyError, Unkno
 from finegauge.formats.reading import beside, describe
 from finegauge.measurement.endpoint.client import check_options
 from finegauge.measurement.options import Options
-from finegauge.run.run import CHECKS, Run
+from finegauge.run.run import FIELDS, Run
 
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "data")
 ENDINGS = (".yaml", ".yml", ".json")
@@ -123,8 +123,8 @@ def read_sweep(name_or_path: str) -> Sweep:
                 raise FieldError(f"{name}: more than {MAX_CELLS:,} cells; take values off an axis.")
     prune = _names(keys.get("prune", GROWING), f"{name}: prune")
     for field in prune:
-        if field not in CHECKS:
-            raise UnknownKeyError(f"{name}: prune", field, known=CHECKS)
+        if field not in FIELDS:
+            raise UnknownKeyError(f"{name}: prune", field, known=FIELDS)
     return Sweep(
         name=str(keys.get("name") or os.path.splitext(name)[0]),
         about=" ".join(str(keys.get("about") or "").split()),
@@ -191,7 +191,7 @@ def _base(stated: Any, path: str, where: str) -> dict[str, Any]:
         file = os.path.join(os.path.dirname(path), stated)
         return dict(describe(file).stated_fields())
     fields = _mapping(stated, f"{where}: run")
-    _known(fields, CHECKS, f"{where}: run")
+    _known(fields, FIELDS, f"{where}: run")
     return beside(fields, path)
 
 

@@ -14,11 +14,24 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from finegauge.catalogue.tables import checked_row, home, read_bounded, read_text, rows_of, user_rows
-from finegauge.errors import FieldError, FileFormatError, UnknownNameError, UnsupportedError, shown
+from finegauge.errors import (
+    FieldError,
+    FileFormatError,
+    InputError,
+    UnknownNameError,
+    UnsupportedError,
+    shown,
+)
 
 MAX_LENGTH = 10_000_000
 SPREAD_SAMPLES = 10_000  # of each data set whose spread stands for others
 _OF_MEAN = re.compile(r"instructions_of_([1-9]\d{0,5})_tokens")
+LENGTHS_OR_TEXTS = (".json", ".csv")
+TEXT_SUFFIXES = (
+    *(".jsonl", ".ndjson", ".jsonl.gz", ".txt", ".parquet", ".arrow", ".tsv"),
+    *LENGTHS_OR_TEXTS,
+    *(".json.gz", ".csv.gz"),
+)
 _KINDS = {
     **dict.fromkeys(("name", "kind", "tokenizer", "source", "checked"), "text"),
     **dict.fromkeys(("num_samples", "median_tokens", "max_tokens"), "positive"),
@@ -69,6 +82,46 @@ def dataset(name_or_path: str) -> Dataset:
             f"give a CSV file of 'length,count' lines as the data set, or set seq_len."
         )
     return found
+
+
+def holds_texts(name: str, *, has_tokenizer: bool) -> bool:
+    """Return whether a data set's name is that of texts on disk, and not of lengths or of the catalogue.
+
+    A `.json` or `.csv` may hold either: with a tokenizer it is taken for texts, unless it is a CSV with the
+    columns of lengths.
+    """
+    if name.endswith(LENGTHS_OR_TEXTS):
+        return has_tokenizer and not _is_lengths(name)
+    is_place = has_tokenizer or os.sep in name
+    return name.endswith(TEXT_SUFFIXES) or (is_place and os.path.isdir(os.path.expanduser(name)))
+
+
+def is_of_texts(name: str, tokenizer: str | None) -> bool:
+    """Return whether a data set is a file of texts, which `tokenizer` makes into tokens.
+
+    Raises: FieldError where a tokenizer is stated and there are no texts, or the other way round; InputError
+        where there is no such file.
+    """
+    texts = holds_texts(name, has_tokenizer=tokenizer is not None)
+    if tokenizer is not None and not texts:
+        raise FieldError(
+            f"tokenizer is stated, but dataset={name} is no file of texts; remove it or name a JSONL file."
+        )
+    if texts and tokenizer is None:
+        raise FieldError(
+            f"dataset={name} holds texts, whose length depends on the tokenizer; add 'tokenizer: FOLDER'."
+        )
+    if texts and not os.path.exists(os.path.expanduser(name)):
+        raise InputError(f"Cannot read {shown(name)}: No such file or directory.")
+    return texts
+
+
+def _is_lengths(name: str) -> bool:
+    """Return whether a file is a CSV of lengths, by its first line."""
+    if not name.endswith(".csv") or not os.path.isfile(name):
+        return False
+    with open(name, "rb") as file:
+        return {b"length", b"count"} <= {cell.strip() for cell in file.readline(1000).split(b",")}
 
 
 def datasets() -> Mapping[str, Dataset]:

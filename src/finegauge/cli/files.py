@@ -205,7 +205,7 @@ def with_counted_texts(run: "Run") -> "Run":
 
     Who asks for its lengths later finds them counted.
     """
-    from finegauge.data.records import holds_texts
+    from finegauge.catalogue.datasets import holds_texts
 
     if run.dataset is None or run.tokenizer is None or not holds_texts(run.dataset, has_tokenizer=True):
         return run

@@ -113,7 +113,7 @@ def simulate(
     """
     recipe = Recipe.of(run)
     if drop_last is not None:
-        recipe = recipe._replace(custom=recipe.custom._replace(drops_batches=drop_last))
+        recipe = recipe._replace(batching=recipe.batching._replace(drops_batches=drop_last))
     rows, cut = rows_of(lengths, recipe, seed=seed, epoch=epoch)
     return batches_of(rows, cut, recipe, seed=seed, epoch=epoch)
 
@@ -126,7 +126,7 @@ def rows_of(lengths: Sequence[int], recipe: Recipe, *, seed: int, epoch: int) ->
     pieces, cut = of_samples(lengths, recipe)
     if not recipe.packing_strategy:
         return one_piece_rows(pieces), cut
-    if recipe.custom.packs_after_shuffling:
+    if recipe.batching.packs_after_shuffling:
         pieces = pieces.at(orders.shuffled(pieces.number, seed + epoch))
     return packed(pieces, recipe), cut
 
@@ -134,7 +134,7 @@ def rows_of(lengths: Sequence[int], recipe: Recipe, *, seed: int, epoch: int) ->
 def batches_of(rows: Rows, cut: Cut, recipe: Recipe, *, seed: int, epoch: int) -> Batches:
     """Return the batches of rows, shuffled for one epoch and dealt to the ranks."""
     lengths = sums(rows.pieces.length, rows.offsets)
-    custom, batch = recipe.custom, recipe.micro_batch_size
+    custom, batch = recipe.batching, recipe.micro_batch_size
     if recipe.packing_strategy and custom.packs_after_shuffling:
         order = np.arange(rows.number)
     elif recipe.group_by_length:
@@ -155,7 +155,7 @@ def _measured(rows: Rows, lengths: Ints, cut: Cut, dealt: orders.Dealt, recipe: 
     own = lengths[dealt.rows]
     real, per_batch = sums(own, dealt.offsets), np.diff(dealt.offsets)
     if recipe.joins_rows:
-        multiple = recipe.multiple if recipe.custom.joined_multiple else 1
+        multiple = recipe.multiple if recipe.batching.joined_multiple else 1
         tokens = -(-real // multiple) * multiple
         row = maxima(own, dealt.offsets)
     else:
@@ -171,10 +171,10 @@ def _measured(rows: Rows, lengths: Ints, cut: Cut, dealt: orders.Dealt, recipe: 
 
 def _row_lengths(longest: Ints, recipe: Recipe) -> Ints:
     """Return the padded length of each micro-batch's rows."""
-    filled = recipe.custom.fills_packs if recipe.packing_strategy else recipe.padding == "max"
+    filled = recipe.batching.fills_packs if recipe.packing_strategy else recipe.padding == "max"
     if filled:
         longest = np.full_like(longest, recipe.row_len)
-        multiple = recipe.multiple if recipe.custom.full_multiple else 1
+        multiple = recipe.multiple if recipe.batching.full_multiple else 1
     else:
         multiple = recipe.multiple
     return -(-longest // multiple) * multiple

@@ -104,9 +104,9 @@ def one_piece_rows(pieces: Pieces) -> Rows:
 
 def packed(pieces: Pieces, recipe: Recipe) -> Rows:
     """Return `pieces` packed group by group as the recipe says."""
-    group = recipe.custom.group_size or max(1, pieces.number)
+    group = recipe.batching.group_size or max(1, pieces.number)
     if recipe.packing_strategy == "wrapped":
-        return _wrapped(pieces, recipe.row_len, group, keeps_rest=recipe.custom.keeps_rest)
+        return _wrapped(pieces, recipe.row_len, group, keeps_rest=recipe.batching.keeps_rest)
     pack = _packer(recipe)
     members: list[Ints] = []
     sizes: list[int] = []
@@ -120,10 +120,10 @@ def packed(pieces: Pieces, recipe: Recipe) -> Rows:
 
 def _packer(recipe: Recipe) -> Callable[[Ints, int], Packs]:
     """Return the way of packing that the recipe names."""
-    one = recipe.custom.one_pack_at_a_time
+    one = recipe.batching.one_pack_at_a_time
     if recipe.packing_strategy == "best_fit_decreasing":
         return knapsack if one else best_fit_decreasing
-    most = recipe.custom.samples_per_pack
+    most = recipe.batching.samples_per_pack
     return next_fit if one else lambda lengths, room: first_fit(lengths, room, most or len(lengths))
 
 

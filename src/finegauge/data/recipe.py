@@ -1,9 +1,4 @@
-"""All that decides which batches a run's samples make.
-
-The fields of a run say the cut-off, the padding, the way of packing. How many samples are packed together,
-whether a pack is filled up, who drops what is left at the end of an epoch, the framework decides
-(`catalogue.frameworks`).
-"""
+"""What decides the batches of a data set: cut-off, packing and padding of a run, and its framework."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,7 +8,6 @@ if TYPE_CHECKING:
     from finegauge.run.run import Run
 
 TRAINER_SEED = 42  # of transformers' TrainingArguments, and of the frameworks on top
-
 NO_LIMIT = 2**62
 
 
@@ -32,18 +26,16 @@ class Recipe(NamedTuple):
     micro_batch_size: int
     accumulation: int
     ranks: int
-    custom: Batching
+    batching: Batching
 
     @classmethod
     def of(cls, run: "Run") -> "Recipe":
         """Return how the framework of `run` makes its batches."""
-        custom = framework_of(run.framework).batching
-        whole = custom.pack_is_batch and run.packing and run.attention == "flash"
+        batching = framework_of(run.framework).batching
+        whole = batching.pack_is_batch and run.packing and run.attention == "flash"
         packs = run.micro_batch_size if whole else 1
-        if (
-            not run.packing and not custom.deals_samples
-        ):  # transformers' Trainer, which ends with what is left
-            custom = custom._replace(drops_batches=False, drops_steps=False)
+        if not run.packing and not batching.deals_samples:  # transformers' Trainer ends with what is left
+            batching = batching._replace(drops_batches=False, drops_steps=False)
         return cls(
             seq_len=run.seq_len,
             row_len=run.seq_len * packs,
@@ -57,19 +49,19 @@ class Recipe(NamedTuple):
             micro_batch_size=run.micro_batch_size // packs,
             accumulation=run.gradient_accumulation_steps,
             ranks=run.data_parallel,
-            custom=custom._replace(pack_is_batch=whole),
+            batching=batching._replace(pack_is_batch=whole),
         )
 
     @property
     def joins_rows(self) -> bool:
         """Return whether the rows of a batch are laid end to end, without padding between them."""
-        filled = self.packing_strategy is not None and self.custom.fills_packs
+        filled = self.packing_strategy is not None and self.batching.fills_packs
         return self.padding == "free" and not filled
 
     @property
     def room(self) -> int:
         """Return the tokens of samples that a pack has room for."""
-        return max(1, self.row_len - self.custom.reserved_tokens)
+        return max(1, self.row_len - self.batching.reserved_tokens)
 
     @property
     def sample_limit(self) -> int:

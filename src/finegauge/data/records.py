@@ -6,13 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from json import JSONDecodeError, JSONDecoder
 from typing import IO, Any, NamedTuple
 
+from finegauge.catalogue.datasets import TEXT_SUFFIXES as SUFFIXES
 from finegauge.data.tokenizer import INSTALL, read_bytes
 from finegauge.errors import FileFormatError, InputError, UnsupportedError, shown
 
-LINES = (".jsonl", ".ndjson", ".jsonl.gz", ".txt")
-TABLES = (".parquet", ".arrow", ".tsv")
-EITHER = (".json", ".csv")  # texts, or lengths that are counted already
-SUFFIXES = (*LINES, *TABLES, *EITHER, ".json.gz", ".csv.gz")
 TRAIN = "train"
 
 
@@ -27,26 +24,6 @@ class Source(NamedTuple):
     def num_bytes(self) -> int:
         """Return the size of all files."""
         return sum(os.path.getsize(file) for file in self.files)
-
-
-def holds_texts(name: str, *, has_tokenizer: bool) -> bool:
-    """Return whether a data set's name is that of texts on disk, and not of lengths or of the catalogue.
-
-    A `.json` or `.csv` may hold either: with a tokenizer it is taken for texts, unless it is a CSV with the
-    columns of lengths.
-    """
-    if name.endswith(EITHER):
-        return has_tokenizer and not _is_lengths(name)
-    is_place = has_tokenizer or os.sep in name
-    return name.endswith(SUFFIXES) or (is_place and os.path.isdir(os.path.expanduser(name)))
-
-
-def _is_lengths(name: str) -> bool:
-    """Return whether a file is a CSV of lengths, by its first line."""
-    if not name.endswith(".csv") or not os.path.isfile(name):
-        return False
-    with open(name, "rb") as file:
-        return {b"length", b"count"} <= {cell.strip() for cell in file.readline(1000).split(b",")}
 
 
 def source_of(path: str) -> Source:

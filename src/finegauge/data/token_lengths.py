@@ -8,10 +8,11 @@ from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from hashlib import file_digest, sha256
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from finegauge.catalogue.datasets import Dataset
 from finegauge.data.record_formats import FORMATS, USED_KEYS, Unreadable, read_record
 from finegauge.data.records import Bad, Chunk, Source, chunks, row_name, source_of
 from finegauge.data.rendering import (
@@ -376,6 +377,31 @@ def token_ids(path: str, tokenizer: str) -> list[list[int]]:
     for _, some in _samples(source, files, None, None, _ids, Tally(source)):
         found.extend(some)
     return found
+
+
+def text_dataset(path: str, tokenizer: str) -> Dataset:
+    """Return the lengths of the texts at `path`, under `tokenizer`. Raises: as `token_lengths` does."""
+    return _dataset(path, tokenizer, token_lengths(path, tokenizer).content)
+
+
+@lru_cache(maxsize=4)
+def _dataset(path: str, tokenizer: str, content: str) -> Dataset:
+    """Return lengths as a data set of the catalogue has them; `content` tells one data set from another."""
+    del content
+    lengths = token_lengths(path, tokenizer)
+    pairs, found = lengths.pairs(), lengths.findings
+    missed = found.num_unreadable + found.num_empty
+    left_out = f" ({missed:,} of {found.num_rows:,} {found.row_name}s empty or unreadable)" if missed else ""
+    return Dataset(
+        name=lengths.path,
+        aliases=(),
+        num_samples=lengths.num_samples,
+        lengths=pairs,
+        median_tokens=quantiles(pairs, (0.5,))[0],
+        tokenizer=tokenizer,
+        source=lengths.path + left_out,
+        checked="",
+    )
 
 
 def _key(source: Source, files: TokenizerFiles, wanted: str | None, template: str) -> str:

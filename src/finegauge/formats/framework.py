@@ -16,7 +16,7 @@ from finegauge.formats.launcher_files import ALONE, Alongside
 from finegauge.run import rules
 from finegauge.run.field import flag, whole
 from finegauge.run.rules import DATA_DEGREES
-from finegauge.run.run import CHECKS, FROM_COMMAND_LINE, FROM_FILE, Run
+from finegauge.run.run import FIELDS, FROM_COMMAND_LINE, FROM_FILE, Run
 
 _NOTHING = ("", "null", "~")
 _NONE_IS_NOTHING = frozenset(("dataset", "num_samples", "max_steps", "gpu", "provider", "region"))
@@ -45,7 +45,7 @@ def lay_over(fields: dict[str, Any], origins: dict[str, str], overrides: dict[st
     """Put `overrides` over `fields`, dropping what only the overridden values had needed."""
     asked = overrides.get("method")
     if asked is not None and str(fields.get("method")).lower() != asked.lower():
-        rules.forget(fields, asked.lower())
+        rules.forget_method(fields, asked.lower())
     if overrides.get("packing", "").lower() in ("true", "yes", "on", "1"):
         fields.pop("padding", None)
     for key, value in overrides.items():
@@ -81,7 +81,7 @@ def read(
     warnings: tuple[str, ...] = (),
 ) -> Run:
     """Return the run of a framework's file; `words` may use its keys or the fields' names."""
-    overrides = parse(words, {*framework.keys, *CHECKS})
+    overrides = parse(words, {*framework.keys, *FIELDS})
     translated = ("method",) if framework.methods else ()
     own = {k: value for k, value in overrides.items() if k not in framework.keys and k not in translated}
     theirs = {key: value for key, value in overrides.items() if key in framework.keys}
@@ -107,7 +107,7 @@ def read(
 def _method_keys(framework: Framework, method: str) -> Mapping[str, str]:
     """Return the framework's keys for the field `method` of the command line."""
     if method not in framework.methods:
-        CHECKS["method"]("method", method)
+        FIELDS["method"]("method", method)
         raise FieldError(
             f"method={method} cannot be laid over a {framework.name} file; write a run file instead."
         )
@@ -120,7 +120,7 @@ def _launched_gpus(own: Mapping[str, str], keys: Mapping[str, Any], alongside: A
     stated = own.get("num_gpus") or (block.get("num_gpus") if isinstance(block, Mapping) else None)
     if stated is None:
         return alongside.launched_gpus()
-    return int(CHECKS["num_gpus"]("num_gpus", stated))
+    return int(FIELDS["num_gpus"]("num_gpus", stated))
 
 
 class Reading:
@@ -158,7 +158,7 @@ class Reading:
     @property
     def version(self) -> tuple[int, int, int] | None:
         """Return the version of the framework that somebody states; None: the newest known."""
-        from finegauge.run.rules import version_numbers
+        from finegauge.run.field import version_numbers
 
         block = self.keys.get(BLOCK)
         stated = block.get("framework_version") if isinstance(block, Mapping) else None
@@ -284,8 +284,8 @@ class Reading:
                 f"{self.file_name}: finegauge: must hold fields and their values, such as gpu: A40."
             )
         for key, value in block.items():
-            if key not in CHECKS:
-                raise UnknownKeyError(f"{self.file_name}: finegauge", key, known=CHECKS)
+            if key not in FIELDS:
+                raise UnknownKeyError(f"{self.file_name}: finegauge", key, known=FIELDS)
             self.note(key, value, FROM_FILE)
 
     def warn_of_keys(self) -> None:

@@ -327,8 +327,7 @@ def _look_up(name: str, keys: Mapping[str, Any], file: str, *, strict: bool) -> 
 
     A file of texts that the command line names is one of its own; a tokenizer says how long they are.
     """
-    from finegauge.catalogue.datasets import dataset
-    from finegauge.data.records import holds_texts
+    from finegauge.catalogue.datasets import dataset, holds_texts
 
     if strict and holds_texts(name, has_tokenizer=False):
         return name, None

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from finegauge.catalogue.frameworks import Framework, named_in
 from finegauge.errors import FieldError, UnknownNameError, did_you_mean, shown
-from finegauge.run.run import CHECKS
+from finegauge.run.run import FIELDS
 
 MEAN_TOKENS = re.compile(r"mean ([\w-]*?)-?counted tokens per sample = (\d+)", re.IGNORECASE)
 UNPADDED = re.compile(r"padding[- ]?free|multipack", re.IGNORECASE)
@@ -177,7 +177,7 @@ READ_APART = frozenset(
         *("seq_len", "num_gpus", "gpu", "framework", "framework_version", "cpu_offload", *COPIED, *COUNTS),
     }
 )
-OTHER_FIELDS = frozenset(CHECKS) - READ_APART  # a table may have a column for any field of a run
+OTHER_FIELDS = frozenset(FIELDS) - READ_APART  # a table may have a column for any field of a run
 # where neither the row nor a framework whose defaults are known says; the weights' format follows the method
 FALLBACKS: dict[str, Any] = {
     "autocast": "none",

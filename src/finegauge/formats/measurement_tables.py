@@ -12,7 +12,7 @@ from typing import NamedTuple
 from finegauge.catalogue.frameworks import counts_memory_as
 from finegauge.errors import FileFormatError, FineGaugeError, did_you_mean, shown
 from finegauge.formats.measurement_rows import FULL, MEAN, Settings, settings_of
-from finegauge.run.run import CHECKS, Run
+from finegauge.run.run import FIELDS, Run
 
 CONFIGURATION = (
     *("model", "hf_config", "phase", "method", "lora_rank", "lora_targets", "trainable_extra"),
@@ -100,7 +100,7 @@ def configuration(cells: Mapping[str, str]) -> dict[str, str]:
 
     Beside the usual columns, any other field of a run may be a column.
     """
-    fields = {name: cells[name] for name in CHECKS if cells.get(name) and name not in CONFIGURATION}
+    fields = {name: cells[name] for name in FIELDS if cells.get(name) and name not in CONFIGURATION}
     return {column: cells.get(column) or "" for column in CONFIGURATION} | fields
 
 

@@ -13,7 +13,7 @@ from finegauge.formats import framework as command_line
 from finegauge.formats.launcher_files import ALONE, Alongside
 from finegauge.formats.loaded import Loaded
 from finegauge.formats.run_file import is_model_config, is_run_file, run_file_fields
-from finegauge.run.run import CHECKS, FROM_FILE, Run
+from finegauge.run.run import FIELDS, FROM_FILE, Run
 
 if TYPE_CHECKING:
     from finegauge.formats.framework import Framework
@@ -119,7 +119,7 @@ def _format(reader: str) -> "Framework":
 
 def recognise(keys: Mapping[str, Any]) -> str:
     """Return which module reads a file of these keys ("" for none): by what only that format has."""
-    if is_run_file(keys) and set(keys) <= set(CHECKS):
+    if is_run_file(keys) and set(keys) <= set(FIELDS):
         return _RUN_FILE
     from finegauge.catalogue.frameworks import frameworks
 
@@ -140,7 +140,7 @@ def no_training(path: str) -> str:
     if not isinstance(keys, dict) or not keys:
         return "it holds no keys with values."
     reader = reader or recognise(keys)
-    if reader == _RUN_FILE and "method" not in keys and not set(keys) <= set(CHECKS):
+    if reader == _RUN_FILE and "method" not in keys and not set(keys) <= set(FIELDS):
         reader = ""  # a `model` among keys that are none of ours
     return "" if reader else "it has the keys of no training framework."
 
@@ -209,7 +209,7 @@ def _run(
     if alongside != ALONE:
         origins = dict.fromkeys(fields, FROM_FILE) | origins
         alongside.lay_over(fields, origins, warnings)
-    command_line.lay_over(fields, origins, command_line.parse(words, CHECKS))
+    command_line.lay_over(fields, origins, command_line.parse(words, FIELDS))
     return Run.from_fields(fields, origins, tuple(warnings))
 
 

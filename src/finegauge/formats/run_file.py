@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from finegauge.errors import UnknownKeyError
 from finegauge.formats.sheet import Sheet
-from finegauge.run.run import CHECKS
+from finegauge.run.run import FIELDS
 
 if TYPE_CHECKING:
     from finegauge.run.run import Run
@@ -25,8 +25,8 @@ def run_file_fields(keys: Mapping[str, Any], name: str) -> dict[str, Any]:
     Raises: UnknownKeyError for a key that is no field.
     """
     for key in keys:
-        if key not in CHECKS:
-            raise UnknownKeyError(name, key, known=CHECKS)
+        if key not in FIELDS:
+            raise UnknownKeyError(name, key, known=FIELDS)
     return dict(keys)
 
 

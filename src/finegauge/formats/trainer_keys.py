@@ -9,8 +9,8 @@ from typing import Any
 from finegauge.errors import FieldError, FineGaugeError, shown
 from finegauge.formats.framework import Reading
 from finegauge.formats.sheet import without
-from finegauge.run.field import flag, names, number
-from finegauge.run.rules import TRAINABLE_EXTRAS, num_held_out, version_numbers
+from finegauge.run.field import flag, names, number, version_numbers
+from finegauge.run.rules import TRAINABLE_EXTRAS, num_held_out
 from finegauge.run.run import FROM_DEFAULT, Run
 
 _KEYS = """
@@ -54,12 +54,12 @@ _PEFT_CHOICE = (
 
 def read_optimizer(reading: Reading, key: str, default: str) -> None:
     """Read the optimizer; one that is not described counts as AdamW, and that is said."""
-    from finegauge.run.run import CHECKS
+    from finegauge.run.run import FIELDS
 
     optimizer = reading.text(key, default).rpartition(".")[2]
     optimizer = _CLASSES.get(optimizer, optimizer)
     try:
-        CHECKS["optimizer"]("optimizer", optimizer)
+        FIELDS["optimizer"]("optimizer", optimizer)
     except FieldError:
         reading.warn(f"{key}={shown(optimizer)} is not modelled: it is taken as AdamW with 32-bit states.")
         optimizer = "adamw"
@@ -240,7 +240,7 @@ def read_grouping(reading: Reading, *, packs: bool) -> None:
 
 def _own_file(reading: Reading, name: str, keys: tuple[str, ...]) -> str | None:
     """Return `name` if it is a file of texts that the command line names in place of the file's data set."""
-    from finegauge.data.records import holds_texts
+    from finegauge.catalogue.datasets import holds_texts
 
     stated = any(key in reading.overrides for key in keys)
     return name if stated and holds_texts(name, has_tokenizer=False) else None

@@ -14,7 +14,7 @@ from finegauge.formats.launcher_files import Alongside
 from finegauge.formats.recipe import Recipe, names_data, taken_from
 from finegauge.formats.sheet import ACCELERATE, DENSE, LINEAR, Sheet, model_type, plain
 from finegauge.run.rules import DATA_DEGREES
-from finegauge.run.run import CHECKS
+from finegauge.run.run import FIELDS
 
 if TYPE_CHECKING:
     from finegauge.catalogue.offers import Offer
@@ -54,7 +54,7 @@ def differences(asked: "Run", written: "Run") -> list[Difference]:
     """Return the fields that the two runs do not share and that matter to `asked`."""
     return [
         Difference(field, getattr(asked, field), getattr(written, field))
-        for field in CHECKS
+        for field in FIELDS
         if field != "framework"
         and getattr(asked, field) != getattr(written, field)
         and not _same(field, asked, written)

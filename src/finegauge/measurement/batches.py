@@ -133,9 +133,9 @@ def _texts(run: Run, vocab_size: int) -> list[Tokens]:
     """Return the samples of a data set of texts; none where there are only lengths."""
     if run.dataset is None or run.tokenizer is None:
         return []
-    from finegauge.data.sample_shapes import tokenised
+    from finegauge.data.token_lengths import token_ids
 
-    texts = tokenised(run.dataset, run.tokenizer)
+    texts = token_ids(run.dataset, run.tokenizer)
     largest = max(map(max, texts))
     if largest >= vocab_size:
         raise FieldError(

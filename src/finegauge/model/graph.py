@@ -12,7 +12,6 @@ from functools import lru_cache
 
 from finegauge.catalogue.frameworks import framework_of
 from finegauge.catalogue.gpus import is_cpu
-from finegauge.data.batch_shape import PPO_EPOCHS, SERVING, micro_steps
 from finegauge.errors import FieldError
 from finegauge.model.adapters import targets_of
 from finegauge.model.attention import attention, latent_attention
@@ -39,7 +38,8 @@ from finegauge.model.op_builder import Tape
 from finegauge.model.ssm import linear_attention, mamba1, mamba2
 from finegauge.model.traced import Traced, traced
 from finegauge.model.weights import Weights, weights_of
-from finegauge.run.rules import ATTENTION_KERNELS, version_numbers
+from finegauge.run.field import version_numbers
+from finegauge.run.rules import ATTENTION_KERNELS, PPO_EPOCHS, SERVING, micro_steps
 from finegauge.run.run import Run
 
 

@@ -295,12 +295,12 @@ def field_switch(text: str) -> Switch:
     import yaml
 
     from finegauge.errors import UnknownKeyError
-    from finegauge.run.run import CHECKS
+    from finegauge.run.run import FIELDS
 
     name, _, value = text.partition("=")
-    if name not in CHECKS:
-        raise UnknownKeyError("whatif", name, known=CHECKS)
-    return Switch(text, _sets(**{name: CHECKS[name](name, yaml.safe_load(value))}), "")
+    if name not in FIELDS:
+        raise UnknownKeyError("whatif", name, known=FIELDS)
+    return Switch(text, _sets(**{name: FIELDS[name](name, yaml.safe_load(value))}), "")
 
 
 def divisors(number: int) -> list[int]:

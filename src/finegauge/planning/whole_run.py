@@ -72,7 +72,7 @@ def whole_run(run: "Run", lengths: "Lengths") -> WholeRun | None:
     """
     if run.gpu is None or run.phase not in READ_AS_THEY_ARE:
         return None
-    from finegauge.data.sample_shapes import epoch_of, epochs_drawn, shape_of_samples
+    from finegauge.data.batch_shape import epoch_of, epochs_drawn, shape_of_samples
 
     epochs = [epoch_of(run, lengths, epoch) for epoch in range(epochs_drawn(run, lengths))]
     shape = shape_of_samples(run, lengths)

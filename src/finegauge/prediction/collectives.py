@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from finegauge.arithmetic import ceil, every, largest, smallest
 from finegauge.catalogue.frameworks import framework_of
-from finegauge.data.batch_shape import PPO_EPOCHS, SERVING, WRITING, micro_steps, shape
+from finegauge.data.batch_shape import shape
 from finegauge.model.blocks import Attention, FeedForward, LatentAttention, Mixer, MixtureOfExperts
 from finegauge.model.graph import Graph, value_run
 from finegauge.model.op import Extents, Op
@@ -46,7 +46,7 @@ from finegauge.prediction.sharding import (
     share_of,
 )
 from finegauge.profile import Exchange
-from finegauge.run.rules import FSDP, accumulates_whole
+from finegauge.run.rules import FSDP, GENERATING, PPO_EPOCHS, SERVING, accumulates_whole, micro_steps
 from finegauge.run.run import Run
 
 DDP_FIRST_BUCKET_BYTES = 2**20  # torch: the first bucket is small, so that reducing starts early
@@ -277,7 +277,7 @@ def collectives(run: Run) -> tuple[Collective, ...]:
 
 def _answers(run: Run, share: Share, extents: Extents) -> list[Collective]:
     """Return the messages of all writing in one step."""
-    if run.phase not in (*SERVING, *WRITING):
+    if run.phase not in (*SERVING, *GENERATING):
         return []
     writing = writing_of(run, extents)
     before, reading, further = written(run, share, writing)

@@ -5,13 +5,14 @@ stages of its `step_time_s`, the formula with its numbers put in.
 """
 
 from finegauge.catalogue.gpus import CPU, gpu
-from finegauge.data.batch_shape import answer_tokens, shape
+from finegauge.data.batch_shape import shape
 from finegauge.model.graph import Graph, build
 from finegauge.model.lowering import QUANTIZED_BYTES
 from finegauge.prediction.calibration import Calibration, current
 from finegauge.prediction.memory import shapes_vary
 from finegauge.prediction.sharding import longest_extents, rank_extents, shard_degree, share_of
 from finegauge.profile import Path
+from finegauge.run.rules import answer_tokens
 from finegauge.run.run import Run
 from finegauge.units import GIB, count
 

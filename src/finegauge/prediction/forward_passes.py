@@ -18,12 +18,11 @@ Neglected: DeepSpeed's trace of modules, by which a small model's weights may st
 from typing import NamedTuple
 
 from finegauge.catalogue.frameworks import framework_of
-from finegauge.data.batch_shape import SERVING, answer_tokens, micro_steps
 from finegauge.model.graph import value_run
 from finegauge.model.op import Extents
 from finegauge.prediction.model_parallel import outer_params
 from finegauge.prediction.sharding import GATHERED_LAYERS, Share, share_of, whole_bytes
-from finegauge.run.rules import FSDP
+from finegauge.run.rules import FSDP, SERVING, answer_tokens, micro_steps
 from finegauge.run.run import Run
 
 

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from finegauge.data.batch_shape import PPO_EPOCHS, micro_steps
 from finegauge.errors import UnsupportedError
 from finegauge.model.gradient_pruning import is_adapter
 from finegauge.model.graph import Graph, value_run
@@ -38,6 +37,7 @@ from finegauge.prediction.model_parallel import by_transformers
 from finegauge.prediction.sharding import Share, Trained, alternating_phases, kept_while_idle, rank_live_set
 from finegauge.prediction.time import SLOWEST, StepClock, StepTime, step_time
 from finegauge.profile import Breakdown, Path
+from finegauge.run.rules import PPO_EPOCHS, micro_steps
 from finegauge.run.run import Run
 
 if TYPE_CHECKING:

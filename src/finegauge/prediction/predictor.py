@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from finegauge.catalogue.gpus import gpu as find_gpu
 from finegauge.catalogue.gpus import known_gpu
-from finegauge.data.batch_shape import BatchShape, micro_steps, shape
+from finegauge.data.batch_shape import BatchShape, shape
 from finegauge.errors import FieldError, FineGaugeError, UnsupportedError
 from finegauge.model.graph import Graph, step_flops, value_run
 from finegauge.prediction.calibration import Calibration, current
@@ -35,6 +35,7 @@ from finegauge.prediction.sharding import (
 from finegauge.prediction.time import board_power, slowest_extents, step_energy_j
 from finegauge.prediction.uncertainty import time_interval
 from finegauge.profile import Breakdown, Estimator, Exchange, Explanation, Held, Path, Profile, Source, Work
+from finegauge.run.rules import micro_steps
 from finegauge.run.run import Run
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from finegauge.arithmetic import largest, present
 from finegauge.catalogue.gpus import GpuSpec
-from finegauge.data.batch_shape import WRITING, BatchShape, lengths
+from finegauge.data.batch_shape import BatchShape, lengths
 from finegauge.model.op import Extents, Op
 from finegauge.prediction.calibration import Calibration
 from finegauge.prediction.communication import Network, Passes, communication
@@ -45,6 +45,7 @@ from finegauge.prediction.memory import rerun
 from finegauge.prediction.model_parallel import slowest_share
 from finegauge.prediction.sharding import GATHERING, Share, mean_extents
 from finegauge.profile import Breakdown, Path
+from finegauge.run.rules import GENERATING
 from finegauge.run.run import Run
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def slowest_extents(run: Run, batch: BatchShape) -> Extents:
     Where ranks meet once per step, it is the average over the slowest rank's micro-batches.
     """
     mean = mean_extents(batch)
-    alike = run.packing or run.padding == "max" or run.group_by_length or run.phase in WRITING
+    alike = run.packing or run.padding == "max" or run.group_by_length or run.phase in GENERATING
     known = None if alike or run.data_parallel == 1 else lengths(run, padded=run.padding == "longest")
     if known is None:
         return mean

@@ -235,7 +235,7 @@ def batching_json(lengths: "Lengths", run: "Run") -> dict[str, Any]:
 
 def _asked(lengths: "Lengths", run: "Run") -> "tuple[Batches, BatchShape, WholeRun | None]":
     """Return the batches of the first epoch, what they are on average, and the risk of the whole run."""
-    from finegauge.data.sample_shapes import epoch_of, shape_of_samples
+    from finegauge.data.batch_shape import epoch_of, shape_of_samples
 
     return epoch_of(run, lengths, 0), shape_of_samples(run, lengths), whole_run(run, lengths)
 

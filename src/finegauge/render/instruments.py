@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from finegauge.data.batch_shape import answer_tokens, micro_steps
 from finegauge.prediction.predictor import Prediction
 from finegauge.profile import Profile
 from finegauge.render import number_format as fmt
 from finegauge.render.terminal import columns, paint, wrapped
+from finegauge.run.rules import answer_tokens, micro_steps
 
 WAITS = {
     "ttft_s": "to the first token",

@@ -1,13 +1,13 @@
-"""What the value of one field of a run may be, and the sentence when it is not.
+"""One field of a run: which values it accepts, its default, unit and label, and what it means.
 
-A check takes the field's name and a value from a file, the command line or Python, and
-returns the value in its own type. Quoted numbers and yes/no words are read as what they
-say, because every framework's own loader does so.
+A `Field` is called with a name and a value from a file, the command line or Python, and returns the
+value in its own type. Quoted numbers and yes/no words are read as what they say, because every
+framework's own loader does so.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 from finegauge.errors import FieldError, did_you_mean, shown
 
@@ -17,53 +17,95 @@ UNSTATED: Any = None  # the default of a field that follows from the other field
 
 MAX_NAMES = 512
 MAX_TEXT = 4096
-_TRUE = {"true", "yes", "on", "1"}
-_FALSE = {"false", "no", "off", "0"}
+_TRUE = ("true", "yes", "on", "1")
+_FALSE = ("false", "no", "off", "0")
 _NUMERALS = frozenset("0123456789+-.eE_")
 
 
-def whole(low: int = 1, high: int = 10**12, unit: str = "") -> Check:
-    """Return a check for whole numbers from `low` to `high`."""
+class Field(NamedTuple):
+    """What a value may be (`kind` and its limits) and how the field is called and explained."""
 
-    def check(name: str, value: Any) -> int:
-        figure = _figure(value)
-        if figure is None or figure != int(figure):
-            raise FieldError(
-                f"{name}={_plain(value)} is not a whole number; give one from {low:,} to {high:,}."
-            )
-        _refuse_outside(name, int(figure), low, high, unit)
-        return int(figure)
+    kind: str  # a key of _READERS
+    low: float = 0
+    high: float = 0
+    unit: str = ""
+    options: Mapping[str, str] = {}  # the choices, each with the words of a form ("" for itself)
+    aliases: Mapping[str, str] = {}  # read as the option they name
+    name: str = ""
+    default: Any = UNSTATED
+    is_optional: bool = False  # may stay None
+    label: str = ""  # of a form; "" for the name
+    help: str = ""  # one line of Markdown
 
-    return check
-
-
-def number(low: float, high: float, unit: str = "") -> Check:
-    """Return a check for finite numbers from `low` to `high`."""
-
-    def check(name: str, value: Any) -> float:
-        figure = _figure(value)
-        if figure is None:
-            raise FieldError(
-                f"{name}={_plain(value)} is not a finite number; give one from {low:g} to {high:g}."
-            )
-        _refuse_outside(name, figure, low, high, unit)
-        return float(figure)
-
-    return check
+    def __call__(self, name: str, value: Any) -> Any:
+        """Return `value` in the field's own type. Raises: FieldError in one sentence with `name`."""
+        return _READERS[self.kind](self, name, value)
 
 
-def flag(name: str, value: Any) -> bool:
-    """Return `value` as true or false."""
+def whole(
+    low: int = 1, high: int = 10**12, unit: str = "", *, words: Mapping[str, str] | None = None
+) -> Field:
+    """Return a field of whole numbers from `low` to `high`, or of one of `words`."""
+    return Field("whole", low, high, unit, words or {})
+
+
+def number(low: float, high: float, unit: str = "") -> Field:
+    """Return a field of finite numbers from `low` to `high`."""
+    return Field("number", low, high, unit)
+
+
+def choice(options: Iterable[str], aliases: Mapping[str, str] | None = None) -> Field:
+    """Return a field that is one of `options`; as a mapping these come with the words of a form."""
+    named = options if isinstance(options, Mapping) else dict.fromkeys(options, "")
+    return Field("choice", options=named, aliases=aliases or {})
+
+
+def choices(options: Iterable[str], aliases: Mapping[str, str] | None = None) -> Field:
+    """Return a field that is a list of `options`; the word none is the empty list."""
+    return choice(options, aliases)._replace(kind="choices")
+
+
+def version_numbers(version: str) -> tuple[int, int, int]:
+    """Return the numbers of a version: (4, 40, 2) of "4.40.2", (5, 0, 0) of "v5"."""
+    parts = [*version.lower().removeprefix("v").split(".")[:3], "0", "0"][:3]
+    if not all(part.isdecimal() and len(part) < 5 for part in parts):
+        raise FieldError(f"{shown(version)} is not a version; write it as 5.23 or 4.40.2.")
+    return int(parts[0]), int(parts[1]), int(parts[2])
+
+
+def _number(field: Field, name: str, value: Any) -> int | float:
+    """Return a number within the field's limits, whole where the field is."""
+    figure, whole_only = _figure(value), field.kind == "whole"
+    if isinstance(value, str) and (word := value.strip().lower()) in field.options:
+        return word  # type: ignore[return-value]  # a word that stands for a number
+    if figure is None or (whole_only and figure != int(figure)):
+        form, what = (",", "a whole") if whole_only else ("g", "a finite")
+        raise FieldError(
+            f"{name}={_plain(value)} is not {what} number; "
+            f"give one from {field.low:{form}} to {field.high:{form}}."
+        )
+    figure = int(figure) if whole_only else figure
+    unit = f" {field.unit}" if field.unit else ""
+    if figure < field.low:
+        raise FieldError(f"{name}={_plain(figure)} is too small; it must be at least {field.low:,}{unit}.")
+    if figure > field.high:
+        raise FieldError(f"{name}={_plain(figure)} is too large; it must be at most {field.high:,}{unit}.")
+    return figure if whole_only else float(figure)
+
+
+def _flag(_field: Field, name: str, value: Any) -> bool:
     if isinstance(value, bool):
         return value
     word = str(value).strip().lower() if isinstance(value, str | int) else ""
-    if word in _TRUE or word in _FALSE:
-        return word in _TRUE
-    raise FieldError(f"{name}={_plain(value)} is neither true nor false.")
+    if word not in _TRUE and word not in _FALSE:
+        raise FieldError(f"{name}={_plain(value)} is neither true nor false.")
+    return word in _TRUE
 
 
-def text(name: str, value: Any) -> str:
-    """Return `value` as one line of text."""
+def _text(field: Field, name: str, value: Any) -> str:
+    """Return one line of text, which only a label may leave empty."""
+    if field.kind == "label" and value == "":
+        return ""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise FieldError(f"{name} must be text, not {_kind(value)}.")
     line = str(value).strip()
@@ -74,44 +116,52 @@ def text(name: str, value: Any) -> str:
     return line
 
 
-def label(name: str, value: Any) -> str:
-    """Return `value` as one line of text that may be empty."""
-    return "" if value == "" else text(name, value)
+def _version(field: Field, name: str, value: Any) -> str:
+    """Return a version such as "4.40", which YAML reads as the number 4.4 unless it is quoted."""
+    if isinstance(value, float) and round(value, 1) == value:
+        raise FieldError(f"{name}={value} may have lost a zero; put the version in quotes, as '4.40'.")
+    written = _text(field, name, value)
+    try:
+        version_numbers(written)
+    except FieldError as error:
+        raise FieldError(f"{name}: {error}") from None
+    return written
 
 
-def names(name: str, value: Any) -> tuple[str, ...]:
+def _names(field: Field, name: str, value: Any) -> tuple[str, ...]:
     """Return a list of names, or one comma-separated line of them, as a tuple without repeats."""
     items = value.split(",") if isinstance(value, str) else value
     if not isinstance(items, list | tuple) or len(items) > MAX_NAMES:
         raise FieldError(f"{name} must be a list of at most {MAX_NAMES} names, not {_kind(value)}.")
-    stripped = [text(name, item) for item in items if not (isinstance(item, str) and not item.strip())]
+    stripped = [_text(field, name, one) for one in items if not (isinstance(one, str) and not one.strip())]
+    if field.kind == "choices":
+        one_of = field._replace(options={**field.options, "none": ""})
+        stripped = [word for one in stripped if (word := _choice(one_of, name, one)) != "none"]
     return tuple(dict.fromkeys(stripped))
 
 
-def choice(options: tuple[str, ...], aliases: Mapping[str, str] | None = None) -> Check:
-    """Return a check for one of `options`; `aliases` are read as the option they name."""
-    known = aliases or {}
-
-    def check(name: str, value: Any) -> str:
-        word = str(value).strip().lower().replace("-", "_") if isinstance(value, str | bool | int) else ""
-        word = known.get(word, word)
-        if word in options:
-            return word
-        hint = did_you_mean(str(value), options)
-        raise FieldError(f"{name}={_plain(value)} is unknown.{hint} Use one of {', '.join(options)}.")
-
-    return check
+def _choice(field: Field, name: str, value: Any) -> str:
+    word = str(value).strip().lower().replace("-", "_") if isinstance(value, str | bool | int) else ""
+    word = field.aliases.get(word, word)
+    if word in field.options:
+        return word
+    hint = did_you_mean(str(value), field.options)
+    raise FieldError(f"{name}={_plain(value)} is unknown.{hint} Use one of {', '.join(field.options)}.")
 
 
-def choices(options: tuple[str, ...], aliases: Mapping[str, str] | None = None) -> Check:
-    """Return a check for a list of `options`; the word none is the empty list."""
-    one = choice((*options, "none"), aliases)
-
-    def check(name: str, value: Any) -> tuple[str, ...]:
-        words = [one(name, item) for item in names(name, value)]
-        return tuple(dict.fromkeys(word for word in words if word != "none"))
-
-    return check
+_READERS: dict[str, Callable[[Field, str, Any], Any]] = {
+    "whole": _number,
+    "number": _number,
+    "flag": _flag,
+    "text": _text,
+    "label": _text,
+    "version": _version,
+    "names": _names,
+    "choice": _choice,
+    "choices": _names,
+}
+flag, text, names, version = Field("flag"), Field("text"), Field("names"), Field("version")
+label = Field("label")  # text that may be empty
 
 
 def _figure(value: Any) -> int | float | None:
@@ -129,15 +179,6 @@ def _figure(value: Any) -> int | float | None:
     return value
 
 
-def _refuse_outside(name: str, figure: float, low: float, high: float, unit: str) -> None:
-    """Raise where `figure` is below `low` or above `high`."""
-    unit = f" {unit}" if unit else ""
-    if figure < low:
-        raise FieldError(f"{name}={_plain(figure)} is too small; it must be at least {low:,}{unit}.")
-    if figure > high:
-        raise FieldError(f"{name}={_plain(figure)} is too large; it must be at most {high:,}{unit}.")
-
-
 def _plain(value: Any) -> str:
     """Return `value` for a message: numbers bare, everything else quoted and short."""
     if isinstance(value, bool):
@@ -151,6 +192,4 @@ def _kind(value: Any) -> str:
     """Return what kind of thing `value` is, in the words of a YAML file."""
     if isinstance(value, dict):
         return "a mapping"
-    if isinstance(value, list | tuple):
-        return "a list"
-    return _plain(value)
+    return "a list" if isinstance(value, list | tuple) else _plain(value)

@@ -1,42 +1,78 @@
-"""What follows from a run's stated fields, and which of them contradict each other or the model."""
+"""What follows from a run's stated fields, and which of them contradict each other or the model.
+
+The degrees of parallelism multiply to the number of GPUs (torchtitan's vocabulary):
+
+    data_parallel_replicate · data_parallel_shard · tensor · pipeline · context = num_gpus
+
+Reward models and DPO read pairs: two sequences for every sample. A phase that generates splits `seq_len`
+into a prompt and an answer of `max_new_tokens`.
+
+What a version of transformers does unasked: fused AdamW is the default optimizer from 4.56 on; experts are
+one fused tensor per projection from 5.0 on, run as grouped matrix products and left alone by bitsandbytes.
+
+[1] Hu et al. 2021, arXiv:2106.09685 (LoRA)
+[2] Dettmers et al. 2023, arXiv:2305.14314 (QLoRA)
+"""
 
 from collections.abc import Collection, Mapping
-from math import ceil, prod
+from math import ceil, gcd, prod
 from typing import TYPE_CHECKING, Any
 
 from finegauge.catalogue.frameworks import framework_of
-from finegauge.errors import FieldError, shown
-from finegauge.run.field import Check, choice, choices, flag, label, names, number, text, whole
+from finegauge.errors import FieldError
+from finegauge.run.field import version_numbers
 
 if TYPE_CHECKING:
     from finegauge.run.run import Run
 
-WEIGHTS_DTYPES = ("bf16", "fp16", "fp32", "nf4", "nf4_dq", "gptq4", "gptq8", "fp8", "int8")
-FLOAT_DTYPES = ("bf16", "fp16", "fp32")
+ADAPTER_METHODS = ("lora", "qlora", "gptq_lora")
+LORA_FIELDS = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "adapter_dtype")
+TRAINABLE_EXTRAS = ("embed_tokens", "lm_head", "norms")
 QUANTIZED_BY_METHOD = {"qlora": ("nf4_dq", "nf4", "int8"), "gptq_lora": ("gptq4", "gptq8")}
 QUANTIZED_DTYPES = frozenset(dtype for dtypes in QUANTIZED_BY_METHOD.values() for dtype in dtypes)
-_ALIASES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
+ATTENTION_KERNELS = ("triton", "flash3")  # of FlashAttention's first generation, and its third
+FSDP = ("fsdp", "fsdp_shard_grad_op", "hybrid")
+MODEL_DEGREES = ("tensor_parallel", "pipeline_parallel", "context_parallel")
+DATA_DEGREES = ("data_parallel_replicate", "data_parallel_shard")
 
-PRECISION_CHECKS: dict[str, Check] = {
-    "weights_dtype": choice(WEIGHTS_DTYPES, _ALIASES),
-    "autocast": choice(("none", "bf16", "fp16"), {**_ALIASES, "no": "none", "false": "none"}),
-    "adapter_dtype": choice(FLOAT_DTYPES, _ALIASES),
-    "upcast_unquantized": flag,
-    "fp8": flag,
-    "quantize_experts": flag,
-}
+GENERATING = ("ppo", "grpo", "decode")
+SERVING = ("prefill", "decode")
+PAIRED = ("reward", "dpo")
+COMPARING = ("reward", "dpo", "ppo", "grpo")
+PPO_EPOCHS = 4  # updates on every rollout: the default of TRL's last PPO trainer
+BATCHES_PER_STEP = 3  # of requests to continuous batching: places come free and are taken again
+
+_EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 
 
-def settle_precision(values: dict[str, Any], stated: Collection[str]) -> None:
-    """Fill in the weights' format by method and refuse what contradicts it."""
-    del stated  # every contradiction below holds whoever stated it
-    method, quantized = values["method"], QUANTIZED_BY_METHOD.get(values["method"])
-    if values["weights_dtype"] is None:
-        values["weights_dtype"] = quantized[0] if quantized else "bf16"
-    if values["adapter_dtype"] is None:
-        values["adapter_dtype"] = "bf16"
-    dtype = values["weights_dtype"]
-    if quantized and dtype not in quantized:
+def settle(values: dict[str, Any], stated: Collection[str]) -> None:
+    """Refuse fields that contradict each other, then fill in those that follow from the others.
+
+    Args:
+        values: Every field, each checked alone; changed in place.
+        stated: The fields that somebody stated.
+    Raises: FieldError.
+    """
+    _check_method(values, stated)
+    _check_batches(values, stated)
+    _fill_in(values)
+    _settle_degrees(values)
+
+
+def _check_method(values: Mapping[str, Any], stated: Collection[str]) -> None:
+    method, dtype = values["method"], values["weights_dtype"]
+    if method not in ADAPTER_METHODS:
+        for name in LORA_FIELDS:
+            if name in stated:
+                raise FieldError(
+                    f"{name} is stated, but method={method} trains no adapters; use method=lora or remove it."
+                )
+    if method != "freeze" and "freeze_trainable_layers" in stated:
+        raise FieldError(
+            f"freeze_trainable_layers is stated, but method={method}; use method=freeze or remove it."
+        )
+    quantized = QUANTIZED_BY_METHOD.get(method)
+    if quantized and dtype is not None and dtype not in quantized:
         raise FieldError(
             f"method={method} needs weights_dtype {' or '.join(quantized)}, not {dtype}; or use method=lora."
         )
@@ -45,222 +81,71 @@ def settle_precision(values: dict[str, Any], stated: Collection[str]) -> None:
         raise FieldError(
             f"weights_dtype={dtype} cannot be used with method={method}; use method={trained} or bf16."
         )
-    if values["upcast_unquantized"] and not quantized:
+    if not quantized and values["upcast_unquantized"]:
         raise FieldError(
             f"upcast_unquantized needs quantised weights, but method={method}; use qlora or remove it."
         )
 
 
-PHASES = ("sft", "pretrain", "reward", "dpo", "ppo", "grpo", "evaluate", "prefill", "decode")
-METHODS = ("full", "lora", "qlora", "gptq_lora", "freeze")
-ADAPTER_METHODS = ("lora", "qlora", "gptq_lora")
-TRAINABLE_EXTRAS = ("embed_tokens", "lm_head", "norms")
-
-LORA_FIELDS = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "adapter_dtype")
-
-METHOD_CHECKS: dict[str, Check] = {
-    "phase": choice(PHASES, {"pt": "pretrain", "rm": "reward", "eval": "evaluate"}),
-    "method": choice(METHODS),
-    "lora_rank": whole(1, 65_536),
-    "lora_alpha": number(1e-6, 1e6),
-    "lora_dropout": number(0.0, 1.0),
-    "lora_targets": names,
-    "trainable_extra": choices(TRAINABLE_EXTRAS),
-    "freeze_trainable_layers": whole(1, 10_000, "layers"),
-}
-
-
-def settle_method(values: dict[str, Any], stated: Collection[str]) -> None:
-    """Fill in what follows from the method and refuse what contradicts it."""
-    method = values["method"]
-    if method not in ADAPTER_METHODS:
-        for name in LORA_FIELDS:
-            if name in stated:
-                raise FieldError(
-                    f"{name} is stated, but method={method} trains no adapters; use method=lora or remove it."
-                )
-    if "freeze_trainable_layers" in stated and method != "freeze":
+def _check_batches(values: Mapping[str, Any], stated: Collection[str]) -> None:
+    phase, packing, new_tokens = values["phase"], values["packing"], values["max_new_tokens"]
+    if packing and values["group_by_length"]:
+        raise FieldError("packing=true fills every sequence, so group_by_length cannot hold; remove one.")
+    if packing and values["padding"] == "longest" and "padding" in stated:
         raise FieldError(
-            f"freeze_trainable_layers is stated, but method={method}; use method=freeze or remove it."
+            "packing=true fills every sequence to seq_len, so padding=longest cannot hold; remove one."
         )
-    if method == "freeze" and values["freeze_trainable_layers"] is None:
-        values["freeze_trainable_layers"] = 2
-    if values["lora_rank"] is None:
-        values["lora_rank"] = 16
-    if values["lora_alpha"] is None:
-        values["lora_alpha"] = 2.0 * values["lora_rank"]
-    if values["lora_dropout"] is None:
-        values["lora_dropout"] = 0.0
-    targets = values["lora_targets"] or ("all-linear",)
-    values["lora_targets"] = ("all-linear",) if "all" in targets or "all-linear" in targets else targets
+    if new_tokens is not None and phase not in GENERATING:
+        raise FieldError(
+            f"max_new_tokens is stated, but phase={phase} generates nothing; remove it or use "
+            f"{', '.join(GENERATING)}."
+        )
+    if new_tokens is not None and new_tokens >= values["seq_len"]:
+        raise FieldError(
+            f"max_new_tokens={new_tokens} leaves no room for a prompt in seq_len={values['seq_len']}; "
+            f"use less than {values['seq_len']}."
+        )
+    if phase in COMPARING and (packing or values["padding"] == "free"):
+        joined = "packing=true" if packing else "padding=free"
+        raise FieldError(f"phase={phase} compares whole sequences, so {joined} cannot hold; remove it.")
+    if phase in SERVING and values["gradient_accumulation_steps"] > 1:
+        raise FieldError(
+            f"gradient_accumulation_steps={values['gradient_accumulation_steps']}, but phase={phase} trains "
+            f"nothing; remove it."
+        )
 
 
-def forget(values: dict[str, Any], method: str) -> None:
-    """Remove from stated `values` what another method had needed and `method` does not."""
-    if method not in ADAPTER_METHODS:
-        for name in LORA_FIELDS:
-            values.pop(name, None)
-    if method != "freeze":
-        values.pop("freeze_trainable_layers", None)
-    quantized = QUANTIZED_BY_METHOD.get(method)
-    if not quantized:
-        values.pop("upcast_unquantized", None)
-    rest = str(values.get("weights_dtype")).strip().lower()
-    if rest not in quantized if quantized else rest in QUANTIZED_DTYPES:
-        values.pop("weights_dtype", None)
-
-
-OPTIMIZERS = (
-    "adamw",
-    "adamw_8bit",
-    "paged_adamw",
-    "paged_adamw_8bit",
-    "adafactor",
-    "lion",
-    "lion_8bit",
-    "sgd",
-)
-ACTIVATION_CHECKPOINTING = ("none", "full", "selective", "offload")
-ATTENTION = ("sdpa", "flash", "eager")
-ATTENTION_KERNELS = ("triton", "flash3")  # of FlashAttention's first generation, and its third
-KERNELS = ("liger", "unsloth", "foak", "megatron", *ATTENTION_KERNELS)
-LOSSES = ("full_logits", "chunked", "fused")
-
-_FLASH = ("fa", "fa2", "fa3", "flash_attn", "flash_attention", "flash_attention_2", "flash_attention_3")
-_ADAMW = ("adam", "adamw_torch", "adamw_hf", "adamw_torch_fused", "adamw_fused", "adamw_apex_fused")
-
-
-def version_numbers(version: str) -> tuple[int, int, int]:
-    """Return the numbers of a version: (4, 40, 2) of "4.40.2", (5, 0, 0) of "v5"."""
-    parts = [*version.lower().removeprefix("v").split(".")[:3], "0", "0"][:3]
-    if not all(part.isdecimal() and len(part) < 5 for part in parts):
-        raise FieldError(f"{shown(version)} is not a version; write it as 5.23 or 4.40.2.")
-    return int(parts[0]), int(parts[1]), int(parts[2])
-
-
-def version(name: str, value: Any) -> str:
-    """Return a version such as "4.40", which YAML reads as the number 4.4 unless it is quoted."""
-    if isinstance(value, float) and round(value, 1) == value:
-        raise FieldError(f"{name}={value} may have lost a zero; put the version in quotes, as '4.40'.")
-    written = text(name, value)
-    try:
-        version_numbers(written)
-    except FieldError as error:
-        raise FieldError(f"{name}: {error}") from None
-    return written
-
-
-IMPLEMENTATION_CHECKS: dict[str, Check] = {
-    "optimizer": choice(
-        OPTIMIZERS,
-        {
-            **dict.fromkeys(_ADAMW, "adamw"),
-            **dict.fromkeys(("adamw8bit", "adamw_bnb_8bit", "adamw_torch_8bit"), "adamw_8bit"),
-            "paged_adamw_32bit": "paged_adamw",
-            "lion_32bit": "lion",
-        },
-    ),
-    "optimizer_implementation": choice(("fused", "foreach", "loop", "in_backward")),
-    "activation_checkpointing": choice(ACTIVATION_CHECKPOINTING, {"true": "full", "false": "none"}),
-    "checkpointing_reentrant": flag,
-    "synchronous": flag,
-    "attention": choice(ATTENTION, dict.fromkeys(_FLASH, "flash")),
-    "kernels": choices(KERNELS),
-    "loss": choice(LOSSES, {"full": "full_logits"}),
-    "experts_implementation": choice(("eager", "grouped_mm")),
-    "ssm_kernels": choice(("fused", "slow")),
-    "compile": flag,
-    "framework": label,
-    "framework_version": label,
-    "transformers_version": version,
-    "bitsandbytes_version": version,
-}
-
-
-def settle_implementation(values: dict[str, Any], stated: Collection[str]) -> None:
-    """Fill in what the software version does unasked."""
-    del stated  # nothing here contradicts
+def _fill_in(values: dict[str, Any]) -> None:
+    method, packing = values["method"], values["packing"]
     version = version_numbers(values["transformers_version"])
     fused_experts = version >= (5, 0)
-    if values["optimizer_implementation"] is None:
-        values["optimizer_implementation"] = "fused" if version >= (4, 56) else "foreach"
-    if values["experts_implementation"] is None:
-        values["experts_implementation"] = "grouped_mm" if fused_experts else "eager"
-    if values["quantize_experts"] is None:
-        values["quantize_experts"] = not fused_experts
-    if values["loss"] is None:
-        values["loss"] = "fused" if "liger" in values["kernels"] else "full_logits"
+    follows: dict[str, Any] = {
+        "optimizer_implementation": "fused" if version >= (4, 56) else "foreach",
+        "experts_implementation": "grouped_mm" if fused_experts else "eager",
+        "quantize_experts": not fused_experts,
+        "loss": "fused" if "liger" in values["kernels"] else "full_logits",
+        "weights_dtype": QUANTIZED_BY_METHOD.get(method, ("bf16",))[0],
+        "adapter_dtype": "bf16",
+        "lora_rank": 16,
+        "lora_alpha": 2.0 * (values["lora_rank"] or 16),
+        "lora_dropout": 0.0,
+        "freeze_trainable_layers": 2 if method == "freeze" else None,
+        "max_new_tokens": (values["seq_len"] // 2 or 1) if values["phase"] in GENERATING else None,
+        "padding": "longest" if values["dataset"] and not packing else "max",
+    }
+    if packing and values["padding"] == "longest":
+        values["padding"] = None
+    for name, value in follows.items():
+        if values[name] is None:
+            values[name] = value
+    targets = values["lora_targets"] or ("all-linear",)
+    values["lora_targets"] = ("all-linear",) if "all" in targets or "all-linear" in targets else targets
+    if values["packing_strategy"] is None:
+        values["packing_strategy"] = framework_of(values["framework"]).batching.packing_strategy
 
 
-FSDP = ("fsdp", "fsdp_shard_grad_op", "hybrid")
-SHARDING = ("none", "zero1", "zero2", "zero3", *FSDP)
-PIPELINE_SCHEDULES = ("1f1b", "gpipe", "naive")  # naive: layers spread over GPUs, one working at a time
-CPU_OFFLOAD = ("none", "optimizer", "params", "all", "nvme")  # nvme: states and weights, on local drives
-MODEL_DEGREES = ("tensor_parallel", "pipeline_parallel", "context_parallel")
-DATA_DEGREES = ("data_parallel_replicate", "data_parallel_shard")
-MAX_GPUS = 1_000_000
-
-PARALLELISM_CHECKS: dict[str, Check] = {
-    "num_gpus": whole(1, MAX_GPUS),
-    "num_nodes": whole(1, MAX_GPUS),
-    "node_network_gbit_per_s": number(0.1, 1e6, "Gbit/s"),
-    **{name: whole(1, MAX_GPUS) for name in (*DATA_DEGREES, *MODEL_DEGREES, "expert_parallel")},
-    "sequence_parallel": flag,
-    "virtual_pipeline_stages": whole(1, 1000),
-    "pipeline_schedule": choice(PIPELINE_SCHEDULES, {"naive_mp": "naive"}),
-    "sharding": choice(SHARDING, {"false": "none", "ddp": "none", "zero0": "none"}),
-    "cpu_offload": choice(CPU_OFFLOAD, {"false": "none", "true": "all"}),
-}
-
-
-def num_held_out(num_samples: int, fraction: float) -> int:
-    """Return how many samples are validated on: the share rounded up, but never all of them."""
-    return min(max(0, num_samples - 1), ceil(fraction * num_samples - 1e-9))
-
-
-def settle_parallelism(values: dict[str, Any], stated: Collection[str]) -> None:
+def _settle_degrees(values: dict[str, Any]) -> None:
     """Fill in the degrees that the others leave open and refuse those that do not multiply."""
-    del stated  # the degrees must multiply whoever stated them
-    _check_schedule(values)
-    model_parallel = prod(values[name] for name in MODEL_DEGREES)
-    data_parallel = prod(values[name] or 1 for name in DATA_DEGREES)
-    if values["num_gpus"] is None:
-        values["num_gpus"] = model_parallel * data_parallel
-    num_gpus, num_nodes = values["num_gpus"], values["num_nodes"]
-    if num_gpus % num_nodes:
-        raise FieldError(
-            f"num_gpus={num_gpus} (all nodes together) is not a multiple of num_nodes={num_nodes}."
-        )
-    open_degrees = [name for name in DATA_DEGREES if values[name] is None]
-    left, remainder = divmod(num_gpus, model_parallel * data_parallel)
-    if remainder or (left > 1 and not open_degrees) or not left:
-        degrees = " · ".join(
-            f"{n}={values[n]}" for n in (*DATA_DEGREES, *MODEL_DEGREES) if (values[n] or 1) > 1
-        )
-        product = model_parallel * data_parallel
-        raise FieldError(
-            f"{degrees} multiply to {product}, which does not fill num_gpus={num_gpus}; "
-            f"set num_gpus={product} or change a degree."
-        )
-    replicated = values["sharding"] == "none" or "data_parallel_shard" not in open_degrees
-    rest = "data_parallel_replicate" if replicated else "data_parallel_shard"
-    for name in open_degrees:
-        values[name] = left if name == rest or len(open_degrees) == 1 else 1
-
-
-def accumulates_whole(run: "Run") -> bool:
-    """Return whether FSDP's gradients stay whole on every rank until the last micro-batch of a step.
-
-    So they do under `no_sync`, which accelerate enters unless told `sync_each_batch` (its guide to
-    gradient synchronization says so) and litgpt by Fabric's `no_backward_sync`.
-    """
-    if run.sharding not in FSDP or run.gradient_accumulation_steps == 1:
-        return False
-    return not framework_of(run.framework).reduces_every_micro_batch
-
-
-def _check_schedule(values: dict[str, Any]) -> None:
-    """Refuse chunks of stages that no schedule passes in turn, and drives that nothing streams from."""
     chunks, schedule = values["virtual_pipeline_stages"], values["pipeline_schedule"]
     if chunks > 1 and schedule != "1f1b":
         raise FieldError(
@@ -272,18 +157,46 @@ def _check_schedule(values: dict[str, Any]) -> None:
             f"cpu_offload=nvme is DeepSpeed's ZeRO-Infinity, which sharding={values['sharding']} is not; use "
             f"sharding=zero3."
         )
+    product = prod([values[name] or 1 for name in (*MODEL_DEGREES, *DATA_DEGREES)])
+    if values["num_gpus"] is None:
+        values["num_gpus"] = product
+    num_gpus, num_nodes = values["num_gpus"], values["num_nodes"]
+    if num_gpus % num_nodes:
+        raise FieldError(
+            f"num_gpus={num_gpus} (all nodes together) is not a multiple of num_nodes={num_nodes}."
+        )
+    open_degrees = [name for name in DATA_DEGREES if values[name] is None]
+    left, remainder = divmod(num_gpus, product)
+    if remainder or (left > 1 and not open_degrees) or not left:
+        degrees = " · ".join(
+            [f"{n}={values[n]}" for n in (*DATA_DEGREES, *MODEL_DEGREES) if (values[n] or 1) > 1]
+        )
+        raise FieldError(
+            f"{degrees} multiply to {product}, which does not fill num_gpus={num_gpus}; "
+            f"set num_gpus={product} or change a degree."
+        )
+    replicated = values["sharding"] == "none" or "data_parallel_shard" not in open_degrees
+    rest = "data_parallel_replicate" if replicated else "data_parallel_shard"
+    for name in open_degrees:
+        values[name] = left if name == rest or len(open_degrees) == 1 else 1
 
 
-CLUSTER_CHECKS: dict[str, Check] = {
-    "gpu": text,
-    "provider": text,
-    "region": text,
-    "startup_s": number(0.0, 1e7, "s"),
-    "saves_per_epoch": number(0.0, 1e6),
-    "eval_samples": whole(0, 10**10),
-}
+def forget_method(values: dict[str, Any], method: str) -> None:
+    """Remove from stated `values` what another method had needed and `method` does not."""
+    if method not in ADAPTER_METHODS:
+        for name in LORA_FIELDS:
+            values.pop(name, None)
+    if method != "freeze":
+        values.pop("freeze_trainable_layers", None)
+    quantized = QUANTIZED_BY_METHOD.get(method)
+    if not quantized:
+        values.pop("upcast_unquantized", None)
+    dtype = str(values.get("weights_dtype")).strip().lower()
+    if dtype not in quantized if quantized else dtype in QUANTIZED_DTYPES:
+        values.pop("weights_dtype", None)
 
-_EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+
+# What the model stands against
 
 
 def num_experts(config: Mapping[str, Any]) -> int:
@@ -297,70 +210,131 @@ def num_experts(config: Mapping[str, Any]) -> int:
     return 0
 
 
-def fit(values: dict[str, Any], whole_config: Mapping[str, Any]) -> None:
+def fit_model(values: dict[str, Any], whole_config: Mapping[str, Any]) -> None:
     """Resolve "all" experts and refuse what the model cannot be divided into.
 
     Raises: FieldError naming the model's figure that stands against the field.
     """
     text_config = whole_config.get("text_config")
     config = text_config if isinstance(text_config, Mapping) else whole_config
+    model = values["model"]
     _fit_experts(values, config)
-    _fit_heads(values, config)
-    for field, key in (
-        ("pipeline_parallel", "num_hidden_layers"),
-        ("freeze_trainable_layers", "num_hidden_layers"),
-    ):
-        layers = config.get(key)
-        if isinstance(layers, int) and (values[field] or 1) > max(layers, 1):
-            raise FieldError(f"{field}={values[field]} exceeds the {layers} layers of {values['model']}.")
-    chunks, stages = values["virtual_pipeline_stages"], values["pipeline_parallel"]
-    layers = config.get("num_hidden_layers")
-    if isinstance(layers, int) and stages > 1 and chunks * stages > max(layers, 1):
-        raise FieldError(
-            f"virtual_pipeline_stages={chunks} of pipeline_parallel={stages} stages exceed the {layers} "
-            f"layers of {values['model']}; use at most {max(1, layers // stages)}."
-        )
-    hidden_size = config.get("hidden_size")
-    if isinstance(hidden_size, int) and values["lora_rank"] > max(hidden_size, 16):
-        raise FieldError(
-            f"lora_rank={values['lora_rank']} exceeds hidden_size={hidden_size} of {values['model']}; "
-            f"a rank of 8 to 256 is usual."
-        )
-
-
-def _fit_experts(values: dict[str, Any], config: Mapping[str, Any]) -> None:
-    """Resolve and check the experts per token and the expert-parallel degree."""
-    asked, model = values["num_experts_per_tok"], values["model"]
-    experts = num_experts(config)
-    if not experts and (asked is not None or values["expert_parallel"] > 1):
-        field = "expert_parallel" if asked is None else "num_experts_per_tok"
-        raise FieldError(f"{field} is stated, but {model} has no experts; remove it.")
-    if asked == "all":
-        values["num_experts_per_tok"] = asked = experts
-    if asked is not None and asked > experts:
-        raise FieldError(
-            f"num_experts_per_tok={asked} exceeds the {experts} experts of {model}; use 1 to {experts}."
-        )
-    if experts % values["expert_parallel"]:
-        raise FieldError(
-            f"expert_parallel={values['expert_parallel']} does not divide the {experts} experts of {model}; "
-            f"use {_divisors(experts)}."
-        )
-
-
-def _fit_heads(values: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    """Refuse a tensor-parallel degree that does not divide the heads."""
     degree = values["tensor_parallel"]
     for key in ("num_key_value_heads", "num_attention_heads"):
         heads = config.get(key)
         if isinstance(heads, int) and heads > 0 and heads % degree:
             raise FieldError(
-                f"tensor_parallel={degree} does not divide {key}={heads} of {values['model']}; "
-                f"use {_divisors(heads)}."
+                f"tensor_parallel={degree} does not divide {key}={heads} of {model}; use {_divisors(heads)}."
             )
+    layers = config.get("num_hidden_layers")
+    if isinstance(layers, int):
+        for field in ("pipeline_parallel", "freeze_trainable_layers"):
+            if (values[field] or 1) > max(layers, 1):
+                raise FieldError(f"{field}={values[field]} exceeds the {layers} layers of {model}.")
+        chunks, stages = values["virtual_pipeline_stages"], values["pipeline_parallel"]
+        if stages > 1 and chunks * stages > max(layers, 1):
+            raise FieldError(
+                f"virtual_pipeline_stages={chunks} of pipeline_parallel={stages} stages exceed the {layers} "
+                f"layers of {model}; use at most {max(1, layers // stages)}."
+            )
+    hidden_size = config.get("hidden_size")
+    if isinstance(hidden_size, int) and values["lora_rank"] > max(hidden_size, 16):
+        raise FieldError(
+            f"lora_rank={values['lora_rank']} exceeds hidden_size={hidden_size} of {model}; "
+            f"a rank of 8 to 256 is usual."
+        )
+
+
+def _fit_experts(values: dict[str, Any], config: Mapping[str, Any]) -> None:
+    active, model, degree = values["num_experts_per_tok"], values["model"], values["expert_parallel"]
+    if active is None and degree == 1:
+        return
+    experts = num_experts(config)
+    if not experts:
+        field = "expert_parallel" if active is None else "num_experts_per_tok"
+        raise FieldError(f"{field} is stated, but {model} has no experts; remove it.")
+    if active == "all":
+        values["num_experts_per_tok"] = active = experts
+    if active is not None and active > experts:
+        raise FieldError(
+            f"num_experts_per_tok={active} exceeds the {experts} experts of {model}; use 1 to {experts}."
+        )
+    if experts % degree:
+        raise FieldError(
+            f"expert_parallel={degree} does not divide the {experts} experts of {model}; "
+            f"use {_divisors(experts)}."
+        )
 
 
 def _divisors(number: int) -> str:
     """Return the divisors of `number` as "1, 2, 4 or 8", at most eight of them."""
     found = [str(n) for n in range(1, min(number, 4096) + 1) if number % n == 0][:8]
     return f"{', '.join(found[:-1])} or {found[-1]}" if len(found) > 1 else found[0]
+
+
+# What a phase makes of a batch
+
+
+def answer_tokens(run: "Run") -> int:
+    """Return the tokens that the model generates for each prompt."""
+    return run.max_new_tokens if run.phase in GENERATING else 0
+
+
+def is_continuous(run: "Run") -> bool:
+    """Return whether requests enter and leave the batch one by one, so that nothing is padded."""
+    return run.phase in SERVING and run.padding == "free"
+
+
+def micro_steps(run: "Run") -> int:
+    """Return how many micro-batches one step has."""
+    return BATCHES_PER_STEP if is_continuous(run) else run.gradient_accumulation_steps
+
+
+def group_size(run: "Run") -> int:
+    """Return how many answers there are to each prompt."""
+    return run.num_generations if run.phase == "grpo" else 1
+
+
+def batch_unit(run: "Run") -> int:
+    """Return of what `micro_batch_size` must be a multiple, so that every prompt has all its answers."""
+    group = group_size(run)
+    return group // gcd(group, run.gradient_accumulation_steps)
+
+
+def prompts_of(run: "Run") -> "Run":
+    """Return the run whose sequences are the prompts of `run`: as many tokens as its answers leave.
+
+    Raises: FieldError where some prompt would not get all its answers.
+    """
+    answers, group = run.micro_batch_size * run.gradient_accumulation_steps, group_size(run)
+    if answers % group:
+        raise FieldError(
+            f"phase={run.phase} compares num_generations={group} answers to each prompt, which does not "
+            f"divide the {answers} of micro_batch_size x gradient_accumulation_steps; make these a multiple "
+            f"of {group}."
+        )
+    return run.replace(
+        phase="evaluate",
+        max_new_tokens=None,
+        seq_len=run.seq_len - answer_tokens(run),
+        micro_batch_size=answers // group,
+        gradient_accumulation_steps=1,
+        packing=False,
+        padding=None if is_continuous(run) else run.padding,
+    )
+
+
+def num_held_out(num_samples: int, fraction: float) -> int:
+    """Return how many samples are validated on: the share rounded up, but never all of them."""
+    return min(max(0, num_samples - 1), ceil(fraction * num_samples - 1e-9))
+
+
+def accumulates_whole(run: "Run") -> bool:
+    """Return whether FSDP's gradients stay whole on every rank until the last micro-batch of a step.
+
+    So they do under `no_sync`, which accelerate enters unless told `sync_each_batch` (its guide to
+    gradient synchronization says so) and litgpt by Fabric's `no_backward_sync`.
+    """
+    if run.sharding not in FSDP or run.gradient_accumulation_steps == 1:
+        return False
+    return not framework_of(run.framework).reduces_every_micro_batch

@@ -1,18 +1,29 @@
 """The question: one fine-tuning run, complete, every field with its origin.
 
-A run file is YAML whose keys are the field names below. `docs/run-file.md` says what each
-means; the topic modules beside this one say which values it accepts and what it follows
-from when it is not stated.
+A run file is YAML whose keys are the fields of `Run`. What each accepts, its default and its meaning
+stand once, in the class: overrides, docs/run-file.md, the JSON schema, the page's form and completion
+follow from it. `rules` says what follows from fields together.
 """
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from finegauge.data import batch_shape
 from finegauge.errors import FieldError, UnknownKeyError
 from finegauge.run import rules
-from finegauge.run.field import UNSTATED, Check, text, whole
+from finegauge.run.field import (
+    UNSTATED,
+    Field,
+    choice,
+    choices,
+    flag,
+    label,
+    names,
+    number,
+    text,
+    version,
+    whole,
+)
 
 if TYPE_CHECKING:
     from finegauge.catalogue.models import ModelFigures
@@ -21,113 +32,310 @@ FROM_FILE = "file"
 FROM_COMMAND_LINE = "command line"
 FROM_CALLER = "caller"
 FROM_DEFAULT = "FineGauge default"
-REQUIRED = ("model", "method")  # a config.json alone states no method; its reader says full
 STATED = (FROM_FILE, FROM_COMMAND_LINE, FROM_CALLER)
+REQUIRED = ("model", "method")  # a config.json alone states no method; its reader says full
+MAX_SEQ_LEN = 16_777_216
+MAX_GPUS = 1_000_000
 NEED_THE_MODEL = (
     *("num_experts_per_tok", "tensor_parallel", "pipeline_parallel", "virtual_pipeline_stages"),
     "expert_parallel",
 )
+_METHODS = {"full": "full fine-tuning", "lora": "LoRA", "qlora": "QLoRA", "gptq_lora": "GPTQ + LoRA"}
+_PHASES = {
+    **{"sft": "fine-tuning (SFT)", "pretrain": "pre-training", "reward": "reward model", "dpo": "DPO"},
+    **{"ppo": "PPO", "grpo": "GRPO", "evaluate": "", "prefill": "", "decode": ""},
+}
+_WEIGHTS = ("bf16", "fp16", "fp32", "nf4", "nf4_dq", "gptq4", "gptq8", "fp8", "int8")
+_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
+_OPTIMIZERS = {
+    **{"adamw": "AdamW", "adamw_8bit": "AdamW, 8 bits", "paged_adamw": "AdamW, paged"},
+    **{"paged_adamw_8bit": "AdamW, paged, 8 bits", "adafactor": "Adafactor", "lion": "Lion"},
+    **{"lion_8bit": "Lion, 8 bits", "sgd": "SGD"},
+}
+_OPTIMIZER_ALIASES = {
+    **dict.fromkeys(("adam", "adamw_torch", "adamw_hf", "adamw_torch_fused", "adamw_fused"), "adamw"),
+    **dict.fromkeys(("adamw8bit", "adamw_bnb_8bit", "adamw_torch_8bit"), "adamw_8bit"),
+    **{"adamw_apex_fused": "adamw", "paged_adamw_32bit": "paged_adamw", "lion_32bit": "lion"},
+}
+_FLASH = ("fa", "fa2", "fa3", "flash_attn", "flash_attention", "flash_attention_2", "flash_attention_3")
+_KERNELS = {"liger": "Liger", "unsloth": "Unsloth", "foak": "FOAK", "megatron": "Megatron"}
+_STRATEGIES = ("best_fit_decreasing", "first_fit", "wrapped")
+_STRATEGY_ALIASES = {"bfd": _STRATEGIES[0], "best_fit": _STRATEGIES[0], "ffd": "first_fit"}
+_SHARDING = {
+    **{"none": "none (DDP)", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "fsdp": "FSDP"},
+    **{"fsdp_shard_grad_op": "FSDP, weights kept", "hybrid": "hybrid FSDP"},
+}
+_OFFLOAD = {"none": "", "optimizer": "", "params": "", "all": "", "nvme": "NVMe"}
+
+
+def spec(kind: Field, help: str, default: Any = UNSTATED, label: str = "") -> Any:
+    """Return the dataclass field of a run's field: what it accepts, what it means, its default.
+
+    Args:
+        kind: What it accepts.
+        help: One line of Markdown; `{options}` stands for the list of choices.
+        default: UNSTATED where it may stay None, or follows from other fields (`rules`).
+        label: What a form calls it.
+    """
+    listed = ", ".join([f"`{option}`" for option in kind.options])
+    return field(
+        default=default,
+        metadata={"spec": kind._replace(help=help.format(options=listed), default=default, label=label)},
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Run:
     """One fine-tuning run on one cluster; frozen, validated, with the origin of every field."""
 
-    model: str  # catalogue name, Hugging Face id, config.json or a folder that holds one
-    method: str
-    phase: str = "sft"
-    num_experts_per_tok: int | None = None  # None: as the model says; all of them is dense fine-tuning
-    lora_rank: int = UNSTATED
-    lora_alpha: float = UNSTATED
-    lora_dropout: float = UNSTATED
-    lora_targets: tuple[str, ...] = UNSTATED
-    trainable_extra: tuple[str, ...] = ()
-    freeze_trainable_layers: int | None = None
-    weights_dtype: str = UNSTATED
-    autocast: str = "none"
-    adapter_dtype: str = UNSTATED
-    upcast_unquantized: bool = False
-    fp8: bool = False  # products of the layers' linears in fp8, weights and activations as they are
-    quantize_experts: bool = UNSTATED
-    optimizer: str = "adamw"
-    optimizer_implementation: str = UNSTATED
-    activation_checkpointing: str = "none"
-    checkpointing_reentrant: bool = True
-    synchronous: bool = False
-    attention: str = "sdpa"
-    kernels: tuple[str, ...] = ()
-    loss: str = UNSTATED
-    experts_implementation: str = UNSTATED
-    ssm_kernels: str = "fused"
-    compile: bool = False
-    dataset: str | None = None
-    num_samples: int | None = None
-    seq_len: int = 2048  # cut-off; with no dataset, the length of every sequence
-    over_length: str = "truncate"  # what becomes of a sample longer than seq_len
-    packing: bool = False
-    packing_strategy: str = UNSTATED
-    padding: str = UNSTATED
-    pad_to_multiple_of: int = 8
-    group_by_length: bool = False
-    validation_fraction: float = 0.0  # of num_samples, held out of training
-    tokenizer: str | None = None  # folder or tokenizer.json that turns a data set of texts into tokens
-    max_new_tokens: int = UNSTATED  # that ppo, grpo and decode write; the rest of seq_len is the prompt
-    num_generations: int = 8  # answers per prompt that grpo compares
-    micro_batch_size: int = 1
-    gradient_accumulation_steps: int = 1
-    epochs: float = 1.0
-    max_steps: int | None = None
-    gpu: str | None = None
-    num_gpus: int = UNSTATED  # of all nodes together
-    num_nodes: int = 1
-    node_network_gbit_per_s: float | None = None  # all network cards of a node, one direction
-    data_parallel_replicate: int = UNSTATED
-    data_parallel_shard: int = UNSTATED
-    tensor_parallel: int = 1
-    pipeline_parallel: int = 1
-    pipeline_schedule: str = "1f1b"
-    virtual_pipeline_stages: int = 1  # chunks of layers per stage: interleaved 1F1B
-    sequence_parallel: bool = False  # tensor-parallel ranks divide norms and residual streams too
-    context_parallel: int = 1
-    expert_parallel: int = 1
-    sharding: str = "none"
-    cpu_offload: str = "none"
-    provider: str | None = None
-    region: str | None = None
-    startup_s: float = 180.0  # process start, loading, tokenising
-    saves_per_epoch: float = 1.0
-    eval_samples: int = 0
-    framework: str = ""
-    framework_version: str = ""
-    transformers_version: str = "5.23"
-    bitsandbytes_version: str = "0.50"
+    # Model and method
+    model: str = spec(
+        text, "catalogue name, Hugging Face id, `config.json`, or a folder that holds one", label="Model"
+    )
+    method: str = spec(choice({**_METHODS, "freeze": "last layers"}), "{options}", label="Method")
+    phase: str = spec(
+        choice(_PHASES, {"pt": "pretrain", "rm": "reward", "eval": "evaluate"}),
+        "{options}; see [phases](phases.md)",
+        "sft",
+        "Phase",
+    )
+    num_experts_per_tok: int | None = spec(
+        whole(1, 100_000, words={"all": ""}),
+        "active experts per token; none: as the model says; `all`: dense fine-tuning",
+    )
+    lora_rank: int = spec(whole(1, 65_536), "of the adapters; 16", label="LoRA rank")
+    lora_alpha: float = spec(number(1e-6, 1e6), "scale of the adapters; twice the rank")
+    lora_dropout: float = spec(number(0.0, 1.0), "0")
+    lora_targets: tuple[str, ...] = spec(names, "`all-linear`; or `attention`, or names of modules")
+    trainable_extra: tuple[str, ...] = spec(
+        choices(rules.TRAINABLE_EXTRAS), "trained beside adapters: {options}", ()
+    )
+    freeze_trainable_layers: int | None = spec(
+        whole(1, 10_000, "layers"),
+        "last layers that train with `method: freeze`, 2 if not stated; under checkpointing the gradient "
+        "goes on to the embeddings, as transformers has it",
+    )
+    # Number formats
+    weights_dtype: str = spec(
+        choice(dict.fromkeys(_WEIGHTS, "") | {"nf4_dq": "nf4, nested"}, _DTYPES),
+        "{options}; `nf4_dq` for QLoRA, `gptq4` for GPTQ-LoRA, else `bf16`",
+        label="Weights",
+    )
+    autocast: str = spec(
+        choice(("none", "bf16", "fp16"), {**_DTYPES, "no": "none", "false": "none"}),
+        "mixed precision over the weights' format: {options}",
+        "none",
+        "Autocast",
+    )
+    adapter_dtype: str = spec(choice(("bf16", "fp16", "fp32"), _DTYPES), "`bf16`; or `fp16`, `fp32`")
+    upcast_unquantized: bool = spec(
+        flag, "norms, embeddings and head of a quantised model in fp32 (PEFT's preparation)", False
+    )
+    fp8: bool = spec(
+        flag,
+        "matrix products of the layers in fp8, as TransformerEngine and torchao's float8 have it; weights, "
+        "activations and attention stay as they are, and a GPU without fp8 computes in 16 bit",
+        False,
+    )
+    quantize_experts: bool = spec(
+        flag,
+        "whether experts are really quantised: true before transformers 5, whose fused experts the "
+        "quantiser skips",
+    )
+    # Implementation
+    optimizer: str = spec(choice(_OPTIMIZERS, _OPTIMIZER_ALIASES), "{options}", "adamw", "Optimizer")
+    optimizer_implementation: str = spec(
+        choice(("fused", "foreach", "loop", "in_backward")),
+        "`fused` from transformers 4.56 on, `foreach` before; or `loop`, `in_backward` (a layer is updated "
+        "as soon as its gradients are there)",
+    )
+    activation_checkpointing: str = spec(
+        choice(("none", "full", "selective", "offload"), {"true": "full", "false": "none"}),
+        "{options}",
+        "none",
+        "Checkpointing",
+    )
+    checkpointing_reentrant: bool = spec(flag, "whether checkpointing is the reentrant kind", True)
+    synchronous: bool = spec(
+        flag,
+        "whether the host waits for the GPU around every module, as instrumented code does "
+        "(`torch.cuda.synchronize()`): host and device time add up",
+        False,
+    )
+    attention: str = spec(
+        choice({"sdpa": "SDPA", "flash": "FlashAttention", "eager": "eager"}, dict.fromkeys(_FLASH, "flash")),
+        "`sdpa`, `flash` (also `fa2`, `fa3`), `eager`",
+        "sdpa",
+        "Attention",
+    )
+    kernels: tuple[str, ...] = spec(
+        choices(_KERNELS | dict.fromkeys(rules.ATTENTION_KERNELS, "")),
+        "fused kernel sets: `liger`, `unsloth`, `foak`, `megatron` (softmax of masked scores; GELU and "
+        "residual with their bias). Two more say which attention kernel runs: `flash3` (FlashAttention-3 or "
+        "cuDNN's, faster on Hopper and later; Megatron's layers have it), `triton` (FlashAttention's first "
+        "generation)",
+        (),
+        "Fused kernels",
+    )
+    loss: str = spec(
+        choice(("full_logits", "chunked", "fused"), {"full": "full_logits"}),
+        "`full_logits`; `fused` with Liger; or `chunked`",
+    )
+    experts_implementation: str = spec(
+        choice(("eager", "grouped_mm")),
+        "`grouped_mm` from transformers 5 on, `eager` (one expert after the other) before",
+    )
+    ssm_kernels: str = spec(
+        choice(("fused", "slow")), "of state space layers: `fused` or `slow` (the Python path)", "fused"
+    )
+    compile: bool = spec(flag, "torch.compile", False, "torch.compile")
+    # Data and duration
+    dataset: str | None = spec(
+        text,
+        "name in the catalogue, a file of lengths, a [file of texts](data.md), or "
+        "`instructions-of-N-tokens`: where only the mean length N is known, the spread of published "
+        "instruction sets; none: every sequence is `seq_len` long",
+        label="Data set",
+    )
+    num_samples: int | None = spec(
+        whole(1, 10**10, "samples"),
+        "samples of the data set that are used, the validation set's included; none: all of them",
+        label="Samples",
+    )
+    seq_len: int = spec(
+        whole(1, MAX_SEQ_LEN, "tokens"),
+        "cut-off in tokens; with no data set, the length of every sequence",
+        2048,
+        "Cut-off",
+    )
+    over_length: str = spec(
+        choice(("truncate", "drop", "split")),
+        "what becomes of a sample longer than `seq_len`: `truncate`, `drop`, `split` into several",
+        "truncate",
+    )
+    packing: bool = spec(flag, "samples joined into sequences of `seq_len`", False, "Packing")
+    packing_strategy: str = spec(
+        choice(_STRATEGIES, _STRATEGY_ALIASES),
+        "`best_fit_decreasing` (the longest first, each where the least room is left), `first_fit`, "
+        "`wrapped` (one long text, cut into rows); what the framework does unasked: [batches](batches.md)",
+    )
+    padding: str = spec(
+        choice(("longest", "max", "free"), {"max_length": "max", "true": "longest"}),
+        "`longest` of the micro-batch with a data set, else `max`; `free`: joined without padding (with "
+        "packing: samples do not attend to each other)",
+    )
+    pad_to_multiple_of: int = spec(whole(1, 65_536, "tokens"), "padded lengths are rounded up to it", 8)
+    group_by_length: bool = spec(flag, "batches of samples of similar length (transformers' sampler)", False)
+    validation_fraction: float = spec(number(0.0, 0.999), "share of samples held out of training", 0.0)
+    tokenizer: str | None = spec(
+        text, "folder or `tokenizer.json` that turns a [data set of texts](data.md) into tokens"
+    )
+    max_new_tokens: int = spec(
+        whole(1, MAX_SEQ_LEN, "tokens"),
+        "tokens that the model generates in `ppo`, `grpo` and `decode`: half of `seq_len`; the rest is the "
+        "prompt",
+    )
+    num_generations: int = spec(whole(2, 4096, "answers"), "answers per prompt that `grpo` compares", 8)
+    micro_batch_size: int = spec(
+        whole(1, 1_000_000, "sequences"), "sequences per GPU and forward pass", 1, "Micro-batch"
+    )
+    gradient_accumulation_steps: int = spec(
+        whole(1, 1_000_000), "micro-batches per optimizer step", 1, "Accumulation"
+    )
+    epochs: float = spec(number(1e-6, 1e6), "passes over the data", 1.0, "Epochs")
+    max_steps: int | None = spec(
+        whole(1, 10**10, "steps"), "optimizer steps, instead of epochs", label="Steps at most"
+    )
+    # Machine
+    gpu: str | None = spec(
+        text,
+        "name of `finegauge gpus`, your own YAML file, a device profile (`.json`), or `here`",
+        label="GPU",
+    )
+    num_gpus: int = spec(
+        whole(1, MAX_GPUS), "of all nodes together: the product of the degrees", label="GPUs, all nodes"
+    )
+    num_nodes: int = spec(whole(1, MAX_GPUS), "machines", 1, "Nodes")
+    node_network_gbit_per_s: float | None = spec(
+        number(0.1, 1e6, "Gbit/s"),
+        "all network cards of a node together, one direction; what is usual for the GPU (or its provider) "
+        "where not stated",
+    )
+    data_parallel_replicate: int = spec(
+        whole(1, MAX_GPUS), "what the other degrees leave of `num_gpus`, when nothing is sharded"
+    )
+    data_parallel_shard: int = spec(
+        whole(1, MAX_GPUS), "what the other degrees leave of `num_gpus`, when something is sharded"
+    )
+    tensor_parallel: int = spec(whole(1, MAX_GPUS), "degree; must divide the heads", 1)
+    pipeline_parallel: int = spec(whole(1, MAX_GPUS), "degree", 1)
+    pipeline_schedule: str = spec(
+        choice(("1f1b", "gpipe", "naive"), {"naive_mp": "naive"}),
+        "`1f1b`, `gpipe`, `naive` (layers spread over GPUs, one working at a time)",
+        "1f1b",
+    )
+    virtual_pipeline_stages: int = spec(
+        whole(1, 1000),
+        "chunks of layers that each stage holds, passed in turn (interleaved 1F1B); no effect without "
+        "`pipeline_parallel`",
+        1,
+    )
+    sequence_parallel: bool = spec(
+        flag,
+        "ranks of `tensor_parallel` divide norms and residual streams by tokens (Megatron's); no effect "
+        "without it",
+        False,
+    )
+    context_parallel: int = spec(whole(1, MAX_GPUS), "degree", 1)
+    expert_parallel: int = spec(whole(1, MAX_GPUS), "degree within the others; must divide the experts", 1)
+    sharding: str = spec(
+        choice(_SHARDING, {"false": "none", "ddp": "none", "zero0": "none"}), "{options}", "none", "Sharding"
+    )
+    cpu_offload: str = spec(
+        choice(_OFFLOAD, {"false": "none", "true": "all"}),
+        "`none`, `optimizer`, `params`, `all` (both), `nvme` (both on local drives, with `zero3`)",
+        "none",
+        "Offload to host",
+    )
+    provider: str | None = spec(text, "whose prices", label="Provider")
+    region: str | None = spec(text, "whose prices and electricity")
+    startup_s: float = spec(
+        number(0.0, 1e7, "s"),
+        "seconds before the first step: process start, loading, tokenising (an assumption)",
+        180.0,
+    )
+    saves_per_epoch: float = spec(number(0.0, 1e6), "checkpoints written", 1.0)
+    eval_samples: int = spec(whole(0, 10**10), "samples of one evaluation", 0)
+    # Software
+    framework: str = spec(label, "who runs it: what it does unasked follows", "")
+    framework_version: str = spec(label, "its version", "")
+    transformers_version: str = spec(
+        version, "decides what is derived above; quote it, for YAML reads 4.40 as 4.4", "5.23"
+    )
+    bitsandbytes_version: str = spec(version, "decides how the quantiser stores and dequantises", "0.50")
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
     warnings: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         """Check every field, fill in what follows from the others, and note the origins."""
         values, origins = {}, dict(self.origins)
-        for name, check in CHECKS.items():
-            value, default = getattr(self, name), DEFAULTS[name]
-            origin = FROM_DEFAULT if value is None or value == default else FROM_CALLER
-            origins.setdefault(name, origin)
-            value = default if value is None else value
-            values[name] = None if value is None else check(name, value)
-        if values["model"] is None or values["method"] is None:
-            missing = "model" if values["model"] is None else "method"
-            raise FieldError(
-                f"The run does not state its {missing}; add '{missing}: …' to the file "
-                f"or {missing}=… to the command line."
-            )
-        stated = {name for name, origin in origins.items() if origin in STATED}
-        rules.settle_implementation(values, stated)
-        rules.settle_method(values, stated)
-        rules.settle_precision(values, stated)
-        batch_shape.settle_data(values, stated)
-        batch_shape.settle_phase(values, stated)
-        rules.settle_parallelism(values, stated)
-        if any(values[name] not in (None, 1) for name in NEED_THE_MODEL):
-            rules.fit(values, figures(values["model"]).config)
+        for name, each in FIELDS.items():
+            value, default = getattr(self, name), each.default
+            if value is None or (type(value) is type(default) and value == default):
+                values[name] = default
+                origins.setdefault(name, FROM_DEFAULT)
+            else:
+                origins.setdefault(name, FROM_DEFAULT if value == default else FROM_CALLER)
+                values[name] = each(name, value)
+        for name in REQUIRED:
+            if values[name] is None:
+                raise FieldError(
+                    f"The run does not state its {name}; add '{name}: …' to the file "
+                    f"or {name}=… to the command line."
+                )
+        rules.settle(values, {name for name, origin in origins.items() if origin in STATED})
+        if any([values[name] not in (None, 1) for name in NEED_THE_MODEL]):
+            rules.fit_model(values, figures(values["model"]).config)
         for name, value in values.items():
             object.__setattr__(self, name, value)
         object.__setattr__(self, "origins", origins)
@@ -139,18 +347,16 @@ class Run:
     @classmethod
     def from_fields(
         cls,
-        fields: Mapping[str, Any],
+        values: Mapping[str, Any],
         origins: Mapping[str, str] | None = None,
         warnings: tuple[str, ...] = (),
     ) -> "Run":
-        """Return the run that `fields` state; fields without an origin count as from the file."""
-        for name in fields:
-            if name not in CHECKS:
-                raise UnknownKeyError("run", name, known=CHECKS)
-        known = dict.fromkeys((n for n, v in fields.items() if v is not None), FROM_FILE) | dict(
-            origins or {}
-        )
-        return cls(**{"model": UNSTATED, "method": UNSTATED, **fields}, origins=known, warnings=warnings)
+        """Return the run that `values` state; fields without an origin count as from the file."""
+        for name in values:
+            if name not in FIELDS:
+                raise UnknownKeyError("run", name, known=FIELDS)
+        known = {name: FROM_FILE for name, value in values.items() if value is not None}
+        return cls(**values, origins=known | dict(origins or {}), warnings=warnings)
 
     @property
     def global_batch_size(self) -> int:
@@ -174,21 +380,25 @@ class Run:
 
     def check_names(self) -> None:
         """Raise where the model, GPU or data set is unknown, or the model cannot be run as asked."""
-        rules.fit(self.fields(), self.config)
+        rules.fit_model(self.fields(), self.config)
         if self.gpu is not None:
             from finegauge.catalogue.gpus import gpu
 
             gpu(self.gpu)
         if self.dataset is not None:
-            batch_shape.dataset_of(self)
+            from finegauge.catalogue.datasets import dataset, is_of_texts
+
+            if not is_of_texts(self.dataset, self.tokenizer):
+                dataset(self.dataset)
 
     def fields(self) -> dict[str, Any]:
         """Return every field by name, in the order of the class."""
-        return {name: getattr(self, name) for name in CHECKS}
+        return {name: getattr(self, name) for name in FIELDS}
 
     def stated_fields(self) -> dict[str, Any]:
         """Return the fields that somebody stated, and those that every run has to state."""
-        return {n: getattr(self, n) for n in CHECKS if n in REQUIRED or self.origins[n] != FROM_DEFAULT}
+        origins = self.origins
+        return {n: getattr(self, n) for n in FIELDS if origins[n] != FROM_DEFAULT or n in REQUIRED}
 
     def replace(self, origin: str = FROM_CALLER, **changes: Any) -> "Run":
         """Return the same run with `changes`, checked anew; `origin` says who changed them.
@@ -197,12 +407,12 @@ class Run:
         only the old one needed.
         """
         values = self.stated_fields()
-        if "method" in changes and rules.METHOD_CHECKS["method"]("method", changes["method"]) != self.method:
-            rules.forget(values, changes["method"])
+        if "method" in changes and FIELDS["method"]("method", changes["method"]) != self.method:
+            rules.forget_method(values, changes["method"])
         if changes.get("packing") and self.padding == "longest":
             values.pop("padding", None)  # which full sequences rule out
         values.update(changes)
-        origins = {name: self.origins[name] for name in values if name in CHECKS}
+        origins = {name: self.origins[name] for name in values if name in FIELDS}
         origins.update(dict.fromkeys(changes, origin))
         return Run.from_fields(values, origins, self.warnings)
 
@@ -214,35 +424,15 @@ class Run:
         return str(yaml.safe_dump(stated, sort_keys=False, allow_unicode=True, width=100))
 
 
+FIELDS: dict[str, Field] = {
+    each.name: each.metadata["spec"]._replace(name=each.name, is_optional="None" in str(each.type))
+    for each in fields(Run)
+    if "spec" in each.metadata
+}
+
+
 def figures(name_or_path: str) -> "ModelFigures":
     """Return the model's row of the catalogue, or its file's figures."""
     from finegauge.catalogue.models import model as find
 
     return find(name_or_path)
-
-
-def _experts(name: str, value: Any) -> int | str:
-    """Return a number of experts, or the word all."""
-    return (
-        "all"
-        if isinstance(value, str) and value.strip().lower() == "all"
-        else int(whole(1, 100_000)(name, value))
-    )
-
-
-CHECKS: dict[str, Check] = {
-    "model": text,
-    "num_experts_per_tok": _experts,
-    **rules.METHOD_CHECKS,
-    **rules.PRECISION_CHECKS,
-    **rules.IMPLEMENTATION_CHECKS,
-    **batch_shape.DATA_CHECKS,
-    **rules.PARALLELISM_CHECKS,
-    **rules.CLUSTER_CHECKS,
-}
-CHECKS = {name: CHECKS[name] for name in Run.__dataclass_fields__ if name in CHECKS}
-DEFAULTS: dict[str, Any] = {
-    name: None if declared.default is MISSING else declared.default
-    for name, declared in Run.__dataclass_fields__.items()
-    if name in CHECKS
-}

@@ -11,7 +11,7 @@ from typing import Any
 
 from finegauge.errors import FileFormatError, FineGaugeError
 from finegauge.profile import Breakdown, Interval, Profile, Source
-from finegauge.run.run import CHECKS, DEFAULTS, FROM_DEFAULT, Run
+from finegauge.run.run import FIELDS, FROM_DEFAULT, Run
 
 BREAKDOWNS = (
     "peak_memory_bytes", "device_memory_bytes", "phase_memory_bytes", "step_time_s", "step_energy_j",
@@ -73,10 +73,10 @@ def run_of(document: Mapping[str, Any]) -> Run:
     """
     stated = document["fields"]
     run = object.__new__(Run)
-    for name, check in CHECKS.items():
-        value = stated.get(name, DEFAULTS[name])
-        object.__setattr__(run, name, None if value is None else check(name, value))
-    object.__setattr__(run, "origins", dict.fromkeys(CHECKS, FROM_DEFAULT) | document["origins"])
+    for name, field in FIELDS.items():
+        value = stated.get(name, field.default)
+        object.__setattr__(run, name, None if value is None else field(name, value))
+    object.__setattr__(run, "origins", dict.fromkeys(FIELDS, FROM_DEFAULT) | document["origins"])
     object.__setattr__(run, "warnings", tuple(document["warnings"]))
     return run
 

@@ -17,7 +17,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from finegauge.errors import InputError, UnsupportedError, shown
-from finegauge.run.run import CHECKS
+from finegauge.run.run import FIELDS
 from finegauge.store.journal import records_of
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ def _columns(asked: Sequence[Record], profiles: Sequence[Record]) -> dict[str, l
     columns["device"] = [one["fingerprint"].get("device") for one in profiles]
     labels = [one.get("labels", {}) for one in asked]
     for name in {name: None for names in {tuple(one) for one in labels} for name in names}:
-        if name in CHECKS:
+        if name in FIELDS:
             continue
         columns[name] = [one.get(name) for one in labels]
     for name in TOTALS:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from finegauge.errors import FieldError, FileFormatError, FineGaugeError, UnknownKeyError, shown
 from finegauge.run.field import number, whole
-from finegauge.run.run import CHECKS, FROM_CALLER, FROM_COMMAND_LINE, Run
+from finegauge.run.run import FIELDS, FROM_CALLER, FROM_COMMAND_LINE, Run
 from finegauge.web.upload_store import room
 
 MEAN, LONGEST, HISTOGRAM = "mean_tokens", "longest_tokens", "length_counts"
@@ -135,7 +135,7 @@ class State(NamedTuple):
     @classmethod
     def of(cls, form: Mapping[str, str]) -> "State":
         """Return what a submitted form holds; empty fields are not stated."""
-        stated = {name: form[name].strip() for name in (*CHECKS, *LENGTH_FIELDS) if name in form}
+        stated = {name: form[name].strip() for name in (*FIELDS, *LENGTH_FIELDS) if name in form}
         document = form.get(DOCUMENT, "").replace("\r\n", "\n")
         return cls(document, {name: value for name, value in stated.items() if value})
 
@@ -165,8 +165,8 @@ def described(document: str, overrides: Mapping[str, Any]) -> Run:
         )
     words = {name: _word(name, value) for name, value in overrides.items()}
     for name, word in words.items():
-        if name not in CHECKS and name not in LENGTH_FIELDS:
-            raise UnknownKeyError("overrides", name, known=CHECKS)
+        if name not in FIELDS and name not in LENGTH_FIELDS:
+            raise UnknownKeyError("overrides", name, known=FIELDS)
         refuse_path(name, word)
     csv = lengths_csv(words)
     words = {name: value for name, value in words.items() if name not in LENGTH_FIELDS}
@@ -190,7 +190,7 @@ def field_of(error: FineGaugeError, overrides: Mapping[str, Any]) -> str | None:
     text = str(error)
     if isinstance(error, FileFormatError | UnknownKeyError):
         return None if text.startswith("overrides") else DOCUMENT
-    named = [word for word in re.findall(r"\w+", text) if word in CHECKS or word in LENGTH_FIELDS]
+    named = [word for word in re.findall(r"\w+", text) if word in FIELDS or word in LENGTH_FIELDS]
     for kind, field in _KINDS.items():
         if text.startswith(f"No {kind} named"):
             named.insert(0, field)

@@ -201,13 +201,13 @@ def _request(name: str, arguments: tuple[str, ...]) -> dict[str, Any]:
 
 def _fields() -> dict[str, Any]:
     """Return the schema of the fields of a run; docs/run-file.md says what each means."""
-    from finegauge.run.run import CHECKS
+    from finegauge.run.run import FIELDS
 
     return {
         "type": "object",
         "description": "Fields of a run, as in a run file.",
         "additionalProperties": False,
-        "properties": dict.fromkeys(CHECKS, _ref("value")),
+        "properties": dict.fromkeys(FIELDS, _ref("value")),
     }
 
 

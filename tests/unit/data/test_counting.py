@@ -9,8 +9,7 @@ import pytest
 from finegauge.data import records
 from finegauge.data import token_lengths as counting
 from finegauge.data.records import source_of
-from finegauge.data.sample_shapes import text_dataset, tokenised
-from finegauge.data.token_lengths import Lengths, quantiles, token_ids, token_lengths
+from finegauge.data.token_lengths import Lengths, quantiles, text_dataset, token_ids, token_lengths
 from finegauge.errors import FileFormatError, InputError
 from tests.unit.data.made import CHATML, lines, talk, tokenizer, words
 
@@ -88,7 +87,7 @@ def test_tokens_and_lengths_are_of_the_same_samples(tmp_path: Path) -> None:
     ids = token_ids(path, folder)
     assert [len(one) for one in ids] == list(token_lengths(path, folder).tokens)
     assert ids[0][0] == 0  # <s>
-    assert tokenised(path, folder) == ids
+    assert token_ids(path, folder) == ids
 
 
 def test_padding_and_truncation_that_a_tokenizer_was_saved_with_are_put_aside(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def test_axolotl_packs_a_whole_micro_batch_with_flash_attention() -> None:
     one, three = recipe("Axolotl", **fields), recipe("Axolotl", attention="flash", **fields)
     assert (one.row_len, one.micro_batch_size, three.row_len, three.micro_batch_size) == (40, 3, 120, 1)
     assert [len(row) for row in stretches(rows_of([40, 40, 39, 41], three))] == [3]
-    assert one.custom.samples_per_pack == 200
+    assert one.batching.samples_per_pack == 200
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from finegauge.data.batch_shape import batch_unit, micro_steps, prompts_of, shape
+from finegauge.data.batch_shape import shape
 from finegauge.errors import FieldError
+from finegauge.run.rules import batch_unit, micro_steps, prompts_of
 from finegauge.run.run import Run
 
 

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from finegauge.catalogue.datasets import holds_texts
 from finegauge.data import records
-from finegauge.data.records import Bad, chunks, holds_texts, row_name, source_of
+from finegauge.data.records import Bad, chunks, row_name, source_of
 from finegauge.errors import FileFormatError, InputError
 from tests.unit.data.made import lines, talk
 

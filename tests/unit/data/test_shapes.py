@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from finegauge.data import sample_shapes
+from finegauge.data import batch_shape
+from finegauge.data.batch_shape import epochs_drawn, shape_of_samples
 from finegauge.data.batches import simulate
-from finegauge.data.sample_shapes import epochs_drawn, shape_of_samples
 from finegauge.errors import FieldError
 from finegauge.run.run import Run
 from tests.unit.data.samples import lengths_of
@@ -66,7 +66,7 @@ def test_only_epochs_that_are_begun_are_drawn(monkeypatch: pytest.MonkeyPatch) -
     known = lengths_of(TOKENS)
     assert epochs_drawn(run_of(epochs=2.5), known) == 3
     assert epochs_drawn(run_of(max_steps=18), known) == 2
-    monkeypatch.setattr(sample_shapes, "SAMPLES_DRAWN", 300)
+    monkeypatch.setattr(batch_shape, "SAMPLES_DRAWN", 300)
     assert epochs_drawn(run_of(epochs=2.5), known) == 1
 
 

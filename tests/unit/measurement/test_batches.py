@@ -12,7 +12,7 @@ import torch
 
 from finegauge.data.batch_shape import lengths, shape
 from finegauge.data.batches import simulate
-from finegauge.data.sample_shapes import tokenised
+from finegauge.data.token_lengths import token_ids
 from finegauge.errors import FieldError
 from finegauge.formats.reading import read
 from finegauge.measurement.batches import IGNORED, Batch, batches
@@ -172,8 +172,8 @@ def test_a_run_file_names_texts_and_tokenizer_beside_it(
 
 
 def test_a_changed_file_is_read_again(tokenizer: str, texts: Callable[..., str]) -> None:
-    assert len(tokenised(texts(TEXTS), tokenizer)) == 6
-    assert len(tokenised(texts(TEXTS[:2]), tokenizer)) == 2
+    assert len(token_ids(texts(TEXTS), tokenizer)) == 6
+    assert len(token_ids(texts(TEXTS[:2]), tokenizer)) == 2
 
 
 def test_texts_and_tokenizer_belong_together(tokenizer: str, texts: Callable[..., str]) -> None:
@@ -213,7 +213,7 @@ def test_measured_batches_are_the_simulated_ones(
     many = [{"text": " ".join([names[n % 3]] * (1 + 7 * n % 23))} for n in range(60)]
     fields = {"seq_len": 16, "micro_batch_size": 2, "pad_to_multiple_of": 4, **way}
     run = run_of(dataset=texts(many), tokenizer=tokenizer, **fields)
-    lengths = [len(ids) for ids in tokenised(str(run.dataset), tokenizer)]
+    lengths = [len(ids) for ids in token_ids(str(run.dataset), tokenizer)]
     made = simulate(lengths, run)
     rows = made.dealt.offsets[1:] - made.dealt.offsets[:-1]
     full = [n for n in range(made.number) if rows[n] == made.recipe.micro_batch_size]

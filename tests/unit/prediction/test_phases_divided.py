@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from finegauge.data.batch_shape import PPO_EPOCHS
 from finegauge.prediction.collectives import collectives, exchanges
 from finegauge.prediction.explanation import formulas
 from finegauge.prediction.generation import cache_bytes
 from finegauge.prediction.predictor import predict
 from finegauge.prediction.sharding import share_of
 from finegauge.profile import Profile
+from finegauge.run.rules import PPO_EPOCHS
 from finegauge.run.run import Run
 
 GPUS, NEW = 4, 32

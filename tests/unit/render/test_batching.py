@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from finegauge.data import sample_shapes
+from finegauge.data import batch_shape
 from finegauge.render.data import batching_json, batching_lines
 from finegauge.run.run import Run
 from tests.unit.data.samples import lengths_of
@@ -41,7 +41,7 @@ def test_lines_of_a_phase_that_makes_other_batches() -> None:
 
 
 def test_a_run_too_long_to_draw_says_how_much_of_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sample_shapes, "SAMPLES_DRAWN", 400)
+    monkeypatch.setattr(batch_shape, "SAMPLES_DRAWN", 400)
     text = "\n".join(
         batching_lines(lengths_of(TOKENS), run_of(framework="TRL", epochs=3, pad_to_multiple_of=1))
     )

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from finegauge.errors import FieldError, UnknownKeyError, UnknownNameError
-from finegauge.run.run import CHECKS, FROM_CALLER, FROM_COMMAND_LINE, FROM_DEFAULT, FROM_FILE, Run
+from finegauge.run.run import FIELDS, FROM_CALLER, FROM_COMMAND_LINE, FROM_DEFAULT, FROM_FILE, Run
 
 
 def run(**fields: Any) -> Run:
@@ -73,7 +73,7 @@ def test_origins() -> None:
     assert built.origins["model"] == FROM_FILE
     assert built.origins["lora_rank"] == FROM_COMMAND_LINE
     assert built.origins["seq_len"] == FROM_DEFAULT
-    assert set(built.origins) == set(CHECKS)
+    assert set(built.origins) == set(FIELDS)
     assert run(seq_len=512).origins["seq_len"] == FROM_CALLER
 
 

@@ -8,7 +8,7 @@ from pyarrow import csv, parquet
 
 from finegauge.errors import InputError
 from finegauge.profile import Breakdown
-from finegauge.run.run import CHECKS
+from finegauge.run.run import FIELDS
 from finegauge.store.journal import Trials
 from finegauge.store.table import answer_of, ask, export, table_of
 from tests.unit.store.results import RUN, journal, result, timed
@@ -25,7 +25,7 @@ def test_a_row_has_every_field_of_the_run_and_the_facts_of_its_step(tmp_path: Pa
     path = journal(tmp_path, timed("a", 2.0, peak_memory_bytes=memory)).path
     table, quarantined = table_of([path])
     assert quarantined == 0
-    assert set(CHECKS) <= set(table.column_names)
+    assert set(FIELDS) <= set(table.column_names)
     found = row(table)
     assert (found["cell"], found["estimator"], found["outcome"]) == ("a", "measured", "completed")
     assert (found["model"], found["method"], found["seq_len"]) == ("llama-2-7b", "lora", RUN.seq_len)

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from finegauge.run.run import CHECKS
+from finegauge.run.run import FIELDS
 from finegauge.web import jobs
 from finegauge.web.form import DOCUMENT, LENGTH_FIELDS
 from finegauge.web.plan_view import PLAN_FIELDS
@@ -36,7 +36,7 @@ ATTACKS = (
     f"<meta http-equiv=refresh content=0;url=//{MARK}.example>",
     f"&lt;script&gt;{MARK}()&lt;/script&gt;",
 )
-FIELDS = (*CHECKS, *LENGTH_FIELDS, *PLAN_FIELDS, DOCUMENT, "s", "colour")
+FIELDS = (*FIELDS, *LENGTH_FIELDS, *PLAN_FIELDS, DOCUMENT, "s", "colour")
 START = {"model": "llama-3-8b", "method": "qlora", "gpu": "A40", "num_samples": "1000"}
 LINKS = ("href", "src", "action", "formaction", "data", "srcdoc", "xlink:href", "poster", "content")
 PRINTED = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=60)

@@ -19,7 +19,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from finegauge.render.schemas import schema
-from finegauge.run.run import CHECKS
+from finegauge.run.run import FIELDS
 from finegauge.web import jobs
 from finegauge.web.api import LISTINGS, QUESTIONS
 from finegauge.web.app import create_app
@@ -62,7 +62,7 @@ def test_the_document_describes_what_is_asked_and_answered() -> None:
     for name, (_, arguments) in LISTINGS.items():
         asked = document["paths"][f"{API}/{name}"]["get"]["parameters"]
         assert [one["name"] for one in asked] == list(arguments)
-    assert set(document["components"]["schemas"]["fields"]["properties"]) == set(CHECKS)
+    assert set(document["components"]["schemas"]["fields"]["properties"]) == set(FIELDS)
 
 
 def test_every_reference_leads_somewhere() -> None:

@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from finegauge.run.run import CHECKS
+from finegauge.run.run import FIELDS
 from finegauge.web import pages
 from finegauge.web.controls import controls
 from finegauge.web.form import LENGTH_FIELDS, State, state_of, token_of
@@ -45,7 +45,7 @@ def test_the_page_comes_with_an_answer() -> None:
 
 
 def test_every_field_of_a_run_has_a_control() -> None:
-    assert {control.name for control in controls()} == {*CHECKS, *LENGTH_FIELDS} - {"tokenizer"}
+    assert {control.name for control in controls()} == {*FIELDS, *LENGTH_FIELDS} - {"tokenizer"}
 
 
 def test_an_edit_changes_the_answer_and_the_address() -> None:

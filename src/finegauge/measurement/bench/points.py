@@ -9,7 +9,7 @@ from itertools import product
 from math import ceil
 from typing import NamedTuple
 
-from finegauge.data.batch_shape import WRITING, answer_tokens, shape
+from finegauge.data.batch_shape import shape
 from finegauge.model.blocks import (
     Architecture,
     Attention,
@@ -20,6 +20,7 @@ from finegauge.model.blocks import (
     Norm,
 )
 from finegauge.model.graph import Graph, build
+from finegauge.run.rules import GENERATING, answer_tokens
 from finegauge.run.run import Run
 
 GOLDEN_RATIO = 0.618034
@@ -244,7 +245,7 @@ def _attention_points(run: Run, block: Attention, batch: Batch) -> Iterator[Poin
 
 def _tokens(run: Run, graph: Graph, batch: Batch) -> Iterator[Point]:
     """Yield what a phase that writes asks for at every token: products of a row per sequence, the cache."""
-    if run.phase not in WRITING:
+    if run.phase not in GENERATING:
         return
     rows, context = batch.sequences, max(1, batch.seq_len - answer_tokens(run) // 2)
     model = graph.model

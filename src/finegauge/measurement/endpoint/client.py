@@ -9,9 +9,9 @@ from contextlib import suppress
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from finegauge.data.batch_shape import SERVING, prompts_of
 from finegauge.errors import FieldError, InputError, UnsupportedError, did_you_mean, shown
 from finegauge.measurement.options import Options
+from finegauge.run.rules import SERVING, prompts_of
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession
@@ -254,9 +254,9 @@ def _samples(asked: "Run", dice: random.Random) -> Iterator[list[int]]:
     from finegauge.data.batch_shape import lengths
 
     if asked.dataset is not None and asked.tokenizer is not None:
-        from finegauge.data.sample_shapes import tokenised
+        from finegauge.data.token_lengths import token_ids
 
-        texts = [text[: asked.seq_len] for text in tokenised(asked.dataset, asked.tokenizer) if text]
+        texts = [text[: asked.seq_len] for text in token_ids(asked.dataset, asked.tokenizer) if text]
         dice.shuffle(texts)
         yield from cycle(texts)
     vocab_size = int(asked.config["vocab_size"])

@@ -12,7 +12,6 @@ from itertools import chain, islice, pairwise
 from statistics import fmean, median, quantiles
 from typing import TYPE_CHECKING, Any
 
-from finegauge.data.batch_shape import micro_steps
 from finegauge.errors import FineGaugeError, UnsupportedError
 from finegauge.measurement.endpoint.client import (
     Address,
@@ -37,6 +36,7 @@ from finegauge.measurement.endpoint.load import (
 from finegauge.measurement.options import Options
 from finegauge.measurement.process import Heard, Progress
 from finegauge.profile import Breakdown, Profile, Source
+from finegauge.run.rules import micro_steps
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession

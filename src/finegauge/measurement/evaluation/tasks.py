@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping
 from random import Random
 from typing import Any
 
-from finegauge.data.records import Bad, chunks, holds_texts, row_name, source_of
+from finegauge.catalogue.datasets import holds_texts
+from finegauge.data.records import Bad, chunks, row_name, source_of
 from finegauge.data.tokenizer import load_tokenizer, tokenizer_file
 from finegauge.errors import FieldError, FileFormatError
 from finegauge.measurement.evaluation.scores import Choice, Ids, Judge, Question, Task, number_in, same_tokens

@@ -24,7 +24,7 @@ from finegauge.measurement.models.quantization import (
 )
 from finegauge.measurement.subject import Subject
 from finegauge.model.graph import build
-from finegauge.run.rules import version_numbers
+from finegauge.run.field import version_numbers
 from finegauge.run.run import Run
 
 

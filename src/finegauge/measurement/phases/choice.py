@@ -2,7 +2,6 @@
 
 import torch
 
-from finegauge.data.batch_shape import prompts_of
 from finegauge.measurement.models.build import scalar_subject_of, subject_of
 from finegauge.measurement.options import Options
 from finegauge.measurement.phases.generation import ContinuousServing, Serving
@@ -16,6 +15,7 @@ from finegauge.measurement.phases.reinforcement import (
 from finegauge.measurement.phases.supervised import Evaluation, Supervised
 from finegauge.measurement.phases.training import Here, copied_before, frozen, reference_of
 from finegauge.measurement.subject import Phase, Subject
+from finegauge.run.rules import prompts_of
 from finegauge.run.run import Run
 
 HERE = Here()

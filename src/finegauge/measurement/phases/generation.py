@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from finegauge.data.batch_shape import BATCHES_PER_STEP
 from finegauge.errors import UnsupportedError
 from finegauge.measurement.batches import Batch
 from finegauge.measurement.models.build import autocasting
 from finegauge.measurement.phases.training import IGNORED, mask_of
 from finegauge.measurement.subject import Clock, StepFacts, Subject
+from finegauge.run.rules import BATCHES_PER_STEP
 
 
 class Prompts(NamedTuple):

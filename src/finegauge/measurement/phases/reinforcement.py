@@ -5,12 +5,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from finegauge.data.batch_shape import PPO_EPOCHS
 from finegauge.measurement.batches import Batch
 from finegauge.measurement.phases.generation import Answers, Prompts, inference, write
 from finegauge.measurement.phases.preference import last_scores
 from finegauge.measurement.phases.training import Reference, Trained, Update, refuse_fused, token_losses
 from finegauge.measurement.subject import Clock, StepFacts, Subject
+from finegauge.run.rules import PPO_EPOCHS
 
 Judge = Callable[[Answers], torch.Tensor]  # [B], fp32
 
