@@ -91,7 +91,7 @@ def test_a_described_type_needs_no_trace() -> None:
 
 
 def test_without_torch_it_says_what_to_install(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("finegauge.measurement.fit")]:
+    for name in [name for name in sys.modules if name.startswith("finegauge.measurement.tracer")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
     done = finegauge("trace", model)

@@ -80,7 +80,7 @@ def ours(run: Run) -> Side:
 
 def theirs(run: Run) -> Any:
     """Return the trace of a run, and its side."""
-    from finegauge.measurement.tracer.step import trace_step
+    from tests.oracle.step_trace import trace_step
 
     trace = trace_step(run)
     base = {name: shape for name, (shape, _, _) in trace.parameters.items() if "lora_" not in name}

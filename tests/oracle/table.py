@@ -135,7 +135,7 @@ def main(arguments: list[str] | None = None) -> int:
         from tests.oracle.verbose import explain
 
         explain(outcomes, console)
-    from finegauge.measurement.tracer.tracker import CORRECTIONS
+    from tests.oracle.step_tracker import CORRECTIONS
 
     console.print("Corrected in the counters: " + "; ".join(CORRECTIONS) + ".", highlight=False)
     whole = not (options.only or options.cells)

@@ -409,7 +409,7 @@ def _document(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the trace of a configuration; a bar on stderr tells how far it is."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
-        from finegauge.measurement.tracer.document import PASSES, document
+        from finegauge.measurement.tracer.document import PASSES, trace_document
     except ImportError as error:
         raise UnsupportedError(
             f"'finegauge trace' runs the transformers class, and {shown(error.name or 'torch')} is not "
@@ -417,7 +417,7 @@ def _document(config: Mapping[str, Any]) -> Mapping[str, Any]:
         ) from None
     gc.enable()  # a trace is long enough to have garbage
     with _bar(PASSES) as heard:
-        return document(config, heard)
+        return trace_document(config, heard)
 
 
 @contextmanager

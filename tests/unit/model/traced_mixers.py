@@ -1,6 +1,6 @@
 """What transformers' own experts, state-space and linear-attention layers keep and compute, as traced.
 
-Traced 2026-11-21 by `finegauge.measurement.tracer.step` (transformers 5.23.0, PEFT 0.21.2, torch 2.13.0):
+Traced 2026-11-21 by `tests.oracle.step_trace` (transformers 5.23.0, PEFT 0.21.2, torch 2.13.0):
 three layers minus two, B=2, S=128. "slow" is transformers' PyTorch code, byte for byte; the fused
 kernels of mamba_ssm, causal_conv1d and flash-linear-attention are opaque operators that keep what
 those keep. `trained` are the parameters with a gradient, adapters included.

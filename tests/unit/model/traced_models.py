@@ -1,6 +1,6 @@
 """Whole models of a few layers as traced: the truth for what only a whole model shows.
 
-Traced 2026-11-21 (transformers 5.23.0, PEFT 0.21.2, torch 2.13.0) by `finegauge.measurement.tracer.step`:
+Traced 2026-11-21 (transformers 5.23.0, PEFT 0.21.2, torch 2.13.0) by `tests.oracle.step_trace`:
 bytes of all storages that autograd keeps (parameters and inputs apart) and the FLOPs of forward,
 backward and recomputation, of one micro-batch of SEQUENCES x TOKENS each.
 """

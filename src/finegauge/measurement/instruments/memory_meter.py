@@ -11,7 +11,7 @@ import torch
 from finegauge.measurement.instruments.counters import Unavailable, nvml_of
 from finegauge.measurement.instruments.stage_clock import NoClock
 from finegauge.measurement.subject import Phase
-from finegauge.measurement.tracer.tracker import BACKWARD, FORWARD, LOSS, OPTIMIZER, Held, Tracker
+from finegauge.measurement.tracer.live_bytes import BACKWARD, FORWARD, LOSS, OPTIMIZER, Held, LiveTracker
 from finegauge.profile import Breakdown
 
 _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -176,7 +176,7 @@ def measure_memory(phase: Phase, device: torch.device, *, resting_bytes: float =
 class _Phases:
     """Tells a tracker which phase of the step runs, and notes when the optimizer begins."""
 
-    def __init__(self, tracker: Tracker) -> None:
+    def __init__(self, tracker: LiveTracker) -> None:
         """Tell `tracker`."""
         self.tracker = tracker
         self.names: list[str] = []
@@ -216,7 +216,7 @@ def _tracked(phase: Phase) -> dict[str, dict[str, float]]:
     """Return what is alive at the peak of each phase of one step, by kind."""
     model = phase.subject.model
     held = _held_before(phase)
-    tracker = Tracker(model, [tensor for tensors in held.values() for tensor in tensors])
+    tracker = LiveTracker([tensor for tensors in held.values() for tensor in tensors])
     phases = _Phases(tracker)
     phases.parameters = [p for other in phase.models.values() for p in other.parameters() if p.requires_grad]
     head = phase.subject.base.get_output_embeddings()  # None where the head is a scalar

@@ -1,13 +1,19 @@
-"""The document that `finegauge trace` caches: made here, read by `finegauge.graph.trace_file`."""
+"""The document that `finegauge trace` caches: made here, read by `finegauge.model.trace_file`.
+
+A first pass through the whole depth groups the layers that do the same; one layer of each group
+stands for it in the passes at several batches, precisions and attentions, from which every
+quantity's polynomial in (1, B, T, P) follows: B sequences, T tokens, P pairs of tokens.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import torch
 
 from finegauge.errors import UnsupportedError
-from finegauge.measurement.tracer.passes import Ask, Subject, attention_of, build, run
+from finegauge.measurement.tracer.passes import Pass, TracedClass, attention_of, build, record
 from finegauge.measurement.tracer.recorder import BACKWARD, Amount, Place, Recorder
 from finegauge.model.trace_file import installed_version
 from finegauge.model.traced import MODES, OTHERS, part_name
@@ -17,7 +23,7 @@ SHORTEST = 16  # for classes that loop over tokens in Python
 CHUNK = 256  # the longest chunk in which state-space layers work; lengths are multiples of it
 
 
-def points(length: int) -> tuple[Point, ...]:
+def _points(length: int) -> tuple[Point, ...]:
     """Return the batches to run from the shortest length on; the last one only checks the polynomial."""
     return ((1, length), (1, 2 * length), (1, 4 * length), (2, length), (3, 2 * length))
 
@@ -33,8 +39,8 @@ def through(values: Sequence[float], ran: Sequence[Point]) -> tuple[list[float],
     scale = max(map(abs, values), default=0.0)
     if not scale:
         return [0.0] * 4, 0.0
-    rows = [[*_basis(point), value] for point, value in zip(ran[:4], values[:4], strict=True)]
-    coefficients = _solved(rows)
+    matrix = torch.tensor([_basis(point) for point in ran[:4]], dtype=torch.float64)
+    coefficients = torch.linalg.solve(matrix, torch.tensor(values[:4], dtype=torch.float64)).tolist()
     for index, (coefficient, size) in enumerate(zip(coefficients, _basis(ran[3]), strict=True)):
         if abs(coefficient * size) < NOISE * scale:
             coefficients[index] = 0.0
@@ -50,25 +56,11 @@ def _basis(point: Point) -> list[float]:
     return [1.0, float(sequences), tokens, tokens * length]
 
 
-def _solved(rows: list[list[float]]) -> list[float]:
-    """Return the solution of a linear system, by elimination with the largest pivot first."""
-    size = len(rows)
-    for column in range(size):
-        pivot = max(range(column, size), key=lambda row: abs(rows[row][column]))
-        rows[column], rows[pivot] = rows[pivot], rows[column]
-        for row in range(size):
-            if row != column:
-                factor = rows[row][column] / rows[column][column]
-                rows[row] = [a - factor * b for a, b in zip(rows[row], rows[column], strict=True)]
-    return [rows[i][size] / rows[i][i] for i in range(size)]
+Recorded = tuple[Recorder, Recorder, Recorder]  # all weights train, none does, no gradients at all
+Passes = list[Recorded]  # by batch
 
 
-Pass = tuple[Recorder, Recorder, Recorder]  # all weights train, none does, no gradients at all
-Passes = list[Pass]  # by batch
-
-
-def layer_rests(index: int, passes: Passes) -> list[dict[str, Any]]:
-    """Return what each part of one layer does beside its projections, in forward order."""
+def _rests(index: int, passes: Passes) -> list[dict[str, Any]]:
     first = passes[0][0]
     places = [*first.live.peaks, *first.forward, *(p.place for p in first.products)]
     places += [saved.place for saved in first.saved.values()]
@@ -79,7 +71,6 @@ def layer_rests(index: int, passes: Passes) -> list[dict[str, Any]]:
 
 
 def _rest(place: Place, passes: Passes) -> dict[str, Any]:
-    """Return the entry of one part of a layer."""
     return {
         "part": place[1],
         "kernels": [list(kernel) for at, kernel in passes[0][0].kernels if at == place],
@@ -93,12 +84,11 @@ def _rest(place: Place, passes: Passes) -> dict[str, Any]:
     }
 
 
-def _fit(passes: Passes, value: Callable[[Pass], float]) -> list[float]:
-    """Return the polynomial of a value in the batch."""
+def _fit(passes: Passes, value: Callable[[Recorded], float]) -> list[float]:
     return through([value(one) for one in passes], [one[0].batch for one in passes])[0]
 
 
-def _cost(passes: Passes, amount: Callable[[Pass], Amount]) -> dict[str, Any]:
+def _cost(passes: Passes, amount: Callable[[Recorded], Amount]) -> dict[str, Any]:
     """Return FLOPs, bytes and launches of one place; launches as in the first batch."""
     return {
         "flops": _fit(passes, lambda p: amount(p).flops),
@@ -125,46 +115,26 @@ def _by_keepers(place: Place, trained: Recorder, frozen: Recorder) -> Counter[tu
     return found
 
 
-def misfit(index: int, passes: Passes) -> float:
-    """Return how far the polynomial of a layer's kept bytes is off at the batch that only checks."""
-    kept = [sum(s.bytes for s in p[0].saved.values() if s.place[0] == index) for p in passes]
-    return through(kept, [p[0].batch for p in passes])[1]
-
-
-def layer(subject: Subject, group: list[int], index: int, seen: Recorder) -> dict[str, Any]:
-    """Return the entry of a group of layers, of which `index` was traced, without its rests."""
+def _layer(subject: TracedClass, group: list[int], index: int, seen: Recorder) -> dict[str, Any]:
     uses = _uses(subject, group, index, seen)
-    parts = dict.fromkeys(part for part, *_ in uses)
     return {
-        "kind": "+".join(parts),
+        "kind": "+".join(dict.fromkeys(part for part, *_ in uses)),
         "count": len(group),
-        "tensors": _tensors(subject, index, seen),
+        "tensors": _entries(subject, subject.owned(index), seen, f"{subject.stack}.{index}."),
         "uses": uses,
     }
 
 
-def _tensors(subject: Subject, index: int, seen: Recorder) -> list[list[Any]]:
-    """Return [name, shape, kind] of the parameters that one layer has for itself."""
-    ours = subject.owned(index)
+def _entries(subject: TracedClass, wanted: set[int], seen: Recorder, prefix: str = "") -> list[list[Any]]:
+    """Return [name, shape, kind] of the parameters whose identities are `wanted`."""
     return [
-        [name.removeprefix(f"{subject.stack}.{index}."), list(p.shape), kind_of(subject, name, p, seen)]
+        [name.removeprefix(prefix), list(p.shape), _kind(subject, name, p, seen)]
         for name, p in subject.model.named_parameters()
-        if id(p) in ours
+        if id(p) in wanted
     ]
 
 
-def shared(subject: Subject, seen: Recorder) -> list[list[Any]]:
-    """Return [name, shape, kind] of the parameters that several layers share."""
-    owned = {key for index in range(len(subject.layers)) for key in subject.owned(index)}
-    inside = {id(p) for p in subject.layers.parameters()} - owned
-    return [
-        [name, list(p.shape), kind_of(subject, name, p, seen)]
-        for name, p in subject.model.named_parameters()
-        if id(p) in inside
-    ]
-
-
-def _uses(subject: Subject, group: list[int], index: int, seen: Recorder) -> list[list[Any]]:
+def _uses(subject: TracedClass, group: list[int], index: int, seen: Recorder) -> list[list[Any]]:
     """Return the projections of a layer as `Use` has them; a weight used twice has twice the rows."""
     parameters = dict(subject.model.named_parameters())
     uses: dict[str, list[Any]] = {}
@@ -173,7 +143,7 @@ def _uses(subject: Subject, group: list[int], index: int, seen: Recorder) -> lis
         if name in uses:
             uses[name][2] += product.rows
             continue
-        kind = kind_of(subject, product.weight, parameters[product.weight], seen)
+        kind = _kind(subject, product.weight, parameters[product.weight], seen)
         linear = [name, product.in_features, product.out_features, product.bias, kind]
         weights = {
             p.weight for p in seen.products if p.place[0] in group and _relative(seen, p.weight) == name
@@ -196,8 +166,7 @@ def _relative(seen: Recorder, weight: str) -> str:
     return (weight if inside == weight else inside.partition(".")[2]).removesuffix(".weight")
 
 
-def kind_of(subject: Subject, name: str, parameter: torch.Tensor, seen: Recorder) -> str:
-    """Return the kind of a parameter, as `Tensor` and `Linear` have it."""
+def _kind(subject: TracedClass, name: str, parameter: torch.Tensor, seen: Recorder) -> str:
     owner = subject.model.get_submodule(name.rpartition(".")[0])
     class_name = type(owner).__name__
     if name.endswith("bias"):
@@ -213,9 +182,10 @@ def kind_of(subject: Subject, name: str, parameter: torch.Tensor, seen: Recorder
     return next((kind for is_it, kind in marks if is_it), "state")
 
 
-def describe(subject: Subject, config: Mapping[str, Any], seen: Recorder) -> dict[str, Any]:
-    """Return the fields of the document that are not about layers, weights that layers share included.
+def _outside(subject: TracedClass, config: Mapping[str, Any], seen: Recorder) -> dict[str, Any]:
+    """Return the fields of the document about embeddings, final norm, head and weights that layers share.
 
+    `other` are towers that text does not pass.
     Raises: UnsupportedError where the class has no token embedding or no head.
     """
     model = subject.model
@@ -225,34 +195,32 @@ def describe(subject: Subject, config: Mapping[str, Any], seen: Recorder) -> dic
     tied = head.weight is table.weight
     norm_path, norm = _final_norm(subject)
     decoder = subject.stack.rpartition(".")[0]
-    taken = {id(p) for p in subject.layers.parameters()}
-    taken |= {id(p) for p in (norm.parameters() if norm is not None else ())}
-    embeddings: list[Any] = []
-    other: list[Any] = []
-    for name, parameter in model.named_parameters():
-        if id(parameter) in taken or (not tied and parameter in set(head.parameters())):
-            continue
-        inside = name.startswith(f"{decoder}.") if decoder else True
-        tied_here = parameter is table.weight or any(parameter is p for p in head.parameters())
-        (embeddings if inside or tied_here else other).append(
-            [name, list(parameter.shape), kind_of(subject, name, parameter, seen)]
-        )
+    taken = set(map(id, subject.layers.parameters()))
+    taken |= set(map(id, norm.parameters())) if norm is not None else set()
+    taken |= set() if tied else set(map(id, head.parameters()))
+    outer = {id(p): name for name, p in model.named_parameters() if id(p) not in taken}
+    text = {id(table.weight), *map(id, head.parameters())}
+    inside = {key for key, name in outer.items() if not decoder or name.startswith(f"{decoder}.")}
+    embeddings = outer.keys() & (inside | text)
+    owned = {key for index in range(len(subject.layers)) for key in subject.owned(index)}
+    shared = set(map(id, subject.layers.parameters())) - owned
     out_features, in_features = head.weight.shape
-    bias = getattr(head, "bias", None) is not None
     return {
         "model_type": str(config["model_type"]),
         "class": type(model).__name__,
         "hidden_size": in_features,
         "vocab_size": out_features,
         "max_position_embeddings": getattr(subject.text_config, "max_position_embeddings", None),
-        "embeddings": [*embeddings, *shared(subject, seen)],
-        "other": other,
-        "head": None if tied else ["lm_head", in_features, out_features, bias],
+        "embeddings": [*_entries(subject, embeddings, seen), *_entries(subject, shared, seen)],
+        "other": _entries(subject, outer.keys() - embeddings, seen),
+        "head": None
+        if tied
+        else ["lm_head", in_features, out_features, getattr(head, "bias", None) is not None],
         "final_norm": norm and _norm(norm_path, norm),
     }
 
 
-def _final_norm(subject: Subject) -> tuple[str, torch.nn.Module | None]:
+def _final_norm(subject: TracedClass) -> tuple[str, torch.nn.Module | None]:
     """Return the norm that stands beside the stack of layers: the last one there of the stream's width."""
     decoder = subject.stack.rpartition(".")[0]
     found = ("", None)
@@ -264,16 +232,9 @@ def _final_norm(subject: Subject) -> tuple[str, torch.nn.Module | None]:
 
 
 def _norm(name: str, module: torch.nn.Module) -> list[Any]:
-    """Return a norm as `Norm` has it."""
-    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    kind = "layer" if isinstance(module, torch.nn.LayerNorm) else "rms"
     size = next(p.numel() for p in module.parameters())
-    return [
-        name,
-        size,
-        "layer" if isinstance(module, torch.nn.LayerNorm) else "rms",
-        weight is not None,
-        bias is not None,
-    ]
+    return [name, size, kind, *(getattr(module, part, None) is not None for part in ("weight", "bias"))]
 
 
 Heard = Callable[[str], None]  # told after every pass what was done
@@ -281,7 +242,7 @@ PASSES = len(MODES) * 5 + 1  # at most
 POOR_FIT = 0.01  # relative error of kept bytes at the batch that only checks
 
 
-def document(config: Mapping[str, Any], heard: Heard) -> dict[str, Any]:
+def trace_document(config: Mapping[str, Any], heard: Heard) -> dict[str, Any]:
     """Return the trace of a configuration.
 
     Raises: UnsupportedError where transformers has no such class or it cannot be traced,
@@ -290,9 +251,10 @@ def document(config: Mapping[str, Any], heard: Heard) -> dict[str, Any]:
     first = attention_of(config, "flash")
     subject = build(config, torch.bfloat16, first)
     length = _length(subject, first)
-    scout, outputs = run(subject, Ask(1, length, autocast=False, attention=first, trained=False))
+    scout, outputs = record(subject, Pass(1, length, autocast=False, attention=first, trained=False))
     heard("layers")
-    groups = {_middle(group): group for group in _groups(subject, scout)}
+    # the middle one stands for a group, as the first takes its input from the embedding
+    groups = {group[len(group) // 2]: group for group in _groups(subject, scout)}
     rests: dict[int, dict[str, Any]] = {index: {} for index in groups}
     notes: list[str] = []
     for mode in dict.fromkeys(_traced_as(config, mode) for mode in MODES):
@@ -302,7 +264,7 @@ def document(config: Mapping[str, Any], heard: Heard) -> dict[str, Any]:
             notes.append(f"Not traced as {mode}: {error}")
             continue
         for index, by_mode in rests.items():
-            by_mode[mode] = layer_rests(index, passes)
+            by_mode[mode] = _rests(index, passes)
         notes += _misfits(groups, passes, mode)
     if not all(rests.values()):
         raise UnsupportedError(notes[0])
@@ -310,25 +272,21 @@ def document(config: Mapping[str, Any], heard: Heard) -> dict[str, Any]:
         by_mode.update(
             {mode: by_mode[same] for mode in MODES if (same := _traced_as(config, mode)) in by_mode}
         )
-    layers = [{**layer(subject, g, i, scout), "rests": rests[i]} for i, g in groups.items()]
-    around = describe(subject, config, scout)
-    return {**around, **_versions(), "layers": layers, "notes": notes}
-
-
-def _versions() -> dict[str, str]:
-    from datetime import UTC, datetime
-
+    layers = [{**_layer(subject, g, i, scout), "rests": rests[i]} for i, g in groups.items()]
     return {
+        **_outside(subject, config, scout),
         "transformers": installed_version("transformers"),
         "torch": installed_version("torch"),
         "date": datetime.now(UTC).date().isoformat(),
+        "layers": layers,
+        "notes": notes,
     }
 
 
-def _length(subject: Subject, attention: str) -> int:
+def _length(subject: TracedClass, attention: str) -> int:
     """Return the shortest length to trace: short for code that loops over tokens or has few positions."""
     calls = [
-        run(subject, Ask(1, length, autocast=False, attention=attention, trained=None))[0].calls
+        record(subject, Pass(1, length, autocast=False, attention=attention, trained=None))[0].calls
         for length in (SHORTEST, 2 * SHORTEST)
     ]
     if calls[1] - calls[0] >= SHORTEST:
@@ -338,18 +296,11 @@ def _length(subject: Subject, attention: str) -> int:
 
 
 def _traced_as(config: Mapping[str, Any], mode: str) -> str:
-    """Return the mode that stands for `mode`, where the class lacks its attention."""
     width, attention = mode.split("/")
     return f"{width}/{attention_of(config, attention)}"
 
 
-def _middle(group: list[int]) -> int:
-    """Return the layer that stands for a group; not the first, whose input comes from the embedding."""
-    return group[len(group) // 2]
-
-
-def _groups(subject: Subject, scout: Recorder) -> list[list[int]]:
-    """Return the indices of the layers, those together that have and do the same."""
+def _groups(subject: TracedClass, scout: Recorder) -> list[list[int]]:
     groups: dict[Any, list[int]] = {}
     for index, layer in enumerate(subject.layers):
         shapes = Counter((name, tuple(p.shape)) for name, p in layer.named_parameters())
@@ -374,13 +325,12 @@ def _passes(
     outputs: Mapping[int, Any],
     heard: Heard,
 ) -> Passes:
-    """Return the passes of one mode at every batch."""
     width, attention = mode.split("/")
     subject = build(config, torch.bfloat16 if width == "bf16" else torch.float32, attention)
     passes = []
-    for batch in points(length)[: 5 if width == "bf16" else 4]:
+    for batch in _points(length)[: 5 if width == "bf16" else 4]:
         trained, frozen, bare = (
-            run(subject, Ask(*batch, width == "autocast", attention, kind), kept, outputs)[0]
+            record(subject, Pass(*batch, width == "autocast", attention, kind), kept, outputs)[0]
             for kind in (True, False, None)
         )
         passes.append((trained, frozen, bare))
@@ -388,9 +338,12 @@ def _passes(
     return passes
 
 
-def _misfits(groups: Mapping[int, list[int]], passes: Passes, mode: str) -> list[str]:
-    """Return a sentence if what layers keep is no polynomial of the batch."""
-    worst = max(misfit(index, passes) for index in groups)
+def _misfits(layers: Iterable[int], passes: Passes, mode: str) -> list[str]:
+    ran = [trained.batch for trained, *_ in passes]
+    worst = 0.0
+    for index in layers:
+        kept = [sum(s.bytes for s in p[0].saved.values() if s.place[0] == index) for p in passes]
+        worst = max(worst, through(kept, ran)[1])
     if worst <= POOR_FIT:
         return []
     return [f"As {mode}, kept bytes are no polynomial of batch and length: off by up to {worst:.1%}."]

@@ -1,19 +1,116 @@
-"""A product of groups of rows with a weight each, in any dtype: PyTorch's refuses fp32 without data."""
+"""FLOPs of operators, and fused CUDA kernels as opaque operators that keep what the kernels keep.
 
-from typing import Any
+Convention: a multiply-add is 2 FLOPs; element-wise work is not counted; a causal fused attention kernel
+counts half of its query-key pairs, eager attention all of them. Formulas are those of torch's own counter
+(torch.utils.flop_counter), and ours where that has none or a wrong one.
+
+An opaque operator stands for a kernel that this machine need not have: it makes tensors of the right size,
+saves what the kernel's autograd function saves, and reports the kernel's FLOPs and workspace. The code
+around it is transformers' own.
+
+FlashAttention-2 [1] keeps q, k, v, the output and the log-sum-exp; its backward takes an fp32 accumulator of
+q's gradient and, with grouped heads, one gradient of k and v per query head. PyTorch's memory-efficient
+kernel [2] keeps the same and the bias; its rows of log-sum-exp are padded to 32.
+
+Transformers calls the functions of mamba_ssm, causal_conv1d and flash-linear-attention where they are
+installed and its own PyTorch code elsewhere; `SUBSTITUTES` takes their place, under the names that the
+modelling files use. Each saves what the autograd functions of these packages save [3]. Selective scan
+9·T·d_inner·d_state FLOPs, chunked scan (Mamba-2) 2·T·(groups·Q·N/2 + heads·(Q·P/2 + 2·N·P)), delta rule
+2·T·heads·(Q·(dk + dv) + 2·dk·dv); the backward of each is 2.5 times its forward. Projections inside a kernel
+count as products, and twice that backward: the kernels compute every gradient, wanted or not, and compute
+the convolution again, uncounted.
+
+[1] Dao 2023, arXiv:2307.08691   [2] Rabe and Staats 2021, arXiv:2112.05682
+[3] github.com/state-spaces/mamba at 01887ed, Dao-AILab/causal-conv1d at 17f4f2f,
+    fla-org/flash-linear-attention at 0315a70
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import prod
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import flop_registry
 
-from finegauge.measurement.tracer.tracker import spend
+Formula = Callable[[tuple[Any, ...], Any], float]
 
 
-class Grouped(torch.autograd.Function):
+def _grouped_product(args: tuple[Any, ...], out: Any) -> float:
+    """[rows, k] x [groups, k, n] or [k, rows] x [rows, n]."""
+    a, b = args[0], args[1]
+    if a.dim() == 2 and b.dim() == 2:
+        return float(2.0 * a.shape[0] * a.shape[1] * b.shape[1])
+    return float(2.0 * prod(out.shape) * a.shape[-1])
+
+
+def _grouped_product_backward(args: tuple[Any, ...], out: Any) -> float:
+    del out
+    rows, weight = args[0], args[1]
+    return float(4.0 * rows.shape[0] * weight.shape[1] * weight.shape[2])
+
+
+def _convolution(args: tuple[Any, ...], out: Any) -> float:
+    """The weight is [out, in / groups, *kernel]."""
+    return float(2.0 * prod(out.shape) * prod(args[1].shape[1:]))
+
+
+def _convolution_backward(args: tuple[Any, ...], out: Any) -> float:
+    del out
+    gradient, weight, wanted = args[0], args[2], args[-1]
+    return float(2.0 * prod(gradient.shape) * prod(weight.shape[1:]) * sum(map(bool, wanted[:2])))
+
+
+FORMULAS: dict[str, Formula] = {
+    "aten::_grouped_mm": _grouped_product,
+    "transformers::grouped_mm_fallback": _grouped_product,  # transformers' own, [rows, k] x [groups, k, n]
+    "transformers::grouped_mm_fallback_backward": _grouped_product_backward,
+    "aten::convolution": _convolution,
+    "aten::_convolution": _convolution,
+    "aten::convolution_backward": _convolution_backward,
+}
+
+
+def flops(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> float:
+    """Return the FLOPs of one call of the overload `op` that returned `out`."""
+    own = FORMULAS.get(op._schema.name)
+    if own is not None:
+        return own(args, out)
+    formula = flop_registry.get(op._overloadpacket)
+    return float(formula(*args, **kwargs, out_val=out)) if formula is not None else 0.0
+
+
+class Listener(Protocol):
+    """A tracer that opaque kernels report to."""
+
+    def spend(self, count: float, workspace_bytes: float = 0.0) -> None:
+        """Count the FLOPs of the operator that runs now, and memory that it takes and returns."""
+
+
+_LISTENERS: list[Listener] = []
+
+
+@contextmanager
+def listening(listener: Listener) -> Iterator[None]:
+    """Let opaque kernels report to `listener` for as long as the block runs."""
+    _LISTENERS.append(listener)
+    try:
+        yield
+    finally:
+        _LISTENERS.pop()
+
+
+def _spend(count: float, workspace_bytes: float = 0.0) -> None:
+    if _LISTENERS:
+        _LISTENERS[-1].spend(count, workspace_bytes)
+
+
+class _Grouped(torch.autograd.Function):
     """[rows, k] x [groups, k, n] -> [rows, n]; rows are kept for the weights, the weights for the rows."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weights: Tensor) -> Tensor:  # type: ignore[override]
-        """Return the product's shape; nothing is computed."""
         rows_need, weights_need = ctx.needs_input_grad
         ctx.shapes = rows.shape if rows_need else None, weights.shape if weights_need else None
         ctx.save_for_backward(rows if weights_need else None, weights if rows_need else None)
@@ -21,13 +118,12 @@ class Grouped(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
-        """Return the gradients that are wanted."""
         return tuple(None if shape is None else gradient.new_empty(shape) for shape in ctx.shapes)
 
 
 def grouped(rows: Tensor, weights: Tensor, *_: Any, **__: Any) -> Tensor:
     """Multiply as `torch.nn.functional.grouped_mm` does; where groups end does not matter to sizes."""
-    product: Tensor = Grouped.apply(rows, weights)  # type: ignore[no-untyped-call]
+    product: Tensor = _Grouped.apply(rows, weights)  # type: ignore[no-untyped-call]
     return product
 
 
@@ -37,23 +133,21 @@ MAX_FLASH_HEAD_DIM = 256
 _math_attention = torch.nn.functional.scaled_dot_product_attention
 
 
-class FlashAttention(torch.autograd.Function):
+class _FlashAttention(torch.autograd.Function):
     """FlashAttention-2 over q, k, v of [batch, sequence, heads, head_dim]."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, pairs: float) -> Tensor:
-        """Return the output; `pairs` counts query-key pairs per sequence and head."""
         batch, length, heads, width = q.shape
         out = q.new_empty((batch, length, heads, v.shape[-1]))
         lse = q.new_empty((batch, heads, length), dtype=torch.float32)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.flops = 2.0 * batch * heads * pairs * (width + v.shape[-1])
-        spend(ctx.flops)
+        _spend(ctx.flops)
         return out
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        """Return the gradients of q, k, v."""
         q, k, v, _, _ = ctx.saved_tensors
         batch, length, heads, width = q.shape
         rounded = _round_up(length, 128)
@@ -61,34 +155,32 @@ class FlashAttention(torch.autograd.Function):
         if k.shape[2] != heads:
             workspace += 2.0 * q.element_size() * batch * length * heads * width
         made = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        spend(BACKWARD_RATIO * ctx.flops, workspace)
+        _spend(BACKWARD_RATIO * ctx.flops, workspace)
         return *made, None
 
 
-class EfficientAttention(torch.autograd.Function):
+class _EfficientAttention(torch.autograd.Function):
     """PyTorch's memory-efficient attention over q, k, v of [batch, heads, sequence, head_dim]."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, pairs: float) -> Tensor:
-        """Return the output; `pairs` counts query-key pairs per sequence and head."""
         batch, heads, length, width = q.shape
         out = q.new_empty((batch, length, heads, v.shape[-1])).transpose(1, 2)
         lse = q.new_empty((batch, heads, _round_up(length, 32)), dtype=torch.float32)
         ctx.save_for_backward(q, k, v, bias, out, lse)
         ctx.flops = 2.0 * batch * heads * pairs * (width + v.shape[-1])
-        spend(ctx.flops)
+        _spend(ctx.flops)
         return out
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        """Return the gradients of q, k, v; the bias has none."""
         q, k, v, _, _, _ = ctx.saved_tensors
         batch, heads, length, _ = q.shape
         workspace = 4.0 * batch * heads * length
         if q.element_size() < 4:  # gradients are accumulated in fp32
             workspace += 4.0 * (q.numel() + k.numel() + v.numel())
         made = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        spend(BACKWARD_RATIO * ctx.flops, workspace)
+        _spend(BACKWARD_RATIO * ctx.flops, workspace)
         return *made, None, None
 
 
@@ -108,7 +200,7 @@ def flash_attention(
     q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
     causal = kwargs.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
-    out = FlashAttention.apply(q, k, v, causal_pairs(length, window) if causal else float(length**2))
+    out = _FlashAttention.apply(q, k, v, causal_pairs(length, window) if causal else float(length**2))
     return (out[..., :value_width] if value_width != width else out), None
 
 
@@ -137,9 +229,9 @@ def scaled_dot_product_attention(
     pairs = causal_pairs(length, None) if is_causal else float(length * key.shape[2])
     if kernel == "flash":
         q, k, v = (t.transpose(1, 2) for t in (query, key, value))
-        return FlashAttention.apply(q, k, v, pairs).transpose(1, 2)
+        return _FlashAttention.apply(q, k, v, pairs).transpose(1, 2)
     if kernel == "efficient":
-        return EfficientAttention.apply(query, key, value, _additive(attn_mask, query.dtype), pairs)
+        return _EfficientAttention.apply(query, key, value, _additive(attn_mask, query.dtype), pairs)
     return _math_attention(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
@@ -162,21 +254,18 @@ def causal_pairs(length: int, window: int | None) -> float:
 
 
 def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return a mask as PyTorch hands it to the kernel: numbers to add, in q's dtype."""
     if mask is None or mask.dtype != torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=dtype)
 
 
 def _half_of(module: torch.nn.Module) -> torch.dtype:
-    """Return the dtype to which transformers casts fp32 queries for FlashAttention."""
     if torch.is_autocast_enabled("cpu"):
         return torch.get_autocast_dtype("cpu")
     return next(module.parameters()).dtype
 
 
 def _round_up(number: int, multiple: int) -> int:
-    """Return the smallest multiple of `multiple` that is at least `number`."""
     return -(-number // multiple) * multiple
 
 
@@ -187,12 +276,10 @@ DELTA_CHUNK = 64
 
 
 def _dense(tensor: Tensor) -> Tensor:
-    """Return `tensor` as the kernels want it: its last dimension contiguous."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _narrowed(*weights: Any) -> tuple[Any, ...]:
-    """Return projection weights as a kernel takes them: cast, under autocast."""
     if not torch.is_autocast_enabled("cpu"):
         return weights
     half = torch.get_autocast_dtype("cpu")
@@ -200,37 +287,33 @@ def _narrowed(*weights: Any) -> tuple[Any, ...]:
 
 
 def _gradients(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Return one new tensor like each of `tensors`, None for None."""
     return tuple(None if tensor is None else torch.empty_like(tensor) for tensor in tensors)
 
 
-class Convolution(torch.autograd.Function):
+class _Convolution(torch.autograd.Function):
     """causal_conv1d over [batch, channels, length]; keeps its input."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the convolved and activated input."""
         x = x if 1 in (x.stride(1), x.stride(2)) else x.contiguous()
         ctx.save_for_backward(x, weight, bias)
         ctx.flops = 2.0 * x.numel() * weight.shape[-1]
-        spend(ctx.flops)
+        _spend(ctx.flops)
         return torch.empty_like(x)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        """Return the gradients; the activation's input is computed again, uncounted."""
-        spend(2 * ctx.flops)
+        _spend(2 * ctx.flops)
         return _gradients(*ctx.saved_tensors)
 
 
-class SelectiveScan(torch.autograd.Function):
+class _SelectiveScan(torch.autograd.Function):
     """mamba_ssm's selective scan with gate: keeps its inputs, its output before the gate and states."""
 
     @staticmethod
     def forward(
         ctx: Any, u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Any, z: Any, bias: Any
     ) -> Tensor:
-        """Return the gated output."""
         u, dt, b, c = (_dense(t) for t in (u, dt, b, c))
         z = None if z is None else _dense(z)
         batch, width, length = u.shape
@@ -239,18 +322,17 @@ class SelectiveScan(torch.autograd.Function):
         states = u.new_empty((batch, width, chunks, 2 * a.shape[1]), dtype=torch.float32)
         ctx.save_for_backward(u, dt, a, b, c, d, z, bias, states, None if z is None else out)
         ctx.flops = SCAN_FLOPS * u.numel() * a.shape[1]
-        spend(ctx.flops)
+        _spend(ctx.flops)
         return out if z is None else torch.empty_like(u)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        """Return the gradients; those of B and C are accumulated in fp32."""
         saved = ctx.saved_tensors  # once: checkpointing hands them out a single time
-        spend(SCAN_BACKWARD_RATIO * ctx.flops, 4.0 * sum(t.numel() for t in saved[3:5]))
+        _spend(SCAN_BACKWARD_RATIO * ctx.flops, 4.0 * sum(t.numel() for t in saved[3:5]))
         return _gradients(*saved[:8])
 
 
-class MambaInner(torch.autograd.Function):
+class _MambaInner(torch.autograd.Function):
     """mamba_ssm's whole inner block of Mamba-1, at its default of recomputing convolution and step."""
 
     @staticmethod
@@ -258,7 +340,6 @@ class MambaInner(torch.autograd.Function):
         ctx: Any, xz: Tensor, conv_w: Tensor, conv_b: Any, x_w: Tensor, dt_w: Tensor, out_w: Tensor,
         out_b: Any, a: Tensor, d: Tensor, bias: Tensor,
     ) -> Tensor:  # fmt: skip
-        """Return the output projection of the gated scan."""
         x_w, dt_w, out_w, out_b = _narrowed(x_w, dt_w, out_w, out_b)
         batch, both, length = xz.shape
         width, n, rank = both // 2, a.shape[1], dt_w.shape[1]
@@ -272,21 +353,20 @@ class MambaInner(torch.autograd.Function):
         ctx.products = 2.0 * tokens * width * (2 * rank + 2 * n + out_w.shape[0])
         ctx.convolution = 2.0 * tokens * width * conv_w.shape[-1]
         ctx.scan = SCAN_FLOPS * tokens * width * n
-        spend(ctx.products + ctx.convolution + ctx.scan, 3.0 * out.nbytes)
+        _spend(ctx.products + ctx.convolution + ctx.scan, 3.0 * out.nbytes)
         return xz.new_empty((batch, length, out_w.shape[0]))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        """Return the gradients; convolution and step size are computed again, uncounted."""
         xz, conv_w, conv_b, _, x_w, dt_w, out_w, a, _, _, d, bias, _, out = ctx.saved_tensors
         passing = 4.0 * out.nbytes
-        spend(2 * (ctx.products + ctx.convolution) + SCAN_BACKWARD_RATIO * ctx.scan, passing)
+        _spend(2 * (ctx.products + ctx.convolution) + SCAN_BACKWARD_RATIO * ctx.scan, passing)
         made = _gradients(xz, conv_w, conv_b, x_w, dt_w, out_w)
         out_b = gradient.new_empty(out_w.shape[0]) if ctx.has_out_bias else None
         return (*made, out_b, *_gradients(a, d, bias))
 
 
-class Mamba2Combined(torch.autograd.Function):
+class _Mamba2Combined(torch.autograd.Function):
     """mamba_ssm's whole inner block of Mamba-2; keeps its input, the scan's output and the norm's scale."""
 
     @staticmethod
@@ -294,7 +374,6 @@ class Mamba2Combined(torch.autograd.Function):
         ctx: Any, zx: Tensor, conv_w: Tensor, conv_b: Any, dt_bias: Tensor, a: Tensor, d: Tensor,
         norm_w: Any, out_w: Any, out_b: Any, sizes: tuple[int, int, int, int],
     ) -> Tensor:  # fmt: skip
-        """Return the output; `sizes` are head width, groups, state size, chunk."""
         out_w, out_b = _narrowed(out_w, out_b)
         batch, length, _ = zx.shape
         head, groups, state, chunk = sizes
@@ -309,23 +388,21 @@ class Mamba2Combined(torch.autograd.Function):
         if out_w is not None:
             ctx.rest += 2.0 * tokens * width * out_w.shape[0]
         states = 4.0 * batch * heads * -(-length // chunk) * state * head
-        spend(ctx.scan + ctx.rest, states + 2.0 * scanned.nbytes)
+        _spend(ctx.scan + ctx.rest, states + 2.0 * scanned.nbytes)
         return zx.new_empty((batch, length, width if out_w is None else out_w.shape[0]))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        """Return the gradients; convolution and chunk states are computed again, uncounted."""
         zx, conv_w, conv_b, scanned, a, d, dt_bias, norm_w, _, out_w, out_b = ctx.saved_tensors
-        spend(SCAN_BACKWARD_RATIO * ctx.scan + 2 * ctx.rest, 4.0 * scanned.nbytes)
+        _spend(SCAN_BACKWARD_RATIO * ctx.scan + 2 * ctx.rest, 4.0 * scanned.nbytes)
         return (*_gradients(zx, conv_w, conv_b, dt_bias, a, d, norm_w, out_w, out_b), None)
 
 
-class DeltaRule(torch.autograd.Function):
+class _DeltaRule(torch.autograd.Function):
     """fla's chunked gated delta rule: keeps normalised q and k, v, decay, beta, one matrix per chunk."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
-        """Return the output, [batch, length, value heads, value width]."""
         batch, length, heads, width = v.shape
         q_norm, k_norm = torch.empty_like(q), torch.empty_like(k)
         q_scale, k_scale = (t.new_empty(t.shape[:-1], dtype=torch.float32) for t in (q, k))
@@ -335,39 +412,35 @@ class DeltaRule(torch.autograd.Function):
         ctx.like = g.dtype
         inner = DELTA_CHUNK * (k.shape[-1] + width) + 2 * k.shape[-1] * width
         ctx.flops = 2.0 * batch * length * heads * inner
-        spend(ctx.flops, 2.0 * v.nbytes)
+        _spend(ctx.flops, 2.0 * v.nbytes)
         return torch.empty_like(v)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        """Return the gradients of q, k, v, decay and beta."""
         q, _, k, _, v, decay, beta, _ = ctx.saved_tensors
-        spend(SCAN_BACKWARD_RATIO * ctx.flops, 3.0 * v.nbytes)
+        _spend(SCAN_BACKWARD_RATIO * ctx.flops, 3.0 * v.nbytes)
         return (*_gradients(q, k, v), torch.empty_like(decay, dtype=ctx.like), torch.empty_like(beta))
 
 
 def _convolve(x: Tensor, weight: Tensor, bias: Any = None, activation: Any = None, **kwargs: Any) -> Tensor:
-    """Stand for causal_conv1d_fn."""
     del activation, kwargs
-    return Convolution.apply(x, weight, bias)
+    return _Convolution.apply(x, weight, bias)
 
 
 def _scan(
     u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, D: Any = None, z: Any = None,
     delta_bias: Any = None, return_last_state: bool = False, **kwargs: Any,
 ) -> Any:  # fmt: skip
-    """Stand for selective_scan_fn."""
     del kwargs
-    out = SelectiveScan.apply(u, dt, a, b, c, D, z, delta_bias)
+    out = _SelectiveScan.apply(u, dt, a, b, c, D, z, delta_bias)
     return (out, None) if return_last_state else out
 
 
 def _mamba(xz: Tensor, conv_w: Tensor, conv_b: Any, x_w: Tensor, dt_w: Tensor, out_w: Tensor, out_b: Any,
            a: Tensor, b: Any = None, c: Any = None, D: Any = None, delta_bias: Any = None,
            **kwargs: Any) -> Tensor:  # fmt: skip
-    """Stand for mamba_inner_fn."""
     del b, c, kwargs
-    return MambaInner.apply(xz, conv_w, conv_b, x_w, dt_w, out_w, out_b, a, D, delta_bias)
+    return _MambaInner.apply(xz, conv_w, conv_b, x_w, dt_w, out_w, out_b, a, D, delta_bias)
 
 
 def _mamba2(
@@ -375,11 +448,10 @@ def _mamba2(
     headdim: int, ngroups: int = 1, rmsnorm_weight: Any = None, outproj_weight: Any = None,
     outproj_bias: Any = None, **kwargs: Any,
 ) -> Tensor:  # fmt: skip
-    """Stand for mamba_split_conv1d_scan_combined."""
     del kwargs
     state = (conv_w.shape[0] - D.shape[0] * headdim) // (2 * ngroups)
     sizes = (headdim, ngroups, state, chunk_size)
-    return Mamba2Combined.apply(
+    return _Mamba2Combined.apply(
         zx, conv_w, conv_b, dt_bias, a, D, rmsnorm_weight, outproj_weight, outproj_bias, sizes
     )
 
@@ -387,9 +459,8 @@ def _mamba2(
 def _delta_rule(
     query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """Stand for fla's chunk_gated_delta_rule."""
     del kwargs
-    return DeltaRule.apply(query, key, value, g, beta), None
+    return _DeltaRule.apply(query, key, value, g, beta), None
 
 
 SUBSTITUTES: dict[str, Any] = {

@@ -10,61 +10,40 @@ backward operator belongs to the function whose forward created its autograd nod
 import weakref
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any, NamedTuple, cast
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
-from finegauge.measurement.tracer.kernels import grouped, scaled_dot_product_attention, sdpa_kernel
-from finegauge.measurement.tracer.tracker import current, flops
+from finegauge.measurement.tracer.kernels import (
+    flops,
+    grouped,
+    listening,
+    scaled_dot_product_attention,
+    sdpa_kernel,
+)
+from finegauge.measurement.tracer.live_bytes import Storages, storage_key
 from finegauge.model.traced import OTHERS, Kernel
 
-NARROW = frozenset(
-    {
-        *("linear", "matmul", "__matmul__", "__rmatmul__", "mm", "mv", "bmm", "addmm", "addmv", "addbmm"),
-        *("baddbmm", "einsum", "conv1d", "conv2d", "conv3d", "chain_matmul", "multi_dot", "prelu"),
-        "scaled_dot_product_attention",
-    }
-)
-WIDE = frozenset(
-    {
-        *("softmax", "log_softmax", "softmin", "layer_norm", "group_norm", "pow", "__pow__", "__rpow__"),
-        *("rsqrt", "reciprocal", "exp", "expm1", "log", "log10", "log2", "log1p", "acos", "asin", "cosh"),
-        *("sinh", "tan", "softplus", "cumsum", "cumprod", "prod", "sum", "norm", "logsumexp", "nll_loss"),
-        *("cross_entropy", "mse_loss", "l1_loss", "smooth_l1_loss", "cosine_similarity", "dist", "renorm"),
-    }
-)
-
-
-def width_of(function: Callable[..., Any]) -> torch.dtype | None:
-    """Return the dtype in which autocast computes a function, None if it leaves it alone."""
-    name = getattr(function, "__name__", "")
-    if name in NARROW:
-        return torch.bfloat16
-    return torch.float32 if name in WIDE else None
-
-
-def cast_arguments(
-    values: Any, dtype: torch.dtype, made: Callable[[torch.Tensor, torch.Tensor], None]
-) -> Any:
-    """Return the arguments with every floating tensor in `dtype`; `made(old, new)` hears of each copy."""
-
-    def one(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.dtype == dtype:
-            return value
-        if value.dtype == torch.float64:
-            return value
-        copy = value.to(dtype)
-        made(value, copy)
-        return copy
-
-    return tree_map(one, values)
-
-
+# CUDA's autocast, which PyTorch's own refuses for tensors without data ("meta"): matrix products compute in
+# 16 bit, reductions and exponentials in 32, everything else as its inputs are.
+# Source: "CUDA Ops that autocast to float16/float32", PyTorch documentation of torch.amp.
+NARROW = frozenset((
+    "linear", "matmul", "__matmul__", "__rmatmul__", "mm", "mv", "bmm", "addmm", "addmv", "addbmm",
+    "baddbmm", "einsum", "conv1d", "conv2d", "conv3d", "chain_matmul", "multi_dot", "prelu",
+    "scaled_dot_product_attention",
+))  # fmt: skip
+WIDE = frozenset((
+    "softmax", "log_softmax", "softmin", "layer_norm", "group_norm", "pow", "__pow__", "__rpow__", "rsqrt",
+    "reciprocal", "exp", "expm1", "log", "log10", "log2", "log1p", "acos", "asin", "cosh", "sinh", "tan",
+    "softplus", "cumsum", "cumprod", "prod", "sum", "norm", "logsumexp", "nll_loss", "cross_entropy",
+    "mse_loss", "l1_loss", "smooth_l1_loss", "cosine_similarity", "dist", "renorm",
+))  # fmt: skip
 OUTSIDE = (-1, "")  # the place of everything that is in no layer
 BACKWARD = "backward"  # the part under which the live bytes of a layer's whole backward pass stand
 GEMMS = frozenset({"linear", "matmul", "__matmul__", "mm", "addmm", "bmm", "baddbmm", "einsum"})
@@ -87,14 +66,13 @@ class Product(NamedTuple):
     bias: bool
 
 
+@dataclass(slots=True)
 class Amount:
     """What one part of a layer spends in one direction."""
 
-    __slots__ = ("bytes", "flops", "launches")
-
-    def __init__(self) -> None:
-        """Start with nothing."""
-        self.flops = self.bytes = self.launches = 0.0
+    flops: float = 0.0
+    bytes: float = 0.0
+    launches: float = 0.0
 
 
 class Saved(NamedTuple):
@@ -111,8 +89,8 @@ class Recorder:
     def __init__(self, model: torch.nn.Module, stack: str, *, autocast: bool, batch: tuple[int, int]) -> None:
         """Watch a pass of `model`, its layers under `stack`, over a `batch` (sequences, length)."""
         self.autocast, self.tokens, self.stack = autocast, float(batch[0] * batch[1]), stack
-        self.names = {p.untyped_storage()._cdata: name for name, p in model.named_parameters()}
-        self.known = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}
+        self.names = {storage_key(p): name for name, p in model.named_parameters()}
+        self.known = {storage_key(t) for t in (*model.parameters(), *model.buffers())}
         self.batch = batch
         self.place: Place = OUTSIDE
         self.products: list[Product] = []
@@ -137,9 +115,10 @@ class Recorder:
         self.calls += 1
         weight = self._weight_of(name, args)
         if weight is not None:
-            self.in_product = self.names[weight.untyped_storage()._cdata]
-        if self.autocast and (width := width_of(function)):
-            args, kwargs = cast_arguments((args, kwargs), width, self._copied)
+            self.in_product = self.names[storage_key(weight)]
+        if self.autocast and (name in NARROW or name in WIDE):
+            width = torch.bfloat16 if name in NARROW else torch.float32
+            args, kwargs = tree_map(lambda value: self._cast(value, width), (args, kwargs))
         if name == "scaled_dot_product_attention":
             function = self._attention
         if name in GROUPED and args[0].dtype != torch.bfloat16:
@@ -152,9 +131,9 @@ class Recorder:
             self._note_product(name, weight, args, out)
             self.in_product = ""
             self._mark()
-        if name in CASTS and args[0].untyped_storage()._cdata in self.names:
-            self._also(out, self.names[args[0].untyped_storage()._cdata])
-        for index, tensor in enumerate(t for t in tree_iter(out) if isinstance(t, torch.Tensor)):
+        if name in CASTS and storage_key(args[0]) in self.names:
+            self._also(out, self.names[storage_key(args[0])])
+        for index, tensor in enumerate(_tensors(out)):
             self._name(tensor, (self.calls, index))
         return out
 
@@ -166,18 +145,11 @@ class Recorder:
             weakref.finalize(storage, self.names.pop, storage._cdata, None)
 
     def _weight_of(self, name: str, args: tuple[Any, ...]) -> torch.Tensor | None:
-        """Return the parameter that a product multiplies with, None if it is no such product."""
         if (name not in GEMMS and name not in GROUPED) or len(args) < 2:
             return None
         candidates = {"linear": args[1:2], "addmm": args[2:3], "baddbmm": args[1:3]}.get(name, args)
-        for tensor in tree_iter(candidates):
-            if (
-                isinstance(tensor, torch.Tensor)
-                and tensor.dim() > 1
-                and tensor.untyped_storage()._cdata in self.names
-            ):
-                return tensor
-        return None
+        weights = (t for t in _tensors(candidates) if t.dim() > 1 and storage_key(t) in self.names)
+        return next(weights, None)
 
     def _note_product(
         self, name: str, weight: torch.Tensor, args: tuple[Any, ...], out: torch.Tensor
@@ -208,14 +180,21 @@ class Recorder:
         """Note a fused attention kernel over this many channels per token."""
         self.kernels.append((self.place, Kernel(float(query), float(output), window)))
 
-    def _copied(self, old: torch.Tensor, new: torch.Tensor) -> None:
-        """Note a copy that autocast made; those of weights are counted with the projections."""
-        if old.untyped_storage()._cdata in self.names:
-            self.known.add(new.untyped_storage()._cdata)
-            self.live.forget(new)
-            weakref.finalize(new.untyped_storage(), self.known.discard, new.untyped_storage()._cdata)
+    def _cast(self, value: Any, dtype: torch.dtype) -> Any:
+        """Return a floating tensor in `dtype`; copies of weights are counted with the projections."""
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            return value
+        if value.dtype in (dtype, torch.float64):
+            return value
+        copy = value.to(dtype)
+        if storage_key(value) in self.names:
+            key = storage_key(copy)
+            self.known.add(key)
+            self.live.storages.free(key)
+            weakref.finalize(copy.untyped_storage(), self.known.discard, key)
         else:
-            self._name(new, (self.calls, "copy", tuple(old.shape), self.in_product))
+            self._name(copy, (self.calls, "copy", tuple(value.shape), self.in_product))
+        return copy
 
     def _name(self, tensor: torch.Tensor, name: Any) -> None:
         storage = tensor.untyped_storage()
@@ -225,7 +204,6 @@ class Recorder:
             weakref.finalize(storage, self._born.pop, key, None)
 
     def _mark(self) -> None:
-        """Note that autograd nodes made from now on belong to this place and product."""
         self._boundaries.append(torch._C._autograd._get_sequence_nr())
         self._places.append((self.place, self.in_product))
 
@@ -247,10 +225,8 @@ class Recorder:
             return
         amount = (self.backward if self.is_backward else self.forward)[place]
         amount.flops += flops(op, args, kwargs, out)
-        read = {
-            t.untyped_storage()._cdata: t for t in tree_iter((args, kwargs)) if isinstance(t, torch.Tensor)
-        }
-        made = {t.untyped_storage()._cdata: t for t in tree_iter(out) if isinstance(t, torch.Tensor)}
+        read = {storage_key(tensor): tensor for tensor in _tensors((args, kwargs))}
+        made = {storage_key(tensor): tensor for tensor in _tensors(out)}
         written = made if op._schema.is_mutable else {key: t for key, t in made.items() if key not in read}
         if written and not name.startswith(("empty", "new_empty", "detach")):
             amount.bytes += sum(_held(tensor) for tensor in (*read.values(), *written.values()))
@@ -303,13 +279,17 @@ class Recorder:
     def watching(self) -> ExitStack:
         """Watch everything for as long as the returned context lasts."""
         stack = ExitStack()
-        stack.enter_context(current(cast(Any, self)))
+        stack.enter_context(listening(self))
         if self.autocast:  # the flag that integrations ask for; on tensors without data it does nothing
             stack.enter_context(torch.amp.autocast("cpu", dtype=torch.bfloat16))
         stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self.keep, lambda t: t))
         stack.enter_context(_Above(self))
         stack.enter_context(_Below(self))
         return stack
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    return (value for value in tree_iter(values) if isinstance(value, torch.Tensor))
 
 
 def _held(tensor: torch.Tensor) -> int:
@@ -328,31 +308,16 @@ class Live:
 
     def __init__(self, known: set[int]) -> None:
         """Start with nothing alive but `known` storages."""
-        self.known, self.sizes = known, cast(dict[int, int], {})
-        self.now = self.base = self.saved = 0
+        self.storages = Storages(known)
+        self.base = self.saved = self._peak = 0
         self.place: Place = OUTSIDE
         self.peaks: dict[Place, int] = {}  # beside the layer's input and all that is kept so far
-        self._peak = 0
 
     def made(self, out: Any) -> None:
         """Count the new storages of an operator's result."""
-        for tensor in tree_iter(out):
-            if not isinstance(tensor, torch.Tensor):
-                continue
-            storage = tensor.untyped_storage()
-            key = storage._cdata
-            if key not in self.sizes and key not in self.known:
-                self.sizes[key] = storage.nbytes()
-                self.now += storage.nbytes()
-                weakref.finalize(storage, self._free, key)
-        self._peak = max(self._peak, self.now)
-
-    def forget(self, tensor: torch.Tensor) -> None:
-        """Do not count a storage after all."""
-        self._free(tensor.untyped_storage()._cdata)
-
-    def _free(self, key: int) -> None:
-        self.now -= self.sizes.pop(key, 0)
+        for tensor in _tensors(out):
+            self.storages.add(tensor)
+        self._peak = max(self._peak, self.storages.total_bytes)
 
     def kept(self, place: Place, size: int) -> None:
         """Add what autograd keeps to what the layer keeps so far."""
@@ -365,8 +330,8 @@ class Live:
             beside = self._peak - self.base - self.saved
             self.peaks[self.place] = max(self.peaks.get(self.place, 0), beside)
         if place[0] != self.place[0]:
-            self.base, self.saved = self.now, 0
-        self.place, self._peak = place, self.now
+            self.base, self.saved = self.storages.total_bytes, 0
+        self.place, self._peak = place, self.storages.total_bytes
 
 
 class _Above(TorchFunctionMode):
@@ -374,9 +339,7 @@ class _Above(TorchFunctionMode):
         super().__init__()
         self.recorder = recorder
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
         return self.recorder.run(func, args, kwargs or {})
 
@@ -386,9 +349,7 @@ class _Below(TorchDispatchMode):
         super().__init__()
         self.recorder = recorder
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
         out = func(*args, **(kwargs or {}))
         self.recorder.operator(func, args, kwargs or {}, out)

@@ -23,19 +23,13 @@ from finegauge.measurement.models.adapters import adapted
 from finegauge.measurement.models.build import checkpoint_layers, select_trained
 from finegauge.measurement.models.classes import DTYPES, class_of
 from finegauge.measurement.tracer.kernels import SUBSTITUTES, flash_attention, scaled_dot_product_attention
-from finegauge.measurement.tracer.tracker import (
-    BACKWARD,
-    CORRECTIONS,
-    FORWARD,
-    LOSS,
-    OPTIMIZER,
-    Held,
-    Saved,
-    Tracker,
-)
+from finegauge.measurement.tracer.live_bytes import BACKWARD, FORWARD, LOSS, OPTIMIZER, Held
 from finegauge.run.rules import num_experts
 from finegauge.run.run import Run
+from tests.oracle.step_tracker import CORRECTIONS, Saved, StepTracker
 
+# What CUDA's autocast runs in fp32, or to an fp32 result: ATen/autocast_mode.h of torch 2.13,
+# AT_FORALL_FP32 and AT_FORALL_FP32_SET_OPT_DTYPE. The list for CPUs is much shorter.
 RUN_IN_FP32 = (
     "exp", "expm1", "log", "log1p", "log2", "log10", "reciprocal", "rsqrt", "pow.Tensor_Scalar",
     "pow.Tensor_Tensor", "pow.Scalar", "softplus", "layer_norm", "native_layer_norm", "rms_norm",
@@ -250,7 +244,7 @@ def trace_built(run: Run, built: Built, inputs: torch.Tensor) -> StepTrace:
             for parameter in trained:
                 parameter.grad = torch.empty_like(parameter)
     static = _static(model, inputs, optimizer, trained)
-    tracker = Tracker(model, [tensor for tensors in static.values() for tensor in tensors])
+    tracker = StepTracker(model, [tensor for tensors in static.values() for tensor in tensors])
     with _surroundings(run, built), built.tensors, tracker.watching():
         with _autocasting(run):  # forward and loss alone: its cache of narrow weights ends with it
             loss, held = _forward(run, built, inputs, tracker)
@@ -275,12 +269,14 @@ def trace_built(run: Run, built: Built, inputs: torch.Tensor) -> StepTrace:
     )
 
 
-def _forward(run: Run, built: Built, inputs: torch.Tensor, tracker: Tracker) -> tuple[Any, dict[str, int]]:
+def _forward(
+    run: Run, built: Built, inputs: torch.Tensor, tracker: StepTracker
+) -> tuple[Any, dict[str, int]]:
     """Return the loss, and the live bytes when it began."""
     held: dict[str, int] = {}
 
     def loss_begins() -> None:
-        held["forward end"] = tracker.live_bytes
+        held["forward end"] = tracker.storages.total_bytes
         tracker.enter_phase(LOSS)
 
     tracker.enter_phase(FORWARD)
@@ -298,7 +294,7 @@ def _forward(run: Run, built: Built, inputs: torch.Tensor, tracker: Tracker) -> 
         loss = built.model(input_ids=inputs, labels=inputs, use_cache=False).loss
     finally:
         base.loss_function = original
-    held.setdefault("forward end", tracker.live_bytes)
+    held.setdefault("forward end", tracker.storages.total_bytes)
     return loss, held
 
 
@@ -432,6 +428,3 @@ def _balanced(model: Any) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-__all__ = ["Built", "StepTrace", "build", "trace_built", "trace_step"]

@@ -10,8 +10,8 @@ import torch
 from finegauge.errors import FieldError, UnsupportedError
 from finegauge.measurement.models.adapters import lora_targets
 from finegauge.measurement.tracer.kernels import causal_pairs, sdpa_kernel
-from finegauge.measurement.tracer.step import StepTrace, build, cuda_lists, trace_built, trace_step
 from finegauge.run.run import Run
+from tests.oracle.step_trace import StepTrace, build, cuda_lists, trace_built, trace_step
 
 H, F, V, LAYERS, HEADS, KEY_HEADS, D = 64, 160, 300, 2, 4, 2, 16
 B, S = 2, 48
