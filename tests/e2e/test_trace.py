@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from finegauge.model import graph
-from finegauge.model.families import FAMILIES
+from finegauge.model.families.dense import DENSE
 from tests.e2e.commands import Done, finegauge
 
 FIGURES = {
@@ -26,7 +26,7 @@ FIGURES = {
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the folder of a model whose type nothing describes, its cache empty."""
     monkeypatch.setenv("FINEGAUGE_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.delitem(FAMILIES, "llama")
+    monkeypatch.delitem(DENSE, "llama")
     graph.architecture_of.cache_clear()
     graph._build.cache_clear()
     (tmp_path / "config.json").write_text(json.dumps(FIGURES), encoding="utf-8")

@@ -389,12 +389,12 @@ def trace(model: str, *, as_json: bool) -> None:
     the model's repository is run. Needs torch and transformers: pip install 'finegauge[measure]'.
     """
     from finegauge.catalogue.models import model as figures_of
-    from finegauge.model.families import FAMILIES
+    from finegauge.model.families import supported_model_types
     from finegauge.model.trace_file import architecture, write
 
     config = figures_of(model).config
     model_type = str(config.get("model_type", ""))
-    if model_type in FAMILIES:
+    if model_type in supported_model_types():
         raise UnsupportedError(
             f"model_type {shown(model_type)} is described already, so there is nothing to trace; "
             f"run 'finegauge models show {model}' or 'finegauge estimate {model}'."

@@ -1,357 +1,461 @@
-"""Dense decoders of Llama's build, each with something of its own: a bias, a norm, a window, a feed-forward.
+"""The table of dense decoders: one row per `model_type`, with the defaults of its configuration class.
 
-Defaults are those of the transformers 5.23 classes.
+A Llama-like family is one row here, and nothing elsewhere: the oracle holds it against its transformers
+class unasked. Defaults are those of the transformers 5.23 classes or, for models whose code lives in their
+own repositories, of the configuration classes there.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from finegauge.errors import FieldError
-from finegauge.model.blocks import Architecture, Attention, FeedForward, Layer, Norm, Tensor
-from finegauge.model.families.gemma import GEMMA2
-from finegauge.model.families.llama import FULL, LLAMA, SLIDING, dense, llama, windowed
+from finegauge.errors import FieldError, shown
+from finegauge.model.blocks import Architecture, Branch, Layer, Norm, Tensor
+from finegauge.model.families.decoder import (
+    ALL,
+    HEAD_NORMS,
+    LAYER_NORM,
+    UP_DOWN,
+    WIDE_HEAD_NORMS,
+    Family,
+    QkNorms,
+    rotary_where_sliding,
+)
+from finegauge.model.families.figures import Figures
 from finegauge.model.families.parts import (
     attention,
-    framed_layer,
-    gated_mlp,
-    head_norms,
+    feedforward,
     heads,
     language_model,
-    layer_norm,
-    numerics,
-    plain_mlp,
-    pre_norm_layer,
-    rms_layer,
+    layer,
     stack,
-    window_below,
 )
-from finegauge.model.families.reading import Config, Figures
 
-ARCEE = {
-    **LLAMA, "hidden_size": 2560, "intermediate_size": 18432, "hidden_act": "relu2",
-    "max_position_embeddings": 4096,
-}  # fmt: skip
-APERTUS = {
-    **LLAMA, "vocab_size": 131072, "intermediate_size": 14336, "hidden_act": "xielu",
-    "max_position_embeddings": 65536,
-}  # fmt: skip
-CWM = {
-    **LLAMA, "vocab_size": 128256, "hidden_size": 6144, "intermediate_size": 21504, "num_hidden_layers": 64,
-    "num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131072,
-    "sliding_window": 8192,
-}  # fmt: skip
-ERNIE4_5 = {
-    "vocab_size": 103424, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 18,
-    "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 128, "hidden_act": "silu",
-    "max_position_embeddings": 131072, "use_bias": False, "tie_word_embeddings": True,
-}  # fmt: skip
-GLM = {
-    **LLAMA, "vocab_size": 151552, "intermediate_size": 13696, "num_hidden_layers": 40,
-    "num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131072, "attention_bias": True,
-}  # fmt: skip
-GRANITE_SWA = {
-    **LLAMA, "vocab_size": 100352, "hidden_size": 2560, "intermediate_size": 8192, "num_hidden_layers": 24,
-    "num_attention_heads": 20, "num_key_value_heads": 4, "max_position_embeddings": 8192,
-    "sliding_window": 128, "tie_word_embeddings": True,
-}  # fmt: skip
-HELIUM = {
-    **LLAMA, "vocab_size": 48000, "hidden_size": 2560, "intermediate_size": 7040, "num_hidden_layers": 24,
-    "num_attention_heads": 20, "num_key_value_heads": 20, "head_dim": 128, "max_position_embeddings": 4096,
-}  # fmt: skip
-HUNYUAN = {**LLAMA, "vocab_size": 290943}
-HYPERCLOVAX = {**LLAMA, "use_post_norm": True}
-INTERNLM3 = {
-    **LLAMA, "vocab_size": 128512, "intermediate_size": 10240, "num_hidden_layers": 48,
-    "num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 32768,
-}  # fmt: skip
-IQUESTCODER = {
-    **LLAMA, "vocab_size": 76800, "hidden_size": 5120, "intermediate_size": 27648, "num_hidden_layers": 80,
-    "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131072,
-}  # fmt: skip
-JAIS2 = {
-    **LLAMA, "vocab_size": 150272, "hidden_size": 3328, "intermediate_size": 26624,
-    "num_attention_heads": 26, "hidden_act": "relu2", "max_position_embeddings": 8192,
-    "attention_bias": True, "mlp_bias": True,
-}  # fmt: skip
-MINISTRAL = {
-    **LLAMA, "intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072,
-    "sliding_window": 4096,
-}  # fmt: skip
-NANOCHAT = {
-    **LLAMA, "vocab_size": 50304, "hidden_size": 768, "intermediate_size": 8192, "num_hidden_layers": 12,
-    "num_attention_heads": 6, "hidden_act": "relu2",
-}  # fmt: skip
-OLMO = {**LLAMA, "vocab_size": 50304}
-SEED_OSS = {
-    **LLAMA, "vocab_size": 155136, "intermediate_size": 27648, "num_hidden_layers": 64,
-    "num_attention_heads": 80, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 524288,
-    "attention_bias": True, "attention_out_bias": False,
-}  # fmt: skip
-SMOLLM3 = {
-    **LLAMA, "vocab_size": 128256, "hidden_size": 2048, "num_hidden_layers": 36, "num_attention_heads": 16,
-    "num_key_value_heads": 4, "max_position_embeddings": 32768, "use_sliding_window": False,
-    "no_rope_layer_interval": 4, "tie_word_embeddings": True,
-}  # fmt: skip
-STARCODER2 = {
-    **LLAMA, "vocab_size": 49152, "hidden_size": 3072, "intermediate_size": 12288, "num_hidden_layers": 30,
-    "num_attention_heads": 24, "num_key_value_heads": 2, "hidden_act": "gelu_pytorch_tanh",
-    "max_position_embeddings": 4096, "use_bias": True, "tie_word_embeddings": True,
-}  # fmt: skip
-PRE_NORMS = ("input_layernorm", "post_attention_layernorm")
+AFTER_BRANCHES = ("post_attention_layernorm", "post_feedforward_layernorm")
+SCALED = {"scaled_logits": True}
 
 
-def _figures(config: Config, defaults: Config) -> Figures:
-    """Return the figures of a class whose feed-forward has no biases, whatever the file says."""
-    return Figures({**config, "mlp_bias": False}, defaults)
+def full_first(every: int) -> Callable[[Figures], Callable[[int], bool]]:
+    """Return the rule that all layers slide but every so many-th, beginning with the first."""
+    return lambda f: lambda index: index % every != 0
 
 
-def _plain(f: Figures, *, bias: bool, names: tuple[str, str] = ("up_proj", "down_proj")) -> FeedForward:
-    return plain_mlp(
-        f.size("hidden_size"), f.size("intermediate_size"), f.text("hidden_act"), bias=bias, names=names
-    )
+def late_slides(f: Figures) -> Callable[[int], bool]:
+    """Return Qwen2's rule: layers slide from `max_window_layers` on."""
+    first = f.count("max_window_layers") if f.flag("use_sliding_window") else 0
+    return lambda index: index >= first
 
 
-def _equal_layers(f: Figures, block: Layer, final: Norm) -> Architecture:
-    return language_model(f, ((block, f.num_layers()),), final_norm=final)
+def _exaone4_slides(f: Figures) -> Callable[[int], bool]:
+    pattern = f.raw("sliding_window_pattern") if f.raw("sliding_window") is not None else None
+    every = len(pattern) if isinstance(pattern, str) else f.count("sliding_window_pattern") if pattern else 0
+    return lambda index: bool(every and (index + 1) % every)
 
 
-def arcee(config: Config) -> Architecture:
-    """Return Arcee's AFM: Llama with a feed-forward of squared ReLU, ungated."""
-    f = Figures(config, ARCEE)
-    hidden, bias = f.size("hidden_size"), f.flag("attention_bias")
-    mixer = attention(hidden, heads(f), bias=bias, out_bias=bias)
-    return _equal_layers(
-        f, rms_layer(hidden, mixer, _plain(f, bias=f.flag("mlp_bias"))), Norm("norm", hidden)
-    )
+def no_rope_layers(f: Figures) -> list[bool]:
+    """Return which layers rotate queries and keys: as listed (1 means yes), else all but every so many-th."""
+    listed, num_layers = f.items("no_rope_layers"), f.num_layers()
+    if not listed:
+        every = f.size("no_rope_layer_interval")
+        return [(index + 1) % every != 0 for index in range(num_layers)]
+    if len(listed) < num_layers:
+        raise FieldError(f"no_rope_layers has {len(listed)} entries for {num_layers} layers; give one each.")
+    return [bool(flag) for flag in listed[:num_layers]]
 
 
-def apertus(config: Config) -> Architecture:
-    """Return Apertus: norms on the heads, a feed-forward without gate, two parameters in its activation."""
-    f = Figures(config, APERTUS)
-    hidden, of, bias = f.size("hidden_size"), heads(f), f.flag("attention_bias")
-    mixer = attention(hidden, of, bias=bias, out_bias=bias, qk_norms=head_norms(of[2]))
-    block = rms_layer(
-        hidden, mixer, _plain(f, bias=False), names=("attention_layernorm", "feedforward_layernorm")
-    )
-    if f.text("hidden_act") == "xielu":
-        alphas = tuple(Tensor(f"act_fn.{name}", (1,), "state") for name in ("alpha_p", "alpha_n"))
-        block = block._replace(extra=alphas)
-    return _equal_layers(f, block, Norm("norm", hidden))
+def _smollm3_slides(f: Figures) -> Callable[[int], bool]:
+    rotary = no_rope_layers(f)
+    return lambda index: not rotary[index]
 
 
-def cwm(config: Config) -> Architecture:
-    """Return CWM: Llama without biases, three layers in four slide, beginning with the second."""
-    return _windowed(Figures(config, CWM), lambda index: SLIDING if index % 4 else FULL)
+def _gemma3(f: Figures) -> Family:
+    if f.flag("use_bidirectional_attention"):
+        raise f.unsupported("bidirectional attention")
+    return {}
 
 
-def ministral(config: Config) -> Architecture:
-    """Return Ministral 8B: Mistral with a kind for every layer, all sliding unless listed."""
-    f = _figures(config, MINISTRAL)
-    return _windowed(f, lambda _: FULL if f.optional("sliding_window") is None else SLIDING)
+def _apertus(f: Figures) -> Family:
+    if f.text("hidden_act") != "xielu":
+        return {}
+    return {"extra": tuple(Tensor(f"act_fn.{name}", (1,), "state") for name in ("alpha_p", "alpha_n"))}
 
 
-def _windowed(f: Figures, kind_of: Callable[[int], str]) -> Architecture:
-    hidden, of = f.size("hidden_size"), heads(f)
-    mlp = gated_mlp(hidden, f.size("intermediate_size"), f.text("hidden_act"), bias=f.flag("mlp_bias"))
-    kinds = f.layer_kinds(kind_of, (FULL, SLIDING))
-    layers = windowed(f, kinds, lambda window: attention(hidden, of, window=window), mlp)
-    return language_model(f, layers, final_norm=Norm("norm", hidden))
-
-
-@numerics(wide_tables=True, own_tables=1)
-def ernie4_5(config: Config) -> Architecture:
-    """Return ERNIE 4.5, dense: Llama with one flag for all biases, embedding and head tied."""
-    bias = Figures(config, ERNIE4_5).flag("use_bias")
-    return dense(Figures({**config, "mlp_bias": bias}, ERNIE4_5), bias=bias, out_bias=bias)
-
-
-def glm(config: Config) -> Architecture:
-    """Return GLM-4 (9B, of 2024): biases on q, k and v, gate and up in one projection."""
-    f = _figures(config, GLM)
-    return dense(f, bias=f.flag("attention_bias"), fused_mlp="gate_up_proj")
-
-
-def glm4(config: Config) -> Architecture:
-    """Return GLM-4-0414 and Z1: GLM with a norm after each branch, too."""
-    f = Figures(config, GLM)
-    hidden, act = f.size("hidden_size"), f.text("hidden_act")
-    mixer = attention(hidden, heads(f), bias=f.flag("attention_bias"))
-    mlp = gated_mlp(hidden, f.size("intermediate_size"), act, fused="gate_up_proj")
-    block = framed_layer(
-        hidden,
-        (mixer, PRE_NORMS[0], "post_self_attn_layernorm"),
-        (mlp, PRE_NORMS[1], "post_mlp_layernorm"),
-    )
-    return _equal_layers(f, block, Norm("norm", hidden))
-
-
-@numerics(scaled_logits=True, sinks="scaled")
-def granite_swa(config: Config) -> Architecture:
-    """Return Granite with sliding windows: three layers in four, sinks in all of them."""
-    f = Figures(config, GRANITE_SWA)
-    hidden, of, bias = f.size("hidden_size"), heads(f), f.flag("attention_bias")
-    sinks = (Tensor("sinks", (of[0],), "state"),)
-    mlp = gated_mlp(hidden, f.size("intermediate_size"), f.text("hidden_act"), bias=f.flag("mlp_bias"))
-    kinds = f.layer_kinds(lambda index: SLIDING if index % 4 else FULL, (FULL, SLIDING))
-
-    def mixer(window: int | None) -> Attention:
-        return attention(hidden, of, bias=bias, out_bias=bias, window=window, extra=sinks)
-
-    return language_model(f, windowed(f, kinds, mixer, mlp), final_norm=Norm("norm", hidden))
-
-
-@numerics(wide_norms=True, unit_norms=True, own_tables=1)
-def helium(config: Config) -> Architecture:
-    """Return Helium: Llama whose output projection never has a bias."""
-    f = Figures(config, HELIUM)
+def _helium(f: Figures) -> Family:
     num, _, dim = heads(f)
     if num * dim != f.size("hidden_size"):
         raise FieldError(
             f"num_attention_heads={num} of {dim} channels are not the hidden_size={f.size('hidden_size')} "
             "that Helium's output projection takes."
         )
-    return dense(f, bias=f.flag("attention_bias"))
+    return {}
 
 
-def hunyuan_v1_dense(config: Config) -> Architecture:
-    """Return Hunyuan, dense: norms on the heads of queries and keys."""
-    f = _figures(config, HUNYUAN)
-    bias, norms = (
-        f.flag("attention_bias"),
-        head_norms(heads(f)[2], names=("query_layernorm", "key_layernorm")),
-    )
-    return dense(f, bias=bias, out_bias=bias, qk_norms=norms, norms_last=True)
-
-
-@numerics(scaled_logits=True)
-def hyperclovax(config: Config) -> Architecture:
-    """Return HyperCLOVA X SEED: Granite, with a norm after each branch by flag."""
-    f = Figures(config, HYPERCLOVAX)
-    hidden, bias, act = f.size("hidden_size"), f.flag("attention_bias"), f.text("hidden_act")
-    after = ("post_norm1", "post_norm2") if f.flag("use_post_norm") else ("", "")
-    mlp = gated_mlp(hidden, f.size("intermediate_size"), act, bias=f.flag("mlp_bias"))
-    block = framed_layer(
-        hidden,
-        (attention(hidden, heads(f), bias=bias, out_bias=bias), PRE_NORMS[0], after[0]),
-        (mlp, PRE_NORMS[1], after[1]),
-    )
-    return _equal_layers(f, block, Norm("norm", hidden))
-
-
-def internlm3(config: Config) -> Architecture:
-    """Return InternLM 3, which transformers runs as a Llama."""
-    f = Figures(config, INTERNLM3, {"attention_bias": "qkv_bias", "mlp_bias": "bias"})
-    bias = f.flag("attention_bias")
-    if bias != f.flag("mlp_bias"):
+def _internlm3(f: Figures) -> Family:
+    if f.flag("attention_bias") != f.flag("mlp_bias"):
         raise f.unsupported("qkv_bias other than bias")
-    return dense(f, bias=bias, out_bias=bias)
+    return {}
 
 
-def iquestcoder(config: Config) -> Architecture:
-    """Return IQuest-Coder, which transformers runs as a Llama."""
-    return llama({**IQUESTCODER, **config})
+def _qwen(f: Figures) -> Family:
+    if not f.flag("no_bias"):
+        raise f.unsupported("a Qwen v1 with no_bias=false")
+    size = f.size("intermediate_size")
+    return {"mlp_size": f.divided("intermediate_size", size, "the two halves of its feed-forward", 2)}
 
 
-def jais2(config: Config) -> Architecture:
-    """Return Jais 2: LayerNorms and biases, a feed-forward of squared ReLU, ungated."""
-    f = Figures(config, JAIS2)
-    hidden, bias = f.size("hidden_size"), f.flag("attention_bias")
-    mixer = attention(hidden, heads(f), bias=bias, out_bias=bias)
-    norms = [layer_norm(name, hidden) for name in PRE_NORMS]
-    block = pre_norm_layer([mixer, _plain(f, bias=f.flag("mlp_bias"))], norms)
-    return _equal_layers(f, block, layer_norm("norm", hidden))
+def _chatglm(f: Figures) -> Family:
+    if not f.flag("rmsnorm") or not f.flag("post_layer_norm"):
+        raise f.unsupported("a ChatGLM without RMS norms or without a final norm")
+    bias = f.flag("add_bias_linear") or f.flag("add_qkv_bias")
+    return {"bias": bias, "heads": {} if f.flag("multi_query_attention") else {"kv": ""}}
 
 
-@numerics(logit_cap="final_logit_softcapping")
-def nanochat(config: Config) -> Architecture:
-    """Return nanochat: RMS norms without weights, on the heads and on the embeddings as well."""
-    f = Figures(config, NANOCHAT)
-    hidden, of, bias = f.size("hidden_size"), heads(f), f.flag("attention_bias")
-    norms = tuple(Norm(name, of[2], weight=False) for name in ("q_norm", "k_norm"))
-    mixer = attention(hidden, of, bias=bias, out_bias=bias, qk_norms=norms)
-    around = [Norm(name, hidden, weight=False) for name in PRE_NORMS]
-    block = pre_norm_layer([mixer, _plain(f, bias=False, names=("fc1", "fc2"))], around)
-    norm = Norm("norm", hidden, weight=False)
-    return _equal_layers(f, block, norm)._replace(embedding_norm=norm)
+def nemotron_nas(f: Figures) -> Architecture:
+    """Return Llama-Nemotron Super and Ultra: Llama whose layers a search pruned, each in its own way."""
+    blocks = f.items("block_configs")
+    if blocks is None or len(blocks) != f.num_layers():
+        raise FieldError(f"block_configs must list one block for each of {f.num_layers()} layers.")
+    layers = stack([_pruned(f, block) for block in blocks], lambda kind: _pruned_layer(f, *kind))
+    return language_model(f, layers, Norm("norm", f.size("hidden_size")))
 
 
-@numerics(wide_layer_norms=True, wide_tables=True)
-def olmo(config: Config) -> Architecture:
-    """Return OLMo 1: LayerNorms without weights."""
-    f = Figures(config, OLMO)
-    hidden, bias = f.size("hidden_size"), f.flag("attention_bias")
-    clipped = f.raw("clip_qkv") is not None
-    mixer = attention(hidden, heads(f), bias=bias, out_bias=bias, clipped=clipped)
-    mlp = gated_mlp(hidden, f.size("intermediate_size"), f.text("hidden_act"))
-    *norms, final = [layer_norm(name, hidden, weight=False, bias=False) for name in (*PRE_NORMS, "norm")]
-    return _equal_layers(f, pre_norm_layer([mixer, mlp], norms), final)
+def _pruned(f: Figures, block: object) -> tuple[int, float]:
+    """Return (query heads per key head, multiple of the width) of one block, 0 for a part it lacks."""
+    parts = [block.get(part) if isinstance(block, dict) else None for part in ("attention", "ffn")]
+    if not all(isinstance(part, dict) for part in parts):
+        raise FieldError(f"block_configs has {shown(block)}, without attention and ffn.")
+    attends, feed = (Figures(part or {}, {}) for part in parts)
+    if attends.flag("replace_with_linear") or feed.flag("replace_with_linear"):
+        raise f.unsupported("a block replaced by one linear projection")
+    if attends.raw("window_length") is not None or attends.raw("num_sink_tokens") is not None:
+        raise f.unsupported("a block with a window or sink tokens")
+    group = 0 if attends.flag("no_op") else attends.size("n_heads_in_group")
+    return group, 0.0 if feed.flag("no_op") else feed.ratio("ffn_mult")
 
 
-@numerics(
-    dropout={**dict.fromkeys(("attention", "mlp"), "residual_dropout"), "scores": "attention_dropout"},
-    dropout_default=0.1,
-)
-def seed_oss(config: Config) -> Architecture:
-    """Return Seed-OSS: Llama with biases on q, k and v, and a flag of its own for the output's."""
-    f = Figures(config, SEED_OSS)
-    return dense(f, bias=f.flag("attention_bias"), out_bias=f.flag("attention_out_bias"))
+def _pruned_layer(f: Figures, group: int, multiple: float) -> Layer:
+    """Return a layer of what a block keeps; the feed-forward's width is a multiple of 256."""
+    hidden, (num, _, dim), bias = f.size("hidden_size"), heads(f, kv=""), f.flag("attention_bias")
+    branches: list[Branch] = []
+    if group:
+        kv = f.divided("num_attention_heads", num, "n_heads_in_group", group)
+        mixer = attention(hidden, (num, kv, dim), bias=bias, out_bias=bias)
+        branches.append(Branch(mixer, Norm("input_layernorm", hidden)))
+    if multiple:
+        size = -(-int(2 * multiple * hidden / 3) // 256) * 256
+        mlp = feedforward(hidden, size, f.text("hidden_act"), bias=f.flag("mlp_bias"))
+        branches.append(Branch(mlp, Norm("post_attention_layernorm", hidden)))
+    return layer(*branches)
 
 
-def smollm3(config: Config) -> Architecture:
-    """Return SmolLM3: Llama, of which one layer in four has no rotary positions."""
-    f = Figures(config, SMOLLM3)
-    hidden, of, bias = f.size("hidden_size"), heads(f), f.flag("attention_bias")
-    mlp = gated_mlp(hidden, f.size("intermediate_size"), f.text("hidden_act"), bias=f.flag("mlp_bias"))
-    every, slides = f.size("no_rope_layer_interval"), f.flag("use_sliding_window")
-    window = window_below(f.optional("sliding_window"), f.optional("max_position_embeddings"))
-    listed = f.items("no_rope_layers")
-    rotary = _flags(f, listed) if listed else [(index + 1) % every != 0 for index in range(f.num_layers())]
-    kinds = f.layer_kinds(lambda index: FULL if rotary[index] else SLIDING, (FULL, SLIDING))
+WIDE_NORMS = {"wide_norms": True, "unit_norms": True}
 
-    def build(kind: tuple[str, bool]) -> Layer:
-        sees = window if slides and kind[0] == SLIDING else None
-        mixer = attention(hidden, of, bias=bias, out_bias=bias, window=sees, rotary=kind[1])
-        return rms_layer(hidden, mixer, mlp)
-
-    layers = stack(zip(kinds, rotary, strict=True), build)
-    return language_model(f, layers, final_norm=Norm("norm", hidden))
-
-
-def _flags(f: Figures, listed: Sequence[object]) -> list[bool]:
-    """Return `no_rope_layers` as truth values, one per layer."""
-    if len(listed) < f.num_layers():
-        raise FieldError(f"no_rope_layers has {len(listed)} entries for {f.num_layers()} layers.")
-    return [bool(flag) for flag in listed[: f.num_layers()]]
-
-
-def starcoder2(config: Config) -> Architecture:
-    """Return StarCoder2: LayerNorms, biases everywhere, an ungated feed-forward, tied head."""
-    f = Figures(config, STARCODER2)
-    hidden, bias = f.size("hidden_size"), f.flag("use_bias")
-    window = window_below(f.optional("sliding_window"), f.optional("max_position_embeddings"))
-    mixer = attention(hidden, heads(f), bias=bias, out_bias=bias, window=window)
-    norms = [layer_norm(name, hidden) for name in PRE_NORMS]
-    block = pre_norm_layer([mixer, _plain(f, bias=bias, names=("c_fc", "c_proj"))], norms)
-    return _equal_layers(f, block, layer_norm("norm", hidden))
-
-
-@numerics(
-    wide_norms=True,
-    unit_norms=True,
-    softcap="attn_logit_softcapping",
-    logit_cap="final_logit_softcapping",
-    kernels=("flash",),
-)
-def vaultgemma(config: Config) -> Architecture:
-    """Return VaultGemma: Gemma 2 without the norms after its branches."""
-    f = Figures(config, GEMMA2)
-    hidden, of, bias = f.size("hidden_size"), heads(f), f.flag("attention_bias")
-    mlp = gated_mlp(hidden, f.size("intermediate_size"), f.text("hidden_activation"))
-    kinds = f.layer_kinds(lambda index: FULL if index % 2 else SLIDING, (FULL, SLIDING))
-
-    def mixer(window: int | None) -> Attention:
-        return attention(hidden, of, bias=bias, out_bias=bias, window=window)
-
-    def block(attended: Attention, feed: FeedForward) -> Layer:
-        return rms_layer(hidden, attended, feed, names=("input_layernorm", "pre_feedforward_layernorm"))
-
-    return language_model(f, windowed(f, kinds, mixer, mlp, block), final_norm=Norm("norm", hidden))
+# fmt: off
+DENSE: dict[str, Family] = {
+    # --- Llama 1 to 3, Yi, SmolLM and what differs from it in sizes, biases and windows
+    "llama": Family(
+        bias="attention_bias", mlp_bias="mlp_bias",
+        defaults={
+            "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+            "num_attention_heads": 32, "hidden_act": "silu", "max_position_embeddings": 2048,
+            "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False,
+        },
+    ),
+    "granite": Family(like="llama", numerics={"scaled_logits": True, "own_loss": True}),  # Granite 3
+    "granite_swa": Family(  # three layers in four slide, all have sinks
+        like="llama", sinks=True, slides=full_first(4), numerics={"scaled_logits": True, "sinks": "scaled"},
+        defaults={
+            "vocab_size": 100352, "hidden_size": 2560, "intermediate_size": 8192, "num_hidden_layers": 24,
+            "num_attention_heads": 20, "num_key_value_heads": 4, "max_position_embeddings": 8192,
+            "sliding_window": 128, "tie_word_embeddings": True,
+        },
+    ),
+    "hyperclovax": Family(  # HyperCLOVA X SEED: Granite, with a norm after each branch by flag
+        like="llama", numerics=SCALED, defaults={"use_post_norm": True},
+        varies=lambda f: {"after": ("post_norm1", "post_norm2")} if f.flag("use_post_norm") else {},
+    ),
+    "mistral": Family(
+        like="llama", bias=False, mlp_bias=False, slides=ALL,
+        defaults={
+            "intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072,
+            "sliding_window": 4096,
+        },
+    ),
+    "ministral": Family(  # Ministral 8B: a kind for every layer
+        like="mistral", slides=lambda f: lambda _: f.optional("sliding_window") is not None,
+    ),
+    "ministral3": Family(  # and Devstral 2
+        like="mistral",
+        defaults={
+            "vocab_size": 131072, "num_hidden_layers": 34, "head_dim": 128,
+            "max_position_embeddings": 262144, "sliding_window": None,
+        },
+    ),
+    "phi3": Family(  # Phi-3, Phi-3.5, Phi-4: q, k, v in one projection, gate and up in another
+        like="llama", bias=False, mlp_bias=False, slides=ALL, fused="qkv_proj", mlp_fused="gate_up_proj",
+        defaults={
+            "vocab_size": 32064, "hidden_size": 3072, "intermediate_size": 8192,
+            "max_position_embeddings": 4096, "sliding_window": None,
+        },
+    ),
+    "phi4": Family(like="phi3"),
+    "qwen2": Family(  # Qwen1.5, Qwen2, Qwen2.5
+        like="llama", bias=True, out_bias=False, mlp_bias=False,
+        slides=late_slides, slides_if="use_sliding_window",
+        defaults={
+            "vocab_size": 151936, "intermediate_size": 22016, "num_key_value_heads": 32,
+            "max_position_embeddings": 32768, "use_sliding_window": False, "sliding_window": 4096,
+            "max_window_layers": 28,
+        },
+    ),
+    "qwen3": Family(
+        like="qwen2", bias="attention_bias", out_bias=None, qk_norms=HEAD_NORMS, defaults={"head_dim": 128},
+    ),
+    "cwm": Family(
+        like="llama", bias=False, slides=full_first(4),
+        defaults={
+            "vocab_size": 128256, "hidden_size": 6144, "intermediate_size": 21504, "num_hidden_layers": 64,
+            "num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128,
+            "max_position_embeddings": 131072, "sliding_window": 8192,
+        },
+    ),
+    "ernie4_5": Family(  # one flag for all biases
+        bias="use_bias", mlp_bias="use_bias", numerics={"wide_tables": True, "own_tables": 1},
+        defaults={
+            "vocab_size": 103424, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 18,
+            "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 128, "hidden_act": "silu",
+            "max_position_embeddings": 131072, "use_bias": False, "tie_word_embeddings": True,
+        },
+    ),
+    "glm": Family(  # GLM-4 (9B, of 2024)
+        like="llama", out_bias=False, mlp_bias=False, mlp_fused="gate_up_proj",
+        defaults={
+            "vocab_size": 151552, "intermediate_size": 13696, "num_hidden_layers": 40,
+            "num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131072,
+            "attention_bias": True,
+        },
+    ),
+    "glm4": Family(  # GLM-4-0414 and Z1: a norm after each branch, too
+        like="glm", after=("post_self_attn_layernorm", "post_mlp_layernorm"),
+    ),
+    "helium": Family(
+        like="llama", out_bias=False, varies=_helium, numerics={**WIDE_NORMS, "own_tables": 1},
+        defaults={
+            "vocab_size": 48000, "hidden_size": 2560, "intermediate_size": 7040, "num_hidden_layers": 24,
+            "num_attention_heads": 20, "num_key_value_heads": 20, "head_dim": 128,
+            "max_position_embeddings": 4096,
+        },
+    ),
+    "hunyuan_v1_dense": Family(
+        like="llama", mlp_bias=False, attention={"norms_last": True},
+        qk_norms=QkNorms(("query_layernorm", "key_layernorm")), defaults={"vocab_size": 290943},
+    ),
+    "internlm": Family(  # InternLM 1
+        like="llama", bias="bias", mlp_bias=False, defaults={"vocab_size": 103168, "bias": True},
+    ),
+    "internlm2": Family(  # and 2.5
+        like="internlm", defaults={"bias": False}, mlp=("w1", "w3", "w2"), fused="wqkv", out="wo",
+        before=("attention_norm", "ffn_norm"), embed="tok_embeddings",
+    ),
+    "internlm3": Family(
+        like="llama", aliases={"attention_bias": "qkv_bias", "mlp_bias": "bias"}, varies=_internlm3,
+        defaults={
+            "vocab_size": 128512, "intermediate_size": 10240, "num_hidden_layers": 48,
+            "num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 32768,
+        },
+    ),
+    "iquestcoder": Family(
+        like="llama",
+        defaults={
+            "vocab_size": 76800, "hidden_size": 5120, "intermediate_size": 27648, "num_hidden_layers": 80,
+            "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128,
+            "max_position_embeddings": 131072,
+        },
+    ),
+    "minicpm": Family(like="llama", mlp_bias=False, defaults={"tie_word_embeddings": True}),  # 1, 2 and 4
+    "mimo": Family(  # MiMo-7B, without the layers that predict further tokens
+        like="llama", out_bias=False, mlp_bias=False,
+        defaults={"vocab_size": 151680, "num_key_value_heads": 8, "attention_bias": True},
+    ),
+    "seed_oss": Family(
+        like="llama", out_bias="attention_out_bias",
+        numerics={
+            "dropout": {**dict.fromkeys(("attention", "mlp"), "residual_dropout"),
+                        "scores": "attention_dropout"},
+            "dropout_default": 0.1,
+        },
+        defaults={
+            "vocab_size": 155136, "intermediate_size": 27648, "num_hidden_layers": 64,
+            "num_attention_heads": 80, "num_key_value_heads": 8, "head_dim": 128,
+            "max_position_embeddings": 524288, "attention_bias": True, "attention_out_bias": False,
+        },
+    ),
+    "smollm3": Family(  # one layer in four has no rotary positions
+        like="llama", slides=_smollm3_slides, slides_if="use_sliding_window",
+        marks=lambda f, *_: no_rope_layers(f),
+        defaults={
+            "vocab_size": 128256, "hidden_size": 2048, "num_hidden_layers": 36, "num_attention_heads": 16,
+            "num_key_value_heads": 4, "max_position_embeddings": 32768, "use_sliding_window": False,
+            "no_rope_layer_interval": 4, "tie_word_embeddings": True,
+        },
+    ),
+    "xverse": Family(like="llama", bias=False, mlp_bias=False),
+    "nemotron-nas": Family(like="llama", build=nemotron_nas),
+    # --- the same blocks under other names, or with other norms
+    "qwen": Family(  # Qwen v1: gate and up each half of `intermediate_size`
+        like="llama", bias=True, out_bias=False, mlp_bias=False, fused="c_attn", out="c_proj", varies=_qwen,
+        heads={"kv": "", "dim": "kv_channels"}, mlp=("w2", "w1", "c_proj"), activation="silu",
+        before=("ln_1", "ln_2"), final="ln_f", embed="wte", positions="seq_length",
+        defaults={
+            "vocab_size": 151936, "intermediate_size": 22016, "kv_channels": 128, "seq_length": 8192,
+            "no_bias": True,
+        },
+    ),
+    "chatglm": Family(  # ChatGLM2, ChatGLM3, GLM-4-9B
+        varies=_chatglm, out_bias="add_bias_linear", mlp_bias="add_bias_linear", fused="query_key_value",
+        out="dense", mlp=("", "", "dense_4h_to_h"), mlp_fused="dense_h_to_4h", final="final_layernorm",
+        embed="word_embeddings", head="output_layer",
+        aliases={
+            "vocab_size": "padded_vocab_size", "intermediate_size": "ffn_hidden_size",
+            "num_hidden_layers": "num_layers", "head_dim": "kv_channels",
+            "max_position_embeddings": "seq_length", "num_key_value_heads": "multi_query_group_num",
+        },
+        defaults={
+            "vocab_size": 65024, "hidden_size": 4096, "intermediate_size": 13696, "num_hidden_layers": 28,
+            "num_attention_heads": 32, "head_dim": 128, "max_position_embeddings": 2048, "rmsnorm": True,
+            "add_qkv_bias": False, "add_bias_linear": False, "multi_query_attention": False,
+            "num_key_value_heads": 1, "post_layer_norm": True, "tie_word_embeddings": False,
+            "hidden_act": "silu",
+        },
+    ),
+    "baichuan": Family(  # 1 and 2; the 13B has ALiBi and names no longest position
+        like="xverse", fused="W_pack", aliases={"max_position_embeddings": "model_max_length"},
+        varies=lambda f: {"rotary": "max_position_embeddings" in f.config},
+        defaults={"vocab_size": 125696, "max_position_embeddings": None},
+    ),
+    "exaone": Family(  # EXAONE 3 and 3.5: Llama under GPT-2's names
+        like="xverse", out="out_proj", mlp=("c_fc_0", "c_fc_1", "c_proj"), before=("ln_1", "ln_2"),
+        final="ln_f", embed="wte",
+        aliases={"num_hidden_layers": "num_layers", "hidden_act": "activation_function"},
+        defaults={"vocab_size": 102400, "intermediate_size": 16384},
+    ),
+    "orion": Family(
+        like="xverse", norm=LAYER_NORM, defaults={"vocab_size": 84608, "intermediate_size": 15360},
+    ),
+    "phi3small": Family(
+        bias=True, fused="query_key_value", out="dense", norm=LAYER_NORM, final="final_layernorm",
+        mlp=("", "", "down_proj"), mlp_fused="up_proj", mlp_bias=True, mlp_size="ff_intermediate_size",
+        activation="gegelu",
+        fields={"notes": ("Block-sparse attention is counted as if every query saw all keys before it.",)},
+        defaults={
+            "vocab_size": 100352, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "ff_intermediate_size": 14336, "max_position_embeddings": 8192,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "olmo": Family(  # OLMo 1: LayerNorms without weights
+        like="llama", mlp_bias=False, norm=Norm("", 0, "layer", weight=False), clip="clip_qkv",
+        numerics={"wide_layer_norms": True, "wide_tables": True}, defaults={"vocab_size": 50304},
+    ),
+    "olmo2": Family(  # norms after the branches, and on all queries and all keys at once
+        like="llama", mlp_bias=False, qk_norms=WIDE_HEAD_NORMS, before=("", ""), after=AFTER_BRANCHES,
+        numerics={"wide_norms": True, "wide_tables": True}, defaults={"vocab_size": 50304},
+    ),
+    "olmo3": Family(  # three layers in four slide
+        like="olmo2", slides=4, defaults={"sliding_window": 4096},
+        numerics={"wide_norms": True, "wide_tables": True, "tables_by_kind": True},
+    ),
+    "exaone4": Family(  # full layers have no rotary positions
+        like="llama", bias=False, mlp_bias=False, qk_norms=HEAD_NORMS, before=("", ""), after=AFTER_BRANCHES,
+        slides=_exaone4_slides, marks=rotary_where_sliding,
+        defaults={
+            "vocab_size": 102400, "intermediate_size": 16384, "num_key_value_heads": 32,
+            "sliding_window": 4096, "sliding_window_pattern": 4,
+        },
+    ),
+    "gemma": Family(  # heads of 256 channels, a GeGLU
+        bias="attention_bias", numerics=WIDE_NORMS,
+        defaults={
+            "vocab_size": 256000, "hidden_size": 3072, "intermediate_size": 24576, "num_hidden_layers": 28,
+            "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256,
+            "hidden_act": "gelu_pytorch_tanh", "max_position_embeddings": 8192, "tie_word_embeddings": True,
+            "attention_bias": False,
+        },
+    ),
+    "gemma2": Family(  # every other layer slides, beginning with the first
+        like="gemma", act="hidden_activation", slides=2,
+        before=("input_layernorm", "pre_feedforward_layernorm"), after=AFTER_BRANCHES,
+        numerics={
+            **WIDE_NORMS, "own_loss": True, "softcap": "attn_logit_softcapping",
+            "logit_cap": "final_logit_softcapping", "kernels": ("flash",),
+        },
+        defaults={
+            "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+            "num_attention_heads": 8, "num_key_value_heads": 4, "sliding_window": 4096,
+            "hidden_activation": "gelu_pytorch_tanh",
+        },
+    ),
+    "gemma3_text": Family(  # five layers in six slide
+        like="gemma2", qk_norms=HEAD_NORMS, slides="sliding_window_pattern", varies=_gemma3,
+        numerics={**WIDE_NORMS, "tables_by_kind": True},
+        defaults={
+            "vocab_size": 262208, "max_position_embeddings": 131072, "sliding_window_pattern": 6,
+            "use_bidirectional_attention": False,
+        },
+    ),
+    "vaultgemma": Family(  # Gemma 2 without the norms after its branches
+        like="gemma2", after=("", ""),
+        numerics={
+            **WIDE_NORMS, "softcap": "attn_logit_softcapping", "logit_cap": "final_logit_softcapping",
+            "kernels": ("flash",),
+        },
+    ),
+    # --- a feed-forward of two projections
+    "arcee": Family(  # Arcee's AFM
+        like="llama", gated=False, mlp=UP_DOWN,
+        defaults={
+            "hidden_size": 2560, "intermediate_size": 18432, "hidden_act": "relu2",
+            "max_position_embeddings": 4096,
+        },
+    ),
+    "apertus": Family(  # two parameters in its activation
+        like="llama", gated=False, mlp=UP_DOWN, mlp_bias=False, qk_norms=HEAD_NORMS, varies=_apertus,
+        before=("attention_layernorm", "feedforward_layernorm"),
+        defaults={
+            "vocab_size": 131072, "intermediate_size": 14336, "hidden_act": "xielu",
+            "max_position_embeddings": 65536,
+        },
+    ),
+    "jais2": Family(
+        like="llama", gated=False, mlp=UP_DOWN, norm=LAYER_NORM,
+        defaults={
+            "vocab_size": 150272, "hidden_size": 3328, "intermediate_size": 26624,
+            "num_attention_heads": 26, "hidden_act": "relu2", "max_position_embeddings": 8192,
+            "attention_bias": True, "mlp_bias": True,
+        },
+    ),
+    "nanochat": Family(  # RMS norms without weights, on the heads and on the embeddings as well
+        like="llama", gated=False, mlp=("fc1", "fc2"), mlp_bias=False, norm=Norm("", 0, weight=False),
+        qk_norms=QkNorms(weight=False), embedding_norm="norm",
+        numerics={"logit_cap": "final_logit_softcapping"},
+        defaults={
+            "vocab_size": 50304, "hidden_size": 768, "intermediate_size": 8192, "num_hidden_layers": 12,
+            "num_attention_heads": 6, "hidden_act": "relu2",
+        },
+    ),
+    "nemotron": Family(  # Nemotron 3 8B, 4 and Minitron
+        like="llama", gated=False, mlp=UP_DOWN, norm=LAYER_NORM, numerics={"unit_norms": True},
+        defaults={
+            "vocab_size": 256000, "hidden_size": 6144, "intermediate_size": 24576, "num_attention_heads": 48,
+            "hidden_act": "relu2", "max_position_embeddings": 4096, "partial_rotary_factor": 0.5,
+        },
+    ),
+    "starcoder2": Family(
+        like="llama", bias="use_bias", gated=False, mlp=("c_fc", "c_proj"), mlp_bias="use_bias",
+        norm=LAYER_NORM, slides=ALL,
+        defaults={
+            "vocab_size": 49152, "hidden_size": 3072, "intermediate_size": 12288, "num_hidden_layers": 30,
+            "num_attention_heads": 24, "num_key_value_heads": 2, "hidden_act": "gelu_pytorch_tanh",
+            "max_position_embeddings": 4096, "use_bias": True, "tie_word_embeddings": True,
+        },
+    ),
+}
+# fmt: on

@@ -1,209 +1,315 @@
-"""GPT-2 and its likeness: LayerNorm with bias, biased projections, plain feed-forward.
+"""Dense decoders of GPT-2's kin: LayerNorms and mostly a feed-forward of two projections.
 
-Defaults are those of the transformers 5.23 classes.
+Further down those whose attention and feed-forward read the same input: where they share one norm it
+stands on the first branch, and the second has none. Defaults are those of the transformers 5.23 classes.
 """
 
+from collections.abc import Hashable, Sequence
+
 from finegauge.errors import FieldError, shown
-from finegauge.model.blocks import Architecture, Branch, Layer, Linear, Mixer, Tensor
-from finegauge.model.families.parts import (
-    Heads,
-    attention,
-    heads,
-    language_model,
-    layer,
-    layer_norm,
-    numerics,
-    plain_mlp,
-    pre_norm_layer,
-    stack,
-    window_below,
-)
-from finegauge.model.families.reading import Config, Figures
+from finegauge.model.blocks import Norm
+from finegauge.model.families.decoder import BARE_LAYER_NORM, LAYER_NORM, OWN_HEADS, UP_DOWN, Family, QkNorms
+from finegauge.model.families.figures import Figures
+from finegauge.model.families.parts import SLIDING, heads
+
+
+def _gpt2(f: Figures) -> Family:
+    if f.flag("add_cross_attention"):
+        raise f.unsupported("cross-attention (add_cross_attention=true)")
+    return {}
+
+
+def _gpt_bigcode(f: Figures) -> Family:
+    num, _, dim = heads(f)
+    mask = f.size("max_position_embeddings") ** 2  # one byte a pair
+    of = (num, 1 if f.flag("multi_query") else num, dim)
+    return {**_gpt2(f), "of": of, "fields": {"buffer_bytes": mask}}
+
+
+def _opt(f: Figures) -> Family:
+    before, affine = f.flag("do_layer_norm_before"), f.flag("layer_norm_elementwise_affine")
+    norms, none = ("self_attn_layer_norm", "final_layer_norm"), ("", "")
+    return {
+        "norm": Norm("", 0, "layer", affine, affine),
+        "before": norms if before else none,
+        "after": none if before else norms,
+        "final": "final_layer_norm" if before and not f.flag("_remove_final_layer_norm") else "",
+        "word_size": f.optional("word_embed_proj_dim") or 0,
+    }
+
+
+def _gpt_neo(f: Figures) -> Family:
+    masks = f.num_layers() * f.size("max_position_embeddings") ** 2  # one byte for each pair
+    return {"fields": {"buffer_bytes": masks}}
+
+
+def _gpt_neo_kinds(f: Figures) -> list[bool]:
+    """Return which layers slide: `attention_types` is a list of (kinds, how often)."""
+    num_layers = f.num_layers()
+    listed = f.items("attention_types") or [[["global", "local"], num_layers // 2]]
+    kinds: list[str] = []
+    for entry in listed:
+        if not (isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], list)):
+            raise FieldError(f"attention_types has {shown(entry)}; entries are [[kinds], how often].")
+        kinds += [str(kind) for kind in entry[0]] * min(int(entry[1]), num_layers)
+    if len(kinds) != num_layers or not set(kinds) <= {"global", "local"}:
+        raise FieldError(
+            f"attention_types describes {len(kinds)} layers, num_layers={num_layers}; "
+            "give global or local for each."
+        )
+    return [kind == "local" for kind in kinds]
+
+
+def _gptj(f: Figures) -> Family:
+    rotary = f.optional("rotary_dim") or 0
+    # each layer has tables of its own, in fp32
+    tables = 4 * f.num_layers() * f.size("max_position_embeddings") * (rotary or f.size("hidden_size"))
+    return {"attention": {"rotary_dim": rotary}, "fields": {"buffer_bytes": tables}}
+
+
+def _falcon(f: Figures) -> Family:
+    newer, (num, _, dim) = f.flag("new_decoder_architecture"), heads(f, **OWN_HEADS)
+    kv = (f.optional("num_kv_heads") or num) if newer else 1 if f.flag("multi_query") else num
+    if num % kv:
+        raise FieldError(f"num_attention_heads={num} is not divisible by num_kv_heads={kv}.")
+    two = f.optional("num_ln_in_parallel_attn") == 2 or (newer and f.raw("num_ln_in_parallel_attn") is None)
+    parallel = f.flag("parallel_attn")
+    row: Family = {
+        "of": (num, kv, dim),
+        "rotary": not f.flag("alibi"),
+        "attention": {
+            "num_key_value_heads": num if newer else kv,  # the newer decoder's are copied for all queries
+            "copies_values": newer or f.flag("multi_query"),
+        },
+        "parallel": parallel,
+    }
+    if parallel:
+        row["before"] = ("ln_attn", "ln_mlp") if two else ("input_layernorm", "")
+    return row
+
+
+def _mpt(f: Figures) -> Family:
+    return {"attention": {"clipped": bool(f.part("attn_config", {}).raw("clip_qkv"))}}
+
+
+def _cohere2_rotary(f: Figures, kinds: Sequence[str], routed: Sequence[bool]) -> list[Hashable]:
+    return [kind == SLIDING and f.raw("sliding_window") is not None for kind in kinds]
+
 
 N_KEYS = {
     "hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
     "max_position_embeddings": "n_positions",
 }  # fmt: skip
-GPT2 = {
-    "vocab_size": 50257, "max_position_embeddings": 1024, "hidden_size": 768, "num_hidden_layers": 12,
-    "num_attention_heads": 12, "activation_function": "gelu_new", "add_cross_attention": False,
-    "tie_word_embeddings": True,
+D_KEYS = {
+    "hidden_size": "d_model", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers",
+    "max_position_embeddings": "max_seq_len",
 }  # fmt: skip
-GPT_BIGCODE = {**GPT2, "activation_function": "gelu_pytorch_tanh", "multi_query": True}
-OPT = {
-    "vocab_size": 50272, "hidden_size": 768, "num_hidden_layers": 12, "ffn_dim": 3072,
-    "max_position_embeddings": 2048, "do_layer_norm_before": True, "num_attention_heads": 12,
-    "activation_function": "relu", "enable_bias": True, "layer_norm_elementwise_affine": True,
-    "tie_word_embeddings": True,
+PDROP = {"attention": "resid_pdrop", "mlp": "resid_pdrop", "scores": "attn_pdrop", "embedding": "embd_pdrop"}
+HIDDEN_DROPOUT = {
+    **dict.fromkeys(("attention", "mlp", "embedding"), "hidden_dropout"), "scores": "attention_dropout",
 }  # fmt: skip
 
-DROPOUT = {
-    "attention": "resid_pdrop",
-    "mlp": "resid_pdrop",
-    "scores": "attn_pdrop",
-    "embedding": "embd_pdrop",
+# fmt: off
+GPT: dict[str, Family] = {
+    "gpt2": Family(
+        bias=True, fused="c_attn", out="c_proj", rotary=False, gated=False, mlp=("c_fc", "c_proj"),
+        mlp_bias=True, mlp_size="n_inner", widening=4, act="activation_function", norm=LAYER_NORM,
+        before=("ln_1", "ln_2"), final="ln_f", embed="wte", learned=("wpe", 0), aliases=N_KEYS, varies=_gpt2,
+        numerics={
+            "narrow_loss": True, "narrow_softmax": True, "holds_attention": True, "dropout": PDROP,
+            "dropout_default": 0.1,
+        },
+        defaults={
+            "vocab_size": 50257, "max_position_embeddings": 1024, "hidden_size": 768, "num_hidden_layers": 12,
+            "num_attention_heads": 12, "activation_function": "gelu_new", "add_cross_attention": False,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gpt-sw3": Family(like="gpt2"),
+    "gpt_bigcode": Family(  # SantaCoder and StarCoder 1: one key and value head for all queries
+        like="gpt2", varies=_gpt_bigcode,
+        numerics={"narrow_loss": True, "hands_back_cache": True, "dropout": PDROP, "dropout_default": 0.1},
+        defaults={"activation_function": "gelu_pytorch_tanh", "multi_query": True},
+    ),
+    "openai-gpt": Family(  # GPT-1: norms after the branches, no final norm
+        like="gpt2", heads=OWN_HEADS, mlp_size="", act="afn", before=("", ""), after=("ln_1", "ln_2"),
+        final="", embed="tokens_embed", learned=("positions_embed", 0), varies=lambda _: {},
+        numerics={"narrow_softmax": True, "kernels": (), "dropout": PDROP, "dropout_default": 0.1},
+        defaults={"vocab_size": 40478, "max_position_embeddings": 512, "afn": "gelu"},
+    ),
+    "gpt_neo": Family(  # three projections without biases, every other layer slides
+        like="gpt2", heads=OWN_HEADS, bias=False, out_bias=True, fused="", out="out_proj",
+        mlp_size="intermediate_size", slides=lambda f: _gpt_neo_kinds(f).__getitem__, varies=_gpt_neo,
+        aliases={
+            "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads",
+            "sliding_window": "window_size",
+        },
+        numerics={
+            "wide_scores": True,
+            "dropout": {"attention": "resid_dropout", "mlp": "resid_dropout", "scores": "attention_dropout",
+                        "embedding": "embed_dropout"},
+        },
+        defaults={
+            "max_position_embeddings": 2048, "hidden_size": 2048, "num_hidden_layers": 24,
+            "num_attention_heads": 16, "sliding_window": 256,
+        },
+    ),
+    "opt": Family(  # learned positions (2 more than it says), embeddings that may be narrower
+        heads=OWN_HEADS, bias="enable_bias", out="out_proj", rotary=False, gated=False, mlp=("fc1", "fc2"),
+        mlp_bias="enable_bias", mlp_size="ffn_dim", act="activation_function",
+        learned=("embed_positions", 2), varies=_opt,
+        numerics={
+            "narrow_loss": True, "dropout": dict.fromkeys(("attention", "mlp"), "dropout"),
+            "dropout_default": 0.1,
+        },
+        defaults={
+            "vocab_size": 50272, "hidden_size": 768, "num_hidden_layers": 12, "ffn_dim": 3072,
+            "max_position_embeddings": 2048, "do_layer_norm_before": True, "num_attention_heads": 12,
+            "activation_function": "relu", "enable_bias": True, "layer_norm_elementwise_affine": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "biogpt": Family(  # OPT's layers, learned positions (2 more than it says)
+        heads=OWN_HEADS, bias=True, out="out_proj", rotary=False, gated=False, mlp=("fc1", "fc2"),
+        mlp_bias=True, norm=LAYER_NORM, before=("self_attn_layer_norm", "final_layer_norm"),
+        final="layer_norm", learned=("embed_positions", 2),
+        numerics={
+            "narrow_softmax": True, "dropout_default": 0.1,
+            "dropout": {
+                "attention": "hidden_dropout_prob", "mlp": "hidden_dropout_prob",
+                "scores": "attention_probs_dropout_prob", "embedding": "hidden_dropout_prob",
+            },
+        },
+        defaults={
+            "vocab_size": 42384, "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
+            "intermediate_size": 4096, "hidden_act": "gelu", "max_position_embeddings": 1024,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "bloom": Family(  # ALiBi, a norm on the embeddings
+        heads=OWN_HEADS, bias=True, fused="query_key_value", out="dense", rotary=False, gated=False,
+        mlp=("dense_h_to_4h", "dense_4h_to_h"), mlp_bias=True, mlp_size="", widening=4,
+        activation="bloom_gelu", norm=LAYER_NORM, final="ln_f", embed="word_embeddings",
+        embedding_norm="word_embeddings_layernorm",
+        aliases={
+            "hidden_size": "n_embed", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
+            "max_position_embeddings": "seq_length",
+        },
+        numerics={"narrow_loss": True, "kernels": (), "dropout": HIDDEN_DROPOUT, "hands_on_scores": True},
+        defaults={
+            "vocab_size": 250880, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 8,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "mpt": Family(  # ALiBi, no biases at all
+        heads=OWN_HEADS, fused="Wqkv", out="out_proj", rotary=False, gated=False, mlp=UP_DOWN, mlp_size="",
+        widening=4, activation="gelu", norm=BARE_LAYER_NORM, before=("norm_1", "norm_2"), final="norm_f",
+        embed="wte", aliases=D_KEYS, varies=_mpt,
+        numerics={"narrow_loss": True, "kernels": (), "hands_on_scores": True},
+        defaults={
+            "hidden_size": 2048, "num_attention_heads": 16, "num_hidden_layers": 24,
+            "max_position_embeddings": 2048, "vocab_size": 50368, "tie_word_embeddings": True,
+        },
+    ),
+    "persimmon": Family(  # GPT-NeoX's shapes in sequence, a LayerNorm on the heads
+        like="gpt_neox", bias=True, partly_rotary=True, parallel=False, final="final_layernorm",
+        embed="embed_tokens",
+        qk_norms=QkNorms(("q_layernorm", "k_layernorm"), "layer", bias=True, flag="qk_layernorm"),
+        numerics={"dropout": {"mlp": "hidden_dropout", "scores": "attention_dropout"}},
+        defaults={
+            "vocab_size": 262144, "hidden_size": 4096, "intermediate_size": 16384, "num_hidden_layers": 36,
+            "hidden_act": "relu2", "max_position_embeddings": 16384, "qk_layernorm": True, "rotary_pct": None,
+            "partial_rotary_factor": 0.5,
+        },
+    ),
+    # --- attention and feed-forward read the same input; where they share a norm the second has none
+    "gpt_neox": Family(  # Pythia, RedPajama: parallel or not, a norm for each
+        heads=OWN_HEADS, bias="attention_bias", fused="query_key_value", out="dense", gated=False,
+        mlp=("dense_h_to_4h", "dense_4h_to_h"), mlp_bias=True, norm=LAYER_NORM,
+        parallel="use_parallel_residual", final="final_layer_norm", embed="embed_in",
+        numerics={"narrow_loss": True, "dropout": HIDDEN_DROPOUT},
+        defaults={
+            "vocab_size": 50432, "hidden_size": 6144, "num_hidden_layers": 44, "num_attention_heads": 64,
+            "intermediate_size": 24576, "hidden_act": "gelu", "max_position_embeddings": 2048,
+            "use_parallel_residual": True, "attention_bias": True, "tie_word_embeddings": False,
+            "rotary_pct": 0.25,
+        },
+    ),
+    "gptj": Family(
+        heads=OWN_HEADS, out="out_proj", gated=False, mlp=("fc_in", "fc_out"), mlp_bias=True,
+        mlp_size="n_inner", widening=4, act="activation_function", norm=LAYER_NORM, before=("ln_1", ""),
+        parallel=True, final="ln_f", embed="wte", head_bias=True, aliases=N_KEYS, varies=_gptj,
+        numerics={
+            "narrow_loss": True, "wide_scores": True, "own_tables": 2, "kernels": ("flash",),
+            "dropout": PDROP, "hands_on_scores": True,
+        },
+        defaults={
+            "vocab_size": 50400, "max_position_embeddings": 2048, "hidden_size": 4096,
+            "num_hidden_layers": 28, "num_attention_heads": 16, "activation_function": "gelu_new",
+            "rotary_dim": 64, "tie_word_embeddings": False,
+        },
+    ),
+    "codegen": Family(
+        like="gptj", fused="qkv_proj",
+        numerics={
+            "wide_scores": True, "wide_tables": True, "own_tables": 2, "kernels": (), "dropout": PDROP,
+            "hands_on_scores": True,
+        },
+    ),
+    "falcon": Family(  # under one norm, or two in the newer decoder
+        bias="bias", fused="query_key_value", out="dense", gated=False,
+        mlp=("dense_h_to_4h", "dense_4h_to_h"), mlp_bias="bias", mlp_size="ffn_hidden_size", widening=4,
+        act="activation", norm=LAYER_NORM, final="ln_f", embed="word_embeddings",
+        aliases={"hidden_size": "n_embed"}, varies=_falcon,
+        numerics={
+            "narrow_loss": True, "narrow_softmax": True, "always_masks": True,
+            "dropout": {"mlp": "hidden_dropout"}, "hands_on_scores": True,
+        },
+        defaults={
+            "vocab_size": 65024, "hidden_size": 4544, "num_hidden_layers": 32, "num_attention_heads": 71,
+            "alibi": False, "new_decoder_architecture": False, "multi_query": True, "parallel_attn": True,
+            "bias": False, "max_position_embeddings": 2048, "activation": "gelu",
+            "tie_word_embeddings": True,
+        },
+    ),
+    "phi": Family(  # Phi-1, 1.5 and 2
+        bias=True, out="dense", partly_rotary=True, gated=False, mlp=("fc1", "fc2"), mlp_bias=True,
+        qk_norms=QkNorms(("q_layernorm", "k_layernorm"), "layer", bias=True, flag="qk_layernorm"),
+        norm=LAYER_NORM, before=("input_layernorm", ""), parallel=True, final="final_layernorm",
+        head_bias=True, numerics={"dropout": {**PDROP, "scores": "attention_dropout"}},
+        defaults={
+            "vocab_size": 51200, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 24,
+            "num_attention_heads": 32, "hidden_act": "gelu_new", "max_position_embeddings": 2048,
+            "qk_layernorm": False, "tie_word_embeddings": False, "partial_rotary_factor": 0.5,
+        },
+    ),
+    "stablelm": Family(  # parallel in StableLM 2 12B
+        heads={"dim": ""}, bias="use_qkv_bias", out_bias=False, partly_rotary=True, norm=LAYER_NORM,
+        parallel="use_parallel_residual",
+        qk_norms=QkNorms(("q_layernorm", "k_layernorm"), "layer", apart=True, flag="qk_layernorm"),
+        varies=lambda f: {"before": ("input_layernorm", "")} if f.flag("use_parallel_residual") else {},
+        numerics={"dropout": {"mlp": "hidden_dropout", "scores": "attention_dropout"}},
+        defaults={
+            "vocab_size": 50304, "intermediate_size": 6912, "hidden_size": 2560, "num_hidden_layers": 32,
+            "num_attention_heads": 32, "num_key_value_heads": 32, "hidden_act": "silu",
+            "max_position_embeddings": 4096, "use_qkv_bias": False, "qk_layernorm": False,
+            "use_parallel_residual": False, "tie_word_embeddings": False, "partial_rotary_factor": 0.25,
+        },
+    ),
+    "cohere": Family(  # Command R and Aya
+        bias="attention_bias", norm=BARE_LAYER_NORM, before=("input_layernorm", ""), parallel=True,
+        qk_norms=QkNorms(kind="layer", by_head=True, flag="use_qk_norm"),
+        numerics={"scaled_logits": True, "own_loss": True, "written_layer_norms": True},
+        defaults={
+            "vocab_size": 256000, "hidden_size": 8192, "intermediate_size": 22528, "num_hidden_layers": 40,
+            "num_attention_heads": 64, "hidden_act": "silu", "max_position_embeddings": 8192,
+            "attention_bias": False, "use_qk_norm": False, "tie_word_embeddings": True,
+        },
+    ),
+    "cohere2": Family(  # Command R7B and Command A: full layers have no rotary positions
+        like="cohere", qk_norms=None, slides="sliding_window_pattern", marks=_cohere2_rotary,
+        numerics={"scaled_logits": True, "written_layer_norms": True},
+        defaults={"sliding_window": 4096, "sliding_window_pattern": 4},
+    ),
 }
-BIO_DROPOUT = {
-    "attention": "hidden_dropout_prob", "mlp": "hidden_dropout_prob",
-    "scores": "attention_probs_dropout_prob", "embedding": "hidden_dropout_prob",
-}  # fmt: skip
-NEO_DROPOUT = {
-    "attention": "resid_dropout", "mlp": "resid_dropout", "scores": "attention_dropout",
-    "embedding": "embed_dropout",
-}  # fmt: skip
-OPENAI_GPT = {**GPT2, "vocab_size": 40478, "max_position_embeddings": 512, "afn": "gelu"}
-GPT_NEO = {
-    "vocab_size": 50257, "max_position_embeddings": 2048, "hidden_size": 2048, "num_layers": 24,
-    "num_heads": 16, "window_size": 256, "activation_function": "gelu_new", "tie_word_embeddings": True,
-}  # fmt: skip
-BIOGPT = {
-    "vocab_size": 42384, "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
-    "intermediate_size": 4096, "hidden_act": "gelu", "max_position_embeddings": 1024,
-    "tie_word_embeddings": True,
-}  # fmt: skip
-
-
-@numerics(narrow_loss=True, narrow_softmax=True, holds_attention=True, dropout=DROPOUT, dropout_default=0.1)
-def gpt2(config: Config) -> Architecture:
-    """Return GPT-2: learned positions, one c_attn for q, k and v."""
-    f = Figures(config, GPT2, N_KEYS)
-    return _gpt2_like(f, heads(f))
-
-
-@numerics(narrow_loss=True, hands_back_cache=True, dropout=DROPOUT, dropout_default=0.1)
-def gpt_bigcode(config: Config) -> Architecture:
-    """Return SantaCoder and StarCoder 1: GPT-2 with one key and value head for all queries."""
-    f = Figures(config, GPT_BIGCODE, N_KEYS)
-    num, _, dim = heads(f)
-    decoder = _gpt2_like(f, (num, 1 if f.flag("multi_query") else num, dim))
-    return decoder._replace(buffer_bytes=f.size("max_position_embeddings") ** 2)  # a mask, one byte a pair
-
-
-def _gpt2_like(f: Figures, of: Heads) -> Architecture:
-    if f.flag("add_cross_attention"):
-        raise f.unsupported("cross-attention (add_cross_attention=true)")
-    hidden, inner = f.size("hidden_size"), f.optional("n_inner") or 4 * f.size("hidden_size")
-    mixer = attention(hidden, of, bias=True, out_bias=True, fused="c_attn", out="c_proj", rotary=False)
-    mlp = plain_mlp(hidden, inner, f.text("activation_function"), names=("c_fc", "c_proj"))
-    block = pre_norm_layer([mixer, mlp], [layer_norm("ln_1", hidden), layer_norm("ln_2", hidden)])
-    positions = Tensor("wpe.weight", (f.size("max_position_embeddings"), hidden), "embedding")
-    return language_model(
-        f,
-        ((block, f.num_layers()),),
-        final_norm=layer_norm("ln_f", hidden),
-        embed="wte",
-        embeddings=(positions,),
-    )
-
-
-@numerics(narrow_loss=True, dropout=dict.fromkeys(("attention", "mlp"), "dropout"), dropout_default=0.1)
-def opt(config: Config) -> Architecture:
-    """Return OPT: learned positions (2 more than it says), embeddings that may be narrower."""
-    f = Figures(config, OPT)
-    hidden, vocab, bias = f.size("hidden_size"), f.size("vocab_size"), f.flag("enable_bias")
-    affine, before = f.flag("layer_norm_elementwise_affine"), f.flag("do_layer_norm_before")
-    width = f.optional("word_embed_proj_dim") or hidden
-    mixer = attention(hidden, heads(f, dim="", kv=""), bias=bias, out_bias=bias, out="out_proj", rotary=False)
-    mlp = plain_mlp(hidden, f.size("ffn_dim"), f.text("activation_function"), bias=bias)
-    mixers: tuple[Mixer, Mixer] = (mixer, mlp)
-    norms = [
-        layer_norm(name, hidden, weight=affine, bias=affine)
-        for name in ("self_attn_layer_norm", "final_layer_norm")
-    ]
-    block = layer(
-        *(
-            Branch(mixer=m, norm_before=n) if before else Branch(mixer=m, norm_after=n)
-            for m, n in zip(mixers, norms, strict=True)
-        )
-    )
-    outer = [
-        Tensor("embed_tokens.weight", (vocab, width), "embedding"),
-        Tensor("embed_positions.weight", (f.size("max_position_embeddings") + 2, hidden), "embedding"),
-    ]
-    widening = Linear("project_in", width, hidden), Linear("project_out", hidden, width)
-    has_final = before and not f.flag("_remove_final_layer_norm")
-    return Architecture(
-        model_type=f.model_type,
-        hidden_size=hidden,
-        vocab_size=vocab,
-        layers=((block, f.num_layers()),),
-        embeddings=tuple(outer),
-        final_norm=layer_norm("final_layer_norm", hidden, weight=affine, bias=affine) if has_final else None,
-        head=None if f.flag("tie_word_embeddings") else Linear("lm_head", width, vocab),
-        widening=widening if width != hidden else (),
-        max_position_embeddings=f.size("max_position_embeddings"),
-    )
-
-
-@numerics(narrow_softmax=True, kernels=(), dropout=DROPOUT, dropout_default=0.1)
-def openai_gpt(config: Config) -> Architecture:
-    """Return GPT-1: norms after the branches, learned positions, no final norm."""
-    f = Figures(config, OPENAI_GPT, N_KEYS)
-    hidden = f.size("hidden_size")
-    of = heads(f, kv="", dim="")
-    mixer = attention(hidden, of, bias=True, out_bias=True, fused="c_attn", out="c_proj", rotary=False)
-    mlp = plain_mlp(hidden, 4 * hidden, f.text("afn"), names=("c_fc", "c_proj"))
-    block = layer(
-        Branch(mixer, norm_after=layer_norm("ln_1", hidden)),
-        Branch(mlp, norm_after=layer_norm("ln_2", hidden)),
-    )
-    positions = Tensor("positions_embed.weight", (f.size("max_position_embeddings"), hidden), "embedding")
-    layers = ((block, f.num_layers()),)
-    return language_model(f, layers, final_norm=None, embed="tokens_embed", embeddings=(positions,))
-
-
-@numerics(wide_scores=True, dropout=NEO_DROPOUT)
-def gpt_neo(config: Config) -> Architecture:
-    """Return GPT-Neo: GPT-2 with three projections, every other layer sliding."""
-    f = Figures(config, GPT_NEO)
-    hidden, of = f.size("hidden_size"), heads(f, num="num_heads", kv="", dim="")
-    inner = f.optional("intermediate_size") or 4 * hidden
-    mlp = plain_mlp(hidden, inner, f.text("activation_function"), names=("c_fc", "c_proj"))
-    window = window_below(f.optional("window_size"), f.optional("max_position_embeddings"))
-
-    def build(kind: str) -> Layer:
-        sees = window if kind == "local" else None
-        mixer = attention(hidden, of, out_bias=True, out="out_proj", rotary=False, window=sees)
-        return pre_norm_layer([mixer, mlp], [layer_norm("ln_1", hidden), layer_norm("ln_2", hidden)])
-
-    positions = Tensor("wpe.weight", (f.size("max_position_embeddings"), hidden), "embedding")
-    decoder = language_model(
-        f,
-        stack(_neo_kinds(f), build),
-        final_norm=layer_norm("ln_f", hidden),
-        embed="wte",
-        embeddings=(positions,),
-    )
-    masks = f.num_layers("num_layers") * f.size("max_position_embeddings") ** 2  # one byte for each pair
-    return decoder._replace(buffer_bytes=masks)
-
-
-def _neo_kinds(f: Figures) -> list[str]:
-    """Return "global" or "local" per layer: `attention_types` is a list of (kinds, how often)."""
-    listed = f.items("attention_types") or [[["global", "local"], f.num_layers("num_layers") // 2]]
-    kinds: list[str] = []
-    for entry in listed:
-        if not (isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], list)):
-            raise FieldError(f"attention_types has {shown(entry)}; entries are [[kinds], how often].")
-        kinds += [str(kind) for kind in entry[0]] * min(int(entry[1]), f.num_layers("num_layers"))
-    if len(kinds) != f.num_layers("num_layers") or not set(kinds) <= {"global", "local"}:
-        raise FieldError(
-            f"attention_types describes {len(kinds)} layers, num_layers={f.num_layers('num_layers')}; "
-            "give global or local for each."
-        )
-    return kinds
-
-
-@numerics(narrow_softmax=True, dropout=BIO_DROPOUT, dropout_default=0.1)
-def biogpt(config: Config) -> Architecture:
-    """Return BioGPT: OPT's layers, learned positions (2 more than it says)."""
-    f = Figures(config, BIOGPT)
-    hidden = f.size("hidden_size")
-    rows = f.size("max_position_embeddings") + 2
-    positions = (Tensor("embed_positions.weight", (rows, hidden), "embedding"),)
-    mlp = plain_mlp(hidden, f.size("intermediate_size"), f.text("hidden_act"))
-    of = heads(f, kv="", dim="")
-    mixer = attention(hidden, of, bias=True, out_bias=True, out="out_proj", rotary=False)
-    norms = [layer_norm("self_attn_layer_norm", hidden), layer_norm("final_layer_norm", hidden)]
-    layers = ((pre_norm_layer([mixer, mlp], norms), f.num_layers()),)
-    return language_model(f, layers, final_norm=layer_norm("layer_norm", hidden), embeddings=positions)
+# fmt: on

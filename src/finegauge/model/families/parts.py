@@ -1,12 +1,7 @@
-"""The blocks that most families share, made from a handful of figures.
-
-A family picks from here what it is made of: attention, a feed-forward, how their norms
-stand around them, and the embeddings and head of the whole.
-"""
+"""The blocks that families share: attention, feed-forward, experts, layers, the whole model."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from functools import wraps
 from itertools import groupby
 from typing import Any, TypeVar
 
@@ -21,93 +16,41 @@ from finegauge.model.blocks import (
     Linear,
     Mamba2,
     Mixer,
+    MixtureOfExperts,
     Norm,
-    Numerics,
+    Routing,
     Tensor,
 )
-from finegauge.model.families.reading import Config, Figures
+from finegauge.model.families.figures import Figures
 
-Family = Callable[[Config], Architecture]
 Heads = tuple[int, int, int]  # query heads, key and value heads, channels per head
 K = TypeVar("K", bound=Hashable)
 
+FULL, SLIDING = "full_attention", "sliding_attention"
 LLAMA_MLP = ("gate_proj", "up_proj", "down_proj")
-
-
-def numerics(
-    *,
-    dropout: Mapping[str, str] | None = None,
-    dropout_default: float = 0.0,
-    softcap: str = "",
-    logit_cap: str = "",
-    wide_stream: str = "",
-    **of: Any,
-) -> Callable[[Family], Family]:
-    """Return a decorator that declares the `Numerics` of a family's transformers class.
-
-    Args:
-        dropout: The config's key of the probability at each place (see `Numerics.dropout`).
-        dropout_default: The class's default of all of them.
-        softcap: The config's key of the bound on scores, null for none.
-        logit_cap: The config's key of the bound on logits, null for none.
-        wide_stream: The config's key that says whether the residual stream is fp32, true unless stated.
-        of: Fields of `Numerics` that hold for every config.
-    """
-
-    def declare(family: Family) -> Family:
-        @wraps(family)
-        def declared(config: Config) -> Architecture:
-            places = tuple(p for p, key in (dropout or {}).items() if config.get(key, dropout_default))
-            caps = {"softcap": softcap, "logit_cap": logit_cap}
-            asked: dict[str, Any] = {
-                name: bool(key) and config.get(key, True) is not None for name, key in caps.items()
-            }
-            asked["wide_stream"] = bool(wide_stream) and bool(config.get(wide_stream, True))
-            return family(config)._replace(numerics=Numerics(dropout=places, **asked, **of))
-
-        return declared
-
-    return declare
-
-
-def divided(f: Figures, key: str, value: int, by_key: str, by: int) -> int:
-    """Return `value / by`, or raise FieldError naming both keys if a rest remains."""
-    if value % by:
-        raise FieldError(f"{key}={value} is not divisible by {by_key}={by}.")
-    return value // by
+PRE_NORMS = ("input_layernorm", "post_attention_layernorm")
 
 
 def heads(
-    f: Figures,
-    *,
-    num: str = "num_attention_heads",
-    kv: str = "num_key_value_heads",
-    dim: str = "head_dim",
-    hidden: str = "hidden_size",
+    f: Figures, *, num: str = "num_attention_heads", kv: str = "num_key_value_heads", dim: str = "head_dim"
 ) -> Heads:
     """Return the heads of an attention, their number and width checked against each other.
 
     The arguments are keys; "" for a key that the family does not read: as many key and
-    value heads as query heads, `hidden` channels divided among the heads.
+    value heads as query heads, `hidden_size` channels divided among the heads.
     """
     num_heads = f.size(num)
     num_kv = (f.optional(kv) if kv else None) or num_heads
-    head_dim = (f.optional(dim) if dim else None) or divided(f, hidden, f.size(hidden), num, num_heads)
-    divided(f, num, num_heads, kv, num_kv)
+    head_dim = f.optional(dim) if dim else None
+    if head_dim is None:
+        head_dim = f.divided("hidden_size", f.size("hidden_size"), num, num_heads)
+    f.divided(num, num_heads, kv, num_kv)
     return num_heads, num_kv, head_dim
 
 
-def head_norms(
-    head_dim: int, kind: str = "rms", names: Sequence[str] = ("q_norm", "k_norm")
-) -> tuple[Norm, ...]:
-    """Return norms over the channels of each query and key head."""
-    return tuple(Norm(name, head_dim, kind) for name in names)
-
-
-def full_norms(of: Heads) -> tuple[Norm, ...]:
-    """Return norms over all query heads at once and all key heads at once (OLMo-2)."""
-    num, kv, dim = of
-    return (Norm("q_norm", num * dim), Norm("k_norm", kv * dim))
+def head_norms(head_dim: int, names: Sequence[str] = ("q_norm", "k_norm"), **of: Any) -> tuple[Norm, ...]:
+    """Return norms over the channels of each query and key head; `of`: further fields of `Norm`."""
+    return tuple(Norm(name, head_dim, **of) for name in names)
 
 
 def attention(
@@ -118,15 +61,10 @@ def attention(
     out_bias: bool = False,
     fused: str = "",
     out: str = "o_proj",
-    qk_norms: tuple[Norm, ...] = (),
-    norms_last: bool = False,
-    clipped: bool = False,
-    window: int | None = None,
-    rotary: bool = True,
-    value_dim: int = 0,
     output_gate: bool = False,
-    extra: tuple[Tensor, ...] = (),
+    value_head_dim: int = 0,
     more: tuple[Linear, ...] = (),
+    **fields: Any,
 ) -> Attention:
     """Return an attention with q, k, v (or one `fused`) and output projections.
 
@@ -137,129 +75,142 @@ def attention(
         out_bias: Whether the output projection has one.
         fused: Name of the one projection that holds q, k and v; "" for three.
         out: Name of the output projection.
-        qk_norms: Norms on queries and keys.
-        norms_last: Whether they act after the rotation.
-        clipped: Whether queries, keys and values are bounded (`clip_qkv`).
-        window: Keys each query sees; None for all before it.
-        rotary: Whether positions enter by rotating queries and keys.
-        value_dim: Channels per value head; 0 for the same as the others.
         output_gate: Whether q_proj also makes a gate of the queries' size.
-        extra: Tensors that no projection holds.
+        value_head_dim: Channels per value head; 0 for the same as the others.
         more: Projections between v and the output (gates of their own).
+        fields: Further fields of `Attention`.
     """
     num, kv, dim = of
-    v_dim = value_dim or dim
-    q_out = num * dim * (2 if output_gate else 1)
+    v_dim = value_head_dim or dim
+    q_out = num * dim * (2 if output_gate and not more else 1)
     if fused:
         inputs = [Linear(fused, hidden, q_out + kv * (dim + v_dim), bias)]
     else:
         sizes = (("q_proj", q_out), ("k_proj", kv * dim), ("v_proj", kv * v_dim))
         inputs = [Linear(name, hidden, size, bias) for name, size in sizes]
-    return Attention(
-        hidden_size=hidden,
-        num_heads=num,
-        num_key_value_heads=kv,
-        head_dim=dim,
-        value_head_dim=value_dim,
-        projections=(*inputs, *more, Linear(out, num * v_dim, hidden, out_bias)),
-        qk_norms=qk_norms,
-        norms_last=norms_last,
-        clipped=clipped,
-        window=window,
-        rotary=rotary,
-        output_gate=output_gate,
-        extra=extra,
-    )
+    projections = (*inputs, *more, Linear(out, num * v_dim, hidden, out_bias))
+    made = Attention(hidden, num, kv, dim, projections, value_head_dim, output_gate=output_gate)
+    return made._replace(**fields)
 
 
-def gated_mlp(
+def feedforward(
     hidden: int,
     size: int,
     activation: str = "silu",
     *,
     bias: bool = False,
-    names: tuple[str, str, str] = LLAMA_MLP,
+    gated: bool = True,
+    names: Sequence[str] = LLAMA_MLP,
     fused: str = "",
 ) -> FeedForward:
-    """Return a gated feed-forward: gate and up (or one `fused` of both), then down."""
-    gate, up, down = names
+    """Return a feed-forward of projections called `names`, down last; `fused` is one of gate and up."""
+    inputs = [Linear(name, hidden, size, bias) for name in names[:-1]]
     if fused:
         inputs = [Linear(fused, hidden, 2 * size, bias)]
-    else:
-        inputs = [Linear(gate, hidden, size, bias), Linear(up, hidden, size, bias)]
     return FeedForward(
         hidden_size=hidden,
         intermediate_size=size,
-        gated=True,
-        projections=(*inputs, Linear(down, size, hidden, bias)),
+        gated=gated,
+        projections=(*inputs, Linear(names[-1], size, hidden, bias)),
         activation=activation,
     )
 
 
-def plain_mlp(
-    hidden: int, size: int, activation: str, *, bias: bool = True, names: tuple[str, str] = ("fc1", "fc2")
-) -> FeedForward:
-    """Return a feed-forward of two projections."""
-    up, down = names
-    return FeedForward(
-        hidden_size=hidden,
-        intermediate_size=size,
-        gated=False,
-        projections=(Linear(up, hidden, size, bias), Linear(down, size, hidden, bias)),
-        activation=activation,
-    )
+def mlp_of(f: Figures, size: str = "intermediate_size", *, bias: str | bool = False) -> FeedForward:
+    """Return Llama's gated feed-forward, `size` channels wide (a key)."""
+    return feedforward(f.size("hidden_size"), f.size(size), f.text("hidden_act"), bias=f.flag(bias))
 
 
-def router(hidden: int, num_experts: int, *, bias: bool = False, name: str = "gate") -> Linear:
-    """Return the projection that scores the experts."""
-    return Linear(name, hidden, num_experts, bias, kind="router")
-
-
-def layer_norm(name: str, size: int, *, weight: bool = True, bias: bool = True) -> Norm:
-    """Return a LayerNorm, with the weight and bias that it has."""
-    return Norm(name, size, "layer", weight, bias)
-
-
-def pre_norm_layer(
-    mixers: Sequence[Mixer],
-    norms: Sequence[Norm | None],
+def experts(
+    f: Figures,
     *,
-    parallel: bool = False,
-    extra: tuple[Tensor, ...] = (),
-) -> Layer:
-    """Return a layer whose mixers each follow a norm."""
-    branches = [Branch(mixer=m, norm_before=n) for m, n in zip(mixers, norms, strict=True)]
-    return layer(*branches, parallel=parallel, extra=extra)
+    num: str = "num_experts",
+    top_k: str = "num_experts_per_tok",
+    size: str = "moe_intermediate_size",
+    hidden: int = 0,
+    gated: bool = True,
+    bias: bool = False,
+    router: str = "gate",
+    router_bias: bool = False,
+    act: str = "hidden_act",
+    correction: str = "",
+    shared: str | FeedForward | None = None,
+    num_shared: str = "",
+    shared_bias: str | bool = False,
+    shared_gate: bool = False,
+    routing: Routing = Routing(),  # noqa: B008 - a tuple
+    normalised: str = "",
+    **fields: Any,
+) -> MixtureOfExperts:
+    """Return routed experts whose figures stand under the given keys.
+
+    Args:
+        f: The figures.
+        num: Key of the number of experts.
+        top_k: Key of the experts that one token passes.
+        size: Key of the width of one expert.
+        hidden: Channels of the residual stream; 0 reads `hidden_size`.
+        gated: Whether experts have a gate.
+        bias: Whether their projections have biases.
+        router: Name of the router's projection.
+        router_bias: Whether the router has a bias.
+        act: Key of the activation.
+        correction: Name of the router's per-expert correction; "" for none.
+        shared: The shared experts as one feed-forward, or the key of its width.
+        num_shared: Key of the number of shared experts, each as wide as a routed one.
+        shared_bias: Whether they have biases, or the key that says so.
+        shared_gate: Whether a sigmoid gate scales the shared experts.
+        routing: How the router weighs the chosen experts.
+        normalised: Key that says whether the weights are divided by their sum; "": `routing` says so.
+        fields: Further fields of `MixtureOfExperts`.
+    """
+    width, num_experts, chosen = hidden or f.size("hidden_size"), f.size(num, most=65536), f.size(top_k)
+    if chosen > num_experts:
+        raise FieldError(f"{top_k}={chosen} is more than {num}={num_experts}.")
+    if normalised:
+        routing = routing._replace(normalised=f.flag(normalised))
+    if isinstance(shared, str):
+        shared = mlp_of(f, shared, bias=shared_bias)
+    elif num_shared and (always := f.count(num_shared) * f.size(size)):
+        shared = feedforward(width, always, f.text(act), bias=f.flag(shared_bias))
+    made: dict[str, Any] = {
+        "router_extra": (Tensor(correction, (num_experts,), "fixed"),) if correction else (),
+        "shared_gate": Linear("shared_expert_gate", width, 1) if shared_gate else None,
+        "shared_first": shared_gate,
+        "activation": f.text(act),
+    }
+    return MixtureOfExperts(
+        hidden_size=width,
+        intermediate_size=f.size(size),
+        num_experts=num_experts,
+        top_k=chosen,
+        gated=gated,
+        expert_bias=bias,
+        router=Linear(router, width, num_experts, router_bias, kind="router"),
+        shared=shared,
+        routing=routing,
+        **(made | fields),
+    )
 
 
-def rms_layer(hidden: int, *mixers: Mixer, names: Sequence[str] = ()) -> Layer:
+def rms_layer(hidden: int, *mixers: Mixer, names: Sequence[str] = PRE_NORMS) -> Layer:
     """Return a layer with an RMS norm before each mixer, as Llama has them."""
-    names = names or ("input_layernorm", "post_attention_layernorm")
-    return pre_norm_layer(mixers, [Norm(name, hidden) for name in names[: len(mixers)]])
-
-
-def framed_layer(hidden: int, *branches: tuple[Mixer, str, str]) -> Layer:
-    """Return a layer of (mixer, name of the RMS norm before it, name of that after it); "" for none."""
-    norms = [[Norm(name, hidden) if name else None for name in names] for _, *names in branches]
-    framed = zip(branches, norms, strict=True)
-    return layer(*(Branch(mixer, before, after) for (mixer, *_), (before, after) in framed))
+    return layer(*(Branch(m, Norm(name, hidden)) for m, name in zip(mixers, names, strict=False)))
 
 
 def layer(*branches: Branch, parallel: bool = False, extra: tuple[Tensor, ...] = ()) -> Layer:
     """Return a layer named after its mixers."""
-    kind = "+".join(kind_of(branch.mixer) for branch in branches)
-    return Layer(kind=kind, branches=branches, parallel=parallel, extra=extra)
-
-
-def kind_of(mixer: Mixer) -> str:
-    """Return the word for a mixer in `Layer.kind`."""
-    if isinstance(mixer, Attention) and mixer.window is not None:
-        return "sliding_attention"
-    if isinstance(mixer, LatentAttention):
-        return "latent_attention"
-    if isinstance(mixer, Mamba2):
-        return "mamba2"
-    return mixer.path
+    kinds = []
+    for mixer, *_ in branches:
+        kind = mixer.path
+        if isinstance(mixer, Attention) and mixer.window is not None:
+            kind = SLIDING
+        elif isinstance(mixer, LatentAttention):
+            kind = "latent_attention"
+        elif isinstance(mixer, Mamba2):
+            kind = "mamba2"
+        kinds.append(kind)
+    return Layer("+".join(kinds), branches, parallel, extra)
 
 
 def stack(kinds: Iterable[K], build: Callable[[K], Layer]) -> tuple[tuple[Layer, int], ...]:
@@ -274,26 +225,19 @@ def stack(kinds: Iterable[K], build: Callable[[K], Layer]) -> tuple[tuple[Layer,
     return tuple((layers[kind], count) for kind, count in (*runs, *Counter(listed[ordered:]).items()))
 
 
-def embedding(vocab: int, width: int, name: str = "embed_tokens") -> Tensor:
-    """Return a table of `vocab` vectors of `width` channels."""
-    return Tensor(f"{name}.weight", (vocab, width), "embedding")
-
-
 def language_model(
     f: Figures,
     layers: tuple[tuple[Layer, int], ...],
-    *,
     final_norm: Norm | None,
+    *,
     embed: str = "embed_tokens",
     head: str = "lm_head",
     head_bias: bool = False,
     tied: bool | None = None,
-    embeddings: tuple[Tensor, ...] = (),
-    embedding_norm: Norm | None = None,
-    other: tuple[Tensor, ...] = (),
-    hidden: str = "hidden_size",
+    word_size: int = 0,
+    tables: tuple[Tensor, ...] = (),
     positions: str = "max_position_embeddings",
-    notes: tuple[str, ...] = (),
+    **fields: Any,
 ) -> Architecture:
     """Return the whole model: token embedding, layers, final norm and head.
 
@@ -305,39 +249,32 @@ def language_model(
         head: Name of the head.
         head_bias: Whether the head has a bias, tied or not.
         tied: Whether head and embedding are one tensor; None asks the config.
-        embeddings: Further tables (positions).
-        embedding_norm: The norm of what the tables give.
-        other: Tensors outside the text decoder.
-        hidden: Key of the width of the residual stream.
+        word_size: Channels of the embeddings, where they are not those of the layers.
+        tables: Further embeddings (positions).
         positions: Key of the longest sequence.
-        notes: Sentences that a user should know.
+        fields: Further fields of `Architecture`.
     """
-    vocab, width = f.size("vocab_size"), f.size(hidden)
-    if tied is None:
-        tied = f.flag("tie_word_embeddings")
-    tables = (embedding(vocab, width, embed), *embeddings)
-    if tied and head_bias:
-        tables += (Tensor(f"{head}.bias", (vocab,), "bias"),)
+    vocab, hidden = f.size("vocab_size"), f.size("hidden_size")
+    tied = f.flag("tie_word_embeddings") if tied is None else tied
+    width = word_size or hidden
+    bias = (Tensor(f"{head}.bias", (vocab,), "bias"),) if tied and head_bias else ()
     return Architecture(
         model_type=f.model_type,
-        hidden_size=width,
+        hidden_size=hidden,
         vocab_size=vocab,
         layers=layers,
-        embeddings=tables,
-        embedding_norm=embedding_norm,
+        embeddings=(Tensor(f"{embed}.weight", (vocab, width), "embedding"), *tables, *bias),
         final_norm=final_norm,
         head=None if tied else Linear(head, width, vocab, head_bias),
-        other=other,
         max_position_embeddings=f.optional(positions),
-        notes=notes,
         rotary_dims=_rotary_dims(f, layers),
+        **fields,
     )
 
 
 def _rotary_dims(f: Figures, layers: tuple[tuple[Layer, int], ...]) -> tuple[int, ...]:
     """Return the channels of the tables of sines and cosines that all layers share."""
-    fraction = _rotary_fraction(f)
-    widths: set[int] = set()
+    fraction, widths = rotary_fraction(f), set()
     for mixer in (branch.mixer for layer, _ in layers for branch in layer.branches):
         if isinstance(mixer, Attention) and mixer.rotary:
             widths.add(int(mixer.head_dim * fraction))
@@ -346,22 +283,17 @@ def _rotary_dims(f: Figures, layers: tuple[tuple[Layer, int], ...]) -> tuple[int
     return tuple(sorted(widths))
 
 
-def _rotary_fraction(f: Figures) -> float:
-    """Return which share of a head's channels turns."""
+def rotary_fraction(f: Figures) -> float:
+    """Return which share of a head's channels is rotated."""
     scaling = f.raw("rope_parameters") or f.raw("rope_scaling")
     nested = scaling.get("partial_rotary_factor") if isinstance(scaling, Mapping) else None
     said = (nested, f.raw("partial_rotary_factor"), f.raw("rotary_pct"))
     return next((float(x) for x in said if isinstance(x, int | float) and 0 < x <= 1), 1.0)
 
 
-def partly_rotary(f: Figures, mixer: Attention) -> Attention:
-    """Return an attention whose own code sets aside the channels of a head that do not turn."""
-    width = int(mixer.head_dim * _rotary_fraction(f))
-    return mixer._replace(rotary_dim=width if width < mixer.head_dim else 0)
-
-
-def window_below(window: int | None, positions: int | None) -> int | None:
-    """Return `window`, or None where it is no narrower than the longest sequence."""
+def window_of(f: Figures, key: str = "sliding_window") -> int | None:
+    """Return the sliding window under `key`, None where it is no narrower than the longest sequence."""
+    window, positions = f.optional(key), f.optional("max_position_embeddings")
     if window is None or (positions is not None and window >= positions):
         return None
     return window

@@ -1,47 +1,301 @@
 """Vision-language models: their text decoders as layers, their towers as tensors beside them.
 
-Gemma 3, Qwen2-VL to Qwen3.5, Mistral Small 3.1, LLaVA, Kimi K2.5, Llama 4 and Llama 3.2 Vision. Figures
-of the decoder stand under `text_config`, those of the tower under `vision_config`.
+Fine-tuning on text does not run a tower, so each is one number: the sum over its tensors as the transformers
+5.23 classes build them, whose defaults stand here too. Figures of the decoder stand under `text_config`,
+those of the tower under `vision_config`.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from finegauge.errors import FieldError, shown
-from finegauge.model.blocks import Architecture, Attention, Layer, Mixer, Norm, Routing, Tensor
-from finegauge.model.families import architecture as described
-from finegauge.model.families import towers
-from finegauge.model.families.gemma import GEMMA3_TEXT, gemma3_of
-from finegauge.model.families.latent import DEEPSEEK_V3, deepseek_of
-from finegauge.model.families.llama import QWEN3
-from finegauge.model.families.moe import LOCAL_QWEN, experts, qwen3_moe_of
+from finegauge.model.blocks import Architecture, Mixer, Norm, Routing, Tensor
+from finegauge.model.families.decoder import Family
+from finegauge.model.families.dense import no_rope_layers
+from finegauge.model.families.figures import Config, Figures
 from finegauge.model.families.parts import (
     attention,
-    gated_mlp,
     head_norms,
     heads,
     language_model,
-    numerics,
+    mlp_of,
     rms_layer,
-    stack,
-    window_below,
+    window_of,
 )
-from finegauge.model.families.qwen_next import QWEN3_5, QWEN3_5_MOE, qwen3_5_moe_of, qwen3_5_of
-from finegauge.model.families.reading import Config, Figures
 
-QWEN3_VL_TEXT = {**QWEN3, "max_position_embeddings": 128000}
-QWEN3_VL_MOE_TEXT = {
-    "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24,
-    "num_attention_heads": 16, "num_key_value_heads": 16, "hidden_act": "silu",
-    "max_position_embeddings": 128000, "attention_bias": False, "decoder_sparse_step": 1,
-    "moe_intermediate_size": 1408, "num_experts_per_tok": 4, "num_experts": 60,
+CHUNK_NOTE = "Chunked attention is counted as a sliding window of the chunk's length."
+CROSS_NOTE = "Cross-attention layers are held but not run: text alone passes them by."
+
+
+class Behind(NamedTuple):
+    """A text decoder behind a tower."""
+
+    text: str  # the family of the decoder
+    tower: str  # the name of what stands for the tower
+    parameters: Callable[[Figures, int], int]  # parameters of tower and projector, by the decoder's width
+    defaults: Config = MappingProxyType({})  # of the decoder, where they are not its family's
+    named: bool = False  # `text_config` may name another family
+    tied: str = "whole"  # who says that head and embedding are one: the whole config, its text, "either"
+    flat: bool = False  # older files have the decoder's figures beside the tower's
+
+
+def behind_tower(
+    config: Config, row: Family, model_type: str, describe: Callable[[Config], Architecture]
+) -> Architecture:
+    """Return the decoder that `describe` makes of the text part, its tower beside it.
+
+    Raises: FieldError where the text part is no mapping.
+    """
+    behind: Behind = row["behind"]
+    whole = Figures(config, row["defaults"], model_type=model_type)
+    text = config.get("text_config") or row["defaults"].get("text_config") or {}
+    if not text and behind.flat:
+        text = {k: v for k, v in config.items() if k not in ("vision_config", "model_type")}
+    if not isinstance(text, Mapping):
+        raise FieldError(f"model_type '{model_type}': text_config={shown(text)} is not a mapping of figures.")
+    kind = (text.get("model_type") if behind.named else None) or behind.text
+    if str(kind).startswith(("qwen2_vl", "qwen2_5_vl")):
+        kind = behind.text
+    said = {"whole": whole.flag("tie_word_embeddings"), "text": bool(text.get("tie_word_embeddings"))}
+    tied = said[behind.tied] if behind.tied in said else any(said.values())
+    described = describe({**behind.defaults, **text, "model_type": kind, "tie_word_embeddings": tied})
+    tower = Tensor(behind.tower, (behind.parameters(whole, described.hidden_size),), "linear")
+    return described._replace(model_type=model_type, other=(*described.other, tower))
+
+
+def llama4_rotary(f: Figures, kinds: Sequence[str], routed: Sequence[bool]) -> Sequence[Hashable]:
+    """Return which layers rotate queries and keys, and attend in chunks: the others attend to all."""
+    rotary = no_rope_layers(f)
+    if len(f.items("no_rope_layers") or rotary) != len(rotary):
+        raise FieldError(
+            f"no_rope_layers has {len(f.items('no_rope_layers') or ())} entries, but there are "
+            f"{len(rotary)} layers; give one each."
+        )
+    return rotary
+
+
+def _llama4_attention(f: Figures, rotary: Any) -> Mixer:
+    hidden, of, bias = f.size("hidden_size"), heads(f), f.flag("attention_bias")
+    style: dict[str, Any] = {"rotary": rotary}
+    if rotary:
+        style["window"] = window_of(f, "attention_chunk_size")
+        if f.raw("use_qk_norm") is not False:  # of heads, without weights
+            style["qk_norms"] = head_norms(of[2], weight=False)
+    return attention(hidden, of, bias=bias, out_bias=bias, **style)
+
+
+def _llama4_routes(f: Figures) -> Sequence[bool]:
+    step, num_layers, listed = f.size("interleave_moe_layer_step"), f.num_layers(), f.items("moe_layers")
+    chosen = range(step - 1, num_layers, step) if listed is None else listed
+    return [index in chosen for index in range(num_layers)]
+
+
+def mllama(whole: Figures) -> Architecture:
+    """Return Llama 3.2 Vision: Llama, with cross-attention layers that only images pass through."""
+    f = whole.part("text_config", MLLAMA_TEXT)
+    hidden, of, mlp = f.size("hidden_size"), heads(f), mlp_of(f)
+    crossed = f.items("cross_attention_layers") or ()
+    count = sum(index in crossed for index in range(f.num_layers()))
+    own = rms_layer(hidden, attention(hidden, of), mlp)
+    cross = rms_layer(hidden, attention(hidden, of, qk_norms=head_norms(of[2])), mlp)
+    gates = 2
+    sizes = {
+        "vision_model": mllama_tower(whole.part("vision_config", MLLAMA_VISION), hidden),
+        "cross_attention_layers": count * (sum(tensor.size for tensor in cross.tensors()) + gates),
+    }
+    return language_model(
+        f,
+        ((own, f.num_layers() - count),),
+        Norm("norm", hidden),
+        tied=False,
+        tables=(Tensor("embed_tokens.images", (8, hidden), "embedding"),),
+        other=tuple(Tensor(name, (size,), "linear") for name, size in sizes.items()),
+        notes=(CROSS_NOTE,),
+    )
+
+
+# --- parameters of the towers and of the projectors behind them, by the decoder's width
+
+
+def siglip(whole: Figures, text_hidden: int) -> int:
+    """Return Gemma 3's."""
+    f = whole.part("vision_config", SIGLIP)
+    hidden, size, patch = _width(f, "num_attention_heads"), f.size("intermediate_size"), f.size("patch_size")
+    embeddings = _linear(f.size("num_channels") * patch**2, hidden)
+    embeddings += (f.size("image_size") // patch) ** 2 * hidden
+    total = embeddings + f.num_layers() * _encoder_layer(hidden, size) + 2 * hidden
+    if f.flag("vision_use_head"):
+        probe = hidden + _linear(hidden, 3 * hidden) + _linear(hidden, hidden)
+        total += probe + 2 * hidden + _mlp(hidden, size)
+    return total + hidden * text_hidden + hidden
+
+
+def qwen3_vl(whole: Figures, text_hidden: int, *, deepstack: bool = True) -> int:
+    """Return Qwen3-VL's; Qwen3.5's has no `deepstack` mergers."""
+    f = whole.part("vision_config", QWEN3_VL_VISION)
+    hidden, size = _width(f, "num_heads"), f.size("intermediate_size")
+    wide = hidden * f.size("spatial_merge_size") ** 2
+    merger = _linear(wide, wide) + _linear(wide, f.size("out_hidden_size"))
+    total = _linear(_patch_values(f), hidden) + f.size("num_position_embeddings") * hidden
+    total += f.num_layers("depth") * _encoder_layer(hidden, size) + merger + 2 * hidden
+    if deepstack:
+        total += len(f.items("deepstack_visual_indexes") or ()) * (merger + 2 * wide)
+    return total
+
+
+def qwen2_vl(whole: Figures, text_hidden: int) -> int:
+    """Return Qwen2-VL's."""
+    f = whole.part("vision_config", QWEN2_VL_VISION)
+    hidden = f.size("embed_dim")
+    f.divided("vision_config: embed_dim", hidden, "num_heads", f.size("num_heads"))
+    wide = hidden * f.size("spatial_merge_size") ** 2
+    merger = 2 * hidden + _linear(wide, wide) + _linear(wide, f.size("hidden_size"))
+    size = int(f.ratio("mlp_ratio") * hidden)
+    return _patch_values(f) * hidden + f.num_layers("depth") * _encoder_layer(hidden, size) + merger
+
+
+def qwen2_5_vl(whole: Figures, text_hidden: int) -> int:
+    """Return Qwen2.5-VL's: RMS norms, gated feed-forwards with biases."""
+    f = whole.part("vision_config", QWEN2_5_VL_VISION)
+    hidden, size = _width(f, "num_heads"), f.size("intermediate_size")
+    wide = hidden * f.size("spatial_merge_size") ** 2
+    merger = hidden + _linear(wide, wide) + _linear(wide, f.size("out_hidden_size"))
+    feed = 2 * _linear(hidden, size) + _linear(size, hidden)
+    block = 4 * _linear(hidden, hidden) + feed + 2 * hidden
+    return _patch_values(f) * hidden + f.num_layers("depth") * block + merger
+
+
+def pixtral(whole: Figures, text_hidden: int) -> int:
+    """Return Mistral 3's: Llama's layers over patches, and a merger of patches."""
+    own = PIXTRAL if "vision_config" in whole.config else {**PIXTRAL, "patch_size": 14, "head_dim": 64}
+    f = whole.part("vision_config", own)
+    hidden, size = _width(f, "num_attention_heads"), f.size("intermediate_size")
+    block = 4 * hidden * hidden + 3 * hidden * size + 2 * hidden
+    total = f.size("num_channels") * f.size("patch_size") ** 2 * hidden + hidden + f.num_layers() * block
+    merged = hidden * whole.size("spatial_merge_size") ** 2
+    return total + hidden + merged * hidden + _projector(whole, hidden, text_hidden)
+
+
+def clip(whole: Figures, text_hidden: int) -> int:
+    """Return LLaVA's."""
+    f = whole.part("vision_config", CLIP)
+    kind = f.raw("model_type") or "clip_vision_model"
+    if kind != "clip_vision_model" or isinstance(whole.raw("vision_feature_layer"), list):
+        raise whole.unsupported(f"a vision tower of kind {shown(kind)}, or more than one of its layers")
+    hidden, size, patch = _width(f, "num_attention_heads"), f.size("intermediate_size"), f.size("patch_size")
+    rows = (f.size("image_size") // patch) ** 2 + 1
+    embeddings = hidden + f.size("num_channels") * patch**2 * hidden + rows * hidden
+    total = embeddings + f.num_layers() * _encoder_layer(hidden, size) + 4 * hidden
+    return total + _projector(whole, hidden, text_hidden)
+
+
+def kimi(whole: Figures, text_hidden: int) -> int:
+    """Return Kimi K2.5's."""
+    f, projected = whole.part("vision_config", KIMI_VISION), whole.size("projection_hidden_size")
+    hidden, rows = _width(f, "num_attention_heads"), f.size("pos_emb_height") * f.size("pos_emb_width")
+    total = _linear(3 * f.size("patch_size") ** 2, hidden) + rows * hidden
+    total += f.num_layers() * _encoder_layer(hidden, f.size("intermediate_size")) + 2 * hidden
+    height, width = f.sizes("merge_kernel_size", 2)
+    wide = hidden * height * width
+    return total + 2 * projected + _linear(wide, wide) + _linear(wide, text_hidden)
+
+
+def llama4(whole: Figures, text_hidden: int) -> int:
+    """Return Llama 4's, with adapter and projector."""
+    f = whole.part("vision_config", LLAMA4_VISION)
+    hidden, size, patch = _width(f, "num_attention_heads"), f.size("intermediate_size"), f.size("patch_size")
+    patches = (f.size("image_size") // patch) ** 2 + 1
+    total = hidden + patches * hidden + f.size("num_channels") * patch**2 * hidden + 4 * hidden
+    total += f.num_layers() * _encoder_layer(hidden, size)
+    out = f.size("projector_output_dim")
+    total += size * f.size("projector_input_dim") + out * out
+    return total + f.size("vision_output_dim") * text_hidden
+
+
+def mllama_tower(f: Figures, text_hidden: int) -> int:
+    """Return Llama 3.2 Vision's, with its gated global layers."""
+    hidden, patch, tiles = _width(f, "attention_heads"), f.size("patch_size"), f.size("max_num_tiles")
+    patches = (f.size("image_size") // patch) ** 2 + 1
+    ratios = f.items("supported_aspect_ratios")
+    rows = (8 if ratios is None else len(ratios)) + 1
+    total = hidden + f.size("num_channels") * patch**2 * hidden + 4 * hidden
+    total += 1 + patches * hidden + rows * tiles * patches * hidden + 2 * (1 + rows * tiles * hidden)
+    block = 4 * hidden * hidden + _mlp(hidden, f.size("intermediate_size")) + 4 * hidden
+    layers, gated = f.num_layers(), f.size("num_global_layers")
+    total += (layers + gated) * block + 2 * gated
+    return total + _linear(f.size("vision_output_dim"), text_hidden)
+
+
+def _projector(whole: Figures, inputs: int, outputs: int) -> int:
+    """Return the parameters of two projections into the decoder's width."""
+    bias = 2 * outputs if whole.flag("multimodal_projector_bias") else 0
+    return inputs * outputs + outputs * outputs + bias
+
+
+def _patch_values(f: Figures) -> int:
+    return f.size("in_channels") * f.size("temporal_patch_size") * f.size("patch_size") ** 2
+
+
+def _width(f: Figures, heads: str) -> int:
+    """Return the tower's channels, which its attention heads must divide."""
+    hidden = f.size("hidden_size")
+    f.divided("vision_config: hidden_size", hidden, heads, f.size(heads))
+    return hidden
+
+
+def _linear(inputs: int, outputs: int) -> int:
+    return inputs * outputs + outputs
+
+
+def _mlp(hidden: int, size: int) -> int:
+    return _linear(hidden, size) + _linear(size, hidden)
+
+
+def _encoder_layer(hidden: int, size: int) -> int:
+    """Return the parameters of a biased attention, a biased feed-forward and their two norms."""
+    return 4 * _linear(hidden, hidden) + _mlp(hidden, size) + 4 * hidden
+
+
+SIGLIP = {
+    "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_channels": 3,
+    "image_size": 224, "patch_size": 16, "vision_use_head": True, "num_attention_heads": 12,
 }  # fmt: skip
-LLAMA4_TEXT = {
-    "vocab_size": 202048, "hidden_size": 5120, "intermediate_size": 8192, "intermediate_size_mlp": 16384,
-    "num_hidden_layers": 48, "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128,
-    "hidden_act": "silu", "max_position_embeddings": 131072, "num_experts_per_tok": 1,
-    "num_local_experts": 16, "interleave_moe_layer_step": 1, "no_rope_layer_interval": 4,
-    "attention_chunk_size": 8192, "attention_bias": False, "tie_word_embeddings": False,
+QWEN3_VL_VISION = {
+    "depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "in_channels": 3, "patch_size": 16,
+    "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 3584,
+    "num_position_embeddings": 2304, "deepstack_visual_indexes": (8, 16, 24), "num_heads": 16,
+}  # fmt: skip
+KIMI_VISION = {
+    "patch_size": 14, "pos_emb_height": 64, "pos_emb_width": 64, "num_hidden_layers": 27,
+    "hidden_size": 1152, "intermediate_size": 4304, "merge_kernel_size": (2, 2), "num_attention_heads": 16,
+}  # fmt: skip
+LLAMA4_VISION = {
+    "hidden_size": 768, "num_hidden_layers": 34, "num_channels": 3, "intermediate_size": 5632,
+    "vision_output_dim": 7680, "image_size": 448, "patch_size": 14, "num_attention_heads": 16,
+    "projector_input_dim": 4096, "projector_output_dim": 4096,
+}  # fmt: skip
+MLLAMA_VISION = {
+    "hidden_size": 1280, "num_hidden_layers": 32, "num_global_layers": 8, "num_channels": 3,
+    "intermediate_size": 5120, "vision_output_dim": 7680, "image_size": 448, "patch_size": 14,
+    "max_num_tiles": 4, "attention_heads": 16,
+}  # fmt: skip
+QWEN2_VL_VISION = {
+    "depth": 32, "embed_dim": 1280, "hidden_size": 3584, "mlp_ratio": 4, "num_heads": 16, "in_channels": 3,
+    "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2,
+}  # fmt: skip
+QWEN2_5_VL_VISION = {
+    "depth": 32, "hidden_size": 3584, "intermediate_size": 3420, "num_heads": 16, "in_channels": 3,
+    "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 3584,
+}  # fmt: skip
+PIXTRAL = {
+    "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
+    "num_channels": 3, "patch_size": 16,
+}  # fmt: skip
+CLIP = {
+    "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
+    "num_channels": 3, "image_size": 336, "patch_size": 14,
 }  # fmt: skip
 MLLAMA_TEXT = {
     "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 40,
@@ -58,225 +312,67 @@ MISTRAL3_TEXT = {
     "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131072,
     "sliding_window": None,
 }  # fmt: skip
-CHUNK_NOTE = "Chunked attention is counted as a sliding window of the chunk's length."
-CROSS_NOTE = "Cross-attention layers are held but not run: text alone passes them by."
+QWEN3_VL_MOE_TEXT = {
+    "num_attention_heads": 16, "num_key_value_heads": 16, "max_position_embeddings": 128000,
+    "moe_intermediate_size": 1408, "intermediate_size": 5632, "num_experts_per_tok": 4, "num_experts": 60,
+}  # fmt: skip
+UNTIED, TIED = {"tie_word_embeddings": False}, {"tie_word_embeddings": True}
+WIDE_NORMS = {"wide_norms": True, "unit_norms": True}
 
-
-def _parts(config: Config, text: Config, vision: Config, *, tied: bool) -> tuple[Figures, Figures, bool]:
-    """Return the figures of decoder and tower, and whether the head is tied (`tied`: the default)."""
-    whole = Figures(config, {"tie_word_embeddings": tied})
-    return (
-        whole.part("text_config", text),
-        whole.part("vision_config", vision),
-        whole.flag("tie_word_embeddings"),
-    )
-
-
-@numerics(wide_norms=True, unit_norms=True)
-def gemma3(config: Config) -> Architecture:
-    """Return Gemma 3 with its SigLIP tower."""
-    f, vision, tied = _parts(config, GEMMA3_TEXT, towers.SIGLIP, tied=True)
-    seen = towers.tower("vision_tower", towers.siglip(vision, f.size("hidden_size")))
-    return gemma3_of(f, tied=tied, other=seen)
-
-
-def qwen3_vl(config: Config) -> Architecture:
-    """Return Qwen3-VL: Qwen3 behind a tower whose layers feed several of the decoder's."""
-    f, vision, tied = _parts(config, QWEN3_VL_TEXT, towers.QWEN3_VL_VISION, tied=False)
-    hidden, of, bias = f.size("hidden_size"), heads(f), f.flag("attention_bias")
-    mixer = attention(hidden, of, bias=bias, out_bias=bias, qk_norms=head_norms(of[2]))
-    mlp = gated_mlp(hidden, f.size("intermediate_size"), f.text("hidden_act"))
-    layers = ((rms_layer(hidden, mixer, mlp), f.num_layers()),)
-    seen = towers.tower("visual", towers.qwen3_vl(vision, deepstack=True))
-    return language_model(f, layers, final_norm=Norm("norm", hidden), tied=tied, other=seen)
-
-
-def qwen3_vl_moe(config: Config) -> Architecture:
-    """Return Qwen3-VL with experts."""
-    f, vision, tied = _parts(config, QWEN3_VL_MOE_TEXT, towers.QWEN3_VL_VISION, tied=False)
-    f.aliases = LOCAL_QWEN
-    return qwen3_moe_of(f, tied=tied, other=towers.tower("visual", towers.qwen3_vl(vision, deepstack=True)))
-
-
-@numerics(wide_norms=True, unit_norms=True)
-def qwen3_5(config: Config) -> Architecture:
-    """Return Qwen3.5, dense, with its tower."""
-    return _qwen3_5(config, QWEN3_5, qwen3_5_of)
-
-
-@numerics(wide_norms=True, unit_norms=True)
-def qwen3_5_moe(config: Config) -> Architecture:
-    """Return Qwen3.5 with experts, with its tower."""
-    return _qwen3_5(config, QWEN3_5_MOE, qwen3_5_moe_of)
-
-
-def _qwen3_5(config: Config, text: Config, build: Callable[..., Architecture]) -> Architecture:
-    f, vision, tied = _parts(config, text, towers.QWEN3_VL_VISION, tied=False)
-    return build(f, tied=tied, other=towers.tower("visual", towers.qwen3_vl(vision, deepstack=False)))
-
-
-def kimi_k25(config: Config) -> Architecture:
-    """Return Kimi K2.5: DeepSeek-V3's decoder behind a MoonViT tower."""
-    f, vision, tied = _parts(config, DEEPSEEK_V3, towers.KIMI_VISION, tied=True)
-    projection = Figures(config, {"projection_hidden_size": 1152}).size("projection_hidden_size")
-    seen = towers.tower("vision_tower", towers.kimi(vision, projection, f.size("hidden_size")))
-    return deepseek_of(f, tied=tied, other=seen)
-
-
-@numerics(narrow_softmax=True)
-def llama4(config: Config) -> Architecture:
-    """Return Llama 4 with its tower."""
-    f, vision, _ = _parts(config, LLAMA4_TEXT, towers.LLAMA4_VISION, tied=False)
-    seen = towers.tower("vision_model", towers.llama4(vision, f.size("hidden_size")))
-    return _llama4(f, other=seen)
-
-
-@numerics(narrow_softmax=True)
-def llama4_text(config: Config) -> Architecture:
-    """Return the text decoder of Llama 4."""
-    return _llama4(Figures(config, LLAMA4_TEXT))
-
-
-def _llama4(f: Figures, *, other: tuple[Tensor, ...] = ()) -> Architecture:
-    """Return Llama 4's decoder: chunked attention with positions, full attention without, routed in turns."""
-    num_layers, step, every = (
-        f.num_layers(),
-        f.size("interleave_moe_layer_step"),
-        f.size("no_rope_layer_interval"),
-    )
-    rotary = [bool(flag) for flag in f.items("no_rope_layers") or ()]
-    rotary = rotary or [(index + 1) % every != 0 for index in range(num_layers)]
-    if len(rotary) != num_layers:
-        raise FieldError(
-            f"no_rope_layers has {len(rotary)} entries, but there are {num_layers} layers; give one each."
-        )
-    routed = f.items("moe_layers")
-    chosen = range(step - 1, num_layers, step) if routed is None else routed
-
-    def build(kind: tuple[bool, bool]) -> Layer:
-        return _llama4_layer(f, *kind)
-
-    kinds = zip(rotary, [index in chosen for index in range(num_layers)], strict=True)
-    layers, notes = stack(kinds, build), (CHUNK_NOTE,)
-    return language_model(f, layers, final_norm=Norm("norm", f.size("hidden_size")), other=other, notes=notes)
-
-
-def _llama4_layer(f: Figures, rotary: bool, routed: bool) -> Layer:
-    hidden, act, bias = f.size("hidden_size"), f.text("hidden_act"), f.flag("attention_bias")
-    window = window_below(f.optional("attention_chunk_size"), f.optional("max_position_embeddings"))
-    style: dict[str, Any] = {"window": window if rotary else None, "rotary": rotary}
-    of = heads(f)
-    if rotary and f.raw("use_qk_norm") is not False:  # of heads, without weights
-        style["qk_norms"] = tuple(Norm(name, of[2], weight=False) for name in ("q_norm", "k_norm"))
-    mixer: Attention = attention(hidden, of, bias=bias, out_bias=bias, **style)
-    feed: Mixer
-    if routed:
-        shared = gated_mlp(hidden, f.size("intermediate_size"), act)
-        feed = experts(
-            f,
-            num="num_local_experts",
-            size="intermediate_size",
-            router_name="router",
-            shared=shared,
-            routing=Routing("sigmoid"),
-        )._replace(visits_all=True, transposed=True)
-    else:
-        feed = gated_mlp(hidden, f.size("intermediate_size_mlp"), act)
-    return rms_layer(hidden, mixer, feed)
-
-
-def mllama(config: Config) -> Architecture:
-    """Return Llama 3.2 Vision: Llama, with cross-attention layers that only images pass through."""
-    f, vision, _ = _parts(config, MLLAMA_TEXT, towers.MLLAMA_VISION, tied=False)
-    hidden, of = f.size("hidden_size"), heads(f)
-    crossed = f.items("cross_attention_layers") or ()
-    count = sum(index in crossed for index in range(f.num_layers()))
-    mlp = gated_mlp(hidden, f.size("intermediate_size"), f.text("hidden_act"))
-    own = rms_layer(hidden, attention(hidden, of), mlp)
-    cross = rms_layer(hidden, attention(hidden, of, qk_norms=head_norms(of[2])), mlp)
-    gates = 2
-    crossing = count * (sum(tensor.size for tensor in cross.tensors()) + gates)
-    other = towers.tower("vision_model", towers.mllama(vision, hidden))
-    other += towers.tower("cross_attention_layers", crossing)
-    extra_rows = (Tensor("embed_tokens.images", (8, hidden), "embedding"),)
-    return language_model(
-        f,
-        ((own, f.num_layers() - count),),
-        final_norm=Norm("norm", hidden),
-        tied=False,
-        embeddings=extra_rows,
-        other=other,
-        notes=(CROSS_NOTE,),
-    )
-
-
-def qwen2_vl(config: Config) -> Architecture:
-    """Return Qwen2-VL: Qwen2 behind a tower."""
-    return _qwen2_vl(config, towers.QWEN2_VL_VISION, towers.qwen2_vl)
-
-
-def qwen2_5_vl(config: Config) -> Architecture:
-    """Return Qwen2.5-VL: Qwen2 behind a tower that mostly attends within windows."""
-    return _qwen2_vl(config, towers.QWEN2_5_VL_VISION, towers.qwen2_5_vl)
-
-
-def _qwen2_vl(config: Config, vision: Config, count: Callable[[Figures], int]) -> Architecture:
-    """Return the model of a file that has the decoder's figures under `text_config` or beside the tower's."""
-    text = config.get("text_config") or {k: v for k, v in config.items() if k != "vision_config"}
-    seen = towers.tower("visual", count(Figures(config, {}).part("vision_config", vision)))
-    whole = Figures(config, {"tie_word_embeddings": False})
-    return _behind(whole, {**QWEN2_VL_TEXT, **_mapping(whole, text)}, "qwen2", seen)
-
-
-def mistral3(config: Config) -> Architecture:
-    """Return Mistral Small 3.1, Ministral 3 and Devstral 2: a text decoder behind a Pixtral tower."""
-    whole = Figures(config, {"tie_word_embeddings": True, "spatial_merge_size": 2})
-    behind = _behind(
-        whole, _mapping(whole, config.get("text_config") or MISTRAL3_TEXT), "mistral", (), inherits=False
-    )
-    tower = towers.PIXTRAL if "vision_config" in config else towers.MISTRAL3_VISION
-    vision, bias = whole.part("vision_config", tower), whole.flag("multimodal_projector_bias")
-    hidden = vision.size("hidden_size")
-    merged = hidden * whole.size("spatial_merge_size") ** 2
-    total = towers.pixtral(vision) + hidden + merged * hidden
-    total += towers.projector(hidden, behind.hidden_size, bias=bias)
-    return behind._replace(other=towers.tower("vision_tower", total))
-
-
-def llava(config: Config) -> Architecture:
-    """Return LLaVA 1.5 and 1.6's kin: a text decoder behind a CLIP tower and two projections."""
-    whole = Figures(config, {"tie_word_embeddings": False, "multimodal_projector_bias": True})
-    text = _mapping(whole, config.get("text_config") or {})
-    vision = whole.part("vision_config", towers.CLIP)
-    kind = vision.raw("model_type") or "clip_vision_model"
-    if kind != "clip_vision_model" or isinstance(whole.raw("vision_feature_layer"), list):
-        raise whole.unsupported(f"a vision tower of kind {shown(kind)}, or more than one of its layers")
-    behind = _behind(whole, text, "llama", ())
-    bias = whole.flag("multimodal_projector_bias")
-    total = towers.clip(vision)
-    total += towers.projector(vision.size("hidden_size"), behind.hidden_size, bias=bias)
-    return behind._replace(other=towers.tower("vision_tower", total))
-
-
-def _mapping(f: Figures, value: object) -> dict[str, Any]:
-    """Return a nested config as a mapping, or raise the error that says it is none."""
-    if not isinstance(value, Mapping):
-        raise FieldError(
-            f"model_type '{f.model_type}': text_config={shown(value)} is not a mapping of figures."
-        )
-    return dict(value)
-
-
-def _behind(
-    whole: Figures, text: dict[str, Any], default: str, seen: tuple[Tensor, ...], *, inherits: bool = True
-) -> Architecture:
-    """Return the text decoder that `text` describes, with the tower `seen` beside it.
-
-    Head and embedding are one where the whole says so or, if it `inherits`, its text part.
-    """
-    model_type = text.get("model_type", default)
-    if model_type in ("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"):
-        model_type = "qwen2"
-    tied = whole.flag("tie_word_embeddings") or (inherits and bool(text.get("tie_word_embeddings")))
-    decoder = described({**text, "model_type": model_type, "tie_word_embeddings": tied})
-    return decoder._replace(model_type=whole.model_type, other=(*decoder.other, *seen))
+# fmt: off
+VISION: dict[str, Family] = {
+    "gemma3": Family(
+        behind=Behind("gemma3_text", "vision_tower", siglip), defaults=TIED, numerics=WIDE_NORMS,
+    ),
+    "qwen2_vl": Family(
+        behind=Behind("qwen2", "visual", qwen2_vl, QWEN2_VL_TEXT, named=True, tied="either", flat=True),
+        defaults=UNTIED,
+    ),
+    "qwen2_5_vl": Family(
+        behind=Behind("qwen2", "visual", qwen2_5_vl, QWEN2_VL_TEXT, named=True, tied="either", flat=True),
+        defaults=UNTIED,
+    ),
+    "qwen3_vl": Family(
+        behind=Behind("qwen3", "visual", qwen3_vl, {"max_position_embeddings": 128000}), defaults=UNTIED,
+    ),
+    "qwen3_vl_moe": Family(
+        behind=Behind("qwen3_moe", "visual", qwen3_vl, QWEN3_VL_MOE_TEXT), defaults=UNTIED,
+    ),
+    "qwen3_5": Family(
+        behind=Behind("qwen3_5_text", "visual", partial(qwen3_vl, deepstack=False)), defaults=UNTIED,
+    ),
+    "qwen3_5_moe": Family(
+        behind=Behind("qwen3_5_moe_text", "visual", partial(qwen3_vl, deepstack=False)), defaults=UNTIED,
+    ),
+    "mistral3": Family(  # Mistral Small 3.1, Ministral 3 and Devstral 2
+        behind=Behind("mistral", "vision_tower", pixtral, named=True),
+        defaults={**TIED, "spatial_merge_size": 2, "text_config": MISTRAL3_TEXT},
+    ),
+    "llava": Family(  # LLaVA 1.5 and 1.6's kin
+        behind=Behind("llama", "vision_tower", clip, named=True, tied="either"),
+        defaults={**UNTIED, "multimodal_projector_bias": True},
+    ),
+    "kimi_k25": Family(
+        behind=Behind("deepseek_v3", "vision_tower", kimi), defaults={**TIED, "projection_hidden_size": 1152},
+    ),
+    "llama4": Family(behind=Behind("llama4_text", "vision_model", llama4, tied="text"), defaults=UNTIED),
+    "llama4_text": Family(  # chunked attention with positions, full attention without, routed in turns
+        mixer=_llama4_attention, marks=llama4_rotary, sparse=_llama4_routes, mlp_size="intermediate_size_mlp",
+        experts={
+            "num": "num_local_experts", "size": "intermediate_size", "router": "router",
+            "shared": "intermediate_size", "routing": Routing("sigmoid"), "visits_all": True,
+            "transposed": True,
+        },
+        fields={"notes": (CHUNK_NOTE,)}, numerics={"narrow_softmax": True},
+        defaults={
+            "vocab_size": 202048, "hidden_size": 5120, "intermediate_size": 8192,
+            "intermediate_size_mlp": 16384, "num_hidden_layers": 48, "num_attention_heads": 40,
+            "num_key_value_heads": 8, "head_dim": 128, "hidden_act": "silu",
+            "max_position_embeddings": 131072, "num_experts_per_tok": 1, "num_local_experts": 16,
+            "interleave_moe_layer_step": 1, "no_rope_layer_interval": 4, "attention_chunk_size": 8192,
+            "attention_bias": False, "tie_word_embeddings": False,
+        },
+    ),
+    "mllama": Family(build=mllama),
+}
+# fmt: on

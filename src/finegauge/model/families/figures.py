@@ -1,7 +1,7 @@
-"""Which figure stands under which key of a `config.json`, checked before anything is built from it.
+"""The figures of a `config.json`, checked before anything is built from them.
 
-A key that the file leaves out takes the default of the transformers class, which each
-family writes beside itself; a value that no model can have is refused in one sentence.
+A key that the file leaves out takes the default of the transformers class, which each row of the
+tables writes down; a value that no model can have is refused in one sentence.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,16 +22,23 @@ class Figures:
         config: The parsed `config.json`.
         defaults: Values of keys that the file may leave out.
         aliases: The name of a key in this family's files, where it is another.
+        model_type: Of the whole model, for messages; by default that of `config`.
     """
 
     __slots__ = ("aliases", "config", "defaults", "model_type")
 
-    def __init__(self, config: Config, defaults: Config, aliases: Mapping[str, str] | None = None) -> None:
-        """Keep the three mappings; nothing is read yet."""
+    def __init__(
+        self,
+        config: Config,
+        defaults: Config,
+        aliases: Mapping[str, str] | None = None,
+        model_type: str = "",
+    ) -> None:
+        """Keep the mappings; nothing is read yet."""
         self.config = config
         self.defaults = defaults
         self.aliases = aliases or {}
-        self.model_type = str(config.get("model_type", ""))
+        self.model_type = model_type or str(config.get("model_type", ""))
 
     def raw(self, key: str) -> Any:
         """Return what stands under the key's alias or the key, else the default, else None."""
@@ -50,27 +57,30 @@ class Figures:
         """
         value = self.raw(key)
         if value is None:
-            raise FieldError(f"{key} is missing from the model's config, and {self._class()} has no default.")
+            raise FieldError(
+                f"{key} is missing from the model's config, and the transformers class of "
+                f"'{self.model_type}' has no default."
+            )
         return self._checked(key, value, least, most)
 
-    def optional(self, key: str, *, least: int = 1) -> int | None:
+    def optional(self, key: str) -> int | None:
         """Return the whole number under `key`, or None where it is null or absent."""
         value = self.raw(key)
-        return None if value is None else self._checked(key, value, least, MAX_SIZE)
+        return None if value is None else self._checked(key, value, 1, MAX_SIZE)
 
-    def count(self, key: str, *, most: int = MAX_SIZE) -> int:
+    def count(self, key: str) -> int:
         """Return the whole number under `key`, which may be zero; null and absent are zero."""
         value = self.raw(key)
-        return 0 if value is None else self._checked(key, value, 0, most)
+        return 0 if value is None else self._checked(key, value, 0, MAX_SIZE)
 
-    def flag(self, key: str) -> bool:
-        """Return the truth value under `key`; null and absent are false."""
-        value = self.raw(key)
+    def flag(self, key: str | bool) -> bool:
+        """Return the truth value under `key`, null and absent false; True and False stand for themselves."""
+        value = key if isinstance(key, bool) else self.raw(key)
         if value is None or isinstance(value, bool):
             return bool(value)
         if isinstance(value, int) and value in (0, 1):
             return value == 1
-        raise FieldError(f"{self.name(key)}={shown(value)} is not a truth value; give true or false.")
+        raise FieldError(f"{self.name(str(key))}={shown(value)} is not a truth value; give true or false.")
 
     def text(self, key: str) -> str:
         """Return the text under `key`."""
@@ -131,6 +141,12 @@ class Figures:
                 )
         return list(listed)
 
+    def divided(self, key: str, value: int, by_key: str, by: int) -> int:
+        """Return `value / by`, or raise FieldError naming both keys if a rest remains."""
+        if value % by:
+            raise FieldError(f"{key}={value} is not divisible by {by_key}={by}.")
+        return value // by
+
     def part(self, key: str, defaults: Config) -> "Figures":
         """Return the figures of the nested config under `key` (`text_config`), empty if absent."""
         value = self.config.get(key)
@@ -138,9 +154,7 @@ class Figures:
             value = {}
         if not isinstance(value, Mapping):
             raise FieldError(f"{self.name(key)}={shown(value)} is not a mapping of figures.")
-        nested = Figures(value, defaults, self.aliases)
-        nested.model_type = self.model_type
-        return nested
+        return Figures(value, defaults, self.aliases, self.model_type)
 
     def unsupported(self, what: str) -> UnsupportedError:
         """Return the error that says which variant of this family is not described."""
@@ -150,6 +164,3 @@ class Figures:
         if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
             return value
         raise FieldError(f"{self.name(key)}={shown(value)} is not a whole number from {least} to {most:,}.")
-
-    def _class(self) -> str:
-        return f"the transformers class of '{self.model_type}'"

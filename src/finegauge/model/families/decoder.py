@@ -1,0 +1,295 @@
+"""How a row of the tables of families becomes an `Architecture`: one builder for decoders of known blocks.
+
+A row (`Family`) says in which way a transformers class differs from Llama's, or from the family it is
+`like`; `dense.py` and `experts.py` hold the rows. What a row cannot say in words it says in a function.
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict
+
+from finegauge.model.blocks import Architecture, Branch, Layer, Linear, Mixer, Norm, Numerics, Tensor
+from finegauge.model.families.figures import Config, Figures
+from finegauge.model.families.parts import (
+    FULL,
+    LLAMA_MLP,
+    PRE_NORMS,
+    SLIDING,
+    Heads,
+    attention,
+    experts,
+    feedforward,
+    heads,
+    language_model,
+    layer,
+    rotary_fraction,
+    stack,
+    window_of,
+)
+
+Flag: TypeAlias = bool | str  # or the key of a truth value
+ALL = "all"  # every layer slides, where there is a window
+
+
+class QkNorms(NamedTuple):
+    """Norms on queries and keys: over the channels of each head, or over `all_heads` at once."""
+
+    names: tuple[str, str] = ("q_norm", "k_norm")
+    kind: str = "rms"
+    all_heads: bool = False
+    bias: bool = False
+    weight: bool = True
+    by_head: bool = False  # each head has a weight of its own
+    apart: bool = False  # ... in a tensor of its own
+    flag: str = ""  # key that says whether there are any
+
+    def of(self, f: Figures, heads: Heads) -> tuple[Norm, ...]:
+        """Return the norms in an attention of these heads."""
+        if self.flag and not f.flag(self.flag):
+            return ()
+        num, kv, dim = heads
+        return tuple(
+            Norm(
+                name,
+                many * dim if self.all_heads else dim,
+                self.kind,
+                self.weight,
+                self.bias,
+                many if self.by_head or self.apart else 0,
+                self.apart,
+            )
+            for name, many in zip(self.names, (num, kv), strict=True)
+        )
+
+
+HEAD_NORMS, WIDE_HEAD_NORMS = QkNorms(), QkNorms(all_heads=True)
+LAYER_NORM, BARE_LAYER_NORM = Norm("", 0, "layer", bias=True), Norm("", 0, "layer")
+UP_DOWN = ("up_proj", "down_proj")
+OWN_HEADS = {"kv": "", "dim": ""}  # as many key heads as query heads, and no width of their own
+
+
+if TYPE_CHECKING:  # to define it takes as long as to read both tables
+
+    class Family(TypedDict, total=False):
+        """What a transformers class is made of; what a row leaves out is as in `LLAMA`, below."""
+
+        like: str  # the family that it is, but for what follows
+        defaults: Config  # of its configuration class: the figures that a file may leave out
+        aliases: Mapping[str, str]  # the name of a key in its files, where it is another
+        numerics: Mapping[str, Any]  # see `numerics_of`
+        varies: Callable[[Figures], "Family"]  # what depends on the figures; may refuse them
+        build: Callable[[Figures], Architecture]  # in place of `decoder`
+        behind: Any  # a `vision.Behind`: its decoder is another family, behind a tower
+        # attention
+        heads: Mapping[str, str]  # the keys of `heads`, where they are others
+        of: Heads  # the heads themselves
+        bias: Flag  # of q, k and v
+        out_bias: Flag | None  # of the output projection; None: as those
+        fused: str  # the one projection of q, k and v
+        out: str  # the output projection
+        qk_norms: QkNorms | None
+        rotary: bool
+        partly_rotary: bool  # its code sets aside the channels of a head that are not rotated
+        sinks: bool
+        attention: Mapping[str, Any]  # further arguments of `parts.attention`
+        clip: str  # key of the bound on queries, keys and values
+        # which layers slide: ALL, all but every n-th (n or its key), or a rule for each; a file's list wins
+        slides: str | int | Callable[[Figures], Callable[[int], bool]] | None
+        slides_if: str  # key without which none slides
+        # what else tells layers apart, one entry each: by default whether attention is rotary
+        marks: Callable[[Figures, Sequence[str], Sequence[bool]], Sequence[Hashable]] | None
+        attends: Callable[[Figures, Heads, bool, Any], Mapping[str, Any]] | None  # of (slides, mark)
+        mixer: Callable[[Figures, Any], Mixer] | None  # of this mark, in place of attention
+        # feed-forward
+        gated: bool
+        mlp: tuple[str, ...]  # names of its projections, down last
+        mlp_fused: str  # the one projection of gate and up
+        mlp_size: str | int  # its width, or the key of it
+        mlp_bias: Flag
+        widening: int  # its width in multiples of `hidden_size`, where no key says it
+        act: str  # key of the activation
+        activation: str  # the activation itself
+        # experts
+        experts: (
+            Mapping[str, Any] | Callable[[Figures], Mixer] | None
+        )  # arguments of `parts.experts`, or they
+        sparse: Callable[[Figures], Sequence[bool]] | None  # which layers are routed; None: all
+        # layer
+        norm: Norm
+        before: Sequence[str]  # norms before attention and feed-forward, "" for none
+        after: Sequence[str]  # norms after them
+        dense_after: Sequence[str] | None  # ... in layers that are not routed, where those differ
+        parallel: Flag
+        extra: tuple[Tensor, ...]
+        # around the layers
+        final: str
+        embed: str
+        head: str
+        head_bias: Flag
+        positions: str  # key of the longest sequence
+        learned: tuple[str, int] | None  # embedding of positions, and how many rows it has beside these
+        embedding_norm: str
+        word_size: int
+        fields: Mapping[str, Any]  # of `Architecture`: notes, buffer_bytes
+
+else:
+    Family = dict
+
+
+LLAMA: Family = {
+    "heads": {}, "bias": False, "out_bias": None, "fused": "", "out": "o_proj", "qk_norms": None,
+    "rotary": True, "partly_rotary": False, "sinks": False, "attention": {}, "clip": "",
+    "slides": None, "slides_if": "", "marks": None, "attends": None, "mixer": None,
+    "gated": True, "mlp": LLAMA_MLP, "mlp_fused": "", "mlp_size": "intermediate_size", "mlp_bias": False,
+    "widening": 0, "act": "hidden_act", "activation": "", "experts": None, "sparse": None,
+    "norm": Norm("", 0), "before": PRE_NORMS, "after": ("", ""), "dense_after": None, "parallel": False,
+    "extra": (), "final": "norm", "embed": "embed_tokens", "head": "lm_head", "head_bias": False,
+    "positions": "max_position_embeddings", "learned": None, "embedding_norm": "", "word_size": 0,
+    "fields": {},
+}  # fmt: skip
+
+
+def rotary_where_sliding(f: Figures, kinds: Sequence[str], routed: Sequence[bool]) -> list[Hashable]:
+    """Return which layers rotate queries and keys: the sliding ones, or all where there is no window."""
+    return [kind == SLIDING or f.raw("sliding_window") is None for kind in kinds]
+
+
+def decoder(
+    f: Figures, family: Family, *, tied: bool | None = None, other: tuple[Tensor, ...] = ()
+) -> Architecture:
+    """Return the decoder of these figures; `tied` in place of what they say, `other` tensors beside it."""
+    row: Family = {**LLAMA, **family}
+    if "varies" in row:
+        row = {**row, **row["varies"](f)}
+    hidden = f.size("hidden_size")
+    kinds = _kinds(f, row)
+    routed = row["sparse"](f) if row["sparse"] else [row["experts"] is not None] * len(kinds)
+    marks = row["marks"](f, kinds, routed) if row["marks"] else [row["rotary"]] * len(kinds)
+    of = row["of"] if "of" in row else (0, 0, 0) if row["mixer"] else heads(f, **row["heads"])
+
+    def norms(names: Sequence[str]) -> list[Norm | None]:
+        return [row["norm"]._replace(name=name, size=hidden) if name else None for name in names]
+
+    def build(kind: tuple[str, bool, Any]) -> Layer:
+        attends, sparse, mark = kind
+        own = row["mixer"]
+        mixer = own(f, mark) if own else _attention(f, row, of, attends == SLIDING, mark)
+        after = row["after"] if sparse or row["dense_after"] is None else row["dense_after"]
+        parts = zip((mixer, _feed(f, row, sparse)), norms(row["before"]), norms(after), strict=True)
+        return layer(*(Branch(*each) for each in parts), parallel=f.flag(row["parallel"]), extra=row["extra"])
+
+    layers = stack(zip(kinds, routed, marks, strict=True), build)
+    final, embedding_norm = norms((row["final"], row["embedding_norm"]))
+    fields: dict[str, Any] = {"embedding_norm": embedding_norm, "other": other, **row["fields"]}
+    if row["learned"]:
+        name, more = row["learned"]
+        rows = f.size("max_position_embeddings") + more
+        fields["tables"] = (Tensor(f"{name}.weight", (rows, hidden), "embedding"),)
+    if row["word_size"] not in (0, hidden):
+        width = row["word_size"]
+        fields["widening"] = (Linear("project_in", width, hidden), Linear("project_out", hidden, width))
+    return language_model(
+        f,
+        layers,
+        final,
+        embed=row["embed"],
+        head=row["head"],
+        head_bias=f.flag(row["head_bias"]),
+        tied=tied,
+        word_size=row["word_size"],
+        positions=row["positions"],
+        **fields,
+    )
+
+
+def _kinds(f: Figures, row: Family) -> Sequence[str]:
+    """Return for every layer whether it attends to all keys or to a sliding window."""
+    rule = row["slides"]
+    if rule is None or rule == ALL:
+        return [SLIDING if rule and f.flag(row["slides_if"] or True) else FULL] * f.num_layers()
+    if isinstance(rule, str):
+        rule = f.size(rule)
+    if isinstance(rule, int):
+        every = rule
+        kinds = f.layer_kinds(lambda index: SLIDING if (index + 1) % every else FULL, (FULL, SLIDING))
+    else:
+        slides = rule(f)
+        kinds = f.layer_kinds(lambda index: SLIDING if slides(index) else FULL, (FULL, SLIDING))
+    return kinds if f.flag(row["slides_if"] or True) else [FULL] * len(kinds)
+
+
+def _attention(f: Figures, row: Family, of: Heads, slides: bool, mark: Any) -> Mixer:
+    """Return the attention of one kind of layer; `mark` says whether it is rotary unless the row reads it."""
+    bias = row["bias"] if row["out_bias"] is None else row["out_bias"]
+    fields: dict[str, Any] = {"rotary": mark, **row["attention"]}
+    if row["attends"]:
+        fields |= {"rotary": True, **row["attends"](f, of, slides, mark)}
+    of = fields.pop("of", of)
+    if row["qk_norms"]:
+        fields.setdefault("qk_norms", row["qk_norms"].of(f, of))
+    if slides:
+        fields.setdefault("window", window_of(f))
+    if row["clip"]:
+        fields["clipped"] = f.raw(row["clip"]) is not None
+    if row["sinks"]:
+        fields["extra"] = (Tensor("sinks", (of[0],), "state"),)
+    if row["partly_rotary"]:
+        width = int(of[2] * rotary_fraction(f))
+        fields["rotary_dim"] = width if width < of[2] else 0
+    return attention(
+        f.size("hidden_size"),
+        of,
+        bias=f.flag(row["bias"]),
+        out_bias=f.flag(bias),
+        fused=row["fused"],
+        out=row["out"],
+        **fields,
+    )
+
+
+def _feed(f: Figures, row: Family, routed: bool) -> Mixer:
+    """Return the experts or the feed-forward of one kind of layer."""
+    if routed and row["experts"] is not None:
+        made = row["experts"]
+        return experts(f, **made) if isinstance(made, Mapping) else made(f)
+    hidden, size = f.size("hidden_size"), row["mlp_size"]
+    if row["widening"]:
+        size = (f.optional(size) if isinstance(size, str) and size else None) or row["widening"] * hidden
+    return feedforward(
+        hidden,
+        f.size(size) if isinstance(size, str) else size,
+        row["activation"] or f.text(row["act"]),
+        bias=f.flag(row["mlp_bias"]),
+        gated=row["gated"],
+        names=row["mlp"],
+        fused=row["mlp_fused"],
+    )
+
+
+def numerics_of(
+    config: Config,
+    *,
+    dropout: Mapping[str, str] | None = None,
+    dropout_default: float = 0.0,
+    softcap: str = "",
+    logit_cap: str = "",
+    wide_stream: str = "",
+    **fields: Any,
+) -> Numerics:
+    """Return what a class computes in a width or a place of its own.
+
+    Args:
+        config: The parsed `config.json`.
+        dropout: The config's key of the probability at each place (see `Numerics.dropout`).
+        dropout_default: The class's default of all of them.
+        softcap: The config's key of the bound on scores, null for none.
+        logit_cap: The config's key of the bound on logits, null for none.
+        wide_stream: The config's key that says whether the residual stream is fp32, true unless stated.
+        fields: Fields of `Numerics` that hold for every config.
+    """
+    return Numerics(
+        dropout=tuple(p for p, key in (dropout or {}).items() if config.get(key, dropout_default)),
+        softcap=bool(softcap) and config.get(softcap, True) is not None,
+        logit_cap=bool(logit_cap) and config.get(logit_cap, True) is not None,
+        wide_stream=bool(wide_stream) and bool(config.get(wide_stream, True)),
+        **fields,
+    )
