@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from finegauge.model.families import architecture, supported_model_types
+from tests.oracle.configs import CONFIGS
 
 # Parameters of the transformers 5.23 class built from its own defaults, on the meta device.
 BY_DEFAULT = {
@@ -252,7 +253,8 @@ def test_parameters_of_models_with_code_of_their_own(num_parameters: int, config
 def test_every_type_is_counted_somewhere_here() -> None:
     counted = {*BY_DEFAULT, *(config.get("model_type") for _, config in BY_FIGURES)}
     same_as_another = {"blackmamba", "deepseek", "deepseek_v2", "kimi_k2", "phi4"}
-    assert set(supported_model_types()) <= counted | same_as_another
+    by_the_oracle = {config["model_type"] for config in CONFIGS.values()}
+    assert set(supported_model_types()) <= counted | same_as_another | by_the_oracle
 
 
 def test_deepseek_v2_lite_and_deepseek_moe() -> None:
