@@ -27,6 +27,7 @@ SCHEMA_VERSION = 1
 KIND = "finegauge device profile"
 DIRECTIONS = ("forward", "backward", "backward_frozen", "backward_first", "update", "transfer")
 
+NF4_INFERENCE = "nf4_linear_inference"  # read only on processors with AVX512-BF16: see `repacks_4bit`
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send")
 
 OPERATORS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -37,6 +38,7 @@ OPERATORS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "lora_linear": ("rows", "n", "k", "rank"),  # PEFT's module: frozen linear, trained adapter
         "nf4_linear": ("rows", "n", "k"),  # bitsandbytes' module: dequantise, then multiply
         "nf4_dequantise": ("n", "k"),
+        NF4_INFERENCE: ("rows", "n", "k"),  # the module in inference, where it repacks its weights
         # attention, after the rotation and before the output projection
         "attention_sdpa": ("sequences", "seq_len", "heads", "kv_heads", "head_dim"),
         "attention_eager": ("sequences", "seq_len", "heads", "kv_heads", "head_dim"),
@@ -132,6 +134,11 @@ class DeviceProfile(NamedTuple):
     host: Mapping[str, float]  # seconds, by the names of HOST_COSTS
     fingerprint: Mapping[str, str]  # cpu or gpu, driver, library versions, date
     notes: tuple[str, ...] = ()  # what could not be measured, and why
+
+    @property
+    def repacks_4bit(self) -> bool:
+        """Return whether bitsandbytes repacks 4-bit weights for inference on this device."""
+        return any(one.operator == NF4_INFERENCE for one in self.readings)
 
     def select(self, operator: str, dtype: str, direction: str) -> tuple[Reading, ...]:
         """Return the readings of one operator in one dtype and direction, in the order of the file."""

@@ -128,6 +128,12 @@ def is_cpu(name: str | None) -> bool:
     return name is not None and is_file(name) and gpu(name).architecture == CPU
 
 
+def repacks_4bit(name: str | None) -> bool:
+    """Return whether `name` is the profile of a processor for which bitsandbytes repacks 4-bit weights."""
+    measured = gpu(name).measured if name is not None and is_cpu(name) else None
+    return measured is not None and measured.repacks_4bit
+
+
 def known_gpu(name: str) -> GpuSpec | None:
     """Return the GPU called `name`, or None if the catalogue has none; no file is read by that name."""
     outer, _, inner = name.rstrip(" )").partition("(")  # "A100 (80GB)", "NVIDIA Blackwell GPU (GB200)"

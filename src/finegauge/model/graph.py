@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from finegauge.catalogue.frameworks import framework_of
-from finegauge.catalogue.gpus import is_cpu
+from finegauge.catalogue.gpus import is_cpu, repacks_4bit
 from finegauge.errors import FieldError
 from finegauge.model.adapters import targets_of
 from finegauge.model.attention import attention, latent_attention
@@ -39,7 +39,7 @@ from finegauge.model.ssm import linear_attention, mamba1, mamba2
 from finegauge.model.traced import Traced, traced
 from finegauge.model.weights import Weights, weights_of
 from finegauge.run.field import version_numbers
-from finegauge.run.rules import ATTENTION_KERNELS, PPO_EPOCHS, SERVING, micro_steps
+from finegauge.run.rules import ATTENTION_KERNELS, INFERENCE, PPO_EPOCHS, micro_steps
 from finegauge.run.run import Run
 
 
@@ -252,6 +252,7 @@ def lowering_of(run: Run) -> Lowering:
         masked_windows=_masked_windows(model, run.seq_len) if implemented == "sdpa" else (),
         repeats_keys=implemented == "eager" or (implemented == "sdpa" and version < GROUPED_SDPA_SINCE),
         on_cpu=is_cpu(run.gpu),
+        repacks=quantized.startswith("nf4") and run.phase in INFERENCE and repacks_4bit(run.gpu),
         chunks_kept=run.loss == "chunked" and framework.keeps_loss_chunks,
         litgpt=litgpt,
         unpacks_in_torch=quantized.startswith("gptq") and not framework.fuses_gptq,
@@ -391,7 +392,7 @@ def _mixer(tape: Tape, mixer: Mixer) -> None:
 def step_flops(run: Run, graph: Graph, extents: Extents) -> float:
     """Return the FLOPs of one step whose average micro-batch is `extents`."""
     forward, both = graph.forward_flops(extents), graph.model_flops(extents)
-    if run.phase in ("evaluate", *SERVING):
+    if run.phase in INFERENCE:
         one = forward
     elif run.phase == "dpo":
         one = both + forward

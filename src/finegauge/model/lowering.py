@@ -62,6 +62,7 @@ class Lowering(NamedTuple):
     masked_windows: tuple[int, ...]  # windows that sdpa is given as a mask: no longer than the sequences
     repeats_keys: bool  # keys and values are copied for every query head that shares them
     on_cpu: bool = False  # the kernels are a processor's
+    repacks: bool = False  # 4-bit weights lie as bitsandbytes' kernel for inference on AVX512-BF16 reads them
     chunks_kept: bool = False  # of the logits, of which a chunked loss widens one at a time (torchtune)
     litgpt: bool = False  # litgpt's own code of the model, and its loop
     unpacks_in_torch: bool = False  # GPTQ weights are unpacked by PyTorch's kernels and kept for backward

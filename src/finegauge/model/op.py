@@ -139,5 +139,6 @@ class Op(NamedTuple):
     window: int | None = None
     enclosed: bool = False
     synchronises: bool = False  # its forward waits for the device (a data-dependent shape)
+    reads_4bit: bool = False  # a product with 4-bit weights as they are, none dequantised before
     heads: int = 0  # of attention: query heads
     generation: int = 2  # of an attention kernel

@@ -249,7 +249,8 @@ class Tape:
         weights = float(linear.in_features * linear.out_features * groups)
         folds = low.folds(linear, kind, part)
         if low.quantizes(kind):
-            self.ops.append(dequantised(low, part, weights, groups))
+            if not low.repacks:  # else the product reads 4-bit values itself
+                self.ops.append(dequantised(low, part, weights, groups))
         elif low.autocast and low.weight_bytes == 4 and not folds:
             self._weight_cast(part, weights)
         waiting = rows * beside * low.compute_bytes
@@ -281,12 +282,17 @@ class Tape:
         flops = per_token(2.0 * rows * k * n)
         moved = Poly(const=weights * c, token=rows * (k + n) * c)
         folds, quantized = low.folds(linear, kind, part), low.quantizes(kind)
+        repacked = quantized and low.repacks
         unpacked = quantized and low.unpacks_in_torch  # then, and folded, it is a copy that is kept
         copy = weights * c if folds or unpacked else 0.0
         passes = 2 if low.weights_train or folds else 1  # a folded weight has a gradient of its own
         launches = float(groups) if kind == "experts" and low.experts == "eager" else 1.0
         calls = launches if quantized else 0.0
-        buffer = weights / launches * c * (2 if low.litgpt else 1) if quantized and not unpacked else 0.0
+        buffer = (
+            weights / launches * c * (2 if low.litgpt else 1)
+            if quantized and not (unpacked or repacked)
+            else 0.0
+        )
         trained, made = self._weight_gradients(linear, groups, kind)
         unkept = 0.0 if keeps else rows * k * c
         around = rows * (k + n) * c + waiting
@@ -304,6 +310,7 @@ class Tape:
             gradient_bytes=trained,
             keeps_input=0 < keeps <= k * c and low.activation_bytes == c,
             dtype=low.product_dtype(kind),
+            reads_4bit=repacked,
         )
 
     def _weight_gradients(self, linear: Linear, groups: int, kind: str) -> tuple[float, float]:

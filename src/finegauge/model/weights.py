@@ -76,6 +76,9 @@ def temporary_bytes(optimizer: str, tensors: Iterable[Trained]) -> float:
 
 
 QUANTIZED_BLOCK, NESTED_BLOCK = 64, 256
+REPACKED = (
+    "nf4, repacked"  # either form of NF4, as bitsandbytes' kernel for inference on AVX512-BF16 reads it
+)
 CODE_BYTES = 16 * 4  # the sixteen values of NF4, per tensor
 NESTED_CODE_BYTES = 256 * 4 + 4  # the values of 8-bit scales and their offset, per tensor
 
@@ -101,10 +104,11 @@ def weights_of(
     """Return the bytes that `model` takes under `low`."""
     own: list[Trained] = []
     base = float(model.buffer_bytes)
+    form = REPACKED if low.repacks else low.quantized
     plain = 4.0 if upcast and low.quantized else float(low.weight_bytes)
     for tensor, count in _all_tensors(model):
         quantized = low.quantizes(tensor.kind)
-        base += count * (quantized_bytes(low.quantized, tensor) if quantized else tensor.size * plain)
+        base += count * (quantized_bytes(form, tensor) if quantized else tensor.size * plain)
         if (low.weights_train and tensor.kind != "fixed") or _is_extra(tensor, trainable_extra):
             own.append(Trained(tensor.shape, low.weight_bytes, count))
             if low.lora_rank:  # PEFT trains a copy and keeps the original beside it
@@ -139,14 +143,17 @@ def quantized_bytes(form: str, tensor: Tensor) -> float:
     """Return the bytes of one tensor as its quantiser holds it.
 
     bitsandbytes packs two values to a byte and adds a scale per block of 64, fp32 or 8-bit
-    with an fp32 scale per 256 of those, and its code tables; fused experts count as the
-    matrices that an unfused model quantises one by one.
+    with an fp32 scale per 256 of those, and its code tables. Repacked for inference on
+    AVX512-BF16 the scales are bf16. Fused experts count as the matrices that an unfused
+    model quantises one by one.
     """
     matrices = 1
     if tensor.kind == "experts" and len(tensor.shape) == 3:
         matrices = tensor.shape[0] * (2 if "gate_up" in tensor.name else 1)
     size = tensor.size // matrices
     blocks = ceil(size / QUANTIZED_BLOCK)
+    if form == REPACKED:
+        return matrices * float(ceil(size / 2) + 2 * blocks + CODE_BYTES)
     if form == "nf4":
         return matrices * float(ceil(size / 2) + 4 * blocks + CODE_BYTES)
     if form == "nf4_dq":

@@ -342,19 +342,28 @@ def _whole_or_memory(run: Run) -> Prediction:
 @contextmanager
 def _unmeasured_cpu() -> Iterator[str]:
     """Yield a device profile of this machine's processor in which nothing but its memory is known."""
-    from finegauge.catalogue.device_profile import KIND, SCHEMA_VERSION
+    from finegauge.catalogue.device_profile import KIND, NF4_INFERENCE, SCHEMA_VERSION
     from finegauge.catalogue.tables import write_document
 
     memory_bytes = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    nothing = {
-        "operator": "add", "dtype": "fp32", "direction": "forward", "sizes": {"rows": 1, "width": 1},
-        "seconds": 1.0,
-    }  # fmt: skip
+    stub = {"dtype": "fp32", "direction": "forward", "seconds": 1.0}
+    readings = [{"operator": "add", "sizes": {"rows": 1, "width": 1}, **stub}]
+    if has_avx512_bf16():
+        readings.append({"operator": NF4_INFERENCE, "sizes": {"rows": 1, "n": 1, "k": 1}, **stub})
     profile = {
         "kind": KIND, "schema_version": SCHEMA_VERSION, "name": "this processor", "device": "cpu",
-        "memory_bytes": memory_bytes, "usable_bytes": memory_bytes, "readings": [nothing], "host": {},
+        "memory_bytes": memory_bytes, "usable_bytes": memory_bytes, "readings": readings, "host": {},
     }  # fmt: skip
     with TemporaryDirectory(prefix="finegauge-") as folder:
         path = os.path.join(folder, "cpu.json")
         write_document(profile, path)
         yield path
+
+
+def has_avx512_bf16() -> bool:
+    """Return whether this machine's processor multiplies in bf16, as Linux tells its features."""
+    try:
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+            return any("avx512_bf16" in line.split() for line in file)
+    except OSError:
+        return False

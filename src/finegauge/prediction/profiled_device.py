@@ -13,7 +13,7 @@ from functools import partial
 from math import exp, log, prod
 from typing import TYPE_CHECKING, NamedTuple
 
-from finegauge.catalogue.device_profile import DeviceProfile, Reading
+from finegauge.catalogue.device_profile import NF4_INFERENCE, DeviceProfile, Reading
 from finegauge.catalogue.gpus import CPU, GpuSpec
 from finegauge.errors import UnsupportedError
 from finegauge.model.attention import ROTARY_BYTES
@@ -106,7 +106,7 @@ def _router(s: Sizes, _: float, passes: float) -> Work:
 
 
 _SPECIAL: Mapping[str, Callable[[Sizes, float, float], Work]] = {
-    **dict.fromkeys(("linear", "grouped_linear", "nf4_linear"), _product),
+    **dict.fromkeys(("linear", "grouped_linear", "nf4_linear", NF4_INFERENCE), _product),
     "adapter": _adapter,
     "attention_sdpa": partial(_attention_work, eager=False),
     "attention_eager": partial(_attention_work, eager=True),
@@ -348,20 +348,23 @@ class ProfiledDevice:
             direction = BACKWARD if len(cost.gemms) > 1 else FIRST if op.gradient_bytes else FROZEN
         rows = gemm.rows_per_token * extents.tokens
         looped = gemm.groups > 1 and op.forward.launches >= gemm.groups
+        linear = NF4_INFERENCE if op.reads_4bit else "linear"
         if looped:
             sizes = {"rows": rows / gemm.groups, "n": gemm.n, "k": gemm.k}
             slices = self._slices(op, gemm) if backward and op.gradient_bytes else 0.0
-            return gemm.groups * self._matrix("linear", op.dtype, direction, sizes) + slices
+            return gemm.groups * self._matrix(linear, op.dtype, direction, sizes) + slices
         sizes = {"rows": rows, "n": gemm.n, "k": gemm.k}
         if gemm.groups > 1:
             return self._matrix("grouped_linear", op.dtype, direction, {**sizes, "groups": gemm.groups})
-        return self._matrix("linear", op.dtype, direction, sizes)
+        return self._matrix(linear, op.dtype, direction, sizes)
 
     def _matrix(self, operator: str, dtype: str, direction: str, sizes: Sizes) -> float:
         """Return the seconds of a matrix product, which every profile has readings of."""
         found = self.readings.seconds(operator, dtype, direction, sizes)
         if found is None and direction == FIRST:
             return self._matrix(operator, dtype, FROZEN, sizes)
+        if found is None and operator == NF4_INFERENCE:
+            return self._matrix("linear", dtype, direction, sizes)
         if found is None and operator == "grouped_linear":
             groups = sizes["groups"]
             one = {"rows": sizes["rows"] / groups, "n": sizes["n"], "k": sizes["k"]}

@@ -37,6 +37,7 @@ DATA_DEGREES = ("data_parallel_replicate", "data_parallel_shard")
 
 GENERATING = ("ppo", "grpo", "decode")
 SERVING = ("prefill", "decode")
+INFERENCE = ("evaluate", *SERVING)  # phases that train nothing
 PAIRED = ("reward", "dpo")
 COMPARING = ("reward", "dpo", "ppo", "grpo")
 PPO_EPOCHS = 4  # updates on every rollout: the default of TRL's last PPO trainer

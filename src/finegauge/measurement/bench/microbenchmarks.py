@@ -9,7 +9,7 @@ from time import perf_counter
 
 import torch
 
-from finegauge.catalogue.device_profile import DeviceProfile, Reading
+from finegauge.catalogue.device_profile import NF4_INFERENCE, DeviceProfile, Reading
 from finegauge.errors import UnsupportedError
 from finegauge.measurement.bench.collectives import collective_readings
 from finegauge.measurement.bench.host_overhead import host_costs
@@ -17,6 +17,7 @@ from finegauge.measurement.bench.operators import ADAPTERS, OPERATORS
 from finegauge.measurement.bench.points import Point, asked_points, compute_dtypes, default_points, in_turns
 from finegauge.measurement.bench.timing import Bench, Timing, copy_timing, timed, update_timing
 from finegauge.measurement.device import device_name, fingerprint
+from finegauge.measurement.models.quantization import repacks_for_inference
 from finegauge.run.run import Run
 
 LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -191,7 +192,8 @@ def _points(runs: Sequence[Run], device: str, dtype: str) -> list[Point]:
     points = {(point.operator, *point.sizes.items()): point for point in default_points(device)}
     for point in asked_points(runs, dtype):
         points.setdefault((point.operator, *point.sizes.items()), point)
-    return list(points.values())
+    repacked = repacks_for_inference(torch.device(device))
+    return [point for point in points.values() if repacked or point.operator != NF4_INFERENCE]
 
 
 def _readings(bench: Bench, dtype: str, point: Point, notes: list[str]) -> list[Reading]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (everybody's name for it)
 
+from finegauge.catalogue.device_profile import NF4_INFERENCE
 from finegauge.measurement.bench.timing import Bench, Use
 
 ALL = ("backward", "backward_frozen", "backward_first")
@@ -340,6 +341,18 @@ def _quantised(bench: Bench, n: int, k: int) -> Any:
     return module.to(bench.device)
 
 
+def _nf4_linear_inference(bench: Bench, *, rows: int, n: int, k: int) -> Use:
+    """Return the same module out of training, its weights repacked by the first call."""
+    module, x = _quantised(bench, n, k).eval(), bench.rows(1, rows, k)
+
+    def forward() -> Tensor:
+        with torch.no_grad():
+            output: Tensor = module(x.detach())
+            return output
+
+    return Use(forward, (x,))
+
+
 def nf4_dequantise(bench: Bench, *, n: int, k: int) -> Use:
     """Return the dequantisation of one weight."""
     from bitsandbytes.functional import dequantize_4bit
@@ -361,4 +374,5 @@ ADAPTERS: Mapping[str, Operator] = {
     "lora_linear": Operator(lora_linear, ("backward", "backward_first"), _adapted_flops),
     "nf4_linear": Operator(nf4_linear, ("backward_frozen",), _adapted_flops),
     "nf4_dequantise": Operator(nf4_dequantise, ()),
+    NF4_INFERENCE: Operator(_nf4_linear_inference, (), _adapted_flops),
 }

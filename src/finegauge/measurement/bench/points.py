@@ -9,7 +9,9 @@ from itertools import product
 from math import ceil
 from typing import NamedTuple
 
+from finegauge.catalogue.device_profile import NF4_INFERENCE
 from finegauge.data.batch_shape import shape
+from finegauge.measurement.models.quantization import repackable
 from finegauge.model.blocks import (
     Architecture,
     Attention,
@@ -20,7 +22,7 @@ from finegauge.model.blocks import (
     Norm,
 )
 from finegauge.model.graph import Graph, build
-from finegauge.run.rules import GENERATING, answer_tokens
+from finegauge.run.rules import GENERATING, INFERENCE, answer_tokens
 from finegauge.run.run import Run
 
 GOLDEN_RATIO = 0.618034
@@ -82,6 +84,7 @@ def _products(scale: int, device: str) -> Iterator[Point]:
         yield _product("lora_linear", scale, rows, n, k, rank=rank)
     for rows, width in product((32, 512), (64, 256, 1024)):
         yield _product("nf4_linear", scale, rows, width, width)
+        yield _product(NF4_INFERENCE, scale, rows, width, width)
     for width in (64, 256, 1024):
         yield Point("nf4_dequantise", {"n": width * scale, "k": width * scale})
 
@@ -232,6 +235,8 @@ def _projections(run: Run, projections: Sequence[Linear], rows: int) -> Iterator
             yield Point("lora_linear", {**plain.sizes, "rank": run.lora_rank})
         if run.weights_dtype.startswith("nf4"):
             yield Point("nf4_linear", plain.sizes)
+            if run.phase in INFERENCE and repackable(projection.out_features, projection.in_features):
+                yield Point(NF4_INFERENCE, plain.sizes)
 
 
 def _attention_points(run: Run, block: Attention, batch: Batch) -> Iterator[Point]:

@@ -9,6 +9,7 @@ SIZES = {
     "grouped_linear": {"rows": 8, "n": 8, "k": 16, "groups": 2},
     "lora_linear": {"rows": 4, "n": 8, "k": 16, "rank": 2},
     "nf4_linear": {"rows": 4, "n": 64, "k": 64},
+    "nf4_linear_inference": {"rows": 4, "n": 64, "k": 64},
     "nf4_dequantise": {"n": 64, "k": 64},
     "attention_sdpa": HEADS,
     "attention_eager": HEADS,

@@ -9,7 +9,8 @@ import torch
 from finegauge.errors import FieldError, UnsupportedError
 from finegauge.measurement.options import Options
 from finegauge.measurement.phases.choice import phase_of
-from tests.unit.measurement.phases.tiny import CPU, LLAMA, MIXTRAL, Stages, tiny_run
+from tests.unit.measurement.phases.tiny import CPU, LLAMA, MIXTRAL, WIDE, Stages, tiny_run
+from tests.unit.measurement.processors import set_avx512_bf16
 
 TRAINED = ["data", "forward", "backward", "optimizer"]
 SCORED = ["data", "scoring", "forward", "backward", "optimizer"]
@@ -25,24 +26,28 @@ STAGES = [
     ({"phase": "prefill"}, ["data", "prefill"], {"policy"}),
     ({"phase": "decode", "max_new_tokens": 4}, ["data", "prefill", "decode"], {"policy"}),
 ]
-METHODS: list[tuple[dict[str, Any], bool]] = [
-    ({"method": "full"}, False),
-    ({"method": "lora"}, True),
-    ({"method": "qlora", "weights_dtype": "nf4_dq"}, True),
+METHODS: list[tuple[dict[str, Any], bool, bool]] = [
+    ({"method": "full"}, False, False),
+    ({"method": "lora"}, True, False),
+    ({"method": "qlora", "weights_dtype": "nf4_dq"}, True, False),
+    ({"method": "qlora", "weights_dtype": "nf4_dq"}, True, True),
 ]
 
 
-@pytest.mark.parametrize(("method", "adapters"), METHODS)
+@pytest.mark.parametrize(("method", "adapters", "avx512_bf16"), METHODS)
 @pytest.mark.parametrize(("fields", "stages", "models"), STAGES)
 def test_a_step_passes_its_stages(
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     method: dict[str, Any],
     adapters: bool,
     fields: dict[str, Any],
     stages: list[str],
     models: set[str],
+    avx512_bf16: bool,
 ) -> None:
-    run = tiny_run(tmp_path, micro_batch_size=2, **method, **fields)
+    set_avx512_bf16(monkeypatch, avx512_bf16)
+    run = tiny_run(tmp_path, WIDE, micro_batch_size=2, **method, **fields)
     phase, clock = phase_of(run, Options(), CPU), Stages()
     facts = phase.step(clock)
     assert list(dict.fromkeys(clock.names)) == stages

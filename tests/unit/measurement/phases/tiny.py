@@ -22,6 +22,7 @@ LLAMA = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
 }
+WIDE = {**LLAMA, "hidden_size": 64}  # linears that bitsandbytes can repack for inference
 MIXTRAL = {**LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
 
 
