@@ -1,6 +1,6 @@
 """FineGauge inside other programs: a callback for transformers and TRL, a server for assistants.
 
-from finegauge.callbacks import TrainerCallback
+from finegauge.integrations import TrainerCallback
 
 SFTTrainer(..., callbacks=[TrainerCallback(usd_per_hour=2.49)])
 """
@@ -16,7 +16,7 @@ __all__ = ["TrainerCallback"]
 def __getattr__(name: str) -> Any:
     """Return the public name, imported now: transformers is loaded by whoever asks for its callback."""
     if name != "TrainerCallback":
-        raise AttributeError(f"module 'finegauge.callbacks' has no attribute '{name}'")
+        raise AttributeError(f"module 'finegauge.integrations' has no attribute '{name}'")
     from finegauge.callbacks.trainer import TrainerCallback
 
     return TrainerCallback

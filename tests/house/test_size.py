@@ -1,4 +1,4 @@
-"""Modules stay under 400 lines and functions under 60, so that each can be read at one sitting."""
+"""Modules stay under 600 lines and functions under 80, so that each can be read at one sitting."""
 
 import ast
 from pathlib import Path
@@ -7,8 +7,8 @@ import pytest
 
 from tests.house.sources import MODULES, name_of, tree_of
 
-MAX_MODULE_LINES = 400
-MAX_FUNCTION_LINES = 60
+MAX_MODULE_LINES = 600
+MAX_FUNCTION_LINES = 80
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)

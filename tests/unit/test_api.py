@@ -19,9 +19,9 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = finegauge.nonsense
 
 
-def test_predict_is_callable_even_where_its_package_came_first() -> None:
+def test_predict_is_the_function_even_where_its_package_came_first() -> None:
     code = (
-        "import finegauge.predict, finegauge;"
+        "import finegauge.prediction, finegauge;"
         "run = finegauge.Run(model='llama-3-8b', method='qlora', gpu='A40');"
         "assert finegauge.predict(run).fits;"
         "from finegauge import predict;"

@@ -277,7 +277,7 @@ DIES = """
 import sys
 from pathlib import Path
 from transformers import DataCollatorForLanguageModeling, Trainer
-from finegauge.callbacks import TrainerCallback
+from finegauge.integrations import TrainerCallback
 from tests.unit.callbacks.tiny import arguments, model, tokens
 import torch
 class Dies(Trainer):
