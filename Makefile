@@ -15,7 +15,7 @@ MKDOCS = OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test slow golden oracle accuracy calibrate check format lint types layers coverage bench bench-peers readme docs docs-serve gallery space hooks clean
+.PHONY: help demo test test-core slow golden oracle accuracy calibrate check format lint types layers coverage bench bench-peers readme docs docs-serve gallery space hooks clean
 
 help:  ## list the recipes
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,6 +25,9 @@ demo: $(VENV)/.core  ## estimate the seed paper's runs on four GPUs, dense and s
 
 test: $(VENV)/.dev  ## run the tests (sets itself up)
 	@$(BIN)/pytest $(PYTEST_ARGS)
+
+test-core: .core-venv/.ready  ## the tests that need no torch, in under two minutes (sets itself up in .core-venv)
+	@OMP_NUM_THREADS=1 .core-venv/bin/pytest --core -q -n auto $(PYTEST_ARGS)
 
 slow: $(VENV)/.dev  ## many random requests to the page and its JSON interface, minutes of them
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q tests/unit/web/long.py $(PYTEST_ARGS)
@@ -99,7 +102,7 @@ hooks: $(VENV)/.dev  ## run ruff and mypy before every commit
 	@$(BIN)/pip install --quiet pre-commit && $(BIN)/pre-commit install
 
 clean:  ## remove the virtual environments and every cache
-	rm -rf $(VENV) .bench-venv .space-venv .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .core-venv .bench-venv .space-venv .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	rm -rf build dist src/*.egg-info
 	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} +
 
@@ -113,6 +116,11 @@ $(VENV)/.core: $(VENV)/bin/python pyproject.toml
 	@echo "Installing FineGauge into $(VENV) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	@$(BIN)/python -m compileall -q src/finegauge
+	@touch $@
+
+.core-venv/.ready: pyproject.toml
+	@"$(PYTHON)" -m venv .core-venv
+	@.core-venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev-core]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/bin/python pyproject.toml

@@ -3,13 +3,20 @@
 The suite reads and writes no file under the user's home: catalogue, cache and calibration are those that
 ship, with folders of their own for what a test stores.
 
+`--core` (`make test-core`) leaves out the files that import what is not installed, and the tests marked
+`extras` or `slow`, and counts them.
+
 With CI=true a skipped test fails the run, for it means that a tool is missing which CI should have
 installed. Two skips are right even there: no GPU, and no ../shared on a machine that has none.
 """
 
+import ast
 import os
 import shutil
 import tempfile
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,12 +27,56 @@ from tests.shared import SHARED
 settings.register_profile("finegauge", deadline=None)  # a busy machine is no failure
 settings.load_profile("finegauge")
 
+ROOT = Path(__file__).resolve().parents[1]
 HAS_GPU = shutil.which("nvidia-smi") is not None
 NO_GPU = "no NVIDIA GPU on this machine"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what is marked `gpu` where there is none."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--core`."""
+    parser.addoption("--core", action="store_true", help="only what the installed packages can run, quickly")
+
+
+@cache
+def missing_packages(path: Path) -> frozenset[str]:
+    """Return the packages that a file imports and that are not installed, through our own modules too.
+
+    In tests the imports of functions count as well.
+    """
+    missing: set[str] = set()
+    tree = ast.parse(path.read_text("utf-8"))
+    for node in ast.walk(tree) if path.is_relative_to(ROOT / "tests") else tree.body:
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
+        else:
+            continue
+        for name in names:
+            top = name.partition(".")[0]
+            if top in ("tests", "finegauge", "website"):
+                base = ROOT / ("src" if top == "finegauge" else "") / name.replace(".", "/")
+                file = base.with_suffix(".py")
+                missing |= missing_packages(file) if file.is_file() else frozenset()
+            elif find_spec(top) is None:
+                missing.add(top)
+    return frozenset(missing)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `--core`, leave out a file that imports what is not installed."""
+    if not config.getoption("--core"):
+        return None
+    file = collection_path / "conftest.py" if collection_path.is_dir() else collection_path
+    return True if file.suffix == ".py" and file.is_file() and missing_packages(file) else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip what is marked `gpu` where there is none; with `--core` deselect what is slow or needs extras."""
+    if config.getoption("--core"):
+        out = [item for item in items if item.get_closest_marker("slow") or item.get_closest_marker("extras")]
+        config.hook.pytest_deselected(items=out)
+        items[:] = [item for item in items if item not in set(out)]
     if HAS_GPU:
         return
     for item in items:

@@ -11,6 +11,8 @@ from finegauge.prediction.calibration import SHIPPED
 from finegauge.render.schemas import schema
 from tests.e2e.commands import MIXTRAL, finegauge, shell
 
+pytestmark = pytest.mark.extras
+
 OWN = (
     "id,source,model,method,gpu,attention,activation_checkpointing,packing,seq_len,micro_batch_size,step_time_s\n"
     "a,mine,qwen3-0.6b,full,A40,fa2,full,true,1024,1,0.9\n"

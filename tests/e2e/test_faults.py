@@ -22,6 +22,8 @@ from finegauge.run.run import Run
 from finegauge.store.journal import Trials
 from tests.e2e.processes import children, descendants, gone
 
+pytestmark = pytest.mark.extras
+
 FIGURES = {
     "model_type": "llama",
     "vocab_size": 128,

@@ -12,6 +12,8 @@ from finegauge.render.schemas import schema
 from finegauge.store.journal import Trials
 from tests.e2e.commands import ROOT, finegauge
 
+pytestmark = pytest.mark.extras
+
 SCHEMA = schema("measure")
 RUN_SCHEMA = schema("run-commands")
 TINY = str(ROOT / "examples" / "tiny_moe.yaml")

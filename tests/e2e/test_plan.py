@@ -132,6 +132,7 @@ def test_bad_input_is_one_line(arguments: tuple[str, ...], said: str) -> None:
     assert said in done.err
 
 
+@pytest.mark.extras
 def test_the_front_is_drawn(tmp_path: Path) -> None:
     path = tmp_path / "front.png"
     done = finegauge("plan", LORA, *FEW, "--figure", str(path))

@@ -20,6 +20,8 @@ from finegauge.store.journal import Journal
 from tests.e2e.commands import finegauge
 from tests.e2e.processes import descendants, gone
 
+pytestmark = pytest.mark.extras
+
 FIGURES = {
     "model_type": "llama",
     "vocab_size": 128,

@@ -66,6 +66,7 @@ def reported(*arguments: str) -> dict[str, list[str]]:
     return {"figures": [one["name"] for one in whole["figures"]], "written": whole["written"]}
 
 
+@pytest.mark.extras
 def test_a_run_as_a_page(tmp_path: Path) -> None:
     path = tmp_path / "made" / "report.html"
     done = finegauge("report", MATH, "-o", str(path))
@@ -82,6 +83,7 @@ def test_a_run_as_markdown_on_the_terminal() -> None:
     assert "### Sources" in done.out
 
 
+@pytest.mark.extras
 def test_one_figure_as_png_and_svg(tmp_path: Path) -> None:
     for name, head in (("a.png", b"\x89PNG"), ("a.svg", b"<?xml")):
         path = tmp_path / name
@@ -89,6 +91,7 @@ def test_one_figure_as_png_and_svg(tmp_path: Path) -> None:
         assert path.read_bytes().startswith(head)
 
 
+@pytest.mark.extras
 def test_a_folder_of_everything_about_a_kept_answer(tmp_path: Path) -> None:
     answer = tmp_path / "answer.json"
     answer.write_text(finegauge("explain", MATH, "--json").out, "utf-8")
@@ -177,6 +180,7 @@ def test_a_plan_found_now_and_one_that_was_kept_look_alike(tmp_path: Path) -> No
     assert names == ["cost", "memory", "time"]
 
 
+@pytest.mark.extras
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -18,6 +18,8 @@ from finegauge.cli.servers import HOST
 from tests.e2e.commands import finegauge
 from tests.e2e.processes import descendants, gone
 
+pytestmark = pytest.mark.extras
+
 RUN = {"run": {"model": "llama-3-8b", "method": "qlora", "gpu": "A40"}}
 
 

@@ -21,6 +21,7 @@ def _profiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(profile(), shelf_path("cpu"))
 
 
+@pytest.mark.extras
 @pytest.mark.usefixtures("_profiled")
 def test_an_unseen_configuration_is_measured_and_its_memory_is_as_predicted() -> None:
     done = finegauge("validate", "--here", "--num", "1", "--steps", "3", "--json")

@@ -12,6 +12,8 @@ from tests.golden.tables import rows
 from tests.golden.xia2024_figures import SHIPPED, as_csv
 from tests.shared import needs_shared
 
+pytestmark = pytest.mark.extras
+
 ISSUE_ITEMS = {
     *(f"table-{n}" for n in range(1, 5)),
     *(f"fig-{n}" for n in (2, 3, 4, 5, 6, 8, 9, 10, 11, 13, 14, 15)),

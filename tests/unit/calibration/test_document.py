@@ -13,6 +13,8 @@ from finegauge.prediction.calibration import DATASHEET, SHIPPED, VARIABLE, curre
 from finegauge.prediction.predictor import predict
 from tests.unit.calibration.measured import run_of, sweep
 
+pytestmark = pytest.mark.extras
+
 
 @pytest.fixture(scope="module")
 def content() -> dict[str, Any]:

@@ -9,6 +9,8 @@ from finegauge.prediction.calibration import DATASHEET, Calibration
 from finegauge.prediction.predictor import predict
 from tests.unit.calibration.measured import SILENT, row, run_of, sweep, timed
 
+pytestmark = pytest.mark.extras
+
 TRUTH = DATASHEET._replace(
     sustained_fraction=DATASHEET.sustained_fraction * 0.85, launch_s=DATASHEET.launch_s * 1.5
 )

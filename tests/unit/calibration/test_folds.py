@@ -18,6 +18,7 @@ from finegauge.prediction.calibration import DATASHEET
 from tests.unit.calibration.measured import sweep
 
 
+@pytest.mark.extras
 def test_a_source_is_judged_by_constants_that_have_not_seen_it() -> None:
     honest = sweep(DATASHEET, "honest")
     rows = [*honest, *sweep(DATASHEET, "slow", times=2.0)]
@@ -66,6 +67,7 @@ def test_memory_is_compared_by_the_rows_metric() -> None:
     assert residual.log_ratio == pytest.approx(0.0, abs=1e-9)
 
 
+@pytest.mark.extras
 def test_few_sources_keep_the_intervals_they_began_with() -> None:
     tables = [sweep(DATASHEET, f"s{n}", times=1 + n / 4)[:4] for n in range(MIN_SOURCES)]
     ticks: list[int] = []

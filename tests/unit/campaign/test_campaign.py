@@ -129,6 +129,7 @@ class Slow(SaidEngine):
         return super().answer(cell)
 
 
+@pytest.mark.slow
 def test_kill_minus_nine_at_twenty_random_points_loses_and_doubles_nothing(tmp_path: Path) -> None:
     sizes = ", ".join(map(str, range(1, 61)))
     sweep = read_sweep(

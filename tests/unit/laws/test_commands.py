@@ -10,6 +10,8 @@ from finegauge.render.schemas import schema
 from tests.e2e.commands import MIXTRAL, finegauge
 from tests.unit.laws.sweeps import AFFINE, followed
 
+pytestmark = pytest.mark.extras
+
 SCHEMA = schema("calibrate-law")
 
 

@@ -7,6 +7,8 @@ from finegauge.laws.fit import LEAST_SQUARES, ROBUST, Objective, fit
 from finegauge.laws.law import FORMS, Condition, cost_usd, form
 from tests.unit.laws.sweeps import AFFINE, capacities, followed
 
+pytestmark = pytest.mark.extras
+
 TRUE = {
     "affine": AFFINE,
     "xia-eq2": {"C2": 0.3, "C3": 1.8, "C4": 0.4},

@@ -14,6 +14,8 @@ from finegauge.prediction.predictor import predict
 from finegauge.run.run import Run
 from tests.unit.laws.sweeps import AFFINE, capacities, followed
 
+pytestmark = pytest.mark.extras
+
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -139,6 +139,7 @@ class TestCache:
         with pytest.raises(UnsupportedError, match="finegauge trace"):
             architecture({**CONFIG, "hidden_size": 16})
 
+    @pytest.mark.extras
     @pytest.mark.parametrize(
         ("content", "sentence"),
         [

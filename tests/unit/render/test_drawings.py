@@ -30,6 +30,8 @@ from finegauge.run.run import Run
 from finegauge.units import GIB, HOUR_S
 from tests.e2e.commands import EXAMPLES
 
+pytestmark = pytest.mark.extras
+
 DIMENSIONS = ("SpeedUp", "MemoryUp", "EnergyUp")
 SIGNED = b"\x89PNG"
 

@@ -35,6 +35,7 @@ def without_experts() -> dict[Trial, Profile]:
     return found
 
 
+@pytest.mark.extras
 def test_all_findings_hold_where_they_should() -> None:
     whole = measured_findings.findings_of(profiles(), tunings())
     assert [row[-1] for row in whole.items[0].rows] == ["yes"] * 7
@@ -55,6 +56,7 @@ def test_a_finding_that_does_not_hold_says_so(judge: Callable[[Any], Any], given
     assert judge(given).holds is False
 
 
+@pytest.mark.extras
 def test_the_affine_law_is_found_again() -> None:
     item = measured_findings.throughput(profiles()).item
     slope = 1e3 * (SEQUENCE_S["dense"] - SEQUENCE_S["sparse"]) / 0.75
@@ -65,6 +67,7 @@ def test_the_affine_law_is_found_again() -> None:
         assert isinstance(log_law, float)
 
 
+@pytest.mark.extras
 def test_time_that_others_had_is_taken_out_and_told() -> None:
     quiet, busy = (measured_findings.modes(profiles(waited_fraction=w)).item.rows[0] for w in (0.0, 0.75))
     optimizer_s = 1e-3 * 0.75  # does not wait in these profiles, so three quarters of it go
@@ -130,6 +133,7 @@ def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measured_findings, "tunings", lambda options, *, told: tunings())
 
 
+@pytest.mark.extras
 @pytest.mark.usefixtures("_recorded")
 def test_the_command_prints_and_draws(tmp_path: Path) -> None:
     done = finegauge("reproduce", "xia2024", "--measured", "-o", str(tmp_path))
@@ -145,6 +149,7 @@ def test_the_command_prints_and_draws(tmp_path: Path) -> None:
     assert "measured again" in page
 
 
+@pytest.mark.extras
 @pytest.mark.usefixtures("_recorded")
 def test_json_follows_the_schema() -> None:
     document = json.loads(finegauge("reproduce", "xia2024", "--measured", "--json").out)

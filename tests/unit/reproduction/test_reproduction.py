@@ -15,6 +15,8 @@ from finegauge.render.terminal import WIDTH, visible_width
 from finegauge.reproduction.published import MEASURED, OURS, Panel, Series, claim, error_text, figures, value
 from tests.e2e.commands import Done, finegauge
 
+pytestmark = pytest.mark.extras
+
 SCHEMA = schema("reproduce")
 
 

@@ -16,6 +16,8 @@ from finegauge.web.controls import controls
 from finegauge.web.form import LENGTH_FIELDS, State, state_of, token_of
 from finegauge.web.response_cache import Reply
 
+pytestmark = pytest.mark.extras
+
 HOSTILE = "\"><script>alert(1)</script><img src=x onerror='alert(2)'>"
 CONFIG = '{"model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, \
 "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1000}'

@@ -13,6 +13,8 @@ from finegauge.web.limits import RefusedError
 from finegauge.web.response_cache import Kept, Reply, key_of
 from finegauge.web.workers import Lane, Workers
 
+pytestmark = pytest.mark.extras
+
 QUICK = Lane("questions", 1, 1, 0.3, 503, 1)
 SEARCHES = Lane("searches", 1, 0, 20.0, 429, 5)
 

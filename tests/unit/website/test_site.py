@@ -15,6 +15,8 @@ from finegauge.cli import COMMANDS, root
 from tests.house.sources import ROOT
 from website import commands, equations, gallery, outputs
 
+pytestmark = pytest.mark.extras
+
 LOADING = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "link": "href"}
 CONCEPTS = ("memory", "time", "cost", "several-gpus", "uncertainty")
 
