@@ -1,25 +1,139 @@
-"""Safe reading of every file that a user gives: YAML, JSON, TOML, text, with limits on size and depth."""
+"""Files that users give, read safely, and files written whole or not at all.
+
+Of YAML, JSON and TOML come plain values and nothing else: mappings, lists, text, numbers, true, false and
+null. YAML is read as a stream of events with limits on depth and size, so that a bomb of aliases or of
+brackets is refused while it is being read. A number such as 2e-4 is a number, as LLaMA-Factory and
+torchtune read it and PyYAML does not.
+"""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from stat import S_ISREG
 from typing import Any
 
-from finegauge.errors import FileFormatError, did_you_mean, shown
+from finegauge.errors import FileFormatError, InputError, did_you_mean, shown
 
+MAX_BYTES = 2_000_000  # of a run file or a launcher's
+MAX_DOCUMENT_BYTES = 5_000_000  # of rows, configurations and device profiles
 MAX_DEPTH = 24
 MAX_VALUES = 20_000
 MAX_ALIASES = 200
 
+_CONTROLS = frozenset(map(chr, range(32))) - {"\t", "\n", "\r"}
 _WORDS: dict[str, Any] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL")),
     **dict.fromkeys(("true", "True", "TRUE", "yes", "Yes", "YES", "on", "On", "ON"), True),
     **dict.fromkeys(("false", "False", "FALSE", "no", "No", "NO", "off", "Off", "OFF"), False),
-    **{sign + word: float(sign + "inf") for sign in ("", "+", "-") for word in (".inf", ".Inf", ".INF")},
+    **dict.fromkeys((".inf", ".Inf", ".INF", "+.inf", "+.Inf", "+.INF"), float("inf")),
+    **dict.fromkeys(("-.inf", "-.Inf", "-.INF"), float("-inf")),
     **dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")),
 }
 _NUMERALS = frozenset("0123456789+-.eE_")
-_PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "seq", "map")}
+_FRACTION = frozenset(".eE")
+_TAG = "tag:yaml.org,2002:"
+_PLAIN_TAGS = ("str", "int", "float", "bool", "null", "seq", "map")
+
+
+def home() -> str:
+    """Return the folder of the user's own catalogue files; it need not exist."""
+    return os.environ.get("FINEGAUGE_HOME") or os.path.join(os.path.expanduser("~"), ".config", "finegauge")
+
+
+def cache_path(*parts: str) -> str:
+    """Return a path in the folder of what can be made anew: $FINEGAUGE_CACHE_DIR or ~/.cache/finegauge."""
+    base = os.environ.get("FINEGAUGE_CACHE_DIR")
+    return os.path.join(base or os.path.join(os.path.expanduser("~"), ".cache", "finegauge"), *parts)
+
+
+def read_text(path: str, max_bytes: int = MAX_BYTES) -> str:
+    """Return the UTF-8 text of a small regular file.
+
+    Raises: FileFormatError if it is missing, unreadable, too large, or not text.
+    """
+    name = os.path.basename(path)
+    try:
+        status = os.stat(path)
+        if not S_ISREG(status.st_mode):
+            raise FileFormatError(f"{shown(path)} is not a file.")
+        if status.st_size > max_bytes:
+            raise FileFormatError(
+                f"{name} is {status.st_size / 1e6:,.1f} MB; FineGauge reads at most {max_bytes / 1e6:.0f} MB."
+            )
+        with open(path, "rb") as file:
+            text = file.read(max_bytes).decode("utf-8-sig")
+    except FileNotFoundError:
+        raise FileFormatError(f"No file {shown(path)}.{_neighbours(path)}") from None
+    except UnicodeDecodeError as error:
+        raise FileFormatError(
+            f"{name} is not UTF-8 text (byte {error.start:,}); save it as UTF-8 YAML or JSON."
+        ) from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "the name is not a path"
+        raise FileFormatError(f"{shown(path)} cannot be read: {reason}.") from None
+    if odd := _CONTROLS.intersection(text):
+        first = min(odd, key=text.index)
+        raise FileFormatError(
+            f"{name} is binary, not YAML or JSON: it holds the control character {ord(first):#04x}."
+        )
+    return text
+
+
+def _neighbours(path: str) -> str:
+    """Return " Did you mean …" for files of the same folder."""
+    try:
+        return did_you_mean(os.path.basename(path), os.listdir(os.path.dirname(path) or ".")[:1000])
+    except (OSError, ValueError):
+        return ""
+
+
+def read_document(path: str) -> Any:
+    """Return what a JSON file, or else a YAML file, holds.
+
+    Raises: FileFormatError if it is missing, too large, not text, or not YAML or JSON.
+    """
+    text = read_text(path, MAX_DOCUMENT_BYTES)
+    if not path.endswith(".json"):
+        return parse_yaml(text, path)
+    import json
+
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        reason = str(error).splitlines()[0] if str(error) else "nested too deeply"
+        raise FileFormatError(f"{path} cannot be read: {reason}.") from None
+
+
+def write_document(content: Mapping[str, Any], path: str) -> None:
+    """Write `content` as JSON, whole or not at all.
+
+    Raises: InputError if the file cannot be written.
+    """
+    import json
+
+    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
+    try:
+        write_whole(path, f"{text}\n".encode())
+    except OSError as error:
+        raise InputError(f"Cannot write {shown(path)}: {error.strerror or error}.") from None
+
+
+def write_whole(path: str, content: bytes) -> None:
+    """Write a file in one step, so that no reader meets half of it; its folder is made where missing.
+
+    Raises: OSError.
+    """
+    unfinished = f"{path}.{os.getpid()}.part"
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    try:
+        with open(unfinished, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    except OSError:
+        if os.path.exists(unfinished):
+            os.remove(unfinished)
+        raise
 
 
 def parse_yaml(text: str, name: str) -> Any:
@@ -27,44 +141,30 @@ def parse_yaml(text: str, name: str) -> Any:
 
     Raises: FileFormatError in one sentence, for text that is neither or that is refused.
     """
-    value = _load_json(text) if text.lstrip()[:1] == "{" else None
-    return _load_yaml(text, name) if value is None else value
+    if text.lstrip()[:1] == "{":
+        import json
 
-
-def _load_yaml(text: str, name: str) -> Any:
-    """Return the value of YAML `text`, read event by event."""
+        try:
+            return json.loads(text, object_pairs_hook=_unique)
+        except (ValueError, RecursionError):
+            pass  # the YAML reader judges it, and names a repeated key
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         return _Builder(yaml.parse(text, Loader=loader), name).document()
     except yaml.YAMLError as error:
-        raise FileFormatError(f"{name} is not valid YAML{_place(error)}.") from None
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        where = [f"line {mark.line + 1}"] if mark is not None else []
+        inside = ": ".join([*where, str(problem)] if problem else where)
+        raise FileFormatError(f"{name} is not valid YAML{f' ({inside})' if inside else ''}.") from None
 
 
-def _load_json(text: str) -> Any:
-    """Return the mapping that JSON `text` holds; None if YAML has to judge it."""
-    import json
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        mapping = dict(pairs)
-        if len(mapping) != len(pairs):
-            raise ValueError  # YAML's reader names the repeated key
-        return mapping
-
-    try:
-        return json.loads(text, object_pairs_hook=unique)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _place(error: Any) -> str:
-    """Return " (line 3: what is wrong)" for a YAML error, without quoting the file."""
-    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-    where = f"line {mark.line + 1}" if mark is not None else ""
-    what = str(problem) if problem else ""
-    inside = ": ".join(part for part in (where, what) if part)
-    return f" ({inside})" if inside else ""
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    mapping = dict(pairs)
+    if len(mapping) != len(pairs):
+        raise ValueError
+    return mapping
 
 
 class _Builder:
@@ -95,66 +195,56 @@ class _Builder:
 
     def _value(self, event: Any, depth: int) -> Any:
         """Return the value that begins with `event`."""
-        line = event.start_mark.line + 1
+        line, kind, before = event.start_mark.line + 1, type(event).__name__, self._values
         self._count(1, line)
         if depth > MAX_DEPTH:
-            raise FileFormatError(f"{self._name} line {line}: nested more than {MAX_DEPTH} levels deep.")
-        kind = type(event).__name__
+            raise self._refused(line, f"nested more than {MAX_DEPTH} levels deep")
         if kind == "AliasEvent":
             return self._alias(event, line)
-        if event.tag not in (None, "!") and event.tag not in _PLAIN_TAGS:
-            tag = shown(event.tag.replace("tag:yaml.org,2002:", "!!"))
-            raise FileFormatError(
-                f"{self._name} line {line}: the tag {tag} is refused; only plain values are read."
-            )
-        before = self._values
+        tag = event.tag or "!"
+        if tag != "!" and tag.removeprefix(_TAG) not in _PLAIN_TAGS:
+            tag = shown(tag.replace(_TAG, "!!"))
+            raise self._refused(line, f"the tag {tag} is refused; only plain values are read")
+        value: Any
         if kind == "ScalarEvent":
-            value = _scalar(event)
+            quoted = not event.implicit[0] or tag == f"{_TAG}str"
+            value = str(event.value) if quoted else _plain(str(event.value))
         elif kind == "MappingStartEvent":
             value = self._mapping(depth)
         else:
-            value = self._sequence(depth)
+            value = []
+            for item in self._events:
+                if type(item).__name__ == "SequenceEndEvent":
+                    break
+                value.append(self._value(item, depth + 1))
         if event.anchor:
-            self._anchors[event.anchor] = (value, self._values - before + 1)
+            self._anchors[event.anchor] = (value, self._values - before)
         return value
 
     def _mapping(self, depth: int) -> dict[str, Any]:
         """Return the mapping whose start event was just read."""
         mapping: dict[str, Any] = {}
         for event in self._events:
-            if type(event).__name__ == "MappingEndEvent":
+            kind, line = type(event).__name__, event.start_mark.line + 1
+            if kind == "MappingEndEvent":
                 break
-            line = event.start_mark.line + 1
-            if type(event).__name__ != "ScalarEvent":
-                raise FileFormatError(f"{self._name} line {line}: a key must be plain text.")
+            if kind != "ScalarEvent":
+                raise self._refused(line, "a key must be plain text")
             if event.value in mapping:
-                raise FileFormatError(
-                    f"{self._name} line {line}: the key {shown(event.value)} is given twice."
-                )
+                raise self._refused(line, f"the key {shown(event.value)} is given twice")
             if event.value == "<<" and event.implicit[0]:
-                raise FileFormatError(
-                    f"{self._name} line {line}: merge keys (<<) are not read; write the keys out."
-                )
+                raise self._refused(line, "merge keys (<<) are not read; write the keys out")
             mapping[event.value] = self._value(next(self._events), depth + 1)
         return mapping
-
-    def _sequence(self, depth: int) -> list[Any]:
-        """Return the list whose start event was just read."""
-        sequence: list[Any] = []
-        for event in self._events:
-            if type(event).__name__ == "SequenceEndEvent":
-                break
-            sequence.append(self._value(event, depth + 1))
-        return sequence
 
     def _alias(self, event: Any, line: int) -> Any:
         """Return the value an alias stands for, counted in full."""
         if event.anchor not in self._anchors:
-            raise FileFormatError(f"{self._name} line {line}: an alias has no anchor before it.")
+            raise self._refused(line, "an alias has no anchor before it")
         self._aliases += 1
         value, size = self._anchors[event.anchor]
         if self._aliases > MAX_ALIASES:
-            raise FileFormatError(f"{self._name} line {line}: more than {MAX_ALIASES} aliases are refused.")
+            raise self._refused(line, f"more than {MAX_ALIASES} aliases are refused")
         self._count(size, line)
         return value
 
@@ -162,40 +252,34 @@ class _Builder:
         """Count `number` more values and refuse too many."""
         self._values += number
         if self._values > MAX_VALUES:
-            raise FileFormatError(
-                f"{self._name} line {line}: too many aliases or entries; "
-                f"more than {MAX_VALUES:,} values are refused."
+            raise self._refused(
+                line, f"too many aliases or entries; more than {MAX_VALUES:,} values are refused"
             )
 
-
-def _scalar(event: Any) -> Any:
-    """Return the plain value of a scalar event; quoted text stays text."""
-    word = str(event.value)
-    if not event.implicit[0] or event.tag == "tag:yaml.org,2002:str":
-        return word
-    return _word_value(word)
+    def _refused(self, line: int, why: str) -> FileFormatError:
+        return FileFormatError(f"{self._name} line {line}: {why}.")
 
 
-def _word_value(word: str) -> Any:
+def _plain(word: str) -> Any:
     """Return what an unquoted word is: nothing, true or false, a number, or itself."""
     if word in _WORDS:
         return _WORDS[word]
-    if len(word) <= 64 and _NUMERALS.issuperset(word) and any(c.isdigit() for c in word):
+    if len(word) <= 64 and _NUMERALS.issuperset(word):
         try:
-            return float(word) if any(c in word for c in ".eE") else int(word)
+            return int(word) if _FRACTION.isdisjoint(word) else float(word)
         except ValueError:
             return word
     return word
 
 
 def parse_toml(text: str, name: str) -> Any:
-    """Return the tables that TOML `text` holds; `name` is how messages call the file.
+    """Return the tables that TOML `text` holds, within the limits that YAML has.
 
     Raises: FileFormatError for text that is none, or that is nested or long beyond reason.
     """
     import tomllib
 
-    if max(map(str.count, (text, text), "[{"), default=0) > MAX_VALUES:
+    if max(text.count("["), text.count("{")) > MAX_VALUES:
         raise FileFormatError(f"{name}: more than {MAX_VALUES:,} values are refused.")
     try:
         tables = tomllib.loads(text)
@@ -203,65 +287,12 @@ def parse_toml(text: str, name: str) -> Any:
         raise FileFormatError(f"{name} is not valid TOML ({error}).") from None
     except (RecursionError, ValueError):
         raise FileFormatError(f"{name} is not valid TOML: it is nested too deep.") from None
-    _refuse_too_deep(tables, name)
-    return tables
-
-
-def _refuse_too_deep(tables: Any, name: str) -> None:
-    """Raise where tables hold too many values, or nest too deep."""
-    level, total = [tables], 0
+    level: list[Any] = [tables]
+    total = 0
     for _ in range(MAX_DEPTH):
         below = [value for one in level for value in (one.values() if isinstance(one, dict) else one)]
         total += len(below)
         level = [value for value in below if isinstance(value, dict | list)]
-        if not level:
-            break
     if level or total > MAX_VALUES:
         raise FileFormatError(f"{name}: more than {MAX_DEPTH} levels or {MAX_VALUES:,} values are refused.")
-
-
-MAX_BYTES = 2_000_000
-
-
-def read_text(path: str) -> str:
-    """Return the UTF-8 text of a small regular file.
-
-    Raises: FileFormatError if it is missing, unreadable, too large, or not text.
-    """
-    name = os.path.basename(path)
-    try:
-        status = os.stat(path)
-        if not S_ISREG(status.st_mode):
-            raise FileFormatError(f"{shown(path)} is not a file.")
-        if status.st_size > MAX_BYTES:
-            size = f"{status.st_size / 1e6:,.1f} MB"
-            raise FileFormatError(
-                f"{name} is {size}; a run file has a few kB, at most {MAX_BYTES / 1e6:.0f} MB."
-            )
-        with open(path, "rb") as file:
-            content = file.read(MAX_BYTES)
-    except FileNotFoundError:
-        raise FileFormatError(f"No file {shown(path)}.{_neighbours(path)}") from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "the name is not a path"
-        raise FileFormatError(f"{shown(path)} cannot be read: {reason}.") from None
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise FileFormatError(
-            f"{name} is not UTF-8 text (byte {error.start:,}); save it as UTF-8 YAML or JSON."
-        ) from None
-    odd = next((c for c in text if c < " " and c not in "\t\n\r"), None)
-    if odd is not None:
-        raise FileFormatError(
-            f"{name} is binary, not YAML or JSON: it holds the control character {ord(odd):#04x}."
-        )
-    return text
-
-
-def _neighbours(path: str) -> str:
-    """Return " Did you mean …" for files of the same folder."""
-    try:
-        return did_you_mean(os.path.basename(path), os.listdir(os.path.dirname(path) or ".")[:1000])
-    except (OSError, ValueError):
-        return ""
+    return tables

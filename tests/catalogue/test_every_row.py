@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from finegauge.catalogue.tables import read_text, table
+from finegauge.catalogue.tables import read_shipped, table
 
 DATE = re.compile(r"20\d\d(-[01]\d(-[0-3]\d)?)?")
 TABLES = {
@@ -49,7 +49,7 @@ RANGES: Mapping[str, tuple[float, float]] = {
 
 @pytest.mark.parametrize("filename", TABLES)
 def test_table_is_plain_and_whole(filename: str) -> None:
-    text = read_text(filename)
+    text = read_shipped(filename)
     commas = text.splitlines()[0].count(",")
     assert '"' not in text
     assert all(line.count(",") == commas for line in text.splitlines())
@@ -97,6 +97,6 @@ def test_no_row_twice(filename: str, key: Callable[[Row], object]) -> None:
 def test_no_path_or_index_number_as_source() -> None:
     internal = re.compile(r"find_string|index id|file \d{6,}|/(home|tmp)/")
     for filename in TABLES:
-        assert not internal.search(read_text(filename)), filename
-    assert not internal.search(read_text("models.jsonl"))
-    assert not internal.search(read_text("datasets.jsonl"))
+        assert not internal.search(read_shipped(filename)), filename
+    assert not internal.search(read_shipped("models.jsonl"))
+    assert not internal.search(read_shipped("datasets.jsonl"))

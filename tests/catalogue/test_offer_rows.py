@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from finegauge.catalogue.offers import finetune_prices, offer_sources, offers
-from finegauge.catalogue.tables import read_text, table
+from finegauge.catalogue.tables import read_shipped, table
 
 ROWS = table("offers.csv")
 
@@ -60,4 +60,4 @@ def test_managed_prices_name_a_price_or_a_range() -> None:
 def test_licences_allow_shipping() -> None:
     allowed = {"Apache-2.0", "MIT", "MPL-2.0", "facts"}
     assert {row["licence"] for row in table("offer_sources.csv")} == allowed
-    assert "ship_ok" not in read_text("offers.csv")
+    assert "ship_ok" not in read_shipped("offers.csv")

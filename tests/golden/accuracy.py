@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from finegauge.catalogue.tables import measurement_tables, read_document
+from finegauge.catalogue.tables import measurement_tables
+from finegauge.documents import read_document
 from finegauge.prediction.calibration import SHIPPED
 from finegauge.render.validation import accuracy_page
 from finegauge.validation.summary import validate

@@ -15,7 +15,8 @@ import sys
 from statistics import median
 
 from finegauge.catalogue.device_profile import shelf_path
-from finegauge.catalogue.tables import measurement_tables, read_document
+from finegauge.catalogue.tables import measurement_tables
+from finegauge.documents import read_document
 from finegauge.prediction.calibration import SHIPPED
 from finegauge.render.validation import METRIC_NAMES
 from finegauge.validation.summary import confusion, memory_errors, time_errors, validate

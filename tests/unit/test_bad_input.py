@@ -110,7 +110,7 @@ def test_ten_megabytes_of_garbage(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_bytes(random.Random(0).randbytes(10_000_000))
     started = time.monotonic()
-    assert refusal(path) == "run.yaml is 10.0 MB; a run file has a few kB, at most 2 MB."
+    assert refusal(path) == "run.yaml is 10.0 MB; FineGauge reads at most 2 MB."
     assert time.monotonic() - started < 1
 
 

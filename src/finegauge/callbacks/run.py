@@ -13,9 +13,9 @@ from functools import reduce
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
-from finegauge.catalogue.offers import cache_path
-from finegauge.catalogue.tables import write_document
+from finegauge.catalogue.offers import refreshed_path
 from finegauge.data.batch_shape import shape
+from finegauge.documents import write_document
 from finegauge.errors import FineGaugeError, UnsupportedError
 from finegauge.formats import framework, trainer_keys, trl
 from finegauge.run.run import FROM_FILE, Run, figures
@@ -353,7 +353,7 @@ def kept(kind: str, name: str, document: Mapping[str, Any]) -> str:
 
     text = json.dumps(document, sort_keys=True, ensure_ascii=True)
     path = os.path.join(
-        os.path.dirname(cache_path()), kind, f"{name}-{sha256(text.encode()).hexdigest()[:12]}.json"
+        os.path.dirname(refreshed_path()), kind, f"{name}-{sha256(text.encode()).hexdigest()[:12]}.json"
     )
     if not os.path.isfile(path):
         write_document(document, path)

@@ -9,7 +9,7 @@ differ twofold. A region that is not listed falls back to the world average, and
 from functools import cache
 from typing import NamedTuple
 
-from finegauge.catalogue.tables import optional_int, table
+from finegauge.catalogue.tables import filled, table
 from finegauge.errors import UnknownNameError
 
 
@@ -82,14 +82,7 @@ def _grids() -> dict[str, GridIntensity]:
     """Return the grids by folded code and name; where two share one, the more specific code wins."""
     by_key: dict[str, GridIntensity] = {}
     for row in table("grid_carbon.csv"):
-        found = GridIntensity(
-            code=row["code"] or row["name"],
-            name=row["name"],
-            kg_per_kwh=float(row["kg_per_kwh"]),
-            year=optional_int(row["year"]),
-            source=row["source"],
-            checked=row["checked"],
-        )
+        found = filled(GridIntensity, row, code=row["code"] or row["name"])
         by_key.setdefault(_fold(found.code), found)
         if row["scope"] != "cloud_region":
             by_key.setdefault(_fold(found.name), found)
@@ -98,13 +91,4 @@ def _grids() -> dict[str, GridIntensity]:
 
 @cache
 def _pues() -> tuple[Pue, ...]:
-    return tuple(
-        Pue(
-            name=row["name"],
-            pue=float(row["pue"]),
-            year=int(row["year"]),
-            source=row["source"],
-            checked=row["checked"],
-        )
-        for row in table("pue.csv")
-    )
+    return tuple([filled(Pue, row) for row in table("pue.csv")])

@@ -13,7 +13,8 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from finegauge.catalogue.tables import checked_row, home, read_bounded, read_text, rows_of, user_rows
+from finegauge.catalogue.tables import checked_row, read_shipped, rows_of, user_rows
+from finegauge.documents import MAX_DOCUMENT_BYTES, home, read_text
 from finegauge.errors import (
     FieldError,
     FileFormatError,
@@ -32,12 +33,6 @@ TEXT_SUFFIXES = (
     *LENGTHS_OR_TEXTS,
     *(".json.gz", ".csv.gz"),
 )
-_KINDS = {
-    **dict.fromkeys(("name", "kind", "tokenizer", "source", "checked"), "text"),
-    **dict.fromkeys(("num_samples", "median_tokens", "max_tokens"), "positive"),
-    "aliases": "names",
-    "lengths": "any",
-}
 
 
 class Dataset(NamedTuple):
@@ -170,18 +165,10 @@ def _of_mean(name: str) -> Dataset | None:
 def _shipped() -> Iterator[Dataset]:
     import json
 
-    for line in read_text("datasets.jsonl").splitlines():
+    for line in read_shipped("datasets.jsonl").splitlines():
         row = json.loads(line)
-        yield Dataset(
-            name=row["name"],
-            aliases=tuple(row["aliases"]),
-            num_samples=row["num_samples"],
-            lengths=tuple((length, count) for length, count in row["lengths"]),
-            median_tokens=row["median_tokens"],
-            tokenizer=row["tokenizer"],
-            source=row["source"],
-            checked=row["checked"],
-        )
+        row["aliases"], row["lengths"] = tuple(row["aliases"]), tuple(map(tuple, row["lengths"]))
+        yield Dataset(*[row[name] for name in Dataset._fields])
 
 
 def _from_file(path: str) -> Dataset:
@@ -193,7 +180,7 @@ def _from_file(path: str) -> Dataset:
 
 
 def _csv_pairs(path: str) -> Iterator[list[str]]:
-    header, *lines = read_bounded(path).splitlines() or [""]
+    header, *lines = read_text(path, MAX_DOCUMENT_BYTES).splitlines() or [""]
     columns = [column.strip() for column in header.split(",")]
     if "length" not in columns or "count" not in columns:
         raise FileFormatError(f"{path}: the first line should be 'length,count', not {shown(header)}.")
@@ -207,8 +194,11 @@ def _csv_pairs(path: str) -> Iterator[list[str]]:
             )
 
 
+_USER_FIELDS = {**Dataset.__annotations__, "kind": str, "max_tokens": int}
+
+
 def _user_dataset(row: Mapping[str, Any], path: str) -> Dataset:
-    given = checked_row(row, path, kinds=_KINDS, required=("name", "lengths"))
+    given = checked_row(row, path, _USER_FIELDS, required=("name", "lengths"))
     lengths = _pairs(given["lengths"], path)
     num_samples = sum(count for _, count in lengths)
     if given.get("num_samples", num_samples) != num_samples:

@@ -20,7 +20,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from finegauge.catalogue.tables import positive, read_document, write_document
+from finegauge.catalogue.tables import positive
+from finegauge.documents import cache_path, read_document, write_document
 from finegauge.errors import FieldError, FileFormatError, UnknownKeyError, shown
 
 SCHEMA_VERSION = 1
@@ -164,10 +165,7 @@ def shelf() -> str:
 
     It is `devices` in $FINEGAUGE_CACHE_DIR, ~/.cache/finegauge where the variable is not set.
     """
-    base = os.environ.get("FINEGAUGE_CACHE_DIR") or os.path.join(
-        os.path.expanduser("~"), ".cache", "finegauge"
-    )
-    return os.path.join(base, "devices")
+    return cache_path("devices")
 
 
 def shelf_path(device: str) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any, NamedTuple
 
-from finegauge.catalogue.tables import read_text
+from finegauge.catalogue.tables import read_shipped
 
 Cells = Mapping[str, str]  # of a row of a measurement table, by column
 
@@ -125,7 +125,7 @@ def frameworks() -> tuple[Framework, ...]:
     """Return every framework of the catalogue; of two that a text names, the first gives the defaults."""
     import tomllib
 
-    rows = tomllib.loads(read_text("frameworks.toml"))
+    rows = tomllib.loads(read_shipped("frameworks.toml"))
     return tuple(_framework(name, row, rows) for name, row in rows.items())
 
 

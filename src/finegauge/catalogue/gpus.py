@@ -12,16 +12,8 @@ from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from finegauge.catalogue.tables import (
-    checked_row,
-    home,
-    optional,
-    optional_int,
-    positive,
-    rows_of,
-    table,
-    user_rows,
-)
+from finegauge.catalogue.tables import checked_row, filled, positive, rows_of, table, user_rows
+from finegauge.documents import home
 from finegauge.errors import FieldError, UnknownKeyError, UnknownNameError, UnsupportedError
 from finegauge.units import GIB
 
@@ -34,16 +26,6 @@ CPU = "CPU"  # the architecture of a device profile's processor
 MATRIX_DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp4")
 _BRANDS = ("nvidia", "amd", "geforce", "tesla", "instinct")
 _REQUIRED = ("name", "memory_bytes", "memory_bytes_per_s", "flops_per_s")
-_KINDS = {
-    **dict.fromkeys(("name", "vendor", "architecture", "compute_capability", "usable_from"), "text"),
-    **dict.fromkeys(("pcie", "form_factor", "confidence", "source", "checked", "notes"), "text"),
-    **dict.fromkeys(("memory_bytes", "usable_bytes", "memory_bytes_per_s", "l2_bytes"), "positive"),
-    **dict.fromkeys(("num_sms", "boost_hz", "measured_matmul_flops_per_s", "board_power_w"), "positive"),
-    **dict.fromkeys(("nvlink_bytes_per_s", "idle_power_w"), "number"),
-    "launch_year": "positive",
-    "aliases": "names",
-    "flops_per_s": "any",
-}
 
 
 class GpuSpec(NamedTuple):
@@ -190,47 +172,26 @@ def _spec(row: _Row) -> GpuSpec:
     if isinstance(row, GpuSpec):
         return row
     rates = {dtype: float(row[dtype]) for dtype in MATRIX_DTYPES if row[dtype]}
-    return GpuSpec(
-        name=row["name"],
-        aliases=tuple(filter(None, row["aliases"].split(";"))),
-        vendor=row["vendor"],
-        architecture=row["architecture"],
-        compute_capability=row["compute_capability"],
-        memory_bytes=float(row["memory_bytes"]),
-        usable_bytes=float(row["usable_bytes"]),
-        usable_from=row["usable_from"],
-        memory_bytes_per_s=float(row["memory_bytes_per_s"]),
-        l2_bytes=optional(row["l2_bytes"]),
-        num_sms=optional_int(row["num_sms"]),
-        boost_hz=optional(row["boost_hz"]),
-        flops_per_s=MappingProxyType(rates),
-        measured_matmul_flops_per_s=optional(row["measured_matmul_flops_per_s"]),
-        nvlink_bytes_per_s=float(row["nvlink_bytes_per_s"]),
-        pcie=row["pcie"],
-        board_power_w=optional(row["board_power_w"]),
-        idle_power_w=optional(row["idle_power_w"]),
-        form_factor=row["form_factor"],
-        launch_year=optional_int(row["launch_year"]),
-        confidence=row["confidence"],
-        source=row["source"],
-        checked=row["checked"],
-        notes=row["notes"],
-    )
+    return filled(GpuSpec, row, flops_per_s=MappingProxyType(rates))
+
+
+_USER_FIELDS = dict(GpuSpec.__annotations__)
+del _USER_FIELDS["measured"]
+_EMPTY: dict[str, Any] = {name: "" if kind is str else None for name, kind in _USER_FIELDS.items()}
+_EMPTY |= {"aliases": (), "nvlink_bytes_per_s": 0.0}
 
 
 def _user_gpu(row: Mapping[str, Any], path: str) -> GpuSpec:
     """Return the GPU that a user's file describes; only `_REQUIRED` must be there."""
-    given = checked_row(row, path, kinds=_KINDS, required=_REQUIRED)
+    zero = ("nvlink_bytes_per_s", "idle_power_w")
+    given = checked_row(row, path, _USER_FIELDS, required=_REQUIRED, zero=zero)
     given["flops_per_s"] = _rates(given["flops_per_s"], path)
     memory_bytes = given["memory_bytes"]
     usable_bytes = given.setdefault("usable_bytes", max(memory_bytes - 0.5 * GIB, memory_bytes / 2))
     if usable_bytes > memory_bytes / 1e9 * GIB:
         raise FieldError(f"{path}: usable_bytes is above memory_bytes={memory_bytes:.4g}.")
-    for key in ("num_sms", "launch_year"):
-        given[key] = int(given[key]) if key in given else None
-    empty: dict[str, Any] = {key: "" if kind == "text" else None for key, kind in _KINDS.items()}
-    empty |= {"vendor": "user", "confidence": "user", "source": path, "usable_from": "user"}
-    return GpuSpec(**empty | {"aliases": (), "nvlink_bytes_per_s": 0.0} | given)
+    own = {"vendor": "user", "confidence": "user", "source": path, "usable_from": "user"}
+    return GpuSpec(**_EMPTY | own | given)
 
 
 def _rates(rates: object, path: str) -> Mapping[str, float]:
@@ -264,10 +225,8 @@ def _measured(path: str, changed_ns: int) -> GpuSpec:
     known = known_gpu(profile.name) if profile.device == "cuda" else None
     if known is not None:
         return known._replace(usable_bytes=profile.usable_bytes, usable_from=path, measured=profile)
-    empty: dict[str, Any] = {key: "" if kind == "text" else None for key, kind in _KINDS.items()}
-    return GpuSpec(**empty | {
+    return GpuSpec(**_EMPTY | {
         "name": profile.name,
-        "aliases": (),
         "vendor": "measured",
         "architecture": CPU if profile.device == "cpu" else "",
         "memory_bytes": profile.memory_bytes,
@@ -275,7 +234,6 @@ def _measured(path: str, changed_ns: int) -> GpuSpec:
         "usable_from": path,
         "memory_bytes_per_s": profile.memory_bytes_per_s,
         "flops_per_s": profile.flops_per_s,
-        "nvlink_bytes_per_s": 0.0,
         "confidence": "measured",
         "source": path,
         "checked": profile.fingerprint.get("date", ""),

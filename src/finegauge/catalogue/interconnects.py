@@ -7,7 +7,7 @@ both directions, and network rates are per node). Expect 80 to 90 % of it with l
 from functools import cache
 from typing import NamedTuple
 
-from finegauge.catalogue.tables import optional, optional_int, table
+from finegauge.catalogue.tables import filled, table
 
 
 class Interconnect(NamedTuple):
@@ -42,24 +42,4 @@ def interconnects(gpu: str | None = None, provider: str | None = None) -> tuple[
 
 @cache
 def _interconnects() -> tuple[Interconnect, ...]:
-    return tuple(
-        Interconnect(
-            provider=row["provider"],
-            instance=row["instance"],
-            gpu=row["gpu"],
-            gpus_per_node=optional_int(row["gpus_per_node"]),
-            intra_type=row["intra_type"],
-            intra_bytes_per_s=optional(row["intra_bytes_per_s"]),
-            p2p_bytes_per_s=optional(row["p2p_bytes_per_s"]),
-            pcie=row["pcie"],
-            inter_type=row["inter_type"],
-            nics=optional_int(row["nics"]),
-            inter_bytes_per_s=optional(row["inter_bytes_per_s"]),
-            rdma={"yes": True, "no": False}.get(row["rdma"]),
-            confidence=row["confidence"],
-            source=row["source"],
-            checked=row["checked"],
-            notes=row["notes"],
-        )
-        for row in table("interconnects.csv")
-    )
+    return tuple([filled(Interconnect, row) for row in table("interconnects.csv")])

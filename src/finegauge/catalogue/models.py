@@ -12,15 +12,9 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from finegauge.catalogue.tables import checked_row, home, positive, read_document, read_text, user_rows
+from finegauge.catalogue.tables import checked_row, positive, read_shipped, user_rows
+from finegauge.documents import home, read_document
 from finegauge.errors import FieldError, FileFormatError, UnknownNameError, shown
-
-_KINDS = {
-    **dict.fromkeys(("name", "source", "checked", "parameters_from"), "text"),
-    **dict.fromkeys(("parameters", "published_parameters"), "positive"),
-    "aliases": "names",
-    "config": "any",
-}
 
 
 class ModelFigures(NamedTuple):
@@ -72,7 +66,7 @@ def _models(folder: str) -> Mapping[str, ModelFigures]:
 
 @cache
 def _lines() -> tuple[str, ...]:
-    return tuple(read_text("models.jsonl").splitlines())
+    return tuple(read_shipped("models.jsonl").splitlines())
 
 
 @cache
@@ -105,33 +99,20 @@ def _keys(figures: ModelFigures) -> Iterator[str]:
 
 def _read_user_models(folder: str) -> Iterator[ModelFigures]:
     for path, row in user_rows(folder, "models"):
-        given = checked_row(row, path, kinds=_KINDS, required=("name", "config"))
-        config = _checked_config(given["config"], path)
-        counts = {key: int(given[key]) for key in ("parameters", "published_parameters") if key in given}
-        yield ModelFigures(
-            name=given["name"],
-            aliases=given.get("aliases", ()),
-            config=config,
-            parameters=counts.get("parameters"),
-            parameters_from=given.get("parameters_from", "user" if "parameters" in counts else ""),
-            published_parameters=counts.get("published_parameters"),
-            source=given.get("source", path),
-            checked=given.get("checked", ""),
-        )
+        given = checked_row(row, path, ModelFigures.__annotations__, required=("name", "config"))
+        given["config"] = _checked_config(given["config"], path)
+        counted = "user" if "parameters" in given else ""
+        yield _read_here(path)._replace(**{"parameters_from": counted, **given})
 
 
 def _from_file(path: str, name: str) -> ModelFigures:
     """Return the model that a `config.json` on disk describes; nothing beside it is read or run."""
-    return ModelFigures(
-        name=name,
-        aliases=(),
-        config=_checked_config(read_document(path), path),
-        parameters=None,
-        parameters_from="",
-        published_parameters=None,
-        source=path,
-        checked="",
-    )
+    return _read_here(path)._replace(name=name, config=_checked_config(read_document(path), path))
+
+
+def _read_here(path: str) -> ModelFigures:
+    """Return what is known of a model in a user's file before it is read."""
+    return ModelFigures(path, (), {}, None, "", None, source=path, checked="")
 
 
 def _checked_config(config: object, path: str) -> Mapping[str, Any]:

@@ -9,21 +9,13 @@ Rows that `refresh` fetched replace the shipped ones of the same provider and GP
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from finegauge.catalogue.gpus import gpu as find_gpu
-from finegauge.catalogue.tables import (
-    checked_row,
-    home,
-    optional,
-    optional_int,
-    parse,
-    read_text,
-    table,
-    user_rows,
-)
+from finegauge.catalogue.tables import checked_row, filled, parse, read_shipped, table, user_rows
+from finegauge.documents import cache_path, home
 from finegauge.errors import FieldError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -31,11 +23,6 @@ if TYPE_CHECKING:
 
 STALE_DAYS = 60
 _NOT_RANKED = ("marketplace", "seed-paper")
-_KINDS = {
-    **dict.fromkeys(("provider", "instance_type", "gpu", "region"), "text"),
-    **dict.fromkeys(("tier", "date", "source", "notes"), "text"),
-    **dict.fromkeys(("gpu_count", "vcpus", "ram_bytes", "on_demand_usd_per_h", "spot_usd_per_h"), "positive"),
-}
 
 
 class Offer(NamedTuple):
@@ -128,26 +115,7 @@ def offer_sources() -> Mapping[str, str]:
 @cache
 def finetune_prices() -> tuple[FinetunePrice, ...]:
     """Return the prices of managed fine-tuning services."""
-    return tuple(
-        FinetunePrice(
-            provider=row["provider"],
-            model=row["model"],
-            parameters_low=optional_int(row["parameters_low"]),
-            parameters_high=optional_int(row["parameters_high"]),
-            method=row["method"],
-            usd_per_million_tokens=optional(row["usd_per_million_tokens"]),
-            lowest_usd_per_million_tokens=optional(row["usd_low"]),
-            highest_usd_per_million_tokens=optional(row["usd_high"]),
-            billed_tokens=row["billed_tokens"],
-            max_context=optional_int(row["max_context"]),
-            date=row["date"],
-            checked=row["checked"],
-            trust=row["trust"],
-            source=row["source"],
-            notes=row["notes"],
-        )
-        for row in table("finetune_prices.csv")
-    )
+    return tuple([filled(FinetunePrice, row) for row in table("finetune_prices.csv")])
 
 
 def managed_prices(model: str, parameters: float) -> tuple[FinetunePrice, ...]:
@@ -195,81 +163,58 @@ def stale_warning(shown: Iterable[Offer], today: "date | None" = None) -> str | 
     )
 
 
-def cache_path() -> str:
+def refreshed_path() -> str:
     """Return where refreshed prices are kept on this machine."""
-    folder = os.environ.get("FINEGAUGE_CACHE_DIR")
-    return os.path.join(folder or os.path.join(os.path.expanduser("~"), ".cache", "finegauge"), "offers.csv")
+    return cache_path("offers.csv")
 
 
 def _all_offers(gpu: str) -> tuple[Offer, ...]:
     """Return refreshed, shipped and user offers of one GPU (all if ""), refreshed before shipped."""
-    cached = cache_path()
-    stamp = os.stat(cached).st_mtime_ns if os.path.isfile(cached) else 0
-    return _offers(home(), cached, stamp, gpu)
+    refreshed = refreshed_path()
+    stamp = os.stat(refreshed).st_mtime_ns if os.path.isfile(refreshed) else 0
+    return _offers(home(), refreshed, stamp, gpu)
 
 
 @cache
-def _offers(folder: str, cached: str, stamp: int, gpu: str) -> tuple[Offer, ...]:
-    """Return the offers of one GPU as they stood when the cached table was written at `stamp`."""
-    column = "gpu" if gpu else ""
-    fresh = list(_rows(_read_cached(cached) if stamp else "", column, gpu))
-    replaced = {(row["provider"], row["gpu"]) for row in fresh}
-    shipped = [
-        row
-        for row in _rows(read_text("offers.csv"), column, gpu)
-        if not row["gpu"] or (row["provider"], row["gpu"]) not in replaced
-    ]
+def _offers(folder: str, refreshed: str, stamp: int, gpu: str) -> tuple[Offer, ...]:
+    """Return the offers of one GPU as they stood when the refreshed table was written at `stamp`."""
+    column, shipped = "gpu" if gpu else "", read_shipped("offers.csv")
+    rows = parse(_read_refreshed(refreshed, shipped), column=column, value=gpu) if stamp else []
+    replaced = {(row["provider"], row["gpu"]) for row in rows}
+    for row in parse(shipped, column=column, value=gpu):
+        if not row["gpu"] or (row["provider"], row["gpu"]) not in replaced:
+            rows.append(row)
+    found = [filled(Offer, row) for row in rows]
     mine = [_user_offer(row, path) for path, row in user_rows(folder, "offers")]
-    return (*map(_offer, fresh), *map(_offer, shipped), *(o for o in mine if not gpu or o.gpu == gpu))
+    return (*found, *[offer for offer in mine if gpu in ("", offer.gpu)])
 
 
-def _rows(text: str, column: str, value: str) -> Iterator[dict[str, str]]:
-    yield from parse(text, column=column, value=value) if text else ()
-
-
-def _read_cached(path: str) -> str:
-    """Return the refreshed table, or "" where there is none or it is torn."""
+def _read_refreshed(path: str, shipped: str) -> str:
+    """Return the refreshed table, empty where it is torn."""
+    header, _, _ = shipped.partition("\n")
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read()
     except (OSError, UnicodeDecodeError):
-        return ""
-    header, _, _ = read_text("offers.csv").partition("\n")
+        return header
     commas = header.count(",")
     whole = text.startswith(header + "\n") and all(line.count(",") == commas for line in text.splitlines())
-    return text if whole else ""
+    return text if whole else header
 
 
-def _offer(row: Mapping[str, str]) -> Offer:
-    return Offer(
-        provider=row["provider"],
-        instance_type=row["instance_type"],
-        gpu=row["gpu"],
-        gpu_printed=row["gpu_printed"],
-        gpu_count=int(float(row["gpu_count"])),
-        vcpus=optional_int(row["vcpus"]),
-        ram_bytes=optional(row["ram_bytes"]),
-        region=row["region"],
-        on_demand_usd_per_h=optional(row["on_demand_usd_per_h"]),
-        spot_usd_per_h=optional(row["spot_usd_per_h"]),
-        tier=row["tier"],
-        date=row["date"],
-        source=row["source"],
-        outlier=bool(row["outlier"]),
-        notes=row["notes"],
-    )
+_USER_FIELDS = dict(Offer.__annotations__)
+del _USER_FIELDS["gpu_printed"], _USER_FIELDS["outlier"]
 
 
 def _user_offer(row: Mapping[str, Any], path: str) -> Offer:
     """Return the offer that a user's file describes: provider, GPU and at least one price."""
-    given = checked_row(row, path, kinds=_KINDS, required=("provider", "gpu"))
+    given = checked_row(row, path, _USER_FIELDS, required=("provider", "gpu"))
     if "on_demand_usd_per_h" not in given and "spot_usd_per_h" not in given:
         raise FieldError(f"{path}: give 'on_demand_usd_per_h' or 'spot_usd_per_h', of the whole instance.")
     defaults: dict[str, Any] = {
         **{"instance_type": "", "gpu_count": 1, "vcpus": None, "ram_bytes": None, "region": "any"},
         **{"on_demand_usd_per_h": None, "spot_usd_per_h": None, "tier": "user", "date": "", "notes": ""},
     }
-    given |= {key: int(given[key]) for key in ("gpu_count", "vcpus") if key in given}
     names = {"gpu": find_gpu(given["gpu"]).name, "gpu_printed": given["gpu"]}
     names |= {"provider": given["provider"].casefold(), "source": given.get("source", path)}
     return Offer(**defaults | given | names, outlier=False)

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from finegauge.catalogue.gpus import GpuSpec, known_gpu
-from finegauge.catalogue.offers import cache_path
-from finegauge.catalogue.tables import read_text
+from finegauge.catalogue.offers import refreshed_path
+from finegauge.catalogue.tables import read_shipped
+from finegauge.documents import write_whole
 from finegauge.errors import InputError, UnsupportedError
 from finegauge.units import GIB
 
@@ -70,7 +71,7 @@ def refresh_offers(clouds: Iterable[str] = CLOUDS) -> Refreshed:
             f"No prices could be fetched ({failed[0] if failed else 'no rows'}); the prices at hand stay in "
             f"use. Check the network, or set FINEGAUGE_OFFERS_URL to a mirror."
         )
-    path = cache_path()
+    path = refreshed_path()
     try:
         _replace(path, rows)
     except OSError as error:
@@ -207,18 +208,7 @@ def _same_memory(spec: GpuSpec, memory_bytes: float) -> bool:
 
 def _replace(path: str, rows: list[dict[str, str]]) -> None:
     """Write the table beside its place, then put it there in one step."""
-    import tempfile
-
-    header = read_text("offers.csv").partition("\n")[0]
+    header = read_shipped("offers.csv").partition("\n")[0]
     columns = header.split(",")
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    handle, beside = tempfile.mkstemp(dir=os.path.dirname(path), suffix=".part")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write("\n".join([header, *(",".join(row[c] for c in columns) for row in rows), ""]))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except OSError:
-        os.unlink(beside)
-        raise
+    text = "\n".join([header, *(",".join(row[column] for column in columns) for row in rows), ""])
+    write_whole(path, text.encode())

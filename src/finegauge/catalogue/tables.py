@@ -1,20 +1,27 @@
-"""Where the shipped tables lie, and how to read one quickly.
+"""The shipped tables, and the user's own rows beside them, each as the NamedTuple that describes it.
 
-Each table is comma-separated text with a header and no quoting (a test holds every row to that),
+A shipped table is comma-separated text with a header and no quoting (a test holds every row to that),
 so that a command which needs one row starts without the csv module. The tables of measured runs
-are quoted where they must be; `workload.readers.measurement_table` reads them as it reads a user's.
+are quoted where they must be; `formats.measurement_tables` reads them as it reads a user's.
+
+The user's rows lie in `$FINEGAUGE_HOME/<kind>/` (`~/.config/finegauge/<kind>/` where the variable is not
+set), `<kind>` being gpus, offers, models or datasets: YAML or JSON files that hold one row or a list of rows,
+whose keys are the field names of the shipped rows.
 """
 
 import os
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
-from finegauge.errors import FieldError, FileFormatError, InputError, UnknownKeyError, shown
+from finegauge.documents import read_document
+from finegauge.errors import FieldError, FileFormatError, UnknownKeyError, shown
 
+MAX_NUMBER = 1e30
 _DATA = os.path.join(os.path.dirname(__file__), "data")
+Row = TypeVar("Row")
 
 
-def read_text(filename: str) -> str:
+def read_shipped(filename: str) -> str:
     """Return the text of the shipped file `filename`."""
     with open(os.path.join(_DATA, filename), encoding="utf-8") as file:
         return file.read()
@@ -28,48 +35,64 @@ def measurement_tables() -> list[str]:
 
 def table(filename: str) -> list[dict[str, str]]:
     """Return the rows of the shipped table `filename`, by column."""
-    return parse(read_text(filename))
+    return parse(read_shipped(filename))
 
 
 def parse(text: str, *, column: str = "", value: str = "") -> list[dict[str, str]]:
     """Return the rows of an unquoted table; with `column`, only those that hold `value` there."""
     header, *lines = text.splitlines()
     columns = header.split(",")
-    if not column:
-        return [dict(zip(columns, line.split(","), strict=True)) for line in lines if line]
-    place = columns.index(column)
-    cells = (line.split(",") for line in lines if value in line)
-    return [dict(zip(columns, row, strict=True)) for row in cells if row[place] == value]
+    place = columns.index(column) if column else -1
+    rows = []
+    for line in lines:
+        if line and value in line:
+            cells = line.split(",")
+            if not column or cells[place] == value:
+                rows.append(dict(zip(columns, cells, strict=True)))
+    return rows
 
 
-def optional(cell: str) -> float | None:
-    """Return the number in `cell`, or None where the source prints none (never zero)."""
+def filled(kind: Callable[..., Row], cells: Mapping[str, str], **others: Any) -> Row:
+    """Return a row as the NamedTuple `kind`, each cell in its field's type, an empty one as None.
+
+    Args:
+        kind: Fields of a type in `_CELLS`, named as the columns.
+        cells: The row, by column; a column that is no field is left out.
+        others: Fields that are not one cell.
+    """
+    for name, type_ in kind.__annotations__.items():
+        if name in cells and name not in others:
+            others[name] = _CELLS[type_](cells[name])
+    return kind(**others)
+
+
+def _number(cell: str) -> float | None:
     return float(cell) if cell else None
 
 
-def optional_int(cell: str) -> int | None:
-    """Return the whole number in `cell`, or None where the source prints none."""
+def _whole(cell: str) -> int | None:
     return int(float(cell)) if cell else None
 
 
-MAX_FILE_BYTES = 5_000_000
-MAX_NUMBER = 1e30
-_SUFFIXES = (".yaml", ".yml", ".json")
-
-
-def home() -> str:
-    """Return the folder of the user's own catalogue files; it need not exist."""
-    return os.environ.get("FINEGAUGE_HOME") or os.path.join(os.path.expanduser("~"), ".config", "finegauge")
+_CELLS: dict[Any, Callable[[str], Any]] = {
+    str: str,
+    float: float,
+    int: _whole,
+    bool: bool,
+    float | None: _number,
+    int | None: _whole,
+    bool | None: {"yes": True, "no": False}.get,
+    tuple[str, ...]: lambda cell: tuple(filter(None, cell.split(";"))),
+}
 
 
 def user_rows(folder: str, kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (path, row) for every row in the files of `folder`/`kind`, in the order of file names."""
     directory = os.path.join(folder, kind)
-    if not os.path.isdir(directory):
-        return
-    for filename in sorted(os.listdir(directory)):
-        if filename.endswith(_SUFFIXES):
-            yield from rows_of(os.path.join(directory, filename))
+    if os.path.isdir(directory):
+        for filename in sorted(os.listdir(directory)):
+            if filename.endswith((".yaml", ".yml", ".json")):
+                yield from rows_of(os.path.join(directory, filename))
 
 
 def rows_of(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -81,111 +104,56 @@ def rows_of(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
         yield path, row
 
 
-def write_document(content: Mapping[str, Any], path: str) -> None:
-    """Write `content` as JSON, whole or not at all; its folder is made where it is missing.
-
-    Raises: InputError if the file cannot be written.
-    """
-    import json
-
-    unfinished = f"{path}.{os.getpid()}.part"
-    try:
-        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        with open(unfinished, "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=2, ensure_ascii=False, allow_nan=False)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    except OSError as error:
-        raise InputError(f"Cannot write {shown(path)}: {error.strerror or error}.") from None
-
-
-def read_document(path: str) -> Any:
-    """Return what a YAML or JSON file holds.
-
-    Raises: FileFormatError if it is missing, too large, not text, or not YAML or JSON.
-    """
-    text = read_bounded(path)
-    try:
-        if path.endswith(".json"):
-            import json
-
-            return json.loads(text)
-        return _safe_yaml(text, path)
-    except (ValueError, RecursionError) as error:
-        reason = str(error).splitlines()[0] if str(error) else "nested too deeply"
-        raise FileFormatError(f"{path} cannot be read: {reason}.") from None
-
-
-def read_bounded(path: str) -> str:
-    """Return the text of a file of at most 5 MB."""
-    try:
-        if os.path.exists(path) and not os.path.isfile(path):
-            raise FileFormatError(f"{shown(path)} is not a file of YAML or JSON.")
-        size = os.path.getsize(path)
-        if size > MAX_FILE_BYTES:
-            raise FileFormatError(
-                f"{path} holds {size / 1e6:.1f} MB; FineGauge reads at most {MAX_FILE_BYTES / 1e6:.0f} MB."
-            )
-        with open(path, encoding="utf-8") as file:
-            return file.read(MAX_FILE_BYTES)
-    except OSError as error:
-        raise InputError(f"Cannot read {shown(path)}: {error.strerror or error}.") from None
-    except UnicodeDecodeError:
-        raise FileFormatError(f"{path} is not text; expected UTF-8 YAML or JSON.") from None
-
-
-def _safe_yaml(text: str, path: str) -> Any:
-    import yaml
-
-    try:
-        for token in yaml.scan(text, Loader=yaml.SafeLoader):
-            if isinstance(token, yaml.AnchorToken | yaml.AliasToken):
-                raise FileFormatError(f"{path}: YAML anchors and aliases are not read here; write rows out.")
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        reason = getattr(error, "problem", None) or "not valid YAML"
-        raise FileFormatError(f"{path}{line}: {reason}.") from None
-
-
 def checked_row(
-    row: Mapping[str, Any], where: str, *, kinds: Mapping[str, str], required: tuple[str, ...]
+    row: Mapping[str, Any],
+    where: str,
+    types: Mapping[str, Any],
+    *,
+    required: tuple[str, ...],
+    zero: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Return `row` with each value as its field's kind.
+    """Return a user's row with each value in the type of its field; what is not given is left out.
 
     Args:
         row: One row of a user's file.
         where: The file, for messages.
-        kinds: For each field that exists: "text", "names", "positive", "number" or "any".
+        types: The type of each field that exists; of text, names and numbers the values are checked.
         required: Fields that must be there.
+        zero: Numbers that may be 0.
 
     Raises: UnknownKeyError, FieldError.
     """
     for key in row:
-        if key not in kinds:
-            raise UnknownKeyError(where, key, known=kinds)
+        if key not in types:
+            raise UnknownKeyError(where, key, known=types)
     for key in required:
         if row.get(key) is None:
             raise FieldError(f"{where}: '{key}' is missing; a row needs {', '.join(required)}.")
-    return {key: _as_kind(value, kinds[key], key, where) for key, value in row.items() if value is not None}
+    given = {key: value for key, value in row.items() if value is not None}
+    for key, value in given.items():
+        given[key] = _checked(value, types[key], f"{where}: '{key}'", zero=key in zero)
+    return given
 
 
-def _as_kind(value: Any, kind: str, key: str, where: str) -> Any:
-    if kind == "text":
+def _checked(value: Any, type_: Any, what: str, *, zero: bool) -> Any:
+    if type_ is str:
         if isinstance(value, dict | list):
-            raise FieldError(f"{where}: '{key}' should be text, not {shown(value)}.")
+            raise FieldError(f"{what} should be text, not {shown(value)}.")
         return str(value)
-    if kind == "names":
+    if type_ == tuple[str, ...]:
         names = [value] if isinstance(value, str) else value
         if not isinstance(names, list) or not all(isinstance(name, str | int | float) for name in names):
-            raise FieldError(f"{where}: '{key}' should be a list of names, not {shown(value)}.")
-        return tuple(str(name) for name in names)
-    if kind in {"positive", "number"}:
-        return positive(value, f"{where}: '{key}'", zero=kind == "number")
-    return value
+            raise FieldError(f"{what} should be a list of names, not {shown(value)}.")
+        return tuple(map(str, names))
+    return _NUMBERS[type_](positive(value, what, zero=zero)) if type_ in _NUMBERS else value
+
+
+_NUMBERS: dict[Any, Callable[[float], float]] = {
+    int: int,
+    float: float,
+    int | None: int,
+    float | None: float,
+}
 
 
 def positive(value: Any, what: str, *, zero: bool = False) -> float:

@@ -183,7 +183,7 @@ def _constants(
     _check_scipy()
     from finegauge.calibration.calibrate import calibrate as fitted
     from finegauge.calibration.calibrate import document
-    from finegauge.catalogue.tables import write_document
+    from finegauge.documents import write_document
     from finegauge.formats.measurement_tables import read_table, tables_in
     from finegauge.prediction.calibration import DATASHEET, current
 

@@ -7,6 +7,7 @@ import time
 from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from hashlib import file_digest, sha256
@@ -26,6 +27,7 @@ from finegauge.data.rendering import (
     template_source,
 )
 from finegauge.data.tokenizer import TokenizerFiles, load_tokenizer, stamps, tokenizer_files
+from finegauge.documents import write_whole
 from finegauge.errors import FileFormatError, InputError, shown
 
 if TYPE_CHECKING:
@@ -241,7 +243,7 @@ def content_of(source: Source) -> str:
     except OSError as error:
         raise InputError(f"Cannot read {shown(source.path)}: {error.strerror or error}.") from None
     if time.time() - youngest > SETTLED_AFTER_S:
-        _write(stamp, whole.hexdigest().encode())
+        _keep(stamp, whole.hexdigest().encode())
     return whole.hexdigest()
 
 
@@ -273,7 +275,7 @@ def store_lengths(key: str, lengths: Lengths) -> None:
     }
     columns = (lengths.tokens, lengths.loss_tokens, lengths.rows)
     whole = b"".join([json.dumps(head).encode(), b"\n", *(column.tobytes() for column in columns)])
-    _write(_entry(key), whole + sha256(whole).digest())
+    _keep(_entry(key), whole + sha256(whole).digest())
 
 
 def _entry(key: str) -> str:
@@ -289,26 +291,17 @@ def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
+def _keep(path: str, content: bytes) -> None:
+    with suppress(OSError):  # a cache that cannot be written keeps nothing
+        write_whole(path, content)
+
+
 def _read(path: str) -> bytes | None:
     try:
         with open(path, "rb") as file:
             return file.read()
     except OSError:
         return None
-
-
-def _write(path: str, content: bytes) -> None:
-    """Write a file in one step, so that no reader meets half of it."""
-    part = f"{path}.{os.getpid()}"
-    try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(part, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except OSError:
-        return
 
 
 Heard = Callable[[float, int], None]  # the share of the data set that is read, and the samples so far

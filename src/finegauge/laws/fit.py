@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import exp, isfinite, log, sqrt
 from typing import Any, NamedTuple
 
-from finegauge.catalogue.tables import read_bounded
+from finegauge.documents import MAX_DOCUMENT_BYTES, read_text
 from finegauge.errors import FieldError, FileFormatError, InputError, UnsupportedError, did_you_mean, shown
 from finegauge.laws.law import MAX_BATCH, Condition, Form, Law, Observation, Scores, Sweep
 from finegauge.profile import Interval
@@ -272,7 +272,7 @@ def _read(path: str, name: str) -> tuple[list[str], list[_Row]]:
     """Return the columns as the file names them, and its rows under ours."""
     import csv
 
-    lines = [line for line in read_bounded(path).lstrip("\ufeff").splitlines() if line.strip()]
+    lines = [line for line in read_text(path, MAX_DOCUMENT_BYTES).splitlines() if line.strip()]
     if not lines:
         raise FileFormatError(f"{name} is empty; the first line names the columns.")
     try:

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from finegauge.catalogue.gpus import gpu
-from finegauge.catalogue.tables import home, read_document, write_document
 from finegauge.data.batch_shape import dataset_of
+from finegauge.documents import home, read_document, write_document
 from finegauge.errors import FieldError, FineGaugeError, InputError, UnknownNameError, UnsupportedError, shown
 from finegauge.laws.law import MAX_BATCH, Condition, Law, law_from_json
 from finegauge.profile import Breakdown, Interval, Profile, Source

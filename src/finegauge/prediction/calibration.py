@@ -173,7 +173,7 @@ def read(path: str) -> Calibration:
 
     Raises: FileFormatError if it is missing, or not what `finegauge calibrate` writes.
     """
-    from finegauge.catalogue.tables import read_document
+    from finegauge.documents import read_document
 
     if not os.path.isfile(path):
         raise FileFormatError(

@@ -26,8 +26,8 @@ class Field(NamedTuple):
     """What a value may be (`kind` and its limits) and how the field is called and explained."""
 
     kind: str  # a key of _READERS
-    low: float = 0
-    high: float = 0
+    low: Any = 0  # of numbers, in `unit`
+    high: Any = 0
     unit: str = ""
     options: Mapping[str, str] = {}  # the choices, each with the words of a form ("" for itself)
     aliases: Mapping[str, str] = {}  # read as the option they name

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from finegauge.calibration.calibrate import CONSTANTS, calibrate, document
-from finegauge.catalogue.tables import write_document
+from finegauge.documents import write_document
 from finegauge.errors import FileFormatError, InputError
 from finegauge.prediction.calibration import DATASHEET, SHIPPED, VARIABLE, current, read
 from finegauge.prediction.predictor import predict

@@ -61,7 +61,7 @@ def test_gpu_show() -> None:
 
 @pytest.mark.parametrize("name", ["A400", "none.yaml"])
 def test_gpu_show_refuses(name: str) -> None:
-    with pytest.raises(FineGaugeError, match=r"A400|Cannot read"):
+    with pytest.raises(FineGaugeError, match=r"A400|No file"):
         run(gpus, "show", name)
 
 

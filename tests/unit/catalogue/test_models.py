@@ -73,7 +73,7 @@ def test_bad_files_are_refused(tmp_path: Path, text: str, error: type[Exception]
 
 
 def test_missing_file_is_said(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="Cannot read"):
+    with pytest.raises(InputError, match="No file"):
         model(str(tmp_path / "config.json"))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from finegauge.catalogue.offers import cache_path, offers
+from finegauge.catalogue.offers import offers, refreshed_path
 from finegauge.catalogue.refresh import refresh_offers
 from finegauge.errors import InputError, UnsupportedError
 
@@ -79,7 +79,7 @@ def test_refresh_replaces_shipped_prices() -> None:
     assert (a100.on_demand_usd_per_h, a100.spot_usd_per_h) == (21.96, 8.5)  # the lowest of two zones
     assert a100.gpu_count == 8
     assert a100.date == done.date
-    assert Path(done.path) == Path(cache_path())
+    assert Path(done.path) == Path(refreshed_path())
 
 
 @pytest.mark.usefixtures("server")
@@ -105,7 +105,7 @@ def test_offline_keeps_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnsupportedError, match="the prices at hand stay in use") as caught:
         refresh_offers()
     assert "\n" not in str(caught.value)
-    assert not Path(cache_path()).exists()
+    assert not Path(refreshed_path()).exists()
     assert len(offers()) == 1481
 
 
@@ -124,7 +124,7 @@ def test_not_the_expected_columns(server: str, monkeypatch: pytest.MonkeyPatch) 
 
 def test_torn_cache_is_ignored(server: str) -> None:
     refresh_offers()
-    path = Path(cache_path())
+    path = Path(refreshed_path())
     path.write_text(path.read_text("utf-8")[:-40], "utf-8")
     assert server
     assert len(offers()) == 1481
