@@ -27,7 +27,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from benchmarks.peers import VENV
 from finegauge.catalogue.offers import offers
 from finegauge.planning.quote import quote
-from finegauge.planning.search import SearchResult, search
+from finegauge.planning.search import search
+from finegauge.planning.selection import SearchResult
 from finegauge.planning.space import Space, space_of
 from finegauge.prediction.predictor import predict
 from finegauge.run.run import Run

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from finegauge.planning.search import Candidate, Limits, search
-from finegauge.planning.selection import Choice
+from finegauge.planning.search import search
+from finegauge.planning.selection import Choice, Wanted
 from finegauge.planning.space import Space, space_of
+from finegauge.planning.whatif import Standing
 from finegauge.run.run import Run
 from tests.unit.planning.brute_force import brute_force, runs_of
 
@@ -40,7 +41,7 @@ RUNS = {
 
 
 @cache
-def whole(name: str) -> tuple[Space, tuple[Candidate, ...]]:
+def whole(name: str) -> tuple[Space, tuple[Standing, ...]]:
     """Return the whole space of a run, and every plan of it by brute force."""
     run = RUNS[name]
     space = space_of(run, gpus=GPUS, providers=PROVIDERS, max_gpus=max(COUNTS), keep_method=True)
@@ -67,7 +68,7 @@ def some(random: Random, values: Any) -> list[Any]:
     return random.sample(list(values), random.randint(1, len(values)))
 
 
-def figure(plan: Candidate, minimise: str, *, spot: bool) -> float:
+def figure(plan: Standing, minimise: str, *, spot: bool) -> float:
     """Return what is to be minimised; nan if it is not known."""
     value = {"cost": plan.spot_usd if spot else plan.usd, "time": plan.wall_s, "energy": plan.energy_j}[
         minimise
@@ -75,11 +76,11 @@ def figure(plan: Candidate, minimise: str, *, spot: bool) -> float:
     return float("nan") if value is None else value
 
 
-def keeps(plan: Candidate, limits: Limits, *, spot: bool) -> bool:
+def keeps(plan: Standing, limits: Wanted, *, spot: bool) -> bool:
     """Return whether a plan keeps the limits, told plainly."""
     usd = plan.spot_usd if spot else plan.usd
     return (
-        plan.out_of_memory_fraction < limits.out_of_memory_fraction
+        plan.out_of_memory_fraction < limits.risk_fraction
         and usd is not None
         and (limits.budget_usd is None or usd <= limits.budget_usd)
         and (limits.within_s is None or plan.wall_s <= limits.within_s)
@@ -109,16 +110,17 @@ def test_the_search_finds_the_winner_of_brute_force(name: str) -> None:
         ]
         minimise, spot = random.choice(["cost", "time", "energy"]), random.random() < 0.3
         walls = sorted(plan.wall_s for plan in plans) or [1.0]
-        limits = Limits(
+        limits = Wanted(
             within_s=random.choice([None, random.choice(walls) * 1.01]),
             budget_usd=random.choice([None, random.uniform(0.05, 5.0)]),
-            out_of_memory_fraction=random.choice([0.01, 0.05, 0.3]),
+            risk_fraction=random.choice([0.01, 0.05, 0.3]),
+            minimise=minimise,
+            spot=spot,
         )
         values = [figure(p, minimise, spot=spot) for p in plans if keeps(p, limits, spot=spot)]
         expected = np.nanmin(values) if values and not np.isnan(values).all() else None
-        choice = Choice.of(space.run, search(part), limits, minimise, spot=spot)
-        allowed = choice.fits() & choice.in_time(limits.within_s) & choice.in_budget(limits.budget_usd)
-        figures = choice.column(minimise)[allowed]
+        choice = Choice.of(space.run, search(part), limits)
+        figures = choice.column(minimise)[choice.keeps_limits()]
         winner = np.nanmin(figures) if figures.size and not np.isnan(figures).all() else None
         assert (winner is None) == (expected is None)
         if expected is not None and winner is not None:
@@ -131,7 +133,7 @@ def test_the_search_finds_the_winner_of_brute_force(name: str) -> None:
 def test_every_plan_is_what_predict_and_quote_say(name: str) -> None:
     space, everything = whole(name)
 
-    def key(plan: Candidate) -> tuple[object, ...]:
+    def key(plan: Standing) -> tuple[object, ...]:
         run = plan.run
         return (
             run.gpu, run.provider, run.num_gpus, run.num_nodes, run.sharding,

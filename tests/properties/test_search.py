@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 
 from finegauge.errors import FineGaugeError
 from finegauge.planning.quote import quote
-from finegauge.planning.search import Candidate, SearchResult, search
+from finegauge.planning.search import search
+from finegauge.planning.selection import SearchResult
 from finegauge.planning.space import UNDIVIDED, Space, space_of
+from finegauge.planning.whatif import Standing, samples_per_step
 from finegauge.prediction.predictor import predict
 from finegauge.prediction.uncertainty import probability_out_of_memory
 from finegauge.run.run import Run
@@ -85,12 +87,12 @@ def space_around(run: Run, drawn: dict[str, Any]) -> Space:
     )
 
 
-def figures(plan: Candidate) -> dict[str, float | None]:
+def figures(plan: Standing) -> dict[str, float | None]:
     """Return what the search says of a plan."""
     return {name: value for name, value in plan._asdict().items() if name not in ("run", "offer")}
 
 
-def figures_of_its_run(plan: Candidate) -> dict[str, float | None]:
+def figures_of_its_run(plan: Standing) -> dict[str, float | None]:
     """Return what `predict` and `quote` say of the plan's run on its offer."""
     assert plan.offer is not None
     profile = predict(plan.run)
@@ -106,6 +108,7 @@ def figures_of_its_run(plan: Candidate) -> dict[str, float | None]:
         "spot_usd": priced.spot_usd,
         "energy_j": bill.wall_energy_j,
         "emissions_kg": bill.emissions_kg,
+        "samples_per_step": samples_per_step(plan.run),
     }
 
 

@@ -108,7 +108,7 @@ def _thrown(run: Run, name: str) -> Run:
 
     Raises: FieldError where it changes nothing.
     """
-    from finegauge.planning.switches import switch_named
+    from finegauge.planning.whatif import switch_named
 
     switch = switch_named(name)
     assert switch is not None, name  # as `_switches` saw to
@@ -130,7 +130,7 @@ def _filled(run: Run) -> Run:
 
 def _switches(text: str, where: str) -> Value:
     """Return the value that throws the switches of "zero3+lora"."""
-    from finegauge.planning.switches import known_switches, switch_named
+    from finegauge.planning.whatif import known_switches, switch_named
 
     names = [part.strip() for part in text.split("+") if part.strip() not in ("", BASELINE)]
     thrown = [(name, switch_named(name)) for name in names]

@@ -21,9 +21,8 @@ from finegauge.planning.capacity import (
 if TYPE_CHECKING:
     from finegauge.measurement.options import Options
     from finegauge.measurement.process import Heard
-    from finegauge.planning.capacity import Estimator
     from finegauge.planning.estimate import Estimate
-    from finegauge.profile import Profile
+    from finegauge.profile import Estimator, Profile
     from finegauge.run.run import Run
 
 

@@ -211,7 +211,7 @@ def _list(context: click.Context, option: click.Parameter, value: object) -> Non
     """Print every switch, and stop."""
     if not value or context.resilient_parsing:
         return
-    from finegauge.planning.switches import SWITCHES
+    from finegauge.planning.whatif import SWITCHES
     from finegauge.render.whatif import switch_lines
 
     say(switch_lines((one.name, one.breaks) for one in SWITCHES))

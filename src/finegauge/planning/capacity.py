@@ -9,18 +9,16 @@ Neglects: an Estimator whose outcome flips more than once.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import floor
 from typing import TYPE_CHECKING, NamedTuple
 
 from finegauge.errors import FieldError
-from finegauge.profile import Profile
+from finegauge.profile import Estimator, Profile
 
 if TYPE_CHECKING:
     from finegauge.run.run import Run
-
-Estimator = Callable[["Run"], Profile]
 
 MAX_MICRO_BATCH_SIZE = 4096
 MAX_SEQ_LEN = 1_048_576
@@ -53,13 +51,22 @@ def max_micro_batch_size(
 
     Args:
         run: The question; its own micro_batch_size does not matter.
-        estimator: Who says whether a step fits; FineGauge's prediction by default.
+        estimator: Says whether a step fits; FineGauge's prediction by default.
         limit: The largest size to consider.
 
     Raises: FieldError where `limit` is less than one such step.
     """
-    ask, unit = estimator or _predict, unit_within(run, limit)
-    return _search("micro_batch_size", lambda size: ask(run.replace(micro_batch_size=size)), limit, unit=unit)
+    return _search(run, "micro_batch_size", estimator, limit, unit_within(run, limit))
+
+
+def max_seq_len(run: "Run", estimator: Estimator | None = None, *, limit: int = MAX_SEQ_LEN) -> Capacity:
+    """Return the longest `seq_len`, a multiple of `pad_to_multiple_of`, at which the batch fits.
+
+    The run's data set is set aside: every sequence counts as long as the cut-off, for that
+    is the batch that has to fit.
+    """
+    unit = min(run.pad_to_multiple_of, limit)
+    return _search(run.replace(dataset=None), "seq_len", estimator, limit, unit)
 
 
 def unit_within(run: "Run", limit: int) -> int:
@@ -78,34 +85,30 @@ def unit_within(run: "Run", limit: int) -> int:
     return unit
 
 
-def max_seq_len(run: "Run", estimator: Estimator | None = None, *, limit: int = MAX_SEQ_LEN) -> Capacity:
-    """Return the longest `seq_len`, a multiple of `pad_to_multiple_of`, at which the batch fits.
+def cautious(estimator: Estimator) -> Estimator:
+    """Return an Estimator by which a step that is risky does not fit."""
+    from finegauge.prediction.uncertainty import is_safe
 
-    The run's data set is set aside: every sequence counts as long as the cut-off, for that
-    is the batch that has to fit.
-    """
-    ask = estimator or _predict
-    filled = run.replace(dataset=None)
-    unit = min(run.pad_to_multiple_of, limit)
-    return _search("seq_len", lambda length: ask(filled.replace(seq_len=length)), limit, unit=unit)
+    def ask(run: "Run") -> Profile:
+        profile = estimator(run)
+        return profile if is_safe(profile) else replace(profile, outcome="out_of_memory")
 
-
-def _predict(run: "Run") -> Profile:
-    """Return FineGauge's own prediction."""
-    from finegauge.prediction.predictor import predict
-
-    return predict(run)
+    return ask
 
 
-def _search(field: str, probe: Callable[[int], Profile], limit: int, *, unit: int) -> Capacity:
+def _search(run: "Run", field: str, estimator: Estimator | None, limit: int, unit: int) -> Capacity:
     """Return the border between fitting and failing, in multiples of `unit` up to `limit`."""
+    if estimator is None:
+        from finegauge.prediction.predictor import predict
+
+        estimator = predict
     known: dict[int, Profile] = {}
-    low, high, most = 0, None, limit // unit
+    below, low, high, most = 0, 0, None, limit // unit
     while low < most and (high is None or high - low > 1):
-        guess = _aim(known, low, high, most)
-        known[guess] = probe(guess * unit)
+        guess = _aim(known, below, low, high, most)
+        known[guess] = estimator(run.replace(**{field: guess * unit}))
         if known[guess].fits:
-            low = guess
+            below, low = low, guess
         else:
             high = guess
     return Capacity(
@@ -118,15 +121,14 @@ def _search(field: str, probe: Callable[[int], Profile], limit: int, *, unit: in
     )
 
 
-def _aim(known: dict[int, Profile], low: int, high: int | None, most: int) -> int:
-    """Return the next multiple to probe.
+def _aim(known: dict[int, Profile], below: int, low: int, high: int | None, most: int) -> int:
+    """Return the next multiple to probe, between `low` and `high`; `below` fitted before `low` did.
 
     Memory that rises ever faster meets the limit between where the chord of the bracket
     meets it and where the line through the two steps below does: the middle of both is
     probed. Every fourth probe halves the bracket, so that no other curve can make the
     search crawl; while nothing is known of memory, the guess doubles and halves.
     """
-    below = max((n for n in known if n < low), default=None)
     risen = _crossing(known, below, low)
     if high is None:
         return min(most, max(low + 1, risen if risen is not None else 2 * low))
@@ -138,12 +140,12 @@ def _aim(known: dict[int, Profile], low: int, high: int | None, most: int) -> in
     return min(max(guess, low + 1), high - 1)
 
 
-def _crossing(known: dict[int, Profile], one: int | None, other: int) -> int | None:
+def _crossing(known: dict[int, Profile], one: int, other: int) -> int | None:
     """Return the multiple at which the line through two known steps reaches what the GPU has.
 
     None where a step is not known, or memory does not rise.
     """
-    if one is None or one not in known or other not in known:
+    if one not in known or other not in known:
         return None
     first, second = known[one].device_memory_bytes.total, known[other].device_memory_bytes.total
     slope = (second - first) / (other - one)
@@ -152,6 +154,15 @@ def _crossing(known: dict[int, Profile], one: int | None, other: int) -> int | N
         return None
     return other + floor(max(-MANY, min(MANY, (capacity - second) / slope)))
 
+
+# The largest micro-batch that really fits, found in a few trials between predicted bounds.
+#
+#     low  <  what fits  <  high
+#
+# `low` fits even at the prediction's 90th percentile, `high` does not even at its 10th: from
+# there on a trial would certainly run out of memory, and none is launched. Between them each
+# trial corrects the prediction by what it measured, and the next one is where the corrected
+# line meets what the device has; a trial that runs out of memory halves the rest.
 
 MOST_TRIALS = 4
 UNSURE_RATIOS = 0.85, 1.15  # where a prediction states no interval of its own
@@ -201,7 +212,7 @@ def measured_max_micro_batch_size(
         return predict(run.replace(micro_batch_size=units * unit))
 
     def corrected_fits(units: int) -> bool:
-        return _needed(predicted(units)) * correction <= capacity_bytes
+        return predicted(units).device_memory_bytes.total * correction <= capacity_bytes
 
     most = limit // unit
     bounds = _bounds(predicted, capacity_bytes, most)
@@ -215,7 +226,9 @@ def measured_max_micro_batch_size(
             break
         if trial.fits:
             low = guess
-            correction = _correction(trial, predicted(guess), correction)
+            measured = trial.peak_memory_bytes.total
+            expected = predicted(guess).peak_memory_bytes.total
+            correction = measured / expected if measured and expected else correction
             refuted = high in trials and corrected_fits(high)
             guess = (low + high) // 2 if refuted else max(low + 1, _largest(corrected_fits, low, high))
         else:
@@ -240,7 +253,10 @@ def _bounds(predicted: Callable[[int], Profile], capacity_bytes: float, limit: i
     low_ratio, high_ratio = predicted(1).source.memory_interval or UNSURE_RATIOS
 
     def largest(ratio: float) -> int:
-        return _largest(lambda size: _needed(predicted(size)) * ratio <= capacity_bytes, 0, limit + 1)
+        def fits(size: int) -> bool:
+            return predicted(size).device_memory_bytes.total * ratio <= capacity_bytes
+
+        return _largest(fits, 0, limit + 1)
 
     return Bounds(low=largest(high_ratio), likely=largest(1.0), high=largest(low_ratio) + 1)
 
@@ -256,14 +272,3 @@ def _largest(fits: Callable[[int], bool], low: int, high: int) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
-
-
-def _needed(profile: Profile) -> float:
-    """Return the bytes that have to fit."""
-    return profile.device_memory_bytes.total
-
-
-def _correction(trial: Profile, predicted: Profile, before: float) -> float:
-    """Return measured over predicted memory; what was known before where the trial did not measure it."""
-    measured, expected = trial.peak_memory_bytes.total, predicted.peak_memory_bytes.total
-    return measured / expected if measured and expected else before

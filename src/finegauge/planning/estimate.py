@@ -1,21 +1,44 @@
-"""The whole answer about one run on one GPU: one step, the room that is left, and the bill.
+"""The whole answer about one run on one GPU: one step, the room that is left, the bill, every batch of it.
 
-This is what `finegauge estimate` shows and what `finegauge check` judges.
+This is what `finegauge estimate` shows and what `finegauge check` judges. Whether a run survives its whole
+data set is asked of its own batches, those of a file's samples, not of an average one. An error of the
+prediction is the model's, so it is the same for all batches of a run:
+
+    P(some batch runs out of memory) = max over batches of P(this batch does)
+
+Between predictions, memory is taken as a line in the tokens of a batch. It rises ever faster with them,
+or evenly, so that this is never too little.
+
+Neglects: batches of another seed than the framework's default; fragmentation that grows over a run.
 """
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from finegauge.errors import UnsupportedError
-from finegauge.planning.capacity import Capacity, Estimator, max_micro_batch_size
+from finegauge.planning.capacity import Capacity, cautious, max_micro_batch_size
 from finegauge.planning.quote import Quote, quote
-from finegauge.prediction.uncertainty import FITS, verdict
-from finegauge.profile import Profile
+from finegauge.prediction.predictor import predict
+from finegauge.prediction.uncertainty import (
+    FITS,
+    RISKY_FROM_FRACTION,
+    exceeding_fraction,
+    probability_out_of_memory,
+    verdict,
+)
+from finegauge.profile import Estimator, Profile
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from finegauge.data.batch_shape import BatchShape
+    from finegauge.data.batches import Batches
+    from finegauge.data.token_lengths import Lengths
     from finegauge.run.run import Run
+
+READ_AS_THEY_ARE = ("sft", "pretrain", "evaluate")  # phases whose batches are the data set's own sequences
+PREDICTED = 48  # batches of different size whose memory is predicted; the others lie on lines between
+WORST = 10
+SAMPLES_NAMED = 10
 
 
 class Estimate(NamedTuple):
@@ -46,9 +69,7 @@ def estimate(run: "Run", estimator: Estimator | None = None, *, at_max_batch: bo
         estimator: Who says what a step takes; FineGauge's prediction by default.
         at_max_batch: Ask about the largest micro-batch that fits, not about the run's own.
     """
-    from finegauge.prediction.uncertainty import probability_out_of_memory
-
-    ask = _remembering(estimator)
+    ask: Estimator = cache(estimator or predict)
     own = ask(run)  # before the search, so that it keeps the run's own origins
     capacity = max_micro_batch_size(run, ask)
     profile = capacity.profile or own if at_max_batch else own
@@ -57,13 +78,15 @@ def estimate(run: "Run", estimator: Estimator | None = None, *, at_max_batch: bo
         profile=profile,
         out_of_memory_fraction=chance,
         capacity=capacity,
-        safe_micro_batch_size=None if verdict(chance) == FITS else _safe_micro_batch_size(run, ask),
+        safe_micro_batch_size=None
+        if verdict(chance) == FITS
+        else max_micro_batch_size(run, cautious(ask)).value,
         quote=quote(profile.run, profile),
     )
 
 
 def estimates(
-    runs: "Sequence[Run]", estimator: Estimator | None = None, *, at_max_batch: bool = False
+    runs: Sequence["Run"], estimator: Estimator | None = None, *, at_max_batch: bool = False
 ) -> tuple[list[Estimate], dict[str, str]]:
     """Return the whole answer about each of `runs`, and by GPU why there is none.
 
@@ -80,27 +103,173 @@ def estimates(
     return found, unsupported
 
 
-def _remembering(estimator: Estimator | None) -> Estimator:
-    """Return an Estimator that is not asked twice about the same run."""
-    from finegauge.prediction.predictor import predict
+class Offender(NamedTuple):
+    """A sample that makes a batch large."""
 
-    asked, known = estimator or predict, {}
-
-    def ask(run: "Run") -> Profile:
-        if run not in known:
-            known[run] = asked(run)
-        return known[run]
-
-    return ask
+    sample: int  # place among the samples, from 0
+    row: int  # line or record of the file, from 1
+    tokens: int  # trained of it, after the cut-off
 
 
-def _safe_micro_batch_size(run: "Run", estimator: Estimator) -> int:
-    """Return the largest micro-batch that is not even risky; 0 if there is none."""
-    from finegauge.prediction.uncertainty import probability_out_of_memory
+class RiskyBatch(NamedTuple):
+    """One of the largest micro-batches of a run."""
 
-    def cautious(asked: "Run") -> Profile:
-        profile = estimator(asked)
-        safe = verdict(probability_out_of_memory(profile)) == FITS
-        return profile if safe else replace(profile, outcome="out_of_memory")
+    epoch: int  # from 1
+    step: int  # of the run, from 1
+    tokens: int  # padding included
+    memory_bytes: float
+    out_of_memory_fraction: float
+    offenders: tuple[Offender, ...]  # its longest samples, the longest first
 
-    return max_micro_batch_size(run, cautious).value
+
+class WholeRun(NamedTuple):
+    """A run over every batch that it will make."""
+
+    out_of_memory_fraction: float
+    num_steps: int  # looked at: those of the epochs drawn, no more than the run takes
+    steps_at_risk: int  # in which some micro-batch is risky
+    first_at_risk: int | None  # the first such step, from 1
+    worst: tuple[RiskyBatch, ...]
+    safe_seq_len: int | None  # the longest cut-off at which no batch is risky; None: as it is, or none found
+    too_long: tuple[Offender, ...]  # samples beyond it, the longest first
+    num_too_long: int
+
+    @property
+    def verdict(self) -> str:
+        """Return fits, risky or will_not_fit."""
+        return verdict(self.out_of_memory_fraction)
+
+
+def whole_run(run: "Run", lengths: "Lengths") -> WholeRun | None:
+    """Return what becomes of `run` on its GPU over all batches of its samples.
+
+    None where no GPU is named, or the phase makes other batches of the samples than they are.
+    """
+    if run.gpu is None or run.phase not in READ_AS_THEY_ARE:
+        return None
+    from finegauge.data.batch_shape import epoch_of, epochs_drawn, shape_of_samples
+
+    epochs = [epoch_of(run, lengths, epoch) for epoch in range(epochs_drawn(run, lengths))]
+    shape = shape_of_samples(run, lengths)
+    memory = _BatchMemory(run, shape)
+    sizes = _sizes(epochs, shape.steps_total)
+    chances, memories = memory.all(sizes)
+    steps = sizes["step"]
+    risky = steps[chances >= RISKY_FROM_FRACTION]
+    worst = _worst(epochs, sizes, memories, chances, lengths)
+    at_risk = sorted(set(risky.tolist()))
+    safe = _safe_seq_len(run, memory, sizes) if at_risk and not run.packing else None
+    beyond = _longer_than(lengths, safe, epochs[0]) if safe else []
+    return WholeRun(
+        out_of_memory_fraction=float(chances.max()),
+        num_steps=int(steps.max()) + 1,
+        steps_at_risk=len(at_risk),
+        first_at_risk=at_risk[0] + 1 if at_risk else None,
+        worst=worst,
+        safe_seq_len=safe,
+        too_long=tuple(beyond[:SAMPLES_NAMED]),
+        num_too_long=len(beyond),
+    )
+
+
+class _BatchMemory:
+    """Predicts the memory of single batches of one run."""
+
+    def __init__(self, run: "Run", shape: "BatchShape") -> None:
+        self.run, self.shape = run, shape
+
+    def profile(self, rows: int, tokens: int, longest: int) -> Profile:
+        """Return the predicted step whose longest micro-batch has this size."""
+        batch = self.shape._replace(sequences=rows, longest_len=longest, longest_tokens=tokens)
+        return predict(self.run, batch=batch)
+
+    def all(self, sizes: Any) -> tuple[Any, Any]:
+        """Return the chance of running out of memory, and the bytes, of every batch."""
+        import numpy as np
+
+        known = np.unique(np.stack([sizes["tokens"], sizes["longest"], sizes["rows"]]), axis=1)
+        places = np.unique(np.linspace(0, known.shape[1] - 1, PREDICTED).round().astype(int))
+        profiles = [
+            self.profile(rows, tokens, longest) for tokens, longest, rows in known[:, places].T.tolist()
+        ]
+        predicted = [profile.device_memory_bytes.total for profile in profiles]
+        memory = np.interp(sizes["tokens"], known[0, places].astype(float), predicted)
+        room, interval = profiles[0].capacity_bytes, profiles[0].source.memory_interval
+        if interval is None:
+            return (memory > room).astype(float), memory
+        return exceeding_fraction(memory, room, interval), memory
+
+
+def _sizes(epochs: "list[Batches]", steps_total: int | None) -> dict[str, Any]:
+    """Return epoch, number, step, rows, tokens and longest sequence of every micro-batch of the run."""
+    import numpy as np
+
+    columns: dict[str, list[Any]] = {
+        name: [] for name in ("epoch", "number", "step", "rows", "tokens", "longest")
+    }
+    for epoch, batches in enumerate(epochs):
+        numbers = np.arange(batches.number)
+        columns["epoch"].append(np.full(batches.number, epoch))
+        columns["number"].append(numbers)
+        columns["step"].append(epoch * batches.steps + numbers // batches.per_step)
+        columns["rows"].append(np.diff(batches.dealt.offsets))
+        columns["tokens"].append(batches.tokens)
+        columns["longest"].append(batches.longest)
+    whole = {name: np.concatenate(parts) for name, parts in columns.items()}
+    within = whole["step"] < (steps_total or np.inf)
+    return {name: values[within] for name, values in whole.items()}
+
+
+def _worst(
+    epochs: "list[Batches]", sizes: dict[str, Any], memories: Any, chances: Any, lengths: "Lengths"
+) -> tuple[RiskyBatch, ...]:
+    """Return the batches that take most memory, the largest first."""
+    import numpy as np
+
+    first = np.lexsort((sizes["step"], -memories))[:WORST].tolist()
+    return tuple(
+        RiskyBatch(
+            epoch=int(sizes["epoch"][n]) + 1,
+            step=int(sizes["step"][n]) + 1,
+            tokens=int(sizes["tokens"][n]),
+            memory_bytes=float(memories[n]),
+            out_of_memory_fraction=float(chances[n]),
+            offenders=_offenders(epochs[int(sizes["epoch"][n])], int(sizes["number"][n]), lengths),
+        )
+        for n in first
+    )
+
+
+def _offenders(batches: "Batches", number: int, lengths: "Lengths") -> tuple[Offender, ...]:
+    """Return the longest samples of a micro-batch: those that its padding, or half its tokens, come from."""
+    stretches = sorted((one for row in batches.stretches(number) for one in row), key=lambda one: -one.length)
+    named, tokens = [], 0
+    for one in stretches[:SAMPLES_NAMED]:
+        named.append(Offender(one.sample, lengths.rows[one.sample], one.length))
+        tokens += one.length
+        if batches.recipe.padding == "longest" or 2 * tokens >= int(batches.real_tokens[number]):
+            break
+    return tuple(named)
+
+
+def _safe_seq_len(run: "Run", memory: _BatchMemory, sizes: dict[str, Any]) -> int | None:
+    """Return the longest cut-off at which a full micro-batch of such samples is not risky."""
+    rows = run.micro_batch_size
+    low, high = 0, int(sizes["longest"].max())
+    while high - low > 1:
+        middle = (low + high) // 2
+        chance = probability_out_of_memory(memory.profile(rows, rows * middle, middle))
+        low, high = (middle, high) if chance < RISKY_FROM_FRACTION else (low, middle)
+    multiple = run.pad_to_multiple_of if run.padding == "longest" else 1
+    return low // multiple * multiple or None
+
+
+def _longer_than(lengths: "Lengths", seq_len: int, batches: "Batches") -> list[Offender]:
+    """Return the samples that are trained and longer than a cut-off, the longest first."""
+    import numpy as np
+
+    pieces = batches.rows.pieces
+    places = np.flatnonzero(pieces.length > seq_len)
+    places = places[np.argsort(-pieces.length[places], kind="stable")]
+    found = zip(pieces.sample[places].tolist(), pieces.length[places].tolist(), strict=True)
+    return [Offender(sample, lengths.rows[sample], tokens) for sample, tokens in found]

@@ -7,45 +7,41 @@ A plan counts as fitting where the probability that its longest batch runs out o
 allowed risk. Everything shown of the plan that is taken comes from `predict` and `quote` of its run.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from statistics import NormalDist
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from finegauge.errors import FieldError, FineGaugeError, InputError, UnsupportedError
-from finegauge.formats.sheet import plain
-from finegauge.formats.writing import Written, as_written, write
-from finegauge.planning.whatif import Standing, standing, with_known_length
+from finegauge.planning.quote import Quote, quote
+from finegauge.planning.search import Heard, leanest, search, search_one_by_one
+from finegauge.planning.selection import (
+    Alternative,
+    Choice,
+    Relaxation,
+    SearchResult,
+    Wanted,
+    alternatives,
+    front,
+    nearest_miss,
+    relaxations,
+    representatives,
+)
+from finegauge.planning.space import ORIGIN, Space, space_of
+from finegauge.planning.whatif import Standing, requirements, standing, with_known_length
 from finegauge.prediction.phases import TRAINED
-from finegauge.prediction.uncertainty import RISKY_FROM_FRACTION
+from finegauge.prediction.predictor import predict
+from finegauge.prediction.uncertainty import P90
+from finegauge.profile import Profile
 from finegauge.run.rules import DATA_DEGREES, LORA_FIELDS, MODEL_DEGREES
 
 if TYPE_CHECKING:
-    from finegauge.catalogue.offers import Offer
-    from finegauge.planning.quote import Quote
-    from finegauge.planning.search import Candidate, Limits
-    from finegauge.planning.selection import Alternative, Choice, Found, Relaxation
-    from finegauge.planning.space import Space
-    from finegauge.profile import Profile
+    from finegauge.formats.writing import Written
     from finegauge.run.run import Run
 
 OBJECTIVES = ("cost", "time", "energy")
 MOST_OF_FRONT = 10
-Heard = Callable[[float], None]
-Searched = Callable[["Run", "Wanted", Heard | None], "Found"]
-
-
-class Wanted(NamedTuple):
-    """What is asked of a plan; None where there is no limit."""
-
-    within_s: float | None = None
-    budget_usd: float | None = None
-    risk_fraction: float = RISKY_FROM_FRACTION
-    minimise: str = "cost"
-    spot: bool = False
-    keep_method: bool = False
-    gpus: tuple[str, ...] = ()  # only these; all of the catalogue where empty
-    providers: tuple[str, ...] = ()
-    max_gpus: int = 64
-    framework: str = ""  # whose files are to say it; "" where it is not written down
+Searched = Callable[["Run", Wanted, Heard | None], SearchResult]
 
 
 class Miss(NamedTuple):
@@ -53,7 +49,7 @@ class Miss(NamedTuple):
 
     limit: str  # memory, time or budget; unknown where a price or a power is
     over_fraction: float | None  # beyond the limit
-    candidate: "Candidate | None"
+    candidate: Standing | None
 
 
 class Plan(NamedTuple):
@@ -63,19 +59,19 @@ class Plan(NamedTuple):
     wanted: Wanted
     assumed_samples: int | None  # where the run does not state its length
     base: Standing | None  # the run as it is; None where it states no GPU or has no answer
-    front: tuple["Candidate", ...]  # cost, time, energy; by cost. Beyond the limits where nothing keeps them
+    front: tuple[Standing, ...]  # cost, time, energy; by cost. Beyond the limits where nothing keeps them
     num_on_front: int
     num_candidates: int
     num_evaluated: int
     search_s: float
     notes: tuple[str, ...]  # what the framework to export to runs otherwise
-    winner: "Candidate | None" = None
-    profile: "Profile | None" = None  # of the winner's step
-    quote: "Quote | None" = None  # of the winner
+    winner: Standing | None = None
+    profile: Profile | None = None  # of the winner's step
+    quote: Quote | None = None  # of the winner
     changes: Mapping[str, Any] = {}  # what the winner changes of the run
     asks: tuple[str, ...] = ()  # what those changes ask for in return
-    alternatives: Mapping[str, tuple["Alternative", ...]] = {}
-    relaxations: tuple["Relaxation", ...] = ()
+    alternatives: Mapping[str, tuple[Alternative, ...]] = {}
+    relaxations: tuple[Relaxation, ...] = ()
     miss: Miss | None = None  # what comes closest, where there is no plan
 
 
@@ -87,15 +83,11 @@ def plan(
     Args:
         run: The question; its GPU, if it states one, is only where it starts from.
         wanted: Limits, and what to minimise; the cheapest of all by default.
-        searched: Who evaluates the plans; FineGauge's vectorised search by default.
+        searched: Evaluates the plans; FineGauge's vectorised search by default.
         heard: Told now and then which fraction of the search is done.
 
     Raises: UnsupportedError where NumPy is missing, or where the run's phase cannot be searched.
     """
-    from time import perf_counter
-
-    from finegauge.planning.selection import Choice
-
     wanted = wanted or Wanted()
     sized, assumed = with_known_length(run)
     notes: tuple[str, ...] = ()
@@ -104,15 +96,21 @@ def plan(
     started = perf_counter()
     result = (searched or _search)(sized, wanted, heard)
     took_s = perf_counter() - started
-    choice = Choice.of(sized, result, _limits(wanted), wanted.minimise, spot=wanted.spot)
+    choice = Choice.of(sized, result, wanted)
     best = choice.best(choice.allowed())
-    front, num_on_front = _front(choice, best)
+    base = None
+    if sized.gpu is not None:
+        try:
+            base = standing(sized)
+        except FineGaugeError:
+            base = None
+    shown, num_on_front = _front(choice, best)
     whole = Plan(
         run=sized,
         wanted=wanted,
         assumed_samples=assumed,
-        base=_base(sized),
-        front=front,
+        base=base,
+        front=shown,
         num_on_front=num_on_front,
         num_candidates=result.num_candidates,
         num_evaluated=result.num_evaluated,
@@ -120,26 +118,20 @@ def plan(
         notes=notes,
     )
     if best is None:
-        return whole._replace(miss=_miss(choice, wanted))
-    return _with_winner(whole, choice, best)
-
-
-def _with_winner(whole: Plan, choice: "Choice", best: int) -> Plan:
-    """Return the plan with what is told about its winner."""
-    from finegauge.planning.quote import quote
-    from finegauge.planning.selection import alternatives, relaxations
-    from finegauge.prediction.predictor import predict
-
-    winner = choice.result.candidate(best)
+        return whole._replace(miss=_miss(choice))
+    winner = result.candidate(best)
     profile = predict(winner.run)
+    interval, margin_ratio = profile.source.memory_interval, 1.0
+    if interval is not None:  # the card's memory over the median that keeps the risk
+        margin_ratio = interval.high_ratio ** (NormalDist().inv_cdf(1.0 - wanted.risk_fraction) / P90)
     return whole._replace(
         winner=winner,
         profile=profile,
         quote=quote(winner.run, profile),
-        changes=changes(whole.run, winner.run),
-        asks=tuple(dict.fromkeys(asks(whole.run, winner.run))),
+        changes=changes(sized, winner.run),
+        asks=requirements(sized, winner.run),
         alternatives=alternatives(choice, best),
-        relaxations=relaxations(choice, best, margin_ratio=_margin_ratio(profile, whole.wanted)),
+        relaxations=relaxations(choice, best, margin_ratio=margin_ratio),
     )
 
 
@@ -153,26 +145,8 @@ def changes(run: "Run", planned: "Run") -> dict[str, Any]:
     return {n: v for n, v in planned.fields().items() if v != before[n] and n not in idle}
 
 
-def asks(run: "Run", planned: "Run") -> Iterator[str]:
-    """Yield what the switches that `planned` has and `run` has not ask for in return."""
-    from finegauge.planning.switches import ALREADY, SEARCHING, SWITCHES
-
-    for switch in SWITCHES:
-        if not switch.breaks or switch.name in SEARCHING:
-            continue
-        degree = switch.name.replace("-", "_")
-        if degree in MODEL_DEGREES:
-            has = getattr(planned, degree) > getattr(run, degree)
-        else:
-            has = switch.change(planned) == ALREADY and switch.change(run) != ALREADY
-        if has and not (switch.name == "lora" and run.trains_adapters):
-            yield switch.breaks
-
-
-def _space(run: "Run", wanted: Wanted) -> "Space":
+def _space(run: "Run", wanted: Wanted) -> Space:
     """Return what is searched."""
-    from finegauge.planning.space import space_of
-
     space = space_of(
         run,
         keep_method=wanted.keep_method,
@@ -180,57 +154,25 @@ def _space(run: "Run", wanted: Wanted) -> "Space":
         providers=wanted.providers or None,
         max_gpus=wanted.max_gpus,
     )
-    if not wanted.framework:
-        return space
-
-    return within(space, wanted.framework)
+    return within(space, wanted.framework) if wanted.framework else space
 
 
-def _search(run: "Run", wanted: Wanted, heard: Heard | None) -> "Found":
+def _search(run: "Run", wanted: Wanted, heard: Heard | None) -> SearchResult:
     """Return what FineGauge's own search finds."""
     try:
         import numpy  # noqa: F401  # as search needs it
     except ImportError:
         raise UnsupportedError("Planning needs NumPy: pip install 'finegauge[plan]'.") from None
     space = _space(run, wanted)
-    if run.phase in TRAINED:
-        from finegauge.planning.search import search
-
-        return search(space, heard=heard)
-    from finegauge.planning.search import search_one_by_one
-
-    return search_one_by_one(space, heard)
+    return search(space, heard=heard) if run.phase in TRAINED else search_one_by_one(space, heard)
 
 
-def _limits(wanted: Wanted) -> "Limits":
-    """Return what a plan must keep."""
-    from finegauge.planning.search import Limits
-
-    return Limits(
-        within_s=wanted.within_s,
-        budget_usd=wanted.budget_usd,
-        out_of_memory_fraction=wanted.risk_fraction,
-    )
-
-
-def _base(run: "Run") -> Standing | None:
-    """Return how the run stands as it is, where it can be answered."""
-    if run.gpu is None:
-        return None
-    try:
-        return standing(run)
-    except FineGaugeError:
-        return None
-
-
-def _front(choice: "Choice", best: int | None) -> tuple[tuple["Candidate", ...], int]:
+def _front(choice: Choice, best: int | None) -> tuple[tuple[Standing, ...], int]:
     """Return a few plans of the Pareto front with the one to take, by cost, and how many it has.
 
     A plan whose energy is not known counts as the thirstiest.
     """
     import numpy as np
-
-    from finegauge.planning.selection import front, representatives
 
     rows = np.flatnonzero(choice.allowed() if best is not None else choice.fits() & choice.sensible)
     figures = [choice.column(name)[rows] for name in OBJECTIVES]
@@ -238,34 +180,23 @@ def _front(choice: "Choice", best: int | None) -> tuple[tuple["Candidate", ...],
     figures[2] = np.where(np.isnan(energy), np.max(energy, initial=1.0, where=~np.isnan(energy)), energy)
     on_front = front(figures)
     chosen = on_front[representatives([column[on_front] for column in figures], MOST_OF_FRONT)]
-    shown = set(rows[chosen].tolist()) | ({best} if best is not None else set())
-    by_cost = sorted(shown, key=lambda row: (float(choice.column("cost")[row]), row))
-    return tuple(choice.result.candidate(row) for row in by_cost), len(on_front)
+    shown = np.unique(rows[chosen] if best is None else np.append(rows[chosen], best))
+    by_cost = shown[np.argsort(choice.column("cost")[shown], kind="stable")]
+    return tuple([choice.result.candidate(row) for row in by_cost.tolist()]), len(on_front)
 
 
-def _miss(choice: "Choice", wanted: Wanted) -> Miss:
+def _miss(choice: Choice) -> Miss:
     """Return the plan that comes closest to the limits; the one that needs least where none came near."""
-    from finegauge.planning.search import leanest
-    from finegauge.planning.selection import nearest_miss
-
     index, limit, over = nearest_miss(choice, choice.sensible)
     if index is not None:
         return Miss(limit, over, choice.result.candidate(index))
-    found = leanest(_space(choice.run, wanted))
+    found = leanest(_space(choice.run, choice.wanted))
     return Miss(limit, None if found is None else found.memory_bytes / found.capacity_bytes - 1.0, found)
 
 
-def _margin_ratio(profile: "Profile", wanted: Wanted) -> float:
-    """Return by which factor of its median a plan's memory must stay below the card's to keep the risk."""
-    from statistics import NormalDist
-
-    from finegauge.prediction.uncertainty import P90
-
-    interval = profile.source.memory_interval
-    if interval is None:
-        return 1.0
-    return float(interval.high_ratio ** (NormalDist().inv_cdf(1.0 - wanted.risk_fraction) / P90))
-
+# A plan as the files of a framework: what they can say is searched, and the winner is written down. Nothing
+# here knows any framework. What one can say is found out by writing a run for it and reading the files back,
+# one option at a time.
 
 ONE_GPU: Mapping[str, Any] = {
     **dict.fromkeys(("num_gpus", "num_nodes", *MODEL_DEGREES, "expert_parallel"), 1),
@@ -289,43 +220,48 @@ def as_said(run: "Run", framework: str) -> Said:
 
     Raises: InputError where the framework cannot train this at all.
     """
-    alone = run.replace(origin="plan", **ONE_GPU)
+    from finegauge.formats.sheet import plain
+    from finegauge.formats.writing import as_written
+
+    alone = run.replace(ORIGIN, **ONE_GPU)
     changes: dict[str, Any] = {"framework": as_written(alone, framework)[0].framework}
     for probe in ({}, {"activation_checkpointing": "full"}, {"packing": True}):
         try:
-            asked = alone.replace(origin="plan", **probe)
-            _, found = as_written(asked, framework)
+            _, found = as_written(alone.replace(ORIGIN, **probe), framework)
         except InputError:  # what the probe adds cannot be said
             continue
-        changes |= {
-            name: written
-            for name, was, written in found
-            if was == getattr(alone, name) and not (name == "padding" and "packing" in probe)
-        }  # of the run as it is, not of the probe
-    notes = tuple(
+        for name, was, written in found:
+            if was == getattr(alone, name) and not (name == "padding" and "packing" in probe):
+                changes[name] = written  # of the run as it is, not of the probe
+    notes = [
         f"Planned with {name}={plain(value)}, as {framework} runs it, not {plain(getattr(run, name))}."
         for name, value in changes.items()
         if name != "framework"
-    )
-    return Said(run.replace(origin=f"as {framework} runs it", **changes), notes)
+    ]
+    return Said(run.replace(origin=f"as {framework} runs it", **changes), tuple(notes))
 
 
-def within(space: "Space", framework: str) -> "Space":
+def within(space: Space, framework: str) -> Space:
     """Return what of `space` the files of `framework` can say.
 
     Raises: InputError where nothing of it can be said.
     """
-    alone = space.run.replace(origin="plan", **ONE_GPU)
+    alone = space.run.replace(ORIGIN, **ONE_GPU)
 
     def sayable(options: Iterable[Any], name: str = "") -> tuple[Any, ...]:
-        return tuple(one for one in options if _says(alone, {name: one} if name else one, framework))
+        return tuple([one for one in options if _says(alone, {name: one} if name else one, framework)])
 
-    on_several = tuple(one for one in space.layouts if _says(alone, one, framework, ranks=RANKS))
-    on_one = tuple(one for one in sayable(space.layouts) if one not in on_several)
+    on_several = tuple([one for one in space.layouts if _says(alone, one, framework, ranks=RANKS)])
+    on_one = tuple([one for one in sayable(space.layouts) if one not in on_several])
     if on_several:  # whose data ranks always share something: FSDP's, of torchtune
-        on_one = tuple(one for one in on_one if one["sharding"] == "none")
+        on_one = tuple([one for one in on_one if one["sharding"] == "none"])
+    methods = []  # each with what the files mean by it: in which format its adapters are, and the like
+    for method in sayable(space.methods):
+        meant = _meant_otherwise(alone, method, framework) or {}
+        methods.append({**method, **{name: value for name, value in meant.items() if name not in VARIED}})
+    packed = _meant_otherwise(alone, {"packing": True}, framework) or {}
     found = space._replace(
-        methods=tuple(_meant(alone, one, framework) for one in sayable(space.methods)),
+        methods=tuple(methods),
         checkpointing=sayable(space.checkpointing, "activation_checkpointing"),
         packing=sayable(space.packing, "packing"),
         divisions=sayable(space.divisions),
@@ -333,7 +269,8 @@ def within(space: "Space", framework: str) -> "Space":
         alone=on_one,
         data_parallel=space.data_parallel if on_several else (1,),
         optimizers=sayable(space.optimizers, "optimizer"),
-        packed=_packed(alone, framework),
+        # TRL keeps the samples of a row apart, others do not
+        packed={name: value for name, value in packed.items() if name == "padding"},
     )
     for name in ("methods", "checkpointing", "packing", "divisions", "layouts", "optimizers"):
         if not getattr(found, name):
@@ -341,27 +278,36 @@ def within(space: "Space", framework: str) -> "Space":
     return found
 
 
-def _meant(alone: "Run", method: Mapping[str, Any], framework: str) -> Mapping[str, Any]:
-    """Return a method with what the files mean by it: in which format its adapters are, and the like."""
-    try:
-        _, found = as_written(alone.replace("plan", **method), framework)
-    except (FieldError, InputError):  # no such run, which the search passes over
-        return method
-    return {**method, **{one.field: one.written for one in found if one.field not in VARIED}}
+def _meant_otherwise(alone: "Run", option: Mapping[str, Any], framework: str) -> dict[str, Any] | None:
+    """Return what the files mean by a run with `option` other than it states; None where they cannot say it.
 
+    Nothing for a run that cannot be, which the search passes over.
+    """
+    from finegauge.formats.writing import as_written
 
-def _packed(alone: "Run", framework: str) -> Mapping[str, Any]:
-    """Return what packing changes besides itself: TRL keeps the samples of a row apart, others do not."""
     try:
-        _, found = as_written(alone.replace("plan", packing=True), framework)
-    except InputError:
+        asked = alone.replace(ORIGIN, **option)
+    except FieldError:
         return {}
-    return {one.field: one.written for one in found if one.field == "padding"}
+    try:
+        _, found = as_written(asked, framework)
+    except InputError:
+        return None
+    return {one.field: one.written for one in found}
+
+
+def _says(alone: "Run", option: Mapping[str, Any], framework: str, ranks: int = 1) -> bool:
+    """Return whether the files mean a run with `option` as it is; one that no run can have may stay."""
+    degrees = [int(option.get(name, 1)) for name in MODEL_DEGREES]
+    num_gpus = degrees[0] * degrees[1] * degrees[2] * ranks
+    placed = {"num_gpus": num_gpus, **dict.fromkeys(DATA_DEGREES), **option}
+    meant = _meant_otherwise(alone, placed, framework)
+    return meant is not None and meant.keys().isdisjoint({*option, "sharding", "cpu_offload"})
 
 
 def export(
-    plan: "Plan", framework: str, folder: str, *, recipe: str | None = None, overwrite: bool = False
-) -> Written:
+    plan: Plan, framework: str, folder: str, *, recipe: str | None = None, overwrite: bool = False
+) -> "Written":
     """Write the plan to take as the files of `framework` into `folder`, with a SkyPilot task.
 
     Args:
@@ -373,37 +319,18 @@ def export(
 
     Raises: InputError where the framework cannot say the plan, or files are there already.
     """
-    run, offer = exported_run(plan), _offer(plan)
-    spot = plan.wanted.spot
+    from finegauge.formats.writing import write
+
+    run, spot, offer = exported_run(plan), plan.wanted.spot, None  # the instance to rent
+    if plan.quote is not None:
+        priced = plan.quote.cheapest_spot if spot else plan.quote.cheapest_on_demand
+        offer = priced.offer if priced else None
     return write(run, framework, folder, offer=offer, spot=spot, recipe=recipe, overwrite=overwrite)
 
 
-def exported_run(plan: "Plan") -> "Run":
+def exported_run(plan: Plan) -> "Run":
     """Return the run of the plan, without a number of samples that was only assumed to compare."""
     if plan.winner is None:
         raise InputError("There is no plan to write.")
     run = plan.winner.run
-    return run.replace(origin="plan", num_samples=None) if plan.assumed_samples else run
-
-
-def _offer(plan: "Plan") -> "Offer | None":
-    """Return the instance to rent: on demand, or on spot where that was asked for."""
-    if plan.quote is None:
-        return None
-    priced = plan.quote.cheapest_spot if plan.wanted.spot else plan.quote.cheapest_on_demand
-    return priced.offer if priced else None
-
-
-def _says(alone: "Run", option: Mapping[str, Any], framework: str, ranks: int = 1) -> bool:
-    """Return whether the files mean a run with `option` as it is; one that no run can have may stay."""
-    degrees = [int(option.get(name, 1)) for name in MODEL_DEGREES]
-    model_ranks = degrees[0] * degrees[1] * degrees[2]
-    try:
-        asked = alone.replace("plan", num_gpus=model_ranks * ranks, **dict.fromkeys(DATA_DEGREES), **option)
-    except FieldError:
-        return True
-    try:
-        _, found = as_written(asked, framework)
-    except InputError:
-        return False
-    return not {one.field for one in found} & {*option, "sharding", "cpu_offload"}
+    return run.replace(ORIGIN, num_samples=None) if plan.assumed_samples else run

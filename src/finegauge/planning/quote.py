@@ -8,17 +8,19 @@ figures with two names. Neglects: failed attempts, set-up by hand, storage and t
 
 [1] MLPerf Training logs, 8 x H100 (700 W boards) on Llama-2-70B LoRA, one node: 895 W at the
     wall per GPU, power logged at the wall from run_start to run_stop; the boards themselves
-    are taken at 92 % of their limit, as `predict.energy` takes them.
+    are taken at 92 % of their limit, as `prediction.time` takes them.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from finegauge.catalogue.carbon import grid
 from finegauge.catalogue.carbon import pue as site_overhead
 from finegauge.catalogue.gpus import gpu
+from finegauge.catalogue.models import model
 from finegauge.catalogue.offers import Offer, managed_prices, offers, stale_warning
 from finegauge.data.batch_shape import BatchShape, shape
 from finegauge.prediction.calibration import DATASHEET
@@ -29,13 +31,21 @@ from finegauge.units import HOUR_S, KWH_J
 if TYPE_CHECKING:
     from finegauge.run.run import Run
 
+# [1]: CPUs, memory, fans, network and power supplies as well
+WALL_POWER_RATIO = 895.0 / (DATASHEET.active_power_fraction * 700.0)
+SAVE_BYTES_PER_S = 1e9  # a checkpoint to one NVMe or a good network disk; assumption
 # Assumption: a spot instance is taken away now and then, and work since the last checkpoint is
 # done again. Interruption rates differ by cloud, card and hour; none is published for all.
 SPOT_REPEATED_FRACTION = 0.10
+LONG_CONTEXT_TOKENS = 65_536  # managed services ask more beyond
 
 
 class PricedOffer(NamedTuple):
-    """One offer, and what the whole run would cost on it."""
+    """One offer, and what the whole run would cost on it: hours x price of the instance x instances.
+
+    An instance is rented whole: one with more GPUs than the run uses bills them all. A price that is not
+    known stays unknown (None), never 0.
+    """
 
     offer: Offer
     instances: int
@@ -56,99 +66,6 @@ class ManagedPrice(NamedTuple):
     high_usd: float
     date: str  # of the price; "" where none is printed
     trust: str
-
-
-def priced(run: "Run", wall_s: float, offers: Iterable[Offer]) -> tuple[PricedOffer, ...]:
-    """Return every offer that holds the run, cheapest on demand first, unknown prices last.
-
-    Args:
-        run: How many GPUs on how many nodes.
-        wall_s: From the start of the first process to the end of the last.
-        offers: Of the run's GPU; slices of a card and nodes that are too small are left out.
-    """
-    per_node = ceil(run.num_gpus / run.num_nodes)
-    found = [_priced(run, wall_s, offer) for offer in offers if offer.gpu_count >= per_node]
-    return tuple(sorted(found, key=_rank))
-
-
-def cheapest(offers: Iterable[PricedOffer], *, spot: bool = False) -> PricedOffer | None:
-    """Return the ranked offer with the lowest cost, or None where no price is known.
-
-    Where nothing ranked is on offer (a marketplace asked for by name), the lowest of the rest
-    that is no outlier.
-    """
-
-    def cost_usd(offer: PricedOffer) -> float | None:
-        return offer.spot_usd if spot else offer.on_demand_usd
-
-    known = [offer for offer in offers if cost_usd(offer) is not None and not offer.offer.outlier]
-    ranked = [offer for offer in known if offer.offer.is_ranked] or known
-    return min(ranked, key=lambda offer: cost_usd(offer) or 0.0, default=None)
-
-
-def managed(run: "Run", billed_tokens: float) -> tuple[ManagedPrice, ...]:
-    """Return what managed services would bill for the run's training tokens, cheapest first.
-
-    Only supervised fine-tuning is compared; prices of low trust and prices that hold only
-    for longer contexts are left out.
-    """
-    from finegauge.catalogue.models import model
-
-    figures = model(run.model)
-    parameters = figures.parameters or figures.published_parameters
-    if run.phase != "sft" or not parameters:
-        return ()
-    found = []
-    for price in managed_prices(figures.name, parameters):
-        low = price.usd_per_million_tokens or price.lowest_usd_per_million_tokens
-        high = price.usd_per_million_tokens or price.highest_usd_per_million_tokens
-        longer = price.max_context is not None and price.max_context > 65_536  # a dearer tier of the same
-        if low is None or high is None or price.trust == "low" or longer or "RL" in price.method:
-            continue
-        found.append(
-            ManagedPrice(
-                provider=price.provider,
-                model=price.model,
-                method=price.method,
-                billed_tokens=billed_tokens,
-                low_usd=low * billed_tokens / 1e6,
-                high_usd=high * billed_tokens / 1e6,
-                date=price.date,
-                trust=price.trust,
-            )
-        )
-    return tuple(sorted(found, key=lambda price: price.low_usd))
-
-
-def _priced(run: "Run", wall_s: float, offer: Offer) -> PricedOffer:
-    """Return the cost of `wall_s` seconds on as many instances as the run has nodes."""
-    hours, instances = wall_s / HOUR_S, run.num_nodes
-    on_demand, spot = offer.on_demand_usd_per_h, offer.spot_usd_per_h
-    return PricedOffer(
-        offer=offer,
-        instances=instances,
-        idle_gpus=offer.gpu_count * instances - run.num_gpus,
-        wall_s=wall_s,
-        on_demand_usd=None if on_demand is None else rent_usd(hours, on_demand, instances),
-        spot_usd=None if spot is None else rent_usd(hours * (1 + SPOT_REPEATED_FRACTION), spot, instances),
-    )
-
-
-def rent_usd(hours: float, usd_per_h: float, instances: int) -> float:
-    """Return what `instances` cost for so many hours."""
-    return hours * usd_per_h * instances
-
-
-def _rank(priced_offer: PricedOffer) -> tuple[bool, float, str, str]:
-    """Return the place of an offer in the list: by cost, unknown last, then by name."""
-    usd = priced_offer.on_demand_usd
-    offer = priced_offer.offer
-    return usd is None, usd or 0.0, offer.provider, offer.instance_type
-
-
-# [1]: CPUs, memory, fans, network and power supplies as well
-WALL_POWER_RATIO = 895.0 / (DATASHEET.active_power_fraction * 700.0)
-SAVE_BYTES_PER_S = 1e9  # a checkpoint to one NVMe or a good network disk; assumption
 
 
 class StepQuantities(NamedTuple):
@@ -208,27 +125,31 @@ def quote(run: "Run", profile: Profile | None = None, *, prices: Iterable[Offer]
     run = profile.run
     batch = shape(run)
     num_steps, num_epochs = batch.steps_total, epochs_of(run, batch)
-    intensity = grid(run.region, run.provider)
-    overhead = site_overhead(run.provider, run.region).pue
-    found = tuple(prices) if prices is not None else _offers(run)
-    wall, boards_j = Breakdown({}), None
+    if prices is None:
+        prices = offers(run.gpu, provider=run.provider, region=run.region if run.provider else None)
+    intensity, overhead = grid(run.region, run.provider), site_overhead(run.provider, run.region).pue
+    wall, boards_j, wall_j, kilograms = Breakdown({}), None, None, None
     costs: tuple[PricedOffer, ...] = ()
     services: tuple[ManagedPrice, ...] = ()
     if num_steps is not None:
         step, power = _step_quantities(run, profile), board_power(gpu(run.gpu or ""), DATASHEET)
-        wall = wall_time_s(run, step, num_steps, num_epochs)
-        if power is not None and step.step_j:  # else nothing is known about the power of the board
-            boards_j = boards_energy_j(run, step, num_steps, wall, power.idle_w)
-        costs = priced(run, wall.total, found)
-        services = managed(run, _training_tokens(run, batch, num_steps, num_epochs))
-    wall_j = None if boards_j is None else boards_j * WALL_POWER_RATIO
+        known = power is not None and step.step_j  # else nothing is known about the power of the board
+        wall, joules = run_totals(run, step, num_steps, num_epochs, power.idle_w if power and known else 0.0)
+        if known:
+            boards_j, wall_j = joules, joules * WALL_POWER_RATIO
+            kilograms = emissions_kg(wall_j, overhead, intensity.kg_per_kwh)
+        costs = priced(run, wall.total, prices)
+        tokens = num_steps * run.gradient_accumulation_steps * run.data_parallel * batch.real_tokens
+        if batch.num_samples is not None:  # all samples of all epochs, without padding
+            tokens = num_epochs * batch.num_samples * batch.real_tokens / batch.samples
+        services = managed(run, tokens)
     return Quote(
         run=run,
         num_steps=num_steps,
         wall_time_s=wall,
         boards_energy_j=boards_j,
         wall_energy_j=wall_j,
-        emissions_kg=None if wall_j is None else emissions_kg(wall_j, overhead, intensity.kg_per_kwh),
+        emissions_kg=kilograms,
         grid=intensity.name,
         grid_kg_per_kwh=intensity.kg_per_kwh,
         pue=overhead,
@@ -236,11 +157,6 @@ def quote(run: "Run", profile: Profile | None = None, *, prices: Iterable[Offer]
         managed=services,
         warnings=_warnings(run, num_steps, costs),
     )
-
-
-def _offers(run: "Run") -> tuple[Offer, ...]:
-    """Return the catalogue's offers for the run's GPU, of its provider and region where it states them."""
-    return offers(run.gpu, provider=run.provider, region=run.region if run.provider else None)
 
 
 def epochs_of(run: "Run", batch: BatchShape) -> float:
@@ -276,23 +192,21 @@ def checkpoint_bytes(run: "Run", held: Breakdown) -> float:
     return written + held["optimizer"]
 
 
-def wall_time_s(run: "Run", step: StepQuantities, num_steps: int, num_epochs: float) -> Breakdown:
-    """Return the seconds from start to end, by part."""
-    num_saves = num_epochs * run.saves_per_epoch
-    return Breakdown.of(
+def run_totals(
+    run: "Run", step: StepQuantities, num_steps: int, num_epochs: float, idle_w: float
+) -> tuple[Breakdown, float]:
+    """Return the seconds from start to end, by part, and the joules of all boards.
+
+    Around the steps the boards are idle.
+    """
+    wall = Breakdown.of(
         startup=run.startup_s,
         steps=num_steps * step.step_s,
         evaluation=num_epochs * run.eval_samples * step.sequence_forward_s,
-        saves=num_saves * step.checkpoint_bytes / SAVE_BYTES_PER_S,
+        saves=num_epochs * run.saves_per_epoch * step.checkpoint_bytes / SAVE_BYTES_PER_S,
     )
-
-
-def boards_energy_j(
-    run: "Run", step: StepQuantities, num_steps: int, wall_s: Breakdown, idle_w: float
-) -> float:
-    """Return the joules of all boards: the steps' own, and idle power around them."""
-    around_s = wall_s.total - wall_s["steps"]
-    return num_steps * step.step_j + around_s * idle_w * run.num_gpus
+    around_s = wall.total - wall["steps"]
+    return wall, num_steps * step.step_j + around_s * idle_w * run.num_gpus
 
 
 def emissions_kg(wall_j: float, overhead: float, kg_per_kwh: float) -> float:
@@ -300,11 +214,72 @@ def emissions_kg(wall_j: float, overhead: float, kg_per_kwh: float) -> float:
     return wall_j / KWH_J * overhead * kg_per_kwh
 
 
-def _training_tokens(run: "Run", batch: BatchShape, num_steps: int, num_epochs: float) -> float:
-    """Return the tokens a managed service would bill: all samples of all epochs, without padding."""
-    if batch.num_samples is None:
-        return num_steps * run.gradient_accumulation_steps * run.data_parallel * batch.real_tokens
-    return num_epochs * batch.num_samples * batch.real_tokens / batch.samples
+def priced(run: "Run", wall_s: float, offered: Iterable[Offer]) -> tuple[PricedOffer, ...]:
+    """Return every offer that holds the run, cheapest on demand first, unknown prices last.
+
+    Args:
+        run: How many GPUs on how many nodes.
+        wall_s: From the start of the first process to the end of the last.
+        offered: Of the run's GPU; slices of a card and nodes that are too small are left out.
+    """
+    hours, instances, found = wall_s / HOUR_S, run.num_nodes, []
+    for offer in offered:
+        if offer.gpu_count < ceil(run.num_gpus / instances):
+            continue
+        usd, spot_usd = offer.on_demand_usd_per_h, offer.spot_usd_per_h
+        if usd is not None:
+            usd = hours * usd * instances
+        if spot_usd is not None:
+            spot_usd = hours * (1 + SPOT_REPEATED_FRACTION) * spot_usd * instances
+        idle_gpus = offer.gpu_count * instances - run.num_gpus
+        found.append(PricedOffer(offer, instances, idle_gpus, wall_s, usd, spot_usd))
+    return tuple(sorted(found, key=_rank))
+
+
+def _rank(priced_offer: PricedOffer) -> tuple[bool, float, str, str]:
+    """Return the place of an offer in the list: by cost, unknown last, then by name."""
+    usd, offer = priced_offer.on_demand_usd, priced_offer.offer
+    return usd is None, usd or 0.0, offer.provider, offer.instance_type
+
+
+def cheapest(priced_offers: Iterable[PricedOffer], *, spot: bool = False) -> PricedOffer | None:
+    """Return the ranked offer with the lowest cost, or None where no price is known.
+
+    Where nothing ranked is on offer (a marketplace asked for by name), the lowest of the rest
+    that is no outlier.
+    """
+    found, least = None, (True, inf)
+    for one in priced_offers:
+        usd = one.spot_usd if spot else one.on_demand_usd
+        if usd is None or one.offer.outlier:
+            continue
+        place = not one.offer.is_ranked, usd
+        if found is None or place < least:
+            found, least = one, place
+    return found
+
+
+def managed(run: "Run", billed_tokens: float) -> tuple[ManagedPrice, ...]:
+    """Return what managed services would bill for the run's training tokens, cheapest first.
+
+    Only supervised fine-tuning is compared; prices of low trust and prices that hold only
+    for longer contexts are left out.
+    """
+    figures = model(run.model)
+    parameters = figures.parameters or figures.published_parameters
+    if run.phase != "sft" or not parameters:
+        return ()
+    found = []
+    for price in managed_prices(figures.name, parameters):
+        low = price.usd_per_million_tokens or price.lowest_usd_per_million_tokens
+        high = price.usd_per_million_tokens or price.highest_usd_per_million_tokens
+        longer = price.max_context is not None and price.max_context > LONG_CONTEXT_TOKENS
+        if low is None or high is None or price.trust == "low" or longer or "RL" in price.method:
+            continue
+        low_usd, high_usd = low * billed_tokens / 1e6, high * billed_tokens / 1e6
+        whose = price.provider, price.model, price.method
+        found.append(ManagedPrice(*whose, billed_tokens, low_usd, high_usd, price.date, price.trust))
+    return tuple(sorted(found, key=attrgetter("low_usd")))
 
 
 def _warnings(run: "Run", num_steps: int | None, costs: tuple[PricedOffer, ...]) -> tuple[str, ...]:
@@ -315,8 +290,8 @@ def _warnings(run: "Run", num_steps: int | None, costs: tuple[PricedOffer, ...])
             "dataset that 'finegauge datasets' lists.",
         )
     ranked = [cost.offer for cost in costs if cost.offer.is_ranked]
-    stale = stale_warning(ranked)
     if not ranked:
         where = f" from {run.provider}" if run.provider else ""
         return (f"No price is known for {run.num_gpus} x {run.gpu}{where}.",)
+    stale = stale_warning(ranked)
     return (stale,) if stale else ()

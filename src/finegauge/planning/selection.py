@@ -1,98 +1,134 @@
-"""Which of the plans found to take, what its alternatives are, and what a higher limit would buy."""
+"""Which of the plans found to take, what its alternatives are, and what a higher limit would buy.
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+The best is the smallest in the figure to be minimised. Of those within three percent of it the fastest
+count (the cheapest, where time or energy is minimised), and of these the one is taken that changes least
+of the run as it is: nobody rewrites a config for half a percent.
 
+Not sensible are several nodes for runs that are over within an hour (clusters are booked by the hour
+and by the day), steps of far more or fewer samples than the run's (rows of packed samples cannot be
+cut finer than one), and offload to a host that cannot hold what it is given. Nor does a run with
+adapters become a full fine-tune, which is another training; as an alternative it is told.
+
+Assumption: a host has twice the memory of its GPUs (8 x A100-80GB of AWS: 1.8 times, 8 x H100: 3.2).
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from finegauge.model.graph import architecture_of
+from finegauge.planning.whatif import Standing, samples_per_step
+from finegauge.prediction.uncertainty import RISKY_FROM_FRACTION
 from finegauge.run.rules import ADAPTER_METHODS
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from finegauge.planning.search import Candidate, Limits
     from finegauge.run.run import Run
+
+    Mask = NDArray[np.bool_]
 
 EQUAL_FRACTION = 0.03  # plans closer than this are as good as each other: no prediction is so exact
 ALIKE_FRACTION = 0.1  # and of those, in hours (of the fastest, in dollars), these
 FREE_TO_CHANGE = ("gpu", "provider", "num_gpus", "num_nodes", "micro_batch_size")  # no edit of the recipe
+SHORTEST_ON_NODES_S = 3600.0
+MOST_OTHER_SAMPLES_FRACTION = 0.25
+HOST_MEMORY_RATIO = 2.0  # over the memory of its GPUs
+# On the host, of each parameter: the 16-bit weight; its fp32 copy, two moments and 16-bit gradient.
+HELD_WEIGHT_BYTES, HELD_STATE_BYTES = 2.0, 14.0
+BLOCK = 512  # rows of figures that are compared at a time, so that memory stays small
+
+BEATEN, MEMORY, TIME, BUDGET, RISK, UNKNOWN = "beaten", "memory", "time", "budget", "risk", "unknown"
+ASPECTS = ("method", "gpu", "num_gpus", "sharding", "activation_checkpointing", "provider")
+LEAST_SAVING_FRACTION = 0.05
+WORTH_RATIO = 0.3  # of what is saved over what is given for it, as shares
+MORE = (1.1, 1.3, 2.0)  # times the limit of time, or of dollars
+MORE_RISK = (0.1, 0.2, 0.5)
+MOST_MEMORY_FRACTION = 0.1  # more than this is another card
 
 
-class Found(Protocol):
-    """What a search hands over: figures and labels of every plan, and each plan when asked."""
+class Wanted(NamedTuple):
+    """What is asked of a plan; None where there is no limit."""
+
+    within_s: float | None = None
+    budget_usd: float | None = None
+    risk_fraction: float = RISKY_FROM_FRACTION
+    minimise: str = "cost"
+    spot: bool = False
+    keep_method: bool = False
+    gpus: tuple[str, ...] = ()  # only these; all of the catalogue where empty
+    providers: tuple[str, ...] = ()
+    max_gpus: int = 64
+    framework: str = ""  # whose files are to say it; "" where it is not written down
+
+
+class SearchResult(NamedTuple):
+    """All plans that were evaluated, as columns and labels, and how many there are."""
+
+    columns: Mapping[str, Any]  # by figure an array, one number per plan; nan where it is not known
+    labels: Mapping[str, tuple[tuple[Any, ...], Any]]  # by field its values, and which of them each plan has
+    candidate: Callable[[int], Standing]  # one plan, its run complete and checked
+    num_candidates: int
+    num_evaluated: int  # memory by phase, time, energy and cost of each
 
     @property
-    def columns(self) -> Mapping[str, Any]:
-        """Return arrays by figure, one number per plan; nan where it is not known."""
-
-    @property
-    def labels(self) -> Mapping[str, tuple[tuple[Any, ...], Any]]:
-        """Return by field of the run its values, and for each plan which of them it has."""
-
-    @property
-    def num_candidates(self) -> int:
-        """Return how many plans there are."""
-
-    @property
-    def num_evaluated(self) -> int:
-        """Return how many of them were evaluated in full."""
-
-    def candidate(self, index: int) -> "Candidate":
-        """Return one plan."""
+    def num_pruned(self) -> int:
+        """Return how many are hopeless by their memory, which alone was evaluated."""
+        return self.num_candidates - self.num_evaluated
 
 
 class Choice(NamedTuple):
     """What a search found, what is asked of it, and the run that it started from."""
 
     run: "Run"
-    result: Found
-    limits: "Limits"
-    minimise: str
-    spot: bool
-    workable: "NDArray[np.bool_]"  # which plans somebody would carry out: see `plan_sense`
-    sensible: "NDArray[np.bool_]"  # and of these, which train what was asked for, or less
+    result: SearchResult
+    wanted: Wanted
+    workable: "Mask"  # which plans an engineer would carry out
+    sensible: "Mask"  # and of these, which train what was asked for, or less
 
     @classmethod
-    def of(cls, run: "Run", result: Found, limits: "Limits", minimise: str, *, spot: bool) -> "Choice":
+    def of(cls, run: "Run", result: SearchResult, wanted: Wanted) -> "Choice":
         """Return the choice among all that was found."""
-        works = workable(run, result)
-        return cls(run, result, limits, minimise, spot, works, works & same_training(run, result))
+        columns, labels = result.columns, result.labels
+        works = (columns["num_nodes"] <= 1) | (columns["wall_s"] >= SHORTEST_ON_NODES_S)
+        ratio = columns["samples_per_step"] / samples_per_step(run)
+        works &= abs(ratio - 1.0) <= MOST_OTHER_SAMPLES_FRACTION
+        if len(works) and "cpu_offload" in labels:
+            works &= _host_holds(run, result)
+        sensible = works
+        methods, method = labels["method"]
+        if run.trains_adapters and len(method):
+            sensible = works & _looked_up(method, [one in ADAPTER_METHODS for one in methods])
+        return cls(run, result, wanted, works, sensible)
 
     def column(self, name: str) -> "NDArray[np.float64]":
         """Return one figure of every plan; of cost the market that is asked for."""
-        if name == "cost":
-            name = "spot_usd" if self.spot else "usd"
-        names = {"time": "wall_s", "energy": "energy_j"}
+        names = {"time": "wall_s", "energy": "energy_j", "cost": "spot_usd" if self.wanted.spot else "usd"}
         values: NDArray[np.float64] = self.result.columns[names.get(name, name)]
         return values
 
-    def fits(self, threshold: float | None = None) -> "NDArray[np.bool_]":
+    def fits(self) -> "Mask":
         """Return which plans run out of memory with less than the allowed probability."""
-        allowed = self.limits.out_of_memory_fraction if threshold is None else threshold
-        mask: NDArray[np.bool_] = self.column("out_of_memory_fraction") < allowed
+        mask: Mask = self.column("out_of_memory_fraction") < self.wanted.risk_fraction
         return mask
 
-    def in_time(self, within_s: float | None) -> "NDArray[np.bool_]":
-        """Return which plans end within so many seconds."""
-        import numpy as np
+    def keeps_limits(self, **moved: float) -> "Mask":
+        """Return which plans keep every limit of `wanted`, of which those in `moved` stand elsewhere.
 
-        return self.column("time") <= (np.inf if within_s is None else within_s)
+        A plan whose price is not known keeps none.
+        """
+        limits = {**self.wanted._asdict(), **moved}
+        within_s, budget_usd = limits["within_s"], limits["budget_usd"]
+        mask: Mask = self.column("out_of_memory_fraction") < limits["risk_fraction"]
+        mask &= self.column("time") <= (inf if within_s is None else within_s)
+        return mask & (self.column("cost") <= (inf if budget_usd is None else budget_usd))
 
-    def in_budget(self, budget_usd: float | None) -> "NDArray[np.bool_]":
-        """Return which plans have a known price, within so many dollars."""
-        import numpy as np
-
-        return self.column("cost") <= (np.inf if budget_usd is None else budget_usd)  # False where it is nan
-
-    def keeps_limits(self) -> "NDArray[np.bool_]":
-        """Return which plans keep every limit."""
-        limits = self.limits
-        return self.fits() & self.in_time(limits.within_s) & self.in_budget(limits.budget_usd)
-
-    def allowed(self) -> "NDArray[np.bool_]":
+    def allowed(self) -> "Mask":
         """Return which plans may be taken."""
         return self.sensible & self.keeps_limits()
 
-    def best(self, mask: "NDArray[np.bool_]", figure: str = "") -> int | None:
+    def best(self, mask: "Mask", figure: str = "") -> int | None:
         """Return the plan of `mask` that is smallest in `figure`; None where it is empty.
 
         Args:
@@ -101,159 +137,53 @@ class Choice(NamedTuple):
         """
         import numpy as np
 
-        values = self.column(figure or self.minimise)
+        figure = figure or self.wanted.minimise
+        values = self.column(figure)
         rows = np.flatnonzero(mask & np.isfinite(values))
         if not len(rows):
             return None
         near = rows[values[rows] <= values[rows].min() * (1.0 + EQUAL_FRACTION)]
-        beside = self.column("time" if (figure or self.minimise) == "cost" else "cost")
+        beside = self.column("time" if figure == "cost" else "cost")[near]
         beside = np.where(np.isnan(beside), np.inf, beside)
-        near = near[beside[near] <= beside[near].min() * (1.0 + ALIKE_FRACTION)]
-        ranked = np.lexsort((values[near], self._edits(near)))
-        return int(near[ranked[0]])
-
-    def _edits(self, rows: "NDArray[np.intp]") -> "NDArray[np.intp]":
-        """Return how many settings each of `rows` changes of the run as it is."""
-        import numpy as np
-
-        edits = np.zeros(len(rows), dtype=np.intp)
-        for name, (values, codes) in self.result.labels.items():
-            if name in FREE_TO_CHANGE:
-                continue
-            own = getattr(self.run, name, None)
-            changed = np.array([value != own for value in values], dtype=bool)
-            edits += changed[codes[rows]]
-        return edits
+        near = near[beside <= beside.min() * (1.0 + ALIKE_FRACTION)]
+        edits = np.zeros(len(near), dtype=np.intp)  # how many settings of the run as it is are changed
+        for name, (known, codes) in self.result.labels.items():
+            if name not in FREE_TO_CHANGE:
+                own = getattr(self.run, name, None)
+                edits += _looked_up(codes[near], [value != own for value in known])
+        return int(near[np.lexsort((values[near], edits))[0]])
 
 
-SHORTEST_ON_NODES_S = 3600.0
-MOST_OTHER_SAMPLES_FRACTION = 0.25
-HOST_MEMORY_RATIO = 2.0  # over the memory of its GPUs
-# On the host, of each parameter: the 16-bit weight; its fp32 copy, two moments and 16-bit gradient.
-HELD_WEIGHT_BYTES, HELD_STATE_BYTES = 2.0, 14.0
-
-
-def workable(run: "Run", result: "Found") -> "NDArray[np.bool_]":
-    """Return which of the plans found for `run` somebody would carry out."""
-    columns = result.columns
-    mask: NDArray[np.bool_] = (columns["num_nodes"] <= 1) | (columns["wall_s"] >= SHORTEST_ON_NODES_S)
-    ratio = columns["samples_per_step"] / samples_per_step(run)
-    mask &= abs(ratio - 1.0) <= MOST_OTHER_SAMPLES_FRACTION
-    if len(mask) and "cpu_offload" in result.labels:
-        mask &= _host_holds(run, result)
-    return mask
-
-
-def same_training(run: "Run", result: "Found") -> "NDArray[np.bool_]":
-    """Return which plans train what was asked for, or less: all but full ones for a run with adapters."""
+def _looked_up(codes: Any, values: Sequence[Any]) -> Any:
+    """Return the value of each plan, of those that its codes point to."""
     import numpy as np
 
-    methods, method = result.labels["method"]
-    if not run.trains_adapters or not len(method):
-        return np.ones(len(method), dtype=bool)
-    mask: NDArray[np.bool_] = np.array([one in ADAPTER_METHODS for one in methods])[method]
-    return mask
+    return np.array(values)[codes] if len(codes) else np.zeros(0, dtype=bool)
 
 
-def samples_per_step(run: "Run") -> float:
-    """Return the samples of the data set in one optimizer step of `run`, all GPUs together."""
-    from finegauge.data.batch_shape import shape
-
-    return shape(run).samples * run.gradient_accumulation_steps * run.data_parallel
-
-
-def _host_holds(run: "Run", result: "Found") -> "NDArray[np.bool_]":
+def _host_holds(run: "Run", result: SearchResult) -> "Mask":
     """Return for which plans the hosts' memory holds what is offloaded to it."""
     import numpy as np
 
-    from finegauge.model.graph import architecture_of
-
     parameters = float(architecture_of(run.model, run.num_experts_per_tok).num_parameters)
-    offloads, offload = result.labels["cpu_offload"]
-    methods, method = result.labels["method"]
+    (offloads, offload), (methods, method) = result.labels["cpu_offload"], result.labels["method"]
+    held = np.zeros((len(offloads), len(methods)))  # bytes of each parameter
+    for row, kind in enumerate(offloads):
+        for column, name in enumerate(methods):
+            held[row, column] = HELD_WEIGHT_BYTES if kind in ("params", "all") else 0.0
+            if kind in ("optimizer", "all") and name not in ADAPTER_METHODS:
+                held[row, column] += HELD_STATE_BYTES
     counts, count = result.labels["num_gpus"]
-    per_parameter = np.array([[_held_bytes(str(o), str(m)) for m in methods] for o in offloads])
-    room = HOST_MEMORY_RATIO * result.columns["capacity_bytes"] * np.array(counts, dtype=float)[count]
-    mask: NDArray[np.bool_] = parameters * per_parameter[offload, method] <= room
+    room = (
+        HOST_MEMORY_RATIO * result.columns["capacity_bytes"] * _looked_up(count, [float(n) for n in counts])
+    )
+    mask: Mask = parameters * held[offload, method] <= room
     return mask
 
 
-def _held_bytes(offload: str, method: str) -> float:
-    """Return the bytes of each parameter that lie in the memory of the host."""
-    weights = HELD_WEIGHT_BYTES if offload in ("params", "all") else 0.0
-    states = HELD_STATE_BYTES if offload in ("optimizer", "all") and method not in ADAPTER_METHODS else 0.0
-    return weights + states
-
-
-BLOCK = 512  # rows that are compared at a time, so that memory stays small
-
-
-def front(figures: Sequence["NDArray[np.float64]"]) -> "NDArray[np.intp]":
-    """Return the indices of the rows that no other row beats, the smallest first figure first.
-
-    Args:
-        figures: Columns of equal length, each to be small. Rows with a figure that is not finite are no plan.
-
-    Of equal rows the first stands for all.
-    """
-    import numpy as np
-
-    rows = np.column_stack(figures)
-    known = np.flatnonzero(np.isfinite(rows).all(axis=1))
-    order = known[np.lexsort(tuple(reversed([rows[known, n] for n in range(rows.shape[1])])))]
-    kept = np.empty((0, rows.shape[1]))
-    chosen: list[NDArray[np.intp]] = []
-    for start in range(0, len(order), BLOCK):
-        block = order[start : start + BLOCK]
-        if len(kept):
-            block = block[~_beaten(rows[block], kept)]
-        block = _front_of_sorted(rows, block)
-        chosen.append(block)
-        kept = np.concatenate([kept, rows[block]])
-    return np.concatenate(chosen) if chosen else np.empty(0, dtype=np.intp)
-
-
-def _beaten(rows: "NDArray[np.float64]", others: "NDArray[np.float64]") -> "NDArray[np.bool_]":
-    """Return which of `rows` some row of `others`, that stands before it, equals or beats."""
-    import numpy as np
-
-    below = np.all(others[None, :, :] <= rows[:, None, :], axis=2)
-    found: NDArray[np.bool_] = np.any(below, axis=1)
-    return found
-
-
-def _front_of_sorted(rows: "NDArray[np.float64]", block: "NDArray[np.intp]") -> "NDArray[np.intp]":
-    """Return those of a sorted block that no earlier one of it equals or beats."""
-    import numpy as np
-
-    left, kept = block, []
-    while len(left):
-        kept.append(left[0])
-        left = left[1:][~_beaten(rows[left[1:]], rows[left[:1]])]
-    return np.array(kept, dtype=np.intp)
-
-
-def representatives(figures: Sequence["NDArray[np.float64]"], most: int) -> "NDArray[np.intp]":
-    """Return at most `most` row numbers for all: those of the least of each figure, then the farthest apart.
-
-    Apart is meant in ratios: twice the cost is as far as twice the time.
-    """
-    import numpy as np
-
-    rows = np.log(np.maximum(np.column_stack(figures), 1e-12))
-    if len(rows) <= most:
-        return np.arange(len(rows))
-    chosen = list(dict.fromkeys(int(np.argmin(rows[:, n])) for n in range(rows.shape[1])))[:most]
-    distance = np.min([((rows - rows[n]) ** 2).sum(axis=1) for n in chosen], axis=0)
-    while len(chosen) < most and distance.max() > 0:
-        chosen.append(int(np.argmax(distance)))
-        distance = np.minimum(distance, ((rows - rows[chosen[-1]]) ** 2).sum(axis=1))
-    return np.array(sorted(chosen), dtype=np.intp)
-
-
-ASPECTS = ("method", "gpu", "num_gpus", "sharding", "activation_checkpointing", "provider")
-
-BEATEN, MEMORY, TIME, BUDGET, UNKNOWN = "beaten", "memory", "time", "budget", "unknown"
+# Why the obvious alternatives lose: the best plan of each method, GPU, count, layout, and what beats it.
+# One that keeps every limit loses by the figure that is minimised. One that does not is told with the limit
+# that it comes closest to keeping: memory, time or budget, in this order.
 
 
 class Alternative(NamedTuple):
@@ -261,45 +191,39 @@ class Alternative(NamedTuple):
 
     aspect: str  # the field of the run, or "provider"
     value: object
-    candidate: "Candidate | None"  # None where none was worth evaluating
+    candidate: Standing | None  # None where none was worth evaluating
     reason: str  # beaten, memory, time or budget; unknown where a price or a power is
     over_fraction: float | None  # beyond the winner (beaten) or beyond the limit; None where nothing is known
 
 
 def alternatives(choice: Choice, winner: int) -> dict[str, tuple[Alternative, ...]]:
     """Return by aspect every value that the winner does not have, the closest first."""
-    return {aspect: found for aspect in ASPECTS if (found := _of_aspect(choice, winner, aspect))}
-
-
-def _of_aspect(choice: Choice, winner: int, aspect: str) -> tuple[Alternative, ...]:
-    """Return the best plan of each other value of one aspect."""
-    if aspect not in choice.result.labels:
-        return ()
-    values, codes = choice.result.labels[aspect]
-    among = choice.workable if aspect == "method" else choice.sensible
-    found = [
-        _best_with(choice, winner, aspect, value, (codes == code) & among)
-        for code, value in enumerate(values)
-        if code != codes[winner]
-    ]
+    least, keeps = choice.column(choice.wanted.minimise)[winner], choice.keeps_limits()
     order = (BEATEN, BUDGET, TIME, UNKNOWN, MEMORY)
-    return tuple(sorted(found, key=lambda one: (order.index(one.reason), one.over_fraction or 0.0)))
+    found: dict[str, tuple[Alternative, ...]] = {}
+    for aspect in ASPECTS:
+        if aspect not in choice.result.labels:
+            continue
+        values, codes = choice.result.labels[aspect]
+        among, others = choice.workable if aspect == "method" else choice.sensible, []
+        for code, value in enumerate(values):
+            if code == codes[winner]:
+                continue
+            mask = (codes == code) & among
+            best, reason = choice.best(mask & keeps), BEATEN
+            if best is None:
+                best, reason, over = nearest_miss(choice, mask)
+            else:
+                over = float(choice.column(choice.wanted.minimise)[best] / least - 1.0)
+            candidate = None if best is None else choice.result.candidate(best)
+            others.append(Alternative(aspect, value, candidate, reason, over))
+        others.sort(key=lambda one: (order.index(one.reason), one.over_fraction or 0.0))
+        if others:
+            found[aspect] = tuple(others)
+    return found
 
 
-def _best_with(
-    choice: Choice, winner: int, aspect: str, value: object, mask: "NDArray[np.bool_]"
-) -> Alternative:
-    """Return the best plan of `mask`, or the one that comes closest to the limits."""
-    best = choice.best(mask & choice.keeps_limits())
-    if best is not None:
-        own, least = choice.column(choice.minimise)[best], choice.column(choice.minimise)[winner]
-        return Alternative(aspect, value, choice.result.candidate(best), BEATEN, float(own / least - 1.0))
-    nearest, reason, over = nearest_miss(choice, mask)
-    candidate = None if nearest is None else choice.result.candidate(nearest)
-    return Alternative(aspect, value, candidate, reason, over)
-
-
-def nearest_miss(choice: Choice, mask: "NDArray[np.bool_]") -> tuple[int | None, str, float | None]:
+def nearest_miss(choice: Choice, mask: "Mask") -> tuple[int | None, str, float | None]:
     """Return the plan of `mask` that is closest to the limits, the limit it breaks most, and by what share.
 
     Of plans that fit the one whose time and cost are the least over; where nothing fits, the one that is
@@ -309,47 +233,32 @@ def nearest_miss(choice: Choice, mask: "NDArray[np.bool_]") -> tuple[int | None,
 
     fits = mask & choice.fits()
     if not fits.any():
-        return _shortest_of_memory(choice, mask)
-    priced = fits & choice.in_budget(None)
-    if not priced.any():
-        return choice.best(fits, "time"), UNKNOWN, None
-    rows = np.flatnonzero(priced)
-    over = [_over(choice.column("time")[rows], choice.limits.within_s)]
-    over.append(_over(choice.column("cost")[rows], choice.limits.budget_usd))
-    nearest = int(np.argmin(np.maximum(*over)))
-    time, budget = (float(column[nearest]) for column in over)
-    if max(time, budget) <= 0:  # every limit is kept, but the figure to be minimised is not known
-        return int(rows[nearest]), UNKNOWN, None
-    return int(rows[nearest]), *((TIME, time) if time >= budget else (BUDGET, budget))
-
-
-def _over(values: "NDArray[np.float64]", limit: float | None) -> "NDArray[np.float64]":
-    """Return by what share `values` are beyond a limit; less than any where there is none."""
-    import numpy as np
-
-    return np.full(len(values), -np.inf) if limit is None else values / limit - 1.0
-
-
-def _shortest_of_memory(choice: Choice, mask: "NDArray[np.bool_]") -> tuple[int | None, str, float | None]:
-    """Return the plan that needs the least beyond what its GPU has, as a share of that."""
-    import numpy as np
-
-    rows = np.flatnonzero(mask)
+        rows = np.flatnonzero(mask)
+        if not len(rows):
+            return None, MEMORY, None
+        missing = choice.column("memory_bytes")[rows] / choice.column("capacity_bytes")[rows] - 1.0
+        least = int(np.argmin(missing))
+        return int(rows[least]), MEMORY, float(missing[least])
+    rows = np.flatnonzero(fits & ~np.isnan(choice.column("cost")))
     if not len(rows):
-        return None, MEMORY, None
-    over = choice.column("memory_bytes")[rows] / choice.column("capacity_bytes")[rows] - 1.0
-    least = int(np.argmin(over))
-    return int(rows[least]), MEMORY, float(over[least])
+        return choice.best(fits, "time"), UNKNOWN, None
+    over = {TIME: np.full(len(rows), -np.inf), BUDGET: np.full(len(rows), -np.inf)}
+    for name, figure, limit in (
+        (TIME, "time", choice.wanted.within_s),
+        (BUDGET, "cost", choice.wanted.budget_usd),
+    ):
+        if limit is not None:
+            over[name] = choice.column(figure)[rows] / limit - 1.0
+    nearest = int(np.argmin(np.maximum(*over.values())))
+    name = TIME if over[TIME][nearest] >= over[BUDGET][nearest] else BUDGET
+    if over[name][nearest] <= 0:  # every limit is kept, but the figure to be minimised is not known
+        return int(rows[nearest]), UNKNOWN, None
+    return int(rows[nearest]), name, float(over[name][nearest])
 
 
-LEAST_SAVING_FRACTION = 0.05
-WORTH_RATIO = 0.3  # of what is saved over what is given for it, as shares
-MORE_TIME = (1.1, 1.3, 2.0)
-MORE_DOLLARS = (1.1, 1.3, 2.0)
-MORE_RISK = (0.1, 0.2, 0.5)
-MOST_MEMORY_FRACTION = 0.1  # more than this is another card
-
-LIMIT_MEMORY, LIMIT_TIME, LIMIT_BUDGET, RISK = "memory", "time", "budget", "risk"
+# What a little more of each limit would buy: the best plan with one limit moved and every other kept, told
+# only where it saves enough to be worth asking for. Memory is moved on the winner's own kind of GPU, at its
+# own count, up to a tenth of what the card has: "1.4 GiB more would cut 22 %".
 
 
 class Relaxation(NamedTuple):
@@ -360,7 +269,7 @@ class Relaxation(NamedTuple):
     more_fraction: float  # beyond the limit, or beyond the winner's where none was set
     saves: str  # cost, time or energy
     saved_fraction: float  # of the winner's
-    candidate: "Candidate"
+    candidate: Standing
 
 
 def relaxations(choice: Choice, winner: int, *, margin_ratio: float) -> tuple[Relaxation, ...]:
@@ -371,55 +280,26 @@ def relaxations(choice: Choice, winner: int, *, margin_ratio: float) -> tuple[Re
         winner: The plan that was taken.
         margin_ratio: The card's memory over the median that a plan may need at the allowed risk.
     """
-    found = [
-        *_time(choice, winner),
-        *_budget(choice, winner),
-        *_memory(choice, winner, margin_ratio),
-        *_risk(choice, winner),
-    ]
+    wanted = choice.wanted
+    found: list[Relaxation] = []
+    if wanted.minimise != "time" and wanted.within_s is not None:
+        masks = [choice.keeps_limits(within_s=ratio * wanted.within_s) for ratio in MORE]
+        found += _steps(choice, winner, TIME, "time", wanted.within_s, wanted.minimise, masks)
+    budget, saves = wanted.budget_usd, wanted.minimise
+    if saves == "cost":  # then what more dollars than the winner takes would save of time
+        budget, saves = float(choice.column("cost")[winner]), "time"
+    if budget is not None:
+        masks = [choice.keeps_limits(budget_usd=ratio * budget) for ratio in MORE]
+        found += _steps(choice, winner, BUDGET, "cost", budget, saves, masks)
+    found += _more_memory(choice, winner, margin_ratio)
+    allowed = wanted.risk_fraction
+    masks = [choice.keeps_limits(risk_fraction=risk) for risk in MORE_RISK if risk > allowed]
+    found += _steps(choice, winner, RISK, "out_of_memory_fraction", allowed, wanted.minimise, masks)
     return tuple(found)
 
 
-def _time(choice: Choice, winner: int) -> list[Relaxation]:
-    """Return what more time would save, where time is limited and not what is minimised."""
-    within_s = choice.limits.within_s
-    if choice.minimise == "time" or within_s is None:
-        return []
-    kept = choice.sensible & choice.fits() & choice.in_budget(choice.limits.budget_usd)
-    masks = (kept & choice.in_time(ratio * within_s) for ratio in MORE_TIME)
-    return _steps(choice, winner, LIMIT_TIME, "time", within_s, choice.minimise, masks)
-
-
-def _budget(choice: Choice, winner: int) -> list[Relaxation]:
-    """Return what more dollars than the winner takes (or than the budget) would save of time."""
-    cost = float(choice.column("cost")[winner])
-    limit, saves = choice.limits.budget_usd, choice.minimise
-    if choice.minimise == "cost":
-        limit, saves = cost, "time"
-    if limit is None:
-        return []
-    kept = choice.sensible & choice.fits() & choice.in_time(choice.limits.within_s)
-    masks = (kept & choice.in_budget(ratio * limit) for ratio in MORE_DOLLARS)
-    return _steps(choice, winner, LIMIT_BUDGET, "cost", limit, saves, masks)
-
-
-def _risk(choice: Choice, winner: int) -> list[Relaxation]:
-    """Return what a higher probability of running out of memory would save."""
-    limits = choice.limits
-    kept = choice.sensible & choice.in_time(limits.within_s) & choice.in_budget(limits.budget_usd)
-    allowed = limits.out_of_memory_fraction
-    masks = (kept & choice.fits(risk) for risk in MORE_RISK if risk > allowed)
-    return _steps(choice, winner, RISK, "out_of_memory_fraction", allowed, choice.minimise, masks)
-
-
 def _steps(
-    choice: Choice,
-    winner: int,
-    limit: str,
-    figure: str,
-    was: float,
-    saves: str,
-    masks: "Iterable[NDArray[np.bool_]]",
+    choice: Choice, winner: int, limit: str, figure: str, was: float, saves: str, masks: Iterable["Mask"]
 ) -> list[Relaxation]:
     """Return those of ever looser `masks` that save more than the one before.
 
@@ -436,7 +316,7 @@ def _steps(
     found: list[Relaxation] = []
     least = LEAST_SAVING_FRACTION
     for mask in masks:
-        best = choice.best(mask, saves)
+        best = choice.best(mask & choice.sensible, saves)
         if best is None:
             continue
         saved = 1.0 - float(choice.column(saves)[best]) / own
@@ -448,22 +328,17 @@ def _steps(
     return found
 
 
-def _memory(choice: Choice, winner: int, margin_ratio: float) -> list[Relaxation]:
+def _more_memory(choice: Choice, winner: int, margin_ratio: float) -> list[Relaxation]:
     """Return the smallest amounts of memory that would let a better plan fit on the same GPUs."""
     import numpy as np
 
-    limits = choice.limits
-    mask = (
-        choice.sensible
-        & ~choice.fits()
-        & choice.in_time(limits.within_s)
-        & choice.in_budget(limits.budget_usd)
-    )
+    mask = choice.sensible & ~choice.fits() & choice.keeps_limits(risk_fraction=inf)
     for name in ("gpu", "num_gpus", "method", "provider"):
         if name in choice.result.labels:
             _, codes = choice.result.labels[name]
             mask &= codes == codes[winner]
-    values, own = choice.column(choice.minimise), float(choice.column(choice.minimise)[winner])
+    minimise = choice.wanted.minimise
+    values, own = choice.column(minimise), float(choice.column(minimise)[winner])
     mask &= values <= own * (1.0 - LEAST_SAVING_FRACTION)
     capacity = choice.column("capacity_bytes")
     more = choice.column("memory_bytes") * margin_ratio - capacity
@@ -476,6 +351,58 @@ def _memory(choice: Choice, winner: int, margin_ratio: float) -> list[Relaxation
         if saved >= least + LEAST_SAVING_FRACTION:
             candidate = choice.result.candidate(int(row))
             ratio = float(more[row] / capacity[row])
-            found.append(Relaxation(LIMIT_MEMORY, float(more[row]), ratio, choice.minimise, saved, candidate))
+            found.append(Relaxation(MEMORY, float(more[row]), ratio, minimise, saved, candidate))
             least = saved
     return [found[0], found[-1]] if len(found) > 1 else found
+
+
+# The Pareto front, and a few of it that stand for all. A plan is on the front where no other is at most as
+# large in every figure and smaller in one.
+
+
+def front(figures: Sequence["NDArray[np.float64]"]) -> "NDArray[np.intp]":
+    """Return the indices of the rows that no other row beats, the smallest first figure first.
+
+    Args:
+        figures: Columns of equal length, each to be small. Rows with a figure that is not finite are no plan.
+
+    Of equal rows the first stands for all.
+    """
+    import numpy as np
+
+    rows = np.column_stack(figures)
+    known = np.flatnonzero(np.isfinite(rows).all(axis=1))
+    order = known[np.lexsort(rows[known].T[::-1])]
+    kept: list[Any] = []  # of all, in this order
+    for start in range(0, len(order), BLOCK):
+        block = order[start : start + BLOCK]
+        if kept:
+            block = block[~_beaten(rows[block], rows[kept])]
+        while len(block):
+            kept.append(block[0])
+            block = block[1:][~_beaten(rows[block[1:]], rows[block[:1]])]
+    return np.array(kept, dtype=np.intp)
+
+
+def _beaten(rows: "NDArray[np.float64]", others: "NDArray[np.float64]") -> "Mask":
+    """Return which of `rows` some row of `others`, that stands before it, equals or beats."""
+    found: Mask = (others[None, :, :] <= rows[:, None, :]).all(axis=2).any(axis=1)
+    return found
+
+
+def representatives(figures: Sequence["NDArray[np.float64]"], most: int) -> "NDArray[np.intp]":
+    """Return at most `most` row numbers for all: those of the least of each figure, then the farthest apart.
+
+    Apart is meant in ratios: twice the cost is as far as twice the time.
+    """
+    import numpy as np
+
+    rows = np.log(np.maximum(np.column_stack(figures), 1e-12))
+    if len(rows) <= most:
+        return np.arange(len(rows))
+    chosen = list(dict.fromkeys(rows.argmin(axis=0).tolist()))[:most]
+    distance = np.min([((rows - rows[n]) ** 2).sum(axis=1) for n in chosen], axis=0)
+    while len(chosen) < most and distance.max() > 0:
+        chosen.append(int(np.argmax(distance)))
+        distance = np.minimum(distance, ((rows - rows[chosen[-1]]) ** 2).sum(axis=1))
+    return np.array(sorted(chosen), dtype=np.intp)

@@ -70,3 +70,8 @@ def verdict(out_of_memory_fraction: float) -> str:
     if out_of_memory_fraction >= WILL_NOT_FIT_FROM_FRACTION:
         return WILL_NOT_FIT
     return RISKY if out_of_memory_fraction >= RISKY_FROM_FRACTION else FITS
+
+
+def is_safe(profile: Profile) -> bool:
+    """Return whether a step is not even risky."""
+    return verdict(probability_out_of_memory(profile)) == FITS

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from finegauge.data.token_lengths import Findings, Lengths, quantiles
-from finegauge.planning.whole_run import Offender, RiskyBatch, WholeRun, whole_run
+from finegauge.planning.estimate import Offender, RiskyBatch, WholeRun, whole_run
 from finegauge.prediction.uncertainty import FITS, WILL_NOT_FIT
 from finegauge.render.number_format import percent, probability
 from finegauge.render.terminal import WIDTH, bar, columns, item, paint, wrapped

@@ -14,8 +14,6 @@ from finegauge.planning.selection import (
     Alternative,
     Relaxation,
 )
-from finegauge.planning.selection import LIMIT_MEMORY as MORE_MEMORY
-from finegauge.planning.selection import LIMIT_TIME as MORE_TIME
 from finegauge.prediction.phases import TRAINED
 from finegauge.prediction.uncertainty import WILL_NOT_FIT, verdict
 from finegauge.render import number_format as fmt
@@ -30,7 +28,7 @@ from finegauge.units import GIB, count, gib
 
 if TYPE_CHECKING:
     from finegauge.formats.writing import Written
-    from finegauge.planning.search import Candidate
+    from finegauge.planning.whatif import Standing
     from finegauge.run.run import Run
 
 SUPERLATIVES = {"cost": "Cheapest", "time": "Fastest", "energy": "Greenest"}
@@ -158,7 +156,7 @@ def _miss(plan: Plan) -> str:
     return f"{texts[miss.limit]}{over} ({where} of {candidate.run.provider})."
 
 
-def _short_bytes(candidate: "Candidate") -> float:
+def _short_bytes(candidate: "Standing") -> float:
     return max(0.0, candidate.memory_bytes - candidate.capacity_bytes)
 
 
@@ -192,7 +190,7 @@ def _take_lines(plan: Plan) -> list[str]:
     return [line for text in (*rents, takes) for line in wrapped(text, indent="  ")]
 
 
-def _energy_text(winner: "Candidate") -> str:
+def _energy_text(winner: "Standing") -> str:
     """Return "0.34 kWh at the wall, 0.26 kg CO2e"."""
     if winner.energy_j is None:
         return "energy not known"
@@ -242,7 +240,7 @@ def _front_lines(plan: Plan) -> list[str]:
     return [title, *columns(FRONT_HEADINGS, [_front_row(plan, one) for one in plan.front])]
 
 
-def _front_row(plan: Plan, one: "Candidate") -> list[str]:
+def _front_row(plan: Plan, one: "Standing") -> list[str]:
     """Return one plan's row."""
     mark = paint("▸ ", "green") if plan.winner is not None and one.run == plan.winner.run else "  "
     name = plan_name(one.run, plan.winner.run if plan.winner else plan.run)
@@ -266,9 +264,9 @@ def relaxation_text(plan: Plan, one: Relaxation) -> str:
     to = {"cost": fmt.dollars(usd), "time": fmt.hours(new.wall_s)}.get(
         one.saves, f"{fmt.kwh(new.energy_j)} kWh"
     )
-    if one.limit == MORE_MEMORY:
+    if one.limit == MEMORY:
         asked = f"{gib(one.more_bytes)} more memory on each GPU"
-    elif one.limit == MORE_TIME:
+    elif one.limit == TIME:
         asked = f"{fmt.percent(one.more_fraction)} more time than allowed"
     elif one.limit == RISK:
         asked = f"A P(OOM) of {_chance(new)}"
@@ -322,7 +320,7 @@ def alternative_text(plan: Plan, one: Alternative) -> str:
     return f"{name} {texts[one.reason]} ({bill})"
 
 
-def _chance(candidate: "Candidate") -> str:
+def _chance(candidate: "Standing") -> str:
     return fmt.probability(candidate.out_of_memory_fraction)
 
 
@@ -400,7 +398,7 @@ def plan_json(plan: Plan, written: "Written | None" = None) -> str:
     return document("plan", plan.run, results, more)
 
 
-def candidate_json(run: "Run", candidate: "Candidate") -> dict[str, Any]:
+def candidate_json(run: "Run", candidate: "Standing") -> dict[str, Any]:
     """Return one plan: its machines, what it changes of `run`, and what it takes."""
     planned = candidate.run
     return {
@@ -422,7 +420,7 @@ def candidate_json(run: "Run", candidate: "Candidate") -> dict[str, Any]:
     }
 
 
-def _winner_json(plan: Plan, winner: "Candidate") -> dict[str, Any]:
+def _winner_json(plan: Plan, winner: "Standing") -> dict[str, Any]:
     """Return the plan to take, its whole run and its bill."""
     return {
         **candidate_json(plan.run, winner),

@@ -30,8 +30,7 @@ from finegauge.units import GIB, HOUR_S, count, gib
 from finegauge.web.form import NOTHING
 
 if TYPE_CHECKING:
-    from finegauge.planning.search import Candidate
-    from finegauge.planning.whatif import Variant, WhatIf
+    from finegauge.planning.whatif import Standing, Variant, WhatIf
 
 LEAST_SHOWN_FRACTION = 0.005
 
@@ -242,7 +241,7 @@ def _alternatives(plan: Plan, found: "Sequence[Alternative]") -> str:
     return unpainted("; ".join(told)) + more
 
 
-def _figures(winner: "Candidate") -> Iterator[tuple[str, str]]:
+def _figures(winner: "Standing") -> Iterator[tuple[str, str]]:
     """Yield what the plan takes."""
     yield "Whole run", fmt.hours(winner.wall_s)
     yield "On demand", fmt.dollars(winner.usd)
@@ -264,7 +263,7 @@ def _front(plan: Plan) -> Table | None:
     return Table(caption, headings, tuple(_front_row(plan, one) for one in plan.front), 2)
 
 
-def _front_row(plan: Plan, one: "Candidate") -> tuple[str, ...]:
+def _front_row(plan: Plan, one: "Standing") -> tuple[str, ...]:
     """Return one plan's row; the one to take is marked."""
     mark = "▸ " if plan.winner is not None and one.run == plan.winner.run else ""
     return (

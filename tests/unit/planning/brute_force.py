@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from finegauge.data.batch_shape import shape
 from finegauge.errors import FieldError, UnsupportedError
 from finegauge.planning.quote import Quote, quote
-from finegauge.planning.search import Candidate
+from finegauge.planning.whatif import Standing
 from finegauge.prediction.predictor import predict
 from finegauge.prediction.uncertainty import probability_out_of_memory
 from finegauge.profile import Profile
@@ -34,11 +34,11 @@ class BruteForce(NamedTuple):
 
     columns: Mapping[str, NDArray[np.float64]]
     labels: Mapping[str, tuple[tuple[object, ...], NDArray[np.intp]]]
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[Standing, ...]
     num_candidates: int
     num_evaluated: int
 
-    def candidate(self, index: int) -> Candidate:
+    def candidate(self, index: int) -> Standing:
         """Return one plan."""
         return self.candidates[index]
 
@@ -91,7 +91,7 @@ def _nothing(run: Run) -> Profile:
     return Profile(run=run, source=Source("predicted", "nothing"))
 
 
-def _row(run: Run) -> tuple[Candidate, dict[str, float], dict[str, object]]:
+def _row(run: Run) -> tuple[Standing, dict[str, float], dict[str, object]]:
     """Return one plan: itself, its figures, and what it is labelled with."""
     profile = predict(run)
     bill = quote(run, profile)
@@ -123,12 +123,13 @@ def _labels(values: Sequence[object]) -> tuple[tuple[object, ...], NDArray[np.in
     return known, np.array([place[value] for value in values], dtype=np.intp)
 
 
-def candidate_of(run: Run, profile: Profile, bill: Quote, figures: Mapping[str, float]) -> Candidate:
+def candidate_of(run: Run, profile: Profile, bill: Quote, figures: Mapping[str, float]) -> Standing:
     """Return the plan as a search would."""
     on_demand = bill.cheapest_on_demand
-    return Candidate(
+    return Standing(
         run=run,
         step_time_s=profile.step_time_s.total,
+        samples_per_step=figures["samples_per_step"],
         memory_bytes=figures["memory_bytes"],
         capacity_bytes=figures["capacity_bytes"],
         out_of_memory_fraction=figures["out_of_memory_fraction"],

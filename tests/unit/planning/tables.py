@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from finegauge.planning.search import Limits
-from finegauge.planning.selection import Choice
+from finegauge.planning.selection import Choice, Wanted
 from finegauge.run.run import Run
 
 RUN = Run(model="llama-2-7b", method="lora", gpu="A40", micro_batch_size=1, gradient_accumulation_steps=8)
@@ -74,5 +73,7 @@ def choice(
     spot: bool = False,
 ) -> Choice:
     """Return the choice among `rows`."""
-    limits = Limits(within_s=within_s, budget_usd=budget_usd, out_of_memory_fraction=0.05)
-    return Choice.of(RUN, table(*rows), limits, minimise, spot=spot)  # type: ignore[arg-type]
+    wanted = Wanted(
+        within_s=within_s, budget_usd=budget_usd, risk_fraction=0.05, minimise=minimise, spot=spot
+    )
+    return Choice.of(RUN, table(*rows), wanted)  # type: ignore[arg-type]

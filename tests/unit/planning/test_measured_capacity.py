@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from finegauge.planning.capacity import Estimator, measured_max_micro_batch_size
-from finegauge.profile import Breakdown, Interval, Profile, Source
+from finegauge.planning.capacity import measured_max_micro_batch_size
+from finegauge.profile import Breakdown, Estimator, Interval, Profile, Source
 from finegauge.run.run import Run
 
 RUN = Run(model="llama-2-7b", method="lora")

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from finegauge.errors import FieldError, InputError, UnsupportedError
-from finegauge.planning.plan import Heard, Plan, Wanted, as_said, asks, changes, exported_run, plan, within
+from finegauge.planning.plan import Heard, Plan, Wanted, as_said, changes, exported_run, plan, within
 from finegauge.planning.space import families, space_of, structures
-from finegauge.planning.whatif import ASSUMED_SAMPLES
+from finegauge.planning.whatif import ASSUMED_SAMPLES, requirements
 from finegauge.run.run import Run
 from tests.unit.planning.brute_force import brute_force, runs_of
 from tests.unit.prediction.profiles import written
@@ -81,13 +81,13 @@ def test_changes_are_of_the_recipe() -> None:
 
 def test_changes_ask_for_something_in_return() -> None:
     eight = RUN.replace(num_gpus=8, sharding="zero3", optimizer="adamw_8bit", tensor_parallel=2)
-    said = " ".join(asks(RUN, eight))
+    said = " ".join(requirements(RUN, eight))
     assert "8 bits" in said
     assert "DeepSpeed" in said
     assert "divides layers" in said
-    assert not list(asks(eight, eight))
-    assert "adapters" in " ".join(asks(RUN.replace(method="full"), RUN.replace(method="qlora")))
-    assert not list(asks(RUN.replace(method="qlora"), RUN))
+    assert not requirements(eight, eight)
+    assert "adapters" in " ".join(requirements(RUN.replace(method="full"), RUN.replace(method="qlora")))
+    assert not requirements(RUN.replace(method="qlora"), RUN)
 
 
 def test_a_run_is_planned_as_its_framework_runs_it() -> None:

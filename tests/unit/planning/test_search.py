@@ -8,7 +8,7 @@ import pytest
 from finegauge.catalogue.offers import Offer
 from finegauge.errors import FieldError, UnknownNameError, UnsupportedError
 from finegauge.planning.search import SearchResult, search
-from finegauge.planning.space import UNDIVIDED, distinct, nearest_rows, space_of, structures, unchecked
+from finegauge.planning.space import UNDIVIDED, distinct, nearest_rows, space_of, structures, variant
 from finegauge.planning.vectors import nodes_for
 from finegauge.run.run import Run
 
@@ -138,7 +138,7 @@ def test_packed_rows_divide_well(wanted: float, rows: int) -> None:
     assert nearest_rows(wanted) == rows
 
 
-def test_an_unchecked_variant_is_the_checked_one() -> None:
+def test_an_variant_variant_is_the_checked_one() -> None:
     changes: dict[str, Any] = {"num_gpus": 4, "data_parallel_replicate": 4, "data_parallel_shard": 1}
-    assert unchecked(RUN, **changes) == RUN.replace(**changes)
+    assert variant(RUN, **changes) == RUN.replace(**changes)
     assert RUN.num_gpus == 1

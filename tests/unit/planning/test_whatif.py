@@ -3,8 +3,7 @@
 import pytest
 
 from finegauge.errors import UnknownKeyError, UnknownNameError
-from finegauge.planning.switches import SWITCHES, divisors
-from finegauge.planning.whatif import ASSUMED_SAMPLES, Variant, WhatIf, standing, what_if
+from finegauge.planning.whatif import ASSUMED_SAMPLES, SWITCHES, Variant, WhatIf, divisors, standing, what_if
 from finegauge.run.run import Run
 
 LORA = Run(

@@ -6,7 +6,7 @@ import pytest
 
 from finegauge.data.batch_shape import shape_of_samples
 from finegauge.data.batches import simulate
-from finegauge.planning.whole_run import WORST, whole_run
+from finegauge.planning.estimate import WORST, whole_run
 from finegauge.prediction.predictor import predict
 from finegauge.prediction.uncertainty import probability_out_of_memory
 from finegauge.run.run import Run

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from finegauge.planning.switches import OTHER_NAMES, SWITCHES, known_switches, switch_named
+from finegauge.planning.whatif import OTHER_NAMES, SWITCHES, known_switches, switch_named
 from finegauge.run.run import Run
 
 ROOT = Path(__file__).resolve().parents[3]

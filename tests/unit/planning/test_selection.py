@@ -164,7 +164,7 @@ def test_adapters_do_not_become_a_full_fine_tune() -> None:
     assert found.best(found.allowed()) == 0
     (one,) = alternatives(found, 0)["method"]
     assert (one.value, one.reason, one.over_fraction) == ("full", BEATEN, near(-0.9))
-    found = found.of(found.run.replace(method="full"), found.result, found.limits, "cost", spot=False)
+    found = found.of(found.run.replace(method="full"), found.result, found.wanted)
     assert found.best(found.allowed()) == 1
 
 
