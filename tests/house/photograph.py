@@ -158,7 +158,11 @@ def shoot(case: Case) -> str:
                 shots[key]["files"] = _written(folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return json.dumps(shots).replace(folder, "TMP").replace(os.environ["HOME"], "HOME")
+    places = {folder: "TMP", os.environ["HOME"]: "HOME", os.getcwd(): "ROOT"}
+    text = json.dumps(shots)
+    for place, name in places.items():
+        text = text.replace(place, name)
+    return text
 
 
 def _shot(words: Words, folder: str) -> Shot:
