@@ -16,15 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from finegauge.data.length_histogram import LengthHistogram
 from finegauge.data.recipe import NO_LIMIT, TRAINER_SEED, Recipe
 from finegauge.errors import FieldError, UnsupportedError
-from finegauge.run.rules import (
-    GENERATING,
-    PAIRED,
-    answer_tokens,
-    group_size,
-    is_continuous,
-    num_held_out,
-    prompts_of,
-)
+from finegauge.run.phases import answer_tokens, group_size, is_continuous, prompts_of
+from finegauge.run.rules import GENERATING, PAIRED, num_held_out
 
 if TYPE_CHECKING:
     from finegauge.catalogue.datasets import Dataset

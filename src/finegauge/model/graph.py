@@ -39,7 +39,8 @@ from finegauge.model.ssm import linear_attention, mamba1, mamba2
 from finegauge.model.traced import Traced, traced
 from finegauge.model.weights import Weights, weights_of
 from finegauge.run.field import version_numbers
-from finegauge.run.rules import ATTENTION_KERNELS, INFERENCE, PPO_EPOCHS, micro_steps
+from finegauge.run.phases import PPO_EPOCHS, micro_steps
+from finegauge.run.rules import ATTENTION_KERNELS, INFERENCE
 from finegauge.run.run import Run
 
 

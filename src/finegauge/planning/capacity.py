@@ -74,7 +74,7 @@ def unit_within(run: "Run", limit: int) -> int:
 
     Raises: FieldError where not even one is within `limit`.
     """
-    from finegauge.run.rules import batch_unit
+    from finegauge.run.phases import batch_unit
 
     unit = batch_unit(run)
     if unit > limit:

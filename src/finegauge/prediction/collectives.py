@@ -46,7 +46,8 @@ from finegauge.prediction.sharding import (
     share_of,
 )
 from finegauge.profile import Exchange
-from finegauge.run.rules import FSDP, GENERATING, PPO_EPOCHS, SERVING, accumulates_whole, micro_steps
+from finegauge.run.phases import PPO_EPOCHS, accumulates_whole, micro_steps
+from finegauge.run.rules import FSDP, GENERATING, SERVING
 from finegauge.run.run import Run
 
 DDP_FIRST_BUCKET_BYTES = 2**20  # torch: the first bucket is small, so that reducing starts early

@@ -12,7 +12,7 @@ from finegauge.prediction.calibration import Calibration, current
 from finegauge.prediction.memory import shapes_vary
 from finegauge.prediction.sharding import longest_extents, rank_extents, shard_degree, share_of
 from finegauge.profile import Path
-from finegauge.run.rules import answer_tokens
+from finegauge.run.phases import answer_tokens
 from finegauge.run.run import Run
 from finegauge.units import GIB, count
 

@@ -22,7 +22,8 @@ from finegauge.model.graph import value_run
 from finegauge.model.op import Extents
 from finegauge.prediction.model_parallel import outer_params
 from finegauge.prediction.sharding import GATHERED_LAYERS, Share, share_of, whole_bytes
-from finegauge.run.rules import FSDP, SERVING, answer_tokens, micro_steps
+from finegauge.run.phases import answer_tokens, micro_steps
+from finegauge.run.rules import FSDP, SERVING
 from finegauge.run.run import Run
 
 

@@ -37,7 +37,7 @@ from finegauge.prediction.model_parallel import by_transformers
 from finegauge.prediction.sharding import Share, Trained, alternating_phases, kept_while_idle, rank_live_set
 from finegauge.prediction.time import SLOWEST, StepClock, StepTime, step_time
 from finegauge.profile import Breakdown, Path
-from finegauge.run.rules import PPO_EPOCHS, micro_steps
+from finegauge.run.phases import PPO_EPOCHS, micro_steps
 from finegauge.run.run import Run
 
 if TYPE_CHECKING:

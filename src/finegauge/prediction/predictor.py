@@ -35,7 +35,7 @@ from finegauge.prediction.sharding import (
 from finegauge.prediction.time import board_power, slowest_extents, step_energy_j
 from finegauge.prediction.uncertainty import time_interval
 from finegauge.profile import Breakdown, Estimator, Exchange, Explanation, Held, Path, Profile, Source, Work
-from finegauge.run.rules import micro_steps
+from finegauge.run.phases import micro_steps
 from finegauge.run.run import Run
 
 if TYPE_CHECKING:

@@ -47,7 +47,8 @@ from finegauge.prediction.model_parallel import (
     stage_shares,
 )
 from finegauge.profile import Breakdown, Path
-from finegauge.run.rules import FSDP, accumulates_whole
+from finegauge.run.phases import accumulates_whole
+from finegauge.run.rules import FSDP
 from finegauge.run.run import Run
 
 GATHERING = (*FSDP, "zero3")

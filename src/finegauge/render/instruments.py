@@ -7,7 +7,7 @@ from finegauge.prediction.predictor import Prediction
 from finegauge.profile import Profile
 from finegauge.render import number_format as fmt
 from finegauge.render.terminal import columns, paint, wrapped
-from finegauge.run.rules import answer_tokens, micro_steps
+from finegauge.run.phases import answer_tokens, micro_steps
 
 WAITS = {
     "ttft_s": "to the first token",

@@ -4,9 +4,6 @@ The degrees of parallelism multiply to the number of GPUs (torchtitan's vocabula
 
     data_parallel_replicate · data_parallel_shard · tensor · pipeline · context = num_gpus
 
-Reward models and DPO read pairs: two sequences for every sample. A phase that generates splits `seq_len`
-into a prompt and an answer of `max_new_tokens`.
-
 What a version of transformers does unasked: fused AdamW is the default optimizer from 4.56 on; experts are
 one fused tensor per projection from 5.0 on, run as grouped matrix products and left alone by bitsandbytes.
 
@@ -15,15 +12,12 @@ one fused tensor per projection from 5.0 on, run as grouped matrix products and 
 """
 
 from collections.abc import Collection, Mapping
-from math import ceil, gcd, prod
-from typing import TYPE_CHECKING, Any
+from math import ceil, prod
+from typing import Any
 
 from finegauge.catalogue.frameworks import framework_of
 from finegauge.errors import FieldError
 from finegauge.run.field import version_numbers
-
-if TYPE_CHECKING:
-    from finegauge.run.run import Run
 
 ADAPTER_METHODS = ("lora", "qlora", "gptq_lora")
 LORA_FIELDS = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "adapter_dtype")
@@ -40,8 +34,6 @@ SERVING = ("prefill", "decode")
 INFERENCE = ("evaluate", *SERVING)  # phases that train nothing
 PAIRED = ("reward", "dpo")
 COMPARING = ("reward", "dpo", "ppo", "grpo")
-PPO_EPOCHS = 4  # updates on every rollout: the default of TRL's last PPO trainer
-BATCHES_PER_STEP = 3  # of requests to continuous batching: places come free and are taken again
 
 _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 
@@ -273,69 +265,6 @@ def _divisors(number: int) -> str:
     return f"{', '.join(found[:-1])} or {found[-1]}" if len(found) > 1 else found[0]
 
 
-# What a phase makes of a batch
-
-
-def answer_tokens(run: "Run") -> int:
-    """Return the tokens that the model generates for each prompt."""
-    return run.max_new_tokens if run.phase in GENERATING else 0
-
-
-def is_continuous(run: "Run") -> bool:
-    """Return whether requests enter and leave the batch one by one, so that nothing is padded."""
-    return run.phase in SERVING and run.padding == "free"
-
-
-def micro_steps(run: "Run") -> int:
-    """Return how many micro-batches one step has."""
-    return BATCHES_PER_STEP if is_continuous(run) else run.gradient_accumulation_steps
-
-
-def group_size(run: "Run") -> int:
-    """Return how many answers there are to each prompt."""
-    return run.num_generations if run.phase == "grpo" else 1
-
-
-def batch_unit(run: "Run") -> int:
-    """Return of what `micro_batch_size` must be a multiple, so that every prompt has all its answers."""
-    group = group_size(run)
-    return group // gcd(group, run.gradient_accumulation_steps)
-
-
-def prompts_of(run: "Run") -> "Run":
-    """Return the run whose sequences are the prompts of `run`: as many tokens as its answers leave.
-
-    Raises: FieldError where some prompt would not get all its answers.
-    """
-    answers, group = run.micro_batch_size * run.gradient_accumulation_steps, group_size(run)
-    if answers % group:
-        raise FieldError(
-            f"phase={run.phase} compares num_generations={group} answers to each prompt, which does not "
-            f"divide the {answers} of micro_batch_size x gradient_accumulation_steps; make these a multiple "
-            f"of {group}."
-        )
-    return run.replace(
-        phase="evaluate",
-        max_new_tokens=None,
-        seq_len=run.seq_len - answer_tokens(run),
-        micro_batch_size=answers // group,
-        gradient_accumulation_steps=1,
-        packing=False,
-        padding=None if is_continuous(run) else run.padding,
-    )
-
-
 def num_held_out(num_samples: int, fraction: float) -> int:
     """Return how many samples are validated on: the share rounded up, but never all of them."""
     return min(max(0, num_samples - 1), ceil(fraction * num_samples - 1e-9))
-
-
-def accumulates_whole(run: "Run") -> bool:
-    """Return whether FSDP's gradients stay whole on every rank until the last micro-batch of a step.
-
-    So they do under `no_sync`, which accelerate enters unless told `sync_each_batch` (its guide to
-    gradient synchronization says so) and litgpt by Fabric's `no_backward_sync`.
-    """
-    if run.sharding not in FSDP or run.gradient_accumulation_steps == 1:
-        return False
-    return not framework_of(run.framework).reduces_every_micro_batch

@@ -6,7 +6,7 @@ import pytest
 
 from finegauge.data.batch_shape import shape
 from finegauge.errors import FieldError
-from finegauge.run.rules import batch_unit, micro_steps, prompts_of
+from finegauge.run.phases import batch_unit, micro_steps, prompts_of
 from finegauge.run.run import Run
 
 

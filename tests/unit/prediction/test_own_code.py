@@ -7,7 +7,7 @@ import pytest
 from finegauge.model.graph import build, lowering_of
 from finegauge.prediction.predictor import predict
 from finegauge.profile import Breakdown
-from finegauge.run.rules import accumulates_whole
+from finegauge.run.phases import accumulates_whole
 from finegauge.run.run import Run
 from finegauge.units import GIB
 

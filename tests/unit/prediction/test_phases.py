@@ -12,7 +12,7 @@ from finegauge.prediction.forward_passes import Writing
 from finegauge.prediction.generation import cache_bytes, passing_bytes, writing_memory
 from finegauge.prediction.predictor import predict
 from finegauge.profile import Profile
-from finegauge.run.rules import PPO_EPOCHS
+from finegauge.run.phases import PPO_EPOCHS
 from finegauge.run.run import Run
 
 WRITTEN = {"ppo": {"max_new_tokens": 256}, "grpo": {"max_new_tokens": 256, "num_generations": 2},

@@ -10,7 +10,7 @@ from finegauge.prediction.generation import cache_bytes
 from finegauge.prediction.predictor import predict
 from finegauge.prediction.sharding import share_of
 from finegauge.profile import Profile
-from finegauge.run.rules import PPO_EPOCHS
+from finegauge.run.phases import PPO_EPOCHS
 from finegauge.run.run import Run
 
 GPUS, NEW = 4, 32

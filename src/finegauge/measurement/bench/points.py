@@ -22,7 +22,8 @@ from finegauge.model.blocks import (
     Norm,
 )
 from finegauge.model.graph import Graph, build
-from finegauge.run.rules import GENERATING, INFERENCE, answer_tokens
+from finegauge.run.phases import answer_tokens
+from finegauge.run.rules import GENERATING, INFERENCE
 from finegauge.run.run import Run
 
 GOLDEN_RATIO = 0.618034

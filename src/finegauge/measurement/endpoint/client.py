@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from finegauge.errors import FieldError, InputError, UnsupportedError, did_you_mean, shown
 from finegauge.measurement.options import Options
-from finegauge.run.rules import SERVING, prompts_of
+from finegauge.run.phases import prompts_of
+from finegauge.run.rules import SERVING
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession

@@ -36,7 +36,7 @@ from finegauge.measurement.endpoint.load import (
 from finegauge.measurement.options import Options
 from finegauge.measurement.process import Heard, Progress
 from finegauge.profile import Breakdown, Profile, Source
-from finegauge.run.rules import micro_steps
+from finegauge.run.phases import micro_steps
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession

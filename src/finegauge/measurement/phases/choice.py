@@ -15,7 +15,7 @@ from finegauge.measurement.phases.reinforcement import (
 from finegauge.measurement.phases.supervised import Evaluation, Supervised
 from finegauge.measurement.phases.training import Here, copied_before, frozen, reference_of
 from finegauge.measurement.subject import Phase, Subject
-from finegauge.run.rules import prompts_of
+from finegauge.run.phases import prompts_of
 from finegauge.run.run import Run
 
 HERE = Here()

@@ -19,7 +19,7 @@ from finegauge.measurement.batches import Batch
 from finegauge.measurement.models.build import autocasting
 from finegauge.measurement.phases.training import IGNORED, mask_of
 from finegauge.measurement.subject import Clock, StepFacts, Subject
-from finegauge.run.rules import BATCHES_PER_STEP
+from finegauge.run.phases import BATCHES_PER_STEP
 
 
 class Prompts(NamedTuple):

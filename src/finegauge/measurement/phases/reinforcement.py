@@ -10,7 +10,7 @@ from finegauge.measurement.phases.generation import Answers, Prompts, inference,
 from finegauge.measurement.phases.preference import last_scores
 from finegauge.measurement.phases.training import Reference, Trained, Update, refuse_fused, token_losses
 from finegauge.measurement.subject import Clock, StepFacts, Subject
-from finegauge.run.rules import PPO_EPOCHS
+from finegauge.run.phases import PPO_EPOCHS
 
 Judge = Callable[[Answers], torch.Tensor]  # [B], fp32
 

@@ -14,7 +14,8 @@ from finegauge.measurement.models.classes import DTYPES
 from finegauge.measurement.models.optimizers import optimizer_of
 from finegauge.measurement.phases.training import Here, Trained
 from finegauge.measurement.subject import Alone, Subject
-from finegauge.run.rules import FSDP, accumulates_whole
+from finegauge.run.phases import accumulates_whole
+from finegauge.run.rules import FSDP
 from finegauge.run.run import Run
 
 MAX_GRADIENT_NORM = 1.0

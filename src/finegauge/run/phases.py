@@ -1,0 +1,75 @@
+"""What the phase of a run makes of its batches.
+
+Reward models and DPO read pairs: two sequences for every sample. A phase that generates splits `seq_len`
+into a prompt and an answer of `max_new_tokens`.
+"""
+
+from math import gcd
+
+from finegauge.catalogue.frameworks import framework_of
+from finegauge.errors import FieldError
+from finegauge.run.rules import FSDP, GENERATING, SERVING
+from finegauge.run.run import Run
+
+PPO_EPOCHS = 4  # updates on every rollout: the default of TRL's last PPO trainer
+BATCHES_PER_STEP = 3  # of requests to continuous batching: places come free and are taken again
+
+
+def answer_tokens(run: Run) -> int:
+    """Return the tokens that the model generates for each prompt."""
+    return run.max_new_tokens if run.phase in GENERATING else 0
+
+
+def is_continuous(run: Run) -> bool:
+    """Return whether requests enter and leave the batch one by one, so that nothing is padded."""
+    return run.phase in SERVING and run.padding == "free"
+
+
+def micro_steps(run: Run) -> int:
+    """Return how many micro-batches one step has."""
+    return BATCHES_PER_STEP if is_continuous(run) else run.gradient_accumulation_steps
+
+
+def group_size(run: Run) -> int:
+    """Return how many answers there are to each prompt."""
+    return run.num_generations if run.phase == "grpo" else 1
+
+
+def batch_unit(run: Run) -> int:
+    """Return of what `micro_batch_size` must be a multiple, so that every prompt has all its answers."""
+    group = group_size(run)
+    return group // gcd(group, run.gradient_accumulation_steps)
+
+
+def prompts_of(run: Run) -> Run:
+    """Return the run whose sequences are the prompts of `run`: as many tokens as its answers leave.
+
+    Raises: FieldError where some prompt would not get all its answers.
+    """
+    answers, group = run.micro_batch_size * run.gradient_accumulation_steps, group_size(run)
+    if answers % group:
+        raise FieldError(
+            f"phase={run.phase} compares num_generations={group} answers to each prompt, which does not "
+            f"divide the {answers} of micro_batch_size x gradient_accumulation_steps; make these a multiple "
+            f"of {group}."
+        )
+    return run.replace(
+        phase="evaluate",
+        max_new_tokens=None,
+        seq_len=run.seq_len - answer_tokens(run),
+        micro_batch_size=answers // group,
+        gradient_accumulation_steps=1,
+        packing=False,
+        padding=None if is_continuous(run) else run.padding,
+    )
+
+
+def accumulates_whole(run: Run) -> bool:
+    """Return whether FSDP's gradients stay whole on every rank until the last micro-batch of a step.
+
+    So they do under `no_sync`, which accelerate enters unless told `sync_each_batch` (its guide to
+    gradient synchronization says so) and litgpt by Fabric's `no_backward_sync`.
+    """
+    if run.sharding not in FSDP or run.gradient_accumulation_steps == 1:
+        return False
+    return not framework_of(run.framework).reduces_every_micro_batch
