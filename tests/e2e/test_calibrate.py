@@ -8,7 +8,7 @@ from jsonschema import Draft202012Validator
 
 from finegauge.catalogue.tables import measurement_tables
 from finegauge.prediction.calibration import SHIPPED
-from finegauge.render.schemas import schema
+from finegauge.render.schema import schema
 from tests.e2e.commands import MIXTRAL, finegauge, shell
 
 pytestmark = pytest.mark.extras

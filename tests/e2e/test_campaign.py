@@ -19,7 +19,7 @@ from pyarrow import parquet
 
 from finegauge.campaign.folder import Folder
 from finegauge.campaign.sweep import read_sweep
-from finegauge.render.schemas import schema
+from finegauge.render.schema import schema
 from finegauge.store import table
 from finegauge.store.journal import Journal
 from tests.e2e.commands import finegauge

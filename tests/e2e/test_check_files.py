@@ -12,7 +12,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from finegauge.render.schemas import schema
+from finegauge.render.schema import schema
 from tests.e2e.commands import MIXTRAL, ROOT, finegauge
 
 SCHEMA = schema("check-files")

@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 
 from finegauge.data.token_lengths import quantiles
 from finegauge.render.data import MOST_BINS, bins
-from finegauge.render.schemas import schema
+from finegauge.render.schema import schema
 from tests.e2e.commands import finegauge
 from tests.unit.data.made import CHATML, lines, talk, tokenizer
 

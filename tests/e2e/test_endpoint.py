@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from finegauge.render.schemas import schema
+from finegauge.render.schema import schema
 from finegauge.store.journal import Trials
 from tests.e2e.commands import ROOT, finegauge
 from tests.unit.measurement.endpoint.local_server import Request, serving

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from finegauge.render.schemas import schema
+from finegauge.render.schema import schema
 from tests.e2e.commands import BLACKMAMBA, MIXTRAL, finegauge
 
-SCHEMA = schema("run-commands")
+COMMANDS = ("estimate", "explain", "check", "max-batch", "max-length")
 
 
 def document(*arguments: str) -> dict[str, Any]:
@@ -18,15 +18,16 @@ def document(*arguments: str) -> dict[str, Any]:
     done = finegauge(*arguments, "--json")
     assert done.err == ""
     whole: dict[str, Any] = json.loads(done.out)
-    Draft202012Validator(SCHEMA).validate(whole)
+    Draft202012Validator(schema(arguments[0])).validate(whole)
     return whole
 
 
-def test_the_schema_is_one() -> None:
-    Draft202012Validator.check_schema(SCHEMA)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_schema_is_one(command: str) -> None:
+    Draft202012Validator.check_schema(schema(command))
 
 
-@pytest.mark.parametrize("command", ["estimate", "explain", "check", "max-batch", "max-length"])
+@pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("run", [MIXTRAL, BLACKMAMBA])
 def test_every_command_keeps_its_schema(command: str, run: str) -> None:
     whole = document(command, run, "--gpu", "a40,h100")

@@ -8,14 +8,14 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from finegauge.cli.measurements import byte_size
-from finegauge.render.schemas import schema
+from finegauge.render.schema import schema
 from finegauge.store.journal import Trials
 from tests.e2e.commands import ROOT, finegauge
 
 pytestmark = pytest.mark.extras
 
 SCHEMA = schema("measure")
-RUN_SCHEMA = schema("run-commands")
+CAPACITY_SCHEMA = schema("max-batch")
 TINY = str(ROOT / "examples" / "tiny_moe.yaml")
 SMALL = ("seq_len=32", "micro_batch_size=1")
 
@@ -84,7 +84,7 @@ def test_the_largest_batch_by_trials(tmp_path: Path) -> None:
     done = finegauge("max-batch", *question, "--measured", "--memory-limit", "80MB", "--json")
     assert (done.code, done.err) == (0, "")
     whole = json.loads(done.out)
-    Draft202012Validator(RUN_SCHEMA).validate(whole)
+    Draft202012Validator(CAPACITY_SCHEMA).validate(whole)
     (result,) = whole["results"]
     assert result["value"] > 0
     assert 1 <= len(result["trials"]) <= 4

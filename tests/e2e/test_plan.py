@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from finegauge.render.schemas import schema
+from finegauge.render.schema import schema
 from tests.e2e.commands import EXAMPLES, finegauge
 
 SCHEMA = schema("plan")

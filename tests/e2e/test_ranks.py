@@ -16,7 +16,7 @@ from finegauge.measurement.options import Options
 from finegauge.prediction.collectives import exchanges
 from finegauge.profile import Profile
 from finegauge.render.measurement import predicted_held
-from finegauge.render.schemas import schema
+from finegauge.render.schema import schema
 from finegauge.store.document import profile_of
 from finegauge.store.journal import Trials
 from tests.e2e.commands import EXAMPLES, ROOT, finegauge

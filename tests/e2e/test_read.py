@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from finegauge.render.schemas import schema
+from finegauge.render.schema import schema
 from tests.e2e.commands import MIXTRAL, finegauge
 
 TRAINING = "base_model: Qwen/Qwen3-8B\nadapter: lora\nlora_r: 8\nhub_token: hf_SECRETSECRET\nlora_rr: 3\n"

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
+from finegauge.answers.profile import profile_of
 from finegauge.formats.reading import read
 from finegauge.profile import Breakdown, Profile, Source
 from finegauge.render.number_format import dollars, hours
-from finegauge.render.schemas import schema
-from finegauge.render.stored import profile_from
+from finegauge.render.schema import schema
 from finegauge.store.document import run_document
 from finegauge.store.journal import Trials
 from tests.e2e.commands import EXAMPLES, MIXTRAL, finegauge
@@ -105,7 +105,7 @@ def test_a_folder_of_everything_about_a_kept_answer(tmp_path: Path) -> None:
 def test_a_kept_answer_says_what_it_said(tmp_path: Path) -> None:
     whole = json.loads(finegauge("estimate", MATH, "--json").out)
     said = whole["results"][0]["profile"]
-    again = profile_from(said, read(MATH, ())).to_json()
+    again = profile_of(said, read(MATH, ())).to_json()
     for name, value in said.items():
         if name not in ("peak_memory_bytes", "phase_memory_bytes"):
             assert again[name] == pytest.approx(value), name
@@ -117,8 +117,10 @@ def test_a_kept_answer_of_several_gpus_shows_them_all(tmp_path: Path) -> None:
     answer.write_text(whole, "utf-8")
     said = json.loads(finegauge("report", str(answer), "--json").out)
     tables = {one["table"]: one["rows"] for one in said["tables"]}
-    verdicts = [row[1] for row in tables["Does it fit, and how long does it take"]]
-    assert verdicts == ["Fits", "Fits", "Will not fit", "unsupported"]
+    (rows,) = (rows for table, rows in tables.items() if table.startswith("Does it fit"))
+    assert [row[0] for row in rows] == ["A40", "H100-SXM5-80GB", "L4"]
+    assert said["verdict"] == "Fits on A40, H100-SXM5-80GB; will not fit on L4."
+    assert "V100-SXM2-16GB has no bf16" in finegauge("report", str(answer)).out
     ways = next(one["rows"] for one in said["figures"] if one["name"] == "cost")
     for row, result in zip(ways, json.loads(whole)["results"], strict=False):
         assert row[2] == hours(result["quote"]["wall_s"])

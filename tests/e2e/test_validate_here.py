@@ -7,7 +7,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from finegauge.catalogue.device_profile import shelf_path, write
-from finegauge.render.schemas import schema
+from finegauge.render.schema import schema
 from tests.e2e.commands import finegauge
 from tests.unit.prediction.profiles import profile
 

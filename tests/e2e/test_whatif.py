@@ -4,7 +4,7 @@ import json
 
 from jsonschema import Draft202012Validator
 
-from finegauge.render.schemas import schema
+from finegauge.render.schema import schema
 from tests.e2e.commands import BLACKMAMBA, MIXTRAL, ROOT, finegauge
 
 SCHEMA = schema("whatif")

@@ -3,25 +3,19 @@
 import gc
 import os
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from finegauge.cli.measurements import byte_size, progress
-from finegauge.cli.run_options import alongside_options, question, runs, say, stated_alongside
+from finegauge.cli.run_options import alongside_options, question, runs, say, show, stated_alongside
 from finegauge.errors import EXIT_BAD_INPUT, EXIT_DONE, FineGaugeError, InputError, UnsupportedError
-from finegauge.planning.capacity import (
-    MAX_MICRO_BATCH_SIZE,
-    MAX_SEQ_LEN,
-    Capacity,
-    max_micro_batch_size,
-    max_seq_len,
-)
+from finegauge.planning.capacity import MAX_MICRO_BATCH_SIZE, MAX_SEQ_LEN, max_micro_batch_size, max_seq_len
 
 if TYPE_CHECKING:
+    from finegauge.answers.estimate import CheckAnswer
     from finegauge.measurement.options import Options
     from finegauge.measurement.process import Heard
-    from finegauge.planning.estimate import Estimate
+    from finegauge.planning.capacity import Capacity
     from finegauge.profile import Estimator, Profile
     from finegauge.run.run import Run
 
@@ -46,19 +40,13 @@ def estimate(
     With no GPU stated, it compares a few common ones. A run that does not fit is an answer, not an
     error: the exit code is 0 ('finegauge check' is for scripts).
     """
-    from finegauge.planning.estimate import estimates
+    from finegauge.answers.estimate import estimate_answer
+    from finegauge.render.estimate import estimate_report
 
     asked = runs(run_file, overrides, gpus)
     estimator = None if law is None else _with_law(law)
-    found, unsupported = estimates(asked, estimator, at_max_batch=at_max_batch)
-    if as_json:
-        from finegauge.render.json import estimate_answer
-
-        say(estimate_answer(asked[0], found, unsupported))
-    else:
-        from finegauge.render.estimate import estimate_lines
-
-        say(estimate_lines(found, unsupported))
+    answer = estimate_answer(asked, estimator, at_max_batch=at_max_batch)
+    show("estimate", answer, estimate_report, as_json=as_json)
 
 
 def _with_law(name: str) -> "Estimator":
@@ -73,26 +61,22 @@ def _with_law(name: str) -> "Estimator":
 @question
 def explain(run_file: str, overrides: tuple[str, ...], gpus: tuple[str, ...], *, as_json: bool) -> None:
     """Explain the memory and time of RUN, line by line, up to the figure that nvidia-smi shows."""
-    from finegauge.planning.estimate import estimate
+    from finegauge.answers.estimate import explain_answer
+    from finegauge.render.estimate import explain_report
+    from finegauge.render.terminal import report_lines
 
-    estimates = [estimate(run) for run in runs(run_file, overrides, gpus, common=False)]
+    answer = explain_answer(runs(run_file, overrides, gpus, common=False))
     if as_json:
-        from finegauge.render.json import explain_answer
-
-        say(explain_answer(estimates))
-    else:
-        from finegauge.prediction.explanation import formulas
-        from finegauge.render.estimate import explain_lines
-
-        for number, one in enumerate(estimates):
-            say([*([""] if number else []), *explain_lines(one, formulas(one.run))])
+        show("explain", answer, as_json=True)
+    for number, one in enumerate(() if as_json else answer.results):
+        say([*([""] if number else []), *report_lines(explain_report(one))])
 
 
 class Checked(NamedTuple):
     """What became of one file."""
 
     file: str
-    estimates: "tuple[Estimate, ...]" = ()  # one per GPU
+    answer: "CheckAnswer | None" = None  # one result per GPU
     skipped: str = ""  # why nothing was checked
     error: str = ""  # what is wrong with it
 
@@ -103,7 +87,8 @@ class Checked(NamedTuple):
         if self.error:
             return EXIT_BAD_INPUT
         passed = (RISKY,) if allow_risky else ()
-        codes = [EXIT_CODES[one.verdict] for one in self.estimates if one.verdict not in passed]
+        results = self.answer.results if self.answer else ()
+        codes = [EXIT_CODES[one.verdict] for one in results if one.verdict not in passed]
         return max(codes, default=EXIT_DONE)
 
 
@@ -132,7 +117,7 @@ def check(
     if not files:
         raise InputError("No file is named; 'finegauge check train.yaml --gpu H100' says whether it fits.")
     if len(files) == 1 and not skip_others:
-        checked = [Checked(files[0], tuple(_estimates(files[0], overrides, gpus)))]
+        checked = [Checked(files[0], _answer(files[0], overrides, gpus))]
         _show_one(checked[0], as_json=as_json)
     else:
         checked = [_checked(file, overrides, gpus, skip_others=skip_others) for file in files]
@@ -140,11 +125,11 @@ def check(
     ctx.exit(max(one.exit_code(allow_risky=allow_risky) for one in checked))
 
 
-def _estimates(file: str, overrides: tuple[str, ...], gpus: tuple[str, ...]) -> "list[Estimate]":
+def _answer(file: str, overrides: tuple[str, ...], gpus: tuple[str, ...]) -> "CheckAnswer":
     """Return the answer about one file, once per GPU."""
-    from finegauge.planning.estimate import estimate
+    from finegauge.answers.estimate import check_answer
 
-    return [estimate(run) for run in runs(file, overrides, gpus, common=False)]
+    return check_answer(runs(file, overrides, gpus, common=False))
 
 
 def _checked(file: str, overrides: tuple[str, ...], gpus: tuple[str, ...], *, skip_others: bool) -> Checked:
@@ -154,70 +139,49 @@ def _checked(file: str, overrides: tuple[str, ...], gpus: tuple[str, ...], *, sk
     try:
         if skip_others and os.path.exists(file) and (why := no_training(file)):
             return Checked(file, skipped=why)
-        return Checked(file, tuple(_estimates(file, overrides, gpus)))
+        return Checked(file, _answer(file, overrides, gpus))
     except FineGaugeError as error:
         return Checked(file, error=str(error))
 
 
 def _show_one(checked: Checked, *, as_json: bool) -> None:
-    """Print the answer about the only file, as the other commands print theirs."""
+    """Print the answer about the only file, a line for each GPU."""
+    assert checked.answer is not None
     if as_json:
-        from finegauge.render.json import check_answer
-
-        say(check_answer(checked.estimates))
+        show("check", checked.answer, as_json=True)
     else:
-        from finegauge.render.estimate import one_verdict
+        say(_sentences(checked.answer))
 
-        say(one_verdict(one) for one in checked.estimates)
+
+def _sentences(answer: "CheckAnswer") -> list[str]:
+    from finegauge.render.run_parts import headline
+    from finegauge.render.terminal import painted
+
+    return [painted(headline(one)) for one in answer.found]
 
 
 def _show_all(checked: list[Checked], *, as_json: bool) -> None:
     """Print the answers about several files, each under its name; what is wrong goes to stderr."""
     if as_json:
-        say(_document(checked))
-        return
-    from finegauge.render.estimate import one_verdict
+        from finegauge.render.documents import CheckedFile, CheckedFiles, file_verdict
 
+        files = (
+            CheckedFile(
+                one.file, one.skipped or None, one.error or None,
+                one.answer.run.warnings if one.answer else (),
+                tuple(map(file_verdict, one.answer.found)) if one.answer else (),
+            )
+            for one in checked
+        )  # fmt: skip
+        show("check", CheckedFiles(tuple(files)), as_json=True)
+        return
     for one in checked:
         if one.error:
             click.echo(f"Error: {one.file}: {one.error}", err=True)
         elif one.skipped:
             say(f"{one.file}: skipped: {one.skipped}")
-        else:
-            say(f"{one.file}: {one_verdict(estimate)}" for estimate in one.estimates)
-
-
-def _document(checked: list[Checked]) -> str:
-    """Return the whole JSON text about several files."""
-    import json
-
-    from finegauge import __version__
-    from finegauge.render.json import SCHEMA_VERSION
-
-    whole = {
-        "schema_version": SCHEMA_VERSION,
-        "command": "check",
-        "finegauge_version": __version__,
-        "files": [_file_json(one) for one in checked],
-    }
-    return json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False)
-
-
-def _file_json(checked: Checked) -> dict[str, Any]:
-    """Return one file's results, or why there are none."""
-    from finegauge.render.estimate import one_verdict
-    from finegauge.render.json import verdict_json
-    from finegauge.render.terminal import unpainted
-
-    results = [verdict_json(one) | {"sentence": unpainted(one_verdict(one))} for one in checked.estimates]
-    warnings = list(checked.estimates[0].run.warnings) if checked.estimates else []
-    return {
-        "file": checked.file,
-        "skipped": checked.skipped or None,
-        "error": checked.error or None,
-        "warnings": warnings,
-        "results": results,
-    }
+        elif one.answer:
+            say(f"{one.file}: {sentence}" for sentence in _sentences(one.answer))
 
 
 @click.command("max-batch")
@@ -278,16 +242,12 @@ def max_length(
     _show("max-length", [(run, max_seq_len(run, limit=limit)) for run in asked], as_json=as_json)
 
 
-def _show(command: str, found: list[tuple["Run", Capacity]], *, as_json: bool) -> None:
+def _show(command: str, found: list[tuple["Run", "Capacity"]], *, as_json: bool) -> None:
     """Print one result per GPU."""
-    if as_json:
-        from finegauge.render.json import capacity_answer
+    from finegauge.answers.estimate import capacity_answer
+    from finegauge.render.estimate import capacity_report
 
-        say(capacity_answer(command, found))
-    else:
-        from finegauge.render.capacity import capacity_lines
-
-        say(capacity_lines(found))
+    show(command, capacity_answer(found), capacity_report, as_json=as_json)
 
 
 SPARE_FRACTION = 0.1  # of the memory that is free: left to whatever else runs on this machine
@@ -304,10 +264,13 @@ def show_measured(
     as_json: bool,
 ) -> None:
     """Print the largest micro-batch that a trial has shown to fit."""
+    from finegauge.answers.estimate import measured_capacity_answer
+    from finegauge.cli.measurements import byte_size, progress
     from finegauge.formats.reading import read
     from finegauge.measurement.options import Options
     from finegauge.planning.capacity import measured_max_micro_batch_size
     from finegauge.prediction.predictor import memory_estimator
+    from finegauge.render.estimate import measured_capacity_report
 
     gc.enable()
     run = read(run_file, tuple(overrides), stated_alongside())
@@ -326,14 +289,8 @@ def show_measured(
     failed = next((trial for trial in found.trials if trial.outcome in ("failed", "unsupported")), None)
     if failed is not None:
         raise UnsupportedError(f"A trial brought no answer: {failed.reason}.")
-    if as_json:
-        from finegauge.render.json import document, measured_capacity_json
-
-        say(document("max-batch", run, [measured_capacity_json(found)]))
-    else:
-        from finegauge.render.capacity import measured_capacity_lines
-
-        say(measured_capacity_lines(run, found, allowed))
+    answer = measured_capacity_answer(run, found, allowed)
+    show("max-batch", answer, measured_capacity_report, as_json=as_json)
 
 
 def available_bytes() -> float:

@@ -4,11 +4,11 @@ import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from finegauge.cli.run_options import alongside_options, say, stated_alongside
+from finegauge.cli.run_options import alongside_options, say, show, stated_alongside
 from finegauge.errors import InputError
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ def read(
     --export writes the run for another framework instead: llamafactory, axolotl, trl, torchtune, nemo,
     ms-swift, unsloth, torchtitan, deepspeed, skypilot or finegauge.
     """
+    from finegauge.answers.files import LauncherFile, ReadAnswer, run_of_file
     from finegauge.formats.reading import companion_fields, describe
-    from finegauge.render.json import read_answer, read_result
 
     files = [word for word in words if "=" not in word or os.path.exists(word)]
     overrides = tuple(word for word in words if word not in files)
@@ -51,15 +51,18 @@ def read(
     if framework is not None:
         _export(_the_one(runs), overrides, beside, framework, folder, overwrite=overwrite, as_json=as_json)
         return
-    if not runs:
-        results = [{"file": file, "fields": fields} for file, (_, fields) in companions.items()]
-    else:
-        results = [read_result(file, describe(file, overrides, beside)) for file in runs]
+    found = [run_of_file(file, describe(file, overrides, beside)) for file in runs]
+    answer = ReadAnswer(
+        tuple(found or (LauncherFile(name, stated) for name, (_, stated) in companions.items()))
+    )
     if as_json:
-        say(read_answer({"results": results}))
-    else:
-        for number, result in enumerate(results):
-            say([*([""] if number else []), *_lines(result)])
+        show("read", answer, as_json=True)
+        return
+    from finegauge.render.files import read_sections
+    from finegauge.render.terminal import section_lines
+
+    for number, part in enumerate(read_sections(answer)):
+        say([*([""] if number else []), *section_lines(part)])
 
 
 def _the_one(files: list[str]) -> str:
@@ -82,20 +85,15 @@ def _export(
     """Write the run of `file` for another framework, and say what was written."""
     from finegauge.formats.reading import describe
     from finegauge.formats.writing import write
-    from finegauge.render.json import read_answer, read_result
 
     if folder is None:
         raise InputError("--export needs a folder to write to; add -o DIR.")
     run = describe(file, overrides, beside)
     written = write(run, framework, folder, recipe=file, overwrite=overwrite)
     if as_json:
-        exported = {
-            "framework": framework,
-            "paths": list(written.paths),
-            "command": written.command,
-            "warnings": list(written.warnings),
-        }
-        say(read_answer({"results": [read_result(written.paths[0], written.run)], "exported": exported}))
+        from finegauge.answers.files import export_answer
+
+        show("read", export_answer(framework, written), as_json=True)
     else:
         say(export_lines(written))
 
@@ -117,25 +115,6 @@ def _with_companions(stated: "Alongside", kinds: dict[str, str]) -> "Alongside":
         is_accelerate = kind == "accelerate"
         stated = stated._replace(accelerate=file) if is_accelerate else stated._replace(deepspeed=file)
     return stated
-
-
-def _lines(result: dict[str, Any]) -> list[str]:
-    """Return one file's fields as a table, the warnings below."""
-    from finegauge.render.number_format import plain
-    from finegauge.render.terminal import columns, paint, wrapped
-    from finegauge.run.rules import LORA_FIELDS
-
-    fields, origins = result.get("run", result.get("fields", {})), result.get("origins", {})
-    adapts = fields.get("method") not in ("full", "freeze")
-    rows = [
-        [f"  {name}", plain(value), origins.get(name, "file")]
-        for name, value in fields.items()
-        if value not in (None, "") and (adapts or name not in LORA_FIELDS)
-    ]
-    warnings = [
-        paint(line, "yellow") for text in result.get("warnings", ()) for line in wrapped(text, indent="  ")
-    ]
-    return [paint(result["file"], "bold"), *columns(["  field", "value", "origin"], rows, left=3), *warnings]
 
 
 Heard = Callable[[float, int], None]

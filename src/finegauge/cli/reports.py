@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from finegauge.cli.run_options import alongside_options, on_gpus, run_of, say
+from finegauge.cli.run_options import alongside_options, on_gpus, run_of, say, show
 from finegauge.errors import InputError, UnknownNameError, shown
 
 if TYPE_CHECKING:
-    from finegauge.render.plots.drawing import Drawing
-    from finegauge.render.report import Report
+    from finegauge.render.report import Plot, Report
     from finegauge.reproduction.published import Reproduction
 
 PICTURES = (".png", ".svg")
@@ -55,15 +54,17 @@ def report(
     found = _report(subject, overrides, gpu, baseline, planned=planned)
     written = () if output is None else _write(found, output, kind, key)
     if as_json:
-        from finegauge.render.json import report_json
+        from finegauge.render.documents import report_text
 
-        say(report_json(found, written))
+        show("report", report_text(found, written), as_json=True)
     elif output is None:
         from finegauge.render.markdown import markdown_page
 
         say(markdown_page(found).rstrip())
     else:
-        say([found.verdict, *(f"Wrote {path}" for path in written)])
+        from finegauge.render.report import plain
+
+        say([plain(found.headline), *(f"Wrote {path}" for path in written)])
 
 
 def _report(
@@ -94,9 +95,12 @@ def _of_run(path: str, overrides: tuple[str, ...], gpu: str | None, *, planned: 
         from finegauge.render.plan_report import plan_report
 
         return plan_report(json.loads(plan_json(plan(run, Wanted(gpus=(gpu,) if gpu else ())))))
-    from finegauge.render.run_report import run_report
+    from finegauge.answers.study import study_answer
+    from finegauge.render.estimate import estimate_report
+    from finegauge.render.report import FILE
 
-    return run_report(on_gpus(run, (gpu,) if gpu else (), common=False)[0])
+    answer, study = study_answer(on_gpus(run, (gpu,) if gpu else (), common=False)[0])
+    return estimate_report(answer, FILE, study)
 
 
 def _of_document(document: dict[str, object], path: str) -> "Report":
@@ -105,14 +109,20 @@ def _of_document(document: dict[str, object], path: str) -> "Report":
         from finegauge.render.plan_report import plan_report
 
         return plan_report(document, path)
+    from finegauge.render.stored import estimates_in, profiles_in
+
+    if document["command"] != "measure":
+        from finegauge.render.estimate import estimate_report
+        from finegauge.render.report import FILE
+
+        answer = estimates_in(document, path)
+        if not answer.found:
+            raise InputError(f"{shown(path)} holds no answer that could be shown.")
+        return estimate_report(answer, FILE)
     from finegauge.render.measured_report import measured_report
-    from finegauge.render.run_report import answered_report
-    from finegauge.render.stored import profiles_in, results_in
 
     for profile, prediction in profiles_in(document, path):
-        if profile.source.kind == "measured":
-            return measured_report(profile, prediction)
-        return answered_report(profile, prediction.formulas, results_in(document))
+        return measured_report(profile, prediction)
     raise InputError(f"{shown(path)} holds no answer that could be shown.")
 
 
@@ -172,17 +182,17 @@ def _write(found: "Report", output: str, kind: str, key: str | None) -> tuple[st
     else:
         contents[os.path.join(output, "report.html")] = html_page(found)
         contents[os.path.join(output, "report.md")] = markdown_page(found)
-        for drawing in found.drawings:
-            contents[os.path.join(output, f"{drawing.key}.png")] = png(drawing)
-            contents[os.path.join(output, f"{drawing.key}.svg")] = svg(drawing)
+        for plot in found.plots:
+            contents[os.path.join(output, f"{plot.key}.png")] = png(plot)
+            contents[os.path.join(output, f"{plot.key}.svg")] = svg(plot)
     for path, content in contents.items():
         _put(path, content)
     return tuple(contents)
 
 
-def _chosen(found: "Report", key: str | None, output: str) -> "Drawing":
+def _chosen(found: "Report", key: str | None, output: str) -> "Plot":
     """Return the figure called `key`, or the only one."""
-    known = {drawing.key: drawing for drawing in found.drawings}
+    known = {plot.key: plot for plot in found.plots}
     if key is None and len(known) == 1:
         return next(iter(known.values()))
     if key is None:

@@ -10,6 +10,7 @@ from finegauge.errors import InputError
 
 if TYPE_CHECKING:
     from finegauge.formats.launcher_files import Alongside
+    from finegauge.render.report import Report
     from finegauge.run.run import Run
 
 _ALONGSIDE = "finegauge.alongside"  # where click keeps what is given beside RUN
@@ -111,6 +112,20 @@ def on_gpus(run: "Run", names: Iterable[str], *, common: bool = True) -> list["R
     chosen = dict.fromkeys(_canonical(name) for name in names or COMMON_GPUS)
     origin = "command line" if names else "one of the common GPUs"
     return [run.replace(origin=origin, gpu=name) for name in chosen]
+
+
+def show(
+    command: str, answer: Any, layout: Callable[[Any], "Report"] | None = None, *, as_json: bool
+) -> None:
+    """Print an answer as JSON, or as `layout` lays it out."""
+    if as_json or layout is None:
+        from finegauge.render.json import document
+
+        say(document(command, answer))
+    else:
+        from finegauge.render.terminal import report_lines
+
+        say(report_lines(layout(answer)))
 
 
 def say(lines: Iterable[str] | str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from finegauge.answers.arguments import MAX_LIST, Asked
+from finegauge.render.json import document
 from finegauge.units import HOUR_S
 
 MAX_ROWS = 50
@@ -60,28 +61,26 @@ class Tool(NamedTuple):
 
 def _estimate(asked: Asked) -> str:
     """Return memory, time, cost and energy, once per GPU."""
-    from finegauge.planning.estimate import estimates
-    from finegauge.render.json import estimate_answer
+    from finegauge.answers.estimate import estimate_answer
 
     at_max_batch, runs = asked.flag("at_max_batch"), asked.runs(common=True)
-    return estimate_answer(runs[0], *estimates(runs, at_max_batch=at_max_batch))
+    return document("estimate", estimate_answer(runs, at_max_batch=at_max_batch))
 
 
 def _check(asked: Asked) -> str:
     """Return whether the run fits, once per GPU."""
-    from finegauge.planning.estimate import estimate
-    from finegauge.render.json import check_answer
+    from finegauge.answers.estimate import check_answer
 
-    return check_answer([estimate(run) for run in asked.runs(common=False)])
+    return document("check", check_answer(asked.runs(common=False)))
 
 
 def _max_batch(asked: Asked) -> str:
     """Return the largest micro-batch that fits, once per GPU."""
+    from finegauge.answers.estimate import capacity_answer
     from finegauge.planning.capacity import max_micro_batch_size
-    from finegauge.render.json import capacity_answer
 
-    runs = asked.runs(common=True)
-    return capacity_answer("max-batch", [(run, max_micro_batch_size(run)) for run in runs])
+    found = [(run, max_micro_batch_size(run)) for run in asked.runs(common=True)]
+    return document("max-batch", capacity_answer(found))
 
 
 def _plan(asked: Asked) -> str:

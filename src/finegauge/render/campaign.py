@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence, Sized
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from finegauge.answers.study import Way
 from finegauge.campaign.axes import MEASURED, PREDICTED, SWITCH
 from finegauge.campaign.folder import Result
 from finegauge.campaign.gains import DIMENSIONS, Comparison, compare_results
@@ -13,13 +14,12 @@ from finegauge.errors import FineGaugeError
 from finegauge.profile import Profile
 from finegauge.render import number_format as fmt
 from finegauge.render import report
-from finegauge.render.bars import Table
 from finegauge.render.compare import NO_METER, by_processor, panels, title
 from finegauge.render.number_format import UNKNOWN, digits
-from finegauge.render.plots.charts import Reach, panel_drawing, radar_drawing
-from finegauge.render.plots.experts import experts_drawing, loads_of
-from finegauge.render.plots.many_runs import Pair, Way, dots_drawing, front_drawing, throughput_drawing
-from finegauge.render.report import Fact, Report, filled, section
+from finegauge.render.plots.charts import Reach, panel_plot, radar_plot
+from finegauge.render.plots.experts import experts_plot, loads_of
+from finegauge.render.plots.many_runs import Pair, dots_plot, front_plot, throughput_plot
+from finegauge.render.report import Report, Table, Tile, filled, notes, section
 from finegauge.render.terminal import columns, paint, wrapped
 from finegauge.store.table import FACTS, answer_of
 from finegauge.units import gib
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from finegauge.campaign.driver import Summary
     from finegauge.campaign.folder import Folder
     from finegauge.campaign.sweep import Sweep
-    from finegauge.render.plots.drawing import Drawing
+    from finegauge.render.report import Plot
 
 COLOURS = {"completed": "green", "out_of_memory": "yellow", "failed": "red", "interrupted": "red"}
 MOST_REASONS = 5
@@ -163,48 +163,39 @@ def campaign_report(
     comparisons, sweeps = compare_results(results, baseline, axes), _sweeps(results)
     return Report(
         title=heading,
-        verdict=f"{len(results):,} results: {said}." if results else "No cell has a result yet.",
+        headline=f"{len(results):,} results: {said}." if results else "No cell has a result yet.",
         tone=report.GOOD if done == len(results) and results else report.RISKY if done else report.BAD,
-        about=(),
-        facts=tuple(_facts(results)),
-        bars=(),
+        tiles=tuple(_tiles(results)),
         sections=filled(
-            section(
-                "beside",
-                "Predicted beside measured",
-                texts=_elsewhere(results),
-                drawings=tuple(_beside(results)),
-            ),
+            section("beside", "Predicted beside measured", *notes(_elsewhere(results)), *_beside(results)),
             section(
                 "gains",
                 "SpeedUp, MemoryUp, EnergyUp",
-                texts=(
-                    *_of_many(comparisons, MOST_COMPARISONS),
-                    *((NO_METER,) if by_processor(comparisons) else ()),
-                ),
-                drawings=tuple(_gains(comparisons, baseline)),
+                *notes(_of_many(comparisons, MOST_COMPARISONS)),
+                *notes((NO_METER,) if by_processor(comparisons) else ()),
+                *_gains(comparisons, baseline),
             ),
             section(
                 "throughput",
                 "Throughput by batch",
-                texts=_of_many(sweeps, MOST_SWEEPS),
-                drawings=tuple(_throughputs(sweeps)),
+                *notes(_of_many(sweeps, MOST_SWEEPS)),
+                *_throughputs(sweeps),
             ),
-            section("cost", "Cost against time", drawings=(_front(results),)),
-            section("experts", "Experts", drawings=(_experts(results),)),
-            section("results", "Results", tables=(_table(results),)),
+            section("cost", "Cost against time", _front(results)),
+            section("experts", "Experts", _experts(results)),
+            section("results", "Results", _table(results)),
         ),
     )
 
 
-def _facts(results: Sequence[Result]) -> Iterator[Fact]:
+def _tiles(results: Sequence[Result]) -> Iterator[Tile]:
     """Yield how many results there are of each estimator, and how far the predictions are off."""
     for estimator, count in Counter(result.estimator for result in results).items():
-        yield Fact(estimator.capitalize(), f"{count:,}", "results")
+        yield Tile(estimator.capitalize(), f"{count:,}", "results")
     pairs = [pair for pair in _pairs(results, "step_time_s") if pair.predicted and pair.measured]
     if pairs:
         errors = [abs((pair.predicted or 0.0) / (pair.measured or 1.0) - 1) for pair in pairs]
-        yield Fact("Error of time", fmt.percent(median(errors)), f"median of {len(errors):,}")
+        yield Tile("Error of time", fmt.percent(median(errors)), f"median of {len(errors):,}")
 
 
 def _by_labels(results: Sequence[Result]) -> dict[Key, dict[str, list[Profile]]]:
@@ -261,9 +252,9 @@ def _pairs(results: Sequence[Result], quantity: str) -> list[Pair]:
     return pairs
 
 
-def _beside(results: Sequence[Result]) -> "Iterator[Drawing | None]":
+def _beside(results: Sequence[Result]) -> "Iterator[Plot | None]":
     """Yield step time and peak memory, predicted beside measured."""
-    yield dots_drawing("beside-time", "Time of a step", "Cells", _pairs(results, "step_time_s"),
+    yield dots_plot("beside-time", "Time of a step", "Cells", _pairs(results, "step_time_s"),
                        unit="seconds", said=fmt.duration)  # fmt: skip
     memory = [
         pair._replace(
@@ -272,7 +263,7 @@ def _beside(results: Sequence[Result]) -> "Iterator[Drawing | None]":
         )
         for pair in _pairs(results, "peak_memory_bytes")
     ]
-    yield dots_drawing("beside-memory", "Peak memory", "Cells", memory, unit="GiB",
+    yield dots_plot("beside-memory", "Peak memory", "Cells", memory, unit="GiB",
                        said=lambda value: fmt.size(value * 2.0**30))  # fmt: skip
 
 
@@ -281,15 +272,15 @@ def _of_many(found: Sized, most: int) -> tuple[str, ...]:
     return (f"The first {most} of {len(found):,} are drawn.",) if len(found) > most else ()
 
 
-def _gains(comparisons: Sequence[Comparison], baseline: str) -> "Iterator[Drawing]":
+def _gains(comparisons: Sequence[Comparison], baseline: str) -> "Iterator[Plot]":
     """Yield the radar of every comparison, bars where a dimension is not known."""
     for number, one in enumerate(comparisons[:MOST_COMPARISONS], start=1):
         key = f"gains-{number}"
         over = f"{baseline}, {title(one)}"
-        drawing = radar_drawing(_reaches(one), DIMENSIONS, over=over, key=key)
+        drawing = radar_plot(_reaches(one), DIMENSIONS, over=over, key=key)
         if drawing is None:
             caption = f"Times the baseline, {title(one)}; above 1 is better. Not every dimension is known."
-            drawing = panel_drawing(key, panels([one])[0], caption)
+            drawing = panel_plot(key, panels([one])[0], caption)
         yield drawing._replace(title=f"Gains, {title(one)}")
 
 
@@ -322,15 +313,15 @@ def _sweeps(results: Sequence[Result]) -> dict[str, list[Profile]]:
     }
 
 
-def _throughputs(sweeps: Mapping[str, Sequence[Profile]]) -> "Iterator[Drawing]":
+def _throughputs(sweeps: Mapping[str, Sequence[Profile]]) -> "Iterator[Plot]":
     """Yield throughput against the batch, a figure for each sweep."""
     for number, (where, sweep) in enumerate(list(sweeps.items())[:MOST_SWEEPS], start=1):
-        drawing = throughput_drawing(sweep)
+        drawing = throughput_plot(sweep)
         if drawing is not None:
             yield drawing._replace(key=f"throughput-{number}", title=f"Throughput, {where}")
 
 
-def _front(results: Sequence[Result]) -> "Drawing | None":
+def _front(results: Sequence[Result]) -> "Plot | None":
     """Return cost against time of the predicted cells, where all do the same work; None where they do not.
 
     On one machine the fastest cell is the cheapest too, so one of each machine is priced.
@@ -349,7 +340,7 @@ def _front(results: Sequence[Result]) -> "Drawing | None":
     ways = [way for result in fastest.values() if (way := _way(result)) is not None]
     ways = sorted(ways, key=lambda way: way.usd)[:MOST_WAYS]
     about = f"The fastest of {len(completed):,} cells on each machine"
-    return front_drawing(ways, about=about) if len(ways) > 1 else None
+    return front_plot(ways, about=about) if len(ways) > 1 else None
 
 
 def _way(result: Result) -> Way | None:
@@ -379,10 +370,10 @@ def _work(profile: Profile) -> tuple[object, ...]:
     return run.model, run.dataset, run.num_samples, run.seq_len, run.epochs, run.max_steps, run.phase
 
 
-def _experts(results: Sequence[Result]) -> "Drawing | None":
+def _experts(results: Sequence[Result]) -> "Plot | None":
     """Return the load of the experts of the last measurement that saw it."""
     seen = [loads for result in results if (loads := loads_of(result.profile.observations))]
-    return experts_drawing(seen[-1]) if seen else None
+    return experts_plot(seen[-1]) if seen else None
 
 
 def _table(results: Sequence[Result]) -> Table:

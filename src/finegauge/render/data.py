@@ -7,7 +7,7 @@ from finegauge.data.token_lengths import Findings, Lengths, quantiles
 from finegauge.planning.estimate import Offender, RiskyBatch, WholeRun, whole_run
 from finegauge.prediction.uncertainty import FITS, WILL_NOT_FIT
 from finegauge.render.number_format import percent, probability
-from finegauge.render.terminal import WIDTH, bar, columns, item, paint, wrapped
+from finegauge.render.terminal import WIDTH, columns, filled_bar, item, paint, wrapped
 from finegauge.units import gib
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _histogram(pairs: Pairs) -> list[str]:
     rows, seen = [], 0
     for low, high, count in bins(pairs):
         seen += count
-        share = bar(count / most, BAR_WIDTH)
+        share = filled_bar(count / most, BAR_WIDTH)
         rows.append(
             [f"{low:,}", f"{high:,}", f"{count:,}", _percent(count / total), _percent(seen / total), share]
         )

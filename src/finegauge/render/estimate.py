@@ -1,311 +1,272 @@
-"""What `finegauge estimate` prints: the verdict first, one table, and for one GPU where it all goes."""
+"""How answers about one run look: estimate, explain, max-batch, max-length; check is its headline alone."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from finegauge.planning.estimate import Estimate
-from finegauge.planning.quote import SPOT_REPEATED_FRACTION, WALL_POWER_RATIO, PricedOffer
-from finegauge.prediction.uncertainty import FITS, RISKY, WILL_NOT_FIT
+from finegauge.answers.estimate import (
+    CapacityAnswer,
+    EstimateAnswer,
+    GpuCapacity,
+    GpuEstimate,
+    GpuExplanation,
+    MeasuredCapacityAnswer,
+    OfferCost,
+)
+from finegauge.planning.quote import SPOT_REPEATED_FRACTION, WALL_POWER_RATIO
 from finegauge.profile import Breakdown, Path, Profile
 from finegauge.render import number_format as fmt
-from finegauge.render.terminal import WIDTH, bar, columns, pad, paint, visible_width, wrapped
-from finegauge.run.rules import LORA_FIELDS
+from finegauge.render.report import (
+    FILE,
+    TERMINAL,
+    Block,
+    Note,
+    Report,
+    Section,
+    Table,
+    Text,
+    Toned,
+    filled,
+    notes,
+    section,
+)
+from finegauge.render.run_parts import (
+    TONES,
+    assumed,
+    basis_notes,
+    formula_of,
+    gpu_table,
+    headline,
+    headlines,
+    input_table,
+    memory_bar,
+    offer_tables,
+    shown_name,
+    subject,
+    tiles,
+    time_bar,
+    title_of,
+    waits_notes,
+)
 from finegauge.units import GIB, count, gib
 
 if TYPE_CHECKING:
-    from finegauge.run.run import Run
+    from finegauge.answers.study import Study
 
-WORDS = {FITS: "Fits", RISKY: "Risky", WILL_NOT_FIT: "Will not fit"}
-COLOURS = {FITS: "green", RISKY: "yellow", WILL_NOT_FIT: "red"}
-HEADINGS = (
-    "\nGPU", "memory\nGiB", "max\nbatch", "one step, s\n[p10–p90]", "\ntokens/s", "\nqueries/s",
-    "\ntime", "on\ndemand", "\nspot", "kWh\nwall", "kg\nCO2e",
-)  # fmt: skip
-ASSUMED = (
-    "method", "micro_batch_size", "seq_len", "lora_rank", "weights_dtype", "activation_checkpointing",
-    "attention", "optimizer", "num_experts_per_tok", "padding", "startup_s", "saves_per_epoch",
-)  # fmt: skip
-BAR_WIDTH = 24
-LEAST_SHOWN_BYTES = 0.005 * GIB
-NAME_WIDTH = 13
+SUM_BEFORE = {"slack": "= allocated by torch at the peak", "context": "= reserved by torch's allocator"}
+LEAST_EXPLAINED_FRACTION = 0.005  # of a step: smaller parts are left to --json
+LEAST_LISTED_FRACTION = 0.002  # of a whole, in the tables of the page
+CAPACITY_TITLES = {"micro_batch_size": "Largest micro-batch", "seq_len": "Longest sequence"}
 
 
-def estimate_lines(estimates: Sequence[Estimate], unsupported: Mapping[str, str]) -> list[str]:
-    """Return the answer about one run on one or several GPUs.
+def estimate_report(answer: EstimateAnswer, medium: str = TERMINAL, study: "Study | None" = None) -> Report:
+    """Return what is shown of one run on one or several GPUs.
 
     Args:
-        estimates: One per GPU, in the order asked.
-        unsupported: For every GPU without an answer, the sentence that says why.
+        answer: To show.
+        medium: What for: TERMINAL, PAGE or FILE, which has fmt.
+        study: What a file shows of the first GPU beside the answer.
     """
-    run = estimates[0].run
-    lines = [verdict_line(estimates), *subject_lines(run), "", *_table(estimates)]
-    lines += [paint(f"{name}: {reason}", "yellow") for name, reason in unsupported.items()]
-    if len(estimates) == 1:
-        profile = estimates[0].profile
-        lines += ["", *memory_lines(profile), "", *time_lines(profile), "", *_bottleneck_lines(profile)]
-    return [
-        *lines,
-        "",
-        *_price_lines(estimates),
-        *_assumption_lines(run, estimates[0].profile),
-        constants_line(estimates[0].profile),
-    ]
-
-
-def verdict_line(estimates: Sequence[Estimate]) -> str:
-    """Return the answer in one line: of one GPU with its figures, of several by name."""
-    if len(estimates) == 1:
-        return one_verdict(estimates[0])
-    parts: list[str] = []
-    for verdict, word in WORDS.items():
-        names = [str(e.run.gpu) for e in estimates if e.verdict == verdict]
-        if names:
-            said = word.lower() if parts else word
-            parts.append(paint(f"{said} on {', '.join(names)}", "bold", COLOURS[verdict]))
-    return "; ".join(parts) + "."
-
-
-def one_verdict(estimate: Estimate) -> str:
-    """Return "Fits: 19.8 GiB [18.9–21.4] of 44.4 GiB on A40, P(OOM) 2 %.", or with the way out."""
-    profile, verdict = estimate.profile, estimate.verdict
-    needed = fmt.gib_interval(profile.device_memory_bytes.total, profile.source.memory_interval)
-    word = paint(WORDS[verdict], "bold", COLOURS[verdict])
-    chance = fmt.probability(estimate.out_of_memory_fraction)
-    line = f"{word}: {needed} of {gib(profile.capacity_bytes)} on {profile.run.gpu}, P(OOM) {chance}."
-    return line if verdict == FITS else f"{line} {_way_out(estimate)}"
-
-
-def _way_out(estimate: Estimate) -> str:
-    """Return what to do about a run that is too large."""
-    safe, most = estimate.safe_micro_batch_size, estimate.capacity.value
-    if safe:
-        return f"micro_batch_size={safe} is safe."
-    if most:
-        return f"micro_batch_size={most} may fit, none is safe: use a larger GPU or a shorter seq_len."
-    return "Not even micro_batch_size=1 fits: use a larger GPU, a shorter seq_len, or qlora."
-
-
-def subject_lines(run: "Run") -> list[str]:
-    """Return one or two lines that say which run this is."""
-    parts = [run.model.rpartition("/")[2] or run.model, _method(run)]
-    if run.num_experts_per_tok is not None:
-        parts.append(f"top-{run.num_experts_per_tok} experts")
-    data = f"{run.dataset}, cut at {run.seq_len:,}" if run.dataset else f"sequences of {run.seq_len:,}"
-    epochs = f"{run.max_steps:,} steps" if run.max_steps else f"{run.epochs:g} epoch{'s' * (run.epochs != 1)}"
-    parts += [data, f"batch {run.micro_batch_size} x {run.gradient_accumulation_steps}", epochs]
-    return wrapped(paint(" · ".join(parts), "dim"), indent="")
-
-
-def _method(run: "Run") -> str:
-    """Return "qlora rank 16 nf4_dq" or "full bf16"."""
-    rank = f" rank {run.lora_rank}" if run.trains_adapters else ""
-    return f"{run.method}{rank} {run.weights_dtype}"
-
-
-def _table(estimates: Sequence[Estimate]) -> list[str]:
-    """Return the table, one row per GPU."""
-    return columns(HEADINGS, [_row(estimate) for estimate in estimates])
-
-
-def _row(estimate: Estimate) -> list[str]:
-    """Return one GPU's row; time and cost are of the run as asked, so a run that fails has none."""
-    profile, quote = estimate.profile, estimate.quote
-    memory = fmt.gib_of(profile.device_memory_bytes.total, profile.capacity_bytes)
-    most = f"{'≥' if estimate.capacity.at_limit else ''}{estimate.capacity.value:,}"
-    cells = [str(profile.run.gpu), paint(memory, COLOURS[estimate.verdict]), most]
-    if estimate.verdict == WILL_NOT_FIT:
-        return [*cells, *[fmt.UNKNOWN] * (len(HEADINGS) - len(cells))]
-    return [
-        *cells,
-        fmt.seconds_interval(profile.step_time_s.total, profile.source.time_interval),
-        fmt.digits(profile.tokens_per_s),
-        fmt.digits(profile.samples_per_s),
-        fmt.hours(quote.wall_s),
-        fmt.dollars(quote.cheapest_on_demand.on_demand_usd if quote.cheapest_on_demand else None),
-        fmt.dollars(quote.cheapest_spot.spot_usd if quote.cheapest_spot else None),
-        fmt.kwh(quote.wall_energy_j),
-        fmt.digits(quote.emissions_kg, 2),
-    ]
-
-
-def memory_lines(profile: Profile) -> list[str]:
-    """Return the memory of the fullest moment by kind, each with a bar of the whole GPU."""
-    needed, usable = profile.device_memory_bytes, profile.capacity_bytes
-    phase = f" (fullest in {profile.peak_phase})" if profile.peak_phase else ""
-    title = f"{paint('Memory', 'bold')}  {gib(needed.total)} of {gib(usable)}{phase}"
-    lines = [title]
-    kinds = {path[0]: value for path, value in needed.at(1)}
-    whole = max(usable, needed.total)
-    for kind, value in kinds.items():
-        if value < LEAST_SHOWN_BYTES:
-            continue
-        lines.append(_bar_line(kind, gib(value), value / whole, _parts(needed.under(kind), 1 / GIB), "cyan"))
-    free = usable - needed.total
-    lines.append(_bar_line("free" if free >= 0 else "missing", gib(abs(free)), abs(free) / whole, "", "dim"))
-    return lines
-
-
-def time_lines(profile: Profile) -> list[str]:
-    """Return the seconds of one step by stage, each with its largest layer parts."""
-    step = profile.step_time_s
-    mfu, host = (
-        fmt.percent(profile.mfu_fraction),
-        fmt.percent(profile.host_bound_fraction),
+    found, one = answer.found, answer.found[0]
+    if medium == FILE:
+        sections = _file_sections(answer, study)
+    else:
+        sections = _terminal_sections(answer) if medium == TERMINAL else _page_sections(one)
+    return Report(
+        title=title_of(one.run),
+        headline=headline(one) if len(found) == 1 else headlines(found),
+        tone=TONES[one.verdict],
+        subject=(subject(one.run),),
+        tiles=() if medium == TERMINAL else tuple(tiles(one)),
+        sections=sections,
     )
-    rates = f"{count(profile.tokens_per_s)} tokens/s, {mfu} of the GPU's peak FLOP/s, host-bound {host}"
-    lines = [f"{paint('Time', 'bold')}    {fmt.digits(step.total)} s a step: {rates}"]
-    for (stage, *_), value in step.at(1).parts.items():
-        parts = _parts(step.at(2).under(stage), 1.0)
-        lines.append(_bar_line(stage, f"{fmt.digits(value)} s", value / step.total, parts, "blue"))
-    if profile.run.phase == "decode":
-        from finegauge.render.instruments import predicted_line
-
-        lines.append(predicted_line(profile))
-    return lines
 
 
-def _bar_line(name: str, amount: str, fraction: float, parts: str, colour: str) -> str:
-    """Return "  weights    22.9 GiB  52 %  ██████  experts 22.1 · attention 0.6"."""
-    share = pad(fmt.percent(fraction), 5, right=True)
-    drawn = pad(paint(bar(fraction, BAR_WIDTH), colour), BAR_WIDTH)
-    figure = pad(amount, 9, right=True)
-    return f"  {pad(name, NAME_WIDTH)}{figure} {share}  {drawn}  {paint(parts, 'dim')}".rstrip()
+def _terminal_sections(answer: EstimateAnswer) -> tuple[Section, ...]:
+    """Return a row per GPU; of one, the parts of memory and time; prices; what the answer rests on."""
+    found, one = answer.found, answer.found[0]
+    step: tuple[Section, ...] = ()
+    if len(found) == 1:
+        served = waits_notes(one.profile)
+        bottleneck = Note(one.bottleneck, label="Bottleneck")
+        step = (
+            section("memory", "", memory_bar(one.profile)),
+            section("time", "", time_bar(one.profile), *served, bottleneck),
+        )
+    return filled(
+        section("gpus", "", gpu_table(found),
+                *(Note(f"{none.gpu}: {none.reason}", tone="risky") for none in answer.unsupported)),
+        *step,
+        section("cost", "", *_price_notes(found)),
+        section("basis", "", *basis_notes(one, assumed(one.run))),
+    )  # fmt: skip
 
 
-def _parts(parts: Breakdown, per_unit: float, *, room: int = WIDTH - 59) -> str:
-    """Return the largest `parts` as "experts 22.1 · attention 0.6", as many as there is room for."""
-    named = [(path[-1], value * per_unit) for path, value in parts if path and value]
-    if len(named) < 2:
-        return ""
-    text = ""
-    for name, value in named:
-        longer = f"{text} · {name} {fmt.digits(value, 2)}" if text else f"{name} {fmt.digits(value, 2)}"
-        if value < 0.01 * named[0][1] or len(longer) > room:
-            break
-        text = longer
-    return text
+def _page_sections(one: GpuEstimate) -> tuple[Section, ...]:
+    """Return memory first; then offers, where memory and time go, and what the answer rests on."""
+    profile, quote = one.profile, one.quote
+    warnings = notes((*one.run.warnings, *(quote.warnings if quote else ())), tone="risky")
+    where: list[Block] = [_parts_table("Memory at the peak", "GiB", profile.device_memory_bytes, 1 / GIB)]
+    if quote is not None:
+        where = [Note(one.bottleneck), time_bar(profile), *where]
+        where.append(_parts_table("Time of one step", "ms", profile.step_time_s, 1e3))
+        if quote.num_steps is not None:
+            title = f"Whole run: {quote.num_steps:,} steps"
+            where.append(_parts_table(title, "min", quote.wall_time_s, 1 / 60))
+    return filled(
+        section("memory", "", memory_bar(profile), *warnings),
+        section("cost", "Cost by provider", *(offer_tables(quote.offers) if quote else ())),
+        section("where", "Where it goes", *where),
+        section("basis", "What the answer rests on", *basis_notes(one, ()), folded=True),
+    )
 
 
-def _bottleneck_lines(profile: Profile) -> list[str]:
-    """Return the bottleneck in words."""
-    return wrapped(f"{paint('Bottleneck', 'bold')}  {profile.bottleneck}", indent="  ")
+def _file_sections(answer: EstimateAnswer, study: "Study | None") -> tuple[Section, ...]:
+    """Return figures with their numbers; of several GPUs the first in full."""
+    from finegauge.answers.study import ways_of
+    from finegauge.render.plots.many_runs import front_plot, throughput_plot
+    from finegauge.render.plots.step import memory_plot, roofline_plot, step_time_plot
+
+    one, several = answer.found[0], len(answer.results) > 1
+    profile, quote, formulas = one.profile, one.quote, one.formulas or {}
+    roofline = roofline_plot(profile, study.work, study.roof) if study and study.roof else None
+    about = "The run on each GPU, at its cheapest offer"
+    ways = ways_of(answer.found) if several else ()
+    if study:
+        about = "The run as it is on one kind of GPU after another, each at its cheapest offer"
+        ways = study.elsewhere
+    missing = (Note(f"{none.gpu}: {none.reason}", tone="risky") for none in answer.unsupported)
+    return filled(
+        section("gpus", "On each GPU", gpu_table(answer.found) if several else None, *missing),
+        section("memory", "Memory", memory_bar(profile), memory_plot(profile, formulas)),
+        section("time", "Time", time_bar(profile), Note(one.bottleneck, label="Bottleneck"),
+                step_time_plot(profile), roofline),
+        section("throughput", "Batch", throughput_plot(study.sweep) if study else None),
+        section("cost", "Cost", *(Note(text) for text in (quote.warnings if quote else ())),
+                front_plot(ways, about=about) if len(ways) > (0 if study else 1) else None,
+                *(offer_tables(quote.offers) if quote else ())),
+        section("assumptions", "Assumptions and origins", *(Note(text) for text in one.run.warnings),
+                input_table(one.run), _formula_table(profile, formulas)),
+        section("sources", "Sources", *basis_notes(one, ()), _source_table(study)),
+    )  # fmt: skip
 
 
-def _price_lines(estimates: Sequence[Estimate]) -> list[str]:
-    """Return whose prices the table used, the managed alternative, and how old they are."""
-    answered = [e for e in estimates if e.verdict != WILL_NOT_FIT]
-    named = [_offer_text(e) for e in answered]
-    texts = [text for text in named if text]
-    lines = wrapped(f"{paint('Offers', 'bold')}  {'; '.join(texts)}.", indent="  ") if texts else []
-    quote = estimates[0].quote
-    if quote.managed:
-        cheapest = quote.managed[0]
-        lines.append(
+def _formula_table(profile: Profile, formulas: Mapping[Path, str]) -> Table:
+    """Return how the stages of the step come about; the memory's formulas stand with the waterfall."""
+    stages = [path for path in profile.step_time_s.at(1).parts if path in formulas]
+    rows = tuple((" · ".join(path), formulas[path]) for path in stages)
+    return Table("How the seconds come about", ("stage", "formula"), rows, 2)
+
+
+def _source_table(study: "Study | None") -> Table:
+    """Return where the figures come from, with the day someone last read each source."""
+    rows = tuple(tuple(one) for one in study.sources) if study else ()
+    return Table("Where the figures come from", ("what", "source", "read"), rows, 3)
+
+
+def _parts_table(caption: str, unit: str, whole: Breakdown, per_unit: float) -> Table:
+    """Return a breakdown as rows: each kind with its share, below it its parts."""
+    total = whole.total or 1.0
+    rows: list[tuple[str, ...]] = []
+
+    def row(name: str, value: float) -> None:
+        if value >= LEAST_LISTED_FRACTION * total:
+            rows.append((name, fmt.digits(value * per_unit), fmt.percent(value / total)))
+
+    for (kind, *_), value in whole.at(1):
+        row(shown_name(kind), value)
+        below = [(part, amount) for part, amount in whole.at(2).under(kind) if part]
+        for part, amount in below if len(below) > 1 else ():
+            row(f"\u2003{shown_name(part[0])}", amount)
+    return Table(
+        caption, ("part", unit, "share"), (*rows, ("total", fmt.digits(whole.total * per_unit), "100 %"))
+    )
+
+
+def _price_notes(found: Sequence[GpuEstimate]) -> Iterator[Note]:
+    """Yield whose prices the table used, the managed alternative, and how old they are."""
+    quotes = [one.quote for one in found if one.quote is not None]
+    texts = [text for one in found if (text := _offer_text(one))]
+    if texts:
+        yield Note(f"{'; '.join(texts)}.", label="Offers")
+    if found[0].managed:
+        cheapest = found[0].managed[0]
+        yield Note(
             f"  Managed: {cheapest.provider} ({cheapest.model}) {fmt.dollars(cheapest.low_usd)} for "
             f"{count(cheapest.billed_tokens)} training tokens, padding not billed."
         )
     if texts:
-        lines += wrapped(
+        quote = quotes[0]
+        yield Note(
             f"Spot allows {fmt.percent(SPOT_REPEATED_FRACTION)} for work that interruptions repeat. kWh "
             f"at the wall are {WALL_POWER_RATIO:.2f} x the boards'; CO2e with PUE {quote.pue:.2f} and "
-            f"{quote.grid_kg_per_kwh:.3f} kg/kWh ({quote.grid}).",
-            indent="  ",
+            f"{quote.grid_kg_per_kwh:.3f} kg/kWh ({quote.grid})."
         )
-    for warning in dict.fromkeys(w for e in answered for w in e.quote.warnings):
-        lines += [paint(line, "yellow") for line in wrapped(warning, indent="  ")]
-    return lines
+    yield from notes((warning for quote in quotes for warning in quote.warnings), tone="risky")
 
 
-def _offer_text(estimate: Estimate) -> str:
+def _offer_text(one: GpuEstimate) -> str:
     """Return "A40 $0.39/h dataoorts, spot $0.20/h vast-ai"."""
-    on_demand, spot = estimate.quote.cheapest_on_demand, estimate.quote.cheapest_spot
-    parts = []
-    if on_demand:
-        parts.append(_rate(on_demand, on_demand.offer.on_demand_usd_per_h))
-    if spot:
-        parts.append(f"spot {_rate(spot, spot.offer.spot_usd_per_h)}")
-    return f"{estimate.run.gpu} {', '.join(parts)}" if parts else ""
+    if one.quote is None:
+        return ""
+    on_demand, spot = one.quote.cheapest_on_demand, one.quote.cheapest_spot
+    parts = [_rate(on_demand, on_demand.on_demand_usd_per_h)] if on_demand else []
+    parts += [f"spot {_rate(spot, spot.spot_usd_per_h)}"] if spot else []
+    return f"{one.gpu} {', '.join(parts)}" if parts else ""
 
 
-def _rate(priced: PricedOffer, usd_per_h: float | None) -> str:
+def _rate(offer: OfferCost, usd_per_h: float | None) -> str:
     """Return "$0.39/h dataoorts (community, 2026-05-24)", with the GPUs that are billed but not used."""
-    offer = priced.offer
     tier = "" if offer.tier in ("on-demand", "spot") else f"{offer.tier}, "
-    idle = f", {priced.idle_gpus} more GPUs billed than used" if priced.idle_gpus >= 1 else ""
+    idle = f", {offer.idle_gpus} more GPUs billed than used" if offer.idle_gpus >= 1 else ""
     return f"{fmt.dollars(usd_per_h)}/h {offer.provider} ({tier}{offer.date}{idle})"
 
 
-def constants_line(profile: Profile) -> str:
-    """Return which calibration the figures rest on."""
-    return f"{paint('Constants', 'bold')} {profile.source.name}."
+def explain_report(one: GpuExplanation) -> Report:
+    """Return every byte and second of a run on one GPU with its formula, and who stated each input."""
+    profile, formulas = one.profile, one.formulas or {}
+    took = f"{fmt.digits(profile.step_time_s.total)} s"
+    assumptions = [Note(f"Assumed: {text}.") for text in profile.source.assumptions]
+    return Report(
+        title=title_of(one.run),
+        headline=headline(one),
+        tone=TONES[one.verdict],
+        subject=(subject(one.run),),
+        sections=filled(
+            section("memory", "Memory, line by line to the figure of nvidia-smi",
+                    _waterfall(profile, formulas)),
+            section("phases", "Memory by phase, GiB live in torch at its peak", _phase_table(profile)),
+            section("time", "Time of one step", _time_table(profile, formulas),
+                    Note(one.bottleneck, label="Bottleneck"), said=took),
+            section("exchanged", "Sent in one step, as one rank sees it: whole tensors, whatever part of "
+                    "them is its own", _exchange_table(one)),
+            _whole_run(one),
+            section("inputs", "Inputs, and who stated them", input_table(one.run), *assumptions,
+                    Note(f"{profile.source.name}.", label="Constants")),
+        ),
+    )  # fmt: skip
 
 
-def _assumption_lines(run: "Run", profile: Profile) -> list[str]:
-    """Return what nobody stated and the answer rests on, by who assumed it."""
-    by_origin: dict[str, list[str]] = {}
-    for name in ASSUMED:
-        origin, value = run.origins.get(name, ""), getattr(run, name)
-        if (
-            "default" in origin
-            and value is not None
-            and not (name == "lora_rank" and not run.trains_adapters)
-        ):
-            by_origin.setdefault(origin, []).append(f"{name}={fmt.plain(value)}")
-    texts = [f"{', '.join(items)} ({origin})" for origin, items in by_origin.items()]
-    texts += list(profile.source.assumptions)
-    lines = wrapped(f"{paint('Assumed', 'bold')} {'; '.join(texts)}.", indent="  ") if texts else []
-    for warning in run.warnings:
-        lines += [paint(line, "yellow") for line in wrapped(warning, indent="  ")]
-    return lines
-
-
-SUM_BEFORE = {"slack": "= allocated by torch at the peak", "context": "= reserved by torch's allocator"}
-LEAST_SHARE_FRACTION = 0.005  # of a step: smaller parts are left to --json
-
-
-def explain_lines(estimate: Estimate, formulas: Mapping[Path, str]) -> list[str]:
-    """Return the whole explanation of one run on one GPU.
-
-    Args:
-        estimate: The answer to explain.
-        formulas: One line per path of its memory and its time, with the numbers put in.
-    """
-    profile = estimate.profile
-    return [
-        one_verdict(estimate),
-        *subject_lines(profile.run),
-        "",
-        *_memory_lines(profile, formulas),
-        "",
-        *_phase_lines(profile),
-        "",
-        *_time_lines(profile, formulas),
-        *_exchange_lines(profile.run),
-        "",
-        *_wall_lines(estimate),
-        "",
-        *_input_lines(profile.run),
-        *[line for text in profile.source.assumptions for line in wrapped(f"Assumed: {text}.", indent="  ")],
-        constants_line(profile),
-    ]
-
-
-def _memory_lines(profile: Profile, formulas: Mapping[Path, str]) -> list[str]:
+def _waterfall(profile: Profile, formulas: Mapping[Path, str]) -> Table:
     """Return the waterfall: each line an amount, the total so far, its name and its formula."""
-    total, lines = 0.0, [paint("Memory, line by line to the figure of nvidia-smi", "bold")]
-    lines.append(paint(f"{pad('GiB', 9, right=True)}{pad('so far', 9, right=True)}", "dim"))
+    total = 0.0
+    rows: list[tuple[Text, ...]] = []
+
+    def sum_row(amount_bytes: float, name: str) -> None:
+        rows.append(("", Toned(_exact_gib(amount_bytes), "strong"), Toned(name, "strong")))
+
     for path, amount in _by_kind(profile.device_memory_bytes):
         if path[0] in SUM_BEFORE and total:
-            lines.append(_sum_line(total, SUM_BEFORE[path[0]]))
+            sum_row(total, SUM_BEFORE[path[0]])
         total += amount
-        amounts = f"{pad(_gib(amount), 9, right=True)}{pad(_gib(total), 9, right=True)}"
-        lines += _formula_lines(amounts, " · ".join(path), _formula(path, formulas))
-    lines.append(_sum_line(total, "= what has to fit"))
+        name = " · ".join(map(shown_name, path))
+        rows.append((_exact_gib(amount), _exact_gib(total), _explained(name, formula_of(path, formulas))))
+    sum_row(total, "= what has to fit")
     if profile.cached_bytes:
-        amounts = f"{pad(_gib(profile.cached_bytes), 9, right=True)}{pad('', 9)}"
-        lines += _formula_lines(amounts, "cached", "freed blocks that the allocator gives back if need be")
-        lines.append(_sum_line(total + profile.cached_bytes, "= what nvidia-smi shows"))
-    return [*lines, _sum_line(profile.capacity_bytes, f"usable on {profile.run.gpu}")]
+        why = "freed blocks that the allocator gives back if need be"
+        rows.append((_exact_gib(profile.cached_bytes), "", _explained("cached", why)))
+        sum_row(total + profile.cached_bytes, "= what nvidia-smi shows")
+    sum_row(profile.capacity_bytes, f"usable on {profile.run.gpu}")
+    return Table("Memory", ("GiB", "so far", ""), tuple(rows), 0, ends_in_text=True, indent=2)
 
 
 def _by_kind(breakdown: Breakdown) -> Iterator[tuple[Path, float]]:
@@ -314,82 +275,46 @@ def _by_kind(breakdown: Breakdown) -> Iterator[tuple[Path, float]]:
         yield from ((path, value) for path, value in breakdown.parts.items() if path[:1] == kind)
 
 
-def _formula(path: Path, formulas: Mapping[Path, str]) -> str:
-    """Return the formula of `path`, or of the nearest whole it is part of."""
-    for length in range(len(path), 0, -1):
-        if path[:length] in formulas:
-            return formulas[path[:length]]
-    return ""
+def _explained(name: str, formula: str) -> Text:
+    return (name, Toned(f"  {formula}", "soft")) if formula else name
 
 
-def _formula_lines(amounts: str, name: str, formula: str) -> list[str]:
-    """Return amounts, name and formula; a long formula goes on below."""
-    below = " " * (visible_width(amounts) + 4)
-    text = f"{name}  {formula}".rstrip()
-    first, *rest = wrapped(text, indent="  ", width=WIDTH - visible_width(amounts) - 2)
-    first = name + paint(first[len(name) :], "dim")
-    return [f"{amounts}  {first}", *(paint(f"{below}{line.strip()}", "dim") for line in rest)]
-
-
-def _sum_line(amount_bytes: float, name: str) -> str:
-    """Return a line of the waterfall that sums up."""
-    return paint(f"{pad('', 9)}{pad(_gib(amount_bytes), 9, right=True)}  {name}", "bold")
-
-
-def _gib(amount_bytes: float) -> str:
+def _exact_gib(amount_bytes: float) -> str:
     """Return GiB with three decimals: a waterfall has to add up."""
-    return f"{amount_bytes / 2**30:.3f}"
+    return f"{amount_bytes / GIB:.3f}"
 
 
-def _phase_lines(profile: Profile) -> list[str]:
-    """Return what is alive at the fullest moment of each phase, by kind."""
+def _phase_table(profile: Profile) -> Table:
+    """Return what is alive at the peak of each phase, by kind."""
     by_phase = profile.phase_memory_bytes
-    phases = [path[0] for path in by_phase.at(1).parts]
-    kinds = list(dict.fromkeys(path[1] for path in by_phase.at(2).parts if len(path) > 1))
+    kinds = tuple(dict.fromkeys(path[1] for path in by_phase.at(2).parts if len(path) > 1))
     rows = []
-    for phase in phases:
+    for (phase, *_), _ in by_phase.at(1).parts.items():
         parts = by_phase.under(phase).at(1)
-        cells = [_gib(parts[kind]) if parts[kind] else fmt.UNKNOWN for kind in kinds]
-        total = paint(_gib(parts.total), *(("bold",) if phase == profile.peak_phase else ()))
-        rows.append([f"  {phase}", *cells, total])
-    title = paint("Memory by phase, GiB live in torch at its fullest moment", "bold")
-    return [title, *columns(["  phase", *kinds, "total"], rows)]
+        cells = (_exact_gib(parts[kind]) if parts[kind] else fmt.UNKNOWN for kind in kinds)
+        total = _exact_gib(parts.total)
+        rows.append((phase, *cells, Toned(total, "strong") if phase == profile.peak_phase else total))
+    headings = ("phase", *map(shown_name, kinds), "total")
+    return Table("Memory by phase", headings, tuple(rows), indent=2)
 
 
-def _time_lines(profile: Profile, formulas: Mapping[Path, str]) -> list[str]:
+def _time_table(profile: Profile, formulas: Mapping[Path, str]) -> Table:
     """Return the seconds of a step by stage and operator group, with formulas."""
     step, total = profile.step_time_s, profile.step_time_s.total
-    lines = [f"{paint('Time of one step', 'bold')}  {fmt.digits(total)} s"]
+    rows: list[tuple[Text, ...]] = []
     for stage, stage_s in step.at(1).parts.items():
-        drawn = f"{stage[0]}  {paint(bar(stage_s / total, 20), 'blue')}"
-        lines += _formula_lines(_time_amounts(stage_s, total), drawn, formulas.get(stage, ""))
+        name = Toned(stage[0], "strong")
+        rows.append((*_time_cells(stage_s, total), _explained(name, formulas.get(stage, ""))))
         for path, seconds in _largest(step.under(*stage)):
-            if path and seconds >= LEAST_SHARE_FRACTION * total:
+            if path and seconds >= LEAST_EXPLAINED_FRACTION * total:
                 formula = formulas.get((*stage, *path), "")
-                lines += _formula_lines(_time_amounts(seconds, total), f"  {' · '.join(path)}", formula)
-    return [*lines, *wrapped(f"Bottleneck: {profile.bottleneck}", indent="  ")]
+                rows.append((*_time_cells(seconds, total), _explained(f"  {' · '.join(path)}", formula)))
+    return Table("Time of one step", ("", "", ""), tuple(rows), 0, ends_in_text=True, indent=2)
 
 
-def _exchange_lines(run: "Run") -> list[str]:
-    """Return the messages that one rank takes part in, by kind; none on one GPU."""
-    from finegauge.prediction.collectives import exchanges
-
-    rows = [
-        [f"  {volume.kind.replace('_', '-')}", volume.group, f"{volume.num_per_step:,.0f}",
-         fmt.size(volume.bytes_per_step)]
-        for volume in exchanges(run)
-    ]  # fmt: skip
-    if not rows:
-        return []
-    title = paint(
-        "Sent in one step, as one rank sees it: whole tensors, whatever part of them is its own", "bold"
-    )
-    return ["", title, *columns(["  kind", "among ranks of", "messages", "bytes"], rows)]
-
-
-def _time_amounts(seconds: float, total_s: float) -> str:
-    """Return "  0.83 s   38 %"."""
-    return f"{pad(_seconds(seconds), 9, right=True)}{pad(fmt.percent(seconds / total_s), 9, right=True)}"
+def _time_cells(seconds: float, total_s: float) -> tuple[str, str]:
+    said = f"{fmt.digits(seconds)} s" if seconds >= 0.1 else f"{fmt.digits(1e3 * seconds)} ms"
+    return said, fmt.percent(seconds / total_s)
 
 
 def _largest(parts: Breakdown) -> list[tuple[Path, float]]:
@@ -398,38 +323,100 @@ def _largest(parts: Breakdown) -> list[tuple[Path, float]]:
     return sorted(parts.parts.items(), key=lambda item: (-groups[item[0][:1]], -item[1]))
 
 
-def _seconds(value_s: float) -> str:
-    """Return seconds or milliseconds."""
-    return f"{fmt.digits(value_s)} s" if value_s >= 0.1 else f"{fmt.digits(1e3 * value_s)} ms"
+def _exchange_table(one: GpuExplanation) -> Table:
+    """Return the messages that one rank takes part in, by kind; none on one GPU."""
+    rows = tuple(
+        (volume.kind.replace("_", "-"), volume.group, f"{volume.num_per_step:,.0f}",
+         fmt.size(volume.bytes_per_step))
+        for volume in one.exchanged or ()
+    )  # fmt: skip
+    return Table("Sent in one step", ("kind", "among ranks of", "messages", "bytes"), rows, indent=2)
 
 
-def _wall_lines(estimate: Estimate) -> list[str]:
+def _whole_run(one: GpuExplanation) -> Section:
     """Return the parts of the whole run's wall clock and of its energy."""
-    quote = estimate.quote
-    if estimate.verdict == WILL_NOT_FIT:
-        return [f"{paint('Whole run', 'bold')}  it will not fit, so it has no end and no bill."]
+    quote = one.quote
+    if quote is None:
+        return section("run", "Whole run", Note("It will not fit, so it has no end and no bill."))
     if quote.num_steps is None:
-        return [paint(line, "yellow") for line in wrapped(quote.warnings[0], indent="  ")]
-    lines = [f"{paint('Whole run', 'bold')}  {quote.num_steps:,} steps, {fmt.hours(quote.wall_s)}"]
-    for (part, *_), seconds in quote.wall_time_s.parts.items():
-        share = pad(fmt.percent(seconds / quote.wall_time_s.total), 9, right=True)
-        lines.append(f"{pad(fmt.hours(seconds), 9, right=True)}{share}  {part}")
+        return section("run", "", Note(quote.warnings[0], tone="risky"))
+    rows = tuple(
+        (fmt.hours(seconds), fmt.percent(seconds / quote.wall_time_s.total), part)
+        for (part, *_), seconds in quote.wall_time_s.parts.items()
+    )
     boards, wall = fmt.kwh(quote.boards_energy_j), fmt.kwh(quote.wall_energy_j)
     co2 = fmt.digits(quote.emissions_kg, 2)
-    lines.append(
-        f"  Energy: {boards} kWh of the boards, {wall} kWh at the wall, {co2} kg CO2e ({quote.grid})."
+    energy = f"  Energy: {boards} kWh of the boards, {wall} kWh at the wall, {co2} kg CO2e ({quote.grid})."
+    table = Table("Whole run", ("", "", ""), rows, 0, ends_in_text=True, indent=2)
+    said = f"{quote.num_steps:,} steps, {fmt.hours(quote.wall_s)}"
+    return section("run", "Whole run", table, Note(energy), said=said)
+
+
+def capacity_report(answer: CapacityAnswer) -> Report:
+    """Return the largest value per GPU, with the memory on both sides of the border."""
+    first = answer.results[0]
+    title = CAPACITY_TITLES[first.field]
+    one = Toned(f"{title} on {first.gpu}: {border(first)}", "strong") if len(answer.results) == 1 else ""
+    headings = ("GPU", first.field, "memory", "usable", "one more needs", "s/step", "tokens/s", "samples/s")
+    table = Table(f"{title} by GPU", headings, tuple(map(_capacity_row, answer.results)))
+    found = section("gpus", "", table, *_capacity_notes(answer))
+    return Report(title_of(answer.run), one, "neutral", sections=filled(found))
+
+
+def border(one: GpuCapacity) -> str:
+    """Return the value, with a sign where the search stopped at its limit."""
+    return f"{'≥ ' if one.at_limit else ''}{one.value:,}"
+
+
+def _capacity_row(one: GpuCapacity) -> tuple[Text, ...]:
+    sizes = (one.device_memory_bytes, one.capacity_bytes, one.first_that_fails_bytes)
+    return (
+        str(one.gpu),
+        Toned(border(one), "strong"),
+        *(fmt.UNKNOWN if size is None else gib(size) for size in sizes),
+        *(fmt.digits(amount) for amount in (one.step_time_s, one.tokens_per_s, one.samples_per_s)),
     )
-    return lines
 
 
-def _input_lines(run: "Run") -> list[str]:
-    """Return every field with its value and who stated it."""
-    rows = [
-        [f"  {name}", fmt.plain(value), run.origins.get(name, "")]
-        for name, value in run.fields().items()
-        if value not in (None, "") and (run.trains_adapters or name not in LORA_FIELDS)
-    ]
-    return [
-        paint("Inputs, and who stated them", "bold"),
-        *columns(["  field", "value", "origin"], rows, left=3),
-    ]
+def _capacity_notes(answer: CapacityAnswer) -> Iterator[Note]:
+    """Yield what a reader has to know about the border of a length."""
+    if answer.results[0].field == "micro_batch_size":
+        return
+    said = f"Every sequence counts as that long, micro_batch_size={answer.run.micro_batch_size}."
+    if answer.trained_positions and max(one.value for one in answer.results) > answer.trained_positions:
+        said += f" The model was built for {answer.trained_positions:,} positions (max_position_embeddings)."
+    yield Note(said, tone="soft")
+
+
+def measured_capacity_report(answer: MeasuredCapacityAnswer) -> Report:
+    """Return the largest micro-batch that a trial has shown to fit, and every trial."""
+    (one,) = answer.results
+    where = f" within {fmt.size(answer.allowed_bytes)}" if answer.allowed_bytes else ""
+    value = f"{'≥ ' if one.at_limit else ''}{one.value:,}"
+    low, likely, high = one.bounds
+    rows = tuple(
+        (
+            f"{trial.micro_batch_size:,}",
+            trial.outcome.replace("_", " "),
+            fmt.size(trial.peak_memory_bytes) if trial.peak_memory_bytes else fmt.UNKNOWN,
+            fmt.duration(trial.step_time_s) if trial.step_time_s else fmt.UNKNOWN,
+        )
+        for trial in one.trials
+    )
+    untried = f"{one.untried:,} sizes above it were not tried." if one.untried else ""
+    return Report(
+        title_of(answer.run),
+        Toned(f"Largest micro-batch measured{where}: {value}", "strong"),
+        "neutral",
+        (
+            f"Predicted: {low:,} surely fits, {likely:,} probably, {high:,} surely does not.",
+            *([untried] if untried else []),
+        ),
+        sections=(
+            section(
+                "trials",
+                "",
+                Table("Trials", ("micro_batch_size", "outcome", "peak", "a step"), rows, 2, indent=2),
+            ),
+        ),
+    )

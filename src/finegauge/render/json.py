@@ -1,259 +1,113 @@
-"""The JSON that every command prints under `--json`; `render/schemas/` holds its schemas."""
+"""Answers as JSON: the keys are the names of an answer's fields, nested as its types are.
+
+    tuple of values -> list      mapping by path -> "a / b / c": value      Breakdown -> its parts by path
+
+A type says by class attributes what differs from that: HIDDEN fields are for layouts alone,
+LEFT_OUT_WHERE_NONE ones are missing where not known, of those in MOST only the first so many are written.
+`render.schema` derives the JSON schema from the same types.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from finegauge.planning.capacity import Capacity, MeasuredCapacity
-from finegauge.planning.estimate import Estimate
-from finegauge.planning.quote import ManagedPrice, PricedOffer, Quote
-from finegauge.prediction.collectives import exchanges
-from finegauge.prediction.uncertainty import WILL_NOT_FIT
-from finegauge.profile import Path
-from finegauge.render.bars import Table
-from finegauge.render.report import Report
-
-if TYPE_CHECKING:
-    from finegauge.run.run import Run
+from finegauge.answers.profile import breakdown_of, figures_of, profile_of
+from finegauge.profile import Breakdown, Profile
+from finegauge.run.run import Run
 
 SCHEMA_VERSION = 1
-MOST_OFFERS = 20
 
 
-def document(
-    command: str,
-    run: "Run",
-    results: Sequence[Mapping[str, Any]],
-    more: Mapping[str, Any] | None = None,
+def document(command: str, answer: Any) -> str:
+    """Return the JSON text of an answer: which command it is of, the run it is about, then its fields."""
+    from finegauge import __version__
+
+    whole = {"schema_version": SCHEMA_VERSION, "command": command, "finegauge_version": __version__}
+    return text_of(whole | encoded(answer))
+
+
+def run_document(
+    command: str, run: Run, results: Sequence[Mapping[str, Any]], more: Mapping[str, Any] | None = None
 ) -> str:
-    """Return the whole JSON text of one command: the question, `more` about it, then the results."""
+    """Return the JSON text of a command about one run: the question, `more` about it, then the results."""
     from finegauge import __version__
 
-    fields = run.fields()
-    fields.pop("gpu")
-    whole = {
-        "schema_version": SCHEMA_VERSION,
-        "command": command,
-        "finegauge_version": __version__,
-        "run": fields,
-        "origins": dict(run.origins),
-        "warnings": list(run.warnings),
-        **(more or {}),
-        "results": list(results),
-    }
-    return json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False)
+    whole = {"schema_version": SCHEMA_VERSION, "command": command, "finegauge_version": __version__}
+    return text_of({**whole, **question(run), **(more or {}), "results": list(results)})
 
 
-def estimate_json(estimate: Estimate) -> dict[str, Any]:
-    """Return the whole answer about one run on one GPU."""
-    return {
-        **verdict_json(estimate),
-        "micro_batch_size": estimate.run.micro_batch_size,
-        "max_micro_batch_size": estimate.capacity.value,
-        "profile": estimate.profile.to_json(),
-        "bottleneck": estimate.profile.bottleneck,
-        "quote": None if estimate.verdict == WILL_NOT_FIT else quote_json(estimate.quote),
-    }
+def text_of(content: object) -> str:
+    """Return plain values as indented JSON; NaN and infinities are errors."""
+    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
 
 
-def explain_json(estimate: Estimate, formulas: Mapping[Path, str]) -> dict[str, Any]:
-    """Return the answer about one run on one GPU, with the formula of each part."""
-    whole = estimate_json(estimate)
-    whole["formulas"] = {" / ".join(path): formula for path, formula in formulas.items()}
-    whole["exchanged"] = [volume._asdict() for volume in exchanges(estimate.profile.run)]
-    return whole
+def encoded(value: Any) -> Any:
+    """Return an answer, or a part of one, as what JSON knows."""
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, Breakdown):
+        return value.to_json()
+    if isinstance(value, Profile):
+        value = figures_of(value)
+    if hasattr(value, "_asdict"):
+        return _fields(value)
+    if isinstance(value, Mapping):
+        return {" / ".join(k) if isinstance(k, tuple) else k: encoded(item) for k, item in value.items()}
+    return [encoded(item) for item in value]
 
 
-def verdict_json(estimate: Estimate) -> dict[str, Any]:
-    """Return whether one run fits one GPU."""
-    profile = estimate.profile
-    return {
-        "gpu": profile.run.gpu,
-        "verdict": estimate.verdict,
-        "out_of_memory_fraction": estimate.out_of_memory_fraction,
-        "safe_micro_batch_size": estimate.safe_micro_batch_size,
-        "device_memory_bytes": profile.device_memory_bytes.total,
-        "capacity_bytes": profile.capacity_bytes,
-    }
+def _fields(value: Any) -> dict[str, Any]:
+    """Return the fields of a named tuple."""
+    hidden, most = getattr(value, "HIDDEN", ()), dict(getattr(value, "MOST", ()))
+    absent = getattr(value, "LEFT_OUT_WHERE_NONE", ())
+    found: dict[str, Any] = {}
+    for name, item in value._asdict().items():
+        if isinstance(item, Run):
+            found |= question(item)
+        elif name not in hidden and not (item is None and name in absent):
+            found[name] = encoded(item[: most[name]] if name in most else item)
+    return found
 
 
-def unsupported_json(gpu: str, reason: str) -> dict[str, Any]:
-    """Return the result for a GPU that has no answer, with the reason."""
-    return {"gpu": gpu, "verdict": "unsupported", "reason": reason}
+def question(run: Run) -> dict[str, Any]:
+    """Return the run that an answer is about: every field but the GPU, who stated it, what was odd."""
+    fields = encoded(run.fields())
+    del fields["gpu"]
+    return {"run": fields, "origins": dict(run.origins), "warnings": list(run.warnings)}
 
 
-def capacity_json(gpu: str | None, capacity: Capacity) -> dict[str, Any]:
-    """Return the largest value that fits one GPU, with the memory on both sides of the border."""
-    profile, above = capacity.profile, capacity.first_that_fails
-    return {
-        "gpu": gpu,
-        "field": capacity.field,
-        "value": capacity.value,
-        "limit": capacity.limit,
-        "at_limit": capacity.at_limit,
-        "num_probes": capacity.num_probes,
-        "device_memory_bytes": profile.device_memory_bytes.total if profile else None,
-        "step_time_s": profile.step_time_s.total if profile else None,
-        "tokens_per_s": profile.tokens_per_s if profile else None,
-        "samples_per_s": profile.samples_per_s if profile else None,
-        "first_that_fails_bytes": above.device_memory_bytes.total if above else None,
-    }
-
-
-def measured_capacity_json(found: MeasuredCapacity) -> dict[str, Any]:
-    """Return the largest value that a trial has shown to fit, with the bounds and every trial."""
-    return {
-        **capacity_json(found.capacity.profile.run.gpu if found.capacity.profile else None, found.capacity),
-        "bounds": found.bounds._asdict(),
-        "untried": found.untried,
-        "trials": [
-            {
-                "micro_batch_size": trial.run.micro_batch_size,
-                "outcome": trial.outcome,
-                "reason": trial.reason,
-                "peak_memory_bytes": trial.peak_memory_bytes.total or None,
-                "step_time_s": trial.step_time_s.total or None,
-            }
-            for trial in found.trials
-        ],
-    }
-
-
-def quote_json(quote: Quote) -> dict[str, Any]:
-    """Return the bill; unknown figures are null, offers the cheapest first."""
-    on_demand, spot = quote.cheapest_on_demand, quote.cheapest_spot
-    return {
-        "num_steps": quote.num_steps,
-        "wall_s": quote.wall_s,
-        "wall_time_s": quote.wall_time_s.to_json(),
-        "boards_energy_j": quote.boards_energy_j,
-        "wall_energy_j": quote.wall_energy_j,
-        "emissions_kg": quote.emissions_kg,
-        "grid": quote.grid,
-        "grid_kg_per_kwh": quote.grid_kg_per_kwh,
-        "pue": quote.pue,
-        "cheapest_on_demand": offer_json(on_demand) if on_demand else None,
-        "cheapest_spot": offer_json(spot) if spot else None,
-        "num_offers": len(quote.offers),
-        "offers": [offer_json(priced) for priced in quote.offers[:MOST_OFFERS]],
-        "managed": [managed_json(price) for price in quote.managed],
-        "warnings": list(quote.warnings),
-    }
-
-
-def offer_json(priced: PricedOffer) -> dict[str, Any]:
-    """Return one offer with its cost."""
-    offer = priced.offer
-    return {
-        "provider": offer.provider,
-        "instance_type": offer.instance_type,
-        "region": offer.region,
-        "tier": offer.tier,
-        "date": offer.date,
-        "outlier": offer.outlier,
-        "gpu_count": offer.gpu_count,
-        "instances": priced.instances,
-        "idle_gpus": priced.idle_gpus,
-        "on_demand_usd_per_h": offer.on_demand_usd_per_h,
-        "spot_usd_per_h": offer.spot_usd_per_h,
-        "on_demand_usd": priced.on_demand_usd,
-        "spot_usd": priced.spot_usd,
-    }
-
-
-def managed_json(price: ManagedPrice) -> dict[str, Any]:
-    """Return what a managed service would bill."""
-    return {
-        "provider": price.provider,
-        "model": price.model,
-        "method": price.method,
-        "billed_tokens": price.billed_tokens,
-        "low_usd": price.low_usd,
-        "high_usd": price.high_usd,
-        "date": price.date,
-        "trust": price.trust,
-    }
-
-
-def estimate_answer(asked: "Run", estimates: "Sequence[Estimate]", unsupported: Mapping[str, str]) -> str:
-    """Return memory, time, cost and energy, once per GPU; last the GPUs that have no answer, with why."""
-    results = [estimate_json(one) for one in estimates]
-    results += [unsupported_json(name, reason) for name, reason in unsupported.items()]
-    return document("estimate", asked, results)
-
-
-def check_answer(estimates: "Sequence[Estimate]") -> str:
-    """Return whether a run fits, once per GPU."""
-    return document("check", estimates[0].run, [verdict_json(one) for one in estimates])
-
-
-def explain_answer(estimates: "Sequence[Estimate]") -> str:
-    """Return every byte and second with its formula, once per GPU."""
-    from finegauge.prediction.explanation import formulas
-
-    return document("explain", estimates[0].run, [explain_json(one, formulas(one.run)) for one in estimates])
-
-
-def capacity_answer(command: str, found: "Sequence[tuple[Run, Capacity]]") -> str:
-    """Return the largest value that fits, once per GPU; `command` is max-batch or max-length."""
-    results = [capacity_json(str(run.gpu), capacity) for run, capacity in found]
-    return document(command, found[0][0], results)
-
-
-def read_answer(content: Mapping[str, Any]) -> str:
-    """Return what files mean: `results`, and what was exported."""
-    from finegauge import __version__
-
-    whole = {
-        "schema_version": SCHEMA_VERSION,
-        "command": "read",
-        "finegauge_version": __version__,
-        **content,
-    }
-    return json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False)
-
-
-def read_result(file: str, run: "Run") -> dict[str, Any]:
-    """Return one run as plain values; a name that the catalogue lacks is a warning here."""
-    from finegauge.errors import FineGaugeError
-
-    warnings = list(run.warnings)
-    try:
-        run.check_names()
-    except FineGaugeError as error:
-        warnings.append(str(error))
-    origins = {name: run.origins.get(name, "") for name in run.fields()}
-    return {"file": file, "run": run.fields(), "origins": origins, "warnings": warnings}
-
-
-def report_json(report: Report, written: Sequence[str]) -> str:
-    """Return the whole JSON text.
+def decoded(kind: Any, value: Any, run: Run) -> Any:
+    """Return what `encoded` wrote of a type; what it leaves out has its default.
 
     Args:
-        report: What is shown.
-        written: The files that were written.
+        kind: The type.
+        value: Plain values.
+        run: That a profile in it is of.
+
+    Raises: KeyError, TypeError, ValueError where the value is none of that type.
     """
-    whole = {
-        "schema_version": 1,
-        "command": "report",
-        "title": report.title,
-        "verdict": report.verdict,
-        "tone": report.tone,
-        "facts": [fact._asdict() for fact in report.facts],
-        "figures": [
-            {"name": one.key, "title": one.title, "caption": one.caption, **_table(one.table)}
-            for one in report.drawings
-        ],
-        "tables": [_table(table) for part in report.sections for table in part.tables],
-        "written": list(written),
-    }
-    return json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False)
+    origin, inner = get_origin(kind), get_args(kind)
+    if value is None or kind in (str, int, float, bool, Any) or origin is Literal:
+        return value
+    if kind in (Profile, Breakdown):
+        return profile_of(value, run) if kind is Profile else breakdown_of(value)
+    if origin in (Union, UnionType):
+        return decoded(next(one for one in inner if _may_be(one, value)), value, run)
+    if origin is not None and issubclass(origin, Mapping):
+        found = {key: decoded(inner[1], item, run) for key, item in value.items()}
+        by_path = get_origin(inner[0]) is tuple
+        return {tuple(key.split(" / ")): item for key, item in found.items()} if by_path else found
+    if origin is not None:
+        return tuple(decoded(inner[0], one, run) for one in value)
+    hints = get_type_hints(kind)
+    return kind(**{name: decoded(hints[name], value[name], run) for name in kind._fields if name in value})
 
 
-def _table(table: Table) -> dict[str, Any]:
-    """Return a table's texts."""
-    return {
-        "table": table.caption,
-        "columns": list(table.headings),
-        "rows": [list(row) for row in table.rows],
-    }
+def _may_be(kind: Any, value: Any) -> bool:
+    """Return whether a value that is not null may be of a type of a union."""
+    if not hasattr(kind, "_fields"):
+        return kind is not type(None)
+    return isinstance(value, Mapping) and all(
+        name in value or name in kind._field_defaults for name in kind._fields
+    )

@@ -3,8 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from finegauge.render.bars import Table
-from finegauge.render.report import Report
+from finegauge.render.report import Bar, Block, Note, Plot, Report, Table, Text, plain
 
 LONG_TABLE = 14  # rows from which a table is folded
 MOST_ROWS = 200
@@ -17,31 +16,40 @@ def markdown_page(report: Report) -> str:
 
 
 def _lines(report: Report) -> Iterator[str]:
-    """Yield every line."""
-    yield f"## {plain(report.title)}"
-    yield f"\n**{plain(report.verdict)}**\n"
-    for line in report.about:
-        yield f"{plain(line)}\n"
-    if report.facts:
+    yield f"## {escaped(report.title)}"
+    yield f"\n**{escaped(report.headline)}**\n"
+    for line in report.subject:
+        yield f"{escaped(line)}\n"
+    if report.tiles:
         yield "| | | |\n|---|---:|---|"
-        for fact in report.facts:
-            yield f"| {plain(fact.name)} | **{plain(fact.value)}** | {plain(fact.note)} |"
+        for tile in report.tiles:
+            yield f"| {escaped(tile.name)} | **{escaped(tile.value)}** | {escaped(tile.note)} |"
     for part in report.sections:
-        yield f"\n### {plain(part.title)}\n"
-        for text in part.texts:
-            yield f"{plain(text)}\n"
-        for drawing in part.drawings:
-            yield f"**{plain(drawing.title)}.** {plain(drawing.caption)}\n"
-            yield from _table(drawing.table)
-        for table in part.tables:
-            yield from _table(table)
+        said = f": {escaped(part.said)}" if part.said else ""
+        yield f"\n### {escaped(part.title)}{said}\n"
+        for block in part.blocks:
+            yield from _block(block)
+
+
+def _block(block: Block) -> Iterator[str]:
+    """Yield a block; a bar by its sentence, a figure by its numbers."""
+    if isinstance(block, Bar):
+        yield f"{escaped(block.says)}\n"
+    elif isinstance(block, Note):
+        label = f"**{escaped(block.label)}** " if block.label else ""
+        yield f"{label}{escaped(block.text)}\n"
+    elif isinstance(block, Plot):
+        yield f"**{escaped(block.title)}.** {escaped(block.caption)}\n"
+        yield from _table(block.table)
+    else:
+        yield from _table(block)
 
 
 def _table(table: Table) -> Iterator[str]:
     """Yield a table, folded where it is long."""
     long = len(table.rows) >= LONG_TABLE
     if long:
-        yield f"<details><summary>{plain(table.caption)} ({len(table.rows):,} rows)</summary>\n"
+        yield f"<details><summary>{escaped(table.caption)} ({len(table.rows):,} rows)</summary>\n"
     last = len(table.headings) - 1
     text = [n < table.num_text_columns or (table.ends_in_text and n == last) for n in range(last + 1)]
     yield _row(table.headings)
@@ -53,13 +61,13 @@ def _table(table: Table) -> Iterator[str]:
     yield "\n</details>\n" if long else ""
 
 
-def _row(cells: tuple[str, ...]) -> str:
+def _row(cells: tuple[Text, ...]) -> str:
     """Return one row."""
-    return "| " + " | ".join(map(plain, cells)) + " |"
+    return "| " + " | ".join(map(escaped, cells)) + " |"
 
 
-def plain(text: str) -> str:
+def escaped(text: Text) -> str:
     """Return `text` so that Markdown and HTML show it as it is, on one line."""
-    one_line = " ".join(text.split())
-    escaped = one_line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return _SPECIAL.sub(r"\\\1", escaped)
+    one_line = " ".join(plain(text).split())
+    safe = one_line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _SPECIAL.sub(r"\\\1", safe)

@@ -3,26 +3,24 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from finegauge.answers.profile import WHOLE
 from finegauge.catalogue.gpus import gpu, known_gpu
 from finegauge.errors import FineGaugeError
 from finegauge.prediction.predictor import Prediction
 from finegauge.profile import Profile
 from finegauge.render import number_format as fmt
-from finegauge.render import report
-from finegauge.render.bars import Table, stage_bar
 from finegauge.render.measurement import OUTCOMES, Part, beside, headline
-from finegauge.render.plots.experts import experts_drawing, loads_of
-from finegauge.render.plots.many_runs import Pair, bars_drawing
-from finegauge.render.plots.step import memory_drawing, step_time_drawing
-from finegauge.render.report import Fact, Report, filled, section
-from finegauge.render.run_report import about, assumption_table, title_of
-from finegauge.render.stored import ALL
+from finegauge.render.plots.experts import experts_plot, loads_of
+from finegauge.render.plots.many_runs import Pair, bars_plot
+from finegauge.render.plots.step import memory_plot, step_time_plot
+from finegauge.render.report import BAD, GOOD, RISKY, Report, Table, Tile, filled, notes, section
+from finegauge.render.run_parts import input_table, subject, time_bar, title_of
 from finegauge.render.terminal import unpainted
 
 if TYPE_CHECKING:
-    from finegauge.render.plots.drawing import Drawing
+    from finegauge.render.report import Plot
 
-TONES = {"completed": report.GOOD, "out_of_memory": report.BAD, "interrupted": report.RISKY}
+TONES = {"completed": GOOD, "out_of_memory": BAD, "interrupted": RISKY}
 
 
 def measured_report(measured: Profile, prediction: Prediction | None = None) -> Report:
@@ -38,24 +36,22 @@ def measured_report(measured: Profile, prediction: Prediction | None = None) -> 
     held, said = measured, tuple[str, ...]()
     if not measured.device_memory_bytes.total and predicted is not None and not step.total:
         held, said = predicted, ("The trial brought no figures; this is what is predicted for it.",)
-    memory = memory_drawing(held, prediction.formulas) if held.device_memory_bytes.total else None
+    memory = memory_plot(held, prediction.formulas) if held.device_memory_bytes.total else None
     return Report(
         title=title_of(measured.run),
-        verdict=unpainted(headline(measured)),
-        tone=TONES.get(measured.outcome, report.BAD),
-        about=about(measured.run),
-        facts=tuple(_measured_facts(measured, predicted)),
-        bars=(("One step", stage_bar(measured)),) if step.total else (),
+        headline=unpainted(headline(measured)),
+        tone=TONES.get(measured.outcome, BAD),
+        subject=(subject(measured.run),),
+        tiles=tuple(_tiles(measured, predicted)),
         sections=filled(
-            section("beside", "Predicted beside measured", texts=texts,
-                    drawings=tuple(_pairs(measured, predicted))),
-            section("memory", "Memory", texts=said, drawings=(memory,)),
-            section("time", "Time", drawings=(step_time_drawing(measured) if step.total else None,)),
-            section("experts", "Experts", drawings=(experts_drawing(loads_of(measured.observations)),)),
-            section("assumptions", "Assumptions and origins", texts=measured.run.warnings,
-                    tables=(assumption_table(measured.run),)),
-            section("sources", "Sources", texts=measured.source.assumptions,
-                    tables=(_machine_table(measured),)),
+            section("beside", "Predicted beside measured", *notes(texts), *_pairs(measured, predicted)),
+            section("memory", "Memory", *notes(said), memory),
+            section("time", "Time", time_bar(measured) if step.total else None,
+                    step_time_plot(measured) if step.total else None),
+            section("experts", "Experts", experts_plot(loads_of(measured.observations))),
+            section("assumptions", "Assumptions and origins", *notes(measured.run.warnings),
+                    input_table(measured.run)),
+            section("sources", "Sources", *notes(measured.source.assumptions), _machine_table(measured)),
         ),
     )  # fmt: skip
 
@@ -81,10 +77,10 @@ def _prediction(measured: Profile) -> Prediction:
     return prediction_elsewhere(run if known is None else run.replace(gpu=known.name))
 
 
-def _measured_facts(measured: Profile, predicted: Profile | None) -> Iterator[Fact]:
+def _tiles(measured: Profile, predicted: Profile | None) -> Iterator[Tile]:
     """Yield what was measured first of all."""
     word = OUTCOMES.get(measured.outcome, ("No data", ""))[0]
-    yield Fact("Outcome", word, measured.fingerprint.get("device", ""))
+    yield Tile("Outcome", word, measured.fingerprint.get("device", ""))
     step_s, peak = (
         (getattr(measured, name).total, getattr(predicted, name).total if predicted else 0.0)
         for name in ("step_time_s", "peak_memory_bytes")
@@ -95,29 +91,29 @@ def _measured_facts(measured: Profile, predicted: Profile | None) -> Iterator[Fa
             note = (
                 f"predicted {said(theirs)}, {Pair(name, theirs, ours).error}" if theirs else "not predicted"
             )
-            yield Fact(name, said(ours), note)
+            yield Tile(name, said(ours), note)
     if measured.tokens_per_s:
         rate = f"{fmt.digits(measured.samples_per_s)} sequences/s"
-        yield Fact("Throughput", f"{fmt.digits(measured.tokens_per_s)} tokens/s", rate)
+        yield Tile("Throughput", f"{fmt.digits(measured.tokens_per_s)} tokens/s", rate)
     if measured.step_energy_j.total:
-        yield Fact("Energy", f"{fmt.digits(measured.step_energy_j.total)} J", "a step, of the boards")
+        yield Tile("Energy", f"{fmt.digits(measured.step_energy_j.total)} J", "a step, of the boards")
 
 
-def _pairs(measured: Profile, predicted: Profile | None) -> "Iterator[Drawing | None]":
+def _pairs(measured: Profile, predicted: Profile | None) -> "Iterator[Plot | None]":
     """Yield the step's time and memory, predicted beside measured."""
     if predicted is None:
         return
     times = _as_pairs("one step", beside(measured.step_time_s, predicted.step_time_s, 1), 1.0)
-    yield bars_drawing(
+    yield bars_plot(
         "beside-time", "Time of a step", "Seconds of one step by stage", times, unit="seconds",
         said=fmt.duration,
     )  # fmt: skip
     if "serving" not in measured.observations:
         parts = beside(measured.peak_memory_bytes, predicted.peak_memory_bytes, 1)
-        if predicted.peak_memory_bytes.parts.keys() == {(ALL,)}:
+        if predicted.peak_memory_bytes.parts.keys() == {WHOLE}:
             parts = parts[:1]  # the answer that was kept says no more
         kinds = _as_pairs("the peak", parts, 2.0**20)
-        yield bars_drawing(
+        yield bars_plot(
             "beside-memory", "Peak memory", "Peak memory by kind, as torch allocates it", kinds, unit="MiB",
             said=lambda mib: fmt.size(mib * 2.0**20),
         )  # fmt: skip

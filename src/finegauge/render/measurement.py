@@ -8,9 +8,9 @@ from finegauge.errors import FineGaugeError
 from finegauge.prediction.predictor import Prediction
 from finegauge.profile import Breakdown, Difference, Path, Profile, compare
 from finegauge.render import number_format as fmt
-from finegauge.render.estimate import subject_lines
 from finegauge.render.instruments import instrument_lines, load_lines
-from finegauge.render.json import document
+from finegauge.render.json import run_document
+from finegauge.render.run_parts import formula_of, subject
 from finegauge.render.terminal import columns, paint, wrapped
 from finegauge.store.document import plain
 
@@ -118,7 +118,7 @@ class Part(NamedTuple):
 
 def measurement_lines(measured: Profile, prediction: Prediction) -> list[str]:
     """Return the whole report about one trial."""
-    lines = [headline(measured), *subject_lines(measured.run)]
+    lines = [headline(measured), *wrapped(paint(subject(measured.run), "dim"), indent="")]
     if measured.outcome != "completed":
         return [*lines, *_predicted_lines(measured, prediction)]
     predicted = prediction.profile
@@ -145,7 +145,8 @@ def measurements_lines(found: Sequence[tuple[Profile, Prediction]]) -> list[str]
     if whole:
         loads = f"{len(whole)} load{'s' * (len(whole) != 1)}"
         lines.insert(0, f"{paint('Measured', 'bold', 'green')} on {first.fingerprint['device']}, {loads}.")
-    lines += [*subject_lines(first.run), "", f"{paint('Serving', 'bold')}, a row for each load"]
+    lines += [*wrapped(paint(subject(first.run), "dim"), indent=""), ""]
+    lines += [f"{paint('Serving', 'bold')}, a row for each load"]
     lines += [*load_lines(found), "", *machine_lines(first)]
     return lines + (wrapped(prediction.missing, indent="  ") if prediction.missing else [])
 
@@ -245,7 +246,7 @@ def explanation(part: Part, gap: float, unit: Unit, measured: Profile, predictio
         text += f", within the spread of the steps ({fmt.percent(spread)})"
     if unit is fmt.duration and part.path in prediction.work:
         return f"{text}; {rates(prediction.work[part.path], part.measured, predicted)}"
-    counted = formula(part.path, prediction.formulas)
+    counted = formula_of(part.path, prediction.formulas)
     return f"{text}; predicted as {counted}" if counted else text
 
 
@@ -260,11 +261,6 @@ def rates(work: "Work", measured_s: float, predicted_s: float) -> str:
         f"{fmt.size(work.num_bytes)} read and written at {fmt.size(work.num_bytes / measured_s)}/s, "
         f"predicted at {fmt.size(work.num_bytes / predicted_s)}/s"
     )
-
-
-def formula(path: Path, formulas: Mapping[Path, str]) -> str:
-    """Return the prediction's arithmetic for `path`, or for the nearest whole it is part of."""
-    return next((formulas[path[:n]] for n in range(len(path), 0, -1) if path[:n] in formulas), "")
 
 
 def beside(measured: Breakdown, predicted: Breakdown | None, depth: int) -> list[Part]:
@@ -366,7 +362,7 @@ def measurement_json(measured: Profile, predicted: Profile | None, missing: str 
 def measurements_json(found: Sequence[tuple[Profile, Profile | None, str]]) -> str:
     """Return the whole JSON text about (measured, predicted, why not), one of them or several loads."""
     results = [json.loads(json.dumps(plain(_result(*one)))) for one in found]
-    return document("measure", found[0][0].run, results)
+    return run_document("measure", found[0][0].run, results)
 
 
 def _result(measured: Profile, predicted: Profile | None, missing: str) -> dict[str, Any]:

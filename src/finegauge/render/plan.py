@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from finegauge.answers.estimate import bill
+from finegauge.answers.study import Way
 from finegauge.planning.plan import Plan, Wanted, changes
 from finegauge.planning.selection import (
     BEATEN,
@@ -17,12 +19,13 @@ from finegauge.planning.selection import (
 from finegauge.prediction.phases import TRAINED
 from finegauge.prediction.uncertainty import WILL_NOT_FIT, verdict
 from finegauge.render import number_format as fmt
-from finegauge.render.estimate import COLOURS, WORDS, subject_lines
-from finegauge.render.json import document, quote_json
+from finegauge.render.json import encoded, run_document
 from finegauge.render.plots.charts import check_matplotlib
-from finegauge.render.plots.drawing import Drawing, png
-from finegauge.render.plots.many_runs import Way, front_drawing
-from finegauge.render.terminal import columns, item, paint, wrapped
+from finegauge.render.plots.drawing import png
+from finegauge.render.plots.many_runs import front_plot
+from finegauge.render.report import Plot
+from finegauge.render.run_parts import TONES, WORDS, subject
+from finegauge.render.terminal import TONE_COLOURS, columns, item, paint, wrapped
 from finegauge.render.whatif import assumed_samples_text, standing_json
 from finegauge.units import GIB, count, gib
 
@@ -55,7 +58,7 @@ PLAN_WIDTH = 56
 
 def plan_lines(plan: Plan) -> list[str]:
     """Return the answer, the plan to take first."""
-    lines = [*wrapped(verdict_line(plan), indent="  "), *subject_lines(plan.run)]
+    lines = [*wrapped(verdict_line(plan), indent="  "), *wrapped(paint(subject(plan.run), "dim"), indent="")]
     if plan.winner is not None:
         lines += ["", *_change_lines(plan), *_take_lines(plan), *_base_lines(plan)]
     if plan.front:
@@ -229,7 +232,7 @@ def _base_lines(plan: Plan) -> list[str]:
     if word != WILL_NOT_FIT:
         text += f", {fmt.hours(base.wall_s)}, {fmt.dollars(base.amount('cost', spot=plan.wanted.spot))}"
     now = f"{paint('Now', 'bold')}     {base.run.method} on {machine_text(base.run)}"
-    return wrapped(f"{now} {paint(text, COLOURS[word])}.", indent="  ")
+    return wrapped(f"{now} {paint(text, TONE_COLOURS[TONES[word]])}.", indent="  ")
 
 
 def _front_lines(plan: Plan) -> list[str]:
@@ -395,7 +398,7 @@ def plan_json(plan: Plan, written: "Written | None" = None) -> str:
         "exported": None if written is None else _exported_json(written),
     }
     results = [] if plan.winner is None else [_winner_json(plan, plan.winner)]
-    return document("plan", plan.run, results, more)
+    return run_document("plan", plan.run, results, more)
 
 
 def candidate_json(run: "Run", candidate: "Standing") -> dict[str, Any]:
@@ -426,7 +429,7 @@ def _winner_json(plan: Plan, winner: "Standing") -> dict[str, Any]:
         **candidate_json(plan.run, winner),
         "run": {name: _plain(value) for name, value in winner.run.fields().items()},
         "profile": None if plan.profile is None else plan.profile.to_json(),
-        "quote": None if plan.quote is None else quote_json(plan.quote),
+        "quote": None if plan.quote is None else encoded(bill(plan.quote)),
     }
 
 
@@ -490,7 +493,7 @@ def save_front(plan: Plan, path: str) -> str:
     return path
 
 
-def plan_front(plan: Plan) -> Drawing | None:
+def plan_front(plan: Plan) -> Plot | None:
     """Return the front of `plan` as a figure; None where no price is known of it."""
     spot, taken = plan.wanted.spot, plan.winner.run if plan.winner else None
     ways = [
@@ -501,4 +504,4 @@ def plan_front(plan: Plan) -> Drawing | None:
         for one in plan.front
         if (usd := one.spot_usd if spot else one.usd) is not None
     ]  # fmt: skip
-    return front_drawing(ways, about="Plans of the Pareto front of cost, time and energy", spot=spot)
+    return front_plot(ways, about="Plans of the Pareto front of cost, time and energy", spot=spot)

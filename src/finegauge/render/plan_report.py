@@ -7,23 +7,31 @@ look alike.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from finegauge.answers.profile import profile_of
+from finegauge.answers.study import Way
 from finegauge.errors import FileFormatError, shown
 from finegauge.render import number_format as fmt
-from finegauge.render import report
-from finegauge.render.bars import Table, memory_bar, stage_bar
-from finegauge.render.estimate import subject_lines
 from finegauge.render.plan import ASPECTS, SUPERLATIVES
-from finegauge.render.plots.many_runs import Way, front_drawing
-from finegauge.render.plots.step import memory_drawing, step_time_drawing
-from finegauge.render.report import Fact, Report, filled, section
-from finegauge.render.run_report import TONES, assumption_table
-from finegauge.render.stored import profile_from, run_in
-from finegauge.render.terminal import unpainted
+from finegauge.render.plots.many_runs import front_plot
+from finegauge.render.plots.step import memory_plot, step_time_plot
+from finegauge.render.report import (
+    BAD,
+    NEUTRAL,
+    Block,
+    Report,
+    Table,
+    Tile,
+    filled,
+    notes,
+    section,
+)
+from finegauge.render.run_parts import TONES, input_table, memory_bar, subject, time_bar
+from finegauge.render.stored import run_in
 from finegauge.run.rules import LORA_FIELDS
 from finegauge.units import gib
 
 if TYPE_CHECKING:
-    from finegauge.render.plots.drawing import Drawing
+    from finegauge.render.report import Plot
     from finegauge.run.run import Run
 
 PLAIN_FIELDS = frozenset({"method", "sharding", "optimizer"})
@@ -56,19 +64,18 @@ def _report(run: "Run", document: Mapping[str, Any]) -> Report:
     texts += document.get("notes", ())
     return Report(
         title=f"Plan for {name}",
-        verdict=_verdict(document, winner),
-        tone=report.BAD if winner is None else TONES.get(winner["verdict"], report.NEUTRAL),
-        about=(" ".join(line.strip() for line in map(unpainted, subject_lines(run))),),
-        facts=tuple(_facts(winner)) if winner else (),
-        bars=_bars(winner),
+        headline=_verdict(document, winner),
+        tone=BAD if winner is None else TONES.get(winner["verdict"], NEUTRAL),
+        subject=(subject(run),),
+        tiles=tuple(_tiles(winner)) if winner else (),
         sections=filled(
-            section("cost", "Cost against time", texts=tuple(texts), drawings=(_front(document, winner),)),
-            section("changes", "What the plan changes", tables=(_changes(run, winner),)),
-            section("relaxations", "A little more of a limit", tables=(_relaxations(document),)),
-            section("alternatives", "Why not another", tables=tuple(_alternatives(document))),
-            section("plan", "The plan's step", drawings=_step(winner)),
-            section("assumptions", "The run as it is, and who says so", texts=run.warnings,
-                    tables=(assumption_table(run),)),
+            section("cost", "Cost against time", *notes(texts), _front(document, winner)),
+            section("changes", "What the plan changes", _changes(run, winner)),
+            section("relaxations", "If you raise a limit", _relaxations(document)),
+            section("alternatives", "Why not another", *_alternatives(document)),
+            section("plan", "The plan's step", *_step(winner)),
+            section("assumptions", "The run as it is, and who says so", *notes(run.warnings),
+                    input_table(run)),
         ),
     )  # fmt: skip
 
@@ -104,23 +111,23 @@ def _closest(nearest: Mapping[str, Any]) -> str:
     return f" The closest: {_machine(plan)} ({plan['provider']}), {took}."
 
 
-def _facts(winner: Mapping[str, Any]) -> Iterator[Fact]:
+def _tiles(winner: Mapping[str, Any]) -> Iterator[Tile]:
     """Yield the winner's numbers."""
-    yield Fact("Machine", _machine(winner), str(winner["provider"]))
-    yield Fact(
+    yield Tile("Machine", _machine(winner), str(winner["provider"]))
+    yield Tile(
         "Time",
         fmt.hours(winner["wall_s"]),
         f"{fmt.duration(winner['step_time_s'])} a step",
     )
-    yield Fact(
+    yield Tile(
         "Cost",
         fmt.dollars(winner["on_demand_usd"]),
         f"spot {fmt.dollars(winner['spot_usd'])}",
     )
     room = gib(winner["capacity_bytes"])
-    yield Fact("Memory", gib(winner["device_memory_bytes"]), f"of {room} on each GPU")
+    yield Tile("Memory", gib(winner["device_memory_bytes"]), f"of {room} on each GPU")
     kilograms = fmt.digits(winner["emissions_kg"], 2)
-    yield Fact("Energy", f"{fmt.kwh(winner['wall_energy_j'])} kWh", f"at the wall; {kilograms} kg CO2e")
+    yield Tile("Energy", f"{fmt.kwh(winner['wall_energy_j'])} kWh", f"at the wall; {kilograms} kg CO2e")
 
 
 def _machine(candidate: Mapping[str, Any]) -> str:
@@ -131,7 +138,7 @@ def _machine(candidate: Mapping[str, Any]) -> str:
     )
 
 
-def _front(document: Mapping[str, Any], winner: Mapping[str, Any] | None) -> "Drawing | None":
+def _front(document: Mapping[str, Any], winner: Mapping[str, Any] | None) -> "Plot | None":
     """Return the plans of the Pareto front, by cost."""
     spot = document["wanted"]["spot"]
     key = "spot_usd" if spot else "on_demand_usd"
@@ -146,7 +153,7 @@ def _front(document: Mapping[str, Any], winner: Mapping[str, Any] | None) -> "Dr
         if one[key] is not None
     ]  # fmt: skip
     about = "Plans of the Pareto front of cost, time and energy"
-    return front_drawing(ways, about=about, spot=spot)
+    return front_plot(ways, about=about, spot=spot)
 
 
 def _settings(changes: Mapping[str, Any]) -> list[str]:
@@ -168,23 +175,19 @@ def _tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _bars(winner: Mapping[str, Any] | None) -> tuple[Any, ...]:
-    """Return the winner's memory and step."""
+def _step(winner: Mapping[str, Any] | None) -> "tuple[Block, ...]":
+    """Return the winner's memory and step, as bars and as figures."""
     profile = _profile(winner)
-    return () if profile is None else (("Memory", memory_bar(profile)), ("One step", stage_bar(profile)))
-
-
-def _step(winner: Mapping[str, Any] | None) -> "tuple[Drawing | None, ...]":
-    """Return the figures of the winner's step."""
-    profile = _profile(winner)
-    return () if profile is None else (memory_drawing(profile, {}), step_time_drawing(profile))
+    if profile is None:
+        return ()
+    return memory_bar(profile), time_bar(profile), memory_plot(profile, {}), step_time_plot(profile)
 
 
 def _profile(winner: Mapping[str, Any] | None) -> Any:
     """Return the winner's profile; None where there is no winner."""
     if winner is None or not winner.get("profile"):
         return None
-    return profile_from(winner["profile"], run_in({"run": winner["run"]}, "the plan"))
+    return profile_of(winner["profile"], run_in({"run": winner["run"]}, "the plan"))
 
 
 def _changes(run: "Run", winner: Mapping[str, Any] | None) -> Table | None:

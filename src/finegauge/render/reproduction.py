@@ -6,9 +6,9 @@ from html import escape
 from math import floor, log10
 from typing import Any
 
+from finegauge.render.html import stylesheet
 from finegauge.render.number_format import UNKNOWN
 from finegauge.render.plots.drawing import for_page
-from finegauge.render.templates import stylesheet
 from finegauge.render.terminal import WIDTH, columns, paint, wrapped
 from finegauge.reproduction.published import Cell, Finding, Item, Reproduction
 

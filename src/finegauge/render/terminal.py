@@ -1,4 +1,4 @@
-"""Text for a terminal: colour, columns and bars, 100 characters wide, readable without colour.
+"""A report as text for a terminal: colour, columns and bars, 100 characters wide, readable without colour.
 
 Written by hand, not with rich: importing rich takes as long as a whole estimate does
 (docs/decisions/0002).
@@ -6,13 +6,109 @@ Written by hand, not with rich: importing rich takes as long as a whole estimate
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from os import environ
 
+from finegauge.render.number_format import percent
+from finegauge.render.report import Bar, BarPart, Note, Report, Section, Table, Text, Toned
+
 WIDTH = 100
+BAR_WIDTH = 24
+LEAST_NAME_WIDTH = 13
 _COLOURS = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
+TONE_COLOURS = {"good": "green", "risky": "yellow", "bad": "red", "strong": "bold", "soft": "dim"}
 _PAINT = re.compile(r"\x1b\[[0-9;]*m")
 _EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+def report_lines(report: Report) -> list[str]:
+    """Return what a terminal shows of a report: headline, subject, its sections, a blank line between."""
+    lines = wrapped(painted(report.headline), indent="  ") if report.headline else []
+    for text in report.subject:
+        lines += wrapped(paint(text, "dim"), indent="")
+    for part in report.sections:
+        lines += [*([""] if lines else []), *section_lines(part)]
+    return lines
+
+
+def section_lines(part: Section) -> list[str]:
+    """Return the lines of one section; figures are left to files."""
+    said = f"  {part.said}" if part.said else ""
+    lines = [f"{paint(part.title, 'bold')}{said}"] if part.title else []
+    for block in part.blocks:
+        if isinstance(block, Table):
+            lines += table_lines(block)
+        elif isinstance(block, Bar):
+            lines += bar_lines(block)
+        elif isinstance(block, Note):
+            lines += note_lines(block)
+    return lines
+
+
+def note_lines(note: Note) -> list[str]:
+    """Return a note behind its label."""
+    label = f"{paint(note.label, 'bold')}  " if note.label else ""
+    return wrapped(label + painted(note.text, note.tone), indent="  ")
+
+
+def table_lines(table: Table) -> list[str]:
+    """Return the lines of a table; a last column of text is wrapped."""
+    indent = " " * table.indent
+    rows = [[painted(cell) for cell in row] for row in table.rows]
+    if table.ends_in_text:
+        cells = [table.headings, *rows]
+        widths = [max(visible_width(row[n]) for row in cells) for n in range(len(table.headings) - 1)]
+        room = WIDTH - table.indent - sum(width + 2 for width in widths)
+        rows = [line for row in rows for line in _wrapped_row(row, room)]
+    return columns(
+        table.headings, rows, left=table.num_text_columns, indent=indent, ends_in_text=table.ends_in_text
+    )
+
+
+def _wrapped_row(row: list[str], room: int) -> Iterator[list[str]]:
+    first, *rest = wrapped(row[-1], indent="  ", width=room)
+    yield [*row[:-1], first]
+    for line in rest:
+        yield [*[""] * (len(row) - 1), line]
+
+
+def bar_lines(bar: Bar) -> Iterator[str]:
+    """Yield a line per part, "weights    22.9 GiB  52 %  ██████  experts 22.1 · attention 0.6"."""
+    yield f"{paint(bar.title, 'bold')}  {bar.said}"
+    parts = [
+        part for part in bar.parts if part.width_fraction >= bar.least_fraction and part.width_fraction > 0
+    ]
+    shown = [*parts, *([bar.spare] if bar.spare else [])]
+    name_width = max([LEAST_NAME_WIDTH, *(len(part.name) + 2 for part in shown)])
+    for part in shown:
+        colour = "dim" if part is bar.spare else "cyan" if bar.limit_fraction else "blue"
+        yield _bar_line(part, colour, name_width)
+
+
+def _bar_line(part: BarPart, colour: str, name_width: int) -> str:
+    fraction = part.width_fraction
+    share = pad(percent(fraction), 5, right=True)
+    drawn = pad(paint(filled_bar(fraction, BAR_WIDTH), colour), BAR_WIDTH)
+    line = f"  {pad(part.name, name_width)}{pad(part.amount, 9, right=True)} {share}  {drawn}"
+    detail, room = "", WIDTH - visible_width(line) - 2
+    for text in part.detail:
+        longer = f"{detail} · {text}" if detail else text
+        if len(longer) > room:
+            break
+        detail = longer
+    return f"{line}  {paint(detail, 'dim')}".rstrip()
+
+
+def painted(text: Text, *tones: str) -> str:
+    """Return a text in the colours of its tones and of `tones`."""
+    if isinstance(text, tuple):
+        return "".join(painted(piece, *tones) for piece in text)
+    if isinstance(text, Toned):
+        tones = (*tones, *text.tones)
+    return paint(text, *(TONE_COLOURS[tone] for tone in tones if tone in TONE_COLOURS))
+
+
+# --- lines
 
 
 def has_colour() -> bool:
@@ -24,9 +120,9 @@ def has_colour() -> bool:
 
 def paint(text: str, *colours: str) -> str:
     """Return `text` in `colours`, or as it is where the terminal shows none."""
-    if not text or not has_colour():
+    if not text or not any(colours) or not has_colour():
         return text
-    return f"\x1b[{';'.join(_COLOURS[colour] for colour in colours)}m{text}\x1b[0m"
+    return f"\x1b[{';'.join(_COLOURS[colour] for colour in colours if colour)}m{text}\x1b[0m"
 
 
 def unpainted(text: str) -> str:
@@ -46,32 +142,37 @@ def pad(text: str, width: int, *, right: bool = False) -> str:
 
 
 def columns(
-    headings: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1, indent: str = ""
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    left: int = 1,
+    indent: str = "",
+    ends_in_text: bool = False,
 ) -> list[str]:
     """Return the lines of a table; a heading may have two lines, and a column may be empty.
 
     Args:
-        headings: One per column, above all rows.
+        headings: One per column, above all rows; none is shown where all are empty.
         rows: Cells, painted or not.
         left: How many columns, from the first, are set flush left; numbers are set flush right.
         indent: Before every line.
+        ends_in_text: Whether the last column is set flush left too.
     """
     body = [list(row) for row in rows]
     heads = [heading.rpartition("\n") for heading in headings]
     top, bottom = [head[0] for head in heads], [head[2] for head in heads]
-    cells = [top, bottom, *body]
-    widths = [max(visible_width(line[n]) for line in cells) for n in range(len(headings))]
+    widths = [max(visible_width(line[n]) for line in (top, bottom, *body)) for n in range(len(headings))]
+    last = len(headings) - 1 if ends_in_text else -1
 
     def line(row: Sequence[str]) -> str:
-        return (
-            indent + "  ".join(pad(cell, widths[n], right=n >= left) for n, cell in enumerate(row)).rstrip()
-        )
+        cells = (pad(cell, widths[n], right=n >= left and n != last) for n, cell in enumerate(row))
+        return indent + "  ".join(cells).rstrip()
 
-    above = [paint(line(top), "dim")] if any(top) else []
-    return [*above, paint(line(bottom), "dim"), *map(line, body)]
+    above = [paint(line(head), "dim") for head in (top, bottom) if any(head)]
+    return [*above, *map(line, body)]
 
 
-def bar(fraction: float, width: int) -> str:
+def filled_bar(fraction: float, width: int) -> str:
     """Return a bar that fills `fraction` of `width` columns, to an eighth of one."""
     eighths = round(max(0.0, min(1.0, fraction)) * width * 8)
     whole, rest = divmod(eighths, 8)
@@ -79,15 +180,17 @@ def bar(fraction: float, width: int) -> str:
 
 
 def wrapped(text: str, *, indent: str, width: int = WIDTH) -> list[str]:
-    """Return `text` in lines of at most `width`, all but the first indented."""
-    lines, line = [], ""
-    for word in text.split(" "):
+    """Return `text` in lines of at most `width`, all but the first indented; spaces before it stay."""
+    words = text.lstrip(" ")
+    lines, line = list[str](), ""
+    for word in words.split(" "):
         if line and visible_width(line) + 1 + visible_width(word) > width:
             lines.append(line)
             line = indent + word
         else:
             line = f"{line} {word}" if line else word
-    return [*lines, line]
+    first, *rest = [*lines, line]
+    return [" " * (len(text) - len(words)) + first, *rest]
 
 
 def item(text: str, *, width: int = WIDTH) -> list[str]:

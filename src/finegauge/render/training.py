@@ -6,9 +6,10 @@ from finegauge.prediction.predictor import Prediction
 from finegauge.prediction.uncertainty import FITS, verdict
 from finegauge.profile import Profile
 from finegauge.render import number_format as fmt
-from finegauge.render.estimate import COLOURS, WORDS, subject_lines
 from finegauge.render.measurement import headline
-from finegauge.render.terminal import paint, wrapped
+from finegauge.render.report import Toned
+from finegauge.render.run_parts import TONES, WORDS, subject
+from finegauge.render.terminal import paint, painted, wrapped
 from finegauge.units import HOUR_S, gib
 
 if TYPE_CHECKING:
@@ -39,10 +40,8 @@ def start_lines(
         price_said: Who says so.
         has_evaluation: Whether the trainer evaluates in between, which is not predicted.
     """
-    subject = " ".join(part.strip() for part in subject_lines(run)).replace(
-        run.dataset or "\0", "data in memory"
-    )
-    lines = [paint(f"{TITLE}: predicted for this run", "bold"), subject]
+    about = subject(run).replace(run.dataset or "\0", "data in memory")
+    lines = [paint(f"{TITLE}: predicted for this run", "bold"), about]
     profile = prediction.profile
     if profile is not None:
         lines += _verdict_lines(profile, device)
@@ -84,10 +83,10 @@ def _verdict_lines(profile: Profile, device: str) -> list[str]:
     chance = probability_out_of_memory(profile)
     word = verdict(chance)
     needed = fmt.gib_interval(profile.device_memory_bytes.total, profile.source.memory_interval)
-    head = paint(WORDS[word], "bold", COLOURS[word])
+    head = painted(Toned(WORDS[word], "strong", TONES[word]))
     room = f"{gib(profile.capacity_bytes)} on {device}"
     line = f"{head}: {needed} of {room}, P(OOM) {fmt.probability(chance)}."
-    return [line] if word == FITS else [line, paint(f"Warning: {_way_out(profile)}", COLOURS[word])]
+    return [line] if word == FITS else [line, painted(Toned(f"Warning: {_way_out(profile)}", TONES[word]))]
 
 
 def _way_out(profile: Profile) -> str:

@@ -6,9 +6,9 @@ from typing import Any
 from finegauge.planning.whatif import OBJECTIVES, Standing, Variant, WhatIf
 from finegauge.prediction.uncertainty import verdict
 from finegauge.render import number_format as fmt
-from finegauge.render.estimate import COLOURS, WORDS, subject_lines
-from finegauge.render.json import document
-from finegauge.render.terminal import columns, item, paint, wrapped
+from finegauge.render.json import run_document
+from finegauge.render.run_parts import TONES, WORDS, subject
+from finegauge.render.terminal import TONE_COLOURS, columns, item, paint, wrapped
 from finegauge.units import GIB, gib
 
 HEADINGS = (
@@ -33,7 +33,8 @@ def whatif_lines(found: WhatIf, *, named: bool, everything: bool) -> list[str]:
         everything: Whether to show changes that gain nothing too.
     """
     shown = [one for one in found.variants if named or everything or _is_worth_a_row(found, one)]
-    lines = [*wrapped(_base_line(found), indent="  "), *subject_lines(found.base.run)]
+    lines = wrapped(_base_line(found), indent="  ")
+    lines += [*wrapped(paint(subject(found.base.run), "dim"), indent="")]
     if shown:
         rows = [_row(found, one) for one in shown]
         lines += ["", *columns(HEADINGS, rows), "", *_asks_lines(shown)]
@@ -61,7 +62,7 @@ def whatif_json(found: WhatIf) -> str:
         "base": {"gpu": found.base.run.gpu, **standing_json(found.base)},
         "refused": [one._asdict() for one in found.refused],
     }
-    return document("whatif", found.base.run, results, more)
+    return run_document("whatif", found.base.run, results, more)
 
 
 def standing_json(standing: Standing) -> dict[str, Any]:
@@ -110,7 +111,7 @@ def _base_line(found: WhatIf) -> str:
     bill = [fmt.hours(base.wall_s)]
     bill += [f"{fmt.dollars(usd)} {_market(found)}" if usd is not None else "no price known"]
     bill += [f"{fmt.kwh(base.energy_j)} kWh"] if base.energy_j is not None else []
-    fit = paint(WORDS[word].lower(), COLOURS[word])
+    fit = paint(WORDS[word].lower(), TONE_COLOURS[TONES[word]])
     return (
         f"{paint('As it is', 'bold')}: {fit}, {gib(base.memory_bytes)} of {gib(base.capacity_bytes)} on "
         f"{base.run.gpu}, P(OOM) {chance}; {', '.join(bill)}."
@@ -129,7 +130,7 @@ def _row(found: WhatIf, one: Variant) -> list[str]:
         one.switch,
         f"{new.memory_bytes / GIB:.1f}",
         _painted((new.memory_bytes - base.memory_bytes) / base.memory_bytes),
-        paint(chance, COLOURS[verdict(new.out_of_memory_fraction)]),
+        paint(chance, TONE_COLOURS[TONES[verdict(new.out_of_memory_fraction)]]),
         fmt.hours(new.wall_s),
         _painted(found.change_fraction(one, "time")),
         fmt.dollars(new.amount("cost", spot=found.spot)),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from finegauge.answers.arguments import Asked
 from finegauge.errors import FineGaugeError, InputError, did_you_mean, shown
+from finegauge.render.json import document
 from finegauge.units import HOUR_S
 from finegauge.web import form
 from finegauge.web.response_cache import Reply
@@ -163,44 +164,42 @@ def _choice(asked: Asked, name: str, options: tuple[str, ...]) -> str:
 
 def _read(asked: Asked) -> str:
     """Return what a text means: every field, and who says so."""
-    from finegauge.render.json import read_answer, read_result
+    from finegauge.answers.files import ReadAnswer, run_of_file
 
-    return read_answer({"results": [read_result("pasted.yaml", form.described(*_stated(asked)))]})
+    return document("read", ReadAnswer((run_of_file("pasted.yaml", form.described(*_stated(asked))),)))
 
 
 def _estimate(asked: Asked) -> str:
     """Return memory, time, cost and energy, once per GPU."""
-    from finegauge.planning.estimate import estimates
-    from finegauge.render.json import estimate_answer
+    from finegauge.answers.estimate import estimate_answer
 
     at_max_batch, runs = asked.flag("at_max_batch"), _runs(asked, common=True)
-    return estimate_answer(runs[0], *estimates(runs, at_max_batch=at_max_batch))
+    return document("estimate", estimate_answer(runs, at_max_batch=at_max_batch))
 
 
 def _explain(asked: Asked) -> str:
     """Return every byte and second with its formula, once per GPU."""
-    from finegauge.planning.estimate import estimate
-    from finegauge.render.json import explain_answer
+    from finegauge.answers.estimate import explain_answer
 
-    return explain_answer([estimate(run) for run in _runs(asked, common=False)])
+    return document("explain", explain_answer(_runs(asked, common=False)))
 
 
 def _check(asked: Asked) -> str:
     """Return whether the run fits, once per GPU."""
-    from finegauge.planning.estimate import estimate
-    from finegauge.render.json import check_answer
+    from finegauge.answers.estimate import check_answer
 
-    return check_answer([estimate(run) for run in _runs(asked, common=False)])
+    return document("check", check_answer(_runs(asked, common=False)))
 
 
 def _max_batch(asked: Asked) -> str:
     """Return the largest micro-batch that fits, once per GPU."""
+    from finegauge.answers.estimate import capacity_answer
     from finegauge.planning.capacity import MAX_MICRO_BATCH_SIZE, max_micro_batch_size
-    from finegauge.render.json import capacity_answer
 
     limit = asked.whole("limit", MAX_MICRO_BATCH_SIZE, 1_000_000)
     runs = _runs(asked, common=True)
-    return capacity_answer("max-batch", [(run, max_micro_batch_size(run, limit=limit)) for run in runs])
+    found = [(run, max_micro_batch_size(run, limit=limit)) for run in runs]
+    return document("max-batch", capacity_answer(found))
 
 
 def _whatif(asked: Asked) -> str:

@@ -38,7 +38,7 @@ def assets() -> Mapping[str, Asset]:
 @cache
 def style() -> str:
     """Return the style of the page, which stands in it: one round trip less before the first frame."""
-    from finegauge.render.templates import stylesheet
+    from finegauge.render.html import stylesheet
 
     return stylesheet("figures.css") + files("finegauge.web").joinpath("templates", "page.css").read_text(
         "utf-8"

@@ -8,19 +8,10 @@ from functools import cache
 from typing import Any
 
 from finegauge.answers.catalogue_rows import SORTS
-from finegauge.render.schemas import schema
+from finegauge.render.schema import schema
 from finegauge.web.form import MAX_DOCUMENT
 
 API = "/api/v1"
-_SCHEMAS = {  # question: the schema of its answer
-    "read": "read",
-    "estimate": "run-commands",
-    "explain": "run-commands",
-    "check": "run-commands",
-    "max-batch": "run-commands",
-    "whatif": "whatif",
-    "plan": "plan",
-}
 _SAYS = {
     "read": "What a training file means: every field of the run, and who states it.",
     "estimate": "Memory, time, cost and energy, once per GPU.",
@@ -108,7 +99,6 @@ def openapi() -> dict[str, Any]:
     from finegauge import __version__
     from finegauge.web.api import LISTINGS, QUESTIONS
 
-    names = dict.fromkeys(_SCHEMAS.values())
     paths: dict[str, Any] = {
         f"{API}/{name}": {"post": _question(name, QUESTIONS[name][1])} for name in QUESTIONS
     }
@@ -126,7 +116,7 @@ def openapi() -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": {
-                **{name: _placed(schema(name), f"#/components/schemas/{name}") for name in names},
+                **{name: _placed(schema(name), f"#/components/schemas/{name}") for name in QUESTIONS},
                 "error": _ERROR,
                 "fields": _fields(),
                 "value": {"anyOf": [_PLAIN, {"type": "array", "items": _PLAIN}]},
@@ -168,7 +158,7 @@ def _question(name: str, arguments: tuple[str, ...]) -> dict[str, Any]:
         "responses": {
             "200": {
                 "description": f"What 'finegauge {name} --json' prints.",
-                "content": {"application/json": {"schema": _ref(_SCHEMAS[name])}},
+                "content": {"application/json": {"schema": _ref(name)}},
             },
             **_refusals(*_ERRORS),
         },

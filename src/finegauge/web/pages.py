@@ -34,7 +34,7 @@ from finegauge.web.upload_store import room
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-    from finegauge.planning.estimate import Estimate
+    from finegauge.answers.estimate import EstimateAnswer
     from finegauge.planning.plan import Plan
     from finegauge.run.run import Run
 
@@ -66,7 +66,7 @@ class Asked(NamedTuple):
     """One request understood: the run with its answer, or the error and the field that it belongs to."""
 
     state: State
-    estimate: "Estimate | None" = None
+    estimate: "EstimateAnswer | None" = None
     error: str = ""
     field: str | None = None
 
@@ -127,11 +127,14 @@ def plan(form: Mapping[str, str]) -> Reply:
 
 def report(form: Mapping[str, str]) -> Reply:
     """Return the self-contained HTML report about the run as it is."""
-    from finegauge.prediction.predictor import predict
-    from finegauge.render.html import profile_page
+    from finegauge.answers.study import study_answer
+    from finegauge.render.estimate import estimate_report
+    from finegauge.render.html import html_page
+    from finegauge.render.report import FILE
 
     try:
-        page = profile_page(predict(_run(State.of(form))))
+        answer, study = study_answer(_run(State.of(form)))
+        page = html_page(estimate_report(answer, FILE, study))
     except FineGaugeError as error:
         return _file_problem(error, form)
     return Reply(page, filename="finegauge-report.html")
@@ -158,11 +161,10 @@ def _run_file(form: Mapping[str, str]) -> Reply:
 
 def _profile_file(form: Mapping[str, str]) -> Reply:
     """Return the answer as `finegauge estimate --json` prints it."""
-    from finegauge.planning.estimate import estimate
-    from finegauge.render.json import document, estimate_json
+    from finegauge.answers.estimate import estimate_answer
+    from finegauge.render.json import document
 
-    found = estimate(_run(State.of(form)))
-    text = document("estimate", found.run, [estimate_json(found)])
+    text = document("estimate", estimate_answer([_run(State.of(form))]))
     return Reply(text, media_type="application/json", filename="finegauge-profile.json")
 
 
@@ -197,10 +199,10 @@ def _run(state: State) -> "Run":
 
 def _answered(state: State) -> Asked:
     """Return the answer, or what is wrong and where."""
-    from finegauge.planning.estimate import estimate
+    from finegauge.answers.estimate import estimate_answer
 
     try:
-        return Asked(state, estimate(_run(state)))
+        return Asked(state, estimate_answer([_run(state)]))
     except FineGaugeError as error:
         return Asked(state, error=_one_line(error), field=field_of(error, state.overrides))
 
@@ -223,13 +225,14 @@ def _whole(found: Asked, form: Mapping[str, str], status: int = 200) -> Reply:
 
 def _context(found: Asked) -> dict[str, Any]:
     """Return what page and fragment share."""
-    from finegauge.web.estimate_view import answer_of
+    from finegauge.render.estimate import estimate_report
+    from finegauge.render.report import PAGE
 
     told = {one.name: one for one in _told(found)}
     beside = found.field if found.field == DOCUMENT or found.field in told else None
     return {
         "state": found.state,
-        "answer": answer_of(found.estimate) if found.estimate else None,
+        "answer": estimate_report(found.estimate, PAGE) if found.estimate else None,
         "told": told,
         "error": found.error,
         "field": beside,
@@ -274,7 +277,7 @@ def _environment() -> "Environment":
     """Return the templates of the page, with those that it shares with the report."""
     from markupsafe import Markup
 
-    from finegauge.render.templates import environment
+    from finegauge.render.html import environment
     from finegauge.web.assets import icon, style, url
 
     found = environment("finegauge.web")

@@ -9,7 +9,6 @@ from finegauge.planning.plan import OBJECTIVES, Plan, Wanted
 from finegauge.planning.selection import BEATEN, Alternative
 from finegauge.prediction.uncertainty import WILL_NOT_FIT, verdict
 from finegauge.render import number_format as fmt
-from finegauge.render.bars import Table
 from finegauge.render.plan import (
     ASPECTS,
     FAR_FRACTION,
@@ -23,6 +22,7 @@ from finegauge.render.plan import (
     verdict_line,
 )
 from finegauge.render.plan import FOLLOWS_FROM as FOLLOW_ANOTHER
+from finegauge.render.report import Table
 from finegauge.render.terminal import unpainted
 from finegauge.render.whatif import FOLLOWS, assumed_samples_text, signed_percent
 from finegauge.run.field import Check, choice, flag, number, whole

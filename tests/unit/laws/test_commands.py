@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from finegauge.render.schemas import schema
+from finegauge.render.schema import schema
 from tests.e2e.commands import MIXTRAL, finegauge
 from tests.unit.laws.sweeps import AFFINE, followed
 

@@ -6,17 +6,19 @@ from collections import Counter
 import html5lib
 import pytest
 
+from finegauge.answers.estimate import bill
+from finegauge.answers.study import study_answer
 from finegauge.formats.reading import read
 from finegauge.planning.estimate import estimate
 from finegauge.planning.quote import quote
 from finegauge.prediction.predictor import predict
 from finegauge.render import number_format as fmt
-from finegauge.render.bars import Bar, BarPart, Table, memory_bar, stage_bar
-from finegauge.render.html import html_page, profile_page
+from finegauge.render.estimate import estimate_report
+from finegauge.render.html import geometry, html_page
 from finegauge.render.markdown import markdown_page
-from finegauge.render.plots.drawing import Drawing, new_axes, page_svg, png, svg
-from finegauge.render.report import Fact, Report, section
-from finegauge.render.run_report import offer_table, run_report
+from finegauge.render.plots.drawing import new_axes, page_svg, png, svg
+from finegauge.render.report import FILE, Bar, BarPart, Note, Plot, Report, Table, Tile, Toned, plain, section
+from finegauge.render.run_parts import memory_bar, offer_tables, time_bar
 from finegauge.run.run import Run
 from finegauge.units import GIB, gib
 from tests.e2e.commands import EXAMPLES
@@ -35,9 +37,15 @@ def report(run: Run) -> Report:
     return run_report(run)
 
 
+def run_report(run: Run) -> Report:
+    """Return the report of a file about `run`."""
+    answer, study = study_answer(run)
+    return estimate_report(answer, FILE, study)
+
+
 @pytest.fixture(scope="module")
 def html(run: Run) -> str:
-    return profile_page(predict(run))
+    return html_page(run_report(run))
 
 
 def test_the_file_is_html_and_needs_nothing_beside_itself(html: str) -> None:
@@ -51,8 +59,8 @@ def test_the_file_is_html_and_needs_nothing_beside_itself(html: str) -> None:
 def test_every_figure_has_title_caption_and_its_numbers(html: str, report: Report) -> None:
     tree = html5lib.parse(html, namespaceHTMLElements=False)
     drawn = tree.findall(".//figure")
-    assert [one.get("id") for one in drawn] == [f"figure-{drawing.key}" for drawing in report.drawings]
-    assert {"memory", "time", "roofline", "throughput", "cost"} <= {one.key for one in report.drawings}
+    assert [one.get("id") for one in drawn] == [f"figure-{drawing.key}" for drawing in report.plots]
+    assert {"memory", "time", "roofline", "throughput", "cost"} <= {one.key for one in report.plots}
     for one in drawn:
         title, caption = one.find("h3"), one.find("figcaption")
         assert title is not None
@@ -75,12 +83,11 @@ def test_ids_are_unique_and_what_is_referred_to_is_there(html: str) -> None:
 
 def test_the_numbers_are_the_profiles(run: Run, report: Report) -> None:
     found = estimate(run)
-    profile, drawings = found.profile, {one.key: one for one in report.drawings}
-    facts = {fact.name: fact.value for fact in report.facts}
-    assert facts["Memory"] == fmt.gib_interval(
-        profile.device_memory_bytes.total, profile.source.memory_interval
-    )
-    assert facts["Largest micro-batch"] == str(found.capacity.value)
+    profile, drawings = found.profile, {one.key: one for one in report.plots}
+    tiles = {tile.name: tile.value for tile in report.tiles}
+    needed = fmt.gib_interval(profile.device_memory_bytes.total, profile.source.memory_interval)
+    assert needed in plain(report.headline)
+    assert tiles["Largest micro-batch"] == str(found.capacity.value)
     memory = {row[0]: row[1] for row in drawings["memory"].table.rows}
     for path, amount in profile.device_memory_bytes.parts.items():
         assert memory[" · ".join(path)] == f"{amount / GIB:.3f}"
@@ -93,34 +100,30 @@ def test_the_numbers_are_the_profiles(run: Run, report: Report) -> None:
     throughput = {row[0]: row[1] for row in drawings["throughput"].table.rows}
     assert throughput["1"] == fmt.digits(profile.samples_per_s)
     assert drawings["throughput"].table.rows[-1][-1] == "no"  # one beyond the largest that fits
-    fields = {row[0]: row for table in report.sections[-2].tables for row in table.rows}
+    fields = {row[0]: row for table in report.tables for row in table.rows}
     assert fields["lora_rank"] == ("lora_rank", "16", run.origins["lora_rank"])
 
 
 def test_the_same_question_gives_the_same_bytes(run: Run, report: Report, html: str) -> None:
     assert html_page(report) == html
-    assert [png(one) for one in report.drawings[:1]] == [png(one) for one in run_report(run).drawings[:1]]
+    assert [png(one) for one in report.plots[:1]] == [png(one) for one in run_report(run).plots[:1]]
 
 
 def test_bars_add_up(run: Run) -> None:
     profile = predict(run)
-    for bar in (memory_bar(profile), stage_bar(profile)):
-        ends = [part.start_fraction + part.width_fraction for part in bar.parts]
-        starts = [part.start_fraction for part in bar.parts]
+    for bar in (geometry(memory_bar(profile)), geometry(time_bar(profile))):
+        ends = [part.start_fraction + part.width_fraction for part in bar.pieces]
+        starts = [part.start_fraction for part in bar.pieces]
         assert starts[0] == 0
         assert starts[1:] == pytest.approx(ends[:-1])
         assert bar.interval_fractions is not None
         assert bar.interval_fractions[0] < ends[-1] < bar.interval_fractions[1] <= 1
-    bar = memory_bar(profile)
-    assert bar.limit_fraction is not None
+    drawn = geometry(memory_bar(profile))
+    assert drawn.limit_fraction is not None
     ratio = profile.device_memory_bytes.total / profile.capacity_bytes
-    assert ends_at(bar) / bar.limit_fraction == pytest.approx(ratio)
-    assert gib(profile.capacity_bytes) in str(bar.limit)
-
-
-def ends_at(bar: Bar) -> float:
-    """Return where the last part of a bar ends."""
-    return bar.parts[-1].start_fraction + bar.parts[-1].width_fraction
+    end = drawn.pieces[-1].start_fraction + drawn.pieces[-1].width_fraction
+    assert end / drawn.limit_fraction == pytest.approx(ratio)
+    assert gib(profile.capacity_bytes) in memory_bar(profile).limit_text
 
 
 def hostile() -> Report:
@@ -134,15 +137,12 @@ def hostile() -> Report:
         return figure
 
     table = Table(HOSTILE, (HOSTILE, "b"), ((HOSTILE, HOSTILE),))
-    drawing = Drawing("key", HOSTILE, HOSTILE, table, draw)  # type: ignore[arg-type]
-    part = section("key-section", HOSTILE, texts=(HOSTILE,), drawings=(drawing,), tables=(table,))
-    bar = Bar(HOSTILE, memory_bar_parts(), 0.5, HOSTILE, (0.1, 0.9))
-    return Report(HOSTILE, HOSTILE, "good", (HOSTILE,), (Fact(*[HOSTILE] * 3),), ((HOSTILE, bar),), (part,))
-
-
-def memory_bar_parts() -> tuple[BarPart, ...]:
-    """Return one part of a bar with a hostile name."""
-    return (BarPart(HOSTILE, HOSTILE, 0.0, 0.4, 1),)
+    drawing = Plot("key", HOSTILE, HOSTILE, table, draw)  # type: ignore[arg-type]
+    parts = (BarPart(HOSTILE, 0.4, HOSTILE, (HOSTILE,)),)
+    bar = Bar(HOSTILE, HOSTILE, HOSTILE, parts, 0.5, HOSTILE, parts[0], (0.1, 0.9))
+    toned = Note((HOSTILE, Toned(HOSTILE, "bad")), HOSTILE, "risky")
+    part = section("key-section", HOSTILE, toned, bar, drawing, table, said=HOSTILE)
+    return Report(HOSTILE, HOSTILE, "good", (HOSTILE,), (Tile(*[HOSTILE] * 3),), (part,))
 
 
 def test_hostile_names_stay_text() -> None:
@@ -161,7 +161,7 @@ def test_hostile_names_stay_text_in_markdown_and_pictures() -> None:
     assert "<img" not in markdown
     rows = [line for line in markdown.splitlines() if line.startswith("| ")]
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows if "\\|" in row} == {3, 4}
-    drawing = hostile().drawings[0]
+    drawing = hostile().plots[0]
     for text in (svg(drawing), page_svg(drawing)):
         assert "<script" not in text
         assert "alert(1)" in text
@@ -169,24 +169,23 @@ def test_hostile_names_stay_text_in_markdown_and_pictures() -> None:
 
 def test_markdown_says_what_the_page_says(report: Report) -> None:
     markdown = markdown_page(report)
-    assert markdown.startswith(f"## Mixtral-8x7B-v0.1 on A40\n\n**{report.verdict[:6]}")
+    assert markdown.startswith(f"## Mixtral-8x7B-v0.1 on A40\n\n**{plain(report.headline)[:6]}")
     assert markdown.count("<details>") == markdown.count("</details>") > 0
-    for drawing in report.drawings:
+    for drawing in report.plots:
         assert f"**{drawing.title}.**" in markdown
 
 
 def test_svg_keeps_text_and_standalone_colours(report: Report) -> None:
-    text = svg(report.drawings[0])
+    text = svg(report.plots[0])
     assert "weights · model" in text
     assert "var(--" not in text
     assert "<dc:date>" not in text
-    assert "var(--fg-ink)" in page_svg(report.drawings[0])
+    assert "var(--fg-ink)" in page_svg(report.plots[0])
 
 
 def test_the_first_offer_is_the_one_that_the_headline_calls_cheapest(run: Run) -> None:
-    asked = quote(run.replace(gpu="a40"))
-    table, cheapest = offer_table(asked), asked.cheapest_on_demand
-    assert table is not None
-    assert cheapest is not None
-    assert table.rows[0][0] == cheapest.offer.provider
-    assert any("outlier" in row[3] for row in table.rows[1:])
+    asked = bill(quote(run.replace(gpu="a40")))
+    first, _ = offer_tables(asked.offers)
+    assert asked.cheapest_on_demand is not None
+    assert first.rows[0][0] == asked.cheapest_on_demand.provider
+    assert any("outlier" in row[3] for row in first.rows[1:])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from finegauge.render.terminal import bar, columns, pad, paint, visible_width, wrapped
+from finegauge.render.terminal import columns, filled_bar, pad, paint, visible_width, wrapped
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_columns_without_a_second_heading_line() -> None:
     [(0.0, ""), (1.0, "████"), (0.5, "██"), (0.53125, "██▏"), (2.0, "████"), (-1.0, "")],
 )
 def test_bar(fraction: float, drawn: str) -> None:
-    assert bar(fraction, 4) == drawn
+    assert filled_bar(fraction, 4) == drawn
 
 
 def test_wrapped() -> None:

@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 from finegauge.errors import UnsupportedError
 from finegauge.measurement.options import Options
 from finegauge.profile import Breakdown, Profile, Source
-from finegauge.render.schemas import schema
+from finegauge.render.schema import schema
 from finegauge.render.terminal import WIDTH, visible_width
 from finegauge.reproduction import measured_findings
 from finegauge.reproduction.measured_trials import MIXTRAL, SWEEP, TRIALS, Trial, measured, stages_s

@@ -10,7 +10,7 @@ from jsonschema import Draft202012Validator
 
 from finegauge.render.plots.charts import save_charts
 from finegauge.render.reproduction import texts
-from finegauge.render.schemas import schema
+from finegauge.render.schema import schema
 from finegauge.render.terminal import WIDTH, visible_width
 from finegauge.reproduction.published import MEASURED, OURS, Panel, Series, claim, error_text, figures, value
 from tests.e2e.commands import Done, finegauge

@@ -8,7 +8,7 @@ from jsonschema import Draft202012Validator
 
 from finegauge.prediction.predictor import predict
 from finegauge.profile import Breakdown, Profile
-from finegauge.render.schemas import schema
+from finegauge.render.schema import schema
 from finegauge.render.validation import here_lines
 from finegauge.run.run import Run
 from finegauge.validation import local_validation

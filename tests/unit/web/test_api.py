@@ -11,7 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from starlette.testclient import TestClient
 
-from finegauge.render.schemas import schema
+from finegauge.render.schema import schema
 from finegauge.web.openapi import API
 from finegauge.web.upload_store import room
 from tests.e2e.commands import finegauge
@@ -96,9 +96,8 @@ def test_an_answer_is_what_the_command_prints(
         one.pop("search_s", None)
         one.get("searched", {}).pop("search_s", None)
     assert told == printed
-    name = {"read": "read", "whatif": "whatif", "plan": "plan"}.get(question, "run-commands")
-    if name != "plan":
-        Draft202012Validator(schema(name)).validate(told)
+    if question != "plan":
+        Draft202012Validator(schema(question)).validate(told)
 
 
 @pytest.mark.parametrize(
@@ -296,7 +295,7 @@ def test_an_error_of_our_own_is_told(browser: TestClient, monkeypatch: pytest.Mo
     def breaks(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("by design")
 
-    monkeypatch.setattr("finegauge.planning.estimate.estimates", breaks)
+    monkeypatch.setattr("finegauge.answers.estimate.estimates", breaks)
     got = browser.post(f"{API}/estimate", json={"run": RUN})
     assert got.status_code == 500
     assert got.json() == {

@@ -18,7 +18,7 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
-from finegauge.render.schemas import schema
+from finegauge.render.schema import schema
 from finegauge.run.run import FIELDS
 from finegauge.web import jobs
 from finegauge.web.api import LISTINGS, QUESTIONS

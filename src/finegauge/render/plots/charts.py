@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from finegauge.errors import UnsupportedError
 from finegauge.render import number_format as fmt
-from finegauge.render.bars import Table
 from finegauge.render.number_format import digits
 from finegauge.render.plots.drawing import (
     BLUE,
@@ -24,8 +23,8 @@ from finegauge.render.plots.drawing import (
     SETTINGS,
     VERMILION,
     WIDTH_INCHES,
-    Drawing,
 )
+from finegauge.render.report import Plot, Table
 from finegauge.reproduction.published import COUNTED, MEASURED, OTHER, OURS, THEIRS, Panel, Series
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ def save_charts(panels: Sequence[Panel], stem: str, title: str) -> tuple[str, st
     return f"{stem}.png", f"{stem}.svg"
 
 
-def panel_drawing(key: str, panel: Panel, caption: str) -> Drawing:
+def panel_plot(key: str, panel: Panel, caption: str) -> Plot:
     """Return one chart as a figure of a report, with its numbers as a table."""
     places = panel.categories or tuple(dict.fromkeys(f"{x:g}" for series in panel.series for x in series.x))
     columns = [
@@ -61,7 +60,7 @@ def panel_drawing(key: str, panel: Panel, caption: str) -> Drawing:
     ]
     rows = tuple((place, *(digits(column.get(place)) for column in columns)) for place in places)
     table = Table(panel.title, (panel.x_label, *(series.label for series in panel.series)), rows)
-    return Drawing(key, panel.title, caption, table, lambda: _figure([panel._replace(title="")], ""))
+    return Plot(key, panel.title, caption, table, lambda: _figure([panel._replace(title="")], ""))
 
 
 def check_matplotlib() -> None:
@@ -222,9 +221,9 @@ class Reach(NamedTuple):
     intervals: Mapping[str, tuple[float, float]] = {}
 
 
-def radar_drawing(
+def radar_plot(
     reaches: Sequence[Reach], dimensions: Sequence[str], *, over: str, key: str = KEY
-) -> Drawing | None:
+) -> Plot | None:
     """Return the radar of the optimisations that are known in three dimensions; None where there are none.
 
     Args:
@@ -246,7 +245,7 @@ def radar_drawing(
     best = sorted(known, key=lambda one: -sum(log2(one.ratios[name] or 1.0) for name in dimensions))
     shown = [one for one in known if one in best[:MOST_DRAWN]]  # in their own order, which gives the colours
     table = _table(reaches, dimensions)
-    return Drawing(key, "Gains", caption, table, lambda: draw(shown, dimensions))
+    return Plot(key, "Gains", caption, table, lambda: draw(shown, dimensions))
 
 
 def draw(reaches: Sequence[Reach], dimensions: Sequence[str]) -> "Figure":

@@ -1,30 +1,36 @@
-"""What one figure of a report is, and how it is drawn: SVG for a page, SVG and PNG for a paper.
+"""How the figures of reports are drawn with matplotlib: SVG for a page, SVG and PNG for a paper.
 
-A drawing is plain data and a function that draws them with matplotlib, which only that function needs.
-The same drawing gives the same bytes: ids are salted and no date is written. In a page its ink, grid and
-paper are variables of `figures.css`, so that it is legible in the light and in the dark.
+A `Plot` is plain data and a function that draws them; only that function needs matplotlib. The same plot
+gives the same bytes: ids are salted and no date is written. In a page its ink, grid and paper are
+variables of `figures.css`, so that it is legible in the light and in the dark.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from io import BytesIO, StringIO
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from finegauge.errors import UnsupportedError
-from finegauge.render.bars import OWN_SHADES, Table
-from finegauge.render.templates import INSTALL
+from finegauge.render.report import Plot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+INSTALL = "The report needs jinja2 and matplotlib: pip install 'finegauge[report]'."
 INK, GRID, PAPER, ROOM = "#1a1a1a", "#e6e6e6", "#ffffff", "#eeeeee"
 SOFT = "#666666"
 # Okabe and Ito 2008, "Color universal design"; grey and black stand for what is nobody's
 BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, GREY, YELLOW = CYCLE = (
     "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#999999", "#f0e442",
 )  # fmt: skip
+OWN_SHADES = {  # numbers in CYCLE, so that a kind has one colour wherever it is drawn
+    "weights": 1, "gradients": 3, "optimizer": 2, "activations": 4, "logits": 5, "workspace": 8,
+    "slack": 7, "allocator overhead": 7, "context": 6, "CUDA context": 6, "NCCL": 6, "KV cache": 3,
+    "forward": 1, "recompute": 5, "backward": 3, "communication": 6, "generation": 4, "scoring": 7,
+    "prefill": 1, "decode": 4, "data": 7, "other": 8,
+}  # fmt: skip
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")  # of groups, so that they read without colour too
 WIDTH_INCHES = 4.8  # as wide as a telephone shows it, or one column of a paper
 DPI = 160
@@ -59,16 +65,6 @@ _ID = re.compile(r'(?<= id=")|(?<=url\(#)|(?<=xlink:href="#)')
 _LOCK = Lock()  # matplotlib's settings are the process's
 
 
-class Drawing(NamedTuple):
-    """One figure of a report."""
-
-    key: str  # its name on the command line and in file names
-    title: str
-    caption: str  # what it shows, in a sentence or two
-    table: Table  # its numbers
-    draw: Callable[[], "Figure"]  # called under the settings above
-
-
 def check_matplotlib() -> None:
     """Raise UnsupportedError with the way out where matplotlib is missing."""
     try:
@@ -77,29 +73,29 @@ def check_matplotlib() -> None:
         raise UnsupportedError(INSTALL) from None
 
 
-def svg(drawing: Drawing) -> str:
+def svg(plot: Plot) -> str:
     """Return the drawing as an SVG file that needs nothing beside itself; its text stays text."""
     text = StringIO()
     with _LOCK, _settings():
-        drawing.draw().savefig(text, format="svg", transparent=False, metadata=NO_METADATA)
+        plot.draw().savefig(text, format="svg", transparent=False, metadata=NO_METADATA)
     return text.getvalue()
 
 
-def png(drawing: Drawing) -> bytes:
+def png(plot: Plot) -> bytes:
     """Return the drawing as PNG on white."""
     content = BytesIO()
     with _LOCK, _settings():
-        figure = drawing.draw()
+        figure = plot.draw()
         figure.savefig(content, format="png", dpi=DPI, facecolor=PAPER, metadata={"Software": None})
     return content.getvalue()
 
 
-def page_svg(drawing: Drawing) -> str:
+def page_svg(plot: Plot) -> str:
     """Return the drawing as an element of an HTML page, its colours those of the page's theme."""
     text = StringIO()
     with _LOCK, _settings():
-        drawing.draw().savefig(text, format="svg", transparent=True, metadata=NO_METADATA)
-    return for_page(text.getvalue(), drawing.key, drawing.caption)
+        plot.draw().savefig(text, format="svg", transparent=True, metadata=NO_METADATA)
+    return for_page(text.getvalue(), plot.key, plot.caption)
 
 
 def for_page(text: str, key: str, says: str) -> str:

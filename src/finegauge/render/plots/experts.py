@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from finegauge.render.bars import Table
-from finegauge.render.plots.drawing import BLUE, INK, ORANGE, SKY, Drawing, new_axes
+from finegauge.render.plots.drawing import BLUE, INK, ORANGE, SKY, new_axes
+from finegauge.render.report import Plot, Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,7 +40,7 @@ def loads_of(observations: Mapping[str, Any]) -> list[Load]:
     return [one for one in found if one.layers and len({len(each) for each in one.layers.values()}) == 1]
 
 
-def experts_drawing(loads: Sequence[Load]) -> Drawing | None:
+def experts_plot(loads: Sequence[Load]) -> Plot | None:
     """Return the load of the experts; None where none was seen."""
     if not loads:
         return None
@@ -51,7 +51,7 @@ def experts_drawing(loads: Sequence[Load]) -> Drawing | None:
         f"is an even load ({even:.3g} %). The fullest expert of a layer has, on average over layers, "
         f"{said} times the mean."
     )
-    return Drawing(KEY, "Load of the experts", caption, _table(loads), lambda: draw_experts(loads, even))
+    return Plot(KEY, "Load of the experts", caption, _table(loads), lambda: draw_experts(loads, even))
 
 
 def draw_experts(loads: Sequence[Load], even: float) -> "Figure":

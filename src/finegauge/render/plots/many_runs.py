@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from finegauge.errors import FineGaugeError
 from finegauge.profile import Profile
 from finegauge.render import number_format as fmt
-from finegauge.render.bars import Table
 from finegauge.render.plots.drawing import (
     BLUE,
     CYCLE,
@@ -17,16 +16,17 @@ from finegauge.render.plots.drawing import (
     SOFT,
     VERMILION,
     WIDTH_INCHES,
-    Drawing,
     new_axes,
     plain_numbers,
 )
+from finegauge.render.report import Plot, Table
 from finegauge.units import HOUR_S, KWH_J
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from finegauge.answers.study import Way
     from finegauge.laws.law import Condition, Law
 
 THROUGHPUT_KEY = "throughput"
@@ -58,7 +58,7 @@ class LawLine(NamedTuple):
     ]  # (micro-batch, samples/s) from the first point to the last
 
 
-def throughput_drawing(sweep: Sequence[Profile]) -> Drawing | None:
+def throughput_plot(sweep: Sequence[Profile]) -> Plot | None:
     """Return throughput over the micro-batches of `sweep`, which differ in nothing else; None below two."""
     points = [_point(profile) for profile in sweep if profile.step_time_s.total]
     if len(points) < 2:
@@ -76,7 +76,7 @@ def throughput_drawing(sweep: Sequence[Profile]) -> Drawing | None:
     own = sweep[0].run
     steps = own.gradient_accumulation_steps
     caption += f" {steps} micro-batches a step." if steps > 1 else ""
-    return Drawing(
+    return Plot(
         THROUGHPUT_KEY,
         "Throughput by batch",
         caption,
@@ -188,18 +188,7 @@ LEAST_AREA, MOST_AREA = 30.0, 260.0  # of a dot, in points²
 MOST_LETTERS = 62
 
 
-class Way(NamedTuple):
-    """One way to do a run."""
-
-    name: str
-    group: str  # its kind of GPU, which decides colour and shape
-    wall_s: float
-    usd: float
-    energy_j: float | None  # at the wall
-    taken: bool = False
-
-
-def front_drawing(ways: Sequence[Way], *, about: str, spot: bool = False) -> Drawing | None:
+def front_plot(ways: "Sequence[Way]", *, about: str, spot: bool = False) -> Plot | None:
     """Return cost against time of `ways`; None where there are none.
 
     Args:
@@ -218,12 +207,12 @@ def front_drawing(ways: Sequence[Way], *, about: str, spot: bool = False) -> Dra
         else "."
     )
     caption += f" The largest dot takes {fmt.digits(most / KWH_J)} kWh at the wall." if most else ""
-    return Drawing(
+    return Plot(
         FRONT_KEY, "Cost against time", caption, _front_table(ways, best), lambda: draw_front(ways, spot=spot)
     )
 
 
-def unbeaten(ways: Sequence[Way]) -> list[Way]:
+def unbeaten(ways: "Sequence[Way]") -> "list[Way]":
     """Return the ways that no other beats in time and cost, the fastest first."""
     found: list[Way] = []
     for way in sorted(ways, key=lambda way: (way.wall_s, way.usd)):
@@ -232,7 +221,7 @@ def unbeaten(ways: Sequence[Way]) -> list[Way]:
     return found
 
 
-def draw_front(ways: Sequence[Way], *, spot: bool) -> "Figure":
+def draw_front(ways: "Sequence[Way]", *, spot: bool) -> "Figure":
     """Return the dots with their numbers, and below them what each number is."""
     from matplotlib.figure import Figure
 
@@ -254,13 +243,13 @@ def draw_front(ways: Sequence[Way], *, spot: bool) -> "Figure":
     return figure
 
 
-def _marks(ways: Sequence[Way]) -> dict[str, tuple[str, str]]:
+def _marks(ways: "Sequence[Way]") -> dict[str, tuple[str, str]]:
     """Return the colour and the shape of each group; beyond eight groups the pairs differ, not both."""
     groups, num = dict.fromkeys(way.group for way in ways), len(CYCLE)
     return {group: (CYCLE[n % num], MARKERS[(n + n // num) % num]) for n, group in enumerate(groups)}
 
 
-def _dots(axes: "Axes", ways: Sequence[Way]) -> None:
+def _dots(axes: "Axes", ways: "Sequence[Way]") -> None:
     """Draw the dots, the numbers beside them and the line through those that nothing beats."""
     marks = _marks(ways)
     most = max((way.energy_j or 0.0 for way in ways), default=0.0) or 1.0
@@ -279,7 +268,7 @@ def _dots(axes: "Axes", ways: Sequence[Way]) -> None:
     plain_numbers(axes.xaxis, axes.yaxis)
 
 
-def _front_table(ways: Sequence[Way], best: Sequence[Way]) -> Table:
+def _front_table(ways: "Sequence[Way]", best: "Sequence[Way]") -> Table:
     """Return a row per way."""
     rows = tuple(
         (
@@ -315,9 +304,9 @@ class Pair(NamedTuple):
         return f"{error:+d} %" if error else "0 %"
 
 
-def bars_drawing(
+def bars_plot(
     key: str, title: str, about: str, pairs: Sequence[Pair], *, unit: str, said: Callable[[float], str]
-) -> Drawing | None:
+) -> Plot | None:
     """Return pairs of bars, the first the whole; None where nothing is known from both sides.
 
     Args:
@@ -335,7 +324,7 @@ def bars_drawing(
         f" For {pairs[0].name} the prediction is off by {whole}." if whole != fmt.UNKNOWN else ""
     )
     shown = list(pairs[:MOST_DRAWN])
-    return Drawing(key, title, caption, _pairs_table(title, pairs, said), lambda: draw_bars(shown, unit))
+    return Plot(key, title, caption, _pairs_table(title, pairs, said), lambda: draw_bars(shown, unit))
 
 
 def draw_bars(pairs: Sequence[Pair], unit: str) -> "Figure":
@@ -351,9 +340,9 @@ def draw_bars(pairs: Sequence[Pair], unit: str) -> "Figure":
     return figure
 
 
-def dots_drawing(
+def dots_plot(
     key: str, title: str, about: str, pairs: Sequence[Pair], *, unit: str, said: Callable[[float], str]
-) -> Drawing | None:
+) -> Plot | None:
     """Return a dot per run, predicted over measured; None where no run is known from both sides."""
     known = [pair for pair in pairs if pair.predicted and pair.measured]
     if not known:
@@ -365,7 +354,7 @@ def dots_drawing(
     )
     every = -(-len(known) // MOST_DOTS)
     caption += f" Of every {every} one is drawn." if every > 1 else ""
-    return Drawing(
+    return Plot(
         key, title, caption, _pairs_table(title, known, said), lambda: draw_dots(known[::every], unit)
     )
 

@@ -5,8 +5,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from finegauge.profile import Breakdown, Path, Profile
 from finegauge.render import number_format as fmt
-from finegauge.render.bars import Table
-from finegauge.render.measurement import formula
 from finegauge.render.plots.drawing import (
     INK,
     MARKERS,
@@ -15,19 +13,21 @@ from finegauge.render.plots.drawing import (
     SOFT,
     VERMILION,
     WIDTH_INCHES,
-    Drawing,
     luminance,
     new_axes,
     plain_numbers,
     shades,
     tint,
 )
+from finegauge.render.report import Plot, Table
+from finegauge.render.run_parts import formula_of
 from finegauge.units import GIB, gib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from finegauge.answers.study import Roof
     from finegauge.profile import Work
 
 MEMORY_KEY = "memory"
@@ -61,7 +61,7 @@ class Waterfall(NamedTuple):
         return sum(step.num_bytes for step in self.steps)
 
 
-def memory_drawing(profile: Profile, formulas: Mapping[Path, str]) -> Drawing:
+def memory_plot(profile: Profile, formulas: Mapping[Path, str]) -> Plot:
     """Return the waterfall of `profile`, its table with the formula of each part."""
     interval, total = profile.source.memory_interval, profile.device_memory_bytes.total
     low, high = (None, None) if interval is None else interval.of(total)
@@ -73,7 +73,7 @@ def memory_drawing(profile: Profile, formulas: Mapping[Path, str]) -> Drawing:
     said = fmt.gib_interval(total, interval) if total >= GIB else fmt.size(total)
     caption = f"The fullest rank {needs} {said}{room}{phase}; each bar starts where the one above it ends."
     caption += " The whisker spans the 10th to the 90th percentile." if low else ""
-    return Drawing(
+    return Plot(
         MEMORY_KEY,
         "Memory, kind by kind",
         caption,
@@ -154,7 +154,7 @@ def _memory_table(profile: Profile, formulas: Mapping[Path, str]) -> Table:
     total = profile.device_memory_bytes.total
     rows = [
         (step.name, f"{step.num_bytes / GIB:.3f}", f"{(step.start_bytes + step.num_bytes) / GIB:.3f}",
-         fmt.percent(step.num_bytes / total), formula(tuple(step.name.split(" · ")), formulas))
+         fmt.percent(step.num_bytes / total), formula_of(tuple(step.name.split(" · ")), formulas))
         for step in _steps(profile)
     ]  # fmt: skip
     rows.append(("all that has to fit", f"{total / GIB:.3f}", f"{total / GIB:.3f}", "100 %", ""))
@@ -187,7 +187,7 @@ class Box(NamedTuple):
     seconds: float
 
 
-def step_time_drawing(profile: Profile) -> Drawing:
+def step_time_plot(profile: Profile) -> Plot:
     """Return the icicle of `profile`."""
     step, interval = profile.step_time_s, profile.source.time_interval
     boxes, depth = layout(step), min(step.depth, len(DEPTHS))
@@ -195,7 +195,7 @@ def step_time_drawing(profile: Profile) -> Drawing:
     brackets = " (in brackets the 10th and 90th percentile)" if interval else ""
     took = fmt.duration_interval(step.total, interval)
     caption = f"One optimizer step takes {took}{brackets}; the height of a box is its time{columns}."
-    return Drawing(
+    return Plot(
         STEP_TIME_KEY,
         "Time of one step",
         caption,
@@ -308,16 +308,7 @@ class Dot(NamedTuple):
         return self.flops / self.seconds / 1e12
 
 
-class Roof(NamedTuple):
-    """What the GPU's datasheet promises."""
-
-    gpu: str
-    dtype: str
-    flops_per_s: float
-    memory_bytes_per_s: float
-
-
-def roofline_drawing(profile: Profile, work: "Mapping[Path, Work]", roof: Roof) -> Drawing | None:
+def roofline_plot(profile: Profile, work: "Mapping[Path, Work]", roof: "Roof") -> Plot | None:
     """Return the roofline of `profile`; None where no operator's work is known."""
     seconds = profile.step_time_s.parts
     dots = [
@@ -335,7 +326,7 @@ def roofline_drawing(profile: Profile, work: "Mapping[Path, Work]", roof: Roof) 
         "A time includes waiting for the host, which is why small operators lie low; above the line lies "
         "what the cache serves."
     )
-    return Drawing(
+    return Plot(
         ROOFLINE_KEY,
         "Roofline",
         caption,
@@ -344,7 +335,7 @@ def roofline_drawing(profile: Profile, work: "Mapping[Path, Work]", roof: Roof) 
     )
 
 
-def draw_roofline(computing: Sequence[Dot], moving: Sequence[Dot], roof: Roof) -> "Figure":
+def draw_roofline(computing: Sequence[Dot], moving: Sequence[Dot], roof: "Roof") -> "Figure":
     """Return the roof with the operators that compute, and the lane of those that move."""
     from matplotlib.figure import Figure
 
@@ -372,7 +363,7 @@ def draw_roofline(computing: Sequence[Dot], moving: Sequence[Dot], roof: Roof) -
     return figure
 
 
-def _draw_roof(axes: "Axes", dots: Sequence[Dot], roof: Roof) -> None:
+def _draw_roof(axes: "Axes", dots: Sequence[Dot], roof: "Roof") -> None:
     """Draw the slope and the ceiling, as wide as the dots need."""
     axes.set(xscale="log", yscale="log")
     ridge = roof.flops_per_s / roof.memory_bytes_per_s
@@ -449,7 +440,7 @@ def _area(dot: Dot, longest: float) -> float:
     return LEAST_AREA + MOST_AREA * dot.seconds / longest
 
 
-def _draw_lane(axes: "Axes", dots: Sequence[Dot], roof: Roof, stages: list[str], longest: float) -> None:
+def _draw_lane(axes: "Axes", dots: Sequence[Dot], roof: "Roof", stages: list[str], longest: float) -> None:
     """Draw the operators that only move bytes: across how fast, stage by stage."""
     places = [(dot.num_bytes / dot.seconds / 1e9, -float(stages.index(dot.path[0]))) for dot in dots]
     _dots(axes, dots, places, stages, longest)
@@ -462,7 +453,7 @@ def _draw_lane(axes: "Axes", dots: Sequence[Dot], roof: Roof, stages: list[str],
     plain_numbers(axes.xaxis)
 
 
-def _roofline_table(dots: Sequence[Dot], roof: Roof) -> Table:
+def _roofline_table(dots: Sequence[Dot], roof: "Roof") -> Table:
     """Return every operator with its work and its rates, the longest first."""
     rows = []
     for dot in sorted(dots, key=lambda dot: -dot.seconds):

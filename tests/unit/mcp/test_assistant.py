@@ -11,11 +11,10 @@ from jsonschema import Draft202012Validator
 from finegauge.answers.arguments import confine
 from finegauge.mcp.server import answered
 from finegauge.mcp.tools import MAX_ROWS, TOOLS
-from finegauge.render.schemas import schema
+from finegauge.render.schema import schema
 from tests.e2e.commands import finegauge
 
 RUN = {"model": "llama-3-8b", "method": "qlora", "gpu": "A40"}
-SCHEMA = schema("run-commands")
 
 
 @pytest.fixture
@@ -52,7 +51,7 @@ def test_answers_are_those_of_the_command(tool: str, command: str, folder: Path)
     shown = finegauge(command, str(folder / "run.yaml"), "micro_batch_size=2", "--gpu", "a40,h100", "--json")
     theirs = json.loads(shown.out)
     assert ours["results"] == theirs["results"]
-    Draft202012Validator(SCHEMA).validate(ours)
+    Draft202012Validator(schema(command)).validate(ours)
 
 
 def test_a_run_without_a_file(folder: Path) -> None:

@@ -1,0 +1,371 @@
+"""Answers about one run on one or several GPUs: estimate, explain, check, max-batch, max-length.
+
+Each is worked out once, by the planner, and holds what every view shows: figures, names and the planner's
+own sentences, nothing laid out. The fields are those of `--json`, in its order.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from finegauge.planning.capacity import Bounds
+from finegauge.planning.estimate import Estimate, estimate, estimates
+from finegauge.planning.quote import ManagedPrice, PricedOffer, Quote
+from finegauge.prediction.uncertainty import WILL_NOT_FIT
+from finegauge.profile import Breakdown, Estimator, Path, Profile
+from finegauge.run.run import Run
+
+if TYPE_CHECKING:
+    from finegauge.planning.capacity import Capacity, MeasuredCapacity
+
+Verdict = Literal["fits", "risky", "will_not_fit"]
+
+
+class OfferCost(NamedTuple):
+    """What the whole run costs on one offer."""
+
+    provider: str
+    instance_type: str
+    region: str
+    tier: str
+    date: str
+    outlier: bool
+    gpu_count: int
+    instances: int
+    idle_gpus: int
+    on_demand_usd_per_h: float | None
+    spot_usd_per_h: float | None
+    on_demand_usd: float | None
+    spot_usd: float | None
+    is_ranked: bool = True
+    source: str = ""
+
+    HIDDEN = frozenset(("is_ranked", "source"))
+
+
+class Bill(NamedTuple):
+    """What a whole run takes; figures of the whole are null where the number of steps is not known."""
+
+    num_steps: int | None
+    wall_s: float | None
+    wall_time_s: Breakdown
+    boards_energy_j: float | None
+    wall_energy_j: float | None
+    emissions_kg: float | None
+    grid: str
+    grid_kg_per_kwh: float
+    pue: float
+    cheapest_on_demand: OfferCost | None
+    cheapest_spot: OfferCost | None
+    num_offers: int
+    offers: tuple[OfferCost, ...]
+    managed: tuple[ManagedPrice, ...]
+    warnings: tuple[str, ...]
+
+    MOST = (("offers", 20),)
+
+
+class Exchanged(NamedTuple):
+    """Messages of one kind that one rank takes part in during one step."""
+
+    kind: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
+    group: Literal["data", "tensor", "context", "expert", "pipeline"]
+    num_per_step: float
+    bytes_per_step: float  # of the whole tensors, whatever part of them is this rank's own
+
+
+class GpuEstimate(NamedTuple):
+    """One run on one GPU: whether it fits, one step, and the bill; of explain, how all of it comes about."""
+
+    gpu: str
+    verdict: Verdict
+    out_of_memory_fraction: float
+    safe_micro_batch_size: int | None
+    device_memory_bytes: float
+    capacity_bytes: float
+    micro_batch_size: int
+    max_micro_batch_size: int
+    profile: Profile
+    bottleneck: str
+    quote: Bill | None
+    formulas: Mapping[Path, str] | None = None
+    exchanged: tuple[Exchanged, ...] | None = None
+    is_at_limit: bool = False  # the search for the largest micro-batch ended before memory did
+    managed: tuple[ManagedPrice, ...] = ()  # known of a run that will not fit too
+
+    LEFT_OUT_WHERE_NONE = frozenset(("formulas", "exchanged"))
+    HIDDEN = frozenset(("is_at_limit", "managed"))
+
+    @property
+    def run(self) -> Run:
+        """Return the run on that GPU."""
+        return self.profile.run
+
+
+class GpuExplanation(GpuEstimate):
+    """The same, with the formula of each part and what ranks send each other."""
+
+    LEFT_OUT_WHERE_NONE = frozenset[str]()
+
+
+class GpuVerdict(NamedTuple):
+    """Whether one run fits one GPU."""
+
+    gpu: str
+    verdict: Verdict
+    out_of_memory_fraction: float
+    safe_micro_batch_size: int | None
+    device_memory_bytes: float
+    capacity_bytes: float
+
+
+class Unsupported(NamedTuple):
+    """A GPU that has no answer, and why."""
+
+    gpu: str
+    verdict: Literal["unsupported"]
+    reason: str
+
+
+class EstimateAnswer(NamedTuple):
+    """Memory, time, cost and energy of a run, once per GPU; last the GPUs that have no answer."""
+
+    run: Run
+    results: tuple[GpuEstimate | Unsupported, ...]
+
+    @property
+    def found(self) -> tuple[GpuEstimate, ...]:
+        """Return the results of the GPUs that have an answer."""
+        return tuple(one for one in self.results if isinstance(one, GpuEstimate))
+
+    @property
+    def unsupported(self) -> tuple[Unsupported, ...]:
+        """Return the GPUs that have none."""
+        return tuple(one for one in self.results if isinstance(one, Unsupported))
+
+
+class ExplainAnswer(NamedTuple):
+    """Every byte and second with its formula, once per GPU."""
+
+    run: Run
+    results: tuple[GpuExplanation, ...]
+
+    @property
+    def found(self) -> tuple[GpuEstimate, ...]:
+        """Return all results."""
+        return self.results
+
+
+class CheckAnswer(NamedTuple):
+    """Whether a run fits, once per GPU."""
+
+    run: Run
+    results: tuple[GpuVerdict, ...]
+    found: tuple[GpuEstimate, ...] = ()  # all that is known of each
+
+    HIDDEN = frozenset(("found",))
+
+
+class GpuCapacity(NamedTuple):
+    """The largest value of a field that fits one GPU, with the memory on both sides of the border."""
+
+    gpu: str | None
+    field: str
+    value: int
+    limit: int
+    at_limit: bool
+    num_probes: int
+    device_memory_bytes: float | None
+    step_time_s: float | None
+    tokens_per_s: float | None
+    samples_per_s: float | None
+    first_that_fails_bytes: float | None
+    capacity_bytes: float | None = None  # usable on that GPU
+
+    HIDDEN = frozenset(("capacity_bytes",))
+
+
+class CapacityAnswer(NamedTuple):
+    """The largest micro-batch or the longest sequence that fits, once per GPU."""
+
+    run: Run
+    results: tuple[GpuCapacity, ...]
+    trained_positions: int | None = None  # of the model: longer ones it was not built for
+
+    HIDDEN = frozenset(("trained_positions",))
+
+
+def estimate_answer(
+    runs: Sequence[Run], estimator: Estimator | None = None, *, at_max_batch: bool = False
+) -> EstimateAnswer:
+    """Return what each of `runs`, one per GPU, takes.
+
+    Args:
+        runs: The same run on one GPU after another.
+        estimator: Who says what a step takes; FineGauge's prediction by default.
+        at_max_batch: Ask about the largest micro-batch that fits each GPU, not about the run's own.
+
+    Raises: UnsupportedError where no GPU has an answer.
+    """
+    found, unsupported = estimates(runs, estimator, at_max_batch=at_max_batch)
+    missing = (Unsupported(gpu, "unsupported", reason) for gpu, reason in unsupported.items())
+    return EstimateAnswer(runs[0], (*map(gpu_estimate, found), *missing))
+
+
+def explain_answer(runs: Sequence[Run]) -> ExplainAnswer:
+    """Return what each of `runs` takes, with formulas."""
+    found = tuple(explained(gpu_estimate(estimate(run))) for run in runs)
+    return ExplainAnswer(found[0].run, found)
+
+
+def check_answer(runs: Sequence[Run]) -> CheckAnswer:
+    """Return whether each of `runs` fits its GPU."""
+    found = tuple(gpu_estimate(estimate(run)) for run in runs)
+    return CheckAnswer(found[0].run, tuple(map(gpu_verdict, found)), found)
+
+
+def capacity_answer(found: "Sequence[tuple[Run, Capacity]]") -> CapacityAnswer:
+    """Return the borders that were found for a run on one GPU after another."""
+    run = found[0][0]
+    positions = run.config.get("max_position_embeddings")
+    results = tuple(gpu_capacity(run.gpu, one) for run, one in found)
+    return CapacityAnswer(run, results, positions if isinstance(positions, int) else None)
+
+
+def gpu_estimate(one: Estimate) -> GpuEstimate:
+    """Return the planner's estimate of one run on one GPU."""
+    profile = one.profile
+    return GpuEstimate(
+        gpu=str(profile.run.gpu),
+        verdict=one.verdict,
+        out_of_memory_fraction=one.out_of_memory_fraction,
+        safe_micro_batch_size=one.safe_micro_batch_size,
+        device_memory_bytes=profile.device_memory_bytes.total,
+        capacity_bytes=profile.capacity_bytes,
+        micro_batch_size=one.run.micro_batch_size,
+        max_micro_batch_size=one.capacity.value,
+        profile=profile,
+        bottleneck=profile.bottleneck,
+        quote=None if one.verdict == WILL_NOT_FIT else bill(one.quote),
+        is_at_limit=one.capacity.at_limit,
+        managed=one.quote.managed,
+    )
+
+
+def explained(one: GpuEstimate) -> GpuExplanation:
+    """Return an estimate with its formulas and with what ranks send each other."""
+    said = one.profile.explanation
+    exchanged = tuple(Exchanged(*message) for message in said.exchanged)
+    return GpuExplanation(**one._asdict() | {"formulas": said.formulas, "exchanged": exchanged})
+
+
+def gpu_verdict(one: GpuEstimate) -> GpuVerdict:
+    """Return whether the run fits, of all that is known."""
+    return GpuVerdict(*one[: len(GpuVerdict._fields)])
+
+
+def gpu_capacity(gpu: str | None, capacity: "Capacity") -> GpuCapacity:
+    """Return where memory ends on one GPU."""
+    below, above = capacity.profile, capacity.first_that_fails
+    known = below or above
+    return GpuCapacity(
+        gpu=gpu,
+        field=capacity.field,
+        value=capacity.value,
+        limit=capacity.limit,
+        at_limit=capacity.at_limit,
+        num_probes=capacity.num_probes,
+        device_memory_bytes=below.device_memory_bytes.total if below else None,
+        step_time_s=below.step_time_s.total if below else None,
+        tokens_per_s=below.tokens_per_s if below else None,
+        samples_per_s=below.samples_per_s if below else None,
+        first_that_fails_bytes=above.device_memory_bytes.total if above else None,
+        capacity_bytes=known.capacity_bytes if known else None,
+    )
+
+
+def bill(quote: Quote) -> Bill:
+    """Return what a whole run takes, its offers the cheapest on demand first."""
+    on_demand, spot = quote.cheapest_on_demand, quote.cheapest_spot
+    return Bill(
+        num_steps=quote.num_steps,
+        wall_s=quote.wall_s,
+        wall_time_s=quote.wall_time_s,
+        boards_energy_j=quote.boards_energy_j,
+        wall_energy_j=quote.wall_energy_j,
+        emissions_kg=quote.emissions_kg,
+        grid=quote.grid,
+        grid_kg_per_kwh=quote.grid_kg_per_kwh,
+        pue=quote.pue,
+        cheapest_on_demand=offer_cost(on_demand) if on_demand else None,
+        cheapest_spot=offer_cost(spot) if spot else None,
+        num_offers=len(quote.offers),
+        offers=tuple(map(offer_cost, quote.offers)),
+        managed=quote.managed,
+        warnings=quote.warnings,
+    )
+
+
+def offer_cost(priced: PricedOffer) -> OfferCost:
+    """Return what a run costs on one offer."""
+    offer = priced.offer
+    return OfferCost(
+        offer.provider, offer.instance_type, offer.region, offer.tier, offer.date, offer.outlier,
+        offer.gpu_count, priced.instances, priced.idle_gpus, offer.on_demand_usd_per_h, offer.spot_usd_per_h,
+        priced.on_demand_usd, priced.spot_usd, offer.is_ranked, offer.source,
+    )  # fmt: skip
+
+
+class TrialOutcome(NamedTuple):
+    """How one trial on the way to the largest micro-batch ended."""
+
+    micro_batch_size: int
+    outcome: str
+    reason: str
+    peak_memory_bytes: float | None
+    step_time_s: float | None
+
+
+class MeasuredBorder(NamedTuple):
+    """The largest micro-batch that a trial has shown to fit, with the predicted bounds and every trial."""
+
+    gpu: str | None
+    field: str
+    value: int
+    limit: int
+    at_limit: bool
+    num_probes: int
+    device_memory_bytes: float | None
+    step_time_s: float | None
+    tokens_per_s: float | None
+    samples_per_s: float | None
+    first_that_fails_bytes: float | None
+    bounds: Bounds
+    untried: int
+    trials: tuple[TrialOutcome, ...]
+
+
+class MeasuredCapacityAnswer(NamedTuple):
+    """The largest micro-batch by trials on this machine."""
+
+    run: Run
+    results: tuple[MeasuredBorder]
+    allowed_bytes: float = 0.0  # to each trial; 0: all there is
+
+    HIDDEN = frozenset(("allowed_bytes",))
+
+
+def measured_capacity_answer(
+    run: Run, found: "MeasuredCapacity", allowed_bytes: float
+) -> MeasuredCapacityAnswer:
+    """Return what trials have found."""
+    profile = found.capacity.profile
+    border = gpu_capacity(profile.run.gpu if profile else None, found.capacity)
+    trials = tuple(
+        TrialOutcome(
+            trial.run.micro_batch_size, trial.outcome, trial.reason, trial.peak_memory_bytes.total or None,
+            trial.step_time_s.total or None,
+        )
+        for trial in found.trials
+    )  # fmt: skip
+    whole = MeasuredBorder(*border[:-1], bounds=found.bounds, untried=found.untried, trials=trials)
+    return MeasuredCapacityAnswer(run, (whole,), allowed_bytes)

@@ -1,0 +1,135 @@
+"""One optimizer step as `--json` has it: totals, parts by path, rates, and the interval where one is known.
+
+`Profile` holds breakdowns; a document holds their totals beside their parts, so that a reader need not add
+up. `figures_of` and `profile_of` lead from one to the other and back.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from finegauge.profile import Breakdown, Interval, Profile, Source
+from finegauge.run.run import Run
+
+WHOLE = ("all",)  # the one part of what is known as a whole alone
+
+
+class SourceName(NamedTuple):
+    """Where a profile comes from."""
+
+    kind: str  # predicted, measured or published
+    name: str
+
+
+class ProfileFigures(NamedTuple):
+    """One optimizer step on the fullest, slowest GPU."""
+
+    source: SourceName
+    outcome: str
+    peak_memory_bytes: float
+    peak_phase: str
+    device_memory_bytes: float
+    cached_bytes: float
+    capacity_bytes: float
+    memory_breakdown_bytes: Breakdown
+    phase_memory_bytes: Breakdown
+    step_time_s: float
+    time_breakdown_s: Breakdown
+    step_energy_j: float
+    tokens_per_s: float
+    samples_per_s: float
+    mfu_fraction: float
+    host_bound_fraction: float
+    device_memory_bytes_p10: float | None
+    device_memory_bytes_p90: float | None
+    step_time_s_p10: float | None
+    step_time_s_p90: float | None
+    assumptions: tuple[str, ...]
+
+    LEFT_OUT_WHERE_NONE = frozenset(
+        ("device_memory_bytes_p10", "device_memory_bytes_p90", "step_time_s_p10", "step_time_s_p90")
+    )
+
+
+def figures_of(profile: Profile) -> ProfileFigures:
+    """Return what a document says of `profile`."""
+    memory = _ends(profile.source.memory_interval, profile.device_memory_bytes)
+    time = _ends(profile.source.time_interval, profile.step_time_s)
+    return ProfileFigures(
+        source=SourceName(profile.source.kind, profile.source.name),
+        outcome=profile.outcome,
+        peak_memory_bytes=profile.peak_memory_bytes.total,
+        peak_phase=profile.peak_phase,
+        device_memory_bytes=profile.device_memory_bytes.total,
+        cached_bytes=profile.cached_bytes,
+        capacity_bytes=profile.capacity_bytes,
+        memory_breakdown_bytes=profile.device_memory_bytes,
+        phase_memory_bytes=profile.phase_memory_bytes.at(1),
+        step_time_s=profile.step_time_s.total,
+        time_breakdown_s=profile.step_time_s,
+        step_energy_j=profile.step_energy_j.total,
+        tokens_per_s=profile.tokens_per_s,
+        samples_per_s=profile.samples_per_s,
+        mfu_fraction=profile.mfu_fraction,
+        host_bound_fraction=profile.host_bound_fraction,
+        device_memory_bytes_p10=memory[0],
+        device_memory_bytes_p90=memory[1],
+        step_time_s_p10=time[0],
+        step_time_s_p90=time[1],
+        assumptions=profile.source.assumptions,
+    )
+
+
+def _ends(interval: Interval | None, quantity: Breakdown) -> tuple[float, float] | tuple[None, None]:
+    return (None, None) if interval is None else interval.of(quantity.total)
+
+
+def profile_of(values: Mapping[str, Any], run: Run) -> Profile:
+    """Return the profile that a document holds; what it lacks stays empty."""
+    rate, step_s = float(values.get("tokens_per_s") or 0.0), float(values.get("step_time_s") or 0.0)
+    mfu = float(values.get("mfu_fraction") or 0.0)
+    return Profile(
+        run=run,
+        source=Source(
+            kind=str(values["source"]["kind"]),
+            name=str(values["source"]["name"]),
+            memory_interval=_interval(values, "device_memory_bytes"),
+            time_interval=_interval(values, "step_time_s"),
+            assumptions=tuple(map(str, values.get("assumptions", ()))),
+        ),
+        outcome=str(values.get("outcome", "completed")),
+        reason=str(values.get("reason", "")),
+        peak_memory_bytes=_quantity(values, "peak_memory_breakdown_bytes", "peak_memory_bytes"),
+        device_memory_bytes=_quantity(values, "memory_breakdown_bytes", "device_memory_bytes"),
+        cached_bytes=float(values.get("cached_bytes") or 0.0),
+        peak_phase=str(values.get("peak_phase", "")),
+        step_time_s=_quantity(values, "time_breakdown_s", "step_time_s"),
+        step_energy_j=_quantity(values, "", "step_energy_j"),
+        step_tokens=rate * step_s,
+        step_sequences=float(values.get("samples_per_s") or 0.0) * step_s,
+        step_flops=mfu * step_s * run.num_gpus,  # of a peak of 1, so that their ratio is what was said
+        peak_flops_per_s=1.0 if mfu else 0.0,
+        host_bound_fraction=float(values.get("host_bound_fraction") or 0.0),
+        capacity_bytes=float(values.get("capacity_bytes") or 0.0),
+        step_times_s=tuple(values.get("step_times_s", ())),
+        fingerprint=dict(values.get("fingerprint", {})),
+        observations=dict(values.get("observations", {})),
+    )  # fmt: skip
+
+
+def _quantity(values: Mapping[str, Any], parts: str, total: str) -> Breakdown:
+    """Return a breakdown, or its total alone where that is all that was said."""
+    if named := values.get(parts):
+        return breakdown_of(named)
+    whole = values.get(total)
+    return Breakdown({WHOLE: float(whole)}) if whole else Breakdown({})
+
+
+def breakdown_of(parts: Mapping[str, float]) -> Breakdown:
+    """Return the breakdown whose parts are named "a / b / c"."""
+    return Breakdown({tuple(name.split(" / ")): float(value) for name, value in parts.items()})
+
+
+def _interval(values: Mapping[str, Any], name: str) -> Interval | None:
+    """Return the 10th and 90th percentile of a quantity, where they were said."""
+    low, high, middle = values.get(f"{name}_p10"), values.get(f"{name}_p90"), values.get(name)
+    return None if low is None or high is None or not middle else Interval(low / middle, high / middle)

@@ -1,0 +1,116 @@
+"""What each command's `--json` holds: its answer's type; and the documents made of texts, not of answers."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from finegauge.answers.estimate import GpuEstimate, Verdict
+from finegauge.render.report import Report, Table, plain
+from finegauge.render.run_parts import headline
+
+
+class FileVerdict(NamedTuple):
+    """Whether the run of one file fits one GPU."""
+
+    gpu: str
+    verdict: Verdict
+    out_of_memory_fraction: float
+    safe_micro_batch_size: int | None
+    device_memory_bytes: float
+    capacity_bytes: float
+    sentence: str  # the verdict in words
+
+
+class CheckedFile(NamedTuple):
+    """One file's results, or why there are none."""
+
+    file: str
+    skipped: str | None  # why nothing was checked
+    error: str | None  # what is wrong with the file
+    warnings: tuple[str, ...]
+    results: tuple[FileVerdict, ...]
+
+
+class CheckedFiles(NamedTuple):
+    """Several files, in the order given."""
+
+    files: tuple[CheckedFile, ...]
+
+
+def file_verdict(one: GpuEstimate) -> FileVerdict:
+    """Return the verdict on one GPU, with its sentence."""
+    return FileVerdict(*one[:6], sentence=plain(headline(one)))
+
+
+class TileText(NamedTuple):
+    """One number that is asked for first."""
+
+    name: str
+    value: str
+    note: str
+
+
+class TableText(NamedTuple):
+    """A table's texts."""
+
+    table: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+class FigureText(NamedTuple):
+    """A figure's texts and numbers; --figure takes its name."""
+
+    name: str
+    title: str
+    caption: str
+    table: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+class ReportText(NamedTuple):
+    """What a report says, and the files that were written."""
+
+    title: str
+    verdict: str
+    tone: Literal["good", "risky", "bad", "neutral"]
+    facts: tuple[TileText, ...]
+    figures: tuple[FigureText, ...]
+    tables: tuple[TableText, ...]
+    written: tuple[str, ...]
+
+
+def report_text(report: Report, written: Sequence[str]) -> ReportText:
+    """Return the texts of a report."""
+    return ReportText(
+        title=report.title,
+        verdict=plain(report.headline),
+        tone=report.tone,  # type: ignore[arg-type]
+        facts=tuple(TileText(*tile[:3]) for tile in report.tiles),
+        figures=tuple(
+            FigureText(one.key, one.title, one.caption, *_table_text(one.table)) for one in report.plots
+        ),
+        tables=tuple(map(_table_text, report.tables)),
+        written=tuple(written),
+    )
+
+
+def _table_text(table: Table) -> TableText:
+    headings = tuple(" ".join(heading.split()) for heading in table.headings)
+    return TableText(table.caption, headings, tuple(tuple(map(plain, row)) for row in table.rows))
+
+
+def answers() -> Mapping[str, Any]:
+    """Return the type of the answer behind each command's `--json`; of some there are several."""
+    from finegauge.answers import estimate, files
+
+    return {
+        "estimate": estimate.EstimateAnswer,
+        "explain": estimate.ExplainAnswer,
+        "check": estimate.CheckAnswer,
+        "max-batch": estimate.CapacityAnswer | estimate.MeasuredCapacityAnswer,
+        "max-length": estimate.CapacityAnswer,
+        "check-files": CheckedFiles,
+        "read": files.ReadAnswer,
+        "report": ReportText,
+    }

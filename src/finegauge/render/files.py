@@ -1,0 +1,29 @@
+"""How the fields of training files look: `finegauge read`."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from finegauge.answers.files import ReadAnswer, RunOfFile
+from finegauge.render import number_format as fmt
+from finegauge.render.report import Section, Table, notes, section
+from finegauge.run.rules import LORA_FIELDS
+
+
+def read_sections(answer: ReadAnswer) -> Iterator[Section]:
+    """Yield each file's fields as a table, its warnings below."""
+    for one in answer.results:
+        if isinstance(one, RunOfFile):
+            table = _field_table(one.run, one.origins)
+            yield section("file", one.file, table, *notes(one.warnings, tone="risky"))
+        else:
+            yield section("file", one.file, _field_table(one.fields, {}))
+
+
+def _field_table(fields: Mapping[str, Any], origins: Mapping[str, str]) -> Table:
+    adapts = fields.get("method") not in ("full", "freeze")
+    rows = tuple(
+        (name, fmt.plain(value), origins.get(name, "file"))
+        for name, value in fields.items()
+        if value not in (None, "") and (adapts or name not in LORA_FIELDS)
+    )
+    return Table("Fields", ("field", "value", "origin"), rows, 3, indent=2)

@@ -1,0 +1,291 @@
+"""What layouts about runs share: verdict, subject, tiles, bars, offers, inputs."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from finegauge.answers.estimate import GpuEstimate, OfferCost
+from finegauge.prediction.uncertainty import FITS, RISKY, WILL_NOT_FIT
+from finegauge.profile import Breakdown, Interval, Path, Profile
+from finegauge.render import number_format as fmt
+from finegauge.render.report import Bar, BarPart, Note, Table, Text, Tile, Toned, notes
+from finegauge.run.rules import LORA_FIELDS
+from finegauge.units import GIB, count, gib
+
+if TYPE_CHECKING:
+    from finegauge.run.run import Run
+
+WORDS = {FITS: "Fits", RISKY: "Risky", WILL_NOT_FIT: "Will not fit"}
+TONES = {FITS: "good", RISKY: "risky", WILL_NOT_FIT: "bad"}
+HEADINGS = (
+    "\nGPU", "memory\nGiB", "max\nbatch", "one step, s\n[p10–p90]", "\ntokens/s", "\nsamples/s",
+    "\ntime", "on\ndemand", "\nspot", "kWh\nwall", "kg\nCO2e",
+)  # fmt: skip
+ASSUMED = (
+    "method", "micro_batch_size", "seq_len", "lora_rank", "weights_dtype", "activation_checkpointing",
+    "attention", "optimizer", "num_experts_per_tok", "padding", "startup_s", "saves_per_epoch",
+)  # fmt: skip
+SHOWN_NAMES = {
+    "slack": "allocator overhead", "context": "CUDA context",
+    "inputs pinned by 4-bit linears": "kept for 4-bit layers",
+}  # fmt: skip
+LEAST_SHOWN_BYTES = 0.005 * GIB
+MOST_OFFERS, FIRST_OFFERS = 24, 6
+
+
+def title_of(run: "Run") -> str:
+    """Return "Mixtral-8x7B-v0.1 on A40"; of a file, what holds it."""
+    name = run.model.removesuffix("/config.json").rpartition("/")[2] or run.model
+    many = f"{run.num_gpus} x " if run.num_gpus > 1 else ""
+    return f"{name} on {many}{run.gpu.rpartition('/')[2]}" if run.gpu else name
+
+
+def headlines(found: Sequence[GpuEstimate]) -> Text:
+    """Return the verdicts on several GPUs, by name."""
+    parts: list[str] = []
+    for verdict, word in WORDS.items():
+        names = ", ".join(str(one.gpu) for one in found if one.verdict == verdict)
+        if names:
+            said = f"{word.lower() if parts else word} on {names}"
+            parts += ["; " if parts else "", Toned(said, "strong", TONES[verdict])]
+    return (*parts, ".")
+
+
+def headline(one: GpuEstimate) -> Text:
+    """Return "Fits: 19.8 GiB [18.9–21.4] of 44.4 GiB on A40, P(OOM) 2 %.", or with the way out."""
+    needed = fmt.gib_interval(one.device_memory_bytes, one.profile.source.memory_interval)
+    chance = fmt.probability(one.out_of_memory_fraction)
+    said = f": {needed} of {gib(one.capacity_bytes)} on {one.gpu}, P(OOM) {chance}."
+    way_out = "" if one.verdict == FITS else f" {_way_out(one)}"
+    return Toned(WORDS[one.verdict], "strong", TONES[one.verdict]), said + way_out
+
+
+def _way_out(one: GpuEstimate) -> str:
+    if one.safe_micro_batch_size:
+        return f"micro_batch_size={one.safe_micro_batch_size} is safe."
+    if most := one.max_micro_batch_size:
+        return f"micro_batch_size={most} may fit, none is safe: use a larger GPU or a shorter seq_len."
+    return "Not even micro_batch_size=1 fits: use a larger GPU, a shorter seq_len, or qlora."
+
+
+def subject(run: "Run") -> str:
+    """Return which run this is."""
+    rank = f" rank {run.lora_rank}" if run.trains_adapters else ""
+    parts = [run.model.rpartition("/")[2] or run.model, f"{run.method}{rank} {run.weights_dtype}"]
+    if run.num_experts_per_tok is not None:
+        parts.append(f"top-{run.num_experts_per_tok} experts")
+    parts.append(f"{run.dataset}, cut at {run.seq_len:,}" if run.dataset else f"sequences of {run.seq_len:,}")
+    accumulated = run.gradient_accumulation_steps
+    batch = f"micro-batch {run.micro_batch_size}"
+    parts.append(batch + (f", accumulation {accumulated}" if accumulated > 1 else ""))
+    epochs = f"{run.epochs:g} epoch{'s' * (run.epochs != 1)}"
+    parts.append(f"{run.max_steps:,} steps" if run.max_steps else epochs)
+    return " · ".join(parts)
+
+
+def tiles(one: GpuEstimate) -> Iterator[Tile]:
+    """Yield the figures that a decision is made by; of a run that will not fit, there is no bill."""
+    profile, quote = one.profile, one.quote
+    used, safe = f"now {one.micro_batch_size:,}", one.safe_micro_batch_size
+    if safe is not None:
+        used += f", {safe:,} is safe" if safe else ", none is safe"
+    most = f"{'≥ ' if one.is_at_limit else ''}{one.max_micro_batch_size:,}"
+    yield Tile("Largest micro-batch", most, used, "max-batch")
+    yield Tile("P(out of memory)", fmt.probability(one.out_of_memory_fraction), "", "oom")
+    if quote is None:
+        return
+    interval, step_s = profile.source.time_interval, profile.step_time_s.total
+    ends = "–".join(fmt.digits(end, 2) for end in interval.of(step_s)) if interval else ""
+    yield Tile("One step", f"{fmt.digits(step_s)} s", f"{ends} s, 10–90 %" if ends else "", "step")
+    rate = f"{fmt.digits(profile.samples_per_s)} samples/s, {fmt.percent(profile.mfu_fraction)} MFU"
+    yield Tile("Tokens per second", count(profile.tokens_per_s), rate, "tokens")
+    steps = "" if quote.num_steps is None else f"{quote.num_steps:,} steps"
+    yield Tile("Whole run", fmt.hours(quote.wall_s), steps, "time")
+    on_demand, spot = quote.cheapest_on_demand, quote.cheapest_spot
+    usd = on_demand.on_demand_usd if on_demand else None
+    yield Tile("On demand, cheapest", fmt.dollars(usd), _whose(on_demand), "usd")
+    yield Tile("Spot, cheapest", fmt.dollars(spot.spot_usd if spot else None), _whose(spot), "spot")
+    boards = f"{fmt.kwh(quote.boards_energy_j)} kWh of the boards"
+    yield Tile("Energy at the wall", f"{fmt.kwh(quote.wall_energy_j)} kWh", boards, "energy")
+    grid = f"{quote.grid_kg_per_kwh:.3f} kg/kWh, PUE {quote.pue:.2f} ({quote.grid})"
+    yield Tile("CO₂ equivalent", f"{fmt.digits(quote.emissions_kg, 2)} kg", grid, "co2")
+
+
+def _whose(offer: OfferCost | None) -> str:
+    return f"{offer.provider}, {offer.date}" if offer else "no price is known"
+
+
+def gpu_table(found: Sequence[GpuEstimate]) -> Table:
+    """Return a row per GPU; time and cost are of the run as asked, so a run that fails has none."""
+    return Table(
+        "Does it fit, how long does it take, what does it cost", HEADINGS, tuple(map(_gpu_row, found))
+    )
+
+
+def _gpu_row(one: GpuEstimate) -> tuple[str, ...]:
+    profile, quote = one.profile, one.quote
+    memory = fmt.gib_of(one.device_memory_bytes, one.capacity_bytes)
+    most = f"{'≥' if one.is_at_limit else ''}{one.max_micro_batch_size:,}"
+    cells = (str(one.gpu), Toned(memory, TONES[one.verdict]), most)
+    if quote is None:
+        return (*cells, *[fmt.UNKNOWN] * (len(HEADINGS) - len(cells)))
+    return (
+        *cells,
+        fmt.seconds_interval(profile.step_time_s.total, profile.source.time_interval),
+        fmt.digits(profile.tokens_per_s),
+        fmt.digits(profile.samples_per_s),
+        fmt.hours(quote.wall_s),
+        fmt.dollars(quote.cheapest_on_demand.on_demand_usd if quote.cheapest_on_demand else None),
+        fmt.dollars(quote.cheapest_spot.spot_usd if quote.cheapest_spot else None),
+        fmt.kwh(quote.wall_energy_j),
+        fmt.digits(quote.emissions_kg, 2),
+    )
+
+
+def memory_bar(profile: Profile) -> Bar:
+    """Return what has to fit by kind, against what the GPU has."""
+    needed, room, interval = (
+        profile.device_memory_bytes,
+        profile.capacity_bytes,
+        profile.source.memory_interval,
+    )
+    total = needed.total
+    whole, free = max(room, total) or 1.0, room - total
+    peak = f" (peak, during {profile.peak_phase})" if profile.peak_phase else ""
+    on = f" on {profile.run.gpu}" if profile.run.gpu else ""
+    limit = f"{gib(room)} usable{on}" if room else ""
+    return Bar(
+        title="Memory",
+        said=f"{gib(total)} of {gib(room)}{peak}",
+        says=f"{fmt.gib_interval(total, interval)} needed" + (f" of {limit}." if limit else "."),
+        parts=tuple(
+            BarPart(shown_name(kind), value / whole, _amount(value), _details(needed.under(kind), 1 / GIB))
+            for (kind, *_), value in needed.at(1)
+        ),
+        limit_fraction=room / whole,
+        limit_text=limit,
+        spare=BarPart("free" if free >= 0 else "over by", abs(free) / whole, gib(abs(free))),
+        interval_fractions=_fractions(total, interval, whole),
+        least_fraction=LEAST_SHOWN_BYTES / whole,
+    )
+
+
+def time_bar(profile: Profile) -> Bar:
+    """Return the seconds of one step by stage."""
+    step, interval = profile.step_time_s, profile.source.time_interval
+    total = step.total or 1.0
+    mfu, host = fmt.percent(profile.mfu_fraction), fmt.percent(profile.host_bound_fraction)
+    rates = (
+        f"{count(profile.tokens_per_s)} tokens/s, {mfu} of the GPU's peak FLOP/s, GPU waits for CPU {host}"
+    )
+    return Bar(
+        title="Time",
+        said=f"{fmt.digits(step.total)} s a step: {rates}",
+        says=f"One step takes {fmt.duration_interval(step.total, interval)}.",
+        parts=tuple(
+            BarPart(stage, value / total, fmt.duration(value), _details(step.at(2).under(stage), 1.0))
+            for (stage, *_), value in step.at(1).parts.items()
+        ),
+        interval_fractions=_fractions(step.total, interval, total),
+    )
+
+
+def _fractions(total: float, interval: Interval | None, whole: float) -> tuple[float, float] | None:
+    if interval is None:
+        return None
+    low, high = interval.of(total)
+    return low / whole, high / whole
+
+
+def shown_name(name: str) -> str:
+    """Return how a part is called on a screen."""
+    return SHOWN_NAMES.get(name, name)
+
+
+def _amount(num_bytes: float) -> str:
+    """Return GiB, and of little the unit that does not round it to nothing."""
+    return gib(num_bytes) if num_bytes >= 0.1 * GIB else fmt.size(num_bytes)
+
+
+def _details(parts: Breakdown, per_unit: float) -> tuple[str, ...]:
+    """Return the parts of a part, the largest first: "experts 22.1"; none where there is but one."""
+    named = [(path[-1], value * per_unit) for path, value in parts if path and value]
+    if len(named) < 2:
+        return ()
+    least = 0.01 * named[0][1]
+    return tuple(f"{shown_name(name)} {fmt.digits(value, 2)}" for name, value in named if value >= least)
+
+
+def waits_notes(profile: Profile) -> tuple[Note, ...]:
+    """Return what users of a service would wait for; nothing where nothing is served."""
+    if profile.run.phase != "decode":
+        return ()
+    from finegauge.render.instruments import predicted_waits
+
+    waits = predicted_waits(profile)
+    if not waits:
+        return ()
+    first, further = (fmt.duration(waits[name]) for name in ("ttft_s", "time_per_output_token_s"))
+    rate = fmt.digits(waits["written_tokens_per_s"])
+    said = f"  {first} to the first token, {further} for each further one; {rate} tokens/s generated"
+    return (Note(said),)
+
+
+def offer_tables(offers: Sequence[OfferCost]) -> Iterator[Table]:
+    """Yield the cheapest offers, then the others; last what nobody would call cheapest."""
+    known = [one for one in offers if one.on_demand_usd is not None or one.spot_usd is not None]
+    known.sort(key=lambda one: not one.is_ranked)
+    headings = ("provider", "instance", "region", "tier", "$/h", "spot $/h", "on demand", "spot", "price of")
+    rows = tuple(_offer_row(one) for one in known[:MOST_OFFERS])
+    yield Table("What the whole run costs, by provider", headings, rows[:FIRST_OFFERS], 4)
+    more = rows[FIRST_OFFERS:]
+    yield Table(f"{len(more)} more offers", headings, more, 4, folded=True)
+
+
+def _offer_row(offer: OfferCost) -> tuple[str, ...]:
+    times = f"{offer.instances} × " if offer.instances > 1 else ""
+    idle = f", {offer.idle_gpus} idle" if offer.idle_gpus else ""
+    return (
+        offer.provider,
+        f"{times}{offer.instance_type or f'{offer.gpu_count} GPU'}{idle}",
+        offer.region,
+        offer.tier + (", outlier" if offer.outlier else ""),
+        fmt.dollars(offer.on_demand_usd_per_h),
+        fmt.dollars(offer.spot_usd_per_h),
+        fmt.dollars(offer.on_demand_usd),
+        fmt.dollars(offer.spot_usd),
+        offer.date,
+    )
+
+
+def assumed(run: "Run") -> list[str]:
+    """Return the defaults that the answer rests on, by who assumed them."""
+    by_origin: dict[str, list[str]] = {}
+    for name in ASSUMED:
+        origin, value = run.origins.get(name, ""), getattr(run, name)
+        if "default" in origin and value is not None and (name != "lora_rank" or run.trains_adapters):
+            by_origin.setdefault(origin, []).append(f"{name}={fmt.plain(value)}")
+    return [f"{', '.join(items)} ({origin})" for origin, items in by_origin.items()]
+
+
+def basis_notes(one: GpuEstimate, defaults: Sequence[str]) -> Iterator[Note]:
+    """Yield what nobody stated and the answer rests on, warnings about the run, and the calibration."""
+    texts = (*defaults, *one.profile.source.assumptions)
+    if texts:
+        yield Note(f"{'; '.join(texts)}.", label="Assumed")
+    yield from notes(one.run.warnings if defaults else (), tone="risky")
+    yield Note(f"{one.profile.source.name}.", label="Constants")
+
+
+def input_table(run: "Run") -> Table:
+    """Return every field with its value and who stated it."""
+    rows = tuple(
+        (name, fmt.plain(value), run.origins.get(name, ""))
+        for name, value in run.fields().items()
+        if value not in (None, "") and (run.trains_adapters or name not in LORA_FIELDS)
+    )
+    return Table("Every input, and who stated it", ("field", "value", "origin"), rows, 3, indent=2)
+
+
+def formula_of(path: Path, formulas: Mapping[Path, str]) -> str:
+    """Return the arithmetic behind `path`, or behind the nearest whole that it is part of."""
+    return next((formulas[path[:n]] for n in range(len(path), 0, -1) if path[:n] in formulas), "")

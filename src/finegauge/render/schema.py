@@ -1,0 +1,127 @@
+"""JSON schemas of what commands print under `--json`, derived from the types of their answers.
+
+Whatever the codec of `render.json` writes of a type, its schema here describes: see there for HIDDEN,
+LEFT_OUT_WHERE_NONE and MOST. Bounds follow from names: bytes, seconds and dollars are never negative,
+fractions lie between 0 and 1 unless the type names them in SIGNED.
+"""
+
+from collections.abc import Mapping
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from finegauge.answers.profile import ProfileFigures
+from finegauge.profile import Breakdown, Profile
+from finegauge.render.documents import answers
+from finegauge.run.run import FIELDS, Run
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+NEVER_NEGATIVE = ("_bytes", "_s", "_j", "_w", "_usd", "_tokens", "_per_h", "_kg", "_kwh", "batch_size")
+COMMANDS = {"check-files": "check"}  # what a document calls its command, where that is not the schema's name
+_PLAIN: dict[Any, dict[str, Any]] = {
+    str: {"type": "string"}, bool: {"type": "boolean"}, int: {"type": "integer"}, float: {"type": "number"},
+    NoneType: {"type": "null"}, Any: {}, object: {},
+    Breakdown: {"type": "object", "additionalProperties": {"type": "number", "minimum": 0}},
+}  # fmt: skip
+_QUESTION: dict[str, Any] = {
+    "run": {
+        "type": "object",
+        "description": "The question: every field of the run but the GPU; see docs/run-file.md.",
+        "required": ["model", "method", "micro_batch_size", "seq_len"],
+        "properties": {name: {} for name in FIELDS if name != "gpu"},
+        "additionalProperties": False,
+    },
+    "origins": {
+        "type": "object",
+        "description": "Who stated each field: file, command line, a framework's default, FineGauge default.",
+        "additionalProperties": {"type": "string"},
+    },
+    "warnings": {"type": "array", "items": {"type": "string"}},
+}
+
+
+def schema(name: str) -> dict[str, Any]:
+    """Return the schema of what `finegauge NAME --json` prints."""
+    if name not in answers():
+        return _written(name)
+    parts: dict[str, Any] = {}
+    kinds = answers()[name]
+    heads = {
+        "schema_version": {"const": 1},
+        "command": {"const": COMMANDS.get(name, name)},
+        "finegauge_version": {"type": "string"},
+    }
+    whole = [_object(kind, parts, heads) for kind in get_args(kinds) or (kinds,)]
+    return {
+        "$schema": DIALECT,
+        "title": f"What finegauge {name} prints under --json",
+        "description": "SI units throughout; the unit is the end of the name. What is not known is null, "
+        "never 0. Breakdowns are keyed by path, outermost part first: 'backward / moe / w1'.",
+        **(whole[0] if len(whole) == 1 else {"anyOf": whole}),
+        "$defs": parts,
+    }
+
+
+def _written(name: str) -> dict[str, Any]:
+    """Return the schema of an answer that has no type yet."""
+    import json
+    from importlib.resources import files
+
+    path = files("finegauge.render").joinpath("schemas", f"{name}.schema.json")
+    content: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    return content
+
+
+def _object(kind: Any, parts: dict[str, Any], heads: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of a named tuple, behind the properties in `heads`."""
+    hidden, absent = getattr(kind, "HIDDEN", ()), getattr(kind, "LEFT_OUT_WHERE_NONE", ())
+    signed, most = getattr(kind, "SIGNED", ()), dict(getattr(kind, "MOST", ()))
+    properties = dict(heads)
+    for name, one in get_type_hints(kind).items():
+        if one is Run:
+            properties |= _QUESTION
+        elif name not in hidden:
+            properties[name] = _of(one, parts, "" if name in signed else name)
+            properties[name] |= {"maxItems": most[name]} if name in most else {}
+    return {
+        "type": "object",
+        "description": (kind.__doc__ or "").partition("\n")[0],
+        "properties": properties,
+        "required": [name for name in properties if name not in absent],
+        "additionalProperties": False,
+    }
+
+
+def _of(kind: Any, parts: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the schema of a type; those of named tuples go into `parts`, each once."""
+    if kind in _PLAIN:
+        return _PLAIN[kind] | (_bounds(name) if kind in (int, float) else {})
+    if kind is Profile:
+        kind = ProfileFigures
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return {"enum": list(inner)}
+    if origin is not None:
+        return _of_several(
+            origin, [_of(one, parts, name) for one in inner if one is not ...], many=... in inner
+        )
+    if kind.__name__ not in parts:
+        parts[kind.__name__] = {}  # a type may hold itself
+        parts[kind.__name__] = _object(kind, parts, {})
+    return {"$ref": f"#/$defs/{kind.__name__}"}
+
+
+def _of_several(origin: Any, inner: list[dict[str, Any]], *, many: bool) -> dict[str, Any]:
+    """Return the schema of a union, a mapping, a list, or a tuple of so many."""
+    if origin in (Union, UnionType):
+        return {"anyOf": inner}
+    if issubclass(origin, Mapping):
+        return {"type": "object", "additionalProperties": inner[1]}
+    if origin is tuple and not many:
+        return {"type": "array", "prefixItems": inner, "minItems": len(inner), "maxItems": len(inner)}
+    return {"type": "array", "items": inner[0]}
+
+
+def _bounds(name: str) -> dict[str, float]:
+    if name.endswith("_fraction"):
+        return {"minimum": 0, "maximum": 1}
+    return {"minimum": 0} if name.endswith(NEVER_NEGATIVE) or name.startswith("num_") else {}
