@@ -70,7 +70,8 @@ class Breakdown:
 
     def under(self, *prefix: str) -> "Breakdown":
         """Return the parts whose path starts with `prefix`, with the prefix removed."""
-        n, parts = len(prefix), {}
+        n = len(prefix)
+        parts: dict[Path, float] = {}
         for path, value in self.parts.items():
             if path[:n] == prefix:
                 parts[path[n:]] = parts.get(path[n:], 0.0) + value

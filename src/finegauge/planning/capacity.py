@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from math import floor
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from finegauge.errors import FieldError
 from finegauge.profile import Estimator, Profile
@@ -106,7 +106,8 @@ def _search(run: "Run", field: str, estimator: Estimator | None, limit: int, uni
     below, low, high, most = 0, 0, None, limit // unit
     while low < most and (high is None or high - low > 1):
         guess = _aim(known, below, low, high, most)
-        known[guess] = estimator(run.replace(**{field: guess * unit}))
+        changes: dict[str, Any] = {field: guess * unit}
+        known[guess] = estimator(run.replace(**changes))
         if known[guess].fits:
             below, low = low, guess
         else:

@@ -215,7 +215,8 @@ class Engine:
         slowest, waits_s = self._slowest_of(batching, members), 0.0
         if slowest is not None:
             late: Any = self._micro_batch(batching, members[0], slowest, devices).parts.total
-            late = late.reshape(len(batching.sizes), len(members), -1) - micro_batch.parts.total[:, None]
+            usual: Any = micro_batch.parts.total
+            late = late.reshape(len(batching.sizes), len(members), -1) - usual[:, None]
             waits_s = late[rows[:, None], fleet.layouts, fleet.gpus]
         found = costs(
             members, fleet, batching, rows, micro_batch, waits_s, written[place], steps[place],
@@ -294,6 +295,6 @@ class Engine:
             shape = len(tokens), len(devices.place)
             for path, seconds in parts.items():
                 parts[path] = numpy.array(numpy.broadcast_to(seconds, shape))
-            rest = [numpy.array(numpy.broadcast_to(seconds, shape)) for seconds in timed[1:]]
+            rest: list[Any] = [numpy.array(numpy.broadcast_to(seconds, shape)) for seconds in timed[1:]]
             self._times[key] = StepTime(Breakdown(parts), *rest)
         return self._times[key]

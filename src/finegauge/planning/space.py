@@ -416,4 +416,4 @@ def nearest_rows(wanted: float) -> int:
     if round(wanted) == wanted:
         return round(wanted)
     numbers = [factor * 2**power for factor in (1, 3, 5) for power in range(24)]
-    return min(numbers, key=lambda number: (abs(number - wanted), number))
+    return int(min(numbers, key=lambda number: (abs(number - wanted), number)))

@@ -118,8 +118,9 @@ class Fleet(NamedTuple):
         place = numpy.full(len(self.gpus), -1)
         place[machines] = numpy.arange(len(machines))
         rents: Rents = _taken(self.rents, place[self.rents.machines] >= 0)
-        numbers: Any = _taken(self[:-1], machines)
-        return Fleet(*numbers, rents._replace(machines=place[rents.machines]))
+        numbers: Any = _taken(self._replace(rents=()), machines)  # type: ignore[arg-type]  # apart
+        fleet: Fleet = numbers._replace(rents=rents._replace(machines=place[rents.machines]))
+        return fleet
 
 
 class Rented(NamedTuple):
@@ -381,7 +382,8 @@ def costs(
     mean = Extents(*[numbers[rows] for numbers in sizes])
     place = numpy.ix_(rows, fleet.gpus)
     known: Mapping[Path, Any] = micro_batch.parts.parts
-    rest: list[Any] = [seconds[place] for seconds in micro_batch[1:]]
+    times: tuple[Any, ...] = micro_batch[1:]
+    rest: list[Any] = [seconds[place] for seconds in times]
     alone = StepTime(Breakdown({path: seconds[place] for path, seconds in known.items()}), *rest)
     network = fleet.network if members[0][1].communicates else None
     step = step_of(alone, share, mean, fleet.device, network, micro_steps, waits_s)

@@ -163,7 +163,8 @@ def _bigger_micro_batch(run: "Run") -> Changes | str:
     if not larger:
         return "a micro-batch holds a rank's whole batch already; 'bigger-batch' lets the batch grow"
     for size in reversed(larger):
-        changes = {"micro_batch_size": size, "gradient_accumulation_steps": rank_batch // size}
+        changes: dict[str, Any] = {"micro_batch_size": size}
+        changes["gradient_accumulation_steps"] = rank_batch // size
         if is_safe(predict(run.replace(**changes))):
             return changes
     return f"not even micro_batch_size={larger[0]} is safe"

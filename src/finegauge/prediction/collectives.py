@@ -21,11 +21,11 @@ from finegauge.model.blocks import Attention, FeedForward, LatentAttention, Mixe
 from finegauge.model.graph import Graph, value_run
 from finegauge.model.op import Extents, Op
 from finegauge.prediction.forward_passes import (
-    Writing,
-    gathers_to_write,
-    judges,
+    Generation,
+    gathers_to_generate,
+    generation_of,
     policy_and_value,
-    writing_of,
+    scorers,
 )
 from finegauge.prediction.model_parallel import (
     WHOLE_ON_EACH_RANK,
@@ -270,19 +270,19 @@ def collectives(run: Run) -> tuple[Collective, ...]:
         found += [one._replace(num_sent=PPO_EPOCHS * one.num_sent) for one in updates]
     elif run.phase in TRAINED:
         found += exchanged(run, share, extents, runs)
-    for judge in judges(run, share):
-        found += passed(run, judge.share, extents)
+    for scorer in scorers(run, share):
+        found += forward_messages(run, scorer.share, extents)
     found += _answers(run, share, extents)
     return tuple(one for one in found if one.ranks > 1 and one.num_sent > 0 and one.payload_bytes > 0)
 
 
 def _answers(run: Run, share: Share, extents: Extents) -> list[Collective]:
-    """Return the messages of all writing in one step."""
+    """Return the messages of all generation in one step."""
     if run.phase not in (*SERVING, *GENERATING):
         return []
-    writing = writing_of(run, extents)
-    before, reading, further = written(run, share, writing)
-    rest = [one._replace(num_sent=(writing.new_tokens - 1) * one.num_sent) for one in further]
+    batch = generation_of(run, extents)
+    before, reading, further = generation_messages(run, share, batch)
+    rest = [one._replace(num_sent=(batch.new_tokens - 1) * one.num_sent) for one in further]
     return [one._replace(once=run.phase not in SERVING) for one in (*before, *reading, *rest)]
 
 
@@ -316,55 +316,57 @@ def exchanged(run: Run, share: Share, extents: Extents, runs: int) -> list[Colle
     ]
 
 
-def passed(run: Run, share: Share, extents: Extents, *, written: float = 0.0) -> list[Collective]:
+def forward_messages(run: Run, share: Share, extents: Extents, *, sampled: float = 0.0) -> list[Collective]:
     """Return the messages of one rank in a pass that only goes forward.
 
     Args:
         run: The run as stated.
         share: What the rank has of the model.
         extents: Of its micro-batch.
-        written: How many tokens the pass gives the logits of; 0 where it takes the loss of all.
+        sampled: How many tokens the pass gives the logits of; 0 where it takes the loss of all.
     """
     return [
         *forward_gathers(run, share),
-        *_tensor(run, share, extents, 1, written),
+        *_tensor(run, share, extents, 1, sampled),
         *_context(run, share, extents, 1),
         *_experts(run, share, extents, 1),
     ]
 
 
-class Written(NamedTuple):
-    """The messages of one rank while answers are written."""
+class GenerationMessages(NamedTuple):
+    """The messages of one rank while answers are generated."""
 
     before: list[Collective]  # once: weights that stay gathered
     reading: list[Collective]  # in the pass over the prompts
     further: list[Collective]  # in that of each token after the first
 
 
-def written(run: Run, share: Share, writing: Writing) -> Written:
-    """Return the messages of one rank while the answers of `writing` are written."""
+def generation_messages(run: Run, share: Share, batch: Generation) -> GenerationMessages:
+    """Return the messages of one rank while the answers of `batch` are generated."""
     whole = run.replace(sequence_parallel=False) if run.sequence_parallel else run
-    reading = passed(run, share, writing.prompts, written=writing.rows)
-    further = passed(whole, share, writing.token, written=writing.rows)
-    once = gathered_to_write(run)
+    reading = forward_messages(run, share, batch.prompts, sampled=batch.rows)
+    further = forward_messages(whole, share, batch.token, sampled=batch.rows)
+    once = gathered_to_generate(run)
     before = [one._replace(beside="") for one in reading if one.what in once]
-    return Written(before, *([one for one in found if one.what not in once] for found in (reading, further)))
+    return GenerationMessages(
+        before, *([one for one in found if one.what not in once] for found in (reading, further))
+    )
 
 
-def gathered_to_write(run: Run) -> tuple[str, ...]:
+def gathered_to_generate(run: Run) -> tuple[str, ...]:
     """Return what of the weights is gathered once for a batch of answers, not for every token."""
-    if run.sharding == "fsdp_shard_grad_op" or gathers_to_write(run):
+    if run.sharding == "fsdp_shard_grad_op" or gathers_to_generate(run):
         return OUTER, "weights", "experts"
     return (OUTER,) if run.sharding in FSDP else ()
 
 
 def _tensor(
-    run: Run, share: Share, extents: Extents, runs: int, written: float = 0.0
+    run: Run, share: Share, extents: Extents, runs: int, sampled: float = 0.0
 ) -> Iterator[Collective]:
     """Yield what tensor-parallel ranks add up: the output of every branch, the gradient of its input.
 
     So are the streams at embedding and head, and three numbers per token of a loss over divided words;
-    of `written` tokens, each the last of its sequence, all ranks get the logits.
+    of `sampled` tokens, each the last of its sequence, all ranks get the logits.
     """
     degree, model, low = run.tensor_parallel, share.graph.model, share.graph.lowering
     if degree == 1:
@@ -374,13 +376,13 @@ def _tensor(
     sums = max(1, runs - 1) * _branches(share.graph) / stages + back
     ends = 2 if stages == 1 and backward else 1  # embedding and head, each on its stage
     stream = extents.tokens * model.hidden_size * low.compute_bytes
-    if written or by_transformers(run):
-        words = (written or extents.tokens) * model.vocab_size * low.compute_bytes
+    if sampled or by_transformers(run):
+        words = (sampled or extents.tokens) * model.vocab_size * low.compute_bytes
         yield Collective("all_gather", "tensor", "logits", words, *group, 1)
     if by_transformers(run):
         yield Collective("all_reduce", "tensor", "streams", stream, *group, sums + ends)
         return
-    if not written:
+    if not sampled:
         yield Collective("all_reduce", "tensor", "losses", 4.0 * extents.tokens, *group, 3)
     if not run.sequence_parallel:
         yield Collective("all_reduce", "tensor", "streams", stream, *group, sums + ends)

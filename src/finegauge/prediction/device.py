@@ -49,7 +49,10 @@ class Device(NamedTuple):
     num_sms: float
     known: dict[tuple[Gemm, int], tuple[float, float]] | None = None  # of several: (tokens, work) of products
 
-    host_in_readings = False  # host time stands beside the device's, and the host runs ahead
+    @property
+    def host_in_readings(self) -> bool:
+        """Return False: host time stands beside the device's, and the host runs ahead."""
+        return False
 
     @classmethod
     def of(cls, gpu: GpuSpec, calibration: Calibration, dtypes: Iterable[str]) -> "Device":

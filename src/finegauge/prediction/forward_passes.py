@@ -1,16 +1,16 @@
 """The passes of a step that only go forward, who makes them, and what several ranks hold gathered for them.
 
-    dpo, grpo        the reference judges: the policy, its adapters off where it has any, else a frozen copy
-    ppo              policy, reference, value model and a frozen reward model without adapters judge
+    dpo, grpo        the reference scorers: the policy, its adapters off where it has any, else a frozen copy
+    ppo              policy, reference, value model and a frozen reward model without adapters scorer
     evaluate         the model passes over every micro-batch
-    ppo, grpo        the policy writes the answers of all micro-batches, token by token
-    prefill, decode  the model writes
+    ppo, grpo        the policy generates the answers of all micro-batches, token by token
+    prefill, decode  the model generates
 
 Trained and frozen models are divided alike: whole on every rank under DDP, ZeRO-1 and 2, sharded under
 FSDP and ZeRO-3, as DeepSpeed-Chat divides its reference and reward models. No pass leaves anything
 gathered to the next. FSDP gathers a model's outermost unit (embedding, norm, head; under
 fsdp_shard_grad_op all of it) once for a batch of answers, and its layers for every token; ZeRO-3
-everything for every token, unless the framework gathers all once to write (`gathers_to_write`).
+everything for every token, unless the framework gathers all once to generate (`gathers_to_generate`).
 
 Neglected: DeepSpeed's trace of modules, by which a small model's weights may stay from one pass to the next.
 """
@@ -27,7 +27,7 @@ from finegauge.run.rules import FSDP, SERVING
 from finegauge.run.run import Run
 
 
-class Judge(NamedTuple):
+class Scorer(NamedTuple):
     """A model that passes once over every micro-batch and keeps nothing."""
 
     share: Share
@@ -35,7 +35,7 @@ class Judge(NamedTuple):
     adapted: bool  # its adapters, if any, take part
 
 
-class Writing(NamedTuple):
+class Generation(NamedTuple):
     """Rows of prompts and the answers to them."""
 
     rows: float
@@ -57,50 +57,50 @@ class Writing(NamedTuple):
         return Extents(self.rows, self.rows, 2.0 * self.rows * context, context)
 
 
-def judges(run: Run, share: Share) -> tuple[Judge, ...]:
-    """Return who judges in a step of `run`, whose own model `share` holds."""
+def scorers(run: Run, share: Share) -> tuple[Scorer, ...]:
+    """Return who scorers in a step of `run`, whose own model `share` holds."""
     if run.phase == "evaluate":
-        return (Judge(share, frozen=False, adapted=True),)
-    reference = Judge(share, frozen=not run.trains_adapters, adapted=False)
+        return (Scorer(share, frozen=False, adapted=True),)
+    reference = Scorer(share, frozen=not run.trains_adapters, adapted=False)
     if run.phase in ("dpo", "grpo"):
         return (reference,)
     if run.phase != "ppo":
         return ()
     valued = share_of(value_run(run))
     return (
-        Judge(share, frozen=False, adapted=True),
+        Scorer(share, frozen=False, adapted=True),
         reference,
-        Judge(valued, frozen=False, adapted=True),
-        Judge(valued, frozen=True, adapted=False),
+        Scorer(valued, frozen=False, adapted=True),
+        Scorer(valued, frozen=True, adapted=False),
     )
 
 
-def writing_of(run: Run, extents: Extents) -> Writing:
-    """Return what is written at once, of micro-batches of `extents`: prompts with their answers.
+def generation_of(run: Run, extents: Extents) -> Generation:
+    """Return what is generated at once, of micro-batches of `extents`: prompts with their answers.
 
-    A phase that trains writes the answers of all its micro-batches together, a service those of one.
+    A phase that trains generates the answers of all its micro-batches together, a service those of one.
     """
     times = 1 if run.phase in SERVING else micro_steps(run)
     new, length = answer_tokens(run), extents.tokens / extents.sequences
-    return Writing(times * extents.sequences, length - new, max(1, new))
+    return Generation(times * extents.sequences, length - new, max(1, new))
 
 
-def gathers_to_write(run: Run) -> bool:
-    """Return whether all weights are gathered once before answers are written, not for every token."""
+def gathers_to_generate(run: Run) -> bool:
+    """Return whether all weights are gathered once before answers are generated, not for every token."""
     return run.sharding == "zero3" and framework_of(run.framework).gathers_to_write
 
 
 def policy_and_value(run: Run, share: Share) -> tuple[Share, Share]:
     """Return one rank's shares of the two models that PPO trains, `share` and that of the value model.
 
-    Both judge an answer before they first train; the policy writes it before that, unless a framework gathers
-    its weights to write, past the hooks that note the order of modules.
+    Both score an answer before they first train; the policy generates it before that, unless a framework
+    gathers its weights to generate, past the hooks that note the order of modules.
     """
     value = share_of(value_run(run))
-    return share._replace(scored_first=gathers_to_write(run)), value._replace(scored_first=True)
+    return share._replace(scored_first=gathers_to_generate(run)), value._replace(scored_first=True)
 
 
-def gathered_bytes(run: Run, share: Share, *, writing: bool = False) -> float:
+def gathered_bytes(run: Run, share: Share, *, generating: bool = False) -> float:
     """Return the weights that a forward pass of a model holds gathered."""
     if run.data_parallel * run.context_parallel == 1 and run.sharding != "zero3":
         return 0.0
@@ -110,6 +110,6 @@ def gathered_bytes(run: Run, share: Share, *, writing: bool = False) -> float:
         return share.outer_bytes + (layers if whole else min(GATHERED_LAYERS, layers)) * share.layer_bytes
     if run.sharding != "zero3":
         return 0.0
-    if writing and gathers_to_write(run):
+    if generating and gathers_to_generate(run):
         return share.outer_bytes + layers * share.layer_bytes
     return max(outer_params(share.whole)) * whole_bytes(share) / run.tensor_parallel + share.layer_bytes

@@ -1,6 +1,6 @@
-r"""What a model takes to write: one pass over the prompts, then one over every further token.
+r"""What a model takes to generate: one pass over the prompts, then one over every further token.
 
-Writing is bound by memory: each token reads all weights (of experts, those that some row
+Generation is bound by memory: each token reads all weights (of experts, those that some row
 is sent to) and the keys and values of all tokens before it,
 
 $$ M_{cache} = B\,S \sum_{layers} 2\,h_{kv}\,d_{head} \times bytes $$
@@ -20,7 +20,7 @@ from finegauge.catalogue.frameworks import framework_of
 from finegauge.model.blocks import Attention, LatentAttention, LinearAttention, Mamba1, Mamba2, Mixer
 from finegauge.model.graph import Graph
 from finegauge.model.op import Cost, Extents, Op
-from finegauge.prediction.forward_passes import Writing
+from finegauge.prediction.forward_passes import Generation
 from finegauge.prediction.memory import forward_moment
 from finegauge.prediction.time import Beside, StepClock
 from finegauge.profile import Path
@@ -44,14 +44,14 @@ class OnePass(NamedTuple):
         return cls(clock.time.parts.total, clock.host_bound_s)
 
 
-def add_writing(
-    clock: StepClock, graph: Graph, writing: Writing, first: str, then: str
+def add_generation(
+    clock: StepClock, graph: Graph, batch: Generation, first: str, then: str
 ) -> tuple[OnePass, OnePass]:
     """Add the seconds of the prompts to the stage `first`, those of the tokens after the first to `then`.
 
     Returns: The pass over the prompts, and that of each further token.
     """
-    prompts, token, steps = writing.prompts, writing.token, writing.new_tokens - 1
+    prompts, token, steps = batch.prompts, batch.token, batch.new_tokens - 1
     once = token._replace(pairs=2.0 * token.sequences)
     head = graph.head[:-1]  # without the loss
     for count, ops in graph.stretches:
@@ -59,27 +59,27 @@ def add_writing(
         clock.extents = once if ends else prompts
         own, python = head if ends else ops, _python(clock, graph, ops, engine=False)
         clock.stage(first, count, own, backward=False, beside=python)
-    add_python(clock, first, 1, graph, written=True)
+    add_python(clock, first, 1, graph, sampled=True)
     reading = OnePass.of(clock)
     if steps < 1:
         return reading, OnePass(0.0, 0.0)
     engine = by_engine(clock.run)
     clock.extents, clock.launch_s = token, 0.0 if engine else clock.launch_s
-    cached = cache_bytes(graph, writing.rows, token.longest_tokens, clock.run.tensor_parallel)
+    cached = cache_bytes(graph, batch.rows, token.longest_tokens, clock.run.tensor_parallel)
     moved = cached * (1.0 if engine else CACHE_PASSES) / graph.model.num_layers
     append = Beside(("attention", "KV cache"), clock.device.cache_seconds(moved), 0.0)
     for count, ops in graph.stretches:
         layers = ops is not graph.head and ops is not graph.embedding
-        own = head if ops is graph.head else tuple(_for_few_rows(op, writing.rows) for op in ops)
+        own = head if ops is graph.head else tuple(_for_few_rows(op, batch.rows) for op in ops)
         beside = [*([append] if layers else []), *_python(clock, graph, ops, engine=engine)]
         clock.stage(then, count * steps, own, backward=False, beside=beside)
-    add_python(clock, then, steps, graph, written=True)
+    add_python(clock, then, steps, graph, sampled=True)
     both = OnePass.of(clock)
     return reading, OnePass(*((all_s - read_s) / steps for all_s, read_s in zip(both, reading, strict=True)))
 
 
 def by_engine(run: Run) -> bool:
-    """Return whether an engine made for serving writes: graphs of a whole token, and a cache in pages."""
+    """Return whether an engine made for serving generates: graphs of a whole token, and a cache in pages."""
     return framework_of(run.framework).serving_engine
 
 
@@ -93,32 +93,32 @@ def _python(clock: StepClock, graph: Graph, ops: tuple[Op, ...], *, engine: bool
     return [Beside(("other", "Python"), 0.0, fraction * host_s)]
 
 
-def add_python(clock: StepClock, stage: str, passes: float, graph: Graph, *, written: bool = False) -> None:
+def add_python(clock: StepClock, stage: str, passes: float, graph: Graph, *, sampled: bool = False) -> None:
     """Add the Python around the operators of forward passes, where the device has readings of it.
 
-    Where a token is `written` by each, its choice is among it.
+    Where a token is `sampled` by each, its choice is among it.
     """
     if not clock.device.host_in_readings:
         return
     layer, model = (clock.device.host_seconds(of, backward=False) for of in ("layer", "model"))
-    chosen = clock.device.host_seconds("token", backward=False) if written else 0.0
+    chosen = clock.device.host_seconds("token", backward=False) if sampled else 0.0
     clock.wait(stage, passes * (graph.model.num_layers * layer + model + chosen))
 
 
-def writing_memory(graph: Graph, writing: Writing, degree: int = 1) -> tuple[Parts, Parts]:
+def generation_memory(graph: Graph, batch: Generation, degree: int = 1) -> tuple[Parts, Parts]:
     """Return what is alive beside the weights while the prompts are read, and at the last token.
 
     Args:
         graph: The operators of one rank.
-        writing: What is written.
+        batch: What is generated.
         degree: Over how many tensor-parallel ranks heads are divided.
     """
-    rows, whole = writing.rows, writing.prompt_tokens + writing.new_tokens
+    rows, whole = batch.rows, batch.prompt_tokens + batch.new_tokens
     last = Extents(rows, rows, rows * whole, whole)
     logits = rows * graph.model.vocab_size * (graph.lowering.compute_bytes + SAMPLED_BYTES)
     reading: Parts = {
-        ("KV cache",): cache_bytes(graph, rows, writing.prompt_tokens, degree),
-        ("activations", "passing"): passing_bytes(graph, writing.prompts),
+        ("KV cache",): cache_bytes(graph, rows, batch.prompt_tokens, degree),
+        ("activations", "passing"): passing_bytes(graph, batch.prompts),
     }
     appended = max((_cached(mixer, whole, graph, degree) for mixer, _ in _mixers(graph)), default=0.0)
     answering: Parts = {

@@ -317,7 +317,7 @@ class _MicroBatch:
             found.append({**base, ("activations", "embedding and head"): outside, ("logits", "loss"): both})
         for ops, loose_bytes in ((graph.head[:1], loose), (graph.head[:-1], states)):
             moment = forward_moment(ops, extents, 0.0, keeping=True)
-            parts = {
+            parts: Parts = {
                 ("activations", "passing"): moment.beside_bytes + loose_bytes,
                 ("activations", "embedding and head"): outside + moment.kept_bytes,
             }
@@ -340,7 +340,7 @@ class _MicroBatch:
             if keeping and not group.ops[0].keeps_input:
                 loose = largest(named, self.entry) + self.stream
             kept = between["activations", "all layers"] - self.saved[index] + moment.kept_bytes
-            parts = {
+            parts: Parts = {
                 ("activations", "all layers"): kept,
                 ("activations", "passing"): moment.beside_bytes + loose,
             }
@@ -379,7 +379,7 @@ class _MicroBatch:
         for index, group in enumerate(layers):
             moment = backward_moment(group.ops, extents, accumulating=self.accumulating)
             others = everything - of_embedding - gradient_bytes(group.ops)
-            stands = [(nothing, (), others)]
+            stands: list[tuple[Parts, Sequence[LayerGraph], float]] = [(nothing, (), others)]
             if index:
                 stands = [
                     (self.kept_by_all, layers, of_head),
@@ -451,7 +451,8 @@ class _MicroBatch:
         anyway). GPT-BigCode of transformers before 4.53 hands back keys and values: views of all that its
         fused projection returned, which live until the caller of the forward pass drops its output.
         """
-        low, parts = self.graph.lowering, {}
+        low = self.graph.lowering
+        parts: Parts = {}
         if self.kind == "none":
             return {}
         trained_bytes = low.weight_bytes if low.weights_train or low.last_layers else low.adapter_bytes

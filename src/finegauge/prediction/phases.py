@@ -1,43 +1,49 @@
-"""What a step of each phase consists of: passes of training, scoring and writing, and the models in memory.
+"""What a step of each phase consists of: passes of training, scoring, generation, and the models in memory.
 
     sft, pretrain, reward   the passes of training; a reward model has a scalar head
     dpo                     + the reference's forward pass (scoring)
-    grpo                    + writing of all the step's answers (generation)
+    grpo                    + generation of all the step's answers
     ppo                     + a reward and a value model; four epochs of updates of policy and value
     evaluate                the forward pass and its loss
-    prefill, decode         writing alone
+    prefill, decode         generation alone
 
 The reference is the policy with its adapters off where there are any, else one more copy.
-Policy and value model take turns: one of them holds activations at a time, both their
+Policy and value model alternate: one of them holds activations at a time, both their
 gradients and optimizer states. PPO's constants are those of TRL's last PPO trainer.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from finegauge.errors import UnsupportedError
 from finegauge.model.gradient_pruning import is_adapter
 from finegauge.model.graph import Graph, value_run
-from finegauge.model.op import Extents, Op
-from finegauge.prediction.collectives import Collective, passed, written
+from finegauge.model.op import Extents
+from finegauge.prediction.collectives import Collective, forward_messages, generation_messages
 from finegauge.prediction.communication import Network, forward_communication
 from finegauge.prediction.device import Device
-from finegauge.prediction.forward_passes import Judge, gathered_bytes, judges, policy_and_value, writing_of
+from finegauge.prediction.forward_passes import gathered_bytes, generation_of, policy_and_value, scorers
 from finegauge.prediction.generation import (
     OnePass,
     Parts,
+    add_generation,
     add_python,
-    add_writing,
+    generation_memory,
     passing_bytes,
-    writing_memory,
 )
 from finegauge.prediction.memory import LiveSet
 from finegauge.prediction.model_parallel import by_transformers
-from finegauge.prediction.sharding import Share, Trained, alternating_phases, kept_while_idle, rank_live_set
+from finegauge.prediction.sharding import (
+    GATHERED_WEIGHTS,
+    Share,
+    Trained,
+    alternating_phases,
+    kept_while_idle,
+    rank_live_set,
+)
 from finegauge.prediction.time import SLOWEST, StepClock, StepTime, step_time
-from finegauge.profile import Breakdown, Path
-from finegauge.run.phases import PPO_EPOCHS, micro_steps
+from finegauge.profile import Breakdown
+from finegauge.run.phases import PPO_EPOCHS, SERVING, micro_steps
 from finegauge.run.run import Run
 
 if TYPE_CHECKING:
@@ -46,7 +52,6 @@ if TYPE_CHECKING:
 TRAINED = ("sft", "pretrain", "reward")
 CHUNK_TOKENS = 256.0  # of a chunked loss
 UNDIVIDED = ("pipeline_parallel", "context_parallel")  # degrees of which no equation here speaks
-GATHERED: Path = ("workspace", "gathered weights")
 
 
 class Question(NamedTuple):
@@ -61,11 +66,6 @@ class Question(NamedTuple):
     cublas_bytes: float
     slowest: Extents | None = None  # of the rank that the others wait for; None: all are alike
 
-    @property
-    def graph(self) -> Graph:
-        """Return the operators of the share."""
-        return self.share.graph
-
 
 class Answer(NamedTuple):
     """What one step holds and takes on one rank."""
@@ -76,13 +76,24 @@ class Answer(NamedTuple):
 
 def answer(asked: Question) -> Answer:
     """Return what one step of the run's phase holds and takes."""
-    if asked.run.phase in TRAINED:
-        return _trained(asked)
-    kinds: Mapping[str, Callable[[Question], Answer]] = {
-        "dpo": _preference, "grpo": _grouped, "ppo": _proximal, "evaluate": _evaluated,
-        "prefill": _served, "decode": _served,
-    }  # fmt: skip
-    return kinds[asked.run.phase](asked)
+    phase = asked.run.phase
+    if phase in TRAINED:
+        return _training(asked)
+    if phase == "evaluate":  # forward passes that keep nothing, with their losses
+        held = Breakdown({**_static(asked, training=False), **_scoring_memory(asked)})
+        return Answer(LiveSet({"forward": held}), _scoring(asked, "forward"))
+    if phase in SERVING:
+        return _serving(asked)
+    if phase == "ppo":
+        return _ppo(asked)
+    frozen = _frozen(asked)  # the reference's likelihoods are taken before every forward pass
+    trained, kept = _training(asked), _kept(asked, frozen)
+    scoring = Breakdown({**_static(asked), **_scoring_memory(asked)}) + kept
+    phases = {"scoring": scoring}
+    for name, held in trained.live.phases.items():
+        phases[name] = held + Breakdown(frozen)
+    found = Answer(LiveSet(phases), trained.step.plus(_scoring(asked, "scoring")))
+    return found if phase == "dpo" else _with_generation(asked, found, kept)
 
 
 def check_supported(run: Run) -> None:
@@ -107,7 +118,7 @@ def check_supported(run: Run) -> None:
         )
 
 
-def _trained(asked: Question) -> Answer:
+def _training(asked: Question) -> Answer:
     """Return the passes of training over the run's micro-batches."""
     return Answer(
         rank_live_set(asked.run, asked.share, asked.longest, asked.cublas_bytes),
@@ -115,35 +126,47 @@ def _trained(asked: Question) -> Answer:
     )
 
 
-def _preference(asked: Question) -> Answer:
-    """Return training with the reference's likelihoods taken before every forward pass."""
-    trained, frozen = _trained(asked), _frozen(asked)
-    phases = _beside(trained.live, frozen)
-    scoring = Breakdown({**_static(asked), **_judged(asked)}) + _kept(asked, frozen)
-    return Answer(LiveSet({"scoring": scoring, **phases}), trained.step.plus(_judging(asked, "scoring")))
-
-
-def _grouped(asked: Question) -> Answer:
-    """Return preference training on what the policy writes."""
-    return _with_writing(asked, _preference(asked), _kept(asked, _frozen(asked)))
-
-
-def _proximal(asked: Question) -> Answer:
+def _ppo(asked: Question) -> Answer:
     """Return what four models hold, and a rollout with its updates."""
     policy, valued = policy_and_value(asked.run, asked.share)
     value = asked._replace(run=value_run(asked.run), share=valued)
-    ours, theirs = _trained(asked._replace(share=policy)), _trained(value)
+    ours, theirs = _training(asked._replace(share=policy)), _training(value)
     weights = valued.graph.weights
     beside: Parts = {
         **_frozen(asked),
         ("weights", "value model"): weights.base_bytes + weights.adapter_bytes,
         ("optimizer", "value model"): weights.optimizer_bytes - weights.paged_bytes,
     }
-    turns = alternating_phases(asked.run, Trained(asked.share, ours.live), Trained(valued, theirs.live))
-    phases, kept = _beside(LiveSet(turns), beside), _kept(asked, beside, value)
-    phases["scoring"] = Breakdown({**_static(asked), **_judged(asked)}) + kept
-    step = ours.step.plus(theirs.step).times(PPO_EPOCHS).plus(_judging(asked, "scoring"))
-    return _with_writing(asked, Answer(LiveSet(phases), step), kept)
+    phases, kept = {}, _kept(asked, beside, value)
+    trained = Trained(asked.share, ours.live), Trained(valued, theirs.live)
+    for name, held in alternating_phases(asked.run, *trained).items():
+        phases[name] = held + Breakdown(beside)
+    phases["scoring"] = Breakdown({**_static(asked), **_scoring_memory(asked)}) + kept
+    step = ours.step.plus(theirs.step).times(PPO_EPOCHS).plus(_scoring(asked, "scoring"))
+    return _with_generation(asked, Answer(LiveSet(phases), step), kept)
+
+
+def _serving(asked: Question) -> Answer:
+    """Return the answers to a batch of prompts, all in step."""
+    run = asked.run
+    static = Breakdown(_static(asked, training=False)) + Breakdown(_gathered_to_generate(asked))
+    reading, answering = generation_memory(
+        asked.share.graph, generation_of(run, asked.longest), run.tensor_parallel
+    )
+    phases = {"prefill": static + Breakdown(reading)}
+    if run.phase == "decode":
+        phases["decode"] = static + Breakdown(answering)
+    return Answer(LiveSet(phases), _generation(asked, "prefill", "decode").times(micro_steps(run)))
+
+
+def _with_generation(asked: Question, rest: Answer, kept: Breakdown) -> Answer:
+    """Return `rest` with the answers to all its micro-batches' prompts, generated at once, before it."""
+    run = asked.run
+    moments = generation_memory(asked.share.graph, generation_of(run, asked.longest), run.tensor_parallel)
+    static = Breakdown({**_static(asked), **max(moments, key=lambda parts: sum(parts.values()))}) + kept
+    generation = static + Breakdown(_gathered_to_generate(asked))
+    step = rest.step.plus(_generation(asked, "generation", "generation"))
+    return Answer(LiveSet({"generation": generation, **rest.live.phases}), step)
 
 
 def _kept(asked: Question, beside: Parts, *others: Question) -> Breakdown:
@@ -154,79 +177,40 @@ def _kept(asked: Question, beside: Parts, *others: Question) -> Breakdown:
     return kept
 
 
-def _evaluated(asked: Question) -> Answer:
-    """Return forward passes that keep nothing, with their losses."""
-    held = Breakdown({**_static(asked, training=False), **_judged(asked)})
-    return Answer(LiveSet({"forward": held}), _judging(asked, "forward"))
-
-
-def _served(asked: Question) -> Answer:
-    """Return the answers to a batch of prompts, all in step."""
-    run = asked.run
-    static = Breakdown(_static(asked, training=False)) + Breakdown(_gathered_to_write(asked))
-    reading, answering = writing_memory(asked.graph, writing_of(run, asked.longest), run.tensor_parallel)
-    phases = {"prefill": static + Breakdown(reading)}
-    if run.phase == "decode":
-        phases["decode"] = static + Breakdown(answering)
-    return Answer(LiveSet(phases), _writing(asked, "prefill", "decode").times(micro_steps(run)))
-
-
-def _with_writing(asked: Question, rest: Answer, kept: Breakdown) -> Answer:
-    """Return `rest` with the writing of all its micro-batches' answers, at once, before it."""
-    run = asked.run
-    moments = writing_memory(asked.graph, writing_of(run, asked.longest), run.tensor_parallel)
-    worst = max(moments, key=lambda parts: sum(parts.values()))
-    static = Breakdown({**_static(asked), **worst}) + kept
-    generation = static + Breakdown(_gathered_to_write(asked))
-    return Answer(
-        LiveSet({"generation": generation, **rest.live.phases}),
-        rest.step.plus(_writing(asked, "generation", "generation")),
-    )
-
-
-def _writing(asked: Question, first: str, then: str) -> StepTime:
-    """Return the writing of a batch of answers: its first token in the stage `first`, others in `then`."""
-    writing, run, share = writing_of(asked.run, asked.mean), asked.run, asked.share
+def _generation(asked: Question, first: str, then: str) -> StepTime:
+    """Return the seconds of a batch of answers: their first token in the stage `first`, others in `then`."""
+    run, share = asked.run, asked.share
+    batch = generation_of(run, asked.mean)
     clock = StepClock(share.run, asked.mean, asked.device)
-    reading, further = add_writing(clock, asked.graph, writing, first, then)
-    if asked.network is None:
-        return clock.time
-    messages = written(run, share, writing)
-    for stage, sent, one, times in (
-        (first, messages.before, OnePass(0.0, 0.0), 1),
-        (first, messages.reading, reading, 1),
-        (then, messages.further, further, writing.new_tokens - 1),
-    ):
-        if sent and times:
-            _add_waits(clock, asked, share, stage, sent, one, times)
+    reading, further = add_generation(clock, share.graph, batch, first, then)
+    if asked.network is not None:
+        once, prompts, tokens = generation_messages(run, share, batch)
+        _add_waits(clock, asked, share, first, once, OnePass(0.0, 0.0), 1)
+        _add_waits(clock, asked, share, first, prompts, reading, 1)
+        _add_waits(clock, asked, share, then, tokens, further, batch.new_tokens - 1)
     return clock.time
 
 
-def _judging(asked: Question, stage: str) -> StepTime:
-    """Return the forward passes of all who judge, over every micro-batch, their losses included."""
+def _scoring(asked: Question, stage: str) -> StepTime:
+    """Return the forward passes of all scoring models, over every micro-batch, their losses included."""
     step = StepTime(Breakdown({}), 0.0, 0.0, 0.0)
-    for judge in judges(asked.run, asked.share):
-        step = step.plus(_pass(asked, judge, stage))
+    for scorer in scorers(asked.run, asked.share):
+        share = scorer.share
+        graph = share.graph if scorer.adapted else _without_adapters(share.graph)
+        clock = _forward_pass(asked.mean, asked.device, share, graph, stage)
+        own = OnePass.of(clock)
+        if asked.network is not None:
+            if asked.slowest is not None and asked.slowest != asked.mean:
+                slowest = _forward_pass(asked.slowest, asked.device, share, graph, stage)
+                waits_s = slowest.time.parts.total - own.compute_s
+                clock.parts.append(((stage, *SLOWEST), waits_s))
+            messages = forward_messages(asked.run, share, asked.mean)
+            _add_waits(clock, asked, share, stage, messages, own, 1)
+        step = step.plus(clock.time)
     return step.times(micro_steps(asked.run))
 
 
-def _pass(asked: Question, judge: Judge, stage: str) -> StepTime:
-    """Return one pass of `judge`, with what its rank waits for others."""
-    share = judge.share
-    graph = share.graph if judge.adapted else _untuned(share.graph)
-    clock = _passed(asked.mean, asked.device, share, graph, stage)
-    own = OnePass.of(clock)
-    if asked.network is None:
-        return clock.time
-    if asked.slowest is not None and asked.slowest != asked.mean:
-        slowest = _passed(asked.slowest, asked.device, share, graph, stage)
-        waits_s = slowest.time.parts.total - own.compute_s
-        clock.parts.append(((stage, *SLOWEST), waits_s))
-    _add_waits(clock, asked, share, stage, passed(asked.run, share, asked.mean), own, 1)
-    return clock.time
-
-
-def _passed(
+def _forward_pass(
     extents: Extents, device: "Device | ProfiledDevice", share: Share, graph: Graph, stage: str
 ) -> StepClock:
     """Return the clock of one forward pass of `graph`, nothing exchanged."""
@@ -238,19 +222,14 @@ def _passed(
 
 
 def _add_waits(
-    clock: StepClock,
-    asked: Question,
-    share: Share,
-    stage: str,
-    messages: list[Collective],
-    one: OnePass,
+    clock: StepClock, asked: Question, share: Share, stage: str, messages: list[Collective], one: OnePass,
     times: int,
-) -> None:
+) -> None:  # fmt: skip
     """Add to `stage` what shows of the messages of `times` passes like `one`.
 
     Where the device waits for its host, messages that the host has put into its queue cost nothing.
     """
-    if asked.network is None:
+    if asked.network is None or not messages or not times:
         return
     device = asked.device
     slack_s = 0.0 if device.host_in_readings else one.host_bound_s
@@ -262,7 +241,7 @@ def _add_waits(
 
 def _static(asked: Question, *, training: bool = True) -> Parts:
     """Return what is there whatever the phase does."""
-    weights = asked.graph.weights
+    weights = asked.share.graph.weights
     parts: Parts = {
         ("weights", "model"): weights.base_bytes,
         ("weights", "adapters"): weights.adapter_bytes,
@@ -275,54 +254,36 @@ def _static(asked: Question, *, training: bool = True) -> Parts:
 def _frozen(asked: Question) -> Parts:
     """Return the frozen models beside the policy; a reference where there are no adapters to switch off."""
     parts: Parts = {}
-    for judge in judges(asked.run, asked.share):
-        if judge.frozen:
-            name = "reference" if judge.share is asked.share else "reward model"
-            parts["weights", name] = judge.share.graph.weights.base_bytes
+    for scorer in scorers(asked.run, asked.share):
+        if scorer.frozen:
+            name = "reference" if scorer.share is asked.share else "reward model"
+            parts["weights", name] = scorer.share.graph.weights.base_bytes
     return parts
 
 
-def _judged(asked: Question) -> Parts:
-    """Return what is alive in the worst of the passes that judge."""
-    gathered = max(gathered_bytes(asked.run, judge.share) for judge in judges(asked.run, asked.share))
-    return {**_forward_only(asked), **_unless_none(GATHERED, gathered)}
+def _gathered_to_generate(asked: Question) -> Parts:
+    gathered = gathered_bytes(asked.run, asked.share, generating=True)
+    return {GATHERED_WEIGHTS: gathered} if gathered else {}
 
 
-def _gathered_to_write(asked: Question) -> Parts:
-    """Return what the policy holds gathered while it writes."""
-    return _unless_none(GATHERED, gathered_bytes(asked.run, asked.share, writing=True))
-
-
-def _unless_none(path: Path, num_bytes: float) -> Parts:
-    """Return a part of memory, unless it is empty."""
-    return {path: num_bytes} if num_bytes else {}
-
-
-def _untuned(graph: Graph) -> Graph:
-    """Return the operators without adapters."""
-
-    def plain(ops: tuple[Op, ...]) -> tuple[Op, ...]:
-        return tuple(op for op in ops if not is_adapter(op))
-
-    layers = tuple(replace(group, ops=plain(group.ops)) for group in graph.layers)
-    return replace(graph, layers=layers)
-
-
-def _forward_only(asked: Question) -> Parts:
+def _scoring_memory(asked: Question) -> Parts:
     """Return what is alive at the worst moment of a forward pass and its loss with nothing kept."""
-    graph, extents, run = asked.graph, asked.longest, asked.run
+    graph, extents, run = asked.share.graph, asked.longest, asked.run
     low, model = graph.lowering, graph.model
-    passing = passing_bytes(graph, extents)
-    chunked = low.loss == "chunked"
+    passing, chunked = passing_bytes(graph, extents), low.loss == "chunked"
     rows = min(CHUNK_TOKENS, extents.tokens) if chunked else extents.tokens
     words = model.vocab_size / (1 if by_transformers(run) else run.tensor_parallel)
     logits = rows * words * (8.0 + (low.compute_bytes if low.compute_bytes < 4 else 0.0))
     states = low.stream_bytes * model.hidden_size * extents.tokens if chunked else 0.0
+    parts: Parts = {("activations", "passing"): passing}
     if logits + states > passing:
-        return {("activations", "passing"): states, ("logits", "loss"): logits}
-    return {("activations", "passing"): passing}
+        parts = {("activations", "passing"): states, ("logits", "loss"): logits}
+    gathered = max(gathered_bytes(run, scorer.share) for scorer in scorers(run, asked.share))
+    return {**parts, GATHERED_WEIGHTS: gathered} if gathered else parts
 
 
-def _beside(live: LiveSet, parts: Parts) -> dict[str, Breakdown]:
-    """Return every phase with `parts` in memory too."""
-    return {name: held + Breakdown(parts) for name, held in live.phases.items()}
+def _without_adapters(graph: Graph) -> Graph:
+    layers = []
+    for group in graph.layers:
+        layers.append(replace(group, ops=tuple([op for op in group.ops if not is_adapter(op)])))
+    return replace(graph, layers=tuple(layers))

@@ -68,7 +68,7 @@ def predict(run: Run, calibration: Calibration | None = None, *, batch: BatchSha
     graph = share.graph
     dtype = graph.lowering.compute_dtype
     device = device_of(run.gpu, calibration or current(), dtype)
-    if gpu.measured is not None:
+    if not isinstance(device, Device):
         device.check(run)
     calibration = device.calibration
     mean = rank_extents(run, mean_extents(batch))

@@ -8,8 +8,8 @@ from finegauge.errors import UnsupportedError
 from finegauge.model.graph import build
 from finegauge.model.op import Extents
 from finegauge.prediction.explanation import formulas
-from finegauge.prediction.forward_passes import Writing
-from finegauge.prediction.generation import cache_bytes, passing_bytes, writing_memory
+from finegauge.prediction.forward_passes import Generation
+from finegauge.prediction.generation import cache_bytes, generation_memory, passing_bytes
 from finegauge.prediction.predictor import predict
 from finegauge.profile import Profile
 from finegauge.run.phases import PPO_EPOCHS
@@ -125,7 +125,7 @@ def test_few_rows_read_few_experts() -> None:
 
 def test_writing_is_largest_at_the_prompts_or_at_the_last_token() -> None:
     graph = build(run())
-    reading, answering = writing_memory(graph, Writing(2, 100, 400))
+    reading, answering = generation_memory(graph, Generation(2, 100, 400))
     assert reading["KV cache",] == cache_bytes(graph, 2, 100)
     assert answering["KV cache",] > cache_bytes(graph, 2, 500)
     assert reading["activations", "passing"] == passing_bytes(graph, Extents.of(2, 100))
