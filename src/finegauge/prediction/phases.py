@@ -43,7 +43,8 @@ from finegauge.prediction.sharding import (
 )
 from finegauge.prediction.time import SLOWEST, StepClock, StepTime, step_time
 from finegauge.profile import Breakdown
-from finegauge.run.phases import PPO_EPOCHS, SERVING, micro_steps
+from finegauge.run.phases import PPO_EPOCHS, micro_steps
+from finegauge.run.rules import SERVING
 from finegauge.run.run import Run
 
 if TYPE_CHECKING:
@@ -163,7 +164,9 @@ def _with_generation(asked: Question, rest: Answer, kept: Breakdown) -> Answer:
     """Return `rest` with the answers to all its micro-batches' prompts, generated at once, before it."""
     run = asked.run
     moments = generation_memory(asked.share.graph, generation_of(run, asked.longest), run.tensor_parallel)
-    static = Breakdown({**_static(asked), **max(moments, key=lambda parts: sum(parts.values()))}) + kept
+    reading, answering = moments
+    worst = reading if sum(reading.values()) >= sum(answering.values()) else answering
+    static = Breakdown({**_static(asked), **worst}) + kept
     generation = static + Breakdown(_gathered_to_generate(asked))
     step = rest.step.plus(_generation(asked, "generation", "generation"))
     return Answer(LiveSet({"generation": generation, **rest.live.phases}), step)
