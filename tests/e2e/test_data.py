@@ -105,7 +105,8 @@ def test_a_tokenizer_is_asked_for(files: tuple[str, str]) -> None:
 
 
 def test_a_terminal_sees_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    from finegauge.cli.files import _progress
+    from finegauge.cli import progress
+    from finegauge.progress import Progress
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -114,11 +115,12 @@ def test_a_terminal_sees_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    with _progress("folder/train.jsonl") as heard:
+    monkeypatch.setattr(progress, "AFTER_S", 0.0)
+    with progress.progress_bar("train.jsonl") as heard:
         assert heard is not None
-        heard(0.5, 12_345)
-    assert "train.jsonl" in terminal.getvalue()
-    assert "50 % 12,345 samples" in terminal.getvalue()
+        heard(Progress("12,345 samples", 1, 2))
+    assert "train.jsonl 12,345 samples" in terminal.getvalue()
+    assert "50%" in terminal.getvalue()
 
 
 def test_every_command_counts_the_same_texts(files: tuple[str, str], tmp_path: Path) -> None:

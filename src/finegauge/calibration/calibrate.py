@@ -1,7 +1,7 @@
 """The constants of predictions fitted to measured step times, and the intervals that follow."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from math import exp, expm1, log
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,6 +12,7 @@ from finegauge.formats.measurement_tables import MeasuredRow
 from finegauge.prediction.calibration import SCHEMA_VERSION, Calibration
 from finegauge.prediction.predictor import predict
 from finegauge.profile import Interval
+from finegauge.progress import Heard, Progress
 from finegauge.units import GIB
 
 if TYPE_CHECKING:
@@ -113,24 +114,25 @@ class Residual(NamedTuple):
 
 
 def leave_one_source_out(
-    evidence: Evidence, start: Calibration, tick: Callable[[], None] = lambda: None
+    evidence: Evidence, start: Calibration, heard: Heard | None = None
 ) -> list[Residual]:
     """Return the time residual of every point under constants fitted to the other sources.
 
     Args:
         evidence: Points of two sources or more.
         start: Where every fit begins; also what the constants shrink to.
-        tick: Called after every source.
+        heard: Told after every source how many fits are done; the first was that to all of them.
     """
     found = []
-    for source in evidence.sources:
+    for number, source in enumerate(evidence.sources, start=2):
         own = evidence.only(source)
         calibration = fit(evidence.without(source), start, FOLD_ROUNDS)
         found += [
             Residual(source, point.id, point.complete, float(ratio))
             for point, ratio in zip(own.points, own.log_ratios(calibration), strict=True)
         ]
-        tick()
+        if heard is not None:
+            heard(Progress("", number, len(evidence.sources) + 1))
     return found
 
 
@@ -187,7 +189,7 @@ def calibrate(
     rows: Sequence[MeasuredRow],
     start: Calibration,
     name: str,
-    tick: Callable[[], None] = lambda: None,
+    heard: Heard | None = None,
 ) -> Calibrated:
     """Return constants fitted to `rows`, shrinking to `start` where the rows say little.
 
@@ -197,16 +199,17 @@ def calibrate(
         rows: Of measurement tables.
         start: The calibration to refine.
         name: What to call the result.
-        tick: Called after each of the fits, of which there is one more than there are sources.
+        heard: Told after each of the fits, of which there is one more than there are sources.
 
     Raises: InputError if no row states a time that can be held against a prediction.
     """
     evidence = evidence_of(rows)
     calibration = fit(evidence, start)._replace(name=name)
-    tick()
+    if heard is not None:
+        heard(Progress("", 1, len(evidence.sources) + 1))
     if len(evidence.sources) < MIN_SOURCES:
         return Calibrated(calibration, start, evidence, ())
-    residuals = leave_one_source_out(evidence, start, tick)
+    residuals = leave_one_source_out(evidence, start, heard)
     memory = memory_residuals(rows, calibration)
     calibration = calibration._replace(
         time_interval=conformal_interval(residuals), memory_interval=conformal_interval(memory)

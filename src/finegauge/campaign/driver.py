@@ -18,6 +18,7 @@ from finegauge.errors import FineGaugeError
 from finegauge.measurement.options import Options
 from finegauge.measurement.trial import measure, without_result
 from finegauge.profile import Profile, Source
+from finegauge.progress import Heard, Progress
 from finegauge.run.run import Run
 
 
@@ -61,15 +62,6 @@ PRUNED = Source("pruned", "a smaller run")
 WRITE_EVERY_S = 1.0  # predictions are put on the disk together
 
 
-class Progress(NamedTuple):
-    """How far a campaign is."""
-
-    title: str  # of the cell at work, or that has just ended
-    done: int
-    total: int
-    left_s: float | None  # seconds until the end; None while no measurement has ended
-
-
 class Summary(NamedTuple):
     """What one call of `carry_out` did."""
 
@@ -77,7 +69,6 @@ class Summary(NamedTuple):
     before: int  # cells that were done already
 
 
-Heard = Callable[[Progress], None]
 Start = Callable[[Cell], str]
 
 

@@ -2,20 +2,19 @@
 
 import gc
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
 
+from finegauge.cli.progress import progress_bar
 from finegauge.cli.run_options import runs, say
 from finegauge.errors import FieldError, InputError, UnknownKeyError, UnknownNameError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from finegauge.campaign.driver import Engine, Heard, Progress
+    from finegauge.campaign.driver import Engine
     from finegauge.campaign.gains import Comparison
     from finegauge.profile import Profile
 
@@ -84,7 +83,7 @@ def campaign(
     if dry_run:
         say(dry_lines(sweep, Folder(folder).done()))
         return
-    with _progress() as heard:
+    with progress_bar("campaign") as heard:
         summary = carry_out(sweep, folder, _engine(engine, address), heard=heard, retry=retry)
     _keep_table(folder)
     if as_json:
@@ -115,28 +114,6 @@ def _keep_table(folder: str) -> None:
 
     with suppress(FineGaugeError):  # no pyarrow, or nothing was asked
         table_of([folder])
-
-
-@contextmanager
-def _progress() -> Iterator["Heard | None"]:
-    """Yield whom to tell how far the campaign is: a bar on stderr, drawn only for a terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress as Bar
-
-    from finegauge.render.number_format import duration
-
-    with Bar(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("starting", total=None)
-
-        def heard(message: "Progress") -> None:
-            left = f", about {duration(message.left_s)} left" if message.left_s is not None else ""
-            said = f"{message.done}/{message.total} {message.title}{left}"
-            bar.update(task, description=said, completed=message.done, total=message.total)
-
-        yield heard
 
 
 MOST_DRAWN = 12  # comparisons in one figure

@@ -14,9 +14,9 @@ from finegauge.planning.capacity import MAX_MICRO_BATCH_SIZE, MAX_SEQ_LEN, max_m
 if TYPE_CHECKING:
     from finegauge.answers.estimate import CheckAnswer
     from finegauge.measurement.options import Options
-    from finegauge.measurement.process import Heard
     from finegauge.planning.capacity import Capacity
     from finegauge.profile import Estimator, Profile
+    from finegauge.progress import Heard
     from finegauge.run.run import Run
 
 
@@ -265,7 +265,8 @@ def show_measured(
 ) -> None:
     """Print the largest micro-batch that a trial has shown to fit."""
     from finegauge.answers.estimate import measured_capacity_answer
-    from finegauge.cli.measurements import byte_size, progress
+    from finegauge.cli.measurements import byte_size
+    from finegauge.cli.progress import progress_bar
     from finegauge.formats.reading import read
     from finegauge.measurement.options import Options
     from finegauge.planning.capacity import measured_max_micro_batch_size
@@ -278,7 +279,7 @@ def show_measured(
     if device == "cpu" and not allowed:
         allowed = (1 - SPARE_FRACTION) * available_bytes()
     options = Options(device=device, steps=1, warmup_steps=1, memory_limit_bytes=allowed)
-    with progress() as heard, memory_estimator(run, device) as predict:
+    with progress_bar("") as heard, memory_estimator(run, device) as predict:
         found = measured_max_micro_batch_size(
             run,
             _measuring(options, heard, store),

@@ -2,12 +2,11 @@
 
 import gc
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
 
+from finegauge.cli.progress import progress_bar
 from finegauge.cli.run_options import alongside_options, say, show, stated_alongside
 from finegauge.errors import InputError
 
@@ -117,9 +116,6 @@ def _with_companions(stated: "Alongside", kinds: dict[str, str]) -> "Alongside":
     return stated
 
 
-Heard = Callable[[float, int], None]
-
-
 @click.command()
 @click.argument("file", metavar="FILE")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
@@ -207,7 +203,7 @@ def _counted(
     from finegauge.data.token_lengths import token_lengths
 
     gc.enable()  # which a command does without: this one is long
-    with _progress(file) as heard:
+    with progress_bar(os.path.basename(os.path.normpath(file))) as heard:
         return token_lengths(file, tokenizer, format=format_name, template=template, heard=heard)
 
 
@@ -225,26 +221,3 @@ def _runs(
     one = None if any(gpus) else read(run_file, overrides, stated_alongside())
     found = [one] if one is not None else runs(run_file, overrides, gpus)
     return [run.replace(origin="command line", **stated) for run in found]
-
-
-@contextmanager
-def _progress(file: str) -> Iterator[Heard | None]:
-    """Show how far the counting is, where stderr is a terminal."""
-    import sys
-
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} % {task.fields[samples]:,} samples"),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    ) as shown:
-        task = shown.add_task(os.path.basename(os.path.normpath(file)), total=1.0, samples=0)
-        yield lambda share, samples: shown.update(task, completed=share, samples=samples)

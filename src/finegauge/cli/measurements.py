@@ -2,19 +2,18 @@
 
 import gc
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from finegauge.cli.progress import progress_bar
 from finegauge.cli.run_options import say
 from finegauge.errors import EXIT_DONE, EXIT_NO_DATA, EXIT_WILL_NOT_FIT, UnsupportedError, shown
 
 if TYPE_CHECKING:
     from finegauge.measurement.options import Options
-    from finegauge.measurement.process import Heard, Progress
+    from finegauge.measurement.process import Heard
     from finegauge.model.blocks import Architecture
     from finegauge.prediction.predictor import Prediction
     from finegauge.profile import Profile
@@ -192,7 +191,7 @@ def measure(
         task_limit=task_limit or 0,
         memory_limit_bytes=byte_size(limit) if limit else 0.0,
     )
-    with progress() as heard:
+    with progress_bar("") as heard:
         if options.endpoint:
             found = measure_each(run, users, options, heard=heard, store=store)
         else:
@@ -214,24 +213,6 @@ def measure(
 
         say(measurements_lines(found))
     ctx.exit(EXIT_CODES.get(last.outcome, EXIT_NO_DATA))
-
-
-@contextmanager
-def progress() -> Iterator["Heard | None"]:
-    """Yield whom to tell how far a trial is: a bar on stderr, drawn only for a terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress as Bar
-
-    with Bar(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("starting", total=None)
-
-        def heard(message: "Progress") -> None:
-            bar.update(task, description=message.what, completed=message.done, total=message.total)
-
-        yield heard
 
 
 def byte_size(text: str) -> float:
@@ -310,7 +291,7 @@ def micro(
     path = output or shelf_path(chosen)
     from finegauge.measurement.bench.microbenchmarks import micro as timed
 
-    with _progress() as heard:
+    with progress_bar("timing") as heard:
         profile = timed(runs, device=chosen, threads=threads, ranks=collectives or 0, heard=heard)
     write(profile, path)
     compared = _compared(dict(zip(run_files, runs, strict=True)), chosen, threads, path) if modules else []
@@ -362,23 +343,6 @@ def _device_here() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-@contextmanager
-def _progress() -> Iterator["Callable[[str, int, int], None] | None"]:
-    """Show what is timed now, on a terminal."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    with Progress(console=console, transient=True) as bar:
-        task = bar.add_task("timing", total=None)
-        yield lambda what, done, total: bar.update(
-            task, completed=done, total=total, description=f"timing {what}"
-        )
-
-
 @click.command()
 @click.argument("model", metavar="MODEL_DIR")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
@@ -409,29 +373,15 @@ def _document(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the trace of a configuration; a bar on stderr tells how far it is."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
-        from finegauge.measurement.tracer.document import PASSES, trace_document
+        from finegauge.measurement.tracer.document import trace_document
     except ImportError as error:
         raise UnsupportedError(
             f"'finegauge trace' runs the transformers class, and {shown(error.name or 'torch')} is not "
             "installed: pip install torch==2.13.0, then pip install 'finegauge[measure]'."
         ) from None
     gc.enable()  # a trace is long enough to have garbage
-    with _bar(PASSES) as heard:
+    with progress_bar("tracing") as heard:
         return trace_document(config, heard)
-
-
-@contextmanager
-def _bar(total: int) -> Iterator[Callable[[str], None]]:
-    """Yield what to call after each of at most `total` passes; it draws only for a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("tracing", total=total)
-        yield lambda what: progress.update(task, advance=1, description=f"tracing {what}")
 
 
 def _lines(

@@ -2,14 +2,12 @@
 
 import os
 import re
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from time import perf_counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from finegauge.cli.progress import progress_bar
 from finegauge.cli.run_options import alongside_options, launch_options, run_of, runs, say
 from finegauge.errors import InputError, shown
 from finegauge.planning.whatif import OBJECTIVES, what_if
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
 
 _UNITS_S = {"s": 1.0, "min": 60.0, "m": 60.0, "h": HOUR_S, "d": 24 * HOUR_S, "w": 168 * HOUR_S}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d|w)?", re.IGNORECASE)
-BAR_AFTER_S = 0.5
 
 
 def _seconds(context: click.Context, option: click.Parameter, value: str | None) -> float | None:
@@ -106,7 +103,7 @@ def plan(
         wanted[name] = tuple(
             part.strip() for text in wanted[name] for part in text.split(",") if part.strip()
         )
-    with _bar() as heard:
+    with progress_bar("searching") as heard:
         found = answer(run, Wanted(framework=framework or "", **wanted), heard=heard)
     written = None
     if framework is not None and folder is not None and found.winner is not None:
@@ -167,44 +164,6 @@ def _check_figure(path: str | None) -> None:
     from finegauge.render.plots.charts import check_matplotlib
 
     check_matplotlib()
-
-
-@contextmanager
-def _bar() -> Iterator[Callable[[float], None] | None]:
-    """Yield what to tell how far the search is; on a terminal, a bar on stderr comes up after a while."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    bar = _LateBar()
-    try:
-        yield bar.heard
-    finally:
-        bar.stop()
-
-
-class _LateBar:
-    """A progress bar that nobody sees who gets the answer at once."""
-
-    def __init__(self) -> None:
-        self.started = perf_counter()
-        self.bar: Any = None
-
-    def heard(self, fraction: float) -> None:
-        """Show which fraction is done."""
-        if self.bar is None and perf_counter() - self.started > BAR_AFTER_S:
-            from rich.console import Console
-            from rich.progress import Progress
-
-            self.bar = Progress(console=Console(stderr=True), transient=True)
-            self.bar.add_task("searching", total=1.0)
-            self.bar.start()
-        if self.bar is not None:
-            self.bar.update(self.bar.task_ids[0], completed=fraction)
-
-    def stop(self) -> None:
-        """Take the bar away."""
-        if self.bar is not None:
-            self.bar.stop()
 
 
 def _list(context: click.Context, option: click.Parameter, value: object) -> None:

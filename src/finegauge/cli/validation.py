@@ -2,7 +2,6 @@
 
 import json
 import os
-from contextlib import contextmanager
 from functools import partial
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -10,14 +9,14 @@ from typing import TYPE_CHECKING
 import click
 
 from finegauge.cli.measurements import check_libraries
+from finegauge.cli.progress import progress_bar
 from finegauge.cli.run_options import say
 from finegauge.errors import InputError, UnsupportedError, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from finegauge.laws.fit import SweepTable
     from finegauge.laws.law import Law
+    from finegauge.progress import Progress
 
 
 @click.command()
@@ -127,9 +126,9 @@ def _profile_path(device: str, threads: int) -> str:
     return path
 
 
-def _heard(done: int, num: int) -> None:
+def _heard(progress: "Progress") -> None:
     """Say on stderr which configuration is measured."""
-    click.echo(f"measuring {done + 1} of {num}", err=True)
+    click.echo(f"measuring {progress.what}", err=True)
 
 
 @click.command()
@@ -189,9 +188,8 @@ def _constants(
 
     rows = [row for table in tables_in(tables) for row in read_table(table)]
     start = DATASHEET if from_datasheet else current()
-    sources = len({row.source for row in rows})
-    with _progress(sources + 1) as tick:
-        result = fitted(rows, start, name, tick)
+    with progress_bar("fitting, and leaving each source out") as heard:
+        result = fitted(rows, start, name, heard)
     content = document(result, date=date)
     if output is not None:
         write_document(content, output)
@@ -211,18 +209,6 @@ def _check_scipy() -> None:
         raise UnsupportedError(
             "Fitting constants needs scipy: pip install 'finegauge[calibrate]'. Predicting works without it."
         )
-
-
-@contextmanager
-def _progress(total: int) -> "Iterator[Callable[[], None]]":
-    """Show a progress bar while the constants are fitted, where stderr is a terminal."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("Fitting, and leaving each source out", total=total)
-        yield lambda: bar.advance(task)
 
 
 def _law(

@@ -29,6 +29,7 @@ from finegauge.data.rendering import (
 from finegauge.data.tokenizer import TokenizerFiles, load_tokenizer, stamps, tokenizer_files
 from finegauge.documents import write_whole
 from finegauge.errors import FileFormatError, InputError, shown
+from finegauge.progress import Heard, Progress
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -304,8 +305,6 @@ def _read(path: str) -> bytes | None:
         return None
 
 
-Heard = Callable[[float, int], None]  # the share of the data set that is read, and the samples so far
-
 SPACE_TRIED = 8  # characters at the edge of an answer that may belong to no token
 MOST_REMEMBERED = 4
 _REMEMBERED: OrderedDict[object, Lengths] = OrderedDict()
@@ -447,7 +446,7 @@ def _samples(
         kept = tally.kept(rows, encoded.result())
         num_samples += len(kept[0])
         if heard is not None:
-            heard(min(1.0, done_bytes / total_bytes), num_samples)
+            heard(Progress(f"{num_samples:,} samples", min(done_bytes, total_bytes), total_bytes))
         yield kept
     if not num_samples:
         raise FileFormatError(tally.nothing_found())

@@ -14,10 +14,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from tempfile import TemporaryFile
 from typing import IO, Any, NamedTuple
+
+from finegauge.progress import Heard, Progress
 
 CHILD = (sys.executable, "-m", "finegauge.measurement.child")
 TAIL_BYTES = 20_000
@@ -28,17 +30,6 @@ LIMITED = {  # what malloc keeps back would count against an address-space limit
     "MALLOC_MMAP_THRESHOLD_": "65536",
     "MALLOC_TRIM_THRESHOLD_": "65536",
 }
-
-
-class Progress(NamedTuple):
-    """How far a trial is."""
-
-    what: str
-    done: int
-    total: int
-
-
-Heard = Callable[[Progress], None]
 
 
 class Ended(NamedTuple):

@@ -16,8 +16,9 @@ from finegauge.errors import UnsupportedError
 from finegauge.measurement.endpoint.client import check_options
 from finegauge.measurement.endpoint.trial import measure_endpoint
 from finegauge.measurement.options import Options
-from finegauge.measurement.process import Ended, Heard, run_trial
+from finegauge.measurement.process import Ended, run_trial
 from finegauge.profile import Profile, Source
+from finegauge.progress import Heard
 from finegauge.store.document import profile_of, run_document
 from finegauge.store.journal import Trials
 

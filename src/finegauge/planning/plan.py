@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from finegauge.errors import FieldError, FineGaugeError, InputError, UnsupportedError
 from finegauge.planning.quote import Quote, quote
-from finegauge.planning.search import Heard, leanest, search, search_one_by_one
+from finegauge.planning.search import leanest, search, search_one_by_one
 from finegauge.planning.selection import (
     Alternative,
     Choice,
@@ -33,6 +33,7 @@ from finegauge.prediction.phases import TRAINED
 from finegauge.prediction.predictor import predict
 from finegauge.prediction.uncertainty import P90
 from finegauge.profile import Profile
+from finegauge.progress import Heard
 from finegauge.run.rules import DATA_DEGREES, LORA_FIELDS, MODEL_DEGREES
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def plan(
         run: The question; its GPU, if it states one, is only where it starts from.
         wanted: Limits, and what to minimise; the cheapest of all by default.
         searched: Evaluates the plans; FineGauge's vectorised search by default.
-        heard: Told now and then which fraction of the search is done.
+        heard: Told now and then how far the search is.
 
     Raises: UnsupportedError where NumPy is missing, or where the run's phase cannot be searched.
     """

@@ -14,7 +14,7 @@ only who rents it out cheapest, on demand and on spot, and the least sharding wi
 weights, then ZeRO-2, ZeRO-3 and FSDP.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import nan
 from typing import TYPE_CHECKING, Any
@@ -29,12 +29,12 @@ from finegauge.planning.space import ORIGIN, Space, structures
 from finegauge.planning.whatif import Standing, standing
 from finegauge.prediction.phases import TRAINED
 from finegauge.prediction.predictor import predict
+from finegauge.progress import Heard, Progress
 from finegauge.run.rules import DATA_DEGREES, MODEL_DEGREES
 
 if TYPE_CHECKING:
     from finegauge.run.run import Run
 
-Heard = Callable[[float], None]
 
 COUNTS = (1, 2, 4, 8)
 SHARDINGS = ("none", "zero2", "zero3", "fsdp")  # the least first
@@ -60,7 +60,7 @@ def search(space: Space, *, heard: Heard | None = None) -> SearchResult:
 
     Args:
         space: What to go through.
-        heard: Told now and then which fraction is done.
+        heard: Told now and then how far the search is.
 
     Raises:
         UnsupportedError: A phase whose steps are more than passes of training.
@@ -80,7 +80,7 @@ def search(space: Space, *, heard: Heard | None = None) -> SearchResult:
     for number, structure in enumerate(todo):
         engine.evaluate(structure)
         if heard is not None:
-            heard((number + 1) / len(todo))
+            heard(Progress("", number + 1, len(todo)))
     plans, num_evaluated = engine.plans, engine.num_evaluated
     num_candidates = num_evaluated + engine.num_pruned
     return SearchResult(plans.columns, plans.labels, plans.candidate, num_candidates, num_evaluated)
@@ -100,7 +100,7 @@ def search_one_by_one(space: Space, heard: Heard | None = None) -> SearchResult:
                 if any(plan.out_of_memory_fraction <= SURE_FRACTION for plan in found):
                     break
             if heard is not None:
-                heard((number + (place + 1) / len(machines)) / len(recipes))
+                heard(Progress("", number * len(machines) + place + 1, len(recipes) * len(machines)))
     return _tabled(plans, num_asked)
 
 

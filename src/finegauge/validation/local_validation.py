@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from finegauge.errors import FineGaugeError
 from finegauge.profile import Profile
+from finegauge.progress import Heard, Progress
 from finegauge.run.run import Run
 
 STEP_S = (0.02, 0.5)  # of a step worth measuring: above the host's jitter, below anybody's patience
@@ -23,7 +24,6 @@ MOST_DRAWS = 50  # for every run that is kept
 FAMILIES = ("llama", "mixtral", "qwen3", "qwen3_moe")  # dense and mixtures in turn
 
 Measure = Callable[[Run], Profile]
-Heard = Callable[[int, int], None]  # how many are done, of how many
 
 
 class Trial(NamedTuple):
@@ -143,7 +143,7 @@ def validate_here(
     trials = []
     for done, predicted in enumerate(predictions):
         if heard is not None:
-            heard(done, num)
+            heard(Progress(f"{done + 1} of {num}", done, num))
         trials.append(Trial(predicted, measure(predicted.run)))
     return HereValidation(find_gpu(gpu).name, seed, tuple(trials))
 

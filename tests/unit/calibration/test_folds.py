@@ -15,6 +15,7 @@ from finegauge.calibration.calibrate import (
 )
 from finegauge.calibration.evidence import evidence_of
 from finegauge.prediction.calibration import DATASHEET
+from finegauge.progress import Progress
 from tests.unit.calibration.measured import sweep
 
 
@@ -70,11 +71,12 @@ def test_memory_is_compared_by_the_rows_metric() -> None:
 @pytest.mark.extras
 def test_few_sources_keep_the_intervals_they_began_with() -> None:
     tables = [sweep(DATASHEET, f"s{n}", times=1 + n / 4)[:4] for n in range(MIN_SOURCES)]
-    ticks: list[int] = []
+    heard: list[Progress] = []
     few = calibrate([row for table in tables[:-1] for row in table], DATASHEET, "few")
-    most = calibrate([row for table in tables for row in table], DATASHEET, "most", lambda: ticks.append(1))
+    most = calibrate([row for table in tables for row in table], DATASHEET, "most", heard.append)
     assert few.residuals == ()
     assert few.calibration.time_interval == DATASHEET.time_interval
     assert len(most.residuals) == 4 * MIN_SOURCES
     assert most.calibration.time_interval != DATASHEET.time_interval
-    assert len(ticks) == MIN_SOURCES + 1
+    assert [one.done for one in heard] == list(range(1, MIN_SOURCES + 2))
+    assert {one.total for one in heard} == {MIN_SOURCES + 1}

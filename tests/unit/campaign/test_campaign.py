@@ -12,11 +12,12 @@ from random import Random
 import pytest
 
 from finegauge.campaign.axes import Cell
-from finegauge.campaign.driver import Progress, Start, carry_out
+from finegauge.campaign.driver import Start, carry_out
 from finegauge.campaign.folder import Folder
 from finegauge.campaign.sweep import read_sweep
 from finegauge.errors import InputError
 from finegauge.profile import Profile
+from finegauge.progress import Progress
 from finegauge.store.journal import Journal
 from tests.unit.campaign.sweeps import SaidEngine, sweep_file
 
@@ -105,7 +106,7 @@ def test_progress_tells_what_is_left(tmp_path: Path) -> None:
     assert [one.done for one in heard] == [0, 1, 1, 2, 2, 3]
     assert heard[0].left_s is None
     assert heard[-1].left_s == 0.0
-    assert "measured" in heard[0].title
+    assert "measured" in heard[0].what
 
 
 def test_two_drivers_do_not_share_a_folder(tmp_path: Path) -> None:

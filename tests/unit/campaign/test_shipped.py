@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from finegauge.campaign.axes import MEASURED, PREDICTED, Cell
-from finegauge.campaign.driver import Progress, carry_out
+from finegauge.campaign.driver import carry_out
 from finegauge.campaign.folder import Folder
 from finegauge.campaign.gains import CHEN, DIMENSIONS, Comparison, Held, compare_results, hold
 from finegauge.campaign.sweep import FOLDER, Sweep, read_sweep, shipped, sweep_path
 from finegauge.catalogue.gpus import gpu
 from finegauge.errors import FileFormatError, UnknownNameError
+from finegauge.progress import Progress
 from tests.unit.campaign.sweeps import SaidEngine
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -11,6 +11,7 @@ from finegauge.data import token_lengths as counting
 from finegauge.data.records import source_of
 from finegauge.data.token_lengths import Lengths, quantiles, text_dataset, token_ids, token_lengths
 from finegauge.errors import FileFormatError, InputError
+from finegauge.progress import Progress
 from tests.unit.data.made import CHATML, lines, talk, tokenizer, words
 
 MIXED: list[Any] = [
@@ -72,14 +73,14 @@ def test_the_first_rows_are_named_and_all_are_counted(tmp_path: Path) -> None:
 def test_chunks_do_not_change_the_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, folder = lines(tmp_path / "a.jsonl", MIXED * 5), words(tmp_path / "words")
     whole = token_lengths(path, folder)
-    heard: list[tuple[float, int]] = []
+    heard: list[Progress] = []
     monkeypatch.setattr(records, "RECORDS_AT_A_TIME", 2)
     monkeypatch.setenv("FINEGAUGE_CACHE_DIR", str(tmp_path / "other"))
     counting._REMEMBERED.clear()
-    again = token_lengths(path, folder, heard=lambda share, samples: heard.append((share, samples)))
+    again = token_lengths(path, folder, heard=heard.append)
     assert again == whole
-    assert heard == sorted(heard)
-    assert heard[-1] == (1.0, 15)
+    assert [one.done for one in heard] == sorted(one.done for one in heard)
+    assert (heard[-1].what, heard[-1].done) == ("15 samples", heard[-1].total)
 
 
 def test_tokens_and_lengths_are_of_the_same_samples(tmp_path: Path) -> None:
@@ -176,7 +177,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(
 def test_a_file_that_grows_meanwhile_is_refused(tmp_path: Path) -> None:
     path, folder = lines(tmp_path / "a.jsonl", MIXED), words(tmp_path / "words")
 
-    def grow(share: float, samples: int) -> None:
+    def grow(_: Progress) -> None:
         with open(path, "a", encoding="utf-8") as file:
             file.write('"alpha"\n')
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from finegauge.measurement import process
-from finegauge.measurement.process import Progress, run_trial
+from finegauge.measurement.process import run_trial
+from finegauge.progress import Progress
 
 READ = "import json, os, signal, subprocess, sys, time\ntrial = json.loads(sys.stdin.readline())\n"
 

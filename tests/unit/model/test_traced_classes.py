@@ -52,7 +52,7 @@ def test_a_traced_class_equals_its_description(
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config), encoding="utf-8")
     monkeypatch.setattr(document, "MODES", ("bf16/sdpa",))
-    traced = trace_file.architecture(json.loads(json.dumps(document.trace_document(config, lambda _: None))))
+    traced = trace_file.architecture(json.loads(json.dumps(document.trace_document(config))))
     described = architecture(config)
     assert traced.num_parameters == described.num_parameters
     assert traced.num_active_parameters == described.num_active_parameters

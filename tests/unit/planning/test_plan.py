@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from finegauge.errors import FieldError, InputError, UnsupportedError
-from finegauge.planning.plan import Heard, Plan, Wanted, as_said, changes, exported_run, plan, within
+from finegauge.planning.plan import Plan, Wanted, as_said, changes, exported_run, plan, within
 from finegauge.planning.space import families, space_of, structures
 from finegauge.planning.whatif import ASSUMED_SAMPLES, requirements
+from finegauge.progress import Heard
 from finegauge.run.run import Run
 from tests.unit.planning.brute_force import brute_force, runs_of
 from tests.unit.prediction.profiles import written

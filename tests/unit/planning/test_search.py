@@ -10,6 +10,7 @@ from finegauge.errors import FieldError, UnknownNameError, UnsupportedError
 from finegauge.planning.search import SearchResult, search
 from finegauge.planning.space import UNDIVIDED, distinct, nearest_rows, space_of, structures, variant
 from finegauge.planning.vectors import nodes_for
+from finegauge.progress import Progress
 from finegauge.run.run import Run
 
 RUN = Run(
@@ -70,10 +71,10 @@ def test_a_candidate_keeps_what_the_user_stated() -> None:
 
 
 def test_progress_ends_at_one() -> None:
-    heard: list[float] = []
+    heard: list[Progress] = []
     search(space_of(RUN, gpus=("L4",), max_gpus=2), heard=heard.append)
-    assert heard == sorted(heard)
-    assert heard[-1] == 1.0
+    assert [one.done for one in heard] == sorted(one.done for one in heard)
+    assert heard[-1].done == heard[-1].total
 
 
 def test_no_offer_is_no_plan() -> None:

@@ -1,7 +1,7 @@
 """The operators of this machine, timed one by one, as a device profile."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from math import inf
@@ -18,6 +18,7 @@ from finegauge.measurement.bench.points import Point, asked_points, compute_dtyp
 from finegauge.measurement.bench.timing import Bench, Timing, copy_timing, timed, update_timing
 from finegauge.measurement.device import device_name, fingerprint
 from finegauge.measurement.models.quantization import repacks_for_inference
+from finegauge.progress import Heard, Progress
 from finegauge.run.run import Run
 
 LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -63,8 +64,6 @@ COPIES = ("copy", "to_device", "to_host")
 SLOW_RATIO = 4.0  # a dtype whose products take so much longer than fp32's has no arithmetic of its own here
 TRIAL = {"rows": 128, "n": 256, "k": 256}
 ADAMW_BYTES = 28.0  # per fp32 parameter: weight, gradient and two moments read, all but the gradient written
-
-Heard = Callable[[str, int, int], None]  # what is timed now, how many are done, of how many
 
 
 def micro(
@@ -128,7 +127,7 @@ def _all_readings(
             notes.append(f"{len(points) - i} of {len(points)} points were left out: {within_s:g} s were over")
             break
         if heard is not None:
-            heard(f"{point.operator} {dtype}", i, len(points))
+            heard(Progress(f"{point.operator} {dtype}", i, len(points)))
         found += _readings(benches[dtype], dtype, point, notes)
     return found
 

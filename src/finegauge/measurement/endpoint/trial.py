@@ -34,8 +34,8 @@ from finegauge.measurement.endpoint.load import (
     server_at,
 )
 from finegauge.measurement.options import Options
-from finegauge.measurement.process import Heard, Progress
 from finegauge.profile import Breakdown, Profile, Source
+from finegauge.progress import Heard, Progress
 from finegauge.run.phases import micro_steps
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from finegauge.measurement.tracer.passes import Pass, TracedClass, attention_of,
 from finegauge.measurement.tracer.recorder import BACKWARD, Amount, Place, Recorder
 from finegauge.model.trace_file import installed_version
 from finegauge.model.traced import MODES, OTHERS, part_name
+from finegauge.progress import Heard, Progress
 
 Point = tuple[int, int]  # sequences, length
 SHORTEST = 16  # for classes that loop over tokens in Python
@@ -237,12 +238,23 @@ def _norm(name: str, module: torch.nn.Module) -> list[Any]:
     return [name, size, kind, *(getattr(module, part, None) is not None for part in ("weight", "bias"))]
 
 
-Heard = Callable[[str], None]  # told after every pass what was done
 PASSES = len(MODES) * 5 + 1  # at most
 POOR_FIT = 0.01  # relative error of kept bytes at the batch that only checks
 
 
-def trace_document(config: Mapping[str, Any], heard: Heard) -> dict[str, Any]:
+class _Passed:
+    """Counts the passes that are done, and tells who listens."""
+
+    def __init__(self, heard: Heard | None) -> None:
+        self.heard, self.done = heard, 0
+
+    def __call__(self, what: str) -> None:
+        self.done += 1
+        if self.heard is not None:
+            self.heard(Progress(what, self.done, PASSES))
+
+
+def trace_document(config: Mapping[str, Any], heard: Heard | None = None) -> dict[str, Any]:
     """Return the trace of a configuration.
 
     Raises: UnsupportedError where transformers has no such class or it cannot be traced,
@@ -252,14 +264,15 @@ def trace_document(config: Mapping[str, Any], heard: Heard) -> dict[str, Any]:
     subject = build(config, torch.bfloat16, first)
     length = _length(subject, first)
     scout, outputs = record(subject, Pass(1, length, autocast=False, attention=first, trained=False))
-    heard("layers")
+    passed = _Passed(heard)
+    passed("layers")
     # the middle one stands for a group, as the first takes its input from the embedding
     groups = {group[len(group) // 2]: group for group in _groups(subject, scout)}
     rests: dict[int, dict[str, Any]] = {index: {} for index in groups}
     notes: list[str] = []
     for mode in dict.fromkeys(_traced_as(config, mode) for mode in MODES):
         try:
-            passes = _passes(config, mode, length, set(groups), outputs, heard)
+            passes = _passes(config, mode, length, set(groups), outputs, passed)
         except UnsupportedError as error:
             notes.append(f"Not traced as {mode}: {error}")
             continue
@@ -323,7 +336,7 @@ def _passes(
     length: int,
     kept: set[int],
     outputs: Mapping[int, Any],
-    heard: Heard,
+    passed: "_Passed",
 ) -> Passes:
     width, attention = mode.split("/")
     subject = build(config, torch.bfloat16 if width == "bf16" else torch.float32, attention)
@@ -334,7 +347,7 @@ def _passes(
             for kind in (True, False, None)
         )
         passes.append((trained, frozen, bare))
-        heard(mode)
+        passed(mode)
     return passes
 
 

@@ -12,6 +12,7 @@ from finegauge.measurement.bench import microbenchmarks as module
 from finegauge.measurement.bench.microbenchmarks import micro
 from finegauge.measurement.bench.points import Point
 from finegauge.measurement.bench.timing import Bench
+from finegauge.progress import Progress
 from tests.unit.measurement.bench.sizes import SIZES
 
 READING = Reading("copy", "fp32", "forward", {"bytes": 8.0}, 1e-6)
@@ -27,17 +28,17 @@ POINTS = (
 
 
 @pytest.fixture(scope="module")
-def found() -> tuple[DeviceProfile, list[tuple[str, int, int]]]:
-    heard: list[tuple[str, int, int]] = []
+def found() -> tuple[DeviceProfile, list[Progress]]:
+    heard: list[Progress] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "default_points", lambda device: POINTS)
         patch.setattr(module, "_trial_s", lambda place, dtype: 9.0 if dtype == "bf16" else 1.0)
         patch.setattr(host_overhead, "BLOCKS", 2)
-        profile = micro(threads=1, heard=lambda *told: heard.append(told))
+        profile = micro(threads=1, heard=heard.append)
     return profile, heard
 
 
-Found = tuple[DeviceProfile, list[tuple[str, int, int]]]
+Found = tuple[DeviceProfile, list[Progress]]
 
 
 def test_a_profile_survives_its_file(found: Found, tmp_path: Path) -> None:
@@ -95,7 +96,7 @@ def test_the_machine_is_named(found: Found) -> None:
 
 
 def test_progress_is_told_before_each(found: Found) -> None:
-    assert found[1] == [(f"{point.operator} fp32", i, len(POINTS)) for i, point in enumerate(POINTS)]
+    assert found[1] == [Progress(f"{point.operator} fp32", i, len(POINTS)) for i, point in enumerate(POINTS)]
 
 
 def test_threads_are_as_before(found: Found) -> None:

@@ -21,9 +21,9 @@ from finegauge.measurement.endpoint.client import prompts
 from finegauge.measurement.endpoint.load import Load, arrivals
 from finegauge.measurement.endpoint.trial import measure_endpoint
 from finegauge.measurement.options import Options
-from finegauge.measurement.process import Progress
 from finegauge.measurement.trial import measure
 from finegauge.profile import Profile
+from finegauge.progress import Progress
 from finegauge.run.run import Run
 from finegauge.store.journal import Trials
 from tests.unit.measurement.endpoint.local_server import LocalServer, Request, StepClock, serving, writes_all

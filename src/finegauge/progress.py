@@ -1,0 +1,16 @@
+"""How far a long computation is: told by whoever computes, shown by whoever asked for it."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class Progress(NamedTuple):
+    """How far a computation is."""
+
+    what: str  # is being done, or has just ended
+    done: int
+    total: int
+    left_s: float | None = None  # seconds until the end, where that is known
+
+
+Heard = Callable[[Progress], None]
