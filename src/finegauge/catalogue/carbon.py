@@ -67,9 +67,12 @@ def pue(provider: str | None = None, region: str | None = None) -> Pue:
     name = (provider or "").casefold()
     rows = _pues()
     for wanted in (f"{name}:{(region or '').casefold()}", name, "average"):
-        found = [row for row in rows if row.name == wanted]
-        if found:
-            return max(found, key=lambda row: row.year)
+        latest = None
+        for row in rows:
+            if row.name == wanted and (latest is None or row.year > latest.year):
+                latest = row
+        if latest is not None:
+            return latest
     raise UnknownNameError("PUE", "average", known=[row.name for row in rows])
 
 

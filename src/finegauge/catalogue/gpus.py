@@ -177,8 +177,12 @@ def _spec(row: _Row) -> GpuSpec:
 
 _USER_FIELDS = dict(GpuSpec.__annotations__)
 del _USER_FIELDS["measured"]
-_EMPTY: dict[str, Any] = {name: "" if kind is str else None for name, kind in _USER_FIELDS.items()}
-_EMPTY |= {"aliases": (), "nvlink_bytes_per_s": 0.0}
+
+
+def _empty() -> dict[str, Any]:
+    """Return the fields of a GPU of which nothing is known."""
+    empty: dict[str, Any] = {name: "" if kind is str else None for name, kind in _USER_FIELDS.items()}
+    return empty | {"aliases": (), "nvlink_bytes_per_s": 0.0}
 
 
 def _user_gpu(row: Mapping[str, Any], path: str) -> GpuSpec:
@@ -191,7 +195,7 @@ def _user_gpu(row: Mapping[str, Any], path: str) -> GpuSpec:
     if usable_bytes > memory_bytes / 1e9 * GIB:
         raise FieldError(f"{path}: usable_bytes is above memory_bytes={memory_bytes:.4g}.")
     own = {"vendor": "user", "confidence": "user", "source": path, "usable_from": "user"}
-    return GpuSpec(**_EMPTY | own | given)
+    return GpuSpec(**_empty() | own | given)
 
 
 def _rates(rates: object, path: str) -> Mapping[str, float]:
@@ -225,7 +229,7 @@ def _measured(path: str, changed_ns: int) -> GpuSpec:
     known = known_gpu(profile.name) if profile.device == "cuda" else None
     if known is not None:
         return known._replace(usable_bytes=profile.usable_bytes, usable_from=path, measured=profile)
-    return GpuSpec(**_EMPTY | {
+    return GpuSpec(**_empty() | {
         "name": profile.name,
         "vendor": "measured",
         "architecture": CPU if profile.device == "cpu" else "",

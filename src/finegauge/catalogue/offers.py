@@ -92,6 +92,8 @@ def offers(
     found = _all_offers(name)
     if provider is not None and provider.casefold() not in (known := providers()):
         raise UnknownNameError("provider", provider, known=known, listing="finegauge offers")
+    if provider is None and gpu_count is None and region is None:
+        return found
     return tuple(
         offer
         for offer in found
@@ -123,23 +125,20 @@ def managed_prices(model: str, parameters: float) -> tuple[FinetunePrice, ...]:
 
     A band says what such a size costs where the service hosts the model; not every service does.
     """
-    wanted = model.casefold().rpartition("/")[2]
-
-    def covers(price: FinetunePrice) -> bool:
+    wanted, found = model.casefold().rpartition("/")[2], []
+    for price in finetune_prices():
         low, high = price.parameters_low or 0, price.parameters_high or 0
-        return price.model.casefold().rpartition("/")[2] == wanted or low < parameters <= high
-
-    return tuple(filter(covers, finetune_prices()))
+        if price.model.casefold().rpartition("/")[2] == wanted or low < parameters <= high:
+            found.append(price)
+    return tuple(found)
 
 
 def age_days(day: str, today: "date | None" = None) -> int | None:
     """Return how many days ago `day` was, or None if it is no date; a year alone means its first day."""
     from datetime import date
 
-    parts = day.split("-")
     try:
-        year, month, day_of_month = (int(part) for part in [*parts, "1", "1"][:3])
-        then = date(year, month, day_of_month)
+        then = date(*map(int, [*day.split("-"), "1", "1"][:3]))
     except (ValueError, TypeError):
         return None
     return ((today or date.today()) - then).days
@@ -147,16 +146,16 @@ def age_days(day: str, today: "date | None" = None) -> int | None:
 
 def stale_warning(shown: Iterable[Offer], today: "date | None" = None) -> str | None:
     """Return a sentence if prices among `shown` are over 60 days old, else None."""
-    dated = [
-        (age, offer.date)
-        for offer in shown
-        if offer.tier != "seed-paper" and (age := age_days(offer.date, today)) is not None
-    ]
-    old = [pair for pair in dated if pair[0] > STALE_DAYS]
+    num_dated, old = 0, []
+    for offer in shown:
+        age = age_days(offer.date, today) if offer.tier != "seed-paper" else None
+        num_dated += age is not None
+        if age is not None and age > STALE_DAYS:
+            old.append((age, offer.date))
     if not old:
         return None
     age, day = max(old)
-    which = "All" if len(old) == len(dated) else f"{len(old)} of {len(dated)}"
+    which = "All" if len(old) == num_dated else f"{len(old)} of {num_dated}"
     return (
         f"{which} prices are over {STALE_DAYS} days old (oldest: {day}, {age} days); prices rose in 2026. "
         f"Fetch today's with 'finegauge offers --refresh'."
@@ -180,13 +179,16 @@ def _offers(folder: str, refreshed: str, stamp: int, gpu: str) -> tuple[Offer, .
     """Return the offers of one GPU as they stood when the refreshed table was written at `stamp`."""
     column, shipped = "gpu" if gpu else "", read_shipped("offers.csv")
     rows = parse(_read_refreshed(refreshed, shipped), column=column, value=gpu) if stamp else []
-    replaced = {(row["provider"], row["gpu"]) for row in rows}
+    found = [filled(Offer, row) for row in rows]
+    replaced = {(offer.provider, offer.gpu) for offer in found} if found else ()
     for row in parse(shipped, column=column, value=gpu):
         if not row["gpu"] or (row["provider"], row["gpu"]) not in replaced:
-            rows.append(row)
-    found = [filled(Offer, row) for row in rows]
-    mine = [_user_offer(row, path) for path, row in user_rows(folder, "offers")]
-    return (*found, *[offer for offer in mine if gpu in ("", offer.gpu)])
+            found.append(filled(Offer, row))
+    for path, user_row in user_rows(folder, "offers"):
+        offer = _user_offer(user_row, path)
+        if gpu in ("", offer.gpu):
+            found.append(offer)
+    return tuple(found)
 
 
 def _read_refreshed(path: str, shipped: str) -> str:

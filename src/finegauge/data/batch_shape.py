@@ -13,7 +13,7 @@ from functools import lru_cache
 from math import ceil, log, sqrt
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from finegauge.data.length_histogram import LengthHistogram
+from finegauge.catalogue.length_histogram import LengthHistogram
 from finegauge.data.recipe import NO_LIMIT, TRAINER_SEED, Recipe
 from finegauge.errors import FieldError, UnsupportedError
 from finegauge.run.phases import answer_tokens, group_size, is_continuous, prompts_of

@@ -10,8 +10,8 @@ from finegauge.documents import read_text
 from finegauge.errors import FieldError, FileFormatError, shown
 from finegauge.formats.sheet import ACCELERATE, without
 from finegauge.run.field import flag, whole
-from finegauge.run.rules import DATA_DEGREES, MODEL_DEGREES
-from finegauge.run.run import FROM_COMMAND_LINE, FROM_DEFAULT, STATED
+from finegauge.run.rules import DATA_DEGREES, MODEL_DEGREES, STATED
+from finegauge.run.run import FROM_COMMAND_LINE, FROM_DEFAULT
 
 if TYPE_CHECKING:
     from finegauge.run.run import Run

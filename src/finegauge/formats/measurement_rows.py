@@ -52,7 +52,7 @@ def varied_lengths(cells: Mapping[str, str], mean: Mean) -> dict[str, Any]:
 def _longest_of(batch: int) -> float:
     """Return how many times as long as the mean the longest of `batch` sequences is."""
     from finegauge.catalogue.datasets import dataset
-    from finegauge.data.length_histogram import LengthHistogram
+    from finegauge.catalogue.length_histogram import LengthHistogram
 
     spread = LengthHistogram.of(dataset(f"instructions-of-{ANY_MEAN}-tokens").lengths, cut_off=NO_CUT)
     return spread.expected_max(batch) / spread.mean()

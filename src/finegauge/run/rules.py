@@ -11,14 +11,15 @@ one fused tensor per projection from 5.0 on, run as grouped matrix products and 
 [2] Dettmers et al. 2023, arXiv:2305.14314 (QLoRA)
 """
 
-from collections.abc import Collection, Mapping
-from math import ceil, prod
+from collections.abc import Mapping
+from math import ceil
 from typing import Any
 
 from finegauge.catalogue.frameworks import framework_of
 from finegauge.errors import FieldError
 from finegauge.run.field import version_numbers
 
+STATED = ("file", "command line", "caller")  # origins of what somebody stated
 ADAPTER_METHODS = ("lora", "qlora", "gptq_lora")
 LORA_FIELDS = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "adapter_dtype")
 TRAINABLE_EXTRAS = ("embed_tokens", "lm_head", "norms")
@@ -38,29 +39,29 @@ COMPARING = ("reward", "dpo", "ppo", "grpo")
 _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 
 
-def settle(values: dict[str, Any], stated: Collection[str]) -> None:
+def settle(values: dict[str, Any], origins: Mapping[str, str]) -> None:
     """Refuse fields that contradict each other, then fill in those that follow from the others.
 
     Args:
         values: Every field, each checked alone; changed in place.
-        stated: The fields that somebody stated.
+        origins: Where each value comes from.
     Raises: FieldError.
     """
-    _check_method(values, stated)
-    _check_batches(values, stated)
+    _check_method(values, origins)
+    _check_batches(values, origins)
     _fill_in(values)
     _settle_degrees(values)
 
 
-def _check_method(values: Mapping[str, Any], stated: Collection[str]) -> None:
+def _check_method(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
     method, dtype = values["method"], values["weights_dtype"]
     if method not in ADAPTER_METHODS:
         for name in LORA_FIELDS:
-            if name in stated:
+            if origins[name] in STATED:
                 raise FieldError(
                     f"{name} is stated, but method={method} trains no adapters; use method=lora or remove it."
                 )
-    if method != "freeze" and "freeze_trainable_layers" in stated:
+    if method != "freeze" and origins["freeze_trainable_layers"] in STATED:
         raise FieldError(
             f"freeze_trainable_layers is stated, but method={method}; use method=freeze or remove it."
         )
@@ -80,11 +81,11 @@ def _check_method(values: Mapping[str, Any], stated: Collection[str]) -> None:
         )
 
 
-def _check_batches(values: Mapping[str, Any], stated: Collection[str]) -> None:
+def _check_batches(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
     phase, packing, new_tokens = values["phase"], values["packing"], values["max_new_tokens"]
     if packing and values["group_by_length"]:
         raise FieldError("packing=true fills every sequence, so group_by_length cannot hold; remove one.")
-    if packing and values["padding"] == "longest" and "padding" in stated:
+    if packing and values["padding"] == "longest" and origins["padding"] in STATED:
         raise FieldError(
             "packing=true fills every sequence to seq_len, so padding=longest cannot hold; remove one."
         )
@@ -150,7 +151,11 @@ def _settle_degrees(values: dict[str, Any]) -> None:
             f"cpu_offload=nvme is DeepSpeed's ZeRO-Infinity, which sharding={values['sharding']} is not; use "
             f"sharding=zero3."
         )
-    product = prod([values[name] or 1 for name in (*MODEL_DEGREES, *DATA_DEGREES)])
+    product, open_degrees = 1, []
+    for name in (*MODEL_DEGREES, *DATA_DEGREES):
+        product *= values[name] or 1
+        if values[name] is None:
+            open_degrees.append(name)
     if values["num_gpus"] is None:
         values["num_gpus"] = product
     num_gpus, num_nodes = values["num_gpus"], values["num_nodes"]
@@ -158,7 +163,6 @@ def _settle_degrees(values: dict[str, Any]) -> None:
         raise FieldError(
             f"num_gpus={num_gpus} (all nodes together) is not a multiple of num_nodes={num_nodes}."
         )
-    open_degrees = [name for name in DATA_DEGREES if values[name] is None]
     left, remainder = divmod(num_gpus, product)
     if remainder or (left > 1 and not open_degrees) or not left:
         degrees = " · ".join(

@@ -7,6 +7,7 @@ follow from it. `rules` says what follows from fields together.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from finegauge.errors import FieldError, UnknownKeyError
@@ -28,11 +29,8 @@ from finegauge.run.field import (
 if TYPE_CHECKING:
     from finegauge.catalogue.models import ModelFigures
 
-FROM_FILE = "file"
-FROM_COMMAND_LINE = "command line"
-FROM_CALLER = "caller"
+FROM_FILE, FROM_COMMAND_LINE, FROM_CALLER = rules.STATED
 FROM_DEFAULT = "FineGauge default"
-STATED = (FROM_FILE, FROM_COMMAND_LINE, FROM_CALLER)
 REQUIRED = ("model", "method")  # a config.json alone states no method; its reader says full
 MAX_SEQ_LEN = 16_777_216
 MAX_GPUS = 1_000_000
@@ -318,9 +316,9 @@ class Run:
 
     def __post_init__(self) -> None:
         """Check every field, fill in what follows from the others, and note the origins."""
-        values, origins = {}, dict(self.origins)
+        values, origins = self.fields(), dict(self.origins)
         for name, each in FIELDS.items():
-            value, default = getattr(self, name), each.default
+            value, default = values[name], each.default
             if value is None or (type(value) is type(default) and value == default):
                 values[name] = default
                 origins.setdefault(name, FROM_DEFAULT)
@@ -333,9 +331,11 @@ class Run:
                     f"The run does not state its {name}; add '{name}: …' to the file "
                     f"or {name}=… to the command line."
                 )
-        rules.settle(values, {name for name, origin in origins.items() if origin in STATED})
-        if any([values[name] not in (None, 1) for name in NEED_THE_MODEL]):
-            rules.fit_model(values, figures(values["model"]).config)
+        rules.settle(values, origins)
+        for name in NEED_THE_MODEL:
+            if values[name] not in (None, 1):
+                rules.fit_model(values, figures(values["model"]).config)
+                break
         for name, value in values.items():
             object.__setattr__(self, name, value)
         object.__setattr__(self, "origins", origins)
@@ -352,11 +352,13 @@ class Run:
         warnings: tuple[str, ...] = (),
     ) -> "Run":
         """Return the run that `values` state; fields without an origin count as from the file."""
-        for name in values:
+        known = {}
+        for name, value in values.items():
             if name not in FIELDS:
                 raise UnknownKeyError("run", name, known=FIELDS)
-        known = {name: FROM_FILE for name, value in values.items() if value is not None}
-        return cls(**values, origins=known | dict(origins or {}), warnings=warnings)
+            if value is not None:
+                known[name] = FROM_FILE
+        return cls(**values, origins={**known, **(origins or {})}, warnings=warnings)
 
     @property
     def global_batch_size(self) -> int:
@@ -393,12 +395,15 @@ class Run:
 
     def fields(self) -> dict[str, Any]:
         """Return every field by name, in the order of the class."""
-        return {name: getattr(self, name) for name in FIELDS}
+        return dict(zip(FIELDS, _values_of(self), strict=True))
 
     def stated_fields(self) -> dict[str, Any]:
         """Return the fields that somebody stated, and those that every run has to state."""
-        origins = self.origins
-        return {n: getattr(self, n) for n in FIELDS if origins[n] != FROM_DEFAULT or n in REQUIRED}
+        values = self.fields()
+        for name, origin in self.origins.items():
+            if origin == FROM_DEFAULT and name not in REQUIRED:
+                del values[name]
+        return values
 
     def replace(self, origin: str = FROM_CALLER, **changes: Any) -> "Run":
         """Return the same run with `changes`, checked anew; `origin` says who changed them.
@@ -411,10 +416,8 @@ class Run:
             rules.forget_method(values, changes["method"])
         if changes.get("packing") and self.padding == "longest":
             values.pop("padding", None)  # which full sequences rule out
-        values.update(changes)
-        origins = {name: self.origins[name] for name in values if name in FIELDS}
-        origins.update(dict.fromkeys(changes, origin))
-        return Run.from_fields(values, origins, self.warnings)
+        origins = dict(zip(values, map(self.origins.__getitem__, values), strict=True))
+        return Run.from_fields(values | changes, origins | dict.fromkeys(changes, origin), self.warnings)
 
     def to_yaml(self) -> str:
         """Return a run file that reads back as an equal run."""
@@ -429,6 +432,7 @@ FIELDS: dict[str, Field] = {
     for each in fields(Run)
     if "spec" in each.metadata
 }
+_values_of = attrgetter(*FIELDS)
 
 
 def figures(name_or_path: str) -> "ModelFigures":

@@ -7,7 +7,7 @@ from math import comb
 
 import pytest
 
-from finegauge.data.length_histogram import LengthHistogram
+from finegauge.catalogue.length_histogram import LengthHistogram
 from tests.shared import SHARED, needs_shared
 
 SMALL = LengthHistogram.of([(3, 1), (7, 2), (10, 1), (40, 1)], cut_off=20)
