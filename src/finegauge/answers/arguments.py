@@ -97,7 +97,7 @@ class Asked(NamedTuple):
 
     def runs(self, *, common: bool) -> list[Run]:
         """Return the run, once per GPU asked about; the common GPUs where none is, or an error."""
-        from finegauge.cli.run_options import on_gpus
+        from finegauge.answers.runs import on_gpus
 
         run, names = self.run(), self.texts("gpus")
         if not (names or run.gpu or common):

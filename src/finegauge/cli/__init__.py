@@ -22,59 +22,89 @@ from finegauge.errors import (
     did_you_mean,
 )
 
-COMMANDS: dict[str, tuple[str, str]] = {  # name: module that holds it, and what --help says about it
-    "estimate": (
-        "finegauge.cli.estimates",
-        "Memory, time, cost and energy of a run, on one or several GPUs.",
-    ),
-    "read": ("finegauge.cli.files", "What a training file means: every field, and who says so."),
-    "explain": (
-        "finegauge.cli.estimates",
-        "Why: every byte and second with its formula, every input's origin.",
-    ),
-    "check": ("finegauge.cli.estimates", "Will it fit? Exit code 0 fits, 10 risky, 20 will not fit."),
-    "max-batch": ("finegauge.cli.estimates", "The largest micro-batch that fits."),
-    "max-length": ("finegauge.cli.estimates", "The longest sequence that fits."),
-    "data": (
-        "finegauge.cli.files",
-        "How long a data set's samples are in tokens, and the batches they make.",
-    ),
-    "plan": (
-        "finegauge.cli.plans",
-        "The cheapest, fastest or greenest way to do a run, and why not another.",
-    ),
-    "whatif": ("finegauge.cli.plans", "One change at a time from a run as it is, sorted by what it saves."),
-    "measure": ("finegauge.cli.measurements", "Run the real thing for a few steps and take it apart."),
-    "micro": (
-        "finegauge.cli.measurements",
-        "Time this machine's operators; predictions then take '--gpu here'.",
-    ),
-    "campaign": (
-        "finegauge.cli.campaigns",
-        "Many runs, predicted, measured or both; stop and resume at will.",
-    ),
-    "compare": (
-        "finegauge.cli.campaigns",
-        "SpeedUp, MemoryUp and EnergyUp of optimisations over a baseline.",
-    ),
-    "results": (
-        "finegauge.cli.campaigns",
-        "What campaigns and measurements found: a table, SQL, CSV, Parquet.",
-    ),
-    "report": ("finegauge.cli.reports", "One file to look at: a run, a measurement, a campaign, a plan."),
-    "validate": ("finegauge.cli.validation", "How wrong the predictions are, on a table of measured runs."),
-    "reproduce": ("finegauge.cli.reports", "The seed paper's tables and figures, ours beside theirs."),
-    "calibrate": ("finegauge.cli.validation", "Fit a law to your own sweep; 'estimate --law' uses it."),
-    "trace": (
-        "finegauge.cli.measurements",
-        "Learn a model_type that FineGauge does not describe, from its class.",
-    ),
-    "serve": ("finegauge.cli.servers", "Show these answers as a page in the browser, on this machine alone."),
-    "mcp": ("finegauge.cli.servers", "Serve these answers to assistants (Model Context Protocol)."),
-    "models": ("finegauge.cli.catalogue", "List models, or show one with its parameters and layers."),
-    "gpus": ("finegauge.cli.catalogue", "List GPUs, or show one."),
-    "offers": ("finegauge.cli.catalogue", "List cloud offers with their prices; --refresh fetches today's."),
-    "datasets": ("finegauge.cli.catalogue", "List data sets, or show one with its lengths."),
+# Each returns the commands of one module, imported when one of them runs.
+
+
+def _campaigns() -> tuple[click.Command, ...]:
+    from finegauge.cli.campaigns import campaign, compare, results
+
+    return campaign, compare, results
+
+
+def _catalogue() -> tuple[click.Command, ...]:
+    from finegauge.cli.catalogue import datasets, gpus, models, offers
+
+    return models, gpus, offers, datasets
+
+
+def _estimates() -> tuple[click.Command, ...]:
+    from finegauge.cli.estimates import check, estimate, explain, max_batch, max_length
+
+    return estimate, explain, check, max_batch, max_length
+
+
+def _files() -> tuple[click.Command, ...]:
+    from finegauge.cli.files import data, read
+
+    return read, data
+
+
+def _measurements() -> tuple[click.Command, ...]:
+    from finegauge.cli.measurements import measure, micro, trace
+
+    return measure, micro, trace
+
+
+def _plans() -> tuple[click.Command, ...]:
+    from finegauge.cli.plans import plan, whatif
+
+    return plan, whatif
+
+
+def _reports() -> tuple[click.Command, ...]:
+    from finegauge.cli.reports import report, reproduce
+
+    return report, reproduce
+
+
+def _servers() -> tuple[click.Command, ...]:
+    from finegauge.cli.servers import mcp, serve
+
+    return serve, mcp
+
+
+def _validation() -> tuple[click.Command, ...]:
+    from finegauge.cli.validation import calibrate, validate
+
+    return validate, calibrate
+
+
+COMMANDS = {  # name: where it is, and what --help says about it
+    "estimate": (_estimates, "Memory, time, cost and energy of a run, on one or several GPUs."),
+    "read": (_files, "What a training file means: every field, and who says so."),
+    "explain": (_estimates, "Why: every byte and second with its formula, every input's origin."),
+    "check": (_estimates, "Will it fit? Exit code 0 fits, 10 risky, 20 will not fit."),
+    "max-batch": (_estimates, "The largest micro-batch that fits."),
+    "max-length": (_estimates, "The longest sequence that fits."),
+    "data": (_files, "How long a data set's samples are in tokens, and the batches they make."),
+    "plan": (_plans, "The cheapest, fastest or greenest way to do a run, and why not another."),
+    "whatif": (_plans, "One change at a time from a run as it is, sorted by what it saves."),
+    "measure": (_measurements, "Run the real thing for a few steps and take it apart."),
+    "micro": (_measurements, "Time this machine's operators; predictions then take '--gpu here'."),
+    "campaign": (_campaigns, "Many runs, predicted, measured or both; stop and resume at will."),
+    "compare": (_campaigns, "SpeedUp, MemoryUp and EnergyUp of optimisations over a baseline."),
+    "results": (_campaigns, "What campaigns and measurements found: a table, SQL, CSV, Parquet."),
+    "report": (_reports, "One file to look at: a run, a measurement, a campaign, a plan."),
+    "validate": (_validation, "How wrong the predictions are, on a table of measured runs."),
+    "reproduce": (_reports, "The seed paper's tables and figures, ours beside theirs."),
+    "calibrate": (_validation, "Fit a law to your own sweep; 'estimate --law' uses it."),
+    "trace": (_measurements, "Learn a model_type that FineGauge does not describe, from its class."),
+    "serve": (_servers, "Show these answers as a page in the browser, on this machine alone."),
+    "mcp": (_servers, "Serve these answers to assistants (Model Context Protocol)."),
+    "models": (_catalogue, "List models, or show one with its parameters and layers."),
+    "gpus": (_catalogue, "List GPUs, or show one."),
+    "offers": (_catalogue, "List cloud offers with their prices; --refresh fetches today's."),
+    "datasets": (_catalogue, "List data sets, or show one with its lengths."),
 }
 
 
@@ -89,10 +119,8 @@ class LazyGroup(click.Group):
         """Return the command, its module imported now."""
         if cmd_name not in COMMANDS:
             return None
-        from importlib import import_module
-
-        command = getattr(import_module(COMMANDS[cmd_name][0]), cmd_name.replace("-", "_"))
-        return command if isinstance(command, click.Command) else None
+        module, _ = COMMANDS[cmd_name]
+        return next(command for command in module() if command.name == cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing them."""

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 import click
 
 from finegauge.cli.progress import progress_bar
-from finegauge.cli.run_options import alongside_options, say, show, stated_alongside
+from finegauge.cli.run_options import alongside_options, file_name, runs, say, show, stated_alongside
 from finegauge.errors import InputError
 
 if TYPE_CHECKING:
     from finegauge.data.token_lengths import Lengths
     from finegauge.formats.launcher_files import Alongside
-    from finegauge.formats.writing import Written
     from finegauge.run.run import Run
 
 
@@ -41,16 +40,16 @@ def read(
     files = [word for word in words if "=" not in word or os.path.exists(word)]
     overrides = tuple(word for word in words if word not in files)
     companions = {file: found for file in files if (found := companion_fields(file)) is not None}
-    runs = [file for file in files if file not in companions]
+    recipes = [file for file in files if file not in companions]
     if not files:
         raise InputError("No file is named; 'finegauge read train.yaml' shows what it means.")
     if framework is None and (folder is not None or overwrite):
         raise InputError("-o and --overwrite go with --export; add --export trl, or another framework.")
     beside = _with_companions(stated_alongside(), {f: kind for f, (kind, _) in companions.items()})
     if framework is not None:
-        _export(_the_one(runs), overrides, beside, framework, folder, overwrite=overwrite, as_json=as_json)
+        _export(_the_one(recipes), overrides, beside, framework, folder, overwrite=overwrite, as_json=as_json)
         return
-    found = [run_of_file(file, describe(file, overrides, beside)) for file in runs]
+    found = [run_of_file(file, describe(file, overrides, beside)) for file in recipes]
     answer = ReadAnswer(
         tuple(found or (LauncherFile(name, stated) for name, (_, stated) in companions.items()))
     )
@@ -94,16 +93,10 @@ def _export(
 
         show("read", export_answer(framework, written), as_json=True)
     else:
-        say(export_lines(written))
+        from finegauge.render.files import written_section
+        from finegauge.render.terminal import section_lines
 
-
-def export_lines(written: "Written") -> list[str]:
-    """Return what was written, how to start it, and what the framework cannot say."""
-    from finegauge.render.terminal import paint, wrapped
-
-    lines = [f"Wrote {path}" for path in written.paths]
-    lines.append(f"Start it with: {written.command}")
-    return lines + [paint(line, "yellow") for text in written.warnings for line in wrapped(text, indent="  ")]
+        say(section_lines(written_section(written)))
 
 
 def _with_companions(stated: "Alongside", kinds: dict[str, str]) -> "Alongside":
@@ -175,27 +168,6 @@ def data(
         say(["", *batching_lines(lengths, run)])
 
 
-def with_counted_texts(run: "Run") -> "Run":
-    """Count a run's data set, where it is one of texts; return the run, warning of what was left out.
-
-    Who asks for its lengths later finds them counted.
-    """
-    from finegauge.catalogue.datasets import holds_texts
-
-    if run.dataset is None or run.tokenizer is None or not holds_texts(run.dataset, has_tokenizer=True):
-        return run
-    found = _counted(run.dataset, run.tokenizer).findings
-    if not found.num_unreadable:
-        return run
-    left_out = (
-        f"{run.dataset}: {found.num_unreadable:,} of {found.num_rows:,} {found.row_name}s are unreadable and "
-        f"left out; 'finegauge data' says which and why."
-    )
-    stated = run.stated_fields()
-    origins = {name: run.origins[name] for name in stated}
-    return type(run).from_fields(stated, origins, (*run.warnings, left_out))
-
-
 def _counted(
     file: str, tokenizer: str, format_name: str | None = None, template: str | None = None
 ) -> "Lengths":
@@ -203,7 +175,7 @@ def _counted(
     from finegauge.data.token_lengths import token_lengths
 
     gc.enable()  # which a command does without: this one is long
-    with progress_bar(os.path.basename(os.path.normpath(file))) as heard:
+    with progress_bar(file_name(file)) as heard:
         return token_lengths(file, tokenizer, format=format_name, template=template, heard=heard)
 
 
@@ -211,7 +183,6 @@ def _runs(
     run_file: str, overrides: tuple[str, ...], gpus: tuple[str, ...], file: str, tokenizer: str | None
 ) -> "list[Run]":
     """Return the run with this data set, once per GPU asked about."""
-    from finegauge.cli.run_options import runs
     from finegauge.formats.reading import read
 
     stated = {

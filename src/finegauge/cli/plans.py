@@ -128,12 +128,13 @@ def _files_lines(
     found: "Plan", written: "Written | None", framework: str | None, figure: str | None
 ) -> Iterator[str]:
     """Yield what was written and drawn, and how to start it."""
-    from finegauge.cli.files import export_lines
+    from finegauge.render.files import written_section
+    from finegauge.render.terminal import section_lines
 
     if figure is not None and found.front:
         yield f"Drew {figure}"
     if written is not None:
-        yield from export_lines(written)
+        yield from section_lines(written_section(written))
     elif framework is not None:
         yield "Nothing was written: there is no plan."
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from finegauge.cli.run_options import alongside_options, on_gpus, run_of, say, show
+from finegauge.cli.run_options import alongside_options, run_of, say, show
 from finegauge.errors import InputError, UnknownNameError, shown
 
 if TYPE_CHECKING:
@@ -95,6 +95,7 @@ def _of_run(path: str, overrides: tuple[str, ...], gpu: str | None, *, planned: 
         from finegauge.render.plan_report import plan_report
 
         return plan_report(json.loads(plan_json(plan(run, Wanted(gpus=(gpu,) if gpu else ())))))
+    from finegauge.answers.runs import on_gpus
     from finegauge.answers.study import study_answer
     from finegauge.render.estimate import estimate_report
     from finegauge.render.report import FILE

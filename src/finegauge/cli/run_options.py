@@ -1,12 +1,12 @@
 """What every command that takes a RUN has in common: its arguments, its GPUs, its way to print."""
 
+import gc
+import os
 import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
-
-from finegauge.errors import InputError
 
 if TYPE_CHECKING:
     from finegauge.formats.launcher_files import Alongside
@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from finegauge.run.run import Run
 
 _ALONGSIDE = "finegauge.alongside"  # where click keeps what is given beside RUN
-
-# Asked about where neither the run nor --gpu names one: from a cheap card to a large one.
-COMMON_GPUS = ("L4", "RTX-4090", "A40", "L40S", "A100-40GB", "A100-80GB", "H100", "H200")
 
 
 def _keep(context: click.Context, option: click.Parameter, value: Any) -> None:
@@ -82,6 +79,8 @@ def runs(run_file: str, overrides: Iterable[str], gpus: Iterable[str], *, common
         gpus: Names, comma-separated; they win over the GPU that the run states.
         common: Whether to ask about the common GPUs where none is named; if not, that is an error.
     """
+    from finegauge.answers.runs import on_gpus
+
     run = run_of(run_file, overrides)
     names = [name.strip() for text in gpus for name in text.split(",") if name.strip()]
     return on_gpus(run, names, common=common)
@@ -94,24 +93,20 @@ def run_of(run_file: str, overrides: Iterable[str]) -> "Run":
     run = read(run_file, tuple(overrides), stated_alongside())
     if run.tokenizer is None:
         return run
-    from finegauge.cli.files import with_counted_texts
+    from finegauge.answers.runs import states_texts, with_counted_texts
 
-    return with_counted_texts(run)
+    if not states_texts(run):
+        return run
+    from finegauge.cli.progress import progress_bar
+
+    gc.enable()  # which a command does without: this one is long
+    with progress_bar(file_name(str(run.dataset))) as heard:
+        return with_counted_texts(run, heard)
 
 
-def on_gpus(run: "Run", names: Iterable[str], *, common: bool = True) -> list["Run"]:
-    """Return `run` once per GPU named; else on its own, else on the common ones, where that is allowed."""
-    names = list(names)
-    if not names and run.gpu:
-        return [run.replace(origin=run.origins["gpu"], gpu=_canonical(run.gpu))]
-    if not names and not common:
-        raise InputError(
-            "No GPU is stated: add --gpu a100-80gb, or 'gpu: A100-SXM4-80GB' to the run; "
-            "'finegauge gpus' lists them."
-        )
-    chosen = dict.fromkeys(_canonical(name) for name in names or COMMON_GPUS)
-    origin = "command line" if names else "one of the common GPUs"
-    return [run.replace(origin=origin, gpu=name) for name in chosen]
+def file_name(path: str) -> str:
+    """Return the last part of a path."""
+    return os.path.basename(os.path.normpath(path))
 
 
 def show(
@@ -133,11 +128,3 @@ def say(lines: Iterable[str] | str) -> None:
     text = lines if isinstance(lines, str) else "\n".join(lines)
     encoding = sys.stdout.encoding or "utf-8"
     click.echo(text.encode(encoding, errors="replace").decode(encoding), color=True)
-
-
-def _canonical(name: str) -> str:
-    """Return the catalogue's name of a GPU, or the path of the user's own file of one."""
-    from finegauge.catalogue.gpus import gpu, is_file
-
-    spec = gpu(name)
-    return name if is_file(name) else spec.name

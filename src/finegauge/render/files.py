@@ -1,12 +1,15 @@
 """How the fields of training files look: `finegauge read`."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from finegauge.answers.files import ReadAnswer, RunOfFile
 from finegauge.render import number_format as fmt
-from finegauge.render.report import Section, Table, notes, section
+from finegauge.render.report import Note, Section, Table, notes, section
 from finegauge.run.rules import LORA_FIELDS
+
+if TYPE_CHECKING:
+    from finegauge.formats.writing import Written
 
 
 def read_sections(answer: ReadAnswer) -> Iterator[Section]:
@@ -17,6 +20,13 @@ def read_sections(answer: ReadAnswer) -> Iterator[Section]:
             yield section("file", one.file, table, *notes(one.warnings, tone="risky"))
         else:
             yield section("file", one.file, _field_table(one.fields, {}))
+
+
+def written_section(written: "Written") -> Section:
+    """Return what was written, how to start it, and what the framework cannot say."""
+    paths = (Note(f"Wrote {path}") for path in written.paths)
+    start = Note(f"Start it with: {written.command}")
+    return section("written", "", *paths, start, *notes(written.warnings, tone="risky"))
 
 
 def _field_table(fields: Mapping[str, Any], origins: Mapping[str, str]) -> Table:

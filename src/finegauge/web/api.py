@@ -134,7 +134,7 @@ def _run(asked: Asked) -> "Run":
 
 def _runs(asked: Asked, *, common: bool) -> "list[Run]":
     """Return the run once per GPU asked about; on the common ones where none is and that is allowed."""
-    from finegauge.cli.run_options import on_gpus
+    from finegauge.answers.runs import on_gpus
 
     run = _run(asked)
     with _beside("gpus"):
