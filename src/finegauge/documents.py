@@ -79,7 +79,6 @@ def read_text(path: str, max_bytes: int = MAX_BYTES) -> str:
 
 
 def _neighbours(path: str) -> str:
-    """Return " Did you mean …" for files of the same folder."""
     try:
         return did_you_mean(os.path.basename(path), os.listdir(os.path.dirname(path) or ".")[:1000])
     except (OSError, ValueError):
@@ -194,7 +193,6 @@ class _Builder:
         return value
 
     def _value(self, event: Any, depth: int) -> Any:
-        """Return the value that begins with `event`."""
         line, kind, before = event.start_mark.line + 1, type(event).__name__, self._values
         self._count(1, line)
         if depth > MAX_DEPTH:
@@ -222,7 +220,6 @@ class _Builder:
         return value
 
     def _mapping(self, depth: int) -> dict[str, Any]:
-        """Return the mapping whose start event was just read."""
         mapping: dict[str, Any] = {}
         for event in self._events:
             kind, line = type(event).__name__, event.start_mark.line + 1
@@ -249,7 +246,6 @@ class _Builder:
         return value
 
     def _count(self, number: int, line: int) -> None:
-        """Count `number` more values and refuse too many."""
         self._values += number
         if self._values > MAX_VALUES:
             raise self._refused(

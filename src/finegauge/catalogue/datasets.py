@@ -13,6 +13,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from finegauge.catalogue.length_histogram import quantiles
 from finegauge.catalogue.tables import checked_row, read_shipped, rows_of, user_rows
 from finegauge.documents import MAX_DOCUMENT_BYTES, home, read_text
 from finegauge.errors import (
@@ -112,7 +113,6 @@ def is_of_texts(name: str, tokenizer: str | None) -> bool:
 
 
 def _is_lengths(name: str) -> bool:
-    """Return whether a file is a CSV of lengths, by its first line."""
     if not name.endswith(".csv") or not os.path.isfile(name):
         return False
     with open(name, "rb") as file:
@@ -155,7 +155,7 @@ def _of_mean(name: str) -> Dataset | None:
         aliases=(),
         num_samples=sum(spread.values()),
         lengths=lengths,
-        median_tokens=_median(lengths),
+        median_tokens=quantiles(lengths, (0.5,))[0],
         tokenizer="any",
         source=f"the mean that is stated; the spread of {', '.join(found.name for found in shapes)}",
         checked="",
@@ -209,7 +209,7 @@ def _user_dataset(row: Mapping[str, Any], path: str) -> Dataset:
         aliases=given.get("aliases", ()),
         num_samples=num_samples,
         lengths=lengths,
-        median_tokens=_median(lengths),
+        median_tokens=quantiles(lengths, (0.5,))[0],
         tokenizer=given.get("tokenizer", "not stated"),
         source=given.get("source", path),
         checked=given.get("checked", ""),
@@ -228,13 +228,3 @@ def _pairs(lengths: object, path: str) -> tuple[tuple[int, int], ...]:
     if not counts or min(counts) < 1 or max(counts) > MAX_LENGTH or min(counts.values()) < 1:
         raise FieldError(f"{path}: 'lengths' needs lengths of 1 to {MAX_LENGTH} tokens, counts from 1.")
     return tuple(sorted(counts.items()))
-
-
-def _median(lengths: tuple[tuple[int, int], ...]) -> int:
-    """Return the shortest length that half of the examples do not exceed."""
-    half, seen = sum(count for _, count in lengths) / 2, 0
-    for length, count in lengths:
-        seen += count
-        if seen >= half:
-            return length
-    return 0

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from finegauge.catalogue.tables import positive
+from finegauge.catalogue.tables import checked_row, positive
 from finegauge.documents import cache_path, read_document, write_document
 from finegauge.errors import FieldError, FileFormatError, UnknownKeyError, shown
 
@@ -98,9 +98,7 @@ HOST_COSTS: Mapping[str, str] = MappingProxyType(
 )
 
 _REQUIRED = ("kind", "schema_version", "name", "device", "memory_bytes", "usable_bytes", "readings", "host")
-_OPTIONAL = ("threads", "memory_bytes_per_s", "flops_per_s", "fingerprint", "notes")
 _READING = ("operator", "dtype", "direction", "sizes", "seconds")
-_READING_OPTIONAL = ("spread_fraction", "flops", "bytes", "launches")
 
 
 class Reading(NamedTuple):
@@ -197,71 +195,43 @@ def device_profile(path: str) -> DeviceProfile:
             f"{path} has schema_version {shown(version)}; this FineGauge reads {SCHEMA_VERSION}. "
             "Run 'finegauge micro' again."
         )
-    _keys(document, path, _REQUIRED, _OPTIONAL)
-    if document["device"] not in ("cpu", "cuda"):
-        raise FieldError(f"{path}: 'device' should be cpu or cuda, not {shown(document['device'])}.")
-    rows = document["readings"]
+    types = {**DeviceProfile.__annotations__, "kind": str, "schema_version": int, "notes": list}
+    given = checked_row(document, path, types, required=_REQUIRED, zero=("memory_bytes_per_s",))
+    if given["device"] not in ("cpu", "cuda"):
+        raise FieldError(f"{path}: 'device' should be cpu or cuda, not {shown(given['device'])}.")
+    del given["kind"], given["schema_version"]
+    rows, fingerprint, notes = given["readings"], given.get("fingerprint", {}), given.get("notes", [])
     if not isinstance(rows, list) or not rows:
         raise FieldError(f"{path}: 'readings' should be a list of at least one reading.")
-    return DeviceProfile(
-        name=str(document["name"]),
-        device=document["device"],
-        memory_bytes=positive(document["memory_bytes"], f"{path}: 'memory_bytes'"),
-        usable_bytes=positive(document["usable_bytes"], f"{path}: 'usable_bytes'"),
-        memory_bytes_per_s=positive(
-            document.get("memory_bytes_per_s", 0), f"{path}: 'memory_bytes_per_s'", zero=True
-        ),
-        flops_per_s=_numbers(document.get("flops_per_s", {}), f"{path}: flops_per_s"),
-        threads=int(positive(document.get("threads", 1), f"{path}: 'threads'")),
-        readings=tuple(_reading(row, f"{path}: readings[{i}]") for i, row in enumerate(rows)),
-        host=_numbers(document["host"], f"{path}: host", known=tuple(HOST_COSTS), zero=True),
-        fingerprint=MappingProxyType({str(k): str(v) for k, v in _mapping(document, "fingerprint", path)}),
-        notes=_notes(document.get("notes", []), path),
-    )
+    if not isinstance(fingerprint, dict):
+        raise FieldError(f"{path}: 'fingerprint' should be a mapping, not {shown(fingerprint)}.")
+    if not isinstance(notes, list):
+        raise FieldError(f"{path}: 'notes' should be a list, not {shown(notes)}.")
+    made = {
+        "flops_per_s": _numbers(given.get("flops_per_s", {}), f"{path}: flops_per_s"),
+        "readings": tuple([_reading(row, f"{path}: readings[{i}]") for i, row in enumerate(rows)]),
+        "host": _numbers(given["host"], f"{path}: host", known=tuple(HOST_COSTS), zero=True),
+        "fingerprint": MappingProxyType({str(k): str(v) for k, v in fingerprint.items()}),
+        "notes": tuple(map(str, notes)),
+    }
+    return DeviceProfile(**{"memory_bytes_per_s": 0.0, "threads": 1} | given | made)
 
 
 def _reading(row: object, where: str) -> Reading:
-    """Return one checked reading."""
     if not isinstance(row, dict):
         raise FieldError(f"{where} should be a mapping, not {shown(row)}.")
-    _keys(row, where, _READING, _READING_OPTIONAL)
-    operator, direction = str(row["operator"]), str(row["direction"])
+    optional = ("spread_fraction", "flops", "bytes", "launches")
+    given = checked_row(row, where, Reading.__annotations__, required=_READING, zero=optional)
+    operator, direction = given["operator"], given["direction"]
     if operator not in OPERATORS:
         raise UnknownKeyError(f"{where}: operator", operator, known=OPERATORS)
     if direction not in DIRECTIONS:
         raise UnknownKeyError(f"{where}: direction", direction, known=DIRECTIONS)
-    sizes = _numbers(row["sizes"], f"{where}: sizes", known=OPERATORS[operator])
-    missing = [name for name in OPERATORS[operator] if name not in sizes]
-    if missing:
-        raise FieldError(f"{where}: {operator} needs the size {shown(missing[0])}.")
-    others = {key: positive(row.get(key, 0), f"{where}: '{key}'", zero=True) for key in _READING_OPTIONAL}
-    seconds = positive(row["seconds"], f"{where}: 'seconds'")
-    return Reading(operator, str(row["dtype"]), direction, sizes, seconds, **others)
-
-
-def _notes(found: object, path: str) -> tuple[str, ...]:
-    """Return the notes of a profile."""
-    if not isinstance(found, list):
-        raise FieldError(f"{path}: 'notes' should be a list, not {shown(found)}.")
-    return tuple(map(str, found))
-
-
-def _keys(row: Mapping[str, Any], where: str, required: tuple[str, ...], optional: tuple[str, ...]) -> None:
-    """Refuse a mapping with a key too many or too few."""
-    for key in row:
-        if key not in (*required, *optional):
-            raise UnknownKeyError(where, str(key), known=(*required, *optional))
-    for key in required:
-        if key not in row:
-            raise FieldError(f"{where}: '{key}' is missing.")
-
-
-def _mapping(document: Mapping[str, Any], key: str, path: str) -> Any:
-    """Return the items of the mapping at `key`, none where it is not given."""
-    found = document.get(key, {})
-    if not isinstance(found, dict):
-        raise FieldError(f"{path}: '{key}' should be a mapping, not {shown(found)}.")
-    return found.items()
+    given["sizes"] = sizes = _numbers(given["sizes"], f"{where}: sizes", known=OPERATORS[operator])
+    for name in OPERATORS[operator]:
+        if name not in sizes:
+            raise FieldError(f"{where}: {operator} needs the size {shown(name)}.")
+    return Reading(**given)
 
 
 def _numbers(

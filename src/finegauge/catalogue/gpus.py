@@ -180,13 +180,11 @@ del _USER_FIELDS["measured"]
 
 
 def _empty() -> dict[str, Any]:
-    """Return the fields of a GPU of which nothing is known."""
     empty: dict[str, Any] = {name: "" if kind is str else None for name, kind in _USER_FIELDS.items()}
     return empty | {"aliases": (), "nvlink_bytes_per_s": 0.0}
 
 
 def _user_gpu(row: Mapping[str, Any], path: str) -> GpuSpec:
-    """Return the GPU that a user's file describes; only `_REQUIRED` must be there."""
     zero = ("nvlink_bytes_per_s", "idle_power_w")
     given = checked_row(row, path, _USER_FIELDS, required=_REQUIRED, zero=zero)
     given["flops_per_s"] = _rates(given["flops_per_s"], path)

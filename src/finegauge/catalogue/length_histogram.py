@@ -12,9 +12,26 @@ Neglects: that an epoch draws without replacement (B is small against the data s
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import exp, lgamma
+
+
+def quantiles(pairs: Sequence[tuple[int, int]], fractions: Sequence[float]) -> list[int]:
+    """Return for each fraction the shortest length that so many of the samples do not exceed.
+
+    Args:
+        pairs: (length, how many), the shortest first.
+        fractions: Ascending, 0 to 1.
+    """
+    total, seen, found = sum(count for _, count in pairs), 0, []
+    wanted = list(fractions)
+    for length, count in pairs:
+        seen += count
+        while wanted and seen >= wanted[0] * total:
+            wanted.pop(0)
+            found.append(length)
+    return found + [pairs[-1][0]] * len(wanted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,20 +103,12 @@ class LengthHistogram:
 
     def quantile(self, fraction: float) -> int:
         """Return the shortest length that `fraction` of the sequences do not exceed."""
-        needed, seen = fraction * self.num_samples, 0
-        for length, count in zip(self.lengths, self.counts, strict=True):
-            seen += count
-            if seen >= needed:
-                return length
-        return self.longest
+        pairs = tuple(zip(self.lengths, self.counts, strict=True))
+        return quantiles(pairs, (fraction,))[0]
 
     def num_longer(self, length: float) -> int:
         """Return how many sequences are longer than `length`."""
         return sum(self.counts[bisect_right(self.lengths, length) :])
-
-    def share_of_batches_longer(self, length: float, batch: int) -> float:
-        """Return the fraction of batches of `batch` whose longest sequence exceeds `length`."""
-        return 1.0 - (1.0 - self.num_longer(length) / self.num_samples) ** batch
 
     def chance_of_longer(self, length: float, num_drawn: int) -> float:
         """Return the probability that `num_drawn` sequences of an epoch hold one longer than `length`.
@@ -156,7 +165,6 @@ def _stretches(length: int, count: int, cut_off: int, over_length: str) -> list[
 
 
 def _open(rooms: list[int], packs: dict[int, int], room: int, number: int) -> None:
-    """Add `number` packs with `room` free tokens."""
     if room not in packs:
         rooms.insert(bisect_right(rooms, room), room)
         packs[room] = 0

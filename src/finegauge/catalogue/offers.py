@@ -209,7 +209,6 @@ del _USER_FIELDS["gpu_printed"], _USER_FIELDS["outlier"]
 
 
 def _user_offer(row: Mapping[str, Any], path: str) -> Offer:
-    """Return the offer that a user's file describes: provider, GPU and at least one price."""
     given = checked_row(row, path, _USER_FIELDS, required=("provider", "gpu"))
     if "on_demand_usd_per_h" not in given and "spot_usd_per_h" not in given:
         raise FieldError(f"{path}: give 'on_demand_usd_per_h' or 'spot_usd_per_h', of the whole instance.")

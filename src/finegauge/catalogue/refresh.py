@@ -82,7 +82,6 @@ def refresh_offers(clouds: Iterable[str] = CLOUDS) -> Refreshed:
 
 
 def _download(cloud: str) -> str:
-    """Return the CSV of one cloud, from the first host that answers."""
     from urllib.request import Request, urlopen
 
     own = os.environ.get("FINEGAUGE_OFFERS_URL")
@@ -160,7 +159,6 @@ def _row(cloud: str, line: Mapping[str, str | None], today: str) -> dict[str, st
 
 
 def _number(cell: str | None) -> float | None:
-    """Return the number in a cell, or None if it holds none above zero."""
     try:
         number = float(cell or "")
     except ValueError:
@@ -173,7 +171,6 @@ def _text(number: float | None) -> str:
 
 
 def _memory_bytes(info: str) -> float | None:
-    """Return the memory of one card from a `GpuInfo` cell, or None if it tells none."""
     import ast
     import json
 
@@ -207,7 +204,6 @@ def _same_memory(spec: GpuSpec, memory_bytes: float) -> bool:
 
 
 def _replace(path: str, rows: list[dict[str, str]]) -> None:
-    """Write the table beside its place, then put it there in one step."""
     header = read_shipped("offers.csv").partition("\n")[0]
     columns = header.split(",")
     text = "\n".join([header, *(",".join(row[column] for column in columns) for row in rows), ""])

@@ -245,7 +245,6 @@ def _steps(run: "Run", known: LengthHistogram | None, *, samples_per_row: float)
 
 
 def _total_steps(run: "Run", per_epoch: int | None) -> int | None:
-    """Return the optimizer steps of the whole run; None where they are not known."""
     if run.max_steps is not None or per_epoch is None:
         return run.max_steps
     return ceil(run.epochs * per_epoch)
@@ -316,7 +315,6 @@ def _shape(known: _Known, recipe: Recipe, sequences: int, drawn: int) -> BatchSh
 
 
 def _in_words(batches: "Batches") -> str:
-    """Return how the samples were batched."""
     recipe, cut = batches.recipe, batches.cut
     if recipe.packing_strategy:
         each = cut.num_samples / max(1, batches.rows.number)
@@ -340,7 +338,6 @@ def _in_words(batches: "Batches") -> str:
 
 @lru_cache(maxsize=8)
 def _epoch(known: _Known, recipe: Recipe, epoch: int) -> "Batches":
-    """Return the batches of one epoch."""
     rows_epoch = epoch if recipe.batching.packs_after_shuffling else 0
     rows, cut = _rows(known, recipe._replace(micro_batch_size=1, accumulation=1, ranks=1), rows_epoch)
     batches: Batches = _simulation().batches_of(rows, cut, recipe, seed=TRAINER_SEED, epoch=epoch)
@@ -362,7 +359,6 @@ def _rows(known: _Known, recipe: Recipe, epoch: int) -> Any:
 
 
 def _simulation() -> Any:
-    """Return the module that simulates."""
     try:
         from finegauge.data import batches
     except ImportError:

@@ -66,12 +66,6 @@ class Batches:
         """Return the tokens of each step that are not padding."""
         return sums(self.real_tokens, np.append(np.arange(0, self.number, self.per_step), self.number))
 
-    @cached_property
-    def num_stretches(self) -> Ints:
-        """Return how many stretches of samples each micro-batch holds."""
-        sizes = np.diff(self.rows.offsets)[self.dealt.rows]
-        return sums(sizes, self.dealt.offsets)
-
     @property
     def padding_fraction(self) -> float:
         """Return the share of all computed tokens that is padding."""
@@ -88,7 +82,6 @@ class Batches:
         return [self._row(row) for row in chosen]
 
     def _row(self, row: int) -> list[Stretch]:
-        """Return what stands in one row."""
         places = np.arange(self.rows.offsets[row], self.rows.offsets[row + 1])
         columns = (column.tolist() for column in self.rows.pieces.at(places))
         return [Stretch(*each) for each in zip(*columns, strict=True)]
@@ -151,7 +144,6 @@ def batches_of(rows: Rows, cut: Cut, recipe: Recipe, *, seed: int, epoch: int) -
 
 
 def _measured(rows: Rows, lengths: Ints, cut: Cut, dealt: orders.Dealt, recipe: Recipe) -> Batches:
-    """Return the batches with the tokens of each."""
     own = lengths[dealt.rows]
     real, per_batch = sums(own, dealt.offsets), np.diff(dealt.offsets)
     if recipe.joins_rows:
@@ -170,7 +162,6 @@ def _measured(rows: Rows, lengths: Ints, cut: Cut, dealt: orders.Dealt, recipe: 
 
 
 def _row_lengths(longest: Ints, recipe: Recipe) -> Ints:
-    """Return the padded length of each micro-batch's rows."""
     filled = recipe.batching.fills_packs if recipe.packing_strategy else recipe.padding == "max"
     if filled:
         longest = np.full_like(longest, recipe.row_len)

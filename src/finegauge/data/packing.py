@@ -119,7 +119,6 @@ def packed(pieces: Pieces, recipe: Recipe) -> Rows:
 
 
 def _packer(recipe: Recipe) -> Callable[[Ints, int], Packs]:
-    """Return the way of packing that the recipe names."""
     one = recipe.batching.one_pack_at_a_time
     if recipe.packing_strategy == "best_fit_decreasing":
         return knapsack if one else best_fit_decreasing
@@ -252,14 +251,12 @@ def _wrapped(pieces: Pieces, row_len: int, group: int, *, keeps_rest: bool) -> R
 
 
 def _full_rows(rows: Rows, row_len: int) -> Rows:
-    """Return the rows that are full."""
     full = np.add.reduceat(rows.pieces.length, rows.offsets[:-1]) == row_len
     sizes = np.diff(rows.offsets)
     return Rows(rows.pieces.at(np.repeat(full, sizes)), _ends(sizes[full].tolist()))
 
 
 def _ends(sizes: list[int]) -> Ints:
-    """Return the offsets of rows of these sizes."""
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 
@@ -337,5 +334,4 @@ def dealt_by_samples(order: Ints, batch: int, ranks: int, *, drops_last: bool) -
 
 
 def _offsets(number: int, batch: int) -> Ints:
-    """Return where batches of `batch` rows begin, and where the last ends."""
     return np.append(np.arange(0, number, batch, dtype=np.int64), number)

@@ -264,5 +264,4 @@ def read_record(record: Any, wanted: str | None) -> tuple[str, Said]:
 
 
 def _keys(record: Record) -> str:
-    """Return the first keys of a record, for a message."""
     return ", ".join(shown(str(key), 30)[1:-1] for key in list(record)[:8]) or "(none)"

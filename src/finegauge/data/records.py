@@ -2,12 +2,12 @@
 
 import os
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from json import JSONDecodeError, JSONDecoder
 from typing import IO, Any, NamedTuple
 
 from finegauge.catalogue.datasets import TEXT_SUFFIXES as SUFFIXES
-from finegauge.data.tokenizer import INSTALL, read_bytes
+from finegauge.data.tokenizer import INSTALL, read_settings
 from finegauge.errors import FileFormatError, InputError, UnsupportedError, shown
 
 TRAIN = "train"
@@ -47,7 +47,7 @@ def source_of(path: str) -> Source:
 def _folder(path: str, place: str) -> Source:
     """Return the files of a folder: as `datasets` saved it, or the shards that lie in it."""
     if os.path.isfile(os.path.join(place, "dataset_dict.json")):
-        splits = _names(_settings(os.path.join(place, "dataset_dict.json")).get("splits"), path)
+        splits = _names(read_settings(os.path.join(place, "dataset_dict.json")).get("splits"), path)
         split = TRAIN if TRAIN in splits else splits[0]
         others = ", ".join(name for name in splits if name != split)
         note = f"split {split} is read" + (f", {others} left out" if others else "")
@@ -55,7 +55,7 @@ def _folder(path: str, place: str) -> Source:
         return inner._replace(notes=(note, *inner.notes))
     state = os.path.join(place, "state.json")
     if os.path.isfile(state):
-        shards = _settings(state).get("_data_files")
+        shards = read_settings(state).get("_data_files")
         entries = shards if isinstance(shards, list) else []
         names = _names([one.get("filename") for one in entries if isinstance(one, dict)], path)
         files = tuple(os.path.join(place, name) for name in names)
@@ -73,17 +73,6 @@ def _names(values: object, path: str) -> list[str]:
             f"{path} is no folder that the library datasets saved: it names no files of its own."
         )
     return names
-
-
-def _settings(path: str) -> Mapping[str, Any]:
-    """Return the mapping in a JSON file of `datasets`."""
-    import json
-
-    try:
-        document = json.loads(read_bytes(path))
-    except (ValueError, RecursionError) as error:
-        raise FileFormatError(f"{path} cannot be read as JSON: {str(error).splitlines()[0]}.") from None
-    return document if isinstance(document, dict) else {}
 
 
 def _shards(path: str, place: str) -> Source:
@@ -166,7 +155,6 @@ def chunks(source: Source) -> Iterator[Chunk]:
 
 
 def _of_file(path: str) -> Iterator[Chunk]:
-    """Yield the records of one file."""
     kind = path.removesuffix(".gz").rpartition(".")[2]
     if kind in ("parquet", "arrow"):
         yield from parquet_chunks(path) if kind == "parquet" else arrow_chunks(path)
@@ -182,7 +170,6 @@ def _of_file(path: str) -> Iterator[Chunk]:
 
 
 def _unpacked(path: str, raw: IO[bytes]) -> IO[bytes]:
-    """Return the bytes of a file, unpacked where its name says that they are packed."""
     if not path.endswith(".gz"):
         return raw
     import gzip
@@ -226,26 +213,22 @@ def _too_long(stream: IO[bytes], line: bytes) -> Bad:
 
 
 def _why(error: Exception) -> str:
-    """Return in a few words why a line is no JSON."""
     if isinstance(error, UnicodeDecodeError):
         return "it is not UTF-8"
     return f"it is no JSON: {str(error).splitlines()[0][:100]}" if str(error) else "it is no JSON"
 
 
 def _json_lines(file: Opened) -> Rows:
-    """Yield a record per line of JSON."""
     from json import loads
 
     return _lines(file, loads)
 
 
 def _texts(file: Opened) -> Rows:
-    """Yield a record per line of plain text."""
     return _lines(file, lambda line: line.decode("utf-8").rstrip("\r\n"))
 
 
 def _json(file: Opened) -> Rows:
-    """Yield the records of one list, or of one JSON value after the other."""
     for number, (record, num_bytes) in enumerate(values(file.stream, file.path, MAX_RECORD_BYTES), start=1):
         yield number, record, num_bytes
 
@@ -287,7 +270,6 @@ def _row(header: list[str], cells: list[str]) -> Any:
 
 
 def _conversation(cell: str) -> Any:
-    """Return the messages that a cell holds as JSON, else the cell."""
     if not cell.startswith("[{"):
         return cell
     import json
@@ -422,7 +404,6 @@ def arrow_chunks(path: str) -> Iterator[Chunk]:
 
 
 def _arrow(path: str) -> Any:
-    """Return pyarrow. Raises: UnsupportedError where it is not installed."""
     try:
         import pyarrow
     except ImportError:
@@ -449,7 +430,6 @@ def _sliced(batch: Any) -> Iterator[Any]:
 
 
 def _rows_at_a_time(num_rows: int, num_bytes: int) -> int:
-    """Return how many rows make a chunk."""
     per_row = max(1, num_bytes // max(1, num_rows))
     return max(1, min(RECORDS_AT_A_TIME, BYTES_AT_A_TIME // per_row))
 

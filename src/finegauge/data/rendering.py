@@ -173,7 +173,6 @@ class Rendering(NamedTuple):
         return self._instruction(said)
 
     def _chat(self, messages: list[Message], tools: list[Any] | None) -> Rendered:
-        """Return a conversation, by the template or as plain turns."""
         if not any(words(turn.get("content")).strip() or turn.get("tool_calls") for turn in messages):
             return Rendered("", [], is_template=True)
         if self.by_chat is not None:
@@ -188,7 +187,6 @@ class Rendering(NamedTuple):
         return self._written("\n".join(parts), spans)
 
     def _instruction(self, said: Instruction) -> Rendered:
-        """Return an Alpaca record, by the chat template, by Alpaca's prompt or as plain parts."""
         if not (said.instruction + said.context + said.output).strip():
             return Rendered("", [], is_template=True)
         if self.alpaca_by_chat:
@@ -203,7 +201,6 @@ class Rendering(NamedTuple):
         return self._answered(Pair(prompt, said.output))
 
     def _answered(self, pair: Pair) -> Rendered:
-        """Return a question with its answer behind it."""
         asked = pair.prompt + pair.between
         text = asked + pair.answer
         if not text.strip():

@@ -53,7 +53,6 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return JSON that leaves HTML alone."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -65,7 +64,6 @@ def _refuse(message: str) -> None:
 
 
 def _now(form: str) -> str:
-    """Return the present day or time."""
     return datetime.now().strftime(form)
 
 

@@ -6,7 +6,7 @@ import sys
 import time
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -14,6 +14,7 @@ from hashlib import file_digest, sha256
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from finegauge.catalogue.datasets import Dataset
+from finegauge.catalogue.length_histogram import quantiles
 from finegauge.data.record_formats import FORMATS, USED_KEYS, Unreadable, read_record
 from finegauge.data.records import Bad, Chunk, Source, chunks, row_name, source_of
 from finegauge.data.rendering import (
@@ -83,23 +84,6 @@ class Lengths:
     def place(self, sample: int) -> str:
         """Return where a sample stands, for a message: "line 17"."""
         return f"{self.findings.row_name} {self.rows[sample]:,}"
-
-
-def quantiles(pairs: Sequence[tuple[int, int]], fractions: Sequence[float]) -> list[int]:
-    """Return for each fraction the shortest length that so many of the samples do not exceed.
-
-    Args:
-        pairs: (length, how many), the shortest first.
-        fractions: Ascending, 0 to 1.
-    """
-    total, seen, found = sum(count for _, count in pairs), 0, []
-    wanted = list(fractions)
-    for length, count in pairs:
-        seen += count
-        while wanted and seen >= wanted[0] * total:
-            wanted.pop(0)
-            found.append(length)
-    return found + [pairs[-1][0]] * len(wanted)
 
 
 MOST_SHAPES = 1000  # sets of keys that are told apart
@@ -284,7 +268,6 @@ def _entry(key: str) -> str:
 
 
 def _findings(values: dict[str, Any]) -> Findings:
-    """Return findings as they were written, their lists as tuples again."""
     return Findings(**{name: _tuples(value) for name, value in values.items()})
 
 
@@ -397,13 +380,11 @@ def _dataset(path: str, tokenizer: str, content: str) -> Dataset:
 
 
 def _key(source: Source, files: TokenizerFiles, wanted: str | None, template: str) -> str:
-    """Return what the lengths follow from."""
     decides = (content_of(source), files.digest, wanted, template, template_source(template, files))
     return sha256(repr(decides).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _written(template: str | None) -> float | None:
-    """Return when a template of the user's own was written."""
     return os.path.getmtime(template) if template is not None and os.path.isfile(template) else None
 
 
@@ -415,7 +396,6 @@ def _count(
     key: str,
     heard: Heard | None,
 ) -> Lengths:
-    """Return the lengths of a data set, counted now."""
     tokens, loss_tokens, rows = array("I"), array("I"), array("I")
     tally = Tally(source)
     for some_rows, some in _samples(source, files, wanted, template, _count_of, tally, heard):
@@ -498,7 +478,6 @@ def _tried(encode: Callable[..., list[Any]], texts: list[str], *, special: bool)
 
 
 def _ids(text: Rendered, encoding: Any) -> list[int]:
-    """Return a sample's tokens."""
     return text.counted.ids if text.counted is not None else list(encoding.ids)
 
 

@@ -36,8 +36,8 @@ def tokenizer_files(named: str) -> TokenizerFiles:
 
     file = tokenizer_file(named)
     folder = os.path.dirname(file)
-    config = _json(os.path.join(folder, CONFIG))
-    special = {**_json(os.path.join(folder, SPECIAL_TOKENS)), **config}
+    config = read_settings(os.path.join(folder, CONFIG))
+    special = {**read_settings(os.path.join(folder, SPECIAL_TOKENS)), **config}
     tokens = {
         key: text for key, value in special.items() if key.endswith("_token") and (text := _text(value))
     }
@@ -95,8 +95,8 @@ def read_bytes(path: str) -> bytes:
         raise InputError(f"Cannot read {shown(path)}: {error.strerror or error}.") from None
 
 
-def _json(path: str) -> Mapping[str, Any]:
-    """Return the mapping in a JSON file beside the tokenizer; empty where there is none."""
+def read_settings(path: str) -> Mapping[str, Any]:
+    """Return the mapping in a small JSON file beside a tokenizer or data set; empty where there is none."""
     import json
 
     if not os.path.isfile(path):
@@ -115,7 +115,6 @@ def _json(path: str) -> Mapping[str, Any]:
 
 
 def _text(token: Any) -> str | None:
-    """Return a special token, written as text or as a mapping that holds it."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) and text else None
 

@@ -103,7 +103,6 @@ def _flag(_field: Field, name: str, value: Any) -> bool:
 
 
 def _text(field: Field, name: str, value: Any) -> str:
-    """Return one line of text, which only a label may leave empty."""
     if field.kind == "label" and value == "":
         return ""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
@@ -189,7 +188,6 @@ def _plain(value: Any) -> str:
 
 
 def _kind(value: Any) -> str:
-    """Return what kind of thing `value` is, in the words of a YAML file."""
     if isinstance(value, dict):
         return "a mapping"
     return "a list" if isinstance(value, list | tuple) else _plain(value)

@@ -32,7 +32,6 @@ def test_mean_quantile_and_share() -> None:
     assert SMALL.mean(power=2) == pytest.approx(607 / 5)
     assert [SMALL.quantile(q) for q in (0.0, 0.2, 0.5, 0.8, 1.0)] == [3, 3, 7, 10, 20]
     assert (SMALL.num_longer(7), SMALL.num_longer(7.5), SMALL.num_longer(20)) == (2, 2, 0)
-    assert SMALL.share_of_batches_longer(10, 2) == pytest.approx(1 - (4 / 5) ** 2)
 
 
 def test_an_epoch_meets_every_sequence() -> None:

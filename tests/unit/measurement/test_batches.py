@@ -220,7 +220,7 @@ def test_measured_batches_are_the_simulated_ones(
     for number, batch in zip(full, some(run, len(full)), strict=True):
         assert batch.tokens == made.tokens[number]
         assert batch.real_tokens == made.real_tokens[number]
-        assert batch.samples == made.num_stretches[number]
+        assert batch.samples == sum(map(len, made.stretches(number)))
         words = [
             1 + one.sample % 3 for row in made.stretches(number) for one in row for _ in range(one.length)
         ]
