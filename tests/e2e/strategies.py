@@ -78,7 +78,7 @@ def main(folder: Path, names: list[str]) -> None:
     found = {}
     for name in names:
         began_s = time.perf_counter()
-        found[name] = profile_document(rank_profile(run_of(name), OPTIONS, rank, lambda *_: None))
+        found[name] = profile_document(rank_profile(run_of(name), OPTIONS, lambda *_: None, rank=rank))
         print(f"{name}: {time.perf_counter() - began_s:.1f} s", flush=True)
     (folder / f"{rank}.json").write_text(json.dumps(found), "utf-8")
     dist.barrier()

@@ -26,7 +26,7 @@ from finegauge.errors import InputError, UnknownNameError
 from finegauge.measurement.device import capacity_bytes, device_name, fingerprint, model_flops, peak_of
 from finegauge.measurement.instruments.counters import ThrottleWatch
 from finegauge.measurement.options import Options
-from finegauge.measurement.session import refusal
+from finegauge.measurement.subject import refusal
 from finegauge.profile import Breakdown, Profile, Source
 from finegauge.run.field import number
 from finegauge.run.run import Run

@@ -12,9 +12,9 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from typing import IO, Any
+from typing import Any
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
+from finegauge.measurement.process import die_with_parent
 
 
 def main() -> None:
@@ -26,18 +26,22 @@ def main() -> None:
     trial = json.loads(_first_line())
     if len(sys.argv) > 1:
         _guard(int(sys.argv[1]))
-    from finegauge.measurement.session import answer
+    from finegauge.measurement.session import answer, measured_here
+    from finegauge.store.document import run_of
 
-    def heard(what: str, done: int, total: int) -> None:
-        _say(channel, {"what": what, "done": done, "total": total})
+    def say(**message: Any) -> None:
+        channel.write(json.dumps(message) + "\n")
+        channel.flush()
 
-    _say(channel, {"profile": answer(trial, heard)})
+    def tell(what: str, done: int, total: int) -> None:
+        say(what=what, done=done, total=total)
 
+    backend = measured_here
+    if run_of(trial["run"]).num_gpus > 1:
+        from finegauge.measurement.ranks.launch import over_ranks
 
-def _say(channel: IO[str], message: dict[str, Any]) -> None:
-    """Write one message."""
-    channel.write(json.dumps(message) + "\n")
-    channel.flush()
+        backend = over_ranks
+    say(profile=answer(trial, tell, backend))
 
 
 def _first_line() -> bytes:
@@ -53,10 +57,7 @@ def _first_line() -> bytes:
 
 def _guard(parent: int) -> None:
     """See to it that nothing of this session outlives `parent`."""
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    die_with_parent()
     if os.getppid() != parent:
         os._exit(1)
     if os.fork():

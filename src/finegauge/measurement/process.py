@@ -22,6 +22,8 @@ from typing import IO, Any, NamedTuple
 from finegauge.progress import Heard, Progress
 
 CHILD = (sys.executable, "-m", "finegauge.measurement.child")
+GROUP = "FINEGAUGE_TRIAL_GROUP"  # of the environment: the process group that torchrun is in
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 TAIL_BYTES = 20_000
 CHUNK_BYTES = 1 << 20
 LOOK_EVERY_S = 1.0
@@ -39,7 +41,7 @@ class Ended(NamedTuple):
     code: int  # exit code; negative: the signal that ended it
     printed: str  # the end of what it printed
     timed_out: bool = False
-    kernel_killed: bool = False  # the kernel's out-of-memory killer struck meanwhile
+    kernel_killed: bool = False  # the OOM killer struck meanwhile
 
 
 def run_trial(
@@ -137,10 +139,18 @@ def _tail(printed: IO[bytes]) -> str:
 
 
 def kernel_kills() -> int:
-    """Return how many processes the kernel has killed for want of memory since the machine started."""
+    """Return how many processes the OOM killer has killed since the machine started."""
     with suppress(OSError), open("/proc/vmstat", encoding="utf-8") as counters:
         for line in counters:
             name, _, value = line.partition(" ")
             if name == "oom_kill":
                 return int(value)
     return 0
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent is gone (Linux)."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

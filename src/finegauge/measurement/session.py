@@ -1,12 +1,25 @@
-"""Inside the child: build what the run says, take its steps pass by pass, and put the Profile together."""
+"""Inside the child: build what the run says, take its steps pass by pass, and put the Profile together.
+
+    warm-up    discarded
+    timing     the stage clock alone: the step's seconds, median and spread
+    layers     the layer clock: its proportions share out the stages of the timing pass
+    memory     one step under the memory meter
+    kernels    steps under the profiler
+    experts    the router probe, before tuning and after it
+    tasks      lm-evaluation-harness
+    evaluate   epochs of training with the accuracy before and after each
+
+Each pass takes its own steps with one instrument, so that none disturbs another. Every way to fail is an
+outcome: memory that runs out, results that are no data, questions that the installed libraries have no
+answer to.
+"""
 
 import gc
-import math
 import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from statistics import median, quantiles
+from contextlib import contextmanager, nullcontext, suppress
+from statistics import fmean, median, quantiles
 from time import process_time
 from typing import Any, NamedTuple
 
@@ -25,55 +38,61 @@ from finegauge.measurement.device import (
     peaks_of,
     warm,
 )
-from finegauge.measurement.instruments.memory_meter import resident_bytes
+from finegauge.measurement.instruments.counters import EnergyMeter, ThrottleWatch
+from finegauge.measurement.instruments.memory_meter import measure_memory, resident_bytes
 from finegauge.measurement.instruments.stage_clock import NoClock, StageClock
-from finegauge.measurement.options import Options
-from finegauge.measurement.subject import Clock, Phase, StepFacts
+from finegauge.measurement.options import Options, Tell
+from finegauge.measurement.subject import Clock, Phase, StepFacts, refusal
 from finegauge.profile import Breakdown, Profile, Source
 from finegauge.run.run import Run
 from finegauge.store.document import profile_document, run_of
 
-
-def refusal(
-    facts: Sequence[StepFacts],
-    *,
-    first_step: int = 1,
-    step_times_s: Sequence[float] = (),
-    mfu_fraction: float = 0.0,
-    throttled: Sequence[str] = (),
-) -> str:
-    """Return why the measured steps are refused as data; "" where they are not.
-
-    Args:
-        facts: Of the steps.
-        first_step: The number of the first of them, for the message.
-        step_times_s: Of the measured steps.
-        mfu_fraction: Model FLOPs over the device's peak; 0 where the peak is not known.
-        throttled: Why the device ran slower than it can, in the driver's words.
-    """
-    for number, fact in enumerate(facts, first_step):
-        if fact.loss is not None and not math.isfinite(fact.loss):
-            return f"the loss of step {number} is {fact.loss}: check the weights and the learning rate"
-        if fact.tokens <= 0:
-            return f"step {number} worked on no tokens: check the data set and seq_len"
-    if any(seconds <= 0 for seconds in step_times_s):
-        return "a step took no time: the clock is broken"
-    if throttled:
-        return f"the device was throttled ({', '.join(throttled)}): measure again when it is cool and idle"
-    if mfu_fraction > 1.0:
-        return (
-            f"the step would use {100 * mfu_fraction:.0f} % of the device's peak FLOP/s, which cannot be: "
-            "check the GPU's figures and the clock"
-        )
-    return ""
-
-
 COMPARED_STEPS = 10  # under the layer clock and without it, in turn
-Tell = Callable[[str, int, int], None]  # what is being done, how much of it is done, of how much
+Backend = Callable[[Run, Options, Tell], Profile]
 
 
 class RefusedError(Exception):
     """A step whose result is no data; the message says why."""
+
+
+def answer(trial: Mapping[str, Any], tell: Tell, backend: Backend | None = None) -> dict[str, Any]:
+    """Return the document of the profile of one trial: a run and options as JSON values."""
+    run, options = run_of(trial["run"]), Options(**trial["options"])
+    gc.enable()
+    profile = outcome(run, options, tell, backend)
+    lift_limit()
+    return profile_document(profile)
+
+
+def outcome(run: Run, options: Options, tell: Tell, backend: Backend | None = None) -> Profile:
+    """Return the profile of `run`, measured, or with the reason why there is none.
+
+    Args:
+        run: The question.
+        options: How it is measured.
+        tell: Told how far it is.
+        backend: Measures it; None: this process alone.
+    """
+    try:
+        return (backend or measured_here)(run, options, tell)
+    except RefusedError as error:
+        return _without(run, options, "failed", str(error))
+    except FineGaugeError as error:
+        return _without(run, options, "unsupported", str(error))
+    except Exception as error:
+        lift_limit()
+        traceback.print_exc()
+        if reason := out_of_memory_reason(error, limited=options.memory_limit_bytes > 0):
+            return _without(run, options, "out_of_memory", reason)
+        said = " ".join(str(error).split())[:300].rstrip(".") or "no message"
+        return _without(run, options, "failed", f"{type(error).__name__}: {said}")
+
+
+def _without(run: Run, options: Options, what: str, reason: str) -> Profile:
+    return Profile(
+        run=run, source=Source("measured", f"this machine, {options.device}"), outcome=what, reason=reason,
+        capacity_bytes=options.memory_limit_bytes, fingerprint=fingerprint(torch.device("cpu")),
+    )  # fmt: skip
 
 
 class Trial:
@@ -96,12 +115,19 @@ class Trial:
             raise RefusedError(reason)
         return facts
 
-    def steps(self, what: str, count: int, clock: Clock) -> Iterator[StepFacts]:
-        """Take `count` steps, telling of each."""
+    def told(self, what: str, count: int) -> Iterator[int]:
+        """Yield the numbers of `count` steps, telling of each."""
         for number in range(count):
             self.tell(what, number, count)
-            yield self.step(clock)
+            yield number
         self.tell(what, count, count)
+
+    @contextmanager
+    def telling(self, what: str) -> Iterator[None]:
+        """Tell that `what` begins and is done."""
+        self.tell(what, 0, 1)
+        yield
+        self.tell(what, 1, 1)
 
     @property
     def models(self) -> list[Any]:
@@ -155,24 +181,25 @@ class Timing(NamedTuple):
 
 def warm_up(trial: Trial) -> None:
     """Take the steps that are discarded: they allocate optimizer state and fill caches."""
-    for _ in trial.steps("warm-up", trial.options.warmup_steps, NoClock()):
-        pass
+    for _ in trial.told("warm-up", trial.options.warmup_steps):
+        trial.step(NoClock())
 
 
 def timing(trial: Trial) -> Timing:
     """Time steps by stage with nothing else on, but for the energy meter, which only reads counters."""
-    before = len(trial.facts)
-    energy: dict[str, Any] | None = None
+    before, device = len(trial.facts), trial.device
     with (
-        StageClock(trial.device, *trial.models) as clock,
-        _throttle_watch(trial) as throttled,
-        _energy_meter(trial) as meter,
+        StageClock(device, *trial.models) as clock,
+        ThrottleWatch(device) if device.type == "cuda" else nullcontext() as watch,
+        EnergyMeter(device) if trial.options.energy else nullcontext() as meter,
         _host_share() as host,
     ):
-        _clocked(trial, "timing", clock)
-    if meter is not None:
-        energy = {**meter.reading.to_json(), "steps": len(clock.steps)}
-    return Timing(tuple(clock.steps), tuple(trial.facts[before:]), energy, tuple(throttled()), host)
+        for _ in trial.told("timing", trial.options.steps):
+            with clock.step():
+                trial.step(clock)
+    energy = {**meter.reading.to_json(), "steps": len(clock.steps)} if meter is not None else None
+    throttled = tuple(watch.reasons) if watch is not None else ()
+    return Timing(tuple(clock.steps), tuple(trial.facts[before:]), energy, throttled, host)
 
 
 def layers(trial: Trial) -> tuple[tuple[Breakdown, ...], dict[str, Any]]:
@@ -185,30 +212,16 @@ def layers(trial: Trial) -> tuple[tuple[Breakdown, ...], dict[str, Any]]:
 
     plain = StageClock(trial.device, *trial.models)
     clock = LayerClock(trial.phase.subject, *trial.models)
-    count = trial.options.steps
-    for number in range(count):
-        trial.tell("layers", number, count)
+    for number in trial.told("layers", trial.options.steps):
         for each in (plain, clock) if number < COMPARED_STEPS else (clock,):
             with each, each.step():
                 trial.step(each)
-    trial.tell("layers", count, count)
     ratios = [own.total / bare.total for own, bare in zip(clock.steps, plain.steps, strict=False)]
     return tuple(clock.steps), {"overhead_ratio": median(ratios), "compared_steps": len(ratios)}
 
 
-def _clocked(trial: Trial, what: str, clock: Any) -> None:
-    """Take the measured steps, each as one step of `clock`."""
-    count = trial.options.steps
-    for number in range(count):
-        trial.tell(what, number, count)
-        with clock.step():
-            trial.step(clock)
-    trial.tell(what, count, count)
-
-
 @contextmanager
 def _host_share() -> Iterator[HostShare]:
-    """Watch how much of the processor the process gets."""
     found = HostShare()
     processor_s, waited_s = process_time(), _waited_s()
     yield found
@@ -223,30 +236,6 @@ def _waited_s() -> float:
     ):
         return int(text.read().split()[1]) / 1e9
     return 0.0
-
-
-@contextmanager
-def _throttle_watch(trial: Trial) -> Iterator[Callable[[], Sequence[str]]]:
-    """Watch why a GPU runs slower than it can."""
-    if trial.device.type != "cuda":
-        yield tuple
-        return
-    from finegauge.measurement.instruments.counters import ThrottleWatch
-
-    with ThrottleWatch(trial.device) as watch:
-        yield lambda: watch.reasons
-
-
-@contextmanager
-def _energy_meter(trial: Trial) -> Iterator[Any]:
-    """Yield the energy meter, already running; None where it was not asked for."""
-    if not trial.options.energy:
-        yield None
-        return
-    from finegauge.measurement.instruments.counters import EnergyMeter
-
-    with EnergyMeter(trial.device) as meter:
-        yield meter
 
 
 def median_of(steps: Sequence[Breakdown]) -> Breakdown:
@@ -274,57 +263,15 @@ def shared_out(stages: Breakdown, finer: Breakdown) -> Breakdown:
     return Breakdown(parts)
 
 
-Measured = Callable[[Run, Options, Tell], Profile]
-
-
-def answer(trial: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
-    """Return the document of the profile of one trial: a run and options as JSON values."""
-    run, options = run_of(trial["run"]), Options(**trial["options"])
-    gc.enable()
-    profile = outcome(run, options, tell)
-    lift_limit()
-    return profile_document(profile)
-
-
-def outcome(run: Run, options: Options, tell: Tell, measured: Measured | None = None) -> Profile:
-    """Return the profile of `run`, measured, or with the reason why there is none.
-
-    Args:
-        run: The question.
-        options: How it is measured.
-        tell: Told how far it is.
-        measured: Who measures in this process; None: this one, or processes of their own for several GPUs.
-    """
-    try:
-        device = device_of(options)
-        if measured is None and run.num_gpus > 1:
-            from finegauge.measurement.ranks.launch import over_ranks
-
-            return over_ranks(run, options, tell)
-        warm(run)
-        limit_memory(options.memory_limit_bytes, device)
-        return (measured or take_apart)(run, options, tell)
-    except RefusedError as error:
-        return _without(run, options, "failed", str(error))
-    except FineGaugeError as error:
-        return _without(run, options, "unsupported", str(error))
-    except Exception as error:
-        lift_limit()
-        traceback.print_exc()
-        if reason := out_of_memory_reason(error, limited=options.memory_limit_bytes > 0):
-            return _without(run, options, "out_of_memory", reason)
-        return _without(run, options, "failed", f"{type(error).__name__}: {_one_line(error)}")
-
-
-def take_apart(run: Run, options: Options, tell: Tell) -> Profile:
-    """Return the measured profile of `run`.
+def measured_here(run: Run, options: Options, tell: Tell) -> Profile:
+    """Return the profile of `run`, measured in this process.
 
     Raises: whatever the model's own code raises; RefusedError for steps that are no data.
     """
     from finegauge.measurement.phases.choice import phase_of
 
-    device = device_of(options)
-    _check_asked(run, options)
+    device = prepared(run, options)
+    _check_requests(run, options)
     resting_bytes = resident_bytes()
     tell("building", 0, 1)
     phase = phase_of(run, options, device)
@@ -334,26 +281,16 @@ def take_apart(run: Run, options: Options, tell: Tell) -> Profile:
     timed = timing(trial)
     step, observations = timed.median_s, observations_of(trial, timed)
     if options.layers:
-        step = _with_layers(trial, timed, observations)
+        steps, seen = layers(trial)
+        observations["layers"] = {**seen, "steps": len(steps)}
+        step = shared_out(step, median_of(steps))
     memory = _memory(trial, resting_bytes, observations)
     _instruments(trial, run, step.total, observations)
-    flops, peak = model_flops(run), peak_of(run, device)
-    profile = Profile(
-        run=run,
-        source=source_of(options),
-        step_time_s=step,
-        step_times_s=timed.step_times_s,
-        step_energy_j=energy_of(timed),
-        step_flops=flops,
-        step_tokens=_mean([facts.tokens for facts in timed.facts]),
-        step_sequences=_mean([facts.sequences for facts in timed.facts]),
-        host_bound_fraction=observations.get("kernels", {}).get("host_bound_fraction", 0.0),
-        peak_flops_per_s=peak.flops_per_s,
-        capacity_bytes=capacity_bytes(options, device),
-        fingerprint=fingerprint(device),
-        observations=observations,
-        **memory,
-    )
+    peak = peak_of(run, device)
+    profile = profile_of(
+        run, trial, timed, observations, step_time_s=step, step_flops=model_flops(run),
+        host_bound_fraction=observations.get("kernels", {}).get("host_bound_fraction", 0.0), **memory,
+    )  # fmt: skip
     if reason := refusal(
         timed.facts,
         step_times_s=timed.step_times_s,
@@ -365,7 +302,7 @@ def take_apart(run: Run, options: Options, tell: Tell) -> Profile:
 
 
 def device_of(options: Options) -> torch.device:
-    """Return the device, with as many threads as asked for."""
+    """Return the device, with as many threads as requested."""
     if options.device == "cuda" and not torch.cuda.is_available():
         raise FineGaugeError("--device cuda: PyTorch finds no GPU here; use --device cpu.")
     if options.threads:
@@ -374,7 +311,15 @@ def device_of(options: Options) -> torch.device:
     return torch.device(options.device)
 
 
-def _check_asked(run: Run, options: Options) -> None:
+def prepared(run: Run, options: Options) -> torch.device:
+    """Return the device, with libraries loaded and the limit of memory set."""
+    device = device_of(options)
+    warm(run)
+    limit_memory(options.memory_limit_bytes, device)
+    return device
+
+
+def _check_requests(run: Run, options: Options) -> None:
     """Refuse a trace that cannot be written and tasks that cannot be asked, before anything is built."""
     if options.trace_path:
         try:
@@ -392,12 +337,16 @@ def _check_asked(run: Run, options: Options) -> None:
 
 def observations_of(trial: Trial, timed: Timing) -> dict[str, Any]:
     """Return what the timing pass saw beside the seconds."""
+    names = dict.fromkeys(name for facts in timed.facts for name in facts.details)
     found: dict[str, Any] = {
         "timing": {**timed.spread(), "warmup_steps": trial.options.warmup_steps},
         "steps": {
             "losses": [facts.loss for facts in timed.facts],
-            "real_tokens": _mean([facts.real_tokens for facts in timed.facts]),
-            "details": _details(timed),
+            "real_tokens": fmean(facts.real_tokens for facts in timed.facts),
+            "details": {
+                name: fmean(facts.details[name] for facts in timed.facts if name in facts.details)
+                for name in names
+            },
         },
         "notes": list(trial.phase.subject.notes),
     }
@@ -406,29 +355,35 @@ def observations_of(trial: Trial, timed: Timing) -> dict[str, Any]:
     return found
 
 
-def _details(timed: Timing) -> dict[str, float]:
-    """Return the mean of whatever else the steps report: time to the first token, rewards."""
-    names = dict.fromkeys(name for facts in timed.facts for name in facts.details)
-    return {name: _mean([f.details[name] for f in timed.facts if name in f.details]) for name in names}
-
-
-def _with_layers(trial: Trial, timed: Timing, observations: dict[str, Any]) -> Breakdown:
-    """Return the median step by stage, part and operator."""
-    steps, seen = layers(trial)
-    finer, plain = median_of(steps), timed.median_s
-    observations["layers"] = {**seen, "steps": len(steps)}
-    return shared_out(plain, finer)
+def profile_of(run: Run, trial: Trial, timed: Timing, observations: dict[str, Any], **fields: Any) -> Profile:
+    """Return the profile of timed steps, with `fields` in addition or in place."""
+    options, joules = trial.options, (timed.energy or {}).get("energy_j")
+    found: dict[str, Any] = {
+        "run": run,
+        "source": Source(
+            kind="measured",
+            name=f"this machine, {device_name(torch.device(options.device))}",
+            assumptions=(f"steps: {options.warmup_steps} discarded as warm-up, {options.steps} measured",),
+        ),
+        "step_time_s": timed.median_s,
+        "step_times_s": timed.step_times_s,
+        "step_energy_j": Breakdown({("device",): joules / len(timed.steps)} if joules else {}),
+        "step_tokens": fmean(facts.tokens for facts in timed.facts),
+        "step_sequences": fmean(facts.sequences for facts in timed.facts),
+        "peak_flops_per_s": peak_of(run, trial.device).flops_per_s,
+        "capacity_bytes": capacity_bytes(options, trial.device),
+        "fingerprint": fingerprint(trial.device),
+        "observations": observations,
+    }
+    return Profile(**{**found, **fields})
 
 
 def _memory(trial: Trial, resting_bytes: float, observations: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of the profile that the memory meter fills, from one more step."""
     if not trial.options.memory:
         return {}
-    from finegauge.measurement.instruments.memory_meter import measure_memory
-
-    trial.tell("memory", 0, 1)
-    reading = measure_memory(trial.phase, trial.device, resting_bytes=resting_bytes)
-    trial.tell("memory", 1, 1)
+    with trial.telling("memory"):
+        reading = measure_memory(trial.phase, trial.device, resting_bytes=resting_bytes)
     observations["memory"] = reading.document
     return {
         "peak_memory_bytes": reading.peak_memory_bytes,
@@ -440,28 +395,25 @@ def _memory(trial: Trial, resting_bytes: float, observations: dict[str, Any]) ->
 
 
 def _instruments(trial: Trial, run: Run, step_s: float, observations: dict[str, Any]) -> None:
-    """Add what the instruments that were asked for see, each in steps of its own."""
+    """Add what the requested instruments see, each in steps of its own."""
     options, phase, device = trial.options, trial.phase, trial.device
     if options.kernels or options.trace_path:
+        from finegauge.measurement.instruments.gpu_profilers import watch_utilisation
         from finegauge.measurement.instruments.kernel_table import watch_kernels
         from finegauge.measurement.instruments.module_roles import roles_of
 
-        trial.tell("kernels", 0, 1)
-        observations["kernels"] = watch_kernels(
-            phase, device=device, steps=min(options.steps, 3), trace_path=options.trace_path,
-            peaks=peaks_of(device), unwatched_step_s=step_s, role_of=roles_of(phase.subject.model),
-        )  # fmt: skip
-        if device.type == "cuda":
-            from finegauge.measurement.instruments.gpu_profilers import watch_utilisation
-
-            observations["gpm"] = watch_utilisation(phase, device=device)
-        trial.tell("kernels", 1, 1)
+        with trial.telling("kernels"):
+            observations["kernels"] = watch_kernels(
+                phase, device=device, steps=min(options.steps, 3), trace_path=options.trace_path,
+                peaks=peaks_of(device), unwatched_step_s=step_s, role_of=roles_of(phase.subject.model),
+            )  # fmt: skip
+            if device.type == "cuda":
+                observations["gpm"] = watch_utilisation(phase, device=device)
     if options.experts:
         from finegauge.measurement.instruments.router_probe import probe
 
-        trial.tell("experts", 0, 1)
-        observations["experts"] = probe(phase)
-        trial.tell("experts", 1, 1)
+        with trial.telling("experts"):
+            observations["experts"] = probe(phase)
     if options.ncu:
         from finegauge.measurement.instruments.gpu_profilers import layer_utilisation
 
@@ -469,46 +421,12 @@ def _instruments(trial: Trial, run: Run, step_s: float, observations: dict[str, 
     if options.tasks:
         from finegauge.measurement.evaluation.scores import harness_scores, tokenizer_folder
 
-        trial.tell("tasks", 0, 1)
-        observations["tasks"] = harness_scores(
-            phase.subject, options.tasks, tokenizer=tokenizer_folder(run),
-            folder=options.task_folder or None, limit=options.task_limit or None,
-        )  # fmt: skip
-        trial.tell("tasks", 1, 1)
+        with trial.telling("tasks"):
+            observations["tasks"] = harness_scores(
+                phase.subject, options.tasks, tokenizer=tokenizer_folder(run),
+                folder=options.task_folder or None, limit=options.task_limit or None,
+            )  # fmt: skip
     if options.evaluate:
         from finegauge.measurement.evaluation.epochs import evaluate
 
         observations["evaluation"] = evaluate(phase, options, trial.tell)  # last: it changes the weights
-
-
-def energy_of(timed: Timing) -> Breakdown:
-    """Return the joules of a step; empty where no meter read any."""
-    joules = timed.energy.get("energy_j") if timed.energy else None
-    return Breakdown({("device",): joules / len(timed.steps)}) if joules else Breakdown({})
-
-
-def source_of(options: Options) -> Source:
-    """Return who says so."""
-    return Source(
-        kind="measured",
-        name=f"this machine, {device_name(torch.device(options.device))}",
-        assumptions=(f"steps: {options.warmup_steps} discarded as warm-up, {options.steps} measured",),
-    )
-
-
-def _without(run: Run, options: Options, what: str, reason: str) -> Profile:
-    """Return the profile of a trial that brought no data."""
-    return Profile(
-        run=run, source=Source("measured", f"this machine, {options.device}"), outcome=what, reason=reason,
-        capacity_bytes=options.memory_limit_bytes, fingerprint=fingerprint(torch.device("cpu")),
-    )  # fmt: skip
-
-
-def _one_line(error: BaseException) -> str:
-    """Return what an error says, in one line and without a full stop."""
-    return " ".join(str(error).split())[:300].rstrip(".") or "no message"
-
-
-def _mean(values: list[float]) -> float:
-    """Return the mean; 0 of nothing."""
-    return sum(values) / len(values) if values else 0.0

@@ -1,6 +1,7 @@
-"""What is measured: the real model of a run, its optimizer, and how to take one step of it."""
+"""The real model of a run on its device, who runs its passes, and the protocol of a phase's step."""
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
@@ -9,28 +10,28 @@ import torch
 from finegauge.run.run import Run
 
 
-class Alone:
-    """One process does everything."""
+class SingleProcess:
+    """The strategy that runs every pass in this process (several ranks: ranks/strategies.py)."""
 
-    def forward(self, function: Callable[..., torch.Tensor], *given: Any) -> torch.Tensor:
-        """Return `function(*given)`, the forward pass of one micro-batch."""
-        return function(*given)
+    def forward(self, function: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
+        """Return `function(*args)`, the forward pass of one micro-batch."""
+        return function(*args)
 
-    def infer(self, function: Callable[..., Any], *given: Any) -> Any:
-        """Return `function(*given)`, forward passes without gradients; nothing stays gathered after them."""
-        return function(*given)
+    def infer(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Return `function(*args)`, forward passes without gradients; nothing stays gathered after them."""
+        return function(*args)
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Take gradients of `loss`, added to those that are there."""
+        """Add the gradients of `loss` to those that are there."""
         loss.backward()
 
     def step(self, trained: Iterable[torch.nn.Parameter], update: Callable[[], None]) -> None:
-        """End a step of the optimizer: `update` clips the gradients of `trained` and uses them up."""
+        """End a step of the optimizer: `update` clips, applies and frees the gradients of `trained`."""
         del trained
         update()
 
 
-ALONE = Alone()
+SINGLE_PROCESS = SingleProcess()
 
 
 class Subject(NamedTuple):
@@ -40,7 +41,7 @@ class Subject(NamedTuple):
     model: Any  # torch.nn.Module; PEFT's wrapper where adapters train
     device: torch.device
     notes: tuple[str, ...] = ()  # what was built differently from what the run's words would suggest
-    division: Alone = ALONE  # who runs its passes
+    strategy: SingleProcess = SINGLE_PROCESS  # runs its passes
 
     @property
     def base(self) -> Any:
@@ -53,8 +54,25 @@ class Subject(NamedTuple):
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
 
+class Trained(NamedTuple):
+    """A model where it runs, and the optimizer that trains it."""
+
+    subject: Subject
+    optimizer: Any
+
+
+class StepFacts(NamedTuple):
+    """What one step worked on and what came out."""
+
+    tokens: float  # computed, padding included
+    sequences: float
+    loss: float | None  # None where there is none
+    real_tokens: float  # without padding
+    details: Mapping[str, float] = {}  # e.g. ttft_s, time_per_output_token_s, reward, kl
+
+
 class Clock(Protocol):
-    """Who is told which stage of a step the work belongs to."""
+    """Told which stage of a step the work belongs to."""
 
     def stage(self, name: str) -> AbstractContextManager[None]:
         """Count what runs inside as stage `name` of the step; stages do not nest."""
@@ -72,16 +90,40 @@ class Phase(Protocol):
     models: Mapping[str, Any]  # every model in memory by role: policy, reference, reward, value
     optimizer: Any  # torch.optim.Optimizer; None where nothing trains
 
-    def step(self, clock: Clock) -> "StepFacts":
+    def step(self, clock: Clock) -> StepFacts:
         """Take one whole step: an optimizer step with its accumulation, or one served batch."""
         ...
 
 
-class StepFacts(NamedTuple):
-    """What one step worked on and what came out."""
+def refusal(
+    facts: Sequence[StepFacts],
+    *,
+    first_step: int = 1,
+    step_times_s: Sequence[float] = (),
+    mfu_fraction: float = 0.0,
+    throttled: Sequence[str] = (),
+) -> str:
+    """Return why the measured steps are refused as data; "" where they are not.
 
-    tokens: float  # computed, padding included
-    sequences: float
-    loss: float | None  # None where there is none
-    real_tokens: float  # without padding
-    details: Mapping[str, float] = {}  # e.g. ttft_s, time_per_output_token_s, reward, kl
+    Args:
+        facts: Of the steps.
+        first_step: The number of the first of them, for the message.
+        step_times_s: Of the measured steps.
+        mfu_fraction: Model FLOPs over the device's peak; 0 where the peak is not known.
+        throttled: Why the device ran slower than it can, in the driver's words.
+    """
+    for number, fact in enumerate(facts, first_step):
+        if fact.loss is not None and not math.isfinite(fact.loss):
+            return f"the loss of step {number} is {fact.loss}: check the weights and the learning rate"
+        if fact.tokens <= 0:
+            return f"step {number} worked on no tokens: check the data set and seq_len"
+    if any(seconds <= 0 for seconds in step_times_s):
+        return "a step took no time: the clock is broken"
+    if throttled:
+        return f"the device was throttled ({', '.join(throttled)}): measure again when it is cool and idle"
+    if mfu_fraction > 1.0:
+        return (
+            f"the step would use {100 * mfu_fraction:.0f} % of the device's peak FLOP/s, which cannot be: "
+            "check the GPU's figures and the clock"
+        )
+    return ""

@@ -105,7 +105,7 @@ def without_answer(run: "Run", options: Options, ended: Ended) -> Profile:
     said = ended.printed.strip().splitlines()
     last = f": {said[-1].strip()[:300]}" if said else ""
     if ended.kernel_killed and ended.code == -signal.SIGKILL:
-        return without_result(run, "out_of_memory", "killed by the kernel for want of memory")
+        return without_result(run, "out_of_memory", "killed by the OOM killer")
     if any(words in ended.printed for words in OUT_OF_MEMORY_WORDS):
         return without_result(run, "out_of_memory", f"the process ended{last}")
     if ended.code < 0:

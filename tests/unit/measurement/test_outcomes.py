@@ -15,8 +15,7 @@ from finegauge.measurement import trial as measuring
 from finegauge.measurement.device import fingerprint, out_of_memory_reason
 from finegauge.measurement.options import Options
 from finegauge.measurement.process import Ended
-from finegauge.measurement.session import refusal
-from finegauge.measurement.subject import StepFacts
+from finegauge.measurement.subject import StepFacts, refusal
 from finegauge.measurement.trial import estimator, measure, without_answer
 from finegauge.profile import Profile, Source
 from finegauge.run.run import Run
@@ -31,7 +30,7 @@ STEP = StepFacts(tokens=8.0, sequences=1.0, loss=1.0, real_tokens=8.0)
     ("ended", "outcome", "reason"),
     [
         (Ended(None, -9, "", timed_out=True), "failed", "not done after 5 s"),
-        (Ended(None, -9, "", kernel_killed=True), "out_of_memory", "killed by the kernel"),
+        (Ended(None, -9, "", kernel_killed=True), "out_of_memory", "killed by the OOM killer"),
         (Ended(None, -9, "last words\n"), "failed", "killed by SIGKILL: last words"),
         (Ended(None, -6, "terminate: std::bad_alloc\n"), "out_of_memory", "bad_alloc"),
         (Ended(None, 1, "x\nMemoryError\n"), "out_of_memory", "MemoryError"),

@@ -194,7 +194,7 @@ def test_the_energy_of_a_step(told: Told, monkeypatch: pytest.MonkeyPatch) -> No
         def __exit__(self, *_: object) -> None:
             pass
 
-    monkeypatch.setattr("finegauge.measurement.instruments.counters.EnergyMeter", lambda device: Meter())
+    monkeypatch.setattr("finegauge.measurement.session.EnergyMeter", lambda device: Meter())
     timed = session.timing(Trial(Pretending(), OPTIONS._replace(energy=True), told_to(told)))
     assert timed.energy == {"energy_j": 8.0, "source": "rapl", "seconds": 1.0, "note": "", "steps": 4}
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from finegauge.measurement.batches import Batch
+from finegauge.measurement.batches import IGNORED, Batch
 from finegauge.measurement.evaluation.scores import (
     Accuracy,
     Question,
@@ -26,10 +26,8 @@ from finegauge.measurement.instruments.router_probe import RouterProbe, summary
 from finegauge.measurement.instruments.stage_clock import NoClock
 from finegauge.measurement.models.build import checkpoint_folder
 from finegauge.measurement.models.optimizers import optimizer_of
-from finegauge.measurement.options import Options
-from finegauge.measurement.phases.supervised import Supervised
-from finegauge.measurement.phases.training import IGNORED
-from finegauge.measurement.session import Tell
+from finegauge.measurement.options import Options, Tell
+from finegauge.measurement.phases.fine_tuning import FineTuning, supervised
 from finegauge.measurement.subject import Phase, Subject
 
 RANDOM_WEIGHTS_RATE = 3e-3  # what weights that know nothing learn arithmetic with
@@ -122,7 +120,7 @@ def tune(
     steps = max(1, len(task.train) // (batch_size * run.gradient_accumulation_steps))
     optimizer = optimizer_of(run, subject.trained, learning_rate=rate) if epochs else None
     data = batches_of(task.train, batch_size, subject.device, seed)
-    phase = Supervised(subject, optimizer, data)
+    phase = supervised(subject, optimizer, data)
     before = experts_of(subject, task.test)
     found = [score(subject, task, 0)]
     schedule = _schedule(rate, steps * epochs)
@@ -187,7 +185,7 @@ def _schedule(rate: float, steps: int) -> Iterator[float]:
         yield rate * min(1.0, step / WARM_UP_STEPS, max(FINAL_RATIO, 1.0 - step / max(1, steps)))
 
 
-def _trained(phase: Supervised, steps: int, schedule: Iterator[float]) -> tuple[float, float]:
+def _trained(phase: FineTuning, steps: int, schedule: Iterator[float]) -> tuple[float, float]:
     """Take the steps of an epoch; return the mean loss and the seconds."""
     total, begin = 0.0, time.perf_counter()
     phase.subject.model.train()

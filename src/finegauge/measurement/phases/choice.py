@@ -4,24 +4,23 @@ import torch
 
 from finegauge.measurement.models.build import scalar_subject_of, subject_of
 from finegauge.measurement.options import Options
-from finegauge.measurement.phases.generation import ContinuousServing, Serving
-from finegauge.measurement.phases.preference import preference_optimisation, reward_model
-from finegauge.measurement.phases.reinforcement import (
-    GroupRelativePolicyOptimisation,
-    ProximalPolicyOptimisation,
-    by_model,
-    even_tokens,
+from finegauge.measurement.phases.fine_tuning import (
+    evaluation,
+    preference_optimisation,
+    reward_model,
+    supervised,
 )
-from finegauge.measurement.phases.supervised import Evaluation, Supervised
-from finegauge.measurement.phases.training import Here, copied_before, frozen, reference_of
+from finegauge.measurement.phases.generation import ContinuousServing, Serving
+from finegauge.measurement.phases.reinforcement import GRPO, PPO, even_token_reward, reward_by_model
+from finegauge.measurement.phases.training import Placement, Reference, copied_before, frozen
 from finegauge.measurement.subject import Phase, Subject
 from finegauge.run.phases import prompts_of
 from finegauge.run.run import Run
 
-HERE = Here()
+HERE = Placement()
 
 
-def phase_of(run: Run, options: Options, device: torch.device, place: Here = HERE) -> Phase:
+def phase_of(run: Run, options: Options, device: torch.device, place: Placement = HERE) -> Phase:
     """Return the phase of `run`, its models, optimizer and data in place on `device`.
 
     Args:
@@ -36,46 +35,39 @@ def phase_of(run: Run, options: Options, device: torch.device, place: Here = HER
         return _ppo(run, options, device, place)
     subject = (scalar_subject_of if run.phase == "reward" else subject_of)(run, device, seed=options.seed)
     if run.phase == "evaluate":
-        return Evaluation(subject, place.data(run, options))
+        return evaluation(subject, place.data(run, options))
     if run.phase in ("prefill", "decode"):
         serving = ContinuousServing if run.padding == "free" else Serving
         return serving(subject, place.data(prompts_of(run), options))
     if run.phase in ("dpo", "grpo"):
         return _compared(subject, options, place)
     ((subject, optimizer),) = place.trained(subject)
-    trains = reward_model if run.phase == "reward" else Supervised
+    trains = reward_model if run.phase == "reward" else supervised
     return trains(subject, optimizer, place.data(run, options))
 
 
-def _compared(policy: Subject, options: Options, place: Here) -> Phase:
+def _compared(policy: Subject, options: Options, place: Placement) -> Phase:
     """Return DPO or GRPO, which compare a policy with what it was before."""
     run, before = policy.run, copied_before(policy)
     ((policy, optimizer),) = place.trained(policy)
-    reference = reference_of(policy, before and place.frozen(before))
+    reference = Reference.of(policy, before and place.frozen(before))
     if run.phase == "dpo":
         return preference_optimisation(policy, reference, optimizer, place.data(run, options))
-    prompts = place.data(prompts_of(run), options)
-    return GroupRelativePolicyOptimisation(policy, reference, even_tokens, optimizer, prompts)
+    return GRPO(policy, reference, even_token_reward, optimizer, place.data(prompts_of(run), options))
 
 
-def _ppo(run: Run, options: Options, device: torch.device, place: Here) -> Phase:
-    """Return PPO with its four models; the reward model is frozen, in the policy's number format."""
+def _ppo(run: Run, options: Options, device: torch.device, place: Placement) -> Phase:
+    """Return PPO with its four models.
+
+    The reward model is frozen, in the policy's number format, without adapters except on quantised weights.
+    """
     policy = subject_of(run, device, seed=options.seed)
     before = copied_before(policy)
     tuned, valued = place.trained(policy, scalar_subject_of(run, device, seed=options.seed))
-    reference = reference_of(tuned.subject, before and place.frozen(before))
-    reward = place.frozen(_reward_model(run, options, device))
+    reference = Reference.of(tuned.subject, before and place.frozen(before))
+    plain = run if run.method == "qlora" else run.replace(method="full", weights_dtype=run.weights_dtype)
+    scores = scalar_subject_of(plain, device, seed=options.seed + 1)
+    scores = place.frozen(scores._replace(model=frozen(scores.model)))
+    others = {"reward": scores.model}
     prompts = place.data(prompts_of(run), options)
-    others = {"reward": reward.model}
-    return ProximalPolicyOptimisation(tuned, valued, reference, by_model(reward), prompts, others=others)
-
-
-def _reward_model(run: Run, options: Options, device: torch.device) -> Subject:
-    """Return a frozen reward model; without adapters, except on quantised weights."""
-    if run.method != "qlora":
-        run = run.replace(method="full", weights_dtype=run.weights_dtype)
-    subject = scalar_subject_of(run, device, seed=options.seed + 1)
-    return subject._replace(model=frozen(subject.model))
-
-
-__all__ = ["phase_of"]
+    return PPO(tuned, valued, reference, reward_by_model(scores), prompts, others=others)

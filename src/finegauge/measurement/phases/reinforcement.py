@@ -1,4 +1,23 @@
-"""Reinforcement learning: GRPO and PPO."""
+r"""Reinforcement learning from generated completions: PPO and GRPO.
+
+PPO: a step asks the policy for completions (generation), lets policy, reference, value and reward model score
+them (scoring), and updates policy and value model in four passes: each token's reward is
+
+$$ r_t = -\beta(\log p - \log p_{reference}) + [t = last] R $$
+
+advantages are generalised [1], both losses are clipped [2]. Policy and value model alternate, so only one of
+them holds activations at a time; in one process one optimizer serves both, on several each has its own. The
+constants are the defaults of TRL's last PPO trainer.
+
+GRPO: several completions of each prompt, without a value model. The advantage of one is its reward less its
+group's mean, over the group's standard deviation. With one update per rollout the probability ratio is 1
+where its gradient is taken, and a term keeps the policy near its reference [3, eq. 3 and 4]:
+
+$$ L = -A \frac{p}{[p]} + \beta (q/p - \log(q/p) - 1) $$
+
+[1] Schulman et al. 2016, arXiv:1506.02438   [2] Schulman et al. 2017, arXiv:1707.06347
+[3] Shao et al. 2024, arXiv:2402.03300   [4] Ouyang et al. 2022, arXiv:2203.02155
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -6,59 +25,76 @@ from typing import Any, NamedTuple
 import torch
 
 from finegauge.measurement.batches import Batch
-from finegauge.measurement.phases.generation import Answers, Prompts, inference, write
-from finegauge.measurement.phases.preference import last_scores
-from finegauge.measurement.phases.training import Reference, Trained, Update, refuse_fused, token_losses
-from finegauge.measurement.subject import Clock, StepFacts, Subject
+from finegauge.measurement.phases.fine_tuning import last_scores
+from finegauge.measurement.phases.generation import Completions, Prompts, generate
+from finegauge.measurement.phases.training import Reference, Update, inference, refuse_fused, token_losses
+from finegauge.measurement.subject import Clock, StepFacts, Subject, Trained
 from finegauge.run.phases import PPO_EPOCHS
 
-Judge = Callable[[Answers], torch.Tensor]  # [B], fp32
+PPO_KL_COEFFICIENT = 0.05
+GRPO_KL_COEFFICIENT = 0.04  # the paper's
+CLIP_RATIO, CLIP_VALUE = 0.2, 0.2
+VALUE_COEFFICIENT = 0.1
+DISCOUNT, LAMBDA = 1.0, 0.95
+
+RewardFunction = Callable[[Completions], torch.Tensor]  # [B], fp32
 
 
-def by_model(subject: Subject) -> Judge:
-    """Return the judge whose reward is the scalar that a reward model gives the last token."""
+def reward_by_model(subject: Subject) -> RewardFunction:
+    """Return the reward that is the scalar of a reward model at the last token."""
 
-    def judge(answers: Answers) -> torch.Tensor:
+    def reward(completions: Completions) -> torch.Tensor:
         with torch.no_grad():
-            found: torch.Tensor = subject.division.infer(last_scores, subject, answers.inputs)
+            found: torch.Tensor = subject.strategy.infer(last_scores, subject, completions.inputs)
         return found
 
-    return judge
+    return reward
 
 
-def even_tokens(answers: Answers) -> torch.Tensor:
+def even_token_reward(completions: Completions) -> torch.Tensor:
     """Return the share of even token ids: a rule that can be learnt and takes no time.
 
-    It stands in for the checks of answers that runs with verifiable rewards bring along.
+    It stands in for the checks of completions that runs with verifiable rewards bring along.
     """
-    written = answers.ids[:, answers.prompt_length :]
-    return (written % 2 == 0).float().mean(1)
+    generated = completions.ids[:, completions.prompt_length :]
+    return (generated % 2 == 0).float().mean(1)
 
 
-GRPO_KL_COEFFICIENT = 0.04  # the paper's
+def _log_probs(subject: Subject, completions: Completions) -> torch.Tensor:
+    """Return the model's log-probability of every token of `completions`, [B, N]."""
+    return -completions.select(token_losses(subject, completions.inputs, completions.labels))
 
 
-class Judged(NamedTuple):
-    """Some answers, what the reference thinks of their tokens, and how they did in their group."""
+def _facts(completions: Completions, loss: float, reward: float, kl: float) -> StepFacts:
+    ids, mask = completions.ids, completions.mask
+    return StepFacts(ids.numel(), len(ids), loss, float(mask.sum()), {"reward": reward, "kl": kl})
 
-    answers: Answers
+
+class Scored(NamedTuple):
+    """Some completions, the reference's log-probabilities of them, and how they did in their group."""
+
+    completions: Completions
     reference_log_probs: torch.Tensor  # [B, N]
     advantages: torch.Tensor  # [B]
 
 
-class GroupRelativePolicyOptimisation:
-    """Trains a policy on what it writes and a judge says of it, group by group."""
+class GRPO:
+    """Trains a policy on the rewards of its completions, group by group."""
 
     def __init__(
-        self, policy: Subject, reference: Reference, judge: Judge, optimizer: Any, data: Iterator[Batch]
+        self,
+        policy: Subject,
+        reference: Reference,
+        reward: RewardFunction,
+        optimizer: Any,
+        data: Iterator[Batch],
     ) -> None:
         """Train `policy` on `data`: batches of as many prompts as a step takes."""
         refuse_fused(policy.run)
-        self.subject, self.judge, self.optimizer, self.data = policy, judge, optimizer, data
+        self.subject, self.reward, self.optimizer, self.data = policy, reward, optimizer, data
         self.reference = reference
-        self.models: Mapping[str, Any] = {"policy": policy.model, **self.reference.models}
-        self.update = Update(policy.run, optimizer, policy.trained, policy.device, policy.division)
-        self.chunked = policy.run.loss == "chunked"
+        self.models: Mapping[str, Any] = {"policy": policy.model, **reference.models}
+        self.update = Update(policy.run, optimizer, policy.trained, policy.device, policy.strategy)
         self.divergence = torch.zeros(())  # from the reference, in the last micro-batch
 
     def step(self, clock: Clock) -> StepFacts:
@@ -67,35 +103,31 @@ class GroupRelativePolicyOptimisation:
         with clock.stage("data"):
             prompts = Prompts.of(next(self.data), repeats=run.num_generations)
         with clock.stage("generation"), self.update.autocast():
-            answers = write(self.subject, prompts, run.max_new_tokens)
+            completions = generate(self.subject, prompts, run.max_new_tokens)
         with clock.stage("scoring"), self.update.autocast():
-            rewards = self.judge(answers).float()
+            rewards = self.reward(completions).float()
             advantages = group_advantages(rewards, run.num_generations).split(run.micro_batch_size)
-            parts = answers.split(run.micro_batch_size)
-            judged = [self._judged(*pair) for pair in zip(parts, advantages, strict=True)]
+            pieces = zip(completions.split(run.micro_batch_size), advantages, strict=True)
+            scored = [self._scored(*piece) for piece in pieces]
         loss = divergence = 0.0
-        for part in judged:
+        for part in scored:
             with clock.stage("forward"), self.update.autocast():
-                part_loss = self.subject.division.forward(self._loss, part)
+                part_loss = self.subject.strategy.forward(self._loss, part)
             with clock.stage("backward"):
-                self.update.backward(part_loss / len(judged))
-            loss += float(part_loss.detach()) / len(judged)
-            divergence += float(self.divergence) / len(judged)
+                self.update.backward(part_loss / len(scored))
+            loss += float(part_loss.detach()) / len(scored)
+            divergence += float(self.divergence) / len(scored)
         with clock.stage("optimizer"):
             self.update.step()
-        details = {"reward": float(rewards.mean()), "kl": divergence}
-        return StepFacts(answers.ids.numel(), len(answers.ids), loss, float(answers.mask.sum()), details)
+        return _facts(completions, loss, float(rewards.mean()), divergence)
 
-    def _judged(self, answers: Answers, advantages: torch.Tensor) -> Judged:
-        """Return some answers with the reference's log-probabilities of them."""
-        losses = self.reference.token_losses(answers.inputs, answers.labels, chunked=self.chunked)
-        return Judged(answers, -answers.of_answers(losses), advantages)
+    def _scored(self, completions: Completions, advantages: torch.Tensor) -> Scored:
+        losses = self.reference.token_losses(completions.inputs, completions.labels)
+        return Scored(completions, -completions.select(losses), advantages)
 
-    def _loss(self, part: Judged) -> torch.Tensor:
+    def _loss(self, part: Scored) -> torch.Tensor:
         """Return the loss over one micro-batch; note the divergence from the reference in it."""
-        answers = part.answers
-        losses = token_losses(self.subject, answers.inputs, answers.labels, chunked=self.chunked)
-        log_probs = -answers.of_answers(losses)
+        log_probs = _log_probs(self.subject, part.completions)
         ratio = (log_probs - log_probs.detach()).exp()
         behind = part.reference_log_probs - log_probs
         divergence = (behind.exp() - behind - 1.0).mean()
@@ -110,32 +142,26 @@ def group_advantages(rewards: torch.Tensor, group: int) -> torch.Tensor:
     return ((groups - groups.mean(1, keepdim=True)) / spread).flatten()
 
 
-PPO_KL_COEFFICIENT = 0.05
-CLIP_RATIO, CLIP_VALUE = 0.2, 0.2
-VALUE_COEFFICIENT = 0.1
-DISCOUNT, LAMBDA = 1.0, 0.95
-
-
 class Rollout(NamedTuple):
-    """Answers with all that the updates need to know of them, each [B, N]."""
+    """Completions with all that the updates need to know of them, each [B, N]."""
 
-    answers: Answers
+    completions: Completions
     log_probs: torch.Tensor
     values: torch.Tensor
     advantages: torch.Tensor
-    rewards: torch.Tensor  # [B], of whole answers
+    rewards: torch.Tensor  # [B], of whole completions
     kl: torch.Tensor  # [B]
 
 
-class ProximalPolicyOptimisation:
-    """Trains a policy and a value model on what the policy writes and a judge says of it."""
+class PPO:
+    """Trains a policy and a value model on the rewards of the policy's completions."""
 
     def __init__(
         self,
         policy: Trained,
         value: Trained,
         reference: Reference,
-        judge: Judge,
+        reward: RewardFunction,
         data: Iterator[Batch],
         *,
         others: Mapping[str, Any] | None = None,
@@ -143,25 +169,32 @@ class ProximalPolicyOptimisation:
         """Train `policy` on the prompts of `data`.
 
         Args:
-            policy: Writes the answers.
+            policy: Generates the completions.
             value: A model with a scalar head; expects the reward to come at every token. Its
                 optimizer may be the policy's, and is then of the parameters of both.
             reference: What the policy was.
-            judge: Says how good an answer is.
+            reward: How good a completion is.
             data: Batches of as many prompts as a step takes.
-            others: Models in memory beside these, by role: the judge's.
+            others: Models in memory beside these, by role: the reward model.
         """
         self.subject, self.optimizer = policy
-        self.value, self.reference, self.judge, self.data = value.subject, reference, judge, data
-        refuse_fused(self.subject.run)
+        self.value, self.reference, self.reward, self.data = value.subject, reference, reward, data
+        run, device = self.subject.run, self.subject.device
+        refuse_fused(run)
         self.models: Mapping[str, Any] = {
             "policy": self.subject.model,
             "value": self.value.model,
             **reference.models,
             **(others or {}),
         }
-        self.update, self.value_update = _updates(policy, value)
-        self.chunked = self.subject.run.loss == "chunked"
+        if policy.optimizer is value.optimizer:
+            both = [*self.subject.trained, *self.value.trained]
+            self.update = self.value_update = Update(run, policy.optimizer, both, device)
+        else:
+            self.update, self.value_update = (
+                Update(run, optimizer, subject.trained, device, subject.strategy)
+                for subject, optimizer in (policy, value)
+            )
 
     def step(self, clock: Clock) -> StepFacts:
         """Take one rollout and its updates; the details say the mean reward and divergence."""
@@ -169,70 +202,52 @@ class ProximalPolicyOptimisation:
         with clock.stage("data"):
             prompts = Prompts.of(next(self.data))
         with clock.stage("generation"), self.update.autocast():
-            answers = write(self.subject, prompts, run.max_new_tokens)
+            completions = generate(self.subject, prompts, run.max_new_tokens)
         with clock.stage("scoring"), self.update.autocast():
-            rollouts = [self.score(part) for part in answers.split(run.micro_batch_size)]
+            rollouts = [self._scored(part) for part in completions.split(run.micro_batch_size)]
         loss = 0.0
         for _ in range(PPO_EPOCHS):
             loss = sum(self._learn(rollout, clock, len(rollouts)) for rollout in rollouts)
             with clock.stage("optimizer"):
                 for update in dict.fromkeys((self.update, self.value_update)):
                     update.step()
-        details = {
-            "reward": float(torch.cat([rollout.rewards for rollout in rollouts]).mean()),
-            "kl": float(torch.cat([rollout.kl for rollout in rollouts]).mean()),
-        }
-        return StepFacts(answers.ids.numel(), len(answers.ids), loss, float(answers.mask.sum()), details)
+        reward, kl = (
+            float(torch.cat([getattr(rollout, name) for rollout in rollouts]).mean())
+            for name in ("rewards", "kl")
+        )
+        return _facts(completions, loss, reward, kl)
 
-    def score(self, answers: Answers) -> Rollout:
-        """Return what policy, reference, value model and judge say of `answers`."""
-        inputs, labels = answers.inputs, answers.labels
+    def _scored(self, completions: Completions) -> Rollout:
+        """Return what policy, reference, value and reward model say of `completions`."""
+        inputs, labels = completions.inputs, completions.labels
         with inference(self.subject.model), inference(self.value.model):
-            log_probs = self.subject.division.infer(self.log_probs, answers)
-            before = -answers.of_answers(self.reference.token_losses(inputs, labels, chunked=self.chunked))
-            values = self.value.division.infer(self.values, answers)
-            rewards = self.judge(answers).float()
+            log_probs = self.subject.strategy.infer(_log_probs, self.subject, completions)
+            before = -completions.select(self.reference.token_losses(inputs, labels))
+            values = self.value.strategy.infer(self._values, completions)
+            rewards = self.reward(completions).float()
         by_token = -PPO_KL_COEFFICIENT * (log_probs - before)
         by_token[:, -1] += rewards
         advantages = generalised_advantages(by_token, values)
-        return Rollout(answers, log_probs, values, advantages, rewards, (log_probs - before).sum(1))
+        return Rollout(completions, log_probs, values, advantages, rewards, (log_probs - before).sum(1))
 
-    def log_probs(self, answers: Answers) -> torch.Tensor:
-        """Return the policy's log-probability of every token of `answers`, [B, N]."""
-        losses = token_losses(self.subject, answers.inputs, answers.labels, chunked=self.chunked)
-        return -answers.of_answers(losses)
-
-    def values(self, answers: Answers) -> torch.Tensor:
-        """Return the reward that is expected before every token of `answers`, [B, N], fp32."""
-        return answers.of_answers(self.value.model(**answers.inputs).scores.float())
+    def _values(self, completions: Completions) -> torch.Tensor:
+        """Return the reward that is expected before every token of `completions`, [B, N], fp32."""
+        return completions.select(self.value.model(**completions.inputs).scores.float())
 
     def _learn(self, rollout: Rollout, clock: Clock, parts: int) -> float:
         """Add the gradients of both losses over one micro-batch; return the policy's loss."""
-        answers = rollout.answers
+        completions = rollout.completions
         with clock.stage("forward"), self.update.autocast():
-            log_probs = self.subject.division.forward(self.log_probs, answers)
+            log_probs = self.subject.strategy.forward(_log_probs, self.subject, completions)
             policy_loss = clipped_policy_loss(log_probs, rollout)
         with clock.stage("backward"):
             self.update.backward(policy_loss / parts)
         with clock.stage("forward"), self.update.autocast():
-            values = self.value.division.forward(self.values, answers)
+            values = self.value.strategy.forward(self._values, completions)
             value_loss = VALUE_COEFFICIENT * clipped_value_loss(values, rollout)
         with clock.stage("backward"):
             self.value_update.backward(value_loss / parts)
         return float(policy_loss.detach()) / parts
-
-
-def _updates(policy: Trained, value: Trained) -> tuple[Update, Update]:
-    """Return how policy and value model are updated: together if by one optimizer."""
-    run, device = policy.subject.run, policy.subject.device
-    if policy.optimizer is value.optimizer:
-        both = Update(run, policy.optimizer, [*policy.subject.trained, *value.subject.trained], device)
-        return both, both
-    ours, theirs = (
-        Update(run, optimizer, subject.trained, device, subject.division)
-        for subject, optimizer in (policy, value)
-    )
-    return ours, theirs
 
 
 def generalised_advantages(rewards: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

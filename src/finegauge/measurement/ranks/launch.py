@@ -1,4 +1,9 @@
-"""A run on several processes of this machine: torchrun starts a rank for each GPU, here to one Profile."""
+"""A run on several processes of this machine: torchrun starts a rank for each GPU, here to one Profile.
+
+The step is that of the slowest rank, the memory that of the fullest; tokens, joules and processor seconds are
+all ranks' together. `observations["ranks"]` has every rank: its seconds, what it holds, what it sent. Where a
+rank dies the others end with it, and the first to fail gives the reason.
+"""
 
 import json
 import os
@@ -16,11 +21,10 @@ import torch
 
 from finegauge.errors import UnsupportedError
 from finegauge.measurement.device import model_flops
-from finegauge.measurement.options import Options
-from finegauge.measurement.process import kernel_kills
-from finegauge.measurement.ranks.division import check_installed
-from finegauge.measurement.ranks.worker import GROUP
-from finegauge.measurement.session import RefusedError, Tell
+from finegauge.measurement.options import Options, Tell
+from finegauge.measurement.process import GROUP, kernel_kills
+from finegauge.measurement.ranks.strategies import check_installed
+from finegauge.measurement.session import RefusedError, device_of
 from finegauge.profile import Breakdown, Profile
 from finegauge.run.rules import FSDP
 from finegauge.run.run import Run
@@ -28,7 +32,7 @@ from finegauge.store.document import profile_of, run_document
 
 PHASES = ("sft", "pretrain", "reward", "dpo", "ppo", "grpo")
 MODEL_DEGREES = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel")
-ALONE = ("layers", "kernels", "ncu", "experts", "evaluate", "tasks", "trace_path")
+ONE_PROCESS = ("layers", "kernels", "ncu", "experts", "evaluate", "tasks", "trace_path")
 MOST_PER_CORE = 4
 
 
@@ -43,7 +47,7 @@ def refuse(run: Run, options: Options) -> None:
                 f"{name}={getattr(run, name)} is predicted and not measured; several processes are measured "
                 f"data parallel: set {name}=1."
             )
-    for name in ALONE:
+    for name in ONE_PROCESS:
         if getattr(options, name):
             raise UnsupportedError(
                 f"--{name.removesuffix('_path')} looks at one process; leave it out or set num_gpus=1."
@@ -109,16 +113,17 @@ def over_ranks(run: Run, options: Options, tell: Tell) -> Profile:
     """Return the measured profile of `run`, whose ranks are processes of this machine.
 
     Raises: UnsupportedError for what cannot be divided or measured so; RefusedError where a rank died
-        without a word, MemoryError where the kernel killed it for want of memory.
+        without a word, MemoryError where the OOM killer ended it.
     """
+    device_of(options)  # refuses a GPU that is not there
     refuse(run, options)
     kills = kernel_kills()
     ended = _launched(run, options, tell)
     death = death_of(ended.printed, run.num_gpus)
     failed = [profile for _, profile in ended.profiles if profile.outcome != "completed"]
-    if death and all(profile.outcome == "failed" for profile in failed):  # the others lost who they talk to
+    if death and all(profile.outcome == "failed" for profile in failed):  # the others lost their peer
         if kernel_kills() > kills:
-            raise MemoryError(f"{death}, by the kernel for want of memory")
+            raise MemoryError(f"{death}, by the OOM killer")
         raise RefusedError(death)
     if failed:
         return replace(failed[0], run=run)
@@ -131,20 +136,23 @@ def together(run: Run, ranks: list[Profile]) -> Profile:
     """Return one profile of the profiles of all ranks, the first rank's first."""
     slowest = max(ranks, key=lambda profile: profile.step_time_s.total)
     fullest = max(ranks, key=lambda profile: profile.peak_memory_bytes.total)
+    energy, reading = _energy(ranks)
+    sharers = 1 if ranks[0].fingerprint.get("cuda") else run.num_gpus  # of a GPU, or of the processor
+    notes = [f"{run.num_gpus} processes over gloo share this machine's {os.cpu_count()} cores"]
+    busy_s = sum(profile.observations["timing"]["processor_s"] for profile in ranks)
     observations = {
-        **{name: slowest.observations[name] for name in ("timing", "steps", "notes")},
-        **_energy(ranks),
+        "timing": {**slowest.observations["timing"], "processor_s": busy_s},
+        "steps": slowest.observations["steps"],
+        "notes": [*slowest.observations["notes"], *(notes if sharers > 1 else ())],
+        **reading,
         "ranks": [_rank(number, profile) for number, profile in enumerate(ranks)],
     }
-    observations["notes"] = [*observations["notes"], *_notes(run, ranks[0])]
-    busy_s = sum(profile.observations["timing"]["processor_s"] for profile in ranks)
-    observations["timing"] = {**observations["timing"], "processor_s": busy_s}
     return replace(
         slowest,
         run=run,
         step_flops=model_flops(run) * run.num_gpus,
-        peak_flops_per_s=slowest.peak_flops_per_s / sharers(run, ranks[0]),
-        step_energy_j=_joules(ranks),
+        peak_flops_per_s=slowest.peak_flops_per_s / sharers,
+        step_energy_j=energy,
         step_tokens=sum(profile.step_tokens for profile in ranks),
         step_sequences=sum(profile.step_sequences for profile in ranks),
         peak_memory_bytes=fullest.peak_memory_bytes,
@@ -155,28 +163,18 @@ def together(run: Run, ranks: list[Profile]) -> Profile:
     )
 
 
-def _joules(ranks: list[Profile]) -> Breakdown:
-    """Return the joules of a step of every rank that has a meter; empty where one of them read none."""
+def _energy(ranks: list[Profile]) -> tuple[Breakdown, dict[str, Any]]:
+    """Return the joules of a step of all metered ranks, and their reading; none if one read none."""
     metered = [profile for profile in ranks if "energy" in profile.observations]
-    if not metered or not all(profile.step_energy_j.total for profile in metered):
-        return Breakdown({})
-    return Breakdown({("device",): sum(profile.step_energy_j.total for profile in metered)})
-
-
-def _energy(ranks: list[Profile]) -> dict[str, Any]:
-    """Return what the meters say together: the first that read nothing speaks for all."""
-    readings = [profile.observations["energy"] for profile in ranks if "energy" in profile.observations]
+    readings = [profile.observations["energy"] for profile in metered]
+    joules = [profile.step_energy_j.total for profile in metered]
+    step = Breakdown({("device",): sum(joules)} if joules and all(joules) else {})
     if not readings:
-        return {}
+        return step, {}
     silent = [reading for reading in readings if reading["energy_j"] is None]
     if silent:
-        return {"energy": silent[0]}
-    return {"energy": {**readings[0], "energy_j": sum(reading["energy_j"] for reading in readings)}}
-
-
-def sharers(run: Run, rank: Profile) -> int:
-    """Return how many ranks share the device that `rank` is on: one its GPU, all a machine's processor."""
-    return 1 if rank.fingerprint.get("cuda") else run.num_gpus
+        return step, {"energy": silent[0]}
+    return step, {"energy": {**readings[0], "energy_j": sum(reading["energy_j"] for reading in readings)}}
 
 
 def _rank(number: int, profile: Profile) -> dict[str, Any]:
@@ -193,13 +191,6 @@ def _rank(number: int, profile: Profile) -> dict[str, Any]:
         "losses": seen["steps"]["losses"],
         "collectives": seen["collectives"],
     }
-
-
-def _notes(run: Run, first: Profile) -> list[str]:
-    """Return what is to be said of processes in place of GPUs."""
-    if sharers(run, first) == 1:
-        return []
-    return [f"{run.num_gpus} processes over gloo share this machine's {os.cpu_count()} cores"]
 
 
 def _launched(run: Run, options: Options, tell: Tell) -> Ranks:

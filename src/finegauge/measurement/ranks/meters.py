@@ -1,4 +1,20 @@
-"""What a rank sends in a step, what it holds at rest, and its peak memory in each phase."""
+"""What a rank sends in a step, what it holds at rest, and its peak memory in each phase.
+
+Messages: DDP's reducer in C++, FSDP2 and DeepSpeed all send through the operators of c10d, which a dispatch
+mode sees. The payload is the whole tensor: gathered, or before it is reduced (as predictions count it). What
+is smaller than 64 bytes is a scalar, a loss or a norm, and stands apart. Every message is waited for, so that
+its seconds are its own, with nothing beside it; they include the time until the slowest rank takes part.
+
+At rest, between two steps, are weights (of FSDP2 and ZeRO-3 the local shards), optimizer states (of ZeRO its
+fp32 weights too), every storage once, and the gradients' values when backward has ended. Buckets are those
+that DDP says it has in C++; else what else Python knows of: DeepSpeed's buffers.
+
+The peak of a phase is, on CUDA, the allocator's. On a CPU torch's profiler notes every block that its
+allocator gives and takes, with its address: the largest running sum is the peak. Two things are left out.
+What gloo copies for itself while it sends, for NCCL copies nothing; and blocks whose end the profiler has
+not seen (gloo's threads free some, on which it does not look): so every message is waited for, and a moment
+longer.
+"""
 
 import gc
 import time
@@ -12,28 +28,31 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
 
-from finegauge.measurement.instruments.memory_meter import constants
-from finegauge.measurement.phases.training import Trained
-from finegauge.measurement.subject import Phase
+from finegauge.measurement.instruments.memory_meter import PHASE_OF_STAGE, constants, cuda_memory
+from finegauge.measurement.subject import Phase, Trained
+from finegauge.measurement.tracer.live_bytes import storage_key
 
 LEAST_BYTES = 64
 SCALARS = "scalars"
 WHOLE: Mapping[str, tuple[str, int]] = {  # operator: its kind, and which argument is the whole tensor
-    "c10d::allreduce_": ("all_reduce", 0),
-    "c10d::allreduce_coalesced_": ("all_reduce", 0),
-    "c10d::allgather_": ("all_gather", 0),
-    "c10d::_allgather_base_": ("all_gather", 0),
-    "c10d::allgather_into_tensor_coalesced_": ("all_gather", 0),
-    "c10d::reduce_scatter_": ("reduce_scatter", 1),
-    "c10d::_reduce_scatter_base_": ("reduce_scatter", 1),
-    "c10d::reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1),
-    "c10d::broadcast_": ("broadcast", 0),
-    "c10d::reduce_": ("reduce", 0),
-    "c10d::alltoall_": ("all_to_all", 1),
-    "c10d::alltoall_base_": ("all_to_all", 1),
-    "c10d::send": ("send", 0),
+    f"c10d::{name}": (kind, place)
+    for kind, place, names in (
+        ("all_reduce", 0, "allreduce_ allreduce_coalesced_"),
+        ("all_gather", 0, "allgather_ _allgather_base_ allgather_into_tensor_coalesced_"),
+        ("reduce_scatter", 1, "reduce_scatter_ _reduce_scatter_base_ reduce_scatter_tensor_coalesced_"),
+        ("broadcast", 0, "broadcast_"),
+        ("reduce", 0, "reduce_"),
+        ("all_to_all", 1, "alltoall_ alltoall_base_"),
+        ("send", 0, "send"),
+    )
+    for name in names.split()
 }
+WEIGHTS, GRADIENTS, OPTIMIZER, WORKSPACE = "weights", "gradients", "optimizer", "workspace"
+MARK = "finegauge: "
+SENDING = "sending"
+SETTLE_S = 0.001  # for a thread of gloo to let go of what it has sent
 
 
 class Sent(NamedTuple):
@@ -63,7 +82,9 @@ class Collectives(TorchDispatchMode):  # type: ignore[misc]
         if found is None:
             return func(*args, **(kwargs or {}))
         kind, place = found
-        size = sum(map(_payload_bytes, _tensors_of(args[place])))
+        size = sum(
+            t.numel() * t.element_size() for t in tree_iter(args[place]) if isinstance(t, torch.Tensor)
+        )
         _settle()
         began_s = time.perf_counter()
         result = self.run(func, args, dict(kwargs or {}))
@@ -81,46 +102,23 @@ class Collectives(TorchDispatchMode):  # type: ignore[misc]
                 torch.distributed.Work.unbox(work).wait()
         return found
 
-    @property
-    def sent(self) -> list[Sent]:
-        """Return what was sent by kind, scalars as a kind of their own."""
-        totals: dict[str, Sent] = {}
-        for sort, size, seconds in self.messages:
-            kind = sort if size >= LEAST_BYTES else SCALARS
-            _, messages, total, spent = totals.get(kind, Sent(kind, 0, 0, 0.0))
-            totals[kind] = Sent(kind, messages + 1, total + size, spent + seconds)
-        return [totals[kind] for kind in sorted(totals)]
-
 
 def sent_in(step: Callable[[], object]) -> list[Sent]:
-    """Return what this rank sends while `step` runs."""
+    """Return what this rank sends while `step` runs by kind, scalars as a kind of their own."""
     with Collectives() as seen:
         step()
-    found: list[Sent] = seen.sent
-    return found
+    totals: dict[str, Sent] = {}
+    for sort, size, seconds in seen.messages:
+        kind = sort if size >= LEAST_BYTES else SCALARS
+        _, messages, total, spent = totals.get(kind, Sent(kind, 0, 0, 0.0))
+        totals[kind] = Sent(kind, messages + 1, total + size, spent + seconds)
+    return [totals[kind] for kind in sorted(totals)]
 
 
 def _settle() -> None:
     """Wait for what a GPU has been given to do."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-
-
-def _tensors_of(value: Any) -> Iterable[torch.Tensor]:
-    """Yield the tensors of an argument: one, a list, a list of lists."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors_of(item)
-
-
-def _payload_bytes(tensor: torch.Tensor) -> int:
-    """Return the bytes of a tensor's values."""
-    return int(tensor.numel() * tensor.element_size())
-
-
-WEIGHTS, GRADIENTS, OPTIMIZER, WORKSPACE = "weights", "gradients", "optimizer", "workspace"
 
 
 class Held(NamedTuple):
@@ -151,7 +149,7 @@ class _BeforeUpdate:
         """Look if it is the optimizer's turn."""
         if name == "optimizer":
             gradients = list(chain.from_iterable(map(_gradients, self.trains)))
-            self.values_bytes, self.keys = _values(gradients), set(map(_key, gradients))
+            self.values_bytes, self.keys = _values(gradients), set(map(storage_key, gradients))
         yield
 
 
@@ -169,14 +167,14 @@ def held(phase: Phase, trains: Sequence[Trained], before: Set[int] = frozenset()
         "weights": [tensor for one in trains for tensor in _tensors(one.subject.model)],
         "optimizer": [tensor for one in trains for tensor in _states(one.optimizer)],
         "others": [tensor for other in phase.models.values() for tensor in _tensors(other)],
-        "buckets": [t for t in _everything() if t.device.type == device and _key(t) not in before],
+        "buckets": [t for t in _everything() if t.device.type == device and storage_key(t) not in before],
     }
     known: set[int] = set()
     fresh: dict[str, list[torch.Tensor]] = {}
     for kind, tensors in kinds.items():
-        fresh[kind] = [tensor for tensor in tensors if _key(tensor) not in known]
-        known |= set(map(_key, tensors))
-    kept = [tensor for tensor in fresh["buckets"] if _key(tensor) in gradients.keys]
+        fresh[kind] = [tensor for tensor in tensors if storage_key(tensor) not in known]
+        known |= set(map(storage_key, tensors))
+    kept = [tensor for tensor in fresh["buckets"] if storage_key(tensor) in gradients.keys]
     sizes = {kind: _bytes(tensors) for kind, tensors in fresh.items()}
     return Held(
         weights_bytes=sizes["weights"],
@@ -190,7 +188,7 @@ def held(phase: Phase, trains: Sequence[Trained], before: Set[int] = frozenset()
 
 def storages() -> Set[int]:
     """Return the storages of every tensor that Python knows of."""
-    return set(map(_key, _everything()))
+    return set(map(storage_key, _everything()))
 
 
 def _everything() -> Iterator[torch.Tensor]:
@@ -228,7 +226,7 @@ def _states(optimizer: Any) -> Iterator[torch.Tensor]:
 
 def _buckets(one: Trained) -> float:
     """Return what DDP's buckets take: they stay for good."""
-    module: Any = getattr(one.subject.division, "module", None)
+    module: Any = getattr(one.subject.strategy, "module", None)
     if not hasattr(module, "_get_ddp_logging_data"):
         return 0.0
     known = module._get_ddp_logging_data()
@@ -244,26 +242,15 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return part if isinstance(part, torch.Tensor) and not tensor.numel() else tensor
 
 
-def _key(tensor: torch.Tensor) -> int:
-    """Return which storage a tensor lies in."""
-    return int(tensor.untyped_storage()._cdata)
-
-
 def _values(tensors: Iterable[torch.Tensor]) -> float:
     """Return the bytes of tensors' own values, each once; a slice may keep alive what it was cut from."""
-    sizes = {(_key(t), t.storage_offset()): t.numel() * t.element_size() for t in tensors}
+    sizes = {(storage_key(t), t.storage_offset()): t.numel() * t.element_size() for t in tensors}
     return float(sum(sizes.values()))
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> float:
     """Return the bytes of the storages of `tensors`, each once."""
-    return float(sum({_key(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}.values()))
-
-
-PHASE_OF_STAGE = {"data": "forward"}
-MARK = "finegauge: "
-SENDING = "sending"
-SETTLE_S = 0.001  # for a thread of gloo to let go of what it has sent
+    return float(sum({storage_key(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}.values()))
 
 
 class Span(NamedTuple):
@@ -291,8 +278,6 @@ def peaks(phase: Phase, between_steps_bytes: float, device: torch.device) -> dic
         device: Of which the memory is.
     """
     if device.type == "cuda":
-        from finegauge.measurement.instruments.memory_meter import cuda_memory
-
         return cuda_memory(phase, device).phase_peak_bytes
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen, _Settled():
         phase.step(_Marked())

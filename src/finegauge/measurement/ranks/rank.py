@@ -7,17 +7,17 @@ memory       one step for what is at rest, one for the peaks
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from finegauge.measurement.device import capacity_bytes, fingerprint, peak_of
+from finegauge.measurement import session
 from finegauge.measurement.instruments.memory_meter import resident_bytes
 from finegauge.measurement.instruments.stage_clock import NoClock
-from finegauge.measurement.options import Options
+from finegauge.measurement.options import Options, Tell
 from finegauge.measurement.phases.choice import phase_of
-from finegauge.measurement.ranks.division import Divided
 from finegauge.measurement.ranks.meters import (
     GRADIENTS,
     OPTIMIZER,
@@ -29,78 +29,47 @@ from finegauge.measurement.ranks.meters import (
     sent_in,
     storages,
 )
-from finegauge.measurement.session import (
-    RefusedError,
-    Tell,
-    Trial,
-    device_of,
-    energy_of,
-    observations_of,
-    outcome,
-    refusal,
-    source_of,
-    timing,
-    warm_up,
-)
-from finegauge.measurement.subject import Phase
+from finegauge.measurement.ranks.strategies import RankPlacement
+from finegauge.measurement.subject import Phase, refusal
 from finegauge.profile import Breakdown, Profile
 from finegauge.run.run import Run
-from finegauge.store.document import profile_document, run_of
 
 ACTIVATIONS = "activations"
 
 
 def answer(trial: Mapping[str, Any], rank: int, tell: Tell) -> dict[str, Any]:
     """Return the document of the profile of one rank."""
-    run, options = run_of(trial["run"]), Options(**trial["options"])
-    if options.device == "cuda":
+    on_gpu = trial["options"]["device"] == "cuda"
+    if on_gpu:
         torch.cuda.set_device(rank)
-    dist.init_process_group("nccl" if options.device == "cuda" else "gloo")
-
-    def measured(run: Run, options: Options, tell: Tell) -> Profile:
-        return rank_profile(run, options, rank, tell)
-
-    return profile_document(outcome(run, options, tell, measured))
+    dist.init_process_group("nccl" if on_gpu else "gloo")
+    return session.answer(trial, tell, partial(rank_profile, rank=rank))
 
 
-def rank_profile(run: Run, options: Options, rank: int, tell: Tell) -> Profile:
+def rank_profile(run: Run, options: Options, tell: Tell, *, rank: int) -> Profile:
     """Return what this rank measures of `run`."""
-    device = device_of(options)
+    device = session.prepared(run, options)
     if rank and device.type == "cpu":
         options = options._replace(energy=False)  # the first rank's meter counts the whole machine
     before_bytes, before = resident_bytes(), storages()
+    place = RankPlacement(rank)
     tell("building", 0, 1)
-    place = Divided(rank)
     phase = phase_of(_as_divided(run), options, device, place)
     tell("building", 1, 1)
-    trial = Trial(phase, options, tell)
-    warm_up(trial)
+    trial = session.Trial(phase, options, tell)
+    session.warm_up(trial)
     dist.barrier()
-    timed = timing(trial)
+    timed = session.timing(trial)
     if reason := refusal(timed.facts, step_times_s=timed.step_times_s, throttled=timed.throttled):
-        raise RefusedError(reason)
-    found = observations_of(trial, timed)
+        raise session.RefusedError(reason)
+    found = session.observations_of(trial, timed)
     tell("collectives", 0, 1)
     found["collectives"] = [sent._asdict() for sent in sent_in(lambda: phase.step(NoClock()))]
-    tell("memory", 0, 1)
-    at_rest = held(phase, place.trains, before)
-    found["held"] = {**at_rest._asdict(), "resident_before_bytes": before_bytes}
-    memory = _memory(phase, at_rest, device) if options.memory else {}
-    tell("memory", 1, 1)
-    return Profile(
-        run=run,
-        source=source_of(options),
-        step_time_s=timed.median_s,
-        step_times_s=timed.step_times_s,
-        step_energy_j=energy_of(timed),
-        step_tokens=_mean([facts.tokens for facts in timed.facts]),
-        step_sequences=_mean([facts.sequences for facts in timed.facts]),
-        peak_flops_per_s=peak_of(run, device).flops_per_s,
-        capacity_bytes=capacity_bytes(options, device),
-        fingerprint=fingerprint(device),
-        observations=found,
-        **memory,
-    )
+    with trial.telling("memory"):
+        at_rest = held(phase, place.trains, before)
+        found["held"] = {**at_rest._asdict(), "resident_before_bytes": before_bytes}
+        memory = _memory(phase, at_rest, device) if options.memory else {}
+    return session.profile_of(run, trial, timed, found, **memory)
 
 
 def _as_divided(run: Run) -> Run:
@@ -141,8 +110,3 @@ def _memory(phase: Phase, at_rest: Held, device: torch.device) -> dict[str, Any]
         "device_memory_bytes": peak,
         "peak_phase": fullest,
     }
-
-
-def _mean(values: list[float]) -> float:
-    """Return the mean; 0 of nothing."""
-    return sum(values) / len(values) if values else 0.0

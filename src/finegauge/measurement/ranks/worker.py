@@ -5,22 +5,22 @@ FOLDER/progress for every step. torchrun starts its workers in sessions of their
 to the trial's group reaches: so the kernel is asked to kill this one when torchrun is gone.
 """
 
-import ctypes
 import json
 import os
-import signal
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-GROUP = "FINEGAUGE_TRIAL_GROUP"  # the process group that torchrun is in
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
+from finegauge.measurement.process import GROUP, die_with_parent
 
 
 def main() -> None:
     """Measure as the rank that torchrun says, and exit with 1 where that brought no data."""
-    _die_with_parent()
+    die_with_parent()
+    group = os.environ.get(GROUP)
+    if group is not None and os.getpgid(os.getppid()) != int(group):
+        os._exit(1)  # torchrun is gone already
     folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
     trial = json.loads((folder / "trial.json").read_text("utf-8"))
     from finegauge.measurement.ranks.rank import answer
@@ -37,15 +37,6 @@ def main() -> None:
     unfinished.rename(folder / f"{rank}.json")
     sys.stderr.flush()
     os._exit(0 if profile["outcome"] == "completed" else 1)  # nothing to wait for: no peer, no library
-
-
-def _die_with_parent() -> None:
-    """See to it that this process does not outlive torchrun, nor begins without it."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    group = os.environ.get(GROUP)
-    if group is not None and os.getpgid(os.getppid()) != int(group):
-        os._exit(1)
 
 
 if __name__ == "__main__":

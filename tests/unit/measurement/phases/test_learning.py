@@ -6,16 +6,16 @@ import torch
 
 from finegauge.measurement.models.build import scalar_subject_of, subject_of
 from finegauge.measurement.models.optimizers import optimizer_of
-from finegauge.measurement.phases.generation import Prompts, write
-from finegauge.measurement.phases.preference import last_scores, preference_optimisation, reward_model
+from finegauge.measurement.phases.fine_tuning import last_scores, preference_optimisation, reward_model
+from finegauge.measurement.phases.generation import Prompts, generate
 from finegauge.measurement.phases.reinforcement import (
-    GroupRelativePolicyOptimisation,
-    ProximalPolicyOptimisation,
-    even_tokens,
+    GRPO,
+    PPO,
+    even_token_reward,
     generalised_advantages,
     group_advantages,
 )
-from finegauge.measurement.phases.training import Here, Reference, copied_before, reference_of
+from finegauge.measurement.phases.training import Placement, Reference, copied_before
 from finegauge.measurement.subject import Subject
 from tests.unit.measurement.phases.tiny import CPU, Stages, batch, preferred_then_not, prompts, tiny_run
 
@@ -23,7 +23,7 @@ RATE = 3e-3
 
 
 def before(policy: Subject) -> Reference:
-    return reference_of(policy, copied_before(policy))
+    return Reference.of(policy, copied_before(policy))
 
 
 def test_a_reward_model_learns_the_preference(tmp_path: Path) -> None:
@@ -53,11 +53,11 @@ def test_the_reference_stays_what_the_policy_was(tmp_path: Path) -> None:
     for method in ("full", "lora"):
         subject = subject_of(tiny_run(tmp_path, method=method), CPU)
         reference, ids = before(subject), torch.arange(12).view(2, 6)
-        untuned = reference.token_losses({"input_ids": ids}, ids, chunked=False)
+        untuned = reference.token_losses({"input_ids": ids}, ids)
         with torch.no_grad():
             for parameter in subject.trained:
                 parameter.add_(0.1)
-        assert torch.equal(untuned, reference.token_losses({"input_ids": ids}, ids, chunked=False))
+        assert torch.equal(untuned, reference.token_losses({"input_ids": ids}, ids))
         assert reference.copied == (method == "full")
 
 
@@ -71,10 +71,10 @@ def test_ppo_raises_the_reward(tmp_path: Path) -> None:
         gradient_accumulation_steps=2,
     )
     torch.manual_seed(0)
-    policy, value = Here().trained(subject_of(run, CPU), scalar_subject_of(run, CPU))
+    policy, value = Placement().trained(subject_of(run, CPU), scalar_subject_of(run, CPU))
     for group in policy.optimizer.param_groups:
         group["lr"] = RATE
-    phase = ProximalPolicyOptimisation(policy, value, before(policy.subject), even_tokens, prompts(32))
+    phase = PPO(policy, value, before(policy.subject), even_token_reward, prompts(32))
     rewards = [phase.step(Stages()).details["reward"] for _ in range(12)]
     assert sum(rewards[-3:]) / 3 > sum(rewards[:2]) / 2 + 0.15
 
@@ -86,7 +86,7 @@ def test_grpo_raises_the_reward(tmp_path: Path) -> None:
     torch.manual_seed(0)
     policy = subject_of(run, CPU)
     optimizer = optimizer_of(run, policy.trained, learning_rate=2 * RATE)
-    phase = GroupRelativePolicyOptimisation(policy, before(policy), even_tokens, optimizer, prompts(4))
+    phase = GRPO(policy, before(policy), even_token_reward, optimizer, prompts(4))
     rewards = [phase.step(Stages()).details["reward"] for _ in range(14)]
     assert sum(rewards[-3:]) / 3 > sum(rewards[:2]) / 2 + 0.15
 
@@ -107,7 +107,7 @@ def test_prompts_are_filled_up_on_the_left_and_answers_have_their_length(tmp_pat
     assert asked.ids.tolist() == [[0, 0, 5, 6], [0, 0, 5, 6], [9, 10, 11, 12], [9, 10, 11, 12]]
     assert asked.mask.tolist() == [[0, 0, 1, 1], [0, 0, 1, 1], [1, 1, 1, 1], [1, 1, 1, 1]]
     subject = subject_of(tiny_run(tmp_path), CPU)
-    answers = write(subject, asked, 40)  # end-of-sequence among them ends nothing
+    answers = generate(subject, asked, 40)  # end-of-sequence among them ends nothing
     assert answers.ids.shape == (4, 44)
     assert len(answers.token_times_s) == 40
     assert (answers.labels[:, :4] == -100).all()

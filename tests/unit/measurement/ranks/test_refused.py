@@ -53,7 +53,7 @@ def test_more_ranks_than_gpus_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_zero_without_deepspeed_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("finegauge.measurement.ranks.division.find_spec", lambda name: None)
+    monkeypatch.setattr("finegauge.measurement.ranks.strategies.find_spec", lambda name: None)
     with pytest.raises(UnsupportedError, match=r"pip install 'finegauge\[deepspeed\]'"):
         launch.refuse(run_of(tmp_path, sharding="zero2"), Options())
 

@@ -1,4 +1,20 @@
-"""How a model is divided among processes: by DDP, by FSDP2, by DeepSpeed's ZeRO."""
+"""How a model is divided among processes: by DDP, by FSDP2, by DeepSpeed's ZeRO.
+
+Each of them wants to see one forward call per micro-batch. `Calls` is the module that they are given: it
+holds the model, and its forward pass runs whatever function a phase computes its loss by.
+
+    sharding            by                                           gradients before the last micro-batch
+    none                DistributedDataParallel                      stay local (no_sync)
+    fsdp                fully_shard, gathers again in backward       stay local and whole, as accelerate does
+    fsdp_shard_grad_op  fully_shard, keeps weights until backward    likewise
+    hybrid              fully_shard on a mesh of two dimensions      likewise
+    zero1, zero2, zero3 DeepSpeed                                    as DeepSpeed has it
+
+DeepSpeed's defaults, but for two that make no difference to models of ordinary size and much to small ones:
+small tensors are divided too (stage3_param_persistence_threshold=0), and a bucket is no larger than all
+gradients (reduce_bucket_size), for DeepSpeed allocates it whole. The optimizer is torch's. Weights are bf16
+with fp32 copies in the optimizer, as predictions take it.
+"""
 
 import os
 import sys
@@ -12,40 +28,39 @@ import torch
 from finegauge.errors import UnsupportedError
 from finegauge.measurement.models.classes import DTYPES
 from finegauge.measurement.models.optimizers import optimizer_of
-from finegauge.measurement.phases.training import Here, Trained
-from finegauge.measurement.subject import Alone, Subject
+from finegauge.measurement.phases.training import MAX_GRADIENT_NORM, Placement
+from finegauge.measurement.subject import SingleProcess, Subject, Trained
 from finegauge.run.phases import accumulates_whole
 from finegauge.run.rules import FSDP
 from finegauge.run.run import Run
 
-MAX_GRADIENT_NORM = 1.0
 BUCKET = 500_000_000  # elements: DeepSpeed's default reduce_bucket_size
 
 
-class Zero(Alone):
+class Zero(SingleProcess):
     """DeepSpeed's engine around a module, one stage of ZeRO."""
 
     def __init__(self, run: Run, module: torch.nn.Module, trained: Sequence[torch.nn.Parameter] = ()) -> None:
         """Hand `module` to DeepSpeed, with the optimizer of `run` over `trained` if any is."""
-        deepspeed = imported()
+        deepspeed = _imported()
         self.steps, self.done = run.gradient_accumulation_steps, 0
         self.engine = deepspeed.initialize(
             model=module,
             optimizer=optimizer_of(run, trained) if trained else None,
-            config=settings(run, sum(parameter.numel() for parameter in trained)),
+            config=_settings(run, sum(parameter.numel() for parameter in trained)),
             dist_init_required=False,
         )[0]
         self.optimizer = self.engine.optimizer
         self.notes = (f"ZeRO-{run.sharding[-1]} by DeepSpeed {deepspeed.__version__}",)
 
-    def forward(self, function: Callable[..., torch.Tensor], *given: Any) -> torch.Tensor:
+    def forward(self, function: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
         """Return the forward pass of the next micro-batch."""
-        found: torch.Tensor = self.engine(function, *given)
+        found: torch.Tensor = self.engine(function, *args)
         return found
 
-    def infer(self, function: Callable[..., Any], *given: Any) -> Any:
-        """Return `function(*given)`; ZeRO-3 gathers what it uses."""
-        return self.engine.module(function, *given)
+    def infer(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Return `function(*args)`; ZeRO-3 gathers what it uses."""
+        return self.engine.module(function, *args)
 
     def backward(self, loss: torch.Tensor) -> None:
         """Take gradients, which the engine reduces as it sees fit."""
@@ -69,7 +84,7 @@ def check_installed() -> None:
         )
 
 
-def imported() -> Any:
+def _imported() -> Any:
     """Return DeepSpeed, quiet and without what it would compile."""
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -80,7 +95,7 @@ def imported() -> Any:
     return deepspeed
 
 
-def settings(run: Run, trained: int) -> dict[str, Any]:
+def _settings(run: Run, trained: int) -> dict[str, Any]:
     """Return DeepSpeed's configuration of `run`, of whose parameters so many are trained."""
     stage = int(run.sharding[-1])
     zero: dict[str, Any] = {"stage": stage, "reduce_bucket_size": min(BUCKET, trained) or BUCKET}
@@ -105,12 +120,12 @@ class Calls(torch.nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, function: Callable[..., torch.Tensor], *given: Any) -> torch.Tensor:
-        """Return `function(*given)`."""
-        return function(*given)
+    def forward(self, function: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
+        """Return `function(*args)`."""
+        return function(*args)
 
 
-class Divided(Here):
+class RankPlacement(Placement):
     """One rank of several, each with its part of every model, as the run says."""
 
     def __init__(self, rank: int) -> None:
@@ -125,11 +140,11 @@ class Divided(Here):
         return found
 
     def frozen(self, subject: Subject) -> Subject:
-        """Return a model that is only asked: divided where weights are, else whole on every rank."""
+        """Return an inference-only model: divided where weights are, else whole on every rank."""
         run, module = subject.run, Calls(subject.model)
         if run.sharding in FSDP:
-            return subject._replace(division=sharded(run, subject, module))
-        return subject._replace(division=Zero(run, module)) if run.sharding == "zero3" else subject
+            return subject._replace(strategy=sharded(run, subject, module))
+        return subject._replace(strategy=Zero(run, module)) if run.sharding == "zero3" else subject
 
 
 def _trained(subject: Subject) -> Trained:
@@ -138,12 +153,12 @@ def _trained(subject: Subject) -> Trained:
     if run.sharding.startswith("zero"):
         zero = Zero(run, module, subject.trained)
         notes = (*subject.notes, *zero.notes)
-        return Trained(subject._replace(division=zero, notes=notes), zero.optimizer)
+        return Trained(subject._replace(strategy=zero, notes=notes), zero.optimizer)
     found = sharded(run, subject, module) if run.sharding in FSDP else replicated(run, module)
-    return Trained(subject._replace(division=found), optimizer_of(run, subject.trained))
+    return Trained(subject._replace(strategy=found), optimizer_of(run, subject.trained))
 
 
-class Synchronised(Alone):
+class DataParallel(SingleProcess):
     """Reduces gradients in the last micro-batch of a step, or in each."""
 
     def __init__(
@@ -153,29 +168,29 @@ class Synchronised(Alone):
         self.steps, self.every, self.done = run.gradient_accumulation_steps, every, 0
         self.module, self.synchronise = module, synchronise
 
-    def forward(self, function: Callable[..., torch.Tensor], *given: Any) -> torch.Tensor:
+    def forward(self, function: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
         """Return the forward pass of the next micro-batch."""
         self.done += 1
         self.synchronise(self.every or self.done == self.steps)
-        found: torch.Tensor = self.module(function, *given)
+        found: torch.Tensor = self.module(function, *args)
         return found
 
-    def infer(self, function: Callable[..., Any], *given: Any) -> Any:
-        """Return `function(*given)`, with what FSDP2 gathers let go of."""
+    def infer(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Return `function(*args)`, with what FSDP2 gathers let go of."""
         if not hasattr(self.module, "reshard"):
-            return function(*given)  # DDP's ranks hold the whole model
-        found = self.module(function, *given)
+            return function(*args)  # DDP's ranks hold the whole model
+        found = self.module(function, *args)
         self.module.reshard()  # else embedding and head stay until the next backward pass
         return found
 
     def step(self, trained: Iterable[torch.nn.Parameter], update: Callable[[], None]) -> None:
-        """Use the reduced gradients up."""
+        """Apply and free the reduced gradients."""
         del trained
         self.done = 0
         update()
 
 
-def replicated(run: Run, module: Calls) -> Synchronised:
+def replicated(run: Run, module: Calls) -> DataParallel:
     """Return the whole model on every rank, whose gradients torch's DDP adds up."""
     from torch.nn.parallel import DistributedDataParallel
 
@@ -184,10 +199,10 @@ def replicated(run: Run, module: Calls) -> Synchronised:
     def synchronise(now: bool) -> None:
         model.require_backward_grad_sync = now
 
-    return Synchronised(run, model, synchronise)
+    return DataParallel(run, model, synchronise)
 
 
-def sharded(run: Run, subject: Subject, module: Calls) -> Synchronised:
+def sharded(run: Run, subject: Subject, module: Calls) -> DataParallel:
     """Return a part of every tensor on every rank; FSDP2 gathers the layers of `subject`, then the rest."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -206,7 +221,7 @@ def sharded(run: Run, subject: Subject, module: Calls) -> Synchronised:
         fully_shard(layer, **options)
     model = fully_shard(module, **options)
     every = run.gradient_accumulation_steps == 1 or not accumulates_whole(run)
-    return Synchronised(run, model, model.set_requires_gradient_sync, every=every)
+    return DataParallel(run, model, model.set_requires_gradient_sync, every=every)
 
 
 def layers_of(subject: Subject) -> list[torch.nn.Module]:
