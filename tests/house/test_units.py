@@ -6,9 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from finegauge.model.attention import Widths
 from finegauge.model.op import Poly
-from finegauge.model.op_builder import Alive
 from finegauge.validation.summary import Errors
 from tests.house.sources import MODULES, name_of, tree_of
 
@@ -26,7 +24,7 @@ DIMENSIONLESS = frozenset(
     {"learning_rate", "loss", "weight_decay", "lora_alpha", "lora_dropout", "mfu", "pue"}
 )
 # Channels per token, counted: what a weight or a kernel reads and writes.
-CHANNELS = frozenset({*(f"Widths.{part}" for part in Widths._fields), "Kernel.query", "Kernel.output"})
+CHANNELS = frozenset({"Kernel.query", "Kernel.output"})
 # Shares, 0 to 1, and a standard deviation of a logarithm, under the words that statistics has for them.
 SHARES = frozenset({"Use.share", "Coverage.inside", "Coverage.below", "Coverage.above", "Constant.spread"})
 # Columns of a measurement table keep the table's names, whose unit is GiB.
@@ -44,7 +42,6 @@ UNIT_STANDS_BESIDE = frozenset(
         "Pair.predicted",
         "Part.measured",
         "Part.predicted",
-        *(f"Alive.{part}" for part in Alive._fields),
         *(f"Errors.{part}" for part in Errors._fields),
         *(f"Poly.{part}" for part in Poly._fields),
     }

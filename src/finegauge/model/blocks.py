@@ -1,18 +1,17 @@
-"""What a language model is made of: tensors, grouped into layers.
+"""What a language model is made of: tensors, grouped into layers, and how its class computes with them.
 
-A model is embeddings, a sequence of layers and a head. A layer is a list of residual
-branches, each a mixer (attention, feed-forward, experts, state space) with its norms.
-Nothing here computes: the operators of each mixer are in the module named after it,
-and which model is made of which blocks is declared in `families/`.
+A model is embeddings, a sequence of layers and a head. A layer is a list of residual branches, each a mixer
+(attention, feed-forward, experts, state space) with its norms. Nothing here computes: the operators of each
+mixer are in the module named after it, and which model is made of which blocks is declared in `families/`.
 
-Tensor names are those of the transformers modules, relative to the layer, so that LoRA
-targets and quantisers can be matched by name.
+Tensor names are those of the transformers modules, relative to the layer, so that LoRA targets and
+quantisers can be matched by name.
 """
 
 from collections import Counter
 from collections.abc import Iterable
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from finegauge.model.traced import Traced
@@ -52,7 +51,7 @@ class Numerics(NamedTuple):
     scaled_logits: bool = False  # the logits are multiplied by a number (Granite, Cohere)
     wide_tables: bool = False  # the sines and cosines of rotary positions are in fp32 (OLMo)
     own_tables: int = 0  # how many pairs of them each layer makes for itself; 0: all layers share one
-    tables_by_kind: bool = False  # layers with a window turn by tables of their own
+    tables_by_kind: bool = False  # layers with a window have tables of their own
     narrow_softmax: bool = False  # eager attention's softmax is not in fp32 (GPT-2)
     wide_scores: bool = False  # eager attention multiplies queries and keys in fp32 (GPT-J)
     sinks: str = ""  # eager attention has a "column" of sinks (GPT-OSS), or is "scaled" by them (Granite)
@@ -88,9 +87,7 @@ class Linear(NamedTuple):
     def tensors(self) -> list[Tensor]:
         """Return weight [out, in] and, if there is one, bias [out]."""
         weight = Tensor(f"{self.name}.weight", (self.out_features, self.in_features), self.kind)
-        if not self.bias:
-            return [weight]
-        return [weight, Tensor(f"{self.name}.bias", (self.out_features,), "bias")]
+        return [weight, Tensor(f"{self.name}.bias", (self.out_features,), "bias")] if self.bias else [weight]
 
 
 class Norm(NamedTuple):
@@ -113,16 +110,18 @@ class Norm(NamedTuple):
             names = [f"{self.name}.norms.{head}.weight" for head in range(self.heads)]
             return [Tensor(name, (self.size,), "norm") for name in names]
         shape = (self.heads, self.size) if self.heads else (self.size,)
-        parts = [("weight", self.weight), ("bias", self.bias)]
-        return [Tensor(f"{self.name}.{part}", shape, "norm") for part, has in parts if has]
+        found = [Tensor(f"{self.name}.weight", shape, "norm")] if self.weight else []
+        if self.bias:
+            found.append(Tensor(f"{self.name}.bias", shape, "norm"))
+        return found
 
 
 class Attention(NamedTuple):
     """Multi-head, grouped-query or multi-query attention.
 
     `projections` are in order of use; the last one is the output projection. Fused
-    projections (qkv in one) are one `Linear`. `extra` are tensors that no projection
-    holds (sinks, relative biases).
+    projections (qkv in one) are one `Linear`. `norms` are on queries and keys, `extra`
+    tensors that no projection holds (sinks, relative biases).
     """
 
     hidden_size: int
@@ -131,21 +130,24 @@ class Attention(NamedTuple):
     head_dim: int
     projections: tuple[Linear, ...]
     value_head_dim: int = 0  # 0: same as head_dim
-    qk_norms: tuple[Norm, ...] = ()
+    norms: tuple[Norm, ...] = ()
     window: int | None = None  # keys each query sees; None: all before it
     rotary: bool = True
     clipped: bool = False  # what q, k and v return is bounded
-    norms_last: bool = False  # queries and keys are normalised after they are turned (Hunyuan)
-    rotary_dim: int = 0  # channels of a head that turn, the others set aside meanwhile; 0: all
+    norms_last: bool = False  # queries and keys are normalised after they are rotated (Hunyuan)
+    rotary_dim: int = 0  # channels of a head that rotate, the others set aside meanwhile; 0: all
     output_gate: bool = False
     gate_size: int = 0  # channels of that gate; 0: as many as the output
     copies_values: bool = False  # out of a fused projection, of which they are a view elsewhere (Falcon)
     extra: tuple[Tensor, ...] = ()
     path: str = "attention"
 
-    def tensors(self) -> list[Tensor]:
-        """Return the parameters, projections first."""
-        return _tensors(self.projections, self.qk_norms) + list(self.extra)
+    @property
+    def widths(self) -> tuple[int, int, int, int]:
+        """Return the channels of all query, key and value heads, and of the output."""
+        value = self.value_head_dim or self.head_dim
+        q, k = self.num_heads * self.head_dim, self.num_key_value_heads * self.head_dim
+        return q, k, self.num_key_value_heads * value, self.num_heads * value
 
 
 class LatentAttention(NamedTuple):
@@ -167,10 +169,6 @@ class LatentAttention(NamedTuple):
     extra: tuple[Tensor, ...] = ()
     path: str = "attention"
 
-    def tensors(self) -> list[Tensor]:
-        """Return the parameters, projections first."""
-        return _tensors(self.projections, self.norms) + list(self.extra)
-
 
 class FeedForward(NamedTuple):
     """A dense feed-forward: up, activation, down; `gated` adds the gate (SwiGLU, GeGLU).
@@ -184,11 +182,8 @@ class FeedForward(NamedTuple):
     projections: tuple[Linear, ...]
     activation: str = "silu"
     norms: tuple[Norm, ...] = ()
+    extra: tuple[Tensor, ...] = ()
     path: str = "mlp"
-
-    def tensors(self) -> list[Tensor]:
-        """Return the parameters, projections first."""
-        return _tensors(self.projections, self.norms)
 
 
 class MixtureOfExperts(NamedTuple):
@@ -219,7 +214,6 @@ class MixtureOfExperts(NamedTuple):
     looped: bool = False
     shared_first: bool = False
     transposed: bool = False
-    extra: tuple[Tensor, ...] = ()
     path: str = "moe"
 
     @property
@@ -228,17 +222,15 @@ class MixtureOfExperts(NamedTuple):
         return self.latent[0].out_features if self.latent else self.hidden_size
 
     @property
-    def expert_size(self) -> int:
-        """Return the parameters of one routed expert."""
-        size = self.expert_matrices_size
-        if self.expert_bias:
-            size += (2 if self.gated else 1) * self.intermediate_size + self.expert_width
-        return size
+    def expert_bias_size(self) -> int:
+        """Return the biases of one routed expert."""
+        both = 2 if self.gated else 1
+        return both * self.intermediate_size + self.expert_width if self.expert_bias else 0
 
     @property
-    def expert_matrices_size(self) -> int:
-        """Return the parameters of one routed expert without its biases."""
-        return (3 if self.gated else 2) * self.expert_width * self.intermediate_size
+    def expert_size(self) -> int:
+        """Return the parameters of one routed expert."""
+        return (3 if self.gated else 2) * self.expert_width * self.intermediate_size + self.expert_bias_size
 
     def expert_projections(self, *, apart: bool = False) -> tuple[Linear, ...]:
         """Return one expert's projections, down last: `apart` as transformers 4 holds them, else fused."""
@@ -250,26 +242,21 @@ class MixtureOfExperts(NamedTuple):
             return Linear("w1", h, f), Linear("w3", h, f), down
         return Linear("gate_up_proj", h, 2 * f), down
 
-    def expert_tensors(self) -> list[Tensor]:
-        """Return the experts as transformers 5 holds them: fused, one tensor per projection."""
-        e, h, f = self.num_experts, self.expert_width, self.intermediate_size
-        up = 2 * f if self.gated else f
-        name = "experts.gate_up_proj" if self.gated else "experts.up_proj"
-        shapes = ((e, h, up), (e, f, h)) if self.transposed else ((e, up, h), (e, h, f))
-        tensors = [Tensor(name, shapes[0], "experts"), Tensor("experts.down_proj", shapes[1], "experts")]
-        if self.expert_bias:
-            tensors.append(Tensor(f"{name}_bias", (e, up), "bias"))
-            tensors.append(Tensor("experts.down_proj_bias", (e, h), "bias"))
-        return tensors
-
     def tensors(self) -> list[Tensor]:
-        """Return router, experts, shared experts."""
-        shared: list[Tensor] = []
+        """Return router, experts (fused, as transformers 5 holds them) and shared experts."""
+        e, h, f = self.num_experts, self.expert_width, self.intermediate_size
+        up, name = (2 * f, "experts.gate_up_proj") if self.gated else (f, "experts.up_proj")
+        found = [*self.router.tensors(), *self.router_extra]
+        for linear in self.latent:
+            found += linear.tensors()
+        shapes = ((e, h, up), (e, f, h)) if self.transposed else ((e, up, h), (e, h, f))
+        found += [Tensor(name, shapes[0], "experts"), Tensor("experts.down_proj", shapes[1], "experts")]
+        if self.expert_bias:
+            found.append(Tensor(f"{name}_bias", (e, up), "bias"))
+            found.append(Tensor("experts.down_proj_bias", (e, h), "bias"))
         if self.shared is not None:
-            shared = [Tensor(f"shared_expert.{t.name}", t.shape, t.kind) for t in self.shared.tensors()]
-        gate = self.shared_gate.tensors() if self.shared_gate else []
-        own = self.router.tensors() + list(self.router_extra) + _tensors(self.latent)
-        return own + self.expert_tensors() + shared + gate + list(self.extra)
+            found += [Tensor(f"shared_expert.{t.name}", t.shape, t.kind) for t in tensors_of(self.shared)]
+        return found + (self.shared_gate.tensors() if self.shared_gate else [])
 
 
 class Mamba1(NamedTuple):
@@ -284,10 +271,6 @@ class Mamba1(NamedTuple):
     extra: tuple[Tensor, ...]  # conv1d, A_log, D
     norms: tuple[Norm, ...] = ()
     path: str = "mamba"
-
-    def tensors(self) -> list[Tensor]:
-        """Return the parameters, projections first."""
-        return _tensors(self.projections, self.norms) + list(self.extra)
 
 
 class Mamba2(NamedTuple):
@@ -306,13 +289,9 @@ class Mamba2(NamedTuple):
     norms: tuple[Norm, ...] = ()
     path: str = "mamba"
 
-    def tensors(self) -> list[Tensor]:
-        """Return the parameters, projections first."""
-        return _tensors(self.projections, self.norms) + list(self.extra)
-
 
 class LinearAttention(NamedTuple):
-    """A recurrent mixer with a matrix state per head: gated delta rule, retention, xLSTM.
+    """A recurrent mixer with a matrix state per head: the gated delta rule.
 
     `num_heads` heads keep a state of `key_head_dim` x `value_head_dim`, updated in
     chunks of `chunk_size` tokens.
@@ -330,15 +309,22 @@ class LinearAttention(NamedTuple):
     norms: tuple[Norm, ...] = ()
     path: str = "linear_attention"
 
-    def tensors(self) -> list[Tensor]:
-        """Return the parameters, projections first."""
-        return _tensors(self.projections, self.norms) + list(self.extra)
-
 
 Mixer: TypeAlias = (
     "Attention | LatentAttention | FeedForward | MixtureOfExperts | Mamba1 | Mamba2 | LinearAttention"
     " | Traced"
 )
+
+
+def tensors_of(part: "Linear | Norm | Mixer") -> list[Tensor]:
+    """Return the parameters of a projection, a norm or a mixer, projections first."""
+    block: Any = part
+    if hasattr(block, "tensors"):
+        return list(block.tensors())
+    found: list[Tensor] = []
+    for each in (*block.projections, *block.norms):
+        found += each.tensors()
+    return [*found, *block.extra]
 
 
 class Branch(NamedTuple):
@@ -347,10 +333,6 @@ class Branch(NamedTuple):
     mixer: Mixer
     norm_before: Norm | None = None
     norm_after: Norm | None = None
-
-    def tensors(self) -> list[Tensor]:
-        """Return the parameters of norms and mixer."""
-        return _tensors((n for n in (self.norm_before, self.norm_after) if n), (self.mixer,))
 
 
 class Layer(NamedTuple):
@@ -362,8 +344,13 @@ class Layer(NamedTuple):
     extra: tuple[Tensor, ...] = ()
 
     def tensors(self) -> list[Tensor]:
-        """Return the parameters of all branches."""
-        return [t for branch in self.branches for t in branch.tensors()] + list(self.extra)
+        """Return the parameters of all branches, norms first."""
+        found: list[Tensor] = []
+        for mixer, before, after in self.branches:
+            for part in (before, after, mixer):
+                if part is not None:
+                    found += tensors_of(part)
+        return [*found, *self.extra]
 
 
 class Architecture(NamedTuple):
@@ -397,7 +384,7 @@ class Architecture(NamedTuple):
     @property
     def num_layers(self) -> int:
         """Return the number of layers."""
-        return sum(count for _, count in self.layers)
+        return sum(self.layers_by_kind().values())
 
     @property
     def num_parameters(self) -> int:
@@ -419,8 +406,10 @@ class Architecture(NamedTuple):
 
     def outer_tensors(self) -> list[Tensor]:
         """Return the tensors outside the layers: embeddings, what widens them, norms, untied head."""
-        parts = [part for part in (self.embedding_norm, *self.widening, self.final_norm, self.head) if part]
-        return list(self.embeddings) + _tensors(parts)
+        found = list(self.embeddings)
+        for part in (self.embedding_norm, *self.widening, self.final_norm, self.head):
+            found += part.tensors() if part else []
+        return found
 
     def layers_by_kind(self) -> dict[str, int]:
         """Return how many layers there are of each kind."""
@@ -430,11 +419,5 @@ class Architecture(NamedTuple):
         return dict(kinds)
 
 
-def _tensors(*groups: "Iterable[Linear | Norm | Mixer]") -> list[Tensor]:
-    """Return the tensors of every part of every group, in order."""
-    return [tensor for group in groups for part in group for tensor in part.tensors()]
-
-
 def _size(tensors: Iterable[Tensor]) -> int:
-    """Return the number of elements of all tensors."""
     return sum(tensor.size for tensor in tensors)

@@ -1,25 +1,61 @@
-"""How frameworks' own model code differs from the transformers class: litgpt and Megatron-LM."""
+"""How frameworks' own model code differs from the transformers class: litgpt and Megatron-LM.
+
+litgpt: one projection makes queries, keys and values, and one dropout serves its adapters, whose result is
+put in its place between zeros where not all three are adapted. Activations are single kernels, gate and up
+are two projections, no class casts to fp32 in a way of its own, and the head is never tied to the embedding.
+Lightning's BitsandbytesPrecision quantises every Linear, the head included, from fp16: a weight is
+dequantised to fp16 and then copied to bf16. Fabric returns the logits as fp32, a list of chunks whose
+log-probabilities are kept in fp32, too. The loop's `logits` outlives the step: until the next ones are there,
+they and the graph behind them stay, and with it the inputs that old 4-bit linears pin to it.
+
+Megatron-LM: its parallel linears, their exchanges, norms, softmax, GELU and dropout are autograd functions
+written in Python, so every operator of a layer is one call of Python each way beside the kernels it launches.
+
+Sources: litgpt 0.4.9 model.py, lora.py, utils.py, finetune/lora.py; lightning 2.3
+fabric/plugins/precision/bitsandbytes.py; megatron/core/tensor_parallel and megatron/core/fusions, read
+2026-11-21; and what autograd keeps of litgpt's model and its bitsandbytes linears, run on shapes: of the LoRA
+and QLoRA rows of its config_hub none is off by more than 3.2 %.
+"""
 
 from collections.abc import Iterable
 
-from finegauge.model.blocks import Architecture, Attention, Branch, FeedForward, Layer, Linear, Numerics
+from finegauge.model.blocks import Architecture, Attention, Branch, FeedForward, Linear, Numerics
 from finegauge.model.op import Op
 
 QKV = ("q_proj", "k_proj", "v_proj")
 FUSED, GATE_UP = "qkv_proj", ("gate_proj", "up_proj")
-ONE_KERNEL = {"gelu_new": "gelu_pytorch_tanh"}
 
 
 def litgpt_model(model: Architecture) -> Architecture:
     """Return `model` as litgpt holds and computes it."""
     numerics = Numerics(softcap=model.numerics.softcap, logit_cap=model.numerics.logit_cap)
-    layers = tuple((_layer(layer), count) for layer, count in model.layers)
+    layers = tuple(
+        (layer._replace(branches=tuple(map(_litgpt_branch, layer.branches))), count)
+        for layer, count in model.layers
+    )
     return model._replace(numerics=numerics, layers=layers, head=model.projection)
 
 
-def litgpt_targets(asked: Iterable[str]) -> tuple[str, ...]:
+def _litgpt_branch(branch: Branch) -> Branch:
+    block = branch.mixer
+    if isinstance(block, Attention):  # the values are a view of what one projection returns
+        *inputs, output = block.projections
+        if len(inputs) == len(QKV):
+            width = sum(linear.out_features for linear in inputs)
+            inputs = [Linear(FUSED, block.hidden_size, width, any(linear.bias for linear in inputs))]
+        return branch._replace(mixer=block._replace(projections=(*inputs, output), copies_values=False))
+    if isinstance(block, FeedForward):
+        *ups, down = block.projections
+        if block.gated and len(ups) == 1:
+            ups = [Linear(name, block.hidden_size, block.intermediate_size, ups[0].bias) for name in GATE_UP]
+        act = "gelu_pytorch_tanh" if block.activation == "gelu_new" else block.activation  # one kernel
+        return branch._replace(mixer=block._replace(projections=(*ups, down), activation=act))
+    return branch
+
+
+def litgpt_targets(lora_targets: Iterable[str]) -> tuple[str, ...]:
     """Return the names of litgpt's projections that the names of transformers' mean."""
-    names = set(asked)
+    names = set(lora_targets)
     if names & set(QKV):
         names.add(FUSED)
     if "gate_up_proj" in names:
@@ -27,47 +63,14 @@ def litgpt_targets(asked: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def padded_adapters(asked: Iterable[str]) -> tuple[str, ...]:
+def padded_adapters(lora_targets: Iterable[str]) -> tuple[str, ...]:
     """Return which of queries, keys and values have adapters where not all three do."""
-    found = tuple(name for name in QKV if name in set(asked))
+    found = tuple(name for name in QKV if name in set(lora_targets))
     return found if len(found) < len(QKV) else ()
 
 
-def _layer(layer: Layer) -> Layer:
-    """Return one layer with its projections as litgpt has them."""
-    return layer._replace(branches=tuple(_branch(branch) for branch in layer.branches))
-
-
-def _branch(branch: Branch) -> Branch:
-    """Return one branch with its projections as litgpt has them."""
-    mixer = branch.mixer
-    if isinstance(mixer, Attention):
-        return branch._replace(mixer=_attention(mixer))
-    if isinstance(mixer, FeedForward):
-        return branch._replace(mixer=_feedforward(mixer))
-    return branch
-
-
-def _attention(block: Attention) -> Attention:
-    """Return `block` with queries, keys and values from one projection, of which the values are a view."""
-    *inputs, output = block.projections
-    if len(inputs) == len(QKV):
-        width = sum(linear.out_features for linear in inputs)
-        inputs = [Linear(FUSED, block.hidden_size, width, any(linear.bias for linear in inputs))]
-    return block._replace(projections=(*inputs, output), copies_values=False)
-
-
-def _feedforward(block: FeedForward) -> FeedForward:
-    """Return `block` with gate and up apart and an activation of one kernel."""
-    *ups, down = block.projections
-    if block.gated and len(ups) == 1:
-        ups = [Linear(name, block.hidden_size, block.intermediate_size, ups[0].bias) for name in GATE_UP]
-    activation = ONE_KERNEL.get(block.activation, block.activation)
-    return block._replace(projections=(*ups, down), activation=activation)
-
-
-def called(ops: Iterable[Op]) -> tuple[Op, ...]:
-    """Return the operators of a layer, each that launches a kernel called by Python forward and backward."""
+def called_by_python(ops: Iterable[Op]) -> tuple[Op, ...]:
+    """Return Megatron's operators: each that launches a kernel is called by Python forward and backward."""
     return tuple(
         op._replace(
             forward=op.forward._replace(calls=max(op.forward.calls, min(1.0, op.forward.launches))),

@@ -11,7 +11,7 @@ from finegauge.model.blocks import Architecture, Attention
 from finegauge.model.gradient_pruning import cut_below, unreached
 from finegauge.model.lowering import Lowering
 from finegauge.model.op import Cost, Op, Poly, per_token
-from finegauge.model.op_builder import Alive, Tape
+from finegauge.model.op_builder import OpBuilder
 
 FULL_LOSS_FORWARD_BYTES = 22.0  # to fp32 (6), shift (8), log-softmax (8), per logit
 FULL_LOSS_BACKWARD_BYTES = 34.0  # nll (4), log-softmax (12), shift (12), to 16 bit (6)
@@ -20,14 +20,14 @@ CHUNK_TOKENS = 256.0
 OUTPUT_CHUNKS = 8  # CEWithChunkedOutputLoss of torchtune 0.4, which keeps them all (read 2026-11-21)
 
 
-def embedding(tape: Tape, model: Architecture) -> None:
+def embedding(builder: OpBuilder, model: Architecture) -> None:
     """Add the look-up of token (and position) embeddings."""
-    low, h = tape.lowering, model.hidden_size
+    low, h = builder.lowering, model.hidden_size
     a = low.activation_bytes
     words, *others = (float(t.size * low.weight_bytes) * low.weights_train for t in model.embeddings)
     table = words + sum(others)
     kept = float(h) if "embedding" in low.numerics.dropout and low.input_gradients else 0.0  # a mask
-    tape.ops.append(
+    builder.ops.append(
         Op(
             ("embedding", "look up"),
             "gather",
@@ -41,15 +41,17 @@ def embedding(tape: Tape, model: Architecture) -> None:
             dtype=low.compute_dtype,
         )
     )
-    start = len(tape.ops)
+    start = len(builder.ops)
     for linear in model.widening[:1]:
-        tape.linear("embedding", linear, keeps=low.kept_input(linear.in_features, linear, part="embedding"))
+        builder.linear(
+            "embedding", linear, keeps=low.kept_input(linear.in_features, linear, part="embedding")
+        )
     if not low.input_gradients:
-        tape.ops[start:] = cut_below(tape.ops[start:], dropout=low.lora_dropout)
+        builder.ops[start:] = cut_below(builder.ops[start:], dropout=low.lora_dropout)
     if model.embedding_norm is not None:
-        tape.norm(model.embedding_norm, "embedding")
+        builder.norm(model.embedding_norm, "embedding")
         if not (low.input_gradients or low.norms_train):
-            tape.ops[-1] = unreached(tape.ops[-1])
+            builder.ops[-1] = unreached(builder.ops[-1])
 
 
 def _positions(low: Lowering, model: Architecture) -> Poly:
@@ -63,13 +65,13 @@ def _positions(low: Lowering, model: Architecture) -> Poly:
     return Poly(length=channels * (4 if low.numerics.wide_tables else low.activation_bytes))
 
 
-def head(tape: Tape, model: Architecture) -> None:
+def head(builder: OpBuilder, model: Architecture) -> None:
     """Add final norm, output projection and cross-entropy loss."""
-    low, v, width = tape.lowering, float(model.vocab_size), model.projection.in_features
-    tape.norm(model.final_norm, "head")
+    low, v, width = builder.lowering, float(model.vocab_size), model.projection.in_features
+    builder.norm(model.final_norm, "head")
     for linear in model.widening[1:]:
-        tape.linear("head", linear, keeps=low.kept_input(linear.in_features, linear, part="head"))
-    tape.linear(
+        builder.linear("head", linear, keeps=low.kept_input(linear.in_features, linear, part="head"))
+    builder.linear(
         "head",
         model.projection,
         kind="head",
@@ -77,8 +79,8 @@ def head(tape: Tape, model: Architecture) -> None:
     )
     if low.loss == "full_logits" and (low.numerics.scaled_logits or low.numerics.logit_cap):
         w = v * low.compute_bytes
-        read = 0.0 if tape.ops[-1].saved_bytes.token else float(low.compute_bytes * width)
-        tape.elementwise(("head", "scale"), 2 * w, alive=Alive(2 * w + read, 2 * w))
+        read = 0.0 if builder.ops[-1].saved_bytes.token else float(low.compute_bytes * width)
+        builder.elementwise(("head", "scale"), 2 * w, alive=(2 * w + read, 2 * w, 0.0))
     forward, backward = FULL_LOSS_FORWARD_BYTES, FULL_LOSS_BACKWARD_BYTES
     launches = 8.0
     if low.loss != "full_logits":
@@ -88,14 +90,14 @@ def head(tape: Tape, model: Architecture) -> None:
         forward, backward = forward / 2, backward / 2
     saved, live, differentiated = loss_bytes(low, model)
     if low.loss != "full_logits":
-        tape.ops[-1] = _inside_the_loss(tape.ops[-1], low, model)
+        builder.ops[-1] = _inside_the_loss(builder.ops[-1], low, model)
     elif low.numerics.wide_logits and low.compute_bytes < 4:
-        both = tape.ops[-1].live_forward_bytes.plus(per_token(4.0 * v))
-        tape.ops[-1] = tape.ops[-1]._replace(live_forward_bytes=both)
+        both = builder.ops[-1].live_forward_bytes.plus(per_token(4.0 * v))
+        builder.ops[-1] = builder.ops[-1]._replace(live_forward_bytes=both)
     # the output object holds the final states, which a trained head keeps anyway if it reads them as they are
     reads = low.weights_train and low.stream_bytes == low.compute_bytes
     states = per_token(0.0 if reads else float(low.stream_bytes * width))
-    tape.ops.append(
+    builder.ops.append(
         Op(
             ("loss", "cross entropy"),
             "loss",

@@ -1,18 +1,27 @@
-"""How one method, precision and software stack turns a block into operators.
+"""How one method, precision and software stack turns a block into operators; which weights LoRA adapts.
 
-`Lowering` answers the questions that every block asks: does this weight train? is it
-quantised? what does its adapter copy? Bitsandbytes before 0.43.2 stashed the input of
-every 4-bit linear on the autograd context, where non-reentrant checkpointing cannot
-discard it [2].
+`Lowering` answers the questions that every block asks: does this weight train? is it quantised? what does
+its adapter copy? Bitsandbytes before 0.43.2 stashed the input of every 4-bit linear on the autograd context,
+where non-reentrant checkpointing cannot discard it [2].
+
+PEFT 0.21 adapts modules [3]. Transformers 5 holds fused experts and their router as bare parameters, which
+"all-linear" passes by, except in the model types whose checkpoints transformers converts the way it converts
+Mixtral's or Qwen2-MoE's: there PEFT takes the names of transformers 4 to mean the parameters, and nothing
+else of that name (neither shared experts nor dense layers). Elsewhere a name that no module bears means the
+parameter that bears it. Gate and up, one tensor now, get the rank of both. Of Mamba layers PEFT refuses the
+output projection, and "all-linear" with it: here that means all the others.
 
 [1] Hu et al. 2021, arXiv:2106.09685 (LoRA); Dettmers et al. 2023, arXiv:2305.14314 (QLoRA)
 [2] bitsandbytes release notes, 0.43.2
+[3] peft 0.21.2, utils/transformers_weight_conversion.py and tuners/tuners_utils.py; transformers 5.23,
+    conversion_mapping.py (read 2026-11-21)
 """
 
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
-from finegauge.model.adapters import Targets, last_name
-from finegauge.model.blocks import Linear, Numerics
+from finegauge.errors import FieldError
+from finegauge.model.blocks import Architecture, Linear, MixtureOfExperts, Numerics
 
 # Per parameter: NF4 in blocks of 64 with a 32-bit scale, whose scales double quantisation takes down to 8 bit
 # (section 3 of the second paper in [1]); GPTQ in groups of 128.
@@ -24,6 +33,36 @@ QUANTIZED_BYTES = {
     "int8": 1.0,
     "fp8": 1.0,
 }
+ALL = "all-linear"
+BARE = ("experts", "router")  # kinds of what transformers 5 holds as parameters, not as modules
+MIXTRAL_NAMES = {"gate": "gate", "w1": "gate_up_proj", "w3": "gate_up_proj", "w2": "down_proj"}
+QWEN_NAMES = {
+    "gate": "gate",
+    "gate_proj": "gate_up_proj",
+    "up_proj": "gate_up_proj",
+    "down_proj": "down_proj",
+}
+MIXTRAL_TYPES = ("mixtral", "minimax", "minimax_m2")
+QWEN_TYPES = (
+    *("afmoe", "cohere2_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe"),
+    *("exaone_moe", "flex_olmo", "glm4_moe", "glm4_moe_lite", "glm4v_moe", "glm_moe_dsa"),
+    *("hunyuan_v1_moe", "kimi_k2", "longcat_flash", "mellum", "olmoe", "qwen3_moe", "qwen3_next"),
+    *("qwen3_omni_moe", "solar_open"),
+)
+# What the names of transformers 4 mean in transformers 5, by model_type.
+REWRITTEN = {**dict.fromkeys(MIXTRAL_TYPES, MIXTRAL_NAMES), **dict.fromkeys(QWEN_TYPES, QWEN_NAMES)}
+UNFUSED_NAMES = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}  # an expert's, apart, here and there
+MAMBA_TYPES = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
+MAMBA_REFUSED = "out_proj"  # its fused kernel reads the weight and passes by the adapter
+
+
+class Targets(NamedTuple):
+    """The last names of what has an adapter."""
+
+    modules: frozenset[str] = frozenset()
+    parameters: frozenset[str] = frozenset()
+    attention: bool = False  # every module of an attention
+    doubled: bool = False  # the gate and up of fused experts have the rank of both
 
 
 class Lowering(NamedTuple):
@@ -72,10 +111,6 @@ class Lowering(NamedTuple):
     attention_generation: int = 2  # of FlashAttention's kernels: see `Op`
     unpads: bool = False  # FlashAttention is handed sequences of many lengths, which the host asks for
 
-    def product_dtype(self, kind: str) -> str:
-        """Return the format in which the product of a projection of this kind is computed."""
-        return "fp8" if self.fp8 and kind in ("linear", "experts") else self.compute_dtype
-
     @property
     def stream_bytes(self) -> int:
         """Return the bytes per element of what the residual branches add up."""
@@ -90,24 +125,19 @@ class Lowering(NamedTuple):
         """
         return self.activation_bytes if self.quantized.startswith("nf4") else self.compute_bytes
 
-    @property
-    def in_last_layers(self) -> "Lowering":
-        """Return the choices within the layers that train although the model does not."""
-        return self._replace(weights_train=True, norms_train=True)
-
     def rank(self, linear: Linear, kind: str, part: str) -> int:
         """Return the LoRA rank of `linear` in the block called `part`, 0 without an adapter.
 
         PEFT gives the gate and up of fused experts, one tensor, the ranks of both.
         """
-        if not self.lora_rank or not self.targets.means(linear, part, bare=self._holds_bare(kind)):
+        if not self.lora_rank:
             return 0
-        both = self.targets.doubled and kind == "experts" and last_name(linear.name) == "gate_up_proj"
-        return self.lora_rank * (2 if both else 1)
-
-    def _holds_bare(self, kind: str) -> bool:
-        """Return whether a weight of this kind is a parameter of a module that is no linear."""
-        return self.fused_experts and kind in ("experts", "router")
+        targets, name = self.targets, linear.name.rpartition(".")[2]
+        if self.fused_experts and kind in BARE:
+            both = targets.doubled and kind == "experts" and name == "gate_up_proj"
+            return self.lora_rank * (2 if both else 1) if name in targets.parameters else 0
+        meant = name in targets.modules or (targets.attention and part == "attention")
+        return self.lora_rank if meant else 0
 
     def folds(self, linear: Linear, kind: str, part: str) -> bool:
         """Return whether an adapter is added to its weight before the product.
@@ -115,7 +145,7 @@ class Lowering(NamedTuple):
         So it is for what transformers 5 holds as a parameter, not a module: fused experts
         and their router.
         """
-        return self._holds_bare(kind) and self.rank(linear, kind, part) > 0
+        return self.fused_experts and kind in BARE and self.rank(linear, kind, part) > 0
 
     def quantizes(self, kind: str) -> bool:
         """Return whether a projection of this kind is held quantised."""
@@ -132,17 +162,80 @@ class Lowering(NamedTuple):
         dropout, and an old 4-bit linear. A frozen one keeps nothing. Where autocast
         narrows an fp32 residual stream, each projection keeps a copy of its own.
         """
-        shared_adapter = not self.lora_dropout and (
-            self.adapter_bytes == self.compute_bytes or (self.autocast and bool(self.quantized))
-        )
-        stashes = self.stashes_inputs and self.quantizes(kind)
-        keepers = [
-            linear
-            for linear in linears
-            if self.weights_train
-            or stashes
-            or self.folds(linear, kind, part)
-            or (shared_adapter and self.rank(linear, kind, part))
-        ]
-        copies = len(keepers) if self.activation_bytes > self.compute_bytes else min(1, len(keepers))
+        copies = len(linears)
+        if not self.weights_train and not (self.stashes_inputs and self.quantizes(kind)):
+            same = self.adapter_bytes == self.compute_bytes or (self.autocast and bool(self.quantized))
+            shares, copies = same and not self.lora_dropout, 0
+            for linear in linears if self.lora_rank else ():
+                copies += self.folds(linear, kind, part) or (shares and self.rank(linear, kind, part) > 0)
+        if self.activation_bytes <= self.compute_bytes:
+            copies = min(1, copies)
         return copies * width * self.compute_bytes
+
+
+def last_name(name: str) -> str:
+    """Return what stands after the last dot of a module's or a weight's name."""
+    return name.removesuffix(".weight").rpartition(".")[2]
+
+
+def targets_of(
+    asked: Iterable[str], model: Architecture, *, fused_experts: bool, dropout: float = 0.0
+) -> Targets:
+    """Return what the names in `asked` mean in `model`.
+
+    Raises: FieldError where PEFT refuses them.
+    """
+    names = set(map(last_name, asked))
+    if not names:
+        return Targets()
+    modules, parameters = set(map(last_name, [linear.name for linear in model.widening])), set[str]()
+    for layer, _ in model.layers:
+        for mixer, *_ in layer.branches:
+            for linear, kind in linears_of(mixer, fused_experts=fused_experts):
+                (parameters if fused_experts and kind in BARE else modules).add(last_name(linear.name))
+    wanted, attention = names - {ALL, "attention"}, "attention" in names
+    if not fused_experts:
+        wanted |= {UNFUSED_NAMES[name] for name in wanted & UNFUSED_NAMES.keys()}
+        return Targets(frozenset(modules if ALL in names else wanted), frozenset(), attention)
+    rewritten = REWRITTEN.get(model.model_type, {})
+    passed_by = {MAMBA_REFUSED} if model.model_type in MAMBA_TYPES else set()
+    meant = (modules | rewritten.keys()) - passed_by if ALL in names else wanted
+    both = {old for old, new in rewritten.items() if new == "gate_up_proj"}
+    if meant & both and both - meant:
+        has, missing = ", ".join(meant & both), ", ".join(both - meant)
+        raise FieldError(
+            f"lora_targets has {has} without {missing}: transformers 5 holds both as one tensor; give both."
+        )
+    bare = {rewritten.get(name, name) for name in meant if name in rewritten or name not in modules}
+    targets = Targets(
+        modules=frozenset(meant & modules - rewritten.keys()),
+        parameters=frozenset(bare & parameters),
+        attention=attention,
+        doubled=bool(meant & both),
+    )
+    if dropout and targets.parameters:
+        raise FieldError(
+            f"lora_dropout={dropout}, but transformers 5 holds {', '.join(sorted(targets.parameters))} as "
+            f"parameters, whose adapters PEFT gives no dropout; give lora_dropout=0 or other lora_targets."
+        )
+    if passed_by & targets.modules:
+        others = ",".join(sorted(modules - passed_by))
+        raise FieldError(
+            f"PEFT refuses LoRA on {MAMBA_REFUSED} of '{model.model_type}', which its fused kernel would "
+            f"pass by; give lora_targets={others} or some of these."
+        )
+    return targets
+
+
+def linears_of(mixer: Any, *, fused_experts: bool) -> Iterator[tuple[Linear, str]]:
+    """Yield every projection of a mixer once, experts' of one expert, with its kind."""
+    if not isinstance(mixer, MixtureOfExperts):
+        for linear in mixer.projections:
+            yield linear, linear.kind
+        return
+    yield mixer.router, mixer.router.kind
+    for linear in mixer.expert_projections(apart=not fused_experts):
+        yield linear, "experts"
+    shared = mixer.shared.projections if mixer.shared else ()
+    for linear in (*mixer.latent, *shared, *((mixer.shared_gate,) if mixer.shared_gate else ())):
+        yield linear, "linear"

@@ -70,11 +70,20 @@ class Poly(NamedTuple):
 
     def plus(self, other: "Poly") -> "Poly":
         """Return the sum."""
-        return Poly(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+        a, b, c, d, e, f = self
+        return Poly(
+            a + other.const,
+            b + other.sequence,
+            c + other.token,
+            d + other.pair,
+            e + other.length,
+            f + other.single,
+        )
 
     def times(self, factor: float) -> "Poly":
         """Return the multiple."""
-        return Poly(*(value * factor for value in self))
+        a, b, c, d, e, f = self
+        return Poly(a * factor, b * factor, c * factor, d * factor, e * factor, f * factor)
 
 
 ZERO = Poly()

@@ -16,9 +16,10 @@ Mamba-2 keeps every operand of its products in fp32. Chunks are taken to divide 
 
 from collections.abc import Iterable
 
-from finegauge.model.blocks import Linear, LinearAttention, Mamba1, Mamba2, Tensor
+from finegauge.errors import FieldError
+from finegauge.model.blocks import Linear, LinearAttention, Mamba1, Mamba2, Mixer, Tensor
 from finegauge.model.op import Cost, Op, Poly, per_token
-from finegauge.model.op_builder import Alive, Tape
+from finegauge.model.op_builder import OpBuilder
 
 SCAN_FLOPS = 9.0
 SCAN_BACKWARD_RATIO = 2.5
@@ -26,56 +27,72 @@ SLOW_SCAN_LAUNCHES = 270.0  # of the loop over tokens; it grows with the sequenc
 FUSED_CHUNK_LAUNCHES, SLOW_CHUNK_LAUNCHES = 5.0, 60.0
 
 
-def mamba1(tape: Tape, block: Mamba1) -> None:
-    """Add a Mamba-1 mixer to the tape, its input already normalised.
+def recurrent(builder: OpBuilder, mixer: Mixer) -> None:
+    """Add the operators of a mixer that carries a state from token to token."""
+    if isinstance(mixer, Mamba1):
+        mamba1(builder, mixer)
+    elif isinstance(mixer, Mamba2):
+        mamba2(builder, mixer)
+    elif isinstance(mixer, LinearAttention):
+        linear_attention(builder, mixer)
+    else:
+        raise FieldError(f"No operators are known for {type(mixer).__name__}.")
+
+
+def mamba1(builder: OpBuilder, block: Mamba1) -> None:
+    """Add a Mamba-1 mixer, its input already normalised.
 
     One fused kernel does everything between `in_proj` and the residual stream, unless
     norms with weights on the time step, B and C (Jamba) stand between its parts.
     """
-    low, part = tape.lowering, block.path
+    low, part = builder.lowering, block.path
     c, d, n, rank = low.compute_bytes, block.inner_size, block.state_size, block.dt_rank
     enter, x, dt, leave = block.projections
     fused = low.ssm_kernels == "fused"
     whole = fused and not any(norm.weight for norm in block.norms)
-    tape.linear(part, enter, keeps=tape.kept_entry(block.hidden_size, enter, part=part))
-    convolution(tape, part, d, block.conv_kernel, 2.0 * d * c, block.extra)  # both halves of in_proj's output
-    _project(tape, part, x, 0.0 if whole else low.kept_input(d, x, part=part), whole=whole)
+    builder.linear(part, enter, keeps=builder.kept_entry(block.hidden_size, enter, part=part))
+    convolution(
+        builder, part, d, block.conv_kernel, 2.0 * d * c, block.extra
+    )  # both halves of in_proj's output
+    _project(builder, part, x, 0.0 if whole else low.kept_input(d, x, part=part), whole=whole)
     for norm in () if whole else block.norms:
-        tape.norm(norm, part)
+        builder.norm(norm, part)
     if whole:  # kept whatever trains, and contiguous copies of B and C
         low_rank = (rank + 4.0 * n) * c
     elif block.norms:
         low_rank = (rank if low.weights_train else 0.0) * c + (2.0 if fused else 1.0) * n * c
     else:  # B, C and the time step are views of one tensor
         low_rank = (rank + 2.0 * n) * c
-    _project(tape, part, dt, low_rank, whole=whole, bare=True)
-    scan = _fused_scan(tape, block, whole=whole) if fused else _slow_scan(tape, block)
+    _project(builder, part, dt, low_rank, whole=whole, bare=True)
+    scan = _fused_scan(builder, block, whole=whole) if fused else _slow_scan(builder, block)
     if not whole:
-        tape.ops.append(scan)
-    _project(tape, part, leave, 0.0 if whole else low.kept_input(d, leave, part=part), whole=whole)
+        builder.ops.append(scan)
+    _project(builder, part, leave, 0.0 if whole else low.kept_input(d, leave, part=part), whole=whole)
     if whole:  # what the kernel keeps it keeps when all of it is done
-        tape.ops.append(scan)
+        builder.ops.append(scan)
 
 
-def _project(tape: Tape, part: str, linear: Linear, keeps: float, *, whole: bool, bare: bool = False) -> None:
+def _project(
+    builder: OpBuilder, part: str, linear: Linear, keeps: float, *, whole: bool, bare: bool = False
+) -> None:
     """Add a projection that a kernel may contain (`whole`) or whose weight is read past its module (`bare`).
 
     Neither sees PEFT's adapter, and a kernel computes the weight's gradient, wanted or not.
     """
-    inner = Tape(tape.lowering._replace(lora_rank=0) if whole or bare else tape.lowering)
-    inner.ops = tape.ops
-    start = len(tape.ops)
+    low = builder.lowering._replace(lora_rank=0) if whole or bare else builder.lowering
+    inner = OpBuilder(low, ops=builder.ops)
+    start = len(builder.ops)
     inner.linear(part, linear, keeps=keeps, kind=linear.kind)
     if whole:
-        tape.ops[start:] = [
+        builder.ops[start:] = [
             op._replace(backward=op.backward._replace(flops=op.forward.flops.times(2)), enclosed=True)
-            for op in tape.ops[start:]
+            for op in builder.ops[start:]
         ]
 
 
-def _fused_scan(tape: Tape, block: Mamba1, *, whole: bool) -> Op:
+def _fused_scan(builder: OpBuilder, block: Mamba1, *, whole: bool) -> Op:
     """Return the selective scan; `whole`: inside the kernel that recomputes its inputs in backward."""
-    low, d, n = tape.lowering, block.inner_size, block.state_size
+    low, d, n = builder.lowering, block.inner_size, block.state_size
     c = low.compute_bytes
     flops = per_token(SCAN_FLOPS * d * n)
     moved = per_token(5.0 * d * c)
@@ -94,14 +111,14 @@ def _fused_scan(tape: Tape, block: Mamba1, *, whole: bool) -> Op:
         passing_bytes=Poly(
             const=decay, token=8.0 * d * c + (block.hidden_size + 4.0 * n) * c, sequence=8.0 * d * n
         ),
-        gradient_bytes=_gradients(tape, block.extra, "state"),
+        gradient_bytes=_gradients(builder, block.extra, "state"),
         dtype="fp32",
     )
 
 
-def _slow_scan(tape: Tape, block: Mamba1) -> Op:
+def _slow_scan(builder: OpBuilder, block: Mamba1) -> Op:
     """Return the scan as a loop over tokens, each of which multiplies decay, state and C."""
-    low, d, n = tape.lowering, float(block.inner_size), float(block.state_size)
+    low, d, n = builder.lowering, float(block.inner_size), float(block.state_size)
     c, trains = low.compute_bytes, low.weights_train
     state = d * n
     per_channel = 3 * c + 8.0  # step before and after softplus, activated gate; input and output in fp32
@@ -123,37 +140,37 @@ def _slow_scan(tape: Tape, block: Mamba1) -> Op:
         live_forward_bytes=per_token(4.0 * state),
         live_backward_bytes=per_token((12.0 + 2.0 * narrow) * state + 8.0 * d),
         passing_bytes=per_token(16.0 * state + 8.0 * d),
-        gradient_bytes=_gradients(tape, block.extra, "state"),
+        gradient_bytes=_gradients(builder, block.extra, "state"),
         dtype="fp32",
     )
 
 
-def mamba2(tape: Tape, block: Mamba2) -> None:
-    """Add a Mamba-2 mixer to the tape, its input already normalised.
+def mamba2(builder: OpBuilder, block: Mamba2) -> None:
+    """Add a Mamba-2 mixer, its input already normalised.
 
     One fused kernel does everything between `in_proj` and the residual stream. It keeps
     what enters it, the scan's output and the gated norm's inverse deviation, and
     recomputes the rest, chunk states included.
     """
-    low, part = tape.lowering, block.path
+    low, part = builder.lowering, block.path
     c, d = float(low.compute_bytes), float(block.inner_size)
     enter, leave = block.projections
     fused = low.ssm_kernels == "fused"
     convolved = d + 2.0 * block.num_groups * block.state_size
-    tape.linear(part, enter, keeps=tape.kept_entry(block.hidden_size, enter, part=part))
-    convolution(tape, part, convolved, block.conv_kernel, enter.out_features * c, block.extra)
+    builder.linear(part, enter, keeps=builder.kept_entry(block.hidden_size, enter, part=part))
+    convolution(builder, part, convolved, block.conv_kernel, enter.out_features * c, block.extra)
     if not fused:
-        tape.ops.append(_slow_chunks(tape, block))
+        builder.ops.append(_slow_chunks(builder, block))
     if block.norms:
-        _gated_norm(tape, block)
-    _project(tape, part, leave, 0.0 if fused else low.kept_input(d, leave, part=part), whole=fused)
+        _gated_norm(builder, block)
+    _project(builder, part, leave, 0.0 if fused else low.kept_input(d, leave, part=part), whole=fused)
     if fused:  # what the kernel keeps it keeps when all of it is done
-        tape.ops.append(_fused_chunks(tape, block, convolved))
+        builder.ops.append(_fused_chunks(builder, block, convolved))
 
 
-def _fused_chunks(tape: Tape, block: Mamba2, convolved: float) -> Op:
+def _fused_chunks(builder: OpBuilder, block: Mamba2, convolved: float) -> Op:
     """Return the chunked scan inside the fused kernel."""
-    low, d, n = tape.lowering, float(block.inner_size), block.state_size
+    low, d, n = builder.lowering, float(block.inner_size), block.state_size
     heads, p, q, c = block.num_heads, block.head_dim, block.chunk_size, float(low.compute_bytes)
     flops = per_token(2.0 * (block.num_groups * q * n / 2 + heads * (q * p / 2 + 2 * n * p)))
     states = 4.0 * heads * p * n / q
@@ -170,17 +187,17 @@ def _fused_chunks(tape: Tape, block: Mamba2, convolved: float) -> Op:
         passing_bytes=per_token(
             (block.projections[0].out_features + block.hidden_size + 3.0 * d) * c + states
         ),
-        gradient_bytes=_gradients(tape, block.extra, "state"),
+        gradient_bytes=_gradients(builder, block.extra, "state"),
         dtype=low.compute_dtype,
     )
 
 
-def _slow_chunks(tape: Tape, block: Mamba2) -> Op:
+def _slow_chunks(builder: OpBuilder, block: Mamba2) -> Op:
     """Return the chunked scan in PyTorch: products within chunks, their states, and among chunks.
 
     The n = S/Q chunks of a sequence see each other: (n+1)² decays and n+1 states per head.
     """
-    low, trains = tape.lowering, tape.lowering.weights_train
+    low, trains = builder.lowering, builder.lowering.weights_train
     heads, p, q, n = float(block.num_heads), block.head_dim, float(block.chunk_size), block.state_size
     d, c = float(block.inner_size), low.compute_bytes
     among = Poly(token=2 / q, pair=1 / q**2, sequence=1.0)  # (n+1)² per sequence
@@ -205,39 +222,39 @@ def _slow_chunks(tape: Tape, block: Mamba2) -> Op:
         live_forward_bytes=per_token(8.0 * heads * max(n, q)),
         live_backward_bytes=per_token(16.0 * heads * max(n, q)),
         passing_bytes=per_token(16.0 * heads * max(n, q) + 12.0 * d),
-        gradient_bytes=_gradients(tape, block.extra, "state"),
+        gradient_bytes=_gradients(builder, block.extra, "state"),
         dtype="fp32",
     )
 
 
-def _gated_norm(tape: Tape, block: Mamba2) -> None:
+def _gated_norm(builder: OpBuilder, block: Mamba2) -> None:
     """Add the norm of the gated output, in groups: all in fp32 where it is written in PyTorch."""
-    low, d = tape.lowering, float(block.inner_size)
+    low, d = builder.lowering, float(block.inner_size)
     c = float(low.compute_bytes)
     trained = sum(tensor.size for norm in block.norms for tensor in norm.tensors()) * low.weight_bytes
     gradient = float(trained) if low.norms_train else 0.0
     if low.ssm_kernels == "fused":
-        tape.elementwise(
+        builder.elementwise(
             (block.path, "norm"), 3.0 * d * c, 5.0 * d * c, launches=1,
             saved=4.0 * block.num_groups, gradient=gradient, kind="norm",
         )  # fmt: skip
         return
     kept = (20.0 if low.norms_train else 16.0) * d  # output, gate, its activation, their product, normalised
-    tape.elementwise(
+    builder.elementwise(
         (block.path, "norm"), 44.0 * d, 72.0 * d, launches=12, saved=kept + 4.0 * block.num_groups,
-        alive=Alive(4.0 * d, 16.0 * d, 24.0 * d), gradient=gradient, kind="norm",
+        alive=(4.0 * d, 16.0 * d, 24.0 * d), gradient=gradient, kind="norm",
     )  # fmt: skip
 
 
 def convolution(
-    tape: Tape, part: str, channels: float, kernel: int, saved: float, extra: Iterable[Tensor]
+    builder: OpBuilder, part: str, channels: float, kernel: int, saved: float, extra: Iterable[Tensor]
 ) -> None:
     """Add the short causal convolution with its activation over `channels` per token.
 
     It keeps its input, `saved` bytes per token, whatever trains. In PyTorch it computes kernel - 1 further
     tokens per sequence, and the activation keeps what it returned.
     """
-    low = tape.lowering
+    low = builder.lowering
     c = low.compute_bytes
     fused = low.ssm_kernels == "fused"
     flops = Poly(token=2.0 * channels * kernel)
@@ -247,7 +264,7 @@ def convolution(
         kept = Poly(token=saved + channels * c, sequence=channels * c * (kernel - 1))
     moved = per_token(2.0 * channels * c)
     passes = 2 if low.weights_train or fused else 1
-    tape.ops.append(
+    builder.ops.append(
         Op(
             (part, "convolution"),
             "convolution",
@@ -257,56 +274,60 @@ def convolution(
             live_forward_bytes=per_token(channels * c),
             live_backward_bytes=per_token(3.0 * channels * c),
             passing_bytes=per_token(3.0 * channels * c),
-            gradient_bytes=_gradients(tape, extra, "conv", "bias"),
+            gradient_bytes=_gradients(builder, extra, "conv", "bias"),
             dtype=low.compute_dtype,
         )
     )
 
 
-def _gradients(tape: Tape, tensors: Iterable[Tensor], *kinds: str) -> float:
+def _gradients(builder: OpBuilder, tensors: Iterable[Tensor], *kinds: str) -> float:
     """Return the bytes of the gradients of the tensors of these kinds, 0 where they are frozen."""
-    low = tape.lowering
+    low = builder.lowering
     size = sum(tensor.size for tensor in tensors if tensor.kind in kinds)
     return float(size * low.weight_bytes) if low.weights_train else 0.0
 
 
-def linear_attention(tape: Tape, block: LinearAttention) -> None:
-    """Add a gated-delta-rule mixer to the tape, its input already normalised."""
-    low, part = tape.lowering, block.path
+def linear_attention(builder: OpBuilder, block: LinearAttention) -> None:
+    """Add a gated-delta-rule mixer, its input already normalised."""
+    low, part = builder.lowering, block.path
     c = low.compute_bytes
     *inputs, output = block.projections
-    kept = tape.kept_entry(block.hidden_size, *inputs, part=part)
+    kept = builder.kept_entry(block.hidden_size, *inputs, part=part)
     for i, projection in enumerate(inputs):
-        tape.linear(part, projection, keeps=0.0 if i else kept, first_use=not i)
+        builder.linear(part, projection, keeps=0.0 if i else kept, first_use=not i)
     fused = low.ssm_kernels == "fused"
     if block.conv_kernel > 1 and block.conv_size:
-        convolution(tape, part, block.conv_size, block.conv_kernel, float(block.conv_size * c), block.extra)
-    _gates(tape, block)
-    tape.ops.append(_fused_rule(tape, block) if fused else _chunked_rule(tape, block))
+        convolution(
+            builder, part, block.conv_size, block.conv_kernel, float(block.conv_size * c), block.extra
+        )
+    _gates(builder, block)
+    builder.ops.append(_fused_rule(builder, block) if fused else _chunked_rule(builder, block))
     for norm in block.norms:
-        _gated_head_norm(tape, block, norm.size)
-    tape.linear(part, output, keeps=low.kept_input(block.num_heads * block.value_head_dim, output, part=part))
+        _gated_head_norm(builder, block, norm.size)
+    builder.linear(
+        part, output, keeps=low.kept_input(block.num_heads * block.value_head_dim, output, part=part)
+    )
 
 
-def _gates(tape: Tape, block: LinearAttention) -> None:
+def _gates(builder: OpBuilder, block: LinearAttention) -> None:
     """Add the correction's strength, a sigmoid, and the decay -exp(A_log)·softplus(a + bias), in fp32."""
-    low, heads = tape.lowering, float(block.num_heads)
+    low, heads = builder.lowering, float(block.num_heads)
     trains = low.weights_train
     kept = heads * (low.compute_bytes + (8.0 if trains else 4.0))
     gradient = sum(t.size for t in block.extra if t.kind == "state") * low.weight_bytes
-    tape.elementwise(
+    builder.elementwise(
         (block.path, "gates"),
         24.0 * heads,
         launches=8,
         saved=Poly(const=4.0 * heads * (2 if trains else 1), token=kept),
-        alive=Alive(8.0 * heads, 12.0 * heads, 12.0 * heads),
+        alive=(8.0 * heads, 12.0 * heads, 12.0 * heads),
         gradient=float(gradient) if trains else 0.0,
     )
 
 
-def _fused_rule(tape: Tape, block: LinearAttention) -> Op:
+def _fused_rule(builder: OpBuilder, block: LinearAttention) -> Op:
     """Return flash-linear-attention's kernel."""
-    low = tape.lowering
+    low = builder.lowering
     c = float(low.compute_bytes)
     heads, dk, dv, q = float(block.num_heads), block.key_head_dim, block.value_head_dim, block.chunk_size
     keys = (block.conv_size - heads * dv) / 2  # channels of all key heads, fewer than value heads
@@ -328,7 +349,7 @@ def _fused_rule(tape: Tape, block: LinearAttention) -> Op:
     )
 
 
-def _chunked_rule(tape: Tape, block: LinearAttention) -> Op:
+def _chunked_rule(builder: OpBuilder, block: LinearAttention) -> Op:
     """Return transformers' PyTorch code: all chunks at once, then a loop that hands the state on."""
     heads, dk, dv = float(block.num_heads), block.key_head_dim, block.value_head_dim
     q = float(block.chunk_size)
@@ -355,23 +376,23 @@ def _chunked_rule(tape: Tape, block: LinearAttention) -> Op:
     )
 
 
-def _gated_head_norm(tape: Tape, block: LinearAttention, size: int) -> None:
+def _gated_head_norm(builder: OpBuilder, block: LinearAttention, size: int) -> None:
     """Add the RMS norm of each head's output and its product with the activated gate, in fp32.
 
     It keeps the output, the gate and its activation in fp32, the normalised value (if its
     weight trains) and the weighted one in 16 bit, and an inverse deviation per head.
     """
-    low = tape.lowering
+    low = builder.lowering
     width = float(block.num_heads * block.value_head_dim)
     c = float(low.compute_bytes)
     kept = width * (12.0 + c + (c if low.norms_train else 0.0)) + 4.0 * width / size
-    tape.elementwise(
+    builder.elementwise(
         (block.path, "norm"),
         44.0 * width,
         72.0 * width,
         launches=12,
         saved=kept,
-        alive=Alive(8.0 * width, 16.0 * width, 24.0 * width),
+        alive=(8.0 * width, 16.0 * width, 24.0 * width),
         gradient=float(size * low.weight_bytes) if low.norms_train else 0.0,
         kind="norm",
     )

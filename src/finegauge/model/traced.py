@@ -14,7 +14,7 @@ from finegauge.errors import UnsupportedError
 from finegauge.model.blocks import Linear, Tensor
 from finegauge.model.lowering import Lowering
 from finegauge.model.op import NOTHING, Cost, Op, Poly
-from finegauge.model.op_builder import Tape
+from finegauge.model.op_builder import OpBuilder
 
 OTHERS = "others"  # the keeper that stands for every weight which is no projection's
 MODES = (  # FlashAttention knows no fp32
@@ -103,35 +103,35 @@ def mode_of(low: Lowering) -> str:
     return f"{width}/{attention}"
 
 
-def traced(tape: Tape, block: Traced) -> None:
-    """Add the operators of a traced layer to the tape, part by part in forward order.
+def traced(builder: OpBuilder, block: Traced) -> None:
+    """Add the operators of a traced layer, part by part in forward order.
 
     Raises: UnsupportedError where the class could not be traced in the mode that is asked for.
     """
-    mode = mode_of(tape.lowering)
+    mode = mode_of(builder.lowering)
     if mode not in block.rests:
         raise UnsupportedError(
             f"This model's class could not be traced as {mode} (width/attention), only as "
             f"{', '.join(block.rests)}; state another attention or weights_dtype."
         )
-    active = _keepers(tape.lowering, block)
+    active = _keepers(builder.lowering, block)
     for rest in block.rests[mode]:
         for use in block.uses:
             if use.part == rest.part:
-                _use(tape, use)
+                _use(builder, use)
         for kernel in rest.kernels:
-            _kernel(tape, rest.part, kernel)
-        _rest(tape, block, rest, active)
+            _kernel(builder, rest.part, kernel)
+        _rest(builder, block, rest, active)
 
 
-def _use(tape: Tape, use: Use) -> None:
+def _use(builder: OpBuilder, use: Use) -> None:
     """Add a projection; a grouped product of fp32 experts is not among what autocast narrows."""
-    low, kind = tape.lowering, use.linear.kind
+    low, kind = builder.lowering, use.linear.kind
     folded = low.folds(use.linear, kind, use.part)
     if kind == "experts" and low.autocast and low.weight_bytes == 4 and not (low.quantizes(kind) or folded):
-        tape.lowering = low._replace(compute_bytes=4, compute_dtype="fp32", autocast=False)
-    tape.linear(use.part, use.linear, rows=use.rows, groups=use.groups, kind=kind)
-    tape.lowering = low
+        builder.lowering = low._replace(compute_bytes=4, compute_dtype="fp32", autocast=False)
+    builder.linear(use.part, use.linear, rows=use.rows, groups=use.groups, kind=kind)
+    builder.lowering = low
 
 
 def _keepers(low: Lowering, block: Traced) -> frozenset[str]:
@@ -144,32 +144,32 @@ def _keepers(low: Lowering, block: Traced) -> frozenset[str]:
     return frozenset(names | ({OTHERS} if low.weights_train or low.norms_train else set()))
 
 
-def _kernel(tape: Tape, part: str, kernel: Kernel) -> None:
+def _kernel(builder: OpBuilder, part: str, kernel: Kernel) -> None:
     """Add the work of an attention kernel; what it keeps stands with the rest of its part."""
-    c = float(tape.lowering.compute_bytes)
+    c = float(builder.lowering.compute_bytes)
     flops = Poly(pair=2.0 * (kernel.query + kernel.output))
     io = c * 2.0 * (kernel.query + kernel.output)
-    tape.ops.append(
+    builder.ops.append(
         Op(
             path=(part, "attention kernel"),
             kind="attention",
             forward=Cost(flops.times(0.5), Poly(token=io), launches=1),
             backward=Cost(flops.times(1.25), Poly(token=2.5 * io), launches=3),
-            dtype=tape.lowering.compute_dtype,
+            dtype=builder.lowering.compute_dtype,
             window=kernel.window,
         )
     )
 
 
-def _rest(tape: Tape, block: Traced, rest: Rest, active: frozenset[str]) -> None:
+def _rest(builder: OpBuilder, block: Traced, rest: Rest, active: frozenset[str]) -> None:
     """Add everything else of one part, and what all of the part keeps."""
-    low = tape.lowering
+    low = builder.lowering
     saved = Poly()
     for kept in rest.kept:
         if kept.by(active):
             saved = saved.plus(kept.bytes)
     trains = OTHERS in active
-    tape.ops.append(
+    builder.ops.append(
         Op(
             path=(rest.part, "everything else"),
             kind="elementwise",

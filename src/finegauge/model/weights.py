@@ -10,10 +10,9 @@ from collections.abc import Iterable
 from math import ceil, prod
 from typing import NamedTuple
 
-from finegauge.model.adapters import linears_of
 from finegauge.model.blocks import Architecture, Layer, Linear, MixtureOfExperts, Tensor
 from finegauge.model.gradient_pruning import last_layers
-from finegauge.model.lowering import QUANTIZED_BYTES, Lowering
+from finegauge.model.lowering import QUANTIZED_BYTES, Lowering, linears_of
 from finegauge.model.traced import Traced
 
 WIDE_STATES = {"adamw": 2, "paged_adamw": 2, "lion": 1}

@@ -13,7 +13,6 @@ array [machine] too, for a machine is one layout of a family on one offer. The f
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from math import nan
 from typing import Any, NamedTuple
 
@@ -408,7 +407,7 @@ def _on_machines(members: Members, fleet: Fleet) -> tuple[Run, Share]:
         if isinstance(value, float):
             sizes[name] = column([getattr(one, name) for _, one in members], places)
     weights = stacked(Weights, [one.graph.weights for _, one in members], places)
-    graph = replace(share.graph, weights=weights)
+    graph = share.graph._replace(weights=weights)
     if share.run.sequence_parallel:  # whose norms' gradients are exchanged, operator by operator
         graph = rank_graph(layout.run, share.whole, weights)
     together = share._replace(run=variant(share.run, **degrees), graph=graph, **sizes)

@@ -13,7 +13,6 @@ Neglected: the partial sums that the last product of a branch leaves, whole, unt
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from math import ceil
 
 from finegauge.catalogue.frameworks import framework_of
@@ -174,7 +173,7 @@ def stage_graphs(run: Run, graph: Graph) -> dict[str, Graph]:
     """Return the fullest stages of a pipeline, by what is added to the names of their phases."""
     if run.pipeline_parallel == 1:
         return {"": graph}
-    first = replace(stage_graph(run, graph, _kept(run, first=True)), head=tuple(map(_elsewhere, graph.head)))
+    first = stage_graph(run, graph, _kept(run, first=True))._replace(head=tuple(map(_elsewhere, graph.head)))
     return {"": first, LAST_STAGE: stage_graph(run, graph, _kept(run, first=False))}
 
 
@@ -198,12 +197,12 @@ def _kept(run: Run, *, first: bool) -> float:
 def stage_graph(run: Run, graph: Graph, kept: float) -> Graph:
     """Return a stage whose layers are counted `kept` times."""
     share = kept / run.pipeline_parallel
-    layers = tuple(replace(group, count=max(1, round(group.count * share))) for group in graph.layers)
+    layers = tuple(group._replace(count=max(1, round(group.count * share))) for group in graph.layers)
     whole: Counter[Layer] = Counter()  # equal layers of several groups are rounded together
     for layer, count in graph.model.layers:
         whole[layer] += count
     fewer = tuple((layer, max(1, round(count * share))) for layer, count in whole.items())
-    return replace(graph, layers=layers, model=graph.model._replace(layers=fewer))
+    return graph._replace(layers=layers, model=graph.model._replace(layers=fewer))
 
 
 def _elsewhere(op: Op) -> Op:

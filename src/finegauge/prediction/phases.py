@@ -12,7 +12,6 @@ Policy and value model alternate: one of them holds activations at a time, both 
 gradients and optimizer states. PPO's constants are those of TRL's last PPO trainer.
 """
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from finegauge.errors import UnsupportedError
@@ -288,5 +287,5 @@ def _scoring_memory(asked: Question) -> Parts:
 def _without_adapters(graph: Graph) -> Graph:
     layers = []
     for group in graph.layers:
-        layers.append(replace(group, ops=tuple([op for op in group.ops if not is_adapter(op)])))
-    return replace(graph, layers=tuple(layers))
+        layers.append(group._replace(ops=tuple([op for op in group.ops if not is_adapter(op)])))
+    return graph._replace(layers=tuple(layers))

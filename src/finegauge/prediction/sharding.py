@@ -13,7 +13,6 @@ operators, `stages` what a pipeline leaves of the layers.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from math import inf
 from typing import NamedTuple
 
@@ -117,7 +116,7 @@ def held_by(run: Run) -> Share:
     experts /= 1.0 - sum(outer_params(whole)) / max(1, whole.model.num_parameters)  # of the layers alone
     return Share(
         run=computed,
-        graph=replace(whole, weights=rest),
+        graph=whole._replace(weights=rest),
         whole=whole,
         layer_bytes=(inner * (1.0 - experts) + whole.weights.adapter_bytes) / per_layer,
         outer_bytes=on_a_stage(run, outer_params(whole)) * low.weight_bytes / run.tensor_parallel,
@@ -133,7 +132,7 @@ def held_likewise(run: Run, share: Share) -> Share:
     """Return `held_by(run)`, of a run that differs from that of `share` in the number of its ranks alone."""
     experts = _expert_fraction(share.whole) if run.expert_parallel > 1 else 0.0
     rest = _weights_at_rest(run, share.whole, experts)
-    return share._replace(graph=replace(share.graph, weights=rest))
+    return share._replace(graph=share.graph._replace(weights=rest))
 
 
 def expert_copies(run: Run) -> int:
@@ -406,8 +405,7 @@ def rank_graph(run: Run, whole: Graph, rest: Weights) -> Graph:
             op._replace(gradient_bytes=op.gradient_bytes * gradient_share) for op in divided(run, ops)
         )
 
-    return replace(
-        whole,
+    return whole._replace(
         layers=tuple(LayerGraph(kind=g.kind, count=g.count, ops=mine(g.ops)) for g in whole.layers),
         embedding=mine(whole.embedding),
         head=mine(whole.head),

@@ -103,7 +103,7 @@ def test_attention_says_how_positions_and_gates_enter() -> None:
     assert _attention({"model_type": "llama"}).rotary
     assert not _attention({"model_type": "gpt2"}).rotary
     assert not _attention({"model_type": "bloom"}).rotary
-    assert len(_attention({"model_type": "qwen3"}).qk_norms) == 2
+    assert len(_attention({"model_type": "qwen3"}).norms) == 2
     gated = [
         layer for layer, _ in architecture({"model_type": "qwen3_next"}).layers if "linear" not in layer.kind
     ]

@@ -20,7 +20,7 @@ def taken(phase: str, **fields: Any) -> float:
     return step_flops(asked, build(asked), EXTENTS)
 
 
-FORWARD, BOTH = build(run("sft")).forward_flops(EXTENTS), build(run("sft")).model_flops(EXTENTS)
+FORWARD, BOTH = build(run("sft")).flops(EXTENTS)
 
 
 def test_a_backward_pass_is_twice_a_forward_pass_but_for_the_first_layer() -> None:
@@ -47,8 +47,8 @@ def test_passes_of_a_phase(phase: str, fields: dict[str, Any], flops: float) -> 
 
 def test_ppo_trains_two_models_four_times_and_asks_four_of_them_once() -> None:
     value = build(value_run(run("ppo", max_new_tokens=128)))
-    trained = 4 * (BOTH + value.model_flops(EXTENTS))
-    asked = 2 * FORWARD + 2 * value.forward_flops(EXTENTS)
+    trained = 4 * (BOTH + value.flops(EXTENTS)[1])
+    asked = 2 * FORWARD + 2 * value.flops(EXTENTS)[0]
     assert taken("ppo", max_new_tokens=128) == pytest.approx(trained + asked + FORWARD)
 
 

@@ -10,7 +10,7 @@ from finegauge.model import trace_file
 from finegauge.model.families import architecture
 from finegauge.model.graph import _layer, lowering_of
 from finegauge.model.op import Extents
-from finegauge.model.op_builder import Tape
+from finegauge.model.op_builder import OpBuilder
 from finegauge.model.traced import MODES, Traced, mode_of
 from finegauge.run.run import Run
 
@@ -68,10 +68,10 @@ def saved_bytes(**method: Any) -> float:
 
 def _ops(**method: Any) -> list[Any]:
     fields = {"model": "mistralai/Mixtral-8x7B-v0.1", "attention": "sdpa", "weights_dtype": "bf16", **method}
-    tape = Tape(lowering_of(Run(**fields)))
+    builder = OpBuilder(lowering_of(Run(**fields)))
     layer, _ = trace_file.architecture(document()).layers[0]
-    _layer(tape, layer, 8)
-    return tape.ops
+    _layer(builder, layer, 8)
+    return builder.ops
 
 
 def test_parameters_are_those_of_the_document() -> None:

@@ -9,7 +9,7 @@ from finegauge.model import trace_file
 from finegauge.model.families import architecture
 from finegauge.model.graph import _layer, lowering_of
 from finegauge.model.op import Extents
-from finegauge.model.op_builder import Tape
+from finegauge.model.op_builder import OpBuilder
 from finegauge.run.run import Run
 
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 600}
@@ -33,9 +33,9 @@ def work(built: Any, model: str, method: dict[str, Any]) -> tuple[float, float, 
     low = lowering_of(Run(model=model, attention="sdpa", activation_checkpointing="full", **method))
     forward = backward = saved = 0.0
     for layer, count in built.layers:
-        tape = Tape(low)
-        _layer(tape, layer, built.hidden_size)
-        for op in tape.ops:
+        builder = OpBuilder(low)
+        _layer(builder, layer, built.hidden_size)
+        for op in builder.ops:
             forward += count * op.forward.flops.at(EXTENTS)
             backward += count * op.backward.flops.at(EXTENTS)
             saved += count * op.saved_bytes.at(EXTENTS)

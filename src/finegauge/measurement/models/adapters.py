@@ -14,7 +14,7 @@ import torch
 
 from finegauge.measurement.models.classes import DTYPES
 from finegauge.measurement.models.quantization import UnfusedExperts
-from finegauge.model.adapters import MAMBA_REFUSED, MAMBA_TYPES, UNFUSED_NAMES
+from finegauge.model.lowering import MAMBA_REFUSED, MAMBA_TYPES, UNFUSED_NAMES
 from finegauge.run.run import Run
 
 

@@ -225,7 +225,7 @@ def _attention(f: Figures, row: Family, of: Heads, slides: bool, mark: Any) -> M
         fields |= {"rotary": True, **row["attends"](f, of, slides, mark)}
     of = fields.pop("of", of)
     if row["qk_norms"]:
-        fields.setdefault("qk_norms", row["qk_norms"].of(f, of))
+        fields.setdefault("norms", row["qk_norms"].of(f, of))
     if slides:
         fields.setdefault("window", window_of(f))
     if row["clip"]:

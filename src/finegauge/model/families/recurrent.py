@@ -304,7 +304,7 @@ def _qwen_mixer(f: Figures, linear: Any, *, fused: bool = False) -> Mixer:
     if not linear:
         of = heads(f)
         norms = head_norms(of[2])
-        return attention(hidden, of, bias=bias, out_bias=bias, qk_norms=norms, output_gate=True)
+        return attention(hidden, of, bias=bias, out_bias=bias, norms=norms, output_gate=True)
     num_keys, num_values = f.size("linear_num_key_heads"), f.size("linear_num_value_heads")
     f.divided("linear_num_value_heads", num_values, "linear_num_key_heads", num_keys)
     value_dim, kernel = f.size("linear_value_head_dim"), f.size("linear_conv_kernel_dim")

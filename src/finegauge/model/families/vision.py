@@ -82,7 +82,7 @@ def _llama4_attention(f: Figures, rotary: Any) -> Mixer:
     if rotary:
         style["window"] = window_of(f, "attention_chunk_size")
         if f.raw("use_qk_norm") is not False:  # of heads, without weights
-            style["qk_norms"] = head_norms(of[2], weight=False)
+            style["norms"] = head_norms(of[2], weight=False)
     return attention(hidden, of, bias=bias, out_bias=bias, **style)
 
 
@@ -99,7 +99,7 @@ def mllama(whole: Figures) -> Architecture:
     crossed = f.items("cross_attention_layers") or ()
     count = sum(index in crossed for index in range(f.num_layers()))
     own = rms_layer(hidden, attention(hidden, of), mlp)
-    cross = rms_layer(hidden, attention(hidden, of, qk_norms=head_norms(of[2])), mlp)
+    cross = rms_layer(hidden, attention(hidden, of, norms=head_norms(of[2])), mlp)
     gates = 2
     sizes = {
         "vision_model": mllama_tower(whole.part("vision_config", MLLAMA_VISION), hidden),
