@@ -6,7 +6,7 @@ The expected numbers are the paper's or those of the reference collection, never
 import pytest
 
 from finegauge.reproduction import characterisation, findings, hardware, sweeps, tables
-from finegauge.reproduction.published import Finding, Item, claim, figures
+from finegauge.reproduction.published import Finding, Item, Setting, claim, figures
 from finegauge.reproduction.xia2024 import FINDINGS, ITEMS, reproduce
 from tests.golden.tables import rows
 from tests.golden.xia2024_figures import SHIPPED, as_csv
@@ -126,7 +126,7 @@ def test_equation_1_as_printed_and_as_coded() -> None:
 
 
 def test_utilisation_that_does_not_follow_from_its_kernels() -> None:
-    at = characterisation.Setting
+    at = Setting
     for batch, published, derived in ((1, 33.6, 53.2), (30, 66.5, 59.8)):
         found = hardware.weighted("fig10", at("BlackMamba-2.8B", "dense", batch))
         assert found == pytest.approx((published, derived), abs=0.05)

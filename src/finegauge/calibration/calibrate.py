@@ -84,7 +84,6 @@ def _slopes(evidence: Evidence, start: Calibration, theta: "Vector", ratios: "Ve
 
 
 def _solve(evidence: Evidence, theta: "Vector", ratios: "Vector", slopes: "Vector") -> "Vector":
-    """Return the constants that minimise the linearised objective."""
     import numpy as np
     from scipy.optimize import least_squares
 
@@ -253,7 +252,6 @@ def document(result: Calibrated, *, date: str) -> dict[str, Any]:
 
 
 def _left_out(log_ratios: list[float]) -> dict[str, float | None]:
-    """Return median error and bias of a source under constants that have not seen it."""
     known = bool(log_ratios)
     return {
         "left_out_median_error": expm1(median(map(abs, log_ratios))) if known else None,

@@ -100,7 +100,6 @@ def evidence_of(rows: Iterable[MeasuredRow]) -> Evidence:
 
 
 def _point(row: MeasuredRow) -> Point | None:
-    """Return the measured step of a row, if it states one."""
     run = row.run
     if run is None or row.measured.outcome == "oom":
         return None
@@ -116,7 +115,6 @@ def _point(row: MeasuredRow) -> Point | None:
 
 
 def _measured_s(row: MeasuredRow, run: Run) -> float | None:
-    """Return the measured seconds of one optimizer step."""
     measured = row.measured
     if measured.step_time_s:
         return measured.step_time_s * (run.gradient_accumulation_steps if measured.step_is_micro_batch else 1)

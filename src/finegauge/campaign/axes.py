@@ -104,10 +104,6 @@ def run_at(base: Mapping[str, Any], values: Sequence[Value], where: str) -> Run 
 
 
 def _thrown(run: Run, name: str) -> Run:
-    """Return the run after one switch.
-
-    Raises: FieldError where it changes nothing.
-    """
     from finegauge.planning.whatif import switch_named
 
     switch = switch_named(name)
@@ -119,7 +115,6 @@ def _thrown(run: Run, name: str) -> Run:
 
 
 def _filled(run: Run) -> Run:
-    """Return the run with the largest micro-batch that is predicted to fit."""
     from finegauge.planning.capacity import max_micro_batch_size
 
     size = max_micro_batch_size(run).value
@@ -129,7 +124,6 @@ def _filled(run: Run) -> Run:
 
 
 def _switches(text: str, where: str) -> Value:
-    """Return the value that throws the switches of "zero3+lora"."""
     from finegauge.planning.whatif import known_switches, switch_named
 
     names = [part.strip() for part in text.split("+") if part.strip() not in ("", BASELINE)]
@@ -141,7 +135,6 @@ def _switches(text: str, where: str) -> Value:
 
 
 def _fields(label: Any, fields: Any, where: str, file: str, options: Collection[str]) -> Value:
-    """Return a named value that sets several fields."""
     if fields is None:
         return Value(str(label))
     if not isinstance(fields, Mapping):
@@ -155,7 +148,6 @@ def _fields(label: Any, fields: Any, where: str, file: str, options: Collection[
 
 
 def _label(value: Any) -> str:
-    """Return how a field's value is written."""
     if isinstance(value, list):
         return "+".join(map(str, value)) or "none"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -51,7 +51,6 @@ class Pruning:
         return tuple(float(getattr(run, name) or 0) for name in self.fields)
 
     def _rest(self, cell: Cell) -> Hashable:
-        """Return all else, which has to be equal."""
         assert cell.run is not None
         fields = cell.run.fields()
         rest = tuple((name, fields[name]) for name in fields if name not in self.fields)
@@ -168,18 +167,15 @@ class _Driver:
                 yield cell
 
     def _start(self, cell: Cell) -> str:
-        """Record that a cell is launched."""
         self._tell(cell)
         return self.folder.start(cell)
 
     def _ended(self, cell: Cell, outcome: str) -> None:
-        """Note how a cell ended."""
         self.outcomes[outcome] += 1
         self.pruning.remember(cell, outcome)
         self._tell(cell)
 
     def _tell(self, cell: Cell) -> None:
-        """Say how far the campaign is."""
         if self.heard is None:
             return
         done = self.before + sum(self.outcomes.values())
@@ -190,14 +186,12 @@ class _Driver:
 
 
 def _pruned(cell: Cell, reason: str) -> Profile | None:
-    """Return the profile of a cell that need not be asked; None where there is no reason."""
     if not reason or cell.run is None:
         return None
     return Profile(run=cell.run, source=PRUNED, outcome="out_of_memory", reason=reason)
 
 
 def _predicted(cell: Cell) -> Profile:
-    """Return what is predicted; a run that cannot be answered is an outcome."""
     from finegauge.prediction.predictor import predict
 
     assert cell.run is not None

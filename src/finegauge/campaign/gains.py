@@ -143,12 +143,10 @@ def _seconds(profiles: Sequence[Profile]) -> float | None:
 
 
 def _steps(profile: Profile) -> Sequence[float]:
-    """Return the seconds of every step that is known."""
     return profile.step_times_s or ((profile.step_time_s.total,) if profile.step_time_s.total else ())
 
 
 def _bytes(profiles: Sequence[Profile]) -> float | None:
-    """Return the peak memory, as torch's allocator counts it."""
     known = [p.peak_memory_bytes.total for p in profiles if p.peak_memory_bytes.parts]
     return median(known) if known else None
 
@@ -176,7 +174,6 @@ def _processor_s(profiles: Sequence[Profile]) -> float | None:
 
 
 def _energy(base: Sequence[Profile], profiles: Sequence[Profile]) -> tuple[str, float | None]:
-    """Return what stands for energy, and the ratio of it."""
     joules = _joules(base), _joules(profiles)
     if joules == (None, None) and (ratio := _ratio(_processor_s(base), _processor_s(profiles))):
         return PROCESSOR_S, ratio
@@ -184,7 +181,6 @@ def _energy(base: Sequence[Profile], profiles: Sequence[Profile]) -> tuple[str, 
 
 
 def _ratio(base: float | None, other: float | None) -> float | None:
-    """Return how many times `other` goes into `base`; None where one is not known."""
     return base / other if base and other else None
 
 
@@ -282,7 +278,6 @@ def hold(claims: Claims, comparisons: Iterable[Comparison]) -> list[Held]:
 
 
 def _held(claim: Claim, estimator: str, points: Sequence[Comparison]) -> Held:
-    """Return one claim against the points of one estimator."""
     holds: list[tuple[Mapping[str, str], str]] = []
     fails: list[tuple[Mapping[str, str], str]] = []
     silent = 0

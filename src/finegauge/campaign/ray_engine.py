@@ -86,7 +86,6 @@ class RayEngine:
                 self.flights.clear()
 
     def _work(self, ray: Any, cells: Iterator[Cell], start: Start, last: Cell) -> Iterator[Answer]:
-        """Yield answers until there are neither cells nor trials left; `last` is the cell taken last."""
         more = True
         while more or self.flights:
             room = _room(last, _nodes(ray))
@@ -104,7 +103,6 @@ class RayEngine:
                 yield from self._stranded(ray)
 
     def _launch(self, ray: Any, cell: Cell, start: Start) -> Iterator[Answer]:
-        """Launch a trial, or yield why no node can hold it."""
         assert cell.run is not None
         trial, nodes = start(cell), _nodes(ray)
         need = _need(cell, nodes)
@@ -128,7 +126,6 @@ class RayEngine:
                 yield flight.trial, flight.cell, _without(flight.cell, "failed", reason)
 
     def _cancel(self, ray: Any) -> None:
-        """End every trial that is under way."""
         for reference in self.flights:
             ray.cancel(reference, force=True)
         if self.flights:
@@ -193,12 +190,10 @@ def _reach(address: str) -> None:
 
 
 def _nodes(ray: Any) -> Sequence[Node]:
-    """Return the nodes that are alive."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 def _room(cell: Cell, nodes: Sequence[Node]) -> int:
-    """Return how many trials like this cell's may be under way at once."""
     if _options(cell).endpoint:  # which they would share
         return 1
     need = _need(cell, nodes)
@@ -217,12 +212,10 @@ def _need(cell: Cell, nodes: Sequence[Node]) -> Need:
 
 
 def _options(cell: Cell) -> Options:
-    """Return how a cell is measured."""
     return cell.options or Options()
 
 
 def _profile(ray: Any, reference: Any, cell: Cell) -> Profile:
-    """Return what a task that ended brought; a task that brought nothing is a failure."""
     try:
         return profile_of(ray.get(reference))
     except ray.exceptions.RayError as error:
@@ -231,6 +224,5 @@ def _profile(ray: Any, reference: Any, cell: Cell) -> Profile:
 
 
 def _without(cell: Cell, outcome: str, reason: str) -> Profile:
-    """Return the profile of a trial that brought no data."""
     assert cell.run is not None
     return without_result(cell.run, outcome, reason)

@@ -143,7 +143,6 @@ def about_of(path: str) -> str:
 
 
 def _parts(keys: Mapping[str, Any], path: str, name: str) -> Iterator[Part]:
-    """Yield who answers, as the file says."""
     base = _base(keys["run"], path, name)
     shared = _mapping(keys.get("axes"), f"{name}: axes")
     asked = [word for word in (PREDICTED, MEASURED) if word in keys] or [PREDICTED]
@@ -165,7 +164,6 @@ def _parts(keys: Mapping[str, Any], path: str, name: str) -> Iterator[Part]:
 
 
 def _cells(part: Part, name: str) -> Iterator[Cell]:
-    """Yield the cells of one part, the first axis slowest."""
     num_cells = part.repetitions
     for axis in part.axes:
         num_cells *= len(axis.values)
@@ -186,7 +184,6 @@ def _cells(part: Part, name: str) -> Iterator[Cell]:
 
 
 def _base(stated: Any, path: str, where: str) -> dict[str, Any]:
-    """Return the fields of the run that a sweep states or names by its path."""
     if isinstance(stated, str):
         file = os.path.join(os.path.dirname(path), stated)
         return dict(describe(file).stated_fields())
@@ -196,7 +193,6 @@ def _base(stated: Any, path: str, where: str) -> dict[str, Any]:
 
 
 def _options(own: Mapping[str, Any], where: str, options: Options) -> Options:
-    """Return `options` with those that a part or a value states."""
     for field, value in own.items():
         if field in Options._fields:
             options = options._replace(
@@ -208,7 +204,6 @@ def _options(own: Mapping[str, Any], where: str, options: Options) -> Options:
 
 
 def _option(default: Any, value: Any, where: str) -> Any:
-    """Return `value` in the type of the option's default."""
     found = value
     if isinstance(default, float) and type(value) is int:
         found = float(value)
@@ -220,7 +215,6 @@ def _option(default: Any, value: Any, where: str) -> Any:
 
 
 def _calibration() -> str:
-    """Return the name of the calibration that predictions rest on, and of the code that makes them."""
     from finegauge import __version__
     from finegauge.prediction.calibration import current
 
@@ -228,7 +222,6 @@ def _calibration() -> str:
 
 
 def _mapping(value: Any, where: str) -> dict[str, Any]:
-    """Return keys with values; nothing at all is none."""
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -237,27 +230,23 @@ def _mapping(value: Any, where: str) -> dict[str, Any]:
 
 
 def _listed(value: Any, name: str, word: str) -> list[dict[str, Any]]:
-    """Return the parts that one estimator has: a list of them, or the only one."""
     parts = value if isinstance(value, list) and value else [value]
     return [_mapping(part, f"{name}: {word}") for part in parts]
 
 
 def _names(value: Any, where: str) -> tuple[str, ...]:
-    """Return a list of words."""
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise FieldError(f"{where} should be a list of names, not {shown(value)}.")
     return tuple(map(str, value))
 
 
 def _whole(value: Any, where: str) -> int:
-    """Return a number of times."""
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 1000:
         raise FieldError(f"{where} should be a whole number from 1 to 1000, not {shown(value)}.")
     return value
 
 
 def _known(keys: Mapping[str, Any], known: Any, where: str) -> None:
-    """Refuse a key that nothing answers to."""
     for key in keys:
         if key not in known:
             raise UnknownKeyError(where, str(key), known=known)

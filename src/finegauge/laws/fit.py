@@ -102,7 +102,6 @@ class _Minimum(NamedTuple):
 def _minimum(
     equation: Form, sweep: Sweep, free: list[str], fixed: Mapping[str, float], objective: Objective
 ) -> _Minimum:
-    """Return the constants in `free` that make the objective smallest."""
     least_squares = _solver()
     shift = BETWEEN_WHOLE_BATCHES if equation.quantity == MAX_BATCH else 0.0
     targets = [seen.value + shift for seen in sweep]
@@ -174,7 +173,6 @@ def _interval(equation: Form, constants: Mapping[str, float], sweep: Sweep, spar
 
 
 def _solver() -> Any:
-    """Return scipy's least_squares, or say in one sentence what to install."""
     try:
         from scipy.optimize import least_squares
     except ImportError:
@@ -269,7 +267,6 @@ def read_sweep(path: str, equation: Form, where: Sequence[str] = ()) -> SweepTab
 
 
 def _read(path: str, name: str) -> tuple[list[str], list[_Row]]:
-    """Return the columns as the file names them, and its rows under ours."""
     import csv
 
     lines = [line for line in read_text(path, MAX_DOCUMENT_BYTES).splitlines() if line.strip()]
@@ -292,7 +289,6 @@ def _read(path: str, name: str) -> tuple[list[str], list[_Row]]:
 
 
 def _matches(row: _Row, where: Sequence[str], header: Sequence[str], name: str) -> bool:
-    """Return whether `row` has every value that `where` asks for."""
     for condition in where:
         column, equals, value = condition.partition("=")
         if not equals or column not in row.cells:
@@ -307,7 +303,6 @@ def _matches(row: _Row, where: Sequence[str], header: Sequence[str], name: str) 
 
 
 def _reader(equation: Form, cells: Mapping[str, str], name: str) -> Callable[[_Row], Observation]:
-    """Return how to read a row, its columns checked to be there."""
     if equation.quantity == MAX_BATCH:
         for column in ("max_batch", "gpu_memory_gb", "model_memory_gb", "seq_len"):
             _require(column, cells, name)
@@ -323,7 +318,6 @@ def _reader(equation: Form, cells: Mapping[str, str], name: str) -> Callable[[_R
 
 
 def _require(column: str, cells: Mapping[str, str], name: str) -> None:
-    """Raise where `column` is missing, with the column that may have been meant."""
     if column not in cells:
         others = f" ({', '.join(ALIASES[column])})" if ALIASES[column] else ""
         near = did_you_mean(column, cells).replace("Did you mean", "Should it be the one called")
@@ -331,7 +325,6 @@ def _require(column: str, cells: Mapping[str, str], name: str) -> None:
 
 
 def _speed_row(row: _Row, column: str) -> Observation:
-    """Return the sequences per second of one GPU."""
     batch, measured = row.whole("batch"), row.number(column)
     if column == "samples_per_s":
         rate = measured / row.number("num_gpus", 1.0)
@@ -343,7 +336,6 @@ def _speed_row(row: _Row, column: str) -> Observation:
 
 
 def _capacity_row(row: _Row) -> Observation:
-    """Return the largest batch that ran."""
     condition = Condition(
         sparsity_fraction=row.number("sparsity", 1.0),
         seq_len=row.whole("seq_len"),
@@ -354,7 +346,6 @@ def _capacity_row(row: _Row) -> Observation:
 
 
 def _canonical(column: str, value: str) -> str:
-    """Return the catalogue's name of a GPU; other values as they are."""
     if column != "gpu":
         return value
     from finegauge.catalogue.gpus import known_gpu

@@ -109,14 +109,12 @@ def sparsity_fraction(run: "Run") -> float:
 
 
 def _longest(run: "Run") -> int:
-    """Return the tokens of the longest sequence: the data's longest, cut off."""
     if run.dataset is None:
         return run.seq_len
     return min(run.seq_len, dataset_of(run).max_tokens or run.seq_len)
 
 
 def _time(law: Law, profile: Profile) -> Profile:
-    """Return `profile` with the law's seconds."""
     run = profile.run
     rate = law.at(condition_of(run, law))
     if rate <= 0:
@@ -162,7 +160,6 @@ def _memory(law: Law, profile: Profile) -> Profile:
 def _source(
     law: Law, profile: Profile, *, time_interval: Interval | None, memory_interval: Interval | None
 ) -> Source:
-    """Return who says so: the law for its part, the other Estimator for the rest."""
     part = "memory" if law.form.quantity == MAX_BATCH else "time"
     table = f" to {law.table}" if law.table else ""
     said = f"{part} by the law '{law.name}' ({law.form_name}, {law.scores.num_points} points fitted{table})"

@@ -6,24 +6,21 @@ from finegauge.catalogue.datasets import datasets
 from finegauge.laws.fit import LEAST_SQUARES, fit
 from finegauge.laws.law import form
 from finegauge.model.families import architecture
-from finegauge.reproduction import hardware, sweeps, tables
-from finegauge.reproduction import published as runs
-from finegauge.reproduction.characterisation import Setting, drawn_batch
-from finegauge.reproduction.published import SPARSITY, Cell, Finding, claim, error_text, figures, value
-
-Rows = tuple[tuple[Cell, ...], ...]
+from finegauge.reproduction import hardware, published, sweeps, tables
+from finegauge.reproduction.characterisation import drawn_batch
+from finegauge.reproduction.published import SPARSITY, Cell, Finding, Rows, Setting, claim, figures, value
 
 
 def table_3_labels() -> Finding:
     """6: Table III and Fig. 8 against the arrays."""
     rows = [
-        (f"Table III, {f.model} {f.mode} {f.dataset}", int(f.value), int(array))
+        (f"Table III, {f.variant} {f.dataset}", int(f.value), int(array))
         for f in figures("table3", part="printed")
         if (array := value("table3", part="array", model=f.model, mode=f.mode, dataset=f.dataset, gpu=f.gpu))
         and array != f.value
     ]
     rows += [
-        (f"Fig. 8, {f.model} {f.mode} {f.dataset} ({f.value:.3f} queries/s)", f.batch, drawn_batch(f))
+        (f"Fig. 8, {f.variant} {f.dataset} ({f.value:.3f} queries/s)", f.batch, drawn_batch(f))
         for f in figures("fig8")
         if drawn_batch(f) != f.batch
     ]
@@ -41,17 +38,13 @@ def dataset_of_fig_15() -> Finding:
     """7: which data set Fig. 15 shows."""
     rows: list[tuple[Cell, ...]] = []
     for gpu in ("A100-40GB", "A100-80GB"):
-        ran = {
-            mode: max(f.batch for f in figures("fig15", gpu=gpu, mode=mode)) for mode in ("dense", "sparse")
-        }
+        ran = (max(f.batch for f in figures("fig15", gpu=gpu, mode=mode)) for mode in SPARSITY)
         cs = value("table3", part="Fig. 13", gpu=gpu)
-        ours = [runs.max_batch("Mixtral-8x7B", "sparse", dataset, gpu) for dataset in ("CS", "MATH")]
-        rows.append((gpu, ran["dense"], ran["sparse"], None if cs is None else int(cs), *ours))
+        ours = (published.max_batch("Mixtral-8x7B", "sparse", dataset, gpu) for dataset in ("CS", "MATH"))
+        rows.append((gpu, *ran, tables.whole(cs), *ours))
     copied = [f.value for f in figures("fig15", gpu="A100-80GB", mode="dense") if f.batch in (3, 4)]
-    outlier = {
-        f.batch: f.batch / f.value
-        for f in figures("fig14", model="BlackMamba-2.8B", dataset="MATH", mode="dense")
-    }
+    blackmamba = figures("fig14", model="BlackMamba-2.8B", dataset="MATH", mode="dense")
+    outlier = {f.batch: f.batch / f.value for f in blackmamba}
     return Finding(
         7,
         "Fig. 15 is labelled GS, titled CS and is MATH",
@@ -67,12 +60,9 @@ def dataset_of_fig_15() -> Finding:
 def memory_metric() -> Finding:
     """9: Fig. 10's label, and values that do not follow from its kernels."""
     rows = []
-    for at in Setting.all("fig10"):
-        published, derived = hardware.weighted("fig10", at)
-        if at.model.startswith("BlackMamba"):
-            rows.append(
-                (f"{at.model} {at.mode} {at.batch}", published, derived, f"{published - derived:+.1f}")
-            )
+    for at in Setting.all("fig10", model="BlackMamba-2.8B"):
+        printed, derived = hardware.weighted("fig10", at)
+        rows.append((f"{at.variant} {at.batch}", printed, derived, f"{printed - derived:+.1f}"))
     sparse = [row[1] for row in rows if "sparse" in row[0]]
     rising = " -> ".join(f"{share:.1f}" for share in sparse)
     return Finding(
@@ -90,14 +80,11 @@ def moe_share() -> Finding:
     rows: list[tuple[Cell, ...]] = []
     of_layers, of_step = [], []
     for at in Setting.all("fig5"):
-        where = {"model": at.model, "mode": at.mode, "batch": at.batch}
-        layers = {f.part: f.value for f in figures("fig5", **where)}
-        step = sum(f.value for f in figures("fig4", **where))
+        layers, step = at.by_part("fig5"), sum(at.by_part("fig4").values())
         of_layers.append(layers["moe"] / sum(layers.values()))
         of_step.append(layers["moe"] / step)
         covered = sum(layers.values()) / step
-        label = f"{at.model} {at.mode} {at.batch}"
-        rows.append((label, 100 * of_layers[-1], 100 * of_step[-1], 100 * covered))
+        rows.append((f"{at.variant} {at.batch}", *(100 * n for n in (of_layers[-1], of_step[-1], covered))))
     rows.append(("mean", 100 * mean(of_layers), 100 * mean(of_step), None))
     return Finding(
         10,
@@ -130,26 +117,20 @@ def stages_against_lengths() -> Finding:
     """12: Fig. 4 against the sequence-length study, and the claims of both."""
     rows: list[tuple[Cell, ...]] = []
     for mode, batch in (("dense", 30), ("sparse", 84)):
-        where = {"model": "BlackMamba-2.8B", "mode": mode}
-        study = {f.seq_len: f.value for f in figures("lengths", part="train_step_latency", **where)}
-        stages = sum(f.value for f in figures("fig4", batch=batch, **where))
+        study = _study("BlackMamba-2.8B", mode)
+        stages = sum(published.by_part("fig4", model="BlackMamba-2.8B", mode=mode, batch=batch).values())
         rows.append((f"BlackMamba {mode}, 128 tokens, s", stages, study["128"]))
         fall = 1 - study["1024"] / study["64"]
         rows.append((f"BlackMamba {mode}, fall 64 to 1,024 tokens", claim(f"latency fall {mode}"), fall))
-    study = {
-        f.seq_len: f.value
-        for f in figures("lengths", model="Mixtral-8x7B", mode="dense", part="train_step_latency")
-    }
+    study = _study("Mixtral-8x7B", "dense")
     rows.append(("Mixtral dense, 'almost constant', fall", 0.0, 1 - study["1024"] / study["64"]))
     rates = {f.batch: f.value for f in figures("fig14", model="Mixtral-8x7B", mode="sparse", dataset="CS")}
     rows += [
         (f"Mixtral sparse CS, batch 1 to {n}", claim(f"speed-up from batch 1 to {n}"), rates[n] / rates[1])
         for n in (2, 8)
     ]
-    shares = []
-    for at in Setting.all("fig4"):
-        stages_of = {f.part: f.value for f in figures("fig4", model=at.model, mode=at.mode, batch=at.batch)}
-        shares.append(stages_of["optimizer"] / sum(stages_of.values()))
+    steps = [at.by_part("fig4") for at in Setting.all("fig4")]
+    shares = [step["optimizer"] / sum(step.values()) for step in steps]
     rows.append(("largest optimizer share", claim("largest optimizer share"), max(shares)))
     return Finding(
         12,
@@ -160,6 +141,12 @@ def stages_against_lengths() -> Finding:
         ("quantity", "Fig. 4 or text", "from the data"),
         tuple(rows),
     )
+
+
+def _study(model: str, mode: str) -> dict[str, float]:
+    """Return the seconds of a step by length in tokens."""
+    found = figures("lengths", model=model, mode=mode, part="train_step_latency")
+    return {f.seq_len: f.value for f in found}
 
 
 def gsm8k_length() -> Finding:
@@ -198,7 +185,7 @@ def software() -> Finding:
 
 def blackmamba_layers() -> Finding:
     """15: BlackMamba's layers and activation."""
-    config = runs.xia_run("BlackMamba-2.8B", "sparse", "CS", "A40", 1).config
+    config = published.xia_run("BlackMamba-2.8B", "sparse", "CS", "A40", 1).config
     built = architecture(config)
     pattern = [str(kind) for kind in config["mamba_moe_layers"]]
     experts = sum(kind.isdecimal() for kind in pattern)
@@ -237,16 +224,10 @@ CASES = (
 def equation_2() -> Finding:
     """1: the printed equation is not the fitted one."""
     found = sweeps.sweeps()
-    rows = tuple(
-        (
-            s.name,
-            s.printed.scores.rmse,
-            100 * s.printed.scores.mape_fraction,
-            s.artifact.scores.rmse,
-            100 * s.artifact.scores.mape_fraction,
-        )
-        for s in found
-    )
+    rows: list[tuple[Cell, ...]] = []
+    for s in found:
+        scores = (s.printed.scores, s.artifact.scores)
+        rows.append((s.name, *(n for one in scores for n in (one.rmse, 100 * one.mape_fraction))))
     first = found[0]
     elsewhere = fit(
         form("xia-eq2"), sweeps.observed(first.points), objective=LEAST_SQUARES, held={"C3": OTHER_C3}
@@ -262,7 +243,7 @@ def equation_2() -> Finding:
         f"place the RMSE is {elsewhere.scores.rmse:.6f}, with the artifact's "
         f"{first.artifact.scores.rmse:.6f}.",
         ("series", "printed form, RMSE", "% off", "artifact's form, RMSE", "% off"),
-        rows,
+        tuple(rows),
     )
 
 
@@ -294,27 +275,19 @@ def plotted_curve() -> Finding:
 def rmse_claims() -> Finding:
     """3: three claims about one error."""
     found = sweeps.sweeps()
-    a40 = [s for s in found if s.gpu == "A40"]
-    others = [s for s in found if s.gpu != "A40"]
-    rows: tuple[tuple[Cell, ...], ...] = (
+    cases = {
+        ("introduction, all", "the introduction"): found,
+        ("Fig. 14, A40", "Fig. 14"): [s for s in found if s.gpu == "A40"],
+        ("Fig. 15, A100 and H100", "Fig. 15"): [s for s in found if s.gpu != "A40"],
+    }
+    rows: Rows = tuple(
         (
-            "introduction, all",
-            claim("RMSE of the introduction"),
-            max(s.printed_rmse_queries_per_s for s in found),
-            max(s.artifact.scores.rmse for s in found),
-        ),
-        (
-            "Fig. 14, A40",
-            claim("RMSE of Fig. 14"),
-            max(s.printed_rmse_queries_per_s for s in a40),
-            max(s.artifact.scores.rmse for s in a40),
-        ),
-        (
-            "Fig. 15, A100 and H100",
-            claim("RMSE of Fig. 15"),
-            max(s.printed_rmse_queries_per_s for s in others),
-            max(s.artifact.scores.rmse for s in others),
-        ),
+            label,
+            claim(f"RMSE of {where}"),
+            max(s.printed_rmse_queries_per_s for s in group),
+            max(s.artifact.scores.rmse for s in group),
+        )
+        for (label, where), group in cases.items()
     )
     worst = max(found, key=lambda s: s.artifact.scores.mape_fraction)
     return Finding(
@@ -330,16 +303,11 @@ def rmse_claims() -> Finding:
 
 def affine_law() -> Finding:
     """4: a straight line through step times is nearer."""
-    rows: tuple[tuple[Cell, ...], ...] = tuple(
-        (
-            s.name,
-            *(s.affine.constants[name] for name in ("a", "c", "d")),
-            s.affine.scores.rmse,
-            s.artifact.scores.rmse,
-            f"{s.rmse_ratio:.1f}x",
-        )
-        for s in sweeps.sweeps()
-    )
+    rows: list[tuple[Cell, ...]] = []
+    for s in sweeps.sweeps():
+        constants = (s.affine.constants[name] for name in ("a", "c", "d"))
+        rmses = (s.affine.scores.rmse, s.artifact.scores.rmse)
+        rows.append((s.name, *constants, *rmses, f"{s.rmse_ratio:.1f}x"))
     last = sweeps.sweeps()[-1]
     ceiling = 1 / (last.affine.constants["c"] + last.affine.constants["d"] * SPARSITY["sparse"])
     return Finding(
@@ -349,7 +317,7 @@ def affine_law() -> Finding:
         f"saturates at 1 / (c + d sparsity), {ceiling:.1f} queries/s for sparse {last.name}; the "
         "logarithm grows without end.",
         ("series", "a, s", "c, s", "d, s", "affine, RMSE", "eq. 2, RMSE", "ratio"),
-        rows,
+        tuple(rows),
     )
 
 
@@ -364,7 +332,7 @@ def equation_1() -> Finding:
             for tokens, artifact in ((median, False), (longest, False), (longest, True))
         ]
         seen = tables.observed_batch(model, mode, dataset, gpu)
-        rows.append((f"{model} {mode} {dataset} {gpu}", None if seen is None else int(seen), *said))
+        rows.append((f"{model} {mode} {dataset} {gpu}", tables.whole(seen), *said))
     tokens = claim("eq1 tokens in the artifact")
     ours, theirs = (
         [int(tables.eq1("Mixtral-8x7B", "sparse", gb, tokens, artifact=flag)) for gb in (100.0, 120.0)]
@@ -388,20 +356,13 @@ def table_4_queries() -> Finding:
     """8: Table IV is 15,000 queries."""
     math = datasets()["math_14k"].num_samples
     gsm8k = datasets()[tables.GSM8K_QUERIES].num_samples
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     for cost in tables.costs():
         batch, rate = cost.own_chain()
         chain = cost.usd(tables.COSTED_QUERIES, rate)
-        rows.append(
-            (
-                f"{cost.gpu}",
-                cost.printed,
-                cost.usd(tables.COSTED_QUERIES),
-                cost.usd(math),
-                cost.usd(gsm8k),
-                f"{chain:.1f} at batch {batch}, {error_text(chain, cost.printed)}",
-            )
-        )
+        sets = (cost.usd(queries) for queries in (tables.COSTED_QUERIES, math, gsm8k))
+        said = f"{chain:.1f} at batch {batch}, {published.error_text(chain, cost.printed)}"
+        rows.append((cost.gpu, cost.printed, *sets, said))
     h100 = tables.costs()[-1]
     stated = claim("OpenOrca queries")
     return Finding(

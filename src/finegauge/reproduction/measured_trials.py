@@ -5,7 +5,7 @@ step takes a fraction of a second on one core. Every trial runs in a process of 
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from finegauge.errors import UnsupportedError
@@ -38,12 +38,12 @@ class Trial(NamedTuple):
     @property
     def label(self) -> str:
         """Return the trial as a person would name it."""
-        return f"{self.model}, {self.method}, {self.mode}, batch {self.batch}"
+        return f"{self.variant}, batch {self.batch}"
 
     @property
-    def looked_into(self) -> bool:
-        """Return whether its layers are timed too."""
-        return self.batch == BATCH
+    def variant(self) -> str:
+        """Return model, method and mode."""
+        return f"{self.model}, {self.method}, {self.mode}"
 
     @property
     def run(self) -> Run:
@@ -77,7 +77,7 @@ def measured(
     options: Options,
     *,
     trials: Sequence[Trial] = TRIALS,
-    told: Told | None = None,
+    told: Told = lambda words: None,
     store: str | None = None,
     by: Measure = measure,
 ) -> dict[Trial, Profile]:
@@ -93,11 +93,9 @@ def measured(
     """
     found = {}
     for number, trial in enumerate(trials, start=1):
-        if told is not None:
-            told(f"trial {number} of {len(trials)}: {trial.label}")
-        asked = options._replace(
-            steps=STEPS, warmup_steps=WARMUP_STEPS, layers=trial.looked_into, memory=False
-        )
+        told(f"trial {number} of {len(trials)}: {trial.label}")
+        looked_into = trial.batch == BATCH  # then its layers are timed too
+        asked = options._replace(steps=STEPS, warmup_steps=WARMUP_STEPS, layers=looked_into, memory=False)
         profile = by(trial.run, asked, store=store)
         if profile.outcome != "completed":
             raise UnsupportedError(
@@ -118,16 +116,6 @@ def step_s(profile: Profile) -> float:
     return profile.step_time_s.total * (1.0 - waited_fraction(profile))
 
 
-def stages_s(profile: Profile) -> Mapping[str, float]:
-    """Return the seconds of a step by the paper's stages; its backward holds the recomputation."""
-    step = profile.step_time_s
-    return {
-        "forward": step["forward"],
-        "backward": step["recompute"] + step["backward"],
-        "optimizer": step["optimizer"],
-    }
-
-
 def layers_s(profile: Profile) -> dict[str, float]:
     """Return the seconds of forward and backward by part of the model."""
     found: dict[str, float] = {}
@@ -145,7 +133,7 @@ TUNING_BATCH = 64
 
 
 class Tunings(NamedTuple):
-    """What came of it, as the documents of `measure.evaluation.epochs`."""
+    """A sparse and a dense tuning, as the documents of `measurement.evaluation.epochs`."""
 
     sparse: dict[str, Any]
     dense: dict[str, Any]
@@ -157,7 +145,7 @@ def tunings(
     epochs_before: int = EPOCHS_BEFORE,
     epochs: int = EPOCHS,
     questions: int = QUESTIONS,
-    told: Told | None = None,
+    told: Told = lambda words: None,
 ) -> Tunings:
     """Return the accuracy by epoch and the load of the experts of both; needs PyTorch.
 
@@ -178,12 +166,12 @@ def tunings(
         torch.set_num_threads(options.threads)
     seed = options.seed
     base = subject_of(_run("sparse"), options.device, seed=seed)
-    _say(told, "first weights, from subtractions")
+    told("first weights, from subtractions")
     tune(base, arithmetic(LEARNT_BEFORE, num_train=questions, seed=seed), epochs=epochs_before, seed=seed)
     weights = {name: value.clone() for name, value in base.model.state_dict().items()}
     task, documents = arithmetic(LEARNT, num_train=questions, seed=seed), {}
     for mode in EXPERTS_PER_TOKEN:
-        _say(told, f"tuning on additions, {mode}")
+        told(f"tuning on additions, {mode}")
         subject = subject_of(_run(mode), options.device, seed=seed)
         subject.model.load_state_dict(weights)
         documents[mode] = tune(subject, task, epochs=epochs, seed=seed).to_json()
@@ -191,13 +179,7 @@ def tunings(
 
 
 def _run(mode: str) -> Run:
-    """Return the run whose model is tuned."""
     return Run(
         model=CONFIG, method="full", weights_dtype="fp32", num_experts_per_tok=EXPERTS_PER_TOKEN[mode],
         micro_batch_size=TUNING_BATCH, seq_len=32,
     )  # fmt: skip
-
-
-def _say(told: Told | None, what: str) -> None:
-    if told is not None:
-        told(what)

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from finegauge.catalogue.tables import parse
+from finegauge.laws.law import Condition, Law
 from finegauge.planning.capacity import max_micro_batch_size
 from finegauge.planning.quote import quote
 from finegauge.prediction.predictor import predict
@@ -40,6 +41,11 @@ class Figure(NamedTuple):
         """Return (model, data set, GPU): what the paper draws one panel for."""
         return self.model, self.dataset, self.gpu
 
+    @property
+    def variant(self) -> str:
+        """Return model and mode."""
+        return f"{self.model} {self.mode}"
+
 
 @cache
 def _all() -> tuple[Figure, ...]:
@@ -66,10 +72,41 @@ def value(item: str, **condition: object) -> float | None:
     return found[0].value if found else None
 
 
+def by_part(item: str, **condition: object) -> dict[str, float]:
+    """Return the numbers that fit, by stage, layer, kernel, expert or epoch."""
+    return {figure.part: figure.value for figure in figures(item, **condition)}
+
+
 def claim(part: str, model: str = "") -> float:
     """Return a number that the paper states in its text."""
-    found = [figure for figure in figures("claim", part=part) if model in ("", figure.model)]
-    return found[0].value
+    return next(figure.value for figure in figures("claim", part=part) if model in ("", figure.model))
+
+
+class Setting(NamedTuple):
+    """One bar of Figs. 4 to 6, 9 and 10: model, dense or sparse, batch."""
+
+    model: str
+    mode: str
+    batch: int
+
+    @property
+    def variant(self) -> str:
+        """Return model and mode."""
+        return f"{self.model} {self.mode}"
+
+    @property
+    def label(self) -> str:
+        """Return mode over batch, to stand under a bar."""
+        return f"{self.mode}\n{self.batch}"
+
+    @classmethod
+    def all(cls, item: str, **condition: object) -> "tuple[Setting, ...]":
+        """Return the settings of one figure, in its order."""
+        return tuple(dict.fromkeys(cls(f.model, f.mode, f.batch) for f in figures(item, **condition)))
+
+    def by_part(self, item: str) -> dict[str, float]:
+        """Return what a figure shows of this setting."""
+        return by_part(item, **self._asdict())
 
 
 Cell = str | float | int | None
@@ -103,13 +140,23 @@ class Panel(NamedTuple):
     radar: bool = False  # a polygon per series over the categories, around a ring at 1
 
 
+Rows = tuple[tuple[Cell, ...], ...]
+
+
+def columns(headings: str) -> tuple[str, ...]:
+    """Return headings separated by "|"; beside those of two lines, one line stands on the second."""
+    names = headings.split("|")
+    two = "\n" in headings
+    return tuple(f"\n{name}" if two and "\n" not in name else name for name in names)
+
+
 class Item(NamedTuple):
     """One table or figure of the paper, ours beside theirs."""
 
     key: str  # "table-4", "fig-14"
     title: str
     headings: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: Rows
     notes: tuple[str, ...] = ()
     panels: tuple[Panel, ...] = ()
     num_text_columns: int = 1  # the first columns, set flush left
@@ -122,7 +169,7 @@ class Finding(NamedTuple):
     title: str
     statement: str
     headings: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]  # each begins with a text
+    rows: Rows  # each begins with a text
 
 
 class Reproduction(NamedTuple):
@@ -133,6 +180,13 @@ class Reproduction(NamedTuple):
     items: tuple[Item, ...]
     findings: tuple[Finding, ...]
     summary: tuple[str, ...]
+
+
+def law_line(label: str, whose: str, law: Law, mode: str, most: int) -> Series:
+    """Return what a law says of every batch from 1 to `most`."""
+    batches = range(1, most + 1)
+    y = tuple(law.at(Condition(batch, SPARSITY[mode])) for batch in batches)
+    return Series(label, whose, tuple(map(float, batches)), y)
 
 
 def error_text(ours: float | None, theirs: float | None) -> str:
@@ -149,6 +203,8 @@ GPUS = {
     "H100-80GB": "H100-SXM5-80GB",
 }
 DATASETS = {"CS": "commonsense_15k", "MATH": "math_14k"}
+STAGES = ("forward", "backward", "optimizer")
+TUNED_ON = ("HE", "GS")  # whose accuracy and load of the experts the paper shows
 MODELS = {"Mixtral-8x7B": "mixtral-8x7b", "BlackMamba-2.8B": "blackmamba-2.8b"}
 MEASURED_QUERIES = 1000
 NUM_EXPERTS = 8  # of either model
@@ -205,6 +261,13 @@ def profiled_run(model: str, mode: str, batch: int, seq_len: int = PROFILED_SEQ_
 
 
 @cache
-def profiled(model: str, mode: str, batch: int, seq_len: int = PROFILED_SEQ_LEN) -> Profile:
+def profiled(model: str, mode: str, batch: int) -> Profile:
     """Return the predicted step of the characterisation study."""
-    return predict(profiled_run(model, mode, batch, seq_len))
+    return predict(profiled_run(model, mode, batch))
+
+
+def stages_s(profile: Profile) -> dict[str, float]:
+    """Return the seconds of a step by the paper's stages; its backward holds the recomputation."""
+    step = profile.step_time_s
+    backward = step["recompute"] + step["backward"]
+    return {"forward": step["forward"], "backward": backward, "optimizer": step["optimizer"]}

@@ -12,21 +12,7 @@ from typing import NamedTuple
 from finegauge.laws.fit import LEAST_SQUARES, fit
 from finegauge.laws.law import Condition, Law, Observation, form
 from finegauge.reproduction import published
-from finegauge.reproduction.published import (
-    MEASURED,
-    OTHER,
-    OURS,
-    SPARSITY,
-    THEIRS,
-    Cell,
-    Figure,
-    Item,
-    Panel,
-    Series,
-    claim,
-    figures,
-    value,
-)
+from finegauge.reproduction.published import SPARSITY, Cell, Figure, Item, Panel, Series, claim, figures
 
 LOOP_BUG_GPU = "H100-80GB"  # the artifact's loop draws all but the first dense point there as sparse
 BASE_RATIO = 2.0
@@ -98,7 +84,7 @@ def _sweep(points: tuple[Figure, ...]) -> Sweep:
         affine=fit(form("affine"), seen),
         plotted_rmse_queries_per_s=_plotted_rmse(artifact, labels),
         unbugged_rmse_queries_per_s=_plotted_rmse(artifact, seen),
-        printed_rmse_queries_per_s=value("rmse", model=model, dataset=dataset, gpu=gpu) or 0.0,
+        printed_rmse_queries_per_s=published.value("rmse", model=model, dataset=dataset, gpu=gpu) or 0.0,
     )
 
 
@@ -133,36 +119,21 @@ def laws_item() -> Item:
     found = sweeps()
     rows = tuple(
         (
-            s.name,
-            str(len(s.points)),
-            s.printed_rmse_queries_per_s,
-            s.plotted_rmse_queries_per_s,
-            s.artifact.scores.rmse,
-            s.printed.scores.rmse,
-            s.affine.scores.rmse,
-            f"{s.rmse_ratio:.1f}x",
-            s.artifact.scores.mape_fraction * 100,
-            s.affine.scores.mape_fraction * 100,
+            s.name, str(len(s.points)), s.printed_rmse_queries_per_s, s.plotted_rmse_queries_per_s,
+            s.artifact.scores.rmse, s.printed.scores.rmse, s.affine.scores.rmse, f"{s.rmse_ratio:.1f}x",
+            s.artifact.scores.mape_fraction * 100, s.affine.scores.mape_fraction * 100,
         )
         for s in found
-    )
+    )  # fmt: skip
     lower = sum(s.rmse_ratio > 1 for s in found)
     twice = sum(s.rmse_ratio >= BASE_RATIO for s in found)
     lower_printed = sum(s.printed.scores.rmse > s.affine.scores.rmse for s in found)
     return Item(
         key="laws",
         title="Throughput laws on the same points: RMSE in queries/s, and mean |error| in %",
-        headings=(
-            "\nseries",
-            "\npoints",
-            "eq. 2:\nfigure",
-            "\nplot",
-            "\nrefit",
-            "as\nprinted",
-            "affine\nlaw",
-            "refit /\naffine",
-            "refit\n% off",
-            "affine\n% off",
+        headings=published.columns(
+            "series|points|eq. 2:\nfigure|plot|refit|as\nprinted|affine\nlaw|refit /\naffine|refit\n% off|"
+            "affine\n% off"
         ),
         rows=rows,
         notes=(
@@ -187,9 +158,9 @@ def _rmse_panel(found: tuple[Sweep, ...]) -> Panel:
         return 100 * law.scores.rmse / max(p.value for p in sweep.points)
 
     laws = (
-        ("eq. 2, printed form", OTHER, "printed"),
-        ("eq. 2, artifact's form", THEIRS, "artifact"),
-        ("affine", OURS, "affine"),
+        ("eq. 2, printed form", published.OTHER, "printed"),
+        ("eq. 2, artifact's form", published.THEIRS, "artifact"),
+        ("affine", published.OURS, "affine"),
     )
     return Panel(
         title="RMSE of each law, fitted to the same points",
@@ -248,36 +219,18 @@ def fig_15() -> Item:
 def _series_item(key: str, title: str, found: list[Sweep]) -> Item:
     rows, biases = [], []
     for s in found:
-        ours = predicted(s)
-        for p, predicted_here in zip(s.points, ours, strict=True):
+        errors = []
+        for p, ours in zip(s.points, predicted(s), strict=True):
             at = condition(p.mode, p.batch)
-            rows.append(
-                (
-                    s.name,
-                    p.mode,
-                    str(p.batch),
-                    p.value,
-                    s.artifact.at(at),
-                    s.affine.at(at),
-                    predicted_here,
-                    f"{100 * (predicted_here / p.value - 1):+.0f} %",
-                )
-            )
-        errors = sorted(a / p.value - 1 for p, a in zip(s.points, ours, strict=True))
-        biases.append(f"{s.name} {100 * errors[len(errors) // 2]:+.0f} %")
+            errors.append(ours / p.value - 1)
+            laws = (s.artifact.at(at), s.affine.at(at))
+            error = published.error_text(ours, p.value)
+            rows.append((s.name, p.mode, str(p.batch), p.value, *laws, ours, error))
+        biases.append(f"{s.name} {100 * sorted(errors)[len(errors) // 2]:+.0f} %")
     return Item(
         key=key,
         title=f"{title}, queries/s",
-        headings=(
-            "\nseries",
-            "\nmode",
-            "\nbatch",
-            "\nmeasured",
-            "eq. 2\nrefitted",
-            "affine\nlaw",
-            "\npredicted",
-            "\nerror",
-        ),
+        headings=published.columns("series|mode|batch|measured|eq. 2\nrefitted|affine\nlaw|predicted|error"),
         rows=tuple(rows),
         notes=(
             "eq. 2 and the affine law are fitted to these points, the prediction to none of A100 and H100 "
@@ -292,23 +245,16 @@ def _series_item(key: str, title: str, found: list[Sweep]) -> Item:
 
 def _series_panel(s: Sweep) -> Panel:
     drawn = []
+    ours = dict(zip(s.points, predicted(s), strict=True))
     for mode in SPARSITY:
         points = [p for p in s.points if p.mode == mode]
         if not points:
             continue
-        most = max(p.batch for p in points)
-        every = tuple(map(float, range(1, most + 1)))
         x = tuple(float(p.batch) for p in points)
-        drawn.append(Series(f"measured, {mode}", MEASURED, x, tuple(p.value for p in points)))
-        drawn.append(
-            Series(
-                f"eq. 2, {mode}", THEIRS, every, tuple(s.artifact.at(condition(mode, int(b))) for b in every)
-            )
-        )
-        drawn.append(
-            Series(f"affine, {mode}", OURS, every, tuple(s.affine.at(condition(mode, int(b))) for b in every))
-        )
-        ours = tuple(published.samples_per_s(p.model, p.mode, p.dataset, p.gpu, p.batch) for p in points)
-        drawn.append(Series(f"predicted, {mode}", OTHER, x, ours))
+        drawn.append(Series(f"measured, {mode}", published.MEASURED, x, tuple(p.value for p in points)))
+        most = max(p.batch for p in points)
+        drawn.append(published.law_line(f"eq. 2, {mode}", published.THEIRS, s.artifact, mode, most))
+        drawn.append(published.law_line(f"affine, {mode}", published.OURS, s.affine, mode, most))
+        drawn.append(Series(f"predicted, {mode}", published.OTHER, x, tuple(ours[p] for p in points)))
     title = f"{s.name}: RMSE eq. 2 {s.artifact.scores.rmse:.3f}, affine {s.affine.scores.rmse:.3f}"
     return Panel(title, "batch size, sequences", "queries/s", tuple(drawn))

@@ -12,21 +12,7 @@ from finegauge.planning.capacity import max_micro_batch_size
 from finegauge.prediction.predictor import predict
 from finegauge.profile import Profile
 from finegauge.reproduction import published, sweeps
-from finegauge.reproduction.published import (
-    MEASURED,
-    OTHER,
-    OURS,
-    SPARSITY,
-    THEIRS,
-    Cell,
-    Item,
-    Panel,
-    Series,
-    claim,
-    error_text,
-    figures,
-    value,
-)
+from finegauge.reproduction.published import SPARSITY, Cell, Item, Panel, Series, claim, figures, value
 from finegauge.units import GB
 
 if TYPE_CHECKING:
@@ -46,7 +32,7 @@ def table_1() -> Item:
         run = published.xia_run(model, "sparse", "CS", "A40", 1)
         built = architecture(run.config)
         weights = predict(run).peak_memory_bytes.parts["weights", "model"] / GB
-        printed = {f.part: f.value for f in figures("table1", model=model)}
+        printed = published.by_part("table1", model=model)
         rows += [
             (model, "parameters, 1e9", printed["params"] / 1e9, built.num_parameters / 1e9),
             (model, "weights, GB", printed["mem_GB"], weights),
@@ -55,8 +41,8 @@ def table_1() -> Item:
     return Item(
         key="table-1",
         title="Table I: models",
-        headings=("model", "figure", "paper", "ours", "error"),
-        rows=tuple((*row, error_text(row[3], row[2])) for row in rows),
+        headings=published.columns("model|figure|paper|ours|error"),
+        rows=tuple((*row, published.error_text(row[3], row[2])) for row in rows),
         num_text_columns=2,
     )
 
@@ -74,7 +60,7 @@ def table_2() -> Item:
     return Item(
         key="table-2",
         title="Table II: data sets",
-        headings=("\ndata set", "queries,\npaper", "\ncounted", "median tokens,\npaper", "\ncounted"),
+        headings=published.columns("data set|queries,\npaper|counted|median tokens,\npaper|counted"),
         rows=tuple(rows),
         notes=("HE has no published lengths; GS is the train split that the artifact ships, recounted.",),
     )
@@ -110,32 +96,26 @@ def eq1(model: str, mode: str, gpu_gb: float, tokens: float, *, artifact: bool) 
 
 def table_3() -> Item:
     """Return the largest batches: printed, run, by equation 1 and by our memory model."""
-    rows, right, counted, near = [], 0, 0, 0
+    rows, right, near = [], 0, 0
     for at in dict.fromkeys((f.model, f.mode, f.dataset, f.gpu) for f in figures("table3")):
         model, mode, dataset, gpu = at
-        where = {"model": model, "mode": mode, "dataset": dataset, "gpu": gpu}
-        printed, seen = value("table3", part="printed", **where), observed_batch(*at)
+        printed = value("table3", part="printed", model=model, mode=mode, dataset=dataset, gpu=gpu)
+        seen = observed_batch(*at)
         theirs = int(eq1(model, mode, GPU_GB[gpu], LONGEST[dataset], artifact=True))
         ours = published.max_batch(*at)
-        counted += 1
         right += _near(ours, seen)
         near += _near(theirs, seen)
-        rows.append((f"{model} {mode}", f"{dataset} {gpu}", _whole(printed), _whole(seen), theirs, ours))
+        rows.append((f"{model} {mode}", f"{dataset} {gpu}", whole(printed), whole(seen), theirs, ours))
     return Item(
         key="table-3",
         title="Table III: largest batch",
-        headings=(
-            "\nmodel",
-            "\ndata and GPU",
-            "\nTable III",
-            "\nthat ran",
-            "eq. 1, artifact's\nconstants",
-            "ours, nothing\nfitted",
+        headings=published.columns(
+            "model|data and GPU|Table III|that ran|eq. 1, artifact's\nconstants|ours, nothing\nfitted"
         ),
         rows=tuple(rows),
         notes=(
-            f"Within 1 or 15 % of what ran: ours {right} of {counted}, equation 1 (fitted to these) "
-            f"{near} of {counted}.",
+            f"Within 1 or 15 % of what ran: ours {right} of {len(rows)}, equation 1 (fitted to these) "
+            f"{near} of {len(rows)}.",
         ),
         num_text_columns=2,
     )
@@ -145,7 +125,8 @@ def _near(batch: int, seen: float | None) -> bool:
     return seen is not None and abs(batch - seen) <= max(1.0, 0.15 * seen)
 
 
-def _whole(number: float | None) -> int | None:
+def whole(number: float | None) -> int | None:
+    """Return a batch as a whole number."""
     return None if number is None else int(number)
 
 
@@ -156,28 +137,23 @@ def fig_13() -> Item:
     seen = {GPU_GB[f.gpu]: f.value for f in figures("table3", part="Fig. 13")}
     projected = {100.0: claim("max batch at 100 GB"), 120.0: claim("max batch at 120 GB")}
     rows = []
-    for gb in (40.0, 48.0, 80.0, 100.0, 120.0):
+    x = (40.0, 48.0, 80.0, 100.0, 120.0)
+    for gb in x:
         theirs, paper = (eq1(model, mode, gb, tokens, artifact=flag) for flag in (True, False))
-        rows.append(
-            (f"{gb:g} GB", _whole(seen.get(gb)), _whole(projected.get(gb)), theirs, paper, batch_at(gb))
-        )
-    x = tuple(float(row[0].split()[0]) for row in rows)
+        ran, planned = whole(seen.get(gb)), whole(projected.get(gb))
+        rows.append((f"{gb:g} GB", ran, planned, theirs, paper, batch_at(gb)))
     lines = (
-        Series("measured", MEASURED, tuple(seen), tuple(seen.values())),
-        Series("eq. 1, artifact's constants", THEIRS, x, tuple(row[3] for row in rows)),
-        Series("eq. 1, paper's constants", OTHER, x, tuple(row[4] for row in rows)),
-        Series("predicted", OURS, x, tuple(float(row[5]) for row in rows)),
+        Series("measured", published.MEASURED, tuple(seen), tuple(seen.values())),
+        Series("eq. 1, artifact's constants", published.THEIRS, x, tuple(row[3] for row in rows)),
+        Series("eq. 1, paper's constants", published.OTHER, x, tuple(row[4] for row in rows)),
+        Series("predicted", published.OURS, x, tuple(float(row[5]) for row in rows)),
     )
     return Item(
         key="fig-13",
         title="Fig. 13: largest batch of sparse Mixtral on CS against GPU memory",
-        headings=(
-            "\nGPU",
-            "\nmeasured",
-            "paper\nprojects",
-            "eq. 1, artifact's\nconstants",
-            "eq. 1, paper's\nconstants",
-            "ours, nothing\nfitted",
+        headings=published.columns(
+            "GPU|measured|paper\nprojects|eq. 1, artifact's\nconstants|eq. 1, paper's\nconstants|"
+            "ours, nothing\nfitted"
         ),
         rows=tuple(rows),
         notes=("Ours at 100 and 120 GB is an A100 with that memory, of which the same share is usable.",),
@@ -198,16 +174,15 @@ def batch_at(gpu_gb: float) -> int:
         fits = profile.device_memory_bytes.total <= room
         return replace(profile, capacity_bytes=room, outcome="completed" if fits else "out_of_memory")
 
-    return max_micro_batch_size(
-        published.xia_run("Mixtral-8x7B", "sparse", "CS", "A100-80GB", 1), enlarged
-    ).value
+    run = published.xia_run("Mixtral-8x7B", "sparse", "CS", "A100-80GB", 1)
+    return max_micro_batch_size(run, enlarged).value
 
 
 class _Cost:
     """One row of Table IV, and what follows from it."""
 
     def __init__(self, gpu: str) -> None:
-        cells = {f.part: f.value for f in figures("table4", gpu=gpu)}
+        cells = published.by_part("table4", gpu=gpu)
         self.gpu, self.batch, self.printed = gpu, int(cells["max_batch"]), cells["cost_usd"]
         self.usd_per_h, self.printed_rate = cells["usd_per_hour"], cells["throughput_qps"]
         self.sweep = sweeps.find("Mixtral-8x7B", "MATH", gpu)
@@ -236,37 +211,21 @@ def costs() -> tuple[_Cost, ...]:
 def table_4() -> Item:
     """Return the costs, by the hidden 15,000 queries, by the stated set, by their chain and by ours."""
     math, gsm8k = (datasets()[name].num_samples for name in ("math_14k", GSM8K_QUERIES))
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     for cost in costs():
         batch, rate = cost.own_chain()
         ours = published.samples_per_s("Mixtral-8x7B", "sparse", "MATH", cost.gpu, cost.batch)
         affine = cost.sweep.affine.at(sweeps.condition("sparse", cost.batch))
-        rows.append(
-            (
-                cost.gpu,
-                cost.batch,
-                cost.printed,
-                cost.usd(COSTED_QUERIES),
-                cost.usd(math),
-                cost.usd(gsm8k),
-                f"{cost.usd(COSTED_QUERIES, rate):.1f} ({batch})",
-                cost.usd(COSTED_QUERIES, affine),
-                cost.usd(COSTED_QUERIES, ours),
-            )
-        )
+        sets = (cost.usd(queries) for queries in (COSTED_QUERIES, math, gsm8k))
+        chain = f"{cost.usd(COSTED_QUERIES, rate):.1f} ({batch})"
+        ours_by = (cost.usd(COSTED_QUERIES, by) for by in (affine, ours))
+        rows.append((cost.gpu, cost.batch, cost.printed, *sets, chain, *ours_by))
     return Item(
         key="table-4",
         title="Table IV: dollars of ten epochs of sparse Mixtral, at the paper's prices",
-        headings=(
-            "\nGPU",
-            "\nbatch",
-            "\nprinted",
-            f"{COSTED_QUERIES:,}\nqueries",
-            f"MATH\n{math:,}",
-            f"GS\n{gsm8k:,}",
-            "eq. 1 -> 2\n(its batch)",
-            "affine\nlaw",
-            "\npredicted",
+        headings=published.columns(
+            f"GPU|batch|printed|{COSTED_QUERIES:,}\nqueries|MATH\n{math:,}|GS\n{gsm8k:,}|"
+            "eq. 1 -> 2\n(its batch)|affine\nlaw|predicted"
         ),
         rows=tuple(rows),
         notes=(
@@ -283,10 +242,10 @@ def _cost_panel(rows: Sequence[tuple[Cell, ...]]) -> Panel:
         return tuple(float(str(row[n]).partition(" ")[0]) for row in rows)
 
     bars = (
-        ("printed", MEASURED, 2),
-        ("eq. 1 -> eq. 2", THEIRS, 6),
-        ("affine law", OURS, 7),
-        ("predicted", OTHER, 8),
+        ("printed", published.MEASURED, 2),
+        ("eq. 1 -> eq. 2", published.THEIRS, 6),
+        ("affine law", published.OURS, 7),
+        ("predicted", published.OTHER, 8),
     )
     return Panel(
         title=f"Ten epochs of {COSTED_QUERIES:,} queries, sparse Mixtral",
@@ -312,7 +271,7 @@ def openorca() -> Item:
     return Item(
         key="openorca",
         title="OpenOrca on an H100: ten epochs, scaled by the number of queries alone",
-        headings=("what", "queries", "dollars"),
+        headings=published.columns("what|queries|dollars"),
         rows=rows,
         notes=("Scaling by the number of queries keeps MATH's lengths, whatever those of OpenOrca are.",),
     )

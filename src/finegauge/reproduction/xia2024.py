@@ -4,9 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
 from finegauge.errors import UnknownNameError
-from finegauge.reproduction import characterisation, hardware, sweeps, tables
-from finegauge.reproduction import findings as findings_data
-from finegauge.reproduction import findings as findings_model
+from finegauge.reproduction import characterisation, findings, hardware, sweeps, tables
 from finegauge.reproduction.published import Finding, Item, Reproduction
 
 TITLE = "Xia et al. 2024, Understanding the Performance and Estimating the Cost of LLM Fine-Tuning (IISWC)"
@@ -37,21 +35,21 @@ ITEMS: Mapping[str, Callable[[], Item]] = {
     "extrapolation": sweeps.extrapolation_item,
 }
 FINDINGS: tuple[Callable[[], Finding], ...] = (
-    findings_model.equation_2,
-    findings_model.plotted_curve,
-    findings_model.rmse_claims,
-    findings_model.affine_law,
-    findings_model.equation_1,
-    findings_data.table_3_labels,
-    findings_data.dataset_of_fig_15,
-    findings_model.table_4_queries,
-    findings_data.memory_metric,
-    findings_data.moe_share,
-    findings_data.variances,
-    findings_data.stages_against_lengths,
-    findings_data.gsm8k_length,
-    findings_data.software,
-    findings_data.blackmamba_layers,
+    findings.equation_2,
+    findings.plotted_curve,
+    findings.rmse_claims,
+    findings.affine_law,
+    findings.equation_1,
+    findings.table_3_labels,
+    findings.dataset_of_fig_15,
+    findings.table_4_queries,
+    findings.memory_metric,
+    findings.moe_share,
+    findings.variances,
+    findings.stages_against_lengths,
+    findings.gsm8k_length,
+    findings.software,
+    findings.blackmamba_layers,
 )
 
 
@@ -67,15 +65,15 @@ def reproduce(names: Sequence[str] = ()) -> Reproduction:
         if name not in ITEMS:
             raise UnknownNameError("item of xia2024", name, known=ITEMS)
     items = tuple(make() for key, make in ITEMS.items() if key in (names or ITEMS))
-    findings = () if names else tuple(make() for make in FINDINGS)
-    return Reproduction(TITLE, SOURCES, items, findings, () if names else _summary(items))
+    if names:
+        return Reproduction(TITLE, SOURCES, items, (), ())
+    return Reproduction(TITLE, SOURCES, items, tuple(make() for make in FINDINGS), _summary(items))
 
 
 CALIBRATED_ON = "A40"  # the shipped calibration has seen rows of this GPU of the paper's, of no other
 
 
 def _summary(items: tuple[Item, ...]) -> tuple[str, ...]:
-    """Return what a reader in a hurry should know."""
     notes = {item.key: item.notes for item in items}
     errors = {
         seen: [

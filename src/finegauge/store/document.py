@@ -82,7 +82,6 @@ def run_of(document: Mapping[str, Any]) -> Run:
 
 
 def _source(values: Mapping[str, Any]) -> Source:
-    """Return who says so."""
     intervals = {name: values.get(name) for name in ("memory_interval", "time_interval")}
     return Source(
         kind=values["kind"],

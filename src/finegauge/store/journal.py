@@ -121,7 +121,6 @@ class Journal:
             os.replace(unfinished, self.quarantine)
 
     def _cannot(self, what: str, error: OSError) -> InputError:
-        """Return the error that says why the file could not be used."""
         why = error.strerror or str(error)
         return InputError(f"The store {shown(self.path)} cannot be {what}: {why}; what it held is unharmed.")
 
@@ -173,7 +172,6 @@ def checksum(text: str) -> str:
 
 
 def _text(record: Mapping[str, Any]) -> str:
-    """Return `record` as JSON on one line, always the same for the same record."""
     return json.dumps(record, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
@@ -244,7 +242,6 @@ class Trials:
         return len(lost)
 
     def _of(self, event: str) -> list[dict[str, Any]]:
-        """Return the records of one event."""
         return [record for record in self.journal.read().records if record.get("event") == event]
 
 

@@ -86,7 +86,6 @@ def _keep(journal: str, table: "pa.Table", quarantined: int, content: bytes) -> 
 
 
 def _checksum(content: bytes) -> bytes:
-    """Return the SHA-256 of `content`."""
     return sha256(content).hexdigest().encode()
 
 
@@ -129,7 +128,6 @@ def table_of(paths: Sequence[str]) -> tuple["pa.Table", int]:
 
 
 def _read(lines: bytes) -> tuple["pa.Table", int]:
-    """Return the table of the lines of a journal, and how many did not read back."""
     records, refused = records_of(lines)
     ended = [record for record in records if record.get("event") == "ended"]
     table = _arrow(_columns([one.get("asked", {}) for one in ended], [one["profile"] for one in ended]))
@@ -137,10 +135,6 @@ def _read(lines: bytes) -> tuple["pa.Table", int]:
 
 
 def _pyarrow() -> Any:
-    """Return pyarrow.
-
-    Raises: UnsupportedError where it is not installed.
-    """
     try:
         import pyarrow
     except ImportError:
@@ -201,7 +195,6 @@ def export(table: "pa.Table", path: str) -> None:
 
 
 def _journal(path: str) -> str:
-    """Return the journal at `path`, which may be a campaign's folder."""
     file = os.path.join(path, JOURNAL) if os.path.isdir(path) else path
     if not os.path.isfile(file):
         raise InputError(
@@ -211,7 +204,6 @@ def _journal(path: str) -> str:
 
 
 def _columns(asked: Sequence[Record], profiles: Sequence[Record]) -> dict[str, list[Any]]:
-    """Return every column, a value per result."""
     columns: dict[str, list[Any]] = {name: [one.get(name) for one in asked] for name in ASKED}
     columns["outcome"] = [one["outcome"] for one in profiles]
     columns["reason"] = [one["reason"] or None for one in profiles]
@@ -244,7 +236,6 @@ def _columns(asked: Sequence[Record], profiles: Sequence[Record]) -> dict[str, l
 
 
 def _stages(parts: Sequence[tuple[Sequence[str], float]]) -> dict[str, float]:
-    """Return the seconds of each stage."""
     stages: dict[str, float] = {}
     for path, amount in parts:
         stages[path[0]] = stages.get(path[0], 0.0) + amount
@@ -257,7 +248,6 @@ def _number(value: Any) -> float | None:
 
 
 def _arrow(columns: Mapping[str, list[Any]]) -> "pa.Table":
-    """Return columns as a table; lists are joined, and a column of several types is text."""
     pa = _pyarrow()
     return pa.table({name: _array(pa, values) for name, values in columns.items()})
 
@@ -272,5 +262,4 @@ def _array(pa: Any, values: list[Any]) -> Any:
 
 
 def _text(value: Any) -> str:
-    """Return a value as text."""
     return MANY.join(map(str, value)) if isinstance(value, list) else str(value)

@@ -170,7 +170,6 @@ def unseen(gpu: str, folder: str, *, num: int, seed: int) -> Iterator[Profile]:
 
 
 def _drawn(drawn: random.Random, family: str, folder: str, gpu: str) -> Run:
-    """Return a run of a model of `family`, whose file is written to `folder`."""
     heads, head_dim = drawn.choice((2, 4, 8)), drawn.choice((32, 64))
     width = heads * head_dim
     routed = family in ("mixtral", "qwen3_moe")

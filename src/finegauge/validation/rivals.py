@@ -74,7 +74,6 @@ def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def _sweep(run: "Run") -> tuple[Any, ...]:
-    """Return all that the rows of one sweep share: every field but the batch."""
     return tuple(value for name, value in run.fields().items() if name != "micro_batch_size")
 
 
@@ -232,7 +231,6 @@ def _peer_model(run: "Run") -> object:
 
 
 def _peer_gpu(run: "Run") -> object:
-    """Return the GPU in llm-analysis' figures."""
     spec = gpu(str(run.gpu))
     return import_module("llm_analysis.config").GPUConfig(
         name=spec.name,
@@ -245,13 +243,11 @@ def _peer_gpu(run: "Run") -> object:
 
 
 def _full_only(run: "Run", name: str) -> None:
-    """Refuse adapters, which no tool here knows."""
     if run.method != "full":
         raise UnsupportedError(f"{name} knows full fine-tuning alone, not method={run.method}.")
 
 
 def _profile(run: "Run", name: str, *, seconds: float = 0.0, memory: float = 0.0) -> Profile:
-    """Return what a rival said; 0 is nothing said."""
     held = Breakdown.of(states=memory)
     capacity = gpu(str(run.gpu)).usable_bytes
     tokens = float(run.global_batch_size * run.seq_len)
@@ -269,10 +265,8 @@ def _profile(run: "Run", name: str, *, seconds: float = 0.0, memory: float = 0.0
 
 
 def _parameters(run: "Run") -> float:
-    """Return all parameters of the model."""
     return float(build(run).model.num_parameters)
 
 
 def _active_parameters(run: "Run") -> float:
-    """Return the parameters that a token passes."""
     return float(build(run).model.num_active_parameters)

@@ -428,7 +428,6 @@ def _both(pair: tuple[Answer, Answer], error: str) -> bool:
 
 
 def _rival_json(validation: Validation, name: str) -> dict[str, Any]:
-    """Return a rival's errors and ours, by quantity."""
     return {
         match.quantity: {"theirs": to_json(match.theirs), "ours": to_json(match.ours)}
         for match in matches(validation, name)
@@ -436,7 +435,6 @@ def _rival_json(validation: Validation, name: str) -> dict[str, Any]:
 
 
 def _memory_json(rows: list[Answer]) -> dict[str, Any]:
-    """Return the errors of the rows of one metric."""
     return {
         "all": to_json(memory_errors(rows)),
         "complete": to_json(memory_errors(one for one in rows if one.row.memory_complete)),
