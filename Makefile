@@ -64,16 +64,8 @@ format: $(VENV)/.dev  ## rewrite the code as ruff wants it
 	@$(BIN)/ruff format $(CODE)
 	@$(BIN)/ruff check --fix $(CODE)
 
-bench: $(VENV)/.dev  ## measure every promise of speed, as ratios in one run: start, search, data, results, clocks, callback
-	@$(BIN)/python -m benchmarks.cold_start
-	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.search
-	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.batching
-	@$(BIN)/python -m benchmarks.tokenise
-	@$(BIN)/python -m benchmarks.results
-	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.instruments
-	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.callback
-	@$(BIN)/python -m benchmarks.web_edits
-	@$(BIN)/python -m benchmarks.web_load --seconds 20
+bench: $(VENV)/.dev  ## measure every promise of speed, as ratios in one run: all are run, then 1 where one is broken
+	@$(BIN)/python -m benchmarks
 
 bench-peers: $(VENV)/.core  ## the same, and install and time a peer (downloads torch)
 	@$(BIN)/python -m benchmarks.cold_start --peers

@@ -1,11 +1,8 @@
 """One cell, both sides: what the real class does and what our graph says it does."""
 
-import json
-import tempfile
 from collections import Counter
 from functools import cache
 from math import prod
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from finegauge.errors import UnsupportedError
@@ -13,6 +10,7 @@ from finegauge.model.graph import Graph, build
 from finegauge.model.op import Extents, Op
 from finegauge.prediction.memory import CUBLAS_DEFAULT_BYTES, live_set, rerun, split
 from finegauge.run.run import Run
+from tests.on_disk import config_file
 from tests.oracle.cells import Cell
 from tests.oracle.configs import CONFIGS
 
@@ -24,6 +22,7 @@ NOT_OFFERED = (
     "does not work with",
     "Cannot convert PEFT target",
 )  # so transformers and PEFT say of a kernel, an option
+
 MASK_SAVED = frozenset({"gpt2"})  # the mask is a positional argument: a checkpoint saves it
 PEAKS = tuple(f"{phase} peak" for phase in PHASES)
 
@@ -53,10 +52,7 @@ def config_path(model: str) -> str:
     """Return a config.json of the model on disk, or the name by which the catalogue knows it."""
     if model not in CONFIGS:
         return model
-    folder = Path(tempfile.mkdtemp(prefix="oracle-"))
-    path = folder / "config.json"
-    path.write_text(json.dumps(CONFIGS[model]), "utf-8")
-    return str(path)
+    return config_file(CONFIGS[model])
 
 
 def run_of(cell: Cell) -> Run:

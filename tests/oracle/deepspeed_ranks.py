@@ -7,11 +7,11 @@ DeepSpeed is no dependency of ours (pip install deepspeed); what this printed is
 import json
 import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from finegauge.run.run import Run
+from tests.on_disk import new_folder
 from tests.oracle.counting_group import Counts, counted, rank_of
 from tests.oracle.real_ranks import tiny, tokens_of
 from tests.oracle.real_step import real_model
@@ -47,7 +47,7 @@ def main(stage: int, steps: int, kept: bool) -> Counts:
     """Return what a step of DeepSpeed sends on one of eight ranks."""
     os.environ |= {"DS_ACCELERATOR": "cpu", "RANK": "0", "WORLD_SIZE": str(RANKS), "LOCAL_RANK": "0"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
-    run = zero_run(Path(tempfile.mkdtemp()), stage, steps)
+    run = zero_run(new_folder(), stage, steps)
     zero: dict[str, Any] = {"stage": stage, **({} if kept else NOTHING_KEPT)}
     if stage == 3:
         zero["stage3_param_persistence_threshold"] = 0

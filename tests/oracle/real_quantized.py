@@ -1,12 +1,10 @@
 """Tiny models that bitsandbytes quantises for real on the CPU, and our answer for the same run."""
 
-import json
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from finegauge.model.graph import Graph, build
 from finegauge.run.run import Run
+from tests.on_disk import config_file
 
 BASE: dict[str, Any] = {
     "vocab_size": 1000,
@@ -30,11 +28,8 @@ def graph_of(family: str, **fields: Any) -> Graph:
 
 def run_of(family: str, **fields: Any) -> Run:
     """Return the run: QLoRA over a config on disk."""
-    folder = Path(tempfile.mkdtemp(prefix="quantized-"))
-    config = folder / "config.json"
-    config.write_text(json.dumps({**BASE, **FAMILIES[family]}), "utf-8")
     asked = {"lora_targets": ("q_proj", "v_proj"), "adapter_dtype": "bf16", "attention": "eager", **fields}
-    return Run(model=str(config), method="qlora", **asked)
+    return Run(model=config_file({**BASE, **FAMILIES[family]}), method="qlora", **asked)
 
 
 def quantized_model(family: str, *, nested: bool, unfused: bool = False) -> Any:

@@ -4,15 +4,13 @@ Eager attention, whose matrix products and softmax are the same operators everyw
 the other kernels of a CPU are not those of a GPU.
 """
 
-import json
-import tempfile
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from finegauge.model.graph import build
 from finegauge.model.op import Extents
 from finegauge.prediction.memory import CUBLAS_DEFAULT_BYTES, live_set
 from finegauge.run.run import Run
+from tests.on_disk import config_file
 
 BASE: dict[str, Any] = {
     "vocab_size": 4000,
@@ -43,10 +41,8 @@ class Peaks(NamedTuple):
 
 def peaks(family: str, **fields: Any) -> Peaks:
     """Return both peaks of one step of a tiny model of `family`."""
-    folder = Path(tempfile.mkdtemp(prefix="real-"))
-    config = folder / "config.json"
-    config.write_text(json.dumps({**BASE, **FAMILIES[family]}), "utf-8")
-    run = Run(model=str(config), attention="eager", micro_batch_size=2, seq_len=96, **fields)
+    config = config_file({**BASE, **FAMILIES[family]})
+    run = Run(model=config, attention="eager", micro_batch_size=2, seq_len=96, **fields)
     ours = predicted(run)
     model = real_model(run)
     weights = sum(parameter.untyped_storage().nbytes() for parameter in model.parameters())

@@ -202,6 +202,7 @@ def _launched(run: Run, options: Options, tell: Tell) -> Ranks:
         command = [
             sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1",
             "--nproc-per-node", str(run.num_gpus), "--max-restarts", "0",
+            "--log-dir", str(folder / "logs"),
             "-m", "finegauge.measurement.ranks.worker", name,
         ]  # fmt: skip
         environment = {"GLOO_SOCKET_IFNAME": "lo", **os.environ, GROUP: str(os.getpgid(0))}

@@ -1,9 +1,6 @@
 """Tiny models of several families with real weights on the CPU, and one step of them."""
 
-import json
-import tempfile
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +8,7 @@ import torch
 from finegauge.measurement.models.build import autocasting, subject_of
 from finegauge.measurement.subject import Subject
 from finegauge.run.run import Run
+from tests.on_disk import config_file
 from tests.oracle.configs import CONFIGS
 
 BLACKMAMBA: dict[str, Any] = {
@@ -41,10 +39,7 @@ QLORA: dict[str, Any] = {"method": "qlora", "lora_rank": 4, "quantize_experts": 
 @cache
 def config_path(family: str) -> str:
     """Return the config.json of a tiny model of `family`."""
-    figures = OWN.get(family) or CONFIGS[family]
-    path = Path(tempfile.mkdtemp(prefix="subject-")) / "config.json"
-    path.write_text(json.dumps(figures), "utf-8")
-    return str(path)
+    return config_file(OWN.get(family) or CONFIGS[family])
 
 
 def run_of(family: str, **fields: Any) -> Run:
