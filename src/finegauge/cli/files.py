@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 import click
 
 from finegauge.cli.progress import progress_bar
-from finegauge.cli.run_options import alongside_options, file_name, runs, say, show, stated_alongside
+from finegauge.cli.run_options import (
+    alongside_options,
+    file_name,
+    overrides_argument,
+    runs,
+    say,
+    show,
+    stated_alongside,
+)
 from finegauge.errors import InputError
 
 if TYPE_CHECKING:
@@ -111,7 +119,7 @@ def _with_companions(stated: "Alongside", kinds: dict[str, str]) -> "Alongside":
 
 @click.command()
 @click.argument("file", metavar="FILE")
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@overrides_argument
 @click.option("--tokenizer", metavar="DIR", help="Folder with the model's tokenizer.json, or that file.")
 @click.option(
     "--format", "format_name", metavar="NAME", help="messages, sharegpt, alpaca, prompt-completion, ..."

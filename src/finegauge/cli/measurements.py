@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from finegauge.cli.progress import progress_bar
-from finegauge.cli.run_options import say
+from finegauge.cli.run_options import overrides_argument, say
 from finegauge.errors import EXIT_DONE, EXIT_NO_DATA, EXIT_WILL_NOT_FIT, UnsupportedError, shown
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ EXIT_CODES = {"completed": EXIT_DONE, "out_of_memory": EXIT_WILL_NOT_FIT}
 
 @click.command()
 @click.argument("run_file", metavar="RUN")
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@overrides_argument
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option(
     "--steps", type=click.IntRange(1, 100_000), default=10, show_default=True, help="Measured steps."

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from finegauge.cli.progress import progress_bar
-from finegauge.cli.run_options import alongside_options, launch_options, run_of, runs, say
+from finegauge.cli.run_options import alongside_options, launch_options, overrides_argument, run_of, runs, say
 from finegauge.errors import InputError, shown
 from finegauge.planning.whatif import OBJECTIVES, what_if
 from finegauge.units import HOUR_S
@@ -46,7 +46,7 @@ def _dollars(context: click.Context, option: click.Parameter, value: str | None)
 
 @click.command()
 @click.argument("run_file", metavar="RUN")
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@overrides_argument
 @click.option(
     "--within", "within_s", callback=_seconds, metavar="TIME", help="The longest it may take: 24h, 3d."
 )

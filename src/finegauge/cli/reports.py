@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from finegauge.cli.run_options import alongside_options, run_of, say, show
+from finegauge.cli.run_options import alongside_options, overrides_argument, run_of, say, show
 from finegauge.errors import InputError, UnknownNameError, shown
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ PAGES = (".html", ".htm", ".md")
 
 @click.command()
 @click.argument("subject", metavar="SUBJECT")
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@overrides_argument
 @click.option(
     "-o", "--output", metavar="FILE|DIR", help="A .html, .md, .png or .svg, or a folder for all of them."
 )

@@ -55,6 +55,17 @@ def stated_alongside() -> "Alongside":
     return Alongside(**(context.meta.get(_ALONGSIDE, {}) if context else {}))
 
 
+def _complete(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[Any]:
+    from click.shell_completion import CompletionItem
+
+    from finegauge.run.description import completions
+
+    return [CompletionItem(word, help=says) for word, says in completions(incomplete)]
+
+
+overrides_argument = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=_complete)
+
+
 def question(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give `command` the arguments RUN [KEY=VALUE]... and the options --gpu, --json and alongside's."""
     command = alongside_options(command)
@@ -63,7 +74,7 @@ def question(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--gpu", "gpus", metavar="NAME,NAME", multiple=True, help="GPUs to ask about; 'finegauge gpus'."
         ),
-        click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]..."),
+        overrides_argument,
         click.argument("run_file", metavar="RUN"),
     ):
         command = decorate(command)

@@ -5,18 +5,21 @@ from pathlib import Path
 
 import pytest
 import yaml
+from click.shell_completion import ShellComplete
 from jsonschema import Draft202012Validator
 
+from finegauge.cli.estimates import estimate
 from finegauge.formats.reading import read
 from finegauge.run.description import completions, json_schema
 from finegauge.run.run import FIELDS, Run
-from tests.house.run_file import PAGE, block
+from tests.house.run_file import PAGE, SCHEMA, block, schema
 
 TEXT = PAGE.read_text("utf-8")
 
 
 def test_the_page_lists_every_field_as_it_is() -> None:
     assert block() in TEXT, "make readme"
+    assert schema() == SCHEMA.read_text("utf-8"), "make readme"
 
 
 def test_the_example_is_a_run(tmp_path: Path) -> None:
@@ -43,6 +46,12 @@ def test_a_default_is_what_its_field_accepts(name: str) -> None:
     assert field.name == name
     assert field.help
     assert field.default is None or field(name, field.default) == field.default
+
+
+def test_the_command_line_completes_overrides() -> None:
+    completion = ShellComplete(estimate, {}, "estimate", "")
+    found = completion.get_completions(["run.yaml"], "optimizer=paged")
+    assert [item.value for item in found] == ["optimizer=paged_adamw", "optimizer=paged_adamw_8bit"]
 
 
 def test_completion() -> None:
