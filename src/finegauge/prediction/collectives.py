@@ -1,17 +1,32 @@
-"""What data-parallel ranks send each other: gathers of weights, reductions of gradients.
+r"""What the ranks of a run send each other in one optimizer step, whatever it costs.
+
+One row per kind of message: its payload, between whom, how often, and the computation that runs beside it.
+`communication` prices the rows; `finegauge explain` adds up their bytes.
 
 Per micro-batch, FSDP gathers the weights twice and reduces the trained gradients once (once per step
-where `parallelism.accumulates_whole`), one message per layer and one for embedding and head, which stay
-gathered from forward to backward. ZeRO-3 gathers all of it twice, but for what it keeps until the
-backward pass, 1e9 elements by default. ZeRO-2 reduces per micro-batch, DDP and ZeRO-1 once per step, in
-buckets; ZeRO-1 and 2 gather updated weights [1]. DeepSpeed all-reduces in ZeRO-2 as it does in ZeRO-1,
-and keeps its own part (0.19.8, `use_multi_rank_bucket_allreduce`, counted on ranks of its own code).
+where `accumulates_whole`), one message per layer and one for embedding and head, which stay gathered from
+forward to backward. ZeRO-3 gathers all of it twice, but for what it keeps until the backward pass, 1e9
+elements by default. ZeRO-2 reduces per micro-batch, DDP and ZeRO-1 once per step, in buckets; ZeRO-1 and 2
+gather updated weights [1]. DeepSpeed all-reduces in ZeRO-2 as it does in ZeRO-1, and keeps its own part
+(0.19.8, `use_multi_rank_bucket_allreduce`, counted on ranks of its own code).
 
-[1] Rajbhandari et al. 2020, arXiv:1910.02054, section 7
+Tensor parallelism all-reduces once per branch and pass [2] (transformers' own, in backward, once per product
+that begins one, and it gathers the logits); with sequence parallelism each of these is an all-gather and a
+reduce-scatter [3], and Megatron gathers once more in backward what it kept divided. Interleaving v chunks per
+stage sends v times as often over the pipeline [4]. Experts are reached by two all-to-alls per layer and pass;
+context parallelism passes keys and values round a ring, and on the way back their gradients, in fp32 and home
+again.
+
+Neglected: scalars (losses, norms of gradients), buffers that DDP broadcasts.
+
+[1] Rajbhandari et al. 2020, arXiv:1910.02054, section 7   [2] Shoeybi et al. 2019, arXiv:1909.08053, section
+3   [3] Korthikanti et al. 2022, arXiv:2205.05198, section 4.2   [4] Narayanan et al. 2021, arXiv:2104.04473,
+section 2.2
 """
 
 from collections import Counter
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from finegauge.arithmetic import ceil, every, largest, smallest
@@ -41,6 +56,7 @@ from finegauge.prediction.sharding import (
     Share,
     expert_copies,
     gradient_width,
+    mean_extents,
     rank_extents,
     shard_degree,
     share_of,
@@ -130,7 +146,6 @@ def forward_gathers(run: Run, share: Share) -> Iterator[Collective]:
 
 
 def _value_width(run: Run, share: Share) -> int:
-    """Return the bytes of a trained value's gradient."""
     low = share.graph.lowering
     return low.adapter_bytes if run.trains_adapters else low.weight_bytes
 
@@ -210,7 +225,8 @@ def _buckets(run: Run, share: Share) -> list[float]:
         own = [_reduced_bytes(run, op) for op in reversed(group.ops)]
         sizes += own * max(1, ceil(group.count / stages))
     sizes += [_reduced_bytes(run, op) for op in graph.embedding]
-    buckets, filled, limit = [], 0.0, DDP_FIRST_BUCKET_BYTES
+    buckets: list[float] = []
+    filled, limit = 0.0, DDP_FIRST_BUCKET_BYTES
     for size in filter(None, sizes):
         filled += size
         if filled >= limit:
@@ -258,10 +274,7 @@ def collectives(run: Run) -> tuple[Collective, ...]:
     share = share_of(run)
     if not share.communicates:
         return ()
-    batch = shape(run)
-    extents = rank_extents(
-        run, Extents(batch.sequences, batch.tokens, batch.tokens_square, batch.longest_len)
-    )
+    extents = rank_extents(run, mean_extents(shape(run)))
     runs = 3 if run.activation_checkpointing in ("full", "offload") else 2
     found: list[Collective] = []
     if run.phase == "ppo":
@@ -272,18 +285,12 @@ def collectives(run: Run) -> tuple[Collective, ...]:
         found += exchanged(run, share, extents, runs)
     for scorer in scorers(run, share):
         found += forward_messages(run, scorer.share, extents)
-    found += _answers(run, share, extents)
-    return tuple(one for one in found if one.ranks > 1 and one.num_sent > 0 and one.payload_bytes > 0)
-
-
-def _answers(run: Run, share: Share, extents: Extents) -> list[Collective]:
-    """Return the messages of all generation in one step."""
-    if run.phase not in (*SERVING, *GENERATING):
-        return []
-    batch = generation_of(run, extents)
-    before, reading, further = generation_messages(run, share, batch)
-    rest = [one._replace(num_sent=(batch.new_tokens - 1) * one.num_sent) for one in further]
-    return [one._replace(once=run.phase not in SERVING) for one in (*before, *reading, *rest)]
+    if run.phase in (*SERVING, *GENERATING):
+        batch = generation_of(run, extents)
+        before, reading, further = generation_messages(run, share, batch)
+        rest = [one._replace(num_sent=(batch.new_tokens - 1) * one.num_sent) for one in further]
+        found += [one._replace(once=run.phase not in SERVING) for one in (*before, *reading, *rest)]
+    return tuple([one for one in found if one.ranks > 1 and one.num_sent > 0 and one.payload_bytes > 0])
 
 
 def exchanges(run: Run) -> list[Exchange]:
@@ -294,8 +301,8 @@ def exchanges(run: Run) -> list[Exchange]:
         times = one.num_per_step(steps)
         number, num_bytes = totals.get((one.kind, one.group), (0.0, 0.0))
         totals[one.kind, one.group] = number + times, num_bytes + times * one.payload_bytes
-    found = [Exchange(kind, group, *amounts) for (kind, group), amounts in totals.items()]
-    return sorted(found, key=lambda exchange: -exchange.bytes_per_step)
+    found = [Exchange(*kind, *amounts) for kind, amounts in totals.items()]
+    return sorted(found, key=attrgetter("bytes_per_step"), reverse=True)
 
 
 def exchanged(run: Run, share: Share, extents: Extents, runs: int) -> list[Collective]:
@@ -406,12 +413,12 @@ def _branches(graph: Graph, *, apart: bool = False) -> int:
     """Return the branches of all layers; `apart`: the products that each of them begins with."""
     total = 0
     for layer, count in graph.model.layers:
-        mixers = [branch.mixer for branch in layer.branches]
-        if apart:
-            ins = (len(m.projections) - 1 if isinstance(m, Attention | FeedForward) else 1 for m in mixers)
-            total += count * sum(ins)
-        else:
-            total += count * (1 if layer.parallel else len(mixers))
+        for branch in layer.branches:
+            mixer = branch.mixer
+            several = apart and isinstance(mixer, Attention | FeedForward)
+            total += count * (len(mixer.projections) - 1 if several else 1)
+        if layer.parallel and not apart:
+            total -= count * (len(layer.branches) - 1)
     return total
 
 
@@ -420,12 +427,11 @@ def _context(run: Run, share: Share, extents: Extents, runs: int) -> Iterator[Co
     degree, model = run.context_parallel, share.graph.model
     if degree == 1:
         return
-    width = sum(
-        count * _key_value_width(branch.mixer) for layer, count in model.layers for branch in layer.branches
-    )
-    blocks = sum(
-        count for layer, count in model.layers for branch in layer.branches if _key_value_width(branch.mixer)
-    )
+    width = blocks = 0
+    for layer, count in model.layers:
+        for branch in layer.branches:
+            own = _key_value_width(branch.mixer)
+            width, blocks = width + count * own, blocks + (count if own else 0)
     if not blocks:
         return
     tensor = run.tensor_parallel
@@ -439,7 +445,7 @@ def _context(run: Run, share: Share, extents: Extents, runs: int) -> Iterator[Co
 
 
 def _key_value_width(mixer: Mixer) -> int:
-    """Return the channels of keys and values that a token has."""
+    """Return the channels of keys and values of a token."""
     match mixer:
         case Attention():
             return mixer.num_key_value_heads * (mixer.head_dim + (mixer.value_head_dim or mixer.head_dim))
@@ -457,21 +463,14 @@ def _experts(run: Run, share: Share, extents: Extents, runs: int) -> Iterator[Co
         return
     span = degree * run.tensor_parallel
     tokens = extents.tokens / stream_degree(run)
-    for mixer, count in _routed(share.graph):
-        sent = tokens * min(mixer.top_k, mixer.num_experts) * mixer.expert_width
-        payload = sent * share.graph.lowering.compute_bytes
-        times = 2 * runs * count / run.pipeline_parallel
-        yield Collective("all_to_all", "expert", "tokens", payload, degree, span, times)
-
-
-def _routed(graph: Graph) -> list[tuple[MixtureOfExperts, int]]:
-    """Return the mixtures of experts of a model, and how many layers have each."""
-    return [
-        (branch.mixer, count)
-        for layer, count in graph.model.layers
-        for branch in layer.branches
-        if isinstance(branch.mixer, MixtureOfExperts)
-    ]
+    for layer, count in share.graph.model.layers:
+        for branch in layer.branches:
+            mixer = branch.mixer
+            if isinstance(mixer, MixtureOfExperts):
+                sent = tokens * min(mixer.top_k, mixer.num_experts) * mixer.expert_width
+                payload = sent * share.graph.lowering.compute_bytes
+                times = 2 * runs * count / run.pipeline_parallel
+                yield Collective("all_to_all", "expert", "tokens", payload, degree, span, times)
 
 
 def _pipeline(run: Run, share: Share, extents: Extents) -> Iterator[Collective]:
@@ -480,13 +479,8 @@ def _pipeline(run: Run, share: Share, extents: Extents) -> Iterator[Collective]:
     if stages == 1:
         return
     boundary = extents.tokens * share.graph.model.hidden_size * share.graph.lowering.activation_bytes
-    if scatters_boundary(run):
-        boundary = boundary / run.tensor_parallel
+    if run.tensor_parallel > 1 and (run.sequence_parallel or by_megatron(run)):
+        boundary = boundary / run.tensor_parallel  # each rank of a stage sends its part of the stream alone
     times = 2 * chunks if stages > 2 else 2 * chunks - 1
     span = stages * run.tensor_parallel * run.context_parallel * run.data_parallel
     yield Collective("send", "pipeline", "activations, gradients", boundary, stages, span, times)
-
-
-def scatters_boundary(run: Run) -> bool:
-    """Return whether each tensor-parallel rank of a stage sends its part of the stream alone."""
-    return run.tensor_parallel > 1 and (run.sequence_parallel or by_megatron(run))

@@ -176,10 +176,10 @@ class Network(NamedTuple):
     def seconds(self, message: Collective) -> float:
         """Return the seconds of one `message`."""
         payload, ranks, span = message.payload_bytes, message.ranks, message.span
-        link = next((one for one in self.links if one.kind == message.kind), None)
-        if link is not None and every(span <= self.gpus_per_node):
-            measured: float = link.seconds(payload, ranks)
-            return measured
+        for link in self.links:
+            if link.kind == message.kind and every(span <= self.gpus_per_node):
+                measured: float = link.seconds(payload, ranks)
+                return measured
         match message.kind:
             case "all_reduce":
                 return self.reduce_s(payload, ranks, span)
@@ -266,10 +266,13 @@ class _Tally:
 
     def overlapped(self, messages: list[tuple[Collective, float]], compute_s: float, times: float) -> None:
         """Add messages, with their seconds, beside `compute_s` of computation, `times` over."""
-        seconds = sum(one for _, one in messages)
+        seconds, names = 0.0, set()
+        for message, one_s in messages:
+            seconds = seconds + one_s
+            if present(one_s):
+                names.add(message.name)
         hidden = smallest(seconds, compute_s)
-        names = sorted({message.name for message, one in messages if present(one)})
-        self.shown(", ".join(names), times * (seconds - hidden))
+        self.shown(", ".join(sorted(names)), times * (seconds - hidden))
         self.beside_s += times * hidden
 
 
@@ -277,26 +280,31 @@ def communication(
     run: Run, share: Share, passes: Passes, extents: Extents, network: Network, calibration: Calibration
 ) -> list[tuple[Path, float]]:
     """Return what of a step's communication shows, by (communication, kind), in seconds."""
-    tally = _Tally(calibration)
-    messages = exchanged(run, share, extents, passes.runs)
-    within = [one for one in messages if one.group != "pipeline"]
-    priced = [(message, message.num_sent * network.seconds(message)) for message in within]
-    for message, seconds in priced:
-        if not message.beside:
-            tally.shown(message.name, seconds if message.once else passes.micro_steps * seconds)
-    beside = {
-        "forward": passes.forward_s,
-        "backward": passes.backward_s,
-        "attention": (passes.forward_s + passes.backward_s) / 2,
-    }
-    for name, compute_s in beside.items():
-        _overlapped([one for one in priced if one[0].beside == name], compute_s, passes.micro_steps, tally)
-    _host_waits(run, share, passes, tally)
-    for message in messages:
+    tally, steps = _Tally(calibration), passes.micro_steps
+    beside: dict[str, list[tuple[Collective, float]]] = {"forward": [], "backward": [], "attention": []}
+    pipelined: list[Collective] = []
+    for message in exchanged(run, share, extents, passes.runs):
         if message.group == "pipeline":
-            others = 1.0 / slowest_share(run, share.graph.model) - 1.0
-            _pipeline(run, message, network.seconds(message), passes, tally, others)
-    for name, seconds in offloaded(run, share, passes.micro_steps, network.host_bytes_per_s, calibration):
+            pipelined.append(message)
+            continue
+        seconds = message.num_sent * network.seconds(message)
+        if message.beside:
+            beside[message.beside].append((message, seconds))
+        else:
+            tally.shown(message.name, seconds if message.once else steps * seconds)
+    both_s = passes.forward_s + passes.backward_s
+    computed = {"forward": passes.forward_s, "backward": passes.backward_s, "attention": both_s / 2}
+    for name, messages in beside.items():
+        repeated = [one for one in messages if not one[0].once]
+        if len(repeated) == len(messages):
+            tally.overlapped(repeated, computed[name], steps)
+        else:  # some run beside that of the last micro-batch only
+            tally.overlapped(messages, computed[name], 1)
+            tally.overlapped(repeated, computed[name], steps - 1)
+    _host_waits(run, share, passes, tally)
+    for message in pipelined:
+        _pipeline(run, share, message, network.seconds(message), passes, tally)
+    for name, seconds in offloaded(run, share, steps, network.host_bytes_per_s, calibration):
         tally.shown(name, seconds)
     tally.shown("slows computation", calibration.contention_fraction * tally.beside_s)
     return tally.parts
@@ -338,18 +346,6 @@ def forward_communication(
     return {path[-1]: seconds for path, seconds in Breakdown.add_up(tally.parts).parts.items()}
 
 
-def _overlapped(
-    messages: list[tuple[Collective, float]], compute_s: float, micro_steps: float, tally: _Tally
-) -> None:
-    """Add messages beside one pass of every micro-batch; some run beside that of the last one only."""
-    every = [one for one in messages if not one[0].once]
-    if len(every) == len(messages):
-        tally.overlapped(every, compute_s, micro_steps)
-        return
-    tally.overlapped(messages, compute_s, 1)
-    tally.overlapped(every, compute_s, micro_steps - 1)
-
-
 def _host_waits(run: Run, share: Share, passes: Passes, tally: _Tally) -> None:
     """Add what the host of a sharded run waits before it may gather the next layer."""
     alone = every(run.data_parallel * run.context_parallel == 1) and every(run.num_gpus > 1)
@@ -368,14 +364,15 @@ def _host_waits(run: Run, share: Share, passes: Passes, tally: _Tally) -> None:
 
 
 def _pipeline(
-    run: Run, message: Collective, sent_s: float, passes: Passes, tally: _Tally, others: float
+    run: Run, share: Share, message: Collective, sent_s: float, passes: Passes, tally: _Tally
 ) -> None:
-    """Add the bubble, `others` times the work of the slowest stage, and what stages hand on."""
+    """Add the bubble, in which the slowest stage waits for the others, and what stages hand on."""
     stages, chunks, steps = run.pipeline_parallel, run.virtual_pipeline_stages, passes.micro_steps
     if run.pipeline_schedule == "naive":
         tally.shown(message.name, steps * 2 * (stages - 1) * sent_s)
         return
     both_s = passes.forward_s + passes.backward_s
+    others = 1.0 / slowest_share(run, share.graph.model) - 1.0
     tally.shown("pipeline bubble", others / chunks * (both_s - passes.outer_s))
     if chunks == 1:
         tally.shown(message.name, 2 * (steps + stages - 1) * sent_s)

@@ -20,8 +20,7 @@ from typing import NamedTuple
 from finegauge.catalogue.frameworks import framework_of
 from finegauge.model.graph import value_run
 from finegauge.model.op import Extents
-from finegauge.prediction.model_parallel import outer_params
-from finegauge.prediction.sharding import GATHERED_LAYERS, Share, share_of, whole_bytes
+from finegauge.prediction.sharding import GATHERED_LAYERS, Share, share_of
 from finegauge.run.phases import answer_tokens, micro_steps
 from finegauge.run.rules import FSDP, SERVING
 from finegauge.run.run import Run
@@ -112,4 +111,4 @@ def gathered_bytes(run: Run, share: Share, *, generating: bool = False) -> float
         return 0.0
     if generating and gathers_to_generate(run):
         return share.outer_bytes + layers * share.layer_bytes
-    return max(outer_params(share.whole)) * whole_bytes(share) / run.tensor_parallel + share.layer_bytes
+    return share.larger_end_bytes / run.tensor_parallel + share.layer_bytes

@@ -12,7 +12,7 @@ Neglected: the partial sums that the last product of a branch leaves, whole, unt
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from math import ceil
 
 from finegauge.catalogue.frameworks import framework_of
@@ -26,45 +26,69 @@ ON_STREAMS = frozenset({"residual", "dropout"})  # names of what works on the re
 ENTERING = frozenset({"gemm", "grouped_gemm"})  # kinds that read a whole stream, if first in their branch
 
 
-def divided(run: Run, ops: Iterable[Op]) -> tuple[Op, ...]:
-    """Return one rank's part of the operators of a layer, of the embedding or of the head."""
-    if run.tensor_parallel > 1:
-        ops = _tensor_shares(run, ops)
-    return tuple(_expert_share(op, run.expert_parallel) for op in ops)
+def divided(run: Run, ops: Iterable[Op], gradient_share: float = 1.0) -> tuple[Op, ...]:
+    """Return one rank's part of the operators of a layer, of the embedding or of the head.
+
+    Of the gradients of their weights it has `gradient_share`.
+    """
+    tensor, experts, entering, branch = run.tensor_parallel, run.expert_parallel, True, ""
+    regathered, found = regathers(run), []
+    for op in ops:
+        part = op
+        if tensor > 1:
+            entering = entering or op.path[0] != branch  # a new branch, or the end of the last one
+            branch = op.path[0]
+            between = op.kind not in (*WHOLE_ON_EACH_RANK, *ENTERING, "softmax")
+            part = _tensor_share(run, op, whole_input=entering, regathered=regathered)
+            entering = op.path[-1] == "residual" or (entering and not between)  # softmax: the router's
+        if experts > 1 and op.kind == "grouped_gemm":  # a share of the experts, each with the rows of all
+            part = part._replace(
+                forward=_fewer_experts(part.forward, experts), backward=_fewer_experts(part.backward, experts)
+            )
+        found.append(part._replace(gradient_bytes=part.gradient_bytes * gradient_share))
+    return tuple(found)
+
+
+def _tensor_share(run: Run, op: Op, *, whole_input: bool, regathered: bool) -> Op:
+    """Return one tensor-parallel rank's part of an operator, its weights whole."""
+    if op.kind == "loss" and by_transformers(run):
+        return op
+    on_streams = op.kind in WHOLE_ON_EACH_RANK or op.path[-1] in ON_STREAMS
+    if on_streams and not run.sequence_parallel:
+        return op
+    share = 1.0 / run.tensor_parallel
+    part = op._replace(
+        forward=_fewer_columns(op.forward, share),
+        backward=_fewer_columns(op.backward, share),
+        saved_bytes=op.saved_bytes.times(share),
+        stash_bytes=op.stash_bytes.times(share),
+        live_forward_bytes=op.live_forward_bytes.times(share),
+        live_backward_bytes=op.live_backward_bytes.times(share),
+        passing_bytes=op.passing_bytes.times(share),
+    )
+    if on_streams or not whole_input or op.kind not in ENTERING:
+        return part
+    if not regathered:
+        return part._replace(saved_bytes=op.saved_bytes, stash_bytes=op.stash_bytes)
+    return part._replace(
+        live_forward_bytes=part.live_forward_bytes.plus(op.saved_bytes),
+        live_backward_bytes=part.live_backward_bytes.plus(op.saved_bytes),
+    )
+
+
+def _fewer_columns(cost: Cost, share: float) -> Cost:
+    gemms = tuple([gemm._replace(n=max(1, round(gemm.n * share))) for gemm in cost.gemms])
+    return cost._replace(flops=cost.flops.times(share), bytes=cost.bytes.times(share), gemms=gemms)
+
+
+def _fewer_experts(cost: Cost, degree: int) -> Cost:
+    gemms = tuple([gemm._replace(groups=max(1, gemm.groups // degree)) for gemm in cost.gemms])
+    return cost._replace(gemms=gemms, bytes=cost.bytes._replace(const=cost.bytes.const / degree))
 
 
 def stream_degree(run: Run) -> int:
     """Return over how many ranks the tokens of norms and residual streams are divided."""
     return run.tensor_parallel if run.sequence_parallel else 1
-
-
-def _tensor_shares(run: Run, ops: Iterable[Op]) -> Iterator[Op]:
-    """Yield one tensor-parallel rank's part of the operators."""
-    degree, sequence, entering, branch = run.tensor_parallel, run.sequence_parallel, True, ""
-    for op in ops:
-        entering = entering or op.path[0] != branch  # a new branch, or the end of the last one
-        branch = op.path[0]
-        between = op.kind not in (*WHOLE_ON_EACH_RANK, *ENTERING, "softmax")
-        part = _scaled_op(op, 1.0 / degree)
-        if op.kind == "loss" and by_transformers(run):
-            part = op
-        elif op.kind in WHOLE_ON_EACH_RANK or op.path[-1] in ON_STREAMS:
-            part = part if sequence else op
-        elif entering and op.kind in ENTERING:
-            part = _on_whole_input(op, part, kept=not regathers(run))
-        entering = op.path[-1] == "residual" or (entering and not between)  # softmax: the router's
-        yield part
-
-
-def _on_whole_input(op: Op, part: Op, *, kept: bool) -> Op:
-    """Return this rank's `part` of a product whose input is whole, and `kept` so."""
-    if kept:
-        return part._replace(saved_bytes=op.saved_bytes, stash_bytes=op.stash_bytes)
-    gathered = op.saved_bytes.times(1.0)
-    return part._replace(
-        live_forward_bytes=part.live_forward_bytes.plus(gathered),
-        live_backward_bytes=part.live_backward_bytes.plus(gathered),
-    )
 
 
 def regathers(run: Run) -> bool:
@@ -91,38 +115,6 @@ def by_fully_shard(run: Run) -> bool:
     return framework_of(run.framework).fully_shard
 
 
-def _scaled_op(op: Op, part: float) -> Op:
-    """Return `part` of an operator, its weights whole."""
-    return op._replace(
-        forward=_scaled(op.forward, part),
-        backward=_scaled(op.backward, part),
-        saved_bytes=op.saved_bytes.times(part),
-        stash_bytes=op.stash_bytes.times(part),
-        live_forward_bytes=op.live_forward_bytes.times(part),
-        live_backward_bytes=op.live_backward_bytes.times(part),
-        passing_bytes=op.passing_bytes.times(part),
-    )
-
-
-def _expert_share(op: Op, degree: int) -> Op:
-    """Return one expert-parallel rank's part: a share of the experts, each with the rows of all ranks."""
-    if degree == 1 or op.kind != "grouped_gemm":
-        return op
-
-    def fewer(cost: Cost) -> Cost:
-        gemms = tuple(g._replace(groups=max(1, g.groups // degree)) for g in cost.gemms)
-        moved = cost.bytes._replace(const=cost.bytes.const / degree)
-        return cost._replace(gemms=gemms, bytes=moved)
-
-    return op._replace(forward=fewer(op.forward), backward=fewer(op.backward))
-
-
-def _scaled(cost: Cost, part: float) -> Cost:
-    """Return `part` of a cost; a product loses columns."""
-    gemms = tuple(gemm._replace(n=max(1, round(gemm.n * part))) for gemm in cost.gemms)
-    return cost._replace(flops=cost.flops.times(part), bytes=cost.bytes.times(part), gemms=gemms)
-
-
 LAST_STAGE = " (last stage)"  # beside the names of the phases of its memory
 
 
@@ -142,9 +134,12 @@ def slowest_share(run: Run, model: Architecture) -> float:
 
 def outer_params(whole: Graph) -> tuple[float, float]:
     """Return the parameters before the layers, and those after them; a tied head is both."""
-    model = whole.model
-    before = float(sum(tensor.size for tensor in model.embeddings))
-    return before, sum(tensor.size for tensor in model.outer_tensors()) - before
+    before = outer = 0.0
+    for tensor in whole.model.embeddings:
+        before += tensor.size
+    for tensor in whole.model.outer_tensors():
+        outer += tensor.size
+    return before, outer - before
 
 
 def on_a_stage(run: Run, ends: Sequence[float]) -> float:
@@ -152,15 +147,15 @@ def on_a_stage(run: Run, ends: Sequence[float]) -> float:
     return max(ends) if run.pipeline_parallel > 1 else sum(ends)
 
 
-def stage_shares(run: Run, whole: Graph) -> tuple[float, float]:
+def stage_shares(run: Run, whole: Graph, ends: tuple[float, float]) -> tuple[float, float]:
     """Return the shares of weights, and of trained values, that lie on the fullest pipeline stage.
 
-    Layers are divided evenly; the first stage has the embedding, the last the head.
+    Layers are divided evenly; the first stage has the embedding, the last the head: `ends`, in parameters.
     """
     stages, weights = run.pipeline_parallel, whole.weights
     if stages == 1:
         return 1.0, 1.0
-    ends, width = outer_params(whole), whole.lowering.weight_bytes
+    width = whole.lowering.weight_bytes
     outer, most = sum(ends) * width, on_a_stage(run, ends) * width
     base = ((weights.base_bytes - outer) / stages + most) / weights.base_bytes
     if run.trains_adapters:
@@ -173,7 +168,10 @@ def stage_graphs(run: Run, graph: Graph) -> dict[str, Graph]:
     """Return the fullest stages of a pipeline, by what is added to the names of their phases."""
     if run.pipeline_parallel == 1:
         return {"": graph}
-    first = stage_graph(run, graph, _kept(run, first=True))._replace(head=tuple(map(_elsewhere, graph.head)))
+    elsewhere = [
+        Op(op.path, op.kind, NOTHING, keeps_input=op.keeps_input, dtype=op.dtype) for op in graph.head
+    ]
+    first = stage_graph(run, graph, _kept(run, first=True))._replace(head=tuple(elsewhere))
     return {"": first, LAST_STAGE: stage_graph(run, graph, _kept(run, first=False))}
 
 
@@ -197,14 +195,9 @@ def _kept(run: Run, *, first: bool) -> float:
 def stage_graph(run: Run, graph: Graph, kept: float) -> Graph:
     """Return a stage whose layers are counted `kept` times."""
     share = kept / run.pipeline_parallel
-    layers = tuple(group._replace(count=max(1, round(group.count * share))) for group in graph.layers)
+    layers = tuple([group._replace(count=max(1, round(group.count * share))) for group in graph.layers])
     whole: Counter[Layer] = Counter()  # equal layers of several groups are rounded together
     for layer, count in graph.model.layers:
         whole[layer] += count
-    fewer = tuple((layer, max(1, round(count * share))) for layer, count in whole.items())
+    fewer = tuple([(layer, max(1, round(count * share))) for layer, count in whole.items()])
     return graph._replace(layers=layers, model=graph.model._replace(layers=fewer))
-
-
-def _elsewhere(op: Op) -> Op:
-    """Return an operator that another stage runs."""
-    return Op(op.path, op.kind, NOTHING, keeps_input=op.keeps_input, dtype=op.dtype)

@@ -21,14 +21,15 @@ from finegauge.catalogue.frameworks import framework_of
 from finegauge.data.batch_shape import BatchShape
 from finegauge.model.blocks import MixtureOfExperts
 from finegauge.model.gradient_pruning import is_adapter
-from finegauge.model.graph import Graph, LayerGraph, build
-from finegauge.model.op import Extents, Op
+from finegauge.model.graph import Graph, build
+from finegauge.model.op import Extents
 from finegauge.model.weights import Weights
 from finegauge.prediction.memory import (
     HEAD_BACKWARD,
     LiveSet,
     Update,
     backward_moment,
+    gradient_bytes,
     largest_parts,
     live_set,
     optimizer_scratch,
@@ -77,6 +78,9 @@ class Share(NamedTuple):
     expert_layer_bytes: float = 0.0  # of one layer's experts on this expert-parallel rank, whole
     expert_layer_gradient_bytes: float = 0.0
     value_bytes: float = 0.0  # of one trained value as the optimizer sees it
+    larger_end_bytes: float = 0.0  # of what is before the layers, or after them, whole, as gathered
+    expert_fraction: float = 0.0  # of all parameters
+    ends: tuple[float, float] = (0.0, 0.0)  # parameters before the layers and after them
     scored_first: bool = False  # it went only forward first: ZeRO-3 then lets go of what backward needs
 
     @property
@@ -106,22 +110,24 @@ def held_by(run: Run) -> Share:
     simple = run.cpu_offload == "none" and run.optimizer_implementation != "in_backward"
     if simple and not _divided(run):
         return plain
-    experts = _expert_fraction(whole) if run.expert_parallel > 1 else 0.0
-    rest = _weights_at_rest(run, whole, experts)
-    low, per_layer = whole.lowering, max(1, whole.model.num_layers) * run.tensor_parallel
-    outer = sum(outer_params(whole)) * float(low.weight_bytes)
-    inner = max(0.0, whole.weights.base_bytes - outer)
-    ends = [sum(op.gradient_bytes for op in ops) for ops in (whole.embedding, whole.head)]
-    inner_gradient = max(0.0, whole.weights.gradient_bytes - sum(ends))
-    experts /= 1.0 - sum(outer_params(whole)) / max(1, whole.model.num_parameters)  # of the layers alone
+    params, width = outer_params(whole), float(whole.lowering.weight_bytes)
+    of_all = _expert_fraction(whole) if run.expert_parallel > 1 else 0.0
+    per_layer = max(1, whole.model.num_layers) * run.tensor_parallel
+    inner = max(0.0, whole.weights.base_bytes - sum(params) * width)
+    gradients = gradient_bytes(whole.embedding), gradient_bytes(whole.head)
+    inner_gradient = max(0.0, whole.weights.gradient_bytes - sum(gradients))
+    experts = of_all / (1.0 - sum(params) / max(1, whole.model.num_parameters))  # of the layers alone
     return Share(
         run=computed,
-        graph=whole._replace(weights=rest),
+        graph=whole._replace(weights=_weights_at_rest(run, whole, of_all, params)),
         whole=whole,
+        expert_fraction=of_all,
+        ends=params,
+        larger_end_bytes=max(params) * width,
         layer_bytes=(inner * (1.0 - experts) + whole.weights.adapter_bytes) / per_layer,
-        outer_bytes=on_a_stage(run, outer_params(whole)) * low.weight_bytes / run.tensor_parallel,
+        outer_bytes=on_a_stage(run, params) * width / run.tensor_parallel,
         layer_gradient_bytes=inner_gradient * (1.0 - experts) / per_layer,
-        outer_gradient_bytes=on_a_stage(run, ends) / run.tensor_parallel,
+        outer_gradient_bytes=on_a_stage(run, gradients) / run.tensor_parallel,
         expert_layer_bytes=inner * experts / per_layer / run.expert_parallel,
         expert_layer_gradient_bytes=inner_gradient * experts / per_layer / run.expert_parallel,
         value_bytes=plain.value_bytes,
@@ -130,8 +136,7 @@ def held_by(run: Run) -> Share:
 
 def held_likewise(run: Run, share: Share) -> Share:
     """Return `held_by(run)`, of a run that differs from that of `share` in the number of its ranks alone."""
-    experts = _expert_fraction(share.whole) if run.expert_parallel > 1 else 0.0
-    rest = _weights_at_rest(run, share.whole, experts)
+    rest = _weights_at_rest(run, share.whole, share.expert_fraction, share.ends)
     return share._replace(graph=share.graph._replace(weights=rest))
 
 
@@ -191,16 +196,16 @@ def gathered_memory(run: Run, share: Share) -> dict[str, dict[Path, float]]:
     layer_bytes = share.layer_bytes + (share.expert_layer_bytes if expert_copies(run) > 1 else 0.0)
     gathered = share.outer_bytes + layers * layer_bytes
     if run.sharding == "zero3":
-        most = 0.0 if share.scored_first else ZERO3_KEPT * whole_bytes(share)
+        most = 0.0 if share.scored_first else ZERO3_KEPT * share.whole.lowering.weight_bytes
         kept = min(share.outer_bytes + stage_layers * layer_bytes, most)
-        gathered = max(kept, max(outer_params(share.whole)) * whole_bytes(share) + layer_bytes)
+        gathered = max(kept, share.larger_end_bytes + layer_bytes)
     at_head = gathered - (layer_bytes if 1 < layers <= GATHERED_LAYERS else 0.0)
     if framework_of(run.framework).outer_units_apart:
-        end = max(outer_params(share.whole)) * whole_bytes(share) / run.tensor_parallel
+        end = share.larger_end_bytes / run.tensor_parallel
         at_head = gathered = layers * layer_bytes + max(0.0, end - layer_bytes)
     reduced = share.layer_gradient_bytes
     if not share.graph.lowering.chunks_kept:  # else it is counted with the loss
-        head = sum(op.gradient_bytes for op in share.whole.head) / run.tensor_parallel
+        head = gradient_bytes(share.whole.head) / run.tensor_parallel
         reduced += share.outer_gradient_bytes if run.sharding == "zero3" else head
     beside: dict[Path, float] = {weights: gathered}
     if accumulates_whole(run):
@@ -254,7 +259,7 @@ def _zero_buffers(run: Run, share: Share) -> dict[str, dict[Path, float]]:
     if run.gradient_accumulation_steps == 1:  # else it counts as accumulated
         passing["gradients",] = own
     layers = share.layer_bytes * share.graph.model.num_layers / run.pipeline_parallel
-    message = min(layers + share.outer_bytes, ZERO3_PREFETCHED * whole_bytes(share))
+    message = min(layers + share.outer_bytes, ZERO3_PREFETCHED * share.whole.lowering.weight_bytes)
     return {
         "forward": {**passing, ("workspace", "weights on their way"): message},
         "loss": passing,
@@ -266,11 +271,6 @@ def _zero_buffers(run: Run, share: Share) -> dict[str, dict[Path, float]]:
 def gradients_left(run: Run) -> float:
     """Return which part of the gradients of the backward pass a rank keeps for the update: ZeRO-1 its own."""
     return 1.0 / shard_degree(run) if run.sharding == "zero1" and not _has_megatron_optimizer(run) else 1.0
-
-
-def whole_bytes(share: Share) -> float:
-    """Return the bytes of one element of the weights that are not quantised, as gathered."""
-    return float(share.whole.lowering.weight_bytes)
 
 
 def adapter_units(run: Run, graph: Graph) -> float:
@@ -363,8 +363,11 @@ def _value_bytes(run: Run, graph: Graph) -> float:
     return float(graph.lowering.adapter_bytes if run.trains_adapters else graph.lowering.weight_bytes)
 
 
-def _weights_at_rest(run: Run, whole: Graph, experts: float) -> Weights:
-    """Return what one rank holds of the weights and of all that training them takes."""
+def _weights_at_rest(run: Run, whole: Graph, experts: float, ends: tuple[float, float]) -> Weights:
+    """Return what one rank holds of the weights and of all that training them takes.
+
+    Of all parameters `experts` is the share of the routed experts; `ends` are those before and after layers.
+    """
     held, degree = whole.weights, float(shard_degree(run))
     wide = 2.0 if _keeps_fp32_shards(run) else 1.0
     trained = held.trained_params + held.adapter_params
@@ -378,7 +381,8 @@ def _weights_at_rest(run: Run, whole: Graph, experts: float) -> Weights:
     weights_by = degree if run.sharding in GATHERING else 1.0
     local = (1.0 - experts) + experts / max(1.0, run.expert_parallel / weights_by)
     local /= run.tensor_parallel
-    weights_part, trained_part = (local * part for part in stage_shares(run, whole))
+    of_weights, of_trained = stage_shares(run, whole, ends)
+    weights_part, trained_part = local * of_weights, local * of_trained
     gradients_by = degree if run.sharding in GRADIENT_SHARDING else 1.0
     offloads_states, offloads_weights = run.cpu_offload != "none", run.cpu_offload in WEIGHTS_OFFLOADED
     on_gpu = 0.0 if offloads_weights else 1.0
@@ -400,27 +404,18 @@ def rank_graph(run: Run, whole: Graph, rest: Weights) -> Graph:
     before = whole.weights.gradient_bytes
     gradient_share = rest.gradient_bytes / before if before else 1.0
 
-    def mine(ops: tuple[Op, ...]) -> tuple[Op, ...]:
-        return tuple(
-            op._replace(gradient_bytes=op.gradient_bytes * gradient_share) for op in divided(run, ops)
-        )
-
-    return whole._replace(
-        layers=tuple(LayerGraph(kind=g.kind, count=g.count, ops=mine(g.ops)) for g in whole.layers),
-        embedding=mine(whole.embedding),
-        head=mine(whole.head),
-        weights=rest,
-    )
+    layers = [group._replace(ops=divided(run, group.ops, gradient_share)) for group in whole.layers]
+    embedding, head = (divided(run, ops, gradient_share) for ops in (whole.embedding, whole.head))
+    return whole._replace(layers=tuple(layers), embedding=embedding, head=head, weights=rest)
 
 
 def _expert_fraction(graph: Graph) -> float:
     """Return the share of the parameters that lies in routed experts."""
-    routed = sum(
-        count * branch.mixer.num_experts * branch.mixer.expert_size
-        for layer, count in graph.model.layers
-        for branch in layer.branches
-        if isinstance(branch.mixer, MixtureOfExperts)
-    )
+    routed = 0
+    for layer, count in graph.model.layers:
+        for branch in layer.branches:
+            if isinstance(branch.mixer, MixtureOfExperts):
+                routed += count * branch.mixer.num_experts * branch.mixer.expert_size
     return routed / max(1, graph.model.num_parameters)
 
 
