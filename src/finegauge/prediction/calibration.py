@@ -18,41 +18,11 @@ import os
 from collections.abc import Mapping
 from functools import cache
 from math import isfinite
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from finegauge.catalogue.gpus import GpuSpec
 from finegauge.errors import FileFormatError, shown
 from finegauge.profile import Interval
 from finegauge.units import GIB
-
-BEST_MATMUL_FRACTION = MappingProxyType(
-    # best published bf16 matmul over the dense peak, by architecture, where the GPU itself has no reading
-    {
-        "Volta": 0.80,
-        "Turing": 0.72,
-        "Ampere": 0.85,
-        "Ada Lovelace": 0.85,
-        "Hopper": 0.80,
-        "Blackwell": 0.77,
-        "Blackwell Ultra": 0.79,
-        "CDNA2": 0.70,
-        "CDNA3": 0.55,
-        "CDNA4": 0.62,
-    }
-)
-# best published fp8 product over its peak, against bf16's over its own: 1402.6 of 1979 TFLOP/s to 794.5
-# of 989 on H100 (stas00/ml-engineering, compute/accelerator, achievable matmul FLOPS)
-NARROW_MATMUL_FRACTION = 0.88
-HALVED_MATMUL_FRACTION = 0.95  # where fp32 accumulation runs at half rate, power and operands keep up
-# FlashAttention-2 leaves their asynchronous units idle
-HOPPER_KIN = frozenset({"Hopper", "Blackwell", "Blackwell Ultra"})
-HOPPER_PEAK_FLOPS_PER_S = 989.4e12  # of H100 and H200, bf16
-A100_MATMUL_FRACTION = 0.869  # best product of a benchmark over the peak
-
-# FlashAttention in Triton over its second version, causal, heads of 128, A100: forward 1.3 to 1.5, backward
-# about 2 times slower (Dao 2023, arXiv:2307.08691, section 4.1)
-FIRST_FORWARD_FRACTION, FIRST_BACKWARD_FRACTION = 0.70, 0.50
 
 # 10th to 90th percentile of truth over prediction, read off the packed one-GPU runs and the seed paper's
 # series, each source weighing the same; memory widened on the safe side
@@ -103,53 +73,6 @@ class Calibration(NamedTuple):
     memory_interval: Interval = MEMORY_INTERVAL
     time_interval: Interval = TIME_INTERVAL
 
-    def matmul_flops_per_s(self, gpu: GpuSpec, dtype: str) -> float:
-        """Return the rate of a large matrix product on `gpu` in training."""
-        peak, best = gpu.peak_flops_per_s(dtype), self._best_matmul_fraction(gpu)
-        if dtype == "fp8":
-            best *= NARROW_MATMUL_FRACTION
-        return peak * best * self.sustained_fraction
-
-    def memory_bytes_per_s(self, gpu: GpuSpec) -> float:
-        """Return the bandwidth that large kernels reach on `gpu`."""
-        return gpu.memory_bytes_per_s * self.bandwidth_fraction
-
-    def dequantise_bytes_per_s(self, gpu: GpuSpec) -> float:
-        """Return the bandwidth that the dequantisation kernels reach on `gpu`."""
-        return gpu.memory_bytes_per_s * self.dequantise_fraction
-
-    def attention_flops_per_s(self, gpu: GpuSpec, dtype: str) -> float:
-        """Return the rate of the FlashAttention-2 forward kernel on `gpu`.
-
-        It is the share of what large products reach there that it is on an A100. On Hopper and later its
-        instructions are the older ones, no faster on Blackwell than on Hopper.
-        """
-        share = self.flash_fraction * self._best_matmul_fraction(gpu) / A100_MATMUL_FRACTION
-        rate = gpu.peak_flops_per_s(dtype) * share
-        if _has_asynchronous_units(gpu):
-            return min(rate, HOPPER_PEAK_FLOPS_PER_S * self.hopper_flash_fraction)
-        return rate
-
-    def asynchronous_ratio(self, gpu: GpuSpec) -> float:
-        """Return how many times as fast the third generation's attention kernels are on `gpu`."""
-        if not _has_asynchronous_units(gpu):
-            return 1.0
-        third = gpu.peak_flops_per_s("bf16") * self.asynchronous_flash_fraction
-        return max(1.0, third / self.attention_flops_per_s(gpu, "bf16"))
-
-    def _best_matmul_fraction(self, gpu: GpuSpec) -> float:
-        """Return the best bf16 product of a benchmark over the peak of `gpu`."""
-        if gpu.measured_matmul_flops_per_s:
-            return gpu.measured_matmul_flops_per_s / gpu.peak_flops_per_s("bf16")
-        if gpu.halves_accumulation:
-            return HALVED_MATMUL_FRACTION
-        return BEST_MATMUL_FRACTION.get(gpu.architecture, self.default_matmul_fraction)
-
-
-def _has_asynchronous_units(gpu: GpuSpec) -> bool:
-    """Return whether products on `gpu` are fed by units of their own: Hopper, Blackwell of data centres."""
-    return gpu.architecture in HOPPER_KIN and not gpu.compute_capability.startswith("12")
-
 
 DATASHEET = Calibration(name="datasheet and published ceilings, uncalibrated")
 
@@ -193,15 +116,15 @@ def _calibration(content: Mapping[str, Any]) -> Calibration:
     """Return the calibration of a document."""
     if content["schema_version"] != SCHEMA_VERSION:
         raise ValueError(f"schema version {content['schema_version']}, not {SCHEMA_VERSION}")
-    constants = {name: float(entry["value"]) for name, entry in content["constants"].items()}
-    for name, value in constants.items():
+    fields: dict[str, Any] = {"name": str(content["name"])[:80]}
+    for name, entry in content["constants"].items():
+        fields[name] = value = float(entry["value"])
         if name not in Calibration._fields or isinstance(getattr(DATASHEET, name), (str, Interval)):
             raise ValueError(f"'{name}' is no constant")
         if not (isfinite(value) and value > 0):
             raise ValueError(f"{name}={value} is not positive")
-    intervals = {name: Interval(*map(float, content[name])) for name in INTERVALS}
-    for name, interval in intervals.items():
+    for name in INTERVALS:
+        fields[name] = interval = Interval(*map(float, content[name]))
         if not 0 < interval.low_ratio <= interval.high_ratio < float("inf"):
             raise ValueError(f"{name}={list(interval)} is not a pair of growing positive ratios")
-    fields: dict[str, Any] = {"name": str(content["name"])[:80], **constants, **intervals}
     return DATASHEET._replace(**fields)

@@ -10,21 +10,42 @@ Neglected: clocks that sink with power, cache hits between operators.
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from finegauge.arithmetic import largest, present, where
 from finegauge.catalogue.gpus import GpuSpec
 from finegauge.model.op import Cost, Extents, Gemm, Op
-from finegauge.prediction.calibration import (
-    DATASHEET,
-    FIRST_BACKWARD_FRACTION,
-    FIRST_FORWARD_FRACTION,
-    Calibration,
-)
+from finegauge.prediction.calibration import DATASHEET, Calibration
 
 if TYPE_CHECKING:
     from finegauge.prediction.sharding import Share
 
+# best published bf16 matmul over the dense peak, by architecture, where the GPU itself has no reading
+BEST_MATMUL_FRACTION = {
+    "Volta": 0.80,
+    "Turing": 0.72,
+    "Ampere": 0.85,
+    "Ada Lovelace": 0.85,
+    "Hopper": 0.80,
+    "Blackwell": 0.77,
+    "Blackwell Ultra": 0.79,
+    "CDNA2": 0.70,
+    "CDNA3": 0.55,
+    "CDNA4": 0.62,
+}
+# best published fp8 product over its peak, against bf16's over its own: 1402.6 of 1979 TFLOP/s to 794.5
+# of 989 on H100 (stas00/ml-engineering, compute/accelerator, achievable matmul FLOPS)
+NARROW_MATMUL_FRACTION = 0.88
+HALVED_MATMUL_FRACTION = 0.95  # where fp32 accumulation runs at half rate, power and operands keep up
+# FlashAttention-2 leaves their asynchronous units idle
+HOPPER_KIN = frozenset({"Hopper", "Blackwell", "Blackwell Ultra"})
+HOPPER_PEAK_FLOPS_PER_S = 989.4e12  # of H100 and H200, bf16
+A100_MATMUL_FRACTION = 0.869  # best product of a benchmark over the peak
+
+# FlashAttention in Triton over its second version, causal, heads of 128, A100: forward 1.3 to 1.5, backward
+# about 2 times slower (Dao 2023, arXiv:2307.08691, section 4.1)
+FIRST_FORWARD_FRACTION, FIRST_BACKWARD_FRACTION = 0.70, 0.50
 FOREACH_VALUES, FUSED_VALUES, CLIP_VALUES = 21.0, 7.0, 3.0  # read or written per parameter
 
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.93), (128, 64, 0.80), (64, 64, 0.62), (64, 32, 0.45))
@@ -62,19 +83,38 @@ class Device(NamedTuple):
 
         Raises: UnsupportedError if the GPU has no such rate.
         """
+        peak, constants = gpu.peak_flops_per_s, calibration
+        best = BEST_MATMUL_FRACTION.get(gpu.architecture, constants.default_matmul_fraction)
+        if gpu.measured_matmul_flops_per_s:
+            best = gpu.measured_matmul_flops_per_s / peak("bf16")
+        elif gpu.halves_accumulation:
+            best = HALVED_MATMUL_FRACTION
+        # FlashAttention-2 has the share of what large products reach that it has on an A100. On Hopper and
+        # later its instructions are the older ones, no faster on Blackwell than on Hopper.
+        flash, most = constants.flash_fraction * best / A100_MATMUL_FRACTION, inf
+        hopper_kin = gpu.architecture in HOPPER_KIN and not gpu.compute_capability.startswith("12")
+        if hopper_kin:
+            most = HOPPER_PEAK_FLOPS_PER_S * constants.hopper_flash_fraction
+        matmul, attention = {}, {}
         computed = sorted({*dtypes, "fp32"})
-        products = {dtype: calibration.matmul_flops_per_s(gpu, dtype) for dtype in computed}
-        narrow = "fp8" if "fp8" in gpu.flops_per_s else computed[0]
+        for dtype in computed:
+            matmul[dtype] = peak(dtype) * best * constants.sustained_fraction
+            attention[dtype] = min(peak(dtype) * flash, most)
+        matmul["fp8"] = matmul[computed[0]]
+        if "fp8" in gpu.flops_per_s:
+            matmul["fp8"] = peak("fp8") * best * NARROW_MATMUL_FRACTION * constants.sustained_fraction
+        asynchronous_ratio = 1.0
+        if hopper_kin:
+            third = peak("bf16") * constants.asynchronous_flash_fraction
+            asynchronous_ratio = max(1.0, third / min(peak("bf16") * flash, most))
         return cls(
             calibration=calibration,
-            matmul_flops_per_s={**products, "fp8": calibration.matmul_flops_per_s(gpu, narrow)},
-            attention_flops_per_s={
-                dtype: calibration.attention_flops_per_s(gpu, dtype) for dtype in computed
-            },
-            asynchronous_ratio=calibration.asynchronous_ratio(gpu),
-            vector_flops_per_s=gpu.peak_flops_per_s("fp32") * VECTOR_FRACTION,
-            memory_bytes_per_s=calibration.memory_bytes_per_s(gpu),
-            dequantise_bytes_per_s=calibration.dequantise_bytes_per_s(gpu),
+            matmul_flops_per_s=matmul,
+            attention_flops_per_s=attention,
+            asynchronous_ratio=asynchronous_ratio,
+            vector_flops_per_s=peak("fp32") * VECTOR_FRACTION,
+            memory_bytes_per_s=gpu.memory_bytes_per_s * constants.bandwidth_fraction,
+            dequantise_bytes_per_s=gpu.memory_bytes_per_s * constants.dequantise_fraction,
             num_sms=float(gpu.num_sms or DEFAULT_SMS),
         )
 
@@ -100,7 +140,9 @@ class Device(NamedTuple):
         rate = self.dequantise_bytes_per_s if op.kind == "dequantise" else self.memory_bytes_per_s
         moved = cost.bytes.at(extents) / rate
         if cost.gemms:
-            compute = sum(self._product_seconds(gemm, extents.tokens, op.dtype) for gemm in cost.gemms)
+            compute = 0.0
+            for gemm in cost.gemms:
+                compute = compute + self._product_seconds(gemm, extents.tokens, op.dtype)
             if op.kind == "grouped_gemm" and cost.launches < cost.gemms[0].groups:  # one kernel for all
                 compute = compute / self.calibration.grouped_fraction
             return largest(compute, moved)

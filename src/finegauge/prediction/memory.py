@@ -15,8 +15,9 @@ the first has a known place.
 [1] Rajbhandari et al. 2020, arXiv:1910.02054   [2] Korthikanti et al. 2022, arXiv:2205.05198
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import inf
+from operator import attrgetter
 from typing import NamedTuple
 
 from finegauge.arithmetic import chosen, largest, place_of_largest, present, smallest
@@ -118,7 +119,10 @@ class Moment(NamedTuple):
 
 def worst(moments: Sequence[Moment]) -> Moment:
     """Return the first of `moments` with the most bytes alive; of each candidate, where they are arrays."""
-    place = place_of_largest([kept + beside + made for kept, beside, made, _ in moments])
+    totals = []
+    for kept_bytes, beside_bytes, made_bytes, _ in moments:
+        totals.append(kept_bytes + beside_bytes + made_bytes)
+    place = place_of_largest(totals)
     if isinstance(place, int):
         return moments[place]
     kept, beside, made, _ = zip(*moments, strict=True)
@@ -185,12 +189,13 @@ class LiveSet(NamedTuple):
     @property
     def peak_phase(self) -> str:
         """Return the name of the phase with the largest live set."""
-        return max(self.phases, key=lambda name: self.phases[name].total)
+        totals = [held.total for held in self.phases.values()]
+        return list(self.phases)[totals.index(max(totals))]
 
     @property
     def peak(self) -> Breakdown:
         """Return the largest live set."""
-        return Breakdown(largest_parts([live.parts for live in self.phases.values()]))
+        return Breakdown(largest_parts(list(map(attrgetter("parts"), self.phases.values()))))
 
     def by_phase(self) -> Breakdown:
         """Return all phases as one breakdown (phase, kind, detail)."""
@@ -199,9 +204,9 @@ class LiveSet(NamedTuple):
         )
 
 
-def largest_parts(candidates: Sequence[Mapping[Path, float]]) -> Parts:
+def largest_parts(candidates: Sequence[Parts]) -> Parts:
     """Return the parts with the largest sum."""
-    place = place_of_largest([sum(parts.values()) for parts in candidates])
+    place = place_of_largest([*map(sum, map(dict.values, candidates))])
     if isinstance(place, int):
         return dict(candidates[place])
     kinds = [Breakdown(parts).at(1).parts for parts in candidates]  # where the largest differ, so do details
@@ -274,7 +279,9 @@ class _MicroBatch:
         width = model.hidden_size / stream_degree(run)
         self.stream = low.stream_bytes * width * extents.tokens
         self.entry = low.activation_bytes * width * extents.tokens  # what the first layer reads
-        learned = any("wpe" in t.name or "position" in t.name for t in model.embeddings[1:])
+        learned = False
+        for tensor in model.embeddings[1:]:
+            learned = learned or "wpe" in tensor.name or "position" in tensor.name
         self.apart = self.entry if learned or "embedding" in low.numerics.dropout else 0.0
         self.positions = low.activation_bytes * width * extents.longest_tokens if learned else 0.0
         # frozen embeddings' output is made to need gradients: it stays until the step is done

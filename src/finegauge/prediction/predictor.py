@@ -193,7 +193,8 @@ def _quantised(graph: Graph) -> tuple[str, ...]:
     low = graph.lowering
     if not low.quantized:
         return ()
-    if not any(tensor.kind == "experts" for layer, _ in graph.model.layers for tensor in layer.tensors()):
+    kinds = {tensor.kind for layer, _ in graph.model.layers for tensor in layer.tensors()}
+    if "experts" not in kinds:
         return ()
     if low.experts_quantized:
         return (f"the experts are {low.quantized} like the other projections (one module each)",)

@@ -6,8 +6,8 @@ import pytest
 
 from finegauge.catalogue.gpus import gpu
 from finegauge.model.op import Cost, Extents, Op, Poly
-from finegauge.prediction.calibration import DATASHEET, FIRST_BACKWARD_FRACTION, FIRST_FORWARD_FRACTION
-from finegauge.prediction.device import Device
+from finegauge.prediction.calibration import DATASHEET
+from finegauge.prediction.device import FIRST_BACKWARD_FRACTION, FIRST_FORWARD_FRACTION, Device
 from finegauge.prediction.predictor import predict
 from finegauge.prediction.time import Beside, from_empty_queue
 from finegauge.profile import Profile
