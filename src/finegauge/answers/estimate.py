@@ -5,13 +5,14 @@ own sentences, nothing laid out. The fields are those of `--json`, in its order.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
+from finegauge.answers.written import written
 from finegauge.planning.capacity import Bounds
 from finegauge.planning.estimate import Estimate, estimate, estimates
 from finegauge.planning.quote import ManagedPrice, PricedOffer, Quote
 from finegauge.prediction.uncertainty import WILL_NOT_FIT
-from finegauge.profile import Breakdown, Estimator, Path, Profile
+from finegauge.profile import Breakdown, Estimator, Exchange, Path, Profile
 from finegauge.run.run import Run
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 Verdict = Literal["fits", "risky", "will_not_fit"]
 
 
+@written(hidden=("is_ranked", "source"))
 class OfferCost(NamedTuple):
     """What the whole run costs on one offer."""
 
@@ -39,9 +41,8 @@ class OfferCost(NamedTuple):
     is_ranked: bool = True
     source: str = ""
 
-    HIDDEN = frozenset(("is_ranked", "source"))
 
-
+@written(most={"offers": 20})
 class Bill(NamedTuple):
     """What a whole run takes; figures of the whole are null where the number of steps is not known."""
 
@@ -61,18 +62,8 @@ class Bill(NamedTuple):
     managed: tuple[ManagedPrice, ...]
     warnings: tuple[str, ...]
 
-    MOST = (("offers", 20),)
 
-
-class Exchanged(NamedTuple):
-    """Messages of one kind that one rank takes part in during one step."""
-
-    kind: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
-    group: Literal["data", "tensor", "context", "expert", "pipeline"]
-    num_per_step: float
-    bytes_per_step: float  # of the whole tensors, whatever part of them is this rank's own
-
-
+@written(hidden=("is_at_limit", "managed"), absent=("formulas", "exchanged"))
 class GpuEstimate(NamedTuple):
     """One run on one GPU: whether it fits, one step, and the bill; of explain, how all of it comes about."""
 
@@ -88,12 +79,9 @@ class GpuEstimate(NamedTuple):
     bottleneck: str
     quote: Bill | None
     formulas: Mapping[Path, str] | None = None
-    exchanged: tuple[Exchanged, ...] | None = None
+    exchanged: tuple[Exchange, ...] | None = None
     is_at_limit: bool = False  # the search for the largest micro-batch ended before memory did
     managed: tuple[ManagedPrice, ...] = ()  # known of a run that will not fit too
-
-    LEFT_OUT_WHERE_NONE = frozenset(("formulas", "exchanged"))
-    HIDDEN = frozenset(("is_at_limit", "managed"))
 
     @property
     def run(self) -> Run:
@@ -101,10 +89,9 @@ class GpuEstimate(NamedTuple):
         return self.profile.run
 
 
+@written(hidden=("is_at_limit", "managed"))
 class GpuExplanation(GpuEstimate):
     """The same, with the formula of each part and what ranks send each other."""
-
-    LEFT_OUT_WHERE_NONE = frozenset[str]()
 
 
 class GpuVerdict(NamedTuple):
@@ -155,6 +142,7 @@ class ExplainAnswer(NamedTuple):
         return self.results
 
 
+@written(hidden=("found",))
 class CheckAnswer(NamedTuple):
     """Whether a run fits, once per GPU."""
 
@@ -162,9 +150,8 @@ class CheckAnswer(NamedTuple):
     results: tuple[GpuVerdict, ...]
     found: tuple[GpuEstimate, ...] = ()  # all that is known of each
 
-    HIDDEN = frozenset(("found",))
 
-
+@written(hidden=("capacity_bytes",))
 class GpuCapacity(NamedTuple):
     """The largest value of a field that fits one GPU, with the memory on both sides of the border."""
 
@@ -181,17 +168,14 @@ class GpuCapacity(NamedTuple):
     first_that_fails_bytes: float | None
     capacity_bytes: float | None = None  # usable on that GPU
 
-    HIDDEN = frozenset(("capacity_bytes",))
 
-
+@written(hidden=("trained_positions",))
 class CapacityAnswer(NamedTuple):
     """The largest micro-batch or the longest sequence that fits, once per GPU."""
 
     run: Run
     results: tuple[GpuCapacity, ...]
     trained_positions: int | None = None  # of the model: longer ones it was not built for
-
-    HIDDEN = frozenset(("trained_positions",))
 
 
 def estimate_answer(
@@ -236,7 +220,7 @@ def gpu_estimate(one: Estimate) -> GpuEstimate:
     profile = one.profile
     return GpuEstimate(
         gpu=str(profile.run.gpu),
-        verdict=one.verdict,
+        verdict=cast("Verdict", one.verdict),
         out_of_memory_fraction=one.out_of_memory_fraction,
         safe_micro_batch_size=one.safe_micro_batch_size,
         device_memory_bytes=profile.device_memory_bytes.total,
@@ -254,13 +238,13 @@ def gpu_estimate(one: Estimate) -> GpuEstimate:
 def explained(one: GpuEstimate) -> GpuExplanation:
     """Return an estimate with its formulas and with what ranks send each other."""
     said = one.profile.explanation
-    exchanged = tuple(Exchanged(*message) for message in said.exchanged)
-    return GpuExplanation(**one._asdict() | {"formulas": said.formulas, "exchanged": exchanged})
+    more = {"formulas": said.formulas, "exchanged": tuple(said.exchanged)}
+    return GpuExplanation(**one._asdict() | more)
 
 
 def gpu_verdict(one: GpuEstimate) -> GpuVerdict:
     """Return whether the run fits, of all that is known."""
-    return GpuVerdict(*one[: len(GpuVerdict._fields)])
+    return GpuVerdict._make(one[: len(GpuVerdict._fields)])
 
 
 def gpu_capacity(gpu: str | None, capacity: "Capacity") -> GpuCapacity:
@@ -344,14 +328,13 @@ class MeasuredBorder(NamedTuple):
     trials: tuple[TrialOutcome, ...]
 
 
+@written(hidden=("allowed_bytes",))
 class MeasuredCapacityAnswer(NamedTuple):
     """The largest micro-batch by trials on this machine."""
 
     run: Run
     results: tuple[MeasuredBorder]
     allowed_bytes: float = 0.0  # to each trial; 0: all there is
-
-    HIDDEN = frozenset(("allowed_bytes",))
 
 
 def measured_capacity_answer(
@@ -367,5 +350,5 @@ def measured_capacity_answer(
         )
         for trial in found.trials
     )  # fmt: skip
-    whole = MeasuredBorder(*border[:-1], bounds=found.bounds, untried=found.untried, trials=trials)
+    whole = MeasuredBorder._make((*border[:-1], found.bounds, found.untried, trials))
     return MeasuredCapacityAnswer(run, (whole,), allowed_bytes)

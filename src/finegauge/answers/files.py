@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from finegauge.answers.written import written
 from finegauge.errors import FineGaugeError
 
 if TYPE_CHECKING:
@@ -37,13 +38,12 @@ class Exported(NamedTuple):
     warnings: tuple[str, ...]
 
 
+@written(absent=("exported",))
 class ReadAnswer(NamedTuple):
     """One result for each file; with --export the run as the written files read back."""
 
     results: tuple[RunOfFile | LauncherFile, ...]
     exported: Exported | None = None
-
-    LEFT_OUT_WHERE_NONE = frozenset(("exported",))
 
 
 def run_of_file(file: str, run: "Run") -> RunOfFile:

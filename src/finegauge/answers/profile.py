@@ -7,6 +7,7 @@ up. `figures_of` and `profile_of` lead from one to the other and back.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from finegauge.answers.written import written
 from finegauge.profile import Breakdown, Interval, Profile, Source
 from finegauge.run.run import Run
 
@@ -20,6 +21,7 @@ class SourceName(NamedTuple):
     name: str
 
 
+@written(absent=("device_memory_bytes_p10", "device_memory_bytes_p90", "step_time_s_p10", "step_time_s_p90"))
 class ProfileFigures(NamedTuple):
     """One optimizer step on the fullest, slowest GPU."""
 
@@ -44,10 +46,6 @@ class ProfileFigures(NamedTuple):
     step_time_s_p10: float | None
     step_time_s_p90: float | None
     assumptions: tuple[str, ...]
-
-    LEFT_OUT_WHERE_NONE = frozenset(
-        ("device_memory_bytes_p10", "device_memory_bytes_p90", "step_time_s_p10", "step_time_s_p90")
-    )
 
 
 def figures_of(profile: Profile) -> ProfileFigures:

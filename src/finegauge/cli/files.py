@@ -42,7 +42,7 @@ def read(
     --export writes the run for another framework instead: llamafactory, axolotl, trl, torchtune, nemo,
     ms-swift, unsloth, torchtitan, deepspeed, skypilot or finegauge.
     """
-    from finegauge.answers.files import LauncherFile, ReadAnswer, run_of_file
+    from finegauge.answers.files import LauncherFile, ReadAnswer, RunOfFile, run_of_file
     from finegauge.formats.reading import companion_fields, describe
 
     files = [word for word in words if "=" not in word or os.path.exists(word)]
@@ -57,10 +57,12 @@ def read(
     if framework is not None:
         _export(_the_one(recipes), overrides, beside, framework, folder, overwrite=overwrite, as_json=as_json)
         return
-    found = [run_of_file(file, describe(file, overrides, beside)) for file in recipes]
-    answer = ReadAnswer(
-        tuple(found or (LauncherFile(name, stated) for name, (_, stated) in companions.items()))
-    )
+    results: list[RunOfFile | LauncherFile] = [
+        run_of_file(file, describe(file, overrides, beside)) for file in recipes
+    ]
+    if not recipes:
+        results += [LauncherFile(file, fields) for file, (_, fields) in companions.items()]
+    answer = ReadAnswer(tuple(results))
     if as_json:
         show("read", answer, as_json=True)
         return

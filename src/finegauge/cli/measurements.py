@@ -13,10 +13,10 @@ from finegauge.errors import EXIT_DONE, EXIT_NO_DATA, EXIT_WILL_NOT_FIT, Unsuppo
 
 if TYPE_CHECKING:
     from finegauge.measurement.options import Options
-    from finegauge.measurement.process import Heard
     from finegauge.model.blocks import Architecture
     from finegauge.prediction.predictor import Prediction
     from finegauge.profile import Profile
+    from finegauge.progress import Heard
     from finegauge.render.device_profile import Compared
     from finegauge.run.run import Run
 

@@ -93,8 +93,8 @@ def plan(
     It searches GPU, count, provider, method, sharding, micro-batch, checkpointing, optimizer and offload;
     model, data and the samples of an optimizer step stay. The exit code is 0 whatever it finds.
     """
-    from finegauge.planning.plan import Wanted
     from finegauge.planning.plan import plan as answer
+    from finegauge.planning.selection import Wanted
 
     framework = _checked_export(framework, folder)
     _check_figure(figure)

@@ -90,7 +90,8 @@ def _of_run(path: str, overrides: tuple[str, ...], gpu: str | None, *, planned: 
     """Return the report about a run, predicted or planned now."""
     run = run_of(path, overrides)
     if planned:
-        from finegauge.planning.plan import Wanted, plan
+        from finegauge.planning.plan import plan
+        from finegauge.planning.selection import Wanted
         from finegauge.render.plan import plan_json
         from finegauge.render.plan_report import plan_report
 

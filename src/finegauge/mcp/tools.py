@@ -85,7 +85,8 @@ def _max_batch(asked: Asked) -> str:
 
 def _plan(asked: Asked) -> str:
     """Return the cheapest, fastest or greenest way to do the run."""
-    from finegauge.planning.plan import Wanted, plan
+    from finegauge.planning.plan import plan
+    from finegauge.planning.selection import Wanted
     from finegauge.render.plan import plan_json
     from finegauge.run.field import choice
 

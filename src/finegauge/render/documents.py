@@ -38,7 +38,7 @@ class CheckedFiles(NamedTuple):
 
 def file_verdict(one: GpuEstimate) -> FileVerdict:
     """Return the verdict on one GPU, with its sentence."""
-    return FileVerdict(*one[:6], sentence=plain(headline(one)))
+    return FileVerdict._make((*one[:6], plain(headline(one))))
 
 
 class TileText(NamedTuple):

@@ -4,7 +4,8 @@ Everything a template prints is escaped, and a name that nobody passed is an err
 a script or a `style` attribute, so that the page can forbid both; colours are classes of `figures.css`.
 """
 
-from functools import cache, partial
+from collections.abc import Callable
+from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -56,12 +57,12 @@ def environment(*more: str) -> "Environment":
     )
     found.globals |= {"geometry": geometry, "LONG_TABLE": LONG_TABLE}
     found.filters |= {"toned": toned, "plain": plain}
-    found.tests |= {kind.__name__.lower(): partial(_is_a, kind) for kind in (Bar, Note, Plot, Table)}
+    found.tests |= {kind.__name__.lower(): _test_of(kind) for kind in (Bar, Note, Plot, Table)}
     return found
 
 
-def _is_a(kind: type, block: object) -> bool:
-    return isinstance(block, kind)
+def _test_of(kind: type) -> Callable[[object], bool]:
+    return lambda block: isinstance(block, kind)
 
 
 @cache

@@ -2,8 +2,7 @@
 
     tuple of values -> list      mapping by path -> "a / b / c": value      Breakdown -> its parts by path
 
-A type says by class attributes what differs from that: HIDDEN fields are for layouts alone,
-LEFT_OUT_WHERE_NONE ones are missing where not known, of those in MOST only the first so many are written.
+What differs from that is stated by `answers.written`.
 `render.schema` derives the JSON schema from the same types.
 """
 
@@ -13,6 +12,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from finegauge.answers.profile import breakdown_of, figures_of, profile_of
+from finegauge.answers.written import rules_of
 from finegauge.profile import Breakdown, Profile
 from finegauge.run.run import Run
 
@@ -59,14 +59,13 @@ def encoded(value: Any) -> Any:
 
 def _fields(value: Any) -> dict[str, Any]:
     """Return the fields of a named tuple."""
-    hidden, most = getattr(value, "HIDDEN", ()), dict(getattr(value, "MOST", ()))
-    absent = getattr(value, "LEFT_OUT_WHERE_NONE", ())
+    rules = rules_of(type(value))
     found: dict[str, Any] = {}
     for name, item in value._asdict().items():
         if isinstance(item, Run):
             found |= question(item)
-        elif name not in hidden and not (item is None and name in absent):
-            found[name] = encoded(item[: most[name]] if name in most else item)
+        elif name not in rules.hidden and not (item is None and name in rules.absent):
+            found[name] = encoded(item[: rules.most[name]] if name in rules.most else item)
     return found
 
 

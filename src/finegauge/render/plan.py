@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from finegauge.answers.estimate import bill
 from finegauge.answers.study import Way
-from finegauge.planning.plan import Plan, Wanted, changes
+from finegauge.planning.plan import Plan, changes
 from finegauge.planning.selection import (
     BEATEN,
     BUDGET,
@@ -15,6 +15,7 @@ from finegauge.planning.selection import (
     UNKNOWN,
     Alternative,
     Relaxation,
+    Wanted,
 )
 from finegauge.prediction.phases import TRAINED
 from finegauge.prediction.uncertainty import WILL_NOT_FIT, verdict

@@ -1,8 +1,8 @@
 """JSON schemas of what commands print under `--json`, derived from the types of their answers.
 
-Whatever the codec of `render.json` writes of a type, its schema here describes: see there for HIDDEN,
-LEFT_OUT_WHERE_NONE and MOST. Bounds follow from names: bytes, seconds and dollars are never negative,
-fractions lie between 0 and 1 unless the type names them in SIGNED.
+Whatever the codec of `render.json` writes of a type, its schema here describes. Bounds follow from names:
+bytes, seconds and dollars are never negative, fractions lie between 0 and 1, unless `answers.written` says
+that they are signed.
 """
 
 from collections.abc import Mapping
@@ -10,6 +10,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from finegauge.answers.profile import ProfileFigures
+from finegauge.answers.written import rules_of
 from finegauge.profile import Breakdown, Profile
 from finegauge.render.documents import answers
 from finegauge.run.run import FIELDS, Run
@@ -73,20 +74,19 @@ def _written(name: str) -> dict[str, Any]:
 
 def _object(kind: Any, parts: dict[str, Any], heads: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schema of a named tuple, behind the properties in `heads`."""
-    hidden, absent = getattr(kind, "HIDDEN", ()), getattr(kind, "LEFT_OUT_WHERE_NONE", ())
-    signed, most = getattr(kind, "SIGNED", ()), dict(getattr(kind, "MOST", ()))
+    rules = rules_of(kind)
     properties = dict(heads)
     for name, one in get_type_hints(kind).items():
         if one is Run:
             properties |= _QUESTION
-        elif name not in hidden:
-            properties[name] = _of(one, parts, "" if name in signed else name)
-            properties[name] |= {"maxItems": most[name]} if name in most else {}
+        elif name not in rules.hidden:
+            properties[name] = _of(one, parts, "" if name in rules.signed else name)
+            properties[name] |= {"maxItems": rules.most[name]} if name in rules.most else {}
     return {
         "type": "object",
         "description": (kind.__doc__ or "").partition("\n")[0],
         "properties": properties,
-        "required": [name for name in properties if name not in absent],
+        "required": [name for name in properties if name not in rules.absent],
         "additionalProperties": False,
     }
 

@@ -15,7 +15,7 @@ from finegauge.errors import FineGaugeError, InputError, did_you_mean, shown
 from finegauge.render.json import document
 from finegauge.units import HOUR_S
 from finegauge.web import form
-from finegauge.web.response_cache import Reply
+from finegauge.web.response_cache import Reply, internal_error
 from finegauge.web.upload_store import room
 
 if TYPE_CHECKING:
@@ -68,8 +68,6 @@ def answered(answer: tuple[Question, tuple[str, ...]], asked: Mapping[str, Any])
     except MemoryError:
         raise
     except Exception as error:
-        from finegauge.web.jobs import internal_error
-
         return refusal(500, internal_error(error))
 
 
@@ -219,7 +217,8 @@ def _whatif(asked: Asked) -> str:
 
 def _plan(asked: Asked) -> str:
     """Return the cheapest, fastest or greenest way to do the run."""
-    from finegauge.planning.plan import OBJECTIVES, Wanted, plan
+    from finegauge.planning.plan import OBJECTIVES, plan
+    from finegauge.planning.selection import Wanted
     from finegauge.prediction.uncertainty import RISKY_FROM_FRACTION
     from finegauge.render.plan import plan_json
 

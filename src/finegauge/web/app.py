@@ -20,7 +20,7 @@ from finegauge.web.api import JSON, LISTINGS, QUESTIONS
 from finegauge.web.assets import PREFIX, assets, style_source
 from finegauge.web.limits import RefusedError
 from finegauge.web.openapi import API, openapi_text
-from finegauge.web.response_cache import Reply
+from finegauge.web.response_cache import Reply, internal_error
 from finegauge.web.workers import Answering, Workers
 
 Scope = MutableMapping[str, Any]
@@ -269,4 +269,4 @@ def _http_error(request: Request, error: Exception) -> Response:
 
 def _internal_error(request: Request, error: Exception) -> Response:
     """Return what is said where the error is ours."""
-    return _error(request, 500, jobs.internal_error(error), None, None)
+    return _error(request, 500, internal_error(error), None, None)

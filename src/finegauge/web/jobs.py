@@ -4,13 +4,11 @@ Plain values come in, a Reply goes out, and no error is a traceback: what the us
 sentence, what only we can is said to be ours.
 """
 
-import os
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 from finegauge.errors import FineGaugeError
-from finegauge.web.response_cache import Reply
+from finegauge.web.response_cache import Reply, internal_error
 
 PAGES = ("index", "submitted", "answer", "whatif", "plan", "report")
 DOWNLOADS = ("run.yaml", "profile.json", "plan.zip")
@@ -56,16 +54,6 @@ def _answered(handler: Any) -> Reply:
     except Exception as error:
         return Reply(f"{internal_error(error)}\n", 500, "text/plain")
     return reply
-
-
-def internal_error(error: Exception) -> str:
-    """Return one sentence about an error of our own; under FINEGAUGE_DEBUG=1 the traceback goes to stderr."""
-    if os.environ.get("FINEGAUGE_DEBUG"):
-        import traceback
-
-        traceback.print_exception(error, file=sys.stderr)
-    what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    return f"Internal error ({what}); please report it."
 
 
 def warm() -> None:

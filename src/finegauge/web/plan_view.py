@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from finegauge.errors import FieldError
 from finegauge.formats.writing import known_name
-from finegauge.planning.plan import OBJECTIVES, Plan, Wanted
-from finegauge.planning.selection import BEATEN, Alternative
+from finegauge.planning.plan import OBJECTIVES, Plan
+from finegauge.planning.selection import BEATEN, Alternative, Wanted
 from finegauge.prediction.uncertainty import WILL_NOT_FIT, verdict
 from finegauge.render import number_format as fmt
 from finegauge.render.plan import (
@@ -25,7 +25,7 @@ from finegauge.render.plan import FOLLOWS_FROM as FOLLOW_ANOTHER
 from finegauge.render.report import Table
 from finegauge.render.terminal import unpainted
 from finegauge.render.whatif import FOLLOWS, assumed_samples_text, signed_percent
-from finegauge.run.field import Check, choice, flag, number, whole
+from finegauge.run.field import choice, flag, number, whole
 from finegauge.units import GIB, HOUR_S, count, gib
 from finegauge.web.form import NOTHING
 
@@ -131,7 +131,7 @@ def _change(fraction: float | None) -> Change:
     return Change(signed_percent(fraction), "good" if fraction < 0 else "bad")
 
 
-PLAN_FIELDS: Mapping[str, Check] = {
+PLAN_FIELDS: Mapping[str, Any] = {
     "plan_within_h": number(1e-3, 1e6, "hours"),
     "plan_budget_usd": number(1e-3, 1e12, "dollars"),
     "plan_minimise": choice(OBJECTIVES),

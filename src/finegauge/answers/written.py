@@ -1,0 +1,41 @@
+"""What JSON has otherwise than an answer's type says; `render.json` and `render.schema` go by it."""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+
+class Rules(NamedTuple):
+    """Exceptions of one type, each by names of its fields."""
+
+    hidden: Collection[str] = ()  # for layouts alone
+    absent: Collection[str] = ()  # left out where None
+    most: Mapping[str, int] = {}  # only the first so many are written
+    signed: Collection[str] = ()  # may be negative, or fractions above 1
+
+
+def written(
+    *,
+    hidden: Collection[str] = (),
+    absent: Collection[str] = (),
+    most: Mapping[str, int] | None = None,
+    signed: Collection[str] = (),
+) -> Callable[[type[T]], type[T]]:
+    """Return the decorator that states the exceptions of a type; see `Rules`."""
+
+    def stated(kind: type[T]) -> type[T]:
+        setattr(kind, _NAME, Rules(hidden, absent, most or {}, signed))
+        return kind
+
+    return stated
+
+
+def rules_of(kind: type) -> Rules:
+    """Return the exceptions of a type."""
+    found: Rules = getattr(kind, _NAME, _NONE)
+    return found
+
+
+_NAME = "json_rules"
+_NONE = Rules()
