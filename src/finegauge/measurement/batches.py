@@ -95,7 +95,6 @@ def _made(
     dice: random.Random,
     place: torch.device,
 ) -> Batch:
-    """Return one simulated batch with its tokens."""
     rows = [
         [
             texts[one.sample % len(texts)][one.start : one.start + one.length]
@@ -114,12 +113,10 @@ def _made(
 
 
 def _random(length: int, vocab_size: int, dice: random.Random) -> Tokens:
-    """Return random tokens."""
     return dice.choices(range(vocab_size), k=length)
 
 
 def _drawn(run: Run, dice: random.Random) -> list[int]:
-    """Return the lengths of a data set's samples in random order, or as many drawn from them."""
     known = dataset_of(run)
     lengths, counts = zip(*known.lengths, strict=True)
     if known.num_samples > SAMPLES_DRAWN:
@@ -146,7 +143,6 @@ def _texts(run: Run, vocab_size: int) -> list[Tokens]:
 
 
 def _padded(drawn: list[Tokens], length: int, place: torch.device) -> Batch:
-    """Return one sample per row, padded on the right to `length`."""
     ids = torch.zeros((len(drawn), length), dtype=torch.long)
     labels = torch.full_like(ids, IGNORED)
     for row, tokens in enumerate(drawn):

@@ -45,7 +45,6 @@ def main() -> None:
 
 
 def _first_line() -> bytes:
-    """Return the first line of standard input, and read no further."""
     text = b""
     while not text.endswith(b"\n"):
         chunk = os.read(0, 1 << 16)
@@ -56,7 +55,6 @@ def _first_line() -> bytes:
 
 
 def _guard(parent: int) -> None:
-    """See to it that nothing of this session outlives `parent`."""
     die_with_parent()
     if os.getppid() != parent:
         os._exit(1)

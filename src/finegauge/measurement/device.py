@@ -61,7 +61,6 @@ def cpu_name() -> str:
 
 
 def _driver(device: torch.device) -> str:
-    """Return the NVIDIA driver's version."""
     if device.type != "cuda":
         return ""
     with suppress(OSError), open("/proc/driver/nvidia/version", encoding="utf-8") as text:
@@ -71,7 +70,6 @@ def _driver(device: torch.device) -> str:
 
 
 def _version(package: str) -> str:
-    """Return the installed version of a package."""
     with suppress(PackageNotFoundError):
         return version(package)
     return ""
@@ -98,19 +96,19 @@ def warm(run: Run) -> None:
 
     class_of(run.config, run.num_experts_per_tok)
     if run.trains_adapters:
-        import peft
-
-        assert peft
+        import peft  # noqa: F401
     if run.method == "qlora" or run.optimizer.endswith("8bit") or run.optimizer.startswith("paged"):
-        import bitsandbytes
-
-        assert bitsandbytes
+        import bitsandbytes  # noqa: F401
     square = torch.ones(256, 256, requires_grad=True)
     (square @ square).sum().backward()
 
 
 def limit_memory(limit_bytes: float, device: torch.device) -> None:
-    """Let the process allocate at most `limit_bytes` more than it holds now; 0: no limit."""
+    """Let the process allocate at most `limit_bytes` more than it holds now; 0: no limit.
+
+    On a CPU the limit is on the address space, counted from what it takes once libraries are loaded and
+    threads run. On CUDA it is the share of the device that torch's allocator may have.
+    """
     if not limit_bytes:
         return
     if device.type == "cuda":
@@ -139,7 +137,6 @@ def out_of_memory_reason(error: BaseException, *, limited: bool) -> str:
 
 
 def _address_space_bytes() -> int:
-    """Return the size of this process's address space."""
     with open("/proc/self/statm", encoding="ascii") as statm:
         return int(statm.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 

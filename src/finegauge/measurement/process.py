@@ -100,7 +100,6 @@ def _child(environment: Mapping[str, str], printed: IO[bytes]) -> Iterator[subpr
 def _listen(
     child: subprocess.Popen[bytes], timeout_s: float, heard: Heard | None
 ) -> tuple[Mapping[str, Any] | None, bool]:
-    """Return the child's answer, and whether its time ran out first."""
     assert child.stdout is not None
     ends_at = time.monotonic() + timeout_s if timeout_s else None
     answer: Mapping[str, Any] | None = None
@@ -127,12 +126,10 @@ def _listen(
 
 
 def _memory_file() -> IO[bytes]:
-    """Return a file that lies in memory."""
     return os.fdopen(os.memfd_create("printed", os.MFD_CLOEXEC), "w+b")
 
 
 def _tail(printed: IO[bytes]) -> str:
-    """Return the end of what a child printed."""
     size = printed.seek(0, os.SEEK_END)
     printed.seek(max(0, size - TAIL_BYTES))
     return printed.read().decode("utf-8", errors="replace")

@@ -379,7 +379,6 @@ def profile_of(run: Run, trial: Trial, timed: Timing, observations: dict[str, An
 
 
 def _memory(trial: Trial, resting_bytes: float, observations: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of the profile that the memory meter fills, from one more step."""
     if not trial.options.memory:
         return {}
     with trial.telling("memory"):
@@ -395,7 +394,6 @@ def _memory(trial: Trial, resting_bytes: float, observations: dict[str, Any]) ->
 
 
 def _instruments(trial: Trial, run: Run, step_s: float, observations: dict[str, Any]) -> None:
-    """Add what the requested instruments see, each in steps of its own."""
     options, phase, device = trial.options, trial.phase, trial.device
     if options.kernels or options.trace_path:
         from finegauge.measurement.instruments.gpu_profilers import watch_utilisation

@@ -83,7 +83,6 @@ def estimator(options: Options, *, store: str | None = None) -> Callable[["Run"]
 
 
 def _here(run: "Run", options: Options, heard: Heard | None) -> Profile:
-    """Return the profile of a trial in a process of its own."""
     ended = run_trial(
         {"run": run_document(run), "options": options._asdict()},
         timeout_s=options.timeout_s,
@@ -116,7 +115,7 @@ def without_answer(run: "Run", options: Options, ended: Ended) -> Profile:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Keep a second Ctrl-C from falling into the writing of the outcome."""
+    """Ignore a second Ctrl-C while the outcome is written."""
     if current_thread() is not main_thread():
         yield
         return

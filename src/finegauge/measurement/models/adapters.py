@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from transformers.pytorch_utils import Conv1D
 
 from finegauge.measurement.models.classes import DTYPES
 from finegauge.measurement.models.quantization import UnfusedExperts
@@ -63,7 +64,6 @@ def _saved(model: Any, extra: tuple[str, ...]) -> list[str]:
 
 
 def _is_norm(path: str, module: Any) -> bool:
-    """Return whether a module is a normalisation with weights."""
     return "norm" in path.rpartition(".")[2].lower() and any(True for _ in module.parameters(recurse=False))
 
 
@@ -76,12 +76,14 @@ def lora_targets(model: Any, targets: tuple[str, ...]) -> tuple[Any, list[str]]:
     apart = _is_apart(model)
     if targets == ("all-linear",):
         if model.config.model_type in MAMBA_TYPES:
-            return _all_but_refused(model), []
+            head = model.get_output_embeddings()
+            every = [n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and m is not head]
+            return [name for name in every if name.rpartition(".")[2] != MAMBA_REFUSED], []
         return "all-linear", _routers(model) if apart else []
     if apart:
         targets = tuple(dict.fromkeys(UNFUSED_NAMES.get(target, target) for target in targets))
-    linears = {n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) or _is_conv1d(m)}
-    bare = {n for n, p in model.named_parameters() if p.dim() == 3 or not _owner_is_linear(n, linears)}
+    linears = {n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear | Conv1D)}
+    bare = {n for n, p in model.named_parameters() if p.dim() == 3 or n.rpartition(".")[0] not in linears}
     modules: list[str] = []
     parameters: list[str] = []
     for target in targets:
@@ -98,19 +100,10 @@ def lora_targets(model: Any, targets: tuple[str, ...]) -> tuple[Any, list[str]]:
 
 
 def _is_apart(model: Any) -> bool:
-    """Return whether the experts of `model` are modules of their own."""
     return any(isinstance(module, UnfusedExperts) for module in model.modules())
 
 
-def _all_but_refused(model: Any) -> list[str]:
-    """Return every linear of a Mamba model but its head and what PEFT refuses."""
-    head = model.get_output_embeddings()
-    linears = [n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and m is not head]
-    return [name for name in linears if name.rpartition(".")[2] != MAMBA_REFUSED]
-
-
 def _routers(model: Any) -> list[str]:
-    """Return the routers' weights, where they are bare, as PEFT's `target_parameters`."""
     found: set[str] = set()
     for path, module in model.named_modules():
         if not any(isinstance(child, UnfusedExperts) for child in module.children()):
@@ -139,25 +132,14 @@ def _own_names(model: Any) -> Iterator[None]:
 
 
 def _in_layer(name: str) -> str:
-    """Return a parameter's name without what comes before its layer's number, and the number."""
+    """Return a parameter's name behind its layer's number: "mlp.experts.down_proj"."""
     parts = name.split(".")
     numbers = [i for i, part in enumerate(parts) if part.isdecimal()]
     return ".".join(parts[numbers[0] + 1 :]) if numbers else name
 
 
 def _is_attention(model: Any, linear: str) -> bool:
-    """Return whether a linear is part of softmax attention, by its path or by the class that holds it."""
     if "linear_attn" in linear:
         return False
     owner = type(model.get_submodule(linear.rpartition(".")[0])).__name__
     return any(word in part.lower() for part in (linear, owner) for word in ("attn", "attention"))
-
-
-def _is_conv1d(module: Any) -> bool:
-    """Return whether a module is GPT-2's transposed linear."""
-    return type(module).__name__ == "Conv1D"
-
-
-def _owner_is_linear(parameter: str, linears: set[str]) -> bool:
-    """Return whether a parameter belongs to a linear module."""
-    return parameter.rpartition(".")[0] in linears

@@ -184,7 +184,6 @@ class BlackMambaPreTrainedModel(MambaPreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialise the weights of one module."""
         super()._init_weights(module)
         std = self.config.initializer_range
         if isinstance(module, BlackMambaRouter):

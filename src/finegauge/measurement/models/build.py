@@ -1,4 +1,14 @@
-"""The model of a run with weights, on a device, in the state in which it trains."""
+"""The real model of a run, with its weights on a device, ready to take a step.
+
+Weights are random, or those of a local folder that holds safetensors beside its config.json. Nothing is
+fetched and no code of a model repository is run. A model that is to be quantised is built as shapes first
+and given weights one module at a time, so that it never takes more than its quantised self and one module.
+
+Reward and value models return one number per token instead of a distribution over words: the head of the
+language model is replaced by a linear to one value that always trains; everything below stays as the run
+says, adapters and quantisation included. What a family does to its logits (a scale, a soft cap) it does to
+the values too.
+"""
 
 import os
 import warnings
@@ -27,96 +37,64 @@ from finegauge.model.graph import build
 from finegauge.run.field import version_numbers
 from finegauge.run.run import Run
 
-
-def select_trained(model: Any, run: Run) -> None:
-    """Let only the parameters train that the run says; beside adapters PEFT has seen to it."""
-    if run.trains_adapters:
-        return
-    if run.method == "freeze":
-        _freeze_all_but_last(model, run.freeze_trainable_layers or 0)
-    for name, parameter in model.named_parameters():
-        if "norms" in run.trainable_extra and "norm" in name.lower():
-            parameter.requires_grad_(True)
-    for extra, module in (
-        ("embed_tokens", model.get_input_embeddings()),
-        ("lm_head", model.get_output_embeddings()),
-    ):
-        if extra in run.trainable_extra and module is not None:
-            module.requires_grad_(True)
-
-
-def _freeze_all_but_last(model: Any, trained: int) -> None:
-    """Freeze everything but the last `trained` layers."""
-    numbers = {name: _layer(name) for name, _ in model.named_parameters()}
-    first = max(numbers.values(), default=0) + 1 - trained
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(numbers[name] >= first)
-
-
-def _layer(parameter: str) -> int:
-    """Return the number of the layer that a parameter belongs to; -1 outside the layers."""
-    return next((int(part) for part in parameter.split(".") if part.isdecimal()), -1)
-
-
-_KEPT = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_dot_product_flash_attention",
+POSITION_TABLES = ("wpe", "embed_positions")  # of GPT-2's and OPT's kin
+# What selective checkpointing keeps: matrix products and attention, as predictions take it
+KEPT_OPERATORS = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_dot_product_flash_attention",
          "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
          "_scaled_dot_product_flash_attention_for_cpu")  # fmt: skip
 
 
-def checkpoint_layers(model: Any, run: Run) -> None:
-    """Let the layers of a transformers model keep as little as `run` says."""
-    kind = run.activation_checkpointing
-    if kind == "none":
-        return
-    if kind == "selective":
-        from torch.utils.checkpoint import create_selective_checkpoint_contexts
+class Scores(NamedTuple):
+    """What a scalar model returns."""
 
-        context = partial(create_selective_checkpoint_contexts, _policy)
-        model.activation_checkpointing_enable({"use_reentrant": False, "context_fn": context})
-        return
-    model.activation_checkpointing_enable(
-        {"use_reentrant": run.checkpointing_reentrant}, offload=kind == "offload"
-    )
+    scores: Tensor  # [batch, length]; of a reward model the one of the last real token counts
 
 
-def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return whether selective checkpointing keeps what an operator returns."""
-    from torch.utils.checkpoint import CheckpointPolicy
+class ScalarModel(nn.Module):
+    """A model whose head has one output."""
 
-    del context, args, kwargs
-    kept = operator.namespace == "aten" and operator._schema.name.partition("::")[2] in _KEPT
-    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+    def __init__(self, model: Any) -> None:
+        """Wrap a language model whose head is scalar, or PEFT's wrapper around one."""
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Scores:
+        """Return a score for every token."""
+        logits = self.model(
+            input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **kwargs
+        ).logits
+        return Scores(logits.squeeze(-1))
+
+    def get_base_model(self) -> Any:
+        """Return the transformers model inside."""
+        return Subject(None, self.model, None).base  # type: ignore[arg-type]
 
 
-POSITION_TABLES = ("wpe", "embed_positions")  # of GPT-2's and OPT's kin
-
-
-def subject_of(run: Run, device: torch.device | str, *, seed: int = 0) -> Subject:
+def subject_of(run: Run, device: torch.device | str, *, seed: int = 0, scalar: bool = False) -> Subject:
     """Return the model of `run` with its weights on `device`, in training mode.
 
     Args:
         run: The question; model, method, precision and kernels are its fields.
         device: Where it lives: "cpu" or "cuda".
         seed: Of the random weights and adapters.
+        scalar: Give it a head with one output in place of one per word, which trains whatever else does.
     Raises: UnsupportedError for what no installed library builds, FieldError for what
         contradicts the model.
     """
     place = torch.device(device)
-    checked(run, place)
-    with warnings.catch_warnings(), seeded(seed, place):
+    _check(run, place)
+    with warnings.catch_warnings(), _seeded(seed, place):
         warnings.simplefilter("ignore")
-        model, notes = base_model(run, place)
-        return finish(model, run, place, notes)
+        base, notes = _base_model(run, place, scalar=scalar)
+        model = _finished(base, run, place)
+        if scalar:
+            base.get_output_embeddings().requires_grad_(True)
+            model = ScalarModel(model)
+    return Subject(run, model, place, notes)
 
 
-def base_model(run: Run, place: torch.device, *, scalar: bool = False) -> tuple[Any, tuple[str, ...]]:
-    """Return the model without adapters, quantised if the run says so, and what is to be said of it.
-
-    Args:
-        run: The question.
-        place: The device.
-        scalar: Give it a head with one output in place of one per word.
-    """
+def _base_model(run: Run, place: torch.device, *, scalar: bool = False) -> tuple[Any, tuple[str, ...]]:
+    """Return the model without adapters, quantised if the run says so, and notes on how it is built."""
     found = class_of(run.config, run.num_experts_per_tok)
     if scalar:
         found.settings.tie_word_embeddings = found.settings.get_text_config().tie_word_embeddings = False
@@ -146,8 +124,8 @@ def base_model(run: Run, place: torch.device, *, scalar: bool = False) -> tuple[
     return model, (*notes, *_missing_kernels(model, run))
 
 
-def finish(model: Any, run: Run, place: torch.device, notes: tuple[str, ...]) -> Subject:
-    """Return the subject: adapters, what trains, checkpointing and compilation as the run says."""
+def _finished(model: Any, run: Run, place: torch.device) -> Any:
+    """Return the model with adapters, what trains, checkpointing and compilation as the run says."""
     _check_positions(model, run)
     if run.method == "qlora":
         model.requires_grad_(False)
@@ -164,7 +142,7 @@ def finish(model: Any, run: Run, place: torch.device, notes: tuple[str, ...]) ->
     model.train()
     if run.compile:
         model.compile()
-    return Subject(run, model, place, notes)
+    return model
 
 
 def autocasting(run: Run, device: torch.device) -> AbstractContextManager[Any]:
@@ -184,8 +162,61 @@ def checkpoint_folder(run: Run) -> str:
     return folder if any(name.endswith((".safetensors", ".safetensors.index.json")) for name in held) else ""
 
 
-def checked(run: Run, place: torch.device) -> None:
-    """Refuse what would not be the run that was asked for."""
+def select_trained(model: Any, run: Run) -> None:
+    """Let only the parameters train that the run says; beside adapters PEFT has seen to it."""
+    if run.trains_adapters:
+        return
+    if run.method == "freeze":
+        _freeze_all_but_last(model, run.freeze_trainable_layers or 0)
+    for name, parameter in model.named_parameters():
+        if "norms" in run.trainable_extra and "norm" in name.lower():
+            parameter.requires_grad_(True)
+    for extra, module in (
+        ("embed_tokens", model.get_input_embeddings()),
+        ("lm_head", model.get_output_embeddings()),
+    ):
+        if extra in run.trainable_extra and module is not None:
+            module.requires_grad_(True)
+
+
+def _freeze_all_but_last(model: Any, trained: int) -> None:
+    numbers = {name: _layer(name) for name, _ in model.named_parameters()}
+    first = max(numbers.values(), default=0) + 1 - trained
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(numbers[name] >= first)
+
+
+def _layer(parameter: str) -> int:
+    """Return the number of the layer that a parameter belongs to; -1 outside the layers."""
+    return next((int(part) for part in parameter.split(".") if part.isdecimal()), -1)
+
+
+def checkpoint_layers(model: Any, run: Run) -> None:
+    """Let the layers of a transformers model keep as little as `run` says."""
+    kind = run.activation_checkpointing
+    if kind == "none":
+        return
+    if kind == "selective":
+        from torch.utils.checkpoint import create_selective_checkpoint_contexts
+
+        context = partial(create_selective_checkpoint_contexts, _policy)
+        model.activation_checkpointing_enable({"use_reentrant": False, "context_fn": context})
+        return
+    model.activation_checkpointing_enable(
+        {"use_reentrant": run.checkpointing_reentrant}, offload=kind == "offload"
+    )
+
+
+def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    del context, args, kwargs
+    kept = operator.namespace == "aten" and operator._schema.name.partition("::")[2] in KEPT_OPERATORS
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _check(run: Run, place: torch.device) -> None:
+    """Refuse what would not be the run that was requested."""
     if run.method == "gptq_lora":
         raise UnsupportedError("method=gptq_lora cannot be measured; qlora, lora, full and freeze can.")
     if run.method != "qlora" and run.weights_dtype not in DTYPES:
@@ -202,7 +233,6 @@ def checked(run: Run, place: torch.device) -> None:
 
 
 def _check_positions(model: Any, run: Run) -> None:
-    """Refuse sequences that are longer than the table of positions that a model learns."""
     for path, module in model.named_modules():
         if path.rpartition(".")[2] not in POSITION_TABLES or not isinstance(module, torch.nn.Embedding):
             continue
@@ -215,7 +245,7 @@ def _check_positions(model: Any, run: Run) -> None:
 
 
 @contextmanager
-def seeded(seed: int, place: torch.device) -> Iterator[None]:
+def _seeded(seed: int, place: torch.device) -> Iterator[None]:
     """Let random numbers start at `seed` inside, and go on outside as if none had been drawn."""
     with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
         torch.manual_seed(seed)
@@ -223,7 +253,6 @@ def seeded(seed: int, place: torch.device) -> Iterator[None]:
 
 
 def _attention(run: Run, found: ModelClass, place: torch.device) -> tuple[str, tuple[str, ...]]:
-    """Return transformers' name for the run's attention as it can be had here, and what is to be said."""
     if not hasattr(type(found.settings.get_text_config())(), "num_attention_heads"):
         return "eager", ()  # there is none to choose
     if run.attention == "sdpa" and not found.model_class._supports_sdpa:
@@ -236,7 +265,7 @@ def _attention(run: Run, found: ModelClass, place: torch.device) -> tuple[str, t
 
 
 def _experts(model: Any, run: Run) -> tuple[str, ...]:
-    """Put the experts into the form of the run: one tensor or modules; return what is to be said."""
+    """Put the experts into the form of the run: one tensor or modules; return notes on it."""
     if not any(is_fused(module) for module in model.modules()):
         return ()
     old = version_numbers(run.transformers_version) < (5, 0)
@@ -250,7 +279,6 @@ def _experts(model: Any, run: Run) -> tuple[str, ...]:
 
 
 def _replace_head(model: Any) -> None:
-    """Give a language model a head of one output, as wide and on the same device as its own."""
     old = model.get_output_embeddings()
     head = torch.nn.Linear(old.in_features, 1, bias=False, device=old.weight.device, dtype=old.weight.dtype)
     if not head.weight.is_meta:
@@ -259,52 +287,7 @@ def _replace_head(model: Any) -> None:
 
 
 def _missing_kernels(model: Any, run: Run) -> tuple[str, ...]:
-    """Say where Mamba layers run in PyTorch for want of the kernels that the run has."""
     mixers = [module for module in model.modules() if hasattr(module, "A_log") and hasattr(module, "conv1d")]
     if mixers and run.ssm_kernels == "fused" and not (find_spec("mamba_ssm") and find_spec("causal_conv1d")):
         return ("mamba_ssm or causal_conv1d is not installed: the scan is PyTorch's (ssm_kernels=slow)",)
     return ()
-
-
-class Scores(NamedTuple):
-    """What a scalar model returns."""
-
-    scores: Tensor  # [batch, length]; of a reward model the one of the last real token counts
-
-
-class ScalarModel(nn.Module):
-    """A model whose head has one output."""
-
-    def __init__(self, model: Any) -> None:
-        """Wrap a language model whose head is scalar, or PEFT's wrapper around one."""
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Scores:
-        """Return a score for every token."""
-        logits = self.model(
-            input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **kwargs
-        ).logits
-        return Scores(logits.squeeze(-1))
-
-    def get_base_model(self) -> Any:
-        """Return the transformers model inside."""
-        return Subject(None, self.model, None).base  # type: ignore[arg-type]
-
-
-def scalar_subject_of(run: Run, device: torch.device | str, *, seed: int = 0) -> Subject:
-    """Return the model of `run` with a scalar head, which trains whatever else does.
-
-    Raises: UnsupportedError, FieldError as `subject_of`.
-    """
-    place = torch.device(device)
-    checked(run, place)
-    with warnings.catch_warnings(), seeded(seed, place):
-        warnings.simplefilter("ignore")
-        model, notes = base_model(run, place, scalar=True)
-        subject = finish(model, run, place, notes)
-        model.get_output_embeddings().requires_grad_(True)
-    return subject._replace(model=ScalarModel(subject.model))
-
-
-__all__ = ["autocasting", "subject_of"]

@@ -53,7 +53,6 @@ class InBackward:
             parameter.register_post_accumulate_grad_hook(self._update)
 
     def _update(self, parameter: torch.nn.Parameter) -> None:
-        """Use a gradient up."""
         self.optimizers[id(parameter)].step()
         parameter.grad = None
 
@@ -76,7 +75,6 @@ class InBackward:
 
 
 def _made(run: Run, trained: list[torch.nn.Parameter], learning_rate: float) -> Any:
-    """Return one optimizer over `trained`."""
     how = run.optimizer_implementation
     if run.optimizer == "adamw":
         return torch.optim.AdamW(trained, lr=learning_rate, fused=how == "fused", foreach=how == "foreach")

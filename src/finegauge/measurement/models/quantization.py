@@ -1,4 +1,12 @@
-"""Linears in 4 or 8 bit by bitsandbytes, and fused experts taken apart into linears."""
+"""Linears in 4 or 8 bit by bitsandbytes, and fused experts taken apart into linears.
+
+Every linear is replaced, as bitsandbytes' integration in transformers does, but the head, the routers, and
+Mamba's step projection, whose weight the mixer reads past its module. Quantising is done on the device that
+the model is for, one linear at a time.
+
+Transformers 5 holds the experts of a layer as two tensors, which bitsandbytes passes by. Here they are taken
+apart into the w1, w3 and w2 that transformers 4 had; the result is the same, to the last bit in fp32.
+"""
 
 from typing import Any
 
@@ -77,7 +85,6 @@ def unfuse_experts(model: nn.Module) -> int:
 
 
 def _apart(fused: Any) -> UnfusedExperts:
-    """Return fused experts as modules."""
     _refuse_unusual(fused)
     first = fused.gate_up_proj if fused.has_gate else fused.up_proj
     if fused.is_transposed:
@@ -108,7 +115,6 @@ def _refuse_unusual(fused: Any) -> None:
 
 @torch.no_grad()
 def _copy(fused: Any, number: int, expert: Expert) -> None:
-    """Give `expert` the weights of the fused expert of that number."""
     first = fused.gate_up_proj if fused.has_gate else fused.up_proj
     parts = [first[number], fused.down_proj[number]]
     if fused.is_transposed:
@@ -163,7 +169,6 @@ def _layers(model: nn.Module) -> list[nn.Module]:
 
 
 def _materialise(part: nn.Module, device: torch.device) -> None:
-    """Give what is a shape memory on `device`, whatever it holds."""
     for module in part.modules():
         if any(t.is_meta for t in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
             module.to_empty(device=device, recurse=False)
@@ -212,10 +217,6 @@ def repackable(outputs: int, inputs: int) -> bool:
 
 
 def _check_repackable(outputs: int, inputs: int) -> None:
-    """Refuse sizes that bitsandbytes cannot repack.
-
-    Raises: UnsupportedError.
-    """
     if not repackable(outputs, inputs):
         raise UnsupportedError(
             f"A linear of {inputs} inputs and {outputs} outputs cannot run in 4 bit for inference on this "
@@ -226,7 +227,6 @@ def _check_repackable(outputs: int, inputs: int) -> None:
 
 
 def _quantized(linear: Any, run: Run, device: torch.device) -> nn.Module:
-    """Return a quantised linear with the weights of `linear`, on `device`."""
     import bitsandbytes
 
     weight = linear.weight.data.T.contiguous() if isinstance(linear, Conv1D) else linear.weight.data

@@ -2,7 +2,7 @@
 
 import torch
 
-from finegauge.measurement.models.build import scalar_subject_of, subject_of
+from finegauge.measurement.models.build import subject_of
 from finegauge.measurement.options import Options
 from finegauge.measurement.phases.fine_tuning import (
     evaluation,
@@ -33,7 +33,7 @@ def phase_of(run: Run, options: Options, device: torch.device, place: Placement 
     """
     if run.phase == "ppo":
         return _ppo(run, options, device, place)
-    subject = (scalar_subject_of if run.phase == "reward" else subject_of)(run, device, seed=options.seed)
+    subject = subject_of(run, device, seed=options.seed, scalar=run.phase == "reward")
     if run.phase == "evaluate":
         return evaluation(subject, place.data(run, options))
     if run.phase in ("prefill", "decode"):
@@ -47,7 +47,6 @@ def phase_of(run: Run, options: Options, device: torch.device, place: Placement 
 
 
 def _compared(policy: Subject, options: Options, place: Placement) -> Phase:
-    """Return DPO or GRPO, which compare a policy with what it was before."""
     run, before = policy.run, copied_before(policy)
     ((policy, optimizer),) = place.trained(policy)
     reference = Reference.of(policy, before and place.frozen(before))
@@ -63,10 +62,10 @@ def _ppo(run: Run, options: Options, device: torch.device, place: Placement) -> 
     """
     policy = subject_of(run, device, seed=options.seed)
     before = copied_before(policy)
-    tuned, valued = place.trained(policy, scalar_subject_of(run, device, seed=options.seed))
+    tuned, valued = place.trained(policy, subject_of(run, device, seed=options.seed, scalar=True))
     reference = Reference.of(tuned.subject, before and place.frozen(before))
     plain = run if run.method == "qlora" else run.replace(method="full", weights_dtype=run.weights_dtype)
-    scores = scalar_subject_of(plain, device, seed=options.seed + 1)
+    scores = subject_of(plain, device, seed=options.seed + 1, scalar=True)
     scores = place.frozen(scores._replace(model=frozen(scores.model)))
     others = {"reward": scores.model}
     prompts = place.data(prompts_of(run), options)

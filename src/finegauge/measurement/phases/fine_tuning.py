@@ -156,7 +156,6 @@ def preference_optimisation(
 
 
 def _next_pair(data: Iterator[Batch]) -> Pairs:
-    """Return the next two batches, the first of them preferred, padded to the longer."""
     chosen, rejected = next(data), next(data)
     length = max(chosen.input_ids.shape[1], rejected.input_ids.shape[1])
 

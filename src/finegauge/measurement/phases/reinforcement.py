@@ -218,7 +218,6 @@ class PPO:
         return _facts(completions, loss, reward, kl)
 
     def _scored(self, completions: Completions) -> Rollout:
-        """Return what policy, reference, value and reward model say of `completions`."""
         inputs, labels = completions.inputs, completions.labels
         with inference(self.subject.model), inference(self.value.model):
             log_probs = self.subject.strategy.infer(_log_probs, self.subject, completions)

@@ -57,7 +57,6 @@ def refuse(run: Run, options: Options) -> None:
 
 
 def _refuse_places(run: Run, options: Options) -> None:
-    """Refuse more ranks than this machine has room for."""
     if run.num_nodes > 1:
         raise UnsupportedError(f"num_nodes={run.num_nodes}: only this machine is measured; set num_nodes=1.")
     cores = os.cpu_count() or 1
@@ -178,7 +177,6 @@ def _energy(ranks: list[Profile]) -> tuple[Breakdown, dict[str, Any]]:
 
 
 def _rank(number: int, profile: Profile) -> dict[str, Any]:
-    """Return what is told of one rank."""
     seen = profile.observations
     return {
         "rank": number,
@@ -194,7 +192,6 @@ def _rank(number: int, profile: Profile) -> dict[str, Any]:
 
 
 def _launched(run: Run, options: Options, tell: Tell) -> Ranks:
-    """Run every rank to its end."""
     with TemporaryDirectory(prefix="finegauge-ranks-") as name:
         folder = Path(name)
         trial = {"run": run_document(run), "options": options._asdict()}
@@ -224,7 +221,6 @@ def _launched(run: Run, options: Options, tell: Tell) -> Ranks:
 
 
 def _follow(torchrun: "subprocess.Popen[bytes]", progress: Path, tell: Tell) -> None:
-    """Pass on what the first rank tells until torchrun ends."""
     told = 0
     while True:
         over = torchrun.poll() is not None
@@ -239,7 +235,6 @@ def _follow(torchrun: "subprocess.Popen[bytes]", progress: Path, tell: Tell) -> 
 
 
 def _answers(folder: Path, num_ranks: int) -> list[tuple[int, Profile]]:
-    """Return the profiles that ranks have written, in the order in which they did."""
     found = []
     for rank in range(num_ranks):
         path = folder / f"{rank}.json"

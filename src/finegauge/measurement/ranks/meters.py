@@ -116,7 +116,6 @@ def sent_in(step: Callable[[], object]) -> list[Sent]:
 
 
 def _settle() -> None:
-    """Wait for what a GPU has been given to do."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
@@ -192,7 +191,6 @@ def storages() -> Set[int]:
 
 
 def _everything() -> Iterator[torch.Tensor]:
-    """Yield every tensor that Python knows of."""
     gc.collect()
     for found in gc.get_objects():
         if issubclass(type(found), torch.Tensor) and found.layout is torch.strided and not found.is_meta:
@@ -200,12 +198,10 @@ def _everything() -> Iterator[torch.Tensor]:
 
 
 def _tensors(model: torch.nn.Module) -> list[torch.Tensor]:
-    """Return what this rank holds of the parameters and buffers of a model."""
     return [_local(tensor) for tensor in (*model.parameters(), *model.buffers(), *constants(model))]
 
 
 def _gradients(one: Trained) -> Iterator[torch.Tensor]:
-    """Yield the gradients of a model, DeepSpeed's parts of them included."""
     yield from (_local(p.grad) for p in one.subject.model.parameters() if p.grad is not None)
     zero = one.optimizer
     for parts in (getattr(zero, "averaged_gradients", None) or {}).values():
@@ -235,7 +231,6 @@ def _buckets(one: Trained) -> float:
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the part of a tensor that lies on this rank."""
     if isinstance(tensor, DTensor):
         return tensor.to_local()
     part = getattr(tensor, "ds_tensor", None)  # of ZeRO-3, which leaves the parameter itself empty
@@ -249,7 +244,6 @@ def _values(tensors: Iterable[torch.Tensor]) -> float:
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> float:
-    """Return the bytes of the storages of `tensors`, each once."""
     return float(sum({storage_key(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}.values()))
 
 
@@ -307,7 +301,6 @@ class _Settled(Collectives):
 
 
 def _seen(profiled: Any) -> tuple[list[Span], list[Block]]:
-    """Return the marks and the blocks that a profiler has recorded."""
     from torch._C._profiler import _EventType
 
     spans: list[Span] = []
@@ -348,6 +341,5 @@ def running(spans: list[Span], blocks: list[Block]) -> dict[str, float]:
 
 
 def _around(at: int, spans: list[Span]) -> Span | None:
-    """Return which of `spans`, one after the other, an instant lies in."""
     number = bisect_right(spans, at, key=lambda span: span.begin)
     return spans[number - 1] if number and at <= spans[number - 1].end else None

@@ -85,7 +85,6 @@ def check_installed() -> None:
 
 
 def _imported() -> Any:
-    """Return DeepSpeed, quiet and without what it would compile."""
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")
@@ -96,7 +95,6 @@ def _imported() -> Any:
 
 
 def _settings(run: Run, trained: int) -> dict[str, Any]:
-    """Return DeepSpeed's configuration of `run`, of whose parameters so many are trained."""
     stage = int(run.sharding[-1])
     zero: dict[str, Any] = {"stage": stage, "reduce_bucket_size": min(BUCKET, trained) or BUCKET}
     if stage == 3:
@@ -148,7 +146,6 @@ class RankPlacement(Placement):
 
 
 def _trained(subject: Subject) -> Trained:
-    """Return `subject` divided among the ranks of the process group, and its optimizer."""
     run, module = subject.run, Calls(subject.model)
     if run.sharding.startswith("zero"):
         zero = Zero(run, module, subject.trained)

@@ -8,7 +8,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from finegauge.errors import UnsupportedError
 from finegauge.measurement.models.adapters import lora_targets
-from finegauge.measurement.models.build import scalar_subject_of
+from finegauge.measurement.models.build import subject_of
 from finegauge.measurement.models.optimizers import optimizer_of
 from finegauge.measurement.models.quantization import unfuse_experts
 from finegauge.model.weights import Trained, state_bytes
@@ -124,7 +124,7 @@ def test_in_backward_cannot_accumulate() -> None:
 @pytest.mark.parametrize("family", ["llama-biased-tied", "mixtral", "blackmamba"])
 def test_scalar_models_score_every_token(family: str, fields: dict[str, Any]) -> None:
     run = run_of(family, phase="reward", **fields)
-    scored = scalar_subject_of(run, "cpu")
+    scored = subject_of(run, "cpu", scalar=True)
     ids = torch.arange(1, 33).view(2, 16)
     scores = scored.model(input_ids=ids).scores
     assert scores.shape == ids.shape

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from finegauge.measurement.models.build import scalar_subject_of, subject_of
+from finegauge.measurement.models.build import subject_of
 from finegauge.measurement.models.optimizers import optimizer_of
 from finegauge.measurement.phases.fine_tuning import last_scores, preference_optimisation, reward_model
 from finegauge.measurement.phases.generation import Prompts, generate
@@ -28,7 +28,7 @@ def before(policy: Subject) -> Reference:
 
 def test_a_reward_model_learns_the_preference(tmp_path: Path) -> None:
     run = tiny_run(tmp_path, phase="reward", micro_batch_size=4)
-    subject = scalar_subject_of(run, CPU)
+    subject = subject_of(run, CPU, scalar=True)
     phase = reward_model(
         subject, optimizer_of(run, subject.trained, learning_rate=RATE), preferred_then_not()
     )
@@ -71,7 +71,7 @@ def test_ppo_raises_the_reward(tmp_path: Path) -> None:
         gradient_accumulation_steps=2,
     )
     torch.manual_seed(0)
-    policy, value = Placement().trained(subject_of(run, CPU), scalar_subject_of(run, CPU))
+    policy, value = Placement().trained(subject_of(run, CPU), subject_of(run, CPU, scalar=True))
     for group in policy.optimizer.param_groups:
         group["lr"] = RATE
     phase = PPO(policy, value, before(policy.subject), even_token_reward, prompts(32))
@@ -115,7 +115,7 @@ def test_prompts_are_filled_up_on_the_left_and_answers_have_their_length(tmp_pat
 
 
 def test_the_last_real_token_is_scored(tmp_path: Path) -> None:
-    subject = scalar_subject_of(tiny_run(tmp_path), CPU)
+    subject = subject_of(tiny_run(tmp_path), CPU, scalar=True)
     padded = torch.tensor([[3, 4, 5, 0, 0]])
     mask = torch.tensor([[1, 1, 1, 0, 0]])
     alone = last_scores(subject, {"input_ids": padded[:, :3]})
