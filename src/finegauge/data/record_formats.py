@@ -75,8 +75,8 @@ class Instruction(NamedTuple):
 
     def messages(self) -> list[Message]:
         """Return the parts as a conversation, instruction and input joined by a line break."""
-        asked = f"{self.instruction}\n{self.context}" if self.context else self.instruction
-        turns = [turn for pair in (*self.history, (asked, self.output)) for turn in _exchange(*pair)]
+        question = f"{self.instruction}\n{self.context}" if self.context else self.instruction
+        turns = [turn for pair in (*self.history, (question, self.output)) for turn in _exchange(*pair)]
         return [{"role": "system", "content": self.system}, *turns] if self.system else turns
 
 
@@ -94,14 +94,14 @@ class Counted(NamedTuple):
     num_loss: int
 
 
-Said = Plain | Pair | Instruction | Chat | Counted
+Content = Plain | Pair | Instruction | Chat | Counted
 
 
-def _exchange(asked: str, answered: str) -> tuple[Message, Message]:
-    return {"role": "user", "content": asked}, {"role": "assistant", "content": answered}
+def _exchange(question: str, answer: str) -> tuple[Message, Message]:
+    return {"role": "user", "content": question}, {"role": "assistant", "content": answer}
 
 
-def _tokens(record: Record) -> Said | None:
+def _tokens(record: Record) -> Content | None:
     ids, labels = record.get("input_ids"), record.get("labels")
     if not isinstance(ids, list):
         return None
@@ -112,14 +112,14 @@ def _tokens(record: Record) -> Said | None:
     return Counted(ids, sum(label != IGNORED_LABEL for label in labels[: len(ids)]))
 
 
-def _messages(record: Record) -> Said | None:
+def _messages(record: Record) -> Content | None:
     turns = record.get("messages")
     if not isinstance(turns, list):
         return None
     return Chat([_message(turn, "role", "content") for turn in turns], _tools(record))
 
 
-def _sharegpt(record: Record) -> Said | None:
+def _sharegpt(record: Record) -> Content | None:
     turns = record.get("conversations", record.get("conversation"))
     if not isinstance(turns, list):
         return None
@@ -158,7 +158,7 @@ def _tools(record: Record) -> list[Any] | None:
     return tools if isinstance(tools, list) and tools else None
 
 
-def _alpaca(record: Record) -> Said | None:
+def _alpaca(record: Record) -> Content | None:
     instruction, output = record.get("instruction"), record.get("output")
     if not isinstance(instruction, str) or not isinstance(output, str):
         return None
@@ -170,7 +170,7 @@ def _alpaca(record: Record) -> Said | None:
         _optional(record, "input"),
         output,
         _optional(record, "system"),
-        tuple((asked, answered) for asked, answered in history),
+        tuple((question, answer) for question, answer in history),
     )
 
 
@@ -179,36 +179,38 @@ def _optional(record: Record, key: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _preference(record: Record) -> Said | None:
+def _preference(record: Record) -> Content | None:
     if "chosen" not in record or "rejected" not in record:
         return None
-    return _question(record.get("prompt") or "", record["chosen"], record)
+    return _prompt_and_answer(record.get("prompt") or "", record["chosen"], record)
 
 
-def _prompt_completion(record: Record) -> Said | None:
-    for asked, answered in PAIRS:
-        if asked in record and answered in record:
-            found = _question(record[asked], record[answered], record)
-            if isinstance(found, Pair) and answered != "completion":
+def _prompt_completion(record: Record) -> Content | None:
+    for question, answer in PAIRS:
+        if question in record and answer in record:
+            found = _prompt_and_answer(record[question], record[answer], record)
+            if isinstance(found, Pair) and answer != "completion":
                 return found._replace(between="\n")
             if found is not None:
                 return found
     return None
 
 
-def _question(asked: Any, answered: Any, record: Record) -> Said | None:
+def _prompt_and_answer(question: Any, answer: Any, record: Record) -> Content | None:
     """Return a question and its answer, each a text or a list of messages."""
-    if isinstance(asked, str) and isinstance(answered, str):
-        return Pair(asked, answered)
-    if not isinstance(answered, list):
+    if isinstance(question, str) and isinstance(answer, str):
+        return Pair(question, answer)
+    if not isinstance(answer, list):
         return None
-    before = [{"role": "user", "content": asked}] if isinstance(asked, str) and asked else asked or []
+    before = (
+        [{"role": "user", "content": question}] if isinstance(question, str) and question else question or []
+    )
     if not isinstance(before, list):
         return None
-    return Chat([_message(turn, "role", "content") for turn in (*before, *answered)], _tools(record))
+    return Chat([_message(turn, "role", "content") for turn in (*before, *answer)], _tools(record))
 
 
-def _text(record: Record) -> Said | None:
+def _text(record: Record) -> Content | None:
     return Plain(record["text"]) if isinstance(record.get("text"), str) else None
 
 
@@ -216,7 +218,7 @@ def _is_exchange(value: object) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(isinstance(part, str) for part in value)
 
 
-FORMATS: dict[str, Callable[[Record], Said | None]] = {
+FORMATS: dict[str, Callable[[Record], Content | None]] = {
     "tokens": _tokens,
     "messages": _messages,
     "sharegpt": _sharegpt,
@@ -234,7 +236,7 @@ USED_KEYS = frozenset(
 )
 
 
-def read_record(record: Any, wanted: str | None) -> tuple[str, Said]:
+def read_record(record: Any, wanted: str | None) -> tuple[str, Content]:
     """Return the format of a record, and what it says.
 
     Args:
@@ -249,14 +251,14 @@ def read_record(record: Any, wanted: str | None) -> tuple[str, Said]:
     if not isinstance(record, Mapping):
         raise Unreadable(f"{shown(record)} is neither a text nor a mapping")
     if wanted is not None:
-        said = FORMATS[wanted](record)
-        if said is None:
+        content = FORMATS[wanted](record)
+        if content is None:
             raise Unreadable(f"{_keys(record)} is no record of format {wanted}")
-        return wanted, said
+        return wanted, content
     for name, read in FORMATS.items():
-        said = read(record)
-        if said is not None:
-            return name, said
+        content = read(record)
+        if content is not None:
+            return name, content
     raise Unreadable(
         f"none of the keys {_keys(record)} holds its text; use 'text', 'messages', or a pair such as "
         f"'prompt' and 'completion'"

@@ -4,7 +4,16 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from finegauge.data.record_formats import Chat, Counted, Instruction, Message, Pair, Plain, Said, Unreadable
+from finegauge.data.record_formats import (
+    Chat,
+    Content,
+    Counted,
+    Instruction,
+    Message,
+    Pair,
+    Plain,
+    Unreadable,
+)
 from finegauge.data.tokenizer import INSTALL, TokenizerFiles, read_bytes
 from finegauge.errors import FieldError, FileFormatError, UnsupportedError, did_you_mean, shown
 
@@ -102,11 +111,11 @@ def _spoken(text: str, messages: Sequence[Message]) -> Spans:
     """
     spans, at = [], 0
     for message in messages:
-        said = words(message.get("content")).strip()
-        found = text.find(said, at) if said else -1
+        spoken = words(message.get("content")).strip()
+        found = text.find(spoken, at) if spoken else -1
         if found < 0:
             continue
-        at = found + len(said)
+        at = found + len(spoken)
         if message.get("role") == "assistant":
             spans.append((found, at))
     return spans
@@ -158,19 +167,19 @@ class Rendering(NamedTuple):
     pairs_by_alpaca: bool
     end_of_text: str
 
-    def render(self, said: Said) -> Rendered:
+    def render(self, content: Content) -> Rendered:
         """Return the text of what a record says. Raises: Unreadable where a template refuses it."""
-        if isinstance(said, Plain):
-            return self._written(said.text, None)
-        if isinstance(said, Counted):
-            return Rendered("", None, is_template=True, counted=said)
-        if isinstance(said, Chat):
-            return self._chat(said.messages, said.tools)
-        if isinstance(said, Pair):
+        if isinstance(content, Plain):
+            return self._written(content.text, None)
+        if isinstance(content, Counted):
+            return Rendered("", None, is_template=True, counted=content)
+        if isinstance(content, Chat):
+            return self._chat(content.messages, content.tools)
+        if isinstance(content, Pair):
             if not (self.pairs_by_chat or self.pairs_by_alpaca):
-                return self._answered(said)
-            said = Instruction(said.prompt, "", said.answer, "", ())
-        return self._instruction(said)
+                return self._answered(content)
+            content = Instruction(content.prompt, "", content.answer, "", ())
+        return self._instruction(content)
 
     def _chat(self, messages: list[Message], tools: list[Any] | None) -> Rendered:
         if not any(words(turn.get("content")).strip() or turn.get("tool_calls") for turn in messages):
@@ -179,33 +188,33 @@ class Rendering(NamedTuple):
             return Rendered(*self.by_chat.render(messages, tools), is_template=True)
         parts, spans, at = [], [], 0
         for turn in messages:
-            said = words(turn.get("content"))
+            spoken = words(turn.get("content"))
             if turn.get("role") == "assistant":
-                spans.append((at, at + len(said)))
-            parts.append(said)
-            at += len(said) + 1
+                spans.append((at, at + len(spoken)))
+            parts.append(spoken)
+            at += len(spoken) + 1
         return self._written("\n".join(parts), spans)
 
-    def _instruction(self, said: Instruction) -> Rendered:
-        if not (said.instruction + said.context + said.output).strip():
+    def _instruction(self, record: Instruction) -> Rendered:
+        if not (record.instruction + record.context + record.output).strip():
             return Rendered("", [], is_template=True)
         if self.alpaca_by_chat:
-            return self._chat(said.messages(), None)
+            return self._chat(record.messages(), None)
         if self.name == "plain":
-            asked = [part for part in (said.instruction, said.context) if part]
-            return self._answered(Pair("\n".join([*asked, ""]), said.output))
-        head = said.system or f"{_TASK}{_CONTEXT if said.context else ''}. {_ANSWER}"
-        given = f"\n\n### Input:\n{said.context}" if said.context else ""
-        past = "".join(f"### Instruction:\n{a}\n\n### Response:\n{b}\n\n" for a, b in said.history)
-        prompt = f"{head}\n\n{past}### Instruction:\n{said.instruction}{given}\n\n### Response:\n"
-        return self._answered(Pair(prompt, said.output))
+            question = [part for part in (record.instruction, record.context) if part]
+            return self._answered(Pair("\n".join([*question, ""]), record.output))
+        head = record.system or f"{_TASK}{_CONTEXT if record.context else ''}. {_ANSWER}"
+        given = f"\n\n### Input:\n{record.context}" if record.context else ""
+        past = "".join(f"### Instruction:\n{a}\n\n### Response:\n{b}\n\n" for a, b in record.history)
+        prompt = f"{head}\n\n{past}### Instruction:\n{record.instruction}{given}\n\n### Response:\n"
+        return self._answered(Pair(prompt, record.output))
 
     def _answered(self, pair: Pair) -> Rendered:
-        asked = pair.prompt + pair.between
-        text = asked + pair.answer
+        question = pair.prompt + pair.between
+        text = question + pair.answer
         if not text.strip():
             return Rendered("", [], is_template=False)
-        spans = [(len(asked), len(text))] if pair.answer.strip() else []
+        spans = [(len(question), len(text))] if pair.answer.strip() else []
         return self._written(text, spans)
 
     def _written(self, text: str, answers: Spans | None) -> Rendered:

@@ -117,8 +117,8 @@ class Tally:
             if isinstance(record, dict) and (len(self.shapes) < MOST_SHAPES or tuple(record) in self.shapes):
                 self.shapes[tuple(record)] += 1
             try:
-                name, said = read_record(record, wanted)
-                text = made.render(said)
+                name, content = read_record(record, wanted)
+                text = made.render(content)
             except Unreadable as error:
                 self._refuse(row, str(error))
                 continue
