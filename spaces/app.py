@@ -1,18 +1,19 @@
 """FineGauge as a Hugging Face Space: a form in front of the functions that answer the local page.
 
 A pasted configuration and a few `field=value` lines become a run (`web.form`), the run an answer
-(`web.answer`) or a plan (`web.planned`). A wrong input is one sentence; nothing that is pasted names a
+or a plan, shown by the layouts of `render`. A wrong input is one sentence; nothing that is pasted names a
 file of the machine that the Space runs on.
 """
 
 import os
 from typing import TYPE_CHECKING
 
+from finegauge.answers.estimate import estimate_answer
+from finegauge.answers.plan import plan_answer
 from finegauge.errors import FieldError, FineGaugeError
-from finegauge.planning.estimate import estimate
 from finegauge.planning.plan import plan
-from finegauge.render.bars import Table
-from finegauge.web.estimate_view import answer_of
+from finegauge.render.estimate import estimate_report
+from finegauge.render.report import PAGE, Note, Table, plain
 from finegauge.web.form import asked
 from finegauge.web.plan_view import planned_of, wanted_of
 from finegauge.web.upload_store import room
@@ -54,13 +55,16 @@ NOTHING: Cells = {"headers": [], "data": []}
 def answer(document: str | None, gpu: str | None, changes: str | None) -> tuple[str, Cells, Cells, Cells]:
     """Return the verdict, the figures, the memory by part and the offers, for one run on one GPU."""
     try:
-        found = answer_of(estimate(_run(document, gpu, changes)))
+        found = estimate_report(estimate_answer([_run(document, gpu, changes)]), PAGE)
     except FineGaugeError as error:
         return f"**Error:** {error}", NOTHING, NOTHING, NOTHING
     tiles = Table("", ("figure", "value", "remark"), tuple(tile[:3] for tile in found.tiles))
-    memory = found.breakdowns[0] if found.breakdowns else None
-    notes = "\n".join(f"- {line}" for line in (found.bottleneck, *found.warnings) if line)
-    return f"### {found.sentence}\n\n{notes}", _cells(tiles), _cells(memory), _cells(found.offers)
+    blocks = {part.key: part.blocks for part in found.sections}
+    tables = {key: [one for one in part if isinstance(one, Table)] for key, part in blocks.items()}
+    said = [plain(one.text) for part in blocks.values() for one in part if isinstance(one, Note)]
+    memory, offers = (next(iter(tables.get(key, ())), None) for key in ("where", "cost"))
+    notes = "\n".join(f"- {line}" for line in said)
+    return f"### {plain(found.headline)}\n\n{notes}", _cells(tiles), _cells(memory), _cells(offers)
 
 
 def best(
@@ -75,11 +79,12 @@ def best(
     limits = {"plan_within_h": within_h, "plan_budget_usd": budget_usd, "plan_minimise": minimise}
     stated = {name: str(value) for name, value in limits.items() if value}
     try:
-        found = planned_of(plan(_run(document, gpu, changes), wanted_of(stated)))
+        found = planned_of(plan_answer(plan(_run(document, gpu, changes), wanted_of(stated))))
     except FineGaugeError as error:
         return f"**Error:** {error}", NOTHING
-    said = [f"### {found.sentence}", found.rent, f"```\n{found.fields}\n```" if found.fields else ""]
-    return "\n\n".join(part for part in said if part), _cells(found.front)
+    said = [f"### {plain(found.report.headline)}", found.rent]
+    said += [f"```\n{found.fields}\n```"] if found.fields else []
+    return "\n\n".join(part for part in said if part), _cells(next(iter(found.report.tables), None))
 
 
 def page() -> "gradio.Blocks":
@@ -139,7 +144,10 @@ def _cells(table: Table | None) -> Cells:
     """Return a table of the page as Gradio takes it; nothing where there is none."""
     if table is None:
         return NOTHING
-    return {"headers": list(table.headings), "data": [list(row) for row in table.rows]}
+    return {
+        "headers": [heading.strip() for heading in table.headings],
+        "data": [[plain(cell) for cell in row] for row in table.rows],
+    }
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ def test_the_largest_gain_stands_first() -> None:
     done = finegauge("whatif", MIXTRAL)
     assert (done.code, done.err) == (0, "")
     lines = done.out.splitlines()
-    assert lines[0].startswith("As it is: fits, 28")
+    assert lines[0].startswith("Current run: fits, 28")
     rows = lines[lines.index("") + 3 :]
     assert rows[0].startswith("packing")
     assert "Will not fit: RTX 4090" in done.out

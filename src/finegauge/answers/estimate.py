@@ -5,20 +5,18 @@ own sentences, nothing laid out. The fields are those of `--json`, in its order.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from finegauge.answers.written import written
 from finegauge.planning.capacity import Bounds
 from finegauge.planning.estimate import Estimate, estimate, estimates
 from finegauge.planning.quote import ManagedPrice, PricedOffer, Quote
-from finegauge.prediction.uncertainty import WILL_NOT_FIT
+from finegauge.prediction.uncertainty import WILL_NOT_FIT, Verdict
 from finegauge.profile import Breakdown, Estimator, Exchange, Path, Profile
 from finegauge.run.run import Run
 
 if TYPE_CHECKING:
     from finegauge.planning.capacity import Capacity, MeasuredCapacity
-
-Verdict = Literal["fits", "risky", "will_not_fit"]
 
 
 @written(hidden=("is_ranked", "source"))
@@ -220,7 +218,7 @@ def gpu_estimate(one: Estimate) -> GpuEstimate:
     profile = one.profile
     return GpuEstimate(
         gpu=str(profile.run.gpu),
-        verdict=cast("Verdict", one.verdict),
+        verdict=one.verdict,
         out_of_memory_fraction=one.out_of_memory_fraction,
         safe_micro_batch_size=one.safe_micro_batch_size,
         device_memory_bytes=profile.device_memory_bytes.total,

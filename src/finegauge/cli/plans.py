@@ -2,20 +2,23 @@
 
 import os
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from finegauge.cli.progress import progress_bar
-from finegauge.cli.run_options import alongside_options, launch_options, overrides_argument, run_of, runs, say
+from finegauge.cli.run_options import (
+    alongside_options,
+    launch_options,
+    overrides_argument,
+    run_of,
+    runs,
+    say,
+    show,
+)
 from finegauge.errors import InputError, shown
 from finegauge.planning.whatif import OBJECTIVES, what_if
 from finegauge.units import HOUR_S
-
-if TYPE_CHECKING:
-    from finegauge.formats.writing import Written
-    from finegauge.planning.plan import Plan
 
 _UNITS_S = {"s": 1.0, "min": 60.0, "m": 60.0, "h": HOUR_S, "d": 24 * HOUR_S, "w": 168 * HOUR_S}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d|w)?", re.IGNORECASE)
@@ -93,7 +96,7 @@ def plan(
     It searches GPU, count, provider, method, sharding, micro-batch, checkpointing, optimizer and offload;
     model, data and the samples of an optimizer step stay. The exit code is 0 whatever it finds.
     """
-    from finegauge.planning.plan import plan as answer
+    from finegauge.planning.plan import plan as best
     from finegauge.planning.selection import Wanted
 
     framework = _checked_export(framework, folder)
@@ -104,39 +107,30 @@ def plan(
             part.strip() for text in wanted[name] for part in text.split(",") if part.strip()
         )
     with progress_bar("searching") as heard:
-        found = answer(run, Wanted(framework=framework or "", **wanted), heard=heard)
+        found = best(run, Wanted(framework=framework or "", **wanted), heard=heard)
     written = None
     if framework is not None and folder is not None and found.winner is not None:
         from finegauge.planning.plan import export
 
         written = export(found, framework, folder, recipe=run_file, overwrite=overwrite)
-    if figure is not None and found.front:
-        from finegauge.render.plan import save_front
+    from finegauge.answers.plan import plan_answer
+    from finegauge.render.plan import plan_report, save_front
 
-        save_front(found, figure)
+    answer = plan_answer(found, written)
+    if figure is not None and answer.front:
+        save_front(answer, figure)
+    show("plan", answer, plan_report, as_json=as_json)
     if as_json:
-        from finegauge.render.plan import plan_json
-
-        say(plan_json(found, written))
         return
-    from finegauge.render.plan import plan_lines
-
-    say([*plan_lines(found), *_files_lines(found, written, framework, figure)])
-
-
-def _files_lines(
-    found: "Plan", written: "Written | None", framework: str | None, figure: str | None
-) -> Iterator[str]:
-    """Yield what was written and drawn, and how to start it."""
-    from finegauge.render.files import written_section
-    from finegauge.render.terminal import section_lines
-
-    if figure is not None and found.front:
-        yield f"Drew {figure}"
+    if figure is not None and answer.front:
+        say(f"Drew {figure}")
     if written is not None:
-        yield from section_lines(written_section(written))
+        from finegauge.render.files import written_section
+        from finegauge.render.terminal import section_lines
+
+        say(section_lines(written_section(written)))
     elif framework is not None:
-        yield "Nothing was written: there is no plan."
+        say("Nothing was written: there is no plan.")
 
 
 def _checked_export(framework: str | None, folder: str | None) -> str | None:
@@ -172,9 +166,10 @@ def _list(context: click.Context, option: click.Parameter, value: object) -> Non
     if not value or context.resilient_parsing:
         return
     from finegauge.planning.whatif import SWITCHES
-    from finegauge.render.whatif import switch_lines
+    from finegauge.render.terminal import report_lines
+    from finegauge.render.whatif import switches_report
 
-    say(switch_lines((one.name, one.breaks) for one in SWITCHES))
+    say(report_lines(switches_report((one.name, one.breaks) for one in SWITCHES)))
     context.exit()
 
 
@@ -208,8 +203,14 @@ def whatif(
     A SWITCH is the name of an optimisation (--list), of a GPU, or FIELD=VALUE. With none, all are tried
     and those that gain something are shown.
     """
-    from finegauge.render.whatif import whatif_json, whatif_lines
+    from finegauge.answers.plan import whatif_answer
+    from finegauge.render.whatif import whatif_report
 
     (run,) = runs(run_file, overrides, (gpu,) if gpu else (), common=False)[:1]
-    found = what_if(run, switches, minimise=minimise, spot=spot)
-    say(whatif_json(found) if as_json else whatif_lines(found, named=bool(switches), everything=everything))
+    answer = whatif_answer(what_if(run, switches, minimise=minimise, spot=spot))
+    show(
+        "whatif",
+        answer,
+        lambda found: whatif_report(found, named=bool(switches), everything=everything),
+        as_json=as_json,
+    )

@@ -1,6 +1,5 @@
 """`finegauge report` and `reproduce`: files to look at."""
 
-import json
 import os
 from typing import TYPE_CHECKING
 
@@ -90,12 +89,13 @@ def _of_run(path: str, overrides: tuple[str, ...], gpu: str | None, *, planned: 
     """Return the report about a run, predicted or planned now."""
     run = run_of(path, overrides)
     if planned:
+        from finegauge.answers.plan import plan_answer
         from finegauge.planning.plan import plan
         from finegauge.planning.selection import Wanted
-        from finegauge.render.plan import plan_json
-        from finegauge.render.plan_report import plan_report
+        from finegauge.render.plan import plan_report
+        from finegauge.render.report import FILE
 
-        return plan_report(json.loads(plan_json(plan(run, Wanted(gpus=(gpu,) if gpu else ())))))
+        return plan_report(plan_answer(plan(run, Wanted(gpus=(gpu,) if gpu else ()))), FILE)
     from finegauge.answers.runs import on_gpus
     from finegauge.answers.study import study_answer
     from finegauge.render.estimate import estimate_report
@@ -108,9 +108,11 @@ def _of_run(path: str, overrides: tuple[str, ...], gpu: str | None, *, planned: 
 def _of_document(document: dict[str, object], path: str) -> "Report":
     """Return the report about what a command printed; of several answers, the first in full."""
     if document["command"] == "plan":
-        from finegauge.render.plan_report import plan_report
+        from finegauge.render.plan import plan_report
+        from finegauge.render.report import FILE
+        from finegauge.render.stored import plan_in
 
-        return plan_report(document, path)
+        return plan_report(plan_in(document, path), FILE)
     from finegauge.render.stored import estimates_in, profiles_in
 
     if document["command"] != "measure":

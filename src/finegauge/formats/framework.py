@@ -183,7 +183,8 @@ class Reading:
 
     def flag(self, key: str, *, default: bool = False) -> bool:
         """Return whether a key says yes."""
-        return flag(key, self.get(key, default))
+        said: bool = flag(key, self.get(key, default))
+        return said
 
     def text(self, key: str, default: str = "") -> str:
         """Return a key's word in lower case."""

@@ -85,9 +85,9 @@ def _max_batch(asked: Asked) -> str:
 
 def _plan(asked: Asked) -> str:
     """Return the cheapest, fastest or greenest way to do the run."""
+    from finegauge.answers.plan import plan_answer
     from finegauge.planning.plan import plan
     from finegauge.planning.selection import Wanted
-    from finegauge.render.plan import plan_json
     from finegauge.run.field import choice
 
     within_h, budget = asked.number("within_hours", 1e6), asked.number("budget_usd", 1e12)
@@ -102,7 +102,7 @@ def _plan(asked: Asked) -> str:
         providers=asked.texts("providers"),
         max_gpus=asked.whole("max_gpus", 64, 65_536),
     )
-    return plan_json(plan(asked.run(), wanted))
+    return document("plan", plan_answer(plan(asked.run(), wanted)))
 
 
 def _models(asked: Asked) -> str:

@@ -23,6 +23,7 @@ from finegauge.prediction.predictor import predict
 from finegauge.prediction.uncertainty import (
     FITS,
     RISKY_FROM_FRACTION,
+    Verdict,
     exceeding_fraction,
     probability_out_of_memory,
     verdict,
@@ -56,7 +57,7 @@ class Estimate(NamedTuple):
         return self.profile.run
 
     @property
-    def verdict(self) -> str:
+    def verdict(self) -> Verdict:
         """Return fits, risky or will_not_fit."""
         return verdict(self.out_of_memory_fraction)
 
@@ -135,7 +136,7 @@ class WholeRun(NamedTuple):
     num_too_long: int
 
     @property
-    def verdict(self) -> str:
+    def verdict(self) -> Verdict:
         """Return fits, risky or will_not_fit."""
         return verdict(self.out_of_memory_fraction)
 

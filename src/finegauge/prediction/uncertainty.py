@@ -9,7 +9,7 @@ profile's source, so the chance that the truth exceeds the capacity is a normal 
 """
 
 from math import log, sqrt
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from finegauge.arithmetic import erf, where
 from finegauge.arithmetic import log as logarithm
@@ -60,12 +60,15 @@ def time_interval(run: "Run", gpu: "GpuSpec", interval: Interval) -> Interval:
 RISKY_FROM_FRACTION = 0.05
 WILL_NOT_FIT_FROM_FRACTION = 0.5
 
-FITS, RISKY, WILL_NOT_FIT = "fits", "risky", "will_not_fit"
+Verdict = Literal["fits", "risky", "will_not_fit"]
+FITS: Verdict = "fits"
+RISKY: Verdict = "risky"
+WILL_NOT_FIT: Verdict = "will_not_fit"
 
 EXIT_CODES = {FITS: EXIT_DONE, RISKY: EXIT_RISKY, WILL_NOT_FIT: EXIT_WILL_NOT_FIT}
 
 
-def verdict(out_of_memory_fraction: float) -> str:
+def verdict(out_of_memory_fraction: float) -> Verdict:
     """Return the verdict on a run that runs out of memory with this probability."""
     if out_of_memory_fraction >= WILL_NOT_FIT_FROM_FRACTION:
         return WILL_NOT_FIT

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from finegauge.data.token_lengths import Findings, Lengths, quantiles
+from finegauge.catalogue.length_histogram import quantiles
+from finegauge.data.token_lengths import Findings, Lengths
 from finegauge.planning.estimate import Offender, RiskyBatch, WholeRun, whole_run
 from finegauge.prediction.uncertainty import FITS, WILL_NOT_FIT
 from finegauge.render.number_format import percent, probability
@@ -177,7 +178,7 @@ def data_json(lengths: Lengths, tokenizer: str, batching: Sequence[dict[str, Any
 
 SHOWN = 5  # of the worst batches; --json has them all
 NAMED = 3  # samples of one batch
-_COLOUR = {FITS: "green", WILL_NOT_FIT: "red"}
+_COLOUR: dict[str, str] = {FITS: "green", WILL_NOT_FIT: "red"}
 
 
 def batching_lines(lengths: "Lengths", run: "Run") -> list[str]:

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from finegauge.answers.estimate import GpuEstimate, Verdict
+from finegauge.answers.estimate import GpuEstimate
+from finegauge.prediction.uncertainty import Verdict
 from finegauge.render.report import Report, Table, plain
 from finegauge.render.run_parts import headline
 
@@ -102,7 +103,7 @@ def _table_text(table: Table) -> TableText:
 
 def answers() -> Mapping[str, Any]:
     """Return the type of the answer behind each command's `--json`; of some there are several."""
-    from finegauge.answers import estimate, files
+    from finegauge.answers import estimate, files, plan
 
     return {
         "estimate": estimate.EstimateAnswer,
@@ -113,4 +114,6 @@ def answers() -> Mapping[str, Any]:
         "check-files": CheckedFiles,
         "read": files.ReadAnswer,
         "report": ReportText,
+        "plan": plan.PlanAnswer,
+        "whatif": plan.WhatIfAnswer,
     }

@@ -87,7 +87,7 @@ def decoded(kind: Any, value: Any, run: Run) -> Any:
     Raises: KeyError, TypeError, ValueError where the value is none of that type.
     """
     origin, inner = get_origin(kind), get_args(kind)
-    if value is None or kind in (str, int, float, bool, Any) or origin is Literal:
+    if value is None or isinstance(value, Run) or kind in (str, int, float, bool, Any) or origin is Literal:
         return value
     if kind in (Profile, Breakdown):
         return profile_of(value, run) if kind is Profile else breakdown_of(value)

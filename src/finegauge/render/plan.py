@@ -1,39 +1,33 @@
-"""A plan as text, JSON and figure."""
+"""How a plan looks: the one to take first, what it changes, what surrounds it, and why not another."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from finegauge.answers.estimate import bill
+from finegauge.answers.plan import AlternativePlan, Candidate, PlanAnswer, RaisedLimit, Winner
 from finegauge.answers.study import Way
-from finegauge.planning.plan import Plan, changes
-from finegauge.planning.selection import (
-    BEATEN,
-    BUDGET,
-    EQUAL_FRACTION,
-    MEMORY,
-    RISK,
-    TIME,
-    UNKNOWN,
-    Alternative,
-    Relaxation,
-    Wanted,
-)
+from finegauge.planning.selection import BEATEN, BUDGET, EQUAL_FRACTION, MEMORY, RISK, TIME, UNKNOWN, Wanted
 from finegauge.prediction.phases import TRAINED
-from finegauge.prediction.uncertainty import WILL_NOT_FIT, verdict
+from finegauge.prediction.uncertainty import WILL_NOT_FIT
 from finegauge.render import number_format as fmt
-from finegauge.render.json import encoded, run_document
-from finegauge.render.plots.charts import check_matplotlib
-from finegauge.render.plots.drawing import png
-from finegauge.render.plots.many_runs import front_plot
-from finegauge.render.report import Plot
-from finegauge.render.run_parts import TONES, WORDS, subject
-from finegauge.render.terminal import TONE_COLOURS, columns, item, paint, wrapped
-from finegauge.render.whatif import assumed_samples_text, standing_json
+from finegauge.render.report import (
+    FILE,
+    TERMINAL,
+    Block,
+    Note,
+    Plot,
+    Report,
+    Section,
+    Table,
+    Text,
+    Tile,
+    Toned,
+    filled,
+    notes,
+    section,
+)
+from finegauge.render.run_parts import TONES, WORDS, input_table, memory_bar, subject, time_bar, title_of
+from finegauge.run.run import Run
 from finegauge.units import GIB, count, gib
-
-if TYPE_CHECKING:
-    from finegauge.formats.writing import Written
-    from finegauge.planning.whatif import Standing
-    from finegauge.run.run import Run
 
 SUPERLATIVES = {"cost": "Cheapest", "time": "Fastest", "energy": "Greenest"}
 ASPECTS = {
@@ -44,465 +38,427 @@ ASPECTS = {
     "activation_checkpointing": "checkpointing",
     "provider": "provider",
 }
-FRONT_HEADINGS = (
-    "\nplan", "memory\nGiB", "\ntime", "on\ndemand", "\nspot", "kWh\nwall",
-)  # fmt: skip
+FRONT_HEADINGS = ("\nplan", "\nprovider", "memory\nGiB", "\ntime", "on\ndemand", "\nspot", "kWh\nwall")
 FOLLOWS_FROM = {
     "padding": "packing",
     "weights_dtype": "method",
     "loss": "kernels",
 }  # not told beside its cause
+DEGREES = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel")
+NAMED = ("activation_checkpointing", "optimizer", "cpu_offload", "packing", "attention", "loss")
 MOST_ALTERNATIVES = 5  # of one aspect
 FAR_FRACTION = 19.0  # beyond twenty times the winner nobody asks why not
-PLAN_WIDTH = 56
+PLAN_WIDTH = 46
 
 
-def plan_lines(plan: Plan) -> list[str]:
-    """Return the answer, the plan to take first."""
-    lines = [*wrapped(verdict_line(plan), indent="  "), *wrapped(paint(subject(plan.run), "dim"), indent="")]
-    if plan.winner is not None:
-        lines += ["", *_change_lines(plan), *_take_lines(plan), *_base_lines(plan)]
-    if plan.front:
-        lines += ["", *_front_lines(plan)]
-    if plan.relaxations:
-        lines += ["", paint("A little more of a limit", "bold")]
-        for one in plan.relaxations:
-            lines += item(relaxation_text(plan, one))
-    if plan.alternatives:
-        lines += ["", paint("Why not", "bold"), *_alternative_lines(plan)]
-    return [*lines, "", *_note_lines(plan)]
+def plan_report(answer: PlanAnswer, medium: str = TERMINAL) -> Report:
+    """Return what is shown of a plan; a FILE has figures, of a winner its step too."""
+    winner = answer.winner
+    front, raised = _front_table(answer, medium), [_raised_text(answer, one) for one in answer.relaxations]
+    if medium == FILE:
+        sections: tuple[Section, ...] = (
+            section("cost", "Cost against time", *notes(_closing_texts(answer)), plan_front(answer), front),
+            section("changes", "What the plan changes", _change_table(answer)),
+            section("relaxations", "If you raise a limit", *map(Note, raised)),
+            section("alternatives", "Why not another", *_alternative_tables(answer)),
+            section("plan", "The plan's step", *_step_blocks(winner)),
+            section("assumptions", "The run as it is, and who stated it", *notes(answer.run.warnings),
+                    _input_table(answer.run)),
+        )  # fmt: skip
+    else:
+        why = [Note(text, label=ASPECTS[aspect]) for aspect, text in _alternative_texts(answer)]
+        listed: list[Block] = [
+            Table("", ("",), tuple((text,) for text in raised), ends_in_text=True, indent=2)
+        ]
+        if medium != TERMINAL:
+            listed = [Note(text) for text in raised]
+        against = Table("", ("", ""), tuple((Toned(one.label, "strong"), one.text) for one in why),
+                        ends_in_text=True, indent=2)  # fmt: skip
+        sections = (
+            section("take", "", _take_table(answer) if medium == TERMINAL else None),
+            section("front", "Cost, time and energy", front, said=_front_text(answer)),
+            section("relaxations", "If you raise a limit", *listed),
+            section("alternatives", "Why not", *([against] if medium == TERMINAL else why)),
+            section("basis", "", *_closing_notes(answer)),
+        )  # fmt: skip
+    return Report(
+        title=f"Plan for {title_of(answer.run).partition(' on ')[0]}",
+        headline=_headline(answer),
+        tone="bad" if winner is None else TONES[winner.verdict],
+        subject=(subject(answer.run),),
+        tiles=() if winner is None or medium == TERMINAL else tuple(_tiles(winner)),
+        sections=filled(*sections),
+    )
 
 
-def plan_name(run: "Run", beside: "Run | None" = None) -> str:
-    """Return "qlora · 2 x L40S · zero3 · 4 x 2 · full checkpointing", less what `beside` shares."""
-    parts = [run.method, machine_text(run)]
-    for name in ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"):
-        if getattr(run, name) > 1:
-            parts.append(f"{name.partition('_')[0]} {getattr(run, name)}")
-    if run.sharding != "none":
-        parts.append(run.sharding)
-    parts.append(f"{run.micro_batch_size} x {run.gradient_accumulation_steps}")
-    for name in ("activation_checkpointing", "optimizer", "cpu_offload", "packing", "attention", "loss"):
-        if beside is None or getattr(run, name) != getattr(beside, name):
-            said = _setting(name, getattr(run, name))
-            if said:
-                parts.append(said)
+def planned_fields(run: Run, candidate: Candidate | Winner) -> dict[str, Any]:
+    """Return the fields of the run that a candidate is."""
+    machine = {name: getattr(candidate, name) for name in ("gpu", "num_gpus", "num_nodes", "provider")}
+    changed = {name: tuple(v) if isinstance(v, list) else v for name, v in candidate.changes.items()}
+    return {**run.fields(), **changed, **machine}
+
+
+def _plan_name(fields: Mapping[str, Any], beside: Mapping[str, Any] | None = None) -> str:
+    """Return "qlora · 2 x L40S · zero3 · 4 x 2 · full checkpoints", less what `beside` shares."""
+    parts = [fields["method"], _machine(fields["gpu"], fields["num_gpus"], fields["num_nodes"])]
+    parts += [f"{name.partition('_')[0]} {fields[name]}" for name in DEGREES if fields[name] > 1]
+    if fields["sharding"] != "none":
+        parts.append(fields["sharding"])
+    parts.append(f"{fields['micro_batch_size']} x {fields['gradient_accumulation_steps']}")
+    for name in NAMED:
+        value = fields[name]
+        if beside is not None and value == beside[name]:
+            continue
+        if name == "activation_checkpointing":
+            parts.append("no checkpoints" if value == "none" else f"{value} checkpoints")
+        elif name == "packing":
+            parts.append("packed" if value else "not packed")
+        elif name != "cpu_offload":
+            parts.append(str(value))
+        elif value != "none":
+            parts.append(f"offload {value}")
     return " · ".join(parts)
 
 
-def _setting(name: str, value: object) -> str:
-    """Return how a setting is said in a row."""
-    if name == "activation_checkpointing":
-        return "no checkpoints" if value == "none" else f"{value} checkpoints"
-    if name == "cpu_offload":
-        return "" if value == "none" else f"offload {value}"
-    if name == "packing":
-        return "packed" if value else "not packed"
-    return str(value)
-
-
-def machine_text(run: "Run") -> str:
+def _machine(gpu: str | None, num_gpus: int, num_nodes: int) -> str:
     """Return "2 x L40S" or "4 x 8 H100-SXM5-80GB"."""
-    per_node = run.num_gpus // run.num_nodes
-    nodes = f"{run.num_nodes} x " if run.num_nodes > 1 else ""
-    return f"{nodes}{per_node}{' x' if not nodes else ''} {run.gpu}"
+    per_node = num_gpus // num_nodes
+    return f"{num_nodes} x {per_node} {gpu}" if num_nodes > 1 else f"{per_node} x {gpu}"
 
 
-def _limits(wanted: Wanted) -> str:
-    """Return " within 24 h and $200" or ""."""
-    parts = []
+def machine_text(one: Candidate | Winner | Run) -> str:
+    """Return "2 x L40S" or "4 x 8 H100-SXM5-80GB"."""
+    return _machine(one.gpu, one.num_gpus, one.num_nodes)
+
+
+def _market(wanted: Wanted) -> str:
+    return "spot" if wanted.spot else "on demand"
+
+
+def _headline(answer: PlanAnswer) -> Text:
+    """Return the answer in one sentence."""
+    wanted, winner = answer.wanted, answer.winner
+    limits = []
     if wanted.within_s is not None:
-        parts.append(f"within {fmt.hours(wanted.within_s)}")
+        limits.append(fmt.hours(wanted.within_s))
     if wanted.budget_usd is not None:
-        parts.append(f"{'and' if parts else 'within'} {fmt.dollars(wanted.budget_usd)}")
-    return f" {' '.join(parts)}" if parts else ""
-
-
-def verdict_line(plan: Plan) -> str:
-    """Return the answer in one line."""
-    wanted, winner = plan.wanted, plan.winner
+        limits.append(fmt.dollars(wanted.budget_usd))
+    within = f" within {' and '.join(limits)}" if limits else ""
     if winner is None:
-        return f"{paint('No plan', 'bold', 'red')}{_limits(wanted)}: {_miss(plan)}"
-    word = paint(f"{SUPERLATIVES[wanted.minimise]}{_limits(wanted)}", "bold", "green")
-    market = "spot" if wanted.spot else "on demand"
-    usd = winner.spot_usd if wanted.spot else winner.usd
+        return (Toned("No plan", "strong", "bad"), f"{within}: {_miss_text(answer)}")
     return (
-        f"{word}: {winner.run.method} on {machine_text(winner.run)} ({winner.run.provider}), "
-        f"{fmt.hours(winner.wall_s)}, {fmt.dollars(usd)} {market}, "
-        f"P(OOM) {_chance(winner)}."
+        Toned(f"{SUPERLATIVES[wanted.minimise]}{within}", "strong", "good"),
+        f": {winner.run['method']} on {machine_text(winner)} ({winner.provider}), "
+        f"{fmt.hours(winner.wall_s)}, {fmt.dollars(winner.candidate.usd(spot=wanted.spot))} "
+        f"{_market(wanted)}, P(OOM) {fmt.probability(winner.out_of_memory_fraction)}.",
     )
 
 
-def _miss(plan: Plan) -> str:
+def _miss_text(answer: PlanAnswer) -> str:
     """Return which limit is nearest to being met, and by how much it is missed."""
-    miss = plan.miss
-    if miss is None or miss.candidate is None:
-        if not plan.num_candidates:
+    miss, wanted = answer.nearest, answer.wanted
+    if miss is None or miss.plan is None:
+        if not answer.num_candidates:
             return "nobody offers such machines; 'finegauge offers' lists who has what."
         return "every plan needs far more memory than its GPUs have; name larger --gpus or raise --max-gpus."
-    candidate = miss.candidate
-    where = plan_name(candidate.run, plan.run)
-    usd = candidate.spot_usd if plan.wanted.spot else candidate.usd
-    short, risk = _short_bytes(candidate), fmt.percent(plan.wanted.risk_fraction)
+    plan, beyond = miss.plan, miss.over_fraction or 0.0
     texts = {
-        MEMORY: f"memory is short by {gib(short)} at least"
-        if short
-        else f"P(OOM) is {_chance(candidate)} at least, where {risk} is allowed",
-        TIME: f"the closest takes {fmt.hours(candidate.wall_s)}",
-        BUDGET: f"the closest costs {fmt.dollars(usd)}",
+        MEMORY: f"memory is short by {gib(plan.lacking_bytes)} at least"
+        if plan.lacking_bytes
+        else f"P(OOM) is {fmt.probability(plan.out_of_memory_fraction)} at least, where "
+        f"{fmt.percent(wanted.risk_fraction)} is allowed",
+        TIME: f"the closest takes {fmt.hours(plan.wall_s)}",
+        BUDGET: f"the closest costs {fmt.dollars(plan.usd(spot=wanted.spot))}",
         UNKNOWN: "no price or power is known of what fits",
     }
-    beyond = miss.over_fraction or 0.0
     over = f", {fmt.percent(beyond)} over" if beyond > 0 else ""
     if beyond >= 1:
-        limit = "what there is" if miss.limit == MEMORY else "the limit"
-        over = f", {fmt.digits(1 + beyond, 2)} x {limit}"
-    return f"{texts[miss.limit]}{over} ({where} of {candidate.run.provider})."
+        over = f", {fmt.digits(1 + beyond, 2)} x {'what there is' if miss.limit == MEMORY else 'the limit'}"
+    name = _plan_name(planned_fields(answer.run, plan), answer.run.fields())
+    return f"{texts[miss.limit]}{over} ({name} of {plan.provider})."
 
 
-def _short_bytes(candidate: "Standing") -> float:
-    return max(0.0, candidate.memory_bytes - candidate.capacity_bytes)
+def led_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the changes less those that follow from another of them."""
+    return {name: value for name, value in changes.items() if FOLLOWS_FROM.get(name) not in changes}
 
 
-def _change_lines(plan: Plan) -> list[str]:
-    """Return what to change in the run."""
-    before = plan.run.fields()
-    texts = [
-        f"{name} {fmt.plain(before[name])} → {paint(fmt.plain(value), 'cyan')}"
-        for name, value in plan.changes.items()
-        if not (name in FOLLOWS_FROM and FOLLOWS_FROM[name] in plan.changes)
-    ]
-    lines = wrapped(f"{paint('Change', 'bold')}  {', '.join(texts) or 'nothing in the recipe'}.", indent="  ")
-    asks = "; ".join(plan.asks)
-    return [*lines, *(wrapped(f"{paint('Asks', 'bold')}    {asks}.", indent="  ") if asks else ())]
-
-
-def _take_lines(plan: Plan) -> list[str]:
-    """Return what to rent, and what the plan takes on it."""
-    assert plan.winner is not None
-    assert plan.quote is not None
-    assert plan.profile is not None
-    winner, profile = plan.winner, plan.profile
-    run = winner.run
-    rents = [f"{paint('Rent', 'bold')}    {machine_text(run)}: {rent_text(plan)}"]
-    needed = fmt.gib_interval(winner.memory_bytes, profile.source.memory_interval)
-    step = fmt.seconds_interval(winner.step_time_s, profile.source.time_interval)
+def _take_table(answer: PlanAnswer) -> Table | None:
+    """Return what to change and rent, what the plan takes, and how the run stands as it is."""
+    winner, run = answer.winner, answer.run
+    if winner is None or winner.profile is None:
+        return None
+    before, source = run.fields(), winner.profile.source
+    pieces: list[str] = []
+    for name, value in led_changes(winner.changes).items():
+        pieces += [f"{', ' if pieces else ''}{name} {fmt.plain(before[name])} → ",
+                   Toned(fmt.plain(value), "strong")]  # fmt: skip
+    needed = fmt.gib_interval(winner.device_memory_bytes, source.memory_interval)
+    step = fmt.seconds_interval(winner.step_time_s, source.time_interval)
+    energy = "energy not known"
+    if winner.wall_energy_j is not None:
+        carbon = fmt.digits(winner.emissions_kg, 2)
+        energy = f"{fmt.kwh(winner.wall_energy_j)} kWh at the wall, {carbon} kg CO2e"
     takes = (
-        f"{paint('Takes', 'bold')}   {needed} of {gib(winner.capacity_bytes)}; {step} s a step, "
-        f"{fmt.hours(winner.wall_s)} with start and saves; {_energy_text(winner)}."
+        f"{needed} of {gib(winner.capacity_bytes)}; {step} s a step, {fmt.hours(winner.wall_s)} with start "
+        f"and saves; {energy}."
     )
-    return [line for text in (*rents, takes) for line in wrapped(text, indent="  ")]
+    rows: list[tuple[str, Text]] = [("Change", (*(pieces or ["nothing in the recipe"]), "."))]
+    if winner.needs:
+        rows.append(("Needs", f"{'; '.join(winner.needs)}."))
+    rows += [("Rent", f"{machine_text(winner)}: {rent_text(winner)}"), ("Takes", takes)]
+    base = answer.base
+    if base is not None:
+        needed = f"{gib(base.device_memory_bytes)} of {gib(base.capacity_bytes)}"
+        text = f"{WORDS[base.verdict].lower()} with {needed}"
+        if base.verdict != WILL_NOT_FIT:
+            text += f", {fmt.hours(base.wall_s)}, {fmt.dollars(base.usd(spot=answer.wanted.spot))}"
+        current = f"{run.method} on {machine_text(run)} "
+        rows.append(("Current run", (current, Toned(text, TONES[base.verdict]), ".")))
+    return Table("", ("", ""), tuple((Toned(name, "strong"), text) for name, text in rows), ends_in_text=True)
 
 
-def _energy_text(winner: "Standing") -> str:
-    """Return "0.34 kWh at the wall, 0.26 kg CO2e"."""
-    if winner.energy_j is None:
-        return "energy not known"
-    carbon = fmt.digits(winner.emissions_kg, 2)
-    return f"{fmt.kwh(winner.energy_j)} kWh at the wall, {carbon} kg CO2e"
-
-
-def rent_text(plan: Plan) -> str:
-    """Return the offers of the winner: on demand and spot."""
-    assert plan.quote is not None
+def rent_text(winner: Winner) -> str:
+    """Return the cheapest offers of the winner, on demand and spot."""
     texts = []
-    for spot, priced in ((False, plan.quote.cheapest_on_demand), (True, plan.quote.cheapest_spot)):
-        if priced is None:
+    quote = winner.quote
+    for spot, offer in (
+        (False, quote and quote.cheapest_on_demand),
+        (True, quote and quote.cheapest_spot),
+    ):
+        if not offer:
             texts.append("no spot price known" if spot else "no price on demand known")
             continue
-        offer, usd = priced.offer, priced.spot_usd if spot else priced.on_demand_usd
-        rate = fmt.dollars(offer.usd_per_h(spot=spot))
-        times = f"{priced.instances} x " if priced.instances > 1 else ""
+        usd, rate = offer.on_demand_usd, offer.on_demand_usd_per_h
+        if spot:
+            usd, rate = offer.spot_usd, offer.spot_usd_per_h
+        times = f"{offer.instances} x " if offer.instances > 1 else ""
         name = f" {offer.instance_type}" if offer.instance_type else ""
-        idle = f", {priced.idle_gpus} GPUs idle" if priced.idle_gpus else ""
+        idle = f", {offer.idle_gpus} GPUs idle" if offer.idle_gpus else ""
         where = "" if offer.region in ("", "any") else f" {offer.region}"
         texts.append(
-            f"{fmt.dollars(usd)} {'spot' if spot else 'on demand'} ({times}{rate}/h {offer.provider}"
-            f"{name}{where}, {offer.date}{idle})"
+            f"{fmt.dollars(usd)} {'spot' if spot else 'on demand'} ({times}{fmt.dollars(rate)}/h "
+            f"{offer.provider}{name}{where}, {offer.date}{idle})"
         )
     return "; ".join(texts) + "."
 
 
-def _base_lines(plan: Plan) -> list[str]:
-    """Return how the run stands as it is."""
-    base = plan.base
-    if base is None:
-        return []
-    word = verdict(base.out_of_memory_fraction)
-    text = f"{WORDS[word].lower()} with {gib(base.memory_bytes)} of {gib(base.capacity_bytes)}"
-    if word != WILL_NOT_FIT:
-        text += f", {fmt.hours(base.wall_s)}, {fmt.dollars(base.amount('cost', spot=plan.wanted.spot))}"
-    now = f"{paint('Now', 'bold')}     {base.run.method} on {machine_text(base.run)}"
-    return wrapped(f"{now} {paint(text, TONE_COLOURS[TONES[word]])}.", indent="  ")
+def _tiles(winner: Winner) -> Iterator[Tile]:
+    """Yield the winner's numbers."""
+    yield Tile("Machine", machine_text(winner), str(winner.provider or ""))
+    yield Tile("Whole run", fmt.hours(winner.wall_s), f"{fmt.duration(winner.step_time_s)} a step")
+    yield Tile("On demand", fmt.dollars(winner.on_demand_usd), f"spot {fmt.dollars(winner.spot_usd)}")
+    chance = fmt.probability(winner.out_of_memory_fraction)
+    room = f"of {gib(winner.capacity_bytes)} on each GPU, P(OOM) {chance}"
+    yield Tile("Memory", gib(winner.device_memory_bytes), room)
+    kilograms = fmt.digits(winner.emissions_kg, 2)
+    yield Tile("Energy", f"{fmt.kwh(winner.wall_energy_j)} kWh", f"at the wall; {kilograms} kg CO2e")
 
 
-def _front_lines(plan: Plan) -> list[str]:
-    """Return the Pareto front as a table; the plan to take is marked."""
-    of = f", {len(plan.front)} of {plan.num_on_front:,}" if len(plan.front) < plan.num_on_front else ""
-    beyond = "" if plan.winner is not None else "; beyond the limits"
-    title = f"{paint('Cost, time and energy', 'bold')}  nothing beats these{of}{beyond}"
-    return [title, *columns(FRONT_HEADINGS, [_front_row(plan, one) for one in plan.front])]
+def _front_text(answer: PlanAnswer) -> str:
+    """Return what the front is, and how much of it is shown."""
+    shown = len(answer.front)
+    of = f", {shown} of {answer.num_on_front:,}" if shown < answer.num_on_front else ""
+    return f"nothing beats these{of}{'' if answer.winner else '; beyond the limits'}"
 
 
-def _front_row(plan: Plan, one: "Standing") -> list[str]:
-    """Return one plan's row."""
-    mark = paint("▸ ", "green") if plan.winner is not None and one.run == plan.winner.run else "  "
-    name = plan_name(one.run, plan.winner.run if plan.winner else plan.run)
-    return [
-        mark + (name if len(name) <= PLAN_WIDTH else name[: PLAN_WIDTH - 1] + "…"),
-        f"{one.memory_bytes / GIB:.1f}/{one.capacity_bytes / GIB:.0f}",
-        fmt.hours(one.wall_s),
-        fmt.dollars(one.usd),
-        fmt.dollars(one.spot_usd),
-        fmt.kwh(one.energy_j),
-    ]
+def _front_table(answer: PlanAnswer, medium: str) -> Table:
+    """Return the Pareto front; the plan to take is marked."""
+    winner, rows = answer.winner, list[tuple[Text, ...]]()
+    beside = answer.run.fields() if winner is None else planned_fields(answer.run, winner)
+    for one in answer.front:
+        name = _plan_name(planned_fields(answer.run, one), beside)
+        if medium == TERMINAL and len(name) > PLAN_WIDTH:
+            name = f"{name[: PLAN_WIDTH - 1]}…"
+        taken = winner is not None and one == winner.candidate
+        mark = Toned("▸ ", "good") if taken else "  " if medium == TERMINAL else ""
+        memory = f"{one.device_memory_bytes / GIB:.1f}/{one.capacity_bytes / GIB:.0f}"
+        rows.append((
+            (mark, name), one.provider or "", memory, fmt.hours(one.wall_s), fmt.dollars(one.on_demand_usd),
+            fmt.dollars(one.spot_usd), fmt.kwh(one.wall_energy_j),
+        ))  # fmt: skip
+    caption = f"In cost, time and energy at once {_front_text(answer)}"
+    return Table(caption, FRONT_HEADINGS, tuple(rows), 2, folded=medium == FILE)
 
 
-def relaxation_text(plan: Plan, one: Relaxation) -> str:
-    """Return "1.4 GiB more would cut 22 % of the cost: micro_batch_size=8"."""
-    assert plan.winner is not None
-    new, winner = one.candidate, plan.winner
-    figure = {"cost": "cost", "time": "time", "energy": "energy"}[one.saves]
-    what = f"would cut the {figure} by {fmt.percent(one.saved_fraction)}"
-    usd = new.spot_usd if plan.wanted.spot else new.usd
-    to = {"cost": fmt.dollars(usd), "time": fmt.hours(new.wall_s)}.get(
-        one.saves, f"{fmt.kwh(new.energy_j)} kWh"
-    )
-    if one.limit == MEMORY:
-        asked = f"{gib(one.more_bytes)} more memory on each GPU"
-    elif one.limit == TIME:
-        asked = f"{fmt.percent(one.more_fraction)} more time than allowed"
-    elif one.limit == RISK:
-        asked = f"A P(OOM) of {_chance(new)}"
-    else:
-        asked = f"{fmt.percent(one.more_fraction)} more dollars ({fmt.dollars(usd)})"
-    how = difference(winner.run, new.run)
-    return f"{paint(asked, 'cyan')} {what}, to {to}: {how}."
+def plan_front(answer: PlanAnswer) -> Plot | None:
+    """Return the front as a figure; None where no price is known of it."""
+    from finegauge.render.plots.many_runs import front_plot
+
+    spot, winner = answer.wanted.spot, answer.winner
+    beside = answer.run.fields() if winner is None else planned_fields(answer.run, winner)
+    ways = [
+        Way(
+            _plan_name(planned_fields(answer.run, one), beside), one.gpu, one.wall_s, usd, one.wall_energy_j,
+            taken=winner is not None and one == winner.candidate,
+        )
+        for one in answer.front
+        if (usd := one.usd(spot=spot)) is not None
+    ]  # fmt: skip
+    return front_plot(ways, about="Plans of the Pareto front of cost, time and energy", spot=spot)
 
 
-def difference(run: "Run", other: "Run") -> str:
-    """Return what `other` has otherwise than `run`, as few words as say it."""
-    parts = []
-    if machine_text(run) != machine_text(other) or run.provider != other.provider:
-        parts.append(f"{machine_text(other)} ({other.provider})")
-    parts += [f"{name}={fmt.plain(value)}" for name, value in changes(run, other).items()]
-    return ", ".join(parts)
-
-
-def _alternative_lines(plan: Plan) -> list[str]:
-    """Return for each aspect the closest alternatives, with what stands against each."""
-    lines = []
-    for aspect, found in plan.alternatives.items():
-        near = [one for one in found if one.reason != BEATEN or (one.over_fraction or 0.0) < FAR_FRACTION]
-        told = [alternative_text(plan, one) for one in (near or found[:1])[:MOST_ALTERNATIVES]]
-        rest = len(found) - len(told)
-        text = f"{'; '.join(told)}{f'; {rest} more' if rest else ''}."
-        lines += item(f"{paint(ASPECTS[aspect], 'cyan')}  {text}")
-    return lines
-
-
-def alternative_text(plan: Plan, one: Alternative) -> str:
-    """Return "L40S +12 % ($31.40, 8.2 h)" or "L4 short of 3.1 GiB"."""
-    called = f"{one.value} GPU{'s' * (one.value != 1)}" if one.aspect == "num_gpus" else fmt.plain(one.value)
-    name, candidate = paint(called, "bold"), one.candidate
-    if candidate is None:
-        return f"{name} nothing workable"
-    usd = candidate.spot_usd if plan.wanted.spot else candidate.usd
-    over = fmt.percent(one.over_fraction or 0.0)
-    machine = "" if one.aspect == "gpu" else f" on {machine_text(candidate.run)}"
-    bill = f"{fmt.dollars(usd)}, {fmt.hours(candidate.wall_s)}{machine}"
-    if one.reason == MEMORY:
-        short = _short_bytes(candidate)
-        text = f"short of {gib(short)}" if short else f"P(OOM) {_chance(candidate)}"
-        return f"{name} {text}{machine}"
-    texts = {
-        BEATEN: _beaten_by(one.over_fraction or 0.0),
-        TIME: f"{over} too slow",
-        BUDGET: f"{over} over budget",
-        UNKNOWN: "price or power not known",
-    }
-    return f"{name} {texts[one.reason]} ({bill})"
-
-
-def _chance(candidate: "Standing") -> str:
-    return fmt.probability(candidate.out_of_memory_fraction)
-
-
-def _beaten_by(fraction: float) -> str:
-    """Return "+12 %", "2.9 x" from twice on, "as good", or "-12 %" of one that trains something else."""
-    if abs(fraction) <= EQUAL_FRACTION:
-        return "as good"
-    if fraction >= 1:
-        return f"{fmt.digits(1 + fraction, 2)} x"
-    return f"{100 * fraction:+.0f} %"
-
-
-def _note_lines(plan: Plan) -> list[str]:
-    """Return the managed alternative, how old prices are, what was assumed, what was searched."""
-    lines: list[str] = []
-    if plan.quote is not None:
-        lines += _managed_lines(plan)
-        for warning in plan.quote.warnings:
-            lines += [paint(line, "yellow") for line in wrapped(warning, indent="  ")]
-    if plan.assumed_samples:
-        text = assumed_samples_text(plan.assumed_samples)
-        lines += [paint(line, "yellow") for line in wrapped(text, indent="  ")]
-    for note in plan.notes:
-        lines += [paint(line, "yellow") for line in wrapped(note, indent="  ")]
-    kept = "the method, " if plan.wanted.keep_method else ""
-    one_by_one = "" if plan.run.phase in TRAINED else " one by one"
-    searched = (
-        f"Searched {plan.num_candidates:,} plans{one_by_one} in {fmt.duration(plan.search_s)}"
-        f"{f', {plan.num_evaluated:,} of them in full' if plan.num_evaluated < plan.num_candidates else ''}; "
-        f"kept {kept}the samples of a step, seq_len, adapters, epochs; P(OOM) below "
-        f"{fmt.percent(plan.wanted.risk_fraction)}."
-    )
-    return [*lines, *[paint(line, "dim") for line in wrapped(searched, indent="  ")]]
-
-
-def _managed_lines(plan: Plan) -> list[str]:
-    """Return what managed services would bill for the same tokens."""
-    assert plan.quote is not None
-    managed = plan.quote.managed
-    if not managed:
-        return []
-    named = [f"{m.provider} ({m.model}) {fmt.dollars(m.low_usd)}" for m in managed[:3]]
-    billed = count(managed[0].billed_tokens)
-    text = f"{paint('Managed', 'bold')}  {'; '.join(named)} for {billed} training tokens, padding not billed."
-    return wrapped(text, indent="  ")
-
-
-def plan_json(plan: Plan, written: "Written | None" = None) -> str:
-    """Return the whole JSON text; its one result is the plan to take, none where nothing keeps the limits.
-
-    Args:
-        plan: The answer.
-        written: The files that it was exported to, if it was.
-    """
-    wanted = plan.wanted
-    more = {
-        "wanted": {**wanted._asdict(), "gpus": list(wanted.gpus), "providers": list(wanted.providers)},
-        "assumed_samples": plan.assumed_samples,
-        "notes": list(plan.notes),
-        "base": None if plan.base is None else {"gpu": plan.run.gpu, **standing_json(plan.base)},
-        "front": [candidate_json(plan.run, one) for one in plan.front],
-        "num_on_front": plan.num_on_front,
-        "alternatives": {
-            aspect: [_alternative_json(plan.run, one) for one in found]
-            for aspect, found in plan.alternatives.items()
-        },
-        "relaxations": [_relaxation_json(plan.run, one) for one in plan.relaxations],
-        "nearest": None if plan.miss is None else _miss_json(plan),
-        "num_candidates": plan.num_candidates,
-        "num_evaluated": plan.num_evaluated,
-        "search_s": plan.search_s,
-        "exported": None if written is None else _exported_json(written),
-    }
-    results = [] if plan.winner is None else [_winner_json(plan, plan.winner)]
-    return run_document("plan", plan.run, results, more)
-
-
-def candidate_json(run: "Run", candidate: "Standing") -> dict[str, Any]:
-    """Return one plan: its machines, what it changes of `run`, and what it takes."""
-    planned = candidate.run
-    return {
-        "gpu": planned.gpu,
-        "num_gpus": planned.num_gpus,
-        "num_nodes": planned.num_nodes,
-        "provider": planned.provider,
-        "changes": {name: _plain(value) for name, value in changes(run, planned).items()},
-        "verdict": verdict(candidate.out_of_memory_fraction),
-        "device_memory_bytes": candidate.memory_bytes,
-        "capacity_bytes": candidate.capacity_bytes,
-        "out_of_memory_fraction": candidate.out_of_memory_fraction,
-        "step_time_s": candidate.step_time_s,
-        "wall_s": candidate.wall_s,
-        "on_demand_usd": candidate.usd,
-        "spot_usd": candidate.spot_usd,
-        "wall_energy_j": candidate.energy_j,
-        "emissions_kg": candidate.emissions_kg,
-    }
-
-
-def _winner_json(plan: Plan, winner: "Standing") -> dict[str, Any]:
-    """Return the plan to take, its whole run and its bill."""
-    return {
-        **candidate_json(plan.run, winner),
-        "run": {name: _plain(value) for name, value in winner.run.fields().items()},
-        "profile": None if plan.profile is None else plan.profile.to_json(),
-        "quote": None if plan.quote is None else encoded(bill(plan.quote)),
-    }
-
-
-def _exported_json(written: "Written") -> dict[str, Any]:
-    """Return which files were written, how to start them, and what the framework cannot say."""
-    return {
-        "paths": list(written.paths),
-        "command": written.command,
-        "warnings": list(written.warnings),
-    }
-
-
-def _alternative_json(run: "Run", one: Alternative) -> dict[str, Any]:
-    """Return the best plan with one choice made otherwise."""
-    return {
-        "value": one.value,
-        "reason": one.reason,
-        "over_fraction": one.over_fraction,
-        "plan": None if one.candidate is None else candidate_json(run, one.candidate),
-    }
-
-
-def _relaxation_json(run: "Run", one: Relaxation) -> dict[str, Any]:
-    """Return what a little more of one limit buys."""
-    return {
-        "limit": one.limit,
-        "more_bytes": one.more_bytes,
-        "more_fraction": one.more_fraction,
-        "saves": one.saves,
-        "saved_fraction": one.saved_fraction,
-        "plan": candidate_json(run, one.candidate),
-    }
-
-
-def _miss_json(plan: Plan) -> dict[str, Any]:
-    """Return the plan that comes closest where none keeps the limits."""
-    assert plan.miss is not None
-    candidate = plan.miss.candidate
-    return {
-        "limit": plan.miss.limit,
-        "over_fraction": plan.miss.over_fraction,
-        "plan": None if candidate is None else candidate_json(plan.run, candidate),
-    }
-
-
-def _plain(value: Any) -> Any:
-    """Return a field's value as JSON has it."""
-    return list(value) if isinstance(value, tuple) else value
-
-
-def save_front(plan: Plan, path: str) -> str:
-    """Draw the front of `plan` to the PNG at `path`, and return that path.
+def save_front(answer: PlanAnswer, path: str) -> str:
+    """Draw the front to the PNG at `path`, and return that path.
 
     Raises: UnsupportedError where matplotlib is missing.
     """
+    from finegauge.render.plots.charts import check_matplotlib
+    from finegauge.render.plots.drawing import png
+
     check_matplotlib()
-    drawing = plan_front(plan)
+    drawing = plan_front(answer)
     if drawing is not None:
         with open(path, "wb") as file:
             file.write(png(drawing))
     return path
 
 
-def plan_front(plan: Plan) -> Plot | None:
-    """Return the front of `plan` as a figure; None where no price is known of it."""
-    spot, taken = plan.wanted.spot, plan.winner.run if plan.winner else None
-    ways = [
-        Way(
-            plan_name(one.run, taken or plan.run), str(one.run.gpu), one.wall_s, usd, one.energy_j,
-            taken=one.run == taken,
-        )
-        for one in plan.front
-        if (usd := one.spot_usd if spot else one.usd) is not None
-    ]  # fmt: skip
-    return front_plot(ways, about="Plans of the Pareto front of cost, time and energy", spot=spot)
+def _raised_text(answer: PlanAnswer, one: RaisedLimit) -> Text:
+    """Return "1.4 GiB more would cut the cost by 22 %, to $31: micro_batch_size=8"."""
+    winner, new = answer.winner, one.plan
+    assert winner is not None
+    usd = new.usd(spot=answer.wanted.spot)
+    reached = {"cost": fmt.dollars(usd), "time": fmt.hours(new.wall_s)}
+    figure = reached.get(one.saves, f"{fmt.kwh(new.wall_energy_j)} kWh")
+    asked = {
+        MEMORY: f"{gib(one.more_bytes)} more memory on each GPU",
+        TIME: f"{fmt.percent(one.more_fraction)} more time than allowed",
+        RISK: f"A P(OOM) of {fmt.probability(new.out_of_memory_fraction)}",
+    }.get(one.limit, f"{fmt.percent(one.more_fraction)} more dollars ({fmt.dollars(usd)})")
+    return (
+        Toned(asked, "strong"),
+        f" would cut the {one.saves} by {fmt.percent(one.saved_fraction)}, to "
+        f"{figure}: {_difference(answer.run, winner, new)}.",
+    )
+
+
+def _difference(run: Run, winner: Winner, other: Candidate) -> str:
+    """Return what `other` has otherwise than the winner, as few words as say it."""
+    parts = []
+    if machine_text(winner) != machine_text(other) or winner.provider != other.provider:
+        parts.append(f"{machine_text(other)} ({other.provider})")
+    before, after = planned_fields(run, winner), planned_fields(run, other)
+    names = dict.fromkeys([*winner.changes, *other.changes])
+    parts += [f"{name}={fmt.plain(after[name])}" for name in names if after[name] != before[name]]
+    return ", ".join(parts)
+
+
+def _alternative_texts(answer: PlanAnswer) -> Iterator[tuple[str, Text]]:
+    """Yield for each aspect the closest alternatives, with what stands against each."""
+    for aspect, found in answer.alternatives.items():
+        near = [one for one in found if one.reason != BEATEN or (one.over_fraction or 0.0) < FAR_FRACTION]
+        told, pieces = (near or list(found[:1]))[:MOST_ALTERNATIVES], list[str]()
+        for one in told:
+            pieces += [*(["; "] if pieces else []), *_alternative(answer, aspect, one)]
+        rest = len(found) - len(told)
+        yield aspect, (*pieces, f"{f'; {rest} more' if rest else ''}.")
+
+
+def _alternative(answer: PlanAnswer, aspect: str, one: AlternativePlan) -> Sequence[str]:
+    """Return "L40S +12 % ($31.40, 8.2 h)" or "L4 short of 3.1 GiB"."""
+    value = tuple(one.value) if isinstance(one.value, list) else one.value
+    name = Toned(f"{value} GPU{'s' * (value != 1)}" if aspect == "num_gpus" else fmt.plain(value), "strong")
+    plan = one.plan
+    if plan is None:
+        return name, " nothing workable"
+    machine = "" if aspect == "gpu" else f" on {machine_text(plan)}"
+    if one.reason == MEMORY:
+        short, chance = plan.lacking_bytes, fmt.probability(plan.out_of_memory_fraction)
+        return name, f" {f'short of {gib(short)}' if short else f'P(OOM) {chance}'}{machine}"
+    bill = f"{fmt.dollars(plan.usd(spot=answer.wanted.spot))}, {fmt.hours(plan.wall_s)}{machine}"
+    return name, f" {_against(one)} ({bill})"
+
+
+def _against(one: AlternativePlan) -> str:
+    """Return what stands against an alternative that has the memory; beaten: "+12 %", or "2.9 x"."""
+    beyond = one.over_fraction or 0.0
+    if one.reason == BEATEN:
+        if abs(beyond) <= EQUAL_FRACTION:
+            return "as good"
+        return f"{fmt.digits(1 + beyond, 2)} x" if beyond >= 1 else f"{100 * beyond:+.0f} %"
+    over = fmt.percent(beyond)
+    return {TIME: f"{over} too slow", BUDGET: f"{over} over budget"}.get(
+        one.reason, "price or power not known"
+    )
+
+
+def _alternative_tables(answer: PlanAnswer) -> Iterator[Table]:
+    """Yield a table per aspect: the best plan with that choice made otherwise, and why it loses."""
+    headings = ("instead", "why not", "machine", "time", "on demand", "kWh")
+    for aspect, found in answer.alternatives.items():
+        rows = []
+        for one in found:
+            plan, value = one.plan, tuple(one.value) if isinstance(one.value, list) else one.value
+            if plan is None:
+                rows.append((fmt.plain(value), "nothing workable", *[fmt.UNKNOWN] * 4))
+                continue
+            short = f"short of {gib(plan.lacking_bytes)}" if plan.lacking_bytes else "P(OOM)"
+            rows.append((
+                fmt.plain(value), short if one.reason == MEMORY else _against(one), machine_text(plan),
+                fmt.hours(plan.wall_s), fmt.dollars(plan.on_demand_usd), fmt.kwh(plan.wall_energy_j),
+            ))  # fmt: skip
+        yield Table(f"Another {ASPECTS.get(aspect, aspect)}", headings, tuple(rows), 3)
+
+
+def _change_table(answer: PlanAnswer) -> Table | None:
+    """Return every field that the plan has otherwise than the run."""
+    if answer.winner is None:
+        return None
+    before, after = answer.run.fields(), planned_fields(answer.run, answer.winner)
+    rows = tuple(
+        (name, fmt.plain(before.get(name)), fmt.plain(after[name])) for name in answer.winner.changes
+    )
+    return Table("Fields that the plan has otherwise", ("field", "run", "plan"), rows, num_text_columns=3)
+
+
+def _input_table(run: Run) -> Table:
+    """Return the fields of the run; the GPU that it starts from is the plan's to choose."""
+    table = input_table(run)
+    return table._replace(rows=tuple(row for row in table.rows if row[0] != "gpu"))
+
+
+def _step_blocks(winner: Winner | None) -> tuple[Block | None, ...]:
+    """Return the winner's memory and step, as bars and as figures."""
+    from finegauge.render.plots.step import memory_plot, step_time_plot
+
+    if winner is None or winner.profile is None:
+        return ()
+    profile = winner.profile
+    return memory_bar(profile), time_bar(profile), memory_plot(profile, {}), step_time_plot(profile)
+
+
+def assumed_samples_text(num_samples: int) -> str:
+    """Return what is said where the length of a run is not known."""
+    return (
+        f"The length of the run is not known: every figure is for {num_samples:,} samples; state "
+        "num_samples=…, max_steps=… or a dataset."
+    )
+
+
+def _closing_texts(answer: PlanAnswer) -> Iterator[str]:
+    """Yield how old prices are, what was assumed, and what a framework runs otherwise."""
+    if answer.winner is not None and answer.winner.quote is not None:
+        yield from answer.winner.quote.warnings
+    if answer.assumed_samples:
+        yield assumed_samples_text(answer.assumed_samples)
+    yield from answer.notes
+
+
+def _closing_notes(answer: PlanAnswer) -> Iterator[Note]:
+    """Yield the managed alternative, the warnings, and what was searched."""
+    managed = answer.winner.quote.managed if answer.winner and answer.winner.quote else ()
+    if managed:
+        named = "; ".join(f"{m.provider} ({m.model}) {fmt.dollars(m.low_usd)}" for m in managed[:3])
+        billed = count(managed[0].billed_tokens)
+        yield Note(f"{named} for {billed} training tokens, padding not billed.", label="Managed")
+    yield from notes(_closing_texts(answer), tone="risky")
+    kept = "the method, " if answer.wanted.keep_method else ""
+    one_by_one = "" if answer.run.phase in TRAINED else " one by one"
+    fewer = f", {answer.num_evaluated:,} of them in full" * (answer.num_evaluated < answer.num_candidates)
+    yield Note(
+        f"Searched {answer.num_candidates:,} plans{one_by_one} in {fmt.duration(answer.search_s)}{fewer}; "
+        f"kept {kept}the samples of a step, seq_len, adapters, epochs; P(OOM) below "
+        f"{fmt.percent(answer.wanted.risk_fraction)}.",
+        tone="soft",
+    )

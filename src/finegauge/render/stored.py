@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from finegauge.answers.estimate import EstimateAnswer, GpuEstimate, Unsupported
+from finegauge.answers.plan import PlanAnswer
 from finegauge.answers.profile import profile_of
 from finegauge.errors import FileFormatError, InputError, shown
 from finegauge.prediction.predictor import Prediction
@@ -76,6 +77,24 @@ def estimates_in(document: Mapping[str, Any], path: str) -> EstimateAnswer:
         return EstimateAnswer(_run(document, None), results)
     except (KeyError, TypeError, ValueError, AttributeError, StopIteration) as error:
         raise FileFormatError(f"{shown(path)} is no whole answer of FineGauge: {error!r}.") from None
+
+
+def plan_in(document: Mapping[str, Any], path: str) -> PlanAnswer:
+    """Return the plan that a document holds.
+
+    Raises: FileFormatError where it lacks what it needs.
+    """
+    run = run_in(document, path)
+    try:
+        found: PlanAnswer = decoded(PlanAnswer, {**document, "run": run}, run)
+        winner = found.winner
+        if winner is None or winner.profile is None:
+            return found
+        planned = _run({"run": winner.run}, None)
+        profile = profile_of(document["results"][0]["profile"], planned)
+        return found._replace(results=(winner._replace(profile=profile),))
+    except (KeyError, TypeError, ValueError, AttributeError, StopIteration) as error:
+        raise FileFormatError(f"{shown(path)} is no whole plan of FineGauge: {error!r}.") from None
 
 
 def run_in(document: Mapping[str, Any], path: str) -> "Run":

@@ -1,14 +1,14 @@
-"""What `finegauge whatif` prints: the run as it is, then one row per change, the largest gain first."""
+"""How single changes look: the run as it is, then one row per change, the largest gain first."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from finegauge.planning.whatif import OBJECTIVES, Standing, Variant, WhatIf
-from finegauge.prediction.uncertainty import verdict
+from finegauge.answers.plan import ChangedRun, WhatIfAnswer
+from finegauge.prediction.uncertainty import WILL_NOT_FIT
 from finegauge.render import number_format as fmt
-from finegauge.render.json import run_document
-from finegauge.render.run_parts import TONES, WORDS, subject
-from finegauge.render.terminal import TONE_COLOURS, columns, item, paint, wrapped
+from finegauge.render.plan import assumed_samples_text, led_changes
+from finegauge.render.report import Note, Report, Table, Text, Toned, filled, notes, section
+from finegauge.render.run_parts import TONES, WORDS, subject, title_of
 from finegauge.units import GIB, gib
 
 HEADINGS = (
@@ -22,177 +22,111 @@ FOLLOWS = (
     "lora_alpha",
     "max_steps",
 )
+LEAST_SHOWN_FRACTION = 0.005
 
 
-def whatif_lines(found: WhatIf, *, named: bool, everything: bool) -> list[str]:
-    """Return the answer.
+def whatif_report(answer: WhatIfAnswer, *, named: bool, everything: bool) -> Report:
+    """Return what is shown of single changes.
 
     Args:
-        found: The run with each change.
+        answer: The run with each change.
         named: Whether the changes were asked for by name: all are shown then, with every refusal.
         everything: Whether to show changes that gain nothing too.
     """
-    shown = [one for one in found.variants if named or everything or _is_worth_a_row(found, one)]
-    lines = wrapped(_base_line(found), indent="  ")
-    lines += [*wrapped(paint(subject(found.base.run), "dim"), indent="")]
-    if shown:
-        rows = [_row(found, one) for one in shown]
-        lines += ["", *columns(HEADINGS, rows), "", *_asks_lines(shown)]
-    else:
-        lines += ["", "No single change gains 1 % of memory, time, cost or energy; --all shows them all."]
-    return [*lines, *_note_lines(found, shown, named=named)]
+    shown = [one for one in answer.results if named or everything or (one.gains and one.helps)]
+    nothing = "No single change gains 1 % of memory, time, cost or energy; --all shows them all."
+    needs = tuple((text,) for one in shown if (text := _needs(one)))
+    return Report(
+        title=f"Single changes of {title_of(answer.run)}",
+        headline=base_text(answer),
+        tone=TONES[answer.base.verdict],
+        subject=(subject(answer.run),),
+        sections=filled(
+            section(
+                "changes", "", Table("Single changes", HEADINGS, tuple(_row(answer, one) for one in shown)),
+                *([] if shown else [Note(nothing)]),
+            ),
+            section("needs", "", Table("", ("",), needs, ends_in_text=True, indent=2),
+                    *_closing_notes(answer, shown, named=named)),
+        ),
+    )  # fmt: skip
 
 
-def whatif_json(found: WhatIf) -> str:
-    """Return the whole JSON text."""
-    results = [
-        {
-            "switch": one.switch,
-            "changes": {name: _plain(value) for name, value in one.changes.items()},
-            "breaks": list(one.breaks),
-            **standing_json(one.standing),
-            "change_fraction": {objective: found.change_fraction(one, objective) for objective in OBJECTIVES},
-        }
-        for one in found.variants
-    ]
-    more = {
-        "minimise": found.minimise,
-        "spot": found.spot,
-        "assumed_samples": found.assumed_samples,
-        "base": {"gpu": found.base.run.gpu, **standing_json(found.base)},
-        "refused": [one._asdict() for one in found.refused],
-    }
-    return run_document("whatif", found.base.run, results, more)
-
-
-def standing_json(standing: Standing) -> dict[str, Any]:
-    """Return the figures of one run."""
-    return {
-        "verdict": verdict(standing.out_of_memory_fraction),
-        "device_memory_bytes": standing.memory_bytes,
-        "capacity_bytes": standing.capacity_bytes,
-        "out_of_memory_fraction": standing.out_of_memory_fraction,
-        "step_time_s": standing.step_time_s,
-        "samples_per_step": standing.samples_per_step,
-        "wall_s": standing.wall_s,
-        "on_demand_usd": standing.usd,
-        "spot_usd": standing.spot_usd,
-        "wall_energy_j": standing.energy_j,
-        "emissions_kg": standing.emissions_kg,
-    }
-
-
-def signed_percent(fraction: float | None) -> str:
-    """Return "-22 %", "+3 %" or "=" for less than half a percent; "-" if unknown."""
-    if fraction is None:
-        return fmt.UNKNOWN
-    if abs(fraction) < 0.005:
-        return "="
-    return f"{100 * fraction:+,.0f} %"
-
-
-def switch_lines(switches: Iterable[tuple[str, str]]) -> list[str]:
-    """Return every switch with what it asks for in return."""
-    return columns(["switch", "what it asks for"], [list(pair) for pair in switches], left=2)
-
-
-def _is_worth_a_row(found: WhatIf, one: Variant) -> bool:
-    """Return whether a change saves something and does not end in a run that will not fit."""
-    lost = one.standing.fails and one.standing.out_of_memory_fraction >= found.base.out_of_memory_fraction
-    return found.gains(one) and not lost
-
-
-def _base_line(found: WhatIf) -> str:
+def base_text(answer: WhatIfAnswer) -> Text:
     """Return what the run takes as it is."""
-    base = found.base
-    word = verdict(base.out_of_memory_fraction)
-    chance = fmt.probability(base.out_of_memory_fraction)
-    usd = base.amount("cost", spot=found.spot)
-    bill = [fmt.hours(base.wall_s)]
-    bill += [f"{fmt.dollars(usd)} {_market(found)}" if usd is not None else "no price known"]
-    bill += [f"{fmt.kwh(base.energy_j)} kWh"] if base.energy_j is not None else []
-    fit = paint(WORDS[word].lower(), TONE_COLOURS[TONES[word]])
+    base = answer.base
+    usd = base.usd(spot=answer.spot)
+    market = "spot" if answer.spot else "on demand"
+    bill = [fmt.hours(base.wall_s), f"{fmt.dollars(usd)} {market}" if usd is not None else "no price known"]
+    bill += [f"{fmt.kwh(base.wall_energy_j)} kWh"] if base.wall_energy_j is not None else []
     return (
-        f"{paint('As it is', 'bold')}: {fit}, {gib(base.memory_bytes)} of {gib(base.capacity_bytes)} on "
-        f"{base.run.gpu}, P(OOM) {chance}; {', '.join(bill)}."
-    )
+        Toned("Current run", "strong"), ": ", Toned(WORDS[base.verdict].lower(), TONES[base.verdict]),
+        f", {gib(base.device_memory_bytes)} of {gib(base.capacity_bytes)} on {base.gpu}, P(OOM) "
+        f"{fmt.probability(base.out_of_memory_fraction)}; {', '.join(bill)}.",
+    )  # fmt: skip
 
 
-def _market(found: WhatIf) -> str:
-    return "spot" if found.spot else "on demand"
+def moved(fraction: float | None) -> str:
+    """Return "-22 %", "+3 %" or "=" for less than half a percent, toned; "-" if unknown."""
+    if fraction is None:
+        return Toned(fmt.UNKNOWN, "soft")
+    if abs(fraction) < LEAST_SHOWN_FRACTION:
+        return Toned("=", "soft")
+    return Toned(f"{100 * fraction:+,.0f} %", "good" if fraction < 0 else "bad")
 
 
-def _row(found: WhatIf, one: Variant) -> list[str]:
-    """Return one change's row."""
-    new, base = one.standing, found.base
-    chance = fmt.probability(new.out_of_memory_fraction)
-    return [
+def _row(answer: WhatIfAnswer, one: ChangedRun) -> tuple[str, ...]:
+    change = one.change_fraction
+    return (
         one.switch,
-        f"{new.memory_bytes / GIB:.1f}",
-        _painted((new.memory_bytes - base.memory_bytes) / base.memory_bytes),
-        paint(chance, TONE_COLOURS[TONES[verdict(new.out_of_memory_fraction)]]),
-        fmt.hours(new.wall_s),
-        _painted(found.change_fraction(one, "time")),
-        fmt.dollars(new.amount("cost", spot=found.spot)),
-        _painted(found.change_fraction(one, "cost")),
-        fmt.kwh(new.energy_j),
-        _painted(found.change_fraction(one, "energy")),
-    ]
-
-
-def _painted(fraction: float | None) -> str:
-    """Return a change in green where it saves, in red where it costs."""
-    text = signed_percent(fraction)
-    if text in ("=", fmt.UNKNOWN) or fraction is None:
-        return paint(text, "dim")
-    return paint(text, "green" if fraction < 0 else "red")
-
-
-def _asks_lines(shown: Sequence[Variant]) -> list[str]:
-    """Return for each change its fields, and what it asks for in return."""
-    lines = []
-    for one in shown:
-        fields = ", ".join(
-            f"{name}={fmt.plain(value)}"
-            for name, value in one.changes.items()
-            if name not in FOLLOWS or not set(one.changes) - set(FOLLOWS)
-        )
-        asks = f": {'; '.join(one.breaks)}" if one.breaks else ""
-        said = "" if fields in (one.switch, f"gpu={one.switch}") else f" ({fields})"
-        if not said and not asks:
-            continue
-        lines += item(f"{paint(one.switch, 'bold')}{said}{asks}")
-    return lines
-
-
-def assumed_samples_text(num_samples: int) -> str:
-    """Return what is said where the length of a run is not known."""
-    return (
-        f"The length of the run is not known: every figure is for {num_samples:,} samples; state "
-        "num_samples=…, max_steps=… or a dataset."
+        f"{one.device_memory_bytes / GIB:.1f}",
+        moved(change.memory),
+        Toned(fmt.probability(one.out_of_memory_fraction), TONES[one.verdict]),
+        fmt.hours(one.wall_s),
+        moved(change.time),
+        fmt.dollars(one.usd(spot=answer.spot)),
+        moved(change.cost),
+        fmt.kwh(one.wall_energy_j),
+        moved(change.energy),
     )
 
 
-def _note_lines(found: WhatIf, shown: Sequence[Variant], *, named: bool) -> list[str]:
-    """Return what was assumed, what was left out, and why a named change is not there."""
-    notes = []
-    if found.assumed_samples:
-        notes.append(assumed_samples_text(found.assumed_samples))
+def leading_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the changes that others follow from: all of them where all only follow."""
+    led = {name: value for name, value in led_changes(changes).items() if name not in FOLLOWS}
+    return led or dict(changes)
+
+
+def _needs(one: ChangedRun) -> Text:
+    """Return a change's fields and what it needs in return; nothing where its name says it all."""
+    shown = [name for name in one.changes if name not in FOLLOWS] or list(one.changes)
+    fields = ", ".join(f"{name}={fmt.plain(one.changes[name])}" for name in shown)
+    said = "" if fields in (one.switch, f"gpu={one.switch}") else f" ({fields})"
+    needs = f": {'; '.join(one.breaks)}" if one.breaks else ""
+    return (Toned(one.switch, "strong"), f"{said}{needs}") if said or needs else ""
+
+
+def _closing_notes(answer: WhatIfAnswer, shown: Sequence[ChangedRun], *, named: bool) -> Iterator[Note]:
+    """Yield what was assumed, what was left out, and why a named change is not there."""
+    texts = [assumed_samples_text(answer.assumed_samples)] if answer.assumed_samples else []
     if named:
-        notes += [f"{one.switch}: {one.reason.rstrip('.')}." for one in found.refused]
-        return [line for note in notes for line in wrapped(paint(note, "yellow"), indent="  ")]
-    failing = [one.switch for one in found.variants if one not in shown and one.standing.fails]
-    left_out = len(found.variants) - len(shown) - len(failing)
+        texts += [f"{one.switch}: {one.reason.rstrip('.')}." for one in answer.refused]
+        yield from notes(texts, tone="risky")
+        return
+    hidden = [one for one in answer.results if one not in shown]
+    failing = [one.switch for one in hidden if one.verdict == WILL_NOT_FIT]
+    left_out = len(hidden) - len(failing)
     if failing:
-        notes.append(f"Will not fit: {', '.join(failing)}.")
+        texts.append(f"Will not fit: {', '.join(failing)}.")
     if left_out:
-        notes.append(f"{left_out} more gain{'s' * (left_out == 1)} nothing here; --all shows.")
-    if found.refused:
-        names = ", ".join(one.switch for one in found.refused)
-        notes.append(f"Not here: {names}; by name, each says why.")
-    return [line for note in notes for line in wrapped(paint(note, "dim"), indent="  ")]
+        texts.append(f"{left_out} more gain{'s' * (left_out == 1)} nothing here; --all shows.")
+    if answer.refused:
+        names = ", ".join(one.switch for one in answer.refused)
+        texts.append(f"Not here: {names}; by name, each says why.")
+    yield from notes(texts, tone="soft")
 
 
-def _plain(value: Any) -> Any:
-    """Return a field's value as JSON has it."""
-    return list(value) if isinstance(value, tuple) else value
+def switches_report(switches: Iterable[tuple[str, str]]) -> Report:
+    """Return every switch with what it needs in return."""
+    table = Table("Switches", ("switch", "what it needs"), tuple(switches), 2)
+    return Report("Switches", "", "neutral", sections=(section("switches", "", table),))

@@ -202,8 +202,8 @@ def _max_batch(asked: Asked) -> str:
 
 def _whatif(asked: Asked) -> str:
     """Return what single changes would do to the run."""
+    from finegauge.answers.plan import whatif_answer
     from finegauge.planning.whatif import OBJECTIVES, what_if
-    from finegauge.render.whatif import whatif_json
 
     minimise, spot = _choice(asked, "minimise", OBJECTIVES), asked.flag("spot")
     switches = _names(asked, "switches")
@@ -212,15 +212,15 @@ def _whatif(asked: Asked) -> str:
         with _beside("switches"):
             form.refuse_path(name.strip(), value.strip())
     (run,) = _runs(asked, common=False)
-    return whatif_json(what_if(run, switches, minimise=minimise, spot=spot))
+    return document("whatif", whatif_answer(what_if(run, switches, minimise=minimise, spot=spot)))
 
 
 def _plan(asked: Asked) -> str:
     """Return the cheapest, fastest or greenest way to do the run."""
+    from finegauge.answers.plan import plan_answer
     from finegauge.planning.plan import OBJECTIVES, plan
     from finegauge.planning.selection import Wanted
     from finegauge.prediction.uncertainty import RISKY_FROM_FRACTION
-    from finegauge.render.plan import plan_json
 
     within_h = asked.number("within_hours", 1e6)
     wanted = Wanted(
@@ -234,7 +234,7 @@ def _plan(asked: Asked) -> str:
         providers=_names(asked, "providers"),
         max_gpus=asked.whole("max_gpus", 64, 65_536),
     )
-    return plan_json(plan(_run(asked), wanted))
+    return document("plan", plan_answer(plan(_run(asked), wanted)))
 
 
 # --- the catalogue

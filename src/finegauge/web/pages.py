@@ -99,11 +99,12 @@ def answer(form: Mapping[str, str]) -> Reply:
 
 def whatif(form: Mapping[str, str]) -> Reply:
     """Return the fragment of single changes, the largest gain first."""
+    from finegauge.answers.plan import whatif_answer
     from finegauge.planning.whatif import what_if
     from finegauge.web.plan_view import switches_of
 
     try:
-        found = switches_of(what_if(_run(State.of(form))))
+        found = switches_of(whatif_answer(what_if(_run(State.of(form)))))
     except FineGaugeError as error:
         return Reply(_rendered("problem.html", {"error": str(error)}))
     return Reply(_rendered("whatif.html", {"found": found}))
@@ -111,10 +112,11 @@ def whatif(form: Mapping[str, str]) -> Reply:
 
 def plan(form: Mapping[str, str]) -> Reply:
     """Return the fragment of the best plan under the limits of the form."""
+    from finegauge.answers.plan import plan_answer
     from finegauge.web.plan_view import plan_field_of, planned_of
 
     try:
-        found = _plan(form)
+        found = plan_answer(_plan(form))
     except FineGaugeError as error:
         field = plan_field_of(error) if isinstance(error, FieldError) else None
         if isinstance(error, UnknownNameError) and "framework" in str(error):

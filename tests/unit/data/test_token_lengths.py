@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from finegauge.catalogue.length_histogram import quantiles
 from finegauge.data import records
 from finegauge.data import token_lengths as counting
 from finegauge.data.records import source_of
-from finegauge.data.token_lengths import Lengths, quantiles, text_dataset, token_ids, token_lengths
+from finegauge.data.token_lengths import Lengths, text_dataset, token_ids, token_lengths
 from finegauge.errors import FileFormatError, InputError
 from finegauge.progress import Progress
 from tests.unit.data.made import CHATML, lines, talk, tokenizer, words

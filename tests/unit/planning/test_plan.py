@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from finegauge.errors import FieldError, InputError, UnsupportedError
-from finegauge.planning.plan import Plan, Wanted, as_said, changes, exported_run, plan, within
+from finegauge.planning.plan import Plan, as_said, changes, exported_run, plan, within
+from finegauge.planning.selection import Wanted
 from finegauge.planning.space import families, space_of, structures
 from finegauge.planning.whatif import ASSUMED_SAMPLES, requirements
 from finegauge.progress import Heard

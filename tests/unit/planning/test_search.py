@@ -7,7 +7,8 @@ import pytest
 
 from finegauge.catalogue.offers import Offer
 from finegauge.errors import FieldError, UnknownNameError, UnsupportedError
-from finegauge.planning.search import SearchResult, search
+from finegauge.planning.search import search
+from finegauge.planning.selection import SearchResult
 from finegauge.planning.space import UNDIVIDED, distinct, nearest_rows, space_of, structures, variant
 from finegauge.planning.vectors import nodes_for
 from finegauge.progress import Progress

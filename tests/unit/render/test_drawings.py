@@ -82,7 +82,7 @@ def test_small_parts_of_memory_stand_together_but_not_in_the_table(profile: Prof
     rows = {row[0]: row for row in drawing.table.rows}
     assert "workspace · cuBLAS" in rows
     assert rows["weights · model"][-1] == "so many parameters"
-    total = sum(float(rows[" · ".join(path)][1]) for path in profile.device_memory_bytes.parts)
+    total = sum(float(str(rows[" · ".join(path)][1])) for path in profile.device_memory_bytes.parts)
     assert total == pytest.approx(profile.device_memory_bytes.total / GIB, abs=0.02)
 
 
@@ -112,7 +112,7 @@ def test_throughput_has_its_interval_and_two_laws(run: Run) -> None:
         low, high = one.samples_per_s / interval.high_ratio, one.samples_per_s / interval.low_ratio
         assert row[2] == f"{fmt.digits(low)} to {fmt.digits(high)}"
         for law in row[3:5]:
-            assert float(law) == pytest.approx(one.samples_per_s, rel=0.2)
+            assert float(str(law)) == pytest.approx(one.samples_per_s, rel=0.2)
     assert "the largest micro-batch that fits" in drawing.caption
     assert throughput_plot(sweep[:1]) is None
 
@@ -131,10 +131,12 @@ def test_the_front_is_what_nothing_beats() -> None:
 
 
 def test_a_plan_draws_its_front(run: Run) -> None:
-    from finegauge.planning.plan import Plan, Wanted
+    from finegauge.answers.plan import plan_answer
+    from finegauge.planning.plan import Plan
+    from finegauge.planning.selection import Wanted
 
     nothing = Plan(run, Wanted(), None, None, (), 0, 0, 0, 0.0, ())
-    assert plan_front(nothing) is None
+    assert plan_front(plan_answer(nothing)) is None
 
 
 def test_the_radar_needs_three_known_dimensions() -> None:

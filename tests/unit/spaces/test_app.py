@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from finegauge import read
-from finegauge.planning.estimate import estimate
-from finegauge.render.estimate import one_verdict
-from finegauge.render.terminal import unpainted
+from finegauge.answers.estimate import estimate_answer
+from finegauge.render.report import plain
+from finegauge.render.run_parts import headline
 from spaces.app import EXAMPLE, NOTHING, answer, best
 from tests.house.sources import ROOT
 
@@ -28,9 +28,9 @@ def cells(table: Any) -> dict[str, list[str]]:
 def test_the_verdict_is_that_of_the_command(tmp_path: Any) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(SHORT, "utf-8")
-    theirs = one_verdict(estimate(read(str(path), ("num_samples=1000",)).replace(gpu="A40")))
+    theirs = estimate_answer([read(str(path), ("num_samples=1000",)).replace(gpu="A40")]).found[0]
     said, figures, parts, offers = answer(SHORT, "A40", "num_samples=1000")
-    assert unpainted(theirs) in said
+    assert plain(headline(theirs)) in said
     assert cells(figures)["One step"][0].endswith(" s")
     assert {"weights", "total"} <= set(cells(parts))
     assert len(offers["headers"]) == len(offers["data"][0])

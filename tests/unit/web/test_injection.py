@@ -36,12 +36,12 @@ ATTACKS = (
     f"<meta http-equiv=refresh content=0;url=//{MARK}.example>",
     f"&lt;script&gt;{MARK}()&lt;/script&gt;",
 )
-FIELDS = (*FIELDS, *LENGTH_FIELDS, *PLAN_FIELDS, DOCUMENT, "s", "colour")
+NAMES = (*FIELDS, *LENGTH_FIELDS, *PLAN_FIELDS, DOCUMENT, "s", "colour")
 START = {"model": "llama-3-8b", "method": "qlora", "gpu": "A40", "num_samples": "1000"}
 LINKS = ("href", "src", "action", "formaction", "data", "srcdoc", "xlink:href", "poster", "content")
 PRINTED = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=60)
 HOSTILE = st.sampled_from(ATTACKS) | st.tuples(PRINTED, st.sampled_from(ATTACKS)).map("".join) | PRINTED
-FORMS = st.dictionaries(st.sampled_from(FIELDS), HOSTILE, max_size=5)
+FORMS = st.dictionaries(st.sampled_from(NAMES), HOSTILE, max_size=5)
 FEW = settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
@@ -93,7 +93,7 @@ def test_an_attack_in_a_field(attack: str, field: str) -> None:
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=range(len(ATTACKS)))
 def test_an_attack_in_every_field_of_a_whole_page(attack: str) -> None:
-    answered("submitted", dict.fromkeys(FIELDS, attack))
+    answered("submitted", dict.fromkeys(NAMES, attack))
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=range(len(ATTACKS)))

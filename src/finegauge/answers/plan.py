@@ -1,0 +1,287 @@
+"""Answers about what to change: the plan to take with what surrounds it, and single changes one by one.
+
+The fields are those of `--json`, in its order; a plan is told by its machine and by the fields that it
+changes of the run, so that one read back from a file is shown as one just found.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from finegauge.answers.estimate import Bill, bill
+from finegauge.answers.written import written
+from finegauge.planning.plan import Plan, changes
+from finegauge.planning.selection import Wanted
+from finegauge.planning.whatif import OBJECTIVES, Refused, Standing, WhatIf
+from finegauge.prediction.uncertainty import Verdict, verdict
+from finegauge.profile import Profile
+from finegauge.run.run import Run
+
+if TYPE_CHECKING:
+    from finegauge.formats.writing import Written
+
+
+class Candidate(NamedTuple):
+    """One plan: its machines, what it changes of the run, and what it takes."""
+
+    gpu: str
+    num_gpus: int
+    num_nodes: int
+    provider: str | None
+    changes: Mapping[str, Any]
+    verdict: Verdict
+    device_memory_bytes: float
+    capacity_bytes: float
+    out_of_memory_fraction: float
+    step_time_s: float
+    wall_s: float
+    on_demand_usd: float | None
+    spot_usd: float | None
+    wall_energy_j: float | None
+    emissions_kg: float | None
+
+    def usd(self, *, spot: bool) -> float | None:
+        """Return the dollars of the whole run, on spot instances or on demand."""
+        return self.spot_usd if spot else self.on_demand_usd
+
+    @property
+    def lacking_bytes(self) -> float:
+        """Return the memory that it lacks."""
+        return max(0.0, self.device_memory_bytes - self.capacity_bytes)
+
+
+@written(hidden=("needs",))
+class Winner(NamedTuple):
+    """The plan to take: a candidate with its whole run, its step, its bill, and what its changes need."""
+
+    gpu: str
+    num_gpus: int
+    num_nodes: int
+    provider: str | None
+    changes: Mapping[str, Any]
+    verdict: Verdict
+    device_memory_bytes: float
+    capacity_bytes: float
+    out_of_memory_fraction: float
+    step_time_s: float
+    wall_s: float
+    on_demand_usd: float | None
+    spot_usd: float | None
+    wall_energy_j: float | None
+    emissions_kg: float | None
+    run: Mapping[str, Any]
+    profile: Profile | None
+    quote: Bill | None
+    needs: tuple[str, ...] = ()
+
+    @property
+    def candidate(self) -> Candidate:
+        """Return it as one plan among others."""
+        return Candidate._make(self[: len(Candidate._fields)])
+
+
+class Current(NamedTuple):
+    """What the run takes as it is."""
+
+    gpu: str
+    verdict: Verdict
+    device_memory_bytes: float
+    capacity_bytes: float
+    out_of_memory_fraction: float
+    step_time_s: float
+    samples_per_step: float
+    wall_s: float
+    on_demand_usd: float | None
+    spot_usd: float | None
+    wall_energy_j: float | None
+    emissions_kg: float | None
+
+    def usd(self, *, spot: bool) -> float | None:
+        """Return the dollars of the whole run, on spot instances or on demand."""
+        return self.spot_usd if spot else self.on_demand_usd
+
+
+@written(signed=("over_fraction",))
+class AlternativePlan(NamedTuple):
+    """The best plan with one choice made otherwise, and what stands against it."""
+
+    value: Any
+    reason: Literal["beaten", "memory", "time", "budget", "unknown"]
+    over_fraction: float | None
+    plan: Candidate | None
+
+
+@written(signed=("more_fraction",))
+class RaisedLimit(NamedTuple):
+    """One limit moved, and the best plan that then is allowed."""
+
+    limit: Literal["memory", "time", "budget", "risk"]
+    more_bytes: float
+    more_fraction: float
+    saves: Literal["cost", "time", "energy"]
+    saved_fraction: float
+    plan: Candidate
+
+
+@written(signed=("over_fraction",))
+class Nearest(NamedTuple):
+    """The plan that comes closest where none keeps the limits."""
+
+    limit: Literal["memory", "time", "budget", "unknown"]
+    over_fraction: float | None
+    plan: Candidate | None
+
+
+class Exported(NamedTuple):
+    """The files that a plan was written to, how to start them, and what the framework cannot say."""
+
+    paths: tuple[str, ...]
+    command: str
+    warnings: tuple[str, ...]
+
+
+class PlanAnswer(NamedTuple):
+    """The best way to do a run; `results` holds the plan to take, nothing where none keeps the limits."""
+
+    run: Run
+    wanted: Wanted
+    assumed_samples: int | None
+    notes: tuple[str, ...]
+    base: Current | None
+    front: tuple[Candidate, ...]
+    num_on_front: int
+    alternatives: Mapping[str, tuple[AlternativePlan, ...]]
+    relaxations: tuple[RaisedLimit, ...]
+    nearest: Nearest | None
+    num_candidates: int
+    num_evaluated: int
+    search_s: float
+    exported: Exported | None
+    results: tuple[Winner, ...]
+
+    @property
+    def winner(self) -> Winner | None:
+        """Return the plan to take."""
+        return self.results[0] if self.results else None
+
+
+@written(signed=OBJECTIVES)
+class Objectives(NamedTuple):
+    """By what share a change moves each figure: -0.2 is a fifth less."""
+
+    cost: float | None
+    time: float | None
+    energy: float | None
+    memory: float | None
+
+
+@written(hidden=("gains", "helps"))
+class ChangedRun(NamedTuple):
+    """The run with one change: its fields, what it needs in return, and what it then takes."""
+
+    switch: str
+    changes: Mapping[str, Any]
+    breaks: tuple[str, ...]
+    verdict: Verdict
+    device_memory_bytes: float
+    capacity_bytes: float
+    out_of_memory_fraction: float
+    step_time_s: float
+    samples_per_step: float
+    wall_s: float
+    on_demand_usd: float | None
+    spot_usd: float | None
+    wall_energy_j: float | None
+    emissions_kg: float | None
+    change_fraction: Objectives
+    gains: bool = False  # saves anything that is worth a line
+    helps: bool = False  # leaves a run that works, or one that is nearer to it
+
+    def usd(self, *, spot: bool) -> float | None:
+        """Return the dollars of the whole run, on spot instances or on demand."""
+        return self.spot_usd if spot else self.on_demand_usd
+
+
+class WhatIfAnswer(NamedTuple):
+    """The run as it is, and with one change after the other, the largest gain first."""
+
+    run: Run
+    minimise: Literal["cost", "time", "energy", "memory"]
+    spot: bool
+    assumed_samples: int | None
+    base: Current
+    refused: tuple[Refused, ...]
+    results: tuple[ChangedRun, ...]
+
+
+def plan_answer(plan: Plan, written: "Written | None" = None) -> PlanAnswer:
+    """Return a plan, with the files that it was written to, if it was."""
+    run = plan.run
+
+    def candidate(one: Standing) -> Candidate:
+        return Candidate(
+            str(one.run.gpu), one.run.num_gpus, one.run.num_nodes, one.run.provider, changes(run, one.run),
+            *_figures(one)[:5], *_figures(one)[6:],
+        )  # fmt: skip
+
+    def maybe(one: Standing | None) -> Candidate | None:
+        return None if one is None else candidate(one)
+
+    winner, quote, miss = plan.winner, plan.quote, plan.miss
+    whole = () if winner is None else (
+        Winner(*candidate(winner), run=winner.run.fields(), profile=plan.profile,
+               quote=None if quote is None else bill(quote), needs=plan.asks),
+    )  # fmt: skip
+    return PlanAnswer(
+        run=run,
+        wanted=plan.wanted,
+        assumed_samples=plan.assumed_samples,
+        notes=plan.notes,
+        base=None if plan.base is None else Current(str(run.gpu), *_figures(plan.base)),
+        front=tuple(map(candidate, plan.front)),
+        num_on_front=plan.num_on_front,
+        alternatives={
+            aspect: tuple(
+                AlternativePlan(one.value, one.reason, one.over_fraction, maybe(one.candidate))  # type: ignore[arg-type]
+                for one in found
+            )
+            for aspect, found in plan.alternatives.items()
+        },
+        relaxations=tuple(
+            RaisedLimit(one.limit, one.more_bytes, one.more_fraction, one.saves, one.saved_fraction,  # type: ignore[arg-type]
+                        candidate(one.candidate))
+            for one in plan.relaxations
+        ),
+        nearest=None if miss is None else Nearest(miss.limit, miss.over_fraction, maybe(miss.candidate)),  # type: ignore[arg-type]
+        num_candidates=plan.num_candidates,
+        num_evaluated=plan.num_evaluated,
+        search_s=plan.search_s,
+        exported=None if written is None else Exported(written.paths, written.command, written.warnings),
+        results=whole,
+    )  # fmt: skip
+
+
+def whatif_answer(found: WhatIf) -> WhatIfAnswer:
+    """Return single changes of a run, as the planner found them."""
+    base = found.base
+    results = tuple(
+        ChangedRun._make((
+            one.switch, one.changes, one.breaks, *_figures(one.standing),
+            Objectives(*(found.change_fraction(one, name) for name in Objectives._fields)),
+            found.gains(one),
+            not one.standing.fails or one.standing.out_of_memory_fraction < base.out_of_memory_fraction,
+        ))
+        for one in found.variants
+    )  # fmt: skip
+    current = Current(str(base.run.gpu), *_figures(base))
+    return WhatIfAnswer(
+        base.run, found.minimise, found.spot, found.assumed_samples, current, found.refused, results  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def _figures(one: Standing) -> tuple[Any, ...]:
+    """Return the fields from verdict to emissions_kg."""
+    return (
+        verdict(one.out_of_memory_fraction), one.memory_bytes, one.capacity_bytes, one.out_of_memory_fraction,
+        one.step_time_s, one.samples_per_step, one.wall_s, one.usd, one.spot_usd, one.energy_j,
+        one.emissions_kg,
+    )  # fmt: skip
