@@ -119,7 +119,6 @@ def group_sizes(ranks: int) -> list[int]:
 def _group_rows(
     ranks: int, group: Any, payload_bytes: Sequence[int], place: torch.device
 ) -> list[tuple[Any, ...]]:
-    """Return the readings of every collective among the ranks of `group`, as rows."""
     rows = []
     for name in COLLECTIVES:
         for num_bytes in payload_bytes:
@@ -159,7 +158,6 @@ def _collective(
 
 
 def _timing(call: Callable[[], Any], place: torch.device, group: Any) -> Timing:
-    """Return the seconds of `call` on the slowest rank of `group`."""
     from torch import distributed
 
     repeats: list[float] = []

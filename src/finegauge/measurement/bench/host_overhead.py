@@ -78,7 +78,6 @@ def _model_costs(bench: Bench) -> dict[str, float]:
 
 
 def _token_s(bench: Bench) -> float:
-    """Return what `generate` takes for a token beyond the forward pass of a model of one layer."""
     from transformers import DynamicCache, GenerationConfig
 
     model = _tiny_llama(bench, 1).eval()
@@ -114,7 +113,6 @@ def _operators_s(
 
 
 def _quickest(bench: Bench, calls: int, block: Callable[[int], Any]) -> float:
-    """Return the seconds of one of `calls` calls in the quickest of a few blocks of them."""
     block(calls)
     times = []
     for _ in range(BLOCKS):
@@ -154,7 +152,6 @@ def _launches(bench: Bench) -> dict[str, float]:
 
 
 def _call_s(bench: Bench) -> float:
-    """Return the seconds of calling a module that does nothing."""
     module, x = torch.nn.Identity(), torch.ones(1)
 
     def calls(count: int) -> None:
@@ -165,7 +162,6 @@ def _call_s(bench: Bench) -> float:
 
 
 def _use_s(bench: Bench, make: Callable[..., Use], **sizes: int) -> tuple[float, float]:
-    """Return the host's seconds of a module's forward and backward on almost nothing."""
     use = make(bench, **sizes)
     leaves = (*use.inputs, *use.weights)
     for leaf in leaves:
@@ -184,7 +180,6 @@ def _model_s(bench: Bench, layers: int, *, checkpointing: bool = False) -> tuple
 
 
 def _tiny_llama(bench: Bench, layers: int) -> Any:
-    """Return a Llama of a few values."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -203,7 +198,6 @@ def _tiny_llama(bench: Bench, layers: int) -> Any:
 def _both_ways(
     bench: Bench, forward: Callable[[], Tensor], leaves: Iterable[Tensor], calls: int
 ) -> tuple[float, float]:
-    """Return the seconds of `forward` and of its backward, each in the quickest of a few blocks."""
     gradient = torch.ones_like(forward())
     forwards, backwards = [], []
     for _ in range(1 + BLOCKS):

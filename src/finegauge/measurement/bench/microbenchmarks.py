@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from math import inf
+from pathlib import Path
 from time import perf_counter
 
 import torch
@@ -13,15 +14,17 @@ from finegauge.catalogue.device_profile import NF4_INFERENCE, DeviceProfile, Rea
 from finegauge.errors import UnsupportedError
 from finegauge.measurement.bench.collectives import collective_readings
 from finegauge.measurement.bench.host_overhead import host_costs
-from finegauge.measurement.bench.operators import ADAPTERS, OPERATORS
+from finegauge.measurement.bench.operators import OPERATORS
 from finegauge.measurement.bench.points import Point, asked_points, compute_dtypes, default_points, in_turns
 from finegauge.measurement.bench.timing import Bench, Timing, copy_timing, timed, update_timing
 from finegauge.measurement.device import device_name, fingerprint
+from finegauge.measurement.instruments.memory_meter import proc_bytes
 from finegauge.measurement.models.quantization import repacks_for_inference
 from finegauge.progress import Heard, Progress
 from finegauge.run.run import Run
 
-LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+MEMINFO = Path("/proc/meminfo")  # whose MemAvailable is Linux's estimate of what needs no swapping
+LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 def full_name(device: torch.device) -> str:
@@ -37,29 +40,17 @@ def memory_bytes(device: torch.device) -> tuple[float, float]:
         free, total = torch.cuda.mem_get_info(device)
         return float(total), float(free)
     physical = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    limits = [float(text) for path in LIMITS if (text := _text(path).strip()).isdigit()]
-    capacity = min([physical, *limits])
-    return capacity, min(capacity, _available_bytes() or capacity)
+    capacity = min([physical, *map(_limit_bytes, LIMITS)])
+    return capacity, min(capacity, proc_bytes("MemAvailable", MEMINFO) or capacity)
 
 
-def _text(path: str) -> str:
-    """Return what a small file of the system says, "" if there is none."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
-    except OSError:
-        return ""
+def _limit_bytes(path: Path) -> float:
+    """Return the limit in a file of a control group; infinity where there is none."""
+    with suppress(OSError, ValueError):
+        return float(path.read_text("ascii"))
+    return inf
 
 
-def _available_bytes() -> float:
-    """Return Linux's own estimate of what can be allocated without swapping; 0 where it gives none."""
-    for line in _text("/proc/meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
-            return float(line.split()[1]) * 1024
-    return 0.0
-
-
-USES = {**OPERATORS, **ADAPTERS}
 COPIES = ("copy", "to_device", "to_host")
 SLOW_RATIO = 4.0  # a dtype whose products take so much longer than fp32's has no arithmetic of its own here
 TRIAL = {"rows": 128, "n": 256, "k": 256}
@@ -119,7 +110,6 @@ def _all_readings(
     heard: Heard | None,
     notes: list[str],
 ) -> list[Reading]:
-    """Return the readings at `points`, as many as can be begun within the seconds given."""
     found: list[Reading] = []
     ends_s = perf_counter() + within_s if within_s else inf
     for i, (dtype, point) in enumerate(in_turns(points) if within_s else points):
@@ -133,7 +123,6 @@ def _all_readings(
 
 
 def _place(device: str) -> torch.device:
-    """Return the device called `device`."""
     if device == "cuda" and not torch.cuda.is_available():
         raise UnsupportedError(
             "torch finds no CUDA device here; use --device cpu, or install torch for CUDA."
@@ -180,7 +169,6 @@ def _dtypes(place: torch.device, notes: list[str], asked: Sequence[str]) -> list
 
 
 def _trial_s(place: torch.device, dtype: str) -> float:
-    """Return the seconds of one middling matrix product."""
     bench = Bench(place, dtype)
     make = partial(OPERATORS["linear"].make, bench, **TRIAL)
     return timed(make, bench, ("backward",)).directions["forward"].seconds
@@ -199,7 +187,7 @@ def _readings(bench: Bench, dtype: str, point: Point, notes: list[str]) -> list[
     """Return the readings of one operator at one size, none (and a note) if it does not run here."""
     operator, sizes = point
     try:
-        if operator in USES:
+        if operator in OPERATORS:
             return _use_readings(bench, dtype, point)
         if operator in COPIES:
             num_bytes = sizes["bytes"]
@@ -216,8 +204,7 @@ def _readings(bench: Bench, dtype: str, point: Point, notes: list[str]) -> list[
 
 
 def _use_readings(bench: Bench, dtype: str, point: Point) -> list[Reading]:
-    """Return the readings of an operator that runs forward and backward."""
-    kind = USES[point.operator]
+    kind = OPERATORS[point.operator]
     result = timed(partial(kind.make, bench, **point.sizes), bench, kind.directions)
     work = kind.flops(**point.sizes) if kind.flops else 0.0
     read = result.output_bytes if kind.looks_up else result.input_bytes + result.weight_bytes
@@ -232,7 +219,6 @@ def _use_readings(bench: Bench, dtype: str, point: Point) -> list[Reading]:
 def _reading(
     point: Point, dtype: str, direction: str, timing: Timing, *, flops: float = 0.0, moved: float
 ) -> Reading:
-    """Return one reading."""
     return Reading(point.operator, dtype, direction, dict(point.sizes), *timing, flops=flops, bytes=moved)
 
 

@@ -50,8 +50,6 @@ def _grouped_linear(bench: Bench, *, rows: int, n: int, k: int, groups: int) -> 
 
 
 def _attention(name: str) -> Callable[..., Use]:
-    """Return the maker of transformers' attention called `name`, over rotated queries and keys."""
-
     def make(bench: Bench, *, sequences: int, seq_len: int, heads: int, kv_heads: int, head_dim: int) -> Use:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
         from transformers.models.llama.modeling_llama import eager_attention_forward
@@ -146,8 +144,6 @@ def _norm(bench: Bench, module: Any, rows: int, width: int) -> Use:
 
 
 def _rowwise(function: Callable[..., Tensor], num_inputs: int, factor: int = 1) -> Callable[..., Use]:
-    """Return the maker of a function of `num_inputs` activations, each of `factor` times the width."""
-
     def make(bench: Bench, *, rows: int, width: int) -> Use:
         inputs = tuple(bench.rows(1, rows, factor * width) for _ in range(num_inputs))
         return Use(lambda: function(*inputs), inputs)
@@ -215,14 +211,11 @@ def _weighted_sum(bench: Bench, *, rows: int, width: int, top_k: int) -> Use:
 
 
 def _chosen(bench: Bench, rows: int, experts: int, top_k: int) -> Tensor:
-    """Return `top_k` different experts for every row."""
     scores = torch.rand(rows, experts, generator=bench.random)
     return scores.topk(top_k, dim=-1).indices.to(bench.device)
 
 
 def _experts(implementation: str) -> Callable[..., Use]:
-    """Return the maker of Mixtral's experts, router's choice given, under `implementation`."""
-
     def make(bench: Bench, *, rows: int, width: int, intermediate: int, experts: int, top_k: int) -> Use:
         from transformers import MixtralConfig
         from transformers.models.mixtral.modeling_mixtral import MixtralExperts
@@ -279,32 +272,6 @@ def _cached_flops(*, sequences: int, context: int, heads: int, head_dim: int, **
     return 4.0 * sequences * heads * head_dim * (context + 1)
 
 
-OPERATORS: Mapping[str, Operator] = {
-    "linear": Operator(_linear, ALL, _product),
-    "grouped_linear": Operator(_grouped_linear, ALL, _product),
-    "attention_sdpa": Operator(_attention("sdpa"), flops=_attention_flops),
-    "attention_eager": Operator(_attention("eager"), flops=_attention_flops),
-    "attention_cached": Operator(_attention_cached, (), _cached_flops),
-    "rotary": Operator(_rotary),
-    "rms_norm": Operator(_rms_norm, ("backward", "backward_frozen")),
-    "layer_norm": Operator(_layer_norm, ("backward", "backward_frozen")),
-    "add": Operator(_rowwise(torch.add, 2)),
-    "swiglu": Operator(_rowwise(lambda gate, up: F.silu(gate) * up, 2)),
-    "swiglu_fused": Operator(_rowwise(_swiglu_fused, 1, factor=2)),
-    "gelu": Operator(_rowwise(F.gelu, 1)),
-    "cast": Operator(_cast),
-    "embedding": Operator(_embedding, looks_up=True),
-    "cross_entropy": Operator(_cross_entropy),
-    "router": Operator(_router),
-    "gather": Operator(_gather),
-    "weighted_sum": Operator(_weighted_sum),
-    "experts_grouped": Operator(_experts("grouped_mm"), ("backward", "backward_frozen"), _experts_flops),
-    "experts_eager": Operator(_experts("eager"), ("backward", "backward_frozen"), _experts_flops),
-    "scan": Operator(_scan),
-    "convolution": Operator(_convolution, ("backward", "backward_frozen")),
-}
-
-
 def lora_linear(bench: Bench, *, rows: int, n: int, k: int, rank: int) -> Use:
     """Return PEFT's LoRA module around a frozen linear, without dropout."""
     from peft import LoraConfig
@@ -326,7 +293,6 @@ def nf4_linear(bench: Bench, *, rows: int, n: int, k: int) -> Use:
 
 
 def _quantised(bench: Bench, n: int, k: int) -> Any:
-    """Return a 4-bit linear on the bench's device."""
     from bitsandbytes.nn import Linear4bit
 
     with torch.device("meta"):
@@ -370,7 +336,29 @@ def _adapted_flops(*, rows: int, n: int, k: int, rank: int = 0) -> float:
     return 2.0 * rows * (n * k + rank * (n + k))
 
 
-ADAPTERS: Mapping[str, Operator] = {
+OPERATORS: Mapping[str, Operator] = {
+    "linear": Operator(_linear, ALL, _product),
+    "grouped_linear": Operator(_grouped_linear, ALL, _product),
+    "attention_sdpa": Operator(_attention("sdpa"), flops=_attention_flops),
+    "attention_eager": Operator(_attention("eager"), flops=_attention_flops),
+    "attention_cached": Operator(_attention_cached, (), _cached_flops),
+    "rotary": Operator(_rotary),
+    "rms_norm": Operator(_rms_norm, ("backward", "backward_frozen")),
+    "layer_norm": Operator(_layer_norm, ("backward", "backward_frozen")),
+    "add": Operator(_rowwise(torch.add, 2)),
+    "swiglu": Operator(_rowwise(lambda gate, up: F.silu(gate) * up, 2)),
+    "swiglu_fused": Operator(_rowwise(_swiglu_fused, 1, factor=2)),
+    "gelu": Operator(_rowwise(F.gelu, 1)),
+    "cast": Operator(_cast),
+    "embedding": Operator(_embedding, looks_up=True),
+    "cross_entropy": Operator(_cross_entropy),
+    "router": Operator(_router),
+    "gather": Operator(_gather),
+    "weighted_sum": Operator(_weighted_sum),
+    "experts_grouped": Operator(_experts("grouped_mm"), ("backward", "backward_frozen"), _experts_flops),
+    "experts_eager": Operator(_experts("eager"), ("backward", "backward_frozen"), _experts_flops),
+    "scan": Operator(_scan),
+    "convolution": Operator(_convolution, ("backward", "backward_frozen")),
     "lora_linear": Operator(lora_linear, ("backward", "backward_first"), _adapted_flops),
     "nf4_linear": Operator(nf4_linear, ("backward_frozen",), _adapted_flops),
     "nf4_dequantise": Operator(nf4_dequantise, ()),

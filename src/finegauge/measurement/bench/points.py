@@ -73,7 +73,6 @@ def default_points(device: str) -> Iterator[Point]:
 
 
 def _products(scale: int, device: str) -> Iterator[Point]:
-    """Yield linears, grouped, adapted and 4-bit ones."""
     for rows, n, k in product((1, 8, 32, 128, 512, 2048), (64, 256, 1024, 4096), (64, 256, 1024)):
         if 2.0 * rows * n * k * scale**3 <= MAX_FLOPS[device]:
             yield _product("linear", scale, rows, n, k)
@@ -91,7 +90,6 @@ def _products(scale: int, device: str) -> Iterator[Point]:
 
 
 def _product(operator: str, scale: int, rows: int, n: int, k: int, **others: int) -> Point:
-    """Return a matrix product, its extents times `scale`."""
     return Point(operator, {"rows": rows * scale, "n": n * scale, "k": k * scale, **others})
 
 
@@ -184,7 +182,6 @@ def compute_dtypes(runs: Sequence[Run]) -> list[str]:
 
 
 def _batches(run: Run) -> Iterator[Batch]:
-    """Yield the run's micro-batch, half of it and twice."""
     found = shape(run)
     for factor in BATCHES:
         sequences = max(1, ceil(found.sequences * factor))
@@ -192,7 +189,6 @@ def _batches(run: Run) -> Iterator[Batch]:
 
 
 def _points(run: Run, graph: Graph, batch: Batch) -> Iterator[Point]:
-    """Yield what one step on `batch` asks for."""
     model, rows = graph.model, batch.rows
     for width in {norm.size for norm in _norms(model)}:
         yield Point("rms_norm", {"rows": rows, "width": width})
@@ -214,7 +210,6 @@ def _points(run: Run, graph: Graph, batch: Batch) -> Iterator[Point]:
 
 
 def _norms(model: Architecture) -> Iterator[Norm]:
-    """Yield the norms over the residual stream."""
     for layer, _ in model.layers:
         for branch in layer.branches:
             yield from (norm for norm in (branch.norm_before, branch.norm_after) if norm is not None)
@@ -223,7 +218,6 @@ def _norms(model: Architecture) -> Iterator[Norm]:
 
 
 def _linear(projection: Linear, rows: int) -> Point:
-    """Return a projection of all rows."""
     return Point("linear", {"rows": rows, "n": projection.out_features, "k": projection.in_features})
 
 
@@ -241,7 +235,6 @@ def _projections(run: Run, projections: Sequence[Linear], rows: int) -> Iterator
 
 
 def _attention_points(run: Run, block: Attention, batch: Batch) -> Iterator[Point]:
-    """Yield the attention itself and the rotation before it."""
     sizes = {"sequences": batch.sequences, "seq_len": batch.seq_len, "heads": block.num_heads}
     sizes |= {"kv_heads": block.num_key_value_heads, "head_dim": block.head_dim}
     yield Point("attention_eager" if run.attention == "eager" else "attention_sdpa", sizes)
@@ -286,7 +279,6 @@ def _expert_points(run: Run, block: MixtureOfExperts, rows: int) -> Iterator[Poi
 
 
 def _mamba(block: Mamba1, batch: Batch) -> Iterator[Point]:
-    """Yield the convolution and the scan of a Mamba-1 block."""
     sizes = {"sequences": batch.sequences, "seq_len": batch.seq_len, "channels": block.inner_size}
     yield Point("convolution", {**sizes, "kernel": block.conv_kernel})
     yield Point("scan", {**sizes, "state": block.state_size})

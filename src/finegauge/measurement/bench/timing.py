@@ -82,7 +82,6 @@ class Bench:
         return [float(before.elapsed_time(after)) / 1e3 for before, after in pairwise(events)]
 
     def _own_seconds(self, call: Callable[[], Any]) -> float:
-        """Return the seconds of `call` on the processor."""
         start = self.now()
         call()
         return self.now() - start
@@ -162,7 +161,6 @@ def timed(
 
 
 def _pass(uses: list[Use], gradients: list[Tensor], bench: Bench) -> tuple[float, float]:
-    """Return the seconds of one forward and one backward through all uses."""
     outputs: list[Any] = []
 
     def forward() -> None:
@@ -187,7 +185,6 @@ def _differentiate(use: Use, *, inputs: bool, weights: bool) -> None:
 
 
 def _num_bytes(tensor: Tensor) -> int:
-    """Return the bytes of a tensor's values."""
     return int(tensor.numel() * tensor.element_size())
 
 
@@ -213,7 +210,6 @@ def update_timing(bench: Bench, operator: str, *, params: int, tensors: int) -> 
 
 
 def _parameters(bench: Bench, params: int, tensors: int) -> list[Any]:
-    """Return `params` parameters in tensors of equal size, with gradients."""
     parameters = [torch.nn.Parameter(bench.weight(max(1, params // tensors))) for _ in range(tensors)]
     for parameter in parameters:
         parameter.grad = torch.full_like(parameter, 1e-3)
@@ -221,7 +217,6 @@ def _parameters(bench: Bench, params: int, tensors: int) -> list[Any]:
 
 
 def _call(operator: str, parameters: list[Any]) -> Callable[[], Any]:
-    """Return the update as a call."""
     if operator == "clip":
         return lambda: torch.nn.utils.clip_grad_norm_(parameters, 1.0)
     kind = operator.removeprefix("adamw_")

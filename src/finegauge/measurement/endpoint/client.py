@@ -200,7 +200,6 @@ def error_text(said: Any) -> str:
 
 
 def _writes(choice: Mapping[str, Any], *, ends: bool) -> bool:
-    """Return whether the model wrote something."""
     delta = choice.get("delta")
     if not isinstance(delta, Mapping):
         return bool(choice.get("text")) or not ends
@@ -278,7 +277,6 @@ def _tokenizer(run: "Run") -> Any:
 
 
 def _written(writer: Any, tokens: list[int]) -> Prompt:
-    """Return tokens as text that has as many of them, as near as cutting and adding brings it."""
     wanted, known = len(tokens), writer.get_vocab_size()
     tokens = [token % known for token in tokens]
     text, best, off = writer.decode(tokens), "", wanted + 1
@@ -379,7 +377,6 @@ class Client:
         return answer._replace(failure=self.address.without_key(failure), ended_s=self.clock())
 
     async def _read(self, response: "ClientResponse", answer: Answer) -> Answer:
-        """Return the answer that a response streams."""
         if response.status != OK:
             said = await response.content.read(MOST_ERROR_BYTES)
             raise ChunkError(f"HTTP {response.status}: {_words(said)}")
@@ -409,7 +406,6 @@ class Client:
         )
 
     def _body(self, prompt: Prompt) -> dict[str, Any]:
-        """Return what a request says."""
         content: dict[str, Any] = {"prompt": prompt.content}
         if self.address.api == "chat":
             content = {"messages": [{"role": "user", "content": prompt.content}]}
@@ -432,7 +428,6 @@ def reason(error: Exception) -> str:
 
 
 def _words(body: bytes) -> str:
-    """Return what the body of an error says."""
     text: Any = body.decode(errors="replace")
     with suppress(ValueError, RecursionError):
         text = json.loads(text)

@@ -104,7 +104,6 @@ async def _version(session: "ClientSession", address: Address) -> str:
 
 
 def _why(error: Exception) -> str:
-    """Return why nobody answers."""
     return f"no answer within {TIMEOUT_S:g} s" if isinstance(error, TimeoutError) else reason(error)
 
 

@@ -39,8 +39,6 @@ from finegauge.progress import Heard, Progress
 from finegauge.run.phases import micro_steps
 
 if TYPE_CHECKING:
-    from aiohttp import ClientSession
-
     from finegauge.run.run import Run
 
 PERCENTILES = (50, 90, 99)
@@ -200,7 +198,6 @@ def without_data(
 
 
 def _step(run: "Run", whole: Sequence[Answer], batches: int) -> Breakdown:
-    """Return the median answer's seconds, shared between prompt and answer as they are on average."""
     latency_s = batches * median(answer.latency_s for answer in whole)
     if run.phase == "prefill":
         return Breakdown.of(prefill=latency_s)
@@ -209,7 +206,6 @@ def _step(run: "Run", whole: Sequence[Answer], batches: int) -> Breakdown:
 
 
 def _seen_by_users(serving: Mapping[str, Any]) -> dict[str, float]:
-    """Return what measuring transformers' serving here reports, under the same names."""
     found = {"ttft_s": serving["ttft_s"]["p50"], "written_tokens_per_s": serving["written_tokens_per_s"]}
     if serving["time_per_output_token_s"]:
         found["time_per_output_token_s"] = serving["time_per_output_token_s"]["p50"]
@@ -217,7 +213,6 @@ def _seen_by_users(serving: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _timing(latencies: Sequence[float], options: Options) -> dict[str, float]:
-    """Return how far the answers lie apart."""
     found = spread(latencies)
     ordered = sorted(latencies)
     low, high = ordered[round(0.1 * (len(ordered) - 1))], found["p90"]
@@ -234,7 +229,6 @@ def _timing(latencies: Sequence[float], options: Options) -> dict[str, float]:
 
 
 def _notes(serving: Mapping[str, Any], client: Client, meant: float) -> list[str]:
-    """Return what a reader of the figures has to know."""
     notes = []
     if serving["num_failed"]:
         notes.append(f"{serving['num_failed']} of {serving['num_requests']} requests failed and are left out")
@@ -261,9 +255,12 @@ def _notes(serving: Mapping[str, Any], client: Client, meant: float) -> list[str
 
 
 def _source(address: Address, options: Options, load: Load) -> Source:
-    """Return who says so."""
     warm = options.warmup_steps * load.num_users
-    kind = f"{load.requests_per_s:g} requests/s by chance" if load.requests_per_s else _users(load.num_users)
+    kind = (
+        f"{load.requests_per_s:g} requests/s by chance"
+        if load.requests_per_s
+        else f"{load.num_users} user{'s' * (load.num_users != 1)}"
+    )
     return Source(
         kind="measured",
         name=f"endpoint {address.url}",
@@ -272,11 +269,6 @@ def _source(address: Address, options: Options, load: Load) -> Source:
             "seen from the client, network included",
         ),
     )
-
-
-def _users(number: int) -> str:
-    """Return a number of users in words."""
-    return f"{number} user{'s' * (number != 1)}"
 
 
 def _fingerprint(address: Address, server: Server) -> dict[str, str]:
@@ -315,7 +307,6 @@ def measure_endpoint(
     check_options(options)
     try:
         check_run(run)
-        import_aiohttp()
         return asyncio.run(_measured(run, options, heard, clock))
     except UnreachableError as error:
         return without_data(run, options, "failed", f"{address_of(options).url} does not serve: {error}")
@@ -323,14 +314,6 @@ def measure_endpoint(
         return without_data(run, options, "failed", f"not done after {options.timeout_s:g} s")
     except FineGaugeError as error:
         return without_data(run, options, "unsupported", str(error))
-
-
-def import_aiohttp() -> None:
-    """Raise UnsupportedError where the client's library is not installed."""
-    try:
-        import aiohttp  # noqa: F401
-    except ImportError:
-        raise UnsupportedError(INSTALL) from None
 
 
 def load_of(run: "Run", options: Options) -> Load:
@@ -348,8 +331,10 @@ async def _measured(run: "Run", options: Options, heard: Heard | None, clock: Cl
 
     Raises: UnreachableError, TimeoutError, FineGaugeError.
     """
-    import aiohttp
-
+    try:
+        import aiohttp
+    except ImportError:
+        raise UnsupportedError(INSTALL) from None
     address, asked = address_of(options), prompts(run, options.endpoint_api, options.seed)
     first = next(asked)  # what cannot be asked is said before anybody is
     everybody = aiohttp.TCPConnector(limit=0)
@@ -360,7 +345,14 @@ async def _measured(run: "Run", options: Options, heard: Heard | None, clock: Cl
     ):
         server = await server_at(session, address, options.endpoint_model, run.model)
         server.check_length(run.seq_len)
-        client = _client(session, address, server, run, options, clock)
+        client = Client(
+            session,
+            address,
+            model=server.model,
+            new_tokens=run.max_new_tokens if run.phase == "decode" else 1,
+            timeout_s=options.request_timeout_s,
+            clock=clock,
+        )
         if failure := await client.greet(first):
             raise UnreachableError(failure + _hint(failure, address))
         load = load_of(run, options)
@@ -384,23 +376,7 @@ def _hint(failure: str, address: Address) -> str:
     return ""
 
 
-def _client(
-    session: "ClientSession", address: Address, server: Server, run: "Run", options: Options, clock: Clock
-) -> Client:
-    """Return the client that asks what the run says."""
-    return Client(
-        session,
-        address,
-        model=server.model,
-        new_tokens=run.max_new_tokens if run.phase == "decode" else 1,
-        timeout_s=options.request_timeout_s,
-        clock=clock,
-    )
-
-
 def _tells(heard: Heard | None, what: str, total: int) -> Told:
-    """Return what to call with the number of answers."""
-
     def told(done: int) -> None:
         if heard is not None:
             heard(Progress(what, done, total))

@@ -180,7 +180,6 @@ def _batch(questions: Sequence[Question], device: torch.device) -> Batch:
 
 
 def _schedule(rate: float, steps: int) -> Iterator[float]:
-    """Yield the learning rate of each step."""
     for step in count(1):
         yield rate * min(1.0, step / WARM_UP_STEPS, max(FINAL_RATIO, 1.0 - step / max(1, steps)))
 
@@ -198,6 +197,5 @@ def _trained(phase: FineTuning, steps: int, schedule: Iterator[float]) -> tuple[
 
 
 def _told(tell: Callable[[str, int, int], None] | None, done: int, of: int) -> None:
-    """Say how many epochs are done."""
     if tell is not None:
         tell("evaluate", done, of)

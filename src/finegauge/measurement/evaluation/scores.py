@@ -49,8 +49,7 @@ class Task(NamedTuple):
 
 
 QUESTIONS_AT_ONCE = 256
-_STRICT = re.compile(r"#### *(-?\$?[0-9][0-9.,]*)")
-_NUMBER = re.compile(r"-?\$?[0-9][0-9.,]*")
+NUMBER = re.compile(r"#### *(-?\$?[0-9][0-9.,]*)")
 
 
 def exact_match_fraction(
@@ -90,20 +89,17 @@ def answers(model: Any, prompts: Sequence[Ids], max_new_tokens: int, stop: int |
     return [written[place] for place in range(len(prompts))]
 
 
-def number_in(text: str, *, strict: bool) -> str | None:
-    """Return the number that a text of GSM8K's form ends with; None where there is none.
+def number_in(text: str) -> str | None:
+    """Return the number after "####" in a text of GSM8K's form, as lm-evaluation-harness's strict match does.
 
-    Args:
-        text: An answer, by a person or a model.
-        strict: Take only what follows "####"; else the last number anywhere.
+    None where there is none.
     """
-    found = (_STRICT.findall(text) if strict else _NUMBER.findall(text))[:: 1 if strict else -1]
-    return found[0].replace(",", "").replace("$", "").rstrip(".") if found else None
+    found = NUMBER.search(text)
+    return found[1].replace(",", "").replace("$", "").rstrip(".") if found else None
 
 
 @torch.no_grad()
 def _written(model: Any, ids: torch.Tensor, max_new_tokens: int, stop: int | None) -> list[Ids]:
-    """Return the greedy continuations of prompts of one length."""
     training = model.training
     model.eval()
     whole = ids.to(next(model.parameters()).device)
@@ -122,7 +118,6 @@ def _written(model: Any, ids: torch.Tensor, max_new_tokens: int, stop: int | Non
 
 
 def _until(written: Ids, stop: int | None) -> Ids:
-    """Return an answer up to the token that ends it."""
     return written[: written.index(stop)] if stop in written else written
 
 

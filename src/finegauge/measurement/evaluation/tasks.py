@@ -64,7 +64,6 @@ def decode(ids: Ids) -> str:
 
 
 def _arithmetic_question(operation: str, pair: tuple[int, int], digits: int, draw: Random) -> Question:
-    """Return one question with its choices in random order."""
     one, other = pair
     value = one + other if operation == "+" else abs(one - other)
     highest = 2 * 10**digits - 1
@@ -81,7 +80,6 @@ def _arithmetic_question(operation: str, pair: tuple[int, int], digits: int, dra
 
 
 def _reversed(value: int, digits: int) -> str:
-    """Return a number with its ones first, filled up with zeros."""
     return f"{value:0{digits}d}"[::-1]
 
 
@@ -135,8 +133,6 @@ def _records(path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _question(record: Any, where: str, tokenizer: Any) -> Question:
-    """Return the question of one record."""
-
     def ids(text: str) -> Ids:
         return tuple(tokenizer.encode(text, add_special_tokens=False).ids)
 
@@ -160,12 +156,10 @@ def _question(record: Any, where: str, tokenizer: Any) -> Question:
 
 
 def _first(record: Mapping[str, Any], names: tuple[str, ...]) -> Any:
-    """Return the value under the first of `names` that the record has."""
     return next((record[name] for name in names if name in record), None)
 
 
 def _length(question: Question) -> int:
-    """Return the tokens of a question with its longest answer."""
     answers = [question.answer, *(choice.ids for choice in question.choices)]
     return len(question.prompt) + max(map(len, answers))
 
@@ -176,9 +170,7 @@ def _judge(tokenizer: Any, questions: list[Question]) -> Judge:
         return same_tokens
 
     def same_number(question: Question, written: Ids) -> bool:
-        wanted, found = (
-            number_in(tokenizer.decode(list(ids)), strict=True) for ids in (question.answer, written)
-        )
+        wanted, found = (number_in(tokenizer.decode(list(ids))) for ids in (question.answer, written))
         return found is not None and found == wanted
 
     return same_number

@@ -123,13 +123,11 @@ class EnergyMeter:
         self.reading = EnergyReading(energy_j, self._counter.source, window_s, note)
 
     def _settle(self) -> None:
-        """Wait until the device has nothing left to do."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
 
 def _counter_of(device: torch.device, powercap: Path) -> _Counter | Unavailable:
-    """Return the best source of energy readings for a device."""
     if device.type == "cpu":
         return rapl(powercap)
     nvml = nvml_of(device)
@@ -195,7 +193,6 @@ class SampledPower:
         return energy_j if energy_j > 0 else None
 
     def _watch(self) -> None:
-        """Sample until told to stop."""
         while not self._done.wait(SAMPLE_EVERY_S):
             self._sample()
 
@@ -260,7 +257,6 @@ class Rapl:
 
 
 def _microjoules(folder: Path, name: str) -> int:
-    """Return the number in a file of a powercap domain."""
     return int((folder / name).read_text("utf-8"))
 
 
@@ -333,7 +329,6 @@ def judged(
 
 
 def _state(nvml: Nvml) -> tuple[dict[int, int], int, int]:
-    """Return the nanoseconds under each policy, the driver's clock in nanoseconds, the present reasons."""
     spent, now_ns = {}, 0
     for policy, _, _ in _POLICIES:
         violation = nvml.ask("nvmlDeviceGetViolationStatus", policy)

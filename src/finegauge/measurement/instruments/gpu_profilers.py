@@ -74,7 +74,6 @@ class GpmMeter:
         self.reading = gpm_summary(self._windows)
 
     def _watch(self) -> None:
-        """Sample window after window until told to stop."""
         if not isinstance(self._nvml, Unavailable):
             self._windows = windows(self._nvml, self._done)
 
@@ -133,13 +132,14 @@ def gpm_summary(found: list[Window]) -> dict[str, Any]:
     """Return the means over all windows, weighted by their length, and the windows."""
     if not found:
         return {"unavailable": f"no window of {_SHORTEST_S:g} s or more; measure more steps"}
-    names = dict.fromkeys(name for window in found for name in window.fractions)
-    means = {
-        name: weighted((w.window_s, w.fractions[name]) for w in found if name in w.fractions)
-        for name in names
-    }
     series = [{"window_s": window.window_s, **window.fractions} for window in found]
-    return {**means, "window_s": sum(window.window_s for window in found), "windows": series}
+    return {**_means(found), "window_s": sum(window.window_s for window in found), "windows": series}
+
+
+def _means(parts: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
+    """Return the mean of each fraction over (seconds, fractions), weighted by the seconds."""
+    names = dict.fromkeys(name for _, fractions in parts for name in fractions)
+    return {name: weighted((s, found[name]) for s, found in parts if name in found) for name in names}
 
 
 def _between(nvml: Nvml, earlier: Any, later: Any) -> dict[str, float]:
@@ -212,7 +212,6 @@ def layer_utilisation(run: Run, options: Options) -> dict[str, Any]:
 
 
 def _profiled(words: list[str], log: Path) -> dict[str, Any]:
-    """Run ncu and return what it saw, or why it saw nothing."""
     timeout_s = float(os.environ.get("FINEGAUGE_NCU_TIMEOUT_S", TIMEOUT_S))
     try:
         ended = subprocess.run(words, capture_output=True, text=True, timeout=timeout_s, check=False)
@@ -262,11 +261,7 @@ def ncu_summary(kernels: Sequence[ProfiledKernel]) -> dict[str, Any]:
 
 def _averages(kernels: Sequence[ProfiledKernel]) -> dict[str, float]:
     """Return the total of the durations and the fractions weighted by them."""
-    names = dict.fromkeys(name for kernel in kernels for name in kernel.fractions)
-    means = {
-        name: weighted((k.time_s, k.fractions[name]) for k in kernels if name in k.fractions)
-        for name in names
-    }
+    means = _means([(kernel.time_s, kernel.fractions) for kernel in kernels])
     return {"time_s": sum(kernel.time_s for kernel in kernels), "num_kernels": len(kernels), **means}
 
 
@@ -274,7 +269,6 @@ _Values = dict[tuple[str, str], dict[str, float]]  # by (kernel's name, process 
 
 
 def _long(rows: Iterable[Mapping[str, str]]) -> _Values:
-    """Return the values of a page with one row a metric."""
     found: _Values = {}
     for row in rows:
         values = found.setdefault((row["Kernel Name"], f"{row.get('Process ID')}:{row['ID']}"), {})
@@ -283,7 +277,6 @@ def _long(rows: Iterable[Mapping[str, str]]) -> _Values:
 
 
 def _wide(rows: Sequence[Mapping[str, str]]) -> _Values:
-    """Return the values of a page with one column a metric, whose first row holds the units."""
     found: _Values = {}
     units: Mapping[str, str] = {}
     for row in rows:

@@ -183,7 +183,6 @@ def _looked_up(operator: Operator) -> float:
 
 
 def _growth(operator: Operator) -> float:
-    """Return the bytes of the output over those of the largest input."""
     name = operator.name.rpartition("::")[2]
     if name == "dequantize_4bit" and len(operator.values) > 4:
         return 2.0 * _BYTES.get(operator.types[1], 4)  # two values in a byte
@@ -191,7 +190,6 @@ def _growth(operator: Operator) -> float:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """Return the whole numbers in a list that the profiler wrote as text."""
     return tuple(int(number) for number in re.findall(r"-?\d+", text)) or (0,)
 
 
@@ -388,5 +386,4 @@ def _compute_fraction(row: Row, peaks: Peaks) -> float:
 
 
 def _row_document(row: Row) -> dict[str, Any]:
-    """Return a row with its fields' names."""
     return {**row._asdict(), "role": list(row.role)}

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -153,7 +154,6 @@ def _tie(operators: list[Operator], flows: list[Mapping[str, Any]]) -> None:
 
 
 def _charge(operator: Operator) -> None:
-    """Take an operator's seconds from the own time of the operator that called it."""
     caller = operator.parent
     while caller is not None and caller.is_range:
         caller = caller.parent
@@ -179,16 +179,8 @@ def _operator(event: Mapping[str, Any]) -> Operator:
 def _shape(dims: Any) -> tuple[int, ...]:
     """Return the shape of one input; a list of tensors becomes the elements of all of them."""
     if dims and isinstance(dims[0], list):
-        return (sum(_elements(inner) for inner in dims),)
+        return (sum(map(prod, dims)),)
     return tuple(dims)
-
-
-def _elements(dims: Iterable[int]) -> int:
-    """Return the number of elements of a shape."""
-    product = 1
-    for size in dims:
-        product *= size
-    return product
 
 
 def _kernel(
@@ -453,6 +445,5 @@ def _optimizer_of(operator: Operator | None) -> str:
 
 
 def _path_of(operator: Operator) -> str:
-    """Return the path of the module in whose forward pass an operator ran."""
     ranges = (outer.name for outer in operator.enclosing() if outer.is_range)
     return next((name.removeprefix(MODULE) for name in ranges if name.startswith(MODULE)), "")

@@ -109,7 +109,6 @@ class LayerClock(StageClock):
         self._mark(self._backward)
 
     def _mark(self, place: Place) -> None:
-        """Say that work goes on at `place`, in the stage of now."""
         if self._in_step:
             self._timeline.mark((self._stage, place))
 
@@ -133,7 +132,6 @@ class LayerClock(StageClock):
 
     # ---- modules ---------------------------------------------------------------------------
     def _told(self, item: Watched) -> Callable[..., Any]:
-        """Return the forward of a module that tells when it begins and ends."""
         inside: Place = (item.path, ADAPTER if item.kind == ADAPTER else "")
         name = item.name if item.parent else item.path
         forward, entering, mark = item.module.forward, self.entering, self._mark
@@ -209,7 +207,6 @@ class LayerClock(StageClock):
                 self._tell(node, number, place)
 
     def _tell(self, node: Any, number: int, place: Place) -> None:
-        """Let an autograd node mark `place` when its turn comes."""
         self._marked.add(number)
         teller = self._tellers.get(place)
         if teller is None:
@@ -245,7 +242,6 @@ class LayerClock(StageClock):
         return Breakdown.add_up((self._paths[key], seconds) for key, seconds in spent.items())
 
     def _path(self, stage: str, place: Place) -> tuple[str, ...]:
-        """Return the path of a place in predictions' words."""
         if stage in WITHOUT_LAYERS:
             return (stage,)
         if stage == OPTIMIZER:
@@ -255,7 +251,6 @@ class LayerClock(StageClock):
         return stage, *self._roles.of(place, self._calls)
 
     def _in_model(self, stage: str, last: str) -> bool:
-        """Return whether work outside all modules, after `last`, is a model's or its loss."""
         after = self._roles.outside(last)
         return after == MIDDLE or (after == HEAD and stage == SCORING)
 

@@ -30,18 +30,18 @@ def resident_peak() -> Iterator[Resident]:
     with suppress(OSError):
         _RESET.write_text("5", encoding="ascii")
     yield found
-    found.peak_bytes = _status_bytes("VmHWM")
+    found.peak_bytes = proc_bytes("VmHWM")
 
 
 def resident_bytes() -> float:
     """Return the bytes that this process holds now; 0 where the system does not tell."""
-    return _status_bytes("VmRSS")
+    return proc_bytes("VmRSS")
 
 
-def _status_bytes(field: str) -> float:
-    """Return a field of the process's status, in bytes."""
+def proc_bytes(field: str, path: Path = _STATUS) -> float:
+    """Return a field of this process's status, or of another file like it; 0 where the system tells none."""
     try:
-        lines = _STATUS.read_text(encoding="ascii").splitlines()
+        lines = path.read_text(encoding="ascii").splitlines()
     except OSError:
         return 0.0
     values = [line.split()[1] for line in lines if line.startswith(f"{field}:")]
@@ -281,12 +281,10 @@ def _new(tensor: torch.Tensor, seen: set[int]) -> bool:
 
 
 def _bytes(tensors: list[torch.Tensor]) -> int:
-    """Return the bytes of the storages of `tensors`."""
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
 
 def _kind(storage: Held, vocabulary: int, shapes: set[tuple[int, ...]]) -> str:
-    """Return the kind of a storage that forward or backward made."""
     if "dequantize" in storage.op:
         return WORKSPACE
     if vocabulary and len(storage.shape) > 1 and storage.shape[-1] == vocabulary:
@@ -297,7 +295,6 @@ def _kind(storage: Held, vocabulary: int, shapes: set[tuple[int, ...]]) -> str:
 
 
 def _as_allocated(parts: dict[str, float], allocated_bytes: float | None) -> dict[str, float]:
-    """Return the parts of a phase, their sum what the allocator says."""
     if allocated_bytes is None:
         return parts
     beside = allocated_bytes - sum(parts.values())

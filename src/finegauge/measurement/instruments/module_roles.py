@@ -118,7 +118,6 @@ def holds_experts(module: nn.Module) -> bool:
 
 
 def _mixer(module: nn.Module, name: str) -> str:
-    """Return the part that a mixer of a layer is."""
     called = (type(module).__name__ + " " + name).lower()
     if any(holds_experts(inner) for inner in module.modules()):
         return "moe"
@@ -136,7 +135,6 @@ def _is_layer(module: nn.Module) -> bool:
 
 
 def _scalar(item: Watched) -> bool:
-    """Return whether a module gives one value per token."""
     return getattr(item.module, "out_features", 0) == 1
 
 
@@ -209,7 +207,6 @@ class Roles:
         return SCORE if _scalar(item) else HEAD
 
     def _outside(self, last: str) -> Role:
-        """Return the role of work outside all modules, after `last`."""
         after_head = self.outside(last) in (HEAD, SCORE)
         return ("loss", "cross entropy") if after_head else ("embedding", "positions")
 
@@ -223,7 +220,6 @@ class Roles:
         return self._served(layer, item.name, calls.get(layer.path, [])), "norm"
 
     def _of_model(self, item: Watched, order: list[str]) -> Role:
-        """Return the role of a module outside all layers."""
         if isinstance(item.module, nn.Embedding):
             return "embedding", "look up"
         order = [path for path in order if self._at[path].model == item.model]
@@ -241,7 +237,6 @@ class Roles:
         return item.part or ("mlp" if item.kind != "layer" else "attention")
 
     def _served(self, layer: Watched, norm: str, order: list[str]) -> str:
-        """Return the part of the mixer that a norm serves."""
         parts = [(name, self._part_of(layer, name)) for name in order]
         if norm not in order:
             return next((part for _, part in parts if part), "mlp")
@@ -255,7 +250,6 @@ class Roles:
         return after[0] if after else (before[-1] if before else "mlp")
 
     def _residual(self, layer: Watched, last: str, order: list[str]) -> Role:
-        """Return the role of a layer's own work after its child `last`."""
         if last not in order:
             return (self._served(layer, "", order) if order else "mlp"), "residual"
         part = self._part_of(layer, last)
@@ -266,7 +260,6 @@ class Roles:
 
 
 def _operator(item: Watched, last: str) -> str:
-    """Return the operator of a place inside a mixer."""
     own = {
         "norm": "norm",
         "leaf": CONVOLUTION if isinstance(item.module, nn.Conv1d) else item.name,

@@ -49,7 +49,6 @@ class RouterProbe:
         self._open.close()
 
     def _hook(self, item: Watched) -> Any:
-        """Return the hook that counts the choices handed to a layer's experts."""
         number, found = num_experts(item.module), self._passes[item.path]
 
         def count(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
@@ -136,7 +135,6 @@ def document_of(watched_passes: RouterProbe) -> dict[str, Any]:
 
 
 def _spread(tokens: Sequence[int]) -> dict[str, float]:
-    """Return imbalance and variances of one layer's tokens per expert."""
     total = sum(tokens)
     shares = [100.0 * n / total for n in tokens] if total else [0.0 for _ in tokens]
     apart = len(tokens) > 1

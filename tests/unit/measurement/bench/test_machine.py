@@ -13,17 +13,19 @@ CPU = torch.device("cpu")
 def test_a_containers_limit_is_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limit = tmp_path / "memory.max"
     limit.write_text("1000000\n", encoding="utf-8")
-    monkeypatch.setattr(microbenchmarks, "LIMITS", (str(limit), str(tmp_path / "absent")))
+    monkeypatch.setattr(microbenchmarks, "LIMITS", (limit, tmp_path / "absent"))
     assert microbenchmarks.memory_bytes(CPU)[0] == 1e6
     limit.write_text("max\n", encoding="utf-8")
     assert microbenchmarks.memory_bytes(CPU)[0] > 1e6
 
 
-def test_usable_is_what_the_system_says_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_usable_is_what_the_system_says_is_available(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 9 kB\nMemAvailable: 4 kB\n")
     monkeypatch.setattr(microbenchmarks, "LIMITS", ())
-    monkeypatch.setattr(microbenchmarks, "_text", lambda path: "MemTotal: 9 kB\nMemAvailable: 4 kB\n")
+    monkeypatch.setattr(microbenchmarks, "MEMINFO", meminfo)
     assert microbenchmarks.memory_bytes(CPU)[1] == 4096
-    monkeypatch.setattr(microbenchmarks, "_text", lambda path: "")
+    meminfo.write_text("")
     capacity, usable = microbenchmarks.memory_bytes(CPU)
     assert usable == capacity
 

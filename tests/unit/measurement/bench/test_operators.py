@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from finegauge.catalogue.device_profile import COLLECTIVES, OPERATORS
-from finegauge.measurement.bench.microbenchmarks import COPIES, USES
+from finegauge.measurement.bench.microbenchmarks import COPIES
+from finegauge.measurement.bench.operators import OPERATORS as USES
 from finegauge.measurement.bench.timing import DIFFERENTIATED, Bench
 from tests.unit.measurement.bench.sizes import SIZES
 

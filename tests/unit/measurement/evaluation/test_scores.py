@@ -46,11 +46,9 @@ def test_training_mode_is_kept() -> None:
 
 def test_numbers_are_found_as_the_harness_finds_them() -> None:
     said = "She has 3 + 4 = 7 eggs, so $1,400.\n#### 1,400 and 9"
-    assert number_in(said, strict=True) == "1400"
-    assert number_in(said, strict=False) == "9"
-    assert number_in("the answer is -12.", strict=False) == "-12"
-    assert number_in("the answer is 12", strict=True) is None
-    assert number_in("none", strict=False) is None
+    assert number_in(said) == "1400"
+    assert number_in("#### -12.") == "-12"
+    assert number_in("the answer is 12") is None
 
 
 class Unigram(torch.nn.Module):

@@ -11,8 +11,7 @@ from bitsandbytes.nn import modules
 from finegauge.catalogue.device_profile import NF4_INFERENCE, DeviceProfile, Reading, write
 from finegauge.errors import UnsupportedError
 from finegauge.measurement.bench import microbenchmarks
-from finegauge.measurement.bench.microbenchmarks import USES
-from finegauge.measurement.bench.operators import ALL
+from finegauge.measurement.bench.operators import ALL, OPERATORS
 from finegauge.measurement.bench.timing import Bench, timed
 from finegauge.measurement.instruments.stage_clock import NoClock
 from finegauge.measurement.options import Options
@@ -74,7 +73,7 @@ def test_the_kernel_for_inference_is_timed_where_it_runs(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(modules, "_convert_weight_packed_for_cpu", counted)
     bench = Bench(torch.device("cpu"), "fp32")
-    found = timed(partial(USES[NF4_INFERENCE].make, bench, rows=4, n=64, k=64), bench, (), repeats=1)
+    found = timed(partial(OPERATORS[NF4_INFERENCE].make, bench, rows=4, n=64, k=64), bench, (), repeats=1)
     assert found.directions["forward"].seconds > 0
     assert set(packed) == {torch.Size([64, 64])}
 
