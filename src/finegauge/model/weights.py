@@ -1,25 +1,36 @@
-"""The tensors a rank holds: bytes by kind as the quantiser really touches them, and what trains.
+"""The tensors a rank holds: bytes by kind as the quantiser really touches them, what trains, optimizer state.
 
-NF4 and its scales are counted tensor by tensor, other formats by `lowering.QUANTIZED_BYTES`
-per parameter. bitsandbytes quantises modules: embeddings, head, norms, routers and, unless
-they are unfused, the experts of transformers 5 stay 16-bit; PEFT's k-bit preparation makes
-all that fp32. Held against bitsandbytes 0.50.2 on the CPU, to the byte.
+NF4 and its scales are counted tensor by tensor, other formats by `lowering.QUANTIZED_BYTES` per parameter.
+bitsandbytes quantises modules: embeddings, head, norms, routers and, unless they are unfused, the experts of
+transformers 5 stay 16-bit; PEFT's k-bit preparation makes all that fp32. Held against bitsandbytes 0.50.2 on
+the CPU, to the byte.
+
+PyTorch's AdamW keeps two values as wide as the parameter. bitsandbytes keeps fp32 values (AdamW two, Lion
+one) or, of tensors of at least 4,096 elements, 8-bit ones with an fp32 scale per block of 256; its paged
+variants leave tensors under 100,000 elements where they are. Adafactor keeps fp32 row and column means of
+every matrix, all of a vector.
+
+Sources: bitsandbytes 0.50.2, optim/optimizer.py; transformers 5.23, optimization.py; torch 2.13,
+optim/adam.py (all run, 2026-11-21).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from math import ceil, prod
 from typing import NamedTuple
 
-from finegauge.model.blocks import Architecture, Layer, Linear, MixtureOfExperts, Tensor
+from finegauge.model.blocks import Architecture, Linear, MixtureOfExperts, Tensor
 from finegauge.model.gradient_pruning import last_layers
 from finegauge.model.lowering import QUANTIZED_BYTES, Lowering, linears_of
-from finegauge.model.traced import Traced
 
 WIDE_STATES = {"adamw": 2, "paged_adamw": 2, "lion": 1}
 NARROW_STATES = {"adamw_8bit": 2, "paged_adamw_8bit": 2, "lion_8bit": 1}
-LEAST_NARROW, NARROW_BLOCK = 4096, 256
-LEAST_PAGED = 100_000
+LEAST_NARROW, NARROW_BLOCK, LEAST_PAGED = 4096, 256, 100_000
 ADAFACTOR_VALUES = 2  # the update and a step towards it, in fp32; beside copies of what is narrower
+QUANTIZED_BLOCK, NESTED_BLOCK = 64, 256
+REPACKED = "nf4, repacked"  # NF4 as bitsandbytes' kernel for inference on AVX512-BF16 reads it
+CODE_BYTES = 16 * 4  # the sixteen values of NF4, per tensor
+NESTED_CODE_BYTES = 256 * 4 + 4  # the values of 8-bit scales and their offset, per tensor
+EXTRA_KINDS = {"norms": "norm", "embed_tokens": "embedding", "lm_head": "head"}  # of `trainable_extra`
 
 
 class Trained(NamedTuple):
@@ -28,58 +39,6 @@ class Trained(NamedTuple):
     shape: tuple[int, ...]
     element_bytes: int
     num_alike: float = 1
-
-    @property
-    def size(self) -> int:
-        """Return the elements of one."""
-        return prod(self.shape)
-
-
-def state_bytes(optimizer: str, tensor: Trained) -> float:
-    """Return the bytes that `optimizer` keeps for one such tensor."""
-    size = tensor.size
-    if optimizer == "adafactor":
-        *rows, columns = tensor.shape
-        return 4.0 * (prod(rows) + prod(rows[:-1]) * columns) if rows else 4.0 * size
-    if values := NARROW_STATES.get(optimizer, 0):
-        narrow = size >= LEAST_NARROW
-        return values * (size + 4.0 * ceil(size / NARROW_BLOCK)) if narrow else values * 4.0 * size
-    element = tensor.element_bytes if optimizer == "adamw" else 4
-    return float(WIDE_STATES.get(optimizer, 0) * element * size)
-
-
-def paged_bytes(optimizer: str, tensors: Iterable[Trained]) -> float:
-    """Return the bytes of state that may leave the GPU under pressure."""
-    if not optimizer.startswith("paged"):
-        return 0.0
-    return sum(t.num_alike * state_bytes(optimizer, t) for t in tensors if t.size >= LEAST_PAGED)
-
-
-def temporary_bytes(optimizer: str, tensors: Iterable[Trained]) -> float:
-    """Return what an update of one tensor after the other needs beside the states, at its worst.
-
-    AdamW: the root of the second moment, that divided by its bias correction, and the last
-    tensor's, not yet dropped. Adafactor: fp32 copies of gradient and parameter if these
-    are narrower, the update and a step towards it.
-    """
-    worst = before = 0.0
-    for tensor in tensors:
-        now = float(tensor.size * tensor.element_bytes)
-        if optimizer == "adafactor":
-            copies = 2 if tensor.element_bytes < 4 else 0
-            worst = max(worst, 4.0 * tensor.size * (ADAFACTOR_VALUES + copies))
-        elif optimizer == "adamw":
-            worst = max(worst, 2 * now + before)
-            before = now
-    return worst
-
-
-QUANTIZED_BLOCK, NESTED_BLOCK = 64, 256
-REPACKED = (
-    "nf4, repacked"  # either form of NF4, as bitsandbytes' kernel for inference on AVX512-BF16 reads it
-)
-CODE_BYTES = 16 * 4  # the sixteen values of NF4, per tensor
-NESTED_CODE_BYTES = 256 * 4 + 4  # the values of 8-bit scales and their offset, per tensor
 
 
 class Weights(NamedTuple):
@@ -97,44 +56,79 @@ class Weights(NamedTuple):
     num_trained_tensors: int = 0
 
 
+def state_bytes(optimizer: str, tensor: Trained) -> float:
+    """Return the bytes that `optimizer` keeps for one such tensor."""
+    size = prod(tensor.shape)
+    if optimizer == "adafactor":
+        *rows, columns = tensor.shape
+        return 4.0 * (prod(rows) + prod(rows[:-1]) * columns) if rows else 4.0 * size
+    if values := NARROW_STATES.get(optimizer, 0):
+        narrow = size >= LEAST_NARROW
+        return values * (size + 4.0 * ceil(size / NARROW_BLOCK)) if narrow else values * 4.0 * size
+    element = tensor.element_bytes if optimizer == "adamw" else 4
+    return float(WIDE_STATES.get(optimizer, 0) * element * size)
+
+
+def optimizer_bytes(optimizer: str, tensors: Iterable[Trained]) -> tuple[float, float, float]:
+    """Return the bytes of state, of state that may be paged out, and of temporaries at their worst.
+
+    Temporaries of a loop over the tensors, for AdamW: the root of the second moment, that divided by its bias
+    correction, and the last tensor's, not yet dropped. Adafactor: fp32 copies of gradient and parameter if
+    these are narrower, the update and a step towards it.
+    """
+    states = paged = worst = before = 0.0
+    for tensor in tensors:
+        size, state = prod(tensor.shape), state_bytes(optimizer, tensor)
+        states += tensor.num_alike * state
+        if optimizer.startswith("paged") and size >= LEAST_PAGED:
+            paged += tensor.num_alike * state
+        if optimizer == "adafactor":
+            worst = max(worst, 4.0 * size * (ADAFACTOR_VALUES + (2 if tensor.element_bytes < 4 else 0)))
+        elif optimizer == "adamw":
+            now = float(size * tensor.element_bytes)
+            worst, before = max(worst, 2 * now + before), now
+    return states, paged, worst
+
+
 def weights_of(
     model: Architecture, low: Lowering, trainable_extra: tuple[str, ...], optimizer: str, *, upcast: bool
 ) -> Weights:
     """Return the bytes that `model` takes under `low`."""
     own: list[Trained] = []
-    base = float(model.buffer_bytes)
-    form = REPACKED if low.repacks else low.quantized
+    base, trained, adapted = float(model.buffer_bytes), 0.0, 0.0
+    extra = {EXTRA_KINDS.get(name, "") for name in trainable_extra}
     plain = 4.0 if upcast and low.quantized else float(low.weight_bytes)
+    form = REPACKED if low.repacks else low.quantized
     for tensor, count in _all_tensors(model):
-        quantized = low.quantizes(tensor.kind)
-        base += count * (quantized_bytes(form, tensor) if quantized else tensor.size * plain)
-        if (low.weights_train and tensor.kind != "fixed") or _is_extra(tensor, trainable_extra):
+        size, quantized = tensor.size, low.quantizes(tensor.kind)
+        base += count * (quantized_bytes(form, tensor) if quantized else size * plain)
+        if (low.weights_train and tensor.kind != "fixed") or tensor.kind in extra:
             own.append(Trained(tensor.shape, low.weight_bytes, count))
+            trained += size * count
             if low.lora_rank:  # PEFT trains a copy and keeps the original beside it
-                base += tensor.size * count * plain
+                base += size * count * plain
     for layer, count in last_layers(model, low.last_layers) if low.last_layers else ():
-        tensors = (t for t in layer.tensors() if t.kind != "fixed" and not _is_extra(t, trainable_extra))
-        own += [Trained(tensor.shape, low.weight_bytes, count) for tensor in tensors]
-    adapters = [pair for layer, count in model.layers for pair in _adapters(layer, count, low)]
-    for linear in model.widening:
-        adapters += _pair(low, linear, "linear", "embedding")
-    if model.head is not None:
-        adapters += _pair(low, model.head, "head", "head")
-    trained = sum(t.num_alike * t.size for t in own)
-    adapted = sum(t.num_alike * t.size for t in adapters)
-    every = own + adapters
-    groups = (float(trained * low.weight_bytes), float(adapted * low.adapter_bytes))
+        for tensor in layer.tensors():
+            if tensor.kind != "fixed" and tensor.kind not in extra:
+                own.append(Trained(tensor.shape, low.weight_bytes, count))
+                trained += tensor.size * count
+    adapters = list(_adapters(model, low)) if low.lora_rank else []
+    for shape, _, many in adapters:
+        adapted += many * prod(shape)
+    states, paged, worst = optimizer_bytes(optimizer, own + adapters)
+    own_gradients, gradients = trained * low.weight_bytes, adapted * low.adapter_bytes
+    together = low.adapter_bytes == low.weight_bytes
     return Weights(
         base_bytes=base,
-        trained_params=float(trained),
-        adapter_params=float(adapted),
-        gradient_bytes=sum(groups),
-        adapter_bytes=groups[1],
-        optimizer_bytes=sum(t.num_alike * state_bytes(optimizer, t) for t in every),
-        paged_bytes=paged_bytes(optimizer, every),
-        foreach_bytes=sum(groups) if low.adapter_bytes == low.weight_bytes else max(groups),
-        loop_bytes=temporary_bytes(optimizer, every),
-        num_trained_tensors=round(sum(t.num_alike for t in every)),
+        trained_params=trained,
+        adapter_params=adapted,
+        gradient_bytes=own_gradients + gradients,
+        adapter_bytes=gradients,
+        optimizer_bytes=states,
+        paged_bytes=paged,
+        foreach_bytes=own_gradients + gradients if together else max(own_gradients, gradients),
+        loop_bytes=worst,
+        num_trained_tensors=round(sum([each.num_alike for each in own + adapters])),
     )
 
 
@@ -161,53 +155,43 @@ def quantized_bytes(form: str, tensor: Tensor) -> float:
     return tensor.size * QUANTIZED_BYTES[form]
 
 
-def _all_tensors(model: Architecture) -> list[tuple[Tensor, int]]:
-    """Return (tensor, how many of it), in the order of the model's modules."""
-    inner = [(tensor, count) for layer, count in model.layers for tensor in layer.tensors()]
-    first = [(tensor, 1) for tensor in model.embeddings]
-    outer = [(tensor, 1) for tensor in model.outer_tensors()[len(first) :]]
-    if model.head is not None:  # a linear by shape, but quantisers leave it alone
-        weight = model.head.tensors()[0]
-        outer = [(t, n) for t, n in outer if t != weight]
-        outer.append((Tensor(weight.name, weight.shape, "head"), 1))
-    return first + inner + outer + [(tensor, 1) for tensor in model.other]
+def _all_tensors(model: Architecture) -> Iterator[tuple[Tensor, int]]:
+    """Yield (tensor, how many of it), in the order of the model's modules."""
+    embeddings = len(model.embeddings)
+    outer = model.outer_tensors()
+    for tensor in outer[:embeddings]:
+        yield tensor, 1
+    for layer, count in model.layers:
+        for tensor in layer.tensors():
+            yield tensor, count
+    # a linear by shape, but quantisers leave it alone
+    head = model.head.tensors()[0] if model.head is not None else None
+    for tensor in outer[embeddings:]:
+        if tensor != head:
+            yield tensor, 1
+    if head is not None:
+        yield head._replace(kind="head"), 1
+    for tensor in model.other:
+        yield tensor, 1
 
 
-def _is_extra(tensor: Tensor, trainable_extra: tuple[str, ...]) -> bool:
-    """Return whether `tensor` trains beside the adapters."""
-    for extra in trainable_extra:
-        if extra == "norms" and tensor.kind == "norm":
-            return True
-        if extra == "embed_tokens" and tensor.kind == "embedding":
-            return True
-        if extra == "lm_head" and tensor.kind == "head":
-            return True
-    return False
-
-
-def _adapters(layer: Layer, count: int, low: Lowering) -> list[Trained]:
-    """Return the LoRA pairs of `count` such layers: A [r, in] and B [out, r] of each adapted projection."""
-    if not low.lora_rank:
-        return []
-    found: list[Trained] = []
-    for branch in layer.branches:
-        mixer = branch.mixer
-        if isinstance(mixer, Traced):
-            for use in mixer.uses:
-                many = use.share * use.groups * count
-                found += _pair(low, use.linear, use.linear.kind, use.part, count=many)
-            continue
-        for linear, kind in linears_of(mixer, fused_experts=low.fused_experts):
-            experts = mixer.num_experts if isinstance(mixer, MixtureOfExperts) and kind == "experts" else 1
-            fused = experts if low.fused_experts else 1  # one pair holds the ranks of all
-            found += _pair(low, linear, kind, mixer.path, fused=fused, count=count * experts / fused)
-    return found
-
-
-def _pair(
-    low: Lowering, linear: Linear, kind: str, part: str, *, fused: int = 1, count: float = 1
-) -> list[Trained]:
-    """Return the two tensors of an adapter, none where there is no adapter."""
-    rank = low.rank(linear, kind, part) * fused
-    shapes = [(rank, linear.in_features), (linear.out_features, rank)] if rank else []
-    return [Trained(shape, low.adapter_bytes, count) for shape in shapes]
+def _adapters(model: Architecture, low: Lowering) -> Iterator[Trained]:
+    """Yield the LoRA pairs, A [r, in] and B [out, r] of each adapted projection."""
+    # projection, its kind, its block, ranks that one pair holds of all experts, how many pairs
+    found: list[tuple[Linear, str, str, int, float]] = []
+    for layer, count in model.layers:
+        for mixer, *_ in layer.branches:
+            if uses := getattr(mixer, "uses", None):  # of a traced layer
+                found += [(u.linear, u.linear.kind, u.part, 1, u.share * u.groups * count) for u in uses]
+                continue
+            for linear, kind in linears_of(mixer, fused_experts=low.fused_experts):
+                many = mixer.num_experts if isinstance(mixer, MixtureOfExperts) and kind == "experts" else 1
+                fused = many if low.fused_experts else 1
+                found.append((linear, kind, mixer.path, fused, count * many / fused))
+    found += [(linear, "linear", "embedding", 1, 1) for linear in model.widening]
+    if model.head is not None:
+        found.append((model.head, "head", "head", 1, 1))
+    for linear, kind, part, fused, pairs in found:
+        if rank := low.rank(linear, kind, part) * fused:
+            yield Trained((rank, linear.in_features), low.adapter_bytes, pairs)
+            yield Trained((linear.out_features, rank), low.adapter_bytes, pairs)

@@ -166,20 +166,22 @@ def decoder(
     marks = row["marks"](f, kinds, routed) if row["marks"] else [row["rotary"]] * len(kinds)
     of = row["of"] if "of" in row else (0, 0, 0) if row["mixer"] else heads(f, **row["heads"])
 
-    def norms(names: Sequence[str]) -> list[Norm | None]:
-        return [row["norm"]._replace(name=name, size=hidden) if name else None for name in names]
+    def norm(name: str) -> Norm | None:
+        return row["norm"]._replace(name=name, size=hidden) if name else None
 
     def build(kind: tuple[str, bool, Any]) -> Layer:
         attends, sparse, mark = kind
         own = row["mixer"]
         mixer = own(f, mark) if own else _attention(f, row, of, attends == SLIDING, mark)
-        after = row["after"] if sparse or row["dense_after"] is None else row["dense_after"]
-        parts = zip((mixer, _feed(f, row, sparse)), norms(row["before"]), norms(after), strict=True)
-        return layer(*(Branch(*each) for each in parts), parallel=f.flag(row["parallel"]), extra=row["extra"])
+        before, after = row["before"], row["after"]
+        if not sparse and row["dense_after"] is not None:
+            after = row["dense_after"]
+        first = Branch(mixer, norm(before[0]), norm(after[0]))
+        second = Branch(_feed(f, row, sparse), norm(before[1]), norm(after[1]))
+        return layer(first, second, parallel=f.flag(row["parallel"]), extra=row["extra"])
 
     layers = stack(zip(kinds, routed, marks, strict=True), build)
-    final, embedding_norm = norms((row["final"], row["embedding_norm"]))
-    fields: dict[str, Any] = {"embedding_norm": embedding_norm, "other": other, **row["fields"]}
+    fields: dict[str, Any] = {"embedding_norm": norm(row["embedding_norm"]), "other": other, **row["fields"]}
     if row["learned"]:
         name, more = row["learned"]
         rows = f.size("max_position_embeddings") + more
@@ -190,7 +192,7 @@ def decoder(
     return language_model(
         f,
         layers,
-        final,
+        norm(row["final"]),
         embed=row["embed"],
         head=row["head"],
         head_bias=f.flag(row["head_bias"]),

@@ -86,8 +86,8 @@ def attention(
     if fused:
         inputs = [Linear(fused, hidden, q_out + kv * (dim + v_dim), bias)]
     else:
-        sizes = (("q_proj", q_out), ("k_proj", kv * dim), ("v_proj", kv * v_dim))
-        inputs = [Linear(name, hidden, size, bias) for name, size in sizes]
+        queries, keys = Linear("q_proj", hidden, q_out, bias), Linear("k_proj", hidden, kv * dim, bias)
+        inputs = [queries, keys, Linear("v_proj", hidden, kv * v_dim, bias)]
     projections = (*inputs, *more, Linear(out, num * v_dim, hidden, out_bias))
     made = Attention(hidden, num, kv, dim, projections, value_head_dim, output_gate=output_gate)
     return made._replace(**fields)
@@ -218,11 +218,16 @@ def stack(kinds: Iterable[K], build: Callable[[K], Layer]) -> tuple[tuple[Layer,
 
     They are in order until there has been one of every kind; the rest is one group per kind.
     """
-    listed = list(kinds)
-    layers = {kind: build(kind) for kind in dict.fromkeys(listed)}
-    ordered = max(map(listed.index, layers), default=0)
-    runs = [(kind, len(list(run))) for kind, run in groupby(listed[:ordered])]
-    return tuple((layers[kind], count) for kind, count in (*runs, *Counter(listed[ordered:]).items()))
+    listed, layers, ordered = list(kinds), dict[K, Layer](), 0
+    for index, kind in enumerate(listed):
+        if kind not in layers:
+            layers[kind], ordered = build(kind), index
+    groups: list[tuple[Layer, int]] = []
+    for kind, run in groupby(listed[:ordered]):
+        groups.append((layers[kind], len(list(run))))
+    for kind, count in Counter(listed[ordered:]).items():
+        groups.append((layers[kind], count))
+    return tuple(groups)
 
 
 def language_model(
@@ -275,11 +280,12 @@ def language_model(
 def _rotary_dims(f: Figures, layers: tuple[tuple[Layer, int], ...]) -> tuple[int, ...]:
     """Return the channels of the tables of sines and cosines that all layers share."""
     fraction, widths = rotary_fraction(f), set()
-    for mixer in (branch.mixer for layer, _ in layers for branch in layer.branches):
-        if isinstance(mixer, Attention) and mixer.rotary:
-            widths.add(int(mixer.head_dim * fraction))
-        elif isinstance(mixer, LatentAttention):
-            widths.add(mixer.qk_rope_head_dim)
+    for layer, _ in layers:
+        for mixer, *_ in layer.branches:
+            if isinstance(mixer, Attention) and mixer.rotary:
+                widths.add(int(mixer.head_dim * fraction))
+            elif isinstance(mixer, LatentAttention):
+                widths.add(mixer.qk_rope_head_dim)
     return tuple(sorted(widths))
 
 
@@ -287,8 +293,10 @@ def rotary_fraction(f: Figures) -> float:
     """Return which share of a head's channels is rotated."""
     scaling = f.raw("rope_parameters") or f.raw("rope_scaling")
     nested = scaling.get("partial_rotary_factor") if isinstance(scaling, Mapping) else None
-    said = (nested, f.raw("partial_rotary_factor"), f.raw("rotary_pct"))
-    return next((float(x) for x in said if isinstance(x, int | float) and 0 < x <= 1), 1.0)
+    for share in (nested, f.raw("partial_rotary_factor"), f.raw("rotary_pct")):
+        if isinstance(share, int | float) and 0 < share <= 1:
+            return float(share)
+    return 1.0
 
 
 def window_of(f: Figures, key: str = "sliding_window") -> int | None:
