@@ -354,7 +354,7 @@ def trace(model: str, *, as_json: bool) -> None:
     """
     from finegauge.catalogue.models import model as figures_of
     from finegauge.model.families import supported_model_types
-    from finegauge.model.trace_file import architecture, write
+    from finegauge.model.traced import traced_architecture, write_trace
 
     config = figures_of(model).config
     model_type = str(config.get("model_type", ""))
@@ -364,8 +364,8 @@ def trace(model: str, *, as_json: bool) -> None:
             f"run 'finegauge models show {model}' or 'finegauge estimate {model}'."
         )
     document = _document(config)
-    traced = architecture(document)
-    path = write(document, config)
+    traced = traced_architecture(document)
+    path = write_trace(document, config)
     say(_json(document, traced, path) if as_json else _lines(model, config, document, traced, path))
 
 

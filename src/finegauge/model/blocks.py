@@ -11,10 +11,7 @@ quantisers can be matched by name.
 from collections import Counter
 from collections.abc import Iterable
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
-
-if TYPE_CHECKING:
-    from finegauge.model.traced import Traced
+from typing import Any, NamedTuple, TypeAlias
 
 
 class Routing(NamedTuple):
@@ -310,13 +307,13 @@ class LinearAttention(NamedTuple):
     path: str = "linear_attention"
 
 
+# or a `traced.Traced`, which knows its tensors and operators itself
 Mixer: TypeAlias = (
-    "Attention | LatentAttention | FeedForward | MixtureOfExperts | Mamba1 | Mamba2 | LinearAttention"
-    " | Traced"
+    Attention | LatentAttention | FeedForward | MixtureOfExperts | Mamba1 | Mamba2 | LinearAttention
 )
 
 
-def tensors_of(part: "Linear | Norm | Mixer") -> list[Tensor]:
+def tensors_of(part: Linear | Norm | Mixer) -> list[Tensor]:
     """Return the parameters of a projection, a norm or a mixer, projections first."""
     block: Any = part
     if hasattr(block, "tensors"):

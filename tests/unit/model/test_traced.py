@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from finegauge.errors import UnsupportedError
-from finegauge.model import trace_file
+from finegauge.model import traced
 from finegauge.model.families import architecture
 from finegauge.model.graph import _layer, lowering_of
 from finegauge.model.op import Extents
@@ -44,9 +44,9 @@ def document(**changes: Any) -> dict[str, Any]:
         "rests": {mode: [rest()] for mode in MODES if mode != "fp32/eager"},
     }
     whole = {
-        "schema": trace_file.SCHEMA,
-        "config_sha256": trace_file.key_of(CONFIG),
-        "transformers": trace_file.installed_version("transformers"),
+        "schema": traced.SCHEMA,
+        "config_sha256": traced.key_of(CONFIG),
+        "transformers": traced.installed_version("transformers"),
         "model_type": "not_described",
         "hidden_size": 8,
         "vocab_size": 10,
@@ -69,13 +69,13 @@ def saved_bytes(**method: Any) -> float:
 def _ops(**method: Any) -> list[Any]:
     fields = {"model": "mistralai/Mixtral-8x7B-v0.1", "attention": "sdpa", "weights_dtype": "bf16", **method}
     builder = OpBuilder(lowering_of(Run(**fields)))
-    layer, _ = trace_file.architecture(document()).layers[0]
+    layer, _ = traced.traced_architecture(document()).layers[0]
     _layer(builder, layer, 8)
     return builder.ops
 
 
 def test_parameters_are_those_of_the_document() -> None:
-    built = trace_file.architecture(document())
+    built = traced.traced_architecture(document())
     assert built.num_parameters == 3 * (64 + 64) + 80 + 8
     assert built.num_active_parameters == built.num_parameters - 3 * 2 * 8 * 2  # 2 of 4 experts idle
 
@@ -113,7 +113,7 @@ def test_flash_attention_in_fp32_is_what_sdpa_does() -> None:
 
 
 def test_every_tensor_and_layer_is_a_traced_one() -> None:
-    mixer = trace_file.architecture(document()).layers[0][0].branches[0].mixer
+    mixer = traced.traced_architecture(document()).layers[0][0].branches[0].mixer
     assert isinstance(mixer, Traced)
     assert [tensor.size for tensor in mixer.tensors()] == [64, 64]
 
@@ -126,16 +126,16 @@ class TestCache:
         monkeypatch.setenv("FINEGAUGE_CACHE_DIR", str(tmp_path))
 
     def test_what_was_written_answers(self) -> None:
-        trace_file.write(document(), CONFIG)
+        traced.write_trace(document(), CONFIG)
         assert architecture(CONFIG).num_layers == 3
 
     def test_keys_that_change_nothing_find_the_same_trace(self) -> None:
-        trace_file.write(document(), CONFIG)
+        traced.write_trace(document(), CONFIG)
         renamed = {**CONFIG, "_name_or_path": "x", "transformers_version": "4.1", "architectures": ["A"]}
         assert architecture(renamed).num_layers == 3
 
     def test_another_figure_is_another_model(self) -> None:
-        trace_file.write(document(), CONFIG)
+        traced.write_trace(document(), CONFIG)
         with pytest.raises(UnsupportedError, match="finegauge trace"):
             architecture({**CONFIG, "hidden_size": 16})
 
@@ -155,14 +155,14 @@ class TestCache:
     def test_a_document_that_does_not_hold_is_ignored_with_a_sentence(
         self, content: str, sentence: str
     ) -> None:
-        path = trace_file.write(document(), CONFIG)
+        path = traced.write_trace(document(), CONFIG)
         with open(path, "w", encoding="utf-8") as file:
             file.write(content)
         with pytest.raises(UnsupportedError, match=f"{sentence}.*finegauge trace"):
             architecture(CONFIG)
 
     def test_experts_per_token_stay_the_configs(self) -> None:
-        trace_file.write(document(), CONFIG)
+        traced.write_trace(document(), CONFIG)
         with pytest.raises(UnsupportedError, match="num_experts_per_tok=1: a traced model_type"):
             architecture(CONFIG, num_experts_per_tok=1)
 
@@ -173,4 +173,4 @@ class TestCache:
         blocked.write_text("")
         monkeypatch.setenv("FINEGAUGE_CACHE_DIR", str(blocked))
         with pytest.raises(Exception, match="Set FINEGAUGE_CACHE_DIR"):
-            trace_file.write(document(), CONFIG)
+            traced.write_trace(document(), CONFIG)

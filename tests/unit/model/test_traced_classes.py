@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from finegauge.model import trace_file
 from finegauge.model.families import architecture
 from finegauge.model.graph import _layer, lowering_of
 from finegauge.model.op import Extents
 from finegauge.model.op_builder import OpBuilder
+from finegauge.model.traced import traced_architecture
 from finegauge.run.run import Run
 
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 600}
@@ -52,7 +52,7 @@ def test_a_traced_class_equals_its_description(
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config), encoding="utf-8")
     monkeypatch.setattr(document, "MODES", ("bf16/sdpa",))
-    traced = trace_file.architecture(json.loads(json.dumps(document.trace_document(config))))
+    traced = traced_architecture(json.loads(json.dumps(document.trace_document(config))))
     described = architecture(config)
     assert traced.num_parameters == described.num_parameters
     assert traced.num_active_parameters == described.num_active_parameters

@@ -1,4 +1,4 @@
-"""The document that `finegauge trace` caches: made here, read by `finegauge.model.trace_file`.
+"""The document that `finegauge trace` caches: made here, read by `finegauge.model.traced`.
 
 A first pass through the whole depth groups the layers that do the same; one layer of each group
 stands for it in the passes at several batches, precisions and attentions, from which every
@@ -15,8 +15,7 @@ import torch
 from finegauge.errors import UnsupportedError
 from finegauge.measurement.tracer.passes import Pass, TracedClass, attention_of, build, record
 from finegauge.measurement.tracer.recorder import BACKWARD, Amount, Place, Recorder
-from finegauge.model.trace_file import installed_version
-from finegauge.model.traced import MODES, OTHERS, part_name
+from finegauge.model.traced import MODES, OTHERS, installed_version, part_name
 from finegauge.progress import Heard, Progress
 
 Point = tuple[int, int]  # sequences, length

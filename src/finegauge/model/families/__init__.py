@@ -13,7 +13,7 @@ from finegauge.model.blocks import Architecture, Branch, Layer, MixtureOfExperts
 from finegauge.model.families.decoder import Family, decoder, numerics_of
 from finegauge.model.families.dense import DENSE
 from finegauge.model.families.experts import EXPERTS
-from finegauge.model.families.figures import Figures
+from finegauge.model.families.parts import Figures
 
 # What the models need that neither a block here nor a transformers class (5.23) has.
 WITHOUT_CLASS = {
@@ -106,7 +106,7 @@ def _traced(config: Mapping[str, Any], num_experts_per_tok: int | None) -> Archi
     Raises: UnsupportedError where it cached none that holds, naming the command.
     """
     from finegauge.errors import did_you_mean
-    from finegauge.model.trace_file import read
+    from finegauge.model.traced import read_trace
 
     model_type = str(config.get("model_type"))
     if model_type in WITHOUT_CLASS:
@@ -114,7 +114,7 @@ def _traced(config: Mapping[str, Any], num_experts_per_tok: int | None) -> Archi
             f"model_type '{model_type}': {WITHOUT_CLASS[model_type]} is not described, "
             "and transformers has no class of it that could be traced."
         )
-    found, problem = read(config)
+    found, problem = read_trace(config)
     if found is None:
         known = supported_model_types()
         why = (

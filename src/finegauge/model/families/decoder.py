@@ -8,12 +8,13 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict
 
 from finegauge.model.blocks import Architecture, Branch, Layer, Linear, Mixer, Norm, Numerics, Tensor
-from finegauge.model.families.figures import Config, Figures
 from finegauge.model.families.parts import (
     FULL,
     LLAMA_MLP,
     PRE_NORMS,
     SLIDING,
+    Config,
+    Figures,
     Heads,
     attention,
     experts,

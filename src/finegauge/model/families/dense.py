@@ -19,8 +19,8 @@ from finegauge.model.families.decoder import (
     QkNorms,
     rotary_where_sliding,
 )
-from finegauge.model.families.figures import Figures
 from finegauge.model.families.parts import (
+    Figures,
     attention,
     feedforward,
     heads,

@@ -28,9 +28,9 @@ from finegauge.model.families.decoder import (
     QkNorms,
     rotary_where_sliding,
 )
-from finegauge.model.families.figures import Figures
 from finegauge.model.families.parts import (
     SLIDING,
+    Figures,
     Heads,
     attention,
     experts,

@@ -9,8 +9,7 @@ from collections.abc import Hashable, Sequence
 from finegauge.errors import FieldError, shown
 from finegauge.model.blocks import Norm
 from finegauge.model.families.decoder import BARE_LAYER_NORM, LAYER_NORM, OWN_HEADS, UP_DOWN, Family, QkNorms
-from finegauge.model.families.figures import Figures
-from finegauge.model.families.parts import SLIDING, heads
+from finegauge.model.families.parts import SLIDING, Figures, heads
 
 
 def _gpt2(f: Figures) -> Family:

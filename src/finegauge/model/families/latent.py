@@ -11,7 +11,7 @@ from finegauge.errors import FieldError, shown
 from finegauge.model.blocks import LatentAttention, Linear, Norm, Routing, Tensor
 from finegauge.model.families.decoder import Family
 from finegauge.model.families.experts import DEEPSEEK, RENAMED, routed_from
-from finegauge.model.families.figures import Figures
+from finegauge.model.families.parts import Figures
 
 
 def latent_attention(f: Figures, v_head_dim: int = 0, extra: tuple[Tensor, ...] = ()) -> LatentAttention:

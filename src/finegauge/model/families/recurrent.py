@@ -29,9 +29,10 @@ from finegauge.model.blocks import (
 )
 from finegauge.model.families.decoder import Family
 from finegauge.model.families.experts import granite_experts, sparse_layers
-from finegauge.model.families.figures import MAX_LAYERS, Figures
 from finegauge.model.families.parts import (
     FULL,
+    MAX_LAYERS,
+    Figures,
     attention,
     experts,
     feedforward,

@@ -14,8 +14,9 @@ from finegauge.errors import FieldError, shown
 from finegauge.model.blocks import Architecture, Mixer, Norm, Routing, Tensor
 from finegauge.model.families.decoder import Family
 from finegauge.model.families.dense import no_rope_layers
-from finegauge.model.families.figures import Config, Figures
 from finegauge.model.families.parts import (
+    Config,
+    Figures,
     attention,
     head_norms,
     heads,
