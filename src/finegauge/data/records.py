@@ -1,5 +1,12 @@
-"""Records out of the files of a data set of texts, as a stream: JSON, JSONL, CSV, text, Parquet, Arrow."""
+"""Records out of the files of a data set of texts, as a stream: JSON, JSONL, CSV, text, Parquet, Arrow.
 
+A data set is one file, several shards, or a folder that `datasets` wrote (of its splits, `train`); nothing is
+unpacked to disk or run. Memory stays flat. A line that cannot be read costs that line: a `Bad` comes in its
+place. Of a `.json` (one list, or one value after the other) nothing is known behind the first mistake.
+"""
+
+import gzip
+import json
 import os
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable, Iterator
@@ -11,6 +18,12 @@ from finegauge.data.tokenizer import INSTALL, read_settings
 from finegauge.errors import FileFormatError, InputError, UnsupportedError, shown
 
 TRAIN = "train"
+RECORDS_AT_A_TIME = 1024
+BYTES_AT_A_TIME = 1 << 20
+MAX_RECORD_BYTES = 32 << 20
+LINE_SUFFIXES = (".jsonl", ".ndjson", ".txt", ".csv", ".tsv")
+PIECE_BYTES = 1 << 18
+_SPACE = " \t\r\n"
 
 
 class Source(NamedTuple):
@@ -77,8 +90,10 @@ def _names(values: object, path: str) -> list[str]:
 
 def _shards(path: str, place: str) -> Source:
     """Return the data files that lie in a folder or in its `data`, those of the split `train` where named."""
+    wanted = tuple(suffix for suffix in SUFFIXES if suffix not in (".json", ".txt"))  # settings lie beside
     for folder in (place, os.path.join(place, "data")):
-        files = _data_files(folder)
+        names: Iterable[str] = sorted(os.listdir(folder)) if os.path.isdir(folder) else ()
+        files = [os.path.join(folder, name) for name in names if name.endswith(wanted)]
         if not files:
             continue
         train = [file for file in files if TRAIN in os.path.basename(file)]
@@ -89,19 +104,6 @@ def _shards(path: str, place: str) -> Source:
         note = f"{len(chosen)} of {len(files)} files are read, those named {TRAIN}"
         return Source(path, tuple(chosen), (note,) if len(chosen) < len(files) else ())
     raise FileFormatError(f"{path} holds no data set: neither what datasets saves nor {', '.join(SUFFIXES)}.")
-
-
-def _data_files(folder: str) -> list[str]:
-    """Return the data files of a folder, by name; settings that lie beside them are none."""
-    names: Iterable[str] = sorted(os.listdir(folder)) if os.path.isdir(folder) else ()
-    wanted = tuple(suffix for suffix in SUFFIXES if suffix not in (".json", ".txt"))
-    return [os.path.join(folder, name) for name in names if name.endswith(wanted)]
-
-
-RECORDS_AT_A_TIME = 1024
-BYTES_AT_A_TIME = 1 << 20
-MAX_RECORD_BYTES = 32 << 20
-LINE_SUFFIXES = (".jsonl", ".ndjson", ".txt", ".csv", ".tsv")
 
 
 class Bad(NamedTuple):
@@ -118,16 +120,11 @@ class Chunk(NamedTuple):
     done_bytes: int  # of this file, up to here
 
 
-class Opened(NamedTuple):
-    """A file that is read, packed by gzip or not."""
+class File(NamedTuple):
+    """A file that is read, unpacked where it is packed by gzip."""
 
     path: str
     stream: IO[bytes]
-    raw: IO[bytes]
-
-    def done_bytes(self) -> int:
-        """Return how much of the file is read."""
-        return self.raw.tell()
 
 
 Rows = Iterator[tuple[int, Any, int]]  # (row, record, roughly how many bytes it took)
@@ -161,20 +158,13 @@ def _of_file(path: str) -> Iterator[Chunk]:
         return
     try:
         with open(path, "rb") as raw:
-            file = Opened(path, _unpacked(path, raw), raw)
-            yield from gathered(READERS[kind](file), file.done_bytes)
+            packed = path.endswith(".gz")
+            stream: IO[bytes] = gzip.GzipFile(fileobj=raw) if packed else raw  # type: ignore[assignment]
+            yield from gathered(READERS[kind](File(path, stream)), raw.tell)
     except EOFError:
         raise FileFormatError(f"{path} ends in the middle of what gzip packed.") from None
     except OSError as error:
         raise InputError(f"Cannot read {shown(path)}: {error.strerror or error}.") from None
-
-
-def _unpacked(path: str, raw: IO[bytes]) -> IO[bytes]:
-    if not path.endswith(".gz"):
-        return raw
-    import gzip
-
-    return gzip.GzipFile(fileobj=raw)  # type: ignore[return-value] # it reads as any binary file does
 
 
 def gathered(rows: Rows, done_bytes: Callable[[], int]) -> Iterator[Chunk]:
@@ -191,7 +181,7 @@ def gathered(rows: Rows, done_bytes: Callable[[], int]) -> Iterator[Chunk]:
         yield chunk._replace(done_bytes=done_bytes())
 
 
-def _lines(file: Opened, parse: Callable[[bytes], Any]) -> Rows:
+def _lines(file: File, parse: Callable[[bytes], Any]) -> Rows:
     """Yield a record per line that is not blank; one that cannot be parsed is a `Bad`."""
     number = 0
     while line := file.stream.readline(MAX_RECORD_BYTES + 1):
@@ -218,22 +208,12 @@ def _why(error: Exception) -> str:
     return f"it is no JSON: {str(error).splitlines()[0][:100]}" if str(error) else "it is no JSON"
 
 
-def _json_lines(file: Opened) -> Rows:
-    from json import loads
-
-    return _lines(file, loads)
-
-
-def _texts(file: Opened) -> Rows:
-    return _lines(file, lambda line: line.decode("utf-8").rstrip("\r\n"))
-
-
-def _json(file: Opened) -> Rows:
+def _json(file: File) -> Rows:
     for number, (record, num_bytes) in enumerate(values(file.stream, file.path, MAX_RECORD_BYTES), start=1):
         yield number, record, num_bytes
 
 
-def _cells(file: Opened) -> Rows:
+def _cells(file: File) -> Rows:
     """Yield the rows of a CSV or TSV as mappings; the first line names the columns."""
     import csv
 
@@ -272,25 +252,20 @@ def _row(header: list[str], cells: list[str]) -> Any:
 def _conversation(cell: str) -> Any:
     if not cell.startswith("[{"):
         return cell
-    import json
-
     try:
         return json.loads(cell)
     except (ValueError, RecursionError):
         return cell
 
 
-READERS: dict[str, Callable[[Opened], Rows]] = {
-    "jsonl": _json_lines,
-    "ndjson": _json_lines,
-    "txt": _texts,
+READERS: dict[str, Callable[[File], Rows]] = {
+    "jsonl": lambda file: _lines(file, json.loads),
+    "ndjson": lambda file: _lines(file, json.loads),
+    "txt": lambda file: _lines(file, lambda line: line.decode("utf-8").rstrip("\r\n")),
     "json": _json,
     "csv": _cells,
     "tsv": _cells,
 }
-
-PIECE_BYTES = 1 << 18
-_SPACE = " \t\r\n"
 
 
 def values(stream: IO[bytes], path: str, most: int) -> Iterator[tuple[Any, int]]:

@@ -1,4 +1,24 @@
-"""The text that training makes of a record, before it becomes tokens."""
+"""The text that training makes of a record, before it becomes tokens.
+
+    auto      conversations and Alpaca records by the model's own chat template where it has one; without
+              one, Alpaca's prompt, and conversations as plain. Pairs and texts as plain.
+    model     everything but texts by the model's chat template
+    chatml    everything but texts by <|im_start|>role ... <|im_end|>
+    alpaca    Alpaca records, and pairs, by Alpaca's prompt; the rest as plain
+    plain     parts and turns as they are, joined by line breaks; prompt and completion run together, as
+              TRL has them
+    FILE      a chat template in a file of its own, .jinja
+
+What a template writes is tokenised without further special tokens, as transformers does it. What is
+written without one gets those of `tokenizer.json` and ends with the end-of-text token where
+`tokenizer_config.json` names one, as TRL's and Axolotl's texts do. A chat template is jinja2 of unknown
+origin, so it runs in a sandbox (`template_sandbox`).
+
+Neglects: that LLaMA-Factory tokenises each turn for itself, which moves a token here and there; how long a
+template may run.
+
+Sources: Taori et al. 2023, Stanford Alpaca (its prompt); TRL, SFTTrainer; transformers, apply_chat_template.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache

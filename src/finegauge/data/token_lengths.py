@@ -1,4 +1,17 @@
-"""The length in tokens of every sample of a data set of texts, kept between calls."""
+"""The length in tokens of every sample of a data set of texts, kept between calls.
+
+    files -> chunks of records -> texts -> tokens -> three numbers a sample
+
+While the library `tokenizers` works on one chunk in its own threads (all cores; `RAYON_NUM_THREADS` says
+otherwise), the next is read and rendered here. At most three chunks are held at a time, so that memory
+does not grow with the data set but for twelve bytes a sample.
+
+Lengths are kept in `$FINEGAUGE_CACHE_DIR/lengths/KEY.lengths` (`~/.cache/finegauge/lengths`), named after the
+hash of the data set's content, of the tokenizer's files, and of how records are rendered. Hashing reads the
+whole data set, at about a gigabyte a second; therefore the hash itself is kept under a file's path, size,
+inode and times (`STAMP.stamp`), unless it was written within the last seconds. An entry ends with its own
+hash: one that is damaged counts as absent and is written anew. The folder can be deleted at any time.
+"""
 
 import json
 import os
@@ -36,6 +49,14 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 MOST_SHOWN = 20  # rows that are listed one by one; all are counted
+MOST_SHAPES = 1000  # sets of keys that are told apart
+NO_TEXT = "it holds characters that are no Unicode (a lone surrogate)"
+T = TypeVar("T")
+SCHEMA = 1
+SETTLED_AFTER_S = 2.0  # file systems keep times to within this
+_DIGEST_BYTES = 32
+SPACE_TRIED = 8  # characters at the edge of an answer that may belong to no token
+MOST_REMEMBERED = 4
 
 
 class Findings(NamedTuple):
@@ -84,11 +105,6 @@ class Lengths:
     def place(self, sample: int) -> str:
         """Return where a sample stands, for a message: "line 17"."""
         return f"{self.findings.row_name} {self.rows[sample]:,}"
-
-
-MOST_SHAPES = 1000  # sets of keys that are told apart
-NO_TEXT = "it holds characters that are no Unicode (a lone surrogate)"
-T = TypeVar("T")
 
 
 class Tally:
@@ -182,11 +198,6 @@ class Tally:
             unused_keys=tuple(unused.most_common(MOST_SHOWN)),
             notes=tuple(note for note in (*self.source.notes, chosen) if note),
         )
-
-
-SCHEMA = 1
-SETTLED_AFTER_S = 2.0  # file systems keep times to within this
-_DIGEST_BYTES = 32
 
 
 def folder() -> str:
@@ -288,8 +299,6 @@ def _read(path: str) -> bytes | None:
         return None
 
 
-SPACE_TRIED = 8  # characters at the edge of an answer that may belong to no token
-MOST_REMEMBERED = 4
 _REMEMBERED: OrderedDict[object, Lengths] = OrderedDict()
 
 
