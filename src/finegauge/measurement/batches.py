@@ -1,6 +1,6 @@
 """The batches of a run, as its framework makes them: of a file's texts, or of a histogram's lengths.
 
-Which samples stand together, padded, joined or packed, is what `workload.batching` says of the same
+Which samples stand together, padded, joined or packed, is what `data.batches` says of the same
 samples: a measurement runs the very batches that an estimate counts. Tokens are the texts' own, or random
 where there are only lengths. Batches never end: epoch follows epoch, each in its own order. The short
 batch that an epoch may end with is left out, for its time tells nothing.
@@ -62,7 +62,7 @@ def batches(
     if run.dataset is None:
         while True:
             rows = [_random(run.seq_len, vocab_size, words) for _ in range(run.micro_batch_size)]
-            yield _padded(rows, run.seq_len, place)
+            yield _batch([[row] for row in rows], run.seq_len, place, masked=True)
     from finegauge.data.batches import simulate
 
     texts = _texts(run, vocab_size)
@@ -106,10 +106,10 @@ def _made(
     ]
     tokens, isolated = int(made.tokens[number]), made.recipe.padding == "free"
     if made.recipe.joins_rows:
-        return _joined([list(chain.from_iterable(rows))], tokens, place, isolated=isolated)
-    if made.recipe.packing_strategy:
-        return _joined(rows, tokens // len(rows), place, isolated=isolated)
-    return _padded([row[0] for row in rows], tokens // len(rows), place)
+        return _batch([list(chain.from_iterable(rows))], tokens, place, isolated=isolated)
+    packs = bool(made.recipe.packing_strategy)
+    rows = rows if packs else [row[:1] for row in rows]
+    return _batch(rows, tokens // len(rows), place, isolated=packs and isolated, masked=not packs)
 
 
 def _random(length: int, vocab_size: int, dice: random.Random) -> Tokens:
@@ -142,38 +142,34 @@ def _texts(run: Run, vocab_size: int) -> list[Tokens]:
     return texts
 
 
-def _padded(drawn: list[Tokens], length: int, place: torch.device) -> Batch:
-    ids = torch.zeros((len(drawn), length), dtype=torch.long)
-    labels = torch.full_like(ids, IGNORED)
-    for row, tokens in enumerate(drawn):
-        ids[row, : len(tokens)] = labels[row, : len(tokens)] = torch.tensor(tokens)
-    real = sum(map(len, drawn))
-    mask = (labels != IGNORED).long().to(place) if real < ids.numel() else None
-    return Batch(ids.to(place), mask, labels.to(place), None, float(len(drawn)), float(real))
-
-
-def _joined(rows: list[list[Tokens]], length: int, place: torch.device, *, isolated: bool) -> Batch:
-    """Return rows of several samples end to end, filled up to `length`.
+def _batch(
+    rows: list[list[Tokens]],
+    length: int,
+    place: torch.device,
+    *,
+    isolated: bool = False,
+    masked: bool = False,
+) -> Batch:
+    """Return rows of samples end to end, filled up on the right to `length`.
 
     Isolated samples count their positions from 0, by which transformers tells them apart;
-    the first token of each is nobody's label.
+    the first token of each is no label. Masked rows hide their padding from attention.
     """
     ids = torch.zeros((len(rows), length), dtype=torch.long)
-    labels = torch.full_like(ids, IGNORED)
-    positions = torch.zeros_like(ids)
+    labels, positions = torch.full_like(ids, IGNORED), torch.zeros_like(ids)
     real = 0
     for row, samples in enumerate(rows):
-        at = 0
-        for tokens in [*samples, [0] * (length - sum(map(len, samples)))]:
-            positions[row, at : at + len(tokens)] = torch.arange(len(tokens))
-            ids[row, at : at + len(tokens)] = torch.tensor(tokens, dtype=torch.long)
-            at += len(tokens)
         filled = sum(map(len, samples))
-        labels[row, :filled] = ids[row, :filled]
         real += filled
+        ids[row, :filled] = labels[row, :filled] = torch.tensor(list(chain.from_iterable(samples)))
+        at = 0
+        for size in (*map(len, samples), length - filled):
+            positions[row, at : at + size] = torch.arange(size)
+            at += size
     if isolated:
         labels[positions == 0] = IGNORED
+    mask = (labels != IGNORED).long().to(place) if masked and real < ids.numel() else None
     return Batch(
-        ids.to(place), None, labels.to(place), positions.to(place) if isolated else None,
+        ids.to(place), mask, labels.to(place), positions.to(place) if isolated else None,
         float(sum(map(len, rows))), float(real),
     )  # fmt: skip

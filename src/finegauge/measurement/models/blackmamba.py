@@ -84,11 +84,10 @@ class BlackMambaConfig(MambaConfig):
         return ["linear_attention" if kind == MAMBA_LAYER else "moe" for kind in self.mamba_moe_layers]
 
 
-class BlackMambaRouter(nn.Module):
+class _BlackMambaRouter(nn.Module):
     """Chooses experts by the softmax of a linear with bias, held as bare parameters as Mixtral's is."""
 
     def __init__(self, hidden: int, num_experts: int, top_k: int) -> None:
-        """Route [tokens, hidden] states to `top_k` of `num_experts`."""
         super().__init__()
         self.num_experts, self.top_k = num_experts, min(top_k, num_experts)
         self.weight = nn.Parameter(torch.empty(num_experts, hidden))
@@ -102,11 +101,10 @@ class BlackMambaRouter(nn.Module):
         return logits, weights.to(states.dtype), chosen
 
 
-class BlackMambaExperts(MixtralExperts):
+class _BlackMambaExperts(MixtralExperts):
     """A layer's experts, in the form and under the implementations of Mixtral's."""
 
     def __init__(self, config: BlackMambaConfig, num_experts: int) -> None:
-        """Make `num_experts` of the config's sizes."""
         sizes = SimpleNamespace(
             num_local_experts=num_experts,
             hidden_size=config.hidden_size,
@@ -117,58 +115,52 @@ class BlackMambaExperts(MixtralExperts):
         self.config = config  # which implementation runs is the model's to say
 
 
-class BlackMambaMoE(nn.Module):
+class _BlackMambaMoE(nn.Module):
     """A mixture of experts in a mixer's place."""
 
     def __init__(self, config: BlackMambaConfig, num_experts: int) -> None:
-        """Make router and experts."""
         super().__init__()
-        self.router = BlackMambaRouter(config.hidden_size, num_experts, config.num_experts_per_tok)
-        self.experts = BlackMambaExperts(config, num_experts)
+        self.router = _BlackMambaRouter(config.hidden_size, num_experts, config.num_experts_per_tok)
+        self.experts = _BlackMambaExperts(config, num_experts)
 
     def forward(self, hidden_states: Tensor, **unused: Any) -> Tensor:
-        """Return the experts' answer to [batch, length, hidden] states."""
         del unused  # a mixture keeps no state
         states = hidden_states.view(-1, hidden_states.shape[-1])
         _, weights, chosen = self.router(states)
         return self.experts(states, chosen, weights).view_as(hidden_states)
 
 
-class BlackMambaMLP(nn.Module):
+class _BlackMambaMLP(nn.Module):
     """The one expert of a layer that has no choice."""
 
     def __init__(self, config: BlackMambaConfig) -> None:
-        """Make its two linears, gate and up in one."""
         super().__init__()
         self.linear_fc1 = nn.Linear(config.hidden_size, 2 * config.ffn_hidden_size, bias=False)
         self.linear_fc2 = nn.Linear(config.ffn_hidden_size, config.hidden_size, bias=False)
         self.act_fn = nn.SiLU()
 
     def forward(self, hidden_states: Tensor, **unused: Any) -> Tensor:
-        """Return the feed-forward's answer."""
         del unused
         gate, up = self.linear_fc1(hidden_states).chunk(2, dim=-1)
         out: Tensor = self.linear_fc2(self.act_fn(gate) * up)
         return out
 
 
-class BlackMambaBlock(GradientCheckpointingLayer):
+class _BlackMambaBlock(GradientCheckpointingLayer):
     """One layer: a norm, a mixer or experts, the residual."""
 
     def __init__(self, config: BlackMambaConfig, layer_idx: int) -> None:
-        """Make the layer that the config lists at `layer_idx`."""
         super().__init__()
         kind = config.mamba_moe_layers[layer_idx]
         self.norm = MambaRMSNorm(config.hidden_size, eps=config.layer_norm_epsilon)
         if kind == MAMBA_LAYER:
             self.mixer: nn.Module = MambaMixer(config, layer_idx=layer_idx, initialize_mixer_weights=False)
         else:
-            self.mixer = BlackMambaMoE(config, int(kind)) if int(kind) > 1 else BlackMambaMLP(config)
+            self.mixer = _BlackMambaMoE(config, int(kind)) if int(kind) > 1 else _BlackMambaMLP(config)
 
     def forward(
         self, hidden_states: Tensor, cache_params: Any = None, attention_mask: Tensor | None = None
     ) -> Tensor:
-        """Return the residual stream after the layer."""
         mixed: Tensor = self.mixer(
             self.norm(hidden_states), cache_params=cache_params, attention_mask=attention_mask
         )
@@ -179,17 +171,17 @@ class BlackMambaPreTrainedModel(MambaPreTrainedModel):
     """What all BlackMamba classes share: how weights begin."""
 
     config: BlackMambaConfig
-    _no_split_modules = ("BlackMambaBlock",)
+    _no_split_modules = ("_BlackMambaBlock",)
     _can_set_experts_implementation_cached_value = True  # transformers would look for it in this file's text
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
         std = self.config.initializer_range
-        if isinstance(module, BlackMambaRouter):
+        if isinstance(module, _BlackMambaRouter):
             init.normal_(module.weight, mean=0.0, std=std)
             init.zeros_(module.bias)
-        elif isinstance(module, BlackMambaExperts):
+        elif isinstance(module, _BlackMambaExperts):
             init.normal_(module.gate_up_proj, mean=0.0, std=std)
             init.normal_(module.down_proj, mean=0.0, std=std)
 
@@ -202,7 +194,7 @@ class BlackMambaModel(BlackMambaPreTrainedModel, MambaModel):
         MambaPreTrainedModel.__init__(self, config)  # neither parent's own modules
         self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(
-            BlackMambaBlock(config, index) for index in range(config.num_hidden_layers)
+            _BlackMambaBlock(config, index) for index in range(config.num_hidden_layers)
         )
         self.gradient_checkpointing = False
         self.norm_f = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)

@@ -19,7 +19,7 @@ def test_the_published_shape() -> None:
     model.tie_weights()
     assert sum(p.numel() for p in model.parameters()) == row.parameters == 2_783_213_584
     kinds = [type(layer.mixer).__name__ for layer in model.backbone.layers]
-    assert kinds == ["MambaMixer", "BlackMambaMoE"] * 18
+    assert kinds == ["MambaMixer", "_BlackMambaMoE"] * 18
     # 630 million of them see a token: of eight experts one, of the embedding (it is the head too) all
     experts = sum(p.numel() for n, p in model.named_parameters() if ".experts." in n)
     active = row.parameters - experts * 7 // 8
