@@ -12,9 +12,9 @@ of every token; its FLOPs are those of its matrix products, the rest is memory t
 Mamba-2 keeps every operand of its products in fp32. Chunks are taken to divide the sequence.
 
 Linear attention by the gated delta rule (Qwen3-Next, Qwen3.5): every head keeps a matrix of key_head_dim x
-value_head_dim, corrected and decayed token by token [3] and computed in chunks of Q = 64 tokens. The kernel of
-flash-linear-attention keeps normalised queries and keys, the values, the decay and one Q x Q matrix per chunk;
-transformers' own PyTorch code keeps every operand in fp32, and the state at each chunk.
+value_head_dim, corrected and decayed token by token [3] and computed in chunks of Q = 64 tokens. The kernel
+of flash-linear-attention keeps normalised queries and keys, the values, the decay and one Q x Q matrix per
+chunk; transformers' own PyTorch code keeps every operand in fp32, and the state at each chunk.
 
 [1] Gu and Dao 2023, arXiv:2312.00752   [2] Dao and Gu 2024, arXiv:2405.21060
 [3] Yang et al. 2024, arXiv:2412.06464
