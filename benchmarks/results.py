@@ -18,10 +18,10 @@ from pathlib import Path
 from resource import RUSAGE_CHILDREN, getrusage
 
 from finegauge.campaign.axes import PREDICTED, Cell
-from finegauge.campaign.folder import JOURNAL, Folder
+from finegauge.campaign.folder import Folder
 from finegauge.prediction.predictor import predict
 from finegauge.run.run import Run
-from finegauge.store.table import SUFFIX
+from finegauge.store.table import JOURNAL, SUFFIX
 
 MAX_S = 1.0
 KINDS = 100  # of runs, each stored many times, for predicting is not what is timed

@@ -18,13 +18,15 @@ from finegauge.units import GIB
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    Vector = NDArray[Any]
+
 
 class Constant(NamedTuple):
     """A field of `Calibration` that measurements may move."""
 
     name: str
     meaning: str
-    spread: float
+    spread: float  # standard deviation of its logarithm, known before any fit
 
 
 CONSTANTS = (
@@ -44,9 +46,6 @@ CONSTANTS = (
     Constant("module_wait_s", "the same where every module is gathered on its own (ZeRO-3)", 0.50),
     Constant("contention_fraction", "of a collective's time, lost by the computation beside it", 0.50),
 )
-
-if TYPE_CHECKING:
-    Vector = NDArray[Any]
 
 SOFT_SCALE = 0.10  # relative error below which a residual counts squared
 STEP = 0.02  # of a constant's logarithm, for the derivative
@@ -104,7 +103,7 @@ FOLD_ROUNDS = 2
 
 
 class Residual(NamedTuple):
-    """What a prediction that has not seen a row's source makes of the row."""
+    """The error of a row, predicted by constants fitted without its source."""
 
     source: str
     id: str
@@ -244,16 +243,10 @@ def document(result: Calibrated, *, date: str) -> dict[str, Any]:
             {
                 "source": source,
                 "num_rows": len(evidence.only(source).points),
-                **_left_out([r.log_ratio for r in residuals if r.source == source]),
+                "left_out_median_error": expm1(median(map(abs, ratios))) if ratios else None,
+                "left_out_bias": expm1(median(ratios)) if ratios else None,
             }
             for source in evidence.sources
+            for ratios in ([r.log_ratio for r in residuals if r.source == source],)
         ],
-    }
-
-
-def _left_out(log_ratios: list[float]) -> dict[str, float | None]:
-    known = bool(log_ratios)
-    return {
-        "left_out_median_error": expm1(median(map(abs, log_ratios))) if known else None,
-        "left_out_bias": expm1(median(log_ratios)) if known else None,
     }

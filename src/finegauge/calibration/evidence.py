@@ -1,7 +1,7 @@
-"""What measured rows say to a calibration: how long a step took, and what its parts scale with.
+"""Measured steps that constants are fitted to.
 
-A point holds everything about a run that no constant changes, so that asking for its time under
-other constants costs the clock alone.
+A point holds everything about a run that no constant changes, so that its time under other
+constants is cheap to predict.
 """
 
 from collections.abc import Iterable
@@ -86,11 +86,11 @@ class Evidence(NamedTuple):
 
 
 def evidence_of(rows: Iterable[MeasuredRow]) -> Evidence:
-    """Return what `rows` say about time; rows without a time, or that no prediction answers, say nothing.
+    """Return the measured steps of `rows`; rows without a time or a prediction are left out.
 
-    Raises: InputError if none says anything.
+    Raises: InputError if none is left.
     """
-    points = tuple(point for row in rows for point in (_point(row),) if point is not None)
+    points = tuple(filter(None, map(_point, rows)))
     if not points:
         raise InputError(
             "No row has both a run that can be predicted and a step time or throughput; "

@@ -95,7 +95,7 @@ def run_at(base: Mapping[str, Any], values: Sequence[Value], where: str) -> Run 
         run = Run.from_fields(fields)
         run.check_names()
         for name in (name for value in values for name in value.switches):
-            run = _thrown(run, name)
+            run = _switched(run, name)
         return _filled(run) if largest else run
     except UnknownKeyError:
         raise
@@ -103,11 +103,11 @@ def run_at(base: Mapping[str, Any], values: Sequence[Value], where: str) -> Run 
         return str(error)
 
 
-def _thrown(run: Run, name: str) -> Run:
+def _switched(run: Run, name: str) -> Run:
     from finegauge.planning.whatif import switch_named
 
     switch = switch_named(name)
-    assert switch is not None, name  # as `_switches` saw to
+    assert switch is not None, name  # `_switches` has checked it
     changes = switch.change(run)
     if isinstance(changes, str):
         raise FieldError(f"{name}: {changes}.")
@@ -126,12 +126,14 @@ def _filled(run: Run) -> Run:
 def _switches(text: str, where: str) -> Value:
     from finegauge.planning.whatif import known_switches, switch_named
 
-    names = [part.strip() for part in text.split("+") if part.strip() not in ("", BASELINE)]
-    thrown = [(name, switch_named(name)) for name in names]
-    for name, switch in thrown:
-        if switch is None:
+    names = []
+    for name in map(str.strip, text.split("+")):
+        if name in ("", BASELINE):
+            continue
+        if (switch := switch_named(name)) is None:
             raise UnknownNameError(f"switch in {where}", name, known=(*known_switches(), BASELINE))
-    return Value(text, {}, tuple(switch.name for _, switch in thrown if switch is not None))
+        names.append(switch.name)
+    return Value(text, {}, tuple(names))
 
 
 def _fields(label: Any, fields: Any, where: str, file: str, options: Collection[str]) -> Value:
@@ -142,8 +144,7 @@ def _fields(label: Any, fields: Any, where: str, file: str, options: Collection[
     for key in fields:
         if key not in FIELDS and key not in options:
             raise UnknownKeyError(f"{where}: {label}", str(key), known=(*FIELDS, *options))
-    own = {key: value for key, value in fields.items() if key in FIELDS}
-    rest = {key: value for key, value in fields.items() if key not in FIELDS}
+    own, rest = ({k: v for k, v in fields.items() if (k in FIELDS) == known} for known in (True, False))
     return Value(str(label), beside(own, file), options=rest)
 
 

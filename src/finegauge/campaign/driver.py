@@ -9,6 +9,7 @@ asked at all. Predictions come first, for they take milliseconds.
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import NamedTuple, Protocol
 
 from finegauge.campaign.axes import MEASURED, Cell
@@ -20,6 +21,8 @@ from finegauge.measurement.trial import measure, without_result
 from finegauge.profile import Profile, Source
 from finegauge.progress import Heard, Progress
 from finegauge.run.run import Run
+
+PRUNED = Source("pruned", "a smaller run")
 
 
 class Pruning:
@@ -35,16 +38,17 @@ class Pruning:
         if outcome == "out_of_memory" and cell.run is not None and self.fields:
             self.failed.setdefault(self._rest(cell), []).append(self.sizes(cell.run))
 
-    def reason(self, cell: Cell) -> str:
-        """Return why `cell` need not be asked; "" where it has to be."""
+    def profile(self, cell: Cell) -> Profile | None:
+        """Return the profile of a cell that need not be asked, with the reason; None where it has to be."""
         if cell.run is None or not self.failed:
-            return ""
+            return None
         own = self.sizes(cell.run)
         for sizes in self.failed.get(self._rest(cell), ()):
             if own != sizes and all(mine >= theirs for mine, theirs in zip(own, sizes, strict=True)):
                 smaller = ", ".join(f"{n}={v:g}" for n, v in zip(self.fields, sizes, strict=True))
-                return f"not asked: {smaller} is out of memory already"
-        return ""
+                reason = f"not asked: {smaller} is out of memory already"
+                return Profile(run=cell.run, source=PRUNED, outcome="out_of_memory", reason=reason)
+        return None
 
     def sizes(self, run: Run) -> tuple[float, ...]:
         """Return the fields in which runs may differ."""
@@ -57,7 +61,6 @@ class Pruning:
         return cell.estimator, cell.options, rest
 
 
-PRUNED = Source("pruned", "a smaller run")
 WRITE_EVERY_S = 1.0  # predictions are put on the disk together
 
 
@@ -72,7 +75,7 @@ Start = Callable[[Cell], str]
 
 
 class Engine(Protocol):
-    """Whoever measures."""
+    """A measurement backend."""
 
     def measure(self, cells: Iterator[Cell], start: Start) -> Iterator[tuple[str, Cell, Profile]]:
         """Yield (trial, cell, profile) as each ends.
@@ -125,11 +128,10 @@ class _Driver:
     def work(self, engine: Engine) -> Summary:
         """Answer everything that is left."""
         self._answer([cell for cell in self.todo if cell.run is None or cell.estimator != MEASURED])
-        measured = [cell for cell in self.todo if cell.run is not None and cell.estimator == MEASURED]
-        waiting = iter(measured)
+        waiting = (cell for cell in self.todo if cell.run is not None and cell.estimator == MEASURED)
         since = time.monotonic()
         for trial, cell, profile in engine.measure(self._unpruned(waiting), self._start):
-            self.folder.end(trial, profile)
+            self.folder.trials.end(trial, profile)
             self.measuring_s.append(time.monotonic() - since)
             since = time.monotonic()
             self._ended(cell, profile.outcome)
@@ -149,7 +151,7 @@ class _Driver:
                 self.folder.refuse(cell)
                 self._ended(cell, "refused")
                 continue
-            profile = _pruned(cell, self.pruning.reason(cell)) or _predicted(cell)
+            profile = self.pruning.profile(cell) or _predicted(cell.run)
             answers.append((cell, profile))
             self._ended(cell, profile.outcome)
             if time.monotonic() - since > WRITE_EVERY_S:
@@ -160,7 +162,7 @@ class _Driver:
     def _unpruned(self, cells: Iterator[Cell]) -> Iterator[Cell]:
         """Yield the cells that have to be measured, deciding when each is taken."""
         for cell in cells:
-            if pruned := _pruned(cell, self.pruning.reason(cell)):
+            if pruned := self.pruning.profile(cell):
                 self.folder.answer([(cell, pruned)])
                 self._ended(cell, pruned.outcome)
             else:
@@ -176,31 +178,21 @@ class _Driver:
         self._tell(cell)
 
     def _tell(self, cell: Cell) -> None:
-        if self.heard is None:
-            return
-        done = self.before + sum(self.outcomes.values())
-        left_s = None
-        if self.measuring_s:
-            left_s = (self.total - done) * sum(self.measuring_s) / len(self.measuring_s)
-        self.heard(Progress(cell.title, done, self.total, left_s))
+        if self.heard is not None:
+            done = self.before + sum(self.outcomes.values())
+            left_s = (self.total - done) * fmean(self.measuring_s) if self.measuring_s else None
+            self.heard(Progress(cell.title, done, self.total, left_s))
 
 
-def _pruned(cell: Cell, reason: str) -> Profile | None:
-    if not reason or cell.run is None:
-        return None
-    return Profile(run=cell.run, source=PRUNED, outcome="out_of_memory", reason=reason)
-
-
-def _predicted(cell: Cell) -> Profile:
+def _predicted(run: Run) -> Profile:
+    """Return what is predicted; a run that cannot be predicted is an outcome."""
     from finegauge.prediction.predictor import predict
 
-    assert cell.run is not None
     try:
-        return predict(cell.run)
+        return predict(run)
     except FineGaugeError as error:
-        return Profile(
-            run=cell.run, source=Source("predicted", "FineGauge"), outcome="unsupported", reason=str(error)
-        )
+        source = Source("predicted", "FineGauge")
+        return Profile(run=run, source=source, outcome="unsupported", reason=str(error))
 
 
 class LocalEngine:

@@ -16,12 +16,13 @@ from platform import node
 from typing import Any, NamedTuple
 
 from finegauge.campaign.axes import BASELINE, Cell
+from finegauge.documents import write_document
 from finegauge.errors import InputError, shown
 from finegauge.profile import Profile
 from finegauge.store.document import profile_document, profile_of
 from finegauge.store.journal import ENDED, Trials, ended
+from finegauge.store.table import JOURNAL
 
-JOURNAL = "results.jsonl"
 DRIVER = "driver"
 REFUSED = "refused"
 ABOUT = "sweep.json"
@@ -98,10 +99,7 @@ class Folder:
 
     def describe(self, said: About) -> None:
         """Keep what a sweep says of itself; whole or not at all."""
-        name = os.path.join(self.path, ABOUT)
-        with open(f"{name}.new", "w", encoding="utf-8") as file:
-            json.dump(said._asdict(), file, ensure_ascii=False, indent=2)
-        os.replace(f"{name}.new", name)
+        write_document(said._asdict(), os.path.join(self.path, ABOUT))
 
     def described(self) -> About:
         """Return what the last sweep said of itself; of a folder without it, nothing."""
@@ -119,10 +117,6 @@ class Folder:
         """Record that `cell` is about to be measured, and return the trial's name."""
         assert cell.run is not None
         return self.trials.start(cell.run, about(cell))
-
-    def end(self, trial: str, profile: Profile) -> None:
-        """Record how a trial ended."""
-        self.trials.end(trial, profile)
 
     def answer(self, answers: Iterable[tuple[Cell, Profile]]) -> None:
         """Record answers that took no trial: predictions, and cells that need not be asked."""
@@ -153,16 +147,11 @@ class Folder:
 
     def refusals(self) -> list[Refusal]:
         """Return the cells that make no run, each once."""
-        found = {
-            record["asked"]["cell"]: Refusal(
-                record["asked"]["cell"],
-                record["asked"]["labels"],
-                record["asked"]["estimator"],
-                record["reason"],
-            )
-            for record in self.trials.journal.read().records
-            if record["event"] == REFUSED
-        }
+        found = {}
+        for record in self.trials.journal.read().records:
+            if record["event"] == REFUSED:
+                cell, labels, estimator = (record["asked"][name] for name in ("cell", "labels", "estimator"))
+                found[cell] = Refusal(cell, labels, estimator, record["reason"])
         return list(found.values())
 
     def _ended(self) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
@@ -177,9 +166,6 @@ class Folder:
 
 def about(cell: Cell) -> dict[str, Any]:
     """Return what a record says of its cell."""
-    options = {} if cell.options is None else cell.options._asdict()
-    said = {
-        **options, "cell": cell.key, "labels": dict(cell.labels), "estimator": cell.estimator,
-        "repetition": cell.repetition,
-    }  # fmt: skip
-    return dict(json.loads(json.dumps(said)))
+    said = {} if cell.options is None else cell.options._asdict()
+    said |= {"cell": cell.key, "labels": cell.labels, "estimator": cell.estimator}
+    return dict(json.loads(json.dumps(said | {"repetition": cell.repetition})))

@@ -138,39 +138,31 @@ def _gain(name: str, base: Sequence[Profile], profiles: Sequence[Profile]) -> Ga
 
 def _seconds(profiles: Sequence[Profile]) -> float | None:
     """Return the seconds of one sequence: the median of all steps, or what is predicted."""
-    steps = [s / p.step_sequences for p in profiles if p.step_sequences for s in _steps(p)]
-    return median(steps) if steps else None
+    steps = ((p, p.step_times_s or filter(None, [p.step_time_s.total])) for p in profiles)
+    return _median(s / p.step_sequences for p, times in steps if p.step_sequences for s in times)
 
 
-def _steps(profile: Profile) -> Sequence[float]:
-    return profile.step_times_s or ((profile.step_time_s.total,) if profile.step_time_s.total else ())
+def _median(values: Iterable[float]) -> float | None:
+    known = list(values)
+    return median(known) if known else None
 
 
 def _bytes(profiles: Sequence[Profile]) -> float | None:
-    known = [p.peak_memory_bytes.total for p in profiles if p.peak_memory_bytes.parts]
-    return median(known) if known else None
+    return _median(p.peak_memory_bytes.total for p in profiles if p.peak_memory_bytes.parts)
 
 
 def _joules(profiles: Sequence[Profile]) -> float | None:
     """Return the joules of one sequence."""
-    known = [
-        p.step_energy_j.total / p.step_sequences
-        for p in profiles
-        if p.step_energy_j.total and p.step_sequences
-    ]
-    return median(known) if known else None
+    known = ((p.step_energy_j.total, p.step_sequences) for p in profiles)
+    return _median(joules / sequences for joules, sequences in known if joules and sequences)
 
 
 def _processor_s(profiles: Sequence[Profile]) -> float | None:
     """Return the processor seconds of one sequence; None where anything but a processor did the work."""
     if any(p.source.kind != "measured" or p.fingerprint.get("cuda") for p in profiles):
         return None
-    known = [
-        busy / p.step_sequences
-        for p in profiles
-        if p.step_sequences and (busy := p.observations.get("timing", {}).get("processor_s"))
-    ]
-    return median(known) if known else None
+    known = ((p.observations.get("timing", {}).get("processor_s"), p.step_sequences) for p in profiles)
+    return _median(busy / sequences for busy, sequences in known if busy and sequences)
 
 
 def _energy(base: Sequence[Profile], profiles: Sequence[Profile]) -> tuple[str, float | None]:
@@ -278,16 +270,12 @@ def hold(claims: Claims, comparisons: Iterable[Comparison]) -> list[Held]:
 
 
 def _held(claim: Claim, estimator: str, points: Sequence[Comparison]) -> Held:
-    holds: list[tuple[Mapping[str, str], str]] = []
-    fails: list[tuple[Mapping[str, str], str]] = []
-    silent = 0
-    for point in points:
-        answer = claim.question(point)
-        if answer is None:
-            silent += 1
-        else:
-            (holds if answer.holds else fails).append((point.labels, answer.because))
-    return Held(claim, estimator, tuple(holds), tuple(fails), silent)
+    answers = [(point.labels, claim.question(point)) for point in points]
+    holds, fails = (
+        tuple((labels, one.because) for labels, one in answers if one and one.holds == expected)
+        for expected in (True, False)
+    )
+    return Held(claim, estimator, holds, fails, len(points) - len(holds) - len(fails))
 
 
 def improves(name: str, dimension: str) -> Question:

@@ -15,7 +15,7 @@ other. docs/campaigns.md describes every key.
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import product
 from types import MappingProxyType
@@ -121,10 +121,11 @@ def read_sweep(name_or_path: str) -> Sweep:
             cells.setdefault(cell.key, cell)
             if len(cells) > MAX_CELLS:
                 raise FieldError(f"{name}: more than {MAX_CELLS:,} cells; take values off an axis.")
-    prune = _names(keys.get("prune", GROWING), f"{name}: prune")
-    for field in prune:
-        if field not in FIELDS:
-            raise UnknownKeyError(f"{name}: prune", field, known=FIELDS)
+    prune = keys.get("prune", GROWING)
+    if not isinstance(prune, Sequence) or isinstance(prune, str):
+        raise FieldError(f"{name}: prune should be a list of names, not {shown(prune)}.")
+    prune = tuple(map(str, prune))
+    _known(prune, FIELDS, f"{name}: prune")
     return Sweep(
         name=str(keys.get("name") or os.path.splitext(name)[0]),
         about=" ".join(str(keys.get("about") or "").split()),
@@ -146,8 +147,10 @@ def _parts(keys: Mapping[str, Any], path: str, name: str) -> Iterator[Part]:
     base = _base(keys["run"], path, name)
     shared = _mapping(keys.get("axes"), f"{name}: axes")
     asked = [word for word in (PREDICTED, MEASURED) if word in keys] or [PREDICTED]
-    for estimator, own in ((word, part) for word in asked for part in _listed(keys.get(word), name, word)):
+    listed = {word: of if (of := keys.get(word)) and isinstance(of, list) else [of] for word in asked}
+    for estimator, part in ((word, part) for word, parts in listed.items() for part in parts):
         where = f"{name}: {estimator}"
+        own = _mapping(part, where)
         _known(own, MEASURED_KEYS if estimator == MEASURED else PREDICTED_KEYS, where)
         axes = {**shared, **_mapping(own.get("axes"), f"{where}: axes")}
         yield Part(
@@ -229,24 +232,13 @@ def _mapping(value: Any, where: str) -> dict[str, Any]:
     return value
 
 
-def _listed(value: Any, name: str, word: str) -> list[dict[str, Any]]:
-    parts = value if isinstance(value, list) and value else [value]
-    return [_mapping(part, f"{name}: {word}") for part in parts]
-
-
-def _names(value: Any, where: str) -> tuple[str, ...]:
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        raise FieldError(f"{where} should be a list of names, not {shown(value)}.")
-    return tuple(map(str, value))
-
-
 def _whole(value: Any, where: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 1000:
         raise FieldError(f"{where} should be a whole number from 1 to 1000, not {shown(value)}.")
     return value
 
 
-def _known(keys: Mapping[str, Any], known: Any, where: str) -> None:
+def _known(keys: Iterable[Any], known: Any, where: str) -> None:
     for key in keys:
         if key not in known:
             raise UnknownKeyError(where, str(key), known=known)

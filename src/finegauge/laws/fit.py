@@ -32,7 +32,7 @@ BETWEEN_WHOLE_BATCHES = 0.5  # a largest batch of 8 was cut down from 8 to 9: it
 
 
 class Objective(NamedTuple):
-    """What a fit makes small."""
+    """A loss function."""
 
     relative: bool
     loss: str  # as scipy.optimize.least_squares names it
@@ -53,9 +53,9 @@ def fit(
     """Return the law that `equation` becomes on `sweep`, with its errors and their test.
 
     Args:
-        equation: One of `forms.FORMS`.
+        equation: One of `law.FORMS`.
         sweep: The measured points.
-        objective: What to make small.
+        objective: The loss function.
         held: Constants to set by hand, beside those the sweep cannot tell.
         about: `name`, `table`, `context` and `fitted` of the law.
 
@@ -102,7 +102,12 @@ class _Minimum(NamedTuple):
 def _minimum(
     equation: Form, sweep: Sweep, free: list[str], fixed: Mapping[str, float], objective: Objective
 ) -> _Minimum:
-    least_squares = _solver()
+    try:
+        from scipy.optimize import least_squares
+    except ImportError:
+        raise UnsupportedError(
+            "Fitting a law needs scipy: pip install 'finegauge[calibrate]'. Predicting works without it."
+        ) from None
     shift = BETWEEN_WHOLE_BATCHES if equation.quantity == MAX_BATCH else 0.0
     targets = [seen.value + shift for seen in sweep]
 
@@ -172,16 +177,6 @@ def _interval(equation: Form, constants: Mapping[str, float], sweep: Sweep, spar
     return Interval(exp(-width), exp(width)) if isfinite(width) and width < log(100) else None
 
 
-def _solver() -> Any:
-    try:
-        from scipy.optimize import least_squares
-    except ImportError:
-        raise UnsupportedError(
-            "Fitting a law needs scipy: pip install 'finegauge[calibrate]'. Predicting works without it."
-        ) from None
-    return least_squares
-
-
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "batch": ("batch_size", "micro_batch_size", "micro_batch"),
     "sparsity": ("sparsity_ratio", "sparsity_fraction"),
@@ -248,6 +243,8 @@ def read_sweep(path: str, equation: Form, where: Sequence[str] = ()) -> SweepTab
 
     Raises: InputError, FileFormatError and FieldError, each naming file, line and column.
     """
+    from finegauge.catalogue.gpus import known_gpu
+
     name = os.path.basename(path)
     header, rows = _read(path, name)
     chosen = [row for row in rows if _matches(row, where, header, name)]
@@ -257,10 +254,13 @@ def read_sweep(path: str, equation: Form, where: Sequence[str] = ()) -> SweepTab
         raise InputError(f"{name}: no completed row{said}.")
     observe = _reader(equation, done[0].cells, name)
     values = {c: tuple(dict.fromkeys(r.cells[c] for r in done)) for c in CONTEXT if c in done[0].cells}
+    context = {c: seen[0] for c, seen in values.items() if len(seen) == 1 and seen[0]}
+    if found := known_gpu(context.get("gpu", "")):
+        context["gpu"] = found.name
     return SweepTable(
         name=name,
         observations=tuple(observe(row) for row in done),
-        context={c: _canonical(c, seen[0]) for c, seen in values.items() if len(seen) == 1 and seen[0]},
+        context=context,
         mixed={c: seen for c, seen in values.items() if len(seen) > 1},
         num_left_out=len(chosen) - len(done),
     )
@@ -343,12 +343,3 @@ def _capacity_row(row: _Row) -> Observation:
         model_memory_bytes=row.number("model_memory_gb") * GB,
     )
     return Observation(condition, float(row.whole("max_batch")))
-
-
-def _canonical(column: str, value: str) -> str:
-    if column != "gpu":
-        return value
-    from finegauge.catalogue.gpus import known_gpu
-
-    found = known_gpu(value)
-    return found.name if found else value

@@ -1,4 +1,4 @@
-"""What a fit leaves behind: constants, how sure they are, how far they were tested, and from what.
+"""Laws: equations with fitted constants, their intervals, their test and the data behind them.
 
 A law is a JSON file. One that was edited by hand is checked like any other input.
 """
@@ -14,7 +14,7 @@ from finegauge.units import GB, HOUR_S
 
 
 class Condition(NamedTuple):
-    """What the laws know of a run; a law reads only some of it."""
+    """The quantities of a run that laws use; each law uses some of them."""
 
     batch: int = 1  # sequences of one micro-batch
     sparsity_fraction: float = 1.0  # experts active over all experts; 1 is dense
@@ -81,9 +81,9 @@ def _affine_start(sweep: Sweep) -> dict[str, float]:
     return {"a": max(low - slope * first.condition.batch, 0.1 * low), "c": slope / 2, "d": slope / 2}
 
 
-def _affine_held(sweep: Sweep) -> dict[str, float]:
-    """Return d = 0 where all points have one sparsity: c then stands for c + d s."""
-    return {"d": 0.0} if len({seen.condition.sparsity_fraction for seen in sweep}) < 2 else {}
+def _set_to_zero(constant: str) -> Callable[[Sweep], dict[str, float]]:
+    """Return what sets `constant` to 0 where all points have one sparsity, which cannot tell it."""
+    return lambda sweep: {constant: 0.0} if len({s.condition.sparsity_fraction for s in sweep}) < 2 else {}
 
 
 def _eq2(constants: Constants, at: Condition) -> float:
@@ -107,14 +107,15 @@ def _eq1(constants: Constants, at: Condition) -> float:
     return constants["C0"] * free_gb / (at.seq_len * share)
 
 
-def _eq1_held(sweep: Sweep) -> dict[str, float]:
-    """Return C1 = 0 where all points have one sparsity."""
-    return {"C1": 0.0} if len({seen.condition.sparsity_fraction for seen in sweep}) < 2 else {}
-
-
 _ANY = (float("-inf"), float("inf"))
 _SECONDS = (0.0, float("inf"))
-_EQ2_UNITS = {"C2": "samples/s", "C3": "", "C4": "samples/s"}
+_EQ2: dict[str, Any] = {
+    "quantity": SAMPLES_PER_S,
+    "units": {"C2": "samples/s", "C3": "", "C4": "samples/s"},
+    "start": _eq2_start,
+    "held": lambda sweep: {"C3": ARTIFACT_C3},
+    "limits": {"C2": _ANY, "C4": _ANY},
+}
 
 FORMS: Mapping[str, Form] = {
     each.name: each
@@ -126,28 +127,20 @@ FORMS: Mapping[str, Form] = {
             units={"a": "s", "c": "s/sample", "d": "s/sample"},
             evaluate=_affine,
             start=_affine_start,
-            held=_affine_held,
+            held=_set_to_zero("d"),
             limits={"a": _SECONDS, "c": _SECONDS, "d": _SECONDS},
         ),
         Form(
             name="xia-eq2",
             equation="samples/s = C4 + C2 * ln(batch ^ (1 / (sparsity * C3)))",
-            quantity=SAMPLES_PER_S,
-            units=_EQ2_UNITS,
             evaluate=_eq2,
-            start=_eq2_start,
-            held=lambda sweep: {"C3": ARTIFACT_C3},
-            limits={"C2": _ANY, "C4": _ANY},
+            **_EQ2,
         ),
         Form(
             name="xia-eq2-printed",
             equation="samples/s = C4 + C2 * ln(batch / (sparsity * C3))",
-            quantity=SAMPLES_PER_S,
-            units=_EQ2_UNITS,
             evaluate=_eq2_printed,
-            start=_eq2_start,
-            held=lambda sweep: {"C3": ARTIFACT_C3},
-            limits={"C2": _ANY, "C4": _ANY},
+            **_EQ2,
         ),
         Form(
             name="xia-eq1",
@@ -156,7 +149,7 @@ FORMS: Mapping[str, Form] = {
             units={"C0": "tokens/GB", "C1": ""},
             evaluate=_eq1,
             start=lambda sweep: {"C0": 80.0, "C1": 0.5},
-            held=_eq1_held,
+            held=_set_to_zero("C1"),
             limits={"C0": (0.0, float("inf")), "C1": (0.0, 1.0)},
         ),
     )
@@ -231,8 +224,7 @@ def law_from_json(document: Any, where: str) -> Law:
     try:
         equation = form(str(document["form_name"]))
         constants = {name: float(document["constants"][name]) for name in equation.units}
-        pair = document["interval"]
-        further = document["extrapolation"]
+        pair, further = document["interval"], document["extrapolation"]
         low, high = document["batch_range"]
         return Law(
             name=str(document["name"]),

@@ -18,6 +18,7 @@ from finegauge.units import GB
 if TYPE_CHECKING:
     from finegauge.run.run import Run
 
+NONE_STORED = " None is stored yet: 'finegauge calibrate --law'."
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -48,11 +49,7 @@ def load(name_or_path: str) -> Law:
         return law_from_json(read_document(name_or_path), name_or_path)
     known = stored()
     if name_or_path not in known:
-        have = (
-            f" Stored are {', '.join(known)}."
-            if known
-            else " None is stored yet: 'finegauge calibrate --law'."
-        )
+        have = f" Stored are {', '.join(known)}." if known else NONE_STORED
         raise InputError(f"{UnknownNameError('stored law', name_or_path, known=known)}{have}")
     return law_from_json(read_document(known[name_or_path]), known[name_or_path])
 
@@ -72,9 +69,9 @@ Estimator = Callable[["Run"], Profile]
 
 
 def with_law(law: Law, base: Estimator) -> Estimator:
-    """Return an Estimator that asks `law` for what it knows and `base` for the rest.
+    """Return an Estimator: time or memory by `law`, the rest by `base`.
 
-    Raises (when asked): UnsupportedError for another GPU than the law was fitted on.
+    The Estimator raises UnsupportedError for another GPU than the law was fitted on.
     """
     apply = _memory if law.form.quantity == MAX_BATCH else _time
 
@@ -91,11 +88,12 @@ def with_law(law: Law, base: Estimator) -> Estimator:
 
 
 def condition_of(run: "Run", law: Law) -> Condition:
-    """Return what the laws know of `run`."""
+    """Return the quantities of `run` that laws use."""
+    longest = None if run.dataset is None else dataset_of(run).max_tokens
     return Condition(
         batch=run.micro_batch_size,
         sparsity_fraction=sparsity_fraction(run),
-        seq_len=_longest(run),
+        seq_len=min(run.seq_len, longest or run.seq_len),  # the data's longest sequence, cut off
         gpu_memory_bytes=gpu(run.gpu).memory_bytes if run.gpu else 0.0,
         model_memory_bytes=float(law.context.get("model_memory_gb", 0.0)) * GB,
     )
@@ -106,12 +104,6 @@ def sparsity_fraction(run: "Run") -> float:
     experts = num_experts(run.config)
     active = run.num_experts_per_tok or run.config.get("num_experts_per_tok") or run.config.get("topk")
     return float(active) / experts if experts and active else 1.0
-
-
-def _longest(run: "Run") -> int:
-    if run.dataset is None:
-        return run.seq_len
-    return min(run.seq_len, dataset_of(run).max_tokens or run.seq_len)
 
 
 def _time(law: Law, profile: Profile) -> Profile:

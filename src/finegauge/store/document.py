@@ -1,7 +1,7 @@
-"""A Profile as JSON and back, exactly: every field, the run with its origins, every step's seconds.
+"""A Profile as JSON and back without loss: every field, the run with its origins, every step's seconds.
 
-Beside `Profile.to_json`, which is for readers, this form loses nothing: paths stay lists of
-names, and what JSON has no number for (NaN, infinities) is written {"float": "nan"}.
+`Profile.to_json` is for readers; here paths stay lists of names, and NaN and infinities, which
+JSON cannot write, become {"float": "nan"}.
 """
 
 import math
@@ -24,7 +24,7 @@ def profile_document(profile: Profile) -> dict[str, Any]:
     written: dict[str, Any] = {}
     for item in fields(Profile):
         if not item.compare:
-            continue  # worked out anew where it is read
+            continue  # computed again where it is read
         value = getattr(profile, item.name)
         if item.name == "run":
             value = run_document(value)
@@ -57,7 +57,7 @@ def profile_of(document: Mapping[str, Any]) -> Profile:
 
 
 def run_document(run: Run) -> dict[str, Any]:
-    """Return every field of `run`, who stated it (what nobody did goes without saying), and its warnings."""
+    """Return every field of `run`, where each comes from (defaults are left out), and its warnings."""
     return {
         "fields": plain(run.fields()),
         "origins": {name: origin for name, origin in run.origins.items() if origin != FROM_DEFAULT},
@@ -92,7 +92,7 @@ def _source(values: Mapping[str, Any]) -> Source:
 
 
 def plain(value: Any) -> Any:
-    """Return `value` in what JSON knows."""
+    """Return `value` as JSON values."""
     if isinstance(value, float) and not math.isfinite(value):
         return {NOT_FINITE: str(value)}
     if isinstance(value, Mapping):

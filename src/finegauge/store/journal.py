@@ -15,6 +15,7 @@ from hashlib import sha256
 from platform import node
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from finegauge.documents import write_whole
 from finegauge.errors import InputError, shown
 from finegauge.profile import Profile, Source
 from finegauge.store.document import profile_document, profile_of, run_document, run_of
@@ -114,11 +115,8 @@ class Journal:
 
     def _set_aside(self, refused: bytes) -> None:
         """Write the quarantine anew; where that is not possible, the lines still stand in the journal."""
-        unfinished = f"{self.quarantine}.{os.getpid()}.part"
         with suppress(OSError):
-            with open(unfinished, "wb") as file:
-                file.write(refused)
-            os.replace(unfinished, self.quarantine)
+            write_whole(self.quarantine, refused)
 
     def _cannot(self, what: str, error: OSError) -> InputError:
         why = error.strerror or str(error)

@@ -1,4 +1,4 @@
-"""What journals hold as one table: a row per trial that ended, a column per fact; SQL over it by DuckDB.
+"""The results in journals as one table: a row per trial that ended, a column per fact; SQL by DuckDB.
 
 Rows are made straight from the records, without building Profiles, so that ten thousand take
 a fraction of a second. What is not known is NULL, never 0. Columns:
@@ -89,7 +89,7 @@ def _checksum(content: bytes) -> bytes:
     return sha256(content).hexdigest().encode()
 
 
-JOURNAL = "results.jsonl"  # of a campaign's folder
+JOURNAL = "results.jsonl"  # in a campaign's folder
 TOTALS = ("step_time_s", "peak_memory_bytes", "device_memory_bytes", "step_energy_j")
 FACTS = (
     "step_flops", "step_tokens", "step_sequences", "host_bound_fraction", "cached_bytes", "capacity_bytes",
@@ -103,7 +103,7 @@ Record = Mapping[str, Any]
 
 
 class Answer(NamedTuple):
-    """What a question found."""
+    """The result of an SQL query."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
@@ -130,8 +130,9 @@ def table_of(paths: Sequence[str]) -> tuple["pa.Table", int]:
 def _read(lines: bytes) -> tuple["pa.Table", int]:
     records, refused = records_of(lines)
     ended = [record for record in records if record.get("event") == "ended"]
-    table = _arrow(_columns([one.get("asked", {}) for one in ended], [one["profile"] for one in ended]))
-    return table, len(refused)
+    columns = _columns([one.get("asked", {}) for one in ended], [one["profile"] for one in ended])
+    pa = _pyarrow()
+    return pa.table({name: _array(pa, values) for name, values in columns.items()}), len(refused)
 
 
 def _pyarrow() -> Any:
@@ -210,15 +211,11 @@ def _columns(asked: Sequence[Record], profiles: Sequence[Record]) -> dict[str, l
     columns["source"] = [one["source"]["kind"] for one in profiles]
     columns["device"] = [one["fingerprint"].get("device") for one in profiles]
     labels = [one.get("labels", {}) for one in asked]
-    for name in {name: None for names in {tuple(one) for one in labels} for name in names}:
-        if name in FIELDS:
-            continue
-        columns[name] = [one.get(name) for one in labels]
+    columns |= {name: values for name, values in _by_name(labels).items() if name not in FIELDS}
     for name in TOTALS:
         columns[name] = [sum([amount for _, amount in one[name]]) or None for one in profiles]
     stages = [_stages(one["step_time_s"]) for one in profiles]
-    for name in {name: None for names in {tuple(one) for one in stages} for name in names}:
-        columns[f"time_{name}_s"] = [one.get(name) for one in stages]
+    columns |= {f"time_{name}_s": values for name, values in _by_name(stages).items()}
     for name in FACTS:
         columns[name] = [_number(one[name]) for one in profiles]
     for name, amount in RATES.items():
@@ -229,10 +226,13 @@ def _columns(asked: Sequence[Record], profiles: Sequence[Record]) -> dict[str, l
     details = [one["observations"].get("steps", {}).get("details", {}) for one in profiles]
     for name in SEEN:
         columns[name] = [_number(one.get(name)) for one in details]
-    fields = [one["run"]["fields"] for one in profiles]
-    for name in {name: None for names in {tuple(one) for one in fields} for name in names}:
-        columns[name] = [one.get(name) for one in fields]
-    return columns
+    return columns | _by_name([one["run"]["fields"] for one in profiles])
+
+
+def _by_name(rows: Sequence[Record]) -> dict[str, list[Any]]:
+    """Return a column for every name that a row has."""
+    names = dict.fromkeys(name for names in dict.fromkeys(map(tuple, rows)) for name in names)
+    return {name: [row.get(name) for row in rows] for name in names}
 
 
 def _stages(parts: Sequence[tuple[Sequence[str], float]]) -> dict[str, float]:
@@ -247,19 +247,15 @@ def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and value else None
 
 
-def _arrow(columns: Mapping[str, list[Any]]) -> "pa.Table":
-    pa = _pyarrow()
-    return pa.table({name: _array(pa, values) for name, values in columns.items()})
-
-
 def _array(pa: Any, values: list[Any]) -> Any:
-    """Return a column; most are of one type, which pyarrow finds out fastest."""
+    """Return a column; lists are joined, and a column of several types is text."""
     with suppress(pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
         found = pa.array(values)
         if not pa.types.is_list(found.type):
             return found
-    return pa.array([None if value is None else _text(value) for value in values])
-
-
-def _text(value: Any) -> str:
-    return MANY.join(map(str, value)) if isinstance(value, list) else str(value)
+    return pa.array(
+        [
+            None if value is None else MANY.join(map(str, value)) if isinstance(value, list) else str(value)
+            for value in values
+        ]
+    )

@@ -1,4 +1,4 @@
-"""How wrong predictions are on this very machine, for configurations that nobody has run before.
+"""How wrong predictions are on this very machine, for configurations drawn at random.
 
 Tiny models are drawn from a seed: dense ones and mixtures of experts, full and LoRA, several batches
 and lengths. Each is predicted from the machine's device profile first, and only then measured, in a

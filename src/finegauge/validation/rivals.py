@@ -1,4 +1,4 @@
-"""What others would say about the same runs: rules of thumb, the seed paper, tools from PyPI.
+"""Estimates of others for the same runs: rules of thumb, the seed paper's law, tools from PyPI.
 
 Each rival is an Estimator. A tool takes part where it is installed and where it claims an answer:
 none of them knows LoRA, so frozen weights are not put to them. A rival that states no time, or no
@@ -55,13 +55,7 @@ class SeedLaw:
         if rate <= 0:
             raise UnsupportedError(f"Equation 2 gives {rate:.3g} sequences/s here.")
         seconds = run.micro_batch_size * run.gradient_accumulation_steps / rate
-        return Profile(
-            run=run,
-            source=Source("rival", "xia2024"),
-            step_time_s=Breakdown.of(step=seconds),
-            step_tokens=float(run.global_batch_size * run.seq_len),
-            step_sequences=float(run.global_batch_size),
-        )
+        return _profile(run, "xia2024", seconds=seconds)
 
 
 def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -125,7 +119,7 @@ def six_n_d(rows: Sequence[MeasuredRow] = ()) -> Estimator:
 
     def ask(run: "Run") -> Profile:
         tokens = float(run.global_batch_size * run.seq_len)
-        flops = 6.0 * _active_parameters(run) * tokens
+        flops = 6.0 * float(build(run).model.num_active_parameters) * tokens
         peak = gpu(str(run.gpu)).peak_flops_per_s("bf16") * run.num_gpus
         return _profile(run, "6nd", seconds=flops / (peak * ASSUMED_MFU))
 
@@ -138,7 +132,7 @@ def accelerate(rows: Sequence[MeasuredRow] = ()) -> Estimator:
 
     def ask(run: "Run") -> Profile:
         _full_only(run, "accelerate")
-        fp32_bytes = 4 * round(_parameters(run))
+        fp32_bytes = 4 * round(float(build(run).model.num_parameters))
         wide = run.weights_dtype == "fp32" and run.autocast == "none"
         sizes = usage(fp32_bytes, "float32" if wide else "bfloat16")
         return _profile(run, "accelerate", memory=float(max(sizes.values())))
@@ -154,7 +148,7 @@ def deepspeed(rows: Sequence[MeasuredRow] = ()) -> Estimator:
 
     def ask(run: "Run") -> Profile:
         _full_only(run, "deepspeed")
-        total = round(_parameters(run))
+        total = round(float(build(run).model.num_parameters))
         nodes = {"num_gpus_per_node": run.num_gpus // run.num_nodes, "num_nodes": run.num_nodes}
         if run.sharding in ("zero3", "fsdp", "hybrid"):
             layer = round(total / max(1, build(run).model.num_layers))
@@ -248,9 +242,9 @@ def _full_only(run: "Run", name: str) -> None:
 
 
 def _profile(run: "Run", name: str, *, seconds: float = 0.0, memory: float = 0.0) -> Profile:
+    """Return what a rival said; 0 where it said nothing."""
     held = Breakdown.of(states=memory)
     capacity = gpu(str(run.gpu)).usable_bytes
-    tokens = float(run.global_batch_size * run.seq_len)
     return Profile(
         run=run,
         source=Source("rival", name),
@@ -258,15 +252,7 @@ def _profile(run: "Run", name: str, *, seconds: float = 0.0, memory: float = 0.0
         peak_memory_bytes=held,
         device_memory_bytes=held,
         step_time_s=Breakdown.of(step=seconds),
-        step_tokens=tokens,
+        step_tokens=float(run.global_batch_size * run.seq_len),
         step_sequences=float(run.global_batch_size),
         capacity_bytes=capacity,
     )
-
-
-def _parameters(run: "Run") -> float:
-    return float(build(run).model.num_parameters)
-
-
-def _active_parameters(run: "Run") -> float:
-    return float(build(run).model.num_active_parameters)

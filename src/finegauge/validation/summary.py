@@ -1,6 +1,6 @@
-"""Errors of many rows as a few numbers: median, mean, 90th percentile, bias, coverage, confusion."""
+"""Measured rows held against predictions: errors, coverage of the intervals, fits or not, rivals."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -130,6 +130,8 @@ def prediction_of(profile: Profile, metric: str) -> Prediction:
 
 NUM_WORST = 10
 Group = Callable[[Answer], str]
+CountErrors = Callable[[Iterable[Answer]], "Errors | None"]
+CountCoverage = Callable[[Iterable[Answer]], "Coverage | None"]
 
 
 class Errors(NamedTuple):
@@ -232,8 +234,12 @@ def confusion(answers: Iterable[Answer]) -> Confusion:
 
 def worst(answers: Iterable[Answer], count: int = NUM_WORST) -> list[Answer]:
     """Return the answers with the largest error in time or memory, worst first."""
-    scored = [(max(map(abs, errors)), one) for one in answers if (errors := _errors(one))]
-    return [one for _, one in sorted(scored, key=lambda item: -item[0])[:count]]
+
+    def size(one: Answer) -> float:
+        return max(abs(error or 0.0) for error in (one.step_time_error, one.peak_memory_error))
+
+    known = [one for one in answers if (one.step_time_error, one.peak_memory_error) != (None, None)]
+    return sorted(known, key=lambda one: -size(one))[:count]
 
 
 def by(answers: Iterable[Answer], group: Group) -> dict[str, list[Answer]]:
@@ -244,37 +250,22 @@ def by(answers: Iterable[Answer], group: Group) -> dict[str, list[Answer]]:
     return dict(sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])))
 
 
-def family(one: Answer) -> str:
-    """Return the model family of a row: the model_type of its configuration."""
-    return str(one.row.run.config.get("model_type", "unknown")) if one.row.run else "unknown"
-
-
-def gpu(one: Answer) -> str:
-    """Return how many of which GPU a row ran on."""
+def _gpu(one: Answer) -> str:
     run = one.row.run
     return "unknown" if run is None else f"{run.gpu} x{run.num_gpus}" if run.num_gpus > 1 else str(run.gpu)
 
 
-def method(one: Answer) -> str:
-    """Return the method of a row."""
-    return one.row.run.method if one.row.run else "unknown"
-
-
 GROUPS: dict[str, Group] = {
     "source": lambda one: one.row.source,
-    "gpu": gpu,
-    "method": method,
-    "family": family,
+    "gpu": _gpu,
+    "method": lambda one: one.row.run.method if one.row.run else "unknown",
+    "family": lambda one: str(one.row.run.config.get("model_type", "unknown")) if one.row.run else "unknown",
 }
 
 
 def to_json(figures: Any) -> Any:
     """Return a NamedTuple of figures as a mapping; None stays None."""
     return None if figures is None else figures._asdict()
-
-
-def _errors(one: Answer) -> list[float]:
-    return [error for error in (one.step_time_error, one.peak_memory_error) if error is not None]
 
 
 def _place(truth: float, low: float, high: float) -> int:
@@ -319,19 +310,16 @@ class Validation(NamedTuple):
     @property
     def unanswered(self) -> dict[str, list[str]]:
         """Return the ids of the rows without a prediction, by reason, the most frequent first."""
-        reasons = Counter(one.reason for one in self.answers if one.prediction is None)
-        return {
-            reason: [one.row.id for one in self.answers if one.prediction is None and one.reason == reason]
-            for reason, _ in reasons.most_common()
-        }
+        found: dict[str, list[str]] = defaultdict(list)
+        for one in self.answers:
+            if one.prediction is None:
+                found[one.reason].append(one.row.id)
+        return dict(sorted(found.items(), key=lambda item: -len(item[1])))
 
     def of_metric(self, metric: str) -> list[Answer]:
         """Return the answered rows whose memory is counted by `metric`."""
-        return [
-            one
-            for one in self.answered
-            if one.row.measured.memory_metric == metric and one.row.measured.peak_memory_gib
-        ]
+        measured = ((one, one.row.measured) for one in self.answered)
+        return [one for one, its in measured if its.memory_metric == metric and its.peak_memory_gib]
 
     def to_json(self) -> dict[str, Any]:
         """Return the documented JSON form."""
@@ -346,18 +334,11 @@ class Validation(NamedTuple):
             "unanswered": [
                 {"reason": reason, "count": len(ids), "ids": ids} for reason, ids in self.unanswered.items()
             ],
-            "step_time": {
-                "all": to_json(time_errors(answered)),
-                "complete": to_json(time_errors(one for one in answered if one.row.times_complete)),
-                "incomplete": to_json(time_errors(one for one in answered if not one.row.times_complete)),
-                "coverage": to_json(time_coverage(answered)),
-                "by": {
-                    name: {key: to_json(time_errors(part)) for key, part in by(answered, group).items()}
-                    for name, group in GROUPS.items()
-                },
-            },
+            "step_time": _quantity_json(answered, time_errors, time_coverage, "times_complete"),
             "peak_memory": {
-                metric: _memory_json(rows) for metric in METRICS if (rows := self.of_metric(metric))
+                metric: _quantity_json(rows, memory_errors, memory_coverage, "memory_complete")
+                for metric in METRICS
+                if (rows := self.of_metric(metric))
             },
             "fits": {**matrix._asdict(), "accuracy": matrix.accuracy},
             "worst": [
@@ -366,7 +347,13 @@ class Validation(NamedTuple):
                 for one in worst(answered)
             ],
             "rivals": {
-                **{name: _rival_json(self, name) for name in self.rivals},
+                **{
+                    name: {
+                        match.quantity: {"theirs": to_json(match.theirs), "ours": to_json(match.ours)}
+                        for match in matches(self, name)
+                    }
+                    for name in self.rivals
+                },
                 **{name: {"absent": reason} for name, reason in self.absent.items()},
             },
         }  # fmt: skip
@@ -405,43 +392,31 @@ def matches(validation: Validation, name: str) -> list[Match]:
     """Return how the rival called `name` compares with us: step time, then memory by metric."""
     ours = {id(one.row): one for one in validation.answered}
     pairs = [(one, ours[id(one.row)]) for one in validation.rivals[name] if id(one.row) in ours]
-    found = [_match("step_time", [p for p in pairs if _both(p, "step_time_error")], time_errors)]
+    timed = [pair for pair in pairs if all(one.step_time_error is not None for one in pair)]
+    sized = [pair for pair in pairs if all(one.peak_memory_error is not None for one in pair)]
+    found = [_match("step_time", timed, time_errors)]
     for metric in METRICS:
-        rows = [
-            pair
-            for pair in pairs
-            if pair[0].row.measured.memory_metric == metric and _both(pair, "peak_memory_error")
-        ]
+        rows = [pair for pair in sized if pair[0].row.measured.memory_metric == metric]
         found.append(_match(metric, rows, memory_errors))
     return [match for match in found if match]
 
 
-def _match(
-    quantity: str, pairs: list[tuple[Answer, Answer]], count: Callable[[Iterable[Answer]], Errors | None]
-) -> Match | None:
+def _match(quantity: str, pairs: list[tuple[Answer, Answer]], count: CountErrors) -> Match | None:
     theirs, ours = count(pair[0] for pair in pairs), count(pair[1] for pair in pairs)
     return Match(quantity, theirs, ours) if theirs and ours else None
 
 
-def _both(pair: tuple[Answer, Answer], error: str) -> bool:
-    return all(getattr(one, error) is not None for one in pair)
-
-
-def _rival_json(validation: Validation, name: str) -> dict[str, Any]:
+def _quantity_json(
+    rows: Sequence[Answer], errors: CountErrors, coverage: CountCoverage, complete: str
+) -> dict[str, Any]:
+    """Return the errors of one quantity; `complete` names the field that says that nothing was guessed."""
     return {
-        match.quantity: {"theirs": to_json(match.theirs), "ours": to_json(match.ours)}
-        for match in matches(validation, name)
-    }
-
-
-def _memory_json(rows: list[Answer]) -> dict[str, Any]:
-    return {
-        "all": to_json(memory_errors(rows)),
-        "complete": to_json(memory_errors(one for one in rows if one.row.memory_complete)),
-        "incomplete": to_json(memory_errors(one for one in rows if not one.row.memory_complete)),
-        "coverage": to_json(memory_coverage(rows)),
+        "all": to_json(errors(rows)),
+        "complete": to_json(errors(one for one in rows if getattr(one.row, complete))),
+        "incomplete": to_json(errors(one for one in rows if not getattr(one.row, complete))),
+        "coverage": to_json(coverage(rows)),
         "by": {
-            name: {key: to_json(memory_errors(part)) for key, part in by(rows, group).items()}
+            name: {key: to_json(errors(part)) for key, part in by(rows, group).items()}
             for name, group in GROUPS.items()
         },
     }
