@@ -166,7 +166,6 @@ class Engine:
             self._group(structure, alike)
 
     def _group(self, structure: Structure, alike: list[Members]) -> None:
-        """Add the plans of families that run the same operators."""
         import numpy
 
         every = [member for members in alike for member in members]

@@ -224,7 +224,6 @@ def _sizes(epochs: "list[Batches]", steps_total: int | None) -> dict[str, Any]:
 def _worst(
     epochs: "list[Batches]", sizes: dict[str, Any], memories: Any, chances: Any, lengths: "Lengths"
 ) -> tuple[RiskyBatch, ...]:
-    """Return the batches that take most memory, the largest first."""
     import numpy as np
 
     first = np.lexsort((sizes["step"], -memories))[:WORST].tolist()

@@ -147,7 +147,6 @@ def changes(run: "Run", planned: "Run") -> dict[str, Any]:
 
 
 def _space(run: "Run", wanted: Wanted) -> Space:
-    """Return what is searched."""
     space = space_of(
         run,
         keep_method=wanted.keep_method,
@@ -159,7 +158,6 @@ def _space(run: "Run", wanted: Wanted) -> Space:
 
 
 def _search(run: "Run", wanted: Wanted, heard: Heard | None) -> SearchResult:
-    """Return what FineGauge's own search finds."""
     try:
         import numpy  # noqa: F401  # as search needs it
     except ImportError:

@@ -283,7 +283,6 @@ def managed(run: "Run", billed_tokens: float) -> tuple[ManagedPrice, ...]:
 
 
 def _warnings(run: "Run", num_steps: int | None, costs: tuple[PricedOffer, ...]) -> tuple[str, ...]:
-    """Return what a reader of the quote has to know."""
     if num_steps is None:
         return (
             "The number of steps is not known, so neither is the cost: add num_samples=…, max_steps=… or a "

@@ -105,7 +105,6 @@ def search_one_by_one(space: Space, heard: Heard | None = None) -> SearchResult:
 
 
 def _recipes(space: Space) -> Iterator["Run"]:
-    """Yield the run with each method and each way of checkpointing."""
     for method in space.methods:
         for checkpointing in space.checkpointing:
             try:
@@ -181,7 +180,6 @@ def _on_offers(run: "Run", offers: Sequence[Offer]) -> list[Standing]:
 
 
 def _tabled(plans: Sequence[Standing], num_asked: int) -> SearchResult:
-    """Return the plans as columns and labels."""
     import numpy as np
 
     columns: dict[str, Any] = {"num_nodes": np.ones(len(plans))}

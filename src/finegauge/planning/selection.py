@@ -162,7 +162,6 @@ def _looked_up(codes: Any, values: Sequence[Any]) -> Any:
 
 
 def _host_holds(run: "Run", result: SearchResult) -> "Mask":
-    """Return for which plans the hosts' memory holds what is offloaded to it."""
     import numpy as np
 
     parameters = float(architecture_of(run.model, run.num_experts_per_tok).num_parameters)

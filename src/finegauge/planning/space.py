@@ -382,7 +382,6 @@ def _batchings(space: Space, run: Run) -> Iterator[Batching]:
 
 
 def _batching(run: Run, rows: int, sizes: tuple[int, ...], ranks: int, *, depends: bool) -> Batching:
-    """Return the micro-batches of `sizes` of a step of `rows`."""
     num_gpus = ranks * run.tensor_parallel * run.pipeline_parallel * run.context_parallel
     degrees = {"data_parallel_replicate": ranks, "data_parallel_shard": 1, "num_gpus": num_gpus}
     found: list[BatchShape] = []

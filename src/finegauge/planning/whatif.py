@@ -512,7 +512,6 @@ def _switch(name: str) -> Switch:
 
 
 def _tried(switch: Switch, base: Standing, estimator: Estimator | None) -> Variant | Refused:
-    """Return the run with one change, or why there is none."""
     run = base.run
     try:
         changes = switch.change(run)
@@ -534,7 +533,6 @@ def _tried(switch: Switch, base: Standing, estimator: Estimator | None) -> Varia
 
 
 def _as_long(run: "Run", changed: "Run", base: Standing) -> "Run":
-    """Return `changed` with as many samples as `run`, where steps are what is stated."""
     if run.max_steps is None or changed.max_steps != run.max_steps:
         return changed
     steps = max(1, round(run.max_steps * base.samples_per_step / samples_per_step(changed)))

@@ -236,14 +236,12 @@ def _buckets(run: Run, share: Share) -> list[float]:
 
 
 def _reduced_bytes(run: Run, op: Op) -> float:
-    """Return the bytes of the gradients of one rank's part of an operator's weights."""
     if op.kind == "grouped_gemm" and run.expert_parallel > 1:
         return 0.0  # those who hold the same experts reduce them
     return op.gradient_bytes / (1 if op.kind in WHOLE_ON_EACH_RANK else run.tensor_parallel)
 
 
 def _experts_data(run: Run, share: Share) -> Iterator[Collective]:
-    """Yield what the ranks that hold the same experts exchange, where experts are divided."""
     copies = expert_copies(run)
     if run.expert_parallel == 1 or every(copies == 1):
         return

@@ -1,4 +1,4 @@
-r"""Seconds that ranks spend on each other: `exchange`'s messages by payload and link, and what of them shows.
+r"""Seconds that ranks spend on each other: messages by payload and link, and what of them shows.
 
 $$ t = steps \cdot latency + \frac{f \cdot bytes}{bandwidth} $$
 
@@ -14,11 +14,20 @@ What shows is what exceeds the computation it runs beside, the first gather and 
 pipeline of p stages waits for the other stages once per step, for 1/v of their work where each
 passes its v chunks in turn [3].
 
-Where a device profile has readings of collectives (`finegauge micro --collectives`), messages inside a
-node take what `links` fits to them.
+Where a device profile has readings of collectives (`finegauge micro --collectives`), messages inside a node
+take what a latency and a bandwidth say that minimise the sum of squares of relative errors over all payloads
+and numbers of ranks, neither negative. Neglected: that a library changes its algorithm with the payload, and
+caches that hold small ones.
+
+Offloaded, Adam runs on the host: gradients come down, updated weights go up, and the host moves its own copy,
+gradient and moments at the bandwidth of its memory [4]. On NVMe the fp32 copy and both moments are read and
+written once per step, and 16-bit weights read for every pass [5]. Neglected: reading ahead from the drives
+while the host computes (`pipeline_read` is off by default).
 
 [1] Thakur et al. 2005, IJHPCA 19(1), sections 3 and 4   [2] Sanders et al. 2009, Parallel Computing
 35(12), double binary trees, NCCL's since 2.4   [3] Narayanan et al. 2021, arXiv:2104.04473, section 2.2
+[4] Ren et al. 2021, arXiv:2101.06840, section 4   [5] Rajbhandari et al. 2021, arXiv:2104.07857, sections 5
+and 6; figure 2b gives 1.6 GB/s of drives per GPU, all reading at once
 """
 
 from collections.abc import Iterator, Sequence
@@ -103,7 +112,7 @@ def _least_squares(rows: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 ADAM_BYTES = 28.0  # per value on the host: gradient read, fp32 copy and two moments read and written
 STATE_BYTES = 12.0  # per value on the drives: fp32 copy and two moments
-NVME_BYTES_PER_S = 1.6e9  # of a GPU's share of its node's drives [2]: an assumption for any machine
+NVME_BYTES_PER_S = 1.6e9  # of a GPU's share of its node's drives [5]: an assumption for any machine
 
 
 def offloaded(
@@ -132,7 +141,6 @@ def offloaded(
 
 
 def _rank_weights(run: Run, share: Share) -> float:
-    """Return the bytes of weights that one rank keeps on its host."""
     layers = stage_layers(run, share.graph.model)
     return (layers * share.layer_bytes + share.outer_bytes) / shard_degree(run)
 

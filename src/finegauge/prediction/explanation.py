@@ -42,7 +42,6 @@ def formulas(run: Run, calibration: Calibration | None = None) -> dict[Path, str
 
 
 def _measured_formulas(run: Run) -> dict[Path, str]:
-    """Return what differs where the device has been measured."""
     spec = gpu(run.gpu) if run.gpu is not None else None
     if spec is None or spec.measured is None:
         return {}
@@ -106,7 +105,6 @@ def _rank_formulas(run: Run, calibration: Calibration) -> dict[Path, str]:
 
 
 def _state_formulas(run: Run, graph: Graph) -> dict[Path, str]:
-    """Return the lines of weights, gradients and optimizer."""
     low, weights = graph.lowering, graph.weights
     adapters = f"{count(weights.adapter_params)} adapter parameters"
     trained = f"{count(weights.trained_params)} trained parameters" if weights.trained_params else adapters
@@ -125,7 +123,6 @@ def _state_formulas(run: Run, graph: Graph) -> dict[Path, str]:
 
 
 def _activation_formulas(run: Run, graph: Graph, tokens: float) -> dict[Path, str]:
-    """Return the lines of what lives between forward and backward."""
     layers, hidden, stream = graph.model.num_layers, graph.model.hidden_size, graph.lowering.activation_bytes
     pinned = (
         f"bitsandbytes {run.bitsandbytes_version} keeps the inputs of 4-bit linears of all {layers} layers"
@@ -155,7 +152,6 @@ def _activation_formulas(run: Run, graph: Graph, tokens: float) -> dict[Path, st
 
 
 def _weights_formula(run: Run, graph: Graph) -> str:
-    """Return how the model's own bytes come about."""
     low, total = graph.lowering, count(graph.model.num_parameters)
     if not low.quantized:
         return f"{total} parameters x {low.weight_bytes} B ({run.weights_dtype})"
@@ -167,7 +163,6 @@ def _weights_formula(run: Run, graph: Graph) -> str:
 
 
 def _loss_formula(run: Run, graph: Graph, tokens: float) -> str:
-    """Return how the logits' bytes come about."""
     vocabulary = graph.model.vocab_size
     if graph.lowering.chunks_kept:
         return f"{tokens:,.0f} tokens x V {vocabulary:,} in 16 bit, or their gradients (fp32 chunk by chunk)"

@@ -149,7 +149,6 @@ def cache_bytes(graph: Graph, rows: float, tokens: float, degree: int = 1) -> fl
 
 
 def _mixers(graph: Graph) -> list[tuple[Mixer, int]]:
-    """Return every mixer of the model and how many of it there are."""
     return [(branch.mixer, count) for layer, count in graph.model.layers for branch in layer.branches]
 
 

@@ -1,4 +1,4 @@
-"""One rank's part of the operators where tensor, sequence or expert parallelism divides them.
+"""One rank's part of the operators under tensor, sequence and expert parallelism, and of a pipeline's layers.
 
 Between the two products of a branch a tensor-parallel rank has channels of its own only [1]; what comes
 before the first and after the last is whole on every rank: streams, norms, masks of dropout, and the
@@ -6,9 +6,16 @@ inputs that the first products keep. Sequence parallelism divides all of that by
 those inputs divided too, and gathers them again in backward [2]. An expert-parallel rank has a share of
 the experts, each with the rows of all ranks.
 
+Layers are divided evenly over the stages of a pipeline; the first has the embedding, the last the head and
+the loss. Under 1F1B stage i of p keeps the activations of p - i micro-batches [3]; where each stage has v
+chunks of layers and passes them in turn, the first keeps 1 + (p - 1)/(p v) and the last 1 - (p - 1)/(p v) of
+what the whole model keeps of one micro-batch ([2], section 4.2.3; its figure for the last stage follows from
+Megatron's warm-up of (v - 1) p + 1 chunks).
+
 Neglected: the partial sums that the last product of a branch leaves, whole, until they are added up.
 
 [1] Shoeybi et al. 2019, arXiv:1909.08053   [2] Korthikanti et al. 2022, arXiv:2205.05198, section 4.2
+[3] Narayanan et al. 2021, arXiv:2104.04473, section 2.2
 """
 
 from collections import Counter

@@ -119,7 +119,6 @@ def check_supported(run: Run) -> None:
 
 
 def _training(asked: Question) -> Answer:
-    """Return the passes of training over the run's micro-batches."""
     return Answer(
         rank_live_set(asked.run, asked.share, asked.longest, asked.cublas_bytes),
         step_time(asked.share, asked.mean, asked.device, asked.network, asked.slowest),
@@ -242,7 +241,6 @@ def _add_waits(
 
 
 def _static(asked: Question, *, training: bool = True) -> Parts:
-    """Return what is there whatever the phase does."""
     weights = asked.share.graph.weights
     parts: Parts = {
         ("weights", "model"): weights.base_bytes,

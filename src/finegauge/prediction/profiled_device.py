@@ -1,11 +1,22 @@
-"""Seconds of the graph's operators on a device that has been measured, in place of datasheet rates.
+r"""Seconds of the graph's operators on a device that has been measured, in place of datasheet rates.
 
 Every operator of the graph is one of a device profile's, or is counted as so many additions of tensors
 as it moves bytes. On a processor nothing runs ahead of anything: an operator's reading holds the host's
 call as well, so that no host time stands beside it.
 
+At a size that nobody measured:
+
+$$ t(x) = b(x) \, \exp\left(\textstyle\sum_i w_i(x) \log\frac{t_i}{b(x_i)}\right), \qquad
+   b = \frac{flops}{F} + \frac{bytes}{B} + L $$
+
+$b$ is what the operator's arithmetic and traffic would take at the best rate $F$ and the bandwidth $B$
+of the same device, and the call $L$; the readings say by what factor the truth is above it, and that
+factor changes slowly with size. The weights $w_i$ fall with the distance in the logarithms of the
+sizes, over the nearest readings on every side: at a reading, the answer is the reading. Beyond the last
+reading the factor stays.
+
 Neglects: what an operator finds in cache because of the one before it, beyond what the readings' own
-order of passes shows.
+order of passes shows; steps between sizes (tiles, caches) that fall between two readings.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -6,8 +6,8 @@ $$ 16\Psi,\quad 4\Psi + 12\Psi/N,\quad 2\Psi + 14\Psi/N,\quad 16\Psi/N $$
 
 for ZeRO stages 0 to 3; DeepSpeed's stage 1 gives back others' gradients before the update, as stage 2.
 FSDP shards as stage 3 [2]; under mixed precision its shards are fp32 and what it gathers is 16-bit, so a
-rank computes as in pure 16 bit. `divided` says what tensor, sequence and expert parallelism leave of the
-operators, `stages` what a pipeline leaves of the layers.
+rank computes as in pure 16 bit. `model_parallel` says what tensor, sequence and expert parallelism leave of
+the operators, and a pipeline of the layers.
 
 [1] Rajbhandari et al. 2020, arXiv:1910.02054, section 5   [2] Zhao et al. 2023, arXiv:2304.11277
 """
@@ -316,7 +316,6 @@ def _divided(run: Run) -> bool:
 
 
 def _as_computed(run: Run) -> Run:
-    """Return `run` in the precision that its sharding computes in."""
     if not _divided(run):
         return run
     if run.sharding.startswith("zero") and run.method != "gptq_lora" and run.autocast != "fp16":
@@ -357,7 +356,6 @@ def gradient_width(run: Run) -> float:
 
 
 def _value_bytes(run: Run, graph: Graph) -> float:
-    """Return the bytes of one trained value in the optimizer."""
     if run.sharding.startswith("zero") or _keeps_fp32_shards(run) or _has_megatron_optimizer(run):
         return 4.0
     return float(graph.lowering.adapter_bytes if run.trains_adapters else graph.lowering.weight_bytes)
@@ -468,7 +466,6 @@ def rank_live_set(
 
 
 def _capped(parts: Breakdown, most: float) -> Breakdown:
-    """Return `parts` with gradients of at most `most` bytes."""
     return Breakdown({p: smallest(v, most) if p[0] == "gradients" else v for p, v in parts.parts.items()})
 
 

@@ -229,7 +229,6 @@ def step_of(
 
 
 def _outer_s(parts: Breakdown) -> float:
-    """Return the seconds of a micro-batch in embedding, head and loss."""
     return sum(seconds for path, seconds in parts.parts.items() if path[1] in OUTER)
 
 

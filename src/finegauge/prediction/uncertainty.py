@@ -5,7 +5,9 @@ counting. A kind of run that no source has is one more such step, as large and i
 variances add and n of them widen the interval's logarithm by the root of 1 + n.
 
 Memory errors are taken as log-normal about the median with the 10-90 % interval of the
-profile's source, so the chance that the truth exceeds the capacity is a normal tail.
+profile's source, so the chance that the truth exceeds the capacity is a normal tail. A run that dies after
+hours costs far more than a batch that is one smaller, so the thresholds of a verdict are not symmetric: from
+5 % on a run is called risky, from 50 % on it will not fit.
 """
 
 from math import log, sqrt
