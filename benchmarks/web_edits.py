@@ -8,14 +8,12 @@ under 150 ms on a quiet machine. This program ends with 1 where one is broken an
 """
 
 import os
-import re
 import shutil
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from playwright.sync_api import Browser, Page, sync_playwright
+
+from benchmarks.web_load import serving
 
 NUM_PAINTS, NUM_EDITS, WARM_UP = 50, 50, 3
 PROMISE_MS = 150.0
@@ -53,20 +51,6 @@ EDIT = """([field, value]) => new Promise((done, fail) => {
   control.value = value;
   control.dispatchEvent(new Event("input", { bubbles: true }));
 })"""
-
-
-@contextmanager
-def serving() -> Iterator[str]:
-    """Run the page's server; yield its address."""
-    command = [sys.executable, "-m", "finegauge", "serve", "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stdout is not None
-            found = re.search(r"http://127\.0\.0\.1:\d+", server.stdout.readline())
-            assert found is not None
-            yield found.group()
-        finally:
-            server.terminate()
 
 
 def paints_ms(browser: Browser, url: str) -> tuple[list[float], list[float]]:
@@ -107,7 +91,7 @@ def main() -> int:
         print("Chromium is not installed: apt-get install chromium")
         return 0
     load = os.getloadavg()[0] / (os.cpu_count() or 1)
-    with serving() as url, sync_playwright() as playwright:
+    with serving() as (url, _), sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=ARGS)
         first, useful = paints_ms(browser, url)
         told("first paint", first)

@@ -18,6 +18,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,41 +36,39 @@ def main() -> int:
     parser.add_argument("--users", type=int, default=50)
     parser.add_argument("--seconds", type=int, default=60)
     options = parser.parse_args()
+    with serving() as (url, process):
+        return load(url, process, options.users, options.seconds)
+
+
+@contextmanager
+def serving() -> Iterator[tuple[str, int]]:
+    """Run the page's server; yield its address and its process."""
     command = [sys.executable, "-m", "finegauge", "serve", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
-            return load(server, options.users, options.seconds)
+            assert server.stdout is not None
+            found = re.search(r"http://\S+", server.stdout.readline())
+            assert found is not None, "the server did not start"
+            yield found.group().rstrip("/"), server.pid
         finally:
             server.send_signal(signal.SIGINT)
             server.wait(20)
 
 
-def load(server: "subprocess.Popen[str]", users: int, seconds: int) -> int:
-    """Let people use the server; print what they met."""
-    assert server.stdout is not None
-    found = re.search(r"http://\S+", server.stdout.readline())
-    assert found is not None, "the server did not start"
+def load(url: str, process: int, users: int, seconds: int) -> int:
+    """Let people use the server at `url`; print what they met."""
     command = [
-        *(
-            sys.executable,
-            "-m",
-            "locust",
-            "-f",
-            str(USERS),
-            "--headless",
-            "--host",
-            found.group().rstrip("/"),
-        ),
+        *(sys.executable, "-m", "locust", "-f", str(USERS), "--headless", "--host", url),
         *("-u", str(users), "-r", str(users), "-t", f"{seconds}s", "--json", "--only-summary"),
         *("--loglevel", "ERROR", "--exit-code-on-error", "0", "--stop-timeout", "20"),
     ]
-    before_s, memory = processor_s(server.pid), [memory_bytes(server.pid)]
+    before_s, memory = processor_s(process), [memory_bytes(process)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as people:
         for _ in range(2):
             time.sleep(seconds / 2)
-            memory.append(memory_bytes(server.pid))
+            memory.append(memory_bytes(process))
         told = people.communicate(timeout=120)[0]
-    used_s = processor_s(server.pid) - before_s
+    used_s = processor_s(process) - before_s
     return printed(json.loads(told), used_s, memory)
 
 

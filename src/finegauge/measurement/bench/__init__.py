@@ -1,1 +1,1 @@
-"""Bench."""
+"""Micro-benchmarks: what single operators of this machine reach."""

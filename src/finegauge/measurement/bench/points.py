@@ -157,7 +157,6 @@ class Batch:
     """The rows of one micro-batch."""
 
     def __init__(self, sequences: int, seq_len: int) -> None:
-        """Take `sequences` sequences of `seq_len` tokens."""
         self.sequences, self.seq_len, self.rows = sequences, seq_len, sequences * seq_len
 
 

@@ -1,4 +1,13 @@
-"""Seconds of one operator as a step of training meets it: many uses forward, then all of them backward."""
+"""Seconds of one operator as a step of training meets it: many uses forward, then all of them backward.
+
+A single call in a loop finds its weights in cache. A step does not: it runs every layer forward, keeps what
+they return, and comes back through all of them. So a reading takes several uses with weights of their own,
+all forward, then one backward through all, and divides by their number. Activations are views of one pool
+of about a cache's size, since the operator before has just written them. Updates and copies are timed
+likewise.
+
+Neglects: what a neighbour leaves in the smallest caches.
+"""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -30,7 +39,6 @@ class Bench:
     """A device and a dtype on which uses of operators are made and timed."""
 
     def __init__(self, device: torch.device, dtype: str) -> None:
-        """Fill the pool, the same on every call."""
         self.device, self.dtype = device, DTYPES[dtype]
         self.random = torch.Generator(device="cpu").manual_seed(0)
         pool = torch.randn(POOL_BYTES // self.dtype.itemsize, generator=self.random)

@@ -1,1 +1,1 @@
-"""Endpoint."""
+"""Measurements of a server from outside."""

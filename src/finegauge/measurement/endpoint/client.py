@@ -1,4 +1,14 @@
-"""One request to a server and its answer, with the time at which every part of it arrived."""
+"""One request to a server and its answer, with the time at which every part of it arrived.
+
+Whatever goes wrong with a request is part of its answer, in words that are the same for the same kind of
+failure, so that failures can be counted. A redirection is not followed: it would carry the key elsewhere.
+Answers are server-sent events, whose bytes arrive cut anywhere; the role that a chat begins with is no
+token.
+
+Prompts are as long as the run's, no two alike, so that none is in the server's cache. `completions` gets
+tokens: those of the run's texts, else random ones. `chat` gets text: tokens written out by the run's
+tokenizer, or common words where it names none. The server's own count is reported.
+"""
 
 import asyncio
 import json
@@ -136,7 +146,6 @@ class Events:
     """Cuts a stream of bytes into the data of its events."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
         self._rest = b""
         self._data: list[str] = []
 

@@ -1,4 +1,10 @@
-"""The load on a server: who answers, and closed-loop users or Poisson arrivals."""
+"""The load on a server: who answers, and closed-loop users or Poisson arrivals.
+
+    closed    N users, each with one request at a time: N requests in flight
+    open      a Poisson process: gaps between arrivals are exponential, whatever the server does
+
+A load ends early where more requests have failed than a measurement may lose.
+"""
 
 import asyncio
 import random

@@ -1,4 +1,15 @@
-"""One trial of an endpoint: find the server, warm it up, put a load on it, make a Profile."""
+"""One trial of an endpoint: find the server, warm it up, put a load on it, make a Profile.
+
+    ttft_s                    from the request to the first chunk, with waiting in the server's queue
+    time_per_output_token_s   (last chunk - first chunk) / (tokens - 1), of each answer
+    inter_token_latency_s     between one chunk and the next; a chunk may hold several tokens
+    latency_s                 from the request to the last chunk
+
+All by the client's clock, the network included. Rates are of the whole load, from the first request to the
+last answer. By Little's law the mean number of requests in flight is their rate times their mean latency. A
+step is the median answer: `prefill` until its first token, `decode` until its last. Memory and energy of
+the server are not to be had from outside.
+"""
 
 import asyncio
 import platform

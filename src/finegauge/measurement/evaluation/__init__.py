@@ -1,1 +1,1 @@
-"""Evaluation."""
+"""Accuracy before, during and after tuning."""

@@ -1,4 +1,14 @@
-"""How well a model answers questions: exact match, multiple choice, tasks of lm-evaluation-harness."""
+r"""How well a model answers questions: exact match, multiple choice, tasks of lm-evaluation-harness.
+
+Exact match lets the model write greedily, questions of one length together, so that nothing is padded.
+Multiple choice takes the likeliest answer, as lm-evaluation-harness scores HellaSwag:
+
+$$ \text{acc}: \arg\max_c L_c \qquad \text{acc\_norm}: \arg\max_c L_c / n_c
+   \qquad L_c = \sum_t \log p(c_t \mid prompt, c_{<t}) $$
+
+with $n_c$ the characters of a choice. Both work on token ids and need no harness; its own tasks take the
+extra 'finegauge[harness]', and nothing is fetched but a task's own data set.
+"""
 
 import re
 from collections.abc import Callable, Sequence

@@ -1,4 +1,13 @@
-"""Which questions a run is evaluated on: those of its data set's file, or arithmetic."""
+"""Which questions a run is evaluated on: those of its data set's file, or arithmetic.
+
+A record is a question and its answer, by the names of `QUESTIONS`, or a text with endings of which one is
+right (HellaSwag's names and their like). An answer that ends in "#### 42", as GSM8K's do, counts by that
+number. A tenth of the records is asked, and never learnt from.
+
+Arithmetic is additions and subtractions that a model of a million parameters learns in a minute: "34+58="
+is asked as 43+85= and answered 290, ones first, so that each digit needs only what stands before it. The
+choices are the answer and three near it. Train and test share no pair of numbers, in either order.
+"""
 
 from collections.abc import Iterator, Mapping
 from random import Random

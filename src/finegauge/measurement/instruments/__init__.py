@@ -1,1 +1,1 @@
-"""Instruments."""
+"""Clocks, meters and probes that watch a measured step."""

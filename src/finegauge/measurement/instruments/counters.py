@@ -1,4 +1,18 @@
-"""Counters of GPUs (NVML) and CPUs (RAPL): energy, and why a GPU ran below its clocks."""
+"""Counters of GPUs (NVML) and CPUs (RAPL): energy, and why a GPU ran below its clocks.
+
+Energy, in this order: the GPU's total-energy counter [1] (Volta and later); its power, sampled and
+integrated by trapezoids; on a CPU the package and memory counters of RAPL [2]. Where there is none the
+energy is not known, which is never 0. A GPU's figure is that of the GPU alone, a CPU's that of whole
+packages.
+
+A GPU that is too hot, or whose power supply asks for less, runs below its clocks: such a trial is no data.
+One at its power limit runs as designed: that is noted. The driver keeps the time spent in each state [3];
+where it does not, the reasons are read at both ends. NVML comes through nvidia-ml-py, which is optional.
+
+[1] NVML API reference, nvmlDeviceGetTotalEnergyConsumption (millijoules)
+[2] Linux kernel, Documentation/power/powercap/powercap.rst (microjoules, wrapping round)
+[3] NVML API reference, nvmlDeviceGetViolationStatus (nanoseconds), nvmlClocksEventReasons
+"""
 
 import threading
 import time
@@ -91,14 +105,12 @@ class EnergyMeter:
     """Reads the energy of what runs inside its `with`; the device's queue is emptied at both ends."""
 
     def __init__(self, device: torch.device, *, powercap: Path = POWERCAP) -> None:
-        """Choose the best source that this machine has for `device`."""
         self.reading = EnergyReading(None, "none", 0.0)
         self._device = device
         self._counter = _counter_of(device, powercap)
         self._started_s = 0.0
 
     def __enter__(self) -> "EnergyMeter":
-        """Start."""
         self._settle()
         if not isinstance(self._counter, Unavailable):
             self._counter.start()
@@ -150,7 +162,6 @@ class TotalEnergy:
     note = ""
 
     def __init__(self, nvml: Nvml) -> None:
-        """Read from one device."""
         self._nvml = nvml
         self._before_mj: int | None = None
 
@@ -173,7 +184,6 @@ class SampledPower:
     note = f"power sampled every {SAMPLE_EVERY_S:g} s"
 
     def __init__(self, nvml: Nvml) -> None:
-        """Read from one device."""
         self._nvml = nvml
         self._samples: list[tuple[float, float]] = []  # (seconds, watts)
         self._done = threading.Event()
@@ -239,7 +249,6 @@ class Rapl:
     note = "whole packages, whatever else ran on them"
 
     def __init__(self, counters: list[Path]) -> None:
-        """Read from the folders of these domains."""
         self._counters = counters
         self._before_uj: list[int] = []
 
@@ -288,14 +297,12 @@ class ThrottleWatch:
     """Notes why the GPU ran below its clocks inside its `with`; a CPU has nothing to say."""
 
     def __init__(self, device: torch.device) -> None:
-        """Watch `device`."""
         self.reasons: tuple[str, ...] = ()  # any: what was measured is no data
         self.notes: tuple[str, ...] = ()
         self._nvml = nvml_of(device)
         self._before: tuple[dict[int, int], int, int] = ({}, 0, 0)
 
     def __enter__(self) -> "ThrottleWatch":
-        """Note the counters and the present reasons."""
         if not isinstance(self._nvml, Unavailable):
             self._before = _state(self._nvml)
         return self

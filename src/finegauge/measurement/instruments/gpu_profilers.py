@@ -1,4 +1,14 @@
-"""SM, tensor-core and DRAM utilisation of a GPU: of steps by NVML, of one layer by Nsight Compute."""
+"""SM, tensor-core and DRAM utilisation of a GPU: of steps by NVML, of one layer by Nsight Compute.
+
+GPM (Hopper and later) [1] averages hardware counters between two samples at least 0.1 s apart, at no cost
+to the kernels, so whole steps are repeated. `ncu` replays every kernel, far too slow for a step, so a child
+process (`python -m` this module) takes one step with the profiler let in for one layer alone: a range
+around the layer's forward and backward, open across threads since autograd has its own. Fractions are
+weighted by time, u = sum(t_i u_i) / sum(t_i). Replayed kernels run alone and with cold caches: weights, not
+times.
+
+[1] NVML API reference, GPM functions
+"""
 
 import csv
 import io
@@ -47,7 +57,6 @@ class GpmMeter:
     """Samples the counters of a GPU while what is inside its `with` runs."""
 
     def __init__(self, device: torch.device) -> None:
-        """Find the counters, or why there are none."""
         self.reading: dict[str, Any] = {}
         self._device = device
         self._nvml = supported(nvml_of(device))
@@ -57,7 +66,6 @@ class GpmMeter:
         self._thread = threading.Thread(target=self._watch, name="finegauge-gpm", daemon=True)
 
     def __enter__(self) -> "GpmMeter":
-        """Start to sample."""
         if not isinstance(self._nvml, Unavailable):
             torch.cuda.synchronize(self._device)
             self._thread.start()

@@ -1,4 +1,17 @@
-"""Which kernels a step spends its time in, by stage, role in the model and kind of work."""
+"""Which kernels a step spends its time in, by stage, role in the model and kind of work.
+
+torch.profiler watches whole steps. On a GPU the time is that of kernels on the device, on a CPU the time
+that an operator spends in itself; the rest of the step is the host's, `host_bound_fraction`. The profiler
+takes time on the host itself, so the share is also given against a step that nothing watched, where one is
+known.
+
+FLOPs follow from the shapes of the inputs (products, attention, convolution; a multiply-add is 2), bytes
+are the least that an operator can move. Achieved over peak, weighted by time, is the utilisation of a step:
+
+    u = sum(t_i u_i) / sum(t_i)
+
+Neglects: elementwise arithmetic, what caches save, what a kernel reads twice.
+"""
 
 import re
 import tempfile

@@ -82,7 +82,6 @@ class LayerClock(StageClock):
         self._backward: Place = ROOT  # where the backward pass is
 
     def __enter__(self) -> Self:
-        """Begin to watch all modules and functions."""
         for item in self._roles.watched:
             self._open.enter_context(replaced(item.module, "forward", self._told(item)))
         super().__enter__()

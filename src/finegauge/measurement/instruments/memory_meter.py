@@ -1,4 +1,17 @@
-"""What a step holds in memory: by phase and kind, by the allocator, by the process."""
+"""What a step holds in memory: by phase and kind, by the allocator, by the process.
+
+A dispatch mode (tracer/tracker.py) follows every tensor of one step from its first use to its last; on a
+CPU the largest sum of what is alive is what torch's allocator has given out, to the byte. On CUDA a step
+without the mode gives the allocator's own peaks: what they exceed the tensors by is workspace of kernels
+and rounding.
+
+Slack is unused space in blocks that are partly used, cached the rest that the allocator keeps of freed
+blocks, context what the process holds on the device outside the allocator: CUDA, its libraries' kernels,
+workspaces. On a CPU, Linux's high-water mark of the process's resident pages is reset and read [1]; it
+counts what the C library keeps of freed memory, and no page that was never touched.
+
+[1] proc(5): /proc/pid/status VmHWM, /proc/pid/clear_refs
+"""
 
 import os
 from collections.abc import Iterator
@@ -84,7 +97,6 @@ class _Stages:
     """A clock that reads the allocator's peak of each stage."""
 
     def __init__(self, device: torch.device) -> None:
-        """Read the peaks of `device`."""
         self.device = device
         self.peaks: dict[str, float] = {}
         self.reserved_bytes = 0.0
@@ -177,7 +189,6 @@ class _Phases:
     """Tells a tracker which phase of the step runs, and notes when the optimizer begins."""
 
     def __init__(self, tracker: LiveTracker) -> None:
-        """Tell `tracker`."""
         self.tracker = tracker
         self.names: list[str] = []
         self.gradients: set[int] = set()  # the events that made them

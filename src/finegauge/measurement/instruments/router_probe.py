@@ -38,14 +38,12 @@ class RouterProbe:
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
-        """Begin to count."""
         for item in self._experts:
             handle = item.module.register_forward_pre_hook(self._hook(item), with_kwargs=True)
             self._open.callback(handle.remove)
         return self
 
     def __exit__(self, *failure: object) -> None:
-        """Stop counting."""
         self._open.close()
 
     def _hook(self, item: Watched) -> Any:

@@ -152,12 +152,10 @@ class StageClock:
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
-        """Begin to watch for recomputation."""
         self._open.enter_context(recomputation_told(self._models, self._recompute))
         return self
 
     def __exit__(self, *failure: object) -> None:
-        """Leave the models as they were."""
         self._open.close()
 
     @contextmanager
