@@ -412,9 +412,10 @@ def _branches(graph: Graph, *, apart: bool = False) -> int:
     total = 0
     for layer, count in graph.model.layers:
         for branch in layer.branches:
-            mixer = branch.mixer
-            several = apart and isinstance(mixer, Attention | FeedForward)
-            total += count * (len(mixer.projections) - 1 if several else 1)
+            products = 1
+            if apart and isinstance(branch.mixer, Attention | FeedForward):
+                products = len(branch.mixer.projections) - 1
+            total += count * products
         if layer.parallel and not apart:
             total -= count * (len(layer.branches) - 1)
     return total

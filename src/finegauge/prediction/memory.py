@@ -15,7 +15,7 @@ the first has a known place.
 [1] Rajbhandari et al. 2020, arXiv:1910.02054   [2] Korthikanti et al. 2022, arXiv:2205.05198
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from operator import attrgetter
 from typing import NamedTuple
@@ -204,9 +204,9 @@ class LiveSet(NamedTuple):
         )
 
 
-def largest_parts(candidates: Sequence[Parts]) -> Parts:
+def largest_parts(candidates: Sequence[Mapping[Path, float]]) -> Parts:
     """Return the parts with the largest sum."""
-    place = place_of_largest([*map(sum, map(dict.values, candidates))])
+    place = place_of_largest([sum(parts.values()) for parts in candidates])
     if isinstance(place, int):
         return dict(candidates[place])
     kinds = [Breakdown(parts).at(1).parts for parts in candidates]  # where the largest differ, so do details
