@@ -14,7 +14,7 @@ import click
 import pytest
 
 from finegauge.cli import root
-from finegauge.formats.framework import read
+from finegauge.formats.key_table import read
 from tests.house.sources import MODULES, PACKAGE, ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -156,7 +156,7 @@ def test_the_reader_that_is_shown_reads() -> None:
     text = (ROOT / "docs" / "adding-a-framework.md").read_text("utf-8")
     space: dict[str, object] = {}
     exec(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)[0], space)
-    keys = {"base": "llama-3-8b", "train": {"rows": 2, "seed": 1, "cutt": 9}}
+    keys = {"base": "llama-3-8b", "train": {"rows": 2, "cutt": 9}}
     run = read(space["FORMAT"], keys, "job.yaml", ["train.accumulate=8"])  # type: ignore[arg-type]
     assert (run.micro_batch_size, run.gradient_accumulation_steps, run.seq_len) == (2, 8, 2048)
     assert run.origins["seq_len"] == "framework default: Example"

@@ -17,7 +17,7 @@ from finegauge.catalogue.offers import refreshed_path
 from finegauge.data.batch_shape import shape
 from finegauge.documents import write_document
 from finegauge.errors import FineGaugeError, UnsupportedError
-from finegauge.formats import framework, trainer_keys, trl
+from finegauge.formats import key_table, trl
 from finegauge.run.run import FROM_FILE, Run, figures
 
 MAX_LISTED = 20_000  # rows of a plain list that are looked at one by one
@@ -308,7 +308,7 @@ def live_run(model: Any, args: Any, *, loader: Any = None, max_steps: int = 0) -
     if data.pad_to_multiple_of:
         keys["pad_to_multiple_of"] = data.pad_to_multiple_of
     format_ = trl.FORMAT if _is_trl(args) else trl.TRAINER
-    run = framework.read(format_, {**keys, framework.BLOCK: block}, ORIGIN)
+    run = key_table.read(format_, {**keys, key_table.BLOCK: block}, ORIGIN)
     origins = {name: ORIGIN if said == FROM_FILE else said for name, said in run.origins.items()}
     told = Run.from_fields(run.stated_fields(), origins, run.warnings + data.notes)
     told.check_names()
@@ -376,7 +376,7 @@ def _agrees(known: Mapping[str, Any], live: Mapping[str, Any]) -> bool:
 def _argument_keys(args: Any) -> dict[str, Any]:
     """Return what the arguments state, under the keys of a training file; None is nothing stated."""
     keys = {}
-    for key in {*trainer_keys.KEYS, *trl.KEYS} - _NOT_FROM_ARGUMENTS:
+    for key in trl.FORMAT.keys - _NOT_FROM_ARGUMENTS:
         value = getattr(args, key, None)
         value = getattr(value, "value", value)  # of an enumeration
         if isinstance(value, bool | int | float | str | Mapping) and value != "":

@@ -497,10 +497,15 @@ def accelerate_launch(run: "Run", program: str) -> str:
 
 def torchrun(run: "Run", program: str) -> str:
     """Return the command that starts `program` on every GPU by torchrun."""
+    return f"torchrun {torchrun_words(run)} {program}"
+
+
+def torchrun_words(run: "Run") -> str:
+    """Return what torchrun is told of the machines."""
     where = f"--nnodes {run.num_nodes} --nproc_per_node {per_node(run)}"
     if run.num_nodes > 1:
         where += ' --node_rank "$NODE_RANK" --master_addr "$MASTER_ADDR" --master_port 29500'
-    return f"torchrun {where} {program}"
+    return where
 
 
 def environment(run: "Run") -> str:

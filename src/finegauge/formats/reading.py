@@ -1,51 +1,35 @@
-"""A file as a Run: recognised by its keys, overridden, checked against the catalogue."""
+"""A file as a Run: recognised by its keys, overridden, checked against the catalogue.
+
+Most frameworks refuse keys that they do not know, so that their files cannot hold a block `finegauge:`.
+Comments can: `# finegauge: {gpu: A40, num_gpus: 8}` among those that the file begins with.
+"""
 
 import os
 import re
 from collections.abc import Iterable, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
-from finegauge import documents
-from finegauge.documents import read_text
-from finegauge.errors import FileFormatError, shown
-from finegauge.formats import framework as command_line
+from finegauge.documents import parse_toml, parse_yaml, read_text
+from finegauge.errors import FileFormatError, UnknownKeyError, shown
+from finegauge.formats import key_table
+from finegauge.formats.key_table import BLOCK, Format, lay_over, parse
 from finegauge.formats.launcher_files import ALONE, Alongside
-from finegauge.formats.loaded import Loaded
-from finegauge.formats.run_file import is_model_config, is_run_file, run_file_fields
 from finegauge.run.run import FIELDS, FROM_FILE, Run
 
-if TYPE_CHECKING:
-    from finegauge.formats.framework import Framework
-
-__all__ = ["read"]
-
-MAX_LINES = 100
-_REMARK = re.compile(r"#\s*finegauge:\s*(\{.*\})\s*$")
-
-
-def inline_fields(text: str, name: str) -> Mapping[str, Any]:
-    """Return the fields that the comment at the head of a file states; {} where there is none.
-
-    Raises: FileFormatError where it holds no fields with values.
-    """
-    for line in text.splitlines()[:MAX_LINES]:
-        if not line.startswith("#"):
-            break
-        found = _REMARK.match(line[:10_000])
-        if found:
-            fields = documents.parse_yaml(found.group(1), f"{name} (its comment)")
-            if not isinstance(fields, dict):
-                raise FileFormatError(
-                    f"{name}: the comment finegauge: must hold fields, such as {{gpu: A40}}."
-                )
-            return fields
-    return {}
-
-
+MAX_COMMENT_LINES = 100
+_COMMENT = re.compile(r"#\s*finegauge:\s*(\{.*\})\s*$")
+_CONFIG_KEYS = ("architectures", "model_type", "mamba_moe_layers")
 _RUN_FILE = "run_file"
-BLOCK = "finegauge"  # where a framework's file states fields that are ours
-_HOUSE = "finegauge.formats"
+
+
+class Loaded(NamedTuple):
+    """What a file held before anyone knew what it means."""
+
+    keys: Any
+    reader: str = ""  # where the kind of file alone decides it
+    warnings: tuple[str, ...] = ()  # of what could not be read
+    inline: Mapping[str, Any] = {}  # fields that a comment at its head states
 
 
 def read(path: str | os.PathLike[str], overrides: Iterable[str] = (), alongside: Alongside = ALONE) -> Run:
@@ -79,25 +63,28 @@ def describe(
                 f"The folder '{path}' holds no config.json; name a run file or a model's folder."
             )
     name = os.path.basename(file)
-    keys, reader, warnings, stated = _loaded(file, name)
+    keys, reader, warnings, inline = _loaded(file, name)
     if not isinstance(keys, dict) or not keys:
         held = "no keys" if not keys else f"a {type(keys).__name__}, not keys with values"
         raise FileFormatError(f"{name} holds {held}; a run file is YAML such as 'model: llama-3-8b'.")
     reader = reader or recognise(keys)
     if reader not in (_RUN_FILE, ""):
-        from finegauge.formats import framework
-
-        return framework.read(
-            _format(reader), _with_remark(_adapted(keys), stated), file, words, alongside, warnings
-        )
-    if reader == "" and is_model_config(keys):
+        format_ = _format(reader)
+        block = keys.get(BLOCK) or {}
+        if inline and isinstance(block, Mapping):
+            keys = {**keys, BLOCK: {**inline, **block}}
+        return key_table.read(format_, format_.adapted(keys), file, words, alongside, warnings)
+    if reader == "" and _is_model_config(keys):
         fields = {"model": str(path), "method": "full"}
         return _run(fields, {"model": FROM_FILE, "method": "FineGauge default"}, words, alongside)
     _refuse_others(keys, name)
-    return _run(beside(run_file_fields(keys, name), file), {}, words, alongside)
+    for key in keys:
+        if key not in FIELDS:
+            raise UnknownKeyError(name, key, known=FIELDS)
+    return _run(beside(dict(keys), file), {}, words, alongside)
 
 
-def framework_of(path: str | os.PathLike[str]) -> "tuple[Framework, Mapping[str, Any]] | None":
+def framework_of(path: str | os.PathLike[str]) -> tuple[Format, Mapping[str, Any]] | None:
     """Return whose file it is and what keys it holds; None of a run file, a script, a model's config.json.
 
     Raises: InputError in one sentence, whatever the file holds.
@@ -107,24 +94,28 @@ def framework_of(path: str | os.PathLike[str]) -> "tuple[Framework, Mapping[str,
         return None
     keys = _loaded(file, os.path.basename(file)).keys
     reader = recognise(keys) if isinstance(keys, dict) else ""
-    return (_format(reader), _adapted(keys)) if reader not in (_RUN_FILE, "") else None
+    if reader in (_RUN_FILE, ""):
+        return None
+    format_ = _format(reader)
+    return format_, format_.adapted(keys)
 
 
-def _format(reader: str) -> "Framework":
-    """Return the framework of "module" or "module:CONSTANT"."""
+def _format(reader: str) -> Format:
+    """Return the format of "module" or "module:CONSTANT"."""
     module, _, constant = reader.partition(":")
-    format_: Framework = getattr(import_module(f"{_HOUSE}.{module}"), constant or "FORMAT")
+    format_: Format = getattr(import_module(f"finegauge.formats.{module}"), constant or "FORMAT")
     return format_
 
 
 def recognise(keys: Mapping[str, Any]) -> str:
     """Return which module reads a file of these keys ("" for none): by what only that format has."""
-    if is_run_file(keys) and set(keys) <= set(FIELDS):
+    is_run_file = "model" in keys and not isinstance(keys["model"], Mapping)
+    if is_run_file and set(keys) <= set(FIELDS):
         return _RUN_FILE
     from finegauge.catalogue.frameworks import frameworks
 
     found = (row.module for row in frameworks() for signature in row.signatures if signature.fits(keys))
-    return next(found, _RUN_FILE if is_run_file(keys) else "")
+    return next(found, _RUN_FILE if is_run_file else "")
 
 
 def no_training(path: str) -> str:
@@ -132,9 +123,8 @@ def no_training(path: str) -> str:
 
     Raises: InputError where it cannot be opened.
     """
-    name = os.path.basename(path)
     try:
-        keys, reader, *_ = _loaded(path, name)
+        keys, reader, *_ = _loaded(path, os.path.basename(path))
     except FileFormatError as error:
         return "" if _looks_like_training(path) else str(error)
     if not isinstance(keys, dict) or not keys:
@@ -162,7 +152,7 @@ def companion_fields(path: str) -> tuple[str, dict[str, Any]] | None:
     name = os.path.basename(path)
     if os.path.isdir(path) or os.path.splitext(name)[1].lower() not in (".yaml", ".yml", ".json"):
         return None
-    keys = documents.parse_yaml(read_text(path), name)
+    keys = parse_yaml(read_text(path), name)
     if not isinstance(keys, dict):
         return None
     if launcher_files.is_accelerate(keys):
@@ -175,30 +165,36 @@ def companion_fields(path: str) -> tuple[str, dict[str, Any]] | None:
 def _loaded(file: str, name: str) -> Loaded:
     """Return what a file holds, by its kind."""
     text, kind = read_text(file), os.path.splitext(name)[1].lower()
-    if kind == ".py":
+    if kind in (".py", ".sh", ".bash"):
         from finegauge.formats import scripts
 
-        return scripts.load_python(text, name)
-    if kind in (".sh", ".bash"):
-        from finegauge.formats import scripts
-
-        return scripts.load_shell(text, name)
-    if kind == ".toml":
-        return Loaded(documents.parse_toml(text, name), remark=inline_fields(text, name))
-    return Loaded(documents.parse_yaml(text, name), remark=inline_fields(text, name))
+        return Loaded(*(scripts.load_python if kind == ".py" else scripts.load_shell)(text, name))
+    keys = parse_toml(text, name) if kind == ".toml" else parse_yaml(text, name)
+    return Loaded(keys, inline=_inline_fields(text, name))
 
 
-def _with_remark(keys: Mapping[str, Any], stated: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `keys` with what a comment states in the block `finegauge:`, whose own fields win."""
-    block = keys.get(BLOCK) or {}
-    return {**keys, BLOCK: {**stated, **block}} if stated and isinstance(block, Mapping) else keys
+def _inline_fields(text: str, name: str) -> Mapping[str, Any]:
+    """Return the fields that the comment at the head of a file states; {} where there is none.
+
+    Raises: FileFormatError where it holds no fields with values.
+    """
+    for line in text.splitlines()[:MAX_COMMENT_LINES]:
+        if not line.startswith("#"):
+            break
+        found = _COMMENT.match(line[:10_000])
+        if found:
+            fields = parse_yaml(found.group(1), f"{name} (its comment)")
+            if not isinstance(fields, dict):
+                raise FileFormatError(
+                    f"{name}: the comment finegauge: must hold fields, such as {{gpu: A40}}."
+                )
+            return fields
+    return {}
 
 
-def _adapted(keys: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `keys` with PEFT's own names of an adapter_config.json under TRL's."""
-    from finegauge.formats import trl
-
-    return trl.of_adapter(keys) if trl.is_adapter(keys) else keys
+def _is_model_config(keys: Mapping[str, Any]) -> bool:
+    """Return whether `keys` are those of a Hugging Face config.json."""
+    return {"hidden_size", "vocab_size"} <= set(keys) or any(key in keys for key in _CONFIG_KEYS)
 
 
 def _run(
@@ -209,7 +205,7 @@ def _run(
     if alongside != ALONE:
         origins = dict.fromkeys(fields, FROM_FILE) | origins
         alongside.lay_over(fields, origins, warnings)
-    command_line.lay_over(fields, origins, command_line.parse(words, FIELDS))
+    lay_over(fields, origins, parse(words, FIELDS))
     return Run.from_fields(fields, origins, tuple(warnings))
 
 
@@ -217,20 +213,22 @@ def beside(fields: dict[str, Any], file: str) -> dict[str, Any]:
     """Return `fields` with files that lie beside the run file named by their path."""
     for key in ("model", "gpu", "dataset", "tokenizer"):
         named = fields.get(key)
-        beside = os.path.join(os.path.dirname(file), named) if isinstance(named, str) and named else ""
-        if os.path.exists(beside):
-            fields[key] = beside
+        path = os.path.join(os.path.dirname(file), named) if isinstance(named, str) and named else ""
+        if os.path.exists(path):
+            fields[key] = path
     return fields
 
 
 def _refuse_others(keys: Mapping[str, Any], name: str) -> None:
-    """Raise for a launcher's file, which describes no run by itself, and for a format that is not read."""
+    """Raise for a launcher's file, which describes no run by itself."""
     from finegauge.formats import launcher_files
 
-    launchers = (("accelerate", launcher_files.is_accelerate), ("DeepSpeed", launcher_files.is_deepspeed))
-    for framework, recognises in launchers:
-        if recognises(keys):
+    for launcher, found in (
+        ("accelerate", launcher_files.is_accelerate(keys)),
+        ("DeepSpeed", launcher_files.is_deepspeed(keys)),
+    ):
+        if found:
             raise FileFormatError(
-                f"{name} looks like a file of {framework}, which states no model; name the training file "
-                f"and add --{framework.lower()} {shown(name)}."
+                f"{name} looks like a file of {launcher}, which states no model; name the training file "
+                f"and add --{launcher.lower()} {shown(name)}."
             )

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from finegauge.errors import FileFormatError
-from finegauge.formats.loaded import Loaded
+
+Found = tuple[dict[str, Any], str, tuple[str, ...]]  # keys, the module that reads them, what is computed
 
 _TRL_ARGUMENTS = {"SFTConfig", "DPOConfig", "GRPOConfig", "RewardConfig", "KTOConfig", "ORPOConfig"}
 _HF_ARGUMENTS = {"TrainingArguments", "Seq2SeqTrainingArguments"}
@@ -70,7 +71,7 @@ _MAX_NODES = 50_000
 _OPAQUE = object()
 
 
-def load_python(text: str, name: str) -> Loaded:
+def load_python(text: str, name: str) -> Found:
     """Return what a script's training calls say, under TRL's keys or Unsloth's.
 
     Raises: FileFormatError for text that is no Python, or that starts no training.
@@ -87,7 +88,7 @@ def load_python(text: str, name: str) -> Loaded:
     )
     keys = {key: value for key, value in script.keys.items() if key not in script.opaque}
     if script.is_unsloth:
-        return Loaded(_unsloth(keys, adapts=script.adapts), "unsloth", warnings)
+        return _unsloth(keys, adapts=script.adapts), "unsloth", warnings
     if script.adapts:
         keys = {"lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.0, "use_peft": True, **keys}
     if script.loads_itself:
@@ -95,7 +96,7 @@ def load_python(text: str, name: str) -> Loaded:
     is_trl = bool(
         script.calls & (_TRL_ARGUMENTS | {"SFTTrainer", "DPOTrainer", "GRPOTrainer", "RewardTrainer"})
     )
-    return Loaded(keys, "trl" if is_trl else "trl:TRAINER", warnings)
+    return keys, "trl" if is_trl else "trl:TRAINER", warnings
 
 
 def _parsed(text: str, name: str) -> ast.Module:
@@ -257,7 +258,7 @@ _GPUS_PER_NODE = ("nproc_per_node", "num_gpus")
 _MAX_WORDS = 5_000
 
 
-def load_shell(text: str, name: str) -> Loaded:
+def load_shell(text: str, name: str) -> Found:
     """Return the options of the first line of `text` that starts a training.
 
     Raises: FileFormatError where none does.
@@ -300,7 +301,7 @@ def _start_of_options(words: list[str]) -> int:
     return 0
 
 
-def _loaded(words: list[str], start: int, variables: dict[str, str], name: str) -> Loaded:
+def _loaded(words: list[str], start: int, variables: dict[str, str], name: str) -> Found:
     """Return the options from `start` on as keys, with the launcher's GPUs."""
     keys = _options(words[start:])
     tool = words[start - 2].rpartition("/")[2] if start > 1 else ""
@@ -314,8 +315,8 @@ def _loaded(words: list[str], start: int, variables: dict[str, str], name: str) 
     if gpus:
         keys["finegauge"] = {"num_gpus": gpus}
     if tool == "trl" and words[start - 1] == "sft":
-        return Loaded(keys, "trl", tuple(warnings))
-    return Loaded(keys, "ms_swift" if tool == "swift" else "", tuple(warnings))
+        return keys, "trl", tuple(warnings)
+    return keys, "ms_swift" if tool == "swift" else "", tuple(warnings)
 
 
 def _options(words: list[str]) -> dict[str, Any]:

@@ -1,49 +1,53 @@
-"""What every framework on top of transformers' Trainer reads alike: optimizer, attention, sharding, data.
+"""Keys that frameworks on top of transformers' Trainer share: optimizer, precision, adapters, sharding, data.
 
-The keys are those of TrainingArguments (transformers 4.40 to 5.23).
+Names are those of TrainingArguments (transformers 4.40 to 5.23), PEFT and bitsandbytes. A function that is
+called `..._row` returns a row of a key table, for reading and for writing.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from finegauge.errors import FieldError, FineGaugeError, shown
-from finegauge.formats.framework import Reading
-from finegauge.formats.sheet import without
-from finegauge.run.field import flag, names, number, version_numbers
+from finegauge.errors import FieldError, FineGaugeError, UnknownNameError, shown
+from finegauge.formats.key_table import Reading, Row, key
+from finegauge.formats.launcher_files import deepspeed_fields, load, sharding, uses_deepspeed
+from finegauge.formats.sheet import targets, whole_number
+from finegauge.run.field import flag, names, number, version_numbers, whole
 from finegauge.run.rules import TRAINABLE_EXTRAS, num_held_out
-from finegauge.run.run import FROM_DEFAULT, Run
+from finegauge.run.run import FIELDS, FROM_DEFAULT, Run, figures
 
-_KEYS = """
-optim max_steps save_strategy deepspeed fsdp fsdp_config torch_compile bf16 fp16
-gradient_accumulation_steps per_device_train_batch_size num_train_epochs gradient_checkpointing
-gradient_checkpointing_kwargs activation_checkpointing activation_checkpointing_kwargs
-use_liger_kernel eval_strategy evaluation_strategy group_by_length
-train_sampling_strategy parallelism_config
-"""
-KEYS = frozenset(_KEYS.split())
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+LASTING = {
+    name: name
+    for name in (
+        *("learning_rate", "lr_scheduler_type", "weight_decay", "warmup_steps", "max_grad_norm", "seed"),
+        "output_dir",
+    )
+}
 _CHECKPOINTING = ("activation_checkpointing", "gradient_checkpointing")  # renamed in transformers 5.23
+_ATTENTION_WORDS = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}
 _ATTENTION = {
-    "sdpa": "sdpa",
-    "sdp": "sdpa",
-    "auto": "sdpa",
+    **dict.fromkeys(("sdpa", "sdp", "auto", "xformers", "torch"), "sdpa"),
     "true": "flash",
-    "xformers": "sdpa",
-    "torch": "sdpa",
     "eager": "eager",
 }
-# Optimizer classes that a dotted name ends in.
+# Optimizer classes that a dotted name ends in, and modules of those that are written by it.
 _CLASSES = {
     "pagedadamw": "paged_adamw",
     "pagedadamw8bit": "paged_adamw_8bit",
-    "adamw8bit": "adamw_8bit",
-    "adam8bit": "adamw_8bit",
-    "fusedadam": "adamw",
-    "fused_adam": "adamw",
-    "distributed_fused_adam": "adamw",
-    "megatron_fused_adam": "adamw",
+    **dict.fromkeys(("adamw8bit", "adam8bit"), "adamw_8bit"),
+    **dict.fromkeys(("fusedadam", "fused_adam", "distributed_fused_adam", "megatron_fused_adam"), "adamw"),
+}
+OPTIMIZER_CLASSES = {
+    "adamw": "torch.optim.AdamW",
+    "sgd": "torch.optim.SGD",
+    "adafactor": "torch.optim.Adafactor",
+    "adamw_8bit": "bitsandbytes.optim.AdamW8bit",
+    "paged_adamw": "bitsandbytes.optim.PagedAdamW",
+    "paged_adamw_8bit": "bitsandbytes.optim.PagedAdamW8bit",
+    "lion": "bitsandbytes.optim.Lion",
+    "lion_8bit": "bitsandbytes.optim.Lion8bit",
 }
 _FSDP = (("hybrid_shard", "hybrid"), ("shard_grad_op", "fsdp_shard_grad_op"), ("full_shard", "fsdp"))
-
 # Which layers PEFT adapts where nobody says, for the families named; others: query and value.
 _PEFT_CHOICE = (
     (("gpt_neox", "bloom", "falcon"), ("query_key_value",)),
@@ -52,10 +56,112 @@ _PEFT_CHOICE = (
 )
 
 
+class Adapters(NamedTuple):
+    """The keys of LoRA adapters, and what the framework takes where they are not there."""
+
+    keys: str  # of rank, alpha, dropout, targets, and of modules that train whole beside them
+    defaults: tuple[Any, Any, float] = (None, None, 0.0)
+    everything: str = "all-linear"  # what it calls all linear layers
+    joined: bool = False  # targets are written as one line with commas
+    all_unasked: bool = True  # adapts all linear layers where nothing names them, else as PEFT does
+
+    @property
+    def names(self) -> list[str]:
+        """Return the keys, in order."""
+        return self.keys.split()
+
+    def read(self, reading: Reading) -> None:
+        """State rank, alpha, dropout, targets and what trains beside the adapters."""
+        *names, targets, extra = self.names
+        fields = ("lora_rank", "lora_alpha", "lora_dropout")
+        for name, field, default in zip(names, fields, self.defaults, strict=True):
+            reading.set(field, reading.get(name, default), name)
+        if self.all_unasked:
+            reading.set("lora_targets", reading.get(targets, "all-linear"), targets)
+        else:
+            reading.set("lora_targets", reading.get(targets) or peft_choice(reading), targets)
+        read_extra(reading, extra)
+
+    def written(self, run: Run) -> dict[str, Any]:
+        """Return the keys of the adapters of a run; none where it has none."""
+        if not run.trains_adapters:
+            return {}
+        adapted: Any = targets(run)
+        if adapted == ("all-linear",) and self.everything:
+            adapted = self.everything
+        else:
+            adapted = ",".join(adapted) if self.joined else list(adapted)
+        ranks = (run.lora_rank, whole_number(run.lora_alpha), run.lora_dropout)
+        return dict(zip(self.names, (*ranks, adapted, saved_modules(run)), strict=True))
+
+
+def read_extra(reading: Reading, key: str) -> None:
+    """Read which whole modules train beside the adapters."""
+    saved = names(key, reading.get(key) or ())
+    extra = ["norms" if name.endswith("norm") else name for name in saved]
+    reading.set("trainable_extra", [n for n in dict.fromkeys(extra) if n in TRAINABLE_EXTRAS], key)
+
+
+def saved_modules(run: Run) -> list[str] | None:
+    """Return the modules that train whole beside adapters, by the ends of their names."""
+    return [{"norms": "norm"}.get(name, name) for name in run.trainable_extra] or None
+
+
+def peft_choice(reading: Reading) -> tuple[str, ...]:
+    """Return the layers that PEFT adapts by itself in the model's family."""
+    try:
+        family = str(figures(str(reading.fields["model"])).config.get("model_type", ""))
+    except UnknownNameError:
+        family = ""
+    return next((targets for families, targets in _PEFT_CHOICE if family in families), ("q_proj", "v_proj"))
+
+
+def bits_of(reading: Reading, key: str) -> int:
+    """Return into how many bits weights are quantised.
+
+    Raises: FieldError for neither 4 nor 8.
+    """
+    name = key.rpartition(".")[2]
+    bits = int(whole(1, 64)(name, reading.get(key)))
+    if bits not in (4, 8):
+        raise FieldError(f"{name}={bits} is not described; use 4 (NF4) or 8.")
+    return bits
+
+
+def bitsandbytes(*, eight: bool, double: bool) -> str:
+    """Return the format of weights that bitsandbytes quantises."""
+    return "int8" if eight else "nf4_dq" if double else "nf4"
+
+
+def dtype_word(dtype: str) -> str:
+    """Return PyTorch's name of a number format."""
+    return DTYPES.get(dtype, dtype)
+
+
+def packages(run: Run, *names: str) -> str:
+    """Return what pip has to install beside the framework's own packages."""
+    words = [*names]
+    words += ["bitsandbytes"] if run.method == "qlora" or "8bit" in run.optimizer else []
+    words += ["liger-kernel"] if "liger" in run.kernels else []
+    words += ["deepspeed"] if uses_deepspeed(run) else []
+    return " ".join(words)
+
+
+def optimizer_row(name: str, default: str, words: Mapping[str, str] | None = None) -> Row:
+    """Return the row of the optimizer; `words` are the framework's own for some names of transformers."""
+    theirs = words or {}
+
+    def write(run: Run) -> dict[str, Any]:
+        written = {"paged_adamw": "paged_adamw_32bit", "lion": "lion_32bit"}.get(run.optimizer, run.optimizer)
+        if run.optimizer == "adamw":
+            written = "adamw_torch_fused" if run.optimizer_implementation == "fused" else "adamw_torch"
+        return {name: theirs.get(written, written)}
+
+    return Row(name, lambda reading: read_optimizer(reading, name, default), write)
+
+
 def read_optimizer(reading: Reading, key: str, default: str) -> None:
     """Read the optimizer; one that is not described counts as AdamW, and that is said."""
-    from finegauge.run.run import FIELDS
-
     optimizer = reading.text(key, default).rpartition(".")[2]
     optimizer = _CLASSES.get(optimizer, optimizer)
     try:
@@ -69,6 +175,15 @@ def read_optimizer(reading: Reading, key: str, default: str) -> None:
         reading.set("optimizer_implementation", implementation, key)
 
 
+def attention_row(*keys: str, words: Mapping[str, str] = _ATTENTION_WORDS) -> Row:
+    """Return the row of the attention kernel, under the first of `keys`; `words` by our names."""
+    return Row(
+        " ".join(keys),
+        lambda reading: read_attention(reading, *keys),
+        lambda run: {keys[0]: words[run.attention]},
+    )
+
+
 def read_attention(reading: Reading, *keys: str) -> None:
     """Read the attention kernel that the first of `keys` names."""
     key = next((key for key in keys if reading.stated(key)), keys[0])
@@ -77,11 +192,11 @@ def read_attention(reading: Reading, *keys: str) -> None:
     reading.set("attention", kind or word, key)
 
 
-def read_precision(reading: Reading, *, bf16_default: bool) -> tuple[str, str]:
-    """Read the arithmetic's format; return it and what a reader compares weights with ("bf16" or "fp16").
+def read_precision(reading: Reading, *, bf16_default: bool) -> None:
+    """Read the arithmetic's format from `bf16` and `fp16`.
 
     Args:
-        reading: With `bf16` and `fp16`.
+        reading: Of the file.
         bf16_default: Whether the framework sets bf16 where neither is stated.
 
     Raises: FieldError where both are true.
@@ -91,9 +206,24 @@ def read_precision(reading: Reading, *, bf16_default: bool) -> tuple[str, str]:
     bf16 = (bf16_default and not fp16) if stated in (None, "auto") else flag("bf16", stated)
     if bf16 and fp16:
         raise FieldError("bf16 and fp16 are both true; keep one.")
-    autocast = "bf16" if bf16 else "fp16" if fp16 else "none"
-    reading.set("autocast", autocast, "bf16", "fp16")
-    return autocast, "fp16" if fp16 else "bf16"
+    reading.set("autocast", "bf16" if bf16 else "fp16" if fp16 else "none", "bf16", "fp16")
+
+
+def precision(run: Run) -> dict[str, Any]:
+    """Return the arithmetic's format; both keys, for the frameworks' defaults differ."""
+    return {"bf16": run.autocast == "bf16"} | ({"fp16": True} if run.autocast == "fp16" else {})
+
+
+def checkpointing_row(*, default: bool, reentrant: bool) -> Row:
+    """Return the row of gradient checkpointing where the framework's defaults hold for every version."""
+    return Row(
+        CHECKPOINTING_KEYS,
+        lambda reading: read_checkpointing(reading, default=default, reentrant=reentrant),
+        checkpointing,
+    )
+
+
+CHECKPOINTING_KEYS = " ".join(f"{name} {name}_kwargs" for name in _CHECKPOINTING)
 
 
 def read_checkpointing(reading: Reading, *, default: bool, reentrant: bool) -> None:
@@ -102,8 +232,7 @@ def read_checkpointing(reading: Reading, *, default: bool, reentrant: bool) -> N
     word = reading.text(key, str(default))
     offloads = word in ("unsloth", "offload", "offload_disk")
     on = offloads or flag(key, word)
-    kind = "offload" if offloads else "full" if on else "none"
-    reading.set("activation_checkpointing", kind, key)
+    reading.set("activation_checkpointing", "offload" if offloads else "full" if on else "none", key)
     named = next((f"{name}_kwargs" for name in _CHECKPOINTING if reading.stated(f"{name}_kwargs")), "")
     options = reading.get(named) if named else None
     stated = options.get("use_reentrant") if isinstance(options, Mapping) else None
@@ -112,8 +241,17 @@ def read_checkpointing(reading: Reading, *, default: bool, reentrant: bool) -> N
         reading.set("checkpointing_reentrant", value, *((named,) if named else ()))
 
 
-def read_duration(reading: Reading) -> None:
-    """Read for how many steps it trains and how often it saves."""
+def checkpointing(run: Run) -> dict[str, Any]:
+    """Return gradient checkpointing and its kind; offloading is each framework's own."""
+    if run.activation_checkpointing == "none":
+        return {"gradient_checkpointing": False}
+    return {
+        "gradient_checkpointing": True,
+        "gradient_checkpointing_kwargs": {"use_reentrant": run.checkpointing_reentrant},
+    }
+
+
+def _read_duration(reading: Reading) -> None:
     steps = number(-1, 1e10)("max_steps", reading.get("max_steps", -1))
     if steps > 0:
         reading.set("max_steps", int(steps), "max_steps")
@@ -122,11 +260,56 @@ def read_duration(reading: Reading) -> None:
         reading.set("saves_per_epoch", saves, "save_strategy")
 
 
+def _duration(run: Run) -> dict[str, Any]:
+    stated = run.origins["saves_per_epoch"] != FROM_DEFAULT
+    saves = {0.0: "no", 1.0: "epoch"}.get(run.saves_per_epoch) if stated else None
+    return {"max_steps": run.max_steps, "save_strategy": saves}
+
+
+def epochs_row(name: str = "num_train_epochs", default: float = 3.0) -> Row:
+    """Return the row of the epochs."""
+    return key(name, "epochs", default, write=lambda run: float(run.epochs))
+
+
+def batch_rows(micro_batch_size: int) -> tuple[Row, ...]:
+    """Return the rows of the micro-batch, with the framework's default, and of the accumulation."""
+    return (
+        key("per_device_train_batch_size", "micro_batch_size", micro_batch_size),
+        key("gradient_accumulation_steps", "gradient_accumulation_steps", 1),
+    )
+
+
+def liger_row(loss: str = "full_logits") -> Row:
+    """Return the row of the fused kernels, and of the `loss` where they do not say how it is computed."""
+    return Row("use_liger_kernel", lambda reading: read_liger(reading, loss), liger)
+
+
 def read_liger(reading: Reading, loss: str, *loss_keys: str) -> None:
     """Read the fused kernels and, where they do not say, how the loss is computed."""
-    liger = reading.flag("use_liger_kernel")
-    reading.set("kernels", ["liger"] if liger else [], "use_liger_kernel")
-    reading.set("loss", "fused" if liger else loss, "use_liger_kernel", *loss_keys)
+    on = reading.flag("use_liger_kernel")
+    reading.set("kernels", ["liger"] if on else [], "use_liger_kernel")
+    reading.set("loss", "fused" if on else loss, "use_liger_kernel", *loss_keys)
+
+
+def liger(run: Run) -> dict[str, Any]:
+    """Return the fused kernels, where they are on."""
+    return {"use_liger_kernel": True if "liger" in run.kernels else None}
+
+
+def _read_grouping(reading: Reading) -> None:
+    keys = ("group_by_length", "train_sampling_strategy")
+    grouped = reading.flag(keys[0]) or reading.text(keys[1]) == "group_by_length"
+    if grouped and reading.fields.get("packing"):
+        raise FieldError("packing fills every sequence, so grouping by length cannot hold; remove one.")
+    reading.set("group_by_length", grouped, *keys)
+
+
+def _grouping(run: Run) -> dict[str, Any]:
+    if not run.group_by_length:
+        return {}
+    if version_numbers(run.transformers_version) < (5, 0):
+        return {"group_by_length": True}
+    return {"train_sampling_strategy": "group_by_length"}
 
 
 def read_sharding(reading: Reading) -> None:
@@ -146,15 +329,13 @@ def read_sharding(reading: Reading) -> None:
 
 def _read_deepspeed(reading: Reading) -> None:
     """Read the file that `deepspeed` names, and hold its batch against the training file's."""
-    from finegauge.formats import launcher_files
-
     named = reading.get("deepspeed")
-    kind, offload, warning = launcher_files.sharding(named, reading.file)
+    kind, offload, warning = sharding(named, reading.file)
     reading.warnings += [warning] if warning else []
     reading.set("sharding", kind, "deepspeed")
     reading.set("cpu_offload", offload, "deepspeed")
-    keys, _ = launcher_files.load(named, reading.file)
-    for field, value in launcher_files.deepspeed_fields(keys).items() if keys is not None else ():
+    keys, _ = load(named, reading.file)
+    for field, value in deepspeed_fields(keys).items() if keys is not None else ():
         known = reading.fields.get(field)
         if field in ("micro_batch_size", "gradient_accumulation_steps") and str(known) != str(value):
             raise FieldError(
@@ -175,9 +356,7 @@ def _read_fsdp(reading: Reading, fsdp: Any) -> None:
     words = f"{words} {strategy}".lower()
     kind = "fsdp_shard_grad_op" if strategy is False else None
     kind = kind or next((kind for word, kind in _FSDP if word in words), "fsdp")
-    if "no_shard" in words:
-        kind = "none"
-    reading.set("sharding", kind, "fsdp", "fsdp_config")
+    reading.set("sharding", "none" if "no_shard" in words else kind, "fsdp", "fsdp_config")
     offloads = "offload" in words or flag(
         "offload_params", named.get("offload_params") or named.get("cpu_offload") or False
     )
@@ -226,18 +405,6 @@ def read_validation(
         reading.set("eval_samples", num_held_out(total, fraction), *keys)
 
 
-def read_grouping(reading: Reading, *, packs: bool) -> None:
-    """Read whether batches are made of samples of similar length.
-
-    Raises: FieldError where they are packed too.
-    """
-    keys = ("group_by_length", "train_sampling_strategy")
-    grouped = reading.flag(keys[0]) or reading.text(keys[1]) == "group_by_length"
-    if grouped and packs:
-        raise FieldError("packing fills every sequence, so grouping by length cannot hold; remove one.")
-    reading.set("group_by_length", grouped, *keys)
-
-
 def _own_file(reading: Reading, name: str, keys: tuple[str, ...]) -> str | None:
     """Return `name` if it is a file of texts that the command line names in place of the file's data set."""
     from finegauge.catalogue.datasets import holds_texts
@@ -258,118 +425,12 @@ def in_catalogue(name: str) -> str | None:
         return None
 
 
-def peft_choice(reading: Reading) -> tuple[str, ...]:
-    """Return the layers that PEFT adapts by itself in the model's family."""
-    from finegauge.errors import UnknownNameError
-    from finegauge.run.run import figures
-
-    try:
-        family = str(figures(str(reading.fields["model"])).config.get("model_type", ""))
-    except UnknownNameError:
-        family = ""
-    return next((targets for families, targets in _PEFT_CHOICE if family in families), ("q_proj", "v_proj"))
-
-
-def read_extra(reading: Reading, key: str) -> None:
-    """Read which whole modules train beside the adapters."""
-    saved = names(key, reading.get(key) or ())
-    extra = ["norms" if name.endswith("norm") else name for name in saved]
-    reading.set("trainable_extra", [n for n in dict.fromkeys(extra) if n in TRAINABLE_EXTRAS], key)
-
-
-TRAINER = """
-output_dir overwrite_output_dir learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps
-warmup_ratio optim_args weight_decay adam_beta1 adam_beta2 adam_epsilon adafactor
-optim_target_modules average_tokens_across_devices max_grad_norm label_smoothing_factor
-bf16_full_eval fp16_full_eval fp16_opt_level half_precision_backend tf32 activation_checkpointing
-activation_checkpointing_kwargs gradient_checkpointing gradient_checkpointing_kwargs
-torch_compile_backend torch_compile_mode liger_kernel_config neftune_noise_alpha
-torch_empty_cache_steps auto_find_batch_size logging_dir logging_strategy logging_steps
-logging_first_step log_on_each_node logging_nan_inf_filter include_num_input_tokens_seen
-include_tokens_per_second log_level log_level_replica disable_tqdm report_to run_name project
-trackio_space_id trackio_bucket_id trackio_static_space_id eval_steps eval_delay
-per_device_eval_batch_size prediction_loss_only eval_on_start eval_do_concat_batches
-eval_use_gather_object eval_accumulation_steps include_for_metrics include_inputs_for_metrics
-batch_eval_metrics save_only_model save_steps save_on_each_node save_total_limit save_safetensors
-enable_jit_checkpoint push_to_hub hub_token hub_private_repo hub_model_id hub_strategy
-hub_always_push hub_revision load_best_model_at_end metric_for_best_model greater_is_better
-ignore_data_skip restore_callback_states_from_checkpoint full_determinism seed data_seed use_cpu
-no_cuda use_mps_device accelerator_config parallelism_config dataloader_drop_last
-dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers
-dataloader_prefetch_factor dataloader_multiprocessing_context dataloader_in_order
-remove_unused_columns label_names train_sampling_strategy group_by_length length_column_name
-ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_backend
-ddp_timeout fsdp_config fsdp_min_num_params fsdp_transformer_layer_cls_to_wrap debug
-skip_memory_metrics do_train do_eval do_predict resume_from_checkpoint local_rank past_index
-jit_mode_eval use_ipex torchdynamo sortish_sampler predict_with_generate generation_max_length
-generation_num_beams generation_config mp_parameters
-"""
-
-_OPTIMIZERS = {
-    "paged_adamw": "paged_adamw_32bit",
-    "lion": "lion_32bit",
-}
-ATTENTION = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}
-DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-PHASES = {"sft": "sft", "pretrain": "pt", "reward": "rm", "dpo": "dpo", "ppo": "ppo", "grpo": "grpo"}
-
-
-def optimizer(run: "Run") -> str:
-    """Return the optimizer under transformers' name; how AdamW is carried out is part of it."""
-    if run.optimizer == "adamw":
-        return "adamw_torch_fused" if run.optimizer_implementation == "fused" else "adamw_torch"
-    return _OPTIMIZERS.get(run.optimizer, run.optimizer)
-
-
-def duration(run: "Run", epochs: str = "num_train_epochs") -> dict[str, Any]:
-    """Return for how long it trains, and when it saves."""
-    stated = run.origins["saves_per_epoch"] != FROM_DEFAULT
-    saves = {0.0: "no", 1.0: "epoch"}.get(run.saves_per_epoch) if stated else None
-    return without({epochs: float(run.epochs), "max_steps": run.max_steps, "save_strategy": saves})
-
-
-def precision(run: "Run") -> dict[str, Any]:
-    """Return the arithmetic's format; both keys, for the frameworks' defaults differ."""
-    return {"bf16": run.autocast == "bf16"} | ({"fp16": True} if run.autocast == "fp16" else {})
-
-
-def checkpointing(run: "Run") -> dict[str, Any]:
-    """Return gradient checkpointing and its kind; offloading is each framework's own."""
-    if run.activation_checkpointing == "none":
-        return {"gradient_checkpointing": False}
-    return {
-        "gradient_checkpointing": True,
-        "gradient_checkpointing_kwargs": {"use_reentrant": run.checkpointing_reentrant},
-    }
-
-
-def batch(run: "Run") -> dict[str, Any]:
-    """Return the micro-batch and how many of them make a step."""
-    return {
-        "per_device_train_batch_size": run.micro_batch_size,
-        "gradient_accumulation_steps": run.gradient_accumulation_steps,
-    }
-
-
-def grouping(run: "Run") -> dict[str, Any]:
-    """Return that samples of similar length share a batch, under transformers' key of the run's version."""
-    if not run.group_by_length:
-        return {}
-    if version_numbers(run.transformers_version) < (5, 0):
-        return {"group_by_length": True}
-    return {"train_sampling_strategy": "group_by_length"}
-
-
-def compiled(run: "Run") -> dict[str, Any]:
-    """Return torch.compile, where it is on."""
-    return {"torch_compile": True} if run.compile else {}
-
-
-def evaluation(run: "Run") -> dict[str, Any]:
-    """Return when it evaluates, where it does."""
-    return {"eval_strategy": "epoch"} if run.eval_samples else {}
-
-
-def saved_modules(run: "Run") -> list[str] | None:
-    """Return the modules that train whole beside adapters, by the ends of their names."""
-    return [{"norms": "norm"}.get(name, name) for name in run.trainable_extra] or None
+COMPILE = key("torch_compile", "compile", False, write=lambda run: run.compile or None)
+DURATION = Row("max_steps save_strategy", _read_duration, _duration)
+SHARDING = Row("deepspeed fsdp fsdp_config parallelism_config", read_sharding)
+GROUPING = Row("group_by_length train_sampling_strategy", _read_grouping, _grouping)
+EVALUATION = Row(
+    "eval_strategy evaluation_strategy",
+    lambda _: None,
+    lambda run: {"eval_strategy": "epoch" if run.eval_samples else None},
+)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from finegauge.catalogue.frameworks import frameworks
 from finegauge.errors import FieldError, FineGaugeError, InputError, UnknownNameError, shown
+from finegauge.formats import reading, skypilot
 from finegauge.formats import sheet as text
-from finegauge.formats import skypilot
+from finegauge.formats.key_table import Format
 from finegauge.formats.launcher_files import Alongside
 from finegauge.formats.recipe import Recipe, names_data, taken_from
 from finegauge.formats.sheet import ACCELERATE, DENSE, LINEAR, Sheet, model_type, plain
@@ -200,12 +201,17 @@ def write(
     """
     name = known_name(framework)
     module = _framework_of(run) if name == SKYPILOT else name
-    title, sheet = _sheet(module, run)
-    source = _recipe(recipe) if recipe is not None and module != "finegauge" else None
-    sheet = taken_from(source, sheet, title) if source else sheet
+    title, sheet, format_ = _sheet(module, run)
+    found_there = reading.framework_of(recipe) if recipe is not None and format_ is not None else None
+    if found_there is not None and format_ is not None:
+        sheet = taken_from(Recipe(*found_there), sheet, format_)
     facts, written, found = _checked(title, sheet, run)
     files = _texts(sheet, run, facts)
-    notes = sheet.notes + _to_do(run, facts) + _names_no_data(title, sheet, None if source else run.dataset)
+    notes = (
+        sheet.notes
+        + _to_do(run, facts)
+        + _names_no_data(format_, sheet, None if found_there else run.dataset)
+    )
     if offer is not None or name == SKYPILOT:
         task = skypilot.task(run, sheet, offer, spot=spot)
         head = text.head(run, sheet, {}, main=False)
@@ -223,7 +229,7 @@ def as_written(run: "Run", framework: str) -> tuple["Run", tuple[Difference, ...
     Raises: InputError where the framework is not known, or cannot say the plan.
     """
     name = known_name(framework)
-    title, sheet = _sheet(_framework_of(run) if name == SKYPILOT else name, run)
+    title, sheet, _ = _sheet(_framework_of(run) if name == SKYPILOT else name, run)
     _, written, found = _checked(title, sheet, run)
     return written, tuple(found)
 
@@ -247,22 +253,12 @@ def _framework_of(run: "Run") -> str:
     return word if word in _WRITERS and word != "finegauge" else "trl"
 
 
-def _sheet(name: str, run: "Run") -> tuple[str, Sheet]:
-    """Return what messages call the framework, and what its module makes of the run."""
+def _sheet(name: str, run: "Run") -> tuple[str, Sheet, Format | None]:
+    """Return what messages call the framework, what its module makes of the run, and its table of keys."""
     row = _WRITERS[name]
-    make: Callable[[Run], Sheet] = import_module(f"finegauge.formats.{row.module}").sheet
-    return row.name, make(run)
-
-
-def _recipe(file: str | os.PathLike[str]) -> Recipe | None:
-    """Return the keys of a framework's file; None of a run file, a script or a model's configuration."""
-    from finegauge.formats.reading import framework_of
-
-    found = framework_of(file)
-    if found is None:
-        return None
-    format_, keys = found
-    return Recipe(format_.name, keys, format_.keys, format_.known())
+    module = import_module(f"finegauge.formats.{row.module}")
+    make: Callable[[Run], Sheet] = module.sheet
+    return row.name, make(run), getattr(module, "FORMAT", None)
 
 
 def _texts(sheet: Sheet, run: "Run", facts: Mapping[str, Any]) -> dict[str, str]:
@@ -301,22 +297,20 @@ def _read_back(sheet: Sheet, run: "Run", scratch: str) -> tuple[dict[str, Any], 
 
 def _reread(sheet: Sheet, run: "Run", facts: Mapping[str, Any], scratch: str) -> "Run":
     """Return what our readers make of the files."""
-    from finegauge.formats.reading import describe
-
     for name, content in _texts(sheet, run, facts).items():
         with open(os.path.join(scratch, name), "w", encoding="utf-8") as file:
             file.write(content)
     launcher = os.path.join(scratch, ACCELERATE) if ACCELERATE in sheet.beside else None
-    return describe(os.path.join(scratch, sheet.file), (), Alongside(accelerate=launcher))
+    return reading.describe(os.path.join(scratch, sheet.file), (), Alongside(accelerate=launcher))
 
 
-def _names_no_data(framework: str, sheet: Sheet, ours: str | None) -> tuple[str, ...]:
+def _names_no_data(format_: Format | None, sheet: Sheet, ours: str | None) -> tuple[str, ...]:
     """Return that the training file names no data set, or one that only our catalogue calls so."""
     from finegauge.catalogue.datasets import datasets
 
-    if framework == "FineGauge":
+    if format_ is None:
         return ()
-    if names_data(framework, sheet.keys):
+    if names_data(format_, sheet.keys):
         if ours not in datasets():
             return ()
         return (f"{ours} is FineGauge's name of a data set; name yours in {sheet.file}.",)

@@ -8,11 +8,11 @@ import pytest
 
 from finegauge.data.batch_shape import shape
 from finegauge.errors import FieldError, FileFormatError, UnknownKeyError, UnknownNameError
-from finegauge.formats.llamafactory import FROM_FRAMEWORK
 from finegauge.formats.reading import read
 from finegauge.run.run import FROM_COMMAND_LINE, FROM_FILE, Run
 from tests.shared import SHARED, needs_shared
 
+FROM_FRAMEWORK = "framework default: LLaMA-Factory"
 CONFIGS = SHARED / "reference" / "configs"
 OFFLOADED = {f"offload_{what}": {"device": "nvme"} for what in ("param", "optimizer")}
 MODEL = "model_name_or_path: Qwen/Qwen3-8B\nstage: sft\n"

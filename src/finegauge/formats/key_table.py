@@ -1,0 +1,511 @@
+"""A training framework's file by its table of keys: how they state a run, how a run is written with them.
+
+A `Format` is the framework's name and its rows. A row holds the keys that belong together, what states
+fields of a run from them, and what writes them for a run; `key` makes the row of a key that means one field.
+Here stand the overrides in either language (the framework's keys or the fields' names), the origin of each
+field, the launcher's files, the block `finegauge:` for what the framework cannot express, and the
+warning for a key that nobody knows. Values of such keys are never shown: they may be secrets.
+"""
+
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import Any, NamedTuple
+
+from finegauge.errors import (
+    FieldError,
+    FileFormatError,
+    UnknownKeyError,
+    UnknownNameError,
+    did_you_mean,
+    shown,
+)
+from finegauge.formats.launcher_files import ALONE, Alongside
+from finegauge.formats.sheet import repository, without
+from finegauge.run import rules
+from finegauge.run.field import flag, version_numbers, whole
+from finegauge.run.run import FIELDS, FROM_COMMAND_LINE, FROM_FILE, Run, figures
+
+MAX_WARNINGS = 20
+BLOCK = "finegauge"
+SHARING_SEQUENCES = ("tensor_parallel", "pipeline_parallel", "context_parallel")  # whose ranks read the same
+NULL = object()  # a value that is written as none, rather than not at all
+_UNDIVIDED = ("none", "null", "0", "1")
+_NO = ("", "false", "none", "0", "0.0", "no", "{}", "[]")
+_NOTHING = ("", "null", "~")
+_NONE_IS_NOTHING = frozenset(("dataset", "num_samples", "max_steps", "gpu", "provider", "region"))
+
+
+class Row(NamedTuple):
+    """Keys that belong together, "section.key" in a section."""
+
+    keys: str  # separated by blanks
+    read: Callable[["Reading"], None] | None = None  # states fields from them
+    write: Callable[[Run], Mapping[str, Any]] | None = None  # for a run; None is not written
+
+
+def key(
+    name: str,
+    field: str,
+    default: Any = None,
+    *,
+    write: Callable[[Run], Any] | None = None,
+    words: Mapping[str, Any] | None = None,
+    more: Mapping[str, str] | None = None,
+    older: str = "",
+    writes: bool = True,
+) -> Row:
+    """Return the row of a key that means one field.
+
+    Args:
+        name: The key.
+        field: Of a run.
+        default: What the framework takes where the key is not there; None leaves the field open.
+        write: What is written for a run, if not the field's value.
+        words: The field's values: what the framework calls them.
+        more: Further words of the framework: the value that they mean too.
+        older: The key's older names, which are read and not written.
+        writes: Whether the key is written at all.
+    """
+    names = (name, *older.split())
+    theirs = words or {}
+    ours = {str(word).lower(): value for value, word in theirs.items()} | dict(more or {})
+
+    def read(reading: "Reading") -> None:
+        value = reading.first(names, default)
+        reading.set(field, ours.get(str(value).lower(), value), *names)
+
+    def written(run: Run) -> dict[str, Any]:
+        value = getattr(run, field) if write is None else write(run)
+        return {name: theirs.get(value, value) if theirs else value}
+
+    return Row(" ".join(names), read, written if writes else None)
+
+
+def switch(name: str, field: str, on: str, *, off: str = "none", default: bool = False) -> Row:
+    """Return the row of a key that is true or false and means `on` or `off` of a field."""
+
+    def read(reading: "Reading") -> None:
+        reading.set(field, on if reading.flag(name, default=default) else off, name)
+
+    return Row(name, read, lambda run: {name: getattr(run, field) != off})
+
+
+def model_key(name: str) -> Row:
+    """Return the row of the key that names the model."""
+
+    def read(reading: "Reading") -> None:
+        reading.set("model", reading.get(name), name)
+        reading.need_model()
+
+    return Row(name, read, lambda run: {name: repository(run)})
+
+
+def fixed(**fields: Any) -> Row:
+    """Return a row without keys: fields that the framework never leaves open."""
+
+    def read(reading: "Reading") -> None:
+        for name, value in fields.items():
+            reading.set(name, value)
+
+    return Row("", read)
+
+
+def always(**keys: Any) -> Row:
+    """Return a row of keys that are written alike for every run, and not read."""
+    return Row("", write=lambda _: keys)
+
+
+def degrees(fields: Mapping[str, str]) -> Row:
+    """Return the row of degrees of parallelism, {key: field}; one of 1 divides nothing and is not written."""
+
+    def write(run: Run) -> dict[str, Any]:
+        names = {field: name for name, field in reversed([*fields.items()])}
+        return {name: getattr(run, field) for field, name in names.items() if getattr(run, field) > 1}
+
+    return Row(" ".join(fields), lambda reading: read_degrees(reading, fields), write)
+
+
+def read_degrees(reading: "Reading", fields: Mapping[str, str]) -> None:
+    """Read degrees of parallelism, {key: field}; none, 0 and 1 state nothing."""
+    for name, degree in fields.items():
+        if str(reading.get(name)).lower() not in _UNDIVIDED:
+            reading.set(degree, reading.get(name), name)
+
+
+@dataclass(frozen=True)
+class Format:
+    """The files of one framework."""
+
+    name: str
+    rows: tuple[Row, ...]
+    model_key: str  # that an override model=… is laid over
+    methods: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # method=… as the file's keys
+    not_modelled: str = ""  # keys that change a run in a way that predictions leave out
+    adapt: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None  # another shape of its files
+    family: str = ""  # of formats that have the same keys
+    lasting: Mapping[str, str] = field(default_factory=dict)  # settings that are no field: their keys
+    data_keys: tuple[str, ...] = ()  # that name the data; the first takes a name of a hub
+    lists_data: bool = False  # names are those of a listing of its own, not of a hub
+
+    @cached_property
+    def keys(self) -> frozenset[str]:
+        """Return every key that fields are read from."""
+        return frozenset(name for row in self.rows if row.read for name in row.keys.split())
+
+    @cached_property
+    def known(self) -> Collection[str]:
+        """Return the keys that neither memory nor time depends on; "section.*" is a whole section."""
+        return known_keys(self.name)
+
+    def shares_keys_with(self, other: "Format") -> bool:
+        """Return whether the files of both have the same keys."""
+        return self.name == other.name or bool(self.family and self.family == other.family)
+
+    def adapted(self, keys: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return `keys` in the usual shape of its files."""
+        return self.adapt(keys) if self.adapt is not None else keys
+
+    def state(self, reading: "Reading") -> None:
+        """State the fields of a run."""
+        for row in self.rows:
+            if row.read is not None:
+                row.read(reading)
+        reading.not_modelled(*self.not_modelled.split())
+
+    def written(self, run: Run) -> dict[str, Any]:
+        """Return the keys for a run, in sections."""
+        keys: dict[str, Any] = {}
+        for row in self.rows:
+            if row.write is not None:
+                keys |= without(row.write(run))
+        return in_sections({name: None if value is NULL else value for name, value in keys.items()})
+
+
+def known_keys(name: str) -> set[str]:
+    """Return the keys that a framework knows and no field is read from."""
+    import tomllib
+
+    with open(os.path.join(os.path.dirname(__file__), "data", "known_keys.toml"), "rb") as file:
+        lists = tomllib.load(file)
+    names = (name, *lists.get(name, {}).get("with", ()))
+    return {word for one in names for word in lists.get(one, {}).get("keys", "").split()}
+
+
+def in_sections(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return "section.key" keys as mappings inside a mapping."""
+    found: dict[str, Any] = {}
+    for path, value in keys.items():
+        section, dot, name = path.partition(".")
+        if dot:
+            found.setdefault(section, {})[name] = value
+        else:
+            found[section] = value
+    return found
+
+
+def parse(words: Iterable[str], known: Collection[str]) -> dict[str, str]:
+    """Return {key: value} of the command line's `key=value` words.
+
+    Raises: FieldError for a word without "=", UnknownKeyError for a key not in `known`.
+    """
+    overrides: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        name = name.strip().removeprefix("--").replace("-", "_")
+        if not equals or not name:
+            raise FieldError(
+                f"The override {shown(word)} is not of the form key=value, such as micro_batch_size=4."
+            )
+        if name not in known:
+            raise UnknownKeyError("command line", name, known=known)
+        overrides[name] = value.strip()
+    return overrides
+
+
+def lay_over(fields: dict[str, Any], origins: dict[str, str], overrides: dict[str, str]) -> None:
+    """Put `overrides` over `fields`, dropping what only the overridden values had needed."""
+    asked = overrides.get("method")
+    if asked is not None and str(fields.get("method")).lower() != asked.lower():
+        rules.forget_method(fields, asked.lower())
+    if overrides.get("packing", "").lower() in ("true", "yes", "on", "1"):
+        fields.pop("padding", None)
+    for name, value in overrides.items():
+        unstated = value.lower() in _NOTHING or (value.lower() == "none" and name in _NONE_IS_NOTHING)
+        fields[name] = None if unstated else value
+        if unstated:
+            origins.pop(name, None)
+        else:
+            origins[name] = FROM_COMMAND_LINE
+
+
+def read(
+    format_: Format,
+    keys: Mapping[str, Any],
+    file: str,
+    words: Iterable[str] = (),
+    alongside: Alongside = ALONE,
+    warnings: tuple[str, ...] = (),
+) -> Run:
+    """Return the run of a framework's file; `words` may use its keys or the fields' names."""
+    overrides = parse(words, {*format_.keys, *FIELDS})
+    theirs = {name: value for name, value in overrides.items() if name in format_.keys}
+    own = {name: value for name, value in overrides.items() if name not in theirs}
+    if format_.methods and "method" in own:
+        theirs |= _method_keys(format_, own.pop("method"))
+    if "model" in own:
+        theirs[format_.model_key] = own.pop("model")
+    reading = Reading(format_, keys, theirs, file, own)
+    reading.warnings += warnings
+    reading.launched_gpus = _launched_gpus(own, keys, alongside)
+    format_.state(reading)
+    alongside.lay_over(reading.fields, reading.origins, reading.warnings)
+    reading.read_block()
+    reading.warn_of_keys()
+    lay_over(reading.fields, reading.origins, own)
+    shards = reading.fields.get("sharding") not in (None, "none")
+    if shards and not {"num_gpus", *rules.DATA_DEGREES} & set(reading.fields):
+        reading.warn("The number of GPUs is the launcher's and is taken as 1; add num_gpus=8 for eight.")
+    return Run.from_fields(reading.fields, reading.origins, tuple(dict.fromkeys(reading.warnings)))
+
+
+def _method_keys(format_: Format, method: str) -> Mapping[str, str]:
+    """Return the framework's keys for the field `method` of the command line."""
+    if method not in format_.methods:
+        FIELDS["method"]("method", method)
+        raise FieldError(
+            f"method={method} cannot be laid over a {format_.name} file; write a run file instead."
+        )
+    return format_.methods[method]
+
+
+def _launched_gpus(own: Mapping[str, str], keys: Mapping[str, Any], alongside: Alongside) -> int | None:
+    """Return how many GPUs the run is launched on, where the command line or the file's block says so."""
+    block = keys.get(BLOCK)
+    stated = own.get("num_gpus") or (block.get("num_gpus") if isinstance(block, Mapping) else None)
+    if stated is None:
+        return alongside.launched_gpus()
+    return int(FIELDS["num_gpus"]("num_gpus", stated))
+
+
+class Reading:
+    """The fields read so far, with their origins and the warnings."""
+
+    def __init__(
+        self,
+        format_: Format,
+        keys: Mapping[str, Any],
+        overrides: Mapping[str, str],
+        file: str,
+        own: Mapping[str, str],
+    ) -> None:
+        """Begin with nothing but the framework's name.
+
+        Args:
+            format_: Of the file.
+            keys: What the file holds.
+            overrides: Of the command line, in the framework's keys.
+            file: Where it lies; files that it names are looked for beside it.
+            own: Of the command line, in the names of a run's fields.
+        """
+        self.format = format_
+        self.keys = keys
+        self.overrides = overrides
+        self.file = file
+        self.file_name = os.path.basename(file)
+        self.fields: dict[str, Any] = {"framework": format_.name}
+        self.origins: dict[str, str] = {"framework": FROM_FILE}
+        self.warnings: list[str] = []
+        self.launched_gpus: int | None = None  # where something tells
+        self._own = own
+
+    @property
+    def version(self) -> tuple[int, int, int] | None:
+        """Return the version of the framework that somebody states; None: the newest known."""
+        block = self.keys.get(BLOCK)
+        stated = block.get("framework_version") if isinstance(block, Mapping) else None
+        stated = self._own.get("framework_version", stated)
+        return version_numbers(str(stated)) if stated not in (None, "") else None
+
+    def replaces(self, field: str) -> bool:
+        """Return whether the command line states a run's `field` in place of what the file says."""
+        return field in self._own
+
+    def before(self, *version: int) -> bool:
+        """Return whether the stated version of the framework is older than `version`."""
+        stated = self.version
+        return stated is not None and stated < version
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the value of a key, "section.key" one in a section; `default` where there is none."""
+        value = self.overrides.get(key)
+        if value is None:
+            value = self._walk(key)
+        return default if value is None or value == "" else value
+
+    def first(self, keys: Iterable[str], default: Any = None) -> Any:
+        """Return the value of the first of `keys` that is stated."""
+        return next((self.get(key) for key in keys if self.stated(key)), default)
+
+    def flag(self, key: str, *, default: bool = False) -> bool:
+        """Return whether a key says yes."""
+        return bool(flag(key, self.get(key, default)))
+
+    def text(self, key: str, default: str = "") -> str:
+        """Return a key's word in lower case."""
+        return str(self.get(key, default)).strip().lower()
+
+    def word(self, key: str, default: str, words: Mapping[str, Any], use: str) -> Any:
+        """Return what a key's word means.
+
+        Raises: FieldError for a word that is none of `words`, saying which to `use`.
+        """
+        word = self.text(key, default)
+        if word not in words:
+            raise FieldError(f"{key}={shown(word)} is unknown; use {use}.")
+        return words[word]
+
+    def stated(self, *keys: str) -> bool:
+        """Return whether the file or the command line has one of `keys`."""
+        return any(self.get(key) is not None for key in keys)
+
+    def set(self, field: str, value: Any, *keys: str) -> None:
+        """Note `value` as stated by whichever of `keys` there is, else as the framework's default."""
+        if value is None:
+            return
+        self.fields[field] = value
+        if any(key in self.overrides for key in keys):
+            self.origins[field] = FROM_COMMAND_LINE
+        elif any(self._walk(key) is not None for key in keys):
+            self.origins[field] = FROM_FILE
+        else:
+            self.origins[field] = f"framework default: {self.format.name}"
+
+    def warn(self, sentence: str) -> None:
+        """Note a warning."""
+        self.warnings.append(sentence)
+
+    def need_model(self) -> str:
+        """Return the model.
+
+        Raises: FieldError where nothing states it.
+        """
+        if "model" not in self.fields:
+            key = self.format.model_key
+            raise FieldError(f"{self.file_name} does not state its model; add '{key}: …'.")
+        return str(self.fields["model"])
+
+    def ignored(self, keys: Iterable[str], reason: str) -> None:
+        """Warn of keys that are there and have no effect."""
+        present = [key for key in keys if self._walk(key) is not None]
+        if present:
+            self.warn(f"{', '.join(present)} has no effect: {reason}.")
+
+    def not_modelled(self, *keys: str) -> None:
+        """Warn of keys that change the run in a way that is not modelled."""
+        for key in keys:
+            if str(self.get(key, "")).lower() not in _NO:
+                self.warn(f"{key} is not modelled: the run is taken as without it.")
+
+    def data_ranks(self, gpus: int | None) -> int | None:
+        """Return how many of so many GPUs read different sequences, by the degrees read so far."""
+        if gpus is None:
+            return None
+        taken = prod(int(whole(1, 10**6)(name, self.fields.get(name, 1))) for name in SHARING_SEQUENCES)
+        return max(1, gpus // taken)
+
+    def set_accumulation(self, key: str, *, data_parallel: int | None) -> None:
+        """Note how many micro-batches a rank takes to its share of the sequences of one optimizer step.
+
+        Args:
+            key: Which states the sequences of a step.
+            data_parallel: Ranks that read different sequences; None where nobody says, then one.
+
+        Raises: FieldError where they do not divide.
+        """
+        batch = whole(1, 10**9)(key, self.get(key))
+        micro = whole(1, 10**6)("micro_batch_size", self.fields.get("micro_batch_size", 1))
+        steps, rest = divmod(batch, micro * (data_parallel or 1))
+        if rest or not steps:
+            raise FieldError(
+                f"{key}={batch} is not a multiple of micro_batch_size={micro} on "
+                f"{data_parallel or 1} data-parallel ranks; change one of them."
+            )
+        self.set("gradient_accumulation_steps", steps, key)
+        if data_parallel is None:
+            self.warn(
+                f"{key}={batch} is shared by the GPUs, whose number is the launcher's and is taken "
+                "as the smallest that the degrees allow; add num_gpus=8 for eight."
+            )
+
+    def checkpoint_dtype(self) -> str:
+        """Return the number format that the model's own configuration states."""
+        try:
+            config = figures(str(self.fields["model"])).config
+        except UnknownNameError:
+            return "bf16"
+        stated = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+        return {"bfloat16": "bf16", "float16": "fp16"}.get(stated, "fp32")
+
+    def set_catalogue_model(self, guesses: Iterable[str], otherwise: str, *keys: str) -> None:
+        """Note as the model the first of `guesses` that the catalogue knows; with a warning, `otherwise`."""
+        for guess in guesses:
+            try:
+                self.set("model", figures(guess).name, *keys)
+                return
+            except UnknownNameError:
+                continue
+        self.set("model", otherwise, *keys)
+        self.warn(
+            f"{shown(otherwise)} is no name of the catalogue; add model=NAME, as 'finegauge models' has it."
+        )
+
+    def read_block(self) -> None:
+        """Read the fields that the file states in a block of its own."""
+        block = self.keys.get(BLOCK) or {}
+        if not isinstance(block, Mapping):
+            raise FileFormatError(
+                f"{self.file_name}: finegauge: must hold fields and their values, such as gpu: A40."
+            )
+        for name, value in block.items():
+            if name not in FIELDS:
+                raise UnknownKeyError(f"{self.file_name}: finegauge", name, known=FIELDS)
+            self.fields[name], self.origins[name] = value, FROM_FILE
+
+    def warn_of_keys(self) -> None:
+        """Warn of keys that the framework does not know; values are never shown."""
+        read = self.format.keys
+        sections = {key.partition(".")[0] for key in read if "." in key}
+        written = []
+        for key, value in self.keys.items():
+            if key in read or key == BLOCK:
+                continue
+            inside = value if key in sections and isinstance(value, Mapping) else None
+            written += [key] if inside is None else [f"{key}.{k}" for k in inside if f"{key}.{k}" not in read]
+        if written:
+            self._warn_of_unknown(written)
+        if self.keys.get("trust_remote_code"):
+            self.warn("trust_remote_code is not acted on: no code of a model repository is run.")
+
+    def _warn_of_unknown(self, written: Iterable[str]) -> None:
+        known = self.format.known
+        sections = {key.removesuffix(".*") for key in known if key.endswith(".*")}
+        unknown = [key for key in written if key not in known and key.partition(".")[0] not in sections]
+        for key in unknown[:MAX_WARNINGS]:
+            hint = did_you_mean(key, {*known, *self.format.keys})
+            self.warn(
+                f"{self.file_name}: {self.format.name} knows no key {shown(key)}, which is ignored.{hint}"
+            )
+        if len(unknown) > MAX_WARNINGS:
+            self.warn(f"{self.file_name}: {len(unknown) - MAX_WARNINGS:,} more unknown keys are ignored.")
+
+    def _walk(self, key: str) -> Any:
+        """Return the file's value of "section.key"; None where there is none."""
+        if key in self.keys:
+            return self.keys[key]
+        value: Any = self.keys
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        return value
