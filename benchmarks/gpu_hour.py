@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from finegauge.catalogue.device_profile import shelf_path, write
+from finegauge.catalogue.device_profile import own_profile_path, write
 from finegauge.errors import EXIT_INTERRUPTED, FineGaugeError
 from finegauge.measurement.options import Options
 from finegauge.measurement.trial import measure
@@ -162,7 +162,7 @@ def grid(device: str, folder: Path) -> Iterator[Point]:
 
 def time_operators(device: str, total_s: float) -> None:
     """Write the device profile, in a process of its own so that nothing of it stays on the device."""
-    path = Path(shelf_path(device))
+    path = Path(own_profile_path(device))
     context = multiprocessing.get_context("spawn")
     ends_s = time.monotonic() + MICRO_FRACTION * total_s
     worker = context.Process(target=_micro, args=(device, ends_s, str(path)), daemon=True)
@@ -238,7 +238,7 @@ def spend(budget: Budget, device: str, folder: Path) -> int:
     (folder / "models").mkdir(parents=True, exist_ok=True)
     for name, config in CONFIGS.items():
         (folder / "models" / f"{name}.json").write_text(json.dumps(config), "utf-8")
-    if not Path(shelf_path(device)).exists():
+    if not Path(own_profile_path(device)).exists():
         time_operators(device, budget.total_s)
     known = done(store)
     for point in grid(device, folder):
@@ -276,7 +276,7 @@ def main() -> int:
         return error.exit_code
     used_s = budget.total_s - budget.left_s
     print(f"{completed} runs measured in {asked.output}, {used_s:.0f} of {budget.total_s:.0f} s used")
-    return 0 if completed or Path(shelf_path(asked.device)).exists() else 1
+    return 0 if completed or Path(own_profile_path(asked.device)).exists() else 1
 
 
 if __name__ == "__main__":

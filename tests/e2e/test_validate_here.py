@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from finegauge.catalogue.device_profile import shelf_path, write
+from finegauge.catalogue.device_profile import own_profile_path, write
 from finegauge.render.schema import schema
 from tests.e2e.commands import finegauge
 from tests.unit.prediction.profiles import profile
@@ -18,7 +18,7 @@ SCHEMA = schema("validate-here")
 def _profiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep a made-up device profile as this machine's own: its seconds are wrong, its memory is not."""
     monkeypatch.setenv("FINEGAUGE_CACHE_DIR", str(tmp_path))
-    write(profile(), shelf_path("cpu"))
+    write(profile(), own_profile_path("cpu"))
 
 
 @pytest.mark.extras

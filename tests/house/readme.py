@@ -14,7 +14,7 @@ import subprocess
 import sys
 from statistics import median
 
-from finegauge.catalogue.device_profile import shelf_path
+from finegauge.catalogue.device_profile import own_profile_path
 from finegauge.catalogue.tables import measurement_tables
 from finegauge.documents import read_document
 from finegauge.prediction.calibration import SHIPPED
@@ -59,7 +59,7 @@ def output() -> str:
 
 def measured() -> str:
     """Return what `finegauge measure` prints for the tiny mixture, of each paragraph the first lines."""
-    if not os.path.isfile(shelf_path("cpu")):
+    if not os.path.isfile(own_profile_path("cpu")):
         _printed("micro", "--device", "cpu")
     text = _printed("measure", "examples/tiny_moe.yaml", "--device", "cpu", "--layers", "--experts")
     paragraphs = [paragraph.splitlines() for paragraph in text.split("\n\n")]

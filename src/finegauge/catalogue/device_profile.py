@@ -15,7 +15,6 @@ one thing after another: arithmetic, memory traffic and the host's call.
     transfer           what crosses a link
 """
 
-import os
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -158,17 +157,9 @@ class DeviceProfile(NamedTuple):
         }
 
 
-def shelf() -> str:
-    """Return the folder of this machine's own device profiles; it need not exist.
-
-    It is `devices` in $FINEGAUGE_CACHE_DIR, ~/.cache/finegauge where the variable is not set.
-    """
-    return cache_path("devices")
-
-
-def shelf_path(device: str) -> str:
+def own_profile_path(device: str) -> str:
     """Return where the profile of this machine's `device` ("cpu", "cuda") lies or would lie."""
-    return os.path.join(shelf(), f"{device}.json")
+    return cache_path("devices", f"{device}.json")
 
 
 def write(profile: DeviceProfile, path: str) -> None:

@@ -207,9 +207,9 @@ def _rates(rates: object, path: str) -> Mapping[str, float]:
 
 def _own_profile() -> str:
     """Return the path of this machine's own profile: of its GPU, or else of its processor."""
-    from finegauge.catalogue.device_profile import shelf_path
+    from finegauge.catalogue.device_profile import own_profile_path
 
-    found = [path for path in map(shelf_path, ("cuda", "cpu")) if os.path.isfile(path)]
+    found = [path for path in map(own_profile_path, ("cuda", "cpu")) if os.path.isfile(path)]
     if not found:
         raise FieldError(
             "gpu 'here' is this machine, which has no device profile yet; run 'finegauge micro' once."
@@ -241,3 +241,42 @@ def _measured(path: str, changed_ns: int) -> GpuSpec:
         "checked": profile.fingerprint.get("date", ""),
         "measured": profile,
     })  # fmt: skip
+
+
+class Interconnect(NamedTuple):
+    """The links of one instance type.
+
+    Rates are one direction and per GPU: the number that a transfer time divides by (headlines count
+    both directions, and network rates are per node). Expect 80 to 90 % of it with large payloads.
+    """
+
+    provider: str  # "generic" for boards that many clouds use
+    instance: str
+    gpu: str  # a name of the catalogue; "" for a bus alone
+    gpus_per_node: int | None
+    intra_type: str
+    intra_bytes_per_s: float | None  # to all peers of the node together
+    p2p_bytes_per_s: float | None  # to one peer
+    pcie: str
+    inter_type: str
+    nics: int | None
+    inter_bytes_per_s: float | None
+    rdma: bool | None  # may the network card read GPU memory; None: not stated
+    confidence: str
+    source: str
+    checked: str
+    notes: str
+
+
+def interconnects(gpu: str | None = None, provider: str | None = None) -> tuple[Interconnect, ...]:
+    """Return the listed instances, of one GPU (its catalogue name) or one provider if asked."""
+    return tuple(
+        link
+        for link in _interconnects()
+        if (gpu is None or link.gpu == gpu) and (provider is None or link.provider == provider.casefold())
+    )
+
+
+@cache
+def _interconnects() -> tuple[Interconnect, ...]:
+    return tuple([filled(Interconnect, row) for row in table("interconnects.csv")])

@@ -283,12 +283,12 @@ def micro(
     check_libraries()
     if modules and not run_files:
         raise click.UsageError("--modules compares runs with their operators: name at least one RUN.")
-    from finegauge.catalogue.device_profile import shelf_path, write
+    from finegauge.catalogue.device_profile import own_profile_path, write
     from finegauge.formats.reading import read
 
     runs = [read(path, ()) for path in run_files]
     chosen = device or _device_here()
-    path = output or shelf_path(chosen)
+    path = output or own_profile_path(chosen)
     from finegauge.measurement.bench.microbenchmarks import micro as timed
 
     with progress_bar("timing") as heard:

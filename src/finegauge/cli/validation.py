@@ -115,9 +115,9 @@ def validate_on(device: str, *, num: int, seed: int, steps: int, threads: int, a
 
 def _profile_path(device: str, threads: int) -> str:
     """Return the path of this machine's device profile, timed now if there is none for so many threads."""
-    from finegauge.catalogue.device_profile import device_profile, shelf_path, write
+    from finegauge.catalogue.device_profile import device_profile, own_profile_path, write
 
-    path = shelf_path(device)
+    path = own_profile_path(device)
     if not os.path.isfile(path) or (threads and device_profile(path).threads != threads):
         from finegauge.measurement.bench.microbenchmarks import micro
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from finegauge.catalogue.device_profile import device_profile, shelf_path
+from finegauge.catalogue.device_profile import device_profile, own_profile_path
 from finegauge.catalogue.gpus import known_gpu
 from finegauge.data.batch_shape import shape
 from finegauge.errors import FineGaugeError
@@ -153,7 +153,7 @@ def peaks_of(device: torch.device) -> Peaks | None:
     if device.type == "cuda":
         spec = known_gpu(device_name(device))
         return None if spec is None else Peaks(spec.flops_per_s, spec.memory_bytes_per_s)
-    path = shelf_path("cpu")
+    path = own_profile_path("cpu")
     if not os.path.isfile(path):
         return None
     profile = device_profile(path)

@@ -35,8 +35,7 @@ from math import ceil, inf, log2
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from finegauge.arithmetic import every, largest, log, present, smallest, where
-from finegauge.catalogue.gpus import GpuSpec
-from finegauge.catalogue.interconnects import interconnects
+from finegauge.catalogue.gpus import GpuSpec, interconnects
 from finegauge.model.op import Extents
 from finegauge.prediction.calibration import Calibration
 from finegauge.prediction.collectives import Collective, exchanged

@@ -284,9 +284,9 @@ def prediction_for(run: Run, device: str, device_name: str = "") -> Prediction:
         device: cpu or cuda.
         device_name: What a GPU calls itself.
     """
-    from finegauge.catalogue.device_profile import shelf_path
+    from finegauge.catalogue.device_profile import own_profile_path
 
-    path = shelf_path(device)
+    path = own_profile_path(device)
     try:
         if os.path.isfile(path):
             return _whole_or_memory(run.replace(gpu=path))
@@ -317,9 +317,9 @@ def memory_estimator(run: Run, device: str) -> Iterator[Estimator]:
 
     Raises: UnsupportedError for a GPU that neither a device profile nor the run names.
     """
-    from finegauge.catalogue.device_profile import shelf_path
+    from finegauge.catalogue.device_profile import own_profile_path
 
-    path = shelf_path(device)
+    path = own_profile_path(device)
     if os.path.isfile(path) or (device == "cuda" and run.gpu is not None):
         name = path if os.path.isfile(path) else str(run.gpu)
         yield lambda asked: predict_memory(asked.replace(gpu=name))

@@ -58,7 +58,7 @@ def measured_report(measured: Profile, prediction: Prediction | None = None) -> 
 
 def _prediction(measured: Profile) -> Prediction:
     """Return what is predicted for a measured run, on the machine that measured it or the GPU it names."""
-    from finegauge.catalogue.device_profile import shelf_path
+    from finegauge.catalogue.device_profile import own_profile_path
     from finegauge.prediction.predictor import prediction_elsewhere
 
     run, device = measured.run, measured.fingerprint.get("device", "")
@@ -66,11 +66,11 @@ def _prediction(measured: Profile) -> Prediction:
     if known is None and device:
         for kind in ("cpu", "cuda"):
             try:
-                own = gpu(shelf_path(kind))
+                own = gpu(own_profile_path(kind))
             except FineGaugeError:
                 continue
             if own.name == device:
-                return prediction_elsewhere(run.replace(gpu=shelf_path(kind)))
+                return prediction_elsewhere(run.replace(gpu=own_profile_path(kind)))
         if run.gpu is None:
             missing = f"Not predicted: there is no device profile of {device}; run 'finegauge micro' on it."
             return Prediction(None, {}, {}, missing)

@@ -14,7 +14,7 @@ from transformers import TrainerCallback as Base
 from finegauge.callbacks import trainer as trainer_callback
 from finegauge.callbacks.gauges import TokenCounter
 from finegauge.callbacks.trial import LiveTrial
-from finegauge.catalogue.device_profile import shelf_path
+from finegauge.catalogue.device_profile import own_profile_path
 from finegauge.integrations import TrainerCallback
 from finegauge.prediction.predictor import predict_memory
 from finegauge.store.journal import Trials
@@ -96,7 +96,7 @@ def test_the_start_says_the_prediction_for_this_very_run(tmp_path: Path) -> None
 
 
 def test_with_a_device_profile_time_utilisation_and_cost_are_said(tmp_path: Path) -> None:
-    shelf = Path(shelf_path("cpu"))
+    shelf = Path(own_profile_path("cpu"))
     shelf.parent.mkdir(parents=True)
     Path(written(tmp_path)).rename(shelf)
     said: list[str] = []

@@ -3,7 +3,7 @@
 import pytest
 
 from finegauge.catalogue.carbon import grid, grids, pue
-from finegauge.catalogue.interconnects import interconnects
+from finegauge.catalogue.gpus import interconnects
 from finegauge.errors import UnknownNameError
 
 

@@ -13,7 +13,7 @@ from finegauge.catalogue.device_profile import (
     DeviceProfile,
     Reading,
     device_profile,
-    shelf_path,
+    own_profile_path,
     write,
 )
 from finegauge.errors import FineGaugeError
@@ -52,7 +52,7 @@ def test_readings_are_selected_by_kind() -> None:
 
 def test_the_shelf_is_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FINEGAUGE_CACHE_DIR", "/somewhere")
-    assert shelf_path("cpu") == "/somewhere/devices/cpu.json"
+    assert own_profile_path("cpu") == "/somewhere/devices/cpu.json"
 
 
 @pytest.mark.parametrize(
