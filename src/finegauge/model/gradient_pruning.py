@@ -1,4 +1,4 @@
-"""Where the gradient ends: what a layer below the first trained weight neither keeps nor differentiates.
+"""Layers below the first trainable weight need no backward: what they neither keep nor differentiate.
 
 With frozen embeddings the first adapters have inputs that need no gradient. Autograd then
 keeps nothing for the operators before them, and takes no gradient to the input of the
@@ -65,13 +65,11 @@ def is_adapter(op: Op) -> bool:
     return op.path[-1] == "adapter"
 
 
-def _is_folded(op: Op | None) -> bool:
-    """Return whether `op` is an adapter that is added to the weight of the product before it."""
+def _is_folded(op: Op | None) -> bool:  # an adapter that is added to the weight of the product before it
     return op is not None and is_adapter(op) and not op.backward.gemms
 
 
-def _is_projection(op: Op) -> bool:
-    """Return whether `op` belongs to a projection, its adapter and the casts of its weight included."""
+def _is_projection(op: Op) -> bool:  # or its adapter, or a cast of its weight
     return op.kind in PROJECTIONS or op.path[-1] == "cast weights"
 
 

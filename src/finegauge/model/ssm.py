@@ -209,9 +209,8 @@ def _slow_chunks(builder: OpBuilder, block: Mamba2) -> Op:
     among = Poly(token=2 / q, pair=1 / q**2, sequence=1.0)  # (n+1)² per sequence
     flops = per_token(2.0 * heads * (q * n + q * p + 2 * n * p)).plus(among.times(2.0 * heads * p * n))
     token = 20.0 * heads * n  # B and C, B decayed, both as operands
-    token += (
-        20.0 if trains else 16.0
-    ) * d  # input (twice if D trains), stepped input twice, the states' part
+    # input (twice if D trains), stepped input twice, the states' part
+    token += (20.0 if trains else 16.0) * d
     token += 12.0 * heads * q  # decay within the chunk, scores, their product
     token += 8.0 * heads * p * n / q  # the states and what they begin with
     # step before and after softplus, in fp32 (twice where A trains), two decays
@@ -235,21 +234,18 @@ def _slow_chunks(builder: OpBuilder, block: Mamba2) -> Op:
 
 def _gated_norm(builder: OpBuilder, block: Mamba2) -> None:
     """Add the norm of the gated output, in groups: all in fp32 where it is written in PyTorch."""
-    low, d = builder.lowering, float(block.inner_size)
-    c = float(low.compute_bytes)
-    trained = sum(tensor.size for norm in block.norms for tensor in norm.tensors()) * low.weight_bytes
-    gradient = float(trained) if low.norms_train else 0.0
+    low, d, path = builder.lowering, float(block.inner_size), (block.path, "norm")
+    saved = 4.0 * block.num_groups
+    c, trained = float(low.compute_bytes), sum(t.size for norm in block.norms for t in norm.tensors())
+    gradient = float(trained * low.weight_bytes) if low.norms_train else 0.0
     if low.ssm_kernels == "fused":
-        builder.elementwise(
-            (block.path, "norm"), 3.0 * d * c, 5.0 * d * c, launches=1,
-            saved=4.0 * block.num_groups, gradient=gradient, kind="norm",
-        )  # fmt: skip
+        builder.elementwise(path, 3.0 * d * c, 5.0 * d * c, saved=saved, gradient=gradient, kind="norm")
         return
-    kept = (20.0 if low.norms_train else 16.0) * d  # output, gate, its activation, their product, normalised
+    saved += (20.0 if low.norms_train else 16.0) * d  # output, gate, its activation, product, normalised
+    alive, launches = (4.0 * d, 16.0 * d, 24.0 * d), 12.0
     builder.elementwise(
-        (block.path, "norm"), 44.0 * d, 72.0 * d, launches=12, saved=kept + 4.0 * block.num_groups,
-        alive=(4.0 * d, 16.0 * d, 24.0 * d), gradient=gradient, kind="norm",
-    )  # fmt: skip
+        path, 44.0 * d, 72.0 * d, launches=launches, saved=saved, alive=alive, gradient=gradient, kind="norm"
+    )
 
 
 def convolution(
@@ -303,32 +299,23 @@ def linear_attention(builder: OpBuilder, block: LinearAttention) -> None:
         builder.linear(part, projection, keeps=0.0 if i else kept, first_use=not i)
     fused = low.ssm_kernels == "fused"
     if block.conv_kernel > 1 and block.conv_size:
-        convolution(
-            builder, part, block.conv_size, block.conv_kernel, float(block.conv_size * c), block.extra
-        )
-    _gates(builder, block)
+        size = block.conv_size
+        convolution(builder, part, size, block.conv_kernel, float(size * c), block.extra)
+    # the correction's strength, a sigmoid, and the decay -exp(A_log)·softplus(a + bias), in fp32
+    heads, trains = float(block.num_heads), low.weights_train
+    builder.elementwise(
+        (part, "gates"),
+        24.0 * heads,
+        launches=8,
+        saved=Poly(const=4.0 * heads * (2 if trains else 1), token=heads * (c + (8.0 if trains else 4.0))),
+        alive=(8.0 * heads, 12.0 * heads, 12.0 * heads),
+        gradient=_gradients(builder, block.extra, "state"),
+    )
     builder.ops.append(_fused_rule(builder, block) if fused else _chunked_rule(builder, block))
     for norm in block.norms:
         _gated_head_norm(builder, block, norm.size)
-    builder.linear(
-        part, output, keeps=low.kept_input(block.num_heads * block.value_head_dim, output, part=part)
-    )
-
-
-def _gates(builder: OpBuilder, block: LinearAttention) -> None:
-    """Add the correction's strength, a sigmoid, and the decay -exp(A_log)·softplus(a + bias), in fp32."""
-    low, heads = builder.lowering, float(block.num_heads)
-    trains = low.weights_train
-    kept = heads * (low.compute_bytes + (8.0 if trains else 4.0))
-    gradient = sum(t.size for t in block.extra if t.kind == "state") * low.weight_bytes
-    builder.elementwise(
-        (block.path, "gates"),
-        24.0 * heads,
-        launches=8,
-        saved=Poly(const=4.0 * heads * (2 if trains else 1), token=kept),
-        alive=(8.0 * heads, 12.0 * heads, 12.0 * heads),
-        gradient=float(gradient) if trains else 0.0,
-    )
+    kept = low.kept_input(block.num_heads * block.value_head_dim, output, part=part)
+    builder.linear(part, output, keeps=kept)
 
 
 def _fused_rule(builder: OpBuilder, block: LinearAttention) -> Op:

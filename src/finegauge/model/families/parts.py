@@ -226,17 +226,10 @@ def attention(
 ) -> Attention:
     """Return an attention with q, k, v (or one `fused`) and output projections.
 
-    Args:
-        hidden: Channels of the residual stream.
-        of: Query heads, key and value heads, channels per head.
-        bias: Whether q, k and v have biases.
-        out_bias: Whether the output projection has one.
-        fused: Name of the one projection that holds q, k and v; "" for three.
-        out: Name of the output projection.
-        output_gate: Whether q_proj also makes a gate of the queries' size.
-        value_head_dim: Channels per value head; 0 for the same as the others.
-        more: Projections between v and the output (gates of their own).
-        fields: Further fields of `Attention`.
+    `of` are query heads, key and value heads, and channels per head (of values `value_head_dim` if not 0);
+    `fused` is the name of the one projection that holds q, k and v, if there is one. `bias` is that of q, k
+    and v. q_proj makes the `output_gate`, too, unless `more` projections stand between v and the output.
+    `fields`: further fields of `Attention`.
     """
     num, kv, dim = of
     v_dim = value_head_dim or dim
@@ -302,25 +295,11 @@ def experts(
 ) -> MixtureOfExperts:
     """Return routed experts whose figures stand under the given keys.
 
-    Args:
-        f: The figures.
-        num: Key of the number of experts.
-        top_k: Key of the experts that one token passes.
-        size: Key of the width of one expert.
-        hidden: Channels of the residual stream; 0 reads `hidden_size`.
-        gated: Whether experts have a gate.
-        bias: Whether their projections have biases.
-        router: Name of the router's projection.
-        router_bias: Whether the router has a bias.
-        act: Key of the activation.
-        correction: Name of the router's per-expert correction; "" for none.
-        shared: The shared experts as one feed-forward, or the key of its width.
-        num_shared: Key of the number of shared experts, each as wide as a routed one.
-        shared_bias: Whether they have biases, or the key that says so.
-        shared_gate: Whether a sigmoid gate scales the shared experts.
-        routing: How the router weighs the chosen experts.
-        normalised: Key that says whether the weights are divided by their sum; "": `routing` says so.
-        fields: Further fields of `MixtureOfExperts`.
+    Keys are `num` (of experts), `top_k` (that a token passes), `size` (the width of one), `act`, and
+    `num_shared` (how many are shared, each as wide as a routed one); `shared` is the key of the width of the
+    shared ones, or they themselves, which a sigmoid gate may scale. `router` and `correction` (per expert;
+    "" for none) are names. `normalised` is the key of a field of `routing` that it replaces. `hidden` of 0
+    reads `hidden_size`. `fields`: further fields of `MixtureOfExperts`.
     """
     width, num_experts, chosen = hidden or f.size("hidden_size"), f.size(num, most=65536), f.size(top_k)
     if chosen > num_experts:
@@ -404,18 +383,10 @@ def language_model(
 ) -> Architecture:
     """Return the whole model: token embedding, layers, final norm and head.
 
-    Args:
-        f: The figures; `hidden_size`, `vocab_size` and `tie_word_embeddings` are read here.
-        layers: Each distinct layer and how many of it.
-        final_norm: The norm before the head.
-        embed: Name of the token embedding.
-        head: Name of the head.
-        head_bias: Whether the head has a bias, tied or not.
-        tied: Whether head and embedding are one tensor; None asks the config.
-        word_size: Channels of the embeddings, where they are not those of the layers.
-        tables: Further embeddings (positions).
-        positions: Key of the longest sequence.
-        fields: Further fields of `Architecture`.
+    `layers` are each distinct layer and how many of it; `embed` and `head` names. A head has a bias whether
+    tied or not; `tied` of None asks the config. `word_size` are the channels of the embeddings, where they
+    are not those of the layers, `tables` further embeddings (positions), `positions` the key of the longest
+    sequence. `fields`: further fields of `Architecture`.
     """
     vocab, hidden = f.size("vocab_size"), f.size("hidden_size")
     tied = f.flag("tie_word_embeddings") if tied is None else tied
