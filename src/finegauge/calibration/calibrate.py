@@ -116,10 +116,8 @@ def leave_one_source_out(
 ) -> list[Residual]:
     """Return the time residual of every point under constants fitted to the other sources.
 
-    Args:
-        evidence: Points of two sources or more.
-        start: Where every fit begins; also what the constants shrink to.
-        heard: Told after every source how many fits are done; the first was that to all of them.
+    `evidence` has two sources or more; every fit begins at `start` and shrinks to it. `heard` hears
+    after every source how many fits are done; the first was that to all of them.
     """
     found = []
     for number, source in enumerate(evidence.sources, start=2):
@@ -192,14 +190,9 @@ def calibrate(
     """Return constants fitted to `rows`, shrinking to `start` where the rows say little.
 
     The intervals are those of sources left out, where there are enough sources; else `start`'s.
+    `heard` hears of each fit; there is one more than there are sources.
 
-    Args:
-        rows: Of measurement tables.
-        start: The calibration to refine.
-        name: What to call the result.
-        heard: Told after each of the fits, of which there is one more than there are sources.
-
-    Raises: InputError if no row states a time that can be held against a prediction.
+    Raises: InputError if no row states a time that can be compared with a prediction.
     """
     evidence = evidence_of(rows)
     calibration = fit(evidence, start)._replace(name=name)
@@ -216,12 +209,7 @@ def calibrate(
 
 
 def document(result: Calibrated, *, date: str) -> dict[str, Any]:
-    """Return the JSON form of a fitted calibration.
-
-    Args:
-        result: What was fitted, to what.
-        date: Of the fit, ISO 8601.
-    """
+    """Return the JSON form of a fitted calibration; `date` is the fit's, ISO 8601."""
     calibration, start, evidence, residuals = result
     return {
         "schema_version": SCHEMA_VERSION,

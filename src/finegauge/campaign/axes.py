@@ -1,4 +1,4 @@
-"""An axis of a sweep: values that a run takes one after the other.
+"""The axes of a sweep and its cells.
 
 An axis named after a field of Run lists its values. `switch` lists changes by the names that
 `finegauge whatif` has for them, joined by + where several belong together; baseline changes
@@ -159,7 +159,7 @@ KEY_DIGITS = 20
 
 
 class Cell(NamedTuple):
-    """One question of a campaign."""
+    """One run of a campaign, to be predicted or measured."""
 
     labels: Mapping[str, str]  # axis: value, in the order of the sweep
     estimator: str  # predicted or measured
@@ -171,7 +171,7 @@ class Cell(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Return the name of the cell's content."""
+        """Return a hash of the cell's content."""
         content: dict[str, Any] = {"estimator": self.estimator, "repetition": self.repetition}
         if self.run is None:
             content |= {"labels": dict(self.labels), "refusal": self.refusal}

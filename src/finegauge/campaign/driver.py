@@ -1,9 +1,9 @@
-"""Carry a sweep out: every cell once, whatever interrupts it in between.
+"""Carry out a sweep: every cell once, across interruptions.
 
-The driver alone writes to the folder. It hands cells to be measured to an engine, which
-answers in any order: processes of this machine by default, a Ray cluster where asked. What
-is done is never asked again, and what is larger than a run that was out of memory is not
-asked at all. Predictions come first, for they take milliseconds.
+The driver alone writes to the folder. An engine measures cells and returns them in any order:
+processes of this machine by default, or a Ray cluster. Finished cells are not repeated, and
+cells larger than a run that was out of memory are skipped. Predictions come first: they take
+milliseconds.
 """
 
 import time
@@ -26,7 +26,7 @@ PRUNED = Source("pruned", "a smaller run")
 
 
 class Pruning:
-    """Remembers what ran out of memory."""
+    """The runs that were out of memory, and the larger ones that need not be tried."""
 
     def __init__(self, fields: Sequence[str]) -> None:
         """Compare runs by `fields`, of which a larger value needs at least as much memory."""
@@ -92,12 +92,7 @@ def carry_out(
 ) -> Summary:
     """Ask every cell of `sweep` that the folder at `path` does not know yet.
 
-    Args:
-        sweep: What to ask.
-        path: The folder that keeps the results; made where it is missing.
-        engine: Who measures.
-        heard: Told how far the campaign is.
-        retry: Ask cells again that failed or could not be answered.
+    The folder is made where it is missing; `retry` repeats cells that failed or were unsupported.
 
     Raises: InputError where somebody else works in the folder, or it cannot be written.
     """

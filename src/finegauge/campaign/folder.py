@@ -1,8 +1,8 @@
 """A campaign's folder: one journal of what was started and how it ended, and one driver at a time.
 
     results.jsonl    a line before each trial and one after it (store.trials), predictions one each
-    driver           who works here; its lock goes with its process, whatever ends it
-    sweep.json       what the last sweep that was carried out here calls itself, for those who compare
+    driver           the process that works here; its lock ends with the process
+    sweep.json       name, baseline and axes of the last sweep carried out here, for comparisons
 
 A cell is done once a line says how it ended: completed, out of memory, unsupported or failed.
 What was interrupted is asked again.
@@ -39,7 +39,7 @@ class Result(NamedTuple):
 
 
 class About(NamedTuple):
-    """What a sweep says of itself beside its cells."""
+    """Name, purpose, baseline, claims and axes of a sweep."""
 
     name: str = ""
     about: str = ""
@@ -67,7 +67,7 @@ class Folder:
 
     @contextmanager
     def driven(self) -> Iterator[None]:
-        """Hold the folder: nobody else works in it meanwhile.
+        """Lock the folder for this process.
 
         Raises: InputError where somebody does, or the folder cannot be written.
         """
@@ -98,11 +98,11 @@ class Folder:
             os.close(descriptor)  # which unlocks
 
     def describe(self, said: About) -> None:
-        """Keep what a sweep says of itself; whole or not at all."""
+        """Write sweep.json, whole or not at all."""
         write_document(said._asdict(), os.path.join(self.path, ABOUT))
 
     def described(self) -> About:
-        """Return what the last sweep said of itself; of a folder without it, nothing."""
+        """Return what sweep.json holds; defaults where there is none."""
         try:
             with open(os.path.join(self.path, ABOUT), encoding="utf-8") as file:
                 kept = json.load(file)
@@ -131,7 +131,7 @@ class Folder:
         )
 
     def results(self) -> list[Result]:
-        """Return how every cell that is done ended, in the order in which they did."""
+        """Return the last result of every cell that is done."""
         return [
             Result(
                 key=asked["cell"], labels=asked["labels"], estimator=asked["estimator"],
@@ -165,7 +165,7 @@ class Folder:
 
 
 def about(cell: Cell) -> dict[str, Any]:
-    """Return what a record says of its cell."""
+    """Return the fields of a cell that its records keep."""
     said = {} if cell.options is None else cell.options._asdict()
     said |= {"cell": cell.key, "labels": cell.labels, "estimator": cell.estimator}
     return dict(json.loads(json.dumps(said | {"repetition": cell.repetition})))

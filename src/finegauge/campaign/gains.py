@@ -208,7 +208,7 @@ LITTLE = 1.1  # EnergyUp up to which little energy is saved: no more than a tent
 
 
 class Answer(NamedTuple):
-    """What one point says of a claim."""
+    """Whether a claim holds at one point."""
 
     holds: bool
     because: str  # the figure that decides
@@ -235,7 +235,7 @@ class Claims(NamedTuple):
 
 
 class Held(NamedTuple):
-    """A claim against all points of one estimator."""
+    """A claim checked at all points of one estimator."""
 
     claim: Claim
     estimator: str

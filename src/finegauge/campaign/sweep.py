@@ -1,4 +1,4 @@
-"""A sweep file: which runs a campaign asks about, as a grid of axes over one run.
+"""A sweep file: the runs of a campaign, as a grid of axes over one run.
 
     name: batch sizes
     run: {model: llama-3-8b, method: lora, gpu: a100-80gb}   # or the path of any file that estimate reads
@@ -9,9 +9,9 @@
     predicted: {axes: {gpu: [a40, h100]}}   # beside what stands above
     measured: {run: {model: models/tiny}, device: cpu, steps: 5, repetitions: 3}
 
-`predicted` and `measured` say who answers; without either, predictions do. Each may lay its
-own run and axes over the shared ones, and each may be a list of such parts, one grid after the
-other. docs/campaigns.md describes every key.
+`predicted` and `measured` say what is done with the runs; without either, they are predicted. Each
+may override the shared run and axes, and each may be a list of such parts, one grid after the other.
+docs/campaigns.md describes every key.
 """
 
 import os
@@ -69,7 +69,7 @@ MAX_CELLS = 100_000
 
 
 class Sweep(NamedTuple):
-    """What a campaign asks."""
+    """The cells of a campaign."""
 
     name: str
     about: str
@@ -91,7 +91,7 @@ class Sweep(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Who answers, and about which runs."""
+    """One grid of runs, predicted or measured."""
 
     estimator: str
     base: Mapping[str, Any]

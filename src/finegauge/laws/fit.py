@@ -236,10 +236,7 @@ class _Row(NamedTuple):
 def read_sweep(path: str, equation: Form, where: Sequence[str] = ()) -> SweepTable:
     """Return the sweep in the CSV file at `path`, as `equation` needs it.
 
-    Args:
-        path: The table.
-        equation: Says which columns are needed.
-        where: "column=value" each; other rows are left out.
+    Each item of `where` is "column=value"; other rows are left out.
 
     Raises: InputError, FileFormatError and FieldError, each naming file, line and column.
     """

@@ -1,4 +1,4 @@
-"""Laws by name, one JSON file each, and a law as an Estimator."""
+"""Stored laws, one JSON file each, and a law as an Estimator."""
 
 import os
 import re
@@ -23,7 +23,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def check_name(name: str) -> str:
-    """Return `name` if it can be a law's; it becomes a file name."""
+    """Return `name` if it can name a law's file."""
     if not _NAME.fullmatch(name):
         raise FieldError(
             f"{shown(name)} cannot name a law; use letters, digits, '.', '_' and '-', at most 64 of them."

@@ -227,7 +227,11 @@ def experts(found: trials.Tunings) -> Held:
     """Return whether tuning changes how evenly the experts are used."""
     rows: list[tuple[Cell, ...]] = []
     panels, ours = [], []
-    for number, (before, after) in enumerate(zip(*_counts(found.sparse), strict=True), start=1):
+    counts = (
+        [seen["tokens_per_expert"] for seen in found.sparse[f"experts_{state}"]["layers"].values()]
+        for state in ("before", "after")
+    )
+    for number, (before, after) in enumerate(zip(*counts, strict=True), start=1):
         layer = f"layer {number}"
         spreads = []
         bars = []
@@ -312,14 +316,6 @@ def accuracy(found: trials.Tunings) -> Held:
     )
 
 
-def _counts(tuned: dict[str, Any]) -> tuple[list[list[float]], list[list[float]]]:
-    before, after = (
-        [seen["tokens_per_expert"] for seen in tuned[state]["layers"].values()]
-        for state in ("experts_before", "experts_after")
-    )
-    return before, after
-
-
 def _curves(title: str, key: str, modes: dict[str, list[dict[str, Any]]]) -> Panel:
     lines = tuple(
         Series(mode, mode, tuple(float(e["epoch"]) for e in epochs), tuple(100 * e[key] for e in epochs))
@@ -344,10 +340,8 @@ def measure_findings(
 ) -> published.Reproduction:
     """Return every finding with the paper's figure, this machine's, and whether it holds.
 
-    Args:
-        options: Device, threads and seed.
-        told: Told what is being measured.
-        store: A journal that keeps the profiles of the trials.
+    `told` hears what is being measured; `store` names a journal that keeps the profiles.
+
     Raises: UnsupportedError without PyTorch, or where a trial brings no data.
     """
     profiles = trials.measured(options, told=told, store=store)

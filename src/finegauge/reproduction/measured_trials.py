@@ -1,4 +1,4 @@
-"""The steps that are measured: small models of the paper's two kinds, and which runs of them.
+"""The runs that are measured to check the paper's findings: small models of its two kinds.
 
 Each model has the paper's structure (eight experts, two of them or all active) at a size whose
 step takes a fraction of a second on one core. Every trial runs in a process of its own.
@@ -81,14 +81,10 @@ def measured(
     store: str | None = None,
     by: Measure = measure,
 ) -> dict[Trial, Profile]:
-    """Return the profile of every trial.
+    """Return the profile of every trial, measured on the device of `options`.
 
-    Args:
-        options: Device, threads and seed; steps and instruments are set here.
-        trials: Which.
-        told: Told of each trial before it begins.
-        store: A journal that keeps the profiles.
-        by: Who measures.
+    `told` hears of each trial before it begins; `store` names a journal that keeps the profiles.
+
     Raises: UnsupportedError where a trial brings no data, with its reason.
     """
     found = {}
@@ -149,12 +145,7 @@ def tunings(
 ) -> Tunings:
     """Return the accuracy by epoch and the load of the experts of both; needs PyTorch.
 
-    Args:
-        options: Device, threads and seed.
-        epochs_before: Of subtraction, before the tuning.
-        epochs: Of addition.
-        questions: To learn from, of each.
-        told: Told what is being tuned.
+    Both learn `questions` additions for `epochs`, after `epochs_before` of as many subtractions.
     """
     import torch
 

@@ -153,25 +153,19 @@ def laws_item() -> Item:
 
 def _rmse_panel(found: tuple[Sweep, ...]) -> Panel:
     """Return RMSE in percent of each series' largest throughput, so that one axis holds all."""
-
-    def share(law: Law, sweep: Sweep) -> float:
-        return 100 * law.scores.rmse / max(p.value for p in sweep.points)
-
     laws = (
         ("eq. 2, printed form", published.OTHER, "printed"),
         ("eq. 2, artifact's form", published.THEIRS, "artifact"),
         ("affine", published.OURS, "affine"),
     )
-    return Panel(
-        title="RMSE of each law, fitted to the same points",
-        x_label="",
-        y_label="RMSE, % of largest throughput",
-        series=tuple(
-            Series(label, whose, (), tuple(share(getattr(s, law), s) for s in found))
-            for label, whose, law in laws
-        ),
-        categories=tuple(s.name.replace(" ", "\n") for s in found),
-    )
+    most = [max(p.value for p in s.points) for s in found]
+    bars = []
+    for label, whose, law in laws:
+        shares = (100 * getattr(s, law).scores.rmse / top for s, top in zip(found, most, strict=True))
+        bars.append(Series(label, whose, (), tuple(shares)))
+    title = "RMSE of each law, fitted to the same points"
+    names = tuple(s.name.replace(" ", "\n") for s in found)
+    return Panel(title, "", "RMSE, % of largest throughput", tuple(bars), names)
 
 
 def extrapolation_item() -> Item:

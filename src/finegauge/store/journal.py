@@ -3,7 +3,8 @@
 One record is one line: its schema version, a checksum, the record. A line is written under
 the file's lock, in one piece, and is on the disk when `append` returns; where it cannot be
 written whole it is taken back. A line that does not read back (torn by a crash, changed by
-hand) is copied to FILE.quarantine with the reason, and passed by.
+hand) is copied to FILE.quarantine with the reason, and passed by. `Trials` are the records of
+measurements: one when a trial starts, one when it ends.
 """
 
 import json
@@ -200,7 +201,7 @@ class Trials:
         self.journal = Journal(path)
 
     def start(self, run: "Run", asked: Mapping[str, Any]) -> str:
-        """Record that `run` is about to be measured as `asked`, and return the trial's name."""
+        """Record that `run` is about to be measured with options `asked`, and return the trial's name."""
         trial = os.urandom(8).hex()
         self.journal.append(
             {
@@ -222,7 +223,7 @@ class Trials:
                 self.journal.append_locked(descriptor, (record,))
 
     def profiles(self) -> list[Profile]:
-        """Return how every trial that ended did end, in the order in which they did."""
+        """Return the profile of every trial that ended, in the order of the ends."""
         return [profile_of(record["profile"]) for record in self._of(ENDED)]
 
     def recover(self) -> int:
@@ -244,12 +245,12 @@ class Trials:
 
 
 def ended(trial: str, asked: Mapping[str, Any], profile: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record of an end: what was asked, and what came of it."""
+    """Return the record of an end: the question and its result."""
     return {"event": ENDED, "trial": trial, "asked": dict(asked), "profile": dict(profile)}
 
 
 def interrupted(run: Mapping[str, Any]) -> Profile:
-    """Return the profile of a trial that left no word."""
+    """Return the profile of a trial whose process died."""
     return Profile(run=run_of(run), source=Source("measured", "trial"), outcome="interrupted", reason=GONE)
 
 

@@ -30,12 +30,7 @@ Read = Callable[[bytes], tuple["pa.Table", int]]  # the table of whole lines, an
 
 
 def cached(journal: str, read: Read) -> tuple["pa.Table", int]:
-    """Return the table of the file `journal` and how many of its lines did not read back.
-
-    Args:
-        journal: A file of lines.
-        read: Makes a table of lines.
-    """
+    """Return the table of the file `journal`, made by `read`, and how many lines did not read back."""
     import pyarrow as pa
 
     with open(journal, "rb") as file:

@@ -129,13 +129,7 @@ def validate_here(
 ) -> HereValidation:
     """Return `num` configurations, all predicted for the device profile `gpu`, then measured by `measure`.
 
-    Args:
-        gpu: The path of a device profile, or "here".
-        measure: Who runs a configuration for real.
-        folder: Where the configurations' model files go.
-        num: How many.
-        seed: What they are drawn from.
-        heard: Told before each measurement.
+    `gpu` is the path of a device profile, or "here"; the configurations' model files go to `folder`.
     """
     from finegauge.catalogue.gpus import gpu as find_gpu
 

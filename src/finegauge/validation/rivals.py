@@ -94,9 +94,7 @@ def rivals(
 ) -> tuple[dict[str, Estimator], dict[str, str]]:
     """Return the rivals called `names` ("all": every one) that can answer here, and why others cannot.
 
-    Args:
-        names: Of RIVALS, or "all".
-        rows: What the seed paper's law is fitted to; every other rival is shown none.
+    The seed paper's law is fitted to `rows`; the other rivals do not see them.
 
     Raises: InputError for a name that no rival has.
     """

@@ -19,7 +19,7 @@ EXACT = Interval(1.0, 1.0)  # of an Estimator that gives no interval
 
 
 class Prediction(NamedTuple):
-    """What an Estimator says about one row, in the row's own quantities."""
+    """An Estimator's prediction for one row, in the row's own quantities."""
 
     step_time_s: float
     step_time_s_p10: float
@@ -364,10 +364,7 @@ def validate(
 ) -> Validation:
     """Return every row of the measurement `tables`, answered by `estimator` and by each rival.
 
-    Args:
-        tables: Paths.
-        estimator: FineGauge's prediction by default.
-        against: Names of rivals, or "all".
+    `estimator` is FineGauge's prediction by default; `against` names rivals, or "all".
 
     Raises: FileFormatError for a file that is no measurement table; InputError for an unknown rival.
     """
