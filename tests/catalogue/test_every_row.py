@@ -3,13 +3,14 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
+from datetime import date
 
 import pytest
 
 from finegauge.catalogue.tables import read_shipped, table
 
 DATE = re.compile(r"20\d\d(-[01]\d(-[0-3]\d)?)?")
-TABLES = {
+TABLES = {  # rows at least: a table may grow
     "gpus.csv": 74,
     "offers.csv": 1481,
     "offer_sources.csv": 26,
@@ -53,7 +54,7 @@ def test_table_is_plain_and_whole(filename: str) -> None:
     commas = text.splitlines()[0].count(",")
     assert '"' not in text
     assert all(line.count(",") == commas for line in text.splitlines())
-    assert len(table(filename)) == TABLES[filename]
+    assert len(table(filename)) >= TABLES[filename]
 
 
 @pytest.mark.parametrize("filename", TABLES)
@@ -63,7 +64,7 @@ def test_every_row_has_source_and_date(filename: str) -> None:
         dates = [row[key] for key in ("date", "checked") if row.get(key)]
         assert filename == "offer_sources.csv" or dates, row
         assert all(DATE.fullmatch(day) for day in dates), row
-        assert all(day <= "2026-11-21" for day in dates), row
+        assert all(day <= date.today().isoformat() for day in dates), row
 
 
 @pytest.mark.parametrize("filename", TABLES)

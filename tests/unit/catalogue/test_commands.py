@@ -1,6 +1,7 @@
 """The commands `models`, `gpus`, `offers`, `datasets`: lists, filters, one row, JSON, refusals."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +27,16 @@ def rows(command: click.Command, *args: str) -> Any:
 @pytest.mark.parametrize(
     ("command", "footer"),
     [
-        (gpus, "74 of 74 GPUs"),
-        (models, "229 of 229 models"),
-        (datasets, "5 of 5 data sets"),
-        (offers, "1,481 of 1,481 offers"),
+        (gpus, r"(7\d) of \1 GPUs"),
+        (models, r"(2\d\d) of \1 models"),
+        (datasets, r"(\d+) of \1 data sets"),
+        (offers, r"(1,\d+) of \1 offers"),
     ],
 )
 def test_lists_fit_100_columns(command: click.Command, footer: str) -> None:
     result = run(command)
     assert result.exit_code == 0
-    assert footer in result.stdout
+    assert re.search(footer, result.stdout)
     assert max(map(len, result.stdout.splitlines())) <= 100
 
 
