@@ -32,9 +32,9 @@ def _campaigns() -> tuple[click.Command, ...]:
 
 
 def _catalogue() -> tuple[click.Command, ...]:
-    from finegauge.cli.catalogue import datasets, gpus, models, offers
+    from finegauge.cli.catalogue import datasets, frameworks, gpus, models, offers
 
-    return models, gpus, offers, datasets
+    return models, gpus, offers, datasets, frameworks
 
 
 def _estimates() -> tuple[click.Command, ...]:
@@ -105,6 +105,7 @@ COMMANDS = {  # name: where it is, and what --help says about it
     "gpus": (_catalogue, "List GPUs, or show one."),
     "offers": (_catalogue, "List cloud offers with their prices; --refresh fetches today's."),
     "datasets": (_catalogue, "List data sets, or show one with its lengths."),
+    "frameworks": (_catalogue, "List training frameworks, and what each does unasked."),
 }
 
 

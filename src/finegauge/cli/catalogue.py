@@ -19,6 +19,7 @@ from finegauge.answers.catalogue_rows import (
     offers_json,
     plain,
 )
+from finegauge.errors import InputError, shown
 from finegauge.render.number_format import dollars
 
 if TYPE_CHECKING:
@@ -388,3 +389,21 @@ def _histogram(lengths: Sequence[tuple[int, int]], bins: int = 12) -> Iterable[t
     for start in range(0, top, width) if total else ():
         inside = sum(count for length, count in lengths if start < length <= start + width)
         yield f"{start + 1}-{start + width}", inside / total
+
+
+# --- frameworks
+
+
+@click.command()
+@click.argument("pattern", default="", metavar="[NAME]")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+def frameworks(pattern: str, *, as_json: bool) -> None:
+    """List training frameworks: whose files are read and written, and what each does unasked."""
+    from finegauge.answers.frameworks import frameworks_answer
+    from finegauge.cli.run_options import show
+    from finegauge.render.frameworks import frameworks_report
+
+    answer = frameworks_answer(pattern)
+    if not answer.frameworks:
+        raise InputError(f"No framework is called {shown(pattern)}; 'finegauge frameworks' lists them.")
+    show("frameworks", answer, frameworks_report, as_json=as_json)

@@ -103,7 +103,7 @@ def _table_text(table: Table) -> TableText:
 
 def answers() -> Mapping[str, Any]:
     """Return the type of the answer behind each command's `--json`; of some there are several."""
-    from finegauge.answers import estimate, files, plan
+    from finegauge.answers import estimate, files, frameworks, plan
 
     return {
         "estimate": estimate.EstimateAnswer,
@@ -114,6 +114,7 @@ def answers() -> Mapping[str, Any]:
         "check-files": CheckedFiles,
         "read": files.ReadAnswer,
         "report": ReportText,
+        "frameworks": frameworks.FrameworksAnswer,
         "plan": plan.PlanAnswer,
         "whatif": plan.WhatIfAnswer,
     }
