@@ -127,7 +127,8 @@ def quote(run: "Run", profile: Profile | None = None, *, prices: Iterable[Offer]
     num_steps, num_epochs = batch.steps_total, epochs_of(run, batch)
     if prices is None:
         prices = offers(run.gpu, provider=run.provider, region=run.region if run.provider else None)
-    intensity, overhead = grid(run.region, run.provider), site_overhead(run.provider, run.region).pue
+    intensity = grid(run.region, run.provider)
+    overhead = run.pue or site_overhead(run.provider, run.region).pue
     wall, boards_j, wall_j, kilograms = Breakdown({}), None, None, None
     costs: tuple[PricedOffer, ...] = ()
     services: tuple[ManagedPrice, ...] = ()

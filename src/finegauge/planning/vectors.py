@@ -208,7 +208,7 @@ class Market:
         key = offer.provider, offer.region
         if key not in self._sites:
             intensity, overhead = grid(offer.region, offer.provider), site_overhead(*key)
-            self._sites[key] = intensity.kg_per_kwh, overhead.pue
+            self._sites[key] = intensity.kg_per_kwh, self.run.pue or overhead.pue
         return self._sites[key]
 
 

@@ -297,6 +297,9 @@ class Run:
     )
     provider: str | None = spec(text, "whose prices", label="Provider")
     region: str | None = spec(text, "whose prices and electricity")
+    pue: float | None = spec(
+        number(1.0, 4.0), "what the site draws over what its machines draw; none: its provider's, or usual"
+    )
     startup_s: float = spec(
         number(0.0, 1e7, "s"),
         "seconds before the first step: process start, loading, tokenising (an assumption)",
