@@ -135,6 +135,10 @@ DENSE: dict[str, dict[str, Any]] = {
     "falcon": {"multi_query": True, "parallel_attn": True, "new_decoder_architecture": False},
     "falcon-new": {"model_type": "falcon", "new_decoder_architecture": True, "num_kv_heads": 2},
     "cohere2": {"head_dim": 64, "sliding_window": 64, "num_hidden_layers": 4},
+    "cohere_compass_text": {
+        "head_dim": 64,
+        "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10_000.0}},
+    },
     "cwm": {"head_dim": 64, "sliding_window": 64, "num_hidden_layers": 4},
     "granite_swa": {"sliding_window": 64, "num_hidden_layers": 4},
     "hyperclovax": {},

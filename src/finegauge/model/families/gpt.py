@@ -310,5 +310,8 @@ GPT: dict[str, Family] = {
         numerics={"scaled_logits": True, "written_layer_norms": True},
         defaults={"sliding_window": 4096, "sliding_window_pattern": 4},
     ),
+    "cohere_compass_text": Family(  # North Micro: every layer attends to all, with rotary positions
+        like="cohere", qk_norms=None, numerics={"scaled_logits": True, "written_layer_norms": True},
+    ),
 }
 # fmt: on
