@@ -1,23 +1,43 @@
-"""Files of the launcher beside a training file: accelerate's YAML and DeepSpeed's JSON, read and written."""
+"""Files of the launcher beside a training file: accelerate's YAML and DeepSpeed's JSON, read and written.
+
+The training file wins where both speak of the number format, as in transformers' Trainer; where two files
+state different batches or two ways to shard, the contradiction is said. A DeepSpeed file that a config names
+is read only inside the project: below the working folder, or below the folder above the config's. Where it is
+not there, its name often tells the stage (ds_z3_config.json). "auto" leaves a value to the training file.
+Names and defaults of accelerate are those of `accelerate config` (accelerate 1.10, both FSDP generations).
+"""
 
 import os
 from collections.abc import Mapping
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from finegauge import documents
 from finegauge.documents import read_text
 from finegauge.errors import FieldError, FileFormatError, shown
 from finegauge.formats.sheet import ACCELERATE, without
 from finegauge.run.field import flag, whole
-from finegauge.run.rules import DATA_DEGREES, MODEL_DEGREES, STATED
-from finegauge.run.run import FROM_COMMAND_LINE, FROM_DEFAULT
-
-if TYPE_CHECKING:
-    from finegauge.run.run import Run
+from finegauge.run.rules import FSDP, MODEL_DEGREES, STATED
+from finegauge.run.run import FROM_COMMAND_LINE, FROM_DEFAULT, Run
 
 _EXACT = ("micro_batch_size", "gradient_accumulation_steps")
 _TRAINING_FILE_WINS = ("autocast",)
+_STAGES = ("none", "zero1", "zero2", "zero3")  # of ZeRO, by number
+_DEEPSPEED_KEYS = frozenset(("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"))
+_ACCELERATE_KEYS = frozenset(("compute_environment", "distributed_type", "num_processes", "machine_rank"))
+_STRATEGIES = {
+    "1": "fsdp", "full_shard": "fsdp", "true": "fsdp",
+    "2": "fsdp_shard_grad_op", "shard_grad_op": "fsdp_shard_grad_op", "false": "fsdp_shard_grad_op",
+    "3": "none", "no_shard": "none",
+    "4": "hybrid", "hybrid_shard": "hybrid", "5": "hybrid", "hybrid_shard_zero2": "hybrid",
+}  # fmt: skip
+_DEGREES = {
+    "dp_replicate_size": "data_parallel_replicate",
+    "dp_shard_size": "data_parallel_shard",
+    "tp_size": "tensor_parallel",
+    "cp_size": "context_parallel",
+    "sp_size": "context_parallel",
+}
 
 
 class Alongside(NamedTuple):
@@ -31,10 +51,10 @@ class Alongside(NamedTuple):
         """Return the fields that each file states, with the origin they get."""
         stated = []
         if self.accelerate is not None:
-            found = accelerate_fields_of_file(self.accelerate)
+            found = accelerate_fields(keys_of_file(self.accelerate, "accelerate"), self.accelerate)
             stated.append((f"accelerate file {os.path.basename(self.accelerate)}", found))
         if self.deepspeed is not None:
-            found = deepspeed_fields_of_file(self.deepspeed)
+            found = deepspeed_fields(keys_of_file(self.deepspeed, "DeepSpeed"))
             stated.append((f"DeepSpeed file {os.path.basename(self.deepspeed)}", found))
         return stated
 
@@ -42,8 +62,8 @@ class Alongside(NamedTuple):
         """Return how many GPUs the run is launched on, if this tells."""
         if self.num_gpus is not None or self.accelerate is None:
             return self.num_gpus
-
-        count = accelerate_fields_of_file(self.accelerate).get("num_gpus")
+        keys = keys_of_file(self.accelerate, "accelerate")
+        count = accelerate_fields(keys, self.accelerate).get("num_gpus")
         return int(count) if count is not None else None
 
     def lay_over(self, fields: dict[str, Any], origins: dict[str, str], warnings: list[str]) -> None:
@@ -69,7 +89,6 @@ class Alongside(NamedTuple):
 
 
 def _is_stated(field: str, origins: Mapping[str, str]) -> bool:
-    """Return whether somebody stated `field`, rather than a default."""
     origin = origins.get(field, FROM_DEFAULT)
     return origin in STATED or " file " in origin
 
@@ -94,25 +113,26 @@ def _refuse_contradictions(
 
 ALONE = Alongside()
 
-_STAGES = {0: "none", 1: "zero1", 2: "zero2", 3: "zero3"}
-_DEEPSPEED_KEYS = frozenset(("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"))
-
 
 def is_deepspeed(keys: Mapping[str, Any]) -> bool:
     """Return whether `keys` are those of a DeepSpeed file."""
     return not _DEEPSPEED_KEYS.isdisjoint(keys)
 
 
-def deepspeed_fields_of_file(path: str) -> dict[str, Any]:
-    """Return the fields that a DeepSpeed file states.
+def keys_of_file(path: str, launcher: str) -> Mapping[str, Any]:
+    """Return the keys of a file of "accelerate" or "DeepSpeed".
 
     Raises: FileFormatError if it is none.
     """
     name = os.path.basename(path)
     keys = documents.parse_yaml(read_text(path), name)
-    if not isinstance(keys, dict) or not is_deepspeed(keys):
-        raise FileFormatError(f"{name} is no DeepSpeed file: it has no zero_optimization.")
-    return deepspeed_fields(keys)
+    is_theirs, lacks = {
+        "accelerate": (is_accelerate, "neither distributed_type nor …"),
+        "DeepSpeed": (is_deepspeed, "no zero_optimization"),
+    }[launcher]
+    if not isinstance(keys, dict) or not is_theirs(keys):
+        raise FileFormatError(f"{name} is no {launcher} file: it has {lacks}.")
+    return keys
 
 
 def deepspeed_fields(keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,28 +212,23 @@ def _find(named: str, config_file: str) -> tuple[str | None, bool]:
 
 
 def _of_keys(keys: Mapping[str, Any]) -> tuple[str, str]:
-    """Return (sharding, cpu_offload) of DeepSpeed's keys."""
     zero = keys.get("zero_optimization")
     if not isinstance(zero, Mapping):
         return "none", "none"
     stage = zero.get("stage")
     stage = int(stage) if isinstance(stage, str) and stage in ("0", "1", "2", "3") else stage
-    offloads = [name for name in ("optimizer", "param") if _to_host(zero.get(f"offload_{name}"))]
+    offloads = [name for name in ("optimizer", "param") if _device(zero, name) in ("cpu", "nvme")]
     offload = {0: "none", 2: "all"}.get(len(offloads)) or ("params" if offloads == ["param"] else "optimizer")
     if stage == 3 and len(offloads) == 2 and all(_device(zero, name) == "nvme" for name in offloads):
         offload = "nvme"
-    return _STAGES.get(stage, "none") if isinstance(stage, int) else "none", offload
+    sharding = _STAGES[stage] if isinstance(stage, int) and 0 <= stage < len(_STAGES) else "none"
+    return sharding, offload
 
 
 def _device(zero: Mapping[str, Any], what: str) -> str:
     """Return where DeepSpeed keeps the optimizer's states ("optimizer") or the weights ("param")."""
     offload = zero.get(f"offload_{what}")
     return str(offload.get("device")) if isinstance(offload, Mapping) else "none"
-
-
-def _to_host(offload: Any) -> bool:
-    """Return whether an offload_* entry moves anything off the GPU."""
-    return isinstance(offload, Mapping) and offload.get("device") in ("cpu", "nvme")
 
 
 def _stage_in_name(name: str) -> int | None:
@@ -227,37 +242,9 @@ def _stage_in_name(name: str) -> int | None:
     return found[0] if len(found) == 1 else None
 
 
-_ACCELERATE_KEYS = frozenset(("compute_environment", "distributed_type", "num_processes", "machine_rank"))
-_STRATEGIES = {
-    "1": "fsdp", "full_shard": "fsdp", "true": "fsdp",
-    "2": "fsdp_shard_grad_op", "shard_grad_op": "fsdp_shard_grad_op", "false": "fsdp_shard_grad_op",
-    "3": "none", "no_shard": "none",
-    "4": "hybrid", "hybrid_shard": "hybrid", "5": "hybrid", "hybrid_shard_zero2": "hybrid",
-}  # fmt: skip
-_DEGREES = {
-    "dp_replicate_size": "data_parallel_replicate",
-    "dp_shard_size": "data_parallel_shard",
-    "tp_size": "tensor_parallel",
-    "cp_size": "context_parallel",
-    "sp_size": "context_parallel",
-}
-
-
 def is_accelerate(keys: Mapping[str, Any]) -> bool:
     """Return whether `keys` are those of an accelerate file."""
     return len(_ACCELERATE_KEYS & set(keys)) > 1
-
-
-def accelerate_fields_of_file(path: str) -> dict[str, Any]:
-    """Return the fields that an accelerate file states.
-
-    Raises: FileFormatError if it is none.
-    """
-    name = os.path.basename(path)
-    keys = documents.parse_yaml(read_text(path), name)
-    if not isinstance(keys, dict) or not is_accelerate(keys):
-        raise FileFormatError(f"{name} is no accelerate file: it has neither distributed_type nor ….")
-    return accelerate_fields(keys, path)
 
 
 def accelerate_fields(keys: Mapping[str, Any], path: str) -> dict[str, Any]:
@@ -288,13 +275,11 @@ def accelerate_fields(keys: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 
 def _section(keys: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return a section; empty where there is none."""
     section = keys.get(name)
     return section if isinstance(section, Mapping) else {}
 
 
 def _fsdp(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of fsdp_config, of FSDP 1 or 2."""
     named = {str(key).removeprefix("fsdp_"): value for key, value in section.items()}
     strategy = named.get("reshard_after_forward", named.get("sharding_strategy", "FULL_SHARD"))
     if strategy is None:
@@ -335,7 +320,6 @@ def _deepspeed(section: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 
 def _megatron(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of megatron_lm_config."""
     fields = {}
     for key, field in (("tp_degree", "tensor_parallel"), ("pp_degree", "pipeline_parallel")):
         if section.get(f"megatron_lm_{key}") is not None:
@@ -353,47 +337,36 @@ def _degrees(keys: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-ZERO_STAGES = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3}
-FSDP = ("fsdp", "fsdp_shard_grad_op", "hybrid")
-_MIXED = {"none": "no", "bf16": "bf16", "fp16": "fp16"}
-_DEGREE_KEYS = {
-    "data_parallel_replicate": "dp_replicate_size",
-    "data_parallel_shard": "dp_shard_size",
-    "tensor_parallel": "tp_size",
-    "context_parallel": "cp_size",
-}
-
-
-def uses_deepspeed(run: "Run") -> bool:
+def uses_deepspeed(run: Run) -> bool:
     """Return whether DeepSpeed shards or offloads."""
     return run.sharding in ("zero1", "zero2", "zero3") or (
         run.sharding == "none" and run.cpu_offload != "none"
     )
 
 
-def uses_fsdp(run: "Run") -> bool:
+def uses_fsdp(run: Run) -> bool:
     """Return whether FSDP shards."""
     return run.sharding in FSDP
 
 
-def zero_stage(run: "Run") -> int:
+def zero_stage(run: Run) -> int:
     """Return the ZeRO stage; what is offloaded has to be sharded, on one GPU too."""
     needed = {"none": 0, "optimizer": 2}.get(run.cpu_offload, 3)
-    return ZERO_STAGES[run.sharding] if run.sharding != "none" else needed
+    return _STAGES.index(run.sharding) if run.sharding != "none" else needed
 
 
-def per_node(run: "Run") -> int:
+def per_node(run: Run) -> int:
     """Return the GPUs of one node."""
     return run.num_gpus // run.num_nodes
 
 
-def accelerate(run: "Run") -> dict[str, Any]:
+def accelerate(run: Run) -> dict[str, Any]:
     """Return accelerate's YAML for a run on several GPUs, or one that is sharded or offloaded."""
     kind = "DEEPSPEED" if uses_deepspeed(run) else "FSDP" if uses_fsdp(run) else "MULTI_GPU"
     keys: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": kind if run.num_gpus > 1 or kind != "MULTI_GPU" else "NO",
-        "mixed_precision": _MIXED[run.autocast],
+        "mixed_precision": "no" if run.autocast == "none" else run.autocast,
         "num_machines": run.num_nodes,
         "num_processes": run.num_gpus,
         "machine_rank": 0,
@@ -406,14 +379,13 @@ def accelerate(run: "Run") -> dict[str, Any]:
         keys["deepspeed_config"] = _inline_deepspeed(run)
     elif kind == "FSDP":
         keys["fsdp_config"] = fsdp_options(run, prefix="fsdp_") | {"fsdp_version": 2}
-    degrees = {key: getattr(run, field) for field, key in _DEGREE_KEYS.items()}
+    degrees = {key: getattr(run, field) for key, field in _DEGREES.items() if key != "sp_size"}
     if kind == "FSDP" and (degrees_beyond_data(run) > 1 or run.data_parallel_replicate > 1):
         keys["parallelism_config"] = {f"parallelism_config_{key}": n for key, n in degrees.items()}
     return keys
 
 
-def _inline_deepspeed(run: "Run") -> dict[str, Any]:
-    """Return accelerate's own keys for DeepSpeed."""
+def _inline_deepspeed(run: Run) -> dict[str, Any]:
     stage, devices = zero_stage(run), offload_devices(run)
     return without(
         {
@@ -428,7 +400,7 @@ def _inline_deepspeed(run: "Run") -> dict[str, Any]:
     )
 
 
-def offload_devices(run: "Run") -> dict[str, str | None]:
+def offload_devices(run: Run) -> dict[str, str | None]:
     """Return where DeepSpeed keeps the optimizer's state and the parameters, None: on the GPU."""
     place = "nvme" if run.cpu_offload == "nvme" else "cpu"
     return {
@@ -437,7 +409,7 @@ def offload_devices(run: "Run") -> dict[str, str | None]:
     }
 
 
-def fsdp_options(run: "Run", prefix: str = "") -> dict[str, Any]:
+def fsdp_options(run: Run, prefix: str = "") -> dict[str, Any]:
     """Return the keys of `fsdp_config`, as accelerate (with its prefix) and Axolotl (without) have them."""
     keys = {
         "reshard_after_forward": run.sharding != "fsdp_shard_grad_op",
@@ -449,7 +421,7 @@ def fsdp_options(run: "Run", prefix: str = "") -> dict[str, Any]:
     return {f"{prefix}{key}": value for key, value in keys.items()}
 
 
-def deepspeed(run: "Run", *, explicit: bool = False) -> dict[str, Any]:
+def deepspeed(run: Run, *, explicit: bool = False) -> dict[str, Any]:
     """Return DeepSpeed's JSON; what the trainer knows too is "auto", unless `explicit`."""
     stage, devices = zero_stage(run), offload_devices(run)
     zero: dict[str, Any] = {"stage": stage, "overlap_comm": True, "contiguous_gradients": True}
@@ -479,28 +451,23 @@ def deepspeed(run: "Run", *, explicit: bool = False) -> dict[str, Any]:
     return keys
 
 
-def degrees_beyond_data(run: "Run") -> int:
+def degrees_beyond_data(run: Run) -> int:
     """Return the GPUs that read the same sequences."""
     return prod(getattr(run, name) for name in MODEL_DEGREES)
 
 
-def data_ranks(run: "Run") -> int:
-    """Return the GPUs that read different sequences."""
-    return prod(getattr(run, name) for name in DATA_DEGREES)
-
-
-def accelerate_launch(run: "Run", program: str) -> str:
+def accelerate_launch(run: Run, program: str) -> str:
     """Return the command that starts `program` under accelerate's file."""
     where = ' --machine_rank "$NODE_RANK" --main_process_ip "$MASTER_ADDR" --main_process_port 29500'
     return f"accelerate launch --config_file {ACCELERATE}{where if run.num_nodes > 1 else ''} {program}"
 
 
-def torchrun(run: "Run", program: str) -> str:
+def torchrun(run: Run, program: str) -> str:
     """Return the command that starts `program` on every GPU by torchrun."""
     return f"torchrun {torchrun_words(run)} {program}"
 
 
-def torchrun_words(run: "Run") -> str:
+def torchrun_words(run: Run) -> str:
     """Return what torchrun is told of the machines."""
     where = f"--nnodes {run.num_nodes} --nproc_per_node {per_node(run)}"
     if run.num_nodes > 1:
@@ -508,7 +475,7 @@ def torchrun_words(run: "Run") -> str:
     return where
 
 
-def environment(run: "Run") -> str:
+def environment(run: Run) -> str:
     """Return the variables that frameworks with a launcher of their own read, before the command."""
     words = f"NNODES={run.num_nodes} NPROC_PER_NODE={per_node(run)}"
     where = ' NODE_RANK="$NODE_RANK" MASTER_ADDR="$MASTER_ADDR" MASTER_PORT=29500'

@@ -34,7 +34,12 @@ def mean_of(notes: str) -> Mean | None:
 
 
 def varied_lengths(cells: Mapping[str, str], mean: Mean) -> dict[str, Any]:
-    """Return the fields of a run whose sequences vary about `mean`."""
+    """Return the fields of sequences that vary about `mean` as those of published instruction sets do.
+
+    What has to fit is the longest batch, and what a step takes is its longest sequence: a mean must not be
+    taken for all. Where the framework's count holds padding, as the HF Trainer's does, the sequences are as
+    much shorter as the longest of a batch exceeds the mean.
+    """
     kernels = f"{cells['kernels']} {cells['notes']}"
     joined = UNPADDED.search(kernels) is not None
     batch = int(cells["micro_batch_size"]) if cells["micro_batch_size"].isdigit() else 1
@@ -83,7 +88,11 @@ _DEGREE = re.compile(r"(tp|vpp|pp|cp|sp|ep|dp)[-=]?(\d+)")
 
 
 def parallelism(cell: str, num_gpus: int) -> dict[str, Any]:
-    """Return the fields of a run that `cell` states for `num_gpus` GPUs.
+    """Return the fields of a run that a cell `parallelism` states for `num_gpus` GPUs.
+
+    Tokens are joined by +: ddp, fsdp, fsdp_shard_grad_op, hsdp, zero1 to zero3, tpN, spN, ppN, vppN, cpN,
+    epN, dpN, naive_mp. Beside tensor parallelism, sp is Megatron's sequence parallelism. InternEvo writes
+    `zero1(size N)tpM`, where N = -1 is all data-parallel ranks.
 
     Raises: FieldError naming the token that is not known.
     """
@@ -262,7 +271,6 @@ def settings_of(cells: Mapping[str, str], folder: str, known_models: dict[str, s
 
 
 def _copy(cells: Mapping[str, str], draft: _Draft) -> None:
-    """Take over the columns that are fields of a run."""
     if not cells["method"]:
         raise FieldError("The row does not state its method; write full, lora, qlora or gptq_lora.")
     if cells["method"] == "other":
@@ -295,7 +303,6 @@ def _narrow_products(cells: Mapping[str, str], draft: _Draft) -> None:
 
 
 def _software(cells: Mapping[str, str], draft: _Draft) -> None:
-    """Read kernels and versions."""
     kernels = cells["kernels"].lower()
     named = ("foak", "unsloth", "megatron")
     fused = [name for name in named if name in kernels or f"+{name}" in cells["notes"].lower()]
@@ -336,7 +343,6 @@ def _batch(cells: Mapping[str, str], draft: _Draft) -> None:
 
 
 def _gpus(cells: Mapping[str, str], draft: _Draft) -> None:
-    """Read the GPUs and how the work is divided among them."""
     if not cells["gpu"]:
         raise FieldError("The row does not name its GPU.")
     draft.fields["gpu"] = cells["gpu"]
@@ -363,7 +369,6 @@ def _gpus(cells: Mapping[str, str], draft: _Draft) -> None:
 
 
 def _adapters(cells: Mapping[str, str], draft: _Draft) -> None:
-    """Read rank, targets and number format of the adapters."""
     if cells["lora_rank"]:
         draft.fields["lora_rank"] = cells["lora_rank"]
     elif "lora_rank" not in draft.fields:
@@ -378,7 +383,6 @@ def _adapters(cells: Mapping[str, str], draft: _Draft) -> None:
 
 
 def _targets(words: list[str], model: str) -> tuple[str, ...]:
-    """Return what LoRA adapts, by the names that the model has."""
     from finegauge.catalogue.models import model as find
 
     names = [name for word in words for name in PROJECTIONS.get(word.lower().replace("-", "_"), (word,))]
@@ -402,7 +406,6 @@ def _mixed_precision(draft: _Draft) -> None:
 
 
 def _weights_dtype(method: str) -> str:
-    """Return the format of the weights where nobody states it."""
     return {"qlora": "nf4_dq", "gptq_lora": "gptq4"}.get(method, "bf16")
 
 
@@ -458,7 +461,6 @@ def _stem(name: str) -> str:
 
 
 def _whole(cell: str, column: str) -> int:
-    """Return the whole number in a cell."""
     try:
         figure = float(cell)
         if figure == int(figure) and 1 <= figure <= 1_000_000:
@@ -469,5 +471,4 @@ def _whole(cell: str, column: str) -> int:
 
 
 def _short(text: str, limit: int = 120) -> str:
-    """Return printable text of at most `limit` characters."""
     return "".join(c for c in text if c.isprintable())[:limit]

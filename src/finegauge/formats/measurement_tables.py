@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from finegauge.catalogue.frameworks import counts_memory_as
+from finegauge.documents import read_text
 from finegauge.errors import FileFormatError, FineGaugeError, did_you_mean, shown
 from finegauge.formats.measurement_rows import FULL, MEAN, Settings, settings_of
 from finegauge.run.run import FIELDS, Run
@@ -149,7 +150,6 @@ def _measured(cells: Mapping[str, str]) -> Measured:
 
 
 def _positive(cell: str | None) -> float | None:
-    """Return the positive finite number that a cell holds, or None."""
     try:
         figure = float(cell or "nan")
     except ValueError:
@@ -163,7 +163,7 @@ def _cells(file: str) -> Iterator[dict[str, str]]:
 
     name = os.path.basename(file)
     try:
-        lines = csv.reader(_text(file).splitlines(), strict=True)
+        lines = csv.reader(read_text(file, MAX_BYTES).splitlines(), strict=True)
         header = [column.strip().lower() for column in next(lines, [])]
         _check_header(header, name)
         for number, row in enumerate(lines, start=2):
@@ -182,7 +182,6 @@ def _cells(file: str) -> Iterator[dict[str, str]]:
 
 
 def _check_header(header: list[str], name: str) -> None:
-    """Refuse a table without models, or that names a column twice."""
     if "model" not in header and "hf_config" not in header:
         known = ", ".join(CONFIGURATION[:6])
         raise FileFormatError(
@@ -192,26 +191,3 @@ def _check_header(header: list[str], name: str) -> None:
     twice = next((column for column in header if column and header.count(column) > 1), None)
     if twice:
         raise FileFormatError(f"{name} has two columns {shown(twice)}; remove or rename one.")
-
-
-def _text(file: str) -> str:
-    """Return the text of a table.
-
-    Raises: FileFormatError if it is missing, too large, or not UTF-8 text.
-    """
-    name = os.path.basename(file)
-    try:
-        if os.path.isdir(file):
-            raise FileFormatError(f"{shown(file)} is a folder, not a table.")
-        if os.path.getsize(file) > MAX_BYTES:
-            raise FileFormatError(f"{name} is larger than {MAX_BYTES / 1e6:.0f} MB; split the table.")
-        with open(file, encoding="utf-8-sig", newline="") as opened:
-            text = opened.read(MAX_BYTES)
-    except FileNotFoundError:
-        raise FileFormatError(f"No file {shown(file)}.") from None
-    except (OSError, ValueError) as error:
-        reason = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else None
-        raise FileFormatError(f"{shown(file)} cannot be read: {reason or error}.") from None
-    if "\0" in text:
-        raise FileFormatError(f"{name} is binary, not a table of comma-separated values.")
-    return text

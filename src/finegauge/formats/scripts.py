@@ -212,7 +212,6 @@ class _Script:
             self._note("model_name_or_path", value)
 
     def _note(self, key: str, value: Any) -> None:
-        """Note a value, or that it is computed."""
         if value is _OPAQUE:
             self.opaque.add(key)
         elif value is not None:
@@ -302,7 +301,6 @@ def _start_of_options(words: list[str]) -> int:
 
 
 def _loaded(words: list[str], start: int, variables: dict[str, str], name: str) -> Found:
-    """Return the options from `start` on as keys, with the launcher's GPUs."""
     keys = _options(words[start:])
     tool = words[start - 2].rpartition("/")[2] if start > 1 else ""
     keys = {**_SUBCOMMANDS.get(tool, {}).get(words[start - 1], {}), **keys}

@@ -1,16 +1,12 @@
 """What one framework's writer hands over: keys and values, not yet text, and how to start the training."""
 
-import json
 import os
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from finegauge.errors import FineGaugeError, InputError
-
-if TYPE_CHECKING:
-    from finegauge.run.run import Run
+from finegauge.run.run import Run, figures
 
 ACCELERATE = "accelerate.yaml"
 DEEPSPEED = "deepspeed.json"
@@ -50,21 +46,19 @@ def plain(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def repository(run: "Run") -> str:
+def repository(run: Run) -> str:
     """Return the model as frameworks load it: the hub's id of a name, a config.json's folder."""
     if os.path.basename(run.model) == "config.json":
         return os.path.dirname(run.model) or "."
     if "/" in run.model or os.path.exists(run.model):
         return run.model
-    from finegauge.run.run import figures
-
     try:
         return figures(run.model).name
     except FineGaugeError:
         return run.model
 
 
-def model_type(run: "Run") -> str:
+def model_type(run: Run) -> str:
     """Return Hugging Face's name of the model's architecture, "" where it is not known."""
     try:
         config = run.config
@@ -75,7 +69,7 @@ def model_type(run: "Run") -> str:
     return str(inner.get("model_type") or config.get("model_type") or "")
 
 
-def targets(run: "Run") -> tuple[str, ...]:
+def targets(run: Run) -> tuple[str, ...]:
     """Return the adapted layers by names that PEFT knows; all-linear stays itself.
 
     Raises: InputError for "attention" of a model whose projections are named otherwise.
@@ -96,7 +90,7 @@ def whole_number(value: float) -> int | float:
     return int(value) if value == int(value) else value
 
 
-def dataset_name(run: "Run") -> str | None:
+def dataset_name(run: Run) -> str | None:
     """Return the data set as a framework can load it; None for none, and for a table of lengths."""
     if run.dataset is None or (run.dataset.endswith(".csv") and run.tokenizer is None):
         return None
@@ -117,6 +111,8 @@ def without(keys: Mapping[str, Any]) -> dict[str, Any]:
 def rendered(name: str, keys: Mapping[str, Any], head: list[str]) -> str:
     """Return the text of a file of that name; JSON has no comments, so it gets no head."""
     if name.endswith(".json"):
+        import json
+
         return json.dumps(keys, indent=2) + "\n"
     comment = "".join(f"# {line}\n" for line in head)
     if name.endswith(".toml"):
@@ -124,7 +120,7 @@ def rendered(name: str, keys: Mapping[str, Any], head: list[str]) -> str:
     return comment + _yaml(keys)
 
 
-def head(run: "Run", sheet: Sheet, facts: Mapping[str, Any], *, main: bool) -> list[str]:
+def head(run: Run, sheet: Sheet, facts: Mapping[str, Any], *, main: bool) -> list[str]:
     """Return the lines above a file: who wrote it, of which estimate, how to start it, what no key says."""
     gpus = (
         f"{run.num_gpus} x {run.gpu}" if run.gpu else "1 GPU" if run.num_gpus == 1 else f"{run.num_gpus} GPUs"
@@ -143,7 +139,8 @@ def head(run: "Run", sheet: Sheet, facts: Mapping[str, Any], *, main: bool) -> l
 
 @cache
 def _version() -> str:
-    """Return the version of FineGauge that is installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version("finegauge")
     except PackageNotFoundError:
@@ -151,7 +148,6 @@ def _version() -> str:
 
 
 def _flow(facts: Mapping[str, Any]) -> str:
-    """Return a mapping on one line of YAML."""
     import yaml
 
     plain = {name: list(value) if isinstance(value, tuple) else value for name, value in facts.items()}
@@ -170,8 +166,14 @@ def _toml(keys: Mapping[str, Any]) -> str:
 
 
 def _toml_key(key: str) -> str:
-    """Return a key, in quotes where it has to be."""
-    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else json.dumps(key)
+    plain = key.replace("_", "").replace("-", "").isalnum() and key.isascii()
+    return key if plain else _quoted(key)
+
+
+def _quoted(value: bool | str) -> str:
+    import json
+
+    return json.dumps(value)
 
 
 def _toml_value(value: Any) -> str:
@@ -181,7 +183,7 @@ def _toml_value(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_toml_value, value))}]"
     if isinstance(value, bool | str):
-        return json.dumps(value)
+        return _quoted(value)
     return str(value)  # numbers, inf and nan among them, and dates
 
 

@@ -1,13 +1,11 @@
 """SkyPilot's task: the machines of an offer, what is installed on them, and the command that trains."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from finegauge.catalogue.offers import Offer
 from finegauge.formats import launcher_files
 from finegauge.formats.sheet import Sheet, without
-
-if TYPE_CHECKING:
-    from finegauge.catalogue.offers import Offer
-    from finegauge.run.run import Run
+from finegauge.run.run import Run
 
 FILE = "skypilot.yaml"
 # Names that its catalogue of clouds has; a card not listed here is called as ours without form factor.
@@ -43,7 +41,7 @@ _NAMED_ALIKE = ("aws", "azure", "gcp", "lambda")  # whose instances it calls as 
 _FRONT = 'MASTER_ADDR=$(echo "$SKYPILOT_NODE_IPS" | head -n1)'
 
 
-def task(run: "Run", sheet: Sheet, offer: "Offer | None", *, spot: bool = False) -> dict[str, Any]:
+def task(run: Run, sheet: Sheet, offer: Offer | None, *, spot: bool = False) -> dict[str, Any]:
     """Return the task that starts `sheet` on the machines of `offer`, else of the run's own GPU."""
     gpu = (offer.gpu if offer else "") or run.gpu
     provider = offer.provider if offer else run.provider
@@ -71,7 +69,7 @@ def task(run: "Run", sheet: Sheet, offer: "Offer | None", *, spot: bool = False)
     }
 
 
-def notes(run: "Run", offer: "Offer | None") -> tuple[str, ...]:
+def notes(run: Run, offer: Offer | None) -> tuple[str, ...]:
     """Return what the task leaves to its reader."""
     provider = offer.provider if offer else run.provider
     found = []

@@ -4,9 +4,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from finegauge.catalogue.frameworks import frameworks
+from finegauge.catalogue.offers import Offer
 from finegauge.errors import FieldError, FineGaugeError, InputError, UnknownNameError, shown
 from finegauge.formats import reading, skypilot
 from finegauge.formats import sheet as text
@@ -14,12 +15,8 @@ from finegauge.formats.key_table import Format
 from finegauge.formats.launcher_files import Alongside
 from finegauge.formats.recipe import Recipe, names_data, taken_from
 from finegauge.formats.sheet import ACCELERATE, DENSE, LINEAR, Sheet, model_type, plain
-from finegauge.run.rules import DATA_DEGREES
-from finegauge.run.run import FIELDS
-
-if TYPE_CHECKING:
-    from finegauge.catalogue.offers import Offer
-    from finegauge.run.run import Run
+from finegauge.run.rules import DATA_DEGREES, num_experts
+from finegauge.run.run import FIELDS, Run, figures
 
 # About the machine, the bill, the data and the record: no framework's business, carried in a comment.
 FACTS = (
@@ -51,7 +48,7 @@ class Difference(NamedTuple):
     written: Any
 
 
-def differences(asked: "Run", written: "Run") -> list[Difference]:
+def differences(asked: Run, written: Run) -> list[Difference]:
     """Return the fields that the two runs do not share and that matter to `asked`."""
     return [
         Difference(field, getattr(asked, field), getattr(written, field))
@@ -62,8 +59,7 @@ def differences(asked: "Run", written: "Run") -> list[Difference]:
     ]
 
 
-def _same(field: str, asked: "Run", written: "Run") -> bool:
-    """Return whether a field that differs makes no difference to `asked`."""
+def _same(field: str, asked: Run, written: Run) -> bool:
     if field == "framework_version":
         return asked.framework != written.framework
     if field == "model":
@@ -75,7 +71,7 @@ def _same(field: str, asked: "Run", written: "Run") -> bool:
     return field in _without_effect(asked)
 
 
-def _without_effect(run: "Run") -> Iterator[str]:
+def _without_effect(run: Run) -> Iterator[str]:
     """Return the fields that change nothing in `run`."""
     for fields, idle in (
         (_OF_ADAPTERS, not run.trains_adapters),
@@ -95,10 +91,8 @@ def _without_effect(run: "Run") -> Iterator[str]:
             yield from fields
 
 
-def _has_experts(run: "Run") -> bool:
+def _has_experts(run: Run) -> bool:
     """Return whether the model routes tokens to experts; yes where it is not known."""
-    from finegauge.run.rules import num_experts
-
     try:
         config = run.config
     except FineGaugeError:
@@ -107,16 +101,13 @@ def _has_experts(run: "Run") -> bool:
 
 
 def _same_model(asked: str, written: str) -> bool:
-    """Return whether two names are one model of the catalogue."""
-    from finegauge.run.run import figures
-
     try:
         return figures(asked).config == figures(written).config
     except FineGaugeError:
         return False
 
 
-def _layers(run: "Run") -> frozenset[str]:
+def _layers(run: Run) -> frozenset[str]:
     """Return the adapted layers, all-linear and attention by name where the model's are the usual ones."""
     named = set(run.lora_targets)
     family = model_type(run)
@@ -157,8 +148,6 @@ def warnings(framework: str, found: list[Difference]) -> tuple[str, ...]:
     )
 
 
-__all__ = ["FRAMEWORKS", "Written", "as_written", "known_name", "write"]
-
 SKYPILOT = "skypilot"  # whose task starts whatever framework the run has
 _WRITERS = {row.exports[0]: row for row in frameworks() if row.exports}
 _ALIASES = {alias: row.exports[0] for row in frameworks() for alias in row.exports[1:]}
@@ -171,16 +160,16 @@ class Written(NamedTuple):
     paths: tuple[str, ...]  # the training file first
     warnings: tuple[str, ...]
     command: str  # starts the training, in the folder of the files
-    run: "Run"  # as our readers read the files
+    run: Run  # as our readers read the files
     alongside: Alongside  # what a reader is given beside the training file
 
 
 def write(
-    run: "Run",
+    run: Run,
     framework: str,
     folder: str | os.PathLike[str],
     *,
-    offer: "Offer | None" = None,
+    offer: Offer | None = None,
     spot: bool = False,
     recipe: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
@@ -218,12 +207,13 @@ def write(
         files[skypilot.FILE] = text.rendered(skypilot.FILE, task, head)
         notes += skypilot.notes(run, offer)
     paths = _move(files, os.fspath(folder), overwrite=overwrite)
-    beside = Alongside(accelerate=_named(paths, ACCELERATE))
+    launcher = os.path.join(folder, ACCELERATE)
+    beside = Alongside(accelerate=launcher if launcher in paths else None)
     command = f"sky launch {skypilot.FILE}" if name == SKYPILOT else sheet.command
     return Written(paths, warnings(title, found) + notes, command, written, beside)
 
 
-def as_written(run: "Run", framework: str) -> tuple["Run", tuple[Difference, ...]]:
+def as_written(run: Run, framework: str) -> tuple[Run, tuple[Difference, ...]]:
     """Return what the files of `framework` would mean, and where that is not `run`; nothing is kept.
 
     Raises: InputError where the framework is not known, or cannot say the plan.
@@ -246,14 +236,14 @@ def known_name(framework: str) -> str:
     return word
 
 
-def _framework_of(run: "Run") -> str:
+def _framework_of(run: Run) -> str:
     """Return the framework whose file the run was read from, TRL where it was none of them."""
     word = run.framework.casefold().replace(" ", "-")
     word = _ALIASES.get(word, word)
     return word if word in _WRITERS and word != "finegauge" else "trl"
 
 
-def _sheet(name: str, run: "Run") -> tuple[str, Sheet, Format | None]:
+def _sheet(name: str, run: Run) -> tuple[str, Sheet, Format | None]:
     """Return what messages call the framework, what its module makes of the run, and its table of keys."""
     row = _WRITERS[name]
     module = import_module(f"finegauge.formats.{row.module}")
@@ -261,14 +251,13 @@ def _sheet(name: str, run: "Run") -> tuple[str, Sheet, Format | None]:
     return row.name, make(run), getattr(module, "FORMAT", None)
 
 
-def _texts(sheet: Sheet, run: "Run", facts: Mapping[str, Any]) -> dict[str, str]:
-    """Return the text of each file by name, the training file first."""
+def _texts(sheet: Sheet, run: Run, facts: Mapping[str, Any]) -> dict[str, str]:
     files = {sheet.file: text.rendered(sheet.file, sheet.keys, text.head(run, sheet, facts, main=True))}
     head = text.head(run, sheet, {}, main=False)
     return files | {name: text.rendered(name, keys, head) for name, keys in sheet.beside.items()}
 
 
-def _checked(title: str, sheet: Sheet, run: "Run") -> tuple[dict[str, Any], "Run", list[Difference]]:
+def _checked(title: str, sheet: Sheet, run: Run) -> tuple[dict[str, Any], Run, list[Difference]]:
     """Return what `_read_back` finds, in a folder that is gone afterwards.
 
     Raises: InputError where the files would carry out another plan.
@@ -282,7 +271,7 @@ def _checked(title: str, sheet: Sheet, run: "Run") -> tuple[dict[str, Any], "Run
     return facts, written, found
 
 
-def _read_back(sheet: Sheet, run: "Run", scratch: str) -> tuple[dict[str, Any], "Run", list[Difference]]:
+def _read_back(sheet: Sheet, run: Run, scratch: str) -> tuple[dict[str, Any], Run, list[Difference]]:
     """Return the facts to carry in a comment, the run that the files mean with them, and the differences."""
     carried = (*FACTS, *TO_DO, *sheet.spoken)
     try:
@@ -295,8 +284,7 @@ def _read_back(sheet: Sheet, run: "Run", scratch: str) -> tuple[dict[str, Any], 
     return facts, written, differences(run, written)
 
 
-def _reread(sheet: Sheet, run: "Run", facts: Mapping[str, Any], scratch: str) -> "Run":
-    """Return what our readers make of the files."""
+def _reread(sheet: Sheet, run: Run, facts: Mapping[str, Any], scratch: str) -> Run:
     for name, content in _texts(sheet, run, facts).items():
         with open(os.path.join(scratch, name), "w", encoding="utf-8") as file:
             file.write(content)
@@ -317,13 +305,7 @@ def _names_no_data(format_: Format | None, sheet: Sheet, ours: str | None) -> tu
     return (f"No data set to train on is named; add yours to {sheet.file}.",)
 
 
-def _named(paths: tuple[str, ...], name: str) -> str | None:
-    """Return the path of the file of that name, if it is among them."""
-    return next((path for path in paths if os.path.basename(path) == name), None)
-
-
-def _to_do(run: "Run", facts: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what somebody has to see to."""
+def _to_do(run: Run, facts: Mapping[str, Any]) -> tuple[str, ...]:
     to_do = TO_DO
     if run.dataset is not None:
         to_do = to_do | {"num_samples": "cut the data set to as many"}

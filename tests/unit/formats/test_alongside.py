@@ -115,6 +115,6 @@ def test_companions_are_recognised_and_others_are_not(tmp_path: Path) -> None:
         {"sharding": "zero2", "cpu_offload": "none"},
     )
     with pytest.raises(FileFormatError, match="no accelerate file"):
-        launcher_files.accelerate_fields_of_file(str(tmp_path / "ds.json"))
+        launcher_files.keys_of_file(str(tmp_path / "ds.json"), "accelerate")
     with pytest.raises(FileFormatError, match="no DeepSpeed file"):
         Alongside(deepspeed=str(tmp_path / "acc.yaml")).fields()
