@@ -14,8 +14,8 @@ from jsonschema import Draft202012Validator
 
 from finegauge.measurement.options import Options
 from finegauge.prediction.collectives import exchanges
+from finegauge.prediction.predictor import PredictionExplained
 from finegauge.profile import Profile
-from finegauge.render.measurement import predicted_held
 from finegauge.render.schema import schema
 from finegauge.store.document import profile_of
 from finegauge.store.journal import Trials
@@ -67,7 +67,7 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Profile
 @pytest.mark.parametrize("name", EVERY)
 def test_a_rank_holds_its_share(launched: dict[str, list[Profile]], name: str) -> None:
     run = run_of(name)
-    predicted = predicted_held(run)
+    predicted = PredictionExplained(run).held
     assert predicted is not None
     for profile in launched[name]:
         held = profile.observations["held"]

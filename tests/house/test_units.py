@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from finegauge.model.op import Poly
+from finegauge.planning.whatif import OBJECTIVES
 from finegauge.validation.summary import Errors
 from tests.house.sources import MODULES, name_of, tree_of
 
@@ -26,7 +27,16 @@ DIMENSIONLESS = frozenset(
 # Channels per token, counted: what a weight or a kernel reads and writes.
 CHANNELS = frozenset({"Kernel.query", "Kernel.output"})
 # Shares, 0 to 1, and a standard deviation of a logarithm, under the words that statistics has for them.
-SHARES = frozenset({"Use.share", "Coverage.inside", "Coverage.below", "Coverage.above", "Constant.spread"})
+SHARES = frozenset(
+    {
+        "Constant.spread",
+        "Coverage.above",
+        "Coverage.below",
+        "Coverage.inside",
+        "Use.share",
+        *(f"Objectives.{figure}" for figure in OBJECTIVES),
+    }
+)
 # Columns of a measurement table keep the table's names, whose unit is GiB.
 TABLE_COLUMNS = re.compile(r"^peak_memory_gib(_p10|_p90)?$|^p_oom$")
 # Either side of a comparison, and the coefficients of a polynomial: the unit is that of the quantity, which
@@ -36,7 +46,9 @@ UNIT_STANDS_BESIDE = frozenset(
         "Figure.value",
         "Observation.value",
         "Scores.rmse",
+        "Difference.measured",
         "Difference.ours",
+        "Difference.predicted",
         "Difference.theirs",
         "Pair.measured",
         "Pair.predicted",

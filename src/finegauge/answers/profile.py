@@ -131,3 +131,23 @@ def _interval(values: Mapping[str, Any], name: str) -> Interval | None:
     """Return the 10th and 90th percentile of a quantity, where they were said."""
     low, high, middle = values.get(f"{name}_p10"), values.get(f"{name}_p90"), values.get(name)
     return None if low is None or high is None or not middle else Interval(low / middle, high / middle)
+
+
+def predicted_waits(profile: Profile) -> dict[str, float]:
+    """Return the seconds to the first token and for each further one, and tokens generated per second.
+
+    Empty for a phase that serves nothing, or none beyond the first token.
+    """
+    from finegauge.run.phases import answer_tokens, micro_steps
+
+    run = profile.run
+    reading_s, writing_s = (profile.step_time_s[stage] for stage in ("prefill", "decode"))
+    if run.phase != "decode" or not writing_s:
+        return {}
+    times, new_tokens = micro_steps(run), answer_tokens(run)
+    generated = times * run.micro_batch_size * run.data_parallel * new_tokens
+    return {
+        "ttft_s": reading_s / times,
+        "time_per_output_token_s": writing_s / times / (new_tokens - 1),
+        "written_tokens_per_s": generated / (reading_s + writing_s),
+    }

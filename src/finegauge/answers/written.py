@@ -13,6 +13,7 @@ class Rules(NamedTuple):
     absent: Collection[str] = ()  # left out where None
     most: Mapping[str, int] = {}  # only the first so many are written
     signed: Collection[str] = ()  # may be negative, or fractions above 1
+    flat: Collection[str] = ()  # their own fields stand in their place
 
 
 def written(
@@ -21,11 +22,12 @@ def written(
     absent: Collection[str] = (),
     most: Mapping[str, int] | None = None,
     signed: Collection[str] = (),
+    flat: Collection[str] = (),
 ) -> Callable[[type[T]], type[T]]:
     """Return the decorator that states the exceptions of a type; see `Rules`."""
 
     def stated(kind: type[T]) -> type[T]:
-        setattr(kind, _NAME, Rules(hidden, absent, most or {}, signed))
+        setattr(kind, _NAME, Rules(hidden, absent, most or {}, signed, flat))
         return kind
 
     return stated

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from finegauge.cli.progress import progress_bar
-from finegauge.cli.run_options import overrides_argument, say
+from finegauge.cli.run_options import overrides_argument, say, show
 from finegauge.errors import EXIT_DONE, EXIT_NO_DATA, EXIT_WILL_NOT_FIT, UnsupportedError, shown
 
 if TYPE_CHECKING:
@@ -173,11 +173,13 @@ def measure(
     The model is built from its config with random weights, or read from a local checkpoint. It runs in a
     process of its own: out of memory is an outcome (exit code 20), a result that is no data is 30.
     """
+    from finegauge.answers.measurement import measure_answer
     from finegauge.data.batch_shape import shape
     from finegauge.formats.reading import read
     from finegauge.measurement.options import Options
     from finegauge.measurement.trial import measure as take
     from finegauge.prediction.predictor import prediction_for
+    from finegauge.render.measurement import measure_report
 
     gc.enable()
     run = read(run_file, overrides)
@@ -200,18 +202,7 @@ def measure(
     last, _ = found[-1]
     if last.outcome == "unsupported":
         raise UnsupportedError(last.reason)
-    if as_json:
-        from finegauge.render.measurement import measurements_json
-
-        say(
-            measurements_json(
-                [(measured, prediction.profile, prediction.missing) for measured, prediction in found]
-            )
-        )
-    else:
-        from finegauge.render.measurement import measurements_lines
-
-        say(measurements_lines(found))
+    show("measure", measure_answer(found), measure_report, as_json=as_json)
     ctx.exit(EXIT_CODES.get(last.outcome, EXIT_NO_DATA))
 
 

@@ -9,6 +9,8 @@ from finegauge.cli.run_options import alongside_options, overrides_argument, run
 from finegauge.errors import InputError, UnknownNameError, shown
 
 if TYPE_CHECKING:
+    from finegauge.prediction.predictor import Prediction
+    from finegauge.profile import Profile
     from finegauge.render.report import Plot, Report
     from finegauge.reproduction.published import Reproduction
 
@@ -123,18 +125,24 @@ def _of_document(document: dict[str, object], path: str) -> "Report":
         if not answer.found:
             raise InputError(f"{shown(path)} holds no answer that could be shown.")
         return estimate_report(answer, FILE)
-    from finegauge.render.measured_report import measured_report
-
     for profile, prediction in profiles_in(document, path):
-        return measured_report(profile, prediction)
+        return _of_trial(profile, prediction)
     raise InputError(f"{shown(path)} holds no answer that could be shown.")
+
+
+def _of_trial(measured: "Profile", prediction: "Prediction | None" = None) -> "Report":
+    """Return the report about a trial, beside what is predicted for it."""
+    from finegauge.answers.measurement import MeasureAnswer, measurement
+    from finegauge.render.measurement import measure_report
+    from finegauge.render.report import FILE
+
+    return measure_report(MeasureAnswer(measured.run, (measurement(measured, prediction),)), FILE)
 
 
 def _of_results(path: str, baseline: str) -> "Report":
     """Return the report about a campaign's folder, or about a journal of measurements."""
     from finegauge.campaign.folder import Folder, Result
     from finegauge.render.campaign import campaign_report, labels_of
-    from finegauge.render.measured_report import measured_report
     from finegauge.store.journal import Trials
 
     name = os.path.basename(os.path.normpath(path))
@@ -147,7 +155,7 @@ def _of_results(path: str, baseline: str) -> "Report":
     if not profiles:
         raise InputError(f"{shown(path)} holds no trial that ended.")
     if len(profiles) == 1:
-        return measured_report(profiles[0])
+        return _of_trial(profiles[0])
     labels = labels_of(profiles)
     results = [
         Result(str(number), label, profile.source.kind, 0, profile)

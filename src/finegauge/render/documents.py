@@ -103,7 +103,7 @@ def _table_text(table: Table) -> TableText:
 
 def answers() -> Mapping[str, Any]:
     """Return the type of the answer behind each command's `--json`; of some there are several."""
-    from finegauge.answers import estimate, files, frameworks, plan
+    from finegauge.answers import estimate, files, frameworks, measurement, plan
 
     return {
         "estimate": estimate.EstimateAnswer,
@@ -116,5 +116,6 @@ def answers() -> Mapping[str, Any]:
         "report": ReportText,
         "frameworks": frameworks.FrameworksAnswer,
         "plan": plan.PlanAnswer,
+        "measure": measurement.MeasureAnswer,
         "whatif": plan.WhatIfAnswer,
     }

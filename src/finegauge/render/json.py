@@ -64,6 +64,8 @@ def _fields(value: Any) -> dict[str, Any]:
     for name, item in value._asdict().items():
         if isinstance(item, Run):
             found |= question(item)
+        elif name in rules.flat:
+            found |= encoded(item)
         elif name not in rules.hidden and not (item is None and name in rules.absent):
             found[name] = encoded(item[: rules.most[name]] if name in rules.most else item)
     return found

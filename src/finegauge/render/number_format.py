@@ -28,6 +28,14 @@ def percent(fraction: float) -> str:
     return f"{100 * fraction:.0f} %"
 
 
+def error_percent(predicted: float | None, measured: float | None) -> str:
+    """Return how far a prediction is off its measurement: "+4 %"; "-" where either is not known."""
+    if not predicted or not measured:
+        return UNKNOWN
+    error = round(100 * (predicted / measured - 1))
+    return f"{error:+d} %" if error else "0 %"
+
+
 def probability(fraction: float) -> str:
     """Return a probability as percent; one that nobody can know to be 0 or 1 is "<1 %" or ">99 %"."""
     return percent(min(max(fraction, 1e-9), 1 - 1e-9))

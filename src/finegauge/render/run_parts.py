@@ -219,7 +219,7 @@ def waits_notes(profile: Profile) -> tuple[Note, ...]:
     """Return what users of a service would wait for; nothing where nothing is served."""
     if profile.run.phase != "decode":
         return ()
-    from finegauge.render.instruments import predicted_waits
+    from finegauge.answers.profile import predicted_waits
 
     waits = predicted_waits(profile)
     if not waits:

@@ -75,10 +75,14 @@ def _written(name: str) -> dict[str, Any]:
 def _object(kind: Any, parts: dict[str, Any], heads: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schema of a named tuple, behind the properties in `heads`."""
     rules = rules_of(kind)
-    properties = dict(heads)
+    properties, absent = dict(heads), set[str]()
     for name, one in get_type_hints(kind).items():
         if one is Run:
             properties |= _QUESTION
+        elif name in rules.flat:
+            inner = _object(one, parts, {})
+            properties |= inner["properties"]
+            absent |= inner["properties"].keys() - set(inner["required"])
         elif name not in rules.hidden:
             properties[name] = _of(one, parts, "" if name in rules.signed else name)
             properties[name] |= {"maxItems": rules.most[name]} if name in rules.most else {}
@@ -86,7 +90,7 @@ def _object(kind: Any, parts: dict[str, Any], heads: Mapping[str, Any]) -> dict[
         "type": "object",
         "description": (kind.__doc__ or "").partition("\n")[0],
         "properties": properties,
-        "required": [name for name in properties if name not in rules.absent],
+        "required": [name for name in properties if name not in rules.absent and name not in absent],
         "additionalProperties": False,
     }
 

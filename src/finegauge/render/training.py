@@ -66,7 +66,7 @@ def nothing_predicted_lines(reason: str) -> list[str]:
 
 def end_lines(measured: Profile, predicted: Profile | None, store: str) -> list[str]:
     """Return what was measured, beside what was predicted, and where it is kept."""
-    lines = [f"{TITLE}: {headline(measured)}"]
+    lines = [f"{TITLE}: {painted(headline(measured))}"]
     step_s = measured.step_time_s.total
     if predicted is not None and predicted.step_time_s.total and step_s:
         error = predicted.step_time_s.total / step_s - 1

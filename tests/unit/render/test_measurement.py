@@ -6,11 +6,15 @@ from typing import Any
 
 import pytest
 
+from finegauge.answers.measurement import measure_answer
 from finegauge.prediction.predictor import Prediction
 from finegauge.profile import Breakdown, Profile, Source, Work
 from finegauge.render import number_format as fmt
-from finegauge.render.instruments import instrument_lines
-from finegauge.render.measurement import beside, headline, measurement_json, measurement_lines
+from finegauge.render.instruments import instrument_sections
+from finegauge.render.json import document
+from finegauge.render.measurement import beside, headline, measure_report
+from finegauge.render.report import plain as untoned
+from finegauge.render.terminal import report_lines, section_lines
 from finegauge.run.run import Run
 
 RUN = Run(model="llama-2-7b", method="lora", weights_dtype="bf16")
@@ -49,11 +53,11 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def text(measured: Profile = MEASURED, prediction: Prediction = PREDICTION) -> str:
-    return "\n".join(measurement_lines(measured, prediction))
+    return "\n".join(report_lines(measure_report(measure_answer([(measured, prediction)]))))
 
 
 def test_the_headline_has_the_step_its_spread_and_the_peak() -> None:
-    assert headline(MEASURED) == (
+    assert untoned(headline(MEASURED)) == (
         "Measured on a processor: 100 ms [90.0 ms – 120 ms] a step, 2,000 tokens/s, peak 4.00 MiB."
     )
 
@@ -186,13 +190,13 @@ def test_parts_of_either_side_are_there() -> None:
     ],
 )
 def test_what_each_instrument_saw(name: str, seen: dict[str, Any], said: str) -> None:
-    lines = instrument_lines(replace(MEASURED, observations={name: seen}))
+    lines = [line for part in instrument_sections({name: seen}) for line in section_lines(part)]
     assert said in " ".join(" ".join(lines).split())
 
 
 def test_the_json_says_both_sides_and_the_differences() -> None:
     odd = replace(MEASURED, observations={"steps": {"losses": [float("nan")]}})
-    (result,) = json.loads(measurement_json(odd, PREDICTED))["results"]
+    (result,) = json.loads(document("measure", measure_answer([(odd, PREDICTION)])))["results"]
     assert result["outcome"] == "completed"
     assert result["measured"]["step_times_s"] == [0.1, 0.1]
     assert result["measured"]["step_energy_j"] is None
@@ -200,7 +204,8 @@ def test_the_json_says_both_sides_and_the_differences() -> None:
     assert result["predicted"]["step_time_s"] == pytest.approx(0.058)
     by_path = {(d["quantity"], *d["path"]): d["error_ratio"] for d in result["differences"]}
     assert by_path["step_time_s", "backward", "mlp", "w1"] == pytest.approx(-0.5)
-    (alone,) = json.loads(measurement_json(odd, None, "why"))["results"]
+    nothing = Prediction(None, {}, {}, "why")
+    (alone,) = json.loads(document("measure", measure_answer([(odd, nothing)])))["results"]
     assert (alone["predicted"], alone["not_predicted"], alone["differences"]) == (None, "why", [])
 
 

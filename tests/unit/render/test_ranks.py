@@ -2,10 +2,23 @@
 
 from pathlib import Path
 
+from finegauge.answers.measurement import MeasureAnswer, measurement
 from finegauge.measurement.ranks.launch import together
-from finegauge.render.measurement import predicted_held, rank_lines
+from finegauge.prediction.predictor import Prediction
+from finegauge.profile import Profile
+from finegauge.render.measurement import measure_report
+from finegauge.render.terminal import report_lines
 from tests.unit.measurement.ranks.test_launch import rank
 from tests.unit.measurement.ranks.test_refused import run_of
+
+NOTHING = Prediction(None, {}, {}, "not asked")
+
+
+def rank_lines(measured: Profile) -> list[str]:
+    answer = MeasureAnswer(measured.run, (measurement(measured, NOTHING),))
+    report = measure_report(answer)
+    shown = tuple(part for part in report.sections if part.key in ("ranks", "exchanged"))
+    return report_lines(report._replace(headline="", subject=(), sections=shown))
 
 
 def test_every_rank_and_every_kind_has_a_row(tmp_path: Path) -> None:
@@ -15,7 +28,7 @@ def test_every_rank_and_every_kind_has_a_row(tmp_path: Path) -> None:
         {"kind": "scalars", "messages": 2, "bytes": 5, "seconds": 0.5}
     )
     text = "\n".join(rank_lines(together(run, ranks)))
-    held = predicted_held(run)
+    held = measurement(together(run, ranks), NOTHING).held
     assert held is not None
     assert held[0] == held[1] == held[2] / 2
     rows = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}

@@ -298,10 +298,7 @@ class Pair(NamedTuple):
     @property
     def error(self) -> str:
         """Return how far the prediction is off: "+4 %"."""
-        if not self.predicted or not self.measured:
-            return fmt.UNKNOWN
-        error = round(100 * (self.predicted / self.measured - 1))
-        return f"{error:+d} %" if error else "0 %"
+        return fmt.error_percent(self.predicted, self.measured)
 
 
 def bars_plot(

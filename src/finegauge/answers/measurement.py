@@ -1,0 +1,135 @@
+"""What was measured of a run, beside what is predicted for it: `finegauge measure`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from finegauge.answers.profile import ProfileFigures, figures_of
+from finegauge.answers.written import written
+from finegauge.errors import FineGaugeError
+from finegauge.prediction.predictor import Prediction, PredictionExplained, prediction_elsewhere
+from finegauge.profile import Breakdown, Exchange, Held, Profile, compare
+from finegauge.run.run import Run
+from finegauge.store.document import plain
+
+
+@written(flat=("figures",))
+class MeasuredFigures(NamedTuple):
+    """A measured step: what every profile has, every step's seconds, the machine and its instruments."""
+
+    figures: ProfileFigures
+    step_energy_j: float | None  # of the boards; None where no meter read it
+    peak_memory_breakdown_bytes: Breakdown
+    phase_memory_breakdown_bytes: Breakdown
+    step_times_s: tuple[float, ...]
+    step_tokens: float
+    step_sequences: float
+    fingerprint: Mapping[str, str]
+    observations: Mapping[str, Any]  # by instrument
+
+
+class Difference(NamedTuple):
+    """One quantity at one path, predicted against measured, in the quantity's unit."""
+
+    quantity: str
+    path: tuple[str, ...]
+    predicted: float
+    measured: float
+    error_ratio: float | None
+
+
+@written(hidden=("profile", "prediction", "held", "exchanged"))
+class Measurement(NamedTuple):
+    """One trial beside its prediction."""
+
+    gpu: str | None
+    outcome: str
+    reason: str
+    measured: MeasuredFigures
+    predicted: Profile | None
+    not_predicted: str
+    differences: tuple[Difference, ...]
+    profile: Profile
+    prediction: Prediction
+    held: Held | None  # what a rank is predicted to hold between steps
+    exchanged: tuple[Exchange, ...]  # what it is predicted to send
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether the trial came to its end."""
+        return self.outcome == "completed"
+
+
+class MeasureAnswer(NamedTuple):
+    """One trial, or one endpoint under several loads."""
+
+    run: Run
+    results: tuple[Measurement, ...]
+
+
+def measure_answer(found: Sequence[tuple[Profile, Prediction]]) -> MeasureAnswer:
+    """Return what trials brought, each beside what is predicted for it."""
+    return MeasureAnswer(found[0][0].run, tuple(measurement(*one) for one in found))
+
+
+def measurement(measured: Profile, prediction: Prediction | None = None) -> Measurement:
+    """Return what a trial brought.
+
+    Args:
+        measured: The trial.
+        prediction: What is predicted for it; by default asked now.
+    """
+    prediction = prediction or _prediction(measured)
+    predicted = prediction.profile
+    said = predicted.explanation if predicted is not None else PredictionExplained(measured.run)
+    try:
+        ranks = "ranks" in measured.observations
+        held, exchanged = (said.held, tuple(said.exchanged)) if ranks else (None, ())
+    except FineGaugeError:
+        held, exchanged = None, ()
+    apart = () if predicted is None else compare(predicted, measured)
+    return Measurement(
+        gpu=measured.run.gpu,
+        outcome=measured.outcome,
+        reason=measured.reason,
+        measured=MeasuredFigures(
+            figures=figures_of(measured),
+            step_energy_j=measured.step_energy_j.total if measured.step_energy_j.parts else None,
+            peak_memory_breakdown_bytes=measured.peak_memory_bytes,
+            phase_memory_breakdown_bytes=measured.phase_memory_bytes,
+            step_times_s=measured.step_times_s,
+            step_tokens=measured.step_tokens,
+            step_sequences=measured.step_sequences,
+            fingerprint=measured.fingerprint,
+            observations=plain(measured.observations),
+        ),
+        predicted=predicted,
+        not_predicted=prediction.missing,
+        differences=tuple(
+            Difference(one.quantity, one.path, one.ours, one.theirs, one.error_ratio) for one in apart
+        ),
+        profile=measured,
+        prediction=prediction,
+        held=held,
+        exchanged=exchanged,
+    )
+
+
+def _prediction(measured: Profile) -> Prediction:
+    """Return what is predicted for a measured run, on the machine that measured it or the GPU it names."""
+    from finegauge.catalogue.device_profile import own_profile_path
+    from finegauge.catalogue.gpus import gpu, known_gpu
+
+    run, device = measured.run, measured.fingerprint.get("device", "")
+    known = known_gpu(device) if device else None
+    if known is None and device:
+        for kind in ("cpu", "cuda"):
+            try:
+                own = gpu(own_profile_path(kind))
+            except FineGaugeError:
+                continue
+            if own.name == device:
+                return prediction_elsewhere(run.replace(gpu=own_profile_path(kind)))
+        if run.gpu is None:
+            missing = f"Not predicted: there is no device profile of {device}; run 'finegauge micro' on it."
+            return Prediction(None, {}, {}, missing)
+    return prediction_elsewhere(run if known is None else run.replace(gpu=known.name))
