@@ -27,21 +27,22 @@ def main() -> None:
     if len(sys.argv) > 1:
         _guard(int(sys.argv[1]))
     from finegauge.measurement.session import answer, measured_here
+    from finegauge.progress import Progress
     from finegauge.store.document import run_of
 
     def say(**message: Any) -> None:
         channel.write(json.dumps(message) + "\n")
         channel.flush()
 
-    def tell(what: str, done: int, total: int) -> None:
-        say(what=what, done=done, total=total)
+    def heard(progress: Progress) -> None:
+        say(what=progress.what, done=progress.done, total=progress.total)
 
     backend = measured_here
     if run_of(trial["run"]).num_gpus > 1:
         from finegauge.measurement.ranks.launch import over_ranks
 
         backend = over_ranks
-    say(profile=answer(trial, tell, backend))
+    say(profile=answer(trial, heard, backend))
 
 
 def _first_line() -> bytes:

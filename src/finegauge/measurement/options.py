@@ -1,9 +1,6 @@
 """What a measurement is told beside the run: how many steps, on what, with which instruments."""
 
-from collections.abc import Callable
 from typing import NamedTuple
-
-Tell = Callable[[str, int, int], None]  # what is being done, how much of it is done, of how much
 
 
 class Options(NamedTuple):

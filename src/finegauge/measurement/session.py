@@ -41,40 +41,41 @@ from finegauge.measurement.device import (
 from finegauge.measurement.instruments.counters import EnergyMeter, ThrottleWatch
 from finegauge.measurement.instruments.memory_meter import measure_memory, resident_bytes
 from finegauge.measurement.instruments.stage_clock import NoClock, StageClock
-from finegauge.measurement.options import Options, Tell
+from finegauge.measurement.options import Options
 from finegauge.measurement.subject import Clock, Phase, StepFacts, refusal
 from finegauge.profile import Breakdown, Profile, Source
+from finegauge.progress import Heard, Progress
 from finegauge.run.run import Run
 from finegauge.store.document import profile_document, run_of
 
 COMPARED_STEPS = 10  # under the layer clock and without it, in turn
-Backend = Callable[[Run, Options, Tell], Profile]
+Backend = Callable[[Run, Options, Heard], Profile]
 
 
 class RefusedError(Exception):
     """A step whose result is no data; the message says why."""
 
 
-def answer(trial: Mapping[str, Any], tell: Tell, backend: Backend | None = None) -> dict[str, Any]:
+def answer(trial: Mapping[str, Any], heard: Heard, backend: Backend | None = None) -> dict[str, Any]:
     """Return the document of the profile of one trial: a run and options as JSON values."""
     run, options = run_of(trial["run"]), Options(**trial["options"])
     gc.enable()
-    profile = outcome(run, options, tell, backend)
+    profile = outcome(run, options, heard, backend)
     lift_limit()
     return profile_document(profile)
 
 
-def outcome(run: Run, options: Options, tell: Tell, backend: Backend | None = None) -> Profile:
+def outcome(run: Run, options: Options, heard: Heard, backend: Backend | None = None) -> Profile:
     """Return the profile of `run`, measured, or with the reason why there is none.
 
     Args:
         run: The question.
         options: How it is measured.
-        tell: Told how far it is.
+        heard: Told how far it is.
         backend: Measures it; None: this process alone.
     """
     try:
-        return (backend or measured_here)(run, options, tell)
+        return (backend or measured_here)(run, options, heard)
     except RefusedError as error:
         return _without(run, options, "failed", str(error))
     except FineGaugeError as error:
@@ -98,9 +99,9 @@ def _without(run: Run, options: Options, what: str, reason: str) -> Profile:
 class Trial:
     """A phase under measurement: takes its steps, and refuses those that are no data."""
 
-    def __init__(self, phase: Phase, options: Options, tell: Tell) -> None:
-        """Take steps of `phase`; `tell` is told of each."""
-        self.phase, self.options, self.tell = phase, options, tell
+    def __init__(self, phase: Phase, options: Options, heard: Heard) -> None:
+        """Take steps of `phase`; `heard` is told of each."""
+        self.phase, self.options, self.heard = phase, options, heard
         self.facts: list[StepFacts] = []  # of every step that was taken
         self.device = phase.subject.device
 
@@ -118,16 +119,16 @@ class Trial:
     def told(self, what: str, count: int) -> Iterator[int]:
         """Yield the numbers of `count` steps, telling of each."""
         for number in range(count):
-            self.tell(what, number, count)
+            self.heard(Progress(what, number, count))
             yield number
-        self.tell(what, count, count)
+        self.heard(Progress(what, count, count))
 
     @contextmanager
     def telling(self, what: str) -> Iterator[None]:
         """Tell that `what` begins and is done."""
-        self.tell(what, 0, 1)
+        self.heard(Progress(what, 0, 1))
         yield
-        self.tell(what, 1, 1)
+        self.heard(Progress(what, 1, 1))
 
     @property
     def models(self) -> list[Any]:
@@ -263,7 +264,7 @@ def shared_out(stages: Breakdown, finer: Breakdown) -> Breakdown:
     return Breakdown(parts)
 
 
-def measured_here(run: Run, options: Options, tell: Tell) -> Profile:
+def measured_here(run: Run, options: Options, heard: Heard) -> Profile:
     """Return the profile of `run`, measured in this process.
 
     Raises: whatever the model's own code raises; RefusedError for steps that are no data.
@@ -273,10 +274,10 @@ def measured_here(run: Run, options: Options, tell: Tell) -> Profile:
     device = prepared(run, options)
     _check_requests(run, options)
     resting_bytes = resident_bytes()
-    tell("building", 0, 1)
+    heard(Progress("building", 0, 1))
     phase = phase_of(run, options, device)
-    tell("building", 1, 1)
-    trial = Trial(phase, options, tell)
+    heard(Progress("building", 1, 1))
+    trial = Trial(phase, options, heard)
     warm_up(trial)
     timed = timing(trial)
     step, observations = timed.median_s, observations_of(trial, timed)
@@ -427,4 +428,4 @@ def _instruments(trial: Trial, run: Run, step_s: float, observations: dict[str, 
     if options.evaluate:
         from finegauge.measurement.evaluation.epochs import evaluate
 
-        observations["evaluation"] = evaluate(phase, options, trial.tell)  # last: it changes the weights
+        observations["evaluation"] = evaluate(phase, options, trial.heard)  # last: it changes the weights

@@ -5,7 +5,7 @@ first steps and then falls to a twentieth in a straight line, gradients are clip
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from math import ceil
 from random import Random
@@ -26,9 +26,10 @@ from finegauge.measurement.instruments.router_probe import RouterProbe, summary
 from finegauge.measurement.instruments.stage_clock import NoClock
 from finegauge.measurement.models.build import checkpoint_folder
 from finegauge.measurement.models.optimizers import optimizer_of
-from finegauge.measurement.options import Options, Tell
+from finegauge.measurement.options import Options
 from finegauge.measurement.phases.fine_tuning import FineTuning, supervised
 from finegauge.measurement.subject import Phase, Subject
+from finegauge.progress import Heard, Progress
 
 RANDOM_WEIGHTS_RATE = 3e-3  # what weights that know nothing learn arithmetic with
 CHECKPOINT_RATE = 5e-5  # what the seed paper tunes with
@@ -82,7 +83,7 @@ class Tuning(NamedTuple):
         }
 
 
-def evaluate(phase: Phase, options: Options, tell: Tell | None = None) -> dict[str, Any]:
+def evaluate(phase: Phase, options: Options, heard: Heard | None = None) -> dict[str, Any]:
     """Return the accuracy of a phase's model by epoch, as JSON; its weights are tuned on the way.
 
     A phase that trains nothing is only asked the questions. The task is the run's own data set
@@ -91,7 +92,7 @@ def evaluate(phase: Phase, options: Options, tell: Tell | None = None) -> dict[s
     subject, run = phase.subject, phase.subject.run
     epochs = 0 if phase.optimizer is None else ceil(run.epochs)
     return tune(
-        subject, task_of(run, seed=options.seed), epochs=epochs, seed=options.seed, tell=tell
+        subject, task_of(run, seed=options.seed), epochs=epochs, seed=options.seed, heard=heard
     ).to_json()
 
 
@@ -102,7 +103,7 @@ def tune(
     epochs: int,
     learning_rate: float | None = None,
     seed: int = 0,
-    tell: Tell | None = None,
+    heard: Heard | None = None,
 ) -> Tuning:
     """Tune `subject` on a task, and return how good it is before and after each epoch.
 
@@ -112,7 +113,7 @@ def tune(
         epochs: How often it sees the questions to learn from.
         learning_rate: At its highest; None: by whether the weights are random.
         seed: Of the order of the questions.
-        tell: Told how many epochs are done.
+        heard: Told how many epochs are done.
     """
     run = subject.run
     rate = learning_rate or (CHECKPOINT_RATE if checkpoint_folder(run) else RANDOM_WEIGHTS_RATE)
@@ -125,10 +126,10 @@ def tune(
     found = [score(subject, task, 0)]
     schedule = _schedule(rate, steps * epochs)
     for epoch in range(1, epochs + 1):
-        _told(tell, epoch - 1, epochs)
+        _told(heard, epoch - 1, epochs)
         loss, train_s = _trained(phase, steps, schedule)
         found.append(score(subject, task, epoch, loss, train_s))
-    _told(tell, epochs, epochs)
+    _told(heard, epochs, epochs)
     after = experts_of(subject, task.test) if epochs else before
     return Tuning(task, batch_size * run.gradient_accumulation_steps, rate, tuple(found), before, after)
 
@@ -196,6 +197,6 @@ def _trained(phase: FineTuning, steps: int, schedule: Iterator[float]) -> tuple[
     return total / steps, time.perf_counter() - begin
 
 
-def _told(tell: Callable[[str, int, int], None] | None, done: int, of: int) -> None:
-    if tell is not None:
-        tell("evaluate", done, of)
+def _told(heard: Heard | None, done: int, of: int) -> None:
+    if heard is not None:
+        heard(Progress("evaluate", done, of))

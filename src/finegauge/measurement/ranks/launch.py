@@ -21,11 +21,12 @@ import torch
 
 from finegauge.errors import UnsupportedError
 from finegauge.measurement.device import model_flops
-from finegauge.measurement.options import Options, Tell
+from finegauge.measurement.options import Options
 from finegauge.measurement.process import GROUP, kernel_kills
 from finegauge.measurement.ranks.strategies import check_installed
 from finegauge.measurement.session import RefusedError, device_of
 from finegauge.profile import Breakdown, Profile
+from finegauge.progress import Heard, Progress
 from finegauge.run.rules import FSDP
 from finegauge.run.run import Run
 from finegauge.store.document import profile_of, run_document
@@ -108,7 +109,7 @@ class Ranks(NamedTuple):
     printed: str  # by torchrun and all of them
 
 
-def over_ranks(run: Run, options: Options, tell: Tell) -> Profile:
+def over_ranks(run: Run, options: Options, heard: Heard) -> Profile:
     """Return the measured profile of `run`, whose ranks are processes of this machine.
 
     Raises: UnsupportedError for what cannot be divided or measured so; RefusedError where a rank died
@@ -117,7 +118,7 @@ def over_ranks(run: Run, options: Options, tell: Tell) -> Profile:
     device_of(options)  # refuses a GPU that is not there
     refuse(run, options)
     kills = kernel_kills()
-    ended = _launched(run, options, tell)
+    ended = _launched(run, options, heard)
     death = death_of(ended.printed, run.num_gpus)
     failed = [profile for _, profile in ended.profiles if profile.outcome != "completed"]
     if death and all(profile.outcome == "failed" for profile in failed):  # the others lost their peer
@@ -191,7 +192,7 @@ def _rank(number: int, profile: Profile) -> dict[str, Any]:
     }
 
 
-def _launched(run: Run, options: Options, tell: Tell) -> Ranks:
+def _launched(run: Run, options: Options, heard: Heard) -> Ranks:
     with TemporaryDirectory(prefix="finegauge-ranks-") as name:
         folder = Path(name)
         trial = {"run": run_document(run), "options": options._asdict()}
@@ -211,7 +212,7 @@ def _launched(run: Run, options: Options, tell: Tell) -> Ranks:
                 command, stdin=subprocess.DEVNULL, stdout=printed, stderr=printed, env=environment
             )
             try:
-                _follow(torchrun, folder / "progress", tell)
+                _follow(torchrun, folder / "progress", heard)
             finally:
                 torchrun.kill()  # and with it, by the kernel, every rank
                 torchrun.wait()
@@ -220,14 +221,14 @@ def _launched(run: Run, options: Options, tell: Tell) -> Ranks:
         return Ranks(_answers(folder, run.num_gpus), said)
 
 
-def _follow(torchrun: "subprocess.Popen[bytes]", progress: Path, tell: Tell) -> None:
+def _follow(torchrun: "subprocess.Popen[bytes]", progress: Path, heard: Heard) -> None:
     told = 0
     while True:
         over = torchrun.poll() is not None
         if progress.exists():
             lines = progress.read_text("utf-8").split("\n")[:-1]
             for line in lines[told:]:
-                tell(*json.loads(line))
+                heard(Progress(*json.loads(line)))
             told = len(lines)
         if over:
             return

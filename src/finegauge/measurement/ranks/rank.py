@@ -16,7 +16,7 @@ import torch.distributed as dist
 from finegauge.measurement import session
 from finegauge.measurement.instruments.memory_meter import resident_bytes
 from finegauge.measurement.instruments.stage_clock import NoClock
-from finegauge.measurement.options import Options, Tell
+from finegauge.measurement.options import Options
 from finegauge.measurement.phases.choice import phase_of
 from finegauge.measurement.ranks.meters import (
     GRADIENTS,
@@ -32,38 +32,39 @@ from finegauge.measurement.ranks.meters import (
 from finegauge.measurement.ranks.strategies import RankPlacement
 from finegauge.measurement.subject import Phase, refusal
 from finegauge.profile import Breakdown, Profile
+from finegauge.progress import Heard, Progress
 from finegauge.run.run import Run
 
 ACTIVATIONS = "activations"
 
 
-def answer(trial: Mapping[str, Any], rank: int, tell: Tell) -> dict[str, Any]:
+def answer(trial: Mapping[str, Any], rank: int, heard: Heard) -> dict[str, Any]:
     """Return the document of the profile of one rank."""
     on_gpu = trial["options"]["device"] == "cuda"
     if on_gpu:
         torch.cuda.set_device(rank)
     dist.init_process_group("nccl" if on_gpu else "gloo")
-    return session.answer(trial, tell, partial(rank_profile, rank=rank))
+    return session.answer(trial, heard, partial(rank_profile, rank=rank))
 
 
-def rank_profile(run: Run, options: Options, tell: Tell, *, rank: int) -> Profile:
+def rank_profile(run: Run, options: Options, heard: Heard, *, rank: int) -> Profile:
     """Return what this rank measures of `run`."""
     device = session.prepared(run, options)
     if rank and device.type == "cpu":
         options = options._replace(energy=False)  # the first rank's meter counts the whole machine
     before_bytes, before = resident_bytes(), storages()
     place = RankPlacement(rank)
-    tell("building", 0, 1)
+    heard(Progress("building", 0, 1))
     phase = phase_of(_as_divided(run), options, device, place)
-    tell("building", 1, 1)
-    trial = session.Trial(phase, options, tell)
+    heard(Progress("building", 1, 1))
+    trial = session.Trial(phase, options, heard)
     session.warm_up(trial)
     dist.barrier()
     timed = session.timing(trial)
     if reason := refusal(timed.facts, step_times_s=timed.step_times_s, throttled=timed.throttled):
         raise session.RefusedError(reason)
     found = session.observations_of(trial, timed)
-    tell("collectives", 0, 1)
+    heard(Progress("collectives", 0, 1))
     found["collectives"] = [sent._asdict() for sent in sent_in(lambda: phase.step(NoClock()))]
     with trial.telling("memory"):
         at_rest = held(phase, place.trains, before)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from finegauge.measurement.process import GROUP, die_with_parent
+from finegauge.progress import Progress
 
 
 def main() -> None:
@@ -25,10 +26,10 @@ def main() -> None:
     trial = json.loads((folder / "trial.json").read_text("utf-8"))
     from finegauge.measurement.ranks.rank import answer
 
-    def heard(what: str, done: int, total: int) -> None:
+    def heard(progress: Progress) -> None:
         if rank == 0:
             with open(folder / "progress", "a", encoding="utf-8") as told:
-                told.write(json.dumps([what, done, total]) + "\n")
+                told.write(json.dumps(progress[:3]) + "\n")
 
     profile = answer(trial, rank, heard)
     written: dict[str, Any] = {"profile": profile, "ended_s": time.time()}

@@ -112,10 +112,10 @@ def test_a_measurement_asks_tasks_last_and_refuses_unknown_ones_first(tmp_path: 
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "vocab_size": 128}))
     told: list[str] = []
     asked = Options(steps=1, warmup_steps=0, memory=False, task_folder=str(tmp_path), task_limit=2)
-    found = outcome(run, asked._replace(tasks=("tiny_sums",)), lambda what, *_: told.append(what))
+    found = outcome(run, asked._replace(tasks=("tiny_sums",)), lambda progress: told.append(progress.what))
     assert found.observations["tasks"]["tiny_sums"]["exact_match,none"] == 0.0
     assert told[-1] == "tasks"
     told.clear()
-    refused = outcome(run, asked._replace(tasks=("tiny_sum",)), lambda what, *_: told.append(what))
+    refused = outcome(run, asked._replace(tasks=("tiny_sum",)), lambda progress: told.append(progress.what))
     assert (refused.outcome, told) == ("unsupported", [])
     assert "Did you mean 'tiny_sums'" in refused.reason
