@@ -240,6 +240,16 @@ def explained(one: GpuEstimate) -> GpuExplanation:
     return GpuExplanation(**one._asdict() | more)
 
 
+def safe_micro_batch_size(profile: Profile) -> int:
+    """Return the largest micro-batch up to the run's that is not even risky; 0 if none is known."""
+    from finegauge.planning.capacity import cautious, max_micro_batch_size
+    from finegauge.prediction.predictor import predict
+
+    if not profile.step_time_s.total:
+        return 0
+    return max_micro_batch_size(profile.run, cautious(predict), limit=profile.run.micro_batch_size).value
+
+
 def gpu_verdict(one: GpuEstimate) -> GpuVerdict:
     """Return whether the run fits, of all that is known."""
     return GpuVerdict._make(one[: len(GpuVerdict._fields)])

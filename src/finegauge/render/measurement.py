@@ -137,7 +137,7 @@ def _what_was_predicted(one: Measurement) -> Iterator[Note]:
 def _memory(one: Measurement) -> Iterator[Section]:
     """Yield what is alive at the peak, by kind, and the peaks of the phases."""
     measured, predicted = one.profile, one.predicted
-    kinds = beside(measured.peak_memory_bytes, predicted and predicted.peak_memory_bytes, 1)
+    kinds = beside(measured.peak_memory_bytes, predicted.peak_memory_bytes if predicted else None, 1)
     if not kinds or "serving" in measured.observations:  # of a server nothing is seen but its answers
         return
     peak = f" (peak, during {measured.peak_phase})" if measured.peak_phase else ""
@@ -146,7 +146,7 @@ def _memory(one: Measurement) -> Iterator[Section]:
     table = _beside_table(("kind",), kinds, fmt.size, kinds[0].measured)
     said = f"as torch allocates it{peak}"
     yield section("memory", "Memory", table, Note(rest) if beyond > 0 else None, said=said)
-    phases = beside(_by_phase(measured), predicted and _by_phase(predicted), 1)
+    phases = beside(_by_phase(measured), _by_phase(predicted) if predicted else None, 1)
     if len(phases) > 2:
         table = _beside_table(("phase",), phases[1:], fmt.size)
         yield section("phases", "Memory", table, said="peak of each phase")

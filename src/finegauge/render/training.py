@@ -91,24 +91,9 @@ def _verdict_lines(profile: Profile, device: str) -> list[str]:
 
 def _way_out(profile: Profile) -> str:
     """Return what to do about a run that is too large, or may be."""
-    from dataclasses import replace
+    from finegauge.answers.estimate import safe_micro_batch_size
 
-    from finegauge.planning.capacity import max_micro_batch_size
-    from finegauge.prediction.predictor import predict
-    from finegauge.prediction.uncertainty import probability_out_of_memory
-
-    run = profile.run
-
-    def cautious(asked: "Run") -> Profile:
-        found = predict(asked)
-        safe = verdict(probability_out_of_memory(found)) == FITS
-        return found if safe else replace(found, outcome="out_of_memory")
-
-    most = (
-        max_micro_batch_size(run, cautious, limit=run.micro_batch_size).value
-        if profile.step_time_s.total
-        else 0
-    )
+    most = safe_micro_batch_size(profile)
     if most:
         return f"it may run out of memory; per_device_train_batch_size={most} is safe."
     return "it may run out of memory; a shorter max_length, adapters or a larger device would help."
