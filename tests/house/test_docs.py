@@ -128,7 +128,7 @@ def test_a_wrong_example_is_noticed(line: str) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_modules_that_are_named_exist(page: Path) -> None:
     named = re.findall(r"`((?:[\w-]+/)+[\w-]+\.py)`", page.read_text("utf-8"))
-    known = [ROOT, ROOT / "src", PACKAGE, PACKAGE / "graph", PACKAGE / "workload"]
+    known = [ROOT, ROOT / "src", PACKAGE, PACKAGE / "model"]
     missing = [name for name in named if not any((folder / name).is_file() for folder in known)]
     assert not missing, f"{page.name} names {missing}"
 
