@@ -63,7 +63,7 @@ def test_one_load_beside_its_prediction(tmp_path: Path) -> None:
         (result,) = results(finegauge(*ASKED, *arguments, "--json").out)
     assert (text.code, text.err) == (0, "")
     assert f"Measured on {server.url} (tiny, vllm 9.9): " in text.out
-    assert "Serving, 6 requests, 2 users at a time" in text.out
+    assert "Serving  6 requests, 2 users at a time" in text.out
     assert "to the first token" in text.out
     assert "Memory" not in text.out
     assert result["measured"]["observations"]["serving"]["num_requests"] == 6
