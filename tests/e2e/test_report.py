@@ -225,3 +225,12 @@ def test_without_the_extra_the_way_out_is_said(monkeypatch: pytest.MonkeyPatch, 
             done = finegauge("report", MATH, "-o", str(tmp_path / name), *figure)
         assert done.code == 64
         assert "pip install 'finegauge[report]'" in done.err
+
+
+def test_a_run_that_will_not_fit_keeps_its_offers() -> None:
+    said = json.loads(
+        finegauge("report", str(EXAMPLES / "plans" / "llama3_70b_full.yaml"), "--gpu", "H100", "--json").out
+    )
+    assert said["verdict"].startswith("Will not fit")
+    offers = next(one for one in said["tables"] if one["table"] == "What the whole run costs, by provider")
+    assert offers["rows"]

@@ -61,7 +61,7 @@ class Bill(NamedTuple):
     warnings: tuple[str, ...]
 
 
-@written(hidden=("is_at_limit", "managed"), absent=("formulas", "exchanged"))
+@written(hidden=("is_at_limit", "managed", "offers"), absent=("formulas", "exchanged"))
 class GpuEstimate(NamedTuple):
     """One run on one GPU: whether it fits, one step, and the bill; of explain, how all of it comes about."""
 
@@ -80,6 +80,7 @@ class GpuEstimate(NamedTuple):
     exchanged: tuple[Exchange, ...] | None = None
     is_at_limit: bool = False  # the search for the largest micro-batch ended before memory did
     managed: tuple[ManagedPrice, ...] = ()  # known of a run that will not fit too
+    offers: tuple[OfferCost, ...] = ()  # of a run that will not fit; else they stand in the bill
 
     @property
     def run(self) -> Run:
@@ -87,7 +88,7 @@ class GpuEstimate(NamedTuple):
         return self.profile.run
 
 
-@written(hidden=("is_at_limit", "managed"))
+@written(hidden=("is_at_limit", "managed", "offers"))
 class GpuExplanation(GpuEstimate):
     """The same, with the formula of each part and what ranks send each other."""
 
@@ -230,6 +231,7 @@ def gpu_estimate(one: Estimate) -> GpuEstimate:
         quote=None if one.verdict == WILL_NOT_FIT else bill(one.quote),
         is_at_limit=one.capacity.at_limit,
         managed=one.quote.managed,
+        offers=tuple(map(offer_cost, one.quote.offers)) if one.verdict == WILL_NOT_FIT else (),
     )
 
 

@@ -143,7 +143,7 @@ def _file_sections(answer: EstimateAnswer, study: "Study | None") -> tuple[Secti
         section("throughput", "Batch", throughput_plot(study.sweep) if study else None),
         section("cost", "Cost", *(Note(text) for text in (quote.warnings if quote else ())),
                 front_plot(ways, about=about) if len(ways) > (0 if study else 1) else None,
-                *(offer_tables(quote.offers) if quote else ())),
+                *offer_tables(quote.offers if quote else one.offers)),
         section("assumptions", "Assumptions and origins", *(Note(text) for text in one.run.warnings),
                 input_table(one.run), _formula_table(profile, formulas)),
         section("sources", "Sources", *basis_notes(one, ()), _source_table(study)),
