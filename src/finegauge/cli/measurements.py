@@ -248,6 +248,8 @@ STEPS = 5  # of each measured run
 @click.option(
     "--modules", is_flag=True, help="Then measure each RUN module by module, beside its prediction."
 )
+@click.option("--predict", is_flag=True, help="Predict the profile of --gpu instead of timing this machine.")
+@click.option("--gpu", metavar="NAME", help="With --predict: the GPU, which need not be here.")
 @click.option("-o", "--output", metavar="FILE", help="Where to write; this machine's own profile otherwise.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 def micro(
@@ -256,8 +258,10 @@ def micro(
     threads: int,
     collectives: int | None,
     output: str | None,
+    gpu: str | None,
     *,
     modules: bool,
+    predict: bool,
     as_json: bool,
 ) -> None:
     """Time the operators of this machine and keep them as a device profile.
@@ -269,8 +273,16 @@ def micro(
     With --modules, each RUN is then measured module by module (a few steps) beside what the operators
     say it takes: pre-training, fine-tuning and serving, and what they are made of, in one report.
 
+    With --predict, nothing is timed: the profile of the GPU that --gpu names is predicted from operators that
+    others timed and its datasheet, and written only where -o says so.
+
     Predictions take the profile in place of a datasheet: --gpu here, or --gpu FILE.
     """
+    if predict or gpu:
+        if not (predict and gpu) or modules or device or collectives or threads:
+            raise click.UsageError("--predict takes --gpu, RUNs, -o and --json, and nothing of this machine.")
+        _predicted(gpu, run_files, output, as_json=as_json)
+        return
     check_libraries()
     if modules and not run_files:
         raise click.UsageError("--modules compares runs with their operators: name at least one RUN.")
@@ -298,6 +310,29 @@ def micro(
 
         say([*profile_lines(profile), *module_lines(compared)])
         say(f"Written to {path}; use it by --gpu {'here' if not output else path}")
+
+
+def _predicted(name: str, run_files: tuple[str, ...], output: str | None, *, as_json: bool) -> None:
+    """Print the device profile that a GPU may be expected to have."""
+    from finegauge.catalogue.device_profile import write
+    from finegauge.catalogue.gpus import gpu as named
+    from finegauge.formats.reading import read
+    from finegauge.prediction.predicted_profile import predicted_profile
+
+    profile = predicted_profile(named(name), [read(path, ()) for path in run_files])
+    if output:
+        write(profile, output)
+    if as_json:
+        import json
+
+        document = {"command": "micro", "path": output, **profile.to_json()}
+        say(json.dumps(document, allow_nan=False))
+        return
+    from finegauge.render.device_profile import profile_lines
+
+    say(profile_lines(profile))
+    if output:
+        say(f"Written to {output}; use it by --gpu {output}")
 
 
 def _compared(runs: "Mapping[str, Run]", device: str, threads: int, path: str) -> "list[Compared]":

@@ -28,7 +28,15 @@ if TYPE_CHECKING:
     multiple=True,
     help="Rivals on the same rows: 6nd, xia2024, llm-analysis, accelerate, deepspeed, or all.",
 )
-@click.option("--here", is_flag=True, help="Measure unseen configurations on this machine instead of tables.")
+@click.option(
+    "--operators", "asked", flag_value="operators", help="The tables hold seconds of operators, not of runs."
+)
+@click.option(
+    "--here",
+    "asked",
+    flag_value="here",
+    help="Measure unseen configurations on this machine instead of tables.",
+)
 @click.option(
     "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", help="With --here: what to run on."
 )
@@ -42,8 +50,8 @@ def validate(
     ctx: click.Context,
     tables: tuple[str, ...],
     names: tuple[str, ...],
+    asked: str | None,
     *,
-    here: bool,
     device: str,
     num: int,
     seed: int,
@@ -61,10 +69,18 @@ def validate(
     then tiny configurations drawn from the seed are predicted from them and measured. The exit code is 0
     if the medians are within 15 % of the step time and 3 % of the peak memory, else 10.
 
+    With --operators, the tables hold timed products, attention, experts or collectives, told by their columns
+    (docs/measurement-tables.md); errors come by GPU, kind and number format.
+
     A row that cannot be answered is counted and named. The measured columns are never shown to the
     predictor. docs/measurement-tables.md describes the columns.
     """
-    if here:
+    if asked == "operators":
+        if names or not tables:
+            raise click.UsageError("--operators takes tables, and no --against.", ctx)
+        _operators(tables, as_json=as_json)
+        return
+    if asked == "here":
         if tables or names:
             raise click.UsageError(
                 "--here draws its own configurations; leave out tables and --against.", ctx
@@ -83,6 +99,19 @@ def validate(
         from finegauge.render.validation import validation_lines
 
         say(validation_lines(validation))
+
+
+def _operators(tables: tuple[str, ...], *, as_json: bool) -> None:
+    """Print how predicted seconds of operators compare with those in the tables."""
+    from finegauge.validation.operators import validate_operators
+
+    found = validate_operators(tables)
+    if as_json:
+        say(json.dumps(found.to_json(), allow_nan=False))
+        return
+    from finegauge.render.operators import operator_lines
+
+    say(operator_lines(found))
 
 
 HOLDS, DOES_NOT_HOLD = 0, 10

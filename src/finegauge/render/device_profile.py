@@ -96,6 +96,8 @@ def _links(profile: DeviceProfile) -> list[str]:
 
 def _host(profile: DeviceProfile) -> list[str]:
     """Return the host's costs with what each is of."""
+    if not profile.host:
+        return []
     rows = [[name, duration(value), HOST_COSTS[name]] for name, value in profile.host.items()]
     widest = max((len(row[1]) for row in rows), default=0)
     return [paint("The host's own work", "dim")] + [
@@ -112,7 +114,8 @@ def _notes(profile: DeviceProfile) -> Iterator[str]:
         for name in ("torch", "transformers", "peft", "bitsandbytes")
         if name in profile.fingerprint
     )
-    yield paint(f"threads: {profile.threads}; {versions}; {profile.fingerprint.get('date', '')}", "dim")
+    if versions:
+        yield paint(f"threads: {profile.threads}; {versions}; {profile.fingerprint.get('date', '')}", "dim")
 
 
 LEAST_FRACTION = 0.01

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from finegauge.formats.measurement_tables import METRICS
+from finegauge.render.operators import accuracy_section
 from finegauge.render.terminal import columns, paint, wrapped
 from finegauge.validation.local_validation import (
     MEMORY_BAR_FRACTION,
@@ -202,6 +203,7 @@ def accuracy_page(
         *_rivals_section(validation),
         *_worst_section(answered),
         *_unanswered_section(validation),
+        *accuracy_section(),
     ]
     return "\n\n".join(parts) + "\n"
 

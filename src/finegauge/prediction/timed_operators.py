@@ -1,0 +1,294 @@
+r"""Seconds of products, attention, experts and collectives, from what others timed.
+
+$$ t(x) = s(x) \, \exp\left(\textstyle\sum_i w_i \, K(x, x_i)\right) $$
+
+$s$ is the surface of the kernel (`operator_surfaces`) under the GPU's datasheet; K falls with the distance
+between shapes in the logarithms of their sizes (Matérn, 3/2), and the weights $w_i$ are those with which the
+sum passes near the logarithms of timed over $s$ at all timed shapes (kriging; timings scatter by
+`NOISE_FRACTION`). Far from every timed shape the surface alone speaks.
+
+A GPU that nobody timed takes constants and weights of the nearest that somebody did, under its own
+datasheet: its architecture's where one was timed. Such an answer says so, and its interval is what leaving
+out one timed GPU after the other has shown.
+
+Constants and weights are fitted by `calibration.operators` and read per GPU, when it is asked for.
+"""
+
+import os
+from collections.abc import Collection, Iterable, Mapping
+from functools import cache
+from math import exp, log, sqrt
+from typing import Any, NamedTuple
+
+from finegauge.catalogue.gpus import GpuSpec
+from finegauge.catalogue.gpus import gpu as gpu_named
+from finegauge.catalogue.operators import SHAPE_COLUMNS, Timed, timed_kernels, timings
+from finegauge.documents import read_document
+from finegauge.errors import UnsupportedError, shown
+from finegauge.prediction.operator_surfaces import SKEWS, SURFACES, VALUE_BYTES, Chip, Sizes
+from finegauge.profile import Interval
+
+FOLDER = os.path.join(os.path.dirname(__file__), "data", "operators")
+LENGTH = 1.5  # of K, in logarithms of sizes: shapes within a factor of 4 err alike
+NOISE_FRACTION = 0.05  # of the variance of what the surface leaves
+ROOT_3 = sqrt(3.0)
+WEIGHT_DIGITS = 4
+FORMATS = {  # what a number format is timed as
+    "bf16": "bf16", "fp16": "bf16", "float16": "bf16", "bfloat16": "bf16", "fp8": "fp8",
+    "fp8_block": "fp8_block", "mxfp8": "fp8_block", "nvfp4": "nvfp4", "mxfp4": "nvfp4", "fp4": "nvfp4",
+}  # fmt: skip
+PEAKS = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4"}
+COLLECTIVE_FORMATS = {"half": "half", "bf16": "half", "fp16": "half", "bfloat16": "half", "int8": "int8"}
+DERIVED = ("mxfp8", "mxfp4")
+PCIE_BYTES_PER_S = {"3": 15.75e9, "4": 31e9, "5": 63e9, "6": 121e9}  # x16, one direction, by generation
+# training's own calls, first of those that were timed: torch's linear, FlashAttention, fused experts;
+# TensorRT-LLM's fp8 product is cuBLAS's, as Transformer Engine's and torch._scaled_mm are
+DEFAULT_ENGINES = {
+    ("gemm", "bf16"): ("vllm", "sglang", "trtllm"),
+    ("gemm", "fp8"): ("trtllm", "sglang", "vllm"),
+    ("gemm", "fp8_block"): ("trtllm", "sglang", "vllm"),
+    ("gemm", "nvfp4"): ("trtllm", "vllm", "sglang"),
+}
+ENGINES = ("vllm", "trtllm", "sglang", "nccl")
+
+
+class Fit(NamedTuple):
+    """A kernel on the GPU on which it was timed."""
+
+    timed: Timed
+    constants: Mapping[str, float]
+    weights: tuple[float, ...]
+    places: tuple[tuple[float, ...], ...]
+    interval: Interval  # of timed over predicted, of shapes left out
+
+
+class Source(NamedTuple):
+    """Whose timings answer for a GPU, and in how far."""
+
+    fit: Fit
+    chip: Chip
+    evidence: str  # timed | architecture | other
+    interval: Interval
+    note: str
+
+
+class Estimate(NamedTuple):
+    """Seconds of an operator, or an array of them, and what they rest on."""
+
+    seconds: Any
+    source: Source
+
+
+def sizes_of(kind: str, shapes: Iterable[Iterable[str]]) -> list[dict[str, float]]:
+    """Return sizes by name of rows of cells in the order of the kind's columns."""
+    names = SHAPE_COLUMNS[kind]
+    return [
+        {"skew" if name == "distribution" else name: skew(cell) if name == "distribution" else float(cell)
+         for name, cell in zip(names, cells, strict=True)}
+        for cells in shapes
+    ]  # fmt: skip
+
+
+def skew(distribution: str) -> float:
+    """Return how a distribution of tokens over experts is counted; one that nobody timed as the flat one."""
+    return SKEWS.get(distribution, 0.0 if not distribution else SKEWS["power_law_1.01"])
+
+
+@cache
+def _document(name: str) -> Any:
+    path = os.path.join(FOLDER, f"{name.replace(' ', '_')}.json")
+    return read_document(path)
+
+
+@cache
+def fit_of(timed: Timed) -> Fit:
+    """Return the fitted kernel `timed`."""
+    found = _document(timed.gpu)[timed.kind][timed.column]
+    shapes = timings(timed.gpu, timed.kind)[timed.column].shapes
+    place = SURFACES[timed.kind].place
+    places = tuple(place(sizes) for sizes in sizes_of(timed.kind, shapes))
+    weights = tuple(map(float, found["weights"].split()))
+    return Fit(timed, found["constants"], weights, places, Interval(*found["interval"]))
+
+
+def chip_of(spec: GpuSpec, dtype: str, like: GpuSpec | None = None) -> Chip:
+    """Return the datasheet of `spec` for `dtype`; what is unknown of it, in proportion to the GPU `like`.
+
+    Raises: UnsupportedError if it has no such rate.
+    """
+    peak = spec.peak_flops_per_s(PEAKS[dtype]) if dtype in PEAKS else 1.0  # a collective computes nothing
+    num_sms, l2_bytes = spec.num_sms, spec.l2_bytes
+    if like is not None and not num_sms:
+        num_sms = like.num_sms
+    if like is not None and not l2_bytes:
+        l2_bytes = like.l2_bytes
+    pcie = PCIE_BYTES_PER_S.get(spec.pcie[:1], PCIE_BYTES_PER_S["4"])
+    return Chip(
+        flops_per_s=peak,
+        bytes_per_s=spec.memory_bytes_per_s,
+        num_sms=float(num_sms or 100),
+        l2_bytes=float(l2_bytes or 50e6),
+        link_bytes_per_s=spec.nvlink_bytes_per_s or pcie,
+        value_bytes=VALUE_BYTES.get(dtype, 2.0),
+    )
+
+
+def _generation(spec: GpuSpec) -> float:
+    """Return the compute capability as a number; that of Hopper for others than NVIDIA's."""
+    try:
+        return float(spec.compute_capability)
+    except ValueError:
+        return 9.0
+
+
+def _is_datacentre(spec: GpuSpec) -> bool:
+    """Return whether the chip is of NVIDIA's large kind: 7.0, 8.0, 9.0, 10.x, not 7.5, 8.6, 8.9, 12.0."""
+    generation = _generation(spec)
+    return (generation % 1.0 < 0.05 and generation < 11.0) or 10.0 <= generation < 11.0
+
+
+def _distance(spec: GpuSpec, other: GpuSpec) -> tuple[Any, ...]:
+    """Return how far `other` is as a stand-in for `spec`: kind of chip, generation, form, power, age."""
+    apart = abs(_generation(spec) - _generation(other))
+    power = abs(log((spec.board_power_w or 500.0) / (other.board_power_w or 500.0)))
+    differs = _is_datacentre(spec) != _is_datacentre(other)
+    return differs, apart, spec.form_factor != other.form_factor, -(other.launch_year or 0), power
+
+
+def is_kin(spec: GpuSpec, other: GpuSpec) -> bool:
+    """Return whether both are of one generation and kind of chip."""
+    near = int(_generation(spec)) == int(_generation(other))
+    return near and _is_datacentre(spec) == _is_datacentre(other) and spec.vendor == other.vendor
+
+
+def engine_of(kernel: str) -> str:
+    """Return whose kernel `kernel` is; "" where nothing timed has the name or one that begins so."""
+    for one in timed_kernels():
+        if one.kernel == kernel:
+            return one.engine
+    text = kernel.casefold()
+    return next((name for name in ENGINES if name in text), "")
+
+
+def source_for(
+    spec: GpuSpec, kind: str, dtype: str, kernel: str = "", engine: str = "", without: Collection[str] = ()
+) -> Source:
+    """Return what answers for an operator: its own kernel where timed, else the engine's, else the usual one.
+
+    Args:
+        spec: The GPU.
+        kind: One of KINDS.
+        dtype: A number format, of collectives the type of what is sent.
+        kernel: As its source calls it; of collectives the operation.
+        engine: Whose kernel it is, where the name says nothing.
+        without: Timed GPUs that are not asked, for validation.
+
+    Raises: UnsupportedError where nothing answers.
+    """
+    name = spec.name
+    timed_as = (COLLECTIVE_FORMATS if kind == "collective" else FORMATS).get(dtype)
+    if timed_as is None:
+        raise UnsupportedError(f"Nobody timed {kind} in {shown(dtype)}; give one of {', '.join(FORMATS)}.")
+    known = [one for one in timed_kernels() if one.kind == kind and one.dtype == timed_as]
+    if kind == "collective":
+        known = [one for one in known if one.kernel == kernel]
+    known = [one for one in known if one.gpu not in without]
+    if not known:
+        raise UnsupportedError(f"Nobody timed {kind} {shown(kernel)} in {dtype}.")
+    rated = "fp16" if dtype in ("fp16", "float16") else timed_as  # whose rate it runs at
+    chip_of(spec, rated)  # refuses a format that the GPU does not have
+    wanted = engine or engine_of(kernel)
+    near = sorted({one.gpu for one in known}, key=lambda other: (other != name, *_far(spec, other)))
+    order = DEFAULT_ENGINES.get((kind, timed_as), ENGINES)
+
+    def rank(one: Timed) -> tuple[Any, ...]:
+        other = gpu_named(one.gpu)
+        stands = 0 if one.gpu == name else 1 if is_kin(spec, other) else 2
+        usual = order.index(one.engine) if one.engine in order else len(order)
+        match = 0 if one.kernel == kernel else 1 if one.engine == wanted else 2
+        return stands, match if stands < 2 else min(match, 1), near.index(one.gpu), match, usual, -one.rows
+
+    best = min(known, key=rank)
+    fit, other = fit_of(best), gpu_named(best.gpu)
+    evidence = "timed" if best.gpu == name else "architecture" if is_kin(spec, other) else "other"
+    interval = fit.interval
+    note = f"{best.kernel} timed on it ({best.source})"
+    if evidence != "timed":
+        interval = _left_out(kind, evidence)
+        note = f"nobody has timed {name}: {best.kernel} of {best.gpu} under its datasheet"
+    if dtype in DERIVED:
+        wider = _left_out(kind, "other")
+        interval = Interval(
+            min(interval.low_ratio, wider.low_ratio), max(interval.high_ratio, wider.high_ratio)
+        )
+        note += f"; nobody timed {dtype}, taken as {timed_as}"
+    return Source(fit, chip_of(spec, rated, other), evidence, interval, note)
+
+
+def _far(spec: GpuSpec, other: str) -> tuple[Any, ...]:
+    return _distance(spec, gpu_named(other))
+
+
+def _left_out(kind: str, stands: str) -> Interval:
+    """Return truth over prediction where a GPU was left out.
+
+    The only kin among the timed ones are twins, B200 and GB200, nearer to each other than most: where the
+    architecture alone was timed, the interval lies between what leaving out a twin and a stranger shows.
+    """
+    found = evidence()["intervals"][kind]
+    low, high = found["other"]
+    if stands == "architecture":
+        twin_low, twin_high = found.get("architecture", (low, high))
+        low, high = sqrt(low * twin_low), sqrt(high * twin_high)
+    return Interval(low, high)
+
+
+def evidence() -> Mapping[str, Any]:
+    """Return how wrong all this was where shapes or GPUs were left out: "intervals" and "errors"."""
+    document: Mapping[str, Any] = _document("evidence")
+    return document
+
+
+def seconds_of(source: Source, sizes: Sizes) -> Any:
+    """Return the seconds of an operator of `sizes`, numbers or arrays."""
+    fit = source.fit
+    surface = SURFACES[fit.timed.kind]
+    base = surface.seconds(fit.constants, sizes, source.chip)
+    place = surface.place(sizes)
+    if all(isinstance(one, float | int) for one in place):
+        return base * exp(_interpolated(place, fit))
+    import numpy
+
+    columns = numpy.broadcast_arrays(*place)
+    return base * numpy.exp(interpolated(numpy.stack(columns, axis=-1), fit.places, fit.weights))
+
+
+def _interpolated(place: tuple[float, ...], fit: Fit) -> float:
+    """Return the logarithm of truth over surface at one place."""
+    found = 0.0
+    for weight, other in zip(fit.weights, fit.places, strict=True):
+        far = ROOT_3 / LENGTH * sqrt(sum([(a - b) ** 2 for a, b in zip(place, other, strict=True)]))
+        if far < 20.0:
+            found += weight * (1.0 + far) * exp(-far)
+    return found
+
+
+def interpolated(places: Any, timed: Any, weights: Any) -> Any:
+    """Return the logarithms of truth over surface at many places, a row each."""
+    import numpy
+
+    known, weight = numpy.asarray(timed), numpy.asarray(weights)
+    found = numpy.empty(len(places))
+    for start in range(0, len(places), 2048):
+        part = slice(start, start + 2048)
+        found[part] = kernel_of(places[part], known) @ weight
+    return found
+
+
+def kernel_of(places: Any, others: Any) -> Any:
+    """Return K between every two places, as a matrix."""
+    import numpy
+
+    squares = sum((places[:, None, i] - others[None, :, i]) ** 2 for i in range(others.shape[1]))
+    far = ROOT_3 / LENGTH * numpy.sqrt(squares)
+    return (1.0 + far) * numpy.exp(-far)

@@ -1,0 +1,102 @@
+"""Seconds of operators from timings: near what was timed, the same for one and for many, honest elsewhere."""
+
+from statistics import median
+
+import numpy
+import pytest
+
+from finegauge.catalogue.gpus import gpu
+from finegauge.catalogue.operators import KINDS, timed_kernels, timings
+from finegauge.errors import UnsupportedError
+from finegauge.prediction.timed_operators import evidence, seconds_of, sizes_of, source_for
+
+PRODUCT = {"m": 4096.0, "n": 4096.0, "k": 4096.0}
+BARS = {  # of shapes held out, by kind and format
+    ("gemm", "bf16"): 0.08, ("gemm", "fp8"): 0.12, ("gemm", "fp8_block"): 0.12, ("gemm", "nvfp4"): 0.12,
+    ("attention", "bf16"): 0.12, ("attention", "fp8"): 0.12, ("experts", "bf16"): 0.15,
+    ("experts", "fp8"): 0.15, ("experts", "fp8_block"): 0.15, ("experts", "nvfp4"): 0.15,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_timed_shapes_are_answered_near_what_was_timed(kind: str) -> None:
+    for one in [one for one in timed_kernels() if one.kind == kind][::5]:
+        table = timings(one.gpu, kind)[one.column]
+        source = source_for(gpu(one.gpu), kind, one.dtype, one.kernel)
+        assert source.evidence == "timed"
+        assert source.fit.timed == one
+        errors = [
+            abs(seconds_of(source, sizes) / seconds - 1)
+            for sizes, seconds in zip(sizes_of(kind, table.shapes[::9]), table.seconds[::9], strict=True)
+        ]
+        assert median(errors) < 0.06
+
+
+def test_one_shape_and_many_are_answered_alike() -> None:
+    for kind in KINDS:
+        one = next(one for one in timed_kernels() if one.kind == kind)
+        shapes = sizes_of(kind, timings(one.gpu, kind)[one.column].shapes[:40])
+        source = source_for(gpu(one.gpu), kind, one.dtype, one.kernel)
+        many = seconds_of(source, {name: numpy.array([s[name] for s in shapes]) for name in shapes[0]})
+        assert many == pytest.approx([seconds_of(source, sizes) for sizes in shapes], rel=1e-9)
+
+
+def test_shapes_held_out_of_the_fit_are_within_the_bars() -> None:
+    rows = evidence()["errors"]
+    for (kind, dtype), bar in BARS.items():
+        found = [row["held_out_median"] for row in rows if (row["kind"], row["dtype"]) == (kind, dtype)]
+        assert found
+        assert max(found) <= bar
+
+
+def test_a_gpu_that_nobody_timed_says_so_and_is_less_sure() -> None:
+    timed = source_for(gpu("h100"), "gemm", "bf16")
+    kin = source_for(gpu("h200"), "gemm", "bf16")
+    stranger = source_for(gpu("mi300x"), "gemm", "bf16")
+    assert [one.evidence for one in (timed, kin, stranger)] == ["timed", "architecture", "other"]
+    assert kin.fit.timed.gpu == "H100-SXM5-80GB"
+    assert "nobody has timed H200" in kin.note
+    widths = [one.interval.high_ratio / one.interval.low_ratio for one in (timed, kin, stranger)]
+    assert widths == sorted(widths)
+
+
+@pytest.mark.parametrize(
+    ("name", "stand_in"),
+    [
+        ("b300", "B200-SXM-180GB"), ("gb300", "GB200-186GB"), ("rtx5090", "RTX PRO 6000 Blackwell Server"),
+        ("rtx4090", "L40S"), ("a100-80gb", "A100-SXM4-80GB"), ("l4", "L40S"),
+    ],
+)  # fmt: skip
+def test_the_nearest_timed_gpu_stands_in(name: str, stand_in: str) -> None:
+    assert source_for(gpu(name), "gemm", "bf16").fit.timed.gpu == stand_in
+
+
+def test_more_bandwidth_shortens_what_it_bounds() -> None:
+    moved = {"m": 128.0, "n": 16384.0, "k": 16384.0}
+    faster = seconds_of(source_for(gpu("h200"), "gemm", "bf16"), moved)
+    assert faster < 0.85 * seconds_of(source_for(gpu("h100"), "gemm", "bf16"), moved)
+
+
+def test_training_calls_the_linear_of_torch_unless_a_kernel_is_named() -> None:
+    h100 = gpu("h100")
+    assert source_for(h100, "gemm", "bf16").fit.timed.kernel == "torch.nn.functional.linear"
+    assert source_for(h100, "gemm", "bf16", "torch_flow").fit.timed.kernel == "torch_flow"
+    elsewhere = source_for(gpu("a100-80gb"), "gemm", "bf16", "torch.nn.functional.linear")
+    assert elsewhere.fit.timed.kernel == "vllm_default"
+
+
+def test_derived_formats_are_less_sure() -> None:
+    block = source_for(gpu("b200"), "gemm", "fp8_block")
+    scaled = source_for(gpu("b200"), "gemm", "mxfp8")
+    assert "nobody timed mxfp8" in scaled.note
+    assert scaled.interval.high_ratio > block.interval.high_ratio
+
+
+def test_what_a_gpu_cannot_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="no fp8 matrix rate"):
+        source_for(gpu("a100-80gb"), "gemm", "fp8")
+    with pytest.raises(UnsupportedError, match="Nobody timed gemm in 'int3'"):
+        source_for(gpu("h100"), "gemm", "int3")
+    with pytest.raises(UnsupportedError, match="no bf16 matrix rate"):
+        source_for(gpu("t4"), "gemm", "bf16")
+    assert seconds_of(source_for(gpu("t4"), "gemm", "fp16"), PRODUCT) > 0
