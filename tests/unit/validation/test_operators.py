@@ -7,10 +7,11 @@ import pytest
 from click.testing import CliRunner
 
 from finegauge.catalogue.device_profile import device_profile
-from finegauge.cli.estimates import estimate
 from finegauge.cli.measurements import micro
 from finegauge.cli.validation import validate
 from finegauge.errors import FileFormatError
+from finegauge.prediction.predictor import predict
+from finegauge.run.run import Run
 from finegauge.validation.operators import read_table, validate_operators
 from tests.shared import SHARED, needs_shared
 
@@ -110,10 +111,9 @@ def test_a_profile_is_predicted_and_read_again(tmp_path: Path) -> None:
     assert {"linear", "attention_sdpa", "rms_norm", "experts_grouped", "all_reduce"} <= operators
     assert profile.flops_per_s["fp8"] > profile.flops_per_s["bf16"] > 5e14
     assert any("nobody has timed H200" in note for note in profile.notes)
-    run = tmp_path / "run.yaml"
-    run.write_text("model: llama3.2-1b\nmicro_batch_size: 8\nseq_len: 4096\n", "utf-8")
-    estimated = CliRunner().invoke(estimate, [str(run), "--gpu", path, "--json"])
-    assert json.loads(estimated.output)
+    fields = {"model": "llama3.2-1b", "method": "full", "micro_batch_size": 8, "seq_len": 4096}
+    run = Run.from_fields({**fields, "gpu": path})
+    assert 0.2 < predict(run).step_time_s.total < 1.0
 
 
 def test_predicting_a_profile_needs_a_gpu() -> None:
