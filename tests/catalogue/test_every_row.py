@@ -15,7 +15,8 @@ TABLES = {  # rows at least: a table may grow
     "offers.csv": 1481,
     "offer_sources.csv": 26,
     "finetune_prices.csv": 42,
-    "interconnects.csv": 101,
+    "interconnects.csv": 124,
+    "fabrics.csv": 9,
     "grid_carbon.csv": 405,
     "pue.csv": 20,
 }
@@ -82,6 +83,7 @@ def test_every_number_is_in_range(filename: str) -> None:
         ("offer_sources.csv", lambda row: row["code"]),
         ("grid_carbon.csv", lambda row: (row["scope"], row["code"], row["name"])),
         ("pue.csv", lambda row: (row["name"], row["year"], row["source"])),
+        ("fabrics.csv", lambda row: (row["name"], row["link"])),
         ("interconnects.csv", lambda row: (row["provider"], row["instance"], row["gpu"])),
         (
             "finetune_prices.csv",

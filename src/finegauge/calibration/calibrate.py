@@ -40,7 +40,6 @@ CONSTANTS = (
     Constant("launch_s", "host seconds per kernel of eager PyTorch", 0.30),
     Constant("call_s", "host seconds of Python per adapter or 4-bit module call", 0.70),
     Constant("wait_s", "host seconds such a call waits for the device in instrumented code", 1.00),
-    Constant("link_fraction", "collectives inside a node over the link's rate", 0.08),
     Constant("network_fraction", "collectives between nodes over the network cards' rate", 0.30),
     Constant("unit_wait_s", "host seconds before a sharded layer may gather the next", 0.50),
     Constant("module_wait_s", "the same where every module is gathered on its own (ZeRO-3)", 0.50),

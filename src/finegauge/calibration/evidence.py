@@ -14,7 +14,7 @@ from finegauge.errors import FineGaugeError, InputError
 from finegauge.formats.measurement_tables import MeasuredRow
 from finegauge.model.op import Extents
 from finegauge.prediction.calibration import DATASHEET, Calibration
-from finegauge.prediction.communication import Network
+from finegauge.prediction.links import Network
 from finegauge.prediction.predictor import device_of, predict
 from finegauge.prediction.sharding import Share, mean_extents, rank_extents, share_of
 from finegauge.prediction.time import slowest_extents, step_time

@@ -46,6 +46,10 @@ class GpuSpec(NamedTuple):
     flops_per_s: Mapping[str, float]  # dense peak by dtype; int8 counts operations
     measured_matmul_flops_per_s: float | None  # best bf16 matmul shape anyone published
     nvlink_bytes_per_s: float  # one direction, per GPU (vendors print both); 0: none known
+    link_gpus: int | None  # that reach each other over it in a usual machine; 1: none; None: not stated
+    node_gpus: int | None  # of a usual node
+    p2p: bool | None  # over PCIe, as the driver allows it
+    link_source: str  # of these three
     pcie: str
     board_power_w: float | None
     idle_power_w: float | None

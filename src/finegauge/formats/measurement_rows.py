@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from finegauge.catalogue.frameworks import Framework, named_in
+from finegauge.catalogue.gpus import known_gpu
 from finegauge.errors import FieldError, UnknownNameError, did_you_mean, shown
 from finegauge.run.run import FIELDS
 
@@ -354,12 +355,14 @@ def _gpus(cells: Mapping[str, str], draft: _Draft) -> None:
     draft.fields["num_gpus"] = count
     if count > 1 and not cells["parallelism"]:
         draft.assumptions.append("data parallel (DDP): the division of the work is not stated")
-    if MULTINODE.search(cells["notes"]) and 1 < count <= GPUS_PER_NODE and count % 2 == 0:
+    spec = known_gpu(cells["gpu"])
+    node = spec.node_gpus if spec is not None and spec.node_gpus else GPUS_PER_NODE
+    if MULTINODE.search(cells["notes"]) and 1 < count <= node and count % 2 == 0:
         draft.fields["num_nodes"] = 2
         draft.defaults.append("num_nodes=2 (several nodes, how many is not stated)")
-    elif count > GPUS_PER_NODE and count % GPUS_PER_NODE == 0:
-        draft.fields["num_nodes"] = count // GPUS_PER_NODE
-        draft.defaults.append(f"num_nodes={count // GPUS_PER_NODE} ({GPUS_PER_NODE} GPUs a node)")
+    elif count > node and count % node == 0:
+        draft.fields["num_nodes"] = count // node
+        draft.defaults.append(f"num_nodes={count // node} ({node} GPUs a node)")
     cards = NETWORK.search(cells["notes"])
     if cards:
         draft.fields["node_network_gbit_per_s"] = int(cards.group(1)) * int(cards.group(2))

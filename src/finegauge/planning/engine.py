@@ -99,7 +99,8 @@ class Plans:
             **structure.fields, **layout.fields, "optimizer": layout.optimizer, "micro_batch_size": size,
             "gradient_accumulation_steps": batching.rows_per_step // (size * layout.run.data_parallel),
             "num_nodes": nodes, "gpu": offer.gpu, "provider": offer.provider, "region": offer.region,
-            "node_network_gbit_per_s": None,
+            "node_network_gbit_per_s": None, "nvlink": None, "p2p": None,
+            "power_limit_w": None,
         }  # fmt: skip
         figures: dict[str, Any] = {name: float(column[name][index]) for name in (*KNOWN, *MAYBE_KNOWN)}
         for name in MAYBE_KNOWN:
@@ -171,7 +172,9 @@ class Engine:
         every = [member for members in alike for member in members]
         batching, dtype = structure.batching, every[0][1].graph.lowering.compute_dtype
         if dtype not in self._markets:
-            run = variant(self.space.run, node_network_gbit_per_s=None)
+            run = variant(
+                self.space.run, node_network_gbit_per_s=None, nvlink=None, p2p=None, power_limit_w=None
+            )
             self._markets[dtype] = Market(run, self.space.offers, self.calibration, dtype)
         market = self._markets[dtype]
         ranks = numpy.array([layout.run.data_parallel for layout, _ in every])

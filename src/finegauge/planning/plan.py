@@ -27,7 +27,7 @@ from finegauge.planning.selection import (
     relaxations,
     representatives,
 )
-from finegauge.planning.space import ORIGIN, Space, space_of
+from finegauge.planning.space import ON_NO_MACHINE, ORIGIN, Space, space_of
 from finegauge.planning.whatif import Standing, requirements, standing, with_known_length
 from finegauge.prediction.phases import TRAINED
 from finegauge.prediction.predictor import predict
@@ -139,7 +139,14 @@ def plan(
 def changes(run: "Run", planned: "Run") -> dict[str, Any]:
     """Return the fields that `planned` has otherwise than `run`, and that mean anything to it."""
     before = run.fields()
-    idle = {"provider", "region", "gpu", "num_gpus", "num_nodes", "node_network_gbit_per_s"}
+    kept = {
+        "micro_batch_size",
+        "gradient_accumulation_steps",
+        "sharding",
+        "cpu_offload",
+        "data_parallel_shard",
+    }
+    idle = set(ON_NO_MACHINE) - kept
     idle |= {"data_parallel_replicate"} | (set() if planned.trains_adapters else set(LORA_FIELDS))
     if planned.sharding != "hybrid":
         idle |= {"data_parallel_shard"}

@@ -47,7 +47,8 @@ ADAPTER_SHARDING = ("none", "zero3", "fsdp", "fsdp_shard_grad_op", "hybrid")  # 
 ON_NO_MACHINE: Fields = {
     "gradient_accumulation_steps": 1, "micro_batch_size": 1, "gpu": None, "num_gpus": None,
     "num_nodes": 1, "data_parallel_replicate": None, "data_parallel_shard": None, "sharding": "none",
-    "cpu_offload": "none", "provider": None, "region": None, "node_network_gbit_per_s": None,
+    "cpu_offload": "none", "provider": None, "region": None, "node_network_gbit_per_s": None, "nvlink": None,
+    "p2p": None, "power_limit_w": None,
 }  # fmt: skip
 DIVISION = attrgetter("method", "tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel")
 NAMES = tuple(Run.__dataclass_fields__)

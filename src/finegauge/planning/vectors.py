@@ -26,8 +26,8 @@ from finegauge.model.weights import Weights
 from finegauge.planning.quote import WALL_POWER_RATIO, StepQuantities, checkpoint_bytes, run_totals
 from finegauge.planning.space import ACCUMULATING, Batching, Layout, variant
 from finegauge.prediction.calibration import DATASHEET, Calibration
-from finegauge.prediction.communication import Network
 from finegauge.prediction.device import Device
+from finegauge.prediction.links import Network
 from finegauge.prediction.memory import CUBLAS_BYTES, CUBLAS_DEFAULT_BYTES, Update, outside_tensors
 from finegauge.prediction.predictor import device_of
 from finegauge.prediction.sharding import Beside, Share, beside_of, rank_extents, rank_graph, rank_live_set
@@ -165,12 +165,11 @@ class Market:
             return None
         layouts, gpus, networks = zip(*machines, strict=True)
         places, devices = array(gpus), self.devices
-        rates: list[Any] = [array(column) for column in zip(*networks, strict=True)]
         return Fleet(
             layouts=array(layouts),
             gpus=places,
             device=_taken(devices.together._replace(known={}), places),
-            network=Network(*rates[:-1]),  # what is rented out has no measured links
+            network=Network.side_by_side(networks),
             power=_taken(devices.power, places),
             step_power=_taken(devices.step_power, places),
             rents=Rents(*map(array, zip(*rows, strict=True))),
@@ -196,10 +195,12 @@ class Market:
 
     def _network(self, offer: Offer, num_gpus: int, nodes: int) -> Network:
         """Return the links of so many GPUs of each instance: in all regions alike, however many instances."""
-        key = offer.gpu, offer.provider, num_gpus // nodes
+        spec = find_gpu(offer.gpu)
+        racks = num_gpus if (spec.link_gpus or 1) > num_gpus // nodes else 0  # whose switch joins nodes
+        key = offer.gpu, offer.provider, num_gpus // nodes, racks
         if key not in self._networks:
             placed = variant(self.run, num_gpus=num_gpus, num_nodes=nodes, provider=offer.provider)
-            network = Network.of(placed, find_gpu(offer.gpu), self.calibration)
+            network = Network.of(placed, spec, self.calibration)
             self._networks[key] = network._replace(links=())
         return self._networks[key]
 

@@ -58,10 +58,8 @@ class Calibration(NamedTuple):
     varied_slack_fraction: float = 0.12  # the same where shapes change from step to step, or routing does
     cached_fraction: float = 0.35  # of activations and logits: freed blocks that others do not fit [3]
     varied_cached_fraction: float = 1.1  # the same where shapes change: 16 rows of Orca-Math, 4-bit [3]
-    link_fraction: float = 0.79  # of NVLink's rate: 234.9 of 300 GB/s (8 A100), 361 of 450 GB/s (8 H200) [2]
-    pcie_fraction: float = 0.4  # of PCIe's rate, without NVLink: every byte crosses host memory
+    link_fraction: float = 0.79  # of PCIe's rate: copies between a GPU and its host (24.5 of 31 GB/s, pinned)
     network_fraction: float = 0.9  # of the network cards' rate: 380 of 400 GB/s, 4 nodes of 8 B200 [2]
-    hop_s: float = 5e-6  # per step of a ring inside a node: 44 us for 14 steps of 32 kB, 170 us of 32 MB [2]
     network_hop_s: float = 8e-6  # per step between nodes: 545 us for 62 steps [2]
     unit_wait_s: float = 1.2e-3  # per run of a sharded layer: its host waits before it may gather the next
     module_wait_s: float = 3e-3  # the same where every module of a layer is gathered on its own (ZeRO-3)

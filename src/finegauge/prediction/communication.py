@@ -1,117 +1,36 @@
-r"""Seconds that ranks spend on each other: messages by payload and link, and what of them shows.
+r"""Seconds that ranks wait for each other: what of their messages shows beside the computation.
 
-$$ t = steps \cdot latency + \frac{f \cdot bytes}{bandwidth} $$
-
-with $f = 2(n-1)/n$ and $2(n-1)$ steps for an all-reduce in a ring, half of both for an all-gather
-or a reduce-scatter [1]. A ring over several nodes is as fast as the network cards of one node
-together, for every card carries its part of the ring; where neighbours are several ranks apart, so
-many rings share those cards. Over nodes an all-reduce may take a tree instead, whose steps grow with
-the logarithm of the nodes [2]. All-to-all hands every rank its own part, so all ranks of a node share
-its cards.
-
-What shows is what exceeds the computation it runs beside, the first gather and the last reduction
-(nothing runs beside them), and what the computation loses to the kernels of the collective. A
-pipeline of p stages waits for the other stages once per step, for 1/v of their work where each
-passes its v chunks in turn [3].
-
-Where a device profile has readings of collectives (`finegauge micro --collectives`), messages inside a node
-take what a latency and a bandwidth say that minimise the sum of squares of relative errors over all payloads
-and numbers of ranks, neither negative. Neglected: that a library changes its algorithm with the payload, and
-caches that hold small ones.
+`links` says how long a message takes. What shows is what exceeds the computation it runs beside, the first
+gather and the last reduction (nothing runs beside them), and what the computation loses to the kernels of
+the collective. A pipeline of p stages waits for the other stages once per step, for 1/v of their work where
+each passes its v chunks in turn [1].
 
 Offloaded, Adam runs on the host: gradients come down, updated weights go up, and the host moves its own copy,
-gradient and moments at the bandwidth of its memory [4]. On NVMe the fp32 copy and both moments are read and
-written once per step, and 16-bit weights read for every pass [5]. Neglected: reading ahead from the drives
+gradient and moments at the bandwidth of its memory [2]. On NVMe the fp32 copy and both moments are read and
+written once per step, and 16-bit weights read for every pass [3]. Neglected: reading ahead from the drives
 while the host computes (`pipeline_read` is off by default).
 
-[1] Thakur et al. 2005, IJHPCA 19(1), sections 3 and 4   [2] Sanders et al. 2009, Parallel Computing
-35(12), double binary trees, NCCL's since 2.4   [3] Narayanan et al. 2021, arXiv:2104.04473, section 2.2
-[4] Ren et al. 2021, arXiv:2101.06840, section 4   [5] Rajbhandari et al. 2021, arXiv:2104.07857, sections 5
-and 6; figure 2b gives 1.6 GB/s of drives per GPU, all reading at once
+[1] Narayanan et al. 2021, arXiv:2104.04473, section 2.2   [2] Ren et al. 2021, arXiv:2101.06840, section 4
+[3] Rajbhandari et al. 2021, arXiv:2104.07857, sections 5 and 6; figure 2b gives 1.6 GB/s of drives per GPU,
+all reading at once
 """
 
-from collections.abc import Iterator, Sequence
-from math import ceil, inf, log2
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
-from finegauge.arithmetic import every, largest, log, present, smallest, where
-from finegauge.catalogue.gpus import GpuSpec, interconnects
+from finegauge.arithmetic import every, largest, present, smallest
 from finegauge.model.op import Extents
 from finegauge.prediction.calibration import Calibration
 from finegauge.prediction.collectives import Collective, exchanged
+from finegauge.prediction.links import Network
 from finegauge.prediction.model_parallel import by_fully_shard, slowest_share, stage_layers
 from finegauge.prediction.sharding import GATHERING, WEIGHTS_OFFLOADED, Share, adapter_units, shard_degree
 from finegauge.profile import Breakdown, Path
 from finegauge.run.run import Run
 
-if TYPE_CHECKING:
-    from finegauge.catalogue.device_profile import DeviceProfile, Reading
-
-
-class Link(NamedTuple):
-    """One kind of collective between the ranks of a machine."""
-
-    kind: str
-    hop_s: float  # latency of a step
-    bytes_per_s: float
-    error_fraction: float = 0.0  # of its readings: the root of the mean of squared relative errors
-
-    def seconds(self, num_bytes: Any, ranks: Any) -> Any:
-        """Return the seconds of one collective of `num_bytes` among `ranks` ranks."""
-        steps, factor = work_of(self.kind, ranks)
-        return where(num_bytes > 0, steps * self.hop_s + factor * num_bytes / self.bytes_per_s, 0.0)
-
-
-def work_of(kind: str, ranks: Any) -> tuple[Any, Any]:
-    """Return the steps of a collective, and how often its payload crosses a link."""
-    match kind:
-        case "all_reduce":
-            return 2 * (ranks - 1), 2.0 * (ranks - 1) / ranks
-        case "send":
-            return 1, 1.0
-        case "broadcast":
-            return ceil(log2(ranks)), 1.0
-        case _:
-            return ranks - 1, (ranks - 1) / ranks
-
-
-def links_of(profile: "DeviceProfile") -> tuple[Link, ...]:
-    """Return the fitted link of each kind of `profile`; none where it has no readings of collectives."""
-    by_kind: dict[str, list[Reading]] = {}
-    for one in profile.readings:
-        if "ranks" in one.sizes:
-            by_kind.setdefault(one.operator, []).append(one)
-    return tuple(fitted(kind, readings) for kind, readings in by_kind.items())
-
-
-def fitted(kind: str, readings: "Sequence[Reading]") -> Link:
-    """Return the latency and bandwidth that fit `readings` of one kind best."""
-    rows = []
-    for one in readings:
-        steps, factor = work_of(kind, int(one.sizes["ranks"]))
-        rows.append((steps / one.seconds, factor * one.sizes["bytes"] / one.seconds))
-    hop_s, per_byte_s = _least_squares(rows)
-    errors = [hop_s * steps + per_byte_s * moved - 1.0 for steps, moved in rows]
-    error = (sum(value**2 for value in errors) / len(errors)) ** 0.5
-    return Link(kind, hop_s, 1.0 / per_byte_s if per_byte_s else inf, error)
-
-
-def _least_squares(rows: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return what brings x·hop + y·per_byte closest to 1 for all rows (x, y), neither below 0."""
-    xx, xy, yy = (sum(row[i] * row[j] for row in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
-    x, y = (sum(row[i] for row in rows) for i in (0, 1))
-    determinant = xx * yy - xy * xy
-    if determinant > 0:
-        found = (x * yy - y * xy) / determinant, (y * xx - x * xy) / determinant
-        if min(found) >= 0:
-            return found
-    alone = (x / xx, 0.0), (0.0, y / yy)  # the better of both ends of what is allowed
-    return min(alone, key=lambda one: sum((one[0] * a + one[1] * b - 1.0) ** 2 for a, b in rows))
-
-
 ADAM_BYTES = 28.0  # per value on the host: gradient read, fp32 copy and two moments read and written
 STATE_BYTES = 12.0  # per value on the drives: fp32 copy and two moments
-NVME_BYTES_PER_S = 1.6e9  # of a GPU's share of its node's drives [5]: an assumption for any machine
+NVME_BYTES_PER_S = 1.6e9  # of a GPU's share of its node's drives [3]: an assumption for any machine
 
 
 def offloaded(
@@ -142,110 +61,6 @@ def offloaded(
 def _rank_weights(run: Run, share: Share) -> float:
     layers = stage_layers(run, share.graph.model)
     return (layers * share.layer_bytes + share.outer_bytes) / shard_degree(run)
-
-
-PCIE_BYTES_PER_S = {"3": 15.75e9, "4": 31e9, "5": 63e9, "6": 121e9}  # x16, one direction, by generation
-LOG_2 = log(2.0)
-ETHERNET_BYTES_PER_S = 1.5625e9  # per GPU, where no network is known: 100 Gbit/s for a node of eight
-
-
-class Network(NamedTuple):
-    """The links between the GPUs of a run, as collectives reach them."""
-
-    gpus_per_node: int
-    intra_bytes_per_s: float  # of one GPU to the others of its node
-    inter_bytes_per_s: float  # of all network cards of a node
-    host_bytes_per_s: float  # of one GPU to the memory of its host
-    hop_s: float
-    network_hop_s: float
-    links: tuple[Link, ...] = ()  # as measured on this machine, one for each kind of message
-
-    @classmethod
-    def of(cls, run: Run, gpu: GpuSpec, calibration: Calibration) -> "Network":
-        """Return the network of `run`: what its provider states, else what is usual for its GPU."""
-        per_node = max(1, run.num_gpus // run.num_nodes)
-        pcie = PCIE_BYTES_PER_S.get(gpu.pcie[:1], PCIE_BYTES_PER_S["4"])
-        joined = gpu.nvlink_bytes_per_s > 0 and "SXM" in f"{gpu.name} {gpu.form_factor}".upper()
-        if joined or (gpu.nvlink_bytes_per_s > 0 and gpu.vendor != "NVIDIA"):
-            intra = gpu.nvlink_bytes_per_s * calibration.link_fraction
-        else:
-            intra = pcie * calibration.pcie_fraction
-        return cls(
-            gpus_per_node=per_node,
-            intra_bytes_per_s=intra,
-            inter_bytes_per_s=_node_bytes_per_s(run, gpu, per_node) * calibration.network_fraction,
-            host_bytes_per_s=pcie * calibration.link_fraction,
-            hop_s=calibration.hop_s,
-            network_hop_s=calibration.network_hop_s,
-            links=links_of(gpu.measured) if gpu.measured is not None else (),
-        )
-
-    def seconds(self, message: Collective) -> float:
-        """Return the seconds of one `message`."""
-        payload, ranks, span = message.payload_bytes, message.ranks, message.span
-        for link in self.links:
-            if link.kind == message.kind and every(span <= self.gpus_per_node):
-                measured: float = link.seconds(payload, ranks)
-                return measured
-        match message.kind:
-            case "all_reduce":
-                return self.reduce_s(payload, ranks, span)
-            case "all_to_all":
-                return self.exchange_s(payload, ranks, span)
-            case "send":
-                rate, hop = self._ring(ranks, span)
-                seconds: float = hop + payload / rate
-                return seconds
-            case _:
-                return self.gather_s(payload, ranks, span)
-
-    def gather_s(self, num_bytes: float, ranks: int, span: int) -> float:
-        """Return the seconds of an all-gather (or a reduce-scatter) of `num_bytes`, counted whole.
-
-        Args:
-            num_bytes: What every rank has afterwards.
-            ranks: How many take part.
-            span: The first and the last of them are this many ranks apart.
-        """
-        if every(ranks <= 1):
-            return 0.0
-        rate, hop = self._ring(ranks, span)
-        steps_s, moving_s = (ranks - 1) * hop, num_bytes * (ranks - 1) / ranks / rate
-        seconds: float = where(num_bytes > 0, steps_s + moving_s, 0.0)
-        return seconds
-
-    def reduce_s(self, num_bytes: float, ranks: int, span: int) -> float:
-        """Return the seconds of an all-reduce of `num_bytes`: round a ring or, over nodes, along a tree."""
-        ring = 2.0 * self.gather_s(num_bytes, ranks, span)
-        if every(ranks <= 1):
-            return ring
-        rate, hop = self._ring(ranks, span)
-        inside = smallest(ranks, largest(1, self.gpus_per_node * ranks // span))
-        levels = 2.0 * (log(ranks / inside) / LOG_2 * hop + (inside - 1) * self.hop_s)
-        tree = where(num_bytes > 0, levels + 2.0 * num_bytes / rate, 0.0)
-        seconds: float = where(span > self.gpus_per_node, smallest(ring, tree), ring)
-        return seconds
-
-    def exchange_s(self, num_bytes: float, ranks: int, span: int) -> float:
-        """Return the seconds of an all-to-all in which every rank hands in `num_bytes`."""
-        if every(ranks <= 1):
-            return 0.0
-        per_node = self.gpus_per_node
-        inside = smallest(ranks, largest(1, per_node * ranks // span))
-        leaving_s = num_bytes * (ranks - inside) / ranks * per_node / self.inter_bytes_per_s
-        within_s = num_bytes * (ranks - 1) / ranks / self.intra_bytes_per_s
-        over = span > per_node
-        hop = where(over, self.network_hop_s, self.hop_s)
-        moving_s = where(over, largest(within_s, leaving_s), within_s)
-        seconds: float = where(num_bytes > 0, (ranks - 1) * hop + moving_s, 0.0)
-        return seconds
-
-    def _ring(self, ranks: int, span: int) -> tuple[Any, Any]:
-        """Return bytes/s of a ring and the seconds of one of its steps."""
-        over = span > self.gpus_per_node
-        rings = smallest(self.gpus_per_node, span // ranks)  # that pass through the same network cards
-        between = smallest(self.intra_bytes_per_s, self.inter_bytes_per_s / rings)
-        return where(over, between, self.intra_bytes_per_s), where(over, self.network_hop_s, self.hop_s)
 
 
 class Passes(NamedTuple):
@@ -387,34 +202,3 @@ def _pipeline(
     # a chunk is sent while the next one runs
     tally.overlapped([(message, sent_s)], both_s / (2 * chunks), 2 * steps * chunks)
     tally.shown(message.name, 2 * (stages - 1) * sent_s)
-
-
-def _node_bytes_per_s(run: Run, gpu: GpuSpec, gpus_per_node: int) -> float:
-    """Return bytes/s of all network cards of a node: as the run states, or as is usual for its GPU."""
-    if run.node_network_gbit_per_s is not None:
-        return run.node_network_gbit_per_s * 1e9 / 8
-    if run.provider is None and gpus_per_node < _least_node(gpu):
-        return gpus_per_node * ETHERNET_BYTES_PER_S
-    return gpus_per_node * _inter_node(run, gpu)
-
-
-def _least_node(gpu: GpuSpec) -> int:
-    """Return the fewest GPUs of this kind that a node with a card for each of them is known to have.
-
-    Who rents out a part of such a node, or builds a smaller one, gives it Ethernet: 12 to 20 Gbit/s for each
-    GPU (Google's a2-highgpu, Azure's NC A100 v4).
-    """
-    links = interconnects(gpu.name, None)
-    return min((link.gpus_per_node or 1 for link in links if link.inter_bytes_per_s), default=1)
-
-
-def _inter_node(run: Run, gpu: GpuSpec) -> float:
-    """Return bytes/s per GPU between nodes: of the run's provider, of a usual node, of any known node."""
-    for provider in (run.provider, "generic", None):
-        links = interconnects(gpu.name, provider)
-        rates = [
-            link.inter_bytes_per_s for link in links if link.inter_bytes_per_s and link.gpus_per_node != 1
-        ]
-        if rates:
-            return sorted(rates)[len(rates) // 2]
-    return ETHERNET_BYTES_PER_S

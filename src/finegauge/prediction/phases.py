@@ -19,7 +19,7 @@ from finegauge.model.gradient_pruning import is_adapter
 from finegauge.model.graph import Graph, value_run
 from finegauge.model.op import Extents
 from finegauge.prediction.collectives import Collective, forward_messages, generation_messages
-from finegauge.prediction.communication import Network, forward_communication
+from finegauge.prediction.communication import forward_communication
 from finegauge.prediction.device import Device
 from finegauge.prediction.forward_passes import gathered_bytes, generation_of, policy_and_value, scorers
 from finegauge.prediction.generation import (
@@ -30,6 +30,7 @@ from finegauge.prediction.generation import (
     generation_memory,
     passing_bytes,
 )
+from finegauge.prediction.links import Network
 from finegauge.prediction.memory import LiveSet
 from finegauge.prediction.model_parallel import by_transformers
 from finegauge.prediction.sharding import (

@@ -14,8 +14,8 @@ from finegauge.errors import FieldError, FineGaugeError, UnsupportedError
 from finegauge.model.graph import Graph, step_flops, value_run
 from finegauge.prediction.calibration import Calibration, current
 from finegauge.prediction.collectives import exchanges
-from finegauge.prediction.communication import Network
 from finegauge.prediction.device import Device
+from finegauge.prediction.links import Network
 from finegauge.prediction.memory import (
     CUBLAS_BYTES,
     CUBLAS_DEFAULT_BYTES,
@@ -108,7 +108,9 @@ def predict(run: Run, calibration: Calibration | None = None, *, batch: BatchSha
         phase_memory_bytes=live.by_phase(),
         peak_phase=live.peak_phase,
         step_time_s=step.parts,
-        step_energy_j=step_energy_j(board_power(gpu, calibration), step, calibration, run.num_gpus),
+        step_energy_j=step_energy_j(
+            board_power(gpu, calibration, run.power_limit_w), step, calibration, run.num_gpus
+        ),
         step_flops=step_flops(run, graph, mean) * ranks,
         step_tokens=batch.tokens * micro_batches,
         step_sequences=batch.samples * micro_batches,

@@ -39,8 +39,9 @@ from finegauge.catalogue.gpus import GpuSpec
 from finegauge.data.batch_shape import BatchShape, lengths
 from finegauge.model.op import Extents, Op
 from finegauge.prediction.calibration import Calibration
-from finegauge.prediction.communication import Network, Passes, communication
+from finegauge.prediction.communication import Passes, communication
 from finegauge.prediction.device import Device
+from finegauge.prediction.links import Network
 from finegauge.prediction.memory import rerun
 from finegauge.prediction.model_parallel import slowest_share
 from finegauge.prediction.sharding import GATHERING, Share, mean_extents
@@ -336,13 +337,14 @@ class BoardPower(NamedTuple):
     idle_w: float
 
 
-def board_power(gpu: GpuSpec, calibration: Calibration) -> BoardPower | None:
-    """Return the power of a board of `gpu`; None where none is known."""
-    if gpu.board_power_w is None:
+def board_power(gpu: GpuSpec, calibration: Calibration, limit_w: float | None = None) -> BoardPower | None:
+    """Return the power of a board of `gpu`, at most `limit_w` where stated; None where none is known."""
+    most = limit_w or gpu.board_power_w
+    if most is None:
         return None
-    return BoardPower(
-        gpu.board_power_w, gpu.idle_power_w or calibration.idle_power_fraction * gpu.board_power_w
-    )
+    most = min(most, gpu.board_power_w or most)
+    idle = gpu.idle_power_w or calibration.idle_power_fraction * (gpu.board_power_w or most)
+    return BoardPower(most, min(idle, most))
 
 
 def step_energy_j(

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from finegauge.answers.profile import predicted_waits
 from finegauge.catalogue.device_profile import COLLECTIVES, HOST_COSTS, DeviceProfile, Reading
-from finegauge.prediction.communication import links_of, work_of
+from finegauge.prediction.links import links_of, work_of
 from finegauge.profile import Path, Profile
 from finegauge.render.number_format import UNKNOWN, digits, duration, percent
 from finegauge.render.terminal import columns, paint, wrapped

@@ -259,6 +259,20 @@ class Run:
         "all network cards of a node together, one direction; what is usual for the GPU (or its provider) "
         "where not stated",
     )
+    nvlink: int | None = spec(
+        whole(1, 100_000, "GPUs"),
+        "GPUs that NVLink (or the like) joins: 1 none, 2 a bridge, 8 a board, 72 an NVL72 rack; what is "
+        "usual for the GPU where not stated",
+    )
+    p2p: bool | None = spec(
+        flag,
+        "whether GPUs write to each other over PCIe, without the memory of the host; as their driver has it "
+        "where not stated (not on GeForce cards)",
+    )
+    power_limit_w: float | None = spec(
+        number(1.0, 1e5, "W"),
+        "watts that a board may draw (`nvidia-smi -pl`); its own limit where not stated",
+    )
     data_parallel_replicate: int = spec(
         whole(1, MAX_GPUS), "what the other degrees leave of `num_gpus`, when nothing is sharded"
     )

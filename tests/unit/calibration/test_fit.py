@@ -36,7 +36,7 @@ def test_known_constants_are_found_again() -> None:
 
 def test_what_no_row_tells_stays() -> None:
     found = fit(evidence_of(sweep(TRUTH)), DATASHEET)
-    for name in ("network_fraction", "link_fraction", "hopper_flash_fraction", "dequantise_fraction"):
+    for name in ("network_fraction", "hopper_flash_fraction", "dequantise_fraction"):
         assert getattr(found, name) == pytest.approx(getattr(DATASHEET, name), rel=1e-6)
     assert found.context_bytes == DATASHEET.context_bytes
 

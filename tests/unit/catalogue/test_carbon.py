@@ -52,4 +52,4 @@ def test_interconnects() -> None:
     assert p4d.intra_bytes_per_s == 300e9
     assert p4d.inter_bytes_per_s == 400e9 / 8 / 8
     assert p4d.gpus_per_node == 8
-    assert len(interconnects()) == 101
+    assert len(interconnects()) >= 124

@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 
+from finegauge.catalogue.fabrics import fabric
 from finegauge.catalogue.gpus import gpu
 from finegauge.prediction.calibration import DATASHEET
-from finegauge.prediction.communication import Network
+from finegauge.prediction.collectives import Collective
+from finegauge.prediction.links import Network
 from finegauge.prediction.predictor import predict
 from finegauge.profile import Profile
 from finegauge.run.run import Run
@@ -37,25 +39,34 @@ def shown(profile: Profile, name: str) -> float:
     return sum(v for path, v in profile.step_time_s.parts.items() if path == ("communication", name))
 
 
+def seconds(links: Network, kind: str, num_bytes: float, ranks: int, span: int) -> float:
+    return links.seconds(Collective(kind, "data", "weights", num_bytes, ranks, span, 1.0))
+
+
 def test_an_all_reduce_moves_twice_what_a_gather_does() -> None:
-    links = network(num_gpus=8)
-    assert links.reduce_s(1e9, 8, 8) == pytest.approx(2 * links.gather_s(1e9, 8, 8))
-    rate = 300e9 * DATASHEET.link_fraction
-    assert links.gather_s(1e9, 8, 8) == pytest.approx(7 * DATASHEET.hop_s + 1e9 * 7 / 8 / rate)
-    assert links.gather_s(1e9, 1, 1) == 0.0
+    """Both by the law: latency, what moves, and latency paid again for its chunks."""
+    links, made = network(num_gpus=8), fabric(gpu("A100-SXM4-80GB"), "NVLink")
+    for kind, times, own in (("all_gather", 1, 1), ("all_reduce", 2, 1)):
+        latency = made.base_s + times * 7 * made.hop_s
+        moving = times * 1e9 * 7 / 8 / (300e9 * made.ring_fraction)
+        moving += own * 1e9 / 8 / (300e9 * (made.own_fraction or 0))
+        filled = latency + moving + 2 * (made.fill_fraction * latency * moving) ** 0.5
+        assert seconds(links, kind, 1e9, 8, 8) == pytest.approx(filled)
+    assert seconds(links, "all_gather", 1e9, 1, 1) == 0.0
 
 
 def test_a_measured_all_reduce_is_met() -> None:
     """nccl-tests on 8 A100: 537 MB at a bus bandwidth of 222.7 GB/s."""
-    seconds = network(num_gpus=8).reduce_s(536_870_912, 8, 8)
-    assert 536_870_912 * 1.75 / seconds == pytest.approx(222.7e9, rel=0.07)
+    found = seconds(network(num_gpus=8), "all_reduce", 536_870_912, 8, 8)
+    assert 536_870_912 * 1.75 / found == pytest.approx(222.7e9, rel=0.07)
 
 
 def test_a_ring_over_nodes_is_as_fast_as_a_nodes_network_cards() -> None:
     wide = network(num_gpus=32, num_nodes=4)
     assert wide.inter_bytes_per_s == pytest.approx(8 * 6.25e9 * DATASHEET.network_fraction)  # 4 x 100 Gbit/s
-    assert wide.gather_s(1e9, 32, 32) > 3 * network(num_gpus=8).gather_s(1e9, 8, 8)
-    assert wide.gather_s(1e9, 8, 8) == network(num_gpus=8).gather_s(1e9, 8, 8)
+    board = seconds(network(num_gpus=8), "all_gather", 1e9, 8, 8)
+    assert seconds(wide, "all_gather", 1e9, 32, 32) > 3 * board
+    assert seconds(wide, "all_gather", 1e9, 8, 8) == board
 
 
 def test_without_nvlink_bytes_cross_the_host() -> None:
@@ -113,10 +124,10 @@ def test_layers_spread_over_gpus_work_one_after_the_other() -> None:
 def test_tensor_parallelism_reduces_twice_a_layer_and_pass() -> None:
     profile = step(num_gpus=8, tensor_parallel=8)
     links = network(num_gpus=8, tensor_parallel=8)
-    each, losses = links.reduce_s(2048 * 4096 * 2, 8, 8), 3 * links.reduce_s(2048 * 4, 8, 8)
+    each, losses = [seconds(links, "all_reduce", b, 8, 8) for b in (2048 * 4096 * 2, 2048 * 4)]
     ends = 2  # embedding and head
     assert shown(profile, "all-reduce (tensor parallel)") == pytest.approx(
-        (32 * 2 * 3 + ends) * each + losses
+        (32 * 2 * 3 + ends) * each + 3 * losses
     )
     assert profile.step_time_s["forward"] < step().step_time_s["forward"] / 4
 

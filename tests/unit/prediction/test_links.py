@@ -1,15 +1,27 @@
 """Latency and bandwidth of collectives, fitted to a device profile's readings, and predictions by them."""
 
+import csv
 from math import inf
+from statistics import median
+from typing import Any
 
 import pytest
 
 from finegauge.catalogue.device_profile import COLLECTIVES, DeviceProfile, Reading
+from finegauge.catalogue.fabrics import NVLINK, common
+from finegauge.catalogue.gpus import gpu, gpus
+from finegauge.catalogue.paths import paths_of
+from finegauge.errors import UnsupportedError
+from finegauge.prediction.calibration import DATASHEET
 from finegauge.prediction.collectives import Collective
-from finegauge.prediction.communication import Link, Network, fitted, links_of, work_of
+from finegauge.prediction.links import Level, Link, Network, fitted, links_of, timed_s, work_of
+from finegauge.prediction.predictor import predict
 from finegauge.render.device_profile import profile_lines
+from finegauge.run.run import Run
+from tests.shared import SHARED
 
 HOP_S, RATE = 2e-5, 3e9
+TIMINGS = SHARED / "data/operators/collectives.csv"
 
 
 def reading(kind: str, ranks: int, num_bytes: float, seconds: float) -> Reading:
@@ -56,10 +68,8 @@ def test_readings_that_no_ring_explains_say_how_far_they_are_off() -> None:
 
 def test_a_network_takes_what_was_measured_inside_a_node() -> None:
     links = links_of(profile(exact("all_reduce")))
-    network = Network(
-        gpus_per_node=8, intra_bytes_per_s=1e9, inter_bytes_per_s=1e9, host_bytes_per_s=1e9, hop_s=1e-3,
-        network_hop_s=1e-3, links=links,
-    )  # fmt: skip
+    board = Level.of(8, 1e9, common(NVLINK))
+    network = Network(board, board, 1e9, 1e9, 1e-3, links)
     plain = network._replace(links=())
     inside = Collective("all_reduce", "data", "gradients", 1e6, 4, 4, 1)
     assert network.seconds(inside) == pytest.approx(Link("all_reduce", HOP_S, RATE).seconds(1e6, 4))
@@ -77,3 +87,121 @@ def test_the_report_says_the_fit_and_its_error(monkeypatch: pytest.MonkeyPatch) 
     rows = [line.split() for line in text.splitlines() if line.startswith(("send", "all_reduce"))]
     assert [row[:3] for row in rows] == [[k, n, "3"] for k in ("send", "all_reduce") for n in ("2", "4", "8")]
     assert rows[0][-6:] == ["2.99", "20.0", "us", "3.00", "<1", "%"]
+
+
+def level(name: str, **fields: Any) -> Network:
+    return Network.of(Run(model="llama-3-8b", method="full", gpu=name, **fields), gpu(name), DATASHEET)
+
+
+def took(network: Network, kind: str, ranks: int, num_bytes: float = 2.0**30) -> float:
+    return network.seconds(Collective(kind, "data", "weights", num_bytes, ranks, ranks, 1))
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"])
+def test_a_rack_joins_what_a_board_cannot(kind: str) -> None:
+    rack, boards = (level(name, num_gpus=64) for name in ("GB200", "H100"))
+    assert rack.gpus_per_node == 64
+    assert boards.gpus_per_node == 8
+    for ranks in (2, 8, 16, 64):
+        assert took(rack, kind, ranks) < took(boards, kind, ranks)
+
+
+def test_a_rack_divides_evenly_into_what_a_run_has() -> None:
+    sizes = {256: 64, 128: 64, 144: 72, 72: 72, 36: 36, 4: 4}
+    assert {n: level("GB200", num_gpus=n).gpus_per_node for n in sizes} == sizes
+    assert level("GB200", num_gpus=64, num_nodes=16).gpus_per_node == 64
+    assert level("GB200", num_gpus=64, nvlink=32).gpus_per_node == 32
+
+
+def test_a_run_says_what_its_machine_has_otherwise() -> None:
+    """A bridge between two 3090, and a driver that lets cards write to each other."""
+    plain, bridged, peers = (level("RTX 3090", num_gpus=2, **f) for f in ({}, {"nvlink": 2}, {"p2p": True}))
+    plain_s, bridged_s, peers_s = (took(one, "all_reduce", 2) for one in (plain, bridged, peers))
+    assert bridged_s < peers_s < plain_s
+    assert plain_s == pytest.approx(2 * peers_s, rel=0.05)
+    four = level("RTX 3090", num_gpus=4, nvlink=2)
+    assert took(four, "all_reduce", 2) == bridged_s
+    assert took(four, "all_reduce", 4) > 3 * bridged_s
+    with pytest.raises(UnsupportedError, match="RTX 4090 has no NVLink; remove it"):
+        level("RTX 4090", num_gpus=2, nvlink=2)
+
+
+def test_two_of_a_mesh_have_one_link() -> None:
+    """48 GB/s between 2 MI300X, 313 GB/s of bus bandwidth between 8 (4 GiB; ml-engineering)."""
+    for ranks, rate in ((2, 47.7e9), (8, 312.9e9)):
+        seconds = took(level("MI300X", num_gpus=ranks), "all_reduce", ranks, 2.0**32)
+        assert 2 * (ranks - 1) / ranks * 2.0**32 / seconds == pytest.approx(rate, rel=0.06)
+
+
+def test_the_switch_adds_up_what_is_not_of_8_bit() -> None:
+    wide, narrow = (
+        timed_s(gpu("H100"), "all_reduce", 2.0**30, 8, switched=switched) for switched in (True, False)
+    )
+    assert wide < 0.9 * narrow
+    pair = [timed_s(gpu("H100"), "all_reduce", 2.0**30, 2, switched=switched) for switched in (True, False)]
+    assert pair[0] == pair[1]
+
+
+@pytest.mark.skipif(not TIMINGS.is_file(), reason="the timings (../shared/data) are absent")
+def test_timings_of_nccl_are_met() -> None:
+    errors: dict[str, list[float]] = {}
+    with TIMINGS.open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            num_bytes = float(row["message_size"]) * {"half": 2, "int8": 1}[row["dtype"]]
+            kind = row["operation"].replace("alltoall", "all_to_all")
+            seconds = timed_s(
+                gpu(row["gpu"]), kind, num_bytes, int(row["num_gpus"]), switched=row["dtype"] != "int8"
+            )
+            if num_bytes >= 2**20:
+                errors.setdefault(row["gpu"], []).append(abs(seconds / float(row["seconds"]) - 1.0))
+    medians = {name: median(found) for name, found in errors.items()}
+    assert max(medians.values()) < 0.08, medians
+    assert median([one for found in errors.values() for one in found]) < 0.065
+
+
+@pytest.mark.parametrize("count", [8, 16, 64])
+@pytest.mark.parametrize("layout", [{"tensor_parallel": 8}, {"expert_parallel": 8, "sharding": "fsdp"}])
+def test_no_step_on_a_rack_is_slower_than_on_boards(layout: dict[str, Any], count: int) -> None:
+    fields: dict[str, Any] = {
+        "model": "mixtral-8x7b",
+        "method": "full",
+        "num_gpus": count,
+        "attention": "flash",
+        **layout,
+    }
+    rack, boards = (predict(Run(gpu=name, **fields)).step_time_s.total for name in ("GB200", "H100"))
+    assert rack <= boards
+
+
+COUNTS = (1, 8, 16, 64)
+SLOWER = 2.0  # per GPU and step than with fewer GPUs: a cliff
+
+
+@pytest.mark.parametrize("name", [n for n, spec in gpus().items() if {"fp16", "fp32"} <= {*spec.flops_per_s}])
+def test_no_gpu_falls_off_a_cliff_without_a_reason(name: str) -> None:
+    """The same job on more GPUs: who slows down has no fabric, or no network but Ethernet, and says so."""
+    spec, paths = gpu(name), paths_of(gpu(name))
+    half: dict[str, Any] = (
+        {} if "bf16" in spec.flops_per_s else {"weights_dtype": "fp16", "adapter_dtype": "fp16"}
+    )
+    seconds = [
+        predict(
+            Run(
+                model="llama-3-8b",
+                method="lora",
+                gpu=name,
+                num_gpus=count,
+                sharding="fsdp",
+                **half,
+                activation_checkpointing="full",
+                micro_batch_size=4,
+                seq_len=2048,
+            )
+        ).step_time_s.total
+        for count in COUNTS
+    ]
+    reasons = {8: paths.joined < 8, 16: "100 Gbit/s for a node" in paths.network_source}
+    reasons[64] = False
+    for count, before, after in zip(COUNTS[1:], seconds[:-1], seconds[1:], strict=True):
+        slow = paths.network_bytes_per_s < 12e9 and count > paths.joined
+        assert after < SLOWER * before or reasons[count] or slow, (count, seconds)
