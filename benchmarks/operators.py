@@ -149,7 +149,7 @@ def left_out(*, write: bool) -> None:
         if one.kind == "collective":
             found = found[data.sizes["bytes"] > LEAST_BYTES]
         errors[key].append(found)
-        sources[key].add(source.fit.timed.gpu)
+        sources[key] |= {fit.timed.gpu for fit, _ in source.parts}
         regimes[one.kind, source.evidence].append(found)
     rows = [_error_row(key, parts, sorted(sources[key])) for key, parts in errors.items()]
     for row in rows:

@@ -66,7 +66,7 @@ class Fitted(NamedTuple):
         import numpy
 
         base = SURFACES[data.timed.kind].seconds(self.constants, data.sizes, data.chip)
-        return base * numpy.exp(interpolated(data.places, self.places, self.weights))
+        return base * numpy.exp(interpolated(tuple(data.places.T), self.places, self.weights))
 
 
 def usual_of(timed: Timed) -> dict[str, float]:

@@ -113,7 +113,7 @@ def experts(c: Constants, s: Sizes, chip: Chip) -> Any:
     pairs = tokens * chosen
     rows = pairs * divided ** (-spread)
     own = largest(s["num_experts"] / divided, 1.0)
-    active = own * (1.0 - _exp(-rows / own))
+    active = own * (1.0 - exponential(-rows / own))
     products = 6.0 * hidden * inner
     compute = products * (rows + active * c["tile_rows"]) / (chip.flops_per_s * c["rate_fraction"])
     moved = 3.0 * hidden * inner * active * chip.value_bytes
@@ -130,7 +130,8 @@ def collective(c: Constants, s: Sizes, chip: Chip) -> Any:
     return overlapped(c["launch_s"] + c["hop_s"] * (ranks - 1.0), crossing, c["overlap"])
 
 
-def _exp(value: Any) -> Any:
+def exponential(value: Any) -> Any:
+    """Return e to the power of the quantity."""
     if isinstance(value, PLAIN):
         return number_exp(value)
     import numpy

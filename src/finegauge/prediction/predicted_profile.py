@@ -100,7 +100,7 @@ def _computed(
 def _linear(source: Source, dtype: str, rows: float, n: float, k: float) -> Iterator[Reading]:
     """Yield a linear's forward product and the two of its backward pass."""
     sizes = {"rows": float(rows), "n": float(n), "k": float(k)}
-    width = source.chip.value_bytes
+    width = source.parts[0][1].value_bytes
     flops, moved = 2.0 * rows * n * k, width * (rows * k + n * k) + 2.0 * rows * n
     forward = seconds_of(source, {"m": float(rows), "n": float(n), "k": float(k)})
     inputs = seconds_of(source, {"m": float(rows), "n": float(k), "k": float(n)})
@@ -149,7 +149,7 @@ def _experts(source: Source, dtype: str, runs: Sequence[Run], calibration: Calib
         }  # fmt: skip
         flops, moved = (
             6.0 * rows * top_k * width * inner,
-            3.0 * experts * width * inner * source.chip.value_bytes,
+            3.0 * experts * width * inner * source.parts[0][1].value_bytes,
         )
         yield Reading(
             "experts_grouped", dtype, "forward", sizes, seconds_of(source, asked), 0.0, flops, moved, 2.0

@@ -8,31 +8,34 @@ sum passes near the logarithms of timed over $s$ at all timed shapes (kriging; t
 `NOISE_FRACTION`). Far from every timed shape the surface alone speaks.
 
 A GPU that nobody timed takes constants and weights of the nearest that somebody did, under its own
-datasheet: its architecture's where one was timed. Such an answer says so, and its interval is what leaving
-out one timed GPU after the other has shown.
+datasheet: its architecture's where one was timed, else the mean over those that were. Such an answer says so,
+and its interval is what leaving out one timed GPU after the other has shown.
 
 Constants and weights are fitted by `calibration.operators` and read per GPU, when it is asked for.
 """
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
-from math import exp, log, sqrt
+from math import exp as number_exp
+from math import log as number_log
+from math import sqrt
 from typing import Any, NamedTuple
 
+from finegauge.arithmetic import PLAIN, log
 from finegauge.catalogue.gpus import GpuSpec
 from finegauge.catalogue.gpus import gpu as gpu_named
 from finegauge.catalogue.operators import SHAPE_COLUMNS, Timed, timed_kernels, timings
 from finegauge.documents import read_document
 from finegauge.errors import UnsupportedError, shown
-from finegauge.prediction.operator_surfaces import SKEWS, SURFACES, VALUE_BYTES, Chip, Sizes
+from finegauge.prediction.operator_surfaces import SKEWS, SURFACES, VALUE_BYTES, Chip, Sizes, exponential
 from finegauge.profile import Interval
 
 FOLDER = os.path.join(os.path.dirname(__file__), "data", "operators")
 LENGTH = 1.5  # of K, in logarithms of sizes: shapes within a factor of 4 err alike
 NOISE_FRACTION = 0.05  # of the variance of what the surface leaves
 ROOT_3 = sqrt(3.0)
-WEIGHT_DIGITS = 4
+BLOCK = 2048  # places whose K is worked out together
 FORMATS = {  # what a number format is timed as
     "bf16": "bf16", "fp16": "bf16", "float16": "bf16", "bfloat16": "bf16", "fp8": "fp8",
     "fp8_block": "fp8_block", "mxfp8": "fp8_block", "nvfp4": "nvfp4", "mxfp4": "nvfp4", "fp4": "nvfp4",
@@ -65,18 +68,15 @@ class Fit(NamedTuple):
 class Source(NamedTuple):
     """Whose timings answer for a GPU, and in how far."""
 
-    fit: Fit
-    chip: Chip
+    parts: tuple[tuple[Fit, Chip], ...]  # one, or several that weigh alike, each under the GPU's datasheet
     evidence: str  # timed | architecture | other
     interval: Interval
     note: str
 
-
-class Estimate(NamedTuple):
-    """Seconds of an operator, or an array of them, and what they rest on."""
-
-    seconds: Any
-    source: Source
+    @property
+    def timed(self) -> Timed:
+        """Return the kernel that answers, or the nearest of them."""
+        return self.parts[0][0].timed
 
 
 def sizes_of(kind: str, shapes: Iterable[Iterable[str]]) -> list[dict[str, float]]:
@@ -150,7 +150,7 @@ def _is_datacentre(spec: GpuSpec) -> bool:
 def _distance(spec: GpuSpec, other: GpuSpec) -> tuple[Any, ...]:
     """Return how far `other` is as a stand-in for `spec`: kind of chip, generation, form, power, age."""
     apart = abs(_generation(spec) - _generation(other))
-    power = abs(log((spec.board_power_w or 500.0) / (other.board_power_w or 500.0)))
+    power = abs(number_log((spec.board_power_w or 500.0) / (other.board_power_w or 500.0)))
     differs = _is_datacentre(spec) != _is_datacentre(other)
     return differs, apart, spec.form_factor != other.form_factor, -(other.launch_year or 0), power
 
@@ -185,48 +185,62 @@ def source_for(
 
     Raises: UnsupportedError where nothing answers.
     """
-    name = spec.name
     timed_as = (COLLECTIVE_FORMATS if kind == "collective" else FORMATS).get(dtype)
     if timed_as is None:
         raise UnsupportedError(f"Nobody timed {kind} in {shown(dtype)}; give one of {', '.join(FORMATS)}.")
-    known = [one for one in timed_kernels() if one.kind == kind and one.dtype == timed_as]
-    if kind == "collective":
-        known = [one for one in known if one.kernel == kernel]
-    known = [one for one in known if one.gpu not in without]
+    known = [
+        one for one in timed_kernels()
+        if one.kind == kind and one.dtype == timed_as and one.gpu not in without
+        and (one.kernel == kernel or kind != "collective")
+    ]  # fmt: skip
     if not known:
         raise UnsupportedError(f"Nobody timed {kind} {shown(kernel)} in {dtype}.")
     rated = "fp16" if dtype in ("fp16", "float16") else timed_as  # whose rate it runs at
     chip_of(spec, rated)  # refuses a format that the GPU does not have
     wanted = engine or engine_of(kernel)
-    near = sorted({one.gpu for one in known}, key=lambda other: (other != name, *_far(spec, other)))
     order = DEFAULT_ENGINES.get((kind, timed_as), ENGINES)
 
-    def rank(one: Timed) -> tuple[Any, ...]:
-        other = gpu_named(one.gpu)
-        stands = 0 if one.gpu == name else 1 if is_kin(spec, other) else 2
-        usual = order.index(one.engine) if one.engine in order else len(order)
-        match = 0 if one.kernel == kernel else 1 if one.engine == wanted else 2
-        return stands, match if stands < 2 else min(match, 1), near.index(one.gpu), match, usual, -one.rows
+    def match(one: Timed) -> tuple[int, int, int]:
+        closeness = 0 if one.kernel == kernel else 1 if one.engine == wanted else 2
+        return closeness, order.index(one.engine), -one.rows
 
-    best = min(known, key=rank)
-    fit, other = fit_of(best), gpu_named(best.gpu)
-    evidence = "timed" if best.gpu == name else "architecture" if is_kin(spec, other) else "other"
-    interval = fit.interval
-    note = f"{best.kernel} timed on it ({best.source})"
-    if evidence != "timed":
-        interval = _left_out(kind, evidence)
-        note = f"nobody has timed {name}: {best.kernel} of {best.gpu} under its datasheet"
+    stands, chosen = _chosen(spec, known, match)
+    parts = tuple((fit_of(one), chip_of(spec, rated, gpu_named(one.gpu))) for one in chosen)
+    interval = parts[0][0].interval if stands == "timed" else _left_out(kind, stands)
+    note = f"{chosen[0].kernel} timed on it ({chosen[0].source})"
+    if stands != "timed":
+        named = " and ".join(f"{one.kernel} of {one.gpu}" for one in chosen)
+        note = f"nobody has timed {spec.name}: {named} under its datasheet"
     if dtype in DERIVED:
-        wider = _left_out(kind, "other")
-        interval = Interval(
-            min(interval.low_ratio, wider.low_ratio), max(interval.high_ratio, wider.high_ratio)
-        )
+        low, high = _left_out(kind, "other")
+        interval = Interval(min(interval.low_ratio, low), max(interval.high_ratio, high))
         note += f"; nobody timed {dtype}, taken as {timed_as}"
-    return Source(fit, chip_of(spec, rated, other), evidence, interval, note)
+    return Source(parts, stands, interval, note)
 
 
-def _far(spec: GpuSpec, other: str) -> tuple[Any, ...]:
-    return _distance(spec, gpu_named(other))
+def _chosen(
+    spec: GpuSpec, known: Sequence[Timed], match: Callable[[Timed], tuple[int, int, int]]
+) -> tuple[str, list[Timed]]:
+    """Return what stands behind an answer, and the kernels that give it.
+
+    The GPU's own, or that of its nearest kin. Of strangers all that match the kernel best: those of its kind
+    of chip if there are any, the nearest of each architecture, best first.
+    """
+    own = [one for one in known if one.gpu == spec.name]
+    if own:
+        return "timed", [min(own, key=match)]
+    near = sorted({one.gpu for one in known}, key=lambda other: _distance(spec, gpu_named(other)))
+    kin = [other for other in near if is_kin(spec, gpu_named(other))]
+    if kin:
+        return "architecture", [min((one for one in known if one.gpu == kin[0]), key=match)]
+    best = [min((one for one in known if one.gpu == other), key=match) for other in near]
+    closest = min(match(one)[0] for one in best)
+    best = [one for one in best if match(one)[0] == closest]
+    alike = [one for one in best if _is_datacentre(gpu_named(one.gpu)) == _is_datacentre(spec)]
+    by_generation: dict[int, Timed] = {}
+    for one in alike or best:
+        by_generation.setdefault(int(10 * _generation(gpu_named(one.gpu))), one)
+    return "other", list(by_generation.values())
 
 
 def _left_out(kind: str, stands: str) -> Interval:
@@ -250,39 +264,29 @@ def evidence() -> Mapping[str, Any]:
 
 
 def seconds_of(source: Source, sizes: Sizes) -> Any:
-    """Return the seconds of an operator of `sizes`, numbers or arrays."""
-    fit = source.fit
-    surface = SURFACES[fit.timed.kind]
-    base = surface.seconds(fit.constants, sizes, source.chip)
-    place = surface.place(sizes)
-    if all(isinstance(one, float | int) for one in place):
-        return base * exp(_interpolated(place, fit))
+    """Return the seconds of an operator of `sizes`, numbers or arrays; of several parts their mean."""
+    logarithm: Any = 0.0
+    for fit, chip in source.parts:
+        surface = SURFACES[fit.timed.kind]
+        base, place = surface.seconds(fit.constants, sizes, chip), surface.place(sizes)
+        logarithm = logarithm + log(base) + interpolated(place, fit.places, fit.weights)
+    return exponential(logarithm / len(source.parts))
+
+
+def interpolated(place: tuple[Any, ...], timed: Any, weights: Any) -> Any:
+    """Return the logarithm of truth over surface at one place, or at the places that arrays say."""
+    if all(isinstance(one, PLAIN) for one in place):
+        found = 0.0
+        for weight, other in zip(weights, timed, strict=True):
+            far = ROOT_3 / LENGTH * sqrt(sum([(a - b) ** 2 for a, b in zip(place, other, strict=True)]))
+            found += weight * (1.0 + far) * number_exp(-far)
+        return found
     import numpy
 
-    columns = numpy.broadcast_arrays(*place)
-    return base * numpy.exp(interpolated(numpy.stack(columns, axis=-1), fit.places, fit.weights))
-
-
-def _interpolated(place: tuple[float, ...], fit: Fit) -> float:
-    """Return the logarithm of truth over surface at one place."""
-    found = 0.0
-    for weight, other in zip(fit.weights, fit.places, strict=True):
-        far = ROOT_3 / LENGTH * sqrt(sum([(a - b) ** 2 for a, b in zip(place, other, strict=True)]))
-        if far < 20.0:
-            found += weight * (1.0 + far) * exp(-far)
-    return found
-
-
-def interpolated(places: Any, timed: Any, weights: Any) -> Any:
-    """Return the logarithms of truth over surface at many places, a row each."""
-    import numpy
-
+    places = numpy.stack(numpy.broadcast_arrays(*place), axis=-1)
     known, weight = numpy.asarray(timed), numpy.asarray(weights)
-    found = numpy.empty(len(places))
-    for start in range(0, len(places), 2048):
-        part = slice(start, start + 2048)
-        found[part] = kernel_of(places[part], known) @ weight
-    return found
+    blocks = [places[start : start + BLOCK] for start in range(0, len(places), BLOCK)]
+    return numpy.concatenate([kernel_of(block, known) @ weight for block in blocks])
 
 
 def kernel_of(places: Any, others: Any) -> Any:

@@ -24,7 +24,7 @@ def test_timed_shapes_are_answered_near_what_was_timed(kind: str) -> None:
         table = timings(one.gpu, kind)[one.column]
         source = source_for(gpu(one.gpu), kind, one.dtype, one.kernel)
         assert source.evidence == "timed"
-        assert source.fit.timed == one
+        assert source.timed == one
         errors = [
             abs(seconds_of(source, sizes) / seconds - 1)
             for sizes, seconds in zip(sizes_of(kind, table.shapes[::9]), table.seconds[::9], strict=True)
@@ -54,7 +54,7 @@ def test_a_gpu_that_nobody_timed_says_so_and_is_less_sure() -> None:
     kin = source_for(gpu("h200"), "gemm", "bf16")
     stranger = source_for(gpu("mi300x"), "gemm", "bf16")
     assert [one.evidence for one in (timed, kin, stranger)] == ["timed", "architecture", "other"]
-    assert kin.fit.timed.gpu == "H100-SXM5-80GB"
+    assert kin.timed.gpu == "H100-SXM5-80GB"
     assert "nobody has timed H200" in kin.note
     widths = [one.interval.high_ratio / one.interval.low_ratio for one in (timed, kin, stranger)]
     assert widths == sorted(widths)
@@ -68,7 +68,7 @@ def test_a_gpu_that_nobody_timed_says_so_and_is_less_sure() -> None:
     ],
 )  # fmt: skip
 def test_the_nearest_timed_gpu_stands_in(name: str, stand_in: str) -> None:
-    assert source_for(gpu(name), "gemm", "bf16").fit.timed.gpu == stand_in
+    assert source_for(gpu(name), "gemm", "bf16").timed.gpu == stand_in
 
 
 def test_more_bandwidth_shortens_what_it_bounds() -> None:
@@ -79,10 +79,10 @@ def test_more_bandwidth_shortens_what_it_bounds() -> None:
 
 def test_training_calls_the_linear_of_torch_unless_a_kernel_is_named() -> None:
     h100 = gpu("h100")
-    assert source_for(h100, "gemm", "bf16").fit.timed.kernel == "torch.nn.functional.linear"
-    assert source_for(h100, "gemm", "bf16", "torch_flow").fit.timed.kernel == "torch_flow"
+    assert source_for(h100, "gemm", "bf16").timed.kernel == "torch.nn.functional.linear"
+    assert source_for(h100, "gemm", "bf16", "torch_flow").timed.kernel == "torch_flow"
     elsewhere = source_for(gpu("a100-80gb"), "gemm", "bf16", "torch.nn.functional.linear")
-    assert elsewhere.fit.timed.kernel == "vllm_default"
+    assert elsewhere.timed.kernel == "vllm_default"
 
 
 def test_derived_formats_are_less_sure() -> None:
