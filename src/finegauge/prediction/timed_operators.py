@@ -26,6 +26,7 @@ from finegauge.arithmetic import PLAIN, log
 from finegauge.catalogue.gpus import GpuSpec
 from finegauge.catalogue.gpus import gpu as gpu_named
 from finegauge.catalogue.operators import SHAPE_COLUMNS, Timed, timed_kernels, timings
+from finegauge.catalogue.paths import pcie_bytes_per_s
 from finegauge.documents import read_document
 from finegauge.errors import UnsupportedError, shown
 from finegauge.prediction.operator_surfaces import SKEWS, SURFACES, VALUE_BYTES, Chip, Sizes, exponential
@@ -43,7 +44,6 @@ FORMATS = {  # what a number format is timed as
 PEAKS = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4"}
 COLLECTIVE_FORMATS = {"half": "half", "bf16": "half", "fp16": "half", "bfloat16": "half", "int8": "int8"}
 DERIVED = ("mxfp8", "mxfp4")
-PCIE_BYTES_PER_S = {"3": 15.75e9, "4": 31e9, "5": 63e9, "6": 121e9}  # x16, one direction, by generation
 # training's own calls, first of those that were timed: torch's linear, FlashAttention, fused experts;
 # TensorRT-LLM's fp8 product is cuBLAS's, as Transformer Engine's and torch._scaled_mm are
 DEFAULT_ENGINES = {
@@ -122,13 +122,12 @@ def chip_of(spec: GpuSpec, dtype: str, like: GpuSpec | None = None) -> Chip:
         num_sms = like.num_sms
     if like is not None and not l2_bytes:
         l2_bytes = like.l2_bytes
-    pcie = PCIE_BYTES_PER_S.get(spec.pcie[:1], PCIE_BYTES_PER_S["4"])
     return Chip(
         flops_per_s=peak,
         bytes_per_s=spec.memory_bytes_per_s,
         num_sms=float(num_sms or 100),
         l2_bytes=float(l2_bytes or 50e6),
-        link_bytes_per_s=spec.nvlink_bytes_per_s or pcie,
+        link_bytes_per_s=spec.nvlink_bytes_per_s or pcie_bytes_per_s(spec),
         value_bytes=VALUE_BYTES.get(dtype, 2.0),
     )
 
