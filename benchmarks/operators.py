@@ -101,17 +101,19 @@ def _fitted(one: Timed) -> tuple[Timed, dict[str, Any]]:
     }
 
 
-def write_fits(processes: int) -> None:
-    """Fit every kernel and write the files of all GPUs."""
+def write_fits(processes: int, kind: str) -> None:
+    """Fit every kernel, or those of one kind, and write the files of all GPUs."""
     FITTED.mkdir(exist_ok=True)
     kernels = sorted(timed_kernels(), key=lambda one: -one.rows)
+    kernels = [one for one in kernels if kind in ("", one.kind)]
     found: dict[str, dict[str, dict[str, Any]]] = defaultdict(lambda: defaultdict(dict))
     with Pool(processes) as pool:
         for one, entry in pool.imap(_fitted, kernels):
             found[one.gpu][one.kind][one.column] = entry
     for called, kinds in found.items():
         path = FITTED / f"{called.replace(' ', '_')}.json"
-        path.write_text(json.dumps(kinds, indent=1) + "\n", "utf-8")
+        before = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        path.write_text(json.dumps({**before, **kinds}, indent=1) + "\n", "utf-8")
     errors: dict[tuple[str, str], list[tuple[float, float, int]]] = defaultdict(list)
     for one in kernels:
         entry = found[one.gpu][one.kind][one.column]
@@ -201,13 +203,14 @@ def main(arguments: Iterable[str] | None = None) -> int:
     parser.add_argument("what", choices=("distil", "fit", "evidence", "left-out"))
     parser.add_argument("folder", nargs="?", type=Path, help="of the tables, for distil")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--kind", default="", choices=("", *SHAPE_COLUMNS), help="of fit: no other kind")
     asked = parser.parse_args(None if arguments is None else list(arguments))
     if asked.what == "distil":
         if asked.folder is None:
             parser.error("distil needs the folder of the tables")
         distil(asked.folder)
     elif asked.what == "fit":
-        write_fits(asked.processes)
+        write_fits(asked.processes, asked.kind)
         left_out(write=True)
     else:
         left_out(write=asked.what == "evidence")

@@ -12,7 +12,7 @@ from zlib import crc32
 
 from finegauge.catalogue.gpus import gpu
 from finegauge.catalogue.operators import Timed, timings
-from finegauge.prediction.operator_surfaces import CASTING, SURFACES, Chip
+from finegauge.prediction.operator_surfaces import CASTING, SHARING, SURFACES, Chip
 from finegauge.prediction.timed_operators import NOISE_FRACTION, chip_of, interpolated, kernel_of, sizes_of
 
 HELD = 0.02  # standard deviations of the timings' scatter that a factor of e away from the usual costs
@@ -71,8 +71,12 @@ class Fitted(NamedTuple):
 
 def usual_of(timed: Timed) -> dict[str, float]:
     """Return the constants to begin with."""
-    casts = timed.kind == "gemm" and timed.dtype != "bf16"
-    return {**SURFACES[timed.kind].usual, **(CASTING if casts else {})}
+    usual = dict(SURFACES[timed.kind].usual)
+    if timed.kind == "gemm" and timed.dtype != "bf16":
+        usual |= CASTING
+    if timed.kind == "collective" and not gpu(timed.gpu).nvlink_bytes_per_s:
+        usual |= SHARING
+    return usual
 
 
 def fit(data: Known, begin: Mapping[str, float] | None = None) -> Fitted:

@@ -124,9 +124,13 @@ def experts(c: Constants, s: Sizes, chip: Chip) -> Any:
 
 
 def collective(c: Constants, s: Sizes, chip: Chip) -> Any:
-    """Return the seconds of one collective inside a node: steps, and what crosses one GPU's link."""
+    """Return the seconds of one collective inside a node: steps, and what crosses one GPU's link.
+
+    Behind PCIe bridges the rate of a rank falls with a power of their number.
+    """
     ranks = s["num_gpus"]
-    crossing = s["bytes"] * (ranks - 1.0) / ranks / (chip.link_bytes_per_s * c["link_fraction"])
+    rate = chip.link_bytes_per_s * c["link_fraction"] * (ranks / 2.0) ** -c.get("sharing", 0.0)
+    crossing = s["bytes"] * (ranks - 1.0) / ranks / rate
     return overlapped(c["launch_s"] + c["hop_s"] * (ranks - 1.0), crossing, c["overlap"])
 
 
@@ -216,3 +220,4 @@ SURFACES: Mapping[str, Surface] = {
     ),
 }  # fmt: skip
 CASTING = {"cast_s": 2e-6, "cast_fraction": 0.5}  # of products in formats narrower than 16 bit
+SHARING = {"sharing": 0.1}  # of links behind PCIe bridges
