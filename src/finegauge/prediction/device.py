@@ -84,11 +84,7 @@ class Device(NamedTuple):
         Raises: UnsupportedError if the GPU has no such rate.
         """
         peak, constants = gpu.peak_flops_per_s, calibration
-        best = BEST_MATMUL_FRACTION.get(gpu.architecture, constants.default_matmul_fraction)
-        if gpu.measured_matmul_flops_per_s:
-            best = gpu.measured_matmul_flops_per_s / peak("bf16")
-        elif gpu.halves_accumulation:
-            best = HALVED_MATMUL_FRACTION
+        best = best_fraction(gpu, constants)
         # FlashAttention-2 has the share of what large products reach that it has on an A100. On Hopper and
         # later its instructions are the older ones, no faster on Blackwell than on Hopper.
         flash, most = constants.flash_fraction * best / A100_MATMUL_FRACTION, inf
@@ -195,6 +191,15 @@ class Device(NamedTuple):
         if key not in self.known:
             self.known[key] = tokens, gemm_work(gemm, tokens, self.num_sms)
         return self.known[key][1] / self.matmul_flops_per_s[dtype]
+
+
+def best_fraction(gpu: GpuSpec, calibration: Calibration = DATASHEET) -> float:
+    """Return the share of the dense 16-bit peak that the best product reaches."""
+    if gpu.measured_matmul_flops_per_s:
+        return gpu.measured_matmul_flops_per_s / gpu.peak_flops_per_s("bf16")
+    if gpu.halves_accumulation:
+        return HALVED_MATMUL_FRACTION
+    return BEST_MATMUL_FRACTION.get(gpu.architecture, calibration.default_matmul_fraction)
 
 
 def gemm_work(gemm: Gemm, tokens: float, sms: float) -> float:

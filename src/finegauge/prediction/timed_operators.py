@@ -17,9 +17,9 @@ Constants and weights are fitted by `calibration.operators` and read per GPU, wh
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
+from math import dist, sqrt
 from math import exp as number_exp
 from math import log as number_log
-from math import sqrt
 from typing import Any, NamedTuple
 
 from finegauge.arithmetic import PLAIN, log
@@ -29,6 +29,7 @@ from finegauge.catalogue.operators import SHAPE_COLUMNS, Timed, timed_kernels, t
 from finegauge.catalogue.paths import pcie_bytes_per_s
 from finegauge.documents import read_document
 from finegauge.errors import UnsupportedError, shown
+from finegauge.prediction.device import best_fraction
 from finegauge.prediction.operator_surfaces import SKEWS, SURFACES, VALUE_BYTES, Chip, Sizes, exponential
 from finegauge.profile import Interval
 
@@ -117,6 +118,8 @@ def chip_of(spec: GpuSpec, dtype: str, like: GpuSpec | None = None) -> Chip:
     Raises: UnsupportedError if it has no such rate.
     """
     peak = spec.peak_flops_per_s(PEAKS[dtype]) if dtype in PEAKS else 1.0  # a collective computes nothing
+    if like is not None:
+        peak *= _reached(spec, like)
     num_sms, l2_bytes = spec.num_sms, spec.l2_bytes
     if like is not None and not num_sms:
         num_sms = like.num_sms
@@ -130,6 +133,16 @@ def chip_of(spec: GpuSpec, dtype: str, like: GpuSpec | None = None) -> Chip:
         link_bytes_per_s=spec.nvlink_bytes_per_s or pcie_bytes_per_s(spec),
         value_bytes=VALUE_BYTES.get(dtype, 2.0),
     )
+
+
+def _reached(spec: GpuSpec, like: GpuSpec) -> float:
+    """Return how much more of its peak `spec` reaches than `like`, where both are of different make.
+
+    Power and operands keep up with chips that accumulate at half rate; AMD's reach less of theirs.
+    """
+    if spec.vendor == like.vendor and spec.halves_accumulation == like.halves_accumulation:
+        return 1.0
+    return best_fraction(spec) / best_fraction(like)
 
 
 def _generation(spec: GpuSpec) -> float:
@@ -277,7 +290,7 @@ def interpolated(place: tuple[Any, ...], timed: Any, weights: Any) -> Any:
     if all(isinstance(one, PLAIN) for one in place):
         found = 0.0
         for weight, other in zip(weights, timed, strict=True):
-            far = ROOT_3 / LENGTH * sqrt(sum([(a - b) ** 2 for a, b in zip(place, other, strict=True)]))
+            far = ROOT_3 / LENGTH * dist(place, other)
             found += weight * (1.0 + far) * number_exp(-far)
         return found
     import numpy
