@@ -101,11 +101,11 @@ def _fitted(one: Timed) -> tuple[Timed, dict[str, Any]]:
     }
 
 
-def write_fits(processes: int, kind: str) -> None:
+def write_fits(processes: int, only: str) -> None:
     """Fit every kernel, or those of one kind, and write the files of all GPUs."""
     FITTED.mkdir(exist_ok=True)
     kernels = sorted(timed_kernels(), key=lambda one: -one.rows)
-    kernels = [one for one in kernels if kind in ("", one.kind)]
+    kernels = [one for one in kernels if only in ("", one.kind)]
     found: dict[str, dict[str, dict[str, Any]]] = defaultdict(lambda: defaultdict(dict))
     with Pool(processes) as pool:
         for one, entry in pool.imap(_fitted, kernels):
