@@ -113,7 +113,7 @@ def test_a_kept_answer_says_what_it_said(tmp_path: Path) -> None:
 
 def test_a_kept_answer_of_several_gpus_shows_them_all(tmp_path: Path) -> None:
     answer = tmp_path / "answer.json"
-    whole = finegauge("estimate", MATH, "--gpu", "a40,h100,l4,v100", "--json").out
+    whole = finegauge("estimate", MATH, "autocast=bf16", "--gpu", "a40,h100,l4,v100", "--json").out
     answer.write_text(whole, "utf-8")
     said = json.loads(finegauge("report", str(answer), "--json").out)
     tables = {one["table"]: one["rows"] for one in said["tables"]}

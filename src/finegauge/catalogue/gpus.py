@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 HERE = "here"  # this machine's own device, as 'finegauge micro' kept it
 CPU = "CPU"  # the architecture of a device profile's processor
 
+BEFORE_AMPERE = frozenset({"Pascal", "Volta", "Turing"})
 MATRIX_DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp4")
 _BRANDS = ("nvidia", "amd", "geforce", "tesla", "instinct")
 _REQUIRED = ("name", "memory_bytes", "memory_bytes_per_s", "flops_per_s")
@@ -78,7 +79,9 @@ class GpuSpec(NamedTuple):
         if dtype in self.flops_per_s:
             return self.flops_per_s[dtype]
         known = ", ".join(self.flops_per_s) or "none"
-        hint = " Use fp16 there." if dtype == "bf16" and "fp16" in self.flops_per_s else ""
+        hint = (
+            " Use fp16 there: weights_dtype=fp16." if dtype == "bf16" and "fp16" in self.flops_per_s else ""
+        )
         raise UnsupportedError(f"{self.name} has no {dtype} matrix rate; it has {known}.{hint}")
 
 
@@ -118,6 +121,18 @@ def repacks_4bit(name: str | None) -> bool:
     """Return whether `name` is the profile of a processor for which bitsandbytes repacks 4-bit weights."""
     measured = gpu(name).measured if name is not None and is_cpu(name) else None
     return measured is not None and measured.repacks_4bit
+
+
+def multiplies_bf16(name: str | None) -> bool:
+    """Return whether the GPU called `name` multiplies in bf16, as all but Volta and Turing do."""
+    found = known_gpu(name) if name is not None and not is_file(name) else None
+    return found is None or "bf16" in found.flops_per_s or "fp16" not in found.flops_per_s
+
+
+def has_no_flash(name: str | None) -> bool:
+    """Return whether PyTorch has no FlashAttention for the GPU called `name`: NVIDIA's before Ampere."""
+    found = known_gpu(name) if name is not None and not is_file(name) else None
+    return found is not None and found.architecture in BEFORE_AMPERE
 
 
 def known_gpu(name: str) -> GpuSpec | None:

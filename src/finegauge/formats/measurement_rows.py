@@ -146,9 +146,22 @@ DEFAULT_SEQ_LEN = 2048
 TRANSFORMERS = re.compile(r"transformers[ =v]*(\d+\.\d+(?:\.\d+)?)", re.IGNORECASE)
 BITSANDBYTES = re.compile(r"(?:bnb|bitsandbytes)[ =v]*(\d+\.\d+(?:\.\d+)?)", re.IGNORECASE)
 NETWORK = re.compile(r"inter-node (\d+)\s*x\s*(\d+)\s*Gb", re.IGNORECASE)
+NETWORK_OF_A_GPU = re.compile(r"(\d+)\s*Gb(?:it)?/s per GPU", re.IGNORECASE)
+GLOBAL_BATCH = re.compile(r"\bGBS\s*=\s*(\d+)", re.IGNORECASE)
+ASYNC_TP = re.compile(r"async[- ]?(?:tp|tensor)|userbuffers|tp[- ]comm[- ]overlap(?!\s*(?:off|=\s*false))")
 MULTINODE = re.compile(r"multi-?\s?node", re.IGNORECASE)
 QUANTISED_COPY = re.compile(r"[-_](gptq|awq|int4|int8|bnb[-_]4bit|4bit|8bit)$", re.IGNORECASE)
 TUNED = re.compile(r"[-_](chat|instruct|it|base|hf|sft|dpo)(?=[-_]|$)")
+NARROW = re.compile(r"(?:mx|nv)?(?:fp8|float8|fp4|float4)", re.IGNORECASE)
+RECIPES = {  # of products in 8 or 4 bit, by the words that mean them
+    "mxfp8": r"mxfp8|mxfloat8",
+    "nvfp4": r"nvfp4",
+    "mxfp4": r"mxfp4",
+    "rowwise": r"row-?wise",
+    "blockwise": r"block-?(?:wise|scal)|subchannel|deepgemm",
+    "delayed": r"delayed",
+    "tensorwise": r"tensor-?wise|current[- ]scaling|per[- ]tensor",
+}
 FILE_NAME = re.compile(r"[\w.+-]+")
 # what a source calls a group of projections, by the names that models give to its members
 PROJECTIONS = {
@@ -266,6 +279,8 @@ def settings_of(cells: Mapping[str, str], folder: str, known_models: dict[str, s
         if name not in draft.fields:
             draft.guess(name, value if value is not None else _weights_dtype(cells["method"]))
     _mixed_precision(draft)
+    _without_bf16(draft)
+    _global_batch(cells, draft)
     return Settings(
         draft.fields, draft.origins, tuple(draft.defaults), tuple(draft.assumptions), draft.lengths
     )
@@ -289,17 +304,26 @@ def _copy(cells: Mapping[str, str], draft: _Draft) -> None:
 
 
 def _narrow_products(cells: Mapping[str, str], draft: _Draft) -> None:
-    """Read fp8: products computed in it, over weights and activations in 16 or 32 bit."""
-    fields = draft.fields
-    named = re.search(r"fp8|float8", f"{cells['kernels']} {cells['autocast']}", re.IGNORECASE)
-    trained = cells["method"] == "full" and fields.get("weights_dtype", "").lower() in ("fp8", "float8")
+    """Read products in 8 or 4 bit, over weights and activations in 16 or 32 bit."""
+    fields, text = draft.fields, f"{cells['kernels']} {cells['autocast']}"
+    named = NARROW.search(text)
+    trained = cells["method"] == "full" and NARROW.fullmatch(fields.get("weights_dtype", ""))
     if not named and not trained:
         return
     fields["fp8"] = True
+    recipe = next((name for name, pattern in RECIPES.items() if re.search(pattern, text, re.I)), None)
+    if recipe:
+        fields["fp8_recipe"] = recipe
+    linears, experts = (re.search(word, text, re.I) for word in (r"linears", r"grouped gemms"))
+    if bool(linears) != bool(experts):
+        fields["fp8_products"] = "linears" if linears else "experts"
+    gathered = re.search(r"(?:fp8|f8|float8) all-gather", cells["notes"], re.IGNORECASE)
+    if gathered and "fsdp" in str(cells["parallelism"]).lower():
+        fields["fp8_all_gather"] = True
     if trained:
         fields["weights_dtype"] = "bf16"
-        draft.defaults.append("weights_dtype=bf16 (what trains is kept wider than its products in fp8)")
-    if re.search(r"fp8|float8", fields.get("autocast", ""), re.IGNORECASE):
+        draft.defaults.append("weights_dtype=bf16 (what trains is kept wider than its narrow products)")
+    if NARROW.search(fields.get("autocast", "")):
         fields["autocast"] = "bf16"
 
 
@@ -321,9 +345,18 @@ def _software(cells: Mapping[str, str], draft: _Draft) -> None:
         found = pattern.search(f"{cells['framework']} {cells['framework_version']}")
         if found:
             draft.fields[field] = found.group(1)
+    _remarks(cells, draft, kernels)
+
+
+def _remarks(cells: Mapping[str, str], draft: _Draft, kernels: str) -> None:
+    """Read what notes say of the loop and its code."""
     notes = cells["notes"].lower()
-    if "chunked cross entropy" in notes:
+    if "chunked cross entropy" in notes or "chunked loss" in notes:
         draft.fields["loss"] = "chunked"
+    if "outputs (logits) alive" in notes:
+        draft.fields["keeps_outputs"] = True
+    if ASYNC_TP.search(f"{notes} {kernels}"):
+        draft.fields["tensor_parallel_overlap"] = True
     if "activation offloading" in notes and cells["activation_checkpointing"] == "full":
         draft.fields["activation_checkpointing"] = "offload"
 
@@ -363,9 +396,12 @@ def _gpus(cells: Mapping[str, str], draft: _Draft) -> None:
     elif count > node and count % node == 0:
         draft.fields["num_nodes"] = count // node
         draft.defaults.append(f"num_nodes={count // node} ({node} GPUs a node)")
-    cards = NETWORK.search(cells["notes"])
+    cards, of_a_gpu = NETWORK.search(cells["notes"]), NETWORK_OF_A_GPU.search(cells["notes"])
     if cards:
         draft.fields["node_network_gbit_per_s"] = int(cards.group(1)) * int(cards.group(2))
+    elif of_a_gpu and "num_nodes" in draft.fields:
+        per_node = count // draft.fields["num_nodes"]
+        draft.fields["node_network_gbit_per_s"] = int(of_a_gpu.group(1)) * per_node
     offload = cells["cpu_offload"].lower()
     if offload not in ("", "false", "none"):
         draft.fields["cpu_offload"] = offload
@@ -406,6 +442,37 @@ def _mixed_precision(draft: _Draft) -> None:
     if fields["method"] == "full" and sharded and mixed and fields.get("weights_dtype") != "fp32":
         fields["weights_dtype"] = "fp32"
         draft.defaults.append("weights_dtype=fp32 (FSDP mixed precision keeps fp32 shards)")
+
+
+def _without_bf16(draft: _Draft) -> None:
+    """Take fp16 for bf16 that nobody stated where the GPU has no such products (Volta, Turing)."""
+    from finegauge.catalogue.gpus import known_gpu
+
+    found = known_gpu(draft.fields["gpu"])
+    if found is None or "bf16" in found.flops_per_s or "fp16" not in found.flops_per_s:
+        return
+    for name in ("weights_dtype", "autocast", "adapter_dtype"):
+        if draft.fields.get(name) == "bf16":
+            draft.fields[name] = "fp16"
+            draft.defaults.append(f"{name}=fp16 ({found.name} has no bf16)")
+
+
+def _global_batch(cells: Mapping[str, str], draft: _Draft) -> None:
+    """Take the micro-batches of a step from its sequences, where a row states only these."""
+    stated = GLOBAL_BATCH.search(cells["notes"])
+    if stated is None or cells["gradient_accumulation_steps"]:
+        return
+    fields, divided = draft.fields, 1
+    for name in ("tensor_parallel", "pipeline_parallel", "context_parallel"):
+        divided *= int(fields.get(name, 1))
+    at_once = int(fields["micro_batch_size"]) * max(1, fields["num_gpus"] // divided)
+    steps, rest = divmod(int(stated.group(1)), at_once)
+    if steps and not rest:
+        fields["gradient_accumulation_steps"] = steps
+        note = next((a for a in draft.assumptions if a.startswith("gradient_accumulation_steps")), None)
+        if note:
+            draft.assumptions.remove(note)
+        draft.defaults.append(f"gradient_accumulation_steps={steps} ({stated.group()})")
 
 
 def _weights_dtype(method: str) -> str:

@@ -29,6 +29,9 @@ METRICS = ("torch_allocated", "torch_reserved", "nvidia_smi", "unknown")
 MAX_BYTES = 50_000_000
 MAX_ROWS = 200_000
 MICRO_BATCH_WORDS = ("step = micro", "step is a micro", "step_time_s per micro", "time per micro")
+MULTIPLIED = (
+    "step_time_s is accumulation x"  # what is printed is a micro-batch's, the column an optimizer step's
+)
 
 
 class Measured(NamedTuple):
@@ -142,11 +145,16 @@ def _measured(cells: Mapping[str, str]) -> Measured:
         tokens_per_s_per_gpu=figures["tokens_per_s_per_gpu"],
         samples_per_s=figures["samples_per_s"],
         step_time_s=figures["step_time_s"],
-        step_is_micro_batch=any(words in notes for words in MICRO_BATCH_WORDS),
+        step_is_micro_batch=_times_micro_batches(notes),
         peak_memory_gib=figures["peak_memory_gib"],
         memory_metric=metric if metric in METRICS else "unknown",
         outcome={"out_of_memory": "oom", "completed": "ok"}.get(outcome, outcome),
     )
+
+
+def _times_micro_batches(notes: str) -> bool:
+    """Return whether `notes` say that step_time_s is a micro-batch's, and not that it has been multiplied."""
+    return any(words in notes for words in MICRO_BATCH_WORDS) and MULTIPLIED not in notes
 
 
 def _positive(cell: str | None) -> float | None:

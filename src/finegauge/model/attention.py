@@ -16,6 +16,7 @@ from finegauge.model.op_builder import OpBuilder
 
 ROTARY_BYTES = 20.0  # per channel: two products, negate and concatenate, sum (16 bit)
 ROTARY_LAUNCHES = 10.0
+EFFICIENT = 0  # stands for the generation of PyTorch's memory-efficient kernel, which takes masks and fp32
 UNPADDING_LAUNCHES = 13.0  # the kernel's own; lengths, their sum and largest; three copies in, one out
 
 Widths = tuple[float, float, float, float]  # channels per token of q, k and v as they are read, of the output
@@ -69,13 +70,14 @@ def _attend(builder: OpBuilder, block: Attention, needed: Needed) -> bool:
     Rotated queries and keys are copies; the values of a fused projection are a view of all
     that it returned.
     """
-    low, part, c = builder.lowering, block.path, builder.lowering.compute_bytes
+    low, part, c = builder.lowering, block.path, builder.lowering.attention_bytes
     q, k, v, out = block.widths
     heads, kv_heads = block.num_heads, block.num_key_value_heads
     sdpa, grouped, always = low.attention == "sdpa", heads != kv_heads, low.numerics.always_masks
-    masked = sdpa and (always or block.window in low.masked_windows)
+    masked = sdpa and (always or low.masks or block.window in low.masked_windows)
     # PyTorch's own, of products in fp32, where no fused kernel takes such: a GPU's do not
-    composite = sdpa and grouped and (always or (c == 4 and not masked and not low.on_cpu))
+    flashless = (c == 4 and not low.on_cpu) or low.flashless
+    composite = sdpa and grouped and (always or (flashless and low.composite_groups and not masked))
     products = composite or low.attention == "eager"
     fused = len(block.projections) == 2 and not block.copies_values
     # a norm on queries and keys that keeps what it reads, and no fp32 copy, keeps all of a fused projection
@@ -188,7 +190,7 @@ def _rotary(builder: OpBuilder, part: str, q: float, k: float, around: float, ta
     `tables` those of the sines and cosines that it made itself, and keeps.
     """
     low, channels = builder.lowering, q + k
-    c, fused = float(low.compute_bytes), low.fused_kernels
+    c, fused = float(low.attention_bytes), low.fused_kernels
     moved = (4.0 if fused else ROTARY_BYTES) * channels * c / 2
     builder.elementwise(
         (part, "rotary"),
@@ -206,8 +208,9 @@ def _fused(low: Lowering, part: str, widths: Widths, heads: int, *, extra: float
     `extra` are channels that stay in memory because q, k or v are views of a wider tensor;
     `masked`: it reads a mask, as PyTorch's memory-efficient kernel does, and skips nothing.
     """
-    c, (q, _, _, out) = float(low.compute_bytes), widths
+    c, (q, _, _, out) = float(low.attention_bytes), widths
     io, mask = c * sum(widths), c if masked else 0.0
+    efficient = low.attention == "sdpa" and (masked or c == 4 or low.flashless)
     flops = Poly(pair=2.0 * (q + out) * (1.0 if masked else 0.5))
     return Op(
         path=(part, "attention kernel"),
@@ -218,9 +221,9 @@ def _fused(low: Lowering, part: str, widths: Widths, heads: int, *, extra: float
         live_forward_bytes=Poly(token=c * out),
         live_backward_bytes=Poly(token=io + 4.0 * out),
         passing_bytes=Poly(token=2.0 * io, pair=mask),
-        dtype=low.compute_dtype,
+        dtype="fp32" if c == 4 else low.compute_dtype,
         heads=heads,
-        generation=low.attention_generation,
+        generation=EFFICIENT if not low.on_cpu and efficient else low.attention_generation,
         synchronises=low.unpads,
     )
 
@@ -234,7 +237,7 @@ def _products(
     most, for the gradient of the scores; the product with the values keeps what it reads, for theirs: that
     result in the compute dtype, or what dropout left of it. Dropout keeps its mask, a soft cap its tanh.
     """
-    (q, k, v, out), numerics, c = widths, low.numerics, float(low.compute_bytes)
+    (q, k, v, out), numerics, c = widths, low.numerics, float(low.attention_bytes)
     (of_q, of_k, of_v), scored, io = needed, needed[0] or needed[1], c * sum(widths)
     scores, values = Poly(pair=2.0 * q), Poly(pair=2.0 * out)
     backward = scores.times(of_q + of_k).plus(values.times(scored + of_v))
@@ -267,7 +270,7 @@ def _products(
         live_backward_bytes=Poly(token=io, pair=heads * (2.0 * softmax - (c if c < softmax else 0.0))),
         passing_bytes=Poly(token=c * (2.0 * q + k + v), pair=heads * (2.0 * softmax + beside)),
         lingering_bytes=Poly() if wide else Poly(pair=heads * c),  # the probabilities
-        dtype=low.compute_dtype,
+        dtype="fp32" if wide or c == 4 else low.compute_dtype,
         heads=heads,
     )
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from finegauge.catalogue.frameworks import framework_of
-from finegauge.catalogue.gpus import is_cpu, repacks_4bit
+from finegauge.catalogue.gpus import has_no_flash, is_cpu, multiplies_bf16, repacks_4bit
 from finegauge.errors import FieldError
 from finegauge.model.attention import attention, latent_attention
 from finegauge.model.blocks import (
@@ -37,6 +37,9 @@ from finegauge.run.run import Run
 
 TARGETABLE = frozenset({"linear", "router", "experts", "step"})
 CHECKPOINTING_LAYERS_SINCE = (4, 53)  # a checkpointed layer is told not to use a cache
+# PyTorch hands grouped keys to its memory-efficient kernel where FlashAttention cannot run: the LoRA and
+# QLoRA rows of fitcheck-t4 (torch 2.10 and 2.14; fp16, and fp32 after k-bit preparation) hold no scores
+GROUPED_EFFICIENT_SINCE = (5, 0)
 GROUPED_SDPA_SINCE = (4, 54)  # transformers' sdpa repeats keys and values for every query head before
 
 
@@ -121,6 +124,8 @@ def _build(
         model, trainable_extra = model._replace(head=score, vocab_size=1), (*trainable_extra, "lm_head")
     first, last = OpBuilder(low), OpBuilder(low)
     embedding(first, model)
+    if low.wide_head:
+        last.lowering = low._replace(compute_bytes=4, compute_dtype="fp32")
     head(last, model)
     weights = weights_of(model, low, trainable_extra, optimizer, upcast=upcast)
     return Graph(model, low, _layers(model, low), tuple(first.ops), tuple(last.ops), weights)
@@ -148,7 +153,9 @@ def _architecture(model_name: str, top_k: int | None, *, litgpt: bool) -> Archit
 def lowering_of(run: Run) -> Lowering:
     """Return the choices of `run` that decide which operators its blocks become."""
     quantized = run.weights_dtype if run.weights_dtype in QUANTIZED_BYTES else ""
-    plain = ("fp16" if quantized.startswith("gptq") else "bf16") if quantized else run.weights_dtype
+    plain = run.weights_dtype
+    if quantized:  # what 4-bit linears compute in
+        plain = "fp16" if quantized.startswith("gptq") or not multiplies_bf16(run.gpu) else "bf16"
     compute = run.autocast if run.autocast != "none" else plain
     compute_bytes = 4 if compute == "fp32" else 2
     version, framework = version_numbers(run.transformers_version)[:2], framework_of(run.framework)
@@ -169,6 +176,8 @@ def lowering_of(run: Run) -> Lowering:
     # 4-bit linears keep their inputs on the autograd context (bitsandbytes < 0.43.2)
     old = run.weights_dtype in ("nf4", "nf4_dq") and version_numbers(run.bitsandbytes_version) < (0, 43, 2)
     attends, generation, unpads = _attention(run, model)
+    flashless = has_no_flash(run.gpu)
+    grouped_efficient = version >= GROUPED_EFFICIENT_SINCE and (flashless or upcast)
     return Lowering(
         activation_bytes=4 if wide else compute_bytes,
         compute_bytes=compute_bytes,
@@ -209,7 +218,12 @@ def lowering_of(run: Run) -> Lowering:
         unpacks_in_torch=quantized.startswith("gptq") and not framework.fuses_gptq,
         padded_adapters=padded,
         last_layers=run.freeze_trainable_layers or 0,
-        fp8=run.fp8,
+        narrow=run.fp8_recipe if run.fp8 else "",
+        narrow_products=run.fp8_products,
+        masks=_masks(run),
+        flashless=flashless,
+        composite_groups=version >= GROUPED_SDPA_SINCE and not grouped_efficient,
+        wide_head=upcast and compute_bytes == 2 and run.autocast == "none",
         attention_generation=generation,
         unpads=unpads,
     )
@@ -234,6 +248,18 @@ def _attention(run: Run, model: Architecture) -> tuple[str, int, bool]:
     varied = run.padding == "free" or (run.dataset is not None and not run.packing)
     unpads = varied and run.attention == "flash" and not framework.own_models
     return implemented, 1 if "triton" in run.kernels else generation, unpads
+
+
+def _masks(run: Run) -> bool:
+    """Return whether transformers' sdpa is handed a mask: it is where a batch holds padding.
+
+    Where the padding mask is all ones it passes `is_causal` alone, and FlashAttention may run
+    (modeling_attn_mask_utils.py, `_ignore_causal_mask_sdpa`, of 4.49 and 5.23).
+    """
+    if run.attention_mask is not None:
+        return run.attention_mask
+    padded = run.dataset is not None and not run.packing and run.padding != "free"
+    return padded and not framework_of(run.framework).own_models
 
 
 def _masked_windows(model: Architecture, seq_len: int) -> tuple[int, ...]:

@@ -107,7 +107,12 @@ class Lowering(NamedTuple):
     unpacks_in_torch: bool = False  # GPTQ weights are unpacked by PyTorch's kernels and kept for backward
     padded_adapters: tuple[str, ...] = ()  # of queries, keys, values: adapted, and put between zeros
     last_layers: int = 0  # method=freeze: so many train, and of the rest only what is said beside
-    fp8: bool = False  # the layers' products are computed in fp8
+    narrow: str = ""  # the recipe by which products of the layers are computed in 8 or 4 bit
+    narrow_products: str = "all"  # or linears, or experts
+    masks: bool = False  # sdpa is handed a mask
+    flashless: bool = False  # the GPU has no FlashAttention
+    composite_groups: bool = False  # PyTorch's memory-efficient kernel takes no grouped keys
+    wide_head: bool = False  # k-bit preparation has made the head fp32, and nothing narrows it again
     attention_generation: int = 2  # of FlashAttention's kernels: see `Op`
     unpads: bool = False  # FlashAttention is handed sequences of many lengths, which the host asks for
 
@@ -117,6 +122,14 @@ class Lowering(NamedTuple):
         return 4 if self.numerics.wide_stream else self.activation_bytes
 
     @property
+    def attention_bytes(self) -> int:
+        """Return the bytes per element of queries, keys and values: what projections return, unless narrowed.
+
+        Autocast narrows them. Nothing does after PEFT's k-bit preparation without it: attention is in fp32.
+        """
+        return self.compute_bytes if self.autocast else self.returned_bytes
+
+    @property
     def returned_bytes(self) -> int:
         """Return the bytes per element of what projections return.
 
@@ -124,6 +137,11 @@ class Lowering(NamedTuple):
         where k-bit preparation has made norms and embeddings fp32.
         """
         return self.activation_bytes if self.quantized.startswith("nf4") else self.compute_bytes
+
+    def narrows(self, kind: str) -> bool:
+        """Return whether a projection of this kind is multiplied in 8 or 4 bit."""
+        named = {"all": ("linear", "experts"), "linears": ("linear",), "experts": ("experts",)}
+        return bool(self.narrow) and kind in named[self.narrow_products]
 
     def rank(self, linear: Linear, kind: str, part: str) -> int:
         """Return the LoRA rank of `linear` in the block called `part`, 0 without an adapter.

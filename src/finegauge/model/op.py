@@ -129,7 +129,8 @@ class Op(NamedTuple):
     weights that train in it. `lingering_bytes` are held by the layer's own code until it
     returns, where autograd keeps no such thing. `enclosed`: one kernel computes it with its
     neighbours, and hands over what autograd keeps when all of it is done. `generation` of an
-    attention kernel is FlashAttention's: 1 also for Triton's, 3 also for cuDNN's.
+    attention kernel is FlashAttention's: 1 also for Triton's, 3 also for cuDNN's; 0 stands for PyTorch's
+    memory-efficient kernel.
     """
 
     path: Path

@@ -22,6 +22,24 @@ ADAPTER_CALLS = 2.0  # module calls of an adapter pair: A and B
 RMS_FORWARD_BYTES = 36.0  # to fp32, pow, mean, rsqrt, mul, to bf16, mul: per channel, 16-bit activations
 RMS_BACKWARD_BYTES = 60.0
 RMS_LIVE_BYTES = 20.0  # five fp32 values: two ways to the input, and the square's gradient in three steps
+# How often a cast reads a value, and the bytes that it writes: the value for the product, and once more for
+# the product over its other dimension, each with its scales. Scales of a whole tensor take a pass over it
+# before the cast, unless they are those of the steps before (delayed); of a row, a pass for each dimension;
+# of a block, none. NVFP4 has both: a scale of the tensor, and of every 16 values.
+NARROW_CASTS = {
+    "delayed": (1.0, 2.0),
+    "tensorwise": (2.0, 2.0),
+    "rowwise": (2.0, 2.0),
+    "blockwise": (1.0, 2.0 * (1.0 + 4.0 / 128)),
+    "mxfp8": (1.0, 2.0 * (1.0 + 1.0 / 32)),
+    "nvfp4": (2.0, 2.0 * (0.5 + 1.0 / 16)),
+    "mxfp4": (1.0, 2.0 * (0.5 + 1.0 / 32)),
+}
+NARROW_DTYPES = {
+    **dict.fromkeys(("delayed", "tensorwise", "rowwise"), "fp8"),
+    **{"blockwise": "fp8_block", "mxfp8": "mxfp8", "nvfp4": "nvfp4", "mxfp4": "mxfp4"},
+}
+CASTS, EXPERTS_CASTS = "fp8 casts", "fp8 casts of experts"
 UNPACKED_BYTES = 16.5  # per weight: shifted 4.5, to int8 5, masked 2, less the zero 2, times the scale 3
 UNPACKING_KERNELS = 9.0
 
@@ -205,13 +223,13 @@ class OpBuilder:
             self.ops.append(
                 Op((part, "cast weights"), "elementwise", cast, back, saved_bytes=copy, dtype="fp32")
             )
-        if low.fp8 and kind in ("linear", "experts"):
-            read = Poly(const=(c + 2.0) * weights, token=(c + 2.0) * rows * k * first_use)
-            forward, back = (
-                Cost(bytes=read, launches=2),
-                Cost(bytes=per_token((c + 2.0) * rows * n), launches=1),
-            )
-            self.ops.append(Op((part, "fp8 casts"), "elementwise", forward, back, dtype=low.compute_dtype))
+        if low.narrows(kind):
+            reads, written = NARROW_CASTS[low.narrow]
+            value = reads * c + written
+            forward = Cost(bytes=Poly(const=value * weights, token=value * rows * k * first_use), launches=2)
+            back = Cost(bytes=per_token(value * rows * n), launches=1)
+            name = EXPERTS_CASTS if kind == "experts" else CASTS
+            self.ops.append(Op((part, name), "elementwise", forward, back, dtype=low.compute_dtype))
         waiting = rows * beside * c
         product = self._product(part, linear, rows, groups, kind, keeps, waiting)
         if first_use and low.stash_survives and quantized:
@@ -278,7 +296,7 @@ class OpBuilder:
             passing_bytes=Poly(const=buffer, token=around),
             gradient_bytes=trained,
             keeps_input=0 < keeps <= k * c and low.activation_bytes == c,
-            dtype="fp8" if low.fp8 and kind in ("linear", "experts") else low.compute_dtype,
+            dtype=NARROW_DTYPES[low.narrow] if low.narrows(kind) else low.compute_dtype,
             reads_4bit=quantized and low.repacks,
         )
 

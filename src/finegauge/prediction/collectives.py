@@ -46,6 +46,7 @@ from finegauge.prediction.model_parallel import (
     WHOLE_ON_EACH_RANK,
     by_megatron,
     by_transformers,
+    expert_tensor,
     regathers,
     stage_layers,
     stream_degree,
@@ -140,7 +141,7 @@ def forward_gathers(run: Run, share: Share) -> Iterator[Collective]:
     yield Collective(*gathered, share.layer_bytes, group, span, layers - 1, beside="forward")
     copies = expert_copies(run)
     if run.expert_parallel > 1 and not every(copies == 1):
-        span = copies * run.expert_parallel * run.tensor_parallel
+        span = copies * run.expert_parallel * expert_tensor(run)
         experts = "all_gather", "expert", "experts", share.expert_layer_bytes
         yield Collective(*experts, copies, span, layers, beside="forward")
 
@@ -183,6 +184,8 @@ def _fsdp(run: Run, share: Share, ranks: int) -> Iterator[Collective]:
     span, once = group * run.tensor_parallel, accumulates_whole(run)
     gather, reduce = ("all_gather", "data", "weights"), ("reduce_scatter", "data", "gradients")
     layer, outer = share.layer_bytes, share.outer_bytes
+    if run.fp8 and run.fp8_all_gather:
+        layer = layer / share.graph.lowering.weight_bytes
     yield Collective(*gather, outer, group, span, 1)
     again = run.sharding != "fsdp_shard_grad_op"
     for beside in ("forward", "backward") if again else ("forward",):
@@ -246,7 +249,7 @@ def _experts_data(run: Run, share: Share) -> Iterator[Collective]:
     if run.expert_parallel == 1 or every(copies == 1):
         return
     layers = stage_layers(run, share.graph.model)
-    stride = run.expert_parallel * run.tensor_parallel
+    stride = run.expert_parallel * expert_tensor(run)
     weights, gradients = share.expert_layer_bytes, share.expert_layer_gradient_bytes
     span, once = copies * stride, accumulates_whole(run)
     if run.sharding in GATHERING:
@@ -255,9 +258,23 @@ def _experts_data(run: Run, share: Share) -> Iterator[Collective]:
         kind = "reduce_scatter"
     else:
         kind, once = ("reduce_scatter", False) if run.sharding == "zero2" else ("all_reduce", True)
-    times = layers if gradients else 0
-    what = "gradients of experts"
+    times, what = layers if gradients else 0, "gradients of experts"
+    if by_megatron(run) and run.sharding in ("none", "zero1"):  # as it does the others
+        yield from _megatron_experts(run, (gradients, weights), copies, span, times)
+        return
     yield Collective(kind, "expert", what, gradients, copies, span, times, once=once, beside="backward")
+
+
+def _megatron_experts(
+    run: Run, sizes: tuple[float, float], copies: int, span: int, layers: float
+) -> Iterator[Collective]:
+    """Yield Megatron-LM's reduction of the gradients of experts, `sizes` those of a layer and its weights."""
+    beside = "backward" if framework_of(run.framework).reduces_beside_backward else ""
+    kind = "all_reduce" if run.sharding == "none" else "reduce_scatter"
+    reduced = layers * sizes[0] * gradient_width(run)
+    yield Collective(kind, "expert", "gradients of experts", reduced, copies, span, 1, True, beside)
+    if run.sharding == "zero1":
+        yield Collective("all_gather", "expert", "updated experts", layers * sizes[1], copies, span, 1, True)
 
 
 SUM_BYTES = 4  # of the gradients of keys and values while ranks add to them
@@ -393,7 +410,11 @@ def _tensor(
         yield Collective("all_reduce", "tensor", "streams", stream, *group, sums + ends)
         return
     for kind in ("all_gather", "reduce_scatter"):
-        yield Collective(kind, "tensor", "streams", stream, *group, sums + ends)
+        streams = kind, "tensor", "streams", stream, *group
+        hidden = run.tensor_parallel_overlap  # but those of the ends, which are not products of a layer
+        yield Collective(*streams, sums - back, beside="forward" if hidden else "")
+        yield Collective(*streams, back, beside="backward" if hidden else "")
+        yield Collective(*streams, ends)
     if not backward:
         return
     if regathers(run):
@@ -460,7 +481,7 @@ def _experts(run: Run, share: Share, extents: Extents, runs: int) -> Iterator[Co
     degree = run.expert_parallel
     if degree == 1:
         return
-    span = degree * run.tensor_parallel
+    span = degree * expert_tensor(run)
     tokens = extents.tokens / stream_degree(run)
     for layer, count in share.graph.model.layers:
         for branch in layer.branches:

@@ -37,6 +37,10 @@ BEST_MATMUL_FRACTION = {
 # best published fp8 product over its peak, against bf16's over its own: 1402.6 of 1979 TFLOP/s to 794.5
 # of 989 on H100 (stas00/ml-engineering, compute/accelerator, achievable matmul FLOPS)
 NARROW_MATMUL_FRACTION = 0.88
+NARROW_RATES = {
+    **dict.fromkeys(("fp8", "fp8_block", "mxfp8"), ("fp8",)),
+    **dict.fromkeys(("nvfp4", "mxfp4"), ("fp4", "fp8")),
+}
 HALVED_MATMUL_FRACTION = 0.95  # where fp32 accumulation runs at half rate, power and operands keep up
 # FlashAttention-2 leaves their asynchronous units idle
 HOPPER_KIN = frozenset({"Hopper", "Blackwell", "Blackwell Ultra"})
@@ -46,6 +50,9 @@ A100_MATMUL_FRACTION = 0.869  # best product of a benchmark over the peak
 # FlashAttention in Triton over its second version, causal, heads of 128, A100: forward 1.3 to 1.5, backward
 # about 2 times slower (Dao 2023, arXiv:2307.08691, section 4.1)
 FIRST_FORWARD_FRACTION, FIRST_BACKWARD_FRACTION = 0.70, 0.50
+# PyTorch's memory-efficient kernel (CUTLASS, of xFormers) over FlashAttention-2, both directions
+EFFICIENT_FRACTION = 0.45
+EFFICIENT_WIDE_FRACTION = 0.6  # in fp32, over the same share of the fp32 peak
 FOREACH_VALUES, FUSED_VALUES, CLIP_VALUES = 21.0, 7.0, 3.0  # read or written per parameter
 
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.93), (128, 64, 0.80), (64, 64, 0.62), (64, 32, 0.45))
@@ -96,9 +103,11 @@ class Device(NamedTuple):
         for dtype in computed:
             matmul[dtype] = peak(dtype) * best * constants.sustained_fraction
             attention[dtype] = min(peak(dtype) * flash, most)
-        matmul["fp8"] = matmul[computed[0]]
-        if "fp8" in gpu.flops_per_s:
-            matmul["fp8"] = peak("fp8") * best * NARROW_MATMUL_FRACTION * constants.sustained_fraction
+        for dtype, named in NARROW_RATES.items():  # the rate of the first of them that the GPU has
+            matmul[dtype] = matmul[computed[0]]
+            has = next((name for name in named if name in gpu.flops_per_s), None)
+            if has:
+                matmul[dtype] = peak(has) * best * NARROW_MATMUL_FRACTION * constants.sustained_fraction
         asynchronous_ratio = 1.0
         if hopper_kin:
             third = peak("bf16") * constants.asynchronous_flash_fraction
@@ -176,6 +185,8 @@ class Device(NamedTuple):
             rate = self.attention_flops_per_s[op.dtype]
             if op.generation == 1:
                 rate = rate * (FIRST_BACKWARD_FRACTION if backward else FIRST_FORWARD_FRACTION)
+            elif op.generation == 0:
+                rate = rate * (EFFICIENT_WIDE_FRACTION if op.dtype == "fp32" else EFFICIENT_FRACTION)
             elif op.generation == 3:
                 rate = rate * self.asynchronous_ratio
             return rate * (self.calibration.flash_backward_fraction if backward else 1.0)

@@ -246,6 +246,9 @@ def live_set(
         ("optimizer", "states"): weights.optimizer_bytes - weights.paged_bytes,
         ("workspace", "cuBLAS"): cublas,
     }
+    if run.keeps_outputs and run.loss == "full_logits" and not graph.lowering.litgpt:
+        width = 4 if graph.lowering.wide_head else graph.lowering.compute_bytes
+        static["logits", "held outputs"] = width * graph.model.vocab_size * extents.tokens
     micro_batch = _MicroBatch(run, graph, extents)
     phases = {
         "forward": largest_parts(micro_batch.forward()),

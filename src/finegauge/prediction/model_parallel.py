@@ -20,12 +20,15 @@ Neglected: the partial sums that the last product of a branch leaves, whole, unt
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from math import ceil
 
+from finegauge.arithmetic import every
 from finegauge.catalogue.frameworks import framework_of
-from finegauge.model.blocks import Architecture, Layer
+from finegauge.model.blocks import Architecture, Layer, MixtureOfExperts
 from finegauge.model.graph import Graph
 from finegauge.model.op import NOTHING, Cost, Op
+from finegauge.model.op_builder import EXPERTS_CASTS
 from finegauge.run.run import Run
 
 WHOLE_ON_EACH_RANK = frozenset({"norm", "gather"})  # kinds that tensor parallelism leaves alone
@@ -48,12 +51,17 @@ def divided(run: Run, ops: Iterable[Op], gradient_share: float = 1.0) -> tuple[O
             between = op.kind not in (*WHOLE_ON_EACH_RANK, *ENTERING, "softmax")
             part = _tensor_share(run, op, whole_input=entering, regathered=regathered)
             entering = op.path[-1] == "residual" or (entering and not between)  # softmax: the router's
-        if experts > 1 and op.kind == "grouped_gemm":  # a share of the experts, each with the rows of all
+        if experts > 1 and of_experts(op):  # a share of the experts, each with the rows of all
             part = part._replace(
                 forward=_fewer_experts(part.forward, experts), backward=_fewer_experts(part.backward, experts)
             )
         found.append(part._replace(gradient_bytes=part.gradient_bytes * gradient_share))
     return tuple(found)
+
+
+def of_experts(op: Op) -> bool:
+    """Return whether an operator works on routed experts' weights, of which each rank has its own."""
+    return op.kind == "grouped_gemm" or op.path[-1] == EXPERTS_CASTS
 
 
 def _tensor_share(run: Run, op: Op, *, whole_input: bool, regathered: bool) -> Op:
@@ -63,10 +71,13 @@ def _tensor_share(run: Run, op: Op, *, whole_input: bool, regathered: bool) -> O
     on_streams = op.kind in WHOLE_ON_EACH_RANK or op.path[-1] in ON_STREAMS
     if on_streams and not run.sequence_parallel:
         return op
-    share = 1.0 / run.tensor_parallel
+    share, experts = 1.0 / run.tensor_parallel, 1.0 / expert_tensor(run)
+    apart = of_experts(op) and not every(experts == share)  # fewer tokens of wider experts
     part = op._replace(
-        forward=_fewer_columns(op.forward, share),
-        backward=_fewer_columns(op.backward, share),
+        forward=_of_fewer_tokens(op.forward, share, experts) if apart else _fewer_columns(op.forward, share),
+        backward=_of_fewer_tokens(op.backward, share, experts)
+        if apart
+        else _fewer_columns(op.backward, share),
         saved_bytes=op.saved_bytes.times(share),
         stash_bytes=op.stash_bytes.times(share),
         live_forward_bytes=op.live_forward_bytes.times(share),
@@ -88,9 +99,27 @@ def _fewer_columns(cost: Cost, share: float) -> Cost:
     return cost._replace(flops=cost.flops.times(share), bytes=cost.bytes.times(share), gemms=gemms)
 
 
+def _of_fewer_tokens(cost: Cost, share: float, experts: float) -> Cost:
+    """Return a cost over `share` of the tokens and of the columns, `experts` of them of the columns."""
+    rows = share / experts
+    gemms = tuple(
+        [
+            gemm._replace(rows_per_token=gemm.rows_per_token * rows, n=max(1, round(gemm.n * experts)))
+            for gemm in cost.gemms
+        ]
+    )
+    num_bytes = cost.bytes.times(share)._replace(const=cost.bytes.const * experts)
+    return cost._replace(flops=cost.flops.times(share), bytes=num_bytes, gemms=gemms)
+
+
 def _fewer_experts(cost: Cost, degree: int) -> Cost:
     gemms = tuple([gemm._replace(groups=max(1, gemm.groups // degree)) for gemm in cost.gemms])
     return cost._replace(gemms=gemms, bytes=cost.bytes._replace(const=cost.bytes.const / degree))
+
+
+def expert_tensor(run: Run) -> int:
+    """Return over how many ranks each routed expert is divided: as attention is, where nobody says."""
+    return run.expert_tensor_parallel or run.tensor_parallel
 
 
 def stream_degree(run: Run) -> int:
@@ -169,6 +198,21 @@ def stage_shares(run: Run, whole: Graph, ends: tuple[float, float]) -> tuple[flo
         return base, 1.0 / stages
     trained = weights.trained_params
     return base, ((trained - sum(ends)) / stages + on_a_stage(run, ends)) / trained
+
+
+def stage_experts(run: Run, whole: Graph) -> float:
+    """Return the most layers with routed experts that a pipeline stage has, over the mean of all stages."""
+    stages, flags = run.pipeline_parallel, list[bool]()
+    if stages == 1:
+        return 1.0
+    for layer, count in whole.model.layers:
+        routed = any(isinstance(branch.mixer, MixtureOfExperts) for branch in layer.branches)
+        flags += [routed] * count
+    if not any(flags):
+        return 1.0
+    cuts = [round(stage * len(flags) / stages) for stage in range(stages + 1)]
+    most = max(sum(flags[start:end]) for start, end in pairwise(cuts))
+    return most * stages / sum(flags)
 
 
 def stage_graphs(run: Run, graph: Graph) -> dict[str, Graph]:

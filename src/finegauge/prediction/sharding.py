@@ -14,7 +14,7 @@ the operators, and a pipeline of the layers.
 
 from collections.abc import Mapping
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from finegauge.arithmetic import every, largest, smallest
 from finegauge.catalogue.frameworks import framework_of
@@ -40,8 +40,10 @@ from finegauge.prediction.model_parallel import (
     by_megatron,
     by_transformers,
     divided,
+    expert_tensor,
     on_a_stage,
     outer_params,
+    stage_experts,
     stage_graphs,
     stage_layers,
     stage_shares,
@@ -113,6 +115,7 @@ def held_by(run: Run) -> Share:
     params, width = outer_params(whole), float(whole.lowering.weight_bytes)
     of_all = _expert_fraction(whole) if run.expert_parallel > 1 else 0.0
     per_layer = max(1, whole.model.num_layers) * run.tensor_parallel
+    of_experts = max(1, whole.model.num_layers) * expert_tensor(run) * run.expert_parallel
     inner = max(0.0, whole.weights.base_bytes - sum(params) * width)
     gradients = gradient_bytes(whole.embedding), gradient_bytes(whole.head)
     inner_gradient = max(0.0, whole.weights.gradient_bytes - sum(gradients))
@@ -128,8 +131,8 @@ def held_by(run: Run) -> Share:
         outer_bytes=on_a_stage(run, params) * width / run.tensor_parallel,
         layer_gradient_bytes=inner_gradient * (1.0 - experts) / per_layer,
         outer_gradient_bytes=on_a_stage(run, gradients) / run.tensor_parallel,
-        expert_layer_bytes=inner * experts / per_layer / run.expert_parallel,
-        expert_layer_gradient_bytes=inner_gradient * experts / per_layer / run.expert_parallel,
+        expert_layer_bytes=inner * experts / of_experts,
+        expert_layer_gradient_bytes=inner_gradient * experts / of_experts,
         value_bytes=plain.value_bytes,
     )
 
@@ -141,8 +144,21 @@ def held_likewise(run: Run, share: Share) -> Share:
 
 
 def expert_copies(run: Run) -> int:
-    """Return how many data-parallel ranks hold the same experts, or shards of them."""
-    return largest(1, run.data_parallel * run.context_parallel // run.expert_parallel)
+    """Return how many ranks hold the same experts, or shards of them.
+
+    Megatron's experts have a degree of tensor parallelism of their own: where it is 1, the tensor-parallel
+    ranks of attention hold whole experts, and are copies of each other there.
+    """
+    ranks = run.data_parallel * run.context_parallel * run.tensor_parallel
+    return largest(1, ranks // (run.expert_parallel * expert_tensor(run)))
+
+
+def expert_shard_degree(run: Run) -> int:
+    """Return over how many ranks the experts that a rank computes, or their states, are divided."""
+    if run.sharding == "none":
+        return 1
+    ranks = shard_degree(run) * run.tensor_parallel
+    return largest(1, ranks // (run.expert_parallel * expert_tensor(run)))
 
 
 def shard_degree(run: Run) -> int:
@@ -376,23 +392,30 @@ def _weights_at_rest(run: Run, whole: Graph, experts: float, ends: tuple[float, 
             scratch = 4.0 * min(trained, ZERO3_SUB_GROUP * degree)
     if _has_megatron_optimizer(run):
         states, scratch = MASTER_BYTES * trained, 0.0
-    weights_by = degree if run.sharding in GATHERING else 1.0
-    local = (1.0 - experts) + experts / max(1.0, run.expert_parallel / weights_by)
-    local /= run.tensor_parallel
+    dense, routed = (1.0 - experts) / run.tensor_parallel, 0.0
+    apart = float(expert_shard_degree(run))
+    if experts:
+        routed = experts / (run.expert_parallel * expert_tensor(run)) * stage_experts(run, whole)
     of_weights, of_trained = stage_shares(run, whole, ends)
-    weights_part, trained_part = local * of_weights, local * of_trained
-    gradients_by = degree if run.sharding in GRADIENT_SHARDING else 1.0
+
+    def part(of: float, shared: bool) -> Any:
+        """Return a rank's part of what a stage has `of`: whole, or divided over those who share it."""
+        return of * (dense / degree + routed / apart) if shared else of * (dense + routed)
+
+    weights_part = part(of_weights, run.sharding in GATHERING)
+    adapters_part = part(of_trained, run.sharding in GATHERING)
+    states_part, gradients_part = part(of_trained, True), part(of_trained, run.sharding in GRADIENT_SHARDING)
     offloads_states, offloads_weights = run.cpu_offload != "none", run.cpu_offload in WEIGHTS_OFFLOADED
     on_gpu = 0.0 if offloads_weights else 1.0
     return held._replace(
-        base_bytes=held.base_bytes * wide * weights_part / weights_by * on_gpu,
-        adapter_bytes=held.adapter_bytes * trained_part / weights_by * on_gpu,
-        trained_params=held.trained_params * trained_part / degree,
-        adapter_params=held.adapter_params * trained_part / degree,
-        gradient_bytes=held.gradient_bytes * gradient_width(run) * trained_part / gradients_by * on_gpu,
-        optimizer_bytes=0.0 if offloads_states else states * trained_part / degree,
-        paged_bytes=0.0 if offloads_states else held.paged_bytes * trained_part / degree,
-        foreach_bytes=0.0 if offloads_states else scratch * trained_part / degree,
+        base_bytes=held.base_bytes * wide * weights_part * on_gpu,
+        adapter_bytes=held.adapter_bytes * adapters_part * on_gpu,
+        trained_params=held.trained_params * states_part,
+        adapter_params=held.adapter_params * states_part,
+        gradient_bytes=held.gradient_bytes * gradient_width(run) * gradients_part * on_gpu,
+        optimizer_bytes=0.0 if offloads_states else states * states_part,
+        paged_bytes=0.0 if offloads_states else held.paged_bytes * states_part,
+        foreach_bytes=0.0 if offloads_states else scratch * states_part,
         loop_bytes=held.loop_bytes / degree,
     )
 

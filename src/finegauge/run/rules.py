@@ -16,6 +16,7 @@ from math import ceil
 from typing import Any
 
 from finegauge.catalogue.frameworks import framework_of
+from finegauge.catalogue.gpus import multiplies_bf16
 from finegauge.errors import FieldError
 from finegauge.run.field import version_numbers
 
@@ -26,6 +27,8 @@ TRAINABLE_EXTRAS = ("embed_tokens", "lm_head", "norms")
 QUANTIZED_BY_METHOD = {"qlora": ("nf4_dq", "nf4", "int8"), "gptq_lora": ("gptq4", "gptq8")}
 QUANTIZED_DTYPES = frozenset(dtype for dtypes in QUANTIZED_BY_METHOD.values() for dtype in dtypes)
 ATTENTION_KERNELS = ("triton", "flash3")  # of FlashAttention's first generation, and its third
+NARROW_RECIPES = ("delayed", "tensorwise", "rowwise", "blockwise", "mxfp8", "nvfp4", "mxfp4")
+RECIPE_ALIASES = {"current": "tensorwise", "hybrid": "delayed", "block": "blockwise", "fp8": "tensorwise"}
 FSDP = ("fsdp", "fsdp_shard_grad_op", "hybrid")
 MODEL_DEGREES = ("tensor_parallel", "pipeline_parallel", "context_parallel")
 DATA_DEGREES = ("data_parallel_replicate", "data_parallel_shard")
@@ -113,13 +116,16 @@ def _fill_in(values: dict[str, Any]) -> None:
     method, packing = values["method"], values["packing"]
     version = version_numbers(values["transformers_version"])
     fused_experts = version >= (5, 0)
+    framework = framework_of(values["framework"])
+    half = "bf16" if multiplies_bf16(values["gpu"]) else "fp16"
     follows: dict[str, Any] = {
+        "fp8_recipe": "delayed" if framework.megatron_layers else "tensorwise",
         "optimizer_implementation": "fused" if version >= (4, 56) else "foreach",
         "experts_implementation": "grouped_mm" if fused_experts else "eager",
         "quantize_experts": not fused_experts,
         "loss": "fused" if "liger" in values["kernels"] else "full_logits",
-        "weights_dtype": QUANTIZED_BY_METHOD.get(method, ("bf16",))[0],
-        "adapter_dtype": "bf16",
+        "weights_dtype": QUANTIZED_BY_METHOD.get(method, (half,))[0],
+        "adapter_dtype": half,
         "lora_rank": 16,
         "lora_alpha": 2.0 * (values["lora_rank"] or 16),
         "lora_dropout": 0.0,
@@ -135,7 +141,7 @@ def _fill_in(values: dict[str, Any]) -> None:
     targets = values["lora_targets"] or ("all-linear",)
     values["lora_targets"] = ("all-linear",) if "all" in targets or "all-linear" in targets else targets
     if values["packing_strategy"] is None:
-        values["packing_strategy"] = framework_of(values["framework"]).batching.packing_strategy
+        values["packing_strategy"] = framework.batching.packing_strategy
 
 
 def _settle_degrees(values: dict[str, Any]) -> None:

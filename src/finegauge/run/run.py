@@ -135,6 +135,20 @@ class Run:
         "activations and attention stay as they are, and a GPU without fp8 computes in 16 bit",
         False,
     )
+    fp8_recipe: str = spec(
+        choice(rules.NARROW_RECIPES, rules.RECIPE_ALIASES),
+        "how products under `fp8` are scaled: {options}; 4-bit formats too. Unasked `delayed` by "
+        "Megatron's layers, else `tensorwise`; no effect without `fp8`",
+        label="fp8 recipe",
+    )
+    fp8_products: str = spec(
+        choice(("all", "linears", "experts")),
+        "which products of the layers `fp8` means: {options} (routed experts alone)",
+        "all",
+    )
+    fp8_all_gather: bool = spec(
+        flag, "FSDP casts its shards to fp8 and gathers those (torchao's option); needs `fp8`", False
+    )
     quantize_experts: bool = spec(
         flag,
         "whether experts are really quantised: true before transformers 5, whose fused experts the "
@@ -166,6 +180,11 @@ class Run:
         "sdpa",
         "Attention",
     )
+    attention_mask: bool | None = spec(
+        flag,
+        "whether transformers' `sdpa` is handed a mask, as it is where a batch holds padding: PyTorch's "
+        "memory-efficient kernel then runs, which skips nothing; none: where sequences are padded",
+    )
     kernels: tuple[str, ...] = spec(
         choices(_KERNELS | dict.fromkeys(rules.ATTENTION_KERNELS, "")),
         "fused kernel sets: `liger`, `unsloth`, `foak`, `megatron` (softmax of masked scores; GELU and "
@@ -178,6 +197,12 @@ class Run:
     loss: str = spec(
         choice(("full_logits", "chunked", "fused"), {"full": "full_logits"}),
         "`full_logits`; `fused` with Liger; or `chunked`",
+    )
+    keeps_outputs: bool = spec(
+        flag,
+        "whether the training loop holds the model's outputs, its logits, until the next ones are there, as "
+        "`outputs = model(...)` in a hand-written loop does; HF Trainer lets go of them before backward",
+        False,
     )
     experts_implementation: str = spec(
         choice(("eager", "grouped_mm")),
@@ -298,8 +323,17 @@ class Run:
         "without it",
         False,
     )
+    tensor_parallel_overlap: bool = spec(
+        flag,
+        "exchanges of tensor parallelism run behind products (TransformerEngine's userbuffers, torchtitan's "
+        "async TP)",
+        False,
+    )
     context_parallel: int = spec(whole(1, MAX_GPUS), "degree", 1)
     expert_parallel: int = spec(whole(1, MAX_GPUS), "degree within the others; must divide the experts", 1)
+    expert_tensor_parallel: int | None = spec(
+        whole(1, MAX_GPUS), "degree within experts (Megatron's); none: `tensor_parallel`"
+    )
     sharding: str = spec(
         choice(_SHARDING, {"false": "none", "ddp": "none", "zero0": "none"}), "{options}", "none", "Sharding"
     )

@@ -113,7 +113,7 @@ def test_what_does_not_apply_says_why() -> None:
     assert refused(LORA, "fused-scan") == "the model has no state-space layers"
     assert refused(LORA, "A40") == "the run has it already"
     assert "adapters" in refused(EIGHT, "half-rank")
-    assert "bf16" in refused(LORA, "V100")  # the prediction's own words
+    assert "bf16" in refused(LORA.replace(weights_dtype="bf16"), "V100")  # the prediction's own words
     assert "compares whole sequences" in refused(LORA.replace(phase="dpo", dataset="math_14k"), "packing")
 
 
