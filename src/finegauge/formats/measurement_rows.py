@@ -446,8 +446,6 @@ def _mixed_precision(draft: _Draft) -> None:
 
 def _without_bf16(draft: _Draft) -> None:
     """Take fp16 for bf16 that nobody stated where the GPU has no such products (Volta, Turing)."""
-    from finegauge.catalogue.gpus import known_gpu
-
     found = known_gpu(draft.fields["gpu"])
     if found is None or "bf16" in found.flops_per_s or "fp16" not in found.flops_per_s:
         return
