@@ -409,12 +409,7 @@ def _tensor(
     if not run.sequence_parallel:
         yield Collective("all_reduce", "tensor", "streams", stream, *group, sums + ends)
         return
-    for kind in ("all_gather", "reduce_scatter"):
-        streams = kind, "tensor", "streams", stream, *group
-        hidden = run.tensor_parallel_overlap  # but those of the ends, which are not products of a layer
-        yield Collective(*streams, sums - back, beside="forward" if hidden else "")
-        yield Collective(*streams, back, beside="backward" if hidden else "")
-        yield Collective(*streams, ends)
+    yield from _halves(run, stream, (sums - back, back, ends))
     if not backward:
         return
     if regathers(run):
@@ -426,6 +421,18 @@ def _tensor(
         width = sum(op.gradient_bytes for op in norms) / len(norms)
         what = "gradients of norms"
         yield Collective("all_reduce", "tensor", what, width, *group, len(norms) / stages, once=True)
+
+
+def _halves(run: Run, stream: Any, numbers: tuple[float, float, float]) -> Iterator[Collective]:
+    """Yield sums of sequence parallelism in two halves: `numbers` of forward, backward and the ends."""
+    forward, backward, ends = numbers
+    shown = [(forward + backward + ends, "")]
+    if run.tensor_parallel_overlap:  # but those of the ends, which are not products of a layer
+        shown = [(forward, "forward"), (backward, "backward"), (ends, "")]
+    group = run.tensor_parallel, run.tensor_parallel
+    for number, beside in shown:
+        for kind in ("all_gather", "reduce_scatter"):
+            yield Collective(kind, "tensor", "streams", stream, *group, number, beside=beside)
 
 
 def _branches(graph: Graph, *, apart: bool = False) -> int:
