@@ -136,6 +136,21 @@ else:
     Family = dict
 
 
+COLUMNS = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "max_position_embeddings"),
+)
+
+
+def sizes(*columns: int | None, **others: Any) -> Config:
+    """Return the defaults of a configuration class: its figures in the order of `COLUMNS`, and others.
+
+    None: the class has no default, or that of the family it is like. False needs no entry: absent is false.
+    """
+    stated = {name: value for name, value in zip(COLUMNS, columns, strict=False) if value is not None}
+    return stated | others
+
+
 LLAMA: Family = {
     "heads": {}, "bias": False, "out_bias": None, "fused": "", "out": "o_proj", "qk_norms": None,
     "rotary": True, "partly_rotary": False, "sinks": False, "attention": {}, "clip": "",
