@@ -51,6 +51,7 @@ def key(
     field: str,
     default: Any = None,
     *,
+    read: Callable[["Reading"], None] | None = None,
     write: Callable[[Run], Any] | None = None,
     words: Mapping[str, Any] | None = None,
     more: Mapping[str, str] | None = None,
@@ -63,6 +64,7 @@ def key(
         name: The key.
         field: Of a run.
         default: What the framework takes where the key is not there; None leaves the field open.
+        read: How it is read, if not as the field's value.
         write: What is written for a run, if not the field's value.
         words: The field's values: what the framework calls them.
         more: Further words of the framework: the value that they mean too.
@@ -73,7 +75,7 @@ def key(
     theirs = words or {}
     ours = {str(word).lower(): value for value, word in theirs.items()} | dict(more or {})
 
-    def read(reading: "Reading") -> None:
+    def as_stated(reading: "Reading") -> None:
         value = reading.first(names, default)
         reading.set(field, ours.get(str(value).lower(), value), *names)
 
@@ -81,7 +83,7 @@ def key(
         value = getattr(run, field) if write is None else write(run)
         return {name: theirs.get(value, value) if theirs else value}
 
-    return Row(" ".join(names), read, written if writes else None)
+    return Row(" ".join(names), read or as_stated, written if writes else None)
 
 
 def switch(name: str, field: str, on: str, *, off: str = "none", default: bool = False) -> Row:

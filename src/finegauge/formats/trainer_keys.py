@@ -4,7 +4,7 @@ Names are those of TrainingArguments (transformers 4.40 to 5.23), PEFT and bitsa
 called `..._row` returns a row of a key table, for reading and for writing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from finegauge.errors import FieldError, FineGaugeError, UnknownNameError, shown
@@ -73,9 +73,7 @@ class Adapters(NamedTuple):
     def read(self, reading: Reading) -> None:
         """State rank, alpha, dropout, targets and what trains beside the adapters."""
         *names, targets, extra = self.names
-        fields = ("lora_rank", "lora_alpha", "lora_dropout")
-        for name, field, default in zip(names, fields, self.defaults, strict=True):
-            reading.set(field, reading.get(name, default), name)
+        read_ranks(reading, names, self.defaults)
         if self.all_unasked:
             reading.set("lora_targets", reading.get(targets, "all-linear"), targets)
         else:
@@ -91,8 +89,18 @@ class Adapters(NamedTuple):
             adapted = self.everything
         else:
             adapted = ",".join(adapted) if self.joined else list(adapted)
-        ranks = (run.lora_rank, whole_number(run.lora_alpha), run.lora_dropout)
-        return dict(zip(self.names, (*ranks, adapted, saved_modules(run)), strict=True))
+        return dict(zip(self.names, (*ranks(run), adapted, saved_modules(run)), strict=True))
+
+
+def read_ranks(reading: Reading, keys: Sequence[str], defaults: tuple[Any, Any, float]) -> None:
+    """Read rank, alpha and dropout, in this order."""
+    for name, field, default in zip(keys, ("lora_rank", "lora_alpha", "lora_dropout"), defaults, strict=True):
+        reading.set(field, reading.get(name, default), name)
+
+
+def ranks(run: Run) -> tuple[int, int | float, float]:
+    """Return rank, alpha and dropout as they are written."""
+    return run.lora_rank, whole_number(run.lora_alpha), run.lora_dropout
 
 
 def read_extra(reading: Reading, key: str) -> None:
@@ -380,6 +388,28 @@ def read_dataset(reading: Reading, value: Any, *keys: str, num_samples: int | No
         )
     reading.set("dataset", known, *keys)
     reading.set("num_samples", num_samples, *keys)
+
+
+def dataset_row(
+    key: str, write: Callable[[Run], Mapping[str, Any]] | None = None, *, beside: str = ""
+) -> Row:
+    """Return the row of the key that names the data sets; `beside`: another that is not read."""
+    return Row(f"{key} {beside}", lambda reading: read_dataset(reading, reading.get(key), key), write)
+
+
+def packing_row(packing: str, padding_free: str) -> Row:
+    """Return the row of packing, which keeps samples apart, and of joining samples without padding."""
+
+    def read(reading: Reading) -> None:
+        packed, free = reading.flag(packing), reading.flag(padding_free)
+        reading.set("packing", packed, packing)
+        reading.set("padding", "free" if packed or free else "longest", packing, padding_free)
+
+    def write(run: Run) -> dict[str, Any]:
+        free = run.padding == "free" and not run.packing
+        return {packing: run.packing, padding_free: True if free else None}
+
+    return Row(f"{packing} {padding_free}", read, write)
 
 
 def read_validation(
