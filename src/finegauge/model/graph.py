@@ -337,18 +337,19 @@ def _layer(builder: OpBuilder, layer: Layer, hidden_size: int) -> None:
 
 def _mixer(builder: OpBuilder, mixer: Mixer) -> None:
     """Add the operators of one mixer."""
-    if isinstance(mixer, Attention):
-        attention(builder, mixer)
-    elif isinstance(mixer, FeedForward):
-        feedforward(builder, mixer)
-    elif isinstance(mixer, MixtureOfExperts):
-        mixture_of_experts(builder, mixer)
-    elif isinstance(mixer, LatentAttention):
-        latent_attention(builder, mixer)
-    else:
-        from finegauge.model.ssm import recurrent
+    match mixer:
+        case Attention():
+            attention(builder, mixer)
+        case FeedForward():
+            feedforward(builder, mixer)
+        case MixtureOfExperts():
+            mixture_of_experts(builder, mixer)
+        case LatentAttention():
+            latent_attention(builder, mixer)
+        case _:
+            from finegauge.model.ssm import recurrent
 
-        recurrent(builder, mixer)
+            recurrent(builder, mixer)
 
 
 def step_flops(run: Run, graph: Graph, extents: Extents) -> float:

@@ -17,11 +17,11 @@ from finegauge.model.blocks import (
     Attention,
     FeedForward,
     Linear,
-    Mamba1,
     MixtureOfExperts,
     Norm,
 )
 from finegauge.model.graph import Graph, build
+from finegauge.model.ssm import Mamba1
 from finegauge.run.phases import answer_tokens
 from finegauge.run.rules import GENERATING, INFERENCE
 from finegauge.run.run import Run

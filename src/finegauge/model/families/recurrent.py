@@ -18,9 +18,6 @@ from finegauge.model.blocks import (
     FeedForward,
     Layer,
     Linear,
-    LinearAttention,
-    Mamba1,
-    Mamba2,
     Mixer,
     MixtureOfExperts,
     Norm,
@@ -42,6 +39,7 @@ from finegauge.model.families.parts import (
     layer,
     stack,
 )
+from finegauge.model.ssm import LinearAttention, Mamba1, Mamba2
 
 LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}  # of Nemotron-H's pattern
 KINDS = {"linear_attention": "mamba", "full_attention": "attention"}  # transformers' newer names
