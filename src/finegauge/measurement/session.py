@@ -385,13 +385,7 @@ def _memory(trial: Trial, resting_bytes: float, observations: dict[str, Any]) ->
     with trial.telling("memory"):
         reading = measure_memory(trial.phase, trial.device, resting_bytes=resting_bytes)
     observations["memory"] = reading.document
-    return {
-        "peak_memory_bytes": reading.peak_memory_bytes,
-        "device_memory_bytes": reading.device_memory_bytes,
-        "phase_memory_bytes": reading.phase_memory_bytes,
-        "peak_phase": reading.peak_phase,
-        "cached_bytes": reading.cached_bytes,
-    }
+    return reading.fields
 
 
 def _instruments(trial: Trial, run: Run, step_s: float, observations: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import wraps
 from typing import Any, Self
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +37,7 @@ from finegauge.measurement.instruments.module_roles import (
     Watched,
     tensors_in,
 )
-from finegauge.measurement.instruments.stage_clock import BACKWARD, OTHER, RECOMPUTE, Instants, StageClock
+from finegauge.measurement.instruments.stage_clock import BACKWARD, OTHER, RECOMPUTE, HostInstants, StageClock
 from finegauge.measurement.subject import Subject
 from finegauge.profile import Breakdown
 
@@ -67,7 +68,7 @@ class Frame:
 class LayerClock(StageClock):
     """Times the roles of every module of a phase's models."""
 
-    def __init__(self, subject: Subject, *models: nn.Module, instants: Instants | None = None) -> None:
+    def __init__(self, subject: Subject, *models: nn.Module, instants: HostInstants | None = None) -> None:
         """Time the layers of `models`; of the subject's alone where none are named."""
         super().__init__(subject.device, *(models or (subject.model,)), instants=instants)
         self._optimizer = subject.run.optimizer
@@ -83,9 +84,11 @@ class LayerClock(StageClock):
 
     def __enter__(self) -> Self:
         for item in self._roles.watched:
-            self._open.enter_context(replaced(item.module, "forward", self._told(item)))
+            self._open.enter_context(mock.patch.object(item.module, "forward", self._told(item)))
         super().__enter__()
-        self._open.enter_context(replaced(_HookMixin, "_register_hook", staticmethod(self._register)))
+        self._open.enter_context(
+            mock.patch.object(_HookMixin, "_register_hook", staticmethod(self._register))
+        )
         self._open.enter_context(told_functions(self))
         return self
 
@@ -273,27 +276,16 @@ def told_functions(clock: LayerClock) -> Iterator[None]:
     )
     with ExitStack() as stack:
         for owner, name, kinds, rule in rules:
-            stack.enter_context(replaced(owner, name, _told(clock, getattr(owner, name), kinds, rule)))
-        stack.enter_context(replaced(Tensor, CHOSEN, _written(clock, Tensor.index_add_)))
+            stack.enter_context(
+                mock.patch.object(owner, name, _told(clock, getattr(owner, name), kinds, rule))
+            )
+        stack.enter_context(mock.patch.object(Tensor, CHOSEN, _written(clock, Tensor.index_add_)))
         if "bitsandbytes" in sys.modules:
             widening = torch.ops.bitsandbytes.dequantize_4bit
-            stack.enter_context(replaced(widening, "default", clock.beside("dequantise", widening.default)))
+            stack.enter_context(
+                mock.patch.object(widening, "default", clock.beside("dequantise", widening.default))
+            )
         yield
-
-
-@contextmanager
-def replaced(owner: Any, name: str, new: Any) -> Iterator[None]:
-    """Let `owner.name` be `new` for as long as the block runs."""
-    missing = object()
-    old = vars(owner).get(name, missing)
-    setattr(owner, name, new)
-    try:
-        yield
-    finally:
-        if old is missing:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, old)
 
 
 def _told(
