@@ -142,6 +142,15 @@ def _texts(run: Run, vocab_size: int) -> list[Tokens]:
     return texts
 
 
+def answered(rows: Sequence[tuple[Sequence[int], Sequence[int]]], device: torch.device | str) -> Batch:
+    """Return prompts with their answers, padded on the right; only answers are labels."""
+    whole = [[[*prompt, *answer]] for prompt, answer in rows]
+    batch = _batch(whole, max(len(row[0]) for row in whole), torch.device(device), masked=True)
+    for n, (prompt, _) in enumerate(rows):
+        batch.labels[n, : len(prompt)] = IGNORED
+    return batch
+
+
 def _batch(
     rows: list[list[Tokens]],
     length: int,
