@@ -10,7 +10,6 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
 from finegauge.catalogue.offers import refreshed_path
@@ -18,6 +17,8 @@ from finegauge.data.batch_shape import shape
 from finegauge.documents import write_document
 from finegauge.errors import FineGaugeError, UnsupportedError
 from finegauge.formats import key_table, trl
+from finegauge.measurement.instruments.module_roles import layer_number
+from finegauge.model.traced import installed_version
 from finegauge.run.run import FROM_FILE, Run, figures
 
 MAX_LISTED = 20_000  # rows of a plain list that are looked at one by one
@@ -248,7 +249,7 @@ def _trained_last_layers(model: Any) -> int:
         return 0
     of_layer: dict[int, set[bool]] = {}
     for name, trains in trained.items():
-        of_layer.setdefault(_layer(name), set()).add(trains)
+        of_layer.setdefault(layer_number(name), set()).add(trains)
     outside = of_layer.pop(-1, {False})
     numbers = [number for number, flags in sorted(of_layer.items()) if flags == {True}]
     last = list(range(max(of_layer, default=-1) + 1))[-len(numbers) :] if numbers else []
@@ -260,11 +261,6 @@ def _trained_last_layers(model: Any) -> int:
             "adapters, nor the last layers alone."
         )
     return len(numbers)
-
-
-def _layer(parameter: str) -> int:
-    """Return the number of the layer that a parameter belongs to; -1 outside the layers."""
-    return next((int(part) for part in parameter.split(".") if part.isdecimal()), -1)
 
 
 ORIGIN = "the trainer"
@@ -452,10 +448,7 @@ def _versions(args: Any) -> dict[str, str]:
 
 def _version(package: str) -> str:
     """Return the numbers of an installed version; "" where it is not installed."""
-    try:
-        return ".".join([part for part in version(package).split(".") if part.isdecimal()][:3])
-    except PackageNotFoundError:
-        return ""
+    return ".".join([part for part in installed_version(package).split(".") if part.isdecimal()][:3])
 
 
 def _is_trl(args: Any) -> bool:

@@ -52,6 +52,17 @@ def _never_fatal(event: _Event) -> _Event:
     return guarded
 
 
+def _noted(note: Callable[[LiveTrial], None]) -> _Event:
+    """Return an event of the trainer that the live trial notes, if there is one."""
+
+    @_never_fatal
+    def event(callback: "TrainerCallback", *_: Any, **__: Any) -> None:
+        if callback._live is not None:
+            note(callback._live)
+
+    return event
+
+
 class TrainerCallback(Base):  # type: ignore[misc]
     """Predicts a training at its start, logs its figures, and keeps its measured profile at the end."""
 
@@ -102,29 +113,11 @@ class TrainerCallback(Base):  # type: ignore[misc]
         )  # fmt: skip
         self._open_trial(args, state)
 
-    @_never_fatal
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Note that the batches are there."""
-        if self._live is not None:
-            self._live.timer.stage(DATA)
-
-    @_never_fatal
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Note that the gradients are there."""
-        if self._live is not None:
-            self._live.timer.stage(FORWARD_BACKWARD)
-
-    @_never_fatal
-    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Note that the weights are updated."""
-        if self._live is not None:
-            self._live.timer.stage(OPTIMIZER)
-
-    @_never_fatal
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Note a step."""
-        if self._live is not None:
-            self._live.end_step()
+    on_step_begin = _noted(lambda live: live.timer.stage(DATA))  # the batches are there
+    on_pre_optimizer_step = _noted(lambda live: live.timer.stage(FORWARD_BACKWARD))
+    on_optimizer_step = _noted(lambda live: live.timer.stage(OPTIMIZER))
+    on_step_end = _noted(LiveTrial.end_step)
+    on_evaluate = on_save = _noted(lambda live: live.timer.resume())  # neither is part of the next step
 
     @_never_fatal
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -136,18 +129,6 @@ class TrainerCallback(Base):  # type: ignore[misc]
         logs.update(figures)
         if state.log_history and state.log_history[-1].get("step") == state.global_step:
             state.log_history[-1].update(figures)
-
-    @_never_fatal
-    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leave the evaluation out of the next step."""
-        if self._live is not None:
-            self._live.timer.resume()
-
-    @_never_fatal
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leave the checkpoint out of the next step."""
-        if self._live is not None:
-            self._live.timer.resume()
 
     @_never_fatal
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

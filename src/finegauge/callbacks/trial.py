@@ -73,9 +73,9 @@ def price_of(
             raise UnknownNameError(
                 f"offer of {per_node} x {spec.name}", offer, known=known, listing="finegauge offers"
             )
-        return _price(_cheapest(wanted), num_nodes, "as the catalogue has it")
+        return _cheapest(wanted, num_nodes, "as the catalogue has it")
     ranked = [row for row in holding if row.is_ranked]
-    return _price(_cheapest(ranked), num_nodes, "the cheapest on demand of the catalogue") if ranked else None
+    return _cheapest(ranked, num_nodes, "the cheapest on demand of the catalogue") if ranked else None
 
 
 def _names(row: Offer) -> set[str]:
@@ -84,13 +84,9 @@ def _names(row: Offer) -> set[str]:
     return {name.casefold() for name in (row.provider, row.instance_type, whole) if name}
 
 
-def _cheapest(rows: list[Offer]) -> Offer:
-    """Return the row with the lowest price."""
-    return min(rows, key=lambda row: row.on_demand_usd_per_h or 0.0)
-
-
-def _price(row: Offer, num_nodes: int, said: str) -> Price:
-    """Return the price of as many instances as there are machines."""
+def _cheapest(rows: list[Offer], num_nodes: int, said: str) -> Price:
+    """Return the price of as many instances of the cheapest row as there are machines."""
+    row = min(rows, key=lambda row: row.on_demand_usd_per_h or 0.0)
     which = f"{row.provider} {row.instance_type}".strip()
     day = f" of {row.date}" if row.date else ""
     return Price((row.on_demand_usd_per_h or 0.0) * max(1, num_nodes), f"{said}: {which}{day}")
@@ -276,7 +272,6 @@ def without_data(profile: Profile, outcome: str, reason: str) -> Profile:
 
 
 def _source(device: torch.device, steps: int) -> Source:
-    """Return who says so."""
     seen = f"steps: 1 discarded as warm-up, the last {steps} kept"
     return Source("measured", f"{SOURCE}, {device_name(device)}", assumptions=(seen,))
 

@@ -7,7 +7,6 @@ import resource
 import subprocess
 from contextlib import suppress
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +20,7 @@ from finegauge.measurement.instruments.kernel_table import Peaks
 from finegauge.measurement.options import Options
 from finegauge.model.graph import build, step_flops
 from finegauge.model.op import Extents
+from finegauge.model.traced import installed_version
 from finegauge.run.run import Run
 
 PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "finegauge")
@@ -37,7 +37,7 @@ def fingerprint(device: torch.device) -> dict[str, str]:
         "threads": str(torch.get_num_threads()),
         "os": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        **{name: _version(name) for name in PACKAGES},
+        **{name: installed_version(name) for name in PACKAGES},
         "cuda": str(torch.version.cuda or "") if device.type == "cuda" else "",
         "commit": _commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -66,12 +66,6 @@ def _driver(device: torch.device) -> str:
     with suppress(OSError), open("/proc/driver/nvidia/version", encoding="utf-8") as text:
         words = text.readline().split("Kernel Module")[-1].split()
         return next((word for word in words if word[:1].isdigit()), "")
-    return ""
-
-
-def _version(package: str) -> str:
-    with suppress(PackageNotFoundError):
-        return version(package)
     return ""
 
 

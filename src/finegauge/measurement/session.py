@@ -198,7 +198,7 @@ def timing(trial: Trial) -> Timing:
         for _ in trial.told("timing", trial.options.steps):
             with clock.step():
                 trial.step(clock)
-    energy = {**meter.reading.to_json(), "steps": len(clock.steps)} if meter is not None else None
+    energy = {**meter.reading._asdict(), "steps": len(clock.steps)} if meter is not None else None
     throttled = tuple(watch.reasons) if watch is not None else ()
     return Timing(tuple(clock.steps), tuple(trial.facts[before:]), energy, throttled, host)
 

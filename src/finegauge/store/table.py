@@ -14,8 +14,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
+from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from finegauge.documents import write_whole
 from finegauge.errors import InputError, UnsupportedError, shown
 from finegauge.run.run import FIELDS
 from finegauge.store.journal import records_of
@@ -72,12 +74,10 @@ def _keep(journal: str, table: "pa.Table", quarantined: int, content: bytes) -> 
         b"version": VERSION, b"covered": str(len(content)).encode(), b"checksum": _checksum(content),
         b"quarantined": str(quarantined).encode(),
     }  # fmt: skip
-    unfinished = f"{journal}{SUFFIX}.{os.getpid()}.part"
+    content = BytesIO()
+    parquet.write_table(table.replace_schema_metadata(about), content)
     with suppress(OSError):
-        parquet.write_table(table.replace_schema_metadata(about), unfinished)
-        os.replace(unfinished, journal + SUFFIX)
-    with suppress(OSError):
-        os.remove(unfinished)
+        write_whole(journal + SUFFIX, content.getvalue())
 
 
 def _checksum(content: bytes) -> bytes:

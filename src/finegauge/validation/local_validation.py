@@ -6,13 +6,13 @@ process of its own. The device profile knows single operators at sizes of its ow
 fitted to steps. Drawn runs whose predicted step is shorter or longer than `STEP_S` are drawn anew.
 """
 
-import json
 import os
 import random
 from collections.abc import Callable, Iterator
 from statistics import median
 from typing import Any, NamedTuple
 
+from finegauge.documents import write_document
 from finegauge.errors import FineGaugeError
 from finegauge.profile import Profile
 from finegauge.progress import Heard, Progress
@@ -187,9 +187,7 @@ def _drawn(drawn: random.Random, family: str, folder: str, gpu: str) -> Run:
         config |= {"num_experts_per_tok": 2, "moe_intermediate_size": inner, "norm_topk_prob": True}
         config["num_local_experts" if family == "mixtral" else "num_experts"] = experts
         fields["num_experts_per_tok"] = drawn.choice((2, 2, experts))
-    os.makedirs(folder, exist_ok=True)
-    with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
-        json.dump(config, file)
+    write_document(config, os.path.join(folder, "config.json"))
     if drawn.random() < 0.5:
         targets = drawn.choice(
             (("attention",), ("q_proj", "v_proj"), ("q_proj", "k_proj", "v_proj", "o_proj"))

@@ -7,7 +7,7 @@ products above `MAX_FLOPS` and tensors above `MAX_VALUES` are left out, since ra
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from math import ceil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from finegauge.catalogue.device_profile import NF4_INFERENCE
 from finegauge.data.batch_shape import shape
@@ -189,23 +189,33 @@ def _batches(run: Run) -> Iterator[Batch]:
 
 def _points(run: Run, graph: Graph, batch: Batch) -> Iterator[Point]:
     model, rows = graph.model, batch.rows
-    for width in {norm.size for norm in _norms(model)}:
-        yield Point("rms_norm", {"rows": rows, "width": width})
-    yield Point("add", {"rows": rows, "width": model.hidden_size})
     yield Point("embedding", {"rows": rows, "vocab": model.vocab_size, "width": model.hidden_size})
     yield Point("cross_entropy", {"rows": rows, "vocab": model.vocab_size})
-    yield _linear(model.head or Linear("lm_head", model.hidden_size, model.vocab_size), rows)
-    for mixer in {branch.mixer for layer, _ in model.layers for branch in layer.branches}:
+    yield from _shared_points(run, model, rows)
+    for mixer in _mixers(model):
         if isinstance(mixer, Attention):
             yield from _attention_points(run, mixer, batch)
-        elif isinstance(mixer, FeedForward):
-            yield Point("swiglu", {"rows": rows, "width": mixer.intermediate_size})
         elif isinstance(mixer, MixtureOfExperts):
             yield from _expert_points(run, mixer, rows)
         elif isinstance(mixer, Mamba1):
             yield from _mamba(mixer, batch)
-        yield from _projections(run, getattr(mixer, "projections", ()), rows)
     yield from _update_points(run, graph)
+
+
+def _shared_points(run: Run, model: Architecture, rows: int) -> Iterator[Point]:
+    """Yield what training and writing a token both ask for: norms, residuals, head, linears of blocks."""
+    for width in {norm.size for norm in _norms(model)}:
+        yield Point("rms_norm", {"rows": rows, "width": width})
+    yield Point("add", {"rows": rows, "width": model.hidden_size})
+    yield _linear(model.head or Linear("lm_head", model.hidden_size, model.vocab_size), rows)
+    for mixer in _mixers(model):
+        if isinstance(mixer, FeedForward):
+            yield Point("swiglu", {"rows": rows, "width": mixer.intermediate_size})
+        yield from _projections(run, getattr(mixer, "projections", ()), rows)
+
+
+def _mixers(model: Architecture) -> set[Any]:
+    return {branch.mixer for layer, _ in model.layers for branch in layer.branches}
 
 
 def _norms(model: Architecture) -> Iterator[Norm]:
@@ -246,19 +256,12 @@ def _tokens(run: Run, graph: Graph, batch: Batch) -> Iterator[Point]:
     if run.phase not in GENERATING:
         return
     rows, context = batch.sequences, max(1, batch.seq_len - answer_tokens(run) // 2)
-    model = graph.model
-    for width in {norm.size for norm in _norms(model)}:
-        yield Point("rms_norm", {"rows": rows, "width": width})
-    yield Point("add", {"rows": rows, "width": model.hidden_size})
-    yield _linear(model.head or Linear("lm_head", model.hidden_size, model.vocab_size), rows)
-    for mixer in {branch.mixer for layer, _ in model.layers for branch in layer.branches}:
-        if isinstance(mixer, FeedForward):
-            yield Point("swiglu", {"rows": rows, "width": mixer.intermediate_size})
+    yield from _shared_points(run, graph.model, rows)
+    for mixer in _mixers(graph.model):
         if isinstance(mixer, Attention):
             heads = {"heads": mixer.num_heads, "kv_heads": mixer.num_key_value_heads}
             sizes = {"sequences": rows, "context": context, **heads, "head_dim": mixer.head_dim}
             yield Point("attention_cached", sizes)
-        yield from _projections(run, getattr(mixer, "projections", ()), rows)
 
 
 def _expert_points(run: Run, block: MixtureOfExperts, rows: int) -> Iterator[Point]:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -85,21 +85,6 @@ class EnergyReading(NamedTuple):
     window_s: float
     note: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields by name."""
-        return self._asdict()
-
-
-class _Counter(Protocol):
-    """Something that can be read before and after."""
-
-    source: str
-    note: str
-
-    def start(self) -> None: ...
-
-    def stop(self) -> float | None: ...
-
 
 class EnergyMeter:
     """Reads the energy of what runs inside its `with`; the device's queue is emptied at both ends."""
@@ -139,7 +124,7 @@ class EnergyMeter:
             torch.cuda.synchronize(self._device)
 
 
-def _counter_of(device: torch.device, powercap: Path) -> _Counter | Unavailable:
+def _counter_of(device: torch.device, powercap: Path) -> "TotalEnergy | SampledPower | Rapl | Unavailable":
     if device.type == "cpu":
         return rapl(powercap)
     nvml = nvml_of(device)

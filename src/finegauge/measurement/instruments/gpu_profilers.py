@@ -30,6 +30,7 @@ import torch
 from finegauge.measurement.instruments.counters import Nvml, Unavailable, nvml_of
 from finegauge.measurement.instruments.kernel_table import weighted
 from finegauge.measurement.instruments.kernel_trace import kind_of_kernel
+from finegauge.measurement.instruments.module_roles import layers_of
 from finegauge.measurement.options import Options
 from finegauge.measurement.subject import Phase
 from finegauge.run.run import Run
@@ -383,11 +384,9 @@ def _marked(value: Any, call: Any) -> Any:
 
 
 def middle_layer(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the layer in the middle of a model: of its longest list of modules."""
-    lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
-    layers = max(lists, key=lambda found: (sum(p.numel() for p in found.parameters()), len(found)))
-    middle: torch.nn.Module = layers[len(layers) // 2]
-    return middle
+    """Return the layer in the middle of a model."""
+    layers = layers_of(model)
+    return layers[len(layers) // 2]
 
 
 def main() -> None:
@@ -404,7 +403,7 @@ def main() -> None:
     for _ in range(max(1, options.warmup_steps)):
         phase.step(NoClock())
     torch.cuda.synchronize(device)
-    with LayerRange(torch.cuda.nvtx).around(middle_layer(phase.subject.model)):
+    with LayerRange(torch.cuda.nvtx).around(middle_layer(phase.subject.base.get_decoder())):
         torch.cuda.profiler.start()
         phase.step(NoClock())
         torch.cuda.synchronize(device)

@@ -48,6 +48,11 @@ class Watched(NamedTuple):
         return self.path.rpartition(".")[2]
 
 
+def layer_number(path: str) -> int:
+    """Return the number of the layer that a module or parameter belongs to; -1 outside the layers."""
+    return next((int(part) for part in path.split(".") if part.isdecimal()), -1)
+
+
 def layers_of(model: nn.Module) -> list[nn.Module]:
     """Return the layers of a model: the members of its outermost lists of modules."""
     found: list[nn.Module] = []

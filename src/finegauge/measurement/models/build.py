@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from finegauge.data.batch_shape import shape
 from finegauge.errors import FieldError, UnsupportedError
+from finegauge.measurement.instruments.module_roles import layer_number
 from finegauge.measurement.models.adapters import adapted
 from finegauge.measurement.models.classes import DTYPES, ModelClass, class_of
 from finegauge.measurement.models.quantization import (
@@ -180,15 +181,10 @@ def select_trained(model: Any, run: Run) -> None:
 
 
 def _freeze_all_but_last(model: Any, trained: int) -> None:
-    numbers = {name: _layer(name) for name, _ in model.named_parameters()}
+    numbers = {name: layer_number(name) for name, _ in model.named_parameters()}
     first = max(numbers.values(), default=0) + 1 - trained
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(numbers[name] >= first)
-
-
-def _layer(parameter: str) -> int:
-    """Return the number of the layer that a parameter belongs to; -1 outside the layers."""
-    return next((int(part) for part in parameter.split(".") if part.isdecimal()), -1)
 
 
 def checkpoint_layers(model: Any, run: Run) -> None:

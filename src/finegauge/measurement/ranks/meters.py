@@ -30,6 +30,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from finegauge.measurement.instruments.kernel_trace import STAGE, RangeClock
 from finegauge.measurement.instruments.memory_meter import PHASE_OF_STAGE, constants, cuda_memory
 from finegauge.measurement.subject import Phase, Trained
 from finegauge.measurement.tracer.live_bytes import storage_key
@@ -50,7 +51,6 @@ WHOLE: Mapping[str, tuple[str, int]] = {  # operator: its kind, and which argume
     for name in names.split()
 }
 WEIGHTS, GRADIENTS, OPTIMIZER, WORKSPACE = "weights", "gradients", "optimizer", "workspace"
-MARK = "finegauge: "
 SENDING = "sending"
 SETTLE_S = 0.001  # for a thread of gloo to let go of what it has sent
 
@@ -274,19 +274,9 @@ def peaks(phase: Phase, between_steps_bytes: float, device: torch.device) -> dic
     if device.type == "cuda":
         return cuda_memory(phase, device).phase_peak_bytes
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen, _Settled():
-        phase.step(_Marked())
+        phase.step(RangeClock())
     spans, blocks = _seen(seen)
     return {name: between_steps_bytes + most for name, most in running(spans, blocks).items()}
-
-
-class _Marked:
-    """A clock that leaves marks among what the profiler records."""
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Mark what runs inside."""
-        with record_function(MARK + PHASE_OF_STAGE.get(name, name)):
-            yield
 
 
 class _Settled(Collectives):
@@ -294,7 +284,7 @@ class _Settled(Collectives):
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Send, wait, and let the threads of gloo end their work."""
-        with record_function(MARK + SENDING):
+        with record_function(STAGE + SENDING):
             found = super().run(func, args, kwargs)
             time.sleep(SETTLE_S)
         return found
@@ -312,8 +302,9 @@ def _seen(profiled: Any) -> tuple[list[Span], list[Block]]:
         if event.tag == _EventType.Allocation:
             fields = event.extra_fields
             blocks.append(Block(event.start_time_ns, fields.ptr, fields.alloc_size))
-        elif event.name.startswith(MARK):
-            spans.append(Span(event.name.removeprefix(MARK), event.start_time_ns, event.end_time_ns))
+        elif event.name.startswith(STAGE):
+            name = event.name.removeprefix(STAGE)
+            spans.append(Span(PHASE_OF_STAGE.get(name, name), event.start_time_ns, event.end_time_ns))
     return sorted(spans, key=lambda span: span.begin), sorted(blocks)
 
 
