@@ -34,7 +34,6 @@ class StepTimer:
     """The seconds of each optimizer step, its batches' loading included; logs, evaluation and saving not."""
 
     def __init__(self) -> None:
-        """Begin now."""
         self.steps_s: deque[float] = deque(maxlen=KEPT_STEPS)
         self.stages_s: dict[str, deque[float]] = {}
         self.num_steps = 0
@@ -91,7 +90,6 @@ class TokenCounter:
     """Counts the tokens that a model reads while it trains, padding included, by the shapes of its inputs."""
 
     def __init__(self, model: Any) -> None:
-        """Watch the model's forward passes until `stop`."""
         self.tokens = 0
         self._handle = model.register_forward_pre_hook(self._count, with_kwargs=True)
 
@@ -173,7 +171,6 @@ class EnergyCounter:
 
 
 def _opener(device: torch.device) -> Callable[[], Any]:
-    """Return what opens the best counter of a device."""
     if device.type == "cpu":
         return partial(rapl, POWERCAP)
     nvml = nvml_of(device)

@@ -102,7 +102,6 @@ def _of_arrow(
 
 
 def _of_rows(dataset: Iterable[Any], parts: Iterable[str]) -> list[int]:
-    """Return the lengths of rows that are mappings; none where one has no such ids."""
     lengths = []
     for row in dataset:
         try:
@@ -118,7 +117,6 @@ def _sorted(counts: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
 
 
 def _rows(dataset: Any) -> int | None:
-    """Return how many rows there are; None of a stream."""
     try:
         return len(dataset) or None
     except TypeError:
@@ -196,7 +194,6 @@ def method_fields(model: Any) -> dict[str, Any]:
 
 
 def _quantiser_keys(model: Any) -> dict[str, Any]:
-    """Return bitsandbytes' options, where it quantised the model."""
     stated = getattr(model.config, "quantization_config", None)
     if stated is None:
         return {}
@@ -211,7 +208,6 @@ def _quantiser_keys(model: Any) -> dict[str, Any]:
 
 
 def _gptq_bits(model: Any) -> int:
-    """Return the bits of a GPTQ model; 0 for any other."""
     stated = getattr(model.config, "quantization_config", None)
     options = stated if isinstance(stated, Mapping) else stated.to_dict() if stated is not None else {}
     method = str(getattr(options.get("quant_method"), "value", options.get("quant_method")))
@@ -386,7 +382,6 @@ def _argument_keys(args: Any) -> dict[str, Any]:
 
 
 def _sharding_keys(args: Any) -> dict[str, Any]:
-    """Return how the arguments shard, where they do."""
     deepspeed = getattr(args, "hf_deepspeed_config", None)
     if deepspeed is not None:
         return {"deepspeed": dict(deepspeed.config)}
@@ -437,7 +432,6 @@ def num_devices(args: Any) -> int:
 
 
 def _versions(args: Any) -> dict[str, str]:
-    """Return which versions of the libraries run."""
     found = {
         "transformers_version": _version("transformers"),
         "bitsandbytes_version": _version("bitsandbytes"),
@@ -447,15 +441,12 @@ def _versions(args: Any) -> dict[str, str]:
 
 
 def _version(package: str) -> str:
-    """Return the numbers of an installed version; "" where it is not installed."""
     return ".".join([part for part in installed_version(package).split(".") if part.isdecimal()][:3])
 
 
 def _is_trl(args: Any) -> bool:
-    """Return whether the arguments are TRL's, or of a class on top of TRL's."""
     return any(kind.__module__.partition(".")[0] == "trl" for kind in type(args).__mro__)
 
 
 def _plain(value: Any) -> Any:
-    """Return `value` with tuples as lists, as JSON has them."""
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

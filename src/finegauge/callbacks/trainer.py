@@ -202,14 +202,12 @@ class TrainerCallback(Base):  # type: ignore[misc]
         atexit.register(self._at_exit)
 
     def _end_trial(self, profile: Profile) -> None:
-        """Note in the journal how the training ended."""
         trials, self._trials = self._trials, None
         atexit.unregister(self._at_exit)
         if trials is not None:
             trials.end(self._trial, profile)
 
     def _close(self, outcome: str, reason: str) -> None:
-        """End a training that nobody ended."""
         live, self._live = self._live, None
         if live is not None:
             live.stop()

@@ -79,13 +79,11 @@ def price_of(
 
 
 def _names(row: Offer) -> set[str]:
-    """Return what an offer may be called."""
     whole = f"{row.provider}/{row.instance_type}" if row.instance_type else row.provider
     return {name.casefold() for name in (row.provider, row.instance_type, whole) if name}
 
 
 def _cheapest(rows: list[Offer], num_nodes: int, said: str) -> Price:
-    """Return the price of as many instances of the cheapest row as there are machines."""
     row = min(rows, key=lambda row: row.on_demand_usd_per_h or 0.0)
     which = f"{row.provider} {row.instance_type}".strip()
     day = f" of {row.date}" if row.date else ""
@@ -209,7 +207,6 @@ class LiveTrial:
         return float(logs.get("num_tokens") or getattr(state, "num_input_tokens_seen", 0) or 0)
 
     def _speed(self, tokens: float) -> dict[str, float]:
-        """Return the rates since the last log."""
         seconds = self.timer.busy_s - self._logged[1]
         moved = tokens - self._logged[0]
         self._logged = (tokens, self.timer.busy_s)
@@ -221,7 +218,6 @@ class LiveTrial:
         return found
 
     def _note_bad(self, state: Any, logs: dict[str, Any]) -> None:
-        """Note the first number of the log that is none."""
         for name in _LOSSES:
             value = logs.get(name)
             if not self._bad and isinstance(value, float) and not math.isfinite(value):

@@ -152,7 +152,6 @@ def _bytes(profiles: Sequence[Profile]) -> float | None:
 
 
 def _joules(profiles: Sequence[Profile]) -> float | None:
-    """Return the joules of one sequence."""
     known = ((p.step_energy_j.total, p.step_sequences) for p in profiles)
     return _median(joules / sequences for joules, sequences in known if joules and sequences)
 

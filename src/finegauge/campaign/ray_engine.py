@@ -43,7 +43,6 @@ class Need(NamedTuple):
         return min(times, int(node.get("GPU", 0.0) // self.num_gpus)) if self.num_gpus else times
 
     def __str__(self) -> str:
-        """Return it in words."""
         number, what = (self.num_gpus, "GPU") if self.num_gpus else (self.num_cpus, "CPU")
         return f"{number} {what}" if number == 1 else f"{number} {what}s"
 

@@ -81,7 +81,6 @@ def batches(
 
 
 def _full_batches(made: "Batches", run: Run, rank: int) -> list[int]:
-    """Return the batches of `rank` that are not short."""
     rows = made.recipe.micro_batch_size
     sizes = (made.dealt.offsets[1:] - made.dealt.offsets[:-1]).tolist()
     return [number for number in range(rank, made.number, run.data_parallel) if sizes[number] == rows]

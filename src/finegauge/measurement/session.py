@@ -100,7 +100,6 @@ class Trial:
     """A phase under measurement: takes its steps, and refuses those that are no data."""
 
     def __init__(self, phase: Phase, options: Options, heard: Heard) -> None:
-        """Take steps of `phase`; `heard` is told of each."""
         self.phase, self.options, self.heard = phase, options, heard
         self.facts: list[StepFacts] = []  # of every step that was taken
         self.device = phase.subject.device

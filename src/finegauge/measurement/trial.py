@@ -115,7 +115,6 @@ def without_answer(run: "Run", options: Options, ended: Ended) -> Profile:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Ignore a second Ctrl-C while the outcome is written."""
     if current_thread() is not main_thread():
         yield
         return

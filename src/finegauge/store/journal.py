@@ -50,7 +50,6 @@ class Journal:
     """One file of records."""
 
     def __init__(self, path: str) -> None:
-        """Name the file; it need not exist."""
         self.path = path
 
     @property
@@ -181,7 +180,6 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 def _sync_folder(path: str) -> None:
-    """Put a new file's name on the disk too."""
     folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -197,7 +195,6 @@ class Trials:
     """The trials of one journal."""
 
     def __init__(self, path: str) -> None:
-        """Name the journal's file; it need not exist."""
         self.journal = Journal(path)
 
     def start(self, run: "Run", asked: Mapping[str, Any]) -> str:

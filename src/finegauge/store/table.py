@@ -225,7 +225,6 @@ def _columns(asked: Sequence[Record], profiles: Sequence[Record]) -> dict[str, l
 
 
 def _by_name(rows: Sequence[Record]) -> dict[str, list[Any]]:
-    """Return a column for every name that a row has."""
     names = dict.fromkeys(name for names in dict.fromkeys(map(tuple, rows)) for name in names)
     return {name: [row.get(name) for row in rows] for name in names}
 
@@ -238,7 +237,6 @@ def _stages(parts: Sequence[tuple[Sequence[str], float]]) -> dict[str, float]:
 
 
 def _number(value: Any) -> float | None:
-    """Return a number; None for none, and for what JSON had to spell."""
     return float(value) if isinstance(value, int | float) and value else None
 
 

@@ -36,7 +36,6 @@ class SeedLaw:
     """Equation 2, fitted anew for every question to the other batches of its sweep."""
 
     def __init__(self, rows: Sequence[MeasuredRow]) -> None:
-        """Gather the sweeps of `rows`."""
         self.sweeps: dict[tuple[Any, ...], Points] = defaultdict(lambda: defaultdict(list))
         for row in rows:
             rate = _samples_per_s(row)

@@ -140,7 +140,6 @@ def _experts(scale: int) -> Iterator[Point]:
 
 
 def _updates(device: str) -> Iterator[Point]:
-    """Yield optimizer updates, clipping, and copies."""
     most = MAX_VALUES[device]
     for params, tensors in product((2**14, 2**18, most // 2), (10, 60)):
         for operator in ("adamw_fused", "adamw_foreach", "adamw_loop", "clip"):
@@ -265,7 +264,6 @@ def _tokens(run: Run, graph: Graph, batch: Batch) -> Iterator[Point]:
 
 
 def _expert_points(run: Run, block: MixtureOfExperts, rows: int) -> Iterator[Point]:
-    """Yield the router, the way to the experts and back, and their products."""
     hidden, inner, experts = block.hidden_size, block.intermediate_size, block.num_experts
     top_k = min(block.top_k, experts)
     yield _linear(block.router, rows)
@@ -287,7 +285,6 @@ def _mamba(block: Mamba1, batch: Batch) -> Iterator[Point]:
 
 
 def _update_points(run: Run, graph: Graph) -> Iterator[Point]:
-    """Yield the update of all trained parameters, and their clipping."""
     weights = graph.weights
     params = int(weights.trained_params + weights.adapter_params)
     sizes = {"params": params, "tensors": max(1, int(weights.num_trained_tensors))}

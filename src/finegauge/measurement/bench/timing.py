@@ -186,7 +186,6 @@ def _pass(uses: list[Use], gradients: list[Tensor], bench: Bench) -> tuple[float
 
 
 def _differentiate(use: Use, *, inputs: bool, weights: bool) -> None:
-    """Say which of the leaves of `use` need gradients."""
     for leaves, wanted in ((use.inputs, inputs), (use.weights, weights)):
         for leaf in leaves:
             leaf.requires_grad_(wanted)

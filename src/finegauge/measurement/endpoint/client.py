@@ -205,7 +205,6 @@ def _writes(choice: Mapping[str, Any], *, ends: bool) -> bool:
 
 
 def _count(value: Any) -> int:
-    """Return a count of tokens; 0 for none."""
     return value if isinstance(value, int) and value > 0 else 0
 
 
@@ -265,7 +264,6 @@ def _samples(asked: "Run", dice: random.Random) -> Iterator[list[int]]:
 
 
 def _tokenizer(run: "Run") -> Any:
-    """Return the run's tokenizer; None where it names none."""
     if run.tokenizer is None:
         return None
     from finegauge.data.tokenizer import load_tokenizer, tokenizer_file

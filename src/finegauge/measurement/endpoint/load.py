@@ -100,7 +100,6 @@ async def _got(session: "ClientSession", address: Address, path: str) -> tuple[i
 
 
 async def _version(session: "ClientSession", address: Address) -> str:
-    """Return the engine's version, from the page on which one of the engines has it."""
     for path, key in VERSIONS.items():
         with suppress(Exception):
             status, _, said = await _got(session, address, path)

@@ -222,7 +222,6 @@ def tokenizer_folder(run: Run) -> str:
 
 
 def _tokenizer(folder: str) -> Any:
-    """Return the tokenizer of a local folder; nothing is fetched."""
     from transformers import AutoTokenizer
 
     try:
@@ -232,5 +231,4 @@ def _tokenizer(folder: str) -> Any:
 
 
 def _numbers(scores: dict[str, Any]) -> dict[str, float]:
-    """Return the scores alone, without the task's name and what was not computed."""
     return {name: float(value) for name, value in scores.items() if isinstance(value, float)}

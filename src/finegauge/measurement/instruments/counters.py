@@ -103,7 +103,6 @@ class EnergyMeter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop, and note the reading."""
         self._settle()
         window_s = time.perf_counter() - self._started_s
         if isinstance(self._counter, Unavailable):
@@ -192,7 +191,6 @@ class SampledPower:
             self._sample()
 
     def _sample(self) -> None:
-        """Note one reading; a failed one is left out."""
         milliwatts = self._nvml.ask("nvmlDeviceGetPowerUsage")
         if milliwatts is not None:
             self._samples.append((time.perf_counter(), milliwatts / 1e3))
@@ -293,7 +291,6 @@ class ThrottleWatch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Note what was added to the counters, and the reasons at the end."""
         if isinstance(self._nvml, Unavailable):
             return
         self.reasons, self.notes = judged(self._before, _state(self._nvml))

@@ -73,7 +73,6 @@ class GpmMeter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop, and note the reading."""
         if isinstance(self._nvml, Unavailable):
             self.reading = {"unavailable": self._nvml.why}
             return
@@ -146,7 +145,6 @@ def gpm_summary(found: list[Window]) -> dict[str, Any]:
 
 
 def _means(parts: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
-    """Return the mean of each fraction over (seconds, fractions), weighted by the seconds."""
     names = dict.fromkeys(name for _, fractions in parts for name in fractions)
     return {name: weighted((s, found[name]) for s, found in parts if name in found) for name in names}
 
@@ -269,7 +267,6 @@ def ncu_summary(kernels: Sequence[ProfiledKernel]) -> dict[str, Any]:
 
 
 def _averages(kernels: Sequence[ProfiledKernel]) -> dict[str, float]:
-    """Return the total of the durations and the fractions weighted by them."""
     means = _means([(kernel.time_s, kernel.fractions) for kernel in kernels])
     return {"time_s": sum(kernel.time_s for kernel in kernels), "num_kernels": len(kernels), **means}
 
@@ -315,7 +312,6 @@ class LayerRange:
     """Opens and closes one range around the forward and the backward pass of a layer."""
 
     def __init__(self, nvtx: Any) -> None:
-        """Mark with `nvtx`: torch.cuda.nvtx."""
         self._nvtx = nvtx
         self._open: int | None = None
 

@@ -162,7 +162,6 @@ def _charge(operator: Operator) -> None:
 
 
 def _operator(event: Mapping[str, Any]) -> Operator:
-    """Return the operator of a host event."""
     args = event.get("args", {})
     return Operator(
         name=str(event["name"]),
@@ -186,7 +185,6 @@ def _shape(dims: Any) -> tuple[int, ...]:
 def _kernel(
     event: Mapping[str, Any], by_id: Mapping[int, Operator], launched_in: Mapping[int, Operator | None]
 ) -> Kernel:
-    """Return the kernel of a device event."""
     args = event.get("args", {})
     operator = by_id.get(args.get("External id", -1)) or launched_in.get(args.get("correlation", -1))
     start = event["ts"] * _US
@@ -433,7 +431,6 @@ def _product_of_experts(forward: Operator | None, products: dict[tuple[int, ...]
 
 
 def _calls(operator: Operator | None) -> Iterator[Operator]:
-    """Yield an operator and those that called it, without ranges."""
     return (o for o in operator.enclosing() if not o.is_range) if operator is not None else iter(())
 
 

@@ -61,7 +61,6 @@ class Frame:
     __slots__ = ("module", "place")
 
     def __init__(self, module: Watched | None, place: Place) -> None:
-        """Begin at `place` of a watched module; of none outside all."""
         self.module, self.place = module, place
 
 
@@ -69,7 +68,6 @@ class LayerClock(StageClock):
     """Times the roles of every module of a phase's models."""
 
     def __init__(self, subject: Subject, *models: nn.Module, instants: HostInstants | None = None) -> None:
-        """Time the layers of `models`; of the subject's alone where none are named."""
         super().__init__(subject.device, *(models or (subject.model,)), instants=instants)
         self._optimizer = subject.run.optimizer
         self._roles = Roles(*self._models)
@@ -234,7 +232,6 @@ class LayerClock(StageClock):
 
     # ---- results ---------------------------------------------------------------------------
     def _breakdown(self, spent: Mapping[Any, float]) -> Breakdown:
-        """Return the seconds by (stage, part, operator)."""
         if not spent.keys() <= self._paths.keys():
             for stage, (path, last) in spent:
                 names = self._calls.setdefault(path, [])

@@ -152,7 +152,6 @@ def _holds_weights(module: nn.Module) -> bool:
 
 
 def _plain(path: str) -> str:
-    """Return a path without PEFT's wrappers."""
     path = path.removeprefix("base_model.model.")
     for wrapper in WRAPPERS:
         path = path.replace(f".{wrapper}", "")
@@ -235,7 +234,6 @@ class Roles:
         return ("head", SCORE if _scalar(item) else item.name) if after_layers else ("embedding", item.name)
 
     def _part_of(self, layer: Watched, name: str) -> str:
-        """Return the part of a layer's child; "" for a norm."""
         item = self._at[f"{layer.path}.{name}"]
         if item.kind == "norm":
             return ""

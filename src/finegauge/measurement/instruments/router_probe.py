@@ -32,7 +32,6 @@ class RouterProbe:
     """Counts the tokens that each expert of a model is given, for as long as the block runs."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        """Look at the experts of `model`; a dense model has none."""
         self._experts = [item for item in watched(model) if item.kind == "experts"]
         self._passes: dict[str, list[torch.Tensor]] = {item.path: [] for item in self._experts}
         self._open = ExitStack()

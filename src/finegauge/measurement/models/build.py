@@ -55,7 +55,6 @@ class ScalarModel(nn.Module):
     """A model whose head has one output."""
 
     def __init__(self, model: Any) -> None:
-        """Wrap a language model whose head is scalar, or PEFT's wrapper around one."""
         super().__init__()
         self.model = model
 

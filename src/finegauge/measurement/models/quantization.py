@@ -46,7 +46,6 @@ class UnfusedExperts(nn.ModuleList):
     """The experts of one layer as a list of modules, run one after the other over their own tokens."""
 
     def __init__(self, experts: list[Expert]) -> None:
-        """Hold `experts`."""
         super().__init__(experts)
         self.num_experts = len(experts)
 
@@ -131,7 +130,6 @@ def _copy(fused: Any, number: int, expert: Expert) -> None:
 
 
 def _linears(expert: Expert) -> tuple[nn.Linear, ...]:
-    """Return the linears in the order of the fused tensors: gate, up, down."""
     return (expert.w1, expert.w3, expert.w2) if expert.gated else (expert.w1, expert.w2)
 
 

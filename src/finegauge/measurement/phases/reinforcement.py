@@ -234,7 +234,6 @@ class PPO:
         return completions.select(self.value.model(**completions.inputs).scores.float())
 
     def _learn(self, rollout: Rollout, clock: Clock, parts: int) -> float:
-        """Add the gradients of both losses over one micro-batch; return the policy's loss."""
         completions = rollout.completions
         with clock.stage("forward"), self.update.autocast():
             log_probs = self.subject.strategy.forward(_log_probs, self.subject, completions)

@@ -68,7 +68,6 @@ class Collectives(TorchDispatchMode):  # type: ignore[misc]
     """Notes every message of this rank, and waits for it, while it is entered."""
 
     def __init__(self) -> None:
-        """Begin with nothing noted."""
         super().__init__()
         self.messages: list[tuple[str, int, float]] = []
 

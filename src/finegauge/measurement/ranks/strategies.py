@@ -42,7 +42,6 @@ class Zero(SingleProcess):
     """DeepSpeed's engine around a module, one stage of ZeRO."""
 
     def __init__(self, run: Run, module: torch.nn.Module, trained: Sequence[torch.nn.Parameter] = ()) -> None:
-        """Hand `module` to DeepSpeed, with the optimizer of `run` over `trained` if any is."""
         deepspeed = _imported()
         self.steps, self.done = run.gradient_accumulation_steps, 0
         self.engine = deepspeed.initialize(
@@ -115,7 +114,6 @@ class Calls(torch.nn.Module):
     """A model whose forward pass is whatever function it is called with."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        """Hold `model`."""
         super().__init__()
         self.model = model
 
@@ -128,7 +126,6 @@ class RankPlacement(Placement):
     """One rank of several, each with its part of every model, as the run says."""
 
     def __init__(self, rank: int) -> None:
-        """Be `rank` of the process group."""
         self.rank = rank
         self.trains: list[Trained] = []  # every model that was divided to be trained
 

@@ -126,7 +126,6 @@ def _layer(subject: TracedClass, group: list[int], index: int, seen: Recorder) -
 
 
 def _entries(subject: TracedClass, wanted: set[int], seen: Recorder, prefix: str = "") -> list[list[Any]]:
-    """Return [name, shape, kind] of the parameters whose identities are `wanted`."""
     return [
         [name.removeprefix(prefix), list(p.shape), _kind(subject, name, p, seen)]
         for name, p in subject.model.named_parameters()

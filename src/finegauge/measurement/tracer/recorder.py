@@ -307,7 +307,6 @@ class Live:
     """The bytes alive beside what was there before, by place: peaks of forward and backward."""
 
     def __init__(self, known: set[int]) -> None:
-        """Start with nothing alive but `known` storages."""
         self.storages = Storages(known)
         self.base = self.saved = self._peak = 0
         self.place: Place = OUTSIDE
