@@ -74,10 +74,10 @@ def _keep(journal: str, table: "pa.Table", quarantined: int, content: bytes) -> 
         b"version": VERSION, b"covered": str(len(content)).encode(), b"checksum": _checksum(content),
         b"quarantined": str(quarantined).encode(),
     }  # fmt: skip
-    content = BytesIO()
-    parquet.write_table(table.replace_schema_metadata(about), content)
+    file = BytesIO()
+    parquet.write_table(table.replace_schema_metadata(about), file)
     with suppress(OSError):
-        write_whole(journal + SUFFIX, content.getvalue())
+        write_whole(journal + SUFFIX, file.getvalue())
 
 
 def _checksum(content: bytes) -> bytes:

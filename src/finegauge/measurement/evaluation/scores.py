@@ -25,7 +25,8 @@ from finegauge.measurement.subject import Subject
 from finegauge.run.run import Run
 
 Ids = tuple[int, ...]
-Row, Result = TypeVar("Row"), TypeVar("Result")
+Row = TypeVar("Row")
+Result = TypeVar("Result")
 
 
 class Choice(NamedTuple):

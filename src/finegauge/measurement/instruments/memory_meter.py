@@ -158,7 +158,9 @@ class MemoryReading(NamedTuple):
         totals = {name: sum(parts.values()) for name, parts in phases.items()}
         fullest = max(totals, key=lambda name: totals[name])
         peak = Breakdown({(kind,): size for kind, size in phases[fullest].items()})
-        by_phase = {(name, kind): size for name, parts in phases.items() for kind, size in parts.items()}
+        by_phase: dict[tuple[str, ...], float] = {
+            (name, kind): size for name, parts in phases.items() for kind, size in parts.items()
+        }
         whole = peak + Breakdown({(kind,): size for kind, size in (beside or {}).items()})
         about = {"phase_peak_bytes": totals, **document}
         return cls(Breakdown(by_phase), peak, fullest, whole, about.get("cached_bytes", 0.0), about)
