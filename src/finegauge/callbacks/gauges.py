@@ -120,9 +120,8 @@ class EnergyCounter:
     def __init__(self, device: torch.device, num_devices: int = 1) -> None:
         """Start the best counters that there are; where one device has none, the energy is not known.
 
-        Args:
-            device: Of this process.
-            num_devices: GPUs of this machine that take part; the first ones.
+        `device` is that of this process; `num_devices` the GPUs of this machine that take part, the first
+        ones.
         """
         self.total_j: float | None = None  # None: not known, or no counter has moved yet
         self.source, self.why = "none", ""
@@ -138,11 +137,7 @@ class EnergyCounter:
             self._running, self.source = [], "none"
 
     def read(self, *, last: bool = False) -> float | None:
-        """Return the joules since the beginning; None where they are not known.
-
-        Args:
-            last: Whether the counters may stop.
-        """
+        """Return the joules since the beginning, None where they are not known; `last` ends the counters."""
         for number, counter in enumerate(self._running):
             joules = counter.stop()
             if joules is not None:

@@ -77,10 +77,8 @@ def _of_arrow(
 ) -> tuple[tuple[int, int], ...]:
     """Return the lengths of sequences that columns of lists make up, with their counts; () of other columns.
 
-    Args:
-        dataset: Of `datasets`; chosen and shuffled rows count as chosen.
-        sequences: The columns whose lists are joined into each sequence.
-        inside: Whether the lists themselves hold the lengths.
+    Chosen and shuffled rows count as chosen. `sequences` are the columns whose lists are joined into each
+    sequence; `inside` says that the lists themselves hold the lengths.
     """
     import pyarrow
     import pyarrow.compute as arrow

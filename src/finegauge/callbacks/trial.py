@@ -45,14 +45,10 @@ class Price(NamedTuple):
 def price_of(
     usd_per_hour: float | None, offer: str | None, *, gpu: str, num_gpus: int, num_nodes: int
 ) -> Price | None:
-    """Return the price of an hour; None where nobody knows one.
+    """Return the price of an hour of all machines; None where nobody knows one.
 
-    Args:
-        usd_per_hour: As the caller states it, of all machines together; it wins.
-        offer: A provider, an instance, or "provider/instance" of `finegauge offers`.
-        gpu: What the device calls itself; "" for a processor.
-        num_gpus: Of all machines.
-        num_nodes: Machines.
+    `usd_per_hour` is as the caller states it, and wins; `offer` is a provider, an instance, or
+    "provider/instance" of `finegauge offers`; `gpu` is what the device calls itself, "" for a processor.
 
     Raises: FieldError for a price that is none, UnknownNameError for an offer that no row has.
     """
@@ -101,16 +97,10 @@ class LiveTrial:
         self, run: Run | None, model: Any, device: torch.device, *, price: Price | None, processes: int,
         devices_here: int, is_compiled: bool,
     ) -> None:  # fmt: skip
-        """Start the clocks and counters.
+        """Start the clocks and counters of the model in this process.
 
-        Args:
-            run: What is trained.
-            model: In this process.
-            device: Of this process.
-            price: Of an hour of all machines.
-            processes: That train together.
-            devices_here: GPUs of this machine that take part; 0 where other machines take part too.
-            is_compiled: Whether the trainer compiles the model.
+        `price` is that of an hour of all machines; `devices_here` the GPUs of this machine that take part, 0
+        where other machines take part too.
         """
         self.run, self.device, self.price = run, device, price
         self.timer = StepTimer()

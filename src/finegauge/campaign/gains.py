@@ -81,12 +81,9 @@ class Comparison(NamedTuple):
 def compare_results(
     results: Iterable[Result], baseline: str = BASELINE, axes: Mapping[str, Sequence[str]] | None = None
 ) -> list[Comparison]:
-    """Return a comparison for every point of a campaign's other axes that has the baseline.
+    """Return a comparison with the switch `baseline` for every point of a campaign's other axes that has it.
 
-    Args:
-        results: Of the campaign.
-        baseline: The switch that the others are compared with.
-        axes: The order of points and of switches; without it, that of the results.
+    `axes` is the order of points and of switches; without it, that of the results.
     """
     points: dict[tuple[tuple[tuple[str, str], ...], str], dict[str, list[Profile]]] = {}
     for result in results:

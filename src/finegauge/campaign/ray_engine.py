@@ -134,10 +134,7 @@ class RayEngine:
 def measured_on_node(run: Mapping[str, Any], options: Options, folder: str) -> dict[str, Any]:
     """Measure a run's document on the node that this is called on, and return the profile's.
 
-    Args:
-        run: The run.
-        options: How it is measured.
-        folder: The driver's, from which paths of the run start; nodes share it, or have the same files there.
+    `folder` is the driver's, from which paths of the run start; nodes share it, or have the same files there.
     """
     with suppress(OSError):
         os.chdir(folder)

@@ -46,14 +46,11 @@ class Batch(NamedTuple):
 def batches(
     run: Run, vocab_size: int, device: torch.device | str, seed: int = 0, *, rank: int = 0
 ) -> Iterator[Batch]:
-    """Yield micro-batches of `run` without end.
+    """Yield micro-batches of `run` without end, tensors on `device`, tokens below `vocab_size`.
 
-    Args:
-        run: The question; the fields of its data say what a batch is.
-        vocab_size: Of the model: tokens are below it.
-        device: Where the tensors go.
-        seed: Of tokens and order; 0 is the order of the framework's own seed.
-        rank: Of the data-parallel ranks, the one whose batches these are.
+    `seed` is that of tokens and order, 0 the order of the framework's own seed; `rank` is the data-parallel
+    rank whose batches these are.
+
     Raises: FieldError where a tokenizer makes tokens that the model does not know, or the samples make no
         full batch.
     """

@@ -110,7 +110,9 @@ def limit_memory(limit_bytes: float, device: torch.device) -> None:
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), device)
         return
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (_address_space_bytes() + int(limit_bytes), hard))
+    with open("/proc/self/statm", encoding="ascii") as statm:
+        held_bytes = int(statm.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_AS, (held_bytes + int(limit_bytes), hard))
 
 
 def lift_limit() -> None:
@@ -128,11 +130,6 @@ def out_of_memory_reason(error: BaseException, *, limited: bool) -> str:
         return text[:300]
     words = (*CPU_WORDS, *LIMITED_WORDS) if limited else CPU_WORDS
     return text[:300] if any(word in text for word in words) else ""
-
-
-def _address_space_bytes() -> int:
-    with open("/proc/self/statm", encoding="ascii") as statm:
-        return int(statm.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
 class Peak(NamedTuple):

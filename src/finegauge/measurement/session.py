@@ -66,14 +66,7 @@ def answer(trial: Mapping[str, Any], heard: Heard, backend: Backend | None = Non
 
 
 def outcome(run: Run, options: Options, heard: Heard, backend: Backend | None = None) -> Profile:
-    """Return the profile of `run`, measured, or with the reason why there is none.
-
-    Args:
-        run: The question.
-        options: How it is measured.
-        heard: Told how far it is.
-        backend: Measures it; None: this process alone.
-    """
+    """Return the profile of `run` by `backend` (by default this process), or one with the reason why not."""
     try:
         return (backend or measured_here)(run, options, heard)
     except RefusedError as error:
@@ -122,17 +115,18 @@ class Trial:
             yield number
         self.heard(Progress(what, count, count))
 
-    @contextmanager
-    def telling(self, what: str) -> Iterator[None]:
-        """Tell that `what` begins and is done."""
-        self.heard(Progress(what, 0, 1))
-        yield
-        self.heard(Progress(what, 1, 1))
-
     @property
     def models(self) -> list[Any]:
         """Return every model in memory."""
         return list(self.phase.models.values()) or [self.phase.subject.model]
+
+
+@contextmanager
+def telling(heard: Heard, what: str) -> Iterator[None]:
+    """Tell that `what` begins and is done."""
+    heard(Progress(what, 0, 1))
+    yield
+    heard(Progress(what, 1, 1))
 
 
 class HostShare:
@@ -273,9 +267,8 @@ def measured_here(run: Run, options: Options, heard: Heard) -> Profile:
     device = prepared(run, options)
     _check_requests(run, options)
     resting_bytes = resident_bytes()
-    heard(Progress("building", 0, 1))
-    phase = phase_of(run, options, device)
-    heard(Progress("building", 1, 1))
+    with telling(heard, "building"):
+        phase = phase_of(run, options, device)
     trial = Trial(phase, options, heard)
     warm_up(trial)
     timed = timing(trial)
@@ -381,7 +374,7 @@ def profile_of(run: Run, trial: Trial, timed: Timing, observations: dict[str, An
 def _memory(trial: Trial, resting_bytes: float, observations: dict[str, Any]) -> dict[str, Any]:
     if not trial.options.memory:
         return {}
-    with trial.telling("memory"):
+    with telling(trial.heard, "memory"):
         reading = measure_memory(trial.phase, trial.device, resting_bytes=resting_bytes)
     observations["memory"] = reading.document
     return reading.fields
@@ -394,7 +387,7 @@ def _instruments(trial: Trial, run: Run, step_s: float, observations: dict[str, 
         from finegauge.measurement.instruments.kernel_table import watch_kernels
         from finegauge.measurement.instruments.module_roles import roles_of
 
-        with trial.telling("kernels"):
+        with telling(trial.heard, "kernels"):
             observations["kernels"] = watch_kernels(
                 phase, device=device, steps=min(options.steps, 3), trace_path=options.trace_path,
                 peaks=peaks_of(device), unwatched_step_s=step_s, role_of=roles_of(phase.subject.model),
@@ -404,7 +397,7 @@ def _instruments(trial: Trial, run: Run, step_s: float, observations: dict[str, 
     if options.experts:
         from finegauge.measurement.instruments.router_probe import probe
 
-        with trial.telling("experts"):
+        with telling(trial.heard, "experts"):
             observations["experts"] = probe(phase)
     if options.ncu:
         from finegauge.measurement.instruments.gpu_profilers import layer_utilisation
@@ -413,7 +406,7 @@ def _instruments(trial: Trial, run: Run, step_s: float, observations: dict[str, 
     if options.tasks:
         from finegauge.measurement.evaluation.scores import harness_scores, tokenizer_folder
 
-        with trial.telling("tasks"):
+        with telling(trial.heard, "tasks"):
             observations["tasks"] = harness_scores(
                 phase.subject, options.tasks, tokenizer=tokenizer_folder(run),
                 folder=options.task_folder or None, limit=options.task_limit or None,

@@ -36,13 +36,9 @@ OUT_OF_MEMORY_WORDS = (  # what libraries print when an allocation fails and nob
 def measure(
     run: "Run", options: Options = DEFAULTS, *, heard: Heard | None = None, store: str | None = None
 ) -> Profile:
-    """Return the measured profile of `run`, whatever came of it.
+    """Return the measured profile of `run`, whatever came of it; its model, data and batch are really built.
 
-    Args:
-        run: What to run; its model, data and batch are really built.
-        options: Steps, device and instruments.
-        heard: Told how far the trial is.
-        store: A journal that keeps the outcome; made where it is missing.
+    `store` is a journal that keeps the outcome, made where it is missing.
 
     Raises: UnsupportedError without PyTorch; InputError where the store cannot be written, or for an
         endpoint that is none.

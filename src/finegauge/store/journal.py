@@ -109,14 +109,10 @@ class Journal:
         except OSError as error:
             raise self._cannot("read", error) from None
         records, refused = records_of(content)
-        if refused:
-            self._set_aside(b"".join(refused))
+        if refused:  # where the quarantine cannot be written, the lines still stand in the journal
+            with suppress(OSError):
+                write_whole(self.quarantine, b"".join(refused))
         return Contents(records, len(refused))
-
-    def _set_aside(self, refused: bytes) -> None:
-        """Write the quarantine anew; where that is not possible, the lines still stand in the journal."""
-        with suppress(OSError):
-            write_whole(self.quarantine, refused)
 
     def _cannot(self, what: str, error: OSError) -> InputError:
         why = error.strerror or str(error)

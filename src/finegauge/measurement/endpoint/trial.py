@@ -56,12 +56,9 @@ EARLY_FRACTION = 0.99  # an answer shorter than this share of what was asked has
 
 
 def summary(answers: Sequence[Answer], *, new_tokens: int, began_s: float) -> dict[str, Any]:
-    """Return the figures of a load.
+    """Return the figures of a load from the answers to every request, failed ones too.
 
-    Args:
-        answers: To every request, failed ones too.
-        new_tokens: That every answer should have.
-        began_s: When the first request was made, by the clock of the answers.
+    Each answer should have `new_tokens`; the first request was made at `began_s` of the answers' clock.
     """
     whole = [answer for answer in answers if not answer.failure]
     failures = Counter(answer.failure for answer in answers if answer.failure)
@@ -103,12 +100,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def refusal(answers: Sequence[Answer], num_asked: int) -> str:
-    """Return why a load is refused as data; "" where it is not.
-
-    Args:
-        answers: To every request that was made.
-        num_asked: Requests that should have been made.
-    """
+    """Return why a load of `num_asked` requests is refused as data; "" where it is not."""
     failed = [answer for answer in answers if answer.failure]
     if failed and len(failed) > MOST_FAILED_FRACTION * num_asked:
         commonest, times = Counter(answer.failure for answer in failed).most_common(1)[0]
@@ -303,11 +295,8 @@ def measure_endpoint(
 ) -> "Profile":
     """Return the measured profile of `run`, answered by the server that `options` name.
 
-    Args:
-        run: A run that serves; its `micro_batch_size` is the number of users.
-        options: The endpoint, and how many requests.
-        heard: Told how far the trial is.
-        clock: In seconds.
+    The `micro_batch_size` of the run is the number of users; `clock` is in seconds.
+
     Raises: InputError for options that no server can answer.
     """
     check_options(options)

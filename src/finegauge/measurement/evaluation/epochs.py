@@ -108,13 +108,8 @@ def tune(
 ) -> Tuning:
     """Tune `subject` on a task, and return how good it is before and after each epoch.
 
-    Args:
-        subject: The model; its run says batch, optimizer and precision.
-        task: What it learns and what it is asked.
-        epochs: How often it sees the questions to learn from.
-        learning_rate: At its highest; None: by whether the weights are random.
-        seed: Of the order of the questions.
-        heard: Told how many epochs are done.
+    Its run says batch, optimizer and precision. `learning_rate` is the highest of the schedule; by default it
+    follows from whether the weights are random. `seed` is that of the order of the questions.
     """
     run = subject.run
     rate = learning_rate or (CHECKPOINT_RATE if checkpoint_folder(run) else RANDOM_WEIGHTS_RATE)

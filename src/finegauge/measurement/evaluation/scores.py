@@ -67,12 +67,9 @@ NUMBER = re.compile(r"#### *(-?\$?[0-9][0-9.,]*)")
 
 
 def exact_match_fraction(model: Any, questions: Sequence[Question], *, right: Judge = same_tokens) -> float:
-    """Return the share of `questions` that are answered right.
+    """Return the share of `questions` (at least one) whose greedily written answer is `right`.
 
-    Args:
-        model: A causal language model of transformers, or one with PEFT's adapters.
-        questions: What is asked; at least one.
-        right: Says whether an answer, as long as the longest right one, counts.
+    An answer is as long as the longest right one; `model` is a causal language model of transformers or PEFT.
     """
     longest = max(len(question.answer) for question in questions)
     written = answers(model, [question.prompt for question in questions], longest)
@@ -164,12 +161,9 @@ def harness_scores(
 ) -> dict[str, dict[str, float]]:
     """Return the scores of `subject` by task and metric: {"gsm8k": {"exact_match,strict-match": 0.4}}.
 
-    Args:
-        subject: The model as it is now.
-        tasks: Names of the harness's tasks, or of those in `folder`.
-        tokenizer: Folder of the model's tokenizer.
-        folder: Where YAML files of own tasks are; None: only the harness's own are known.
-        limit: Questions of each task; None: all.
+    `tasks` are names of the harness's tasks, or of YAML files in `folder`; `tokenizer` is the folder of the
+    model's tokenizer; `limit` the number of questions of each task, None for all.
+
     Raises: UnsupportedError without the harness, UnknownNameError for a task it does not have.
     """
     known = task_manager(tasks, folder)
@@ -187,7 +181,10 @@ def harness_scores(
         found = simple_evaluate(model, tasks=list(tasks), task_manager=known, limit=limit, bootstrap_iters=0)
     finally:
         subject.model.train(training)
-    return {task: _numbers(scores) for task, scores in (found or {})["results"].items()}
+    return {  # without the task's name, and what was not computed
+        task: {name: float(value) for name, value in scores.items() if isinstance(value, float)}
+        for task, scores in (found or {})["results"].items()
+    }
 
 
 def task_manager(tasks: Sequence[str], folder: str | None) -> Any:
@@ -229,7 +226,3 @@ def _tokenizer(folder: str) -> Any:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise InputError(f"tokenizer={folder} cannot be loaded: {str(error).splitlines()[0]}") from None
-
-
-def _numbers(scores: dict[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in scores.items() if isinstance(value, float)}

@@ -397,7 +397,7 @@ def place(operator: Operator | None, role_of: Callable[[str], Role]) -> tuple[st
     if in_engine:
         stage = "recompute" if in_recompute else "backward"
     if origin is not None and not path:
-        path = _path_of(origin)
+        path = _range_around(origin, MODULE)
     return stage, role_of(path) if path else (), origin or operator
 
 
@@ -436,11 +436,11 @@ def _calls(operator: Operator | None) -> Iterator[Operator]:
 
 def _optimizer_of(operator: Operator | None) -> str:
     """Return the optimizer in whose step an operator ran: of "Optimizer.step#AdamW.step", adamw."""
-    ranges = (outer.name for outer in operator.enclosing() if outer.is_range) if operator is not None else ()
-    name = next((name for name in ranges if name.startswith(OPTIMIZER_RANGE)), "#update")
+    name = _range_around(operator, OPTIMIZER_RANGE) or "#update"
     return name.partition("#")[2].partition(".")[0].lower()
 
 
-def _path_of(operator: Operator) -> str:
-    ranges = (outer.name for outer in operator.enclosing() if outer.is_range)
-    return next((name.removeprefix(MODULE) for name in ranges if name.startswith(MODULE)), "")
+def _range_around(operator: Operator | None, prefix: str) -> str:
+    """Return the rest of the name of the innermost range around an operator that begins with `prefix`."""
+    ranges = (outer.name for outer in operator.enclosing() if outer.is_range) if operator is not None else ()
+    return next((name.removeprefix(prefix) for name in ranges if name.startswith(prefix)), "")

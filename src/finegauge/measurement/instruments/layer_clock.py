@@ -268,8 +268,10 @@ def told_functions(clock: LayerClock) -> Iterator[None]:
     rules: tuple[tuple[Any, str, tuple[str, ...], Rule], ...] = (
         *((owner, name, ("experts", "router"), _product) for owner, name in products if hasattr(owner, name)),
         *((owner, name, ("attention",), _kernel) for owner, name in kernels),
-        (functional, "conv1d", ("mamba", "linear_attention"), _convolution),
-        (torch, "baddbmm", ("experts",), _addition),
+        # a convolution that a state-space mixer calls past its module
+        (functional, "conv1d", ("mamba", "linear_attention"), lambda at: _beside(at, CONVOLUTION, 1)),
+        # the sum of fused experts' weights and their adapters
+        (torch, "baddbmm", ("experts",), lambda at: _beside(at, ADAPTER, 0)),
     )
     with ExitStack() as stack:
         for owner, name, kinds, rule in rules:
@@ -327,14 +329,8 @@ def _kernel(frame: Frame) -> tuple[Place, Place, int] | None:
     return place, place, MOST_ARGUMENTS
 
 
-def _convolution(frame: Frame) -> tuple[Place, Place, int]:
-    """A convolution that a state-space mixer calls past its module."""
-    return (frame.place[0], CONVOLUTION), frame.place, 1
-
-
-def _addition(frame: Frame) -> tuple[Place, Place, int]:
-    """The sum of fused experts' weights and their adapters."""
-    return (frame.place[0], ADAPTER), frame.place, 0
+def _beside(frame: Frame, what: str, made_here: int) -> tuple[Place, Place, int]:
+    return (frame.place[0], what), frame.place, made_here
 
 
 def _written(clock: LayerClock, original: Callable[..., Any]) -> Callable[..., Any]:

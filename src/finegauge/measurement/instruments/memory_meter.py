@@ -172,12 +172,9 @@ class MemoryReading(NamedTuple):
 
 
 def measure_memory(phase: Phase, device: torch.device, *, resting_bytes: float = 0.0) -> MemoryReading:
-    """Return what one step of `phase` holds; takes two steps, which warm-up steps have gone before.
+    """Return what one step of `phase` holds; takes two steps, after warm-up steps that made optimizer states.
 
-    Args:
-        phase: Its optimizer has its states already.
-        device: Where its tensors are.
-        resting_bytes: What the process held before the model was there (CPU); 0: not known.
+    `resting_bytes` is what the process held before the model was there (CPU); 0: not known.
     """
     if device.type == "cuda":
         cuda = cuda_memory(phase, device)

@@ -92,13 +92,10 @@ def watched(model: nn.Module, number: int = 0) -> list[Watched]:
 
 
 def kind_of(module: nn.Module, name: str, *, mixes: bool = False, within: str = "") -> str:
-    """Return what a module is; "" for one that only holds others.
+    """Return what a module with weights is; "" for one that only holds others.
 
-    Args:
-        module: With weights somewhere in it.
-        name: Its own, the last of its path.
-        mixes: Whether it stands directly in a layer.
-        within: The part that it stands in, if any.
+    `name` is the last of its path; `mixes` says whether it stands directly in a layer, `within` in which
+    part.
     """
     if hasattr(module, "base_layer"):
         return ADAPTER
@@ -179,9 +176,7 @@ class Roles:
     def of(self, place: Place, calls: Mapping[str, list[str]]) -> Role:
         """Return (part, operator) of a place.
 
-        Args:
-            place: (module path, what ended last inside it).
-            calls: The children of each module in the order in which they ended, by name.
+        `calls` has the children of each module in the order in which they ended, by name.
         """
         if place not in self._found:
             self._found[place] = self._role(place, calls)

@@ -73,13 +73,10 @@ class ScalarModel(nn.Module):
 def subject_of(run: Run, device: torch.device | str, *, seed: int = 0, scalar: bool = False) -> Subject:
     """Return the model of `run` with its weights on `device`, in training mode.
 
-    Args:
-        run: The question; model, method, precision and kernels are its fields.
-        device: Where it lives: "cpu" or "cuda".
-        seed: Of the random weights and adapters.
-        scalar: Give it a head with one output in place of one per word, which trains whatever else does.
-    Raises: UnsupportedError for what no installed library builds, FieldError for what
-        contradicts the model.
+    `seed` is that of random weights and adapters; `scalar` gives it a head with one output in place of one
+    per word, which trains whatever else does.
+
+    Raises: UnsupportedError for what no installed library builds, FieldError for what contradicts the model.
     """
     place = torch.device(device)
     _check(run, place)

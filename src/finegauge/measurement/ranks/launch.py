@@ -246,12 +246,7 @@ def _answers(folder: Path, num_ranks: int) -> list[tuple[int, Profile]]:
 
 
 def death_of(printed: str, num_ranks: int) -> str:
-    """Return which rank a signal killed that torchrun did not send; "" where none did.
-
-    Args:
-        printed: By torchrun.
-        num_ranks: That it started.
-    """
+    """Return which rank a signal killed that torchrun did not send, by what it printed; "" where none did."""
     for rank, code in DIED.findall(printed):
         if int(code) < 0 and -int(code) != signal.SIGTERM:
             return f"rank {rank} of {num_ranks} was killed by {signal.Signals(-int(code)).name}"

@@ -81,9 +81,7 @@ class Collectives(TorchDispatchMode):  # type: ignore[misc]
         if found is None:
             return func(*args, **(kwargs or {}))
         kind, place = found
-        size = sum(
-            t.numel() * t.element_size() for t in tree_iter(args[place]) if isinstance(t, torch.Tensor)
-        )
+        size = sum(t.nbytes for t in tree_iter(args[place]) if isinstance(t, torch.Tensor))
         _settle()
         began_s = time.perf_counter()
         result = self.run(func, args, dict(kwargs or {}))
@@ -152,12 +150,9 @@ class _BeforeUpdate:
 
 
 def held(phase: Phase, trains: Sequence[Trained], before: Set[int] = frozenset()) -> Held:
-    """Return what this rank holds of the models of `phase`; takes a step.
+    """Return what this rank holds of the models of `phase` that train, `trains`; takes a step.
 
-    Args:
-        phase: What takes the step.
-        trains: The models that it trains.
-        before: The storages that were there before any of them, as `storages` says.
+    `before` are the storages that were there before any of them, as `storages` says.
     """
     gradients, device = _BeforeUpdate(trains), phase.subject.device.type
     phase.step(gradients)
@@ -238,8 +233,7 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 def _values(tensors: Iterable[torch.Tensor]) -> float:
     """Return the bytes of tensors' own values, each once; a slice may keep alive what it was cut from."""
-    sizes = {(storage_key(t), t.storage_offset()): t.numel() * t.element_size() for t in tensors}
-    return float(sum(sizes.values()))
+    return float(sum({(storage_key(t), t.storage_offset()): t.nbytes for t in tensors}.values()))
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> float:
@@ -263,13 +257,7 @@ class Block(NamedTuple):
 
 
 def peaks(phase: Phase, between_steps_bytes: float, device: torch.device) -> dict[str, float]:
-    """Return the peak of every phase of a step, in bytes; takes a step.
-
-    Args:
-        phase: What takes the step.
-        between_steps_bytes: What is there before it.
-        device: Of which the memory is.
-    """
+    """Return the peak bytes of every phase of a step, with what is there between steps; takes a step."""
     if device.type == "cuda":
         return cuda_memory(phase, device).phase_peak_bytes
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen, _Settled():
@@ -310,9 +298,7 @@ def _seen(profiled: Any) -> tuple[list[Span], list[Block]]:
 def running(spans: list[Span], blocks: list[Block]) -> dict[str, float]:
     """Return the largest sum of blocks given and not yet taken back, by phase.
 
-    Args:
-        spans: The phases, and when messages were sent.
-        blocks: In the order of time.
+    `spans` are the phases and the times of messages; `blocks` are in the order of time.
     """
     sending = [span for span in spans if span.name == SENDING]
     phases = [span for span in spans if span.name != SENDING]

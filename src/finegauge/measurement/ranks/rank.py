@@ -54,9 +54,8 @@ def rank_profile(run: Run, options: Options, heard: Heard, *, rank: int) -> Prof
         options = options._replace(energy=False)  # the first rank's meter counts the whole machine
     before_bytes, before = resident_bytes(), storages()
     place = RankPlacement(rank)
-    heard(Progress("building", 0, 1))
-    phase = phase_of(_as_divided(run), options, device, place)
-    heard(Progress("building", 1, 1))
+    with session.telling(heard, "building"):
+        phase = phase_of(_as_divided(run), options, device, place)
     trial = session.Trial(phase, options, heard)
     session.warm_up(trial)
     dist.barrier()
@@ -66,7 +65,7 @@ def rank_profile(run: Run, options: Options, heard: Heard, *, rank: int) -> Prof
     found = session.observations_of(trial, timed)
     heard(Progress("collectives", 0, 1))
     found["collectives"] = [sent._asdict() for sent in sent_in(lambda: phase.step(NoClock()))]
-    with trial.telling("memory"):
+    with session.telling(heard, "memory"):
         at_rest = held(phase, place.trains, before)
         found["held"] = {**at_rest._asdict(), "resident_before_bytes": before_bytes}
         memory = _memory(phase, at_rest, device) if options.memory else {}
