@@ -23,7 +23,13 @@ from finegauge.catalogue.gpus import known_gpu
 from finegauge.catalogue.offers import Offer, offers
 from finegauge.data.batch_shape import shape
 from finegauge.errors import InputError, UnknownNameError
-from finegauge.measurement.device import capacity_bytes, device_name, fingerprint, model_flops, peak_of
+from finegauge.measurement.device import (
+    capacity_bytes,
+    device_name,
+    fingerprint,
+    model_flops,
+    peak_flops_per_s,
+)
 from finegauge.measurement.instruments.counters import ThrottleWatch
 from finegauge.measurement.options import Options
 from finegauge.measurement.subject import refusal
@@ -118,7 +124,7 @@ class LiveTrial:
             batch = shape(run)
             self._samples_per_step = batch.samples * run.gradient_accumulation_steps * run.data_parallel
             self._flops_per_token = model_flops(run) / (batch.tokens * run.gradient_accumulation_steps)
-            self._peak_flops_per_s = peak_of(run, device).flops_per_s * run.num_gpus
+            self._peak_flops_per_s = peak_flops_per_s(run, device) * run.num_gpus
 
     def end_step(self) -> None:
         """Note that a step has ended."""

@@ -8,7 +8,6 @@ import subprocess
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -132,13 +131,6 @@ def out_of_memory_reason(error: BaseException, *, limited: bool) -> str:
     return text[:300] if any(word in text for word in words) else ""
 
 
-class Peak(NamedTuple):
-    """The most that the device does in the run's number format."""
-
-    flops_per_s: float  # 0: not known
-    from_datasheet: bool  # not from this machine's own readings, which a step may by chance exceed
-
-
 def peaks_of(device: torch.device) -> Peaks | None:
     """Return the device's peaks: of its datasheet, or of its device profile; None where neither is known."""
     if device.type == "cuda":
@@ -151,12 +143,12 @@ def peaks_of(device: torch.device) -> Peaks | None:
     return Peaks(profile.flops_per_s, profile.memory_bytes_per_s)
 
 
-def peak_of(run: Run, device: torch.device) -> Peak:
-    """Return the peak rate of the format that the run computes in."""
+def peak_flops_per_s(run: Run, device: torch.device) -> float:
+    """Return the peak rate of the format that the run computes in; 0 where it is not known."""
     peaks = peaks_of(device)
     dtype = run.autocast if run.autocast != "none" else run.weights_dtype
     dtype = dtype if dtype in ("fp32", "fp16", "bf16") else "bf16"
-    return Peak(peaks.flops_per_s.get(dtype, 0.0) if peaks else 0.0, device.type == "cuda")
+    return peaks.flops_per_s.get(dtype, 0.0) if peaks else 0.0
 
 
 def model_flops(run: Run) -> float:

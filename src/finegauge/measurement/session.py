@@ -34,7 +34,7 @@ from finegauge.measurement.device import (
     limit_memory,
     model_flops,
     out_of_memory_reason,
-    peak_of,
+    peak_flops_per_s,
     peaks_of,
     warm,
 )
@@ -279,7 +279,6 @@ def measured_here(run: Run, options: Options, heard: Heard) -> Profile:
         step = shared_out(step, median_of(steps))
     memory = _memory(trial, resting_bytes, observations)
     _instruments(trial, run, step.total, observations)
-    peak = peak_of(run, device)
     profile = profile_of(
         run, trial, timed, observations, step_time_s=step, step_flops=model_flops(run),
         host_bound_fraction=observations.get("kernels", {}).get("host_bound_fraction", 0.0), **memory,
@@ -287,7 +286,8 @@ def measured_here(run: Run, options: Options, heard: Heard) -> Profile:
     if reason := refusal(
         timed.facts,
         step_times_s=timed.step_times_s,
-        mfu_fraction=profile.mfu_fraction if peak.from_datasheet else 0.0,
+        # a CPU's peak is of this machine's own readings, which a step may by chance exceed
+        mfu_fraction=profile.mfu_fraction if device.type == "cuda" else 0.0,
         throttled=timed.throttled,
     ):
         raise RefusedError(reason)
@@ -363,7 +363,7 @@ def profile_of(run: Run, trial: Trial, timed: Timing, observations: dict[str, An
         "step_energy_j": Breakdown({("device",): joules / len(timed.steps)} if joules else {}),
         "step_tokens": fmean(facts.tokens for facts in timed.facts),
         "step_sequences": fmean(facts.sequences for facts in timed.facts),
-        "peak_flops_per_s": peak_of(run, trial.device).flops_per_s,
+        "peak_flops_per_s": peak_flops_per_s(run, trial.device),
         "capacity_bytes": capacity_bytes(options, trial.device),
         "fingerprint": fingerprint(trial.device),
         "observations": observations,

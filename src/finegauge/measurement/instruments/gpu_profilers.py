@@ -21,6 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,52 +55,25 @@ class Window(NamedTuple):
     fractions: Mapping[str, float]
 
 
-class GpmMeter:
-    """Samples the counters of a GPU while what is inside its `with` runs."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.reading: dict[str, Any] = {}
-        self._device = device
-        self._nvml = supported(nvml_of(device))
-        self.why_not = self._nvml.why if isinstance(self._nvml, Unavailable) else ""
-        self._done = threading.Event()
-        self._windows: list[Window] = []
-        self._thread = threading.Thread(target=self._watch, name="finegauge-gpm", daemon=True)
-
-    def __enter__(self) -> "GpmMeter":
-        if not isinstance(self._nvml, Unavailable):
-            torch.cuda.synchronize(self._device)
-            self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if isinstance(self._nvml, Unavailable):
-            self.reading = {"unavailable": self._nvml.why}
-            return
-        torch.cuda.synchronize(self._device)
-        self._done.set()
-        self._thread.join()
-        self.reading = gpm_summary(self._windows)
-
-    def _watch(self) -> None:
-        if not isinstance(self._nvml, Unavailable):
-            self._windows = windows(self._nvml, self._done)
-
-
 def watch_utilisation(phase: Phase, *, device: torch.device) -> dict[str, Any]:
     """Return the GPM figures of steps in a row, some seconds of them; warm up before."""
     from finegauge.measurement.instruments.stage_clock import NoClock
 
-    meter, count = GpmMeter(device), 0
-    if meter.why_not:
-        return {"unavailable": meter.why_not}
-    started_s = time.perf_counter()
-    with meter:
-        while time.perf_counter() - started_s < _LEAST_S:
-            phase.step(NoClock())
-            torch.cuda.synchronize(device)
-            count += 1
-    return {**meter.reading, "steps": count}
+    nvml = supported(nvml_of(device))
+    if isinstance(nvml, Unavailable):
+        return {"unavailable": nvml.why}
+    done, count = threading.Event(), 0
+    torch.cuda.synchronize(device)
+    with ThreadPoolExecutor(1, "finegauge-gpm") as pool:
+        sampling, started_s = pool.submit(windows, nvml, done), time.perf_counter()
+        try:
+            while time.perf_counter() - started_s < _LEAST_S:
+                phase.step(NoClock())
+                torch.cuda.synchronize(device)
+                count += 1
+        finally:
+            done.set()
+        return {**gpm_summary(sampling.result()), "steps": count}
 
 
 def supported(nvml: Nvml | Unavailable) -> Nvml | Unavailable:
