@@ -141,14 +141,16 @@ def _of_trial(measured: "Profile", prediction: "Prediction | None" = None) -> "R
 
 def _of_results(path: str, baseline: str) -> "Report":
     """Return the report about a campaign's folder, or about a journal of measurements."""
-    from finegauge.campaign.folder import Folder, Result
-    from finegauge.render.campaign import campaign_report, labels_of
+    from finegauge.answers.campaign import campaign_study
+    from finegauge.campaign.folder import Folder
+    from finegauge.render.campaign import labelled, study_report
     from finegauge.store.journal import Trials
 
     name = os.path.basename(os.path.normpath(path))
     if os.path.isdir(path):
         folder = Folder(path)
-        return campaign_report(f"Campaign {name}", folder.results(), baseline, folder.described().axes)
+        axes = folder.described().axes
+        return study_report(campaign_study(f"Campaign {name}", folder.results(), baseline, axes))
     if not os.path.isfile(path):
         raise InputError(f"There is no journal {shown(path)}; 'finegauge measure --store' writes one.")
     profiles = Trials(path).profiles()
@@ -156,12 +158,7 @@ def _of_results(path: str, baseline: str) -> "Report":
         raise InputError(f"{shown(path)} holds no trial that ended.")
     if len(profiles) == 1:
         return _of_trial(profiles[0])
-    labels = labels_of(profiles)
-    results = [
-        Result(str(number), label, profile.source.kind, 0, profile)
-        for number, (label, profile) in enumerate(zip(labels, profiles, strict=True))
-    ]
-    return campaign_report(f"Trials in {name}", results, baseline)
+    return study_report(campaign_study(f"Trials in {name}", labelled(profiles), baseline))
 
 
 def _kind(output: str | None) -> str:

@@ -103,7 +103,7 @@ def _table_text(table: Table) -> TableText:
 
 def answers() -> Mapping[str, Any]:
     """Return the type of the answer behind each command's `--json`; of some there are several."""
-    from finegauge.answers import estimate, files, frameworks, measurement, plan
+    from finegauge.answers import campaign, estimate, files, frameworks, gains, measurement, plan
 
     return {
         "estimate": estimate.EstimateAnswer,
@@ -118,4 +118,7 @@ def answers() -> Mapping[str, Any]:
         "plan": plan.PlanAnswer,
         "measure": measurement.MeasureAnswer,
         "whatif": plan.WhatIfAnswer,
+        "campaign": campaign.CampaignAnswer,
+        "results": campaign.ResultsAnswer,
+        "compare": gains.CompareAnswer,
     }
