@@ -7,11 +7,11 @@ is three of them (memory, time, energy) with the run, the outcome and the source
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from finegauge.arithmetic import present
+from finegauge.records import NamedTuple
 
 if TYPE_CHECKING:
     from finegauge.run.run import Run
@@ -29,14 +29,16 @@ PART_NAMES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
 class Breakdown:
     """Parts of one quantity by path; parts add up to the total.
 
     The unit is the name of the field that holds it (`step_time_s`, `peak_memory_bytes`).
     """
 
-    parts: Mapping[Path, float]
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Mapping[Path, float]) -> None:
+        self.parts: Final = parts
 
     @classmethod
     def of(cls, **parts: float) -> "Breakdown":
@@ -95,6 +97,14 @@ class Breakdown:
         for path, value in other.parts.items():
             parts[path] = parts.get(path, 0.0) + value
         return Breakdown(parts)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Breakdown) and self.parts == other.parts
+
+    def __repr__(self) -> str:
+        return f"Breakdown({self.parts})"
 
     def to_json(self) -> dict[str, float]:
         """Return {"a / b / c": value} with the longest paths, in the order of insertion."""
@@ -175,8 +185,10 @@ NOT_EXPLAINED = Explanation()
 Estimator = Callable[["Run"], "Profile"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+_NOTHING = Breakdown({})
+
+
+class Profile(NamedTuple):
     """One optimizer step of a run.
 
     `phase_memory_bytes` is the live memory at the peak of each phase of the step (path:
@@ -194,13 +206,13 @@ class Profile:
     source: Source
     outcome: str = "completed"  # or out_of_memory, unsupported, failed, interrupted
     reason: str = ""  # why it did not complete
-    peak_memory_bytes: Breakdown = field(default_factory=lambda: Breakdown({}))
-    device_memory_bytes: Breakdown = field(default_factory=lambda: Breakdown({}))
+    peak_memory_bytes: Breakdown = _NOTHING
+    device_memory_bytes: Breakdown = _NOTHING
     cached_bytes: float = 0.0
-    phase_memory_bytes: Breakdown = field(default_factory=lambda: Breakdown({}))
+    phase_memory_bytes: Breakdown = _NOTHING
     peak_phase: str = ""
-    step_time_s: Breakdown = field(default_factory=lambda: Breakdown({}))
-    step_energy_j: Breakdown = field(default_factory=lambda: Breakdown({}))
+    step_time_s: Breakdown = _NOTHING
+    step_energy_j: Breakdown = _NOTHING
     step_flops: float = 0.0
     step_tokens: float = 0.0
     step_sequences: float = 0.0
@@ -208,9 +220,18 @@ class Profile:
     peak_flops_per_s: float = 0.0
     capacity_bytes: float = 0.0
     step_times_s: tuple[float, ...] = ()  # of every measured step, in order; `step_time_s` is their median
-    fingerprint: Mapping[str, str] = field(default_factory=dict)  # device, driver, versions, commit
-    observations: Mapping[str, Any] = field(default_factory=dict)  # by instrument; each a JSON document
-    explanation: Explanation = field(default=NOT_EXPLAINED, compare=False, repr=False)  # is not stored
+    fingerprint: Mapping[str, str] = {}  # device, driver, versions, commit
+    observations: Mapping[str, Any] = {}  # by instrument; each a JSON document
+    explanation: Explanation = NOT_EXPLAINED  # is neither compared nor stored
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Profile) and self[:-1] == other[:-1]
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((self.run, self.source))
 
     def memory_bytes(self, metric: str) -> float:
         """Return the peak memory of the fullest GPU as `metric` counts it.

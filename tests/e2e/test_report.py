@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -144,8 +143,8 @@ def test_a_trial_that_ran_out_of_memory_shows_what_was_predicted(tmp_path: Path)
 
 
 def test_a_trial_on_an_unknown_machine_says_how_it_gets_to_be_known(tmp_path: Path) -> None:
-    trial = replace(measured(), fingerprint={"device": "Z80"})
-    trial = replace(trial, run=trial.run.replace(gpu=None))
+    trial = measured()._replace(fingerprint={"device": "Z80"})
+    trial = trial._replace(run=trial.run.replace(gpu=None))
     done = finegauge("report", journal(tmp_path / "trials.jsonl", trial))
     assert "Not predicted: there is no device profile of Z80; run 'finegauge micro' on it." in done.out
 

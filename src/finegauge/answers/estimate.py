@@ -5,7 +5,7 @@ own sentences, nothing laid out. The fields are those of `--json`, in its order.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from finegauge.answers.written import written
 from finegauge.planning.capacity import Bounds
@@ -13,6 +13,7 @@ from finegauge.planning.estimate import Estimate, estimate, estimates
 from finegauge.planning.quote import ManagedPrice, PricedOffer, Quote
 from finegauge.prediction.uncertainty import WILL_NOT_FIT, Verdict
 from finegauge.profile import Breakdown, Estimator, Exchange, Path, Profile
+from finegauge.records import NamedTuple
 from finegauge.run.run import Run
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ changes of the run, so that one read back from a file is shown as one just found
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from finegauge.answers.estimate import Bill, bill
 from finegauge.answers.written import written
@@ -14,6 +14,7 @@ from finegauge.planning.selection import Wanted
 from finegauge.planning.whatif import OBJECTIVES, Refused, Standing, WhatIf
 from finegauge.prediction.uncertainty import Verdict, verdict
 from finegauge.profile import Profile
+from finegauge.records import NamedTuple
 from finegauge.run.run import Run
 
 if TYPE_CHECKING:

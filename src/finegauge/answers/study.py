@@ -1,7 +1,7 @@
 """What a report file shows of one run beside its estimate: other batches, other GPUs, operators, sources."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from finegauge.answers.estimate import EstimateAnswer, GpuEstimate, explained, gpu_estimate
 from finegauge.answers.throughput import Throughput, throughput
@@ -11,6 +11,7 @@ from finegauge.planning.estimate import estimate
 from finegauge.planning.quote import quote
 from finegauge.prediction.predictor import predict
 from finegauge.profile import Path, Profile, Work
+from finegauge.records import NamedTuple
 
 if TYPE_CHECKING:
     from finegauge.run.run import Run

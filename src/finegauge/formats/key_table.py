@@ -9,10 +9,8 @@ warning for a key that nobody knows. Values of such keys are never shown: they m
 
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from finegauge.errors import (
     FieldError,
@@ -24,6 +22,7 @@ from finegauge.errors import (
 )
 from finegauge.formats.launcher_files import ALONE, Alongside
 from finegauge.formats.sheet import repository, without
+from finegauge.records import NamedTuple
 from finegauge.run import rules
 from finegauge.run.field import flag, version_numbers, whole
 from finegauge.run.run import FIELDS, FROM_COMMAND_LINE, FROM_FILE, Run, figures
@@ -137,27 +136,26 @@ def read_degrees(reading: "Reading", fields: Mapping[str, str]) -> None:
             reading.set(degree, reading.get(name), name)
 
 
-@dataclass(frozen=True)
-class Format:
+class Format(NamedTuple):
     """The files of one framework."""
 
     name: str
     rows: tuple[Row, ...]
     model_key: str  # that an override model=… is laid over
-    methods: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # method=… as the file's keys
+    methods: Mapping[str, Mapping[str, str]] = {}  # method=… as the file's keys
     not_modelled: str = ""  # keys that change a run in a way that predictions leave out
     adapt: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None  # another shape of its files
     family: str = ""  # of formats that have the same keys
-    lasting: Mapping[str, str] = field(default_factory=dict)  # settings that are no field: their keys
+    lasting: Mapping[str, str] = {}  # settings that are no field: their keys
     data_keys: tuple[str, ...] = ()  # that name the data; the first takes a name of a hub
     lists_data: bool = False  # names are those of a listing of its own, not of a hub
 
-    @cached_property
+    @property
     def keys(self) -> frozenset[str]:
         """Return every key that fields are read from."""
         return frozenset(name for row in self.rows if row.read for name in row.keys.split())
 
-    @cached_property
+    @property
     def known(self) -> Collection[str]:
         """Return the keys that neither memory nor time depends on; "section.*" is a whole section."""
         return known_keys(self.name)
@@ -188,12 +186,12 @@ class Format:
 
 def known_keys(name: str) -> set[str]:
     """Return the keys that a framework knows and no field is read from."""
-    import tomllib
+    import json
 
-    with open(os.path.join(os.path.dirname(__file__), "data", "known_keys.toml"), "rb") as file:
-        lists = tomllib.load(file)
+    with open(os.path.join(os.path.dirname(__file__), "data", "known_keys.json"), encoding="utf-8") as file:
+        lists = json.load(file)
     names = (name, *lists.get(name, {}).get("with", ()))
-    return {word for one in names for word in lists.get(one, {}).get("keys", "").split()}
+    return {word for one in names for line in lists.get(one, {}).get("keys", ()) for word in line.split()}
 
 
 def in_sections(keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -252,8 +250,9 @@ def read(
     warnings: tuple[str, ...] = (),
 ) -> Run:
     """Return the run of a framework's file; `words` may use its keys or the fields' names."""
-    overrides = parse(words, {*format_.keys, *FIELDS})
-    theirs = {name: value for name, value in overrides.items() if name in format_.keys}
+    its_keys = format_.keys
+    overrides = parse(words, {*its_keys, *FIELDS})
+    theirs = {name: value for name, value in overrides.items() if name in its_keys}
     own = {name: value for name, value in overrides.items() if name not in theirs}
     if format_.methods and "method" in own:
         theirs |= _method_keys(format_, own.pop("method"))

@@ -10,12 +10,13 @@ Names and defaults of accelerate are those of `accelerate config` (accelerate 1.
 import os
 from collections.abc import Mapping
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from finegauge import documents
 from finegauge.documents import read_text
 from finegauge.errors import FieldError, FileFormatError, shown
 from finegauge.formats.sheet import ACCELERATE, without
+from finegauge.records import NamedTuple
 from finegauge.run.field import flag, whole
 from finegauge.run.rules import FSDP, MODEL_DEGREES, STATED
 from finegauge.run.run import FROM_COMMAND_LINE, FROM_DEFAULT, Run

@@ -8,13 +8,14 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 from finegauge.documents import parse_toml, parse_yaml, read_text
 from finegauge.errors import FileFormatError, UnknownKeyError, shown
 from finegauge.formats import key_table
 from finegauge.formats.key_table import BLOCK, Format, lay_over, parse
 from finegauge.formats.launcher_files import ALONE, Alongside
+from finegauge.records import NamedTuple
 from finegauge.run.run import FIELDS, FROM_FILE, Run
 
 MAX_COMMENT_LINES = 100

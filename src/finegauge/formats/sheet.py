@@ -3,9 +3,10 @@
 import os
 from collections.abc import Collection, Mapping
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from finegauge.errors import FineGaugeError, InputError
+from finegauge.records import NamedTuple
 from finegauge.run.run import Run, figures
 
 ACCELERATE = "accelerate.yaml"

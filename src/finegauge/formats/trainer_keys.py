@@ -5,12 +5,13 @@ called `..._row` returns a row of a key table, for reading and for writing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from finegauge.errors import FieldError, FineGaugeError, UnknownNameError, shown
 from finegauge.formats.key_table import Reading, Row, key
 from finegauge.formats.launcher_files import deepspeed_fields, load, sharding, uses_deepspeed
 from finegauge.formats.sheet import targets, whole_number
+from finegauge.records import NamedTuple
 from finegauge.run.field import flag, names, number, version_numbers, whole
 from finegauge.run.rules import TRAINABLE_EXTRAS, num_held_out
 from finegauge.run.run import FIELDS, FROM_DEFAULT, Run, figures

@@ -13,7 +13,6 @@ A script is read by `scripts`, which hands its literal arguments to TRL's rows.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from finegauge.errors import FieldError
@@ -245,7 +244,7 @@ FORMAT = Format(
     lasting=trainer_keys.LASTING,
     data_keys=("dataset_name", "datasets"),
 )
-TRAINER = replace(FORMAT, name="transformers")
+TRAINER = FORMAT._replace(name="transformers")
 
 
 def sheet(run: Run) -> Sheet:

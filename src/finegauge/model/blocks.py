@@ -11,7 +11,9 @@ quantisers can be matched by name.
 from collections import Counter
 from collections.abc import Iterable
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from finegauge.records import NamedTuple
 
 
 class Routing(NamedTuple):

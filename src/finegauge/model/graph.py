@@ -7,7 +7,7 @@ parameters they hold. Graphs are cached: a sweep over batches builds one.
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from finegauge.catalogue.frameworks import framework_of
 from finegauge.catalogue.gpus import is_cpu, repacks_4bit
@@ -30,6 +30,7 @@ from finegauge.model.moe import feedforward, mixture_of_experts
 from finegauge.model.op import Extents, Op
 from finegauge.model.op_builder import OpBuilder
 from finegauge.model.weights import Weights, weights_of
+from finegauge.records import NamedTuple
 from finegauge.run.field import version_numbers
 from finegauge.run.phases import PPO_EPOCHS, micro_steps
 from finegauge.run.rules import ATTENTION_KERNELS, INFERENCE

@@ -14,7 +14,7 @@ Neglects: batches of another seed than the framework's default; fragmentation th
 
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from finegauge.errors import UnsupportedError
 from finegauge.planning.capacity import Capacity, cautious, max_micro_batch_size
@@ -29,6 +29,7 @@ from finegauge.prediction.uncertainty import (
     verdict,
 )
 from finegauge.profile import Estimator, Profile
+from finegauge.records import NamedTuple
 
 if TYPE_CHECKING:
     from finegauge.data.batch_shape import BatchShape

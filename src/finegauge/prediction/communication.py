@@ -32,7 +32,7 @@ and 6; figure 2b gives 1.6 GB/s of drives per GPU, all reading at once
 
 from collections.abc import Iterator, Sequence
 from math import ceil, inf, log2
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from finegauge.arithmetic import every, largest, log, present, smallest, where
 from finegauge.catalogue.gpus import GpuSpec, interconnects
@@ -42,6 +42,7 @@ from finegauge.prediction.collectives import Collective, exchanged
 from finegauge.prediction.model_parallel import by_fully_shard, slowest_share, stage_layers
 from finegauge.prediction.sharding import GATHERING, WEIGHTS_OFFLOADED, Share, adapter_units, shard_degree
 from finegauge.profile import Breakdown, Path
+from finegauge.records import NamedTuple
 from finegauge.run.run import Run
 
 if TYPE_CHECKING:

@@ -14,8 +14,6 @@ every token; engines made for serving launch a token as one graph and read the c
 Neglected: the arithmetic of choosing a token, GPTQ's and NF4's own kernels for few rows.
 """
 
-from typing import NamedTuple
-
 from finegauge.catalogue.frameworks import framework_of
 from finegauge.model.blocks import Attention, LatentAttention, Mixer
 from finegauge.model.graph import Graph
@@ -24,6 +22,7 @@ from finegauge.prediction.forward_passes import Generation
 from finegauge.prediction.memory import forward_moment
 from finegauge.prediction.time import Beside, StepClock
 from finegauge.profile import Path
+from finegauge.records import NamedTuple
 from finegauge.run.run import Run
 
 CACHE_PASSES = 3.0  # read and written to append a token, read by attention

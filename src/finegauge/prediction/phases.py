@@ -12,7 +12,7 @@ Policy and value model alternate: one of them holds activations at a time, both 
 gradients and optimizer states. PPO's constants are those of TRL's last PPO trainer.
 """
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from finegauge.errors import UnsupportedError
 from finegauge.model.gradient_pruning import is_adapter
@@ -42,6 +42,7 @@ from finegauge.prediction.sharding import (
 )
 from finegauge.prediction.time import SLOWEST, StepClock, StepTime, step_time
 from finegauge.profile import Breakdown
+from finegauge.records import NamedTuple
 from finegauge.run.phases import PPO_EPOCHS, micro_steps
 from finegauge.run.rules import SERVING
 from finegauge.run.run import Run

@@ -4,8 +4,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from finegauge.catalogue.gpus import gpu as find_gpu
 from finegauge.catalogue.gpus import known_gpu
@@ -35,6 +34,7 @@ from finegauge.prediction.sharding import (
 from finegauge.prediction.time import board_power, slowest_extents, step_energy_j
 from finegauge.prediction.uncertainty import time_interval
 from finegauge.profile import Breakdown, Estimator, Exchange, Explanation, Held, Path, Profile, Source, Work
+from finegauge.records import NamedTuple
 from finegauge.run.phases import micro_steps
 from finegauge.run.run import Run
 
@@ -355,6 +355,8 @@ def _unmeasured_cpu() -> Iterator[str]:
         "kind": KIND, "schema_version": SCHEMA_VERSION, "name": "this processor", "device": "cpu",
         "memory_bytes": memory_bytes, "usable_bytes": memory_bytes, "readings": readings, "host": {},
     }  # fmt: skip
+    from tempfile import TemporaryDirectory
+
     with TemporaryDirectory(prefix="finegauge-") as folder:
         path = os.path.join(folder, "cpu.json")
         write_document(profile, path)

@@ -32,7 +32,7 @@ of samples inside packed sequences; slow machines.
 from collections.abc import Iterable
 from functools import lru_cache
 from math import erf, sqrt
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from finegauge.arithmetic import largest, present
 from finegauge.catalogue.gpus import GpuSpec
@@ -45,6 +45,7 @@ from finegauge.prediction.memory import rerun
 from finegauge.prediction.model_parallel import slowest_share
 from finegauge.prediction.sharding import GATHERING, Share, mean_extents
 from finegauge.profile import Breakdown, Path
+from finegauge.records import NamedTuple
 from finegauge.run.rules import GENERATING
 from finegauge.run.run import Run
 

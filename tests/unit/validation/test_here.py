@@ -1,6 +1,5 @@
 """Unseen configurations on this machine: drawn from a seed, judged by medians, whoever measures."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,8 +20,7 @@ SCHEMA = schema("validate-here")
 def measured(run: Run, *, slower: float, larger: float = 1.0, waited: float = 0.0) -> Profile:
     """Return what a machine would say that differs from the prediction by known factors."""
     ours = predict(run)
-    return replace(
-        ours,
+    return ours._replace(
         step_time_s=Breakdown({p: v * slower for p, v in ours.step_time_s.parts.items()}),
         peak_memory_bytes=Breakdown({p: v * larger for p, v in ours.peak_memory_bytes.parts.items()}),
         observations={"timing": {"waited_fraction": waited}},
@@ -75,7 +73,7 @@ def test_time_in_which_others_had_the_processor_is_taken_off(tmp_path: Path) -> 
 def test_a_trial_that_failed_is_shown_and_keeps_the_verdict_from_holding(tmp_path: Path) -> None:
     def fails_once(run: Run) -> Profile:
         outcome = "failed" if run.model == first else "completed"
-        return replace(measured(run, slower=1.0), outcome=outcome, reason="lost")
+        return measured(run, slower=1.0)._replace(outcome=outcome, reason="lost")
 
     first = next(local_validation.unseen(written(tmp_path), str(tmp_path), num=2, seed=0)).run.model
     found = local_validation.validate_here(written(tmp_path), fails_once, str(tmp_path), num=2)

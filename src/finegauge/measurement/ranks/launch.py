@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -126,7 +125,7 @@ def over_ranks(run: Run, options: Options, heard: Heard) -> Profile:
             raise MemoryError(f"{death}, by the OOM killer")
         raise RefusedError(death)
     if failed:
-        return replace(failed[0], run=run)
+        return failed[0]._replace(run=run)
     if len(ended.profiles) < run.num_gpus:
         raise RefusedError(f"torchrun ended with {len(ended.profiles)} of {run.num_gpus} ranks done")
     return together(run, [profile for _, profile in sorted(ended.profiles, key=lambda pair: pair[0])])
@@ -147,8 +146,7 @@ def together(run: Run, ranks: list[Profile]) -> Profile:
         **reading,
         "ranks": [_rank(number, profile) for number, profile in enumerate(ranks)],
     }
-    return replace(
-        slowest,
+    return slowest._replace(
         run=run,
         step_flops=model_flops(run) * run.num_gpus,
         peak_flops_per_s=slowest.peak_flops_per_s / sharers,

@@ -5,7 +5,7 @@ A row (`Family`) says in which way a transformers class differs from Llama's, or
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from finegauge.model.blocks import Architecture, Branch, Layer, Linear, Mixer, Norm, Numerics, Tensor
 from finegauge.model.families.parts import (
@@ -26,6 +26,7 @@ from finegauge.model.families.parts import (
     stack,
     window_of,
 )
+from finegauge.records import NamedTuple
 
 Flag: TypeAlias = bool | str  # or the key of a truth value
 ALL = "all"  # every layer slides, where there is a window
