@@ -3,6 +3,7 @@
 import gc
 import os
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from finegauge.prediction.predictor import Prediction
     from finegauge.profile import Profile
     from finegauge.progress import Heard
-    from finegauge.render.device_profile import Compared
     from finegauge.run.run import Run
 
 MOST_USERS = 10_000
@@ -230,9 +230,6 @@ def byte_size(text: str) -> float:
     return found
 
 
-STEPS = 5  # of each measured run
-
-
 @click.command()
 @click.argument("run_files", nargs=-1, metavar="[RUN]...")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="What to time; cuda where there is one.")
@@ -271,60 +268,27 @@ def micro(
 
     Predictions take the profile in place of a datasheet: --gpu here, or --gpu FILE.
     """
+    from finegauge.answers.device_profile import check_libraries, micro_answer, runs_by_module
+    from finegauge.catalogue.device_profile import own_profile_path, write
+    from finegauge.formats.reading import read
+    from finegauge.render.device_profile import micro_report
+
     check_libraries()
     if modules and not run_files:
         raise click.UsageError("--modules compares runs with their operators: name at least one RUN.")
-    from finegauge.catalogue.device_profile import own_profile_path, write
-    from finegauge.formats.reading import read
-
-    runs = [read(path, ()) for path in run_files]
+    runs = {path: read(path, ()) for path in run_files}
     chosen = device or _device_here()
     path = output or own_profile_path(chosen)
     from finegauge.measurement.bench.microbenchmarks import micro as timed
 
     with progress_bar("timing") as heard:
-        profile = timed(runs, device=chosen, threads=threads, ranks=collectives or 0, heard=heard)
-    write(profile, path)
-    compared = _compared(dict(zip(run_files, runs, strict=True)), chosen, threads, path) if modules else []
-    from finegauge.render.device_profile import module_lines, modules_json
-
-    if as_json:
-        import json
-
-        more = {"runs": modules_json(compared)} if modules else {}
-        say(json.dumps({"command": "micro", "path": path, **profile.to_json(), **more}, allow_nan=False))
-    else:
-        from finegauge.render.device_profile import profile_lines
-
-        say([*profile_lines(profile), *module_lines(compared)])
-        say(f"Written to {path}; use it by --gpu {'here' if not output else path}")
-
-
-def _compared(runs: "Mapping[str, Run]", device: str, threads: int, path: str) -> "list[Compared]":
-    """Return every run as the profile at `path` predicts it and as this machine runs it."""
-    from finegauge.measurement.options import Options
-    from finegauge.measurement.trial import measure
-    from finegauge.prediction.predictor import predict
-    from finegauge.render.device_profile import Compared
-
-    options = Options(device=device, threads=threads, steps=STEPS, layers=True, memory=False)
-    found = []
-    for name, run in runs.items():
-        here = run.replace(gpu=path)
-        found.append(Compared(name, predict(here), measure(here, options)))
-    return found
-
-
-def check_libraries() -> None:
-    """Refuse where the libraries whose operators are timed are missing."""
-    from importlib.util import find_spec
-
-    missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
-    if missing:
-        raise UnsupportedError(
-            f"Timing operators needs {' and '.join(missing)}: pip install 'finegauge[measure]'. "
-            "Predicting works without."
+        profile = timed(
+            list(runs.values()), device=chosen, threads=threads, ranks=collectives or 0, heard=heard
         )
+    write(profile, path)
+    measured = tuple(runs_by_module(runs, chosen, threads, path)) if modules else None
+    answer = micro_answer(profile, path, measured)
+    show("micro", answer, partial(micro_report, is_own=not output), as_json=as_json)
 
 
 def _device_here() -> str:
