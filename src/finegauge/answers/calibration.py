@@ -57,8 +57,8 @@ def calibration_answer(result: Calibrated, *, date: str) -> CalibrationAnswer:
             one.name: FittedConstant(getattr(calibration, one.name), getattr(start, one.name), one.meaning)
             for one in CONSTANTS
         },
-        time_interval=tuple(calibration.time_interval),
-        memory_interval=tuple(calibration.memory_interval),
+        time_interval=(*calibration.time_interval,),
+        memory_interval=(*calibration.memory_interval,),
         num_constants=len(CONSTANTS),
         num_rows=len(evidence.points),
         sources=tuple(map(left_out, evidence.sources)),

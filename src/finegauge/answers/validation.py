@@ -67,7 +67,7 @@ class Unanswered(NamedTuple):
     """Rows without an answer, for one reason."""
 
     reason: str
-    count: int
+    count: int  # type: ignore[assignment]  # which tuples have as a method
     ids: tuple[str, ...]
 
 
@@ -131,7 +131,9 @@ def validation_answer(validation: Validation) -> ValidationAnswer:
     """Return the figures of a validation."""
     answered = validation.answered
     counts = confusion(answered)
-    absent = {name: {"absent": reason} for name, reason in validation.absent.items()}
+    absent: dict[str, dict[str, Versus | str]] = {
+        name: {"absent": reason} for name, reason in validation.absent.items()
+    }
     summary = ValidationSummary(
         rows=len(validation.answers),
         answered=len(answered),

@@ -115,6 +115,7 @@ def answers() -> Mapping[str, Any]:
         plan,
         validation,
     )
+    from finegauge.validation.local_validation import HereValidation
 
     return {
         "estimate": estimate.EstimateAnswer,
@@ -130,7 +131,7 @@ def answers() -> Mapping[str, Any]:
         "measure": measurement.MeasureAnswer,
         "micro": device_profile.MicroAnswer,
         "validate": validation.ValidationAnswer,
-        "validate-here": validation.HereValidation,
+        "validate-here": HereValidation,
         "calibrate": calibration.CalibrationAnswer,
         "calibrate-law": calibration.LawAnswer,
         "whatif": plan.WhatIfAnswer,

@@ -4,13 +4,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os.path import basename
 
 from finegauge.answers.calibration import CalibrationAnswer
-from finegauge.answers.validation import NUM_WORST, QuantityErrors, ValidationAnswer, ValidationSummary
+from finegauge.answers.validation import QuantityErrors, ValidationAnswer, ValidationSummary
 from finegauge.render import number_format as fmt
 from finegauge.render.markdown import markdown_page
 from finegauge.render.report import Note, Report, Section, Table, Toned, filled, notes, section
 from finegauge.units import MIB
 from finegauge.validation.local_validation import HereValidation, Summary, Trial
-from finegauge.validation.summary import Errors
+from finegauge.validation.summary import NUM_WORST, Errors
 
 HEADINGS = ("rows", "median", "mean", "p90", "bias")
 METRIC_NAMES = {
