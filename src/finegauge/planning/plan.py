@@ -29,8 +29,8 @@ from finegauge.planning.selection import (
 )
 from finegauge.planning.space import ORIGIN, Space, space_of
 from finegauge.planning.whatif import Standing, requirements, standing, with_known_length
-from finegauge.prediction.phases import TRAINED
 from finegauge.prediction.predictor import predict
+from finegauge.prediction.training import TRAINED
 from finegauge.prediction.uncertainty import P90
 from finegauge.profile import Profile
 from finegauge.progress import Heard

@@ -26,8 +26,8 @@ from finegauge.planning.engine import KNOWN, MAYBE_KNOWN, Engine, coded
 from finegauge.planning.selection import SearchResult
 from finegauge.planning.space import ORIGIN, Space, structures
 from finegauge.planning.whatif import Standing, standing
-from finegauge.prediction.phases import TRAINED
 from finegauge.prediction.predictor import predict
+from finegauge.prediction.training import TRAINED
 from finegauge.progress import Heard, Progress
 from finegauge.run.rules import DATA_DEGREES, MODEL_DEGREES
 

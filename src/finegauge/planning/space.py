@@ -25,8 +25,8 @@ from finegauge.model.graph import architecture_of
 from finegauge.model.op import Extents
 from finegauge.planning.quote import epochs_of
 from finegauge.planning.whatif import divisors
-from finegauge.prediction.phases import check_supported
 from finegauge.prediction.sharding import longest_extents, mean_extents
+from finegauge.prediction.training import check_supported
 from finegauge.records import NamedTuple
 from finegauge.run.run import FROM_CALLER, Run
 

@@ -39,7 +39,6 @@ from finegauge.catalogue.gpus import GpuSpec
 from finegauge.data.batch_shape import BatchShape, lengths
 from finegauge.model.op import Extents, Op
 from finegauge.prediction.calibration import Calibration
-from finegauge.prediction.communication import Network, Passes, communication
 from finegauge.prediction.device import Device
 from finegauge.prediction.memory import rerun
 from finegauge.prediction.model_parallel import slowest_share
@@ -50,6 +49,7 @@ from finegauge.run.rules import GENERATING
 from finegauge.run.run import Run
 
 if TYPE_CHECKING:
+    from finegauge.prediction.communication import Network
     from finegauge.prediction.profiled_device import ProfiledDevice
 
 STEPS, FARTHEST = 400, 8.0  # of the integral over the normal distribution, in standard deviations
@@ -161,7 +161,7 @@ def step_time(
     share: Share,
     extents: Extents,
     device: "Device | ProfiledDevice",
-    network: Network | None = None,
+    network: "Network | None" = None,
     slowest: Extents | None = None,
 ) -> StepTime:
     """Return the time of one optimizer step on the slowest of the ranks that hold a `share` each.
@@ -201,7 +201,7 @@ def step_of(
     share: Share,
     extents: Extents,
     device: "Device | ProfiledDevice",
-    network: Network | None,
+    network: "Network | None",
     micro_steps: int,
     waits_s: float = 0.0,
 ) -> StepTime:
@@ -214,6 +214,8 @@ def step_of(
     if run.cpu_offload == "none":
         clock.optimizer(share)
     if network is not None:
+        from finegauge.prediction.communication import Passes, communication
+
         waits_s = waits_s + expert_waits_s(share, extents, micro_batch.parts)
         if present(waits_s):
             clock.parts.append((SLOWEST, micro_steps * waits_s))
