@@ -320,20 +320,11 @@ class TrialOutcome(NamedTuple):
     step_time_s: float | None
 
 
+@written(flat=("border",))
 class MeasuredBorder(NamedTuple):
     """The largest micro-batch that a trial has shown to fit, with the predicted bounds and every trial."""
 
-    gpu: str | None
-    field: str
-    value: int
-    limit: int
-    at_limit: bool
-    num_probes: int
-    device_memory_bytes: float | None
-    step_time_s: float | None
-    tokens_per_s: float | None
-    samples_per_s: float | None
-    first_that_fails_bytes: float | None
+    border: GpuCapacity
     bounds: Bounds
     untried: int
     trials: tuple[TrialOutcome, ...]
@@ -361,5 +352,5 @@ def measured_capacity_answer(
         )
         for trial in found.trials
     )  # fmt: skip
-    whole = MeasuredBorder._make((*border[:-1], found.bounds, found.untried, trials))
+    whole = MeasuredBorder(border, found.bounds, found.untried, trials)
     return MeasuredCapacityAnswer(run, (whole,), allowed_bytes)

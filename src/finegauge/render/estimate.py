@@ -392,7 +392,7 @@ def measured_capacity_report(answer: MeasuredCapacityAnswer) -> Report:
     """Return the largest micro-batch that a trial has shown to fit, and every trial."""
     (one,) = answer.results
     where = f" within {fmt.size(answer.allowed_bytes)}" if answer.allowed_bytes else ""
-    value = f"{'≥ ' if one.at_limit else ''}{one.value:,}"
+    value = f"{'≥ ' if one.border.at_limit else ''}{one.border.value:,}"
     low, likely, high = one.bounds
     rows = tuple(
         (

@@ -101,8 +101,9 @@ def decoded(kind: Any, value: Any, run: Run) -> Any:
         return {tuple(key.split(" / ")): item for key, item in found.items()} if by_path else found
     if origin is not None:
         return tuple(decoded(inner[0], one, run) for one in value)
-    hints = get_type_hints(kind)
-    return kind(**{name: decoded(hints[name], value[name], run) for name in kind._fields if name in value})
+    hints, flat = get_type_hints(kind), rules_of(kind).flat
+    held = {name: value if name in flat else value[name] for name in kind._fields if name in {*flat, *value}}
+    return kind(**{name: decoded(hints[name], item, run) for name, item in held.items()})
 
 
 def _may_be(kind: Any, value: Any) -> bool:
@@ -110,5 +111,5 @@ def _may_be(kind: Any, value: Any) -> bool:
     if not hasattr(kind, "_fields"):
         return kind is not type(None)
     return isinstance(value, Mapping) and all(
-        name in value or name in kind._field_defaults for name in kind._fields
+        name in value or name in kind._field_defaults or name in rules_of(kind).flat for name in kind._fields
     )
