@@ -108,7 +108,7 @@ def decoded(kind: Any, value: Any, run: Run) -> Any:
 
 def _may_be(kind: Any, value: Any) -> bool:
     """Return whether a value that is not null may be of a type of a union."""
-    if not hasattr(kind, "_fields"):
+    if kind is Profile or not hasattr(kind, "_fields"):
         return kind is not type(None)
     return isinstance(value, Mapping) and all(
         name in value or name in kind._field_defaults or name in rules_of(kind).flat for name in kind._fields
