@@ -7,6 +7,7 @@ the framework's name), and what had to be guessed. `settings_of` sees configurat
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from finegauge.catalogue.frameworks import Framework, named_in
@@ -40,34 +41,23 @@ def varied_lengths(cells: Mapping[str, str], mean: Mean) -> dict[str, Any]:
     taken for all. Where the framework's count holds padding, as the HF Trainer's does, the sequences are as
     much shorter as the longest of a batch exceeds the mean.
     """
+    from finegauge.catalogue.datasets import dataset
+    from finegauge.catalogue.length_histogram import LengthHistogram
+
     kernels = f"{cells['kernels']} {cells['notes']}"
-    joined = UNPADDED.search(kernels) is not None
-    batch = int(cells["micro_batch_size"]) if cells["micro_batch_size"].isdigit() else 1
-    padded = mean.counts_padding and not joined
-    length = mean.num_tokens / (_longest_of(batch) if padded else 1.0)
+    joined, length = UNPADDED.search(kernels) is not None, float(mean.num_tokens)
+    if mean.counts_padding and not joined:
+        batch = int(cells["micro_batch_size"]) if cells["micro_batch_size"].isdigit() else 1
+        spread = LengthHistogram.of(dataset(f"instructions-of-{ANY_MEAN}-tokens").lengths, cut_off=NO_CUT)
+        length /= spread.expected_max(batch) / spread.mean()
     name = f"instructions-of-{max(1, round(length))}-tokens"
-    fields: dict[str, Any] = {"dataset": name, "seq_len": _longest(name)}
+    longest = -(-dataset(name).lengths[-1][0] // PADDED_TO) * PADDED_TO
+    fields: dict[str, Any] = {"dataset": name, "seq_len": longest}
     if joined:
         fields["padding"] = "free"
     if "multipack" in kernels.lower():
         fields["group_by_length"] = True  # ranks are given batches of one size
     return fields
-
-
-def _longest_of(batch: int) -> float:
-    """Return how many times as long as the mean the longest of `batch` sequences is."""
-    from finegauge.catalogue.datasets import dataset
-    from finegauge.catalogue.length_histogram import LengthHistogram
-
-    spread = LengthHistogram.of(dataset(f"instructions-of-{ANY_MEAN}-tokens").lengths, cut_off=NO_CUT)
-    return spread.expected_max(batch) / spread.mean()
-
-
-def _longest(name: str) -> int:
-    """Return the longest sequence of a data set, padded, which nothing cuts."""
-    from finegauge.catalogue.datasets import dataset
-
-    return -(-dataset(name).lengths[-1][0] // PADDED_TO) * PADDED_TO
 
 
 _DEGREES = {
@@ -200,35 +190,25 @@ FALLBACKS: dict[str, Any] = {
 }
 
 
-class Settings(NamedTuple):
+@dataclass
+class Settings:
     """The fields of a run with where each comes from."""
 
-    fields: dict[str, Any]
-    origins: dict[str, str]
-    defaults: tuple[str, ...]  # what the framework does unasked
-    assumptions: tuple[str, ...]  # what had to be guessed
+    fields: dict[str, Any] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+    defaults: list[str] = field(default_factory=list)  # what the framework does unasked
+    assumptions: list[str] = field(default_factory=list)  # what had to be guessed
     lengths: str = FULL  # or CUT_OFF: they vary up to seq_len; or MEAN: only that is known
 
-
-class _Draft:
-    """Collects fields, the framework's defaults and guesses."""
-
-    def __init__(self) -> None:
-        self.fields: dict[str, Any] = {}
-        self.origins: dict[str, str] = {}
-        self.defaults: list[str] = []
-        self.assumptions: list[str] = []
-        self.lengths = FULL
-
-    def guess(self, field: str, value: Any, why: str = "") -> None:
+    def guess(self, name: str, value: Any, why: str = "not stated") -> None:
         """Set a field that nobody stated."""
-        self.fields[field], self.origins[field] = value, "assumed"
-        self.assumptions.append(f"{field}={value}{f' ({why})' if why else ' (not stated)'}")
+        self.fields[name], self.origins[name] = value, "assumed"
+        self.assumptions.append(f"{name}={value} ({why})")
 
-    def default(self, field: str, value: Any, framework: Framework) -> None:
+    def default(self, name: str, value: Any, framework: Framework) -> None:
         """Set a field that the framework decides unasked."""
-        self.fields[field], self.origins[field] = value, f"{framework.name} default"
-        self.defaults.append(f"{field}={value} ({framework.name}: {framework.source})")
+        self.fields[name], self.origins[name] = value, f"{framework.name} default"
+        self.defaults.append(f"{name}={value} ({framework.name}: {framework.source})")
 
 
 def settings_of(cells: Mapping[str, str], folder: str, known_models: dict[str, str]) -> Settings:
@@ -241,55 +221,53 @@ def settings_of(cells: Mapping[str, str], folder: str, known_models: dict[str, s
 
     Raises: FineGaugeError where the row names no model, or one that is unknown.
     """
-    draft = _Draft()
+    row = Settings()
     key = f"{cells['hf_config']}|{cells['model']}"
     if key not in known_models:
         known_models[key] = _model(cells["model"], cells["hf_config"], folder)
-    draft.fields["model"] = known_models[key]
-    draft.fields["framework"] = _short(cells["framework"])
-    draft.fields["framework_version"] = _short(cells["framework_version"])
-    _copy(cells, draft)
-    _narrow_products(cells, draft)
-    _software(cells, draft)
-    _batch(cells, draft)
-    _gpus(cells, draft)
+    row.fields["model"] = known_models[key]
+    row.fields["framework"] = _short(cells["framework"])
+    row.fields["framework_version"] = _short(cells["framework_version"])
+    _copy(cells, row)
+    _narrow_products(cells, row)
+    _software(cells, row)
+    _batch(cells, row)
+    _gpus(cells, row)
     framework = next((one for one in named_in(cells["framework"]) if one.source), Framework())
     for name, value in framework.unasked(cells).items():
-        if name not in draft.fields:
-            draft.default(name, value, framework)
-    if not cells["packing"] and not {"packing", "dataset"} & set(draft.fields):
-        draft.assumptions.append("every sequence is seq_len long (not stated)")
+        if name not in row.fields:
+            row.default(name, value, framework)
+    if not cells["packing"] and not {"packing", "dataset"} & set(row.fields):
+        row.assumptions.append("every sequence is seq_len long (not stated)")
     if "lora" in cells["method"]:
-        _adapters(cells, draft)
+        _adapters(cells, row)
     for name, value in FALLBACKS.items():
-        if name not in draft.fields:
-            draft.guess(name, value if value is not None else _weights_dtype(cells["method"]))
-    _mixed_precision(draft)
-    return Settings(
-        draft.fields, draft.origins, tuple(draft.defaults), tuple(draft.assumptions), draft.lengths
-    )
+        if name not in row.fields:
+            row.guess(name, value if value is not None else _weights_dtype(cells["method"]))
+    _mixed_precision(row)
+    return row
 
 
-def _copy(cells: Mapping[str, str], draft: _Draft) -> None:
+def _copy(cells: Mapping[str, str], row: Settings) -> None:
     if not cells["method"]:
         raise FieldError("The row does not state its method; write full, lora, qlora or gptq_lora.")
     if cells["method"] == "other":
         raise FieldError("method=other: the table does not say which parameters train.")
     for name in (*COPIED, *COUNTS, *(set(cells) & OTHER_FIELDS)):
         if cells[name]:
-            draft.fields[name] = cells[name]
+            row.fields[name] = cells[name]
     if cells["compile"]:
-        draft.fields["compile"] = cells["compile"]
+        row.fields["compile"] = cells["compile"]
     extras = [
         EXTRAS.get(word, word) for word in re.split(r"[\s+,;]+", cells["trainable_extra"].lower()) if word
     ]
     if extras:
-        draft.fields["trainable_extra"] = tuple(extras)
+        row.fields["trainable_extra"] = tuple(extras)
 
 
-def _narrow_products(cells: Mapping[str, str], draft: _Draft) -> None:
+def _narrow_products(cells: Mapping[str, str], row: Settings) -> None:
     """Read fp8: products computed in it, over weights and activations in 16 or 32 bit."""
-    fields = draft.fields
+    fields = row.fields
     named = re.search(r"fp8|float8", f"{cells['kernels']} {cells['autocast']}", re.IGNORECASE)
     trained = cells["method"] == "full" and fields.get("weights_dtype", "").lower() in ("fp8", "float8")
     if not named and not trained:
@@ -297,12 +275,12 @@ def _narrow_products(cells: Mapping[str, str], draft: _Draft) -> None:
     fields["fp8"] = True
     if trained:
         fields["weights_dtype"] = "bf16"
-        draft.defaults.append("weights_dtype=bf16 (what trains is kept wider than its products in fp8)")
+        row.defaults.append("weights_dtype=bf16 (what trains is kept wider than its products in fp8)")
     if re.search(r"fp8|float8", fields.get("autocast", ""), re.IGNORECASE):
         fields["autocast"] = "bf16"
 
 
-def _software(cells: Mapping[str, str], draft: _Draft) -> None:
+def _software(cells: Mapping[str, str], row: Settings) -> None:
     kernels = cells["kernels"].lower()
     named = ("foak", "unsloth", "megatron")
     fused = [name for name in named if name in kernels or f"+{name}" in cells["notes"].lower()]
@@ -311,75 +289,75 @@ def _software(cells: Mapping[str, str], draft: _Draft) -> None:
     if re.search(r"fa3|flash[-_ ]?(attention[-_ ]?)?3|cudnn", f"{kernels} {cells['attention'].lower()}"):
         fused.append("flash3")
     if fused:
-        draft.fields["kernels"] = tuple(fused)
+        row.fields["kernels"] = tuple(fused)
     if "scattermoe" in kernels or "grouped" in kernels:
-        draft.fields["experts_implementation"] = "grouped_mm"
+        row.fields["experts_implementation"] = "grouped_mm"
     if "baseline-peft" in kernels or "prepare_model_for_kbit_training" in cells["notes"]:
-        draft.fields["upcast_unquantized"] = cells["method"] == "qlora"
-    for pattern, field in ((TRANSFORMERS, "transformers_version"), (BITSANDBYTES, "bitsandbytes_version")):
+        row.fields["upcast_unquantized"] = cells["method"] == "qlora"
+    for pattern, name in ((TRANSFORMERS, "transformers_version"), (BITSANDBYTES, "bitsandbytes_version")):
         found = pattern.search(f"{cells['framework']} {cells['framework_version']}")
         if found:
-            draft.fields[field] = found.group(1)
+            row.fields[name] = found.group(1)
     notes = cells["notes"].lower()
     if "chunked cross entropy" in notes:
-        draft.fields["loss"] = "chunked"
+        row.fields["loss"] = "chunked"
     if "activation offloading" in notes and cells["activation_checkpointing"] == "full":
-        draft.fields["activation_checkpointing"] = "offload"
+        row.fields["activation_checkpointing"] = "offload"
 
 
-def _batch(cells: Mapping[str, str], draft: _Draft) -> None:
+def _batch(cells: Mapping[str, str], row: Settings) -> None:
     """Read the length of the sequences: full, or variable with a stated mean, or variable and unknown."""
     packed = cells["packing"].lower()
     if packed == "true":
-        draft.fields["packing"] = True
+        row.fields["packing"] = True
     if cells["seq_len"]:
-        draft.fields["seq_len"] = cells["seq_len"]
-        draft.lengths = CUT_OFF if packed == "false" else FULL
+        row.fields["seq_len"] = cells["seq_len"]
+        row.lengths = CUT_OFF if packed == "false" else FULL
     elif mean := mean_of(cells["notes"]):
-        draft.fields.update(varied_lengths(cells, mean))
-        draft.lengths = MEAN
+        row.fields.update(varied_lengths(cells, mean))
+        row.lengths = MEAN
     else:
-        draft.guess("seq_len", DEFAULT_SEQ_LEN)
+        row.guess("seq_len", DEFAULT_SEQ_LEN)
 
 
-def _gpus(cells: Mapping[str, str], draft: _Draft) -> None:
+def _gpus(cells: Mapping[str, str], row: Settings) -> None:
     if not cells["gpu"]:
         raise FieldError("The row does not name its GPU.")
-    draft.fields["gpu"] = cells["gpu"]
+    row.fields["gpu"] = cells["gpu"]
     count = _whole(cells["num_gpus"], "num_gpus") if cells["num_gpus"] else 1
     if not cells["num_gpus"]:
-        draft.assumptions.append("num_gpus=1 (not stated)")
+        row.assumptions.append("num_gpus=1 (not stated)")
     divided = parallelism(cells["parallelism"], count)
-    draft.fields.update(divided)
-    draft.fields["num_gpus"] = count
+    row.fields.update(divided)
+    row.fields["num_gpus"] = count
     if count > 1 and not cells["parallelism"]:
-        draft.assumptions.append("data parallel (DDP): the division of the work is not stated")
+        row.assumptions.append("data parallel (DDP): the division of the work is not stated")
     if MULTINODE.search(cells["notes"]) and 1 < count <= GPUS_PER_NODE and count % 2 == 0:
-        draft.fields["num_nodes"] = 2
-        draft.defaults.append("num_nodes=2 (several nodes, how many is not stated)")
+        row.fields["num_nodes"] = 2
+        row.defaults.append("num_nodes=2 (several nodes, how many is not stated)")
     elif count > GPUS_PER_NODE and count % GPUS_PER_NODE == 0:
-        draft.fields["num_nodes"] = count // GPUS_PER_NODE
-        draft.defaults.append(f"num_nodes={count // GPUS_PER_NODE} ({GPUS_PER_NODE} GPUs a node)")
+        row.fields["num_nodes"] = count // GPUS_PER_NODE
+        row.defaults.append(f"num_nodes={count // GPUS_PER_NODE} ({GPUS_PER_NODE} GPUs a node)")
     cards = NETWORK.search(cells["notes"])
     if cards:
-        draft.fields["node_network_gbit_per_s"] = int(cards.group(1)) * int(cards.group(2))
+        row.fields["node_network_gbit_per_s"] = int(cards.group(1)) * int(cards.group(2))
     offload = cells["cpu_offload"].lower()
     if offload not in ("", "false", "none"):
-        draft.fields["cpu_offload"] = offload
+        row.fields["cpu_offload"] = offload
 
 
-def _adapters(cells: Mapping[str, str], draft: _Draft) -> None:
+def _adapters(cells: Mapping[str, str], row: Settings) -> None:
     if cells["lora_rank"]:
-        draft.fields["lora_rank"] = cells["lora_rank"]
-    elif "lora_rank" not in draft.fields:
-        draft.guess("lora_rank", 16)
+        row.fields["lora_rank"] = cells["lora_rank"]
+    elif "lora_rank" not in row.fields:
+        row.guess("lora_rank", 16)
     words = [word for word in re.split(r"[\s,;+]+", cells["lora_targets"]) if word]
     if words:
-        draft.fields["lora_targets"] = _targets(words, draft.fields["model"])
-    elif "lora_targets" not in draft.fields:
-        draft.guess("lora_targets", ("all-linear",))
-    if "adapter_dtype" not in draft.fields:
-        draft.guess("adapter_dtype", "fp32", "as PEFT does")
+        row.fields["lora_targets"] = _targets(words, row.fields["model"])
+    elif "lora_targets" not in row.fields:
+        row.guess("lora_targets", ("all-linear",))
+    if "adapter_dtype" not in row.fields:
+        row.guess("adapter_dtype", "fp32", "as PEFT does")
 
 
 def _targets(words: list[str], model: str) -> tuple[str, ...]:
@@ -391,18 +369,18 @@ def _targets(words: list[str], model: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _mixed_precision(draft: _Draft) -> None:
+def _mixed_precision(row: Settings) -> None:
     """Keep fp32 parameters where a trainer does: autocast over sharded full fine-tuning.
 
     accelerate upcasts the parameters that FSDP trains under mixed precision to fp32, so that its
     mixed precision, not the weights' file, decides what the shards hold.
     """
-    fields = draft.fields
+    fields = row.fields
     sharded = str(fields.get("sharding", "none")).startswith(("fsdp", "hybrid"))
     mixed = str(fields.get("autocast", "none")).lower() not in ("none", "", "false", "no")
     if fields["method"] == "full" and sharded and mixed and fields.get("weights_dtype") != "fp32":
         fields["weights_dtype"] = "fp32"
-        draft.defaults.append("weights_dtype=fp32 (FSDP mixed precision keeps fp32 shards)")
+        row.defaults.append("weights_dtype=fp32 (FSDP mixed precision keeps fp32 shards)")
 
 
 def _weights_dtype(method: str) -> str:
@@ -470,5 +448,5 @@ def _whole(cell: str, column: str) -> int:
     raise FieldError(f"{column}={shown(cell)} is not a whole number from 1 to 1,000,000.")
 
 
-def _short(text: str, limit: int = 120) -> str:
-    return "".join(c for c in text if c.isprintable())[:limit]
+def _short(text: str) -> str:
+    return "".join(c for c in text if c.isprintable())[:120]
