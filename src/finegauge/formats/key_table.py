@@ -8,7 +8,8 @@ warning for a key that nobody knows. Values of such keys are never shown: they m
 """
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -144,7 +145,7 @@ class Format(NamedTuple):
     model_key: str  # that an override model=… is laid over
     methods: Mapping[str, Mapping[str, str]] = {}  # method=… as the file's keys
     not_modelled: str = ""  # keys that change a run in a way that predictions leave out
-    adapt: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None  # another shape of its files
+    adapt: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict  # makes the usual shape of its files
     family: str = ""  # of formats that have the same keys
     lasting: Mapping[str, str] = {}  # settings that are no field: their keys
     data_keys: tuple[str, ...] = ()  # that name the data; the first takes a name of a hub
@@ -164,10 +165,6 @@ class Format(NamedTuple):
         """Return whether the files of both have the same keys."""
         return self.name == other.name or bool(self.family and self.family == other.family)
 
-    def adapted(self, keys: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return `keys` in the usual shape of its files."""
-        return self.adapt(keys) if self.adapt is not None else keys
-
     def state(self, reading: "Reading") -> None:
         """State the fields of a run."""
         for row in self.rows:
@@ -184,14 +181,16 @@ class Format(NamedTuple):
         return in_sections({name: None if value is NULL else value for name, value in keys.items()})
 
 
-def known_keys(name: str) -> set[str]:
+@cache
+def known_keys(name: str) -> frozenset[str]:
     """Return the keys that a framework knows and no field is read from."""
     import json
 
     with open(os.path.join(os.path.dirname(__file__), "data", "known_keys.json"), encoding="utf-8") as file:
         lists = json.load(file)
     names = (name, *lists.get(name, {}).get("with", ()))
-    return {word for one in names for line in lists.get(one, {}).get("keys", ()) for word in line.split()}
+    words = (word for one in names for line in lists.get(one, {}).get("keys", ()) for word in line.split())
+    return frozenset(words)
 
 
 def in_sections(keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -250,9 +249,9 @@ def read(
     warnings: tuple[str, ...] = (),
 ) -> Run:
     """Return the run of a framework's file; `words` may use its keys or the fields' names."""
-    its_keys = format_.keys
-    overrides = parse(words, {*its_keys, *FIELDS})
-    theirs = {name: value for name, value in overrides.items() if name in its_keys}
+    known = format_.keys
+    overrides = parse(words, {*known, *FIELDS})
+    theirs = {name: value for name, value in overrides.items() if name in known}
     own = {name: value for name, value in overrides.items() if name not in theirs}
     if format_.methods and "method" in own:
         theirs |= _method_keys(format_, own.pop("method"))
@@ -260,7 +259,9 @@ def read(
         theirs[format_.model_key] = own.pop("model")
     reading = Reading(format_, keys, theirs, file, own)
     reading.warnings += warnings
-    reading.launched_gpus = _launched_gpus(own, keys, alongside)
+    gpus = own.get("num_gpus") or reading.block.get("num_gpus")
+    gpus = alongside.launched_gpus() if gpus is None else FIELDS["num_gpus"]("num_gpus", gpus)
+    reading.launched_gpus = None if gpus is None else int(gpus)
     format_.state(reading)
     alongside.lay_over(reading.fields, reading.origins, reading.warnings)
     reading.read_block()
@@ -280,15 +281,6 @@ def _method_keys(format_: Format, method: str) -> Mapping[str, str]:
             f"method={method} cannot be laid over a {format_.name} file; write a run file instead."
         )
     return format_.methods[method]
-
-
-def _launched_gpus(own: Mapping[str, str], keys: Mapping[str, Any], alongside: Alongside) -> int | None:
-    """Return how many GPUs the run is launched on, where the command line or the file's block says so."""
-    block = keys.get(BLOCK)
-    stated = own.get("num_gpus") or (block.get("num_gpus") if isinstance(block, Mapping) else None)
-    if stated is None:
-        return alongside.launched_gpus()
-    return int(FIELDS["num_gpus"]("num_gpus", stated))
 
 
 class Reading:
@@ -321,13 +313,13 @@ class Reading:
         self.warnings: list[str] = []
         self.launched_gpus: int | None = None  # where something tells
         self._own = own
+        block = keys.get(BLOCK)
+        self.block: Mapping[str, Any] = block if isinstance(block, Mapping) else {}
 
     @property
     def version(self) -> tuple[int, int, int] | None:
         """Return the version of the framework that somebody states; None: the newest known."""
-        block = self.keys.get(BLOCK)
-        stated = block.get("framework_version") if isinstance(block, Mapping) else None
-        stated = self._own.get("framework_version", stated)
+        stated = self._own.get("framework_version", self.block.get("framework_version"))
         return version_numbers(str(stated)) if stated not in (None, "") else None
 
     def replaces(self, field: str) -> bool:
@@ -349,6 +341,10 @@ class Reading:
     def first(self, keys: Iterable[str], default: Any = None) -> Any:
         """Return the value of the first of `keys` that is stated."""
         return next((self.get(key) for key in keys if self.stated(key)), default)
+
+    def which(self, *keys: str) -> str:
+        """Return the first of `keys` that is stated, else the first of all."""
+        return next(filter(self.stated, keys), keys[0])
 
     def flag(self, key: str, *, default: bool = False) -> bool:
         """Return whether a key says yes."""
@@ -465,26 +461,21 @@ class Reading:
 
     def read_block(self) -> None:
         """Read the fields that the file states in a block of its own."""
-        block = self.keys.get(BLOCK) or {}
-        if not isinstance(block, Mapping):
+        if not isinstance(self.keys.get(BLOCK) or {}, Mapping):
             raise FileFormatError(
                 f"{self.file_name}: finegauge: must hold fields and their values, such as gpu: A40."
             )
-        for name, value in block.items():
+        for name, value in self.block.items():
             if name not in FIELDS:
                 raise UnknownKeyError(f"{self.file_name}: finegauge", name, known=FIELDS)
             self.fields[name], self.origins[name] = value, FROM_FILE
 
     def warn_of_keys(self) -> None:
         """Warn of keys that the framework does not know; values are never shown."""
-        read = self.format.keys
+        read = {BLOCK, *self.format.keys}
         sections = {key.partition(".")[0] for key in read if "." in key}
-        written = []
-        for key, value in self.keys.items():
-            if key in read or key == BLOCK:
-                continue
-            inside = value if key in sections and isinstance(value, Mapping) else None
-            written += [key] if inside is None else [f"{key}.{k}" for k in inside if f"{key}.{k}" not in read]
+        paths = [path for path, _ in flattened(self.keys, sections)]
+        written = [path for path in paths if not {path, path.partition(".")[0]} & read]
         if written:
             self._warn_of_unknown(written)
         if self.keys.get("trust_remote_code"):
@@ -504,9 +495,21 @@ class Reading:
 
     def _walk(self, key: str) -> Any:
         """Return the file's value of "section.key"; None where there is none."""
-        if key in self.keys:
-            return self.keys[key]
-        value: Any = self.keys
-        for part in key.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
-        return value
+        return self.keys[key] if key in self.keys else value_at(self.keys, key)
+
+
+def flattened(keys: Mapping[str, Any], sections: Collection[str]) -> Iterator[tuple[str, Any]]:
+    """Yield what a file holds, under "section.key" what is inside one of `sections`."""
+    for key, value in keys.items():
+        if key in sections and isinstance(value, Mapping):
+            yield from ((f"{key}.{name}", inside) for name, inside in value.items())
+        else:
+            yield key, value
+
+
+def value_at(keys: Mapping[str, Any], path: str) -> Any:
+    """Return the value at "section.key", None where there is none."""
+    value: Any = keys
+    for part in path.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value

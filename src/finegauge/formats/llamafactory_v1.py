@@ -68,11 +68,7 @@ def _read_sharding(reading: Reading) -> None:
     """Read who shards, the degrees, and what is offloaded."""
     kind = reading.text("dist_config.name")
     if kind == "deepspeed":
-        named = reading.get("dist_config.config_file", "")
-        sharding, offload, warning = launcher_files.sharding(named, reading.file)
-        reading.warnings += [warning] if warning else []
-        reading.set("sharding", sharding, "dist_config.config_file", "dist_config.name")
-        reading.set("cpu_offload", offload, "dist_config.config_file")
+        trainer_keys.read_zero(reading, "dist_config.config_file", "dist_config.name")
     elif kind:
         replicas = reading.get("dist_config.mp_replicate_size", 1)
         stays = not reading.flag("dist_config.reshard_after_forward", default=True)
@@ -84,7 +80,7 @@ def _read_sharding(reading: Reading) -> None:
         offload = "params" if reading.flag("dist_config.offload_params") else "none"
         reading.set("cpu_offload", offload, "dist_config.offload_params")
     for keys, field in ((_CONTEXT, "context_parallel"), (("dist_config.ep_size",), "expert_parallel")):
-        key = next((key for key in keys if reading.stated(key)), keys[0])
+        key = reading.which(*keys)
         if str(reading.get(key, 1)) != "1":
             reading.set(field, reading.get(key), key)
 

@@ -40,7 +40,7 @@ _FSDP = {"fsdp": "full_shard", "fsdp_shard_grad_op": "shard_grad_op", "hybrid": 
 
 
 def _read_method(reading: Reading) -> None:
-    key = next((key for key in _TUNERS if reading.stated(key)), _TUNERS[0])
+    key = reading.which(*_TUNERS)
     tuner = reading.text(key, "lora")
     if tuner not in ("lora", "full"):
         raise FieldError(f"{key}={shown(tuner)} is not described; use lora or full.")

@@ -195,7 +195,7 @@ def attention_row(*keys: str, words: Mapping[str, str] = _ATTENTION_WORDS) -> Ro
 
 def read_attention(reading: Reading, *keys: str) -> None:
     """Read the attention kernel that the first of `keys` names."""
-    key = next((key for key in keys if reading.stated(key)), keys[0])
+    key = reading.which(*keys)
     word = reading.text(key, "sdpa").replace("-", "_")
     kind = "flash" if "flash" in word or word in ("flex_attention", "flex", "sage") else _ATTENTION.get(word)
     reading.set("attention", kind or word, key)
@@ -237,17 +237,17 @@ CHECKPOINTING_KEYS = " ".join(f"{name} {name}_kwargs" for name in _CHECKPOINTING
 
 def read_checkpointing(reading: Reading, *, default: bool, reentrant: bool) -> None:
     """Read gradient checkpointing, unsloth's and Axolotl's words for offloading included."""
-    key = next((key for key in _CHECKPOINTING if reading.stated(key)), _CHECKPOINTING[0])
+    key = reading.which(*_CHECKPOINTING)
     word = reading.text(key, str(default))
     offloads = word in ("unsloth", "offload", "offload_disk")
     on = offloads or flag(key, word)
     reading.set("activation_checkpointing", "offload" if offloads else "full" if on else "none", key)
-    named = next((f"{name}_kwargs" for name in _CHECKPOINTING if reading.stated(f"{name}_kwargs")), "")
-    options = reading.get(named) if named else None
+    named = reading.which(*(f"{name}_kwargs" for name in _CHECKPOINTING))
+    options = reading.get(named)
     stated = options.get("use_reentrant") if isinstance(options, Mapping) else None
     if stated is not None or on:
         value = reentrant if stated is None else flag("use_reentrant", stated)
-        reading.set("checkpointing_reentrant", value, *((named,) if named else ()))
+        reading.set("checkpointing_reentrant", value, named)
 
 
 def checkpointing(run: Run) -> dict[str, Any]:
@@ -338,12 +338,8 @@ def read_sharding(reading: Reading) -> None:
 
 def _read_deepspeed(reading: Reading) -> None:
     """Read the file that `deepspeed` names, and hold its batch against the training file's."""
-    named = reading.get("deepspeed")
-    kind, offload, warning = sharding(named, reading.file)
-    reading.warnings += [warning] if warning else []
-    reading.set("sharding", kind, "deepspeed")
-    reading.set("cpu_offload", offload, "deepspeed")
-    keys, _ = load(named, reading.file)
+    read_zero(reading, "deepspeed")
+    keys, _ = load(reading.get("deepspeed"), reading.file)
     for field, value in deepspeed_fields(keys).items() if keys is not None else ():
         known = reading.fields.get(field)
         if field in ("micro_batch_size", "gradient_accumulation_steps") and str(known) != str(value):
@@ -353,6 +349,14 @@ def _read_deepspeed(reading: Reading) -> None:
             )
         if field == "tensor_parallel":
             reading.set(field, value, "deepspeed")
+
+
+def read_zero(reading: Reading, key: str, *beside: str) -> None:
+    """Read what the file that `key` names shards and offloads; `beside`: who else says that it is sharded."""
+    kind, offload, warning = sharding(reading.get(key, ""), reading.file)
+    reading.warnings += [warning] if warning else []
+    reading.set("sharding", kind, key, *beside)
+    reading.set("cpu_offload", offload, key)
 
 
 def _read_fsdp(reading: Reading, fsdp: Any) -> None:

@@ -16,7 +16,7 @@ from finegauge.model.families.decoder import (
     UP_DOWN,
     WIDE_HEAD_NORMS,
     Family,
-    QkNorms,
+    qk_norms,
     rotary_where_sliding,
     sizes,
 )
@@ -226,7 +226,7 @@ DENSE: dict[str, Family] = {
     ),
     "hunyuan_v1_dense": Family(
         like="llama", mlp_bias=False, attention={"norms_last": True},
-        qk_norms=QkNorms(("query_layernorm", "key_layernorm")), defaults={"vocab_size": 290943},
+        qk_norms=qk_norms(("query_layernorm", "key_layernorm")), defaults={"vocab_size": 290943},
     ),
     "internlm": Family(  # InternLM 1
         like="llama", bias="bias", mlp_bias=False, defaults={"vocab_size": 103168, "bias": True},
@@ -387,7 +387,7 @@ DENSE: dict[str, Family] = {
     ),
     "nanochat": Family(  # RMS norms without weights, on the heads and on the embeddings as well
         like="llama", gated=False, mlp=("fc1", "fc2"), mlp_bias=False, norm=Norm("", 0, weight=False),
-        qk_norms=QkNorms(weight=False), embedding_norm="norm",
+        qk_norms=qk_norms(weight=False), embedding_norm="norm",
         numerics={"logit_cap": "final_logit_softcapping"},
         defaults=sizes(50304, 768, 8192, 12, 6, hidden_act="relu2"),
     ),

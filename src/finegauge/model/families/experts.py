@@ -25,7 +25,7 @@ from finegauge.model.families.decoder import (
     OWN_HEADS,
     WIDE_HEAD_NORMS,
     Family,
-    QkNorms,
+    qk_norms,
     rotary_where_sliding,
     sizes,
 )
@@ -392,7 +392,7 @@ EXPERTS: dict[str, Family] = {
         defaults={"vocab_size": 102400, "moe_intermediate_size": 1407, "moe_layer_freq": 1},
     ),
     "glm4_moe": Family(  # GLM-4.5 and 4.6
-        bias="attention_bias", out_bias=False, qk_norms=QkNorms(flag="use_qk_norm"),
+        bias="attention_bias", out_bias=False, qk_norms=qk_norms(flag="use_qk_norm"),
         sparse=routed_from(key=""), experts=DEEPSEEK, aliases=RENAMED,
         defaults=sizes(
             151552, 4096, 10944, 46, 96, 8, None, 131072, hidden_act="silu", moe_intermediate_size=1408,

@@ -14,7 +14,7 @@ from finegauge.model.families.decoder import (
     OWN_HEADS,
     UP_DOWN,
     Family,
-    QkNorms,
+    qk_norms,
     sizes,
 )
 from finegauge.model.families.parts import SLIDING, Figures, heads
@@ -214,7 +214,7 @@ GPT: dict[str, Family] = {
     "persimmon": Family(  # GPT-NeoX's shapes in sequence, a LayerNorm on the heads
         like="gpt_neox", bias=True, partly_rotary=True, parallel=False, final="final_layernorm",
         embed="embed_tokens",
-        qk_norms=QkNorms(("q_layernorm", "k_layernorm"), "layer", bias=True, flag="qk_layernorm"),
+        qk_norms=qk_norms(("q_layernorm", "k_layernorm"), kind="layer", bias=True, flag="qk_layernorm"),
         numerics={"dropout": {"mlp": "hidden_dropout", "scores": "attention_dropout"}},
         defaults=sizes(
             262144, 4096, 16384, 36, None, None, None, 16384, hidden_act="relu2", qk_layernorm=True,
@@ -267,7 +267,7 @@ GPT: dict[str, Family] = {
     ),
     "phi": Family(  # Phi-1, 1.5 and 2
         bias=True, out="dense", partly_rotary=True, gated=False, mlp=("fc1", "fc2"), mlp_bias=True,
-        qk_norms=QkNorms(("q_layernorm", "k_layernorm"), "layer", bias=True, flag="qk_layernorm"),
+        qk_norms=qk_norms(("q_layernorm", "k_layernorm"), kind="layer", bias=True, flag="qk_layernorm"),
         norm=LAYER_NORM, before=("input_layernorm", ""), parallel=True, final="final_layernorm",
         head_bias=True, numerics={"dropout": {**PDROP, "scores": "attention_dropout"}},
         defaults=sizes(
@@ -277,7 +277,9 @@ GPT: dict[str, Family] = {
     "stablelm": Family(  # parallel in StableLM 2 12B
         heads={"dim": ""}, bias="use_qkv_bias", out_bias=False, partly_rotary=True, norm=LAYER_NORM,
         parallel="use_parallel_residual",
-        qk_norms=QkNorms(("q_layernorm", "k_layernorm"), "layer", apart=True, flag="qk_layernorm"),
+        qk_norms=qk_norms(
+            ("q_layernorm", "k_layernorm"), kind="layer", by_head=True, apart=True, flag="qk_layernorm",
+        ),
         varies=lambda f: {"before": ("input_layernorm", "")} if f.flag("use_parallel_residual") else {},
         numerics={"dropout": {"mlp": "hidden_dropout", "scores": "attention_dropout"}},
         defaults=sizes(
@@ -286,7 +288,7 @@ GPT: dict[str, Family] = {
     ),
     "cohere": Family(  # Command R and Aya
         bias="attention_bias", norm=BARE_LAYER_NORM, before=("input_layernorm", ""), parallel=True,
-        qk_norms=QkNorms(kind="layer", by_head=True, flag="use_qk_norm"),
+        qk_norms=qk_norms(kind="layer", by_head=True, flag="use_qk_norm"),
         numerics={"scaled_logits": True, "own_loss": True, "written_layer_norms": True},
         defaults=sizes(
             256000, 8192, 22528, 40, 64, None, None, 8192, hidden_act="silu", tie_word_embeddings=True,
