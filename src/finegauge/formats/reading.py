@@ -15,7 +15,6 @@ from finegauge.errors import FileFormatError, UnknownKeyError, shown
 from finegauge.formats import key_table
 from finegauge.formats.key_table import BLOCK, Format, lay_over, parse
 from finegauge.formats.launcher_files import ALONE, Alongside
-from finegauge.records import NamedTuple
 from finegauge.run.run import FIELDS, FROM_FILE, Run
 
 MAX_COMMENT_LINES = 100

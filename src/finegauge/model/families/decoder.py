@@ -26,7 +26,6 @@ from finegauge.model.families.parts import (
     stack,
     window_of,
 )
-from finegauge.records import NamedTuple
 
 Flag: TypeAlias = bool | str  # or the key of a truth value
 ALL = "all"  # every layer slides, where there is a window
