@@ -262,6 +262,16 @@ class Profile(NamedTuple):
         return _rate(self.step_flops, self.step_time_s.total * self.peak_flops_per_s * self.run.num_gpus)
 
     @property
+    def waited_fraction(self) -> float:
+        """Return the share of a measured step in which other programs had the processor; 0: not known."""
+        return float(self.observations.get("timing", {}).get("waited_fraction") or 0.0)
+
+    @property
+    def own_step_s(self) -> float:
+        """Return the seconds of a step without those in which other programs had the processor."""
+        return self.step_time_s.total * (1.0 - self.waited_fraction)
+
+    @property
     def bottleneck(self) -> str:
         """Return one sentence: what most of the step's time goes to, and why."""
         total = self.step_time_s.total

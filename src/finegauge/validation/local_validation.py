@@ -100,7 +100,7 @@ def _trial(predicted: Profile, measured: Profile) -> Trial:
         measured_step_time_s=measured.step_time_s.total,
         predicted_peak_memory_bytes=peak,
         measured_peak_memory_bytes=measured.peak_memory_bytes.total,
-        waited_fraction=float(measured.observations.get("timing", {}).get("waited_fraction", 0.0)),
+        waited_fraction=measured.waited_fraction,
         step_time_error=None,
         peak_memory_error=None,
     )

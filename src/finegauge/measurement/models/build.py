@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from finegauge.data.batch_shape import shape
 from finegauge.errors import FieldError, UnsupportedError
 from finegauge.measurement.instruments.module_roles import layer_number
-from finegauge.measurement.models.adapters import adapted
+from finegauge.measurement.models.adapters import adapted, ends_of
 from finegauge.measurement.models.classes import DTYPES, ModelClass, class_of
 from finegauge.measurement.models.quantization import (
     compute_dtype,
@@ -168,12 +168,8 @@ def select_trained(model: Any, run: Run) -> None:
     for name, parameter in model.named_parameters():
         if "norms" in run.trainable_extra and "norm" in name.lower():
             parameter.requires_grad_(True)
-    for extra, module in (
-        ("embed_tokens", model.get_input_embeddings()),
-        ("lm_head", model.get_output_embeddings()),
-    ):
-        if extra in run.trainable_extra and module is not None:
-            module.requires_grad_(True)
+    for module in ends_of(model, run.trainable_extra):
+        module.requires_grad_(True)
 
 
 def _freeze_all_but_last(model: Any, trained: int) -> None:
