@@ -219,9 +219,10 @@ def _profiles(path: str, gpu: str) -> "list[Profile]":
 def _draw(answer: "CompareAnswer", path: str) -> None:
     """Draw bars and radars."""
     from finegauge.render.compare import panels
-    from finegauge.render.plots.charts import check_matplotlib, save_charts
+    from finegauge.render.plots.charts import save_charts
+    from finegauge.render.plots.drawing import check_matplotlib
 
-    check_matplotlib()
+    check_matplotlib("calibrate")
     if (number := len(answer.comparisons)) > MOST_DRAWN:
         raise InputError(f"{number} comparisons are too many for one figure; choose by --at AXIS=VALUE.")
     save_charts(

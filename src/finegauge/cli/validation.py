@@ -178,9 +178,9 @@ def _law(
 ) -> None:
     """Fit a closed-form law to a sweep, keep it by name, and draw it."""
     if output is not None:
-        from finegauge.render.plots.charts import check_matplotlib
+        from finegauge.render.plots.drawing import check_matplotlib
 
-        check_matplotlib()
+        check_matplotlib("calibrate")
     from finegauge.answers.calibration import law_answer
     from finegauge.laws.fit import fit, read_sweep
     from finegauge.laws.law import form

@@ -135,11 +135,7 @@ class WholeRun(NamedTuple):
     safe_seq_len: int | None  # the longest cut-off at which no batch is risky; None: as it is, or none found
     too_long: tuple[Offender, ...]  # samples beyond it, the longest first
     num_too_long: int
-
-    @property
-    def verdict(self) -> Verdict:
-        """Return fits, risky or will_not_fit."""
-        return verdict(self.out_of_memory_fraction)
+    verdict: Verdict
 
 
 def whole_run(run: "Run", lengths: "Lengths") -> WholeRun | None:
@@ -171,6 +167,7 @@ def whole_run(run: "Run", lengths: "Lengths") -> WholeRun | None:
         safe_seq_len=safe,
         too_long=tuple(beyond[:SAMPLES_NAMED]),
         num_too_long=len(beyond),
+        verdict=verdict(float(chances.max())),
     )
 
 

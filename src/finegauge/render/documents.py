@@ -106,6 +106,7 @@ def answers() -> Mapping[str, Any]:
     from finegauge.answers import (
         calibration,
         campaign,
+        data,
         device_profile,
         estimate,
         files,
@@ -113,6 +114,7 @@ def answers() -> Mapping[str, Any]:
         gains,
         measurement,
         plan,
+        reproduction,
         validation,
     )
     from finegauge.validation.local_validation import HereValidation
@@ -138,6 +140,8 @@ def answers() -> Mapping[str, Any]:
         "campaign": campaign.CampaignAnswer,
         "results": campaign.ResultsAnswer,
         "compare": gains.CompareAnswer,
+        "data": data.DataAnswer,
+        "reproduce": reproduction.ReproduceAnswer,
     }
 
 
@@ -150,7 +154,12 @@ def kept_files() -> Mapping[str, Any]:
 
 def choices() -> Mapping[tuple[type, str], Collection[str]]:
     """Return which words a field of a type may hold, or a mapping have as keys, where its type is wider."""
+    from finegauge.answers.campaign import CellResult
+    from finegauge.answers.data import DataAnswer
     from finegauge.answers.device_profile import MicroAnswer
+    from finegauge.answers.gains import ClaimHeld, GainFigures, GainsAt
+    from finegauge.campaign.axes import MEASURED, PREDICTED
+    from finegauge.campaign.gains import JOULES, PROCESSOR_S
     from finegauge.catalogue.device_profile import (
         DIRECTIONS,
         HOST_COSTS,
@@ -162,6 +171,13 @@ def choices() -> Mapping[tuple[type, str], Collection[str]]:
     from finegauge.laws.law import FORMS, Law
 
     return {
+        (CellResult, "estimator"): (PREDICTED, MEASURED),
+        (GainsAt, "estimator"): (PREDICTED, MEASURED),
+        (GainFigures, "outcome"): ("completed", "out_of_memory", "unsupported", "failed", "interrupted"),
+        (GainFigures, "energy_by"): (JOULES, PROCESSOR_S),
+        (ClaimHeld, "estimator"): (PREDICTED, MEASURED),
+        (ClaimHeld, "verdict"): ("agrees", "partly", "disagrees", "unknown"),
+        (DataAnswer, "row_name"): ("line", "record"),
         (MicroAnswer, "kind"): (KIND,),
         (DeviceProfile, "device"): ("cpu", "cuda"),
         (DeviceProfile, "host"): HOST_COSTS,

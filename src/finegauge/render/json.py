@@ -62,11 +62,13 @@ def _fields(value: Any) -> dict[str, Any]:
     rules = rules_of(type(value))
     found: dict[str, Any] = {}
     for name, item in value._asdict().items():
+        if name in rules.hidden or (item is None and name in rules.absent):
+            continue
         if isinstance(item, Run):
             found |= question(item)
         elif name in rules.flat:
             found |= encoded(item)
-        elif name not in rules.hidden and not (item is None and name in rules.absent):
+        else:
             found[name] = encoded(item[: rules.most[name]] if name in rules.most else item)
     return found
 

@@ -303,10 +303,9 @@ def save_front(answer: PlanAnswer, path: str) -> str:
 
     Raises: UnsupportedError where matplotlib is missing.
     """
-    from finegauge.render.plots.charts import check_matplotlib
-    from finegauge.render.plots.drawing import png
+    from finegauge.render.plots.drawing import check_matplotlib, png
 
-    check_matplotlib()
+    check_matplotlib("calibrate")
     drawing = plan_front(answer)
     if drawing is not None:
         with open(path, "wb") as file:

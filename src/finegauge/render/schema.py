@@ -77,13 +77,15 @@ def _object(kind: Any, parts: dict[str, Any], heads: Mapping[str, Any]) -> dict[
     rules = rules_of(kind)
     properties, absent = dict(heads), set[str]()
     for name, one in get_type_hints(kind).items():
+        if name in rules.hidden:
+            continue
         if one is Run:
             properties |= _QUESTION
         elif name in rules.flat:
             inner = _object(one, parts, {})
             properties |= inner["properties"]
             absent |= inner["properties"].keys() - set(inner["required"])
-        elif name not in rules.hidden:
+        else:
             properties[name] = _of(one, parts, "" if name in rules.signed else name)
             properties[name] |= {"maxItems": rules.most[name]} if name in rules.most else {}
             if words := choices().get((kind, name)):
