@@ -26,7 +26,9 @@ from finegauge.errors import FineGaugeError
 from finegauge.measurement.device import device_name, fingerprint, out_of_memory_reason
 from finegauge.prediction.predictor import Prediction, prediction_for
 from finegauge.profile import Profile, Source
-from finegauge.render.training import end_lines, nothing_predicted_lines, start_lines
+from finegauge.render.report import Section
+from finegauge.render.terminal import section_lines
+from finegauge.render.training import end_section, nothing_predicted, start_section
 from finegauge.run.run import Run
 from finegauge.store.journal import Trials
 
@@ -103,7 +105,7 @@ class TrainerCallback(Base):  # type: ignore[misc]
         price = self._price(args, device)
         why_not = self._understand(model, args, kwargs.get("train_dataloader"), state.max_steps)
         if self.run is None:
-            self._say("\n".join(nothing_predicted_lines(why_not)))
+            self._show(nothing_predicted(why_not))
         else:
             self._announce(self.run, args, state, device, price)
         processes, nodes = machines(args)
@@ -143,7 +145,10 @@ class TrainerCallback(Base):  # type: ignore[misc]
         path = self._trials.journal.path if self._trials is not None else ""
         self._end_trial(self.profile)
         predicted = self.prediction.profile if self.prediction is not None else None
-        self._say("\n".join(end_lines(self.profile, predicted, path)))
+        self._show(end_section(self.profile, predicted, path))
+
+    def _show(self, part: Section) -> None:
+        self._say("\n".join(section_lines(part)))
 
     def _understand(self, model: Any, args: Any, loader: Any, max_steps: int) -> str:
         """Note what is trained, or return why that is not known; the log has its figures all the same."""
@@ -165,7 +170,7 @@ class TrainerCallback(Base):  # type: ignore[misc]
                 "FineGauge: the prediction failed (%s: %s); please report it.", type(error).__name__, error
             )
             return
-        lines = start_lines(
+        told = start_section(
             run,
             self.prediction,
             device=name,
@@ -174,7 +179,7 @@ class TrainerCallback(Base):  # type: ignore[misc]
             price_said=price.said if price is not None else "",
             has_evaluation=str(getattr(args.eval_strategy, "value", args.eval_strategy)) != "no",
         )
-        self._say("\n".join(lines))
+        self._show(told)
 
     def _price(self, args: Any, device: torch.device) -> Price | None:
         """Return the price of an hour; what is wrong with the one asked for is said."""

@@ -13,12 +13,7 @@ from finegauge.cli.run_options import overrides_argument, say, show
 from finegauge.errors import EXIT_DONE, EXIT_NO_DATA, EXIT_WILL_NOT_FIT, UnsupportedError, shown
 
 if TYPE_CHECKING:
-    from finegauge.measurement.options import Options
     from finegauge.model.blocks import Architecture
-    from finegauge.prediction.predictor import Prediction
-    from finegauge.profile import Profile
-    from finegauge.progress import Heard
-    from finegauge.run.run import Run
 
 MOST_USERS = 10_000
 NEED_ENDPOINT = {
@@ -49,30 +44,6 @@ def stated(asked: dict[str, Any]) -> tuple[dict[str, Any], tuple[int, ...]]:
         raise click.UsageError(f"{NEED_ENDPOINT[next(iter(found))]} is about a server: add --endpoint URL.")
     users = found.pop("concurrency", ())
     return ({"endpoint": endpoint, **found} if endpoint else {}), users
-
-
-def measure_each(
-    run: "Run", users: tuple[int, ...], options: "Options", *, heard: "Heard | None", store: str | None
-) -> list[tuple["Profile", "Prediction"]]:
-    """Return (measured, predicted) for every number of users, or for the run's `micro_batch_size` of them."""
-    from finegauge.measurement.trial import measure
-    from finegauge.prediction.predictor import prediction_elsewhere
-    from finegauge.run.run import FROM_COMMAND_LINE
-
-    found = []
-    for run_of_users in [run.replace(FROM_COMMAND_LINE, micro_batch_size=n) for n in users] or [run]:
-        measured = measure(run_of_users, options, heard=heard, store=store)
-        found.append((measured, prediction_elsewhere(_as_met(run_of_users, measured, options))))
-        if measured.outcome != "completed":
-            break  # more users do not help
-    return found
-
-
-def _as_met(run: "Run", measured: "Profile", options: "Options") -> "Run":
-    """Return the run to predict: requests that arrive by chance make as many users as were in flight."""
-    if not options.requests_per_s or measured.outcome != "completed":
-        return run
-    return run.replace(micro_batch_size=max(1, round(measured.observations["serving"]["in_flight"])))
 
 
 def _numbers(ctx: click.Context, option: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -173,12 +144,10 @@ def measure(
     The model is built from its config with random weights, or read from a local checkpoint. It runs in a
     process of its own: out of memory is an outcome (exit code 20), a result that is no data is 30.
     """
-    from finegauge.answers.measurement import measure_answer
+    from finegauge.answers.measurement import measure_answer, measured
     from finegauge.data.batch_shape import shape
     from finegauge.formats.reading import read
     from finegauge.measurement.options import Options
-    from finegauge.measurement.trial import measure as take
-    from finegauge.prediction.predictor import prediction_for
     from finegauge.render.measurement import measure_report
 
     gc.enable()
@@ -194,11 +163,7 @@ def measure(
         memory_limit_bytes=byte_size(limit) if limit else 0.0,
     )
     with progress_bar("") as heard:
-        if options.endpoint:
-            found = measure_each(run, users, options, heard=heard, store=store)
-        else:
-            alone = take(run, options, heard=heard, store=store)
-            found = [(alone, prediction_for(run, options.device, alone.fingerprint.get("device", "")))]
+        found = measured(run, options, users=users, heard=heard, store=store)
     last, _ = found[-1]
     if last.outcome == "unsupported":
         raise UnsupportedError(last.reason)
@@ -208,15 +173,7 @@ def measure(
 
 def byte_size(text: str) -> float:
     """Return the bytes that "2GiB", "500MB" or "1e9" say."""
-    units: dict[str, float] = {
-        "kib": 2**10,
-        "mib": 2**20,
-        "gib": 2**30,
-        "kb": 1e3,
-        "mb": 1e6,
-        "gb": 1e9,
-        "b": 1,
-    }
+    units = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 1e3, "mb": 1e6, "gb": 1e9, "b": 1}
     word = text.strip().lower()
     unit = next((name for name in units if word.endswith(name)), "")
     try:
