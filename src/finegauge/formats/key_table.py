@@ -373,7 +373,7 @@ class Reading:
         if value is None:
             return
         self.fields[field] = value
-        if any(key in self.overrides for key in keys):
+        if not self.overrides.keys().isdisjoint(keys):
             self.origins[field] = FROM_COMMAND_LINE
         elif any(self._walk(key) is not None for key in keys):
             self.origins[field] = FROM_FILE
@@ -472,26 +472,22 @@ class Reading:
 
     def warn_of_keys(self) -> None:
         """Warn of keys that the framework does not know; values are never shown."""
-        read = {BLOCK, *self.format.keys}
+        known, read = self.format.known, {BLOCK, *self.format.keys}
         sections = {key.partition(".")[0] for key in read if "." in key}
-        paths = [path for path, _ in flattened(self.keys, sections)]
-        written = [path for path in paths if not {path, path.partition(".")[0]} & read]
-        if written:
-            self._warn_of_unknown(written)
-        if self.keys.get("trust_remote_code"):
-            self.warn("trust_remote_code is not acted on: no code of a model repository is run.")
-
-    def _warn_of_unknown(self, written: Iterable[str]) -> None:
-        known = self.format.known
-        sections = {key.removesuffix(".*") for key in known if key.endswith(".*")}
-        unknown = [key for key in written if key not in known and key.partition(".")[0] not in sections]
+        unknown = []
+        for key, _ in flattened(self.keys, sections):
+            top = key.partition(".")[0]
+            if not (key in read or top in read or key in known or f"{top}.*" in known):
+                unknown.append(key)
         for key in unknown[:MAX_WARNINGS]:
-            hint = did_you_mean(key, {*known, *self.format.keys})
+            hint = did_you_mean(key, {*known, *read} - {BLOCK})
             self.warn(
                 f"{self.file_name}: {self.format.name} knows no key {shown(key)}, which is ignored.{hint}"
             )
         if len(unknown) > MAX_WARNINGS:
             self.warn(f"{self.file_name}: {len(unknown) - MAX_WARNINGS:,} more unknown keys are ignored.")
+        if self.keys.get("trust_remote_code"):
+            self.warn("trust_remote_code is not acted on: no code of a model repository is run.")
 
     def _walk(self, key: str) -> Any:
         """Return the file's value of "section.key"; None where there is none."""

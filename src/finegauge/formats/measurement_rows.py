@@ -168,11 +168,12 @@ COPIED = (
     "optimizer",
     "attention",
     "activation_checkpointing",
+    "compile",
 )
 COUNTS = ("micro_batch_size", "gradient_accumulation_steps")
 READ_APART = frozenset(
     {
-        *("model", "lora_rank", "lora_targets", "trainable_extra", "kernels", "compile", "packing"),
+        *("model", "lora_rank", "lora_targets", "trainable_extra", "kernels", "packing"),
         *("seq_len", "num_gpus", "gpu", "framework", "framework_version", "cpu_offload", *COPIED, *COUNTS),
     }
 )
@@ -186,7 +187,6 @@ FALLBACKS: dict[str, Any] = {
     "compile": False,
     "micro_batch_size": 1,
     "gradient_accumulation_steps": 1,
-    "weights_dtype": None,
 }
 
 
@@ -241,9 +241,10 @@ def settings_of(cells: Mapping[str, str], folder: str, known_models: dict[str, s
         row.assumptions.append("every sequence is seq_len long (not stated)")
     if "lora" in cells["method"]:
         _adapters(cells, row)
-    for name, value in FALLBACKS.items():
+    quantized = {"qlora": "nf4_dq", "gptq_lora": "gptq4"}
+    for name, value in (FALLBACKS | {"weights_dtype": quantized.get(cells["method"], "bf16")}).items():
         if name not in row.fields:
-            row.guess(name, value if value is not None else _weights_dtype(cells["method"]))
+            row.guess(name, value)
     _mixed_precision(row)
     return row
 
@@ -256,8 +257,6 @@ def _copy(cells: Mapping[str, str], row: Settings) -> None:
     for name in (*COPIED, *COUNTS, *(set(cells) & OTHER_FIELDS)):
         if cells[name]:
             row.fields[name] = cells[name]
-    if cells["compile"]:
-        row.fields["compile"] = cells["compile"]
     extras = [
         EXTRAS.get(word, word) for word in re.split(r"[\s+,;]+", cells["trainable_extra"].lower()) if word
     ]
@@ -381,10 +380,6 @@ def _mixed_precision(row: Settings) -> None:
     if fields["method"] == "full" and sharded and mixed and fields.get("weights_dtype") != "fp32":
         fields["weights_dtype"] = "fp32"
         row.defaults.append("weights_dtype=fp32 (FSDP mixed precision keeps fp32 shards)")
-
-
-def _weights_dtype(method: str) -> str:
-    return {"qlora": "nf4_dq", "gptq_lora": "gptq4"}.get(method, "bf16")
 
 
 def _model(name: str, hf_config: str, folder: str) -> str:

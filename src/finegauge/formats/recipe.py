@@ -53,10 +53,9 @@ def names_data(format_: Format, keys: Mapping[str, Any]) -> bool:
 def _of_the_same(recipe: Recipe) -> Iterator[tuple[str, Any]]:
     """Return the known keys that no field is read from, "section.key" in sections."""
     read, known = recipe.format.keys, recipe.format.known
-    whole = {key.removesuffix(".*") for key in known if key.endswith(".*")}
     sections = {key.partition(".")[0] for key in (*read, *known) if "." in key}
     for path, held in flattened(recipe.keys, sections):
-        carried = (path in known or path.partition(".")[0] in whole) and path not in read
+        carried = (path in known or f"{path.partition('.')[0]}.*" in known) and path not in read
         if carried and not _is_secret(path) and not path.startswith("finegauge"):
             yield path, held
 
