@@ -300,40 +300,6 @@ class Profile(NamedTuple):
         """Return whether the step completes within the GPU's usable memory."""
         return self.outcome == "completed"
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the documented JSON form."""
-        return {
-            "source": {"kind": self.source.kind, "name": self.source.name},
-            "outcome": self.outcome,
-            "peak_memory_bytes": self.peak_memory_bytes.total,
-            "peak_phase": self.peak_phase,
-            "device_memory_bytes": self.device_memory_bytes.total,
-            "cached_bytes": self.cached_bytes,
-            "capacity_bytes": self.capacity_bytes,
-            "memory_breakdown_bytes": self.device_memory_bytes.to_json(),
-            "phase_memory_bytes": self.phase_memory_bytes.at(1).to_json(),
-            "step_time_s": self.step_time_s.total,
-            "time_breakdown_s": self.step_time_s.to_json(),
-            "step_energy_j": self.step_energy_j.total,
-            "tokens_per_s": self.tokens_per_s,
-            "samples_per_s": self.samples_per_s,
-            "mfu_fraction": self.mfu_fraction,
-            "host_bound_fraction": self.host_bound_fraction,
-            **self._intervals(),
-            "assumptions": list(self.source.assumptions),
-        }
-
-    def _intervals(self) -> dict[str, Any]:
-        """Return the p10 and p90 of memory and time, where the source gives them."""
-        intervals: dict[str, Any] = {}
-        for key, interval, median in (
-            ("device_memory_bytes", self.source.memory_interval, self.device_memory_bytes.total),
-            ("step_time_s", self.source.time_interval, self.step_time_s.total),
-        ):
-            if interval is not None:
-                intervals[f"{key}_p10"], intervals[f"{key}_p90"] = interval.of(median)
-        return intervals
-
 
 class Difference(NamedTuple):
     """One quantity at one path, ours against theirs."""

@@ -7,7 +7,7 @@ What differs from that is stated by `answers.written`.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -25,16 +25,6 @@ def document(command: str, answer: Any) -> str:
 
     whole = {"schema_version": SCHEMA_VERSION, "command": command, "finegauge_version": __version__}
     return text_of(whole | encoded(answer))
-
-
-def run_document(
-    command: str, run: Run, results: Sequence[Mapping[str, Any]], more: Mapping[str, Any] | None = None
-) -> str:
-    """Return the JSON text of a command about one run: the question, `more` about it, then the results."""
-    from finegauge import __version__
-
-    whole = {"schema_version": SCHEMA_VERSION, "command": command, "finegauge_version": __version__}
-    return text_of({**whole, **question(run), **(more or {}), "results": list(results)})
 
 
 def text_of(content: object) -> str:

@@ -44,9 +44,7 @@ _QUESTION: dict[str, Any] = {
 
 def schema(name: str) -> dict[str, Any]:
     """Return the schema of what `finegauge NAME --json` prints, or of a kind of file that is kept."""
-    kinds = answers().get(name) or kept_files().get(name)
-    if kinds is None:
-        return _written(name)
+    kinds = answers().get(name) or kept_files()[name]
     parts: dict[str, Any] = {}
     heads: dict[str, Any] = {"schema_version": {"const": 1}}
     if name in answers():
@@ -60,16 +58,6 @@ def schema(name: str) -> dict[str, Any]:
         **(whole[0] if len(whole) == 1 else {"anyOf": whole}),
         "$defs": parts,
     }
-
-
-def _written(name: str) -> dict[str, Any]:
-    """Return the schema of an answer that has no type yet."""
-    import json
-    from importlib.resources import files
-
-    path = files("finegauge.render").joinpath("schemas", f"{name}.schema.json")
-    content: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    return content
 
 
 def _object(kind: Any, parts: dict[str, Any], heads: Mapping[str, Any]) -> dict[str, Any]:

@@ -191,9 +191,3 @@ def wrapped(text: str, *, indent: str, width: int = WIDTH) -> list[str]:
             line = f"{line} {word}" if line else word
     first, *rest = [*lines, line]
     return [" " * (len(text) - len(words)) + first, *rest]
-
-
-def item(text: str, *, width: int = WIDTH) -> list[str]:
-    """Return `text` as one entry of a list: two columns in, what is too long for a line four more."""
-    first, *rest = wrapped(text, indent="    ", width=width - 2)
-    return [f"  {first}", *(f"  {line}" for line in rest)]

@@ -1,6 +1,6 @@
 """A Profile as JSON and back without loss: every field, the run with its origins, every step's seconds.
 
-`Profile.to_json` is for readers; here paths stay lists of names, and NaN and infinities, which
+`answers.profile` is for readers; here paths stay lists of names, and NaN and infinities, which
 JSON cannot write, become {"float": "nan"}.
 """
 
