@@ -17,6 +17,7 @@ from finegauge.data.batch_shape import shape
 from finegauge.errors import FineGaugeError
 from finegauge.measurement.instruments.kernel_table import Peaks
 from finegauge.measurement.options import Options
+from finegauge.measurement.process import OUT_OF_MEMORY
 from finegauge.model.graph import build, step_flops
 from finegauge.model.op import Extents
 from finegauge.model.traced import installed_version
@@ -79,7 +80,6 @@ def _commit() -> str:
     return ""
 
 
-CPU_WORDS = ("can't allocate memory", "Cannot allocate memory", "out of memory", "not enough memory")
 LIMITED_WORDS = ("can't start new thread", "Thread creation failed", "Resource temporarily unavailable")
 
 
@@ -127,7 +127,7 @@ def out_of_memory_reason(error: BaseException, *, limited: bool) -> str:
         return text[:300] or "the interpreter could not allocate memory"
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return text[:300]
-    words = (*CPU_WORDS, *LIMITED_WORDS) if limited else CPU_WORDS
+    words = (*OUT_OF_MEMORY, *LIMITED_WORDS) if limited else OUT_OF_MEMORY
     return text[:300] if any(word in text for word in words) else ""
 
 

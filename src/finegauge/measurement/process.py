@@ -24,6 +24,9 @@ from finegauge.progress import Heard, Progress
 CHILD = (sys.executable, "-m", "finegauge.measurement.child")
 GROUP = "FINEGAUGE_TRIAL_GROUP"  # of the environment: the process group that torchrun is in
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+OUT_OF_MEMORY = (  # what libraries say when an allocation fails
+    "can't allocate memory", "Cannot allocate memory", "out of memory", "not enough memory",
+)  # fmt: skip
 TAIL_BYTES = 20_000
 CHUNK_BYTES = 1 << 20
 LOOK_EVERY_S = 1.0
