@@ -24,7 +24,7 @@ class Benchmark(NamedTuple):
 
 
 BENCHMARKS = (
-    Benchmark("cold_start", "a cold estimate takes at most 4 times bare Python"),
+    Benchmark("cold_start", "a cold estimate takes at most 2.8 times bare Python"),
     Benchmark("search", "a million plans per second of one core, linear, a plan in 2 s", one_thread=True),
     Benchmark("batching", "batches of a million samples in 3 s", one_thread=True),
     Benchmark("tokenise", "0.8 of the bare tokenizer's rate, 1 GiB, 0.3 s when asked again"),

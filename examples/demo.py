@@ -4,7 +4,8 @@ from pathlib import Path
 
 import finegauge
 from finegauge.render import number_format
-from finegauge.render.terminal import columns
+from finegauge.render.report import Table
+from finegauge.render.terminal import table_lines
 
 MIXTRAL = {"commonsense_15k": "mixtral_qlora_commonsense.yaml", "math_14k": "mixtral_qlora_math.yaml"}
 BLACKMAMBA = dict.fromkeys(MIXTRAL, "blackmamba_full.yaml")
@@ -24,14 +25,8 @@ def row(run: finegauge.Run) -> list[str]:
     usd += [bill.cheapest_on_demand.on_demand_usd if bill.cheapest_on_demand else None]
     stages = [number_format.digits(step[stage]) if step[stage] else "-" for stage in STAGES]
     rates = [number_format.digits(most.profile.samples_per_s), number_format.hours(bill.wall_s)]
-    return [
-        str(run.gpu),
-        str(most.value),
-        *stages,
-        *rates,
-        *map(number_format.dollars, usd),
-        number_format.kwh(bill.wall_energy_j),
-    ]
+    bills = [*map(number_format.dollars, usd), number_format.kwh(bill.wall_energy_j)]
+    return [str(run.gpu), str(most.value), *stages, *rates, *bills]
 
 
 for files in (MIXTRAL, BLACKMAMBA):
@@ -41,4 +36,5 @@ for files in (MIXTRAL, BLACKMAMBA):
             run = finegauge.read(Path(__file__).parent / name, [f"dataset={dataset}", experts])
             rows += [[mode, *row(run.replace(gpu=gpu))] for gpu in ("A40", "A100-40GB", "A100-80GB", "H100")]
         print(f"\n{run.model}, {run.method}, {dataset}, {run.epochs:g} epochs ({name})")
-        print("\n".join(columns([*HEADS, "cheapest\n$ now", "kWh\nwall"], rows, left=2)))
+        table = Table("", (*HEADS, "cheapest\n$ now", "kWh\nwall"), tuple(map(tuple, rows)), 2)
+        print("\n".join(table_lines(table)))

@@ -7,6 +7,7 @@ torchtune read it and PyYAML does not.
 """
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from stat import S_ISREG
 from typing import Any
@@ -30,6 +31,11 @@ _WORDS: dict[str, Any] = {
 }
 _NUMERALS = frozenset("0123456789+-.eE_")
 _FRACTION = frozenset(".eE")
+_PLAIN_LINE = re.compile(
+    r'( *)(?:#[ -~]*|([A-Za-z_][\w-]*):(?: +(-?[\w./][\w./+,=-]*|"[\w./+,=: -]*"))? *(?: #[ -~]*)?)?',
+    re.ASCII,
+)
+_MAX_PLAIN_LINES = 1000
 _TAG = "tag:yaml.org,2002:"
 _PLAIN_TAGS = ("str", "int", "float", "bool", "null", "seq", "map")
 
@@ -147,6 +153,39 @@ def parse_yaml(text: str, name: str) -> Any:
             return json.loads(text, object_pairs_hook=_unique)
         except (ValueError, RecursionError):
             pass  # the YAML reader judges it, and names a repeated key
+    if (keys := _plain_lines(text)) is not None:
+        return keys
+    return _parsed_by_yaml(text, name)
+
+
+def _plain_lines(text: str) -> dict[str, Any] | None:
+    """Return the keys of YAML that is no more than lines `key: word`, in sections or not; None of any other.
+
+    Most training files are no more, and importing PyYAML takes longer than what is asked about them.
+    """
+    keys: dict[str, Any] = {}
+    place, depth = keys, 0  # what lines of that indent go into
+    opened = ""  # the last key at the margin without a word, which may have a section
+    lines = text.split("\n")
+    for line in lines if len(lines) <= _MAX_PLAIN_LINES else ("\t",):
+        found = _PLAIN_LINE.fullmatch(line)
+        if found is None:
+            return None
+        indent, name, word = found.groups()
+        if name is None:
+            continue
+        if not indent:
+            place, depth, opened = keys, 0, "" if word else name
+        elif opened:
+            place = keys[opened] = {}
+            depth, opened = len(indent), ""
+        if len(indent) != depth or name in place:
+            return None
+        place[name] = word[1:-1] if word and word[0] == '"' else _plain(word or "")
+    return keys or None
+
+
+def _parsed_by_yaml(text: str, name: str) -> Any:
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -7,11 +7,11 @@ is three of them (memory, time, energy) with the run, the outcome and the source
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from finegauge.arithmetic import present
+from finegauge.records import NamedTuple
 
 if TYPE_CHECKING:
     from finegauge.run.run import Run
@@ -29,14 +29,16 @@ PART_NAMES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
 class Breakdown:
     """Parts of one quantity by path; parts add up to the total.
 
     The unit is the name of the field that holds it (`step_time_s`, `peak_memory_bytes`).
     """
 
-    parts: Mapping[Path, float]
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Mapping[Path, float]) -> None:
+        self.parts: Final = parts
 
     @classmethod
     def of(cls, **parts: float) -> "Breakdown":
@@ -95,6 +97,14 @@ class Breakdown:
         for path, value in other.parts.items():
             parts[path] = parts.get(path, 0.0) + value
         return Breakdown(parts)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Breakdown) and self.parts == other.parts
+
+    def __repr__(self) -> str:
+        return f"Breakdown({self.parts})"
 
     def to_json(self) -> dict[str, float]:
         """Return {"a / b / c": value} with the longest paths, in the order of insertion."""
@@ -175,8 +185,10 @@ NOT_EXPLAINED = Explanation()
 Estimator = Callable[["Run"], "Profile"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+_NOTHING = Breakdown({})
+
+
+class Profile(NamedTuple):
     """One optimizer step of a run.
 
     `phase_memory_bytes` is the live memory at the peak of each phase of the step (path:
@@ -194,13 +206,13 @@ class Profile:
     source: Source
     outcome: str = "completed"  # or out_of_memory, unsupported, failed, interrupted
     reason: str = ""  # why it did not complete
-    peak_memory_bytes: Breakdown = field(default_factory=lambda: Breakdown({}))
-    device_memory_bytes: Breakdown = field(default_factory=lambda: Breakdown({}))
+    peak_memory_bytes: Breakdown = _NOTHING
+    device_memory_bytes: Breakdown = _NOTHING
     cached_bytes: float = 0.0
-    phase_memory_bytes: Breakdown = field(default_factory=lambda: Breakdown({}))
+    phase_memory_bytes: Breakdown = _NOTHING
     peak_phase: str = ""
-    step_time_s: Breakdown = field(default_factory=lambda: Breakdown({}))
-    step_energy_j: Breakdown = field(default_factory=lambda: Breakdown({}))
+    step_time_s: Breakdown = _NOTHING
+    step_energy_j: Breakdown = _NOTHING
     step_flops: float = 0.0
     step_tokens: float = 0.0
     step_sequences: float = 0.0
@@ -208,9 +220,18 @@ class Profile:
     peak_flops_per_s: float = 0.0
     capacity_bytes: float = 0.0
     step_times_s: tuple[float, ...] = ()  # of every measured step, in order; `step_time_s` is their median
-    fingerprint: Mapping[str, str] = field(default_factory=dict)  # device, driver, versions, commit
-    observations: Mapping[str, Any] = field(default_factory=dict)  # by instrument; each a JSON document
-    explanation: Explanation = field(default=NOT_EXPLAINED, compare=False, repr=False)  # is not stored
+    fingerprint: Mapping[str, str] = {}  # device, driver, versions, commit
+    observations: Mapping[str, Any] = {}  # by instrument; each a JSON document
+    explanation: Explanation = NOT_EXPLAINED  # is neither compared nor stored
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Profile) and self[:-1] == other[:-1]
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((self.run, self.source))
 
     def memory_bytes(self, metric: str) -> float:
         """Return the peak memory of the fullest GPU as `metric` counts it.
@@ -241,6 +262,16 @@ class Profile:
         return _rate(self.step_flops, self.step_time_s.total * self.peak_flops_per_s * self.run.num_gpus)
 
     @property
+    def waited_fraction(self) -> float:
+        """Return the share of a measured step in which other programs had the processor; 0: not known."""
+        return float(self.observations.get("timing", {}).get("waited_fraction") or 0.0)
+
+    @property
+    def own_step_s(self) -> float:
+        """Return the seconds of a step without those in which other programs had the processor."""
+        return self.step_time_s.total * (1.0 - self.waited_fraction)
+
+    @property
     def bottleneck(self) -> str:
         """Return one sentence: what most of the step's time goes to, and why."""
         total = self.step_time_s.total
@@ -268,40 +299,6 @@ class Profile:
     def fits(self) -> bool:
         """Return whether the step completes within the GPU's usable memory."""
         return self.outcome == "completed"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the documented JSON form."""
-        return {
-            "source": {"kind": self.source.kind, "name": self.source.name},
-            "outcome": self.outcome,
-            "peak_memory_bytes": self.peak_memory_bytes.total,
-            "peak_phase": self.peak_phase,
-            "device_memory_bytes": self.device_memory_bytes.total,
-            "cached_bytes": self.cached_bytes,
-            "capacity_bytes": self.capacity_bytes,
-            "memory_breakdown_bytes": self.device_memory_bytes.to_json(),
-            "phase_memory_bytes": self.phase_memory_bytes.at(1).to_json(),
-            "step_time_s": self.step_time_s.total,
-            "time_breakdown_s": self.step_time_s.to_json(),
-            "step_energy_j": self.step_energy_j.total,
-            "tokens_per_s": self.tokens_per_s,
-            "samples_per_s": self.samples_per_s,
-            "mfu_fraction": self.mfu_fraction,
-            "host_bound_fraction": self.host_bound_fraction,
-            **self._intervals(),
-            "assumptions": list(self.source.assumptions),
-        }
-
-    def _intervals(self) -> dict[str, Any]:
-        """Return the p10 and p90 of memory and time, where the source gives them."""
-        intervals: dict[str, Any] = {}
-        for key, interval, median in (
-            ("device_memory_bytes", self.source.memory_interval, self.device_memory_bytes.total),
-            ("step_time_s", self.source.time_interval, self.step_time_s.total),
-        ):
-            if interval is not None:
-                intervals[f"{key}_p10"], intervals[f"{key}_p90"] = interval.of(median)
-        return intervals
 
 
 class Difference(NamedTuple):

@@ -7,6 +7,7 @@ only here, when a number is printed or read.
 
 GB = 1e9
 GIB = float(2**30)
+MIB = float(2**20)
 HOUR_S = 3600.0
 KWH_J = 3.6e6
 

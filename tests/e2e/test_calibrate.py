@@ -35,10 +35,10 @@ def test_own_runs_refine_what_is_shipped(own: str, tmp_path: Path) -> None:
     assert "fitted to 2 rows" in done.out
     assert f"FINEGAUGE_CALIBRATION={file}" in done.out
     content = json.loads(file.read_text("utf-8"))
-    Draft202012Validator(schema("calibrate")).validate(content)
+    Draft202012Validator(schema("calibration")).validate(content)
     assert (content["name"], content["fitted"]) == ("my machine", "2026-11-21")
     shipped = json.loads(Path(SHIPPED).read_text("utf-8"))
-    Draft202012Validator(schema("calibrate")).validate(shipped)
+    Draft202012Validator(schema("calibration")).validate(shipped)
     assert content["constants"]["launch_s"]["before"] == shipped["constants"]["launch_s"]["value"]
 
     used = shell("estimate", MIXTRAL, NO_COLOR="1", FINEGAUGE_CALIBRATION=str(file))
@@ -56,6 +56,7 @@ def test_a_folder_means_the_tables_in_it(own: str, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("not a table", "utf-8")
     by_folder = json.loads(finegauge("calibrate", str(tmp_path), "--json", "--name", "x").out)
     by_name = json.loads(finegauge("calibrate", own, "--json", "--name", "x").out)
+    Draft202012Validator(schema("calibrate")).validate(by_name)
     assert by_folder == by_name
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
+from finegauge import __version__
 from finegauge.catalogue.device_profile import HOST_COSTS, OPERATORS, device_profile
 from finegauge.render.schema import schema
 from tests.e2e.commands import finegauge
@@ -31,7 +32,8 @@ def test_the_profile_becomes_this_machines_own(tmp_path: Path) -> None:
     done = finegauge("micro", "--device", "cpu", "--threads", "1")
     path = tmp_path / "cache" / "devices" / "cpu.json"
     assert (done.code, done.err) == (0, "")
-    assert done.out.splitlines()[-1] == f"Written to {path}; use it by --gpu here"
+    said = [line.split() for line in done.out.splitlines()[-2:]]
+    assert said == [["Written", "to", str(path)], ["Use", "it", "by", "--gpu", "here"]]
     assert len(device_profile(str(path)).readings) == 5
 
 
@@ -41,12 +43,13 @@ def test_json_is_the_file_with_its_path(tmp_path: Path) -> None:
     found = json.loads(done.out)
     Draft202012Validator(SCHEMA).validate(found)
     assert (found.pop("command"), found.pop("path")) == ("micro", str(path))
+    assert found.pop("finegauge_version") == __version__
     assert found == json.loads(path.read_text("utf-8"))
 
 
 def test_the_schema_knows_what_profiles_know() -> None:
     Draft202012Validator.check_schema(SCHEMA)
-    assert SCHEMA["$defs"]["reading"]["properties"]["operator"]["enum"] == list(OPERATORS)
+    assert SCHEMA["$defs"]["Reading"]["properties"]["operator"]["enum"] == list(OPERATORS)
     assert SCHEMA["properties"]["host"]["propertyNames"]["enum"] == list(HOST_COSTS)
 
 

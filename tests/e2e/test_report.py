@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from jsonschema import Draft202012Validator
 from finegauge.answers.profile import profile_of
 from finegauge.formats.reading import read
 from finegauge.profile import Breakdown, Profile, Source
+from finegauge.render.json import encoded
 from finegauge.render.number_format import dollars, hours
 from finegauge.render.schema import schema
 from finegauge.store.document import run_document
@@ -105,7 +105,7 @@ def test_a_folder_of_everything_about_a_kept_answer(tmp_path: Path) -> None:
 def test_a_kept_answer_says_what_it_said(tmp_path: Path) -> None:
     whole = json.loads(finegauge("estimate", MATH, "--json").out)
     said = whole["results"][0]["profile"]
-    again = profile_of(said, read(MATH, ())).to_json()
+    again = encoded(profile_of(said, read(MATH, ())))
     for name, value in said.items():
         if name not in ("peak_memory_bytes", "phase_memory_bytes"):
             assert again[name] == pytest.approx(value), name
@@ -144,8 +144,8 @@ def test_a_trial_that_ran_out_of_memory_shows_what_was_predicted(tmp_path: Path)
 
 
 def test_a_trial_on_an_unknown_machine_says_how_it_gets_to_be_known(tmp_path: Path) -> None:
-    trial = replace(measured(), fingerprint={"device": "Z80"})
-    trial = replace(trial, run=trial.run.replace(gpu=None))
+    trial = measured()._replace(fingerprint={"device": "Z80"})
+    trial = trial._replace(run=trial.run.replace(gpu=None))
     done = finegauge("report", journal(tmp_path / "trials.jsonl", trial))
     assert "Not predicted: there is no device profile of Z80; run 'finegauge micro' on it." in done.out
 

@@ -33,17 +33,26 @@ SHARES = frozenset(
         "Coverage.above",
         "Coverage.below",
         "Coverage.inside",
+        "FitsOrNot.accuracy",
         "Use.share",
         *(f"Objectives.{figure}" for figure in OBJECTIVES),
     }
 )
 # Columns of a measurement table keep the table's names, whose unit is GiB.
 TABLE_COLUMNS = re.compile(r"^peak_memory_gib(_p10|_p90)?$|^p_oom$")
+# Relative errors, ours / theirs - 1, under the keys that --json has for them.
+RELATIVE_ERRORS = re.compile(
+    r"^(step_time|peak_memory|left_out)(_median)?_error(_median|_bar)?$|^left_out_bias$"
+)
 # Either side of a comparison, and the coefficients of a polynomial: the unit is that of the quantity, which
 # stands beside it.
 UNIT_STANDS_BESIDE = frozenset(
     {
         "Figure.value",
+        "FittedConstant.before",
+        "FittedConstant.value",
+        "LawPoint.law",
+        "LawPoint.measured",
         "Observation.value",
         "Scores.rmse",
         "Difference.measured",
@@ -84,7 +93,7 @@ FIELDS = [(name_of(path), *field) for path in MODULES for field in float_fields(
 def test_float_field_names_its_unit(module: str, cls: str, field: str) -> None:
     known = bool(HAS_UNIT.search(field) or IS_COUNT.search(field)) or field in DIMENSIONLESS
     known = known or f"{cls}.{field}" in UNIT_STANDS_BESIDE | CHANNELS | SHARES
-    known = known or bool(TABLE_COLUMNS.match(field))
+    known = known or bool(TABLE_COLUMNS.match(field) or RELATIVE_ERRORS.match(field))
     assert known, (
         f"{module}: {cls}.{field} is a float whose name has no unit suffix (_s, _bytes, _usd_per_h, ...)"
     )

@@ -5,7 +5,7 @@ own sentences, nothing laid out. The fields are those of `--json`, in its order.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from finegauge.answers.written import written
 from finegauge.planning.capacity import Bounds
@@ -13,6 +13,7 @@ from finegauge.planning.estimate import Estimate, estimate, estimates
 from finegauge.planning.quote import ManagedPrice, PricedOffer, Quote
 from finegauge.prediction.uncertainty import WILL_NOT_FIT, Verdict
 from finegauge.profile import Breakdown, Estimator, Exchange, Path, Profile
+from finegauge.records import NamedTuple
 from finegauge.run.run import Run
 
 if TYPE_CHECKING:
@@ -319,20 +320,11 @@ class TrialOutcome(NamedTuple):
     step_time_s: float | None
 
 
+@written(flat=("border",))
 class MeasuredBorder(NamedTuple):
     """The largest micro-batch that a trial has shown to fit, with the predicted bounds and every trial."""
 
-    gpu: str | None
-    field: str
-    value: int
-    limit: int
-    at_limit: bool
-    num_probes: int
-    device_memory_bytes: float | None
-    step_time_s: float | None
-    tokens_per_s: float | None
-    samples_per_s: float | None
-    first_that_fails_bytes: float | None
+    border: GpuCapacity
     bounds: Bounds
     untried: int
     trials: tuple[TrialOutcome, ...]
@@ -360,5 +352,5 @@ def measured_capacity_answer(
         )
         for trial in found.trials
     )  # fmt: skip
-    whole = MeasuredBorder._make((*border[:-1], found.bounds, found.untried, trials))
+    whole = MeasuredBorder(border, found.bounds, found.untried, trials)
     return MeasuredCapacityAnswer(run, (whole,), allowed_bytes)

@@ -1,7 +1,6 @@
 """What training frameworks and serving engines do unasked: `finegauge frameworks`."""
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any, NamedTuple
 
 from finegauge.catalogue.frameworks import Framework, frameworks
@@ -41,7 +40,7 @@ def frameworks_answer(pattern: str = "") -> FrameworksAnswer:
 
 
 def _row(one: Framework) -> FrameworkRow:
-    behaviours = tuple(field.name for field in fields(one) if getattr(one, field.name) is True)
+    behaviours = tuple(name for name, value in one._asdict().items() if value is True)
     defaults = tuple(
         DefaultsSince(".".join(map(str, change.since)), change.where, change.defaults)
         for change in one.defaults

@@ -1,15 +1,19 @@
 """What was measured of a run, beside what is predicted for it: `finegauge measure`."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from finegauge.answers.profile import ProfileFigures, figures_of
 from finegauge.answers.written import written
 from finegauge.errors import FineGaugeError
 from finegauge.prediction.predictor import Prediction, PredictionExplained, prediction_elsewhere
 from finegauge.profile import Breakdown, Exchange, Held, Profile, compare
-from finegauge.run.run import Run
+from finegauge.run.run import FROM_COMMAND_LINE, Run
 from finegauge.store.document import plain
+
+if TYPE_CHECKING:
+    from finegauge.measurement.options import Options
+    from finegauge.progress import Heard
 
 
 @written(flat=("figures",))
@@ -64,6 +68,40 @@ class MeasureAnswer(NamedTuple):
 
     run: Run
     results: tuple[Measurement, ...]
+
+
+def measured(
+    run: Run,
+    options: "Options",
+    *,
+    users: Sequence[int] = (),
+    heard: "Heard | None" = None,
+    store: str | None = None,
+) -> list[tuple[Profile, Prediction]]:
+    """Return a trial on this machine, or one of a server for each number of users, beside its prediction.
+
+    Args:
+        run: What to measure.
+        options: How; with an endpoint, a server is measured.
+        users: At a time; by default the run's `micro_batch_size`. After a load that fails none follows.
+        heard: Hears how far a trial is.
+        store: The journal that keeps the outcome.
+    """
+    from finegauge.measurement.trial import measure
+    from finegauge.prediction.predictor import prediction_for
+
+    if not options.endpoint:
+        alone = measure(run, options, heard=heard, store=store)
+        return [(alone, prediction_for(run, options.device, alone.fingerprint.get("device", "")))]
+    found = []
+    for load in [run.replace(FROM_COMMAND_LINE, micro_batch_size=n) for n in users] or [run]:
+        one, met = measure(load, options, heard=heard, store=store), load
+        if options.requests_per_s and one.outcome == "completed":  # as many users as were in flight
+            met = load.replace(micro_batch_size=max(1, round(one.observations["serving"]["in_flight"])))
+        found.append((one, prediction_elsewhere(met)))
+        if one.outcome != "completed":
+            break
+    return found
 
 
 def measure_answer(found: Sequence[tuple[Profile, Prediction]]) -> MeasureAnswer:

@@ -5,7 +5,7 @@ changes of the run, so that one read back from a file is shown as one just found
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from finegauge.answers.estimate import Bill, bill
 from finegauge.answers.written import written
@@ -14,6 +14,7 @@ from finegauge.planning.selection import Wanted
 from finegauge.planning.whatif import OBJECTIVES, Refused, Standing, WhatIf
 from finegauge.prediction.uncertainty import Verdict, verdict
 from finegauge.profile import Profile
+from finegauge.records import NamedTuple
 from finegauge.run.run import Run
 
 if TYPE_CHECKING:
@@ -49,34 +50,15 @@ class Candidate(NamedTuple):
         return max(0.0, self.device_memory_bytes - self.capacity_bytes)
 
 
-@written(hidden=("needs",))
+@written(hidden=("needs",), flat=("candidate",))
 class Winner(NamedTuple):
     """The plan to take: a candidate with its whole run, its step, its bill, and what its changes need."""
 
-    gpu: str
-    num_gpus: int
-    num_nodes: int
-    provider: str | None
-    changes: Mapping[str, Any]
-    verdict: Verdict
-    device_memory_bytes: float
-    capacity_bytes: float
-    out_of_memory_fraction: float
-    step_time_s: float
-    wall_s: float
-    on_demand_usd: float | None
-    spot_usd: float | None
-    wall_energy_j: float | None
-    emissions_kg: float | None
+    candidate: Candidate
     run: Mapping[str, Any]
     profile: Profile | None
     quote: Bill | None
     needs: tuple[str, ...] = ()
-
-    @property
-    def candidate(self) -> Candidate:
-        """Return it as one plan among others."""
-        return Candidate._make(self[: len(Candidate._fields)])
 
 
 class Current(NamedTuple):
@@ -228,7 +210,7 @@ def plan_answer(plan: Plan, written: "Written | None" = None) -> PlanAnswer:
 
     winner, quote, miss = plan.winner, plan.quote, plan.miss
     whole = () if winner is None else (
-        Winner(*candidate(winner), run=winner.run.fields(), profile=plan.profile,
+        Winner(candidate(winner), run=winner.run.fields(), profile=plan.profile,
                quote=None if quote is None else bill(quote), needs=plan.asks),
     )  # fmt: skip
     return PlanAnswer(

@@ -1,15 +1,17 @@
 """What a report file shows of one run beside its estimate: other batches, other GPUs, operators, sources."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from finegauge.answers.estimate import EstimateAnswer, GpuEstimate, explained, gpu_estimate
+from finegauge.answers.throughput import Throughput, throughput
 from finegauge.catalogue.gpus import gpu, is_file
 from finegauge.errors import FineGaugeError
 from finegauge.planning.estimate import estimate
 from finegauge.planning.quote import quote
 from finegauge.prediction.predictor import predict
 from finegauge.profile import Path, Profile, Work
+from finegauge.records import NamedTuple
 
 if TYPE_CHECKING:
     from finegauge.run.run import Run
@@ -51,7 +53,7 @@ class Study(NamedTuple):
 
     roof: Roof | None  # None of a GPU that was measured instead
     work: Mapping[Path, Work]
-    sweep: tuple[Profile, ...]  # by micro-batch, up to the largest that fits and one beyond
+    throughput: Throughput | None  # by micro-batch, up to the largest that fits and one beyond
     elsewhere: tuple[Way, ...]
     sources: tuple[SourceOf, ...]
 
@@ -61,7 +63,9 @@ def study_answer(run: "Run") -> tuple[EstimateAnswer, Study]:
     run = _with_its_gpus_name(run)
     one = explained(gpu_estimate(estimate(run)))
     work = one.profile.explanation.work
-    study = Study(_roof(one.profile), work, tuple(_sweep(one)), tuple(_elsewhere(run)), tuple(_sources(one)))
+    study = Study(
+        _roof(one.profile), work, throughput(tuple(_sweep(one))), tuple(_elsewhere(run)), tuple(_sources(one))
+    )
     return EstimateAnswer(run, (one,)), study
 
 

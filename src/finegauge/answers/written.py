@@ -1,7 +1,9 @@
 """What JSON has otherwise than an answer's type says; `render.json` and `render.schema` go by it."""
 
 from collections.abc import Callable, Collection, Mapping
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
+
+from finegauge.records import NamedTuple
 
 T = TypeVar("T")
 

@@ -2,14 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from math import exp, expm1, log
-from statistics import median
+from math import exp, log
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from finegauge.calibration.evidence import Evidence, evidence_of
 from finegauge.errors import FineGaugeError
 from finegauge.formats.measurement_tables import MeasuredRow
-from finegauge.prediction.calibration import SCHEMA_VERSION, Calibration
+from finegauge.prediction.calibration import Calibration
 from finegauge.prediction.predictor import predict
 from finegauge.profile import Interval
 from finegauge.progress import Heard, Progress
@@ -205,35 +204,3 @@ def calibrate(
         time_interval=conformal_interval(residuals), memory_interval=conformal_interval(memory)
     )
     return Calibrated(calibration, start, evidence, tuple(residuals))
-
-
-def document(result: Calibrated, *, date: str) -> dict[str, Any]:
-    """Return the JSON form of a fitted calibration; `date` is the fit's, ISO 8601."""
-    calibration, start, evidence, residuals = result
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "name": calibration.name,
-        "fitted": date,
-        "constants": {
-            constant.name: {
-                "value": getattr(calibration, constant.name),
-                "before": getattr(start, constant.name),
-                "meaning": constant.meaning,
-            }
-            for constant in CONSTANTS
-        },
-        "time_interval": list(calibration.time_interval),
-        "memory_interval": list(calibration.memory_interval),
-        "num_constants": len(CONSTANTS),
-        "num_rows": len(evidence.points),
-        "sources": [
-            {
-                "source": source,
-                "num_rows": len(evidence.only(source).points),
-                "left_out_median_error": expm1(median(map(abs, ratios))) if ratios else None,
-                "left_out_bias": expm1(median(ratios)) if ratios else None,
-            }
-            for source in evidence.sources
-            for ratios in ([r.log_ratio for r in residuals if r.source == source],)
-        ],
-    }

@@ -34,7 +34,6 @@ class StepTimer:
     """The seconds of each optimizer step, its batches' loading included; logs, evaluation and saving not."""
 
     def __init__(self) -> None:
-        """Begin now."""
         self.steps_s: deque[float] = deque(maxlen=KEPT_STEPS)
         self.stages_s: dict[str, deque[float]] = {}
         self.num_steps = 0
@@ -91,7 +90,6 @@ class TokenCounter:
     """Counts the tokens that a model reads while it trains, padding included, by the shapes of its inputs."""
 
     def __init__(self, model: Any) -> None:
-        """Watch the model's forward passes until `stop`."""
         self.tokens = 0
         self._handle = model.register_forward_pre_hook(self._count, with_kwargs=True)
 
@@ -122,9 +120,8 @@ class EnergyCounter:
     def __init__(self, device: torch.device, num_devices: int = 1) -> None:
         """Start the best counters that there are; where one device has none, the energy is not known.
 
-        Args:
-            device: Of this process.
-            num_devices: GPUs of this machine that take part; the first ones.
+        `device` is that of this process; `num_devices` the GPUs of this machine that take part, the first
+        ones.
         """
         self.total_j: float | None = None  # None: not known, or no counter has moved yet
         self.source, self.why = "none", ""
@@ -140,11 +137,7 @@ class EnergyCounter:
             self._running, self.source = [], "none"
 
     def read(self, *, last: bool = False) -> float | None:
-        """Return the joules since the beginning; None where they are not known.
-
-        Args:
-            last: Whether the counters may stop.
-        """
+        """Return the joules since the beginning, None where they are not known; `last` ends the counters."""
         for number, counter in enumerate(self._running):
             joules = counter.stop()
             if joules is not None:
@@ -173,7 +166,6 @@ class EnergyCounter:
 
 
 def _opener(device: torch.device) -> Callable[[], Any]:
-    """Return what opens the best counter of a device."""
     if device.type == "cpu":
         return partial(rapl, POWERCAP)
     nvml = nvml_of(device)

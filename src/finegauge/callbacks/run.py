@@ -10,7 +10,6 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
 from finegauge.catalogue.offers import refreshed_path
@@ -18,6 +17,8 @@ from finegauge.data.batch_shape import shape
 from finegauge.documents import write_document
 from finegauge.errors import FineGaugeError, UnsupportedError
 from finegauge.formats import key_table, trl
+from finegauge.measurement.instruments.module_roles import layer_number
+from finegauge.model.traced import installed_version
 from finegauge.run.run import FROM_FILE, Run, figures
 
 MAX_LISTED = 20_000  # rows of a plain list that are looked at one by one
@@ -76,10 +77,8 @@ def _of_arrow(
 ) -> tuple[tuple[int, int], ...]:
     """Return the lengths of sequences that columns of lists make up, with their counts; () of other columns.
 
-    Args:
-        dataset: Of `datasets`; chosen and shuffled rows count as chosen.
-        sequences: The columns whose lists are joined into each sequence.
-        inside: Whether the lists themselves hold the lengths.
+    Chosen and shuffled rows count as chosen. `sequences` are the columns whose lists are joined into each
+    sequence; `inside` says that the lists themselves hold the lengths.
     """
     import pyarrow
     import pyarrow.compute as arrow
@@ -101,7 +100,6 @@ def _of_arrow(
 
 
 def _of_rows(dataset: Iterable[Any], parts: Iterable[str]) -> list[int]:
-    """Return the lengths of rows that are mappings; none where one has no such ids."""
     lengths = []
     for row in dataset:
         try:
@@ -117,7 +115,6 @@ def _sorted(counts: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
 
 
 def _rows(dataset: Any) -> int | None:
-    """Return how many rows there are; None of a stream."""
     try:
         return len(dataset) or None
     except TypeError:
@@ -195,7 +192,6 @@ def method_fields(model: Any) -> dict[str, Any]:
 
 
 def _quantiser_keys(model: Any) -> dict[str, Any]:
-    """Return bitsandbytes' options, where it quantised the model."""
     stated = getattr(model.config, "quantization_config", None)
     if stated is None:
         return {}
@@ -210,7 +206,6 @@ def _quantiser_keys(model: Any) -> dict[str, Any]:
 
 
 def _gptq_bits(model: Any) -> int:
-    """Return the bits of a GPTQ model; 0 for any other."""
     stated = getattr(model.config, "quantization_config", None)
     options = stated if isinstance(stated, Mapping) else stated.to_dict() if stated is not None else {}
     method = str(getattr(options.get("quant_method"), "value", options.get("quant_method")))
@@ -248,7 +243,7 @@ def _trained_last_layers(model: Any) -> int:
         return 0
     of_layer: dict[int, set[bool]] = {}
     for name, trains in trained.items():
-        of_layer.setdefault(_layer(name), set()).add(trains)
+        of_layer.setdefault(layer_number(name), set()).add(trains)
     outside = of_layer.pop(-1, {False})
     numbers = [number for number, flags in sorted(of_layer.items()) if flags == {True}]
     last = list(range(max(of_layer, default=-1) + 1))[-len(numbers) :] if numbers else []
@@ -260,11 +255,6 @@ def _trained_last_layers(model: Any) -> int:
             "adapters, nor the last layers alone."
         )
     return len(numbers)
-
-
-def _layer(parameter: str) -> int:
-    """Return the number of the layer that a parameter belongs to; -1 outside the layers."""
-    return next((int(part) for part in parameter.split(".") if part.isdecimal()), -1)
 
 
 ORIGIN = "the trainer"
@@ -390,7 +380,6 @@ def _argument_keys(args: Any) -> dict[str, Any]:
 
 
 def _sharding_keys(args: Any) -> dict[str, Any]:
-    """Return how the arguments shard, where they do."""
     deepspeed = getattr(args, "hf_deepspeed_config", None)
     if deepspeed is not None:
         return {"deepspeed": dict(deepspeed.config)}
@@ -441,7 +430,6 @@ def num_devices(args: Any) -> int:
 
 
 def _versions(args: Any) -> dict[str, str]:
-    """Return which versions of the libraries run."""
     found = {
         "transformers_version": _version("transformers"),
         "bitsandbytes_version": _version("bitsandbytes"),
@@ -451,18 +439,12 @@ def _versions(args: Any) -> dict[str, str]:
 
 
 def _version(package: str) -> str:
-    """Return the numbers of an installed version; "" where it is not installed."""
-    try:
-        return ".".join([part for part in version(package).split(".") if part.isdecimal()][:3])
-    except PackageNotFoundError:
-        return ""
+    return ".".join([part for part in installed_version(package).split(".") if part.isdecimal()][:3])
 
 
 def _is_trl(args: Any) -> bool:
-    """Return whether the arguments are TRL's, or of a class on top of TRL's."""
     return any(kind.__module__.partition(".")[0] == "trl" for kind in type(args).__mro__)
 
 
 def _plain(value: Any) -> Any:
-    """Return `value` with tuples as lists, as JSON has them."""
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -26,7 +26,9 @@ from finegauge.errors import FineGaugeError
 from finegauge.measurement.device import device_name, fingerprint, out_of_memory_reason
 from finegauge.prediction.predictor import Prediction, prediction_for
 from finegauge.profile import Profile, Source
-from finegauge.render.training import end_lines, nothing_predicted_lines, start_lines
+from finegauge.render.report import Section
+from finegauge.render.terminal import section_lines
+from finegauge.render.training import end_section, nothing_predicted, start_section
 from finegauge.run.run import Run
 from finegauge.store.journal import Trials
 
@@ -50,6 +52,17 @@ def _never_fatal(event: _Event) -> _Event:
             callback.fail(error)
 
     return guarded
+
+
+def _noted(note: Callable[[LiveTrial], None]) -> _Event:
+    """Return an event of the trainer that the live trial notes, if there is one."""
+
+    @_never_fatal
+    def event(callback: "TrainerCallback", *_: Any, **__: Any) -> None:
+        if callback._live is not None:
+            note(callback._live)
+
+    return event
 
 
 class TrainerCallback(Base):  # type: ignore[misc]
@@ -92,7 +105,7 @@ class TrainerCallback(Base):  # type: ignore[misc]
         price = self._price(args, device)
         why_not = self._understand(model, args, kwargs.get("train_dataloader"), state.max_steps)
         if self.run is None:
-            self._say("\n".join(nothing_predicted_lines(why_not)))
+            self._show(nothing_predicted(why_not))
         else:
             self._announce(self.run, args, state, device, price)
         processes, nodes = machines(args)
@@ -102,29 +115,11 @@ class TrainerCallback(Base):  # type: ignore[misc]
         )  # fmt: skip
         self._open_trial(args, state)
 
-    @_never_fatal
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Note that the batches are there."""
-        if self._live is not None:
-            self._live.timer.stage(DATA)
-
-    @_never_fatal
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Note that the gradients are there."""
-        if self._live is not None:
-            self._live.timer.stage(FORWARD_BACKWARD)
-
-    @_never_fatal
-    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Note that the weights are updated."""
-        if self._live is not None:
-            self._live.timer.stage(OPTIMIZER)
-
-    @_never_fatal
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Note a step."""
-        if self._live is not None:
-            self._live.end_step()
+    on_step_begin = _noted(lambda live: live.timer.stage(DATA))  # the batches are there
+    on_pre_optimizer_step = _noted(lambda live: live.timer.stage(FORWARD_BACKWARD))
+    on_optimizer_step = _noted(lambda live: live.timer.stage(OPTIMIZER))
+    on_step_end = _noted(LiveTrial.end_step)
+    on_evaluate = on_save = _noted(lambda live: live.timer.resume())  # neither is part of the next step
 
     @_never_fatal
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -136,18 +131,6 @@ class TrainerCallback(Base):  # type: ignore[misc]
         logs.update(figures)
         if state.log_history and state.log_history[-1].get("step") == state.global_step:
             state.log_history[-1].update(figures)
-
-    @_never_fatal
-    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leave the evaluation out of the next step."""
-        if self._live is not None:
-            self._live.timer.resume()
-
-    @_never_fatal
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leave the checkpoint out of the next step."""
-        if self._live is not None:
-            self._live.timer.resume()
 
     @_never_fatal
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -162,7 +145,10 @@ class TrainerCallback(Base):  # type: ignore[misc]
         path = self._trials.journal.path if self._trials is not None else ""
         self._end_trial(self.profile)
         predicted = self.prediction.profile if self.prediction is not None else None
-        self._say("\n".join(end_lines(self.profile, predicted, path)))
+        self._show(end_section(self.profile, predicted, path))
+
+    def _show(self, part: Section) -> None:
+        self._say("\n".join(section_lines(part)))
 
     def _understand(self, model: Any, args: Any, loader: Any, max_steps: int) -> str:
         """Note what is trained, or return why that is not known; the log has its figures all the same."""
@@ -184,7 +170,7 @@ class TrainerCallback(Base):  # type: ignore[misc]
                 "FineGauge: the prediction failed (%s: %s); please report it.", type(error).__name__, error
             )
             return
-        lines = start_lines(
+        told = start_section(
             run,
             self.prediction,
             device=name,
@@ -193,7 +179,7 @@ class TrainerCallback(Base):  # type: ignore[misc]
             price_said=price.said if price is not None else "",
             has_evaluation=str(getattr(args.eval_strategy, "value", args.eval_strategy)) != "no",
         )
-        self._say("\n".join(lines))
+        self._show(told)
 
     def _price(self, args: Any, device: torch.device) -> Price | None:
         """Return the price of an hour; what is wrong with the one asked for is said."""
@@ -221,14 +207,12 @@ class TrainerCallback(Base):  # type: ignore[misc]
         atexit.register(self._at_exit)
 
     def _end_trial(self, profile: Profile) -> None:
-        """Note in the journal how the training ended."""
         trials, self._trials = self._trials, None
         atexit.unregister(self._at_exit)
         if trials is not None:
             trials.end(self._trial, profile)
 
     def _close(self, outcome: str, reason: str) -> None:
-        """End a training that nobody ended."""
         live, self._live = self._live, None
         if live is not None:
             live.stop()

@@ -23,7 +23,13 @@ from finegauge.catalogue.gpus import known_gpu
 from finegauge.catalogue.offers import Offer, offers
 from finegauge.data.batch_shape import shape
 from finegauge.errors import InputError, UnknownNameError
-from finegauge.measurement.device import capacity_bytes, device_name, fingerprint, model_flops, peak_of
+from finegauge.measurement.device import (
+    capacity_bytes,
+    device_name,
+    fingerprint,
+    model_flops,
+    peak_flops_per_s,
+)
 from finegauge.measurement.instruments.counters import ThrottleWatch
 from finegauge.measurement.options import Options
 from finegauge.measurement.subject import refusal
@@ -45,14 +51,10 @@ class Price(NamedTuple):
 def price_of(
     usd_per_hour: float | None, offer: str | None, *, gpu: str, num_gpus: int, num_nodes: int
 ) -> Price | None:
-    """Return the price of an hour; None where nobody knows one.
+    """Return the price of an hour of all machines; None where nobody knows one.
 
-    Args:
-        usd_per_hour: As the caller states it, of all machines together; it wins.
-        offer: A provider, an instance, or "provider/instance" of `finegauge offers`.
-        gpu: What the device calls itself; "" for a processor.
-        num_gpus: Of all machines.
-        num_nodes: Machines.
+    `usd_per_hour` is as the caller states it, and wins; `offer` is a provider, an instance, or
+    "provider/instance" of `finegauge offers`; `gpu` is what the device calls itself, "" for a processor.
 
     Raises: FieldError for a price that is none, UnknownNameError for an offer that no row has.
     """
@@ -73,24 +75,18 @@ def price_of(
             raise UnknownNameError(
                 f"offer of {per_node} x {spec.name}", offer, known=known, listing="finegauge offers"
             )
-        return _price(_cheapest(wanted), num_nodes, "as the catalogue has it")
+        return _cheapest(wanted, num_nodes, "as the catalogue has it")
     ranked = [row for row in holding if row.is_ranked]
-    return _price(_cheapest(ranked), num_nodes, "the cheapest on demand of the catalogue") if ranked else None
+    return _cheapest(ranked, num_nodes, "the cheapest on demand of the catalogue") if ranked else None
 
 
 def _names(row: Offer) -> set[str]:
-    """Return what an offer may be called."""
     whole = f"{row.provider}/{row.instance_type}" if row.instance_type else row.provider
     return {name.casefold() for name in (row.provider, row.instance_type, whole) if name}
 
 
-def _cheapest(rows: list[Offer]) -> Offer:
-    """Return the row with the lowest price."""
-    return min(rows, key=lambda row: row.on_demand_usd_per_h or 0.0)
-
-
-def _price(row: Offer, num_nodes: int, said: str) -> Price:
-    """Return the price of as many instances as there are machines."""
+def _cheapest(rows: list[Offer], num_nodes: int, said: str) -> Price:
+    row = min(rows, key=lambda row: row.on_demand_usd_per_h or 0.0)
     which = f"{row.provider} {row.instance_type}".strip()
     day = f" of {row.date}" if row.date else ""
     return Price((row.on_demand_usd_per_h or 0.0) * max(1, num_nodes), f"{said}: {which}{day}")
@@ -107,16 +103,10 @@ class LiveTrial:
         self, run: Run | None, model: Any, device: torch.device, *, price: Price | None, processes: int,
         devices_here: int, is_compiled: bool,
     ) -> None:  # fmt: skip
-        """Start the clocks and counters.
+        """Start the clocks and counters of the model in this process.
 
-        Args:
-            run: What is trained.
-            model: In this process.
-            device: Of this process.
-            price: Of an hour of all machines.
-            processes: That train together.
-            devices_here: GPUs of this machine that take part; 0 where other machines take part too.
-            is_compiled: Whether the trainer compiles the model.
+        `price` is that of an hour of all machines; `devices_here` the GPUs of this machine that take part, 0
+        where other machines take part too.
         """
         self.run, self.device, self.price = run, device, price
         self.timer = StepTimer()
@@ -134,7 +124,7 @@ class LiveTrial:
             batch = shape(run)
             self._samples_per_step = batch.samples * run.gradient_accumulation_steps * run.data_parallel
             self._flops_per_token = model_flops(run) / (batch.tokens * run.gradient_accumulation_steps)
-            self._peak_flops_per_s = peak_of(run, device).flops_per_s * run.num_gpus
+            self._peak_flops_per_s = peak_flops_per_s(run, device) * run.num_gpus
 
     def end_step(self) -> None:
         """Note that a step has ended."""
@@ -213,7 +203,6 @@ class LiveTrial:
         return float(logs.get("num_tokens") or getattr(state, "num_input_tokens_seen", 0) or 0)
 
     def _speed(self, tokens: float) -> dict[str, float]:
-        """Return the rates since the last log."""
         seconds = self.timer.busy_s - self._logged[1]
         moved = tokens - self._logged[0]
         self._logged = (tokens, self.timer.busy_s)
@@ -225,7 +214,6 @@ class LiveTrial:
         return found
 
     def _note_bad(self, state: Any, logs: dict[str, Any]) -> None:
-        """Note the first number of the log that is none."""
         for name in _LOSSES:
             value = logs.get(name)
             if not self._bad and isinstance(value, float) and not math.isfinite(value):
@@ -276,7 +264,6 @@ def without_data(profile: Profile, outcome: str, reason: str) -> Profile:
 
 
 def _source(device: torch.device, steps: int) -> Source:
-    """Return who says so."""
     seen = f"steps: 1 discarded as warm-up, the last {steps} kept"
     return Source("measured", f"{SOURCE}, {device_name(device)}", assumptions=(seen,))
 

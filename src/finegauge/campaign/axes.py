@@ -45,14 +45,11 @@ class Axis(NamedTuple):
 
 
 def axis_of(name: str, stated: Any, where: str, file: str, options: Collection[str] = ()) -> Axis:
-    """Return the axis that a sweep file states.
+    """Return the axis that a sweep file states: a field of Run, "switch", or a name of one's own.
 
-    Args:
-        name: A field of Run, "switch", or a name of one's own.
-        stated: A list of values, or named values with their fields.
-        where: What to call the place in messages.
-        file: The sweep; files that a value names lie beside it.
-        options: Of the measurement, that values may set; a field of Run goes before an option of its name.
+    `stated` is a list of values, or named values with their fields. `where` is what messages call the place;
+    files that a value names lie beside `file`. Values may set `options` of the measurement; a field of Run
+    goes before an option of its name.
 
     Raises: InputError for values that are none, and for unknown switches and fields.
     """

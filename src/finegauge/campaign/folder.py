@@ -61,7 +61,6 @@ class Folder:
     """Where a campaign keeps what it knows."""
 
     def __init__(self, path: str) -> None:
-        """Name the folder; it need not exist."""
         self.path = path
         self.trials = Trials(os.path.join(path, JOURNAL))
 

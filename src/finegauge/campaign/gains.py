@@ -81,12 +81,9 @@ class Comparison(NamedTuple):
 def compare_results(
     results: Iterable[Result], baseline: str = BASELINE, axes: Mapping[str, Sequence[str]] | None = None
 ) -> list[Comparison]:
-    """Return a comparison for every point of a campaign's other axes that has the baseline.
+    """Return a comparison with the switch `baseline` for every point of a campaign's other axes that has it.
 
-    Args:
-        results: Of the campaign.
-        baseline: The switch that the others are compared with.
-        axes: The order of points and of switches; without it, that of the results.
+    `axes` is the order of points and of switches; without it, that of the results.
     """
     points: dict[tuple[tuple[tuple[str, str], ...], str], dict[str, list[Profile]]] = {}
     for result in results:
@@ -152,7 +149,6 @@ def _bytes(profiles: Sequence[Profile]) -> float | None:
 
 
 def _joules(profiles: Sequence[Profile]) -> float | None:
-    """Return the joules of one sequence."""
     known = ((p.step_energy_j.total, p.step_sequences) for p in profiles)
     return _median(joules / sequences for joules, sequences in known if joules and sequences)
 

@@ -43,7 +43,6 @@ class Need(NamedTuple):
         return min(times, int(node.get("GPU", 0.0) // self.num_gpus)) if self.num_gpus else times
 
     def __str__(self) -> str:
-        """Return it in words."""
         number, what = (self.num_gpus, "GPU") if self.num_gpus else (self.num_cpus, "CPU")
         return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
@@ -135,10 +134,7 @@ class RayEngine:
 def measured_on_node(run: Mapping[str, Any], options: Options, folder: str) -> dict[str, Any]:
     """Measure a run's document on the node that this is called on, and return the profile's.
 
-    Args:
-        run: The run.
-        options: How it is measured.
-        folder: The driver's, from which paths of the run start; nodes share it, or have the same files there.
+    `folder` is the driver's, from which paths of the run start; nodes share it, or have the same files there.
     """
     with suppress(OSError):
         os.chdir(folder)

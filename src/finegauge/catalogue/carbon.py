@@ -7,10 +7,12 @@ differ twofold. A region that is not listed falls back to the world average, and
 """
 
 from functools import cache
-from typing import NamedTuple
 
-from finegauge.catalogue.tables import filled, table
+from finegauge.catalogue.tables import filled, parse, read_shipped, table
 from finegauge.errors import UnknownNameError
+from finegauge.records import NamedTuple
+
+_FILE = "grid_carbon.csv"
 
 
 class GridIntensity(NamedTuple):
@@ -44,13 +46,13 @@ def grid(region: str | None = None, provider: str | None = None) -> GridIntensit
     Raises: UnknownNameError if `region` is given alone and is no place that is listed.
     """
     if region is None or region.casefold() in {"any", "world"}:
-        return _grids()["world"]
+        return _world()
     for key in (f"{provider}:{region}" if provider else region, region):
         found = _grids().get(_fold(key))
         if found:
             return found
     if provider:
-        return _grids()["world"]
+        return _world()
     clouds = [g for key, g in _grids().items() if key.endswith(f":{_fold(region)}")]
     if clouds:
         return clouds[0]
@@ -81,10 +83,15 @@ def _fold(name: str) -> str:
 
 
 @cache
+def _world() -> GridIntensity:
+    return filled(GridIntensity, parse(read_shipped(_FILE), column="scope", value="world")[0])
+
+
+@cache
 def _grids() -> dict[str, GridIntensity]:
     """Return the grids by folded code and name; where two share one, the more specific code wins."""
     by_key: dict[str, GridIntensity] = {}
-    for row in table("grid_carbon.csv"):
+    for row in table(_FILE):
         found = filled(GridIntensity, row, code=row["code"] or row["name"])
         by_key.setdefault(_fold(found.code), found)
         if row["scope"] != "cloud_region":

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from finegauge.catalogue.length_histogram import quantiles
 from finegauge.catalogue.tables import checked_row, read_shipped, rows_of, user_rows
@@ -24,6 +24,7 @@ from finegauge.errors import (
     UnsupportedError,
     shown,
 )
+from finegauge.records import NamedTuple
 
 MAX_LENGTH = 10_000_000
 SPREAD_SAMPLES = 10_000  # of each data set whose spread stands for others

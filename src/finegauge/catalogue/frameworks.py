@@ -1,4 +1,4 @@
-"""What training frameworks do unasked: one row each of data/frameworks.toml, read by every layer above.
+"""What training frameworks do unasked: one row each of data/frameworks.json, read by every layer above.
 
 A run's `framework` is free text. A row belongs to it where one of the row's words stands in that text, so
 that "fms-hf-tuning/HF Trainer" does what either does. Adding a framework is a row and, where its files are
@@ -7,11 +7,11 @@ to be read or written, a module of `formats`.
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from finegauge.catalogue.tables import read_shipped
+from finegauge.records import NamedTuple
 
 Cells = Mapping[str, str]  # of a row of a measurement table, by column
 
@@ -66,8 +66,7 @@ class Change(NamedTuple):
 _PLAIN_BATCHES = Batching()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Framework:
+class Framework(NamedTuple):
     """One training framework, or serving engine; without a name, what is true of any."""
 
     name: str = ""  # as the reader of its files states it
@@ -96,9 +95,7 @@ class Framework:
     batching: Batching = _PLAIN_BATCHES
     source: str = ""  # where its defaults stand; "" where they are not known
     defaults: tuple[Change, ...] = ()  # each over those before it
-    prints_allocated_since: tuple[int, int] | None = (
-        None  # version from which it logs torch's own peak memory
-    )
+    prints_allocated_since: tuple[int, int] | None = None  # from then on it logs torch's own peak memory
 
     def unasked(self, cells: Cells) -> dict[str, Any]:
         """Return the fields that it sets where the row of a measurement table leaves them open."""
@@ -109,7 +106,7 @@ class Framework:
 
 
 _ANY = Framework()
-_FLAGS = tuple(one.name for one in fields(Framework) if one.type is bool)
+_FLAGS = tuple(name for name, type_ in Framework.__annotations__.items() if type_ is bool)
 
 
 def framework_of(name: str) -> Framework:
@@ -123,9 +120,9 @@ def framework_of(name: str) -> Framework:
 @cache
 def frameworks() -> tuple[Framework, ...]:
     """Return every framework of the catalogue; of two that a text names, the first gives the defaults."""
-    import tomllib
+    import json
 
-    rows = tomllib.loads(read_shipped("frameworks.toml"))
+    rows = {row["name"]: row for row in json.loads(read_shipped("frameworks.json"))["frameworks"]}
     return tuple(_framework(name, row, rows) for name, row in rows.items())
 
 
@@ -153,7 +150,7 @@ def _together(name: str) -> Framework:
     rows = tuple(named_in(name))
     exact = next((row for row in frameworks() if row.name.casefold() == name), Framework(name=name))
     does: dict[str, Any] = {flag: any(getattr(row, flag) for row in rows) for flag in _FLAGS}
-    return replace(exact, **does)
+    return exact._replace(**does)
 
 
 def _framework(name: str, row: Mapping[str, Any], rows: Mapping[str, Any]) -> Framework:
@@ -181,7 +178,7 @@ def _change(row: Mapping[str, Any]) -> Change:
     defaults = {
         field: tuple(value) if isinstance(value, list) else value
         for field, value in row.items()
-        if field not in ("since", "if", "source")
+        if field not in ("since", "if", "source", "why")
     }
     return Change(minor(row.get("since", "")), row.get("if", {}), defaults)
 

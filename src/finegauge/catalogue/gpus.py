@@ -10,11 +10,12 @@ import os
 from collections.abc import Mapping
 from functools import cache, lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from finegauge.catalogue.tables import checked_row, filled, positive, rows_of, table, user_rows
 from finegauge.documents import home
 from finegauge.errors import FieldError, UnknownKeyError, UnknownNameError, UnsupportedError
+from finegauge.records import NamedTuple
 from finegauge.units import GIB
 
 if TYPE_CHECKING:

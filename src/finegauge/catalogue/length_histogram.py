@@ -13,8 +13,9 @@ Neglects: that an epoch draws without replacement (B is small against the data s
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from math import exp, lgamma
+
+from finegauge.records import NamedTuple
 
 
 def quantiles(pairs: Sequence[tuple[int, int]], fractions: Sequence[float]) -> list[int]:
@@ -34,8 +35,7 @@ def quantiles(pairs: Sequence[tuple[int, int]], fractions: Sequence[float]) -> l
     return found + [pairs[-1][0]] * len(wanted)
 
 
-@dataclass(frozen=True, slots=True)
-class LengthHistogram:
+class LengthHistogram(NamedTuple):
     """Sequence lengths in tokens, ascending, and how often each occurs."""
 
     lengths: tuple[int, ...]

@@ -10,11 +10,12 @@ import os
 from collections.abc import Iterator, Mapping
 from functools import cache
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from finegauge.catalogue.tables import checked_row, positive, read_shipped, user_rows
 from finegauge.documents import home, read_document
 from finegauge.errors import FieldError, FileFormatError, UnknownNameError, shown
+from finegauge.records import NamedTuple
 
 
 class ModelFigures(NamedTuple):

@@ -11,12 +11,13 @@ Rows that `refresh` fetched replace the shipped ones of the same provider and GP
 import os
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from finegauge.catalogue.gpus import gpu as find_gpu
 from finegauge.catalogue.tables import checked_row, filled, parse, read_shipped, table, user_rows
 from finegauge.documents import cache_path, home
 from finegauge.errors import FieldError, UnknownNameError
+from finegauge.records import NamedTuple
 
 if TYPE_CHECKING:
     from datetime import date

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import click
 
 from finegauge.cli.progress import progress_bar
-from finegauge.cli.run_options import runs, say
+from finegauge.cli.run_options import runs, show
 from finegauge.errors import FieldError, InputError, UnknownKeyError, UnknownNameError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from finegauge.answers.gains import CompareAnswer
     from finegauge.campaign.driver import Engine
     from finegauge.campaign.gains import Comparison
     from finegauge.profile import Profile
@@ -24,9 +25,9 @@ def _list(context: click.Context, option: click.Parameter, value: object) -> Non
     if not value or context.resilient_parsing:
         return
     from finegauge.campaign.sweep import about_of, shipped
-    from finegauge.render.campaign import shipped_lines
+    from finegauge.render.campaign import shipped_report
 
-    say(shipped_lines({name: about_of(path) for name, path in shipped().items()}))
+    show("", {name: about_of(path) for name, path in shipped().items()}, shipped_report, as_json=False)
     context.exit()
 
 
@@ -70,10 +71,11 @@ def campaign(
     Stop it whenever you like, by Ctrl-C or harder: the next call goes on where this one ended.
     'finegauge results FOLDER' and 'finegauge compare FOLDER' read what it kept.
     """
+    from finegauge.answers.campaign import campaign_answer
     from finegauge.campaign.driver import carry_out
     from finegauge.campaign.folder import Folder
     from finegauge.campaign.sweep import read_sweep
-    from finegauge.render.campaign import campaign_json, campaign_lines, dry_lines
+    from finegauge.render.campaign import campaign_report, dry_report
 
     gc.enable()
     sweep = read_sweep(sweep_file)
@@ -81,15 +83,12 @@ def campaign(
         sweep = sweep.only(only)
     folder = output or os.path.splitext(os.path.basename(sweep_file))[0]
     if dry_run:
-        say(dry_lines(sweep, Folder(folder).done()))
+        show("", sweep, lambda sweep: dry_report(sweep, Folder(folder).done()), as_json=False)
         return
     with progress_bar("campaign") as heard:
         summary = carry_out(sweep, folder, _engine(engine, address), heard=heard, retry=retry)
     _keep_table(folder)
-    if as_json:
-        say(campaign_json(sweep, Folder(folder), summary))
-    else:
-        say(campaign_lines(sweep, Folder(folder), summary))
+    show("campaign", campaign_answer(sweep, Folder(folder), summary), campaign_report, as_json=as_json)
 
 
 def _engine(name: str, address: str) -> "Engine":
@@ -138,9 +137,10 @@ def compare(
     A run is a file that 'estimate' reads, which is predicted, or a journal of 'measure --store', whose
     completed trials are taken.
     """
+    from finegauge.answers.gains import compare_answer
     from finegauge.campaign.folder import Folder
     from finegauge.campaign.gains import claims_called
-    from finegauge.render.compare import compare_json, compare_lines
+    from finegauge.render.compare import compare_report
 
     claims = None
     if len(paths) == 1:
@@ -157,9 +157,10 @@ def compare(
             raise FieldError("--at is of a campaign's folder; runs have no axes.")
         found = [_of_runs(paths, gpu)]
         baseline = os.path.basename(paths[0])
+    answer = compare_answer(found, baseline, claims)
     if figure:
-        _draw(found, figure)
-    say(compare_json(found, baseline, claims) if as_json else compare_lines(found, baseline, claims))
+        _draw(answer, figure)
+    show("compare", answer, compare_report, as_json=as_json)
 
 
 def _of_campaign(
@@ -215,15 +216,20 @@ def _profiles(path: str, gpu: str) -> "list[Profile]":
     return [predict(run)]
 
 
-def _draw(found: "list[Comparison]", path: str) -> None:
+def _draw(answer: "CompareAnswer", path: str) -> None:
     """Draw bars and radars."""
     from finegauge.render.compare import panels
-    from finegauge.render.plots.charts import check_matplotlib, save_charts
+    from finegauge.render.plots.charts import save_charts
+    from finegauge.render.plots.drawing import check_matplotlib
 
-    check_matplotlib()
-    if len(found) > MOST_DRAWN:
-        raise InputError(f"{len(found)} comparisons are too many for one figure; choose by --at AXIS=VALUE.")
-    save_charts(panels(found), os.path.splitext(path)[0], "SpeedUp, MemoryUp, EnergyUp over the baseline")
+    check_matplotlib("calibrate")
+    if (number := len(answer.comparisons)) > MOST_DRAWN:
+        raise InputError(f"{number} comparisons are too many for one figure; choose by --at AXIS=VALUE.")
+    save_charts(
+        list(panels(answer.comparisons)),
+        os.path.splitext(path)[0],
+        "SpeedUp, MemoryUp, EnergyUp over the baseline",
+    )
 
 
 @click.command()
@@ -249,7 +255,8 @@ def results(
     They are one table named results, a row per trial that ended, a column per field of the run and per
     fact of its step, in SI units; what is not known is NULL. 'DESCRIBE results' lists the columns.
     """
-    from finegauge.render.campaign import results_json, results_lines, telling
+    from finegauge.answers.campaign import results_answer
+    from finegauge.render.campaign import results_report
     from finegauge.store.table import ask, export, table_of
 
     if sql and (where or chosen):
@@ -263,10 +270,8 @@ def results(
     found = ask(table, sql)
     if output:
         export(found, output)
-    if as_json:
-        say(results_json(found, quarantined))
-    else:
-        say(results_lines(telling(found) if whole else found, limit, quarantined, output))
+    answer = results_answer(found, quarantined, whole=whole)
+    show("results", answer, lambda answer: results_report(answer, limit, output), as_json=as_json)
 
 
 def _listed(chosen: str | None, known: list[str]) -> str:

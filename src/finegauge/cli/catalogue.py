@@ -5,7 +5,7 @@ With `--json` the same rows come as JSON, every number in SI units; nothing else
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,16 +19,13 @@ from finegauge.answers.catalogue_rows import (
     offers_json,
     plain,
 )
+from finegauge.cli.run_options import say
 from finegauge.errors import InputError, shown
 from finegauge.render.number_format import dollars
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from finegauge.catalogue.gpus import GpuSpec
     from finegauge.catalogue.offers import Offer
-
-_WIDTH = 100  # where the output is no terminal
 
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 
@@ -50,43 +47,24 @@ def print_json(value: object) -> None:
     click.echo(rows_answer(value))
 
 
-def _console() -> "Console":
-    from rich.console import Console
+def print_table(
+    headings: Sequence[str], rows: Iterable[Sequence[str]], *, num_text: int = 1, ends_in_text: bool = False
+) -> None:
+    """Print a table; its first `num_text` columns are text, and the last where it `ends_in_text`."""
+    from finegauge.render.report import Table
+    from finegauge.render.terminal import table_lines
 
-    plain = Console(highlight=False)
-    return plain if plain.is_terminal else Console(highlight=False, width=_WIDTH)
-
-
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table; ">" before a column's name aligns it right, "~" lets its text wrap."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for column in columns:
-        side: Literal["right", "left"] = "right" if column.startswith(">") else "left"
-        table.add_column(
-            column.lstrip(">~"), justify=side, no_wrap=not column.startswith("~"), overflow="fold"
-        )
-    for row in rows:
-        table.add_row(*map(Text, row))
-    _console().print(table)
+    table = Table("", tuple(headings), tuple(map(tuple, rows)), num_text, ends_in_text)
+    say(table_lines(table))
 
 
 def print_facts(title: str, rows: Mapping[str, str]) -> None:
     """Print one row whole: its title, then a line per fact."""
-    from rich.table import Table
-    from rich.text import Text
+    from finegauge.render.report import Table, section
+    from finegauge.render.terminal import section_lines
 
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for label, value in rows.items():
-        table.add_row(label, Text(value))
-    console = _console()
-    console.print(Text(title, style="bold"))
-    console.print(table)
+    table = Table(title, ("", ""), tuple(rows.items()), ends_in_text=True, indent=2)
+    say(section_lines(section("facts", title, table)))
 
 
 def footer(num_shown: int, num_known: int, noun: str, hint: str) -> None:
@@ -132,7 +110,7 @@ def list_gpus(pattern: str, vendor: str | None, *, as_json: bool) -> None:
     if as_json:
         print_json([plain(spec) for spec in found])
         return
-    columns = ["name", ">GB", ">usable GiB", ">TB/s", ">bf16 TFLOP/s", ">fp8", ">W", "architecture", "year"]
+    columns = ["name", "GB", "usable GiB", "TB/s", "bf16 TFLOP/s", "fp8", "W", "architecture", "year"]
     print_table(columns, [_gpu_cells(spec) for spec in found])
     footer(len(found), len(all_gpus()), "GPUs", "dense rates; 'finegauge gpus show NAME' tells sources")
 
@@ -213,7 +191,7 @@ def list_models(pattern: str, *, as_json: bool) -> None:
         ]
         for figures in found
     ]
-    print_table(["name", "short name", "model_type", ">parameters"], rows)
+    print_table(["name", "short name", "model_type", "parameters"], rows, num_text=3)
     footer(len(found), len(all_models()), "models", "'finegauge models show NAME' counts one")
 
 
@@ -288,8 +266,8 @@ def offers(
         print_json(offers_json(found))
         return
     shown = found[:limit] if limit else found
-    columns = ["provider", "~instance", "~GPUs", "~region", ">$/h", ">spot $/h", ">$/GPU h", "date"]
-    print_table(columns, [_offer_cells(offer, spot=spot) for offer in shown])
+    columns = ["provider", "instance", "GPUs", "region", "$/h", "spot $/h", "$/GPU h", "date"]
+    print_table(columns, [_offer_cells(offer, spot=spot) for offer in shown], num_text=4, ends_in_text=True)
     more = "" if len(shown) == len(found) else f", {len(shown)} printed (--limit 0: all)"
     footer(len(found), len(every), "offers", f"$ of the whole instance; * far from others{more}")
     if warning := catalogue.stale_warning(found):
@@ -351,7 +329,7 @@ def list_datasets(pattern: str, *, as_json: bool) -> None:
         ]
         for each in found
     ]
-    print_table(["name", ">examples", ">median tokens", ">mean", ">longest", "known as"], rows)
+    print_table(["name", "examples", "median tokens", "mean", "longest", "known as"], rows, ends_in_text=True)
     footer(len(found), len(all_datasets()), "data sets", "your own: a CSV of 'length,count' lines")
 
 

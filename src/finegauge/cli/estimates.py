@@ -3,13 +3,14 @@
 import gc
 import os
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import click
 
 from finegauge.cli.run_options import alongside_options, question, runs, say, show, stated_alongside
 from finegauge.errors import EXIT_BAD_INPUT, EXIT_DONE, FineGaugeError, InputError, UnsupportedError
 from finegauge.planning.capacity import MAX_MICRO_BATCH_SIZE, MAX_SEQ_LEN, max_micro_batch_size, max_seq_len
+from finegauge.records import NamedTuple
 
 if TYPE_CHECKING:
     from finegauge.answers.estimate import CheckAnswer

@@ -159,23 +159,10 @@ def data(
             "No tokenizer is named: add --tokenizer DIR, the folder of the model's tokenizer.json."
         )
     lengths = _counted(file, chosen, format_name, template)
-    if as_json:
-        from finegauge.render.data import data_json
+    from finegauge.answers.data import data_answer
+    from finegauge.render.data import data_report
 
-        batching = []
-        if asked:
-            from finegauge.render.data import batching_json
-
-            batching = [batching_json(lengths, run) for run in asked]
-        say(data_json(lengths, chosen, batching))
-        return
-    from finegauge.render.data import data_lines
-
-    say(data_lines(lengths, chosen))
-    for run in asked:
-        from finegauge.render.data import batching_lines
-
-        say(["", *batching_lines(lengths, run)])
+    show("data", data_answer(lengths, chosen, asked), data_report, as_json=as_json)
 
 
 def _counted(

@@ -3,6 +3,7 @@
 import gc
 import os
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,13 +13,7 @@ from finegauge.cli.run_options import overrides_argument, say, show
 from finegauge.errors import EXIT_DONE, EXIT_NO_DATA, EXIT_WILL_NOT_FIT, UnsupportedError, shown
 
 if TYPE_CHECKING:
-    from finegauge.measurement.options import Options
     from finegauge.model.blocks import Architecture
-    from finegauge.prediction.predictor import Prediction
-    from finegauge.profile import Profile
-    from finegauge.progress import Heard
-    from finegauge.render.device_profile import Compared
-    from finegauge.run.run import Run
 
 MOST_USERS = 10_000
 NEED_ENDPOINT = {
@@ -49,30 +44,6 @@ def stated(asked: dict[str, Any]) -> tuple[dict[str, Any], tuple[int, ...]]:
         raise click.UsageError(f"{NEED_ENDPOINT[next(iter(found))]} is about a server: add --endpoint URL.")
     users = found.pop("concurrency", ())
     return ({"endpoint": endpoint, **found} if endpoint else {}), users
-
-
-def measure_each(
-    run: "Run", users: tuple[int, ...], options: "Options", *, heard: "Heard | None", store: str | None
-) -> list[tuple["Profile", "Prediction"]]:
-    """Return (measured, predicted) for every number of users, or for the run's `micro_batch_size` of them."""
-    from finegauge.measurement.trial import measure
-    from finegauge.prediction.predictor import prediction_elsewhere
-    from finegauge.run.run import FROM_COMMAND_LINE
-
-    found = []
-    for run_of_users in [run.replace(FROM_COMMAND_LINE, micro_batch_size=n) for n in users] or [run]:
-        measured = measure(run_of_users, options, heard=heard, store=store)
-        found.append((measured, prediction_elsewhere(_as_met(run_of_users, measured, options))))
-        if measured.outcome != "completed":
-            break  # more users do not help
-    return found
-
-
-def _as_met(run: "Run", measured: "Profile", options: "Options") -> "Run":
-    """Return the run to predict: requests that arrive by chance make as many users as were in flight."""
-    if not options.requests_per_s or measured.outcome != "completed":
-        return run
-    return run.replace(micro_batch_size=max(1, round(measured.observations["serving"]["in_flight"])))
 
 
 def _numbers(ctx: click.Context, option: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -173,12 +144,10 @@ def measure(
     The model is built from its config with random weights, or read from a local checkpoint. It runs in a
     process of its own: out of memory is an outcome (exit code 20), a result that is no data is 30.
     """
-    from finegauge.answers.measurement import measure_answer
+    from finegauge.answers.measurement import measure_answer, measured
     from finegauge.data.batch_shape import shape
     from finegauge.formats.reading import read
     from finegauge.measurement.options import Options
-    from finegauge.measurement.trial import measure as take
-    from finegauge.prediction.predictor import prediction_for
     from finegauge.render.measurement import measure_report
 
     gc.enable()
@@ -194,11 +163,7 @@ def measure(
         memory_limit_bytes=byte_size(limit) if limit else 0.0,
     )
     with progress_bar("") as heard:
-        if options.endpoint:
-            found = measure_each(run, users, options, heard=heard, store=store)
-        else:
-            alone = take(run, options, heard=heard, store=store)
-            found = [(alone, prediction_for(run, options.device, alone.fingerprint.get("device", "")))]
+        found = measured(run, options, users=users, heard=heard, store=store)
     last, _ = found[-1]
     if last.outcome == "unsupported":
         raise UnsupportedError(last.reason)
@@ -208,15 +173,7 @@ def measure(
 
 def byte_size(text: str) -> float:
     """Return the bytes that "2GiB", "500MB" or "1e9" say."""
-    units: dict[str, float] = {
-        "kib": 2**10,
-        "mib": 2**20,
-        "gib": 2**30,
-        "kb": 1e3,
-        "mb": 1e6,
-        "gb": 1e9,
-        "b": 1,
-    }
+    units = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 1e3, "mb": 1e6, "gb": 1e9, "b": 1}
     word = text.strip().lower()
     unit = next((name for name in units if word.endswith(name)), "")
     try:
@@ -228,9 +185,6 @@ def byte_size(text: str) -> float:
             f"'{text}' is no size; write 2GiB, 500MB or 1000000000.", param_hint="--memory-limit"
         )
     return found
-
-
-STEPS = 5  # of each measured run
 
 
 @click.command()
@@ -283,83 +237,42 @@ def micro(
             raise click.UsageError("--predict takes --gpu, RUNs, -o and --json, and nothing of this machine.")
         _predicted(gpu, run_files, output, as_json=as_json)
         return
+    from finegauge.answers.device_profile import check_libraries, micro_answer, runs_by_module
+    from finegauge.catalogue.device_profile import own_profile_path, write
+    from finegauge.formats.reading import read
+    from finegauge.render.device_profile import micro_report
+
     check_libraries()
     if modules and not run_files:
         raise click.UsageError("--modules compares runs with their operators: name at least one RUN.")
-    from finegauge.catalogue.device_profile import own_profile_path, write
-    from finegauge.formats.reading import read
-
-    runs = [read(path, ()) for path in run_files]
+    runs = {path: read(path, ()) for path in run_files}
     chosen = device or _device_here()
     path = output or own_profile_path(chosen)
     from finegauge.measurement.bench.microbenchmarks import micro as timed
 
     with progress_bar("timing") as heard:
-        profile = timed(runs, device=chosen, threads=threads, ranks=collectives or 0, heard=heard)
+        profile = timed(
+            list(runs.values()), device=chosen, threads=threads, ranks=collectives or 0, heard=heard
+        )
     write(profile, path)
-    compared = _compared(dict(zip(run_files, runs, strict=True)), chosen, threads, path) if modules else []
-    from finegauge.render.device_profile import module_lines, modules_json
-
-    if as_json:
-        import json
-
-        more = {"runs": modules_json(compared)} if modules else {}
-        say(json.dumps({"command": "micro", "path": path, **profile.to_json(), **more}, allow_nan=False))
-    else:
-        from finegauge.render.device_profile import profile_lines
-
-        say([*profile_lines(profile), *module_lines(compared)])
-        say(f"Written to {path}; use it by --gpu {'here' if not output else path}")
+    measured = tuple(runs_by_module(runs, chosen, threads, path)) if modules else None
+    answer = micro_answer(profile, path, measured)
+    show("micro", answer, partial(micro_report, is_own=not output), as_json=as_json)
 
 
 def _predicted(name: str, run_files: tuple[str, ...], output: str | None, *, as_json: bool) -> None:
     """Print the device profile that a GPU may be expected to have."""
+    from finegauge.answers.device_profile import micro_answer
     from finegauge.catalogue.device_profile import write
-    from finegauge.catalogue.gpus import gpu as named
+    from finegauge.catalogue.gpus import gpu
     from finegauge.formats.reading import read
     from finegauge.prediction.predicted_profile import predicted_profile
+    from finegauge.render.device_profile import micro_report
 
-    profile = predicted_profile(named(name), [read(path, ()) for path in run_files])
+    profile = predicted_profile(gpu(name), [read(path, ()) for path in run_files])
     if output:
         write(profile, output)
-    if as_json:
-        import json
-
-        document = {"command": "micro", "path": output, **profile.to_json()}
-        say(json.dumps(document, allow_nan=False))
-        return
-    from finegauge.render.device_profile import profile_lines
-
-    say(profile_lines(profile))
-    if output:
-        say(f"Written to {output}; use it by --gpu {output}")
-
-
-def _compared(runs: "Mapping[str, Run]", device: str, threads: int, path: str) -> "list[Compared]":
-    """Return every run as the profile at `path` predicts it and as this machine runs it."""
-    from finegauge.measurement.options import Options
-    from finegauge.measurement.trial import measure
-    from finegauge.prediction.predictor import predict
-    from finegauge.render.device_profile import Compared
-
-    options = Options(device=device, threads=threads, steps=STEPS, layers=True, memory=False)
-    found = []
-    for name, run in runs.items():
-        here = run.replace(gpu=path)
-        found.append(Compared(name, predict(here), measure(here, options)))
-    return found
-
-
-def check_libraries() -> None:
-    """Refuse where the libraries whose operators are timed are missing."""
-    from importlib.util import find_spec
-
-    missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
-    if missing:
-        raise UnsupportedError(
-            f"Timing operators needs {' and '.join(missing)}: pip install 'finegauge[measure]'. "
-            "Predicting works without."
-        )
+    show("micro", micro_answer(profile, output), micro_report, as_json=as_json)
 
 
 def _device_here() -> str:

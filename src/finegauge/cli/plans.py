@@ -156,9 +156,9 @@ def _check_figure(path: str | None) -> None:
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):
         raise InputError(f"--figure {path}: there is no folder {folder!r}; make it first.")
-    from finegauge.render.plots.charts import check_matplotlib
+    from finegauge.render.plots.drawing import check_matplotlib
 
-    check_matplotlib()
+    check_matplotlib("calibrate")
 
 
 def _list(context: click.Context, option: click.Parameter, value: object) -> None:

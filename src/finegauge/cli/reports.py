@@ -9,6 +9,7 @@ from finegauge.cli.run_options import alongside_options, overrides_argument, run
 from finegauge.errors import InputError, UnknownNameError, shown
 
 if TYPE_CHECKING:
+    from finegauge.answers.reproduction import ReproduceAnswer
     from finegauge.prediction.predictor import Prediction
     from finegauge.profile import Profile
     from finegauge.render.report import Plot, Report
@@ -141,14 +142,16 @@ def _of_trial(measured: "Profile", prediction: "Prediction | None" = None) -> "R
 
 def _of_results(path: str, baseline: str) -> "Report":
     """Return the report about a campaign's folder, or about a journal of measurements."""
-    from finegauge.campaign.folder import Folder, Result
-    from finegauge.render.campaign import campaign_report, labels_of
+    from finegauge.answers.campaign import campaign_study
+    from finegauge.campaign.folder import Folder
+    from finegauge.render.campaign import labelled, study_report
     from finegauge.store.journal import Trials
 
     name = os.path.basename(os.path.normpath(path))
     if os.path.isdir(path):
         folder = Folder(path)
-        return campaign_report(f"Campaign {name}", folder.results(), baseline, folder.described().axes)
+        axes = folder.described().axes
+        return study_report(campaign_study(f"Campaign {name}", folder.results(), baseline, axes))
     if not os.path.isfile(path):
         raise InputError(f"There is no journal {shown(path)}; 'finegauge measure --store' writes one.")
     profiles = Trials(path).profiles()
@@ -156,12 +159,7 @@ def _of_results(path: str, baseline: str) -> "Report":
         raise InputError(f"{shown(path)} holds no trial that ended.")
     if len(profiles) == 1:
         return _of_trial(profiles[0])
-    labels = labels_of(profiles)
-    results = [
-        Result(str(number), label, profile.source.kind, 0, profile)
-        for number, (label, profile) in enumerate(zip(labels, profiles, strict=True))
-    ]
-    return campaign_report(f"Trials in {name}", results, baseline)
+    return study_report(campaign_study(f"Trials in {name}", labelled(profiles), baseline))
 
 
 def _kind(output: str | None) -> str:
@@ -270,21 +268,17 @@ def reproduce(
     if measured and items:
         raise InputError(f"--measured measures all findings and takes no items; leave {shown(items[0])} out.")
     if output is not None:
-        from finegauge.render.plots.charts import check_matplotlib
+        from finegauge.render.plots.drawing import check_matplotlib
 
-        check_matplotlib()
-    from finegauge.render.reproduction import reproduction_json, reproduction_lines
-
-    whole = _measured(device, threads, output) if measured else _published(items)
-    files = () if output is None else _write_pages(whole, output, f"{paper}_measured" if measured else paper)
-    say(reproduction_json(whole) if as_json else reproduction_lines(whole, files))
-
-
-def _published(items: tuple[str, ...]) -> "Reproduction":
-    """Return the reproduction of the published figures."""
+        check_matplotlib("calibrate")
+    from finegauge.answers.reproduction import reproduce_answer
+    from finegauge.render.report import TERMINAL
+    from finegauge.render.reproduction import reproduction_report
     from finegauge.reproduction.xia2024 import reproduce as whole_paper
 
-    return whole_paper(items)
+    answer = reproduce_answer(_measured(device, threads, output) if measured else whole_paper(items))
+    files = () if output is None else _write_pages(answer, output, f"{paper}_measured" if measured else paper)
+    show("reproduce", answer, lambda answer: reproduction_report(answer, TERMINAL, files), as_json=as_json)
 
 
 def _measured(device: str, threads: int, output: str | None) -> "Reproduction":
@@ -308,22 +302,20 @@ def _make(folder: str) -> None:
         raise InputError(f"Cannot write to {shown(folder)}: {error.strerror or error}.") from None
 
 
-def _write_pages(whole: "Reproduction", folder: str, paper: str) -> tuple[str, ...]:
+def _write_pages(answer: "ReproduceAnswer", folder: str, paper: str) -> tuple[str, ...]:
     """Write the charts and the page, and say which files."""
+    from finegauge.render.html import html_page
     from finegauge.render.plots.charts import save_charts
-    from finegauge.render.reproduction import page
+    from finegauge.render.report import FILE
+    from finegauge.render.reproduction import reproduction_report
 
     _make(folder)
+    drawn = [one.item for one in answer.items if one.item.panels]
+    path = os.path.join(folder, f"{paper}.html")
     try:
-        charts = {}
-        for item in whole.items:
-            if item.panels:
-                _, svg = save_charts(item.panels, os.path.join(folder, item.key), item.title)
-                with open(svg, encoding="utf-8") as drawn:
-                    charts[item.key] = drawn.read()
-        path = os.path.join(folder, f"{paper}.html")
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(page(whole, charts))
+        for item in drawn:
+            save_charts(item.panels, os.path.join(folder, item.key), item.title)
     except OSError as error:
         raise InputError(f"Cannot write to {shown(folder)}: {error.strerror or error}.") from None
-    return path, f"{len(charts)} charts as PNG and SVG beside it"
+    _put(path, html_page(reproduction_report(answer, FILE)))
+    return path, f"{len(drawn)} charts as PNG and SVG beside it"

@@ -1,22 +1,19 @@
 """`finegauge validate` and `calibrate`: how wrong predictions are, and constants fitted to measured runs."""
 
-import json
 import os
 from functools import partial
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import click
 
-from finegauge.cli.measurements import check_libraries
 from finegauge.cli.progress import progress_bar
-from finegauge.cli.run_options import say
-from finegauge.errors import InputError, UnsupportedError, shown
+from finegauge.cli.run_options import show
+from finegauge.errors import EXIT_DONE, InputError, UnsupportedError, shown
 
 if TYPE_CHECKING:
-    from finegauge.laws.fit import SweepTable
-    from finegauge.laws.law import Law
-    from finegauge.progress import Progress
+    from finegauge.answers.calibration import LawAnswer
+
+EXIT_DOES_NOT_HOLD = 10
 
 
 @click.command()
@@ -78,86 +75,38 @@ def validate(
     if asked == "operators":
         if names or not tables:
             raise click.UsageError("--operators takes tables, and no --against.", ctx)
-        _operators(tables, as_json=as_json)
+        from finegauge.answers.operators import operators_answer
+        from finegauge.render.operators import operators_report
+
+        show("validate --operators", operators_answer(tables), operators_report, as_json=as_json)
         return
+    from finegauge.answers.validation import here_answer, validation_answer
+    from finegauge.render.validation import here_report, validation_report
+
     if asked == "here":
         if tables or names:
             raise click.UsageError(
                 "--here draws its own configurations; leave out tables and --against.", ctx
             )
-
-        ctx.exit(validate_on(device, num=num, seed=seed, steps=steps, threads=threads, as_json=as_json))
+        say_on_stderr = partial(click.echo, err=True)
+        found = here_answer(
+            device,
+            num=num,
+            seed=seed,
+            steps=steps,
+            threads=threads,
+            heard=lambda progress: say_on_stderr(f"measuring {progress.what}"),
+            said=say_on_stderr,
+        )
+        show("validate --here", found, here_report, as_json=as_json)
+        ctx.exit(EXIT_DONE if found.summary.holds else EXIT_DOES_NOT_HOLD)
     from finegauge.catalogue.tables import measurement_tables
     from finegauge.formats.measurement_tables import tables_in
     from finegauge.validation.summary import validate as hold
 
     wanted = [name.strip().lower() for text in names for name in text.split(",") if name.strip()]
     validation = hold(tables_in(tables) or measurement_tables(), against=wanted)
-    if as_json:
-        say(json.dumps(validation.to_json(), allow_nan=False))
-    else:
-        from finegauge.render.validation import validation_lines
-
-        say(validation_lines(validation))
-
-
-def _operators(tables: tuple[str, ...], *, as_json: bool) -> None:
-    """Print how predicted seconds of operators compare with those in the tables."""
-    from finegauge.validation.operators import validate_operators
-
-    found = validate_operators(tables)
-    if as_json:
-        say(json.dumps(found.to_json(), allow_nan=False))
-        return
-    from finegauge.render.operators import operator_lines
-
-    say(operator_lines(found))
-
-
-HOLDS, DOES_NOT_HOLD = 0, 10
-
-
-def validate_on(device: str, *, num: int, seed: int, steps: int, threads: int, as_json: bool) -> int:
-    """Print how predictions and measurements of unseen configurations compare; return the exit code.
-
-    Raises: UnsupportedError without PyTorch or the device.
-    """
-    from finegauge.catalogue.device_profile import device_profile
-    from finegauge.measurement.options import Options
-    from finegauge.measurement.trial import measure
-    from finegauge.render.validation import here_lines
-    from finegauge.validation.local_validation import validate_here
-
-    check_libraries()
-    path = _profile_path(device, threads)
-    options = Options(device=device, steps=steps, threads=device_profile(path).threads)
-    with TemporaryDirectory(prefix="finegauge-") as folder:
-        found = validate_here(
-            path, partial(measure, options=options), folder, num=num, seed=seed, heard=_heard
-        )
-        if as_json:
-            say(json.dumps({"command": "validate --here", **found.to_json()}, allow_nan=False))
-        else:
-            say(here_lines(found))
-    return HOLDS if found.holds else DOES_NOT_HOLD
-
-
-def _profile_path(device: str, threads: int) -> str:
-    """Return the path of this machine's device profile, timed now if there is none for so many threads."""
-    from finegauge.catalogue.device_profile import device_profile, own_profile_path, write
-
-    path = own_profile_path(device)
-    if not os.path.isfile(path) or (threads and device_profile(path).threads != threads):
-        from finegauge.measurement.bench.microbenchmarks import micro
-
-        click.echo("Timing this machine's operators once: about two minutes.", err=True)
-        write(micro(device=device, threads=threads), path)
-    return path
-
-
-def _heard(progress: "Progress") -> None:
-    """Say on stderr which configuration is measured."""
-    click.echo(f"measuring {progress.what}", err=True)
+    show("validate", validation_answer(validation), validation_report, as_json=as_json)
 
 
 @click.command()
@@ -209,25 +158,21 @@ def _constants(
 ) -> None:
     """Fit the physical constants of predictions."""
     _check_scipy()
+    from finegauge.answers.calibration import calibration_answer
     from finegauge.calibration.calibrate import calibrate as fitted
-    from finegauge.calibration.calibrate import document
     from finegauge.documents import write_document
     from finegauge.formats.measurement_tables import read_table, tables_in
-    from finegauge.prediction.calibration import DATASHEET, current
+    from finegauge.prediction.calibration import DATASHEET, SCHEMA_VERSION, current
+    from finegauge.render.calibration import calibration_report
+    from finegauge.render.json import encoded
 
     rows = [row for table in tables_in(tables) for row in read_table(table)]
     start = DATASHEET if from_datasheet else current()
     with progress_bar("fitting, and leaving each source out") as heard:
-        result = fitted(rows, start, name, heard)
-    content = document(result, date=date)
+        answer = calibration_answer(fitted(rows, start, name, heard), date=date)
     if output is not None:
-        write_document(content, output)
-    if as_json:
-        say(json.dumps(content, allow_nan=False))
-        return
-    from finegauge.render.law import calibration_lines
-
-    say(calibration_lines(content, output))
+        write_document({"schema_version": SCHEMA_VERSION, **encoded(answer)}, output)
+    show("calibrate", answer, partial(calibration_report, path=output), as_json=as_json)
 
 
 def _check_scipy() -> None:
@@ -252,21 +197,22 @@ def _law(
 ) -> None:
     """Fit a closed-form law to a sweep, keep it by name, and draw it."""
     if output is not None:
-        from finegauge.render.plots.charts import check_matplotlib
+        from finegauge.render.plots.drawing import check_matplotlib
 
-        check_matplotlib()
+        check_matplotlib("calibrate")
+    from finegauge.answers.calibration import law_answer
     from finegauge.laws.fit import fit, read_sweep
     from finegauge.laws.law import form
     from finegauge.laws.registry import check_name, store
-    from finegauge.render.law import law_json, law_lines
+    from finegauge.render.calibration import law_report
 
     equation = form(law_name)
     called = check_name(name)
     sweep = read_sweep(table, equation, where)
     law = fit(equation, sweep.observations, name=called, table=sweep.name, context=sweep.context, fitted=date)
-    path = store(law)
-    drawn = _draw(law, sweep, output) if output is not None else ()
-    say(law_json(law, sweep, path) if as_json else law_lines(law, sweep, (f"stored as {path}", *drawn)))
+    answer = law_answer(law, sweep, store(law))
+    drawn = _draw(answer, output) if output is not None else ()
+    show("calibrate", answer, partial(law_report, drawn=drawn), as_json=as_json)
 
 
 def _day(text: str | None) -> str:
@@ -279,16 +225,16 @@ def _day(text: str | None) -> str:
         raise InputError(f"--date={shown(text)} is no day; write it as {date.today().isoformat()}.") from None
 
 
-def _draw(law: "Law", sweep: "SweepTable", folder: str) -> tuple[str, ...]:
-    """Draw fit and residuals, and say into which files."""
-    from finegauge.render.law import law_panels
+def _draw(answer: "LawAnswer", folder: str) -> tuple[str, ...]:
+    """Draw fit and residuals, and return the paths of the files."""
+    from finegauge.render.calibration import law_panels
     from finegauge.render.plots.charts import save_charts
 
+    law = answer.stored.law
     try:
         os.makedirs(folder, exist_ok=True)
-        paths = save_charts(
-            law_panels(law, sweep), os.path.join(folder, law.name), f"{law.name}: {law.form.equation}"
+        return save_charts(
+            law_panels(answer), os.path.join(folder, law.name), f"{law.name}: {law.form.equation}"
         )
     except OSError as error:
         raise InputError(f"Cannot write to {shown(folder)}: {error.strerror or error}.") from None
-    return tuple(f"drawn as {path}" for path in paths)

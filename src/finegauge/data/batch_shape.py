@@ -11,11 +11,12 @@ longest is that of all epochs, or of the first where an epoch alone holds `SAMPL
 
 from functools import lru_cache
 from math import ceil, log, sqrt
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from finegauge.catalogue.length_histogram import LengthHistogram
 from finegauge.data.recipe import NO_LIMIT, TRAINER_SEED, Recipe
 from finegauge.errors import FieldError, UnsupportedError
+from finegauge.records import NamedTuple
 from finegauge.run.phases import answer_tokens, group_size, is_continuous, prompts_of
 from finegauge.run.rules import GENERATING, PAIRED, num_held_out
 
@@ -110,12 +111,15 @@ def lengths(run: "Run", *, padded: bool) -> LengthHistogram | None:
     if run.dataset is None:
         return None
     wrapped = run.packing and run.packing_strategy == "wrapped"
-    return LengthHistogram.of(
+    return _histogram(
         _pairs(run),
         cut_off=NO_LIMIT if wrapped else run.seq_len,
         multiple=run.pad_to_multiple_of if padded else 1,
         over_length=run.over_length,
     )
+
+
+_histogram = lru_cache(maxsize=64)(LengthHistogram.of)
 
 
 def _pairs(run: "Run") -> tuple[tuple[int, int], ...]:

@@ -1,8 +1,9 @@
 """What decides the batches of a data set: cut-off, packing and padding of a run, and its framework."""
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from finegauge.catalogue.frameworks import Batching, framework_of
+from finegauge.records import NamedTuple
 
 if TYPE_CHECKING:
     from finegauge.run.run import Run

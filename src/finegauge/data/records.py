@@ -120,13 +120,6 @@ class Chunk(NamedTuple):
     done_bytes: int  # of this file, up to here
 
 
-class File(NamedTuple):
-    """A file that is read, unpacked where it is packed by gzip."""
-
-    path: str
-    stream: IO[bytes]
-
-
 Rows = Iterator[tuple[int, Any, int]]  # (row, record, roughly how many bytes it took)
 
 
@@ -160,7 +153,7 @@ def _of_file(path: str) -> Iterator[Chunk]:
         with open(path, "rb") as raw:
             packed = path.endswith(".gz")
             stream: IO[bytes] = gzip.GzipFile(fileobj=raw) if packed else raw  # type: ignore[assignment]
-            yield from gathered(READERS[kind](File(path, stream)), raw.tell)
+            yield from gathered(READERS[kind](stream, path), raw.tell)
     except EOFError:
         raise FileFormatError(f"{path} ends in the middle of what gzip packed.") from None
     except OSError as error:
@@ -181,13 +174,13 @@ def gathered(rows: Rows, done_bytes: Callable[[], int]) -> Iterator[Chunk]:
         yield chunk._replace(done_bytes=done_bytes())
 
 
-def _lines(file: File, parse: Callable[[bytes], Any]) -> Rows:
+def _lines(stream: IO[bytes], parse: Callable[[bytes], Any]) -> Rows:
     """Yield a record per line that is not blank; one that cannot be parsed is a `Bad`."""
     number = 0
-    while line := file.stream.readline(MAX_RECORD_BYTES + 1):
+    while line := stream.readline(MAX_RECORD_BYTES + 1):
         number += 1
         if len(line) > MAX_RECORD_BYTES:
-            yield number, _too_long(file.stream, line), 0
+            yield number, _too_long(stream, line), 0
         elif not line.isspace():
             try:
                 yield number, parse(line), len(line)
@@ -208,27 +201,25 @@ def _why(error: Exception) -> str:
     return f"it is no JSON: {str(error).splitlines()[0][:100]}" if str(error) else "it is no JSON"
 
 
-def _json(file: File) -> Rows:
-    for number, (record, num_bytes) in enumerate(values(file.stream, file.path, MAX_RECORD_BYTES), start=1):
+def _json(stream: IO[bytes], path: str) -> Rows:
+    for number, (record, num_bytes) in enumerate(values(stream, path, MAX_RECORD_BYTES), start=1):
         yield number, record, num_bytes
 
 
-def _cells(file: File) -> Rows:
+def _cells(stream: IO[bytes], path: str) -> Rows:
     """Yield the rows of a CSV or TSV as mappings; the first line names the columns."""
     import csv
 
     csv.field_size_limit(MAX_RECORD_BYTES)
-    lines = iter(lambda: file.stream.readline(MAX_RECORD_BYTES), b"")
+    lines = iter(lambda: stream.readline(MAX_RECORD_BYTES), b"")
     text = (line.decode("utf-8", errors="replace").removeprefix("\ufeff") for line in lines)
-    reader = csv.reader(text, delimiter="\t" if file.path.removesuffix(".gz").endswith(".tsv") else ",")
+    reader = csv.reader(text, delimiter="\t" if path.removesuffix(".gz").endswith(".tsv") else ",")
     try:
         header = next(reader, None)
     except csv.Error:
         header = None
     if not header:
-        raise FileFormatError(
-            f"{file.path}: the first line should name the columns, such as 'prompt,completion'."
-        )
+        raise FileFormatError(f"{path}: the first line should name the columns, such as 'prompt,completion'.")
     while True:
         line = reader.line_num + 1
         try:
@@ -258,10 +249,10 @@ def _conversation(cell: str) -> Any:
         return cell
 
 
-READERS: dict[str, Callable[[File], Rows]] = {
-    "jsonl": lambda file: _lines(file, json.loads),
-    "ndjson": lambda file: _lines(file, json.loads),
-    "txt": lambda file: _lines(file, lambda line: line.decode("utf-8").rstrip("\r\n")),
+READERS: dict[str, Callable[[IO[bytes], str], Rows]] = {
+    "jsonl": lambda stream, _: _lines(stream, json.loads),
+    "ndjson": lambda stream, _: _lines(stream, json.loads),
+    "txt": lambda stream, _: _lines(stream, lambda line: line.decode("utf-8").rstrip("\r\n")),
     "json": _json,
     "csv": _cells,
     "tsv": _cells,

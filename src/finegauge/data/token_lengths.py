@@ -255,7 +255,8 @@ def load_lengths(key: str, path: str) -> Lengths | None:
             return None
         size = known["num_samples"] * array("I").itemsize
         tokens, loss_tokens, rows = (array("I", body[n * size : (n + 1) * size]) for n in range(3))
-        return Lengths(path, tokens, loss_tokens, rows, key, _findings(known["findings"]))
+        findings = Findings(**{name: _tuples(value) for name, value in known["findings"].items()})
+        return Lengths(path, tokens, loss_tokens, rows, key, findings)
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -276,10 +277,6 @@ def store_lengths(key: str, lengths: Lengths) -> None:
 
 def _entry(key: str) -> str:
     return os.path.join(folder(), f"{key[:32]}.lengths")
-
-
-def _findings(values: dict[str, Any]) -> Findings:
-    return Findings(**{name: _tuples(value) for name, value in values.items()})
 
 
 def _tuples(value: Any) -> Any:

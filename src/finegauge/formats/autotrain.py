@@ -10,11 +10,10 @@ before the end. A file is read, and none is written.
 
 from finegauge.errors import FieldError, shown
 from finegauge.formats import trainer_keys
-from finegauge.formats.key_table import Format, Reading, Row, fixed, key, model_key
+from finegauge.formats.key_table import Format, Reading, Row, fixed, key, model_key, switch
 
 _PHASES = {"default": "sft", "sft": "sft", "generic": "sft", "dpo": "dpo", "reward": "reward"}
 _DEFAULT_BLOCK = 1024
-_UNCHECKPOINTED = "params.disable_gradient_checkpointing"
 _ADAPTERS = trainer_keys.Adapters(
     "params.lora_r params.lora_alpha params.lora_dropout params.target_modules params.modules_to_save",
     defaults=(16, 32, 0.05),
@@ -26,19 +25,15 @@ def _read_task(reading: Reading) -> None:
     task, _, half = reading.text("task").replace(":", "-").partition("-")
     trainer = reading.text("params.trainer", half or "default")
     if task not in ("llm", "lm") or trainer not in _PHASES:
-        what = (
-            f"params.trainer={shown(trainer)}"
-            if task in ("llm", "lm")
-            else f"task={shown(reading.text('task'))}"
-        )
+        what = f"params.trainer={shown(trainer)}"
+        if task not in ("llm", "lm"):
+            what = f"task={shown(reading.text('task'))}"
         raise FieldError(f"{what} is not described; use task llm with trainer sft, dpo or reward.")
     phase = _PHASES[trainer]
     reading.set("phase", phase, "params.trainer", "task")
-    packs = phase == "sft"
-    reading.set("packing", packs)
+    reading.set("packing", phase == "sft")
     reading.set("packing_strategy", "wrapped")
-    if not packs:
-        reading.set("padding", "longest")
+    reading.set("padding", None if phase == "sft" else "longest")
 
 
 def _read_method(reading: Reading) -> None:
@@ -53,10 +48,6 @@ def _read_method(reading: Reading) -> None:
     if adapts:
         reading.set("adapter_dtype", "fp32")
         _ADAPTERS.read(reading)
-    disabled = reading.flag("params.disable_gradient_checkpointing")
-    reading.set(
-        "activation_checkpointing", "none" if disabled else "full", "params.disable_gradient_checkpointing"
-    )
     reading.set("checkpointing_reentrant", quantized)
 
 
@@ -67,27 +58,17 @@ def _read_length(reading: Reading) -> None:
     reading.set("seq_len", _DEFAULT_BLOCK if usual else first, "params.block_size")
 
 
-def _read_attention(reading: Reading) -> None:
-    flash = reading.flag("params.use_flash_attention_2")
-    reading.set("attention", "flash" if flash else "sdpa", "params.use_flash_attention_2")
-
-
 FORMAT = Format(
     "AutoTrain",
     (
         model_key("base_model"),
         Row("task params.trainer", _read_task),
-        Row(
-            f"params.peft params.quantization {_UNCHECKPOINTED} {_ADAPTERS.keys}",
-            _read_method,
-        ),
+        Row(f"params.peft params.quantization {_ADAPTERS.keys}", _read_method),
+        switch("params.disable_gradient_checkpointing", "activation_checkpointing", "none", off="full"),
         key("params.mixed_precision", "autocast", "none"),
-        Row("params.use_flash_attention_2", _read_attention),
+        switch("params.use_flash_attention_2", "attention", "flash", off="sdpa"),
         Row("params.block_size", _read_length),
-        Row(
-            "data.path",
-            lambda reading: trainer_keys.read_dataset(reading, reading.get("data.path"), "data.path"),
-        ),
+        trainer_keys.dataset_row("data.path"),
         trainer_keys.optimizer_row("params.optimizer", "adamw_torch"),
         key("params.batch_size", "micro_batch_size", 2),
         key("params.gradient_accumulation", "gradient_accumulation_steps", 4),

@@ -301,10 +301,11 @@ FORMAT = Format(
         Row("datasets val_set_size", write=_data),
         key("sequence_len", "seq_len", 512),
         key("micro_batch_size", "micro_batch_size", 1),
-        Row(
-            "batch_size gradient_accumulation_steps",
-            _read_accumulation,
-            lambda run: {"gradient_accumulation_steps": run.gradient_accumulation_steps},
+        key(
+            "gradient_accumulation_steps",
+            "gradient_accumulation_steps",
+            read=_read_accumulation,
+            older="batch_size",
         ),
         trainer_keys.epochs_row("num_epochs", 1.0),
         key("saves_per_epoch", "saves_per_epoch", write=lambda run: whole_number(run.saves_per_epoch)),

@@ -8,11 +8,10 @@ warning for a key that nobody knows. Values of such keys are never shown: they m
 """
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import cache
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from finegauge.errors import (
     FieldError,
@@ -24,6 +23,7 @@ from finegauge.errors import (
 )
 from finegauge.formats.launcher_files import ALONE, Alongside
 from finegauge.formats.sheet import repository, without
+from finegauge.records import NamedTuple
 from finegauge.run import rules
 from finegauge.run.field import flag, version_numbers, whole
 from finegauge.run.run import FIELDS, FROM_COMMAND_LINE, FROM_FILE, Run, figures
@@ -51,6 +51,7 @@ def key(
     field: str,
     default: Any = None,
     *,
+    read: Callable[["Reading"], None] | None = None,
     write: Callable[[Run], Any] | None = None,
     words: Mapping[str, Any] | None = None,
     more: Mapping[str, str] | None = None,
@@ -63,6 +64,7 @@ def key(
         name: The key.
         field: Of a run.
         default: What the framework takes where the key is not there; None leaves the field open.
+        read: How it is read, if not as the field's value.
         write: What is written for a run, if not the field's value.
         words: The field's values: what the framework calls them.
         more: Further words of the framework: the value that they mean too.
@@ -73,7 +75,7 @@ def key(
     theirs = words or {}
     ours = {str(word).lower(): value for value, word in theirs.items()} | dict(more or {})
 
-    def read(reading: "Reading") -> None:
+    def as_stated(reading: "Reading") -> None:
         value = reading.first(names, default)
         reading.set(field, ours.get(str(value).lower(), value), *names)
 
@@ -81,7 +83,7 @@ def key(
         value = getattr(run, field) if write is None else write(run)
         return {name: theirs.get(value, value) if theirs else value}
 
-    return Row(" ".join(names), read, written if writes else None)
+    return Row(" ".join(names), read or as_stated, written if writes else None)
 
 
 def switch(name: str, field: str, on: str, *, off: str = "none", default: bool = False) -> Row:
@@ -135,27 +137,26 @@ def read_degrees(reading: "Reading", fields: Mapping[str, str]) -> None:
             reading.set(degree, reading.get(name), name)
 
 
-@dataclass(frozen=True)
-class Format:
+class Format(NamedTuple):
     """The files of one framework."""
 
     name: str
     rows: tuple[Row, ...]
     model_key: str  # that an override model=… is laid over
-    methods: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # method=… as the file's keys
+    methods: Mapping[str, Mapping[str, str]] = {}  # method=… as the file's keys
     not_modelled: str = ""  # keys that change a run in a way that predictions leave out
-    adapt: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None  # another shape of its files
+    adapt: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict  # makes the usual shape of its files
     family: str = ""  # of formats that have the same keys
-    lasting: Mapping[str, str] = field(default_factory=dict)  # settings that are no field: their keys
+    lasting: Mapping[str, str] = {}  # settings that are no field: their keys
     data_keys: tuple[str, ...] = ()  # that name the data; the first takes a name of a hub
     lists_data: bool = False  # names are those of a listing of its own, not of a hub
 
-    @cached_property
+    @property
     def keys(self) -> frozenset[str]:
         """Return every key that fields are read from."""
         return frozenset(name for row in self.rows if row.read for name in row.keys.split())
 
-    @cached_property
+    @property
     def known(self) -> Collection[str]:
         """Return the keys that neither memory nor time depends on; "section.*" is a whole section."""
         return known_keys(self.name)
@@ -163,10 +164,6 @@ class Format:
     def shares_keys_with(self, other: "Format") -> bool:
         """Return whether the files of both have the same keys."""
         return self.name == other.name or bool(self.family and self.family == other.family)
-
-    def adapted(self, keys: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return `keys` in the usual shape of its files."""
-        return self.adapt(keys) if self.adapt is not None else keys
 
     def state(self, reading: "Reading") -> None:
         """State the fields of a run."""
@@ -184,14 +181,16 @@ class Format:
         return in_sections({name: None if value is NULL else value for name, value in keys.items()})
 
 
-def known_keys(name: str) -> set[str]:
+@cache
+def known_keys(name: str) -> frozenset[str]:
     """Return the keys that a framework knows and no field is read from."""
-    import tomllib
+    import json
 
-    with open(os.path.join(os.path.dirname(__file__), "data", "known_keys.toml"), "rb") as file:
-        lists = tomllib.load(file)
+    with open(os.path.join(os.path.dirname(__file__), "data", "known_keys.json"), encoding="utf-8") as file:
+        lists = json.load(file)
     names = (name, *lists.get(name, {}).get("with", ()))
-    return {word for one in names for word in lists.get(one, {}).get("keys", "").split()}
+    words = (word for one in names for line in lists.get(one, {}).get("keys", ()) for word in line.split())
+    return frozenset(words)
 
 
 def in_sections(keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -250,8 +249,9 @@ def read(
     warnings: tuple[str, ...] = (),
 ) -> Run:
     """Return the run of a framework's file; `words` may use its keys or the fields' names."""
-    overrides = parse(words, {*format_.keys, *FIELDS})
-    theirs = {name: value for name, value in overrides.items() if name in format_.keys}
+    known = format_.keys
+    overrides = parse(words, {*known, *FIELDS})
+    theirs = {name: value for name, value in overrides.items() if name in known}
     own = {name: value for name, value in overrides.items() if name not in theirs}
     if format_.methods and "method" in own:
         theirs |= _method_keys(format_, own.pop("method"))
@@ -259,7 +259,9 @@ def read(
         theirs[format_.model_key] = own.pop("model")
     reading = Reading(format_, keys, theirs, file, own)
     reading.warnings += warnings
-    reading.launched_gpus = _launched_gpus(own, keys, alongside)
+    gpus = own.get("num_gpus") or reading.block.get("num_gpus")
+    gpus = alongside.launched_gpus() if gpus is None else FIELDS["num_gpus"]("num_gpus", gpus)
+    reading.launched_gpus = None if gpus is None else int(gpus)
     format_.state(reading)
     alongside.lay_over(reading.fields, reading.origins, reading.warnings)
     reading.read_block()
@@ -279,15 +281,6 @@ def _method_keys(format_: Format, method: str) -> Mapping[str, str]:
             f"method={method} cannot be laid over a {format_.name} file; write a run file instead."
         )
     return format_.methods[method]
-
-
-def _launched_gpus(own: Mapping[str, str], keys: Mapping[str, Any], alongside: Alongside) -> int | None:
-    """Return how many GPUs the run is launched on, where the command line or the file's block says so."""
-    block = keys.get(BLOCK)
-    stated = own.get("num_gpus") or (block.get("num_gpus") if isinstance(block, Mapping) else None)
-    if stated is None:
-        return alongside.launched_gpus()
-    return int(FIELDS["num_gpus"]("num_gpus", stated))
 
 
 class Reading:
@@ -320,13 +313,13 @@ class Reading:
         self.warnings: list[str] = []
         self.launched_gpus: int | None = None  # where something tells
         self._own = own
+        block = keys.get(BLOCK)
+        self.block: Mapping[str, Any] = block if isinstance(block, Mapping) else {}
 
     @property
     def version(self) -> tuple[int, int, int] | None:
         """Return the version of the framework that somebody states; None: the newest known."""
-        block = self.keys.get(BLOCK)
-        stated = block.get("framework_version") if isinstance(block, Mapping) else None
-        stated = self._own.get("framework_version", stated)
+        stated = self._own.get("framework_version", self.block.get("framework_version"))
         return version_numbers(str(stated)) if stated not in (None, "") else None
 
     def replaces(self, field: str) -> bool:
@@ -348,6 +341,10 @@ class Reading:
     def first(self, keys: Iterable[str], default: Any = None) -> Any:
         """Return the value of the first of `keys` that is stated."""
         return next((self.get(key) for key in keys if self.stated(key)), default)
+
+    def which(self, *keys: str) -> str:
+        """Return the first of `keys` that is stated, else the first of all."""
+        return next(filter(self.stated, keys), keys[0])
 
     def flag(self, key: str, *, default: bool = False) -> bool:
         """Return whether a key says yes."""
@@ -376,7 +373,7 @@ class Reading:
         if value is None:
             return
         self.fields[field] = value
-        if any(key in self.overrides for key in keys):
+        if not self.overrides.keys().isdisjoint(keys):
             self.origins[field] = FROM_COMMAND_LINE
         elif any(self._walk(key) is not None for key in keys):
             self.origins[field] = FROM_FILE
@@ -464,48 +461,51 @@ class Reading:
 
     def read_block(self) -> None:
         """Read the fields that the file states in a block of its own."""
-        block = self.keys.get(BLOCK) or {}
-        if not isinstance(block, Mapping):
+        if not isinstance(self.keys.get(BLOCK) or {}, Mapping):
             raise FileFormatError(
                 f"{self.file_name}: finegauge: must hold fields and their values, such as gpu: A40."
             )
-        for name, value in block.items():
+        for name, value in self.block.items():
             if name not in FIELDS:
                 raise UnknownKeyError(f"{self.file_name}: finegauge", name, known=FIELDS)
             self.fields[name], self.origins[name] = value, FROM_FILE
 
     def warn_of_keys(self) -> None:
         """Warn of keys that the framework does not know; values are never shown."""
-        read = self.format.keys
+        known, read = self.format.known, {BLOCK, *self.format.keys}
         sections = {key.partition(".")[0] for key in read if "." in key}
-        written = []
-        for key, value in self.keys.items():
-            if key in read or key == BLOCK:
-                continue
-            inside = value if key in sections and isinstance(value, Mapping) else None
-            written += [key] if inside is None else [f"{key}.{k}" for k in inside if f"{key}.{k}" not in read]
-        if written:
-            self._warn_of_unknown(written)
-        if self.keys.get("trust_remote_code"):
-            self.warn("trust_remote_code is not acted on: no code of a model repository is run.")
-
-    def _warn_of_unknown(self, written: Iterable[str]) -> None:
-        known = self.format.known
-        sections = {key.removesuffix(".*") for key in known if key.endswith(".*")}
-        unknown = [key for key in written if key not in known and key.partition(".")[0] not in sections]
+        unknown = []
+        for key, _ in flattened(self.keys, sections):
+            top = key.partition(".")[0]
+            if not (key in read or top in read or key in known or f"{top}.*" in known):
+                unknown.append(key)
         for key in unknown[:MAX_WARNINGS]:
-            hint = did_you_mean(key, {*known, *self.format.keys})
+            hint = did_you_mean(key, {*known, *read} - {BLOCK})
             self.warn(
                 f"{self.file_name}: {self.format.name} knows no key {shown(key)}, which is ignored.{hint}"
             )
         if len(unknown) > MAX_WARNINGS:
             self.warn(f"{self.file_name}: {len(unknown) - MAX_WARNINGS:,} more unknown keys are ignored.")
+        if self.keys.get("trust_remote_code"):
+            self.warn("trust_remote_code is not acted on: no code of a model repository is run.")
 
     def _walk(self, key: str) -> Any:
         """Return the file's value of "section.key"; None where there is none."""
-        if key in self.keys:
-            return self.keys[key]
-        value: Any = self.keys
-        for part in key.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
-        return value
+        return self.keys[key] if key in self.keys else value_at(self.keys, key)
+
+
+def flattened(keys: Mapping[str, Any], sections: Collection[str]) -> Iterator[tuple[str, Any]]:
+    """Yield what a file holds, under "section.key" what is inside one of `sections`."""
+    for key, value in keys.items():
+        if key in sections and isinstance(value, Mapping):
+            yield from ((f"{key}.{name}", inside) for name, inside in value.items())
+        else:
+            yield key, value
+
+
+def value_at(keys: Mapping[str, Any], path: str) -> Any:
+    """Return the value at "section.key", None where there is none."""
+    value: Any = keys
+    for part in path.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value

@@ -8,14 +8,16 @@ Names and defaults of accelerate are those of `accelerate config` (accelerate 1.
 """
 
 import os
+import re
 from collections.abc import Mapping
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from finegauge import documents
 from finegauge.documents import read_text
 from finegauge.errors import FieldError, FileFormatError, shown
 from finegauge.formats.sheet import ACCELERATE, without
+from finegauge.records import NamedTuple
 from finegauge.run.field import flag, whole
 from finegauge.run.rules import FSDP, MODEL_DEGREES, STATED
 from finegauge.run.run import FROM_COMMAND_LINE, FROM_DEFAULT, Run
@@ -23,6 +25,7 @@ from finegauge.run.run import FROM_COMMAND_LINE, FROM_DEFAULT, Run
 _EXACT = ("micro_batch_size", "gradient_accumulation_steps")
 _TRAINING_FILE_WINS = ("autocast",)
 _STAGES = ("none", "zero1", "zero2", "zero3")  # of ZeRO, by number
+_STAGE = r"(?:z|zero[_-]?|stage)([0-3])"  # in a file's name, such as ds_z3_config.json
 _DEEPSPEED_KEYS = frozenset(("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"))
 _ACCELERATE_KEYS = frozenset(("compute_environment", "distributed_type", "num_processes", "machine_rank"))
 _STRATEGIES = {
@@ -38,6 +41,7 @@ _DEGREES = {
     "cp_size": "context_parallel",
     "sp_size": "context_parallel",
 }
+_MEGATRON = {"tp_degree": "tensor_parallel", "pp_degree": "pipeline_parallel"}
 
 
 class Alongside(NamedTuple):
@@ -126,11 +130,9 @@ def keys_of_file(path: str, launcher: str) -> Mapping[str, Any]:
     """
     name = os.path.basename(path)
     keys = documents.parse_yaml(read_text(path), name)
-    is_theirs, lacks = {
-        "accelerate": (is_accelerate, "neither distributed_type nor …"),
-        "DeepSpeed": (is_deepspeed, "no zero_optimization"),
-    }[launcher]
+    is_theirs = {"accelerate": is_accelerate, "DeepSpeed": is_deepspeed}[launcher]
     if not isinstance(keys, dict) or not is_theirs(keys):
+        lacks = "neither distributed_type nor …" if launcher == "accelerate" else "no zero_optimization"
         raise FileFormatError(f"{name} is no {launcher} file: it has {lacks}.")
     return keys
 
@@ -139,10 +141,8 @@ def deepspeed_fields(keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that DeepSpeed's keys state; what is "auto" is not among them."""
     kind, offload = _of_keys(keys)
     fields: dict[str, Any] = {"sharding": kind, "cpu_offload": offload}
-    for key, field in (
-        ("train_micro_batch_size_per_gpu", "micro_batch_size"),
-        ("gradient_accumulation_steps", "gradient_accumulation_steps"),
-    ):
+    keys_of_batch = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    for key, field in zip(keys_of_batch, _EXACT, strict=True):
         if keys.get(key) not in (None, "auto"):
             fields[field] = whole(1, 10**6)(key, keys[key])
     for dtype in ("bf16", "fp16"):
@@ -163,19 +163,14 @@ def sharding(named: Any, config_file: str) -> tuple[str, str, str]:
         return (*_of_keys(keys), "")
     if reason.startswith("deepspeed:"):
         return "none", "none", reason
-    stage = None if "outside" in reason else _stage_in_name(str(named))
-    if stage is None:
-        return (
-            "none",
-            "none",
-            f"deepspeed: {shown(named)} {reason}; state sharding=zero2 or zero3 if it shards.",
-        )
+    reason, stages = f"deepspeed: {shown(named)} {reason}", set[str]()
+    if "outside" not in reason:
+        stages = set(re.findall(_STAGE, os.path.basename(str(named)).lower()))
+    if len(stages) != 1:
+        return "none", "none", f"{reason}; state sharding=zero2 or zero3 if it shards."
+    stage = int(stages.pop())
     offload = ("all" if stage == 3 else "optimizer") if "offload" in str(named).lower() else "none"
-    return (
-        _STAGES[stage],
-        offload,
-        f"deepspeed: {shown(named)} {reason}; ZeRO stage {stage} is taken from its name.",
-    )
+    return _STAGES[stage], offload, f"{reason}; ZeRO stage {stage} is taken from its name."
 
 
 def load(named: Any, config_file: str) -> tuple[Mapping[str, Any] | None, str]:
@@ -231,17 +226,6 @@ def _device(zero: Mapping[str, Any], what: str) -> str:
     return str(offload.get("device")) if isinstance(offload, Mapping) else "none"
 
 
-def _stage_in_name(name: str) -> int | None:
-    """Return the ZeRO stage that a file name tells, such as ds_z3_config.json."""
-    folded = os.path.basename(name).lower()
-    found = [
-        n
-        for n in range(4)
-        if any(f"{word}{n}" in folded for word in ("z", "zero", "zero_", "zero-", "stage"))
-    ]
-    return found[0] if len(found) == 1 else None
-
-
 def is_accelerate(keys: Mapping[str, Any]) -> bool:
     """Return whether `keys` are those of an accelerate file."""
     return len(_ACCELERATE_KEYS & set(keys)) > 1
@@ -263,7 +247,9 @@ def accelerate_fields(keys: Mapping[str, Any], path: str) -> dict[str, Any]:
     elif kind == "DEEPSPEED":
         fields |= _deepspeed(_section(keys, "deepspeed_config"), path)
     elif kind == "MEGATRON_LM":
-        fields |= _megatron(_section(keys, "megatron_lm_config"))
+        section = _section(keys, "megatron_lm_config")
+        degrees = {field: section.get(f"megatron_lm_{key}") for key, field in _MEGATRON.items()}
+        fields |= without(degrees)
     dynamo = _section(keys, "dynamo_config")
     backend = str(dynamo.get("dynamo_backend") or dynamo.get("dynamo_config_dynamo_backend") or "NO")
     if backend.upper() not in ("NO", "FALSE"):
@@ -281,10 +267,8 @@ def _section(keys: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def _fsdp(section: Mapping[str, Any]) -> dict[str, Any]:
     named = {str(key).removeprefix("fsdp_"): value for key, value in section.items()}
-    strategy = named.get("reshard_after_forward", named.get("sharding_strategy", "FULL_SHARD"))
-    if strategy is None:
-        strategy = "FULL_SHARD"
-    word = str(strategy).lower()
+    strategy = named.get("reshard_after_forward", named.get("sharding_strategy"))
+    word = "full_shard" if strategy is None else str(strategy).lower()
     if word not in _STRATEGIES:
         raise FieldError(f"fsdp_sharding_strategy={shown(word)} is unknown; use FULL_SHARD or SHARD_GRAD_OP.")
     fields: dict[str, Any] = {"sharding": _STRATEGIES[word]}
@@ -306,25 +290,11 @@ def _deepspeed(section: Mapping[str, Any], path: str) -> dict[str, Any]:
                 f"deepspeed_config_file {shown(str(named))} {reason}; copy it beside the project."
             )
         return deepspeed_fields(keys) if keys is not None else {"sharding": kind, "cpu_offload": offload}
-    whole_file: dict[str, Any] = {
-        "zero_optimization": {
-            "stage": section.get("zero_stage", 2),
-            **{
-                f"offload_{what}": {"device": section.get(f"offload_{what}_device")}
-                for what in ("optimizer", "param")
-            },
-        },
-        "gradient_accumulation_steps": section.get("gradient_accumulation_steps", "auto"),
-    }
-    return deepspeed_fields(whole_file)
-
-
-def _megatron(section: Mapping[str, Any]) -> dict[str, Any]:
-    fields = {}
-    for key, field in (("tp_degree", "tensor_parallel"), ("pp_degree", "pipeline_parallel")):
-        if section.get(f"megatron_lm_{key}") is not None:
-            fields[field] = section[f"megatron_lm_{key}"]
-    return fields
+    zero: dict[str, Any] = {"stage": section.get("zero_stage", 2)}
+    for what in ("optimizer", "param"):
+        zero[f"offload_{what}"] = {"device": section.get(f"offload_{what}_device")}
+    steps = section.get("gradient_accumulation_steps", "auto")
+    return deepspeed_fields({"zero_optimization": zero, "gradient_accumulation_steps": steps})
 
 
 def _degrees(keys: Mapping[str, Any]) -> dict[str, Any]:

@@ -68,11 +68,7 @@ def _read_sharding(reading: Reading) -> None:
     """Read who shards, the degrees, and what is offloaded."""
     kind = reading.text("dist_config.name")
     if kind == "deepspeed":
-        named = reading.get("dist_config.config_file", "")
-        sharding, offload, warning = launcher_files.sharding(named, reading.file)
-        reading.warnings += [warning] if warning else []
-        reading.set("sharding", sharding, "dist_config.config_file", "dist_config.name")
-        reading.set("cpu_offload", offload, "dist_config.config_file")
+        trainer_keys.read_zero(reading, "dist_config.config_file", "dist_config.name")
     elif kind:
         replicas = reading.get("dist_config.mp_replicate_size", 1)
         stays = not reading.flag("dist_config.reshard_after_forward", default=True)
@@ -84,7 +80,7 @@ def _read_sharding(reading: Reading) -> None:
         offload = "params" if reading.flag("dist_config.offload_params") else "none"
         reading.set("cpu_offload", offload, "dist_config.offload_params")
     for keys, field in ((_CONTEXT, "context_parallel"), (("dist_config.ep_size",), "expert_parallel")):
-        key = next((key for key in keys if reading.stated(key)), keys[0])
+        key = reading.which(*keys)
         if str(reading.get(key, 1)) != "1":
             reading.set(field, reading.get(key), key)
 
@@ -191,19 +187,11 @@ FORMAT = Format(
         fixed(optimizer_implementation="foreach"),
         key("cutoff_len", "seq_len", 2048),
         Row("batching_strategy", _read_batching, _batching),
-        Row(
-            "train_dataset",
-            lambda reading: trainer_keys.read_dataset(reading, reading.get("train_dataset"), "train_dataset"),
-            lambda run: {"train_dataset": dataset_name(run)},
-        ),
+        trainer_keys.dataset_row("train_dataset", lambda run: {"train_dataset": dataset_name(run)}),
         key("micro_batch_size", "micro_batch_size", 1),
         key("num_train_epochs", "epochs", 3.0, write=lambda run: whole_number(run.epochs)),
         key("max_steps", "max_steps"),
-        Row(
-            "global_batch_size save_epochs",
-            _read_accumulation,
-            lambda run: {"global_batch_size": run.global_batch_size},
-        ),
+        key("global_batch_size", "global_batch_size", read=_read_accumulation, older="save_epochs"),
         always(output_dir="output"),
     ),
     model_key="model",

@@ -7,6 +7,7 @@ the framework's name), and what had to be guessed. `settings_of` sees configurat
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from finegauge.catalogue.frameworks import Framework, named_in
@@ -41,34 +42,23 @@ def varied_lengths(cells: Mapping[str, str], mean: Mean) -> dict[str, Any]:
     taken for all. Where the framework's count holds padding, as the HF Trainer's does, the sequences are as
     much shorter as the longest of a batch exceeds the mean.
     """
+    from finegauge.catalogue.datasets import dataset
+    from finegauge.catalogue.length_histogram import LengthHistogram
+
     kernels = f"{cells['kernels']} {cells['notes']}"
-    joined = UNPADDED.search(kernels) is not None
-    batch = int(cells["micro_batch_size"]) if cells["micro_batch_size"].isdigit() else 1
-    padded = mean.counts_padding and not joined
-    length = mean.num_tokens / (_longest_of(batch) if padded else 1.0)
+    joined, length = UNPADDED.search(kernels) is not None, float(mean.num_tokens)
+    if mean.counts_padding and not joined:
+        batch = int(cells["micro_batch_size"]) if cells["micro_batch_size"].isdigit() else 1
+        spread = LengthHistogram.of(dataset(f"instructions-of-{ANY_MEAN}-tokens").lengths, cut_off=NO_CUT)
+        length /= spread.expected_max(batch) / spread.mean()
     name = f"instructions-of-{max(1, round(length))}-tokens"
-    fields: dict[str, Any] = {"dataset": name, "seq_len": _longest(name)}
+    longest = -(-dataset(name).lengths[-1][0] // PADDED_TO) * PADDED_TO
+    fields: dict[str, Any] = {"dataset": name, "seq_len": longest}
     if joined:
         fields["padding"] = "free"
     if "multipack" in kernels.lower():
         fields["group_by_length"] = True  # ranks are given batches of one size
     return fields
-
-
-def _longest_of(batch: int) -> float:
-    """Return how many times as long as the mean the longest of `batch` sequences is."""
-    from finegauge.catalogue.datasets import dataset
-    from finegauge.catalogue.length_histogram import LengthHistogram
-
-    spread = LengthHistogram.of(dataset(f"instructions-of-{ANY_MEAN}-tokens").lengths, cut_off=NO_CUT)
-    return spread.expected_max(batch) / spread.mean()
-
-
-def _longest(name: str) -> int:
-    """Return the longest sequence of a data set, padded, which nothing cuts."""
-    from finegauge.catalogue.datasets import dataset
-
-    return -(-dataset(name).lengths[-1][0] // PADDED_TO) * PADDED_TO
 
 
 _DEGREES = {
@@ -192,11 +182,12 @@ COPIED = (
     "optimizer",
     "attention",
     "activation_checkpointing",
+    "compile",
 )
 COUNTS = ("micro_batch_size", "gradient_accumulation_steps")
 READ_APART = frozenset(
     {
-        *("model", "lora_rank", "lora_targets", "trainable_extra", "kernels", "compile", "packing"),
+        *("model", "lora_rank", "lora_targets", "trainable_extra", "kernels", "packing"),
         *("seq_len", "num_gpus", "gpu", "framework", "framework_version", "cpu_offload", *COPIED, *COUNTS),
     }
 )
@@ -210,39 +201,28 @@ FALLBACKS: dict[str, Any] = {
     "compile": False,
     "micro_batch_size": 1,
     "gradient_accumulation_steps": 1,
-    "weights_dtype": None,
 }
 
 
-class Settings(NamedTuple):
+@dataclass
+class Settings:
     """The fields of a run with where each comes from."""
 
-    fields: dict[str, Any]
-    origins: dict[str, str]
-    defaults: tuple[str, ...]  # what the framework does unasked
-    assumptions: tuple[str, ...]  # what had to be guessed
+    fields: dict[str, Any] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+    defaults: list[str] = field(default_factory=list)  # what the framework does unasked
+    assumptions: list[str] = field(default_factory=list)  # what had to be guessed
     lengths: str = FULL  # or CUT_OFF: they vary up to seq_len; or MEAN: only that is known
 
-
-class _Draft:
-    """Collects fields, the framework's defaults and guesses."""
-
-    def __init__(self) -> None:
-        self.fields: dict[str, Any] = {}
-        self.origins: dict[str, str] = {}
-        self.defaults: list[str] = []
-        self.assumptions: list[str] = []
-        self.lengths = FULL
-
-    def guess(self, field: str, value: Any, why: str = "") -> None:
+    def guess(self, name: str, value: Any, why: str = "not stated") -> None:
         """Set a field that nobody stated."""
-        self.fields[field], self.origins[field] = value, "assumed"
-        self.assumptions.append(f"{field}={value}{f' ({why})' if why else ' (not stated)'}")
+        self.fields[name], self.origins[name] = value, "assumed"
+        self.assumptions.append(f"{name}={value} ({why})")
 
-    def default(self, field: str, value: Any, framework: Framework) -> None:
+    def default(self, name: str, value: Any, framework: Framework) -> None:
         """Set a field that the framework decides unasked."""
-        self.fields[field], self.origins[field] = value, f"{framework.name} default"
-        self.defaults.append(f"{field}={value} ({framework.name}: {framework.source})")
+        self.fields[name], self.origins[name] = value, f"{framework.name} default"
+        self.defaults.append(f"{name}={value} ({framework.name}: {framework.source})")
 
 
 def settings_of(cells: Mapping[str, str], folder: str, known_models: dict[str, str]) -> Settings:
@@ -255,57 +235,54 @@ def settings_of(cells: Mapping[str, str], folder: str, known_models: dict[str, s
 
     Raises: FineGaugeError where the row names no model, or one that is unknown.
     """
-    draft = _Draft()
+    row = Settings()
     key = f"{cells['hf_config']}|{cells['model']}"
     if key not in known_models:
         known_models[key] = _model(cells["model"], cells["hf_config"], folder)
-    draft.fields["model"] = known_models[key]
-    draft.fields["framework"] = _short(cells["framework"])
-    draft.fields["framework_version"] = _short(cells["framework_version"])
-    _copy(cells, draft)
-    _narrow_products(cells, draft)
-    _software(cells, draft)
-    _batch(cells, draft)
-    _gpus(cells, draft)
+    row.fields["model"] = known_models[key]
+    row.fields["framework"] = _short(cells["framework"])
+    row.fields["framework_version"] = _short(cells["framework_version"])
+    _copy(cells, row)
+    _narrow_products(cells, row)
+    _software(cells, row)
+    _batch(cells, row)
+    _gpus(cells, row)
     framework = next((one for one in named_in(cells["framework"]) if one.source), Framework())
     for name, value in framework.unasked(cells).items():
-        if name not in draft.fields:
-            draft.default(name, value, framework)
-    if not cells["packing"] and not {"packing", "dataset"} & set(draft.fields):
-        draft.assumptions.append("every sequence is seq_len long (not stated)")
+        if name not in row.fields:
+            row.default(name, value, framework)
+    if not cells["packing"] and not {"packing", "dataset"} & set(row.fields):
+        row.assumptions.append("every sequence is seq_len long (not stated)")
     if "lora" in cells["method"]:
-        _adapters(cells, draft)
-    for name, value in FALLBACKS.items():
-        if name not in draft.fields:
-            draft.guess(name, value if value is not None else _weights_dtype(cells["method"]))
-    _mixed_precision(draft)
-    _without_bf16(draft)
-    _global_batch(cells, draft)
-    return Settings(
-        draft.fields, draft.origins, tuple(draft.defaults), tuple(draft.assumptions), draft.lengths
-    )
+        _adapters(cells, row)
+    quantized = {"qlora": "nf4_dq", "gptq_lora": "gptq4"}
+    for name, value in (FALLBACKS | {"weights_dtype": quantized.get(cells["method"], "bf16")}).items():
+        if name not in row.fields:
+            row.guess(name, value)
+    _mixed_precision(row)
+    _without_bf16(row)
+    _global_batch(cells, row)
+    return row
 
 
-def _copy(cells: Mapping[str, str], draft: _Draft) -> None:
+def _copy(cells: Mapping[str, str], row: Settings) -> None:
     if not cells["method"]:
         raise FieldError("The row does not state its method; write full, lora, qlora or gptq_lora.")
     if cells["method"] == "other":
         raise FieldError("method=other: the table does not say which parameters train.")
     for name in (*COPIED, *COUNTS, *(set(cells) & OTHER_FIELDS)):
         if cells[name]:
-            draft.fields[name] = cells[name]
-    if cells["compile"]:
-        draft.fields["compile"] = cells["compile"]
+            row.fields[name] = cells[name]
     extras = [
         EXTRAS.get(word, word) for word in re.split(r"[\s+,;]+", cells["trainable_extra"].lower()) if word
     ]
     if extras:
-        draft.fields["trainable_extra"] = tuple(extras)
+        row.fields["trainable_extra"] = tuple(extras)
 
 
-def _narrow_products(cells: Mapping[str, str], draft: _Draft) -> None:
+def _narrow_products(cells: Mapping[str, str], row: Settings) -> None:
     """Read products in 8 or 4 bit, over weights and activations in 16 or 32 bit."""
-    fields, text = draft.fields, f"{cells['kernels']} {cells['autocast']}"
+    fields, text = row.fields, f"{cells['kernels']} {cells['autocast']}"
     named = NARROW.search(text)
     trained = cells["method"] == "full" and NARROW.fullmatch(fields.get("weights_dtype", ""))
     if not named and not trained:
@@ -322,12 +299,12 @@ def _narrow_products(cells: Mapping[str, str], draft: _Draft) -> None:
         fields["fp8_all_gather"] = True
     if trained:
         fields["weights_dtype"] = "bf16"
-        draft.defaults.append("weights_dtype=bf16 (what trains is kept wider than its narrow products)")
+        row.defaults.append("weights_dtype=bf16 (what trains is kept wider than its narrow products)")
     if NARROW.search(fields.get("autocast", "")):
         fields["autocast"] = "bf16"
 
 
-def _software(cells: Mapping[str, str], draft: _Draft) -> None:
+def _software(cells: Mapping[str, str], row: Settings) -> None:
     kernels = cells["kernels"].lower()
     named = ("foak", "unsloth", "megatron")
     fused = [name for name in named if name in kernels or f"+{name}" in cells["notes"].lower()]
@@ -336,89 +313,89 @@ def _software(cells: Mapping[str, str], draft: _Draft) -> None:
     if re.search(r"fa3|flash[-_ ]?(attention[-_ ]?)?3|cudnn", f"{kernels} {cells['attention'].lower()}"):
         fused.append("flash3")
     if fused:
-        draft.fields["kernels"] = tuple(fused)
+        row.fields["kernels"] = tuple(fused)
     if "scattermoe" in kernels or "grouped" in kernels:
-        draft.fields["experts_implementation"] = "grouped_mm"
+        row.fields["experts_implementation"] = "grouped_mm"
     if "baseline-peft" in kernels or "prepare_model_for_kbit_training" in cells["notes"]:
-        draft.fields["upcast_unquantized"] = cells["method"] == "qlora"
-    for pattern, field in ((TRANSFORMERS, "transformers_version"), (BITSANDBYTES, "bitsandbytes_version")):
+        row.fields["upcast_unquantized"] = cells["method"] == "qlora"
+    for pattern, name in ((TRANSFORMERS, "transformers_version"), (BITSANDBYTES, "bitsandbytes_version")):
         found = pattern.search(f"{cells['framework']} {cells['framework_version']}")
         if found:
-            draft.fields[field] = found.group(1)
-    _remarks(cells, draft, kernels)
+            row.fields[name] = found.group(1)
+    _remarks(cells, row, kernels)
 
 
-def _remarks(cells: Mapping[str, str], draft: _Draft, kernels: str) -> None:
+def _remarks(cells: Mapping[str, str], row: Settings, kernels: str) -> None:
     """Read what notes say of the loop and its code."""
     notes = cells["notes"].lower()
     if "chunked cross entropy" in notes or "chunked loss" in notes:
-        draft.fields["loss"] = "chunked"
+        row.fields["loss"] = "chunked"
     if "outputs (logits) alive" in notes:
-        draft.fields["keeps_outputs"] = True
+        row.fields["keeps_outputs"] = True
     if ASYNC_TP.search(f"{notes} {kernels}"):
-        draft.fields["tensor_parallel_overlap"] = True
+        row.fields["tensor_parallel_overlap"] = True
     if "activation offloading" in notes and cells["activation_checkpointing"] == "full":
-        draft.fields["activation_checkpointing"] = "offload"
+        row.fields["activation_checkpointing"] = "offload"
 
 
-def _batch(cells: Mapping[str, str], draft: _Draft) -> None:
+def _batch(cells: Mapping[str, str], row: Settings) -> None:
     """Read the length of the sequences: full, or variable with a stated mean, or variable and unknown."""
     packed = cells["packing"].lower()
     if packed == "true":
-        draft.fields["packing"] = True
+        row.fields["packing"] = True
     if cells["seq_len"]:
-        draft.fields["seq_len"] = cells["seq_len"]
-        draft.lengths = CUT_OFF if packed == "false" else FULL
+        row.fields["seq_len"] = cells["seq_len"]
+        row.lengths = CUT_OFF if packed == "false" else FULL
     elif mean := mean_of(cells["notes"]):
-        draft.fields.update(varied_lengths(cells, mean))
-        draft.lengths = MEAN
+        row.fields.update(varied_lengths(cells, mean))
+        row.lengths = MEAN
     else:
-        draft.guess("seq_len", DEFAULT_SEQ_LEN)
+        row.guess("seq_len", DEFAULT_SEQ_LEN)
 
 
-def _gpus(cells: Mapping[str, str], draft: _Draft) -> None:
+def _gpus(cells: Mapping[str, str], row: Settings) -> None:
     if not cells["gpu"]:
         raise FieldError("The row does not name its GPU.")
-    draft.fields["gpu"] = cells["gpu"]
+    row.fields["gpu"] = cells["gpu"]
     count = _whole(cells["num_gpus"], "num_gpus") if cells["num_gpus"] else 1
     if not cells["num_gpus"]:
-        draft.assumptions.append("num_gpus=1 (not stated)")
+        row.assumptions.append("num_gpus=1 (not stated)")
     divided = parallelism(cells["parallelism"], count)
-    draft.fields.update(divided)
-    draft.fields["num_gpus"] = count
+    row.fields.update(divided)
+    row.fields["num_gpus"] = count
     if count > 1 and not cells["parallelism"]:
-        draft.assumptions.append("data parallel (DDP): the division of the work is not stated")
+        row.assumptions.append("data parallel (DDP): the division of the work is not stated")
     spec = known_gpu(cells["gpu"])
     node = spec.node_gpus if spec is not None and spec.node_gpus else GPUS_PER_NODE
     if MULTINODE.search(cells["notes"]) and 1 < count <= node and count % 2 == 0:
-        draft.fields["num_nodes"] = 2
-        draft.defaults.append("num_nodes=2 (several nodes, how many is not stated)")
+        row.fields["num_nodes"] = 2
+        row.defaults.append("num_nodes=2 (several nodes, how many is not stated)")
     elif count > node and count % node == 0:
-        draft.fields["num_nodes"] = count // node
-        draft.defaults.append(f"num_nodes={count // node} ({node} GPUs a node)")
+        row.fields["num_nodes"] = count // node
+        row.defaults.append(f"num_nodes={count // node} ({node} GPUs a node)")
     cards, of_a_gpu = NETWORK.search(cells["notes"]), NETWORK_OF_A_GPU.search(cells["notes"])
     if cards:
-        draft.fields["node_network_gbit_per_s"] = int(cards.group(1)) * int(cards.group(2))
-    elif of_a_gpu and "num_nodes" in draft.fields:
-        per_node = count // draft.fields["num_nodes"]
-        draft.fields["node_network_gbit_per_s"] = int(of_a_gpu.group(1)) * per_node
+        row.fields["node_network_gbit_per_s"] = int(cards.group(1)) * int(cards.group(2))
+    elif of_a_gpu and "num_nodes" in row.fields:
+        per_node = count // row.fields["num_nodes"]
+        row.fields["node_network_gbit_per_s"] = int(of_a_gpu.group(1)) * per_node
     offload = cells["cpu_offload"].lower()
     if offload not in ("", "false", "none"):
-        draft.fields["cpu_offload"] = offload
+        row.fields["cpu_offload"] = offload
 
 
-def _adapters(cells: Mapping[str, str], draft: _Draft) -> None:
+def _adapters(cells: Mapping[str, str], row: Settings) -> None:
     if cells["lora_rank"]:
-        draft.fields["lora_rank"] = cells["lora_rank"]
-    elif "lora_rank" not in draft.fields:
-        draft.guess("lora_rank", 16)
+        row.fields["lora_rank"] = cells["lora_rank"]
+    elif "lora_rank" not in row.fields:
+        row.guess("lora_rank", 16)
     words = [word for word in re.split(r"[\s,;+]+", cells["lora_targets"]) if word]
     if words:
-        draft.fields["lora_targets"] = _targets(words, draft.fields["model"])
-    elif "lora_targets" not in draft.fields:
-        draft.guess("lora_targets", ("all-linear",))
-    if "adapter_dtype" not in draft.fields:
-        draft.guess("adapter_dtype", "fp32", "as PEFT does")
+        row.fields["lora_targets"] = _targets(words, row.fields["model"])
+    elif "lora_targets" not in row.fields:
+        row.guess("lora_targets", ("all-linear",))
+    if "adapter_dtype" not in row.fields:
+        row.guess("adapter_dtype", "fp32", "as PEFT does")
 
 
 def _targets(words: list[str], model: str) -> tuple[str, ...]:
@@ -430,51 +407,47 @@ def _targets(words: list[str], model: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _mixed_precision(draft: _Draft) -> None:
+def _mixed_precision(row: Settings) -> None:
     """Keep fp32 parameters where a trainer does: autocast over sharded full fine-tuning.
 
     accelerate upcasts the parameters that FSDP trains under mixed precision to fp32, so that its
     mixed precision, not the weights' file, decides what the shards hold.
     """
-    fields = draft.fields
+    fields = row.fields
     sharded = str(fields.get("sharding", "none")).startswith(("fsdp", "hybrid"))
     mixed = str(fields.get("autocast", "none")).lower() not in ("none", "", "false", "no")
     if fields["method"] == "full" and sharded and mixed and fields.get("weights_dtype") != "fp32":
         fields["weights_dtype"] = "fp32"
-        draft.defaults.append("weights_dtype=fp32 (FSDP mixed precision keeps fp32 shards)")
+        row.defaults.append("weights_dtype=fp32 (FSDP mixed precision keeps fp32 shards)")
 
 
-def _without_bf16(draft: _Draft) -> None:
+def _without_bf16(row: Settings) -> None:
     """Take fp16 for bf16 that nobody stated where the GPU has no such products (Volta, Turing)."""
-    found = known_gpu(draft.fields["gpu"])
+    found = known_gpu(row.fields["gpu"])
     if found is None or "bf16" in found.flops_per_s or "fp16" not in found.flops_per_s:
         return
     for name in ("weights_dtype", "autocast", "adapter_dtype"):
-        if draft.fields.get(name) == "bf16":
-            draft.fields[name] = "fp16"
-            draft.defaults.append(f"{name}=fp16 ({found.name} has no bf16)")
+        if row.fields.get(name) == "bf16":
+            row.fields[name] = "fp16"
+            row.defaults.append(f"{name}=fp16 ({found.name} has no bf16)")
 
 
-def _global_batch(cells: Mapping[str, str], draft: _Draft) -> None:
+def _global_batch(cells: Mapping[str, str], row: Settings) -> None:
     """Take the micro-batches of a step from its sequences, where a row states only these."""
     stated = GLOBAL_BATCH.search(cells["notes"])
     if stated is None or cells["gradient_accumulation_steps"]:
         return
-    fields, divided = draft.fields, 1
+    fields, divided = row.fields, 1
     for name in ("tensor_parallel", "pipeline_parallel", "context_parallel"):
         divided *= int(fields.get(name, 1))
     at_once = int(fields["micro_batch_size"]) * max(1, fields["num_gpus"] // divided)
     steps, rest = divmod(int(stated.group(1)), at_once)
     if steps and not rest:
         fields["gradient_accumulation_steps"] = steps
-        note = next((a for a in draft.assumptions if a.startswith("gradient_accumulation_steps")), None)
+        note = next((a for a in row.assumptions if a.startswith("gradient_accumulation_steps")), None)
         if note:
-            draft.assumptions.remove(note)
-        draft.defaults.append(f"gradient_accumulation_steps={steps} ({stated.group()})")
-
-
-def _weights_dtype(method: str) -> str:
-    return {"qlora": "nf4_dq", "gptq_lora": "gptq4"}.get(method, "bf16")
+            row.assumptions.remove(note)
+        row.defaults.append(f"gradient_accumulation_steps={steps} ({stated.group()})")
 
 
 def _model(name: str, hf_config: str, folder: str) -> str:
@@ -538,5 +511,5 @@ def _whole(cell: str, column: str) -> int:
     raise FieldError(f"{column}={shown(cell)} is not a whole number from 1 to 1,000,000.")
 
 
-def _short(text: str, limit: int = 120) -> str:
-    return "".join(c for c in text if c.isprintable())[:limit]
+def _short(text: str) -> str:
+    return "".join(c for c in text if c.isprintable())[:120]

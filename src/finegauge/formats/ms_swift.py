@@ -12,7 +12,7 @@ from typing import Any
 from finegauge.errors import FieldError, shown
 from finegauge.formats import launcher_files, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, always, degrees, fixed, key, model_key
-from finegauge.formats.sheet import DEEPSPEED, Sheet, dataset_name, refuse
+from finegauge.formats.sheet import DEEPSPEED, Sheet, dataset_name, require
 from finegauge.run.field import names, number, whole
 from finegauge.run.run import Run
 
@@ -40,7 +40,7 @@ _FSDP = {"fsdp": "full_shard", "fsdp_shard_grad_op": "shard_grad_op", "hybrid": 
 
 
 def _read_method(reading: Reading) -> None:
-    key = next((key for key in _TUNERS if reading.stated(key)), _TUNERS[0])
+    key = reading.which(*_TUNERS)
     tuner = reading.text(key, "lora")
     if tuner not in ("lora", "full"):
         raise FieldError(f"{key}={shown(tuner)} is not described; use lora or full.")
@@ -112,26 +112,21 @@ def _read_accumulation(reading: Reading) -> None:
     reading.set("gradient_accumulation_steps", stated, "gradient_accumulation_steps")
 
 
-def _read_batching(reading: Reading) -> None:
-    packed, free = reading.flag("packing"), reading.flag("padding_free")
-    length = reading.get("packing_length") if packed else None
+def _read_length(reading: Reading) -> None:
+    length = reading.get("packing_length") if reading.flag("packing") else None
     length = length if length is not None else reading.get("max_length")
     if length is None:
         reading.warn("max_length is unstated, so nothing is cut: state seq_len=… of the longest sample.")
     reading.set("seq_len", length, "max_length", "packing_length")
-    reading.set("packing", packed, "packing")
-    reading.set("padding", "free" if packed or free else "longest", "packing", "padding_free")
     strategy = reading.text("truncation_strategy", "delete" if reading.fields["phase"] == "sft" else "left")
     reading.set("over_length", _OVER_LENGTH.get(strategy, strategy), "truncation_strategy")
 
 
-def _batching(run: Run) -> dict[str, Any]:
+def _length(run: Run) -> dict[str, Any]:
     return {
         "max_length": run.seq_len,
         "truncation_strategy": _TRUNCATION[run.over_length],
-        "packing": run.packing,
         "packing_length": run.seq_len if run.packing else None,
-        "padding_free": True if run.padding == "free" and not run.packing else None,
     }
 
 
@@ -200,11 +195,7 @@ FORMAT = Format(
             _precision,
         ),
         key("per_device_train_batch_size", "micro_batch_size", 1),
-        Row(
-            "gradient_accumulation_steps",
-            _read_accumulation,
-            lambda run: {"gradient_accumulation_steps": run.gradient_accumulation_steps},
-        ),
+        key("gradient_accumulation_steps", "gradient_accumulation_steps", read=_read_accumulation),
         trainer_keys.epochs_row(),
         trainer_keys.COMPILE,
         trainer_keys.checkpointing_row(default=True, reentrant=True),
@@ -212,11 +203,11 @@ FORMAT = Format(
         trainer_keys.liger_row(),
         trainer_keys.optimizer_row("optim", "adamw_torch_fused"),
         fixed(pad_to_multiple_of=1),
+        trainer_keys.packing_row("packing", "padding_free"),
         Row(
-            "max_length packing packing_length padding_free truncation_strategy experts_impl "
-            "use_logits_to_keep",
-            _read_batching,
-            _batching,
+            "max_length packing_length truncation_strategy experts_impl use_logits_to_keep",
+            _read_length,
+            _length,
         ),
         trainer_keys.GROUPING,
         Row("dataset val_dataset split_dataset_ratio", _read_data, _data),
@@ -241,8 +232,7 @@ FORMAT = Format(
 
 def sheet(run: Run) -> Sheet:
     """Return the files of ms-swift for `run`."""
-    if run.method not in ("full", "lora", "qlora"):
-        raise refuse(FORMAT.name, "method", run.method, "use method=full, lora or qlora.")
+    require(run, FORMAT.name, "use method=full, lora or qlora.", method=("full", "lora", "qlora"))
     keys = FORMAT.written(run)
     named = keys.get("deepspeed") == DEEPSPEED
     beside = {DEEPSPEED: launcher_files.deepspeed(run)} if named else {}

@@ -13,7 +13,7 @@ from typing import Any
 from finegauge.errors import FieldError, shown
 from finegauge.formats import launcher_files, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, always, fixed, key, read_degrees, switch
-from finegauge.formats.sheet import LINEAR, Sheet, dataset_name, refuse, repository, targets, whole_number
+from finegauge.formats.sheet import LINEAR, Sheet, dataset_name, repository, require, targets, whole_number
 from finegauge.run.field import names, whole
 from finegauge.run.run import Run
 
@@ -58,9 +58,7 @@ def _read_method(reading: Reading) -> None:
         reading.set("method", "full", "peft")
         return
     reading.set("method", "qlora" if quantized else "lora", "peft", *_QUANTIZED)
-    fields = (("lora_rank", 8), ("lora_alpha", 32), ("lora_dropout", 0.0))
-    for name, (field, default) in zip(_RANKS, fields, strict=True):
-        reading.set(field, reading.get(name, default), name)
+    trainer_keys.read_ranks(reading, _RANKS, (8, 32, 0.0))
     adapted: list[str] = []
     for pattern in names("peft.target_modules", reading.get("peft.target_modules") or ()):
         last = pattern.rpartition(".")[2]
@@ -87,7 +85,7 @@ def _method(run: Run) -> dict[str, Any]:
         "peft._target_": "nemo_automodel.components._peft.lora.PeftConfig",
         "peft.match_all_linear": True if everything else None,
         "peft.target_modules": None if everything else [f"*.{name}" for name in adapted],
-        **dict(zip(_RANKS, (run.lora_rank, whole_number(run.lora_alpha), run.lora_dropout), strict=True)),
+        **dict(zip(_RANKS, trainer_keys.ranks(run), strict=True)),
     }
 
 
@@ -245,10 +243,11 @@ FORMAT = Format(
             _read_parallelism,
             _parallelism,
         ),
-        Row(
-            "distributed.dp_size step_scheduler.global_batch_size",
-            _read_accumulation,
-            lambda run: {"step_scheduler.global_batch_size": run.global_batch_size},
+        key(
+            "step_scheduler.global_batch_size",
+            "global_batch_size",
+            read=_read_accumulation,
+            older="distributed.dp_size",
         ),
     ),
     model_key=_MODEL,
@@ -263,9 +262,8 @@ def sheet(run: Run) -> Sheet:
 
     Raises: InputError for a phase or a method that its recipe for fine-tuning does not have.
     """
-    if run.phase != "sft" or run.method not in ("full", "lora", "qlora"):
-        field = "phase" if run.phase != "sft" else "method"
-        raise refuse(FORMAT.name, field, getattr(run, field), "its recipe fine-tunes, whole or by LoRA.")
+    instead = "its recipe fine-tunes, whole or by LoRA."
+    require(run, FORMAT.name, instead, phase=("sft",), method=("full", "lora", "qlora"))
     command = f"automodel {FILE} --nproc-per-node {launcher_files.per_node(run)}"
     if run.num_nodes > 1:
         command = launcher_files.torchrun(run, f"-m nemo_automodel.cli.app {FILE}")

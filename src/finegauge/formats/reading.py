@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 from finegauge.documents import parse_toml, parse_yaml, read_text
 from finegauge.errors import FileFormatError, UnknownKeyError, shown
@@ -18,18 +18,9 @@ from finegauge.formats.launcher_files import ALONE, Alongside
 from finegauge.run.run import FIELDS, FROM_FILE, Run
 
 MAX_COMMENT_LINES = 100
-_COMMENT = re.compile(r"#\s*finegauge:\s*(\{.*\})\s*$")
+_COMMENT = r"#\s*finegauge:\s*(\{.*\})\s*$"
 _CONFIG_KEYS = ("architectures", "model_type", "mamba_moe_layers")
 _RUN_FILE = "run_file"
-
-
-class Loaded(NamedTuple):
-    """What a file held before anyone knew what it means."""
-
-    keys: Any
-    reader: str = ""  # where the kind of file alone decides it
-    warnings: tuple[str, ...] = ()  # of what could not be read
-    inline: Mapping[str, Any] = {}  # fields that a comment at its head states
 
 
 def read(path: str | os.PathLike[str], overrides: Iterable[str] = (), alongside: Alongside = ALONE) -> Run:
@@ -73,7 +64,7 @@ def describe(
         block = keys.get(BLOCK) or {}
         if inline and isinstance(block, Mapping):
             keys = {**keys, BLOCK: {**inline, **block}}
-        return key_table.read(format_, format_.adapted(keys), file, words, alongside, warnings)
+        return key_table.read(format_, format_.adapt(keys), file, words, alongside, warnings)
     if reader == "" and _is_model_config(keys):
         fields = {"model": str(path), "method": "full"}
         return _run(fields, {"model": FROM_FILE, "method": "FineGauge default"}, words, alongside)
@@ -92,12 +83,12 @@ def framework_of(path: str | os.PathLike[str]) -> tuple[Format, Mapping[str, Any
     file = os.fspath(path)
     if os.path.isdir(file) or file.endswith((".py", ".sh", ".bash")):
         return None
-    keys = _loaded(file, os.path.basename(file)).keys
+    keys, *_ = _loaded(file, os.path.basename(file))
     reader = recognise(keys) if isinstance(keys, dict) else ""
     if reader in (_RUN_FILE, ""):
         return None
     format_ = _format(reader)
-    return format_, format_.adapted(keys)
+    return format_, format_.adapt(keys)
 
 
 def _format(reader: str) -> Format:
@@ -162,15 +153,15 @@ def companion_fields(path: str) -> tuple[str, dict[str, Any]] | None:
     return None
 
 
-def _loaded(file: str, name: str) -> Loaded:
-    """Return what a file holds, by its kind."""
+def _loaded(file: str, name: str) -> tuple[Any, str, tuple[str, ...], Mapping[str, Any]]:
+    """Return what a file holds: its keys, its reader where the kind decides, warnings, its inline fields."""
     text, kind = read_text(file), os.path.splitext(name)[1].lower()
     if kind in (".py", ".sh", ".bash"):
         from finegauge.formats import scripts
 
-        return Loaded(*(scripts.load_python if kind == ".py" else scripts.load_shell)(text, name))
+        return (*(scripts.load_python if kind == ".py" else scripts.load_shell)(text, name), {})
     keys = parse_toml(text, name) if kind == ".toml" else parse_yaml(text, name)
-    return Loaded(keys, inline=_inline_fields(text, name))
+    return keys, "", (), _inline_fields(text, name)
 
 
 def _inline_fields(text: str, name: str) -> Mapping[str, Any]:
@@ -181,8 +172,7 @@ def _inline_fields(text: str, name: str) -> Mapping[str, Any]:
     for line in text.splitlines()[:MAX_COMMENT_LINES]:
         if not line.startswith("#"):
             break
-        found = _COMMENT.match(line[:10_000])
-        if found:
+        if "finegauge:" in line and (found := re.match(_COMMENT, line[:10_000])):
             fields = parse_yaml(found.group(1), f"{name} (its comment)")
             if not isinstance(fields, dict):
                 raise FileFormatError(

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from finegauge.formats.key_table import Format
+from finegauge.formats.key_table import Format, flattened, value_at
 from finegauge.formats.sheet import Sheet
 
 _SECRET = re.compile(r"(hub|hf|auth|access|api|bearer|git)_?token$|secret|passw|api_?key|webhook|credential")
@@ -47,26 +47,23 @@ def taken_from(recipe: Recipe, sheet: Sheet, target: Format) -> Sheet:
 def names_data(format_: Format, keys: Mapping[str, Any]) -> bool:
     """Return whether the training file of a framework names the data that it trains on."""
     names = [key for key in format_.data_keys if not key.endswith(_OF_DATA)]
-    return any(_at(keys, key) not in (None, "", [], {}) for key in names)
+    return any(value_at(keys, key) not in (None, "", [], {}) for key in names)
 
 
 def _of_the_same(recipe: Recipe) -> Iterator[tuple[str, Any]]:
     """Return the known keys that no field is read from, "section.key" in sections."""
     read, known = recipe.format.keys, recipe.format.known
-    whole = {key.removesuffix(".*") for key in known if key.endswith(".*")}
     sections = {key.partition(".")[0] for key in (*read, *known) if "." in key}
-    for key, value in recipe.keys.items():
-        inside = value.items() if key in sections and isinstance(value, Mapping) else None
-        for path, held in ((key, value),) if inside is None else ((f"{key}.{k}", v) for k, v in inside):
-            carried = (path in known or key in whole) and path not in read
-            if carried and not _is_secret(path) and not path.startswith("finegauge"):
-                yield path, held
+    for path, held in flattened(recipe.keys, sections):
+        carried = (path in known or f"{path.partition('.')[0]}.*" in known) and path not in read
+        if carried and not _is_secret(path) and not path.startswith("finegauge"):
+            yield path, held
 
 
 def _of_another(recipe: Recipe, target: Format) -> Iterator[tuple[str, Any]]:
     """Return what both frameworks have a key for, under the other's key."""
     for setting, key in recipe.format.lasting.items():
-        value = _at(recipe.keys, key)
+        value = value_at(recipe.keys, key)
         plain = isinstance(value, str | int | float) and not isinstance(value, bool)
         if plain and setting in target.lasting:
             yield target.lasting[setting], value
@@ -74,7 +71,7 @@ def _of_another(recipe: Recipe, target: Format) -> Iterator[tuple[str, Any]]:
 
 def _data(recipe: Recipe, target: Format) -> dict[str, Any]:
     """Return what names the data, as the file of the same framework has it."""
-    found = {key: _at(recipe.keys, key) for key in target.data_keys}
+    found = {key: value_at(recipe.keys, key) for key in target.data_keys}
     return {key: value for key, value in found.items() if value is not None}
 
 
@@ -83,7 +80,7 @@ def _one_data_set(recipe: Recipe, target: Format) -> dict[str, Any]:
     if recipe.format.lists_data or target.lists_data:
         return {}
     for key in recipe.format.data_keys:
-        named = _at(recipe.keys, key)
+        named = value_at(recipe.keys, key)
         named = named[0] if isinstance(named, list) and len(named) == 1 else named
         named = named.get("path") if isinstance(named, Mapping) else named
         if isinstance(named, str) and named and not key.endswith("_component_"):
@@ -91,14 +88,6 @@ def _one_data_set(recipe: Recipe, target: Format) -> dict[str, Any]:
             shapes = {"datasets": [{"path": plain, "type": "chat_template"}], "dataset": [plain]}
             return {theirs: shapes.get(theirs, plain)}
     return {}
-
-
-def _at(keys: Mapping[str, Any], path: str) -> Any:
-    """Return the value at "section.key", None where there is none."""
-    value: Any = keys
-    for part in path.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
 
 
 def _is_secret(key: str) -> bool:

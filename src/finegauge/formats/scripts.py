@@ -43,22 +43,18 @@ _TO_UNSLOTH = {
     "model_name_or_path": "model",
     "dataset_name": "data.dataset",
     "per_device_train_batch_size": "training.batch_size",
-    "gradient_accumulation_steps": "training.gradient_accumulation_steps",
     "num_train_epochs": "training.num_epochs",
-    "max_steps": "training.max_steps",
-    "optim": "training.optim",
-    "packing": "training.packing",
-    "padding_free": "training.padding_free",
-    "fp16": "training.fp16",
-    "max_seq_length": "training.max_seq_length",
-    "load_in_4bit": "training.load_in_4bit",
-    "load_in_8bit": "training.load_in_8bit",
     "use_gradient_checkpointing": "training.gradient_checkpointing",
-    "lora_r": "lora.lora_r",
-    "lora_alpha": "lora.lora_alpha",
-    "lora_dropout": "lora.lora_dropout",
     "lora_target_modules": "lora.target_modules",
     "lora_modules_to_save": "lora.modules_to_save",
+    **{
+        name: f"training.{name}"
+        for name in (
+            *("gradient_accumulation_steps", "max_steps", "optim", "packing", "padding_free", "fp16"),
+            *("max_seq_length", "load_in_4bit", "load_in_8bit"),
+        )
+    },
+    **{name: f"lora.{name}" for name in ("lora_r", "lora_alpha", "lora_dropout")},
 }
 # What a notebook's functions do unasked, where that differs from `unsloth train`.
 _NOTEBOOK = {

@@ -1,11 +1,12 @@
 """What one framework's writer hands over: keys and values, not yet text, and how to start the training."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from finegauge.errors import FineGaugeError, InputError
+from finegauge.records import NamedTuple
 from finegauge.run.run import Run, figures
 
 ACCELERATE = "accelerate.yaml"
@@ -35,6 +36,16 @@ class Sheet(NamedTuple):
 def refuse(framework: str, field: str, value: Any, instead: str) -> InputError:
     """Return the error for a run that a framework cannot carry out."""
     return InputError(f"{framework} cannot say {field}={plain(value)}; {instead}")
+
+
+def require(run: Run, framework: str, instead: str, **allowed: Collection[Any]) -> None:
+    """Check that a framework can carry out a run: that each field has one of the values `allowed`.
+
+    Raises: InputError naming the first that has not, and saying what to do instead.
+    """
+    for field, values in allowed.items():
+        if getattr(run, field) not in values:
+            raise refuse(framework, field, getattr(run, field), instead)
 
 
 def plain(value: Any) -> str:

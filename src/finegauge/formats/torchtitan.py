@@ -11,7 +11,7 @@ from typing import Any
 
 from finegauge.formats import launcher_files, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, fixed, key, read_degrees
-from finegauge.formats.sheet import Sheet, dataset_name, refuse, repository
+from finegauge.formats.sheet import Sheet, dataset_name, repository, require
 from finegauge.run.field import whole
 from finegauge.run.run import Run
 
@@ -163,8 +163,6 @@ def sheet(run: Run) -> Sheet:
 
     Raises: InputError for what it does not train.
     """
-    if run.method != "full" or run.phase != "pretrain":
-        field = "method" if run.method != "full" else "phase"
-        raise refuse(FORMAT.name, field, getattr(run, field), "it pre-trains every weight.")
+    require(run, FORMAT.name, "it pre-trains every weight.", method=("full",), phase=("pretrain",))
     program = f"-m torchtitan.train --job.config_file {FILE}"
     return Sheet(FILE, FORMAT.written(run), launcher_files.torchrun(run, program), "torchtitan")

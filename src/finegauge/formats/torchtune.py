@@ -14,7 +14,16 @@ from typing import Any
 from finegauge.errors import FieldError, FineGaugeError, InputError, shown
 from finegauge.formats import launcher_files, trainer_keys
 from finegauge.formats.key_table import NULL, Format, Reading, Row, always, degrees, fixed, key
-from finegauge.formats.sheet import LINEAR, Sheet, dataset_name, file_kind, refuse, targets, whole_number
+from finegauge.formats.sheet import (
+    LINEAR,
+    Sheet,
+    dataset_name,
+    file_kind,
+    refuse,
+    require,
+    targets,
+    whole_number,
+)
 from finegauge.run.field import number, whole
 from finegauge.run.run import Run, figures
 
@@ -120,9 +129,7 @@ def _catalogue_names(family: str, size: str) -> list[str]:
 
 
 def _read_adapters(reading: Reading) -> None:
-    fields = (("lora_rank", 8), ("lora_alpha", 16), ("lora_dropout", 0.0))
-    for name, (field, default) in zip(_RANKS, fields, strict=True):
-        reading.set(field, reading.get(name, default), name)
+    trainer_keys.read_ranks(reading, _RANKS, (8, 16, 0.0))
     stated = reading.get(_ADAPTED[0], ("q_proj", "v_proj"))
     stated = stated if isinstance(stated, list | tuple) else str(stated).split(",")
     adapted = [_PROJECTIONS.get(str(name), str(name)) for name in stated]
@@ -151,9 +158,7 @@ def _model(run: Run) -> dict[str, Any]:
         "model.lora_attn_modules": [theirs.get(name, name) for name in adapted if name in LINEAR[:4]],
         "model.apply_lora_to_mlp": bool(in_mlp),
         "model.apply_lora_to_output": "lm_head" in adapted,
-        "model.lora_rank": run.lora_rank,
-        "model.lora_alpha": whole_number(run.lora_alpha),
-        "model.lora_dropout": run.lora_dropout,
+        **dict(zip(_RANKS, trainer_keys.ranks(run), strict=True)),
         "model.quantize_base": True if run.method == "qlora" and prefix == "lora_" else None,
         "save_adapter_weights_only": False,
     }
@@ -433,10 +438,8 @@ def sheet(run: Run) -> Sheet:
 
     Raises: InputError for a model, a phase or a method that it does not have.
     """
-    if run.phase != "sft" or run.method not in _PREFIX:
-        field = "phase" if run.phase != "sft" else "method"
-        instead = "its recipes here are full, LoRA and QLoRA fine-tuning."
-        raise refuse(FORMAT.name, field, getattr(run, field), instead)
+    instead = "its recipes here are full, LoRA and QLoRA fine-tuning."
+    require(run, FORMAT.name, instead, phase=("sft",), method=_PREFIX)
     module, _ = _builder(run)
     if run.tensor_parallel > 1 and (run.method != "full" or not module.startswith("llama3")):
         instead = "it divides Llama 3 in full fine-tuning only."

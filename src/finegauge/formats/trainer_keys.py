@@ -4,13 +4,14 @@ Names are those of TrainingArguments (transformers 4.40 to 5.23), PEFT and bitsa
 called `..._row` returns a row of a key table, for reading and for writing.
 """
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from finegauge.errors import FieldError, FineGaugeError, UnknownNameError, shown
 from finegauge.formats.key_table import Reading, Row, key
 from finegauge.formats.launcher_files import deepspeed_fields, load, sharding, uses_deepspeed
 from finegauge.formats.sheet import targets, whole_number
+from finegauge.records import NamedTuple
 from finegauge.run.field import flag, names, number, version_numbers, whole
 from finegauge.run.rules import TRAINABLE_EXTRAS, num_held_out
 from finegauge.run.run import FIELDS, FROM_DEFAULT, Run, figures
@@ -73,9 +74,7 @@ class Adapters(NamedTuple):
     def read(self, reading: Reading) -> None:
         """State rank, alpha, dropout, targets and what trains beside the adapters."""
         *names, targets, extra = self.names
-        fields = ("lora_rank", "lora_alpha", "lora_dropout")
-        for name, field, default in zip(names, fields, self.defaults, strict=True):
-            reading.set(field, reading.get(name, default), name)
+        read_ranks(reading, names, self.defaults)
         if self.all_unasked:
             reading.set("lora_targets", reading.get(targets, "all-linear"), targets)
         else:
@@ -91,8 +90,18 @@ class Adapters(NamedTuple):
             adapted = self.everything
         else:
             adapted = ",".join(adapted) if self.joined else list(adapted)
-        ranks = (run.lora_rank, whole_number(run.lora_alpha), run.lora_dropout)
-        return dict(zip(self.names, (*ranks, adapted, saved_modules(run)), strict=True))
+        return dict(zip(self.names, (*ranks(run), adapted, saved_modules(run)), strict=True))
+
+
+def read_ranks(reading: Reading, keys: Sequence[str], defaults: tuple[Any, Any, float]) -> None:
+    """Read rank, alpha and dropout, in this order."""
+    for name, field, default in zip(keys, ("lora_rank", "lora_alpha", "lora_dropout"), defaults, strict=True):
+        reading.set(field, reading.get(name, default), name)
+
+
+def ranks(run: Run) -> tuple[int, int | float, float]:
+    """Return rank, alpha and dropout as they are written."""
+    return run.lora_rank, whole_number(run.lora_alpha), run.lora_dropout
 
 
 def read_extra(reading: Reading, key: str) -> None:
@@ -186,7 +195,7 @@ def attention_row(*keys: str, words: Mapping[str, str] = _ATTENTION_WORDS) -> Ro
 
 def read_attention(reading: Reading, *keys: str) -> None:
     """Read the attention kernel that the first of `keys` names."""
-    key = next((key for key in keys if reading.stated(key)), keys[0])
+    key = reading.which(*keys)
     word = reading.text(key, "sdpa").replace("-", "_")
     kind = "flash" if "flash" in word or word in ("flex_attention", "flex", "sage") else _ATTENTION.get(word)
     reading.set("attention", kind or word, key)
@@ -228,17 +237,17 @@ CHECKPOINTING_KEYS = " ".join(f"{name} {name}_kwargs" for name in _CHECKPOINTING
 
 def read_checkpointing(reading: Reading, *, default: bool, reentrant: bool) -> None:
     """Read gradient checkpointing, unsloth's and Axolotl's words for offloading included."""
-    key = next((key for key in _CHECKPOINTING if reading.stated(key)), _CHECKPOINTING[0])
+    key = reading.which(*_CHECKPOINTING)
     word = reading.text(key, str(default))
     offloads = word in ("unsloth", "offload", "offload_disk")
     on = offloads or flag(key, word)
     reading.set("activation_checkpointing", "offload" if offloads else "full" if on else "none", key)
-    named = next((f"{name}_kwargs" for name in _CHECKPOINTING if reading.stated(f"{name}_kwargs")), "")
-    options = reading.get(named) if named else None
+    named = reading.which(*(f"{name}_kwargs" for name in _CHECKPOINTING))
+    options = reading.get(named)
     stated = options.get("use_reentrant") if isinstance(options, Mapping) else None
     if stated is not None or on:
         value = reentrant if stated is None else flag("use_reentrant", stated)
-        reading.set("checkpointing_reentrant", value, *((named,) if named else ()))
+        reading.set("checkpointing_reentrant", value, named)
 
 
 def checkpointing(run: Run) -> dict[str, Any]:
@@ -329,12 +338,8 @@ def read_sharding(reading: Reading) -> None:
 
 def _read_deepspeed(reading: Reading) -> None:
     """Read the file that `deepspeed` names, and hold its batch against the training file's."""
-    named = reading.get("deepspeed")
-    kind, offload, warning = sharding(named, reading.file)
-    reading.warnings += [warning] if warning else []
-    reading.set("sharding", kind, "deepspeed")
-    reading.set("cpu_offload", offload, "deepspeed")
-    keys, _ = load(named, reading.file)
+    read_zero(reading, "deepspeed")
+    keys, _ = load(reading.get("deepspeed"), reading.file)
     for field, value in deepspeed_fields(keys).items() if keys is not None else ():
         known = reading.fields.get(field)
         if field in ("micro_batch_size", "gradient_accumulation_steps") and str(known) != str(value):
@@ -344,6 +349,14 @@ def _read_deepspeed(reading: Reading) -> None:
             )
         if field == "tensor_parallel":
             reading.set(field, value, "deepspeed")
+
+
+def read_zero(reading: Reading, key: str, *beside: str) -> None:
+    """Read what the file that `key` names shards and offloads; `beside`: who else says that it is sharded."""
+    kind, offload, warning = sharding(reading.get(key, ""), reading.file)
+    reading.warnings += [warning] if warning else []
+    reading.set("sharding", kind, key, *beside)
+    reading.set("cpu_offload", offload, key)
 
 
 def _read_fsdp(reading: Reading, fsdp: Any) -> None:
@@ -380,6 +393,28 @@ def read_dataset(reading: Reading, value: Any, *keys: str, num_samples: int | No
         )
     reading.set("dataset", known, *keys)
     reading.set("num_samples", num_samples, *keys)
+
+
+def dataset_row(
+    key: str, write: Callable[[Run], Mapping[str, Any]] | None = None, *, beside: str = ""
+) -> Row:
+    """Return the row of the key that names the data sets; `beside`: another that is not read."""
+    return Row(f"{key} {beside}", lambda reading: read_dataset(reading, reading.get(key), key), write)
+
+
+def packing_row(packing: str, padding_free: str) -> Row:
+    """Return the row of packing, which keeps samples apart, and of joining samples without padding."""
+
+    def read(reading: Reading) -> None:
+        packed, free = reading.flag(packing), reading.flag(padding_free)
+        reading.set("packing", packed, packing)
+        reading.set("padding", "free" if packed or free else "longest", packing, padding_free)
+
+    def write(run: Run) -> dict[str, Any]:
+        free = run.padding == "free" and not run.packing
+        return {packing: run.packing, padding_free: True if free else None}
+
+    return Row(f"{packing} {padding_free}", read, write)
 
 
 def read_validation(

@@ -13,8 +13,7 @@ A script is read by `scripts`, which hands its literal arguments to TRL's rows.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from finegauge.errors import FieldError
 from finegauge.formats import launcher_files, trainer_keys
@@ -45,30 +44,9 @@ _OF_ADAPTER = {
 _PEFT_DEFAULTS = {"lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
 
 
-class _Defaults(NamedTuple):
-    """What the framework does unasked."""
-
-    bf16: bool
-    checkpointing: bool
-    reentrant: bool
-    loss: str
-    loads_fp32: bool
-    low_precision_adapters: bool  # of a quantised model
-
-
-def _defaults(reading: Reading) -> _Defaults:
-    """Return what TRL or transformers does unasked, by its version."""
-    if reading.format is TRAINER:
-        old = reading.before(5, 0)  # from_pretrained took float32 where nothing was said
-        return _Defaults(False, False, old, "full_logits", old, False)
-    return _Defaults(
-        bf16=not reading.before(0, 19),
-        checkpointing=not reading.before(0, 23),
-        reentrant=reading.before(0, 23),
-        loss="full_logits" if reading.before(1, 8) else "chunked",
-        loads_fp32=not reading.before(1, 0),
-        low_precision_adapters=not reading.before(0, 26),
-    )
+def _since(reading: Reading, *version: int) -> bool:
+    """Return whether it is TRL that reads the file, of this version or a later one."""
+    return reading.format is not TRAINER and not reading.before(*version)
 
 
 def of_adapter(keys: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -129,8 +107,7 @@ def _method(run: Run) -> dict[str, Any]:
 
 
 def _read_precision(reading: Reading) -> None:
-    defaults = _defaults(reading)
-    trainer_keys.read_precision(reading, bf16_default=defaults.bf16)
+    trainer_keys.read_precision(reading, bf16_default=_since(reading, 0, 19))
     method = reading.fields["method"]
     if method == "qlora":
         four, double = reading.flag("load_in_4bit"), reading.flag("use_bnb_nested_quant")
@@ -138,15 +115,16 @@ def _read_precision(reading: Reading) -> None:
         reading.set("weights_dtype", weights, *_QUANTIZED)
         if reading.text("bnb_4bit_quant_type", "nf4") != "nf4":
             reading.warn("bnb_4bit_quant_type is taken as nf4, which takes as much memory as fp4.")
-        reading.set("adapter_dtype", "bf16" if defaults.low_precision_adapters else "fp32")
+        reading.set("adapter_dtype", "bf16" if _since(reading, 0, 26) else "fp32")
         return
     options = reading.get("model_init_kwargs")
     options = options if isinstance(options, Mapping) else {}
     keys = ("dtype", "torch_dtype", "model_init_kwargs")
     dtype = reading.first(keys[:2], options.get("dtype", options.get("torch_dtype")))
     loaded = str(dtype).removeprefix("torch.") if dtype is not None else None
-    if loaded is None:
-        reading.set("weights_dtype", "float32" if defaults.loads_fp32 else reading.checkpoint_dtype())
+    if loaded is None:  # transformers before 5 took float32, and TRL from 1.0 on
+        wide = reading.before(5, 0) if reading.format is TRAINER else not reading.before(1, 0)
+        reading.set("weights_dtype", "float32" if wide else reading.checkpoint_dtype())
     else:
         reading.set("weights_dtype", reading.checkpoint_dtype() if loaded == "auto" else loaded, *keys)
     if method == "lora":
@@ -154,8 +132,8 @@ def _read_precision(reading: Reading) -> None:
 
 
 def _read_checkpointing(reading: Reading) -> None:
-    defaults = _defaults(reading)
-    trainer_keys.read_checkpointing(reading, default=defaults.checkpointing, reentrant=defaults.reentrant)
+    reentrant = reading.before(5, 0) if reading.format is TRAINER else reading.before(0, 23)
+    trainer_keys.read_checkpointing(reading, default=_since(reading, 0, 23), reentrant=reentrant)
     if reading.flag("activation_offloading"):
         reading.set("activation_checkpointing", "offload", "activation_offloading")
 
@@ -166,8 +144,8 @@ def _checkpointing(run: Run) -> dict[str, Any]:
 
 
 def _read_loss(reading: Reading) -> None:
-    chunked = reading.text("loss_type") == "chunked_nll"
-    trainer_keys.read_liger(reading, "chunked" if chunked else _defaults(reading).loss, "loss_type")
+    chunked = reading.text("loss_type") == "chunked_nll" or _since(reading, 1, 8)
+    trainer_keys.read_liger(reading, "chunked" if chunked else "full_logits", "loss_type")
 
 
 def _read_batching(reading: Reading) -> None:
@@ -249,10 +227,7 @@ FORMAT = Format(
             _batching,
         ),
         trainer_keys.GROUPING,
-        Row(
-            "dataset_name",
-            lambda reading: trainer_keys.read_dataset(reading, reading.get("dataset_name"), "dataset_name"),
-        ),
+        trainer_keys.dataset_row("dataset_name"),
         trainer_keys.DURATION,
         trainer_keys.SHARDING,
         trainer_keys.EVALUATION,
@@ -269,7 +244,7 @@ FORMAT = Format(
     lasting=trainer_keys.LASTING,
     data_keys=("dataset_name", "datasets"),
 )
-TRAINER = replace(FORMAT, name="transformers")
+TRAINER = FORMAT._replace(name="transformers")
 
 
 def sheet(run: Run) -> Sheet:

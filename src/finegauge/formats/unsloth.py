@@ -11,7 +11,7 @@ from typing import Any
 from finegauge.errors import FieldError, shown
 from finegauge.formats import trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, always, fixed, key, model_key
-from finegauge.formats.sheet import Sheet, dataset_name, file_kind, refuse, whole_number
+from finegauge.formats.sheet import Sheet, dataset_name, file_kind, require, whole_number
 from finegauge.run.run import Run
 
 FILE = "unsloth.yaml"
@@ -76,18 +76,6 @@ def _read_checkpointing(reading: Reading) -> None:
     reading.set("activation_checkpointing", _CHECKPOINTING[word], _CHECKPOINTING_KEY)
 
 
-def _read_batching(reading: Reading) -> None:
-    packed, free = reading.flag("training.packing"), reading.flag("training.padding_free")
-    reading.set("packing", packed, "training.packing")
-    padding = "free" if packed or free else "longest"
-    reading.set("padding", padding, "training.packing", "training.padding_free")
-
-
-def _batching(run: Run) -> dict[str, Any]:
-    free = run.padding == "free" and not run.packing
-    return {"training.packing": run.packing, "training.padding_free": True if free else None}
-
-
 def _data(run: Run) -> dict[str, Any]:
     """Return the data set: of a hub by its name, or a file."""
     named = dataset_name(run)
@@ -100,18 +88,14 @@ FORMAT = Format(
     (
         model_key("model"),
         fixed(phase="sft", kernels=["unsloth"], loss="fused", attention="flash", over_length="truncate"),
-        Row(
-            "data.dataset data.local_dataset",
-            lambda reading: trainer_keys.read_dataset(reading, reading.get("data.dataset"), "data.dataset"),
-            _data,
-        ),
+        trainer_keys.dataset_row("data.dataset", _data, beside="data.local_dataset"),
         Row(f"{_KIND} {' '.join(_QUANTIZED)} training.fp16 {_ADAPTERS.keys}", _read_method, _method),
         key("training.max_seq_length", "seq_len", 2048),
         key("training.num_epochs", "epochs", 3.0, write=lambda run: whole_number(run.epochs)),
         Row("training.max_steps", _read_steps, lambda run: {"training.max_steps": run.max_steps}),
         key("training.batch_size", "micro_batch_size", 2),
         key("training.gradient_accumulation_steps", "gradient_accumulation_steps", 4),
-        Row("training.packing training.padding_free", _read_batching, _batching),
+        trainer_keys.packing_row("training.packing", "training.padding_free"),
         Row(
             _CHECKPOINTING_KEY,
             _read_checkpointing,
@@ -132,9 +116,7 @@ def sheet(run: Run) -> Sheet:
 
     Raises: InputError for several GPUs, and for what its command does not train.
     """
-    if run.num_gpus > 1:
-        raise refuse(FORMAT.name, "num_gpus", run.num_gpus, "it trains on one GPU here.")
-    if run.phase != "sft" or run.method not in ("full", "lora", "qlora"):
-        field = "phase" if run.phase != "sft" else "method"
-        raise refuse(FORMAT.name, field, getattr(run, field), "it fine-tunes in full, by LoRA or by QLoRA.")
+    require(run, FORMAT.name, "it trains on one GPU here.", num_gpus=(1,))
+    instead = "it fine-tunes in full, by LoRA or by QLoRA."
+    require(run, FORMAT.name, instead, phase=("sft",), method=("full", "lora", "qlora"))
     return Sheet(FILE, FORMAT.written(run), f"unsloth train --config {FILE}", "unsloth")

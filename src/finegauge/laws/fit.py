@@ -52,12 +52,8 @@ def fit(
 ) -> Law:
     """Return the law that `equation` becomes on `sweep`, with its errors and their test.
 
-    Args:
-        equation: One of `law.FORMS`.
-        sweep: The measured points.
-        objective: The loss function.
-        held: Constants to set by hand, beside those the sweep cannot tell.
-        about: `name`, `table`, `context` and `fitted` of the law.
+    `held` are constants to set by hand, beside those the sweep cannot tell; `about` are the law's `name`,
+    `table`, `context` and `fitted`.
 
     Raises: InputError if there are fewer points than constants.
     """

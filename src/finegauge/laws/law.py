@@ -4,7 +4,6 @@ A law is a JSON file. One that was edited by hand is checked like any other inpu
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from math import floor, log
 from typing import Any, NamedTuple
 
@@ -166,8 +165,7 @@ class Scores(NamedTuple):
     mape_fraction: float  # mean of |law / measured - 1|
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Law:
+class Law(NamedTuple):
     """One equation with its constants."""
 
     name: str
@@ -180,7 +178,7 @@ class Law:
     smaller_half: str = ""  # what that smaller half is: "batch <= 6"
     interval: Interval | None = None  # of measured / law, from the residuals
     batch_range: tuple[int, int] = (1, 1)
-    context: Mapping[str, str] = field(default_factory=dict)  # what all points share: gpu, model, ...
+    context: Mapping[str, str] = {}  # what all points share: gpu, model, ...
     table: str = ""
     fitted: str = ""  # the day
 
@@ -200,10 +198,9 @@ class Law:
 
     def to_json(self) -> dict[str, Any]:
         """Return the documented JSON form."""
-        values = asdict(self)
+        values = self._asdict()
         for name in ("scores", "extrapolation", "interval"):
-            value = getattr(self, name)
-            values[name] = value._asdict() if value is not None else None
+            values[name] = None if values[name] is None else values[name]._asdict()
         return {
             "schema_version": SCHEMA_VERSION,
             "quantity": self.form.quantity,

@@ -3,7 +3,6 @@
 import os
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from finegauge.catalogue.gpus import gpu
@@ -119,8 +118,7 @@ def _time(law: Law, profile: Profile) -> Profile:
     parts = {path: value * seconds / said for path, value in profile.step_time_s.parts.items()}
     joules = {path: value * seconds / said for path, value in profile.step_energy_j.parts.items()}
     inverse = Interval(1 / law.interval.high_ratio, 1 / law.interval.low_ratio) if law.interval else None
-    return replace(
-        profile,
+    return profile._replace(
         source=_source(law, profile, time_interval=inverse, memory_interval=profile.source.memory_interval),
         step_time_s=Breakdown(parts) if said else Breakdown.of(step=seconds),
         step_energy_j=Breakdown(joules) if said else profile.step_energy_j,
@@ -137,8 +135,7 @@ def _memory(law: Law, profile: Profile) -> Profile:
         weights=condition.model_memory_bytes,
         activations=free * run.micro_batch_size / whole if whole > 0 else free,
     )
-    return replace(
-        profile,
+    return profile._replace(
         source=_source(law, profile, time_interval=profile.source.time_interval, memory_interval=None),
         outcome="completed" if run.micro_batch_size <= most else "out_of_memory",
         peak_memory_bytes=needed,

@@ -46,14 +46,11 @@ class Batch(NamedTuple):
 def batches(
     run: Run, vocab_size: int, device: torch.device | str, seed: int = 0, *, rank: int = 0
 ) -> Iterator[Batch]:
-    """Yield micro-batches of `run` without end.
+    """Yield micro-batches of `run` without end, tensors on `device`, tokens below `vocab_size`.
 
-    Args:
-        run: The question; the fields of its data say what a batch is.
-        vocab_size: Of the model: tokens are below it.
-        device: Where the tensors go.
-        seed: Of tokens and order; 0 is the order of the framework's own seed.
-        rank: Of the data-parallel ranks, the one whose batches these are.
+    `seed` is that of tokens and order, 0 the order of the framework's own seed; `rank` is the data-parallel
+    rank whose batches these are.
+
     Raises: FieldError where a tokenizer makes tokens that the model does not know, or the samples make no
         full batch.
     """
@@ -81,7 +78,6 @@ def batches(
 
 
 def _full_batches(made: "Batches", run: Run, rank: int) -> list[int]:
-    """Return the batches of `rank` that are not short."""
     rows = made.recipe.micro_batch_size
     sizes = (made.dealt.offsets[1:] - made.dealt.offsets[:-1]).tolist()
     return [number for number in range(rank, made.number, run.data_parallel) if sizes[number] == rows]
@@ -140,6 +136,15 @@ def _texts(run: Run, vocab_size: int) -> list[Tokens]:
             f"use the model's own tokenizer."
         )
     return texts
+
+
+def answered(rows: Sequence[tuple[Sequence[int], Sequence[int]]], device: torch.device | str) -> Batch:
+    """Return prompts with their answers, padded on the right; only answers are labels."""
+    whole = [[[*prompt, *answer]] for prompt, answer in rows]
+    batch = _batch(whole, max(len(row[0]) for row in whole), torch.device(device), masked=True)
+    for n, (prompt, _) in enumerate(rows):
+        batch.labels[n, : len(prompt)] = IGNORED
+    return batch
 
 
 def _batch(

@@ -7,9 +7,7 @@ import resource
 import subprocess
 from contextlib import suppress
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -19,8 +17,10 @@ from finegauge.data.batch_shape import shape
 from finegauge.errors import FineGaugeError
 from finegauge.measurement.instruments.kernel_table import Peaks
 from finegauge.measurement.options import Options
+from finegauge.measurement.process import OUT_OF_MEMORY
 from finegauge.model.graph import build, step_flops
 from finegauge.model.op import Extents
+from finegauge.model.traced import installed_version
 from finegauge.run.run import Run
 
 PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "finegauge")
@@ -37,7 +37,7 @@ def fingerprint(device: torch.device) -> dict[str, str]:
         "threads": str(torch.get_num_threads()),
         "os": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        **{name: _version(name) for name in PACKAGES},
+        **{name: installed_version(name) for name in PACKAGES},
         "cuda": str(torch.version.cuda or "") if device.type == "cuda" else "",
         "commit": _commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -69,12 +69,6 @@ def _driver(device: torch.device) -> str:
     return ""
 
 
-def _version(package: str) -> str:
-    with suppress(PackageNotFoundError):
-        return version(package)
-    return ""
-
-
 def _commit() -> str:
     """Return FineGauge's own commit, marked where files differ from it; "" outside a checkout."""
     if not (ROOT / ".git").exists():
@@ -86,7 +80,6 @@ def _commit() -> str:
     return ""
 
 
-CPU_WORDS = ("can't allocate memory", "Cannot allocate memory", "out of memory", "not enough memory")
 LIMITED_WORDS = ("can't start new thread", "Thread creation failed", "Resource temporarily unavailable")
 
 
@@ -116,7 +109,9 @@ def limit_memory(limit_bytes: float, device: torch.device) -> None:
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), device)
         return
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (_address_space_bytes() + int(limit_bytes), hard))
+    with open("/proc/self/statm", encoding="ascii") as statm:
+        held_bytes = int(statm.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_AS, (held_bytes + int(limit_bytes), hard))
 
 
 def lift_limit() -> None:
@@ -132,20 +127,8 @@ def out_of_memory_reason(error: BaseException, *, limited: bool) -> str:
         return text[:300] or "the interpreter could not allocate memory"
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return text[:300]
-    words = (*CPU_WORDS, *LIMITED_WORDS) if limited else CPU_WORDS
+    words = (*OUT_OF_MEMORY, *LIMITED_WORDS) if limited else OUT_OF_MEMORY
     return text[:300] if any(word in text for word in words) else ""
-
-
-def _address_space_bytes() -> int:
-    with open("/proc/self/statm", encoding="ascii") as statm:
-        return int(statm.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-
-
-class Peak(NamedTuple):
-    """The most that the device does in the run's number format."""
-
-    flops_per_s: float  # 0: not known
-    from_datasheet: bool  # not from this machine's own readings, which a step may by chance exceed
 
 
 def peaks_of(device: torch.device) -> Peaks | None:
@@ -160,12 +143,12 @@ def peaks_of(device: torch.device) -> Peaks | None:
     return Peaks(profile.flops_per_s, profile.memory_bytes_per_s)
 
 
-def peak_of(run: Run, device: torch.device) -> Peak:
-    """Return the peak rate of the format that the run computes in."""
+def peak_flops_per_s(run: Run, device: torch.device) -> float:
+    """Return the peak rate of the format that the run computes in; 0 where it is not known."""
     peaks = peaks_of(device)
     dtype = run.autocast if run.autocast != "none" else run.weights_dtype
     dtype = dtype if dtype in ("fp32", "fp16", "bf16") else "bf16"
-    return Peak(peaks.flops_per_s.get(dtype, 0.0) if peaks else 0.0, device.type == "cuda")
+    return peaks.flops_per_s.get(dtype, 0.0) if peaks else 0.0
 
 
 def model_flops(run: Run) -> float:

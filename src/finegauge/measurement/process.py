@@ -24,6 +24,9 @@ from finegauge.progress import Heard, Progress
 CHILD = (sys.executable, "-m", "finegauge.measurement.child")
 GROUP = "FINEGAUGE_TRIAL_GROUP"  # of the environment: the process group that torchrun is in
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+OUT_OF_MEMORY = (  # what libraries say when an allocation fails
+    "can't allocate memory", "Cannot allocate memory", "out of memory", "not enough memory",
+)  # fmt: skip
 TAIL_BYTES = 20_000
 CHUNK_BYTES = 1 << 20
 LOOK_EVERY_S = 1.0
@@ -47,13 +50,10 @@ class Ended(NamedTuple):
 def run_trial(
     trial: Mapping[str, Any], *, timeout_s: float = 0.0, limited: bool = False, heard: Heard | None = None
 ) -> Ended:
-    """Run `trial` in a child process and return how it ended; nothing of it is left running.
+    """Run `trial` (run and options as JSON values) in a child process; nothing of it is left running.
 
-    Args:
-        trial: The run and the options, as JSON values.
-        timeout_s: Seconds after which the trial is ended; 0: never.
-        limited: Whether its memory will be limited, so that malloc must not keep any back.
-        heard: Told how far the trial is.
+    It is ended after `timeout_s` (0: never). `limited` says that its memory will be limited, so that malloc
+    must not keep any back.
     """
     kills = kernel_kills()
     environment = {**os.environ, **(LIMITED if limited else {})}

@@ -34,7 +34,7 @@ from finegauge.measurement.device import (
     limit_memory,
     model_flops,
     out_of_memory_reason,
-    peak_of,
+    peak_flops_per_s,
     peaks_of,
     warm,
 )
@@ -66,14 +66,7 @@ def answer(trial: Mapping[str, Any], heard: Heard, backend: Backend | None = Non
 
 
 def outcome(run: Run, options: Options, heard: Heard, backend: Backend | None = None) -> Profile:
-    """Return the profile of `run`, measured, or with the reason why there is none.
-
-    Args:
-        run: The question.
-        options: How it is measured.
-        heard: Told how far it is.
-        backend: Measures it; None: this process alone.
-    """
+    """Return the profile of `run` by `backend` (by default this process), or one with the reason why not."""
     try:
         return (backend or measured_here)(run, options, heard)
     except RefusedError as error:
@@ -100,7 +93,6 @@ class Trial:
     """A phase under measurement: takes its steps, and refuses those that are no data."""
 
     def __init__(self, phase: Phase, options: Options, heard: Heard) -> None:
-        """Take steps of `phase`; `heard` is told of each."""
         self.phase, self.options, self.heard = phase, options, heard
         self.facts: list[StepFacts] = []  # of every step that was taken
         self.device = phase.subject.device
@@ -123,17 +115,18 @@ class Trial:
             yield number
         self.heard(Progress(what, count, count))
 
-    @contextmanager
-    def telling(self, what: str) -> Iterator[None]:
-        """Tell that `what` begins and is done."""
-        self.heard(Progress(what, 0, 1))
-        yield
-        self.heard(Progress(what, 1, 1))
-
     @property
     def models(self) -> list[Any]:
         """Return every model in memory."""
         return list(self.phase.models.values()) or [self.phase.subject.model]
+
+
+@contextmanager
+def telling(heard: Heard, what: str) -> Iterator[None]:
+    """Tell that `what` begins and is done."""
+    heard(Progress(what, 0, 1))
+    yield
+    heard(Progress(what, 1, 1))
 
 
 class HostShare:
@@ -198,7 +191,7 @@ def timing(trial: Trial) -> Timing:
         for _ in trial.told("timing", trial.options.steps):
             with clock.step():
                 trial.step(clock)
-    energy = {**meter.reading.to_json(), "steps": len(clock.steps)} if meter is not None else None
+    energy = {**meter.reading._asdict(), "steps": len(clock.steps)} if meter is not None else None
     throttled = tuple(watch.reasons) if watch is not None else ()
     return Timing(tuple(clock.steps), tuple(trial.facts[before:]), energy, throttled, host)
 
@@ -274,9 +267,8 @@ def measured_here(run: Run, options: Options, heard: Heard) -> Profile:
     device = prepared(run, options)
     _check_requests(run, options)
     resting_bytes = resident_bytes()
-    heard(Progress("building", 0, 1))
-    phase = phase_of(run, options, device)
-    heard(Progress("building", 1, 1))
+    with telling(heard, "building"):
+        phase = phase_of(run, options, device)
     trial = Trial(phase, options, heard)
     warm_up(trial)
     timed = timing(trial)
@@ -287,7 +279,6 @@ def measured_here(run: Run, options: Options, heard: Heard) -> Profile:
         step = shared_out(step, median_of(steps))
     memory = _memory(trial, resting_bytes, observations)
     _instruments(trial, run, step.total, observations)
-    peak = peak_of(run, device)
     profile = profile_of(
         run, trial, timed, observations, step_time_s=step, step_flops=model_flops(run),
         host_bound_fraction=observations.get("kernels", {}).get("host_bound_fraction", 0.0), **memory,
@@ -295,7 +286,8 @@ def measured_here(run: Run, options: Options, heard: Heard) -> Profile:
     if reason := refusal(
         timed.facts,
         step_times_s=timed.step_times_s,
-        mfu_fraction=profile.mfu_fraction if peak.from_datasheet else 0.0,
+        # a CPU's peak is of this machine's own readings, which a step may by chance exceed
+        mfu_fraction=profile.mfu_fraction if device.type == "cuda" else 0.0,
         throttled=timed.throttled,
     ):
         raise RefusedError(reason)
@@ -371,7 +363,7 @@ def profile_of(run: Run, trial: Trial, timed: Timing, observations: dict[str, An
         "step_energy_j": Breakdown({("device",): joules / len(timed.steps)} if joules else {}),
         "step_tokens": fmean(facts.tokens for facts in timed.facts),
         "step_sequences": fmean(facts.sequences for facts in timed.facts),
-        "peak_flops_per_s": peak_of(run, trial.device).flops_per_s,
+        "peak_flops_per_s": peak_flops_per_s(run, trial.device),
         "capacity_bytes": capacity_bytes(options, trial.device),
         "fingerprint": fingerprint(trial.device),
         "observations": observations,
@@ -382,16 +374,10 @@ def profile_of(run: Run, trial: Trial, timed: Timing, observations: dict[str, An
 def _memory(trial: Trial, resting_bytes: float, observations: dict[str, Any]) -> dict[str, Any]:
     if not trial.options.memory:
         return {}
-    with trial.telling("memory"):
+    with telling(trial.heard, "memory"):
         reading = measure_memory(trial.phase, trial.device, resting_bytes=resting_bytes)
     observations["memory"] = reading.document
-    return {
-        "peak_memory_bytes": reading.peak_memory_bytes,
-        "device_memory_bytes": reading.device_memory_bytes,
-        "phase_memory_bytes": reading.phase_memory_bytes,
-        "peak_phase": reading.peak_phase,
-        "cached_bytes": reading.cached_bytes,
-    }
+    return reading.fields
 
 
 def _instruments(trial: Trial, run: Run, step_s: float, observations: dict[str, Any]) -> None:
@@ -401,7 +387,7 @@ def _instruments(trial: Trial, run: Run, step_s: float, observations: dict[str, 
         from finegauge.measurement.instruments.kernel_table import watch_kernels
         from finegauge.measurement.instruments.module_roles import roles_of
 
-        with trial.telling("kernels"):
+        with telling(trial.heard, "kernels"):
             observations["kernels"] = watch_kernels(
                 phase, device=device, steps=min(options.steps, 3), trace_path=options.trace_path,
                 peaks=peaks_of(device), unwatched_step_s=step_s, role_of=roles_of(phase.subject.model),
@@ -411,7 +397,7 @@ def _instruments(trial: Trial, run: Run, step_s: float, observations: dict[str, 
     if options.experts:
         from finegauge.measurement.instruments.router_probe import probe
 
-        with trial.telling("experts"):
+        with telling(trial.heard, "experts"):
             observations["experts"] = probe(phase)
     if options.ncu:
         from finegauge.measurement.instruments.gpu_profilers import layer_utilisation
@@ -420,7 +406,7 @@ def _instruments(trial: Trial, run: Run, step_s: float, observations: dict[str, 
     if options.tasks:
         from finegauge.measurement.evaluation.scores import harness_scores, tokenizer_folder
 
-        with trial.telling("tasks"):
+        with telling(trial.heard, "tasks"):
             observations["tasks"] = harness_scores(
                 phase.subject, options.tasks, tokenizer=tokenizer_folder(run),
                 folder=options.task_folder or None, limit=options.task_limit or None,

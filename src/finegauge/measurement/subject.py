@@ -105,12 +105,8 @@ def refusal(
 ) -> str:
     """Return why the measured steps are refused as data; "" where they are not.
 
-    Args:
-        facts: Of the steps.
-        first_step: The number of the first of them, for the message.
-        step_times_s: Of the measured steps.
-        mfu_fraction: Model FLOPs over the device's peak; 0 where the peak is not known.
-        throttled: Why the device ran slower than it can, in the driver's words.
+    `first_step` is the number of the first of `facts`, for the message; `mfu_fraction` is 0 where the
+    device's peak is not known; `throttled` says why the device ran slower than it can, in the driver's words.
     """
     for number, fact in enumerate(facts, first_step):
         if fact.loss is not None and not math.isfinite(fact.loss):

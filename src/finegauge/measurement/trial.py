@@ -16,7 +16,7 @@ from finegauge.errors import UnsupportedError
 from finegauge.measurement.endpoint.client import check_options
 from finegauge.measurement.endpoint.trial import measure_endpoint
 from finegauge.measurement.options import Options
-from finegauge.measurement.process import Ended, run_trial
+from finegauge.measurement.process import OUT_OF_MEMORY, Ended, run_trial
 from finegauge.profile import Profile, Source
 from finegauge.progress import Heard
 from finegauge.store.document import profile_of, run_document
@@ -27,22 +27,15 @@ if TYPE_CHECKING:
 
 SOURCE = "measured"
 DEFAULTS = Options()
-OUT_OF_MEMORY_WORDS = (  # what libraries print when an allocation fails and nobody catches it
-    "can't allocate memory", "Cannot allocate memory", "bad_alloc", "MemoryError", "OutOfMemoryError",
-    "out of memory",
-)  # fmt: skip
+UNCAUGHT = ("bad_alloc", "MemoryError", "OutOfMemoryError")  # exceptions of an allocation that fails
 
 
 def measure(
     run: "Run", options: Options = DEFAULTS, *, heard: Heard | None = None, store: str | None = None
 ) -> Profile:
-    """Return the measured profile of `run`, whatever came of it.
+    """Return the measured profile of `run`, whatever came of it; its model, data and batch are really built.
 
-    Args:
-        run: What to run; its model, data and batch are really built.
-        options: Steps, device and instruments.
-        heard: Told how far the trial is.
-        store: A journal that keeps the outcome; made where it is missing.
+    `store` is a journal that keeps the outcome, made where it is missing.
 
     Raises: UnsupportedError without PyTorch; InputError where the store cannot be written, or for an
         endpoint that is none.
@@ -105,7 +98,7 @@ def without_answer(run: "Run", options: Options, ended: Ended) -> Profile:
     last = f": {said[-1].strip()[:300]}" if said else ""
     if ended.kernel_killed and ended.code == -signal.SIGKILL:
         return without_result(run, "out_of_memory", "killed by the OOM killer")
-    if any(words in ended.printed for words in OUT_OF_MEMORY_WORDS):
+    if any(words in ended.printed for words in (*OUT_OF_MEMORY, *UNCAUGHT)):
         return without_result(run, "out_of_memory", f"the process ended{last}")
     if ended.code < 0:
         name = signal.Signals(-ended.code).name
@@ -115,7 +108,6 @@ def without_answer(run: "Run", options: Options, ended: Ended) -> Profile:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Ignore a second Ctrl-C while the outcome is written."""
     if current_thread() is not main_thread():
         yield
         return

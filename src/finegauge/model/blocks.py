@@ -11,7 +11,9 @@ quantisers can be matched by name.
 from collections import Counter
 from collections.abc import Iterable
 from math import prod
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol
+
+from finegauge.records import NamedTuple
 
 
 class Routing(NamedTuple):
@@ -165,6 +167,7 @@ class LatentAttention(NamedTuple):
     norms: tuple[Norm, ...]
     extra: tuple[Tensor, ...] = ()
     path: str = "attention"
+    kind: str = "latent_attention"  # of its layer, where that is not the path
 
 
 class FeedForward(NamedTuple):
@@ -256,61 +259,18 @@ class MixtureOfExperts(NamedTuple):
         return found + (self.shared_gate.tensors() if self.shared_gate else [])
 
 
-class Mamba1(NamedTuple):
-    """A Mamba-1 mixer (selective scan, arXiv:2312.00752)."""
+if TYPE_CHECKING:
 
-    hidden_size: int
-    inner_size: int
-    state_size: int
-    conv_kernel: int
-    dt_rank: int
-    projections: tuple[Linear, ...]  # in, x, dt, out
-    extra: tuple[Tensor, ...]  # conv1d, A_log, D
-    norms: tuple[Norm, ...] = ()
-    path: str = "mamba"
+    class Mixer(Protocol):
+        """What a branch runs: a block of this module or of `ssm`, or a `traced.Traced`."""
 
+        @property
+        def path(self) -> str:
+            """Return the first name of its operators' paths."""
+            ...
 
-class Mamba2(NamedTuple):
-    """A Mamba-2 mixer (state-space duality, arXiv:2405.21060)."""
-
-    hidden_size: int
-    inner_size: int
-    state_size: int
-    conv_kernel: int
-    num_heads: int
-    head_dim: int
-    num_groups: int
-    chunk_size: int
-    projections: tuple[Linear, ...]  # in, out
-    extra: tuple[Tensor, ...]  # conv1d, dt_bias, A_log, D
-    norms: tuple[Norm, ...] = ()
-    path: str = "mamba"
-
-
-class LinearAttention(NamedTuple):
-    """A recurrent mixer with a matrix state per head: the gated delta rule.
-
-    `num_heads` heads keep a state of `key_head_dim` x `value_head_dim`, updated in
-    chunks of `chunk_size` tokens.
-    """
-
-    hidden_size: int
-    num_heads: int
-    key_head_dim: int
-    value_head_dim: int
-    conv_size: int  # channels that pass the short convolution
-    conv_kernel: int
-    chunk_size: int
-    projections: tuple[Linear, ...]
-    extra: tuple[Tensor, ...] = ()
-    norms: tuple[Norm, ...] = ()
-    path: str = "linear_attention"
-
-
-# or a `traced.Traced`, which knows its tensors and operators itself
-Mixer: TypeAlias = (
-    Attention | LatentAttention | FeedForward | MixtureOfExperts | Mamba1 | Mamba2 | LinearAttention
-)
+else:
+    Mixer = object
 
 
 def tensors_of(part: Linear | Norm | Mixer) -> list[Tensor]:

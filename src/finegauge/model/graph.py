@@ -7,7 +7,7 @@ parameters they hold. Graphs are cached: a sweep over batches builds one.
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from finegauge.catalogue.frameworks import framework_of
 from finegauge.catalogue.gpus import has_no_flash, is_cpu, multiplies_bf16, repacks_4bit
@@ -30,6 +30,7 @@ from finegauge.model.moe import feedforward, mixture_of_experts
 from finegauge.model.op import Extents, Op
 from finegauge.model.op_builder import OpBuilder
 from finegauge.model.weights import Weights, weights_of
+from finegauge.records import NamedTuple
 from finegauge.run.field import version_numbers
 from finegauge.run.phases import PPO_EPOCHS, micro_steps
 from finegauge.run.rules import ATTENTION_KERNELS, INFERENCE
@@ -363,18 +364,19 @@ def _layer(builder: OpBuilder, layer: Layer, hidden_size: int) -> None:
 
 def _mixer(builder: OpBuilder, mixer: Mixer) -> None:
     """Add the operators of one mixer."""
-    if isinstance(mixer, Attention):
-        attention(builder, mixer)
-    elif isinstance(mixer, FeedForward):
-        feedforward(builder, mixer)
-    elif isinstance(mixer, MixtureOfExperts):
-        mixture_of_experts(builder, mixer)
-    elif isinstance(mixer, LatentAttention):
-        latent_attention(builder, mixer)
-    else:
-        from finegauge.model.ssm import recurrent
+    match mixer:
+        case Attention():
+            attention(builder, mixer)
+        case FeedForward():
+            feedforward(builder, mixer)
+        case MixtureOfExperts():
+            mixture_of_experts(builder, mixer)
+        case LatentAttention():
+            latent_attention(builder, mixer)
+        case _:
+            from finegauge.model.ssm import recurrent
 
-        recurrent(builder, mixer)
+            recurrent(builder, mixer)
 
 
 def step_flops(run: Run, graph: Graph, extents: Extents) -> float:

@@ -18,10 +18,11 @@ output projection, and "all-linear" with it: here that means all the others.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from finegauge.errors import FieldError
 from finegauge.model.blocks import Architecture, Linear, MixtureOfExperts, Numerics
+from finegauge.records import NamedTuple
 
 # Per parameter: NF4 in blocks of 64 with a 32-bit scale, whose scales double quantisation takes down to 8 bit
 # (section 3 of the second paper in [1]); GPTQ in groups of 128.

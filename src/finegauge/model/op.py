@@ -5,10 +5,9 @@ pairs P = sum of S²), so it is a polynomial in (B, S), a whole graph is a matri
 million batches are one matrix product.
 """
 
-from typing import NamedTuple
-
 from finegauge.arithmetic import largest, smallest, where
 from finegauge.profile import Path
+from finegauge.records import NamedTuple
 
 
 class Extents(NamedTuple):

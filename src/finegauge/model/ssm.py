@@ -21,9 +21,10 @@ chunk; transformers' own PyTorch code keeps every operand in fp32, and the state
 """
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from finegauge.errors import FieldError
-from finegauge.model.blocks import Linear, LinearAttention, Mamba1, Mamba2, Mixer, Tensor
+from finegauge.model.blocks import Linear, Mixer, Norm, Tensor
 from finegauge.model.op import Cost, Op, Poly, per_token
 from finegauge.model.op_builder import OpBuilder
 
@@ -31,6 +32,72 @@ SCAN_FLOPS = 9.0
 SCAN_BACKWARD_RATIO = 2.5
 SLOW_SCAN_LAUNCHES = 270.0  # of the loop over tokens; it grows with the sequence, this is its floor
 FUSED_CHUNK_LAUNCHES, SLOW_CHUNK_LAUNCHES = 5.0, 60.0
+
+
+class Mamba1(NamedTuple):
+    """A Mamba-1 mixer (selective scan, arXiv:2312.00752)."""
+
+    hidden_size: int
+    inner_size: int
+    state_size: int
+    conv_kernel: int
+    dt_rank: int
+    projections: tuple[Linear, ...]  # in, x, dt, out
+    extra: tuple[Tensor, ...]  # conv1d, A_log, D
+    norms: tuple[Norm, ...] = ()
+    path: str = "mamba"
+
+    def state_bytes(self, width: float) -> float:
+        """Return what a sequence's state takes, and the inputs that its convolution looks back to."""
+        return width * self.inner_size * (self.state_size + self.conv_kernel)
+
+
+class Mamba2(NamedTuple):
+    """A Mamba-2 mixer (state-space duality, arXiv:2405.21060)."""
+
+    hidden_size: int
+    inner_size: int
+    state_size: int
+    conv_kernel: int
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    chunk_size: int
+    projections: tuple[Linear, ...]  # in, out
+    extra: tuple[Tensor, ...]  # conv1d, dt_bias, A_log, D
+    norms: tuple[Norm, ...] = ()
+    path: str = "mamba"
+    kind: str = "mamba2"  # of its layer
+
+    def state_bytes(self, width: float) -> float:
+        """Return the same of Mamba-2."""
+        channels = self.inner_size + 2 * self.num_groups * self.state_size
+        return width * (self.inner_size * self.state_size + channels * self.conv_kernel)
+
+
+class LinearAttention(NamedTuple):
+    """A recurrent mixer with a matrix state per head: the gated delta rule.
+
+    `num_heads` heads keep a state of `key_head_dim` x `value_head_dim`, updated in
+    chunks of `chunk_size` tokens.
+    """
+
+    hidden_size: int
+    num_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    conv_size: int  # channels that pass the short convolution
+    conv_kernel: int
+    chunk_size: int
+    projections: tuple[Linear, ...]
+    extra: tuple[Tensor, ...] = ()
+    norms: tuple[Norm, ...] = ()
+    path: str = "linear_attention"
+
+    def state_bytes(self, width: float) -> float:
+        """Return the same of linear attention, whose state is fp32."""
+        state = self.num_heads * self.key_head_dim * self.value_head_dim
+        return 4.0 * state + width * self.conv_size * self.conv_kernel
 
 
 def recurrent(builder: OpBuilder, mixer: Mixer) -> None:

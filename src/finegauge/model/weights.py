@@ -16,11 +16,11 @@ optim/adam.py (all run, 2026-11-21).
 
 from collections.abc import Iterable, Iterator
 from math import ceil, prod
-from typing import NamedTuple
 
 from finegauge.model.blocks import Architecture, Linear, MixtureOfExperts, Tensor
 from finegauge.model.gradient_pruning import last_layers
 from finegauge.model.lowering import QUANTIZED_BYTES, Lowering, linears_of
+from finegauge.records import NamedTuple
 
 WIDE_STATES = {"adamw": 2, "paged_adamw": 2, "lion": 1}
 NARROW_STATES = {"adamw_8bit": 2, "paged_adamw_8bit": 2, "lion_8bit": 1}

@@ -9,13 +9,13 @@ Neglects: an Estimator whose outcome flips more than once.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import cache
 from math import floor
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from finegauge.errors import FieldError
 from finegauge.profile import Estimator, Profile
+from finegauge.records import NamedTuple
 
 if TYPE_CHECKING:
     from finegauge.run.run import Run
@@ -25,8 +25,7 @@ MAX_SEQ_LEN = 1_048_576
 MANY = 1e12  # a line that meets the limit beyond this never does
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Capacity:
+class Capacity(NamedTuple):
     """The largest value of one field that fits, with the steps on both sides of the border."""
 
     field: str  # the field of Run that was varied
@@ -91,7 +90,7 @@ def cautious(estimator: Estimator) -> Estimator:
 
     def ask(run: "Run") -> Profile:
         profile = estimator(run)
-        return profile if is_safe(profile) else replace(profile, outcome="out_of_memory")
+        return profile if is_safe(profile) else profile._replace(outcome="out_of_memory")
 
     return ask
 

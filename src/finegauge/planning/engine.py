@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from math import isnan
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from finegauge.model.op import Extents
 from finegauge.planning.quote import SPOT_REPEATED_FRACTION, emissions_kg
@@ -28,6 +28,7 @@ from finegauge.prediction.time import (
 )
 from finegauge.prediction.uncertainty import exceeding_fraction
 from finegauge.profile import Breakdown, Path
+from finegauge.records import NamedTuple
 from finegauge.units import HOUR_S
 
 HOPELESS_RATIO = 1.5  # of a machine's memory: no higher limit would be that much

@@ -14,7 +14,7 @@ Neglects: batches of another seed than the framework's default; fragmentation th
 
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from finegauge.errors import UnsupportedError
 from finegauge.planning.capacity import Capacity, cautious, max_micro_batch_size
@@ -29,6 +29,7 @@ from finegauge.prediction.uncertainty import (
     verdict,
 )
 from finegauge.profile import Estimator, Profile
+from finegauge.records import NamedTuple
 
 if TYPE_CHECKING:
     from finegauge.data.batch_shape import BatchShape
@@ -134,11 +135,7 @@ class WholeRun(NamedTuple):
     safe_seq_len: int | None  # the longest cut-off at which no batch is risky; None: as it is, or none found
     too_long: tuple[Offender, ...]  # samples beyond it, the longest first
     num_too_long: int
-
-    @property
-    def verdict(self) -> Verdict:
-        """Return fits, risky or will_not_fit."""
-        return verdict(self.out_of_memory_fraction)
+    verdict: Verdict
 
 
 def whole_run(run: "Run", lengths: "Lengths") -> WholeRun | None:
@@ -170,6 +167,7 @@ def whole_run(run: "Run", lengths: "Lengths") -> WholeRun | None:
         safe_seq_len=safe,
         too_long=tuple(beyond[:SAMPLES_NAMED]),
         num_too_long=len(beyond),
+        verdict=verdict(float(chances.max())),
     )
 
 

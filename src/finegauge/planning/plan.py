@@ -10,7 +10,7 @@ allowed risk. Everything shown of the plan that is taken comes from `predict` an
 from collections.abc import Callable, Iterable, Mapping
 from statistics import NormalDist
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from finegauge.errors import FieldError, FineGaugeError, InputError, UnsupportedError
 from finegauge.planning.quote import Quote, quote
@@ -29,11 +29,12 @@ from finegauge.planning.selection import (
 )
 from finegauge.planning.space import ON_NO_MACHINE, ORIGIN, Space, space_of
 from finegauge.planning.whatif import Standing, requirements, standing, with_known_length
-from finegauge.prediction.phases import TRAINED
 from finegauge.prediction.predictor import predict
+from finegauge.prediction.training import TRAINED
 from finegauge.prediction.uncertainty import P90
 from finegauge.profile import Profile
 from finegauge.progress import Heard
+from finegauge.records import NamedTuple
 from finegauge.run.rules import DATA_DEGREES, LORA_FIELDS, MODEL_DEGREES
 
 if TYPE_CHECKING:

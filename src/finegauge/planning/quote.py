@@ -12,10 +12,9 @@ figures with two names. Neglects: failed attempts, set-up by hand, storage and t
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import ceil, inf
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from finegauge.catalogue.carbon import grid
 from finegauge.catalogue.carbon import pue as site_overhead
@@ -26,6 +25,7 @@ from finegauge.data.batch_shape import BatchShape, shape
 from finegauge.prediction.calibration import DATASHEET
 from finegauge.prediction.time import board_power
 from finegauge.profile import Breakdown, Profile
+from finegauge.records import NamedTuple
 from finegauge.units import HOUR_S, KWH_J
 
 if TYPE_CHECKING:
@@ -77,8 +77,7 @@ class StepQuantities(NamedTuple):
     step_j: float  # of all boards
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quote:
+class Quote(NamedTuple):
     """What a whole run takes; figures of the whole are None where the number of steps is not known."""
 
     run: "Run"

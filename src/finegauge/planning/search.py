@@ -15,7 +15,6 @@ weights, then ZeRO-2, ZeRO-3 and FSDP.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from math import nan
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +26,8 @@ from finegauge.planning.engine import KNOWN, MAYBE_KNOWN, Engine, coded
 from finegauge.planning.selection import SearchResult
 from finegauge.planning.space import ORIGIN, Space, structures
 from finegauge.planning.whatif import Standing, standing
-from finegauge.prediction.phases import TRAINED
 from finegauge.prediction.predictor import predict
+from finegauge.prediction.training import TRAINED
 from finegauge.progress import Heard, Progress
 from finegauge.run.rules import DATA_DEGREES, MODEL_DEGREES
 
@@ -175,7 +174,7 @@ def _on_offers(run: "Run", offers: Sequence[Offer]) -> list[Standing]:
     plans = []
     for offer in chosen.values():
         placed = run.replace(ORIGIN, provider=offer.provider, region=offer.region)
-        plans.append(standing(placed, profile=replace(profile, run=placed))._replace(offer=offer))
+        plans.append(standing(placed, profile=profile._replace(run=placed))._replace(offer=offer))
     return plans
 
 

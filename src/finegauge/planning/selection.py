@@ -14,11 +14,12 @@ Assumption: a host has twice the memory of its GPUs (8 x A100-80GB of AWS: 1.8 t
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from finegauge.model.graph import architecture_of
 from finegauge.planning.whatif import Standing, samples_per_step
 from finegauge.prediction.uncertainty import RISKY_FROM_FRACTION
+from finegauge.records import NamedTuple
 from finegauge.run.rules import ADAPTER_METHODS
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ of at least four GPUs, degrees that the run's framework cannot say, quantised we
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from finegauge.catalogue.frameworks import framework_of
 from finegauge.catalogue.gpus import gpu as find_gpu
@@ -25,8 +25,9 @@ from finegauge.model.graph import architecture_of
 from finegauge.model.op import Extents
 from finegauge.planning.quote import epochs_of
 from finegauge.planning.whatif import divisors
-from finegauge.prediction.phases import check_supported
 from finegauge.prediction.sharding import longest_extents, mean_extents
+from finegauge.prediction.training import check_supported
+from finegauge.records import NamedTuple
 from finegauge.run.run import FROM_CALLER, Run
 
 OTHER_VENDORS = ("tpu", "trainium", "inferentia", "gaudi")
@@ -51,9 +52,6 @@ ON_NO_MACHINE: Fields = {
     "p2p": None, "power_limit_w": None,
 }  # fmt: skip
 DIVISION = attrgetter("method", "tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel")
-NAMES = tuple(Run.__dataclass_fields__)
-VALUES = attrgetter(*NAMES)
-SLOTS = {name: getattr(Run, name).__set__ for name in NAMES}  # what assigning to a frozen run refuses
 
 
 class Space(NamedTuple):
@@ -294,11 +292,8 @@ def variant(run: Run, **changes: Any) -> Run:
     per machine.
     """
     other = object.__new__(Run)
-    for assign, value in zip(SLOTS.values(), VALUES(run), strict=True):
-        assign(other, value)
-    for name, value in changes.items():
-        SLOTS[name](other, value)
-    SLOTS["origins"](other, {**run.origins, **dict.fromkeys(changes, FROM_CALLER)})
+    origins = {**run.origins, **dict.fromkeys(changes, FROM_CALLER)}
+    vars(other).update(vars(run) | changes, origins=origins)
     return other
 
 

@@ -14,7 +14,7 @@ array [machine] too, for a machine is one layout of a family on one offer. The f
 
 from collections.abc import Mapping, Sequence
 from math import nan
-from typing import Any, NamedTuple
+from typing import Any
 
 from finegauge.catalogue.carbon import grid
 from finegauge.catalogue.carbon import pue as site_overhead
@@ -33,6 +33,7 @@ from finegauge.prediction.predictor import device_of
 from finegauge.prediction.sharding import Beside, Share, beside_of, rank_extents, rank_graph, rank_live_set
 from finegauge.prediction.time import BoardPower, StepTime, board_power, step_energy_j, step_of
 from finegauge.profile import Breakdown, Path
+from finegauge.records import NamedTuple
 from finegauge.run.rules import FSDP
 from finegauge.run.run import Run
 

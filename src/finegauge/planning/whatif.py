@@ -13,7 +13,7 @@ Neglects: what two changes do together; 'finegauge plan' searches those.
 
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from finegauge.data.batch_shape import shape
 from finegauge.errors import FieldError, InputError, UnknownKeyError, UnknownNameError, UnsupportedError
@@ -26,6 +26,7 @@ from finegauge.prediction.uncertainty import (
     verdict,
 )
 from finegauge.profile import Estimator, Profile
+from finegauge.records import NamedTuple
 from finegauge.run.rules import LORA_FIELDS, MODEL_DEGREES
 
 if TYPE_CHECKING:

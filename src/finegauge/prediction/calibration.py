@@ -20,10 +20,11 @@ import os
 from collections.abc import Mapping
 from functools import cache
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import Any
 
 from finegauge.errors import FileFormatError, shown
 from finegauge.profile import Interval
+from finegauge.records import NamedTuple
 from finegauge.units import GIB
 
 # 10th to 90th percentile of truth over prediction, read off the packed one-GPU runs and the seed paper's

@@ -27,7 +27,7 @@ section 2.2
 from collections import Counter
 from collections.abc import Iterator
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from finegauge.arithmetic import ceil, every, largest, smallest
 from finegauge.catalogue.frameworks import framework_of
@@ -63,6 +63,7 @@ from finegauge.prediction.sharding import (
     share_of,
 )
 from finegauge.profile import Exchange
+from finegauge.records import NamedTuple
 from finegauge.run.phases import PPO_EPOCHS, accumulates_whole, micro_steps
 from finegauge.run.rules import FSDP, GENERATING, SERVING
 from finegauge.run.run import Run

@@ -16,7 +16,7 @@ all reading at once
 """
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from finegauge.arithmetic import every, largest, present, smallest
 from finegauge.model.op import Extents
@@ -26,6 +26,7 @@ from finegauge.prediction.links import Network
 from finegauge.prediction.model_parallel import by_fully_shard, slowest_share, stage_layers
 from finegauge.prediction.sharding import GATHERING, WEIGHTS_OFFLOADED, Share, adapter_units, shard_degree
 from finegauge.profile import Breakdown, Path
+from finegauge.records import NamedTuple
 from finegauge.run.run import Run
 
 ADAM_BYTES = 28.0  # per value on the host: gradient read, fp32 copy and two moments read and written

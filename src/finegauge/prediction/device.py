@@ -11,12 +11,13 @@ Neglected: clocks that sink with power, cache hits between operators.
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from math import inf
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from finegauge.arithmetic import largest, present, where
 from finegauge.catalogue.gpus import GpuSpec
 from finegauge.model.op import Cost, Extents, Gemm, Op
 from finegauge.prediction.calibration import DATASHEET, Calibration
+from finegauge.records import NamedTuple
 
 if TYPE_CHECKING:
     from finegauge.prediction.sharding import Share

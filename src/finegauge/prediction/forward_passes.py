@@ -15,12 +15,11 @@ everything for every token, unless the framework gathers all once to generate (`
 Neglected: DeepSpeed's trace of modules, by which a small model's weights may stay from one pass to the next.
 """
 
-from typing import NamedTuple
-
 from finegauge.catalogue.frameworks import framework_of
 from finegauge.model.graph import value_run
 from finegauge.model.op import Extents
 from finegauge.prediction.sharding import GATHERED_LAYERS, Share, share_of
+from finegauge.records import NamedTuple
 from finegauge.run.phases import answer_tokens, micro_steps
 from finegauge.run.rules import FSDP, SERVING
 from finegauge.run.run import Run

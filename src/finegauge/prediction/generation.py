@@ -14,16 +14,15 @@ every token; engines made for serving launch a token as one graph and read the c
 Neglected: the arithmetic of choosing a token, GPTQ's and NF4's own kernels for few rows.
 """
 
-from typing import NamedTuple
-
 from finegauge.catalogue.frameworks import framework_of
-from finegauge.model.blocks import Attention, LatentAttention, LinearAttention, Mamba1, Mamba2, Mixer
+from finegauge.model.blocks import Attention, LatentAttention, Mixer
 from finegauge.model.graph import Graph
 from finegauge.model.op import Cost, Extents, Op
 from finegauge.prediction.forward_passes import Generation
 from finegauge.prediction.memory import forward_moment
 from finegauge.prediction.time import Beside, StepClock
 from finegauge.profile import Path
+from finegauge.records import NamedTuple
 from finegauge.run.run import Run
 
 CACHE_PASSES = 3.0  # read and written to append a token, read by attention
@@ -163,17 +162,8 @@ def _cached(mixer: Mixer, tokens: float, graph: Graph, degree: int) -> float:
         case LatentAttention():  # transformers keeps keys and values as wide as attention reads them
             key = mixer.qk_nope_head_dim + mixer.qk_rope_head_dim
             return tokens * width * mixer.num_heads / degree * (key + mixer.value_head_dim)
-        case Mamba1():
-            return width * mixer.inner_size / degree * (mixer.state_size + mixer.conv_kernel)
-        case Mamba2():
-            channels = mixer.inner_size + 2 * mixer.num_groups * mixer.state_size
-            state = mixer.inner_size * mixer.state_size + channels * mixer.conv_kernel
-            return width * state / degree
-        case LinearAttention():
-            state = mixer.num_heads * mixer.key_head_dim * mixer.value_head_dim
-            return (4.0 * state + width * mixer.conv_size * mixer.conv_kernel) / degree
         case _:
-            return 0.0
+            return float(mixer.state_bytes(width)) / degree if hasattr(mixer, "state_bytes") else 0.0
 
 
 def _for_few_rows(op: Op, rows: float) -> Op:

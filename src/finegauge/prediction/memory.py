@@ -18,7 +18,6 @@ the first has a known place.
 from collections.abc import Mapping, Sequence
 from math import inf
 from operator import attrgetter
-from typing import NamedTuple
 
 from finegauge.arithmetic import chosen, largest, place_of_largest, present, smallest
 from finegauge.catalogue.gpus import CPU
@@ -29,6 +28,7 @@ from finegauge.model.weights import Weights
 from finegauge.prediction.calibration import Calibration
 from finegauge.prediction.model_parallel import stream_degree
 from finegauge.profile import Breakdown, Path
+from finegauge.records import NamedTuple
 from finegauge.run.run import Run
 
 CUBLAS_BYTES = {"Hopper": 32 * 2**20, "Blackwell": 32 * 2**20, CPU: 0.0}  # workspace per handle

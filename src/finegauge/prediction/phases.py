@@ -1,7 +1,6 @@
-"""What a step of each phase consists of: passes of training, scoring, generation, and the models in memory.
+"""What a step of each phase beyond training consists of: scoring, generation, and the models in memory.
 
-    sft, pretrain, reward   the passes of training; a reward model has a scalar head
-    dpo                     + the reference's forward pass (scoring)
+    dpo                     training (see `training`) + the reference's forward pass (scoring)
     grpo                    + generation of all the step's answers
     ppo                     + a reward and a value model; four epochs of updates of policy and value
     evaluate                the forward pass and its loss
@@ -12,9 +11,8 @@ Policy and value model alternate: one of them holds activations at a time, both 
 gradients and optimizer states. PPO's constants are those of TRL's last PPO trainer.
 """
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from finegauge.errors import UnsupportedError
 from finegauge.model.gradient_pruning import is_adapter
 from finegauge.model.graph import Graph, value_run
 from finegauge.model.op import Extents
@@ -30,7 +28,6 @@ from finegauge.prediction.generation import (
     generation_memory,
     passing_bytes,
 )
-from finegauge.prediction.links import Network
 from finegauge.prediction.memory import LiveSet
 from finegauge.prediction.model_parallel import by_transformers
 from finegauge.prediction.sharding import (
@@ -39,47 +36,22 @@ from finegauge.prediction.sharding import (
     Trained,
     alternating_phases,
     kept_while_idle,
-    rank_live_set,
 )
-from finegauge.prediction.time import SLOWEST, StepClock, StepTime, step_time
+from finegauge.prediction.time import SLOWEST, StepClock, StepTime
+from finegauge.prediction.training import Answer, Question, training
 from finegauge.profile import Breakdown
 from finegauge.run.phases import PPO_EPOCHS, micro_steps
 from finegauge.run.rules import SERVING
-from finegauge.run.run import Run
 
 if TYPE_CHECKING:
     from finegauge.prediction.profiled_device import ProfiledDevice
 
-TRAINED = ("sft", "pretrain", "reward")
 CHUNK_TOKENS = 256.0  # of a chunked loss
-UNDIVIDED = ("pipeline_parallel", "context_parallel")  # degrees of which no equation here speaks
-
-
-class Question(NamedTuple):
-    """One rank's share of a step, and the device it runs on."""
-
-    run: Run
-    share: Share
-    mean: Extents  # of the average micro-batch: what time depends on
-    longest: Extents  # of the longest: what memory must hold
-    device: "Device | ProfiledDevice"
-    network: Network | None
-    cublas_bytes: float
-    slowest: Extents | None = None  # of the rank that the others wait for; None: all are alike
-
-
-class Answer(NamedTuple):
-    """What one step holds and takes on one rank."""
-
-    live: LiveSet
-    step: StepTime
 
 
 def answer(asked: Question) -> Answer:
-    """Return what one step of the run's phase holds and takes."""
+    """Return what one step of the run's phase, which is not training alone, holds and takes."""
     phase = asked.run.phase
-    if phase in TRAINED:
-        return _training(asked)
     if phase == "evaluate":  # forward passes that keep nothing, with their losses
         held = Breakdown({**_static(asked, training=False), **_scoring_memory(asked)})
         return Answer(LiveSet({"forward": held}), _scoring(asked, "forward"))
@@ -88,7 +60,7 @@ def answer(asked: Question) -> Answer:
     if phase == "ppo":
         return _ppo(asked)
     frozen = _frozen(asked)  # the reference's likelihoods are taken before every forward pass
-    trained, kept = _training(asked), _kept(asked, frozen)
+    trained, kept = training(asked), _kept(asked, frozen)
     scoring = Breakdown({**_static(asked), **_scoring_memory(asked)}) + kept
     phases = {"scoring": scoring}
     for name, held in trained.live.phases.items():
@@ -97,40 +69,11 @@ def answer(asked: Question) -> Answer:
     return found if phase == "dpo" else _with_generation(asked, found, kept)
 
 
-def check_supported(run: Run) -> None:
-    """Refuse what no equation here covers, in one sentence."""
-    if run.method == "freeze" and run.num_gpus > 1:
-        raise UnsupportedError(
-            f"method=freeze is predicted on one GPU, not on num_gpus={run.num_gpus}; "
-            f"full and lora are on several."
-        )
-    if run.phase in TRAINED:
-        return
-    for name in UNDIVIDED:
-        if getattr(run, name) > 1:
-            raise UnsupportedError(
-                f"phase={run.phase} with {name}={getattr(run, name)} is not predicted: data, tensor and "
-                f"expert parallelism are; set {name}=1."
-            )
-    if run.cpu_offload not in ("none", "optimizer"):
-        raise UnsupportedError(
-            f"phase={run.phase} with cpu_offload={run.cpu_offload} is not predicted: its passes need the "
-            f"weights on the GPU; use cpu_offload=optimizer or none."
-        )
-
-
-def _training(asked: Question) -> Answer:
-    return Answer(
-        rank_live_set(asked.run, asked.share, asked.longest, asked.cublas_bytes),
-        step_time(asked.share, asked.mean, asked.device, asked.network, asked.slowest),
-    )
-
-
 def _ppo(asked: Question) -> Answer:
     """Return what four models hold, and a rollout with its updates."""
     policy, valued = policy_and_value(asked.run, asked.share)
     value = asked._replace(run=value_run(asked.run), share=valued)
-    ours, theirs = _training(asked._replace(share=policy)), _training(value)
+    ours, theirs = training(asked._replace(share=policy)), training(value)
     weights = valued.graph.weights
     beside: Parts = {
         **_frozen(asked),

@@ -4,8 +4,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from finegauge.catalogue.gpus import gpu as find_gpu
 from finegauge.catalogue.gpus import known_gpu
@@ -13,9 +12,7 @@ from finegauge.data.batch_shape import BatchShape, shape
 from finegauge.errors import FieldError, FineGaugeError, UnsupportedError
 from finegauge.model.graph import Graph, step_flops, value_run
 from finegauge.prediction.calibration import Calibration, current
-from finegauge.prediction.collectives import exchanges
 from finegauge.prediction.device import Device
-from finegauge.prediction.links import Network
 from finegauge.prediction.memory import (
     CUBLAS_BYTES,
     CUBLAS_DEFAULT_BYTES,
@@ -24,7 +21,6 @@ from finegauge.prediction.memory import (
     rerun,
     shapes_vary,
 )
-from finegauge.prediction.phases import Question, answer, check_supported
 from finegauge.prediction.sharding import (
     gradients_left,
     longest_extents,
@@ -33,12 +29,16 @@ from finegauge.prediction.sharding import (
     share_of,
 )
 from finegauge.prediction.time import board_power, slowest_extents, step_energy_j
+from finegauge.prediction.training import TRAINED, Answer, Question, check_supported, training
 from finegauge.prediction.uncertainty import time_interval
 from finegauge.profile import Breakdown, Estimator, Exchange, Explanation, Held, Path, Profile, Source, Work
+from finegauge.records import NamedTuple
 from finegauge.run.phases import micro_steps
 from finegauge.run.run import Run
 
 if TYPE_CHECKING:
+    from finegauge.catalogue.gpus import GpuSpec
+    from finegauge.prediction.links import Network
     from finegauge.prediction.profiled_device import ProfiledDevice
 
 ANY_DEVICE = "A100-SXM4-80GB"  # memory does not depend on how fast a device is; these seconds are dropped
@@ -78,11 +78,11 @@ def predict(run: Run, calibration: Calibration | None = None, *, batch: BatchSha
         mean=mean,
         longest=rank_extents(run, longest_extents(batch)),
         device=device,
-        network=Network.of(run, gpu, calibration) if share.communicates else None,
+        network=_network(run, gpu, calibration) if share.communicates else None,
         cublas_bytes=CUBLAS_BYTES.get(gpu.architecture, CUBLAS_DEFAULT_BYTES),
         slowest=rank_extents(run, slowest_extents(run, batch)),
     )
-    live, step = answer(asked)
+    live, step = _answer(asked)
     peak = live.peak
     on_device = peak + outside_tensors(run, graph, peak, calibration)
     if share.distributed:
@@ -136,7 +136,7 @@ def predict_memory(run: Run) -> Profile:
     device = device_of(ANY_DEVICE, current(), share.graph.lowering.compute_dtype)
     mean, longest = rank_extents(run, mean_extents(batch)), rank_extents(run, longest_extents(batch))
     cublas_bytes = CUBLAS_BYTES.get(gpu.architecture, CUBLAS_DEFAULT_BYTES)
-    live, _ = answer(Question(run, share, mean, longest, device, None, cublas_bytes))
+    live, _ = _answer(Question(run, share, mean, longest, device, None, cublas_bytes))
     peak = live.peak
     on_device = peak + outside_tensors(run, share.graph, peak, calibration)
     micro_batches = micro_steps(run) * run.data_parallel
@@ -154,6 +154,21 @@ def predict_memory(run: Run) -> Profile:
         capacity_bytes=gpu.usable_bytes,
         explanation=PredictionExplained(run, timed=False),
     )
+
+
+def _answer(asked: Question) -> Answer:
+    """Return what one step of the run's phase holds and takes."""
+    if asked.run.phase in TRAINED:
+        return training(asked)
+    from finegauge.prediction.phases import answer
+
+    return answer(asked)
+
+
+def _network(run: Run, gpu: "GpuSpec", calibration: Calibration) -> "Network":
+    from finegauge.prediction.links import Network
+
+    return Network.of(run, gpu, calibration)
 
 
 def _cached_bytes(live: LiveSet, peak: Breakdown, slack_bytes: float, fraction: float) -> float:
@@ -223,6 +238,8 @@ class PredictionExplained(Explanation):
     @cached_property
     def exchanged(self) -> Sequence[Exchange]:
         """Return what one rank exchanges in a step, by kind and group, the most bytes first."""
+        from finegauge.prediction.collectives import exchanges
+
         return exchanges(self.run)
 
     @cached_property
@@ -357,6 +374,8 @@ def _unmeasured_cpu() -> Iterator[str]:
         "kind": KIND, "schema_version": SCHEMA_VERSION, "name": "this processor", "device": "cpu",
         "memory_bytes": memory_bytes, "usable_bytes": memory_bytes, "readings": readings, "host": {},
     }  # fmt: skip
+    from tempfile import TemporaryDirectory
+
     with TemporaryDirectory(prefix="finegauge-") as folder:
         path = os.path.join(folder, "cpu.json")
         write_document(profile, path)

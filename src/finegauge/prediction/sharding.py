@@ -14,7 +14,7 @@ the operators, and a pipeline of the layers.
 
 from collections.abc import Mapping
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 from finegauge.arithmetic import every, largest, smallest
 from finegauge.catalogue.frameworks import framework_of
@@ -49,6 +49,7 @@ from finegauge.prediction.model_parallel import (
     stage_shares,
 )
 from finegauge.profile import Breakdown, Path
+from finegauge.records import NamedTuple
 from finegauge.run.phases import accumulates_whole
 from finegauge.run.rules import FSDP
 from finegauge.run.run import Run

@@ -32,24 +32,24 @@ of samples inside packed sequences; slow machines.
 from collections.abc import Iterable
 from functools import lru_cache
 from math import erf, sqrt
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from finegauge.arithmetic import largest, present
 from finegauge.catalogue.gpus import GpuSpec
 from finegauge.data.batch_shape import BatchShape, lengths
 from finegauge.model.op import Extents, Op
 from finegauge.prediction.calibration import Calibration
-from finegauge.prediction.communication import Passes, communication
 from finegauge.prediction.device import Device
-from finegauge.prediction.links import Network
 from finegauge.prediction.memory import rerun
 from finegauge.prediction.model_parallel import slowest_share
 from finegauge.prediction.sharding import GATHERING, Share, mean_extents
 from finegauge.profile import Breakdown, Path
+from finegauge.records import NamedTuple
 from finegauge.run.rules import GENERATING
 from finegauge.run.run import Run
 
 if TYPE_CHECKING:
+    from finegauge.prediction.links import Network
     from finegauge.prediction.profiled_device import ProfiledDevice
 
 STEPS, FARTHEST = 400, 8.0  # of the integral over the normal distribution, in standard deviations
@@ -161,7 +161,7 @@ def step_time(
     share: Share,
     extents: Extents,
     device: "Device | ProfiledDevice",
-    network: Network | None = None,
+    network: "Network | None" = None,
     slowest: Extents | None = None,
 ) -> StepTime:
     """Return the time of one optimizer step on the slowest of the ranks that hold a `share` each.
@@ -201,7 +201,7 @@ def step_of(
     share: Share,
     extents: Extents,
     device: "Device | ProfiledDevice",
-    network: Network | None,
+    network: "Network | None",
     micro_steps: int,
     waits_s: float = 0.0,
 ) -> StepTime:
@@ -214,6 +214,8 @@ def step_of(
     if run.cpu_offload == "none":
         clock.optimizer(share)
     if network is not None:
+        from finegauge.prediction.communication import Passes, communication
+
         waits_s = waits_s + expert_waits_s(share, extents, micro_batch.parts)
         if present(waits_s):
             clock.parts.append((SLOWEST, micro_steps * waits_s))

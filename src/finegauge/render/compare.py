@@ -1,228 +1,153 @@
-"""How SpeedUp, MemoryUp and EnergyUp are shown: a table, who leads where, what improves everything."""
+"""How SpeedUp, MemoryUp and EnergyUp look: a table, who leads where, what improves everything, as charts."""
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from typing import Any
 
-from finegauge.campaign.gains import DIMENSIONS, PROCESSOR_S, Claims, Comparison, Gain, Held, hold
+from finegauge.answers.gains import ClaimHeld, ClaimsHeld, CompareAnswer, GainFigures, GainsAt
+from finegauge.campaign.gains import DIMENSIONS, PROCESSOR_S
 from finegauge.render.number_format import UNKNOWN
-from finegauge.render.terminal import columns, paint, wrapped
+from finegauge.render.report import Note, Report, Section, Table, Text, Toned, filled, notes, section
 from finegauge.reproduction.published import Panel, Series
-
-COLOURS = {"agrees": "green", "partly": "yellow", "disagrees": "red", "unknown": "dim"}
-MOST_PLACES = 4  # where a claim fails, in the text; --json has all
-Place = tuple[Mapping[str, str], str]
-
-
-def claims_lines(claims: Claims, comparisons: Sequence[Comparison]) -> list[str]:
-    """Return each claim with its verdict for each estimator, and the places where it fails."""
-    lines = [paint(f"Held against {claims.source}", "bold")]
-    for held in hold(claims, comparisons):
-        lines += wrapped(f"- {_verdict(held)}", indent="  ")
-    return [*lines, *wrapped(claims.remark, indent="  ")]
-
-
-def claims_json(claims: Claims, comparisons: Sequence[Comparison]) -> dict[str, Any]:
-    """Return the same as JSON, every place named."""
-    return {
-        "name": claims.name,
-        "source": claims.source,
-        "remark": claims.remark,
-        "held": [
-            {
-                "claim": held.claim.name,
-                "says": held.claim.says,
-                "estimator": held.estimator,
-                "verdict": held.verdict,
-                "holds_at": _places_json(held.holds_at),
-                "fails_at": _places_json(held.fails_at),
-                "silent_at": held.silent_at,
-            }
-            for held in hold(claims, comparisons)
-        ],
-    }
-
-
-def _verdict(held: Held) -> str:
-    """Return one sentence: the claim, whether it holds, and where it does not."""
-    num_holds, num_fails = len(held.holds_at), len(held.fails_at)
-    said = f'"{held.claim.says}" ({held.estimator}): {paint(held.verdict, COLOURS[held.verdict])}'
-    if held.verdict == "unknown":
-        return f"{said}; no point has the figures."
-    said += f", {num_holds} of {num_holds + num_fails} points"
-    if held.fails_at:
-        said += "; not at " + "; ".join(map(_place, held.fails_at[:MOST_PLACES]))
-        more = num_fails - MOST_PLACES
-        said += f"; and {more} more" if more > 0 else ""
-    return f"{said}."
-
-
-def _place(place: Place) -> str:
-    """Return one point with the figure that decides."""
-    labels, because = place
-    return f"{', '.join(labels.values()) or 'the run'} ({because})"
-
-
-def _places_json(places: Sequence[Place]) -> list[dict[str, Any]]:
-    """Return points as JSON."""
-    return [{"labels": dict(labels), "because": because} for labels, because in places]
-
 
 ABOVE_ONE = "Above 1 is better: SpeedUp = T_base/T_opt, MemoryUp = M_base/M_opt, EnergyUp = E_base/E_opt."
 NO_METER = "EnergyUp by processor time: no meter on this machine read its joules."
+INTERVALS = "[ ]: 95 % interval of the measured ratio."
+VERDICT_TONES = {"agrees": "good", "partly": "risky", "disagrees": "bad", "unknown": "soft"}
+MOST_PLACES = 4  # where a claim fails, in the text; --json has all
 
 
-def compare_lines(
-    comparisons: Sequence[Comparison], baseline: str, claims: Claims | None = None
-) -> list[str]:
-    """Return every comparison as a table with its ranking and its statement, then what a paper claims."""
-    lines = []
-    for one in comparisons:
-        lines += [paint(title(one), "bold"), *_table(one), *_statements(one, baseline), ""]
-    measured = any(gain.intervals for one in comparisons for gain in one.gains)
-    lines += [ABOVE_ONE, *(["[ ]: 95 % interval of the measured ratio."] if measured else [])]
-    lines += [NO_METER] if by_processor(comparisons) else []
-    return [*lines, *(["", *claims_lines(claims, comparisons)] if claims else [])]
-
-
-def by_processor(comparisons: Sequence[Comparison]) -> bool:
-    """Return whether processor time stands for energy anywhere."""
-    return any(gain.energy_by == PROCESSOR_S for one in comparisons for gain in one.gains)
-
-
-def title(comparison: Comparison) -> str:
-    """Return where a comparison stands."""
-    words = ", ".join(f"{name} {value}" for name, value in comparison.labels.items())
-    return f"{words or 'the run'} ({comparison.estimator})"
-
-
-def panels(comparisons: Sequence[Comparison]) -> list[Panel]:
-    """Return bars for every comparison, and beside them a radar where all three dimensions are known."""
-    return [panel for one in comparisons for panel in _panels(one)]
-
-
-def _panels(comparison: Comparison) -> Iterator[Panel]:
-    """Yield the charts of one comparison, without what is not known."""
-    drawn = [gain for gain in comparison.gains if any(gain.ratios[name] is not None for name in DIMENSIONS)]
-    if not drawn:
-        return
-    yield Panel(
-        title(comparison), "", "times the baseline",
-        tuple(
-            Series(
-                name, name, (), tuple(gain.ratios[name] for gain in drawn), "",
-                tuple(_interval(gain, name) for gain in drawn),
-            )
-            for name in DIMENSIONS
-            if any(gain.ratios[name] is not None for gain in drawn)
+def compare_report(answer: CompareAnswer) -> Report:
+    """Return every comparison with its ranking and its statement, then what a paper claims."""
+    points = answer.comparisons
+    legend = [ABOVE_ONE]
+    legend += [INTERVALS] if any(gain.intervals for one in points for gain in one.gains) else []
+    legend += [NO_METER] if by_processor(points) else []
+    return Report(
+        title=f"Gains over {answer.baseline}",
+        headline="",
+        tone="neutral",
+        sections=filled(
+            *(
+                section("gains", title(one), _table(one), *notes(_statements(one, answer.baseline)))
+                for one in points
+            ),
+            section("legend", "", *notes(legend)),
+            *([_claims(answer.claims)] if answer.claims else ()),
         ),
-        tuple(gain.name for gain in drawn),
-        one=True,
-    )  # fmt: skip
-    whole = [gain for gain in drawn if all(gain.ratios[name] is not None for name in DIMENSIONS)]
-    if whole:
-        lines = tuple(
-            Series(gain.name, gain.name, (), tuple(gain.ratios[name] for name in DIMENSIONS))
-            for gain in whole
-        )
-        yield Panel(title(comparison), "", "", lines, DIMENSIONS, radar=True)
+    )
 
 
-def _interval(gain: Gain, dimension: str) -> tuple[float, float] | None:
-    """Return between what a ratio lies; None where that is not known."""
-    ratio, interval = gain.ratios[dimension], gain.intervals.get(dimension)
-    return interval.of(ratio) if ratio is not None and interval is not None else None
+def by_processor(points: Iterable[GainsAt]) -> bool:
+    """Return whether processor time stands for energy anywhere."""
+    return any(gain.energy_by == PROCESSOR_S for one in points for gain in one.gains)
 
 
-def compare_json(comparisons: Sequence[Comparison], baseline: str, claims: Claims | None = None) -> str:
-    """Return the same as JSON."""
-    whole = {
-        "schema_version": 1,
-        "command": "compare",
-        "baseline": baseline,
-        "comparisons": [
-            {
-                "labels": dict(one.labels),
-                "estimator": one.estimator,
-                "gains": [_gain_json(gain) for gain in one.gains],
-                "ranking": {name: [gain.name for gain in one.ranking(name)] for name in DIMENSIONS},
-                "pareto_front": [gain.name for gain in one.front()],
-                "improves_all": [gain.name for gain in one.gains if gain.improves_all],
-            }
-            for one in comparisons
-        ],
-        "claims": claims_json(claims, comparisons) if claims else None,
-    }
-    return json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False)
+def title(point: GainsAt) -> str:
+    """Return where a comparison stands."""
+    words = ", ".join(f"{name} {value}" for name, value in point.labels.items())
+    return f"{words or 'the run'} ({point.estimator})"
 
 
-def _table(comparison: Comparison) -> list[str]:
-    """Return a row per optimisation."""
-    rows = [
-        [gain.name, *(_cell(gain, name) for name in DIMENSIONS), _remark(gain)] for gain in comparison.gains
-    ]
-    return columns(["", *DIMENSIONS, ""], rows, indent="  ")
+def _table(point: GainsAt) -> Table:
+    rows = tuple(
+        (gain.name, *(_cell(gain, name) for name in DIMENSIONS), _remark(gain)) for gain in point.gains
+    )
+    return Table("Gains", ("", *DIMENSIONS, ""), rows, ends_in_text=True, indent=2)
 
 
-def _cell(gain: Gain, name: str) -> str:
-    """Return a ratio, green where it improves, with its interval."""
-    ratio, interval = gain.ratios[name], _interval(gain, name)
+def _cell(gain: GainFigures, name: str) -> str:
+    """Return a ratio, toned where it improves, with its interval."""
+    ratio, interval = gain.ratios[name], gain.intervals.get(name)
     if ratio is None:
         return UNKNOWN
-    text = f"{ratio:.2f}"
-    if interval:
-        text += f" [{interval[0]:.2f}-{interval[1]:.2f}]"
-    return paint(text, "green") if gain.improves(name) else text
+    text = f"{ratio:.2f}" + (f" [{interval[0]:.2f}-{interval[1]:.2f}]" if interval else "")
+    return Toned(text, "good") if name in gain.improves else text
 
 
-def _remark(gain: Gain) -> str:
+def _remark(gain: GainFigures) -> str:
     """Return why there is no ratio."""
     if gain.outcome == "completed":
         return ""
-    return paint(("baseline " if gain.of_baseline else "") + gain.outcome.replace("_", " "), "yellow")
+    return Toned(("baseline " if gain.of_baseline else "") + gain.outcome.replace("_", " "), "risky")
 
 
-def _statements(comparison: Comparison, baseline: str) -> list[str]:
-    """Return who leads where, and whether anything improves everything."""
-    lines = [
-        f"{name}: {_ranked(comparison, name, baseline)}." for name in DIMENSIONS if comparison.ranking(name)
-    ]
-    if not lines:
-        lines = ["Nothing to compare."]
-    unknown = [name for name in DIMENSIONS if not comparison.ranking(name)]
-    winners = [gain.name for gain in comparison.gains if gain.improves_all]
+def _statements(point: GainsAt, baseline: str) -> Iterator[str]:
+    """Yield who leads where, and whether anything improves everything."""
+    unknown = [name for name in DIMENSIONS if not point.ranking[name]]
+    for name in DIMENSIONS:
+        if name not in unknown:
+            yield f"{name}: {_ranked(point, name, baseline)}."
+    if len(unknown) == len(DIMENSIONS):
+        yield "Nothing to compare."
     if len(unknown) < 2:
-        verb, all_of = "improve" if len(winners) > 1 else "improves", "both" if unknown else "all three"
-        lines.append(f"{' and '.join(winners) or 'Nothing'} {verb} {all_of} here over {baseline}.")
-    front = [gain.name for gain in comparison.front()]
-    if front and len(unknown) < 2:
-        lines.append(f"Pareto front beside {baseline}: {', '.join(front)}.")
+        verb, all_of = (
+            "improve" if len(point.improves_all) > 1 else "improves",
+            "both" if unknown else "all three",
+        )
+        yield f"{' and '.join(point.improves_all) or 'Nothing'} {verb} {all_of} here over {baseline}."
+        if point.pareto_front:
+            yield f"Pareto front beside {baseline}: {', '.join(point.pareto_front)}."
     if unknown == ["EnergyUp"]:
-        lines.append("EnergyUp not known: no meter read any energy.")
-    reasons = dict.fromkeys(g.reason for g in comparison.gains if g.outcome == "unsupported" and g.reason)
-    lines += [f"Not answered: {reason}" for reason in reasons]
-    return [line for text in lines for line in wrapped(f"  {text}", indent="  ")]
+        yield "EnergyUp not known: no meter read any energy."
+    for gain in point.gains:
+        if gain.outcome == "unsupported" and gain.reason:
+            yield f"Not answered: {gain.reason}"
 
 
-def _ranked(comparison: Comparison, dimension: str, baseline: str) -> str:
+def _ranked(point: GainsAt, dimension: str, baseline: str) -> str:
     """Return the optimisations and the baseline from the best down, = between those that print alike."""
-    ratios = [(gain.name, gain.ratios[dimension] or 0.0) for gain in comparison.ranking(dimension)]
-    ratios = sorted([*ratios, (baseline, 1.0)], key=lambda one: -one[1])
+    by_name = {gain.name: gain.ratios[dimension] or 0.0 for gain in point.gains}
+    ratios = [*((name, by_name[name]) for name in point.ranking[dimension]), (baseline, 1.0)]
+    ratios.sort(key=lambda one: -one[1])
     said = ratios[0][0]
     for (_, above), (name, ratio) in pairwise(ratios):
         said += f" {'=' if f'{above:.2f}' == f'{ratio:.2f}' else '>'} {name}"
     return said
 
 
-def _gain_json(gain: Gain) -> dict[str, Any]:
-    """Return one gain as JSON."""
-    found: dict[str, Any] = {
-        "name": gain.name, "outcome": gain.outcome, "of_baseline": gain.of_baseline, "reason": gain.reason,
-        "energy_by": gain.energy_by,
-    }  # fmt: skip
-    for name in DIMENSIONS:
-        found[name] = gain.ratios[name]
-        if interval := _interval(gain, name):
-            found[f"{name}_interval"] = list(interval)
-    return found
+def _claims(claims: ClaimsHeld) -> Section:
+    """Return each claim with its verdict for each estimator, and the places where it fails."""
+    held = (Note(_verdict(one)) for one in claims.held)
+    return section("claims", f"Held against {claims.source}", *held, Note(claims.remark))
+
+
+def _verdict(held: ClaimHeld) -> Text:
+    """Return one sentence: the claim, whether it holds, and where it does not."""
+    num_holds, num_fails = len(held.holds_at), len(held.fails_at)
+    said = f'- "{held.says}" ({held.estimator}): ', Toned(held.verdict, VERDICT_TONES[held.verdict])
+    if held.verdict == "unknown":
+        return (*said, "; no point has the figures.")
+    where = f", {num_holds} of {num_holds + num_fails} points"
+    if held.fails_at:
+        failing = (
+            f"{', '.join(one.labels.values()) or 'the run'} ({one.because})"
+            for one in held.fails_at[:MOST_PLACES]
+        )
+        where += "; not at " + "; ".join(failing)
+        where += f"; and {num_fails - MOST_PLACES} more" if num_fails > MOST_PLACES else ""
+    return (*said, f"{where}.")
+
+
+def panels(points: Iterable[GainsAt]) -> Iterator[Panel]:
+    """Yield bars for every comparison, and beside them a radar where all three dimensions are known."""
+    for point in points:
+        drawn = [gain for gain in point.gains if any(ratio is not None for ratio in gain.ratios.values())]
+        whole = [gain for gain in drawn if None not in gain.ratios.values()]
+        if drawn:
+            yield bars_panel(point, drawn)
+        if whole:
+            lines = tuple(Series(gain.name, gain.name, (), tuple(gain.ratios.values())) for gain in whole)
+            yield Panel(title(point), "", "", lines, DIMENSIONS, radar=True)
+
+
+def bars_panel(point: GainsAt, drawn: list[GainFigures]) -> Panel:
+    """Return bars of the ratios that are known, a group for each optimisation."""
+    bars = tuple(
+        Series(
+            name, name, (), tuple(gain.ratios[name] for gain in drawn), "",
+            tuple(gain.intervals.get(name) for gain in drawn),
+        )
+        for name in DIMENSIONS
+        if any(gain.ratios[name] is not None for gain in drawn)
+    )  # fmt: skip
+    return Panel(title(point), "", "times the baseline", bars, tuple(gain.name for gain in drawn), one=True)

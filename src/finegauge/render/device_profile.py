@@ -1,215 +1,121 @@
-"""What `finegauge micro` prints: the device, its best rates, its operators and its host's own work."""
+"""How `finegauge micro` looks: the device, its best rates, its operators, its host's own work, its runs."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from statistics import median
-from typing import Any, NamedTuple
+from collections.abc import Iterator
 
-from finegauge.answers.profile import predicted_waits
-from finegauge.catalogue.device_profile import COLLECTIVES, HOST_COSTS, DeviceProfile, Reading
-from finegauge.prediction.links import links_of, work_of
-from finegauge.profile import Path, Profile
+from finegauge.answers.device_profile import CollectiveRates, MicroAnswer, ModuleTime, RunByModule
+from finegauge.catalogue.device_profile import HOST_COSTS, DeviceProfile, Reading
 from finegauge.render.number_format import UNKNOWN, digits, duration, percent
-from finegauge.render.terminal import columns, paint, wrapped
+from finegauge.render.report import Note, Report, Section, Table, Toned, filled, notes, section
 from finegauge.units import gib
 
-KB = 1e3
 LINK_HEADINGS = (
     "collective", "ranks", "readings", "smallest", "largest", "GB/s", "step, fitted", "GB/s", "off by",
 )  # fmt: skip
 HEADINGS = ("operator", "dtype", "readings", "quickest", "slowest", "best GFLOP/s", "best GB/s", "spread")
+MODULE_HEADINGS = ("stage", "module", "operator", "predicted", "measured", "share", "predicted/measured")
+LEAST_FRACTION = 0.01  # of the step: smaller modules are summed up
+REST = "all else"
 
 
-def profile_lines(profile: DeviceProfile) -> list[str]:
-    """Return the profile as text."""
-    links = _links(profile)
-    apart = ["", *links] if links else []
-    return [*_device(profile), "", *_operators(profile), *apart, "", *_host(profile), *_notes(profile)]
-
-
-def _device(profile: DeviceProfile) -> Iterator[str]:
-    """Yield what the device is and its best rates."""
-    yield paint(f"Device profile of {profile.name} ({profile.device})", "bold")
-    rates = ", ".join(
-        f"{digits(rate / 1e9)} GFLOP/s in {dtype}" for dtype, rate in profile.flops_per_s.items()
-    )
-    yield (
-        f"{gib(profile.memory_bytes)} of memory, {gib(profile.usable_bytes)} usable; "
-        f"copies at {digits(profile.memory_bytes_per_s / 1e9)} GB/s; products at {rates}"
-    )
-
-
-def _operators(profile: DeviceProfile) -> list[str]:
-    """Return one row per operator and dtype, forward (or the one direction it has)."""
-    groups: dict[tuple[str, str], list[Reading]] = {}
-    for one in profile.readings:
-        if not one.direction.startswith("backward") and one.operator not in COLLECTIVES:
-            groups.setdefault((one.operator, one.dtype), []).append(one)
-    return columns(HEADINGS, [_row(*key, readings) for key, readings in groups.items()], left=2)
-
-
-def _row(operator: str, dtype: str, readings: Sequence[Reading]) -> list[str]:
-    """Return the row of one operator in one dtype."""
-    seconds = [one.seconds for one in readings]
-    flops = max(one.flops / one.seconds for one in readings)
-    moved = max(one.bytes / one.seconds for one in readings)
-    return [
-        operator,
-        dtype,
-        str(len(readings)),
-        duration(min(seconds)),
-        duration(max(seconds)),
-        digits(flops / 1e9) if flops else UNKNOWN,
-        digits(moved / 1e9) if moved else UNKNOWN,
-        percent(median(one.spread_fraction for one in readings)),
-    ]
-
-
-def _links(profile: DeviceProfile) -> list[str]:
-    """Return one row per kind of collective and number of ranks, with the latency and bandwidth fitted."""
-    groups: dict[tuple[str, int], list[Reading]] = {}
-    for one in profile.readings:
-        if one.operator in COLLECTIVES:
-            groups.setdefault((one.operator, int(one.sizes["ranks"])), []).append(one)
-    if not groups:
-        return []
-    links = {link.kind: link for link in links_of(profile)}
-    rows = []
-    for (kind, ranks), readings in groups.items():
-        smallest, largest = (pick(readings, key=lambda one: one.sizes["bytes"]) for pick in (min, max))
-        rate = largest.sizes["bytes"] * work_of(kind, ranks)[1] / largest.seconds
-        link = links[kind]
-        rows.append(
-            [
-                kind,
-                str(ranks),
-                str(len(readings)),
-                f"{duration(smallest.seconds)} ({smallest.sizes['bytes'] / KB:,.0f} kB)",
-                f"{duration(largest.seconds)} ({largest.sizes['bytes'] / KB:,.0f} kB)",
-                digits(rate / 1e9),
-                duration(link.hop_s),
-                digits(link.bytes_per_s / 1e9),
-                percent(link.error_fraction),
-            ]
+def micro_report(answer: MicroAnswer, *, is_own: bool = False) -> Report:
+    """Return what a terminal shows of a device profile, which is this machine's own where `is_own`."""
+    profile = answer.profile
+    operators = tuple(
+        (
+            one.operator, one.dtype, str(one.num_readings), duration(one.quickest_s), duration(one.slowest_s),
+            _giga(one.flops_per_s), _giga(one.bytes_per_s), percent(one.spread_fraction),
         )
-    return columns(LINK_HEADINGS, rows)
+        for one in answer.operators
+    )  # fmt: skip
+    host = tuple(
+        (name, duration(value), Toned(HOST_COSTS[name], "soft")) for name, value in profile.host.items()
+    )
+    links = tuple(map(_link, answer.collectives))
+    rates = ", ".join(f"{_giga(rate)} GFLOP/s in {dtype}" for dtype, rate in profile.flops_per_s.items())
+    known = Note(
+        f"{gib(profile.memory_bytes)} of memory, {gib(profile.usable_bytes)} usable; "
+        f"copies at {_giga(profile.memory_bytes_per_s)} GB/s; products at {rates}"
+    )
+    files = (
+        ("Written to", answer.path or UNKNOWN),
+        ("Use it by", f"--gpu {'here' if is_own else answer.path}"),
+    )
+    return Report(
+        title=profile.name,
+        headline="",
+        tone="neutral",
+        sections=filled(
+            section("device", f"Device profile of {profile.name} ({profile.device})", known),
+            section("operators", "", Table("Operators", HEADINGS, operators, 2)),
+            section("links", "", Table("Collectives", LINK_HEADINGS, links)),
+            section("host", "The host's own work", Table("Host", ("", "", ""), host, ends_in_text=True)),
+            section("notes", "", *notes(f"  Note: {note}" for note in profile.notes),
+                    Note(_machine(profile), tone="soft")),
+            *map(_modules, answer.runs or ()),
+            section("files", "", Table("Files", ("", ""), files if answer.path else (), ends_in_text=True)),
+        ),
+    )  # fmt: skip
 
 
-def _host(profile: DeviceProfile) -> list[str]:
-    """Return the host's costs with what each is of."""
-    if not profile.host:
-        return []
-    rows = [[name, duration(value), HOST_COSTS[name]] for name, value in profile.host.items()]
-    widest = max((len(row[1]) for row in rows), default=0)
-    return [paint("The host's own work", "dim")] + [
-        f"{name:24} {value:>{widest}}  {paint(what, 'dim')}" for name, value, what in rows
-    ]
+def _giga(rate: float) -> str:
+    return digits(rate / 1e9) if rate else UNKNOWN
 
 
-def _notes(profile: DeviceProfile) -> Iterator[str]:
-    """Yield what could not be measured, and what the readings hold for."""
-    for note in profile.notes:
-        yield from wrapped(f"Note: {note}", indent="  ")
+def _link(one: CollectiveRates) -> tuple[str, ...]:
+    """Return the row of one kind of collective: readings, then the latency and bandwidth fitted to them."""
+
+    def message(reading: Reading) -> str:
+        return f"{duration(reading.seconds)} ({reading.sizes['bytes'] / 1e3:,.0f} kB)"
+
+    return (
+        one.kind, str(one.ranks), str(one.num_readings), message(one.smallest), message(one.largest),
+        _giga(one.bytes_per_s), duration(one.link.hop_s), _giga(one.link.bytes_per_s),
+        percent(one.link.error_fraction),
+    )  # fmt: skip
+
+
+def _machine(profile: DeviceProfile) -> str:
     versions = ", ".join(
         f"{name} {profile.fingerprint[name]}"
         for name in ("torch", "transformers", "peft", "bitsandbytes")
         if name in profile.fingerprint
     )
-    if versions:
-        yield paint(f"threads: {profile.threads}; {versions}; {profile.fingerprint.get('date', '')}", "dim")
+    return f"threads: {profile.threads}; {versions}; {profile.fingerprint.get('date', '')}"
 
 
-LEAST_FRACTION = 0.01
-REST: Path = ("all else",)
-MODULE_HEADINGS = ("  stage", "module", "operator", "predicted", "measured", "share", "predicted/measured")
+def _modules(one: RunByModule) -> Section:
+    """Return where the time of a run's step goes, predicted beside measured."""
+    if one.outcome != "completed":
+        return section("modules", one.name, Note(f"{one.outcome}: {one.reason}"))
+    waits = ", ".join(
+        f"{name} {one.predicted_serving.get(name, 0.0):,.4g} / {value:,.4g}"
+        for name, value in one.serving.items()
+    )
+    rows = tuple(_module_row(row, one.measured_step_s) for row in _shown(one))
+    return section(
+        "modules",
+        one.name,
+        Table(one.name, MODULE_HEADINGS, rows, 3, indent=2),
+        Note(f"  predicted / measured: {waits}") if waits else None,
+        said=f"{one.phase}, {one.method}: {duration(one.measured_step_s)} a step",
+    )
 
 
-class ModuleTime(NamedTuple):
-    """The seconds of one operator of one module in one stage of a step."""
-
-    path: Path  # stage, module, operator
-    predicted_s: float
-    measured_s: float
-
-
-class Compared(NamedTuple):
-    """One run, as predicted by a device profile and as measured on the same device."""
-
-    name: str
-    predicted: Profile
-    measured: Profile
-
-    @property
-    def modules(self) -> list[ModuleTime]:
-        """Return every row of either side, in the order of the prediction."""
-        ours, theirs = (one.step_time_s.at(3).parts for one in (self.predicted, self.measured))
-        return [
-            ModuleTime(path, ours.get(path, 0.0), theirs.get(path, 0.0))
-            for path in dict.fromkeys((*ours, *theirs))
-        ]
+def _shown(one: RunByModule) -> Iterator[ModuleTime]:
+    """Yield what takes a share worth showing on either side, then the sum of all else, then the step."""
+    least_s = LEAST_FRACTION * one.measured_step_s
+    small = [row for row in one.modules if max(row.predicted_s, row.measured_s) < least_s]
+    yield from (row for row in one.modules if row not in small)
+    yield ModuleTime((REST,), sum(row.predicted_s for row in small), sum(row.measured_s for row in small))
+    yield ModuleTime(("the step",), one.predicted_step_s, one.measured_step_s)
 
 
-def module_lines(compared: Sequence[Compared]) -> list[str]:
-    """Return one table per run, a blank line before each."""
-    return [line for one in compared for line in ("", *_module_table(one))]
-
-
-def modules_json(compared: Sequence[Compared]) -> list[dict[str, Any]]:
-    """Return the tables as JSON: every row, however small, and the whole steps."""
-    return [
-        {
-            "name": one.name,
-            "phase": one.measured.run.phase,
-            "outcome": one.measured.outcome,
-            "reason": one.measured.reason,
-            "predicted_step_s": one.predicted.step_time_s.total,
-            "measured_step_s": one.measured.step_time_s.total,
-            "serving": dict(served(one.measured)),
-            "predicted_serving": predicted_waits(one.predicted),
-            "modules": [{**row._asdict(), "path": list(row.path)} for row in one.modules],
-        }
-        for one in compared
-    ]
-
-
-def served(measured: Profile) -> Mapping[str, float]:
-    """Return seconds to the first token and for each further one, and tokens per second, where known."""
-    details = measured.observations.get("steps", {}).get("details", {})
-    return {name: value for name, value in details.items() if name.endswith("_s")}
-
-
-def _module_table(one: Compared) -> list[str]:
-    """Return the rows of one run, largest stage first as they come, with their sum."""
-    run, whole = one.measured.run, one.measured.step_time_s.total
-    title = f"{paint(one.name, 'bold')}  {run.phase}, {run.method}: {duration(whole)} a step"
-    if one.measured.outcome != "completed":
-        return [f"{paint(one.name, 'bold')}  {one.measured.outcome}: {one.measured.reason}"]
-    large: list[ModuleTime] = []
-    rest = ModuleTime(REST, 0.0, 0.0)
-    for row in one.modules:
-        if max(row.predicted_s, row.measured_s) >= LEAST_FRACTION * whole:
-            large.append(row)
-        else:
-            rest = ModuleTime(REST, rest.predicted_s + row.predicted_s, rest.measured_s + row.measured_s)
-    total = ModuleTime(("the step",), one.predicted.step_time_s.total, whole)
-    ours, theirs = predicted_waits(one.predicted), served(one.measured)
-    seen = ", ".join(f"{name} {ours.get(name, 0.0):,.4g} / {value:,.4g}" for name, value in theirs.items())
-    rows = [_module_row(row, whole) for row in (*large, rest, total)]
-    return [
-        title,
-        *columns(MODULE_HEADINGS, rows, left=3),
-        *([f"  predicted / measured: {seen}"] if seen else []),
-    ]
-
-
-def _module_row(row: ModuleTime, whole: float) -> list[str]:
-    """Return the cells of one row."""
-    names = [*row.path, "", ""][:3]
+def _module_row(row: ModuleTime, whole_s: float) -> tuple[str, ...]:
     known = row.predicted_s > 0 and row.measured_s > 0
-    return [
-        f"  {names[0]}",
-        *names[1:],
+    return (
+        *(*row.path, "", "")[:3],
         duration(row.predicted_s) if row.predicted_s else UNKNOWN,
         duration(row.measured_s) if row.measured_s else UNKNOWN,
-        percent(row.measured_s / whole),
+        percent(row.measured_s / whole_s),
         f"{row.predicted_s / row.measured_s:.2f}" if known else UNKNOWN,
-    ]
+    )

@@ -1,6 +1,6 @@
-"""What each command's `--json` holds: its answer's type; and the documents made of texts, not of answers."""
+"""What each command's `--json` holds, by type of answer; kept files; the documents made of texts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from finegauge.answers.estimate import GpuEstimate
@@ -103,7 +103,22 @@ def _table_text(table: Table) -> TableText:
 
 def answers() -> Mapping[str, Any]:
     """Return the type of the answer behind each command's `--json`; of some there are several."""
-    from finegauge.answers import estimate, files, frameworks, measurement, plan
+    from finegauge.answers import (
+        calibration,
+        campaign,
+        data,
+        device_profile,
+        estimate,
+        files,
+        frameworks,
+        gains,
+        measurement,
+        operators,
+        plan,
+        reproduction,
+        validation,
+    )
+    from finegauge.validation.local_validation import HereValidation
 
     return {
         "estimate": estimate.EstimateAnswer,
@@ -117,5 +132,58 @@ def answers() -> Mapping[str, Any]:
         "frameworks": frameworks.FrameworksAnswer,
         "plan": plan.PlanAnswer,
         "measure": measurement.MeasureAnswer,
+        "micro": device_profile.MicroAnswer,
+        "validate": validation.ValidationAnswer,
+        "validate-here": HereValidation,
+        "validate-operators": operators.OperatorsAnswer,
+        "calibrate": calibration.CalibrationAnswer,
+        "calibrate-law": calibration.LawAnswer,
         "whatif": plan.WhatIfAnswer,
+        "campaign": campaign.CampaignAnswer,
+        "results": campaign.ResultsAnswer,
+        "compare": gains.CompareAnswer,
+        "data": data.DataAnswer,
+        "reproduce": reproduction.ReproduceAnswer,
+    }
+
+
+def kept_files() -> Mapping[str, Any]:
+    """Return the type behind each kind of file that commands keep: what `--json` has, without its heads."""
+    from finegauge.answers.calibration import CalibrationAnswer, StoredLaw
+
+    return {"calibration": CalibrationAnswer, "law": StoredLaw}
+
+
+def choices() -> Mapping[tuple[type, str], Collection[str]]:
+    """Return which words a field of a type may hold, or a mapping have as keys, where its type is wider."""
+    from finegauge.answers.campaign import CellResult
+    from finegauge.answers.data import DataAnswer
+    from finegauge.answers.device_profile import MicroAnswer
+    from finegauge.answers.gains import ClaimHeld, GainFigures, GainsAt
+    from finegauge.campaign.axes import MEASURED, PREDICTED
+    from finegauge.campaign.gains import JOULES, PROCESSOR_S
+    from finegauge.catalogue.device_profile import (
+        DIRECTIONS,
+        HOST_COSTS,
+        KIND,
+        OPERATORS,
+        DeviceProfile,
+        Reading,
+    )
+    from finegauge.laws.law import FORMS, Law
+
+    return {
+        (CellResult, "estimator"): (PREDICTED, MEASURED),
+        (GainsAt, "estimator"): (PREDICTED, MEASURED),
+        (GainFigures, "outcome"): ("completed", "out_of_memory", "unsupported", "failed", "interrupted"),
+        (GainFigures, "energy_by"): (JOULES, PROCESSOR_S),
+        (ClaimHeld, "estimator"): (PREDICTED, MEASURED),
+        (ClaimHeld, "verdict"): ("agrees", "partly", "disagrees", "unknown"),
+        (DataAnswer, "row_name"): ("line", "record"),
+        (MicroAnswer, "kind"): (KIND,),
+        (DeviceProfile, "device"): ("cpu", "cuda"),
+        (DeviceProfile, "host"): HOST_COSTS,
+        (Reading, "operator"): OPERATORS,
+        (Reading, "direction"): DIRECTIONS,
+        (Law, "form_name"): FORMS,
     }

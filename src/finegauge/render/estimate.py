@@ -140,7 +140,7 @@ def _file_sections(answer: EstimateAnswer, study: "Study | None") -> tuple[Secti
         section("memory", "Memory", memory_bar(profile), memory_plot(profile, formulas)),
         section("time", "Time", time_bar(profile), Note(one.bottleneck, label="Bottleneck"),
                 step_time_plot(profile), roofline),
-        section("throughput", "Batch", throughput_plot(study.sweep) if study else None),
+        section("throughput", "Batch", throughput_plot(study.throughput) if study else None),
         section("cost", "Cost", *(Note(text) for text in (quote.warnings if quote else ())),
                 front_plot(ways, about=about) if len(ways) > (0 if study else 1) else None,
                 *offer_tables(quote.offers if quote else one.offers)),
@@ -392,7 +392,7 @@ def measured_capacity_report(answer: MeasuredCapacityAnswer) -> Report:
     """Return the largest micro-batch that a trial has shown to fit, and every trial."""
     (one,) = answer.results
     where = f" within {fmt.size(answer.allowed_bytes)}" if answer.allowed_bytes else ""
-    value = f"{'≥ ' if one.at_limit else ''}{one.value:,}"
+    value = f"{'≥ ' if one.border.at_limit else ''}{one.border.value:,}"
     low, likely, high = one.bounds
     rows = tuple(
         (

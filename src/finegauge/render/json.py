@@ -7,7 +7,7 @@ What differs from that is stated by `answers.written`.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -25,16 +25,6 @@ def document(command: str, answer: Any) -> str:
 
     whole = {"schema_version": SCHEMA_VERSION, "command": command, "finegauge_version": __version__}
     return text_of(whole | encoded(answer))
-
-
-def run_document(
-    command: str, run: Run, results: Sequence[Mapping[str, Any]], more: Mapping[str, Any] | None = None
-) -> str:
-    """Return the JSON text of a command about one run: the question, `more` about it, then the results."""
-    from finegauge import __version__
-
-    whole = {"schema_version": SCHEMA_VERSION, "command": command, "finegauge_version": __version__}
-    return text_of({**whole, **question(run), **(more or {}), "results": list(results)})
 
 
 def text_of(content: object) -> str:
@@ -62,11 +52,13 @@ def _fields(value: Any) -> dict[str, Any]:
     rules = rules_of(type(value))
     found: dict[str, Any] = {}
     for name, item in value._asdict().items():
+        if name in rules.hidden or (item is None and name in rules.absent):
+            continue
         if isinstance(item, Run):
             found |= question(item)
         elif name in rules.flat:
             found |= encoded(item)
-        elif name not in rules.hidden and not (item is None and name in rules.absent):
+        else:
             found[name] = encoded(item[: rules.most[name]] if name in rules.most else item)
     return found
 
@@ -101,14 +93,15 @@ def decoded(kind: Any, value: Any, run: Run) -> Any:
         return {tuple(key.split(" / ")): item for key, item in found.items()} if by_path else found
     if origin is not None:
         return tuple(decoded(inner[0], one, run) for one in value)
-    hints = get_type_hints(kind)
-    return kind(**{name: decoded(hints[name], value[name], run) for name in kind._fields if name in value})
+    hints, flat = get_type_hints(kind), rules_of(kind).flat
+    held = {name: value if name in flat else value[name] for name in kind._fields if name in {*flat, *value}}
+    return kind(**{name: decoded(hints[name], item, run) for name, item in held.items()})
 
 
 def _may_be(kind: Any, value: Any) -> bool:
     """Return whether a value that is not null may be of a type of a union."""
-    if not hasattr(kind, "_fields"):
+    if kind is Profile or not hasattr(kind, "_fields"):
         return kind is not type(None)
     return isinstance(value, Mapping) and all(
-        name in value or name in kind._field_defaults for name in kind._fields
+        name in value or name in kind._field_defaults or name in rules_of(kind).flat for name in kind._fields
     )

@@ -10,14 +10,20 @@ MOST_ROWS = 200
 _SPECIAL = re.compile(r"([\\`*_\[\]|~#@$])")
 
 
-def markdown_page(report: Report) -> str:
-    """Return `report` as Markdown: its numbers as tables, no picture."""
-    return "\n".join(_lines(report)).rstrip() + "\n"
+def markdown_page(report: Report, *, level: int = 2, folded: bool = True) -> str:
+    """Return `report` as Markdown: its numbers as tables, no picture.
+
+    Args:
+        report: What to show.
+        level: Of its title among headings.
+        folded: Whether long tables are folded.
+    """
+    return "\n".join(_lines(report, "#" * level, folded=folded)).rstrip() + "\n"
 
 
-def _lines(report: Report) -> Iterator[str]:
-    yield f"## {escaped(report.title)}"
-    yield f"\n**{escaped(report.headline)}**\n"
+def _lines(report: Report, heading: str, *, folded: bool) -> Iterator[str]:
+    yield f"{heading} {escaped(report.title)}"
+    yield f"\n**{escaped(report.headline)}**\n" if report.headline else ""
     for line in report.subject:
         yield f"{escaped(line)}\n"
     if report.tiles:
@@ -26,12 +32,12 @@ def _lines(report: Report) -> Iterator[str]:
             yield f"| {escaped(tile.name)} | **{escaped(tile.value)}** | {escaped(tile.note)} |"
     for part in report.sections:
         said = f": {escaped(part.said)}" if part.said else ""
-        yield f"\n### {escaped(part.title)}{said}\n"
+        yield f"\n{heading}# {escaped(part.title)}{said}\n"
         for block in part.blocks:
-            yield from _block(block)
+            yield from _block(block, folded=folded)
 
 
-def _block(block: Block) -> Iterator[str]:
+def _block(block: Block, *, folded: bool) -> Iterator[str]:
     """Yield a block; a bar by its sentence, a figure by its numbers."""
     if isinstance(block, Bar):
         yield f"{escaped(block.says)}\n"
@@ -40,14 +46,14 @@ def _block(block: Block) -> Iterator[str]:
         yield f"{label}{escaped(block.text)}\n"
     elif isinstance(block, Plot):
         yield f"**{escaped(block.title)}.** {escaped(block.caption)}\n"
-        yield from _table(block.table)
+        yield from _table(block.table, folded=folded)
     else:
-        yield from _table(block)
+        yield from _table(block, folded=folded)
 
 
-def _table(table: Table) -> Iterator[str]:
-    """Yield a table, folded where it is long."""
-    long = len(table.rows) >= LONG_TABLE
+def _table(table: Table, *, folded: bool) -> Iterator[str]:
+    """Yield a table, folded where it is long if any is."""
+    long = folded and len(table.rows) >= LONG_TABLE
     if long:
         yield f"<details><summary>{escaped(table.caption)} ({len(table.rows):,} rows)</summary>\n"
     last = len(table.headings) - 1

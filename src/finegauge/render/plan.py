@@ -6,7 +6,7 @@ from typing import Any
 from finegauge.answers.plan import AlternativePlan, Candidate, PlanAnswer, RaisedLimit, Winner
 from finegauge.answers.study import Way
 from finegauge.planning.selection import BEATEN, BUDGET, EQUAL_FRACTION, MEMORY, RISK, TIME, UNKNOWN, Wanted
-from finegauge.prediction.phases import TRAINED
+from finegauge.prediction.training import TRAINED
 from finegauge.prediction.uncertainty import WILL_NOT_FIT
 from finegauge.render import number_format as fmt
 from finegauge.render.report import (
@@ -84,14 +84,14 @@ def plan_report(answer: PlanAnswer, medium: str = TERMINAL) -> Report:
     return Report(
         title=f"Plan for {title_of(answer.run).partition(' on ')[0]}",
         headline=_headline(answer),
-        tone="bad" if winner is None else TONES[winner.verdict],
+        tone="bad" if winner is None else TONES[winner.candidate.verdict],
         subject=(subject(answer.run),),
-        tiles=() if winner is None or medium == TERMINAL else tuple(_tiles(winner)),
+        tiles=() if winner is None or medium == TERMINAL else tuple(_tiles(winner.candidate)),
         sections=filled(*sections),
     )
 
 
-def planned_fields(run: Run, candidate: Candidate | Winner) -> dict[str, Any]:
+def planned_fields(run: Run, candidate: Candidate) -> dict[str, Any]:
     """Return the fields of the run that a candidate is."""
     machine = {name: getattr(candidate, name) for name in ("gpu", "num_gpus", "num_nodes", "provider")}
     changed = {name: tuple(v) if isinstance(v, list) else v for name, v in candidate.changes.items()}
@@ -126,7 +126,7 @@ def _machine(gpu: str | None, num_gpus: int, num_nodes: int) -> str:
     return f"{num_nodes} x {per_node} {gpu}" if num_nodes > 1 else f"{per_node} x {gpu}"
 
 
-def machine_text(one: Candidate | Winner | Run) -> str:
+def machine_text(one: Candidate | Run) -> str:
     """Return "2 x L40S" or "4 x 8 H100-SXM5-80GB"."""
     return _machine(one.gpu, one.num_gpus, one.num_nodes)
 
@@ -148,9 +148,9 @@ def _headline(answer: PlanAnswer) -> Text:
         return (Toned("No plan", "strong", "bad"), f"{within}: {_miss_text(answer)}")
     return (
         Toned(f"{SUPERLATIVES[wanted.minimise]}{within}", "strong", "good"),
-        f": {winner.run['method']} on {machine_text(winner)} ({winner.provider}), "
-        f"{fmt.hours(winner.wall_s)}, {fmt.dollars(winner.candidate.usd(spot=wanted.spot))} "
-        f"{_market(wanted)}, P(OOM) {fmt.probability(winner.out_of_memory_fraction)}.",
+        f": {winner.run['method']} on {machine_text(winner.candidate)} ({winner.candidate.provider}), "
+        f"{fmt.hours(winner.candidate.wall_s)}, {fmt.dollars(winner.candidate.usd(spot=wanted.spot))} "
+        f"{_market(wanted)}, P(OOM) {fmt.probability(winner.candidate.out_of_memory_fraction)}.",
     )
 
 
@@ -188,25 +188,25 @@ def _take_table(answer: PlanAnswer) -> Table | None:
     winner, run = answer.winner, answer.run
     if winner is None or winner.profile is None:
         return None
-    before, source = run.fields(), winner.profile.source
+    before, source, plan = run.fields(), winner.profile.source, winner.candidate
     pieces: list[str] = []
-    for name, value in led_changes(winner.changes).items():
+    for name, value in led_changes(plan.changes).items():
         pieces += [f"{', ' if pieces else ''}{name} {fmt.plain(before[name])} → ",
                    Toned(fmt.plain(value), "strong")]  # fmt: skip
-    needed = fmt.gib_interval(winner.device_memory_bytes, source.memory_interval)
-    step = fmt.seconds_interval(winner.step_time_s, source.time_interval)
+    needed = fmt.gib_interval(plan.device_memory_bytes, source.memory_interval)
+    step = fmt.seconds_interval(plan.step_time_s, source.time_interval)
     energy = "energy not known"
-    if winner.wall_energy_j is not None:
-        carbon = fmt.digits(winner.emissions_kg, 2)
-        energy = f"{fmt.kwh(winner.wall_energy_j)} kWh at the wall, {carbon} kg CO2e"
+    if plan.wall_energy_j is not None:
+        carbon = fmt.digits(plan.emissions_kg, 2)
+        energy = f"{fmt.kwh(plan.wall_energy_j)} kWh at the wall, {carbon} kg CO2e"
     takes = (
-        f"{needed} of {gib(winner.capacity_bytes)}; {step} s a step, {fmt.hours(winner.wall_s)} with start "
+        f"{needed} of {gib(plan.capacity_bytes)}; {step} s a step, {fmt.hours(plan.wall_s)} with start "
         f"and saves; {energy}."
     )
     rows: list[tuple[str, Text]] = [("Change", (*(pieces or ["nothing in the recipe"]), "."))]
     if winner.needs:
         rows.append(("Needs", f"{'; '.join(winner.needs)}."))
-    rows += [("Rent", f"{machine_text(winner)}: {rent_text(winner)}"), ("Takes", takes)]
+    rows += [("Rent", f"{machine_text(plan)}: {rent_text(winner)}"), ("Takes", takes)]
     base = answer.base
     if base is not None:
         needed = f"{gib(base.device_memory_bytes)} of {gib(base.capacity_bytes)}"
@@ -243,16 +243,16 @@ def rent_text(winner: Winner) -> str:
     return "; ".join(texts) + "."
 
 
-def _tiles(winner: Winner) -> Iterator[Tile]:
+def _tiles(plan: Candidate) -> Iterator[Tile]:
     """Yield the winner's numbers."""
-    yield Tile("Machine", machine_text(winner), str(winner.provider or ""))
-    yield Tile("Whole run", fmt.hours(winner.wall_s), f"{fmt.duration(winner.step_time_s)} a step")
-    yield Tile("On demand", fmt.dollars(winner.on_demand_usd), f"spot {fmt.dollars(winner.spot_usd)}")
-    chance = fmt.probability(winner.out_of_memory_fraction)
-    room = f"of {gib(winner.capacity_bytes)} on each GPU, P(OOM) {chance}"
-    yield Tile("Memory", gib(winner.device_memory_bytes), room)
-    kilograms = fmt.digits(winner.emissions_kg, 2)
-    yield Tile("Energy", f"{fmt.kwh(winner.wall_energy_j)} kWh", f"at the wall; {kilograms} kg CO2e")
+    yield Tile("Machine", machine_text(plan), str(plan.provider or ""))
+    yield Tile("Whole run", fmt.hours(plan.wall_s), f"{fmt.duration(plan.step_time_s)} a step")
+    yield Tile("On demand", fmt.dollars(plan.on_demand_usd), f"spot {fmt.dollars(plan.spot_usd)}")
+    chance = fmt.probability(plan.out_of_memory_fraction)
+    room = f"of {gib(plan.capacity_bytes)} on each GPU, P(OOM) {chance}"
+    yield Tile("Memory", gib(plan.device_memory_bytes), room)
+    kilograms = fmt.digits(plan.emissions_kg, 2)
+    yield Tile("Energy", f"{fmt.kwh(plan.wall_energy_j)} kWh", f"at the wall; {kilograms} kg CO2e")
 
 
 def _front_text(answer: PlanAnswer) -> str:
@@ -265,7 +265,7 @@ def _front_text(answer: PlanAnswer) -> str:
 def _front_table(answer: PlanAnswer, medium: str) -> Table:
     """Return the Pareto front; the plan to take is marked."""
     winner, rows = answer.winner, list[tuple[Text, ...]]()
-    beside = answer.run.fields() if winner is None else planned_fields(answer.run, winner)
+    beside = answer.run.fields() if winner is None else planned_fields(answer.run, winner.candidate)
     for one in answer.front:
         name = _plan_name(planned_fields(answer.run, one), beside)
         if medium == TERMINAL and len(name) > PLAN_WIDTH:
@@ -286,7 +286,7 @@ def plan_front(answer: PlanAnswer) -> Plot | None:
     from finegauge.render.plots.many_runs import front_plot
 
     spot, winner = answer.wanted.spot, answer.winner
-    beside = answer.run.fields() if winner is None else planned_fields(answer.run, winner)
+    beside = answer.run.fields() if winner is None else planned_fields(answer.run, winner.candidate)
     ways = [
         Way(
             _plan_name(planned_fields(answer.run, one), beside), one.gpu, one.wall_s, usd, one.wall_energy_j,
@@ -303,10 +303,9 @@ def save_front(answer: PlanAnswer, path: str) -> str:
 
     Raises: UnsupportedError where matplotlib is missing.
     """
-    from finegauge.render.plots.charts import check_matplotlib
-    from finegauge.render.plots.drawing import png
+    from finegauge.render.plots.drawing import check_matplotlib, png
 
-    check_matplotlib()
+    check_matplotlib("calibrate")
     drawing = plan_front(answer)
     if drawing is not None:
         with open(path, "wb") as file:
@@ -329,11 +328,11 @@ def _raised_text(answer: PlanAnswer, one: RaisedLimit) -> Text:
     return (
         Toned(asked, "strong"),
         f" would cut the {one.saves} by {fmt.percent(one.saved_fraction)}, to "
-        f"{figure}: {_difference(answer.run, winner, new)}.",
+        f"{figure}: {_difference(answer.run, winner.candidate, new)}.",
     )
 
 
-def _difference(run: Run, winner: Winner, other: Candidate) -> str:
+def _difference(run: Run, winner: Candidate, other: Candidate) -> str:
     """Return what `other` has otherwise than the winner, as few words as say it."""
     parts = []
     if machine_text(winner) != machine_text(other) or winner.provider != other.provider:
@@ -405,9 +404,10 @@ def _change_table(answer: PlanAnswer) -> Table | None:
     """Return every field that the plan has otherwise than the run."""
     if answer.winner is None:
         return None
-    before, after = answer.run.fields(), planned_fields(answer.run, answer.winner)
+    before, after = answer.run.fields(), planned_fields(answer.run, answer.winner.candidate)
     rows = tuple(
-        (name, fmt.plain(before.get(name)), fmt.plain(after[name])) for name in answer.winner.changes
+        (name, fmt.plain(before.get(name)), fmt.plain(after[name]))
+        for name in answer.winner.candidate.changes
     )
     return Table("Fields that the plan has otherwise", ("field", "run", "plan"), rows, num_text_columns=3)
 

@@ -4,7 +4,9 @@ A layout makes one `Report` of an answer for one medium; `terminal`, `markdown` 
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+from finegauge.records import NamedTuple
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,12 +12,14 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from finegauge.answers.profile import ProfileFigures
 from finegauge.answers.written import rules_of
 from finegauge.profile import Breakdown, Profile
-from finegauge.render.documents import answers
+from finegauge.render.documents import answers, choices, kept_files
 from finegauge.run.run import FIELDS, Run
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 NEVER_NEGATIVE = ("_bytes", "_s", "_j", "_w", "_usd", "_tokens", "_per_h", "_kg", "_kwh", "batch_size")
-COMMANDS = {"check-files": "check"}  # what a document calls its command, where that is not the schema's name
+COMMANDS = {  # what a document calls its command, where that is not the schema's name
+    "check-files": "check", "calibrate-law": "calibrate", "validate-here": "validate --here",
+}  # fmt: skip
 _PLAIN: dict[Any, dict[str, Any]] = {
     str: {"type": "string"}, bool: {"type": "boolean"}, int: {"type": "integer"}, float: {"type": "number"},
     NoneType: {"type": "null"}, Any: {}, object: {},
@@ -41,20 +43,16 @@ _QUESTION: dict[str, Any] = {
 
 
 def schema(name: str) -> dict[str, Any]:
-    """Return the schema of what `finegauge NAME --json` prints."""
-    if name not in answers():
-        return _written(name)
+    """Return the schema of what `finegauge NAME --json` prints, or of a kind of file that is kept."""
+    kinds = answers().get(name) or kept_files()[name]
     parts: dict[str, Any] = {}
-    kinds = answers()[name]
-    heads = {
-        "schema_version": {"const": 1},
-        "command": {"const": COMMANDS.get(name, name)},
-        "finegauge_version": {"type": "string"},
-    }
+    heads: dict[str, Any] = {"schema_version": {"const": 1}}
+    if name in answers():
+        heads |= {"command": {"const": COMMANDS.get(name, name)}, "finegauge_version": {"type": "string"}}
     whole = [_object(kind, parts, heads) for kind in get_args(kinds) or (kinds,)]
     return {
         "$schema": DIALECT,
-        "title": f"What finegauge {name} prints under --json",
+        "title": f"What finegauge {name} prints under --json" if name in answers() else f"A {name} in a file",
         "description": "SI units throughout; the unit is the end of the name. What is not known is null, "
         "never 0. Breakdowns are keyed by path, outermost part first: 'backward / moe / w1'.",
         **(whole[0] if len(whole) == 1 else {"anyOf": whole}),
@@ -62,30 +60,25 @@ def schema(name: str) -> dict[str, Any]:
     }
 
 
-def _written(name: str) -> dict[str, Any]:
-    """Return the schema of an answer that has no type yet."""
-    import json
-    from importlib.resources import files
-
-    path = files("finegauge.render").joinpath("schemas", f"{name}.schema.json")
-    content: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    return content
-
-
 def _object(kind: Any, parts: dict[str, Any], heads: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schema of a named tuple, behind the properties in `heads`."""
     rules = rules_of(kind)
     properties, absent = dict(heads), set[str]()
     for name, one in get_type_hints(kind).items():
+        if name in rules.hidden:
+            continue
         if one is Run:
             properties |= _QUESTION
         elif name in rules.flat:
             inner = _object(one, parts, {})
             properties |= inner["properties"]
             absent |= inner["properties"].keys() - set(inner["required"])
-        elif name not in rules.hidden:
+        else:
             properties[name] = _of(one, parts, "" if name in rules.signed else name)
             properties[name] |= {"maxItems": rules.most[name]} if name in rules.most else {}
+            if words := choices().get((kind, name)):
+                enum = {"enum": list(words)}
+                properties[name] |= enum if one is str else {"propertyNames": enum}
     return {
         "type": "object",
         "description": (kind.__doc__ or "").partition("\n")[0],

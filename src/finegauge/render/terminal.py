@@ -6,7 +6,7 @@ Written by hand, not with rich: importing rich takes as long as a whole estimate
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from os import environ
 
 from finegauge.render.number_format import percent
@@ -25,7 +25,7 @@ def report_lines(report: Report) -> list[str]:
     """Return what a terminal shows of a report: headline, subject, its sections, a blank line between."""
     lines = wrapped(painted(report.headline), indent="  ") if report.headline else []
     for text in report.subject:
-        lines += wrapped(paint(text, "dim"), indent="")
+        lines += wrapped(_paint(text, "dim"), indent="")
     for part in report.sections:
         lines += [*([""] if lines else []), *section_lines(part)]
     return lines
@@ -34,7 +34,7 @@ def report_lines(report: Report) -> list[str]:
 def section_lines(part: Section) -> list[str]:
     """Return the lines of one section; figures are left to files."""
     said = f"  {part.said}" if part.said else ""
-    lines = [f"{paint(part.title, 'bold')}{said}"] if part.title else []
+    lines = [f"{_paint(part.title, 'bold')}{said}"] if part.title else []
     for block in part.blocks:
         if isinstance(block, Table):
             lines += table_lines(block)
@@ -47,22 +47,34 @@ def section_lines(part: Section) -> list[str]:
 
 def note_lines(note: Note) -> list[str]:
     """Return a note behind its label."""
-    label = f"{paint(note.label, 'bold')}  " if note.label else ""
+    label = f"{_paint(note.label, 'bold')}  " if note.label else ""
     return wrapped(label + painted(note.text, note.tone), indent="  ")
 
 
 def table_lines(table: Table) -> list[str]:
-    """Return the lines of a table; a last column of text is wrapped."""
-    indent = " " * table.indent
+    """Return the lines of a table: none above the rows where all headings are empty.
+
+    A heading may have two lines. Numbers are set flush right; a last column of text is wrapped.
+    """
+    last = len(table.headings) - 1
+    heads = [heading.rpartition("\n") for heading in table.headings]
+    above = [line for line in ([head[0] for head in heads], [head[2] for head in heads]) if any(line)]
     rows = [[painted(cell) for cell in row] for row in table.rows]
+
+    def width(n: int) -> int:
+        return max((visible_width(row[n]) for row in (*above, *rows)), default=0)
+
     if table.ends_in_text:
-        cells = [table.headings, *rows]
-        widths = [max(visible_width(row[n]) for row in cells) for n in range(len(table.headings) - 1)]
-        room = WIDTH - table.indent - sum(width + 2 for width in widths)
+        room = WIDTH - table.indent - sum(width(n) + 2 for n in range(last))
         rows = [line for row in rows for line in _wrapped_row(row, room)]
-    return columns(
-        table.headings, rows, left=table.num_text_columns, indent=indent, ends_in_text=table.ends_in_text
-    )
+    widths = [width(n) for n in range(last + 1)]
+    flush_left = {*range(table.num_text_columns), *([last] if table.ends_in_text else [])}
+
+    def line(row: Sequence[str]) -> str:
+        cells = (pad(cell, widths[n], right=n not in flush_left) for n, cell in enumerate(row))
+        return " " * table.indent + "  ".join(cells).rstrip()
+
+    return [*(_paint(line(row), "dim") for row in above), *map(line, rows)]
 
 
 def _wrapped_row(row: list[str], room: int) -> Iterator[list[str]]:
@@ -74,7 +86,7 @@ def _wrapped_row(row: list[str], room: int) -> Iterator[list[str]]:
 
 def bar_lines(bar: Bar) -> Iterator[str]:
     """Yield a line per part, "weights    22.9 GiB  52 %  ██████  experts 22.1 · attention 0.6"."""
-    yield f"{paint(bar.title, 'bold')}  {bar.said}"
+    yield f"{_paint(bar.title, 'bold')}  {bar.said}"
     parts = [
         part for part in bar.parts if part.width_fraction >= bar.least_fraction and part.width_fraction > 0
     ]
@@ -88,7 +100,7 @@ def bar_lines(bar: Bar) -> Iterator[str]:
 def _bar_line(part: BarPart, colour: str, name_width: int) -> str:
     fraction = part.width_fraction
     share = pad(percent(fraction), 5, right=True)
-    drawn = pad(paint(filled_bar(fraction, BAR_WIDTH), colour), BAR_WIDTH)
+    drawn = pad(_paint(filled_bar(fraction, BAR_WIDTH), colour), BAR_WIDTH)
     line = f"  {pad(part.name, name_width)}{pad(part.amount, 9, right=True)} {share}  {drawn}"
     detail, room = "", WIDTH - visible_width(line) - 2
     for text in part.detail:
@@ -96,7 +108,7 @@ def _bar_line(part: BarPart, colour: str, name_width: int) -> str:
         if len(longer) > room:
             break
         detail = longer
-    return f"{line}  {paint(detail, 'dim')}".rstrip()
+    return f"{line}  {_paint(detail, 'dim')}".rstrip()
 
 
 def painted(text: Text, *tones: str) -> str:
@@ -105,7 +117,7 @@ def painted(text: Text, *tones: str) -> str:
         return "".join(painted(piece, *tones) for piece in text)
     if isinstance(text, Toned):
         tones = (*tones, *text.tones)
-    return paint(text, *(TONE_COLOURS[tone] for tone in tones if tone in TONE_COLOURS))
+    return _paint(text, *(TONE_COLOURS[tone] for tone in tones if tone in TONE_COLOURS))
 
 
 # --- lines
@@ -118,7 +130,7 @@ def has_colour() -> bool:
     return bool(environ.get("FORCE_COLOR")) or (sys.stdout.isatty() and environ.get("TERM") != "dumb")
 
 
-def paint(text: str, *colours: str) -> str:
+def _paint(text: str, *colours: str) -> str:
     """Return `text` in `colours`, or as it is where the terminal shows none."""
     if not text or not any(colours) or not has_colour():
         return text
@@ -141,37 +153,6 @@ def pad(text: str, width: int, *, right: bool = False) -> str:
     return space + text if right else text + space
 
 
-def columns(
-    headings: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    *,
-    left: int = 1,
-    indent: str = "",
-    ends_in_text: bool = False,
-) -> list[str]:
-    """Return the lines of a table; a heading may have two lines, and a column may be empty.
-
-    Args:
-        headings: One per column, above all rows; none is shown where all are empty.
-        rows: Cells, painted or not.
-        left: How many columns, from the first, are set flush left; numbers are set flush right.
-        indent: Before every line.
-        ends_in_text: Whether the last column is set flush left too.
-    """
-    body = [list(row) for row in rows]
-    heads = [heading.rpartition("\n") for heading in headings]
-    top, bottom = [head[0] for head in heads], [head[2] for head in heads]
-    widths = [max(visible_width(line[n]) for line in (top, bottom, *body)) for n in range(len(headings))]
-    last = len(headings) - 1 if ends_in_text else -1
-
-    def line(row: Sequence[str]) -> str:
-        cells = (pad(cell, widths[n], right=n >= left and n != last) for n, cell in enumerate(row))
-        return indent + "  ".join(cells).rstrip()
-
-    above = [paint(line(head), "dim") for head in (top, bottom) if any(head)]
-    return [*above, *map(line, body)]
-
-
 def filled_bar(fraction: float, width: int) -> str:
     """Return a bar that fills `fraction` of `width` columns, to an eighth of one."""
     eighths = round(max(0.0, min(1.0, fraction)) * width * 8)
@@ -191,9 +172,3 @@ def wrapped(text: str, *, indent: str, width: int = WIDTH) -> list[str]:
             line = f"{line} {word}" if line else word
     first, *rest = [*lines, line]
     return [" " * (len(text) - len(words)) + first, *rest]
-
-
-def item(text: str, *, width: int = WIDTH) -> list[str]:
-    """Return `text` as one entry of a list: two columns in, what is too long for a line four more."""
-    first, *rest = wrapped(text, indent="    ", width=width - 2)
-    return [f"  {first}", *(f"  {line}" for line in rest)]

@@ -8,6 +8,7 @@ points: a median, a best epoch, a time-weighted mean, a variance.
 from statistics import pvariance, variance
 
 from finegauge.catalogue.datasets import datasets
+from finegauge.catalogue.length_histogram import quantiles
 from finegauge.reproduction import published
 from finegauge.reproduction.published import OURS, THEIRS, Cell, Item, Panel, Series, Setting, figures, value
 
@@ -25,7 +26,7 @@ def fig_2() -> Item:
         printed = value("table2", dataset=short, part="median_seq_len")
         counts = known.lengths
         beyond = sum(count for length, count in counts if length > 1024)
-        tail = (known.mean_tokens, quantile(counts, 0.95), known.max_tokens, beyond)
+        tail = (known.mean_tokens, quantiles(counts, (0.95,))[0], known.max_tokens, beyond)
         rows.append((short, known.num_samples, printed, known.median_tokens, *tail))
         binned: dict[int, int] = {}
         for length, count in counts:
@@ -44,16 +45,6 @@ def fig_2() -> Item:
         rows=tuple(rows),
         panels=tuple(panels),
     )
-
-
-def quantile(counts: tuple[tuple[int, int], ...], share: float) -> int:
-    """Return the shortest length that `share` of the examples do not exceed."""
-    wanted, seen = share * sum(count for _, count in counts), 0
-    for length, count in counts:
-        seen += count
-        if seen >= wanted:
-            return length
-    return counts[-1][0]
 
 
 def fig_3() -> Item:

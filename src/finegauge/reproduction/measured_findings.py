@@ -100,9 +100,7 @@ def modes(profiles: Profiles) -> Held:
     rows: list[tuple[Cell, ...]] = []
     ours: list[float] = []
     for batch in BATCHES:
-        seconds = [
-            trials.step_s(profiles[Trial(MIXTRAL, "lora", mode, batch)]) for mode in ("dense", "sparse")
-        ]
+        seconds = [profiles[Trial(MIXTRAL, "lora", mode, batch)].own_step_s for mode in ("dense", "sparse")]
         ours.append(seconds[0] / seconds[1])
         rows.append((str(batch), *(1e3 * one for one in seconds), ours[-1]))
     line = Series("measured here", "ratio", tuple(map(float, BATCHES)), tuple(ours))
@@ -125,7 +123,7 @@ def modes(profiles: Profiles) -> Held:
 
 def throughput(profiles: Profiles) -> Held:
     """Return whether throughput rises with the batch, by less and less, and which law says so best."""
-    rate = {t: profiles[t].step_sequences / trials.step_s(profiles[t]) for t in SWEEP}
+    rate = {t: profiles[t].step_sequences / profiles[t].own_step_s for t in SWEEP}
     points = [Observation(Condition(t.batch, SPARSITY[t.mode]), rate[t]) for t in SWEEP]
     affine, log_law = fit(form("affine"), points), fit(form("xia-eq2"), points, objective=LEAST_SQUARES)
     rows = [
@@ -375,7 +373,7 @@ def findings_of(profiles: Mapping[Trial, Profile], tuned: trials.Tunings) -> pub
 
 
 def _busy(profiles: Mapping[Trial, Profile]) -> tuple[str, ...]:
-    waited = max(map(trials.waited_fraction, profiles.values()))
+    waited = max(profile.waited_fraction for profile in profiles.values())
     if waited < BUSY_FROM:
         return ()
     return (

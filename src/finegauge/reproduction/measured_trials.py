@@ -102,16 +102,6 @@ def measured(
     return found
 
 
-def waited_fraction(profile: Profile) -> float:
-    """Return the share of the time in which other programs had the processor; 0 where nobody can tell."""
-    return float(profile.observations.get("timing", {}).get("waited_fraction") or 0.0)
-
-
-def step_s(profile: Profile) -> float:
-    """Return the seconds of a step, without those in which other programs had the processor."""
-    return profile.step_time_s.total * (1.0 - waited_fraction(profile))
-
-
 def layers_s(profile: Profile) -> dict[str, float]:
     """Return the seconds of forward and backward by part of the model."""
     found: dict[str, float] = {}

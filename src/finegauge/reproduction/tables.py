@@ -1,7 +1,6 @@
 """Tables I to IV, Fig. 13 and the OpenOrca claim, each number beside the printed one."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -165,7 +164,7 @@ def batch_at(gpu_gb: float) -> int:
         profile = predict(run)
         room = profile.capacity_bytes * gpu_gb / GPU_GB["A100-80GB"]
         fits = profile.device_memory_bytes.total <= room
-        return replace(profile, capacity_bytes=room, outcome="completed" if fits else "out_of_memory")
+        return profile._replace(capacity_bytes=room, outcome="completed" if fits else "out_of_memory")
 
     run = published.xia_run("Mixtral-8x7B", "sparse", "CS", "A100-80GB", 1)
     return max_micro_batch_size(run, enlarged).value

@@ -54,10 +54,7 @@ FINDINGS: tuple[Callable[[], Finding], ...] = (
 
 
 def reproduce(names: Sequence[str] = ()) -> Reproduction:
-    """Return the reproduction, or only some of its items; needs scipy for the laws.
-
-    Args:
-        names: Keys of ITEMS; none of them means everything, findings included.
+    """Return the reproduction, or only the items whose keys are `names`; needs scipy for the laws.
 
     Raises: UnknownNameError for an item that the paper does not have.
     """

@@ -7,9 +7,10 @@ framework's own loader does so.
 
 from collections.abc import Callable, Iterable, Mapping
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import Any
 
 from finegauge.errors import FieldError, did_you_mean, shown
+from finegauge.records import NamedTuple
 
 Check = Callable[[str, Any], Any]
 

@@ -6,9 +6,8 @@ follow from it. `rules` says what follows from fields together.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, dataclass_transform
 
 from finegauge.errors import FieldError, UnknownKeyError
 from finegauge.run import rules
@@ -67,7 +66,7 @@ _OFFLOAD = {"none": "", "optimizer": "", "params": "", "all": "", "nvme": "NVMe"
 
 
 def spec(kind: Field, help: str, default: Any = UNSTATED, label: str = "") -> Any:
-    """Return the dataclass field of a run's field: what it accepts, what it means, its default.
+    """Return one field of a run: what it accepts, what it means, its default.
 
     Args:
         kind: What it accepts.
@@ -76,14 +75,23 @@ def spec(kind: Field, help: str, default: Any = UNSTATED, label: str = "") -> An
         label: What a form calls it.
     """
     listed = ", ".join([f"`{option}`" for option in kind.options])
-    return field(
-        default=default,
-        metadata={"spec": kind._replace(help=help.format(options=listed), default=default, label=label)},
-    )
+    return kind._replace(help=help.format(options=listed), default=default, label=label)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Run:
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+class _Frozen:
+    """A class whose fields are given by name and stay as they are."""
+
+    if not TYPE_CHECKING:
+
+        def __init__(self, **fields: Any) -> None:
+            self._settle(**fields)
+
+    def __setattr__(self, name: str, value: Any) -> NoReturn:
+        raise AttributeError(f"A run is not changed; '{name}' is replaced by run.replace({name}=...).")
+
+
+class Run(_Frozen):
     """One fine-tuning run on one cluster; frozen, validated, with the origin of every field."""
 
     # Model and method
@@ -362,14 +370,19 @@ class Run:
         version, "decides what is derived above; quote it, for YAML reads 4.40 as 4.4", "5.23"
     )
     bitsandbytes_version: str = spec(version, "decides how the quantiser stores and dequantises", "0.50")
-    origins: Mapping[str, str] = field(default_factory=dict, compare=False)
-    warnings: tuple[str, ...] = field(default=(), compare=False)
+    origins: Mapping[str, str] = {}  # of each field; these two are not compared
+    warnings: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
+    def _settle(
+        self, *, origins: Mapping[str, str] = {}, warnings: tuple[str, ...] = (), **stated: Any
+    ) -> None:
         """Check every field, fill in what follows from the others, and note the origins."""
-        values, origins = self.fields(), dict(self.origins)
+        if not stated.keys() <= FIELDS.keys():
+            raise TypeError(f"A run has no {', '.join(sorted(stated.keys() - FIELDS.keys()))}.")
+        values, origins = {}, dict(origins)
         for name, each in FIELDS.items():
-            value, default = values[name], each.default
+            default = each.default
+            value = stated.get(name, default)
             if value is None or (type(value) is type(default) and value == default):
                 values[name] = default
                 origins.setdefault(name, FROM_DEFAULT)
@@ -387,9 +400,13 @@ class Run:
             if values[name] not in (None, 1):
                 rules.fit_model(values, figures(values["model"]).config)
                 break
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
-        object.__setattr__(self, "origins", origins)
+        self.__dict__.update(values, origins=origins, warnings=warnings)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Run) and _values_of(self) == _values_of(other)
+
+    def __hash__(self) -> int:
+        return hash(_values_of(self))
 
     def __repr__(self) -> str:
         """Return the stated fields as the call that makes an equal run."""
@@ -479,9 +496,9 @@ class Run:
 
 
 FIELDS: dict[str, Field] = {
-    each.name: each.metadata["spec"]._replace(name=each.name, is_optional="None" in str(each.type))
-    for each in fields(Run)
-    if "spec" in each.metadata
+    name: each._replace(name=name, is_optional="None" in str(Run.__annotations__[name]))
+    for name, each in vars(Run).items()
+    if isinstance(each, Field)
 }
 _values_of = attrgetter(*FIELDS)
 

@@ -1,12 +1,11 @@
 """A Profile as JSON and back without loss: every field, the run with its origins, every step's seconds.
 
-`Profile.to_json` is for readers; here paths stay lists of names, and NaN and infinities, which
+`answers.profile` is for readers; here paths stay lists of names, and NaN and infinities, which
 JSON cannot write, become {"float": "nan"}.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 from finegauge.errors import FileFormatError, FineGaugeError
@@ -21,19 +20,12 @@ NOT_FINITE = "float"
 
 def profile_document(profile: Profile) -> dict[str, Any]:
     """Return `profile` as JSON values that `profile_of` reads back as an equal profile."""
-    written: dict[str, Any] = {}
-    for item in fields(Profile):
-        if not item.compare:
-            continue  # computed again where it is read
-        value = getattr(profile, item.name)
-        if item.name == "run":
-            value = run_document(value)
-        elif item.name == "source":
-            value = value._asdict()
-        elif item.name in BREAKDOWNS:
-            value = [[list(path), amount] for path, amount in value.parts.items()]
-        written[item.name] = plain(value)
-    return written
+    written = profile._asdict()
+    del written["explanation"]  # computed again where it is read
+    written |= {"run": run_document(profile.run), "source": profile.source._asdict()}
+    for name in BREAKDOWNS:
+        written[name] = [[list(path), amount] for path, amount in written[name].parts.items()]
+    return {name: plain(value) for name, value in written.items()}
 
 
 def profile_of(document: Mapping[str, Any]) -> Profile:

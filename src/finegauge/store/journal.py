@@ -50,7 +50,6 @@ class Journal:
     """One file of records."""
 
     def __init__(self, path: str) -> None:
-        """Name the file; it need not exist."""
         self.path = path
 
     @property
@@ -110,14 +109,10 @@ class Journal:
         except OSError as error:
             raise self._cannot("read", error) from None
         records, refused = records_of(content)
-        if refused:
-            self._set_aside(b"".join(refused))
+        if refused:  # where the quarantine cannot be written, the lines still stand in the journal
+            with suppress(OSError):
+                write_whole(self.quarantine, b"".join(refused))
         return Contents(records, len(refused))
-
-    def _set_aside(self, refused: bytes) -> None:
-        """Write the quarantine anew; where that is not possible, the lines still stand in the journal."""
-        with suppress(OSError):
-            write_whole(self.quarantine, refused)
 
     def _cannot(self, what: str, error: OSError) -> InputError:
         why = error.strerror or str(error)
@@ -181,7 +176,6 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 def _sync_folder(path: str) -> None:
-    """Put a new file's name on the disk too."""
     folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -197,7 +191,6 @@ class Trials:
     """The trials of one journal."""
 
     def __init__(self, path: str) -> None:
-        """Name the journal's file; it need not exist."""
         self.journal = Journal(path)
 
     def start(self, run: "Run", asked: Mapping[str, Any]) -> str:

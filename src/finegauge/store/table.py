@@ -14,8 +14,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
+from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from finegauge.documents import write_whole
 from finegauge.errors import InputError, UnsupportedError, shown
 from finegauge.run.run import FIELDS
 from finegauge.store.journal import records_of
@@ -72,12 +74,10 @@ def _keep(journal: str, table: "pa.Table", quarantined: int, content: bytes) -> 
         b"version": VERSION, b"covered": str(len(content)).encode(), b"checksum": _checksum(content),
         b"quarantined": str(quarantined).encode(),
     }  # fmt: skip
-    unfinished = f"{journal}{SUFFIX}.{os.getpid()}.part"
+    file = BytesIO()
+    parquet.write_table(table.replace_schema_metadata(about), file)
     with suppress(OSError):
-        parquet.write_table(table.replace_schema_metadata(about), unfinished)
-        os.replace(unfinished, journal + SUFFIX)
-    with suppress(OSError):
-        os.remove(unfinished)
+        write_whole(journal + SUFFIX, file.getvalue())
 
 
 def _checksum(content: bytes) -> bytes:
@@ -225,7 +225,6 @@ def _columns(asked: Sequence[Record], profiles: Sequence[Record]) -> dict[str, l
 
 
 def _by_name(rows: Sequence[Record]) -> dict[str, list[Any]]:
-    """Return a column for every name that a row has."""
     names = dict.fromkeys(name for names in dict.fromkeys(map(tuple, rows)) for name in names)
     return {name: [row.get(name) for row in rows] for name in names}
 
@@ -238,7 +237,6 @@ def _stages(parts: Sequence[tuple[Sequence[str], float]]) -> dict[str, float]:
 
 
 def _number(value: Any) -> float | None:
-    """Return a number; None for none, and for what JSON had to spell."""
     return float(value) if isinstance(value, int | float) and value else None
 
 

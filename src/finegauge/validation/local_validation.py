@@ -6,13 +6,13 @@ process of its own. The device profile knows single operators at sizes of its ow
 fitted to steps. Drawn runs whose predicted step is shorter or longer than `STEP_S` are drawn anew.
 """
 
-import json
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from finegauge.documents import write_document
 from finegauge.errors import FineGaugeError
 from finegauge.profile import Profile
 from finegauge.progress import Heard, Progress
@@ -24,57 +24,43 @@ MOST_DRAWS = 50  # for every run that is kept
 FAMILIES = ("llama", "mixtral", "qwen3", "qwen3_moe")  # dense and mixtures in turn
 
 Measure = Callable[[Run], Profile]
+Outcome = Literal["completed", "out_of_memory", "unsupported", "failed", "interrupted"]
 
 
 class Trial(NamedTuple):
-    """One configuration, predicted and then measured."""
+    """One configuration, predicted and then measured; errors are predicted / measured - 1."""
 
-    predicted: Profile
-    measured: Profile
-
-    @property
-    def run(self) -> Run:
-        """Return the configuration."""
-        return self.predicted.run
+    run: str  # the configuration in one line
+    outcome: Outcome
+    reason: str | None
+    predicted_step_time_s: float
+    measured_step_time_s: float
+    predicted_peak_memory_bytes: float
+    measured_peak_memory_bytes: float
+    waited_fraction: float  # of the measured time, in which another program had the processor
+    step_time_error: float | None  # without that time; None where the measurement is no data
+    peak_memory_error: float | None
 
     @property
     def complete(self) -> bool:
         """Return whether the measurement is data."""
-        return self.measured.outcome == "completed"
+        return self.outcome == "completed"
 
     @property
-    def waited_fraction(self) -> float:
-        """Return the share of the measured time in which another program had the processor."""
-        return float(self.measured.observations.get("timing", {}).get("waited_fraction", 0.0))
-
-    @property
-    def measured_s(self) -> float:
+    def undisturbed_s(self) -> float:
         """Return the measured seconds of a step, without those spent waiting for the processor."""
-        return self.measured.step_time_s.total * (1.0 - self.waited_fraction)
+        return self.measured_step_time_s * (1.0 - self.waited_fraction)
 
-    @property
-    def step_time_error(self) -> float:
-        """Return the signed relative error of the step's seconds."""
-        return self.predicted.step_time_s.total / self.measured_s - 1
 
-    @property
-    def peak_memory_error(self) -> float:
-        """Return the signed relative error of the live bytes at the peak."""
-        return self.predicted.peak_memory_bytes.total / self.measured.peak_memory_bytes.total - 1
+class Summary(NamedTuple):
+    """The median errors of all trials, without their signs, and the bars they are held against."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the documented JSON form."""
-        sides = {"predicted": self.predicted, "measured": self.measured}
-        return {
-            "run": describe(self.run),
-            "outcome": self.measured.outcome,
-            "reason": self.measured.reason or None,
-            **{f"{side}_step_time_s": one.step_time_s.total for side, one in sides.items()},
-            **{f"{side}_peak_memory_bytes": one.peak_memory_bytes.total for side, one in sides.items()},
-            "waited_fraction": self.waited_fraction,
-            "step_time_error": self.step_time_error if self.complete else None,
-            "peak_memory_error": self.peak_memory_error if self.complete else None,
-        }
+    completed: int
+    step_time_error_median: float | None  # None where nothing was measured
+    step_time_error_bar: float
+    peak_memory_error_median: float | None
+    peak_memory_error_bar: float
+    holds: bool  # every trial is data, and both medians are within their bars
 
 
 class HereValidation(NamedTuple):
@@ -83,45 +69,7 @@ class HereValidation(NamedTuple):
     device: str  # what the machine calls it
     seed: int
     trials: tuple[Trial, ...]
-
-    @property
-    def complete(self) -> list[Trial]:
-        """Return the trials whose measurement is data."""
-        return [trial for trial in self.trials if trial.complete]
-
-    @property
-    def step_time_error(self) -> float | None:
-        """Return the median of the absolute errors; None where nothing was measured."""
-        return median(abs(one.step_time_error) for one in self.complete) if self.complete else None
-
-    @property
-    def peak_memory_error(self) -> float | None:
-        """Return the median of the absolute errors; None where nothing was measured."""
-        return median(abs(one.peak_memory_error) for one in self.complete) if self.complete else None
-
-    @property
-    def holds(self) -> bool:
-        """Return whether every trial is data and both medians are within their bars."""
-        if self.step_time_error is None or self.peak_memory_error is None:
-            return False
-        close = self.step_time_error <= TIME_BAR_FRACTION and self.peak_memory_error <= MEMORY_BAR_FRACTION
-        return close and len(self.complete) == len(self.trials)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the documented JSON form."""
-        return {
-            "device": self.device,
-            "seed": self.seed,
-            "trials": [trial.to_json() for trial in self.trials],
-            "summary": {
-                "completed": len(self.complete),
-                "step_time_error_median": self.step_time_error,
-                "step_time_error_bar": TIME_BAR_FRACTION,
-                "peak_memory_error_median": self.peak_memory_error,
-                "peak_memory_error_bar": MEMORY_BAR_FRACTION,
-                "holds": self.holds,
-            },
-        }
+    summary: Summary
 
 
 def validate_here(
@@ -138,8 +86,45 @@ def validate_here(
     for done, predicted in enumerate(predictions):
         if heard is not None:
             heard(Progress(f"{done + 1} of {num}", done, num))
-        trials.append(Trial(predicted, measure(predicted.run)))
-    return HereValidation(find_gpu(gpu).name, seed, tuple(trials))
+        trials.append(_trial(predicted, measure(predicted.run)))
+    return HereValidation(find_gpu(gpu).name, seed, tuple(trials), _summary(trials))
+
+
+def _trial(predicted: Profile, measured: Profile) -> Trial:
+    step_s, peak = predicted.step_time_s.total, predicted.peak_memory_bytes.total
+    trial = Trial(
+        run=describe(predicted.run),
+        outcome=measured.outcome,  # type: ignore[arg-type]
+        reason=measured.reason or None,
+        predicted_step_time_s=step_s,
+        measured_step_time_s=measured.step_time_s.total,
+        predicted_peak_memory_bytes=peak,
+        measured_peak_memory_bytes=measured.peak_memory_bytes.total,
+        waited_fraction=measured.waited_fraction,
+        step_time_error=None,
+        peak_memory_error=None,
+    )
+    if not trial.complete:
+        return trial
+    return trial._replace(
+        step_time_error=step_s / trial.undisturbed_s - 1,
+        peak_memory_error=peak / trial.measured_peak_memory_bytes - 1,
+    )
+
+
+def _summary(trials: Sequence[Trial]) -> Summary:
+    times = [abs(one.step_time_error) for one in trials if one.step_time_error is not None]
+    sizes = [abs(one.peak_memory_error) for one in trials if one.peak_memory_error is not None]
+    time, memory = (median(errors) if errors else None for errors in (times, sizes))
+    whole = 0 < len(times) == len(trials)
+    return Summary(
+        completed=len(times),
+        step_time_error_median=time,
+        step_time_error_bar=TIME_BAR_FRACTION,
+        peak_memory_error_median=memory,
+        peak_memory_error_bar=MEMORY_BAR_FRACTION,
+        holds=whole and median(times) <= TIME_BAR_FRACTION and median(sizes) <= MEMORY_BAR_FRACTION,
+    )
 
 
 def unseen(gpu: str, folder: str, *, num: int, seed: int) -> Iterator[Profile]:
@@ -187,9 +172,7 @@ def _drawn(drawn: random.Random, family: str, folder: str, gpu: str) -> Run:
         config |= {"num_experts_per_tok": 2, "moe_intermediate_size": inner, "norm_topk_prob": True}
         config["num_local_experts" if family == "mixtral" else "num_experts"] = experts
         fields["num_experts_per_tok"] = drawn.choice((2, 2, experts))
-    os.makedirs(folder, exist_ok=True)
-    with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
-        json.dump(config, file)
+    write_document(config, os.path.join(folder, "config.json"))
     if drawn.random() < 0.5:
         targets = drawn.choice(
             (("attention",), ("q_proj", "v_proj"), ("q_proj", "k_proj", "v_proj", "o_proj"))

@@ -9,7 +9,7 @@ where NumPy is installed, one after the other where it is not.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from finegauge.catalogue.gpus import GpuSpec, gpu
 from finegauge.documents import read_text
@@ -64,23 +64,6 @@ class Answer(NamedTuple):
             return None
         return self.seconds / self.measured_s - 1.0
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the documented JSON form."""
-        one = self.row
-        return {
-            "table": one.table,
-            "row": one.row,
-            "gpu": one.gpu,
-            "kind": one.kind,
-            "dtype": one.dtype,
-            "seconds": self.seconds,
-            "answered": self.seconds is not None,
-            "reason": self.reason or None,
-            "low": self.low_s,
-            "high": self.high_s,
-            "evidence": self.evidence or None,
-        }
-
 
 class Group(NamedTuple):
     """How wrong predictions are on rows of one GPU, kind and number format."""
@@ -91,16 +74,12 @@ class Group(NamedTuple):
     rows: int
     answered: int
     measured: int  # of the answered
-    median_error_fraction: float | None
-    p90_error_fraction: float | None
-    bias_fraction: float | None  # median of signed errors
+    median_error: float | None
+    p90_error: float | None
+    bias: float | None  # median of signed errors
     covered_fraction: float | None  # measured between the 10th and the 90th percentile
     evidence: str
     note: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the documented JSON form."""
-        return self._asdict()
 
 
 class OperatorValidation(NamedTuple):
@@ -124,19 +103,6 @@ class OperatorValidation(NamedTuple):
             if one.reason:
                 counts[one.reason] = counts.get(one.reason, 0) + 1
         return counts
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the documented JSON form."""
-        return {
-            "command": "validate --operators",
-            "rows": [one.to_json() for one in self.answers],
-            "summary": {
-                "rows": len(self.answers),
-                "answered": sum(one.seconds is not None for one in self.answers),
-                "unanswered": dict(self.unanswered),
-                "groups": [group.to_json() for group in self.groups],
-            },
-        }
 
 
 def validate_operators(tables: Sequence[str]) -> OperatorValidation:

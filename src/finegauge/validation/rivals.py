@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from math import log
+from statistics import linear_regression
 from typing import TYPE_CHECKING, Any
 
 from finegauge.catalogue.gpus import gpu
@@ -35,7 +36,6 @@ class SeedLaw:
     """Equation 2, fitted anew for every question to the other batches of its sweep."""
 
     def __init__(self, rows: Sequence[MeasuredRow]) -> None:
-        """Gather the sweeps of `rows`."""
         self.sweeps: dict[tuple[Any, ...], Points] = defaultdict(lambda: defaultdict(list))
         for row in rows:
             rate = _samples_per_s(row)
@@ -50,21 +50,13 @@ class SeedLaw:
         others = {b: q for b, q in self.sweeps[_sweep(run)].items() if b != run.micro_batch_size}
         if len(others) < 2:
             raise UnsupportedError("Equation 2 needs two other batches of the same sweep.")
-        c2, c4 = _line([(log(b), q) for b, rates in others.items() for q in rates])
+        logs, seen = zip(*((log(b), q) for b, rates in others.items() for q in rates), strict=True)
+        c2, c4 = linear_regression(logs, seen)
         rate = c4 + c2 * log(run.micro_batch_size)
         if rate <= 0:
             raise UnsupportedError(f"Equation 2 gives {rate:.3g} sequences/s here.")
         seconds = run.micro_batch_size * run.gradient_accumulation_steps / rate
         return _profile(run, "xia2024", seconds=seconds)
-
-
-def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return (slope, intercept) of the line of least squares through `points`."""
-    n = len(points)
-    x, y = sum(p[0] for p in points) / n, sum(p[1] for p in points) / n
-    spread = sum((p[0] - x) ** 2 for p in points)
-    slope = sum((p[0] - x) * (p[1] - y) for p in points) / spread if spread else 0.0
-    return slope, y - slope * x
 
 
 def _sweep(run: "Run") -> tuple[Any, ...]:

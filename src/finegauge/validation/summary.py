@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from finegauge.errors import FineGaugeError
 from finegauge.formats.measurement_tables import METRICS, MeasuredRow, read_table
@@ -64,27 +64,6 @@ class Answer(NamedTuple):
         if self.prediction.peak_memory_gib <= 0:  # a rival that says nothing about memory
             return None
         return self.prediction.peak_memory_gib / self.row.measured.peak_memory_gib - 1
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the documented JSON form of one row."""
-        ours = self.prediction
-        blank = dict.fromkeys(Prediction._fields)
-        return {
-            "id": self.row.id,
-            "source": self.row.source,
-            "answered": ours is not None,
-            "reason": self.reason or None,
-            **(blank if ours is None else ours._asdict()),
-            "step_time_error": self.step_time_error,
-            "peak_memory_error": self.peak_memory_error,
-            "memory_metric": self.row.measured.memory_metric if self.row.measured.peak_memory_gib else None,
-            "measured_outcome": self.row.measured.outcome or None,
-            "times_complete": self.row.times_complete,
-            "memory_complete": self.row.memory_complete,
-            "lengths": self.row.lengths,
-            "defaults": list(self.row.defaults),
-            "assumptions": list(self.row.assumptions),
-        }
 
 
 def answer(row: MeasuredRow, estimator: Estimator | None = None) -> Answer:
@@ -263,11 +242,6 @@ GROUPS: dict[str, Group] = {
 }
 
 
-def to_json(figures: Any) -> Any:
-    """Return a NamedTuple of figures as a mapping; None stays None."""
-    return None if figures is None else figures._asdict()
-
-
 def _place(truth: float, low: float, high: float) -> int:
     return -1 if truth < low else int(truth > high)
 
@@ -321,43 +295,6 @@ class Validation(NamedTuple):
         measured = ((one, one.row.measured) for one in self.answered)
         return [one for one, its in measured if its.memory_metric == metric and its.peak_memory_gib]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the documented JSON form."""
-        return {"rows": [one.to_json() for one in self.answers], "summary": self._summary()}
-
-    def _summary(self) -> dict[str, Any]:
-        answered = self.answered
-        matrix = confusion(answered)
-        return {
-            "rows": len(self.answers),
-            "answered": len(answered),
-            "unanswered": [
-                {"reason": reason, "count": len(ids), "ids": ids} for reason, ids in self.unanswered.items()
-            ],
-            "step_time": _quantity_json(answered, time_errors, time_coverage, "times_complete"),
-            "peak_memory": {
-                metric: _quantity_json(rows, memory_errors, memory_coverage, "memory_complete")
-                for metric in METRICS
-                if (rows := self.of_metric(metric))
-            },
-            "fits": {**matrix._asdict(), "accuracy": matrix.accuracy},
-            "worst": [
-                {"id": one.row.id, "step_time_error": one.step_time_error,
-                 "peak_memory_error": one.peak_memory_error, "explanation": explanation(one)}
-                for one in worst(answered)
-            ],
-            "rivals": {
-                **{
-                    name: {
-                        match.quantity: {"theirs": to_json(match.theirs), "ours": to_json(match.ours)}
-                        for match in matches(self, name)
-                    }
-                    for name in self.rivals
-                },
-                **{name: {"absent": reason} for name, reason in self.absent.items()},
-            },
-        }  # fmt: skip
-
 
 def validate(
     tables: Iterable[str], estimator: Estimator | None = None, against: Iterable[str] = ()
@@ -401,19 +338,3 @@ def matches(validation: Validation, name: str) -> list[Match]:
 def _match(quantity: str, pairs: list[tuple[Answer, Answer]], count: CountErrors) -> Match | None:
     theirs, ours = count(pair[0] for pair in pairs), count(pair[1] for pair in pairs)
     return Match(quantity, theirs, ours) if theirs and ours else None
-
-
-def _quantity_json(
-    rows: Sequence[Answer], errors: CountErrors, coverage: CountCoverage, complete: str
-) -> dict[str, Any]:
-    """Return the errors of one quantity; `complete` names the field that says that nothing was guessed."""
-    return {
-        "all": to_json(errors(rows)),
-        "complete": to_json(errors(one for one in rows if getattr(one.row, complete))),
-        "incomplete": to_json(errors(one for one in rows if not getattr(one.row, complete))),
-        "coverage": to_json(coverage(rows)),
-        "by": {
-            name: {key: to_json(errors(part)) for key, part in by(rows, group).items()}
-            for name, group in GROUPS.items()
-        },
-    }

@@ -16,7 +16,7 @@ from finegauge.render.json import document
 from finegauge.units import HOUR_S
 from finegauge.web import form
 from finegauge.web.response_cache import Reply, internal_error
-from finegauge.web.upload_store import room
+from finegauge.web.upload_store import upload_store
 
 if TYPE_CHECKING:
     from finegauge.run.run import Run
@@ -52,7 +52,7 @@ def answered(answer: tuple[Question, tuple[str, ...]], asked: Mapping[str, Any])
         asked: What it is given.
     """
     function, names = answer
-    arguments = Asked(asked, room().folder)
+    arguments = Asked(asked, upload_store().folder)
     try:
         arguments.check_names(names)
     except FineGaugeError as error:
@@ -79,7 +79,7 @@ def refusal(status: int, sentence: str, field: str | None = None) -> Reply:
 
 def _told(text: str) -> str:
     """Return `text` without the folder in which a pasted text lies while it is read."""
-    folder = re.escape(room().folder.replace("\\", "\\\\"))
+    folder = re.escape(upload_store().folder.replace("\\", "\\\\"))
     return re.sub(rf"{folder}[/\\]+pasted[/\\]+[0-9a-f]{{32}}[/\\]+", "", text)
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from finegauge.errors import FieldError, FileFormatError, FineGaugeError, UnknownKeyError, shown
 from finegauge.run.field import number, whole
 from finegauge.run.run import FIELDS, FROM_CALLER, FROM_COMMAND_LINE, Run
-from finegauge.web.upload_store import room
+from finegauge.web.upload_store import upload_store
 
 MEAN, LONGEST, HISTOGRAM = "mean_tokens", "longest_tokens", "length_counts"
 LENGTH_FIELDS = (MEAN, LONGEST, HISTOGRAM)
@@ -171,11 +171,11 @@ def described(document: str, overrides: Mapping[str, Any]) -> Run:
     csv = lengths_csv(words)
     words = {name: value for name, value in words.items() if name not in LENGTH_FIELDS}
     if csv:
-        words["dataset"] = room().keep(csv, "lengths.csv")
+        words["dataset"] = upload_store().keep(csv, "lengths.csv")
     if document.strip():
         from finegauge.formats.reading import describe
 
-        path = room().keep(confined(document), "pasted.yaml")
+        path = upload_store().keep(confined(document), "pasted.yaml")
         run = describe(path, tuple(f"{name}={value}" for name, value in words.items()))
     else:
         words = {name: value for name, value in words.items() if value != NOTHING}
@@ -210,7 +210,7 @@ def origin_of(run: Run, name: str) -> str:
 def shown_value(run: Run, name: str) -> str:
     """Return the value of a field as the page shows it: "" of none, a pasted text by what it is."""
     value = getattr(run, name)
-    if isinstance(value, str) and room().holds(value):
+    if isinstance(value, str) and upload_store().holds(value):
         return "the pasted config.json" if name == "model" else "lengths as stated"
     if value is None or value == ():
         return ""
@@ -270,7 +270,7 @@ def _leads_out(text: str) -> bool:
 
 def refuse_path(name: str, value: str) -> None:
     """Raise where a field names a file: of this machine none is read."""
-    if name not in ("model", "dataset", "tokenizer", "gpu") or not value or room().holds(value):
+    if name not in ("model", "dataset", "tokenizer", "gpu") or not value or upload_store().holds(value):
         return
     import os
 

@@ -29,7 +29,7 @@ from finegauge.web.form import (
 )
 from finegauge.web.plan_view import PLAN_FIELDS
 from finegauge.web.response_cache import Reply
-from finegauge.web.upload_store import room
+from finegauge.web.upload_store import upload_store
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -294,9 +294,9 @@ _WHEN = (2026, 1, 1, 0, 0, 0)  # of every file in an archive, so that equal cont
 def run_file(run: "Run") -> Reply:
     """Return a run file; an archive of it and what it names, where that was pasted."""
     beside = {
-        name: room().text_of(getattr(run, field))
+        name: upload_store().text_of(getattr(run, field))
         for field, name in _BESIDE.items()
-        if getattr(run, field) and room().holds(getattr(run, field))
+        if getattr(run, field) and upload_store().holds(getattr(run, field))
     }
     if not beside:
         return Reply(run.to_yaml(), media_type="application/yaml", filename="run.yaml")
@@ -315,7 +315,7 @@ def plan_archive(plan: "Plan", framework: str, document: str) -> Reply:
     from finegauge.planning.plan import export
 
     with TemporaryDirectory() as folder:
-        recipe = room().keep(document, "recipe.yaml") if document.strip() else None
+        recipe = upload_store().keep(document, "recipe.yaml") if document.strip() else None
         written = export(plan, framework, folder, recipe=recipe)
         texts = {}
         for path in written.paths:

@@ -137,16 +137,20 @@ def planned_of(answer: PlanAnswer) -> Planned:
     report, winner, before = plan_report(answer, PAGE), answer.winner, answer.run.fields()
     if winner is None:
         return Planned(report, False, "", (), "", "", answer.wanted.framework)
-    machine = {"gpu": winner.gpu, "num_gpus": winner.num_gpus, "num_nodes": winner.num_nodes}
+    machine = {
+        "gpu": winner.candidate.gpu,
+        "num_gpus": winner.candidate.num_gpus,
+        "num_nodes": winner.candidate.num_nodes,
+    }
     return Planned(
         report=report,
         found=True,
-        rent=f"{machine_text(winner)}: {rent_text(winner)}",
+        rent=f"{machine_text(winner.candidate)}: {rent_text(winner)}",
         settings=tuple(
             Setting(name, fmt.plain(before[name]), fmt.plain(value))
-            for name, value in led_changes(winner.changes).items()
+            for name, value in led_changes(winner.candidate.changes).items()
         ),
-        fields=stated({**machine, **leading_changes(winner.changes)}),
+        fields=stated({**machine, **leading_changes(winner.candidate.changes)}),
         needs="; ".join(winner.needs),
         framework=answer.wanted.framework,
     )

@@ -28,7 +28,7 @@ MOST_BYTES_EACH = 2 * 2**20
 _OVERHEAD_BYTES = 500  # of one entry: its key, its record
 
 
-class Kept:
+class ResponseCache:
     """The answers that were given lately."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:

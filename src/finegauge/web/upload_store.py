@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 MOST_TEXTS = 400
 
 
-class Room:
+class UploadStore:
     """A folder of texts, by content."""
 
     def __init__(self) -> None:
@@ -60,13 +60,13 @@ class Room:
             os.rmdir(folder)
 
 
-def room() -> Room:
-    """Return the room of this process."""
-    return _room_of(os.getpid())
+def upload_store() -> UploadStore:
+    """Return the store of this process."""
+    return _store_of(os.getpid())
 
 
 @cache
-def _room_of(process: int) -> Room:
-    """Return the room of one process: a child that was forked gets its own."""
+def _store_of(process: int) -> UploadStore:
+    """Return the store of one process: a child that was forked gets its own."""
     del process
-    return Room()
+    return UploadStore()

@@ -18,7 +18,7 @@ from multiprocessing import get_all_start_methods, get_context
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from finegauge.web.limits import RefusedError
-from finegauge.web.response_cache import Kept, Reply, key_of
+from finegauge.web.response_cache import Reply, ResponseCache, key_of
 
 if TYPE_CHECKING:
     from pebble import ProcessPool
@@ -62,7 +62,7 @@ class Workers:
 
     def __init__(self, quick: Lane, searches: Lane) -> None:
         """Prepare; processes start with `start`."""
-        self._kept = Kept()
+        self._cache = ResponseCache()
         self._running: dict[str, asyncio.Future[Reply]] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="finegauge-serve-", ignore_cleanup_errors=True)
         self._lanes = {False: quick, True: searches}
@@ -99,7 +99,7 @@ class Workers:
         Raises: RefusedError (429, 503) where too many wait, or where it takes too long.
         """
         key = key_of(job.__module__, job.__qualname__, *args)
-        if (kept := self._kept.get(key)) is not None:
+        if (kept := self._cache.get(key)) is not None:
             return kept
         if (running := self._running.get(key)) is None:
             lane = self._lanes[search]
@@ -128,7 +128,7 @@ class Workers:
             self._busy[search] -= 1
             del self._running[key]
         if reply.status < 500:
-            self._kept.add(key, reply)
+            self._cache.add(key, reply)
         return reply
 
 
@@ -156,9 +156,9 @@ def _settle(folder: str, preloaded: tuple[str, ...], behind: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (limit, most))
     for module in preloaded:  # where processes are spawned, not forked
         import_module(module)
-    from finegauge.web.upload_store import room
+    from finegauge.web.upload_store import upload_store
 
-    room().enter()
+    upload_store().enter()
     gc.freeze()
 
 

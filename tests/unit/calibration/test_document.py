@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
-from finegauge.calibration.calibrate import CONSTANTS, calibrate, document
+from finegauge.answers.calibration import calibration_answer
+from finegauge.calibration.calibrate import CONSTANTS, calibrate
 from finegauge.documents import write_document
 from finegauge.errors import FileFormatError, InputError
-from finegauge.prediction.calibration import DATASHEET, SHIPPED, VARIABLE, current, read
+from finegauge.prediction.calibration import DATASHEET, SCHEMA_VERSION, SHIPPED, VARIABLE, current, read
 from finegauge.prediction.predictor import predict
+from finegauge.render.json import encoded
 from tests.unit.calibration.measured import run_of, sweep
 
 pytestmark = pytest.mark.extras
@@ -19,7 +21,8 @@ pytestmark = pytest.mark.extras
 @pytest.fixture(scope="module")
 def content() -> dict[str, Any]:
     rows = [row for n in range(3) for row in sweep(DATASHEET, f"s{n}", times=1 + n / 4)[:4]]
-    return document(calibrate(rows, DATASHEET, "mine"), date="2026-11-21")
+    answer = calibration_answer(calibrate(rows, DATASHEET, "mine"), date="2026-11-21")
+    return {"schema_version": SCHEMA_VERSION, **encoded(answer)}
 
 
 def test_what_is_written_reads_back(content: dict[str, Any], tmp_path: Path) -> None:

@@ -2,10 +2,13 @@
 
 import pytest
 
+from finegauge.answers.gains import compare_answer
 from finegauge.campaign.gains import CHEN, CLAIMS, DIMENSIONS, Comparison, Gain, claims_called, hold
 from finegauge.errors import UnknownNameError
 from finegauge.profile import Interval
-from finegauge.render.compare import claims_json, claims_lines
+from finegauge.render.compare import compare_report
+from finegauge.render.json import encoded
+from finegauge.render.terminal import report_lines
 
 # as the abstract has it: ZeRO-1 is fast, checkpointing small and hungry, nothing leads everywhere
 AS_CLAIMED = {"zero1": (1.2, 1.3, 1.05), "lora": (1.1, 1.4, 1.02), "checkpointing": (0.8, 2.0, 0.8)}
@@ -76,7 +79,8 @@ def test_an_unknown_set_of_claims_names_its_neighbour() -> None:
 
 @pytest.mark.parametrize("name", sorted(CLAIMS))
 def test_the_text_says_what_is_our_reconstruction(name: str) -> None:
-    text = " ".join(" ".join(claims_lines(CLAIMS[name], [point(dict(OTHERWISE))])).split())
+    answer = compare_answer([point(dict(OTHERWISE))], "baseline", CLAIMS[name])
+    text = " ".join(" ".join(report_lines(compare_report(answer))).split())
     assert "reconstruction" in text
     for claim in CLAIMS[name].claims:
         assert claim.says in text
@@ -85,6 +89,6 @@ def test_the_text_says_what_is_our_reconstruction(name: str) -> None:
 
 def test_json_names_every_place() -> None:
     points = [point(dict(OTHERWISE), f"phase {n}") for n in range(9)]
-    held = claims_json(CHEN, points)["held"][0]
+    held = encoded(compare_answer(points, "baseline", CHEN))["claims"]["held"][0]
     assert len(held["fails_at"]) == 9
     assert held["holds_at"] == []

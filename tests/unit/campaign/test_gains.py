@@ -1,7 +1,5 @@
 """SpeedUp, MemoryUp and EnergyUp."""
 
-from dataclasses import replace
-
 import pytest
 
 from finegauge.campaign.folder import Result
@@ -46,7 +44,7 @@ def test_what_is_not_known_is_no_gain() -> None:
 
 def busy(profile: Profile, processor_s: float, **fingerprint: str) -> Profile:
     seen = {"timing": {"processor_s": processor_s}}
-    return replace(profile, observations=seen, fingerprint=fingerprint)
+    return profile._replace(observations=seen, fingerprint=fingerprint)
 
 
 def test_processor_time_stands_for_joules_that_no_meter_read() -> None:

@@ -182,7 +182,7 @@ def test_a_stage_that_nobody_saw_stays_whole() -> None:
 
 def test_the_energy_of_a_step(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     class Reading:
-        def to_json(self) -> dict[str, Any]:
+        def _asdict(self) -> dict[str, Any]:
             return {"energy_j": 8.0, "source": "rapl", "seconds": 1.0, "note": ""}
 
     class Meter:

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finegauge.model.blocks import Attention, LatentAttention, LinearAttention, Mamba2, MixtureOfExperts
+from finegauge.model.blocks import Attention, LatentAttention, MixtureOfExperts
 from finegauge.model.families import architecture
+from finegauge.model.ssm import LinearAttention, Mamba2
 
 LLAMA_2_7B = {
     "model_type": "llama",

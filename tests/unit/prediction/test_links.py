@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from finegauge.answers.device_profile import micro_answer
 from finegauge.catalogue.device_profile import COLLECTIVES, DeviceProfile, Reading
 from finegauge.catalogue.fabrics import NVLINK, common
 from finegauge.catalogue.gpus import gpu, gpus
@@ -16,7 +17,8 @@ from finegauge.prediction.calibration import DATASHEET
 from finegauge.prediction.collectives import Collective
 from finegauge.prediction.links import Level, Link, Network, fitted, links_of, timed_s, work_of
 from finegauge.prediction.predictor import predict
-from finegauge.render.device_profile import profile_lines
+from finegauge.render.device_profile import micro_report
+from finegauge.render.terminal import report_lines
 from finegauge.run.run import Run
 from tests.shared import SHARED
 
@@ -83,7 +85,9 @@ def test_a_profile_without_collectives_has_no_links() -> None:
 
 def test_the_report_says_the_fit_and_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
-    text = "\n".join(profile_lines(profile([*exact("send"), *exact("all_reduce")])))
+    text = "\n".join(
+        report_lines(micro_report(micro_answer(profile([*exact("send"), *exact("all_reduce")]))))
+    )
     rows = [line.split() for line in text.splitlines() if line.startswith(("send", "all_reduce"))]
     assert [row[:3] for row in rows] == [[k, n, "3"] for k in ("send", "all_reduce") for n in ("2", "4", "8")]
     assert rows[0][-6:] == ["2.99", "20.0", "us", "3.00", "<1", "%"]

@@ -2,8 +2,10 @@
 
 import pytest
 
+from finegauge.answers.device_profile import micro_answer
 from finegauge.catalogue.device_profile import DeviceProfile, Reading
-from finegauge.render.device_profile import profile_lines
+from finegauge.render.device_profile import micro_report
+from finegauge.render.terminal import report_lines
 
 SIZES = {"rows": 8, "n": 4, "k": 2}
 PROFILE = DeviceProfile(
@@ -29,7 +31,7 @@ PROFILE = DeviceProfile(
 @pytest.fixture
 def text(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("NO_COLOR", "1")
-    return "\n".join(profile_lines(PROFILE))
+    return "\n".join(report_lines(micro_report(micro_answer(PROFILE))))
 
 
 def test_the_device_and_its_rates(text: str) -> None:

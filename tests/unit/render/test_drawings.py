@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finegauge.answers.study import Roof, Way
+from finegauge.answers.throughput import throughput
 from finegauge.formats.reading import read
 from finegauge.prediction.predictor import predict, work_of
 from finegauge.profile import Breakdown, Interval, Profile, Source
@@ -100,7 +101,7 @@ def test_every_operator_is_on_the_roofline(run: Run, profile: Profile) -> None:
 
 def test_throughput_has_its_interval_and_two_laws(run: Run) -> None:
     sweep = [predict(run.replace(micro_batch_size=size)) for size in (1, 2, 3, 4, 5)]
-    drawing = throughput_plot(sweep)
+    drawing = throughput_plot(throughput(sweep))
     text = drawn(drawing)
     assert "affine law" in text
     assert "equation 2 of Xia et al. 2024" in text
@@ -114,7 +115,7 @@ def test_throughput_has_its_interval_and_two_laws(run: Run) -> None:
         for law in row[3:5]:
             assert float(str(law)) == pytest.approx(one.samples_per_s, rel=0.2)
     assert "the largest micro-batch that fits" in drawing.caption
-    assert throughput_plot(sweep[:1]) is None
+    assert throughput_plot(throughput(sweep[:1])) is None
 
 
 def test_the_front_is_what_nothing_beats() -> None:

@@ -1,7 +1,6 @@
 """What `finegauge measure` prints: measured beside predicted, the differences with their reasons."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -89,7 +88,7 @@ def test_without_a_prediction_the_measurement_stands_alone() -> None:
 
 
 def test_memory_alone_may_be_predicted() -> None:
-    memory = replace(PREDICTED, step_time_s=Breakdown({}))
+    memory = PREDICTED._replace(step_time_s=Breakdown({}))
     shown = text(prediction=Prediction(memory, {}, {}, "Time is not predicted."))
     heading = next(line for line in shown.splitlines() if line.startswith("  stage  "))
     assert heading.split() == ["stage", "measured", "share"]
@@ -105,7 +104,7 @@ def test_a_trial_without_data_says_why(outcome: str, word: str) -> None:
     shown = text(failed)
     assert shown.startswith(f"{word}: a reason.")
     assert "Predicted: completed, 3.00 MiB of 1.00 GiB usable." in shown
-    limited = text(replace(failed, capacity_bytes=2.0**20))
+    limited = text(failed._replace(capacity_bytes=2.0**20))
     assert "Predicted: out of memory, 3.00 MiB of 1.00 MiB usable." in limited
 
 
@@ -195,7 +194,7 @@ def test_what_each_instrument_saw(name: str, seen: dict[str, Any], said: str) ->
 
 
 def test_the_json_says_both_sides_and_the_differences() -> None:
-    odd = replace(MEASURED, observations={"steps": {"losses": [float("nan")]}})
+    odd = MEASURED._replace(observations={"steps": {"losses": [float("nan")]}})
     (result,) = json.loads(document("measure", measure_answer([(odd, PREDICTION)])))["results"]
     assert result["outcome"] == "completed"
     assert result["measured"]["step_times_s"] == [0.1, 0.1]
@@ -210,8 +209,7 @@ def test_the_json_says_both_sides_and_the_differences() -> None:
 
 
 def test_what_one_side_does_not_know_is_a_dash_and_no_error_has_no_sign() -> None:
-    own = replace(
-        MEASURED,
+    own = MEASURED._replace(
         peak_memory_bytes=Breakdown.of(weights=3 * 2.0**20, logits=1.0),
         device_memory_bytes=Breakdown.of(weights=3 * 2.0**20, logits=1.0, slack=2.0**20),
         fingerprint={"threads": "1"},

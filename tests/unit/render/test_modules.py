@@ -2,9 +2,13 @@
 
 import pytest
 
+from finegauge.answers.device_profile import RunByModule, micro_answer, run_by_module
 from finegauge.profile import Breakdown, Profile, Source
-from finegauge.render.device_profile import REST, Compared, module_lines, modules_json, served
+from finegauge.render.device_profile import REST, micro_report
+from finegauge.render.json import encoded
+from finegauge.render.terminal import report_lines
 from finegauge.run.run import Run
+from tests.unit.render.test_device_profile import PROFILE
 
 ATTENTION, NORM = ("forward", "attention", "q_proj"), ("forward", "attention", "norm")
 
@@ -15,14 +19,17 @@ def profile(parts: dict[tuple[str, ...], float], **fields: object) -> Profile:
     return Profile(step_time_s=Breakdown(parts), **whole)  # type: ignore[arg-type]
 
 
-COMPARED = Compared(
-    "serve.yaml",
-    profile({ATTENTION: 0.5, NORM: 0.001, ("decode", "other", "Python"): 0.25}),
-    profile(
-        {ATTENTION: 0.4, (*NORM, "deeper"): 0.002, ("decode", "outside the model"): 0.6},
-        observations={"steps": {"details": {"ttft_s": 0.1, "written_tokens_per_s": 12.5, "kl": 3.0}}},
-    ),
+PREDICTED = profile({ATTENTION: 0.5, NORM: 0.001, ("decode", "other", "Python"): 0.25})
+MEASURED = profile(
+    {ATTENTION: 0.4, (*NORM, "deeper"): 0.002, ("decode", "outside the model"): 0.6},
+    observations={"steps": {"details": {"ttft_s": 0.1, "written_tokens_per_s": 12.5, "kl": 3.0}}},
 )
+COMPARED = run_by_module("serve.yaml", PREDICTED, MEASURED)
+
+
+def lines_of(one: RunByModule) -> list[str]:
+    """Return what a terminal shows of a run that was measured module by module."""
+    return report_lines(micro_report(micro_answer(PROFILE, runs=[one])))
 
 
 def test_rows_are_those_of_either_side_to_three_names() -> None:
@@ -35,11 +42,11 @@ def test_rows_are_those_of_either_side_to_three_names() -> None:
 
 def test_what_is_small_on_both_sides_is_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
-    lines = module_lines([COMPARED])
+    lines = lines_of(COMPARED)
     (attention,) = [line.split() for line in lines if "q_proj" in line]
     assert attention == ["forward", "attention", "q_proj", "500", "ms", "400", "ms", "40", "%", "1.25"]
     assert not [line for line in lines if "norm" in line]
-    (rest,) = [line.split() for line in lines if REST[0] in line]
+    (rest,) = [line.split() for line in lines if REST in line]
     assert rest[2:6] == ["1.00", "ms", "2.00", "ms"]
     (whole,) = [line.split() for line in lines if "the step" in line]
     assert whole[-3:] == ["100", "%", "0.75"]
@@ -47,13 +54,13 @@ def test_what_is_small_on_both_sides_is_added_up(monkeypatch: pytest.MonkeyPatch
 
 
 def test_json_keeps_every_row() -> None:
-    (found,) = modules_json([COMPARED])
+    found = encoded(COMPARED)
     assert found["phase"] == "decode"
     assert found["measured_step_s"] == pytest.approx(1.002)
     assert {"path": list(NORM), "predicted_s": 0.001, "measured_s": 0.002} in found["modules"]
-    assert found["serving"] == served(COMPARED.measured) == {"ttft_s": 0.1, "written_tokens_per_s": 12.5}
+    assert found["serving"] == {"ttft_s": 0.1, "written_tokens_per_s": 12.5}
 
 
 def test_a_run_that_failed_says_why() -> None:
-    failed = COMPARED._replace(measured=profile({}, outcome="failed", reason="no reason"))
-    assert module_lines([failed])[-1].endswith("failed: no reason")
+    failed = run_by_module("serve.yaml", PREDICTED, profile({}, outcome="failed", reason="no reason"))
+    assert lines_of(failed)[-1].endswith("failed: no reason")

@@ -1,6 +1,5 @@
 """What is printed about an endpoint: one load at length, several in a row each, failures by their reason."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -66,8 +65,8 @@ def test_without_an_answer_there_are_only_failures() -> None:
 
 
 def test_several_loads_and_one_that_failed() -> None:
-    failed = replace(MEASURED, outcome="failed", reason="all failed", step_time_s=Breakdown({}))
-    other = replace(MEASURED, observations={"serving": {**SEEN, "num_users": 32}})
+    failed = MEASURED._replace(outcome="failed", reason="all failed", step_time_s=Breakdown({}))
+    other = MEASURED._replace(observations={"serving": {**SEEN, "num_users": 32}})
     shown = measurements_lines([(MEASURED, NOTHING), (other, NOTHING), (failed, NOTHING)])
     text = "\n".join(shown)
     assert shown[0] == "Measured on http://here (m, vllm), 2 loads."
@@ -79,13 +78,13 @@ def test_several_loads_and_one_that_failed() -> None:
 
 
 def test_a_prediction_says_what_users_would_wait_for() -> None:
-    predicted = replace(MEASURED, step_time_s=Breakdown.of(prefill=0.1, decode=3.1))
+    predicted = MEASURED._replace(step_time_s=Breakdown.of(prefill=0.1, decode=3.1))
     waits = predicted_waits(predicted)
     assert waits == pytest.approx(
         {"ttft_s": 0.1, "time_per_output_token_s": 0.1, "written_tokens_per_s": 10.0}
     )
     assert untoned(waits_notes(predicted)[0].text).split()[:2] == ["100", "ms"]
-    queued = replace(predicted, run=RUN.replace(padding="free"))  # three batches, one after the other
+    queued = predicted._replace(run=RUN.replace(padding="free"))  # three batches, one after the other
     assert predicted_waits(queued)["ttft_s"] == pytest.approx(0.1 / 3)
     assert predicted_waits(MEASURED) == {}
     assert waits_notes(MEASURED) == ()

@@ -2,7 +2,8 @@
 
 import pytest
 
-from finegauge.render.terminal import columns, filled_bar, pad, paint, visible_width, wrapped
+from finegauge.render.report import Table, Toned
+from finegauge.render.terminal import filled_bar, pad, painted, table_lines, visible_width, wrapped
 
 
 @pytest.fixture
@@ -14,25 +15,25 @@ def colour(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_colour_where_it_is_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("FORCE_COLOR", "1")
-    assert paint("fits", "green") == "fits"
+    assert painted("fits", "good") == "fits"
 
 
 def test_no_colour_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FORCE_COLOR", raising=False)
-    assert paint("fits", "green") == "fits"
+    assert painted("fits", "good") == "fits"
 
 
 @pytest.mark.usefixtures("colour")
 def test_paint_takes_no_room() -> None:
-    painted = paint("fits", "bold", "green")
-    assert painted == "\x1b[1;32mfits\x1b[0m"
-    assert visible_width(painted) == 4
-    assert visible_width(pad(painted, 10)) == 10
-    assert paint("", "green") == ""
+    fits = painted(Toned("fits", "strong", "good"))
+    assert fits == "\x1b[1;32mfits\x1b[0m"
+    assert visible_width(fits) == 4
+    assert visible_width(pad(fits, 10)) == 10
+    assert painted("", "good") == ""
 
 
 def test_columns_align() -> None:
-    assert columns(["name", "most\nbatch"], [["a", "1"], ["longer", "1,000"]]) == [
+    assert table_lines(Table("", ("name", "most\nbatch"), (("a", "1"), ("longer", "1,000")))) == [
         "         most",
         "name    batch",
         "a           1",
@@ -41,7 +42,7 @@ def test_columns_align() -> None:
 
 
 def test_columns_without_a_second_heading_line() -> None:
-    assert columns(["x", "y"], [["a", "b"]], left=2) == ["x  y", "a  b"]
+    assert table_lines(Table("", ("x", "y"), (("a", "b"),), 2)) == ["x  y", "a  b"]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ import pytest
 
 from finegauge.prediction.predictor import Prediction, predict
 from finegauge.profile import Breakdown, Profile, Source
-from finegauge.render.training import end_lines, nothing_predicted_lines, start_lines
+from finegauge.render.terminal import section_lines
+from finegauge.render.training import end_section, nothing_predicted, start_section
 from finegauge.run.run import FROM_CALLER, Run
 
 
@@ -15,7 +16,7 @@ def run(**changes: object) -> Run:
 
 def told(asked: Run, *, price: float | None = 0.5, steps: int | None = 1000, evaluates: bool = False) -> str:
     """Return the start's lines as one text."""
-    lines = start_lines(
+    start = start_section(
         asked,
         Prediction(predict(asked), {}, {}),
         device="NVIDIA A40",
@@ -24,6 +25,7 @@ def told(asked: Run, *, price: float | None = 0.5, steps: int | None = 1000, eva
         price_said="as stated",
         has_evaluation=evaluates,
     )
+    lines = section_lines(start)
     assert all(len(line) <= 104 for line in lines)
     return " ".join(" ".join(lines).split())
 
@@ -70,15 +72,15 @@ def test_lengths_from_memory_have_no_path_in_the_text(tmp_path_factory: pytest.T
 
 
 def test_nothing_predicted() -> None:
-    (line,) = nothing_predicted_lines("IA3 is not described.")
+    (line,) = section_lines(nothing_predicted("IA3 is not described."))
     assert line.endswith("no profile is kept: IA3 is not described.")
 
 
 def test_the_end_holds_the_prediction_against_what_was_measured() -> None:
     measured = Profile(run=run(), source=Source("measured", "here"), step_time_s=Breakdown.of(step=2.0))
     predicted = Profile(run=run(), source=Source("predicted", "us"), step_time_s=Breakdown.of(forward=1.9))
-    lines = end_lines(measured, predicted, "out/finegauge.jsonl")
+    lines = section_lines(end_section(measured, predicted, "out/finegauge.jsonl"))
     assert "2.00 s a step" in lines[0]
     assert "1.90 s a step were predicted, -5.0%." in lines[1]
     assert lines[2].endswith("kept in out/finegauge.jsonl.")
-    assert len(end_lines(measured, None, "")) == 1
+    assert len(section_lines(end_section(measured, None, ""))) == 1

@@ -119,9 +119,9 @@ def test_without_scipy_the_way_out_is_said(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_cells() -> None:
-    assert texts([("a", 1234, 0.5), ("b", None, 0.0625)]) == [["a", "1,234", "0.500"], ["b", "-", "0.062"]]
-    assert texts([(1490.0,), (235.37,), (99.5,)]) == [["1,490.0"], ["235.4"], ["99.5"]]
-    assert texts([(8.0,), (27.0,)]) == [["8"], ["27"]]
+    assert texts([("a", 1234, 0.5), ("b", None, 0.0625)]) == (("a", "1,234", "0.500"), ("b", "-", "0.062"))
+    assert texts([(1490.0,), (235.37,), (99.5,)]) == (("1,490.0",), ("235.4",), ("99.5",))
+    assert texts([(8.0,), (27.0,)]) == (("8",), ("27",))
     assert error_text(1.1, 1.0) == "+10 %"
     assert error_text(None, 1.0) == error_text(1.0, None) == "-"
 

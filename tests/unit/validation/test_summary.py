@@ -5,11 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from finegauge.answers.validation import validation_answer
 from finegauge.cli import main
 from finegauge.errors import InputError
 from finegauge.formats.measurement_tables import Measured, MeasuredRow
 from finegauge.profile import Breakdown, Profile, Source
-from finegauge.render.validation import accuracy_page, validation_lines
+from finegauge.render.json import encoded
+from finegauge.render.terminal import report_lines
+from finegauge.render.validation import accuracy_page, validation_report
 from finegauge.run.run import Run
 from finegauge.validation.rivals import rivals
 from finegauge.validation.summary import (
@@ -55,13 +58,14 @@ def test_confusion_of_outcomes() -> None:
 def test_every_row_is_counted_and_unanswered_ones_are_named(tmp_path: Path) -> None:
     table(tmp_path, ROW, ROW | {"id": "r2", "gpu": "A1000"}, ROW | {"id": "r3", "gpu": "A1000"})
     validation = validate([str(tmp_path / "t.csv")])
-    summary = validation.to_json()["summary"]
+    found = validation_answer(validation)
+    summary = encoded(found)["summary"]
     assert (summary["rows"], summary["answered"]) == (3, 1)
     assert summary["unanswered"][0]["ids"] == ["r2", "r3"]
     assert "No GPU named" in summary["unanswered"][0]["reason"]
     assert summary["step_time"]["by"]["source"]["mine"]["rows"] == 1
     assert summary["peak_memory"]["torch_allocated"]["all"]["rows"] == 1
-    text = "\n".join(validation_lines(validation))
+    text = "\n".join(report_lines(validation_report(found)))
     assert "1 of 3 rows answered" in text
     assert "r2" in text
 
@@ -87,7 +91,7 @@ def test_rivals_are_compared_on_the_rows_that_both_answer(tmp_path: Path) -> Non
     tokens, params = 4 * 4096, 7_241_732_096
     theirs = 6 * params * tokens / (312e12 * 0.4)
     assert match.theirs.bias == pytest.approx(theirs / 4.92877 - 1, rel=1e-3)
-    assert "not here" in "\n".join(validation_lines(validation))
+    assert "not here" in "\n".join(report_lines(validation_report(validation_answer(validation))))
 
 
 def test_the_seeds_law_is_fitted_to_the_other_batches_of_a_sweep(tmp_path: Path) -> None:
@@ -109,12 +113,12 @@ def test_the_accuracy_page_shows_every_table_and_names_what_is_weak(tmp_path: Pa
     slow = ROW | {"id": "slow", "source": "elsewhere", "step_time_s": "500"}
     table(tmp_path, ROW, slow, ROW | {"id": "lost", "gpu": "A1000"})
     path = tmp_path / "t.csv"
-    page = accuracy_page(validate([str(path)], against=["6nd"]), [path])
-    assert "2 of 3 rows are answered, from `t.csv`" in page
+    page = accuracy_page(validation_answer(validate([str(path)], against=["6nd"])), [str(path)])
+    assert "2 of 3 rows are answered, from t.csv" in page
     assert "| source: elsewhere | 1 | 99" in page
-    assert "- step time, source elsewhere: median 99%" in page
+    assert "| step time | source: elsewhere | 1 | 99" in page
     assert "step time: 6nd" in page
-    assert "- 1 rows (lost …): No GPU named" in page
+    assert "1 without an answer (lost): No GPU named" in page
 
 
 def test_an_unknown_rival_is_refused_with_its_neighbour() -> None:

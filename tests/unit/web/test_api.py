@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from finegauge.render.schema import schema
 from finegauge.web.openapi import API
-from finegauge.web.upload_store import room
+from finegauge.web.upload_store import upload_store
 from tests.e2e.commands import finegauge
 from tests.unit.web.inline import client
 
@@ -237,7 +237,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shelf = tmp_path / ".cache" / "finegauge" / "devices"
     shelf.mkdir(parents=True)
     (shelf / "cpu.json").write_text("{}", "utf-8")
-    room().enter()  # as every worker does; monkeypatch goes back
+    upload_store().enter()  # as every worker does; monkeypatch goes back
     return tmp_path
 
 

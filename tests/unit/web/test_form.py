@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from finegauge.errors import FineGaugeError, InputError
 from finegauge.web.form import State, asked, confined, field_of, origin_of, shown_value
-from finegauge.web.upload_store import room
+from finegauge.web.upload_store import upload_store
 
 LLAMAFACTORY = """\
 # finegauge: {gpu: A40}
@@ -170,12 +170,12 @@ def test_the_state_of_a_form_keeps_what_is_filled_in() -> None:
 
 def test_the_room_keeps_texts_by_content_and_forgets_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("finegauge.web.upload_store.MOST_TEXTS", 3)
-    first = room().keep("one", "a.txt")
-    assert room().keep("one", "a.txt") == first
-    assert room().holds(first)
-    assert room().text_of(first) == "one"
+    first = upload_store().keep("one", "a.txt")
+    assert upload_store().keep("one", "a.txt") == first
+    assert upload_store().holds(first)
+    assert upload_store().text_of(first) == "one"
     os.utime(os.path.dirname(first), (1, 1))
     for number in range(4):
-        room().keep(f"text {number}", "a.txt")
+        upload_store().keep(f"text {number}", "a.txt")
     assert not os.path.exists(first)
-    assert not room().holds("/etc/passwd")
+    assert not upload_store().holds("/etc/passwd")

@@ -10,7 +10,7 @@ import pytest
 
 from finegauge.web import workers
 from finegauge.web.limits import RefusedError
-from finegauge.web.response_cache import Kept, Reply, key_of
+from finegauge.web.response_cache import Reply, ResponseCache, key_of
 from finegauge.web.workers import Lane, Workers
 
 pytestmark = pytest.mark.extras
@@ -147,7 +147,7 @@ def test_a_process_stands_in_an_empty_folder_of_its_own() -> None:
 
 
 def test_what_is_kept_is_bounded() -> None:
-    kept = Kept(most_bytes=10_000)
+    kept = ResponseCache(most_bytes=10_000)
     for number in range(50):
         kept.add(key_of(number), Reply(b"x" * 1_000))
         kept.get(key_of(0))

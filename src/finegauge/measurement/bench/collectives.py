@@ -30,13 +30,10 @@ def collective_readings(
 ) -> list[Reading]:
     """Return the readings of every collective among 2, 4, 8 ... and all of `ranks` processes.
 
-    Args:
-        device: "cpu" (gloo) or "cuda" (NCCL, one GPU per rank).
-        ranks: How many at most, at least 2.
-        payload_bytes: Sizes, each a multiple of 4 times `ranks` at best.
-        deadline_s: After which the processes are ended.
+    `device` is "cpu" (gloo) or "cuda" (NCCL, one GPU per rank); payloads are best multiples of 4 times
+    `ranks`.
 
-    Raises: UnsupportedError if the machine has too few GPUs, or a process fails.
+    Raises: UnsupportedError if the machine has too few GPUs, a process fails, or `deadline_s` passes.
     """
     if ranks < 2:
         raise UnsupportedError(f"Collectives need at least 2 processes; --collectives {ranks} is too few.")

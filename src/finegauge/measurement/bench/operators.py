@@ -103,7 +103,8 @@ def _rotary(bench: Bench, *, sequences: int, seq_len: int, heads: int, kv_heads:
 
     def forward() -> Tensor:
         turned = apply_rotary_pos_emb(query.transpose(1, 2), key.transpose(1, 2), cosines, sines)
-        return _joined(*turned)
+        joined: Tensor = _Joined.apply(*turned)
+        return joined
 
     return Use(forward, (query, key))
 
@@ -123,24 +124,15 @@ class _Joined(torch.autograd.Function):
         return ctx.gradients
 
 
-def _joined(first: Tensor, second: Tensor) -> Tensor:
-    joined: Tensor = _Joined.apply(first, second)
-    return joined
+def _norm(name: str) -> Callable[..., Use]:
+    def make(bench: Bench, *, rows: int, width: int) -> Use:
+        from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+        module: Any = LlamaRMSNorm(width) if name == "rms" else torch.nn.LayerNorm(width)
+        x, layer = bench.rows(1, rows, width), module.to(bench.device, bench.dtype)
+        return Use(lambda: layer(x), (x,), tuple(layer.parameters()))
 
-def _rms_norm(bench: Bench, *, rows: int, width: int) -> Use:
-    from transformers.models.llama.modeling_llama import LlamaRMSNorm
-
-    return _norm(bench, LlamaRMSNorm(width), rows, width)
-
-
-def _layer_norm(bench: Bench, *, rows: int, width: int) -> Use:
-    return _norm(bench, torch.nn.LayerNorm(width), rows, width)
-
-
-def _norm(bench: Bench, module: Any, rows: int, width: int) -> Use:
-    x, layer = bench.rows(1, rows, width), module.to(bench.device, bench.dtype)
-    return Use(lambda: layer(x), (x,), tuple(layer.parameters()))
+    return make
 
 
 def _rowwise(function: Callable[..., Tensor], num_inputs: int, factor: int = 1) -> Callable[..., Use]:
@@ -343,8 +335,8 @@ OPERATORS: Mapping[str, Operator] = {
     "attention_eager": Operator(_attention("eager"), flops=_attention_flops),
     "attention_cached": Operator(_attention_cached, (), _cached_flops),
     "rotary": Operator(_rotary),
-    "rms_norm": Operator(_rms_norm, ("backward", "backward_frozen")),
-    "layer_norm": Operator(_layer_norm, ("backward", "backward_frozen")),
+    "rms_norm": Operator(_norm("rms"), ("backward", "backward_frozen")),
+    "layer_norm": Operator(_norm("layer"), ("backward", "backward_frozen")),
     "add": Operator(_rowwise(torch.add, 2)),
     "swiglu": Operator(_rowwise(lambda gate, up: F.silu(gate) * up, 2)),
     "swiglu_fused": Operator(_rowwise(_swiglu_fused, 1, factor=2)),

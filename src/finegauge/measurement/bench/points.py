@@ -7,7 +7,7 @@ products above `MAX_FLOPS` and tensors above `MAX_VALUES` are left out, since ra
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from math import ceil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from finegauge.catalogue.device_profile import NF4_INFERENCE
 from finegauge.data.batch_shape import shape
@@ -17,11 +17,11 @@ from finegauge.model.blocks import (
     Attention,
     FeedForward,
     Linear,
-    Mamba1,
     MixtureOfExperts,
     Norm,
 )
 from finegauge.model.graph import Graph, build
+from finegauge.model.ssm import Mamba1
 from finegauge.run.phases import answer_tokens
 from finegauge.run.rules import GENERATING, INFERENCE
 from finegauge.run.run import Run
@@ -140,7 +140,6 @@ def _experts(scale: int) -> Iterator[Point]:
 
 
 def _updates(device: str) -> Iterator[Point]:
-    """Yield optimizer updates, clipping, and copies."""
     most = MAX_VALUES[device]
     for params, tensors in product((2**14, 2**18, most // 2), (10, 60)):
         for operator in ("adamw_fused", "adamw_foreach", "adamw_loop", "clip"):
@@ -189,23 +188,33 @@ def _batches(run: Run) -> Iterator[Batch]:
 
 def _points(run: Run, graph: Graph, batch: Batch) -> Iterator[Point]:
     model, rows = graph.model, batch.rows
-    for width in {norm.size for norm in _norms(model)}:
-        yield Point("rms_norm", {"rows": rows, "width": width})
-    yield Point("add", {"rows": rows, "width": model.hidden_size})
     yield Point("embedding", {"rows": rows, "vocab": model.vocab_size, "width": model.hidden_size})
     yield Point("cross_entropy", {"rows": rows, "vocab": model.vocab_size})
-    yield _linear(model.head or Linear("lm_head", model.hidden_size, model.vocab_size), rows)
-    for mixer in {branch.mixer for layer, _ in model.layers for branch in layer.branches}:
+    yield from _shared_points(run, model, rows)
+    for mixer in _mixers(model):
         if isinstance(mixer, Attention):
             yield from _attention_points(run, mixer, batch)
-        elif isinstance(mixer, FeedForward):
-            yield Point("swiglu", {"rows": rows, "width": mixer.intermediate_size})
         elif isinstance(mixer, MixtureOfExperts):
             yield from _expert_points(run, mixer, rows)
         elif isinstance(mixer, Mamba1):
             yield from _mamba(mixer, batch)
-        yield from _projections(run, getattr(mixer, "projections", ()), rows)
     yield from _update_points(run, graph)
+
+
+def _shared_points(run: Run, model: Architecture, rows: int) -> Iterator[Point]:
+    """Yield what training and writing a token both ask for: norms, residuals, head, linears of blocks."""
+    for width in {norm.size for norm in _norms(model)}:
+        yield Point("rms_norm", {"rows": rows, "width": width})
+    yield Point("add", {"rows": rows, "width": model.hidden_size})
+    yield _linear(model.head or Linear("lm_head", model.hidden_size, model.vocab_size), rows)
+    for mixer in _mixers(model):
+        if isinstance(mixer, FeedForward):
+            yield Point("swiglu", {"rows": rows, "width": mixer.intermediate_size})
+        yield from _projections(run, getattr(mixer, "projections", ()), rows)
+
+
+def _mixers(model: Architecture) -> set[Any]:
+    return {branch.mixer for layer, _ in model.layers for branch in layer.branches}
 
 
 def _norms(model: Architecture) -> Iterator[Norm]:
@@ -246,23 +255,15 @@ def _tokens(run: Run, graph: Graph, batch: Batch) -> Iterator[Point]:
     if run.phase not in GENERATING:
         return
     rows, context = batch.sequences, max(1, batch.seq_len - answer_tokens(run) // 2)
-    model = graph.model
-    for width in {norm.size for norm in _norms(model)}:
-        yield Point("rms_norm", {"rows": rows, "width": width})
-    yield Point("add", {"rows": rows, "width": model.hidden_size})
-    yield _linear(model.head or Linear("lm_head", model.hidden_size, model.vocab_size), rows)
-    for mixer in {branch.mixer for layer, _ in model.layers for branch in layer.branches}:
-        if isinstance(mixer, FeedForward):
-            yield Point("swiglu", {"rows": rows, "width": mixer.intermediate_size})
+    yield from _shared_points(run, graph.model, rows)
+    for mixer in _mixers(graph.model):
         if isinstance(mixer, Attention):
             heads = {"heads": mixer.num_heads, "kv_heads": mixer.num_key_value_heads}
             sizes = {"sequences": rows, "context": context, **heads, "head_dim": mixer.head_dim}
             yield Point("attention_cached", sizes)
-        yield from _projections(run, getattr(mixer, "projections", ()), rows)
 
 
 def _expert_points(run: Run, block: MixtureOfExperts, rows: int) -> Iterator[Point]:
-    """Yield the router, the way to the experts and back, and their products."""
     hidden, inner, experts = block.hidden_size, block.intermediate_size, block.num_experts
     top_k = min(block.top_k, experts)
     yield _linear(block.router, rows)
@@ -284,7 +285,6 @@ def _mamba(block: Mamba1, batch: Batch) -> Iterator[Point]:
 
 
 def _update_points(run: Run, graph: Graph) -> Iterator[Point]:
-    """Yield the update of all trained parameters, and their clipping."""
     weights = graph.weights
     params = int(weights.trained_params + weights.adapter_params)
     sizes = {"params": params, "tensors": max(1, int(weights.num_trained_tensors))}

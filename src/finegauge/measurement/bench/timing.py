@@ -147,7 +147,7 @@ def timed(
     _differentiate(first, inputs=True, weights=True)
     output = first.forward()
     gradient = torch.ones_like(output)
-    sizes = [float(sum(map(_num_bytes, tensors))) for tensors in (first.inputs, first.weights, (output,))]
+    sizes = [float(sum(t.nbytes for t in found)) for found in (first.inputs, first.weights, (output,))]
     kept = sizes[1] + sizes[2]
     del output
     pass_s = min(sum(_pass([first], [gradient], bench)) for _ in range(2))
@@ -186,24 +186,15 @@ def _pass(uses: list[Use], gradients: list[Tensor], bench: Bench) -> tuple[float
 
 
 def _differentiate(use: Use, *, inputs: bool, weights: bool) -> None:
-    """Say which of the leaves of `use` need gradients."""
     for leaves, wanted in ((use.inputs, inputs), (use.weights, weights)):
         for leaf in leaves:
             leaf.requires_grad_(wanted)
 
 
-def _num_bytes(tensor: Tensor) -> int:
-    return int(tensor.numel() * tensor.element_size())
-
-
 def update_timing(bench: Bench, operator: str, *, params: int, tensors: int) -> Timing:
     """Return the seconds of one update of `params` parameters in `tensors` tensors of equal size.
 
-    Args:
-        bench: Where.
-        operator: adamw_fused, adamw_foreach, adamw_loop or clip.
-        params: In all tensors together.
-        tensors: How many.
+    `operator` is adamw_fused, adamw_foreach, adamw_loop or clip.
     """
     state_bytes = 4 * bench.dtype.itemsize * params
     copies = int(min(max(CHAIN_BYTES / state_bytes, 1), MAX_USES))

@@ -19,10 +19,9 @@ from contextlib import suppress
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from finegauge.errors import FieldError, InputError, UnsupportedError, did_you_mean, shown
+from finegauge.errors import FieldError, InputError, did_you_mean, shown
 from finegauge.measurement.options import Options
 from finegauge.run.phases import prompts_of
-from finegauge.run.rules import SERVING
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession
@@ -100,17 +99,6 @@ def check_options(options: Options) -> None:
     for name in ("num_requests", "requests_per_s", "request_timeout_s", "timeout_s"):
         if not 0 <= getattr(options, name) < 1e9:
             raise FieldError(f"{name}={getattr(options, name)} should be a number from 0 on.")
-
-
-def check_run(run: "Run") -> None:
-    """Refuse runs that are no serving.
-
-    Raises: UnsupportedError.
-    """
-    if run.phase not in SERVING:
-        raise UnsupportedError(
-            f"An endpoint serves, and phase={run.phase} does not; add phase=decode (or prefill) to the run."
-        )
 
 
 def _key(variable: str) -> str:
@@ -217,7 +205,6 @@ def _writes(choice: Mapping[str, Any], *, ends: bool) -> bool:
 
 
 def _count(value: Any) -> int:
-    """Return a count of tokens; 0 for none."""
     return value if isinstance(value, int) and value > 0 else 0
 
 
@@ -277,7 +264,6 @@ def _samples(asked: "Run", dice: random.Random) -> Iterator[list[int]]:
 
 
 def _tokenizer(run: "Run") -> Any:
-    """Return the run's tokenizer; None where it names none."""
     if run.tokenizer is None:
         return None
     from finegauge.data.tokenizer import load_tokenizer, tokenizer_file

@@ -49,19 +49,18 @@ class Server(NamedTuple):
 
 
 async def server_at(session: "ClientSession", address: Address, wanted: str, otherwise: str) -> Server:
-    """Return who answers at `address`.
+    """Return who answers at `address`, asked for the model `wanted`; "": the only one that it has.
 
-    Args:
-        session: Of the client.
-        address: Of the server.
-        wanted: The model to ask, as the server calls it; "": the only one it has.
-        otherwise: The model's name where the server lists none.
-    Raises: UnreachableError where nobody answers; UnsupportedError where it has not the model that is wanted.
+    Where the server lists no models, the name is `otherwise`.
+
+    Raises: UnreachableError where nobody answers; UnsupportedError where it does not have the model.
     """
     try:
         status, header, said = await _got(session, address, MODELS)
+    except TimeoutError:
+        raise UnreachableError(f"no answer within {TIMEOUT_S:g} s") from None
     except Exception as error:
-        raise UnreachableError(address.without_key(_why(error))) from None
+        raise UnreachableError(address.without_key(reason(error))) from None
     if status in (401, 403):
         raise UnreachableError(f"HTTP {status}: it wants a key; name its environment variable")
     listed = said.get("data") if status == OK else None
@@ -100,17 +99,12 @@ async def _got(session: "ClientSession", address: Address, path: str) -> tuple[i
 
 
 async def _version(session: "ClientSession", address: Address) -> str:
-    """Return the engine's version, from the page on which one of the engines has it."""
     for path, key in VERSIONS.items():
         with suppress(Exception):
             status, _, said = await _got(session, address, path)
             if status == OK and isinstance(said.get(key), str):
                 return str(said[key])[:80]
     return ""
-
-
-def _why(error: Exception) -> str:
-    return f"no answer within {TIMEOUT_S:g} s" if isinstance(error, TimeoutError) else reason(error)
 
 
 MOST_FAILED_FRACTION = 0.05

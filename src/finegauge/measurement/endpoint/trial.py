@@ -16,7 +16,6 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import chain, islice, pairwise
@@ -31,7 +30,6 @@ from finegauge.measurement.endpoint.client import (
     Clock,
     address_of,
     check_options,
-    check_run,
     prompts,
 )
 from finegauge.measurement.endpoint.load import (
@@ -48,6 +46,7 @@ from finegauge.measurement.options import Options
 from finegauge.profile import Breakdown, Profile, Source
 from finegauge.progress import Heard, Progress
 from finegauge.run.phases import micro_steps
+from finegauge.run.rules import SERVING
 
 if TYPE_CHECKING:
     from finegauge.run.run import Run
@@ -57,12 +56,9 @@ EARLY_FRACTION = 0.99  # an answer shorter than this share of what was asked has
 
 
 def summary(answers: Sequence[Answer], *, new_tokens: int, began_s: float) -> dict[str, Any]:
-    """Return the figures of a load.
+    """Return the figures of a load from the answers to every request, failed ones too.
 
-    Args:
-        answers: To every request, failed ones too.
-        new_tokens: That every answer should have.
-        began_s: When the first request was made, by the clock of the answers.
+    Each answer should have `new_tokens`; the first request was made at `began_s` of the answers' clock.
     """
     whole = [answer for answer in answers if not answer.failure]
     failures = Counter(answer.failure for answer in answers if answer.failure)
@@ -104,12 +100,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def refusal(answers: Sequence[Answer], num_asked: int) -> str:
-    """Return why a load is refused as data; "" where it is not.
-
-    Args:
-        answers: To every request that was made.
-        num_asked: Requests that should have been made.
-    """
+    """Return why a load of `num_asked` requests is refused as data; "" where it is not."""
     failed = [answer for answer in answers if answer.failure]
     if failed and len(failed) > MOST_FAILED_FRACTION * num_asked:
         commonest, times = Counter(answer.failure for answer in failed).most_common(1)[0]
@@ -134,10 +125,15 @@ def profile_of_load(
     client: Client,
     load: Load,
     answers: Sequence[Answer],
+    *,
     meant_tokens: float,
     began_s: float,
+    busy_fraction: float,
 ) -> Profile:
-    """Return what the answers to a load say; its prompts were meant to have `meant_tokens`."""
+    """Return what the answers to a load say.
+
+    Its prompts were meant to have `meant_tokens`; the client itself was busy for a share of the time.
+    """
     address = client.address
     if reason := refusal(answers, load.num_requests):
         failed = summary(answers, new_tokens=client.new_tokens, began_s=began_s)
@@ -168,25 +164,11 @@ def profile_of_load(
                 "num_users": 0 if load.requests_per_s else load.num_users,
                 "asked_requests_per_s": load.requests_per_s,
                 **serving,
+                "client_busy_fraction": busy_fraction,
             },
-            "notes": _notes(serving, client, meant_tokens),
+            "notes": _notes(serving, client, meant_tokens, busy_fraction),
         },
     )
-
-
-def with_client(profile: Profile, busy_fraction: float) -> Profile:
-    """Return `profile` with the share of the time for which the client itself had a processor."""
-    if profile.outcome != "completed":
-        return profile
-    seen = dict(profile.observations)
-    seen["serving"] = {**seen["serving"], "client_busy_fraction": busy_fraction}
-    if busy_fraction > BUSY_FRACTION:
-        seen["notes"] = [
-            *seen["notes"],
-            f"the client was busy for {100 * busy_fraction:.0f} % of the time: what it says is late, so ask "
-            "with fewer users",
-        ]
-    return replace(profile, observations=seen)
 
 
 def without_data(
@@ -239,7 +221,7 @@ def _timing(latencies: Sequence[float], options: Options) -> dict[str, float]:
     }
 
 
-def _notes(serving: Mapping[str, Any], client: Client, meant: float) -> list[str]:
+def _notes(serving: Mapping[str, Any], client: Client, meant: float, busy_fraction: float) -> list[str]:
     notes = []
     if serving["num_failed"]:
         notes.append(f"{serving['num_failed']} of {serving['num_requests']} requests failed and are left out")
@@ -261,6 +243,11 @@ def _notes(serving: Mapping[str, Any], client: Client, meant: float) -> list[str
     if abs(serving["prompt_tokens"] / meant - 1) > FEW_TOKENS_OFF_FRACTION:
         notes.append(
             f"the server counts {serving['prompt_tokens']:,.0f} tokens a prompt, {meant:,.0f} were meant"
+        )
+    if busy_fraction > BUSY_FRACTION:
+        notes.append(
+            f"the client was busy for {100 * busy_fraction:.0f} % of the time: what it says is late, so ask "
+            "with fewer users"
         )
     return notes
 
@@ -308,16 +295,17 @@ def measure_endpoint(
 ) -> "Profile":
     """Return the measured profile of `run`, answered by the server that `options` name.
 
-    Args:
-        run: A run that serves; its `micro_batch_size` is the number of users.
-        options: The endpoint, and how many requests.
-        heard: Told how far the trial is.
-        clock: In seconds.
+    The `micro_batch_size` of the run is the number of users; `clock` is in seconds.
+
     Raises: InputError for options that no server can answer.
     """
     check_options(options)
     try:
-        check_run(run)
+        if run.phase not in SERVING:
+            raise UnsupportedError(
+                f"An endpoint serves, and phase={run.phase} does not; add phase=decode (or prefill) to the "
+                "run."
+            )
         return asyncio.run(_measured(run, options, heard, clock))
     except UnreachableError as error:
         return without_data(run, options, "failed", f"{address_of(options).url} does not serve: {error}")
@@ -325,16 +313,6 @@ def measure_endpoint(
         return without_data(run, options, "failed", f"not done after {options.timeout_s:g} s")
     except FineGaugeError as error:
         return without_data(run, options, "unsupported", str(error))
-
-
-def load_of(run: "Run", options: Options) -> Load:
-    """Return the load that is asked for: `steps` requests of every user where no number is stated."""
-    return Load(
-        num_requests=options.num_requests or options.steps * run.micro_batch_size,
-        num_users=run.micro_batch_size,
-        requests_per_s=options.requests_per_s,
-        seed=options.seed,
-    )
 
 
 async def _measured(run: "Run", options: Options, heard: Heard | None, clock: Clock) -> "Profile":
@@ -366,8 +344,10 @@ async def _measured(run: "Run", options: Options, heard: Heard | None, clock: Cl
         )
         if failure := await client.greet(first):
             raise UnreachableError(failure + _hint(failure, address))
-        load = load_of(run, options)
-        warm = Load(num_requests=options.warmup_steps * load.num_users, num_users=load.num_users)
+        users = run.micro_batch_size
+        num_requests = options.num_requests or options.steps * users
+        load = Load(num_requests, users, options.requests_per_s, options.seed)
+        warm = Load(options.warmup_steps * users, users)
         await closed(warm, client.ask, asked, _tells(heard, "warm-up", warm.num_requests))
         ahead = list(islice(asked, min(load.num_requests, MADE_AHEAD)))
         busy_s, since_s, began_s = time.process_time(), time.perf_counter(), clock()
@@ -375,9 +355,10 @@ async def _measured(run: "Run", options: Options, heard: Heard | None, clock: Cl
         told = _tells(heard, "requests", load.num_requests)
         answers = await shape(load, client.ask, chain(ahead, asked), told)
         busy_s, since_s = time.process_time() - busy_s, time.perf_counter() - since_s
-    meant = fmean(prompt.tokens for prompt in ahead)
-    profile = profile_of_load(run, options, server, client, load, answers, meant, began_s)
-    return with_client(profile, busy_s / since_s)
+    return profile_of_load(
+        run, options, server, client, load, answers, began_s=began_s, busy_fraction=busy_s / since_s,
+        meant_tokens=fmean(prompt.tokens for prompt in ahead),
+    )  # fmt: skip
 
 
 def _hint(failure: str, address: Address) -> str:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from finegauge.measurement.batches import IGNORED, Batch
+from finegauge.measurement.batches import Batch, answered
 from finegauge.measurement.evaluation.scores import (
     Accuracy,
     Question,
@@ -28,6 +28,7 @@ from finegauge.measurement.models.build import checkpoint_folder
 from finegauge.measurement.models.optimizers import optimizer_of
 from finegauge.measurement.options import Options
 from finegauge.measurement.phases.fine_tuning import FineTuning, supervised
+from finegauge.measurement.phases.training import inference
 from finegauge.measurement.subject import Phase, Subject
 from finegauge.progress import Heard, Progress
 
@@ -107,13 +108,8 @@ def tune(
 ) -> Tuning:
     """Tune `subject` on a task, and return how good it is before and after each epoch.
 
-    Args:
-        subject: The model; its run says batch, optimizer and precision.
-        task: What it learns and what it is asked.
-        epochs: How often it sees the questions to learn from.
-        learning_rate: At its highest; None: by whether the weights are random.
-        seed: Of the order of the questions.
-        heard: Told how many epochs are done.
+    Its run says batch, optimizer and precision. `learning_rate` is the highest of the schedule; by default it
+    follows from whether the weights are random. `seed` is that of the order of the questions.
     """
     run = subject.run
     rate = learning_rate or (CHECKPOINT_RATE if checkpoint_folder(run) else RANDOM_WEIGHTS_RATE)
@@ -137,21 +133,18 @@ def tune(
 def score(subject: Subject, task: Task, epoch: int, loss: float | None = None, train_s: float = 0.0) -> Epoch:
     """Return how good the model is now."""
     choices = multiple_choice(subject.model, task.test) if task.test[0].choices else None
-    exact = exact_match_fraction(subject.model, task.test, right=task.right, stop=task.stop)
+    exact = exact_match_fraction(subject.model, task.test, right=task.right)
     return Epoch(epoch, exact, choices, loss, train_s)
 
 
 def experts_of(subject: Subject, questions: Sequence[Question]) -> dict[str, Any]:
     """Return the load of the experts while the model reads the questions and their answers."""
     batches = batches_of(questions, min(64, len(questions)), subject.device, 0)
-    training = subject.model.training
-    subject.model.eval()
-    with torch.no_grad(), RouterProbe(subject.model) as probe:
+    with inference(subject.model), RouterProbe(subject.model) as probe:
         for _ in range(max(1, len(questions) // 64)):
             batch = next(batches)
             subject.model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False)
-    subject.model.train(training)
-    return summary(probe.counts) if probe.counts else {}
+    return summary(probe.counts)
 
 
 def batches_of(
@@ -162,22 +155,8 @@ def batches_of(
     while True:
         order = dice.sample(range(len(questions)), len(questions))
         for first in range(0, len(order) - batch_size + 1, batch_size):
-            yield _batch([questions[place] for place in order[first : first + batch_size]], device)
-
-
-def _batch(questions: Sequence[Question], device: torch.device) -> Batch:
-    """Return questions with their answers, padded on the right; only answers are labels."""
-    rows = [question.prompt + question.answer for question in questions]
-    longest = max(map(len, rows))
-    ids = torch.zeros((len(rows), longest), dtype=torch.long)
-    labels, mask = torch.full_like(ids, IGNORED), torch.zeros_like(ids)
-    for n, (row, question) in enumerate(zip(rows, questions, strict=True)):
-        ids[n, : len(row)] = torch.tensor(row)
-        labels[n, len(question.prompt) : len(row)] = torch.tensor(question.answer)
-        mask[n, : len(row)] = 1
-    real = sum(map(len, rows))
-    padded = mask.to(device) if real < ids.numel() else None
-    return Batch(ids.to(device), padded, labels.to(device), None, float(len(rows)), float(real))
+            chosen = [questions[place] for place in order[first : first + batch_size]]
+            yield answered([(question.prompt, question.answer) for question in chosen], device)
 
 
 def _schedule(rate: float, steps: int) -> Iterator[float]:

@@ -11,17 +11,22 @@ extra 'finegauge[harness]', and nothing is fetched but a task's own data set.
 """
 
 import re
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch.nn.functional import cross_entropy
 
 from finegauge.errors import FieldError, InputError, UnknownNameError, UnsupportedError
+from finegauge.measurement.batches import IGNORED, answered
 from finegauge.measurement.models.build import checkpoint_folder
+from finegauge.measurement.phases.training import inference
 from finegauge.measurement.subject import Subject
 from finegauge.run.run import Run
 
 Ids = tuple[int, ...]
+Row = TypeVar("Row")
+Result = TypeVar("Result")
 
 
 class Choice(NamedTuple):
@@ -54,49 +59,50 @@ class Task(NamedTuple):
     name: str
     train: Sequence[Question]
     test: Sequence[Question]
-    stop: int | None = None  # the token that ends an answer; None: an answer's length is known
     right: Judge = same_tokens  # says whether an answer that the model wrote counts
 
 
-QUESTIONS_AT_ONCE = 256
+ROWS_AT_ONCE, HARNESS_ROWS_AT_ONCE = 256, 8
 NUMBER = re.compile(r"#### *(-?\$?[0-9][0-9.,]*)")
 
 
-def exact_match_fraction(
-    model: Any,
-    questions: Sequence[Question],
-    *,
-    right: Judge = same_tokens,
-    max_new_tokens: int | None = None,
-    stop: int | None = None,
-) -> float:
-    """Return the share of `questions` that are answered right.
+def exact_match_fraction(model: Any, questions: Sequence[Question], *, right: Judge = same_tokens) -> float:
+    """Return the share of `questions` (at least one) whose greedily written answer is `right`.
 
-    Args:
-        model: A causal language model of transformers, or one with PEFT's adapters.
-        questions: What is asked; at least one.
-        right: Says whether an answer counts.
-        max_new_tokens: Of an answer; None: as many as the longest right answer has.
-        stop: The token that ends an answer; None: none does.
+    An answer is as long as the longest right one; `model` is a causal language model of transformers or PEFT.
     """
-    longest = max_new_tokens or max(len(question.answer) for question in questions)
-    written = answers(model, [question.prompt for question in questions], longest, stop)
-    found = sum(map(right, questions, written))
-    return found / len(questions)
+    longest = max(len(question.answer) for question in questions)
+    written = answers(model, [question.prompt for question in questions], longest)
+    return sum(map(right, questions, written)) / len(questions)
 
 
-def answers(model: Any, prompts: Sequence[Ids], max_new_tokens: int, stop: int | None = None) -> list[Ids]:
-    """Return what the model writes to each prompt, without the token that ends it."""
+def answers(model: Any, prompts: Sequence[Ids], new_tokens: int) -> list[Ids]:
+    """Return the `new_tokens` likeliest tokens that the model writes, one by one, to each prompt."""
     by_length: dict[int, list[int]] = {}
     for place, prompt in enumerate(prompts):
         by_length.setdefault(len(prompt), []).append(place)
-    written: dict[int, Ids] = {}
-    for places in by_length.values():
-        for first in range(0, len(places), QUESTIONS_AT_ONCE):
-            some = places[first : first + QUESTIONS_AT_ONCE]
-            ids = torch.tensor([prompts[place] for place in some])
-            written.update(zip(some, _written(model, ids, max_new_tokens, stop), strict=True))
-    return [written[place] for place in range(len(prompts))]
+
+    def written(some: Sequence[Ids]) -> list[Ids]:
+        whole = torch.tensor(some, device=next(model.parameters()).device)
+        with inference(model):
+            for _ in range(new_tokens):
+                following = model(input_ids=whole, use_cache=False).logits[:, -1].argmax(-1)
+                whole = torch.cat([whole, following[:, None]], 1)
+        return [tuple(row[-new_tokens:]) for row in whole.tolist()]
+
+    return _in_batches(prompts, by_length.values(), written)
+
+
+def _in_batches(
+    rows: Sequence[Row], orders: Iterable[Sequence[int]], ask: Callable[[Sequence[Row]], Sequence[Result]]
+) -> list[Result]:
+    """Return what `ask` says of each of `rows`, a batch at a time, in the given orders of their places."""
+    found: dict[int, Result] = {}
+    for order in orders:
+        for first in range(0, len(order), ROWS_AT_ONCE):
+            some = order[first : first + ROWS_AT_ONCE]
+            found.update(zip(some, ask([rows[place] for place in some]), strict=True))
+    return [found[place] for place in range(len(rows))]
 
 
 def number_in(text: str) -> str | None:
@@ -106,33 +112,6 @@ def number_in(text: str) -> str | None:
     """
     found = NUMBER.search(text)
     return found[1].replace(",", "").replace("$", "").rstrip(".") if found else None
-
-
-@torch.no_grad()
-def _written(model: Any, ids: torch.Tensor, max_new_tokens: int, stop: int | None) -> list[Ids]:
-    training = model.training
-    model.eval()
-    whole = ids.to(next(model.parameters()).device)
-    ended = torch.zeros(len(ids), dtype=torch.bool, device=whole.device)
-    try:
-        for _ in range(max_new_tokens):
-            logits = model(input_ids=whole, use_cache=False).logits[:, -1]
-            following = logits.argmax(-1)
-            whole = torch.cat([whole, following[:, None]], 1)
-            ended |= following == (-1 if stop is None else stop)
-            if bool(ended.all()):
-                break
-    finally:
-        model.train(training)
-    return [_until(tuple(row), stop) for row in whole[:, ids.shape[1] :].tolist()]
-
-
-def _until(written: Ids, stop: int | None) -> Ids:
-    return written[: written.index(stop)] if stop in written else written
-
-
-ROWS_AT_ONCE = 256
-IGNORED = -100
 
 
 class Accuracy(NamedTuple):
@@ -158,34 +137,18 @@ def multiple_choice(model: Any, questions: Sequence[Question]) -> Accuracy:
 
 def log_likelihoods(model: Any, rows: Sequence[tuple[Ids, Ids]]) -> list[float]:
     """Return the natural logarithm of the probability of each continuation after its prompt."""
-    order = sorted(range(len(rows)), key=lambda place: len(rows[place][0]) + len(rows[place][1]))
-    found: dict[int, float] = {}
-    for first in range(0, len(order), ROWS_AT_ONCE):
-        some = order[first : first + ROWS_AT_ONCE]
-        found.update(zip(some, _of_batch(model, [rows[place] for place in some]), strict=True))
-    return [found[place] for place in range(len(rows))]
 
-
-@torch.no_grad()
-def _of_batch(model: Any, rows: Sequence[tuple[Ids, Ids]]) -> list[float]:
-    """Return the log-likelihoods of some rows, padded on the right, where causal models do not look."""
-    training = model.training
-    model.eval()
-    try:
-        longest = max(len(prompt) + len(rest) for prompt, rest in rows)
-        ids = torch.zeros(len(rows), longest, dtype=torch.long)
-        labels = torch.full_like(ids, IGNORED)
-        for n, (prompt, rest) in enumerate(rows):
-            ids[n, : len(prompt) + len(rest)] = torch.tensor(prompt + rest)
-            labels[n, len(prompt) : len(prompt) + len(rest)] = torch.tensor(rest)
-        place = next(model.parameters()).device
-        logits = model(input_ids=ids.to(place), use_cache=False).logits[:, :-1].float()
-        losses = torch.nn.functional.cross_entropy(
-            logits.transpose(1, 2), labels[:, 1:].to(place), ignore_index=IGNORED, reduction="none"
+    def likelihoods(some: Sequence[tuple[Ids, Ids]]) -> list[float]:
+        batch = answered(some, next(model.parameters()).device)  # causal models do not look at the padding
+        with inference(model):
+            logits = model(input_ids=batch.input_ids, use_cache=False).logits[:, :-1].float()
+        losses = cross_entropy(
+            logits.transpose(1, 2), batch.labels[:, 1:], ignore_index=IGNORED, reduction="none"
         )
         return [-float(total) for total in losses.sum(1)]
-    finally:
-        model.train(training)
+
+    order = sorted(range(len(rows)), key=lambda place: sum(map(len, rows[place])))
+    return _in_batches(rows, [order], likelihoods)
 
 
 def harness_scores(
@@ -195,17 +158,12 @@ def harness_scores(
     tokenizer: str,
     folder: str | None = None,
     limit: int | None = None,
-    batch_size: int = 8,
 ) -> dict[str, dict[str, float]]:
     """Return the scores of `subject` by task and metric: {"gsm8k": {"exact_match,strict-match": 0.4}}.
 
-    Args:
-        subject: The model as it is now.
-        tasks: Names of the harness's tasks, or of those in `folder`.
-        tokenizer: Folder of the model's tokenizer.
-        folder: Where YAML files of own tasks are; None: only the harness's own are known.
-        limit: Questions of each task; None: all.
-        batch_size: Questions at a time.
+    `tasks` are names of the harness's tasks, or of YAML files in `folder`; `tokenizer` is the folder of the
+    model's tokenizer; `limit` the number of questions of each task, None for all.
+
     Raises: UnsupportedError without the harness, UnknownNameError for a task it does not have.
     """
     known = task_manager(tasks, folder)
@@ -216,14 +174,17 @@ def harness_scores(
     model = HFLM(
         pretrained=subject.model,
         tokenizer=_tokenizer(tokenizer),
-        batch_size=batch_size,
+        batch_size=HARNESS_ROWS_AT_ONCE,
         device=str(subject.device),
     )
     try:
         found = simple_evaluate(model, tasks=list(tasks), task_manager=known, limit=limit, bootstrap_iters=0)
     finally:
         subject.model.train(training)
-    return {task: _numbers(scores) for task, scores in (found or {})["results"].items()}
+    return {  # without the task's name, and what was not computed
+        task: {name: float(value) for name, value in scores.items() if isinstance(value, float)}
+        for task, scores in (found or {})["results"].items()
+    }
 
 
 def task_manager(tasks: Sequence[str], folder: str | None) -> Any:
@@ -259,15 +220,9 @@ def tokenizer_folder(run: Run) -> str:
 
 
 def _tokenizer(folder: str) -> Any:
-    """Return the tokenizer of a local folder; nothing is fetched."""
     from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise InputError(f"tokenizer={folder} cannot be loaded: {str(error).splitlines()[0]}") from None
-
-
-def _numbers(scores: dict[str, Any]) -> dict[str, float]:
-    """Return the scores alone, without the task's name and what was not computed."""
-    return {name: float(value) for name, value in scores.items() if isinstance(value, float)}

@@ -28,14 +28,10 @@ NUM_CHOICES = 4
 def arithmetic(
     operation: str = "+", *, num_train: int = 4000, num_test: int = 200, digits: int = 2, seed: int = 0
 ) -> Task:
-    """Return the task of one operation on numbers of `digits` digits.
+    """Return the task of adding ("+"), or of the distance of ("-"), two numbers of `digits` digits.
 
-    Args:
-        operation: "+", or "-" for the distance of the two numbers.
-        num_train: Questions to learn from.
-        num_test: Questions to be asked.
-        digits: Of either number.
-        seed: Of which questions are drawn.
+    `num_train` questions are learnt from and `num_test` others asked; `seed` draws them.
+
     Raises: FieldError where there are fewer questions than asked for.
     """
     largest = 10**digits

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -85,21 +85,6 @@ class EnergyReading(NamedTuple):
     window_s: float
     note: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields by name."""
-        return self._asdict()
-
-
-class _Counter(Protocol):
-    """Something that can be read before and after."""
-
-    source: str
-    note: str
-
-    def start(self) -> None: ...
-
-    def stop(self) -> float | None: ...
-
 
 class EnergyMeter:
     """Reads the energy of what runs inside its `with`; the device's queue is emptied at both ends."""
@@ -118,7 +103,6 @@ class EnergyMeter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop, and note the reading."""
         self._settle()
         window_s = time.perf_counter() - self._started_s
         if isinstance(self._counter, Unavailable):
@@ -139,7 +123,7 @@ class EnergyMeter:
             torch.cuda.synchronize(self._device)
 
 
-def _counter_of(device: torch.device, powercap: Path) -> _Counter | Unavailable:
+def _counter_of(device: torch.device, powercap: Path) -> "TotalEnergy | SampledPower | Rapl | Unavailable":
     if device.type == "cpu":
         return rapl(powercap)
     nvml = nvml_of(device)
@@ -207,7 +191,6 @@ class SampledPower:
             self._sample()
 
     def _sample(self) -> None:
-        """Note one reading; a failed one is left out."""
         milliwatts = self._nvml.ask("nvmlDeviceGetPowerUsage")
         if milliwatts is not None:
             self._samples.append((time.perf_counter(), milliwatts / 1e3))
@@ -308,7 +291,6 @@ class ThrottleWatch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Note what was added to the counters, and the reasons at the end."""
         if isinstance(self._nvml, Unavailable):
             return
         self.reasons, self.notes = judged(self._before, _state(self._nvml))

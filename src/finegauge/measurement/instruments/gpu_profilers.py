@@ -21,6 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ import torch
 from finegauge.measurement.instruments.counters import Nvml, Unavailable, nvml_of
 from finegauge.measurement.instruments.kernel_table import weighted
 from finegauge.measurement.instruments.kernel_trace import kind_of_kernel
+from finegauge.measurement.instruments.module_roles import layers_of
 from finegauge.measurement.options import Options
 from finegauge.measurement.subject import Phase
 from finegauge.run.run import Run
@@ -53,53 +55,25 @@ class Window(NamedTuple):
     fractions: Mapping[str, float]
 
 
-class GpmMeter:
-    """Samples the counters of a GPU while what is inside its `with` runs."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.reading: dict[str, Any] = {}
-        self._device = device
-        self._nvml = supported(nvml_of(device))
-        self.why_not = self._nvml.why if isinstance(self._nvml, Unavailable) else ""
-        self._done = threading.Event()
-        self._windows: list[Window] = []
-        self._thread = threading.Thread(target=self._watch, name="finegauge-gpm", daemon=True)
-
-    def __enter__(self) -> "GpmMeter":
-        if not isinstance(self._nvml, Unavailable):
-            torch.cuda.synchronize(self._device)
-            self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Stop, and note the reading."""
-        if isinstance(self._nvml, Unavailable):
-            self.reading = {"unavailable": self._nvml.why}
-            return
-        torch.cuda.synchronize(self._device)
-        self._done.set()
-        self._thread.join()
-        self.reading = gpm_summary(self._windows)
-
-    def _watch(self) -> None:
-        if not isinstance(self._nvml, Unavailable):
-            self._windows = windows(self._nvml, self._done)
-
-
 def watch_utilisation(phase: Phase, *, device: torch.device) -> dict[str, Any]:
     """Return the GPM figures of steps in a row, some seconds of them; warm up before."""
     from finegauge.measurement.instruments.stage_clock import NoClock
 
-    meter, count = GpmMeter(device), 0
-    if meter.why_not:
-        return {"unavailable": meter.why_not}
-    started_s = time.perf_counter()
-    with meter:
-        while time.perf_counter() - started_s < _LEAST_S:
-            phase.step(NoClock())
-            torch.cuda.synchronize(device)
-            count += 1
-    return {**meter.reading, "steps": count}
+    nvml = supported(nvml_of(device))
+    if isinstance(nvml, Unavailable):
+        return {"unavailable": nvml.why}
+    done, count = threading.Event(), 0
+    torch.cuda.synchronize(device)
+    with ThreadPoolExecutor(1, "finegauge-gpm") as pool:
+        sampling, started_s = pool.submit(windows, nvml, done), time.perf_counter()
+        try:
+            while time.perf_counter() - started_s < _LEAST_S:
+                phase.step(NoClock())
+                torch.cuda.synchronize(device)
+                count += 1
+        finally:
+            done.set()
+        return {**gpm_summary(sampling.result()), "steps": count}
 
 
 def supported(nvml: Nvml | Unavailable) -> Nvml | Unavailable:
@@ -145,7 +119,6 @@ def gpm_summary(found: list[Window]) -> dict[str, Any]:
 
 
 def _means(parts: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
-    """Return the mean of each fraction over (seconds, fractions), weighted by the seconds."""
     names = dict.fromkeys(name for _, fractions in parts for name in fractions)
     return {name: weighted((s, found[name]) for s, found in parts if name in found) for name in names}
 
@@ -268,7 +241,6 @@ def ncu_summary(kernels: Sequence[ProfiledKernel]) -> dict[str, Any]:
 
 
 def _averages(kernels: Sequence[ProfiledKernel]) -> dict[str, float]:
-    """Return the total of the durations and the fractions weighted by them."""
     means = _means([(kernel.time_s, kernel.fractions) for kernel in kernels])
     return {"time_s": sum(kernel.time_s for kernel in kernels), "num_kernels": len(kernels), **means}
 
@@ -314,7 +286,6 @@ class LayerRange:
     """Opens and closes one range around the forward and the backward pass of a layer."""
 
     def __init__(self, nvtx: Any) -> None:
-        """Mark with `nvtx`: torch.cuda.nvtx."""
         self._nvtx = nvtx
         self._open: int | None = None
 
@@ -383,11 +354,9 @@ def _marked(value: Any, call: Any) -> Any:
 
 
 def middle_layer(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the layer in the middle of a model: of its longest list of modules."""
-    lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
-    layers = max(lists, key=lambda found: (sum(p.numel() for p in found.parameters()), len(found)))
-    middle: torch.nn.Module = layers[len(layers) // 2]
-    return middle
+    """Return the layer in the middle of a model."""
+    layers = layers_of(model)
+    return layers[len(layers) // 2]
 
 
 def main() -> None:
@@ -404,7 +373,7 @@ def main() -> None:
     for _ in range(max(1, options.warmup_steps)):
         phase.step(NoClock())
     torch.cuda.synchronize(device)
-    with LayerRange(torch.cuda.nvtx).around(middle_layer(phase.subject.model)):
+    with LayerRange(torch.cuda.nvtx).around(middle_layer(phase.subject.base.get_decoder())):
         torch.cuda.profiler.start()
         phase.step(NoClock())
         torch.cuda.synchronize(device)

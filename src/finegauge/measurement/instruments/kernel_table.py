@@ -233,16 +233,11 @@ def watch_kernels(
     peaks: Peaks | None = None,
     unwatched_step_s: float = 0.0,
 ) -> dict[str, Any]:
-    """Return the kernel table of `steps` steps as a JSON document; warm up before.
+    """Return the kernel table of `steps` steps as a JSON document, every figure per step; warm up before.
 
-    Args:
-        phase: What takes the steps.
-        role_of: (part, operator) of a module by its path: `roles.roles_of(model)`.
-        device: Where the model is.
-        steps: How many steps to watch; every figure is per step.
-        trace_path: Where the Chrome trace goes; "": nowhere.
-        peaks: The device's peaks, for rates as fractions; None: rates alone.
-        unwatched_step_s: Seconds of a step that no instrument disturbs; 0: not known.
+    `role_of` gives the (part, operator) of a module by its path. Rates are also given as fractions of `peaks`
+    where these are known, and the host's share against `unwatched_step_s`, the seconds of a step that no
+    instrument disturbs (0: not known). The Chrome trace goes to `trace_path`, if that is not "".
     """
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
     with tempfile.TemporaryDirectory(prefix="finegauge-") as folder:
@@ -281,7 +276,7 @@ def document(
         "busy_s": busy_s,
         "host_bound_fraction": max(0.0, 1 - busy_s / step_s) if step_s else 0.0,
         "by_kind_s": dict(sorted(by_kind.items(), key=lambda item: -item[1])),
-        "rows": [_row_document(row) for row in table],
+        "rows": [{**row._asdict(), "role": list(row.role)} for row in table],
         "utilisation": _utilisation(table, peaks),
     }
     if unwatched_step_s and trace.kernels:
@@ -396,7 +391,3 @@ def _compute_fraction(row: Row, peaks: Peaks) -> float:
     """Return a row's FLOP/s over the peak of its dtype; 0 where it does not multiply or no peak is known."""
     peak = peaks.flops_per_s.get(row.dtype, 0.0)
     return row.flops / row.time_s / peak if peak and row.time_s else 0.0
-
-
-def _row_document(row: Row) -> dict[str, Any]:
-    return {**row._asdict(), "role": list(row.role)}

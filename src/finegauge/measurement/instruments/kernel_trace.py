@@ -162,7 +162,6 @@ def _charge(operator: Operator) -> None:
 
 
 def _operator(event: Mapping[str, Any]) -> Operator:
-    """Return the operator of a host event."""
     args = event.get("args", {})
     return Operator(
         name=str(event["name"]),
@@ -186,7 +185,6 @@ def _shape(dims: Any) -> tuple[int, ...]:
 def _kernel(
     event: Mapping[str, Any], by_id: Mapping[int, Operator], launched_in: Mapping[int, Operator | None]
 ) -> Kernel:
-    """Return the kernel of a device event."""
     args = event.get("args", {})
     operator = by_id.get(args.get("External id", -1)) or launched_in.get(args.get("correlation", -1))
     start = event["ts"] * _US
@@ -399,7 +397,7 @@ def place(operator: Operator | None, role_of: Callable[[str], Role]) -> tuple[st
     if in_engine:
         stage = "recompute" if in_recompute else "backward"
     if origin is not None and not path:
-        path = _path_of(origin)
+        path = _range_around(origin, MODULE)
     return stage, role_of(path) if path else (), origin or operator
 
 
@@ -433,17 +431,16 @@ def _product_of_experts(forward: Operator | None, products: dict[tuple[int, ...]
 
 
 def _calls(operator: Operator | None) -> Iterator[Operator]:
-    """Yield an operator and those that called it, without ranges."""
     return (o for o in operator.enclosing() if not o.is_range) if operator is not None else iter(())
 
 
 def _optimizer_of(operator: Operator | None) -> str:
     """Return the optimizer in whose step an operator ran: of "Optimizer.step#AdamW.step", adamw."""
-    ranges = (outer.name for outer in operator.enclosing() if outer.is_range) if operator is not None else ()
-    name = next((name for name in ranges if name.startswith(OPTIMIZER_RANGE)), "#update")
+    name = _range_around(operator, OPTIMIZER_RANGE) or "#update"
     return name.partition("#")[2].partition(".")[0].lower()
 
 
-def _path_of(operator: Operator) -> str:
-    ranges = (outer.name for outer in operator.enclosing() if outer.is_range)
-    return next((name.removeprefix(MODULE) for name in ranges if name.startswith(MODULE)), "")
+def _range_around(operator: Operator | None, prefix: str) -> str:
+    """Return the rest of the name of the innermost range around an operator that begins with `prefix`."""
+    ranges = (outer.name for outer in operator.enclosing() if outer.is_range) if operator is not None else ()
+    return next((name.removeprefix(prefix) for name in ranges if name.startswith(prefix)), "")

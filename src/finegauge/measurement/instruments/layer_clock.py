@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import wraps
 from typing import Any, Self
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +37,7 @@ from finegauge.measurement.instruments.module_roles import (
     Watched,
     tensors_in,
 )
-from finegauge.measurement.instruments.stage_clock import BACKWARD, OTHER, RECOMPUTE, Instants, StageClock
+from finegauge.measurement.instruments.stage_clock import BACKWARD, OTHER, RECOMPUTE, HostInstants, StageClock
 from finegauge.measurement.subject import Subject
 from finegauge.profile import Breakdown
 
@@ -60,15 +61,13 @@ class Frame:
     __slots__ = ("module", "place")
 
     def __init__(self, module: Watched | None, place: Place) -> None:
-        """Begin at `place` of a watched module; of none outside all."""
         self.module, self.place = module, place
 
 
 class LayerClock(StageClock):
     """Times the roles of every module of a phase's models."""
 
-    def __init__(self, subject: Subject, *models: nn.Module, instants: Instants | None = None) -> None:
-        """Time the layers of `models`; of the subject's alone where none are named."""
+    def __init__(self, subject: Subject, *models: nn.Module, instants: HostInstants | None = None) -> None:
         super().__init__(subject.device, *(models or (subject.model,)), instants=instants)
         self._optimizer = subject.run.optimizer
         self._roles = Roles(*self._models)
@@ -83,9 +82,11 @@ class LayerClock(StageClock):
 
     def __enter__(self) -> Self:
         for item in self._roles.watched:
-            self._open.enter_context(replaced(item.module, "forward", self._told(item)))
+            self._open.enter_context(mock.patch.object(item.module, "forward", self._told(item)))
         super().__enter__()
-        self._open.enter_context(replaced(_HookMixin, "_register_hook", staticmethod(self._register)))
+        self._open.enter_context(
+            mock.patch.object(_HookMixin, "_register_hook", staticmethod(self._register))
+        )
         self._open.enter_context(told_functions(self))
         return self
 
@@ -231,7 +232,6 @@ class LayerClock(StageClock):
 
     # ---- results ---------------------------------------------------------------------------
     def _breakdown(self, spent: Mapping[Any, float]) -> Breakdown:
-        """Return the seconds by (stage, part, operator)."""
         if not spent.keys() <= self._paths.keys():
             for stage, (path, last) in spent:
                 names = self._calls.setdefault(path, [])
@@ -268,32 +268,23 @@ def told_functions(clock: LayerClock) -> Iterator[None]:
     rules: tuple[tuple[Any, str, tuple[str, ...], Rule], ...] = (
         *((owner, name, ("experts", "router"), _product) for owner, name in products if hasattr(owner, name)),
         *((owner, name, ("attention",), _kernel) for owner, name in kernels),
-        (functional, "conv1d", ("mamba", "linear_attention"), _convolution),
-        (torch, "baddbmm", ("experts",), _addition),
+        # a convolution that a state-space mixer calls past its module
+        (functional, "conv1d", ("mamba", "linear_attention"), lambda at: _beside(at, CONVOLUTION, 1)),
+        # the sum of fused experts' weights and their adapters
+        (torch, "baddbmm", ("experts",), lambda at: _beside(at, ADAPTER, 0)),
     )
     with ExitStack() as stack:
         for owner, name, kinds, rule in rules:
-            stack.enter_context(replaced(owner, name, _told(clock, getattr(owner, name), kinds, rule)))
-        stack.enter_context(replaced(Tensor, CHOSEN, _written(clock, Tensor.index_add_)))
+            stack.enter_context(
+                mock.patch.object(owner, name, _told(clock, getattr(owner, name), kinds, rule))
+            )
+        stack.enter_context(mock.patch.object(Tensor, CHOSEN, _written(clock, Tensor.index_add_)))
         if "bitsandbytes" in sys.modules:
             widening = torch.ops.bitsandbytes.dequantize_4bit
-            stack.enter_context(replaced(widening, "default", clock.beside("dequantise", widening.default)))
+            stack.enter_context(
+                mock.patch.object(widening, "default", clock.beside("dequantise", widening.default))
+            )
         yield
-
-
-@contextmanager
-def replaced(owner: Any, name: str, new: Any) -> Iterator[None]:
-    """Let `owner.name` be `new` for as long as the block runs."""
-    missing = object()
-    old = vars(owner).get(name, missing)
-    setattr(owner, name, new)
-    try:
-        yield
-    finally:
-        if old is missing:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, old)
 
 
 def _told(
@@ -338,14 +329,8 @@ def _kernel(frame: Frame) -> tuple[Place, Place, int] | None:
     return place, place, MOST_ARGUMENTS
 
 
-def _convolution(frame: Frame) -> tuple[Place, Place, int]:
-    """A convolution that a state-space mixer calls past its module."""
-    return (frame.place[0], CONVOLUTION), frame.place, 1
-
-
-def _addition(frame: Frame) -> tuple[Place, Place, int]:
-    """The sum of fused experts' weights and their adapters."""
-    return (frame.place[0], ADAPTER), frame.place, 0
+def _beside(frame: Frame, what: str, made_here: int) -> tuple[Place, Place, int]:
+    return (frame.place[0], what), frame.place, made_here
 
 
 def _written(clock: LayerClock, original: Callable[..., Any]) -> Callable[..., Any]:

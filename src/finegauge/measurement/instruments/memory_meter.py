@@ -14,7 +14,7 @@ counts what the C library keeps of freed memory, and no page that was never touc
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +24,15 @@ import torch
 from finegauge.measurement.instruments.counters import Unavailable, nvml_of
 from finegauge.measurement.instruments.stage_clock import NoClock
 from finegauge.measurement.subject import Phase
-from finegauge.measurement.tracer.live_bytes import BACKWARD, FORWARD, LOSS, OPTIMIZER, Held, LiveTracker
+from finegauge.measurement.tracer.live_bytes import (
+    BACKWARD,
+    FORWARD,
+    LOSS,
+    OPTIMIZER,
+    Held,
+    LiveTracker,
+    storage_key,
+)
 from finegauge.profile import Breakdown
 
 _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -132,56 +140,60 @@ ACTIVATIONS, LOGITS, WORKSPACE = "activations", "logits", "workspace"
 
 
 class MemoryReading(NamedTuple):
-    """The memory of one step; paths (phase, kind) and (kind,)."""
+    """The memory of one step, by the names that a Profile has for it; paths (phase, kind) and (kind,)."""
 
     phase_memory_bytes: Breakdown
     peak_memory_bytes: Breakdown  # of the fullest phase, as the allocator counts
     peak_phase: str
     device_memory_bytes: Breakdown  # and what lives beside the allocator's live blocks
-    cached_bytes: float
-    document: dict[str, Any]
+    cached_bytes: float = 0.0
+    document: Mapping[str, Any] = {}  # how it was measured, as JSON values
+
+    @classmethod
+    def of(
+        cls, phases: Mapping[str, Mapping[str, float]], beside: Mapping[str, float] | None = None,
+        **document: Any,
+    ) -> "MemoryReading":  # fmt: skip
+        """Return the reading of bytes by phase and kind, and of what the device holds beside them."""
+        totals = {name: sum(parts.values()) for name, parts in phases.items()}
+        fullest = max(totals, key=lambda name: totals[name])
+        peak = Breakdown({(kind,): size for kind, size in phases[fullest].items()})
+        by_phase: dict[tuple[str, ...], float] = {
+            (name, kind): size for name, parts in phases.items() for kind, size in parts.items()
+        }
+        whole = peak + Breakdown({(kind,): size for kind, size in (beside or {}).items()})
+        about = {"phase_peak_bytes": totals, **document}
+        return cls(Breakdown(by_phase), peak, fullest, whole, about.get("cached_bytes", 0.0), about)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of a Profile."""
+        return {name: value for name, value in self._asdict().items() if name != "document"}
 
 
 def measure_memory(phase: Phase, device: torch.device, *, resting_bytes: float = 0.0) -> MemoryReading:
-    """Return what one step of `phase` holds; takes two steps, which warm-up steps have gone before.
+    """Return what one step of `phase` holds; takes two steps, after warm-up steps that made optimizer states.
 
-    Args:
-        phase: Its optimizer has its states already.
-        device: Where its tensors are.
-        resting_bytes: What the process held before the model was there (CPU); 0: not known.
+    `resting_bytes` is what the process held before the model was there (CPU); 0: not known.
     """
-    cuda: CudaMemory | None = None
-    resident_bytes = 0.0
     if device.type == "cuda":
         cuda = cuda_memory(phase, device)
-    else:
-        with resident_peak() as resident:
-            phase.step(NoClock())
-        resident_bytes = resident.peak_bytes
+        peaks = cuda.phase_peak_bytes
+        phases = {name: _as_allocated(parts, peaks.get(name)) for name, parts in _tracked(phase).items()}
+        beside = {"slack": cuda.slack_bytes, "context": cuda.context_bytes}
+        method = "allocator statistics and live tensors"
+        return MemoryReading.of(phases, beside, method=method, **cuda._asdict())
+    with resident_peak() as resident:
+        phase.step(NoClock())
     phases = _tracked(phase)
-    if cuda is not None:
-        phases = {
-            name: _as_allocated(parts, cuda.phase_peak_bytes.get(name)) for name, parts in phases.items()
-        }
-    fullest = max(phases, key=lambda name: sum(phases[name].values()))
-    peak = Breakdown({(kind,): size for kind, size in phases[fullest].items()})
-    beside: dict[tuple[str, ...], float] = {}
-    if cuda is not None:
-        beside = {("slack",): cuda.slack_bytes, ("context",): cuda.context_bytes}
-    elif resting_bytes and resident_bytes:
-        beside = {("slack",): max(0.0, resident_bytes - resting_bytes - peak.total)}
-    return MemoryReading(
-        Breakdown({(name, kind): size for name, parts in phases.items() for kind, size in parts.items()}),
-        peak,
-        fullest,
-        peak + Breakdown(beside),
-        cuda.cached_bytes if cuda is not None else 0.0,
-        {
-            "method": "allocator statistics and live tensors" if cuda is not None else "live tensors",
-            "phase_peak_bytes": {name: sum(parts.values()) for name, parts in phases.items()},
-            **(cuda._asdict() if cuda is not None else {}),
-            **({"resident_peak_bytes": resident_bytes, "resting_bytes": resting_bytes} if not cuda else {}),
-        },
+    most = max(sum(parts.values()) for parts in phases.values())
+    known = resting_bytes and resident.peak_bytes
+    return MemoryReading.of(
+        phases,
+        {"slack": max(0.0, resident.peak_bytes - resting_bytes - most)} if known else {},
+        method="live tensors",
+        resident_peak_bytes=resident.peak_bytes,
+        resting_bytes=resting_bytes,
     )
 
 
@@ -285,7 +297,7 @@ def constants(model: torch.nn.Module) -> Iterator[torch.Tensor]:
 
 def _new(tensor: torch.Tensor, seen: set[int]) -> bool:
     """Return whether a tensor's storage is not in `seen`, and add it."""
-    key = tensor.untyped_storage()._cdata
+    key = storage_key(tensor)
     fresh = key not in seen
     seen.add(key)
     return fresh

@@ -48,6 +48,11 @@ class Watched(NamedTuple):
         return self.path.rpartition(".")[2]
 
 
+def layer_number(path: str) -> int:
+    """Return the number of the layer that a module or parameter belongs to; -1 outside the layers."""
+    return next((int(part) for part in path.split(".") if part.isdecimal()), -1)
+
+
 def layers_of(model: nn.Module) -> list[nn.Module]:
     """Return the layers of a model: the members of its outermost lists of modules."""
     found: list[nn.Module] = []
@@ -87,13 +92,10 @@ def watched(model: nn.Module, number: int = 0) -> list[Watched]:
 
 
 def kind_of(module: nn.Module, name: str, *, mixes: bool = False, within: str = "") -> str:
-    """Return what a module is; "" for one that only holds others.
+    """Return what a module with weights is; "" for one that only holds others.
 
-    Args:
-        module: With weights somewhere in it.
-        name: Its own, the last of its path.
-        mixes: Whether it stands directly in a layer.
-        within: The part that it stands in, if any.
+    `name` is the last of its path; `mixes` says whether it stands directly in a layer, `within` in which
+    part.
     """
     if hasattr(module, "base_layer"):
         return ADAPTER
@@ -147,7 +149,6 @@ def _holds_weights(module: nn.Module) -> bool:
 
 
 def _plain(path: str) -> str:
-    """Return a path without PEFT's wrappers."""
     path = path.removeprefix("base_model.model.")
     for wrapper in WRAPPERS:
         path = path.replace(f".{wrapper}", "")
@@ -175,9 +176,7 @@ class Roles:
     def of(self, place: Place, calls: Mapping[str, list[str]]) -> Role:
         """Return (part, operator) of a place.
 
-        Args:
-            place: (module path, what ended last inside it).
-            calls: The children of each module in the order in which they ended, by name.
+        `calls` has the children of each module in the order in which they ended, by name.
         """
         if place not in self._found:
             self._found[place] = self._role(place, calls)
@@ -230,7 +229,6 @@ class Roles:
         return ("head", SCORE if _scalar(item) else item.name) if after_layers else ("embedding", item.name)
 
     def _part_of(self, layer: Watched, name: str) -> str:
-        """Return the part of a layer's child; "" for a norm."""
         item = self._at[f"{layer.path}.{name}"]
         if item.kind == "norm":
             return ""

@@ -32,7 +32,6 @@ class RouterProbe:
     """Counts the tokens that each expert of a model is given, for as long as the block runs."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        """Look at the experts of `model`; a dense model has none."""
         self._experts = [item for item in watched(model) if item.kind == "experts"]
         self._passes: dict[str, list[torch.Tensor]] = {item.path: [] for item in self._experts}
         self._open = ExitStack()
@@ -123,13 +122,8 @@ def probe(phase: Phase, steps: int = 1) -> dict[str, Any]:
     with RouterProbe(phase.subject.model) as watching:
         for _ in range(steps):
             phase.step(NoClock())
-    return document_of(watching)
-
-
-def document_of(watched_passes: RouterProbe) -> dict[str, Any]:
-    """Return the JSON document of what a probe saw; {} if nothing was routed."""
-    found = summary(watched_passes.counts)
-    return {**found, "capacity": capacity_costs(watched_passes.passes)} if found else {}
+    found = summary(watching.counts)
+    return {**found, "capacity": capacity_costs(watching.passes)} if found else {}
 
 
 def _spread(tokens: Sequence[int]) -> dict[str, float]:

@@ -13,7 +13,8 @@ Every mark says what runs from its instant to the next mark's, so the stages of 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from time import perf_counter_ns
-from typing import Any, Protocol, Self
+from typing import Any, Self
+from unittest import mock
 
 import torch
 
@@ -23,54 +24,34 @@ BACKWARD, RECOMPUTE, OTHER = "backward", "recompute", "other"
 CHECKPOINTING = "_gradient_checkpointing_func"  # where transformers' modules keep how they checkpoint
 
 
-class Instants(Protocol):
-    """How instants are taken on one kind of device."""
-
-    def now(self) -> Any:
-        """Return this instant, in the order of the work that was asked for so far."""
-        ...
-
-    def seconds(self, begin: Any, end: Any) -> float:
-        """Return the seconds from one instant to another, both settled."""
-        ...
-
-    def settle(self) -> None:
-        """Wait until every instant taken has come."""
-        ...
-
-    def forget(self) -> None:
-        """Drop all instants taken so far: they are not asked about again."""
-        ...
-
-
 class HostInstants:
     """Instants of the host's clock, for work that is done when its call returns."""
 
-    now = staticmethod(perf_counter_ns)
+    now: Callable[[], Any] = staticmethod(perf_counter_ns)
 
-    def seconds(self, begin: int, end: int) -> float:
-        """Return the seconds between two readings of the clock."""
-        return (end - begin) / 1e9
+    def seconds(self, begin: Any, end: Any) -> float:
+        """Return the seconds from one instant to another, both settled."""
+        return float(end - begin) / 1e9
 
     def settle(self) -> None:
-        """Return at once: the work is done."""
+        """Wait until every instant taken has come."""
 
     def forget(self) -> None:
-        """Return at once: nothing is held."""
+        """Drop all instants taken so far: they are not asked about again."""
 
 
-class CudaInstants:
+class CudaInstants(HostInstants):
     """Events in the current CUDA stream, reused from step to step.
 
     One costs the host a microsecond and the device nothing: the device is waited for once, at the end.
     """
 
     def __init__(self) -> None:
-        """Begin with no events."""
         self._events: list[Any] = []
         self._used = 0
+        self.now = self._record
 
-    def now(self) -> Any:
+    def _record(self) -> Any:
         """Record an event behind the work that was launched so far."""
         if self._used == len(self._events):
             self._events.append(torch.cuda.Event(enable_timing=True))
@@ -92,7 +73,7 @@ class CudaInstants:
         self._used = 0
 
 
-def instants_of(device: torch.device) -> Instants:
+def instants_of(device: torch.device) -> HostInstants:
     """Return how instants are taken on `device`."""
     return CudaInstants() if device.type == "cuda" else HostInstants()
 
@@ -100,8 +81,7 @@ def instants_of(device: torch.device) -> Instants:
 class Timeline:
     """Marks of one step: what runs from each instant on."""
 
-    def __init__(self, instants: Instants) -> None:
-        """Take instants by `instants`."""
+    def __init__(self, instants: HostInstants) -> None:
         self.instants = instants
         self._now = instants.now
         self._times: list[Any] = []
@@ -143,7 +123,7 @@ class NoClock:
 class StageClock:
     """Times the stages of steps; outside `step` it records nothing."""
 
-    def __init__(self, device: torch.device, *models: torch.nn.Module, instants: Instants | None = None):
+    def __init__(self, device: torch.device, *models: torch.nn.Module, instants: HostInstants | None = None):
         """Time work on `device`; what `models` run again inside it is recomputation."""
         self.steps: list[Breakdown] = []
         self._timeline = Timeline(instants or instants_of(device))
@@ -223,14 +203,9 @@ def recomputation_told(
 
         return run
 
-    modules = {
-        module: None for model in models for module in model.modules() if CHECKPOINTING in vars(module)
-    }
-    found = {module: vars(module)[CHECKPOINTING] for module in modules}
-    for module, checkpoint in found.items():
-        setattr(module, CHECKPOINTING, told(module, checkpoint))
-    try:
+    modules = dict.fromkeys(module for model in models for module in model.modules())
+    with ExitStack() as stack:
+        for module in modules:
+            if checkpoint := vars(module).get(CHECKPOINTING):
+                stack.enter_context(mock.patch.object(module, CHECKPOINTING, told(module, checkpoint)))
         yield
-    finally:
-        for module, checkpoint in found.items():
-            setattr(module, CHECKPOINTING, checkpoint)

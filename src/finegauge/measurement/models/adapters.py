@@ -51,16 +51,18 @@ def adapted(model: Any, run: Run, device: str) -> Any:
 
 def _saved(model: Any, extra: tuple[str, ...]) -> list[str]:
     """Return the modules that train whole beside the adapters: PEFT trains a copy of each and keeps both."""
-    wanted = {
-        "embed_tokens": model.get_input_embeddings(),
-        "lm_head": model.get_output_embeddings(),
-    }
-    whole = [wanted[name] for name in extra if name in wanted]
+    whole = ends_of(model, extra)
     return [
         path
         for path, module in model.named_modules()
         if any(module is one for one in whole) or ("norms" in extra and _is_norm(path, module))
     ]
+
+
+def ends_of(model: Any, names: tuple[str, ...]) -> list[Any]:
+    """Return the embedding ("embed_tokens") and the head ("lm_head") of a model, those that `names` has."""
+    ends = {"embed_tokens": model.get_input_embeddings(), "lm_head": model.get_output_embeddings()}
+    return [module for name, module in ends.items() if name in names and module is not None]
 
 
 def _is_norm(path: str, module: Any) -> bool:

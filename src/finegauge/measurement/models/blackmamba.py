@@ -190,7 +190,6 @@ class BlackMambaModel(BlackMambaPreTrainedModel, MambaModel):
     """BlackMamba without its head; the way through the layers is Mamba's."""
 
     def __init__(self, config: BlackMambaConfig) -> None:
-        """Make embedding, layers and final norm."""
         MambaPreTrainedModel.__init__(self, config)  # neither parent's own modules
         self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(
@@ -205,7 +204,6 @@ class BlackMambaForCausalLM(BlackMambaPreTrainedModel, MambaForCausalLM):
     """BlackMamba with its head, for training and generation."""
 
     def __init__(self, config: BlackMambaConfig) -> None:
-        """Make the model and its head."""
         MambaPreTrainedModel.__init__(self, config)  # neither parent's own modules
         self.backbone = BlackMambaModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 from finegauge.data.batch_shape import shape
 from finegauge.errors import FieldError, UnsupportedError
-from finegauge.measurement.models.adapters import adapted
+from finegauge.measurement.instruments.module_roles import layer_number
+from finegauge.measurement.models.adapters import adapted, ends_of
 from finegauge.measurement.models.classes import DTYPES, ModelClass, class_of
 from finegauge.measurement.models.quantization import (
     compute_dtype,
@@ -54,7 +55,6 @@ class ScalarModel(nn.Module):
     """A model whose head has one output."""
 
     def __init__(self, model: Any) -> None:
-        """Wrap a language model whose head is scalar, or PEFT's wrapper around one."""
         super().__init__()
         self.model = model
 
@@ -73,13 +73,10 @@ class ScalarModel(nn.Module):
 def subject_of(run: Run, device: torch.device | str, *, seed: int = 0, scalar: bool = False) -> Subject:
     """Return the model of `run` with its weights on `device`, in training mode.
 
-    Args:
-        run: The question; model, method, precision and kernels are its fields.
-        device: Where it lives: "cpu" or "cuda".
-        seed: Of the random weights and adapters.
-        scalar: Give it a head with one output in place of one per word, which trains whatever else does.
-    Raises: UnsupportedError for what no installed library builds, FieldError for what
-        contradicts the model.
+    `seed` is that of random weights and adapters; `scalar` gives it a head with one output in place of one
+    per word, which trains whatever else does.
+
+    Raises: UnsupportedError for what no installed library builds, FieldError for what contradicts the model.
     """
     place = torch.device(device)
     _check(run, place)
@@ -171,24 +168,15 @@ def select_trained(model: Any, run: Run) -> None:
     for name, parameter in model.named_parameters():
         if "norms" in run.trainable_extra and "norm" in name.lower():
             parameter.requires_grad_(True)
-    for extra, module in (
-        ("embed_tokens", model.get_input_embeddings()),
-        ("lm_head", model.get_output_embeddings()),
-    ):
-        if extra in run.trainable_extra and module is not None:
-            module.requires_grad_(True)
+    for module in ends_of(model, run.trainable_extra):
+        module.requires_grad_(True)
 
 
 def _freeze_all_but_last(model: Any, trained: int) -> None:
-    numbers = {name: _layer(name) for name, _ in model.named_parameters()}
+    numbers = {name: layer_number(name) for name, _ in model.named_parameters()}
     first = max(numbers.values(), default=0) + 1 - trained
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(numbers[name] >= first)
-
-
-def _layer(parameter: str) -> int:
-    """Return the number of the layer that a parameter belongs to; -1 outside the layers."""
-    return next((int(part) for part in parameter.split(".") if part.isdecimal()), -1)
 
 
 def checkpoint_layers(model: Any, run: Run) -> None:

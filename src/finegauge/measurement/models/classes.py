@@ -24,11 +24,10 @@ class ModelClass(NamedTuple):
 
 
 def class_of(figures: Mapping[str, Any], top_k: int | None) -> ModelClass:
-    """Return the config object and the language-model class of a config's figures.
+    """Return the config object and the language-model class of a config under Hugging Face's field names.
 
-    Args:
-        figures: The config, under Hugging Face's field names.
-        top_k: Experts per token, in place of the config's; None: as the config says.
+    `top_k` replaces the config's experts per token; None: as the config says.
+
     Raises: UnsupportedError where no installed class fits.
     """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -47,7 +47,6 @@ class InBackward:
     """One optimizer per parameter, stepped in backward as soon as the gradient is complete."""
 
     def __init__(self, run: Run, trained: list[torch.nn.Parameter], learning_rate: float) -> None:
-        """Hang an optimizer on each of `trained`."""
         self.optimizers = {id(p): _made(run, [p], learning_rate) for p in trained}
         for parameter in trained:
             parameter.register_post_accumulate_grad_hook(self._update)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from finegauge.errors import UnsupportedError
+from finegauge.measurement.instruments.module_roles import layers_of
 from finegauge.measurement.models.classes import DTYPES
 from finegauge.run.rules import INFERENCE
 from finegauge.run.run import Run
@@ -45,7 +46,6 @@ class UnfusedExperts(nn.ModuleList):
     """The experts of one layer as a list of modules, run one after the other over their own tokens."""
 
     def __init__(self, experts: list[Expert]) -> None:
-        """Hold `experts`."""
         super().__init__(experts)
         self.num_experts = len(experts)
 
@@ -130,7 +130,6 @@ def _copy(fused: Any, number: int, expert: Expert) -> None:
 
 
 def _linears(expert: Expert) -> tuple[nn.Linear, ...]:
-    """Return the linears in the order of the fused tensors: gate, up, down."""
     return (expert.w1, expert.w3, expert.w2) if expert.gated else (expert.w1, expert.w2)
 
 
@@ -148,7 +147,7 @@ def quantize(model: Any, run: Run, device: torch.device) -> None:
     head = model.get_output_embeddings()
     random = any(parameter.is_meta for parameter in model.parameters())
     done: set[nn.Module] = set()
-    for part in (*_layers(model), model):
+    for part in (*layers_of(model), model):
         if random:
             _materialise(part, device)
             _initialise(part, model, done)
@@ -159,13 +158,6 @@ def quantize(model: Any, run: Run, device: torch.device) -> None:
                     setattr(owner, name, made)
                     done.add(made)
         done.update(part.modules())
-
-
-def _layers(model: nn.Module) -> list[nn.Module]:
-    """Return the layers of a model: the members of its outermost lists of modules."""
-    if isinstance(model, nn.ModuleList):
-        return list(model)
-    return [layer for child in model.children() for layer in _layers(child)]
 
 
 def _materialise(part: nn.Module, device: torch.device) -> None:

@@ -21,13 +21,7 @@ HERE = Placement()
 
 
 def phase_of(run: Run, options: Options, device: torch.device, place: Placement = HERE) -> Phase:
-    """Return the phase of `run`, its models, optimizer and data in place on `device`.
-
-    Args:
-        run: The question.
-        options: Seed and device.
-        device: Where the models are built.
-        place: Where they go then: this process, or one rank of several.
+    """Return the phase of `run`; its models are built on `device` and put where `place` says.
 
     Raises: UnsupportedError for what the installed libraries cannot run.
     """

@@ -93,14 +93,10 @@ class _TokenTimes:
 def generate(
     subject: Subject, prompts: Prompts, new_tokens: int, *, sample: bool = True, first: Any = None
 ) -> Completions:
-    """Return the model's completions of `prompts`.
+    """Return the model's completions of `prompts`, `new_tokens` long each; adapters take part.
 
-    Args:
-        subject: The model; its adapters take part.
-        prompts: What it completes.
-        new_tokens: Tokens of every completion.
-        sample: Draw tokens by their probability; else take the likeliest.
-        first: Called when the first token's logits are there.
+    `sample` draws tokens by their probability, else the likeliest is taken; `first` is called when the first
+    token's logits are there.
     """
     from transformers import GenerationConfig, LogitsProcessorList
 

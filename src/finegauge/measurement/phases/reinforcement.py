@@ -166,16 +166,11 @@ class PPO:
         *,
         others: Mapping[str, Any] | None = None,
     ) -> None:
-        """Train `policy` on the prompts of `data`.
+        """Train `policy` on the prompts of `data`: batches of as many prompts as a step takes.
 
-        Args:
-            policy: Generates the completions.
-            value: A model with a scalar head; expects the reward to come at every token. Its
-                optimizer may be the policy's, and is then of the parameters of both.
-            reference: What the policy was.
-            reward: How good a completion is.
-            data: Batches of as many prompts as a step takes.
-            others: Models in memory beside these, by role: the reward model.
+        `value` has a scalar head and expects the reward at every token; its optimizer may be the policy's,
+        and is then of the parameters of both. `others` are models in memory beside these, by role: the
+        reward model.
         """
         self.subject, self.optimizer = policy
         self.value, self.reference, self.reward, self.data = value.subject, reference, reward, data
@@ -234,7 +229,6 @@ class PPO:
         return completions.select(self.value.model(**completions.inputs).scores.float())
 
     def _learn(self, rollout: Rollout, clock: Clock, parts: int) -> float:
-        """Add the gradients of both losses over one micro-batch; return the policy's loss."""
         completions = rollout.completions
         with clock.stage("forward"), self.update.autocast():
             log_probs = self.subject.strategy.forward(_log_probs, self.subject, completions)

@@ -12,10 +12,9 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -102,13 +101,6 @@ HELD = ("weights_bytes", "gradients_bytes", "optimizer_bytes", "buckets_bytes", 
 DIED = re.compile(r"rank +: (\d+) .*\n *exitcode +: (-?\d+)")  # in torchrun's table of failures
 
 
-class Ranks(NamedTuple):
-    """How the ranks ended: a profile for each that gave one, in the order in which they ended."""
-
-    profiles: list[tuple[int, Profile]]
-    printed: str  # by torchrun and all of them
-
-
 def over_ranks(run: Run, options: Options, heard: Heard) -> Profile:
     """Return the measured profile of `run`, whose ranks are processes of this machine.
 
@@ -118,18 +110,18 @@ def over_ranks(run: Run, options: Options, heard: Heard) -> Profile:
     device_of(options)  # refuses a GPU that is not there
     refuse(run, options)
     kills = kernel_kills()
-    ended = _launched(run, options, heard)
-    death = death_of(ended.printed, run.num_gpus)
-    failed = [profile for _, profile in ended.profiles if profile.outcome != "completed"]
+    ended, printed = _launched(run, options, heard)
+    death = death_of(printed, run.num_gpus)
+    failed = [profile for profile in ended.values() if profile.outcome != "completed"]
     if death and all(profile.outcome == "failed" for profile in failed):  # the others lost their peer
         if kernel_kills() > kills:
             raise MemoryError(f"{death}, by the OOM killer")
         raise RefusedError(death)
     if failed:
-        return replace(failed[0], run=run)
-    if len(ended.profiles) < run.num_gpus:
-        raise RefusedError(f"torchrun ended with {len(ended.profiles)} of {run.num_gpus} ranks done")
-    return together(run, [profile for _, profile in sorted(ended.profiles, key=lambda pair: pair[0])])
+        return failed[0]._replace(run=run)
+    if len(ended) < run.num_gpus:
+        raise RefusedError(f"torchrun ended with {len(ended)} of {run.num_gpus} ranks done")
+    return together(run, [ended[rank] for rank in sorted(ended)])
 
 
 def together(run: Run, ranks: list[Profile]) -> Profile:
@@ -147,8 +139,7 @@ def together(run: Run, ranks: list[Profile]) -> Profile:
         **reading,
         "ranks": [_rank(number, profile) for number, profile in enumerate(ranks)],
     }
-    return replace(
-        slowest,
+    return slowest._replace(
         run=run,
         step_flops=model_flops(run) * run.num_gpus,
         peak_flops_per_s=slowest.peak_flops_per_s / sharers,
@@ -192,7 +183,8 @@ def _rank(number: int, profile: Profile) -> dict[str, Any]:
     }
 
 
-def _launched(run: Run, options: Options, heard: Heard) -> Ranks:
+def _launched(run: Run, options: Options, heard: Heard) -> tuple[dict[int, Profile], str]:
+    """Return the profile of each rank that gave one, in the order of their ends, and what was printed."""
     with TemporaryDirectory(prefix="finegauge-ranks-") as name:
         folder = Path(name)
         trial = {"run": run_document(run), "options": options._asdict()}
@@ -218,7 +210,9 @@ def _launched(run: Run, options: Options, heard: Heard) -> Ranks:
                 torchrun.wait()
         said = (folder / "printed").read_text("utf-8", errors="replace")
         sys.stderr.write(said)
-        return Ranks(_answers(folder, run.num_gpus), said)
+        answers = {int(path.stem): json.loads(path.read_text("utf-8")) for path in folder.glob("[0-9]*.json")}
+        order = sorted(answers, key=lambda rank: answers[rank]["ended_s"])
+        return {rank: profile_of(answers[rank]["profile"]) for rank in order}, said
 
 
 def _follow(torchrun: "subprocess.Popen[bytes]", progress: Path, heard: Heard) -> None:
@@ -235,23 +229,8 @@ def _follow(torchrun: "subprocess.Popen[bytes]", progress: Path, heard: Heard) -
         time.sleep(LOOK_EVERY_S)
 
 
-def _answers(folder: Path, num_ranks: int) -> list[tuple[int, Profile]]:
-    found = []
-    for rank in range(num_ranks):
-        path = folder / f"{rank}.json"
-        if path.exists():
-            written = json.loads(path.read_text("utf-8"))
-            found.append((written["ended_s"], rank, profile_of(written["profile"])))
-    return [(rank, profile) for _, rank, profile in sorted(found, key=lambda one: one[:2])]
-
-
 def death_of(printed: str, num_ranks: int) -> str:
-    """Return which rank a signal killed that torchrun did not send; "" where none did.
-
-    Args:
-        printed: By torchrun.
-        num_ranks: That it started.
-    """
+    """Return which rank a signal killed that torchrun did not send, by what it printed; "" where none did."""
     for rank, code in DIED.findall(printed):
         if int(code) < 0 and -int(code) != signal.SIGTERM:
             return f"rank {rank} of {num_ranks} was killed by {signal.Signals(-int(code)).name}"

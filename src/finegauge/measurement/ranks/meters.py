@@ -30,6 +30,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from finegauge.measurement.instruments.kernel_trace import STAGE, RangeClock
 from finegauge.measurement.instruments.memory_meter import PHASE_OF_STAGE, constants, cuda_memory
 from finegauge.measurement.subject import Phase, Trained
 from finegauge.measurement.tracer.live_bytes import storage_key
@@ -50,7 +51,6 @@ WHOLE: Mapping[str, tuple[str, int]] = {  # operator: its kind, and which argume
     for name in names.split()
 }
 WEIGHTS, GRADIENTS, OPTIMIZER, WORKSPACE = "weights", "gradients", "optimizer", "workspace"
-MARK = "finegauge: "
 SENDING = "sending"
 SETTLE_S = 0.001  # for a thread of gloo to let go of what it has sent
 
@@ -68,7 +68,6 @@ class Collectives(TorchDispatchMode):  # type: ignore[misc]
     """Notes every message of this rank, and waits for it, while it is entered."""
 
     def __init__(self) -> None:
-        """Begin with nothing noted."""
         super().__init__()
         self.messages: list[tuple[str, int, float]] = []
 
@@ -82,9 +81,7 @@ class Collectives(TorchDispatchMode):  # type: ignore[misc]
         if found is None:
             return func(*args, **(kwargs or {}))
         kind, place = found
-        size = sum(
-            t.numel() * t.element_size() for t in tree_iter(args[place]) if isinstance(t, torch.Tensor)
-        )
+        size = sum(t.nbytes for t in tree_iter(args[place]) if isinstance(t, torch.Tensor))
         _settle()
         began_s = time.perf_counter()
         result = self.run(func, args, dict(kwargs or {}))
@@ -153,12 +150,9 @@ class _BeforeUpdate:
 
 
 def held(phase: Phase, trains: Sequence[Trained], before: Set[int] = frozenset()) -> Held:
-    """Return what this rank holds of the models of `phase`; takes a step.
+    """Return what this rank holds of the models of `phase` that train, `trains`; takes a step.
 
-    Args:
-        phase: What takes the step.
-        trains: The models that it trains.
-        before: The storages that were there before any of them, as `storages` says.
+    `before` are the storages that were there before any of them, as `storages` says.
     """
     gradients, device = _BeforeUpdate(trains), phase.subject.device.type
     phase.step(gradients)
@@ -239,8 +233,7 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 def _values(tensors: Iterable[torch.Tensor]) -> float:
     """Return the bytes of tensors' own values, each once; a slice may keep alive what it was cut from."""
-    sizes = {(storage_key(t), t.storage_offset()): t.numel() * t.element_size() for t in tensors}
-    return float(sum(sizes.values()))
+    return float(sum({(storage_key(t), t.storage_offset()): t.nbytes for t in tensors}.values()))
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> float:
@@ -264,29 +257,13 @@ class Block(NamedTuple):
 
 
 def peaks(phase: Phase, between_steps_bytes: float, device: torch.device) -> dict[str, float]:
-    """Return the peak of every phase of a step, in bytes; takes a step.
-
-    Args:
-        phase: What takes the step.
-        between_steps_bytes: What is there before it.
-        device: Of which the memory is.
-    """
+    """Return the peak bytes of every phase of a step, with what is there between steps; takes a step."""
     if device.type == "cuda":
         return cuda_memory(phase, device).phase_peak_bytes
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen, _Settled():
-        phase.step(_Marked())
+        phase.step(RangeClock())
     spans, blocks = _seen(seen)
     return {name: between_steps_bytes + most for name, most in running(spans, blocks).items()}
-
-
-class _Marked:
-    """A clock that leaves marks among what the profiler records."""
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Mark what runs inside."""
-        with record_function(MARK + PHASE_OF_STAGE.get(name, name)):
-            yield
 
 
 class _Settled(Collectives):
@@ -294,7 +271,7 @@ class _Settled(Collectives):
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Send, wait, and let the threads of gloo end their work."""
-        with record_function(MARK + SENDING):
+        with record_function(STAGE + SENDING):
             found = super().run(func, args, kwargs)
             time.sleep(SETTLE_S)
         return found
@@ -312,17 +289,16 @@ def _seen(profiled: Any) -> tuple[list[Span], list[Block]]:
         if event.tag == _EventType.Allocation:
             fields = event.extra_fields
             blocks.append(Block(event.start_time_ns, fields.ptr, fields.alloc_size))
-        elif event.name.startswith(MARK):
-            spans.append(Span(event.name.removeprefix(MARK), event.start_time_ns, event.end_time_ns))
+        elif event.name.startswith(STAGE):
+            name = event.name.removeprefix(STAGE)
+            spans.append(Span(PHASE_OF_STAGE.get(name, name), event.start_time_ns, event.end_time_ns))
     return sorted(spans, key=lambda span: span.begin), sorted(blocks)
 
 
 def running(spans: list[Span], blocks: list[Block]) -> dict[str, float]:
     """Return the largest sum of blocks given and not yet taken back, by phase.
 
-    Args:
-        spans: The phases, and when messages were sent.
-        blocks: In the order of time.
+    `spans` are the phases and the times of messages; `blocks` are in the order of time.
     """
     sending = [span for span in spans if span.name == SENDING]
     phases = [span for span in spans if span.name != SENDING]

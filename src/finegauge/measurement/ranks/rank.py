@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from finegauge.measurement import session
-from finegauge.measurement.instruments.memory_meter import resident_bytes
+from finegauge.measurement.instruments.memory_meter import MemoryReading, resident_bytes
 from finegauge.measurement.instruments.stage_clock import NoClock
 from finegauge.measurement.options import Options
 from finegauge.measurement.phases.choice import phase_of
@@ -31,7 +31,7 @@ from finegauge.measurement.ranks.meters import (
 )
 from finegauge.measurement.ranks.strategies import RankPlacement
 from finegauge.measurement.subject import Phase, refusal
-from finegauge.profile import Breakdown, Profile
+from finegauge.profile import Profile
 from finegauge.progress import Heard, Progress
 from finegauge.run.run import Run
 
@@ -54,9 +54,8 @@ def rank_profile(run: Run, options: Options, heard: Heard, *, rank: int) -> Prof
         options = options._replace(energy=False)  # the first rank's meter counts the whole machine
     before_bytes, before = resident_bytes(), storages()
     place = RankPlacement(rank)
-    heard(Progress("building", 0, 1))
-    phase = phase_of(_as_divided(run), options, device, place)
-    heard(Progress("building", 1, 1))
+    with session.telling(heard, "building"):
+        phase = phase_of(_as_divided(run), options, device, place)
     trial = session.Trial(phase, options, heard)
     session.warm_up(trial)
     dist.barrier()
@@ -66,7 +65,7 @@ def rank_profile(run: Run, options: Options, heard: Heard, *, rank: int) -> Prof
     found = session.observations_of(trial, timed)
     heard(Progress("collectives", 0, 1))
     found["collectives"] = [sent._asdict() for sent in sent_in(lambda: phase.step(NoClock()))]
-    with trial.telling("memory"):
+    with session.telling(heard, "memory"):
         at_rest = held(phase, place.trains, before)
         found["held"] = {**at_rest._asdict(), "resident_before_bytes": before_bytes}
         memory = _memory(phase, at_rest, device) if options.memory else {}
@@ -101,13 +100,4 @@ def _memory(phase: Phase, at_rest: Held, device: torch.device) -> dict[str, Any]
         kind = WORKSPACE if name == "optimizer" else ACTIVATIONS
         parts[kind] = parts.get(kind, 0.0) + beside
         phases[name] = {kind: size for kind, size in parts.items() if size > 0}
-    fullest = max(phases, key=lambda name: sum(phases[name].values()))
-    peak = Breakdown({(kind,): size for kind, size in phases[fullest].items()})
-    return {
-        "phase_memory_bytes": Breakdown(
-            {(n, k): size for n, parts in phases.items() for k, size in parts.items()}
-        ),
-        "peak_memory_bytes": peak,
-        "device_memory_bytes": peak,
-        "peak_phase": fullest,
-    }
+    return MemoryReading.of(phases).fields

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from finegauge.errors import UnsupportedError
+from finegauge.measurement.instruments.module_roles import layers_of
 from finegauge.measurement.models.classes import DTYPES
 from finegauge.measurement.models.optimizers import optimizer_of
 from finegauge.measurement.phases.training import MAX_GRADIENT_NORM, Placement
@@ -41,7 +42,6 @@ class Zero(SingleProcess):
     """DeepSpeed's engine around a module, one stage of ZeRO."""
 
     def __init__(self, run: Run, module: torch.nn.Module, trained: Sequence[torch.nn.Parameter] = ()) -> None:
-        """Hand `module` to DeepSpeed, with the optimizer of `run` over `trained` if any is."""
         deepspeed = _imported()
         self.steps, self.done = run.gradient_accumulation_steps, 0
         self.engine = deepspeed.initialize(
@@ -114,7 +114,6 @@ class Calls(torch.nn.Module):
     """A model whose forward pass is whatever function it is called with."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        """Hold `model`."""
         super().__init__()
         self.model = model
 
@@ -127,7 +126,6 @@ class RankPlacement(Placement):
     """One rank of several, each with its part of every model, as the run says."""
 
     def __init__(self, rank: int) -> None:
-        """Be `rank` of the process group."""
         self.rank = rank
         self.trains: list[Trained] = []  # every model that was divided to be trained
 
@@ -214,14 +212,8 @@ def sharded(run: Run, subject: Subject, module: Calls) -> DataParallel:
     if run.autocast != "none":
         narrow = DTYPES[run.autocast]
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=narrow)
-    for layer in layers_of(subject):
+    for layer in layers_of(subject.base.get_decoder()):
         fully_shard(layer, **options)
     model = fully_shard(module, **options)
     every = run.gradient_accumulation_steps == 1 or not accumulates_whole(run)
     return DataParallel(run, model, model.set_requires_gradient_sync, every=every)
-
-
-def layers_of(subject: Subject) -> list[torch.nn.Module]:
-    """Return the layers of a transformers model: the modules of its longest list of modules."""
-    lists = [m for m in subject.base.get_decoder().modules() if isinstance(m, torch.nn.ModuleList)]
-    return list(max(lists, key=len, default=[]))

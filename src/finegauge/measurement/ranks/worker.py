@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from finegauge.documents import write_whole
 from finegauge.measurement.process import GROUP, die_with_parent
 from finegauge.progress import Progress
 
@@ -33,9 +34,7 @@ def main() -> None:
 
     profile = answer(trial, rank, heard)
     written: dict[str, Any] = {"profile": profile, "ended_s": time.time()}
-    unfinished = folder / f"{rank}.part"
-    unfinished.write_text(json.dumps(written), "utf-8")
-    unfinished.rename(folder / f"{rank}.json")
+    write_whole(str(folder / f"{rank}.json"), json.dumps(written).encode())
     sys.stderr.flush()
     os._exit(0 if profile["outcome"] == "completed" else 1)  # nothing to wait for: no peer, no library
 

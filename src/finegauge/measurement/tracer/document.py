@@ -8,6 +8,7 @@ quantity's polynomial in (1, B, T, P) follows: B sequences, T tokens, P pairs of
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import count
 from typing import Any
 
 import torch
@@ -126,7 +127,6 @@ def _layer(subject: TracedClass, group: list[int], index: int, seen: Recorder) -
 
 
 def _entries(subject: TracedClass, wanted: set[int], seen: Recorder, prefix: str = "") -> list[list[Any]]:
-    """Return [name, shape, kind] of the parameters whose identities are `wanted`."""
     return [
         [name.removeprefix(prefix), list(p.shape), _kind(subject, name, p, seen)]
         for name, p in subject.model.named_parameters()
@@ -241,18 +241,6 @@ PASSES = len(MODES) * 5 + 1  # at most
 POOR_FIT = 0.01  # relative error of kept bytes at the batch that only checks
 
 
-class _Passed:
-    """Counts the passes that are done, and tells who listens."""
-
-    def __init__(self, heard: Heard | None) -> None:
-        self.heard, self.done = heard, 0
-
-    def __call__(self, what: str) -> None:
-        self.done += 1
-        if self.heard is not None:
-            self.heard(Progress(what, self.done, PASSES))
-
-
 def trace_document(config: Mapping[str, Any], heard: Heard | None = None) -> dict[str, Any]:
     """Return the trace of a configuration.
 
@@ -263,7 +251,13 @@ def trace_document(config: Mapping[str, Any], heard: Heard | None = None) -> dic
     subject = build(config, torch.bfloat16, first)
     length = _length(subject, first)
     scout, outputs = record(subject, Pass(1, length, autocast=False, attention=first, trained=False))
-    passed = _Passed(heard)
+    numbers = count(1)
+
+    def passed(what: str) -> None:
+        number = next(numbers)
+        if heard is not None:
+            heard(Progress(what, number, PASSES))
+
     passed("layers")
     # the middle one stands for a group, as the first takes its input from the embedding
     groups = {group[len(group) // 2]: group for group in _groups(subject, scout)}
@@ -335,7 +329,7 @@ def _passes(
     length: int,
     kept: set[int],
     outputs: Mapping[int, Any],
-    passed: "_Passed",
+    passed: Callable[[str], None],
 ) -> Passes:
     width, attention = mode.split("/")
     subject = build(config, torch.bfloat16 if width == "bf16" else torch.float32, attention)

@@ -422,33 +422,25 @@ class _DeltaRule(torch.autograd.Function):
         return (*_gradients(q, k, v), torch.empty_like(decay, dtype=ctx.like), torch.empty_like(beta))
 
 
-def _convolve(x: Tensor, weight: Tensor, bias: Any = None, activation: Any = None, **kwargs: Any) -> Tensor:
-    del activation, kwargs
-    return _Convolution.apply(x, weight, bias)
-
-
 def _scan(
     u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, D: Any = None, z: Any = None,
-    delta_bias: Any = None, return_last_state: bool = False, **kwargs: Any,
+    delta_bias: Any = None, return_last_state: bool = False, **_: Any,
 ) -> Any:  # fmt: skip
-    del kwargs
     out = _SelectiveScan.apply(u, dt, a, b, c, D, z, delta_bias)
     return (out, None) if return_last_state else out
 
 
 def _mamba(xz: Tensor, conv_w: Tensor, conv_b: Any, x_w: Tensor, dt_w: Tensor, out_w: Tensor, out_b: Any,
-           a: Tensor, b: Any = None, c: Any = None, D: Any = None, delta_bias: Any = None,
-           **kwargs: Any) -> Tensor:  # fmt: skip
-    del b, c, kwargs
+           a: Tensor, _b: Any = None, _c: Any = None, D: Any = None, delta_bias: Any = None,
+           **_: Any) -> Tensor:  # fmt: skip
     return _MambaInner.apply(xz, conv_w, conv_b, x_w, dt_w, out_w, out_b, a, D, delta_bias)
 
 
 def _mamba2(
     zx: Tensor, conv_w: Tensor, conv_b: Any, dt_bias: Tensor, a: Tensor, D: Tensor, chunk_size: int,
     headdim: int, ngroups: int = 1, rmsnorm_weight: Any = None, outproj_weight: Any = None,
-    outproj_bias: Any = None, **kwargs: Any,
+    outproj_bias: Any = None, **_: Any,
 ) -> Tensor:  # fmt: skip
-    del kwargs
     state = (conv_w.shape[0] - D.shape[0] * headdim) // (2 * ngroups)
     sizes = (headdim, ngroups, state, chunk_size)
     return _Mamba2Combined.apply(
@@ -456,17 +448,15 @@ def _mamba2(
     )
 
 
-def _delta_rule(
-    query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, **kwargs: Any
-) -> tuple[Tensor, None]:
-    del kwargs
-    return _DeltaRule.apply(query, key, value, g, beta), None
-
-
 SUBSTITUTES: dict[str, Any] = {
-    "causal_conv1d_fn": _convolve,
+    "causal_conv1d_fn": lambda x, weight, bias=None, activation=None, **_: _Convolution.apply(
+        x, weight, bias
+    ),
     "mamba_selective_scan": _scan,
     "mamba_inner_fn": _mamba,
     "mamba2_split_conv1d_scan_combined": _mamba2,
-    "torch_chunk_gated_delta_rule": _delta_rule,
+    "torch_chunk_gated_delta_rule": lambda query, key, value, g, beta, **_: (
+        _DeltaRule.apply(query, key, value, g, beta),
+        None,
+    ),
 }

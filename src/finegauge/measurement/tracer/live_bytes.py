@@ -26,7 +26,6 @@ class Storages:
     """The bytes of the storages made so far and not yet freed, beside `known` ones."""
 
     def __init__(self, known: set[int]) -> None:
-        """Start with nothing alive but the storages whose keys are `known`."""
         self.known = known
         self.sizes: dict[int, int] = {}
         self.total_bytes = 0
@@ -61,7 +60,6 @@ class LiveTracker(TorchDispatchMode):
     """Follows the storages of one step; enter it around the step and tell it each phase."""
 
     def __init__(self, known: list[torch.Tensor]) -> None:
-        """Watch a step before which the storages of `known` tensors were there."""
         super().__init__()
         self.known = {storage_key(tensor): tensor.untyped_storage() for tensor in known}
         self.storages = Storages(set(self.known))
@@ -74,7 +72,6 @@ class LiveTracker(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run one operator and register what it made."""
         del types
         out = func(*args, **(kwargs or {}))
         self._register(out, func)

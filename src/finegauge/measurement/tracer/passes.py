@@ -198,11 +198,7 @@ def record(
 ) -> tuple[Recorder, dict[int, Any]]:
     """Return (the recorder of one pass, what every layer returned).
 
-    Args:
-        subject: The class.
-        asked: The pass.
-        layers: The layers that really run, None for all.
-        outputs: What the other layers return, from a pass in which they ran.
+    Only `layers` really run (None: all); the others return `outputs`, from a pass in which they ran.
 
     Raises: UnsupportedError where the class needs the values of tensors.
     """

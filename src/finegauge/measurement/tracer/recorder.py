@@ -294,7 +294,7 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:
 
 def _held(tensor: torch.Tensor) -> int:
     """Return the bytes that a kernel reads or writes of a tensor; what is repeated stays in its cache."""
-    return int(min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes()))
+    return int(min(tensor.nbytes, tensor.untyped_storage().nbytes()))
 
 
 def _dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
@@ -307,7 +307,6 @@ class Live:
     """The bytes alive beside what was there before, by place: peaks of forward and backward."""
 
     def __init__(self, known: set[int]) -> None:
-        """Start with nothing alive but `known` storages."""
         self.storages = Storages(known)
         self.base = self.saved = self._peak = 0
         self.place: Place = OUTSIDE

@@ -5,14 +5,12 @@ known blocks, `recurrent` those that carry a state, `vision` those behind a towe
 `Architecture` of a row.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from finegauge.errors import FieldError, UnsupportedError, shown
 from finegauge.model.blocks import Architecture, Branch, Layer, MixtureOfExperts
 from finegauge.model.families.decoder import Family, decoder, numerics_of
-from finegauge.model.families.dense import DENSE
-from finegauge.model.families.experts import EXPERTS
 from finegauge.model.families.parts import Figures
 
 # What the models need that neither a block here nor a transformers class (5.23) has.
@@ -61,26 +59,32 @@ def architecture(config: Mapping[str, Any], num_experts_per_tok: int | None = No
 
 def family(model_type: str) -> Family | None:
     """Return the row of a `model_type` with what it takes over from others, None if there is none."""
-    row = DENSE.get(model_type) or EXPERTS.get(model_type) or _further().get(model_type)
+    row = next((table[model_type] for table in _tables() if model_type in table), None)
     base = family(row["like"]) if row and "like" in row else None
     if row is None or base is None:
         return row
     return {**base, **row, "defaults": {**base.get("defaults", {}), **row.get("defaults", {})}}
 
 
-def _further() -> Mapping[str, Family]:
-    """Return the rows of the tables that are read only where the first two do not have a family."""
+def _tables() -> Iterator[Mapping[str, Family]]:
+    """Yield the tables, the usual ones first; each is read only where those before lack a family."""
+    from finegauge.model.families.dense import DENSE
+
+    yield DENSE
+    from finegauge.model.families.experts import EXPERTS
+
+    yield EXPERTS
     from finegauge.model.families.gpt import GPT
     from finegauge.model.families.latent import LATENT
     from finegauge.model.families.recurrent import RECURRENT
     from finegauge.model.families.vision import VISION
 
-    return {**GPT, **LATENT, **RECURRENT, **VISION}
+    yield from (GPT, LATENT, RECURRENT, VISION)
 
 
 def supported_model_types() -> list[str]:
     """Return every `model_type` that `architecture` accepts."""
-    return sorted([*DENSE, *EXPERTS, *_further()])
+    return sorted(name for table in _tables() for name in table)
 
 
 def _model_type(config: Mapping[str, Any]) -> str:

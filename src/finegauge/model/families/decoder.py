@@ -5,7 +5,7 @@ A row (`Family`) says in which way a transformers class differs from Llama's, or
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from finegauge.model.blocks import Architecture, Branch, Layer, Linear, Mixer, Norm, Numerics, Tensor
 from finegauge.model.families.parts import (
@@ -31,38 +31,35 @@ Flag: TypeAlias = bool | str  # or the key of a truth value
 ALL = "all"  # every layer slides, where there is a window
 
 
-class QkNorms(NamedTuple):
-    """Norms on queries and keys: over the channels of each head, or over `all_heads` at once."""
+QkNorms: TypeAlias = Callable[[Figures, Heads], tuple[Norm, ...]]
 
-    names: tuple[str, str] = ("q_norm", "k_norm")
-    kind: str = "rms"
-    all_heads: bool = False
-    bias: bool = False
-    weight: bool = True
-    by_head: bool = False  # each head has a weight of its own
-    apart: bool = False  # ... in a tensor of its own
-    flag: str = ""  # key that says whether there are any
 
-    def of(self, f: Figures, heads: Heads) -> tuple[Norm, ...]:
-        """Return the norms in an attention of these heads."""
-        if self.flag and not f.flag(self.flag):
-            return ()
+def qk_norms(
+    names: tuple[str, str] = ("q_norm", "k_norm"),
+    *,
+    all_heads: bool = False,
+    by_head: bool = False,
+    flag: str = "",
+    **of: Any,
+) -> QkNorms:
+    """Return what makes norms on queries and keys, over the channels of each head or of `all_heads` at once.
+
+    `by_head`: each head has a weight of its own; `flag`: the key that says whether there are any norms;
+    `of`: further fields of `Norm`.
+    """
+
+    def made(f: Figures, heads: Heads) -> tuple[Norm, ...]:
         num, kv, dim = heads
         return tuple(
-            Norm(
-                name,
-                many * dim if self.all_heads else dim,
-                self.kind,
-                self.weight,
-                self.bias,
-                many if self.by_head or self.apart else 0,
-                self.apart,
-            )
-            for name, many in zip(self.names, (num, kv), strict=True)
+            Norm(name, many * dim if all_heads else dim, heads=many if by_head else 0, **of)
+            for name, many in zip(names, (num, kv), strict=True)
+            if not flag or f.flag(flag)
         )
 
+    return made
 
-HEAD_NORMS, WIDE_HEAD_NORMS = QkNorms(), QkNorms(all_heads=True)
+
+HEAD_NORMS, WIDE_HEAD_NORMS = qk_norms(), qk_norms(all_heads=True)
 LAYER_NORM, BARE_LAYER_NORM = Norm("", 0, "layer", bias=True), Norm("", 0, "layer")
 UP_DOWN = ("up_proj", "down_proj")
 OWN_HEADS = {"kv": "", "dim": ""}  # as many key heads as query heads, and no width of their own
@@ -134,6 +131,21 @@ if TYPE_CHECKING:  # to define it takes as long as to read both tables
 
 else:
     Family = dict
+
+
+COLUMNS = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "max_position_embeddings"),
+)
+
+
+def sizes(*columns: int | None, **others: Any) -> Config:
+    """Return the defaults of a configuration class: its figures in the order of `COLUMNS`, and others.
+
+    None: the class has no default, or that of the family it is like. False needs no entry: absent is false.
+    """
+    stated = {name: value for name, value in zip(COLUMNS, columns, strict=False) if value is not None}
+    return stated | others
 
 
 LLAMA: Family = {
@@ -228,7 +240,7 @@ def _attention(f: Figures, row: Family, of: Heads, slides: bool, mark: Any) -> M
         fields |= {"rotary": True, **row["attends"](f, of, slides, mark)}
     of = fields.pop("of", of)
     if row["qk_norms"]:
-        fields.setdefault("norms", row["qk_norms"].of(f, of))
+        fields.setdefault("norms", row["qk_norms"](f, of))
     if slides:
         fields.setdefault("window", window_of(f))
     if row["clip"]:

@@ -16,8 +16,9 @@ from finegauge.model.families.decoder import (
     UP_DOWN,
     WIDE_HEAD_NORMS,
     Family,
-    QkNorms,
+    qk_norms,
     rotary_where_sliding,
+    sizes,
 )
 from finegauge.model.families.parts import (
     Figures,
@@ -153,20 +154,14 @@ DENSE: dict[str, Family] = {
     # --- Llama 1 to 3, Yi, SmolLM and what differs from it in sizes, biases and windows
     "llama": Family(
         bias="attention_bias", mlp_bias="mlp_bias",
-        defaults={
-            "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
-            "num_attention_heads": 32, "hidden_act": "silu", "max_position_embeddings": 2048,
-            "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False,
-        },
+        defaults=sizes(32000, 4096, 11008, 32, 32, None, None, 2048, hidden_act="silu"),
     ),
     "granite": Family(like="llama", numerics={"scaled_logits": True, "own_loss": True}),  # Granite 3
     "granite_swa": Family(  # three layers in four slide, all have sinks
         like="llama", sinks=True, slides=full_first(4), numerics={"scaled_logits": True, "sinks": "scaled"},
-        defaults={
-            "vocab_size": 100352, "hidden_size": 2560, "intermediate_size": 8192, "num_hidden_layers": 24,
-            "num_attention_heads": 20, "num_key_value_heads": 4, "max_position_embeddings": 8192,
-            "sliding_window": 128, "tie_word_embeddings": True,
-        },
+        defaults=sizes(
+            100352, 2560, 8192, 24, 20, 4, None, 8192, sliding_window=128, tie_word_embeddings=True,
+        ),
     ),
     "hyperclovax": Family(  # HyperCLOVA X SEED: Granite, with a norm after each branch by flag
         like="llama", numerics=SCALED, defaults={"use_post_norm": True},
@@ -185,8 +180,8 @@ DENSE: dict[str, Family] = {
     "ministral3": Family(  # and Devstral 2
         like="mistral",
         defaults={
-            "vocab_size": 131072, "num_hidden_layers": 34, "head_dim": 128,
-            "max_position_embeddings": 262144, "sliding_window": None,
+            "vocab_size": 131072, "num_hidden_layers": 34, "head_dim": 128, "max_position_embeddings": 262144,
+            "sliding_window": None,
         },
     ),
     "phi3": Family(  # Phi-3, Phi-3.5, Phi-4: q, k, v in one projection, gate and up in another
@@ -202,8 +197,7 @@ DENSE: dict[str, Family] = {
         slides=late_slides, slides_if="use_sliding_window",
         defaults={
             "vocab_size": 151936, "intermediate_size": 22016, "num_key_value_heads": 32,
-            "max_position_embeddings": 32768, "use_sliding_window": False, "sliding_window": 4096,
-            "max_window_layers": 28,
+            "max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28,
         },
     ),
     "qwen3": Family(
@@ -211,42 +205,28 @@ DENSE: dict[str, Family] = {
     ),
     "cwm": Family(
         like="llama", bias=False, slides=full_first(4),
-        defaults={
-            "vocab_size": 128256, "hidden_size": 6144, "intermediate_size": 21504, "num_hidden_layers": 64,
-            "num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128,
-            "max_position_embeddings": 131072, "sliding_window": 8192,
-        },
+        defaults=sizes(128256, 6144, 21504, 64, 48, 8, 128, 131072, sliding_window=8192),
     ),
     "ernie4_5": Family(  # one flag for all biases
         bias="use_bias", mlp_bias="use_bias", numerics={"wide_tables": True, "own_tables": 1},
-        defaults={
-            "vocab_size": 103424, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 18,
-            "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 128, "hidden_act": "silu",
-            "max_position_embeddings": 131072, "use_bias": False, "tie_word_embeddings": True,
-        },
+        defaults=sizes(
+            103424, 1024, 3072, 18, 16, 2, 128, 131072, hidden_act="silu", tie_word_embeddings=True,
+        ),
     ),
     "glm": Family(  # GLM-4 (9B, of 2024)
         like="llama", out_bias=False, mlp_bias=False, mlp_fused="gate_up_proj",
-        defaults={
-            "vocab_size": 151552, "intermediate_size": 13696, "num_hidden_layers": 40,
-            "num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131072,
-            "attention_bias": True,
-        },
+        defaults=sizes(151552, None, 13696, 40, None, 2, 128, 131072, attention_bias=True),
     ),
     "glm4": Family(  # GLM-4-0414 and Z1: a norm after each branch, too
         like="glm", after=("post_self_attn_layernorm", "post_mlp_layernorm"),
     ),
     "helium": Family(
         like="llama", out_bias=False, varies=_helium, numerics={**WIDE_NORMS, "own_tables": 1},
-        defaults={
-            "vocab_size": 48000, "hidden_size": 2560, "intermediate_size": 7040, "num_hidden_layers": 24,
-            "num_attention_heads": 20, "num_key_value_heads": 20, "head_dim": 128,
-            "max_position_embeddings": 4096,
-        },
+        defaults=sizes(48000, 2560, 7040, 24, 20, 20, 128, 4096),
     ),
     "hunyuan_v1_dense": Family(
         like="llama", mlp_bias=False, attention={"norms_last": True},
-        qk_norms=QkNorms(("query_layernorm", "key_layernorm")), defaults={"vocab_size": 290943},
+        qk_norms=qk_norms(("query_layernorm", "key_layernorm")), defaults={"vocab_size": 290943},
     ),
     "internlm": Family(  # InternLM 1
         like="llama", bias="bias", mlp_bias=False, defaults={"vocab_size": 103168, "bias": True},
@@ -257,18 +237,11 @@ DENSE: dict[str, Family] = {
     ),
     "internlm3": Family(
         like="llama", aliases={"attention_bias": "qkv_bias", "mlp_bias": "bias"}, varies=_internlm3,
-        defaults={
-            "vocab_size": 128512, "intermediate_size": 10240, "num_hidden_layers": 48,
-            "num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 32768,
-        },
+        defaults=sizes(128512, None, 10240, 48, None, 2, 128, 32768),
     ),
     "iquestcoder": Family(
         like="llama",
-        defaults={
-            "vocab_size": 76800, "hidden_size": 5120, "intermediate_size": 27648, "num_hidden_layers": 80,
-            "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128,
-            "max_position_embeddings": 131072,
-        },
+        defaults=sizes(76800, 5120, 27648, 80, 40, 8, 128, 131072),
     ),
     "minicpm": Family(like="llama", mlp_bias=False, defaults={"tie_word_embeddings": True}),  # 1, 2 and 4
     "mimo": Family(  # MiMo-7B, without the layers that predict further tokens
@@ -282,20 +255,14 @@ DENSE: dict[str, Family] = {
                         "scores": "attention_dropout"},
             "dropout_default": 0.1,
         },
-        defaults={
-            "vocab_size": 155136, "intermediate_size": 27648, "num_hidden_layers": 64,
-            "num_attention_heads": 80, "num_key_value_heads": 8, "head_dim": 128,
-            "max_position_embeddings": 524288, "attention_bias": True, "attention_out_bias": False,
-        },
+        defaults=sizes(155136, None, 27648, 64, 80, 8, 128, 524288, attention_bias=True),
     ),
     "smollm3": Family(  # one layer in four has no rotary positions
         like="llama", slides=_smollm3_slides, slides_if="use_sliding_window",
         marks=lambda f, *_: no_rope_layers(f),
-        defaults={
-            "vocab_size": 128256, "hidden_size": 2048, "num_hidden_layers": 36, "num_attention_heads": 16,
-            "num_key_value_heads": 4, "max_position_embeddings": 32768, "use_sliding_window": False,
-            "no_rope_layer_interval": 4, "tie_word_embeddings": True,
-        },
+        defaults=sizes(
+            128256, 2048, None, 36, 16, 4, None, 32768, no_rope_layer_interval=4, tie_word_embeddings=True,
+        ),
     ),
     "xverse": Family(like="llama", bias=False, mlp_bias=False),
     "nemotron-nas": Family(like="llama", build=nemotron_nas),
@@ -318,13 +285,9 @@ DENSE: dict[str, Family] = {
             "num_hidden_layers": "num_layers", "head_dim": "kv_channels",
             "max_position_embeddings": "seq_length", "num_key_value_heads": "multi_query_group_num",
         },
-        defaults={
-            "vocab_size": 65024, "hidden_size": 4096, "intermediate_size": 13696, "num_hidden_layers": 28,
-            "num_attention_heads": 32, "head_dim": 128, "max_position_embeddings": 2048, "rmsnorm": True,
-            "add_qkv_bias": False, "add_bias_linear": False, "multi_query_attention": False,
-            "num_key_value_heads": 1, "post_layer_norm": True, "tie_word_embeddings": False,
-            "hidden_act": "silu",
-        },
+        defaults=sizes(
+            65024, 4096, 13696, 28, 32, 1, 128, 2048, rmsnorm=True, post_layer_norm=True, hidden_act="silu",
+        ),
     ),
     "baichuan": Family(  # 1 and 2; the 13B has ALiBi and names no longest position
         like="xverse", fused="W_pack", aliases={"max_position_embeddings": "model_max_length"},
@@ -345,11 +308,9 @@ DENSE: dict[str, Family] = {
         mlp=("", "", "down_proj"), mlp_fused="up_proj", mlp_bias=True, mlp_size="ff_intermediate_size",
         activation="gegelu",
         fields={"notes": ("Block-sparse attention is counted as if every query saw all keys before it.",)},
-        defaults={
-            "vocab_size": 100352, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
-            "num_key_value_heads": 8, "ff_intermediate_size": 14336, "max_position_embeddings": 8192,
-            "tie_word_embeddings": True,
-        },
+        defaults=sizes(
+            100352, 4096, None, 32, 32, 8, None, 8192, ff_intermediate_size=14336, tie_word_embeddings=True,
+        ),
     ),
     "olmo": Family(  # OLMo 1: LayerNorms without weights
         like="llama", mlp_bias=False, norm=Norm("", 0, "layer", weight=False), clip="clip_qkv",
@@ -373,12 +334,10 @@ DENSE: dict[str, Family] = {
     ),
     "gemma": Family(  # heads of 256 channels, a GeGLU
         bias="attention_bias", numerics=WIDE_NORMS,
-        defaults={
-            "vocab_size": 256000, "hidden_size": 3072, "intermediate_size": 24576, "num_hidden_layers": 28,
-            "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256,
-            "hidden_act": "gelu_pytorch_tanh", "max_position_embeddings": 8192, "tie_word_embeddings": True,
-            "attention_bias": False,
-        },
+        defaults=sizes(
+            256000, 3072, 24576, 28, 16, 16, 256, 8192, hidden_act="gelu_pytorch_tanh",
+            tie_word_embeddings=True,
+        ),
     ),
     "gemma2": Family(  # every other layer slides, beginning with the first
         like="gemma", act="hidden_activation", slides=2,
@@ -387,19 +346,14 @@ DENSE: dict[str, Family] = {
             **WIDE_NORMS, "own_loss": True, "softcap": "attn_logit_softcapping",
             "logit_cap": "final_logit_softcapping", "kernels": ("flash",),
         },
-        defaults={
-            "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
-            "num_attention_heads": 8, "num_key_value_heads": 4, "sliding_window": 4096,
-            "hidden_activation": "gelu_pytorch_tanh",
-        },
+        defaults=sizes(
+            None, 2304, 9216, 26, 8, 4, sliding_window=4096, hidden_activation="gelu_pytorch_tanh",
+        ),
     ),
     "gemma3_text": Family(  # five layers in six slide
         like="gemma2", qk_norms=HEAD_NORMS, slides="sliding_window_pattern", varies=_gemma3,
         numerics={**WIDE_NORMS, "tables_by_kind": True},
-        defaults={
-            "vocab_size": 262208, "max_position_embeddings": 131072, "sliding_window_pattern": 6,
-            "use_bidirectional_attention": False,
-        },
+        defaults={"vocab_size": 262208, "max_position_embeddings": 131072, "sliding_window_pattern": 6},
     ),
     "vaultgemma": Family(  # Gemma 2 without the norms after its branches
         like="gemma2", after=("", ""),
@@ -426,36 +380,30 @@ DENSE: dict[str, Family] = {
     ),
     "jais2": Family(
         like="llama", gated=False, mlp=UP_DOWN, norm=LAYER_NORM,
-        defaults={
-            "vocab_size": 150272, "hidden_size": 3328, "intermediate_size": 26624,
-            "num_attention_heads": 26, "hidden_act": "relu2", "max_position_embeddings": 8192,
-            "attention_bias": True, "mlp_bias": True,
-        },
+        defaults=sizes(
+            150272, 3328, 26624, None, 26, None, None, 8192, hidden_act="relu2", attention_bias=True,
+            mlp_bias=True,
+        ),
     ),
     "nanochat": Family(  # RMS norms without weights, on the heads and on the embeddings as well
         like="llama", gated=False, mlp=("fc1", "fc2"), mlp_bias=False, norm=Norm("", 0, weight=False),
-        qk_norms=QkNorms(weight=False), embedding_norm="norm",
+        qk_norms=qk_norms(weight=False), embedding_norm="norm",
         numerics={"logit_cap": "final_logit_softcapping"},
-        defaults={
-            "vocab_size": 50304, "hidden_size": 768, "intermediate_size": 8192, "num_hidden_layers": 12,
-            "num_attention_heads": 6, "hidden_act": "relu2",
-        },
+        defaults=sizes(50304, 768, 8192, 12, 6, hidden_act="relu2"),
     ),
     "nemotron": Family(  # Nemotron 3 8B, 4 and Minitron
         like="llama", gated=False, mlp=UP_DOWN, norm=LAYER_NORM, numerics={"unit_norms": True},
-        defaults={
-            "vocab_size": 256000, "hidden_size": 6144, "intermediate_size": 24576, "num_attention_heads": 48,
-            "hidden_act": "relu2", "max_position_embeddings": 4096, "partial_rotary_factor": 0.5,
-        },
+        defaults=sizes(
+            256000, 6144, 24576, None, 48, None, None, 4096, hidden_act="relu2", partial_rotary_factor=0.5,
+        ),
     ),
     "starcoder2": Family(
         like="llama", bias="use_bias", gated=False, mlp=("c_fc", "c_proj"), mlp_bias="use_bias",
         norm=LAYER_NORM, slides=ALL,
-        defaults={
-            "vocab_size": 49152, "hidden_size": 3072, "intermediate_size": 12288, "num_hidden_layers": 30,
-            "num_attention_heads": 24, "num_key_value_heads": 2, "hidden_act": "gelu_pytorch_tanh",
-            "max_position_embeddings": 4096, "use_bias": True, "tie_word_embeddings": True,
-        },
+        defaults=sizes(
+            49152, 3072, 12288, 30, 24, 2, None, 4096, hidden_act="gelu_pytorch_tanh", use_bias=True,
+            tie_word_embeddings=True,
+        ),
     ),
 }
 # fmt: on

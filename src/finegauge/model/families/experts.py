@@ -25,8 +25,9 @@ from finegauge.model.families.decoder import (
     OWN_HEADS,
     WIDE_HEAD_NORMS,
     Family,
-    QkNorms,
+    qk_norms,
     rotary_where_sliding,
+    sizes,
 )
 from finegauge.model.families.parts import (
     SLIDING,
@@ -268,41 +269,34 @@ EXPERTS: dict[str, Family] = {
         experts={
             "normalised": "norm_topk_prob", "shared": "shared_expert_intermediate_size", "shared_gate": True,
         },
-        defaults={
-            "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24,
-            "num_attention_heads": 16, "num_key_value_heads": 16, "decoder_sparse_step": 1,
-            "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632,
-            "num_experts_per_tok": 4, "num_experts": 60, "qkv_bias": True,
-        },
+        defaults=sizes(
+            None, 2048, 5632, 24, 16, 16, decoder_sparse_step=1, moe_intermediate_size=1408,
+            shared_expert_intermediate_size=5632, num_experts_per_tok=4, num_experts=60, qkv_bias=True,
+        ),
     ),
     "qwen3_moe": Family(
         like="qwen2", bias="attention_bias", out_bias=None, qk_norms=HEAD_NORMS, slides=ALL,
         sparse=sparse_layers, experts={"normalised": "norm_topk_prob"},
         aliases={"num_experts": "num_local_experts"},
         defaults={
-            "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 24,
-            "num_key_value_heads": 4, "decoder_sparse_step": 1, "moe_intermediate_size": 768,
-            "num_experts_per_tok": 8, "num_experts": 128,
+            "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 24, "num_key_value_heads": 4,
+            "decoder_sparse_step": 1, "moe_intermediate_size": 768, "num_experts_per_tok": 8,
+            "num_experts": 128,
         },
     ),
     "mellum": Family(  # Mellum 2: Qwen3-MoE's layers, with a kind for every layer
         like="qwen3_moe", slides=lambda _: lambda _: False, slides_if="", sparse=routed_from(),
         experts={"num": "num_local_experts", "normalised": "norm_topk_prob"},
         aliases={"num_local_experts": "num_experts"}, numerics={"tables_by_kind": True},
-        defaults={
-            "vocab_size": 98304, "hidden_size": 2304, "intermediate_size": 7168, "num_hidden_layers": 28,
-            "head_dim": 128, "max_position_embeddings": 131072, "sliding_window": 1024,
-            "moe_intermediate_size": 896, "num_local_experts": 64, "norm_topk_prob": True,
-        },
+        defaults=sizes(
+            98304, 2304, 7168, 28, None, None, 128, 131072, sliding_window=1024, moe_intermediate_size=896,
+            num_local_experts=64, norm_topk_prob=True,
+        ),
     ),
     "olmoe": Family(  # norms on all queries and all keys at once
         like="llama", qk_norms=WIDE_HEAD_NORMS, clip="clip_qkv",
         experts={"size": "intermediate_size", "normalised": "norm_topk_prob"},
-        defaults={
-            "vocab_size": 50304, "hidden_size": 2048, "intermediate_size": 2048, "num_hidden_layers": 16,
-            "num_attention_heads": 16, "max_position_embeddings": 4096, "num_experts_per_tok": 8,
-            "num_experts": 64,
-        },
+        defaults=sizes(50304, 2048, 2048, 16, 16, None, None, 4096, num_experts_per_tok=8, num_experts=64),
     ),
     "flex_olmo": Family(
         like="olmo2", experts={"size": "intermediate_size", "normalised": "norm_topk_prob"},
@@ -317,7 +311,6 @@ EXPERTS: dict[str, Family] = {
     ),
     "granitemoeshared": Family(  # a feed-forward that every token passes beside the experts
         like="granitemoe", experts=granite_experts, numerics={"scaled_logits": True},
-        defaults={"shared_intermediate_size": 0},
     ),
     "granitemoe_swa": Family(  # sinks, three layers in four slide
         like="granitemoeshared", sinks=True, slides=lambda _: lambda index: index % 4 != 0,
@@ -329,7 +322,7 @@ EXPERTS: dict[str, Family] = {
         defaults={
             "vocab_size": 32064, "intermediate_size": 6400, "num_key_value_heads": 8,
             "max_position_embeddings": 131072, "sliding_window": None, "num_local_experts": 16,
-            "num_experts_per_tok": 2, "lm_head_bias": False,
+            "num_experts_per_tok": 2,
         },
     ),
     "gpt_oss": Family(  # every other layer slides, biases in router and experts
@@ -338,22 +331,18 @@ EXPERTS: dict[str, Family] = {
             **LOCAL, "router": "router", "router_bias": True, "bias": True, "activation": "clamped_swiglu",
             "routing": Routing("top_softmax", wide_scores=False), "transposed": True,
         },
-        defaults={
-            "num_hidden_layers": 36, "num_local_experts": 128, "vocab_size": 201088, "hidden_size": 2880,
-            "intermediate_size": 2880, "head_dim": 64, "num_attention_heads": 64, "num_key_value_heads": 8,
-            "sliding_window": 128, "hidden_act": "silu", "max_position_embeddings": 131072,
-            "num_experts_per_tok": 4, "attention_bias": True, "tie_word_embeddings": False,
-        },
+        defaults=sizes(
+            201088, 2880, 2880, 36, 64, 8, 64, 131072, num_local_experts=128, sliding_window=128,
+            hidden_act="silu", num_experts_per_tok=4, attention_bias=True,
+        ),
     ),
     "minimax_m2": Family(  # norms on all queries and all keys at once
         qk_norms=WIDE_HEAD_NORMS,
         experts={**LOCAL, "routing": Routing("sigmoid", normalised=True, wide_weights=True)},
-        defaults={
-            "vocab_size": 200064, "hidden_size": 3072, "intermediate_size": 1536, "num_hidden_layers": 62,
-            "num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128, "hidden_act": "silu",
-            "max_position_embeddings": 196608, "num_experts_per_tok": 8, "num_local_experts": 256,
-            "tie_word_embeddings": False,
-        },
+        defaults=sizes(
+            200064, 3072, 1536, 62, 48, 8, 128, 196608, hidden_act="silu", num_experts_per_tok=8,
+            num_local_experts=256,
+        ),
     ),
     "dbrx": Family(  # LayerNorms without bias, figures in nested mappings
         fused="Wqkv", out="out_proj", norm=BARE_LAYER_NORM, before=("norm_1", "norm_2"), final="norm_f",
@@ -362,27 +351,21 @@ EXPERTS: dict[str, Family] = {
             "hidden_size": "d_model", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers",
             "max_position_embeddings": "max_seq_len",
         },
-        defaults={
-            "hidden_size": 2048, "num_attention_heads": 16, "num_hidden_layers": 24,
-            "max_position_embeddings": 2048, "vocab_size": 32000, "tie_word_embeddings": False,
-        },
+        defaults=sizes(32000, 2048, None, 24, 16, None, None, 2048),
     ),
     "grok-1": Family(  # RMS norms before and after each branch
         experts={"size": "intermediate_size"}, before=("pre_attn_norm", "pre_moe_norm"),
         after=("post_attn_norm", "post_moe_norm"),
-        defaults={
-            "vocab_size": 131072, "hidden_size": 6144, "intermediate_size": 32768, "num_hidden_layers": 64,
-            "num_attention_heads": 48, "num_key_value_heads": 8, "hidden_act": "gelu",
-            "max_position_embeddings": 8192, "num_experts": 8, "num_experts_per_tok": 2,
-            "tie_word_embeddings": True,
-        },
+        defaults=sizes(
+            131072, 6144, 32768, 64, 48, 8, None, 8192, hidden_act="gelu", num_experts=8,
+            num_experts_per_tok=2, tie_word_embeddings=True,
+        ),
     ),
     "arctic": Family(
         like="llama", build=arctic,
         defaults={
             "intermediate_size": 14336, "max_position_embeddings": 4096, "num_local_experts": 8,
-            "num_experts_per_tok": 1, "moe_layer_frequency": 2, "parallel_attn_mlp_res": False,
-            "use_residual": False,
+            "num_experts_per_tok": 1, "moe_layer_frequency": 2,
         },
     ),
     "aria_text": Family(  # eight experts and two shared ones in every layer
@@ -406,22 +389,16 @@ EXPERTS: dict[str, Family] = {
         experts={
             "num": "n_routed_experts", "num_shared": "n_shared_experts", "normalised": "norm_topk_prob",
         },
-        defaults={
-            "vocab_size": 102400, "moe_intermediate_size": 1407, "moe_layer_freq": 1,
-            "first_k_dense_replace": 0,
-        },
+        defaults={"vocab_size": 102400, "moe_intermediate_size": 1407, "moe_layer_freq": 1},
     ),
     "glm4_moe": Family(  # GLM-4.5 and 4.6
-        bias="attention_bias", out_bias=False, qk_norms=QkNorms(flag="use_qk_norm"),
+        bias="attention_bias", out_bias=False, qk_norms=qk_norms(flag="use_qk_norm"),
         sparse=routed_from(key=""), experts=DEEPSEEK, aliases=RENAMED,
-        defaults={
-            "vocab_size": 151552, "hidden_size": 4096, "intermediate_size": 10944, "num_hidden_layers": 46,
-            "num_attention_heads": 96, "num_key_value_heads": 8, "hidden_act": "silu",
-            "max_position_embeddings": 131072, "attention_bias": False, "moe_intermediate_size": 1408,
-            "num_experts_per_tok": 8, "n_shared_experts": 1, "n_routed_experts": 128,
-            "first_k_dense_replace": 1, "use_qk_norm": False, "norm_topk_prob": True,
-            "tie_word_embeddings": False,
-        },
+        defaults=sizes(
+            151552, 4096, 10944, 46, 96, 8, None, 131072, hidden_act="silu", moe_intermediate_size=1408,
+            num_experts_per_tok=8, n_shared_experts=1, n_routed_experts=128, first_k_dense_replace=1,
+            norm_topk_prob=True,
+        ),
     ),
     "solar_open": Family(  # GLM-4.5's layers, all of them routed
         like="glm4_moe", sparse=None, qk_norms=None,
@@ -435,30 +412,26 @@ EXPERTS: dict[str, Family] = {
         experts=DEEPSEEK, aliases=RENAMED,
         defaults={
             "vocab_size": 152064, "hidden_size": 4608, "intermediate_size": 10944,
-            "moe_intermediate_size": 1408, "num_hidden_layers": 62, "first_k_dense_replace": 0,
-            "sliding_window": 4096, "max_window_layers": 62,
+            "moe_intermediate_size": 1408, "num_hidden_layers": 62, "sliding_window": 4096,
+            "max_window_layers": 62,
         },
     ),
     "hy_v3": Family(  # Hunyuan 3
         like="llama", qk_norms=HEAD_NORMS, sparse=routed_from(), aliases={"num_experts": "num_local_experts"},
         experts={"num_shared": "num_shared_experts", "shared_bias": "mlp_bias", "routing": WIDE_SIGMOID},
-        defaults={
-            "vocab_size": 120832, "intermediate_size": 13312, "num_hidden_layers": 80,
-            "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128, "num_experts": 192,
-            "max_position_embeddings": 131072, "num_experts_per_tok": 8, "num_shared_experts": 1,
-            "moe_intermediate_size": 1536, "first_k_dense_replace": 1,
-        },
+        defaults=sizes(
+            120832, None, 13312, 80, 64, 8, 128, 131072, num_experts=192, num_experts_per_tok=8,
+            num_shared_experts=1, moe_intermediate_size=1536, first_k_dense_replace=1,
+        ),
     ),
     "ernie4_5_moe": Family(  # one flag for all biases, the head's too
         bias="use_bias", mlp_bias="use_bias", head_bias="use_bias", sparse=_ernie_routes,
         experts=_ernie_experts, numerics={"wide_tables": True, "own_tables": 1},
-        defaults={
-            "vocab_size": 103424, "hidden_size": 2560, "intermediate_size": 12288, "num_hidden_layers": 28,
-            "num_attention_heads": 20, "num_key_value_heads": 4, "hidden_act": "silu",
-            "max_position_embeddings": 131072, "use_bias": False, "moe_intermediate_size": 1536, "moe_k": 6,
-            "moe_num_experts": 64, "moe_num_shared_experts": 2, "moe_layer_start_index": 1,
-            "moe_layer_interval": 1, "tie_word_embeddings": True,
-        },
+        defaults=sizes(
+            103424, 2560, 12288, 28, 20, 4, None, 131072, hidden_act="silu", moe_intermediate_size=1536,
+            moe_k=6, moe_num_experts=64, moe_num_shared_experts=2, moe_layer_start_index=1,
+            moe_layer_interval=1, tie_word_embeddings=True,
+        ),
     ),
     "exaone_moe": Family(  # K-EXAONE: three layers in four slide, full ones have no rotary positions
         like="llama", bias=False, mlp_bias=False, qk_norms=HEAD_NORMS, slides=_exaone_moe_slides,
@@ -475,8 +448,8 @@ EXPERTS: dict[str, Family] = {
         like="cohere2", varies=_cohere2_moe, slides=_cohere2_moe_slides, marks=_cohere2_moe_rotary,
         sparse=routed_from(), experts=_cohere2_experts, mlp_size="prefix_dense_intermediate_size",
         defaults={
-            "head_dim": 128, "num_experts_per_tok": 2, "num_experts": 8, "num_shared_experts": 0,
-            "first_k_dense_replace": 0, "prefix_dense_sliding_window_pattern": 1, "norm_topk_prob": True,
+            "head_dim": 128, "num_experts_per_tok": 2, "num_experts": 8,
+            "prefix_dense_sliding_window_pattern": 1, "norm_topk_prob": True,
             "expert_selection_fn": "softmax",
         },
     ),
@@ -490,24 +463,21 @@ EXPERTS: dict[str, Family] = {
             "correction": "expert_bias", "num_shared": "num_shared_experts", "shared_first": True,
             "routing": Routing("sigmoid", normalised=True, wide_weights=True),
         },
-        defaults={
-            "vocab_size": 200192, "hidden_size": 2048, "intermediate_size": 6144,
-            "moe_intermediate_size": 1408, "num_dense_layers": 1, "num_attention_heads": 16, "head_dim": 128,
-            "max_position_embeddings": 16384, "num_experts": 64, "num_experts_per_tok": 6,
-            "num_shared_experts": 2, "global_attn_every_n_layers": 4, "sliding_window": 1024,
-        },
+        defaults=sizes(
+            200192, 2048, 6144, None, 16, None, 128, 16384, moe_intermediate_size=1408, num_dense_layers=1,
+            num_experts=64, num_experts_per_tok=6, num_shared_experts=2, global_attn_every_n_layers=4,
+            sliding_window=1024,
+        ),
     ),
     "kolibri1": Family(  # norms around each branch, four layers in five slide
         like="llama", bias=False, qk_norms=HEAD_NORMS, slides=5, marks=rotary_where_sliding,
         after=("post_self_attn_layernorm", "post_mlp_layernorm"),
         aliases={"num_local_experts": "num_experts"},
         experts={**GROUPED, "num": "num_local_experts", "shared": "shared_expert_intermediate_size"},
-        defaults={
-            "vocab_size": 128000, "hidden_size": 2560, "num_hidden_layers": 50, "num_attention_heads": 48,
-            "num_key_value_heads": 4, "head_dim": 128, "max_position_embeddings": 262144,
-            "sliding_window": 513, "moe_intermediate_size": 512, "num_experts_per_tok": 6,
-            "num_local_experts": 384, "shared_expert_intermediate_size": 512,
-        },
+        defaults=sizes(
+            128000, 2560, None, 50, 48, 4, 128, 262144, sliding_window=513, moe_intermediate_size=512,
+            num_experts_per_tok=6, num_local_experts=384, shared_expert_intermediate_size=512,
+        ),
     ),
     "laguna": Family(  # a number of heads for each layer, gates on them
         like="llama", mlp_bias=False, qk_norms=HEAD_NORMS, slides=lambda _: lambda _: False,
@@ -516,25 +486,21 @@ EXPERTS: dict[str, Family] = {
             "correction": "gate.e_score_correction_bias", "shared": "shared_expert_intermediate_size",
             "shared_first": True, "routing": Routing("sigmoid", normalised=True),
         },
-        defaults={
-            "vocab_size": 100352, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 40,
-            "num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128, "sliding_window": 512,
-            "max_position_embeddings": 131072, "moe_intermediate_size": 512, "num_experts_per_tok": 8,
-            "shared_expert_intermediate_size": 512, "num_experts": 256, "first_k_dense_replace": 1,
-            "gating": True,
-        },
+        defaults=sizes(
+            100352, 2048, 8192, 40, 48, 8, 128, 131072, sliding_window=512, moe_intermediate_size=512,
+            num_experts_per_tok=8, shared_expert_intermediate_size=512, num_experts=256,
+            first_k_dense_replace=1, gating=True,
+        ),
     ),
     "mimo_v2_flash": Family(  # five layers in six slide
         bias="attention_bias", out_bias=False, slides=lambda _: lambda i: i != 0 and (i + 1) % 6 != 0,
         attends=_mimo_v2, sparse=routed_from(1), experts={**GROUPED, "num": "n_routed_experts"},
         aliases=RENAMED,
-        defaults={
-            "vocab_size": 152576, "hidden_size": 4096, "intermediate_size": 16384, "num_hidden_layers": 48,
-            "num_attention_heads": 64, "num_key_value_heads": 4, "hidden_act": "silu",
-            "max_position_embeddings": 131072, "attention_bias": False, "moe_intermediate_size": 2048,
-            "num_experts_per_tok": 8, "n_routed_experts": 256, "head_dim": 192, "v_head_dim": 128,
-            "sliding_window": 129, "norm_topk_prob": True, "tie_word_embeddings": False,
-        },
+        defaults=sizes(
+            152576, 4096, 16384, 48, 64, 4, 192, 131072, hidden_act="silu", moe_intermediate_size=2048,
+            num_experts_per_tok=8, n_routed_experts=256, v_head_dim=128, sliding_window=129,
+            norm_topk_prob=True,
+        ),
     ),
 }
 # fmt: on

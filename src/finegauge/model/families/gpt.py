@@ -8,7 +8,15 @@ from collections.abc import Hashable, Sequence
 
 from finegauge.errors import FieldError, shown
 from finegauge.model.blocks import Norm
-from finegauge.model.families.decoder import BARE_LAYER_NORM, LAYER_NORM, OWN_HEADS, UP_DOWN, Family, QkNorms
+from finegauge.model.families.decoder import (
+    BARE_LAYER_NORM,
+    LAYER_NORM,
+    OWN_HEADS,
+    UP_DOWN,
+    Family,
+    qk_norms,
+    sizes,
+)
 from finegauge.model.families.parts import SLIDING, Figures, heads
 
 
@@ -118,11 +126,10 @@ GPT: dict[str, Family] = {
             "narrow_loss": True, "narrow_softmax": True, "holds_attention": True, "dropout": PDROP,
             "dropout_default": 0.1,
         },
-        defaults={
-            "vocab_size": 50257, "max_position_embeddings": 1024, "hidden_size": 768, "num_hidden_layers": 12,
-            "num_attention_heads": 12, "activation_function": "gelu_new", "add_cross_attention": False,
-            "tie_word_embeddings": True,
-        },
+        defaults=sizes(
+            50257, 768, None, 12, 12, None, None, 1024, activation_function="gelu_new",
+            tie_word_embeddings=True,
+        ),
     ),
     "gpt-sw3": Family(like="gpt2"),
     "gpt_bigcode": Family(  # SantaCoder and StarCoder 1: one key and value head for all queries
@@ -161,12 +168,11 @@ GPT: dict[str, Family] = {
             "narrow_loss": True, "dropout": dict.fromkeys(("attention", "mlp"), "dropout"),
             "dropout_default": 0.1,
         },
-        defaults={
-            "vocab_size": 50272, "hidden_size": 768, "num_hidden_layers": 12, "ffn_dim": 3072,
-            "max_position_embeddings": 2048, "do_layer_norm_before": True, "num_attention_heads": 12,
-            "activation_function": "relu", "enable_bias": True, "layer_norm_elementwise_affine": True,
-            "tie_word_embeddings": True,
-        },
+        defaults=sizes(
+            50272, 768, None, 12, 12, None, None, 2048, ffn_dim=3072, do_layer_norm_before=True,
+            activation_function="relu", enable_bias=True, layer_norm_elementwise_affine=True,
+            tie_word_embeddings=True,
+        ),
     ),
     "biogpt": Family(  # OPT's layers, learned positions (2 more than it says)
         heads=OWN_HEADS, bias=True, out="out_proj", rotary=False, gated=False, mlp=("fc1", "fc2"),
@@ -179,11 +185,9 @@ GPT: dict[str, Family] = {
                 "scores": "attention_probs_dropout_prob", "embedding": "hidden_dropout_prob",
             },
         },
-        defaults={
-            "vocab_size": 42384, "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
-            "intermediate_size": 4096, "hidden_act": "gelu", "max_position_embeddings": 1024,
-            "tie_word_embeddings": True,
-        },
+        defaults=sizes(
+            42384, 1024, 4096, 24, 16, None, None, 1024, hidden_act="gelu", tie_word_embeddings=True,
+        ),
     ),
     "bloom": Family(  # ALiBi, a norm on the embeddings
         heads=OWN_HEADS, bias=True, fused="query_key_value", out="dense", rotary=False, gated=False,
@@ -205,21 +209,17 @@ GPT: dict[str, Family] = {
         widening=4, activation="gelu", norm=BARE_LAYER_NORM, before=("norm_1", "norm_2"), final="norm_f",
         embed="wte", aliases=D_KEYS, varies=_mpt,
         numerics={"narrow_loss": True, "kernels": (), "hands_on_scores": True},
-        defaults={
-            "hidden_size": 2048, "num_attention_heads": 16, "num_hidden_layers": 24,
-            "max_position_embeddings": 2048, "vocab_size": 50368, "tie_word_embeddings": True,
-        },
+        defaults=sizes(50368, 2048, None, 24, 16, None, None, 2048, tie_word_embeddings=True),
     ),
     "persimmon": Family(  # GPT-NeoX's shapes in sequence, a LayerNorm on the heads
         like="gpt_neox", bias=True, partly_rotary=True, parallel=False, final="final_layernorm",
         embed="embed_tokens",
-        qk_norms=QkNorms(("q_layernorm", "k_layernorm"), "layer", bias=True, flag="qk_layernorm"),
+        qk_norms=qk_norms(("q_layernorm", "k_layernorm"), kind="layer", bias=True, flag="qk_layernorm"),
         numerics={"dropout": {"mlp": "hidden_dropout", "scores": "attention_dropout"}},
-        defaults={
-            "vocab_size": 262144, "hidden_size": 4096, "intermediate_size": 16384, "num_hidden_layers": 36,
-            "hidden_act": "relu2", "max_position_embeddings": 16384, "qk_layernorm": True, "rotary_pct": None,
-            "partial_rotary_factor": 0.5,
-        },
+        defaults=sizes(
+            262144, 4096, 16384, 36, None, None, None, 16384, hidden_act="relu2", qk_layernorm=True,
+            rotary_pct=None, partial_rotary_factor=0.5,
+        ),
     ),
     # --- attention and feed-forward read the same input; where they share a norm the second has none
     "gpt_neox": Family(  # Pythia, RedPajama: parallel or not, a norm for each
@@ -227,12 +227,10 @@ GPT: dict[str, Family] = {
         mlp=("dense_h_to_4h", "dense_4h_to_h"), mlp_bias=True, norm=LAYER_NORM,
         parallel="use_parallel_residual", final="final_layer_norm", embed="embed_in",
         numerics={"narrow_loss": True, "dropout": HIDDEN_DROPOUT},
-        defaults={
-            "vocab_size": 50432, "hidden_size": 6144, "num_hidden_layers": 44, "num_attention_heads": 64,
-            "intermediate_size": 24576, "hidden_act": "gelu", "max_position_embeddings": 2048,
-            "use_parallel_residual": True, "attention_bias": True, "tie_word_embeddings": False,
-            "rotary_pct": 0.25,
-        },
+        defaults=sizes(
+            50432, 6144, 24576, 44, 64, None, None, 2048, hidden_act="gelu", use_parallel_residual=True,
+            attention_bias=True, rotary_pct=0.25,
+        ),
     ),
     "gptj": Family(
         heads=OWN_HEADS, out="out_proj", gated=False, mlp=("fc_in", "fc_out"), mlp_bias=True,
@@ -242,11 +240,9 @@ GPT: dict[str, Family] = {
             "narrow_loss": True, "wide_scores": True, "own_tables": 2, "kernels": ("flash",),
             "dropout": PDROP, "hands_on_scores": True,
         },
-        defaults={
-            "vocab_size": 50400, "max_position_embeddings": 2048, "hidden_size": 4096,
-            "num_hidden_layers": 28, "num_attention_heads": 16, "activation_function": "gelu_new",
-            "rotary_dim": 64, "tie_word_embeddings": False,
-        },
+        defaults=sizes(
+            50400, 4096, None, 28, 16, None, None, 2048, activation_function="gelu_new", rotary_dim=64,
+        ),
     ),
     "codegen": Family(
         like="gptj", fused="qkv_proj",
@@ -264,46 +260,39 @@ GPT: dict[str, Family] = {
             "narrow_loss": True, "narrow_softmax": True, "always_masks": True,
             "dropout": {"mlp": "hidden_dropout"}, "hands_on_scores": True,
         },
-        defaults={
-            "vocab_size": 65024, "hidden_size": 4544, "num_hidden_layers": 32, "num_attention_heads": 71,
-            "alibi": False, "new_decoder_architecture": False, "multi_query": True, "parallel_attn": True,
-            "bias": False, "max_position_embeddings": 2048, "activation": "gelu",
-            "tie_word_embeddings": True,
-        },
+        defaults=sizes(
+            65024, 4544, None, 32, 71, None, None, 2048, multi_query=True, parallel_attn=True,
+            activation="gelu", tie_word_embeddings=True,
+        ),
     ),
     "phi": Family(  # Phi-1, 1.5 and 2
         bias=True, out="dense", partly_rotary=True, gated=False, mlp=("fc1", "fc2"), mlp_bias=True,
-        qk_norms=QkNorms(("q_layernorm", "k_layernorm"), "layer", bias=True, flag="qk_layernorm"),
+        qk_norms=qk_norms(("q_layernorm", "k_layernorm"), kind="layer", bias=True, flag="qk_layernorm"),
         norm=LAYER_NORM, before=("input_layernorm", ""), parallel=True, final="final_layernorm",
         head_bias=True, numerics={"dropout": {**PDROP, "scores": "attention_dropout"}},
-        defaults={
-            "vocab_size": 51200, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 24,
-            "num_attention_heads": 32, "hidden_act": "gelu_new", "max_position_embeddings": 2048,
-            "qk_layernorm": False, "tie_word_embeddings": False, "partial_rotary_factor": 0.5,
-        },
+        defaults=sizes(
+            51200, 2048, 8192, 24, 32, None, None, 2048, hidden_act="gelu_new", partial_rotary_factor=0.5,
+        ),
     ),
     "stablelm": Family(  # parallel in StableLM 2 12B
         heads={"dim": ""}, bias="use_qkv_bias", out_bias=False, partly_rotary=True, norm=LAYER_NORM,
         parallel="use_parallel_residual",
-        qk_norms=QkNorms(("q_layernorm", "k_layernorm"), "layer", apart=True, flag="qk_layernorm"),
+        qk_norms=qk_norms(
+            ("q_layernorm", "k_layernorm"), kind="layer", by_head=True, apart=True, flag="qk_layernorm",
+        ),
         varies=lambda f: {"before": ("input_layernorm", "")} if f.flag("use_parallel_residual") else {},
         numerics={"dropout": {"mlp": "hidden_dropout", "scores": "attention_dropout"}},
-        defaults={
-            "vocab_size": 50304, "intermediate_size": 6912, "hidden_size": 2560, "num_hidden_layers": 32,
-            "num_attention_heads": 32, "num_key_value_heads": 32, "hidden_act": "silu",
-            "max_position_embeddings": 4096, "use_qkv_bias": False, "qk_layernorm": False,
-            "use_parallel_residual": False, "tie_word_embeddings": False, "partial_rotary_factor": 0.25,
-        },
+        defaults=sizes(
+            50304, 2560, 6912, 32, 32, 32, None, 4096, hidden_act="silu", partial_rotary_factor=0.25,
+        ),
     ),
     "cohere": Family(  # Command R and Aya
         bias="attention_bias", norm=BARE_LAYER_NORM, before=("input_layernorm", ""), parallel=True,
-        qk_norms=QkNorms(kind="layer", by_head=True, flag="use_qk_norm"),
+        qk_norms=qk_norms(kind="layer", by_head=True, flag="use_qk_norm"),
         numerics={"scaled_logits": True, "own_loss": True, "written_layer_norms": True},
-        defaults={
-            "vocab_size": 256000, "hidden_size": 8192, "intermediate_size": 22528, "num_hidden_layers": 40,
-            "num_attention_heads": 64, "hidden_act": "silu", "max_position_embeddings": 8192,
-            "attention_bias": False, "use_qk_norm": False, "tie_word_embeddings": True,
-        },
+        defaults=sizes(
+            256000, 8192, 22528, 40, 64, None, None, 8192, hidden_act="silu", tie_word_embeddings=True,
+        ),
     ),
     "cohere2": Family(  # Command R7B and Command A: full layers have no rotary positions
         like="cohere", qk_norms=None, slides="sliding_window_pattern", marks=_cohere2_rotary,

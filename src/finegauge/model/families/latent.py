@@ -9,7 +9,7 @@ from typing import Any
 
 from finegauge.errors import FieldError, shown
 from finegauge.model.blocks import LatentAttention, Linear, Norm, Routing, Tensor
-from finegauge.model.families.decoder import Family
+from finegauge.model.families.decoder import Family, sizes
 from finegauge.model.families.experts import DEEPSEEK, RENAMED, routed_from
 from finegauge.model.families.parts import Figures
 
@@ -106,25 +106,20 @@ LATENT: dict[str, Family] = {
     "deepseek_v2": Family(  # and V2-Lite
         mixer=lambda f, _: latent_attention(f), mlp_bias="mlp_bias", sparse=routed_from(key=""),
         varies=_deepseek_v2,
-        defaults={
-            "vocab_size": 102400, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
-            "num_attention_heads": 32, "hidden_act": "silu", "max_position_embeddings": 2048,
-            "attention_bias": False, "mlp_bias": False, "first_k_dense_replace": 0, "kv_lora_rank": 512,
-            "q_lora_rank": 1536, "n_routed_experts": 64, "n_shared_experts": 2, "qk_nope_head_dim": 128,
-            "qk_rope_head_dim": 64, "v_head_dim": 128, "moe_intermediate_size": 1407,
-            "topk_method": "greedy", "tie_word_embeddings": False,
-        },
+        defaults=sizes(
+            102400, 4096, 11008, 32, 32, None, None, 2048, hidden_act="silu", kv_lora_rank=512,
+            q_lora_rank=1536, n_routed_experts=64, n_shared_experts=2, qk_nope_head_dim=128,
+            qk_rope_head_dim=64, v_head_dim=128, moe_intermediate_size=1407, topk_method="greedy",
+        ),
     ),
     "deepseek_v3": Family(  # V3 and R1, without the layers that predict further tokens
         mixer=lambda f, _: latent_attention(f), sparse=routed_from(key=""), experts=DEEPSEEK, aliases=RENAMED,
-        defaults={
-            "vocab_size": 129280, "hidden_size": 7168, "intermediate_size": 18432,
-            "moe_intermediate_size": 2048, "num_hidden_layers": 61, "num_attention_heads": 128,
-            "n_shared_experts": 1, "norm_topk_prob": True, "n_routed_experts": 256, "kv_lora_rank": 512,
-            "q_lora_rank": 1536, "qk_rope_head_dim": 64, "v_head_dim": 128, "qk_nope_head_dim": 128,
-            "num_experts_per_tok": 8, "first_k_dense_replace": 3, "hidden_act": "silu",
-            "max_position_embeddings": 4096, "attention_bias": False, "tie_word_embeddings": False,
-        },
+        defaults=sizes(
+            129280, 7168, 18432, 61, 128, None, None, 4096, moe_intermediate_size=2048, n_shared_experts=1,
+            norm_topk_prob=True, n_routed_experts=256, kv_lora_rank=512, q_lora_rank=1536,
+            qk_rope_head_dim=64, v_head_dim=128, qk_nope_head_dim=128, num_experts_per_tok=8,
+            first_k_dense_replace=3, hidden_act="silu",
+        ),
     ),
     "kimi_k2": Family(like="deepseek_v3"),
     "deepseek_v32": Family(  # V3 with an indexer in every layer
@@ -133,20 +128,18 @@ LATENT: dict[str, Family] = {
     ),
     "glm_moe_dsa": Family(  # GLM-5: some layers reuse the keys that an earlier one picked
         like="deepseek_v32", marks=_glm_dsa_indexes,
-        defaults={
-            "vocab_size": 154880, "hidden_size": 6144, "intermediate_size": 12288, "num_hidden_layers": 78,
-            "num_attention_heads": 64, "q_lora_rank": 2048, "v_head_dim": 256, "qk_nope_head_dim": 192,
-            "max_position_embeddings": 202752, "index_n_heads": 32,
-        },
+        defaults=sizes(
+            154880, 6144, 12288, 78, 64, None, None, 202752, q_lora_rank=2048, v_head_dim=256,
+            qk_nope_head_dim=192, index_n_heads=32,
+        ),
     ),
     "glm4_moe_lite": Family(  # GLM-4.7-Flash
         like="deepseek_v3", sparse=routed_from(),
-        defaults={
-            "vocab_size": 154880, "hidden_size": 2048, "intermediate_size": 10240,
-            "moe_intermediate_size": 1536, "num_hidden_layers": 47, "num_attention_heads": 20,
-            "n_routed_experts": 64, "q_lora_rank": 768, "v_head_dim": 256, "qk_nope_head_dim": 192,
-            "num_experts_per_tok": 4, "first_k_dense_replace": 1, "max_position_embeddings": 202752,
-        },
+        defaults=sizes(
+            154880, 2048, 10240, 47, 20, None, None, 202752, moe_intermediate_size=1536, n_routed_experts=64,
+            q_lora_rank=768, v_head_dim=256, qk_nope_head_dim=192, num_experts_per_tok=4,
+            first_k_dense_replace=1,
+        ),
     ),
     "axk1": Family(  # A.X K1: a norm after the experts of layers that route
         like="deepseek_v3", sparse=_axk1_routes, after=("", "post_mlp_layernorm"), dense_after=("", ""),
@@ -157,20 +150,17 @@ LATENT: dict[str, Family] = {
     ),
     "minicpm3": Family(  # no experts
         mixer=_minicpm3, mlp_bias="mlp_bias",
-        defaults={
-            "vocab_size": 73448, "hidden_size": 2560, "intermediate_size": 6400, "num_hidden_layers": 62,
-            "num_attention_heads": 40, "hidden_act": "silu", "max_position_embeddings": 32768,
-            "kv_lora_rank": 256, "q_lora_rank": 768, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32,
-            "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": True,
-        },
+        defaults=sizes(
+            73448, 2560, 6400, 62, 40, None, None, 32768, hidden_act="silu", kv_lora_rank=256,
+            q_lora_rank=768, qk_nope_head_dim=64, qk_rope_head_dim=32, tie_word_embeddings=True,
+        ),
     ),
     "youtu": Family(  # Youtu-LLM: MiniCPM3's blocks
         like="minicpm3", mixer=lambda f, _: latent_attention(f), mlp_bias=False,
-        defaults={
-            "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 32,
-            "num_attention_heads": 16, "max_position_embeddings": 131072, "kv_lora_rank": 512,
-            "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
-        },
+        defaults=sizes(
+            128256, 2048, 6144, 32, 16, None, None, 131072, kv_lora_rank=512, q_lora_rank=1536,
+            qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
+        ),
     ),
 }
 # fmt: on

@@ -15,10 +15,8 @@ from finegauge.model.blocks import (
     Attention,
     Branch,
     FeedForward,
-    LatentAttention,
     Layer,
     Linear,
-    Mamba2,
     Mixer,
     MixtureOfExperts,
     Norm,
@@ -337,16 +335,10 @@ def rms_layer(hidden: int, *mixers: Mixer, names: Sequence[str] = PRE_NORMS) -> 
 
 def layer(*branches: Branch, parallel: bool = False, extra: tuple[Tensor, ...] = ()) -> Layer:
     """Return a layer named after its mixers."""
-    kinds = []
-    for mixer, *_ in branches:
-        kind = mixer.path
-        if isinstance(mixer, Attention) and mixer.window is not None:
-            kind = SLIDING
-        elif isinstance(mixer, LatentAttention):
-            kind = "latent_attention"
-        elif isinstance(mixer, Mamba2):
-            kind = "mamba2"
-        kinds.append(kind)
+    kinds = [
+        SLIDING if getattr(mixer, "window", None) is not None else str(getattr(mixer, "kind", mixer.path))
+        for mixer, *_ in branches
+    ]
     return Layer("+".join(kinds), branches, parallel, extra)
 
 
@@ -413,8 +405,8 @@ def _rotary_dims(f: Figures, layers: tuple[tuple[Layer, int], ...]) -> tuple[int
         for mixer, *_ in layer.branches:
             if isinstance(mixer, Attention) and mixer.rotary:
                 widths.add(int(mixer.head_dim * fraction))
-            elif isinstance(mixer, LatentAttention):
-                widths.add(mixer.qk_rope_head_dim)
+            elif rotated := getattr(mixer, "qk_rope_head_dim", 0):
+                widths.add(rotated)
     return tuple(sorted(widths))
 
 

@@ -18,16 +18,13 @@ from finegauge.model.blocks import (
     FeedForward,
     Layer,
     Linear,
-    LinearAttention,
-    Mamba1,
-    Mamba2,
     Mixer,
     MixtureOfExperts,
     Norm,
     Routing,
     Tensor,
 )
-from finegauge.model.families.decoder import Family
+from finegauge.model.families.decoder import Family, sizes
 from finegauge.model.families.experts import granite_experts, sparse_layers
 from finegauge.model.families.parts import (
     FULL,
@@ -42,6 +39,7 @@ from finegauge.model.families.parts import (
     layer,
     stack,
 )
+from finegauge.model.ssm import LinearAttention, Mamba1, Mamba2
 
 LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}  # of Nemotron-H's pattern
 KINDS = {"linear_attention": "mamba", "full_attention": "attention"}  # transformers' newer names
@@ -358,25 +356,24 @@ RECURRENT: dict[str, Family] = {
         build=mamba, numerics=WIDE_STREAM,
         defaults={
             "vocab_size": 50280, "hidden_size": 768, "state_size": 16, "num_hidden_layers": 32, "expand": 2,
-            "conv_kernel": 4, "use_bias": False, "use_conv_bias": True, "time_step_rank": "auto",
-            "tie_word_embeddings": True,
+            "conv_kernel": 4, "use_conv_bias": True, "time_step_rank": "auto", "tie_word_embeddings": True,
         },
     ),
     "falcon_mamba": Family(like="mamba"),
     "mamba2": Family(
         build=mamba2, numerics=WIDE_STREAM,
         defaults={
-            "vocab_size": 32768, "hidden_size": 4096, "state_size": 128, "num_hidden_layers": 64,
-            "expand": 2, "conv_kernel": 4, "use_bias": False, "use_conv_bias": True, "num_heads": 128,
-            "head_dim": 64, "n_groups": 8, "chunk_size": 256, "tie_word_embeddings": False,
+            "vocab_size": 32768, "hidden_size": 4096, "state_size": 128, "num_hidden_layers": 64, "expand": 2,
+            "conv_kernel": 4, "use_conv_bias": True, "num_heads": 128, "head_dim": 64, "n_groups": 8,
+            "chunk_size": 256,
         },
     ),
     "blackmamba": Family(
         build=blackmamba,
         aliases={"hidden_size": "d_model", "max_position_embeddings": "max_sequence_length"},
         defaults={
-            "state_size": 16, "conv_dimension": 4, "expansion_factor": 2, "bias": False,
-            "add_bias_linear": False, "swiglu": True, "topk": 1, "tie_word_embeddings": True,
+            "state_size": 16, "conv_dimension": 4, "expansion_factor": 2, "swiglu": True, "topk": 1,
+            "tie_word_embeddings": True,
         },
     ),
     "jamba": Family(  # one attention in eight layers, experts in every other; no rotary positions
@@ -384,27 +381,21 @@ RECURRENT: dict[str, Family] = {
         before=("input_layernorm", "pre_ff_layernorm"), final="final_layernorm",
         experts={"size": "intermediate_size", "router": "router"},
         aliases={"num_experts": "num_local_experts"},
-        defaults={
-            "vocab_size": 65536, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-            "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_act": "silu",
-            "max_position_embeddings": 262144, "num_experts_per_tok": 2, "num_experts": 16,
-            "expert_layer_period": 2, "expert_layer_offset": 1, "attn_layer_period": 8,
-            "attn_layer_offset": 4, "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2,
-            "mamba_dt_rank": "auto", "mamba_conv_bias": True, "mamba_proj_bias": False,
-            "tie_word_embeddings": False,
-        },
+        defaults=sizes(
+            65536, 4096, 14336, 32, 32, 8, None, 262144, hidden_act="silu", num_experts_per_tok=2,
+            num_experts=16, expert_layer_period=2, expert_layer_offset=1, attn_layer_period=8,
+            attn_layer_offset=4, mamba_d_state=16, mamba_d_conv=4, mamba_expand=2, mamba_dt_rank="auto",
+            mamba_conv_bias=True,
+        ),
     ),
     "bamba": Family(  # attention where `attn_layer_indices` says so
         marks=_bamba_attends, mixer=_bamba_mixer, mlp_bias="mlp_bias",
         before=("input_layernorm", "pre_ff_layernorm"), final="final_layernorm",
-        defaults={
-            "vocab_size": 128000, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-            "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_act": "silu",
-            "max_position_embeddings": 262144, "mamba_n_heads": 128, "mamba_d_head": "auto",
-            "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_conv": 4, "mamba_expand": 2,
-            "mamba_chunk_size": 256, "mamba_conv_bias": True, "mamba_proj_bias": False,
-            "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False,
-        },
+        defaults=sizes(
+            128000, 4096, 14336, 32, 32, 8, None, 262144, hidden_act="silu", mamba_n_heads=128,
+            mamba_d_head="auto", mamba_n_groups=1, mamba_d_state=256, mamba_d_conv=4, mamba_expand=2,
+            mamba_chunk_size=256, mamba_conv_bias=True,
+        ),
     ),
     "granitemoehybrid": Family(  # Granite 4
         like="bamba", marks=_granite4_attends, mixer=_granite4_mixer, varies=_granite4, mlp_bias=False,
@@ -422,29 +413,23 @@ RECURRENT: dict[str, Family] = {
             "n_groups": "mamba_n_groups", "conv_kernel": "mamba_d_conv", "use_conv_bias": "mamba_conv_bias",
             "chunk_size": "mamba_chunk_size", "n_routed_experts": "num_local_experts",
         },
-        defaults={
-            "vocab_size": 131072, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
-            "head_dim": 128, "max_position_embeddings": 4096, "intermediate_size": 21504,
-            "mlp_hidden_act": "relu2", "mlp_bias": False, "ssm_state_size": 128, "mamba_num_heads": 128,
-            "mamba_head_dim": 64, "n_groups": 8, "norm_topk_prob": True, "conv_kernel": 4,
-            "use_conv_bias": True, "chunk_size": 128, "use_bias": False, "n_routed_experts": 8,
-            "num_experts_per_tok": 2, "moe_intermediate_size": 7688,
-            "moe_shared_expert_intermediate_size": 7688, "tie_word_embeddings": False,
-        },
+        defaults=sizes(
+            131072, 4096, 21504, None, 32, 8, 128, 4096, mlp_hidden_act="relu2", ssm_state_size=128,
+            mamba_num_heads=128, mamba_head_dim=64, n_groups=8, norm_topk_prob=True, conv_kernel=4,
+            use_conv_bias=True, chunk_size=128, n_routed_experts=8, num_experts_per_tok=2,
+            moe_intermediate_size=7688, moe_shared_expert_intermediate_size=7688,
+        ),
     ),
     "qwen3_next": Family(  # three gated-delta-rule layers to one of gated attention
         marks=_linear_layers, mixer=lambda f, linear: _qwen_mixer(f, linear, fused=True),
         sparse=sparse_layers, experts=QWEN_EXPERTS, numerics={"wide_norms": True, "unit_norms": True},
-        defaults={
-            "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 48,
-            "num_attention_heads": 16, "num_key_value_heads": 2, "hidden_act": "silu",
-            "max_position_embeddings": 32768, "attention_bias": False, "head_dim": 256,
-            "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
-            "linear_num_key_heads": 16, "linear_num_value_heads": 32, "decoder_sparse_step": 1,
-            "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "num_experts_per_tok": 10,
-            "num_experts": 512, "full_attention_interval": 4, "norm_topk_prob": True,
-            "tie_word_embeddings": False,
-        },
+        defaults=sizes(
+            151936, 2048, 5632, 48, 16, 2, 256, 32768, hidden_act="silu", linear_conv_kernel_dim=4,
+            linear_key_head_dim=128, linear_value_head_dim=128, linear_num_key_heads=16,
+            linear_num_value_heads=32, decoder_sparse_step=1, moe_intermediate_size=512,
+            shared_expert_intermediate_size=512, num_experts_per_tok=10, num_experts=512,
+            full_attention_interval=4, norm_topk_prob=True,
+        ),
     ),
     "qwen3_5_moe_text": Family(
         like="qwen3_next", mixer=_qwen_mixer, sparse=None,
@@ -454,10 +439,7 @@ RECURRENT: dict[str, Family] = {
     ),
     "qwen3_5_text": Family(
         like="qwen3_next", mixer=_qwen_mixer, sparse=None, experts=None,
-        defaults={
-            "vocab_size": 248320, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 32,
-            "num_key_value_heads": 4,
-        },
+        defaults=sizes(248320, 4096, 12288, 32, None, 4),
     ),
 }
 # fmt: on

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from finegauge.errors import FieldError, shown
 from finegauge.model.blocks import Architecture, Mixer, Norm, Routing, Tensor
-from finegauge.model.families.decoder import Family
+from finegauge.model.families.decoder import Family, sizes
 from finegauge.model.families.dense import no_rope_layers
 from finegauge.model.families.parts import (
     Config,
@@ -365,14 +365,11 @@ VISION: dict[str, Family] = {
             "transposed": True,
         },
         fields={"notes": (CHUNK_NOTE,)}, numerics={"narrow_softmax": True},
-        defaults={
-            "vocab_size": 202048, "hidden_size": 5120, "intermediate_size": 8192,
-            "intermediate_size_mlp": 16384, "num_hidden_layers": 48, "num_attention_heads": 40,
-            "num_key_value_heads": 8, "head_dim": 128, "hidden_act": "silu",
-            "max_position_embeddings": 131072, "num_experts_per_tok": 1, "num_local_experts": 16,
-            "interleave_moe_layer_step": 1, "no_rope_layer_interval": 4, "attention_chunk_size": 8192,
-            "attention_bias": False, "tie_word_embeddings": False,
-        },
+        defaults=sizes(
+            202048, 5120, 8192, 48, 40, 8, 128, 131072, intermediate_size_mlp=16384, hidden_act="silu",
+            num_experts_per_tok=1, num_local_experts=16, interleave_moe_layer_step=1,
+            no_rope_layer_interval=4, attention_chunk_size=8192,
+        ),
     ),
     "mllama": Family(build=mllama),
 }

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from math import log2, pi
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from finegauge.errors import UnsupportedError
 from finegauge.render import number_format as fmt
 from finegauge.render.number_format import digits
 from finegauge.render.plots.drawing import (
@@ -63,14 +62,9 @@ def panel_plot(key: str, panel: Panel, caption: str) -> Plot:
     return Plot(key, panel.title, caption, table, lambda: _figure([panel._replace(title="")], ""))
 
 
-def check_matplotlib() -> None:
-    """Raise UnsupportedError with the way out where matplotlib is missing."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise UnsupportedError(
-            "Drawing needs matplotlib: pip install 'finegauge[calibrate]'. Leave it out for the text alone."
-        ) from None
+def panels_plot(key: str, title: str, panels: Sequence[Panel], table: Table) -> Plot:
+    """Return charts that stand together as one figure of a report."""
+    return Plot(key, "Charts", title, table, lambda: _figure(panels, title))
 
 
 def _settings() -> Any:

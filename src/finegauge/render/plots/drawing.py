@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-INSTALL = "The report needs jinja2 and matplotlib: pip install 'finegauge[report]'."
+INSTALL = "Drawing needs matplotlib, and a page jinja2: pip install 'finegauge[report]'."
 INK, GRID, PAPER, ROOM = "#1a1a1a", "#e6e6e6", "#ffffff", "#eeeeee"
 SOFT = "#666666"
 # Okabe and Ito 2008, "Color universal design"; grey and black stand for what is nobody's
@@ -65,12 +65,12 @@ _ID = re.compile(r'(?<= id=")|(?<=url\(#)|(?<=xlink:href="#)')
 _LOCK = Lock()  # matplotlib's settings are the process's
 
 
-def check_matplotlib() -> None:
-    """Raise UnsupportedError with the way out where matplotlib is missing."""
+def check_matplotlib(extra: str = "report") -> None:
+    """Raise UnsupportedError naming the `extra` to install where matplotlib is missing."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise UnsupportedError(INSTALL) from None
+        raise UnsupportedError(INSTALL.replace("report]", f"{extra}]")) from None
 
 
 def svg(plot: Plot) -> str:

@@ -18,8 +18,6 @@ from finegauge.measurement.evaluation.scores import (
 from finegauge.measurement.evaluation.tasks import arithmetic
 from tests.unit.measurement.evaluation.tiny import Oracle
 
-STOP = 15
-
 
 def test_exact_match_is_the_share_of_right_answers() -> None:
     questions = arithmetic(num_train=1, num_test=20).test
@@ -28,11 +26,11 @@ def test_exact_match_is_the_share_of_right_answers() -> None:
     assert exact_match_fraction(Oracle.of(questions, right=20), questions) == 1.0
 
 
-def test_an_answer_ends_at_the_stop_token() -> None:
-    model = Oracle({(1, 2): (3, 4, STOP), (5,): (6, STOP)})
-    assert answers(model, [(1, 2), (5,)], 5, STOP) == [(3, 4), (6,)]
-    assert model.calls == 3 + 2  # and nothing is written after it
-    assert answers(model, [(1, 2)], 5) == [(3, 4, STOP, 0, 0)]
+def test_prompts_of_one_length_are_answered_together() -> None:
+    model = Oracle({(1, 2): (3, 4), (5,): (6, 7), (8,): (9, 9)})
+    assert answers(model, [(5,), (1, 2), (8,)], 2) == [(6, 7), (3, 4), (9, 9)]
+    assert model.calls == 2 + 2
+    assert answers(model, [(1, 2)], 4) == [(3, 4, 0, 0)]
 
 
 def test_training_mode_is_kept() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from finegauge.measurement.instruments.layer_clock import LayerClock, replaced
+from finegauge.measurement.instruments.layer_clock import LayerClock
 from finegauge.measurement.instruments.stage_clock import NoClock, StageClock
 from finegauge.profile import Breakdown
 from tests.unit.measurement.instruments.tiny import CPU, OneBatch
@@ -325,16 +325,3 @@ def test_the_stage_clock_sees_the_same_stages() -> None:
     with StageClock(CPU, phase.subject.model) as stages, stages.step():
         phase.step(stages)
     assert set(clocked(phase).at(1).parts) == set(stages.steps[0].parts)
-
-
-def test_replaced_gives_back_what_was_inherited() -> None:
-    class Base:
-        name = "base"
-
-    class Child(Base):
-        pass
-
-    with replaced(Child, "name", "new"):
-        assert Child.name == "new"
-    assert Child.name == "base"
-    assert "name" not in vars(Child)

@@ -1,0 +1,302 @@
+"""What campaigns found: `finegauge campaign` and `results`, and what a report about many results shows."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from finegauge.answers.gains import GainsAt, gains_at
+from finegauge.answers.profile import ProfileFigures, figures_of
+from finegauge.answers.study import Way
+from finegauge.answers.throughput import Throughput, throughput
+from finegauge.answers.written import written
+from finegauge.campaign.axes import MEASURED, PREDICTED, SWITCH
+from finegauge.campaign.folder import Folder, Result
+from finegauge.campaign.gains import compare_results
+from finegauge.errors import FineGaugeError
+from finegauge.profile import Profile
+from finegauge.store.table import FACTS, answer_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from finegauge.campaign.driver import Summary
+    from finegauge.campaign.sweep import Sweep
+
+BATCH = "micro_batch_size"
+MOST_SWEEPS, MOST_WAYS = 8, 20
+
+
+@written(flat=("figures",))
+class ProfileOfCell(NamedTuple):
+    """A profile with the reason where it has no answer; null is what is not known."""
+
+    figures: ProfileFigures
+    peak_memory_bytes: float | None
+    device_memory_bytes: float | None
+    step_time_s: float | None
+    step_energy_j: float | None
+    tokens_per_s: float | None
+    samples_per_s: float | None
+    reason: str
+
+
+class CellResult(NamedTuple):
+    """How one cell ended."""
+
+    cell: str  # a hash of its content
+    labels: Mapping[str, str]  # the value of each axis
+    estimator: str  # predicted or measured
+    repetition: int
+    profile: ProfileOfCell
+
+
+class RefusedCell(NamedTuple):
+    """A cell whose values make no run, and why."""
+
+    labels: Mapping[str, str]
+    reason: str
+
+
+@written(hidden=("about", "has_switches", "ended"))
+class CampaignAnswer(NamedTuple):
+    """What one call asked of a sweep, and all that the folder holds."""
+
+    name: str
+    folder: str
+    num_cells: int  # of the sweep
+    done_before: int  # of these, known before this call
+    outcomes: Mapping[str, int]  # how many cells of this call ended how
+    refused: tuple[RefusedCell, ...]
+    results: tuple[CellResult, ...]
+    about: str
+    has_switches: bool  # whether 'finegauge compare' has something to say
+    ended: Mapping[str, Mapping[str, int]]  # by estimator: how many cells of the sweep ended how by now
+
+
+def campaign_answer(sweep: "Sweep", folder: Folder, summary: "Summary") -> CampaignAnswer:
+    """Return what one call did, and what the folder holds now."""
+    done = folder.done()
+    ended = {
+        word: Counter(done.get(cell.key, "to do") for cell in sweep.cells if cell.estimator == word)
+        for word in (PREDICTED, MEASURED)
+    }
+    return CampaignAnswer(
+        name=sweep.name,
+        folder=folder.path,
+        num_cells=len(sweep.cells),
+        done_before=summary.before,
+        outcomes=summary.outcomes,
+        refused=tuple(RefusedCell(one.labels, one.reason) for one in folder.refusals()),
+        results=tuple(map(_cell_result, folder.results())),
+        about=sweep.about,
+        has_switches=SWITCH in sweep.axes,
+        ended={word: counts for word, counts in ended.items() if counts},
+    )
+
+
+def _cell_result(one: Result) -> CellResult:
+    figures = figures_of(one.profile)
+    known = {name: getattr(figures, name) or None for name in ProfileOfCell._fields if hasattr(figures, name)}
+    profile = ProfileOfCell(figures, reason=one.profile.reason, **known)
+    return CellResult(one.key, one.labels, one.estimator, one.repetition, profile)
+
+
+@written(hidden=("columns",))
+class ResultsAnswer(NamedTuple):
+    """Rows of the table of results: a column per field of the run and per fact of its step."""
+
+    num_quarantined: int  # lines of the journals that did not read back
+    results: tuple[Mapping[str, Any], ...]
+    columns: tuple[str, ...]  # those worth a look
+
+
+USUAL = ("outcome", "step_time_s", "tokens_per_s", "peak_memory_bytes", "step_energy_j")
+MOST_COLUMNS = 14
+_SELDOM = ("cell", "reason", *FACTS)  # of little help in telling rows apart
+
+
+def results_answer(table: "pa.Table", quarantined: int, *, whole: bool) -> ResultsAnswer:
+    """Return the rows of a table.
+
+    Args:
+        table: What was found.
+        quarantined: Lines that did not read back.
+        whole: Whether the table has every column, of which those that differ and usual facts are shown.
+    """
+    names, rows = answer_of(table)
+    found = tuple(dict(zip(names, map(_json_value, row), strict=True)) for row in rows)
+    return ResultsAnswer(quarantined, found, _telling(table) if whole else names)
+
+
+def _json_value(value: Any) -> Any:
+    """Return a value as JSON knows it, dates and decimals as text."""
+    if isinstance(value, list):
+        return list(map(_json_value, value))
+    if isinstance(value, dict):
+        return {name: _json_value(item) for name, item in value.items()}
+    return value if value is None or isinstance(value, str | int | float) else str(value)
+
+
+def _telling(table: "pa.Table") -> tuple[str, ...]:
+    """Return the columns in which rows differ, and the usual facts that are known."""
+    varied = [
+        name
+        for name in table.column_names
+        if name not in USUAL and name not in _SELDOM and "time_" not in name and len(table[name].unique()) > 1
+    ]
+    usual = [name for name in USUAL if table[name].null_count < len(table)]
+    return tuple([*varied, *usual][-MOST_COLUMNS:])
+
+
+class CellBeside(NamedTuple):
+    """Medians of the predictions and of the measurements of one cell."""
+
+    labels: Mapping[str, str]
+    predicted_step_s: float | None
+    measured_step_s: float | None
+    predicted_peak_bytes: float | None
+    measured_peak_bytes: float | None
+
+
+class CampaignStudy(NamedTuple):
+    """Many results, seen from all sides."""
+
+    title: str
+    baseline: str
+    results: tuple[Result, ...]
+    beside: tuple[CellBeside, ...]
+    num_elsewhere: int  # cells that were predicted for another device than the one that measured them
+    measured_on: str
+    comparisons: tuple[GainsAt, ...]
+    throughputs: Mapping[str, Throughput]  # by the values of the other axes; the first of `num_sweeps`
+    num_sweeps: int
+    ways: tuple[Way, ...]  # of the cells that are predicted to fit and do the same work
+    num_priced_from: int  # cells, of which each machine's fastest is a way
+
+
+def campaign_study(
+    title: str,
+    results: Sequence[Result],
+    baseline: str = "baseline",
+    axes: Mapping[str, Sequence[str]] | None = None,
+) -> CampaignStudy:
+    """Return what `results` say together.
+
+    Args:
+        title: Of the report about them.
+        results: How cells ended.
+        baseline: The switch that the others are held against.
+        axes: The order of points and of switches; without it, that of the results.
+    """
+    cells = _by_labels(results)
+    apart = {labels: cell for labels, cell in cells.items() if len(cell) > 1 and not _same_device(cell)}
+    devices = (one.fingerprint.get("device") for cell in apart.values() for one in cell[MEASURED])
+    sweeps = _sweeps(results)
+    lines = ((where, throughput(sweep)) for where, sweep in list(sweeps.items())[:MOST_SWEEPS])
+    ways, num_priced_from = _ways(results)
+    return CampaignStudy(
+        title=title,
+        baseline=baseline,
+        results=tuple(results),
+        beside=tuple(_beside(dict(labels), cell) for labels, cell in cells.items() if labels not in apart),
+        num_elsewhere=len(apart),
+        measured_on=next(devices, None) or "another device",
+        comparisons=tuple(map(gains_at, compare_results(results, baseline, axes))),
+        throughputs={where: line for where, line in lines if line is not None},
+        num_sweeps=len(sweeps),
+        ways=ways,
+        num_priced_from=num_priced_from,
+    )
+
+
+Cell = dict[str, list[Profile]]  # by estimator
+
+
+def _by_labels(results: Sequence[Result]) -> dict[tuple[tuple[str, str], ...], Cell]:
+    """Return the completed profiles by the labels of their cell."""
+    found: dict[tuple[tuple[str, str], ...], Cell] = {}
+    for result in results:
+        if result.profile.outcome == "completed":
+            cell = found.setdefault(tuple(result.labels.items()), {})
+            cell.setdefault(result.estimator, []).append(result.profile)
+    return found
+
+
+def _same_device(cell: Cell) -> bool:
+    """Return whether a cell was predicted for the device that it was measured on."""
+    from finegauge.catalogue.gpus import gpu, known_gpu
+
+    names = set()
+    for profile in (one for profiles in cell.values() for one in profiles):
+        seen = profile.fingerprint.get("device")
+        known = known_gpu(seen) if seen else None
+        try:
+            names.add(known.name if known else seen or gpu(str(profile.run.gpu)).name)
+        except FineGaugeError:
+            return False  # predicted from a file that is no longer there
+    return len(names) == 1
+
+
+def _beside(labels: Mapping[str, str], cell: Cell) -> CellBeside:
+    def middle(estimator: str, quantity: str) -> float | None:
+        totals = (getattr(profile, quantity).total for profile in cell.get(estimator, ()))
+        known = [total for total in totals if total]
+        return median(known) if known else None
+
+    both = PREDICTED, MEASURED
+    times = (middle(estimator, "step_time_s") for estimator in both)
+    return CellBeside(labels, *times, *(middle(estimator, "peak_memory_bytes") for estimator in both))
+
+
+def _sweeps(results: Sequence[Result]) -> dict[str, list[Profile]]:
+    """Return, for every point of the other axes that has several batches, its profiles by batch."""
+    sweeps: dict[str, dict[int, Profile]] = {}
+    for result in results:
+        if BATCH in result.labels and result.profile.step_time_s.total:
+            others = [f"{name} {value}" for name, value in result.labels.items() if name != BATCH]
+            sweep = sweeps.setdefault(f"{', '.join(others) or 'the run'} ({result.estimator})", {})
+            sweep[result.profile.run.micro_batch_size] = result.profile
+    return {
+        where: [sweep[size] for size in sorted(sweep)] for where, sweep in sweeps.items() if len(sweep) > 1
+    }
+
+
+def _ways(results: Sequence[Result]) -> tuple[tuple[Way, ...], int]:
+    """Return the fastest predicted cell of each machine, priced, the cheapest first, and of how many it is.
+
+    On one machine the fastest cell is the cheapest too. There are none where cells do different work.
+    """
+    fitting = [r for r in results if r.estimator == PREDICTED and r.profile.fits and r.profile.samples_per_s]
+    if len({_work(one.profile) for one in fitting}) != 1:
+        return (), len(fitting)
+    fastest: dict[tuple[object, ...], Result] = {}
+    for one in fitting:
+        run = one.profile.run
+        machine = run.gpu, run.num_gpus, run.num_nodes, run.provider, run.region
+        other = fastest.get(machine)
+        if other is None or one.profile.samples_per_s > other.profile.samples_per_s:
+            fastest[machine] = one
+    ways = [way for one in fastest.values() if (way := _way(one)) is not None]
+    return tuple(sorted(ways, key=lambda way: way.usd)[:MOST_WAYS]), len(fitting)
+
+
+def _way(result: Result) -> Way | None:
+    """Return what a cell costs at its cheapest offer; None where nobody lets that machine."""
+    from finegauge.planning.quote import quote
+
+    try:
+        bill = quote(result.profile.run, result.profile)
+    except FineGaugeError:
+        return None
+    cheapest = bill.cheapest_on_demand
+    if bill.wall_s is None or cheapest is None or cheapest.on_demand_usd is None:
+        return None
+    name = ", ".join(f"{axis} {value}" for axis, value in result.labels.items())
+    return Way(name, str(result.profile.run.gpu), bill.wall_s, cheapest.on_demand_usd, bill.wall_energy_j)
+
+
+def _work(profile: Profile) -> tuple[object, ...]:
+    """Return what a run does, by which its cost can be held against another's."""
+    run = profile.run
+    return run.model, run.dataset, run.num_samples, run.seq_len, run.epochs, run.max_steps, run.phase

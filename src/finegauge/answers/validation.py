@@ -1,0 +1,226 @@
+"""How wrong predictions are, by source, GPU, method and family, or on this machine: `finegauge validate`."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, NamedTuple
+
+from finegauge.answers.written import written
+from finegauge.formats.measurement_tables import METRICS
+from finegauge.progress import Heard
+from finegauge.validation.local_validation import HereValidation, validate_here
+from finegauge.validation.summary import (
+    GROUPS,
+    NUM_WORST,
+    Answer,
+    Confusion,
+    CountCoverage,
+    CountErrors,
+    Coverage,
+    Errors,
+    Match,
+    Prediction,
+    Validation,
+    by,
+    confusion,
+    explanation,
+    matches,
+    memory_coverage,
+    memory_errors,
+    time_coverage,
+    time_errors,
+    worst,
+)
+
+NUM_WORST_IN_FILES = 20
+
+
+class RowFigures(NamedTuple):
+    """One row of a table and what is predicted for it, if anything; errors are ours / theirs - 1."""
+
+    id: str
+    source: str
+    answered: bool
+    reason: str | None  # why there is no answer
+    step_time_s: float | None
+    step_time_s_p10: float | None
+    step_time_s_p90: float | None
+    tokens_per_s_per_gpu: float | None
+    peak_memory_gib: float | None  # by the row's metric
+    peak_memory_gib_p10: float | None
+    peak_memory_gib_p90: float | None
+    p_oom: float | None
+    outcome: Literal["ok", "oom"] | None  # predicted
+    step_time_error: float | None
+    peak_memory_error: float | None
+    memory_metric: Literal["torch_allocated", "torch_reserved", "nvidia_smi", "unknown"] | None
+    measured_outcome: str | None
+    times_complete: bool  # nothing that time depends on was guessed
+    memory_complete: bool
+    lengths: Literal["full", "cut-off", "mean"]
+    defaults: tuple[str, ...]
+    assumptions: tuple[str, ...]
+
+
+class Unanswered(NamedTuple):
+    """Rows without an answer, for one reason."""
+
+    reason: str
+    count: int  # type: ignore[assignment]  # which tuples have as a method
+    ids: tuple[str, ...]
+
+
+class QuantityErrors(NamedTuple):
+    """The errors of one quantity: over all rows, by whether their configuration was guessed, by group."""
+
+    all: Errors | None
+    complete: Errors | None
+    incomplete: Errors | None
+    coverage: Coverage | None  # of the interval from the 10th to the 90th percentile
+    by: Mapping[str, Mapping[str, Errors | None]]
+
+
+@written(flat=("counts",))
+class FitsOrNot(NamedTuple):
+    """Whether rows fit: predicted against measured."""
+
+    counts: Confusion
+    accuracy: float | None
+
+
+class WorstRow(NamedTuple):
+    """A row with a large error, and what its prediction rests on."""
+
+    id: str
+    step_time_error: float | None
+    peak_memory_error: float | None
+    explanation: str
+
+
+class Versus(NamedTuple):
+    """A rival's errors and ours, on the rows that both answer."""
+
+    theirs: Errors
+    ours: Errors
+
+
+@written(most={"worst": NUM_WORST}, hidden=("calibrations",))
+class ValidationSummary(NamedTuple):
+    """The errors of all rows; memory by metric, never over the mixture."""
+
+    rows: int
+    answered: int
+    unanswered: tuple[Unanswered, ...]
+    step_time: QuantityErrors
+    peak_memory: Mapping[str, QuantityErrors]
+    fits: FitsOrNot
+    worst: tuple[WorstRow, ...]
+    rivals: Mapping[str, Mapping[str, Versus | str]]  # by quantity; or why it is "absent"
+    calibrations: tuple[str, ...]
+
+
+class ValidationAnswer(NamedTuple):
+    """Every row of the tables, and what they say together."""
+
+    rows: tuple[RowFigures, ...]
+    summary: ValidationSummary
+
+
+def validation_answer(validation: Validation) -> ValidationAnswer:
+    """Return the figures of a validation."""
+    answered = validation.answered
+    counts = confusion(answered)
+    absent: dict[str, dict[str, Versus | str]] = {
+        name: {"absent": reason} for name, reason in validation.absent.items()
+    }
+    summary = ValidationSummary(
+        rows=len(validation.answers),
+        answered=len(answered),
+        unanswered=tuple(
+            Unanswered(reason, len(ids), tuple(ids)) for reason, ids in validation.unanswered.items()
+        ),
+        step_time=_quantity(answered, time_errors, time_coverage, lambda one: one.row.times_complete),
+        peak_memory={
+            metric: _quantity(rows, memory_errors, memory_coverage, lambda one: one.row.memory_complete)
+            for metric in METRICS
+            if (rows := validation.of_metric(metric))
+        },
+        fits=FitsOrNot(counts, counts.accuracy),
+        worst=tuple(
+            WorstRow(one.row.id, one.step_time_error, one.peak_memory_error, explanation(one))
+            for one in worst(answered, NUM_WORST_IN_FILES)
+        ),
+        rivals={name: _versus(matches(validation, name)) for name in validation.rivals} | absent,
+        calibrations=tuple(sorted({one.profile.source.name for one in answered if one.profile})),
+    )
+    return ValidationAnswer(tuple(map(_row, validation.answers)), summary)
+
+
+def _row(one: Answer) -> RowFigures:
+    row, ours = one.row, one.prediction
+    values: dict[str, Any] = dict.fromkeys(Prediction._fields) if ours is None else ours._asdict()
+    values |= {
+        "id": row.id,
+        "source": row.source,
+        "answered": ours is not None,
+        "reason": one.reason or None,
+        "step_time_error": one.step_time_error,
+        "peak_memory_error": one.peak_memory_error,
+        "memory_metric": row.measured.memory_metric if row.measured.peak_memory_gib else None,
+        "measured_outcome": row.measured.outcome or None,
+    }
+    same = ("times_complete", "memory_complete", "lengths", "defaults", "assumptions")
+    return RowFigures(**values, **{name: getattr(row, name) for name in same})
+
+
+def _quantity(
+    rows: Sequence[Answer], errors: CountErrors, coverage: CountCoverage, complete: Callable[[Answer], bool]
+) -> QuantityErrors:
+    """Return the errors of one quantity; a row is `complete` where nothing was guessed."""
+    return QuantityErrors(
+        all=errors(rows),
+        complete=errors(one for one in rows if complete(one)),
+        incomplete=errors(one for one in rows if not complete(one)),
+        coverage=coverage(rows),
+        by={
+            name: {key: errors(part) for key, part in by(rows, group).items()}
+            for name, group in GROUPS.items()
+        },
+    )
+
+
+def _versus(found: Sequence[Match]) -> dict[str, Versus | str]:
+    return {one.quantity: Versus(one.theirs, one.ours) for one in found}
+
+
+def here_answer(
+    device: str, *, num: int, seed: int, steps: int, threads: int, heard: Heard, said: Callable[[str], None]
+) -> HereValidation:
+    """Return how predictions and measurements of `num` unseen configurations compare on this machine.
+
+    Args:
+        device: cpu or cuda.
+        num: How many configurations.
+        seed: What they are drawn from.
+        steps: Measured of each.
+        threads: Of the host's arithmetic; 0 for those of this machine's device profile.
+        heard: Hears which configuration is measured.
+        said: Is told what takes long beforehand.
+
+    Raises: UnsupportedError without PyTorch or the device.
+    """
+    from finegauge.answers.device_profile import check_libraries
+    from finegauge.catalogue.device_profile import device_profile, own_profile_path, write
+    from finegauge.measurement.bench.microbenchmarks import micro
+    from finegauge.measurement.options import Options
+    from finegauge.measurement.trial import measure
+
+    check_libraries()
+    path = own_profile_path(device)
+    if not os.path.isfile(path) or (threads and device_profile(path).threads != threads):
+        said("Timing this machine's operators once: about two minutes.")
+        write(micro(device=device, threads=threads), path)
+    options = Options(device=device, steps=steps, threads=device_profile(path).threads)
+    with TemporaryDirectory(prefix="finegauge-") as folder:
+        return validate_here(path, partial(measure, options=options), folder, num=num, seed=seed, heard=heard)

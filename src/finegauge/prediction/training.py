@@ -1,0 +1,69 @@
+"""One step of training, and what is asked about a step of any phase."""
+
+from typing import TYPE_CHECKING
+
+from finegauge.errors import UnsupportedError
+from finegauge.model.op import Extents
+from finegauge.prediction.device import Device
+from finegauge.prediction.memory import LiveSet
+from finegauge.prediction.sharding import Share, rank_live_set
+from finegauge.prediction.time import StepTime, step_time
+from finegauge.records import NamedTuple
+from finegauge.run.run import Run
+
+if TYPE_CHECKING:
+    from finegauge.prediction.links import Network
+    from finegauge.prediction.profiled_device import ProfiledDevice
+
+TRAINED = ("sft", "pretrain", "reward")
+UNDIVIDED = ("pipeline_parallel", "context_parallel")  # degrees of which no equation here speaks
+
+
+class Question(NamedTuple):
+    """One rank's share of a step, and the device it runs on."""
+
+    run: Run
+    share: Share
+    mean: Extents  # of the average micro-batch: what time depends on
+    longest: Extents  # of the longest: what memory must hold
+    device: "Device | ProfiledDevice"
+    network: "Network | None"
+    cublas_bytes: float
+    slowest: Extents | None = None  # of the rank that the others wait for; None: all are alike
+
+
+class Answer(NamedTuple):
+    """What one step holds and takes on one rank."""
+
+    live: LiveSet
+    step: StepTime
+
+
+def training(asked: Question) -> Answer:
+    """Return what one step of training holds and takes; a reward model has a scalar head."""
+    return Answer(
+        rank_live_set(asked.run, asked.share, asked.longest, asked.cublas_bytes),
+        step_time(asked.share, asked.mean, asked.device, asked.network, asked.slowest),
+    )
+
+
+def check_supported(run: Run) -> None:
+    """Refuse what no equation here covers, in one sentence."""
+    if run.method == "freeze" and run.num_gpus > 1:
+        raise UnsupportedError(
+            f"method=freeze is predicted on one GPU, not on num_gpus={run.num_gpus}; "
+            f"full and lora are on several."
+        )
+    if run.phase in TRAINED:
+        return
+    for name in UNDIVIDED:
+        if getattr(run, name) > 1:
+            raise UnsupportedError(
+                f"phase={run.phase} with {name}={getattr(run, name)} is not predicted: data, tensor and "
+                f"expert parallelism are; set {name}=1."
+            )
+    if run.cpu_offload not in ("none", "optimizer"):
+        raise UnsupportedError(
+            f"phase={run.phase} with cpu_offload={run.cpu_offload} is not predicted: its passes need the "
+            f"weights on the GPU; use cpu_offload=optimizer or none."
+        )
