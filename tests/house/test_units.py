@@ -34,6 +34,9 @@ SHARES = frozenset(
         "Coverage.below",
         "Coverage.inside",
         "FitsOrNot.accuracy",
+        "Group.bias",
+        "Group.median_error",
+        "Group.p90_error",
         "Use.share",
         *(f"Objectives.{figure}" for figure in OBJECTIVES),
     }

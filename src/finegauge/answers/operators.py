@@ -17,8 +17,8 @@ class OperatorRow(NamedTuple):
     seconds: float | None
     answered: bool
     reason: str | None
-    low: float | None  # 10th and 90th percentile
-    high: float | None
+    low_s: float | None  # 10th and 90th percentile
+    high_s: float | None
     evidence: str | None  # timed | architecture | other
 
 
