@@ -35,9 +35,17 @@ BEST_MATMUL_FRACTION = {
     "CDNA3": 0.55,
     "CDNA4": 0.62,
 }
-# best published fp8 product over its peak, against bf16's over its own: 1402.6 of 1979 TFLOP/s to 794.5
-# of 989 on H100 (stas00/ml-engineering, compute/accelerator, achievable matmul FLOPS)
-NARROW_MATMUL_FRACTION = 0.88
+# what large products in a narrow format reach of its peak, over what bf16's reach of theirs: medians of timed
+# products above 1e11 flops, at our tiles (catalogue/data/operators: cuBLAS in fp8, DeepGEMM or CUTLASS in
+# blocks; a test holds each to 5 %). MXFP8 and MXFP4, which nobody timed, as blocks of fp8 and as NVFP4.
+NARROW_FRACTIONS: Mapping[str, Mapping[str, float]] = {
+    "Ada Lovelace": {"fp8": 0.725, "fp8_block": 0.432},
+    "Hopper": {"fp8": 0.731, "fp8_block": 0.615},
+    "Blackwell": {"fp8": 0.67, "fp8_block": 0.78, "nvfp4": 0.49},  # B200 and GB200
+    "Blackwell 12": {"fp8": 0.815, "fp8_block": 0.648, "nvfp4": 0.751},  # RTX PRO 6000
+}
+NARROW_MATMUL_FRACTION = 0.88  # of others: 1402.6 of 1979 TFLOP/s to 794.5 of 989, H100 (ml-engineering)
+TIMED_AS = {"mxfp8": "fp8_block", "mxfp4": "nvfp4"}
 NARROW_RATES = {
     **dict.fromkeys(("fp8", "fp8_block", "mxfp8"), ("fp8",)),
     **dict.fromkeys(("nvfp4", "mxfp4"), ("fp4", "fp8")),
@@ -108,7 +116,8 @@ class Device(NamedTuple):
             matmul[dtype] = matmul[computed[0]]
             has = next((name for name in named if name in gpu.flops_per_s), None)
             if has:
-                matmul[dtype] = peak(has) * best * NARROW_MATMUL_FRACTION * constants.sustained_fraction
+                reached = best * narrow_fraction(gpu, dtype if has == named[0] else "fp8_block")
+                matmul[dtype] = peak(has) * reached * constants.sustained_fraction
         asynchronous_ratio = 1.0
         if hopper_kin:
             third = peak("bf16") * constants.asynchronous_flash_fraction
@@ -212,6 +221,14 @@ def best_fraction(gpu: GpuSpec, calibration: Calibration = DATASHEET) -> float:
     if gpu.halves_accumulation:
         return HALVED_MATMUL_FRACTION
     return BEST_MATMUL_FRACTION.get(gpu.architecture, calibration.default_matmul_fraction)
+
+
+def narrow_fraction(gpu: GpuSpec, dtype: str) -> float:
+    """Return the share that large products in `dtype` reach of its peak, over bf16's of its own."""
+    family = "Blackwell" if gpu.architecture == "Blackwell Ultra" else gpu.architecture
+    if gpu.compute_capability.startswith("12"):
+        family = "Blackwell 12"
+    return NARROW_FRACTIONS.get(family, {}).get(TIMED_AS.get(dtype, dtype), NARROW_MATMUL_FRACTION)
 
 
 def gemm_work(gemm: Gemm, tokens: float, sms: float) -> float:

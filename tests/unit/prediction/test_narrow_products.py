@@ -1,0 +1,46 @@
+"""Rates of products in narrow formats are those that were timed."""
+
+from statistics import median
+
+import pytest
+
+from finegauge.catalogue.gpus import gpu
+from finegauge.catalogue.operators import timings
+from finegauge.model.op import Gemm
+from finegauge.prediction.device import gemm_work, narrow_fraction
+from finegauge.prediction.timed_operators import PEAKS, source_for
+
+LEAST_FLOPS, LEAST_SIZE = 1e11, 1024
+
+
+def _share(name: str, dtype: str) -> float:
+    """Return the median share of the peak that timed large products reach at our tiles."""
+    spec = gpu(name)
+    timed = source_for(spec, "gemm", dtype).timed
+    table = timings(name, "gemm")[timed.column]
+    found = []
+    for shape, seconds in zip(table.shapes, table.seconds, strict=True):
+        m, n, k = map(int, shape)
+        if 2.0 * m * n * k > LEAST_FLOPS and min(m, n, k) >= LEAST_SIZE:
+            work = gemm_work(Gemm(rows_per_token=1.0, n=n, k=k), float(m), float(spec.num_sms or 0))
+            found.append(work / seconds / spec.peak_flops_per_s(PEAKS[dtype]))
+    return median(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtypes"),
+    [
+        ("L40S", ("fp8", "fp8_block")), ("H100-SXM5-80GB", ("fp8", "fp8_block")),
+        ("B200-SXM-180GB", ("fp8", "fp8_block", "nvfp4")), ("GB200-186GB", ("fp8", "fp8_block", "nvfp4")),
+        ("RTX PRO 6000 Blackwell Server", ("fp8", "fp8_block", "nvfp4")),
+    ],
+)  # fmt: skip
+def test_narrow_products_reach_what_was_timed(name: str, dtypes: tuple[str, ...]) -> None:
+    whole = _share(name, "bf16")
+    for dtype in dtypes:
+        assert narrow_fraction(gpu(name), dtype) == pytest.approx(_share(name, dtype) / whole, rel=0.05)
+
+
+def test_formats_that_nobody_timed_are_taken_as_their_kin() -> None:
+    assert narrow_fraction(gpu("b300"), "mxfp4") == narrow_fraction(gpu("b200"), "nvfp4")
+    assert narrow_fraction(gpu("b200"), "mxfp8") == narrow_fraction(gpu("b200"), "fp8_block")
