@@ -110,7 +110,7 @@ def list_gpus(pattern: str, vendor: str | None, *, as_json: bool) -> None:
     if as_json:
         print_json([plain(spec) for spec in found])
         return
-    columns = ["name", "GB", "usable GiB", "TB/s", "bf16 TFLOP/s", "fp8", "W", "architecture", "year"]
+    columns = ["name", "GB", "usable\nGiB", "TB/s", "bf16\nTFLOP/s", "fp8", "W", "architecture", "year"]
     print_table(columns, [_gpu_cells(spec) for spec in found])
     footer(len(found), len(all_gpus()), "GPUs", "dense rates; 'finegauge gpus show NAME' tells sources")
 

@@ -6,6 +6,7 @@ Written by hand, not with rich: importing rich takes as long as a whole estimate
 
 import re
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from os import environ
 
@@ -13,6 +14,7 @@ from finegauge.render.number_format import percent
 from finegauge.render.report import Bar, BarPart, Note, Report, Section, Table, Text, Toned
 
 WIDTH = 100
+MIN_TEXT = 12  # characters of a column that is folded
 BAR_WIDTH = 24
 LEAST_NAME_WIDTH = 13
 _COLOURS = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
@@ -67,6 +69,10 @@ def table_lines(table: Table) -> list[str]:
     if table.ends_in_text:
         room = WIDTH - table.indent - sum(width(n) + 2 for n in range(last))
         rows = [line for row in rows for line in _wrapped_row(row, room)]
+    for n in sorted(range(1, table.num_text_columns), key=width, reverse=True):
+        too_wide = table.indent + sum(width(n) + 2 for n in range(last + 1)) - 2 - WIDTH
+        if too_wide > 0:
+            rows = [line for row in rows for line in _folded_row(row, n, max(MIN_TEXT, width(n) - too_wide))]
     widths = [width(n) for n in range(last + 1)]
     flush_left = {*range(table.num_text_columns), *([last] if table.ends_in_text else [])}
 
@@ -82,6 +88,14 @@ def _wrapped_row(row: list[str], room: int) -> Iterator[list[str]]:
     yield [*row[:-1], first]
     for line in rest:
         yield [*[""] * (len(row) - 1), line]
+
+
+def _folded_row(row: list[str], column: int, room: int) -> Iterator[list[str]]:
+    """Yield a row whose text in one column goes on in further lines, broken after hyphens and blanks."""
+    first, *rest = textwrap.wrap(row[column], room) or [""]
+    yield [*row[:column], first, *row[column + 1 :]]
+    for part in rest:
+        yield [part if n == column else "" for n in range(len(row))]
 
 
 def bar_lines(bar: Bar) -> Iterator[str]:
