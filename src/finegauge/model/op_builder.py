@@ -24,12 +24,12 @@ RMS_BACKWARD_BYTES = 60.0
 RMS_LIVE_BYTES = 20.0  # five fp32 values: two ways to the input, and the square's gradient in three steps
 # How often a cast reads a value, and the bytes that it writes: the value for the product, and once more for
 # the product over its other dimension, each with its scales. Scales of a whole tensor take a pass over it
-# before the cast, unless they are those of the steps before (delayed); of a row, a pass for each dimension;
+# before the cast, unless they are those of the steps before (delayed); of a row, both for each dimension;
 # of a block, none. NVFP4 has both: a scale of the tensor, and of every 16 values.
 NARROW_CASTS = {
     "delayed": (1.0, 2.0),
     "tensorwise": (2.0, 2.0),
-    "rowwise": (2.0, 2.0),
+    "rowwise": (4.0, 2.0),
     "blockwise": (1.0, 2.0 * (1.0 + 4.0 / 128)),
     "mxfp8": (1.0, 2.0 * (1.0 + 1.0 / 32)),
     "nvfp4": (2.0, 2.0 * (0.5 + 1.0 / 16)),
