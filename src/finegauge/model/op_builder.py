@@ -226,7 +226,11 @@ class OpBuilder:
         if low.narrows(kind):
             reads, written = NARROW_CASTS[low.narrow]
             value = reads * c + written
-            forward = Cost(bytes=Poly(const=value * weights, token=value * rows * k * first_use), launches=2)
+            # TransformerEngine's norms and activations write their result narrow, in one kernel; its weights
+            # are cast once per step, which is neglected
+            alone = 0.0 if low.megatron and keeps else value * rows * k * first_use
+            cast = Poly(const=0.0 if low.megatron else value * weights, token=alone)
+            forward = Cost(bytes=cast, launches=2)
             back = Cost(bytes=per_token(value * rows * n), launches=1)
             name = EXPERTS_CASTS if kind == "experts" else CASTS
             self.ops.append(Op((part, name), "elementwise", forward, back, dtype=low.compute_dtype))
