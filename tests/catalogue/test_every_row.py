@@ -11,7 +11,7 @@ from finegauge.catalogue.tables import read_shipped, table
 
 DATE = re.compile(r"20\d\d(-[01]\d(-[0-3]\d)?)?")
 TABLES = {  # rows at least: a table may grow
-    "gpus.csv": 74,
+    "gpus.csv": 98,
     "offers.csv": 1481,
     "offer_sources.csv": 26,
     "finetune_prices.csv": 42,
@@ -23,15 +23,15 @@ TABLES = {  # rows at least: a table may grow
 Row = Mapping[str, str]
 # What each number may be, wherever a table has such a column.
 RANGES: Mapping[str, tuple[float, float]] = {
-    "memory_bytes": (8e9, 300e9),
-    "usable_bytes": (8e9, 310e9),
-    "memory_bytes_per_s": (300e9, 8e12),
+    "memory_bytes": (8e9, 512e9),
+    "usable_bytes": (8e9, 420e9),
+    "memory_bytes_per_s": (250e9, 8e12),
     "l2_bytes": (2e6, 256e6),
     "num_sms": (20, 320),
     "boost_hz": (1e9, 3e9),
-    "bf16": (50e12, 2.6e15),
+    "bf16": (20e12, 2.6e15),
     "fp16": (15e12, 2.6e15),
-    "fp8": (90e12, 6e15),
+    "fp8": (40e12, 6e15),
     "measured_matmul_flops_per_s": (200e12, 2e15),
     "nvlink_bytes_per_s": (0, 1.3e12),
     "board_power_w": (50, 1500),

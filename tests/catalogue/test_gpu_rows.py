@@ -12,14 +12,15 @@ ALL = list(gpus().values())
 @pytest.mark.parametrize("spec", ALL, ids=lambda spec: spec.name)
 def test_usable_memory_is_below_what_is_sold(spec: GpuSpec) -> None:
     sold_bytes = spec.memory_bytes / 1e9 * GIB  # "80 GB" of HBM holds 80 GiB, less what is reserved
-    assert 0.88 * sold_bytes < spec.usable_bytes < sold_bytes
+    least = 0.66 if spec.vendor == "Apple" else 0.88  # Metal leaves the rest to the system
+    assert least * sold_bytes < spec.usable_bytes < sold_bytes
     assert spec.usable_from
 
 
 @pytest.mark.parametrize("spec", ALL, ids=lambda spec: spec.name)
 def test_rates_agree_with_each_other(spec: GpuSpec) -> None:
     rates = spec.flops_per_s
-    assert rates
+    assert rates or spec.vendor == "Apple"
     if "bf16" in rates and "fp16" in rates:
         assert rates["bf16"] >= rates["fp16"]
     if "fp8" in rates and spec.vendor in {"NVIDIA", "AMD"}:

@@ -19,6 +19,7 @@ HELD = 0.02  # standard deviations of the timings' scatter that a factor of e aw
 SOFT = 0.1  # of an error in logarithms, above which it counts less than its square
 MOST = 1.0  # of what is interpolated, in logarithms
 FOLDS = 5
+LEAST_OVERLAP = 2.0
 MOST_CALLS = 40
 FURTHEST = 4.0  # of a constant from the usual one, in logarithms
 
@@ -112,6 +113,8 @@ def _constants(usual: Mapping[str, float], free: Any) -> dict[str, float]:
     for (name, value), own in zip(usual.items(), free, strict=True):
         middle = _free(name, value)
         bounded = max(middle - FURTHEST, min(middle + FURTHEST, float(own)))
+        if name == "overlap" and value > LEAST_OVERLAP:  # loads run beside arithmetic in all but collectives
+            bounded = max(log(LEAST_OVERLAP), bounded)
         found[name] = 1.0 / (1.0 + exp(-bounded)) if name == "last_wave" else exp(bounded)
     return found
 

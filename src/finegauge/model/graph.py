@@ -221,6 +221,7 @@ def lowering_of(run: Run) -> Lowering:
         last_layers=run.freeze_trainable_layers or 0,
         narrow=run.fp8_recipe if run.fp8 else "",
         narrow_products=run.fp8_products,
+        own_models=framework.own_models,
         masks=_masks(run),
         flashless=flashless,
         composite_groups=version >= GROUPED_SDPA_SINCE and not grouped_efficient,

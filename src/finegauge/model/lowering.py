@@ -110,6 +110,7 @@ class Lowering(NamedTuple):
     last_layers: int = 0  # method=freeze: so many train, and of the rest only what is said beside
     narrow: str = ""  # the recipe by which products of the layers are computed in 8 or 4 bit
     narrow_products: str = "all"  # or linears, or experts
+    own_models: bool = False  # the framework's code, which hands experts only the tokens that chose them
     masks: bool = False  # sdpa is handed a mask
     flashless: bool = False  # the GPU has no FlashAttention
     composite_groups: bool = False  # PyTorch's memory-efficient kernel takes no grouped keys

@@ -96,7 +96,7 @@ def mixture_of_experts(builder: OpBuilder, block: MixtureOfExperts) -> None:
     for projection in block.latent[:1]:
         kept = builder.kept_entry(block.hidden_size, projection, part=part)
         builder.linear(part, projection, keeps=kept)
-    if block.visits_all:
+    if block.visits_all and not low.own_models:
         _all_experts(builder, block)
         computed = _differentiates(builder, start)
     else:

@@ -19,6 +19,7 @@ from typing import Any
 from finegauge.catalogue.carbon import grid
 from finegauge.catalogue.carbon import pue as site_overhead
 from finegauge.catalogue.gpus import gpu as find_gpu
+from finegauge.catalogue.gpus import has_no_flash
 from finegauge.catalogue.offers import Offer
 from finegauge.errors import UnsupportedError
 from finegauge.model.op import Extents
@@ -64,6 +65,8 @@ class Devices(NamedTuple):
         rows: list[tuple[float, ...]] = []
         for name in dict.fromkeys([offer.gpu for offer in offers]):
             spec = find_gpu(name)
+            if dtype != "fp32" and has_no_flash(name):
+                continue  # its 16-bit attention is another kernel than that of the others
             try:
                 device = device_of(name, calibration, dtype)
             except UnsupportedError:

@@ -5,7 +5,18 @@ $$ t = \max\left(\frac{flops}{peak \cdot e_c},\ \frac{bytes}{bandwidth \cdot e_m
 A matrix product is cut into tiles, one per multiprocessor and wave: $e_c$ falls where the
 last wave is partly empty, where a tile hangs over the edge, and where the inner dimension
 is too short to fill the pipeline. Of the tile shapes a library has, the best is taken.
-Neglected: clocks that sink with power, cache hits between operators.
+A board whose limit leaves fewer watts to each FLOP/s of its peak than the one that the ceiling was read
+on runs at lower clocks: its rate goes with $(p/p_0)^{0.7}$ of the ratio of those watts, between the cube
+root of a voltage that follows the clock and the proportion of one that cannot fall further. Parts that
+accumulate in fp32 at half rate never come to their limit, and clock above the datasheet: they reach their
+peak.
+
+Attention waits for exponentials, of which a multiprocessor has as many a clock whatever its products'
+rate: the slower these, the smaller the share of that wait [2].
+Neglected: cache hits between operators.
+
+[2] FlashAttention-2 over the best product, as ai-dynamo/aiconfigurator timed them: 0.65 on A100 (2048 flops a
+multiprocessor and clock), 0.75 on L40S and RTX PRO 6000 (1024)
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,9 +36,9 @@ if TYPE_CHECKING:
 # best published bf16 matmul over the dense peak, by architecture, where the GPU itself has no reading
 BEST_MATMUL_FRACTION = {
     "Volta": 0.80,
-    "Turing": 0.72,
+    "Turing": 0.80,
     "Ampere": 0.85,
-    "Ada Lovelace": 0.85,
+    "Ada Lovelace": 0.75,
     "Hopper": 0.80,
     "Blackwell": 0.77,
     "Blackwell Ultra": 0.79,
@@ -50,7 +61,21 @@ NARROW_RATES = {
     **dict.fromkeys(("fp8", "fp8_block", "mxfp8"), ("fp8",)),
     **dict.fromkeys(("nvfp4", "mxfp4"), ("fp4", "fp8")),
 }
-HALVED_MATMUL_FRACTION = 0.95  # where fp32 accumulation runs at half rate, power and operands keep up
+HALVED_MATMUL_FRACTION = 1.0  # where fp32 accumulation runs at half rate; sustained: no limit is reached
+# watts of the board's limit to each FLOP/s of its 16-bit peak, where these ceilings were read, by compute
+# capability: V100-SXM2 (Turing is of its process), A100-SXM4, A40, L40S, H100-SXM5, RTX PRO 6000
+CEILING_W_PER_FLOPS = {
+    "7.0": 300 / 125e12,
+    "7.5": 300 / 125e12,
+    "8.0": 400 / 312e12,
+    "8.6": 300 / 149.7e12,
+    "8.9": 350 / 362.05e12,
+    "9.0": 700 / 989.4e12,
+    "12.0": 600 / 503.8e12,
+}
+POWER_EXPONENT = 0.7  # T4 at 70 W against V100 at 300 W: 26 TFLOP/s in LoRA (fitcheck 0.3.1)
+EXPONENTIAL_EXPONENT = 0.7  # of products' rate, the wait for exponentials: A100 against L40S [2]
+A100_FLOPS_PER_CLOCK = 2048.0  # of a multiprocessor
 # FlashAttention-2 leaves their asynchronous units idle
 HOPPER_KIN = frozenset({"Hopper", "Blackwell", "Blackwell Ultra"})
 HOPPER_PEAK_FLOPS_PER_S = 989.4e12  # of H100 and H200, bf16
@@ -92,32 +117,41 @@ class Device(NamedTuple):
         return False
 
     @classmethod
-    def of(cls, gpu: GpuSpec, calibration: Calibration, dtypes: Iterable[str]) -> "Device":
+    def of(
+        cls,
+        gpu: GpuSpec,
+        calibration: Calibration,
+        dtypes: Iterable[str],
+        power_limit_w: float | None = None,
+    ) -> "Device":
         """Return the device, with rates of products and attention for `dtypes` and fp32.
+
+        `power_limit_w` is what its board may draw, where somebody lowered it.
 
         Products in fp8 are computed in the first of `dtypes` where the GPU has no such units.
 
         Raises: UnsupportedError if the GPU has no such rate.
         """
         peak, constants = gpu.peak_flops_per_s, calibration
-        best = best_fraction(gpu, constants)
+        best = best_fraction(gpu, constants, power_limit_w)
+        sustained = 1.0 if _never_limited(gpu) else constants.sustained_fraction
         # FlashAttention-2 has the share of what large products reach that it has on an A100. On Hopper and
         # later its instructions are the older ones, no faster on Blackwell than on Hopper.
-        flash, most = constants.flash_fraction * best / A100_MATMUL_FRACTION, inf
+        flash, most = best * _flash_share(gpu, constants), inf
         hopper_kin = gpu.architecture in HOPPER_KIN and not gpu.compute_capability.startswith("12")
         if hopper_kin:
             most = HOPPER_PEAK_FLOPS_PER_S * constants.hopper_flash_fraction
         matmul, attention = {}, {}
         computed = sorted({*dtypes, "fp32"})
         for dtype in computed:
-            matmul[dtype] = peak(dtype) * best * constants.sustained_fraction
+            matmul[dtype] = peak(dtype) * best * sustained
             attention[dtype] = min(peak(dtype) * flash, most)
         for dtype, named in NARROW_RATES.items():  # the rate of the first of them that the GPU has
             matmul[dtype] = matmul[computed[0]]
             has = next((name for name in named if name in gpu.flops_per_s), None)
             if has:
                 reached = best * narrow_fraction(gpu, dtype if has == named[0] else "fp8_block")
-                matmul[dtype] = peak(has) * reached * constants.sustained_fraction
+                matmul[dtype] = peak(has) * reached * sustained
         asynchronous_ratio = 1.0
         if hopper_kin:
             third = peak("bf16") * constants.asynchronous_flash_fraction
@@ -214,13 +248,42 @@ class Device(NamedTuple):
         return self.known[key][1] / self.matmul_flops_per_s[dtype]
 
 
-def best_fraction(gpu: GpuSpec, calibration: Calibration = DATASHEET) -> float:
-    """Return the share of the dense 16-bit peak that the best product reaches."""
+def best_fraction(
+    gpu: GpuSpec, calibration: Calibration = DATASHEET, power_limit_w: float | None = None
+) -> float:
+    """Return the share of the dense 16-bit peak that the best product reaches, at the clock of its power."""
+    best = BEST_MATMUL_FRACTION.get(gpu.architecture, calibration.default_matmul_fraction)
     if gpu.measured_matmul_flops_per_s:
-        return gpu.measured_matmul_flops_per_s / gpu.peak_flops_per_s("bf16")
-    if gpu.halves_accumulation:
-        return HALVED_MATMUL_FRACTION
-    return BEST_MATMUL_FRACTION.get(gpu.architecture, calibration.default_matmul_fraction)
+        best = gpu.measured_matmul_flops_per_s / gpu.peak_flops_per_s("bf16")
+    elif _never_limited(gpu):
+        best = HALVED_MATMUL_FRACTION
+    return best * _clock_fraction(gpu, power_limit_w)
+
+
+def _never_limited(gpu: GpuSpec) -> bool:
+    return gpu.halves_accumulation and not gpu.measured_matmul_flops_per_s
+
+
+def _clock_fraction(gpu: GpuSpec, power_limit_w: float | None) -> float:
+    """Return the clock of large products over that of the board which the ceiling was read on."""
+    board_w, half = gpu.board_power_w, gpu.flops_per_s.get("bf16") or gpu.flops_per_s.get("fp16")
+    limit_w = min(power_limit_w or inf, board_w or inf)
+    if not (board_w and half):
+        return 1.0
+    least = CEILING_W_PER_FLOPS.get(gpu.compute_capability, 0.0) * half  # watts at the ceiling
+    if gpu.measured_matmul_flops_per_s or gpu.halves_accumulation or not least:
+        least = board_w
+    return float(min(1.0, limit_w / least) ** POWER_EXPONENT)
+
+
+def _flash_share(gpu: GpuSpec, constants: Calibration) -> float:
+    """Return FlashAttention-2's rate over that of large products, by that of an A100."""
+    ours = constants.flash_fraction / A100_MATMUL_FRACTION
+    half = gpu.flops_per_s.get("bf16") or gpu.flops_per_s.get("fp16")
+    if not (half and gpu.num_sms and gpu.boost_hz):
+        return ours
+    per_clock = min(1.0, half / gpu.num_sms / gpu.boost_hz / A100_FLOPS_PER_CLOCK)
+    return float(1.0 / (1.0 + (1.0 / ours - 1.0) * per_clock**EXPONENTIAL_EXPONENT))
 
 
 def narrow_fraction(gpu: GpuSpec, dtype: str) -> float:

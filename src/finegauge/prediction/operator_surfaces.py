@@ -46,6 +46,7 @@ class Chip(NamedTuple):
     l2_bytes: float
     link_bytes_per_s: float  # of one GPU to its neighbours, one direction
     value_bytes: float  # of an operand
+    exponential_ratio: float = 1.0  # how much faster it takes exponentials than the chips before it
 
 
 def overlapped(first: Any, second: Any, power: float) -> Any:
@@ -93,7 +94,7 @@ def attention(c: Constants, s: Sizes, chip: Chip) -> Any:
         s[name] for name in ("batch_size", "seq_len", "num_heads", "num_kv_heads", "head_dim")
     )
     pairs = length * (length + c["diagonal"]) / 2.0
-    flops = 4.0 * pairs * (head_dim + c["softmax"] * SOFTMAX_HEAD) * batch * heads
+    flops = 4.0 * pairs * (head_dim + c["softmax"] / chip.exponential_ratio * SOFTMAX_HEAD) * batch * heads
     waves = batch * heads * ceil(length / QUERY_TILE) / chip.num_sms
     filled = _waves(c, waves) / waves
     compute = flops / (chip.flops_per_s * c["rate_fraction"]) * filled + ceil(waves) * c["wave_s"]

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
+from finegauge.catalogue.gpus import GpuSpec, known_gpu
 from finegauge.catalogue.gpus import gpu as find_gpu
-from finegauge.catalogue.gpus import known_gpu
 from finegauge.data.batch_shape import BatchShape, shape
 from finegauge.errors import FieldError, FineGaugeError, UnsupportedError
 from finegauge.model.graph import Graph, step_flops, value_run
@@ -35,6 +35,7 @@ from finegauge.profile import Breakdown, Estimator, Exchange, Explanation, Held,
 from finegauge.records import NamedTuple
 from finegauge.run.phases import micro_steps
 from finegauge.run.run import Run
+from finegauge.units import GIB
 
 if TYPE_CHECKING:
     from finegauge.catalogue.gpus import GpuSpec
@@ -67,7 +68,8 @@ def predict(run: Run, calibration: Calibration | None = None, *, batch: BatchSha
     gpu, share, batch = find_gpu(run.gpu), share_of(run), batch or shape(run)
     graph = share.graph
     dtype = graph.lowering.compute_dtype
-    device = device_of(run.gpu, calibration or current(), dtype)
+    check_format(run, gpu, dtype)
+    device = device_of(run.gpu, calibration or current(), dtype, run.power_limit_w)
     if not isinstance(device, Device):
         device.check(run)
     calibration = device.calibration
@@ -190,19 +192,42 @@ def _cached_bytes(live: LiveSet, peak: Breakdown, slack_bytes: float, fraction: 
     return max(fraction * moving, moving + gradients + scratch - together) - slack_bytes
 
 
-def device_of(name: str, calibration: Calibration, dtype: str) -> "Device | ProfiledDevice":
+def check_format(run: Run, gpu: GpuSpec, dtype: str) -> None:
+    """Raise where the GPU does not compute in `dtype`, with the override that helps; where it has no rates.
+
+    Raises: UnsupportedError.
+    """
+    if not gpu.flops_per_s:
+        needed, room = predict_memory(run).device_memory_bytes.total / GIB, gpu.usable_bytes / GIB
+        raise UnsupportedError(
+            f"No time is predicted on {gpu.name}, whose matrix rates nobody publishes; of its memory the run "
+            f"needs {needed:.1f} of {room:.1f} GiB."
+        )
+    if dtype in gpu.flops_per_s or dtype != "bf16" or "fp16" not in gpu.flops_per_s:
+        return
+    field = "autocast" if run.autocast == dtype else "weights_dtype"
+    adapters = " adapter_dtype=fp16" if run.trains_adapters and run.adapter_dtype == dtype else ""
+    raise UnsupportedError(
+        f"{gpu.name} has no bf16, which {field}={getattr(run, field)} computes in; "
+        f"use {field}=fp16{adapters}, which is its default."
+    )
+
+
+def device_of(
+    name: str, calibration: Calibration, dtype: str, power_limit_w: float | None = None
+) -> "Device | ProfiledDevice":
     """Return the device called `name`, its rates or its readings ready."""
     gpu = find_gpu(name)
     if gpu.measured is None:
-        return _datasheet_device(name, calibration, dtype)
+        return _datasheet_device(name, calibration, dtype, power_limit_w)
     from finegauge.prediction.profiled_device import ProfiledDevice
 
     return ProfiledDevice(gpu, gpu.measured, calibration, dtype)
 
 
 @lru_cache(maxsize=32)
-def _datasheet_device(name: str, calibration: Calibration, dtype: str) -> Device:
-    return Device.of(find_gpu(name), calibration, {dtype, "fp32"})
+def _datasheet_device(name: str, calibration: Calibration, dtype: str, power_limit_w: float | None) -> Device:
+    return Device.of(find_gpu(name), calibration, {dtype, "fp32"}, power_limit_w)
 
 
 def _quantised(graph: Graph) -> tuple[str, ...]:

@@ -37,6 +37,11 @@ FOLDER = os.path.join(os.path.dirname(__file__), "data", "operators")
 LENGTH = 1.5  # of K, in logarithms of sizes: shapes within a factor of 4 err alike
 NOISE_FRACTION = 0.05  # of the variance of what the surface leaves
 ROOT_3 = sqrt(3.0)
+FEED = 0.34  # see `_fed`
+# exponentials per multiprocessor and clock over those of the others: Blackwell Ultra has twice as many
+# (NVIDIA, Inside NVIDIA Blackwell Ultra, developer.nvidia.com/blog, 2025-08-22: attention-layer instructions)
+EXPONENTIAL_RATIOS = {"Blackwell Ultra": 2.0}
+LEAST_ROWS = 30  # of a kernel's timings, three for each constant, to speak for another architecture
 BLOCK = 2048  # places whose K is worked out together
 FORMATS = {  # what a number format is timed as
     "bf16": "bf16", "fp16": "bf16", "float16": "bf16", "bfloat16": "bf16", "fp8": "fp8",
@@ -119,7 +124,7 @@ def chip_of(spec: GpuSpec, dtype: str, like: GpuSpec | None = None) -> Chip:
     """
     peak = spec.peak_flops_per_s(PEAKS[dtype]) if dtype in PEAKS else 1.0  # a collective computes nothing
     if like is not None:
-        peak *= _reached(spec, like)
+        peak *= _reached(spec, like) * _fed(spec, like, PEAKS.get(dtype, ""))
     num_sms, l2_bytes = spec.num_sms, spec.l2_bytes
     if like is not None and not num_sms:
         num_sms = like.num_sms
@@ -132,6 +137,7 @@ def chip_of(spec: GpuSpec, dtype: str, like: GpuSpec | None = None) -> Chip:
         l2_bytes=float(l2_bytes or 50e6),
         link_bytes_per_s=spec.nvlink_bytes_per_s or pcie_bytes_per_s(spec),
         value_bytes=VALUE_BYTES.get(dtype, 2.0),
+        exponential_ratio=EXPONENTIAL_RATIOS.get(spec.architecture, 1.0),
     )
 
 
@@ -143,6 +149,18 @@ def _reached(spec: GpuSpec, like: GpuSpec) -> float:
     if spec.vendor == like.vendor and spec.halves_accumulation == like.halves_accumulation:
         return 1.0
     return best_fraction(spec) / best_fraction(like)
+
+
+def _fed(spec: GpuSpec, like: GpuSpec, rate: str) -> float:
+    """Return by how much less `spec` gains by a rate over bf16's that `like` has less of.
+
+    What feeds the multipliers takes `FEED` of a bf16 product's time at its peak in every format:
+    on B200 0.28, 0.3 to 0.4 and 0.35 of it in bf16, fp8 and NVFP4.
+    """
+    own, other = (one.flops_per_s.get(rate, 0.0) / one.flops_per_s.get("bf16", 1.0) for one in (spec, like))
+    if not own or not other:
+        return 1.0
+    return ((1.0 / other + FEED) / other**-1) / ((1.0 / own + FEED) / own**-1)
 
 
 def _generation(spec: GpuSpec) -> float:
@@ -238,17 +256,21 @@ def _chosen(
     The GPU's own, or that of its nearest kin. Of strangers all that match the kernel best: those of its kind
     of chip if there are any, the nearest of each architecture, best first.
     """
-    own = [one for one in known if one.gpu == spec.name]
+    own, kind = [one for one in known if one.gpu == spec.name], known[0].kind
     if own:
         return "timed", [min(own, key=match)]
     near = sorted({one.gpu for one in known}, key=lambda other: _distance(spec, gpu_named(other)))
     kin = [other for other in near if is_kin(spec, gpu_named(other))]
     if kin:
         return "architecture", [min((one for one in known if one.gpu == kin[0]), key=match)]
+    known = [one for one in known if one.rows >= LEAST_ROWS or kind == "collective"] or known
+    near = [other for other in near if any(one.gpu == other for one in known)]
     best = [min((one for one in known if one.gpu == other), key=match) for other in near]
     closest = min(match(one)[0] for one in best)
     best = [one for one in best if match(one)[0] == closest]
     alike = [one for one in best if _is_datacentre(gpu_named(one.gpu)) == _is_datacentre(spec)]
+    if kind == "experts":  # whose kernels are the engine's choice, more than the chip's kind
+        alike = best
     by_generation: dict[int, Timed] = {}
     for one in alike or best:
         by_generation.setdefault(int(10 * _generation(gpu_named(one.gpu))), one)

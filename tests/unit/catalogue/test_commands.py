@@ -27,7 +27,7 @@ def rows(command: click.Command, *args: str) -> Any:
 @pytest.mark.parametrize(
     ("command", "footer"),
     [
-        (gpus, r"(7\d) of \1 GPUs"),
+        (gpus, r"(\d\d+) of \1 GPUs"),
         (models, r"(2\d\d) of \1 models"),
         (datasets, r"(\d+) of \1 data sets"),
         (offers, r"(1,\d+) of \1 offers"),
