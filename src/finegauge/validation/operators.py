@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from math import isfinite
 from typing import NamedTuple
 
-from finegauge.catalogue.gpus import GpuSpec, gpu
+from finegauge.catalogue.gpus import GpuSpec, gpus, known_gpu
 from finegauge.documents import read_text
 from finegauge.errors import FileFormatError, FineGaugeError, UnknownNameError, shown
 from finegauge.prediction.timed_operators import Source, seconds_of, skew, source_for
@@ -29,6 +29,7 @@ ITEM_BYTES = {"half": 2, "bf16": 2, "fp16": 2, "bfloat16": 2, "float16": 2, "int
 OPERATIONS = {"all_to_all": "alltoall", "allreduce": "all_reduce", "allgather": "all_gather"}
 MAX_BYTES = 200_000_000
 MAX_ROWS = 1_000_000
+MOST_SIZE = 1e12
 
 
 class Row(NamedTuple):
@@ -164,15 +165,17 @@ def _positive(cell: str) -> float | None:
 
 def _row(path: str, index: int, kind: str, cells: Mapping[str, str]) -> Row:
     """Return the operator that a row describes."""
-    kernel, dtype, reason = cells.get("kernel_source", ""), cells["dtype"], ""
+    kernel, dtype, reason = cells.get("kernel_source", ""), cells.get("dtype", ""), ""
     parts = cells.get("source", "").split("/")
     sizes: dict[str, float] = {}
     for name in COLUMNS[kind]:
         if name == "operation":
             continue
         value = _positive(cells.get(name, ""))
-        if value is None:
-            reason = reason or f"{name} is {shown(cells.get(name, ''))}, not a number above 0."
+        if value is None or value > MOST_SIZE:
+            reason = (
+                reason or f"{name} is {shown(cells.get(name, ''))}, not a number from 0 to {MOST_SIZE:g}."
+            )
         else:
             sizes[name] = value
     if kind == "experts":
@@ -184,22 +187,20 @@ def _row(path: str, index: int, kind: str, cells: Mapping[str, str]) -> Row:
         else:
             sizes["bytes"] = sizes.pop("message_size") * ITEM_BYTES[dtype]
     engine = parts[2] if len(parts) > 2 and kind != "collective" else ""
-    return Row(path, index, cells["gpu"], kind, dtype, kernel, engine, sizes, reason)
+    return Row(path, index, cells.get("gpu", ""), kind, dtype, kernel, engine, sizes, reason)
 
 
 def spec_of(name: str) -> GpuSpec:
-    """Return the GPU that a table names, its memory as the table spells it or not.
+    """Return the GPU that a table names, its memory as the catalogue spells it or not; no file is read.
 
     Raises: UnknownNameError.
     """
     short = name
-    while True:
-        try:
-            return gpu(short)
-        except UnknownNameError:
-            short, dash, _ = short.rpartition("-")
-            if not dash:
-                raise UnknownNameError("GPU", name, known=(), listing="finegauge gpus") from None
+    while (found := known_gpu(short)) is None:
+        short, dash, _ = short.rpartition("-")
+        if not dash:
+            raise UnknownNameError("GPU", name, known=gpus(), listing="finegauge gpus")
+    return found
 
 
 Predicted = tuple[Source | None, float, str]

@@ -44,7 +44,7 @@ def test_every_row_is_answered_or_has_a_reason(tmp_path: Path) -> None:
     assert 1e-4 < rows[0]["seconds"] < 4e-4
     assert "no fp8 matrix rate" in rows[2]["reason"]
     assert "No GPU named 'Abacus'" in rows[3]["reason"]
-    assert "m is 'many', not a number above 0" in rows[4]["reason"]
+    assert "m is 'many', not a number from 0 to 1e" in rows[4]["reason"]
     assert document["summary"]["answered"] == 2
 
 
@@ -82,6 +82,15 @@ def test_the_kind_is_told_by_the_columns(tmp_path: Path, header: str, row: str, 
 def test_a_memory_that_the_catalogue_spells_otherwise_is_the_same_gpu(tmp_path: Path) -> None:
     (answer,) = validate_operators([_table(tmp_path, GEMM + "B300-SXM-270GB,bf16,256,256,256,,,\n")]).answers
     assert answer.evidence == "architecture"
+
+
+def test_no_size_breaks_the_answer(tmp_path: Path) -> None:
+    rows = (
+        "H100,bf16,1,1,1,,,\nH100,bf16,1e300,1e300,1e300,,,\nhere.json,bf16,1,1,1,,,\nH100,bf16,1,1\nH100\n"
+    )
+    answers = validate_operators([_table(tmp_path, GEMM + rows)]).answers
+    assert [one.seconds is not None for one in answers] == [True, False, False, False, False]
+    assert all(one.reason for one in answers[1:])
 
 
 def test_a_table_of_something_else_is_refused(tmp_path: Path) -> None:
