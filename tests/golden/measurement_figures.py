@@ -8,6 +8,7 @@ on A40 becomes rows of the same kind: its A100 and H100 series stay out, to be p
 
 import csv
 import io
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 from finegauge.formats.measurement_tables import CONFIGURATION, MEASURED
 from finegauge.reproduction.published import MEASURED_QUERIES, profiled_run, xia_run
-from finegauge.run.run import Run
+from finegauge.run.run import FIELDS, Run
 from tests.golden.megatron_figures import megatron_tables
 from tests.golden.tables import rows
 from tests.shared import SHARED
@@ -29,6 +30,15 @@ PUBLISHED = {  # where a source publishes its table, and the date of the copy th
     "qwen1-readme": ("github.com/QwenLM/Qwen README", "2024"),
     "torchtune-readme": ("github.com/pytorch/torchtune README", "2024"),
 }
+HELD_OUT = {  # newer hardware and number formats: nothing is fitted to them
+    "fitcheck-t4": ("github.com/Anassbzdd/fitcheck data/measurements", "2026-11"),
+    "nemo-perf-summary": ("docs.nvidia.com NeMo performance summaries 24.03 to 25.04", "2025"),
+    "simumax-b200": ("github.com/MooreThreads/SimuMax docs/b200", "2026-04-24"),
+    "torchao": ("github.com/pytorch/ao training tables", "2026"),
+    "torchtitan": ("github.com/pytorch/torchtitan benchmarks", "2026"),
+    "universal-llm-trainer": ("github.com/ljm565/universal-llm-trainer gpu_test", "2025"),
+}
+FIGURES_NOT_SHIPPED = ("_source", "architectures", "transformers_version", "bos_token_id", "eos_token_id")
 COLUMNS = ("id", "source", *CONFIGURATION, *MEASURED, "published", "date")
 REMARKS = (  # what a remark of a source says, by what it is recognised by
     (r"mean HF-counted tokens per sample = (\d+)", "mean HF-counted tokens per sample = {0}"),
@@ -42,16 +52,25 @@ REMARKS = (  # what a remark of a source says, by what it is recognised by
     (r"multi-?\s?node", "multi-node"),
     (r"prepare_model_for_kbit_training", "prepare_model_for_kbit_training"),
     (r"scattermoe expert parallel=(\d+)", "expert parallel={0}"),
+    (r"(\d+) Gb/s per GPU", "{0} Gb/s per GPU"),
+    (r"GBS=(\d+)", "GBS={0}"),
+    (r"async TP", "async TP"),
+    (r"chunked loss", "chunked loss"),
+    (r"(?:float8|f8) all-gather", "float8 all-gather"),
+    (r"outputs \(logits\) alive", "outputs (logits) alive"),
 )
 
 
 def shipped(source: str) -> str:
     """Return the text of the shipped table of one source."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, COLUMNS, lineterminator="\n", extrasaction="ignore")
+    out, found = io.StringIO(), rows(f"measurements/{source}.csv")
+    others = sorted({name for row in found for name in FIELDS if row.get(name)} - set(COLUMNS))
+    at = COLUMNS.index("notes")
+    columns = (*COLUMNS[:at], *others, *COLUMNS[at:])
+    writer = csv.DictWriter(out, columns, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
-    published, date = PUBLISHED[source]
-    for row in rows(f"measurements/{source}.csv"):
+    published, date = (PUBLISHED | HELD_OUT)[source]
+    for row in found:
         headings = (said for (of, gpu), said in STATED_ABOVE.items() if of == source and gpu in row["gpu"])
         notes = "; ".join(filter(None, (remarks(row["notes"]), *headings)))
         writer.writerow({**row, "notes": notes, "published": published, "date": date})
@@ -141,13 +160,28 @@ def tables() -> Iterator[tuple[Path, str]]:
     """Yield the path and the text of every shipped table, and of the configurations that one names."""
     for source in PUBLISHED:
         yield SHIPPED / f"{source}.csv", shipped(source)
+    for source in HELD_OUT:
+        yield SHIPPED / "held_out" / f"{source}.csv", shipped(source)
+        yield from _figures(source)
     yield SHIPPED / "xia2024-a40.csv", seed_paper()
     yield from ((SHIPPED / name, text) for name, text in megatron_tables())
+
+
+def _figures(source: str) -> Iterator[tuple[Path, str]]:
+    """Yield the configurations of a source's models that are no model of the catalogue: cut in depth, renamed."""
+    folder = SHARED / "data" / "hf_configs"
+    names = {row["hf_config"] for row in rows(f"measurements/{source}.csv") if "__" not in row["hf_config"]}
+    for name in sorted(names):
+        if (path := folder / f"{name}.json").is_file():
+            figures = json.loads(path.read_text("utf-8"))
+            kept = {key: value for key, value in sorted(figures.items()) if key not in FIGURES_NOT_SHIPPED}
+            yield SHIPPED / "hf_configs" / path.name, json.dumps(kept, separators=(",", ":")) + "\n"
 
 
 if __name__ == "__main__":
     if not SHARED.is_dir():
         raise SystemExit("The reference collection is not here.")
-    (SHIPPED / "hf_configs").mkdir(parents=True, exist_ok=True)
+    for folder in ("hf_configs", "held_out"):
+        (SHIPPED / folder).mkdir(parents=True, exist_ok=True)
     for path, text in tables():
         path.write_text(text, encoding="utf-8")

@@ -28,8 +28,16 @@ def read_shipped(filename: str) -> str:
 
 
 def measurement_tables() -> list[str]:
-    """Return the paths of the shipped tables of measured runs, sorted by name."""
-    folder = os.path.join(_DATA, "measurements")
+    """Return the paths of the shipped tables of measured runs that constants are fitted to, sorted by name."""
+    return _tables_in(os.path.join(_DATA, "measurements"))
+
+
+def held_out_tables() -> list[str]:
+    """Return the paths of the shipped tables of measured runs that nothing was fitted to, sorted by name."""
+    return _tables_in(os.path.join(_DATA, "measurements", "held_out"))
+
+
+def _tables_in(folder: str) -> list[str]:
     return sorted(os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".csv"))
 
 
