@@ -168,7 +168,7 @@ def tables() -> Iterator[tuple[Path, str]]:
 
 
 def _figures(source: str) -> Iterator[tuple[Path, str]]:
-    """Yield the configurations of a source's models that are no model of the catalogue: cut in depth, renamed."""
+    """Yield configurations of a source that are no model of the catalogue: cut in depth, renamed."""
     folder = SHARED / "data" / "hf_configs"
     names = {row["hf_config"] for row in rows(f"measurements/{source}.csv") if "__" not in row["hf_config"]}
     for name in sorted(names):

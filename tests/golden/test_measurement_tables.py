@@ -28,7 +28,9 @@ def test_shipped_tables_equal_the_conversion() -> None:
         )
 
 
-@pytest.mark.parametrize("path", [*measurement_tables(), *held_out_tables()], ids=lambda path: Path(path).stem)
+@pytest.mark.parametrize(
+    "path", [*measurement_tables(), *held_out_tables()], ids=lambda path: Path(path).stem
+)
 def test_every_shipped_row_says_where_it_is_published(path: str) -> None:
     with Path(path).open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))

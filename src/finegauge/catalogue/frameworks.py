@@ -79,6 +79,7 @@ class Framework(NamedTuple):
     litgpt_models: bool = False  # names and widths of litgpt's code
     megatron_layers: bool = False
     fuses_gptq: bool = False  # one kernel unpacks GPTQ weights, forward and again backward
+    reruns_alternate_products: bool = False  # selective checkpointing keeps every second product only
     keeps_loss_chunks: bool = False  # of the logits, until the backward pass
     # Division among GPUs
     transformers_plan: bool = False  # tensor parallelism and FSDP units are those of transformers and PEFT

@@ -28,7 +28,7 @@ def read_shipped(filename: str) -> str:
 
 
 def measurement_tables() -> list[str]:
-    """Return the paths of the shipped tables of measured runs that constants are fitted to, sorted by name."""
+    """Return the paths of the shipped tables of measured runs that constants are fitted to, by name."""
     return _tables_in(os.path.join(_DATA, "measurements"))
 
 

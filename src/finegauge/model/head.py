@@ -69,7 +69,7 @@ def head(builder: OpBuilder, model: Architecture) -> None:
     # the output object holds the final states, which a trained head keeps anyway if it reads them as they are
     reads = low.weights_train and low.stream_bytes == c
     held = per_token(0.0 if reads else float(low.stream_bytes * width))
-    if low.loss == "full_logits":
+    if low.loss in ("full_logits", "compiled"):
         if numerics.scaled_logits or numerics.logit_cap:
             read = 0.0 if builder.ops[-1].saved_bytes.token else float(c * width)
             builder.elementwise(("head", "scale"), 2 * v * c, alive=(2 * v * c + read, 2 * v * c, 0.0))
@@ -82,6 +82,8 @@ def head(builder: OpBuilder, model: Architecture) -> None:
             builder.ops[-1] = last._replace(live_forward_bytes=both)
         narrow = 2 if low.narrow_loss else 1
         moved, launches = (FULL_LOSS_FORWARD_BYTES / narrow, FULL_LOSS_BACKWARD_BYTES / narrow), 8.0
+        if low.loss == "compiled":
+            moved, launches = (FUSED_LOSS_BYTES / 2, FUSED_LOSS_BYTES / 2), 3.0
     else:  # takes its logits in chunks: all of them are never there
         states, table = (
             per_token(float(c * width)),
@@ -135,6 +137,9 @@ def _whole_logits(low: Lowering, v: float) -> tuple[Poly, Poly, Poly]:
     held = low.compute_bytes if low.logits_held else 0.0
     narrow = low.compute_bytes < 4 and not low.numerics.wide_logits
     cast = low.compute_bytes if narrow else 0.0  # the logits beside their fp32 copy
+    if low.loss == "compiled":  # widened inside its kernels: the logits, and their gradient beside them
+        c = float(low.compute_bytes)
+        return per_token(c * v), per_token(0.0), per_token(c * v)
     kept, live, back = 4.0, 4.0 + (4.0 if low.logits_shifted else cast) + held, 8.0
     if low.litgpt:  # fp32 logits and log-probabilities, both gradients of one chunk of four
         live, back = 6.0, 6.0

@@ -73,6 +73,10 @@ CEILING_W_PER_FLOPS = {
     "9.0": 700 / 989.4e12,
     "12.0": 600 / 503.8e12,
 }
+# Blackwell's ceilings were read in short runs. In steps of seconds its board comes to its limit, and bf16
+# products to 0.48 of the peak where they have 0.69 alone (SimuMax's 43 rows on 8 B200 of 1000 W): their
+# share, and the watts to each FLOP/s of the peak. Hopper's ceilings hold; narrow products draw less.
+STEP_FRACTION, STEP_W_PER_FLOPS = 0.70, 1000 / 2250e12
 POWER_EXPONENT = 0.7  # T4 at 70 W against V100 at 300 W: 26 TFLOP/s in LoRA (fitcheck 0.3.1)
 EXPONENTIAL_EXPONENT = 0.7  # of products' rate, the wait for exponentials: A100 against L40S [2]
 A100_FLOPS_PER_CLOCK = 2048.0  # of a multiprocessor
@@ -144,7 +148,8 @@ class Device(NamedTuple):
         matmul, attention = {}, {}
         computed = sorted({*dtypes, "fp32"})
         for dtype in computed:
-            matmul[dtype] = peak(dtype) * best * sustained
+            in_a_step = 1.0 if dtype == "fp32" else _step_fraction(gpu, power_limit_w)
+            matmul[dtype] = peak(dtype) * best * sustained * in_a_step
             attention[dtype] = min(peak(dtype) * flash, most)
         for dtype, named in NARROW_RATES.items():  # the rate of the first of them that the GPU has
             matmul[dtype] = matmul[computed[0]]
@@ -274,6 +279,15 @@ def _clock_fraction(gpu: GpuSpec, power_limit_w: float | None) -> float:
     if gpu.measured_matmul_flops_per_s or gpu.halves_accumulation or not least:
         least = board_w
     return float(min(1.0, limit_w / least) ** POWER_EXPONENT)
+
+
+def _step_fraction(gpu: GpuSpec, power_limit_w: float | None) -> float:
+    """Return what 16-bit products reach in steps of seconds, over short runs: on B200 and its kin."""
+    if not gpu.compute_capability.startswith("10."):
+        return 1.0
+    limit_w = min(power_limit_w or inf, gpu.board_power_w or inf)
+    watts = limit_w / gpu.peak_flops_per_s("bf16") if limit_w < inf else STEP_W_PER_FLOPS
+    return float(min(1.0, STEP_FRACTION * (watts / STEP_W_PER_FLOPS) ** POWER_EXPONENT))
 
 
 def _flash_share(gpu: GpuSpec, constants: Calibration) -> float:

@@ -20,10 +20,11 @@ from math import inf
 from operator import attrgetter
 
 from finegauge.arithmetic import chosen, largest, place_of_largest, present, smallest
+from finegauge.catalogue.frameworks import framework_of
 from finegauge.catalogue.gpus import CPU
 from finegauge.model.gradient_pruning import is_adapter, is_passive
 from finegauge.model.graph import Graph, LayerGraph
-from finegauge.model.op import ZERO, Extents, Op, per_token
+from finegauge.model.op import ZERO, Cost, Extents, Op, per_token
 from finegauge.model.weights import Weights
 from finegauge.prediction.calibration import Calibration
 from finegauge.prediction.model_parallel import stream_degree
@@ -49,8 +50,12 @@ Parts = dict[Path, float]
 # values, and keeps the rest ([2], section 5).
 
 
-def split(kind: str, ops: Ops) -> tuple[Ops, Ops]:
-    """Return the operators of a layer whose saved tensors are kept, and those that run again."""
+def split(kind: str, ops: Ops, *, alternate: bool = False) -> tuple[Ops, Ops]:
+    """Return the operators of a layer whose saved tensors are kept, and those that run again.
+
+    `alternate`: selective checkpointing reruns every second product too, as torchtitan's per operator does
+    (`_get_custom_policy` counts aten.mm and saves the odd ones).
+    """
     if kind == "none":
         return ops, ()
     if kind != "selective":
@@ -60,7 +65,20 @@ def split(kind: str, ops: Ops) -> tuple[Ops, Ops]:
         inputs = (op._replace(saved_bytes=per_token(op.saved_bytes.token)) for op in core)
         return (*(op for op in ops if op.kind != SCORES), *inputs), core
     cheap = tuple(op for op in ops if op.kind in CHEAP_KINDS)
-    return tuple(op for op in ops if op.kind not in CHEAP_KINDS), cheap
+    kept = tuple(op for op in ops if op.kind not in CHEAP_KINDS)
+    if not alternate:
+        return kept, cheap
+    halves = (op._replace(saved_bytes=op.saved_bytes.times(0.5)) if op.kind == "gemm" else op for op in kept)
+    again = (_half(op) if op.kind == "gemm" else op for op in ops if op.kind in (*CHEAP_KINDS, "gemm"))
+    return tuple(halves), tuple(again)
+
+
+def _half(op: Op) -> Op:
+    """Return one of two products alike, on average."""
+    cost = op.forward
+    gemms = tuple([gemm._replace(rows_per_token=gemm.rows_per_token / 2) for gemm in cost.gemms])
+    half = Cost(cost.flops.times(0.5), cost.bytes.times(0.5), cost.launches / 2, cost.calls / 2, gemms)
+    return op._replace(forward=half)
 
 
 def reruns_scores(kind: str, ops: Ops) -> bool:
@@ -82,7 +100,8 @@ def rerun(run: Run, graph: Graph, ops: Ops) -> Ops:
         return tuple(op for op in ops if op.kind != "norm")
     if ops is graph.embedding or is_passive(ops):
         return ()
-    again = split(run.activation_checkpointing, ops)[1]
+    alternate = framework_of(run.framework).reruns_alternate_products
+    again = split(run.activation_checkpointing, ops, alternate=alternate)[1]
     if run.checkpointing_reentrant or run.activation_checkpointing != "full":
         return again
     last = len(again) - 1
@@ -246,7 +265,7 @@ def live_set(
         ("optimizer", "states"): weights.optimizer_bytes - weights.paged_bytes,
         ("workspace", "cuBLAS"): cublas,
     }
-    if run.keeps_outputs and run.loss == "full_logits" and not graph.lowering.litgpt:
+    if run.keeps_outputs and run.loss in ("full_logits", "compiled") and not graph.lowering.litgpt:
         width = 4 if graph.lowering.wide_head else graph.lowering.compute_bytes
         static["logits", "held outputs"] = width * graph.model.vocab_size * extents.tokens
     micro_batch = _MicroBatch(run, graph, extents)
@@ -293,7 +312,9 @@ class _MicroBatch:
         self.mask = low.activation_bytes * extents.pairs if low.attention == "eager" else 0.0
         self.accumulating = run.gradient_accumulation_steps > 1
         self.held = graph.weights.gradient_bytes if self.accumulating else 0.0
-        self.saved = [saved_bytes(split(self.kind, group.ops)[0], extents) for group in self.layers]
+        alternate = framework_of(run.framework).reruns_alternate_products
+        kept = [split(self.kind, group.ops, alternate=alternate)[0] for group in self.layers]
+        self.saved = [saved_bytes(ops, extents) for ops in kept]
         # kept for backward by all layers that it has not reached yet
         self.kept_by_all, self.kept_by_first = self._kept(len(self.layers)), self._kept(1)
         mask = 0.0 if self.kind == "none" else self.mask  # an argument of every checkpoint

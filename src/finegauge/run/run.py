@@ -203,8 +203,8 @@ class Run(_Frozen):
         "Fused kernels",
     )
     loss: str = spec(
-        choice(("full_logits", "chunked", "fused"), {"full": "full_logits"}),
-        "`full_logits`; `fused` with Liger; or `chunked`",
+        choice(("full_logits", "chunked", "fused", "compiled"), {"full": "full_logits"}),
+        "`full_logits`; `fused` with Liger; or `chunked`; `compiled`: whole logits, widened in a kernel",
     )
     keeps_outputs: bool = spec(
         flag,
