@@ -29,7 +29,7 @@ from finegauge.catalogue.operators import SHAPE_COLUMNS, Timed, timed_kernels, t
 from finegauge.catalogue.paths import pcie_bytes_per_s
 from finegauge.documents import read_document
 from finegauge.errors import UnsupportedError, shown
-from finegauge.prediction.device import best_fraction
+from finegauge.prediction.device import BEST_MATMUL_FRACTION, best_fraction
 from finegauge.prediction.operator_surfaces import SKEWS, SURFACES, VALUE_BYTES, Chip, Sizes, exponential
 from finegauge.profile import Interval
 
@@ -142,13 +142,17 @@ def chip_of(spec: GpuSpec, dtype: str, like: GpuSpec | None = None) -> Chip:
 
 
 def _reached(spec: GpuSpec, like: GpuSpec) -> float:
-    """Return how much more of its peak `spec` reaches than `like`, where both are of different make.
+    """Return how much more of its peak `spec` reaches than `like`.
 
-    Power and operands keep up with chips that accumulate at half rate; AMD's reach less of theirs.
+    Power and operands keep up with chips that accumulate at half rate, AMD's reach less of theirs, and a chip
+    whose board is given less power for its peak (an L4 beside an L40S) clocks lower.
     """
-    if spec.vendor == like.vendor and spec.halves_accumulation == like.halves_accumulation:
+    if spec.vendor != like.vendor or spec.halves_accumulation != like.halves_accumulation:
+        return best_fraction(spec) / best_fraction(like)
+    usual = BEST_MATMUL_FRACTION.get(spec.architecture)
+    if spec.measured_matmul_flops_per_s or spec.halves_accumulation or not usual:
         return 1.0
-    return best_fraction(spec) / best_fraction(like)
+    return best_fraction(spec) / usual
 
 
 def _fed(spec: GpuSpec, like: GpuSpec, rate: str) -> float:

@@ -8,9 +8,9 @@ from finegauge.validation.operators import Group
 
 HEADINGS = ("GPU", "kind", "format", "evidence", "rows", "answered", "median", "p90", "bias", "covered")
 EVIDENCE = {
-    "timed": "timed on it",
-    "architecture": "its architecture timed, not it",
-    "other": "neither it nor its architecture timed",
+    "timed": "GPU timed",
+    "architecture": "its kin timed",
+    "other": "others timed",
     "": UNKNOWN,
 }
 
