@@ -138,6 +138,7 @@ class Device(NamedTuple):
         """
         peak, constants = gpu.peak_flops_per_s, calibration
         best = best_fraction(gpu, constants, power_limit_w)
+        clock = _clock_fraction(gpu, power_limit_w)
         sustained = 1.0 if _never_limited(gpu) else constants.sustained_fraction
         # FlashAttention-2 has the share of what large products reach that it has on an A100. On Hopper and
         # later its instructions are the older ones, no faster on Blackwell than on Hopper.
@@ -148,8 +149,9 @@ class Device(NamedTuple):
         matmul, attention = {}, {}
         computed = sorted({*dtypes, "fp32"})
         for dtype in computed:
-            in_a_step = 1.0 if dtype == "fp32" else _step_fraction(gpu, power_limit_w)
-            matmul[dtype] = peak(dtype) * best * sustained * in_a_step
+            # without matrix units no limit is reached
+            loaded = 1.0 / clock if dtype == "fp32" else _step_fraction(gpu)
+            matmul[dtype] = peak(dtype) * best * sustained * loaded
             attention[dtype] = min(peak(dtype) * flash, most)
         for dtype, named in NARROW_RATES.items():  # the rate of the first of them that the GPU has
             matmul[dtype] = matmul[computed[0]]
@@ -281,12 +283,15 @@ def _clock_fraction(gpu: GpuSpec, power_limit_w: float | None) -> float:
     return float(min(1.0, limit_w / least) ** POWER_EXPONENT)
 
 
-def _step_fraction(gpu: GpuSpec, power_limit_w: float | None) -> float:
-    """Return what 16-bit products reach in steps of seconds, over short runs: on B200 and its kin."""
+def _step_fraction(gpu: GpuSpec) -> float:
+    """Return what 16-bit products reach in steps of seconds, over short runs: on B200 and its kin.
+
+    A limit that somebody lowered is counted by the clock of the best product.
+    """
     if not gpu.compute_capability.startswith("10."):
         return 1.0
-    limit_w = min(power_limit_w or inf, gpu.board_power_w or inf)
-    watts = limit_w / gpu.peak_flops_per_s("bf16") if limit_w < inf else STEP_W_PER_FLOPS
+    limit_w = gpu.board_power_w
+    watts = limit_w / gpu.peak_flops_per_s("bf16") if limit_w else STEP_W_PER_FLOPS
     return float(min(1.0, STEP_FRACTION * (watts / STEP_W_PER_FLOPS) ** POWER_EXPONENT))
 
 
