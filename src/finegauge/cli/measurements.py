@@ -10,9 +10,10 @@ import click
 
 from finegauge.cli.progress import progress_bar
 from finegauge.cli.run_options import overrides_argument, say, show
-from finegauge.errors import EXIT_DONE, EXIT_NO_DATA, EXIT_WILL_NOT_FIT, UnsupportedError, shown
+from finegauge.errors import EXIT_DONE, EXIT_NO_DATA, EXIT_WILL_NOT_FIT, InputError, UnsupportedError, shown
 
 if TYPE_CHECKING:
+    from finegauge.catalogue.device_profile import DeviceProfile
     from finegauge.model.blocks import Architecture
 
 MOST_USERS = 10_000
@@ -228,7 +229,7 @@ def micro(
     say it takes: pre-training, fine-tuning and serving, and what they are made of, in one report.
 
     With --predict, nothing is timed: the profile of the GPU that --gpu names is predicted from operators that
-    others timed and its datasheet, and written only where -o says so.
+    others timed and its datasheet, and written only where -o says so; -o FILE.png or .svg draws it.
 
     Predictions take the profile in place of a datasheet: --gpu here, or --gpu FILE.
     """
@@ -270,9 +271,29 @@ def _predicted(name: str, run_files: tuple[str, ...], output: str | None, *, as_
     from finegauge.render.device_profile import micro_report
 
     profile = predicted_profile(gpu(name), [read(path, ()) for path in run_files])
+    stem, suffix = os.path.splitext(output or "")
+    drawn: tuple[str, ...] = ()
+    if suffix in (".png", ".svg"):
+        drawn, output = _drawn(profile, stem), None
     if output:
         write(profile, output)
     show("micro", micro_answer(profile, output), micro_report, as_json=as_json)
+    if drawn and not as_json:
+        say(f"Drawn as {' and '.join(drawn)}")
+
+
+def _drawn(profile: "DeviceProfile", stem: str) -> tuple[str, ...]:
+    """Draw what `profile` reaches, by size, and return the paths."""
+    from finegauge.render.plots.drawing import check_matplotlib
+
+    check_matplotlib()
+    from finegauge.render.plots.charts import save_charts
+    from finegauge.render.plots.device_profile import profile_panels
+
+    try:
+        return save_charts(profile_panels(profile), stem, f"{profile.name}: predicted operators")
+    except OSError as error:
+        raise InputError(f"Cannot write to {shown(stem)}: {error.strerror or error}.") from None
 
 
 def _device_here() -> str:

@@ -8,11 +8,14 @@ from click.testing import CliRunner
 
 from finegauge.answers.operators import operators_answer
 from finegauge.catalogue.device_profile import device_profile
+from finegauge.catalogue.gpus import gpu
 from finegauge.cli.measurements import micro
 from finegauge.cli.validation import validate
 from finegauge.errors import FileFormatError
+from finegauge.prediction.predicted_profile import predicted_profile
 from finegauge.prediction.predictor import predict
 from finegauge.render.json import document as document_of
+from finegauge.render.plots.device_profile import profile_panels
 from finegauge.run.run import Run
 from finegauge.validation.operators import read_table, validate_operators
 from tests.shared import SHARED, needs_shared
@@ -125,6 +128,20 @@ def test_a_profile_is_predicted_and_read_again(tmp_path: Path) -> None:
     fields = {"model": "llama3.2-1b", "method": "full", "micro_batch_size": 8, "seq_len": 4096}
     run = Run.from_fields({**fields, "gpu": path})
     assert 0.2 < predict(run).step_time_s.total < 1.0
+
+
+def test_a_predicted_profile_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    printed = CliRunner().invoke(micro, ["--predict", "--gpu", "b300", "-o", str(tmp_path / "b300.png")])
+    assert printed.exit_code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b300.png", "b300.svg"]
+    profile = predicted_profile(gpu("b300"))
+    products, attention, experts, collectives = profile_panels(profile)
+    assert [series.label for series in products.series] == ["bf16", "fp8", "fp8_block", "nvfp4"]
+    assert max(rate or 0.0 for rate in products.series[0].y) < 2250
+    assert len(collectives.series) == 4
+    assert attention.series
+    assert experts.series
 
 
 def test_predicting_a_profile_needs_a_gpu() -> None:
