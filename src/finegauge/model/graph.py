@@ -203,7 +203,7 @@ def lowering_of(run: Run) -> Lowering:
         fused_kernels=bool(fused) or run.compile,  # a compiler fuses what those fuse by hand
         fused_activation=bool(fused - {"foak"}) or run.compile,
         loss=run.loss,
-        logits_shifted=version < (4, 50),
+        logits_shifted=version < (4, 49),
         logits_held=(4, 46) <= version < (4, 50) and not (numerics.own_loss or numerics.narrow_loss),
         narrow_loss=version < (5, 0) and numerics.narrow_loss and run.autocast == "none",
         hands_back_cache=version < CHECKPOINTING_LAYERS_SINCE and numerics.hands_back_cache,

@@ -229,8 +229,8 @@ class OpBuilder:
             # TransformerEngine's norms and activations write their result narrow, in one kernel; its weights
             # are cast once per step, which is neglected
             alone = 0.0 if low.megatron and keeps else value * rows * k * first_use
-            cast = Poly(const=0.0 if low.megatron else value * weights, token=alone)
-            forward = Cost(bytes=cast, launches=2)
+            read = Poly(const=0.0 if low.megatron else value * weights, token=alone)
+            forward = Cost(bytes=read, launches=2)
             back = Cost(bytes=per_token(value * rows * n), launches=1)
             name = EXPERTS_CASTS if kind == "experts" else CASTS
             self.ops.append(Op((part, name), "elementwise", forward, back, dtype=low.compute_dtype))

@@ -89,8 +89,8 @@ A100_MATMUL_FRACTION = 0.869  # best product of a benchmark over the peak
 # about 2 times slower (Dao 2023, arXiv:2307.08691, section 4.1)
 FIRST_FORWARD_FRACTION, FIRST_BACKWARD_FRACTION = 0.70, 0.50
 # PyTorch's memory-efficient kernel (CUTLASS, of xFormers) over FlashAttention-2, both directions
-EFFICIENT_FRACTION = 0.45
-EFFICIENT_WIDE_FRACTION = 0.6  # in fp32, over the same share of the fp32 peak
+EFFICIENT_FRACTION = 0.40
+EFFICIENT_WIDE_FRACTION = 0.5  # in fp32, over the same share of the fp32 peak
 FOREACH_VALUES, FUSED_VALUES, CLIP_VALUES = 21.0, 7.0, 3.0  # read or written per parameter
 
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.93), (128, 64, 0.80), (64, 64, 0.62), (64, 32, 0.45))
@@ -150,9 +150,10 @@ class Device(NamedTuple):
         computed = sorted({*dtypes, "fp32"})
         for dtype in computed:
             # without matrix units no limit is reached
-            loaded = 1.0 / clock if dtype == "fp32" else _step_fraction(gpu)
+            alone = 1.0 / clock if dtype == "fp32" else 1.0
+            loaded = alone if dtype == "fp32" else _step_fraction(gpu)
             matmul[dtype] = peak(dtype) * best * sustained * loaded
-            attention[dtype] = min(peak(dtype) * flash, most)
+            attention[dtype] = min(peak(dtype) * flash * alone, most)
         for dtype, named in NARROW_RATES.items():  # the rate of the first of them that the GPU has
             matmul[dtype] = matmul[computed[0]]
             has = next((name for name in named if name in gpu.flops_per_s), None)

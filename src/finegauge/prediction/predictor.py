@@ -30,7 +30,7 @@ from finegauge.prediction.sharding import (
 )
 from finegauge.prediction.time import board_power, slowest_extents, step_energy_j
 from finegauge.prediction.training import TRAINED, Answer, Question, check_supported, training
-from finegauge.prediction.uncertainty import time_interval
+from finegauge.prediction.uncertainty import evidence, time_interval
 from finegauge.profile import Breakdown, Estimator, Exchange, Explanation, Held, Path, Profile, Source, Work
 from finegauge.records import NamedTuple
 from finegauge.run.phases import micro_steps
@@ -101,7 +101,9 @@ def predict(run: Run, calibration: Calibration | None = None, *, batch: BatchSha
             name=calibration.name,
             memory_interval=calibration.memory_interval,
             time_interval=time_interval(run, gpu, calibration.time_interval),
-            assumptions=(batch.source, *_quantised(graph), *graph.model.notes),
+            assumptions=tuple(
+                filter(None, (batch.source, *_quantised(graph), *graph.model.notes, evidence(run, gpu)))
+            ),
         ),
         outcome="completed" if on_device.total <= gpu.usable_bytes else "out_of_memory",
         peak_memory_bytes=peak,

@@ -1,14 +1,18 @@
 """How wide the interval of a step's time is."""
 
-from math import log
 from typing import Any
 
 import pytest
 
+from finegauge.catalogue.gpus import gpu
+from finegauge.catalogue.tables import held_out_tables
+from finegauge.formats.measurement_tables import read_table
 from finegauge.prediction.calibration import current
 from finegauge.prediction.predictor import predict
+from finegauge.prediction.uncertainty import UNTIMED, untimed
 from finegauge.profile import Interval
 from finegauge.run.run import Run
+from finegauge.validation.summary import answer
 
 
 def interval(**fields: Any) -> Interval:
@@ -27,14 +31,43 @@ def test_what_sources_have_timed_has_their_interval() -> None:
 @pytest.mark.parametrize(
     ("fields", "unseen"),
     [
-        ({"gpu": "V100-SXM2-32GB", "weights_dtype": "fp16"}, 1),
-        ({"gpu": "B200"}, 1),
+        ({"gpu": "H200"}, 1),
+        ({"gpu": "V100-SXM2-32GB", "weights_dtype": "fp16"}, 2),
+        ({"gpu": "B200"}, 2),
         ({"phase": "dpo"}, 1),
+        ({"framework": "torchtitan"}, 1),
+        ({"gpu": "H100", "fp8": True}, 1),
+        ({"gpu": "H100", "fp8": True, "fp8_recipe": "mxfp8"}, 2),
         ({"num_gpus": 2, "sharding": "zero3", "cpu_offload": "optimizer"}, 1),
-        ({"num_gpus": 2, "context_parallel": 2, "gpu": "MI300X"}, 2),
+        ({"num_gpus": 2, "context_parallel": 2, "gpu": "MI300X"}, 3),
+        ({"num_gpus": 2, "context_parallel": 2, "gpu": "MI300X", "framework": "torchtitan", "fp8": True}, 5),
     ],
 )
-def test_every_unseen_kind_adds_as_much_variance_as_a_new_source(fields: dict[str, Any], unseen: int) -> None:
+def test_what_nobody_has_timed_has_the_interval_of_tables_held_out(
+    fields: dict[str, Any], unseen: int
+) -> None:
     known, wider = current().time_interval, interval(**fields)
-    for mine, theirs in zip(wider, known, strict=True):
-        assert log(mine) ** 2 == pytest.approx((1 + unseen) * log(theirs) ** 2)
+    low, high = UNTIMED[min(unseen, 4) - 1]
+    assert wider == (min(known.low_ratio, low), max(known.high_ratio, high))
+
+
+def test_an_estimate_says_what_nobody_has_timed() -> None:
+    run = Run(model="llama-3-8b", method="lora", gpu="B200", framework="torchtitan")
+    assert "training steps on this GPU, steps of this framework" in predict(run).source.assumptions[-1]
+    plain = predict(run.replace(gpu="A100-SXM4-80GB", framework="")).source.assumptions
+    assert not any("no constant" in text for text in plain)
+
+
+def test_intervals_hold_most_rows_of_tables_held_out_and_not_all() -> None:
+    answers = [answer(row) for path in held_out_tables() for row in read_table(path)]
+    held: dict[int, list[bool]] = {}
+    for one in answers:
+        error, ours = one.step_time_error, one.prediction
+        if error is None or ours is None or one.row.run is None:
+            continue
+        level = min(4, len(untimed(one.row.run, gpu(str(one.row.run.gpu)))))
+        truth = ours.step_time_s / (1.0 + error)
+        held.setdefault(level, []).append(ours.step_time_s_p10 <= truth <= ours.step_time_s_p90)
+    for level, rows in held.items():
+        if len(rows) >= 20:
+            assert 0.6 <= sum(rows) / len(rows) <= 0.97, level
