@@ -21,6 +21,9 @@ BOARD_GPUS = 8  # joined on a board, and in a node, where a GPU's own rows do no
 CARDS_BYTES_PER_S = ((2025, 100e9), (2022, 50e9), (2020, 25e9), (0, 6.25e9))
 
 
+OTHERWISE = "node_network_gbit_per_s says otherwise"
+
+
 class Paths(NamedTuple):
     """The ways from one GPU to the others of its machine and of its cluster."""
 
@@ -85,8 +88,8 @@ def _network(gpu: GpuSpec, provider: str | None, gpus_per_node: int | None) -> t
     year, rate = gpu.launch_year or 0, ETHERNET_BYTES_PER_S
     if gpu.nvlink_bytes_per_s > 0 and (gpu.link_gpus or BOARD_GPUS) >= BOARD_GPUS:
         rate = next(rate for since, rate in CARDS_BYTES_PER_S if year >= since)
-        return rate, f"assumed: {rate * 8 / 1e9:.0f} Gbit/s per GPU, as boards of its year"
-    return rate, "assumed: 100 Gbit/s for a node of eight"
+        return rate, f"assumed: {rate * 8 / 1e9:.0f} Gbit/s per GPU, as boards of its year ({OTHERWISE})"
+    return rate, f"assumed: 100 Gbit/s for a node of eight ({OTHERWISE})"
 
 
 def _rate(row: Interconnect) -> float:

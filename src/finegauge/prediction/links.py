@@ -334,6 +334,26 @@ def reached(run: Run, gpu: GpuSpec) -> tuple[int, Paths]:
     return per_node, paths._replace(joined=joined, fabric=link, p2p=p2p)
 
 
+def assumed(run: Run, gpu: GpuSpec) -> tuple[str, ...]:
+    """Return what is taken for granted about the links of `run`, in words."""
+    if run.num_gpus == 1:
+        return ()
+    per_node, paths = reached(run, gpu)
+    together, said = max(per_node, paths.joined), []
+    if run.num_gpus > per_node * run.num_nodes:
+        said.append(f"{run.num_gpus} GPUs are nodes of {per_node}, for no number of nodes is stated")
+    if gpu.nvlink_bytes_per_s and paths.joined == 1 and run.nvlink is None and per_node > 1:
+        said.append(f"{gpu.name}: {paths.neighbour_source}")
+    if not paths.p2p and paths.joined < min(per_node, run.num_gpus):
+        said.append("GPUs reach each other through the memory of their host (p2p=true says otherwise)")
+    if run.num_gpus > together and run.node_network_gbit_per_s is None:
+        if paths.network_source.startswith("assumed"):
+            said.append(f"the network between nodes is {paths.network_source}")
+        elif run.provider is None and per_node < _least_node(gpu):
+            said.append(f"the network between nodes of {per_node} is Ethernet, 12.5 Gbit/s per GPU")
+    return tuple(said)
+
+
 def _levels(gpu: GpuSpec, paths: Paths, per_node: int, over_pcie: Fabric) -> tuple[Level, Level]:
     """Return the links to the closest GPUs, and those to all that are reached without the network."""
     rate = paths.pcie_bytes_per_s * (1.0 if paths.p2p else STAGED_FRACTION)

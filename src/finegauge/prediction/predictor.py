@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
-from finegauge.catalogue.gpus import GpuSpec, known_gpu
 from finegauge.catalogue.gpus import gpu as find_gpu
+from finegauge.catalogue.gpus import known_gpu
 from finegauge.data.batch_shape import BatchShape, shape
 from finegauge.errors import FieldError, FineGaugeError, UnsupportedError
 from finegauge.model.graph import Graph, step_flops, value_run
@@ -94,6 +94,7 @@ def predict(run: Run, calibration: Calibration | None = None, *, batch: BatchSha
     fraction = calibration.varied_cached_fraction if varied else calibration.cached_fraction
     micro_batches = micro_steps(run) * run.data_parallel
     ranks = run.num_gpus / run.pipeline_parallel  # the graph holds the layers of every stage
+    said = *_assumed_links(run, gpu), evidence(run, gpu)
     return Profile(
         run=run,
         source=Source(
@@ -101,9 +102,7 @@ def predict(run: Run, calibration: Calibration | None = None, *, batch: BatchSha
             name=calibration.name,
             memory_interval=calibration.memory_interval,
             time_interval=time_interval(run, gpu, calibration.time_interval),
-            assumptions=tuple(
-                filter(None, (batch.source, *_quantised(graph), *graph.model.notes, evidence(run, gpu)))
-            ),
+            assumptions=tuple(filter(None, (batch.source, *_quantised(graph), *graph.model.notes, *said))),
         ),
         outcome="completed" if on_device.total <= gpu.usable_bytes else "out_of_memory",
         peak_memory_bytes=peak,
@@ -175,6 +174,14 @@ def _network(run: Run, gpu: "GpuSpec", calibration: Calibration) -> "Network":
     return Network.of(run, gpu, calibration)
 
 
+def _assumed_links(run: Run, gpu: "GpuSpec") -> tuple[str, ...]:
+    if run.num_gpus == 1:
+        return ()
+    from finegauge.prediction.links import assumed
+
+    return assumed(run, gpu)
+
+
 def _cached_bytes(live: LiveSet, peak: Breakdown, slack_bytes: float, fraction: float) -> float:
     """Return the bytes of freed blocks that the allocator keeps beside what is counted.
 
@@ -194,7 +201,7 @@ def _cached_bytes(live: LiveSet, peak: Breakdown, slack_bytes: float, fraction: 
     return max(fraction * moving, moving + gradients + scratch - together) - slack_bytes
 
 
-def check_format(run: Run, gpu: GpuSpec, dtype: str) -> None:
+def check_format(run: Run, gpu: "GpuSpec", dtype: str) -> None:
     """Raise where the GPU does not compute in `dtype`, with the override that helps; where it has no rates.
 
     Raises: UnsupportedError.

@@ -15,7 +15,7 @@ from finegauge.catalogue.paths import paths_of
 from finegauge.errors import UnsupportedError
 from finegauge.prediction.calibration import DATASHEET
 from finegauge.prediction.collectives import Collective
-from finegauge.prediction.links import Level, Link, Network, fitted, links_of, timed_s, work_of
+from finegauge.prediction.links import Level, Link, Network, assumed, fitted, links_of, timed_s, work_of
 from finegauge.prediction.predictor import predict
 from finegauge.render.device_profile import micro_report
 from finegauge.render.terminal import report_lines
@@ -209,3 +209,26 @@ def test_no_gpu_falls_off_a_cliff_without_a_reason(name: str) -> None:
     for count, before, after in zip(COUNTS[1:], seconds[:-1], seconds[1:], strict=True):
         slow = paths.network_bytes_per_s < 12e9 and count > paths.joined
         assert after < SLOWER * before or reasons[count] or slow, (count, seconds)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"gpu": "H100", "num_gpus": 8}, []),
+        ({"gpu": "H100", "num_gpus": 64, "num_nodes": 8}, []),
+        ({"gpu": "H100", "num_gpus": 64}, ["64 GPUs are nodes of 8"]),
+        ({"gpu": "GB200", "num_gpus": 64, "num_nodes": 16}, []),
+        ({"gpu": "RTX 4090", "num_gpus": 2}, ["through the memory of their host"]),
+        ({"gpu": "RTX 4090", "num_gpus": 2, "p2p": True}, []),
+        ({"gpu": "RTX 3090", "num_gpus": 2}, ["none assumed", "through the memory of their host"]),
+        ({"gpu": "RTX 3090", "num_gpus": 2, "nvlink": 2}, []),
+        ({"gpu": "A40", "num_gpus": 16, "num_nodes": 2, "nvlink": 1}, ["assumed: 100 Gbit/s"]),
+        ({"gpu": "A100-80GB", "num_gpus": 8, "num_nodes": 2}, ["nodes of 4 is Ethernet"]),
+    ],
+)
+def test_what_is_assumed_of_links_is_said(fields: dict[str, Any], said: list[str]) -> None:
+    run = Run.from_fields({"model": "llama-3-8b", "method": "lora", "sharding": "fsdp", **fields})
+    found = assumed(run, gpu(str(run.gpu)))
+    assert len(found) == len(said)
+    assert all(part in text for part, text in zip(said, found, strict=True))
+    assert all(text in predict(run).source.assumptions for text in found)
