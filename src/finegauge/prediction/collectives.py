@@ -14,8 +14,8 @@ Tensor parallelism all-reduces once per branch and pass [2] (transformers' own, 
 that begins one, and it gathers the logits); with sequence parallelism each of these is an all-gather and a
 reduce-scatter [3], and Megatron gathers once more in backward what it kept divided. Interleaving v chunks per
 stage sends v times as often over the pipeline [4]. Experts are reached by two all-to-alls per layer and pass;
-context parallelism passes keys and values round a ring, and on the way back their gradients, in fp32 and home
-again.
+context parallelism passes keys and values round a ring, and on the way back their gradients, home again:
+in fp32 by PyTorch (`_cp_options.convert_to_f32`), as they are by TransformerEngine (AttnFuncWithCPAndKVP2P).
 
 Neglected: scalars (losses, norms of gradients), buffers that DDP broadcasts.
 
@@ -465,7 +465,10 @@ def _context(run: Run, share: Share, extents: Extents, runs: int) -> Iterator[Co
     tensor = run.tensor_parallel
     channels = extents.tokens * width / blocks / tensor
     rounds, ring = blocks / run.pipeline_parallel, (degree, degree * tensor)
-    block, sums = channels * share.graph.lowering.compute_bytes, channels * SUM_BYTES
+    block = channels * share.graph.lowering.compute_bytes
+    sums = (
+        block if by_megatron(run) else channels * SUM_BYTES
+    )  # TransformerEngine adds in the values' own dtype
     homes = rounds * degree if runs > 1 else 0.0  # a block's gradients come home last
     times = rounds * runs * (degree - 1), homes
     sent = ("keys and values", block, *ring, times[0]), ("gradients of them", sums, *ring, times[1])

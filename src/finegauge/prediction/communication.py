@@ -72,6 +72,7 @@ class Passes(NamedTuple):
     micro_steps: int
     runs: int = 2  # how often a layer runs: forward, backward, and once more where it is recomputed
     outer_s: float = 0.0  # of both, in embedding, head and loss
+    attention_s: float = 0.0  # of both, in attention's kernels: keys and values go round beside them alone
 
 
 # Of a collective's time, lost beside it: neighbours hand each other activations, keys and values by few
@@ -123,8 +124,7 @@ def communication(
             beside[message.beside].append((message, seconds))
         else:
             tally.shown(message.name, seconds if message.once else steps * seconds)
-    both_s = passes.forward_s + passes.backward_s
-    computed = {"forward": passes.forward_s, "backward": passes.backward_s, "attention": both_s / 2}
+    computed = {"forward": passes.forward_s, "backward": passes.backward_s, "attention": passes.attention_s}
     for name, messages in beside.items():
         repeated = [one for one in messages if not one[0].once]
         if len(repeated) == len(messages):

@@ -29,7 +29,7 @@ of samples inside packed sequences; slow machines.
     everything else in the node included
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import lru_cache
 from math import erf, sqrt
 from typing import TYPE_CHECKING, Any
@@ -127,6 +127,7 @@ def _deviation(mean: float, mean_square: float) -> float:
 
 FOREACH_LAUNCHES = 60.0
 OUTER = ("embedding", "head", "loss")  # what is not of the layers
+ATTENTION = ("attention kernel",)
 SLOWEST = ("communication", "waits for the slowest rank")
 ASKED_BY_EXPERT = "gather"  # a loop asks the device for the rows of each
 MATRIX_KINDS = frozenset({"gemm", "grouped_gemm", "attention"})
@@ -225,14 +226,16 @@ def step_of(
             backward_s=micro_batch.parts.total - forward_s,
             micro_steps=micro_steps,
             runs=3 if run.activation_checkpointing in ("full", "offload") else 2,
-            outer_s=_outer_s(micro_batch.parts) if run.pipeline_parallel > 1 else 0.0,
+            outer_s=_sum_of(micro_batch.parts, OUTER) if run.pipeline_parallel > 1 else 0.0,
+            attention_s=_sum_of(micro_batch.parts, ATTENTION) if run.context_parallel > 1 else 0.0,
         )
         clock.parts += communication(run, share, passes, extents, network, device.calibration)
     return micro_batch.times(micro_steps).plus(clock.time)
 
 
-def _outer_s(parts: Breakdown) -> float:
-    return sum(seconds for path, seconds in parts.parts.items() if path[1] in OUTER)
+def _sum_of(parts: Breakdown, names: Collection[str]) -> float:
+    """Return the seconds of the modules or kernels of these names."""
+    return sum(seconds for path, seconds in parts.parts.items() if not {*path[1:]}.isdisjoint(names))
 
 
 class Beside(NamedTuple):
