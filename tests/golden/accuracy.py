@@ -4,9 +4,12 @@ from pathlib import Path
 
 from finegauge.answers.calibration import CalibrationAnswer
 from finegauge.answers.validation import validation_answer
-from finegauge.catalogue.tables import measurement_tables
+from finegauge.calibration.calibrate import rows_behind
+from finegauge.calibration.evidence import evidence_of
+from finegauge.catalogue.tables import held_out_tables, measurement_tables
 from finegauge.documents import read_document
-from finegauge.prediction.calibration import SHIPPED
+from finegauge.formats.measurement_tables import read_table
+from finegauge.prediction.calibration import SHIPPED, current
 from finegauge.render.json import decoded
 from finegauge.render.validation import accuracy_page
 from finegauge.validation.summary import validate
@@ -19,7 +22,10 @@ def main() -> None:
     tables = measurement_tables()
     answer = validation_answer(validate(tables, against=["all"]))
     fitted = decoded(CalibrationAnswer, read_document(SHIPPED), None)
-    PAGE.write_text(accuracy_page(answer, tables, fitted), "utf-8")
+    held_out = {Path(path).stem: validation_answer(validate([path])).summary for path in held_out_tables()}
+    evidence = evidence_of(row for path in tables for row in read_table(path))
+    resting = rows_behind(evidence, current())
+    PAGE.write_text(accuracy_page(answer, tables, fitted, held_out, resting), "utf-8")
     print(f"docs/accuracy.md: {answer.summary.answered} of {answer.summary.rows} rows")
 
 

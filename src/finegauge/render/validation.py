@@ -137,7 +137,11 @@ INTRODUCTION = (
 
 
 def accuracy_page(
-    answer: ValidationAnswer, tables: Iterable[str], calibration: CalibrationAnswer | None = None
+    answer: ValidationAnswer,
+    tables: Iterable[str],
+    calibration: CalibrationAnswer | None = None,
+    held_out: Mapping[str, ValidationSummary] | None = None,
+    resting: Mapping[str, int] | None = None,
 ) -> str:
     """Return the page as Markdown.
 
@@ -145,6 +149,8 @@ def accuracy_page(
         answer: Every row with its answer.
         tables: Paths of the tables that the rows come from.
         calibration: Behind the predictions, if these tables were what it was fitted to.
+        held_out: By table, the errors on rows that nothing was fitted to.
+        resting: How many rows each constant rests on.
     """
     summary = answer.summary
     what = (
@@ -159,6 +165,8 @@ def accuracy_page(
         subject=(*INTRODUCTION, what),
         sections=filled(
             *([_left_out(calibration)] if calibration else ()),
+            *([_held_out(held_out)] if held_out else ()),
+            *([_resting(calibration, resting)] if calibration and resting else ()),
             *_quantities(summary),
             _fits(summary),
             _weak(summary),
@@ -193,6 +201,35 @@ def _left_out(found: CalibrationAnswer) -> Section:
     )
     title = "Step time of sources left out of the fit"
     return section("left-out", title, Note(text), Table(title, ("source", "rows", "median", "bias"), rows))
+
+
+def _held_out(found: Mapping[str, ValidationSummary]) -> Section:
+    """Return the errors of each table that takes part in no fit, and how many truths its intervals hold."""
+    rows = []
+    for name, summary in found.items():
+        for what, one in (("step time", summary.step_time), *summary.peak_memory.items()):
+            if one.all is not None and one.coverage is not None:
+                rows.append((name, what, *_figures(one.all), f"{one.coverage.inside:.0%}"))
+    text = (
+        "Newer hardware and number formats: none of these rows takes part in the fit of a constant. Two "
+        "constants were set with rows of them in view, and say so: what Blackwell's products reach in steps, "
+        "and the rate of PyTorch's memory-efficient attention."
+    )
+    title = "Tables held out of every fit"
+    headings = ("table", "quantity", *HEADINGS, "inside p10 to p90")
+    return section("held-out", title, Note(text), Table(title, headings, tuple(rows), 2))
+
+
+def _resting(calibration: CalibrationAnswer, resting: Mapping[str, int]) -> Section:
+    """Return the fitted constants, and how many rows each rests on."""
+    rows = tuple(
+        (name, f"{one.value:.3g}", f"{one.before:.3g}", str(resting.get(name, 0)), one.meaning)
+        for name, one in calibration.constants.items()
+    )
+    text = "A row rests on a constant where the constant moves its step time by a twentieth of its own move."
+    title = "Constants, and the rows that each rests on"
+    headings = ("constant", "value", "before the fit", "rows", "what it is")
+    return section("constants", title, Note(text), Table(title, headings, rows, ends_in_text=True))
 
 
 def _weak(summary: ValidationSummary) -> Section:
