@@ -26,7 +26,7 @@ from finegauge.prediction.time import (
     micro_batch_time,
     slowest_extents,
 )
-from finegauge.prediction.uncertainty import exceeding_fraction
+from finegauge.prediction.uncertainty import exceeding_fraction, memory_interval
 from finegauge.profile import Breakdown, Path
 from finegauge.records import NamedTuple
 from finegauge.units import HOUR_S
@@ -226,7 +226,9 @@ class Engine:
             self.calibration,
         )  # fmt: skip
         capacity, rents = devices.usable_bytes[fleet.gpus], fleet.rents
-        chance: Any = exceeding_fraction(needed, capacity, self.calibration.memory_interval)
+        chance: Any = exceeding_fraction(
+            needed, capacity, memory_interval(self.space.run, self.calibration.memory_interval)
+        )
         row, rent = numpy.nonzero(hopeful[:, rents.machines])
         machine = rents.machines[rent]
         cell = row * len(fleet.gpus) + machine

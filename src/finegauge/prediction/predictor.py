@@ -30,7 +30,7 @@ from finegauge.prediction.sharding import (
 )
 from finegauge.prediction.time import board_power, slowest_extents, step_energy_j
 from finegauge.prediction.training import TRAINED, Answer, Question, check_supported, training
-from finegauge.prediction.uncertainty import evidence, time_interval
+from finegauge.prediction.uncertainty import evidence, memory_interval, time_interval
 from finegauge.profile import Breakdown, Estimator, Exchange, Explanation, Held, Path, Profile, Source, Work
 from finegauge.records import NamedTuple
 from finegauge.run.phases import micro_steps
@@ -100,7 +100,7 @@ def predict(run: Run, calibration: Calibration | None = None, *, batch: BatchSha
         source=Source(
             kind="predicted",
             name=calibration.name,
-            memory_interval=calibration.memory_interval,
+            memory_interval=memory_interval(run, calibration.memory_interval),
             time_interval=time_interval(run, gpu, calibration.time_interval),
             assumptions=tuple(filter(None, (batch.source, *_quantised(graph), *graph.model.notes, *said))),
         ),
