@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from finegauge.catalogue.tables import measurement_tables
+from finegauge.catalogue.tables import held_out_tables, measurement_tables
 from finegauge.prediction.calibration import SHIPPED
 from finegauge.render.schema import schema
 from tests.e2e.commands import MIXTRAL, finegauge, shell
@@ -111,6 +111,7 @@ def test_validate_without_a_table_takes_the_shipped_ones() -> None:
     Draft202012Validator(schema("validate")).validate(whole)
     summary = whole["summary"]
     assert summary["rows"] == sum(
-        len(Path(path).read_text("utf-8").splitlines()) - 1 for path in measurement_tables()
+        len(Path(path).read_text("utf-8").splitlines()) - 1
+        for path in [*measurement_tables(), *held_out_tables()]
     )
     assert summary["answered"] / summary["rows"] > 0.9
