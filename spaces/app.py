@@ -16,7 +16,7 @@ from finegauge.render.estimate import estimate_report
 from finegauge.render.report import PAGE, Note, Table, plain
 from finegauge.web.form import asked
 from finegauge.web.plan_view import planned_of, wanted_of
-from finegauge.web.upload_store import room
+from finegauge.web.upload_store import upload_store
 
 if TYPE_CHECKING:
     import gradio
@@ -152,5 +152,5 @@ def _cells(table: Table | None) -> Cells:
 
 if __name__ == "__main__":
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
-    room().enter()  # nothing that is pasted is looked for beside this file
+    upload_store().enter()  # nothing that is pasted is looked for beside this file
     page().queue(max_size=32, default_concurrency_limit=2).launch(show_error=True)

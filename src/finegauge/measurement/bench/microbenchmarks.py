@@ -99,7 +99,7 @@ def micro(
             memory_bytes=total,
             usable_bytes=usable,
             memory_bytes_per_s=_copy_rate(found),
-            flops_per_s={dtype: _product_rate(found, dtype) for dtype in dtypes},
+            flops_per_s={dtype: rate for dtype in dtypes if (rate := _product_rate(found, dtype))},
             threads=torch.get_num_threads(),
             readings=tuple(found),
             host=host,
