@@ -57,6 +57,7 @@ from finegauge.prediction.sharding import (
     Share,
     expert_copies,
     gradient_width,
+    keeps_gathered,
     mean_extents,
     rank_extents,
     shard_degree,
@@ -187,11 +188,11 @@ def _fsdp(run: Run, share: Share, ranks: int) -> Iterator[Collective]:
     layer, outer = share.layer_bytes, share.outer_bytes
     if run.fp8 and run.fp8_all_gather:
         layer = layer / share.graph.lowering.weight_bytes
-    yield Collective(*gather, outer, group, span, 1)
-    again = run.sharding != "fsdp_shard_grad_op"
-    for beside in ("forward", "backward") if again else ("forward",):
-        yield Collective(*gather, layer, group, span, 1)
-        yield Collective(*gather, layer, group, span, layers - 1, beside=beside)
+    stay = run.pipeline_parallel > 1  # for all of the step
+    yield Collective(*gather, outer, group, span, 1, once=stay)
+    for beside in ("forward",) if keeps_gathered(run) else ("forward", "backward"):
+        yield Collective(*gather, layer, group, span, 1, once=stay)
+        yield Collective(*gather, layer, group, span, layers - 1, once=stay, beside=beside)
     layer, outer = share.layer_gradient_bytes, share.outer_gradient_bytes
     yield Collective(*reduce, layer, group, span, layers - 1, once=once, beside="backward")
     yield Collective(*reduce, layer, group, span, 1, once=once)

@@ -209,7 +209,7 @@ def gathered_memory(run: Run, share: Share) -> dict[str, dict[Path, float]]:
     if run.sharding in ("none", "zero1", "zero2"):
         held = 0.0 if _has_megatron_optimizer(run) else share.graph.weights.gradient_bytes
         return {phase: {gradients: held} for phase in ("backward", "optimizer")}
-    layers = stage_layers if run.sharding == "fsdp_shard_grad_op" else min(GATHERED_LAYERS, stage_layers)
+    layers = stage_layers if keeps_gathered(run) else min(GATHERED_LAYERS, stage_layers)
     layer_bytes = share.layer_bytes + (share.expert_layer_bytes if expert_copies(run) > 1 else 0.0)
     gathered = share.outer_bytes + layers * layer_bytes
     if run.sharding == "zero3":
@@ -227,6 +227,8 @@ def gathered_memory(run: Run, share: Share) -> dict[str, dict[Path, float]]:
     beside: dict[Path, float] = {weights: gathered}
     if accumulates_whole(run):
         whole = share.layer_gradient_bytes * stage_layers + share.outer_gradient_bytes
+        if by_fully_shard(run) and _keeps_fp32_shards(run):
+            whole = 2.0 * whole  # added up in the dtype that they are reduced in
         beside[gradients] = max(0.0, whole - share.graph.weights.gradient_bytes)
         reduced += beside[gradients]  # a unit's new ones beside the sum of all before
     found = {"forward": beside, "loss": beside, "backward": {**beside, gradients: reduced}}
@@ -242,6 +244,15 @@ def gathered_memory(run: Run, share: Share) -> dict[str, dict[Path, float]]:
         return found
     buffers = _zero_buffers(run, share)
     return {name: {**found.get(name, {}), **parts} for name, parts in buffers.items()}
+
+
+def keeps_gathered(run: Run) -> bool:
+    """Return whether FSDP lets layers stay gathered from forward to backward.
+
+    In a pipeline they stay for all of a step: frameworks do not reshard after forward there, and PyTorch's
+    stages not after backward (torch/distributed/pipelining/stage.py).
+    """
+    return run.sharding == "fsdp_shard_grad_op" or (run.sharding in FSDP and run.pipeline_parallel > 1)
 
 
 def _zero_buffers(run: Run, share: Share) -> dict[str, dict[Path, float]]:

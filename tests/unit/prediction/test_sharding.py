@@ -8,6 +8,7 @@ import pytest
 
 from finegauge.model.graph import build
 from finegauge.prediction.calibration import DATASHEET
+from finegauge.prediction.collectives import exchanges
 from finegauge.prediction.explanation import formulas
 from finegauge.prediction.model_parallel import LAST_STAGE, stage_graphs
 from finegauge.prediction.predictor import predict
@@ -108,6 +109,34 @@ def test_shard_grad_op_holds_the_whole_model_while_it_computes() -> None:
     grad_op = step(num_gpus=8, sharding="fsdp_shard_grad_op").phase_memory_bytes.parts[gathered]
     assert grad_op == pytest.approx(2 * PARAMETERS, rel=1e-3)
     assert full < 0.25 * grad_op
+
+
+def test_fsdp_in_a_pipeline_keeps_its_stage_gathered_and_its_gradients_whole() -> None:
+    fields = {
+        "num_gpus": 32,
+        "num_nodes": 4,
+        "sharding": "fsdp",
+        "pipeline_parallel": 4,
+        "gradient_accumulation_steps": 8,
+        "weights_dtype": "fp32",
+        "autocast": "bf16",
+        "framework": "torchtitan",
+    }
+    parts = step(**fields).phase_memory_bytes.parts
+    weights = ("forward", "workspace", "gathered weights")
+    gradients = ("forward", "workspace", "gradients being reduced")
+    layer = 4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096
+    assert parts[weights] == pytest.approx(2 * 8 * layer, rel=0.1)  # a stage of 8 layers, in bf16
+    assert parts[gradients] == pytest.approx(4 * 8 * layer, rel=0.25)  # in fp32, less its own part
+    gathers = [
+        {
+            one.group: one.bytes_per_step
+            for one in exchanges(run(**{**fields, **more}))
+            if one.kind == "all_gather"
+        }
+        for more in ({}, {"gradient_accumulation_steps": 16})
+    ]
+    assert gathers[0] == gathers[1]  # once a step, however many micro-batches it has
 
 
 def test_hybrid_sharding_stays_within_a_node() -> None:
