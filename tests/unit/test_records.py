@@ -48,7 +48,7 @@ def test_it_is_made_read_and_replaced_as_typings(repeat: int) -> None:
             ((), {"size": 1, "name": "b"}),
             ((1,), {"name": "c"}),
         ):
-            assert Ours(*values, **named) == Theirs(*values, **named)
+            assert Ours(*values, **named) == tuple(Theirs(*values, **named))
     made = Ours(3, name="x")
     assert (made.size, made.name, made.twice, repr(made)) == (3, "x", 6, "Ours(size=3, name='x')")
     assert made._replace(size=4) == (4, "x")
@@ -73,5 +73,6 @@ def test_it_refuses_what_typings_refuses(values: tuple[Any, ...], named: dict[st
         Ours(1)._replace(y=2)  # type: ignore[call-arg]
     with pytest.raises(TypeError):
         Ours._make([1])
+    maker: Any = type(Ours)
     with pytest.raises(TypeError, match="without a default"):
-        type(Ours)("Wrong", (NamedTuple,), {"__annotations__": {"a": int, "b": int}, "a": 1})
+        maker("Wrong", (NamedTuple,), {"__annotations__": {"a": int, "b": int}, "a": 1})

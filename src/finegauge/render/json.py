@@ -70,13 +70,13 @@ def question(run: Run) -> dict[str, Any]:
     return {"run": fields, "origins": dict(run.origins), "warnings": list(run.warnings)}
 
 
-def decoded(kind: Any, value: Any, run: Run) -> Any:
+def decoded(kind: Any, value: Any, run: Any) -> Any:
     """Return what `encoded` wrote of a type; what it leaves out has its default.
 
     Args:
         kind: The type.
         value: Plain values.
-        run: That a profile in it is of.
+        run: The `Run` that a profile in it is of; None where there is no profile.
 
     Raises: KeyError, TypeError, ValueError where the value is none of that type.
     """

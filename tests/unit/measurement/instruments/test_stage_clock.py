@@ -16,14 +16,15 @@ from finegauge.measurement.instruments.stage_clock import (
 from tests.unit.measurement.instruments.tiny import CPU, OneBatch
 
 
-class Ticking:
+class Ticking(HostInstants):
     """Instants one second apart."""
 
     def __init__(self) -> None:
         self.ticks = 0
         self.settled = 0
+        self.now = self._tick
 
-    def now(self) -> int:
+    def _tick(self) -> int:
         self.ticks += 1
         return self.ticks
 
