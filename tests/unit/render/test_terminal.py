@@ -41,6 +41,15 @@ def test_columns_align() -> None:
     ]
 
 
+def test_a_table_too_wide_folds_its_texts_and_cuts_no_number() -> None:
+    rows = (("a-name", " ".join(["word"] * 20), "long-" * 12, "1,234,567"), ("b", "short", "x", "16.0"))
+    lines = table_lines(Table("", ("name", "said", "of", "bytes"), rows, 3))
+    assert max(map(len, lines)) <= 100
+    assert sum("1,234,567" in line for line in lines) == sum("16.0" in line for line in lines) == 1
+    assert " ".join(lines).count("word") == 20
+    assert " ".join(lines).count("long-") == 12
+
+
 def test_columns_without_a_second_heading_line() -> None:
     assert table_lines(Table("", ("x", "y"), (("a", "b"),), 2)) == ["x  y", "a  b"]
 
