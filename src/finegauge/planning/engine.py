@@ -20,6 +20,7 @@ from finegauge.planning.whatif import Standing
 from finegauge.prediction.calibration import current
 from finegauge.prediction.sharding import Share, held_by, held_likewise, rank_extents, share_of
 from finegauge.prediction.time import (
+    ATTENTION,
     OUTER,
     StepTime,
     meets_every_micro_batch,
@@ -293,7 +294,8 @@ class Engine:
             parts: dict[Path, Any] = {}
             for path, seconds in timed.parts.parts.items():
                 stage = "forward" if path[0] == "forward" else "backward"
-                coarse = stage, path[1] if path[1] in OUTER else "layers"
+                apart = {*path[1:]}.intersection((*OUTER, *ATTENTION))  # what `step_of` asks for
+                coarse = stage, min(apart, default="layers")
                 own = path if share.run.expert_parallel > 1 else coarse
                 parts[own] = parts.get(own, 0.0) + seconds
             tokens: Any = extents.tokens
