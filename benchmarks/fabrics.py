@@ -21,13 +21,13 @@ from finegauge.catalogue.fabrics import NVLINK, PCIE, Fabric, common
 from finegauge.catalogue.gpus import gpu
 from finegauge.catalogue.paths import paths_of
 from finegauge.prediction.links import Level
+from finegauge.validation.operators import ITEM_BYTES
 
 CONSTANTS = (
     *("base_s", "hop_s", "fill_fraction", "ring_fraction", "own_fraction", "exchange_fraction"),
     *("switch_fraction", "sharing_ratio"),
 )
 START = (6e-6, 1e-6, 0.4, 0.8, 2.0, 0.75, 0.65, 0.3)
-ITEM_BYTES = {"half": 2, "int8": 1}
 LARGE_BYTES = 2**20
 SMALL_WEIGHT, SAME_CHIP_WEIGHT = 0.4, 0.7  # of small messages; of each of two GPUs of one chip
 SOFT_SCALE = 0.1  # relative error below which a residual counts squared

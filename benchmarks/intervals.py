@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from math import exp, log, sqrt
 from statistics import NormalDist
 
+from finegauge.calibration.calibrate import weighted_quantile
 from finegauge.catalogue.gpus import gpu
 from finegauge.catalogue.tables import held_out_tables, measurement_tables
 from finegauge.prediction.uncertainty import UNTIMED, is_new, untimed
@@ -27,13 +28,9 @@ Logarithms = Mapping[str, Sequence[float]]  # of measured over predicted, by sou
 
 def percentile(sources: Logarithms, share: float) -> float:
     """Return a percentile over all rows, every source weighing alike."""
-    weighed = sorted((one, 1.0 / len(values)) for values in sources.values() for one in values)
-    passed = 0.0
-    for one, weight in weighed:
-        passed += weight
-        if passed >= share * len(sources):
-            return one
-    return weighed[-1][0]
+    return weighted_quantile(
+        sorted((one, 1.0 / len(values)) for values in sources.values() for one in values), share
+    )
 
 
 def interval(sources: Logarithms) -> tuple[float, float]:

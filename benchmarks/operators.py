@@ -22,6 +22,7 @@ from typing import Any
 import finegauge
 from finegauge.catalogue.gpus import gpu
 from finegauge.catalogue.operators import FOLDER, SHAPE_COLUMNS, Timed, file_name, timed_kernels
+from finegauge.validation.operators import ITEM_BYTES
 
 HOME = Path(finegauge.__file__).parent
 CATALOGUE = HOME / "catalogue" / "data"
@@ -36,7 +37,6 @@ Copyright (c) NVIDIA Corporation & affiliates. Licensed under the Apache License
 Changed: at most 1,000 shapes per GPU, number format and engine, drawn by hash; one table per GPU and kind;
 microseconds with four digits. 'source' in index.csv names the folder of each kernel there.
 """
-ITEM_BYTES = {"half": 2, "int8": 1}
 LEAST_BYTES = 2**20  # of the collectives that errors are counted of: below, latency alone
 
 

@@ -165,10 +165,10 @@ def conformal_interval(residuals: Iterable[Residual]) -> Interval:
     rows = [residual for residual in residuals if residual.complete]
     counts = Counter(row.source for row in rows)
     weighted = sorted((exp(-row.log_ratio), 1.0 / counts[row.source]) for row in rows)
-    return Interval(min(1.0, _quantile(weighted, LOW)), max(1.0, _quantile(weighted, HIGH)))
+    return Interval(min(1.0, weighted_quantile(weighted, LOW)), max(1.0, weighted_quantile(weighted, HIGH)))
 
 
-def _quantile(weighted: list[tuple[float, float]], share: float) -> float:
+def weighted_quantile(weighted: list[tuple[float, float]], share: float) -> float:
     """Return the value below which `share` of the weight lies."""
     whole, below = sum(weight for _, weight in weighted), 0.0
     for value, weight in weighted:
