@@ -66,16 +66,25 @@ def read_text(path: str, max_bytes: int = MAX_BYTES) -> str:
                 f"{name} is {status.st_size / 1e6:,.1f} MB; FineGauge reads at most {max_bytes / 1e6:.0f} MB."
             )
         with open(path, "rb") as file:
-            text = file.read(max_bytes).decode("utf-8-sig")
+            return text_of(file.read(max_bytes), name)
     except FileNotFoundError:
         raise FileFormatError(f"No file {shown(path)}.{_neighbours(path)}") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "the name is not a path"
+        raise FileFormatError(f"{shown(path)} cannot be read: {reason}.") from None
+
+
+def text_of(data: bytes, name: str) -> str:
+    """Return the text that UTF-8 `data` holds; `name` is how messages call it.
+
+    Raises: FileFormatError where it is something else.
+    """
+    try:
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise FileFormatError(
             f"{name} is not UTF-8 text (byte {error.start:,}); save it as UTF-8 YAML or JSON."
         ) from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "the name is not a path"
-        raise FileFormatError(f"{shown(path)} cannot be read: {reason}.") from None
     if odd := _CONTROLS.intersection(text):
         first = min(odd, key=text.index)
         raise FileFormatError(

@@ -134,7 +134,18 @@ class LazyGroup(click.Group):
         """Return the command that `args` name, or say which one they may have meant."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             raise click.UsageError(f"No such command '{args[0][:60]}'.{did_you_mean(args[0], COMMANDS)}", ctx)
-        return super().resolve_command(ctx, args)
+        name, command, rest = super().resolve_command(ctx, args)
+        if "--" in rest and command and any((one.metavar or "").startswith("RUN") for one in command.params):
+            rest = _with_command(rest)
+        return name, command, rest
+
+
+def _with_command(words: list[str]) -> list[str]:
+    """Return the arguments with the command after `--` as the one word that stands for RUN, in its place."""
+    import shlex
+
+    place = words.index("--")
+    return [f" -- {shlex.join(words[place + 1 :])}", *words[:place]]
 
 
 @click.group(

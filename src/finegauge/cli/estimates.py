@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from finegauge.cli.run_options import alongside_options, question, runs, say, show, stated_alongside
+from finegauge.cli.run_options import alongside_options, parted, question, read_run, runs, say, show
 from finegauge.errors import EXIT_BAD_INPUT, EXIT_DONE, FineGaugeError, InputError, UnsupportedError
 from finegauge.planning.capacity import MAX_MICRO_BATCH_SIZE, MAX_SEQ_LEN, max_micro_batch_size, max_seq_len
 from finegauge.records import NamedTuple
@@ -113,8 +113,7 @@ def check(
     and files, the worst decides; a file that is wrong is told, the others are checked all the same, and the
     exit code is 64.
     """
-    files = [word for word in words if "=" not in word or os.path.exists(word)]
-    overrides = tuple(word for word in words if word not in files)
+    files, overrides = parted(words)
     if not files:
         raise InputError("No file is named; 'finegauge check train.yaml --gpu H100' says whether it fits.")
     if len(files) == 1 and not skip_others:
@@ -268,14 +267,13 @@ def show_measured(
     from finegauge.answers.estimate import measured_capacity_answer
     from finegauge.cli.measurements import byte_size
     from finegauge.cli.progress import progress_bar
-    from finegauge.formats.reading import read
     from finegauge.measurement.options import Options
     from finegauge.planning.capacity import measured_max_micro_batch_size
     from finegauge.prediction.predictor import memory_estimator
     from finegauge.render.estimate import measured_capacity_report
 
     gc.enable()
-    run = read(run_file, tuple(overrides), stated_alongside())
+    run = read_run(run_file, overrides)
     allowed = byte_size(size) if size else 0.0
     if device == "cpu" and not allowed:
         allowed = (1 - SPARE_FRACTION) * available_bytes()

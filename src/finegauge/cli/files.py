@@ -11,6 +11,8 @@ from finegauge.cli.run_options import (
     alongside_options,
     file_name,
     overrides_argument,
+    parted,
+    read_run,
     runs,
     say,
     show,
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("words", nargs=-1, required=True, metavar="FILE... [KEY=VALUE]...")
+@click.argument("words", nargs=-1, required=True, metavar="RUN... [KEY=VALUE]...")
 @alongside_options
 @click.option("--export", "framework", metavar="FRAMEWORK", help="Write the run as this framework's files.")
 @click.option("-o", "--output", "folder", metavar="DIR", help="Where --export writes them.")
@@ -34,9 +36,9 @@ if TYPE_CHECKING:
 def read(
     words: tuple[str, ...], framework: str | None, folder: str | None, *, overwrite: bool, as_json: bool
 ) -> None:
-    """Show the run that FILE describes: every field, its value, and whether the file or a default says so.
+    """Show the run that RUN describes: every field, its value, and whether the file or a default says so.
 
-    accelerate's and DeepSpeed's files are recognised among the FILEs and laid over the others. A file
+    accelerate's and DeepSpeed's files are recognised among the RUNs and laid over the others. A file
     alone that states no model is shown with the fields that it states.
 
     --export writes the run for another framework instead: llamafactory, axolotl, trl, torchtune, nemo,
@@ -45,8 +47,7 @@ def read(
     from finegauge.answers.files import LauncherFile, ReadAnswer, RunOfFile, run_of_file
     from finegauge.formats.reading import companion_fields, describe
 
-    files = [word for word in words if "=" not in word or os.path.exists(word)]
-    overrides = tuple(word for word in words if word not in files)
+    files, overrides = parted(words)
     companions = {file: found for file in files if (found := companion_fields(file)) is not None}
     recipes = [file for file in files if file not in companions]
     if not files:
@@ -180,12 +181,10 @@ def _runs(
     run_file: str, overrides: tuple[str, ...], gpus: tuple[str, ...], file: str, tokenizer: str | None
 ) -> "list[Run]":
     """Return the run with this data set, once per GPU asked about."""
-    from finegauge.formats.reading import read
-
     stated = {
         "dataset": os.path.abspath(file),
         **({"tokenizer": os.path.abspath(tokenizer)} if tokenizer else {}),
     }
-    one = None if any(gpus) else read(run_file, overrides, stated_alongside())
+    one = None if any(gpus) else read_run(run_file, overrides)
     found = [one] if one is not None else runs(run_file, overrides, gpus)
     return [run.replace(origin="command line", **stated) for run in found]

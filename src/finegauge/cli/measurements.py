@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from finegauge.cli.progress import progress_bar
-from finegauge.cli.run_options import overrides_argument, say, show
+from finegauge.cli.run_options import overrides_argument, read_run, say, show
 from finegauge.errors import EXIT_DONE, EXIT_NO_DATA, EXIT_WILL_NOT_FIT, InputError, UnsupportedError, shown
 
 if TYPE_CHECKING:
@@ -147,12 +147,11 @@ def measure(
     """
     from finegauge.answers.measurement import measure_answer, measured
     from finegauge.data.batch_shape import shape
-    from finegauge.formats.reading import read
     from finegauge.measurement.options import Options
     from finegauge.render.measurement import measure_report
 
     gc.enable()
-    run = read(run_file, overrides)
+    run = read_run(run_file, overrides)
     shape(run)  # batches that cannot be are refused before a process starts
     server, users = stated(asked)
     options = Options(
@@ -240,13 +239,12 @@ def micro(
         return
     from finegauge.answers.device_profile import check_libraries, micro_answer, runs_by_module
     from finegauge.catalogue.device_profile import own_profile_path, write
-    from finegauge.formats.reading import read
     from finegauge.render.device_profile import micro_report
 
     check_libraries()
     if modules and not run_files:
         raise click.UsageError("--modules compares runs with their operators: name at least one RUN.")
-    runs = {path: read(path, ()) for path in run_files}
+    runs = {path: read_run(path) for path in run_files}
     chosen = device or _device_here()
     path = output or own_profile_path(chosen)
     from finegauge.measurement.bench.microbenchmarks import micro as timed
@@ -266,11 +264,10 @@ def _predicted(name: str, run_files: tuple[str, ...], output: str | None, *, as_
     from finegauge.answers.device_profile import micro_answer
     from finegauge.catalogue.device_profile import write
     from finegauge.catalogue.gpus import gpu
-    from finegauge.formats.reading import read
     from finegauge.prediction.predicted_profile import predicted_profile
     from finegauge.render.device_profile import micro_report
 
-    profile = predicted_profile(gpu(name), [read(path, ()) for path in run_files])
+    profile = predicted_profile(gpu(name), [read_run(path) for path in run_files])
     stem, suffix = os.path.splitext(output or "")
     drawn: tuple[str, ...] = ()
     if suffix in (".png", ".svg"):

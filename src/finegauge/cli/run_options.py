@@ -97,11 +97,15 @@ def runs(run_file: str, overrides: Iterable[str], gpus: Iterable[str], *, common
     return on_gpus(run, names, common=common)
 
 
+def parted(words: Iterable[str]) -> tuple[list[str], tuple[str, ...]]:
+    """Return the RUNs among the arguments of a command that takes several, and the overrides."""
+    named = [word for word in words if "=" not in word or word.startswith(" ") or os.path.exists(word)]
+    return named, tuple(word for word in words if word not in named)
+
+
 def run_of(run_file: str, overrides: Iterable[str]) -> "Run":
     """Return the run that `run_file` states with `overrides`, its texts counted."""
-    from finegauge.formats.reading import read
-
-    run = read(run_file, tuple(overrides), stated_alongside())
+    run = read_run(run_file, overrides)
     if run.tokenizer is None:
         return run
     from finegauge.answers.runs import states_texts, with_counted_texts
@@ -113,6 +117,13 @@ def run_of(run_file: str, overrides: Iterable[str]) -> "Run":
     gc.enable()  # which a command does without: this one is long
     with progress_bar(file_name(str(run.dataset))) as heard:
         return with_counted_texts(run, heard)
+
+
+def read_run(run_file: str, overrides: Iterable[str] = ()) -> "Run":
+    """Return the run that `run_file` states with `overrides` and what is given alongside."""
+    from finegauge.formats.reading import read
+
+    return read(run_file, tuple(overrides), stated_alongside())
 
 
 def file_name(path: str) -> str:

@@ -15,7 +15,9 @@ from finegauge.errors import FileFormatError, UnknownKeyError, shown
 from finegauge.formats import key_table
 from finegauge.formats.key_table import BLOCK, Format, lay_over, parse
 from finegauge.formats.launcher_files import ALONE, Alongside
-from finegauge.run.run import FIELDS, FROM_FILE, Run
+from finegauge.formats.run_argument import COMMAND, FILE, MODEL, RunArgument, content, resolve
+from finegauge.run.rules import INFERENCE
+from finegauge.run.run import FIELDS, FROM_COMMAND_LINE, FROM_FILE, FROM_MODEL_ALONE, Run
 
 MAX_COMMENT_LINES = 100
 _COMMENT = r"#\s*finegauge:\s*(\{.*\})\s*$"
@@ -28,7 +30,8 @@ def read(path: str | os.PathLike[str], overrides: Iterable[str] = (), alongside:
 
     Args:
         path: A run file, a training framework's file (docs/run-file.md lists them), a Python or shell
-            script that starts a training (read, never run), a Hugging Face config.json or its folder.
+            script that starts a training (read, never run); a model's name, Hub id, page, config.json or
+            folder; "-" for standard input, " -- COMMAND" for what a shell would start.
         overrides: Words such as "micro_batch_size=4"; for a framework's file its own keys too.
         alongside: Files and figures that the launcher gets beside it.
 
@@ -46,15 +49,11 @@ def describe(
 
     Raises: InputError in one sentence, whatever the file holds.
     """
-    file, words = os.fspath(path), tuple(overrides)
-    if os.path.isdir(file):
-        file = os.path.join(file, "config.json")
-        if not os.path.isfile(file):
-            raise FileFormatError(
-                f"The folder '{path}' holds no config.json; name a run file or a model's folder."
-            )
-    name = os.path.basename(file)
-    keys, reader, warnings, inline = _loaded(file, name)
+    asked, words = _resolved(path), tuple(overrides)
+    if asked.kind == MODEL:
+        return _model_alone(asked.value, words, alongside)
+    file, name = asked.place, os.path.basename(asked.place)
+    keys, reader, warnings, inline = _loaded(asked)
     if not isinstance(keys, dict) or not keys:
         held = "no keys" if not keys else f"a {type(keys).__name__}, not keys with values"
         raise FileFormatError(f"{name} holds {held}; a run file is YAML such as 'model: llama-3-8b'.")
@@ -66,8 +65,7 @@ def describe(
             keys = {**keys, BLOCK: {**inline, **block}}
         return key_table.read(format_, format_.adapt(keys), file, words, alongside, warnings)
     if reader == "" and _is_model_config(keys):
-        fields = {"model": str(path), "method": "full"}
-        return _run(fields, {"model": FROM_FILE, "method": "FineGauge default"}, words, alongside)
+        return _model_alone(file, words, alongside)
     _refuse_others(keys, name)
     for key in keys:
         if key not in FIELDS:
@@ -80,10 +78,10 @@ def framework_of(path: str | os.PathLike[str]) -> tuple[Format, Mapping[str, Any
 
     Raises: InputError in one sentence, whatever the file holds.
     """
-    file = os.fspath(path)
-    if os.path.isdir(file) or file.endswith((".py", ".sh", ".bash")):
+    asked = _resolved(path)
+    if asked.kind in (MODEL, COMMAND) or asked.value.endswith((".py", ".sh", ".bash")):
         return None
-    keys, *_ = _loaded(file, os.path.basename(file))
+    keys, *_ = _loaded(asked)
     reader = recognise(keys) if isinstance(keys, dict) else ""
     if reader in (_RUN_FILE, ""):
         return None
@@ -115,7 +113,7 @@ def no_training(path: str) -> str:
     Raises: InputError where it cannot be opened.
     """
     try:
-        keys, reader, *_ = _loaded(path, os.path.basename(path))
+        keys, reader, *_ = _loaded(RunArgument(FILE, path))
     except FileFormatError as error:
         return "" if _looks_like_training(path) else str(error)
     if not isinstance(keys, dict) or not keys:
@@ -153,9 +151,18 @@ def companion_fields(path: str) -> tuple[str, dict[str, Any]] | None:
     return None
 
 
-def _loaded(file: str, name: str) -> tuple[Any, str, tuple[str, ...], Mapping[str, Any]]:
-    """Return what a file holds: its keys, its reader where the kind decides, warnings, its inline fields."""
-    text, kind = read_text(file), os.path.splitext(name)[1].lower()
+def _resolved(argument: str | os.PathLike[str]) -> RunArgument:
+    """Return what a RUN argument stands for."""
+    return resolve(os.fspath(argument), lambda path: not no_training(path))
+
+
+def _loaded(asked: RunArgument) -> tuple[Any, str, tuple[str, ...], Mapping[str, Any]]:
+    """Return what a RUN holds: its keys, its reader where the kind decides, warnings, its inline fields."""
+    name = os.path.basename(asked.place)
+    if asked.kind == FILE:
+        text, kind = read_text(asked.value), os.path.splitext(name)[1].lower()
+    else:
+        text, kind = content(asked)
     if kind in (".py", ".sh", ".bash"):
         from finegauge.formats import scripts
 
@@ -185,6 +192,22 @@ def _inline_fields(text: str, name: str) -> Mapping[str, Any]:
 def _is_model_config(keys: Mapping[str, Any]) -> bool:
     """Return whether `keys` are those of a Hugging Face config.json."""
     return {"hidden_size", "vocab_size"} <= set(keys) or any(key in keys for key in _CONFIG_KEYS)
+
+
+def _model_alone(model: str, words: tuple[str, ...], alongside: Alongside) -> Run:
+    """Return the run that somebody means who names a model and nothing else: LoRA with checkpointing.
+
+    Checkpointing is not what inference has, and pre-training trains every weight. The rest are the defaults
+    of every run: rank 16 on all linear layers, bf16 (fp16 where the GPU has none), seq_len 2,048.
+    """
+    phase = next((word.partition("=")[2] for word in words if word.startswith("phase=")), "sft").lower()
+    phase = str(FIELDS["phase"]("phase", phase))
+    adapts = phase not in (*INFERENCE, "pretrain")
+    assumed = {"method": "lora" if adapts else "full"}
+    if phase not in INFERENCE:
+        assumed["activation_checkpointing"] = "full"
+    origins = {"model": FROM_COMMAND_LINE, **dict.fromkeys(assumed, FROM_MODEL_ALONE)}
+    return _run({"model": model, **assumed}, origins, words, alongside)
 
 
 def _run(

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 FROM_FILE, FROM_COMMAND_LINE, FROM_CALLER = rules.STATED
 FROM_DEFAULT = "FineGauge default"
+FROM_MODEL_ALONE = "default of a model alone"  # which names no training
 REQUIRED = ("model", "method")  # a config.json alone states no method; its reader says full
 MAX_SEQ_LEN = 16_777_216
 MAX_GPUS = 1_000_000

@@ -7,7 +7,7 @@ import pytest
 
 from finegauge.errors import FieldError, InputError, UnknownKeyError
 from finegauge.formats.reading import read
-from finegauge.run.run import FROM_COMMAND_LINE, FROM_DEFAULT, FROM_FILE, Run
+from finegauge.run.run import FROM_COMMAND_LINE, FROM_DEFAULT, FROM_FILE, FROM_MODEL_ALONE, Run
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 TINY = {
@@ -79,11 +79,14 @@ def test_overrides_that_cannot_hold(tmp_path: Path, word: str, error: type[Excep
 def test_model_config_and_its_folder(tmp_path: Path) -> None:
     path = written(tmp_path, json.dumps(TINY), "config.json")
     run = read(path)
-    assert (run.method, run.origins["method"]) == ("full", FROM_DEFAULT)
+    assert (run.method, run.origins["method"]) == ("lora", FROM_MODEL_ALONE)
     changed = run.replace(gpu="A40")
-    assert (changed.method, changed.origins["method"]) == ("full", FROM_DEFAULT)
+    assert (changed.method, changed.activation_checkpointing) == ("lora", "full")
+    assert changed.origins["activation_checkpointing"] == FROM_MODEL_ALONE
     assert run.config["hidden_size"] == 64
-    assert read(tmp_path, ("method=lora",)).config == run.config
+    assert read(tmp_path, ("method=full",)).config == run.config
+    assert read(path, ("phase=decode",)).activation_checkpointing == "none"
+    assert read(path, ("phase=pretrain",)).method == "full"
 
 
 def test_files_beside_the_run_file(tmp_path: Path) -> None:

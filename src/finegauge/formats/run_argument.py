@@ -1,0 +1,157 @@
+"""What a RUN argument is: one resolver for every command that takes one.
+
+What people have in hand, told apart in this order: a command after `--` (" -- accelerate launch train.py"),
+standard input ("-"), a file or folder that is there, a page of the Hugging Face Hub, the path of a file that
+is not there, a model's name. Nothing is opened but a folder, to see which of its files to read.
+"""
+
+import os
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple
+
+from finegauge.documents import MAX_BYTES, text_of
+from finegauge.errors import FileFormatError, InputError, UnknownNameError, did_you_mean, shown
+
+COMMAND, STDIN, FILE, MODEL = "command", "stdin", "file", "model"
+COMMAND_MARK = " -- "  # before a command; click takes no word with a space in front for an option
+SUFFIXES = (".yaml", ".yml", ".json", ".toml", ".py", ".sh", ".bash", ".ipynb")
+MAX_FOLDER_FILES = 200
+_HUB_PAGE = re.compile(
+    r"(?:hf://|(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/)(?:models/)?", re.IGNORECASE
+)
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9_][\w.-]{0,95})?", re.ASCII)
+
+
+class RunArgument(NamedTuple):
+    """What one RUN argument stands for."""
+
+    kind: str  # COMMAND | STDIN | FILE | MODEL
+    value: str  # the command; ""; the path; the model's name, Hub id or folder
+
+    @property
+    def place(self) -> str:
+        """Return the path of the file, or what messages call that which has none."""
+        return {COMMAND: "the command", STDIN: "standard input"}.get(self.kind, self.value)
+
+
+def resolve(argument: str, is_training: Callable[[str], bool]) -> RunArgument:
+    """Return what `argument` stands for; of the files in a folder, `is_training` tells those to read.
+
+    Raises: InputError in one sentence where it is neither there nor the name of a model.
+    """
+    if argument == "-":
+        return RunArgument(STDIN, "")
+    if argument.startswith(COMMAND_MARK):
+        return RunArgument(COMMAND, argument.removeprefix(COMMAND_MARK))
+    if os.path.isdir(argument):
+        return _in_folder(argument, is_training)
+    page = _HUB_PAGE.match(argument)
+    if os.path.exists(argument) or not (page or _may_be_name(argument)):
+        return RunArgument(FILE, argument)
+    name = _of_page(argument, argument[page.end() :]) if page else _known_model(argument)
+    return RunArgument(MODEL, name)
+
+
+def content(asked: RunArgument) -> tuple[str, str]:
+    """Return the text of a RUN that is no file on disk, and the suffix that such a file has."""
+    if asked.kind == COMMAND:
+        return asked.value, ".sh"
+    text = standard_input()
+    return text, suffix_of(text)
+
+
+def suffix_of(text: str) -> str:
+    """Return the suffix of a file that holds `text`: of Python, a shell script, or YAML (and JSON)."""
+    first = text.lstrip()[:200]
+    if first.startswith("#!") and "sh" in first.partition("\n")[0]:
+        return ".sh"
+    if re.search(r"^(?:import \w|from [\w.]+ import )", text, re.MULTILINE):
+        return ".py"
+    return ".yaml"
+
+
+@cache
+def standard_input() -> str:
+    """Return what is piped in, read once.
+
+    Raises: FileFormatError for nothing, for too much, and for what is no text.
+    """
+    import sys
+
+    if sys.stdin is None or sys.stdin.isatty():
+        raise FileFormatError("'-' reads a training file from standard input, and nothing is piped in.")
+    data = sys.stdin.buffer.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise FileFormatError(
+            f"Standard input is too long: FineGauge reads at most {MAX_BYTES / 1e6:.0f} MB."
+        )
+    return text_of(data, "standard input")
+
+
+def is_hub_id(name: str) -> bool:
+    """Return whether `name` could be a repository of the Hugging Face Hub, its owner before a slash."""
+    return "/" in name and _HUB_ID.fullmatch(name) is not None and ".." not in name and "--" not in name
+
+
+def _in_folder(folder: str, is_training: Callable[[str], bool]) -> RunArgument:
+    """Return what a folder stands for: adapters, a model, or the only training file in it."""
+    if os.path.isfile(adapters := os.path.join(folder, "adapter_config.json")):
+        return RunArgument(FILE, adapters)
+    if os.path.isfile(os.path.join(folder, "config.json")):
+        return RunArgument(MODEL, folder)
+    names = sorted(name for name in os.listdir(folder)[:MAX_FOLDER_FILES] if name.endswith(SUFFIXES))
+    paths = [os.path.join(folder, name) for name in names if not name.startswith(".")]
+    found = [path for path in paths if os.path.isfile(path) and is_training(path)]
+    if len(found) == 1:
+        return RunArgument(FILE, found[0])
+    if found:
+        names = [os.path.basename(path) for path in found]
+        listed = ", ".join(names[:6]) + (", …" if len(names) > 6 else "")
+        raise InputError(
+            f"The folder {shown(folder)} holds {len(names)} training files: name one of {listed}."
+        )
+    raise FileFormatError(
+        f"The folder {shown(folder)} holds no config.json, no adapter_config.json and no training file; "
+        f"name a run file or a model's folder."
+    )
+
+
+def _of_page(page: str, path: str) -> str:
+    """Return the repository that a page of the Hub is about."""
+    parts = [part for part in re.split(r"[?#]", path)[0].split("/") if part]
+    if parts[:1] in (["datasets"], ["spaces"], ["collections"], ["papers"], ["docs"]):
+        raise InputError(f"{shown(page)} is no model's page; name a model, such as hf.co/Qwen/Qwen3-8B.")
+    name = "/".join(parts[:2]).partition("@")[0]
+    if not _HUB_ID.fullmatch(name):
+        raise InputError(f"{shown(page)} names no model; write it as hf.co/Qwen/Qwen3-8B.")
+    return name
+
+
+def _may_be_name(argument: str) -> bool:
+    """Return whether what nothing on disk is called may be a model's name, and no path that is mistyped."""
+    starts = argument.startswith(("./", "../")) or argument.casefold().endswith(SUFFIXES)
+    return not starts and _HUB_ID.fullmatch(argument) is not None
+
+
+def _known_model(name: str) -> str:
+    """Return `name` where it may be a model's: one of the catalogue, or owner/name.
+
+    Raises: InputError naming models and files that are close.
+    """
+    if is_hub_id(name):
+        return name
+    from finegauge.catalogue.models import model
+
+    try:
+        return model(name).name
+    except UnknownNameError:
+        from finegauge.catalogue.models import models
+
+        names = [key for row in models().values() for key in (*row.aliases, row.name)]
+        near = did_you_mean(name, [*os.listdir()[:1000], *names])
+    raise InputError(
+        f"No file, folder or model named {shown(name)}.{near} List models with 'finegauge models', or name "
+        f"one of the Hugging Face Hub with its owner: Qwen/Qwen3-8B."
+    )
