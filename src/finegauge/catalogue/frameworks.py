@@ -80,6 +80,8 @@ class Framework(NamedTuple):
     megatron_layers: bool = False
     fuses_gptq: bool = False  # one kernel unpacks GPTQ weights, forward and again backward
     reruns_alternate_products: bool = False  # selective checkpointing keeps every second product only
+    compiles_layers: bool = False  # one by one: a loss over whole logits stays as it is, unless `compiled`
+    parallel_loss: bool = False  # PyTorch's loss_parallel under tensor parallelism
     keeps_loss_chunks: bool = False  # of the logits, until the backward pass
     # Division among GPUs
     transformers_plan: bool = False  # tensor parallelism and FSDP units are those of transformers and PEFT

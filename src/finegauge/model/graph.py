@@ -205,6 +205,8 @@ def lowering_of(run: Run) -> Lowering:
         loss=run.loss,
         logits_shifted=version < (4, 49),
         logits_held=(4, 46) <= version < (4, 50) and not (numerics.own_loss or numerics.narrow_loss),
+        written_loss=framework.compiles_layers and not fused,
+        parallel_loss=framework.parallel_loss and run.tensor_parallel > 1,
         narrow_loss=version < (5, 0) and numerics.narrow_loss and run.autocast == "none",
         hands_back_cache=version < CHECKPOINTING_LAYERS_SINCE and numerics.hands_back_cache,
         ssm_kernels="slow" if is_cpu(run.gpu) else run.ssm_kernels,  # the fused ones are CUDA

@@ -5,6 +5,8 @@ copy, the log-probabilities and their gradient are V values per token each. How 
 them live together depends on the code: 14 V bytes per token in transformers 4.46-4.49
 (16-bit logits, fp32 copy, shifted copy, log-probabilities), 12 V before (the 16-bit logits
 are dropped) and after (the labels are shifted instead; the peak moves to the backward).
+
+[1] torch/distributed/tensor/parallel/loss.py of 2.13, _nll_loss_and_log_softmax_backward
 """
 
 from finegauge.model.blocks import Architecture, Attention
@@ -145,6 +147,8 @@ def _whole_logits(low: Lowering, v: float) -> tuple[Poly, Poly, Poly]:
         live, back = 6.0, 6.0
     elif low.narrow_loss:  # logits, their shifted copy (a fused loss works in place on it), log-probabilities
         kept, live, back = 2.0, 2.0 if low.fused_kernels else 4.0, 4.0
-    elif low.fused_kernels:  # a fused cross-entropy over whole logits works in place
+    elif low.parallel_loss:  # log-probabilities, one-hot, their exponentials, the sum, its multiple [1]
+        back = 12.0
+    elif low.fused_kernels and not low.written_loss:  # a fused cross-entropy works in place
         live, back = 4.0 + held, 4.0
     return per_token(kept * v), per_token(live * v), per_token(back * v)

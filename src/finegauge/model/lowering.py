@@ -95,6 +95,8 @@ class Lowering(NamedTuple):
     logits_held: bool  # the 16-bit logits live until the loss is done
     logits_shifted: bool  # the loss copies the logits without the last (transformers before 4.50)
     narrow_loss: bool  # the loss is computed in 16 bit
+    written_loss: bool  # a loss over whole logits is PyTorch's own operators, whatever else is fused
+    parallel_loss: bool  # and over a vocabulary divided among GPUs it is written out in smaller ones
     hands_back_cache: bool  # keys and values of every layer live until the loss is returned
     ssm_kernels: str
     numerics: Numerics

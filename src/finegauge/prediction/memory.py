@@ -53,8 +53,8 @@ Parts = dict[Path, float]
 def split(kind: str, ops: Ops, *, alternate: bool = False) -> tuple[Ops, Ops]:
     """Return the operators of a layer whose saved tensors are kept, and those that run again.
 
-    `alternate`: selective checkpointing reruns every second product too, as torchtitan's per operator does
-    (`_get_custom_policy` counts aten.mm and saves the odd ones).
+    `alternate`: selective checkpointing as torchtitan's per operator: it saves what attention and every
+    second product return (`_get_custom_policy` counts aten.mm and saves the odd ones), and reruns the rest.
     """
     if kind == "none":
         return ops, ()
@@ -64,21 +64,28 @@ def split(kind: str, ops: Ops, *, alternate: bool = False) -> tuple[Ops, Ops]:
         core = tuple(op for op in ops if op.kind == SCORES)
         inputs = (op._replace(saved_bytes=per_token(op.saved_bytes.token)) for op in core)
         return (*(op for op in ops if op.kind != SCORES), *inputs), core
+    if alternate:
+        return _alternately(ops)
     cheap = tuple(op for op in ops if op.kind in CHEAP_KINDS)
-    kept = tuple(op for op in ops if op.kind not in CHEAP_KINDS)
-    if not alternate:
-        return kept, cheap
-    halves = (op._replace(saved_bytes=op.saved_bytes.times(0.5)) if op.kind == "gemm" else op for op in kept)
-    again = (_half(op) if op.kind == "gemm" else op for op in ops if op.kind in (*CHEAP_KINDS, "gemm"))
-    return tuple(halves), tuple(again)
+    return tuple(op for op in ops if op.kind not in CHEAP_KINDS), cheap
 
 
-def _half(op: Op) -> Op:
-    """Return one of two products alike, on average."""
-    cost = op.forward
-    gemms = tuple([gemm._replace(rows_per_token=gemm.rows_per_token / 2) for gemm in cost.gemms])
-    half = Cost(cost.flops.times(0.5), cost.bytes.times(0.5), cost.launches / 2, cost.calls / 2, gemms)
-    return op._replace(forward=half)
+def _alternately(ops: Ops) -> tuple[Ops, Ops]:
+    """Return the same where outputs are kept: of attention, and of the first, third, fifth ... product."""
+    kept: list[Op] = []
+    again: list[Op] = []
+    number = 0
+    for place, op in enumerate(ops):
+        number += op.kind == "gemm"
+        if op.kind == "gemm" and number % 2:
+            gemm = op.forward.gemms[-1]
+            kept.append(op._replace(saved_bytes=per_token(2.0 * gemm.rows_per_token * gemm.n)))
+        elif op.kind == "attention":  # what the next product reads, and one log-sum-exp per query
+            width = next((gemm.k for later in ops[place:] for gemm in later.forward.gemms), 0)
+            kept.append(op._replace(saved_bytes=per_token(2.0 * width + 4.0 * op.heads)))
+        else:
+            (again if op.kind in (*CHEAP_KINDS, "gemm") else kept).append(op)
+    return tuple(kept), tuple(again)
 
 
 def reruns_scores(kind: str, ops: Ops) -> bool:
@@ -265,15 +272,18 @@ def live_set(
         ("optimizer", "states"): weights.optimizer_bytes - weights.paged_bytes,
         ("workspace", "cuBLAS"): cublas,
     }
+    outputs = 0.0  # held from the loss, which counts them, to the end of the step
     if run.keeps_outputs and run.loss in ("full_logits", "compiled") and not graph.lowering.litgpt:
         width = 4 if graph.lowering.wide_head else graph.lowering.compute_bytes
-        static["logits", "held outputs"] = width * graph.model.vocab_size * extents.tokens
+        outputs = width * graph.model.vocab_size * extents.tokens
     micro_batch = _MicroBatch(run, graph, extents)
     phases = {
         "forward": largest_parts(micro_batch.forward()),
         "loss": micro_batch.loss(),
         "backward": {},
         "optimizer": {
+            ("logits", "held outputs"): outputs,
+            ("activations", "embedding and head"): micro_batch.held_leaf * run.keeps_outputs,
             ("gradients",): weights.gradient_bytes * update.kept_fraction,
             ("workspace", "optimizer"): update.scratch_bytes,
         },
@@ -281,6 +291,7 @@ def live_set(
     moments = micro_batch.backward()
     for parts in moments:
         parts["gradients",] = smallest(parts["gradients",], update.most_gradients_bytes)
+        parts["logits", "held outputs"] = outputs
     if head_apart:
         phases[HEAD_BACKWARD] = moments.pop(0)
     phases["backward"] = largest_parts(moments)
@@ -309,6 +320,7 @@ class _MicroBatch:
         # frozen embeddings' output is made to need gradients: it stays until the step is done
         leaf = not low.weights_train and low.input_gradients and "embed_tokens" not in run.trainable_extra
         self.leaf = self.apart if leaf else 0.0
+        self.held_leaf = 2.0 * self.entry if leaf else 0.0  # by whoever holds the outputs; with its gradient
         self.mask = low.activation_bytes * extents.pairs if low.attention == "eager" else 0.0
         self.accumulating = run.gradient_accumulation_steps > 1
         self.held = graph.weights.gradient_bytes if self.accumulating else 0.0
