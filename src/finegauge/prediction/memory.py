@@ -24,7 +24,7 @@ from finegauge.catalogue.frameworks import framework_of
 from finegauge.catalogue.gpus import CPU
 from finegauge.model.gradient_pruning import is_adapter, is_passive
 from finegauge.model.graph import Graph, LayerGraph
-from finegauge.model.op import ZERO, Cost, Extents, Op, per_token
+from finegauge.model.op import ZERO, Extents, Op, per_token
 from finegauge.model.weights import Weights
 from finegauge.prediction.calibration import Calibration
 from finegauge.prediction.model_parallel import stream_degree
