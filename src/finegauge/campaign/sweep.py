@@ -26,7 +26,7 @@ from finegauge.campaign.axes import BASELINE, MEASURED, PREDICTED, Axis, Cell, a
 from finegauge.campaign.gains import claims_called
 from finegauge.documents import read_text
 from finegauge.errors import FieldError, FileFormatError, UnknownKeyError, UnknownNameError, shown
-from finegauge.formats.reading import beside, describe
+from finegauge.formats.reading import FILE_FIELDS, beside, describe
 from finegauge.measurement.endpoint.client import check_options
 from finegauge.measurement.options import Options
 from finegauge.run.run import FIELDS, Run
@@ -64,6 +64,12 @@ def sweep_path(name_or_path: str) -> str:
 KEYS = ("name", "about", "run", "axes", "predicted", "measured", "prune", "baseline", "claims")
 PREDICTED_KEYS = ("run", "axes")
 MEASURED_KEYS = ("run", "axes", "repetitions", *Options._fields)
+REACHING = {  # options by which a file reaches beyond its folder, and what each may do
+    "task_folder": "its tasks may hold code, which would run",
+    "trace_path": "a file would be written there",
+    "endpoint": "requests would be sent there",
+    "api_key_variable": "it sends a secret of your environment",
+}
 GROWING = ("micro_batch_size", "seq_len")  # what takes more memory the larger it is
 MAX_CELLS = 100_000
 
@@ -101,8 +107,11 @@ class Part(NamedTuple):
     calibration: str
 
 
-def read_sweep(name_or_path: str) -> Sweep:
+def read_sweep(name_or_path: str, *, trust: bool = False) -> Sweep:
     """Return the sweep that a file describes, or that is shipped under a bare name.
+
+    A file may come from anybody: unless the user trusts it, it names no file outside its folder and none of
+    the options in `REACHING`.
 
     Raises: InputError in one sentence, whatever the file holds.
     """
@@ -114,7 +123,7 @@ def read_sweep(name_or_path: str) -> Sweep:
     _known(keys, KEYS, name)
     cells: dict[str, Cell] = {}
     axes: dict[str, dict[str, None]] = {}
-    for part in _parts(keys, path, name):
+    for part in _parts(keys, path, name, trust=trust):
         for axis in part.axes:
             axes.setdefault(axis.name, {}).update(dict.fromkeys(value.label for value in axis.values))
         for cell in _cells(part, name):
@@ -143,8 +152,8 @@ def about_of(path: str) -> str:
     return " ".join(str(keys.get("about") or "").split()) if isinstance(keys, dict) else ""
 
 
-def _parts(keys: Mapping[str, Any], path: str, name: str) -> Iterator[Part]:
-    base = _base(keys["run"], path, name)
+def _parts(keys: Mapping[str, Any], path: str, name: str, *, trust: bool) -> Iterator[Part]:
+    base = _base(keys["run"], path, name, trust=trust)
     shared = _mapping(keys.get("axes"), f"{name}: axes")
     asked = [word for word in (PREDICTED, MEASURED) if word in keys] or [PREDICTED]
     listed = {word: of if (of := keys.get(word)) and isinstance(of, list) else [of] for word in asked}
@@ -152,14 +161,22 @@ def _parts(keys: Mapping[str, Any], path: str, name: str) -> Iterator[Part]:
         where = f"{name}: {estimator}"
         own = _mapping(part, where)
         _known(own, MEASURED_KEYS if estimator == MEASURED else PREDICTED_KEYS, where)
-        axes = {**shared, **_mapping(own.get("axes"), f"{where}: axes")}
+        stated = {**shared, **_mapping(own.get("axes"), f"{where}: axes")}
+        axes = tuple(
+            axis_of(axis, values, where, path, Options._fields if estimator == MEASURED else ())
+            for axis, values in stated.items()
+        )
+        own_base = _base(own["run"], path, where, trust=trust) if "run" in own else {}
+        if not trust:
+            for options in (own, *(value.options for axis in axes for value in axis.values)):
+                _refuse_reaching(options, where)
+            for fields in (base, own_base, *(value.fields for axis in axes for value in axis.values)):
+                for key in FILE_FIELDS:
+                    _refuse_outside(fields.get(key), path, f"{where}: '{key}'")
         yield Part(
             estimator=estimator,
-            base={**base, **(_base(own["run"], path, where) if "run" in own else {})},
-            axes=tuple(
-                axis_of(axis, values, where, path, Options._fields if estimator == MEASURED else ())
-                for axis, values in axes.items()
-            ),
+            base={**base, **own_base},
+            axes=axes,
             repetitions=_whole(own.get("repetitions", 1), f"{where}: repetitions"),
             options=_options(own, where, Options()) if estimator == MEASURED else None,
             calibration="" if estimator == MEASURED else _calibration(),
@@ -186,9 +203,32 @@ def _cells(part: Part, name: str) -> Iterator[Cell]:
             )  # fmt: skip
 
 
-def _base(stated: Any, path: str, where: str) -> dict[str, Any]:
+def _refuse_reaching(options: Mapping[str, Any], where: str) -> None:
+    for option, reason in REACHING.items():
+        if options.get(option):
+            raise FieldError(
+                f"{where}: '{option}' is taken only from a file that you trust, for {reason}: "
+                f"read the file, then add --trust."
+            )
+
+
+def _refuse_outside(named: Any, path: str, where: str) -> None:
+    """Raise for a file or folder that is not below the folder of the sweep at `path`, links followed."""
+    if not isinstance(named, str) or not (os.path.isabs(named) or os.path.exists(named) or ".." in named):
+        return
+    folder = os.path.realpath(os.path.dirname(path))
+    if not os.path.realpath(named).startswith(os.path.join(folder, "")):
+        raise FieldError(
+            f"{where}: {shown(named)} is outside the sweep's folder, which is taken only from a file that you "
+            f"trust: read the file, then add --trust."
+        )
+
+
+def _base(stated: Any, path: str, where: str, *, trust: bool) -> dict[str, Any]:
     if isinstance(stated, str):
         file = os.path.join(os.path.dirname(path), stated)
+        if not trust:
+            _refuse_outside(file, path, f"{where}: run")
         return dict(describe(file).stated_fields())
     fields = _mapping(stated, f"{where}: run")
     _known(fields, FIELDS, f"{where}: run")

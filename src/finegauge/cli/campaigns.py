@@ -42,6 +42,9 @@ def _list(context: click.Context, option: click.Parameter, value: object) -> Non
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be asked, and ask nothing.")
 @click.option(
+    "--trust", is_flag=True, help="Let SWEEP run code of its tasks, write traces, ask endpoints, read any file."
+)
+@click.option(
     "--engine",
     type=click.Choice(("local", "ray")),
     default="local",
@@ -61,6 +64,7 @@ def campaign(
     retry: bool,
     only: str | None,
     dry_run: bool,
+    trust: bool,
     engine: str,
     address: str,
     as_json: bool,
@@ -78,7 +82,7 @@ def campaign(
     from finegauge.render.campaign import campaign_report, dry_report
 
     gc.enable()
-    sweep = read_sweep(sweep_file)
+    sweep = read_sweep(sweep_file, trust=trust)
     if only:
         sweep = sweep.only(only)
     folder = output or os.path.splitext(os.path.basename(sweep_file))[0]

@@ -222,9 +222,12 @@ def _run(
     return Run.from_fields(fields, origins, tuple(warnings))
 
 
+FILE_FIELDS = ("model", "gpu", "dataset", "tokenizer")  # which may name a file or a folder
+
+
 def beside(fields: dict[str, Any], file: str) -> dict[str, Any]:
     """Return `fields` with files that lie beside the run file named by their path."""
-    for key in ("model", "gpu", "dataset", "tokenizer"):
+    for key in FILE_FIELDS:
         named = fields.get(key)
         path = os.path.join(os.path.dirname(file), named) if isinstance(named, str) and named else ""
         if os.path.exists(path):

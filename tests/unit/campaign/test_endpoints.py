@@ -33,7 +33,7 @@ def test_engines_and_users_are_axes(tmp_path: Path) -> None:
             "  steps: 2",
             "  warmup_steps: 0",
         )
-        sweep = read_sweep(path)
+        sweep = read_sweep(path, trust=True)
         first = carry_out(sweep, folder, LocalEngine())
         again = carry_out(sweep, folder, LocalEngine())
     assert (dict(first.outcomes), first.before) == ({"completed": 6}, 0)
@@ -57,7 +57,7 @@ def test_engines_and_users_are_axes(tmp_path: Path) -> None:
 
 def test_the_rate_of_requests_is_an_axis(tmp_path: Path) -> None:
     path = sweep_at(tmp_path, "measured: {endpoint: 'http://127.0.0.1:1', axes: {requests_per_s: [1, 2.5]}}")
-    cells = read_sweep(path).cells
+    cells = read_sweep(path, trust=True).cells
     assert [c.options.requests_per_s for c in cells if c.options] == [1.0, 2.5]
     assert [dict(c.labels) for c in cells] == [{"requests_per_s": "1"}, {"requests_per_s": "2.5"}]
     assert len({cell.key for cell in cells}) == 2
@@ -66,7 +66,7 @@ def test_the_rate_of_requests_is_an_axis(tmp_path: Path) -> None:
 def test_an_endpoint_that_does_not_answer_is_a_failed_cell(tmp_path: Path) -> None:
     path = sweep_at(tmp_path, "measured: {endpoint: 'http://127.0.0.1:1'}")
     folder = str(tmp_path / "results")
-    assert carry_out(read_sweep(path), folder, LocalEngine()).outcomes == {"failed": 1}
+    assert carry_out(read_sweep(path, trust=True), folder, LocalEngine()).outcomes == {"failed": 1}
     (result,) = Folder(folder).results()
     assert "does not serve" in result.profile.reason
 
@@ -84,5 +84,5 @@ def test_an_endpoint_that_does_not_answer_is_a_failed_cell(tmp_path: Path) -> No
 )
 def test_what_a_sweep_may_not_say(tmp_path: Path, line: str, said: str) -> None:
     with pytest.raises(InputError) as error:
-        read_sweep(sweep_at(tmp_path, line))
+        read_sweep(sweep_at(tmp_path, line), trust=True)
     assert said in str(error.value)

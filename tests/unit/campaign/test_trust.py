@@ -1,0 +1,65 @@
+"""A sweep that somebody sent: it reaches nothing beyond its folder until the user trusts it."""
+
+from pathlib import Path
+
+import pytest
+
+from finegauge.campaign.sweep import read_sweep
+from finegauge.errors import InputError
+
+RUN = "run: {model: llama-2-7b, method: lora, gpu: a100-80gb}"
+
+
+def received(folder: Path, *lines: str) -> str:
+    path = folder / "received" / "sweep.yaml"
+    path.parent.mkdir()
+    path.write_text("\n".join(lines) + "\n", "utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("option", "line"),
+    [
+        ("task_folder", "measured: {tasks: [mine], task_folder: tasks}"),
+        ("trace_path", "measured: {trace_path: trace.json}"),
+        ("trace_path", "measured: {axes: {trace_path: ['', /etc/passwd]}}"),
+        ("endpoint", "measured: {endpoint: 'http://127.0.0.1:1', api_key_variable: HOME}"),
+        ("api_key_variable", "measured: [{steps: 1}, {api_key_variable: AWS_SECRET_ACCESS_KEY}]"),
+        ("endpoint", "measured: {axes: {engine: {here: , there: {endpoint: 'http://127.0.0.1:1'}}}}"),
+    ],
+)
+def test_an_option_that_reaches_out_needs_trust(tmp_path: Path, option: str, line: str) -> None:
+    path = received(tmp_path, RUN, line)
+    with pytest.raises(InputError, match=f"'{option}' is taken only from a file that you trust.*--trust"):
+        read_sweep(path)
+    assert read_sweep(path, trust=True).cells
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("run: ../secret.yaml",),
+        ("run: link.yaml",),
+        ("run: {model: llama-2-7b, method: lora, dataset: ../secret.jsonl}",),
+        ("run: {model: llama-2-7b, method: lora, tokenizer: link}",),
+        (RUN, "axes: {dataset: [alpaca, ../secret.jsonl]}"),
+        (RUN, "axes: {data: {a: {dataset: link/secret.jsonl}}}"),
+        (RUN, "predicted: {run: ../secret.yaml}"),
+        ("run: {model: /etc, method: lora}",),
+        ("run: {model: ../nowhere, method: lora}",),
+    ],
+)
+def test_a_file_outside_the_folder_needs_trust(tmp_path: Path, lines: tuple[str, ...]) -> None:
+    path = received(tmp_path, *lines)
+    (tmp_path / "secret.yaml").write_text("model: llama-2-7b\nmethod: lora\n", "utf-8")
+    (tmp_path / "secret.jsonl").write_text('{"text": "a secret"}\n', "utf-8")
+    (tmp_path / "received" / "link.yaml").symlink_to(tmp_path / "secret.yaml")
+    (tmp_path / "received" / "link").symlink_to(tmp_path)
+    with pytest.raises(InputError, match=r"outside the sweep's folder.*--trust"):
+        read_sweep(path)
+
+
+def test_files_beside_the_sweep_need_none(tmp_path: Path) -> None:
+    path = received(tmp_path, "run: mine.yaml", "axes: {micro_batch_size: [1, 2]}")
+    (tmp_path / "received" / "mine.yaml").write_text("model: llama-2-7b\nmethod: lora\n", "utf-8")
+    assert len(read_sweep(path).cells) == 2
