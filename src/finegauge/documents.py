@@ -9,6 +9,7 @@ torchtune read it and PyYAML does not.
 import os
 import re
 from collections.abc import Iterator, Mapping
+from math import isfinite
 from stat import S_ISREG
 from typing import Any
 
@@ -111,10 +112,44 @@ def read_document(path: str) -> Any:
     import json
 
     try:
-        return json.loads(text)
+        found = json.loads(text, parse_int=_whole)
     except (ValueError, RecursionError) as error:
         reason = str(error).splitlines()[0] if str(error) else "nested too deeply"
         raise FileFormatError(f"{path} cannot be read: {reason}.") from None
+    if _num_values(found) is None:
+        raise FileFormatError(f"{path} is nested more than {MAX_DEPTH} levels deep.")
+    return found
+
+
+def json_text(content: Any, indent: int | None = 2) -> str:
+    """Return plain values as JSON that every reader takes and every stream prints.
+
+    NaN and infinities, which JSON lacks, are null; where half a character is in a text, all are escaped.
+    """
+    import json
+
+    try:
+        text = json.dumps(content, indent=indent, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(content), indent=indent, ensure_ascii=False, allow_nan=False)
+    return text if _is_text(text) else json.dumps(_finite(content), indent=indent)
+
+
+def _finite(value: Any) -> Any:
+    """Return plain values with null for every number that is none."""
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def write_document(content: Mapping[str, Any], path: str) -> None:
@@ -122,11 +157,8 @@ def write_document(content: Mapping[str, Any], path: str) -> None:
 
     Raises: InputError if the file cannot be written.
     """
-    import json
-
-    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
     try:
-        write_whole(path, f"{text}\n".encode())
+        write_whole(path, f"{json_text(content)}\n".encode())
     except OSError as error:
         raise InputError(f"Cannot write {shown(path)}: {error.strerror or error}.") from None
 
@@ -159,9 +191,11 @@ def parse_yaml(text: str, name: str) -> Any:
         import json
 
         try:
-            return json.loads(text, object_pairs_hook=_unique)
+            found = json.loads(text, object_pairs_hook=_unique, parse_int=_whole)
         except (ValueError, RecursionError):
-            pass  # the YAML reader judges it, and names a repeated key
+            found = None  # the YAML reader judges it, and names a repeated key
+        if found is not None and _num_values(found) is not None:
+            return found
     if (keys := _plain_lines(text)) is not None:
         return keys
     return _parsed_by_yaml(text, name)
@@ -205,6 +239,11 @@ def _parsed_by_yaml(text: str, name: str) -> Any:
         where = [f"line {mark.line + 1}"] if mark is not None else []
         inside = ": ".join([*where, str(problem)] if problem else where)
         raise FileFormatError(f"{name} is not valid YAML{f' ({inside})' if inside else ''}.") from None
+
+
+def _whole(digits: str) -> int | float:
+    """Return a whole number; beyond 18 digits it is no count of anything, and a float."""
+    return int(digits) if len(digits) <= 18 else float(digits)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -310,7 +349,7 @@ def _plain(word: str) -> Any:
         return _WORDS[word]
     if len(word) <= 64 and _NUMERALS.issuperset(word):
         try:
-            return int(word) if _FRACTION.isdisjoint(word) else float(word)
+            return _whole(word) if _FRACTION.isdisjoint(word) else float(word)
         except ValueError:
             return word
     return word
@@ -331,12 +370,18 @@ def parse_toml(text: str, name: str) -> Any:
         raise FileFormatError(f"{name} is not valid TOML ({error}).") from None
     except (RecursionError, ValueError):
         raise FileFormatError(f"{name} is not valid TOML: it is nested too deep.") from None
-    level: list[Any] = [tables]
+    total = _num_values(tables)
+    if total is None or total > MAX_VALUES:
+        raise FileFormatError(f"{name}: more than {MAX_DEPTH} levels or {MAX_VALUES:,} values are refused.")
+    return tables
+
+
+def _num_values(whole: Any) -> int | None:
+    """Return how many values lists and mappings hold; None where they are nested too deep."""
+    level = [whole] if isinstance(whole, dict | list) else []
     total = 0
     for _ in range(MAX_DEPTH):
         below = [value for one in level for value in (one.values() if isinstance(one, dict) else one)]
         total += len(below)
         level = [value for value in below if isinstance(value, dict | list)]
-    if level or total > MAX_VALUES:
-        raise FileFormatError(f"{name}: more than {MAX_DEPTH} levels or {MAX_VALUES:,} values are refused.")
-    return tables
+    return None if level else total

@@ -104,10 +104,3 @@ def plain(row: Any) -> dict[str, Any]:
     """Return a named tuple as JSON writes it."""
     values = row._asdict().items()
     return {name: dict(value) if isinstance(value, Mapping) else value for name, value in values}
-
-
-def rows_answer(value: object) -> str:
-    """Return rows as indented JSON."""
-    import json
-
-    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)

@@ -42,7 +42,9 @@ def _list(context: click.Context, option: click.Parameter, value: object) -> Non
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be asked, and ask nothing.")
 @click.option(
-    "--trust", is_flag=True, help="Let SWEEP run code of its tasks, write traces, ask endpoints, read any file."
+    "--trust",
+    is_flag=True,
+    help="Let SWEEP run code of its tasks, write traces, ask endpoints, read any file.",
 )
 @click.option(
     "--engine",

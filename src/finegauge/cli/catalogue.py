@@ -20,6 +20,7 @@ from finegauge.answers.catalogue_rows import (
     plain,
 )
 from finegauge.cli.run_options import say
+from finegauge.documents import json_text
 from finegauge.errors import InputError, shown
 from finegauge.render.number_format import dollars
 
@@ -42,9 +43,7 @@ class ListByDefault(click.Group):
 
 def print_json(value: object) -> None:
     """Print `value` as indented JSON."""
-    from finegauge.answers.catalogue_rows import rows_answer
-
-    click.echo(rows_answer(value))
+    say(json_text(value))
 
 
 def print_table(

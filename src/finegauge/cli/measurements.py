@@ -10,6 +10,7 @@ import click
 
 from finegauge.cli.progress import progress_bar
 from finegauge.cli.run_options import overrides_argument, read_run, say, show
+from finegauge.documents import json_text
 from finegauge.errors import EXIT_DONE, EXIT_NO_DATA, EXIT_WILL_NOT_FIT, InputError, UnsupportedError, shown
 
 if TYPE_CHECKING:
@@ -361,8 +362,6 @@ def _lines(
 
 def _json(document: Mapping[str, Any], traced: "Architecture", path: str) -> str:
     """Return what was found as JSON."""
-    import json
-
     found = {
         "command": "trace",
         "model_type": traced.model_type,
@@ -374,4 +373,4 @@ def _json(document: Mapping[str, Any], traced: "Architecture", path: str) -> str
         "notes": list(traced.notes),
         "path": path,
     }
-    return json.dumps(found, indent=2)
+    return json_text(found)

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from finegauge.render.report import Report
     from finegauge.run.run import Run
 
+# What moves a cursor, hides or turns text; colours are ours.
+_CONTROLS = re.compile("\x1b(?!\\[[0-9;]*m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _ALONGSIDE = "finegauge.alongside"  # where click keeps what is given beside RUN
 
 
@@ -146,7 +149,7 @@ def show(
 
 
 def say(lines: Iterable[str] | str) -> None:
-    """Print to stdout, in characters that its encoding has."""
-    text = lines if isinstance(lines, str) else "\n".join(lines)
+    """Print to stdout, in characters that its encoding has, and no control but those that colour."""
+    text = _CONTROLS.sub("?", lines if isinstance(lines, str) else "\n".join(lines))
     encoding = sys.stdout.encoding or "utf-8"
     click.echo(text.encode(encoding, errors="replace").decode(encoding), color=True)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from finegauge.answers.arguments import MAX_LIST, Asked
+from finegauge.documents import json_text
 from finegauge.render.json import document
 from finegauge.units import HOUR_S
 
@@ -56,7 +57,7 @@ class Tool(NamedTuple):
         Raises: FineGaugeError in one sentence.
         """
         asked.check_names(self.arguments)
-        return json.dumps(json.loads(self.answer(asked)), ensure_ascii=False, allow_nan=False)
+        return json_text(json.loads(self.answer(asked)), None)
 
 
 def _estimate(asked: Asked) -> str:
@@ -128,7 +129,7 @@ def _gpus(asked: Asked) -> str:
 def _listed(command: str, rows: list[dict[str, Any]]) -> str:
     """Return the first rows as JSON, and how many there are."""
     whole = {"command": command, "num_found": len(rows), "results": rows[:MAX_ROWS]}
-    return json.dumps(whole, allow_nan=False)
+    return json_text(whole, None)
 
 
 TOOLS: dict[str, Tool] = {

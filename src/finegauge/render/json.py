@@ -6,13 +6,13 @@ What differs from that is stated by `answers.written`.
 `render.schema` derives the JSON schema from the same types.
 """
 
-import json
 from collections.abc import Mapping
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from finegauge.answers.profile import breakdown_of, figures_of, profile_of
 from finegauge.answers.written import rules_of
+from finegauge.documents import json_text
 from finegauge.profile import Breakdown, Profile
 from finegauge.run.run import Run
 
@@ -24,12 +24,7 @@ def document(command: str, answer: Any) -> str:
     from finegauge import __version__
 
     whole = {"schema_version": SCHEMA_VERSION, "command": command, "finegauge_version": __version__}
-    return text_of(whole | encoded(answer))
-
-
-def text_of(content: object) -> str:
-    """Return plain values as indented JSON; NaN and infinities are errors."""
-    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
+    return json_text(whole | encoded(answer))
 
 
 def encoded(value: Any) -> Any:

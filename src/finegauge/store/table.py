@@ -162,7 +162,17 @@ def ask(table: "pa.Table", sql: str) -> "pa.Table":
 
 def answer_of(table: "pa.Table") -> Answer:
     """Return a table as plain rows."""
-    return Answer(tuple(table.column_names), tuple(zip(*(c.to_pylist() for c in table.columns), strict=True)))
+    columns = (map(_plain, column.to_pylist()) for column in table.columns)
+    return Answer(tuple(table.column_names), tuple(zip(*columns, strict=True)))
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of SQL as one that JSON has; dates, decimals and bytes are text."""
+    if isinstance(value, list | tuple):
+        return tuple(map(_plain, value))
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
 def export(table: "pa.Table", path: str) -> None:
@@ -178,6 +188,8 @@ def export(table: "pa.Table", path: str) -> None:
     if write is None:
         raise InputError(f"--export {shown(path)}: the file's name should end in .csv or .parquet.")
     unfinished = f"{path}.{os.getpid()}.part"
+    if kind == ".csv":
+        table = _without_formulas(table)
     try:
         write(table, unfinished)
         os.replace(unfinished, path)
@@ -188,6 +200,18 @@ def export(table: "pa.Table", path: str) -> None:
     finally:
         with suppress(OSError):
             os.remove(unfinished)
+
+
+def _without_formulas(table: "pa.Table") -> "pa.Table":
+    """Return `table` with an apostrophe before every text that a spreadsheet would carry out."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    for at, field in enumerate(table.schema):
+        if pa.types.is_string(field.type):
+            cleaned = compute.replace_substring_regex(table.column(at), r"^([=+\-@\t\r])", r"'\1")
+            table = table.set_column(at, field, cleaned)
+    return table
 
 
 def _journal(path: str) -> str:

@@ -4,13 +4,13 @@ A question about a run gives either `document`, a text such as the commands read
 fields of one; `overrides` are laid over either. An error is {"error": one sentence, "field": name or null}.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from finegauge.answers.arguments import Asked
+from finegauge.documents import json_text
 from finegauge.errors import FineGaugeError, InputError, did_you_mean, shown
 from finegauge.render.json import document
 from finegauge.units import HOUR_S
@@ -74,7 +74,7 @@ def answered(answer: tuple[Question, tuple[str, ...]], asked: Mapping[str, Any])
 def refusal(status: int, sentence: str, field: str | None = None) -> Reply:
     """Return an error as JSON."""
     content = {"error": " ".join(_told(sentence).split()), "field": field}
-    return Reply(json.dumps(content, ensure_ascii=False), status, JSON)
+    return Reply(json_text(content, None), status, JSON)
 
 
 def _told(text: str) -> str:
@@ -242,28 +242,28 @@ def _plan(asked: Asked) -> str:
 
 def _models(asked: Asked) -> str:
     """Return the models whose name, alias or model_type contains the pattern."""
-    from finegauge.answers.catalogue_rows import found_models, plain, rows_answer
+    from finegauge.answers.catalogue_rows import found_models, plain
 
-    return rows_answer([plain(one) for one in found_models(asked.text("pattern"))])
+    return json_text([plain(one) for one in found_models(asked.text("pattern"))])
 
 
 def _gpus(asked: Asked) -> str:
     """Return the GPUs whose name or alias contains the pattern."""
-    from finegauge.answers.catalogue_rows import found_gpus, plain, rows_answer
+    from finegauge.answers.catalogue_rows import found_gpus, plain
 
-    return rows_answer([plain(one) for one in found_gpus(asked.text("pattern"), asked.text("vendor"))])
+    return json_text([plain(one) for one in found_gpus(asked.text("pattern"), asked.text("vendor"))])
 
 
 def _datasets(asked: Asked) -> str:
     """Return the data sets whose name contains the pattern."""
-    from finegauge.answers.catalogue_rows import found_datasets, plain, rows_answer
+    from finegauge.answers.catalogue_rows import found_datasets, plain
 
-    return rows_answer([plain(one) for one in found_datasets(asked.text("pattern"))])
+    return json_text([plain(one) for one in found_datasets(asked.text("pattern"))])
 
 
 def _offers(asked: Asked) -> str:
     """Return what GPUs cost per hour."""
-    from finegauge.answers.catalogue_rows import SORTS, found_offers, offers_json, rows_answer
+    from finegauge.answers.catalogue_rows import SORTS, found_offers, offers_json
     from finegauge.catalogue.gpus import matching_gpus
     from finegauge.run.field import flag
 
@@ -278,7 +278,7 @@ def _offers(asked: Asked) -> str:
     count = asked.whole("count", 0, MOST_OFFERS) or None
     provider, region = asked.text("provider"), asked.text("region")
     with _beside("provider"):
-        return rows_answer(offers_json(found_offers(gpu, provider, region, count, spot=spot, sort=sort)))
+        return json_text(offers_json(found_offers(gpu, provider, region, count, spot=spot, sort=sort)))
 
 
 SUBJECT = ("document", "run", "overrides")

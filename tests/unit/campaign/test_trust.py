@@ -6,6 +6,7 @@ import pytest
 
 from finegauge.campaign.sweep import read_sweep
 from finegauge.errors import InputError
+from tests.e2e.commands import finegauge
 
 RUN = "run: {model: llama-2-7b, method: lora, gpu: a100-80gb}"
 
@@ -63,3 +64,15 @@ def test_files_beside_the_sweep_need_none(tmp_path: Path) -> None:
     path = received(tmp_path, "run: mine.yaml", "axes: {micro_batch_size: [1, 2]}")
     (tmp_path / "received" / "mine.yaml").write_text("model: llama-2-7b\nmethod: lora\n", "utf-8")
     assert len(read_sweep(path).cells) == 2
+
+
+def test_its_words_move_no_cursor_and_are_no_formula(tmp_path: Path) -> None:
+    axes = r'axes: {data: {"=cmd|calc": {seq_len: 512}, "x\e]0;title\a": {seq_len: 1024}}}'
+    path = received(tmp_path, r'name: "a\e[2Jb"', RUN, axes)
+    folder, table = str(tmp_path / "out"), tmp_path / "out.csv"
+    said = finegauge("campaign", path, "-o", folder)
+    assert said.code == 0
+    listed = finegauge("results", folder, "--columns", "data", "--export", str(table))
+    assert "x?]0;title?" in listed.out
+    assert not {"\x1b", "\a"} & set(said.out + listed.out)
+    assert "'=cmd|calc" in table.read_text("utf-8")
