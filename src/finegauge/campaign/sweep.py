@@ -219,8 +219,8 @@ def _refuse_outside(named: Any, path: str, where: str) -> None:
     folder = os.path.realpath(os.path.dirname(path))
     if not os.path.realpath(named).startswith(os.path.join(folder, "")):
         raise FieldError(
-            f"{where}: {shown(named)} is outside the sweep's folder, which is taken only from a file that you "
-            f"trust: read the file, then add --trust."
+            f"{where}: {shown(named)} is outside the sweep's folder, which is taken only from a file "
+            f"that you trust: read the file, then add --trust."
         )
 
 
