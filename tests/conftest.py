@@ -90,6 +90,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     os.environ["FINEGAUGE_HOME"] = os.path.join(folder, "home")
     os.environ["FINEGAUGE_CACHE_DIR"] = os.path.join(folder, "cache")
+    os.environ["HF_HUB_CACHE"] = os.path.join(folder, "hub")
+    os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ.pop("FINEGAUGE_CALIBRATION", None)
     if os.environ.get("CI") == "true":
         config.pluginmanager.register(_SkipWatch(), "finegauge-skip-watch")

@@ -42,7 +42,8 @@ class UnknownNameError(InputError):
     def __init__(self, kind: str, name: str, *, known: Iterable[str], listing: str = "") -> None:
         """Say which `kind` of thing `name` should have been, and what comes close."""
         hint = f" List them with '{listing}'." if listing else ""
-        super().__init__(f"No {kind} named {shown(name)}.{did_you_mean(name, known)}{hint}")
+        self.kind, self.name, self.near = kind, name, did_you_mean(name, known)
+        super().__init__(f"No {kind} named {shown(name)}.{self.near}{hint}")
 
 
 class UnknownKeyError(InputError):

@@ -47,11 +47,23 @@ def total_gib(done: Done) -> float:
     return float(result["device_memory_bytes"])
 
 
-def test_an_unknown_type_is_refused_naming_trace(model: str) -> None:
+def test_an_unknown_type_says_what_to_install(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("finegauge.cli.unknown_models.find_spec", lambda name: None)
     done = finegauge("estimate", model, "--gpu", "l4")
     assert done.code == 64
     assert "model_type 'llama' is not described yet" in done.err
-    assert "finegauge trace MODEL_DIR" in done.err
+    assert "torch and transformers is missing: pip install torch==2.13.0 'finegauge[measure]'" in done.err
+
+
+@pytest.mark.usefixtures("one_mode")
+def test_an_unknown_type_is_traced_by_itself_once(model: str) -> None:
+    done = finegauge("estimate", model, "--gpu", "l4", "--json")
+    assert done.code == 0
+    assert "model_type 'llama' is not described yet. Did you mean" in done.err
+    assert "Tracing its transformers class, once" in done.err
+    assert "auto_map" not in done.out
+    again = finegauge("estimate", model, "--gpu", "l4", "--json")
+    assert (again.err, total_gib(again)) == ("", total_gib(done))
 
 
 @pytest.mark.usefixtures("one_mode")
@@ -60,12 +72,12 @@ def test_after_a_trace_every_command_answers(model: str) -> None:
     assert (traced.code, traced.err) == (0, "")
     assert "3 x" in traced.out
     assert "auto_map" in traced.out
-    full = finegauge("estimate", model, "--gpu", "l4", "--json")
+    full = finegauge("estimate", model, "--gpu", "l4", "--json", "method=full")
     lora = finegauge("estimate", model, "--gpu", "l4", "--json", "method=lora", "lora_targets=q_proj")
-    again = finegauge(
-        "estimate", model, "--gpu", "l4", "--json", "activation_checkpointing=full", "seq_len=8192"
+    again = finegauge("estimate", model, "--gpu", "l4", "--json", "seq_len=8192")
+    whole = finegauge(
+        "estimate", model, "--gpu", "l4", "--json", "activation_checkpointing=none", "seq_len=8192"
     )
-    whole = finegauge("estimate", model, "--gpu", "l4", "--json", "seq_len=8192")
     assert [done.code for done in (full, lora, again, whole)] == [0, 0, 0, 0]
     assert total_gib(lora) < total_gib(full)
     assert total_gib(again) < total_gib(whole)

@@ -34,7 +34,8 @@ class ModelFigures(NamedTuple):
 def model(name_or_path: str) -> ModelFigures:
     """Return the model of that name, alias, Hugging Face id, `config.json` or folder holding one.
 
-    An id of another repository (a mirror, a quantised copy of the same name) is known by its last part.
+    An id of another repository (a mirror, a quantised copy of the same name) is known by its last part; one
+    that the catalogue lacks, by the config.json in the Hub's cache on disk.
 
     Raises: UnknownNameError naming its neighbours, FileFormatError for a file that is no configuration.
     """
@@ -49,6 +50,10 @@ def model(name_or_path: str) -> ModelFigures:
         found = _user_models(home()).get(key) or _shipped(key)
         if found:
             return found
+    from finegauge.catalogue.hub import cached_config
+
+    if (cached := cached_config(name_or_path)) is not None:
+        return _from_file(cached, name_or_path)
     known = [key for figures in models().values() for key in (figures.name, *figures.aliases)]
     raise UnknownNameError("model", name_or_path, known=known, listing="finegauge models")
 

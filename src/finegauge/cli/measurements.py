@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from finegauge.cli.progress import progress_bar
-from finegauge.cli.run_options import overrides_argument, read_run, say, show
+from finegauge.cli.run_options import offline_option, overrides_argument, read_run, say, show
 from finegauge.documents import json_text
 from finegauge.errors import EXIT_DONE, EXIT_NO_DATA, EXIT_WILL_NOT_FIT, InputError, UnsupportedError, shown
 
@@ -88,6 +88,7 @@ EXIT_CODES = {"completed": EXIT_DONE, "out_of_memory": EXIT_WILL_NOT_FIT}
 @click.command()
 @click.argument("run_file", metavar="RUN")
 @overrides_argument
+@offline_option
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option(
     "--steps", type=click.IntRange(1, 100_000), default=10, show_default=True, help="Measured steps."
@@ -190,6 +191,7 @@ def byte_size(text: str) -> float:
 
 @click.command()
 @click.argument("run_files", nargs=-1, metavar="[RUN]...")
+@offline_option
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="What to time; cuda where there is one.")
 @click.option(
     "--threads", type=click.IntRange(0), default=0, help="Of the host's arithmetic; torch's choice."
@@ -311,6 +313,7 @@ def trace(model: str, *, as_json: bool) -> None:
     the model's repository is run. Needs torch and transformers: pip install 'finegauge[measure]'.
     """
     from finegauge.catalogue.models import model as figures_of
+    from finegauge.cli import unknown_models
     from finegauge.model.families import supported_model_types
     from finegauge.model.traced import traced_architecture, write_trace
 
@@ -321,25 +324,10 @@ def trace(model: str, *, as_json: bool) -> None:
             f"model_type {shown(model_type)} is described already, so there is nothing to trace; "
             f"run 'finegauge models show {model}' or 'finegauge estimate {model}'."
         )
-    document = _document(config)
+    document = unknown_models.document(config)
     traced = traced_architecture(document)
     path = write_trace(document, config)
     say(_json(document, traced, path) if as_json else _lines(model, config, document, traced, path))
-
-
-def _document(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the trace of a configuration; a bar on stderr tells how far it is."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    try:
-        from finegauge.measurement.tracer.document import trace_document
-    except ImportError as error:
-        raise UnsupportedError(
-            f"'finegauge trace' runs the transformers class, and {shown(error.name or 'torch')} is not "
-            "installed: pip install torch==2.13.0, then pip install 'finegauge[measure]'."
-        ) from None
-    gc.enable()  # a trace is long enough to have garbage
-    with progress_bar("tracing") as heard:
-        return trace_document(config, heard)
 
 
 def _lines(

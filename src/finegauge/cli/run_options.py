@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 # What moves a cursor, hides or turns text; colours are ours.
 _CONTROLS = re.compile("\x1b(?!\\[[0-9;]*m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _ALONGSIDE = "finegauge.alongside"  # where click keeps what is given beside RUN
+_OFFLINE = "finegauge.offline"
 
 
 def _keep(context: click.Context, option: click.Parameter, value: Any) -> None:
@@ -38,7 +39,17 @@ def launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ("accelerate", "accelerate YAML given beside RUN."),
     ):
         command = _kept(f"--{name}", name, "FILE", click.STRING, says)(command)
-    return command
+    return offline_option(command)
+
+
+def offline_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give `command` the option to stay off the network."""
+
+    def keep(context: click.Context, _option: click.Parameter, value: bool) -> None:
+        context.meta[_OFFLINE] = value
+
+    says = "Fetch no config.json of a model that the catalogue lacks."
+    return click.option("--offline", is_flag=True, expose_value=False, callback=keep, help=says)(command)
 
 
 def _kept(
@@ -54,8 +65,13 @@ def stated_alongside() -> "Alongside":
     """Return what the command line gives beside the training file."""
     from finegauge.formats.launcher_files import Alongside
 
+    return Alongside(**(_meta(_ALONGSIDE) or {}))
+
+
+def _meta(key: str) -> Any:
+    """Return what the running command keeps under `key`."""
     context = click.get_current_context(silent=True)
-    return Alongside(**(context.meta.get(_ALONGSIDE, {}) if context else {}))
+    return context.meta.get(key) if context else None
 
 
 def _complete(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[Any]:
@@ -123,10 +139,28 @@ def run_of(run_file: str, overrides: Iterable[str]) -> "Run":
 
 
 def read_run(run_file: str, overrides: Iterable[str] = ()) -> "Run":
-    """Return the run that `run_file` states with `overrides` and what is given alongside."""
+    """Return the run that `run_file` states with `overrides` and what is given alongside.
+
+    The config.json of a model that the catalogue lacks is fetched, and a model_type that FineGauge does not
+    describe is traced; each is said.
+    """
+    from finegauge.errors import UnknownNameError
     from finegauge.formats.reading import read
 
-    return read(run_file, tuple(overrides), stated_alongside())
+    try:
+        run = read(run_file, tuple(overrides), stated_alongside())
+    except UnknownNameError as error:
+        from finegauge.cli.unknown_models import fetch
+
+        fetch(error, offline=bool(_meta(_OFFLINE)))
+        run = read(run_file, tuple(overrides), stated_alongside())
+    from finegauge.model.families import is_described
+
+    if not is_described(run.config):
+        from finegauge.cli.unknown_models import trace_once
+
+        trace_once(run.model, run.config)
+    return run
 
 
 def file_name(path: str) -> str:

@@ -90,11 +90,6 @@ def standard_input() -> str:
     return text_of(data, "standard input")
 
 
-def is_hub_id(name: str) -> bool:
-    """Return whether `name` could be a repository of the Hugging Face Hub, its owner before a slash."""
-    return "/" in name and _HUB_ID.fullmatch(name) is not None and ".." not in name and "--" not in name
-
-
 def _in_folder(folder: str, is_training: Callable[[str], bool]) -> RunArgument:
     """Return what a folder stands for: adapters, a model, or the only training file in it."""
     if os.path.isfile(adapters := os.path.join(folder, "adapter_config.json")):
@@ -140,7 +135,7 @@ def _known_model(name: str) -> str:
 
     Raises: InputError naming models and files that are close.
     """
-    if is_hub_id(name):
+    if "/" in name:
         return name
     from finegauge.catalogue.models import model
 

@@ -104,31 +104,48 @@ def _model_type(config: Mapping[str, Any]) -> str:
     return model_type
 
 
-def _traced(config: Mapping[str, Any], num_experts_per_tok: int | None) -> Architecture:
-    """Return the architecture that `finegauge trace` cached.
+def is_described(config: Mapping[str, Any]) -> bool:
+    """Return whether a row describes the `model_type` of a `config.json`."""
+    return family(_model_type(config)) is not None
 
-    Raises: UnsupportedError where it cached none that holds, naming the command.
+
+def untraced(config: Mapping[str, Any]) -> str:
+    """Return why the trace of a model_type that no row describes is missing; "" where one holds.
+
+    Raises: UnsupportedError where there is nothing to trace.
     """
     from finegauge.errors import did_you_mean
     from finegauge.model.traced import read_trace
 
-    model_type = str(config.get("model_type"))
+    model_type = _model_type(config)
     if model_type in WITHOUT_CLASS:
         raise UnsupportedError(
             f"model_type '{model_type}': {WITHOUT_CLASS[model_type]} is not described, "
             "and transformers has no class of it that could be traced."
         )
     found, problem = read_trace(config)
-    if found is None:
-        known = supported_model_types()
-        why = (
-            problem
-            or f"model_type {shown(model_type)} is not described yet.{did_you_mean(model_type, known)}"
-        )
+    near = did_you_mean(model_type, supported_model_types())
+    unknown = f"model_type {shown(model_type)} is not described yet.{near}"
+    return "" if found is not None else problem or unknown
+
+
+def _traced(config: Mapping[str, Any], num_experts_per_tok: int | None) -> Architecture:
+    """Return the architecture that `finegauge trace` cached.
+
+    Raises: UnsupportedError where it cached none that holds, naming the command.
+    """
+    from finegauge.model.traced import read_trace
+
+    why = untraced(config)
+    if why:
+        known = len(supported_model_types())
         raise UnsupportedError(
             f"{why} Run 'finegauge trace MODEL_DIR' once, the folder of this config.json, to take the "
-            f"operators from its transformers class; described are {len(known)} types, such as llama."
+            f"operators from its transformers class; described are {known} types, such as llama."
         )
+    found, _ = read_trace(config)
+    assert found is not None
+    model_type = _model_type(config)
     if num_experts_per_tok is not None:
         raise UnsupportedError(
             f"num_experts_per_tok={num_experts_per_tok}: a traced model_type ({model_type}) keeps those "
