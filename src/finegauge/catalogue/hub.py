@@ -12,7 +12,7 @@ Nothing here runs unasked: `catalogue.models` looks into the caches alone, and c
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -191,7 +191,7 @@ def _sign(request: "Request") -> None:
         request.add_unredirected_header("Authorization", f"Bearer {token}")
 
 
-def _refusal(code: int, headers: Mapping[str, str], name: str, endpoint: str) -> str:
+def _refusal(code: int, headers: Any, name: str, endpoint: str) -> str:
     """Return why the Hub gives no file."""
     said = str((headers or {}).get("X-Error-Code") or "")
     has_token = bool(os.environ.get("HF_TOKEN"))
