@@ -20,6 +20,6 @@ ENV PATH=/opt/finegauge/bin:$PATH PYTHONUNBUFFERED=1
 USER finegauge
 WORKDIR /runs
 HEALTHCHECK --interval=30s --timeout=5s --start-period=10s \
-    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8317/', timeout=4)"]
+    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8317/health', timeout=4)"]
 ENTRYPOINT ["finegauge"]
 CMD ["serve"]

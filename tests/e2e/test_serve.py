@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
@@ -14,9 +15,9 @@ from urllib.parse import urlencode, urlsplit
 
 import pytest
 
-from finegauge.cli.servers import HOST
+from finegauge.cli.servers import _HEADERS_WITHIN_S, HOST
 from tests.e2e.commands import finegauge
-from tests.e2e.processes import descendants, gone
+from tests.e2e.processes import children, descendants, gone
 
 pytestmark = pytest.mark.extras
 
@@ -85,6 +86,31 @@ def test_nobody_else_reaches_it(served: Served) -> None:
     port = f"{served.port:04X}"
     local = [line.split()[1] for line in listening.splitlines()[1:] if line.split()[3:4] == ["0A"]]
     assert {one.partition(":")[0] for one in local if one.endswith(f":{port}")} == {"0100007F"}
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET / HTTP/1.1\r\nHost: 127", b"GET /favicon.ico HTTP/1.1\r\nHost: localhost\r\n\r\nGET"]
+)
+def test_a_request_that_never_ends_is_left(
+    served: Served,
+    sent: bytes,
+) -> None:
+    with socket.create_connection((HOST, served.port or 0), timeout=30) as waiting:
+        waiting.sendall(sent)
+        since = time.monotonic()
+        while waiting.recv(4096):
+            pass
+        assert time.monotonic() - since < _HEADERS_WITHIN_S + 8
+
+
+def test_a_killed_process_is_not_missed(served: Served) -> None:
+    for size in range(512, 517):
+        server = served.process.pid
+        for worker in descendants(server).difference(children(server)):
+            os.kill(worker, signal.SIGKILL)
+        asked = json.dumps({"run": RUN["run"] | {"seq_len": size}}).encode()
+        assert served.ask("POST", "/api/v1/check", asked, content_type="application/json")[0] == 200
+        assert served.ask("GET", "/health")[0] == 204
 
 
 def test_a_taken_port_is_said_with_the_way_out(served: Served) -> None:

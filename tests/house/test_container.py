@@ -74,7 +74,7 @@ def test_the_health_check_asks_where_the_page_listens() -> None:
     serve = root.get_command(click.Context(root), "serve")
     assert serve is not None
     (port,) = [param.default for param in serve.params if "--port" in param.opts]
-    assert f"http://127.0.0.1:{port}/" in words[-1]
+    assert f"http://127.0.0.1:{port}/health" in words[-1]
 
 
 @pytest.mark.parametrize("page", ["docs/container.md", "Dockerfile"])

@@ -13,7 +13,8 @@ from finegauge.errors import InputError, UnsupportedError
 
 HOST = "127.0.0.1"  # and no other: the page reads and computes what it is given
 DEFAULT_PORT = 8317
-_PACKAGES = ("jinja2", "pebble", "starlette", "uvicorn")
+_PACKAGES = ("jinja2", "starlette", "uvicorn")
+_HEADERS_WITHIN_S = 10
 _WAIT_S = 2  # for answers under way, once the server is to end
 
 
@@ -71,12 +72,43 @@ def _run(listener: socket.socket, *, opens: bool) -> None:
     config = uvicorn.Config(
         create_app(Workers(*lanes())),
         log_level="critical", access_log=False, server_header=False, date_header=True, lifespan="on",
-        ws="none", proxy_headers=False, backlog=128,
+        ws="none", http=_impatient(), proxy_headers=False, backlog=128,
         timeout_graceful_shutdown=_WAIT_S, h11_max_incomplete_event_size=131_072,
     )  # fmt: skip
     server = _server_of(config, url, opens=opens)
     with suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
+
+
+def _impatient() -> Any:
+    """Return uvicorn's protocol, which leaves where the headers of a request do not arrive."""
+    import asyncio
+
+    import h11
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class Impatient(H11Protocol):
+        waiting: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self.waiting = self.loop.call_later(_HEADERS_WITHIN_S, transport.close)
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            unfinished = self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])
+            if self.waiting is not None and not unfinished:
+                self.waiting.cancel()
+                self.waiting = None
+            elif self.waiting is None and unfinished:
+                self.waiting = self.loop.call_later(_HEADERS_WITHIN_S, self.transport.close)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            if self.waiting is not None:
+                self.waiting.cancel()
+
+    return Impatient
 
 
 def _server_of(config: Any, url: str, *, opens: bool) -> Any:

@@ -21,7 +21,7 @@ from finegauge.web.assets import PREFIX, assets, style_source
 from finegauge.web.limits import RefusedError
 from finegauge.web.openapi import API, openapi_text
 from finegauge.web.response_cache import Reply, internal_error
-from finegauge.web.workers import Answering, Workers
+from finegauge.web.workers import Answering, Workers, ready
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -83,9 +83,9 @@ def refusal(method: str, headers: Headers) -> tuple[int, str]:
     host = headers.get("host", "").lower()
     if _without_port(host) not in HOSTS:
         return 400, "This server answers to 127.0.0.1 and localhost only; open it under one of them."
-    if method in _SAFE_METHODS:
-        return 200, ""
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    if method in _SAFE_METHODS and headers.get("sec-fetch-dest", "document") == "document":
+        return 200, ""  # a link that somebody follows, or no browser
     foreign = site is not None and site not in ("same-origin", "none")
     if foreign or (origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}")):
         return 403, "This request comes from another site; send it from the page of this server."
@@ -124,11 +124,15 @@ def create_app(answering: Answering) -> App:
             if isinstance(answering, Workers):
                 answering.stop()
 
+    async def health(_: Request) -> Response:
+        return _response(await answering.reply(ready))
+
     routes = [
         *_page_routes(answering),
         *_api_routes(answering),
         Route(f"{PREFIX}{{name:path}}", _asset, methods=["GET"]),
         Route("/favicon.ico", _no_icon, methods=["GET"]),
+        Route("/health", health, methods=["GET"]),
     ]
     app = Starlette(
         routes=routes,

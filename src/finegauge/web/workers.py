@@ -1,8 +1,9 @@
 """Processes that compute answers beside the server, with a deadline that is kept.
 
 Two lanes: questions that a page asks at every edit, and searches, so that no search holds up an edit. What
-runs longer than its lane allows is ended with its process, and a new one takes its place. A lane lets so
-many wait and sends others away with the time after which to come back.
+runs longer than its lane allows is ended with its process, and a new one takes its place, as one does where a
+process has died, idle or busy: each has a pipe of its own, so that none takes a lock of the others with it. A
+lane lets so many wait and sends others away with the time after which to come back.
 
 The fork server has imported all that answers need and answered once; each process is born from it, warm.
 """
@@ -12,23 +13,26 @@ import gc
 import os
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import BrokenExecutor, CancelledError
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from importlib import import_module
 from multiprocessing import get_all_start_methods, get_context
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from shutil import rmtree
+from typing import Any, NamedTuple, Protocol
 
 from finegauge.web.limits import RefusedError
 from finegauge.web.response_cache import Reply, ResponseCache, key_of
 
-if TYPE_CHECKING:
-    from pebble import ProcessPool
-
+FOLDER = "finegauge-serve-"  # what the server's temporary folder is called, before its process
 PRELOADED = ("finegauge.web.preloaded",)
 
 Job = Callable[..., Reply]
 
 MOST_MEMORY_BYTES = 4 * 2**30  # of one process, virtual
 BEHIND = 10  # niceness of searches: where cores are few, an edit goes first
+STARTS_WITHIN_S = 60.0
 ANSWERS_PER_PROCESS = 20_000  # then a new one takes its place
 
 
@@ -57,40 +61,93 @@ class Answering(Protocol):
         """Return what `job` answers; `args` are plain values."""
 
 
+class Worker:
+    """A process that answers one question at a time, and the pipe by which it is asked."""
+
+    def __init__(self, context: Any, *settled: Any) -> None:
+        """Start it; `settled` are the arguments of `_settle`."""
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_answer, args=(theirs, *settled), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._has_started = False
+        self._left = ANSWERS_PER_PROCESS
+
+    def wait(self) -> None:
+        """Wait until it is warm.
+
+        Raises: TimeoutError, or OSError or EOFError where it ended.
+        """
+        self._has_started = self._has_started or self._heard(STARTS_WITHIN_S)
+
+    def take(self, job: Job, args: tuple[Any, ...]) -> None:
+        """Let it begin with `job`.
+
+        Raises: OSError or EOFError where it ended before, or has answered so much that a new one is due.
+        """
+        self.wait()
+        if not self._left:
+            raise EOFError
+        self._left -= 1
+        self._pipe.send((job, args))
+        self._heard(STARTS_WITHIN_S)
+
+    def answer(self, within_s: float) -> Reply:
+        """Return what the job that it took answers.
+
+        Raises: TimeoutError, MemoryError, or OSError or EOFError where it ended; end it after any of these.
+        """
+        reply: Reply | None = self._heard(within_s)
+        if reply is None:
+            raise MemoryError
+        return reply
+
+    def _heard(self, within_s: float) -> Any:
+        if not self._pipe.poll(within_s):
+            raise TimeoutError
+        return self._pipe.recv()
+
+    def end(self) -> None:
+        """End it, whatever it is doing."""
+        self._process.kill()
+        self._process.join()
+        self._pipe.close()
+
+
 class Workers:
     """The processes of both lanes, and the answers given lately."""
 
     def __init__(self, quick: Lane, searches: Lane) -> None:
         """Prepare; processes start with `start`."""
+        _sweep()
         self._cache = ResponseCache()
         self._running: dict[str, asyncio.Future[Reply]] = {}
-        self._folder = tempfile.TemporaryDirectory(prefix="finegauge-serve-", ignore_cleanup_errors=True)
+        self._folder = tempfile.TemporaryDirectory(
+            prefix=f"{FOLDER}{os.getpid()}-", ignore_cleanup_errors=True
+        )
         self._lanes = {False: quick, True: searches}
-        self._pools: dict[bool, ProcessPool] = {}
+        self._idle: dict[bool, SimpleQueue[Worker]] = {search: SimpleQueue() for search in self._lanes}
+        self._threads = {search: ThreadPoolExecutor(lane.workers) for search, lane in self._lanes.items()}
         self._busy = {False: 0, True: 0}
+        forks = "forkserver" in get_all_start_methods()
+        self._context: Any = get_context("forkserver" if forks else "spawn")
+        if forks:
+            self._context.set_forkserver_preload([*PRELOADED])
 
     def start(self) -> None:
         """Start the processes; each is warm when this returns."""
-        from pebble import ProcessPool
-
-        forks = "forkserver" in get_all_start_methods()
-        context = get_context("forkserver" if forks else "spawn")
-        if forks:
-            context.set_forkserver_preload([*PRELOADED])
         for search, lane in self._lanes.items():
-            self._pools[search] = ProcessPool(
-                max_workers=lane.workers, max_tasks=ANSWERS_PER_PROCESS, context=context, initializer=_settle,
-                initargs=(self._folder.name, PRELOADED, BEHIND if search else 0),
-            )  # fmt: skip
-            for begun in [self._pools[search].schedule(_ready) for _ in range(lane.workers)]:
-                begun.result()
+            started = [self._started(search=search) for _ in range(lane.workers)]
+            for worker in started:
+                worker.wait()
+                self._idle[search].put(worker)
 
     def stop(self) -> None:
-        """End the processes, whatever they are doing, and remove what they wrote."""
-        for pool in self._pools.values():
-            pool.stop()  # type: ignore[no-untyped-call]
-        for pool in self._pools.values():
-            pool.join()
+        """End the processes once they have answered, and remove what they wrote."""
+        for search, threads in self._threads.items():
+            threads.shutdown(cancel_futures=True)
+            while not self._idle[search].empty():
+                self._idle[search].get().end()
         self._folder.cleanup()
 
     async def reply(self, job: Job, *args: Any, search: bool = False) -> Reply:
@@ -112,24 +169,62 @@ class Workers:
 
     async def _computed(self, key: str, job: Job, args: tuple[Any, ...], *, search: bool) -> Reply:
         """Return the answer of a process, and keep it."""
-        from pebble import ProcessExpired
-
-        lane = self._lanes[search]
+        asking = asyncio.get_running_loop()
         try:
-            scheduled = self._pools[search].schedule(job, args=args, timeout=lane.within_s)
-            reply = await asyncio.wrap_future(scheduled)
+            reply = await asking.run_in_executor(self._threads[search], self._asked, search, job, args)
         except TimeoutError:
-            sentence = f"This takes longer than {lane.within_s:.0f} s and was ended; ask for less"
+            sentence = (
+                f"This takes longer than {self._lanes[search].within_s:.0f} s and was ended; ask for less"
+            )
             raise RefusedError(503, f"{sentence}, or use the command line, which has no limit.") from None
-        except (ProcessExpired, BrokenExecutor, CancelledError, MemoryError):
+        except (OSError, EOFError, MemoryError):
             sentence = "The process that computed this ended, perhaps for want of memory; ask for less."
             raise RefusedError(503, sentence) from None
         finally:
             self._busy[search] -= 1
             del self._running[key]
-        if reply.status < 500:
+        if reply.status < 500 and reply.body:
             self._cache.add(key, reply)
         return reply
+
+    def _asked(self, search: bool, job: Job, args: tuple[Any, ...]) -> Reply:
+        """Return the answer of an idle process, one that died replaced; called in a thread of the lane."""
+        worker = self._idle[search].get()
+        try:
+            try:
+                worker.take(job, args)
+            except (OSError, EOFError):  # it died while it was idle
+                worker.end()
+                worker = self._started(search=search)
+                worker.take(job, args)
+            return worker.answer(self._lanes[search].within_s)
+        except BaseException:
+            worker.end()  # the next to ask replaces it
+            raise
+        finally:
+            self._idle[search].put(worker)
+
+    def _started(self, *, search: bool) -> Worker:
+        return Worker(self._context, self._folder.name, PRELOADED, BEHIND if search else 0)
+
+
+def _sweep() -> None:
+    """Remove the folders of servers that were killed."""
+    for name in os.listdir(tempfile.gettempdir()):
+        process = name.removeprefix(FOLDER).partition("-")[0]
+        if name.startswith(FOLDER) and process.isdecimal() and not _is_alive(int(process)):
+            rmtree(os.path.join(tempfile.gettempdir(), name), ignore_errors=True)
+
+
+def _is_alive(process: int) -> bool:
+    if os.name == "nt":  # there a signal of 0 ends it
+        return True
+    with suppress(PermissionError):
+        try:
+            os.kill(process, 0)
+        except (ProcessLookupError, OverflowError):
+            return False
+    return True
 
 
 def _full(lane: Lane) -> RefusedError:
@@ -162,5 +257,21 @@ def _settle(folder: str, preloaded: tuple[str, ...], behind: int) -> None:
     gc.freeze()
 
 
-def _ready() -> None:
-    """Answer nothing: a process that does so has started."""
+def _answer(asked: Connection, *settled: Any) -> None:
+    """Answer what comes, until the server ends; no answer says that memory did not suffice."""
+    _settle(*settled)
+    with suppress(EOFError, OSError):
+        asked.send(True)
+        while True:
+            job, args = asked.recv()
+            asked.send(True)
+            try:
+                reply = job(*args)
+            except MemoryError:
+                reply = None
+            asked.send(reply)
+
+
+def ready() -> Reply:
+    """Answer nothing: a process that does so is well."""
+    return Reply("", 204)

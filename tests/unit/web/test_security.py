@@ -122,7 +122,18 @@ def test_only_its_own_page_may_ask_to_compute(
 
 
 def test_a_link_from_elsewhere_opens(browser: TestClient) -> None:
-    assert browser.get("/openapi.json", headers={"sec-fetch-site": "cross-site"}).status_code == 200
+    for dest in ({}, {"sec-fetch-dest": "document"}):
+        assert (
+            browser.get("/openapi.json", headers={"sec-fetch-site": "cross-site"} | dest).status_code == 200
+        )
+
+
+@pytest.mark.parametrize("dest", ["image", "iframe", "empty", "script"])
+def test_a_page_elsewhere_makes_it_compute_nothing(dest: str, browser: TestClient) -> None:
+    asked = {"sec-fetch-dest": dest, "sec-fetch-site": "cross-site"}
+    for path in ("/download/plan.zip?model=llama-3-8b", f"{API}/gpus", "/?model=llama-3-8b"):
+        assert browser.get(path, headers=asked).status_code == 403
+        assert browser.get(path, headers=asked | {"sec-fetch-site": "same-origin"}).status_code != 403
 
 
 @pytest.mark.parametrize("name", ["..%2fapp.py", "../app.py", "%2e%2e/security.py", "/etc/passwd", ""])

@@ -1,9 +1,16 @@
 """Deadlines are kept, slots are freed, answers are computed once, and what is kept is bounded."""
 
 import asyncio
+import multiprocessing
 import os
+import signal
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from multiprocessing.forkserver import _forkserver
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,9 +79,9 @@ def served(asking: Callable[[Workers], Awaitable[Any]]) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def no_preloading(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let processes start without answering anything first."""
-    monkeypatch.setattr(workers, "PRELOADED", ())
+def preloading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let processes start without answering anything first, with the questions of this file."""
+    monkeypatch.setattr(workers, "PRELOADED", (__name__,))
 
 
 async def refused(answer: Awaitable[Reply]) -> RefusedError:
@@ -98,6 +105,55 @@ def test_deadlines_slots_and_answers() -> None:
         assert await found.reply(broken, 1) is not await found.reply(broken, 1)  # errors are not kept
 
     served(asking)
+
+
+def test_a_process_that_dies_is_replaced() -> None:
+    async def asking(found: Workers) -> None:
+        for _ in range(3):  # while it is idle: nobody notices
+            first = int((await found.reply(process, str(time.monotonic()))).body)
+            os.kill(first, signal.SIGKILL)
+            assert int((await found.reply(process, str(time.monotonic()))).body) != first
+        busy = asyncio.create_task(found.reply(sleep, 0.25))
+        last = int((await found.reply(process, "other", search=True)).body)
+        await asyncio.sleep(0.1)
+        for child in multiprocessing.active_children():
+            if child.pid != last:
+                child.kill()
+        assert (await refused(busy)).status == 503  # the one that was under way
+        assert int((await found.reply(process, "x", search=True)).body) == last
+        os.kill(_forkserver._forkserver_pid, signal.SIGKILL)
+        os.kill(last, signal.SIGKILL)
+        assert (await found.reply(process, "y", search=True)).status == 200
+
+    served(asking)
+
+
+def test_health_is_not_kept() -> None:
+    async def asking(found: Workers) -> None:
+        first = await found.reply(workers.ready)
+        assert first.status == 204
+        assert await found.reply(workers.ready) is not first
+
+    served(asking)
+
+
+def test_the_folder_of_a_killed_server_goes_and_that_of_a_live_one_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    for name in (
+        f"{workers.FOLDER}{gone.pid}-a",
+        f"{workers.FOLDER}{os.getppid()}-b",
+        "finegauge-serve-mine",
+    ):
+        (tmp_path / name).mkdir()
+    found = Workers(QUICK, SEARCHES)
+    found.stop()
+    assert sorted(os.listdir(tmp_path)) == sorted(
+        (f"{workers.FOLDER}{os.getppid()}-b", "finegauge-serve-mine")
+    )
 
 
 def test_one_lane_does_not_hold_up_the_other() -> None:
