@@ -95,6 +95,7 @@ class Framework(NamedTuple):
     gathers_to_write: bool = False  # ZeRO-3's weights once for all answers, not for every token
     serving_engine: bool = False
     # What nobody states
+    alloc_conf: str = ""  # PYTORCH_CUDA_ALLOC_CONF as its launcher or import sets it
     batching: Batching = _PLAIN_BATCHES
     source: str = ""  # where its defaults stand; "" where they are not known
     defaults: tuple[Change, ...] = ()  # each over those before it
@@ -153,7 +154,8 @@ def _together(name: str) -> Framework:
     rows = tuple(named_in(name))
     exact = next((row for row in frameworks() if row.name.casefold() == name), Framework(name=name))
     does: dict[str, Any] = {flag: any(getattr(row, flag) for row in rows) for flag in _FLAGS}
-    return exact._replace(**does)
+    conf = next((row.alloc_conf for row in rows if row.alloc_conf), "")
+    return exact._replace(**does, alloc_conf=conf)
 
 
 def _framework(name: str, row: Mapping[str, Any], rows: Mapping[str, Any]) -> Framework:
@@ -169,6 +171,7 @@ def _framework(name: str, row: Mapping[str, Any], rows: Mapping[str, Any]) -> Fr
             Signature(tuple(one["all"].split()), tuple(one.get("any", "").split()))
             for one in row.get("signatures", ())
         ),
+        alloc_conf=row.get("alloc_conf", ""),
         batching=Batching(**row.get("batching", {})),
         source=row.get("source", base.get("source", "")),
         defaults=tuple(_change(one) for one in (base, *row.get("changes", ()))),

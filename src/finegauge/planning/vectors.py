@@ -26,10 +26,11 @@ from finegauge.model.op import Extents
 from finegauge.model.weights import Weights
 from finegauge.planning.quote import WALL_POWER_RATIO, StepQuantities, checkpoint_bytes, run_totals
 from finegauge.planning.space import ACCUMULATING, Batching, Layout, variant
+from finegauge.prediction.allocator import outside_tensors
 from finegauge.prediction.calibration import DATASHEET, Calibration
 from finegauge.prediction.device import Device
 from finegauge.prediction.links import Network
-from finegauge.prediction.memory import CUBLAS_BYTES, CUBLAS_DEFAULT_BYTES, Update, outside_tensors
+from finegauge.prediction.memory import CUBLAS_BYTES, CUBLAS_DEFAULT_BYTES, Update
 from finegauge.prediction.predictor import device_of
 from finegauge.prediction.sharding import Beside, Share, beside_of, rank_extents, rank_graph, rank_live_set
 from finegauge.prediction.time import BoardPower, StepTime, board_power, step_energy_j, step_of

@@ -10,6 +10,7 @@ force is the user's own, where `FINEGAUGE_CALIBRATION` names a file, or the one 
     bitsandbytes 0.50.2; 9.0 us per elementwise operator with autograd, 0.43 ms per forward
     of a 4-bit linear with its adapter, 0.16 ms of a 16-bit one
 [3] nvidia-smi beside torch's own peak in fms-acceleration's packed runs on A100: 160 rows, median
+[6] torch reserved beside torch allocated on T4, `fitcheck-t4`: 57 rows; 2.0 to 3.0 serve as well
 [2] nccl-tests in stas00/ml-engineering, network/README.md @744d01e (2026-08-22)
 [5] `generate` of tiny models with 1 and 9 layers, one core of the server of [1], 2026-11-21, torch 2.13.0,
     transformers 5: 0.45 ms a layer and token of Llama, 0.37 of OPT, 0.6 to 0.9 around; less their operators
@@ -57,8 +58,8 @@ class Calibration(NamedTuple):
     context_bytes: float = 0.55 * GIB  # CUDA context with lazy loading, per process
     slack_fraction: float = 0.03  # of activations: rounding and fragmentation, fixed shapes
     varied_slack_fraction: float = 0.12  # the same where shapes change from step to step, or routing does
-    cached_fraction: float = 0.35  # of activations and logits: freed blocks that others do not fit [3]
-    varied_cached_fraction: float = 1.1  # the same where shapes change: 16 rows of Orca-Math, 4-bit [3]
+    cached_temporaries: float = 2.5  # of a layer's forward pass: freed blocks that others do not fit [6]
+    varied_cached_fraction: float = 1.1  # of activations and logits where shapes change: 16 rows, 4-bit [3]
     link_fraction: float = 0.79  # of PCIe's rate: copies between a GPU and its host (24.5 of 31 GB/s, pinned)
     network_fraction: float = 0.9  # of the network cards' rate: 380 of 400 GB/s, 4 nodes of 8 B200 [2]
     network_hop_s: float = 8e-6  # per step between nodes: 545 us for 62 steps [2]

@@ -8,8 +8,8 @@ from finegauge.catalogue.gpus import CPU, gpu
 from finegauge.data.batch_shape import shape
 from finegauge.model.graph import Graph, build
 from finegauge.model.lowering import QUANTIZED_BYTES
+from finegauge.prediction.allocator import Allocator, shapes_vary, slack_fraction
 from finegauge.prediction.calibration import Calibration, current
-from finegauge.prediction.memory import shapes_vary
 from finegauge.prediction.sharding import longest_extents, rank_extents, shard_degree, share_of
 from finegauge.profile import Path
 from finegauge.run.phases import answer_tokens
@@ -23,13 +23,14 @@ def formulas(run: Run, calibration: Calibration | None = None) -> dict[Path, str
     graph, computed = build(run), share_of(run).graph  # as written down, and as a rank computes it
     tokens = rank_extents(run, longest_extents(shape(run))).tokens
     varied = shapes_vary(run, graph)
-    lost = f"{100 * (calibration.varied_slack_fraction if varied else calibration.slack_fraction):.0f} %"
+    lost = f"{100 * slack_fraction(run, graph, calibration):.0f} %"
     slack = f"{lost} of activations and logits: allocator rounding, fragmentation"
+    shapes = "expandable segments" if Allocator.of(run).expandable else "shapes are fixed"
     return {
         **_state_formulas(run, graph),
         **_activation_formulas(run, computed, tokens),
         ("logits", "loss"): _loss_formula(run, computed, tokens),
-        ("slack",): f"{slack} ({'shapes vary' if varied else 'shapes are fixed'})",
+        ("slack",): f"{slack} ({'shapes vary' if varied else shapes})",
         ("context",): f"CUDA context of one process: {calibration.context_bytes / GIB:.2f} GiB",
         ("forward",): "per layer the longer of kernels on the device and launches on the host",
         ("recompute",): "the forward of every checkpointed layer once more",

@@ -26,7 +26,6 @@ from finegauge.model.gradient_pruning import is_adapter, is_passive
 from finegauge.model.graph import Graph, LayerGraph
 from finegauge.model.op import ZERO, Extents, Op, per_token
 from finegauge.model.weights import Weights
-from finegauge.prediction.calibration import Calibration
 from finegauge.prediction.model_parallel import stream_degree
 from finegauge.profile import Breakdown, Path
 from finegauge.records import NamedTuple
@@ -524,20 +523,3 @@ def optimizer_scratch(run: Run, weights: Weights) -> float:
         temporaries = {"foreach": weights.foreach_bytes, "loop": weights.loop_bytes}
         return temporaries.get(run.optimizer_implementation, 0.0)
     return weights.loop_bytes
-
-
-def shapes_vary(run: Run, graph: Graph) -> bool:
-    """Return whether allocations change size from step to step: padded batches, routed tokens."""
-    if run.experts_implementation == "eager":
-        for group in graph.layers:
-            if "moe" in group.kind:
-                return True
-    return run.dataset is not None and run.padding != "max" and not run.packing
-
-
-def outside_tensors(run: Run, graph: Graph, peak: Breakdown, calibration: Calibration) -> Breakdown:
-    """Return what the device holds beside live tensors: allocator slack and the CUDA context, in bytes."""
-    varied = shapes_vary(run, graph)
-    fraction = calibration.varied_slack_fraction if varied else calibration.slack_fraction
-    moving = peak["activations"] + peak["logits"]
-    return Breakdown({("slack",): fraction * moving, ("context",): calibration.context_bytes})

@@ -11,15 +11,13 @@ from finegauge.catalogue.gpus import known_gpu
 from finegauge.data.batch_shape import BatchShape, shape
 from finegauge.errors import FieldError, FineGaugeError, UnsupportedError
 from finegauge.model.graph import Graph, step_flops, value_run
+from finegauge.prediction.allocator import cached_bytes, outside_tensors
 from finegauge.prediction.calibration import Calibration, current
 from finegauge.prediction.device import Device
 from finegauge.prediction.memory import (
     CUBLAS_BYTES,
     CUBLAS_DEFAULT_BYTES,
-    LiveSet,
-    outside_tensors,
     rerun,
-    shapes_vary,
 )
 from finegauge.prediction.sharding import (
     gradients_left,
@@ -89,9 +87,6 @@ def predict(run: Run, calibration: Calibration | None = None, *, batch: BatchSha
     on_device = peak + outside_tensors(run, graph, peak, calibration)
     if share.distributed:
         on_device += Breakdown({("NCCL",): calibration.nccl_bytes})
-    room = gpu.usable_bytes - on_device.total
-    varied = shapes_vary(run, graph)
-    fraction = calibration.varied_cached_fraction if varied else calibration.cached_fraction
     micro_batches = micro_steps(run) * run.data_parallel
     ranks = run.num_gpus / run.pipeline_parallel  # the graph holds the layers of every stage
     said = *_assumed_links(run, gpu), evidence(run, gpu)
@@ -107,7 +102,7 @@ def predict(run: Run, calibration: Calibration | None = None, *, batch: BatchSha
         outcome="completed" if on_device.total <= gpu.usable_bytes else "out_of_memory",
         peak_memory_bytes=peak,
         device_memory_bytes=on_device,
-        cached_bytes=max(0.0, min(_cached_bytes(live, peak, on_device["slack"], fraction), room)),
+        cached_bytes=cached_bytes(run, graph, live, asked.longest, on_device, gpu.usable_bytes, calibration),
         phase_memory_bytes=live.by_phase(),
         peak_phase=live.peak_phase,
         step_time_s=step.parts,
@@ -180,25 +175,6 @@ def _assumed_links(run: Run, gpu: "GpuSpec") -> tuple[str, ...]:
     from finegauge.prediction.links import assumed
 
     return assumed(run, gpu)
-
-
-def _cached_bytes(live: LiveSet, peak: Breakdown, slack_bytes: float, fraction: float) -> float:
-    """Return the bytes of freed blocks that the allocator keeps beside what is counted.
-
-    They are that `fraction` of activations and logits, or more:
-    Blocks of activations are cut for sizes that come back only in part; the optimizer's temporaries
-    and the gradients come when activations have gone, and find no block of theirs among them.
-    """
-    if not fraction:
-        return 0.0  # a processor's allocator gives back what is free
-    moving = gradients = scratch = 0.0
-    for phase in live.phases.values():
-        moving = max(moving, phase["activations"] + phase["logits"])
-        gradients = max(gradients, phase.parts.get(("gradients",), 0.0))
-        scratch = max(scratch, phase.parts.get(("workspace", "optimizer"), 0.0))
-    late = peak.parts.get(("gradients",), 0.0) + peak.parts.get(("workspace", "optimizer"), 0.0)
-    together = peak["activations"] + peak["logits"] + late
-    return max(fraction * moving, moving + gradients + scratch - together) - slack_bytes
 
 
 def check_format(run: Run, gpu: "GpuSpec", dtype: str) -> None:

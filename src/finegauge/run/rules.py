@@ -11,13 +11,14 @@ one fused tensor per projection from 5.0 on, run as grouped matrix products and 
 [2] Dettmers et al. 2023, arXiv:2305.14314 (QLoRA)
 """
 
+import re
 from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
 from finegauge.catalogue.frameworks import framework_of
 from finegauge.catalogue.gpus import multiplies_bf16
-from finegauge.errors import FieldError
+from finegauge.errors import FieldError, did_you_mean, shown
 from finegauge.run.field import version_numbers
 
 STATED = ("file", "command line", "caller")  # origins of what somebody stated
@@ -32,6 +33,18 @@ RECIPE_ALIASES = {"current": "tensorwise", "hybrid": "delayed", "block": "blockw
 FSDP = ("fsdp", "fsdp_shard_grad_op", "hybrid")
 MODEL_DEGREES = ("tensor_parallel", "pipeline_parallel", "context_parallel")
 DATA_DEGREES = ("data_parallel_replicate", "data_parallel_shard")
+
+_TRUTH, _FRACTION = "[Tt]rue|[Ff]alse|0|1", r"0?\.\d+|1(\.0*)?"
+ALLOC_OPTIONS = {  # of PYTORCH_CUDA_ALLOC_CONF, and the values that each takes
+    **dict.fromkeys(("expandable_segments", "release_lock_on_cudamalloc"), _TRUTH),
+    **dict.fromkeys(("pinned_use_cuda_host_register", "pinned_use_background_threads"), _TRUTH),
+    **dict.fromkeys(
+        ("max_split_size_mb", "max_non_split_rounding_mb", "pinned_num_register_threads"), r"\d+"
+    ),
+    **dict.fromkeys(("garbage_collection_threshold", "per_process_memory_fraction"), _FRACTION),
+    "roundup_power2_divisions": r"\d+|\[[\d:, >]+\]",
+    "backend": "native|cudaMallocAsync",
+}
 
 GENERATING = ("ppo", "grpo", "decode")
 SERVING = ("prefill", "decode")
@@ -52,8 +65,26 @@ def settle(values: dict[str, Any], origins: Mapping[str, str]) -> None:
     """
     _check_method(values, origins)
     _check_batches(values, origins)
+    alloc_options(values["cuda_alloc_conf"] or "")
     _fill_in(values)
     _settle_degrees(values)
+
+
+def alloc_options(conf: str) -> dict[str, str]:
+    """Return the options of PyTorch's allocator, "name:value,name:value" as PYTORCH_CUDA_ALLOC_CONF has them.
+
+    Raises: FieldError for an option that PyTorch does not know, or a value that is none of its.
+    """
+    found: dict[str, str] = {}
+    for option in re.split(r",(?![^\[]*\])", conf) if conf else ():
+        name, _, value = (part.strip() for part in option.partition(":"))
+        if name not in ALLOC_OPTIONS:
+            hint = did_you_mean(name, ALLOC_OPTIONS)
+            raise FieldError(f"cuda_alloc_conf: {shown(name)} is no option of PyTorch's allocator.{hint}")
+        if not re.fullmatch(ALLOC_OPTIONS[name], value):
+            raise FieldError(f"cuda_alloc_conf: {name}:{shown(value)} is not what PyTorch's allocator takes.")
+        found[name] = value
+    return found
 
 
 def _check_method(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:

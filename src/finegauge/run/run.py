@@ -221,6 +221,12 @@ class Run(_Frozen):
         choice(("fused", "slow")), "of state space layers: `fused` or `slow` (the Python path)", "fused"
     )
     compile: bool = spec(flag, "torch.compile", False, "torch.compile")
+    cuda_alloc_conf: str | None = spec(
+        text,
+        "`PYTORCH_CUDA_ALLOC_CONF` (`PYTORCH_ALLOC_CONF`) of the training: `expandable_segments:True`, "
+        "`max_split_size_mb`, `garbage_collection_threshold`; what the framework sets where not stated",
+        label="Allocator",
+    )
     # Data and duration
     dataset: str | None = spec(
         text,
