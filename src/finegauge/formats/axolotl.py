@@ -340,6 +340,7 @@ FORMAT = Format(
             64,
             write=lambda run: None if run.packing else run.pad_to_multiple_of,
         ),
+        trainer_keys.generation_row("trl."),
         trainer_keys.GROUPING._replace(
             write=lambda run: {"group_by_length": True if run.group_by_length else None}
         ),

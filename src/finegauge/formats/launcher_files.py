@@ -47,16 +47,20 @@ _MEGATRON = {"tp_degree": "tensor_parallel", "pp_degree": "pipeline_parallel"}
 class Alongside(NamedTuple):
     """What is given beside the training file; None where nothing is."""
 
-    accelerate: str | None = None
+    accelerate: str | Mapping[str, Any] | None = None  # a file, or its keys as a command line states them
     deepspeed: str | None = None
     num_gpus: int | None = None
+    beside: str = ""  # the file beside which those lie that accelerate's keys name
 
     def fields(self) -> list[tuple[str, dict[str, Any]]]:
         """Return the fields that each file states, with the origin they get."""
         stated = []
         if self.accelerate is not None:
-            found = accelerate_fields(keys_of_file(self.accelerate, "accelerate"), self.accelerate)
-            stated.append((f"accelerate file {os.path.basename(self.accelerate)}", found))
+            if isinstance(self.accelerate, str):
+                origin = f"accelerate file {os.path.basename(self.accelerate)}"
+            else:
+                origin = "accelerate file of the launch line"
+            stated.append((origin, self._of_accelerate()))
         if self.deepspeed is not None:
             found = deepspeed_fields(keys_of_file(self.deepspeed, "DeepSpeed"))
             stated.append((f"DeepSpeed file {os.path.basename(self.deepspeed)}", found))
@@ -66,9 +70,15 @@ class Alongside(NamedTuple):
         """Return how many GPUs the run is launched on, if this tells."""
         if self.num_gpus is not None or self.accelerate is None:
             return self.num_gpus
-        keys = keys_of_file(self.accelerate, "accelerate")
-        count = accelerate_fields(keys, self.accelerate).get("num_gpus")
+        count = self._of_accelerate().get("num_gpus")
         return int(count) if count is not None else None
+
+    def _of_accelerate(self) -> dict[str, Any]:
+        """Return the fields that accelerate's file, or its options, state."""
+        given = self.accelerate
+        if isinstance(given, str):
+            return accelerate_fields(keys_of_file(given, "accelerate"), given)
+        return accelerate_fields(given or {}, self.beside)
 
     def lay_over(self, fields: dict[str, Any], origins: dict[str, str], warnings: list[str]) -> None:
         """Put what stands alongside over the training file's `fields`.
@@ -177,7 +187,7 @@ def load(named: Any, config_file: str) -> tuple[Mapping[str, Any] | None, str]:
     """Return the keys of a DeepSpeed file that a config names, or None and why they are not read."""
     if isinstance(named, Mapping):
         return named, ""
-    path, outside = _find(str(named), config_file)
+    path, outside = find_inside(str(named), config_file)
     if path is not None:
         try:
             keys = documents.parse_yaml(read_text(path), os.path.basename(path))
@@ -188,8 +198,10 @@ def load(named: Any, config_file: str) -> tuple[Mapping[str, Any] | None, str]:
     return None, "lies outside the project folder and is not read" if outside else "was not found"
 
 
-def _find(named: str, config_file: str) -> tuple[str | None, bool]:
-    """Return the file if it lies inside the project, and whether it lies outside."""
+def find_inside(
+    named: str, config_file: str, endings: tuple[str, ...] = (".json",)
+) -> tuple[str | None, bool]:
+    """Return the file if it lies inside the project and has one of `endings`, and whether it lies outside."""
     working, beside = os.path.realpath(os.curdir), os.path.dirname(os.path.realpath(config_file))
     above = os.path.dirname(beside)
     roots = [os.path.join(root, "") for root in (working, beside, above) if len(root) > 1]
@@ -201,7 +213,7 @@ def _find(named: str, config_file: str) -> tuple[str | None, bool]:
             continue
         if not any(path.startswith(root) for root in roots):
             outside = True
-        elif path.endswith(".json") and os.path.isfile(path):
+        elif path.endswith(endings) and os.path.isfile(path):
             return path, False
     return None, outside
 

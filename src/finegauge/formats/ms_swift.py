@@ -209,6 +209,7 @@ FORMAT = Format(
             _read_length,
             _length,
         ),
+        trainer_keys.generation_row(prompt=0, answer=512, beta=0.04),
         trainer_keys.GROUPING,
         Row("dataset val_dataset split_dataset_ratio", _read_data, _data),
         trainer_keys.DURATION,

@@ -10,12 +10,13 @@ from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import Any
 
-from finegauge.documents import parse_toml, parse_yaml, read_text
+from finegauge.documents import MAX_BYTES, MAX_DOCUMENT_BYTES, parse_toml, parse_yaml, read_text
 from finegauge.errors import FileFormatError, UnknownKeyError, shown
 from finegauge.formats import key_table
 from finegauge.formats.key_table import BLOCK, Format, lay_over, parse
 from finegauge.formats.launcher_files import ALONE, Alongside
-from finegauge.formats.run_argument import COMMAND, FILE, MODEL, RunArgument, content, resolve
+from finegauge.formats.run_argument import COMMAND, FILE, LAUNCHES, MODEL, RunArgument, content, resolve
+from finegauge.records import NamedTuple
 from finegauge.run.rules import INFERENCE
 from finegauge.run.run import FIELDS, FROM_COMMAND_LINE, FROM_FILE, FROM_MODEL_ALONE, Run
 
@@ -52,8 +53,11 @@ def describe(
     asked, words = _resolved(path), tuple(overrides)
     if asked.kind == MODEL:
         return _model_alone(asked.value, words, alongside)
-    file, name = asked.place, os.path.basename(asked.place)
-    keys, reader, warnings, inline = _loaded(asked)
+    loaded = _loaded(asked)
+    keys, reader, warnings, inline = loaded[:4]
+    file, name = loaded.file or asked.place, os.path.basename(asked.place)
+    if loaded.accelerate is not None and alongside.accelerate is None:
+        alongside = alongside._replace(accelerate=loaded.accelerate, beside=file)
     if not isinstance(keys, dict) or not keys:
         held = "no keys" if not keys else f"a {type(keys).__name__}, not keys with values"
         raise FileFormatError(f"{name} holds {held}; a run file is YAML such as 'model: llama-3-8b'.")
@@ -79,9 +83,9 @@ def framework_of(path: str | os.PathLike[str]) -> tuple[Format, Mapping[str, Any
     Raises: InputError in one sentence, whatever the file holds.
     """
     asked = _resolved(path)
-    if asked.kind in (MODEL, COMMAND) or asked.value.endswith((".py", ".sh", ".bash")):
+    if asked.kind in (MODEL, COMMAND) or asked.value.endswith((".py", *LAUNCHES)):
         return None
-    keys, *_ = _loaded(asked)
+    keys = _loaded(asked).keys
     reader = recognise(keys) if isinstance(keys, dict) else ""
     if reader in (_RUN_FILE, ""):
         return None
@@ -156,19 +160,39 @@ def _resolved(argument: str | os.PathLike[str]) -> RunArgument:
     return resolve(os.fspath(argument), lambda path: not no_training(path))
 
 
-def _loaded(asked: RunArgument) -> tuple[Any, str, tuple[str, ...], Mapping[str, Any]]:
-    """Return what a RUN holds: its keys, its reader where the kind decides, warnings, its inline fields."""
+class _Loaded(NamedTuple):
+    """What a RUN holds."""
+
+    keys: Any
+    reader: str = ""  # where the kind of file decides it
+    warnings: tuple[str, ...] = ()
+    inline: Mapping[str, Any] = {}  # fields of its comment
+    file: str = ""  # beside which the files lie that its keys name, where that is another
+    accelerate: Mapping[str, Any] | None = None  # accelerate's keys, of a launch line
+
+
+def _loaded(asked: RunArgument) -> _Loaded:
+    """Return what a RUN holds."""
     name = os.path.basename(asked.place)
     if asked.kind == FILE:
-        text, kind = read_text(asked.value), os.path.splitext(name)[1].lower()
+        kind = os.path.splitext(name)[1].lower()
+        text = read_text(asked.value, MAX_DOCUMENT_BYTES if kind == ".ipynb" else MAX_BYTES)
     else:
         text, kind = content(asked)
-    if kind in (".py", ".sh", ".bash"):
-        from finegauge.formats import scripts
+    if kind == ".py":
+        from finegauge.formats.scripts import load_python
 
-        return (*(scripts.load_python if kind == ".py" else scripts.load_shell)(text, name), {})
+        return _Loaded(*load_python(text, name))
+    if kind in LAUNCHES or text.startswith("#!"):
+        from finegauge.formats import launch
+
+        if asked.kind == COMMAND:
+            found = launch.of_command(text)
+        else:
+            found = (launch.of_notebook if kind == ".ipynb" else launch.of_shell)(text, asked.place, name)
+        return _Loaded(dict(found.keys), found.reader, found.warnings, {}, found.file, found.accelerate)
     keys = parse_toml(text, name) if kind == ".toml" else parse_yaml(text, name)
-    return keys, "", (), _inline_fields(text, name)
+    return _Loaded(keys, inline=_inline_fields(text, name))
 
 
 def _inline_fields(text: str, name: str) -> Mapping[str, Any]:

@@ -16,7 +16,8 @@ from finegauge.errors import FileFormatError, InputError, UnknownNameError, did_
 
 COMMAND, STDIN, FILE, MODEL = "command", "stdin", "file", "model"
 COMMAND_MARK = " -- "  # before a command; click takes no word with a space in front for an option
-SUFFIXES = (".yaml", ".yml", ".json", ".toml", ".py", ".sh", ".bash", ".ipynb")
+LAUNCHES = (".sh", ".bash", ".slurm", ".sbatch", ".ipynb")  # kinds of files that hold launch lines
+SUFFIXES = (".yaml", ".yml", ".json", ".toml", ".py", *LAUNCHES)
 MAX_FOLDER_FILES = 200
 _HUB_PAGE = re.compile(
     r"(?:hf://|(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/)(?:models/)?", re.IGNORECASE
@@ -67,6 +68,8 @@ def suffix_of(text: str) -> str:
     first = text.lstrip()[:200]
     if first.startswith("#!") and "sh" in first.partition("\n")[0]:
         return ".sh"
+    if first.startswith("{") and '"cells"' in text:
+        return ".ipynb"
     if re.search(r"^(?:import \w|from [\w.]+ import )", text, re.MULTILINE):
         return ".py"
     return ".yaml"

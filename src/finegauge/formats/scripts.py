@@ -1,19 +1,50 @@
-"""Python and shell scripts that start a training, read as text and never run."""
+"""Python that starts a training, as a script or a notebook's cells: read as text and never run.
+
+Followed are names, arithmetic, f-strings, mappings and classes of constants, what argparse, HfArgumentParser,
+TrlParser, click and fire take unasked, and the command line that the script is started with. What is left is
+computed by the script: it is reported, and not read.
+"""
 
 import ast
+import operator
 import re
-import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from finegauge.errors import FileFormatError
+from finegauge.records import NamedTuple
 
-Found = tuple[dict[str, Any], str, tuple[str, ...]]  # keys, the module that reads them, what is computed
 
-_TRL_ARGUMENTS = {"SFTConfig", "DPOConfig", "GRPOConfig", "RewardConfig", "KTOConfig", "ORPOConfig"}
-_HF_ARGUMENTS = {"TrainingArguments", "Seq2SeqTrainingArguments"}
-_TRAINERS = {"SFTTrainer", "DPOTrainer", "GRPOTrainer", "RewardTrainer", "Trainer", "Seq2SeqTrainer"}
+class Script(NamedTuple):
+    """What a script says."""
+
+    keys: dict[str, Any]
+    reader: str  # the module of formats that reads them
+    warnings: tuple[str, ...] = ()
+
+
+_TRL_ARGUMENTS = {
+    "SFTConfig": "sft",
+    "DPOConfig": "dpo",
+    "GRPOConfig": "grpo",
+    "RewardConfig": "reward",
+    "KTOConfig": "kto",
+    "ORPOConfig": "orpo",
+    "CPOConfig": "cpo",
+    "PPOConfig": "ppo",
+    "RLOOConfig": "rloo",
+}
+_TRL_TRAINERS = {name.replace("Config", "Trainer"): word for name, word in _TRL_ARGUMENTS.items()}
+_HF_ARGUMENTS = {"TrainingArguments", "Seq2SeqTrainingArguments", "UnslothTrainingArguments"}
+_TRAINERS = {*_TRL_TRAINERS, "Trainer", "Seq2SeqTrainer", "UnslothTrainer"}
 _UNSLOTH = ("FastLanguageModel", "FastModel", "FastVisionModel", "FastSentenceTransformer")
+# Classes whose arguments are a framework's own keys: the module that reads them.
+_OTHERS = {
+    "DictDefault": "axolotl",
+    "TrainArguments": "ms_swift",
+    "SftArguments": "ms_swift",
+    "RLHFArguments": "ms_swift",
+}
 _OF_LORA = {
     "r": "lora_r",
     "target_modules": "lora_target_modules",
@@ -37,8 +68,9 @@ _OF_MODEL = (
     "load_in_4bit",
     "load_in_8bit",
     "experts_implementation",
+    "full_finetuning",
 )
-_OF_TRAINER = ("max_seq_length", "packing")
+_OF_TRAINER = ("max_seq_length", "packing", "max_length", "max_prompt_length", "beta")
 _TO_UNSLOTH = {
     "model_name_or_path": "model",
     "dataset_name": "data.dataset",
@@ -51,7 +83,8 @@ _TO_UNSLOTH = {
         name: f"training.{name}"
         for name in (
             *("gradient_accumulation_steps", "max_steps", "optim", "packing", "padding_free", "fp16"),
-            *("max_seq_length", "load_in_4bit", "load_in_8bit"),
+            *("max_seq_length", "load_in_4bit", "load_in_8bit", "trainer"),
+            *("num_generations", "max_completion_length", "max_prompt_length", "fast_inference"),
         )
     },
     **{name: f"lora.{name}" for name in ("lora_r", "lora_alpha", "lora_dropout")},
@@ -63,36 +96,88 @@ _NOTEBOOK = {
     "training.optim": "adamw_torch_fused",
     "lora.lora_r": 16,
 }
+_BF16_ASKED = ("is_bfloat16_supported", "is_bf16_supported")
+_PARSED = ("parse_args", "parse_known_args", "parse_args_into_dataclasses", "parse_args_and_config")
 _MAX_NODES = 50_000
+_MAX_DEPTH = 40  # of names that stand for names
+_MAX_TEXT = 4096
 _OPAQUE = object()
+_BINARY: Mapping[type, Any] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
 
 
-def load_python(text: str, name: str) -> Found:
-    """Return what a script's training calls say, under TRL's keys or Unsloth's.
+def load_python(text: str, name: str, options: Mapping[str, Any] = {}) -> Script:
+    """Return what a script's training calls say, under the keys of the framework that it calls.
+
+    Args:
+        text: Of the script.
+        name: For messages.
+        options: The command line that it is started with, {name: value}.
 
     Raises: FileFormatError for text that is no Python, or that starts no training.
     """
-    script = _Script(_parsed(text, name))
-    if not script.calls & (_TRL_ARGUMENTS | _HF_ARGUMENTS | _TRAINERS):
-        raise FileFormatError(
-            f"{name} starts no training that is known: it calls neither SFTConfig nor TrainingArguments nor "
-            "a Trainer with literal arguments."
-        )
+    script = _Reader(_parsed(text, name), options)
     warnings = tuple(
         f"{name}: {key} is computed by the script and is not read; state it on the command line."
         for key in sorted(script.opaque)[:20]
     )
+    if script.theirs:
+        return Script(script.keys, script.theirs, warnings)
+    if not script.calls & ({*_TRL_ARGUMENTS} | _HF_ARGUMENTS | _TRAINERS):
+        raise FileFormatError(f"{name} starts no training that is known: {_instead(script.calls)}.")
     keys = {key: value for key, value in script.keys.items() if key not in script.opaque}
     if script.is_unsloth:
-        return _unsloth(keys, adapts=script.adapts), "unsloth", warnings
+        return Script(_unsloth(keys, adapts=script.adapts), "unsloth", warnings)
+    if keys.pop("bf16_asked", False):
+        warnings += (f"{name}: whether the GPU has bf16 is asked by the script and taken as yes.",)
     if script.adapts:
         keys = {"lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.0, "use_peft": True, **keys}
     if script.loads_itself:
         keys.setdefault("dtype", keys.pop("torch_dtype", "auto"))
-    is_trl = bool(
-        script.calls & (_TRL_ARGUMENTS | {"SFTTrainer", "DPOTrainer", "GRPOTrainer", "RewardTrainer"})
-    )
-    return keys, "trl" if is_trl else "trl:TRAINER", warnings
+    return Script(keys, "trl" if script.calls & {*_TRL_ARGUMENTS, *_TRL_TRAINERS} else "trl:TRAINER", warnings)
+
+
+def _instead(calls: set[str]) -> str:
+    for call, reason in (
+        ("Accelerator", "its loop is its own (accelerate's Accelerator)"),
+        ("LightningModule", "it trains by Lightning"),
+        ("fit", "it trains by Lightning or Keras"),
+        ("LLM", "it generates, by vLLM"),
+    ):
+        if call in calls:
+            return f"{reason}; write the run as FineGauge's own fields, such as model and method"
+    return "it calls neither SFTConfig nor TrainingArguments nor a Trainer with literal arguments"
+
+
+def calculated(node: ast.expr) -> Any:
+    """Return the number that constants joined by operators make; None for anything else."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = calculated(node.operand)
+        return None if value is None else -value
+    if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
+        return _joined(node.op, calculated(node.left), calculated(node.right))
+    return None
+
+
+def _joined(kind: ast.operator, left: Any, right: Any) -> Any:
+    """Return two plain values joined by an operator; None where that cannot be."""
+    plain = isinstance(left, int | float) and isinstance(right, int | float)
+    texts = isinstance(left, str) and isinstance(right, str) and isinstance(kind, ast.Add)
+    lists = isinstance(left, list) and isinstance(right, list) and isinstance(kind, ast.Add)
+    if not (plain or texts or lists) or (plain and max(abs(left), abs(right)) > 1e15):
+        return None
+    try:
+        return _BINARY[type(kind)](left, right)
+    except (ZeroDivisionError, KeyError, OverflowError):
+        return None
 
 
 def _parsed(text: str, name: str) -> ast.Module:
@@ -124,48 +209,146 @@ def _unsloth(keys: Mapping[str, Any], *, adapts: bool) -> dict[str, Any]:
     for key, value in flat.items():
         section, dot, rest = key.partition(".")
         (found[section] if dot else whole)[rest or section] = value
-    found["training"]["training_type"] = "lora" if adapts else "full"
+    found["training"]["training_type"] = "lora" if adapts and not keys.get("full_finetuning") else "full"
     return whole
 
 
-class _Script:
-    """The training calls of one script and their literal arguments."""
+class _Reader:
+    """The training calls of one script and what their arguments come to."""
 
-    def __init__(self, tree: ast.Module) -> None:
+    def __init__(self, tree: ast.Module, options: Mapping[str, Any]) -> None:
         """Read `tree`, names first."""
         self.keys: dict[str, Any] = {}
         self.opaque: set[str] = set()  # keys whose value is computed
         self.calls: set[str] = set()
+        self.theirs = ""  # the module that reads the keys of a framework's own class
         self.is_unsloth = False
         self.adapts = False
         self.loads_itself = False
-        self._names = dict(self._constants(tree))
-        for node in ast.walk(tree):
+        self._options = options
+        self._depth = 0
+        self._assigned: dict[str, list[ast.expr | Mapping[str, Any]]] = {}
+        self._namespace: dict[str, Any] = {}  # of argparse
+        self._classes: dict[str, dict[str, Any]] = {}  # constants of the script's own classes
+        self._trainings: set[str] = set()  # names of training arguments
+        nodes = list(ast.walk(tree))
+        for node in nodes:
+            self._define(node)
+        for node in nodes:
+            self._parse(node)
+        for node in nodes:
             if isinstance(node, ast.Call):
                 self._read(node, *_callee(node.func))
+        for node in nodes:
+            self._amend(node)
 
-    def _constants(self, tree: ast.Module) -> Iterator[tuple[str, Any]]:
-        """Yield the module's names that are set once, to a literal."""
-        self._names = {}
-        assigned: dict[str, list[ast.expr]] = {}
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Assign):
-                for target in node.targets:
-                    if isinstance(target, ast.Name):
-                        assigned.setdefault(target.id, []).append(node.value)
-            elif isinstance(node, ast.AnnAssign | ast.AugAssign) and isinstance(node.target, ast.Name):
-                assigned.setdefault(node.target.id, []).append(node.value or node.target)
-        for name, values in assigned.items():
-            value = self._value(values[0]) if len(values) == 1 else _OPAQUE
-            if value is not _OPAQUE:
-                yield name, value
+    # Names
+
+    def _define(self, node: ast.AST) -> None:
+        """Note what a statement calls by a name."""
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                self._bind(target, node.value)
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            self._bind(node.target, node.value)
+        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            self._assigned.setdefault(node.target.id, []).append(node.target)  # itself: never resolved
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            given = [*node.args.posonlyargs, *node.args.args]
+            defaults = node.args.defaults
+            pairs = [*zip(given[len(given) - len(defaults) :], defaults, strict=True)] if defaults else []
+            pairs += [(a, d) for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if d]
+            for argument, default in pairs:
+                self._assigned.setdefault(argument.arg, []).append(default)
+        elif isinstance(node, ast.ClassDef):
+            self._classes[node.name] = {}
+        elif isinstance(node, ast.Call):
+            name = _callee(node.func)[1]
+            if name in ("add_argument", "option", "Option"):
+                self._declare(node)
+
+    def _bind(self, target: ast.expr, value: ast.expr) -> None:
+        if isinstance(target, ast.Name):
+            self._assigned.setdefault(target.id, []).append(value)
+            if isinstance(value, ast.Call) and _callee(value.func)[1] in {*_TRL_ARGUMENTS} | _HF_ARGUMENTS:
+                self._trainings.add(target.id)
+        elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            for one, its in zip(target.elts, value.elts, strict=False):
+                self._bind(one, its)
+
+    def _declare(self, call: ast.Call) -> None:
+        """Note an option that the script takes, and its default."""
+        flags = [a.value for a in call.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+        words = {one.arg: one.value for one in call.keywords}
+        named = next((one for one in flags if one.startswith("--")), flags[0] if flags else "")
+        name = named.lstrip("-").partition("/")[0].replace("-", "_")
+        if isinstance(words.get("dest"), ast.Constant):
+            name = str(words["dest"].value)  # type: ignore[attr-defined]
+        action = words.get("action")
+        if isinstance(action, ast.Constant) and str(action.value).startswith("store_"):
+            self._namespace.setdefault(name, action.value == "store_false")
+        elif "default" in words:
+            self._namespace.setdefault(name, words["default"])
+
+    def _parse(self, node: ast.AST) -> None:
+        """Note the constants of a class, and what a parser's result is."""
+        if isinstance(node, ast.ClassDef):
+            fields = self._classes[node.name]
+            for part in ast.walk(node):
+                if isinstance(part, ast.Assign | ast.AnnAssign) and part.value is not None:
+                    target = part.targets[0] if isinstance(part, ast.Assign) else part.target
+                    of_self = isinstance(target, ast.Attribute) and _owner(target) == "self"
+                    named = target.attr if of_self else target.id if isinstance(target, ast.Name) else ""  # type: ignore[union-attr]
+                    if named:
+                        fields.setdefault(named, part.value)
+            bases = {_last(base) for base in node.bases}
+            if bases & ({*_TRL_ARGUMENTS} | _HF_ARGUMENTS):
+                self.calls |= bases
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+            owner = node.value.func.value if isinstance(node.value.func, ast.Attribute) else None
+            if _callee(node.value.func)[1] in _PARSED and owner is not None:
+                self._parsed_to(node.targets[0], owner)
+
+    def _parsed_to(self, target: ast.expr, parser: ast.expr) -> None:
+        """Note the names that hold what a parser returned."""
+        made = self._assigned.get(parser.id, [None])[0] if isinstance(parser, ast.Name) else parser
+        classes: list[str] = []
+        if isinstance(made, ast.Call) and _callee(made.func)[1] in ("HfArgumentParser", "TrlParser", "H4ArgumentParser"):
+            given = [*made.args, *(one.value for one in made.keywords if one.arg == "dataclass_types")]
+            listed = given[0] if given else None
+            parts = listed.elts if isinstance(listed, ast.Tuple | ast.List) else [listed]
+            classes = [_last(part) for part in parts if isinstance(part, ast.expr)]
+            self.calls |= {one for one in classes if one in _TRL_ARGUMENTS or one in _HF_ARGUMENTS}
+            self.adapts |= "ModelConfig" in classes and str(self._options.get("use_peft", "")).lower() in ("true", "")\
+                and "use_peft" in self._options
+            for one in classes:
+                for field, default in self._classes.get(one, {}).items():
+                    self.keys.setdefault(field, self._options.get(field, default))
+            self.keys = {key: self._value(v) if isinstance(v, ast.expr) else v for key, v in self.keys.items()}
+            self.keys = {key: v for key, v in self.keys.items() if v is not _OPAQUE and v is not None}
+            self.keys |= self._options
+        targets = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
+        for at, one in enumerate(targets):
+            if isinstance(one, ast.Name):
+                held = self._classes.get(classes[at], {}) if at < len(classes) else self._namespace
+                self._assigned[one.id] = [{**held, **self._options}]
+
+    # Calls
 
     def _read(self, call: ast.Call, owner: str, name: str) -> None:
         """Read one call, if it is one of those that make up a training."""
         self.calls.add(name)
-        if name in _TRL_ARGUMENTS | _HF_ARGUMENTS:
+        if name in _OTHERS and (call.keywords or call.args):
+            self.theirs = _OTHERS[name]
+            self._take(call, None)
+            for argument in call.args[:1]:
+                self._spread(argument, None)
+        elif name in _TRL_ARGUMENTS or name in _HF_ARGUMENTS:
+            self.keys.setdefault("trainer", _TRL_ARGUMENTS.get(name))
             self._take(call, None)
         elif name in _TRAINERS:
+            if name in _TRL_TRAINERS:
+                self.keys["trainer"] = _TRL_TRAINERS[name]
             self._take(call, dict.fromkeys(_OF_TRAINER))
             self._take_model(call, "model")
         elif name == "LoraConfig":
@@ -177,12 +360,23 @@ class _Script:
             self.is_unsloth |= owner in _UNSLOTH
             self.loads_itself |= owner not in _UNSLOTH
             self._take_model(call, "model_name" if owner in _UNSLOTH else "pretrained_model_name_or_path")
-            self._take(call, dict.fromkeys((*_OF_MODEL, "max_seq_length")))
+            self._take(call, dict.fromkeys((*_OF_MODEL, "max_seq_length", "fast_inference")))
         elif name == "get_peft_model" and owner in _UNSLOTH:
             self.adapts = True
             self._take(call, {**_OF_LORA, "use_gradient_checkpointing": None})
+        elif name == "gradient_checkpointing_enable":
+            self._note("gradient_checkpointing", True)
         elif name == "load_dataset" and call.args:
             self._note("dataset_name", self._value(call.args[0]))
+
+    def _amend(self, node: ast.AST) -> None:
+        """Read an argument that is set after the call: training_args.max_steps = 10."""
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
+            target = node.targets[0]
+            if _owner(target) in self._trainings:
+                value = self._value(node.value)
+                self.keys.pop(target.attr, None)
+                self._note(target.attr, value)
 
     def _take(self, call: ast.Call, wanted: Mapping[str, str | None] | None) -> None:
         """Note the keyword arguments `wanted` (all, if None), under their new names."""
@@ -198,6 +392,7 @@ class _Script:
         mapping = self._value(value)
         for name, entry in mapping.items() if isinstance(mapping, dict) else ():
             if isinstance(name, str) and (wanted is None or name in wanted):
+                entry = self._value(entry) if isinstance(entry, ast.expr) else entry
                 self._note((wanted[name] or name) if wanted else name, entry)
 
     def _take_model(self, call: ast.Call, keyword: str) -> None:
@@ -213,135 +408,158 @@ class _Script:
         elif value is not None:
             self.keys.setdefault(key, value)
 
-    def _value(self, node: ast.expr) -> Any:
-        """Return the literal that an expression is: a constant, a list, torch.bfloat16, a name set once."""
-        if isinstance(node, ast.Name):
-            return self._names.get(node.id, _OPAQUE)
-        if isinstance(node, ast.Attribute):
-            return node.attr if isinstance(node.value, ast.Name) and node.value.id == "torch" else _OPAQUE
-        if isinstance(node, ast.List | ast.Tuple):
-            items = [self._value(item) for item in node.elts]
-            return _OPAQUE if any(item is _OPAQUE for item in items) else items
-        if isinstance(node, ast.Call) and _callee(node.func)[1] == "dict" and not node.args:
-            return {word.arg: self._value(word.value) for word in node.keywords if word.arg}
+    # Values
+
+    def _value(self, node: Any) -> Any:
+        """Return what an expression comes to, `_OPAQUE` where only running it would tell."""
+        if not isinstance(node, ast.AST):
+            return node
+        self._depth += 1
         try:
-            return ast.literal_eval(node)
-        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            return _OPAQUE if self._depth > _MAX_DEPTH else self._resolved(node)
+        finally:
+            self._depth -= 1
+
+    def _resolved(self, node: ast.AST) -> Any:
+        match node:
+            case ast.Constant():
+                return node.value
+            case ast.Name():
+                return self._named(node.id)
+            case ast.Attribute():
+                return self._attribute(node)
+            case ast.List() | ast.Tuple() | ast.Set():
+                items = [self._value(item) for item in node.elts]
+                return _OPAQUE if any(item is _OPAQUE for item in items) else items
+            case ast.Dict():
+                pairs = [(self._value(k), v) for k, v in zip(node.keys, node.values, strict=True) if k]
+                return {key: self._value(v) for key, v in pairs if isinstance(key, str)}
+            case ast.Call():
+                return self._called(node)
+            case ast.Subscript():
+                held, key = self._value(node.value), self._value(node.slice)
+                return self._value(held.get(key, _OPAQUE)) if isinstance(held, dict) and isinstance(key, str) else _OPAQUE
+            case ast.BinOp():
+                joined = _joined(node.op, self._value(node.left), self._value(node.right)) if type(node.op) in _BINARY else None
+                return _OPAQUE if joined is None or (isinstance(joined, str) and len(joined) > _MAX_TEXT) else joined
+            case ast.UnaryOp():
+                value = self._value(node.operand)
+                if isinstance(node.op, ast.Not):
+                    return _OPAQUE if value is _OPAQUE else not value
+                return -value if isinstance(node.op, ast.USub) and isinstance(value, int | float) else _OPAQUE
+            case ast.BoolOp():
+                values = [self._value(one) for one in node.values]
+                stops = bool if isinstance(node.op, ast.Or) else (lambda value: not value)
+                first = next((one for one in values if one is _OPAQUE or stops(one)), values[-1])
+                return first
+            case ast.IfExp():
+                test = self._value(node.test)
+                return _OPAQUE if test is _OPAQUE else self._value(node.body if test else node.orelse)
+            case ast.Compare() if len(node.ops) == 1 and isinstance(node.ops[0], ast.Is | ast.IsNot | ast.Eq | ast.NotEq):
+                left, right = self._value(node.left), self._value(node.comparators[0])
+                same = left == right
+                return _OPAQUE if _OPAQUE in (left, right) else same is isinstance(node.ops[0], ast.Is | ast.Eq)
+            case ast.JoinedStr():
+                parts = [self._value(p.value if isinstance(p, ast.FormattedValue) else p) for p in node.values]
+                return _OPAQUE if any(p is _OPAQUE for p in parts) else "".join(map(str, parts))[:_MAX_TEXT]
+        return _OPAQUE
+
+    def _named(self, name: str) -> Any:
+        """Return what a name stands for, if every assignment says the same."""
+        if name in self._options and name not in self._trainings:
+            return self._options[name]
+        values = self._assigned.get(name)
+        if not values:
+            return dict(self._classes[name]) if name in self._classes else _OPAQUE
+        if len(values) > 8 or any(isinstance(one, ast.Name) and one.id == name for one in values):
             return _OPAQUE
+        found = [self._value(one) for one in values]
+        return found[0] if all(one == found[0] for one in found[1:]) else _OPAQUE
+
+    def _attribute(self, node: ast.Attribute) -> Any:
+        """Return torch.bfloat16 as "bfloat16", and a constant of an object or a class."""
+        if _owner(node) == "torch":
+            return node.attr
+        held = self._value(node.value)
+        return self._value(held.get(node.attr, _OPAQUE)) if isinstance(held, dict) else _OPAQUE
+
+    def _called(self, node: ast.Call) -> Any:
+        """Return what a call of a few plain functions returns."""
+        owner, name = _callee(node.func)
+        if name in _BF16_ASKED:
+            self.keys.setdefault("bf16_asked", True)
+            return True
+        if name in ("dict", "SimpleNamespace", "OmegaConf", "EasyDict") or name in self._classes:
+            held = dict(self._classes.get(name, {}))
+            return held | {word.arg: word.value for word in node.keywords if word.arg}
+        if name in ("getenv", "get") and len(node.args) > 1 and (owner in ("environ", "os")):
+            return self._value(node.args[1])
+        if name in ("field", "Field", "Option", "Argument"):
+            default = [one.value for one in node.keywords if one.arg == "default"]
+            return self._value((default or node.args or [None])[0])
+        if not owner and name in ("int", "float", "str", "bool") and len(node.args) == 1:
+            value = self._value(node.args[0])
+            try:
+                plain = isinstance(value, int | float | str) and len(str(value)) < _MAX_TEXT
+                return {"int": int, "float": float, "str": str, "bool": bool}[name](value) if plain else _OPAQUE
+            except (ValueError, OverflowError):
+                return _OPAQUE
+        return _OPAQUE
+
+
+def _owner(node: ast.Attribute) -> str:
+    return node.value.id if isinstance(node.value, ast.Name) else ""
+
+
+def _last(node: ast.expr) -> str:
+    """Return the last part of a dotted name."""
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
 def _callee(function: ast.expr) -> tuple[str, str]:
     """Return (owner, name) of what is called: ("FastLanguageModel", "from_pretrained")."""
-    if isinstance(function, ast.Name):
-        return "", function.id
-    if not isinstance(function, ast.Attribute):
-        return "", ""
-    owner = function.value
-    named = (
-        owner.id if isinstance(owner, ast.Name) else owner.attr if isinstance(owner, ast.Attribute) else ""
-    )
-    return named, function.attr
+    return (_last(function.value), function.attr) if isinstance(function, ast.Attribute) else ("", _last(function))
 
 
-_SUBCOMMANDS: dict[str, dict[str, dict[str, str]]] = {
-    "swift": {"sft": {}, "pt": {"tuner_type": "full"}, "rlhf": {}},
-    "trl": {"sft": {}, "dpo": {}, "grpo": {}, "reward": {}},
-}
-_ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w{0,63})=(.*)", re.DOTALL)
-_VARIABLE = re.compile(r"\$(?:\{(\w{1,64})\}|(\w{1,64}))")
-_GPUS_PER_NODE = ("nproc_per_node", "num_gpus")
-_MAX_WORDS = 5_000
+def cells(text: str, name: str) -> tuple[str, str, dict[str, str]]:
+    """Return a notebook's Python, its shell lines, and the files that its cells write.
 
-
-def load_shell(text: str, name: str) -> Found:
-    """Return the options of the first line of `text` that starts a training.
-
-    Raises: FileFormatError where none does.
+    Raises: FileFormatError for text that is no notebook.
     """
-    variables: dict[str, str] = {}
-    for line in text.replace("\\\n", " ").split("\n"):
-        try:
-            words = shlex.split(line, comments=True)
-        except ValueError:
-            raise FileFormatError(f"{name} has a quote that is never closed.") from None
-        if len(words) > _MAX_WORDS:
-            raise FileFormatError(f"{name}: a line of more than {_MAX_WORDS:,} words is refused.")
-        words = [_expanded(word, variables) for word in words]
-        while words and (words[0] == "export" or _ASSIGNMENT.fullmatch(words[0])):
-            found = _ASSIGNMENT.fullmatch(words.pop(0))
-            if found:
-                variables[found[1]] = found[2][:4096]
-        start = _start_of_options(words)
-        if start:
-            return _loaded(words, start, variables, name)
-    raise FileFormatError(
-        f"{name} starts no training that is known: no line such as 'swift sft --model …' or "
-        "'python train.py --model_name_or_path …'."
-    )
+    from finegauge.documents import parse_yaml
+
+    notebook = parse_yaml(text, name)
+    listed = notebook.get("cells") if isinstance(notebook, dict) else None
+    if not isinstance(listed, list):
+        raise FileFormatError(f"{name} is no notebook: it holds no list of cells.")
+    python, shell, files = list[str](), list[str](), dict[str, str]()
+    for cell in listed:
+        if not isinstance(cell, dict) or cell.get("cell_type") != "code":
+            continue
+        source = cell.get("source")
+        code = "".join(map(str, source)) if isinstance(source, list) else str(source or "")
+        first, _, rest = code.lstrip("\n").partition("\n")
+        magic = re.match(r"%%(\w+)\s*(?:-a\s+)?(\S*)", first)
+        if magic and magic[1] in ("bash", "sh", "script", "shell"):
+            shell.append(rest)
+        elif magic and magic[1] in ("writefile", "file"):
+            files[magic[2]] = rest
+        elif not magic or magic[1] in ("capture", "time", "timeit"):
+            python += _plain(rest if magic else code, shell)
+    return "\n".join(python), "\n".join(shell), files
 
 
-def _expanded(word: str, variables: dict[str, str]) -> str:
-    """Return `word` with the variables that the script itself sets; others stay as they are written."""
-    return _VARIABLE.sub(lambda found: variables.get(found[1] or found[2], found[0]), word)[:65_536]
-
-
-def _start_of_options(words: list[str]) -> int:
-    """Return where the training's own options begin; 0 where the line starts no training."""
-    for index, word in enumerate(words):
-        tool = word.rpartition("/")[2]
-        if tool in _SUBCOMMANDS and words[index + 1 : index + 2] and words[index + 1] in _SUBCOMMANDS[tool]:
-            return index + 2
-        if word.endswith(".py") and index and any(one.startswith("--") for one in words[index + 1 :]):
-            return index + 1
-    return 0
-
-
-def _loaded(words: list[str], start: int, variables: dict[str, str], name: str) -> Found:
-    keys = _options(words[start:])
-    tool = words[start - 2].rpartition("/")[2] if start > 1 else ""
-    keys = {**_SUBCOMMANDS.get(tool, {}).get(words[start - 1], {}), **keys}
-    warnings = [
-        f"{name}: {key} holds a variable that the script does not set; state it on the command line."
-        for key, value in keys.items()
-        if "$" in str(value) or "`" in str(value)
-    ]
-    gpus = _gpus(_options(words[: start - 1]), variables)
-    if gpus:
-        keys["finegauge"] = {"num_gpus": gpus}
-    if tool == "trl" and words[start - 1] == "sft":
-        return keys, "trl", tuple(warnings)
-    return keys, "ms_swift" if tool == "swift" else "", tuple(warnings)
-
-
-def _options(words: list[str]) -> dict[str, Any]:
-    """Return {key: value} of "--key value", "--key=value", "--key a b" and "--key"."""
-    found: dict[str, list[str]] = {}
-    key = ""
-    for word in words:
-        if word in ("&", "&&", "|", ";", ">", ">>", "2>&1") or word.startswith((">", "2>")):
-            break
-        if word.startswith("--") and len(word) > 2:
-            key, equals, value = word[2:].partition("=")
-            key = key.replace("-", "_")
-            found[key] = [value] if equals else []
-        elif key:
-            found[key].append(word)
-    return {key: True if not v else v[0] if len(v) == 1 else v for key, v in found.items()}
-
-
-def _gpus(launcher: dict[str, Any], variables: dict[str, str]) -> int | None:
-    """Return how many GPUs the launcher is told of, by its options or the environment."""
-
-    def figure(value: Any) -> int | None:
-        return int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 7 else None
-
-    if total := figure(launcher.get("num_processes")):
-        return total
-    nodes = (
-        figure(launcher.get("nnodes")) or figure(launcher.get("num_nodes")) or figure(variables.get("NNODES"))
-    )
-    each = next((figure(launcher[key]) for key in _GPUS_PER_NODE if key in launcher), None)
-    each = each or figure(variables.get("NPROC_PER_NODE"))
-    if not each and "NPROC_PER_NODE" not in variables and variables.get("CUDA_VISIBLE_DEVICES"):
-        return None  # one process may drive them all, or only the first
-    return each * (nodes or 1) if each else None
+def _plain(code: str, shell: list[str]) -> Iterator[str]:
+    """Yield a cell's lines of Python; lines for the shell go to `shell`, each leaving a `pass`."""
+    continued = False
+    for line in code.split("\n"):
+        stripped = line.lstrip()
+        if continued or stripped.startswith(("!", "%")):
+            told = stripped.lstrip("!%") if not continued else stripped
+            if continued or stripped.startswith("!"):
+                shell.append(told)
+            if not continued:
+                yield f"{line[: len(line) - len(stripped)]}pass"
+            continued = stripped.endswith("\\")
+        else:
+            yield line

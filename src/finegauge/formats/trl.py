@@ -15,10 +15,11 @@ A script is read by `scripts`, which hands its literal arguments to TRL's rows.
 from collections.abc import Mapping
 from typing import Any
 
-from finegauge.errors import FieldError
+from finegauge.errors import FieldError, shown
 from finegauge.formats import launcher_files, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, always, key, model_key
 from finegauge.formats.sheet import ACCELERATE, Sheet, dataset_name, file_kind, refuse
+from finegauge.run.rules import COMPARING
 from finegauge.run.run import Run
 
 FILE = "trl.yaml"
@@ -28,6 +29,7 @@ _ADAPTERS = trainer_keys.Adapters(
     defaults=(16, 32, 0.05),
     all_unasked=False,
 )
+_AS_DPO, _AS_GRPO = ("kto", "orpo", "cpo", "simpo"), ("rloo", "online_dpo")
 _QUANTIZED = ("load_in_4bit", "load_in_8bit")
 _NOT_MODELLED = ("use_dora", "rank_pattern", "alpha_pattern", "lora_target_parameters", "target_parameters")
 _STRATEGIES = {
@@ -40,6 +42,10 @@ _OF_ADAPTER = {
     "r": "lora_r",
     "target_modules": "lora_target_modules",
     "modules_to_save": "lora_modules_to_save",
+}
+_OF_SCRIPT = {
+    **dict.fromkeys(("model_max_length", "block_size", "max_seq_len", "cutoff_len"), "max_seq_length"),
+    **{"use_lora": "use_peft", "lora_rank": "lora_r", "lora_target": "lora_target_modules"},
 }
 _PEFT_DEFAULTS = {"lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
 
@@ -62,16 +68,32 @@ def of_adapter(keys: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"use_peft": True, **_PEFT_DEFAULTS, **{_OF_ADAPTER.get(k, k): v for k, v in keys.items()}}
 
 
+def of_script(keys: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the keys of scripts around transformers' Trainer (FastChat's, Alpaca's, Qwen's) as TRL has them."""
+    found = {_OF_SCRIPT.get(key, key): value for key, value in of_adapter(keys).items()}
+    if str(found.pop("q_lora", "false")).lower() == "true":
+        found |= {"load_in_4bit": True, "use_bnb_nested_quant": True}
+    return found
+
+
 def _read_phase(reading: Reading) -> None:
-    """Read what is learnt from keys that only one trainer has."""
-    for phase, keys in (
+    """Read what is learnt: by the command or class of the trainer, else by keys that only one trainer has."""
+    trainer = reading.text("trainer")
+    if trainer in _AS_DPO:
+        reading.warn(f"{trainer} is taken as dpo, whose passes it shares; a reference model may be too many.")
+    elif trainer in _AS_GRPO:
+        reading.warn(f"{trainer} is taken as grpo, whose passes it shares.")
+    phase = "dpo" if trainer in _AS_DPO else "grpo" if trainer in _AS_GRPO else trainer
+    for one, keys in (
         ("grpo", ("num_generations", "max_completion_length")),
         ("dpo", ("precompute_ref_log_probs", "rpo_alpha", "beta")),
     ):
-        if reading.stated(*keys):
-            reading.set("phase", phase, *keys)
+        if reading.stated(*keys) and not phase:
+            reading.set("phase", one, *keys)
             return
-    reading.set("phase", "sft")
+    if phase and phase not in ("sft", "dpo", "grpo", "reward", "ppo"):
+        raise FieldError(f"TRL's trainer {shown(trainer)} is not described; sft, dpo, grpo and reward are.")
+    reading.set("phase", phase or "sft", "trainer")
 
 
 def _read_method(reading: Reading) -> None:
@@ -154,7 +176,8 @@ def _read_batching(reading: Reading) -> None:
         cut_off = None
         reading.warn("max_length is null, so nothing is cut: state seq_len=… of the longest sample.")
     reading.set("seq_len", cut_off, "max_length", "max_seq_length")
-    packing, free = reading.flag("packing"), reading.flag("padding_free")
+    compares = reading.fields["phase"] in COMPARING  # whole sequences
+    packing, free = (reading.flag(key) and not compares for key in ("packing", "padding_free"))
     strategy = reading.text("packing_strategy", "bfd")
     reading.set("packing", packing, "packing")
     reading.set("packing_strategy", _STRATEGIES.get(strategy, strategy), "packing_strategy")
@@ -205,7 +228,7 @@ FORMAT = Format(
     "TRL",
     (
         model_key("model_name_or_path"),
-        Row("", _read_phase),
+        Row("trainer", _read_phase),
         Row(f"use_peft {' '.join(_QUANTIZED)} {_ADAPTERS.keys}", _read_method, _method),
         Row(
             "bf16 fp16 bnb_4bit_quant_type use_bnb_nested_quant dtype torch_dtype model_init_kwargs",
@@ -226,6 +249,7 @@ FORMAT = Format(
             _read_batching,
             _batching,
         ),
+        trainer_keys.generation_row(),
         trainer_keys.GROUPING,
         trainer_keys.dataset_row("dataset_name"),
         trainer_keys.DURATION,
@@ -244,7 +268,7 @@ FORMAT = Format(
     lasting=trainer_keys.LASTING,
     data_keys=("dataset_name", "datasets"),
 )
-TRAINER = FORMAT._replace(name="transformers")
+TRAINER = FORMAT._replace(name="transformers", adapt=of_script)
 
 
 def sheet(run: Run) -> Sheet:

@@ -1,0 +1,529 @@
+"""Launch lines: a command, a shell script or a notebook that starts a training, read and never run.
+
+    environment launcher its-options program [config file] --key value key=value
+
+The program says whose keys the options are: they are those of the framework's file, and lie over it. What
+the launcher is told (processes, nodes, accelerate's and DeepSpeed's own options) describes the machine.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from finegauge.documents import parse_toml, parse_yaml, read_text
+from finegauge.errors import FileFormatError, shown
+from finegauge.formats import scripts
+from finegauge.formats.launcher_files import find_inside
+from finegauge.formats.shell import Command, Shell
+from finegauge.records import NamedTuple
+
+
+class Launch(NamedTuple):
+    """A training as a launch line states it."""
+
+    keys: Mapping[str, Any]
+    reader: str  # the module of formats that reads the keys; "" where they have to tell
+    warnings: tuple[str, ...]
+    file: str  # beside which the files lie that the keys name
+    accelerate: Mapping[str, Any] | None = None  # accelerate's options, as keys of its file
+
+
+class _Program(NamedTuple):
+    """A program that trains, and how its command line is read."""
+
+    reader: str = ""
+    keys: Mapping[str, Any] = {}  # that the command itself states
+    hydra: bool = False  # options are key=value, and so is a word after an option that takes none
+    all_gpus: bool = False  # starts one process for each GPU that it sees
+
+
+_TRL = {word: _Program("trl", {"trainer": word}, all_gpus=True) for word in (
+    "sft", "dpo", "grpo", "reward", "kto", "rloo")}  # fmt: skip
+_SWIFT = {"sft": _Program("ms_swift"), "pt": _Program("ms_swift", {"tuner_type": "full"}),
+          "rlhf": _Program("ms_swift")}  # fmt: skip
+# Programs with a subcommand.
+_TOOLS: Mapping[str, Mapping[str, _Program]] = {
+    "llamafactory-cli": {
+        "train": _Program("", hydra=True, all_gpus=True),
+        "sft": _Program("llamafactory_v1", hydra=True, all_gpus=True),
+        "dpo": _Program("llamafactory_v1", {"finegauge": {"phase": "dpo"}}, hydra=True, all_gpus=True),
+        "rm": _Program("llamafactory_v1", {"finegauge": {"phase": "reward"}}, hydra=True, all_gpus=True),
+    },
+    "axolotl": {"train": _Program("axolotl", all_gpus=True)},
+    "trl": _TRL,
+    "swift": _SWIFT,
+    "tune": {"run": _Program("torchtune", hydra=True)},
+    "autotrain": {"llm": _Program("autotrain"), "": _Program("autotrain")},
+    "ludwig": {"train": _Program("ludwig"), "experiment": _Program("ludwig")},
+    "litgpt": {
+        **{f"finetune{kind}": _Program("litgpt", {"command": f"finetune{kind or '_lora'}"})
+           for kind in ("", "_lora", "_full", "_adapter", "_adapter_v2")},
+        "pretrain": _Program("litgpt", {"command": "pretrain"}),
+    },
+    "nemo": {"llm": _Program("nemo_2", hydra=True)},
+    "automodel": {"": _Program("nemo_automodel", hydra=True)},
+    "unsloth": {"train": _Program("unsloth")},
+}  # fmt: skip
+_LLAMA_FACTORY = _Program("", hydra=True, all_gpus=True)
+# Modules (python -m) and scripts, by a pattern of the whole name or path.
+_SCRIPTS: tuple[tuple[str, _Program], ...] = (
+    (r"axolotl\.cli\.train", _Program("axolotl")),
+    (r"(llamafactory|llmtuner)\.(cli|launcher|train\.tuner)|.*LL[aA]MA-?Factory.*\.py|src/train(_bash)?\.py",
+     _LLAMA_FACTORY),
+    *((rf"trl\.scripts\.{word}", program) for word, program in _TRL.items()),
+    *((rf"swift\.cli\.{word}|(.*/)?swift/cli/{word}\.py", program) for word, program in _SWIFT.items()),
+    (r"torchtitan\.train|(.*/)?torchtitan/train\.py|(.*/)?run_train\.sh", _Program("torchtitan")),
+    (r"verl\.trainer\.(main_ppo|main_grpo)|recipe\..*\.main_\w+", _Program("verl", {"trainer_": "ppo"}, hydra=True)),
+    (r"verl\.trainer\.(fsdp_)?sft_trainer(_ray)?", _Program("verl", {"trainer_": "sft"}, hydra=True)),
+    (r"openrlhf\.cli\.train_(?P<openrlhf>\w+)|(.*/)?openrlhf/cli/train_(?P<o2>\w+)\.py", _Program("openrlhf")),
+    (r"(.*/)?pretrain_(gpt|mamba|llama\w*|mixtral\w*|qwen\w*|deepseek\w*)\.py", _Program("megatron_lm")),
+    (r"(llama_recipes|llama_cookbook)\.finetuning|(.*/)?finetuning\.py", _Program("llama_recipes")),
+    (r"nemo_automodel\.cli\.app", _Program("nemo_automodel", hydra=True)),
+    (r"(.*/)?unsloth-cli\.py", _Program("unsloth")),
+    (r"ludwig\.train", _Program("ludwig")),
+)  # fmt: skip
+# Programs that train, or seem to, and are not read: why.
+_NOT_READ = {
+    "mlx_lm": "mlx-lm trains on Apple's GPUs by MLX, whose memory and time are not described",
+    "mlx_lm.lora": "mlx-lm trains on Apple's GPUs by MLX, whose memory and time are not described",
+    "xtuner": "xtuner's configuration is not read",
+    "oumi": "oumi's configuration is not read",
+    "composer": "Composer's (llm-foundry's) configuration is not read",
+    "colossalai": "Colossal-AI's arguments are not read",
+    "deepy.py": "GPT-NeoX's configuration is not read",
+    "megatron": "ms-swift's Megatron arguments are not read",
+    "vllm": "vLLM serves and trains nothing",
+    "lmdeploy": "LMDeploy serves and trains nothing",
+    "sglang.launch_server": "SGLang serves and trains nothing",
+    "lm_eval": "lm-eval evaluates and trains nothing",
+    "paddleformers-cli": "PaddleFormers' arguments are not read",
+}
+_LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed")
+_GENERIC = ("trl", "trl:TRAINER", "llamafactory")  # whose keys a script of nobody knows whom may take
+_CONFIG_OPTIONS = ("config", "config_file", "job.config_file", "config_path", "c", "training_config")
+_CONFIGS = (".yaml", ".yml", ".json", ".toml")
+_SILENT = frozenset(("echo", "printf", "pip", "pip3", "conda", "mkdir", "cd", "ls", "wget", "git", "apt-get"))
+_SCRIPT_ENDINGS = (".py", ".sh", ".bash")
+_ACCELERATE = ("num_processes", "num_machines", "mixed_precision")
+_GPUS_PER_NODE = ("nproc_per_node", "num_gpus", "nproc-per-node", "ntasks_per_node", "gpus_per_node")
+_UNSET = re.compile(r"\$[\w({@]|`")
+_MAX_FOLLOWED = 3  # scripts that start scripts
+
+
+def of_command(text: str) -> Launch:
+    """Return the training that a command line starts; the files that it names are the user's own.
+
+    Raises: FileFormatError where it starts none that is known.
+    """
+    return _of_shell(text, _Place(os.path.join(os.curdir, "the command"), "the command", trusted=True), ())
+
+
+def of_shell(text: str, file: str, name: str, arguments: Sequence[str] = ()) -> Launch:
+    """Return the training that the first command of a shell script starts, if one does.
+
+    Raises: FileFormatError where none does.
+    """
+    return _of_shell(text, _Place(file, name), arguments)
+
+
+def of_notebook(text: str, file: str, name: str) -> Launch:
+    """Return the training of a notebook's cells: of their Python, or of a line for the shell.
+
+    Raises: FileFormatError where there is none.
+    """
+    python, shell, files = scripts.cells(text, name)
+    try:
+        script = scripts.load_python(python, name)
+        return Launch(script.keys, script.reader, script.warnings, file)
+    except FileFormatError as error:
+        if not shell:
+            raise
+        reason = error
+    try:
+        return _of_shell(shell, _Place(file, name, files), ())
+    except FileFormatError:
+        raise reason from None
+
+
+class _Place:
+    """Where a command is started, and what it may read."""
+
+    def __init__(
+        self, file: str, name: str, files: Mapping[str, str] = {}, *, trusted: bool = False, depth: int = 0
+    ) -> None:
+        """Begin with `files` that are written on the way; `trusted`: the user names the files."""
+        self.file, self.name, self.files = file, name, dict(files)
+        self.trusted, self.depth = trusted, depth
+
+    def text(self, named: str) -> tuple[str, str] | None:
+        """Return (text, path) of a file, None where it is not there or not inside the project."""
+        written = self.files.get(named) or self.files.get(named.removeprefix("./"))
+        if written is not None:
+            return written, os.path.join(os.path.dirname(self.file), os.path.basename(named))
+        path: str | None = os.path.expanduser(named) if self.trusted else None
+        if path is None or not os.path.isfile(path):
+            path = find_inside(named, self.file, (*_CONFIGS, *_SCRIPT_ENDINGS))[0]
+        return None if path is None else (read_text(path), path)
+
+
+def _of_shell(text: str, place: _Place, arguments: Sequence[str]) -> Launch:
+    shell = Shell(text, place.name, arguments)
+    shell.files = place.files
+    batch = _batch_options(text)
+    refused: FileFormatError | None = None
+    for command in shell.commands():
+        try:
+            found = _of_command(command, place, batch)
+        except FileFormatError as error:
+            refused = refused or error
+            continue
+        if found is not None:
+            return found
+        if command.document and re.search(r"(^|/)python[\d.]*$", command.words[0]):
+            script = scripts.load_python(command.document, place.name)
+            return Launch(script.keys, script.reader, script.warnings, place.file)
+    raise refused or FileFormatError(
+        f"{place.name} starts no training that is known: no line such as 'swift sft --model …' or "
+        "'python train.py --model_name_or_path …'."
+    )
+
+
+def _of_command(command: Command, place: _Place, batch: Mapping[str, Any] = {}) -> Launch | None:
+    """Return the training that one command starts; None where it starts none.
+
+    Raises: FileFormatError where it starts one that is not read.
+    """
+    words = _until_pipe(command.words)
+    if not words or words[0].rpartition("/")[2] in _SILENT:
+        return None
+    for at, word in enumerate(words):
+        tool = word.rpartition("/")[2]
+        if tool in _NOT_READ and (at == 0 or not words[at - 1].startswith("--")):
+            raise FileFormatError(
+                f"{place.name}: {_NOT_READ[tool]}; write the run as FineGauge's own fields (model, method, ...)."
+            )
+        if tool in _TOOLS:
+            following = words[at + 1] if len(words) > at + 1 else ""
+            by_name = _TOOLS[tool]
+            program = by_name.get(following) or by_name.get("")
+            if program is None:
+                raise FileFormatError(
+                    f"{place.name}: '{tool} {following}' trains nothing that is known; "
+                    f"use {tool} {' or '.join(filter(None, by_name))}."
+                )
+            rest = words[at + 1 + (following in by_name) :]
+            return _read(program, tool, (words[:at], rest), command, place, batch)
+        is_module = at > 0 and words[at - 1] in ("-m", "--module")
+        if is_module and word in _LAUNCHERS:
+            continue
+        if is_module or word.endswith(_SCRIPT_ENDINGS) or word.startswith("--module="):
+            named = word.removeprefix("--module=")
+            return _started(named, (words[:at], words[at + 1 :]), command, place, batch, module=is_module)
+    return None
+
+
+def _started(
+    named: str,
+    split: tuple[list[str], list[str]],
+    command: Command,
+    place: _Place,
+    batch: Mapping[str, Any],
+    *,
+    module: bool,
+) -> Launch | None:
+    """Return the training of a script or a module that a command starts."""
+    launcher, rest = split
+    for pattern, program in _SCRIPTS:
+        if found := re.fullmatch(pattern, named[:200]):
+            kind = next((v for v in found.groupdict().values() if v), None) if found.groupdict() else None
+            program = program._replace(keys={"trainer": kind}) if kind else program
+            return _read(program, named, split, command, place, batch)
+    text = None if module else place.text(named)
+    if named.endswith((".sh", ".bash")):
+        if text is None or place.depth >= _MAX_FOLLOWED:
+            return None
+        inside = _Place(text[1], os.path.basename(named), place.files, trusted=place.trusted, depth=place.depth + 1)
+        return _of_shell(text[0], inside, rest)
+    starts = bool(launcher) and (
+        any(word.rpartition("/")[2] in ("accelerate", "torchrun", "deepspeed", "srun") for word in launcher)
+        or any(word.startswith("-") or "=" in word or word.endswith(_CONFIGS) for word in rest)
+    )
+    if text is None and not starts:
+        return None
+    return _read(_Program(), named, split, command, place, batch, script=text)
+
+
+def _read(
+    program: _Program,
+    named: str,
+    split: tuple[list[str], list[str]],
+    command: Command,
+    place: _Place,
+    batch: Mapping[str, Any],
+    script: tuple[str, str] | None = None,
+) -> Launch:
+    """Return what a program's command line says: its file, its options over it, and its launcher's."""
+    launcher, rest = split
+    options, loose = options_of(rest, hydra=program.hydra or _looks_like_hydra(rest))
+    warnings: list[str] = []
+    keys, file = _config(options, loose, command, place, warnings)
+    if named == "tune":
+        keys = _of_torchtune(options, loose, keys, place)
+    elif program.reader == "litgpt" and loose:
+        options.setdefault("checkpoint_dir", loose[0])
+    reader = program.reader
+    if script is not None:
+        loaded = _of_script(script, named, {**keys, **options}, reader)
+        options = loaded.keys if not keys else options
+        reader, warnings = loaded.reader, [*warnings, *loaded.warnings]
+    unset = [key for key, value in options.items() if _UNSET.search(str(value))]
+    if unset:
+        warnings += [
+            f"{place.name}: {key} holds a variable that the script does not set; state it on the command line."
+            for key in unset[:10]
+        ]
+        options = {key: value for key, value in options.items() if key not in unset}
+    keys = _laid_over({**program.keys, **keys}, options)
+    if not reader:
+        from finegauge.formats.reading import recognise
+
+        reader = recognise(keys)
+        if script is None and program == _Program() and reader not in _GENERIC and not file:
+            raise FileFormatError(
+                f"{place.name} starts {os.path.basename(named)}, which is not here to be read, and whose "
+                "options are those of no framework that is known; add the script, or write a run file."
+            )
+    block, accelerate = _machine(launcher, options, command.environment, batch, program, place)
+    if block:
+        given = keys.get("finegauge")
+        keys = {**keys, "finegauge": {**block, **(given if isinstance(given, Mapping) else {})}}
+    return Launch(keys, reader, tuple(warnings), file or place.file, accelerate)
+
+
+def _of_script(
+    script: tuple[str, str], named: str, options: Mapping[str, Any], reader: str
+) -> scripts.Script:
+    """Return what a script on disk says under its options; where it says nothing, the options alone."""
+    try:
+        return scripts.load_python(script[0], os.path.basename(named), options)
+    except FileFormatError:
+        from finegauge.formats.reading import recognise
+
+        found = reader or recognise(options)
+        if found not in _GENERIC:
+            raise
+        return scripts.Script(dict(options), found)
+
+
+def _config(
+    options: dict[str, Any],
+    loose: list[str],
+    command: Command,
+    place: _Place,
+    warnings: list[str],
+) -> tuple[dict[str, Any], str]:
+    """Return the keys of the file that the command line names, and its path; take it off the options."""
+    named = next((options.pop(key) for key in _CONFIG_OPTIONS if isinstance(options.get(key), str)), None)
+    folder = options.pop("config_path", "") if named is not None else ""
+    within = options.pop("config_name", None)
+    if within is not None:
+        named = os.path.join(str(named or folder or ""), str(within))
+        named = named if named.endswith(_CONFIGS) else f"{named}.yaml"
+    if named is None:
+        named = next((word for word in loose if word.endswith(_CONFIGS)), None)
+    if named is None and command.environment.get("CONFIG_FILE"):
+        named = command.environment["CONFIG_FILE"]
+    if named is None:
+        return {}, ""
+    found = place.text(str(named))
+    if found is None:
+        if str(named).endswith(_CONFIGS) and within is None:
+            raise FileFormatError(
+                f"{place.name} names the file {shown(str(named))}, which is not here; the run is in it."
+            )
+        options["config"] = named
+        if within is not None:
+            warnings.append(f"{shown(str(named))} is not here and is not read: only its overrides are.")
+        return {}, ""
+    text, path = found
+    name = os.path.basename(path)
+    keys = parse_toml(text, name) if name.endswith(".toml") else parse_yaml(text, name)
+    if not isinstance(keys, dict):
+        raise FileFormatError(f"{name} holds no keys with values.")
+    return keys, path
+
+
+def _of_torchtune(
+    options: dict[str, Any], loose: list[str], keys: dict[str, Any], place: _Place
+) -> dict[str, Any]:
+    """Return the keys of a recipe, of a file or of those that torchtune ships, with the recipe's name."""
+    from finegauge.formats.torchtune import shipped
+
+    recipe = next((word for word in loose if not word.startswith("-")), "")
+    config = options.pop("config", None)
+    if not keys:
+        keys = shipped(recipe, str(config or ""), place.name)
+    return {"recipe": recipe, **keys}
+
+
+def options_of(words: Iterable[str], *, hydra: bool = False) -> tuple[dict[str, Any], list[str]]:
+    """Return {key: value} of --key value, --key=value, --key a b, --key, key=value; and the other words."""
+    found: dict[str, list[str]] = {}
+    loose: list[str] = []
+    key, doubled = "", False
+    for word in words:
+        is_option = re.match(r"--?[A-Za-z_]", word) is not None
+        if is_option:
+            key, equals, value = word.lstrip("-").partition("=")
+            key = key.replace("-", "_")
+            found[key], doubled = ([value] if equals else []), bool(equals)
+        elif hydra and (assigned := re.fullmatch(r"[+~]{0,2}([A-Za-z_][\w./@-]*)=(.*)", word, re.DOTALL)):
+            found[assigned[1].replace("/", ".")], key = [assigned[2]], ""
+        elif key and not doubled and not (hydra and found[key]):
+            found[key].append(word)
+        elif not word.startswith("~"):
+            loose.append(word)
+    return {key: True if not v else v[0] if len(v) == 1 else v for key, v in found.items()}, loose
+
+
+def _looks_like_hydra(words: Sequence[str]) -> bool:
+    return sum(re.match(r"\+{0,2}[a-z_]\w*(\.\w+)+=", word) is not None for word in words) > 1
+
+
+def _laid_over(keys: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a file's keys under the options, "section.key" ones inside their sections."""
+    result: dict[str, Any] = dict(keys)
+    for path, value in options.items():
+        *sections, last = path.split(".")
+        place = result
+        for section in sections[:12]:
+            inside = place.get(section)
+            place[section] = place = dict(inside) if isinstance(inside, Mapping) else {}
+        place[last] = _typed(value)
+    return result
+
+
+def _typed(value: Any) -> Any:
+    """Return the word of a command line as YAML would have it where it is null, a list or a mapping."""
+    if isinstance(value, str) and value[:1] in "[{" and value[-1:] in "]}" and len(value) > 1:
+        try:
+            return parse_yaml(f"x: {value}", "an option")["x"]
+        except (FileFormatError, KeyError, TypeError):
+            return value
+    return None if value in ("null", "None") else value
+
+
+def _until_pipe(words: Sequence[str]) -> list[str]:
+    """Return the words up to an operator of the shell that was handed on as a word."""
+    found: list[str] = []
+    for word in words:
+        if word in ("&", "&&", "||", "|", ";", ">", ">>", "2>&1"):
+            break
+        found.append(word)
+    return found
+
+
+def _batch_options(text: str) -> dict[str, Any]:
+    """Return the options that a script states to Slurm in its comments."""
+    words: list[str] = []
+    for found in re.finditer(r"^#SBATCH\s+(\S.{0,300})$", text[:100_000], re.MULTILINE):
+        words += found[1].partition(" #")[0].split()
+    return options_of(words)[0]
+
+
+def _machine(
+    launcher: Sequence[str],
+    options: Mapping[str, Any],
+    variables: Mapping[str, str],
+    batch: Mapping[str, Any],
+    program: _Program,
+    place: _Place,
+) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
+    """Return the fields that the launcher states, and what accelerate is told."""
+    told = options_of(launcher)[0]
+    if program.all_gpus:
+        told = {**{key: options[key] for key in (*_ACCELERATE, "nproc_per_node") if key in options}, **told}
+    accelerate: Mapping[str, Any] | None = None
+    named = told.get("config_file") or options.get("accelerate_config")
+    if isinstance(named, str) and any(word.rpartition("/")[2] in ("accelerate", "accelerate.commands.launch")
+                                      for word in (*launcher, "accelerate")):  # fmt: skip
+        found = place.text(named)
+        if found is not None:
+            keys = parse_yaml(found[0], os.path.basename(named))
+            accelerate = keys if isinstance(keys, Mapping) else None
+        elif _UNSET.search(named) is None:
+            raise FileFormatError(
+                f"{place.name} names accelerate's file {shown(named)}, which is not here; it says how many GPUs "
+                "there are and how the model is divided."
+            )
+    if any(told.get(key) for key in ("use_fsdp", "use_deepspeed", "use_megatron_lm")) or "zero_stage" in told:
+        accelerate = {**(accelerate or {}), **_accelerate_options(told)}
+    elif isinstance(accelerate, Mapping):
+        accelerate = {**accelerate, **{key: told[key] for key in _ACCELERATE if key in told}}
+    elif "mixed_precision" in told and not program.all_gpus:
+        accelerate = {"distributed_type": "MULTI_GPU", "mixed_precision": told["mixed_precision"]}
+    gpus, nodes = _gpus(told, variables, batch, program, launcher)
+    if gpus is None and isinstance(accelerate, Mapping):
+        gpus = _figure(str(accelerate.get("num_processes")))
+    block = {"num_gpus": gpus} if gpus else {}
+    if gpus and nodes and nodes > 1 and gpus % nodes == 0:
+        block["num_nodes"] = nodes
+    return block, accelerate
+
+
+def _accelerate_options(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return accelerate's options in the shape of its file."""
+    kind = "FSDP" if told.get("use_fsdp") else "MEGATRON_LM" if told.get("use_megatron_lm") else "DEEPSPEED"
+    keys: dict[str, Any] = {key: told[key] for key in _ACCELERATE if key in told}
+    return keys | {
+        "distributed_type": kind,
+        "fsdp_config": {key: value for key, value in told.items() if key.startswith("fsdp_")},
+        "deepspeed_config": {
+            key: value
+            for key, value in told.items()
+            if key.startswith(("zero_stage", "offload_", "deepspeed_config_file", "gradient_accumulation_steps"))
+        },
+        "megatron_lm_config": {k: v for k, v in told.items() if k.startswith("megatron_lm_")},
+    }
+
+
+def _figure(value: Any) -> int | None:
+    """Return a whole number of a word: of "1:4" the first."""
+    text = str(value).partition(":")[0]
+    return int(text) if text.isdecimal() and 0 < len(text) < 7 else None
+
+
+def _gpus(
+    told: Mapping[str, Any],
+    variables: Mapping[str, str],
+    batch: Mapping[str, Any],
+    program: _Program,
+    launcher: Sequence[str],
+) -> tuple[int | None, int | None]:
+    """Return (GPUs of all nodes, nodes), as far as launcher, environment or Slurm tell."""
+    nodes = next(
+        (n for n in map(_figure, (
+            *(told.get(key) for key in ("nnodes", "num_machines", "num_nodes", "nodes", "N")),
+            *(variables.get(key) for key in ("NNODES", "NUM_NODES", "SLURM_NNODES")),
+            *(batch.get(key) for key in ("nodes", "N")),
+        )) if n), None)  # fmt: skip
+    if total := _figure(told.get("num_processes")):
+        return total, nodes
+    if listed := re.findall(r"[\w.-]+:([\d,]+)", str(told.get("include", ""))):
+        return sum(len(part.split(",")) for part in listed), len(listed)
+    each = next((n for n in (_figure(told[key]) for key in _GPUS_PER_NODE if key in told) if n), None)
+    each = each or _figure(variables.get("NPROC_PER_NODE"))
+    visible = variables.get("CUDA_VISIBLE_DEVICES", "")
+    seen = len([one for one in visible.split(",") if one.strip()]) if "$" not in visible else 0
+    launches = any(word.rpartition("/")[2] in ("torchrun", "accelerate", "deepspeed") for word in launcher)
+    if not each and seen and (seen == 1 or program.all_gpus or launches):
+        each = seen
+    if not each and ("srun" in launcher or batch) and not (launches and "nproc_per_node" in told):
+        gres = re.search(r":(\d{1,3})(?:\(|$)", str(batch.get("gres", "")))
+        listed_by = (batch.get(key) for key in ("gpus_per_node", "ntasks_per_node"))
+        each = next((n for n in (_figure(str(v).rpartition(":")[2]) for v in listed_by) if n), None)
+        each = each or (int(gres[1]) if gres else None)
+    if not each and (ranks := _figure(told.get("np") or told.get("n"))):
+        return ranks, nodes
+    return (each * (nodes or 1) if each else None), nodes

@@ -1,0 +1,342 @@
+"""The commands of a shell script, as text: variables, arrays and here-documents followed, nothing run.
+
+What only a shell could work out (a command's output, a variable that the script does not set) stays in the
+words as it is written, with its dollar sign. Of a loop the first turn is read; a variable that two branches
+of a condition set differently counts as one that is not set.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from finegauge.errors import FileFormatError
+from finegauge.records import NamedTuple
+
+MAX_WORDS = 5_000  # of a command
+_MAX_VALUE = 65_536
+_MAX_COMMANDS = 5_000
+_MAX_NESTED = 8
+_NAME = re.compile(r"[A-Za-z_]\w{0,63}|[0-9@*#?!$-]")
+_ASSIGNED = re.compile(r"([A-Za-z_]\w{0,63})(\+?)=(.*)", re.DOTALL)
+_PARAMETER = re.compile(r"([A-Za-z_]\w{0,63}|[0-9@*])(?:\[[@*]\])?(?::?([-=+?])(.*))?", re.DOTALL)
+_ARITHMETIC = re.compile(r"[\d\s()+*/%-]{1,200}")
+_DECLARE = frozenset(("export", "declare", "local", "readonly", "typeset", "env"))
+_OPEN, _CLOSE = frozenset(("if", "case")), frozenset(("fi", "esac"))
+_KEYWORDS = frozenset("then else elif do done { } ! time exec nohup sudo command while until".split())
+_SEPARATORS = "\n;&|()"
+
+
+class Command(NamedTuple):
+    """One command of a script."""
+
+    words: tuple[str, ...]
+    environment: Mapping[str, str]  # what the script had set when it came to the command
+    document: str = ""  # what a here-document gives it to read
+
+
+class Shell:
+    """One script, read from the first command to the last."""
+
+    def __init__(self, text: str, name: str, arguments: Sequence[str] = (), *, depth: int = 0) -> None:
+        """Begin with `arguments` as the script's own ($1, $2, ..., $@)."""
+        self.name = name
+        self.files: dict[str, str] = {}  # that the script writes by here-documents
+        self._text = text.replace("\\\r\n", " ").replace("\\\n", " ")
+        self._at = 0
+        self._depth = depth
+        self._branches = 0
+        self._variables: dict[str, str] = {}
+        self._arrays: dict[str, list[str]] = {"@": [*arguments], "*": [*arguments]}
+        self._document = ""
+        for number, word in enumerate(arguments[:9], 1):
+            self._variables[str(number)] = word
+
+    def commands(self) -> Iterator[Command]:
+        """Yield the commands in the order in which they stand.
+
+        Raises: FileFormatError for a quote that is never closed, or for too many words.
+        """
+        for _ in range(_MAX_COMMANDS):
+            if self._at >= len(self._text):
+                return
+            words, target = self._command()
+            while words and words[0] in _KEYWORDS | _OPEN | _CLOSE:
+                self._branches += (words[0] in _OPEN) - (words[0] in _CLOSE)
+                words = words[1:]
+            environment = self._assigned(words)
+            if words and words[0] == "for" and len(words) > 3 and words[2] == "in":
+                self._variables[words[1]] = words[3]
+            elif words and words[0] in ("cat", "tee") and self._document and (target or len(words) > 1):
+                self.files[target or words[-1]] = self._document
+            elif words:
+                yield Command(tuple(words), environment, self._document)
+                yield from self._inner(words, environment)
+        raise FileFormatError(f"{self.name} has more than {_MAX_COMMANDS:,} commands.")
+
+    def _inner(self, words: list[str], environment: Mapping[str, str]) -> Iterator[Command]:
+        """Yield the commands of a text that a command is told to run: bash -c "...", eval "..."."""
+        last = words[-1]
+        told = words[0] == "eval" or any(a.startswith("-") and a.endswith("c") for a in words[1:-1])
+        if told and " " in last and self._depth < _MAX_NESTED:
+            inner = Shell(last, self.name, depth=self._depth + 1)
+            inner._variables = dict(environment)
+            yield from inner.commands()
+
+    def _assigned(self, words: list[str]) -> dict[str, str]:
+        """Take the assignments that a command begins with off `words`; return what is set for it."""
+        mine, at = dict(self._variables), 0
+        declares = False
+        while at < len(words):
+            if words[at] in _DECLARE:
+                declares = True
+            elif found := _ASSIGNED.fullmatch(words[at]):
+                mine[found[1]] = mine.get(found[1], "") + found[3] if found[2] else found[3]
+            elif not (declares and words[at].startswith("-")):
+                break
+            at += 1
+        del words[:at]
+        if not words:
+            for name, value in mine.items():
+                self._set(name, value)
+        return mine
+
+    def _set(self, name: str, value: str) -> None:
+        known = self._variables.get(name)
+        if self._branches > 0 and known not in (None, value):
+            if "$" not in value:
+                del self._variables[name]
+        else:
+            self._variables[name] = value[:_MAX_VALUE]
+
+    def _command(self) -> tuple[list[str], str]:
+        """Return the words up to the next separator, and the file that its output goes to."""
+        words: list[str] = []
+        target, self._document = "", ""
+        while self._at < len(self._text):
+            char = self._text[self._at]
+            if char in " \t\r":
+                self._at += 1
+            elif char == "#":
+                self._at = self._end_of_line()
+            elif char in _SEPARATORS:
+                self._at += 1
+                if words or char in "()":
+                    return words, target
+            elif redirected := self._redirection():
+                target = redirected if redirected != "-" else target
+            else:
+                words += self._word()
+                if len(words) > MAX_WORDS:
+                    raise FileFormatError(
+                        f"{self.name}: a line of more than {MAX_WORDS:,} words is refused."
+                    )
+        return words, target
+
+    def _end_of_line(self) -> int:
+        end = self._text.find("\n", self._at)
+        return len(self._text) if end < 0 else end
+
+    def _redirection(self) -> str:
+        """Skip a redirection; return the file that is written, "-" for any other, "" where there is none."""
+        found = re.compile(r"(\d{0,2}|&)(<<<|<<-?|>>|>\||[<>])(&\d?-?)?[ \t]*").match(self._text, self._at)
+        if found is None:
+            return ""
+        self._at = found.end()
+        if found[3]:
+            return "-"
+        start = self._at
+        word = "".join(self._word()[:1])
+        if found[2].startswith("<<"):
+            quoted = self._text[start : start + 1] in "'\"\\"
+            self._take_document(word, expanded=not quoted, indented=found[2] == "<<-")
+            return "-"
+        return word if found[2].startswith(">") and found[1] in ("", "1", "&") else "-"
+
+    def _take_document(self, word: str, *, expanded: bool, indented: bool) -> None:
+        """Take a here-document's lines out of the text: they stand after the command's own line."""
+        begin = self._end_of_line() + 1
+        lines, at = [], begin
+        while at < len(self._text):
+            end = self._text.find("\n", at)
+            end = len(self._text) if end < 0 else end
+            line = self._text[at:end].lstrip("\t") if indented else self._text[at:end]
+            at = end + 1
+            if line.strip("\r") == word:
+                break
+            lines.append(line)
+        body = "\n".join(lines) + "\n"
+        self._document = self._expanded(body) if expanded else body
+        self._text = self._text[:begin] + self._text[at:]
+
+    def _word(self) -> list[str]:
+        """Return the word that begins here; several where a variable or an array holds several."""
+        text, found, current = self._text, list[str](), None
+        while self._at < len(text):
+            char = text[self._at]
+            if char in " \t\r" + _SEPARATORS or (char in "<>" and current is not None):
+                if char == "(" and current is not None and current.endswith("="):
+                    self._read_array(current)
+                    return found
+                if char in "()" and current is None and not found:
+                    self._at += 1
+                break
+            self._at += 1
+            if char == "\\":
+                current = (current or "") + text[self._at : self._at + 1]
+                self._at += 1
+            elif char == "'":
+                current = (current or "") + self._until("'")
+            elif char == '"':
+                parts = self._quoted()
+                current = (current or "") + parts[0] if parts else current
+                if len(parts) > 1:
+                    found += [current or "", *parts[1:-1]]
+                    current = parts[-1]
+            elif char in "$`":
+                parts = self._dollar(char)
+                joined = " ".join(parts)
+                pieces = joined.split() if "$(" not in joined else [joined]
+                assigns = current is not None and _ASSIGNED.fullmatch(current) is not None
+                if assigns or len(pieces) < 2:
+                    current = (current or "") + joined if joined or current else current
+                else:
+                    found += [(current or "") + pieces[0], *pieces[1:-1]]
+                    current = pieces[-1]
+            else:
+                current = (current or "") + char
+        return found if current is None else [*found, current[:_MAX_VALUE]]
+
+    def _until(self, quote: str) -> str:
+        end = self._text.find(quote, self._at)
+        if end < 0:
+            raise FileFormatError(f"{self.name} has a quote that is never closed.")
+        taken, self._at = self._text[self._at : end], end + 1
+        return taken
+
+    def _quoted(self) -> list[str]:
+        """Return what stands in double quotes: one word, several of an array alone."""
+        words, current, start = list[str](), "", self._at
+        while self._at < len(self._text):
+            char = self._text[self._at]
+            self._at += 1
+            if char == '"':
+                return words if not current and (words or "[@]" in self._text[start : self._at]) else [
+                    *words, current
+                ]  # fmt: skip
+            if char == "\\" and self._text[self._at : self._at + 1] in '"\\$`':
+                current += self._text[self._at]
+                self._at += 1
+            elif char in "$`":
+                parts = self._dollar(char)
+                if len(parts) > 1:
+                    words += [current + parts[0], *parts[1:-1]]
+                    current = parts[-1]
+                else:
+                    current += "".join(parts)
+            else:
+                current += char
+            if len(current) > _MAX_VALUE:
+                break
+        raise FileFormatError(f"{self.name} has a quote that is never closed.")
+
+    def _read_array(self, assigned: str) -> None:
+        """Read the elements of NAME=( ... ) or NAME+=( ... )."""
+        self._at += 1
+        elements: list[str] = []
+        while self._at < len(self._text) and self._text[self._at] != ")":
+            char = self._text[self._at]
+            if char in " \t\r\n;&|":
+                self._at += 1
+            elif char == "#":
+                self._at = self._end_of_line()
+            else:
+                elements += self._word()
+            if len(elements) > MAX_WORDS:
+                raise FileFormatError(f"{self.name}: a line of more than {MAX_WORDS:,} words is refused.")
+        self._at += 1
+        name = assigned.rstrip("=").rstrip("+")
+        before = self._arrays.get(name, []) if assigned.endswith("+=") else []
+        self._arrays[name] = [*before, *elements][:MAX_WORDS]
+
+    def _dollar(self, char: str) -> list[str]:
+        """Return what a dollar sign or a backquote stands for, its text where nothing tells."""
+        text = self._text
+        if char == "`":
+            return [f"$({self._until('`')})"]
+        following = text[self._at : self._at + 1]
+        if text.startswith("((", self._at):
+            inner = self._balanced("((", "))")
+            return [_calculated(self._expanded(_with_dollars(inner)))]
+        if following == "(":
+            return [f"$({self._balanced('(', ')')})"]
+        if following == "{":
+            return self._parameter(self._balanced("{", "}"))
+        name = _NAME.match(text, self._at)
+        if name is None:
+            return ["$"]
+        self._at = name.end()
+        return self._value(name[0])
+
+    def _balanced(self, opening: str, closing: str) -> str:
+        """Return what stands between brackets."""
+        self._at += len(opening)
+        start, depth = self._at, 1
+        for found in re.finditer(rf"[{{}}()]", self._text[start : start + _MAX_VALUE]):
+            depth += found[0] in opening
+            depth -= found[0] in closing
+            if depth + len(opening) <= 1:
+                end = start + found.start()
+                self._at = end + 1
+                return self._text[start : end - len(closing) + 1]
+        raise FileFormatError(f"{self.name} has a bracket that is never closed.")
+
+    def _parameter(self, inside: str) -> list[str]:
+        """Return the value of ${...}: with a default where there is one."""
+        found = _PARAMETER.fullmatch(inside)
+        if found is None:
+            return [f"${{{inside}}}"]
+        name, operator, word = found[1], found[2], found[3] or ""
+        known = self._value(name, braces=inside)
+        unset = known == [f"${{{inside}}}"] or known in ([], [""])
+        if operator in ("-", "=") and unset:
+            value = self._expanded(word)
+            if operator == "=":
+                self._variables[name] = value
+            return [value]
+        if operator == "+":
+            return [] if unset else [self._expanded(word)]
+        return known
+
+    def _value(self, name: str, braces: str = "") -> list[str]:
+        if name in self._arrays:
+            return self._arrays[name]
+        value = self._variables.get(name)
+        return [value] if value is not None else [f"${{{braces}}}" if braces else f"${name}"]
+
+    def _expanded(self, text: str) -> str:
+        """Return a text with its variables in their places."""
+        if self._depth >= _MAX_NESTED or not ("$" in text or "`" in text):
+            return text.strip("\"'")
+        inner = Shell("", self.name, depth=self._depth + 1)
+        inner._variables, inner._arrays = self._variables, self._arrays
+        inner._text = text.strip('"').replace('"', "\\\"") + '"'
+        return " ".join(inner._quoted())
+
+
+def _with_dollars(expression: str) -> str:
+    return re.sub(r"(?<![\w$])([A-Za-z_]\w*)", r"$\1", expression)
+
+
+def _calculated(expression: str) -> str:
+    """Return the value of whole numbers added, multiplied and divided; else the expression."""
+    import ast
+
+    from finegauge.formats.scripts import calculated
+
+    if _ARITHMETIC.fullmatch(expression) and "**" not in expression:
+        try:
+            value = calculated(ast.parse(expression.strip().replace("/", "//"), mode="eval").body)
+        except (SyntaxError, ValueError, RecursionError):
+            value = None
+        if isinstance(value, int):
+            return str(value)
+    return f"$(({expression}))"
