@@ -8,6 +8,7 @@ warning for a key that nobody knows. Values of such keys are never shown: they m
 """
 
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache
 from math import prod
@@ -30,8 +31,13 @@ from finegauge.run.run import FIELDS, FROM_COMMAND_LINE, FROM_FILE, Run, figures
 
 MAX_WARNINGS = 20
 BLOCK = "finegauge"
+RUN_FILE = "run_file"
 SHARING_SEQUENCES = ("tensor_parallel", "pipeline_parallel", "context_parallel")  # whose ranks read the same
 NULL = object()  # a value that is written as none, rather than not at all
+# Blocks beside the training: of logs, of the machine's set-up, of YAML's anchors.
+_BESIDE = re.compile(
+    r"^[_.x-]|wandb|mlflow|swanlab|comet|log|track|report|hub|env|slurm|docker|anchor|meta|note"
+)
 _UNDIVIDED = ("none", "null", "0", "1")
 _NO = ("", "false", "none", "0", "0.0", "no", "{}", "[]")
 _NOTHING = ("", "null", "~")
@@ -474,11 +480,19 @@ class Reading:
         """Warn of keys that the framework does not know; values are never shown."""
         known, read = self.format.known, {BLOCK, *self.format.keys}
         sections = {key.partition(".")[0] for key in read if "." in key}
-        unknown = []
-        for key, _ in flattened(self.keys, sections):
+        unknown, blocks = list[str](), list[str]()
+        for key, value in flattened(self.keys, sections):
             top = key.partition(".")[0]
             if not (key in read or top in read or key in known or f"{top}.*" in known):
                 unknown.append(key)
+                if key == top and isinstance(value, Mapping) and value and not _BESIDE.search(key.lower()):
+                    blocks.append(key)
+        if blocks:
+            named = " or ".join(map(shown, blocks[:4]))
+            raise FileFormatError(
+                f"{self.file_name} was taken for a file of {self.format.name}, which has no block {named}: "
+                "all in it would be ignored. Remove it, or write a run file."
+            )
         for key in unknown[:MAX_WARNINGS]:
             hint = did_you_mean(key, {*known, *read} - {BLOCK})
             self.warn(
@@ -509,3 +523,14 @@ def value_at(keys: Mapping[str, Any], path: str) -> Any:
     for part in path.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
+
+
+def recognise(keys: Mapping[str, Any]) -> str:
+    """Return which module reads a file of these keys ("" for none): by what only that format has."""
+    is_run_file = "model" in keys and not isinstance(keys["model"], Mapping)
+    if is_run_file and set(keys) <= set(FIELDS):
+        return RUN_FILE
+    from finegauge.catalogue.frameworks import frameworks
+
+    found = (row.module for row in frameworks() for signature in row.signatures if signature.fits(keys))
+    return next(found, RUN_FILE if is_run_file else "")

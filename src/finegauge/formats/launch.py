@@ -14,6 +14,7 @@ from typing import Any
 from finegauge.documents import parse_toml, parse_yaml, read_text
 from finegauge.errors import FileFormatError, shown
 from finegauge.formats import scripts
+from finegauge.formats.key_table import recognise
 from finegauge.formats.launcher_files import find_inside
 from finegauge.formats.shell import Command, Shell
 from finegauge.records import NamedTuple
@@ -74,9 +75,9 @@ _SCRIPTS: tuple[tuple[str, _Program], ...] = (
     *((rf"trl\.scripts\.{word}", program) for word, program in _TRL.items()),
     *((rf"swift\.cli\.{word}|(.*/)?swift/cli/{word}\.py", program) for word, program in _SWIFT.items()),
     (r"torchtitan\.train|(.*/)?torchtitan/train\.py|(.*/)?run_train\.sh", _Program("torchtitan")),
-    (r"verl\.trainer\.(main_ppo|main_grpo)|recipe\..*\.main_\w+", _Program("verl", {"trainer_": "ppo"}, hydra=True)),
-    (r"verl\.trainer\.(fsdp_)?sft_trainer(_ray)?", _Program("verl", {"trainer_": "sft"}, hydra=True)),
-    (r"openrlhf\.cli\.train_(?P<openrlhf>\w+)|(.*/)?openrlhf/cli/train_(?P<o2>\w+)\.py", _Program("openrlhf")),
+    (r"verl\.trainer\.(main_\w+|(fsdp_)?sft_trainer\w*)|recipe\.\w+\.main_\w+", _Program("verl", hydra=True)),
+    (r"openrlhf\.cli\.train_(?P<kind>\w+)", _Program("openrlhf")),
+    (r"(.*/)?openrlhf/cli/train_(?P<kind>\w+)\.py", _Program("openrlhf")),
     (r"(.*/)?pretrain_(gpt|mamba|llama\w*|mixtral\w*|qwen\w*|deepseek\w*)\.py", _Program("megatron_lm")),
     (r"(llama_recipes|llama_cookbook)\.finetuning|(.*/)?finetuning\.py", _Program("llama_recipes")),
     (r"nemo_automodel\.cli\.app", _Program("nemo_automodel", hydra=True)),
@@ -106,6 +107,19 @@ _CONFIGS = (".yaml", ".yml", ".json", ".toml")
 _SILENT = frozenset(("echo", "printf", "pip", "pip3", "conda", "mkdir", "cd", "ls", "wget", "git", "apt-get"))
 _SCRIPT_ENDINGS = (".py", ".sh", ".bash")
 _ACCELERATE = ("num_processes", "num_machines", "mixed_precision")
+# Options of launchers that programs take too, for the launcher that they start.
+_OF_LAUNCHERS = (
+    *("num_processes", "num_machines", "nproc_per_node", "nnodes", "accelerate_config", "launcher"),
+    *(
+        "node_rank",
+        "master_addr",
+        "master_port",
+        "local_rank",
+        "machine_rank",
+        "main_process_ip",
+        "standalone",
+    ),
+)
 _GPUS_PER_NODE = ("nproc_per_node", "num_gpus", "nproc-per-node", "ntasks_per_node", "gpus_per_node")
 _UNSET = re.compile(r"\$[\w({@]|`")
 _MAX_FOLLOWED = 3  # scripts that start scripts
@@ -201,7 +215,7 @@ def _of_command(command: Command, place: _Place, batch: Mapping[str, Any] = {}) 
         tool = word.rpartition("/")[2]
         if tool in _NOT_READ and (at == 0 or not words[at - 1].startswith("--")):
             raise FileFormatError(
-                f"{place.name}: {_NOT_READ[tool]}; write the run as FineGauge's own fields (model, method, ...)."
+                f"{place.name}: {_NOT_READ[tool]}; state the run in FineGauge's own fields, such as model."
             )
         if tool in _TOOLS:
             following = words[at + 1] if len(words) > at + 1 else ""
@@ -236,14 +250,16 @@ def _started(
     launcher, rest = split
     for pattern, program in _SCRIPTS:
         if found := re.fullmatch(pattern, named[:200]):
-            kind = next((v for v in found.groupdict().values() if v), None) if found.groupdict() else None
-            program = program._replace(keys={"trainer": kind}) if kind else program
-            return _read(program, named, split, command, place, batch)
+            kind = found.groupdict().get("kind")
+            known = program._replace(keys={"trainer": kind}) if kind else program
+            return _read(known, named, split, command, place, batch)
     text = None if module else place.text(named)
     if named.endswith((".sh", ".bash")):
         if text is None or place.depth >= _MAX_FOLLOWED:
             return None
-        inside = _Place(text[1], os.path.basename(named), place.files, trusted=place.trusted, depth=place.depth + 1)
+        inside = _Place(
+            text[1], os.path.basename(named), place.files, trusted=place.trusted, depth=place.depth + 1
+        )
         return _of_shell(text[0], inside, rest)
     starts = bool(launcher) and (
         any(word.rpartition("/")[2] in ("accelerate", "torchrun", "deepspeed", "srun") for word in launcher)
@@ -266,6 +282,7 @@ def _read(
     """Return what a program's command line says: its file, its options over it, and its launcher's."""
     launcher, rest = split
     options, loose = options_of(rest, hydra=program.hydra or _looks_like_hydra(rest))
+    own = {key: options.pop(key) for key in _OF_LAUNCHERS if key in options}
     warnings: list[str] = []
     keys, file = _config(options, loose, command, place, warnings)
     if named == "tune":
@@ -280,21 +297,23 @@ def _read(
     unset = [key for key, value in options.items() if _UNSET.search(str(value))]
     if unset:
         warnings += [
-            f"{place.name}: {key} holds a variable that the script does not set; state it on the command line."
+            f"{place.name}: {key} holds a variable that the script does not set; state it as an override."
             for key in unset[:10]
         ]
         options = {key: value for key, value in options.items() if key not in unset}
     keys = _laid_over({**program.keys, **keys}, options)
     if not reader:
-        from finegauge.formats.reading import recognise
-
         reader = recognise(keys)
-        if script is None and program == _Program() and reader not in _GENERIC and not file:
-            raise FileFormatError(
-                f"{place.name} starts {os.path.basename(named)}, which is not here to be read, and whose "
-                "options are those of no framework that is known; add the script, or write a run file."
-            )
-    block, accelerate = _machine(launcher, options, command.environment, batch, program, place)
+        if script is None and program == _Program():
+            missing = f"{os.path.basename(named)}, which is not here to be read"
+            if reader not in _GENERIC and not file:
+                raise FileFormatError(
+                    f"{place.name} starts {missing}, and whose options are those of no framework that is "
+                    "known; add the script, or write a run file."
+                )
+            if not file:
+                warnings.append(f"{place.name} starts {missing}: what it does unasked is its framework's.")
+    block, accelerate = _machine(launcher, own, command.environment, batch, program, place)
     if block:
         given = keys.get("finegauge")
         keys = {**keys, "finegauge": {**block, **(given if isinstance(given, Mapping) else {})}}
@@ -308,8 +327,6 @@ def _of_script(
     try:
         return scripts.load_python(script[0], os.path.basename(named), options)
     except FileFormatError:
-        from finegauge.formats.reading import recognise
-
         found = reader or recognise(options)
         if found not in _GENERIC:
             raise
@@ -363,7 +380,7 @@ def _of_torchtune(
     recipe = next((word for word in loose if not word.startswith("-")), "")
     config = options.pop("config", None)
     if not keys:
-        keys = shipped(recipe, str(config or ""), place.name)
+        keys = shipped(recipe, str(config or ""))
     return {"recipe": recipe, **keys}
 
 
@@ -434,18 +451,16 @@ def _batch_options(text: str) -> dict[str, Any]:
 
 def _machine(
     launcher: Sequence[str],
-    options: Mapping[str, Any],
+    own: Mapping[str, Any],
     variables: Mapping[str, str],
     batch: Mapping[str, Any],
     program: _Program,
     place: _Place,
 ) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
     """Return the fields that the launcher states, and what accelerate is told."""
-    told = options_of(launcher)[0]
-    if program.all_gpus:
-        told = {**{key: options[key] for key in (*_ACCELERATE, "nproc_per_node") if key in options}, **told}
+    told = {**own, **options_of(launcher)[0]}
     accelerate: Mapping[str, Any] | None = None
-    named = told.get("config_file") or options.get("accelerate_config")
+    named = told.get("config_file") or told.get("accelerate_config")
     if isinstance(named, str) and any(word.rpartition("/")[2] in ("accelerate", "accelerate.commands.launch")
                                       for word in (*launcher, "accelerate")):  # fmt: skip
         found = place.text(named)
@@ -454,8 +469,8 @@ def _machine(
             accelerate = keys if isinstance(keys, Mapping) else None
         elif _UNSET.search(named) is None:
             raise FileFormatError(
-                f"{place.name} names accelerate's file {shown(named)}, which is not here; it says how many GPUs "
-                "there are and how the model is divided."
+                f"{place.name} names accelerate's file {shown(named)}, which is not here; it says how many "
+                "GPUs there are and how the model is divided."
             )
     if any(told.get(key) for key in ("use_fsdp", "use_deepspeed", "use_megatron_lm")) or "zero_stage" in told:
         accelerate = {**(accelerate or {}), **_accelerate_options(told)}
@@ -482,7 +497,9 @@ def _accelerate_options(told: Mapping[str, Any]) -> dict[str, Any]:
         "deepspeed_config": {
             key: value
             for key, value in told.items()
-            if key.startswith(("zero_stage", "offload_", "deepspeed_config_file", "gradient_accumulation_steps"))
+            if key.startswith(
+                ("zero_stage", "offload_", "deepspeed_config_file", "gradient_accumulation_steps")
+            )
         },
         "megatron_lm_config": {k: v for k, v in told.items() if k.startswith("megatron_lm_")},
     }

@@ -13,7 +13,7 @@ from typing import Any
 from finegauge.documents import MAX_BYTES, MAX_DOCUMENT_BYTES, parse_toml, parse_yaml, read_text
 from finegauge.errors import FileFormatError, UnknownKeyError, shown
 from finegauge.formats import key_table
-from finegauge.formats.key_table import BLOCK, Format, lay_over, parse
+from finegauge.formats.key_table import BLOCK, RUN_FILE, Format, lay_over, parse, recognise
 from finegauge.formats.launcher_files import ALONE, Alongside
 from finegauge.formats.run_argument import COMMAND, FILE, LAUNCHES, MODEL, RunArgument, content, resolve
 from finegauge.records import NamedTuple
@@ -23,7 +23,6 @@ from finegauge.run.run import FIELDS, FROM_COMMAND_LINE, FROM_FILE, FROM_MODEL_A
 MAX_COMMENT_LINES = 100
 _COMMENT = r"#\s*finegauge:\s*(\{.*\})\s*$"
 _CONFIG_KEYS = ("architectures", "model_type", "mamba_moe_layers")
-_RUN_FILE = "run_file"
 
 
 def read(path: str | os.PathLike[str], overrides: Iterable[str] = (), alongside: Alongside = ALONE) -> Run:
@@ -62,7 +61,7 @@ def describe(
         held = "no keys" if not keys else f"a {type(keys).__name__}, not keys with values"
         raise FileFormatError(f"{name} holds {held}; a run file is YAML such as 'model: llama-3-8b'.")
     reader = reader or recognise(keys)
-    if reader not in (_RUN_FILE, ""):
+    if reader not in (RUN_FILE, ""):
         format_ = _format(reader)
         block = keys.get(BLOCK) or {}
         if inline and isinstance(block, Mapping):
@@ -87,7 +86,7 @@ def framework_of(path: str | os.PathLike[str]) -> tuple[Format, Mapping[str, Any
         return None
     keys = _loaded(asked).keys
     reader = recognise(keys) if isinstance(keys, dict) else ""
-    if reader in (_RUN_FILE, ""):
+    if reader in (RUN_FILE, ""):
         return None
     format_ = _format(reader)
     return format_, format_.adapt(keys)
@@ -98,17 +97,6 @@ def _format(reader: str) -> Format:
     module, _, constant = reader.partition(":")
     format_: Format = getattr(import_module(f"finegauge.formats.{module}"), constant or "FORMAT")
     return format_
-
-
-def recognise(keys: Mapping[str, Any]) -> str:
-    """Return which module reads a file of these keys ("" for none): by what only that format has."""
-    is_run_file = "model" in keys and not isinstance(keys["model"], Mapping)
-    if is_run_file and set(keys) <= set(FIELDS):
-        return _RUN_FILE
-    from finegauge.catalogue.frameworks import frameworks
-
-    found = (row.module for row in frameworks() for signature in row.signatures if signature.fits(keys))
-    return next(found, _RUN_FILE if is_run_file else "")
 
 
 def no_training(path: str) -> str:
@@ -123,7 +111,7 @@ def no_training(path: str) -> str:
     if not isinstance(keys, dict) or not keys:
         return "it holds no keys with values."
     reader = reader or recognise(keys)
-    if reader == _RUN_FILE and "method" not in keys and not set(keys) <= set(FIELDS):
+    if reader == RUN_FILE and "method" not in keys and not set(keys) <= set(FIELDS):
         reader = ""  # a `model` among keys that are none of ours
     return "" if reader else "it has the keys of no training framework."
 

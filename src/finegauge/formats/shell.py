@@ -21,7 +21,9 @@ _PARAMETER = re.compile(r"([A-Za-z_]\w{0,63}|[0-9@*])(?:\[[@*]\])?(?::?([-=+?])(
 _ARITHMETIC = re.compile(r"[\d\s()+*/%-]{1,200}")
 _DECLARE = frozenset(("export", "declare", "local", "readonly", "typeset", "env"))
 _OPEN, _CLOSE = frozenset(("if", "case")), frozenset(("fi", "esac"))
-_KEYWORDS = frozenset("then else elif do done { } ! time exec nohup sudo command while until".split())
+_KEYWORDS = frozenset(
+    ("then", "else", "elif", "do", "done", "{", "}", "!", "time", "exec", "nohup", "sudo", "command")
+)
 _SEPARATORS = "\n;&|()"
 
 
@@ -101,11 +103,10 @@ class Shell:
 
     def _set(self, name: str, value: str) -> None:
         known = self._variables.get(name)
-        if self._branches > 0 and known not in (None, value):
-            if "$" not in value:
-                del self._variables[name]
-        else:
+        if self._branches == 0 or (known is None and "$" not in value):
             self._variables[name] = value[:_MAX_VALUE]
+        elif known not in (None, value) and "$" not in value:
+            del self._variables[name]
 
     def _command(self) -> tuple[list[str], str]:
         """Return the words up to the next separator, and the file that its output goes to."""
@@ -126,9 +127,7 @@ class Shell:
             else:
                 words += self._word()
                 if len(words) > MAX_WORDS:
-                    raise FileFormatError(
-                        f"{self.name}: a line of more than {MAX_WORDS:,} words is refused."
-                    )
+                    raise FileFormatError(f"{self.name}: a line of more than {MAX_WORDS:,} words is refused.")
         return words, target
 
     def _end_of_line(self) -> int:
@@ -169,41 +168,40 @@ class Shell:
 
     def _word(self) -> list[str]:
         """Return the word that begins here; several where a variable or an array holds several."""
-        text, found, current = self._text, list[str](), None
+        text, parts = self._text, [""]
+        start, quoted = self._at, False
         while self._at < len(text):
             char = text[self._at]
-            if char in " \t\r" + _SEPARATORS or (char in "<>" and current is not None):
-                if char == "(" and current is not None and current.endswith("="):
-                    self._read_array(current)
-                    return found
-                if char in "()" and current is None and not found:
-                    self._at += 1
+            if char == "(" and parts[-1].endswith("="):
+                self._read_array(parts[-1])
+                return parts[:-1]
+            if char in " \t\r" + _SEPARATORS or (char in "<>" and self._at > start):
                 break
             self._at += 1
-            if char == "\\":
-                current = (current or "") + text[self._at : self._at + 1]
-                self._at += 1
-            elif char == "'":
-                current = (current or "") + self._until("'")
-            elif char == '"':
-                parts = self._quoted()
-                current = (current or "") + parts[0] if parts else current
-                if len(parts) > 1:
-                    found += [current or "", *parts[1:-1]]
-                    current = parts[-1]
-            elif char in "$`":
-                parts = self._dollar(char)
-                joined = " ".join(parts)
-                pieces = joined.split() if "$(" not in joined else [joined]
-                assigns = current is not None and _ASSIGNED.fullmatch(current) is not None
-                if assigns or len(pieces) < 2:
-                    current = (current or "") + joined if joined or current else current
-                else:
-                    found += [(current or "") + pieces[0], *pieces[1:-1]]
-                    current = pieces[-1]
-            else:
-                current = (current or "") + char
-        return found if current is None else [*found, current[:_MAX_VALUE]]
+            quoted |= char in "'\""
+            parts = self._with(parts, char)
+        if self._at == start:
+            self._at += 1  # a bracket where no word can begin
+        if parts[-1] or (quoted and parts == [""] and text[start : start + 3] not in ('"$@', '"${')):
+            return [part[:_MAX_VALUE] for part in parts]
+        return [part[:_MAX_VALUE] for part in parts[:-1]]
+
+    def _with(self, parts: list[str], char: str) -> list[str]:
+        """Return the words so far with what `char` begins put behind the last."""
+        if char == "\\":
+            more = [self._text[self._at : self._at + 1]]
+            self._at += 1
+        elif char == "'":
+            more = [self._until("'")]
+        elif char == '"':
+            more = self._quoted()
+        elif char in "$`":
+            joined = " ".join(self._dollar(char))
+            whole = "$(" in joined or _ASSIGNED.fullmatch(parts[-1]) is not None
+            more = [joined] if whole else joined.split()
+        else:
+            more = [char]
+        return [*parts[:-1], parts[-1] + more[0], *more[1:]] if more else parts
 
     def _until(self, quote: str) -> str:
         end = self._text.find(quote, self._at)
@@ -280,7 +278,7 @@ class Shell:
         """Return what stands between brackets."""
         self._at += len(opening)
         start, depth = self._at, 1
-        for found in re.finditer(rf"[{{}}()]", self._text[start : start + _MAX_VALUE]):
+        for found in re.finditer(r"[{}()]", self._text[start : start + _MAX_VALUE]):
             depth += found[0] in opening
             depth -= found[0] in closing
             if depth + len(opening) <= 1:
@@ -318,7 +316,7 @@ class Shell:
             return text.strip("\"'")
         inner = Shell("", self.name, depth=self._depth + 1)
         inner._variables, inner._arrays = self._variables, self._arrays
-        inner._text = text.strip('"').replace('"', "\\\"") + '"'
+        inner._text = text.strip('"').replace('"', '\\"') + '"'
         return " ".join(inner._quoted())
 
 
@@ -330,7 +328,7 @@ def _calculated(expression: str) -> str:
     """Return the value of whole numbers added, multiplied and divided; else the expression."""
     import ast
 
-    from finegauge.formats.scripts import calculated
+    from finegauge.formats.python_values import calculated
 
     if _ARITHMETIC.fullmatch(expression) and "**" not in expression:
         try:

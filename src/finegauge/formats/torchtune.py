@@ -29,6 +29,10 @@ from finegauge.run.run import Run, figures
 
 FILE = "torchtune.yaml"
 _BUILDER = re.compile(r"(?:\w+\.)*(?P<family>\w+)\.(?P<method>lora_|qlora_|dora_|qdora_)?(?P<name>\w+)$")
+_SHIPPED = re.compile(
+    r"(?P<family>[a-z]\w*)/(?P<size>[\d.]+B|mini)(?:_(?P<kind>full|lora|qlora|dora|qdora))?"
+    r"(?:_single_device|_multi_node|_distributed|_low_memory)*"
+)
 _COMPONENT = "model._component_"
 _RANKS = ("model.lora_rank", "model.lora_alpha", "model.lora_dropout")
 _ADAPTED = ("model.lora_attn_modules", "model.apply_lora_to_mlp", "model.apply_lora_to_output")
@@ -431,6 +435,43 @@ FORMAT = Format(
 
 def _dtype(run: Run) -> str:
     return run.adapter_dtype if run.method == "qlora" else run.weights_dtype
+
+
+def shipped(recipe: str, config: str) -> dict[str, Any]:
+    """Return what torchtune's own file of that name holds, such as llama3_1/8B_lora_single_device.
+
+    Its files of one recipe differ in the model alone (0.6).
+
+    Raises: FieldError for a name of another shape.
+    """
+    found = _SHIPPED.fullmatch(config)
+    if found is None:
+        raise FieldError(
+            f"{shown(config or recipe)} is no file that is here, nor one that torchtune ships; name the file."
+        )
+    kind, module = (found["kind"] or "full"), found["family"]
+    size = found["size"].lower().replace(".", "_")
+    prefix = "" if kind == "full" else f"{kind}_"
+    single, adapts = "single_device" in config, kind != "full"
+    model: dict[str, Any] = {"_component_": f"torchtune.models.{module}.{prefix}{module}_{size}"}
+    if adapts:
+        model |= {"lora_attn_modules": ["q_proj", "v_proj", "output_proj"], "apply_lora_to_mlp": True}
+        model |= {"lora_rank": 8, "lora_alpha": 16}
+    eight_bit = single and not adapts
+    optimizer = "bitsandbytes.optim.PagedAdamW8bit" if eight_bit else "torch.optim.AdamW"
+    return {
+        "model": model,
+        "tokenizer": {"max_seq_len": None},
+        "dataset": {"_component_": "torchtune.datasets.alpaca_cleaned_dataset", "packed": False},
+        "batch_size": 2,
+        "gradient_accumulation_steps": 8 if adapts else 1,
+        "epochs": 1,
+        "optimizer": {"_component_": optimizer} | ({} if eight_bit else {"fused": True}),
+        "optimizer_in_bwd": eight_bit,
+        "loss": {"_component_": "torchtune.modules.loss.LinearCrossEntropyLoss"},
+        "enable_activation_checkpointing": True,
+        "dtype": "bf16",
+    }
 
 
 def sheet(run: Run) -> Sheet:

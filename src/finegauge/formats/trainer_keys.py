@@ -490,7 +490,9 @@ def _read_generation(reading: Reading, section: str, prompt: int, answer: int, b
     written = whole(1, 10**7)(tokens, reading.get(tokens, answer))
     if not reading.stated(prompts):
         prompt = prompt or int(reading.fields.get("seq_len") or 512)
-        reading.warn(f"{prompts} is unstated: prompts are taken as {prompt} tokens long; seq_len=… says another.")
+        reading.warn(
+            f"{prompts} is unstated: prompts are taken as {prompt} tokens long; seq_len=… says another."
+        )
     asked = whole(1, 10**7)(prompts, reading.get(prompts, prompt))
     reading.set("seq_len", asked + written, tokens, prompts)
     reading.set("max_new_tokens", written, tokens)
@@ -505,7 +507,9 @@ def _read_generation(reading: Reading, section: str, prompt: int, answer: int, b
             if mode == "colocate"
             else "on GPUs of its own, which are not counted"
         )
-        reading.warn(f"{section}use_vllm is not modelled: {says}; vLLM (vllm_mode: {shown(mode)}) runs {where}.")
+        reading.warn(
+            f"{section}use_vllm is not modelled: {says}; vLLM (vllm_mode: {shown(mode)}) runs {where}."
+        )
     kept = number(-1e9, 1e9)("beta", reading.get(f"{section}beta", beta))
     if kept == 0 and reading.fields["method"] not in ("lora", "qlora"):
         reading.warn(f"{section}beta=0 loads no reference model and one is counted: an upper bound.")

@@ -69,7 +69,7 @@ def of_adapter(keys: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def of_script(keys: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the keys of scripts around transformers' Trainer (FastChat's, Alpaca's, Qwen's) as TRL has them."""
+    """Return the keys of scripts around transformers' Trainer (FastChat's, Alpaca's) under TRL's names."""
     found = {_OF_SCRIPT.get(key, key): value for key, value in of_adapter(keys).items()}
     if str(found.pop("q_lora", "false")).lower() == "true":
         found |= {"load_in_4bit": True, "use_bnb_nested_quant": True}

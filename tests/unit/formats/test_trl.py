@@ -148,7 +148,7 @@ def test_script_is_read_and_never_run(tmp_path: Path) -> None:
 
 
 def test_script_whose_model_is_computed_says_so(tmp_path: Path) -> None:
-    text = "from trl import SFTConfig\nSFTConfig(output_dir='x', max_length=int('3'))\n"
+    text = "from trl import SFTConfig\nSFTConfig(output_dir='x', max_length=len(x))\n"
     with pytest.raises(FieldError, match="does not state its model"):
         trl(tmp_path, text, name="train.py")
     run = trl(tmp_path, text, "model=qwen3-8b", name="train.py")

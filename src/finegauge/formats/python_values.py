@@ -1,0 +1,295 @@
+"""What expressions of a Python text come to, worked out from the text: names, arithmetic, mappings, classes.
+
+Followed are names that every assignment gives the same value, arithmetic, f-strings, mappings, constants of
+classes, defaults of functions, and what argparse, HfArgumentParser, TrlParser, click and fire take unasked
+or from a command line. Nothing is run: the rest is `OPAQUE`.
+"""
+
+import ast
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+OPAQUE = object()
+PARSERS = ("HfArgumentParser", "TrlParser", "H4ArgumentParser")
+_PARSED = ("parse_args", "parse_known_args", "parse_args_into_dataclasses", "parse_args_and_config")
+_BF16_ASKED = ("is_bfloat16_supported", "is_bf16_supported")
+_PLAIN: Mapping[str, Callable[[Any], Any]] = {"int": int, "float": float, "str": str, "bool": bool}
+_HOLDERS = ("dict", "SimpleNamespace", "OmegaConf", "EasyDict")
+_DECLARED = ("add_argument", "option", "Option")
+_MAX_DEPTH = 40  # of names that stand for names
+_MAX_TEXT = 4096
+_BINARY: Mapping[type, Any] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
+
+def callee(function: ast.expr) -> tuple[str, str]:
+    """Return (owner, name) of what is called: ("FastLanguageModel", "from_pretrained")."""
+    if isinstance(function, ast.Attribute):
+        return last_name(function.value), function.attr
+    return "", last_name(function)
+
+
+def last_name(node: ast.expr | None) -> str:
+    """Return the last part of a dotted name, "" of anything else."""
+    if isinstance(node, ast.Name):
+        return node.id
+    return node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def calculated(node: ast.expr) -> Any:
+    """Return the number that constants joined by operators make; None for anything else."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = calculated(node.operand)
+        return None if value is None else -value
+    if isinstance(node, ast.BinOp):
+        return _joined(node.op, calculated(node.left), calculated(node.right))
+    return None
+
+
+def _scalar(value: Any) -> Any:
+    """Return a word of the command line as the number or the flag that it is."""
+    if not isinstance(value, str) or len(value) > 30:
+        return value
+    if value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    try:
+        return int(value) if value.strip("+-").isdecimal() else float(value)
+    except ValueError:
+        return value
+
+
+def _joined(kind: ast.operator, left: Any, right: Any) -> Any:
+    """Return two plain values joined by an operator; None where that cannot be."""
+    numbers = isinstance(left, int | float) and isinstance(right, int | float)
+    adds = isinstance(kind, ast.Add) and type(left) is type(right) and isinstance(left, str | list)
+    if type(kind) not in _BINARY or not (numbers or adds):
+        return None
+    if (numbers and max(abs(left), abs(right)) > 1e15) or (adds and len(left) + len(right) > _MAX_TEXT):
+        return None
+    try:
+        return _BINARY[type(kind)](left, right)
+    except (ZeroDivisionError, OverflowError):
+        return None
+
+
+class Values:
+    """The names of one text, and what they stand for."""
+
+    def __init__(self, nodes: list[ast.AST], options: Mapping[str, Any]) -> None:
+        """Read the names of `nodes`; `options`: the command line that the script is started with."""
+        self.parsed: dict[str, Any] = {}  # what a parser of dataclasses takes, by its defaults and `options`
+        self.parsed_classes: set[str] = set()
+        self.asks_for_bf16 = False
+        self.classes: dict[str, dict[str, Any]] = {}  # constants of the text's own classes
+        self._options = {name: _scalar(value) for name, value in options.items()}
+        self._assigned: dict[str, list[Any]] = {}
+        self._namespace: dict[str, Any] = {}  # of argparse and click
+        self._depth = 0
+        for node in nodes:
+            self._define(node)
+        for node in nodes:
+            if isinstance(node, ast.ClassDef):
+                self._read_class(node)
+        for node in nodes:
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+                function = node.value.func
+                if isinstance(function, ast.Attribute) and function.attr in _PARSED:
+                    self._parse(node.targets[0], function.value)
+
+    def of(self, node: Any) -> Any:
+        """Return what an expression comes to, `OPAQUE` where only running it would tell."""
+        if not isinstance(node, ast.AST):
+            return node
+        self._depth += 1
+        try:
+            kind = _KINDS.get(type(node))
+            return OPAQUE if kind is None or self._depth > _MAX_DEPTH else kind(self, node)
+        finally:
+            self._depth -= 1
+
+    def _define(self, node: ast.AST) -> None:
+        """Note what a statement calls by a name."""
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                self._bind(target, node.value)
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            self._bind(node.target, node.value)
+        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            self._bind(node.target, node.target)  # itself: never resolved
+        elif isinstance(node, ast.arguments):
+            given = [*node.posonlyargs, *node.args][-len(node.defaults) or None :]
+            for argument, default in (
+                *(zip(given, node.defaults, strict=True) if node.defaults else ()),
+                *zip(node.kwonlyargs, node.kw_defaults, strict=True),
+            ):
+                if default is not None:
+                    self._assigned.setdefault(argument.arg, []).append(default)
+        elif isinstance(node, ast.ClassDef):
+            self.classes[node.name] = {}
+        elif isinstance(node, ast.Call) and callee(node.func)[1] in _DECLARED:
+            self._declare(node)
+
+    def _bind(self, target: ast.expr, value: ast.expr) -> None:
+        if isinstance(target, ast.Name):
+            self._assigned.setdefault(target.id, []).append(value)
+        elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            for one, its in zip(target.elts, value.elts, strict=False):
+                self._bind(one, its)
+
+    def _declare(self, call: ast.Call) -> None:
+        """Note an option that the script takes, and its default."""
+        flags = [a.value for a in call.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+        words = {one.arg: one.value for one in call.keywords}
+        name = next((one for one in flags if one.startswith("--")), flags[0] if flags else "")
+        dest, action = (self.of(words.get(key, ast.Constant(""))) for key in ("dest", "action"))
+        name = str(dest or name.lstrip("-").partition("/")[0].replace("-", "_"))
+        if str(action).startswith("store_"):
+            self._namespace.setdefault(name, action == "store_false")
+        elif "default" in words:
+            self._namespace.setdefault(name, words["default"])
+
+    def _read_class(self, node: ast.ClassDef) -> None:
+        """Note the constants of a class, those that it gives itself included."""
+        fields = self.classes[node.name]
+        for part in ast.walk(node):
+            if isinstance(part, ast.Assign | ast.AnnAssign) and part.value is not None:
+                target = part.targets[0] if isinstance(part, ast.Assign) else part.target
+                of_self = isinstance(target, ast.Attribute) and last_name(target.value) == "self"
+                if of_self or isinstance(target, ast.Name):
+                    fields.setdefault(last_name(target), part.value)
+
+    def _parse(self, target: ast.expr, parser: ast.expr) -> None:
+        """Note the names that hold what a parser returned."""
+        made = self._assigned.get(parser.id, [None])[0] if isinstance(parser, ast.Name) else parser
+        classes: list[str] = []
+        if isinstance(made, ast.Call) and callee(made.func)[1] in PARSERS:
+            given = [*made.args, *(one.value for one in made.keywords if one.arg == "dataclass_types")]
+            listed = given[0] if given else None
+            parts = listed.elts if isinstance(listed, ast.Tuple | ast.List) else [listed]
+            classes = [last_name(part) for part in parts]
+            self.parsed_classes |= {*classes}
+            for one in classes:
+                for field, default in self.classes.get(one, {}).items():
+                    value = self._options.get(field, self.of(default))
+                    if value is not OPAQUE and value is not None:
+                        self.parsed.setdefault(field, value)
+            self.parsed |= self._options
+        targets = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
+        for at, one_target in enumerate(targets):
+            if isinstance(one_target, ast.Name):
+                held = self.classes.get(classes[at], {}) if at < len(classes) else self._namespace
+                self._assigned[one_target.id] = [{**held, **self._options}]
+
+    def _name(self, node: ast.Name) -> Any:
+        """Return what a name stands for, if every assignment says the same."""
+        name = node.id
+        values = self._assigned.get(name)
+        if name in self._options and not (values and isinstance(values[0], dict)):
+            return self._options[name]
+        if not values:
+            return dict(self.classes[name]) if name in self.classes else OPAQUE
+        if len(values) > 8 or any(isinstance(one, ast.Name) and one.id == name for one in values):
+            return OPAQUE
+        found = [self.of(one) for one in values]
+        return found[0] if all(one == found[0] for one in found[1:]) else OPAQUE
+
+    def _attribute(self, node: ast.Attribute) -> Any:
+        """Return torch.bfloat16 as "bfloat16", and a constant of an object or a class."""
+        if isinstance(node.value, ast.Name) and node.value.id == "torch":
+            return node.attr
+        held = self.of(node.value)
+        return self.of(held.get(node.attr, OPAQUE)) if isinstance(held, dict) else OPAQUE
+
+    def _list(self, node: ast.List | ast.Tuple | ast.Set) -> Any:
+        items = [self.of(item) for item in node.elts]
+        return OPAQUE if any(item is OPAQUE for item in items) else items
+
+    def _dict(self, node: ast.Dict) -> Any:
+        pairs = [(self.of(key), value) for key, value in zip(node.keys, node.values, strict=True) if key]
+        return {key: self.of(value) for key, value in pairs if isinstance(key, str)}
+
+    def _subscript(self, node: ast.Subscript) -> Any:
+        held, key = self.of(node.value), self.of(node.slice)
+        found = held.get(key, OPAQUE) if isinstance(held, dict) and isinstance(key, str) else OPAQUE
+        return self.of(found)
+
+    def _binary(self, node: ast.BinOp) -> Any:
+        joined = _joined(node.op, self.of(node.left), self.of(node.right))
+        return OPAQUE if joined is None else joined
+
+    def _unary(self, node: ast.UnaryOp) -> Any:
+        value = self.of(node.operand)
+        if isinstance(node.op, ast.Not):
+            return OPAQUE if value is OPAQUE else not value
+        return -value if isinstance(node.op, ast.USub) and isinstance(value, int | float) else OPAQUE
+
+    def _boolean(self, node: ast.BoolOp) -> Any:
+        values = [self.of(one) for one in node.values]
+        wanted = isinstance(node.op, ast.Or)
+        return next((one for one in values if one is OPAQUE or bool(one) is wanted), values[-1])
+
+    def _condition(self, node: ast.IfExp) -> Any:
+        test = self.of(node.test)
+        return OPAQUE if test is OPAQUE else self.of(node.body if test else node.orelse)
+
+    def _comparison(self, node: ast.Compare) -> Any:
+        if len(node.ops) != 1 or not isinstance(node.ops[0], ast.Is | ast.IsNot | ast.Eq | ast.NotEq):
+            return OPAQUE
+        left, right = self.of(node.left), self.of(node.comparators[0])
+        if left is OPAQUE or right is OPAQUE:
+            return OPAQUE
+        return (left == right) is isinstance(node.ops[0], ast.Is | ast.Eq)
+
+    def _text(self, node: ast.JoinedStr) -> Any:
+        parts = [
+            self.of(part.value if isinstance(part, ast.FormattedValue) else part) for part in node.values
+        ]
+        return OPAQUE if any(part is OPAQUE for part in parts) else "".join(map(str, parts))[:_MAX_TEXT]
+
+    def _call(self, node: ast.Call) -> Any:
+        """Return what a call of one of a few plain functions returns."""
+        owner, name = callee(node.func)
+        if name in _BF16_ASKED:
+            self.asks_for_bf16 = True
+            return True
+        if name in _HOLDERS or name in self.classes:
+            return self.classes.get(name, {}) | {word.arg: word.value for word in node.keywords if word.arg}
+        first: list[Any] = []
+        if name in ("field", "Field", "Option", "Argument"):
+            first = [one.value for one in node.keywords if one.arg == "default"] or [*node.args, None]
+        elif name in ("getenv", "get") and len(node.args) > 1 and owner in ("environ", "os"):
+            first = node.args[1:]
+        if first or owner or name not in _PLAIN or len(node.args) != 1:
+            return self.of(first[0]) if first else OPAQUE
+        value = self.of(node.args[0])
+        try:
+            plain = isinstance(value, int | float | str) and len(str(value)) < _MAX_TEXT
+            return _PLAIN[name](value) if plain else OPAQUE
+        except (ValueError, OverflowError):
+            return OPAQUE
+
+
+_KINDS: Mapping[type, Callable[[Values, Any], Any]] = {
+    ast.Constant: lambda _, node: node.value,
+    ast.Name: Values._name,
+    ast.Attribute: Values._attribute,
+    **dict.fromkeys((ast.List, ast.Tuple, ast.Set), Values._list),
+    ast.Dict: Values._dict,
+    ast.Call: Values._call,
+    ast.Subscript: Values._subscript,
+    ast.BinOp: Values._binary,
+    ast.UnaryOp: Values._unary,
+    ast.BoolOp: Values._boolean,
+    ast.IfExp: Values._condition,
+    ast.Compare: Values._comparison,
+    ast.JoinedStr: Values._text,
+}
