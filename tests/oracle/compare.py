@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from finegauge.errors import UnsupportedError
 from finegauge.model.graph import Graph, build
 from finegauge.model.op import Extents, Op
-from finegauge.prediction.memory import CUBLAS_DEFAULT_BYTES, live_set, rerun, split
+from finegauge.prediction.memory import CUBLAS_DEFAULT_BYTES, live_set
+from finegauge.prediction.recomputation import by_layer, rerun, rerun_share, split
 from finegauge.run.run import Run
 from tests.on_disk import config_file
 from tests.oracle.cells import Cell
@@ -137,11 +138,15 @@ def _tensors(graph: Graph) -> Counter[tuple[int, ...]]:
     return found
 
 
-def _passes(run: Run, graph: Graph, stage: str) -> list[tuple[int, Op]]:
+def _passes(run: Run, graph: Graph, stage: str) -> list[tuple[float, Op]]:
     """Return (how often, operator) of everything that runs in a stage."""
     if stage != "recompute":
         return [(count, op) for count, ops in graph.stretches for op in ops]
-    return [(count, op) for count, ops in graph.stretches for op in rerun(run, graph, ops)]
+    return [
+        (count * rerun_share(run, graph, ops), op)
+        for count, ops in graph.stretches
+        for op in rerun(run, graph, ops)
+    ]
 
 
 def _flops(op: Op, stage: str, extents: Extents) -> float:
@@ -156,12 +161,14 @@ def _saved_bytes(run: Run, graph: Graph, extents: Extents) -> float:
     if run.activation_checkpointing == "full":  # tables of positions are arguments of the layers, not saved
         around = [poly._replace(length=0.0) for poly in around]
     total = sum(poly.at(extents) for poly in around)
-    for group in graph.layers:
-        kept = split(run.activation_checkpointing, group.ops)[0]
+    rows = 0
+    for group, kind in by_layer(run, graph.layers):
+        rows += group.count if kind == "full" else 0
+        kept = split(run, kind, group.ops)[0]
         total += group.count * sum(op.saved_bytes.at(extents.windowed(op.window)) for op in kept)
     if run.activation_checkpointing == "full":
         low, values = graph.lowering, graph.model.hidden_size * extents.tokens
-        total += ((graph.model.num_layers - 1) * low.stream_bytes + low.activation_bytes) * values
+        total += ((rows - 1) * low.stream_bytes + low.activation_bytes) * values
         if graph.model.model_type in MASK_SAVED and low.attention == "eager":
             total += low.activation_bytes * extents.pairs
     return total

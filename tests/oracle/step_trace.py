@@ -170,7 +170,7 @@ def _check(run: Run) -> None:
     """Refuse what a trace does not cover."""
     if run.weights_dtype not in DTYPES:
         raise FieldError(f"weights_dtype={run.weights_dtype} cannot be traced; use bf16, fp16 or fp32.")
-    if run.activation_checkpointing not in ("none", "full"):
+    if run.activation_checkpointing not in ("none", "full") and not run.recompute_modules:
         raise FieldError(
             f"activation_checkpointing={run.activation_checkpointing} cannot be traced; use none or full."
         )

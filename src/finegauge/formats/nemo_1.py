@@ -1,9 +1,9 @@
 """NeMo 1's YAML (megatron_gpt_finetuning_config), superseded but still found on clusters.
 
 What no key says but the framework does (NeMo 1.23): bf16 weights with fp32 master copies sharded by
-the distributed optimizer; selective checkpointing recomputes attention, which flash attention does
-anyway; adapters of rank 32 on the fused attention projection; the accumulation follows from
-global_batch_size and the GPUs that the file itself states; steps, not epochs, end a run.
+the distributed optimizer; selective checkpointing recomputes the core of attention; adapters of rank 32
+on the fused attention projection; the accumulation follows from global_batch_size and the GPUs that the
+file itself states; steps, not epochs, end a run.
 """
 
 from finegauge.errors import FieldError, shown
@@ -18,6 +18,7 @@ _DEGREES = {
     "model.expert_model_parallel_size": "expert_parallel",
 }
 _MODEL, _GRANULARITY = "model.restore_from_path", "model.activations_checkpoint_granularity"
+_METHOD, _NUM_LAYERS = "model.activations_checkpoint_method", "model.activations_checkpoint_num_layers"
 _CHECKPOINTING = {"selective": "selective", "full": "full", "none": "none", "null": "none", "": "none"}
 _CHUNKS = "model.virtual_pipeline_model_parallel_size"
 _TARGETS = {
@@ -75,6 +76,9 @@ def _read_precision(reading: Reading) -> None:
 def _read_implementation(reading: Reading) -> None:
     kind = reading.word(_GRANULARITY, "", _CHECKPOINTING, "selective, full or null")
     reading.set("activation_checkpointing", kind, _GRANULARITY)
+    if kind == "full":
+        reading.set("recompute_num_layers", reading.get(_NUM_LAYERS), _NUM_LAYERS)
+        reading.set("recompute_method", reading.text(_METHOD, "uniform"), _METHOD)
     reading.set("attention", "flash", "model.use_flash_attention")
     optimizer = reading.text("model.optim.name", "fused_adam")
     adam = optimizer in ("fused_adam", "distributed_fused_adam", "megatron_fused_adam", "adam", "adamw")
@@ -132,7 +136,7 @@ FORMAT = Format(
         Row("model.peft", _read_method),
         Row("trainer.precision model.megatron_amp_O2", _read_precision),
         Row(
-            f"{_GRANULARITY} model.activations_checkpoint_method model.use_flash_attention model.optim",
+            f"{_GRANULARITY} {_METHOD} {_NUM_LAYERS} model.use_flash_attention model.optim",
             _read_implementation,
         ),
         Row("model.data", _read_data),

@@ -3,7 +3,7 @@
 What no key says but the framework does (its job configuration, 2025): every weight trains in fp32
 shards, computed in bf16; FSDP over what the other degrees leave of the GPUs; sequences of 2048 filled
 to the end from a stream of text; micro-batches of 8 (1 before local_batch_size was the name); 10,000
-steps; selective checkpointing; AdamW, fused.
+steps; selective checkpointing, of every second layer unless the option says "op"; AdamW, fused.
 """
 
 from math import prod
@@ -27,7 +27,7 @@ _SHARD, _RESHARD = "parallelism.data_parallel_shard_degree", "parallelism.fsdp_r
 _SCHEDULE = "parallelism.pipeline_parallel_schedule"
 _OFFLOAD, _BATCH = "training.enable_cpu_offload", "training.global_batch_size"
 _COMPILE = ("compile.enable", "training.compile")
-_MODE = "activation_checkpoint.mode"
+_MODE, _OPTION = "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"
 _MODES = {"none": "none", "full": "full", "selective": "selective", "memory_budget": "selective"}
 _SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe"}
 _CATALOGUE_NAME = {"llama3": "llama-3.1"}
@@ -74,12 +74,20 @@ def _precision(run: Run) -> dict[str, Any]:
 
 def _read_checkpointing(reading: Reading) -> None:
     mode = reading.word(_MODE, "selective", _MODES, "none, selective or full")
+    option = reading.text(_OPTION, "2")
+    if mode == "selective" and option.isdecimal() and reading.text(_MODE, "selective") == "selective":
+        reading.set("activation_checkpointing", "full", _MODE, _OPTION)
+        reading.set("recompute_num_layers", max(1, int(option)), _OPTION)
+        reading.set("recompute_method", "every", _OPTION)
+        return
     reading.set("activation_checkpointing", mode, _MODE)
 
 
 def _checkpointing(run: Run) -> dict[str, Any]:
-    kind = run.activation_checkpointing
-    return {_MODE: "full" if kind == "offload" else kind}
+    kind = "full" if run.activation_checkpointing == "offload" else run.activation_checkpointing
+    if kind == "full" and run.recompute_num_layers and run.recompute_method == "every":
+        return {_MODE: "selective", _OPTION: str(run.recompute_num_layers)}
+    return {_MODE: kind, _OPTION: "op" if kind == "selective" else None}
 
 
 def _read_parallelism(reading: Reading) -> None:
@@ -138,7 +146,7 @@ FORMAT = Format(
         key("training.local_batch_size", "micro_batch_size", 8, older="training.batch_size"),
         key("training.steps", "max_steps", 10_000),
         Row("training.dataset", lambda _: None, lambda run: {"training.dataset": dataset_name(run) or "c4"}),
-        Row(_MODE, _read_checkpointing, _checkpointing),
+        Row(f"{_MODE} {_OPTION}", _read_checkpointing, _checkpointing),
         fixed(checkpointing_reentrant=False),
         Row(
             " ".join(_COMPILE),

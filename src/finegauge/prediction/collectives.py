@@ -51,6 +51,7 @@ from finegauge.prediction.model_parallel import (
     stage_layers,
     stream_degree,
 )
+from finegauge.prediction.recomputation import passes_of_a_layer
 from finegauge.prediction.sharding import (
     GATHERING,
     ZERO3_KEPT,
@@ -292,7 +293,7 @@ def collectives(run: Run) -> tuple[Collective, ...]:
     if not share.communicates:
         return ()
     extents = rank_extents(run, mean_extents(shape(run)))
-    runs = 3 if run.activation_checkpointing in ("full", "offload") else 2
+    runs = passes_of_a_layer(run, share.graph)
     found: list[Collective] = []
     if run.phase == "ppo":
         both = zip(policy_and_value(run, share), (run, value_run(run)), strict=True)
@@ -322,7 +323,7 @@ def exchanges(run: Run) -> list[Exchange]:
     return sorted(found, key=attrgetter("bytes_per_step"), reverse=True)
 
 
-def exchanged(run: Run, share: Share, extents: Extents, runs: int) -> list[Collective]:
+def exchanged(run: Run, share: Share, extents: Extents, runs: float) -> list[Collective]:
     """Return the messages of one rank that holds `share`.
 
     Args:
@@ -333,11 +334,20 @@ def exchanged(run: Run, share: Share, extents: Extents, runs: int) -> list[Colle
     """
     return [
         *among_data_ranks(run, share),
-        *_tensor(run, share, extents, runs),
-        *_context(run, share, extents, runs),
-        *_experts(run, share, extents, runs),
+        *_tensor(run, share, extents, max(runs, 2.0 + _of_branches(share.graph, run))),
+        *_context(run, share, extents, max(runs, passes_of_a_layer(run, share.graph, "core_attn"))),
+        *_experts(run, share, extents, max(runs, passes_of_a_layer(run, share.graph, "moe"))),
         *_pipeline(run, share, extents),
     ]
+
+
+def _of_branches(graph: Graph, run: Run) -> float:
+    """Return the share of branches whose sums run again because their module is checkpointed alone."""
+    branches = [
+        (branch.mixer.path, count) for layer, count in graph.model.layers for branch in layer.branches
+    ]
+    asked = run.recompute_modules if run.activation_checkpointing == "selective" else ()
+    return sum(count for path, count in branches if path in asked) / max(1, sum(n for _, n in branches))
 
 
 def forward_messages(run: Run, share: Share, extents: Extents, *, sampled: float = 0.0) -> list[Collective]:
@@ -385,7 +395,7 @@ def gathered_to_generate(run: Run) -> tuple[str, ...]:
 
 
 def _tensor(
-    run: Run, share: Share, extents: Extents, runs: int, sampled: float = 0.0
+    run: Run, share: Share, extents: Extents, runs: float, sampled: float = 0.0
 ) -> Iterator[Collective]:
     """Yield what tensor-parallel ranks add up: the output of every branch, the gradient of its input.
 
@@ -451,7 +461,7 @@ def _branches(graph: Graph, *, apart: bool = False) -> int:
     return total
 
 
-def _context(run: Run, share: Share, extents: Extents, runs: int) -> Iterator[Collective]:
+def _context(run: Run, share: Share, extents: Extents, runs: float) -> Iterator[Collective]:
     """Yield the ring of keys and values: a block to the next rank, until everyone has seen it."""
     degree, model = run.context_parallel, share.graph.model
     if degree == 1:
@@ -488,7 +498,7 @@ def _key_value_width(mixer: Mixer) -> int:
             return 0
 
 
-def _experts(run: Run, share: Share, extents: Extents, runs: int) -> Iterator[Collective]:
+def _experts(run: Run, share: Share, extents: Extents, runs: float) -> Iterator[Collective]:
     """Yield the way of tokens to their experts and back."""
     degree = run.expert_parallel
     if degree == 1:

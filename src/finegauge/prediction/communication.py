@@ -70,7 +70,7 @@ class Passes(NamedTuple):
     forward_s: float
     backward_s: float  # recomputation included
     micro_steps: int
-    runs: int = 2  # how often a layer runs: forward, backward, and once more where it is recomputed
+    num_runs: float = 2.0  # how often a layer runs: forward, backward, and once more where it is recomputed
     outer_s: float = 0.0  # of both, in embedding, head and loss
     attention_s: float = 0.0  # of both, in attention's kernels: keys and values go round beside them alone
 
@@ -115,7 +115,7 @@ def communication(
     tally, steps = _Tally(calibration), passes.micro_steps
     beside: dict[str, list[tuple[Collective, float]]] = {"forward": [], "backward": [], "attention": []}
     pipelined: list[Collective] = []
-    for message in exchanged(run, share, extents, passes.runs):
+    for message in exchanged(run, share, extents, passes.num_runs):
         if message.group == "pipeline":
             pipelined.append(message)
             continue
@@ -182,7 +182,7 @@ def _host_waits(run: Run, share: Share, passes: Passes, tally: _Tally) -> None:
     alone = every(run.data_parallel * run.context_parallel == 1) and every(run.num_gpus > 1)
     if run.sharding not in GATHERING or alone:
         return
-    visits = stage_layers(run, share.graph.model) * passes.runs
+    visits = stage_layers(run, share.graph.model) * passes.num_runs
     if run.sharding == "zero3":  # its host runs ahead of the device; FSDP's waits for memory to be freed
         late = visits * tally.calibration.module_wait_s - passes.forward_s - passes.backward_s
         waits = largest(0.0, late)

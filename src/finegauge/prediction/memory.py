@@ -16,17 +16,24 @@ the first has a known place.
 """
 
 from collections.abc import Mapping, Sequence
-from math import inf
+from itertools import accumulate
+from math import ceil, inf
 from operator import attrgetter
 
 from finegauge.arithmetic import chosen, largest, place_of_largest, present, smallest
-from finegauge.catalogue.frameworks import framework_of
 from finegauge.catalogue.gpus import CPU
-from finegauge.model.gradient_pruning import is_adapter, is_passive
 from finegauge.model.graph import Graph, LayerGraph
-from finegauge.model.op import ZERO, Extents, Op, per_token
+from finegauge.model.op import ZERO, Extents, Op
 from finegauge.model.weights import Weights
 from finegauge.prediction.model_parallel import stream_degree
+from finegauge.prediction.recomputation import (
+    SCORES,
+    by_layer,
+    keeps_no_input,
+    kept_at,
+    layers_rebuilt_together,
+    split,
+)
 from finegauge.profile import Breakdown, Path
 from finegauge.records import NamedTuple
 from finegauge.run.run import Run
@@ -34,97 +41,7 @@ from finegauge.run.run import Run
 CUBLAS_BYTES = {"Hopper": 32 * 2**20, "Blackwell": 32 * 2**20, CPU: 0.0}  # workspace per handle
 CUBLAS_DEFAULT_BYTES = 8.5 * 2**20
 HEAD_BACKWARD = "backward of the head"
-CHEAP_KINDS = frozenset({"norm", "elementwise", "gather", "softmax", "convolution"})
-PRODUCTS = frozenset({"gemm", "grouped_gemm"})
-SCORES = "attention_eager"
-
-Ops = tuple[Op, ...]
 Parts = dict[Path, float]
-
-
-# Activation checkpointing: which operators of a layer run again in backward. Full checkpointing (offloaded
-# or not) keeps a layer's input and reruns the layer; selective checkpointing keeps what matrix products and
-# attention saved and reruns the cheap rest. Where attention is made of matrix products, its scores are what
-# memory is short of: then selective checkpointing reruns the core of attention, from queries, keys and
-# values, and keeps the rest ([2], section 5).
-
-
-def split(kind: str, ops: Ops, *, alternate: bool = False) -> tuple[Ops, Ops]:
-    """Return the operators of a layer whose saved tensors are kept, and those that run again.
-
-    `alternate`: selective checkpointing as torchtitan's per operator: it saves what attention and every
-    second product return (`_get_custom_policy` counts aten.mm and saves the odd ones), and reruns the rest.
-    """
-    if kind == "none":
-        return ops, ()
-    if kind != "selective":
-        return (), ops
-    if reruns_scores(kind, ops):
-        core = tuple(op for op in ops if op.kind == SCORES)
-        inputs = (op._replace(saved_bytes=per_token(op.saved_bytes.token)) for op in core)
-        return (*(op for op in ops if op.kind != SCORES), *inputs), core
-    if alternate:
-        return _alternately(ops)
-    cheap = tuple(op for op in ops if op.kind in CHEAP_KINDS)
-    return tuple(op for op in ops if op.kind not in CHEAP_KINDS), cheap
-
-
-def _alternately(ops: Ops) -> tuple[Ops, Ops]:
-    """Return the same where outputs are kept: of attention, and of the first, third, fifth ... product."""
-    kept: list[Op] = []
-    again: list[Op] = []
-    number = 0
-    for place, op in enumerate(ops):
-        number += op.kind == "gemm"
-        if op.kind == "gemm" and number % 2:
-            gemm = op.forward.gemms[-1]
-            kept.append(op._replace(saved_bytes=per_token(2.0 * gemm.rows_per_token * gemm.n)))
-        elif op.kind == "attention":  # what the next product reads, and one log-sum-exp per query
-            width = next((gemm.k for later in ops[place:] for gemm in later.forward.gemms), 0)
-            kept.append(op._replace(saved_bytes=per_token(2.0 * width + 4.0 * op.heads)))
-        else:
-            (again if op.kind in (*CHEAP_KINDS, "gemm") else kept).append(op)
-    return tuple(kept), tuple(again)
-
-
-def reruns_scores(kind: str, ops: Ops) -> bool:
-    """Return whether attention's core is all that runs again: no layer's input is kept for it."""
-    return kind == "selective" and any(op.kind == SCORES for op in ops)
-
-
-def rerun(run: Run, graph: Graph, ops: Ops) -> Ops:
-    """Return what runs again of `ops`: of the embedding, of a layer or of the head.
-
-    Layers below the first trainable weight need no backward, and do not run again. A chunked loss computes
-    the logits again, unless it keeps its chunks. Reentrant checkpointing runs a whole layer; the other stops
-    when the last tensor that backward needs is there: what a product keeps is its input, so the last product
-    is not computed, unless a kernel encloses it.
-    """
-    if ops is graph.head:
-        if run.loss != "chunked" or graph.lowering.chunks_kept:
-            return ()
-        return tuple(op for op in ops if op.kind != "norm")
-    if ops is graph.embedding or is_passive(ops):
-        return ()
-    alternate = framework_of(run.framework).reruns_alternate_products
-    again = split(run.activation_checkpointing, ops, alternate=alternate)[1]
-    if run.checkpointing_reentrant or run.activation_checkpointing != "full":
-        return again
-    last = len(again) - 1
-    while last >= 0 and not again[last].enclosed and again[last].saved_bytes == ZERO:
-        last -= 1
-    return (*again[:last], *_until_kept(again[last])) if last >= 0 else ()
-
-
-def _until_kept(op: Op) -> Ops:
-    """Return what is computed of an operator before it keeps its last tensor."""
-    if op.kind not in PRODUCTS or op.enclosed:
-        return (op,)
-    if not is_adapter(op) or len(op.forward.gemms) < 2:
-        return ()
-    down = op.forward.gemms[0]  # the second of the pair keeps what the first returns
-    flops = op.forward.flops._replace(token=2.0 * down.rows_per_token * down.n * down.k)
-    return (op._replace(forward=op.forward._replace(flops=flops, gemms=(down,))),)
 
 
 # Liveness: what is alive at the worst moment of one pass over the operators of a layer. Three passes:
@@ -191,17 +108,21 @@ def forward_moment(
     return worst(moments)
 
 
-def backward_moment(ops: Sequence[Op], extents: Extents, *, accumulating: bool) -> Moment:
+def backward_moment(
+    ops: Sequence[Op], extents: Extents, *, accumulating: bool, kept: Sequence[float] | None = None
+) -> Moment:
     """Return the worst moment of a backward pass.
 
     Gradients of weights stay; where they add to those of earlier micro-batches
     (`accumulating`), which the caller counts, each is alive only until it is added.
+    `kept` by autograd when each operator is reached is, unstated, what it and all before it saved.
     """
-    moments, kept, gradients = [], saved_bytes(ops, extents), 0.0
-    for op in reversed(ops):
+    if kept is None:
+        kept = list(accumulate([op.saved_bytes.at(extents) for op in ops]))
+    moments, gradients = [], 0.0
+    for op, held in zip(reversed(ops), reversed(kept), strict=True):
         made = op.gradient_bytes + (0.0 if accumulating else gradients)
-        moments.append(Moment(kept, op.live_backward_bytes.at(extents), made, op))
-        kept = kept - op.saved_bytes.at(extents)
+        moments.append(Moment(held, op.live_backward_bytes.at(extents), made, op))
         gradients = gradients + op.gradient_bytes
     return worst(moments)
 
@@ -306,7 +227,9 @@ class _MicroBatch:
     def __init__(self, run: Run, graph: Graph, extents: Extents) -> None:
         self.run, self.graph, self.extents = run, graph, extents
         self.kind = run.activation_checkpointing
-        self.layers = [group for group in graph.layers if not group.passive]
+        divided = by_layer(run, [group for group in graph.layers if not group.passive])
+        self.layers, self.kinds = [group for group, _ in divided], [kind for _, kind in divided]
+        self.together = layers_rebuilt_together(run)
         low, model = graph.lowering, graph.model
         width = model.hidden_size / stream_degree(run)
         self.stream = low.stream_bytes * width * extents.tokens
@@ -323,8 +246,7 @@ class _MicroBatch:
         self.mask = low.activation_bytes * extents.pairs if low.attention == "eager" else 0.0
         self.accumulating = run.gradient_accumulation_steps > 1
         self.held = graph.weights.gradient_bytes if self.accumulating else 0.0
-        alternate = framework_of(run.framework).reruns_alternate_products
-        kept = [split(self.kind, group.ops, alternate=alternate)[0] for group in self.layers]
+        kept = [split(run, kind, group.ops)[0] for group, kind in divided]
         self.saved = [saved_bytes(ops, extents) for ops in kept]
         # kept for backward by all layers that it has not reached yet
         self.kept_by_all, self.kept_by_first = self._kept(len(self.layers)), self._kept(1)
@@ -350,8 +272,9 @@ class _MicroBatch:
                 found.append({**base, ("activations", "passing"): moment.beside_bytes + layer_input})
         base |= self.kept_by_all
         last_keeps = self.layers[-1].ops[0].keeps_input
-        loose = layer_input if self.kind == "none" and not last_keeps else named
-        if (self.kind != "none" or last_keeps) and not graph.head[0].keeps_input:
+        last_kind = self.kinds[-1]
+        loose = layer_input if last_kind == "none" and not last_keeps else named
+        if (last_kind != "none" or last_keeps) and not graph.head[0].keeps_input:
             loose = loose + self.stream  # what the last layer returned
         states = self.leaf + (self.stream if low.activation_bytes > low.compute_bytes else 0.0)
         if low.litgpt:  # the logits beside their fp32 copy
@@ -369,15 +292,19 @@ class _MicroBatch:
     def _forward_layers(self, base: Parts) -> list[Parts]:
         """Return what is alive, beside `base`, in the last layer of each kind that may be last."""
         found: list[Parts] = []
-        keeping, named = self.kind == "none", self.apart + self.positions
+        named = self.apart + self.positions
         for index, group in enumerate(self.layers):
+            by_module = self.kinds[index] == "selective" and bool(self.run.recompute_modules)
+            keeping, ops = self.kinds[index] == "none" or by_module, group.ops
+            if by_module:
+                ops = split(self.run, "selective", ops)[0]
             between = self.kept_by_all if index or len(self.layers) == 1 else self.kept_by_first
             handed_on = 0.0  # what the layer before returned beside the stream
             if not keeping and self.graph.lowering.numerics.hands_on_scores:
                 for op in group.ops:
                     if op.kind == SCORES:
                         handed_on = handed_on + op.lingering_bytes.at(self.extents)
-            moment = forward_moment(group.ops, self.extents, self.stream, keeping=keeping, held=handed_on)
+            moment = forward_moment(ops, self.extents, self.stream, keeping=keeping, held=handed_on)
             loose = named
             if keeping and not group.ops[0].keeps_input:
                 loose = largest(named, self.entry) + self.stream
@@ -419,7 +346,8 @@ class _MicroBatch:
         leading = layers[0].count * gradient_bytes(layers[0].ops)
         nothing = self._kept(0)
         for index, group in enumerate(layers):
-            moment = backward_moment(group.ops, extents, accumulating=self.accumulating)
+            rebuilt = kept_at(self.run, group.ops, extents)
+            moment = backward_moment(group.ops, extents, accumulating=self.accumulating, kept=rebuilt)
             others = everything - of_embedding - gradient_bytes(group.ops)
             stands: list[tuple[Parts, Sequence[LayerGraph], float]] = [(nothing, (), others)]
             if index:
@@ -449,11 +377,15 @@ class _MicroBatch:
         group, parts = self.layers[index], dict(kept_by)
         share = 1.0 if group in standing else 0.0
         parts["activations", "all layers"] = parts["activations", "all layers"] - share * self.saved[index]
-        if self.kind == "none":
+        kind = self.kinds[index]
+        if kind == "none":
             parts["activations", "all layers"] = parts["activations", "all layers"] + moment.kept_bytes
         else:
-            parts["activations", "rebuilt block"] = moment.kept_bytes
-            rows = 1.0 - share if self.kind != "offload" else 1.0
+            others = min(self.together, group.count) - 1
+            beside = others * saved_bytes(group.ops, self.extents) if others else 0.0
+            parts["activations", "rebuilt block"] = moment.kept_bytes + beside
+        if kind != "none" and not (kind == "selective" and self.run.recompute_modules):
+            rows = 1.0 - share if kind != "offload" else 1.0
             rows -= 1.0 if group.ops[0].keeps_input else 0.0
             rows += 1.0 if self.run.checkpointing_reentrant else 0.0
             own = self.entry if not standing and index == 0 else self.stream
@@ -465,16 +397,19 @@ class _MicroBatch:
     def _kept(self, number: int) -> Parts:
         """Return what the first `number` kinds of layers keep from forward to backward."""
         layers, kept, rows = self.layers[:number], 0.0, 0
-        for group, saved in zip(layers, self.saved, strict=False):
+        for group, kind, saved in zip(layers, self.kinds, self.saved, strict=False):
             kept = kept + group.count * saved
-            rows += 0 if self.kind == "offload" or reruns_scores(self.kind, group.ops) else group.count
+            if kind not in ("none", "offload") and not keeps_no_input(self.run, kind, group.ops):
+                rows += ceil(group.count / self.together)
         if self.kind == "none":
             return {("activations", "all layers"): kept}
         narrow = self.stream - self.entry if rows else 0.0  # the first layer's input
         return {
             ("activations", "all layers"): kept,
             ("activations", "checkpoints"): rows * self.stream - narrow,
-            ("activations", "inputs pinned by 4-bit linears"): self._pinned(layers),
+            ("activations", "inputs pinned by 4-bit linears"): self._pinned(
+                [group for group, kind in zip(layers, self.kinds, strict=False) if kind != "none"]
+            ),
         }
 
     def _pinned(self, layers: Sequence[LayerGraph]) -> float:
@@ -502,8 +437,8 @@ class _MicroBatch:
             copies = (
                 0.0  # adapters added to fused experts' weights are no products of their own, and not cached
             )
-            for group in self.graph.layers:
-                for op in group.ops:
+            for group, kind in zip(self.layers, self.kinds, strict=True):
+                for op in group.ops if kind != "none" else ():
                     if op.kind == "gemm" and op.forward.gemms:
                         copies = copies + group.count * op.gradient_bytes * low.compute_bytes / trained_bytes
             parts["weights", "autocast copies"] = copies

@@ -17,8 +17,8 @@ from finegauge.prediction.device import Device
 from finegauge.prediction.memory import (
     CUBLAS_BYTES,
     CUBLAS_DEFAULT_BYTES,
-    rerun,
 )
+from finegauge.prediction.recomputation import rerun, rerun_share
 from finegauge.prediction.sharding import (
     gradients_left,
     longest_extents,
@@ -270,8 +270,9 @@ def work_of(run: Run) -> dict[Path, Work]:
     graph, extents = share_of(run).graph, rank_extents(run, mean_extents(shape(run)))
     found: dict[Path, Work] = {}
     for count, ops in graph.stretches:
-        times = count * run.gradient_accumulation_steps
         for stage, those in (("forward", ops), ("recompute", rerun(run, graph, ops)), ("backward", ops)):
+            share = rerun_share(run, graph, ops) if stage == "recompute" else 1.0
+            times = count * share * run.gradient_accumulation_steps
             for op in those:
                 cost = op.backward if stage == "backward" else op.forward
                 flops, num_bytes = found.get((stage, *op.path), Work())

@@ -40,8 +40,8 @@ from finegauge.data.batch_shape import BatchShape, lengths
 from finegauge.model.op import Extents, Op
 from finegauge.prediction.calibration import Calibration
 from finegauge.prediction.device import Device
-from finegauge.prediction.memory import rerun
 from finegauge.prediction.model_parallel import slowest_share
+from finegauge.prediction.recomputation import passes_of_a_layer, rerun, rerun_share
 from finegauge.prediction.sharding import GATHERING, Share, mean_extents
 from finegauge.profile import Breakdown, Path
 from finegauge.records import NamedTuple
@@ -190,10 +190,11 @@ def micro_batch_time(share: Share, extents: Extents, device: "Device | ProfiledD
         outer = ops is graph.embedding or ops is graph.head
         times, again = count if outer else count * share_of_layers, rerun(run, graph, ops)
         clock.stage("forward", times, ops, backward=False)
-        clock.stage("recompute", times, again, backward=False)
+        again_times = times * rerun_share(run, graph, ops)
+        clock.stage("recompute", again_times, again, backward=False)
         clock.stage("backward", times, ops, backward=True)
         if device.host_in_readings and ops is not graph.embedding:
-            clock.python(times, layer=not outer, again=bool(again))
+            clock.python(times, layer=not outer, again=again_times if again else 0.0)
     return clock.time
 
 
@@ -225,7 +226,7 @@ def step_of(
             forward_s=forward_s,
             backward_s=micro_batch.parts.total - forward_s,
             micro_steps=micro_steps,
-            runs=3 if run.activation_checkpointing in ("full", "offload") else 2,
+            num_runs=passes_of_a_layer(run, share.graph),
             outer_s=_sum_of(micro_batch.parts, OUTER) if run.pipeline_parallel > 1 else 0.0,
             attention_s=_sum_of(micro_batch.parts, ATTENTION) if run.context_parallel > 1 else 0.0,
         )
@@ -307,16 +308,16 @@ class StepClock:
         self.host_bound_s += count * exposed
         self.device_s += count * on_device
 
-    def python(self, count: float, *, layer: bool, again: bool) -> None:
-        """Add the Python around the operators of `count` layers, or of the model; `again`: recomputed too."""
+    def python(self, count: float, *, layer: bool, again: float) -> None:
+        """Add the Python around the operators of `count` layers, or of the model; `again` are recomputed."""
         own = "layer" if layer else "model"
-        rows = [("forward", own, False), ("backward", own, True)]
+        rows = [("forward", own, False, count), ("backward", own, True, count)]
         if again and layer:
-            rows.append(("recompute", own, False))
+            rows.append(("recompute", own, False, again))
             if not self.run.checkpointing_reentrant:  # hooks on every tensor that autograd keeps
-                rows += [("forward", "checkpoint", False), ("recompute", "checkpoint", True)]
-        for stage, of, backward in rows:
-            self.wait(stage, count * self.device.host_seconds(of, backward=backward))
+                rows += [("forward", "checkpoint", False, again), ("recompute", "checkpoint", True, again)]
+        for stage, of, backward, times in rows:
+            self.wait(stage, times * self.device.host_seconds(of, backward=backward))
 
     def wait(self, stage: str, seconds: float) -> None:
         """Add Python that the device waits for."""

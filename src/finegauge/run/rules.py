@@ -30,6 +30,8 @@ QUANTIZED_DTYPES = frozenset(dtype for dtypes in QUANTIZED_BY_METHOD.values() fo
 ATTENTION_KERNELS = ("triton", "flash3")  # of FlashAttention's first generation, and its third
 NARROW_RECIPES = ("delayed", "tensorwise", "rowwise", "blockwise", "mxfp8", "nvfp4", "mxfp4")
 RECIPE_ALIASES = {"current": "tensorwise", "hybrid": "delayed", "block": "blockwise", "fp8": "tensorwise"}
+WHOLE_LAYERS = ("full", "offload")  # checkpointing of whole layers
+MODULES = ("core_attn", "mlp", "moe", "moe_act", "layernorm", "mla_up_proj", "shared_experts")
 FSDP = ("fsdp", "fsdp_shard_grad_op", "hybrid")
 MODEL_DEGREES = ("tensor_parallel", "pipeline_parallel", "context_parallel")
 DATA_DEGREES = ("data_parallel_replicate", "data_parallel_shard")
@@ -148,9 +150,11 @@ def _fill_in(values: dict[str, Any]) -> None:
     version = version_numbers(values["transformers_version"])
     fused_experts = version >= (5, 0)
     framework = framework_of(values["framework"])
+    by_megatron = framework.megatron_layers or "megatron" in values["kernels"]
     half = "bf16" if multiplies_bf16(values["gpu"]) else "fp16"
     follows: dict[str, Any] = {
         "fp8_recipe": "delayed" if framework.megatron_layers else "tensorwise",
+        "recompute_modules": ("core_attn",) if by_megatron else (),
         "optimizer_implementation": "fused" if version >= (4, 56) else "foreach",
         "experts_implementation": "grouped_mm" if fused_experts else "eager",
         "quantize_experts": not fused_experts,

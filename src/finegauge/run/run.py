@@ -176,6 +176,21 @@ class Run(_Frozen):
         "none",
         "Checkpointing",
     )
+    recompute_modules: tuple[str, ...] = spec(
+        choices(rules.MODULES),
+        "modules of a layer that `activation_checkpointing: selective` runs again, by Megatron-Core's names: "
+        "{options}; `core_attn` under Megatron. Where none is named, all but products and attention",
+    )
+    recompute_num_layers: int | None = spec(
+        whole(1, 10_000, "layers"),
+        "with `activation_checkpointing: full`, the n of `recompute_method`; none: every layer by itself",
+    )
+    recompute_method: str = spec(
+        choice(("uniform", "block", "every")),
+        "which layers: `uniform`, one input is kept for n of them; `block`, the first n of each chunk of a "
+        "stage; `every`, each n-th one",
+        "uniform",
+    )
     checkpointing_reentrant: bool = spec(flag, "whether checkpointing is the reentrant kind", True)
     synchronous: bool = spec(
         flag,

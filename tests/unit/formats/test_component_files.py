@@ -143,7 +143,8 @@ def test_torchtitan(tmp_path: Path) -> None:
     expected = {
         "model": "Qwen/Qwen3-8B", "method": "full", "phase": "pretrain", "weights_dtype": "fp32",
         "autocast": "bf16", "sharding": "fsdp", "data_parallel_shard": 8, "micro_batch_size": 8,
-        "activation_checkpointing": "selective", "packing": True, "max_steps": 10_000,
+        "activation_checkpointing": "full", "recompute_num_layers": 2, "recompute_method": "every",
+        "packing": True, "max_steps": 10_000,
     }  # fmt: skip
     assert values(run, expected) == expected
     text = TITAN + (

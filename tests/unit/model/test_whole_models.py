@@ -7,7 +7,7 @@ import pytest
 
 from finegauge.model.graph import Graph, build
 from finegauge.model.op import Extents
-from finegauge.prediction.memory import rerun, split
+from finegauge.prediction.recomputation import rerun, split
 from finegauge.run.run import Run
 from tests.unit.model.traced_hybrids import HYBRIDS, TRACED_HYBRIDS
 from tests.unit.model.traced_models import CONFIGS, SIZES, TRACED_MODELS, TracedModel
@@ -47,7 +47,7 @@ def saved_bytes(run: Run, graph: Graph) -> float:
         kept = op.saved_bytes._replace(length=0.0) if checkpointed else op.saved_bytes  # held as an argument
         total += kept.at(extents)
     for group in graph.layers:
-        ops = split(run.activation_checkpointing, group.ops)[0]
+        ops = split(run, run.activation_checkpointing, group.ops)[0]
         total += group.count * sum(op.saved_bytes.at(extents) for op in ops)
     low, values = (
         graph.lowering,

@@ -184,6 +184,9 @@ def checkpoint_layers(model: Any, run: Run) -> None:
     kind = run.activation_checkpointing
     if kind == "none":
         return
+    if kind == "selective" and run.recompute_modules:
+        _checkpoint_modules(model, run)
+        return
     if kind == "selective":
         from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
@@ -193,6 +196,39 @@ def checkpoint_layers(model: Any, run: Run) -> None:
     model.activation_checkpointing_enable(
         {"use_reentrant": run.checkpointing_reentrant}, offload=kind == "offload"
     )
+    number = run.recompute_num_layers
+    if number is None:
+        return
+    if run.recompute_method == "uniform" and number > 1:
+        raise UnsupportedError(
+            f"recompute_num_layers={number} with recompute_method=uniform cannot be measured: transformers "
+            f"checkpoints layer by layer; use block or every."
+        )
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    for index, layer in enumerate(layers):
+        every = run.recompute_method == "every"
+        layer.gradient_checkpointing = (index + 1) % number == 0 if every else index < number
+
+
+def _checkpoint_modules(model: Any, run: Run) -> None:
+    """Checkpoint the feed-forwards of a transformers model that `recompute_modules` names."""
+    from torch.utils.checkpoint import checkpoint
+
+    others = sorted({*run.recompute_modules} - {"mlp", "moe", "shared_experts"})
+    if others:
+        raise UnsupportedError(
+            f"recompute_modules={','.join(others)} cannot be measured with transformers' code; "
+            f"mlp, moe and shared_experts can."
+        )
+    for path, module in model.named_modules():
+        name = path.rpartition(".")[2]
+        kind = "moe" if hasattr(module, "experts") else "mlp"
+        kind = "shared_experts" if name.startswith("shared_expert") else kind
+        of_layer = name in ("mlp", "feed_forward", "block_sparse_moe") or kind == "shared_experts"
+        if of_layer and kind in run.recompute_modules and not name.endswith("gate"):
+            module.forward = partial(checkpoint, module.forward, use_reentrant=run.checkpointing_reentrant)
 
 
 def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
