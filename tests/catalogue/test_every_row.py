@@ -17,6 +17,7 @@ TABLES = {  # rows at least: a table may grow
     "finetune_prices.csv": 42,
     "interconnects.csv": 124,
     "fabrics.csv": 9,
+    "hosts.csv": 13,
     "grid_carbon.csv": 405,
     "pue.csv": 20,
 }
@@ -46,6 +47,10 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "gpus_per_node": (1, 16),
     "intra_bytes_per_s": (20e9, 1.3e12),
     "inter_bytes_per_s": (0.1e9, 100e9),
+    "cores": (8, 384),
+    "ram_bytes": (4e9, 4.5e12),
+    "ram_bytes_per_s": (50e9, 1.3e12),
+    "gpus_per_switch": (1, 4),
 }
 
 
@@ -84,6 +89,7 @@ def test_every_number_is_in_range(filename: str) -> None:
         ("grid_carbon.csv", lambda row: (row["scope"], row["code"], row["name"])),
         ("pue.csv", lambda row: (row["name"], row["year"], row["source"])),
         ("fabrics.csv", lambda row: (row["name"], row["link"])),
+        ("hosts.csv", lambda row: (row["provider"], row["machine"])),
         ("interconnects.csv", lambda row: (row["provider"], row["instance"], row["gpu"])),
         (
             "finetune_prices.csv",

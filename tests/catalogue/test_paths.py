@@ -4,6 +4,7 @@ import pytest
 
 from finegauge.catalogue.fabrics import fabrics
 from finegauge.catalogue.gpus import GpuSpec, gpu, gpus
+from finegauge.catalogue.hosts import host_of, hosts
 from finegauge.catalogue.paths import ETHERNET_BYTES_PER_S, paths_of
 
 ALL = list(gpus().values())
@@ -58,3 +59,18 @@ def test_a_timed_fabric_is_that_of_a_gpu_of_the_catalogue() -> None:
         assert 0 < one.median_error_fraction < 0.12
         assert 0.3 < one.ring_fraction < 1.0
         assert 0.3 < one.exchange_fraction < 1.0
+
+
+@pytest.mark.parametrize("spec", ALL, ids=lambda spec: spec.name)
+def test_every_gpu_has_a_host(spec: GpuSpec) -> None:
+    host = host_of(spec, None, 8)
+    assert len(host.source) > 10
+    assert host.cores / host.num_gpus >= 4
+    assert host.ram_bytes_per_s / host.num_gpus >= 15e9
+
+
+def test_hosts_name_gpus_of_the_catalogue_and_a_providers_own_come_first() -> None:
+    assert {name for host in hosts() for name in host.gpus} <= gpus().keys()
+    assert host_of(gpu("a100-80gb"), "aws").cores < host_of(gpu("a100-80gb")).cores
+    assert host_of(gpu("RTX 4090"), None, 2).machine == "desktop"
+    assert host_of(gpu("RTX 4090"), None, 8).machine == "server of two sockets"

@@ -150,7 +150,7 @@ def keys_of_file(path: str, launcher: str) -> Mapping[str, Any]:
 def deepspeed_fields(keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that DeepSpeed's keys state; what is "auto" is not among them."""
     kind, offload = _of_keys(keys)
-    fields: dict[str, Any] = {"sharding": kind, "cpu_offload": offload}
+    fields: dict[str, Any] = {"sharding": kind, "cpu_offload": offload, **pinning(keys)}
     keys_of_batch = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     for key, field in zip(keys_of_batch, _EXACT, strict=True):
         if keys.get(key) not in (None, "auto"):
@@ -236,6 +236,16 @@ def _device(zero: Mapping[str, Any], what: str) -> str:
     """Return where DeepSpeed keeps the optimizer's states ("optimizer") or the weights ("param")."""
     offload = zero.get(f"offload_{what}")
     return str(offload.get("device")) if isinstance(offload, Mapping) else "none"
+
+
+def pinning(keys: Mapping[str, Any]) -> dict[str, bool]:
+    """Return whether all that DeepSpeed's keys offload is page-locked; nothing where they offload nothing."""
+    zero = keys.get("zero_optimization")
+    named = (
+        [zero.get(f"offload_{what}") for what in ("optimizer", "param")] if isinstance(zero, Mapping) else []
+    )
+    said = [one for one in named if isinstance(one, Mapping) and one.get("device") in ("cpu", "nvme")]
+    return {"offload_pinned": all(one.get("pin_memory") is True for one in said)} if said else {}
 
 
 def is_accelerate(keys: Mapping[str, Any]) -> bool:
@@ -409,7 +419,7 @@ def deepspeed(run: Run, *, explicit: bool = False) -> dict[str, Any]:
     zero: dict[str, Any] = {"stage": stage, "overlap_comm": True, "contiguous_gradients": True}
     for what, device in devices.items():
         if device is not None:
-            zero[f"offload_{what}"] = {"device": device, "pin_memory": True}
+            zero[f"offload_{what}"] = {"device": device, "pin_memory": run.offload_pinned}
             if device == "nvme":
                 zero[f"offload_{what}"]["nvme_path"] = "/local_nvme"
     zero["reduce_bucket_size"] = "auto"

@@ -163,6 +163,8 @@ def _read_sharding(reading: Reading) -> None:
         raise FieldError("deepspeed and fsdp are both stated; keep one.")
     reading.set("sharding", built_in[0], "deepspeed")
     reading.set("cpu_offload", built_in[1], "deepspeed")
+    if built_in[1] != "none":  # as its zero2_offload.json and zero3_offload.json say
+        reading.set("offload_pinned", True, "deepspeed")
 
 
 def _sharding(run: Run) -> dict[str, Any]:
@@ -174,7 +176,8 @@ def _sharding(run: Run) -> dict[str, Any]:
 
 def _built_in(run: Run) -> str | None:
     """Return the built-in name of the run's sharding; None where a file has to say it."""
-    asked = (run.sharding, run.cpu_offload) if run.tensor_parallel == 1 else None
+    as_built = run.tensor_parallel == 1 and (run.offload_pinned or run.cpu_offload == "none")
+    asked = (run.sharding, run.cpu_offload) if as_built else None
     return next((name for name, kind in _BUILT_IN.items() if kind == asked), None)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from finegauge.errors import FieldError, FineGaugeError, UnknownNameError, shown
 from finegauge.formats.key_table import Reading, Row, key
-from finegauge.formats.launcher_files import deepspeed_fields, load, sharding, uses_deepspeed
+from finegauge.formats.launcher_files import deepspeed_fields, load, pinning, sharding, uses_deepspeed
 from finegauge.formats.sheet import targets, whole_number
 from finegauge.records import NamedTuple
 from finegauge.run.field import flag, names, number, version_numbers, whole
@@ -364,6 +364,9 @@ def read_zero(reading: Reading, key: str, *beside: str) -> None:
     reading.warnings += [warning] if warning else []
     reading.set("sharding", kind, key, *beside)
     reading.set("cpu_offload", offload, key)
+    keys, _ = load(reading.get(key, ""), reading.file)
+    for field, value in pinning(keys).items() if keys is not None else ():
+        reading.set(field, value, key)
 
 
 def _read_fsdp(reading: Reading, fsdp: Any) -> None:

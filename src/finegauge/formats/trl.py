@@ -18,7 +18,7 @@ from typing import Any
 from finegauge.errors import FieldError, shown
 from finegauge.formats import launcher_files, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, always, key, model_key
-from finegauge.formats.sheet import ACCELERATE, Sheet, dataset_name, file_kind, refuse
+from finegauge.formats.sheet import ACCELERATE, DEEPSPEED, Sheet, dataset_name, file_kind, refuse
 from finegauge.run.rules import COMPARING
 from finegauge.run.run import Run
 
@@ -281,6 +281,11 @@ def sheet(run: Run) -> Sheet:
     program = f"trl {COMMANDS[run.phase]} --config {FILE}"
     if run.num_gpus > 1 or launcher_files.uses_deepspeed(run) or launcher_files.uses_fsdp(run):
         beside[ACCELERATE] = launcher_files.accelerate(run)
+        if launcher_files.uses_deepspeed(run) and run.cpu_offload != "none" and run.offload_pinned:
+            beside[DEEPSPEED] = launcher_files.deepspeed(run)  # accelerate has no key of its own for that
+            beside[ACCELERATE]["deepspeed_config"] = {
+                "deepspeed_config_file": DEEPSPEED, "zero3_init_flag": launcher_files.zero_stage(run) == 3
+            }  # fmt: skip
         where = ' --machine_rank "$NODE_RANK" --main_process_ip "$MASTER_ADDR"' if run.num_nodes > 1 else ""
         program += f" --accelerate_config {ACCELERATE}{where}"
     return Sheet(FILE, keys, program, packages(run), beside)

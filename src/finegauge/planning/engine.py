@@ -14,7 +14,16 @@ from typing import Any
 
 from finegauge.model.op import Extents
 from finegauge.planning.quote import SPOT_REPEATED_FRACTION, emissions_kg
-from finegauge.planning.space import ORIGIN, Batching, Layout, Space, Structure, families, variant
+from finegauge.planning.space import (
+    OF_ONE_MACHINE,
+    ORIGIN,
+    Batching,
+    Layout,
+    Space,
+    Structure,
+    families,
+    variant,
+)
 from finegauge.planning.vectors import Devices, Held, Market, Members, costs, held, same_operators
 from finegauge.planning.whatif import Standing
 from finegauge.prediction.calibration import current
@@ -101,8 +110,7 @@ class Plans:
             **structure.fields, **layout.fields, "optimizer": layout.optimizer, "micro_batch_size": size,
             "gradient_accumulation_steps": batching.rows_per_step // (size * layout.run.data_parallel),
             "num_nodes": nodes, "gpu": offer.gpu, "provider": offer.provider, "region": offer.region,
-            "node_network_gbit_per_s": None, "nvlink": None, "p2p": None,
-            "power_limit_w": None,
+            **OF_ONE_MACHINE,
         }  # fmt: skip
         figures: dict[str, Any] = {name: float(column[name][index]) for name in (*KNOWN, *MAYBE_KNOWN)}
         for name in MAYBE_KNOWN:
@@ -174,9 +182,7 @@ class Engine:
         every = [member for members in alike for member in members]
         batching, dtype = structure.batching, every[0][1].graph.lowering.compute_dtype
         if dtype not in self._markets:
-            run = variant(
-                self.space.run, node_network_gbit_per_s=None, nvlink=None, p2p=None, power_limit_w=None
-            )
+            run = variant(self.space.run, **OF_ONE_MACHINE)
             self._markets[dtype] = Market(run, self.space.offers, self.calibration, dtype)
         market = self._markets[dtype]
         ranks = numpy.array([layout.run.data_parallel for layout, _ in every])

@@ -45,11 +45,14 @@ ORIGIN = "plan"
 ACCUMULATING = 2  # stands for any number of micro-batches above one
 NARROW_SHARDING = ("none", "fsdp", "fsdp_shard_grad_op")  # under which 8-bit states are kept
 ADAPTER_SHARDING = ("none", "zero3", "fsdp", "fsdp_shard_grad_op", "hybrid")  # that divide frozen weights
+OF_ONE_MACHINE: Fields = {  # what a run may state of its own, and no other machine has
+    "node_network_gbit_per_s": None, "nvlink": None, "p2p": None, "power_limit_w": None, "pcie": None,
+    "gpus_per_pcie_switch": None, "host_cores": None, "host_memory_gb_per_s": None, "nvme_gb_per_s": None,
+}  # fmt: skip
 ON_NO_MACHINE: Fields = {
     "gradient_accumulation_steps": 1, "micro_batch_size": 1, "gpu": None, "num_gpus": None,
     "num_nodes": 1, "data_parallel_replicate": None, "data_parallel_shard": None, "sharding": "none",
-    "cpu_offload": "none", "provider": None, "region": None, "node_network_gbit_per_s": None, "nvlink": None,
-    "p2p": None, "power_limit_w": None,
+    "cpu_offload": "none", "offload_pinned": None, "provider": None, "region": None, **OF_ONE_MACHINE,
 }  # fmt: skip
 DIVISION = attrgetter("method", "tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel")
 
@@ -103,10 +106,13 @@ def space_of(
         packing=_distinct(run.packing, True) if packs else (run.packing,),
         divisions=_distinct(UNDIVIDED, {name: getattr(run, name) for name in UNDIVIDED}, *_divisions(run)),
         layouts=_distinct(  # the kinds of sharding, each with the offloads that its implementations know
-            {"sharding": run.sharding, "cpu_offload": run.cpu_offload},
+            {
+                **{"sharding": run.sharding, "cpu_offload": run.cpu_offload},
+                **({"offload_pinned": run.offload_pinned} if run.cpu_offload != "none" else {}),
+            },
             *[{"sharding": kind, "cpu_offload": "none"} for kind in kinds],
-            {"sharding": "zero2", "cpu_offload": "optimizer"},
-            {"sharding": "zero3", "cpu_offload": "all"},
+            {"sharding": "zero2", "cpu_offload": "optimizer", "offload_pinned": True},
+            {"sharding": "zero3", "cpu_offload": "all", "offload_pinned": True},
         ),
         optimizers=_distinct(run.optimizer, "adamw_8bit"),
         data_parallel=tuple(sorted({*[2**power for power in range(most.bit_length())], run.data_parallel})),

@@ -66,7 +66,15 @@ class Calibration(NamedTuple):
     unit_wait_s: float = 1.2e-3  # per run of a sharded layer: its host waits before it may gather the next
     module_wait_s: float = 3e-3  # the same where every module of a layer is gathered on its own (ZeRO-3)
     contention_fraction: float = 0.18  # of a collective's time, lost beside it: 24 of 132 multiprocessors
-    host_bytes_per_s: float = 20e9  # a GPU's share of host memory bandwidth: two sockets, eight GPUs
+    # of a pageable copy, through the driver's staging buffer: page-locked ones are 6 times as quick on one
+    # GPU (DeepSpeed pull request 5301, 2024-03)
+    pageable_bytes_per_s: float = 4.1e9
+    # what one core of a full host streams: between 5 (8 x A800, DeepSpeed) and 13 GB/s (8 x A100, torchtune's
+    # 70B with fused AdamW); 16 where it is alone [1]
+    host_core_bytes_per_s: float = 8e9
+    # of channels times their rate: 148 of 205 GB/s, STREAM on 32 cores of one socket of a DGX A100
+    # (gist.github.com/v0dro/0559e1d9b205ca9ac0ad1a29fe10377b)
+    host_memory_fraction: float = 0.72
     nccl_bytes: float = 1.0 * GIB  # communicators and buffers of a rank, outside the allocator
     active_power_fraction: float = 0.92  # of the board limit while matrix products run
     memory_power_fraction: float = 0.68  # while memory-bound kernels run

@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from finegauge.arithmetic import every, largest, log, smallest, where
 from finegauge.catalogue.fabrics import NVLINK, PCIE, Fabric, common, fabric
 from finegauge.catalogue.gpus import GpuSpec, interconnects
+from finegauge.catalogue.hosts import host_of
 from finegauge.catalogue.paths import ETHERNET_BYTES_PER_S, Paths, paths_of, pcie_bytes_per_s
 from finegauge.errors import UnsupportedError
 from finegauge.prediction.calibration import Calibration
@@ -48,6 +49,9 @@ if TYPE_CHECKING:
 
 LOG_2 = log(2.0)
 NEVER = 1.0  # second per byte
+# of a GPU's share of its node's drives, all reading at once (Rajbhandari et al. 2021, arXiv:2104.07857,
+# figure 2b): an assumption for any machine
+NVME_BYTES_PER_S = 1.6e9
 STAGED_FRACTION = 0.5  # of the rate peer to peer: to the host's memory and back over the same root
 
 
@@ -186,7 +190,10 @@ class Network(NamedTuple):
     near: Level  # what joins a GPU to its closest
     node: Level  # to all that are reached without the network
     inter_bytes_per_s: Any  # of all network cards of those GPUs together
-    host_bytes_per_s: Any  # of one GPU to the memory of its host
+    host_bytes_per_s: Any  # of one GPU to page-locked memory of its host, and back, all GPUs copying at once
+    pageable_bytes_per_s: Any  # to any other memory
+    core_bytes_per_s: Any  # that one rank streams through the threads it has on the host
+    nvme_bytes_per_s: Any  # of one rank's share of the drives
     network_hop_s: Any
     links: tuple[Link, ...] = ()  # as measured on this machine, one for each kind of message
 
@@ -205,13 +212,12 @@ class Network(NamedTuple):
         """Return the network of `run`: what it states, else its provider, else what is usual for its GPU."""
         per_node, paths = reached(run, gpu)
         near, node = _levels(gpu, paths, per_node, common(PCIE))
-        host = pcie_bytes_per_s(gpu)
         return cls(
             near=near,
             node=node,
             inter_bytes_per_s=_cards_bytes_per_s(run, gpu, paths, per_node, node.num_gpus)
             * calibration.network_fraction,
-            host_bytes_per_s=host * calibration.link_fraction,
+            **_host_rates(run, gpu, per_node, calibration),
             network_hop_s=calibration.network_hop_s,
             links=links_of(gpu.measured) if gpu.measured is not None else (),
         )
@@ -292,6 +298,29 @@ class Network(NamedTuple):
         """Return bytes/s of a ring over the network."""
         rings = smallest(self.gpus_per_node, span // ranks)  # that pass through the same network cards
         return smallest(self.intra_bytes_per_s, self.inter_bytes_per_s / rings)
+
+
+def _host_rates(run: Run, gpu: GpuSpec, ranks: int, calibration: Calibration) -> dict[str, float]:
+    """Return bytes/s between a GPU and its host, of its rank's threads there, and of its drives.
+
+    What is usual is a whole machine's: a run on some of its GPUs has their part of cores and memory.
+    """
+    host = host_of(gpu, run.provider, ranks)
+    part = min(1.0, ranks / host.num_gpus)
+    cores = run.host_cores or host.cores * part
+    memory = 1e9 * run.host_memory_gb_per_s if run.host_memory_gb_per_s else host.ram_bytes_per_s * part
+    threads = run.host_threads or (1 if ranks > 1 else cores)
+    bus = host.link_bytes_per_s if run.pcie is None else None
+    link = bus or pcie_bytes_per_s(gpu if run.pcie is None else gpu._replace(pcie=run.pcie))
+    link = link * calibration.link_fraction / min(ranks, run.gpus_per_pcie_switch or host.gpus_per_switch)
+    streamed = min(threads, max(1.0, cores / ranks)) * calibration.host_core_bytes_per_s
+    drives = 1e9 * run.nvme_gb_per_s / ranks if run.nvme_gb_per_s else NVME_BYTES_PER_S
+    return {
+        "host_bytes_per_s": link,
+        "pageable_bytes_per_s": min(link, calibration.pageable_bytes_per_s),
+        "core_bytes_per_s": min(streamed, memory * calibration.host_memory_fraction / ranks),
+        "nvme_bytes_per_s": drives,
+    }
 
 
 def timed_s(gpu: GpuSpec, kind: str, num_bytes: float, ranks: int, *, switched: bool = True) -> float:

@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING
 from finegauge.model.gradient_pruning import is_adapter
 from finegauge.model.graph import Graph, value_run
 from finegauge.model.op import Extents
-from finegauge.prediction.collectives import Collective, forward_messages, generation_messages
+from finegauge.prediction.collectives import (
+    Collective,
+    forward_messages,
+    gathered_to_generate,
+    generation_messages,
+)
 from finegauge.prediction.communication import forward_communication
 from finegauge.prediction.device import Device
 from finegauge.prediction.forward_passes import gathered_bytes, generation_of, policy_and_value, scorers
@@ -30,12 +35,14 @@ from finegauge.prediction.generation import (
 )
 from finegauge.prediction.memory import LiveSet
 from finegauge.prediction.model_parallel import by_transformers
+from finegauge.prediction.offload import fetched_s
 from finegauge.prediction.sharding import (
     GATHERED_WEIGHTS,
     Share,
     Trained,
     alternating_phases,
     kept_while_idle,
+    weights_on_host,
 )
 from finegauge.prediction.time import SLOWEST, StepClock, StepTime
 from finegauge.prediction.training import Answer, Question, training
@@ -130,9 +137,10 @@ def _generation(asked: Question, first: str, then: str) -> StepTime:
     reading, further = add_generation(clock, share.graph, batch, first, then)
     if asked.network is not None:
         once, prompts, tokens = generation_messages(run, share, batch)
-        _add_waits(clock, asked, share, first, once, OnePass(0.0, 0.0), 1)
-        _add_waits(clock, asked, share, first, prompts, reading, 1)
-        _add_waits(clock, asked, share, then, tokens, further, batch.new_tokens - 1)
+        stays = "weights" in gathered_to_generate(run)  # else fetched from the host for every token
+        _add_waits(clock, asked, share, first, once, OnePass(0.0, 0.0), 1, fetches=stays)
+        _add_waits(clock, asked, share, first, prompts, reading, 1, fetches=not stays)
+        _add_waits(clock, asked, share, then, tokens, further, batch.new_tokens - 1, fetches=not stays)
     return clock.time
 
 
@@ -168,13 +176,19 @@ def _forward_pass(
 
 def _add_waits(
     clock: StepClock, asked: Question, share: Share, stage: str, messages: list[Collective], one: OnePass,
-    times: int,
+    times: int, *, fetches: bool = True,
 ) -> None:  # fmt: skip
     """Add to `stage` what shows of the messages of `times` passes like `one`.
 
-    Where the device waits for its host, messages that the host has put into its queue cost nothing.
+    Weights that lie on the host come from there, where a pass `fetches` them. Where the device waits for its
+    host, messages that the host has put into its queue cost nothing.
     """
-    if asked.network is None or not messages or not times:
+    if asked.network is None or not times:
+        return
+    if fetches and weights_on_host(asked.run):
+        seconds = times * fetched_s(asked.run, share, one.compute_s, asked.network)
+        clock.parts.append(((stage, "communication", "weights from the host"), seconds))
+    if not messages:
         return
     device = asked.device
     slack_s = 0.0 if device.host_in_readings else one.host_bound_s

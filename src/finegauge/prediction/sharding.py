@@ -62,7 +62,6 @@ ZERO3_PREFETCHED = 5e7  # elements: DeepSpeed's stage3_prefetch_bucket_size, gat
 ZERO3_KEPT = 1e9  # elements: DeepSpeed's stage3_max_live_parameters and stage3_max_reuse_distance
 ZERO3_SUB_GROUP = 1e9  # elements: DeepSpeed's default sub_group_size, the gradients that are fp32 at a time
 AFTER_BACKWARD = "reduction"  # a phase with no activations, of gradients in one bucket
-WEIGHTS_OFFLOADED = ("params", "all", "nvme")
 GRADIENTS: Path = ("gradients",)
 GATHERED_WEIGHTS: Path = ("workspace", "gathered weights")
 MASTER_BYTES = 12.0  # fp32 copy, first and second moment, per trained parameter under DeepSpeed
@@ -274,7 +273,7 @@ def _zero_buffers(run: Run, share: Share) -> dict[str, dict[Path, float]]:
         weights.trained_params + weights.adapter_params, ZERO3_SUB_GROUP if stage == "zero3" else inf
     )
     flat = own / shard_degree(run) if stage == "zero1" else min(own, ZERO3_SUB_GROUP * value)
-    updating: dict[Path, float] = {update: 0.0 if run.cpu_offload != "none" else flat + 4.0 * updated}
+    updating: dict[Path, float] = {update: 0.0 if states_on_host(run) else flat + 4.0 * updated}
     if stage == "zero1":
         return {"backward": {bucket_path: bucket}, "optimizer": updating}
     if stage == "zero2":
@@ -417,14 +416,16 @@ def _weights_at_rest(run: Run, whole: Graph, experts: float, ends: tuple[float, 
     weights_part = part(of_weights, run.sharding in GATHERING)
     adapters_part = part(of_trained, run.sharding in GATHERING)
     states_part, gradients_part = part(of_trained, True), part(of_trained, run.sharding in GRADIENT_SHARDING)
-    offloads_states, offloads_weights = run.cpu_offload != "none", run.cpu_offload in WEIGHTS_OFFLOADED
-    on_gpu = 0.0 if offloads_weights else 1.0
+    offloads_states = states_on_host(run)
+    on_gpu = 0.0 if weights_on_host(run) else 1.0
+    if offloads_states:  # DeepSpeed's and FSDP's gradients lie beside them
+        gradients_part = 0.0 * gradients_part
     return held._replace(
         base_bytes=held.base_bytes * wide * weights_part * on_gpu,
         adapter_bytes=held.adapter_bytes * adapters_part * on_gpu,
         trained_params=held.trained_params * states_part,
         adapter_params=held.adapter_params * states_part,
-        gradient_bytes=held.gradient_bytes * gradient_width(run) * gradients_part * on_gpu,
+        gradient_bytes=held.gradient_bytes * gradient_width(run) * gradients_part,
         optimizer_bytes=0.0 if offloads_states else states * states_part,
         paged_bytes=0.0 if offloads_states else held.paged_bytes * states_part,
         foreach_bytes=0.0 if offloads_states else scratch * states_part,
@@ -450,6 +451,20 @@ def _expert_fraction(graph: Graph) -> float:
             if isinstance(branch.mixer, MixtureOfExperts):
                 routed += count * branch.mixer.num_experts * branch.mixer.expert_size
     return routed / max(1, graph.model.num_parameters)
+
+
+def states_on_host(run: Run) -> bool:
+    """Return whether the optimizer's states, and the update, are the host's; FSDP offloads all or nothing."""
+    return run.cpu_offload in ("optimizer", "all", "nvme") or (
+        run.cpu_offload == "params" and run.sharding in FSDP
+    )
+
+
+def weights_on_host(run: Run) -> bool:
+    """Return whether weights lie on the host, or its drives, until they are gathered."""
+    return run.cpu_offload in ("params", "all", "nvme") or (
+        run.cpu_offload == "optimizer" and run.sharding in FSDP
+    )
 
 
 class Beside(NamedTuple):

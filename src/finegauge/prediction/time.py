@@ -42,7 +42,7 @@ from finegauge.prediction.calibration import Calibration
 from finegauge.prediction.device import Device
 from finegauge.prediction.model_parallel import slowest_share
 from finegauge.prediction.recomputation import passes_of_a_layer, rerun, rerun_share
-from finegauge.prediction.sharding import GATHERING, Share, mean_extents
+from finegauge.prediction.sharding import GATHERING, Share, mean_extents, states_on_host
 from finegauge.profile import Breakdown, Path
 from finegauge.records import NamedTuple
 from finegauge.run.rules import GENERATING
@@ -213,7 +213,7 @@ def step_of(
     """
     run = share.run
     clock = StepClock(run, extents, device)
-    if run.cpu_offload == "none":
+    if not states_on_host(run):
         clock.optimizer(share)
     if network is not None:
         from finegauge.prediction.communication import Passes, communication

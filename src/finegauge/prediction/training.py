@@ -62,8 +62,3 @@ def check_supported(run: Run) -> None:
                 f"phase={run.phase} with {name}={getattr(run, name)} is not predicted: data, tensor and "
                 f"expert parallelism are; set {name}=1."
             )
-    if run.cpu_offload not in ("none", "optimizer"):
-        raise UnsupportedError(
-            f"phase={run.phase} with cpu_offload={run.cpu_offload} is not predicted: its passes need the "
-            f"weights on the GPU; use cpu_offload=optimizer or none."
-        )

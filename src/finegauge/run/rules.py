@@ -68,6 +68,9 @@ def settle(values: dict[str, Any], origins: Mapping[str, str]) -> None:
     _check_method(values, origins)
     _check_batches(values, origins)
     alloc_options(values["cuda_alloc_conf"] or "")
+    if values["cpu_offload"] != "none" and values["sharding"] == "none":
+        # DeepSpeed's, on one GPU too: what is offloaded is sharded there
+        values["sharding"] = "zero2" if values["cpu_offload"] == "optimizer" else "zero3"
     _fill_in(values)
     _settle_degrees(values)
 
@@ -167,6 +170,7 @@ def _fill_in(values: dict[str, Any]) -> None:
         "freeze_trainable_layers": 2 if method == "freeze" else None,
         "max_new_tokens": (values["seq_len"] // 2 or 1) if values["phase"] in GENERATING else None,
         "padding": "longest" if values["dataset"] and not packing else "max",
+        "offload_pinned": values["sharding"] in FSDP,
     }
     if packing and values["padding"] == "longest":
         values["padding"] = None

@@ -324,6 +324,29 @@ class Run(_Frozen):
         "whether GPUs write to each other over PCIe, without the memory of the host; as their driver has it "
         "where not stated (not on GeForce cards)",
     )
+    pcie: str | None = spec(
+        choice([f"{generation}.0 x{lanes}" for generation in "3456" for lanes in (4, 8, 16)]),
+        "generation and lanes between a GPU and its host; as the GPU has them where not stated",
+    )
+    gpus_per_pcie_switch: int | None = spec(
+        whole(1, 16, "GPUs"), "GPUs that share one link to the processor; what is usual where not stated"
+    )
+    host_cores: int | None = spec(
+        whole(1, 10_000, "cores"), "CPU cores of a node; what is usual for the GPU where not stated"
+    )
+    host_memory_gb_per_s: float | None = spec(
+        number(1.0, 1e5, "GB/s"),
+        "bandwidth of a node's memory, all sockets; what is usual for the GPU where not stated",
+    )
+    host_threads: int | None = spec(
+        whole(1, 10_000),
+        "threads of a rank on the CPU (`OMP_NUM_THREADS`); 1 where a node has several ranks, as torchrun "
+        "sets it, else all cores",
+    )
+    nvme_gb_per_s: float | None = spec(
+        number(0.1, 1e4, "GB/s"),
+        "of a node's drives together (`cpu_offload=nvme`); 1.6 per GPU where not stated",
+    )
     power_limit_w: float | None = spec(
         number(1.0, 1e5, "W"),
         "watts that a board may draw (`nvidia-smi -pl`); its own limit where not stated",
@@ -372,6 +395,11 @@ class Run(_Frozen):
         "`none`, `optimizer`, `params`, `all` (both), `nvme` (both on local drives, with `zero3`)",
         "none",
         "Offload to host",
+    )
+    offload_pinned: bool = spec(
+        flag,
+        "whether what is offloaded lies in page-locked memory (DeepSpeed's `pin_memory`), whose copies are "
+        "quick and run beside the GPU; as the sharder has it where not stated: DeepSpeed not, FSDP yes",
     )
     provider: str | None = spec(text, "whose prices", label="Provider")
     region: str | None = spec(text, "whose prices and electricity")

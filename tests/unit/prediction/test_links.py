@@ -71,7 +71,7 @@ def test_readings_that_no_ring_explains_say_how_far_they_are_off() -> None:
 def test_a_network_takes_what_was_measured_inside_a_node() -> None:
     links = links_of(profile(exact("all_reduce")))
     board = Level.of(8, 1e9, common(NVLINK))
-    network = Network(board, board, 1e9, 1e9, 1e-3, links)
+    network = Network(board, board, 1e9, 1e9, 1e9, 1e9, 1e9, 1e-3, links)
     plain = network._replace(links=())
     inside = Collective("all_reduce", "data", "gradients", 1e6, 4, 4, 1)
     assert network.seconds(inside) == pytest.approx(Link("all_reduce", HOP_S, RATE).seconds(1e6, 4))

@@ -142,7 +142,6 @@ def test_a_queue_of_requests_takes_as_long_as_its_batches() -> None:
     [
         ({"pipeline_parallel": 2}, "phase=ppo with pipeline_parallel=2"),
         ({"context_parallel": 2}, "phase=ppo with context_parallel=2"),
-        ({"sharding": "zero3", "cpu_offload": "all"}, "phase=ppo with cpu_offload=all"),
     ],
 )
 def test_what_no_equation_covers_is_refused(fields: dict[str, Any], words: str) -> None:
