@@ -9,6 +9,7 @@ torchtune read it and PyYAML does not.
 import os
 import re
 from collections.abc import Iterator, Mapping
+from errno import EINVAL, ELOOP
 from math import isfinite
 from stat import S_ISREG
 from typing import Any
@@ -99,6 +100,21 @@ def _neighbours(path: str) -> str:
         return did_you_mean(os.path.basename(path), os.listdir(os.path.dirname(path) or ".")[:1000])
     except (OSError, ValueError):
         return ""
+
+
+def open_regular(path: str, flags: int = os.O_RDONLY) -> int:
+    """Return the descriptor of a file of our own: a link is not followed, a pipe not waited for.
+
+    Raises: OSError.
+    """
+    flags |= getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+    if os.path.islink(path):
+        raise OSError(ELOOP, "it is a link; name the file that it leads to")
+    descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o644)
+    if not S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(EINVAL, "it is not a file")
+    return descriptor
 
 
 def read_document(path: str) -> Any:

@@ -16,15 +16,14 @@ from platform import node
 from typing import Any, NamedTuple
 
 from finegauge.campaign.axes import BASELINE, Cell
-from finegauge.documents import write_document
+from finegauge.documents import open_regular, write_document
 from finegauge.errors import InputError, shown
 from finegauge.profile import Profile
 from finegauge.store.document import profile_document, profile_of
-from finegauge.store.journal import ENDED, Trials, ended
+from finegauge.store.journal import ENDED, REFUSED, Trials, ended, lock
 from finegauge.store.table import JOURNAL
 
 DRIVER = "driver"
-REFUSED = "refused"
 ABOUT = "sweep.json"
 
 
@@ -70,24 +69,26 @@ class Folder:
 
         Raises: InputError where somebody does, or the folder cannot be written.
         """
-        import fcntl
-
         name = os.path.join(self.path, DRIVER)
         try:
             os.makedirs(self.path, exist_ok=True)
-            descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = open_regular(name, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise InputError(
                 f"The campaign's folder {shown(self.path)} cannot be used: {error.strerror or error}."
             ) from None
         try:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock(descriptor, 0.0)
             except BlockingIOError:
                 who = os.pread(descriptor, 200, 0).decode("utf-8", "replace").strip()
                 raise InputError(
                     f"The campaign in {shown(self.path)} is being worked on by {who or 'another process'}; "
                     "wait for it to end, or name another folder."
+                ) from None
+            except OSError as error:
+                raise InputError(
+                    f"The campaign's folder {shown(self.path)} cannot be locked: {error.strerror}."
                 ) from None
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"process {os.getpid()} on {node()}".encode(), 0)
@@ -148,7 +149,7 @@ class Folder:
         """Return the cells that make no run, each once."""
         found = {}
         for record in self.trials.journal.read().records:
-            if record["event"] == REFUSED:
+            if record.get("event") == REFUSED:
                 cell, labels, estimator = (record["asked"][name] for name in ("cell", "labels", "estimator"))
                 found[cell] = Refusal(cell, labels, estimator, record["reason"])
         return list(found.values())
@@ -157,8 +158,12 @@ class Folder:
         """Yield (what was asked, the record of its end) of every cell that is done; its last end counts."""
         last: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {}
         for record in self.trials.journal.read().records:
-            asked = record["asked"]
-            if record["event"] == ENDED and "cell" in asked and record["profile"]["outcome"] != "interrupted":
+            asked = record.get("asked", {})
+            if (
+                record.get("event") == ENDED
+                and "cell" in asked
+                and record["profile"]["outcome"] != "interrupted"
+            ):
                 last[asked["cell"]] = asked, record
         yield from last.values()
 

@@ -10,13 +10,15 @@ measurements: one when a trial starts, one when it ends.
 import json
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from errno import EAGAIN
 from hashlib import sha256
 from platform import node
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from finegauge.documents import write_whole
+from finegauge.documents import open_regular, write_whole
 from finegauge.errors import InputError, shown
 from finegauge.profile import Profile, Source
 from finegauge.store.document import profile_document, profile_of, run_document, run_of
@@ -37,6 +39,16 @@ def _loads(text: bytes) -> Any:
     except ImportError:
         return json.loads(text)
     return orjson.loads(text)
+
+
+STARTED, ENDED, REFUSED = "started", "ended", "refused"
+LOCKED_WITHIN_S = 30.0
+_RUN = {"fields": dict, "origins": dict, "warnings": list}
+_SHAPES = {  # of the records of trials
+    STARTED: {"trial": str, "asked": dict, "process": list, "run": _RUN},
+    ENDED: {"trial": str, "asked": dict, "profile": {"outcome": str, "run": _RUN, "source": dict}},
+    REFUSED: {"trial": str, "asked": {"cell": str, "labels": dict, "estimator": str}, "reason": str},
+}
 
 
 class Contents(NamedTuple):
@@ -68,15 +80,16 @@ class Journal:
     @contextmanager
     def locked(self) -> Iterator[int]:
         """Yield the open file, which no other writer touches meanwhile; the file is made if missing."""
-        import fcntl
-
         try:
             os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            descriptor = open_regular(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         except OSError as error:
             raise self._cannot("opened", error) from None
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            try:
+                lock(descriptor, LOCKED_WITHIN_S)
+            except OSError as error:
+                raise self._cannot("locked", error) from None
             yield descriptor
         finally:
             os.close(descriptor)  # which unlocks
@@ -102,7 +115,7 @@ class Journal:
         Raises: InputError where the file is there and cannot be read.
         """
         try:
-            with open(self.path, "rb") as file:
+            with open(open_regular(self.path), "rb") as file:
                 content = file.read()
         except FileNotFoundError:
             return Contents([], 0)
@@ -117,6 +130,27 @@ class Journal:
     def _cannot(self, what: str, error: OSError) -> InputError:
         why = error.strerror or str(error)
         return InputError(f"The store {shown(self.path)} cannot be {what}: {why}; what it held is unharmed.")
+
+
+def lock(descriptor: int, within_s: float) -> None:
+    """Lock an open file for this process alone.
+
+    Raises: BlockingIOError where another holds it for so long, OSError where the file system has no locks.
+    """
+    import fcntl
+
+    ends_at = time.monotonic() + within_s
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= ends_at:
+                why = f"another process has held its lock for {within_s:.0f} s"
+                raise BlockingIOError(EAGAIN, why) from None
+        except OSError as error:
+            why = "its file system has no locks (flock), which keep two writers apart; use a local disk"
+            raise OSError(error.errno, why) from None
+        time.sleep(0.02)
 
 
 def records_of(text: bytes) -> tuple[list[dict[str, Any]], list[bytes]]:
@@ -144,10 +178,9 @@ def record_of(text: bytes) -> dict[str, Any]:
 
     Raises: ValueError that says why it does not count: torn, changed, or of a later version.
     """
-    if (match := LINE.fullmatch(text)) and sha256(match[2]).hexdigest()[:CHECKSUM_DIGITS].encode() == match[
-        1
-    ]:
-        return dict(_loads(match[2]))  # as we wrote it, which saves writing it again to compare
+    match = LINE.fullmatch(text)
+    if match and sha256(match[2]).hexdigest()[:CHECKSUM_DIGITS].encode() == match[1]:
+        return _ours(_loads(match[2]))  # as we wrote it, which saves writing it again to compare
     try:
         whole = json.loads(text)
         version, stated, record = whole["schema_version"], whole["checksum"], whole["record"]
@@ -157,7 +190,26 @@ def record_of(text: bytes) -> dict[str, Any]:
         raise ValueError(f"schema version {version!r}; this FineGauge reads {SCHEMA_VERSION}")
     if not isinstance(record, dict) or checksum(_text(record)) != stated:
         raise ValueError("changed: the checksum is another")
+    return _ours(record)
+
+
+def _ours(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a record, if it is of the shape that its event has.
+
+    Raises: ValueError.
+    """
+    event = record.get("event")
+    if not _fits(record, _SHAPES.get(event, {}) if isinstance(event, str) else {}):
+        raise ValueError(f"foreign: no record of a trial that {event}")
     return record
+
+
+def _fits(value: Any, shape: Any) -> bool:
+    if not isinstance(shape, dict):
+        return isinstance(value, shape)
+    return isinstance(value, dict) and all(
+        name in value and _fits(value[name], inner) for name, inner in shape.items()
+    )
 
 
 def checksum(text: str) -> str:
@@ -183,7 +235,6 @@ def _sync_folder(path: str) -> None:
         os.close(folder)
 
 
-STARTED, ENDED = "started", "ended"
 GONE = "the measuring process ended without a word (killed, or the machine stopped)"
 
 

@@ -17,7 +17,7 @@ from hashlib import sha256
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from finegauge.documents import write_whole
+from finegauge.documents import open_regular, write_whole
 from finegauge.errors import InputError, UnsupportedError, shown
 from finegauge.run.run import FIELDS
 from finegauge.store.journal import records_of
@@ -35,7 +35,11 @@ def cached(journal: str, read: Read) -> tuple["pa.Table", int]:
     """Return the table of the file `journal`, made by `read`, and how many lines did not read back."""
     import pyarrow as pa
 
-    with open(journal, "rb") as file:
+    try:
+        descriptor = open_regular(journal)
+    except OSError as error:
+        raise InputError(f"The store {shown(journal)} cannot be read: {error.strerror or error}.") from None
+    with open(descriptor, "rb") as file:
         content = file.read()
     if len(content) < WORTH_BYTES:
         return read(content)

@@ -1,6 +1,7 @@
 """The journal keeps what it was given through torn lines, edits, a full disk and two writers at once."""
 
 import errno
+import fcntl
 import os
 import resource
 import subprocess
@@ -12,7 +13,9 @@ from typing import Any
 import pytest
 
 from finegauge.errors import InputError
+from finegauge.store import journal as theirs
 from finegauge.store.journal import Journal, line, record_of
+from tests.e2e.commands import finegauge
 
 
 @pytest.fixture
@@ -144,7 +147,7 @@ def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> Non
     (tmp_path / "file").write_text("", "utf-8")
     with pytest.raises(InputError, match=r"cannot be opened: (Not a directory|File exists)"):
         Journal(str(tmp_path / "file" / "store.jsonl")).append({})
-    with pytest.raises(InputError, match="cannot be read: Is a directory"):
+    with pytest.raises(InputError, match="cannot be read: it is not a file"):
         Journal(str(tmp_path)).read()
 
 
@@ -168,3 +171,50 @@ def test_two_writers_do_not_mix_their_lines(journal: Journal) -> None:
 def test_what_no_line_is_has_a_reason() -> None:
     with pytest.raises(ValueError, match="torn"):
         record_of(b"{}")
+
+
+def test_a_link_and_a_pipe_are_no_store(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    os.mkfifo(tmp_path / "pipe")
+    for name, why in (("link", "it is a link"), ("pipe", "it is not a file")):
+        store = Journal(str(tmp_path / name))
+        with pytest.raises(InputError, match=f"cannot be opened: {why}"):
+            store.append({"n": 1})
+        with pytest.raises(InputError, match=f"cannot be read: {why}"):
+            store.read()
+        said = finegauge("results", str(tmp_path / name))
+        assert (said.code, said.err.count("\n")) == (64, 1)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_lock_that_is_never_given_back_ends_in_a_sentence(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(theirs, "LOCKED_WITHIN_S", 0.2)
+    with journal.locked(), pytest.raises(InputError, match="locked: another process has held its lock"):
+        journal.append({"n": 1})
+
+
+def test_a_file_system_without_locks_is_said(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    with pytest.raises(InputError, match=r"has no locks \(flock\).*use a local disk"):
+        journal.append({"n": 1})
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"event": "ended"},
+        {"event": "ended", "trial": "a", "asked": [], "profile": {}},
+        {"event": "ended", "trial": "a", "asked": {}, "profile": {"outcome": 1, "run": {}, "source": {}}},
+        {"event": "started", "trial": "a", "asked": {}, "process": None, "run": {}},
+        {"event": "refused", "trial": "a", "asked": {"cell": "x"}, "reason": "y"},
+    ],
+)
+def test_a_record_of_another_shape_is_foreign(journal: Journal, record: dict[str, object]) -> None:
+    journal.append({"n": 1}, record)
+    assert journal.read() == ([{"n": 1}], 1)
+    assert b"# foreign" in Path(journal.quarantine).read_bytes()
