@@ -52,3 +52,26 @@ def test_defaults_follow_version_and_row() -> None:
     nemo = ROWS["NeMo"]
     assert nemo.unasked(NOTHING | {"num_gpus": "16"})["sharding"] == "zero1"
     assert "sharding" not in nemo.unasked(NOTHING | {"num_gpus": "1"})
+
+
+def test_a_name_that_holds_anothers_by_accident_stands_alone() -> None:
+    alone = framework_of("universal-llm-trainer (HF Transformers)")
+    assert (alone.takes_loss_itself, alone.transformers_plan, alone.timed) == (True, True, False)
+    assert [row.name for row in named_in("universal-llm-trainer")] == ["universal-llm-trainer"]
+
+
+@pytest.mark.parametrize(
+    ("version", "loss"),
+    [
+        ("torch 2024-12-23; torchtitan 9dec370 (2024-12-26)", None),
+        ("pytorch version: 2.7.0a0+gitb98af95, torchtitan version: 0.0.2", None),
+        ("torch 2025-06-14; torchtitan 820504e", "compiled"),
+        ("pytorch version: 2.9.0.dev20250815+cu128", "compiled"),
+        ("2026", "compiled"),
+        ("", "compiled"),
+    ],
+)
+def test_torchtitan_compiles_its_loss_from_2025_on(version: str, loss: str | None) -> None:
+    cells = NOTHING | {"framework_version": version, "compile": "true"}
+    assert ROWS["torchtitan"].unasked(cells).get("loss") == loss
+    assert "loss" not in ROWS["torchtitan"].unasked(cells | {"compile": "false"})

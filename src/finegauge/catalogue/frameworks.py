@@ -74,6 +74,8 @@ class Framework(NamedTuple):
     module: str = ""  # of `formats`, which reads and writes its files; "" where nothing does
     exports: tuple[str, ...] = ()  # what --export calls it; the first is listed
     signatures: tuple[Signature, ...] = ()  # that tell its files
+    timed: bool = False  # constants were fitted to its runs, or to those of the trainer that it drives
+    alone: bool = False  # other frameworks' words in its name mean nothing
     # Models
     own_models: bool = False  # code of its own, which has whatever attention is asked for
     litgpt_models: bool = False  # names and widths of litgpt's code
@@ -82,6 +84,7 @@ class Framework(NamedTuple):
     reruns_alternate_products: bool = False  # selective checkpointing keeps every second product only
     compiles_layers: bool = False  # one by one: a loss over whole logits stays as it is, unless `compiled`
     parallel_loss: bool = False  # PyTorch's loss_parallel under tensor parallelism
+    takes_loss_itself: bool = False  # its loop takes the loss of the logits as they come
     keeps_loss_chunks: bool = False  # of the logits, until the backward pass
     # Division among GPUs
     transformers_plan: bool = False  # tensor parallelism and FSDP units are those of transformers and PEFT
@@ -134,7 +137,8 @@ def frameworks() -> tuple[Framework, ...]:
 def named_in(text: str) -> Iterator[Framework]:
     """Yield the frameworks whose words stand in `text`."""
     folded = text.casefold()
-    return (row for row in frameworks() if any(word in folded for word in row.words))
+    found = [row for row in frameworks() if any(word in folded for word in row.words)]
+    return iter([row for row in found if row.alone] or found)
 
 
 def counts_memory_as(cells: Cells) -> str:

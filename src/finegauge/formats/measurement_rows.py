@@ -308,7 +308,9 @@ def _software(cells: Mapping[str, str], row: Settings) -> None:
     kernels = cells["kernels"].lower()
     named = ("foak", "unsloth", "megatron")
     fused = [name for name in named if name in kernels or f"+{name}" in cells["notes"].lower()]
-    if "liger" in kernels:
+    if "liger" in kernels and "foak" in fused:  # whose option takes Liger's loss and no other kernel of its
+        row.fields["loss"] = "fused"
+    elif "liger" in kernels:
         fused.append("liger")
     if re.search(r"fa3|flash[-_ ]?(attention[-_ ]?)?3|cudnn", f"{kernels} {cells['attention'].lower()}"):
         fused.append("flash3")

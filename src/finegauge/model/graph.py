@@ -22,6 +22,7 @@ from finegauge.model.blocks import (
     Linear,
     Mixer,
     MixtureOfExperts,
+    Numerics,
 )
 from finegauge.model.gradient_pruning import cut_below, is_adapter, is_passive, last_layers, unreached
 from finegauge.model.head import embedding, head
@@ -42,6 +43,9 @@ CHECKPOINTING_LAYERS_SINCE = (4, 53)  # a checkpointed layer is told not to use 
 # QLoRA rows of fitcheck-t4 (torch 2.10 and 2.14; fp16, and fp32 after k-bit preparation) hold no scores
 GROUPED_EFFICIENT_SINCE = (5, 0)
 GROUPED_SDPA_SINCE = (4, 54)  # transformers' sdpa repeats keys and values for every query head before
+# and its FlashAttention2 classes did, in these models (modeling_*.py of 4.45.2, 4.47.1 and 4.48.3)
+GROUPED_FLASH_SINCE = (4, 48)
+REPEATING = frozenset({"mistral", "mixtral", "phi3", "qwen2", "qwen2_moe", "starcoder2"})
 
 
 class LayerGraph(NamedTuple):
@@ -207,13 +211,13 @@ def lowering_of(run: Run) -> Lowering:
         logits_held=(4, 46) <= version < (4, 50) and not (numerics.own_loss or numerics.narrow_loss),
         written_loss=framework.compiles_layers and not fused,
         parallel_loss=framework.parallel_loss and run.tensor_parallel > 1,
-        narrow_loss=version < (5, 0) and numerics.narrow_loss and run.autocast == "none",
+        narrow_loss=_narrow_loss(run, numerics),
         hands_back_cache=version < CHECKPOINTING_LAYERS_SINCE and numerics.hands_back_cache,
         ssm_kernels="slow" if is_cpu(run.gpu) else run.ssm_kernels,  # the fused ones are CUDA
         numerics=numerics,
         input_gradients=not frozen or checkpointing or "embed_tokens" in run.trainable_extra,
         masked_windows=_masked_windows(model, run.seq_len) if attends == "sdpa" else (),
-        repeats_keys=attends == "eager" or (attends == "sdpa" and version < GROUPED_SDPA_SINCE),
+        repeats_keys=_repeats_keys(attends, version, model),
         on_cpu=is_cpu(run.gpu),
         repacks=quantized.startswith("nf4") and run.phase in INFERENCE and repacks_4bit(run.gpu),
         chunks_kept=run.loss == "chunked" and framework.keeps_loss_chunks,
@@ -252,6 +256,19 @@ def _attention(run: Run, model: Architecture) -> tuple[str, int, bool]:
     varied = run.padding == "free" or (run.dataset is not None and not run.packing)
     unpads = varied and run.attention == "flash" and not framework.own_models
     return implemented, 1 if "triton" in run.kernels else generation, unpads
+
+
+def _narrow_loss(run: Run, numerics: Numerics) -> bool:
+    """Return whether the loss is taken of logits as they come, in 16 bit."""
+    old = version_numbers(run.transformers_version)[:2] < (5, 0) and numerics.narrow_loss
+    return run.autocast == "none" and (old or framework_of(run.framework).takes_loss_itself)
+
+
+def _repeats_keys(attention: str, version: tuple[int, ...], model: Architecture) -> bool:
+    """Return whether keys and values are copied for every query head before the kernel reads them."""
+    if attention == "flash":
+        return version < GROUPED_FLASH_SINCE and model.model_type in REPEATING
+    return attention == "eager" or version < GROUPED_SDPA_SINCE
 
 
 def _masks(run: Run) -> bool:

@@ -82,7 +82,7 @@ def head(builder: OpBuilder, model: Architecture) -> None:
         if numerics.wide_logits and c < 4:
             both = last.live_forward_bytes.plus(per_token(4.0 * v))
             builder.ops[-1] = last._replace(live_forward_bytes=both)
-        narrow = 2 if low.narrow_loss else 1
+        narrow = 4.0 / c if low.narrow_loss else 1.0
         moved, launches = (FULL_LOSS_FORWARD_BYTES / narrow, FULL_LOSS_BACKWARD_BYTES / narrow), 8.0
         if low.loss == "compiled":
             moved, launches = (FUSED_LOSS_BYTES / 2, FUSED_LOSS_BYTES / 2), 3.0
@@ -146,7 +146,8 @@ def _whole_logits(low: Lowering, v: float) -> tuple[Poly, Poly, Poly]:
     if low.litgpt:  # fp32 logits and log-probabilities, both gradients of one chunk of four
         live, back = 6.0, 6.0
     elif low.narrow_loss:  # logits, their shifted copy (a fused loss works in place on it), log-probabilities
-        kept, live, back = 2.0, 2.0 if low.fused_kernels else 4.0, 4.0
+        kept = float(low.compute_bytes)
+        live, back = kept if low.fused_kernels else 2.0 * kept, 2.0 * kept
     elif low.parallel_loss:  # log-probabilities, one-hot, their exponentials, the sum, its multiple [1]
         back = 12.0
     elif low.fused_kernels and not low.written_loss:  # a fused cross-entropy works in place

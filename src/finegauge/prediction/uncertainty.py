@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from finegauge.arithmetic import erf, where
 from finegauge.arithmetic import log as logarithm
+from finegauge.catalogue.frameworks import framework_of
 from finegauge.errors import EXIT_DONE, EXIT_RISKY, EXIT_WILL_NOT_FIT
 from finegauge.profile import Interval, Profile
 
@@ -24,10 +25,6 @@ if TYPE_CHECKING:
 
 # what the tables have rows of that constants are fitted to
 TIMED_GPUS = frozenset({"A100-SXM4-80GB", "A100-SXM4-40GB", "A40", "H100-SXM5-80GB", "RTX 4090", "A10G"})
-TIMED_FRAMEWORKS = (
-    *("trainer", "factory", "unsloth", "axolotl", "trl", "foundry", "composer", "internevo", "qwen"),
-    *("torchtune", "litgpt", "megatron", "swift"),
-)
 DERIVED_RECIPES = ("mxfp8", "mxfp4")  # whose rates are taken from others'
 TIMED_ARCHITECTURES = frozenset({"Ampere", "Ada Lovelace", "Hopper"})
 TIMED_PHASES = frozenset({"sft", "pretrain"})
@@ -75,8 +72,7 @@ def memory_interval(run: "Run", interval: Interval) -> Interval:
 
 def is_new(framework: str) -> bool:
     """Return whether no constant was fitted to runs of `framework`."""
-    name = framework.casefold()
-    return bool(name) and ("universal" in name or not any(word in name for word in TIMED_FRAMEWORKS))
+    return bool(framework) and not framework_of(framework).timed
 
 
 def untimed(run: "Run", gpu: "GpuSpec") -> tuple[str, ...]:

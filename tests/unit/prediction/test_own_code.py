@@ -164,3 +164,29 @@ def test_wide_streams_are_narrowed_and_widened_around_every_4_bit_linear() -> No
     wide = (4 + 2) * 2048.0
     assert casts() == [wide + 6.0 * FUSED_WIDTH, 2 * wide, 5 * wide, 5 * wide]
     assert casts(model="llama-2-7b") == []
+
+
+@pytest.mark.parametrize("version", ["4.49.0", "5.0.0"])
+def test_a_loop_that_takes_its_loss_of_the_logits_holds_three_times_their_bytes(version: str) -> None:
+    fields: dict[str, Any] = {
+        **{"model": "llama-3-8b", "method": "lora", "gpu": "A100-SXM4-80GB", "seq_len": 8192},
+        **{"activation_checkpointing": "full", "transformers_version": version},
+    }
+    own = predict(Run(**fields, framework="universal-llm-trainer (HF Transformers)"))
+    logits = 8192 * 128_256
+    loss = own.phase_memory_bytes.under("loss").parts["logits", "loss"]
+    assert loss == pytest.approx(6 * logits, rel=0.02)  # logits, shifted copy, log-probabilities
+    assert own.memory_bytes("torch_allocated") < predict(Run(**fields)).memory_bytes("torch_allocated")
+
+
+def test_flash_attention_2_repeated_keys_in_some_models_before_4_48() -> None:
+    def kept(model: str, version: str) -> float:
+        run = Run(
+            model=model, method="full", gpu="A100-SXM4-80GB", attention="flash", transformers_version=version
+        )
+        ops = build(run).layers[0].ops
+        return next(op.saved_bytes.token for op in ops if op.path[-1] == "attention kernel")
+
+    # keys and values of 8 heads become those of 32: six times their own bytes more
+    assert kept("mistral-7b", "4.45.2") - kept("mistral-7b", "4.48.0") == 2 * 2 * (4096 - 1024)
+    assert kept("llama-3-8b", "4.45.2") == kept("llama-3-8b", "4.48.0")

@@ -266,3 +266,14 @@ def test_fsdp_mixed_precision_keeps_fp32_shards(tmp_path: Path) -> None:
     (row,) = table(tmp_path, full)
     assert row.run is not None
     assert row.run.weights_dtype == "fp32"
+
+
+def test_the_liger_option_of_foak_is_its_loss_alone(tmp_path: Path) -> None:
+    plain, fused, whole = table(
+        tmp_path,
+        ROW | {"kernels": "foak-fast-kernels"},
+        ROW | {"kernels": "foak-fast-kernels-liger"},
+        ROW | {"kernels": "liger"},
+    )
+    found = [(row.run.kernels, row.run.loss) for row in (plain, fused, whole) if row.run]
+    assert found == [(("foak",), "full_logits"), (("foak",), "fused"), (("liger",), "fused")]
