@@ -17,7 +17,7 @@ TABLES = {  # rows at least: a table may grow
     "finetune_prices.csv": 42,
     "interconnects.csv": 124,
     "fabrics.csv": 9,
-    "hosts.csv": 13,
+    "hosts.csv": 14,
     "grid_carbon.csv": 405,
     "pue.csv": 20,
 }
@@ -48,6 +48,7 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "intra_bytes_per_s": (20e9, 1.3e12),
     "inter_bytes_per_s": (0.1e9, 100e9),
     "cores": (8, 384),
+    "core_bytes_per_s": (5e9, 60e9),
     "ram_bytes": (4e9, 4.5e12),
     "ram_bytes_per_s": (50e9, 1.3e12),
     "gpus_per_switch": (1, 4),

@@ -13,6 +13,7 @@ from finegauge.prediction.calibration import SHIPPED, current
 from finegauge.render.json import decoded
 from finegauge.render.validation import accuracy_page
 from finegauge.validation.summary import validate
+from tests.golden.offload import slowdowns
 
 PAGE = Path(__file__).parents[2] / "docs" / "accuracy.md"
 
@@ -25,7 +26,7 @@ def main() -> None:
     held_out = {Path(path).stem: validation_answer(validate([path])).summary for path in held_out_tables()}
     evidence = evidence_of(row for path in tables for row in read_table(path))
     resting = rows_behind(evidence, current())
-    PAGE.write_text(accuracy_page(answer, tables, fitted, held_out, resting), "utf-8")
+    PAGE.write_text(accuracy_page(answer, tables, fitted, held_out, resting, slowdowns()), "utf-8")
     print(f"docs/accuracy.md: {answer.summary.answered} of {answer.summary.rows} rows")
 
 

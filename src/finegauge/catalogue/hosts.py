@@ -1,7 +1,9 @@
 """The host of a GPU: its cores, the bandwidth of its memory, and how its GPUs hang on PCIe.
 
 A provider's row comes first, then the board maker's own machine; where nobody says, a server of two sockets,
-or for one or two GeForce cards a desktop.
+or for one or two GeForce cards a desktop. What a core of an EPYC streams is STREAM's reading on DGX A100 [1].
+
+[1] gist.github.com/v0dro/0559e1d9b205ca9ac0ad1a29fe10377b: 28 GB/s by one thread, 148 by 32 of one socket
 """
 
 from functools import cache
@@ -19,6 +21,7 @@ class Host(NamedTuple):
     machine: str
     num_gpus: int
     cores: int  # of all sockets; a vCPU is half a core
+    core_bytes_per_s: float | None  # that one of them streams where it is alone; None: not known
     ram_bytes_per_s: float  # channels times their rate, all sockets
     ram_bytes: float
     gpus_per_switch: int  # whose PCIe switch has one link to the processor
@@ -30,11 +33,11 @@ class Host(NamedTuple):
 
 _ASSUMED = "assumed: {} (host_cores and host_memory_gb_per_s say otherwise)"
 SERVER = Host(
-    "generic", (), "server of two sockets", 8, 64, 409.6e9, 1024e9, 1, None,
+    "generic", (), "server of two sockets", 8, 64, None, 409.6e9, 1024e9, 1, None,
     _ASSUMED.format("2 x 32 cores, 16 channels of DDR4-3200"), "2026-11-22",
 )  # fmt: skip
 DESKTOP = Host(
-    "generic", (), "desktop", 1, 16, 89.6e9, 64e9, 1, None,
+    "generic", (), "desktop", 1, 16, None, 89.6e9, 64e9, 1, None,
     _ASSUMED.format("16 cores, two channels of DDR5-5600"), "2026-11-22",
 )  # fmt: skip
 

@@ -69,9 +69,10 @@ class Calibration(NamedTuple):
     # of a pageable copy, through the driver's staging buffer: page-locked ones are 6 times as quick on one
     # GPU (DeepSpeed pull request 5301, 2024-03)
     pageable_bytes_per_s: float = 4.1e9
-    # what one core of a full host streams: between 5 (8 x A800, DeepSpeed) and 13 GB/s (8 x A100, torchtune's
-    # 70B with fused AdamW); 16 where it is alone [1]
-    host_core_bytes_per_s: float = 8e9
+    host_core_bytes_per_s: float = 16e9  # that one core streams alone, where its host's row does not say [1]
+    # of that, while the cores of other ranks stream too: 0.31 by 8 x A800 (DeepSpeed), 0.46 by torchtune's
+    # 70B on 8 x A100 (fused AdamW), their geometric mean
+    shared_core_fraction: float = 0.38
     # of channels times their rate: 148 of 205 GB/s, STREAM on 32 cores of one socket of a DGX A100
     # (gist.github.com/v0dro/0559e1d9b205ca9ac0ad1a29fe10377b)
     host_memory_fraction: float = 0.72

@@ -313,7 +313,9 @@ def _host_rates(run: Run, gpu: GpuSpec, ranks: int, calibration: Calibration) ->
     bus = host.link_bytes_per_s if run.pcie is None else None
     link = bus or pcie_bytes_per_s(gpu if run.pcie is None else gpu._replace(pcie=run.pcie))
     link = link * calibration.link_fraction / min(ranks, run.gpus_per_pcie_switch or host.gpus_per_switch)
-    streamed = min(threads, max(1.0, cores / ranks)) * calibration.host_core_bytes_per_s
+    of_a_core = host.core_bytes_per_s or calibration.host_core_bytes_per_s
+    alone = 1.0 if ranks * threads == 1 else calibration.shared_core_fraction
+    streamed = min(threads, max(1.0, cores / ranks)) * of_a_core * alone
     drives = 1e9 * run.nvme_gb_per_s / ranks if run.nvme_gb_per_s else NVME_BYTES_PER_S
     return {
         "host_bytes_per_s": link,

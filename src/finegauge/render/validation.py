@@ -142,6 +142,7 @@ def accuracy_page(
     calibration: CalibrationAnswer | None = None,
     held_out: Mapping[str, ValidationSummary] | None = None,
     resting: Mapping[str, int] | None = None,
+    offloaded: Sequence[tuple[str, float, float]] = (),
 ) -> str:
     """Return the page as Markdown.
 
@@ -151,6 +152,7 @@ def accuracy_page(
         calibration: Behind the predictions, if these tables were what it was fitted to.
         held_out: By table, the errors on rows that nothing was fitted to.
         resting: How many rows each constant rests on.
+        offloaded: Runs that offload, with what is left of their throughput: measured, predicted.
     """
     summary = answer.summary
     what = (
@@ -166,6 +168,7 @@ def accuracy_page(
         sections=filled(
             *([_left_out(calibration)] if calibration else ()),
             *([_held_out(held_out)] if held_out else ()),
+            *([_offloaded(offloaded)] if offloaded else ()),
             *([_resting(calibration, resting)] if calibration and resting else ()),
             *_quantities(summary),
             _fits(summary),
@@ -219,6 +222,23 @@ def _held_out(found: Mapping[str, ValidationSummary]) -> Section:
     title = "Tables held out of every fit"
     headings = ("table", "quantity", *HEADINGS, "inside p10 to p90")
     return section("held-out", title, Note(text), Table(title, headings, tuple(rows), 2))
+
+
+def _offloaded(found: Sequence[tuple[str, float, float]]) -> Section:
+    """Return how much slower runs are that offload, beside the same on GPUs alone."""
+    rows = [(run, f"{was:.3f}", f"{ours:.3f}", f"{ours / was - 1:+.1%}") for run, was, ours in found]
+    text = (
+        "Throughput of LLaMA-7B on 8 A800 with offloading over without (table offload-a800; page-locked "
+        "memory not stated, taken as DeepSpeed's default). One constant, the share of a core's rate that is "
+        "left on a full host, was set with these rows in view (decision 0021)."
+    )
+    headings = ("sharding, offloaded", "measured", "predicted", "error")
+    return section(
+        "offloaded",
+        "What offloading costs",
+        Note(text),
+        Table("What offloading costs", headings, tuple(rows)),
+    )
 
 
 def _resting(calibration: CalibrationAnswer, resting: Mapping[str, int]) -> Section:
