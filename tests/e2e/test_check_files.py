@@ -39,6 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "fits.yaml": FITS,
         "large.yaml": TOO_LARGE,
         "nogpu.yaml": FITS.replace("gpu: A40\n", ""),
+        "badgpu.yaml": FITS.replace("A40", "A400"),
         **OTHERS,
     }
     for name, content in files.items():
@@ -62,12 +63,21 @@ def test_overrides_and_gpus_hold_for_all(folder: Path) -> None:
     assert len(done.out.splitlines()) == 4
 
 
+def test_without_a_gpu_the_common_ones_are_asked_about(folder: Path) -> None:
+    done = finegauge("check", "nogpu.yaml")
+    assert done.code == 10  # of several GPUs, the worst decides
+    assert [line.partition(" on ")[2].partition(",")[0] for line in done.out.splitlines()][:2] == [
+        "L4",
+        "RTX 4090",
+    ]
+
+
 def test_a_wrong_file_is_told_and_the_others_are_checked(folder: Path) -> None:
-    done = finegauge("check", "missing.yaml", "fits.yaml", "nogpu.yaml")
+    done = finegauge("check", "missing.yaml", "fits.yaml", "badgpu.yaml")
     assert done.code == 64
     assert done.out.startswith("fits.yaml: Fits")
-    assert [line.split(": ")[1] for line in done.err.splitlines()] == ["missing.yaml", "nogpu.yaml"]
-    assert "add --gpu" in done.err
+    assert [line.split(": ")[1] for line in done.err.splitlines()] == ["missing.yaml", "badgpu.yaml"]
+    assert "or 'A40'?" in done.err
 
 
 def test_other_files_are_passed_by_with_a_word(folder: Path) -> None:
@@ -106,15 +116,15 @@ def test_no_file_is_bad_usage(folder: Path) -> None:
 def test_the_json_of_several_files_keeps_its_schema(folder: Path) -> None:
     Draft202012Validator.check_schema(SCHEMA)
     done = finegauge(
-        "check", "--skip-others", "fits.yaml", "large.yaml", "agent.yaml", "nogpu.yaml", "--json"
+        "check", "--skip-others", "fits.yaml", "large.yaml", "agent.yaml", "badgpu.yaml", "--json"
     )
     assert done.err == ""
     whole: dict[str, Any] = json.loads(done.out)
     Draft202012Validator(SCHEMA).validate(whole)
-    fits, large, agent, nogpu = whole["files"]
+    fits, large, agent, badgpu = whole["files"]
     assert [one["verdict"] for one in fits["results"] + large["results"]] == ["fits", "will_not_fit"]
     assert agent["skipped"]
-    assert "add --gpu" in nogpu["error"]
+    assert "No GPU named 'A400'" in badgpu["error"]
     assert large["results"][0]["sentence"].startswith("Will not fit: ")
     assert done.code == 64
 
@@ -131,7 +141,7 @@ def test_the_hook_as_pre_commit_runs_it(removed: tuple[str, ...], code: int, fol
     assert {"id", "name", "entry", "language", "files"} <= set(hook)
     assert hook["id"] == "finegauge-check"
     assert hook["language"] == "python"
-    for name in (*removed, "nogpu.yaml"):
+    for name in (*removed, "nogpu.yaml", "badgpu.yaml"):
         (folder / name).unlink()
     (folder / "train.py").write_text("print('no YAML')\n")
     git(folder, "init", "-q")

@@ -78,11 +78,14 @@ def test_a_bad_question(arguments: list[str], hint: str) -> None:
     assert hint in refused(*arguments)
 
 
-@pytest.mark.parametrize("command", ["check", "explain"])
+@pytest.mark.parametrize("command", ["check", "explain", "whatif"])
 def test_a_run_without_a_gpu(command: str, tmp_path: Path) -> None:
     run = tmp_path / "run.yaml"
     run.write_text("model: llama-3-8b\nmethod: lora\n")
-    assert "--gpu" in refused(command, str(run))
+    done = finegauge(command, str(run))
+    assert (done.code, done.err) == (20 if command == "check" else 0, "")  # the smallest card decides
+    assert " on L4, " in done.out if command == "check" else " on A40, " in done.out  # the first that is safe
+    assert "--gpu" in refused("compare", str(run), str(run))
 
 
 def test_no_arguments_show_the_help() -> None:

@@ -1,39 +1,86 @@
 """The runs that a question is about: one per GPU, its texts counted."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from finegauge.errors import InputError
+from finegauge.catalogue.gpus import THIS
+from finegauge.errors import InputError, UnsupportedError
+from finegauge.run.run import FROM_COMMAND_LINE, FROM_MODEL_ALONE, FROM_THIS_MACHINE
 
 if TYPE_CHECKING:
     from finegauge.progress import Heard
     from finegauge.run.run import Run
 
 # Asked about where neither the run nor the question names one: from a cheap card to a large one.
+FROM_COMMON = "one of the common GPUs"
+FROM_MODEL_TOO_LARGE = "default of a model alone: LoRA does not fit"
 COMMON_GPUS = ("L4", "RTX-4090", "A40", "L40S", "A100-40GB", "A100-80GB", "H100", "H200")
 
 
 def on_gpus(run: "Run", names: Iterable[str], *, common: bool = True) -> list["Run"]:
-    """Return `run` once per GPU named; else on its own, else on the common ones, where that is allowed."""
+    """Return `run` once per GPU named; else on its own, else on the common ones, where that is allowed.
+
+    A name may say how many: h100:8, 8xh100. "this" is the GPU of this machine, with what is free on it. Where
+    LoRA alone was assumed and does not fit, the run is one of QLoRA, and its origin says so.
+    """
     names = list(names)
     if not names and run.gpu:
-        return [run.replace(origin=run.origins["gpu"], gpu=_canonical(run.gpu))]
+        return [_on(run, run.gpu, run.origins["gpu"])]
     if not names and not common:
         raise InputError(
             "No GPU is stated: add --gpu a100-80gb, or 'gpu: A100-SXM4-80GB' to the run; "
             "'finegauge gpus' lists them."
         )
-    chosen = dict.fromkeys(_canonical(name) for name in names or COMMON_GPUS)
-    origin = "command line" if names else "one of the common GPUs"
-    return [run.replace(origin=origin, gpu=name) for name in chosen]
+    origin = FROM_COMMAND_LINE if names else FROM_COMMON
+    found = [_on(run, name, origin) for name in names or COMMON_GPUS]
+    return list(dict.fromkeys(found))
 
 
-def _canonical(name: str) -> str:
-    """Return the catalogue's name of a GPU, or the path of the user's own file of one."""
-    from finegauge.catalogue.gpus import gpu, is_file
+def on_one_gpu(run: "Run") -> "Run":
+    """Return `run` on the first of the common GPUs that it is safe on, else on the largest of them."""
+    found = on_gpus(run, ())
+    return next(filter(_is_safe, found), found[-1])
 
+
+def on_this_machine(run: "Run") -> "Run | None":
+    """Return `run` on the GPU of this machine; None where it names one, or the machine has none."""
+    from finegauge.catalogue.machine import has_known_gpu
+
+    return None if run.gpu or not has_known_gpu() else _on(run, THIS, FROM_THIS_MACHINE)
+
+
+def _on(run: "Run", name: str, origin: str) -> "Run":
+    """Return `run` on the GPU, or the GPUs, that `name` says."""
+    from finegauge.catalogue.gpus import counted, gpu, is_file
+
+    name, number = counted(name)
+    changes: dict[str, Any] = {} if number is None else {"num_gpus": number}
+    if name.casefold() == THIS:
+        from finegauge.catalogue.machine import this_gpu
+
+        name, free_bytes = this_gpu(number or run.num_gpus)
+        run = run.replace(origin=origin, gpu=name, **changes)
+        return _that_fits(run.replace(origin=FROM_THIS_MACHINE, free_memory_bytes=free_bytes))
     spec = gpu(name)
-    return name if is_file(name) else spec.name
+    changes["gpu"] = name if is_file(name) else spec.name
+    return _that_fits(run.replace(origin=origin, **changes))
+
+
+def _that_fits(run: "Run") -> "Run":
+    """Return `run`; of a model alone, with its weights in 4 bits where LoRA does not fit."""
+    if run.method != "lora" or run.origins["method"] != FROM_MODEL_ALONE:
+        return run
+    return run if _is_safe(run) else run.replace(origin=FROM_MODEL_TOO_LARGE, method="qlora")
+
+
+def _is_safe(run: "Run") -> bool:
+    from finegauge.prediction.predictor import predict, predict_memory
+    from finegauge.prediction.uncertainty import is_safe
+
+    try:
+        return is_safe(predict(run))
+    except UnsupportedError:  # of a GPU whose rates nobody publishes, memory alone is known
+        return predict_memory(run).outcome == "completed"
 
 
 def states_texts(run: "Run") -> bool:

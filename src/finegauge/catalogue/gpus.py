@@ -7,6 +7,7 @@ H100-SXM5-80GB, `a100` is A100-SXM4-40GB (`a100-80gb` is the larger), `v100` is 
 """
 
 import os
+import re
 from collections.abc import Mapping
 from functools import cache, lru_cache
 from types import MappingProxyType
@@ -14,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from finegauge.catalogue.tables import checked_row, filled, positive, rows_of, table, user_rows
 from finegauge.documents import home
-from finegauge.errors import FieldError, UnknownKeyError, UnknownNameError, UnsupportedError
+from finegauge.errors import FieldError, UnknownKeyError, UnknownNameError, UnsupportedError, shown
 from finegauge.records import NamedTuple
 from finegauge.units import GIB
 
 if TYPE_CHECKING:
     from finegauge.catalogue.device_profile import DeviceProfile
 
+THIS = "this"  # the GPU of this machine, by its datasheet, with the memory that is free now
 HERE = "here"  # this machine's own device, as 'finegauge micro' kept it
 CPU = "CPU"  # the architecture of a device profile's processor
 
@@ -91,10 +93,15 @@ def gpu(name: str) -> GpuSpec:
 
     Args:
         name: A name, an alias, what nvidia-smi prints, the path of a YAML file of a GPU, the path of a
-            device profile (JSON), or "here": the profile that this machine keeps of itself.
+            device profile (JSON), or "here": the profile that this machine keeps of itself, or
+            "this": what this machine has.
 
     Raises: UnknownNameError naming its neighbours.
     """
+    if name.casefold() == THIS:
+        from finegauge.catalogue.machine import this_gpu
+
+        name = this_gpu()[0]
     if name.casefold() == HERE or name.endswith(".json"):
         path = _own_profile() if name.casefold() == HERE else name
         return _measured(path, os.stat(path).st_mtime_ns if os.path.isfile(path) else 0)
@@ -106,6 +113,29 @@ def gpu(name: str) -> GpuSpec:
         known = [key for spec in gpus().values() for key in (spec.name, *spec.aliases)]
         raise UnknownNameError("GPU", name, known=known, listing="finegauge gpus")
     return found
+
+
+def counted(text: str) -> tuple[str, int | None]:
+    """Return the name and number of h100:8, 8xh100, h100x8 or "8 x h100"; None where no number is said.
+
+    A name of the catalogue that looks alike ("MI300X", "RTX 4090") stays whole.
+    """
+    if is_file(text) or known_gpu(text) is not None:
+        return text, None
+    name, colon, number = text.rpartition(":")
+    if colon and number.strip().isdecimal():
+        return name.strip(), _count(number, text)
+    for pattern in (r"(?P<n>\d{1,7})\s*[x×*]\s*(?P<name>.+)", r"(?P<name>.+?)\s*[x×*]\s*(?P<n>\d{1,7})"):
+        found = re.fullmatch(pattern, text.strip(), re.IGNORECASE)
+        if found and (known_gpu(found["name"]) or is_file(found["name"]) or found["name"].casefold() == THIS):
+            return found["name"], _count(found["n"], text)
+    return text, None
+
+
+def _count(number: str, text: str) -> int:
+    if not 0 < int(number) <= 1_000_000:
+        raise FieldError(f"{shown(text)} names {int(number)} GPUs; write it as h100:8.")
+    return int(number)
 
 
 def is_file(name: str) -> bool:

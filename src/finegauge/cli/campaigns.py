@@ -218,7 +218,7 @@ def _profiles(path: str, gpu: str) -> "list[Profile]":
         if not found:
             raise InputError(f"{shown(path)} holds no completed trial.")
         return found
-    (run,) = runs(path, (), (gpu,) if gpu else (), common=False)[:1]
+    (run,) = runs(path, (), (gpu,) if gpu else (), unnamed="none")[:1]
     return [predict(run)]
 
 

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from finegauge.cli.run_options import alongside_options, parted, question, read_run, runs, say, show
+from finegauge.cli.run_options import (
+    alongside_options,
+    gpu_option,
+    parted,
+    question,
+    read_run,
+    runs,
+    say,
+    show,
+)
 from finegauge.errors import EXIT_BAD_INPUT, EXIT_DONE, FineGaugeError, InputError, UnsupportedError
 from finegauge.planning.capacity import MAX_MICRO_BATCH_SIZE, MAX_SEQ_LEN, max_micro_batch_size, max_seq_len
 from finegauge.records import NamedTuple
@@ -38,8 +47,8 @@ def estimate(
 ) -> None:
     """Estimate memory, time, cost and energy of RUN, on one GPU or several.
 
-    With no GPU stated, it compares a few common ones. A run that does not fit is an answer, not an
-    error: the exit code is 0 ('finegauge check' is for scripts).
+    With no GPU stated, it is this machine's; where there is none, a few common ones are compared. A run that
+    does not fit is an answer, not an error: the exit code is 0 ('finegauge check' is for scripts).
     """
     from finegauge.answers.estimate import estimate_answer
     from finegauge.render.estimate import estimate_report
@@ -66,7 +75,7 @@ def explain(run_file: str, overrides: tuple[str, ...], gpus: tuple[str, ...], *,
     from finegauge.render.estimate import explain_report
     from finegauge.render.terminal import report_lines
 
-    answer = explain_answer(runs(run_file, overrides, gpus, common=False))
+    answer = explain_answer(runs(run_file, overrides, gpus, unnamed="one"))
     if as_json:
         show("explain", answer, as_json=True)
     for number, one in enumerate(() if as_json else answer.results):
@@ -96,9 +105,7 @@ class Checked(NamedTuple):
 @click.command()
 @click.argument("words", nargs=-1, required=True, metavar="RUN... [KEY=VALUE]...")
 @alongside_options
-@click.option(
-    "--gpu", "gpus", metavar="NAME,NAME", multiple=True, help="GPUs to ask about; 'finegauge gpus'."
-)
+@gpu_option
 @click.option("--skip-others", is_flag=True, help="Pass by files that describe no training, and say so.")
 @click.option("--allow-risky", is_flag=True, help="Let risky runs pass: exit code 0.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
@@ -129,7 +136,7 @@ def _answer(file: str, overrides: tuple[str, ...], gpus: tuple[str, ...]) -> "Ch
     """Return the answer about one file, once per GPU."""
     from finegauge.answers.estimate import check_answer
 
-    return check_answer(runs(file, overrides, gpus, common=False))
+    return check_answer(runs(file, overrides, gpus))
 
 
 def _checked(file: str, overrides: tuple[str, ...], gpus: tuple[str, ...], *, skip_others: bool) -> Checked:

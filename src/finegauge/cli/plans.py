@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -9,6 +10,7 @@ import click
 from finegauge.cli.progress import progress_bar
 from finegauge.cli.run_options import (
     alongside_options,
+    gpu_names,
     launch_options,
     overrides_argument,
     run_of,
@@ -55,10 +57,11 @@ def _dollars(context: click.Context, option: click.Parameter, value: str | None)
 )
 @click.option("--budget", "budget_usd", callback=_dollars, metavar="USD", help="The most it may cost.")
 @click.option(
-    "--minimise", type=click.Choice(["cost", "time", "energy"]), default="cost", show_default=True,
-    help="What to look for.",
+    "--minimise", "--minimize", type=click.Choice(["cost", "time", "energy"]), default="cost",
+    show_default=True, help="What to look for.",
 )  # fmt: skip
-@click.option("--gpus", "--gpu", "gpus", metavar="NAME,NAME", multiple=True, help="Only these GPUs.")
+@click.option("--gpus", "--gpu", "gpus", metavar="NAME,NAME", multiple=True,
+              help="Only these: h100, so many: 8, or both: h100:8.")  # fmt: skip
 @click.option("--providers", "--provider", "providers", metavar="NAME,NAME", multiple=True,
               help="Only these clouds.")  # fmt: skip
 @click.option(
@@ -102,10 +105,8 @@ def plan(
     framework = _checked_export(framework, folder)
     _check_figure(figure)
     run = run_of(run_file, overrides)
-    for name in ("gpus", "providers"):
-        wanted[name] = tuple(
-            part.strip() for text in wanted[name] for part in text.split(",") if part.strip()
-        )
+    wanted |= _counted(wanted["gpus"], wanted["max_gpus"])
+    wanted["providers"] = tuple(gpu_names(wanted["providers"])[0])
     with progress_bar("searching") as heard:
         found = best(run, Wanted(framework=framework or "", **wanted), heard=heard)
     written = None
@@ -131,6 +132,20 @@ def plan(
         say(section_lines(written_section(written)))
     elif framework is not None:
         say("Nothing was written: there is no plan.")
+
+
+def _counted(texts: Sequence[str], max_gpus: int) -> dict[str, Any]:
+    """Return which GPUs a plan may have and, where a number is said, exactly how many."""
+    from finegauge.catalogue.gpus import THIS, counted, gpu
+
+    names, number = gpu_names(texts)
+    found = [counted(name) for name in names]
+    numbers = {number, *(one for _, one in found)} - {None}
+    if len(numbers) > 1:
+        raise InputError(f"A plan has one number of GPUs, not {' and '.join(map(str, sorted(numbers)))}.")
+    gpus = tuple(gpu(name).name if name.casefold() == THIS else name for name, _ in found)
+    exact = numbers.pop() if numbers else None
+    return {"gpus": gpus, "num_gpus": exact, "max_gpus": max_gpus if exact is None else exact}
 
 
 def _checked_export(framework: str | None, folder: str | None) -> str | None:
@@ -179,7 +194,12 @@ def _list(context: click.Context, option: click.Parameter, value: object) -> Non
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="A field of the run as it is.")
 @click.option("--gpu", metavar="NAME", default="", help="The GPU of the run as it is.")
 @click.option(
-    "--minimise", type=click.Choice(OBJECTIVES), default="cost", show_default=True, help="What to sort by."
+    "--minimise",
+    "--minimize",
+    type=click.Choice(OBJECTIVES),
+    default="cost",
+    show_default=True,
+    help="What to sort by.",
 )
 @click.option("--spot", is_flag=True, help="Cost on spot instances.")
 @click.option("--all", "everything", is_flag=True, help="Show changes that gain nothing too.")
@@ -206,7 +226,7 @@ def whatif(
     from finegauge.answers.plan import whatif_answer
     from finegauge.render.whatif import whatif_report
 
-    (run,) = runs(run_file, overrides, (gpu,) if gpu else (), common=False)[:1]
+    (run,) = runs(run_file, overrides, (gpu,) if gpu else (), unnamed="one")[:1]
     answer = whatif_answer(what_if(run, switches, minimise=minimise, spot=spot))
     show(
         "whatif",

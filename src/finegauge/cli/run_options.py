@@ -5,7 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # What moves a cursor, hides or turns text; colours are ours.
 _CONTROLS = re.compile("\x1b(?!\\[[0-9;]*m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _ALONGSIDE = "finegauge.alongside"  # where click keeps what is given beside RUN
-_OFFLINE = "finegauge.offline"
+_OFFLINE, _GPUS = "finegauge.offline", "finegauge.gpus"
 
 
 def _keep(context: click.Context, option: click.Parameter, value: Any) -> None:
@@ -28,8 +28,35 @@ def _keep(context: click.Context, option: click.Parameter, value: Any) -> None:
 
 def alongside_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give `command` the options for what a launcher gets beside the training file."""
-    says = "GPUs of all nodes together, as the launcher is told."
-    return _kept("--gpus", "num_gpus", "N", click.IntRange(1, 1_000_000), says)(launch_options(command))
+
+    def keep(context: click.Context, _option: click.Parameter, value: tuple[str, ...]) -> None:
+        context.meta[_GPUS], number = gpu_names(value)
+        if number is not None:
+            context.meta.setdefault(_ALONGSIDE, {})["num_gpus"] = number
+
+    says = "How many, of all nodes together (8), or what --gpu takes (h100:8)."
+    option = click.option("--gpus", metavar="N", multiple=True, help=says, callback=keep, expose_value=False)
+    return option(launch_options(command))
+
+
+def gpu_names(texts: Iterable[str]) -> tuple[list[str], int | None]:
+    """Return the GPUs among comma-separated texts, and the bare number if one says how many.
+
+    Raises: click.BadParameter for a number that cannot be.
+    """
+    words = [word.strip() for text in texts for word in text.split(",") if word.strip()]
+    numbers = [word for word in words if word.lstrip("+-").isdecimal()]
+    if len(set(numbers)) > 1 or any(not 1 <= int(word) <= 1_000_000 for word in numbers):
+        raise click.BadParameter(
+            f"'{', '.join(numbers)}' is no number of GPUs; it is one from 1 to 1,000,000."
+        )
+    return [word for word in words if word not in numbers], int(numbers[0]) if numbers else None
+
+
+def gpu_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give `command` the option --gpu."""
+    says = "GPUs to ask about: h100, h100:8 or 8xh100, this (machine's); 'finegauge gpus' lists them."
+    return click.option("--gpu", "gpus", metavar="NAME,NAME", multiple=True, help=says)(command)
 
 
 def launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,9 +117,7 @@ def question(command: Callable[..., Any]) -> Callable[..., Any]:
     command = alongside_options(command)
     for decorate in (
         click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else."),
-        click.option(
-            "--gpu", "gpus", metavar="NAME,NAME", multiple=True, help="GPUs to ask about; 'finegauge gpus'."
-        ),
+        gpu_option,
         overrides_argument,
         click.argument("run_file", metavar="RUN"),
     ):
@@ -100,20 +125,34 @@ def question(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def runs(run_file: str, overrides: Iterable[str], gpus: Iterable[str], *, common: bool = True) -> list["Run"]:
-    """Return the run, once per GPU asked about.
+def runs(
+    run_file: str,
+    overrides: Iterable[str],
+    gpus: Iterable[str],
+    *,
+    unnamed: Literal["all", "one", "none"] = "all",
+) -> list["Run"]:
+    """Return the run, once per GPU asked about; where none is named, on this machine's.
 
     Args:
         run_file: What `finegauge.formats.reading` can read.
         overrides: "key=value" each.
         gpus: Names, comma-separated; they win over the GPU that the run states.
-        common: Whether to ask about the common GPUs where none is named; if not, that is an error.
+        unnamed: Which of the common GPUs to ask about where this machine has none either: all, the first that
+            the run is safe on, or none, which is an error.
     """
-    from finegauge.answers.runs import on_gpus
+    from finegauge.answers.runs import on_gpus, on_one_gpu, on_this_machine
 
     run = run_of(run_file, overrides)
-    names = [name.strip() for text in gpus for name in text.split(",") if name.strip()]
-    return on_gpus(run, names, common=common)
+    names, number = gpu_names([*gpus, *(_meta(_GPUS) or ())])
+    if number is not None:
+        run = run.replace(origin="command line", num_gpus=number)
+    if not names and not run.gpu:
+        if (here := on_this_machine(run)) is not None:
+            return [here]
+        if unnamed == "one":
+            return [on_one_gpu(run)]
+    return on_gpus(run, names, common=unnamed == "all")
 
 
 def parted(words: Iterable[str]) -> tuple[list[str], tuple[str, ...]]:

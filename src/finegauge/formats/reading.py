@@ -207,7 +207,7 @@ def _is_model_config(keys: Mapping[str, Any]) -> bool:
 
 
 def _model_alone(model: str, words: tuple[str, ...], alongside: Alongside) -> Run:
-    """Return the run that somebody means who names a model and nothing else: LoRA with checkpointing.
+    """Return the run that somebody means who names a model and nothing else: LoRA, 16 sequences a step.
 
     Checkpointing is not what inference has, and pre-training trains every weight. The rest are the defaults
     of every run: rank 16 on all linear layers, bf16 (fp16 where the GPU has none), seq_len 2,048.
@@ -215,9 +215,9 @@ def _model_alone(model: str, words: tuple[str, ...], alongside: Alongside) -> Ru
     phase = next((word.partition("=")[2] for word in words if word.startswith("phase=")), "sft").lower()
     phase = str(FIELDS["phase"]("phase", phase))
     adapts = phase not in (*INFERENCE, "pretrain")
-    assumed = {"method": "lora" if adapts else "full"}
+    assumed: dict[str, Any] = {"method": "lora" if adapts else "full"}
     if phase not in INFERENCE:
-        assumed["activation_checkpointing"] = "full"
+        assumed |= {"activation_checkpointing": "full", "gradient_accumulation_steps": 16}
     origins = {"model": FROM_COMMAND_LINE, **dict.fromkeys(assumed, FROM_MODEL_ALONE)}
     return _run({"model": model, **assumed}, origins, words, alongside)
 

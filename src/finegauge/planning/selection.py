@@ -61,6 +61,7 @@ class Wanted(NamedTuple):
     gpus: tuple[str, ...] = ()  # only these; all of the catalogue where empty
     providers: tuple[str, ...] = ()
     max_gpus: int = 64
+    num_gpus: int | None = None  # exactly
     framework: str = ""  # whose files are to say it; "" where it is not written down
 
 
@@ -93,6 +94,9 @@ class Choice(NamedTuple):
         """Return the choice among all that was found."""
         columns, labels = result.columns, result.labels
         works = (columns["num_nodes"] <= 1) | (columns["wall_s"] >= SHORTEST_ON_NODES_S)
+        if wanted.num_gpus is not None:
+            counts, count = labels["num_gpus"]
+            works &= _looked_up(count, [one == wanted.num_gpus for one in counts])
         ratio = columns["samples_per_step"] / samples_per_step(run)
         works &= abs(ratio - 1.0) <= MOST_OTHER_SAMPLES_FRACTION
         if len(works) and "cpu_offload" in labels:

@@ -48,6 +48,7 @@ ADAPTER_SHARDING = ("none", "zero3", "fsdp", "fsdp_shard_grad_op", "hybrid")  # 
 OF_ONE_MACHINE: Fields = {  # what a run may state of its own, and no other machine has
     "node_network_gbit_per_s": None, "nvlink": None, "p2p": None, "power_limit_w": None, "pcie": None,
     "gpus_per_pcie_switch": None, "host_cores": None, "host_memory_gb_per_s": None, "nvme_gb_per_s": None,
+    "free_memory_bytes": None,
 }  # fmt: skip
 ON_NO_MACHINE: Fields = {
     "gradient_accumulation_steps": 1, "micro_batch_size": 1, "gpu": None, "num_gpus": None,
@@ -115,7 +116,9 @@ def space_of(
             {"sharding": "zero3", "cpu_offload": "all", "offload_pinned": True},
         ),
         optimizers=_distinct(run.optimizer, "adamw_8bit"),
-        data_parallel=tuple(sorted({*[2**power for power in range(most.bit_length())], run.data_parallel})),
+        data_parallel=tuple(
+            sorted({*[2**power for power in range(most.bit_length())], most, run.data_parallel})
+        ),
         micro_batch_sizes=tuple([n for n in divisors(run.global_batch_size) if n <= MAX_MICRO_BATCH]),
         offers=distinct(_asked(gpus, providers)),
         samples_per_step=run.global_batch_size * (batch.samples / batch.sequences),

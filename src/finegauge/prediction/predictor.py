@@ -63,7 +63,7 @@ def predict(run: Run, calibration: Calibration | None = None, *, batch: BatchSha
         raise FieldError(
             "The run names no GPU; add 'gpu: A100-SXM4-80GB' or --gpu NAME ('finegauge gpus' lists them)."
         )
-    gpu, share, batch = find_gpu(run.gpu), share_of(run), batch or shape(run)
+    gpu, share, batch = gpu_of(run), share_of(run), batch or shape(run)
     graph = share.graph
     dtype = graph.lowering.compute_dtype
     check_format(run, gpu, dtype)
@@ -119,6 +119,14 @@ def predict(run: Run, calibration: Calibration | None = None, *, batch: BatchSha
     )
 
 
+def gpu_of(run: Run) -> "GpuSpec":
+    """Return the GPU of `run`, its usable memory no more than the run may have."""
+    gpu = find_gpu(str(run.gpu))
+    if run.free_memory_bytes is None:
+        return gpu
+    return gpu._replace(usable_bytes=min(gpu.usable_bytes, run.free_memory_bytes))
+
+
 def predict_memory(run: Run) -> Profile:
     """Return the predicted profile of one step of `run`, which names its GPU, with no time in it.
 
@@ -126,7 +134,7 @@ def predict_memory(run: Run) -> Profile:
         UnsupportedError: A phase or method without a model yet.
     """
     check_supported(run)
-    gpu, share, batch, calibration = find_gpu(str(run.gpu)), share_of(run), shape(run), current()
+    gpu, share, batch, calibration = gpu_of(run), share_of(run), shape(run), current()
     if gpu.measured is not None:
         from finegauge.prediction.profiled_device import calibrated_by
 

@@ -39,12 +39,14 @@ from finegauge.render.run_parts import (
     headlines,
     input_table,
     memory_bar,
+    method_notes,
     offer_tables,
     shown_name,
     subject,
     tiles,
     time_bar,
     title_of,
+    usual,
     waits_notes,
 )
 from finegauge.units import GIB, count, gib
@@ -66,7 +68,7 @@ def estimate_report(answer: EstimateAnswer, medium: str = TERMINAL, study: "Stud
         medium: What for: TERMINAL, PAGE or FILE, which has fmt.
         study: What a file shows of the first GPU beside the answer.
     """
-    found, one = answer.found, answer.found[0]
+    found, one = answer.found, usual(answer.found)
     if medium == FILE:
         sections = _file_sections(answer, study)
     else:
@@ -83,7 +85,7 @@ def estimate_report(answer: EstimateAnswer, medium: str = TERMINAL, study: "Stud
 
 def _terminal_sections(answer: EstimateAnswer) -> tuple[Section, ...]:
     """Return a row per GPU; of one, the parts of memory and time; prices; what the answer rests on."""
-    found, one = answer.found, answer.found[0]
+    found, one = answer.found, usual(answer.found)
     step: tuple[Section, ...] = ()
     if len(found) == 1:
         served = waits_notes(one.profile)
@@ -93,7 +95,7 @@ def _terminal_sections(answer: EstimateAnswer) -> tuple[Section, ...]:
             section("time", "", time_bar(one.profile), *served, bottleneck),
         )
     return filled(
-        section("gpus", "", gpu_table(found),
+        section("gpus", "", gpu_table(found), *method_notes(found),
                 *(Note(f"{none.gpu}: {none.reason}", tone="risky") for none in answer.unsupported)),
         *step,
         section("cost", "", *_price_notes(found)),

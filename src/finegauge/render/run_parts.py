@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from finegauge.answers.estimate import GpuEstimate, OfferCost
+from finegauge.answers.runs import FROM_MODEL_TOO_LARGE
 from finegauge.prediction.uncertainty import FITS, RISKY, WILL_NOT_FIT
 from finegauge.profile import Breakdown, Interval, Path, Profile
 from finegauge.render import number_format as fmt
@@ -21,8 +22,9 @@ HEADINGS = (
     "\ntime", "on\ndemand", "\nspot", "kWh\nwall", "kg\nCO2e",
 )  # fmt: skip
 ASSUMED = (
-    "method", "micro_batch_size", "seq_len", "lora_rank", "weights_dtype", "activation_checkpointing",
-    "attention", "optimizer", "num_experts_per_tok", "padding", "startup_s", "saves_per_epoch",
+    "method", "micro_batch_size", "gradient_accumulation_steps", "seq_len", "lora_rank", "weights_dtype",
+    "activation_checkpointing", "attention", "optimizer", "num_experts_per_tok", "padding", "startup_s",
+    "saves_per_epoch",
 )  # fmt: skip
 SHOWN_NAMES = {
     "slack": "allocator overhead", "context": "CUDA context",
@@ -121,11 +123,35 @@ def gpu_table(found: Sequence[GpuEstimate]) -> Table:
     )
 
 
+def _gpu_label(one: GpuEstimate) -> str:
+    """Return "8 x A40"."""
+    many = f"{one.run.num_gpus} x " if one.run.num_gpus > 1 else ""
+    return f"{many}{one.gpu}"
+
+
+def usual(found: Sequence[GpuEstimate]) -> GpuEstimate:
+    """Return the first estimate with the method that was meant: LoRA, where a model alone fits so."""
+    return next((one for one in found if not _is_smaller(one)), found[0])
+
+
+def _is_smaller(one: GpuEstimate) -> bool:
+    return one.run.origins.get("method") == FROM_MODEL_TOO_LARGE
+
+
+def method_notes(found: Sequence[GpuEstimate]) -> Iterator[Note]:
+    """Yield which GPUs have another method than the others, where a model alone does not fit with LoRA."""
+    smaller = [str(one.gpu) for one in found if _is_smaller(one)]
+    if 0 < len(smaller) < len(found):
+        yield Note(
+            f"On {', '.join(smaller)} with QLoRA in place of LoRA, which is not safe there.", tone="risky"
+        )
+
+
 def _gpu_row(one: GpuEstimate) -> tuple[str, ...]:
     profile, quote = one.profile, one.quote
     memory = fmt.gib_of(one.device_memory_bytes, one.capacity_bytes)
     most = f"{'≥' if one.is_at_limit else ''}{one.max_micro_batch_size:,}"
-    cells = (str(one.gpu), Toned(memory, TONES[one.verdict]), most)
+    cells = (_gpu_label(one), Toned(memory, TONES[one.verdict]), most)
     if quote is None:
         return (*cells, *[fmt.UNKNOWN] * (len(HEADINGS) - len(cells)))
     return (

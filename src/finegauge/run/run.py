@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 FROM_FILE, FROM_COMMAND_LINE, FROM_CALLER = rules.STATED
 FROM_DEFAULT = "FineGauge default"
+FROM_THIS_MACHINE = "this machine"
 FROM_MODEL_ALONE = "default of a model alone"  # which names no training
 REQUIRED = ("model", "method")  # a config.json alone states no method; its reader says full
 MAX_SEQ_LEN = 16_777_216
@@ -351,6 +352,11 @@ class Run(_Frozen):
         number(1.0, 1e5, "W"),
         "watts that a board may draw (`nvidia-smi -pl`); its own limit where not stated",
     )
+    free_memory_bytes: float | None = spec(
+        number(1e6, 1e15, "bytes"),
+        "of each GPU that the run may use, where other programs hold some of it or it is a slice (MIG); all "
+        "of it where not stated; `--gpu this` counts it",
+    )
     data_parallel_replicate: int = spec(
         whole(1, MAX_GPUS), "what the other degrees leave of `num_gpus`, when nothing is sharded"
     )
@@ -534,6 +540,8 @@ class Run(_Frozen):
             rules.forget_method(values, changes["method"])
         if changes.get("packing") and self.padding == "longest":
             values.pop("padding", None)  # which full sequences rule out
+        if "gpu" in changes and self.origins["free_memory_bytes"] == FROM_THIS_MACHINE:
+            values.pop("free_memory_bytes", None)  # of another GPU
         origins = dict(zip(values, map(self.origins.__getitem__, values), strict=True))
         return Run.from_fields(values | changes, origins | dict.fromkeys(changes, origin), self.warnings)
 
