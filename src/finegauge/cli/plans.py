@@ -140,7 +140,7 @@ def _counted(texts: Sequence[str], max_gpus: int) -> dict[str, Any]:
 
     names, number = gpu_names(texts)
     found = [counted(name) for name in names]
-    numbers = {number, *(one for _, one in found)} - {None}
+    numbers = {one for one in (number, *(one for _, one in found)) if one is not None}
     if len(numbers) > 1:
         raise InputError(f"A plan has one number of GPUs, not {' and '.join(map(str, sorted(numbers)))}.")
     gpus = tuple(gpu(name).name if name.casefold() == THIS else name for name, _ in found)
