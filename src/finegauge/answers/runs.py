@@ -44,9 +44,15 @@ def on_one_gpu(run: "Run") -> "Run":
 
 def on_this_machine(run: "Run") -> "Run | None":
     """Return `run` on the GPU of this machine; None where it names one, or the machine has none."""
-    from finegauge.catalogue.machine import has_known_gpu
+    from finegauge.catalogue.gpus import this_gpu
 
-    return None if run.gpu or not has_known_gpu() else _on(run, THIS, FROM_THIS_MACHINE)
+    if run.gpu:
+        return None
+    try:
+        this_gpu(run.num_gpus)
+    except (InputError, UnsupportedError):  # none, too few, several kinds, or one that the catalogue lacks
+        return None
+    return _on(run, THIS, FROM_THIS_MACHINE)
 
 
 def _on(run: "Run", name: str, origin: str) -> "Run":
@@ -56,7 +62,7 @@ def _on(run: "Run", name: str, origin: str) -> "Run":
     name, number = counted(name)
     changes: dict[str, Any] = {} if number is None else {"num_gpus": number}
     if name.casefold() == THIS:
-        from finegauge.catalogue.machine import this_gpu
+        from finegauge.catalogue.gpus import this_gpu
 
         name, free_bytes = this_gpu(number or run.num_gpus)
         run = run.replace(origin=origin, gpu=name, **changes)

@@ -17,7 +17,7 @@ from finegauge.catalogue.tables import checked_row, filled, positive, rows_of, t
 from finegauge.documents import home
 from finegauge.errors import FieldError, UnknownKeyError, UnknownNameError, UnsupportedError, shown
 from finegauge.records import NamedTuple
-from finegauge.units import GIB
+from finegauge.units import GIB, gib
 
 if TYPE_CHECKING:
     from finegauge.catalogue.device_profile import DeviceProfile
@@ -99,8 +99,6 @@ def gpu(name: str) -> GpuSpec:
     Raises: UnknownNameError naming its neighbours.
     """
     if name.casefold() == THIS:
-        from finegauge.catalogue.machine import this_gpu
-
         name = this_gpu()[0]
     if name.casefold() == HERE or name.endswith(".json"):
         path = _own_profile() if name.casefold() == HERE else name
@@ -113,6 +111,25 @@ def gpu(name: str) -> GpuSpec:
         known = [key for spec in gpus().values() for key in (spec.name, *spec.aliases)]
         raise UnknownNameError("GPU", name, known=known, listing="finegauge gpus")
     return found
+
+
+def this_gpu(num_gpus: int = 1) -> tuple[str, float]:
+    """Return the name of this machine's GPU, and the bytes free on each of the `num_gpus` freest.
+
+    Raises: UnsupportedError where there is none, or several kinds, or a kind that the catalogue lacks.
+    """
+    from finegauge.catalogue.machine import only_kind
+
+    found, free_bytes = only_kind(num_gpus)
+    size, inner = round(found.total_bytes / 1e9), found.name.partition("[")[2].rstrip("]")
+    for name in (f"{found.name} {size}GB", found.name, found.name.removeprefix("Apple "), inner):
+        spec = known_gpu(name)  # inner: "Arcturus GL-XL [AMD Instinct MI100]"
+        if spec is not None and found.total_bytes < 1.15 * spec.memory_bytes:
+            return spec.name, free_bytes
+    raise UnsupportedError(
+        f"This machine's {found.name} ({gib(found.total_bytes)}) is not in the catalogue: describe it in a "
+        f"YAML file (--gpu mine.yaml), or time it with 'finegauge micro' and ask with --gpu here."
+    )
 
 
 def counted(text: str) -> tuple[str, int | None]:

@@ -12,7 +12,6 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from finegauge.errors import InputError, UnsupportedError
-from finegauge.units import gib
 
 TIMEOUT_S = 10.0  # of one command: a driver that hangs is none
 METAL_FRACTION = 0.75  # of unified memory that Metal lets a process have unasked
@@ -35,10 +34,10 @@ def gpus_here() -> tuple[GpuHere, ...]:
     return _found(os.environ.get("PATH", ""))
 
 
-def this_gpu(num_gpus: int = 1) -> tuple[str, float]:
-    """Return the catalogue's name of this machine's GPU, and the bytes free on each of the `num_gpus` freest.
+def only_kind(num_gpus: int = 1) -> tuple[GpuHere, float]:
+    """Return a GPU of this machine, and the bytes free on each of the `num_gpus` freest.
 
-    Raises: UnsupportedError where there is none, or several kinds, or a kind that the catalogue lacks.
+    Raises: UnsupportedError where there is none, or several kinds, or slices of them.
     """
     here = gpus_here()
     if not here:
@@ -58,31 +57,7 @@ def this_gpu(num_gpus: int = 1) -> tuple[str, float]:
             f"holds, such as --gpu a100-80gb free_memory_bytes=9.75e9."
         )
     free = sorted((one.free_bytes for one in here), reverse=True)
-    return _catalogued(here[0]), free[num_gpus - 1]
-
-
-def has_known_gpu() -> bool:
-    """Return whether a question that names no GPU is about this machine's: of one kind, which is known."""
-    try:
-        return bool(this_gpu())
-    except (InputError, UnsupportedError):
-        return False
-
-
-def _catalogued(found: GpuHere) -> str:
-    """Return the catalogue's name of a GPU, which may hold its memory."""
-    from finegauge.catalogue.gpus import known_gpu
-
-    size = round(found.total_bytes / 1e9)
-    inner = found.name.partition("[")[2].rstrip("]")  # "Arcturus GL-XL [AMD Instinct MI100]"
-    for name in (f"{found.name} {size}GB", found.name, found.name.removeprefix("Apple "), inner):
-        spec = known_gpu(name)
-        if spec is not None and found.total_bytes < 1.15 * spec.memory_bytes:
-            return spec.name
-    raise UnsupportedError(
-        f"This machine's {found.name} ({gib(found.total_bytes)}) is not in the catalogue: describe it in a "
-        f"YAML file (--gpu mine.yaml), or time it with 'finegauge micro' and ask with --gpu here."
-    )
+    return here[0], free[num_gpus - 1]
 
 
 @cache

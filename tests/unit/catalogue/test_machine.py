@@ -8,8 +8,8 @@ import pytest
 
 from finegauge.answers.runs import on_gpus, on_this_machine
 from finegauge.catalogue import machine
-from finegauge.catalogue.gpus import counted, gpu
-from finegauge.catalogue.machine import MIB, GpuHere, gpus_here, this_gpu
+from finegauge.catalogue.gpus import counted, gpu, this_gpu
+from finegauge.catalogue.machine import MIB, GpuHere, gpus_here
 from finegauge.errors import FieldError, InputError, UnsupportedError
 from finegauge.prediction.predictor import predict, predict_memory
 from finegauge.run.run import FROM_MODEL_ALONE, FROM_THIS_MACHINE, Run
@@ -129,7 +129,7 @@ def test_what_cannot_be_named(put: Put, printed: str, sentence: str) -> None:
     put("nvidia-smi", prints(printed))
     with pytest.raises(UnsupportedError, match=sentence):
         this_gpu()
-    assert not machine.has_known_gpu()
+    assert on_this_machine(Run(model="qwen3-8b", method="lora")) is None
 
 
 @pytest.mark.parametrize(
@@ -178,6 +178,7 @@ def test_the_default_is_this_machine(put: Put) -> None:
         assert (done.code, done.err) == (0, ""), command
         assert "RTX 4090" in done.out
     assert "A40" in finegauge("check", "Qwen/Qwen3-8B", "--gpu", "a40").out
+    assert on_this_machine(Run(model="qwen3-8b", method="lora", num_gpus=8)) is None
     put("nvidia-smi", prints(TWO_KINDS))
     assert "L40S" in finegauge("estimate", "Qwen/Qwen3-8B").out
     assert "2 kinds" in finegauge("estimate", "Qwen/Qwen3-8B", "--gpu", "this").err
