@@ -38,6 +38,15 @@ NULL = object()  # a value that is written as none, rather than not at all
 _BESIDE = re.compile(
     r"^[_.x-]|wandb|mlflow|swanlab|comet|log|track|report|hub|env|slurm|docker|anchor|meta|note"
 )
+# Keys of learning, of logs and of files, by what any framework calls them.
+_HARMLESS = re.compile(
+    r"(^|[._])(\w?lr|learning|optim|warmup|sched\w*|seed|wandb|logg?\w*|save\w*|out\w*|project|experiment|eval\w*"
+    r"|val\w*|test|weight|decay|clip\w*|betas?|adam|eps|data\w*|tokenizer\w*|template|name|input|prompt|dist|split"
+    r"|load|checkpoint\w*|ckpt|port|address|defaults|trust|resume|key|l2|kl|reward\w*|entropy|coef\w*|reporting"
+    r"|tensorboard\w*|exit|max_norm|init|hydra|recipe|command|env|loss_fn|normalize|dir|path|step|interval|iters"
+    r"|fraction|ratio|style|num_workers|workers|timeout|backend|overlap)([._]|$)|^\w$",
+    re.IGNORECASE,
+)
 _UNDIVIDED = ("none", "null", "0", "1")
 _NO = ("", "false", "none", "0", "0.0", "no", "{}", "[]")
 _NOTHING = ("", "null", "~")
@@ -155,6 +164,7 @@ class Format(NamedTuple):
     family: str = ""  # of formats that have the same keys
     lasting: Mapping[str, str] = {}  # settings that are no field: their keys
     data_keys: tuple[str, ...] = ()  # that name the data; the first takes a name of a hub
+    lists_its_keys: bool = True  # in known_keys.json; else what sounds harmless counts as known
     lists_data: bool = False  # names are those of a listing of its own, not of a hub
 
     @property
@@ -483,7 +493,8 @@ class Reading:
         unknown, blocks = list[str](), list[str]()
         for key, value in flattened(self.keys, sections):
             top = key.partition(".")[0]
-            if not (key in read or top in read or key in known or f"{top}.*" in known):
+            told = key in read or top in read or key in known or f"{top}.*" in known
+            if not (told or (not self.format.lists_its_keys and _HARMLESS.search(key[:200]))):
                 unknown.append(key)
                 if key == top and isinstance(value, Mapping) and value and not _BESIDE.search(key.lower()):
                     blocks.append(key)
@@ -493,6 +504,9 @@ class Reading:
                 f"{self.file_name} was taken for a file of {self.format.name}, which has no block {named}: "
                 "all in it would be ignored. Remove it, or write a run file."
             )
+        if unknown and not self.format.lists_its_keys:
+            self.warn(f"Not read, and taken as unstated: {', '.join(map(shown, unknown[:MAX_WARNINGS]))}.")
+            unknown = []
         for key in unknown[:MAX_WARNINGS]:
             hint = did_you_mean(key, {*known, *read} - {BLOCK})
             self.warn(
@@ -515,6 +529,26 @@ def flattened(keys: Mapping[str, Any], sections: Collection[str]) -> Iterator[tu
             yield from ((f"{key}.{name}", inside) for name, inside in value.items())
         else:
             yield key, value
+
+
+def dotted(keys: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return what sections hold under "section.inner.key", Hydra's ${section.key} in its place.
+
+    What another expression of OmegaConf would come to is not among them.
+    """
+    found: dict[str, Any] = {}
+    for name, value in keys.items():
+        if isinstance(value, Mapping) and value and name != BLOCK:
+            found |= dotted(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value
+    if prefix:
+        return found
+    for _ in range(4):
+        for name, value in found.items():
+            if isinstance(value, str) and (reference := re.fullmatch(r"\$\{([\w.]{1,200})\}", value)):
+                found[name] = found.get(reference[1])
+    return {name: value for name, value in found.items() if not (isinstance(value, str) and "${" in value)}
 
 
 def value_at(keys: Mapping[str, Any], path: str) -> Any:

@@ -55,14 +55,14 @@ _TOOLS: Mapping[str, Mapping[str, _Program]] = {
     "trl": _TRL,
     "swift": _SWIFT,
     "tune": {"run": _Program("torchtune", hydra=True)},
-    "autotrain": {"llm": _Program("autotrain"), "": _Program("autotrain")},
+    "autotrain": {"llm": _Program("autotrain", {"task": "llm"}), "": _Program("autotrain")},
     "ludwig": {"train": _Program("ludwig"), "experiment": _Program("ludwig")},
     "litgpt": {
         **{f"finetune{kind}": _Program("litgpt", {"command": f"finetune{kind or '_lora'}"})
            for kind in ("", "_lora", "_full", "_adapter", "_adapter_v2")},
         "pretrain": _Program("litgpt", {"command": "pretrain"}),
     },
-    "nemo": {"llm": _Program("nemo_2", hydra=True)},
+    "nemo": {"llm": _Program("megatron_lm:NEMO", hydra=True)},
     "automodel": {"": _Program("nemo_automodel", hydra=True)},
     "unsloth": {"train": _Program("unsloth")},
 }  # fmt: skip
@@ -101,7 +101,13 @@ _NOT_READ = {
     "paddleformers-cli": "PaddleFormers' arguments are not read",
 }
 _LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed")
-_GENERIC = ("trl", "trl:TRAINER", "llamafactory")  # whose keys a script of nobody knows whom may take
+# Whose keys a script that is not there may take.
+_GENERIC = ("trl", "trl:TRAINER", "llamafactory", "deepspeed_chat", "nemo_rl", "verl", "nemo_automodel")
+_OF_AUTOTRAIN = {"model": "base_model", "data_path": "data.path", "task": "task"} | {
+    name: name for name in ("project_name", "log", "backend")
+}
+_OF_UNSLOTH = {"model_name": "model_name_or_path", "r": "lora_r", "dataset": "dataset_name"}
+_UNSLOTH_CLI = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "optim": "adamw_8bit"}
 _CONFIG_OPTIONS = ("config", "config_file", "job.config_file", "config_path", "c", "training_config")
 _CONFIGS = (".yaml", ".yml", ".json", ".toml")
 _SILENT = frozenset(("echo", "printf", "pip", "pip3", "conda", "mkdir", "cd", "ls", "wget", "git", "apt-get"))
@@ -285,10 +291,7 @@ def _read(
     own = {key: options.pop(key) for key in _OF_LAUNCHERS if key in options}
     warnings: list[str] = []
     keys, file = _config(options, loose, command, place, warnings)
-    if named == "tune":
-        keys = _of_torchtune(options, loose, keys, place)
-    elif program.reader == "litgpt" and loose:
-        options.setdefault("checkpoint_dir", loose[0])
+    options, keys = _as_keys(named, program, options, loose, keys)
     reader = program.reader
     if script is not None:
         loaded = _of_script(script, named, {**keys, **options}, reader)
@@ -318,6 +321,27 @@ def _read(
         given = keys.get("finegauge")
         keys = {**keys, "finegauge": {**block, **(given if isinstance(given, Mapping) else {})}}
     return Launch(keys, reader, tuple(warnings), file or place.file, accelerate)
+
+
+def _as_keys(
+    named: str, program: _Program, options: dict[str, Any], loose: list[str], keys: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return options and file of a program whose options have other names than its file's, under these."""
+    if named == "tune":
+        keys = _of_torchtune(options, loose, keys)
+    elif named == "nemo" and loose:
+        model, _, given = str(options.pop("factory", "")).partition("(")
+        more = options_of([word.strip() for word in given.rstrip(")").split(",")], hydra=True)[0]
+        keys = {**keys, "command": loose[0], "recipe_model": model, "from_recipe": bool(model), **more}
+    elif program.reader == "litgpt" and loose:
+        options = {"checkpoint_dir": loose[0], **options}
+    elif named == "autotrain":
+        options.pop("train", None)
+        options = {_OF_AUTOTRAIN.get(key, f"params.{key}"): value for key, value in options.items()}
+    elif named.endswith("unsloth-cli.py"):
+        given_ = {_OF_UNSLOTH.get(key, key): value for key, value in options.items()}
+        options = scripts.unsloth_keys({**_UNSLOTH_CLI, **given_}, adapts=True)
+    return options, keys
 
 
 def _of_script(
@@ -371,9 +395,7 @@ def _config(
     return keys, path
 
 
-def _of_torchtune(
-    options: dict[str, Any], loose: list[str], keys: dict[str, Any], place: _Place
-) -> dict[str, Any]:
+def _of_torchtune(options: dict[str, Any], loose: list[str], keys: dict[str, Any]) -> dict[str, Any]:
     """Return the keys of a recipe, of a file or of those that torchtune ships, with the recipe's name."""
     from finegauge.formats.torchtune import shipped
 
@@ -398,7 +420,8 @@ def options_of(words: Iterable[str], *, hydra: bool = False) -> tuple[dict[str, 
         elif hydra and (assigned := re.fullmatch(r"[+~]{0,2}([A-Za-z_][\w./@-]*)=(.*)", word, re.DOTALL)):
             found[assigned[1].replace("/", ".")], key = [assigned[2]], ""
         elif key and not doubled and not (hydra and found[key]):
-            found[key].append(word)
+            if not (found[key] and word.startswith("$")):  # more options, of a variable that is not set
+                found[key].append(word)
         elif not word.startswith("~"):
             loose.append(word)
     return {key: True if not v else v[0] if len(v) == 1 else v for key, v in found.items()}, loose
@@ -531,6 +554,7 @@ def _gpus(
         return sum(len(part.split(",")) for part in listed), len(listed)
     each = next((n for n in (_figure(told[key]) for key in _GPUS_PER_NODE if key in told) if n), None)
     each = each or _figure(variables.get("NPROC_PER_NODE"))
+    each = each or (_figure(variables.get("NGPU")) if program.reader == "torchtitan" else None)
     visible = variables.get("CUDA_VISIBLE_DEVICES", "")
     seen = len([one for one in visible.split(",") if one.strip()]) if "$" not in visible else 0
     launches = any(word.rpartition("/")[2] in ("torchrun", "accelerate", "deepspeed") for word in launcher)

@@ -24,6 +24,16 @@ MAX_COMMENT_LINES = 100
 _COMMENT = r"#\s*finegauge:\s*(\{.*\})\s*$"
 _CONFIG_KEYS = ("architectures", "model_type", "mamba_moe_layers")
 
+# Files of other programs by keys that they alone have: whose they are.
+_OTHERS = {
+    "merge_method": "mergekit, which merges models and trains nothing",
+    "train_loader": "Composer (llm-foundry), which is not read",
+    "num-layers": "GPT-NeoX, which is not read",
+    "pipe-parallel-size": "GPT-NeoX, which is not read",
+    "apiVersion": "Kubernetes; name the training's own file",
+    "services": "Docker Compose; name the training's own file",
+}
+
 
 def read(path: str | os.PathLike[str], overrides: Iterable[str] = (), alongside: Alongside = ALONE) -> Run:
     """Return the run that a file describes, with `key=value` overrides laid over it.
@@ -60,6 +70,7 @@ def describe(
     if not isinstance(keys, dict) or not keys:
         held = "no keys" if not keys else f"a {type(keys).__name__}, not keys with values"
         raise FileFormatError(f"{name} holds {held}; a run file is YAML such as 'model: llama-3-8b'.")
+    _refuse_foreign(keys, name)
     reader = reader or recognise(keys)
     if reader not in (RUN_FILE, ""):
         format_ = _format(reader)
@@ -70,9 +81,6 @@ def describe(
     if reader == "" and _is_model_config(keys):
         return _model_alone(file, words, alongside)
     _refuse_others(keys, name)
-    for key in keys:
-        if key not in FIELDS:
-            raise UnknownKeyError(name, key, known=FIELDS)
     return _run(beside(dict(keys), file), {}, words, alongside)
 
 
@@ -247,8 +255,15 @@ def beside(fields: dict[str, Any], file: str) -> dict[str, Any]:
     return fields
 
 
+def _refuse_foreign(keys: Mapping[str, Any], name: str) -> None:
+    """Raise for a file of a program that trains nothing, or whose files are not read."""
+    foreign = next((theirs for key, theirs in _OTHERS.items() if key in keys), None)
+    if foreign is not None:
+        raise FileFormatError(f"{name} is a file of {foreign}; write a run file, with model and method.")
+
+
 def _refuse_others(keys: Mapping[str, Any], name: str) -> None:
-    """Raise for a launcher's file, which describes no run by itself."""
+    """Raise for a launcher's file, which describes no run by itself, and for keys that are none of a run."""
     from finegauge.formats import launcher_files
 
     for launcher, found in (
@@ -260,3 +275,12 @@ def _refuse_others(keys: Mapping[str, Any], name: str) -> None:
                 f"{name} looks like a file of {launcher}, which states no model; name the training file "
                 f"and add --{launcher.lower()} {shown(name)}."
             )
+    if not {*keys} & {*FIELDS}:
+        listed = ", ".join([shown(str(key)) for key in keys][:6])
+        raise FileFormatError(
+            f"{name} has the keys of no framework that is read ({listed}); write a run file, with model and "
+            "method."
+        )
+    for key in keys:
+        if key not in FIELDS:
+            raise UnknownKeyError(name, key, known=FIELDS)

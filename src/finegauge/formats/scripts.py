@@ -107,18 +107,21 @@ def load_python(text: str, name: str, options: Mapping[str, Any] = {}) -> Script
 
     Raises: FileFormatError for text that is no Python, or that starts no training.
     """
-    script = _Reader(_parsed(text, name), options)
+    tree = _parsed(text, name)
+    script = _Reader(tree, options)
     warnings = tuple(
         f"{name}: {key} is computed by the script and is not read; state it on the command line."
         for key in sorted(script.opaque)[:20]
     )
+    if recipe := _recipe(script, tree):
+        return Script(recipe, "megatron_lm:NEMO", ())
     if script.theirs:
         return Script(script.keys, script.theirs, warnings)
     if not script.calls & ({*_TRL_ARGUMENTS} | _HF_ARGUMENTS | _TRAINERS):
         raise FileFormatError(f"{name} starts no training that is known: {_instead(script.calls)}.")
     keys = {key: value for key, value in script.keys.items() if key not in script.opaque}
     if script.is_unsloth:
-        return Script(_unsloth(keys, adapts=script.adapts), "unsloth", warnings)
+        return Script(unsloth_keys(keys, adapts=script.adapts), "unsloth", warnings)
     if script.values.asks_for_bf16:
         warnings += (f"{name}: whether the GPU has bf16 is asked by the script and taken as yes.",)
     if script.adapts:
@@ -128,6 +131,50 @@ def load_python(text: str, name: str, options: Mapping[str, Any] = {}) -> Script
     return Script(
         keys, "trl" if script.calls & {*_TRL_ARGUMENTS, *_TRL_TRAINERS} else "trl:TRAINER", warnings
     )
+
+
+def _recipe(script: "_Reader", tree: ast.Module) -> dict[str, Any]:
+    """Return what a script states over a recipe of NeMo 2 or Megatron-Bridge; {} of any other script."""
+    modules = {
+        alias.asname or alias.name: str(node.module or "")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    imported = " ".join(
+        [*modules.values(), *(a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names)]
+    )
+    if not re.search(r"\bnemo\.(collections|lightning)|\bnemo_run|\bmegatron\.bridge", imported):
+        return {}
+    from finegauge.formats.megatron_lm import FORMAT, recipe_of
+
+    values, stated, recipe = script.values, dict[str, Any](), dict[str, Any]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            owner, name = callee(node.func)
+            recipe = recipe or recipe_of(name, owner or modules.get(name, "").rpartition(".")[2])
+            prefix = "peft_" if "LoRA" in (name, *map(last_name, node.args)) else ""
+            stated |= {"peft_scheme": "lora"} if prefix else {}
+            stated |= {prefix + str(one.arg): values.of(one.value) for one in node.keywords}
+            if name == "from_hf_pretrained" and node.args:
+                stated["model"] = values.of(node.args[0])
+            if name in ("pretrain", "finetune"):
+                stated["command"] = name
+        elif isinstance(node, ast.Attribute | ast.Name) and re.search(
+            r"Config\d|Provider\d", last_name(node)
+        ):
+            stated.setdefault("recipe_model", last_name(node))
+    for node in ast.walk(tree):  # over what the calls say
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
+            target = node.targets[0]
+            prefix = "peft_" if last_name(target.value) == "peft" else ""
+            stated[prefix + target.attr] = values.of(node.value)
+    known = {*FORMAT.keys, "max_steps", "sequence_length", "peft"}
+    return {**recipe, **{key: v for key, v in stated.items() if key in known and _is_plain(v)}}
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, str | int | float | list)
 
 
 def _instead(calls: set[str]) -> str:
@@ -161,7 +208,7 @@ def _parsed(text: str, name: str) -> ast.Module:
     return tree
 
 
-def _unsloth(keys: Mapping[str, Any], *, adapts: bool) -> dict[str, Any]:
+def unsloth_keys(keys: Mapping[str, Any], *, adapts: bool) -> dict[str, Any]:
     """Return a notebook's keys in the sections of Unsloth's YAML."""
     found: dict[str, dict[str, Any]] = {"data": {}, "training": {}, "lora": {}}
     whole: dict[str, Any] = dict(found)

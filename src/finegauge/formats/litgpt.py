@@ -1,0 +1,125 @@
+"""LitGPT's YAML and the arguments of `litgpt finetune...` and `litgpt pretrain`, hidden defaults included.
+
+What no key says but the framework does (read from its finetune scripts, 0.4 to 0.5): bf16 autocast over fp32
+weights, unless `precision` says bf16-true; LoRA of rank 8, alpha 16, dropout 0.05 on queries and values; five
+epochs; 16 sequences a step (512 in pre-training), 1 at a time (4); one device, more than one by FSDP with
+every block checkpointed; the head and its loss in chunks of 128 tokens under LoRA. Its own models.
+"""
+
+from finegauge.errors import FieldError, shown
+from finegauge.formats import trainer_keys
+from finegauge.formats.key_table import Format, Reading, Row, fixed, key
+from finegauge.run.field import whole
+
+_PARTS = {
+    "query": ("q_proj", True),
+    "key": ("k_proj", False),
+    "value": ("v_proj", True),
+    "projection": ("o_proj", False),
+    "mlp": ("gate_proj up_proj down_proj", False),
+    "head": ("lm_head", False),
+}
+_TARGETS = tuple(f"lora_{part}" for part in _PARTS)
+_QUANTIZED = {"bnb.nf4": "nf4", "bnb.nf4-dq": "nf4_dq", "bnb.fp4": "nf4", "bnb.fp4-dq": "nf4_dq"}
+
+
+def _read_model(reading: Reading) -> None:
+    name = str(reading.first(("checkpoint_dir", "model_name"), "")).rstrip("/")
+    parts = name.split("/")
+    guesses = ["/".join(parts[-2:]), parts[-1]]
+    if name:
+        reading.set_catalogue_model(guesses, guesses[0], "checkpoint_dir", "model_name")
+    reading.need_model()
+
+
+def _read_method(reading: Reading) -> None:
+    command = reading.text(
+        "command", "finetune_lora" if reading.stated("lora_r", *_TARGETS) else "finetune_full"
+    )
+    if command not in ("finetune_lora", "finetune_full", "pretrain"):
+        raise FieldError(
+            f"litgpt's {shown(command)} is not described; finetune_lora, finetune_full and pretrain are."
+        )
+    adapts, quantized = command == "finetune_lora", reading.text("quantize", "none")
+    quantized = "" if quantized in ("none", "null") else quantized
+    if quantized and (not adapts or quantized not in _QUANTIZED):
+        raise FieldError(
+            f"quantize={shown(quantized)} with {command} is not described; use bnb.nf4 with finetune_lora."
+        )
+    reading.set("phase", "pretrain" if command == "pretrain" else "sft")
+    reading.set("method", "qlora" if quantized else "lora" if adapts else "full", "quantize")
+    precision = reading.text("precision", "bf16-true" if quantized else "bf16-mixed").removeprefix(
+        "transformer-engine-"
+    )
+    low = "fp16" if precision.startswith("16") else "fp32" if precision.startswith("32") else "bf16"
+    true = precision.endswith("true") or low == "fp32"
+    reading.set("autocast", "none" if true else low, "precision")
+    reading.set("weights_dtype", _QUANTIZED.get(quantized, low if true else "fp32"), "quantize", "precision")
+    if adapts:
+        trainer_keys.read_ranks(reading, ("lora_r", "lora_alpha", "lora_dropout"), (8, 16, 0.05))
+        on = [
+            names
+            for part, (names, default) in _PARTS.items()
+            if reading.flag(f"lora_{part}", default=default)
+        ]
+        reading.set("lora_targets", " ".join(on).split(), *_TARGETS)
+        reading.set("adapter_dtype", low if true else "fp32", "precision")
+    reading.set("loss", "chunked" if adapts else "full_logits")
+
+
+def _read_batch(reading: Reading) -> None:
+    pretrains = reading.fields["phase"] == "pretrain"
+    nodes = whole(1, 10**6)("num_nodes", reading.get("num_nodes", 1))
+    devices = reading.text("devices", "auto" if pretrains else "1")
+    gpus = reading.launched_gpus
+    if devices.isdecimal():
+        gpus = nodes * int(whole(1, 10**6)("devices", devices))
+        reading.set("num_gpus", gpus, "devices", "num_nodes")
+    if nodes > 1:
+        reading.set("num_nodes", nodes, "num_nodes")
+    several = (gpus or 1) > 1
+    reading.set("sharding", "fsdp" if several else "none", "devices")
+    reading.set("activation_checkpointing", "full" if several and not pretrains else "none", "devices")
+    micro = reading.get("train.micro_batch_size", 4 if pretrains else 1)
+    reading.set("micro_batch_size", micro, "train.micro_batch_size")
+    whole_batch = whole(1, 10**9)(
+        "train.global_batch_size", reading.get("train.global_batch_size", 512 if pretrains else 16)
+    )
+    steps = max(1, whole_batch // (gpus or 1) // whole(1, 10**6)("train.micro_batch_size", micro))
+    reading.set("gradient_accumulation_steps", steps, "train.global_batch_size")
+    length = reading.get("train.max_seq_length", 2048 if pretrains else None)
+    if length is None:
+        reading.warn(
+            "train.max_seq_length is unstated, so nothing is cut: state seq_len=… of the longest sample."
+        )
+    reading.set("seq_len", length, "train.max_seq_length")
+    reading.set("packing", pretrains)
+
+
+def _read_data(reading: Reading) -> None:
+    data = reading.get("data")
+    data = data.get("class_path") if isinstance(data, dict) else data
+    named = str(data or "").rpartition(".")[2].lower()
+    trainer_keys.read_dataset(
+        reading, [named] if named and named not in ("json", "textfiles") else (), "data"
+    )
+
+
+FORMAT = Format(
+    "litgpt",
+    (
+        Row("checkpoint_dir model_name", _read_model),
+        Row(f"command quantize precision lora_r lora_alpha lora_dropout {' '.join(_TARGETS)}", _read_method),
+        Row(
+            "devices num_nodes train.micro_batch_size train.global_batch_size train.max_seq_length",
+            _read_batch,
+        ),
+        key("train.epochs", "epochs", 5),
+        key("train.max_steps", "max_steps"),
+        Row("data", _read_data),
+        fixed(attention="sdpa", checkpointing_reentrant=False, pad_to_multiple_of=1),
+        Row("optimizer", lambda reading: reading.set("optimizer", "adamw", "optimizer")),
+    ),
+    model_key="checkpoint_dir",
+    lists_its_keys=False,
+)

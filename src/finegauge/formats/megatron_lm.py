@@ -1,0 +1,373 @@
+"""Megatron-LM's arguments, recipes of NeMo 2 and Megatron-Bridge, hidden defaults included.
+
+What no argument says but the framework does (from megatron/training/arguments.py, core 0.12): fp32 unless
+`bf16` or `fp16` is given, then low weights with fp32 master copies; DDP unless the distributed optimizer or
+FSDP shards; fused Adam; TransformerEngine's flash attention; one micro-batch a step and rank unless
+`global_batch_size` says more. The model is stated by its sizes: it is the catalogue's where one has them all,
+else its configuration is written into the cache.
+
+A recipe's function (`llm.llama31_8b.finetune_recipe`, `llama3_8b_pretrain_config`) has defaults of its own
+(read from NeMo 2.0 to 2.4 and Megatron-Bridge 0.2): 512 sequences of 8,192 a step on one node of 8 GPUs to
+pre-train, 128 of 2,048 to fine-tune, by LoRA of rank 8 on the fused projection unless `peft_scheme` is none.
+Degrees differ from model to model: where neither script nor `_RECIPES` states them, they count as 1, said.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from finegauge.errors import FieldError, shown
+from finegauge.formats import trainer_keys
+from finegauge.formats.key_table import Format, Reading, Row, dotted, fixed, key, read_degrees
+from finegauge.run.field import names, whole
+
+_SIZES = ("num_layers", "hidden_size", "num_attention_heads")
+_SHAPE = (
+    *("ffn_hidden_size", "num_query_groups", "group_query_attention", "kv_channels", "swiglu", "vocab_size"),
+    *("untie_embeddings_and_output_weights", "position_embedding_type", "use_rotary_position_embeddings"),
+    *(
+        "normalization",
+        "add_qkv_bias",
+        "qk_layernorm",
+        "num_experts",
+        "moe_router_topk",
+        "moe_ffn_hidden_size",
+    ),
+    *("max_position_embeddings", "tokenizer_type", "tokenizer_model"),
+)
+_OTHER_MODELS = (
+    "multi_latent_attention",
+    "moe_shared_expert_intermediate_size",
+    "hybrid_override_pattern",
+    "spec",
+)
+_DEGREES = {
+    "tensor_model_parallel_size": "tensor_parallel",
+    "pipeline_model_parallel_size": "pipeline_parallel",
+    "context_parallel_size": "context_parallel",
+    "expert_model_parallel_size": "expert_parallel",
+    "expert_tensor_parallel_size": "expert_tensor_parallel",
+}
+_FSDP = ("use_torch_fsdp2", "use_custom_fsdp", "use_megatron_fsdp")
+_CHUNKS = ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank")
+_VOCABULARIES = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000, "GPTSentencePieceTokenizer": 32000}
+_TARGETS = {
+    "linear_qkv": ("q_proj", "k_proj", "v_proj"),
+    "linear_proj": ("o_proj",),
+    "linear_fc1": ("gate_proj", "up_proj"),
+    "linear_fc2": ("down_proj",),
+}
+
+
+# Degrees that the recipes of a model set: (of what, degree).
+_RECIPES = {
+    ("pretrain", "llama3_8b"): {"context_parallel_size": 2},
+    ("pretrain", "llama31_8b"): {"context_parallel_size": 2},
+    ("pretrain", "llama32_1b"): {},
+    ("pretrain", "llama32_3b"): {},
+    ("full", "llama3_8b"): {"tensor_model_parallel_size": 2},
+    ("full", "llama31_8b"): {"tensor_model_parallel_size": 2},
+    ("lora", "llama3_8b"): {},
+    ("lora", "llama31_8b"): {},
+}
+_UNASKED: Mapping[str, Mapping[str, Any]] = {
+    "pretrain": {"seq_length": 8192, "global_batch_size": 512, "train_iters": 1_168_251},
+    "finetune": {"seq_length": 2048, "global_batch_size": 128, "train_iters": 1000, "peft_scheme": "lora"},
+}
+_OF_LORA = {"peft_dim": 8, "peft_alpha": 16, "peft_target_modules": ["linear_qkv"]}
+_RENAMED = {"max_steps": "train_iters", "sequence_length": "seq_length", "peft": "peft_scheme"}
+_COMMAND = re.compile(r"(\w+?)_(pretrain|finetune|sft|peft)_(?:config|recipe)")
+
+
+def of_recipe(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a recipe's function does unasked and what is stated over it, under Megatron-LM's names."""
+    flat: dict[str, Any] = {}
+    for path, value in dotted(keys).items():
+        section, _, name = path.rpartition(".")
+        prefixed = f"peft_{name}" if section.rpartition(".")[2] == "peft" else name
+        flat[_RENAMED.get(prefixed, prefixed)] = value
+    command, model = str(flat.get("command", "pretrain")), str(flat.get("recipe_model", ""))
+    if model and flat.pop("from_recipe", False):
+        found = {"num_gpus_per_node": 8, "bf16": True, **_UNASKED.get(command, _UNASKED["finetune"])}
+        scheme = str(flat.get("peft_scheme", found.get("peft_scheme", "none"))).lower()
+        kind = "pretrain" if command == "pretrain" else "lora" if scheme == "lora" else "full"
+        known = _RECIPES.get((kind, model))
+        flat = {**found, **(_OF_LORA if kind == "lora" else {}), **(known or {}), **flat}
+        if known is None:
+            flat["recipe_degrees"] = "unknown"
+        if "devices" in flat:
+            flat["num_gpus_per_node"] = flat.pop("devices")
+    return {"bf16": True, **flat}
+
+
+def recipe_of(function: str, module: str) -> dict[str, Any]:
+    """Return the model and the command of a recipe's function; {} of any other function."""
+    named = _COMMAND.fullmatch(function)
+    if named:
+        kind = "pretrain" if named[2] == "pretrain" else "finetune"
+        return {"recipe_model": named[1], "command": kind, "from_recipe": True} | (
+            {"peft_scheme": "none"} if named[2] == "sft" else {}
+        )
+    if function in ("pretrain_recipe", "finetune_recipe", "pretrain_config", "finetune_config"):
+        return {"recipe_model": module, "command": function.partition("_")[0], "from_recipe": True}
+    return {}
+
+
+def _read_model(reading: Reading) -> None:
+    if reading.text("recipe_degrees") == "unknown":
+        reading.warn(
+            f"The degrees that the recipe of {reading.get('recipe_model')} sets are not known: what is not "
+            "stated over them is taken as 1, such as tensor_parallel."
+        )
+    named = reading.get("model")
+    if named is not None:
+        reading.set("model", named, "model")
+    elif reading.stated("recipe_model"):
+        stated = str(reading.get("recipe_model"))
+        found = _named_like(stated)
+        if found is None:
+            raise FieldError(
+                f"{shown(stated)} is no model of the catalogue; add model=NAME, as 'finegauge models' has it."
+            )
+        reading.set("model", found, "recipe_model")
+    elif reading.stated(*_SIZES) and reading.stated(_SIZES[0]):
+        other = next((name for name in _OTHER_MODELS if reading.stated(name)), None)
+        if other is not None:
+            raise FieldError(
+                f"{other} makes a model whose sizes alone do not tell it; add model=NAME of the catalogue."
+            )
+        reading.set("model", _of_sizes(reading), *_SIZES)
+    if "model" not in reading.fields:
+        raise FieldError(
+            f"{reading.file_name} states neither the sizes of a model (num_layers, hidden_size, ...) nor its "
+            "name; add model=NAME."
+        )
+
+
+def _squeezed(name: str) -> str:
+    plain = re.sub(r"[^a-z0-9]", "", name.lower().rpartition("/")[2])
+    return re.sub(r"^meta|(hf|instruct|base|it|chat|v01|v03)+$", "", plain)
+
+
+def _named_like(name: str) -> str | None:
+    """Return the model of the catalogue that is called so but for signs: llama31_8b, Llama31Config8B."""
+    from finegauge.catalogue.models import models
+
+    wanted = _squeezed(re.sub(r"ModelProvider|Provider|Config", "", name))
+    ours = [row.name for row in models().values() if _squeezed(row.name) == wanted]
+    return min(ours, key=len) if ours else None
+
+
+def _of_sizes(reading: Reading) -> str:
+    """Return the model of the catalogue that has the sizes, else the path of a configuration that has."""
+    config = _config(reading)
+    from finegauge.catalogue.models import models
+
+    keys = [name for name in config if name not in ("vocab_size", "max_position_embeddings", "architectures")]
+    tokens, tokenizer = config["vocab_size"], str(reading.get("tokenizer_model", ""))
+    found = [
+        row.name
+        for row in models().values()
+        if abs(int(row.config.get("vocab_size") or 0) - tokens) <= 0.01 * tokens
+        and all(row.config.get(name, config[name]) == config[name] for name in keys)
+    ]
+    if found and config["model_type"] != "gpt2":
+        return min(found, key=lambda name: (name != tokenizer, len(name)))
+    return _written(config)
+
+
+def _config(reading: Reading) -> dict[str, Any]:
+    """Return the configuration, under Hugging Face's names, of the family that has such layers."""
+
+    def size(name: str, default: int) -> int:
+        return int(whole(1, 10**7)(name, reading.get(name, default)))
+
+    layers, width, heads = (int(whole(1, 10**6)(name, reading.get(name, 0))) for name in _SIZES)
+    gated, experts = reading.flag("swiglu"), reading.stated("num_experts")
+    groups = size("num_query_groups", heads) if reading.flag("group_query_attention") else heads
+    rotary = (
+        reading.flag("use_rotary_position_embeddings") or reading.text("position_embedding_type") == "rope"
+    )
+    usual = int(width * 4 * 2 / 3 / 64) * 64 if gated else 4 * width
+    inner = size("ffn_hidden_size", usual)
+    vocabulary = size("vocab_size", _vocabulary(reading))
+    shape: dict[str, Any] = {
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": groups,
+        "intermediate_size": inner,
+        "vocab_size": vocabulary,
+        "max_position_embeddings": size("max_position_embeddings", 4096),
+        "tie_word_embeddings": not reading.flag("untie_embeddings_and_output_weights"),
+    }
+    if reading.stated("kv_channels"):
+        shape["head_dim"] = size("kv_channels", 128)
+    if experts:
+        key, kind = (
+            ("num_experts", "qwen3_moe") if reading.flag("qk_layernorm") else ("num_local_experts", "mixtral")
+        )
+        shape |= {
+            "model_type": kind,
+            key: size("num_experts", 8),
+            "num_experts_per_tok": size("moe_router_topk", 2),
+        }
+        inner = size("moe_ffn_hidden_size", inner)
+        return shape | (
+            {"moe_intermediate_size": inner} if kind == "qwen3_moe" else {"intermediate_size": inner}
+        )
+    if gated:
+        kind = (
+            "qwen3" if reading.flag("qk_layernorm") else "qwen2" if reading.flag("add_qkv_bias") else "llama"
+        )
+        return shape | {"model_type": kind}
+    if rotary:
+        return shape | {"model_type": "gpt_neox" if groups == heads else "nemotron"}
+    names_ = {"n_embd": width, "n_layer": layers, "n_head": heads, "n_inner": inner, "n_positions": 4096}
+    return names_ | {"model_type": "gpt2", "vocab_size": vocabulary, "hidden_size": width}
+
+
+def _vocabulary(reading: Reading) -> int:
+    """Return the size of the vocabulary that the tokenizer has, padded as Megatron pads it."""
+    kind, named = str(reading.get("tokenizer_type", "")), str(reading.get("tokenizer_model", ""))
+    size = _VOCABULARIES.get(kind)
+    if size is None and named:
+        from finegauge.catalogue.models import model
+        from finegauge.errors import FineGaugeError
+
+        try:
+            size = int(model(named).config.get("vocab_size") or 0) or None
+        except FineGaugeError:
+            size = None
+    if size is None:
+        reading.warn("The size of the vocabulary is not told: taken as 50,257; vocab_size=… says another.")
+    return -(-(size or 50257) // 128) * 128
+
+
+def _written(config: Mapping[str, Any]) -> str:
+    """Return the path in the cache of a model's configuration, written if it is not there."""
+    import hashlib
+    import json
+
+    from finegauge.documents import cache_path, write_document
+
+    text = json.dumps(config, sort_keys=True)
+    name = (
+        f"{config['model_type']}-{config['hidden_size']}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.json"
+    )
+    path = cache_path("models", name)
+    if not os.path.isfile(path):
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            write_document(config, path)
+        except OSError as error:
+            raise FieldError(
+                f"The model's sizes cannot be kept in {path} ({error.strerror}); add model=NAME."
+            ) from None
+    return path
+
+
+def _read_method(reading: Reading) -> None:
+    scheme = reading.text("peft_scheme", "none")
+    if scheme not in ("none", "null", "", "lora"):
+        raise FieldError(f"peft={shown(scheme)} is not described; use lora or none.")
+    adapts = scheme == "lora"
+    reading.set("method", "lora" if adapts else "full", "peft_scheme")
+    trains = reading.text("command", "pretrain")
+    reading.set("phase", "pretrain" if trains == "pretrain" else "sft", "command")
+    low = "bf16" if reading.flag("bf16") else "fp16" if reading.flag("fp16") else "fp32"
+    reading.set("weights_dtype", low, "bf16", "fp16")
+    reading.set("autocast", "none")
+    if adapts:
+        trainer_keys.read_ranks(reading, ("peft_dim", "peft_alpha", "peft_dropout"), (32, 32, 0.0))
+        stated = names("target_modules", reading.get("peft_target_modules") or tuple(_TARGETS))
+        reading.set("lora_targets", [t for n in stated for t in _TARGETS.get(n, (n,))], "peft_target_modules")
+        reading.set("adapter_dtype", low, "bf16")
+    recompute = reading.text(
+        "recompute_granularity", "selective" if reading.flag("recompute_activations") else "none"
+    )
+    if recompute not in ("none", "null", "selective", "full"):
+        raise FieldError(f"recompute_granularity={shown(recompute)} is unknown; use full or selective.")
+    recompute = "none" if recompute == "null" else recompute
+    reading.set("activation_checkpointing", recompute, "recompute_granularity", "recompute_activations")
+    if (
+        recompute == "full"
+        and reading.stated("recompute_num_layers")
+        and reading.text("recompute_method") == "block"
+    ):
+        reading.warn("recompute_num_layers is not modelled: every layer is taken as checkpointed.")
+    if str(reading.get("fp8_format", reading.get("fp8", "none"))).lower() not in ("none", "null", "false"):
+        reading.set("fp8", True, "fp8_format", "fp8")
+        reading.set("fp8_recipe", reading.get("fp8_recipe"), "fp8_recipe")
+
+
+def _read_parallelism(reading: Reading) -> None:
+    nodes = whole(1, 10**6)("num_nodes", reading.get("num_nodes", 1))
+    each = next(
+        (reading.get(name) for name in ("num_gpus_per_node", "devices") if reading.stated(name)), None
+    )
+    if each is not None and str(each) not in ("-1", "auto"):
+        reading.set(
+            "num_gpus", nodes * whole(1, 10**5)("devices", each), "num_gpus_per_node", "devices", "num_nodes"
+        )
+        reading.launched_gpus = reading.launched_gpus or int(reading.fields["num_gpus"])
+        if nodes > 1:
+            reading.set("num_nodes", nodes, "num_nodes")
+    read_degrees(reading, _DEGREES)
+    if reading.flag("sequence_parallel") and "tensor_parallel" in reading.fields:
+        reading.set("sequence_parallel", True, "sequence_parallel")
+    if reading.flag("tp_comm_overlap"):
+        reading.set("tensor_parallel_overlap", True, "tp_comm_overlap")
+    stages = int(whole(1, 10**6)("pipeline", reading.fields.get("pipeline_parallel", 1)))
+    if stages > 1:
+        _read_chunks(reading, stages)
+    shards = "fsdp" if any(map(reading.flag, _FSDP)) else "none"
+    distributed = reading.flag("use_distributed_optimizer", default=reading.format.name != FORMAT.name)
+    reading.set(
+        "sharding",
+        "zero1" if shards == "none" and distributed else shards,
+        *_FSDP,
+        "use_distributed_optimizer",
+    )
+    if reading.flag("optimizer_cpu_offload"):
+        reading.set("cpu_offload", "optimizer", "optimizer_cpu_offload")
+    if reading.stated("global_batch_size"):
+        reading.set_accumulation("global_batch_size", data_parallel=reading.data_ranks(reading.launched_gpus))
+
+
+def _read_chunks(reading: Reading, stages: int) -> None:
+    if reading.stated(_CHUNKS[0]):
+        layers = int(whole(1, 10**6)("num_layers", reading.get("num_layers", stages)))
+        each = int(whole(1, 10**6)(_CHUNKS[0], reading.get(_CHUNKS[0])))
+        reading.set("virtual_pipeline_stages", max(1, layers // stages // each), _CHUNKS[0])
+    for name in (_CHUNKS[1], "virtual_pipeline_model_parallel_size"):
+        if str(reading.get(name, "none")).lower() not in ("none", "null"):
+            reading.set("virtual_pipeline_stages", reading.get(name), name)
+
+
+_ROWS = (
+    Row(f"model recipe_model recipe_degrees {' '.join((*_SIZES, *_SHAPE, *_OTHER_MODELS))}", _read_model),
+    Row(
+        "peft_scheme peft_dim peft_alpha peft_dropout peft_target_modules command bf16 fp16 "
+        "recompute_granularity recompute_activations recompute_num_layers recompute_method fp8_format fp8 "
+        "fp8_recipe",
+        _read_method,
+    ),
+    key("seq_length", "seq_len", 2048),
+    key("micro_batch_size", "micro_batch_size", 1),
+    Row(
+        f"num_nodes num_gpus_per_node devices {' '.join((*_DEGREES, *_FSDP, *_CHUNKS))} sequence_parallel "
+        "virtual_pipeline_model_parallel_size tp_comm_overlap use_distributed_optimizer "
+        "optimizer_cpu_offload global_batch_size",
+        _read_parallelism,
+    ),
+    key("train_iters", "max_steps", older="max_steps"),
+    key("optimizer", "optimizer", "adamw", more={"adam": "adamw"}),
+    fixed(packing=True, packing_strategy="wrapped", padding="max", attention="flash", kernels=["megatron"]),
+    fixed(
+        optimizer_implementation="fused", experts_implementation="grouped_mm", checkpointing_reentrant=True
+    ),
+)
+FORMAT = Format("Megatron-LM", _ROWS, model_key="model", lists_its_keys=False)
+NEMO = FORMAT._replace(name="NeMo", adapt=of_recipe)

@@ -1,0 +1,132 @@
+"""Arguments of OpenRLHF (`openrlhf.cli.train_sft`, `_dpo`, `_rm`, `_ppo_ray`), hidden defaults included.
+
+What no argument says but the framework does (read from its command lines, 0.5 to 0.8): every weight trains in
+bf16 under DeepSpeed's ZeRO-2 where `bf16` is given; LoRA on all linear layers where `lora_rank` is above 0;
+no checkpointing; micro-batches of 8 (PPO: 4) of 128 sequences a step over all GPUs; samples cut at 2,048 (DPO
+and rewards: 512), padded to the longest, kept apart without padding by `packing_samples`; two epochs (others
+one). In PPO and its kin answers are written by vLLM.
+"""
+
+from finegauge.errors import FieldError, shown
+from finegauge.formats import trainer_keys
+from finegauge.formats.key_table import Format, Reading, Row, fixed, key, model_key
+from finegauge.run.field import whole
+
+_PHASES = {"sft": "sft", "dpo": "dpo", "kto": "dpo", "rm": "reward", "ppo_ray": "ppo", "ppo": "ppo"}
+_ADAPTERS = trainer_keys.Adapters(
+    "lora_rank lora_alpha lora_dropout target_modules modules_to_save", defaults=(8, 16, 0.0)
+)
+
+
+def _read_phase(reading: Reading) -> None:
+    trainer = reading.text("trainer", "sft")
+    if trainer not in _PHASES:
+        raise FieldError(f"OpenRLHF's train_{shown(trainer)} is not described; sft, dpo, rm and ppo_ray are.")
+    phase = _PHASES[trainer]
+    estimator = reading.text("advantage_estimator", "gae")
+    if phase == "ppo" and estimator != "gae":
+        phase = "grpo"
+    reading.set("phase", phase, "trainer", "advantage_estimator")
+    prompt, answer = reading.get("prompt_max_len", 1024), reading.get("generate_max_len", 1024)
+    if phase not in ("ppo", "grpo"):
+        cut = 2048 if phase == "sft" else 512
+        reading.set("seq_len", reading.get("max_len", cut), "max_len")
+        return
+    answer = whole(1, 10**7)("generate_max_len", answer)
+    reading.set(
+        "seq_len", whole(1, 10**7)("prompt_max_len", prompt) + answer, "prompt_max_len", "generate_max_len"
+    )
+    reading.set("max_new_tokens", answer, "generate_max_len")
+    if phase == "grpo":
+        reading.set("num_generations", reading.get("n_samples_per_prompt", 8), "n_samples_per_prompt")
+    where = (
+        "beside the training"
+        if reading.flag("colocate_all_models")
+        else "on GPUs of its own, which are not counted"
+    )
+    reading.warn(
+        f"Answers are written by vLLM, {where}, which is not modelled: they are timed as transformers'."
+    )
+
+
+def _read_method(reading: Reading) -> None:
+    rank = whole(0, 65_536)("lora_rank", reading.get("lora_rank", 0))
+    four = reading.flag("load_in_4bit")
+    reading.set("method", ("qlora" if four else "lora") if rank else "full", "lora_rank", "load_in_4bit")
+    low = "bf16" if reading.flag("bf16", default=reading.text("param_dtype", "") != "fp16") else "fp16"
+    reading.set("autocast", low, "bf16", "param_dtype")
+    reading.set("weights_dtype", "nf4" if four and rank else low, "bf16", "load_in_4bit")
+    if rank:
+        _ADAPTERS.read(reading)
+        reading.set("adapter_dtype", low)
+
+
+def _read_parallelism(reading: Reading) -> None:
+    stage = whole(0, 3)("zero_stage", reading.get("zero_stage", 2))
+    reading.set("sharding", ("none", "zero1", "zero2", "zero3")[int(stage)], "zero_stage")
+    reading.set("cpu_offload", "optimizer" if reading.flag("adam_offload") else "none", "adam_offload")
+    ring = whole(1, 10**4)("ring_attn_size", reading.get("ring_attn_size", 1))
+    if ring > 1:
+        reading.set("context_parallel", ring, "ring_attn_size")
+    if reading.stated("actor_num_gpus_per_node"):
+        nodes = whole(1, 10**5)("actor_num_nodes", reading.get("actor_num_nodes", 1))
+        each = whole(1, 10**4)("actor_num_gpus_per_node", reading.get("actor_num_gpus_per_node"))
+        reading.set("num_gpus", nodes * each, "actor_num_gpus_per_node")
+        reading.launched_gpus = int(nodes * each)
+        apart = ("ref_num_gpus_per_node", "critic_num_gpus_per_node", "reward_num_gpus_per_node")
+        if reading.stated(*apart) and not reading.flag("colocate_all_models"):
+            reading.warn(
+                "Reference, critic and reward model on GPUs of their own are counted among the actor's."
+            )
+    micro = 4 if reading.fields["phase"] in ("ppo", "grpo") else 8
+    reading.set("micro_batch_size", reading.get("micro_train_batch_size", micro), "micro_train_batch_size")
+    batch = whole(1, 10**9)("train_batch_size", reading.get("train_batch_size", 128))
+    ranks = reading.data_ranks(reading.launched_gpus) or 1
+    size = whole(1, 10**6)("micro_train_batch_size", reading.fields["micro_batch_size"])
+    reading.set("gradient_accumulation_steps", max(1, batch // (size * ranks)), "train_batch_size")
+
+
+def _read_batching(reading: Reading) -> None:
+    joined = reading.flag("packing_samples") and reading.fields["phase"] == "sft"
+    reading.set("padding", "free" if joined else "longest", "packing_samples")
+    reading.set("packing", False)
+    flash = reading.flag("flash_attn") or "flash" in reading.text("attn_implementation") or joined
+    reading.set("attention", "flash" if flash else "eager", "flash_attn", "attn_implementation")
+    named = reading.first(("dataset", "prompt_data"))
+    trainer_keys.read_dataset(reading, named, "dataset", "prompt_data")
+
+
+FORMAT = Format(
+    "OpenRLHF",
+    (
+        model_key("pretrain"),
+        Row(
+            "trainer advantage_estimator max_len prompt_max_len generate_max_len n_samples_per_prompt "
+            "colocate_all_models",
+            _read_phase,
+        ),
+        Row(f"{_ADAPTERS.keys} load_in_4bit bf16 param_dtype", _read_method),
+        Row(
+            "zero_stage adam_offload ring_attn_size actor_num_nodes actor_num_gpus_per_node "
+            "ref_num_gpus_per_node critic_num_gpus_per_node reward_num_gpus_per_node "
+            "micro_train_batch_size train_batch_size",
+            _read_parallelism,
+        ),
+        Row("packing_samples flash_attn attn_implementation dataset prompt_data", _read_batching),
+        key(
+            "max_epochs",
+            "epochs",
+            read=lambda reading: reading.set(
+                "epochs",
+                reading.get("max_epochs", 2 if reading.fields["phase"] == "sft" else 1),
+                "max_epochs",
+            ),
+        ),
+        trainer_keys.checkpointing_row(default=False, reentrant=False),
+        trainer_keys.liger_row(),
+        fixed(optimizer="adamw", optimizer_implementation="fused", pad_to_multiple_of=1),
+    ),
+    model_key="pretrain",
+    lists_its_keys=False,
+    not_modelled="zpg use_ds_universal_ckpt ds_tensor_parallel_size aux_loss_coef",
+)
