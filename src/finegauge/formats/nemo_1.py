@@ -19,6 +19,7 @@ _DEGREES = {
 }
 _MODEL, _GRANULARITY = "model.restore_from_path", "model.activations_checkpoint_granularity"
 _METHOD, _NUM_LAYERS = "model.activations_checkpoint_method", "model.activations_checkpoint_num_layers"
+_MODULES = "model.recompute_modules"
 _CHECKPOINTING = {"selective": "selective", "full": "full", "none": "none", "null": "none", "": "none"}
 _CHUNKS = "model.virtual_pipeline_model_parallel_size"
 _TARGETS = {
@@ -76,6 +77,8 @@ def _read_precision(reading: Reading) -> None:
 def _read_implementation(reading: Reading) -> None:
     kind = reading.word(_GRANULARITY, "", _CHECKPOINTING, "selective, full or null")
     reading.set("activation_checkpointing", kind, _GRANULARITY)
+    if kind == "selective":
+        reading.set("recompute_modules", reading.get(_MODULES), _MODULES)
     if kind == "full":
         reading.set("recompute_num_layers", reading.get(_NUM_LAYERS), _NUM_LAYERS)
         reading.set("recompute_method", reading.text(_METHOD, "uniform"), _METHOD)
@@ -111,6 +114,11 @@ def _read_parallelism(reading: Reading) -> None:
         reading.set("sequence_parallel", True, "model.sequence_parallel")
     if "pipeline_parallel" in reading.fields:
         read_degrees(reading, {_CHUNKS: "virtual_pipeline_stages"})
+        counts = {f"model.account_for_{end}_in_pipeline_split": end for end in ("embedding", "loss")}
+        reading.set("counted_as_layers", [end for key, end in counts.items() if reading.flag(key)], *counts)
+        for end in ("first", "last"):
+            key = f"model.num_layers_in_{end}_pipeline_stage"
+            reading.set(f"{end}_stage_layers", reading.get(key), key)
     shards = "zero1" if "distributed" in reading.text("model.optim.name") else "none"
     reading.set("sharding", "fsdp" if reading.flag("model.fsdp") else shards, "model.optim", "model.fsdp")
     if reading.flag("model.fsdp_cpu_offload"):
@@ -136,7 +144,7 @@ FORMAT = Format(
         Row("model.peft", _read_method),
         Row("trainer.precision model.megatron_amp_O2", _read_precision),
         Row(
-            f"{_GRANULARITY} {_METHOD} {_NUM_LAYERS} model.use_flash_attention model.optim",
+            f"{_GRANULARITY} {_METHOD} {_NUM_LAYERS} {_MODULES} model.use_flash_attention model.optim",
             _read_implementation,
         ),
         Row("model.data", _read_data),

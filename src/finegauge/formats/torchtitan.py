@@ -9,11 +9,12 @@ steps; selective checkpointing, of every second layer unless the option says "op
 from math import prod
 from typing import Any
 
+from finegauge.errors import UnknownNameError, shown
 from finegauge.formats import launcher_files, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, fixed, key, read_degrees
 from finegauge.formats.sheet import Sheet, dataset_name, repository, require
 from finegauge.run.field import whole
-from finegauge.run.run import Run
+from finegauge.run.run import FIELDS, Run, figures
 
 FILE = "torchtitan.toml"
 _DEGREES = {
@@ -29,7 +30,16 @@ _OFFLOAD, _BATCH = "training.enable_cpu_offload", "training.global_batch_size"
 _COMPILE = ("compile.enable", "training.compile")
 _MODE, _OPTION = "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"
 _MODES = {"none": "none", "full": "full", "selective": "selective", "memory_budget": "selective"}
-_SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe"}
+_SCHEDULES = {
+    **{"1f1b": "1F1B", "gpipe": "GPipe", "zb_v": "ZBVZeroBubble", "dualpipe_v": "DualPipeV"},
+    **{"interleaved1f1b": "Interleaved1F1B", "zb_h1": "InterleavedZeroBubble"},
+}
+_LOOPED = ("interleaved1f1b", "interleavedzerobubble")
+_ENDS = {
+    "parallelism.pipeline_parallel_first_stage_less_layers": "embedding",
+    "parallelism.pipeline_parallel_last_stage_less_layers": "loss",
+}
+_LAYERS = "parallelism.pipeline_parallel_layers_per_stage"
 _CATALOGUE_NAME = {"llama3": "llama-3.1"}
 
 
@@ -106,10 +116,51 @@ def _read_parallelism(reading: Reading) -> None:
     if reading.flag(_OFFLOAD):
         reading.set("cpu_offload", "params", _OFFLOAD)
     if "pipeline_parallel" in reading.fields:
-        schedule = reading.text(_SCHEDULE, "1f1b")
-        reading.set("pipeline_schedule", schedule if schedule in _SCHEDULES else "1f1b", _SCHEDULE)
+        _read_stages(reading)
     if str(reading.get(_BATCH, -1)) != "-1":
         reading.set_accumulation(_BATCH, data_parallel=_data_parallel(reading))
+
+
+def _read_stages(reading: Reading) -> None:
+    """Read the schedule, and how layers are divided: embedding and loss count as one of them each."""
+    schedule = reading.text(_SCHEDULE, "1f1b")
+    known = FIELDS["pipeline_schedule"]
+    name = known.aliases.get(schedule, schedule)
+    if name not in known.options:
+        reading.warn(f"{_SCHEDULE}={shown(schedule)} is not modelled: it is taken as 1F1B.")
+    reading.set("pipeline_schedule", name if name in known.options else "1f1b", _SCHEDULE)
+    counted = []
+    for name, end in _ENDS.items():
+        less = int(whole(0, 10_000)(name, reading.get(name, 1)))
+        counted += [end] if less else []
+        if less > 1:
+            reading.warn(f"{name}={less} is not modelled: {end} counts as one layer.")
+    reading.set("counted_as_layers", counted, *_ENDS)
+    if schedule not in _LOOPED:
+        return
+    chunks, per_stage = 2, reading.get(_LAYERS)
+    try:
+        layers = int(figures(str(reading.fields["model"])).config.get("num_hidden_layers", 0))
+    except UnknownNameError:
+        layers = 0
+    if per_stage is not None and layers:
+        places = -(-(layers + len(counted)) // int(whole(1, 10_000)(_LAYERS, per_stage)))
+        chunks = max(1, places // int(reading.fields["pipeline_parallel"]))
+    reading.set("virtual_pipeline_stages", chunks, _SCHEDULE, _LAYERS)
+
+
+def _stages(run: Run) -> dict[str, Any]:
+    chunks, name = run.virtual_pipeline_stages, run.pipeline_schedule
+    name = "interleaved1f1b" if chunks > 1 and name == "1f1b" else name
+    if run.pipeline_parallel == 1:
+        return {_SCHEDULE: "1F1B"}
+    places = run.pipeline_parallel * chunks
+    layers = run.config.get("num_hidden_layers", 0) + len(run.counted_as_layers)
+    return {
+        _SCHEDULE: _SCHEDULES.get(name, "1F1B"),
+        _LAYERS: -(-layers // places) if chunks > 2 else None,
+        **{less: int(end in run.counted_as_layers) for less, end in _ENDS.items()},
+    }
 
 
 def _data_parallel(reading: Reading) -> int | None:
@@ -128,7 +179,7 @@ def _parallelism(run: Run) -> dict[str, Any]:
         **{key: getattr(run, field) for key, field in _DEGREES.items()},
         _SHARD: shards,
         _RESHARD: "never" if stays else "default",
-        _SCHEDULE: _SCHEDULES.get(run.pipeline_schedule, "1F1B"),
+        **_stages(run),
         _OFFLOAD: True if run.cpu_offload != "none" else None,
         _BATCH: run.global_batch_size,
     }
@@ -154,7 +205,7 @@ FORMAT = Format(
             lambda run: {_COMPILE[0]: run.compile},
         ),
         Row(
-            " ".join((*_DEGREES, _SHARD, _RESHARD, _SCHEDULE, _OFFLOAD, _BATCH)),
+            " ".join((*_DEGREES, _SHARD, _RESHARD, _SCHEDULE, *_ENDS, _LAYERS, _OFFLOAD, _BATCH)),
             _read_parallelism,
             _parallelism,
         ),

@@ -288,7 +288,7 @@ def held(
     different: Any
     different, kinds = numpy.unique(cublas_bytes, return_inverse=True)
     # more micro-batches than two make no difference to memory, but for those in flight in a pipeline
-    flying = max(ACCUMULATING, run.pipeline_parallel * run.virtual_pipeline_stages)
+    flying = max(ACCUMULATING, run.pipeline_parallel * run.virtual_pipeline_stages + 1)
     if run.pipeline_parallel > 1 and run.pipeline_schedule == "gpipe":
         flying = int(max(micro_steps))
     steps = tuple(numpy.unique(numpy.minimum(micro_steps, flying)).tolist())

@@ -52,6 +52,7 @@ from finegauge.prediction.model_parallel import (
     stream_degree,
 )
 from finegauge.prediction.recomputation import passes_of_a_layer
+from finegauge.prediction.schedules import chunks_of
 from finegauge.prediction.sharding import (
     GATHERING,
     ZERO3_KEPT,
@@ -517,7 +518,7 @@ def _experts(run: Run, share: Share, extents: Extents, runs: float) -> Iterator[
 
 def _pipeline(run: Run, share: Share, extents: Extents) -> Iterator[Collective]:
     """Yield what a middle stage hands on: activations to the next, gradients to the one before."""
-    stages, chunks = run.pipeline_parallel, run.virtual_pipeline_stages
+    stages, chunks = run.pipeline_parallel, chunks_of(run)
     if stages == 1:
         return
     boundary = extents.tokens * share.graph.model.hidden_size * share.graph.lowering.activation_bytes

@@ -15,6 +15,7 @@ from finegauge.prediction.collectives import Collective, exchanged
 from finegauge.prediction.links import Network
 from finegauge.prediction.model_parallel import by_fully_shard, slowest_share, stage_layers
 from finegauge.prediction.offload import Computing, offloaded
+from finegauge.prediction.schedules import bubble_s, chunks_of
 from finegauge.prediction.sharding import GATHERING, Share, adapter_units
 from finegauge.profile import Breakdown, Path
 from finegauge.records import NamedTuple
@@ -29,6 +30,7 @@ class Passes(NamedTuple):
     micro_steps: int
     num_runs: float = 2.0  # how often a layer runs: forward, backward, and once more where it is recomputed
     outer_s: float = 0.0  # of both, in embedding, head and loss
+    weights_fraction: float = 0.0  # of backward, for gradients of weights, where a schedule parts them
     attention_s: float = 0.0  # of both, in attention's kernels: keys and values go round beside them alone
 
 
@@ -157,13 +159,15 @@ def _pipeline(
     run: Run, share: Share, message: Collective, sent_s: float, passes: Passes, tally: _Tally
 ) -> None:
     """Add the bubble, in which the slowest stage waits for the others, and what stages hand on."""
-    stages, chunks, steps = run.pipeline_parallel, run.virtual_pipeline_stages, passes.micro_steps
+    stages, chunks, steps = run.pipeline_parallel, chunks_of(run), passes.micro_steps
     if run.pipeline_schedule == "naive":
         tally.shown(message.name, steps * 2 * (stages - 1) * sent_s)
         return
     both_s = passes.forward_s + passes.backward_s
     others = 1.0 / slowest_share(run, share.graph.model) - 1.0
-    tally.shown("pipeline bubble", others / chunks * (both_s - passes.outer_s))
+    of_layers = 1.0 - passes.outer_s / both_s
+    layers_s = passes.forward_s * of_layers, passes.backward_s * of_layers
+    tally.shown("pipeline bubble", bubble_s(run, *layers_s, others, passes.weights_fraction))
     if chunks == 1:
         tally.shown(message.name, 2 * (steps + stages - 1) * sent_s)
         return

@@ -10,6 +10,7 @@ from finegauge.model.graph import Graph, build
 from finegauge.model.lowering import QUANTIZED_BYTES
 from finegauge.prediction.allocator import Allocator, shapes_vary, slack_fraction
 from finegauge.prediction.calibration import Calibration, current
+from finegauge.prediction.schedules import chunks_of
 from finegauge.prediction.sharding import longest_extents, rank_extents, shard_degree, share_of
 from finegauge.profile import Path
 from finegauge.run.phases import answer_tokens
@@ -99,7 +100,7 @@ def _rank_formulas(run: Run, calibration: Calibration) -> dict[Path, str]:
             "communication",
             "pipeline bubble",
         ): f"the layers of {run.pipeline_parallel - 1} other stages for one "
-        f"micro-batch, over {run.virtual_pipeline_stages} chunks",
+        f"micro-batch, over {chunks_of(run)} chunks, as {run.pipeline_schedule} has it",
         ("communication",): "what exceeds the computation beside it, latency x steps + bytes over bandwidth, "
         "and what that computation loses",
     }

@@ -6,22 +6,18 @@ inputs that the first products keep. Sequence parallelism divides all of that by
 those inputs divided too, and gathers them again in backward [2]. An expert-parallel rank has a share of
 the experts, each with the rows of all ranks.
 
-Layers are divided evenly over the stages of a pipeline; the first has the embedding, the last the head and
-the loss. Under 1F1B stage i of p keeps the activations of p - i micro-batches [3]; where each stage has v
-chunks of layers and passes them in turn, the first keeps 1 + (p - 1)/(p v) and the last 1 - (p - 1)/(p v) of
-what the whole model keeps of one micro-batch ([2], section 4.2.3; its figure for the last stage follows from
-Megatron's warm-up of (v - 1) p + 1 chunks).
+`schedules` says which layers a stage of a pipeline has, and of how many micro-batches it keeps them; the
+first has the embedding, the last the head and the loss.
 
 Neglected: the partial sums that the last product of a branch leaves, whole, until they are added up.
 
 [1] Shoeybi et al. 2019, arXiv:1909.08053   [2] Korthikanti et al. 2022, arXiv:2205.05198, section 4.2
-[3] Narayanan et al. 2021, arXiv:2104.04473, section 2.2
 """
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from math import ceil
+from typing import Any
 
 from finegauge.arithmetic import every
 from finegauge.catalogue.frameworks import framework_of
@@ -29,6 +25,8 @@ from finegauge.model.blocks import Architecture, Layer, MixtureOfExperts
 from finegauge.model.graph import Graph
 from finegauge.model.op import NOTHING, Cost, Op
 from finegauge.model.op_builder import EXPERTS_CASTS
+from finegauge.model.weights import Weights
+from finegauge.prediction.schedules import head_stage, in_flight, layers_of_stages
 from finegauge.run.run import Run
 
 WHOLE_ON_EACH_RANK = frozenset({"norm", "gather"})  # kinds that tensor parallelism leaves alone
@@ -151,21 +149,33 @@ def by_fully_shard(run: Run) -> bool:
     return framework_of(run.framework).fully_shard
 
 
-LAST_STAGE = " (last stage)"  # beside the names of the phases of its memory
+LAST_STAGE, SECOND_STAGE = " (last stage)", " (second stage)"  # beside the names of the phases of its memory
 
 
 def stage_layers(run: Run, model: Architecture) -> float:
     """Return the layers of one pipeline stage; a fraction where they do not divide evenly."""
-    return model.num_layers / run.pipeline_parallel
+    return copies_of_layers(run) * model.num_layers / run.pipeline_parallel
+
+
+def copies_of_layers(run: Run) -> int:
+    """Return how often a pipeline holds each layer: DualPipe's stages are those from both ends."""
+    return 2 if run.pipeline_schedule == "dualpipe" and run.pipeline_parallel > 1 else 1
 
 
 def slowest_share(run: Run, model: Architecture) -> float:
     """Return the share of all layers that the stage with most of them computes, one working at a time: 1."""
-    stages, layers = run.pipeline_parallel, model.num_layers
-    if stages == 1 or run.pipeline_schedule == "naive":
+    if run.pipeline_parallel == 1 or run.pipeline_schedule == "naive":
         return 1.0
-    chunks = run.virtual_pipeline_stages
-    return min(1.0, ceil(layers / (stages * chunks)) * chunks / layers)
+    sizes = layers_of_stages(run, model.num_layers)
+    return max(sizes) / (copies_of_layers(run) * model.num_layers)
+
+
+def behind_head(run: Run, model: Architecture) -> float:
+    """Return how many layers fewer than the slowest stage that of the head has, over those of the slowest."""
+    if run.pipeline_parallel == 1 or run.pipeline_schedule == "naive":
+        return 0.0
+    sizes = layers_of_stages(run, model.num_layers)
+    return 1.0 - sizes[head_stage(run)] / max(sizes)
 
 
 def outer_params(whole: Graph) -> tuple[float, float]:
@@ -183,21 +193,39 @@ def on_a_stage(run: Run, ends: Sequence[float]) -> float:
     return max(ends) if run.pipeline_parallel > 1 else sum(ends)
 
 
-def stage_shares(run: Run, whole: Graph, ends: tuple[float, float]) -> tuple[float, float]:
-    """Return the shares of weights, and of trained values, that lie on the fullest pipeline stage.
+def stage_shares(
+    run: Run, whole: Graph, ends: tuple[float, float], stage: int | None = None
+) -> tuple[float, float]:
+    """Return the shares of weights, and of trained values, that lie on a stage, or on the fullest one.
 
-    Layers are divided evenly; the first stage has the embedding, the last the head: `ends`, in parameters.
+    The first stage has the embedding, the last the head (a tied one too): `ends`, in parameters.
     """
-    stages, weights = run.pipeline_parallel, whole.weights
+    stages, weights, layers = run.pipeline_parallel, whole.weights, whole.model.num_layers
     if stages == 1:
         return 1.0, 1.0
-    width = whole.lowering.weight_bytes
-    outer, most = sum(ends) * width, on_a_stage(run, ends) * width
-    base = ((weights.base_bytes - outer) / stages + most) / weights.base_bytes
+    sizes = layers_of_stages(run, layers)
+    if stage is None:
+        held = [stage_shares(run, whole, ends, place) for place in range(stages)]
+        return max(share for share, _ in held), max(share for _, share in held)
+    last = max(ends) if whole.model.head is None else ends[1]
+    of_ends = (ends[0] if stage == 0 else 0.0) + (last if stage == head_stage(run) else 0.0)
+    if copies_of_layers(run) > 1 and stage == stages - 1:
+        of_ends = ends[0] + last
+    width, share = whole.lowering.weight_bytes, sizes[stage] / layers
+    base = ((weights.base_bytes - sum(ends) * width) * share + of_ends * width) / weights.base_bytes
     if run.trains_adapters:
-        return base, 1.0 / stages
+        return base, share
     trained = weights.trained_params
-    return base, ((trained - sum(ends)) / stages + on_a_stage(run, ends)) / trained
+    return base, ((trained - sum(ends)) * share + of_ends) / trained
+
+
+def on_stage(run: Run, whole: Graph, ends: tuple[float, float], rest: Weights, stage: int) -> Weights:
+    """Return what a stage holds at rest, where the fullest one holds `rest`."""
+    fullest, own = stage_shares(run, whole, ends), stage_shares(run, whole, ends, stage)
+    weights, trained = own[0] / fullest[0], own[1] / fullest[1]
+    factors = dict.fromkeys(Weights._fields, trained) | {"base_bytes": weights}
+    held: dict[str, Any] = {name: value * factors[name] for name, value in rest._asdict().items()}
+    return Weights(**held)
 
 
 def stage_experts(run: Run, whole: Graph) -> float:
@@ -215,37 +243,33 @@ def stage_experts(run: Run, whole: Graph) -> float:
     return most * stages / sum(flags)
 
 
-def stage_graphs(run: Run, graph: Graph) -> dict[str, Graph]:
-    """Return the fullest stages of a pipeline, by what is added to the names of their phases."""
+def stage_graphs(run: Run, graph: Graph) -> dict[str, tuple[int, Graph]]:
+    """Return the stages of a pipeline that may be the fullest, by what is added to the names of their phases.
+
+    The first keeps the most micro-batches, the last has the loss; where the first has fewer layers, the
+    second may be fuller.
+    """
     if run.pipeline_parallel == 1:
-        return {"": graph}
+        return {"": (0, graph)}
+    sizes = layers_of_stages(run, graph.model.num_layers)
+    last = run.pipeline_parallel - 1
+    found = {"": 0} if head_stage(run) == 0 else {"": 0, LAST_STAGE: last}
+    if sizes[1] > sizes[0] and last > 1:
+        found[SECOND_STAGE] = 1
     elsewhere = [
         Op(op.path, op.kind, NOTHING, keeps_input=op.keeps_input, dtype=op.dtype) for op in graph.head
     ]
-    first = stage_graph(run, graph, _kept(run, first=True))._replace(head=tuple(elsewhere))
-    return {"": first, LAST_STAGE: stage_graph(run, graph, _kept(run, first=False))}
+    graphs: dict[str, tuple[int, Graph]] = {}
+    for name, stage in found.items():
+        one = stage_graph(graph, in_flight(run, stage) * sizes[stage] / sum(sizes) * copies_of_layers(run))
+        if stage != head_stage(run):
+            one = one._replace(head=tuple(elsewhere))
+        graphs[name] = stage, one
+    return graphs
 
 
-def _kept(run: Run, *, first: bool) -> float:
-    """Return how many stages' layers a stage keeps, each counted for every micro-batch in flight."""
-    stages, chunks, steps = (
-        run.pipeline_parallel,
-        run.virtual_pipeline_stages,
-        run.gradient_accumulation_steps,
-    )
-    if run.pipeline_schedule == "naive":
-        return 1.0
-    if run.pipeline_schedule == "gpipe":
-        return float(steps)
-    if chunks == 1:
-        return float(min(stages, steps)) if first else 1.0
-    ramp = (stages - 1) / chunks
-    return min(float(steps), stages + ramp if first else stages - ramp)
-
-
-def stage_graph(run: Run, graph: Graph, kept: float) -> Graph:
-    """Return a stage whose layers are counted `kept` times."""
-    share = kept / run.pipeline_parallel
+def stage_graph(graph: Graph, share: float) -> Graph:
+    """Return a stage whose layers are that share of all, each counted for every micro-batch in flight."""
     layers = tuple([group._replace(count=max(1, round(group.count * share))) for group in graph.layers])
     whole: Counter[Layer] = Counter()  # equal layers of several groups are rounded together
     for layer, count in graph.model.layers:

@@ -42,6 +42,7 @@ from finegauge.prediction.model_parallel import (
     divided,
     expert_tensor,
     on_a_stage,
+    on_stage,
     outer_params,
     stage_experts,
     stage_graphs,
@@ -492,7 +493,8 @@ def rank_live_set(
     """Return the live memory of each phase on the fullest rank, gathered weights and buckets included."""
     gathered, update = beside or beside_of(run, share)
     phases: dict[str, Breakdown] = {}
-    for stage, graph in stage_graphs(run, share.graph).items():
+    for stage, (place, one) in stage_graphs(run, share.graph).items():
+        graph = one._replace(weights=on_stage(run, share.whole, share.ends, one.weights, place))
         live = live_set(share.run, graph, extents, cublas, update, head_apart=bool(gathered))
         for name, held in live.phases.items():
             phases[name + stage] = held + Breakdown(gathered[name]) if name in gathered else held

@@ -40,8 +40,9 @@ from finegauge.data.batch_shape import BatchShape, lengths
 from finegauge.model.op import Extents, Op
 from finegauge.prediction.calibration import Calibration
 from finegauge.prediction.device import Device
-from finegauge.prediction.model_parallel import slowest_share
+from finegauge.prediction.model_parallel import behind_head, slowest_share
 from finegauge.prediction.recomputation import passes_of_a_layer, rerun, rerun_share
+from finegauge.prediction.schedules import splits_backward, weights_fraction
 from finegauge.prediction.sharding import GATHERING, Share, mean_extents, states_on_host
 from finegauge.profile import Breakdown, Path
 from finegauge.records import NamedTuple
@@ -126,7 +127,9 @@ def _deviation(mean: float, mean_square: float) -> float:
 
 
 FOREACH_LAUNCHES = 60.0
-OUTER = ("embedding", "head", "loss")  # what is not of the layers
+HEAD = ("head", "loss")
+OUTER = ("embedding", *HEAD)  # what is not of the layers
+NO_TIME_S = 1e-30
 ATTENTION = ("attention kernel",)
 SLOWEST = ("communication", "waits for the slowest rank")
 ASKED_BY_EXPERT = "gather"  # a loop asks the device for the rows of each
@@ -195,7 +198,18 @@ def micro_batch_time(share: Share, extents: Extents, device: "Device | ProfiledD
         clock.stage("backward", times, ops, backward=True)
         if device.host_in_readings and ops is not graph.embedding:
             clock.python(times, layer=not outer, again=again_times if again else 0.0)
-    return clock.time
+    fewer = behind_head(run, graph.model)
+    return _beside_layers(clock.time, fewer) if fewer else clock.time
+
+
+def _beside_layers(time: StepTime, fewer: float) -> StepTime:
+    """Return the times of the slowest stage, where the head's has `fewer` layers, as a share of its own."""
+    parts = time.parts.parts
+    head_s = _sum_of(time.parts, HEAD)
+    layers_s = time.parts.total - _sum_of(time.parts, OUTER)
+    shown = largest(0.0, head_s - fewer * layers_s) / largest(head_s, NO_TIME_S)
+    scaled = {path: value * shown if path[1] in HEAD else value for path, value in parts.items()}
+    return time._replace(parts=Breakdown(scaled))
 
 
 def step_of(
@@ -228,6 +242,7 @@ def step_of(
             micro_steps=micro_steps,
             num_runs=passes_of_a_layer(run, share.graph),
             outer_s=_sum_of(micro_batch.parts, OUTER) if run.pipeline_parallel > 1 else 0.0,
+            weights_fraction=weights_fraction(run, share.graph, extents) if splits_backward(run) else 0.0,
             attention_s=_sum_of(micro_batch.parts, ATTENTION) if run.context_parallel > 1 else 0.0,
         )
         clock.parts += communication(run, share, passes, extents, network, device.calibration)

@@ -12,7 +12,7 @@ one fused tensor per projection from 5.0 on, run as grouped matrix products and 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import ceil
 from typing import Any
 
@@ -30,6 +30,9 @@ QUANTIZED_DTYPES = frozenset(dtype for dtypes in QUANTIZED_BY_METHOD.values() fo
 ATTENTION_KERNELS = ("triton", "flash3")  # of FlashAttention's first generation, and its third
 NARROW_RECIPES = ("delayed", "tensorwise", "rowwise", "blockwise", "mxfp8", "nvfp4", "mxfp4")
 RECIPE_ALIASES = {"current": "tensorwise", "hybrid": "delayed", "block": "blockwise", "fp8": "tensorwise"}
+V_SHAPED = ("zb_v", "dualpipe_v")  # schedules whose stages hold two chunks, down the pipeline and up again
+BOTH_ENDS = (*V_SHAPED, "dualpipe")  # whose first stage has both ends of the model
+INTERLEAVED = ("1f1b", "zb_h1")
 WHOLE_LAYERS = ("full", "offload")  # checkpointing of whole layers
 MODULES = ("core_attn", "mlp", "moe", "moe_act", "layernorm", "mla_up_proj", "shared_experts")
 FSDP = ("fsdp", "fsdp_shard_grad_op", "hybrid")
@@ -157,6 +160,7 @@ def _fill_in(values: dict[str, Any]) -> None:
     half = "bf16" if multiplies_bf16(values["gpu"]) else "fp16"
     follows: dict[str, Any] = {
         "fp8_recipe": "delayed" if framework.megatron_layers else "tensorwise",
+        "counted_as_layers": (),
         "recompute_modules": ("core_attn",) if by_megatron else (),
         "optimizer_implementation": "fused" if version >= (4, 56) else "foreach",
         "experts_implementation": "grouped_mm" if fused_experts else "eager",
@@ -186,10 +190,16 @@ def _fill_in(values: dict[str, Any]) -> None:
 def _settle_degrees(values: dict[str, Any]) -> None:
     """Fill in the degrees that the others leave open and refuse those that do not multiply."""
     chunks, schedule = values["virtual_pipeline_stages"], values["pipeline_schedule"]
-    if chunks > 1 and schedule != "1f1b":
+    if chunks > 1 and schedule not in INTERLEAVED:
         raise FieldError(
             f"virtual_pipeline_stages={chunks} is interleaved 1F1B, which pipeline_schedule={schedule} is "
-            f"not; use pipeline_schedule=1f1b."
+            f"not; use pipeline_schedule=1f1b or zb_h1."
+        )
+    uneven = values["first_stage_layers"] is not None or values["last_stage_layers"] is not None
+    if uneven and values["counted_as_layers"]:
+        raise FieldError(
+            "counted_as_layers divides all stages, which first_stage_layers or last_stage_layers do too; "
+            "remove one."
         )
     if values["cpu_offload"] == "nvme" and values["sharding"] != "zero3":
         raise FieldError(
@@ -274,16 +284,34 @@ def fit_model(values: dict[str, Any], whole_config: Mapping[str, Any]) -> None:
             if (values[field] or 1) > max(layers, 1):
                 raise FieldError(f"{field}={values[field]} exceeds the {layers} layers of {model}.")
         chunks, stages = values["virtual_pipeline_stages"], values["pipeline_parallel"]
-        if stages > 1 and chunks * stages > max(layers, 1):
+        places = layers + sum(counted(values["counted_as_layers"]))
+        if stages > 1 and chunks * stages > max(places, 1):
             raise FieldError(
                 f"virtual_pipeline_stages={chunks} of pipeline_parallel={stages} stages exceed the {layers} "
-                f"layers of {model}; use at most {max(1, layers // stages)}."
+                f"layers of {model}; use at most {max(1, places // stages)}."
             )
+        if stages > 1:
+            _fit_ends(values, layers, stages)
     hidden_size = config.get("hidden_size")
     if isinstance(hidden_size, int) and values["lora_rank"] > max(hidden_size, 16):
         raise FieldError(
             f"lora_rank={values['lora_rank']} exceeds hidden_size={hidden_size} of {model}; "
             f"a rank of 8 to 256 is usual."
+        )
+
+
+def counted(ends: Iterable[str]) -> tuple[int, int]:
+    """Return as how many layers the embedding and the loss count where stages are divided."""
+    return int("embedding" in ends), int("loss" in ends)
+
+
+def _fit_ends(values: Mapping[str, Any], layers: int, stages: int) -> None:
+    ends = [values[name] for name in ("first_stage_layers", "last_stage_layers") if values[name] is not None]
+    rest, between = layers - sum(ends), stages - len(ends)
+    if ends and (rest < between or (not between and rest)):
+        raise FieldError(
+            f"first_stage_layers and last_stage_layers leave {rest} of the {layers} layers of "
+            f"{values['model']} to the other {between} of pipeline_parallel={stages} stages."
         )
 
 

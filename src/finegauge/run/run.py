@@ -60,6 +60,11 @@ _FLASH = ("fa", "fa2", "fa3", "flash_attn", "flash_attention", "flash_attention_
 _KERNELS = {"liger": "Liger", "unsloth": "Unsloth", "foak": "FOAK", "megatron": "Megatron"}
 _STRATEGIES = ("best_fit_decreasing", "first_fit", "wrapped")
 _STRATEGY_ALIASES = {"bfd": _STRATEGIES[0], "best_fit": _STRATEGIES[0], "ffd": "first_fit"}
+_SCHEDULES = ("1f1b", "gpipe", "naive", "zb_h1", "zb_v", "dualpipe", "dualpipe_v")
+_SCHEDULE_ALIASES = {
+    **{"naive_mp": "naive", "interleaved1f1b": "1f1b", "interleavedzerobubble": "zb_h1", "zb1p": "zb_h1"},
+    **{"zbvzerobubble": "zb_v", "zbv": "zb_v", "dualpipev": "dualpipe_v"},
+}
 _SHARDING = {
     **{"none": "none (DDP)", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "fsdp": "FSDP"},
     **{"fsdp_shard_grad_op": "FSDP, weights kept", "hybrid": "hybrid FSDP"},
@@ -366,8 +371,9 @@ class Run(_Frozen):
     tensor_parallel: int = spec(whole(1, MAX_GPUS), "degree; must divide the heads", 1)
     pipeline_parallel: int = spec(whole(1, MAX_GPUS), "degree", 1)
     pipeline_schedule: str = spec(
-        choice(("1f1b", "gpipe", "naive"), {"naive_mp": "naive"}),
-        "`1f1b`, `gpipe`, `naive` (layers spread over GPUs, one working at a time)",
+        choice(_SCHEDULES, _SCHEDULE_ALIASES),
+        "{options}: `naive` spreads layers over GPUs, one working at a time; `zb_h1` and `zb_v` are "
+        "zero-bubble schedules, `dualpipe` and `dualpipe_v` DeepSeek's",
         "1f1b",
     )
     virtual_pipeline_stages: int = spec(
@@ -376,6 +382,15 @@ class Run(_Frozen):
         "`pipeline_parallel`",
         1,
     )
+    counted_as_layers: tuple[str, ...] = spec(
+        choices(("embedding", "loss")),
+        "what counts as a layer where layers are divided over stages: {options} (Megatron's "
+        "account_for_..._in_pipeline_split; torchtitan counts both)",
+    )
+    first_stage_layers: int | None = spec(
+        whole(1, 10_000, "layers"), "of the first stage, where others share the rest; none: divided evenly"
+    )
+    last_stage_layers: int | None = spec(whole(1, 10_000, "layers"), "of the last stage, likewise")
     sequence_parallel: bool = spec(
         flag,
         "ranks of `tensor_parallel` divide norms and residual streams by tokens (Megatron's); no effect "

@@ -25,7 +25,7 @@ def step(**fields: Any) -> Profile:
 def layers_held(last: bool = False, **fields: Any) -> int:
     """Return the layers whose activations a stage keeps, each counted for every micro-batch."""
     one = run(num_gpus=4, pipeline_parallel=4, gradient_accumulation_steps=16, **fields)
-    stage = stage_graphs(one, share_of(one).graph)[LAST_STAGE if last else ""]
+    _, stage = stage_graphs(one, share_of(one).graph)[LAST_STAGE if last else ""]
     return sum(group.count for group in stage.layers)
 
 
