@@ -73,6 +73,12 @@ def hub_cache() -> str:
     return os.path.join(os.path.expanduser(os.environ.get("HF_HOME") or f"{base}/huggingface"), "hub")
 
 
+def offline_by() -> str:
+    """Return the variable that forbids the network; "" where none does."""
+    variables = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    return next((one for one in variables if os.environ.get(one, "").casefold() in _YES), "")
+
+
 def fetch_config(name: str, near: str = "", *, offline: bool = False) -> Fetched:
     """Fetch a model's config.json, check that it is one, and keep it.
 
@@ -84,10 +90,7 @@ def fetch_config(name: str, near: str = "", *, offline: bool = False) -> Fetched
     Raises: UnsupportedError in one sentence with a way out where it is not to be had.
     """
     endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or ENDPOINT
-    variables = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-    forbids = next((one for one in variables if os.environ.get(one, "").casefold() in _YES), "")
-    if offline or forbids:
-        who = "--offline" if offline else forbids
+    if who := "--offline" if offline else offline_by():
         raise _missing(name, f"{who} forbids asking {_host(endpoint)}", near)
     if not endpoint.startswith(("https://", "http://")):
         raise InputError(f"HF_ENDPOINT={shown(endpoint)} is no http(s) address.")

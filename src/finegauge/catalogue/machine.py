@@ -60,6 +60,18 @@ def only_kind(num_gpus: int = 1) -> tuple[GpuHere, float]:
     return here[0], free[num_gpus - 1]
 
 
+def host_memory_bytes() -> tuple[float, float]:
+    """Return the memory of this machine, and what programs could still allocate; 0 where no one says."""
+    total = available = 0.0
+    if sys.platform == "linux":
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            found = dict(line.split(":") for line in lines)
+        total, available = (1024 * float(found[key].split()[0]) for key in ("MemTotal", "MemAvailable"))
+    elif hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        total = available = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return total, available
+
+
 @cache
 def _found(path: str) -> tuple[GpuHere, ...]:
     del path  # another PATH has other commands

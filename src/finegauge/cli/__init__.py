@@ -38,9 +38,9 @@ def _catalogue() -> tuple[click.Command, ...]:
 
 
 def _estimates() -> tuple[click.Command, ...]:
-    from finegauge.cli.estimates import check, estimate, explain, max_batch, max_length
+    from finegauge.cli.estimates import can, check, estimate, explain, max_batch, max_length
 
-    return estimate, explain, check, max_batch, max_length
+    return estimate, explain, check, can, max_batch, max_length
 
 
 def _files() -> tuple[click.Command, ...]:
@@ -73,6 +73,12 @@ def _servers() -> tuple[click.Command, ...]:
     return serve, mcp
 
 
+def _doctor() -> tuple[click.Command, ...]:
+    from finegauge.cli.doctor import doctor
+
+    return (doctor,)
+
+
 def _validation() -> tuple[click.Command, ...]:
     from finegauge.cli.validation import calibrate, validate
 
@@ -84,6 +90,7 @@ COMMANDS = {  # name: where it is, and what --help says about it
     "read": (_files, "What a training file means: every field, and who says so."),
     "explain": (_estimates, "Why: every byte and second with its formula, every input's origin."),
     "check": (_estimates, "Will it fit? Exit code 0 fits, 10 risky, 20 will not fit."),
+    "can": (_estimates, "What fits a GPU: which methods, with which micro-batch, at which length."),
     "max-batch": (_estimates, "The largest micro-batch that fits."),
     "max-length": (_estimates, "The longest sequence that fits."),
     "data": (_files, "How long a data set's samples are in tokens, and the batches they make."),
@@ -101,6 +108,7 @@ COMMANDS = {  # name: where it is, and what --help says about it
     "trace": (_measurements, "Learn a model_type that FineGauge does not describe, from its class."),
     "serve": (_servers, "Show these answers as a page in the browser, on this machine alone."),
     "mcp": (_servers, "Serve these answers to assistants (Model Context Protocol)."),
+    "doctor": (_doctor, "What this machine has, which extras are installed, and what works."),
     "models": (_catalogue, "List models, or show one with its parameters and layers."),
     "gpus": (_catalogue, "List GPUs, or show one."),
     "offers": (_catalogue, "List cloud offers with their prices; --refresh fetches today's."),

@@ -249,6 +249,23 @@ def max_length(
     _show("max-length", [(run, max_seq_len(run, limit=limit)) for run in asked], as_json=as_json)
 
 
+@click.command()
+@question
+def can(run_file: str, overrides: tuple[str, ...], gpus: tuple[str, ...], *, as_json: bool) -> None:
+    """Say what fits: full, LoRA and QLoRA, whole and divided over the GPUs, by micro-batch and length.
+
+    Of RUN, the method, the batch and the data are left open: finegauge can Qwen/Qwen3-32B --gpu 4090:2.
+    """
+    from finegauge.answers.feasibility import can_answer
+    from finegauge.cli.progress import progress_bar
+    from finegauge.render.feasibility import can_report
+
+    asked = runs(run_file, overrides, gpus, unnamed="one")
+    with progress_bar("trying") as heard:
+        answer = can_answer(asked, heard)
+    show("can", answer, can_report, as_json=as_json)
+
+
 def _show(command: str, found: list[tuple["Run", "Capacity"]], *, as_json: bool) -> None:
     """Print one result per GPU."""
     from finegauge.answers.estimate import capacity_answer
@@ -272,6 +289,7 @@ def show_measured(
 ) -> None:
     """Print the largest micro-batch that a trial has shown to fit."""
     from finegauge.answers.estimate import measured_capacity_answer
+    from finegauge.catalogue.machine import host_memory_bytes
     from finegauge.cli.measurements import byte_size
     from finegauge.cli.progress import progress_bar
     from finegauge.measurement.options import Options
@@ -283,7 +301,7 @@ def show_measured(
     run = read_run(run_file, overrides)
     allowed = byte_size(size) if size else 0.0
     if device == "cpu" and not allowed:
-        allowed = (1 - SPARE_FRACTION) * available_bytes()
+        allowed = (1 - SPARE_FRACTION) * host_memory_bytes()[1]
     options = Options(device=device, steps=1, warmup_steps=1, memory_limit_bytes=allowed)
     with progress_bar("") as heard, memory_estimator(run, device) as predict:
         found = measured_max_micro_batch_size(
@@ -298,15 +316,6 @@ def show_measured(
         raise UnsupportedError(f"A trial brought no answer: {failed.reason}.")
     answer = measured_capacity_answer(run, found, allowed)
     show("max-batch", answer, measured_capacity_report, as_json=as_json)
-
-
-def available_bytes() -> float:
-    """Return the memory that programs could still allocate without swapping."""
-    with open("/proc/meminfo", encoding="ascii") as lines:
-        for line in lines:
-            if line.startswith("MemAvailable:"):
-                return float(line.split()[1]) * 1024
-    return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 def _measuring(options: "Options", heard: "Heard | None", store: str | None) -> "Callable[[Run], Profile]":

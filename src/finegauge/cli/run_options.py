@@ -44,8 +44,10 @@ def gpu_names(texts: Iterable[str]) -> tuple[list[str], int | None]:
 
     Raises: click.BadParameter for a number that cannot be.
     """
+    from finegauge.catalogue.gpus import known_gpu
+
     words = [word.strip() for text in texts for word in text.split(",") if word.strip()]
-    numbers = [word for word in words if word.lstrip("+-").isdecimal()]
+    numbers = [word for word in words if word.lstrip("+-").isdecimal() and known_gpu(word) is None]
     if len(set(numbers)) > 1 or any(not 1 <= int(word) <= 1_000_000 for word in numbers):
         raise click.BadParameter(
             f"'{', '.join(numbers)}' is no number of GPUs; it is one from 1 to 1,000,000."

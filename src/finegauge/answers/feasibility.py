@@ -1,0 +1,119 @@
+"""What fits: which methods, with which micro-batch, at which length, on one GPU or several alike.
+
+Every sequence is taken as long as the length asked about, so that what is safe here is safe with any data. A
+micro-batch is safe below a probability of 5 % of running out of memory; it may fit where the predicted peak
+does. Memory rises with both, so that the two borders per length say all.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from finegauge.errors import FineGaugeError
+from finegauge.model.graph import architecture_of
+from finegauge.planning.capacity import cautious, max_micro_batch_size
+from finegauge.planning.selection import HELD_STATE_BYTES, HELD_WEIGHT_BYTES
+from finegauge.prediction.predictor import predict
+from finegauge.progress import Heard, Progress
+from finegauge.run.run import Run
+
+LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
+MOST_SEQUENCES = 64
+ORIGIN = "what fits"
+_WHOLE: dict[str, Any] = {"sharding": "none", "cpu_offload": "none"}
+_FSDP: dict[str, Any] = {"sharding": "fsdp", "cpu_offload": "none"}
+_OFFLOADED: dict[str, Any] = {"sharding": "zero3", "cpu_offload": "all"}
+
+
+class FitsAt(NamedTuple):
+    """How many sequences of one length a GPU takes at a time; 0: not even one."""
+
+    seq_len: int
+    safe_micro_batch_size: int
+    max_micro_batch_size: int  # that may fit
+
+
+class FitsWith(NamedTuple):
+    """What fits with one method."""
+
+    method: str
+    sharding: str
+    cpu_offload: str
+    lengths: tuple[FitsAt, ...]
+    host_bytes: float | None  # of the host's memory that offloaded weights and states take; None: no offload
+    tokens_per_s: float | None  # of all GPUs, at the run's seq_len and the largest safe micro-batch
+    reason: str  # why there is no answer; "" where there is one
+
+
+class FitsOn(NamedTuple):
+    """What fits one kind of GPU."""
+
+    gpu: str
+    num_gpus: int
+    capacity_bytes: float
+    methods: tuple[FitsWith, ...]
+
+
+class CanAnswer(NamedTuple):
+    """Which methods, micro-batches and lengths fit, once per GPU."""
+
+    run: Run
+    limit: int  # no larger micro-batch was tried
+    results: tuple[FitsOn, ...]
+
+
+def can_answer(runs: Sequence[Run], heard: Heard | None = None) -> CanAnswer:
+    """Return what fits the GPUs of `runs`, one kind each; of a run, its method and batch are left open."""
+    return CanAnswer(runs[0], MOST_SEQUENCES, tuple(_on(run, heard) for run in runs))
+
+
+def _on(run: Run, heard: Heard | None) -> FitsOn:
+    from finegauge.prediction.predictor import gpu_of
+
+    lengths = _lengths(run)
+    found: list[FitsWith] = []
+    ways = list(_ways(run))
+    for number, (method, place) in enumerate(ways):
+        if heard is not None:
+            heard(Progress(method, number, len(ways)))
+        found.append(_with(run, method, place, lengths))
+    return FitsOn(str(run.gpu), run.num_gpus, gpu_of(run).usable_bytes, tuple(found))
+
+
+def _ways(run: Run) -> list[tuple[str, dict[str, Any]]]:
+    """Return methods, the smallest first, each as whole copies and divided over the GPUs where it can be."""
+    places = (_WHOLE, _FSDP) if run.num_gpus > 1 else (_WHOLE,)
+    adapters = [(method, place) for method in ("qlora", "lora") for place in places]
+    return [*adapters, ("full", places[-1]), ("full", _OFFLOADED)]
+
+
+def _lengths(run: Run) -> list[int]:
+    """Return the lengths to ask about: up to what the model has positions for, the run's own among them."""
+    positions = run.config.get("max_position_embeddings")
+    most = positions if isinstance(positions, int) and positions > 0 else LENGTHS[-1]
+    return sorted({run.seq_len, *(length for length in LENGTHS if length <= most)})
+
+
+def _with(run: Run, method: str, place: dict[str, Any], lengths: Sequence[int]) -> FitsWith:
+    try:
+        asked = run.replace(
+            ORIGIN, method=method, dataset=None, micro_batch_size=1, gradient_accumulation_steps=1,
+            data_parallel_replicate=None, data_parallel_shard=None, **place,
+        )  # fmt: skip
+        known = lru_cache(maxsize=None)(predict)  # both borders lie close: most steps are asked about twice
+        fits = tuple(_at(asked.replace(ORIGIN, seq_len=length), known) for length in lengths)
+        safe = dict((one.seq_len, one.safe_micro_batch_size) for one in fits)[run.seq_len]
+        rate = known(asked.replace(ORIGIN, micro_batch_size=safe)).tokens_per_s if safe else None
+    except FineGaugeError as error:
+        return FitsWith(method, place["sharding"], place["cpu_offload"], (), None, None, str(error))
+    host_bytes = None
+    if place["cpu_offload"] != "none":
+        parameters = architecture_of(run.model, run.num_experts_per_tok).num_parameters
+        host_bytes = (HELD_WEIGHT_BYTES + HELD_STATE_BYTES) * parameters
+    return FitsWith(method, place["sharding"], place["cpu_offload"], fits, host_bytes, rate, "")
+
+
+def _at(run: Run, known: Callable[[Run], Any]) -> FitsAt:
+    may = max_micro_batch_size(run, known, limit=MOST_SEQUENCES).value
+    safe = max_micro_batch_size(run, cautious(known), limit=may).value if may else 0
+    return FitsAt(run.seq_len, safe, may)
