@@ -94,6 +94,7 @@ def test_command_and_options_exist(page: Path, line: str) -> None:
         return
     command, _, rest = called(words)
     assert command is not root, f"{page.name} shows '{line}': no such command"
+    rest = list(takewhile(lambda word: word != "--", rest))  # what follows is another program's
     unknown = {*OPTION.findall(" ".join(rest))} - options_of(command)
     assert not unknown, f"{page.name} shows '{line}': no option {', '.join(sorted(unknown))}"
 

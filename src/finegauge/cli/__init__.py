@@ -163,9 +163,9 @@ def _with_command(words: list[str]) -> list[str]:
 def root() -> None:
     """What fine-tuning a language model takes: does it fit, how long, what cost, what energy, and why.
 
-    RUN is the config you already have: LLaMA-Factory's, Axolotl's, TRL's, torchtune's, NeMo's, ms-swift's,
-    Unsloth's or torchtitan's, a FineGauge run file, or a Hugging Face config.json. KEY=VALUE arguments
-    after it override its fields.
+    RUN is what you have: a model's name or Hugging Face id (Qwen/Qwen3-8B), its folder, a training
+    framework's file, script or notebook, - for standard input, or a command after --. KEY=VALUE arguments
+    override its fields: finegauge estimate Qwen/Qwen3-8B --gpu rtx4090 seq_len=4096.
     """
 
 
