@@ -11,6 +11,7 @@ from finegauge.answers.written import written
 from finegauge.planning.capacity import Bounds
 from finegauge.planning.estimate import Estimate, estimate, estimates
 from finegauge.planning.quote import ManagedPrice, PricedOffer, Quote
+from finegauge.prediction.moments import Moment, Shortage
 from finegauge.prediction.uncertainty import WILL_NOT_FIT, Verdict
 from finegauge.profile import Breakdown, Estimator, Exchange, Path, Profile
 from finegauge.records import NamedTuple
@@ -62,6 +63,18 @@ class Bill(NamedTuple):
     warnings: tuple[str, ...]
 
 
+class MomentMemory(NamedTuple):
+    """What one moment of a job takes at its peak: the fullest GPU, the fullest node, the disk."""
+
+    moment: str  # load, train, evaluation, save, resume
+    device_bytes: float
+    host_bytes: float
+    mapped_bytes: float  # of files that are read as memory, which a node may give back
+    disk_bytes: float
+    device_breakdown_bytes: Breakdown
+    host_breakdown_bytes: Breakdown
+
+
 @written(hidden=("is_at_limit", "managed", "offers"), absent=("formulas", "exchanged"))
 class GpuEstimate(NamedTuple):
     """One run on one GPU: whether it fits, one step, and the bill; of explain, how all of it comes about."""
@@ -82,6 +95,8 @@ class GpuEstimate(NamedTuple):
     is_at_limit: bool = False  # the search for the largest micro-batch ended before memory did
     managed: tuple[ManagedPrice, ...] = ()  # known of a run that will not fit too
     offers: tuple[OfferCost, ...] = ()  # of a run that will not fit; else they stand in the bill
+    moments: tuple[MomentMemory, ...] = ()
+    shortage: Shortage | None = None  # the first moment that needs more than there is, and of what
 
     @property
     def run(self) -> Run:
@@ -103,6 +118,7 @@ class GpuVerdict(NamedTuple):
     safe_micro_batch_size: int | None
     device_memory_bytes: float
     capacity_bytes: float
+    shortage: Shortage | None = None  # the first moment that needs more than there is, and of what
 
 
 class Unsupported(NamedTuple):
@@ -233,7 +249,15 @@ def gpu_estimate(one: Estimate) -> GpuEstimate:
         is_at_limit=one.capacity.at_limit,
         managed=one.quote.managed,
         offers=tuple(map(offer_cost, one.quote.offers)) if one.verdict == WILL_NOT_FIT else (),
+        moments=tuple(map(moment_memory, one.moments)),
+        shortage=one.shortage,
     )
+
+
+def moment_memory(one: Moment) -> MomentMemory:
+    """Return what a moment takes."""
+    device, host = one.device_bytes, one.host_bytes
+    return MomentMemory(one.name, device.total, host.total, one.mapped_bytes, one.disk_bytes, device, host)
 
 
 def explained(one: GpuEstimate) -> GpuExplanation:
@@ -255,7 +279,7 @@ def safe_micro_batch_size(profile: Profile) -> int:
 
 def gpu_verdict(one: GpuEstimate) -> GpuVerdict:
     """Return whether the run fits, of all that is known."""
-    return GpuVerdict._make(one[: len(GpuVerdict._fields)])
+    return GpuVerdict(**{name: getattr(one, name) for name in GpuVerdict._fields})
 
 
 def gpu_capacity(gpu: str | None, capacity: "Capacity") -> GpuCapacity:

@@ -1,6 +1,6 @@
 """What was measured of a run, beside what is predicted for it: `finegauge measure`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from finegauge.answers.profile import ProfileFigures, figures_of
@@ -41,6 +41,17 @@ class Difference(NamedTuple):
     error_ratio: float | None
 
 
+class MeasuredMoment(NamedTuple):
+    """The peak of one moment of a job in one process; predictions start from what it held before."""
+
+    moment: str
+    rank: int
+    allocated_bytes: float
+    resident_bytes: float
+    predicted_allocated_bytes: float | None
+    predicted_resident_bytes: float | None
+
+
 @written(hidden=("profile", "prediction", "held", "exchanged"))
 class Measurement(NamedTuple):
     """One trial beside its prediction."""
@@ -56,6 +67,7 @@ class Measurement(NamedTuple):
     prediction: Prediction
     held: Held | None  # what a rank is predicted to hold between steps
     exchanged: tuple[Exchange, ...]  # what it is predicted to send
+    moments: tuple[MeasuredMoment, ...] = ()
 
     @property
     def is_whole(self) -> bool:
@@ -149,7 +161,31 @@ def measurement(measured: Profile, prediction: Prediction | None = None) -> Meas
         prediction=prediction,
         held=held,
         exchanged=exchanged,
+        moments=tuple(_moments(measured, predicted)),
     )
+
+
+def _moments(measured: Profile, predicted: Profile | None) -> Iterator[MeasuredMoment]:
+    """Yield the moments of every process, each beside what is predicted; where none were measured, none."""
+    if "moments" not in measured.observations:
+        return
+    from finegauge.prediction.process_moments import process_moments
+
+    said = {one.name: one for one in process_moments(predicted)} if predicted is not None else {}
+    for process in measured.observations["moments"]:
+        rank, other = process["rank"], min(process["rank"], 1)
+        for name, peak in process["peaks"].items():
+            found = said.get(name)
+            yield MeasuredMoment(
+                moment=name,
+                rank=rank,
+                allocated_bytes=peak["allocated_bytes"],
+                resident_bytes=peak["resident_bytes"],
+                predicted_allocated_bytes=found.allocated_bytes[other] if found else None,
+                predicted_resident_bytes=(
+                    process["baseline_bytes"] + found.resident_bytes[other] if found else None
+                ),
+            )
 
 
 def _prediction(measured: Profile) -> Prediction:

@@ -102,6 +102,9 @@ EXIT_CODES = {"completed": EXIT_DONE, "out_of_memory": EXIT_WILL_NOT_FIT}
 @click.option(
     "--memory/--no-memory", default=True, help="One step under the memory meter.  [default: memory]"
 )
+@click.option(
+    "--moments", is_flag=True, help="Memory of load, train, evaluation, save and resume, each done for real."
+)
 @click.option("--layers", is_flag=True, help="Time every part of every layer.")
 @click.option("--kernels", is_flag=True, help="Table of kernels, by torch.profiler.")
 @click.option("--ncu", is_flag=True, help="SM and DRAM utilisation of one layer, by Nsight Compute.")

@@ -17,6 +17,7 @@ class Options(NamedTuple):
     experts: bool = False  # the router probe
     energy: bool = False  # the energy meter
     memory: bool = True  # the memory meter
+    moments: bool = False  # load, train, evaluation, save and resume, each with its peak of memory
     evaluate: bool = False  # accuracy before tuning and after each epoch
     tasks: tuple[str, ...] = ()  # of lm-evaluation-harness
     task_folder: str = ""  # where YAML files of own tasks are; "": the harness's own are meant

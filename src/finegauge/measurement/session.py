@@ -266,6 +266,12 @@ def measured_here(run: Run, options: Options, heard: Heard) -> Profile:
 
     device = prepared(run, options)
     _check_requests(run, options)
+    moments = []
+    if options.moments:
+        from finegauge.measurement.job_moments import watch_moments
+        from finegauge.measurement.phases.training import Placement
+
+        moments.append(watch_moments(run, options, Placement, heard))
     resting_bytes = resident_bytes()
     with telling(heard, "building"):
         phase = phase_of(run, options, device)
@@ -273,6 +279,8 @@ def measured_here(run: Run, options: Options, heard: Heard) -> Profile:
     warm_up(trial)
     timed = timing(trial)
     step, observations = timed.median_s, observations_of(trial, timed)
+    if moments:
+        observations["moments"] = moments
     if options.layers:
         steps, seen = layers(trial)
         observations["layers"] = {**seen, "steps": len(steps)}

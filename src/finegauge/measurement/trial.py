@@ -79,7 +79,7 @@ def _here(run: "Run", options: Options, heard: Heard | None) -> Profile:
     ended = run_trial(
         {"run": run_document(run), "options": options._asdict()},
         timeout_s=options.timeout_s,
-        limited=options.memory_limit_bytes > 0,
+        limited=options.memory_limit_bytes > 0 or options.moments,
         heard=heard,
     )
     return profile_of(ended.answer) if ended.answer else without_answer(run, options, ended)

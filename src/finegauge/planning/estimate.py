@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from finegauge.errors import UnsupportedError
 from finegauge.planning.capacity import Capacity, cautious, max_micro_batch_size
 from finegauge.planning.quote import Quote, quote
+from finegauge.prediction.moments import Moment, Shortage, moments_of, shortages
 from finegauge.prediction.predictor import predict
 from finegauge.prediction.uncertainty import (
     FITS,
@@ -30,6 +31,7 @@ from finegauge.prediction.uncertainty import (
 )
 from finegauge.profile import Estimator, Profile
 from finegauge.records import NamedTuple
+from finegauge.units import GIB
 
 if TYPE_CHECKING:
     from finegauge.data.batch_shape import BatchShape
@@ -51,6 +53,8 @@ class Estimate(NamedTuple):
     capacity: Capacity
     safe_micro_batch_size: int | None  # the largest that is not even risky; None where the run's own is safe
     quote: Quote
+    moments: tuple[Moment, ...] = ()  # of the whole job
+    shortage: Shortage | None = None  # the first moment that needs more than there is
 
     @property
     def run(self) -> "Run":
@@ -76,15 +80,41 @@ def estimate(run: "Run", estimator: Estimator | None = None, *, at_max_batch: bo
     capacity = max_micro_batch_size(run, ask)
     profile = capacity.profile or own if at_max_batch else own
     chance = probability_out_of_memory(profile)
+    bill, moments = quote(profile.run, profile), moments_of(profile)
+    shortage = _shortage(profile, moments, bill)
     return Estimate(
         profile=profile,
-        out_of_memory_fraction=chance,
+        out_of_memory_fraction=max(chance, *(_chance(profile, one, shortage) for one in moments)),
         capacity=capacity,
         safe_micro_batch_size=None
         if verdict(chance) == FITS
         else max_micro_batch_size(run, cautious(ask)).value,
-        quote=quote(profile.run, profile),
+        quote=bill,
+        moments=moments,
+        shortage=shortage,
     )
+
+
+def _shortage(profile: Profile, moments: Sequence[Moment], bill: Quote) -> Shortage | None:
+    """Return the first moment that needs more than the GPU, its host or the disk have.
+
+    Host memory that the run does not state is the most that an instance of the catalogue has.
+    """
+    run = profile.run
+    known = [one.offer.ram_bytes for one in bill.offers if one.offer.ram_bytes]
+    host = run.host_memory_gib * GIB if run.host_memory_gib else max(known, default=None)
+    disk = run.disk_gib * GIB if run.disk_gib else None
+    return next(shortages(moments, profile.capacity_bytes, host, disk), None)
+
+
+def _chance(profile: Profile, moment: Moment, shortage: Shortage | None) -> float:
+    """Return the probability that a moment beside the steps ends the run."""
+    if shortage is not None and shortage.what != "device":
+        return 1.0
+    interval, needed = profile.source.memory_interval, moment.device_bytes.total
+    if moment.name == "train" or interval is None or needed <= 0 or profile.capacity_bytes <= 0:
+        return 0.0
+    return exceeding_fraction(needed, profile.capacity_bytes, interval)
 
 
 def estimates(

@@ -49,6 +49,7 @@ from finegauge.prediction.training import Answer, Question, training
 from finegauge.profile import Breakdown
 from finegauge.run.phases import PPO_EPOCHS, micro_steps
 from finegauge.run.rules import SERVING
+from finegauge.run.run import Run
 
 if TYPE_CHECKING:
     from finegauge.prediction.profiled_device import ProfiledDevice
@@ -60,7 +61,9 @@ def answer(asked: Question) -> Answer:
     """Return what one step of the run's phase, which is not training alone, holds and takes."""
     phase = asked.run.phase
     if phase == "evaluate":  # forward passes that keep nothing, with their losses
-        held = Breakdown({**_static(asked, training=False), **_scoring_memory(asked)})
+        held = Breakdown(
+            {**_static(asked, training=False), **scoring_memory(asked.run, asked.share, asked.longest)}
+        )
         return Answer(LiveSet({"forward": held}), _scoring(asked, "forward"))
     if phase in SERVING:
         return _serving(asked)
@@ -68,7 +71,7 @@ def answer(asked: Question) -> Answer:
         return _ppo(asked)
     frozen = _frozen(asked)  # the reference's likelihoods are taken before every forward pass
     trained, kept = training(asked), _kept(asked, frozen)
-    scoring = Breakdown({**_static(asked), **_scoring_memory(asked)}) + kept
+    scoring = Breakdown({**_static(asked), **scoring_memory(asked.run, asked.share, asked.longest)}) + kept
     phases = {"scoring": scoring}
     for name, held in trained.live.phases.items():
         phases[name] = held + Breakdown(frozen)
@@ -91,7 +94,9 @@ def _ppo(asked: Question) -> Answer:
     trained = Trained(asked.share, ours.live), Trained(valued, theirs.live)
     for name, held in alternating_phases(asked.run, *trained).items():
         phases[name] = held + Breakdown(beside)
-    phases["scoring"] = Breakdown({**_static(asked), **_scoring_memory(asked)}) + kept
+    phases["scoring"] = (
+        Breakdown({**_static(asked), **scoring_memory(asked.run, asked.share, asked.longest)}) + kept
+    )
     step = ours.step.plus(theirs.step).times(PPO_EPOCHS).plus(_scoring(asked, "scoring"))
     return _with_generation(asked, Answer(LiveSet(phases), step), kept)
 
@@ -224,9 +229,9 @@ def _gathered_to_generate(asked: Question) -> Parts:
     return {GATHERED_WEIGHTS: gathered} if gathered else {}
 
 
-def _scoring_memory(asked: Question) -> Parts:
+def scoring_memory(run: Run, share: Share, extents: Extents) -> Parts:
     """Return what is alive at the worst moment of a forward pass and its loss with nothing kept."""
-    graph, extents, run = asked.share.graph, asked.longest, asked.run
+    graph = share.graph
     low, model = graph.lowering, graph.model
     passing, chunked = passing_bytes(graph, extents), low.loss == "chunked"
     rows = min(CHUNK_TOKENS, extents.tokens) if chunked else extents.tokens
@@ -236,7 +241,9 @@ def _scoring_memory(asked: Question) -> Parts:
     parts: Parts = {("activations", "passing"): passing}
     if logits + states > passing:
         parts = {("activations", "passing"): states, ("logits", "loss"): logits}
-    gathered = max(gathered_bytes(run, scorer.share) for scorer in scorers(run, asked.share))
+    gathered = max(
+        [gathered_bytes(run, scorer.share) for scorer in scorers(run, share)] or [gathered_bytes(run, share)]
+    )
     return {**parts, GATHERED_WEIGHTS: gathered} if gathered else parts
 
 

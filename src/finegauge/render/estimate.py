@@ -13,6 +13,7 @@ from finegauge.answers.estimate import (
     OfferCost,
 )
 from finegauge.planning.quote import SPOT_REPEATED_FRACTION, WALL_POWER_RATIO
+from finegauge.prediction.moments import FORMULAS
 from finegauge.profile import Breakdown, Path, Profile
 from finegauge.render import number_format as fmt
 from finegauge.render.report import (
@@ -40,6 +41,7 @@ from finegauge.render.run_parts import (
     input_table,
     memory_bar,
     method_notes,
+    moments_table,
     offer_tables,
     shown_name,
     subject,
@@ -92,6 +94,7 @@ def _terminal_sections(answer: EstimateAnswer) -> tuple[Section, ...]:
         bottleneck = Note(one.bottleneck, label="Bottleneck")
         step = (
             section("memory", "", memory_bar(one.profile)),
+            section("moments", "Every moment", moments_table(one), said="GiB at its peak"),
             section("time", "", time_bar(one.profile), *served, bottleneck),
         )
     return filled(
@@ -237,6 +240,8 @@ def explain_report(one: GpuExplanation) -> Report:
             section("memory", "Memory, line by line to the figure of nvidia-smi",
                     _waterfall(profile, formulas)),
             section("phases", "Memory by phase, GiB live in torch at its peak", _phase_table(profile)),
+            section("moments", "Every moment of the job, GiB at its peak", moments_table(one),
+                    *_host_notes(one)),
             section("time", "Time of one step", _time_table(profile, formulas),
                     Note(one.bottleneck, label="Bottleneck"), said=took),
             section("exchanged", "Sent in one step, as one rank sees it: whole tensors, whatever part of "
@@ -298,6 +303,19 @@ def _phase_table(profile: Profile) -> Table:
         rows.append((phase, *cells, Toned(total, "strong") if phase == profile.peak_phase else total))
     headings = ("phase", *map(shown_name, kinds), "total")
     return Table("Memory by phase", headings, tuple(rows), indent=2)
+
+
+def _host_notes(one: GpuExplanation) -> Iterator[Note]:
+    """Yield what host memory is made of at each moment, and how each part comes about."""
+    paths: dict[Path, None] = {}
+    for moment in one.moments:
+        parts = moment.host_breakdown_bytes.parts
+        paths |= dict.fromkeys(parts)
+        listed = ", ".join(f"{' · '.join(path)} {gib(amount)}" for path, amount in parts.items())
+        files = f"; {gib(moment.mapped_bytes)} of files are mapped, and given back if need be"
+        yield Note(f"  Host at {moment.moment}: {listed}{files if moment.mapped_bytes else ''}.")
+    for path in paths:
+        yield Note(f"    {' · '.join(path)}: {FORMULAS[path]}.", tone="soft")
 
 
 def _time_table(profile: Profile, formulas: Mapping[Path, str]) -> Table:

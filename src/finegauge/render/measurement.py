@@ -117,6 +117,7 @@ def _terminal_sections(one: Measurement) -> tuple[Section, ...]:
         return filled(section("predicted", "", *_what_was_predicted(one)))
     return filled(
         *_memory(one),
+        *_moments(one),
         *_time(one),
         section("differences", "Differences", *_differences(one), said="the largest first"),
         *_ranks(one),
@@ -150,6 +151,27 @@ def _memory(one: Measurement) -> Iterator[Section]:
     if len(phases) > 2:
         table = _beside_table(("phase",), phases[1:], fmt.size)
         yield section("phases", "Memory", table, said="peak of each phase")
+
+
+def _moments(one: Measurement) -> Iterator[Section]:
+    """Yield the peak of every moment of the job in the first two processes, measured and predicted."""
+    rows = []
+    for moment in one.moments:
+        if moment.rank > 1:
+            continue
+        row = [moment.moment, str(moment.rank)]
+        for ours, theirs in (
+            (moment.allocated_bytes, moment.predicted_allocated_bytes),
+            (moment.resident_bytes, moment.predicted_resident_bytes),
+        ):
+            known = fmt.size(theirs) if theirs is not None else fmt.UNKNOWN
+            row += [fmt.size(ours) if ours else fmt.UNKNOWN, known, fmt.error_percent(theirs, ours)]
+        rows.append(tuple(row))
+    headings = ("moment", "rank", "allocated", "predicted", "error", "process", "predicted", "error")
+    before = one.profile.observations.get("moments") or [{"baseline_bytes": 0.0}]
+    said = f"of a process that holds {fmt.size(before[0]['baseline_bytes'])} before"
+    table = Table("Every moment", headings, tuple(rows), 2, indent=2)
+    yield section("moments", "Every moment at its peak", table, said=said)
 
 
 def _time(one: Measurement) -> Iterator[Section]:

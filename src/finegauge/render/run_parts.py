@@ -61,7 +61,14 @@ def headline(one: GpuEstimate) -> Text:
     return Toned(WORDS[one.verdict], "strong", TONES[one.verdict]), said + way_out
 
 
+ROOMS = {"device": "GPU memory", "host": "host memory of a node", "disk": "disk"}
+
+
 def _way_out(one: GpuEstimate) -> str:
+    short = one.shortage
+    if short is not None and (short.moment, short.what) != ("train", "device"):
+        amounts = f"{gib(short.needed_bytes)} of {gib(short.room_bytes)}"
+        return f"It fails at {short.moment}, for {ROOMS[short.what]}: {amounts}."
     if one.safe_micro_batch_size:
         return f"micro_batch_size={one.safe_micro_batch_size} is safe."
     if most := one.max_micro_batch_size:
@@ -165,6 +172,24 @@ def _gpu_row(one: GpuEstimate) -> tuple[str, ...]:
         fmt.kwh(quote.wall_energy_j),
         fmt.digits(quote.emissions_kg, 2),
     )
+
+
+def moments_table(one: GpuEstimate) -> Table:
+    """Return what each moment of the job takes at its peak."""
+    rows = tuple(
+        (
+            moment.moment,
+            *(_amount_at(one, moment.moment, what, getattr(moment, f"{what}_bytes")) for what in ROOMS),
+        )
+        for moment in one.moments
+    )
+    return Table("Every moment, GiB at its peak", ("moment", "GPU", "host of a node", "disk"), rows, indent=2)
+
+
+def _amount_at(one: GpuEstimate, moment: str, what: str, amount_bytes: float) -> Text:
+    short = one.shortage
+    fails = short is not None and (short.moment, short.what) == (moment, what)
+    return Toned(fmt.digits(amount_bytes / GIB), "bad") if fails else fmt.digits(amount_bytes / GIB)
 
 
 def memory_bar(profile: Profile) -> Bar:

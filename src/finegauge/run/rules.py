@@ -175,7 +175,15 @@ def _fill_in(values: dict[str, Any]) -> None:
         "max_new_tokens": (values["seq_len"] // 2 or 1) if values["phase"] in GENERATING else None,
         "padding": "longest" if values["dataset"] and not packing else "max",
         "offload_pinned": values["sharding"] in FSDP,
+        "loading": "host",
+        "save_state": "full",
     }
+    if framework.megatron_layers:
+        follows |= {"loading": "sharded", "save_state": "sharded"}
+    elif values["sharding"] == "zero3":
+        follows["loading"] = "rank0"
+    elif method in QUANTIZED_BY_METHOD:
+        follows["loading"] = "device"
     if packing and values["padding"] == "longest":
         values["padding"] = None
     for name, value in follows.items():

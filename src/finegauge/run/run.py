@@ -434,6 +434,38 @@ class Run(_Frozen):
     )
     saves_per_epoch: float = spec(number(0.0, 1e6), "checkpoints written", 1.0)
     eval_samples: int = spec(whole(0, 10**10), "samples of one evaluation", 0)
+    eval_batch_size: int | None = spec(
+        whole(1, 1_000_000, "sequences"),
+        "sequences per GPU of an evaluation; 8, as transformers' trainer has it",
+    )
+    eval_logits: bool = spec(
+        flag,
+        "whether an evaluation keeps the logits of every sample, as metrics computed of them need",
+        False,
+    )
+    eval_accumulation_steps: int | None = spec(
+        whole(1, 10**9, "batches"), "batches after which kept logits go to the host; none: at the end"
+    )
+    loading: str = spec(
+        choice(("host", "device", "rank0", "sharded")),
+        "how weights come: `host` (every process reads them all, then moves them), `device` (one tensor "
+        "after the other, as quantisers and a `device_map` have it), `rank0` (the first process reads and "
+        "sends: FSDP's `cpu_ram_efficient_loading`, ZeRO-3), `sharded` (every process its part)",
+    )
+    save_state: str = spec(
+        choice(("full", "sharded")), "a checkpoint: `full`, gathered by the first process, or `sharded`"
+    )
+    save_optimizer: bool = spec(flag, "whether a checkpoint holds the optimizer's states", True)
+    saves_kept: int | None = spec(
+        whole(1, 10**6, "checkpoints"), "checkpoints kept (`save_total_limit`); all"
+    )
+    merge_adapters: bool = spec(
+        flag, "whether adapters are merged into the model's weights at the end", False
+    )
+    host_memory_gib: float | None = spec(
+        number(0.1, 1e6, "GiB"), "host memory of a node; what instances of the catalogue have"
+    )
+    disk_gib: float | None = spec(number(0.1, 1e9, "GiB"), "free disk for the model and its checkpoints")
     # Software
     framework: str = spec(label, "who runs it: what it does unasked follows", "")
     framework_version: str = spec(label, "its version", "")

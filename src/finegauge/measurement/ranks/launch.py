@@ -132,11 +132,13 @@ def together(run: Run, ranks: list[Profile]) -> Profile:
     sharers = 1 if ranks[0].fingerprint.get("cuda") else run.num_gpus  # of a GPU, or of the processor
     notes = [f"{run.num_gpus} processes over gloo share this machine's {os.cpu_count()} cores"]
     busy_s = sum(profile.observations["timing"]["processor_s"] for profile in ranks)
+    moments = [seen["moments"] for profile in ranks if "moments" in (seen := profile.observations)]
     observations = {
         "timing": {**slowest.observations["timing"], "processor_s": busy_s},
         "steps": slowest.observations["steps"],
         "notes": [*slowest.observations["notes"], *(notes if sharers > 1 else ())],
         **reading,
+        **({"moments": moments} if moments else {}),
         "ranks": [_rank(number, profile) for number, profile in enumerate(ranks)],
     }
     return slowest._replace(

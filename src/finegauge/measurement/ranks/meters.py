@@ -17,6 +17,7 @@ longer.
 """
 
 import gc
+import sys
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -260,10 +261,21 @@ def peaks(phase: Phase, between_steps_bytes: float, device: torch.device) -> dic
     """Return the peak bytes of every phase of a step, with what is there between steps; takes a step."""
     if device.type == "cuda":
         return cuda_memory(phase, device).phase_peak_bytes
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen, _Settled():
+    with allocated() as found:
         phase.step(RangeClock())
-    spans, blocks = _seen(seen)
-    return {name: between_steps_bytes + most for name, most in running(spans, blocks).items()}
+    return {name: between_steps_bytes + most for name, most in found.items()}
+
+
+@contextmanager
+def allocated() -> Iterator[dict[str, float]]:
+    """Yield what holds, when the block is over, the peak bytes of every stage that ran inside.
+
+    What was allocated before is not counted.
+    """
+    found: dict[str, float] = {}
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen, _Settled():
+        yield found
+    found.update(running(*_seen(seen)))
 
 
 class _Settled(Collectives):
@@ -305,7 +317,11 @@ def running(spans: list[Span], blocks: list[Block]) -> dict[str, float]:
     found = {span.name: 0.0 for span in phases}
     alive: dict[int, int] = {}
     total = 0
-    for block in blocks:
+    begins = sorted(phases, key=lambda span: span.begin, reverse=True)
+    for block in (*blocks, Block(sys.maxsize, 0, 0)):
+        while begins and begins[-1].begin <= block.at:  # what is there when a phase begins counts too
+            name = begins.pop().name
+            found[name] = max(found[name], float(total))
         total -= alive.pop(block.address, 0)  # whether its end was seen or not
         if block.bytes > 0 and _around(block.at, sending) is None:
             alive[block.address] = block.bytes

@@ -52,6 +52,11 @@ def rank_profile(run: Run, options: Options, heard: Heard, *, rank: int) -> Prof
     device = session.prepared(run, options)
     if rank and device.type == "cpu":
         options = options._replace(energy=False)  # the first rank's meter counts the whole machine
+    moments = {}
+    if options.moments:
+        from finegauge.measurement.job_moments import watch_moments
+
+        moments = watch_moments(_as_divided(run), options, partial(RankPlacement, rank), heard)
     before_bytes, before = resident_bytes(), storages()
     place = RankPlacement(rank)
     with session.telling(heard, "building"):
@@ -69,6 +74,8 @@ def rank_profile(run: Run, options: Options, heard: Heard, *, rank: int) -> Prof
         at_rest = held(phase, place.trains, before)
         found["held"] = {**at_rest._asdict(), "resident_before_bytes": before_bytes}
         memory = _memory(phase, at_rest, device) if options.memory else {}
+    if moments:
+        found["moments"] = moments
     return session.profile_of(run, trial, timed, found, **memory)
 
 

@@ -47,7 +47,7 @@ class Zero(SingleProcess):
         self.engine = deepspeed.initialize(
             model=module,
             optimizer=optimizer_of(run, trained) if trained else None,
-            config=_settings(run, sum(parameter.numel() for parameter in trained)),
+            config=zero_settings(run, sum(parameter.numel() for parameter in trained)),
             dist_init_required=False,
         )[0]
         self.optimizer = self.engine.optimizer
@@ -94,7 +94,8 @@ def _imported() -> Any:
     return deepspeed
 
 
-def _settings(run: Run, trained: int) -> dict[str, Any]:
+def zero_settings(run: Run, trained: int = 0) -> dict[str, Any]:
+    """Return DeepSpeed's configuration of `run`, whose `trained` values one bucket may hold."""
     stage = int(run.sharding[-1])
     zero: dict[str, Any] = {"stage": stage, "reduce_bucket_size": min(BUCKET, trained) or BUCKET}
     if stage == 3:

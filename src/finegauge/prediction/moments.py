@@ -1,0 +1,326 @@
+r"""Peak memory of every moment of a job: of the fullest GPU, of a node's host memory, of the disk.
+
+A job is a step many times over, and before and beside it
+
+    load        checkpoint files are mapped: a page is read when it is first used, shared by the processes of
+                a node and given back where memory runs short; weights converted to another number format,
+                or copied by a wrapper, are not
+    evaluation  a forward pass with nothing kept beside weights and states; the logits of every batch where
+                metrics need them, gathered from all ranks, twice while they are joined
+    save        what one process gathers, and copies of what lies on the GPU
+    resume      what was saved, read again
+
+$\Psi$ trained parameters, N ranks that share W bytes of weights and O bytes of states, L the largest tensor:
+
+    sharding      load, device                 save, host                resume, host
+    none          W + min(W, 500 MiB) [1]      first: W (one file) [2]   one process: O, several: L [3]
+    FSDP full     W/N + one unit               first: max(W, O) [4]      first: max(W, O); device: a step [4]
+    FSDP sharded  W/N + one unit               10 MB [5]                 L
+    ZeRO-1, 2     2 W + 4 psi/N [6]            each: W [7]               each: 12 psi/N [6]
+    ZeRO-3        3 W/N + 4 psi/N              first: W [6]              each: 12 psi/N [6]
+
+Every line was held against processes on a CPU (docs/decisions/0022-every-moment.md). Neglected: workers that
+load data, the pinned buffers of DeepSpeed, the page cache that writing fills.
+
+[1] torch 2.13: DDP's constructor broadcasts in two buffers of 250 MiB at a time (_sync_module_states,
+    csrc/distributed/c10d/comm.cpp)  [2] safetensors 0.8.0, torch.py: save_file copies every tensor of a file
+    to the host and holds all; transformers 5.23, save_pretrained: files of 50 GB
+[3] transformers 5.23, trainer.py: _load_optimizer_and_scheduler reads onto the CPU in one process, onto each
+    GPU in several  [4] accelerate 1.15, utils/fsdp_utils.py; torch 2.13, distributed/checkpoint/state_dict.py
+[5] torch 2.13, distributed/checkpoint/filesystem.py: _OverlappingCpuLoader
+[6] deepspeed 0.19.8, runtime/zero/stage_1_and_2.py, stage3.py; runtime/engine.py
+    (_zero3_consolidated_16bit_state_dict, save_checkpoint); transformers 5.23, modeling_utils.py
+    (_load_pretrained_model: rank 0 alone reads under ZeRO-3)
+[7] accelerate 1.15, accelerator.py: get_state_dict clones to the host on every rank (all read 2026-11-22)
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from math import ceil
+
+from finegauge.data.batch_shape import shape
+from finegauge.model.graph import build
+from finegauge.prediction.memory import optimizer_scratch
+from finegauge.prediction.offload import kept_on_host
+from finegauge.prediction.phases import scoring_memory
+from finegauge.prediction.sharding import (
+    kept_while_idle,
+    longest_extents,
+    rank_extents,
+    shard_degree,
+    share_of,
+)
+from finegauge.profile import Breakdown, Path, Profile
+from finegauge.records import NamedTuple
+from finegauge.run.rules import FSDP
+from finegauge.units import GIB, MIB
+
+Parts = dict[Path, float]
+# Of one process before it holds a tensor. An assumption: with PyTorch's CPU libraries and transformers it is
+# 0.42 GiB (measured); CUDA's libraries and its context come on top.
+PROCESS_BYTES = 2.5 * GIB
+BROADCAST_BYTES = 2 * 250 * MIB
+FILE_BYTES = 50e9  # of one safetensors file
+COPIED_AHEAD_BYTES = 10e6
+EVAL_BATCH = 8  # per_device_eval_batch_size of transformers' trainer
+QUANTISED_AT_ONCE = 4  # threads of transformers that read tensors
+MASTER_AND_MOMENTS, MASTER = 12.0, 4.0  # bytes per trained parameter under DeepSpeed
+EVALUATED = ("sft", "pretrain", "reward", "dpo")
+WIDTHS = {"float32": 4, "float": 4, "float64": 8}
+
+
+class Moment(NamedTuple):
+    """What one moment of a job takes at its peak."""
+
+    name: str  # load, train, evaluation, save, resume
+    device_bytes: Breakdown  # of the fullest GPU, all that has to fit
+    host_bytes: Breakdown  # of the fullest node, all its processes
+    mapped_bytes: float = 0.0  # of checkpoint files that a node has read, which it may give back
+    disk_bytes: float = 0.0  # that is taken when the moment is over
+    first_bytes: Breakdown = Breakdown({})  # in host memory of the first process of the node, without itself
+    other_bytes: Breakdown = Breakdown({})  # of every other
+
+
+def moments_of(profile: Profile) -> tuple[Moment, ...]:
+    """Return the moments of the job whose step is `profile`, in their order."""
+    return tuple(Job(profile).moments())
+
+
+class Job:
+    """The sizes that the moments of one run are made of, in bytes."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile, self.run = profile, profile.run
+        run, share = self.run, share_of(self.run)
+        self.share, self.zero = share, run.sharding.startswith("zero")
+        own, whole = build(run), share.whole
+        held = (whole if self.zero else own).weights
+        self.ranks_on_node = run.num_gpus // run.num_nodes
+        self.degree = float(shard_degree(run))
+        self.low, model = own.lowering, own.model
+        trained = held.trained_params + held.adapter_params
+        self.model_bytes = held.base_bytes + held.adapter_bytes
+        self.saved_bytes = held.adapter_bytes + held.trained_params * self.low.weight_bytes
+        if not run.trains_adapters:
+            self.saved_bytes = held.base_bytes
+        self.states_bytes = MASTER_AND_MOMENTS * trained if self.zero else held.optimizer_bytes
+        self.master_bytes = MASTER * trained / self.degree
+        layers = [tensor.size for layer, _ in model.layers for tensor in layer.tensors()]
+        self.largest_layer_values = max(layers, default=0)
+        outer = [tensor.size for tensor in model.outer_tensors()]
+        width = 4.0 if run.weights_dtype == "fp32" and not self.zero else 2.0
+        self.largest_bytes = max(layers + outer, default=0) * width
+        words = run.config.get("torch_dtype") or run.config.get("dtype")
+        file_width = WIDTHS.get(str(words).removeprefix("torch."), 2)
+        quantised = held.base_bytes if run.method == "gptq_lora" else 0.0
+        self.file_bytes = quantised or float(file_width * model.num_parameters)
+        self.is_cast = not self.low.quantized and file_width != self.low.weight_bytes
+        self.rest = self._at_rest()
+        self.offloaded: Parts = dict(kept_on_host(run, share).parts)
+
+    def _at_rest(self) -> Parts:
+        """Return what the GPU holds between two steps: weights, states, buckets that stay."""
+        found: Parts = {}
+        for path, value in self.profile.peak_memory_bytes.parts.items():
+            if (path[0] in ("weights", "optimizer") and path[-1] != "autocast copies") or path[
+                -1
+            ] == "cuBLAS":
+                found[path] = value
+        return {**found, **kept_while_idle(self.run, self.share)}
+
+    def moments(self) -> Iterator[Moment]:
+        """Yield the moments that the run has."""
+        run = self.run
+        yield self._load()
+        train = self.profile.device_memory_bytes
+        yield self._moment("train", dict(train.parts), self.offloaded, outside=False)
+        if run.eval_samples and run.phase in EVALUATED:
+            yield self._evaluation()
+        if self.states_bytes and run.phase not in ("evaluate", "prefill", "decode"):
+            yield self._save()
+            yield self._resume()
+
+    def _moment(
+        self, name: str, device: Parts, first: Parts | None = None, other: Parts | None = None,
+        mapped: float = 0.0, *, outside: bool = True,
+    ) -> Moment:  # fmt: skip
+        """Return a moment; `other` processes hold what the `first` does unless it is stated."""
+        first = first or {}
+        other = first if other is None else other
+        if outside:
+            device = {**device, **self._outside(device)}
+        offloaded, several = self.offloaded, self.ranks_on_node - 1
+        node: Parts = {("processes",): self.ranks_on_node * PROCESS_BYTES}
+        if name not in ("train", "load"):
+            first, other = {**offloaded, **first}, {**offloaded, **other}
+        for parts, count in ((first, 1), (other, several)):
+            for path, value in parts.items():
+                node[path] = node.get(path, 0.0) + count * value
+        used = {path: value for path, value in node.items() if value}
+        return Moment(
+            name,
+            Breakdown(device),
+            Breakdown(used),
+            mapped,
+            self._disk(name),
+            Breakdown(first),
+            Breakdown(other),
+        )
+
+    def _outside(self, device: Parts) -> Parts:
+        """Return what the device holds beside tensors at a moment other than the step."""
+        whole = self.profile.device_memory_bytes
+        peak = self.profile.peak_memory_bytes
+        moving = peak["activations"] + peak["logits"]
+        now = sum(value for path, value in device.items() if path[0] in ("activations", "logits"))
+        found: Parts = {("context",): whole["context"], ("NCCL",): whole["NCCL"]}
+        found["slack",] = whole["slack"] * now / moving if moving else 0.0
+        return {path: value for path, value in found.items() if value}
+
+    def _load(self) -> Moment:
+        run, several = self.run, self.run.num_gpus > 1
+        weights: Parts = {path: value for path, value in self.rest.items() if path[0] == "weights"}
+        whole = self.model_bytes
+        first: Parts = {}
+        other: Parts | None = None
+        mapped = self.file_bytes
+        if self.is_cast and run.loading in ("host", "rank0"):
+            first["loaded weights",] = whole
+        if run.loading == "rank0":
+            other = {}
+        if run.loading == "sharded":
+            mapped = self.file_bytes * self.ranks_on_node / run.num_gpus
+        elif self.low.quantized.startswith(
+            ("nf4", "int8")
+        ):  # each tensor comes as it is, and is then quantised
+            weights["workspace", "being quantised"] = QUANTISED_AT_ONCE * 2.0 * self.largest_layer_values
+        elif run.sharding in ("zero1", "zero2"):
+            weights["optimizer", "states"] = self.master_bytes
+            held = sum(weights.values()) + self.profile.device_memory_bytes["context"]
+            if held + self.saved_bytes <= self.profile.capacity_bytes:
+                weights["workspace", "flattened copy"] = self.saved_bytes
+            else:  # DeepSpeed looks at the free memory, and takes the host's
+                first["flattened copy",] = 2 * self.saved_bytes
+        elif run.sharding == "zero3":
+            weights["workspace", "loading"] = 2 * whole / self.degree
+            weights["optimizer", "states"] = self.master_bytes
+        elif run.sharding in FSDP:
+            weights["workspace", "loading"] = max(self.share.outer_bytes, self.share.layer_bytes)
+        elif several:
+            weights["workspace", "broadcast"] = min(whole, BROADCAST_BYTES)
+        return self._moment("load", weights, first, other, mapped)
+
+    def _evaluation(self) -> Moment:
+        run = self.run
+        rows = run.eval_batch_size or EVAL_BATCH
+        asked = run.replace(micro_batch_size=rows, gradient_accumulation_steps=1)
+        batch = shape(asked)
+        extents = rank_extents(asked, longest_extents(batch))
+        device: Parts = {**self.rest, **scoring_memory(run, self.share, extents)}
+        host: Parts = {}
+        if run.eval_logits:
+            width = 4.0 if run.autocast != "none" else float(self.low.compute_bytes)  # accelerate widens
+            values = self.share.graph.model.vocab_size * batch.longest_len
+            batches = ceil(run.eval_samples / (rows * run.data_parallel))
+            together = batches if run.eval_accumulation_steps is None else run.eval_accumulation_steps
+            of_batch = rows * run.data_parallel * values
+            joined = min(batches, together)
+            device["logits", "kept"] = (2 * joined - 1 if joined > 1 else 1) * of_batch * width
+            copies = 2.0 if together < batches else 1.0  # joined on the host
+            if width < 4:
+                copies += 0.5 * joined / batches  # bf16 on its way to NumPy, which has none
+            host["logits of all samples",] = copies * 4.0 * batches * of_batch
+        return self._moment("evaluation", device, host)
+
+    def _save(self) -> Moment:
+        run, states = self.run, self.states_bytes if self.run.save_optimizer else 0.0
+        device, first, other = dict(self.rest), 0.0, 0.0
+        if run.save_state == "sharded":
+            first = other = max(COPIED_AHEAD_BYTES, self.largest_bytes / self.degree)
+        elif run.sharding in FSDP:
+            first = max(self.model_bytes, states)  # frozen weights too: adapters are picked afterwards
+            # both moments of a tensor, each gathered and joined
+            device["workspace", "gathered weights"] = 4 * self.largest_bytes
+        elif self.zero:
+            per_rank = MASTER / MASTER_AND_MOMENTS * states / self.degree  # one flat tensor at a time
+            if run.sharding == "zero3":
+                device["workspace", "gathered weights"] = self.largest_bytes
+                first, other = max(self.saved_bytes, per_rank), per_rank
+            else:
+                first = other = max(self.model_bytes, per_rank)
+        else:
+            first = max(min(self.saved_bytes, FILE_BYTES), min(self.largest_bytes, states))
+        if run.merge_adapters:  # the 16-bit model, and the product of one pair of adapters
+            first = max(first, 2.0 * self.share.whole.model.num_parameters + 2.0 * self.largest_layer_values)
+        return self._moment("save", device, {("saved copies",): first}, {("saved copies",): other})
+
+    def _resume(self) -> Moment:
+        run, states = self.run, self.states_bytes if self.run.save_optimizer else 0.0
+        device, first, other = dict(self.rest), 0.0, 0.0
+        if self.zero:
+            first = other = states / self.degree
+        elif run.save_state == "sharded":
+            first = other = min(self.largest_bytes, states) / self.degree
+        elif run.sharding in FSDP:
+            first = max(self.model_bytes, states)
+            # states are made by a step on gradients of zero, before they are read into
+            weights = self.share.graph.weights
+            device["gradients",] = weights.gradient_bytes
+            device["workspace", "optimizer"] = optimizer_scratch(run, weights)
+        elif run.num_gpus == 1:
+            first = states
+        else:
+            first = other = min(self.largest_bytes, states)
+        return self._moment(
+            "resume", device, {("read states",): first}, {("read states",): other}, self.saved_bytes
+        )
+
+    def _disk(self, name: str) -> float:
+        """Return what is on the disk when a moment is over: the model's files, then every checkpoint kept."""
+        run = self.run
+        if name in ("load", "train", "evaluation"):
+            return self.file_bytes
+        again = run.sharding in ("zero1", "zero2") or (run.sharding in FSDP and run.save_state == "full")
+        each = (2.0 if again else 1.0) * self.saved_bytes + (self.states_bytes if run.save_optimizer else 0.0)
+        written = ceil(run.epochs * run.saves_per_epoch)
+        kept = (
+            written if run.saves_kept is None else min(written, run.saves_kept + 1)
+        )  # the new one comes first
+        merged = 2.0 * self.share.whole.model.num_parameters if run.merge_adapters else 0.0
+        return self.file_bytes + kept * each + self.saved_bytes + merged
+
+
+FORMULAS: dict[Path, str] = {
+    ("processes",): "2.5 GiB for each process with PyTorch and CUDA, an assumption",
+    ("loaded weights",): "converted to another number format, by every process that reads",
+    ("flattened copy",): "the trained weights once more, in one tensor (DeepSpeed)",
+    ("offloaded", "states"): "optimizer states that the run keeps on the host",
+    ("offloaded", "gradients"): "their fp32 gradients",
+    ("offloaded", "weights"): "weights that the run keeps on the host",
+    ("logits of all samples",): "samples x length x vocabulary x 4 B, in every process",
+    ("saved copies",): "what is gathered on the first process, or copied off the GPU, to be written",
+    ("read states",): "optimizer states as they come from the file",
+}
+
+
+class Shortage(NamedTuple):
+    """A moment that needs more than there is, and of what: device, host or disk."""
+
+    moment: str
+    what: str
+    needed_bytes: float
+    room_bytes: float
+
+
+def shortages(
+    found: Iterable[Moment], device_bytes: float, host_bytes: float | None, disk_bytes: float | None
+) -> Iterator[Shortage]:
+    """Yield what is short at which moment, in their order; None: how much there is, is not known."""
+    rooms: tuple[tuple[str, float | None, Callable[[Moment], float]], ...] = (
+        ("device", device_bytes, lambda one: one.device_bytes.total),
+        ("host", host_bytes, lambda one: one.host_bytes.total),
+        ("disk", disk_bytes, lambda one: one.disk_bytes),
+    )
+    for one in found:
+        for what, room, needed in rooms:
+            if room is not None and needed(one) > room:
+                yield Shortage(one.name, what, needed(one), room)

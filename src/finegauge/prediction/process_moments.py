@@ -1,0 +1,103 @@
+"""The moments of a job as the processes of this machine see them, to be held against what `measure` finds.
+
+On a processor the device's memory is the host's: what elsewhere is copied to the host is there already, and
+torch counts a mapped file as allocated before any page of it has been read.
+"""
+
+from collections.abc import Iterator
+
+from finegauge.catalogue.gpus import CPU, gpu
+from finegauge.prediction.moments import BROADCAST_BYTES, Job, Moment
+from finegauge.profile import Profile
+from finegauge.records import NamedTuple
+from finegauge.run.rules import FSDP
+
+OUTSIDE = ("context", "NCCL", "slack")
+Pair = tuple[float, float]  # of the first process, and of each other
+
+
+class ProcessMoment(NamedTuple):
+    """What a moment takes in the first process and in each other, beside the process itself."""
+
+    name: str
+    allocated_bytes: Pair  # by torch's allocator of the device
+    resident_bytes: Pair  # of host memory, pages of mapped files included
+
+
+def process_moments(profile: Profile) -> tuple[ProcessMoment, ...]:
+    """Return the moments of the job whose step is `profile`, in their order."""
+    job = Job(profile)
+    if gpu(str(profile.run.gpu)).architecture == CPU:
+        return tuple(_on_processor(job))
+    found = []
+    for one in job.moments():
+        resident = one.first_bytes.total + one.mapped_bytes, one.other_bytes.total + one.mapped_bytes
+        found.append(ProcessMoment(one.name, (_tensors(one), _tensors(one)), resident))
+    return tuple(found)
+
+
+def _tensors(one: Moment) -> float:
+    return sum(value for path, value in one.device_bytes.parts.items() if path[0] not in OUTSIDE)
+
+
+def _on_processor(job: Job) -> Iterator[ProcessMoment]:
+    for one in job.moments():
+        if one.name == "load":
+            allocated, resident = _load(job)
+        elif one.name == "save":
+            allocated = resident = _save(job, one)
+        elif one.name == "resume":
+            allocated, resident = _resume(job, one)
+        else:
+            allocated = resident = _tensors(one), _tensors(one)
+        yield ProcessMoment(one.name, allocated, resident)
+
+
+def _load(job: Job) -> tuple[Pair, Pair]:
+    """Return what is allocated and what is resident; pages that nobody has read are not."""
+    run, n, whole, file = job.run, job.degree, job.model_bytes, job.file_bytes
+    each = whole + min(whole, BROADCAST_BYTES) if run.num_gpus > 1 else whole
+    if run.sharding == "zero3":
+        each = ready = 3 * whole / n + job.master_bytes
+        if run.loading == "rank0":
+            first = max(ready, whole / n + 2 * job.largest_bytes + file)
+            return (first, ready), (first, ready)
+        each = max(ready, file + whole / n)
+    elif job.zero:
+        each = file + job.saved_bytes + job.master_bytes
+    elif job.is_cast or job.low.quantized:
+        each = whole + file
+    elif run.sharding in FSDP:
+        return (whole + whole / n,) * 2, (2 * whole / n,) * 2
+    elif run.num_gpus == 1:
+        return (each, each), (0.0, 0.0)
+    return (each, each), (each, each)
+
+
+def _save(job: Job, one: Moment) -> Pair:
+    kind, full, device = job.run.sharding, job.run.save_state == "full", _tensors(one)
+    if full and kind in (*FSDP, "zero3"):
+        others = 3 * job.largest_bytes if kind in FSDP else 0.0  # what the first process keeps
+        return device - others + one.first_bytes.total, device
+    copied = one.first_bytes.total if kind in ("zero1", "zero2") else 0.0
+    return device + copied, device + copied
+
+
+def _resume(job: Job, one: Moment) -> tuple[Pair, Pair]:
+    """Return what is allocated and what is resident: DDP's buckets are not, before there are gradients."""
+    run, states = job.run, job.states_bytes
+    weights = sum(value for path, value in job.rest.items() if path[0] == "weights")
+    rest = sum(job.rest.values())
+    if job.zero:  # whose engine reads into what it holds
+        return _twice(rest + states / job.degree)
+    if run.sharding == "none":
+        read = weights + max(states, job.saved_bytes)
+        return _twice(max(rest, read))[0], _twice(read)[0]
+    if run.save_state == "full":
+        pair = _tensors(one) + states, _tensors(one)
+        return pair, pair
+    return _twice(rest)
+
+
+def _twice(each: float) -> tuple[Pair, Pair]:
+    return (each, each), (each, each)

@@ -1,0 +1,125 @@
+"""Every moment of a job: what the device, a node's host and the disk hold, and which is short first."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from finegauge.planning.estimate import estimate
+from finegauge.prediction.moments import PROCESS_BYTES, Moment, moments_of
+from finegauge.prediction.predictor import predict
+from finegauge.run.run import Run
+from finegauge.units import GIB
+
+W = 2.0 * 8_030_261_248  # bf16 weights of Llama-3.1-8B
+GPU = "H100-SXM5-80GB"
+
+
+def found(**fields: object) -> dict[str, Moment]:
+    """Return the moments of a job by name."""
+    run = Run(**{"model": "Llama-3.1-8B", "method": "full", "gpu": GPU, **fields})
+    return {one.name: one for one in moments_of(predict(run))}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to divide a model, and what its host holds at two moments beside its processes."""
+
+    fields: dict[str, object]
+    save_bytes: float
+    resume_bytes: float
+
+
+CASES = {
+    "one process": Case({}, W, 2 * W),  # the file's copies; both moments, read onto the CPU
+    "DDP": Case({"num_gpus": 8}, W, 8 * 2 * 128_256 * 4096),  # the largest tensor, by each
+    "FSDP, full": Case({"num_gpus": 8, "sharding": "fsdp"}, 2 * W, 2 * W),  # by the first alone
+    "FSDP, sharded": Case(
+        {"num_gpus": 8, "sharding": "fsdp", "save_state": "sharded"},
+        8 * 2 * 128_256 * 4096 / 8,
+        2 * 128_256 * 4096,
+    ),
+    "ZeRO-2": Case({"num_gpus": 8, "sharding": "zero2"}, 8 * W, 6 * W),  # everybody clones the model
+    "ZeRO-3": Case({"num_gpus": 8, "sharding": "zero3"}, W + 7 * 2 * W / 8, 6 * W),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_host_of_a_node(name: str) -> None:
+    case = CASES[name]
+    moments = found(**case.fields)
+    processes = moments["save"].host_bytes["processes"]
+    assert processes == PROCESS_BYTES * int(str(case.fields.get("num_gpus", 1)))
+    assert moments["save"].host_bytes.total - processes == pytest.approx(case.save_bytes, rel=0.01)
+    assert moments["resume"].host_bytes.total - processes == pytest.approx(case.resume_bytes, rel=0.01)
+
+
+def test_files_are_mapped_once_by_all_processes_of_a_node() -> None:
+    one, several = found()["load"], found(num_gpus=8)["load"]
+    assert one.mapped_bytes == several.mapped_bytes == pytest.approx(W)
+    assert "loaded weights" not in {path[0] for path in several.host_bytes.parts}
+
+
+def test_every_process_holds_weights_of_another_format() -> None:
+    load = found(num_gpus=4, sharding="fsdp", weights_dtype="fp32", autocast="bf16")["load"]
+    assert load.host_bytes["loaded weights"] == pytest.approx(4 * 2 * W)
+    first = found(num_gpus=4, sharding="fsdp", weights_dtype="fp32", autocast="bf16", loading="rank0")["load"]
+    assert first.host_bytes["loaded weights"] == pytest.approx(2 * W)
+
+
+def test_a_checkpoint_on_the_disk() -> None:
+    moments = found(epochs=3)
+    assert moments["load"].disk_bytes == pytest.approx(W)
+    assert moments["save"].disk_bytes == pytest.approx(W + 3 * 3 * W + W)
+    assert found(epochs=3, saves_kept=1)["save"].disk_bytes == pytest.approx(W + 2 * 3 * W + W)
+    assert found(epochs=3, save_optimizer=False)["save"].disk_bytes == pytest.approx(W + 3 * W + W)
+    adapters = found(method="lora", epochs=3)["save"].disk_bytes
+    assert W < adapters < 1.1 * W
+    assert found(method="lora", epochs=3, merge_adapters=True)["save"].disk_bytes == pytest.approx(
+        adapters + W
+    )
+
+
+def test_logits_are_kept_on_the_device_until_they_go_to_the_host() -> None:
+    kept = {"eval_samples": 64, "eval_logits": True, "seq_len": 512}
+    alone, whole = found(eval_samples=64, seq_len=512)["evaluation"], found(**kept)["evaluation"]
+    of_batch = 8 * 512 * 128_256 * 2.0
+    assert whole.device_bytes["logits"] - alone.device_bytes["logits"] == pytest.approx(15 * of_batch)
+    some = found(**kept, eval_accumulation_steps=2)["evaluation"]
+    assert some.device_bytes["logits"] - alone.device_bytes["logits"] == pytest.approx(3 * of_batch)
+    assert whole.host_bytes["logits of all samples"] == pytest.approx(1.5 * 64 * 512 * 128_256 * 4.0)
+
+
+def test_evaluation_rises_with_its_batch() -> None:
+    small, large = (found(eval_samples=64, eval_batch_size=rows)["evaluation"] for rows in (1, 16))
+    assert large.device_bytes.total > small.device_bytes.total
+
+
+@pytest.mark.parametrize(
+    ("fields", "short"),
+    [
+        ({"host_memory_gib": 12}, ("resume", "host")),
+        ({"host_memory_gib": 8}, ("save", "host")),
+        ({"disk_gib": 16}, ("save", "disk")),
+        ({"eval_samples": 512, "eval_logits": True}, ("evaluation", "device")),
+        ({}, None),
+    ],
+)
+def test_the_first_shortage_is_named(fields: dict[str, object], short: tuple[str, str] | None) -> None:
+    base = {"model": "Llama-3.2-3B", "method": "full", "gpu": GPU, "num_samples": 1000}
+    answer = estimate(Run.from_fields({**base, **fields}))
+    named = answer.shortage and (answer.shortage.moment, answer.shortage.what)
+    assert named == short
+    assert answer.verdict == ("fits" if short is None else "will_not_fit")
+
+
+def test_host_memory_of_instances_stands_for_what_is_not_stated() -> None:
+    """Seven or eight processes that each convert a 70B model need more than any instance of one node has."""
+    run = Run(
+        model="Llama-3.1-70B", method="lora", weights_dtype="fp32", autocast="bf16", gpu=GPU, num_gpus=64,
+        num_nodes=8, sharding="fsdp", num_samples=1000, activation_checkpointing="full",
+    )  # fmt: skip
+    short = estimate(run).shortage
+    assert short is not None
+    assert (short.moment, short.what) == ("load", "host")
+    assert short.needed_bytes > short.room_bytes > 100 * GIB
+    assert estimate(run.replace(loading="rank0")).shortage is None
