@@ -148,7 +148,7 @@ def changes(run: "Run", planned: "Run") -> dict[str, Any]:
         "data_parallel_shard",
     }
     idle = set(ON_NO_MACHINE) - kept
-    idle |= {"data_parallel_replicate"} | (set() if planned.trains_adapters else set(LORA_FIELDS))
+    idle |= {"data_parallel_replicate", "loading"} | (set() if planned.trains_adapters else set(LORA_FIELDS))
     if planned.sharding != "hybrid":
         idle |= {"data_parallel_shard"}
     return {n: v for n, v in planned.fields().items() if v != before[n] and n not in idle}

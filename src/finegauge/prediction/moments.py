@@ -115,7 +115,9 @@ class Job:
         self.file_bytes = quantised or float(file_width * model.num_parameters)
         self.is_cast = not self.low.quantized and file_width != self.low.weight_bytes
         self.rest = self._at_rest()
-        self.offloaded: Parts = dict(kept_on_host(run, share).parts)
+        self.offloaded: Parts = {
+            ("offloaded", *path[1:]): value for path, value in kept_on_host(run, share).parts.items()
+        }
 
     def _at_rest(self) -> Parts:
         """Return what the GPU holds between two steps: weights, states, buckets that stay."""
@@ -293,9 +295,7 @@ FORMULAS: dict[Path, str] = {
     ("processes",): "2.5 GiB for each process with PyTorch and CUDA, an assumption",
     ("loaded weights",): "converted to another number format, by every process that reads",
     ("flattened copy",): "the trained weights once more, in one tensor (DeepSpeed)",
-    ("offloaded", "states"): "optimizer states that the run keeps on the host",
-    ("offloaded", "gradients"): "their fp32 gradients",
-    ("offloaded", "weights"): "weights that the run keeps on the host",
+    ("offloaded",): "weights, gradients and states that every rank keeps in host memory",
     ("logits of all samples",): "samples x length x vocabulary x 4 B, in every process",
     ("saved copies",): "what is gathered on the first process, or copied off the GPU, to be written",
     ("read states",): "optimizer states as they come from the file",

@@ -309,13 +309,13 @@ def _host_notes(one: GpuExplanation) -> Iterator[Note]:
     """Yield what host memory is made of at each moment, and how each part comes about."""
     paths: dict[Path, None] = {}
     for moment in one.moments:
-        parts = moment.host_breakdown_bytes.parts
+        parts = moment.host_breakdown_bytes.at(1).parts
         paths |= dict.fromkeys(parts)
-        listed = ", ".join(f"{' · '.join(path)} {gib(amount)}" for path, amount in parts.items())
+        listed = ", ".join(f"{path[0]} {gib(amount)}" for path, amount in parts.items())
         files = f"; {gib(moment.mapped_bytes)} of files are mapped, and given back if need be"
         yield Note(f"  Host at {moment.moment}: {listed}{files if moment.mapped_bytes else ''}.")
     for path in paths:
-        yield Note(f"    {' · '.join(path)}: {FORMULAS[path]}.", tone="soft")
+        yield Note(f"    {path[0]}: {FORMULAS[path]}.", tone="soft")
 
 
 def _time_table(profile: Profile, formulas: Mapping[Path, str]) -> Table:
