@@ -16,7 +16,7 @@ GPU = "H100-SXM5-80GB"
 
 def found(**fields: object) -> dict[str, Moment]:
     """Return the moments of a job by name."""
-    run = Run(**{"model": "Llama-3.1-8B", "method": "full", "gpu": GPU, **fields})
+    run = Run.from_fields({"model": "Llama-3.1-8B", "method": "full", "gpu": GPU, **fields})
     return {one.name: one for one in moments_of(predict(run))}
 
 
