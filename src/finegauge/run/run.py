@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn, dataclass_transform
 
 from finegauge.errors import FieldError, UnknownKeyError
-from finegauge.run import rules
+from finegauge.run import options, rules
 from finegauge.run.field import (
     UNSTATED,
     Field,
@@ -39,37 +39,6 @@ NEED_THE_MODEL = (
     *("num_experts_per_tok", "tensor_parallel", "pipeline_parallel", "virtual_pipeline_stages"),
     "expert_parallel",
 )
-_METHODS = {"full": "full fine-tuning", "lora": "LoRA", "qlora": "QLoRA", "gptq_lora": "GPTQ + LoRA"}
-_PHASES = {
-    **{"sft": "fine-tuning (SFT)", "pretrain": "pre-training", "reward": "reward model", "dpo": "DPO"},
-    **{"ppo": "PPO", "grpo": "GRPO", "evaluate": "", "prefill": "", "decode": ""},
-}
-_WEIGHTS = ("bf16", "fp16", "fp32", "nf4", "nf4_dq", "gptq4", "gptq8", "fp8", "int8")
-_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
-_OPTIMIZERS = {
-    **{"adamw": "AdamW", "adamw_8bit": "AdamW, 8 bits", "paged_adamw": "AdamW, paged"},
-    **{"paged_adamw_8bit": "AdamW, paged, 8 bits", "adafactor": "Adafactor", "lion": "Lion"},
-    **{"lion_8bit": "Lion, 8 bits", "sgd": "SGD"},
-}
-_OPTIMIZER_ALIASES = {
-    **dict.fromkeys(("adam", "adamw_torch", "adamw_hf", "adamw_torch_fused", "adamw_fused"), "adamw"),
-    **dict.fromkeys(("adamw8bit", "adamw_bnb_8bit", "adamw_torch_8bit"), "adamw_8bit"),
-    **{"adamw_apex_fused": "adamw", "paged_adamw_32bit": "paged_adamw", "lion_32bit": "lion"},
-}
-_FLASH = ("fa", "fa2", "fa3", "flash_attn", "flash_attention", "flash_attention_2", "flash_attention_3")
-_KERNELS = {"liger": "Liger", "unsloth": "Unsloth", "foak": "FOAK", "megatron": "Megatron"}
-_STRATEGIES = ("best_fit_decreasing", "first_fit", "wrapped")
-_STRATEGY_ALIASES = {"bfd": _STRATEGIES[0], "best_fit": _STRATEGIES[0], "ffd": "first_fit"}
-_SCHEDULES = ("1f1b", "gpipe", "naive", "zb_h1", "zb_v", "dualpipe", "dualpipe_v")
-_SCHEDULE_ALIASES = {
-    **{"naive_mp": "naive", "interleaved1f1b": "1f1b", "interleavedzerobubble": "zb_h1", "zb1p": "zb_h1"},
-    **{"zbvzerobubble": "zb_v", "zbv": "zb_v", "dualpipev": "dualpipe_v"},
-}
-_SHARDING = {
-    **{"none": "none (DDP)", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "fsdp": "FSDP"},
-    **{"fsdp_shard_grad_op": "FSDP, weights kept", "hybrid": "hybrid FSDP"},
-}
-_OFFLOAD = {"none": "", "optimizer": "", "params": "", "all": "", "nvme": "NVMe"}
 
 
 def spec(kind: Field, help: str, default: Any = UNSTATED, label: str = "") -> Any:
@@ -105,9 +74,9 @@ class Run(_Frozen):
     model: str = spec(
         text, "catalogue name, Hugging Face id, `config.json`, or a folder that holds one", label="Model"
     )
-    method: str = spec(choice({**_METHODS, "freeze": "last layers"}), "{options}", label="Method")
+    method: str = spec(choice({**options.METHODS, "freeze": "last layers"}), "{options}", label="Method")
     phase: str = spec(
-        choice(_PHASES, {"pt": "pretrain", "rm": "reward", "eval": "evaluate"}),
+        choice(options.PHASES, {"pt": "pretrain", "rm": "reward", "eval": "evaluate"}),
         "{options}; see [phases](phases.md)",
         "sft",
         "Phase",
@@ -130,17 +99,17 @@ class Run(_Frozen):
     )
     # Number formats
     weights_dtype: str = spec(
-        choice(dict.fromkeys(_WEIGHTS, "") | {"nf4_dq": "nf4, nested"}, _DTYPES),
+        choice(dict.fromkeys(options.WEIGHTS, "") | {"nf4_dq": "nf4, nested"}, options.DTYPES),
         "{options}; `nf4_dq` for QLoRA, `gptq4` for GPTQ-LoRA, else `bf16`",
         label="Weights",
     )
     autocast: str = spec(
-        choice(("none", "bf16", "fp16"), {**_DTYPES, "no": "none", "false": "none"}),
+        choice(("none", "bf16", "fp16"), {**options.DTYPES, "no": "none", "false": "none"}),
         "mixed precision over the weights' format: {options}",
         "none",
         "Autocast",
     )
-    adapter_dtype: str = spec(choice(("bf16", "fp16", "fp32"), _DTYPES), "`bf16`; or `fp16`, `fp32`")
+    adapter_dtype: str = spec(choice(("bf16", "fp16", "fp32"), options.DTYPES), "`bf16`; or `fp16`, `fp32`")
     upcast_unquantized: bool = spec(
         flag, "norms, embeddings and head of a quantised model in fp32 (PEFT's preparation)", False
     )
@@ -170,7 +139,9 @@ class Run(_Frozen):
         "quantiser skips",
     )
     # Implementation
-    optimizer: str = spec(choice(_OPTIMIZERS, _OPTIMIZER_ALIASES), "{options}", "adamw", "Optimizer")
+    optimizer: str = spec(
+        choice(options.OPTIMIZERS, options.OPTIMIZER_ALIASES), "{options}", "adamw", "Optimizer"
+    )
     optimizer_implementation: str = spec(
         choice(("fused", "foreach", "loop", "in_backward")),
         "`fused` from transformers 4.56 on, `foreach` before; or `loop`, `in_backward` (a layer is updated "
@@ -205,7 +176,10 @@ class Run(_Frozen):
         False,
     )
     attention: str = spec(
-        choice({"sdpa": "SDPA", "flash": "FlashAttention", "eager": "eager"}, dict.fromkeys(_FLASH, "flash")),
+        choice(
+            {"sdpa": "SDPA", "flash": "FlashAttention", "eager": "eager"},
+            dict.fromkeys(options.FLASH, "flash"),
+        ),
         "`sdpa`, `flash` (also `fa2`, `fa3`), `eager`",
         "sdpa",
         "Attention",
@@ -216,7 +190,7 @@ class Run(_Frozen):
         "memory-efficient kernel then runs, which skips nothing; none: where sequences are padded",
     )
     kernels: tuple[str, ...] = spec(
-        choices(_KERNELS | dict.fromkeys(rules.ATTENTION_KERNELS, "")),
+        choices(options.KERNELS | dict.fromkeys(rules.ATTENTION_KERNELS, "")),
         "fused kernel sets: `liger`, `unsloth`, `foak`, `megatron` (softmax of masked scores; GELU and "
         "residual with their bias). Two more say which attention kernel runs: `flash3` (FlashAttention-3 or "
         "cuDNN's, faster on Hopper and later; Megatron's layers have it), `triton` (FlashAttention's first "
@@ -274,7 +248,7 @@ class Run(_Frozen):
     )
     packing: bool = spec(flag, "samples joined into sequences of `seq_len`", False, "Packing")
     packing_strategy: str = spec(
-        choice(_STRATEGIES, _STRATEGY_ALIASES),
+        choice(options.STRATEGIES, options.STRATEGY_ALIASES),
         "`best_fit_decreasing` (the longest first, each where the least room is left), `first_fit`, "
         "`wrapped` (one long text, cut into rows); what the framework does unasked: [batches](batches.md)",
     )
@@ -371,7 +345,7 @@ class Run(_Frozen):
     tensor_parallel: int = spec(whole(1, MAX_GPUS), "degree; must divide the heads", 1)
     pipeline_parallel: int = spec(whole(1, MAX_GPUS), "degree", 1)
     pipeline_schedule: str = spec(
-        choice(_SCHEDULES, _SCHEDULE_ALIASES),
+        choice(options.SCHEDULES, options.SCHEDULE_ALIASES),
         "{options}: `naive` spreads layers over GPUs, one working at a time; `zb_h1` and `zb_v` are "
         "zero-bubble schedules, `dualpipe` and `dualpipe_v` DeepSeek's",
         "1f1b",
@@ -409,10 +383,13 @@ class Run(_Frozen):
         whole(1, MAX_GPUS), "degree within experts (Megatron's); none: `tensor_parallel`"
     )
     sharding: str = spec(
-        choice(_SHARDING, {"false": "none", "ddp": "none", "zero0": "none"}), "{options}", "none", "Sharding"
+        choice(options.SHARDING, {"false": "none", "ddp": "none", "zero0": "none"}),
+        "{options}",
+        "none",
+        "Sharding",
     )
     cpu_offload: str = spec(
-        choice(_OFFLOAD, {"false": "none", "true": "all"}),
+        choice(options.OFFLOAD, {"false": "none", "true": "all"}),
         "`none`, `optimizer`, `params`, `all` (both), `nvme` (both on local drives, with `zero3`)",
         "none",
         "Offload to host",

@@ -1,0 +1,33 @@
+"""The words that fields of a run accept, each with that of a form, and the words that others use for them."""
+
+METHODS = {"full": "full fine-tuning", "lora": "LoRA", "qlora": "QLoRA", "gptq_lora": "GPTQ + LoRA"}
+PHASES = {
+    **{"sft": "fine-tuning (SFT)", "pretrain": "pre-training", "reward": "reward model", "dpo": "DPO"},
+    **{"ppo": "PPO", "grpo": "GRPO", "evaluate": "", "prefill": "", "decode": ""},
+}
+WEIGHTS = ("bf16", "fp16", "fp32", "nf4", "nf4_dq", "gptq4", "gptq8", "fp8", "int8")
+DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
+OPTIMIZERS = {
+    **{"adamw": "AdamW", "adamw_8bit": "AdamW, 8 bits", "paged_adamw": "AdamW, paged"},
+    **{"paged_adamw_8bit": "AdamW, paged, 8 bits", "adafactor": "Adafactor", "lion": "Lion"},
+    **{"lion_8bit": "Lion, 8 bits", "sgd": "SGD"},
+}
+OPTIMIZER_ALIASES = {
+    **dict.fromkeys(("adam", "adamw_torch", "adamw_hf", "adamw_torch_fused", "adamw_fused"), "adamw"),
+    **dict.fromkeys(("adamw8bit", "adamw_bnb_8bit", "adamw_torch_8bit"), "adamw_8bit"),
+    **{"adamw_apex_fused": "adamw", "paged_adamw_32bit": "paged_adamw", "lion_32bit": "lion"},
+}
+FLASH = ("fa", "fa2", "fa3", "flash_attn", "flash_attention", "flash_attention_2", "flash_attention_3")
+KERNELS = {"liger": "Liger", "unsloth": "Unsloth", "foak": "FOAK", "megatron": "Megatron"}
+STRATEGIES = ("best_fit_decreasing", "first_fit", "wrapped")
+STRATEGY_ALIASES = {"bfd": STRATEGIES[0], "best_fit": STRATEGIES[0], "ffd": "first_fit"}
+SCHEDULES = ("1f1b", "gpipe", "naive", "zb_h1", "zb_v", "dualpipe", "dualpipe_v")
+SCHEDULE_ALIASES = {
+    **{"naive_mp": "naive", "interleaved1f1b": "1f1b", "interleavedzerobubble": "zb_h1", "zb1p": "zb_h1"},
+    **{"zbvzerobubble": "zb_v", "zbv": "zb_v", "dualpipev": "dualpipe_v"},
+}
+SHARDING = {
+    **{"none": "none (DDP)", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "fsdp": "FSDP"},
+    **{"fsdp_shard_grad_op": "FSDP, weights kept", "hybrid": "hybrid FSDP"},
+}
+OFFLOAD = {"none": "", "optimizer": "", "params": "", "all": "", "nvme": "NVMe"}
