@@ -139,6 +139,29 @@ def test_a_plan_is_what_predict_and_quote_say_of_its_run(
     hold_equal(result, Random(seed))
 
 
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"sharding": "zero1", "cpu_offload": "optimizer", "offload_pinned": True},
+        {"sharding": "zero3", "cpu_offload": "nvme"},
+        {"sharding": "fsdp", "cpu_offload": "params", "framework": "torchtune", "host_threads": 4},
+    ],
+    ids=lambda layout: f"{layout['sharding']}-{layout['cpu_offload']}",
+)
+def test_a_plan_that_offloads_is_what_predict_says_of_its_run(layout: dict[str, Any]) -> None:
+    run = Run(
+        model="llama-2-7b", method="full", num_samples=4000, seq_len=1024, gradient_accumulation_steps=8,
+        num_gpus=8, **layout,
+    )  # fmt: skip
+    space = space_of(run, gpus=("L4", "H100-SXM5-80GB"), providers=("aws", "runpod"), max_gpus=16)
+    asked = {name: layout[name] for name in ("sharding", "cpu_offload")}
+    result = search(
+        space._replace(layouts=tuple(one for one in space.layouts if asked.items() <= one.items()))
+    )
+    assert len(result.columns["wall_s"]) > 10
+    hold_equal(result, Random(0))
+
+
 @settings(max_examples=20, deadline=None)
 @given(drawn=runs, around=spaces)
 def test_the_samples_of_a_step_stay(drawn: dict[str, Any], around: dict[str, Any]) -> None:

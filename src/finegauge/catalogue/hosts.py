@@ -31,7 +31,7 @@ class Host(NamedTuple):
     notes: str = ""
 
 
-_ASSUMED = "assumed: {} (host_cores and host_memory_gb_per_s say otherwise)"
+_ASSUMED = "assumed: {}; host_cores and host_memory_gb_per_s say otherwise"
 SERVER = Host(
     "generic", (), "server of two sockets", 8, 64, None, 409.6e9, 1024e9, 1, None,
     _ASSUMED.format("2 x 32 cores, 16 channels of DDR4-3200"), "2026-11-22",

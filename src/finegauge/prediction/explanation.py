@@ -101,6 +101,10 @@ def _rank_formulas(run: Run, calibration: Calibration) -> dict[Path, str]:
             "pipeline bubble",
         ): f"the layers of {run.pipeline_parallel - 1} other stages for one "
         f"micro-batch, over {chunks_of(run)} chunks, as {run.pipeline_schedule} has it",
+        ("communication", "gradients to the host"): "over PCIe, with those of earlier micro-batches and back",
+        ("communication", "optimizer on the host"): "bytes that the update moves over what a rank's threads "
+        "stream (host_threads), or its share of host_memory_gb_per_s",
+        ("communication", "weights from the host"): "a rank's part, over PCIe, for every pass",
         ("communication",): "what exceeds the computation beside it, latency x steps + bytes over bandwidth, "
         "and what that computation loses",
     }

@@ -30,6 +30,8 @@ from typing import Any
 
 from finegauge.arithmetic import largest, where
 from finegauge.catalogue.frameworks import framework_of
+from finegauge.catalogue.gpus import GpuSpec
+from finegauge.catalogue.hosts import host_of
 from finegauge.prediction.links import Network
 from finegauge.prediction.model_parallel import by_fully_shard, stage_layers
 from finegauge.prediction.sharding import (
@@ -42,7 +44,7 @@ from finegauge.prediction.sharding import (
 )
 from finegauge.profile import Breakdown, Path
 from finegauge.records import NamedTuple
-from finegauge.run.run import Run
+from finegauge.run.run import FROM_DEFAULT, Run
 
 # Bytes of the host's memory per value. New pages cost FRESH times what a byte that streams does: on one core
 # 1.5 GB/s where they are zeroed first, 9 to 12 without (measured 2026-11-22, Xeon of 2.5 GHz, torch 2.13)
@@ -183,6 +185,23 @@ def kept_on_host(run: Run, share: Share) -> Breakdown:
         found["host", "fp32 weights"] = _locked(run, 4.0 * values)
         found["host", "16-bit copies of weights"] = _locked(run, values * low.compute_bytes)
     return Breakdown(found)
+
+
+def assumptions(run: Run, gpu: GpuSpec) -> tuple[str, ...]:
+    """Return what is taken for granted about the host of a run that offloads, in words."""
+    if run.cpu_offload == "none":
+        return ()
+    per_node = max(1, run.num_gpus // run.num_nodes)
+    said, host = [], host_of(gpu, run.provider, per_node)
+    if run.host_cores is None or run.host_memory_gb_per_s is None:
+        source = host.source.removeprefix("assumed: ")
+        known = "host_cores and host_memory_gb_per_s say otherwise"
+        said.append(f"the host is a {host.machine} ({source if source != host.source else known})")
+    if not run.offload_pinned and run.origins.get("offload_pinned") == FROM_DEFAULT:
+        said.append("what is offloaded is not page-locked, so that copies wait (offload_pinned=true: it is)")
+    if states_on_host(run) and run.host_threads is None and per_node > 1:
+        said.append("every rank updates by one thread, as torchrun sets it (host_threads=N says otherwise)")
+    return tuple(said)
 
 
 def _locked(run: Run, num_bytes: float) -> float:

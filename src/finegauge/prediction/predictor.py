@@ -178,11 +178,12 @@ def _network(run: Run, gpu: "GpuSpec", calibration: Calibration) -> "Network":
 
 
 def _assumed_links(run: Run, gpu: "GpuSpec") -> tuple[str, ...]:
-    if run.num_gpus == 1:
+    if run.num_gpus == 1 and run.cpu_offload == "none":
         return ()
     from finegauge.prediction.links import assumed
+    from finegauge.prediction.offload import assumptions
 
-    return assumed(run, gpu)
+    return *assumed(run, gpu), *assumptions(run, gpu)
 
 
 def check_format(run: Run, gpu: "GpuSpec", dtype: str) -> None:

@@ -164,3 +164,14 @@ def test_every_pass_of_every_phase_fetches_the_weights_that_lie_on_the_host(phas
     if phase == "grpo":  # gathered once for all answers, or fetched for every token
         once = step(**fields, cpu_offload="all", framework="LLaMA-Factory")
         assert once.step_time_s["generation"] < far.step_time_s["generation"] / 10
+
+
+def test_what_is_assumed_of_a_host_is_said() -> None:
+    said = " ".join(step(cpu_offload="all").source.assumptions)
+    assert "the host is a DGX A100 80GB" in said
+    assert "not page-locked" in said
+    assert "one thread" in said
+    stating = {"offload_pinned": True, "host_threads": 8, "host_cores": 64, "host_memory_gb_per_s": 300.0}
+    silent = " ".join(step(cpu_offload="all", **stating).source.assumptions)
+    assert not any(word in silent for word in ("host is", "page-locked", "thread"))
+    assert "host is" not in " ".join(step().source.assumptions)
