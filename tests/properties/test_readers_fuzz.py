@@ -1,6 +1,7 @@
 """No file of any framework brings a reader down: broken, misused or hostile, it is a run or one sentence."""
 
 import copy
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -86,10 +87,20 @@ def test_hostile_values_in_every_place(stem: str, data: st.DataObject) -> None:
 
 @settings(max_examples=60, deadline=1000)
 @given(
-    st.sampled_from(("train.py", "train.sh", "job.toml", "run.yaml", "args.json")),
+    st.sampled_from(("train.py", "train.sh", "job.toml", "run.yaml", "args.json", "job.slurm", "nb.ipynb")),
     st.text(st.characters(codec="utf-8"), max_size=300),
     st.sampled_from(
-        ("", "SFTConfig(max_length=9, **{'a': 1})\n", "swift sft --model ", "[model]\nflavor='8B'\n")
+        (
+            "",
+            "SFTConfig(max_length=9, **{'a': 1})\n",
+            "swift sft --model ",
+            "[model]\nflavor='8B'\n",
+            "python -m verl.trainer.main_ppo a.b=",
+            "A=(1 ",
+            "cat <<E\n",
+            "trl sft ${A:-",
+            '{"cells": [',
+        )
     ),
 )
 def test_any_text_of_any_kind(name: str, text: str, start: str) -> None:
@@ -99,3 +110,103 @@ def test_any_text_of_any_kind(name: str, text: str, start: str) -> None:
 def test_deep_and_long_scripts_are_refused_at_once() -> None:
     for text in ("(" * 5000, "a" + ".b" * 20_000 + "()", "x = " + "1+" * 20_000 + "1", "[" * 150 + "]" * 150):
         assert is_answered(f"SFTConfig(x=1)\n{text}\n", "train.py")
+
+
+LAUNCHES = st.sampled_from(
+    (
+        *(
+            "A=$A$A",
+            "A=(${A[@]} ${A[@]})",
+            "'",
+            '"',
+            "${A:-",
+            "}",
+            "$(",
+            ")",
+            "$((9**9))",
+            "<<E",
+            "E",
+            "\\\n",
+            "|",
+        ),
+        *(
+            "if",
+            "fi",
+            "case",
+            "esac",
+            "for A in 1",
+            "do",
+            "eval",
+            "bash -c",
+            "srun",
+            "torchrun",
+            "accelerate launch",
+        ),
+        *(
+            "--config",
+            "x.yaml",
+            "train.py",
+            "pretrain_gpt.py",
+            "--num-layers",
+            "99999999",
+            "--bf16",
+            "a.b.c=[",
+            "==",
+        ),
+        *(
+            "trl",
+            "sft",
+            "grpo",
+            "swift",
+            "llamafactory-cli",
+            "train",
+            "axolotl",
+            "tune",
+            "run",
+            "nemo",
+            "llm",
+        ),
+        *(
+            "litgpt",
+            "finetune",
+            "autotrain",
+            "python",
+            "-m",
+            "openrlhf.cli.train_ppo_ray",
+            "deepspeed",
+            "main.py",
+        ),
+        *(
+            "--model_name_or_path",
+            "--pretrain",
+            "Qwen/Qwen3-8B",
+            "--zero_stage",
+            "3",
+            "-1",
+            "nan",
+            "\n",
+            ";",
+            "&&",
+        ),
+    )
+)
+
+
+@settings(max_examples=200, deadline=2000)
+@given(st.lists(LAUNCHES, max_size=30).map(" ".join))
+def test_any_launch_line(text: str) -> None:
+    assert is_answered(text, "train.sh")
+    with suppress(FineGaugeError):
+        assert isinstance(describe(f" -- {text}"), Run)
+
+
+def test_names_that_stand_for_names_end() -> None:
+    doubled = "".join(f"a{i} = a{i + 1} + a{i + 1}\n" for i in range(60))
+    nested = "".join(f"a{i} = [a{i + 1}, a{i + 1}]\n" for i in range(60))
+    for names in (doubled, nested, "a0 = a1\na1 = a0\n"):
+        assert is_answered(
+            f"{names}SFTTrainer(model='Qwen/Qwen3-8B', args=SFTConfig(max_steps=a0))\n", "train.py"
+        )
+    for text in ("A=x\n" + "A=$A$A\n" * 400, "A=(x)\n" + 'A+=("${A[@]}" "${A[@]}")\n' * 400, "a\\b" * 90_000,
+                 "${a:-" * 2000, "cat <<E\nx\nE\n" * 900, "$()" * 90_000):  # fmt: skip
+        assert is_answered(f"{text}\ntrl sft --model_name_or_path $A\n", "train.sh")

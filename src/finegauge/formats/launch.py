@@ -8,14 +8,24 @@ the launcher is told (processes, nodes, accelerate's and DeepSpeed's own options
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from finegauge.documents import parse_toml, parse_yaml, read_text
+from finegauge.documents import parse_toml, parse_yaml
 from finegauge.errors import FileFormatError, shown
 from finegauge.formats import scripts
 from finegauge.formats.key_table import recognise
-from finegauge.formats.launcher_files import find_inside
+from finegauge.formats.launchers import (
+    CONFIGS,
+    OF_LAUNCHERS,
+    SCRIPT_ENDINGS,
+    SHELL_ENDINGS,
+    UNSET,
+    Place,
+    batch_options,
+    machine,
+    options_of,
+)
 from finegauge.formats.shell import Command, Shell
 from finegauge.records import NamedTuple
 
@@ -67,6 +77,13 @@ _TOOLS: Mapping[str, Mapping[str, _Program]] = {
     "unsloth": {"train": _Program("unsloth")},
 }  # fmt: skip
 _LLAMA_FACTORY = _Program("", hydra=True, all_gpus=True)
+# What qlora.py (artidoro/qlora) takes unasked.
+_QLORA = {
+    **{"use_peft": True, "load_in_4bit": True, "use_bnb_nested_quant": True, "lora_r": 64, "lora_alpha": 16},
+    **{"lora_dropout": 0.0, "lora_target_modules": "all-linear", "optim": "paged_adamw_32bit"},
+    **{"gradient_checkpointing": True, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 16},
+    **{"max_steps": 10_000, "max_seq_length": 1280},
+}
 # Modules (python -m) and scripts, by a pattern of the whole name or path.
 _SCRIPTS: tuple[tuple[str, _Program], ...] = (
     (r"axolotl\.cli\.train", _Program("axolotl")),
@@ -82,6 +99,8 @@ _SCRIPTS: tuple[tuple[str, _Program], ...] = (
     (r"(llama_recipes|llama_cookbook)\.finetuning|(.*/)?finetuning\.py", _Program("llama_recipes")),
     (r"nemo_automodel\.cli\.app", _Program("nemo_automodel", hydra=True)),
     (r"(.*/)?unsloth-cli\.py", _Program("unsloth")),
+    (r"(.*/)?run_clm\.py", _Program("trl:TRAINER")),
+    (r"(.*/)?qlora\.py", _Program("trl:TRAINER", _QLORA)),
     (r"ludwig\.train", _Program("ludwig")),
 )  # fmt: skip
 # Programs that train, or seem to, and are not read: why.
@@ -109,25 +128,7 @@ _OF_AUTOTRAIN = {"model": "base_model", "data_path": "data.path", "task": "task"
 _OF_UNSLOTH = {"model_name": "model_name_or_path", "r": "lora_r", "dataset": "dataset_name"}
 _UNSLOTH_CLI = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "optim": "adamw_8bit"}
 _CONFIG_OPTIONS = ("config", "config_file", "job.config_file", "config_path", "c", "training_config")
-_CONFIGS = (".yaml", ".yml", ".json", ".toml")
 _SILENT = frozenset(("echo", "printf", "pip", "pip3", "conda", "mkdir", "cd", "ls", "wget", "git", "apt-get"))
-_SCRIPT_ENDINGS = (".py", ".sh", ".bash")
-_ACCELERATE = ("num_processes", "num_machines", "mixed_precision")
-# Options of launchers that programs take too, for the launcher that they start.
-_OF_LAUNCHERS = (
-    *("num_processes", "num_machines", "nproc_per_node", "nnodes", "accelerate_config", "launcher"),
-    *(
-        "node_rank",
-        "master_addr",
-        "master_port",
-        "local_rank",
-        "machine_rank",
-        "main_process_ip",
-        "standalone",
-    ),
-)
-_GPUS_PER_NODE = ("nproc_per_node", "num_gpus", "nproc-per-node", "ntasks_per_node", "gpus_per_node")
-_UNSET = re.compile(r"\$[\w({@]|`")
 _MAX_FOLLOWED = 3  # scripts that start scripts
 
 
@@ -136,7 +137,7 @@ def of_command(text: str) -> Launch:
 
     Raises: FileFormatError where it starts none that is known.
     """
-    return _of_shell(text, _Place(os.path.join(os.curdir, "the command"), "the command", trusted=True), ())
+    return _of_shell(text, Place(os.path.join(os.curdir, "the command"), "the command", trusted=True), ())
 
 
 def of_shell(text: str, file: str, name: str, arguments: Sequence[str] = ()) -> Launch:
@@ -144,7 +145,7 @@ def of_shell(text: str, file: str, name: str, arguments: Sequence[str] = ()) -> 
 
     Raises: FileFormatError where none does.
     """
-    return _of_shell(text, _Place(file, name), arguments)
+    return _of_shell(text, Place(file, name), arguments)
 
 
 def of_notebook(text: str, file: str, name: str) -> Launch:
@@ -161,36 +162,15 @@ def of_notebook(text: str, file: str, name: str) -> Launch:
             raise
         reason = error
     try:
-        return _of_shell(shell, _Place(file, name, files), ())
+        return _of_shell(shell, Place(file, name, files), ())
     except FileFormatError:
         raise reason from None
 
 
-class _Place:
-    """Where a command is started, and what it may read."""
-
-    def __init__(
-        self, file: str, name: str, files: Mapping[str, str] = {}, *, trusted: bool = False, depth: int = 0
-    ) -> None:
-        """Begin with `files` that are written on the way; `trusted`: the user names the files."""
-        self.file, self.name, self.files = file, name, dict(files)
-        self.trusted, self.depth = trusted, depth
-
-    def text(self, named: str) -> tuple[str, str] | None:
-        """Return (text, path) of a file, None where it is not there or not inside the project."""
-        written = self.files.get(named) or self.files.get(named.removeprefix("./"))
-        if written is not None:
-            return written, os.path.join(os.path.dirname(self.file), os.path.basename(named))
-        path: str | None = os.path.expanduser(named) if self.trusted else None
-        if path is None or not os.path.isfile(path):
-            path = find_inside(named, self.file, (*_CONFIGS, *_SCRIPT_ENDINGS))[0]
-        return None if path is None else (read_text(path), path)
-
-
-def _of_shell(text: str, place: _Place, arguments: Sequence[str]) -> Launch:
+def _of_shell(text: str, place: Place, arguments: Sequence[str]) -> Launch:
     shell = Shell(text, place.name, arguments)
     shell.files = place.files
-    batch = _batch_options(text)
+    batch = batch_options(text)
     refused: FileFormatError | None = None
     for command in shell.commands():
         try:
@@ -209,7 +189,7 @@ def _of_shell(text: str, place: _Place, arguments: Sequence[str]) -> Launch:
     )
 
 
-def _of_command(command: Command, place: _Place, batch: Mapping[str, Any] = {}) -> Launch | None:
+def _of_command(command: Command, place: Place, batch: Mapping[str, Any] = {}) -> Launch | None:
     """Return the training that one command starts; None where it starts none.
 
     Raises: FileFormatError where it starts one that is not read.
@@ -223,7 +203,7 @@ def _of_command(command: Command, place: _Place, batch: Mapping[str, Any] = {}) 
             raise FileFormatError(
                 f"{place.name}: {_NOT_READ[tool]}; state the run in FineGauge's own fields, such as model."
             )
-        if tool in _TOOLS:
+        if tool in _TOOLS and not (at and words[at - 1].startswith("-") and words[at - 1] != "--"):
             following = words[at + 1] if len(words) > at + 1 else ""
             by_name = _TOOLS[tool]
             program = by_name.get(following) or by_name.get("")
@@ -237,7 +217,7 @@ def _of_command(command: Command, place: _Place, batch: Mapping[str, Any] = {}) 
         is_module = at > 0 and words[at - 1] in ("-m", "--module")
         if is_module and word in _LAUNCHERS:
             continue
-        if is_module or word.endswith(_SCRIPT_ENDINGS) or word.startswith("--module="):
+        if is_module or word.endswith(SCRIPT_ENDINGS) or word.startswith("--module="):
             named = word.removeprefix("--module=")
             return _started(named, (words[:at], words[at + 1 :]), command, place, batch, module=is_module)
     return None
@@ -247,7 +227,7 @@ def _started(
     named: str,
     split: tuple[list[str], list[str]],
     command: Command,
-    place: _Place,
+    place: Place,
     batch: Mapping[str, Any],
     *,
     module: bool,
@@ -260,16 +240,16 @@ def _started(
             known = program._replace(keys={"trainer": kind}) if kind else program
             return _read(known, named, split, command, place, batch)
     text = None if module else place.text(named)
-    if named.endswith((".sh", ".bash")):
+    if named.endswith(SHELL_ENDINGS):
         if text is None or place.depth >= _MAX_FOLLOWED:
             return None
-        inside = _Place(
+        inside = Place(
             text[1], os.path.basename(named), place.files, trusted=place.trusted, depth=place.depth + 1
         )
         return _of_shell(text[0], inside, rest)
     starts = bool(launcher) and (
         any(word.rpartition("/")[2] in ("accelerate", "torchrun", "deepspeed", "srun") for word in launcher)
-        or any(word.startswith("-") or "=" in word or word.endswith(_CONFIGS) for word in rest)
+        or any(word.startswith("-") or "=" in word or word.endswith(CONFIGS) for word in rest)
     )
     if text is None and not starts:
         return None
@@ -281,14 +261,14 @@ def _read(
     named: str,
     split: tuple[list[str], list[str]],
     command: Command,
-    place: _Place,
+    place: Place,
     batch: Mapping[str, Any],
     script: tuple[str, str] | None = None,
 ) -> Launch:
     """Return what a program's command line says: its file, its options over it, and its launcher's."""
     launcher, rest = split
     options, loose = options_of(rest, hydra=program.hydra or _looks_like_hydra(rest))
-    own = {key: options.pop(key) for key in _OF_LAUNCHERS if key in options}
+    own = {key: options.pop(key) for key in OF_LAUNCHERS if key in options}
     warnings: list[str] = []
     keys, file = _config(options, loose, command, place, warnings)
     options, keys = _as_keys(named, program, options, loose, keys)
@@ -297,7 +277,7 @@ def _read(
         loaded = _of_script(script, named, {**keys, **options}, reader)
         options = loaded.keys if not keys else options
         reader, warnings = loaded.reader, [*warnings, *loaded.warnings]
-    unset = [key for key, value in options.items() if _UNSET.search(str(value))]
+    unset = [key for key, value in options.items() if UNSET.search(str(value))]
     if unset:
         warnings += [
             f"{place.name}: {key} holds a variable that the script does not set; state it as an override."
@@ -306,7 +286,7 @@ def _read(
         options = {key: value for key, value in options.items() if key not in unset}
     keys = _laid_over({**program.keys, **keys}, options)
     if not reader:
-        reader = recognise(keys)
+        reader = "trl:TRAINER" if _is_plain_trainer(keys, named) else recognise(keys)
         if script is None and program == _Program():
             missing = f"{os.path.basename(named)}, which is not here to be read"
             if reader not in _GENERIC and not file:
@@ -316,11 +296,21 @@ def _read(
                 )
             if not file:
                 warnings.append(f"{place.name} starts {missing}: what it does unasked is its framework's.")
-    block, accelerate = _machine(launcher, own, command.environment, batch, program, place)
+    variables = command.environment
+    if reader == "torchtitan" and "NGPU" in variables:
+        variables = {**variables, "NPROC_PER_NODE": variables["NGPU"]}
+    block, accelerate = machine(launcher, own, variables, batch, place, warnings, all_gpus=program.all_gpus)
     if block:
         given = keys.get("finegauge")
         keys = {**keys, "finegauge": {**block, **(given if isinstance(given, Mapping) else {})}}
     return Launch(keys, reader, tuple(warnings), file or place.file, accelerate)
+
+
+def _is_plain_trainer(keys: Mapping[str, Any], named: str) -> bool:
+    """Return whether a script that is not there has options of scripts around transformers' Trainer."""
+    of_scripts = {"model_max_length", "block_size", "q_lora", "use_lora"} & {*keys}
+    adapts = "lora_r" in keys and "use_peft" not in keys
+    return named.endswith(".py") and "model_name_or_path" in keys and bool(of_scripts or adapts)
 
 
 def _as_keys(
@@ -361,7 +351,7 @@ def _config(
     options: dict[str, Any],
     loose: list[str],
     command: Command,
-    place: _Place,
+    place: Place,
     warnings: list[str],
 ) -> tuple[dict[str, Any], str]:
     """Return the keys of the file that the command line names, and its path; take it off the options."""
@@ -370,22 +360,23 @@ def _config(
     within = options.pop("config_name", None)
     if within is not None:
         named = os.path.join(str(named or folder or ""), str(within))
-        named = named if named.endswith(_CONFIGS) else f"{named}.yaml"
+        named = named if named.endswith(CONFIGS) else f"{named}.yaml"
     if named is None:
-        named = next((word for word in loose if word.endswith(_CONFIGS)), None)
+        named = next((word for word in loose if word.endswith(CONFIGS)), None)
     if named is None and command.environment.get("CONFIG_FILE"):
         named = command.environment["CONFIG_FILE"]
     if named is None:
         return {}, ""
     found = place.text(str(named))
     if found is None:
-        if str(named).endswith(_CONFIGS) and within is None:
+        if str(named).endswith(CONFIGS) and within is None:
             raise FileFormatError(
                 f"{place.name} names the file {shown(str(named))}, which is not here; the run is in it."
             )
-        options["config"] = named
         if within is not None:
             warnings.append(f"{shown(str(named))} is not here and is not read: only its overrides are.")
+        else:
+            options["config"] = named  # a name that the program knows
         return {}, ""
     text, path = found
     name = os.path.basename(path)
@@ -404,27 +395,6 @@ def _of_torchtune(options: dict[str, Any], loose: list[str], keys: dict[str, Any
     if not keys:
         keys = shipped(recipe, str(config or ""))
     return {"recipe": recipe, **keys}
-
-
-def options_of(words: Iterable[str], *, hydra: bool = False) -> tuple[dict[str, Any], list[str]]:
-    """Return {key: value} of --key value, --key=value, --key a b, --key, key=value; and the other words."""
-    found: dict[str, list[str]] = {}
-    loose: list[str] = []
-    key, doubled = "", False
-    for word in words:
-        is_option = re.match(r"--?[A-Za-z_]", word) is not None
-        if is_option:
-            key, equals, value = word.lstrip("-").partition("=")
-            key = key.replace("-", "_")
-            found[key], doubled = ([value] if equals else []), bool(equals)
-        elif hydra and (assigned := re.fullmatch(r"[+~]{0,2}([A-Za-z_][\w./@-]*)=(.*)", word, re.DOTALL)):
-            found[assigned[1].replace("/", ".")], key = [assigned[2]], ""
-        elif key and not doubled and not (hydra and found[key]):
-            if not (found[key] and word.startswith("$")):  # more options, of a variable that is not set
-                found[key].append(word)
-        elif not word.startswith("~"):
-            loose.append(word)
-    return {key: True if not v else v[0] if len(v) == 1 else v for key, v in found.items()}, loose
 
 
 def _looks_like_hydra(words: Sequence[str]) -> bool:
@@ -462,109 +432,3 @@ def _until_pipe(words: Sequence[str]) -> list[str]:
             break
         found.append(word)
     return found
-
-
-def _batch_options(text: str) -> dict[str, Any]:
-    """Return the options that a script states to Slurm in its comments."""
-    words: list[str] = []
-    for found in re.finditer(r"^#SBATCH\s+(\S.{0,300})$", text[:100_000], re.MULTILINE):
-        words += found[1].partition(" #")[0].split()
-    return options_of(words)[0]
-
-
-def _machine(
-    launcher: Sequence[str],
-    own: Mapping[str, Any],
-    variables: Mapping[str, str],
-    batch: Mapping[str, Any],
-    program: _Program,
-    place: _Place,
-) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
-    """Return the fields that the launcher states, and what accelerate is told."""
-    told = {**own, **options_of(launcher)[0]}
-    accelerate: Mapping[str, Any] | None = None
-    named = told.get("config_file") or told.get("accelerate_config")
-    if isinstance(named, str) and any(word.rpartition("/")[2] in ("accelerate", "accelerate.commands.launch")
-                                      for word in (*launcher, "accelerate")):  # fmt: skip
-        found = place.text(named)
-        if found is not None:
-            keys = parse_yaml(found[0], os.path.basename(named))
-            accelerate = keys if isinstance(keys, Mapping) else None
-        elif _UNSET.search(named) is None:
-            raise FileFormatError(
-                f"{place.name} names accelerate's file {shown(named)}, which is not here; it says how many "
-                "GPUs there are and how the model is divided."
-            )
-    if any(told.get(key) for key in ("use_fsdp", "use_deepspeed", "use_megatron_lm")) or "zero_stage" in told:
-        accelerate = {**(accelerate or {}), **_accelerate_options(told)}
-    elif isinstance(accelerate, Mapping):
-        accelerate = {**accelerate, **{key: told[key] for key in _ACCELERATE if key in told}}
-    elif "mixed_precision" in told and not program.all_gpus:
-        accelerate = {"distributed_type": "MULTI_GPU", "mixed_precision": told["mixed_precision"]}
-    gpus, nodes = _gpus(told, variables, batch, program, launcher)
-    if gpus is None and isinstance(accelerate, Mapping):
-        gpus = _figure(str(accelerate.get("num_processes")))
-    block = {"num_gpus": gpus} if gpus else {}
-    if gpus and nodes and nodes > 1 and gpus % nodes == 0:
-        block["num_nodes"] = nodes
-    return block, accelerate
-
-
-def _accelerate_options(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Return accelerate's options in the shape of its file."""
-    kind = "FSDP" if told.get("use_fsdp") else "MEGATRON_LM" if told.get("use_megatron_lm") else "DEEPSPEED"
-    keys: dict[str, Any] = {key: told[key] for key in _ACCELERATE if key in told}
-    return keys | {
-        "distributed_type": kind,
-        "fsdp_config": {key: value for key, value in told.items() if key.startswith("fsdp_")},
-        "deepspeed_config": {
-            key: value
-            for key, value in told.items()
-            if key.startswith(
-                ("zero_stage", "offload_", "deepspeed_config_file", "gradient_accumulation_steps")
-            )
-        },
-        "megatron_lm_config": {k: v for k, v in told.items() if k.startswith("megatron_lm_")},
-    }
-
-
-def _figure(value: Any) -> int | None:
-    """Return a whole number of a word: of "1:4" the first."""
-    text = str(value).partition(":")[0]
-    return int(text) if text.isdecimal() and 0 < len(text) < 7 else None
-
-
-def _gpus(
-    told: Mapping[str, Any],
-    variables: Mapping[str, str],
-    batch: Mapping[str, Any],
-    program: _Program,
-    launcher: Sequence[str],
-) -> tuple[int | None, int | None]:
-    """Return (GPUs of all nodes, nodes), as far as launcher, environment or Slurm tell."""
-    nodes = next(
-        (n for n in map(_figure, (
-            *(told.get(key) for key in ("nnodes", "num_machines", "num_nodes", "nodes", "N")),
-            *(variables.get(key) for key in ("NNODES", "NUM_NODES", "SLURM_NNODES")),
-            *(batch.get(key) for key in ("nodes", "N")),
-        )) if n), None)  # fmt: skip
-    if total := _figure(told.get("num_processes")):
-        return total, nodes
-    if listed := re.findall(r"[\w.-]+:([\d,]+)", str(told.get("include", ""))):
-        return sum(len(part.split(",")) for part in listed), len(listed)
-    each = next((n for n in (_figure(told[key]) for key in _GPUS_PER_NODE if key in told) if n), None)
-    each = each or _figure(variables.get("NPROC_PER_NODE"))
-    each = each or (_figure(variables.get("NGPU")) if program.reader == "torchtitan" else None)
-    visible = variables.get("CUDA_VISIBLE_DEVICES", "")
-    seen = len([one for one in visible.split(",") if one.strip()]) if "$" not in visible else 0
-    launches = any(word.rpartition("/")[2] in ("torchrun", "accelerate", "deepspeed") for word in launcher)
-    if not each and seen and (seen == 1 or program.all_gpus or launches):
-        each = seen
-    if not each and ("srun" in launcher or batch) and not (launches and "nproc_per_node" in told):
-        gres = re.search(r":(\d{1,3})(?:\(|$)", str(batch.get("gres", "")))
-        listed_by = (batch.get(key) for key in ("gpus_per_node", "ntasks_per_node"))
-        each = next((n for n in (_figure(str(v).rpartition(":")[2]) for v in listed_by) if n), None)
-        each = each or (int(gres[1]) if gres else None)
-    if not each and (ranks := _figure(told.get("np") or told.get("n"))):
-        return ranks, nodes
-    return (each * (nodes or 1) if each else None), nodes

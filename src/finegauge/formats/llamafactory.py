@@ -34,6 +34,8 @@ _PHASES = {"reward": "rm", "pretrain": "pt"}
 def _read_method(reading: Reading) -> None:
     kind = str(reading.get("finetuning_type", "lora")).lower()
     bits = reading.get("quantization_bit")
+    if kind == "lora" and trainer_keys.is_quantized_copy(reading):
+        bits = bits or 4
     if bits is None:
         method = kind
     elif kind == "lora":
@@ -87,7 +89,7 @@ def _read_precision(reading: Reading) -> None:
 
 
 def _quantized(reading: Reading) -> str:
-    bits = trainer_keys.bits_of(reading, "quantization_bit")
+    bits = trainer_keys.bits_of(reading, "quantization_bit") if reading.stated("quantization_bit") else 4
     if str(reading.get("quantization_type", "nf4")).lower() != "nf4":
         reading.warn("quantization_type is taken as nf4, which takes as much memory as fp4.")
     double = reading.flag("double_quantization", default=True)

@@ -7,7 +7,7 @@ or from a command line. Nothing is run: the rest is `OPAQUE`.
 
 import ast
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 OPAQUE = object()
@@ -81,6 +81,20 @@ def _joined(kind: ast.operator, left: Any, right: Any) -> Any:
         return None
 
 
+def _leaves(value: Any, most: int = _MAX_TEXT) -> int:
+    """Return how many values a list or a mapping holds, those inside too, counted up to `most`."""
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    count = 1
+    for one in inside:
+        count += _leaves(one, most - count) if count <= most else 1
+    return count
+
+
+def _returns_parsed(node: ast.AST) -> bool:
+    value = node.value if isinstance(node, ast.Return) else None
+    return isinstance(value, ast.Call) and callee(value.func)[1] in _PARSED
+
+
 class Values:
     """The names of one text, and what they stand for."""
 
@@ -94,16 +108,24 @@ class Values:
         self._assigned: dict[str, list[Any]] = {}
         self._namespace: dict[str, Any] = {}  # of argparse and click
         self._depth = 0
+        self._resolved: dict[str, Any] = {}  # names that were asked for before
         for node in nodes:
             self._define(node)
         for node in nodes:
             if isinstance(node, ast.ClassDef):
                 self._read_class(node)
-        for node in nodes:
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-                function = node.value.func
-                if isinstance(function, ast.Attribute) and function.attr in _PARSED:
-                    self._parse(node.targets[0], function.value)
+        for name in [name for name in self._options if name.startswith("no_")]:
+            if name[3:] in self._namespace:
+                self._options[name[3:]] = False
+        self._read_parsers(nodes)
+
+    def mappings(self) -> Iterator[dict[str, Any]]:
+        """Yield the mappings that names stand for."""
+        for name in self._assigned:
+            held = self._stands_for(name)
+            if isinstance(held, dict) and held:
+                found = {key: self.of(value) for key, value in held.items()}
+                yield {key: value for key, value in found.items() if value is not OPAQUE}
 
     def of(self, node: Any) -> Any:
         """Return what an expression comes to, `OPAQUE` where only running it would tell."""
@@ -115,6 +137,18 @@ class Values:
             return OPAQUE if kind is None or self._depth > _MAX_DEPTH else kind(self, node)
         finally:
             self._depth -= 1
+
+    def _read_parsers(self, nodes: list[ast.AST]) -> None:
+        """Note what parsers of the command line return, and functions that hand it on."""
+        functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
+        parsers = {node.name for node in functions if any(map(_returns_parsed, ast.walk(node)))}
+        for node in nodes:
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+                function = node.value.func
+                if isinstance(function, ast.Attribute) and function.attr in _PARSED:
+                    self._parse(node.targets[0], function.value)
+                elif isinstance(function, ast.Name) and function.id in parsers:
+                    self._parse(node.targets[0], function)
 
     def _define(self, node: ast.AST) -> None:
         """Note what a statement calls by a name."""
@@ -192,6 +226,12 @@ class Values:
     def _name(self, node: ast.Name) -> Any:
         """Return what a name stands for, if every assignment says the same."""
         name = node.id
+        if name not in self._resolved:
+            self._resolved[name] = OPAQUE  # of a name that stands for itself
+            self._resolved[name] = self._stands_for(name)
+        return self._resolved[name]
+
+    def _stands_for(self, name: str) -> Any:
         values = self._assigned.get(name)
         if name in self._options and not (values and isinstance(values[0], dict)):
             return self._options[name]
@@ -207,15 +247,18 @@ class Values:
         if isinstance(node.value, ast.Name) and node.value.id == "torch":
             return node.attr
         held = self.of(node.value)
+        if held is OPAQUE and isinstance(node.value, ast.Name) and node.value.id not in self._assigned:
+            held = {**self._namespace, **self._options} if self._namespace else held  # a function's argument
         return self.of(held.get(node.attr, OPAQUE)) if isinstance(held, dict) else OPAQUE
 
     def _list(self, node: ast.List | ast.Tuple | ast.Set) -> Any:
         items = [self.of(item) for item in node.elts]
-        return OPAQUE if any(item is OPAQUE for item in items) else items
+        return OPAQUE if any(item is OPAQUE for item in items) or _leaves(items) > _MAX_TEXT else items
 
     def _dict(self, node: ast.Dict) -> Any:
         pairs = [(self.of(key), value) for key, value in zip(node.keys, node.values, strict=True) if key]
-        return {key: self.of(value) for key, value in pairs if isinstance(key, str)}
+        found = {key: self.of(value) for key, value in pairs if isinstance(key, str)}
+        return OPAQUE if _leaves(found) > _MAX_TEXT else found
 
     def _subscript(self, node: ast.Subscript) -> Any:
         held, key = self.of(node.value), self.of(node.slice)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import Any
 
-from finegauge.documents import MAX_BYTES, MAX_DOCUMENT_BYTES, parse_toml, parse_yaml, read_text
+from finegauge.documents import MAX_BYTES, parse_toml, parse_yaml, read_text
 from finegauge.errors import FileFormatError, UnknownKeyError, shown
 from finegauge.formats import key_table
 from finegauge.formats.key_table import BLOCK, RUN_FILE, Format, lay_over, parse, recognise
@@ -21,6 +21,7 @@ from finegauge.run.rules import INFERENCE
 from finegauge.run.run import FIELDS, FROM_COMMAND_LINE, FROM_FILE, FROM_MODEL_ALONE, Run
 
 MAX_COMMENT_LINES = 100
+_MAX_NOTEBOOK_BYTES = 20_000_000  # its pictures included
 _COMMENT = r"#\s*finegauge:\s*(\{.*\})\s*$"
 _CONFIG_KEYS = ("architectures", "model_type", "mamba_moe_layers")
 
@@ -172,7 +173,7 @@ def _loaded(asked: RunArgument) -> _Loaded:
     name = os.path.basename(asked.place)
     if asked.kind == FILE:
         kind = os.path.splitext(name)[1].lower()
-        text = read_text(asked.value, MAX_DOCUMENT_BYTES if kind == ".ipynb" else MAX_BYTES)
+        text = read_text(asked.value, _MAX_NOTEBOOK_BYTES if kind == ".ipynb" else MAX_BYTES)
     else:
         text, kind = content(asked)
     if kind == ".py":

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from finegauge.errors import FileFormatError
+from finegauge.formats.key_table import RUN_FILE, recognise
 from finegauge.formats.python_values import OPAQUE, Values, callee, last_name
 from finegauge.records import NamedTuple
 
@@ -82,9 +83,10 @@ _TO_UNSLOTH = {
         for name in (
             *("gradient_accumulation_steps", "max_steps", "optim", "packing", "padding_free", "fp16"),
             *("max_seq_length", "load_in_4bit", "load_in_8bit", "trainer"),
-            *("num_generations", "max_completion_length", "max_prompt_length", "fast_inference"),
+            *("num_generations", "max_completion_length", "max_prompt_length", "use_vllm", "beta"),
         )
     },
+    "fast_inference": "training.use_vllm",
     **{name: f"lora.{name}" for name in ("lora_r", "lora_alpha", "lora_dropout")},
 }
 # What a notebook's functions do unasked, where that differs from `unsloth train`.
@@ -95,6 +97,7 @@ _NOTEBOOK = {
     "lora.lora_r": 16,
 }
 _MAX_NODES = 50_000
+_MAX_SCRIPT = 400_000  # characters
 
 
 def load_python(text: str, name: str, options: Mapping[str, Any] = {}) -> Script:
@@ -118,6 +121,9 @@ def load_python(text: str, name: str, options: Mapping[str, Any] = {}) -> Script
     if script.theirs:
         return Script(script.keys, script.theirs, warnings)
     if not script.calls & ({*_TRL_ARGUMENTS} | _HF_ARGUMENTS | _TRAINERS):
+        for mapping in script.values.mappings():  # a framework's file, written by the script
+            if (reader := recognise(mapping)) not in ("", RUN_FILE):
+                return Script(mapping, reader, warnings)
         raise FileFormatError(f"{name} starts no training that is known: {_instead(script.calls)}.")
     keys = {key: value for key, value in script.keys.items() if key not in script.opaque}
     if script.is_unsloth:
@@ -196,6 +202,8 @@ def _parsed(text: str, name: str) -> ast.Module:
     """
     import warnings
 
+    if len(text) > _MAX_SCRIPT:
+        raise FileFormatError(f"{name} is too long a script; at most {_MAX_SCRIPT:,} characters are read.")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the script's own escapes
@@ -266,7 +274,9 @@ class _Reader:
                 self.keys["trainer"] = _TRL_TRAINERS[name]
             self._take(call, dict.fromkeys(_OF_TRAINER))
             self._take_model(call, "model")
-        elif name == "from_pretrained" and (owner in _UNSLOTH or owner.startswith("AutoModel")):
+        elif name == "from_pretrained" and (
+            owner in _UNSLOTH or owner.startswith("AutoModel") or owner.endswith("ForCausalLM")
+        ):
             self.is_unsloth |= owner in _UNSLOTH
             self.loads_itself |= owner not in _UNSLOTH
             self._take_model(call, "model_name" if owner in _UNSLOTH else "pretrained_model_name_or_path")
@@ -319,13 +329,13 @@ class _Reader:
         """Note the model that a call names: its first argument, or that keyword."""
         given = [argument.value for argument in call.keywords if argument.arg == keyword]
         value = self.values.of((given or call.args or [call])[0])
-        if isinstance(value, str):
+        if isinstance(value, str) and value:
             self._note("model_name_or_path", value)
 
     def _note(self, key: str, value: Any) -> None:
         if value is OPAQUE:
             self.opaque.add(key)
-        elif value is not None:
+        elif value is not None and value != "":
             self.keys.setdefault(key, value)
 
 
@@ -334,18 +344,25 @@ def cells(text: str, name: str) -> tuple[str, str, dict[str, str]]:
 
     Raises: FileFormatError for text that is no notebook.
     """
-    from finegauge.documents import parse_yaml
+    import json
 
-    notebook = parse_yaml(text, name)
+    try:
+        notebook = json.loads(text)
+    except (ValueError, RecursionError):
+        notebook = None
     listed = notebook.get("cells") if isinstance(notebook, dict) else None
     if not isinstance(listed, list):
         raise FileFormatError(f"{name} is no notebook: it holds no list of cells.")
     python, shell, files = list[str](), list[str](), dict[str, str]()
+    left = _MAX_SCRIPT
     for cell in listed:
         if not isinstance(cell, dict) or cell.get("cell_type") != "code":
             continue
         source = cell.get("source")
         code = "".join(map(str, source)) if isinstance(source, list) else str(source or "")
+        left -= len(code)
+        if left < 0:
+            raise FileFormatError(f"{name} is too long; at most {_MAX_SCRIPT:,} characters of code are read.")
         first, _, rest = code.lstrip("\n").partition("\n")
         magic = re.match(r"%%(\w+)\s*(?:-a\s+)?(\S*)", first)
         if magic and magic[1] in ("bash", "sh", "script", "shell"):
@@ -353,7 +370,12 @@ def cells(text: str, name: str) -> tuple[str, str, dict[str, str]]:
         elif magic and magic[1] in ("writefile", "file"):
             files[magic[2]] = rest
         elif not magic or magic[1] in ("capture", "time", "timeit"):
-            python += _plain(rest if magic else code, shell)
+            lines = "\n".join(_plain(rest if magic else code, shell))
+            try:
+                ast.parse(lines)
+            except (SyntaxError, ValueError, RecursionError, MemoryError):
+                continue  # a cell of another language, or a note
+            python.append(lines)
     return "\n".join(python), "\n".join(shell), files
 
 

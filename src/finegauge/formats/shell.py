@@ -12,7 +12,10 @@ from finegauge.errors import FileFormatError
 from finegauge.records import NamedTuple
 
 MAX_WORDS = 5_000  # of a command
-_MAX_VALUE = 65_536
+_MAX_SCRIPT = 400_000  # characters
+_MAX_VALUE = 16_384
+_MAX_ARRAY = 200_000  # characters of all elements
+_MAX_DOCUMENTS = 50
 _MAX_COMMANDS = 5_000
 _MAX_NESTED = 8
 _NAME = re.compile(r"[A-Za-z_]\w{0,63}|[0-9@*#?!$-]")
@@ -20,6 +23,8 @@ _ASSIGNED = re.compile(r"([A-Za-z_]\w{0,63})(\+?)=(.*)", re.DOTALL)
 _PARAMETER = re.compile(r"([A-Za-z_]\w{0,63}|[0-9@*])(?:\[[@*]\])?(?::?([-=+?])(.*))?", re.DOTALL)
 _ARITHMETIC = re.compile(r"[\d\s()+*/%-]{1,200}")
 _DECLARE = frozenset(("export", "declare", "local", "readonly", "typeset", "env"))
+_BRACKETS = re.compile(r"[{}()]")
+_PLAIN = re.compile(r"[\w/.,:@%+-]{1,16000}")  # characters that begin nothing
 _OPEN, _CLOSE = frozenset(("if", "case")), frozenset(("fi", "esac"))
 _KEYWORDS = frozenset(
     ("then", "else", "elif", "do", "done", "{", "}", "!", "time", "exec", "nohup", "sudo", "command")
@@ -40,6 +45,10 @@ class Shell:
 
     def __init__(self, text: str, name: str, arguments: Sequence[str] = (), *, depth: int = 0) -> None:
         """Begin with `arguments` as the script's own ($1, $2, ..., $@)."""
+        if len(text) > _MAX_SCRIPT:
+            raise FileFormatError(
+                f"{name} is too long a script; at most {_MAX_SCRIPT:,} characters are read."
+            )
         self.name = name
         self.files: dict[str, str] = {}  # that the script writes by here-documents
         self._text = text.replace("\\\r\n", " ").replace("\\\n", " ")
@@ -48,7 +57,7 @@ class Shell:
         self._branches = 0
         self._variables: dict[str, str] = {}
         self._arrays: dict[str, list[str]] = {"@": [*arguments], "*": [*arguments]}
-        self._document = ""
+        self._document, self._documents = "", 0
         for number, word in enumerate(arguments[:9], 1):
             self._variables[str(number)] = word
 
@@ -152,6 +161,9 @@ class Shell:
 
     def _take_document(self, word: str, *, expanded: bool, indented: bool) -> None:
         """Take a here-document's lines out of the text: they stand after the command's own line."""
+        self._documents += 1
+        if self._documents > _MAX_DOCUMENTS:
+            raise FileFormatError(f"{self.name} has more than {_MAX_DOCUMENTS} here-documents.")
         begin = self._end_of_line() + 1
         lines, at = [], begin
         while at < len(self._text):
@@ -200,7 +212,11 @@ class Shell:
             whole = "$(" in joined or _ASSIGNED.fullmatch(parts[-1]) is not None
             more = [joined] if whole else joined.split()
         else:
-            more = [char]
+            plain = _PLAIN.match(self._text, self._at)
+            more = [char + (plain[0] if plain else "")]
+            self._at += len(more[0]) - 1
+        if len(parts[-1]) > _MAX_VALUE:
+            raise FileFormatError(f"{self.name}: a word of more than {_MAX_VALUE:,} characters is refused.")
         return [*parts[:-1], parts[-1] + more[0], *more[1:]] if more else parts
 
     def _until(self, quote: str) -> str:
@@ -254,6 +270,8 @@ class Shell:
         name = assigned.rstrip("=").rstrip("+")
         before = self._arrays.get(name, []) if assigned.endswith("+=") else []
         self._arrays[name] = [*before, *elements][:MAX_WORDS]
+        if sum(map(len, self._arrays[name])) > _MAX_ARRAY:
+            raise FileFormatError(f"{self.name}: an array of more than {_MAX_ARRAY:,} characters is refused.")
 
     def _dollar(self, char: str) -> list[str]:
         """Return what a dollar sign or a backquote stands for, its text where nothing tells."""
@@ -278,11 +296,11 @@ class Shell:
         """Return what stands between brackets."""
         self._at += len(opening)
         start, depth = self._at, 1
-        for found in re.finditer(r"[{}()]", self._text[start : start + _MAX_VALUE]):
+        for found in _BRACKETS.finditer(self._text, start, start + _MAX_VALUE):
             depth += found[0] in opening
             depth -= found[0] in closing
             if depth + len(opening) <= 1:
-                end = start + found.start()
+                end = found.start()
                 self._at = end + 1
                 return self._text[start : end - len(closing) + 1]
         raise FileFormatError(f"{self.name} has a bracket that is never closed.")

@@ -29,8 +29,9 @@ from finegauge.run.run import Run, figures
 
 FILE = "torchtune.yaml"
 _BUILDER = re.compile(r"(?:\w+\.)*(?P<family>\w+)\.(?P<method>lora_|qlora_|dora_|qdora_)?(?P<name>\w+)$")
+_LOSSES = "torchtune.modules.loss"
 _SHIPPED = re.compile(
-    r"(?P<family>[a-z]\w*)/(?P<size>[\d.]+B|mini)(?:_(?P<kind>full|lora|qlora|dora|qdora))?"
+    r"(?P<family>[a-z]\w*)/(?P<size>[\d.]+B|mini)(?:_(?P<kind>full|lora|qlora|dora|qdora))?(?P<dpo>_dpo)?"
     r"(?:_single_device|_multi_node|_distributed|_low_memory)*"
 )
 _COMPONENT = "model._component_"
@@ -468,7 +469,11 @@ def shipped(recipe: str, config: str) -> dict[str, Any]:
         "epochs": 1,
         "optimizer": {"_component_": optimizer} | ({} if eight_bit else {"fused": True}),
         "optimizer_in_bwd": eight_bit,
-        "loss": {"_component_": "torchtune.modules.loss.LinearCrossEntropyLoss"},
+        "loss": {
+            "_component_": "torchtune.rlhf.loss.DPOLoss"
+            if found["dpo"]
+            else f"{_LOSSES}.LinearCrossEntropyLoss"
+        },
         "enable_activation_checkpointing": True,
         "dtype": "bf16",
     }

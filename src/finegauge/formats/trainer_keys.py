@@ -132,6 +132,11 @@ def peft_choice(reading: Reading) -> tuple[str, ...]:
     return next((targets for families, targets in _PEFT_CHOICE if family in families), ("q_proj", "v_proj"))
 
 
+def is_quantized_copy(reading: Reading) -> bool:
+    """Return whether the model's repository holds its weights in 4 bits, as those of Unsloth do."""
+    return str(reading.fields.get("model", "")).lower().endswith("-bnb-4bit")
+
+
 def bits_of(reading: Reading, key: str) -> int:
     """Return into how many bits weights are quantised.
 

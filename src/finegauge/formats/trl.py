@@ -73,6 +73,8 @@ def of_script(keys: Mapping[str, Any]) -> Mapping[str, Any]:
     found = {_OF_SCRIPT.get(key, key): value for key, value in of_adapter(keys).items()}
     if str(found.pop("q_lora", "false")).lower() == "true":
         found |= {"load_in_4bit": True, "use_bnb_nested_quant": True}
+    if "lora_r" in found:
+        found.setdefault("use_peft", True)  # no switch of its own: adapters are what the script is for
     return found
 
 
@@ -98,6 +100,8 @@ def _read_phase(reading: Reading) -> None:
 
 def _read_method(reading: Reading) -> None:
     quantized = [key for key in _QUANTIZED if reading.flag(key)]
+    if not quantized and reading.flag("use_peft") and trainer_keys.is_quantized_copy(reading):
+        quantized = ["model_name_or_path"]
     if len(quantized) > 1:
         raise FieldError("load_in_4bit and load_in_8bit are both true; keep one.")
     if not reading.flag("use_peft"):
@@ -132,7 +136,11 @@ def _read_precision(reading: Reading) -> None:
     trainer_keys.read_precision(reading, bf16_default=_since(reading, 0, 19))
     method = reading.fields["method"]
     if method == "qlora":
-        four, double = reading.flag("load_in_4bit"), reading.flag("use_bnb_nested_quant")
+        copy = trainer_keys.is_quantized_copy(reading)  # double quantised
+        four, double = (
+            reading.flag("load_in_4bit", default=copy),
+            reading.flag("use_bnb_nested_quant", default=copy),
+        )
         weights = trainer_keys.bitsandbytes(eight=not four, double=double)
         reading.set("weights_dtype", weights, *_QUANTIZED)
         if reading.text("bnb_4bit_quant_type", "nf4") != "nf4":
@@ -175,6 +183,8 @@ def _read_batching(reading: Reading) -> None:
     if reading.keys.get("max_length", 0) is None and not reading.stated("max_length", "max_seq_length"):
         cut_off = None
         reading.warn("max_length is null, so nothing is cut: state seq_len=… of the longest sample.")
+    if reading.format is not FORMAT and not reading.stated("max_length", "max_seq_length"):
+        reading.warn("Nothing states where samples are cut: taken as 1,024 tokens; seq_len=… says another.")
     reading.set("seq_len", cut_off, "max_length", "max_seq_length")
     compares = reading.fields["phase"] in COMPARING  # whole sequences
     packing, free = (reading.flag(key) and not compares for key in ("packing", "padding_free"))

@@ -12,6 +12,7 @@ from finegauge.errors import FieldError, shown
 from finegauge.formats import trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, always, fixed, key, model_key
 from finegauge.formats.sheet import Sheet, dataset_name, file_kind, require, whole_number
+from finegauge.run.rules import COMPARING
 from finegauge.run.run import Run
 
 FILE = "unsloth.yaml"
@@ -21,6 +22,7 @@ _ADAPTERS = trainer_keys.Adapters(
     everything="",
     joined=True,
 )
+_PACKING = trainer_keys.packing_row("training.packing", "training.padding_free")
 _KIND = "training.training_type"
 _QUANTIZED = ("training.load_in_4bit", "training.load_in_8bit")
 _CHECKPOINTING_KEY = "training.gradient_checkpointing"
@@ -32,6 +34,21 @@ _CHECKPOINTING = {
 _CHECKPOINTING_WORDS = {"none": "none", "full": "true", "selective": "true", "offload": "unsloth"}
 
 
+def _read_phase(reading: Reading) -> None:
+    phase = reading.text("training.trainer", "sft")
+    if phase not in ("sft", "dpo", "grpo", "reward"):
+        raise FieldError(f"The trainer {shown(phase)} is not described under Unsloth; sft, dpo and grpo are.")
+    reading.set("phase", phase, "training.trainer")
+
+
+def _read_packing(reading: Reading) -> None:
+    if reading.fields["phase"] in COMPARING:  # whole sequences
+        reading.set("packing", False)
+        reading.set("padding", "longest")
+    elif _PACKING.read is not None:
+        _PACKING.read(reading)
+
+
 def _read_method(reading: Reading) -> None:
     """Read whether adapters train, which, and every number format."""
     kind = reading.text(_KIND, "lora")
@@ -39,7 +56,7 @@ def _read_method(reading: Reading) -> None:
         raise FieldError(f"training_type={shown(kind)} is not described; use lora or full.")
     autocast = "fp16" if reading.flag("training.fp16") else "bf16"
     reading.set("autocast", autocast, "training.fp16")
-    quantized_copy = str(reading.fields["model"]).lower().endswith("-bnb-4bit")
+    quantized_copy = trainer_keys.is_quantized_copy(reading)
     eight = reading.flag(_QUANTIZED[1])
     four = not eight and (quantized_copy or reading.flag(_QUANTIZED[0], default=kind != "full"))
     if kind == "full":
@@ -87,7 +104,8 @@ FORMAT = Format(
     "Unsloth",
     (
         model_key("model"),
-        fixed(phase="sft", kernels=["unsloth"], loss="fused", attention="flash", over_length="truncate"),
+        Row("training.trainer", _read_phase),
+        fixed(kernels=["unsloth"], loss="fused", attention="flash", over_length="truncate"),
         trainer_keys.dataset_row("data.dataset", _data, beside="data.local_dataset"),
         Row(f"{_KIND} {' '.join(_QUANTIZED)} training.fp16 {_ADAPTERS.keys}", _read_method, _method),
         key("training.max_seq_length", "seq_len", 2048),
@@ -95,7 +113,8 @@ FORMAT = Format(
         Row("training.max_steps", _read_steps, lambda run: {"training.max_steps": run.max_steps}),
         key("training.batch_size", "micro_batch_size", 2),
         key("training.gradient_accumulation_steps", "gradient_accumulation_steps", 4),
-        trainer_keys.packing_row("training.packing", "training.padding_free"),
+        Row("training.packing training.padding_free", _read_packing, _PACKING.write),
+        trainer_keys.generation_row("training."),
         Row(
             _CHECKPOINTING_KEY,
             _read_checkpointing,

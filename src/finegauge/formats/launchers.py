@@ -1,0 +1,196 @@
+"""What launchers and schedulers are told: processes, nodes, accelerate's own options, Slurm's comments."""
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from finegauge.documents import parse_yaml, read_text
+from finegauge.errors import FileFormatError, shown
+from finegauge.formats.launcher_files import find_inside
+
+CONFIGS = (".yaml", ".yml", ".json", ".toml")
+SHELL_ENDINGS = (".sh", ".bash", ".slurm", ".sbatch")
+SCRIPT_ENDINGS = (".py", *SHELL_ENDINGS)
+UNSET = re.compile(r"\$[\w({@]|`")
+# Options of launchers that programs take too, for the launcher that they start.
+OF_LAUNCHERS = (
+    *("num_processes", "num_machines", "nproc_per_node", "nnodes", "accelerate_config", "launcher"),
+    *(
+        "node_rank",
+        "master_addr",
+        "master_port",
+        "local_rank",
+        "machine_rank",
+        "main_process_ip",
+        "standalone",
+    ),
+)
+_GPUS_PER_NODE = ("nproc_per_node", "num_gpus", "nproc-per-node", "ntasks_per_node", "gpus_per_node")
+_ACCELERATE = ("num_processes", "num_machines", "mixed_precision")
+
+
+class Place:
+    """Where a command is started, and what it may read."""
+
+    def __init__(
+        self, file: str, name: str, files: Mapping[str, str] = {}, *, trusted: bool = False, depth: int = 0
+    ) -> None:
+        """Begin with `files` that are written on the way; `trusted`: the user names the files."""
+        self.file, self.name, self.files = file, name, dict(files)
+        self.trusted, self.depth = trusted, depth
+
+    def text(self, named: str) -> tuple[str, str] | None:
+        """Return (text, path) of a file, None where it is not there or not inside the project."""
+        written = self.files.get(named) or self.files.get(named.removeprefix("./"))
+        if written is not None:
+            return written, os.path.join(os.path.dirname(self.file), os.path.basename(named))
+        path: str | None = os.path.expanduser(named) if self.trusted else None
+        if path is None or not os.path.isfile(path):
+            path = find_inside(named, self.file, (*CONFIGS, *SCRIPT_ENDINGS))[0]
+        return None if path is None else (read_text(path), path)
+
+
+def options_of(words: Iterable[str], *, hydra: bool = False) -> tuple[dict[str, Any], list[str]]:
+    """Return {key: value} of --key value, --key=value, --key a b, --key, key=value; and the other words."""
+    found: dict[str, list[str]] = {}
+    loose: list[str] = []
+    key, doubled = "", False
+    for word in words:
+        is_option = re.match(r"--?[A-Za-z_]", word) is not None
+        if is_option:
+            key, equals, value = word.lstrip("-").partition("=")
+            key = key.replace("-", "_")
+            found[key], doubled = ([value] if equals else []), bool(equals)
+        elif hydra and (assigned := re.fullmatch(r"[+~]{0,2}([A-Za-z_][\w./@-]*)=(.*)", word, re.DOTALL)):
+            found[assigned[1].replace("/", ".")], key = [assigned[2]], ""
+        elif key and not doubled and not (hydra and found[key]):
+            if not (found[key] and word.startswith("$")):  # more options, of a variable that is not set
+                found[key].append(word)
+        elif not word.startswith("~"):
+            loose.append(word)
+    return {key: True if not v else v[0] if len(v) == 1 else v for key, v in found.items()}, loose
+
+
+def batch_options(text: str) -> dict[str, Any]:
+    """Return the options that a script states to Slurm in its comments."""
+    words: list[str] = []
+    for found in re.finditer(r"^#SBATCH\s+(\S.{0,300})$", text[:100_000], re.MULTILINE):
+        words += found[1].partition(" #")[0].split()
+    return options_of(words)[0]
+
+
+def machine(
+    launcher: Sequence[str],
+    own: Mapping[str, Any],
+    variables: Mapping[str, str],
+    batch: Mapping[str, Any],
+    place: Place,
+    warnings: list[str],
+    *,
+    all_gpus: bool,
+) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
+    """Return the fields that the launcher states, and what accelerate is told."""
+    told = {**own, **options_of(launcher)[0]}
+    accelerate: Mapping[str, Any] | None = None
+    named = told.get("config_file") or told.get("accelerate_config")
+    if isinstance(named, str):
+        found = place.text(named)
+        if found is not None:
+            keys = parse_yaml(found[0], os.path.basename(named))
+            accelerate = keys if isinstance(keys, Mapping) else None
+        elif UNSET.search(named) is None:
+            accelerate = _named_after(named, place)
+            warnings.append(f"{shown(named)} is not here: how the model is divided is taken from its name.")
+    if any(told.get(key) for key in ("use_fsdp", "use_deepspeed", "use_megatron_lm")) or "zero_stage" in told:
+        accelerate = {**(accelerate or {}), **_accelerate_options(told)}
+    elif isinstance(accelerate, Mapping):
+        accelerate = {**accelerate, **{key: told[key] for key in _ACCELERATE if key in told}}
+    elif "mixed_precision" in told and not all_gpus:
+        accelerate = {"distributed_type": "MULTI_GPU", "mixed_precision": told["mixed_precision"]}
+    gpus, nodes = _gpus(told, variables, batch, launcher, all_gpus=all_gpus)
+    if gpus is None and isinstance(accelerate, Mapping):
+        gpus = _figure(str(accelerate.get("num_processes")))
+    block = {"num_gpus": gpus} if gpus else {}
+    if gpus and nodes and nodes > 1 and gpus % nodes == 0:
+        block["num_nodes"] = nodes
+    return block, accelerate
+
+
+def _named_after(named: str, place: Place) -> dict[str, Any]:
+    """Return accelerate's keys that the name of its file tells: deepspeed_zero3.yaml, fsdp.yaml.
+
+    Raises: FileFormatError where it tells nothing.
+    """
+    name = os.path.basename(named).lower()
+    stage = re.search(r"(?:zero|stage|z)[_-]?([123])", name)
+    if stage is not None:
+        return {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": int(stage[1])}}
+    if name == "single_gpu":
+        return {"distributed_type": "NO", "num_processes": 1}
+    if "fsdp" in name or "multi_gpu" in name or "ddp" in name:
+        return {"distributed_type": "FSDP" if "fsdp" in name else "MULTI_GPU", "fsdp_config": {}}
+    raise FileFormatError(
+        f"{place.name} names accelerate's file {shown(named)}, which is not here; it says how many GPUs "
+        "there are and how the model is divided."
+    )
+
+
+def _accelerate_options(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return accelerate's options in the shape of its file."""
+    kind = "FSDP" if told.get("use_fsdp") else "MEGATRON_LM" if told.get("use_megatron_lm") else "DEEPSPEED"
+    keys: dict[str, Any] = {key: told[key] for key in _ACCELERATE if key in told}
+    return keys | {
+        "distributed_type": kind,
+        "fsdp_config": {key: value for key, value in told.items() if key.startswith("fsdp_")},
+        "deepspeed_config": {
+            key: value
+            for key, value in told.items()
+            if key.startswith(
+                ("zero_stage", "offload_", "deepspeed_config_file", "gradient_accumulation_steps")
+            )
+        },
+        "megatron_lm_config": {k: v for k, v in told.items() if k.startswith("megatron_lm_")},
+    }
+
+
+def _figure(value: Any) -> int | None:
+    """Return a whole number of a word: of "1:4" the first."""
+    text = str(value[0] if isinstance(value, list) and value else value).partition(":")[0]
+    return int(text) if text.isdecimal() and 0 < len(text) < 7 else None
+
+
+def _gpus(
+    told: Mapping[str, Any],
+    variables: Mapping[str, str],
+    batch: Mapping[str, Any],
+    launcher: Sequence[str],
+    *,
+    all_gpus: bool,
+) -> tuple[int | None, int | None]:
+    """Return (GPUs of all nodes, nodes), as far as launcher, environment or Slurm tell."""
+    nodes = next(
+        (n for n in map(_figure, (
+            *(told.get(key) for key in ("nnodes", "num_machines", "num_nodes", "nodes", "N")),
+            *(variables.get(key) for key in ("NNODES", "NUM_NODES", "SLURM_NNODES")),
+            *(batch.get(key) for key in ("nodes", "N")),
+        )) if n), None)  # fmt: skip
+    if total := _figure(told.get("num_processes")):
+        return total, nodes
+    if listed := re.findall(r"[\w.-]+:([\d,]+)", str(told.get("include", ""))):
+        return sum(len(part.split(",")) for part in listed), len(listed)
+    each = next((n for n in (_figure(told[key]) for key in _GPUS_PER_NODE if key in told) if n), None)
+    each = each or _figure(variables.get("NPROC_PER_NODE"))
+    visible = variables.get("CUDA_VISIBLE_DEVICES", "")
+    seen = len([one for one in visible.split(",") if one.strip()]) if "$" not in visible else 0
+    launches = any(word.rpartition("/")[2] in ("torchrun", "accelerate", "deepspeed") for word in launcher)
+    if not each and seen and (seen == 1 or all_gpus or launches):
+        each = seen
+    if not each and ("srun" in launcher or batch) and not (launches and "nproc_per_node" in told):
+        gres = re.search(r":(\d{1,3})(?:\(|$)", str(batch.get("gres", "")))
+        listed_by = (batch.get(key) for key in ("gpus_per_node", "ntasks_per_node"))
+        each = next((n for n in (_figure(str(v).rpartition(":")[2]) for v in listed_by) if n), None)
+        each = each or (int(gres[1]) if gres else None)
+    if not each and (ranks := _figure(told.get("np") or told.get("n"))):
+        return ranks, nodes
+    return (each * (nodes or 1) if each else None), nodes
