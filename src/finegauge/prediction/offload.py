@@ -26,13 +26,11 @@ Neglected: DeepSpeed's partial offload (Twin-Flow, SuperOffload, ZenFlow), readi
 
 from collections.abc import Iterator
 from math import ceil, log2
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from finegauge.arithmetic import largest, where
 from finegauge.catalogue.frameworks import framework_of
 from finegauge.catalogue.gpus import GpuSpec
-from finegauge.catalogue.hosts import host_of
-from finegauge.prediction.links import Network
 from finegauge.prediction.model_parallel import by_fully_shard, stage_layers
 from finegauge.prediction.sharding import (
     MASTER_BYTES,
@@ -45,6 +43,9 @@ from finegauge.prediction.sharding import (
 from finegauge.profile import Breakdown, Path
 from finegauge.records import NamedTuple
 from finegauge.run.run import FROM_DEFAULT, Run
+
+if TYPE_CHECKING:
+    from finegauge.prediction.links import Network
 
 # Bytes of the host's memory per value. New pages cost FRESH times what a byte that streams does: on one core
 # 1.5 GB/s where they are zeroed first, 9 to 12 without (measured 2026-11-22, Xeon of 2.5 GHz, torch 2.13)
@@ -65,7 +66,7 @@ class Computing(NamedTuple):
     micro_steps: Any
 
 
-def offloaded(run: Run, share: Share, computing: Computing, network: Network) -> Iterator[tuple[str, Any]]:
+def offloaded(run: Run, share: Share, computing: Computing, network: "Network") -> Iterator[tuple[str, Any]]:
     """Yield (what, seconds per step that show) of what crosses the host link, and of the host's update."""
     if run.cpu_offload == "none":
         return
@@ -102,7 +103,7 @@ class _Update(NamedTuple):
     host_bytes: Any  # of the host's memory that one value moves
 
 
-def _deepspeed(run: Run, share: Share, steps: Any, network: Network) -> _Update:
+def _deepspeed(run: Run, share: Share, steps: Any, network: "Network") -> _Update:
     weights, width = share.graph.weights, share.graph.lowering.compute_bytes
     values, rate = weights.trained_params + weights.adapter_params, _copied_bytes_per_s(run, network)
     rounds = {"zero1": 0, "zero3": 2 * steps}.get(run.sharding, where(steps > 1, 2 * steps - 1, 0))
@@ -115,7 +116,7 @@ def _deepspeed(run: Run, share: Share, steps: Any, network: Network) -> _Update:
     return _Update(sent_s, 0.0, returned_s, _clip_bytes(run) + FUSED_ADAM_BYTES + CAST_BYTES + fresh)
 
 
-def _fsdp(run: Run, share: Share, steps: Any, network: Network) -> _Update:
+def _fsdp(run: Run, share: Share, steps: Any, network: "Network") -> _Update:
     weights, width = share.graph.weights, share.value_bytes
     sent = (weights.trained_params + weights.adapter_params) * width
     whole = run.pipeline_parallel > 1 or not framework_of(run.framework).reduces_every_micro_batch
@@ -135,7 +136,7 @@ def _clip_bytes(run: Run) -> float:
     return 0.0 if framework_of(run.framework).clips_nothing else CLIP_BYTES
 
 
-def fetched_s(run: Run, share: Share, compute_s: Any, network: Network) -> Any:
+def fetched_s(run: Run, share: Share, compute_s: Any, network: "Network") -> Any:
     """Return the seconds that a pass which only goes forward waits for weights that lie on the host."""
     if not weights_on_host(run):
         return 0.0
@@ -191,6 +192,8 @@ def assumptions(run: Run, gpu: GpuSpec) -> tuple[str, ...]:
     """Return what is taken for granted about the host of a run that offloads, in words."""
     if run.cpu_offload == "none":
         return ()
+    from finegauge.catalogue.hosts import host_of
+
     per_node = max(1, run.num_gpus // run.num_nodes)
     said, host = [], host_of(gpu, run.provider, per_node)
     if run.host_cores is None or run.host_memory_gb_per_s is None:
@@ -208,7 +211,7 @@ def _locked(run: Run, num_bytes: float) -> float:
     return 2.0 ** ceil(log2(num_bytes)) if run.offload_pinned and num_bytes >= 1.0 else num_bytes
 
 
-def _copied_bytes_per_s(run: Run, network: Network) -> Any:
+def _copied_bytes_per_s(run: Run, network: "Network") -> Any:
     return network.host_bytes_per_s if run.offload_pinned else network.pageable_bytes_per_s
 
 
