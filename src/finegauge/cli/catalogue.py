@@ -47,14 +47,20 @@ def print_json(value: object) -> None:
 
 
 def print_table(
-    headings: Sequence[str], rows: Iterable[Sequence[str]], *, num_text: int = 1, ends_in_text: bool = False
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    num_text: int = 1,
+    ends_in_text: bool = False,
+    first_to_go: tuple[int, ...] = (),
 ) -> None:
-    """Print a table; its first `num_text` columns are text, and the last where it `ends_in_text`."""
+    """Print a table as `Table` describes it; in a pipe, one line for each of its rows."""
     from finegauge.render.report import Table
-    from finegauge.render.terminal import table_lines
+    from finegauge.render.terminal import UNLIMITED, has_width, table_lines
 
-    table = Table("", tuple(headings), tuple(map(tuple, rows)), num_text, ends_in_text)
-    say(table_lines(table))
+    cells = tuple(map(tuple, rows))
+    table = Table("", tuple(headings), cells, num_text, ends_in_text, first_to_go=first_to_go)
+    say(table_lines(table, 0 if has_width() else UNLIMITED))
 
 
 def print_facts(title: str, rows: Mapping[str, str]) -> None:
@@ -68,7 +74,9 @@ def print_facts(title: str, rows: Mapping[str, str]) -> None:
 
 def footer(num_shown: int, num_known: int, noun: str, hint: str) -> None:
     """Print how many of the known rows are shown, and where to look next."""
-    click.echo(f"{num_shown:,} of {num_known:,} {noun}; {hint}.")
+    from finegauge.render.terminal import wrapped
+
+    say(wrapped(f"{num_shown:,} of {num_known:,} {noun}; {hint}.", indent="  "))
 
 
 def tera(rate: float | None) -> str:
@@ -190,7 +198,7 @@ def list_models(pattern: str, *, as_json: bool) -> None:
         ]
         for figures in found
     ]
-    print_table(["name", "short name", "model_type", "parameters"], rows, num_text=3)
+    print_table(["name", "short name", "model_type", "parameters"], rows, num_text=3, first_to_go=(2, 1))
     footer(len(found), len(all_models()), "models", "'finegauge models show NAME' counts one")
 
 
@@ -266,7 +274,13 @@ def offers(
         return
     shown = found[:limit] if limit else found
     columns = ["provider", "instance", "GPUs", "region", "$/h", "spot $/h", "$/GPU h", "date"]
-    print_table(columns, [_offer_cells(offer, spot=spot) for offer in shown], num_text=4, ends_in_text=True)
+    print_table(
+        columns,
+        [_offer_cells(offer, spot=spot) for offer in shown],
+        num_text=4,
+        ends_in_text=True,
+        first_to_go=(3, 1, 5, 4),
+    )
     more = "" if len(shown) == len(found) else f", {len(shown)} printed (--limit 0: all)"
     footer(len(found), len(every), "offers", f"$ of the whole instance; * far from others{more}")
     if warning := catalogue.stale_warning(found):

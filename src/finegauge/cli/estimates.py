@@ -162,9 +162,9 @@ def _show_one(checked: Checked, *, as_json: bool) -> None:
 
 def _sentences(answer: "CheckAnswer") -> list[str]:
     from finegauge.render.run_parts import headline
-    from finegauge.render.terminal import painted
+    from finegauge.render.terminal import painted, wrapped
 
-    return [painted(headline(one)) for one in answer.found]
+    return [line for one in answer.found for line in wrapped(painted(headline(one)), indent="  ")]
 
 
 def _show_all(checked: list[Checked], *, as_json: bool) -> None:

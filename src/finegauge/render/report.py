@@ -62,6 +62,7 @@ class Table(NamedTuple):
     ends_in_text: bool = False  # the last column too; it wraps in a terminal
     indent: int = 0  # of all its lines, in a terminal
     folded: bool = False  # until a reader opens it, in HTML
+    first_to_go: tuple[int, ...] = ()  # columns, where a terminal is too narrow for all
 
 
 class BarPart(NamedTuple):

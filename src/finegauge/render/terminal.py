@@ -1,19 +1,26 @@
-"""A report as text for a terminal: colour, columns and bars, 100 characters wide, readable without colour.
+"""A report as text for a terminal: colour, columns and bars, as wide as it is, readable without colour.
+
+Where a table is wider, its texts are folded, and then columns left out whole, which is said; no number is
+cut. In a pipe a line has 100 characters, and a listing one line for each of its rows.
 
 Written by hand, not with rich: importing rich takes as long as a whole estimate does
 (docs/decisions/0002).
 """
 
+import os
 import re
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from os import environ
 
 from finegauge.render.number_format import percent
 from finegauge.render.report import Bar, BarPart, Note, Report, Section, Table, Text, Toned
 
-WIDTH = 100
+WIDTH = 100  # where no terminal says its own
+NARROWEST, WIDEST = 40, 160
+UNLIMITED = 100_000
 MIN_TEXT = 12  # characters of a column that is folded
 BAR_WIDTH = 24
 LEAST_NAME_WIDTH = 13
@@ -53,11 +60,14 @@ def note_lines(note: Note) -> list[str]:
     return wrapped(label + painted(note.text, note.tone), indent="  ")
 
 
-def table_lines(table: Table) -> list[str]:
-    """Return the lines of a table: none above the rows where all headings are empty.
+def table_lines(table: Table, most: int = 0) -> list[str]:
+    """Return the lines of a table, of at most `most` characters: none above the rows without headings.
 
     A heading may have two lines. Numbers are set flush right; a last column of text is wrapped.
     """
+    most = most or line_width()
+    table, left_out = _narrowed(table, most) if has_width() else (table, [])
+    note = wrapped(f"For want of room without: {', '.join(left_out)}.", indent="  ") if left_out else []
     last = len(table.headings) - 1
     heads = [heading.rpartition("\n") for heading in table.headings]
     above = [line for line in ([head[0] for head in heads], [head[2] for head in heads]) if any(line)]
@@ -67,10 +77,10 @@ def table_lines(table: Table) -> list[str]:
         return max((visible_width(row[n]) for row in (*above, *rows)), default=0)
 
     if table.ends_in_text:
-        room = WIDTH - table.indent - sum(width(n) + 2 for n in range(last))
+        room = most - table.indent - sum(width(n) + 2 for n in range(last))
         rows = [line for row in rows for line in _wrapped_row(row, room)]
     for n in sorted(range(1, table.num_text_columns), key=width, reverse=True):
-        too_wide = table.indent + sum(width(n) + 2 for n in range(last + 1)) - 2 - WIDTH
+        too_wide = table.indent + sum(width(n) + 2 for n in range(last + 1)) - 2 - most
         if too_wide > 0:
             rows = [line for row in rows for line in _folded_row(row, n, max(MIN_TEXT, width(n) - too_wide))]
     widths = [width(n) for n in range(last + 1)]
@@ -80,7 +90,35 @@ def table_lines(table: Table) -> list[str]:
         cells = (pad(cell, widths[n], right=n not in flush_left) for n, cell in enumerate(row))
         return " " * table.indent + "  ".join(cells).rstrip()
 
-    return [*(_paint(line(row), "dim") for row in above), *map(line, rows)]
+    return [
+        *(_paint(line(row), "dim") for row in above), *map(line, rows), *(_paint(one, "dim") for one in note)
+    ]  # fmt: skip
+
+
+def _narrowed(table: Table, most: int) -> tuple[Table, list[str]]:
+    """Return a table whose columns have room, and the headings of those that have none.
+
+    Those that `table.first_to_go` names go first, then the last; the first column and a last text stay.
+    """
+    num = len(table.headings)
+    last_text = num - 1 if table.ends_in_text else num
+    columns = [
+        [*heading.split("\n"), *(painted(row[n]) for row in table.rows)]
+        for n, heading in enumerate(table.headings)
+    ]
+    widths = [max(map(visible_width, column)) for column in columns]
+    for n in range(1, num):
+        if n < table.num_text_columns or n == last_text:
+            widths[n] = min(widths[n], MIN_TEXT)
+    kept = list(range(num))
+    going = [*table.first_to_go, *(n for n in reversed(range(1, last_text)) if n not in table.first_to_go)]
+    while going and table.indent + sum(widths[n] + 2 for n in kept) - 2 > most:
+        kept.remove(going.pop(0))
+    left_out = [" ".join(table.headings[n].split("\n")).strip() for n in range(num) if n not in kept]
+    rows = tuple(tuple(row[n] for n in kept) for row in table.rows)
+    texts = sum(n < table.num_text_columns for n in kept)
+    headings = tuple(table.headings[n] for n in kept)
+    return table._replace(headings=headings, rows=rows, num_text_columns=texts, first_to_go=()), left_out
 
 
 def _wrapped_row(row: list[str], room: int) -> Iterator[list[str]]:
@@ -100,7 +138,7 @@ def _folded_row(row: list[str], column: int, room: int) -> Iterator[list[str]]:
 
 def bar_lines(bar: Bar) -> Iterator[str]:
     """Yield a line per part, "weights    22.9 GiB  52 %  ██████  experts 22.1 · attention 0.6"."""
-    yield f"{_paint(bar.title, 'bold')}  {bar.said}"
+    yield from wrapped(f"{_paint(bar.title, 'bold')}  {bar.said}", indent="  ")
     parts = [
         part for part in bar.parts if part.width_fraction >= bar.least_fraction and part.width_fraction > 0
     ]
@@ -116,7 +154,7 @@ def _bar_line(part: BarPart, colour: str, name_width: int) -> str:
     share = pad(percent(fraction), 5, right=True)
     drawn = pad(_paint(filled_bar(fraction, BAR_WIDTH), colour), BAR_WIDTH)
     line = f"  {pad(part.name, name_width)}{pad(part.amount, 9, right=True)} {share}  {drawn}"
-    detail, room = "", WIDTH - visible_width(line) - 2
+    detail, room = "", line_width() - visible_width(line) - 2
     for text in part.detail:
         longer = f"{detail} · {text}" if detail else text
         if len(longer) > room:
@@ -174,15 +212,30 @@ def filled_bar(fraction: float, width: int) -> str:
     return "█" * whole + (_EIGHTHS[rest] if rest else "")
 
 
-def wrapped(text: str, *, indent: str, width: int = WIDTH) -> list[str]:
+def has_width() -> bool:
+    """Return whether somebody says how wide a line is: the terminal, or COLUMNS."""
+    return environ.get("COLUMNS", "").isdecimal() or sys.stdout.isatty()
+
+
+def line_width() -> int:
+    """Return how many characters a line has."""
+    columns = environ.get("COLUMNS", "")
+    found = int(columns[:4]) if columns.isdecimal() else 0
+    if not found and sys.stdout.isatty():
+        with suppress(OSError):
+            found = os.get_terminal_size(sys.stdout.fileno()).columns
+    return min(WIDEST, max(NARROWEST, found or WIDTH))
+
+
+def wrapped(text: str, *, indent: str, width: int = 0) -> list[str]:
     """Return `text` in lines of at most `width`, all but the first indented; spaces before it stay."""
+    width = width or min(WIDTH, line_width())
     words = text.lstrip(" ")
-    lines, line = list[str](), ""
+    lines, line = list[str](), " " * (len(text) - len(words))
     for word in words.split(" "):
-        if line and visible_width(line) + 1 + visible_width(word) > width:
+        if line.strip() and visible_width(line) + 1 + visible_width(word) > width:
             lines.append(line)
             line = indent + word
         else:
-            line = f"{line} {word}" if line else word
-    first, *rest = [*lines, line]
-    return [" " * (len(text) - len(words)) + first, *rest]
+            line = f"{line} {word}" if line.strip() else line + word
+    return [*lines, line]
