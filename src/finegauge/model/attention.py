@@ -102,8 +102,31 @@ def _attend(builder: OpBuilder, block: Attention, needed: Needed) -> bool:
     shared = c * (k + v) * (1 - 1 / heads) if grouped and kv_heads == 1 else 0.0
     held = op.saved_bytes.plus(Poly(token=copies, single=c * viewed - copies - repeated))
     passing = op.passing_bytes.plus(per_token(c * _named(block, fused=fused) - shared))
-    builder.ops.append(op._replace(saved_bytes=held, passing_bytes=passing))
+    op = op._replace(saved_bytes=held, passing_bytes=passing)
+    if composite:
+        op = _widened(builder, op, block, values=v)
+    builder.ops.append(op)
     return True
+
+
+def _widened(builder: OpBuilder, op: Op, block: Attention, *, values: float) -> Op:
+    """Return PyTorch's own attention `op`, which multiplies `values` channels per token, with its copies.
+
+    Queries and keys are there in fp32 before and after they are scaled, values once, beside the narrow ones
+    and a mask: with the scores and what the mask leaves of them, after which the operator before is the
+    worst, then with the softmax, its narrow copy and the product.
+    """
+    q, k, v, out = block.widths
+    c, heads = float(builder.lowering.attention_bytes), block.num_heads
+    held = 4.0 * (2 * q + 2 * k + v) + c * (block.hidden_size + 2 * q + k + v)
+    scores = Poly(token=held, pair=8.0 * heads + c)
+    builder.ops[-1] = builder.ops[-1]._replace(passing_bytes=scores)
+    return op._replace(
+        live_forward_bytes=op.live_forward_bytes.plus(
+            Poly(token=4.0 * (q + k) + c * (2 * q + 2 * k + v), pair=c)
+        ),
+        passing_bytes=Poly(token=held + 4.0 * (values + out - k), pair=(4.0 + c) * heads + c),
+    )
 
 
 def _named(block: Attention, *, fused: bool) -> float:

@@ -49,11 +49,16 @@ REPEATING = frozenset({"mistral", "mixtral", "phi3", "qwen2", "qwen2_moe", "star
 
 
 class LayerGraph(NamedTuple):
-    """The operators of one kind of layer, and how many such layers there are."""
+    """The operators of one kind of layer, and how many such layers there are.
+
+    `before` and `until`: how many of each kind stand before its first layer, and to its last, as far as known.
+    """
 
     kind: str
     count: int  # type: ignore[assignment]  # in place of a method of tuples
     ops: tuple[Op, ...]
+    before: tuple[int, ...] = ()
+    until: tuple[int, ...] = ()
 
     @property
     def passive(self) -> bool:
@@ -314,7 +319,8 @@ def _layers(model: Architecture, low: Lowering) -> tuple[LayerGraph, ...]:
     While nothing that trains has been met, gradients end: the first layers stand for themselves.
     The model's groups are in order until every kind of layer has been met.
     """
-    counts: dict[tuple[str, tuple[Op, ...]], int] = {}
+    kinds: list[tuple[str, tuple[Op, ...]]] = []
+    met: list[tuple[int, int]] = []  # which of the kinds, how many layers
     reached = low.input_gradients
     for linear in model.widening:
         reached = reached or low.rank(linear, "linear", "embedding") > 0
@@ -331,9 +337,28 @@ def _layers(model: Architecture, low: Lowering) -> tuple[LayerGraph, ...]:
                 from finegauge.model.framework_code import called_by_python
 
                 ops = called_by_python(ops)
-            counts[layer.kind, ops] = counts.get((layer.kind, ops), 0) + number
+            kind = layer.kind, ops
+            if kind not in kinds:
+                kinds.append(kind)
+            met.append((kinds.index(kind), number))
             reached = builder.reached
-    return tuple([LayerGraph(kind, count, ops) for (kind, ops), count in counts.items()])
+    return _in_order(kinds, met)
+
+
+def _in_order(kinds: list[tuple[str, tuple[Op, ...]]], met: list[tuple[int, int]]) -> tuple[LayerGraph, ...]:
+    """Return the kinds of layers, what stands before the first of each and to its last."""
+    groups: list[LayerGraph] = []
+    ordered = [index for index, _ in met].index(len(kinds) - 1)
+    count = [0] * len(kinds)
+    before: dict[int, tuple[int, ...]] = {}
+    until: dict[int, tuple[int, ...]] = {}
+    for place, (index, number) in enumerate(met):
+        before.setdefault(index, tuple(count))
+        count[index] += number
+        until[index] = tuple(count) if place < ordered else ()  # of the rest any may be the last
+    for index, (kind, ops) in enumerate(kinds):
+        groups.append(LayerGraph(kind, count[index], ops, before[index], until[index] or tuple(count)))
+    return tuple(groups)
 
 
 def _lowered(model: Architecture, low: Lowering) -> Iterator[tuple[Layer, int, Lowering]]:

@@ -12,7 +12,8 @@ of which one at a time is at work. Where experts differ in load, the bytes of th
 
 from finegauge.model.blocks import FeedForward, MixtureOfExperts
 from finegauge.model.gradient_pruning import cut_below, is_adapter
-from finegauge.model.op import Cost, Op, Poly, per_token
+from finegauge.model.lowering import Lowering
+from finegauge.model.op import ZERO, Cost, Op, Poly, per_token
 from finegauge.model.op_builder import OpBuilder
 
 # Values per channel that an activation keeps, beside the product it feeds to the next projection.
@@ -20,7 +21,8 @@ from finegauge.model.op_builder import OpBuilder
 # activation written out in PyTorch keeps what each of its steps needs.
 ACTIVATION_KEEPS = {"gelu_new": 4.0, "clamped_swiglu": 6.0, "xielu": 4.5}
 # Values per channel alive where nothing is kept, and beside what is kept backward: one kernel's input and
-# result; written out, the steps between them too.
+# result; written out, the steps between them too. So beside what is kept forward: one result.
+FORWARD = {"xielu": 4.0, "bloom_gelu": 4.0}
 PASSING = {"gelu_new": 4.0, "xielu": 5.5, "bloom_gelu": 5.0}
 BACKWARD = {"gelu_new": 3.0, "xielu": 4.0, "bloom_gelu": 6.0}
 AUTOCAST_ALIVE = {"gelu_new": (6.0, 6.0)}  # the same two
@@ -81,7 +83,7 @@ def activation(builder: OpBuilder, part: str, width: float, name: str, *, gated:
         launches=launches[0],
         backward_launches=launches[1],
         saved=kept * w,
-        alive=(w, back * w, passing * w + entry),
+        alive=((1.0 if gated else FORWARD.get(name, 1.0)) * w, back * w, passing * w + entry),
     )
 
 
@@ -96,7 +98,8 @@ def mixture_of_experts(builder: OpBuilder, block: MixtureOfExperts) -> None:
     for projection in block.latent[:1]:
         kept = builder.kept_entry(block.hidden_size, projection, part=part)
         builder.linear(part, projection, keeps=kept)
-    if block.visits_all and not low.own_models:
+    dense = block.visits_all and not low.own_models
+    if dense:
         _all_experts(builder, block)
         computed = _differentiates(builder, start)
     else:
@@ -106,7 +109,7 @@ def mixture_of_experts(builder: OpBuilder, block: MixtureOfExperts) -> None:
         builder.linear(part, projection, keeps=low.kept_input(block.expert_width, projection, part=part))
     if not (weighs or computed):
         _differentiates(builder, start)
-    if not block.shared_first:
+    if not (block.shared_first or dense):
         _shared_experts(builder, block)
 
 
@@ -210,18 +213,50 @@ def _chosen_experts(builder: OpBuilder, block: MixtureOfExperts, entry: int, *, 
         held += 0.0 if own.kept_input(pairs, *projections[:-1], kind="experts", part=part) else pairs
         total = total._replace(live_forward_bytes=total.live_forward_bytes.plus(per_token(held)))
     builder.ops.append(total)
-    copies = 0.0
+    if looped and own.fused_experts:
+        _take_turns(builder.ops, start, block, float(low.compute_bytes))
+    _hold_copies(builder.ops, start, own, block)
+    return computed
+
+
+def _take_turns(ops: list[Op], start: int, block: MixtureOfExperts, width: float) -> None:
+    """Let experts that share a tensor, from `start` on, go backward one after the other.
+
+    The gradient of each is as large as that of all. When that of the second expert is added to the first's,
+    all others still keep what they need, and what the rows get back, `width` bytes a value, adds up beside.
+    """
+    first = next(index for index, op in enumerate(ops) if index >= start and op.kind == "grouped_gemm")
+    op, e = ops[first], block.num_experts
+    if op.gradient_bytes:
+        waiting = op.saved_bytes.times(-2 / e).plus(per_token(block.expert_width * width))
+        for later in ops[first + 1 :]:
+            waiting = waiting.plus(later.saved_bytes.times(max(0, e - 2) / e))
+        ops[first] = op._replace(live_backward_bytes=op.live_backward_bytes.plus(waiting))
+
+
+def _hold_copies(ops: list[Op], start: int, low: Lowering, block: MixtureOfExperts) -> None:
+    """Hold copies of weights with their adapters added from their first use until all experts are done.
+
+    Where autocast narrows them, autograd keeps the narrow ones alone.
+    """
+    projections = block.expert_projections(apart=not low.fused_experts)
+    size = float(block.num_experts * low.weight_bytes)
     sizes = {
-        each.name: float(e * each.in_features * each.out_features * c)
+        each.name: size * each.in_features * each.out_features
         for each in projections
-        if own.folds(each, "experts", part)
+        if low.folds(each, "experts", block.path)
     }
-    for index in range(start, len(builder.ops) if sizes else start):
-        op = builder.ops[index]
+    copies = 0.0
+    for index in range(start, len(ops) if sizes else start):
+        op = ops[index]
         copies += sizes.pop(op.path[-1], 0.0)
         if not is_adapter(op):
-            builder.ops[index] = op._replace(passing_bytes=op.passing_bytes.plus(Poly(const=copies)))
-    return computed
+            held = Poly(const=copies)
+            wide = held if low.weight_bytes > low.compute_bytes else ZERO
+            ops[index] = op._replace(
+                passing_bytes=op.passing_bytes.plus(held),
+                live_forward_bytes=op.live_forward_bytes.plus(wide),
+            )
 
 
 def _experts(builder: OpBuilder, block: MixtureOfExperts, rows: int, act_bytes: int = 0) -> None:
@@ -288,14 +323,34 @@ def _weighted_sum(
 
 
 def _all_experts(builder: OpBuilder, block: MixtureOfExperts) -> None:
-    """Add every expert over every token: rows scaled by their scores before, summed after."""
+    """Add every expert over every token: rows scaled by their scores before, summed after the shared ones.
+
+    The block's code holds both to its end, and the sum's gradient is as large from the start.
+    """
     low, part, e = builder.lowering, block.path, block.num_experts
     c = float(low.compute_bytes)
     rows = e * block.expert_width * c
-    kept, alive = rows * low.activation_bytes / c + e * c, (rows, 3.0 * rows, 2.0 * rows)
+    scaled = rows * low.activation_bytes / c
+    kept, alive = scaled + e * c, (rows, 3.0 * rows, 2.0 * rows)
     builder.elementwise((part, "scale tokens"), 5.0 * rows, 7.0 * rows, launches=3, saved=kept, alive=alive)
+    start, (*ups, down) = len(builder.ops), block.expert_projections()
     _experts(builder, block, e)
-    builder.elementwise((part, "sum"), rows, 2.0 * rows, alive=(rows / e, rows, 2.0 * rows))
+    _hold_copies(builder.ops, start, low, block)
+    reads = low.activation_bytes == c and low.kept_input(rows, *ups, kind="experts", part=part)
+    loose, shared = 0.0 if reads else scaled, len(builder.ops)
+    passing = scaled + sum(up.out_features for up in ups) * e * c  # beside what the last product reads
+    _shared_experts(builder, block)
+    for index, op in enumerate(builder.ops[start:], start):
+        within = index < shared
+        forward, backward = (loose, 0.0) if within else (loose + rows, rows)
+        held = (passing if op.path[-1] == down.name else 0.0) if within else loose + rows
+        builder.ops[index] = op._replace(
+            live_forward_bytes=op.live_forward_bytes.plus(per_token(forward)),
+            live_backward_bytes=op.live_backward_bytes.plus(per_token(backward)),
+            passing_bytes=op.passing_bytes.plus(per_token(held)),
+        )
+    alive = (rows / e + rows + loose, rows, 2.0 * rows)
+    builder.elementwise((part, "sum"), rows, 2.0 * rows, alive=alive)
 
 
 def _shared_experts(builder: OpBuilder, block: MixtureOfExperts) -> None:

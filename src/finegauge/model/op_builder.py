@@ -347,14 +347,15 @@ class OpBuilder:
         elif cast and not (low.autocast and low.quantized):
             token += rows * k * inner
         # a copy as wide as the adapter leaves its input behind, and dropout both
-        copied = rows * k * (c + (inner if low.lora_dropout else 0)) if cast else 0.0
+        widened = cast and low.autocast and not low.quantized  # and is held beside its narrow copy
+        copied = rows * k * (c + (inner if low.lora_dropout else 0) + (w if widened else 0)) if cast else 0.0
         flops = per_token(2.0 * rows * rank * (k + n))
         moved = rows * (k * inner + 2 * rank * inner + n * inner * 3 + n * c * 2)
         moved += rows * k * (inner + c) if cast else 0.0
         calls = groups if low.experts == "eager" else 1
         kernels, back, python = (7.0 if cast else 4.0), (11.0 if cast else 8.0), ADAPTER_CALLS * calls
         gemms = (Gemm(rows, rank, k, groups), Gemm(rows, n, rank, groups))
-        passing = rows * (k * (c + (inner if cast else 0)) + n * (c + 2 * inner)) + waiting
+        passing = rows * (k * (c + (w if widened else inner if cast else 0)) + n * (c + 2 * inner)) + waiting
         self.ops.append(
             Op(
                 path=(part, "adapter"),

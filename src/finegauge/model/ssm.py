@@ -196,6 +196,7 @@ def _slow_scan(builder: OpBuilder, block: Mamba1) -> Op:
     state = d * n
     per_channel = 3 * c + 8.0  # step before and after softplus, activated gate; input and output in fp32
     per_channel += c if trains else 0.0  # the input, for D's gradient
+    per_channel += 6.0 if low.autocast else 0.0  # softplus is in fp32, the narrow input beside its copy
     narrow = c if c < 4 else 0  # in fp32 there are no copies
     kept = Poly(
         # A, its exponential, D; the step's B; decay and its factor, every state in fp32 and 16 bit
@@ -210,9 +211,10 @@ def _slow_scan(builder: OpBuilder, block: Mamba1) -> Op:
         Cost(flops, moved, SLOW_SCAN_LAUNCHES),
         Cost(flops.times(2), moved.times(2), 3 * SLOW_SCAN_LAUNCHES),
         saved_bytes=kept,
-        live_forward_bytes=per_token(4.0 * state),
-        live_backward_bytes=per_token((12.0 + 2.0 * narrow) * state + 8.0 * d),
-        passing_bytes=per_token(16.0 * state + 8.0 * d),
+        # decay, factor and stepped input are as wide as all states, and so are their gradients, one twice
+        live_forward_bytes=per_token(4.0 * state + 8.0 * d),
+        live_backward_bytes=per_token(12.0 * state),
+        passing_bytes=per_token(12.0 * state + 24.0 * d + block.hidden_size * c),
         gradient_bytes=_gradients(builder, block.extra, "state"),
         dtype="fp32",
     )

@@ -32,10 +32,12 @@ from finegauge.prediction.recomputation import (
     keeps_no_input,
     kept_at,
     layers_rebuilt_together,
+    rerun,
     split,
 )
 from finegauge.profile import Breakdown, Path
 from finegauge.records import NamedTuple
+from finegauge.run.rules import WHOLE_LAYERS
 from finegauge.run.run import Run
 
 CUBLAS_BYTES = {"Hopper": 32 * 2**20, "Blackwell": 32 * 2**20, CPU: 0.0}  # workspace per handle
@@ -230,6 +232,7 @@ class _MicroBatch:
         divided = by_layer(run, [group for group in graph.layers if not group.passive])
         self.layers, self.kinds = [group for group, _ in divided], [kind for _, kind in divided]
         self.together = layers_rebuilt_together(run)
+        self.places = [[g.ops for g in graph.layers].index(group.ops) for group in self.layers]
         low, model = graph.lowering, graph.model
         width = model.hidden_size / stream_degree(run)
         self.stream = low.stream_bytes * width * extents.tokens
@@ -249,7 +252,7 @@ class _MicroBatch:
         kept = [split(run, kind, group.ops)[0] for group, kind in divided]
         self.saved = [saved_bytes(ops, extents) for ops in kept]
         # kept for backward by all layers that it has not reached yet
-        self.kept_by_all, self.kept_by_first = self._kept(len(self.layers)), self._kept(1)
+        self.kept_by_all = self._kept(self.layers)
         mask = 0.0 if self.kind == "none" else self.mask  # an argument of every checkpoint
         self.kept_outside = saved_bytes(graph.embedding, extents) + mask + self.leaf
         self.copies = self._copies()
@@ -298,7 +301,7 @@ class _MicroBatch:
             keeping, ops = self.kinds[index] == "none" or by_module, group.ops
             if by_module:
                 ops = split(self.run, "selective", ops)[0]
-            between = self.kept_by_all if index or len(self.layers) == 1 else self.kept_by_first
+            between = self._kept(self._standing(index, last=True))
             handed_on = 0.0  # what the layer before returned beside the stream
             if not keeping and self.graph.lowering.numerics.hands_on_scores:
                 for op in group.ops:
@@ -343,22 +346,18 @@ class _MicroBatch:
             parts["activations", "gradients in flight"] = moment.beside_bytes
             parts["activations", "embedding and head"] = self.kept_outside + moment.kept_bytes
         found = [parts]
-        leading = layers[0].count * gradient_bytes(layers[0].ops)
-        nothing = self._kept(0)
         for index, group in enumerate(layers):
             rebuilt = kept_at(self.run, group.ops, extents)
             moment = backward_moment(group.ops, extents, accumulating=self.accumulating, kept=rebuilt)
-            others = everything - of_embedding - gradient_bytes(group.ops)
-            stands: list[tuple[Parts, Sequence[LayerGraph], float]] = [(nothing, (), others)]
-            if index:
-                stands = [
-                    (self.kept_by_all, layers, of_head),
-                    (self.kept_by_first, layers[:1], others - leading),
-                ]
-            elif len(layers) == 1:
-                stands = [(self.kept_by_all, layers, of_head), *stands]
-            for kept_by, standing, before in stands:
-                parts = self._layer(index, moment, kept_by, standing)
+            if self.kinds[index] in WHOLE_LAYERS:
+                moment = worst((self._rebuilding(index), moment))
+            made = everything - of_embedding - gradient_bytes(group.ops)
+            for last in (True, False):
+                before, standing = of_head if last else made, self._standing(index, last=last)
+                for whole, left in zip(layers, standing, strict=True):
+                    number = left.count - (whole.count if last else 0)
+                    before = before - number * gradient_bytes(whole.ops)
+                parts = self._layer(index, moment, self._kept(standing), last=last)
                 parts["gradients",] = self.held + moment.made_bytes + (waits if self.accumulating else before)
                 found.append(parts)
         moment = backward_moment(graph.embedding, extents, accumulating=self.accumulating)
@@ -372,10 +371,37 @@ class _MicroBatch:
         )
         return found
 
-    def _layer(self, index: int, moment: Moment, kept_by: Parts, standing: Sequence[LayerGraph]) -> Parts:
-        """Return the worst moment of a layer; the layers of `standing` still keep what `kept_by` says."""
-        group, parts = self.layers[index], dict(kept_by)
-        share = 1.0 if group in standing else 0.0
+    def _rebuilding(self, index: int) -> Moment:
+        """Return the worst moment of running a layer forward again, with everything kept.
+
+        Reentrant checkpointing has the gradient of the layer's output meanwhile; the other, which begins when
+        backward asks for something kept, those before that.
+        """
+        ops, beside = self.layers[index].ops, 0.0
+        again = rerun(self.run, self.graph, ops)
+        moment = forward_moment(again, self.extents, self.stream, keeping=True) if again else Moment()
+        for op in reversed(ops if self.graph.lowering.rebuilds else ()):
+            if op.kind != "elementwise" or op.saved_bytes != ZERO:
+                break
+            beside = largest(beside, op.live_backward_bytes.at(self.extents))
+        kept_bytes, beside_bytes = self.saved[index] + moment.kept_bytes, moment.beside_bytes + beside
+        return moment._replace(kept_bytes=kept_bytes, beside_bytes=beside_bytes)
+
+    def _standing(self, index: int, *, last: bool) -> list[LayerGraph]:
+        """Return the layers of every kind that stand to the last of a kind, it included, or before the first."""
+        own, found = self.places[index], []
+        left = list(self.layers[index].until if last else self.layers[index].before)
+        for other, (place, group) in enumerate(zip(self.places, self.layers, strict=True)):
+            number = min(group.count, left[place])
+            if place == own and (other > index or not last):  # some checkpointed, others not
+                number = group.count if other < index else 0
+            left[place] -= number
+            found.append(group._replace(count=number))
+        return found
+
+    def _layer(self, index: int, moment: Moment, kept_by: Parts, *, last: bool) -> Parts:
+        """Return the worst moment of the last layer of a kind, or of the first, where `kept_by` is kept."""
+        group, parts, share = self.layers[index], dict(kept_by), 1.0 if last else 0.0
         parts["activations", "all layers"] = parts["activations", "all layers"] - share * self.saved[index]
         kind = self.kinds[index]
         if kind == "none":
@@ -388,16 +414,16 @@ class _MicroBatch:
             rows = 1.0 - share if kind != "offload" else 1.0
             rows -= 1.0 if group.ops[0].keeps_input else 0.0
             rows += 1.0 if self.run.checkpointing_reentrant else 0.0
-            own = self.entry if not standing and index == 0 else self.stream
+            own = self.entry if index == 0 and not last else self.stream
             parts["activations", "checkpoints"] = parts["activations", "checkpoints"] + rows * own
         parts["activations", "gradients in flight"] = moment.beside_bytes + self.stream
         parts["activations", "embedding and head"] = self.kept_outside
         return parts
 
-    def _kept(self, number: int) -> Parts:
-        """Return what the first `number` kinds of layers keep from forward to backward."""
-        layers, kept, rows = self.layers[:number], 0.0, 0
-        for group, kind, saved in zip(layers, self.kinds, self.saved, strict=False):
+    def _kept(self, layers: Sequence[LayerGraph]) -> Parts:
+        """Return what `layers`, so many of each kind, keep from forward to backward."""
+        kept, rows = 0.0, 0
+        for group, kind, saved in zip(layers, self.kinds, self.saved, strict=True):
             kept = kept + group.count * saved
             if kind not in ("none", "offload") and not keeps_no_input(self.run, kind, group.ops):
                 rows += ceil(group.count / self.together)
@@ -434,12 +460,11 @@ class _MicroBatch:
             return {}
         trained_bytes = low.weight_bytes if low.weights_train or low.last_layers else low.adapter_bytes
         if low.autocast and trained_bytes >= 4:
-            copies = (
-                0.0  # adapters added to fused experts' weights are no products of their own, and not cached
-            )
+            # adapters added to fused experts' weights are no products, and a kernel's own casts not cached
+            copies = 0.0
             for group, kind in zip(self.layers, self.kinds, strict=True):
                 for op in group.ops if kind != "none" else ():
-                    if op.kind == "gemm" and op.forward.gemms:
+                    if op.kind == "gemm" and op.forward.gemms and not op.enclosed:
                         copies = copies + group.count * op.gradient_bytes * low.compute_bytes / trained_bytes
             parts["weights", "autocast copies"] = copies
         if low.hands_back_cache:

@@ -246,7 +246,8 @@ def rerun(run: Run, graph: Graph, ops: Ops) -> Ops:
     if ops is graph.head:
         if run.loss != "chunked" or graph.lowering.chunks_kept:
             return ()
-        return tuple(op for op in ops if op.kind != "norm")
+        first = [op.path[-1] for op in ops].index(graph.model.projection.name)
+        return ops[first - (ops[first - 1].path[-1] == "cast weights") :]
     if ops is graph.embedding or is_passive(ops):
         return ()
     again = split(run, run.activation_checkpointing, ops)[1]
@@ -269,6 +270,8 @@ def _until_kept(op: Op) -> Ops:
         return (op,)
     if not is_adapter(op) or len(op.forward.gemms) < 2:
         return ()
-    down = op.forward.gemms[0]  # the second of the pair keeps what the first returns
+    down, up = op.forward.gemms[:2]  # the second of the pair keeps what the first returns
     flops = op.forward.flops._replace(token=2.0 * down.rows_per_token * down.n * down.k)
-    return (op._replace(forward=op.forward._replace(flops=flops, gemms=(down,))),)
+    returned = per_token(-2.0 * (4 if op.dtype == "fp32" else 2) * up.rows_per_token * up.n)  # and its sum
+    live, forward = op.live_forward_bytes.plus(returned), op.forward._replace(flops=flops, gemms=(down,))
+    return (op._replace(forward=forward, live_forward_bytes=live),)
