@@ -51,7 +51,7 @@ REPEATING = frozenset({"mistral", "mixtral", "phi3", "qwen2", "qwen2_moe", "star
 class LayerGraph(NamedTuple):
     """The operators of one kind of layer, and how many such layers there are.
 
-    `before` and `until`: how many of each kind stand before its first layer, and to its last, as far as known.
+    `before` and `until`: how many of each kind stand before its first layer, and to its last as far as known.
     """
 
     kind: str

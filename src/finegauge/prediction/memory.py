@@ -388,7 +388,7 @@ class _MicroBatch:
         return moment._replace(kept_bytes=kept_bytes, beside_bytes=beside_bytes)
 
     def _standing(self, index: int, *, last: bool) -> list[LayerGraph]:
-        """Return the layers of every kind that stand to the last of a kind, it included, or before the first."""
+        """Return the layers of every kind that stand up to the last of a kind, or before the first."""
         own, found = self.places[index], []
         left = list(self.layers[index].until if last else self.layers[index].before)
         for other, (place, group) in enumerate(zip(self.places, self.layers, strict=True)):
