@@ -270,9 +270,16 @@ def stage_graphs(run: Run, graph: Graph) -> dict[str, tuple[int, Graph]]:
 
 def stage_graph(graph: Graph, share: float) -> Graph:
     """Return a stage whose layers are that share of all, each counted for every micro-batch in flight."""
-    layers = tuple([group._replace(count=max(1, round(group.count * share))) for group in graph.layers])
+
+    def part(count: int) -> int:
+        return max(1, round(count * share)) if count else 0
+
+    layers = []
+    for group in graph.layers:
+        before, until = tuple(map(part, group.before)), tuple(map(part, group.until))
+        layers.append(group._replace(count=part(group.count), before=before, until=until))
     whole: Counter[Layer] = Counter()  # equal layers of several groups are rounded together
     for layer, count in graph.model.layers:
         whole[layer] += count
-    fewer = tuple([(layer, max(1, round(count * share))) for layer, count in whole.items()])
-    return graph._replace(layers=layers, model=graph.model._replace(layers=fewer))
+    fewer = tuple([(layer, part(count)) for layer, count in whole.items()])
+    return graph._replace(layers=tuple(layers), model=graph.model._replace(layers=fewer))
