@@ -171,7 +171,9 @@ def _moments(measured: Profile, predicted: Profile | None) -> Iterator[MeasuredM
         return
     from finegauge.prediction.process_moments import process_moments
 
-    said = {one.name: one for one in process_moments(predicted)} if predicted is not None else {}
+    on_processor = not measured.fingerprint.get("cuda")
+    known = process_moments(predicted, on_processor=on_processor) if predicted is not None else ()
+    said = {one.name: one for one in known}
     for process in measured.observations["moments"]:
         rank, other = process["rank"], min(process["rank"], 1)
         for name, peak in process["peaks"].items():

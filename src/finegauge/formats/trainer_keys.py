@@ -279,12 +279,28 @@ def _read_duration(reading: Reading) -> None:
     saves = {"epoch": 1.0, "no": 0.0, "false": 0.0}.get(reading.text("save_strategy"))
     if saves is not None:
         reading.set("saves_per_epoch", saves, "save_strategy")
+    for name, field in (("save_total_limit", "saves_kept"), *EVALUATED.items()):
+        if reading.stated(name) and reading.get(name) is not None:
+            reading.set(field, reading.get(name), name)
+    if reading.stated("save_only_model"):
+        reading.set("save_optimizer", not reading.flag("save_only_model"), "save_only_model")
+
+
+EVALUATED = {
+    "per_device_eval_batch_size": "eval_batch_size", "eval_accumulation_steps": "eval_accumulation_steps",
+}  # fmt: skip
 
 
 def _duration(run: Run) -> dict[str, Any]:
     stated = run.origins["saves_per_epoch"] != FROM_DEFAULT
     saves = {0.0: "no", 1.0: "epoch"}.get(run.saves_per_epoch) if stated else None
-    return {"max_steps": run.max_steps, "save_strategy": saves}
+    return {
+        "max_steps": run.max_steps,
+        "save_strategy": saves,
+        "save_total_limit": run.saves_kept,
+        "save_only_model": None if run.save_optimizer else True,
+        **{name: getattr(run, field) for name, field in EVALUATED.items()},
+    }
 
 
 def epochs_row(name: str = "num_train_epochs", default: float = 3.0) -> Row:
@@ -527,7 +543,12 @@ def _read_generation(reading: Reading, section: str, prompt: int, answer: int, b
 
 
 COMPILE = key("torch_compile", "compile", False, write=lambda run: run.compile or None)
-DURATION = Row("max_steps save_strategy", _read_duration, _duration)
+DURATION = Row(
+    "max_steps save_strategy save_total_limit save_only_model per_device_eval_batch_size "
+    "eval_accumulation_steps",
+    _read_duration,
+    _duration,
+)
 SHARDING = Row("deepspeed fsdp fsdp_config parallelism_config", read_sharding)
 GROUPING = Row("group_by_length train_sampling_strategy", _read_grouping, _grouping)
 EVALUATION = Row(

@@ -21,7 +21,9 @@ from finegauge.run.run import FIELDS, Run, figures
 # About the machine, the bill, the data and the record: no framework's business, carried in a comment.
 FACTS = (
     "gpu", "num_gpus", "num_nodes", "node_network_gbit_per_s", "provider", "region", "startup_s",
-    "saves_per_epoch", "eval_samples", "dataset", "num_samples", "tokenizer", "ssm_kernels",
+    "saves_per_epoch", "eval_samples", "eval_batch_size", "eval_logits", "eval_accumulation_steps",
+    "loading", "save_state", "save_optimizer", "saves_kept", "merge_adapters", "host_memory_gib", "disk_gib",
+    "dataset", "num_samples", "tokenizer", "ssm_kernels",
     "framework_version", "transformers_version", "bitsandbytes_version",
 )  # fmt: skip
 # Carried too, but somebody has to see to it.

@@ -69,6 +69,10 @@ def watch_moments(run: Run, options: Options, place: Callable[[], Placement], he
         heard: Hears how far it is.
     """
     device, rank = torch.device(options.device), place().rank
+    if run.sharding.startswith("zero"):
+        from finegauge.measurement.ranks.strategies import imported
+
+        imported()  # belongs to the process, not to a moment
     with _shared_folder(rank) as folder:
         built = _with_checkpoint(run, device, folder / "base", rank, options.seed)
         gc.collect()

@@ -17,7 +17,7 @@ $\Psi$ trained parameters, N ranks that share W bytes of weights and O bytes of 
     FSDP full     W/N + one unit               first: max(W, O) [4]      first: max(W, O); device: a step [4]
     FSDP sharded  W/N + one unit               10 MB [5]                 L
     ZeRO-1, 2     2 W + 4 psi/N [6]            each: W [7]               each: 12 psi/N [6]
-    ZeRO-3        3 W/N + 4 psi/N              first: W [6]              each: 12 psi/N [6]
+    ZeRO-3        3 W/N + 4 psi/N + L          first: W [6]              each: 12 psi/N [6]
 
 Every line was held against processes on a CPU (docs/decisions/0022-every-moment.md). Neglected: workers that
 load data, the pinned buffers of DeepSpeed, the page cache that writing fills.
@@ -43,6 +43,8 @@ from finegauge.prediction.memory import optimizer_scratch
 from finegauge.prediction.offload import kept_on_host
 from finegauge.prediction.phases import scoring_memory
 from finegauge.prediction.sharding import (
+    GATHERED_WEIGHTS,
+    ZERO3_KEPT,
     kept_while_idle,
     longest_extents,
     rank_extents,
@@ -203,7 +205,8 @@ class Job:
             else:  # DeepSpeed looks at the free memory, and takes the host's
                 first["flattened copy",] = 2 * self.saved_bytes
         elif run.sharding == "zero3":
-            weights["workspace", "loading"] = 2 * whole / self.degree
+            weights |= kept_while_idle(run, self.share)
+            weights["workspace", "loading"] = self.largest_bytes
             weights["optimizer", "states"] = self.master_bytes
         elif run.sharding in FSDP:
             weights["workspace", "loading"] = max(self.share.outer_bytes, self.share.layer_bytes)
@@ -218,6 +221,8 @@ class Job:
         batch = shape(asked)
         extents = rank_extents(asked, longest_extents(batch))
         device: Parts = {**self.rest, **scoring_memory(run, self.share, extents)}
+        if run.sharding == "zero3":
+            device[GATHERED_WEIGHTS] = self._gathered()
         host: Parts = {}
         if run.eval_logits:
             width = 4.0 if run.autocast != "none" else float(self.low.compute_bytes)  # accelerate widens
@@ -233,6 +238,10 @@ class Job:
             host["logits of all samples",] = copies * 4.0 * batches * of_batch
         return self._moment("evaluation", device, host)
 
+    def _gathered(self) -> float:
+        """Return what ZeRO-3 leaves gathered after passes that only go forward: its next elements."""
+        return min(self.model_bytes, ZERO3_KEPT * self.share.whole.lowering.weight_bytes)
+
     def _save(self) -> Moment:
         run, states = self.run, self.states_bytes if self.run.save_optimizer else 0.0
         device, first, other = dict(self.rest), 0.0, 0.0
@@ -240,12 +249,12 @@ class Job:
             first = other = max(COPIED_AHEAD_BYTES, self.largest_bytes / self.degree)
         elif run.sharding in FSDP:
             first = max(self.model_bytes, states)  # frozen weights too: adapters are picked afterwards
-            # both moments of a tensor, each gathered and joined
-            device["workspace", "gathered weights"] = 4 * self.largest_bytes
+            # a tensor gathered, and joined
+            device[GATHERED_WEIGHTS] = 2 * self.largest_bytes
         elif self.zero:
             per_rank = MASTER / MASTER_AND_MOMENTS * states / self.degree  # one flat tensor at a time
             if run.sharding == "zero3":
-                device["workspace", "gathered weights"] = self.largest_bytes
+                device[GATHERED_WEIGHTS] = self._gathered() if run.eval_samples else self.largest_bytes
                 first, other = max(self.saved_bytes, per_rank), per_rank
             else:
                 first = other = max(self.model_bytes, per_rank)

@@ -238,12 +238,16 @@ def scoring_memory(run: Run, share: Share, extents: Extents) -> Parts:
     words = model.vocab_size / (1 if by_transformers(run) else run.tensor_parallel)
     logits = rows * words * (8.0 + (low.compute_bytes if low.compute_bytes < 4 else 0.0))
     states = low.stream_bytes * model.hidden_size * extents.tokens if chunked else 0.0
-    parts: Parts = {("activations", "passing"): passing}
-    if logits + states > passing:
-        parts = {("activations", "passing"): states, ("logits", "loss"): logits}
     gathered = max(
         [gathered_bytes(run, scorer.share) for scorer in scorers(run, share)] or [gathered_bytes(run, share)]
     )
+    resharded = run.sharding in ("fsdp", "hybrid") and model.num_layers > 1
+    at_head = max(0.0, gathered - share.layer_bytes) if resharded else gathered  # no next layer on its way
+    if logits + states + at_head > passing + gathered:
+        parts: Parts = {("activations", "passing"): states, ("logits", "loss"): logits}
+        gathered = at_head
+    else:
+        parts = {("activations", "passing"): passing}
     return {**parts, GATHERED_WEIGHTS: gathered} if gathered else parts
 
 

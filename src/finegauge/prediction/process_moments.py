@@ -6,7 +6,6 @@ torch counts a mapped file as allocated before any page of it has been read.
 
 from collections.abc import Iterator
 
-from finegauge.catalogue.gpus import CPU, gpu
 from finegauge.prediction.moments import BROADCAST_BYTES, Job, Moment
 from finegauge.profile import Profile
 from finegauge.records import NamedTuple
@@ -24,10 +23,10 @@ class ProcessMoment(NamedTuple):
     resident_bytes: Pair  # of host memory, pages of mapped files included
 
 
-def process_moments(profile: Profile) -> tuple[ProcessMoment, ...]:
+def process_moments(profile: Profile, *, on_processor: bool) -> tuple[ProcessMoment, ...]:
     """Return the moments of the job whose step is `profile`, in their order."""
     job = Job(profile)
-    if gpu(str(profile.run.gpu)).architecture == CPU:
+    if on_processor:
         return tuple(_on_processor(job))
     found = []
     for one in job.moments():
@@ -43,7 +42,7 @@ def _tensors(one: Moment) -> float:
 def _on_processor(job: Job) -> Iterator[ProcessMoment]:
     for one in job.moments():
         if one.name == "load":
-            allocated, resident = _load(job)
+            allocated, resident = _load(job, one)
         elif one.name == "save":
             allocated = resident = _save(job, one)
         elif one.name == "resume":
@@ -53,22 +52,23 @@ def _on_processor(job: Job) -> Iterator[ProcessMoment]:
         yield ProcessMoment(one.name, allocated, resident)
 
 
-def _load(job: Job) -> tuple[Pair, Pair]:
+def _load(job: Job, one: Moment) -> tuple[Pair, Pair]:
     """Return what is allocated and what is resident; pages that nobody has read are not."""
     run, n, whole, file = job.run, job.degree, job.model_bytes, job.file_bytes
     each = whole + min(whole, BROADCAST_BYTES) if run.num_gpus > 1 else whole
-    if run.sharding == "zero3":
-        each = ready = 3 * whole / n + job.master_bytes
+    if run.sharding == "zero3":  # whose buckets nobody has written to yet
+        ready, used = _tensors(one), 3 * whole / n + job.master_bytes
+        reading = whole / n + 2 * job.largest_bytes + file
         if run.loading == "rank0":
-            first = max(ready, whole / n + 2 * job.largest_bytes + file)
-            return (first, ready), (first, ready)
-        each = max(ready, file + whole / n)
-    elif job.zero:
+            return (max(ready, reading), ready), (max(used, reading), used)
+        return _twice(max(ready, reading))
+    if job.zero:
         each = file + job.saved_bytes + job.master_bytes
     elif job.is_cast or job.low.quantized:
         each = whole + file
     elif run.sharding in FSDP:
-        return (whole + whole / n,) * 2, (2 * whole / n,) * 2
+        used = 2 * whole / n + job.largest_bytes  # which is divided
+        return (whole + whole / n,) * 2, (used, used)
     elif run.num_gpus == 1:
         return (each, each), (0.0, 0.0)
     return (each, each), (each, each)
@@ -77,8 +77,10 @@ def _load(job: Job) -> tuple[Pair, Pair]:
 def _save(job: Job, one: Moment) -> Pair:
     kind, full, device = job.run.sharding, job.run.save_state == "full", _tensors(one)
     if full and kind in (*FSDP, "zero3"):
-        others = 3 * job.largest_bytes if kind in FSDP else 0.0  # what the first process keeps
-        return device - others + one.first_bytes.total, device
+        if kind == "zero3":  # what is still gathered it lets go of as it copies
+            passing = 0.0 if job.run.eval_samples else job.largest_bytes
+            return max(device, sum(job.rest.values()) + one.first_bytes.total + passing), device
+        return device - job.largest_bytes + one.first_bytes.total, device  # which it keeps
     copied = one.first_bytes.total if kind in ("zero1", "zero2") else 0.0
     return device + copied, device + copied
 

@@ -42,12 +42,13 @@ class Zero(SingleProcess):
     """DeepSpeed's engine around a module, one stage of ZeRO."""
 
     def __init__(self, run: Run, module: torch.nn.Module, trained: Sequence[torch.nn.Parameter] = ()) -> None:
-        deepspeed = _imported()
+        deepspeed = imported()
         self.steps, self.done = run.gradient_accumulation_steps, 0
         self.engine = deepspeed.initialize(
             model=module,
             optimizer=optimizer_of(run, trained) if trained else None,
-            config=zero_settings(run, sum(parameter.numel() for parameter in trained)),
+            # a parameter that was divided as it was made is empty by itself
+            config=zero_settings(run, sum(getattr(one, "ds_numel", one.numel()) for one in trained)),
             dist_init_required=False,
         )[0]
         self.optimizer = self.engine.optimizer
@@ -84,7 +85,8 @@ def check_installed() -> None:
         )
 
 
-def _imported() -> Any:
+def imported() -> Any:
+    """Return DeepSpeed, told what device there is."""
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")

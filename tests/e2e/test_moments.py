@@ -1,0 +1,59 @@
+"""Every moment of jobs that really run here: peaks of torch and of the process against the prediction."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from finegauge.answers.measurement import measure_answer, measured
+from finegauge.measurement.options import Options
+from finegauge.render.json import document
+from finegauge.render.schema import schema
+from finegauge.run.run import Run
+
+pytestmark = pytest.mark.slow
+ALLOCATED, RESIDENT = 0.03, 0.10
+MOMENTS = ["load", "train", "evaluation", "save", "resume"]
+CONFIG = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 768,
+    "intermediate_size": 2048, "num_hidden_layers": 6, "num_attention_heads": 12,
+    "num_key_value_heads": 12, "tie_word_embeddings": False,
+    "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "hidden_act": "silu",
+}  # fmt: skip
+WHOLE = {"method": "full", "weights_dtype": "fp32"}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "one process, converted": ("bfloat16", WHOLE),
+    "two processes, DDP": ("float32", {**WHOLE, "num_gpus": 2}),
+    "two processes, ZeRO-2": ("bfloat16", {"method": "full", "num_gpus": 2, "sharding": "zero2"}),
+    "four processes, FSDP": (
+        "float32",
+        {**WHOLE, "num_gpus": 4, "sharding": "fsdp", "save_state": "sharded"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_peaks_of_every_moment(name: str, tmp_path: Path) -> None:
+    dtype, fields = CASES[name]
+    folder = tmp_path / "model"
+    folder.mkdir()
+    # of FSDP the head's gradient is taken to be there while the logits are: little, where the head is small
+    words = 4000 if fields.get("sharding") == "fsdp" else 16_000
+    config = {**CONFIG, "dtype": dtype, "vocab_size": words}
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    run = Run.from_fields({"model": str(folder), "seq_len": 128, "eval_samples": 8, **fields})
+    found = measured(run, Options(steps=1, warmup_steps=1, memory=False, moments=True))
+    answer = measure_answer(found)
+    one = answer.results[0]
+    assert one.is_whole, one.reason
+    processes = {moment.rank for moment in one.moments}
+    assert processes == set(range(run.num_gpus))
+    for rank in processes:
+        assert [moment.moment for moment in one.moments if moment.rank == rank] == MOMENTS
+    for moment in one.moments:
+        where = f"{moment.moment} of rank {moment.rank}: {moment}"
+        assert moment.predicted_allocated_bytes == pytest.approx(moment.allocated_bytes, rel=ALLOCATED), where
+        assert moment.predicted_resident_bytes == pytest.approx(moment.resident_bytes, rel=RESIDENT), where
+    Draft202012Validator(schema("measure")).validate(json.loads(document("measure", answer)))
