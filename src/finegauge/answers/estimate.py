@@ -75,7 +75,7 @@ class MomentMemory(NamedTuple):
     host_breakdown_bytes: Breakdown
 
 
-@written(hidden=("is_at_limit", "managed", "offers"), absent=("formulas", "exchanged"))
+@written(hidden=("is_at_limit", "managed", "offers"), absent=("formulas", "exchanged", "method"))
 class GpuEstimate(NamedTuple):
     """One run on one GPU: whether it fits, one step, and the bill; of explain, how all of it comes about."""
 
@@ -92,6 +92,7 @@ class GpuEstimate(NamedTuple):
     quote: Bill | None
     formulas: Mapping[Path, str] | None = None
     exchanged: tuple[Exchange, ...] | None = None
+    method: str | None = None  # where that of a model alone differs by GPU
     is_at_limit: bool = False  # the search for the largest micro-batch ended before memory did
     managed: tuple[ManagedPrice, ...] = ()  # known of a run that will not fit too
     offers: tuple[OfferCost, ...] = ()  # of a run that will not fit; else they stand in the bill
@@ -104,7 +105,7 @@ class GpuEstimate(NamedTuple):
         return self.profile.run
 
 
-@written(hidden=("is_at_limit", "managed", "offers"))
+@written(hidden=("is_at_limit", "managed", "offers"), absent=("method",))
 class GpuExplanation(GpuEstimate):
     """The same, with the formula of each part and what ranks send each other."""
 
@@ -208,7 +209,10 @@ def estimate_answer(
     """
     found, unsupported = estimates(runs, estimator, at_max_batch=at_max_batch)
     missing = (Unsupported(gpu, "unsupported", reason) for gpu, reason in unsupported.items())
-    return EstimateAnswer(runs[0], (*map(gpu_estimate, found), *missing))
+    answered = list(map(gpu_estimate, found))
+    if len({one.run.method for one in answered}) > 1:
+        answered = [one._replace(method=one.run.method) for one in answered]
+    return EstimateAnswer(runs[0], (*answered, *missing))
 
 
 def explain_answer(runs: Sequence[Run]) -> ExplainAnswer:

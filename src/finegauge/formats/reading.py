@@ -20,6 +20,9 @@ from finegauge.records import NamedTuple
 from finegauge.run.rules import INFERENCE
 from finegauge.run.run import FIELDS, FROM_COMMAND_LINE, FROM_FILE, FROM_MODEL_ALONE, Run
 
+# tatsu-lab/alpaca (its card, read 2026-11-22): 52,002 rows of 918 bytes in instruction, input, output and a
+# text that repeats them behind a prompt of about 190: 550 characters, of which a token holds some 4.5
+ALPACA_LENGTHS, ALPACA_SAMPLES = "instructions-of-120-tokens", 52_002
 MAX_COMMENT_LINES = 100
 _MAX_NOTEBOOK_BYTES = 20_000_000  # its pictures included
 _COMMENT = r"#\s*finegauge:\s*(\{.*\})\s*$"
@@ -218,8 +221,9 @@ def _is_model_config(keys: Mapping[str, Any]) -> bool:
 def _model_alone(model: str, words: tuple[str, ...], alongside: Alongside) -> Run:
     """Return the run that somebody means who names a model and nothing else: LoRA, 16 sequences a step.
 
-    Checkpointing is not what inference has, and pre-training trains every weight. The rest are the defaults
-    of every run: rank 16 on all linear layers, bf16 (fp16 where the GPU has none), seq_len 2,048.
+    Lengths are Alpaca's, where nothing is said of the data. Checkpointing is not what inference has, and
+    pre-training trains every weight. The rest are the defaults of every run: rank 16 on all linear layers,
+    bf16 (fp16 where the GPU has none), seq_len 2,048.
     """
     phase = next((word.partition("=")[2] for word in words if word.startswith("phase=")), "sft").lower()
     phase = str(FIELDS["phase"]("phase", phase))
@@ -227,6 +231,11 @@ def _model_alone(model: str, words: tuple[str, ...], alongside: Alongside) -> Ru
     assumed: dict[str, Any] = {"method": "lora" if adapts else "full"}
     if phase not in INFERENCE:
         assumed |= {"activation_checkpointing": "full", "gradient_accumulation_steps": 16}
+    said = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in words}
+    if phase == "sft" and said.isdisjoint(("dataset", "tokenizer")):
+        assumed |= {"dataset": ALPACA_LENGTHS}
+        if said.isdisjoint(("num_samples", "max_steps")):
+            assumed |= {"num_samples": ALPACA_SAMPLES}
     origins = {"model": FROM_COMMAND_LINE, **dict.fromkeys(assumed, FROM_MODEL_ALONE)}
     return _run({"model": model, **assumed}, origins, words, alongside)
 

@@ -19,10 +19,8 @@ COMMAND_MARK = " -- "  # before a command; click takes no word with a space in f
 LAUNCHES = (".sh", ".bash", ".slurm", ".sbatch", ".ipynb")  # kinds of files that hold launch lines
 SUFFIXES = (".yaml", ".yml", ".json", ".toml", ".py", *LAUNCHES)
 MAX_FOLDER_FILES = 200
-_HUB_PAGE = re.compile(
-    r"(?:hf://|(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/)(?:models/)?", re.IGNORECASE
-)
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9_][\w.-]{0,95})?", re.ASCII)
+_HUB_PAGE = r"(?i)(?:hf://|(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/)(?:models/)?"
+_HUB_ID = r"(?a)[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9_][\w.-]{0,95})?"  # compiled where one is needed
 
 
 class RunArgument(NamedTuple):
@@ -48,8 +46,10 @@ def resolve(argument: str, is_training: Callable[[str], bool]) -> RunArgument:
         return RunArgument(COMMAND, argument.removeprefix(COMMAND_MARK))
     if os.path.isdir(argument):
         return _in_folder(argument, is_training)
-    page = _HUB_PAGE.match(argument)
-    if os.path.exists(argument) or not (page or _may_be_name(argument)):
+    if os.path.exists(argument):
+        return RunArgument(FILE, argument)
+    page = re.match(_HUB_PAGE, argument)
+    if not (page or _may_be_name(argument)):
         return RunArgument(FILE, argument)
     name = _of_page(argument, argument[page.end() :]) if page else _known_model(argument)
     return RunArgument(MODEL, name)
@@ -122,7 +122,7 @@ def _of_page(page: str, path: str) -> str:
     if parts[:1] in (["datasets"], ["spaces"], ["collections"], ["papers"], ["docs"]):
         raise InputError(f"{shown(page)} is no model's page; name a model, such as hf.co/Qwen/Qwen3-8B.")
     name = "/".join(parts[:2]).partition("@")[0]
-    if not _HUB_ID.fullmatch(name):
+    if not re.fullmatch(_HUB_ID, name):
         raise InputError(f"{shown(page)} names no model; write it as hf.co/Qwen/Qwen3-8B.")
     return name
 
@@ -130,7 +130,7 @@ def _of_page(page: str, path: str) -> str:
 def _may_be_name(argument: str) -> bool:
     """Return whether what nothing on disk is called may be a model's name, and no path that is mistyped."""
     starts = argument.startswith(("./", "../")) or argument.casefold().endswith(SUFFIXES)
-    return not starts and _HUB_ID.fullmatch(argument) is not None
+    return not starts and re.fullmatch(_HUB_ID, argument) is not None
 
 
 def _known_model(name: str) -> str:

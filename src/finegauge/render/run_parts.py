@@ -24,7 +24,7 @@ HEADINGS = (
 ASSUMED = (
     "method", "micro_batch_size", "gradient_accumulation_steps", "seq_len", "lora_rank", "weights_dtype",
     "activation_checkpointing", "attention", "optimizer", "num_experts_per_tok", "padding", "startup_s",
-    "saves_per_epoch",
+    "saves_per_epoch", "dataset", "num_samples",
 )  # fmt: skip
 SHOWN_NAMES = {
     "slack": "allocator overhead", "context": "CUDA context",

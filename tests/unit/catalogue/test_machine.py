@@ -227,3 +227,9 @@ def test_a_model_that_lora_does_not_fit_is_quantised() -> None:
     done = finegauge("estimate", "qwen3-32b", "--gpu", "a40,h100")
     assert "On A40 with QLoRA in place of LoRA, which is not safe there." in done.out
     assert "lora rank 16 bf16" in done.out.splitlines()[1]
+    both = json.loads(finegauge("estimate", "qwen3-32b", "--gpu", "a40,h100", "--json").out)["results"]
+    assert [one["method"] for one in both] == ["qlora", "lora"]
+    assert (
+        "method"
+        not in json.loads(finegauge("estimate", "qwen3-8b", "--gpu", "a40", "--json").out)["results"][0]
+    )
