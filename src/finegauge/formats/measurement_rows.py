@@ -137,6 +137,7 @@ TRANSFORMERS = re.compile(r"transformers[ =v]*(\d+\.\d+(?:\.\d+)?)", re.IGNORECA
 BITSANDBYTES = re.compile(r"(?:bnb|bitsandbytes)[ =v]*(\d+\.\d+(?:\.\d+)?)", re.IGNORECASE)
 NETWORK = re.compile(r"inter-node (\d+)\s*x\s*(\d+)\s*Gb", re.IGNORECASE)
 NETWORK_OF_A_GPU = re.compile(r"(\d+)\s*Gb(?:it)?/s per GPU", re.IGNORECASE)
+EVERY_LAYER = re.compile(r"checkpointing of every (\d+)(?:nd|rd|th) layer")
 GLOBAL_BATCH = re.compile(r"\bGBS\s*=\s*(\d+)", re.IGNORECASE)
 ASYNC_TP = re.compile(r"async[- ]?(?:tp|tensor)|userbuffers|tp[- ]comm[- ]overlap(?!\s*(?:off|=\s*false))")
 MULTINODE = re.compile(r"multi-?\s?node", re.IGNORECASE)
@@ -336,6 +337,9 @@ def _remarks(cells: Mapping[str, str], row: Settings, kernels: str) -> None:
         row.fields["keeps_outputs"] = True
     if ASYNC_TP.search(f"{notes} {kernels}"):
         row.fields["tensor_parallel_overlap"] = True
+    if every := EVERY_LAYER.search(notes):
+        row.fields["activation_checkpointing"] = "full"
+        row.fields["recompute_method"], row.fields["recompute_num_layers"] = "every", int(every.group(1))
     if "activation offloading" in notes and cells["activation_checkpointing"] == "full":
         row.fields["activation_checkpointing"] = "offload"
 

@@ -221,7 +221,7 @@ def lowering_of(run: Run) -> Lowering:
         ssm_kernels="slow" if is_cpu(run.gpu) else run.ssm_kernels,  # the fused ones are CUDA
         numerics=numerics,
         input_gradients=not frozen or checkpointing or "embed_tokens" in run.trainable_extra,
-        masked_windows=_masked_windows(model, run.seq_len) if attends == "sdpa" else (),
+        masked_windows=_masked_windows(run, model) if attends == "sdpa" else (),
         repeats_keys=_repeats_keys(attends, version, model),
         on_cpu=is_cpu(run.gpu),
         repacks=quantized.startswith("nf4") and run.phase in INFERENCE and repacks_4bit(run.gpu),
@@ -288,11 +288,17 @@ def _masks(run: Run) -> bool:
     return padded and not framework_of(run.framework).own_models
 
 
-def _masked_windows(model: Architecture, seq_len: int) -> tuple[int, ...]:
-    """Return the windows of attention that are no longer than the longest sequence."""
+def _masked_windows(run: Run, model: Architecture) -> tuple[int, ...]:
+    """Return the windows of attention that are no longer than the longest sequence, which sdpa is masked by.
+
+    Frameworks with code of their own have a kernel for them: torchtitan's Llama 4 is FlexAttention over
+    blocks, or causal alone (torchtitan/models/llama4/model/args.py, 10d56e9), Megatron's TransformerEngine's.
+    """
+    if framework_of(run.framework).own_models:
+        return ()
     mixers = (branch.mixer for layer, _ in model.layers for branch in layer.branches)
     windows = {m.window for m in mixers if isinstance(m, Attention) and m.window is not None}
-    return tuple(sorted(window for window in windows if window <= seq_len))
+    return tuple(sorted(window for window in windows if window <= run.seq_len))
 
 
 def _layer_normed(model: Architecture) -> bool:

@@ -44,6 +44,7 @@ from finegauge.prediction.forward_passes import (
 )
 from finegauge.prediction.model_parallel import (
     WHOLE_ON_EACH_RANK,
+    by_fully_shard,
     by_megatron,
     by_transformers,
     expert_tensor,
@@ -195,7 +196,8 @@ def _fsdp(run: Run, share: Share, ranks: int) -> Iterator[Collective]:
     for beside in ("forward",) if keeps_gathered(run) else ("forward", "backward"):
         yield Collective(*gather, layer, group, span, 1, once=stay)
         yield Collective(*gather, layer, group, span, layers - 1, once=stay, beside=beside)
-    layer, outer = share.layer_gradient_bytes, share.outer_gradient_bytes
+    wide = 2.0 if _reduces_wide(run, share) else 1.0
+    layer, outer = wide * share.layer_gradient_bytes, wide * share.outer_gradient_bytes
     yield Collective(*reduce, layer, group, span, layers - 1, once=once, beside="backward")
     yield Collective(*reduce, layer, group, span, 1, once=once)
     yield Collective(*reduce, outer, group, span, 1, once=once)
@@ -205,6 +207,15 @@ def _fsdp(run: Run, share: Share, ranks: int) -> Iterator[Collective]:
         for shard, number in ((layer / group, layers), (outer / group, 1)):
             whole = ranks * run.tensor_parallel
             yield Collective(*between, shard, copies, whole, number, once=once, beside="backward")
+
+
+def _reduces_wide(run: Run, share: Share) -> bool:
+    """Return whether 16-bit gradients of fp32 shards are reduced in fp32.
+
+    So torchtitan's and NeMo Automodel's MixedPrecisionPolicy have it (torchtitan/config/job_config.py,
+    mixed_precision_reduce); accelerate reduces in the dtype that it computes in.
+    """
+    return by_fully_shard(run) and not run.trains_adapters and share.value_bytes > _value_width(run, share)
 
 
 def _megatron_data(run: Run, gradients: float, weights: float, ranks: int) -> Iterator[Collective]:
