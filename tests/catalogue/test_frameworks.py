@@ -2,11 +2,13 @@
 
 import re
 from importlib import import_module
+from typing import Any
 
 import pytest
 
 from finegauge.catalogue.frameworks import Framework, framework_of, frameworks, named_in
 from finegauge.formats.measurement_tables import CONFIGURATION
+from finegauge.prediction.predictor import predict
 from finegauge.run.run import Run
 
 ROWS = {row.name: row for row in frameworks()}
@@ -32,6 +34,23 @@ def test_what_reads_or_writes_a_framework_is_there(row: Framework) -> None:
     found = import_module(f"finegauge.formats.{module}")
     assert row.exports or hasattr(found, constant or "FORMAT")
     assert not row.signatures or getattr(found, constant or "FORMAT").name == row.name
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS.values() if row.source], ids=lambda row: row.name)
+def test_a_row_cites_what_its_rules_rest_on(row: Framework) -> None:
+    based = [other for other in ROWS.values() if other.sources and other.defaults[:1] == row.defaults[:1]]
+    cited = [line for other in (row, *based) for line in other.sources]
+    assert cited
+    assert all(re.match(r"github\.com/[\w.-]+/[\w.-]+.*\(\d{4}-\d\d-\d\d\)", line) for line in cited)
+    assert set(row.inferred) <= set().union(*(change.defaults for change in row.defaults))
+
+
+def test_what_rests_on_rows_alone_is_less_sure() -> None:
+    fields: dict[str, Any] = {"model": "llama-2-7b", "method": "full", "gpu": "A100-SXM4-80GB"}
+    inferred, read = (predict(Run(**fields, framework=name)).source for name in ("InternEvo", "HF Trainer"))
+    assert framework_of("InternEvo").inferred == ("kernels",)
+    assert (inferred.time_interval, inferred.memory_interval) != (read.time_interval, read.memory_interval)
+    assert "its kernels, which no source states" in inferred.assumptions[-1]
 
 
 def test_a_name_of_two_does_what_either_does() -> None:

@@ -102,6 +102,8 @@ class Framework(NamedTuple):
     alloc_conf: str = ""  # PYTORCH_CUDA_ALLOC_CONF as its launcher or import sets it
     batching: Batching = _PLAIN_BATCHES
     source: str = ""  # where its defaults stand; "" where they are not known
+    sources: tuple[str, ...] = ()  # where its rules were read: file at a commit or tag, and the day
+    inferred: tuple[str, ...] = ()  # defaults that rest on rows alone
     defaults: tuple[Change, ...] = ()  # each over those before it
     prints_allocated_since: tuple[int, int] | None = None  # from then on it logs torch's own peak memory
 
@@ -160,7 +162,8 @@ def _together(name: str) -> Framework:
     exact = next((row for row in frameworks() if row.name.casefold() == name), Framework(name=name))
     does: dict[str, Any] = {flag: any(getattr(row, flag) for row in rows) for flag in _FLAGS}
     conf = next((row.alloc_conf for row in rows if row.alloc_conf), "")
-    return exact._replace(**does, alloc_conf=conf)
+    inferred = tuple(dict.fromkeys(field for row in rows for field in row.inferred))
+    return exact._replace(**does, alloc_conf=conf, inferred=inferred)
 
 
 def _framework(name: str, row: Mapping[str, Any], rows: Mapping[str, Any]) -> Framework:
@@ -179,6 +182,8 @@ def _framework(name: str, row: Mapping[str, Any], rows: Mapping[str, Any]) -> Fr
         alloc_conf=row.get("alloc_conf", ""),
         batching=Batching(**row.get("batching", {})),
         source=row.get("source", base.get("source", "")),
+        sources=tuple(row.get("sources", ())),
+        inferred=tuple(row.get("inferred", ())),
         defaults=tuple(_change(one) for one in (base, *row.get("changes", ()))),
         prints_allocated_since=minor(since) if since else None,
         **dict.fromkeys(row.get("does", ()), True),

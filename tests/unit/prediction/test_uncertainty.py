@@ -68,9 +68,11 @@ def test_intervals_hold_most_rows_of_tables_held_out_and_not_all() -> None:
         level = min(4, len(untimed(one.row.run, gpu(str(one.row.run.gpu)))))
         truth = ours.step_time_s / (1.0 + error)
         held.setdefault(level, []).append(ours.step_time_s_p10 <= truth <= ours.step_time_s_p90)
-    for level, rows in held.items():
+    for level, rows in held.items():  # the widest, of four sources alone, may hold all of its rows
         if len(rows) >= 20:
-            assert 0.6 <= sum(rows) / len(rows) <= 0.97, level
+            assert 0.6 <= sum(rows) / len(rows) <= (0.97 if level < 4 else 1.0), level
+    everywhere = [inside for rows in held.values() for inside in rows]
+    assert sum(everywhere) / len(everywhere) <= 0.95
 
 
 def test_memory_under_a_new_framework_is_less_sure() -> None:
