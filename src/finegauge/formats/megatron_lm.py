@@ -291,15 +291,38 @@ def _read_method(reading: Reading) -> None:
         raise FieldError(f"recompute_granularity={shown(recompute)} is unknown; use full or selective.")
     recompute = "none" if recompute == "null" else recompute
     reading.set("activation_checkpointing", recompute, "recompute_granularity", "recompute_activations")
-    if (
-        recompute == "full"
-        and reading.stated("recompute_num_layers")
-        and reading.text("recompute_method") == "block"
-    ):
-        reading.warn("recompute_num_layers is not modelled: every layer is taken as checkpointed.")
+    if recompute == "full":
+        reading.set("recompute_num_layers", _stated(reading, "recompute_num_layers"), "recompute_num_layers")
+        reading.set("recompute_method", _stated(reading, "recompute_method"), "recompute_method")
+    elif recompute == "selective":
+        reading.set("recompute_modules", _stated(reading, "recompute_modules"), "recompute_modules")
+    _read_optimizer_precision(reading)
     if str(reading.get("fp8_format", reading.get("fp8", "none"))).lower() not in ("none", "null", "false"):
         reading.set("fp8", True, "fp8_format", "fp8")
         reading.set("fp8_recipe", reading.get("fp8_recipe"), "fp8_recipe")
+
+
+def _stated(reading: Reading, name: str) -> Any:
+    """Return what an argument states; None where it says none."""
+    value = reading.get(name)
+    return None if str(value).lower() in ("none", "null", "") else value
+
+
+def _read_optimizer_precision(reading: Reading) -> None:
+    """Read the formats of gradients, moments and copies of weights (precision-aware from core 0.13 on)."""
+    if reading.flag("grad_reduce_in_bf16"):
+        reading.set("gradient_dtype", "bf16", "grad_reduce_in_bf16")
+    if not reading.flag("use_precision_aware_optimizer"):
+        return
+    for name, field in (("main_grads_dtype", "gradient_dtype"), ("exp_avg_dtype", "moments_dtype")):
+        stated = _stated(reading, name)
+        if stated is not None:
+            reading.set(field, str(stated).removeprefix("torch."), name)
+    kept = str(reading.get("main_params_dtype", "fp32")).removeprefix("torch.")
+    whole_copy = kept in ("fp32", "float32") and reading.flag("store_param_remainders", default=True)
+    reading.set(
+        "master_dtype", "remainder" if whole_copy else kept, "main_params_dtype", "store_param_remainders"
+    )
 
 
 def _read_parallelism(reading: Reading) -> None:
@@ -330,6 +353,8 @@ def _read_parallelism(reading: Reading) -> None:
         *_FSDP,
         "use_distributed_optimizer",
     )
+    if reading.flag("overlap_moe_expert_parallel_comm"):
+        reading.set("expert_parallel_overlap", True, "overlap_moe_expert_parallel_comm")
     if reading.flag("optimizer_cpu_offload"):
         reading.set("cpu_offload", "optimizer", "optimizer_cpu_offload")
     if reading.stated("global_batch_size"):
@@ -337,6 +362,11 @@ def _read_parallelism(reading: Reading) -> None:
 
 
 def _read_chunks(reading: Reading, stages: int) -> None:
+    counts = {f"account_for_{end}_in_pipeline_split": end for end in ("embedding", "loss")}
+    reading.set("counted_as_layers", [end for name, end in counts.items() if reading.flag(name)], *counts)
+    for end in ("first", "last"):
+        for name in (f"num_layers_in_{end}_pipeline_stage", f"decoder_{end}_pipeline_num_layers"):
+            reading.set(f"{end}_stage_layers", _stated(reading, name), name)
     if reading.stated(_CHUNKS[0]):
         layers = int(whole(1, 10**6)("num_layers", reading.get("num_layers", stages)))
         each = int(whole(1, 10**6)(_CHUNKS[0], reading.get(_CHUNKS[0])))
@@ -350,8 +380,9 @@ _ROWS = (
     Row(f"model recipe_model recipe_degrees {' '.join((*_SIZES, *_SHAPE, *_OTHER_MODELS))}", _read_model),
     Row(
         "peft_scheme peft_dim peft_alpha peft_dropout peft_target_modules command bf16 fp16 "
-        "recompute_granularity recompute_activations recompute_num_layers recompute_method fp8_format fp8 "
-        "fp8_recipe",
+        "recompute_granularity recompute_activations recompute_num_layers recompute_method recompute_modules "
+        "fp8_format fp8 fp8_recipe grad_reduce_in_bf16 use_precision_aware_optimizer main_grads_dtype "
+        "main_params_dtype exp_avg_dtype exp_avg_sq_dtype store_param_remainders",
         _read_method,
     ),
     key("seq_length", "seq_len", 2048),
@@ -359,7 +390,10 @@ _ROWS = (
     Row(
         f"num_nodes num_gpus_per_node devices {' '.join((*_DEGREES, *_FSDP, *_CHUNKS))} sequence_parallel "
         "virtual_pipeline_model_parallel_size tp_comm_overlap use_distributed_optimizer "
-        "optimizer_cpu_offload global_batch_size",
+        "overlap_moe_expert_parallel_comm account_for_embedding_in_pipeline_split "
+        "account_for_loss_in_pipeline_split num_layers_in_first_pipeline_stage "
+        "num_layers_in_last_pipeline_stage decoder_first_pipeline_num_layers "
+        "decoder_last_pipeline_num_layers optimizer_cpu_offload global_batch_size",
         _read_parallelism,
     ),
     key("train_iters", "max_steps", older="max_steps"),

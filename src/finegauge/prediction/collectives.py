@@ -523,8 +523,13 @@ def _experts(run: Run, share: Share, extents: Extents, runs: float) -> Iterator[
             if isinstance(mixer, MixtureOfExperts):
                 sent = tokens * min(mixer.top_k, mixer.num_experts) * mixer.expert_width
                 payload = sent * share.graph.lowering.compute_bytes
-                times = 2 * runs * count / run.pipeline_parallel
-                yield Collective("all_to_all", "expert", "tokens", payload, degree, span, times)
+                way = "all_to_all", "expert", "tokens", payload, degree, span
+                times = 2 * count / run.pipeline_parallel
+                if runs < 2 or not (run.expert_parallel_overlap or "dualpipe" in run.pipeline_schedule):
+                    yield Collective(*way, runs * times)
+                    continue
+                yield Collective(*way, times, beside="backward")  # of an earlier micro-batch
+                yield Collective(*way, (runs - 1) * times, beside="forward")
 
 
 def _pipeline(run: Run, share: Share, extents: Extents) -> Iterator[Collective]:

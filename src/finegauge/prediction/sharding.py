@@ -66,6 +66,7 @@ AFTER_BACKWARD = "reduction"  # a phase with no activations, of gradients in one
 GRADIENTS: Path = ("gradients",)
 GATHERED_WEIGHTS: Path = ("workspace", "gathered weights")
 MASTER_BYTES = 12.0  # fp32 copy, first and second moment, per trained parameter under DeepSpeed
+STATE_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "remainder": 2.0, "fp8": 1.0}
 
 
 class Share(NamedTuple):
@@ -378,14 +379,27 @@ def gradient_width(run: Run) -> float:
 
     Megatron-LM adds those of bf16 weights up in fp32, in the buffer that it reduces: 18 bytes for every
     trained parameter in all, 6 + 12/N where the optimizer is divided (Korthikanti et al. 2022, section 6).
+    With grad_reduce_in_bf16, or main_grads_dtype, it does so as `gradient_dtype` says.
     """
     megatron = _has_megatron_optimizer(run) and run.weights_dtype == "bf16"
+    megatron = megatron and run.gradient_dtype in (None, "fp32")
     return 2.0 if megatron or _keeps_fp32_shards(run) else 1.0
 
 
+def master_bytes(run: Run) -> float:
+    """Return the bytes of a trained parameter's copy and moments, beside its 16-bit value.
+
+    Megatron's precision-aware optimizer keeps each as asked; of an fp32 copy TransformerEngine stores what
+    bf16 weights lack of it (store_param_remainders, megatron/core/optimizer/optimizer_config.py, 0075637).
+    """
+    return STATE_BYTES[run.master_dtype] + 2.0 * STATE_BYTES[run.moments_dtype]
+
+
 def _value_bytes(run: Run, graph: Graph) -> float:
-    if run.sharding.startswith("zero") or _keeps_fp32_shards(run) or _has_megatron_optimizer(run):
+    if _keeps_fp32_shards(run):
         return 4.0
+    if run.sharding.startswith("zero") or _has_megatron_optimizer(run):
+        return 4.0 * master_bytes(run) / MASTER_BYTES
     return float(graph.lowering.adapter_bytes if run.trains_adapters else graph.lowering.weight_bytes)
 
 
@@ -399,11 +413,11 @@ def _weights_at_rest(run: Run, whole: Graph, experts: float, ends: tuple[float, 
     trained = held.trained_params + held.adapter_params
     states, scratch = held.optimizer_bytes * wide, held.foreach_bytes * wide
     if run.sharding.startswith("zero"):
-        states, scratch = MASTER_BYTES * trained, 4.0 * trained
+        states, scratch = master_bytes(run) * trained, 4.0 * trained
         if run.sharding == "zero3":
             scratch = 4.0 * min(trained, ZERO3_SUB_GROUP * degree)
     if _has_megatron_optimizer(run):
-        states, scratch = MASTER_BYTES * trained, 0.0
+        states, scratch = master_bytes(run) * trained, 0.0
     dense, routed = (1.0 - experts) / run.tensor_parallel, 0.0
     apart = float(expert_shard_degree(run))
     if experts:

@@ -187,6 +187,8 @@ def step_time(
 def micro_batch_time(share: Share, extents: Extents, device: "Device | ProfiledDevice") -> StepTime:
     """Return the time of one micro-batch forward and backward on one rank, nothing exchanged."""
     run, graph = share.run, share.graph
+    if not run.context_parallel_balance:  # ranks wait for the last, whose queries see all keys
+        extents = extents._replace(pairs=extents.pairs * (2.0 - 1.0 / run.context_parallel))
     clock = StepClock(run, extents, device)
     share_of_layers = slowest_share(run, graph.model)
     for count, ops in graph.stretches:

@@ -161,6 +161,7 @@ def _fill_in(values: dict[str, Any]) -> None:
     follows: dict[str, Any] = {
         "fp8_recipe": "delayed" if framework.megatron_layers else "tensorwise",
         "counted_as_layers": (),
+        "master_dtype": "fp32" if values["moments_dtype"] == "fp32" else "remainder",
         "recompute_modules": ("core_attn",) if by_megatron else (),
         "optimizer_implementation": "fused" if version >= (4, 56) else "foreach",
         "experts_implementation": "grouped_mm" if fused_experts else "eager",

@@ -147,6 +147,21 @@ class Run(_Frozen):
         "`fused` from transformers 4.56 on, `foreach` before; or `loop`, `in_backward` (a layer is updated "
         "as soon as its gradients are there)",
     )
+    gradient_dtype: str | None = spec(
+        choice(("fp32", "bf16", "fp16"), options.DTYPES),
+        "of the gradients that Megatron's optimizer adds up and reduces; none: fp32 of bf16 weights",
+    )
+    moments_dtype: str = spec(
+        choice(("fp32", "bf16", "fp16", "fp8"), options.DTYPES),
+        "of Adam's moments where Megatron's or DeepSpeed's optimizer keeps copies of 16-bit weights "
+        "(Megatron's precision-aware optimizer)",
+        "fp32",
+    )
+    master_dtype: str = spec(
+        choice(("fp32", "fp16", "remainder"), options.DTYPES),
+        "of those copies: `remainder`, the 16 bits that bf16 weights lack, as TransformerEngine keeps beside "
+        "narrow moments",
+    )
     activation_checkpointing: str = spec(
         choice(("none", "full", "selective", "offload"), {"true": "full", "false": "none"}),
         "{options}",
@@ -378,9 +393,21 @@ class Run(_Frozen):
         False,
     )
     context_parallel: int = spec(whole(1, MAX_GPUS), "degree", 1)
+    context_parallel_balance: bool = spec(
+        flag,
+        "each rank of `context_parallel` has a part of a sequence's head and one of its tail, so that all "
+        "compute as many scores; else the last computes the most",
+        True,
+    )
     expert_parallel: int = spec(whole(1, MAX_GPUS), "degree within the others; must divide the experts", 1)
     expert_tensor_parallel: int | None = spec(
         whole(1, MAX_GPUS), "degree within experts (Megatron's); none: `tensor_parallel`"
+    )
+    expert_parallel_overlap: bool = spec(
+        flag,
+        "tokens travel to experts and back behind another micro-batch's computation (Megatron's "
+        "overlap_moe_expert_parallel_comm; DualPipe's schedules have it)",
+        False,
     )
     sharding: str = spec(
         choice(options.SHARDING, {"false": "none", "ddp": "none", "zero0": "none"}),

@@ -9,7 +9,7 @@ import pytest
 from finegauge.model.graph import build
 from finegauge.prediction.calibration import DATASHEET
 from finegauge.prediction.collectives import collectives
-from finegauge.prediction.predictor import predict
+from finegauge.prediction.predictor import held_between_steps, predict
 from finegauge.run.run import Run
 
 HIDDEN, HEADS, LAYERS, LENGTH = 1024, 16, 4, 512
@@ -104,3 +104,50 @@ def test_every_operator_of_a_layer_is_a_call_of_python(gpt: str) -> None:
     small = run(gpt, seq_len=32, micro_batch_size=1)
     calls = sum(op.forward.calls + op.backward.calls for op in graph.layers[0].ops) * LAYERS
     assert predict(small, DATASHEET).step_time_s.total > calls * DATASHEET.call_s
+
+
+def test_the_precision_aware_optimizer_keeps_what_it_is_asked_to() -> None:
+    """Per parameter: weight 2, gradient 4 or 2, copy 4 or the 2 bytes that bf16 lacks, moments of 4 or 2."""
+    fields: dict[str, Any] = {
+        "framework": "Megatron-LM",
+        "weights_dtype": "bf16",
+        "activation_checkpointing": "full",
+    }
+    plain = run("llama-3.2-1b", **fields)
+    narrow = plain.replace(gradient_dtype="bf16", moments_dtype="bf16")
+    parameters = build(plain).weights.trained_params
+    held = [held_between_steps(asked) for asked in (plain, narrow)]
+    assert [one.gradients_bytes for one in held] == pytest.approx([4 * parameters, 2 * parameters])
+    assert [one.optimizer_bytes for one in held] == pytest.approx([12 * parameters, 6 * parameters])
+    updates = [predict(asked).step_time_s["optimizer"] for asked in (plain, narrow)]
+    assert updates[1] < updates[0]
+
+
+def test_experts_exchange_tokens_behind_computation_where_asked() -> None:
+    asked = Run(
+        model="qwen3-30b-a3b", method="full", phase="pretrain", gpu="H100", num_gpus=8, expert_parallel=8,
+        framework="Megatron-LM", sharding="zero1", seq_len=4096, packing=True,
+    )  # fmt: skip
+    shown = "communication", "all-to-all (expert parallel)"
+    seconds = [
+        predict(one).step_time_s.parts.get(shown, 0.0)
+        for one in (asked, asked.replace(expert_parallel_overlap=True))
+    ]
+    assert seconds[1] < 0.5 * seconds[0]
+    bytes_ = [
+        sum(m.payload_bytes * m.num_sent for m in collectives(one) if m.kind == "all_to_all")
+        for one in (asked, asked.replace(expert_parallel_overlap=True))
+    ]
+    assert bytes_[0] == pytest.approx(bytes_[1])
+
+
+def test_the_last_rank_of_a_sequence_computes_most_scores_unless_balanced() -> None:
+    asked = Run(
+        model="llama-3.1-8b", method="full", phase="pretrain", gpu="H100", num_gpus=8, context_parallel=8,
+        framework="Megatron-LM", sharding="zero1", seq_len=131072, packing=True,
+    )  # fmt: skip
+    path = "forward", "attention", "attention kernel"
+    balanced, uneven = (
+        predict(one).step_time_s.parts[path] for one in (asked, asked.replace(context_parallel_balance=False))
+    )
+    assert uneven / balanced == pytest.approx(2 - 1 / 8, rel=0.02)
