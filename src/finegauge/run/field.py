@@ -7,7 +7,7 @@ framework's own loader does so.
 
 from collections.abc import Callable, Iterable, Mapping
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn, dataclass_transform
 
 from finegauge.errors import FieldError, did_you_mean, shown
 from finegauge.records import NamedTuple
@@ -192,3 +192,29 @@ def _kind(value: Any) -> str:
     if isinstance(value, dict):
         return "a mapping"
     return "a list" if isinstance(value, list | tuple) else _plain(value)
+
+
+def spec(kind: Field, help: str, default: Any = UNSTATED, label: str = "") -> Any:
+    """Return one field of a run: what it accepts, what it means, its default.
+
+    Args:
+        kind: What it accepts.
+        help: One line of Markdown; `{options}` stands for the list of choices.
+        default: UNSTATED where it may stay None, or follows from other fields (`rules`).
+        label: What a form calls it.
+    """
+    listed = ", ".join([f"`{option}`" for option in kind.options])
+    return kind._replace(help=help.format(options=listed), default=default, label=label)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+class Frozen:
+    """A class whose fields are given by name and stay as they are."""
+
+    if not TYPE_CHECKING:
+
+        def __init__(self, **fields: Any) -> None:
+            self._settle(**fields)
+
+    def __setattr__(self, name: str, value: Any) -> NoReturn:
+        raise AttributeError(f"A run is not changed; '{name}' is replaced by run.replace({name}=...).")

@@ -7,19 +7,20 @@ follow from it. `rules` says what follows from fields together.
 
 from collections.abc import Mapping
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NoReturn, dataclass_transform
+from typing import TYPE_CHECKING, Any
 
 from finegauge.errors import FieldError, UnknownKeyError
 from finegauge.run import options, rules
 from finegauge.run.field import (
-    UNSTATED,
     Field,
+    Frozen,
     choice,
     choices,
     flag,
     label,
     names,
     number,
+    spec,
     text,
     version,
     whole,
@@ -41,33 +42,7 @@ NEED_THE_MODEL = (
 )
 
 
-def spec(kind: Field, help: str, default: Any = UNSTATED, label: str = "") -> Any:
-    """Return one field of a run: what it accepts, what it means, its default.
-
-    Args:
-        kind: What it accepts.
-        help: One line of Markdown; `{options}` stands for the list of choices.
-        default: UNSTATED where it may stay None, or follows from other fields (`rules`).
-        label: What a form calls it.
-    """
-    listed = ", ".join([f"`{option}`" for option in kind.options])
-    return kind._replace(help=help.format(options=listed), default=default, label=label)
-
-
-@dataclass_transform(frozen_default=True, kw_only_default=True)
-class _Frozen:
-    """A class whose fields are given by name and stay as they are."""
-
-    if not TYPE_CHECKING:
-
-        def __init__(self, **fields: Any) -> None:
-            self._settle(**fields)
-
-    def __setattr__(self, name: str, value: Any) -> NoReturn:
-        raise AttributeError(f"A run is not changed; '{name}' is replaced by run.replace({name}=...).")
-
-
-class Run(_Frozen):
+class Run(Frozen):
     """One fine-tuning run on one cluster; frozen, validated, with the origin of every field."""
 
     # Model and method
