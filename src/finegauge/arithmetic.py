@@ -12,7 +12,6 @@ from functools import reduce
 from typing import Any, TypeVar
 
 PLAIN = (float, int)
-ERF_ENDS = 6.0
 Quantity = TypeVar("Quantity")
 
 
@@ -110,18 +109,6 @@ def log(value: Any) -> Any:
     import numpy
 
     return numpy.log(value)
-
-
-def erf(value: Any) -> Any:
-    """Return the error function; NumPy has none of its own."""
-    if isinstance(value, PLAIN):
-        return math.erf(value)
-    import numpy
-
-    found = numpy.sign(value)  # what it is beyond `ERF_ENDS`, to the last digit
-    inside = abs(value) < ERF_ENDS
-    found[inside] = numpy.fromiter(map(math.erf, value[inside]), float)
-    return found
 
 
 def every(condition: Any) -> bool:

@@ -12,6 +12,7 @@ from finegauge.formats.measurement_tables import read_table
 from finegauge.prediction.calibration import SHIPPED, current
 from finegauge.render.json import decoded
 from finegauge.render.validation import accuracy_page
+from finegauge.validation.reliability import reliability
 from finegauge.validation.summary import validate
 from tests.golden.offload import slowdowns
 
@@ -26,7 +27,8 @@ def main() -> None:
     held_out = {Path(path).stem: validation_answer(validate([path])).summary for path in held_out_tables()}
     evidence = evidence_of(row for path in tables for row in read_table(path))
     resting = rows_behind(evidence, current())
-    PAGE.write_text(accuracy_page(answer, tables, fitted, held_out, resting, slowdowns()), "utf-8")
+    reliable = reliability(validate([*tables, *held_out_tables()]).answers)
+    PAGE.write_text(accuracy_page(answer, tables, fitted, held_out, resting, slowdowns(), reliable), "utf-8")
     print(f"docs/accuracy.md: {answer.summary.answered} of {answer.summary.rows} rows")
 
 

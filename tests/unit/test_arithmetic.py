@@ -8,7 +8,6 @@ import pytest
 from finegauge.arithmetic import (
     ceil,
     chosen,
-    erf,
     every,
     largest,
     log,
@@ -24,7 +23,7 @@ NUMBERS: Any = np.array([-2.5, 0.0, 0.5, 1.5, 7.0])
 
 @pytest.mark.parametrize(
     "function",
-    [ceil, rounded, erf, lambda x: largest(x, 1.0), lambda x: smallest(0.25, x, 3.0), lambda x: log(x + 3.0)],
+    [ceil, rounded, lambda x: largest(x, 1.0), lambda x: smallest(0.25, x, 3.0), lambda x: log(x + 3.0)],
 )
 def test_arrays_are_what_their_numbers_are_one_by_one(function) -> None:  # type: ignore[no-untyped-def]
     assert function(NUMBERS).tolist() == pytest.approx([function(float(x)) for x in NUMBERS], rel=1e-15)
@@ -68,11 +67,7 @@ def test_a_condition_that_differs_between_candidates_is_not_every() -> None:
     assert [every(True), every(False)] == [True, False]
 
 
-def test_error_function_at_its_ends() -> None:
-    assert erf(np.array([-40.0, -6.0, 6.0, np.inf])).tolist() == [-1.0, -1.0, 1.0, 1.0]
-
-
 def test_plain_numbers_import_no_numpy() -> None:
-    calls = "a.largest(1.0, 2.0); a.where(True, 2, 3); a.erf(1.0)"
+    calls = "a.largest(1.0, 2.0); a.where(True, 2, 3)"
     code = f"import sys; from finegauge import arithmetic as a; {calls}; sys.exit('numpy' in sys.modules)"
     assert run([sys.executable, "-c", code], check=False).returncode == 0

@@ -82,7 +82,7 @@ class GpuEstimate(NamedTuple):
     gpu: str
     verdict: Verdict
     out_of_memory_fraction: float
-    safe_micro_batch_size: int | None
+    safe_micro_batch_size: int  # the largest that is not even risky
     device_memory_bytes: float
     capacity_bytes: float
     micro_batch_size: int
@@ -116,7 +116,7 @@ class GpuVerdict(NamedTuple):
     gpu: str
     verdict: Verdict
     out_of_memory_fraction: float
-    safe_micro_batch_size: int | None
+    safe_micro_batch_size: int
     device_memory_bytes: float
     capacity_bytes: float
     shortage: Shortage | None = None  # the first moment that needs more than there is, and of what
@@ -174,7 +174,8 @@ class GpuCapacity(NamedTuple):
 
     gpu: str | None
     field: str
-    value: int
+    value: int  # the largest that may fit
+    safe_value: int  # the largest that is not even risky
     limit: int
     at_limit: bool
     num_probes: int
@@ -203,7 +204,7 @@ def estimate_answer(
     Args:
         runs: The same run on one GPU after another.
         estimator: Who says what a step takes; FineGauge's prediction by default.
-        at_max_batch: Ask about the largest micro-batch that fits each GPU, not about the run's own.
+        at_max_batch: Ask about the largest micro-batch that is safe on each GPU, not about the run's own.
 
     Raises: UnsupportedError where no GPU has an answer.
     """
@@ -242,7 +243,7 @@ def gpu_estimate(one: Estimate) -> GpuEstimate:
         gpu=str(profile.run.gpu),
         verdict=one.verdict,
         out_of_memory_fraction=one.out_of_memory_fraction,
-        safe_micro_batch_size=one.safe_micro_batch_size,
+        safe_micro_batch_size=one.capacity.safe_value,
         device_memory_bytes=profile.device_memory_bytes.total,
         capacity_bytes=profile.capacity_bytes,
         micro_batch_size=one.run.micro_batch_size,
@@ -273,12 +274,12 @@ def explained(one: GpuEstimate) -> GpuExplanation:
 
 def safe_micro_batch_size(profile: Profile) -> int:
     """Return the largest micro-batch up to the run's that is not even risky; 0 if none is known."""
-    from finegauge.planning.capacity import cautious, max_micro_batch_size
+    from finegauge.planning.capacity import max_micro_batch_size
     from finegauge.prediction.predictor import predict
 
     if not profile.step_time_s.total:
         return 0
-    return max_micro_batch_size(profile.run, cautious(predict), limit=profile.run.micro_batch_size).value
+    return max_micro_batch_size(profile.run, predict, limit=profile.run.micro_batch_size).safe_value
 
 
 def gpu_verdict(one: GpuEstimate) -> GpuVerdict:
@@ -294,6 +295,7 @@ def gpu_capacity(gpu: str | None, capacity: "Capacity") -> GpuCapacity:
         gpu=gpu,
         field=capacity.field,
         value=capacity.value,
+        safe_value=capacity.safe_value,
         limit=capacity.limit,
         at_limit=capacity.at_limit,
         num_probes=capacity.num_probes,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from finegauge.errors import FineGaugeError
 from finegauge.model.graph import architecture_of
-from finegauge.planning.capacity import cautious, max_micro_batch_size
+from finegauge.planning.capacity import max_micro_batch_size
 from finegauge.planning.selection import HELD_STATE_BYTES, HELD_WEIGHT_BYTES
 from finegauge.prediction.predictor import predict
 from finegauge.progress import Heard, Progress
@@ -114,6 +114,5 @@ def _with(run: Run, method: str, place: dict[str, Any], lengths: Sequence[int]) 
 
 
 def _at(run: Run, known: Callable[[Run], Any]) -> FitsAt:
-    may = max_micro_batch_size(run, known, limit=MOST_SEQUENCES).value
-    safe = max_micro_batch_size(run, cautious(known), limit=may).value if may else 0
-    return FitsAt(run.seq_len, safe, may)
+    found = max_micro_batch_size(run, known, limit=MOST_SEQUENCES)
+    return FitsAt(run.seq_len, found.safe_value, found.value)

@@ -10,6 +10,7 @@ from finegauge.answers.written import written
 from finegauge.formats.measurement_tables import METRICS
 from finegauge.progress import Heard
 from finegauge.validation.local_validation import HereValidation, validate_here
+from finegauge.validation.reliability import Reliability, reliability
 from finegauge.validation.summary import (
     GROUPS,
     NUM_WORST,
@@ -115,6 +116,7 @@ class ValidationSummary(NamedTuple):
     step_time: QuantityErrors
     peak_memory: Mapping[str, QuantityErrors]
     fits: FitsOrNot
+    reliability: Reliability | None  # of P(OOM), each source by the interval of the others
     worst: tuple[WorstRow, ...]
     rivals: Mapping[str, Mapping[str, Versus | str]]  # by quantity; or why it is "absent"
     calibrations: tuple[str, ...]
@@ -147,6 +149,7 @@ def validation_answer(validation: Validation) -> ValidationAnswer:
             if (rows := validation.of_metric(metric))
         },
         fits=FitsOrNot(counts, counts.accuracy),
+        reliability=reliability(answered),
         worst=tuple(
             WorstRow(one.row.id, one.step_time_error, one.peak_memory_error, explanation(one))
             for one in worst(answered, NUM_WORST_IN_FILES)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @question
-@click.option("--at-max-batch", is_flag=True, help="On each GPU, take the largest micro-batch that fits it.")
+@click.option("--at-max-batch", is_flag=True, help="On each GPU, take the largest safe micro-batch.")
 @click.option(
     "--law", metavar="NAME", help="Take the time from a law of 'finegauge calibrate', or its .json."
 )
@@ -219,7 +219,7 @@ def max_batch(
     size: str,
     store: str | None,
 ) -> None:
-    """Find the largest micro_batch_size of RUN whose longest batch fits; 0 if not even 1 does.
+    """Find the largest micro_batch_size of RUN whose longest batch is safe, and the largest that may fit.
 
     With --measured the answer is tried out: a trial that is certain to run out of memory is not launched.
     """

@@ -12,6 +12,7 @@ from finegauge.formats.launcher_files import find_inside
 CONFIGS = (".yaml", ".yml", ".json", ".toml")
 SHELL_ENDINGS = (".sh", ".bash", ".slurm", ".sbatch")
 SCRIPT_ENDINGS = (".py", *SHELL_ENDINGS)
+ALLOC_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the newer name first
 UNSET = re.compile(r"\$[\w({@]|`")
 # Options of launchers that programs take too, for the launcher that they start.
 OF_LAUNCHERS = (
@@ -111,9 +112,12 @@ def machine(
     gpus, nodes = _gpus(told, variables, batch, launcher, all_gpus=all_gpus)
     if gpus is None and isinstance(accelerate, Mapping):
         gpus = _figure(str(accelerate.get("num_processes")))
-    block = {"num_gpus": gpus} if gpus else {}
+    block: dict[str, Any] = {"num_gpus": gpus} if gpus else {}
     if gpus and nodes and nodes > 1 and gpus % nodes == 0:
         block["num_nodes"] = nodes
+    allocator = next((variables[name] for name in ALLOC_VARIABLES if variables.get(name)), "")
+    if allocator and not UNSET.search(allocator):
+        block["cuda_alloc_conf"] = allocator
     return block, accelerate
 
 

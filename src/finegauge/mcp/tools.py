@@ -140,7 +140,7 @@ TOOLS: dict[str, Tool] = {
             "Predict what a fine-tuning run takes on each GPU: memory, seconds per step, hours, dollars, "
             "kWh, CO2, and where they go. Without 'gpus' (and none in the run) common ones are compared.",
             {**_SUBJECT, "gpus": _GPUS, "at_max_batch": {
-                "type": "boolean", "description": "Take the largest micro-batch that fits each GPU."}},
+                "type": "boolean", "description": "Take the largest micro-batch that is safe on each GPU."}},
             _estimate,
         ),
         Tool(

@@ -1,4 +1,4 @@
-"""The largest micro-batch, or the longest sequence, that still fits.
+"""The largest micro-batch, or the longest sequence, that still fits, and the largest that is safe.
 
 Out of memory is an outcome, not an error, so the answer is where the outcome flips. The
 search brackets that point and, where the Estimator says how much memory a step takes,
@@ -11,6 +11,7 @@ Neglects: an Estimator whose outcome flips more than once.
 from collections.abc import Callable
 from functools import cache
 from math import floor
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from finegauge.errors import FieldError
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 MAX_MICRO_BATCH_SIZE = 4096
 MAX_SEQ_LEN = 1_048_576
+Room = Callable[[Profile], float]
 MANY = 1e12  # a line that meets the limit beyond this never does
 
 
@@ -29,9 +31,11 @@ class Capacity(NamedTuple):
     """The largest value of one field that fits, with the steps on both sides of the border."""
 
     field: str  # the field of Run that was varied
-    value: int  # 0 where even the smallest does not fit
+    value: int  # the largest that fits by the median; 0 where even the smallest does not
+    safe_value: int  # the largest that is not even risky; 0 where none is
     limit: int  # the search went no further
     profile: Profile | None  # the step at `value`
+    safe_profile: Profile | None  # the step at `safe_value`
     first_that_fails: Profile | None  # the step just above; None where `limit` still fits
     num_probes: int
 
@@ -84,44 +88,66 @@ def unit_within(run: "Run", limit: int) -> int:
     return unit
 
 
-def cautious(estimator: Estimator) -> Estimator:
-    """Return an Estimator by which a step that is risky does not fit."""
-    from finegauge.prediction.uncertainty import is_safe
-
-    def ask(run: "Run") -> Profile:
-        profile = estimator(run)
-        return profile if is_safe(profile) else profile._replace(outcome="out_of_memory")
-
-    return ask
-
-
 def _search(run: "Run", field: str, estimator: Estimator | None, limit: int, unit: int) -> Capacity:
-    """Return the border between fitting and failing, in multiples of `unit` up to `limit`."""
+    """Return the borders of what may fit and of what is safe, in multiples of `unit` up to `limit`."""
     if estimator is None:
         from finegauge.prediction.predictor import predict
 
         estimator = predict
     known: dict[int, Profile] = {}
-    below, low, high, most = 0, 0, None, limit // unit
-    while low < most and (high is None or high - low > 1):
-        guess = _aim(known, below, low, high, most)
-        changes: dict[str, Any] = {field: guess * unit}
-        known[guess] = estimator(run.replace(**changes))
-        if known[guess].fits:
-            below, low = low, guess
-        else:
-            high = guess
+    most = limit // unit
+
+    def ask(units: int) -> Profile:
+        changes: dict[str, Any] = {field: units * unit}
+        return estimator(run.replace(**changes))
+
+    low, high = _border(ask, known, attrgetter("fits"), most)
+    safe = low
+    if low and known[low].source.memory_interval is not None:  # else what may fit is known to
+        from finegauge.prediction.uncertainty import is_safe, safe_bytes
+
+        safe, _ = _border(ask, known, is_safe, low, safe_bytes)
     return Capacity(
         field=field,
         value=low * unit,
+        safe_value=safe * unit,
         limit=most * unit,
         profile=known.get(low),
+        safe_profile=known.get(safe),
         first_that_fails=None if high is None else known[high],
         num_probes=len(known),
     )
 
 
-def _aim(known: dict[int, Profile], below: int, low: int, high: int | None, most: int) -> int:
+def _border(
+    ask: Callable[[int], Profile],
+    known: dict[int, Profile],
+    fits: Callable[[Profile], bool],
+    most: int,
+    room: Room = attrgetter("capacity_bytes"),
+) -> tuple[int, int | None]:
+    """Return the largest number up to `most` whose step fits, 0 for none, and the smallest that does not.
+
+    `known` holds the steps of numbers that were asked about before, and those that are; `room` says what a
+    step may need.
+    """
+    below, low, high = 0, 0, None
+    for number in sorted(known):
+        if not fits(known[number]):
+            high = number
+            break
+        below, low = low, number
+    while low < most and (high is None or high - low > 1):
+        guess = _aim(known, room, below, low, high, most)
+        known[guess] = ask(guess)
+        if fits(known[guess]):
+            below, low = low, guess
+        else:
+            high = guess
+    return low, high
+
+
+def _aim(known: dict[int, Profile], room: Room, below: int, low: int, high: int | None, most: int) -> int:
     """Return the next multiple to probe, between `low` and `high`; `below` fitted before `low` did.
 
     Memory that rises ever faster meets the limit between where the chord of the bracket
@@ -129,10 +155,10 @@ def _aim(known: dict[int, Profile], below: int, low: int, high: int | None, most
     probed. Every fourth probe halves the bracket, so that no other curve can make the
     search crawl; while nothing is known of memory, the guess doubles and halves.
     """
-    risen = _crossing(known, below, low)
+    risen = _crossing(known, room, below, low)
     if high is None:
         return min(most, max(low + 1, risen if risen is not None else 2 * low))
-    chord = _crossing(known, low, high)
+    chord = _crossing(known, room, low, high)
     if chord is None or len(known) % 4 == 0:
         guess = (low + high) // 2 if high < 16 * low else round((max(1, low) * high) ** 0.5)
     else:
@@ -140,8 +166,8 @@ def _aim(known: dict[int, Profile], below: int, low: int, high: int | None, most
     return min(max(guess, low + 1), high - 1)
 
 
-def _crossing(known: dict[int, Profile], one: int, other: int) -> int | None:
-    """Return the multiple at which the line through two known steps reaches what the GPU has.
+def _crossing(known: dict[int, Profile], room: Room, one: int, other: int) -> int | None:
+    """Return the multiple at which the line through two known steps reaches what a step may need.
 
     None where a step is not known, or memory does not rise.
     """
@@ -149,7 +175,7 @@ def _crossing(known: dict[int, Profile], one: int, other: int) -> int | None:
         return None
     first, second = known[one].device_memory_bytes.total, known[other].device_memory_bytes.total
     slope = (second - first) / (other - one)
-    capacity = known[other].capacity_bytes
+    capacity = room(known[other])
     if slope <= 0 or not capacity:
         return None
     return other + floor(max(-MANY, min(MANY, (capacity - second) / slope)))
@@ -239,8 +265,10 @@ def measured_max_micro_batch_size(
     capacity = Capacity(
         field="micro_batch_size",
         value=low * unit,
+        safe_value=low * unit,
         limit=most * unit,
         profile=trials.get(low),
+        safe_profile=trials.get(low),
         first_that_fails=trials.get(high) or (predicted(high) if high <= most else None),
         num_probes=len(trials),
     )

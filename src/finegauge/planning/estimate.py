@@ -17,12 +17,11 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from finegauge.errors import UnsupportedError
-from finegauge.planning.capacity import Capacity, cautious, max_micro_batch_size
+from finegauge.planning.capacity import Capacity, max_micro_batch_size
 from finegauge.planning.quote import Quote, quote
 from finegauge.prediction.moments import Moment, Shortage, moments_of, shortages
 from finegauge.prediction.predictor import predict
 from finegauge.prediction.uncertainty import (
-    FITS,
     RISKY_FROM_FRACTION,
     Verdict,
     exceeding_fraction,
@@ -51,7 +50,6 @@ class Estimate(NamedTuple):
     profile: Profile
     out_of_memory_fraction: float  # the probability that the run runs out of memory
     capacity: Capacity
-    safe_micro_batch_size: int | None  # the largest that is not even risky; None where the run's own is safe
     quote: Quote
     moments: tuple[Moment, ...] = ()  # of the whole job
     shortage: Shortage | None = None  # the first moment that needs more than there is
@@ -73,12 +71,13 @@ def estimate(run: "Run", estimator: Estimator | None = None, *, at_max_batch: bo
     Args:
         run: The question.
         estimator: Who says what a step takes; FineGauge's prediction by default.
-        at_max_batch: Ask about the largest micro-batch that fits, not about the run's own.
+        at_max_batch: Ask about the largest micro-batch that is safe, not about the run's own; where none
+            is, about the largest that may fit.
     """
     ask: Estimator = cache(estimator or predict)
     own = ask(run)  # before the search, so that it keeps the run's own origins
     capacity = max_micro_batch_size(run, ask)
-    profile = capacity.profile or own if at_max_batch else own
+    profile = capacity.safe_profile or capacity.profile or own if at_max_batch else own
     chance = probability_out_of_memory(profile)
     bill, moments = quote(profile.run, profile), moments_of(profile)
     shortage = _shortage(profile, moments, bill)
@@ -86,9 +85,6 @@ def estimate(run: "Run", estimator: Estimator | None = None, *, at_max_batch: bo
         profile=profile,
         out_of_memory_fraction=max(chance, *(_chance(profile, one, shortage) for one in moments)),
         capacity=capacity,
-        safe_micro_batch_size=None
-        if verdict(chance) == FITS
-        else max_micro_batch_size(run, cautious(ask)).value,
         quote=bill,
         moments=moments,
         shortage=shortage,

@@ -8,7 +8,6 @@ allowed risk. Everything shown of the plan that is taken comes from `predict` an
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from statistics import NormalDist
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +30,7 @@ from finegauge.planning.space import ON_NO_MACHINE, ORIGIN, Space, space_of
 from finegauge.planning.whatif import Standing, requirements, standing, with_known_length
 from finegauge.prediction.predictor import predict
 from finegauge.prediction.training import TRAINED
-from finegauge.prediction.uncertainty import P90
+from finegauge.prediction.uncertainty import margin_ratio
 from finegauge.profile import Profile
 from finegauge.progress import Heard
 from finegauge.records import NamedTuple
@@ -123,9 +122,6 @@ def plan(
         return whole._replace(miss=_miss(choice))
     winner = result.candidate(best)
     profile = predict(winner.run)
-    interval, margin_ratio = profile.source.memory_interval, 1.0
-    if interval is not None:  # the card's memory over the median that keeps the risk
-        margin_ratio = interval.high_ratio ** (NormalDist().inv_cdf(1.0 - wanted.risk_fraction) / P90)
     return whole._replace(
         winner=winner,
         profile=profile,
@@ -133,7 +129,7 @@ def plan(
         changes=changes(sized, winner.run),
         asks=requirements(sized, winner.run),
         alternatives=alternatives(choice, best),
-        relaxations=relaxations(choice, best, margin_ratio=margin_ratio),
+        relaxations=relaxations(choice, best, margin_ratio=margin_ratio(profile, wanted.risk_fraction)),
     )
 
 

@@ -173,10 +173,10 @@ def _bigger_micro_batch(run: "Run") -> Changes | str:
 
 def _bigger_batch(run: "Run") -> Changes | str:
     """Take the largest micro-batch that is safe, and let the batch of a step grow with it."""
-    from finegauge.planning.capacity import cautious, max_micro_batch_size
+    from finegauge.planning.capacity import max_micro_batch_size
     from finegauge.prediction.predictor import predict
 
-    size = max_micro_batch_size(run, cautious(predict), limit=max(256, run.micro_batch_size)).value
+    size = max_micro_batch_size(run, predict, limit=max(256, run.micro_batch_size)).safe_value
     return {"micro_batch_size": size} if size > run.micro_batch_size else "no larger micro-batch is safe"
 
 

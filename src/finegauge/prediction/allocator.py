@@ -19,6 +19,7 @@ memory on. Neglects: `roundup_power2_divisions`, which rounds sizes up by a few 
 """
 
 from finegauge.catalogue.frameworks import framework_of
+from finegauge.model.blocks import MixtureOfExperts
 from finegauge.model.graph import Graph
 from finegauge.model.op import Extents
 from finegauge.prediction.calibration import Calibration
@@ -51,11 +52,13 @@ class Allocator(NamedTuple):
 
 
 def shapes_vary(run: Run, graph: Graph) -> bool:
-    """Return whether allocations change size from step to step: padded batches, routed tokens."""
+    """Return whether allocations change size from step to step: padded batches, tokens of some experts."""
     if run.experts_implementation == "eager":
-        for group in graph.layers:
-            if "moe" in group.kind:
-                return True
+        for layer, _ in graph.model.layers:
+            for branch in layer.branches:
+                experts = branch.mixer
+                if isinstance(experts, MixtureOfExperts) and experts.top_k < experts.num_experts:
+                    return True
     return run.dataset is not None and run.padding != "max" and not run.packing
 
 

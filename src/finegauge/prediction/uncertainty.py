@@ -4,17 +4,18 @@ The interval of times is what a source left out of the fit was off by: one new f
 counting. Where nobody has timed the GPU, the framework, the number format or the division of a run, it is
 what tables held out of every fit were off by, by how many of these are new.
 
-Memory errors are taken as log-normal about the median with the 10-90 % interval of the
-profile's source, so the chance that the truth exceeds the capacity is a normal tail. A run that dies after
+The logarithm of a memory error is taken as Student's t with four degrees of freedom about the median, with
+the 10-90 % interval of the profile's source on either side: sources left out have heavier tails than a
+normal distribution (`validation/reliability.py` holds it against what happened). A run that dies after
 hours costs far more than a batch that is one smaller, so the thresholds of a verdict are not symmetric: from
 5 % on a run is called risky, from 50 % on it will not fit.
 """
 
-from math import log, sqrt
+from math import acos, cos, log, sqrt
 from typing import TYPE_CHECKING, Literal
 
-from finegauge.arithmetic import erf, where
 from finegauge.arithmetic import log as logarithm
+from finegauge.arithmetic import where
 from finegauge.catalogue.frameworks import framework_of
 from finegauge.errors import EXIT_DONE, EXIT_RISKY, EXIT_WILL_NOT_FIT
 from finegauge.profile import Interval, Profile
@@ -28,7 +29,7 @@ TIMED_GPUS = frozenset({"A100-SXM4-80GB", "A100-SXM4-40GB", "A40", "H100-SXM5-80
 DERIVED_RECIPES = ("mxfp8", "mxfp4")  # whose rates are taken from others'
 TIMED_ARCHITECTURES = frozenset({"Ampere", "Ada Lovelace", "Hopper"})
 TIMED_PHASES = frozenset({"sft", "pretrain"})
-P90 = 1.2815515655446004  # standard deviations between the median and the 90th percentile
+P90 = 1.5332062740589438  # 90th percentile of Student's t with four degrees of freedom
 
 
 def probability_out_of_memory(profile: Profile) -> float:
@@ -46,7 +47,9 @@ def exceeding_fraction(needed_bytes: float, room_bytes: float, interval: Interva
     """Return the probability that what is predicted to need `needed_bytes` needs more than `room_bytes`."""
     distance = logarithm(room_bytes / needed_bytes)
     spread = where(distance >= 0, log(interval.high_ratio), -log(interval.low_ratio))
-    fraction: float = 0.5 * (1.0 - erf(distance / (spread / P90) / sqrt(2.0)))
+    t = distance / (spread / P90)
+    spared = 4.0 + t * t
+    fraction: float = 0.5 - 0.75 * t / spared**0.5 * (1.0 - t * t / (3.0 * spared))
     return fraction
 
 
@@ -137,6 +140,21 @@ def verdict(out_of_memory_fraction: float) -> Verdict:
     if out_of_memory_fraction >= WILL_NOT_FIT_FROM_FRACTION:
         return WILL_NOT_FIT
     return RISKY if out_of_memory_fraction >= RISKY_FROM_FRACTION else FITS
+
+
+def margin_ratio(profile: Profile, risk_fraction: float) -> float:
+    """Return what a GPU must have over the memory that is predicted for that risk; of even odds at most."""
+    interval, chance = profile.source.memory_interval, 4.0 * risk_fraction * (1.0 - risk_fraction)
+    if interval is None:
+        return 1.0
+    root = sqrt(chance)
+    t = 2.0 * sqrt(cos(acos(root) / 3.0) / root - 1.0)  # the quantile for four degrees of freedom
+    return float(interval.high_ratio ** (t / P90))
+
+
+def safe_bytes(profile: Profile) -> float:
+    """Return the most that a step like that of `profile` may be predicted to need and not be risky."""
+    return profile.capacity_bytes / margin_ratio(profile, RISKY_FROM_FRACTION)
 
 
 def is_safe(profile: Profile) -> bool:

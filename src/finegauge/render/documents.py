@@ -15,7 +15,7 @@ class FileVerdict(NamedTuple):
     gpu: str
     verdict: Verdict
     out_of_memory_fraction: float
-    safe_micro_batch_size: int | None
+    safe_micro_batch_size: int
     device_memory_bytes: float
     capacity_bytes: float
     sentence: str  # the verdict in words

@@ -43,6 +43,7 @@ from finegauge.render.run_parts import (
     method_notes,
     moments_table,
     offer_tables,
+    safe_and_most,
     shown_name,
     subject,
     tiles,
@@ -56,7 +57,7 @@ from finegauge.units import GIB, count, gib
 if TYPE_CHECKING:
     from finegauge.answers.study import Study
 
-SUM_BEFORE = {"slack": "= allocated by torch at the peak", "context": "= reserved by torch's allocator"}
+SUM_BEFORE = {"slack": "= allocated by torch at the peak", "context": "= allocated, and lost beside it"}
 LEAST_EXPLAINED_FRACTION = 0.005  # of a step: smaller parts are left to --json
 LEAST_LISTED_FRACTION = 0.002  # of a whole, in the tables of the page
 CAPACITY_TITLES = {"micro_batch_size": "Largest micro-batch", "seq_len": "Longest sequence"}
@@ -271,6 +272,7 @@ def _waterfall(profile: Profile, formulas: Mapping[Path, str]) -> Table:
     if profile.cached_bytes:
         why = "freed blocks that the allocator gives back if need be"
         rows.append((_exact_gib(profile.cached_bytes), "", _explained("cached", why)))
+        sum_row(profile.memory_bytes("torch_reserved"), "of which torch's allocator reserves")
         sum_row(total + profile.cached_bytes, "= what nvidia-smi shows")
     sum_row(profile.capacity_bytes, f"usable on {profile.run.gpu}")
     return Table("Memory", ("GiB", "so far", ""), tuple(rows), 0, ends_in_text=True, indent=2)
@@ -377,22 +379,33 @@ def capacity_report(answer: CapacityAnswer) -> Report:
     first = answer.results[0]
     title = CAPACITY_TITLES[first.field]
     one = Toned(f"{title} on {first.gpu}: {border(first)}", "strong") if len(answer.results) == 1 else ""
-    headings = ("GPU", first.field, "memory", "usable", "one more needs", "s/step", "tokens/s", "samples/s")
+    headings = (
+        "GPU",
+        "safe",
+        first.field,
+        "memory",
+        "usable",
+        "one more needs",
+        "s/step",
+        "tokens/s",
+        "samples/s",
+    )
     table = Table(f"{title} by GPU", headings, tuple(map(_capacity_row, answer.results)))
     found = section("gpus", "", table, *_capacity_notes(answer))
     return Report(title_of(answer.run), one, "neutral", sections=filled(found))
 
 
 def border(one: GpuCapacity) -> str:
-    """Return the value, with a sign where the search stopped at its limit."""
-    return f"{'≥ ' if one.at_limit else ''}{one.value:,}"
+    """Return "13 is safe, 15 may fit"."""
+    return safe_and_most(one.safe_value, one.value, at_limit=one.at_limit)
 
 
 def _capacity_row(one: GpuCapacity) -> tuple[Text, ...]:
     sizes = (one.device_memory_bytes, one.capacity_bytes, one.first_that_fails_bytes)
     return (
         str(one.gpu),
-        Toned(border(one), "strong"),
+        Toned(f"{one.safe_value:,}", "strong"),
+        f"{'≥ ' if one.at_limit else ''}{one.value:,}",
         *(fmt.UNKNOWN if size is None else gib(size) for size in sizes),
         *(fmt.digits(amount) for amount in (one.step_time_s, one.tokens_per_s, one.samples_per_s)),
     )

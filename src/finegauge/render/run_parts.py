@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 WORDS = {FITS: "Fits", RISKY: "Risky", WILL_NOT_FIT: "Will not fit"}
 TONES = {FITS: "good", RISKY: "risky", WILL_NOT_FIT: "bad"}
 HEADINGS = (
-    "\nGPU", "memory\nGiB", "max\nbatch", "one step, s\n[p10–p90]", "\ntokens/s", "\nsamples/s",
+    "\nGPU", "memory\nGiB", "batch\n(max)", "one step, s\n[p10–p90]", "\ntokens/s", "\nsamples/s",
     "\ntime", "on\ndemand", "\nspot", "kWh\nwall", "kg\nCO2e",
 )  # fmt: skip
 ASSUMED = (
@@ -57,23 +57,31 @@ def headline(one: GpuEstimate) -> Text:
     needed = fmt.gib_interval(one.device_memory_bytes, one.profile.source.memory_interval)
     chance = fmt.probability(one.out_of_memory_fraction)
     said = f": {needed} of {gib(one.capacity_bytes)} on {one.gpu}, P(OOM) {chance}."
-    way_out = "" if one.verdict == FITS else f" {_way_out(one)}"
-    return Toned(WORDS[one.verdict], "strong", TONES[one.verdict]), said + way_out
+    return Toned(WORDS[one.verdict], "strong", TONES[one.verdict]), f"{said} {_batches(one)}"
 
 
 ROOMS = {"device": "GPU memory", "host": "host memory of a node", "disk": "disk"}
 
 
-def _way_out(one: GpuEstimate) -> str:
+def _batches(one: GpuEstimate) -> str:
     short = one.shortage
     if short is not None and (short.moment, short.what) != ("train", "device"):
         amounts = f"{gib(short.needed_bytes)} of {gib(short.room_bytes)}"
         return f"It fails at {short.moment}, for {ROOMS[short.what]}: {amounts}."
-    if one.safe_micro_batch_size:
-        return f"micro_batch_size={one.safe_micro_batch_size} is safe."
-    if most := one.max_micro_batch_size:
+    safe, most = one.safe_micro_batch_size, one.max_micro_batch_size
+    if safe:
+        return f"micro_batch_size={safe_and_most(safe, most, at_limit=one.is_at_limit)}."
+    if most:
         return f"micro_batch_size={most} may fit, none is safe: use a larger GPU or a shorter seq_len."
     return "Not even micro_batch_size=1 fits: use a larger GPU, a shorter seq_len, or qlora."
+
+
+def safe_and_most(safe: int, most: int, *, at_limit: bool = False) -> str:
+    """Return "13 is safe, 15 may fit"; with a sign where a search stopped at its limit."""
+    sign = "≥ " if at_limit else ""
+    if safe == most:
+        return f"{sign}{safe:,} is safe" if safe else "0 fits"
+    return f"{safe:,} is safe, {sign}{most:,} may fit" if safe else f"{sign}{most:,} may fit, none is safe"
 
 
 def subject(run: "Run") -> str:
@@ -94,11 +102,11 @@ def subject(run: "Run") -> str:
 def tiles(one: GpuEstimate) -> Iterator[Tile]:
     """Yield the figures that a decision is made by; of a run that will not fit, there is no bill."""
     profile, quote = one.profile, one.quote
-    used, safe = f"now {one.micro_batch_size:,}", one.safe_micro_batch_size
-    if safe is not None:
-        used += f", {safe:,} is safe" if safe else ", none is safe"
-    most = f"{'≥ ' if one.is_at_limit else ''}{one.max_micro_batch_size:,}"
-    yield Tile("Largest micro-batch", most, used, "max-batch")
+    sign = "≥ " if one.is_at_limit else ""
+    safe, most = f"{one.safe_micro_batch_size:,}", f"{one.max_micro_batch_size:,}"
+    value = f"{sign if safe == most else ''}{safe}"
+    used = f"{'' if safe == most else f'{sign}{most} may fit, '}now {one.micro_batch_size:,}"
+    yield Tile("Largest safe micro-batch", value, used, "max-batch")
     yield Tile("P(out of memory)", fmt.probability(one.out_of_memory_fraction), "", "oom")
     if quote is None:
         return
@@ -158,7 +166,8 @@ def _gpu_row(one: GpuEstimate) -> tuple[str, ...]:
     profile, quote = one.profile, one.quote
     memory = fmt.gib_of(one.device_memory_bytes, one.capacity_bytes)
     most = f"{'≥' if one.is_at_limit else ''}{one.max_micro_batch_size:,}"
-    cells = (_gpu_label(one), Toned(memory, TONES[one.verdict]), most)
+    safe = f"{one.safe_micro_batch_size:,} ({most})"
+    cells = (_gpu_label(one), Toned(memory, TONES[one.verdict]), safe)
     if quote is None:
         return (*cells, *[fmt.UNKNOWN] * (len(HEADINGS) - len(cells)))
     return (

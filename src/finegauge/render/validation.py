@@ -11,6 +11,7 @@ from finegauge.render.operators import accuracy_section
 from finegauge.render.report import Note, Report, Section, Table, Toned, filled, notes, section
 from finegauge.units import MIB
 from finegauge.validation.local_validation import HereValidation, Summary, Trial
+from finegauge.validation.reliability import Reliability
 from finegauge.validation.summary import NUM_WORST, Errors
 
 HEADINGS = ("rows", "median", "mean", "p90", "bias")
@@ -35,6 +36,7 @@ def validation_report(answer: ValidationAnswer) -> Report:
             _unanswered(summary),
             *_quantities(summary),
             _fits(summary),
+            _reliability(summary.reliability),
             _worst(summary, "Worst rows", NUM_WORST),
             _rivals(summary),
         ),
@@ -97,6 +99,29 @@ def _fits(summary: ValidationSummary) -> Section:
     return section("fits", title, table if accuracy is not None else None)
 
 
+def _reliability(found: Reliability | None) -> Section:
+    """Return what P(OOM) said, and what came."""
+    title = "P(OOM) against what happened, each source by the interval of the others"
+    if found is None:
+        return section("reliability", title)
+    rows = tuple(
+        (
+            f"{one.low_fraction:.0%} to {one.high_fraction:.0%}",
+            f"{one.predicted_fraction:.1%}",
+            f"{one.observed_fraction:.1%}",
+            f"{one.claims:,}",
+            str(one.sources),
+        )
+        for one in found.bins
+    )
+    headings = ("P(OOM)", "predicted", "observed", "claims", "sources")
+    right = found.accuracy is not None and Note(
+        f"Fits or not, by the more likely: {found.accuracy:.1%} of {found.rows:,} rows right."
+    )
+    said = Note("A claim is a row's own outcome, or its measured peak against a room near the predicted one.")
+    return section("reliability", title, Table(title, headings, rows), right or None, said)
+
+
 def _worst(summary: ValidationSummary, title: str, most: int) -> Section:
     """Return the rows with the largest errors, and what their predictions rest on."""
     rows = tuple(
@@ -143,6 +168,7 @@ def accuracy_page(
     held_out: Mapping[str, ValidationSummary] | None = None,
     resting: Mapping[str, int] | None = None,
     offloaded: Sequence[tuple[str, float, float]] = (),
+    reliable: Reliability | None = None,
 ) -> str:
     """Return the page as Markdown.
 
@@ -153,6 +179,7 @@ def accuracy_page(
         held_out: By table, the errors on rows that nothing was fitted to.
         resting: How many rows each constant rests on.
         offloaded: Runs that offload, with what is left of their throughput: measured, predicted.
+        reliable: How P(OOM) holds over these and the tables held out.
     """
     summary = answer.summary
     what = (
@@ -172,6 +199,7 @@ def accuracy_page(
             *([_resting(calibration, resting)] if calibration and resting else ()),
             *_quantities(summary),
             _fits(summary),
+            _reliability(reliable),
             _weak(summary),
             _rivals(summary),
             _worst(summary, "The twenty worst rows", len(summary.worst)),

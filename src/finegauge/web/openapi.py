@@ -17,7 +17,7 @@ _SAYS = {
     "estimate": "Memory, time, cost and energy, once per GPU.",
     "explain": "Every byte and second with its formula, every input with its origin, once per GPU.",
     "check": "Whether the run fits, once per GPU.",
-    "max-batch": "The largest micro-batch that fits, once per GPU.",
+    "max-batch": "The largest micro-batch that is safe, and that may fit, once per GPU.",
     "whatif": "What single changes would do to the run: memory, time, cost, energy.",
     "plan": "The cheapest, fastest or greenest way to do the run, and why not another.",
     "models": "The models that are known, with their configurations.",
@@ -31,7 +31,7 @@ _NAMES: dict[str, Any] = {"type": "array", "items": {"type": "string", "maxLengt
 _FLAG: dict[str, Any] = {"type": "boolean", "default": False}
 _MORE: dict[str, dict[str, Any]] = {
     "gpus": {**_NAMES, "description": "By the names that /api/v1/gpus lists."},
-    "at_max_batch": {**_FLAG, "description": "On each GPU, take the largest micro-batch that fits it."},
+    "at_max_batch": {**_FLAG, "description": "On each GPU, take the largest micro-batch that is safe there."},
     "limit": {"type": "integer", "minimum": 1, "maximum": 1_000_000, "description": "Look no further."},
     "switches": {
         **_NAMES,

@@ -2,8 +2,10 @@
 
 import pytest
 
+from finegauge import predict
 from finegauge.errors import FieldError, UnsupportedError
 from finegauge.planning.capacity import max_micro_batch_size, max_seq_len
+from finegauge.prediction.uncertainty import is_safe
 from finegauge.profile import Profile
 from finegauge.run.run import Run
 from tests.unit.planning.fakes import Fake, run
@@ -99,3 +101,25 @@ def test_an_unsupported_question_is_said() -> None:
 
     with pytest.raises(UnsupportedError, match="llama-3-8b"):
         max_micro_batch_size(run(), refuse)
+
+
+def test_the_safe_border_lies_below_what_may_fit_and_one_more_is_risky() -> None:
+    run = Run(model="meta-llama/Llama-3.1-8B", method="lora", gpu="A100-SXM4-80GB", seq_len=2048)
+    found = max_micro_batch_size(run)
+    assert 0 < found.safe_value < found.value
+    assert found.safe_profile is not None
+    assert found.safe_profile.run.micro_batch_size == found.safe_value
+    assert is_safe(found.safe_profile)
+    assert not is_safe(predict(run.replace(micro_batch_size=found.safe_value + 1)))
+    assert found.num_probes < 20
+
+
+def test_who_states_no_interval_knows_what_fits() -> None:
+    run = Run(model="meta-llama/Llama-3.1-8B", method="lora", gpu="A100-SXM4-80GB", seq_len=2048)
+
+    def exact(asked: Run) -> Profile:
+        profile = predict(asked)
+        return profile._replace(source=profile.source._replace(memory_interval=None))
+
+    found = max_micro_batch_size(run, exact)
+    assert found.safe_value == found.value == max_micro_batch_size(run).value

@@ -87,7 +87,7 @@ def test_the_numbers_are_the_profiles(run: Run, report: Report) -> None:
     tiles = {tile.name: tile.value for tile in report.tiles}
     needed = fmt.gib_interval(profile.device_memory_bytes.total, profile.source.memory_interval)
     assert needed in plain(report.headline)
-    assert tiles["Largest micro-batch"] == str(found.capacity.value)
+    assert tiles["Largest safe micro-batch"] == str(found.capacity.safe_value)
     memory = {row[0]: row[1] for row in drawings["memory"].table.rows}
     for path, amount in profile.device_memory_bytes.parts.items():
         assert memory[" · ".join(path)] == f"{amount / GIB:.3f}"
