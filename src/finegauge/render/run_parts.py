@@ -166,7 +166,9 @@ def _gpu_row(one: GpuEstimate) -> tuple[str, ...]:
     profile, quote = one.profile, one.quote
     memory = fmt.gib_of(one.device_memory_bytes, one.capacity_bytes)
     most = f"{'≥' if one.is_at_limit else ''}{one.max_micro_batch_size:,}"
-    safe = f"{one.safe_micro_batch_size:,} ({most})"
+    safe = f"{one.safe_micro_batch_size:,}"
+    if one.safe_micro_batch_size < one.max_micro_batch_size or one.is_at_limit:
+        safe += f" ({most})"
     cells = (_gpu_label(one), Toned(memory, TONES[one.verdict]), safe)
     if quote is None:
         return (*cells, *[fmt.UNKNOWN] * (len(HEADINGS) - len(cells)))
