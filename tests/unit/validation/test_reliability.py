@@ -14,9 +14,9 @@ from finegauge.validation.summary import Answer, answer
 RUN = Run(model="meta-llama/Llama-3.1-8B", method="lora", gpu="A100-SXM4-80GB", framework="TRL")
 
 
-def row(source: str, ratio: float | None, outcome: str = "ok", **fields: object) -> Answer:
+def row(source: str, ratio: float | None, outcome: str = "ok", size: int = 1) -> Answer:
     """Return a row that measured `ratio` of what is predicted."""
-    run = RUN.replace(**fields) if fields else RUN
+    run = RUN.replace(micro_batch_size=size)
     peak = None if ratio is None else ratio * predict(run).peak_memory_bytes.total / GIB
     measured = Measured(None, None, None, False, peak, "torch_allocated", outcome)
     return answer(MeasuredRow(f"{source}-{ratio}", source, run, "", (), (), "full", measured))
@@ -45,7 +45,7 @@ def test_all_sources_weigh_alike_and_all_claims_are_counted() -> None:
 
 
 def test_a_row_that_only_ran_out_of_memory_speaks_of_its_own_gpu() -> None:
-    found = reliability([row("a", None, "oom", micro_batch_size=512), row("b", None, "oom")])
+    found = reliability([row("a", None, "oom", 512), row("b", None, "oom")])
     assert found is not None
     assert found.accuracy == pytest.approx(0.5)
     assert [one.claims for one in found.bins] == [1, 1]
