@@ -172,8 +172,10 @@ def _moments(measured: Profile, predicted: Profile | None) -> Iterator[MeasuredM
     from finegauge.prediction.process_moments import process_moments
 
     on_processor = not measured.fingerprint.get("cuda")
-    known = process_moments(predicted, on_processor=on_processor) if predicted is not None else ()
-    said = {one.name: one for one in known}
+    said = {}
+    if predicted is not None:  # on a device whose profile may be gone by now
+        step = predicted._replace(run=measured.run)
+        said = {one.name: one for one in process_moments(step, on_processor=on_processor)}
     for process in measured.observations["moments"]:
         rank, other = process["rank"], min(process["rank"], 1)
         for name, peak in process["peaks"].items():

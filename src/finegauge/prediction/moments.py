@@ -117,6 +117,7 @@ class Job:
         self.file_bytes = quantised or float(file_width * model.num_parameters)
         self.is_cast = not self.low.quantized and file_width != self.low.weight_bytes
         self.rest = self._at_rest()
+        self.joined_logits_bytes = 0.0
         self.offloaded: Parts = {
             ("offloaded", *path[1:]): value for path, value in kept_on_host(run, share).parts.items()
         }
@@ -235,6 +236,8 @@ class Job:
             copies = 2.0 if together < batches else 1.0  # joined on the host
             if width < 4:
                 copies += 0.5 * joined / batches  # bf16 on its way to NumPy, which has none
+            if together < batches:  # NumPy's, whose last pieces are still torch's
+                self.joined_logits_bytes = 4.0 * of_batch * (batches + max(0, batches - 2 * together))
             host["logits of all samples",] = copies * 4.0 * batches * of_batch
         return self._moment("evaluation", device, host)
 
@@ -269,14 +272,16 @@ class Job:
         device, first, other = dict(self.rest), 0.0, 0.0
         if self.zero:
             first = other = states / self.degree
-        elif run.save_state == "sharded":
-            first = other = min(self.largest_bytes, states) / self.degree
         elif run.sharding in FSDP:
-            first = max(self.model_bytes, states)
+            sharded = run.save_state == "sharded"
+            part = min(self.largest_bytes, states) / self.degree
+            first, other = (part, part) if sharded else (max(self.model_bytes, states), 0.0)
             # states are made by a step on gradients of zero, before they are read into
             weights = self.share.graph.weights
             device["gradients",] = weights.gradient_bytes
             device["workspace", "optimizer"] = optimizer_scratch(run, weights)
+        elif run.save_state == "sharded":
+            first = other = min(self.largest_bytes, states) / self.degree
         elif run.num_gpus == 1:
             first = states
         else:

@@ -40,15 +40,20 @@ def _tensors(one: Moment) -> float:
 
 
 def _on_processor(job: Job) -> Iterator[ProcessMoment]:
+    loaded: tuple[Pair, Pair] = _twice(0.0)
     for one in job.moments():
         if one.name == "load":
-            allocated, resident = _load(job, one)
+            allocated, resident = loaded = _load(job, one)
         elif one.name == "save":
             allocated = resident = _save(job, one)
         elif one.name == "resume":
             allocated, resident = _resume(job, one)
+            if not job.zero:  # the model is loaded again
+                allocated, resident = _larger(allocated, loaded[0]), _larger(resident, loaded[1])
         else:
             allocated = resident = _tensors(one), _tensors(one)
+            if one.name == "evaluation":
+                resident = _twice(_tensors(one) + job.joined_logits_bytes)[0]
         yield ProcessMoment(one.name, allocated, resident)
 
 
@@ -95,10 +100,12 @@ def _resume(job: Job, one: Moment) -> tuple[Pair, Pair]:
     if run.sharding == "none":
         read = weights + max(states, job.saved_bytes)
         return _twice(max(rest, read))[0], _twice(read)[0]
-    if run.save_state == "full":
-        pair = _tensors(one) + states, _tensors(one)
-        return pair, pair
-    return _twice(rest)
+    pair = _tensors(one) + (states if run.save_state == "full" else 0.0), _tensors(one)
+    return pair, pair
+
+
+def _larger(one: Pair, other: Pair) -> Pair:
+    return max(one[0], other[0]), max(one[1], other[1])
 
 
 def _twice(each: float) -> tuple[Pair, Pair]:
