@@ -67,7 +67,11 @@ def shape(run: "Run") -> BatchShape:
 
 def _with_answers(run: "Run") -> BatchShape:
     """Return the shape of prompts with their answers, all of one length, behind them."""
-    prompts, rows, new = _sequences(prompts_of(run)), run.micro_batch_size, answer_tokens(run)
+    prompts, rows, new = (
+        _sequences(prompts_of(run, on_one_rank=False)),
+        run.micro_batch_size,
+        answer_tokens(run),
+    )
     real = prompts.real_tokens / prompts.sequences
     padded = real if is_continuous(run) else prompts.padded_len
     square = prompts.tokens_square / prompts.sequences

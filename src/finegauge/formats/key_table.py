@@ -34,9 +34,10 @@ BLOCK = "finegauge"
 RUN_FILE = "run_file"
 SHARING_SEQUENCES = ("tensor_parallel", "pipeline_parallel", "context_parallel")  # whose ranks read the same
 NULL = object()  # a value that is written as none, rather than not at all
-# Blocks beside the training: of logs, of the machine's set-up, of YAML's anchors.
-_BESIDE = re.compile(
-    r"^[_.x-]|wandb|mlflow|swanlab|comet|log|track|report|hub|env|slurm|docker|anchor|meta|note"
+# What a block beside those that are read is about: of these an answer depends, and it is refused.
+_OF_TRAINING = re.compile(
+    r"lora|peft|adapter|rank|bits|quant|batch|learning|epoch|seq_?len|length|optim|precision|dtype|base_model"
+    r"|model_name|parallel|checkpointing|deepspeed|fsdp|zero_"
 )
 # Keys of learning, of logs and of files, by what any framework calls them.
 _HARMLESS = re.compile(
@@ -44,6 +45,7 @@ _HARMLESS = re.compile(
     r"|val\w*|test|weight|decay|clip\w*|betas?|adam|eps|data\w*|tokenizer\w*|template|name|input|prompt|dist|split"
     r"|load|checkpoint\w*|ckpt|port|address|defaults|trust|resume|key|l2|kl|reward\w*|entropy|coef\w*|reporting"
     r"|tensorboard\w*|exit|max_norm|init|hydra|recipe|command|env|loss_fn|normalize|dir|path|step|interval|iters"
+    r"|use_mcore_models|rotary_\w+|apply_layernorm_1p|disable_bias_linear|manual_gc\w*|empty_unused\w*|fp8_amax\w*"
     r"|fraction|ratio|style|num_workers|workers|timeout|backend|overlap)([._]|$)|^\w$",
     re.IGNORECASE,
 )
@@ -496,7 +498,8 @@ class Reading:
             told = key in read or top in read or key in known or f"{top}.*" in known
             if not (told or (not self.format.lists_its_keys and _HARMLESS.search(key[:200]))):
                 unknown.append(key)
-                if key == top and isinstance(value, Mapping) and value and not _BESIDE.search(key.lower()):
+                inside = " ".join(map(str, value)) if key == top and isinstance(value, Mapping) else ""
+                if inside and _OF_TRAINING.search(f"{key} {inside}"[:2000].lower()):
                     blocks.append(key)
         if blocks:
             named = " or ".join(map(shown, blocks[:4]))

@@ -128,7 +128,28 @@ _OF_AUTOTRAIN = {"model": "base_model", "data_path": "data.path", "task": "task"
 _OF_UNSLOTH = {"model_name": "model_name_or_path", "r": "lora_r", "dataset": "dataset_name"}
 _UNSLOTH_CLI = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "optim": "adamw_8bit"}
 _CONFIG_OPTIONS = ("config", "config_file", "job.config_file", "config_path", "c", "training_config")
-_SILENT = frozenset(("echo", "printf", "pip", "pip3", "conda", "mkdir", "cd", "ls", "wget", "git", "apt-get"))
+# Commands that handle files and words: what they name is started by others.
+_SILENT = frozenset(
+    (
+        "[",
+        "[[",
+        "test",
+        "echo",
+        "printf",
+        "pip",
+        "pip3",
+        "mkdir",
+        "cd",
+        "ls",
+        "wget",
+        "curl",
+        "git",
+        "apt-get",
+        "cp",
+    )
+) | frozenset(
+    ("mv", "rm", "cat", "sed", "awk", "grep", "chmod", "source", ".", "export", "touch", "tar", "head")
+)
 _MAX_FOLLOWED = 3  # scripts that start scripts
 
 

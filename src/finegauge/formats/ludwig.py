@@ -10,7 +10,7 @@ A file is read, and none is written.
 from typing import Any
 
 from finegauge.errors import FieldError, shown
-from finegauge.formats import trainer_keys
+from finegauge.formats import launcher_files, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, fixed, key, model_key, switch
 from finegauge.run.field import whole
 
@@ -82,9 +82,10 @@ def _read_length(reading: Reading) -> None:
 
 
 def _read_backend(reading: Reading) -> None:
-    zero = reading.get("backend.trainer.strategy.zero_optimization.stage")
-    if zero is not None:
-        reading.set("sharding", f"zero{zero}", "backend")
+    keys = reading.get("backend")
+    if isinstance(keys, dict) and "zero_optimization" in keys:
+        for field, value in launcher_files.deepspeed_fields(keys).items():
+            reading.set(field, value, "backend")
     elif reading.text("backend.type", "local") not in ("local", "ray"):
         reading.not_modelled("backend.type")
 
@@ -92,8 +93,8 @@ def _read_backend(reading: Reading) -> None:
 FORMAT = Format(
     "Ludwig",
     (
-        model_key("base_model"),
         Row("model_type trainer.type", _read_kind),
+        model_key("base_model"),
         Row(
             f"adapter {_ADAPTERS.keys} adapter.type quantization {_BITS} "
             "quantization.bnb_4bit_use_double_quant trainer.use_mixed_precision",

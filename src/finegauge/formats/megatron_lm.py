@@ -191,7 +191,8 @@ def _config(reading: Reading) -> dict[str, Any]:
     )
     usual = int(width * 4 * 2 / 3 / 64) * 64 if gated else 4 * width
     inner = size("ffn_hidden_size", usual)
-    vocabulary = size("vocab_size", _vocabulary(reading))
+    stated = reading.stated("vocab_size")
+    vocabulary = size("vocab_size", 50257) if stated else _vocabulary(reading)
     shape: dict[str, Any] = {
         "hidden_size": width,
         "num_hidden_layers": layers,
@@ -357,6 +358,9 @@ def _read_parallelism(reading: Reading) -> None:
         reading.set("expert_parallel_overlap", True, "overlap_moe_expert_parallel_comm")
     if reading.flag("optimizer_cpu_offload"):
         reading.set("cpu_offload", "optimizer", "optimizer_cpu_offload")
+    if reading.stated("train_samples") and reading.stated("global_batch_size"):
+        samples, batch = (whole(1, 10**13)(k, reading.get(k)) for k in ("train_samples", "global_batch_size"))
+        reading.set("max_steps", max(1, samples // batch), "train_samples")
     if reading.stated("global_batch_size"):
         reading.set_accumulation("global_batch_size", data_parallel=reading.data_ranks(reading.launched_gpus))
 
@@ -387,16 +391,16 @@ _ROWS = (
     ),
     key("seq_length", "seq_len", 2048),
     key("micro_batch_size", "micro_batch_size", 1),
+    key("train_iters", "max_steps", older="max_steps"),
     Row(
         f"num_nodes num_gpus_per_node devices {' '.join((*_DEGREES, *_FSDP, *_CHUNKS))} sequence_parallel "
         "virtual_pipeline_model_parallel_size tp_comm_overlap use_distributed_optimizer "
         "overlap_moe_expert_parallel_comm account_for_embedding_in_pipeline_split "
         "account_for_loss_in_pipeline_split num_layers_in_first_pipeline_stage "
         "num_layers_in_last_pipeline_stage decoder_first_pipeline_num_layers "
-        "decoder_last_pipeline_num_layers optimizer_cpu_offload global_batch_size",
+        "decoder_last_pipeline_num_layers optimizer_cpu_offload global_batch_size train_samples",
         _read_parallelism,
     ),
-    key("train_iters", "max_steps", older="max_steps"),
     key("optimizer", "optimizer", "adamw", more={"adam": "adamw"}),
     fixed(packing=True, packing_strategy="wrapped", padding="max", attention="flash", kernels=["megatron"]),
     fixed(

@@ -203,11 +203,16 @@ class Values:
 
     def _parse(self, target: ast.expr, parser: ast.expr) -> None:
         """Note the names that hold what a parser returned."""
-        made = self._assigned.get(parser.id, [None])[0] if isinstance(parser, ast.Name) else parser
+        found = self._assigned.get(parser.id, []) if isinstance(parser, ast.Name) else [parser]
+        made = next(
+            (one for one in found if isinstance(one, ast.Call) and callee(one.func)[1] in PARSERS), None
+        )
         classes: list[str] = []
-        if isinstance(made, ast.Call) and callee(made.func)[1] in PARSERS:
+        if made is not None:
             given = [*made.args, *(one.value for one in made.keywords if one.arg == "dataclass_types")]
             listed = given[0] if given else None
+            if isinstance(listed, ast.Name) and len(self._assigned.get(listed.id, ())) == 1:
+                listed = self._assigned[listed.id][0]
             parts = listed.elts if isinstance(listed, ast.Tuple | ast.List) else [listed]
             classes = [last_name(part) for part in parts]
             self.parsed_classes |= {*classes}

@@ -245,10 +245,7 @@ class _Reader:
         self.calls |= self.values.parsed_classes
         self.theirs = ""  # the module that reads the keys of a framework's own class
         self.is_unsloth = False
-        self.adapts = "ModelConfig" in self.values.parsed_classes and options.get("use_peft") in (
-            True,
-            "true",
-        )
+        self.adapts = False
         self.loads_itself = False
         self._trainings: set[str] = set()  # names of training arguments
         for node in nodes:

@@ -524,7 +524,8 @@ def _read_generation(reading: Reading, section: str, prompt: int, answer: int, b
     reading.set("num_generations", reading.get(answers, 8), answers)
     if reading.flag(f"{section}use_vllm"):
         says = "answers are written by vLLM there and by transformers here"
-        mode = reading.text(f"{section}vllm_mode", "colocate")
+        served = reading.stated(f"{section}vllm_server_host", f"{section}vllm_server_base_url")
+        mode = reading.text(f"{section}vllm_mode", "server" if served else "colocate")
         share = reading.get(f"{section}vllm_gpu_memory_utilization", "its default")
         where = (
             f"on the same GPUs, of whose memory it takes a share (vllm_gpu_memory_utilization: {share})"

@@ -41,23 +41,27 @@ def batch_unit(run: Run) -> int:
     return group // gcd(group, run.gradient_accumulation_steps)
 
 
-def prompts_of(run: Run) -> Run:
+def prompts_of(run: Run, *, on_one_rank: bool = True) -> Run:
     """Return the run whose sequences are the prompts of `run`: as many tokens as its answers leave.
+
+    Args:
+        run: Whose prompts.
+        on_one_rank: Whether one rank writes all answers to a prompt; TRL and verl deal them to all ranks.
 
     Raises: FieldError where some prompt would not get all its answers.
     """
     answers, group = run.micro_batch_size * run.gradient_accumulation_steps, group_size(run)
-    if answers % group:
+    if answers * (1 if on_one_rank else run.data_parallel) % group:
         raise FieldError(
             f"phase={run.phase} compares num_generations={group} answers to each prompt, which does not "
-            f"divide the {answers} of micro_batch_size x gradient_accumulation_steps; make these a multiple "
-            f"of {group}."
+            f"divide the {answers} of micro_batch_size x gradient_accumulation_steps"
+            f"{'' if on_one_rank else f' x {run.data_parallel} ranks'}; make these a multiple of {group}."
         )
     return run.replace(
         phase="evaluate",
         max_new_tokens=None,
         seq_len=run.seq_len - answer_tokens(run),
-        micro_batch_size=answers // group,
+        micro_batch_size=max(1, answers // group),
         gradient_accumulation_steps=1,
         packing=False,
         padding=None if is_continuous(run) else run.padding,
