@@ -15,21 +15,22 @@ from finegauge.run.run import Run
 
 pytestmark = pytest.mark.slow
 ALLOCATED, RESIDENT = 0.03, 0.10
+FSDP_STEP = 0.08  # the head's gradient is taken to be there beside the loss's backward; here a third of all
 MOMENTS = ["load", "train", "evaluation", "save", "resume"]
 CONFIG = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 768,
     "intermediate_size": 2048, "num_hidden_layers": 6, "num_attention_heads": 12,
-    "num_key_value_heads": 12, "tie_word_embeddings": False,
+    "num_key_value_heads": 12, "vocab_size": 16_000, "tie_word_embeddings": False,
     "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "hidden_act": "silu",
 }  # fmt: skip
 WHOLE = {"method": "full", "weights_dtype": "fp32"}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "one process, converted": ("bfloat16", WHOLE),
-    "two processes, DDP": ("float32", {**WHOLE, "num_gpus": 2}),
-    "two processes, ZeRO-2": ("bfloat16", {"method": "full", "num_gpus": 2, "sharding": "zero2"}),
-    "four processes, FSDP": (
+    "four processes, DDP": ("float32", {**WHOLE, "num_gpus": 4}),
+    "two processes, ZeRO-3": ("bfloat16", {"method": "full", "num_gpus": 2, "sharding": "zero3"}),
+    "two processes, FSDP": (
         "float32",
-        {**WHOLE, "num_gpus": 4, "sharding": "fsdp", "save_state": "sharded"},
+        {**WHOLE, "num_gpus": 2, "sharding": "fsdp", "save_state": "sharded"},
     ),
 }
 
@@ -39,11 +40,11 @@ def test_peaks_of_every_moment(name: str, tmp_path: Path) -> None:
     dtype, fields = CASES[name]
     folder = tmp_path / "model"
     folder.mkdir()
-    # of FSDP the head's gradient is taken to be there while the logits are: little, where the head is small
-    words = 4000 if fields.get("sharding") == "fsdp" else 16_000
-    config = {**CONFIG, "dtype": dtype, "vocab_size": words}
+    config = {**CONFIG, "dtype": dtype}
     (folder / "config.json").write_text(json.dumps(config), "utf-8")
-    run = Run.from_fields({"model": str(folder), "seq_len": 128, "eval_samples": 8, **fields})
+    run = Run.from_fields(
+        {"model": str(folder), "seq_len": 256, "micro_batch_size": 2, "eval_samples": 16, **fields}
+    )
     found = measured(run, Options(steps=1, warmup_steps=1, memory=False, moments=True))
     answer = measure_answer(found)
     one = answer.results[0]
@@ -54,6 +55,7 @@ def test_peaks_of_every_moment(name: str, tmp_path: Path) -> None:
         assert [moment.moment for moment in one.moments if moment.rank == rank] == MOMENTS
     for moment in one.moments:
         where = f"{moment.moment} of rank {moment.rank}: {moment}"
-        assert moment.predicted_allocated_bytes == pytest.approx(moment.allocated_bytes, rel=ALLOCATED), where
+        apart = FSDP_STEP if (run.sharding, moment.moment) == ("fsdp", "train") else ALLOCATED
+        assert moment.predicted_allocated_bytes == pytest.approx(moment.allocated_bytes, rel=apart), where
         assert moment.predicted_resident_bytes == pytest.approx(moment.resident_bytes, rel=RESIDENT), where
     Draft202012Validator(schema("measure")).validate(json.loads(document("measure", answer)))
