@@ -10,11 +10,13 @@ broken: parameters and FLOPs 0, saved bytes and peaks at most 0.5 % in the media
 import argparse
 import os
 import sys
+import tempfile
 from collections import defaultdict
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from statistics import median
+from unittest.mock import patch
 
 from rich.console import Console
 from rich.progress import Progress
@@ -101,6 +103,8 @@ def outcomes_of(cells: list[Cell], processes: int, console: Console) -> list[Out
     """Return the outcome of every cell, compared in parallel."""
     found = []
     with (
+        tempfile.TemporaryDirectory(prefix="finegauge-oracle-") as folder,
+        patch.dict(os.environ, TMPDIR=folder),  # what the processes leave behind goes with it
         Progress(console=console, transient=True) as progress,
         ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool,
     ):

@@ -47,9 +47,13 @@ def feedforward(builder: OpBuilder, block: FeedForward) -> None:
     held = block.hidden_size + (width if block.gated and len(ups) == 1 else 0.0)  # the gate beside `up`
     activation(builder, part, width, block.activation, gated=block.gated, held=held)
     kept = low.kept_input(width, down, part=part)
-    if block.activation == "relu" and not block.gated:
-        kept = 0.0  # its input is ReLU's result, which ReLU keeps itself
-    builder.linear(part, down, keeps=kept)
+    start, by_relu = len(builder.ops), block.activation == "relu" and not block.gated
+    builder.linear(part, down, keeps=0.0 if by_relu else kept)
+    for index in range(start, len(builder.ops) if by_relu else start):  # its input, which ReLU keeps itself
+        op = builder.ops[index]
+        if not is_adapter(op) or low.adapter_bytes != low.compute_bytes:
+            live = op.live_forward_bytes.plus(per_token(-width * low.compute_bytes))
+            builder.ops[index] = op._replace(live_forward_bytes=live)
 
 
 def activation(builder: OpBuilder, part: str, width: float, name: str, *, gated: bool, held: float) -> None:

@@ -22,6 +22,7 @@ from operator import attrgetter
 
 from finegauge.arithmetic import chosen, largest, place_of_largest, present, smallest
 from finegauge.catalogue.gpus import CPU
+from finegauge.model.gradient_pruning import is_adapter
 from finegauge.model.graph import Graph, LayerGraph
 from finegauge.model.op import ZERO, Extents, Op
 from finegauge.model.weights import Weights
@@ -381,6 +382,9 @@ class _MicroBatch:
         again = rerun(self.run, self.graph, ops)
         moment = forward_moment(again, self.extents, self.stream, keeping=True) if again else Moment()
         for op in reversed(ops if self.graph.lowering.rebuilds else ()):
+            if is_adapter(op) and op.forward.gemms[1:]:  # its sum is scaled, by a number
+                up, width = op.forward.gemms[1], 4.0 if op.dtype == "fp32" else 2.0
+                beside = beside + width * up.rows_per_token * up.n * self.extents.tokens
             if op.kind != "elementwise" or op.saved_bytes != ZERO:
                 break
             beside = largest(beside, op.live_backward_bytes.at(self.extents))
