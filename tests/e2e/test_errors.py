@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from finegauge import cli
+from finegauge.cli import COMMANDS, FIRST, GROUPS
 from tests.e2e.commands import MIXTRAL, ROOT, finegauge, shell
 
 GARBAGE = bytes(range(256)) * 40_000  # 10 MB
@@ -88,10 +89,43 @@ def test_a_run_without_a_gpu(command: str, tmp_path: Path) -> None:
     assert "--gpu" in refused("compare", str(run), str(run))
 
 
-def test_no_arguments_show_the_help() -> None:
+def test_no_arguments_show_what_one_can_do() -> None:
     done = finegauge()
     assert done.code == 64
-    assert "Usage: finegauge" in done.err
+    for command in FIRST:
+        assert command in done.err
+        assert command.split()[1] in COMMANDS
+
+
+def test_every_command_is_in_one_group_of_the_help_and_known_by_its_beginning() -> None:
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(COMMANDS)
+    assert finegauge("est", "llama-3-8b", "--gpu", "a40").out.startswith("Fits")
+    assert "No such command 'm'" in refused("m")  # several begin so
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("finegauge est", "estimate"),
+        ("finegauge estimate qwen3-8", "qwen3-8b"),
+        ("finegauge estimate qwen3-8b --gpu rtx40", "RTX4090"),
+        ("finegauge estimate qwen3-8b micro", "micro_batch_size="),
+        ("finegauge estimate no-such-model-is-known", "file,"),
+    ],
+)
+def test_a_shell_completes(line: str, offered: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMP_WORDS", line)
+    monkeypatch.setenv("COMP_CWORD", str(len(line.split()) - 1))
+    monkeypatch.setenv("_FINEGAUGE_COMPLETE", "bash_complete")
+    assert offered in finegauge().out
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_gets_its_script(shell: str) -> None:
+    done = finegauge("completion", shell)
+    assert done.code == 0
+    assert done.out.startswith(f"# finegauge completion {shell}")
+    assert "_FINEGAUGE_COMPLETE" in done.out
 
 
 def test_a_process_says_it_too() -> None:

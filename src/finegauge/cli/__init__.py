@@ -74,9 +74,9 @@ def _servers() -> tuple[click.Command, ...]:
 
 
 def _doctor() -> tuple[click.Command, ...]:
-    from finegauge.cli.doctor import doctor
+    from finegauge.cli.doctor import completion, doctor
 
-    return (doctor,)
+    return doctor, completion
 
 
 def _validation() -> tuple[click.Command, ...]:
@@ -109,11 +109,28 @@ COMMANDS = {  # name: where it is, and what --help says about it
     "serve": (_servers, "Show these answers as a page in the browser, on this machine alone."),
     "mcp": (_servers, "Serve these answers to assistants (Model Context Protocol)."),
     "doctor": (_doctor, "What this machine has, which extras are installed, and what works."),
+    "completion": (_doctor, "What makes bash, zsh or fish complete commands, fields, GPUs and models."),
     "models": (_catalogue, "List models, or show one with its parameters and layers."),
     "gpus": (_catalogue, "List GPUs, or show one."),
     "offers": (_catalogue, "List cloud offers with their prices; --refresh fetches today's."),
     "datasets": (_catalogue, "List data sets, or show one with its lengths."),
     "frameworks": (_catalogue, "List training frameworks, and what each does unasked."),
+}
+
+
+GROUPS = {  # of the help
+    "Ask": ("estimate", "can", "check", "max-batch", "max-length", "explain", "read", "data"),
+    "Decide": ("plan", "whatif", "compare", "report"),
+    "Measure": ("measure", "micro", "campaign", "results", "validate", "calibrate", "reproduce", "trace"),
+    "Look up": ("models", "gpus", "offers", "datasets", "frameworks"),
+    "Set up": ("doctor", "completion", "serve", "mcp"),
+}
+FIRST = {  # what a new user can do
+    "finegauge estimate Qwen/Qwen3-8B --gpu rtx4090": "memory, time, cost and energy of a run",
+    "finegauge can Qwen/Qwen3-32B --gpu 4090:2": "which methods, batches and lengths fit",
+    "finegauge plan train.yaml --gpu h100": "the cheapest way to do it; --minimize time",
+    "finegauge whatif train.yaml": "what each change would save",
+    "finegauge measure train.yaml": "the real thing, a few steps of it",
 }
 
 
@@ -132,14 +149,18 @@ class LazyGroup(click.Group):
         return next(command for command in module() if command.name == cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+        """Write the commands by group without importing them."""
+        for group, names in GROUPS.items():
+            with formatter.section(group):
+                formatter.write_dl([(name, COMMANDS[name][1]) for name in names])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that `args` name, or say which one they may have meant."""
+        meant = [name for name in COMMANDS if args and name.startswith(args[0])]
+        if len(meant) == 1:  # est: estimate
+            args = [*meant, *args[1:]]
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             raise click.UsageError(f"No such command '{args[0][:60]}'.{did_you_mean(args[0], COMMANDS)}", ctx)
         name, command, rest = super().resolve_command(ctx, args)
@@ -205,7 +226,14 @@ def _exit_code(arguments: Sequence[str] | None) -> int:
 def _say_error(error: FineGaugeError | click.ClickException) -> int:
     """Say on stderr what the user can do about `error`, and return its exit code."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
-        sys.stderr.write(f"{error.format_message()}\n")
+        width = max(map(len, FIRST))
+        first = "\n".join(f"  {command:{width}}  {says}" for command, says in FIRST.items())
+        usage = (
+            error.format_message()
+            if error.ctx and error.ctx.parent
+            else f"Usage: finegauge COMMAND\n\n{first}"
+        )
+        sys.stderr.write(f"{usage}\n\n'finegauge --help' lists all commands.\n")
         return EXIT_BAD_INPUT
     if isinstance(error, FineGaugeError):
         sys.stderr.write(f"Error: {_one_line(error)}\n")

@@ -1,8 +1,8 @@
-"""`finegauge doctor`: what this machine has, and what works on it."""
+"""`finegauge doctor` and `completion`: what this machine has and what works on it, and its shell's help."""
 
 import click
 
-from finegauge.cli.run_options import show
+from finegauge.cli.run_options import say, show
 
 
 @click.command()
@@ -13,3 +13,20 @@ def doctor(*, as_json: bool) -> None:
     from finegauge.render.doctor import doctor_report
 
     show("doctor", doctor_answer(), doctor_report, as_json=as_json)
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
+def completion(shell: str) -> None:
+    """Print what makes SHELL complete commands, fields, GPUs and models; its first line says how."""
+    from click.shell_completion import get_completion_class
+
+    where = {
+        "bash": "finegauge completion bash >> ~/.bashrc",
+        "zsh": "finegauge completion zsh >> ~/.zshrc",
+        "fish": "finegauge completion fish > ~/.config/fish/completions/finegauge.fish",
+    }
+    found = get_completion_class(shell)
+    assert found is not None
+    root = click.get_current_context().find_root().command
+    say(f"# {where[shell]}\n{found(root, {}, 'finegauge', '_FINEGAUGE_COMPLETE').source()}")

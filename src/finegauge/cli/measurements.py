@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from finegauge.cli.progress import progress_bar
-from finegauge.cli.run_options import offline_option, overrides_argument, read_run, say, show
+from finegauge.cli.run_options import offline_option, overrides_argument, read_run, run_argument, say, show
 from finegauge.documents import json_text
 from finegauge.errors import EXIT_DONE, EXIT_NO_DATA, EXIT_WILL_NOT_FIT, InputError, UnsupportedError, shown
 
@@ -86,7 +86,7 @@ EXIT_CODES = {"completed": EXIT_DONE, "out_of_memory": EXIT_WILL_NOT_FIT}
 
 
 @click.command()
-@click.argument("run_file", metavar="RUN")
+@run_argument
 @overrides_argument
 @offline_option
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)

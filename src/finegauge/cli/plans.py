@@ -13,6 +13,7 @@ from finegauge.cli.run_options import (
     gpu_names,
     launch_options,
     overrides_argument,
+    run_argument,
     run_of,
     runs,
     say,
@@ -50,7 +51,7 @@ def _dollars(context: click.Context, option: click.Parameter, value: str | None)
 
 
 @click.command()
-@click.argument("run_file", metavar="RUN")
+@run_argument
 @overrides_argument
 @click.option(
     "--within", "within_s", callback=_seconds, metavar="TIME", help="The longest it may take: 24h, 3d."
@@ -189,7 +190,7 @@ def _list(context: click.Context, option: click.Parameter, value: object) -> Non
 
 
 @click.command()
-@click.argument("run_file", metavar="RUN")
+@run_argument
 @click.argument("switches", nargs=-1, metavar="[SWITCH]...")
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="A field of the run as it is.")
 @click.option("--gpu", metavar="NAME", default="", help="The GPU of the run as it is.")

@@ -58,7 +58,10 @@ def gpu_names(texts: Iterable[str]) -> tuple[list[str], int | None]:
 def gpu_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give `command` the option --gpu."""
     says = "GPUs to ask about: h100, h100:8 or 8xh100, this (machine's); 'finegauge gpus' lists them."
-    return click.option("--gpu", "gpus", metavar="NAME,NAME", multiple=True, help=says)(command)
+    option = click.option(
+        "--gpu", "gpus", metavar="NAME,NAME", multiple=True, help=says, shell_complete=_complete_gpu
+    )
+    return option(command)
 
 
 def launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,7 +114,31 @@ def _complete(_context: click.Context, _parameter: click.Parameter, incomplete: 
     return [CompletionItem(word, help=says) for word, says in completions(incomplete)]
 
 
+def _complete_gpu(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[Any]:
+    from click.shell_completion import CompletionItem
+
+    from finegauge.catalogue.gpus import fold, gpus
+
+    names = dict.fromkeys(["this", *(spec.name.replace(" ", "") for spec in gpus().values())])
+    return [CompletionItem(name) for name in names if fold(name).startswith(fold(incomplete))]
+
+
+def _complete_run(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[Any]:
+    """Complete a file by the shell, or a model of the catalogue."""
+    from click.shell_completion import CompletionItem
+
+    from finegauge.catalogue.models import models
+
+    wanted = incomplete.casefold()
+    names = dict.fromkeys(name for figures in models().values() for name in (figures.name, *figures.aliases))
+    found = [CompletionItem(name) for name in names if wanted and name.casefold().startswith(wanted)]
+    return found or [CompletionItem(incomplete, type="file")]
+
+
 overrides_argument = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=_complete)
+
+
+run_argument = click.argument("run_file", metavar="RUN", shell_complete=_complete_run)
 
 
 def question(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -121,7 +148,7 @@ def question(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else."),
         gpu_option,
         overrides_argument,
-        click.argument("run_file", metavar="RUN"),
+        run_argument,
     ):
         command = decorate(command)
     return command
