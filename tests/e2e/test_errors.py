@@ -71,7 +71,7 @@ def test_a_missing_file(command: str) -> None:
         (["estimate", MIXTRAL, "nonsense"], "nonsense"),
         (["estimate", MIXTRAL, "--no-such-option"], "--no-such-option"),
         (["max-batch", MIXTRAL, "--limit", "0"], "--limit"),
-        (["estimat", MIXTRAL], "Did you mean 'estimate'"),
+        (["estimete", MIXTRAL], "Did you mean 'estimate'"),
         (["estimate", MIXTRAL, "--gpu", "v100"], "bf16"),
     ],
 )
@@ -113,11 +113,9 @@ def test_every_command_is_in_one_group_of_the_help_and_known_by_its_beginning() 
         ("finegauge estimate no-such-model-is-known", "file,"),
     ],
 )
-def test_a_shell_completes(line: str, offered: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COMP_WORDS", line)
-    monkeypatch.setenv("COMP_CWORD", str(len(line.split()) - 1))
-    monkeypatch.setenv("_FINEGAUGE_COMPLETE", "bash_complete")
-    assert offered in finegauge().out
+def test_a_shell_completes(line: str, offered: str) -> None:
+    asked = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+    assert offered in shell(**asked, _FINEGAUGE_COMPLETE="bash_complete").out
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -80,7 +80,7 @@ def test_a_run_file_and_a_model_unknown_to_the_catalogue(folder: Path) -> None:
         (("read", "nowhere.yaml"), "No file 'nowhere.yaml'"),
         (("read", "train.yaml", "acc.yaml", "--accelerate", "acc.yaml"), "Two files of accelerate"),
         (("read", "train.yaml", "acc.yaml", "ds.json"), "contradicts"),
-        (("read", "train.yaml", "--gpus", "0"), "is not in the range"),
+        (("read", "train.yaml", "--gpus", "0"), "is no number of GPUs"),
         (("estimate", "acc.yaml"), "--accelerate 'acc.yaml'"),
     ],
 )

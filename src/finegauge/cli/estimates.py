@@ -162,9 +162,10 @@ def _show_one(checked: Checked, *, as_json: bool) -> None:
 
 def _sentences(answer: "CheckAnswer") -> list[str]:
     from finegauge.render.run_parts import headline
-    from finegauge.render.terminal import painted, wrapped
+    from finegauge.render.terminal import UNLIMITED, has_width, painted, wrapped
 
-    return [line for one in answer.found for line in wrapped(painted(headline(one)), indent="  ")]
+    most = 0 if has_width() else UNLIMITED
+    return [line for one in answer.found for line in wrapped(painted(headline(one)), indent="  ", width=most)]
 
 
 def _show_all(checked: list[Checked], *, as_json: bool) -> None:

@@ -41,6 +41,7 @@ from finegauge.render.run_parts import (
     input_table,
     memory_bar,
     method_notes,
+    moments_note,
     moments_table,
     offer_tables,
     safe_and_most,
@@ -94,8 +95,7 @@ def _terminal_sections(answer: EstimateAnswer) -> tuple[Section, ...]:
         served = waits_notes(one.profile)
         bottleneck = Note(one.bottleneck, label="Bottleneck")
         step = (
-            section("memory", "", memory_bar(one.profile)),
-            section("moments", "Every moment", moments_table(one), said="GiB at its peak"),
+            section("memory", "", memory_bar(one.profile), *([moments_note(one)] if one.moments else [])),
             section("time", "", time_bar(one.profile), *served, bottleneck),
         )
     return filled(

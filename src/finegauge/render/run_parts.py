@@ -64,8 +64,8 @@ ROOMS = {"device": "GPU memory", "host": "host memory of a node", "disk": "disk"
 
 
 def _batches(one: GpuEstimate) -> str:
-    short = one.shortage
-    if short is not None and (short.moment, short.what) != ("train", "device"):
+    short, fits_a_step = one.shortage, one.device_memory_bytes <= one.capacity_bytes
+    if fits_a_step and short is not None and (short.moment, short.what) != ("train", "device"):
         amounts = f"{gib(short.needed_bytes)} of {gib(short.room_bytes)}"
         return f"It fails at {short.moment}, for {ROOMS[short.what]}: {amounts}."
     safe, most = one.safe_micro_batch_size, one.max_micro_batch_size
@@ -195,6 +195,13 @@ def moments_table(one: GpuEstimate) -> Table:
         for moment in one.moments
     )
     return Table("Every moment, GiB at its peak", ("moment", "GPU", "host of a node", "disk"), rows, indent=2)
+
+
+def moments_note(one: GpuEstimate) -> Note:
+    """Return the peaks of the moments in a line: of the GPU each, of the node and the disk the most."""
+    device = ", ".join(f"{fmt.digits(each.device_bytes / GIB)} {each.moment}" for each in one.moments)
+    host, disk = (max(getattr(each, f"{what}_bytes") for each in one.moments) for what in ("host", "disk"))
+    return Note(f"{device} GiB; host of a node {gib(host)}, disk {gib(disk)}.", label="Moments")
 
 
 def _amount_at(one: GpuEstimate, moment: str, what: str, amount_bytes: float) -> Text:
