@@ -51,7 +51,7 @@ def feedforward(builder: OpBuilder, block: FeedForward) -> None:
     builder.linear(part, down, keeps=0.0 if by_relu else kept)
     for index in range(start, len(builder.ops) if by_relu else start):  # its input, which ReLU keeps itself
         op = builder.ops[index]
-        if not is_adapter(op) or low.adapter_bytes != low.compute_bytes:
+        if op.kind == "gemm" and (not is_adapter(op) or low.adapter_bytes != low.compute_bytes):
             live = op.live_forward_bytes.plus(per_token(-width * low.compute_bytes))
             builder.ops[index] = op._replace(live_forward_bytes=live)
 
