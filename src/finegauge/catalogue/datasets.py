@@ -1,8 +1,9 @@
 """How long the examples of a data set are, in tokens: one histogram each.
 
-Padding, packing and truncation follow from the histogram; a median alone does not tell them, so
-data sets of which only a summary was published are listed, but refused where lengths are needed.
-Lengths depend on the tokenizer and the template, which each row states.
+Padding, packing and truncation follow from the histogram. Where only a mean was published, and perhaps a
+deviation, lengths are log-normal about it, and the interval of times is wider; data sets of which only a
+median is known are listed, but refused where lengths are needed. Lengths depend on the tokenizer and the
+template, which each row states.
 """
 
 import os
@@ -10,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from math import erf, exp, log, sqrt
 from types import MappingProxyType
 from typing import Any
 
@@ -29,6 +31,9 @@ from finegauge.records import NamedTuple
 MAX_LENGTH = 10_000_000
 SPREAD_SAMPLES = 10_000  # of each data set whose spread stands for others
 _OF_MEAN = re.compile(r"instructions_of_([1-9]\d{0,5})_tokens")
+# the median of deviation over mean in 20 sets (Magpie, https://arxiv.org/abs/2406.08464, Table 4)
+TYPICAL_DEVIATION = 0.75
+STEPS_A_DEVIATION = 10  # of a log-normal spread
 LENGTHS_OR_TEXTS = (".json", ".csv")
 TEXT_SUFFIXES = (
     *(".jsonl", ".ndjson", ".jsonl.gz", ".txt", ".parquet", ".arrow", ".tsv"),
@@ -48,6 +53,7 @@ class Dataset(NamedTuple):
     tokenizer: str  # under which tokenizer and template the tokens were counted
     source: str
     checked: str
+    kind: str = "histogram"  # "mean": spread about a published mean; "summary": a median alone
 
     @property
     def mean_tokens(self) -> float | None:
@@ -145,7 +151,7 @@ def _of_mean(name: str) -> Dataset | None:
     stated = _OF_MEAN.fullmatch(name)
     if stated is None:
         return None
-    shapes, spread = [found for found in _shipped() if found.lengths], Counter[int]()
+    shapes, spread = [found for found in _shipped() if found.kind == "histogram"], Counter[int]()
     for found in shapes:
         scale, mean = SPREAD_SAMPLES / found.num_samples, found.mean_tokens or 1.0
         for length, count in found.lengths:
@@ -168,8 +174,25 @@ def _shipped() -> Iterator[Dataset]:
 
     for line in read_shipped("datasets.jsonl").splitlines():
         row = json.loads(line)
+        if row["kind"] == "mean":
+            deviation = row["deviation_tokens"] or TYPICAL_DEVIATION * row["mean_tokens"]
+            row["lengths"] = _log_normal(row["mean_tokens"], deviation, row["num_samples"])
+            row["median_tokens"] = quantiles(row["lengths"], (0.5,))[0]
         row["aliases"], row["lengths"] = tuple(row["aliases"]), tuple(map(tuple, row["lengths"]))
         yield Dataset(*[row[name] for name in Dataset._fields])
+
+
+def _log_normal(mean: float, deviation: float, num_samples: int) -> tuple[tuple[int, int], ...]:
+    """Return `num_samples` lengths of that mean and deviation, as far out as one of so many would lie."""
+    width, seen = sqrt(log(1.0 + (deviation / mean) ** 2)), 0
+    spread = Counter[int]()
+    for step in range(-60, 61):
+        score = (step + 0.5) / STEPS_A_DEVIATION
+        below = round(num_samples * (1.0 + erf(score / sqrt(2.0))) / 2.0)
+        length = mean * exp((score - 0.5 / STEPS_A_DEVIATION) * width - width**2 / 2.0)
+        spread[max(1, round(length))] += below - seen
+        seen = below
+    return tuple(sorted((length, count) for length, count in spread.items() if count))
 
 
 def _from_file(path: str) -> Dataset:

@@ -314,6 +314,8 @@ def _offer_cells(offer: "Offer", *, spot: bool) -> list[str]:
 
 # --- datasets
 
+KNOWN_AS = {"histogram": "histogram", "mean": "mean, spread", "summary": "median only"}
+
 
 @click.group(cls=ListByDefault)
 def datasets() -> None:
@@ -338,7 +340,7 @@ def list_datasets(pattern: str, *, as_json: bool) -> None:
             str(each.median_tokens),
             number(each.mean_tokens),
             number(each.max_tokens),
-            "histogram" if each.lengths else "median only",
+            KNOWN_AS[each.kind],
         ]
         for each in found
     ]
@@ -361,6 +363,7 @@ def show_dataset(name: str, *, as_json: bool) -> None:
         "examples": f"{found.num_samples:,}",
         "tokens": f"median {found.median_tokens}, mean {number(found.mean_tokens)}, "
         f"longest {number(found.max_tokens)}",
+        "known as": KNOWN_AS[found.kind] + (": log-normal about it" if found.kind == "mean" else ""),
         "counted with": found.tokenizer,
         "source": f"{found.source}" + (f" (read {found.checked})" if found.checked else ""),
     }

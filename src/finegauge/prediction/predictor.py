@@ -28,7 +28,7 @@ from finegauge.prediction.sharding import (
 )
 from finegauge.prediction.time import board_power, slowest_extents, step_energy_j
 from finegauge.prediction.training import TRAINED, Answer, Question, check_supported, training
-from finegauge.prediction.uncertainty import evidence, memory_interval, time_interval
+from finegauge.prediction.uncertainty import evidence, memory_interval, spread_lengths, time_interval
 from finegauge.profile import Breakdown, Estimator, Exchange, Explanation, Held, Path, Profile, Source, Work
 from finegauge.records import NamedTuple
 from finegauge.run.phases import micro_steps
@@ -89,7 +89,7 @@ def predict(run: Run, calibration: Calibration | None = None, *, batch: BatchSha
         on_device += Breakdown({("NCCL",): calibration.nccl_bytes})
     micro_batches = micro_steps(run) * run.data_parallel
     ranks = run.num_gpus / run.pipeline_parallel  # the graph holds the layers of every stage
-    said = *_assumed_links(run, gpu), evidence(run, gpu)
+    said = *_assumed_links(run, gpu), spread_lengths(run), evidence(run, gpu)
     return Profile(
         run=run,
         source=Source(
