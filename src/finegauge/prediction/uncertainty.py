@@ -106,8 +106,8 @@ def untimed(run: "Run", gpu: "GpuSpec") -> tuple[str, ...]:
     return (*found, *(what for what, holds in flags.items() if holds))
 
 
-# 10th and 90th percentile of a mean length that one source prints over what another does: Alpaca, Dolly, OASST,
-# ShareGPT, LMSYS-Chat and WildChat stand in two or three of the tables that `datasets.jsonl` cites
+# 10th and 90th percentile of a mean length that one source prints over what another does: Alpaca, Dolly,
+# OASST, ShareGPT, LMSYS-Chat and WildChat stand in two or three of the tables that `datasets.jsonl` cites
 PUBLISHED_MEAN = Interval(1 / 1.23, 1.23)
 
 
@@ -124,7 +124,7 @@ def spread_lengths(run: "Run") -> str:
 
 
 def time_interval(run: "Run", gpu: "GpuSpec", interval: Interval) -> Interval:
-    """Return the interval of the step time of `run`: `interval`, wider for what nobody has timed or counted."""
+    """Return the interval of the step time of `run`: `interval`, wider for what nobody timed or counted."""
     number = len(untimed(run, gpu))
     if number:
         low, high = UNTIMED[min(number, len(UNTIMED)) - 1]
