@@ -12,8 +12,8 @@ RISKY_MISSES = 0.2  # of claims of 5 to 20 %
 def test_it_came_as_often_as_was_said() -> None:
     found = reliability(validate([*measurement_tables(), *held_out_tables()]).answers)
     assert found is not None
-    assert found.accuracy is not None
-    assert found.accuracy >= FITS_OR_NOT
+    assert found.accuracy_fraction is not None
+    assert found.accuracy_fraction >= FITS_OR_NOT
     safe, risky, *_, sure = found.bins
     assert safe.observed_fraction <= SAFE_MISSES
     assert risky.observed_fraction <= RISKY_MISSES

@@ -88,7 +88,7 @@ def cached_bytes(
     temporaries come when activations have gone, and find no block of theirs among them; shapes that vary
     leave blocks of every size.
     """
-    if not calibration.cached_temporaries:
+    if not calibration.cached_temporaries_ratio:
         return 0.0  # a processor's allocator gives back what is free
     allocator, peak = Allocator.of(run), live.peak
     moving = gradients = scratch = 0.0
@@ -122,7 +122,7 @@ def _temporaries(run: Run, graph: Graph, longest: Extents, calibration: Calibrat
             live = op.live_forward_bytes if keeping else op.passing_bytes
             scores = max(scores, live.pair * longest.pairs)
         beside = forward_moment(group.ops, longest, stream, keeping=keeping).beside_bytes
-        most = max(most, calibration.cached_temporaries * max(0.0, beside - scores) + scores)
+        most = max(most, calibration.cached_temporaries_ratio * max(0.0, beside - scores) + scores)
     return most
 
 

@@ -233,8 +233,10 @@ class _MicroBatch:
         divided = by_layer(run, [group for group in graph.layers if not group.passive])
         self.layers, self.kinds = [group for group, _ in divided], [kind for _, kind in divided]
         self.together = layers_rebuilt_together(run)
-        kinds = [(group.kind, group.ops) for group in graph.layers]
-        self.places = [kinds.index((group.kind, group.ops)) for group in self.layers]
+        self.places = [
+            [(g.kind, id(g.ops)) for g in graph.layers].index((group.kind, id(group.ops)))
+            for group in self.layers
+        ]
         low, model = graph.lowering, graph.model
         width = model.hidden_size / stream_degree(run)
         self.stream = low.stream_bytes * width * extents.tokens

@@ -428,7 +428,7 @@ def calibrated_by(profile: "DeviceProfile", calibration: Calibration) -> Calibra
     if profile.device == "cpu":
         return calibration._replace(
             name=name, launch_s=0.0, call_s=0.0, wait_s=0.0, context_bytes=0.0, slack_fraction=0.0,
-            varied_slack_fraction=0.0, cached_temporaries=0.0, varied_cached_fraction=0.0,
+            varied_slack_fraction=0.0, cached_temporaries_ratio=0.0, varied_cached_fraction=0.0,
             memory_interval=CPU_MEMORY_INTERVAL,
             time_interval=CPU_TIME_INTERVAL,
         )  # fmt: skip

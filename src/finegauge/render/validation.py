@@ -115,8 +115,8 @@ def _reliability(found: Reliability | None) -> Section:
         for one in found.bins
     )
     headings = ("P(OOM)", "predicted", "observed", "claims", "sources")
-    right = found.accuracy is not None and Note(
-        f"Fits or not, by the more likely: {found.accuracy:.1%} of {found.rows:,} rows right."
+    right = found.accuracy_fraction is not None and Note(
+        f"Fits or not, by the more likely: {found.accuracy_fraction:.1%} of {found.rows:,} rows right."
     )
     said = Note("A claim is a row's own outcome, or its measured peak against a room near the predicted one.")
     return section("reliability", title, Table(title, headings, rows), right or None, said)

@@ -38,7 +38,7 @@ class Reliability(NamedTuple):
 
     bins: tuple[Bin, ...]
     rows: int  # that state an outcome
-    accuracy: float | None  # of fits or not, by the more likely, on these
+    accuracy_fraction: float | None  # of fits or not, by the more likely, on these
 
 
 class _Claim(NamedTuple):

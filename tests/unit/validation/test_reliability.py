@@ -47,7 +47,7 @@ def test_all_sources_weigh_alike_and_all_claims_are_counted() -> None:
 def test_a_row_that_only_ran_out_of_memory_speaks_of_its_own_gpu() -> None:
     found = reliability([row("a", None, "oom", 512), row("b", None, "oom")])
     assert found is not None
-    assert found.accuracy == pytest.approx(0.5)
+    assert found.accuracy_fraction == pytest.approx(0.5)
     assert [one.claims for one in found.bins] == [1, 1]
 
 
