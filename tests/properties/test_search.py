@@ -162,6 +162,20 @@ def test_a_plan_that_offloads_is_what_predict_says_of_its_run(layout: dict[str, 
     hold_equal(result, Random(0))
 
 
+def test_experts_without_copies_beside_layouts_with_some() -> None:
+    run = Run(
+        model="Qwen/Qwen3-30B-A3B", method="full", num_samples=4000, gradient_accumulation_steps=8, num_gpus=8
+    )
+    space = space_of(run, gpus=("MI300X",), providers=("azure",), max_gpus=8)
+    result = search(
+        space._replace(
+            methods=({},), divisions=({**UNDIVIDED, "expert_parallel": 2},), layouts=space.layouts[:1]
+        )
+    )
+    assert {result.candidate(row).run.num_gpus for row in range(len(result.columns["wall_s"]))} >= {2, 4}
+    hold_equal(result, Random(0))
+
+
 @settings(max_examples=20, deadline=None)
 @given(drawn=runs, around=spaces)
 def test_the_samples_of_a_step_stay(drawn: dict[str, Any], around: dict[str, Any]) -> None:

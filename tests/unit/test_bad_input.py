@@ -45,7 +45,10 @@ def refusal(path: Path, *overrides: str) -> str:
         ("[" * 5000, "nested"),
         ("model: mixtral-8x7b\n", "does not state its method"),
         ("method: lora\n", "does not state its model"),
-        (GOOD + "batchsize: 4\n", "unknown key 'batchsize'. Did you mean 'eval_batch_size' or 'micro_batch_size'"),
+        (
+            GOOD + "batchsize: 4\n",
+            "unknown key 'batchsize'. Did you mean 'eval_batch_size' or 'micro_batch_size'",
+        ),
         ("model: mixtrall-8x7b\nmethod: lora\n", "No model named 'mixtrall-8x7b'. Did you mean"),
         ("model: ../../etc/passwd\nmethod: lora\n", "etc/passwd"),
         ("model: /dev/zero\nmethod: lora\n", "'/dev/zero' is not a file"),

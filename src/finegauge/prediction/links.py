@@ -244,7 +244,8 @@ class Network(NamedTuple):
         if not every(span <= self.gpus_per_node):
             beyond = self._beyond(message.kind, payload, ranks, span)
             seconds = where(span > self.gpus_per_node, beyond, seconds)
-        return seconds
+        alone: float = where(ranks > 1, seconds, 0.0)
+        return alone
 
     def _inside(self, kind: str, payload: Any, ranks: Any, span: Any) -> Any:
         """Return the seconds of a message that does not touch the network."""
