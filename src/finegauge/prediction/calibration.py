@@ -58,7 +58,9 @@ class Calibration(NamedTuple):
     context_bytes: float = 0.55 * GIB  # CUDA context with lazy loading, per process
     slack_fraction: float = 0.03  # of activations: rounding and fragmentation, fixed shapes
     varied_slack_fraction: float = 0.12  # the same where shapes change from step to step, or routing does
-    cached_temporaries_ratio: float = 2.5  # of a layer's forward pass: freed blocks that others do not fit [6]
+    cached_temporaries_ratio: float = (
+        2.5  # of a layer's forward pass: freed blocks that others do not fit [6]
+    )
     varied_cached_fraction: float = 1.1  # of activations and logits where shapes change: 16 rows, 4-bit [3]
     link_fraction: float = 0.79  # of PCIe's rate: copies between a GPU and its host (24.5 of 31 GB/s, pinned)
     network_fraction: float = 0.9  # of the network cards' rate: 380 of 400 GB/s, 4 nodes of 8 B200 [2]
