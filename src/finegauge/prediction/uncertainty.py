@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Literal
 
 from finegauge.arithmetic import log as logarithm
 from finegauge.arithmetic import where
+from finegauge.catalogue.datasets import dataset, holds_texts
 from finegauge.catalogue.frameworks import framework_of
-from finegauge.data.batch_shape import dataset_of
 from finegauge.errors import EXIT_DONE, EXIT_RISKY, EXIT_WILL_NOT_FIT
 from finegauge.profile import Interval, Profile
 
@@ -113,9 +113,9 @@ PUBLISHED_MEAN = Interval(1 / 1.23, 1.23)
 
 def spread_lengths(run: "Run") -> str:
     """Return in one line that only a mean of the lengths of `run`'s data set is published; "" otherwise."""
-    if run.dataset is None or run.tokenizer is not None:
+    if run.dataset is None or holds_texts(run.dataset, has_tokenizer=run.tokenizer is not None):
         return ""
-    found = dataset_of(run)
+    found = dataset(run.dataset)
     if found.kind != "mean":
         return ""
     return (

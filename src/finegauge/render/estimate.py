@@ -53,7 +53,7 @@ from finegauge.render.run_parts import (
     usual,
     waits_notes,
 )
-from finegauge.units import GIB, count, gib
+from finegauge.units import GIB, HOUR_S, count, gib
 
 if TYPE_CHECKING:
     from finegauge.answers.study import Study
@@ -211,12 +211,17 @@ def _price_notes(found: Sequence[GpuEstimate]) -> Iterator[Note]:
 
 
 def _offer_text(one: GpuEstimate) -> str:
-    """Return "A40 $0.39/h dataoorts, spot $0.20/h vast-ai"."""
+    """Return "A40 $0.39/h dataoorts, spot $0.20/h vast-ai, $0.11 per 1 M tokens", at the first of the two."""
     if one.quote is None:
         return ""
     on_demand, spot = one.quote.cheapest_on_demand, one.quote.cheapest_spot
+    cheapest = on_demand or spot
     parts = [_rate(on_demand, on_demand.on_demand_usd_per_h)] if on_demand else []
     parts += [f"spot {_rate(spot, spot.spot_usd_per_h)}"] if spot else []
+    usd_per_h = cheapest and (cheapest.on_demand_usd_per_h if on_demand else cheapest.spot_usd_per_h)
+    if cheapest and usd_per_h and one.profile.tokens_per_s:
+        usd_per_s = usd_per_h * cheapest.instances / HOUR_S
+        parts += [f"{fmt.dollars(usd_per_s / one.profile.tokens_per_s * 1e6)} per 1 M tokens"]
     return f"{one.gpu} {', '.join(parts)}" if parts else ""
 
 

@@ -177,12 +177,19 @@ def _gpu_row(one: GpuEstimate) -> tuple[str, ...]:
         fmt.seconds_interval(profile.step_time_s.total, profile.source.time_interval),
         fmt.digits(profile.tokens_per_s),
         fmt.digits(profile.samples_per_s),
-        fmt.hours(quote.wall_s),
+        _bound(one) + fmt.hours(quote.wall_s),
         fmt.dollars(quote.cheapest_on_demand.on_demand_usd if quote.cheapest_on_demand else None),
         fmt.dollars(quote.cheapest_spot.spot_usd if quote.cheapest_spot else None),
         fmt.kwh(quote.wall_energy_j),
         fmt.digits(quote.emissions_kg, 2),
     )
+
+
+def _bound(one: GpuEstimate) -> str:
+    """Return "≤" where nothing says how long the samples are, so that each is taken as seq_len long."""
+    run, known = one.run, one.quote is not None and one.quote.wall_s is not None
+    unsure = run.dataset is None and run.phase == "sft" and not run.packing and run.padding != "max"
+    return "≤" if unsure and known else ""
 
 
 def moments_table(one: GpuEstimate) -> Table:
