@@ -31,6 +31,7 @@ class Routing(NamedTuple):
     wide_scores: bool = True  # the scores are fp32 whatever the logits are
     wide_weights: bool = False  # the weights reach the experts in fp32
     wide_sum: bool = False  # looped experts add up as wide as the weights are
+    wide_shared: bool = False  # what routed and shared experts return is added in fp32 (Hunyuan 3)
 
 
 class Numerics(NamedTuple):

@@ -372,4 +372,8 @@ def _shared_experts(builder: OpBuilder, block: MixtureOfExperts) -> None:
         kept = row * gates + low.compute_bytes * (gates or computed)
         alive = (row, 3.0 * row, 3.0 * row)
         builder.elementwise((part, "shared gate"), 2.0 * row, launches=2, saved=kept, alive=alive)
-    builder.elementwise((part, "add shared"), 3.0 * row, alive=(row, row, 3 * row))
+    alive = (row, row, 3 * row)
+    if block.routing.wide_shared and low.compute_bytes < 4:  # fp32 copies of both, their sum; one gradient
+        wide = row * 4.0 / low.compute_bytes
+        alive = (3 * wide, wide + row, 3 * wide + 2 * row)
+    builder.elementwise((part, "add shared"), 3.0 * row, alive=alive)

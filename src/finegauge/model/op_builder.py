@@ -355,7 +355,9 @@ class OpBuilder:
         calls = groups if low.experts == "eager" else 1
         kernels, back, python = (7.0 if cast else 4.0), (11.0 if cast else 8.0), ADAPTER_CALLS * calls
         gemms = (Gemm(rows, rank, k, groups), Gemm(rows, n, rank, groups))
-        passing = rows * (k * (c + (w if widened else inner if cast else 0)) + n * (c + 2 * inner)) + waiting
+        passing = rows * (k * (c + (inner if cast else 0)) + n * (c + 2 * inner)) + waiting
+        if widened:  # the wide copy with the narrow one, or with what the pair returns and its multiple
+            passing = rows * (k * (c + w) + n * c + max(k, 2 * n) * inner) + waiting
         self.ops.append(
             Op(
                 path=(part, "adapter"),

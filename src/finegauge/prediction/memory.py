@@ -246,6 +246,10 @@ class _MicroBatch:
             learned = learned or "wpe" in tensor.name or "position" in tensor.name
         self.apart = self.entry if learned or "embedding" in low.numerics.dropout else 0.0
         self.positions = low.activation_bytes * width * extents.longest_tokens if learned else 0.0
+        if any(
+            "embed_positions" in tensor.name for tensor in model.embeddings[1:]
+        ):  # counted by the mask: OPT
+            self.positions = self.entry
         # frozen embeddings' output is made to need gradients: it stays until the step is done
         leaf = not low.weights_train and low.input_gradients and "embed_tokens" not in run.trainable_extra
         self.leaf = self.apart if leaf else 0.0
@@ -308,9 +312,9 @@ class _MicroBatch:
             between = self._kept(self._standing(index, last=True))
             handed_on = 0.0  # what the layer before returned beside the stream
             if not keeping and self.graph.lowering.numerics.hands_on_scores:
-                for op in group.ops:
-                    if op.kind == SCORES:
-                        handed_on = handed_on + op.lingering_bytes.at(self.extents)
+                others = [other for other in self.layers if other.ops is not group.ops] or [group]
+                scores = [op for other in others for op in other.ops if op.kind == SCORES]
+                handed_on = scores[0].lingering_bytes.at(self.extents) if scores else 0.0
             moment = forward_moment(ops, self.extents, self.stream, keeping=keeping, held=handed_on)
             loose = named
             if keeping and not group.ops[0].keeps_input:

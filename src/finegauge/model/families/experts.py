@@ -418,7 +418,10 @@ EXPERTS: dict[str, Family] = {
     ),
     "hy_v3": Family(  # Hunyuan 3
         like="llama", qk_norms=HEAD_NORMS, sparse=routed_from(), aliases={"num_experts": "num_local_experts"},
-        experts={"num_shared": "num_shared_experts", "shared_bias": "mlp_bias", "routing": WIDE_SIGMOID},
+        experts={
+            "num_shared": "num_shared_experts", "shared_bias": "mlp_bias",
+            "routing": WIDE_SIGMOID._replace(wide_shared=True),
+        },
         defaults=sizes(
             120832, None, 13312, 80, 64, 8, 128, 131072, num_experts=192, num_experts_per_tok=8,
             num_shared_experts=1, moe_intermediate_size=1536, first_k_dense_replace=1,

@@ -389,7 +389,7 @@ RECURRENT: dict[str, Family] = {
         ),
     ),
     "bamba": Family(  # attention where `attn_layer_indices` says so
-        marks=_bamba_attends, mixer=_bamba_mixer, mlp_bias="mlp_bias",
+        marks=_bamba_attends, mixer=_bamba_mixer, mlp_bias="mlp_bias", numerics={"hands_on_scores": True},
         before=("input_layernorm", "pre_ff_layernorm"), final="final_layernorm",
         defaults=sizes(
             128000, 4096, 14336, 32, 32, 8, None, 262144, hidden_act="silu", mamba_n_heads=128,
