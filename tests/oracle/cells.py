@@ -172,8 +172,22 @@ def all_cells(models: list[str] | None = None) -> list[Cell]:
     return [cell for cell in cells if models is None or any(part in cell.model for part in models)]
 
 
+# Whose worst moment is like no other's: experts in turns, experts that compute all, scans in PyTorch ...
+UNLIKE = (
+    Cell("qwen3_moe", batch=(2, 64), extra=(("experts_implementation", "eager"),)),
+    Cell("llama4_text", "lora experts", "full", "eager"),
+    Cell("llama4_text", "lora attention", "full", "eager"),
+    Cell("mamba", extra=(("ssm_kernels", "slow"),)),
+    Cell("bamba", "lora attention", "full", "eager"),
+    Cell("falcon", checkpointing="full", attention="sdpa", batch=(3, 96)),
+    Cell("granitemoe_swa", "lora experts", "full", "eager"),
+    Cell("opt-narrow-words", loss="chunked", batch=(1, 320)),
+)
+
+
 def representative_cells() -> list[Cell]:
-    """Return some sixty cells that touch every kind of model, method, kernel and precision."""
+    """Return some seventy cells that touch every kind of model, method, kernel and precision."""
     found = [cell for name in REPRESENTATIVE for cell in cells_of(name)][::6]
     rest = [name for name in (*DENSE, *EXPERTS, *STATE_SPACE) if name not in REPRESENTATIVE]
-    return found + [plain(name, batch=BATCHES[i % len(BATCHES)]) for i, name in enumerate(rest) if i % 2 == 0]
+    found += [plain(name, batch=BATCHES[i % len(BATCHES)]) for i, name in enumerate(rest) if i % 2 == 0]
+    return found + [cell for cell in UNLIKE if cell not in found]
