@@ -31,6 +31,7 @@ CORRECTIONS = (
     "depthwise and grouped convolution, backward: torch ignores the groups; in/groups channels per output",
     "gradients that add up: in place, as autograd does where no dispatch mode watches it",
     "causal fused attention: half of the query-key pairs; backward 2.5 times the forward",
+    "softmax, backward: CUDA multiplies gradient and result in a tensor of its own (cuda/SoftMax.cu)",
 )
 
 
@@ -65,6 +66,8 @@ class StepTracker(LiveTracker):
         if spent := flops(func, args, kwargs or {}, out):
             self.spend(spent)
         self._register(out, func)
+        if func is torch.ops.aten._softmax_backward_data.default:
+            self.note_peak(args[0].nbytes)
         return out
 
     def spend(self, count: float, workspace_bytes: float = 0.0) -> None:

@@ -282,13 +282,13 @@ def _products(
         mask = 2.0 * c + 1.0 if dropped else 0.0
         moved, moved_back, launches = 4.0 * c + mask, 7.0 * c + mask, (4, 6)
     beside = c if c < softmax else c if column else 0.0  # scores and sinks beside the scores
-    differentiated = 2.0 * softmax - (c if c < softmax else 0.0)
-    if not (
-        low.on_cpu or low.megatron
-    ):  # CUDA multiplies gradient and result first, and widens fp16 itself [2]
+    differentiated, gradients = 2.0 * softmax - (c if c < softmax else 0.0), io
+    if not (low.on_cpu or low.megatron):
+        # CUDA multiplies gradient and result first, and widens fp16 itself [2]; values have their gradient
         itself = c < softmax and low.compute_dtype == "fp16"
         beside -= c if itself else 0.0
         differentiated = 2.0 * softmax if itself else 3.0 * softmax - (c if c < softmax else 0.0)
+        gradients = c * v
     return Op(
         path=(part, "attention kernel"),
         kind="attention_eager",
@@ -298,7 +298,7 @@ def _products(
             _kept_of_sinks(low, heads, out, scored=scored)
         ),
         live_forward_bytes=Poly(pair=heads * 4.0),
-        live_backward_bytes=Poly(token=io, pair=heads * differentiated),
+        live_backward_bytes=Poly(token=gradients, pair=heads * differentiated),
         passing_bytes=Poly(token=c * (2.0 * q + k + v), pair=heads * (2.0 * softmax + beside)),
         lingering_bytes=Poly() if wide else Poly(pair=heads * c),  # the probabilities
         dtype="fp32" if wide or c == 4 else low.compute_dtype,

@@ -237,7 +237,7 @@ def scoring_memory(run: Run, share: Share, extents: Extents) -> Parts:
     rows = min(CHUNK_TOKENS, extents.tokens) if chunked else extents.tokens
     words = model.vocab_size / (1 if by_transformers(run) else run.tensor_parallel)
     logits = rows * words * (8.0 + (low.compute_bytes if low.compute_bytes < 4 else 0.0))
-    states = low.stream_bytes * model.hidden_size * extents.tokens if chunked else 0.0
+    states = low.stream_bytes * model.hidden_size * extents.tokens  # which the model's code holds
     gathered = max(
         [gathered_bytes(run, scorer.share) for scorer in scorers(run, share)] or [gathered_bytes(run, share)]
     )
