@@ -269,6 +269,18 @@ def trace_built(run: Run, built: Built, inputs: torch.Tensor) -> StepTrace:
     )
 
 
+def evaluation_peak(run: Run) -> int:
+    """Return the bytes alive at the peak of a forward pass and its loss with nothing kept, weights too."""
+    built = build(run)
+    with built.tensors, torch.device(built.device):
+        inputs = torch.zeros((run.micro_batch_size, run.seq_len), dtype=torch.long)
+    static = [*built.model.eval().parameters(), *built.model.buffers(), inputs]
+    tracker = StepTracker(built.model, static)
+    with _surroundings(run, built), built.tensors, tracker.watching(), torch.no_grad(), _autocasting(run):
+        _forward(run, built, inputs, tracker)
+    return _bytes(static) + max(tracker.phase_peak_bytes.values())
+
+
 def _forward(
     run: Run, built: Built, inputs: torch.Tensor, tracker: StepTracker
 ) -> tuple[Any, dict[str, int]]:
