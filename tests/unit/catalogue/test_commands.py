@@ -33,7 +33,8 @@ def rows(command: click.Command, *args: str) -> Any:
         (offers, r"(1,\d+) of \1 offers"),
     ],
 )
-def test_lists_fit_100_columns(command: click.Command, footer: str) -> None:
+def test_lists_fit_100_columns(command: click.Command, footer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
     result = run(command)
     assert result.exit_code == 0
     assert re.search(footer, result.stdout)
