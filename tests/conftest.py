@@ -27,6 +27,8 @@ from tests.shared import SHARED
 settings.register_profile("finegauge", deadline=None)  # a busy machine is no failure
 settings.load_profile("finegauge")
 
+os.environ.pop("COLUMNS", None)  # of pytest-xdist's workers: screens are as in a pipe, whoever runs the tests
+
 ROOT = Path(__file__).resolve().parents[1]
 HAS_GPU = shutil.which("nvidia-smi") is not None
 NO_GPU = "no NVIDIA GPU on this machine"
