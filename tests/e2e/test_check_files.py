@@ -100,7 +100,7 @@ def test_a_wrong_training_file_is_not_passed_by(folder: Path) -> None:
 
 
 def test_risky_may_pass(folder: Path) -> None:
-    size = finegauge("max-batch", MIXTRAL).out.splitlines()[0].rpartition(" ")[2]
+    size = finegauge("max-batch", MIXTRAL).out.splitlines()[0].split(" is safe, ")[1].split()[0]
     asked = ("check", MIXTRAL, f"micro_batch_size={size}")
     assert finegauge(*asked).code == 10
     assert finegauge(*asked, "--allow-risky").code == 0
