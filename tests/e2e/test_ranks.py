@@ -108,8 +108,9 @@ def test_ranks_work_on_samples_of_their_own(launched: dict[str, list[Profile]]) 
 def test_the_command_measures_two_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FINEGAUGE_CACHE_DIR", str(tmp_path / "cache"))
     question = (TINY_LLAMA, "num_gpus=2", "sharding=fsdp", "weights_dtype=fp32", "seq_len=32")
-    question += ("gradient_accumulation_steps=1",)
-    done = finegauge("measure", *question, "--steps", "2", "--warmup", "1", "--json")
+    done = finegauge(
+        "measure", *question, "gradient_accumulation_steps=1", "--steps", "2", "--warmup", "1", "--json"
+    )
     assert (done.code, done.err) == (0, "")
     whole = json.loads(done.out)
     Draft202012Validator(SCHEMA).validate(whole)
