@@ -58,6 +58,9 @@ REMARKS = (  # what a remark of a source says, by what it is recognised by
     (r"chunked loss", "chunked loss"),
     (r"(?:float8|f8) all-gather", "float8 all-gather"),
     (r"outputs \(logits\) alive", "outputs (logits) alive"),
+    (r"H100, form not stated", "H100, form not stated"),
+    (r"power limited B200 \(limit not stated\)", "power limited B200 (limit not stated)"),
+    (r"checkpointing of every 2nd layer", "checkpointing of every 2nd layer"),
 )
 
 
