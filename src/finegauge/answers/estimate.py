@@ -7,12 +7,13 @@ own sentences, nothing laid out. The fields are those of `--json`, in its order.
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
+from finegauge.answers.changes import AdviceAnswer, Fixed, advice_answer, changed_run
 from finegauge.answers.written import written
 from finegauge.planning.capacity import Bounds
 from finegauge.planning.estimate import Estimate, estimate, estimates
 from finegauge.planning.quote import ManagedPrice, PricedOffer, Quote
 from finegauge.prediction.moments import Moment, Shortage
-from finegauge.prediction.uncertainty import WILL_NOT_FIT, Verdict
+from finegauge.prediction.uncertainty import FITS, WILL_NOT_FIT, Verdict
 from finegauge.profile import Breakdown, Estimator, Exchange, Path, Profile
 from finegauge.records import NamedTuple
 from finegauge.run.run import Run
@@ -75,7 +76,7 @@ class MomentMemory(NamedTuple):
     host_breakdown_bytes: Breakdown
 
 
-@written(hidden=("is_at_limit", "managed", "offers"), absent=("formulas", "exchanged", "method"))
+@written(hidden=("is_at_limit", "managed", "offers"), absent=("formulas", "exchanged", "method", "advice"))
 class GpuEstimate(NamedTuple):
     """One run on one GPU: whether it fits, one step, and the bill; of explain, how all of it comes about."""
 
@@ -98,6 +99,7 @@ class GpuEstimate(NamedTuple):
     offers: tuple[OfferCost, ...] = ()  # of a run that will not fit; else they stand in the bill
     moments: tuple[MomentMemory, ...] = ()
     shortage: Shortage | None = None  # the first moment that needs more than there is, and of what
+    advice: AdviceAnswer | None = None  # of a run that is not safe: what makes it so
 
     @property
     def run(self) -> Run:
@@ -105,11 +107,12 @@ class GpuEstimate(NamedTuple):
         return self.profile.run
 
 
-@written(hidden=("is_at_limit", "managed", "offers"), absent=("method",))
+@written(hidden=("is_at_limit", "managed", "offers"), absent=("method", "advice"))
 class GpuExplanation(GpuEstimate):
     """The same, with the formula of each part and what ranks send each other."""
 
 
+@written(absent=("advice",))
 class GpuVerdict(NamedTuple):
     """Whether one run fits one GPU."""
 
@@ -120,6 +123,7 @@ class GpuVerdict(NamedTuple):
     device_memory_bytes: float
     capacity_bytes: float
     shortage: Shortage | None = None  # the first moment that needs more than there is, and of what
+    advice: AdviceAnswer | None = None  # of a run that is not safe: what makes it so
 
 
 class Unsupported(NamedTuple):
@@ -159,13 +163,14 @@ class ExplainAnswer(NamedTuple):
         return self.results
 
 
-@written(hidden=("found",))
+@written(hidden=("found",), absent=("fixed",))
 class CheckAnswer(NamedTuple):
     """Whether a run fits, once per GPU."""
 
     run: Run
     results: tuple[GpuVerdict, ...]
     found: tuple[GpuEstimate, ...] = ()  # all that is known of each
+    fixed: Fixed | None = None  # with --fix, of a run that was not safe
 
 
 @written(hidden=("capacity_bytes",))
@@ -211,6 +216,8 @@ def estimate_answer(
     found, unsupported = estimates(runs, estimator, at_max_batch=at_max_batch)
     missing = (Unsupported(gpu, "unsupported", reason) for gpu, reason in unsupported.items())
     answered = list(map(gpu_estimate, found))
+    if len(runs) == 1:
+        answered = [advised(one, estimator) for one in answered]
     if len({one.run.method for one in answered}) > 1:
         answered = [one._replace(method=one.run.method) for one in answered]
     return EstimateAnswer(runs[0], (*answered, *missing))
@@ -224,8 +231,42 @@ def explain_answer(runs: Sequence[Run]) -> ExplainAnswer:
 
 def check_answer(runs: Sequence[Run]) -> CheckAnswer:
     """Return whether each of `runs` fits its GPU."""
-    found = tuple(gpu_estimate(estimate(run)) for run in runs)
+    found = tuple(advised(gpu_estimate(estimate(run))) for run in runs)
     return CheckAnswer(found[0].run, tuple(map(gpu_verdict, found)), found)
+
+
+def advised(one: GpuEstimate, estimator: Estimator | None = None) -> GpuEstimate:
+    """Return an estimate with what makes the run safe, where it is not."""
+    if one.verdict == FITS:
+        return one
+    from finegauge.planning.advice import advise
+
+    return one._replace(advice=advice_answer(advise(one.run, estimator)))
+
+
+def fixed_answer(run: Run, folder: str, *, recipe: str, overwrite: bool = False) -> CheckAnswer:
+    """Return whether `run` fits; where it is not safe, written with what costs least and makes it so.
+
+    Args:
+        run: As it is.
+        folder: Where its files go.
+        recipe: The file that it was read from.
+        overwrite: Whether files of the same names are replaced.
+
+    Raises: InputError where files are there already.
+    """
+    one = gpu_estimate(estimate(run))
+    fixed = None
+    if one.verdict != FITS:
+        from finegauge.planning.advice import advise, fix
+
+        advice = advise(run)
+        one = one._replace(advice=advice_answer(advice))
+        if (done := fix(run, advice, folder, recipe=recipe, overwrite=overwrite)) is not None:
+            files = done.written
+            change = changed_run(advice.found, done.variant)
+            fixed = Fixed(change, done.framework, files.paths, files.command, files.warnings)
+    return CheckAnswer(one.run, (gpu_verdict(one),), (one,), fixed)
 
 
 def capacity_answer(found: "Sequence[tuple[Run, Capacity]]") -> CapacityAnswer:

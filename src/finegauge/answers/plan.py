@@ -7,12 +7,13 @@ changes of the run, so that one read back from a file is shown as one just found
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from finegauge.answers.changes import ChangedRun, Current, changed_run, figures
 from finegauge.answers.estimate import Bill, bill
 from finegauge.answers.written import written
 from finegauge.planning.plan import Plan, changes
 from finegauge.planning.selection import Wanted
-from finegauge.planning.whatif import OBJECTIVES, Refused, Standing, WhatIf
-from finegauge.prediction.uncertainty import Verdict, verdict
+from finegauge.planning.whatif import Refused, Standing, WhatIf
+from finegauge.prediction.uncertainty import Verdict
 from finegauge.profile import Profile
 from finegauge.records import NamedTuple
 from finegauge.run.run import Run
@@ -59,27 +60,6 @@ class Winner(NamedTuple):
     profile: Profile | None
     quote: Bill | None
     needs: tuple[str, ...] = ()
-
-
-class Current(NamedTuple):
-    """What the run takes as it is."""
-
-    gpu: str
-    verdict: Verdict
-    device_memory_bytes: float
-    capacity_bytes: float
-    out_of_memory_fraction: float
-    step_time_s: float
-    samples_per_step: float
-    wall_s: float
-    on_demand_usd: float | None
-    spot_usd: float | None
-    wall_energy_j: float | None
-    emissions_kg: float | None
-
-    def usd(self, *, spot: bool) -> float | None:
-        """Return the dollars of the whole run, on spot instances or on demand."""
-        return self.spot_usd if spot else self.on_demand_usd
 
 
 @written(signed=("over_fraction",))
@@ -146,43 +126,6 @@ class PlanAnswer(NamedTuple):
         return self.results[0] if self.results else None
 
 
-@written(signed=OBJECTIVES)
-class Objectives(NamedTuple):
-    """By what share a change moves each figure: -0.2 is a fifth less."""
-
-    cost: float | None
-    time: float | None
-    energy: float | None
-    memory: float | None
-
-
-@written(hidden=("gains", "helps"))
-class ChangedRun(NamedTuple):
-    """The run with one change: its fields, what it needs in return, and what it then takes."""
-
-    switch: str
-    changes: Mapping[str, Any]
-    breaks: tuple[str, ...]
-    verdict: Verdict
-    device_memory_bytes: float
-    capacity_bytes: float
-    out_of_memory_fraction: float
-    step_time_s: float
-    samples_per_step: float
-    wall_s: float
-    on_demand_usd: float | None
-    spot_usd: float | None
-    wall_energy_j: float | None
-    emissions_kg: float | None
-    change_fraction: Objectives
-    gains: bool = False  # saves anything that is worth a line
-    helps: bool = False  # leaves a run that works, or one that is nearer to it
-
-    def usd(self, *, spot: bool) -> float | None:
-        """Return the dollars of the whole run, on spot instances or on demand."""
-        return self.spot_usd if spot else self.on_demand_usd
-
-
 class WhatIfAnswer(NamedTuple):
     """The run as it is, and with one change after the other, the largest gain first."""
 
@@ -202,7 +145,7 @@ def plan_answer(plan: Plan, written: "Written | None" = None) -> PlanAnswer:
     def candidate(one: Standing) -> Candidate:
         return Candidate(
             str(one.run.gpu), one.run.num_gpus, one.run.num_nodes, one.run.provider, changes(run, one.run),
-            *_figures(one)[:5], *_figures(one)[6:],
+            *figures(one)[:5], *figures(one)[6:],
         )  # fmt: skip
 
     def maybe(one: Standing | None) -> Candidate | None:
@@ -218,7 +161,7 @@ def plan_answer(plan: Plan, written: "Written | None" = None) -> PlanAnswer:
         wanted=plan.wanted,
         assumed_samples=plan.assumed_samples,
         notes=plan.notes,
-        base=None if plan.base is None else Current(str(run.gpu), *_figures(plan.base)),
+        base=None if plan.base is None else Current(str(run.gpu), *figures(plan.base)),
         front=tuple(map(candidate, plan.front)),
         num_on_front=plan.num_on_front,
         alternatives={
@@ -245,25 +188,8 @@ def plan_answer(plan: Plan, written: "Written | None" = None) -> PlanAnswer:
 def whatif_answer(found: WhatIf) -> WhatIfAnswer:
     """Return single changes of a run, as the planner found them."""
     base = found.base
-    results = tuple(
-        ChangedRun._make((
-            one.switch, one.changes, one.breaks, *_figures(one.standing),
-            Objectives(*(found.change_fraction(one, name) for name in Objectives._fields)),
-            found.gains(one),
-            not one.standing.fails or one.standing.out_of_memory_fraction < base.out_of_memory_fraction,
-        ))
-        for one in found.variants
-    )  # fmt: skip
-    current = Current(str(base.run.gpu), *_figures(base))
+    results = tuple(changed_run(found, one) for one in found.variants)
+    current = Current(str(base.run.gpu), *figures(base))
     return WhatIfAnswer(
         base.run, found.minimise, found.spot, found.assumed_samples, current, found.refused, results  # type: ignore[arg-type]
-    )  # fmt: skip
-
-
-def _figures(one: Standing) -> tuple[Any, ...]:
-    """Return the fields from verdict to emissions_kg."""
-    return (
-        verdict(one.out_of_memory_fraction), one.memory_bytes, one.capacity_bytes, one.out_of_memory_fraction,
-        one.step_time_s, one.samples_per_step, one.wall_s, one.usd, one.spot_usd, one.energy_j,
-        one.emissions_kg,
     )  # fmt: skip

@@ -108,21 +108,33 @@ class Checked(NamedTuple):
 @gpu_option
 @click.option("--skip-others", is_flag=True, help="Pass by files that describe no training, and say so.")
 @click.option("--allow-risky", is_flag=True, help="Let risky runs pass: exit code 0.")
+@click.option("--fix", is_flag=True, help="Write RUN with the best change that makes it fit.")
+@click.option("-o", "--output", "folder", metavar="DIR", help="Where --fix writes it.  [default: fixed]")
+@click.option("--overwrite", is_flag=True, help="Let --fix replace files of the same names.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 @click.pass_context
 def check(
     ctx: click.Context, words: tuple[str, ...], gpus: tuple[str, ...], *,
-    skip_others: bool, allow_risky: bool, as_json: bool,
+    skip_others: bool, allow_risky: bool, fix: bool, folder: str | None, overwrite: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Say whether each RUN fits its GPU: exit code 0 fits, 10 risky, 20 will not fit.
 
     Risky is a probability of running out of memory from 5 % on, will not fit from 50 % on. Of several GPUs
     and files, the worst decides; a file that is wrong is told, the others are checked all the same, and the
     exit code is 64.
+
+    --fix writes a run that does not fit with the change that costs least on the same GPUs, for the framework
+    that it came from where its files can say it; the exit code is then that of the run as written.
     """
     files, overrides = parted(words)
     if not files:
         raise InputError("No file is named; 'finegauge check train.yaml --gpu H100' says whether it fits.")
+    if not fix and (folder is not None or overwrite):
+        raise InputError("-o and --overwrite go with --fix; add it, or leave them out.")
+    if fix:
+        if len(files) > 1:
+            raise InputError(f"--fix takes one RUN, not {len(files)}; name one.")
+        ctx.exit(_fix(files[0], overrides, gpus, folder or "fixed", overwrite=overwrite, as_json=as_json))
     if len(files) == 1 and not skip_others:
         checked = [Checked(files[0], _answer(files[0], overrides, gpus))]
         _show_one(checked[0], as_json=as_json)
@@ -130,6 +142,28 @@ def check(
         checked = [_checked(file, overrides, gpus, skip_others=skip_others) for file in files]
         _show_all(checked, as_json=as_json)
     ctx.exit(max(one.exit_code(allow_risky=allow_risky) for one in checked))
+
+
+def _fix(
+    file: str, overrides: Iterable[str], gpus: Iterable[str], folder: str, *, overwrite: bool, as_json: bool
+) -> int:
+    """Write a run that is not safe with what makes it so, say both, and return the exit code."""
+    from finegauge.answers.estimate import fixed_answer
+
+    run, *others = runs(file, overrides, gpus, unnamed="one")
+    if others:
+        raise InputError(f"--fix takes one GPU, not {len(others) + 1}; name one.")
+    answer = fixed_answer(run, folder, recipe=file, overwrite=overwrite)
+    checked = Checked(file, answer)
+    _show_one(checked, as_json=as_json)
+    if answer.fixed is None:
+        return checked.exit_code(allow_risky=False)
+    if not as_json:
+        from finegauge.render.terminal import section_lines
+        from finegauge.render.whatif import fixed_section
+
+        say(section_lines(fixed_section(answer.fixed)))
+    return EXIT_DONE
 
 
 def _answer(file: str, overrides: tuple[str, ...], gpus: tuple[str, ...]) -> "CheckAnswer":
@@ -165,7 +199,13 @@ def _sentences(answer: "CheckAnswer") -> list[str]:
     from finegauge.render.terminal import UNLIMITED, has_width, painted, wrapped
 
     most = 0 if has_width() else UNLIMITED
-    return [line for one in answer.found for line in wrapped(painted(headline(one)), indent="  ", width=most)]
+    said = [painted(headline(one)) for one in answer.found]
+    if any(one.advice for one in answer.found):
+        from finegauge.render.whatif import advice_sentence
+
+        advice = [advice_sentence(one.advice) if one.advice else "" for one in answer.found]
+        said = [f"{one} {more}" if more else one for one, more in zip(said, advice, strict=True)]
+    return [line for one in said for line in wrapped(one, indent="  ", width=most)]
 
 
 def _show_all(checked: list[Checked], *, as_json: bool) -> None:

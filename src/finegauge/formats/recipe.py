@@ -27,8 +27,10 @@ def taken_from(recipe: Recipe, sheet: Sheet, target: Format) -> Sheet:
     """Return `sheet`, of the framework `target`, with what the recipe has beside the run's fields."""
     same = recipe.format.shares_keys_with(target)
     found = dict(_of_the_same(recipe) if same else _of_another(recipe, target))
-    if not names_data(target, sheet.keys):
-        found |= _data(recipe, target) if same else _one_data_set(recipe, target)
+    if same:
+        found |= _data(recipe, target, sheet.keys)
+    elif not names_data(target, sheet.keys):
+        found |= _one_data_set(recipe, target)
     keys: dict[str, Any] = {key: dict(v) if isinstance(v, Mapping) else v for key, v in sheet.keys.items()}
     found |= {key: recipe.keys[key] for key in _WHEN if same and key in recipe.keys and key in keys}
     for path, value in found.items():
@@ -69,10 +71,18 @@ def _of_another(recipe: Recipe, target: Format) -> Iterator[tuple[str, Any]]:
             yield target.lasting[setting], value
 
 
-def _data(recipe: Recipe, target: Format) -> dict[str, Any]:
-    """Return what names the data, as the file of the same framework has it."""
+def _data(recipe: Recipe, target: Format, written: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what names the data, as the file of the same framework has it, where no other data is named."""
     found = {key: value_at(recipe.keys, key) for key in target.data_keys}
+    if names_data(target, written):
+        found = {key: one for key, one in found.items() if _paths(one) == _paths(value_at(written, key))}
     return {key: value for key, value in found.items() if value is not None}
+
+
+def _paths(named: Any) -> list[Any]:
+    """Return the data sets that a list of them names."""
+    listed = named if isinstance(named, list) else [named]
+    return [one.get("path") if isinstance(one, Mapping) else one for one in listed]
 
 
 def _one_data_set(recipe: Recipe, target: Format) -> dict[str, Any]:

@@ -150,6 +150,7 @@ def warnings(framework: str, found: list[Difference]) -> tuple[str, ...]:
     )
 
 
+FINEGAUGE = "finegauge"  # whose run file can say every run
 SKYPILOT = "skypilot"  # whose task starts whatever framework the run has
 _WRITERS = {row.exports[0]: row for row in frameworks() if row.exports}
 _ALIASES = {alias: row.exports[0] for row in frameworks() for alias in row.exports[1:]}
@@ -238,11 +239,16 @@ def known_name(framework: str) -> str:
     return word
 
 
-def _framework_of(run: Run) -> str:
-    """Return the framework whose file the run was read from, TRL where it was none of them."""
+def own_framework(run: Run) -> str:
+    """Return the framework whose file the run was read from; "" where none of them can be written."""
     word = run.framework.casefold().replace(" ", "-")
     word = _ALIASES.get(word, word)
-    return word if word in _WRITERS and word != "finegauge" else "trl"
+    return word if word in _WRITERS and word != FINEGAUGE else ""
+
+
+def _framework_of(run: Run) -> str:
+    """Return the framework that a SkyPilot task starts."""
+    return own_framework(run) or "trl"
 
 
 def _sheet(name: str, run: Run) -> tuple[str, Sheet, Format | None]:

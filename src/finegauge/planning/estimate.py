@@ -78,17 +78,24 @@ def estimate(run: "Run", estimator: Estimator | None = None, *, at_max_batch: bo
     own = ask(run)  # before the search, so that it keeps the run's own origins
     capacity = max_micro_batch_size(run, ask)
     profile = capacity.safe_profile or capacity.profile or own if at_max_batch else own
-    chance = probability_out_of_memory(profile)
-    bill, moments = quote(profile.run, profile), moments_of(profile)
+    bill = quote(profile.run, profile)
+    return Estimate(profile, capacity=capacity, quote=bill, **of_all_moments(profile, bill)._asdict())
+
+
+class OfAllMoments(NamedTuple):
+    """Whether a job survives all its moments, those beside the steps too."""
+
+    out_of_memory_fraction: float
+    moments: tuple[Moment, ...]
+    shortage: Shortage | None
+
+
+def of_all_moments(profile: Profile, bill: Quote) -> OfAllMoments:
+    """Return whether the job whose step is `profile` survives all its moments."""
+    moments = moments_of(profile)
     shortage = _shortage(profile, moments, bill)
-    return Estimate(
-        profile=profile,
-        out_of_memory_fraction=max(chance, *(_chance(profile, one, shortage) for one in moments)),
-        capacity=capacity,
-        quote=bill,
-        moments=moments,
-        shortage=shortage,
-    )
+    chances = (_chance(profile, one, shortage) for one in moments)
+    return OfAllMoments(max(probability_out_of_memory(profile), *chances), moments, shortage)
 
 
 def _shortage(profile: Profile, moments: Sequence[Moment], bill: Quote) -> Shortage | None:

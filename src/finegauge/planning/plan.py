@@ -25,6 +25,7 @@ from finegauge.planning.selection import (
     nearest_miss,
     relaxations,
     representatives,
+    taken,
 )
 from finegauge.planning.space import ON_NO_MACHINE, ORIGIN, Space, space_of
 from finegauge.planning.whatif import Standing, requirements, standing, with_known_length
@@ -65,7 +66,7 @@ class Plan(NamedTuple):
     num_candidates: int
     num_evaluated: int
     search_s: float
-    notes: tuple[str, ...]  # what the framework to export to runs otherwise
+    notes: tuple[str, ...]  # what the framework to export to runs otherwise; why the method stays or changes
     winner: Standing | None = None
     profile: Profile | None = None  # of the winner's step
     quote: Quote | None = None  # of the winner
@@ -98,7 +99,7 @@ def plan(
     result = (searched or _search)(sized, wanted, heard)
     took_s = perf_counter() - started
     choice = Choice.of(sized, result, wanted)
-    best = choice.best(choice.allowed())
+    best, among, method_note = taken(choice)
     base = None
     if sized.gpu is not None:
         try:
@@ -116,7 +117,7 @@ def plan(
         num_candidates=result.num_candidates,
         num_evaluated=result.num_evaluated,
         search_s=took_s,
-        notes=notes,
+        notes=(*notes, method_note) if method_note else notes,
     )
     if best is None:
         return whole._replace(miss=_miss(choice))
@@ -128,8 +129,8 @@ def plan(
         quote=quote(winner.run, profile),
         changes=changes(sized, winner.run),
         asks=requirements(sized, winner.run),
-        alternatives=alternatives(choice, best),
-        relaxations=relaxations(choice, best, margin_ratio=margin_ratio(profile, wanted.risk_fraction)),
+        alternatives=alternatives(among, best),
+        relaxations=relaxations(among, best, margin_ratio=margin_ratio(profile, wanted.risk_fraction)),
     )
 
 

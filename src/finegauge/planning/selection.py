@@ -7,7 +7,8 @@ of the run as it is: nobody rewrites a config for half a percent.
 Not sensible are several nodes for runs that are over within an hour (clusters are booked by the hour
 and by the day), steps of far more or fewer samples than the run's (rows of packed samples cannot be
 cut finer than one), and offload to a host that cannot hold what it is given. Nor does a run with
-adapters become a full fine-tune, which is another training; as an alternative it is told.
+adapters become a full fine-tune, which is another training; as an alternative it is told. The method stays
+what it is unless another saves over a quarter, for it decides what is learnt.
 
 Assumption: a host has twice the memory of its GPUs (8 x A100-80GB of AWS: 1.8 times, 8 x H100: 3.2).
 """
@@ -43,6 +44,7 @@ BLOCK = 512  # rows of figures that are compared at a time, so that memory stays
 BEATEN, MEMORY, TIME, BUDGET, RISK, UNKNOWN = "beaten", "memory", "time", "budget", "risk", "unknown"
 ASPECTS = ("method", "gpu", "num_gpus", "sharding", "activation_checkpointing", "provider")
 LEAST_SAVING_FRACTION = 0.05
+WORTH_ANOTHER_METHOD = 0.25  # of the figure to be minimised: for less, nobody trains something else
 WORTH_RATIO = 0.3  # of what is saved over what is given for it, as shares
 MORE = (1.1, 1.3, 2.0)  # times the limit of time, or of dollars
 MORE_RISK = (0.1, 0.2, 0.5)
@@ -157,6 +159,38 @@ class Choice(NamedTuple):
                 own = getattr(self.run, name, None)
                 edits += _looked_up(codes[near], [value != own for value in known])
         return int(near[np.lexsort((values[near], edits))[0]])
+
+
+class Taken(NamedTuple):
+    """The plan to take, and what is said of its method."""
+
+    row: int | None  # of the search
+    choice: Choice  # among what trains as it does, where its method was kept
+    note: str = ""
+
+
+def taken(choice: Choice) -> Taken:
+    """Return the best plan, with the method of the run unless another saves more than a quarter."""
+    allowed, own = choice.allowed(), choice.run.method
+    best = choice.best(allowed)
+    methods, codes = choice.result.labels["method"]
+    if best is None or methods[codes[best]] == own:
+        return Taken(best, choice)
+    other, figure = methods[codes[best]], choice.wanted.minimise
+    same = _looked_up(codes, [one == own for one in methods])
+    kept = choice.best(allowed & same)
+    if kept is None:
+        return Taken(
+            best, choice, f"The method changes from {own} to {other}: no plan with {own} is allowed."
+        )
+    values = choice.column(figure)
+    saved = 1.0 - float(values[best] / values[kept])
+    said = f"{100 * saved:.0f} % of the {figure}"
+    if saved > WORTH_ANOTHER_METHOD:
+        return Taken(best, choice, f"The method changes from {own} to {other}: it saves {said}.")
+    note = f"The method stays {own}: {other} would save {said}, less than a quarter."
+    alike = choice._replace(sensible=choice.sensible & same)
+    return Taken(kept, alike, note if saved > EQUAL_FRACTION else "")
 
 
 def _looked_up(codes: Any, values: Sequence[Any]) -> Any:

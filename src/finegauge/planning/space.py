@@ -272,7 +272,7 @@ def families(
     run, own = structure.run, space.run.optimizer
     division = tuple([getattr(run, name) for name in ("method", *UNDIVIDED)])
     for kind in space.layouts:
-        if not _sensible(space.run, run, kind):
+        if not sensible(space.run, run, kind):
             continue
         alone: list[Fields] = []
         several: list[Fields] = []
@@ -329,7 +329,7 @@ def _divisible(asked: Run, run: Run) -> bool:
     return not run.trains_adapters or pipeline == 1
 
 
-def _sensible(asked: Run, run: Run, kind: Fields) -> bool:
+def sensible(asked: Run, run: Run, kind: Fields) -> bool:
     """Return whether an engineer would lay `run` out like this; what the user's own run does, always."""
     sharding, offload = kind["sharding"], kind["cpu_offload"]
     if (sharding, offload, run.method) == (asked.sharding, asked.cpu_offload, asked.method):

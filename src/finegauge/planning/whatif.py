@@ -155,6 +155,26 @@ def _half_micro_batch(run: "Run") -> Changes | str:
     return {"micro_batch_size": size // 2, "gradient_accumulation_steps": 2 * steps}
 
 
+def _smaller_micro_batch(run: "Run") -> Changes | str:
+    """Take the largest smaller micro-batch that divides a rank's share and is safe, 1 where none is."""
+    from finegauge.planning.capacity import max_micro_batch_size
+
+    if run.micro_batch_size == 1:
+        return "a micro-batch is one sequence already"
+    safe = max_micro_batch_size(run, limit=run.micro_batch_size - 1).safe_value
+    rows = _rank_batch(run)
+    size = max(one for one in divisors(rows) if one <= max(1, safe))
+    return {"micro_batch_size": size, "gradient_accumulation_steps": rows // size}
+
+
+def _shorter_sequences(run: "Run") -> Changes | str:
+    """Cut sequences at the longest length that is safe; below half of the run's it would be another task."""
+    from finegauge.planning.capacity import max_seq_len
+
+    safe = max_seq_len(run, limit=run.seq_len).safe_value
+    return {"seq_len": safe} if 2 * safe >= run.seq_len else "not even half the length is safe"
+
+
 def _bigger_micro_batch(run: "Run") -> Changes | str:
     """Take the largest micro-batch that divides a rank's share of the batch and is safe."""
     from finegauge.prediction.predictor import predict
@@ -273,6 +293,8 @@ SWITCHES: tuple[Switch, ...] = (
     Switch("double-micro-batch", "", ("micro_batch_size",), _double_micro_batch),
     Switch("bigger-micro-batch", "", ("micro_batch_size",), _bigger_micro_batch),
     Switch("half-micro-batch", "", ("micro_batch_size",), _half_micro_batch),
+    Switch("smaller-micro-batch", "", ("micro_batch_size",), _smaller_micro_batch),
+    Switch("shorter-sequences", "what is longer is cut off", ("seq_len",), _shorter_sequences),
     Switch("bigger-batch", "the learning rate is to be chosen again", (), _bigger_batch),
     _shards("none", "ddp"),
     _shards("zero1", breaks="needs DeepSpeed"),
@@ -433,10 +455,10 @@ def what_if(
 
     Raises: UnknownNameError for a name that is neither a switch nor a GPU.
     """
-    switches = [_switch(name) for name in names] or [*SWITCHES, *map(_switch, OTHER_GPUS)]
+    switches = [switch_of(name) for name in names] or [*SWITCHES, *map(switch_of, OTHER_GPUS)]
     sized, assumed = with_known_length(run)
     base = standing(sized, estimator)
-    tried = [_tried(switch, base, estimator) for switch in switches]
+    tried = [tried_with(switch, base, estimator) for switch in switches]
     refused = tuple(one for one in tried if isinstance(one, Refused))
     whole = WhatIf(base, (), refused, minimise, spot, assumed)
 
@@ -484,7 +506,7 @@ def standing(run: "Run", estimator: Estimator | None = None, profile: Profile | 
     )
 
 
-def _switch(name: str) -> Switch:
+def switch_of(name: str) -> Switch:
     """Return the switch called `name`: one of the table, a field with its value, or a GPU.
 
     Raises: UnknownKeyError for a field, UnknownNameError for anything else that there is not.
@@ -512,7 +534,8 @@ def _switch(name: str) -> Switch:
     return Switch(found, "", {"gpu": found})
 
 
-def _tried(switch: Switch, base: Standing, estimator: Estimator | None) -> Variant | Refused:
+def tried_with(switch: Switch, base: Standing, estimator: Estimator | None = None) -> Variant | Refused:
+    """Return what becomes of the run of `base` with one change, or why it cannot have it."""
     run = base.run
     try:
         changes = switch.change(run)

@@ -101,10 +101,20 @@ def _terminal_sections(answer: EstimateAnswer) -> tuple[Section, ...]:
     return filled(
         section("gpus", "", gpu_table(found), *method_notes(found),
                 *(Note(f"{none.gpu}: {none.reason}", tone="risky") for none in answer.unsupported)),
+        section("advice", "What makes it fit", *_advice(one)),
         *step,
         section("cost", "", *_price_notes(found)),
         section("basis", "", *basis_notes(one, assumed(one.run))),
     )  # fmt: skip
+
+
+def _advice(one: GpuEstimate) -> tuple[Block, ...]:
+    """Return what makes a run safe that is not."""
+    if one.advice is None:
+        return ()
+    from finegauge.render.whatif import advice_blocks
+
+    return advice_blocks(one.advice)
 
 
 def _page_sections(one: GpuEstimate) -> tuple[Section, ...]:
@@ -120,6 +130,7 @@ def _page_sections(one: GpuEstimate) -> tuple[Section, ...]:
             where.append(_parts_table(title, "min", quote.wall_time_s, 1 / 60))
     return filled(
         section("memory", "", memory_bar(profile), *warnings),
+        section("advice", "What makes it fit", *_advice(one)),
         section("cost", "Cost by provider", *(offer_tables(quote.offers) if quote else ())),
         section("where", "Where it goes", *where),
         section("basis", "What the answer rests on", *basis_notes(one, ()), folded=True),

@@ -9,6 +9,7 @@ from finegauge.render.report import Note, Section, Table, notes, section
 from finegauge.run.rules import LORA_FIELDS
 
 if TYPE_CHECKING:
+    from finegauge.answers.changes import Fixed
     from finegauge.formats.writing import Written
 
 
@@ -24,9 +25,14 @@ def read_sections(answer: ReadAnswer) -> Iterator[Section]:
 
 def written_section(written: "Written") -> Section:
     """Return what was written, how to start it, and what the framework cannot say."""
-    paths = (Note(f"Wrote {path}") for path in written.paths)
-    start = Note(f"Start it with: {written.command}")
-    return section("written", "", *paths, start, *notes(written.warnings, tone="risky"))
+    return section("written", "", *written_notes(written))
+
+
+def written_notes(written: "Written | Fixed") -> Iterator[Note]:
+    """Yield what was written, how to start it, and what the framework cannot say."""
+    yield from (Note(f"Wrote {path}") for path in written.paths)
+    yield Note(f"Start it with: {written.command}")
+    yield from notes(written.warnings, tone="risky")
 
 
 def _field_table(fields: Mapping[str, Any], origins: Mapping[str, str]) -> Table:

@@ -53,7 +53,7 @@ def headlines(found: Sequence[GpuEstimate]) -> Text:
 
 
 def headline(one: GpuEstimate) -> Text:
-    """Return "Fits: 19.8 GiB [18.9–21.4] of 44.4 GiB on A40, P(OOM) 2 %.", or with the way out."""
+    """Return "Fits: 19.8 GiB [18.9–21.4] of 44.4 GiB on A40, P(OOM) 2 %.", and which micro-batch is safe."""
     needed = fmt.gib_interval(one.device_memory_bytes, one.profile.source.memory_interval)
     chance = fmt.probability(one.out_of_memory_fraction)
     said = f": {needed} of {gib(one.capacity_bytes)} on {one.gpu}, P(OOM) {chance}."
@@ -72,8 +72,8 @@ def _batches(one: GpuEstimate) -> str:
     if safe:
         return f"micro_batch_size={safe_and_most(safe, most, at_limit=one.is_at_limit)}."
     if most:
-        return f"micro_batch_size={most} may fit, none is safe: use a larger GPU or a shorter seq_len."
-    return "Not even micro_batch_size=1 fits: use a larger GPU, a shorter seq_len, or qlora."
+        return f"micro_batch_size={most} may fit, none is safe."
+    return "Not even micro_batch_size=1 fits."
 
 
 def safe_and_most(safe: int, most: int, *, at_limit: bool = False) -> str:

@@ -91,9 +91,19 @@ def _verdict(profile: Profile, device: str) -> Iterator[Text]:
     yield head, f": {needed} of {room}, P(OOM) {fmt.probability(chance)}."
     if word != FITS:
         most = safe_micro_batch_size(profile)
-        safe = f"per_device_train_batch_size={most} is safe"
-        advice = safe if most else "a shorter max_length, adapters or a larger device would help"
-        yield (Toned(f"Warning: it may run out of memory; {advice}.", TONES[word]),)
+        more = f" per_device_train_batch_size={most} is safe." if most else _advice(profile)
+        yield (Toned(f"Warning: it may run out of memory.{more}", TONES[word]),)
+
+
+def _advice(profile: Profile) -> str:
+    """Return what makes a run safe; nothing on a device whose figures nobody publishes."""
+    if profile.run.gpu is None:
+        return ""
+    from finegauge.answers.changes import advice_answer
+    from finegauge.planning.advice import advise
+    from finegauge.render.whatif import advice_sentence
+
+    return f" {advice_sentence(advice_answer(advise(profile.run)))}"
 
 
 def _time(profile: Profile, num_steps: int | None, usd_per_h: float | None) -> Iterator[str]:

@@ -3,11 +3,13 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from finegauge.answers.plan import ChangedRun, WhatIfAnswer
+from finegauge.answers.changes import AdviceAnswer, ChangedRun, Fixed
+from finegauge.answers.plan import WhatIfAnswer
 from finegauge.prediction.uncertainty import WILL_NOT_FIT
 from finegauge.render import number_format as fmt
+from finegauge.render.files import written_notes
 from finegauge.render.plan import assumed_samples_text, led_changes
-from finegauge.render.report import Note, Report, Table, Text, Toned, filled, notes, section
+from finegauge.render.report import Block, Note, Report, Section, Table, Text, Toned, filled, notes, section
 from finegauge.render.run_parts import TONES, WORDS, subject, title_of
 from finegauge.units import GIB, gib
 
@@ -20,6 +22,7 @@ FOLLOWS = (
     "data_parallel_shard",
     "num_nodes",
     "lora_alpha",
+    "loading",
     "max_steps",
 )
 LEAST_SHOWN_FRACTION = 0.005
@@ -97,11 +100,95 @@ def leading_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
     return led or dict(changes)
 
 
-def _needs(one: ChangedRun) -> Text:
-    """Return a change's fields and what it needs in return; nothing where its name says it all."""
+NOTHING_FITS = "No change makes it fit, nor does any hardware that is asked about."
+ADVICE_HEADINGS = "change", "GiB", "P(OOM)", "time", "cost"
+MOST_HERE, MOST_ELSEWHERE = 6, 2  # ways that are shown, on the same GPUs and on others
+
+
+def advice_blocks(advice: AdviceAnswer) -> tuple[Block, ...]:
+    """Return what makes a run safe, what costs least first."""
+    shown, left_out = _shown_ways(advice)
+    if not shown:
+        return (Note(NOTHING_FITS, tone="bad"),)
+    more = f" {left_out} more do: finegauge whatif." if left_out else ""
+    needs = tuple((text,) for one in shown if (text := _needs(one)))
+    return (
+        Note(f"{_said(advice)}, what costs least first.{more}"),
+        Table("What makes it fit", ADVICE_HEADINGS, tuple(map(_advice_row, shown)), indent=2),
+        Table("", ("",), needs, ends_in_text=True, indent=2),
+    )
+
+
+def advice_sentence(advice: AdviceAnswer) -> str:
+    """Return what makes a run safe in a line, each with what it takes, what costs least first."""
+    shown, _ = _shown_ways(advice)
+    ways = ", ".join(f"{one.switch} ({_bill(one)})" for one in shown)
+    return f"{_said(advice)}: {ways}." if ways else NOTHING_FITS
+
+
+def _said(advice: AdviceAnswer) -> str:
+    """Return what the ways are."""
+    if advice.together is not None:
+        return (
+            "No single change on this hardware makes it fit, several together do, and so does other hardware"
+        )
+    if all(map(_is_elsewhere, advice.ways)):
+        return "No change on this hardware makes it fit; other hardware does"
+    return "Each alone makes it fit"
+
+
+def _shown_ways(advice: AdviceAnswer) -> tuple[list[ChangedRun], int]:
+    """Return the first ways on the same GPUs and on others, and how many are left out."""
+    here = [one for one in (advice.together, *advice.ways) if one and not _is_elsewhere(one)]
+    ways = [one for one in advice.ways if _is_elsewhere(one)]
+    small = advice.smallest
+    if small is not None:
+        ways = [small, *(one for one in ways if one.switch != small.switch)]
+    shown = [*here[:MOST_HERE], *ways[:MOST_ELSEWHERE]]
+    return shown, len(here) + len(ways) - len(shown)
+
+
+def _is_elsewhere(one: ChangedRun) -> bool:
+    return not {"gpu", "num_gpus"}.isdisjoint(one.changes)
+
+
+def fixed_section(fixed: Fixed) -> Section:
+    """Return with which change a run was written, what it then takes, and where it lies."""
+    one = fixed.change
+    fields = ", ".join(f"{name}={fmt.plain(value)}" for name, value in leading_changes(one.changes).items())
+    needed = f"{gib(one.device_memory_bytes)} of {gib(one.capacity_bytes)}"
+    text = f" with {fields}: {needed}, P(OOM) {fmt.probability(one.out_of_memory_fraction)}, {_bill(one)}."
+    asks = f" It asks for: {'; '.join(one.breaks)}." if one.breaks else ""
+    return section(
+        "fixed", "", Note((Toned("Fixed", "strong", "good"), text + asks)), *written_notes(fixed)
+    )  # fmt: skip
+
+
+def _bill(one: ChangedRun) -> str:
+    usd = f", {fmt.dollars(one.on_demand_usd)}" if one.on_demand_usd is not None else ""
+    return f"{fmt.hours(one.wall_s)}{usd}"
+
+
+def _advice_row(one: ChangedRun) -> tuple[Text, ...]:
+    return (
+        Toned(one.switch, "strong"),
+        f"{one.device_memory_bytes / GIB:.1f}",
+        Toned(fmt.probability(one.out_of_memory_fraction), TONES[one.verdict]),
+        fmt.hours(one.wall_s),
+        fmt.dollars(one.on_demand_usd),
+    )
+
+
+def _fields_text(one: ChangedRun) -> str:
+    """Return the fields that a change sets; nothing where its name says them."""
     shown = [name for name in one.changes if name not in FOLLOWS] or list(one.changes)
     fields = ", ".join(f"{name}={fmt.plain(one.changes[name])}" for name in shown)
-    said = "" if fields in (one.switch, f"gpu={one.switch}") else f" ({fields})"
+    return "" if fields in (one.switch, f"gpu={one.switch}") else fields
+
+
+def _needs(one: ChangedRun) -> Text:
+    """Return a change's fields and what it needs in return; nothing where its name says it all."""
+    said = f" ({fields})" if (fields := _fields_text(one)) else ""
     needs = f": {'; '.join(one.breaks)}" if one.breaks else ""
     return (Toned(one.switch, "strong"), f"{said}{needs}") if said or needs else ""
 

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from finegauge.answers.plan import ChangedRun, PlanAnswer, WhatIfAnswer
+from finegauge.answers.changes import ChangedRun
+from finegauge.answers.plan import PlanAnswer, WhatIfAnswer
 from finegauge.errors import FieldError
 from finegauge.formats.writing import known_name
 from finegauge.planning.plan import OBJECTIVES

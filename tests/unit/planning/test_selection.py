@@ -13,6 +13,7 @@ from finegauge.planning.selection import (
     alternatives,
     nearest_miss,
     relaxations,
+    taken,
 )
 from tests.unit.planning.tables import GIB, Row, choice
 
@@ -59,6 +60,27 @@ def test_of_equals_the_one_that_changes_least() -> None:
     dearer = plain._replace(usd=10.4)
     found = choice(edited, dearer)
     assert found.best(found.allowed()) == 0
+
+
+def test_the_method_stays_unless_another_saves_over_a_quarter() -> None:
+    kept = Row(usd=10, wall_s=1000, method="lora")
+    found = taken(choice(kept, Row(usd=8, wall_s=1000, method="qlora")))
+    assert (found.row, found.choice.sensible.tolist()) == (0, [True, False])
+    assert found.note == "The method stays lora: qlora would save 20 % of the cost, less than a quarter."
+    found = taken(choice(kept, Row(usd=7, wall_s=1000, method="qlora")))
+    assert (found.row, found.choice.sensible.tolist()) == (1, [True, True])
+    assert found.note == "The method changes from lora to qlora: it saves 30 % of the cost."
+
+
+def test_the_method_changes_where_no_plan_with_it_is_allowed() -> None:
+    found = taken(
+        choice(Row(usd=10, wall_s=1, method="lora"), Row(usd=9, wall_s=1, method="qlora"), budget_usd=9.5)
+    )
+    assert (found.row, found.note) == (
+        1,
+        "The method changes from lora to qlora: no plan with lora is allowed.",
+    )
+    assert taken(choice(CHEAP)).note == ""
 
 
 def test_of_equals_in_cost_the_faster() -> None:

@@ -1,0 +1,118 @@
+"""A run with single changes: what it takes as it is and with each, and what makes it fit."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from finegauge.answers.written import written
+from finegauge.prediction.uncertainty import Verdict, verdict
+from finegauge.records import NamedTuple
+
+if TYPE_CHECKING:
+    from finegauge.planning.advice import Advice
+    from finegauge.planning.whatif import Standing, Variant, WhatIf
+
+
+class Current(NamedTuple):
+    """What the run takes as it is."""
+
+    gpu: str
+    verdict: Verdict
+    device_memory_bytes: float
+    capacity_bytes: float
+    out_of_memory_fraction: float
+    step_time_s: float
+    samples_per_step: float
+    wall_s: float
+    on_demand_usd: float | None
+    spot_usd: float | None
+    wall_energy_j: float | None
+    emissions_kg: float | None
+
+    def usd(self, *, spot: bool) -> float | None:
+        """Return the dollars of the whole run, on spot instances or on demand."""
+        return self.spot_usd if spot else self.on_demand_usd
+
+
+@written(signed=("cost", "time", "energy", "memory"))
+class Objectives(NamedTuple):
+    """By what share a change moves each figure: -0.2 is a fifth less."""
+
+    cost: float | None
+    time: float | None
+    energy: float | None
+    memory: float | None
+
+
+@written(hidden=("gains", "helps"))
+class ChangedRun(NamedTuple):
+    """The run with one change: its fields, what it needs in return, and what it then takes."""
+
+    switch: str
+    changes: Mapping[str, Any]
+    breaks: tuple[str, ...]
+    verdict: Verdict
+    device_memory_bytes: float
+    capacity_bytes: float
+    out_of_memory_fraction: float
+    step_time_s: float
+    samples_per_step: float
+    wall_s: float
+    on_demand_usd: float | None
+    spot_usd: float | None
+    wall_energy_j: float | None
+    emissions_kg: float | None
+    change_fraction: Objectives
+    gains: bool = False  # saves anything that is worth a line
+    helps: bool = False  # leaves a run that works, or one that is nearer to it
+
+    def usd(self, *, spot: bool) -> float | None:
+        """Return the dollars of the whole run, on spot instances or on demand."""
+        return self.spot_usd if spot else self.on_demand_usd
+
+
+class AdviceAnswer(NamedTuple):
+    """What makes a run safe that is not: changes that alone do, the one that costs least first."""
+
+    ways: tuple[ChangedRun, ...]
+    together: ChangedRun | None  # several changes on the same GPUs, where no single one does
+    smallest: ChangedRun | None  # hardware, where nothing on the same GPUs or no other kind of them does
+
+
+class Fixed(NamedTuple):
+    """A run written with the change that makes it fit, in the files of a framework."""
+
+    change: ChangedRun
+    framework: str
+    paths: tuple[str, ...]  # the training file first
+    command: str  # starts the training
+    warnings: tuple[str, ...]  # what the framework cannot say
+
+
+def advice_answer(advice: "Advice") -> AdviceAnswer:
+    """Return what makes a run safe, as the planner found it."""
+
+    def maybe(one: "Variant | None") -> ChangedRun | None:
+        return None if one is None else changed_run(advice.found, one)
+
+    ways = tuple(changed_run(advice.found, one) for one in advice.found.variants)
+    return AdviceAnswer(ways, maybe(advice.together), maybe(advice.smallest))
+
+
+def changed_run(found: "WhatIf", one: "Variant") -> ChangedRun:
+    """Return a run with one change, beside the run as it is."""
+    chance = one.standing.out_of_memory_fraction
+    return ChangedRun._make((
+        one.switch, one.changes, one.breaks, *figures(one.standing),
+        Objectives(*(found.change_fraction(one, name) for name in Objectives._fields)),
+        found.gains(one),
+        not one.standing.fails or chance < found.base.out_of_memory_fraction,
+    ))  # fmt: skip
+
+
+def figures(one: "Standing") -> tuple[Any, ...]:
+    """Return the fields from verdict to emissions_kg."""
+    return (
+        verdict(one.out_of_memory_fraction), one.memory_bytes, one.capacity_bytes, one.out_of_memory_fraction,
+        one.step_time_s, one.samples_per_step, one.wall_s, one.usd, one.spot_usd, one.energy_j,
+        one.emissions_kg,
+    )  # fmt: skip
