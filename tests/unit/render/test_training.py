@@ -51,7 +51,7 @@ def test_a_run_that_will_not_fit_is_warned_of_with_the_way_out() -> None:
 
 def test_not_even_one_fits() -> None:
     said = told(run(method="full", weights_dtype="fp32"))
-    assert "Each alone makes it fit: lora (" in said
+    assert "Each alone makes it fit: qlora (" in said
 
 
 def test_what_is_not_known_is_said_or_left_out() -> None:
