@@ -11,6 +11,8 @@ FROM python:3.12-slim AS build
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY src ./src
+COPY examples ./examples
+COPY docs/finegauge.1 ./docs/
 RUN python -m venv /opt/finegauge && /opt/finegauge/bin/pip install --no-cache-dir ".[web]"
 
 FROM python:3.12-slim

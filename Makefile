@@ -15,7 +15,7 @@ MKDOCS = OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-core slow golden oracle accuracy calibrate check format lint types layers coverage bench bench-peers readme docs docs-serve gallery space hooks clean
+.PHONY: help demo test test-core package slow golden oracle accuracy calibrate check format lint types layers coverage bench bench-peers readme docs docs-serve gallery space hooks clean
 
 help:  ## list the recipes
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +28,18 @@ test: $(VENV)/.dev  ## run the tests (sets itself up)
 
 test-core: .core-venv/.ready  ## the tests that need no torch, in under two minutes (sets itself up in .core-venv)
 	@OMP_NUM_THREADS=1 .core-venv/bin/pytest --core -q -n auto $(PYTEST_ARGS)
+
+package: $(VENV)/.dev  ## what goes to the package index: built, checked, its core resolved for other systems, tried in .package-venv
+	@rm -rf build/dist && $(BIN)/python -m build --outdir build/dist . >/dev/null
+	@$(BIN)/twine check --strict build/dist/*
+	@for platform in win_amd64 macosx_11_0_arm64 macosx_10_9_x86_64 manylinux_2_28_aarch64; do \
+		$(BIN)/pip install --quiet --disable-pip-version-check --dry-run --target build/none --only-binary=:all: \
+			--python-version 3.11 --platform $$platform build/dist/*.whl || exit 1; done
+	@"$(PYTHON)" -m venv --clear .package-venv
+	@.package-venv/bin/pip install --quiet --disable-pip-version-check build/dist/*.whl
+	@cd build/dist && PATH="$(CURDIR)/.package-venv/bin:$$PATH" && finegauge examples plans/llama2_7b_lora --to examples >/dev/null \
+		&& finegauge plan examples/plans/llama2_7b_lora.yaml --gpu 4090 | head -n 1 && rm -r examples
+	@test -s .package-venv/share/man/man1/finegauge.1
 
 slow: $(VENV)/.dev  ## many random requests to the page and its JSON interface, minutes of them
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q tests/unit/web/long.py $(PYTEST_ARGS)
@@ -70,9 +82,10 @@ bench: $(VENV)/.dev  ## measure every promise of speed, as ratios in one run: al
 bench-peers: $(VENV)/.core  ## the same, and install and time a peer (downloads torch)
 	@$(BIN)/python -m benchmarks.cold_start --peers
 
-readme: $(VENV)/.dev  ## rewrite what README.md and docs/run-file.md show of the program
+readme: $(VENV)/.dev  ## rewrite what README.md, docs/run-file.md and docs/finegauge.1 show of the program
 	@$(BIN)/python -m tests.house.readme
 	@$(BIN)/python -m tests.house.run_file
+	@$(BIN)/python -m tests.house.manual
 
 docs: gallery  ## build the documentation into build/site, strictly: prose, equations, commands, gallery
 	@$(MKDOCS) build --strict --quiet
@@ -94,7 +107,7 @@ hooks: $(VENV)/.dev  ## run ruff and mypy before every commit
 	@$(BIN)/pip install --quiet pre-commit && $(BIN)/pre-commit install
 
 clean:  ## remove the virtual environments and every cache
-	rm -rf $(VENV) .core-venv .bench-venv .space-venv .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .core-venv .bench-venv .space-venv .package-venv .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	rm -rf build dist src/*.egg-info
 	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} +
 

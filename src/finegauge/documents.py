@@ -107,7 +107,8 @@ def open_regular(path: str, flags: int = os.O_RDONLY) -> int:
 
     Raises: OSError.
     """
-    flags |= getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+    for name in ("O_CLOEXEC", "O_NONBLOCK", "O_BINARY"):  # each where the system has it
+        flags |= getattr(os, name, 0)
     if os.path.islink(path):
         raise OSError(ELOOP, "it is a link; name the file that it leads to")
     descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o644)

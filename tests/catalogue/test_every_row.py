@@ -14,6 +14,7 @@ TABLES = {  # rows at least: a table may grow
     "gpus.csv": 98,
     "offers.csv": 1481,
     "offer_sources.csv": 26,
+    "offer_sizes.csv": 16,
     "finetune_prices.csv": 42,
     "interconnects.csv": 124,
     "fabrics.csv": 9,

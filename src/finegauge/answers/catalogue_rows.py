@@ -60,15 +60,17 @@ def found_offers(
         gpu: A GPU, or a family: h100 is every H100.
         provider: One of those that 'finegauge offers' lists.
         region: As the provider writes it.
-        count: GPUs per instance, exactly.
+        count: GPUs per instance, exactly; of those who price a card, as many times its price.
         spot: Only offers with a spot price, ranked by it.
         sort: One of SORTS.
     """
     from finegauge.catalogue.gpus import matching_gpus
-    from finegauge.catalogue.offers import offers
+    from finegauge.catalogue.offers import multiples, offers
 
     names: Sequence[str | None] = matching_gpus(gpu) if gpu else (None,)
-    found = [offer for name in names for offer in offers(name, provider or None, count, region or None)]
+    found = [offer for name in names for offer in offers(name, provider or None, None, region or None)]
+    if count is not None:
+        found = [each for one in found for each in (one, *multiples(one)) if each.gpu_count == count]
     if spot:
         found = [offer for offer in found if offer.spot_usd_per_h is not None]
     return sorted(found, key=lambda offer: _offer_key(offer, sort, spot=spot))

@@ -5,7 +5,6 @@ Nothing is imported to find out, no network is asked, and no value of a secret i
 
 import os
 import platform
-import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Literal, NamedTuple
@@ -20,7 +19,6 @@ MISSING: State = "missing"
 
 # By extra: the packages that it brings, by the names they are imported by, and what they make work.
 EXTRAS = {
-    "plan": ("numpy", "finegauge plan"),
     "measure": (
         "accelerate bitsandbytes pynvml peft safetensors torch transformers",
         "finegauge measure, micro, trace; models of unknown types",
@@ -121,7 +119,7 @@ def _host() -> Iterator[Finding]:
 
 def _cores() -> int:
     """Return the cores that this process may run on."""
-    if sys.platform == "linux":
+    if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 

@@ -41,6 +41,7 @@ class OfferCost(NamedTuple):
     spot_usd: float | None
     is_ranked: bool = True
     source: str = ""
+    is_scaled: bool = False  # the price of one card times their number
 
 
 @written(most={"offers": 20})
@@ -377,7 +378,7 @@ def offer_cost(priced: PricedOffer) -> OfferCost:
     return OfferCost(
         offer.provider, offer.instance_type, offer.region, offer.tier, offer.date, offer.outlier,
         offer.gpu_count, priced.instances, priced.idle_gpus, offer.on_demand_usd_per_h, offer.spot_usd_per_h,
-        priced.on_demand_usd, priced.spot_usd, offer.is_ranked, offer.source,
+        priced.on_demand_usd, priced.spot_usd, offer.is_ranked, offer.source, offer.is_scaled,
     )  # fmt: skip
 
 

@@ -5,7 +5,6 @@ trainer itself (it reads the loss), so that rates over the time between two logs
 a single step is the host's view, and is kept only where the host does the work.
 """
 
-import resource
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -22,7 +21,7 @@ from finegauge.measurement.instruments.counters import (
     nvml_of,
     rapl,
 )
-from finegauge.measurement.instruments.memory_meter import resident_bytes
+from finegauge.measurement.instruments.memory_meter import peak_resident_bytes, resident_bytes
 
 KEPT_STEPS = 1_000
 READ_EVERY_S = 10.0  # a counter may wrap round between two readings; RAPL's do after minutes
@@ -187,7 +186,7 @@ def memory_figures(device: torch.device) -> dict[str, float]:
     if device.type != "cpu":
         return {}
     figures = {
-        "memory_peak_bytes": float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * 1024,
+        "memory_peak_bytes": peak_resident_bytes(),
         "memory_device_bytes": resident_bytes(),
     }
     return {name: value for name, value in figures.items() if value > 0}

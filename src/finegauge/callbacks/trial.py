@@ -20,7 +20,7 @@ import torch
 
 from finegauge.callbacks.gauges import EnergyCounter, StepTimer, TokenCounter, memory_figures
 from finegauge.catalogue.gpus import known_gpu
-from finegauge.catalogue.offers import Offer, offers
+from finegauge.catalogue.offers import Offer, holding, offers
 from finegauge.data.batch_shape import shape
 from finegauge.errors import InputError, UnknownNameError
 from finegauge.measurement.device import (
@@ -67,16 +67,22 @@ def price_of(
             raise InputError(f"offer={offer} names no price: {what}; state usd_per_hour instead.")
         return None
     per_node = ceil(num_gpus / max(1, num_nodes))
-    holding = [row for row in offers(spec.name) if row.gpu_count >= per_node and row.on_demand_usd_per_h]
+    held = [
+        row
+        for one in offers(spec.name)
+        if (row := holding(one, per_node))
+        and row.on_demand_usd_per_h
+        and (num_nodes < 2 or not row.is_scaled)
+    ]
     if offer is not None:
-        wanted = [row for row in holding if offer.casefold() in _names(row)]
+        wanted = [row for row in held if offer.casefold() in _names(row)]
         if not wanted:
-            known = {name for row in holding for name in _names(row)}
+            known = {name for row in held for name in _names(row)}
             raise UnknownNameError(
                 f"offer of {per_node} x {spec.name}", offer, known=known, listing="finegauge offers"
             )
         return _cheapest(wanted, num_nodes, "as the catalogue has it")
-    ranked = [row for row in holding if row.is_ranked]
+    ranked = [row for row in held if row.is_ranked]
     return _cheapest(ranked, num_nodes, "the cheapest on demand of the catalogue") if ranked else None
 
 
@@ -89,6 +95,7 @@ def _cheapest(rows: list[Offer], num_nodes: int, said: str) -> Price:
     row = min(rows, key=lambda row: row.on_demand_usd_per_h or 0.0)
     which = f"{row.provider} {row.instance_type}".strip()
     day = f" of {row.date}" if row.date else ""
+    day += f" (a card's price times {row.gpu_count})" if row.is_scaled else ""
     return Price((row.on_demand_usd_per_h or 0.0) * max(1, num_nodes), f"{said}: {which}{day}")
 
 

@@ -81,7 +81,7 @@ class Folder:
             try:
                 lock(descriptor, 0.0)
             except BlockingIOError:
-                who = os.pread(descriptor, 200, 0).decode("utf-8", "replace").strip()
+                who = os.read(descriptor, 200).decode("utf-8", "replace").strip()
                 raise InputError(
                     f"The campaign in {shown(self.path)} is being worked on by {who or 'another process'}; "
                     "wait for it to end, or name another folder."
@@ -91,7 +91,7 @@ class Folder:
                     f"The campaign's folder {shown(self.path)} cannot be locked: {error.strerror}."
                 ) from None
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"process {os.getpid()} on {node()}".encode(), 0)
+            os.write(descriptor, f"process {os.getpid()} on {node()}".encode())
             self.trials.recover()
             yield
         finally:

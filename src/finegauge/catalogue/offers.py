@@ -5,7 +5,8 @@ its date, and `stale_warning` says when that is more than 60 days ago. A price t
 None, never 0. Tiers are different goods: `on-demand` and `spot` of a cloud, `secure`, `community`
 and `marketplace` hosts, and the `seed-paper` prices of 2024, which are here to reproduce the paper.
 
-Rows that `refresh` fetched replace the shipped ones of the same provider and GPU.
+Rows that `refresh` fetched replace the shipped ones of the same provider and GPU. Who prices a single card
+lets several of a machine at as many times that price: `multiples`, up to what the seller offers of a node.
 """
 
 import os
@@ -44,6 +45,7 @@ class Offer(NamedTuple):
     source: str  # a key of `offer_sources`, or the user's file
     outlier: bool  # far from what others ask for the same card: left out of rankings
     notes: str
+    is_scaled: bool = False  # the price of a card times their number, as this seller bills; shown with "~"
 
     @property
     def is_ranked(self) -> bool:
@@ -102,6 +104,44 @@ def offers(
         and (gpu_count is None or offer.gpu_count == gpu_count)
         and (region is None or offer.region.casefold() == region.casefold())
     )
+
+
+def multiples(offer: Offer) -> tuple[Offer, ...]:
+    """Return `offer` of one card as its seller lets several of a machine, the fewest first.
+
+    Empty for whole instances, and where it is not known how many cards the seller joins.
+    """
+    if offer.gpu_count != 1:
+        return ()
+    sizes: tuple[str, ...] = ()
+    for source, tiers, gpus, known in _sizes():
+        if source == offer.source and (not tiers or offer.tier in tiers) and (not gpus or offer.gpu in gpus):
+            sizes = known
+            break
+    found = []
+    for number in map(int, sizes):
+        figures = offer.vcpus, offer.ram_bytes, offer.on_demand_usd_per_h, offer.spot_usd_per_h
+        vcpus, ram, usd, spot = [None if one is None else number * one for one in figures]
+        kind = f"{number}x {offer.instance_type.removeprefix('1x ')}"
+        each = {"instance_type": kind, "gpu_count": number, "vcpus": vcpus, "ram_bytes": ram}
+        prices = {"on_demand_usd_per_h": usd, "spot_usd_per_h": spot}
+        found.append(offer._replace(**each, **prices, is_scaled=True))
+    return tuple(found)
+
+
+def holding(offer: Offer, num_gpus: int) -> Offer | None:
+    """Return the smallest instance of this offer that has so many GPUs, or None."""
+    if offer.gpu_count >= num_gpus:
+        return offer
+    return next((one for one in multiples(offer) if one.gpu_count >= num_gpus), None)
+
+
+@cache
+def _sizes() -> tuple[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...]:
+    """Return by source, tiers and GPUs how many cards of a machine are let; the first row counts."""
+    rows = table("offer_sizes.csv")
+    split = [[tuple(filter(None, row[key].split(";"))) for key in ("tiers", "gpus", "sizes")] for row in rows]
+    return tuple((row["source"], *lists) for row, lists in zip(rows, split, strict=True))
 
 
 def providers() -> tuple[str, ...]:
@@ -206,7 +246,7 @@ def _read_refreshed(path: str, shipped: str) -> str:
 
 
 _USER_FIELDS = dict(Offer.__annotations__)
-del _USER_FIELDS["gpu_printed"], _USER_FIELDS["outlier"]
+del _USER_FIELDS["gpu_printed"], _USER_FIELDS["outlier"], _USER_FIELDS["is_scaled"]
 
 
 def _user_offer(row: Mapping[str, Any], path: str) -> Offer:

@@ -1,16 +1,22 @@
-"""Today's prices, from the public catalogue that SkyPilot keeps, into this user's cache.
+"""Today's prices, from the public catalogues of SkyPilot and dstack, into this user's cache.
 
 The user's machine fetches the files; FineGauge ships none of them. One CSV per cloud lists every
-instance in every zone. What the files are like, and what is done about it:
+instance in every zone. A cloud that SkyPilot's catalogue [1] does not give is asked of dstack's [2], where
+it has it. What the files are like, and what is done about it:
 
 - the order of columns differs per cloud: they are read by header;
 - one row per zone: rows of an instance in a region become one, at the lowest price;
 - a price may be missing (sold as spot only, or the reverse): it stays unknown;
 - the card's memory stands in `GpuInfo`, as JSON or as a Python literal, in MiB or (one cloud) in GiB;
-- "A100" means 40 GB at one cloud and 80 GB at another: a card is known by name *and* memory.
+- "A100" means 40 GB at one cloud and 80 GB at another: a card is known by name *and* memory;
+- dstack's has a row for each market: spot and on demand of an instance become one;
+- a marketplace's prices, and RunPod's secure and community clouds, keep their tier.
 
-Settings: FINEGAUGE_OFFERS_URL (the address in place of both hosts), FINEGAUGE_OFFERS_SCHEMA ("v8"),
+Settings: FINEGAUGE_OFFERS_URL (the address in place of all hosts), FINEGAUGE_OFFERS_SCHEMA ("v8"),
 FINEGAUGE_CACHE_DIR. Files are replaced whole, so a failure leaves the old prices in place.
+
+[1] skypilot-org/skypilot-catalog; addresses as in skypilot 0.14.1 (sky/catalog/common.py)
+[2] dstackai/gpuhunt src/gpuhunt/_internal/catalog.py: CATALOG_URL/<provider>/version, .../catalog.zip
 """
 
 import os
@@ -25,11 +31,16 @@ from finegauge.documents import write_whole
 from finegauge.errors import InputError, UnsupportedError
 from finegauge.units import GIB
 
-CLOUDS = ("aws", "gcp", "lambda", "runpod", "vast", "verda", "nebius", "shadeform", "cudo")
+CLOUDS = ("aws", "gcp", "lambda", "runpod", "vast", "verda", "nebius", "shadeform", "cudo", "azure", "oci")
 HOSTS = (
     "https://raw.githubusercontent.com/skypilot-org/skypilot-catalog/master/catalogs",
     "https://skypilot-catalog.s3.us-east-1.amazonaws.com/catalogs",
 )
+DSTACK = "https://dstack-gpu-pricing.s3.eu-west-1.amazonaws.com"
+DSTACK_SCHEMA = "v3"
+# What dstack's catalogue has of those clouds, as it calls them.
+_OF_DSTACK = {name: name for name in ("aws", "azure", "gcp", "nebius", "oci", "runpod", "verda")}
+_OF_DSTACK["lambda"] = "lambdalabs"
 TIMEOUT_S = 20.0
 MAX_DOWNLOAD_BYTES = 50_000_000
 _PROVIDERS = {"vast": "vast-ai"}  # where our name differs from the catalogue's
@@ -60,7 +71,7 @@ def refresh_offers(clouds: Iterable[str] = CLOUDS) -> Refreshed:
     fetched, failed = [], []
     for cloud in clouds:
         try:
-            found = list(_offers_of(cloud, _download(cloud), today))
+            found = list(_offers_of(cloud, _lines_of(cloud), today))
         except (OSError, ValueError, HTTPException) as error:
             failed.append(f"{cloud}: {_reason(error)}")
         else:
@@ -81,27 +92,93 @@ def refresh_offers(clouds: Iterable[str] = CLOUDS) -> Refreshed:
     )
 
 
-def _download(cloud: str) -> str:
-    from urllib.request import Request, urlopen
-
-    own = os.environ.get("FINEGAUGE_OFFERS_URL")
-    schema = os.environ.get("FINEGAUGE_OFFERS_SCHEMA", "v8")
-    hosts = [own.rstrip("/")] if own else list(HOSTS)
-    failure: Exception = OSError("no host is set")
-    for host in hosts:
-        if not host.startswith(("http://", "https://")):
-            raise ValueError(f"{host} is not an http(s) address")
-        request = Request(f"{host}/{schema}/{cloud}/vms.csv", headers={"User-Agent": "finegauge"})
+def _lines_of(cloud: str) -> Iterator[Mapping[str, str | None]]:
+    """Return the lines of one cloud in SkyPilot's columns: of its catalogue, else of dstack's."""
+    try:
+        return _of_skypilot(cloud)
+    except (OSError, ValueError):
+        if cloud not in _OF_DSTACK:
+            raise
         try:
-            with urlopen(request, timeout=TIMEOUT_S) as response:
-                body: bytes = response.read(MAX_DOWNLOAD_BYTES + 1)
+            return _of_dstack(_OF_DSTACK[cloud])
+        except (OSError, ValueError, EOFError):
+            pass
+        raise  # what the first said
+
+
+def _of_skypilot(cloud: str) -> Iterator[Mapping[str, str | None]]:
+    schema = os.environ.get("FINEGAUGE_OFFERS_SCHEMA", "v8")
+    failure: Exception = OSError("no host is set")
+    for host in _hosts(*HOSTS):
+        try:
+            text = _download(f"{host}/{schema}/{cloud}/vms.csv").decode("utf-8")
         except OSError as error:
             failure = error
             continue
-        if len(body) > MAX_DOWNLOAD_BYTES:
-            raise ValueError(f"more than {MAX_DOWNLOAD_BYTES / 1e6:.0f} MB")
-        return body.decode("utf-8")
+        return _table(text, ("InstanceType", "AcceleratorName", "AcceleratorCount", "Price", "Region"))
     raise failure
+
+
+def _of_dstack(provider: str) -> Iterator[Mapping[str, str | None]]:
+    from io import BytesIO
+    from zipfile import BadZipFile, ZipFile
+
+    address = f"{_hosts(DSTACK)[0]}/{DSTACK_SCHEMA}/{provider}"
+    version = _download(f"{address}/version").decode("ascii").strip()
+    if not version.replace("-", "").replace(".", "").isalnum():
+        raise ValueError("its version is not one")
+    try:
+        with ZipFile(BytesIO(_download(f"{address}/{version}/catalog.zip"))) as packed:
+            name = f"{provider}.csv"
+            if packed.getinfo(name).file_size > MAX_DOWNLOAD_BYTES:
+                raise ValueError(f"more than {MAX_DOWNLOAD_BYTES / 1e6:.0f} MB")
+            text = packed.read(name).decode("utf-8")
+    except (BadZipFile, KeyError, NotImplementedError, RuntimeError) as error:
+        raise ValueError(f"not the expected archive ({type(error).__name__})") from None
+    return _renamed(_table(text, ("instance_name", "location", "price", "gpu_count", "gpu_name", "spot")))
+
+
+def _renamed(lines: Iterable[Mapping[str, str | None]]) -> Iterator[Mapping[str, str | None]]:
+    """Yield dstack's lines in SkyPilot's columns."""
+    for line in lines:
+        market = "SpotPrice" if (line.get("spot") or "").casefold() == "true" else "Price"
+        yield {
+            "InstanceType": line["instance_name"],
+            "AcceleratorName": line["gpu_name"],
+            "AcceleratorCount": line["gpu_count"],
+            "vCPUs": line.get("cpu"),
+            "MemoryGiB": line.get("memory"),
+            "Region": line["location"],
+            "GpuMemoryGiB": line.get("gpu_memory"),
+            market: line["price"],
+        }
+
+
+def _hosts(*usual: str) -> tuple[str, ...]:
+    """Return the addresses to ask: the user's own mirror in place of the usual ones."""
+    own = os.environ.get("FINEGAUGE_OFFERS_URL")
+    if own and not own.startswith(("http://", "https://")):
+        raise ValueError(f"{own} is not an http(s) address")
+    return (own.rstrip("/"),) if own else usual
+
+
+def _download(address: str) -> bytes:
+    from urllib.request import Request, urlopen
+
+    with urlopen(Request(address, headers={"User-Agent": "finegauge"}), timeout=TIMEOUT_S) as response:
+        body: bytes = response.read(MAX_DOWNLOAD_BYTES + 1)
+    if len(body) > MAX_DOWNLOAD_BYTES:
+        raise ValueError(f"more than {MAX_DOWNLOAD_BYTES / 1e6:.0f} MB")
+    return body
+
+
+def _table(text: str, needed: Iterable[str]) -> Iterator[Mapping[str, str | None]]:
+    import csv
+
+    lines = csv.DictReader(text.splitlines())
+    if missing := set(needed) - set(lines.fieldnames or ()):
+        raise ValueError(f"no column {', '.join(sorted(missing))}")
+    return iter(lines)
 
 
 def _reason(error: Exception) -> str:
@@ -110,14 +187,8 @@ def _reason(error: Exception) -> str:
     return f"HTTP {code}" if code else str(reason).splitlines()[0] if str(reason) else type(error).__name__
 
 
-def _offers_of(cloud: str, text: str, today: str) -> Iterator[dict[str, str]]:
+def _offers_of(cloud: str, lines: Iterable[Mapping[str, str | None]], today: str) -> Iterator[dict[str, str]]:
     """Yield the rows of one cloud in our columns: per instance and region, at the lowest price."""
-    import csv
-
-    lines = csv.DictReader(text.splitlines())
-    needed = {"InstanceType", "AcceleratorName", "AcceleratorCount", "Price", "Region"}
-    if missing := needed - set(lines.fieldnames or ()):
-        raise ValueError(f"no column {', '.join(sorted(missing))}")
     lowest: dict[tuple[str, ...], dict[str, str]] = {}
     for line in lines:
         row = _row(cloud, line, today)
@@ -128,7 +199,9 @@ def _offers_of(cloud: str, text: str, today: str) -> Iterator[dict[str, str]]:
         for column in ("on_demand_usd_per_h", "spot_usd_per_h"):
             prices = [cell for cell in (known[column], row[column]) if cell]
             known[column] = min(prices, key=float, default="")
-    yield from lowest.values()
+    for row in lowest.values():
+        row["tier"] = row["tier"] or ("on-demand" if row["on_demand_usd_per_h"] else "spot")
+        yield row
 
 
 def _row(cloud: str, line: Mapping[str, str | None], today: str) -> dict[str, str] | None:
@@ -141,7 +214,7 @@ def _row(cloud: str, line: Mapping[str, str | None], today: str) -> dict[str, st
     cells: dict[str, Any] = {
         "provider": _PROVIDERS.get(cloud, cloud),
         "instance_type": line.get("InstanceType") or "",
-        "gpu": _catalogue_name(name, _memory_bytes(line.get("GpuInfo") or "")),
+        "gpu": _catalogue_name(name, _memory_bytes(line)),
         "gpu_printed": name,
         "gpu_count": f"{count:g}",
         "vcpus": _text(_number(line.get("vCPUs"))),
@@ -149,9 +222,9 @@ def _row(cloud: str, line: Mapping[str, str | None], today: str) -> dict[str, st
         "region": (line.get("Region") or "any").casefold(),
         "on_demand_usd_per_h": _text(price),
         "spot_usd_per_h": _text(spot),
-        "tier": "on-demand" if price is not None else "spot",
+        "tier": _tier(cloud, line),
         "date": today,
-        "source": "skypilot-catalog",
+        "source": "dstack-catalog" if "GpuMemoryGiB" in line else "skypilot-catalog",
         "outlier": "",
         "notes": "",
     }
@@ -170,10 +243,25 @@ def _text(number: float | None) -> str:
     return "" if number is None else f"{number:.12g}"
 
 
-def _memory_bytes(info: str) -> float | None:
+def _tier(cloud: str, line: Mapping[str, str | None]) -> str:
+    """Return the tier where it is another good than a cloud's own machines, else "" for the usual."""
+    if cloud == "vast":
+        return "marketplace"
+    if cloud != "runpod":
+        return ""
+    named, region = (line.get("InstanceType") or "").upper(), line.get("Region") or ""
+    if named.endswith(("_SECURE", "_COMMUNITY")):
+        return named.rpartition("_")[2].casefold()
+    return "community" if len(region) == 2 else "secure"  # a country, or a data centre
+
+
+def _memory_bytes(line: Mapping[str, str | None]) -> float | None:
     import ast
     import json
 
+    if "GpuMemoryGiB" in line:
+        return (size := _number(line["GpuMemoryGiB"])) and size * GIB
+    info = line.get("GpuInfo") or ""
     try:
         parsed = json.loads(info)
     except ValueError:

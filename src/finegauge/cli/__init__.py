@@ -32,9 +32,9 @@ def _campaigns() -> tuple[click.Command, ...]:
 
 
 def _catalogue() -> tuple[click.Command, ...]:
-    from finegauge.cli.catalogue import datasets, frameworks, gpus, models, offers
+    from finegauge.cli.catalogue import datasets, examples, frameworks, gpus, models, offers
 
-    return models, gpus, offers, datasets, frameworks
+    return models, gpus, offers, datasets, frameworks, examples
 
 
 def _estimates() -> tuple[click.Command, ...]:
@@ -110,6 +110,7 @@ COMMANDS = {  # name: where it is, and what --help says about it
     "mcp": (_servers, "Serve these answers to assistants (Model Context Protocol)."),
     "doctor": (_doctor, "What this machine has, which extras are installed, and what works."),
     "completion": (_doctor, "What makes bash, zsh or fish complete commands, fields, GPUs and models."),
+    "examples": (_catalogue, "Training files to try, with the small models that they name."),
     "models": (_catalogue, "List models, or show one with its parameters and layers."),
     "gpus": (_catalogue, "List GPUs, or show one."),
     "offers": (_catalogue, "List cloud offers with their prices; --refresh fetches today's."),
@@ -122,7 +123,7 @@ GROUPS = {  # of the help
     "Ask": ("estimate", "can", "check", "max-batch", "max-length", "explain", "read", "data"),
     "Decide": ("plan", "whatif", "compare", "report"),
     "Measure": ("measure", "micro", "campaign", "results", "validate", "calibrate", "reproduce", "trace"),
-    "Look up": ("models", "gpus", "offers", "datasets", "frameworks"),
+    "Look up": ("models", "gpus", "offers", "datasets", "frameworks", "examples"),
     "Set up": ("doctor", "completion", "serve", "mcp"),
 }
 FIRST = {  # what a new user can do

@@ -282,7 +282,12 @@ def offers(
         first_to_go=(3, 1, 5, 4),
     )
     more = "" if len(shown) == len(found) else f", {len(shown)} printed (--limit 0: all)"
-    footer(len(found), len(every), "offers", f"$ of the whole instance; * far from others{more}")
+    footer(
+        len(found),
+        len(every),
+        "offers",
+        f"$ of the whole instance; ~ a card's price times their number; * far from others{more}",
+    )
     if warning := catalogue.stale_warning(found):
         click.echo(warning, err=True)
 
@@ -303,12 +308,10 @@ def _offer_cells(offer: "Offer", *, spot: bool) -> list[str]:
     cards = f"{offer.gpu_count or 'part of'} x {offer.gpu or offer.gpu_printed}"
     seller = offer.provider if offer.tier == "on-demand" else f"{offer.provider} {offer.tier}"
     instance = "-" if offer.instance_type.startswith(f"{offer.gpu_count}x ") else offer.instance_type
-    mark = "*" if offer.outlier else ""
-    prices = [
-        dollars(offer.on_demand_usd_per_h) + mark,
-        dollars(offer.spot_usd_per_h),
-        dollars(per_gpu),
-    ]
+    far, about = "*" if offer.outlier else "", "~" if offer.is_scaled else ""
+    rates = [offer.on_demand_usd_per_h, offer.spot_usd_per_h]
+    prices = [dollars(usd) if usd is None else f"{about}{dollars(usd)}" for usd in rates] + [dollars(per_gpu)]
+    prices[0] += far
     return [seller, instance, cards, offer.region, *prices, offer.date]
 
 
@@ -401,3 +404,40 @@ def frameworks(pattern: str, *, as_json: bool) -> None:
     if not answer.frameworks:
         raise InputError(f"No framework is called {shown(pattern)}; 'finegauge frameworks' lists them.")
     show("frameworks", answer, frameworks_report, as_json=as_json)
+
+
+# --- examples
+
+
+@click.command()
+@click.argument("name", default="")
+@click.option("--to", "folder", metavar="DIR", help="Copy it there, with the small models that it names.")
+@as_json_option
+def examples(name: str, folder: str | None, *, as_json: bool) -> None:
+    """List the examples that come with FineGauge, print one, or copy it: finegauge examples tiny_moe --to .
+
+    Without NAME, --to copies them all.
+    """
+    from finegauge.catalogue import examples as known
+
+    names = [name] if name else list(known.examples())
+    if folder is not None:
+        written = [path for one in names for path in known.copy(one, folder)]
+        if as_json:
+            print_json([{"path": path} for path in written])
+        else:
+            say("\n".join(["Wrote:", *(f"  {path}" for path in written)]))
+    elif as_json:
+        print_json(
+            [{"name": one, "about": known.about(one), "text": known.example_text(one)} for one in names]
+        )
+    elif name:
+        say(known.example_text(name).rstrip("\n"))
+    else:
+        print_table(
+            ["example", "what it shows"],
+            [[one, known.about(one)] for one in names],
+            num_text=1,
+            ends_in_text=True,
+        )
+        say("\n'finegauge examples NAME' prints one, 'finegauge examples NAME --to DIR' copies it.")

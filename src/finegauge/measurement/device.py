@@ -3,7 +3,6 @@
 import errno
 import os
 import platform
-import resource
 import subprocess
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -14,7 +13,7 @@ import torch
 from finegauge.catalogue.device_profile import device_profile, own_profile_path
 from finegauge.catalogue.gpus import known_gpu
 from finegauge.data.batch_shape import shape
-from finegauge.errors import FineGaugeError
+from finegauge.errors import FineGaugeError, UnsupportedError
 from finegauge.measurement.instruments.kernel_table import Peaks
 from finegauge.measurement.options import Options
 from finegauge.measurement.process import OUT_OF_MEMORY
@@ -108,6 +107,10 @@ def limit_memory(limit_bytes: float, device: torch.device) -> None:
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), device)
         return
+    try:
+        import resource
+    except ImportError:
+        raise UnsupportedError("This system bounds no process's memory; measure without a limit.") from None
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     with open("/proc/self/statm", encoding="ascii") as statm:
         held_bytes = int(statm.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
@@ -116,6 +119,10 @@ def limit_memory(limit_bytes: float, device: torch.device) -> None:
 
 def lift_limit() -> None:
     """Allow what the machine allows, so that the outcome can be told."""
+    try:
+        import resource
+    except ImportError:  # then nothing was limited
+        return
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
 

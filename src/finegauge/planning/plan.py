@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from finegauge.errors import FieldError, FineGaugeError, InputError, UnsupportedError
+from finegauge.errors import FieldError, FineGaugeError, InputError
 from finegauge.planning.quote import Quote, quote
 from finegauge.planning.search import leanest, search, search_one_by_one
 from finegauge.planning.selection import (
@@ -88,7 +88,7 @@ def plan(
         searched: Evaluates the plans; FineGauge's vectorised search by default.
         heard: Told now and then how far the search is.
 
-    Raises: UnsupportedError where NumPy is missing, or where the run's phase cannot be searched.
+    Raises: UnsupportedError where the run's phase cannot be searched.
     """
     wanted = wanted or Wanted()
     sized, assumed = with_known_length(run)
@@ -163,10 +163,6 @@ def _space(run: "Run", wanted: Wanted) -> Space:
 
 
 def _search(run: "Run", wanted: Wanted, heard: Heard | None) -> SearchResult:
-    try:
-        import numpy  # noqa: F401  # as search needs it
-    except ImportError:
-        raise UnsupportedError("Planning needs NumPy: pip install 'finegauge[plan]'.") from None
     space = _space(run, wanted)
     return search(space, heard=heard) if run.phase in TRAINED else search_one_by_one(space, heard)
 

@@ -20,7 +20,7 @@ from finegauge.catalogue.carbon import grid
 from finegauge.catalogue.carbon import pue as site_overhead
 from finegauge.catalogue.gpus import gpu
 from finegauge.catalogue.models import model
-from finegauge.catalogue.offers import Offer, managed_prices, offers, stale_warning
+from finegauge.catalogue.offers import Offer, holding, managed_prices, offers, stale_warning
 from finegauge.data.batch_shape import BatchShape, shape
 from finegauge.prediction.calibration import DATASHEET
 from finegauge.prediction.time import board_power
@@ -158,7 +158,7 @@ def quote(run: "Run", profile: Profile | None = None, *, prices: Iterable[Offer]
         pue=overhead,
         offers=costs,
         managed=services,
-        warnings=_warnings(run, num_steps, costs),
+        warnings=_warnings(run, costs) if num_steps is not None else _unknown_end(profile, prices),
     )
 
 
@@ -223,11 +223,13 @@ def priced(run: "Run", wall_s: float, offered: Iterable[Offer]) -> tuple[PricedO
     Args:
         run: How many GPUs on how many nodes.
         wall_s: From the start of the first process to the end of the last.
-        offered: Of the run's GPU; slices of a card and nodes that are too small are left out.
+        offered: Of the run's GPU; slices of a card and nodes that are too small are left out. Who lets single
+            cards is asked for as many of one machine as the run takes; such machines are not joined.
     """
     hours, instances, found = wall_s / HOUR_S, run.num_nodes, []
-    for offer in offered:
-        if offer.gpu_count < ceil(run.num_gpus / instances):
+    for one in offered:
+        offer = holding(one, ceil(run.num_gpus / instances))
+        if offer is None or (offer.is_scaled and instances > 1):
             continue
         usd, spot_usd = offer.on_demand_usd_per_h, offer.spot_usd_per_h
         if usd is not None:
@@ -285,12 +287,21 @@ def managed(run: "Run", billed_tokens: float) -> tuple[ManagedPrice, ...]:
     return tuple(sorted(found, key=attrgetter("low_usd")))
 
 
-def _warnings(run: "Run", num_steps: int | None, costs: tuple[PricedOffer, ...]) -> tuple[str, ...]:
-    if num_steps is None:
-        return (
-            "The number of steps is not known, so neither is the cost: add num_samples=…, max_steps=… or a "
-            "dataset that 'finegauge datasets' lists.",
-        )
+def _unknown_end(profile: Profile, offered: Iterable[Offer]) -> tuple[str, ...]:
+    """Return what a run without a known number of steps costs: the price of its tokens."""
+    least = cheapest(priced(profile.run, HOUR_S, offered))
+    each = ""
+    if least and least.on_demand_usd and profile.tokens_per_s:
+        usd = least.on_demand_usd / HOUR_S / profile.tokens_per_s * 1e6
+        rate = f"{'~' * least.offer.is_scaled}${usd:{',.2f' if usd >= 0.1 else '.2g'}}"
+        each = f": {rate} per 1 M tokens on demand from {least.offer.provider}"
+    return (
+        f"The number of steps is not known, so neither is the cost{each}. Add num_samples=…, max_steps=… or "
+        "a dataset that 'finegauge datasets' lists.",
+    )
+
+
+def _warnings(run: "Run", costs: tuple[PricedOffer, ...]) -> tuple[str, ...]:
     ranked = [cost.offer for cost in costs if cost.offer.is_ranked]
     if not ranked:
         where = f" from {run.provider}" if run.provider else ""

@@ -18,7 +18,7 @@ from typing import Any
 
 from finegauge.catalogue.frameworks import framework_of
 from finegauge.catalogue.gpus import gpu as find_gpu
-from finegauge.catalogue.offers import Offer, offers
+from finegauge.catalogue.offers import Offer, multiples, offers
 from finegauge.data.batch_shape import BatchShape, sample_lengths, shape
 from finegauge.errors import FieldError, FineGaugeError
 from finegauge.model.graph import architecture_of
@@ -177,12 +177,13 @@ def _asked(gpus: Iterable[str] | None, providers: Iterable[str] | None) -> list[
             )
         found = [*found, *offers(spec.name)]
     return [
-        offer
+        whole
         for offer in found
         if offer.gpu
         and (gpus is not None or not offer.gpu.casefold().startswith(OTHER_VENDORS))
         and (wanted is None or offer.provider in wanted)
         and (offer.is_ranked or (wanted is not None and not offer.outlier))
+        for whole in (offer, *multiples(offer))
     ]
 
 

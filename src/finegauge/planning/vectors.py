@@ -227,7 +227,7 @@ def nodes_for(offer: Offer, num_gpus: int) -> int:
         return 1
     least = SUPERCHIP_NODE_GPUS if offer.gpu.startswith(SUPERCHIPS) else JOINED_NODE_GPUS
     alone = offer.gpu.startswith(CONSUMER) and "Server" not in offer.gpu
-    if alone or offer.gpu_count < least or num_gpus % offer.gpu_count:
+    if alone or offer.is_scaled or offer.gpu_count < least or num_gpus % offer.gpu_count:
         return 0
     return num_gpus // offer.gpu_count
 

@@ -383,9 +383,10 @@ def _whole_or_memory(run: Run) -> Prediction:
 def _unmeasured_cpu() -> Iterator[str]:
     """Yield a device profile of this machine's processor in which nothing but its memory is known."""
     from finegauge.catalogue.device_profile import KIND, NF4_INFERENCE, SCHEMA_VERSION
+    from finegauge.catalogue.machine import host_memory_bytes
     from finegauge.documents import write_document
 
-    memory_bytes = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    memory_bytes, _ = host_memory_bytes()
     stub = {"dtype": "fp32", "direction": "forward", "seconds": 1.0}
     readings = [{"operator": "add", "sizes": {"rows": 1, "width": 1}, **stub}]
     if has_avx512_bf16():

@@ -32,6 +32,7 @@ from finegauge.render.report import (
 )
 from finegauge.render.run_parts import (
     TONES,
+    approximately,
     assumed,
     basis_notes,
     formula_of,
@@ -45,15 +46,17 @@ from finegauge.render.run_parts import (
     moments_table,
     offer_tables,
     safe_and_most,
+    seller,
     shown_name,
     subject,
     tiles,
     time_bar,
     title_of,
+    usd_per_million_tokens,
     usual,
     waits_notes,
 )
-from finegauge.units import GIB, HOUR_S, count, gib
+from finegauge.units import GIB, count, gib
 
 if TYPE_CHECKING:
     from finegauge.answers.study import Study
@@ -222,25 +225,35 @@ def _price_notes(found: Sequence[GpuEstimate]) -> Iterator[Note]:
 
 
 def _offer_text(one: GpuEstimate) -> str:
-    """Return "A40 $0.39/h dataoorts, spot $0.20/h vast-ai, $0.11 per 1 M tokens", at the first of the two."""
+    """Return "A40 $0.39/h dataoorts, spot $0.20/h vast-ai, $0.11 per 1 M tokens", at the first of the two.
+
+    Cheaper prices that nothing is ranked by follow: of a marketplace's lowest host, or far below all others.
+    """
     if one.quote is None:
         return ""
     on_demand, spot = one.quote.cheapest_on_demand, one.quote.cheapest_spot
-    cheapest = on_demand or spot
     parts = [_rate(on_demand, on_demand.on_demand_usd_per_h)] if on_demand else []
     parts += [f"spot {_rate(spot, spot.spot_usd_per_h)}"] if spot else []
-    usd_per_h = cheapest and (cheapest.on_demand_usd_per_h if on_demand else cheapest.spot_usd_per_h)
-    if cheapest and usd_per_h and one.profile.tokens_per_s:
-        usd_per_s = usd_per_h * cheapest.instances / HOUR_S
-        parts += [f"{fmt.dollars(usd_per_s / one.profile.tokens_per_s * 1e6)} per 1 M tokens"]
-    return f"{one.gpu} {', '.join(parts)}" if parts else ""
+    if cheapest := on_demand or spot:
+        parts += filter(None, [usd_per_million_tokens(cheapest, one.profile, spot=on_demand is None)])
+    if not parts:
+        return ""
+    least = on_demand.on_demand_usd if on_demand else None
+    lower = [
+        _rate(offer, offer.on_demand_usd_per_h)
+        for offer in one.quote.offers
+        if not offer.is_ranked and offer.on_demand_usd is not None
+        if least is not None and offer.on_demand_usd < least and offer.tier != "seed-paper"
+    ]
+    below = f"; lower, but not ranked: {', '.join(lower[:3])}" if lower else ""
+    return f"{one.gpu} {', '.join(parts)}{below}"
 
 
 def _rate(offer: OfferCost, usd_per_h: float | None) -> str:
-    """Return "$0.39/h dataoorts (community, 2026-05-24)", with the GPUs that are billed but not used."""
-    tier = "" if offer.tier in ("on-demand", "spot") else f"{offer.tier}, "
+    """Return "$0.39/h runpod community (2026-05-24)", with the GPUs that are billed but not used."""
     idle = f", {offer.idle_gpus} more GPUs billed than used" if offer.idle_gpus >= 1 else ""
-    return f"{fmt.dollars(usd_per_h)}/h {offer.provider} ({tier}{offer.date}{idle})"
+    far = ", far below others" if offer.outlier else ""
+    return f"{approximately(offer)}{fmt.dollars(usd_per_h)}/h {seller(offer)} ({offer.date}{far}{idle})"
 
 
 def explain_report(one: GpuExplanation) -> Report:

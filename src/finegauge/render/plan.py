@@ -25,7 +25,18 @@ from finegauge.render.report import (
     notes,
     section,
 )
-from finegauge.render.run_parts import TONES, WORDS, input_table, memory_bar, subject, time_bar, title_of
+from finegauge.render.run_parts import (
+    TONES,
+    WORDS,
+    approximately,
+    input_table,
+    memory_bar,
+    seller,
+    subject,
+    time_bar,
+    title_of,
+    usd_per_million_tokens,
+)
 from finegauge.run.run import Run
 from finegauge.units import GIB, count, gib
 
@@ -229,16 +240,19 @@ def rent_text(winner: Winner) -> str:
         if not offer:
             texts.append("no spot price known" if spot else "no price on demand known")
             continue
-        usd, rate = offer.on_demand_usd, offer.on_demand_usd_per_h
+        usd, rate, market = offer.on_demand_usd, offer.on_demand_usd_per_h, "on demand"
         if spot:
-            usd, rate = offer.spot_usd, offer.spot_usd_per_h
+            usd, rate, market = offer.spot_usd, offer.spot_usd_per_h, "spot"
+        sign = approximately(offer)
         times = f"{offer.instances} x " if offer.instances > 1 else ""
         name = f" {offer.instance_type}" if offer.instance_type else ""
+        tokens = usd_per_million_tokens(offer, winner.profile, spot=spot) if winner.profile else ""
+        each = f", {tokens}" if tokens else ""
         idle = f", {offer.idle_gpus} GPUs idle" if offer.idle_gpus else ""
         where = "" if offer.region in ("", "any") else f" {offer.region}"
         texts.append(
-            f"{fmt.dollars(usd)} {'spot' if spot else 'on demand'} ({times}{fmt.dollars(rate)}/h "
-            f"{offer.provider}{name}{where}, {offer.date}{idle})"
+            f"{sign}{fmt.dollars(usd)} {market} ({times}{sign}{fmt.dollars(rate)}/h "
+            f"{seller(offer)}{name}{where}, {offer.date}{idle}{each})"
         )
     return "; ".join(texts) + "."
 

@@ -10,7 +10,7 @@ from finegauge.profile import Breakdown, Interval, Path, Profile
 from finegauge.render import number_format as fmt
 from finegauge.render.report import Bar, BarPart, Note, Table, Text, Tile, Toned, notes
 from finegauge.run.rules import LORA_FIELDS
-from finegauge.units import GIB, count, gib
+from finegauge.units import GIB, HOUR_S, count, gib
 
 if TYPE_CHECKING:
     from finegauge.run.run import Run
@@ -119,16 +119,40 @@ def tiles(one: GpuEstimate) -> Iterator[Tile]:
     yield Tile("Whole run", fmt.hours(quote.wall_s), steps, "time")
     on_demand, spot = quote.cheapest_on_demand, quote.cheapest_spot
     usd = on_demand.on_demand_usd if on_demand else None
-    yield Tile("On demand, cheapest", fmt.dollars(usd), _whose(on_demand), "usd")
-    yield Tile("Spot, cheapest", fmt.dollars(spot.spot_usd if spot else None), _whose(spot), "spot")
+    yield Tile("On demand, cheapest", fmt.dollars(usd), _whose(on_demand, profile), "usd")
+    spot_usd = fmt.dollars(spot.spot_usd if spot else None)
+    yield Tile("Spot, cheapest", spot_usd, _whose(spot, profile, spot=True), "spot")
     boards = f"{fmt.kwh(quote.boards_energy_j)} kWh of the boards"
     yield Tile("Energy at the wall", f"{fmt.kwh(quote.wall_energy_j)} kWh", boards, "energy")
     grid = f"{quote.grid_kg_per_kwh:.3f} kg/kWh, PUE {quote.pue:.2f} ({quote.grid})"
     yield Tile("CO₂ equivalent", f"{fmt.digits(quote.emissions_kg, 2)} kg", grid, "co2")
 
 
-def _whose(offer: OfferCost | None) -> str:
-    return f"{offer.provider}, {offer.date}" if offer else "no price is known"
+def _whose(offer: OfferCost | None, profile: Profile, *, spot: bool = False) -> str:
+    if offer is None:
+        return "no price is known"
+    rate = usd_per_million_tokens(offer, profile, spot=spot)
+    return f"{seller(offer)}, {offer.date}" + (f", {rate}" if rate else "")
+
+
+def usd_per_million_tokens(offer: OfferCost, profile: Profile, *, spot: bool = False) -> str:
+    """Return "$0.11 per 1 M tokens", as the machines of the offer train them; "" where that is not known."""
+    usd_per_h = offer.spot_usd_per_h if spot else offer.on_demand_usd_per_h
+    if usd_per_h is None or not profile.tokens_per_s:
+        return ""
+    usd = usd_per_h * offer.instances / HOUR_S / profile.tokens_per_s * 1e6
+    return f"{approximately(offer)}{fmt.dollars(usd)} per 1 M tokens"
+
+
+def approximately(offer: OfferCost) -> str:
+    """Return "~" before a price that is a card's times their number, else nothing."""
+    return "~" if offer.is_scaled else ""
+
+
+def seller(offer: OfferCost) -> str:
+    """Return "runpod community": the provider, with its tier where that is another good than usual."""
+    usual = offer.tier in ("on-demand", "spot", "user", "")
+    return offer.provider if usual else f"{offer.provider} {offer.tier}"
 
 
 def gpu_table(found: Sequence[GpuEstimate]) -> Table:
@@ -325,10 +349,10 @@ def _offer_row(offer: OfferCost) -> tuple[str, ...]:
         f"{times}{offer.instance_type or f'{offer.gpu_count} GPU'}{idle}",
         offer.region,
         offer.tier + (", outlier" if offer.outlier else ""),
-        fmt.dollars(offer.on_demand_usd_per_h),
-        fmt.dollars(offer.spot_usd_per_h),
-        fmt.dollars(offer.on_demand_usd),
-        fmt.dollars(offer.spot_usd),
+        *(
+            fmt.UNKNOWN if usd is None else f"{approximately(offer)}{fmt.dollars(usd)}"
+            for usd in (offer.on_demand_usd_per_h, offer.spot_usd_per_h, offer.on_demand_usd, offer.spot_usd)
+        ),
         offer.date,
     )
 

@@ -137,12 +137,10 @@ def lock(descriptor: int, within_s: float) -> None:
 
     Raises: BlockingIOError where another holds it for so long, OSError where the file system has no locks.
     """
-    import fcntl
-
     ends_at = time.monotonic() + within_s
     while True:
         try:
-            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return _take(descriptor)
         except BlockingIOError:
             if time.monotonic() >= ends_at:
                 why = f"another process has held its lock for {within_s:.0f} s"
@@ -151,6 +149,25 @@ def lock(descriptor: int, within_s: float) -> None:
             why = "its file system has no locks (flock), which keep two writers apart; use a local disk"
             raise OSError(error.errno, why) from None
         time.sleep(0.02)
+
+
+def _take(descriptor: int) -> None:
+    """Lock an open file now; BlockingIOError where another holds it."""
+    try:
+        import fcntl
+    except ImportError:  # Windows locks bytes, and forbids to read them: one far behind the end
+        from importlib import import_module
+
+        msvcrt, place = import_module("msvcrt"), os.lseek(descriptor, 0, os.SEEK_CUR)
+        os.lseek(descriptor, 2**30, os.SEEK_SET)
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        except OSError as error:
+            raise BlockingIOError(EAGAIN, "another process holds its lock") from error
+        finally:
+            os.lseek(descriptor, place, os.SEEK_SET)
+    else:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def records_of(text: bytes) -> tuple[list[dict[str, Any]], list[bytes]]:
@@ -228,6 +245,8 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 def _sync_folder(path: str) -> None:
+    if os.name == "nt":  # opens no folders
+        return
     folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
     try:
         os.fsync(folder)

@@ -3,7 +3,7 @@
 import pytest
 
 from finegauge.callbacks.trial import price_of
-from finegauge.catalogue.offers import offers
+from finegauge.catalogue.offers import holding, offers
 from finegauge.errors import FieldError, InputError, UnknownNameError
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -25,13 +25,14 @@ def test_the_cheapest_that_holds_the_run() -> None:
     price = price_of(None, None, gpu=H100, num_gpus=8, num_nodes=1)
     assert price is not None
     assert price.said.startswith("the cheapest on demand of the catalogue: ")
-    ranked = [o.on_demand_usd_per_h for o in offers("H100") if o.gpu_count >= 8 and o.is_ranked]
-    assert price.usd_per_h == min(usd for usd in ranked if usd)
+    held = [holding(o, 8) for o in offers("H100") if o.is_ranked]
+    assert price.usd_per_h == min(o.on_demand_usd_per_h for o in held if o and o.on_demand_usd_per_h)
+    assert "a card's price times 8" in price.said
 
 
 def test_machines_are_paid_each() -> None:
-    one = price_of(None, None, gpu=H100, num_gpus=8, num_nodes=1)
-    two = price_of(None, None, gpu=H100, num_gpus=16, num_nodes=2)
+    one = price_of(None, "p5.48xlarge", gpu=H100, num_gpus=8, num_nodes=1)
+    two = price_of(None, "p5.48xlarge", gpu=H100, num_gpus=16, num_nodes=2)
     assert one is not None
     assert two is not None
     assert two.usd_per_h == 2 * one.usd_per_h

@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from finegauge.catalogue.offers import age_days, managed_prices, offers, providers, stale_warning
+from finegauge.catalogue.offers import (
+    age_days,
+    holding,
+    managed_prices,
+    multiples,
+    offers,
+    providers,
+    stale_warning,
+)
 from finegauge.errors import FieldError, UnknownNameError
 
 
@@ -40,6 +48,30 @@ def test_slices_hold_no_whole_card() -> None:
     slices = [offer for offer in offers("a10") if "fraction" in offer.notes]
     assert len(slices) == 108
     assert {offer.gpu_count for offer in slices} == {0}
+
+
+def test_who_prices_a_card_lets_several_of_a_machine() -> None:
+    (card,) = [o for o in offers("rtx4090", provider="runpod") if o.tier == "secure"]
+    eight = holding(card, 8)
+    assert eight is not None
+    assert (eight.gpu_count, eight.is_scaled, eight.tier) == (8, True, "secure")
+    assert eight.on_demand_usd_per_h == pytest.approx(8 * (card.on_demand_usd_per_h or 0))
+    assert eight.ram_bytes == pytest.approx(8 * (card.ram_bytes or 0))
+    assert holding(card, 3) == next(o for o in multiples(card) if o.gpu_count == 3)
+    assert holding(card, 9) is None
+    assert holding(card, 1) is card
+
+
+def test_a_seller_lets_what_it_lets() -> None:
+    def most(gpu: str, provider: str) -> int:
+        return max(o.gpu_count for one in offers(gpu, provider=provider) for o in (one, *multiples(one)))
+
+    assert (most("a10", "modal"), most("l40s", "modal")) == (4, 8)  # its documentation says so
+    assert (most("l40s", "crusoe"), most("a40", "crusoe")) == (10, 8)
+    assert most("rtx4090", "salad") == 1  # nothing is known
+    (h100,) = offers("h100", provider="crusoe")
+    assert [one.gpu_count for one in multiples(h100)] == [8]  # or one
+    assert not any(multiples(o) for o in offers("h100", provider="aws"))  # whole instances
 
 
 @pytest.mark.parametrize(

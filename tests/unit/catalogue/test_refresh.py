@@ -1,6 +1,8 @@
 """A refresh against a real server that serves the documented quirks, and without one."""
 
+import io
 import threading
+import zipfile
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -38,12 +40,17 @@ RUNPOD = (
     "AvailabilityZone,GpuInfo\n"
     f"1x_A40_SECURE,A40,1.0,9.0,50.0,0.44,0.44,US,US-1,{python_literal(48)}\n"
 )
-FILES = {"/v8/aws/vms.csv": AWS, "/v8/verda/vms.csv": VERDA, "/v8/runpod/vms.csv": RUNPOD}
+FILES: dict[str, str | bytes] = {
+    "/v8/aws/vms.csv": AWS,
+    "/v8/verda/vms.csv": VERDA,
+    "/v8/runpod/vms.csv": RUNPOD,
+}
 
 
 class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        body = FILES.get(self.path, "").encode()
+        text = FILES.get(self.path, "")
+        body = text if isinstance(text, bytes) else text.encode()
         self.send_response(200 if body else 429)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -136,3 +143,58 @@ def test_unwritable_cache(server: str, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("FINEGAUGE_CACHE_DIR", str(tmp_path / "file"))
     with pytest.raises(InputError, match="FINEGAUGE_CACHE_DIR"):
         refresh_offers()
+
+
+# dstack's catalogue: a row per market, gigabytes of memory, one archive per cloud.
+DSTACK = (
+    "instance_name,location,price,cpu,memory,gpu_count,gpu_name,gpu_memory,spot,disk_size,gpu_vendor\n"
+    "Standard_ND96isr_H100_v5,eastus,98.32,96,1900.0,8,H100,80.0,False,,nvidia\n"
+    "Standard_ND96isr_H100_v5,eastus,40.5,96,1900.0,8,H100,80.0,True,,nvidia\n"
+    "Standard_D2,eastus,0.1,2,8.0,0,,,False,,\n"
+)
+
+
+def zipped(name: str, text: str) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr(name, text)
+    return packed.getvalue()
+
+
+def test_the_second_source_has_what_the_first_lacks(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert server
+    monkeypatch.setitem(FILES, "/v3/azure/version", "20261120\n")
+    monkeypatch.setitem(FILES, "/v3/azure/20261120/catalog.zip", zipped("azure.csv", DSTACK))
+    done = refresh_offers(["aws", "azure"])
+    assert done.fetched == ("aws", "azure")
+    (h100,) = offers("h100", provider="azure")
+    assert (h100.on_demand_usd_per_h, h100.spot_usd_per_h) == (98.32, 40.5)  # two rows of one instance
+    assert (h100.gpu_count, h100.source, h100.tier) == (8, "dstack-catalog", "on-demand")
+
+
+@pytest.mark.parametrize(
+    ("version", "archive"),
+    [
+        ("../../etc", b"x"),
+        ("1", b"no archive"),
+        ("1", zipped("other.csv", DSTACK)),
+        ("1", zipped("azure.csv", "a,b\n1,2\n")),
+    ],
+)
+def test_a_second_source_that_cannot_be_read(
+    server: str, monkeypatch: pytest.MonkeyPatch, version: str, archive: bytes
+) -> None:
+    assert server
+    monkeypatch.setitem(FILES, "/v3/azure/version", version)
+    monkeypatch.setitem(FILES, f"/v3/azure/{version}/catalog.zip", archive)
+    with pytest.raises(UnsupportedError, match="azure: HTTP 429"):  # what the first source said
+        refresh_offers(["azure"])
+
+
+def test_tiers_are_kept(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert server
+    monkeypatch.setitem(FILES, "/v8/vast/vms.csv", RUNPOD)
+    refresh_offers(["runpod", "vast"])
+    (vast,), (runpod,) = offers("a40", provider="vast-ai"), offers("a40", provider="runpod")
+    assert (vast.tier, vast.is_ranked) == ("marketplace", False)  # its lowest host, seldom the one you get
+    assert (runpod.tier, runpod.is_ranked) == ("secure", True)

@@ -172,3 +172,17 @@ def test_prediction_by_default() -> None:
     bill = quote(run(num_samples=100, method="qlora"))
     assert bill.wall_s is not None
     assert bill.wall_s > 0
+
+
+def test_several_consumer_cards_of_one_machine() -> None:
+    run = Run(model="Qwen/Qwen3-8B", gpu="RTX 4090", method="lora", num_gpus=4, sharding="ddp", max_steps=100)
+    found = quote(run).offers
+    assert {one.offer.provider for one in found} >= {"runpod", "novita"}
+    assert all(one.offer.is_scaled and one.offer.gpu_count == 4 for one in found)
+    joined = quote(run.replace("test", num_gpus=16, num_nodes=2)).offers
+    assert not any(one.offer.is_scaled for one in joined)  # nobody joins such machines
+
+
+def test_without_an_end_the_price_is_of_tokens() -> None:
+    (warning,) = quote(Run(model="Qwen/Qwen3-8B", gpu="a40", method="lora")).warnings
+    assert "per 1 M tokens on demand from crusoe" in warning

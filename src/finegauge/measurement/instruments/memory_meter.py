@@ -14,6 +14,7 @@ counts what the C library keeps of freed memory, and no page that was never touc
 """
 
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -57,6 +58,16 @@ def resident_peak() -> Iterator[Resident]:
 def resident_bytes() -> float:
     """Return the bytes that this process holds now; 0 where the system does not tell."""
     return proc_bytes("VmRSS")
+
+
+def peak_resident_bytes() -> float:
+    """Return the most bytes that this process has held; 0 where the system does not tell."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return 0.0
+    unit = 1 if sys.platform == "darwin" else 1024
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * unit
 
 
 def proc_bytes(field: str, path: Path = _STATUS) -> float:
