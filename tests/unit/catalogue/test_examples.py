@@ -40,7 +40,7 @@ def test_every_example_is_installed() -> None:
 def test_an_installation_finds_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Installed(metadata.PackagePath):
         def locate(self) -> Path:
-            return FOLDER / Path(*self.parts[5:])
+            return FOLDER / Path(*self.parts[6:])
 
     record = [Installed(f"../../../share/{path}") for path in ("finegauge/examples/tiny_moe.yaml", "man/x.1")]
     monkeypatch.setattr(metadata, "files", lambda name: record)
