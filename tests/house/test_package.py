@@ -23,6 +23,12 @@ def test_every_file_of_the_package_is_installed_with_it() -> None:
     assert not unused
 
 
+def test_a_plain_install_plans() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert {Requirement(one).name for one in project["dependencies"]} == {"click", "numpy", "PyYAML", "rich"}
+    assert project["optional-dependencies"]["plan"] == []  # for those who name it
+
+
 def test_the_manual_page_is_that_of_the_program() -> None:
     assert PAGE.read_text("utf-8") == page(), "stale; run 'make readme'"
 

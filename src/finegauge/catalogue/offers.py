@@ -11,7 +11,7 @@ lets several of a machine at as many times that price: `multiples`, up to what t
 
 import os
 from collections.abc import Iterable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from finegauge.catalogue.gpus import gpu as find_gpu
@@ -59,6 +59,17 @@ class Offer(NamedTuple):
     def usd_per_h(self, *, spot: bool = False) -> float | None:
         """Return the price of the whole instance, or None if it is not known."""
         return self.spot_usd_per_h if spot else self.on_demand_usd_per_h
+
+
+class CardSizes(NamedTuple):
+    """How many cards of one machine a seller lets who prices a single one."""
+
+    source: str  # of the offers, a key of `offer_sources`
+    tiers: tuple[str, ...]  # of them; empty: all
+    gpus: tuple[str, ...]  # the same
+    sizes: tuple[str, ...]  # beside one
+    page: str  # that says so
+    checked: str
 
 
 class FinetunePrice(NamedTuple):
@@ -113,20 +124,28 @@ def multiples(offer: Offer) -> tuple[Offer, ...]:
     """
     if offer.gpu_count != 1:
         return ()
-    sizes: tuple[str, ...] = ()
-    for source, tiers, gpus, known in _sizes():
-        if source == offer.source and (not tiers or offer.tier in tiers) and (not gpus or offer.gpu in gpus):
-            sizes = known
-            break
-    found = []
-    for number in map(int, sizes):
-        figures = offer.vcpus, offer.ram_bytes, offer.on_demand_usd_per_h, offer.spot_usd_per_h
-        vcpus, ram, usd, spot = [None if one is None else number * one for one in figures]
-        kind = f"{number}x {offer.instance_type.removeprefix('1x ')}"
-        each = {"instance_type": kind, "gpu_count": number, "vcpus": vcpus, "ram_bytes": ram}
-        prices = {"on_demand_usd_per_h": usd, "spot_usd_per_h": spot}
-        found.append(offer._replace(**each, **prices, is_scaled=True))
-    return tuple(found)
+    let = next(filter(partial(_let_so, offer), card_sizes()), None)
+    return tuple([_times(offer, int(number)) for number in let.sizes]) if let else ()
+
+
+def _let_so(offer: Offer, row: CardSizes) -> bool:
+    tier, gpu = not row.tiers or offer.tier in row.tiers, not row.gpus or offer.gpu in row.gpus
+    return row.source == offer.source and tier and gpu
+
+
+def _times(offer: Offer, number: int) -> Offer:
+    def of(figure: float | None) -> float | None:
+        return None if figure is None else number * figure
+
+    return offer._replace(
+        instance_type=f"{number}x {offer.instance_type.removeprefix('1x ')}",
+        gpu_count=number,
+        vcpus=None if offer.vcpus is None else number * offer.vcpus,
+        ram_bytes=of(offer.ram_bytes),
+        on_demand_usd_per_h=of(offer.on_demand_usd_per_h),
+        spot_usd_per_h=of(offer.spot_usd_per_h),
+        is_scaled=True,
+    )
 
 
 def holding(offer: Offer, num_gpus: int) -> Offer | None:
@@ -137,11 +156,9 @@ def holding(offer: Offer, num_gpus: int) -> Offer | None:
 
 
 @cache
-def _sizes() -> tuple[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...]:
-    """Return by source, tiers and GPUs how many cards of a machine are let; the first row counts."""
-    rows = table("offer_sizes.csv")
-    split = [[tuple(filter(None, row[key].split(";"))) for key in ("tiers", "gpus", "sizes")] for row in rows]
-    return tuple((row["source"], *lists) for row, lists in zip(rows, split, strict=True))
+def card_sizes() -> tuple[CardSizes, ...]:
+    """Return how many cards of one machine sellers let; the first row that fits an offer counts."""
+    return tuple([filled(CardSizes, row) for row in table("offer_sizes.csv")])
 
 
 def providers() -> tuple[str, ...]:

@@ -1,12 +1,11 @@
 """A whole plan: what surrounds the winner, what its changes ask for, and what a framework can say of it."""
 
-import builtins
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from finegauge.errors import FieldError, InputError, UnsupportedError
+from finegauge.errors import FieldError, InputError
 from finegauge.planning.plan import Plan, as_said, changes, exported_run, plan, within
 from finegauge.planning.selection import Wanted
 from finegauge.planning.space import families, space_of, structures
@@ -160,16 +159,3 @@ def test_comparisons_have_a_plan_where_samples_could_be_packed() -> None:
 def test_a_machine_of_ones_own_is_not_on_offer(tmp_path: Path) -> None:
     with pytest.raises(FieldError, match=r"nobody rents out.*whatif RUN --gpu"):
         space_of(RUN.replace(num_samples=100), gpus=(written(tmp_path),))
-
-
-def test_without_numpy_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *rest: Any, **named: Any) -> Any:
-        if name == "numpy":
-            raise ImportError(name)
-        return real(name, *rest, **named)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(UnsupportedError, match=r"finegauge\[plan\]"):
-        plan(RUN)
