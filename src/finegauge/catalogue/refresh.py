@@ -133,7 +133,11 @@ def _of_dstack(provider: str) -> Iterator[Mapping[str, str | None]]:
             if packed.getinfo(name).file_size > MAX_DOWNLOAD_BYTES:
                 raise ValueError(f"more than {MAX_DOWNLOAD_BYTES / 1e6:.0f} MB")
             text = packed.read(name).decode("utf-8")
-    except (BadZipFile, KeyError, NotImplementedError, RuntimeError) as error:
+    except (
+        BadZipFile,
+        KeyError,
+        RuntimeError,
+    ) as error:  # RuntimeError: packed in a way not known, or locked
         raise ValueError(f"not the expected archive ({type(error).__name__})") from None
     return _renamed(_table(text, ("instance_name", "location", "price", "gpu_count", "gpu_name", "spot")))
 
