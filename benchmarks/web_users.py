@@ -4,15 +4,28 @@ Each opens the page with its files, then edits one field after another, no two a
 somebody who reads; now and then what-ifs and a search.
 """
 
+import sys
 from itertools import count
 from random import Random
+from typing import Any
 
-from locust import HttpUser, between, task
+from locust import HttpUser, between, events, task
 
 MODELS = ("llama-3-8b", "mixtral-8x7b", "llama-3.1-70b", "qwen2.5-7b", "llama-2-13b")
 GPUS = ("A40", "L40S", "A100-80GB", "H100", "H200", "RTX-4090")
 FILES = ("page.js", "htmx.min.js", "icon.svg")
 _numbers = count()
+
+
+def told(name: str, response: Any = None, exception: Any = None, **_: Any) -> None:
+    """Write which request failed and how, for benchmarks.web_load to count."""
+    if exception is not None and getattr(response, "status_code", 0) != 429:
+        status = getattr(response, "status_code", 0)
+        text = " ".join(str(getattr(response, "text", "") or exception).split())
+        sys.stderr.write(f"FAILED {status} {name}: {text[:200]}\n")
+
+
+events.request.add_listener(told)
 
 
 class Reader(HttpUser):

@@ -15,6 +15,7 @@ from finegauge.planning.plan import plan
 from finegauge.render.estimate import estimate_report
 from finegauge.render.report import PAGE, Note, Table, plain
 from finegauge.web.form import asked
+from finegauge.web.jobs import reach
 from finegauge.web.plan_view import planned_of, wanted_of
 from finegauge.web.upload_store import upload_store
 
@@ -55,7 +56,8 @@ NOTHING: Cells = {"headers": [], "data": []}
 def answer(document: str | None, gpu: str | None, changes: str | None) -> tuple[str, Cells, Cells, Cells]:
     """Return the verdict, the figures, the memory by part and the offers, for one run on one GPU."""
     try:
-        found = estimate_report(estimate_answer([_run(document, gpu, changes)]), PAGE)
+        with reach():
+            found = estimate_report(estimate_answer([_run(document, gpu, changes)]), PAGE)
     except FineGaugeError as error:
         return f"**Error:** {error}", NOTHING, NOTHING, NOTHING
     tiles = Table("", ("figure", "value", "remark"), tuple(tile[:3] for tile in found.tiles))
@@ -79,7 +81,8 @@ def best(
     limits = {"plan_within_h": within_h, "plan_budget_usd": budget_usd, "plan_minimise": minimise}
     stated = {name: str(value) for name, value in limits.items() if value}
     try:
-        found = planned_of(plan_answer(plan(_run(document, gpu, changes), wanted_of(stated))))
+        with reach():
+            found = planned_of(plan_answer(plan(_run(document, gpu, changes), wanted_of(stated))))
     except FineGaugeError as error:
         return f"**Error:** {error}", NOTHING
     said = [f"### {plain(found.report.headline)}", found.rent]

@@ -2,21 +2,31 @@
 
 A question names a file below the folder, or states the fields of a run itself; overrides are laid over
 either. Every text in it that would lead out of the folder (absolute, "..", "~", a symbolic link) is
-refused before anything is opened, and so is what the file itself names.
+refused before anything is opened; what a file names, and what that names, where it would be
+(`sandbox.reading_only`).
 """
 
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from finegauge.catalogue.hub import hub_cache
+from finegauge.catalogue.offers import refreshed_path
+from finegauge.documents import cache_path, home
 from finegauge.errors import FieldError, InputError, UnknownKeyError, did_you_mean, shown
+from finegauge.formats.reading import FILE_FIELDS
 from finegauge.run.field import number, whole
 from finegauge.run.run import FIELDS, FROM_CALLER, Run
+from finegauge.sandbox import lies_in
 
 MAX_KEYS = 100
 MAX_LIST = 64
 MAX_TEXT = 1_000
-_FILES = ("model", "dataset", "tokenizer", "gpu")  # fields of a run that may name a file
+
+
+def user_catalogue() -> tuple[str, ...]:
+    """Return where rows of the user's own lie, fetched prices and models: what every server starts with."""
+    return home(), hub_cache(), cache_path("hub"), cache_path("models"), refreshed_path()
 
 
 class Asked(NamedTuple):
@@ -90,7 +100,7 @@ class Asked(NamedTuple):
                 if name not in FIELDS:
                     raise UnknownKeyError("run", name, known=FIELDS)
             run = Run.from_fields(fields, dict.fromkeys(fields, FROM_CALLER))
-        for name in _FILES:
+        for name in FILE_FIELDS:
             confine(str(getattr(run, name) or ""), self.folder)
         run.check_names()
         return run
@@ -105,19 +115,14 @@ class Asked(NamedTuple):
         return on_gpus(run, names, common=common)
 
     def _described(self, file: str, overrides: Mapping[str, Any]) -> Run:
-        """Return the run of a file below the folder, which names no DeepSpeed file elsewhere."""
-        from finegauge.formats.reading import describe, framework_of
+        """Return the run of a file below the folder."""
+        from finegauge.formats.reading import describe
 
         confine(file, self.folder)
         path = os.path.join(self.folder, file)
         if not os.path.exists(path):
             beside = os.listdir(self.folder)
             raise InputError(f"No file {shown(file)} below the server's folder.{did_you_mean(file, beside)}")
-        found = framework_of(path)
-        named = found[1].get("deepspeed") if found is not None else None
-        if isinstance(named, str):
-            confine(named, self.folder)
-            confine(os.path.join(os.path.dirname(path), named), self.folder)
         words = tuple(f"{key}={_as_word(key, value)}" for key, value in overrides.items())
         return describe(path, words)
 
@@ -140,8 +145,7 @@ class Asked(NamedTuple):
 def confine(text: str, folder: str) -> None:
     """Raise where `text`, taken as a path, leads out of `folder`."""
     root = os.path.realpath(folder)
-    path = os.path.realpath(os.path.join(root, os.path.expanduser(text)))
-    if os.path.commonpath((root, path)) != root:
+    if not lies_in(os.path.realpath(os.path.join(root, os.path.expanduser(text.strip()))), root):
         raise InputError(f"{shown(text)} lies outside the folder of this server; name a file below it.")
 
 

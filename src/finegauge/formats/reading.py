@@ -192,10 +192,10 @@ def _loaded(asked: RunArgument) -> _Loaded:
             found = (launch.of_notebook if kind == ".ipynb" else launch.of_shell)(text, asked.place, name)
         return _Loaded(dict(found.keys), found.reader, found.warnings, {}, found.file, found.accelerate)
     keys = parse_toml(text, name) if kind == ".toml" else parse_yaml(text, name)
-    return _Loaded(keys, inline=_inline_fields(text, name))
+    return _Loaded(keys, inline=inline_fields(text, name))
 
 
-def _inline_fields(text: str, name: str) -> Mapping[str, Any]:
+def inline_fields(text: str, name: str) -> Mapping[str, Any]:
     """Return the fields that the comment at the head of a file states; {} where there is none.
 
     Raises: FileFormatError where it holds no fields with values.

@@ -1,18 +1,26 @@
 """A server of the Model Context Protocol over stdin and stdout, by which assistants ask FineGauge.
 
 It reads, in the folder where it was started and nowhere else, and writes nothing. A wrong question is
-answered by one sentence, marked as an error, which an assistant can act on. One question is answered at a
-time, beside the protocol, so that a long one does not stop the conversation.
+answered by one sentence, marked as an error, which an assistant can act on; a line that is no message, by an
+error of JSON-RPC. One question is answered at a time, by a process that is ended where it takes too long or
+too much memory.
 """
 
 import os
-from typing import Any
+from collections.abc import Awaitable, Callable
+from functools import cache
+from typing import Any, BinaryIO
 
-from finegauge.answers.arguments import Asked
+from finegauge.answers.arguments import Asked, user_catalogue
+from finegauge.documents import cache_path
 from finegauge.errors import FineGaugeError, did_you_mean, shown
 from finegauge.mcp.tools import TOOLS
+from finegauge.sandbox import Seat, Worker, bound_memory, reading_only
 
 MAX_ARGUMENTS_BYTES = 100_000
+MAX_LINE_BYTES = 1_000_000
+WITHIN_S = 60.0  # one answer
+MOST_MEMORY_BYTES = 4 * 2**30  # of the process that answers, virtual
 INSTRUCTIONS = (
     "FineGauge predicts what fine-tuning a language model takes: memory, time, cost, energy. Figures are in "
     "SI units, the unit is the end of each name; null is not known. Predictions are not measurements: the "
@@ -29,12 +37,100 @@ def answered(name: str, arguments: dict[str, Any], folder: str) -> tuple[str, bo
     try:
         if len(json.dumps(arguments)) > MAX_ARGUMENTS_BYTES:
             return f"The arguments are too long; at most {MAX_ARGUMENTS_BYTES:,} bytes are read.", True
-        return TOOLS[name].call(Asked(arguments, folder)), False
+        with reading_only(folder, *user_catalogue(), cache_path()):
+            return TOOLS[name].call(Asked(arguments, folder)), False
     except FineGaugeError as error:
         return " ".join(str(error).split()), True
     except Exception as error:
         what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         return f"Internal error ({what}); please report it.", True
+
+
+def in_time(name: str, arguments: dict[str, Any], folder: str) -> tuple[str, bool]:
+    """Return what a process answers, or a sentence where it takes too long or ends."""
+    try:
+        text, is_error = _seat().asked(answered, (name, arguments, folder), WITHIN_S)
+    except TimeoutError:
+        return (
+            f"This takes longer than {WITHIN_S:.0f} s and was ended; ask for less, or at the command line.",
+            True,
+        )
+    except (OSError, EOFError, MemoryError):
+        return "The process that computed this ended, perhaps for want of memory; ask for less.", True
+    return text, is_error
+
+
+@cache
+def _seat() -> Seat:
+    from multiprocessing import get_context
+
+    return Seat(lambda: Worker(get_context("spawn"), _settle))
+
+
+def _settle() -> None:
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when to end
+    bound_memory(MOST_MEMORY_BYTES)
+
+
+class Lines:
+    """What a client writes, line by line: the messages of the protocol, each other line refused."""
+
+    def __init__(self, file: BinaryIO, refuse: Callable[[Any, int, str], Awaitable[None]]) -> None:
+        """Read `file`; `refuse` is given the id where there is one, JSON-RPC's code and a sentence."""
+        self._file, self._refuse = file, refuse
+
+    def __aiter__(self) -> "Lines":
+        """Return itself."""
+        return self
+
+    async def __anext__(self) -> str:
+        """Return the next message."""
+        import anyio
+
+        while line := await anyio.to_thread.run_sync(self._next, abandon_on_cancel=True):
+            refused = fault(line)
+            if refused is None:
+                return line.decode()
+            await self._refuse(*refused)
+        raise StopAsyncIteration
+
+    def _next(self) -> bytes:
+        """Return the next line that is not empty, of one too long its beginning; b"" at the end."""
+        line = b"\n"
+        while line and not line.strip():
+            line = self._file.readline(MAX_LINE_BYTES + 1)
+        end = line
+        while len(line) > MAX_LINE_BYTES and end and not end.endswith(b"\n"):
+            end = self._file.readline(MAX_LINE_BYTES)
+        return line
+
+
+def fault(line: bytes) -> tuple[Any, int, str] | None:
+    """Return why a line is no message (its id, JSON-RPC's code, a sentence); None where it is one."""
+    import json
+
+    import mcp_types as types
+
+    if len(line) > MAX_LINE_BYTES:
+        return None, types.INVALID_REQUEST, f"A message has at most {MAX_LINE_BYTES:,} bytes."
+    try:
+        message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
+    except ValueError:
+        message = None
+    has_odd_id = isinstance(message, types.JSONRPCNotification) and b'"id"' in line
+    if message is not None and not has_odd_id:
+        return None
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None, types.PARSE_ERROR, "This line is no JSON; send one message of JSON-RPC 2.0 on each line."
+    if has_odd_id and "id" not in value:  # but deeper in
+        return None
+    id_ = value.get("id") if isinstance(value, dict) else None
+    sentence = "This line is no message of JSON-RPC 2.0: an object with jsonrpc, method, id and params."
+    return (id_ if type(id_) in (int, str) else None), types.INVALID_REQUEST, sentence
 
 
 def serve(folder: str) -> None:
@@ -54,6 +150,7 @@ async def _served(folder: str) -> None:
     from mcp import types
     from mcp.server.lowlevel import Server
     from mcp.server.stdio import stdio_server
+    from mcp.shared.message import SessionMessage
 
     from finegauge import __version__
 
@@ -77,12 +174,27 @@ async def _served(folder: str) -> None:
     async def call(context: Any, asked: types.CallToolRequestParams) -> types.CallToolResult:
         del context
         text, is_error = await anyio.to_thread.run_sync(
-            answered, asked.name, asked.arguments or {}, folder, limiter=one_at_a_time
+            in_time, asked.name, asked.arguments or {}, folder, limiter=one_at_a_time
         )
         return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=is_error)
 
     server = Server(
         "finegauge", version=__version__, instructions=INSTRUCTIONS, on_list_tools=tools, on_call_tool=call
     )
-    async with stdio_server() as (incoming, outgoing):
+
+    async def refuse(id_: Any, code: int, sentence: str) -> None:
+        error = types.ErrorData(code=code, message=sentence)
+        await outgoing.send(SessionMessage(types.JSONRPCError(jsonrpc="2.0", id=id_, error=error)))
+
+    lines: Any = Lines(_own_input(), refuse)
+    async with stdio_server(stdin=lines) as (incoming, outgoing):
         await server.run(incoming, outgoing, server.create_initialization_options())
+
+
+def _own_input() -> BinaryIO:
+    """Return what the client writes to, which processes started here do not inherit."""
+    own = os.fdopen(os.dup(0), "rb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return own

@@ -124,6 +124,7 @@ _KINDS = {"model": "model", "GPU": "gpu", "gpu": "gpu", "data set": "dataset", "
 _FILES = (".json", ".yaml", ".yml", ".csv", ".jsonl", ".txt", ".parquet", ".gz")
 _TOKEN = re.compile(r"[^\s,;|'\"]+")
 _DRIVE = re.compile(r"[A-Za-z]:[\\/]")
+_COUNT = re.compile(r"^\d{1,7}\s*[x×*]\s*|\s*(?:[x×*]\s*\d{1,7}|:\s*\d+)$", re.IGNORECASE)  # of GPUs
 
 
 class State(NamedTuple):
@@ -164,25 +165,31 @@ def described(document: str, overrides: Mapping[str, Any]) -> Run:
             f"The pasted text has {len(document):,} characters; at most {MAX_DOCUMENT:,} are read."
         )
     words = {name: _word(name, value) for name, value in overrides.items()}
-    for name, word in words.items():
+    for name in words:
         if name not in FIELDS and name not in LENGTH_FIELDS:
             raise UnknownKeyError("overrides", name, known=FIELDS)
-        refuse_path(name, word)
+    _refuse_paths(words)
     csv = lengths_csv(words)
     words = {name: value for name, value in words.items() if name not in LENGTH_FIELDS}
     if csv:
         words["dataset"] = upload_store().keep(csv, "lengths.csv")
     if document.strip():
-        from finegauge.formats.reading import describe
+        from finegauge.formats import reading
 
+        _refuse_paths(reading.inline_fields(document, "pasted.yaml"))
         path = upload_store().keep(confined(document), "pasted.yaml")
-        run = describe(path, tuple(f"{name}={value}" for name, value in words.items()))
+        run = reading.describe(path, tuple(f"{name}={value}" for name, value in words.items()))
     else:
         words = {name: value for name, value in words.items() if value != NOTHING}
         run = Run.from_fields(words, dict.fromkeys(words, FROM_CALLER))
-    for name in ("model", "dataset", "tokenizer", "gpu"):
-        refuse_path(name, str(getattr(run, name) or ""))
+    _refuse_paths({name: getattr(run, name) for name in _INSTEAD})
     return run
+
+
+def _refuse_paths(values: Mapping[str, Any]) -> None:
+    """Raise where one of several fields names a file."""
+    for name, value in values.items():
+        refuse_path(name, str(value or ""))
 
 
 def field_of(error: FineGaugeError, overrides: Mapping[str, Any]) -> str | None:
@@ -270,16 +277,18 @@ def _leads_out(text: str) -> bool:
 
 def refuse_path(name: str, value: str) -> None:
     """Raise where a field names a file: of this machine none is read."""
-    if name not in ("model", "dataset", "tokenizer", "gpu") or not value or upload_store().holds(value):
+    value = value.strip()
+    if name not in _INSTEAD or not value or upload_store().holds(value):
         return
     import os
 
+    bare = _COUNT.sub("", value) if name == "gpu" else value
     if (
         name == "tokenizer"
-        or value == "here"
-        or _leads_out(value)
-        or value.endswith(_FILES)
-        or os.path.lexists(value)
+        or (name == "gpu" and bare.casefold() == "here")
+        or _leads_out(bare)
+        or bare.casefold().endswith(_FILES)
+        or os.path.lexists(bare)
     ):
         raise FieldError(
             f"{name}={shown(value)} names a file, and this page reads none of this machine; "

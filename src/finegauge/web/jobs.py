@@ -5,10 +5,14 @@ sentence, what only we can is said to be ours.
 """
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
+from finegauge.answers.arguments import user_catalogue
 from finegauge.errors import FineGaugeError
+from finegauge.sandbox import reading_only
 from finegauge.web.response_cache import Reply, internal_error
+from finegauge.web.upload_store import upload_store
 
 PAGES = ("index", "submitted", "answer", "whatif", "plan", "report")
 DOWNLOADS = ("run.yaml", "profile.json", "plan.zip")
@@ -33,20 +37,23 @@ def question(name: str, asked: Mapping[str, Any]) -> Reply:
     """Return the JSON answer to a question about a run."""
     from finegauge.web.api import QUESTIONS, answered
 
-    return answered(QUESTIONS[name], asked)
+    with reach():
+        return answered(QUESTIONS[name], asked)
 
 
 def listing(name: str, asked: Mapping[str, Any]) -> Reply:
     """Return rows of the catalogue as JSON."""
     from finegauge.web.api import LISTINGS, answered
 
-    return answered(LISTINGS[name], asked)
+    with reach():
+        return answered(LISTINGS[name], asked)
 
 
 def _answered(handler: Any) -> Reply:
     """Return what a page's handler answers, or what went wrong as text."""
     try:
-        reply: Reply = handler()
+        with reach():
+            reply: Reply = handler()
     except FineGaugeError as error:
         return Reply(f"{' '.join(str(error).split())}\n", 422, "text/plain")
     except MemoryError:
@@ -54,6 +61,11 @@ def _answered(handler: Any) -> Reply:
     except Exception as error:
         return Reply(f"{internal_error(error)}\n", 500, "text/plain")
     return reply
+
+
+def reach() -> AbstractContextManager[None]:
+    """Return the scope in which only what was pasted is read, and the catalogue with the user's rows."""
+    return reading_only(upload_store().folder, *user_catalogue())
 
 
 def warm() -> None:

@@ -314,7 +314,7 @@ def plan_archive(plan: "Plan", framework: str, document: str) -> Reply:
     """
     from finegauge.planning.plan import export
 
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory(prefix="finegauge-") as folder:
         recipe = upload_store().keep(document, "recipe.yaml") if document.strip() else None
         written = export(plan, framework, folder, recipe=recipe)
         texts = {}

@@ -15,13 +15,14 @@ import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from multiprocessing import get_all_start_methods, get_context
-from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from shutil import rmtree
 from typing import Any, NamedTuple, Protocol
 
+from finegauge.sandbox import Seat, Worker, bound_memory
 from finegauge.web.limits import RefusedError
 from finegauge.web.response_cache import Reply, ResponseCache, key_of
 
@@ -32,8 +33,6 @@ Job = Callable[..., Reply]
 
 MOST_MEMORY_BYTES = 4 * 2**30  # of one process, virtual
 BEHIND = 10  # niceness of searches: where cores are few, an edit goes first
-STARTS_WITHIN_S = 60.0
-ANSWERS_PER_PROCESS = 20_000  # then a new one takes its place
 
 
 class Lane(NamedTuple):
@@ -61,59 +60,6 @@ class Answering(Protocol):
         """Return what `job` answers; `args` are plain values."""
 
 
-class Worker:
-    """A process that answers one question at a time, and the pipe by which it is asked."""
-
-    def __init__(self, context: Any, *settled: Any) -> None:
-        """Start it; `settled` are the arguments of `_settle`."""
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_answer, args=(theirs, *settled), daemon=True)
-        self._process.start()
-        theirs.close()
-        self._has_started = False
-        self._left = ANSWERS_PER_PROCESS
-
-    def wait(self) -> None:
-        """Wait until it is warm.
-
-        Raises: TimeoutError, or OSError or EOFError where it ended.
-        """
-        self._has_started = self._has_started or self._heard(STARTS_WITHIN_S)
-
-    def take(self, job: Job, args: tuple[Any, ...]) -> None:
-        """Let it begin with `job`.
-
-        Raises: OSError or EOFError where it ended before, or has answered so much that a new one is due.
-        """
-        self.wait()
-        if not self._left:
-            raise EOFError
-        self._left -= 1
-        self._pipe.send((job, args))
-        self._heard(STARTS_WITHIN_S)
-
-    def answer(self, within_s: float) -> Reply:
-        """Return what the job that it took answers.
-
-        Raises: TimeoutError, MemoryError, or OSError or EOFError where it ended; end it after any of these.
-        """
-        reply: Reply | None = self._heard(within_s)
-        if reply is None:
-            raise MemoryError
-        return reply
-
-    def _heard(self, within_s: float) -> Any:
-        if not self._pipe.poll(within_s):
-            raise TimeoutError
-        return self._pipe.recv()
-
-    def end(self) -> None:
-        """End it, whatever it is doing."""
-        self._process.kill()
-        self._process.join()
-        self._pipe.close()
-
-
 class Workers:
     """The processes of both lanes, and the answers given lately."""
 
@@ -126,7 +72,7 @@ class Workers:
             prefix=f"{FOLDER}{os.getpid()}-", ignore_cleanup_errors=True
         )
         self._lanes = {False: quick, True: searches}
-        self._idle: dict[bool, SimpleQueue[Worker]] = {search: SimpleQueue() for search in self._lanes}
+        self._idle: dict[bool, SimpleQueue[Seat]] = {search: SimpleQueue() for search in self._lanes}
         self._threads = {search: ThreadPoolExecutor(lane.workers) for search, lane in self._lanes.items()}
         self._busy = {False: 0, True: 0}
         forks = "forkserver" in get_all_start_methods()
@@ -137,17 +83,17 @@ class Workers:
     def start(self) -> None:
         """Start the processes; each is warm when this returns."""
         for search, lane in self._lanes.items():
-            started = [self._started(search=search) for _ in range(lane.workers)]
-            for worker in started:
-                worker.wait()
-                self._idle[search].put(worker)
+            seats = [Seat(partial(self._started, search=search)) for _ in range(lane.workers)]
+            for seat in seats:
+                seat.worker.wait()
+                self._idle[search].put(seat)
 
     def stop(self) -> None:
         """End the processes once they have answered, and remove what they wrote."""
         for search, threads in self._threads.items():
             threads.shutdown(cancel_futures=True)
             while not self._idle[search].empty():
-                self._idle[search].get().end()
+                self._idle[search].get().worker.end()
         self._folder.cleanup()
 
     async def reply(self, job: Job, *args: Any, search: bool = False) -> Reply:
@@ -189,23 +135,15 @@ class Workers:
 
     def _asked(self, search: bool, job: Job, args: tuple[Any, ...]) -> Reply:
         """Return the answer of an idle process, one that died replaced; called in a thread of the lane."""
-        worker = self._idle[search].get()
+        seat = self._idle[search].get()
         try:
-            try:
-                worker.take(job, args)
-            except (OSError, EOFError):  # it died while it was idle
-                worker.end()
-                worker = self._started(search=search)
-                worker.take(job, args)
-            return worker.answer(self._lanes[search].within_s)
-        except BaseException:
-            worker.end()  # the next to ask replaces it
-            raise
+            reply: Reply = seat.asked(job, args, self._lanes[search].within_s)
+            return reply
         finally:
-            self._idle[search].put(worker)
+            self._idle[search].put(seat)
 
     def _started(self, *, search: bool) -> Worker:
-        return Worker(self._context, self._folder.name, PRELOADED, BEHIND if search else 0)
+        return Worker(self._context, _settle, self._folder.name, PRELOADED, BEHIND if search else 0)
 
 
 def _sweep() -> None:
@@ -241,35 +179,13 @@ def _settle(folder: str, preloaded: tuple[str, ...], behind: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when to end
     if behind and hasattr(os, "nice"):
         os.nice(behind)
-    try:
-        import resource
-    except ImportError:  # not on Windows
-        pass
-    else:
-        _, most = resource.getrlimit(resource.RLIMIT_AS)
-        limit = MOST_MEMORY_BYTES if most == resource.RLIM_INFINITY else min(most, MOST_MEMORY_BYTES)
-        resource.setrlimit(resource.RLIMIT_AS, (limit, most))
+    bound_memory(MOST_MEMORY_BYTES)
     for module in preloaded:  # where processes are spawned, not forked
         import_module(module)
     from finegauge.web.upload_store import upload_store
 
     upload_store().enter()
     gc.freeze()
-
-
-def _answer(asked: Connection, *settled: Any) -> None:
-    """Answer what comes, until the server ends; no answer says that memory did not suffice."""
-    _settle(*settled)
-    with suppress(EOFError, OSError):
-        asked.send(True)
-        while True:
-            job, args = asked.recv()
-            asked.send(True)
-            try:
-                reply = job(*args)
-            except MemoryError:
-                reply = None
-            asked.send(reply)
 
 
 def ready() -> Reply:

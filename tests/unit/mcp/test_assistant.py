@@ -1,15 +1,18 @@
 """What assistants may ask: answers as the commands give them, limits, and no file outside the folder."""
 
+import io
 import json
 import os
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from jsonschema import Draft202012Validator
 
 from finegauge.answers.arguments import confine
-from finegauge.mcp.server import answered
+from finegauge.mcp import server
+from finegauge.mcp.server import MAX_LINE_BYTES, Lines, answered, fault
 from finegauge.mcp.tools import MAX_ROWS, TOOLS
 from finegauge.render.schema import schema
 from tests.e2e.commands import finegauge
@@ -153,6 +156,57 @@ def test_an_error_of_our_own_is_told(folder: Path, monkeypatch: pytest.MonkeyPat
     text, is_error = answered("check", {"run": RUN}, str(folder))
     assert is_error
     assert text == "Internal error (ZeroDivisionError: by design); please report it."
+
+
+@pytest.mark.parametrize(
+    ("line", "id_", "code", "said"),
+    [
+        (b"nonsense", None, -32700, "no JSON"),
+        (b"\xff\xfe", None, -32700, "no JSON"),
+        (b"[" * 50_000, None, -32700, "no JSON"),
+        (b"[1, 2]", None, -32600, "no message"),
+        (b'{"id": 5}', 5, -32600, "no message"),
+        (b'{"jsonrpc": "1.0", "id": "a", "method": "tools/list"}', "a", -32600, "no message"),
+        (b'{"jsonrpc": "2.0", "id": {"a": 1}, "method": "tools/list"}', None, -32600, "no message"),
+        (b'{"jsonrpc": "2.0", "id": true, "method": "tools/list"}', None, -32600, "no message"),
+        (b'"' + b"x" * MAX_LINE_BYTES + b'"', None, -32600, "at most 1,000,000 bytes"),
+    ],
+)
+def test_a_line_that_is_no_message_is_answered(line: bytes, id_: Any, code: int, said: str) -> None:
+    found = fault(line)
+    assert found is not None
+    assert found[:2] == (id_, code)
+    assert said in found[2]
+
+
+def test_messages_come_through_and_the_rest_is_refused() -> None:
+    messages = [
+        b'{"jsonrpc": "2.0", "id": 1, "method": "tools/list"}\n',
+        b'{"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"id": 1}}\n',
+    ]
+    whole = b"\n  \n" + messages[0] + b"x" * 3 * MAX_LINE_BYTES + b"\n" + b"no\n" + messages[1]
+    refused: list[Any] = []
+
+    async def refuse(*why: Any) -> None:
+        refused.append(why)
+
+    async def read() -> list[str]:
+        return [line async for line in Lines(io.BytesIO(whole), refuse)]
+
+    assert [line.encode() for line in anyio.run(read)] == messages
+    assert [code for _, code, _ in refused] == [-32600, -32700]
+
+
+def test_an_answer_has_a_deadline(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {"file": "run.yaml"}
+    assert not server.in_time("check", asked, str(folder))[1]
+    monkeypatch.setattr(server, "WITHIN_S", 0.0)
+    text, is_error = server.in_time("plan", asked, str(folder))
+    assert is_error
+    assert text == "This takes longer than 0 s and was ended; ask for less, or at the command line."
+    monkeypatch.undo()
+    assert not server.in_time("check", asked, str(folder))[1]
+    server._seat().worker.end()
 
 
 def test_nothing_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

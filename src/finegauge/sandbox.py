@@ -1,0 +1,187 @@
+"""What is done for people whose questions are not trusted: in a process with limits, few files in reach.
+
+`reading_only` is the one place that says which files an answer may open: whatever a question or a file named
+by a file says, each opening by this package is checked as the interpreter reports it (PEP 578), links
+and ".." resolved. A `Seat` is a place for one worker process: asked one thing at a time, ended where it takes
+too long or too much memory, replaced where it died.
+"""
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from functools import cache
+from multiprocessing.connection import Connection
+from typing import Any
+
+from finegauge.errors import InputError, shown
+
+STARTS_WITHIN_S = 60.0
+ANSWERS_PER_PROCESS = 20_000  # then a new one takes its place
+_OPENINGS = ("open", "os.listdir", "os.scandir")
+_MACHINE = ("/proc/cpuinfo", "/proc/meminfo", os.devnull)
+_PACKAGE = os.path.join(os.path.dirname(os.path.realpath(__file__)), "")
+_REACH: ContextVar[tuple[str, ...] | None] = ContextVar("reach", default=None)
+
+
+@contextmanager
+def reading_only(*folders: str) -> Iterator[None]:
+    """Let this package open, in this thread, only what lies in `folders`, in itself and in its scratch.
+
+    Raises: InputError where something else is about to be opened.
+    """
+    _listen()
+    scratch = os.path.join(
+        os.path.realpath(tempfile.gettempdir()), "finegauge-"
+    )  # and what follows in the name
+    settled = _REACH.set((scratch, *map(os.path.realpath, folders)))
+    try:
+        yield
+    finally:
+        _REACH.reset(settled)
+
+
+def lies_in(path: str, folder: str) -> bool:
+    """Return whether a path is a folder or something below it; both without links."""
+    return path == folder or path.startswith(os.path.join(folder, ""))
+
+
+@cache
+def _listen() -> None:
+    sys.addaudithook(_hear)
+
+
+def _hear(event: str, arguments: tuple[Any, ...]) -> None:
+    if event not in _OPENINGS or (reach := _REACH.get()) is None or not _is_ours():
+        return
+    if not isinstance(arguments[0], str | bytes | os.PathLike):  # a file that is open
+        return
+    path = os.path.realpath(os.fsdecode(arguments[0]))
+    scratch, *folders = reach
+    if path.startswith((_PACKAGE, scratch)) or path in _MACHINE:
+        return
+    if not any(lies_in(path, folder) for folder in folders):
+        raise InputError(
+            f"{shown(os.fsdecode(arguments[0]))} lies outside the folder of this server; it is not read."
+        )
+
+
+def _is_ours() -> bool:
+    """Return whether this package opens a file: no import, and no library at its own business."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        whose = str(frame.f_globals.get("__name__")).partition(".")[0]
+        if whose not in sys.stdlib_module_names:
+            return whose == "finegauge"
+        if whose in ("importlib", "_frozen_importlib", "_frozen_importlib_external"):
+            return False
+        frame = frame.f_back
+    return False
+
+
+def bound_memory(num_bytes: int, limit: str = "RLIMIT_AS") -> None:
+    """Let this process have no more memory than this; where the system knows no such limit, nothing."""
+    with suppress(ImportError, ValueError, OSError):
+        import resource
+
+        kind = getattr(resource, limit)
+        _, most = resource.getrlimit(kind)
+        resource.setrlimit(
+            kind, (num_bytes if most == resource.RLIM_INFINITY else min(most, num_bytes), most)
+        )
+
+
+class Worker:
+    """A process that answers one question at a time, and the pipe by which it is asked."""
+
+    def __init__(self, context: Any, settle: Callable[..., None], *settled: Any) -> None:
+        """Start it; it first calls `settle`, a function of a module, with `settled`."""
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_answer, args=(theirs, settle, *settled), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._has_started = False
+        self._left = ANSWERS_PER_PROCESS
+
+    def wait(self) -> None:
+        """Wait until it is warm.
+
+        Raises: TimeoutError, or OSError or EOFError where it ended.
+        """
+        self._has_started = self._has_started or self._heard(STARTS_WITHIN_S)
+
+    def take(self, job: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        """Let it begin with `job`.
+
+        Raises: OSError or EOFError where it ended before, or has answered so much that a new one is due.
+        """
+        self.wait()
+        if not self._left:
+            raise EOFError
+        self._left -= 1
+        self._pipe.send((job, args))
+        self._heard(STARTS_WITHIN_S)
+
+    def answer(self, within_s: float) -> Any:
+        """Return what the job that it took answers.
+
+        Raises: TimeoutError, MemoryError, or OSError or EOFError where it ended; end it after any of these.
+        """
+        answer = self._heard(within_s)
+        if answer is None:
+            raise MemoryError
+        return answer
+
+    def _heard(self, within_s: float) -> Any:
+        if not self._pipe.poll(within_s):
+            raise TimeoutError
+        return self._pipe.recv()
+
+    def end(self) -> None:
+        """End it, whatever it is doing."""
+        self._process.kill()
+        self._process.join()
+        self._pipe.close()
+
+
+class Seat:
+    """A place for one worker, which a new one takes where the last has died, idle or busy."""
+
+    def __init__(self, start: Callable[[], Worker]) -> None:
+        """Start its worker."""
+        self._start = start
+        self.worker = start()
+
+    def asked(self, job: Callable[..., Any], args: tuple[Any, ...], within_s: float) -> Any:
+        """Return what `job` answers; never None.
+
+        Raises: TimeoutError, MemoryError, or OSError or EOFError where the worker ended under way.
+        """
+        try:
+            try:
+                self.worker.take(job, args)
+            except (OSError, EOFError):  # it died while it was idle
+                self.worker.end()
+                self.worker = self._start()
+                self.worker.take(job, args)
+            return self.worker.answer(within_s)
+        except BaseException:
+            self.worker.end()  # the next to ask replaces it
+            raise
+
+
+def _answer(asked: Connection, settle: Callable[..., None], *settled: Any) -> None:
+    """Answer what comes, until the asker ends; no answer says that memory did not suffice."""
+    settle(*settled)
+    with suppress(EOFError, OSError):
+        asked.send(True)
+        while True:
+            job, args = asked.recv()
+            asked.send(True)
+            try:
+                answer = job(*args)
+            except MemoryError:
+                answer = None
+            asked.send(answer)
