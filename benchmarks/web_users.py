@@ -25,7 +25,8 @@ def told(name: str, response: Any = None, exception: Any = None, **_: Any) -> No
         sys.stderr.write(f"FAILED {status} {name}: {text[:200]}\n")
 
 
-events.request.add_listener(told)
+heard: Any = events.request
+heard.add_listener(told)
 
 
 class Reader(HttpUser):
