@@ -187,7 +187,12 @@ def known_gpu(name: str) -> GpuSpec | None:
     """Return the GPU called `name`, or None if the catalogue has none; no file is read by that name."""
     outer, _, inner = name.rstrip(" )").partition("(")  # "A100 (80GB)", "NVIDIA Blackwell GPU (GB200)"
     index = _index(home())
-    found = next((index[key] for key in map(fold, (name, outer + inner, inner)) if key in index), None)
+    parts = re.split(r"[\s_-]+", name.strip())  # "H100_80GB_SXM5": how it is plugged in may stand last
+    swapped = "-".join([*parts[:-2], parts[-1], parts[-2]]) if len(parts) > 2 else name
+    words = inner.split()  # "A100 (40 GB SXM4)"
+    turned = "-".join([outer, *words[2:], *words[:2]]) if len(words) == 3 else name
+    names = (name, outer + inner, inner, swapped, turned)
+    found = next((index[key] for key in map(fold, names) if key in index), None)
     return _spec(found) if found is not None else None
 
 

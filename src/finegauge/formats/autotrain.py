@@ -8,6 +8,8 @@ preference and reward pairs padded to the longest; micro-batches of 2, four to a
 before the end. A file is read, and none is written.
 """
 
+from collections.abc import Mapping
+
 from finegauge.errors import FieldError, shown
 from finegauge.formats import trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, fixed, key, model_key, switch
@@ -38,7 +40,9 @@ def _read_task(reading: Reading) -> None:
 
 def _read_method(reading: Reading) -> None:
     adapts = reading.flag("params.peft")
-    bits = reading.text("params.quantization", "int4") if adapts else "none"
+    params = reading.keys.get("params")
+    is_null = isinstance(params, Mapping) and params.get("quantization", "") is None
+    bits = reading.text("params.quantization", "none" if is_null else "int4") if adapts else "none"
     if bits not in ("int4", "int8", "none", ""):
         raise FieldError(f"params.quantization={shown(bits)} is not described; use int4, int8 or none.")
     quantized = bits in ("int4", "int8")
@@ -77,4 +81,5 @@ FORMAT = Format(
     ),
     model_key="base_model",
     data_keys=("data.path",),
+    not_modelled="params.auto_find_batch_size",
 )

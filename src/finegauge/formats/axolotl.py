@@ -26,6 +26,7 @@ _DEGREES = {
     "tensor_parallel_size": "tensor_parallel",
     "context_parallel_size": "context_parallel",
     "sequence_parallel_degree": "context_parallel",
+    "expert_parallel_size": "expert_parallel",
 }
 _ATTENTION_FLAGS = {
     "flash_attention": "flash",
@@ -265,6 +266,10 @@ def _data(run: Run) -> dict[str, Any]:
 def _read_sharding(reading: Reading) -> None:
     trainer_keys.read_sharding(reading)
     read_degrees(reading, _DATA_DEGREES)
+    experts = whole(1, 10**4)("expert_parallel_size", reading.get("expert_parallel_size", 1))
+    if experts > 1 and reading.stated("dp_shard_size"):  # which counts the ranks of one expert's copies
+        shard = whole(1, 10**5)("dp_shard_size", reading.get("dp_shard_size"))
+        reading.set("data_parallel_shard", shard * experts, "dp_shard_size", "expert_parallel_size")
     if reading.fields.get("sharding") == "fsdp" and "data_parallel_replicate" in reading.fields:
         reading.set("sharding", "hybrid", "dp_replicate_size")
 
@@ -328,6 +333,8 @@ FORMAT = Format(
             "experts_implementation",
             write=lambda run: "eager" if run.experts_implementation == "eager" else None,
         ),
+        key("quantize_moe_experts", "quantize_experts", writes=False),
+        trainer_keys.FP8,
         Row("torch_compile", _read_compile, trainer_keys.COMPILE.write),
         Row(
             "sample_packing pad_to_sequence_len batch_flattening excess_length_strategy",
@@ -358,8 +365,9 @@ FORMAT = Format(
         "lora": {"adapter": "lora", "load_in_4bit": "false", "load_in_8bit": "false"},
         "qlora": {"adapter": "qlora", "load_in_4bit": "true", "load_in_8bit": "false"},
     },
-    not_modelled="peft_use_dora relora lisa_n_layers unfrozen_parameters lora_target_parameters fp8 "
-    "tiled_mlp layer_offloading",
+    not_modelled="peft_use_dora relora lisa_n_layers unfrozen_parameters lora_target_parameters "
+    "tiled_mlp layer_offloading use_onebitllms auto_find_batch_size optim_target_modules lora_rank_pattern "
+    "peft_layers_to_transform model_quantization_config nonexpert_quantization qat",
     lasting=trainer_keys.LASTING | {"lr_scheduler_type": "lr_scheduler"},
     data_keys=("datasets",),
 )

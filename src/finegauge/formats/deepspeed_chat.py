@@ -2,8 +2,9 @@
 
 What no argument says but the framework does (read from DeepSpeedExamples, 2024): fp16; ZeRO-0; no
 checkpointing; 16 sequences a GPU, cut at 512 and padded to it; one epoch; adapters on every layer of the
-decoder where `lora_dim` is above 0. Step 3 has prompts and answers of 256 tokens and writes with its hybrid
-engine.
+decoder where `lora_dim` is above 0, whose own weights then stay as they are (utils/module/lora.py);
+embedding and head train beside them unless `only_optimize_lora`. Step 3 has prompts and answers of 256 tokens
+and writes with its hybrid engine.
 """
 
 from finegauge.formats import trainer_keys
@@ -41,14 +42,13 @@ def _read_model(reading: Reading) -> None:
 
 def _read_method(reading: Reading) -> None:
     rank = whole(0, 65_536)("lora_dim", reading.first(("lora_dim", "actor_lora_dim"), 0))
-    alone = rank > 0 and reading.flag("only_optimize_lora")
-    if rank and not alone:
-        reading.warn("lora_dim without only_optimize_lora trains the weights too: taken as full fine-tuning.")
     low = "bf16" if reading.text("dtype", "fp16").startswith("bf") else "fp16"
-    reading.set("method", "lora" if alone else "full", "lora_dim", "actor_lora_dim", "only_optimize_lora")
+    reading.set("method", "lora" if rank else "full", "lora_dim", "actor_lora_dim", "only_optimize_lora")
     reading.set("weights_dtype", low, "dtype")
     reading.set("autocast", low, "dtype")
-    if alone:
+    if rank and not reading.flag("only_optimize_lora"):  # what has no adapter learns beside them
+        reading.set("trainable_extra", ["embed_tokens", "lm_head"], "only_optimize_lora")
+    if rank:
         reading.set("lora_rank", rank, "lora_dim", "actor_lora_dim")
         reading.set("lora_targets", ["all-linear"], "lora_module_name")
         reading.set("adapter_dtype", low, "dtype")

@@ -390,7 +390,7 @@ class Reading:
         """Note `value` as stated by whichever of `keys` there is, else as the framework's default."""
         if value is None:
             return
-        self.fields[field] = value
+        self.fields[field] = self._model_here(value) if field == "model" and isinstance(value, str) else value
         if not self.overrides.keys().isdisjoint(keys):
             self.origins[field] = FROM_COMMAND_LINE
         elif any(self._walk(key) is not None for key in keys):
@@ -401,6 +401,20 @@ class Reading:
     def warn(self, sentence: str) -> None:
         """Note a warning."""
         self.warnings.append(sentence)
+
+    def _model_here(self, named: str) -> str:
+        """Return a model's folder that is not here as the catalogue's of that name, with a warning."""
+        path = named.rstrip("/")
+        if not (path.startswith(("/", "./", "../", "~")) or path.count("/") > 1) or os.path.exists(
+            os.path.expanduser(path)
+        ):
+            return path or named
+        try:  # ModelScope writes a dot of a folder's name as "___"
+            found = figures(path.rpartition("/")[2].replace("___", ".")).name
+        except (UnknownNameError, FileFormatError):
+            return named
+        self.warn(f"The model's folder {shown(named)} is not here: it is taken as {found}.")
+        return found
 
     def need_model(self) -> str:
         """Return the model.

@@ -40,6 +40,10 @@ class Launch(NamedTuple):
     accelerate: Mapping[str, Any] | None = None  # accelerate's options, as keys of its file
 
 
+class _TrainsNothingError(FileFormatError):
+    """Of a command of a known program that prepares or follows a training."""
+
+
 class _Program(NamedTuple):
     """A program that trains, and how its command line is read."""
 
@@ -84,12 +88,21 @@ _QLORA = {
     **{"gradient_checkpointing": True, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 16},
     **{"max_steps": 10_000, "max_seq_length": 1280},
 }
+_OF_QLORA = (
+    *("bits", "double_quant", "quant_type", "source_max_len", "target_max_len", "lora_modules", "dataset"),
+    *("full_finetune", "eval_dataset_size", "max_eval_samples", "do_mmlu_eval", "max_new_tokens"),
+)
+_QLORA_DATA = {"oasst1": "timdettmers/openassistant-guanaco", "alpaca": "tatsu-lab/alpaca",
+               "alpaca-clean": "yahma/alpaca-cleaned"}  # fmt: skip
+_OF_OLD_TRL = {"model_name": "model_name_or_path", "seq_length": "max_seq_length"}  # of TRL 0.7's scripts
+_OF_CONFIG = re.compile(r"^(fsdp_config|train_config|lora_config|quantization_config)\.")
 # Modules (python -m) and scripts, by a pattern of the whole name or path.
 _SCRIPTS: tuple[tuple[str, _Program], ...] = (
     (r"axolotl\.cli\.train", _Program("axolotl")),
     (r"(llamafactory|llmtuner)\.(cli|launcher|train\.tuner)|.*LL[aA]MA-?Factory.*\.py|src/train(_bash)?\.py",
      _LLAMA_FACTORY),
-    *((rf"trl\.scripts\.{word}", program) for word, program in _TRL.items()),
+    *((rf"trl\.scripts\.{word}|(.*/)?(examples|trl)/scripts/{word}(_\w+)?\.py", program)
+      for word, program in _TRL.items()),
     *((rf"swift\.cli\.{word}|(.*/)?swift/cli/{word}\.py", program) for word, program in _SWIFT.items()),
     (r"torchtitan\.train|(.*/)?torchtitan/train\.py|(.*/)?run_train\.sh", _Program("torchtitan")),
     (r"verl\.trainer\.(main_\w+|(fsdp_)?sft_trainer\w*)|recipe\.\w+\.main_\w+", _Program("verl", hydra=True)),
@@ -113,6 +126,7 @@ _NOT_READ = {
     "colossalai": "Colossal-AI's arguments are not read",
     "deepy.py": "GPT-NeoX's configuration is not read",
     "megatron": "ms-swift's Megatron arguments are not read",
+    "RL2.trainer.ppo": "RL2's arguments are not read",
     "vllm": "vLLM serves and trains nothing",
     "lmdeploy": "LMDeploy serves and trains nothing",
     "sglang.launch_server": "SGLang serves and trains nothing",
@@ -188,6 +202,40 @@ def of_notebook(text: str, file: str, name: str) -> Launch:
         raise reason from None
 
 
+def of_task(keys: Mapping[str, Any], file: str, name: str) -> Launch:
+    """Return the training that the command of a SkyPilot task starts, on the GPUs that it asks for.
+
+    Raises: FileFormatError where it starts none that is known.
+    """
+    from finegauge.formats.skypilot import accelerators
+
+    card, each = accelerators(keys)
+    nodes = str(keys.get("num_nodes") or 1)
+    given = {"SKYPILOT_NUM_NODES": nodes, "SKYPILOT_NUM_GPUS_PER_NODE": str(each)}
+    for section in ("envs", "secrets"):
+        held = keys.get(section)
+        given |= {k: str(v) for k, v in held.items() if v is not None} if isinstance(held, Mapping) else {}
+    place = Place(file, name)
+    mounts, folder = keys.get("file_mounts"), keys.get("workdir")
+    for there, here in mounts.items() if isinstance(mounts, Mapping) else ():
+        if isinstance(here, str):
+            place.mounts[str(there)] = here
+    if isinstance(folder, str):
+        place.mounts[""] = os.path.join(folder, "")
+    words = [f"export {key}={_quoted(value)}" for key, value in given.items() if re.fullmatch(r"\w+", key)]
+    found = _of_shell("\n".join([*words, str(keys["run"])]), place, ())
+    block = found.keys.get("finegauge")
+    machines: dict[str, Any] = {"num_gpus": int(nodes) * each} if nodes.isdecimal() else {}
+    machines |= {"num_nodes": int(nodes)} if nodes.isdecimal() and int(nodes) > 1 else {}
+    machines |= {"gpu": card} if card else {}
+    machines |= block if isinstance(block, Mapping) else {}
+    return found._replace(keys={**found.keys, "finegauge": machines})
+
+
+def _quoted(value: str) -> str:
+    return "'" + value.replace("'", "'\\''") + "'"
+
+
 def _of_shell(text: str, place: Place, arguments: Sequence[str]) -> Launch:
     shell = Shell(text, place.name, arguments)
     shell.files = place.files
@@ -197,7 +245,8 @@ def _of_shell(text: str, place: Place, arguments: Sequence[str]) -> Launch:
         try:
             found = _of_command(command, place, batch)
         except FileFormatError as error:
-            refused = refused or error
+            if refused is None or isinstance(refused, _TrainsNothingError):
+                refused = error
             continue
         if found is not None:
             return found
@@ -229,7 +278,7 @@ def _of_command(command: Command, place: Place, batch: Mapping[str, Any] = {}) -
             by_name = _TOOLS[tool]
             program = by_name.get(following) or by_name.get("")
             if program is None:
-                raise FileFormatError(
+                raise _TrainsNothingError(
                     f"{place.name}: '{tool} {following}' trains nothing that is known; "
                     f"use {tool} {' or '.join(filter(None, by_name))}."
                 )
@@ -315,6 +364,9 @@ def _read(
                     f"{place.name} starts {missing}, and whose options are those of no framework that is "
                     "known; add the script, or write a run file."
                 )
+            learns = re.search(r"(?:^|[_-])(dpo|grpo|kto|orpo)(?=[_.-])", os.path.basename(named).lower())
+            if reader in ("trl", "trl:TRAINER") and learns and "trainer" not in keys:
+                reader, keys = "trl", {**keys, "trainer": learns[1]}
             if not file:
                 warnings.append(f"{place.name} starts {missing}: what it does unasked is its framework's.")
     variables = command.environment
@@ -329,7 +381,7 @@ def _read(
 
 def _is_plain_trainer(keys: Mapping[str, Any], named: str) -> bool:
     """Return whether a script that is not there has options of scripts around transformers' Trainer."""
-    of_scripts = {"model_max_length", "block_size", "q_lora", "use_lora"} & {*keys}
+    of_scripts = {"model_max_length", "block_size", "q_lora", "use_lora", "use_flash_attn"} & {*keys}
     adapts = "lora_r" in keys and "use_peft" not in keys
     return named.endswith(".py") and "model_name_or_path" in keys and bool(of_scripts or adapts)
 
@@ -344,6 +396,12 @@ def _as_keys(
         model, _, given = str(options.pop("factory", "")).partition("(")
         more = options_of([word.strip() for word in given.rstrip(")").split(",")], hydra=True)[0]
         keys = {**keys, "command": loose[0], "recipe_model": model, "from_recipe": bool(model), **more}
+    elif program in _TRL.values():
+        options = {_OF_OLD_TRL.get(key, key): value for key, value in options.items()}
+    elif program.reader == "llama_recipes":  # --fsdp_config.pure_bf16, of the class of that name
+        options = {_OF_CONFIG.sub("", key): value for key, value in options.items()}
+    elif program.keys is _QLORA:
+        options, keys = _of_qlora(options), {**keys}
     elif program.reader == "litgpt" and loose:
         options = {"checkpoint_dir": loose[0], **options}
     elif named == "autotrain":
@@ -353,6 +411,24 @@ def _as_keys(
         given_ = {_OF_UNSLOTH.get(key, key): value for key, value in options.items()}
         options = scripts.unsloth_keys({**_UNSLOTH_CLI, **given_}, adapts=True)
     return options, keys
+
+
+def _of_qlora(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of artidoro/qlora's script under transformers' names."""
+    found = {key: value for key, value in options.items() if key not in _OF_QLORA}
+    if (bits := str(options.get("bits", 4))) != "4":
+        found |= {"load_in_4bit": False, "load_in_8bit": bits == "8"}
+    if "double_quant" in options:
+        found["use_bnb_nested_quant"] = options["double_quant"]
+    lengths = [
+        str(options.get(key, usual)) for key, usual in (("source_max_len", 1024), ("target_max_len", 256))
+    ]
+    if all(length.isdecimal() for length in lengths):
+        found["max_seq_length"] = sum(map(int, lengths))
+    if str(options.get("full_finetune", "false")).lower() == "true":
+        found |= {"use_peft": False, "load_in_4bit": False}
+    named = str(options.get("dataset", ""))
+    return found | ({"dataset_name": _QLORA_DATA.get(named, named)} if named else {})
 
 
 def _of_script(

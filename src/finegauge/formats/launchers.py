@@ -40,12 +40,18 @@ class Place:
         """Begin with `files` that are written on the way; `trusted`: the user names the files."""
         self.file, self.name, self.files = file, name, dict(files)
         self.trusted, self.depth = trusted, depth
+        self.mounts: dict[str, str] = {}  # folders of the machine that runs it: where they lie here
 
     def text(self, named: str) -> tuple[str, str] | None:
         """Return (text, path) of a file, None where it is not there or not inside the project."""
         written = self.files.get(named) or self.files.get(named.removeprefix("./"))
         if written is not None:
             return written, os.path.join(os.path.dirname(self.file), os.path.basename(named))
+        for there, here in self.mounts.items():
+            if named.startswith(there) and (there or not os.path.isabs(named)):
+                found = find_inside(here + named[len(there) :], self.file, (*CONFIGS, *SCRIPT_ENDINGS))[0]
+                if found is not None:
+                    return read_text(found), found
         path: str | None = os.path.expanduser(named) if self.trusted else None
         if path is None or not os.path.isfile(path):
             path = find_inside(named, self.file, (*CONFIGS, *SCRIPT_ENDINGS))[0]
@@ -113,6 +119,7 @@ def machine(
     if gpus is None and isinstance(accelerate, Mapping):
         gpus = _figure(str(accelerate.get("num_processes")))
     block: dict[str, Any] = {"num_gpus": gpus} if gpus else {}
+    block |= _card(batch)
     if gpus and nodes and nodes > 1 and gpus % nodes == 0:
         block["num_nodes"] = nodes
     allocator = next((variables[name] for name in ALLOC_VARIABLES if variables.get(name)), "")
@@ -164,6 +171,17 @@ def _figure(value: Any) -> int | None:
     return int(text) if text.isdecimal() and 0 < len(text) < 7 else None
 
 
+def _card(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return as a field the GPU that Slurm is asked for by a name of the catalogue: --gres=gpu:a100:4."""
+    from finegauge.catalogue.gpus import known_gpu
+
+    for key in ("gres", "gpus_per_node", "gpus", "G", "constraint", "C"):
+        for word in re.split(r"[:=&|,]", str(batch.get(key, ""))):
+            if not word.isdecimal() and word not in ("gpu", "") and known_gpu(word) is not None:
+                return {"gpu": word}
+    return {}
+
+
 def _gpus(
     told: Mapping[str, Any],
     variables: Mapping[str, str],
@@ -192,9 +210,9 @@ def _gpus(
         each = seen
     if not each and ("srun" in launcher or batch) and not (launches and "nproc_per_node" in told):
         gres = re.search(r":(\d{1,3})(?:\(|$)", str(batch.get("gres", "")))
-        listed_by = (batch.get(key) for key in ("gpus_per_node", "ntasks_per_node"))
-        each = next((n for n in (_figure(str(v).rpartition(":")[2]) for v in listed_by) if n), None)
-        each = each or (int(gres[1]) if gres else None)
+        of_node = _figure(str(batch.get("gpus_per_node")).rpartition(":")[2]) or (gres and int(gres[1]))
+        tasks = _figure(batch.get("ntasks_per_node"))
+        each = of_node if launches else tasks or of_node
     if not each and (ranks := _figure(told.get("np") or told.get("n"))):
         return ranks, nodes
     return (each * (nodes or 1) if each else None), nodes

@@ -242,6 +242,7 @@ FORMAT = Format(
         *trainer_keys.batch_rows(8),
         trainer_keys.epochs_row(),
         trainer_keys.COMPILE,
+        trainer_keys.FP8,
         key(
             "use_reentrant_gc",
             "checkpointing_reentrant",
@@ -281,7 +282,8 @@ FORMAT = Format(
         "lora": {"finetuning_type": "lora", "quantization_bit": ""},
         "qlora": {"finetuning_type": "lora", "quantization_bit": "4"},
     },
-    not_modelled="use_galore use_apollo use_badam use_dora use_adam_mini use_muon mixture_of_depths",
+    not_modelled="use_galore use_apollo use_badam use_dora use_adam_mini use_muon mixture_of_depths "
+    "train_from_scratch auto_find_batch_size optim_target_modules",
     lasting=trainer_keys.LASTING,
     data_keys=("dataset", "dataset_dir", "max_samples"),
     lists_data=True,

@@ -228,7 +228,9 @@ FORMAT = Format(
         "lora": {"tuner_type": "lora", "quant_bits": "0"},
         "qlora": {"tuner_type": "lora", "quant_bits": "4"},
     },
-    not_modelled="use_dora use_galore target_parameters freeze_parameters_ratio lisa_activated_layers",
+    not_modelled="use_dora use_galore target_parameters freeze_parameters_ratio lisa_activated_layers "
+    "freeze_llm freeze_parameters freeze_parameters_regex llamapro_num_new_blocks use_tiled_mlp optimizer "
+    "auto_find_batch_size optim_target_modules",
     lasting=trainer_keys.LASTING,
     data_keys=("dataset", "val_dataset"),
 )

@@ -90,6 +90,19 @@ def _leaves(value: Any, most: int = _MAX_TEXT) -> int:
     return count
 
 
+def without_opaque(value: Any) -> Any:
+    """Return a list or a mapping without what only running the text would tell; itself if that is nothing."""
+    if isinstance(value, dict):
+        kept: Any = {key: without_opaque(one) for key, one in value.items() if one is not OPAQUE}
+        same = len(kept) == len(value) and all(kept[key] is one for key, one in value.items())
+    elif isinstance(value, list):
+        kept = [without_opaque(one) for one in value if one is not OPAQUE]
+        same = len(kept) == len(value) and all(a is b for a, b in zip(kept, value, strict=True))
+    else:
+        return value
+    return value if same else kept
+
+
 def _returns_parsed(node: ast.AST) -> bool:
     value = node.value if isinstance(node, ast.Return) else None
     return isinstance(value, ast.Call) and callee(value.func)[1] in _PARSED
@@ -126,6 +139,30 @@ class Values:
             if isinstance(held, dict) and held:
                 found = {key: self.of(value) for key, value in held.items()}
                 yield {key: value for key, value in found.items() if value is not OPAQUE}
+
+    def drop_dead_branches(self, nodes: list[ast.AST]) -> bool:
+        """Empty the branches whose conditions the text decides the other way; return whether there were any.
+
+        What a function takes unasked decides nothing: its callers may say otherwise.
+        """
+        defaults = {
+            one.arg
+            for node in nodes
+            if isinstance(node, ast.arguments)
+            for one in [*node.posonlyargs, *node.args, *node.kwonlyargs]
+        }
+        dropped = False
+        for node in nodes:
+            if isinstance(node, ast.If) and not any(
+                isinstance(part, ast.Name) and part.id in defaults and self.of(part) is not OPAQUE
+                for part in ast.walk(node.test)
+            ):
+                test = self.of(node.test)
+                if test is not OPAQUE:
+                    dead = node.orelse if test else node.body
+                    dropped |= bool(dead)
+                    dead[:] = [] if test else [ast.Pass()]
+        return dropped
 
     def of(self, node: Any) -> Any:
         """Return what an expression comes to, `OPAQUE` where only running it would tell."""

@@ -20,9 +20,7 @@ from finegauge.records import NamedTuple
 from finegauge.run.rules import INFERENCE
 from finegauge.run.run import FIELDS, FROM_COMMAND_LINE, FROM_FILE, FROM_MODEL_ALONE, Run
 
-# tatsu-lab/alpaca (its card, read 2026-11-22): 52,002 rows of 918 bytes in instruction, input, output and a
-# text that repeats them behind a prompt of about 190: 550 characters, of which a token holds some 4.5
-ALPACA_LENGTHS, ALPACA_SAMPLES = "instructions-of-120-tokens", 52_002
+USUAL_DATA = "alpaca"  # whose lengths a run has that names a model alone
 MAX_COMMENT_LINES = 100
 _MAX_NOTEBOOK_BYTES = 20_000_000  # its pictures included
 _COMMENT = r"#\s*finegauge:\s*(\{.*\})\s*$"
@@ -143,7 +141,7 @@ def companion_fields(path: str) -> tuple[str, dict[str, Any]] | None:
     from finegauge.formats import launcher_files
 
     name = os.path.basename(path)
-    if os.path.isdir(path) or os.path.splitext(name)[1].lower() not in (".yaml", ".yml", ".json"):
+    if not os.path.isfile(path) or os.path.splitext(name)[1].lower() not in (".yaml", ".yml", ".json"):
         return None
     keys = parse_yaml(read_text(path), name)
     if not isinstance(keys, dict):
@@ -192,6 +190,12 @@ def _loaded(asked: RunArgument) -> _Loaded:
             found = (launch.of_notebook if kind == ".ipynb" else launch.of_shell)(text, asked.place, name)
         return _Loaded(dict(found.keys), found.reader, found.warnings, {}, found.file, found.accelerate)
     keys = parse_toml(text, name) if kind == ".toml" else parse_yaml(text, name)
+    if isinstance(keys, dict) and "run" in keys:
+        from finegauge.formats import launch, skypilot
+
+        if skypilot.is_task(keys):
+            found = launch.of_task(keys, asked.place, name)
+            return _Loaded(dict(found.keys), found.reader, found.warnings, {}, found.file, found.accelerate)
     return _Loaded(keys, inline=inline_fields(text, name))
 
 
@@ -228,14 +232,13 @@ def _model_alone(model: str, words: tuple[str, ...], alongside: Alongside) -> Ru
     phase = next((word.partition("=")[2] for word in words if word.startswith("phase=")), "sft").lower()
     phase = str(FIELDS["phase"]("phase", phase))
     adapts = phase not in (*INFERENCE, "pretrain")
-    assumed: dict[str, Any] = {"method": "lora" if adapts else "full"}
+    quantized = model.lower().endswith("-bnb-4bit")  # the repository holds them in NF4
+    assumed: dict[str, Any] = {"method": ("qlora" if quantized else "lora") if adapts else "full"}
     if phase not in INFERENCE:
         assumed |= {"activation_checkpointing": "full", "gradient_accumulation_steps": 16}
     said = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in words}
     if phase == "sft" and said.isdisjoint(("dataset", "tokenizer")):
-        assumed |= {"dataset": ALPACA_LENGTHS}
-        if said.isdisjoint(("num_samples", "max_steps")):
-            assumed |= {"num_samples": ALPACA_SAMPLES}
+        assumed |= {"dataset": USUAL_DATA}
     origins = {"model": FROM_COMMAND_LINE, **dict.fromkeys(assumed, FROM_MODEL_ALONE)}
     return _run({"model": model, **assumed}, origins, words, alongside)
 

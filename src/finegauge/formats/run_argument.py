@@ -49,8 +49,10 @@ def resolve(argument: str, is_training: Callable[[str], bool]) -> RunArgument:
     if os.path.exists(argument):
         return RunArgument(FILE, argument)
     page = re.match(_HUB_PAGE, argument)
+    if page is None and "/" in argument and (at := re.fullmatch(r"([^@\s]+)@[\w./-]{1,80}", argument)):
+        argument = at[1]  # of a revision: Qwen/Qwen3-8B@main
     if not (page or _may_be_name(argument)):
-        return RunArgument(FILE, argument)
+        return _spoken(argument)
     name = _of_page(argument, argument[page.end() :]) if page else _known_model(argument)
     return RunArgument(MODEL, name)
 
@@ -125,6 +127,17 @@ def _of_page(page: str, path: str) -> str:
     if not re.fullmatch(_HUB_ID, name):
         raise InputError(f"{shown(page)} names no model; write it as hf.co/Qwen/Qwen3-8B.")
     return name
+
+
+def _spoken(argument: str) -> RunArgument:
+    """Return a model as people say it (llama3.1:8b, "qwen3 8b"), where the catalogue has it; else a path."""
+    dashed = re.sub(r"[:\s]+", "-", argument.strip())
+    try:
+        if dashed != argument and "/" not in argument and _may_be_name(dashed):
+            return RunArgument(MODEL, _known_model(dashed))
+    except InputError:
+        pass
+    return RunArgument(FILE, argument)
 
 
 def _may_be_name(argument: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from finegauge.errors import FileFormatError
 from finegauge.formats.key_table import RUN_FILE, recognise
-from finegauge.formats.python_values import OPAQUE, Values, callee, last_name
+from finegauge.formats.python_values import OPAQUE, Values, callee, last_name, without_opaque
 from finegauge.records import NamedTuple
 
 
@@ -237,6 +237,9 @@ class _Reader:
         """Read `tree`, names first."""
         nodes = list(ast.walk(tree))
         self.values = Values(nodes, options)
+        if self.values.drop_dead_branches(nodes):
+            nodes = list(ast.walk(tree))
+            self.values = Values(nodes, options)
         self.keys: dict[str, Any] = dict(self.values.parsed)
         self.opaque: set[str] = set()  # keys whose value is computed
         self.calls = {
@@ -300,7 +303,7 @@ class _Reader:
         """Read an argument that is set after the call: training_args.max_steps = 10."""
         target, value = node.targets[0], node.value
         if isinstance(target, ast.Name) and isinstance(value, ast.Call):
-            if callee(value.func)[1] in {*_TRL_ARGUMENTS} | _HF_ARGUMENTS:
+            if callee(value.func)[1] in {*_TRL_ARGUMENTS, *_OTHERS, "load_cfg"} | _HF_ARGUMENTS:
                 self._trainings.add(target.id)
         elif isinstance(target, ast.Attribute) and last_name(target.value) in self._trainings:
             self.keys.pop(target.attr, None)
@@ -330,7 +333,10 @@ class _Reader:
             self._note("model_name_or_path", value)
 
     def _note(self, key: str, value: Any) -> None:
-        if value is OPAQUE:
+        if isinstance(value, dict | list) and value is not (known := without_opaque(value)):
+            self.opaque.add(key)
+            self.keys.setdefault(key, known)
+        elif value is OPAQUE:
             self.opaque.add(key)
         elif value is not None and value != "":
             self.keys.setdefault(key, value)

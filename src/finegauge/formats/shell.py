@@ -76,6 +76,8 @@ class Shell:
             environment = self._assigned(words)
             if words and words[0] == "for" and len(words) > 3 and words[2] == "in":
                 self._variables[words[1]] = words[3]
+            elif words and words[0] == "read" and self._document:
+                self._variables[words[-1]] = self._document.strip()[:_MAX_VALUE]
             elif words and words[0] in ("cat", "tee") and self._document and (target or len(words) > 1):
                 self.files[target or words[-1]] = self._document
             elif words:
@@ -112,6 +114,8 @@ class Shell:
 
     def _set(self, name: str, value: str) -> None:
         known = self._variables.get(name)
+        if known is not None and re.fullmatch(r"\$\{?\d+\}?", known):
+            known = None  # an argument that nobody gave: the branch says what it is then
         if self._branches == 0 or (known is None and "$" not in value):
             self._variables[name] = value[:_MAX_VALUE]
         elif known not in (None, value) and "$" not in value:

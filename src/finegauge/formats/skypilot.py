@@ -1,5 +1,6 @@
 """SkyPilot's task: the machines of an offer, what is installed on them, and the command that trains."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from finegauge.catalogue.offers import Offer
@@ -10,10 +11,10 @@ from finegauge.run.run import Run
 FILE = "skypilot.yaml"
 # Names that its catalogue of clouds has; a card not listed here is called as ours without form factor.
 _CARDS = {
-    "A100-PCIE-40GB": "A100",
     "A100-SXM4-40GB": "A100",
-    "A100-PCIE-80GB": "A100-80GB",
+    "A100-PCIE-40GB": "A100",
     "A100-SXM4-80GB": "A100-80GB",
+    "A100-PCIE-80GB": "A100-80GB",
     "H100-PCIE-80GB": "H100-PCIE",
     "H100-SXM5-80GB": "H100",
     "H100-NVL-94GB": "H100-NVL",
@@ -39,6 +40,29 @@ _CLOUDS = {name: name for name in ("aws", "azure", "gcp", "lambda", "runpod")} |
 }
 _NAMED_ALIKE = ("aws", "azure", "gcp", "lambda")  # whose instances it calls as they do themselves
 _FRONT = 'MASTER_ADDR=$(echo "$SKYPILOT_NODE_IPS" | head -n1)'
+
+
+def is_task(keys: Mapping[str, Any]) -> bool:
+    """Return whether `keys` are those of a task that runs a command."""
+    return isinstance(keys.get("run"), str) and bool({"resources", "setup", "num_nodes", "envs"} & {*keys})
+
+
+def accelerators(keys: Mapping[str, Any]) -> tuple[str, int]:
+    """Return the GPU that a task asks for, the first where it takes several, and how many a node has."""
+    asked = keys.get("resources")
+    asked = asked if isinstance(asked, Mapping) else {}
+    for several in ("any_of", "ordered"):
+        listed = asked.get(several)
+        if isinstance(listed, list) and listed and isinstance(listed[0], Mapping):
+            asked = {**asked, **listed[0]}
+    named = asked.get("accelerators")
+    if isinstance(named, Mapping) and named:
+        card, number = next(iter(named.items()))
+        named = f"{card}:{number}" if number else str(card)
+    named = named[0] if isinstance(named, list) and named else named
+    card, _, number = str(named or "").partition(":")
+    ours = {theirs.casefold(): name for name, theirs in reversed(_CARDS.items())}
+    return ours.get(card.strip().casefold(), card.strip()), int(number) if number.strip().isdecimal() else 1
 
 
 def task(run: Run, sheet: Sheet, offer: Offer | None, *, spot: bool = False) -> dict[str, Any]:

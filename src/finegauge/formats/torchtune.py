@@ -7,6 +7,7 @@ which repository the weights come from: where the catalogue cannot, `model=` mus
 builds can be written; its distributed recipes shard by FSDP, and ZeRO becomes the FSDP that shards the same.
 """
 
+import os
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -95,6 +96,14 @@ def _class(reading: Reading, key: str) -> str:
 
 def _read_model(reading: Reading) -> None:
     """Read the model and the method out of the builder's name, whose prefix is lora_, qlora_ or nothing."""
+    if "optimizer" not in reading.keys and {"tasks", "prompt", "enable_kv_cache"} & {*reading.keys}:
+        raise FieldError(
+            f"{reading.file_name} is a file of torchtune that evaluates or generates, not trains."
+        )
+    if "teacher_model" in reading.keys:
+        reading.warn("teacher_model is not modelled: its weights and its pass come on top.")
+    if "quantizer" in reading.keys:
+        reading.warn("quantizer is not modelled: fake quantisation takes memory and time on top.")
     written = reading.keys.get("model")
     component = str(written.get("_component_", "")) if isinstance(written, Mapping) else ""
     parts = _BUILDER.match(component[:200].lower())
@@ -125,11 +134,12 @@ def _catalogue_names(family: str, size: str) -> list[str]:
     """Return what the catalogue may call the model of a builder: llama3_1 and 8b are llama-3.1-8b."""
     name = _MODEL_NAMES.get(family, family.replace("_", "."))
     size, instructed, _ = size.replace("_", ".").partition(".instruct")
+    name, vision = name.removesuffix(".vision"), "-vision" if name.endswith(".vision") else ""
     if "." not in size[:2]:
         size = size.removesuffix(".base").removesuffix(".reward").replace(".", "-")
     dashed = re.sub(r"^([a-z]+)(\d)", r"\1-\2", name)
     endings = ("-instruct", "") if instructed else ("", "-instruct")
-    guesses = [f"{stem}-{size}{ending}" for ending in endings for stem in (name, dashed)]
+    guesses = [f"{stem}-{size}{vision}{ending}" for ending in endings for stem in (name, dashed)]
     return [*guesses, name, dashed]
 
 
@@ -441,11 +451,18 @@ def _dtype(run: Run) -> str:
 def shipped(recipe: str, config: str) -> dict[str, Any]:
     """Return what torchtune's own file of that name holds, such as llama3_1/8B_lora_single_device.
 
-    Its files of one recipe differ in the model alone (0.6).
+    What a file of 0.6.1 says otherwise than most stands in data/torchtune_recipes.json; one that is newer is
+    taken as most are.
 
     Raises: FieldError for a name of another shape.
     """
+    import json
+
     found = _SHIPPED.fullmatch(config)
+    with open(os.path.join(os.path.dirname(__file__), "data", "torchtune_recipes.json"), "rb") as file:
+        differs = json.load(file).get(config)
+    if differs is not None and found is None:
+        found = _SHIPPED.match(config)
     if found is None:
         raise FieldError(
             f"{shown(config or recipe)} is no file that is here, nor one that torchtune ships; name the file."
@@ -460,7 +477,7 @@ def shipped(recipe: str, config: str) -> dict[str, Any]:
         model |= {"lora_rank": 8, "lora_alpha": 16}
     eight_bit = single and not adapts
     optimizer = "bitsandbytes.optim.PagedAdamW8bit" if eight_bit else "torch.optim.AdamW"
-    return {
+    usual: dict[str, Any] = {
         "model": model,
         "tokenizer": {"max_seq_len": None},
         "dataset": {"_component_": "torchtune.datasets.alpaca_cleaned_dataset", "packed": False},
@@ -472,11 +489,16 @@ def shipped(recipe: str, config: str) -> dict[str, Any]:
         "loss": {
             "_component_": "torchtune.rlhf.loss.DPOLoss"
             if found["dpo"]
-            else f"{_LOSSES}.LinearCrossEntropyLoss"
+            else f"{_LOSSES}.CEWithChunkedOutputLoss"
         },
         "enable_activation_checkpointing": True,
         "dtype": "bf16",
     }
+    for path, value in (differs or {}).items():
+        section, dot, name = path.rpartition(".")
+        place = usual.setdefault(section, {}) if dot else usual
+        place[name] = value
+    return usual
 
 
 def sheet(run: Run) -> Sheet:

@@ -543,6 +543,24 @@ def _read_generation(reading: Reading, section: str, prompt: int, answer: int, b
             reading.warn(f"{section}{name} is not modelled: each optimizer step has answers of its own.")
 
 
+def _read_fp8(reading: Reading) -> None:
+    on = reading.flag("fp8")
+    reading.set("fp8", on, "fp8")
+    if on:
+        engine = "delayed" if reading.text("fp8_backend", "auto") == "te" else "tensorwise"
+        reading.set("fp8_recipe", engine, "fp8_backend")
+        gathers = "fp8_enable_fsdp_float8_all_gather"
+        reading.set("fp8_all_gather", reading.flag(gathers), gathers)
+
+
+FP8 = Row(
+    "fp8 fp8_backend fp8_enable_fsdp_float8_all_gather",  # accelerate's, by torchao's float8 unless told
+    _read_fp8,
+    lambda run: {
+        "fp8": run.fp8 or None,
+        "fp8_enable_fsdp_float8_all_gather": (run.fp8 and run.fp8_all_gather) or None,
+    },
+)
 COMPILE = key("torch_compile", "compile", False, write=lambda run: run.compile or None)
 DURATION = Row(
     "max_steps save_strategy save_total_limit save_only_model per_device_eval_batch_size "

@@ -31,7 +31,8 @@ _ADAPTERS = trainer_keys.Adapters(
 )
 _AS_DPO, _AS_GRPO = ("kto", "orpo", "cpo", "simpo"), ("rloo", "online_dpo")
 _QUANTIZED = ("load_in_4bit", "load_in_8bit")
-_NOT_MODELLED = ("use_dora", "rank_pattern", "alpha_pattern", "lora_target_parameters", "target_parameters")
+_NOT_MODELLED = ("use_dora", "rank_pattern", "alpha_pattern", "lora_target_parameters", "target_parameters",
+    "layers_to_transform", "use_qalora")  # fmt: skip
 _STRATEGIES = {
     **dict.fromkeys(("bfd", "bfd_split", "bfd-requeue"), "best_fit_decreasing"),
     "ffd": "first_fit",
@@ -46,6 +47,8 @@ _OF_ADAPTER = {
 _OF_SCRIPT = {
     **dict.fromkeys(("model_max_length", "block_size", "max_seq_len", "cutoff_len"), "max_seq_length"),
     **{"use_lora": "use_peft", "lora_rank": "lora_r", "lora_target": "lora_target_modules"},
+    **{"lora_dim": "lora_r", "lora_dimension": "lora_r", "attn_impl": "attn_implementation"},
+    "use_flash_attention": "use_flash_attn",
 }
 _PEFT_DEFAULTS = {"lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
 
@@ -73,8 +76,21 @@ def of_script(keys: Mapping[str, Any]) -> Mapping[str, Any]:
     found = {_OF_SCRIPT.get(key, key): value for key, value in of_adapter(keys).items()}
     if str(found.pop("q_lora", "false")).lower() == "true":
         found |= {"load_in_4bit": True, "use_bnb_nested_quant": True}
+    if str(found.pop("use_flash_attn", "false")).lower() == "true":
+        found.setdefault("attn_implementation", "flash_attention_2")
     if "lora_r" in found:
         found.setdefault("use_peft", True)  # no switch of its own: adapters are what the script is for
+    return found
+
+
+def of_recipe(keys: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the keys of a recipe (alignment-handbook's, open-r1's mixture of data) under TRL's names."""
+    found, mixture = dict(of_adapter(keys)), keys.get("dataset_mixture")
+    listed = mixture.get("datasets") if isinstance(mixture, Mapping) else None
+    if isinstance(listed, list) and "dataset_name" not in found:
+        del found["dataset_mixture"]
+        named = [one["id"] for one in listed if isinstance(one, Mapping) and isinstance(one.get("id"), str)]
+        found["dataset_name"] = list(dict.fromkeys(named))
     return found
 
 
@@ -273,7 +289,7 @@ FORMAT = Format(
         "lora": {"use_peft": "true", "load_in_4bit": "false", "load_in_8bit": "false"},
         "qlora": {"use_peft": "true", "load_in_4bit": "true", "load_in_8bit": "false"},
     },
-    adapt=of_adapter,
+    adapt=of_recipe,
     family="transformers",
     lasting=trainer_keys.LASTING,
     data_keys=("dataset_name", "datasets"),

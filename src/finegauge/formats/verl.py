@@ -19,6 +19,7 @@ from finegauge.run.field import whole
 _ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 _PATHS = (f"{_MODEL}.path", "model.partial_pretrain", "model.path")
 _MICRO = (f"{_ACTOR}.ppo_micro_batch_size_per_gpu", "data.micro_batch_size_per_gpu")
+_MICRO_OF_ALL = (f"{_ACTOR}.ppo_micro_batch_size", "data.micro_batch_size")
 _CHECKPOINTING = (f"{_MODEL}.enable_gradient_checkpointing", "model.enable_gradient_checkpointing")
 _ULYSSES = (f"{_ACTOR}.ulysses_sequence_parallel_size", "ulysses_sequence_parallel_size")
 _LORA = ("lora_rank", "lora_alpha", "target_modules")
@@ -108,13 +109,16 @@ def _read_lengths(reading: Reading) -> None:
             reading.warn(
                 "use_dynamic_bsz fills micro-batches by tokens: taken as so many of the longest sequences."
             )
+    older = reading.first(_MICRO_OF_ALL)  # of all ranks together, before 0.3
+    if older is not None:
+        micro = max(1, int(whole(1, 10**8)("ppo_micro_batch_size", older)) // ranks)
     stated = reading.first(_MICRO, micro)
     size = min(int(whole(1, 10**6)("micro_batch_size", stated)), ceil(sequences / ranks))
     steps = max(1, ceil(sequences / ranks / size))
     group = reading.fields.get("num_generations", 1)
     if size * steps % int(group):  # a prompt's answers lie on several ranks
         steps = max(1, round(size * steps / int(group))) * int(group) if size % int(group) else steps
-    reading.set("micro_batch_size", size, *_MICRO)
+    reading.set("micro_batch_size", size, *_MICRO, *_MICRO_OF_ALL)
     reading.set(
         "gradient_accumulation_steps", steps, f"{_ACTOR}.ppo_mini_batch_size", "data.train_batch_size"
     )
@@ -157,6 +161,7 @@ FORMAT = Format(
                     "data.max_length data.max_prompt_length data.max_response_length data.train_batch_size",
                     f"{_ROLLOUT}.n {_ROLLOUT}.name {_ACTOR}.ppo_mini_batch_size {_ACTOR}.use_dynamic_bsz",
                     *_MICRO,
+                    *_MICRO_OF_ALL,
                     f"{_ACTOR}.ppo_max_token_len_per_gpu trainer.total_epochs trainer.total_training_steps",
                 )
             ),

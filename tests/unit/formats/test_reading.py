@@ -87,7 +87,7 @@ def test_model_config_and_its_folder(tmp_path: Path) -> None:
     assert read(tmp_path, ("method=full",)).config == run.config
     assert read(path, ("phase=decode",)).activation_checkpointing == "none"
     assert read(path, ("phase=pretrain",)).method == "full"
-    assert (run.dataset, run.num_samples, run.global_batch_size) == ("instructions-of-120-tokens", 52_002, 16)
+    assert (run.dataset, run.num_samples, run.global_batch_size) == ("alpaca", None, 16)
     mine = read(path, ("dataset=commonsense_15k",))
     assert (mine.dataset, mine.num_samples) == ("commonsense_15k", None)
     assert read(path, ("max_steps=100",)).num_samples is None
