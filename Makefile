@@ -41,7 +41,8 @@ package: $(VENV)/.dev  ## what goes to the package index: built, checked, its co
 		&& finegauge plan examples/plans/llama2_7b_lora.yaml --gpu 4090 | head -n 1 && rm -r examples
 	@test -s .package-venv/share/man/man1/finegauge.1
 
-slow: $(VENV)/.dev  ## many random requests to the page and its JSON interface, minutes of them
+slow: $(VENV)/.dev  ## thousands of spoiled inputs, many random requests to the page and its JSON interface
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --num 10000 --seed $$(date +%j)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q tests/unit/web/long.py $(PYTEST_ARGS)
 
 golden: $(VENV)/.dev  ## print the accuracy tables: predictions held against published measurements

@@ -14,13 +14,14 @@ from math import isfinite
 from stat import S_ISREG
 from typing import Any
 
-from finegauge.errors import FileFormatError, InputError, did_you_mean, shown
+from finegauge.errors import UNSEEN, FileFormatError, InputError, did_you_mean, shown
 
 MAX_BYTES = 2_000_000  # of a run file or a launcher's
 MAX_DOCUMENT_BYTES = 5_000_000  # of rows, configurations and device profiles
 MAX_DEPTH = 24
 MAX_VALUES = 20_000
 MAX_ALIASES = 200
+MAX_NUMBER = 1e30  # of anything that is counted, measured or paid
 
 _CONTROLS = frozenset(map(chr, range(32))) - {"\t", "\n", "\r"}
 _WORDS: dict[str, Any] = {
@@ -58,6 +59,14 @@ def read_text(path: str, max_bytes: int = MAX_BYTES) -> str:
 
     Raises: FileFormatError if it is missing, unreadable, too large, or not text.
     """
+    return text_of(read_bytes(path, max_bytes), os.path.basename(path))
+
+
+def read_bytes(path: str, max_bytes: int) -> bytes:
+    """Return the content of a regular file.
+
+    Raises: FileFormatError if it is missing, unreadable or too large.
+    """
     name = os.path.basename(path)
     try:
         status = os.stat(path)
@@ -68,7 +77,7 @@ def read_text(path: str, max_bytes: int = MAX_BYTES) -> str:
                 f"{name} is {status.st_size / 1e6:,.1f} MB; FineGauge reads at most {max_bytes / 1e6:.0f} MB."
             )
         with open(path, "rb") as file:
-            return text_of(file.read(max_bytes), name)
+            return file.read(max_bytes)
     except FileNotFoundError:
         raise FileFormatError(f"No file {shown(path)}.{_neighbours(path)}") from None
     except (OSError, ValueError) as error:
@@ -118,47 +127,97 @@ def open_regular(path: str, flags: int = os.O_RDONLY) -> int:
     return descriptor
 
 
-def read_document(path: str) -> Any:
+def read_document(path: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> Any:
     """Return what a JSON file, or else a YAML file, holds.
 
     Raises: FileFormatError if it is missing, too large, not text, or not YAML or JSON.
     """
-    text = read_text(path, MAX_DOCUMENT_BYTES)
-    if not path.endswith(".json"):
-        return parse_yaml(text, path)
+    text = read_text(path, max_bytes)
+    return parse_json(text, path) if path.endswith(".json") else parse_yaml(text, path)
+
+
+def parse_json(text: str | bytes, name: str) -> Any:
+    """Return the value that JSON `text` holds; `name` is how messages call it.
+
+    Raises: FileFormatError for what is none, or is nested beyond reason.
+    """
     import json
 
+    text = text if isinstance(text, str) else text_of(text, name)
     try:
         found = json.loads(text, parse_int=_whole)
     except (ValueError, RecursionError) as error:
         reason = str(error).splitlines()[0] if str(error) else "nested too deeply"
-        raise FileFormatError(f"{path} cannot be read: {reason}.") from None
+        raise FileFormatError(f"{name} cannot be read as JSON: {reason}.") from None
     if _num_values(found) is None:
-        raise FileFormatError(f"{path} is nested more than {MAX_DEPTH} levels deep.")
+        raise FileFormatError(f"{name} is nested more than {MAX_DEPTH} levels deep.")
+    return _whole_characters(found, text, name)
+
+
+def _whole_characters(found: Any, text: str, name: str) -> Any:
+    """Return what was found in `text`, unless an escape is half a character, which nothing can write."""
+    if "\\" not in text:
+        return found
+    import json
+
+    if not _is_text(json.dumps(found, ensure_ascii=False)):
+        raise FileFormatError(f"{name} holds half a character (an escape from \\ud800 to \\udfff).")
     return found
+
+
+def parse_csv(text: str, name: str) -> Iterator[list[str]]:
+    """Yield the cells of each line of a table; `name` is how messages call it.
+
+    Raises: FileFormatError for a cell whose quotes do not end, or one beyond reason.
+    """
+    import csv
+
+    try:
+        yield from csv.reader(text.splitlines(), strict=True)
+    except csv.Error as error:
+        raise FileFormatError(f"{name} is not a table of comma-separated values: {error}.") from None
+
+
+def figure(value: Any) -> float:
+    """Return the number that `value` is or spells: 0, or one of a size that anything has.
+
+    Raises: ValueError.
+    """
+    try:
+        number = float("nan" if isinstance(value, bool) else value)
+    except (TypeError, ValueError, OverflowError):
+        number = float("nan")
+    if number and not 1 / MAX_NUMBER <= abs(number) <= MAX_NUMBER:
+        raise ValueError(f"{shown(value)} is no number of anything")
+    return number
 
 
 def json_text(content: Any, indent: int | None = 2) -> str:
     """Return plain values as JSON that every reader takes and every stream prints.
 
-    NaN and infinities, which JSON lacks, are null; where half a character is in a text, all are escaped.
+    NaN and infinities, which JSON lacks, are null; what turns or hides text is escaped, and everything beyond
+    ASCII where half a character is in a text.
     """
     import json
 
     try:
         text = json.dumps(content, indent=indent, ensure_ascii=False, allow_nan=False)
-    except ValueError:
+    except (TypeError, ValueError):
         text = json.dumps(_finite(content), indent=indent, ensure_ascii=False, allow_nan=False)
-    return text if _is_text(text) else json.dumps(_finite(content), indent=indent)
+    if not _is_text(text):
+        return json.dumps(_finite(content), indent=indent)
+    return re.sub(f"[{UNSEEN}]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _finite(value: Any) -> Any:
-    """Return plain values with null for every number that is none."""
+    """Return plain values: null for every number that is none, text for what JSON does not know."""
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
         return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not isfinite(value) else value
+    if isinstance(value, float) and not isfinite(value):
+        return None
+    return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
 def _is_text(text: str) -> bool:
@@ -183,8 +242,10 @@ def write_document(content: Mapping[str, Any], path: str) -> None:
 def write_whole(path: str, content: bytes) -> None:
     """Write a file in one step, so that no reader meets half of it; its folder is made where missing.
 
-    Raises: OSError.
+    Raises: OSError, for a place that holds something else than a file: a device is not replaced.
     """
+    if os.path.lexists(path) and not os.path.isfile(path):
+        raise OSError(EINVAL, "it is not a file")
     unfinished = f"{path}.{os.getpid()}.part"
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     try:
@@ -212,10 +273,10 @@ def parse_yaml(text: str, name: str) -> Any:
         except (ValueError, RecursionError):
             found = None  # the YAML reader judges it, and names a repeated key
         if found is not None and _num_values(found) is not None:
-            return found
+            return _whole_characters(found, text, name)
     if (keys := _plain_lines(text)) is not None:
         return keys
-    return _parsed_by_yaml(text, name)
+    return _whole_characters(_parsed_by_yaml(text, name), text, name)
 
 
 def _plain_lines(text: str) -> dict[str, Any] | None:

@@ -105,4 +105,11 @@ def offers_json(found: "Sequence[Offer]") -> list[dict[str, Any]]:
 def plain(row: Any) -> dict[str, Any]:
     """Return a named tuple as JSON writes it."""
     values = row._asdict().items()
-    return {name: dict(value) if isinstance(value, Mapping) else value for name, value in values}
+    return {
+        name: value.to_json()
+        if hasattr(value, "to_json")
+        else dict(value)
+        if isinstance(value, Mapping)
+        else value
+        for name, value in values
+    }

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from finegauge.answers.written import written
+from finegauge.documents import MAX_NUMBER, figure
+from finegauge.errors import shown
 from finegauge.profile import Breakdown, Interval, Profile, Source
 from finegauge.run.run import Run
 
@@ -83,8 +85,8 @@ def _ends(interval: Interval | None, quantity: Breakdown) -> tuple[float, float]
 
 def profile_of(values: Mapping[str, Any], run: Run) -> Profile:
     """Return the profile that a document holds; what it lacks stays empty."""
-    rate, step_s = float(values.get("tokens_per_s") or 0.0), float(values.get("step_time_s") or 0.0)
-    mfu = float(values.get("mfu_fraction") or 0.0)
+    rate, step_s = _figure(values.get("tokens_per_s")), _figure(values.get("step_time_s"))
+    mfu = _figure(values.get("mfu_fraction"))
     return Profile(
         run=run,
         source=Source(
@@ -98,17 +100,17 @@ def profile_of(values: Mapping[str, Any], run: Run) -> Profile:
         reason=str(values.get("reason", "")),
         peak_memory_bytes=_quantity(values, "peak_memory_breakdown_bytes", "peak_memory_bytes"),
         device_memory_bytes=_quantity(values, "memory_breakdown_bytes", "device_memory_bytes"),
-        cached_bytes=float(values.get("cached_bytes") or 0.0),
+        cached_bytes=_figure(values.get("cached_bytes")),
         peak_phase=str(values.get("peak_phase", "")),
         step_time_s=_quantity(values, "time_breakdown_s", "step_time_s"),
         step_energy_j=_quantity(values, "", "step_energy_j"),
         step_tokens=rate * step_s,
-        step_sequences=float(values.get("samples_per_s") or 0.0) * step_s,
+        step_sequences=_figure(values.get("samples_per_s")) * step_s,
         step_flops=mfu * step_s * run.num_gpus,  # of a peak of 1, so that their ratio is what was said
         peak_flops_per_s=1.0 if mfu else 0.0,
-        host_bound_fraction=float(values.get("host_bound_fraction") or 0.0),
-        capacity_bytes=float(values.get("capacity_bytes") or 0.0),
-        step_times_s=tuple(values.get("step_times_s", ())),
+        host_bound_fraction=_figure(values.get("host_bound_fraction")),
+        capacity_bytes=_figure(values.get("capacity_bytes")),
+        step_times_s=tuple(map(_figure, values.get("step_times_s", ()))),
         fingerprint=dict(values.get("fingerprint", {})),
         observations=dict(values.get("observations", {})),
     )  # fmt: skip
@@ -118,19 +120,27 @@ def _quantity(values: Mapping[str, Any], parts: str, total: str) -> Breakdown:
     """Return a breakdown, or its total alone where that is all that was said."""
     if named := values.get(parts):
         return breakdown_of(named)
-    whole = values.get(total)
-    return Breakdown({WHOLE: float(whole)}) if whole else Breakdown({})
+    whole = _figure(values.get(total))
+    return Breakdown({WHOLE: whole}) if whole else Breakdown({})
+
+
+def _figure(value: Any, least: float = 0.0) -> float:
+    """Return a number of a document, 0 where it is not known. Raises: ValueError for what is none."""
+    number = 0.0 if value is None else figure(value)
+    if number < least:
+        raise ValueError(f"{shown(value)} is below zero")
+    return number
 
 
 def breakdown_of(parts: Mapping[str, float]) -> Breakdown:
     """Return the breakdown whose parts are named "a / b / c"."""
-    return Breakdown({tuple(name.split(" / ")): float(value) for name, value in parts.items()})
+    return Breakdown({tuple(name.split(" / ")): _figure(value, -MAX_NUMBER) for name, value in parts.items()})
 
 
 def _interval(values: Mapping[str, Any], name: str) -> Interval | None:
     """Return the 10th and 90th percentile of a quantity, where they were said."""
-    low, high, middle = values.get(f"{name}_p10"), values.get(f"{name}_p90"), values.get(name)
-    return None if low is None or high is None or not middle else Interval(low / middle, high / middle)
+    low, high, middle = (_figure(values.get(key)) for key in (f"{name}_p10", f"{name}_p90", name))
+    return Interval(low / middle, high / middle) if low and high and middle else None
 
 
 def predicted_waits(profile: Profile) -> dict[str, float]:

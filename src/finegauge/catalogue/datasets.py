@@ -17,7 +17,7 @@ from typing import Any
 
 from finegauge.catalogue.length_histogram import quantiles
 from finegauge.catalogue.tables import checked_row, read_shipped, rows_of, user_rows
-from finegauge.documents import MAX_DOCUMENT_BYTES, home, read_text
+from finegauge.documents import MAX_DOCUMENT_BYTES, home, parse_csv, read_text
 from finegauge.errors import (
     FieldError,
     FileFormatError,
@@ -204,15 +204,15 @@ def _from_file(path: str) -> Dataset:
 
 
 def _csv_pairs(path: str) -> Iterator[list[str]]:
-    header, *lines = read_text(path, MAX_DOCUMENT_BYTES).splitlines() or [""]
-    columns = [column.strip() for column in header.split(",")]
+    lines = parse_csv(read_text(path, MAX_DOCUMENT_BYTES), path)
+    columns = [column.strip() for column in next(lines, [""])]
     if "length" not in columns or "count" not in columns:
-        raise FileFormatError(f"{path}: the first line should be 'length,count', not {shown(header)}.")
-    for number, line in enumerate(lines, start=2):
-        cells = line.split(",")
+        said = shown(",".join(columns))
+        raise FileFormatError(f"{path}: the first line should be 'length,count', not {said}.")
+    for number, cells in enumerate(lines, start=2):
         if len(cells) == len(columns):
             yield [cells[columns.index("length")], cells[columns.index("count")]]
-        elif line.strip():
+        elif any(cells):
             raise FileFormatError(
                 f"{path}, line {number}: {len(columns)} cells expected, {len(cells)} found."
             )

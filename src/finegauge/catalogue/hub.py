@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from finegauge.documents import cache_path, text_of, write_whole
+from finegauge.documents import cache_path, parse_json, text_of, write_whole
 from finegauge.errors import FileFormatError, InputError, UnsupportedError, shown
 
 if TYPE_CHECKING:
@@ -99,11 +99,10 @@ def fetch_config(name: str, near: str = "", *, offline: bool = False) -> Fetched
     except _NotGivenError as refusal:
         raise _missing(name, str(refusal), near) from None
     where = f"{name}/{FILE} of {_host(endpoint)}"
-    import json
-
+    text = text_of(data, where)
     try:
-        config = json.loads(text_of(data, where))
-    except (ValueError, RecursionError):
+        config = parse_json(text, where)
+    except FileFormatError:
         raise FileFormatError(f"{where} is not JSON; name a config.json on disk instead.") from None
     if not isinstance(config, dict) or not {"model_type", "architectures", "hidden_size"} & set(config):
         raise FileFormatError(f"{where} describes no model; name a config.json on disk instead.")

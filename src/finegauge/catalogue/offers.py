@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from finegauge.catalogue.gpus import gpu as find_gpu
 from finegauge.catalogue.tables import checked_row, filled, parse, read_shipped, table, user_rows
-from finegauge.documents import cache_path, home
-from finegauge.errors import FieldError, UnknownNameError
+from finegauge.documents import cache_path, home, read_text
+from finegauge.errors import FieldError, FileFormatError, UnknownNameError
 from finegauge.records import NamedTuple
 
 if TYPE_CHECKING:
     from datetime import date
 
 STALE_DAYS = 60
+MAX_REFRESHED_BYTES = 50_000_000
 _NOT_RANKED = ("marketplace", "seed-paper")
 
 
@@ -237,7 +238,10 @@ def _offers(folder: str, refreshed: str, stamp: int, gpu: str) -> tuple[Offer, .
     """Return the offers of one GPU as they stood when the refreshed table was written at `stamp`."""
     column, shipped = "gpu" if gpu else "", read_shipped("offers.csv")
     rows = parse(_read_refreshed(refreshed, shipped), column=column, value=gpu) if stamp else []
-    found = [filled(Offer, row) for row in rows]
+    try:
+        found = [filled(Offer, row) for row in rows]
+    except ValueError:  # damaged: --refresh makes it anew
+        found = []
     replaced = {(offer.provider, offer.gpu) for offer in found} if found else ()
     for row in parse(shipped, column=column, value=gpu):
         if not row["gpu"] or (row["provider"], row["gpu"]) not in replaced:
@@ -253,9 +257,8 @@ def _read_refreshed(path: str, shipped: str) -> str:
     """Return the refreshed table, empty where it is torn."""
     header, _, _ = shipped.partition("\n")
     try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
-    except (OSError, UnicodeDecodeError):
+        text = read_text(path, MAX_REFRESHED_BYTES)
+    except FileFormatError:
         return header
     commas = header.count(",")
     whole = text.startswith(header + "\n") and all(line.count(",") == commas for line in text.splitlines())

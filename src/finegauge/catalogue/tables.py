@@ -13,10 +13,9 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from finegauge.documents import read_document
+from finegauge.documents import figure, read_document
 from finegauge.errors import FieldError, FileFormatError, UnknownKeyError, shown
 
-MAX_NUMBER = 1e30
 _DATA = os.path.join(os.path.dirname(__file__), "data")
 Row = TypeVar("Row")
 
@@ -170,10 +169,10 @@ def positive(value: Any, what: str, *, zero: bool = False) -> float:
     YAML reads 1e15 (no dot, no sign) as text: text that spells a number is a number here.
     """
     try:
-        number = float(value) if not isinstance(value, bool) else float("nan")
-    except (TypeError, ValueError):
-        number = float("nan")
-    if not (0 <= number < MAX_NUMBER) or (number == 0 and not zero):
+        number = figure(value)
+    except ValueError:
+        number = -1.0
+    if number < 0 or (number == 0 and not zero):
         floor = "zero or more" if zero else "above zero"
         raise FieldError(f"{what} should be a number {floor}, not {shown(value)}.")
     return number

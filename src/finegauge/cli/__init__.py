@@ -19,6 +19,7 @@ from finegauge.errors import (
     EXIT_INTERNAL,
     EXIT_INTERRUPTED,
     FineGaugeError,
+    cleaned,
     did_you_mean,
 )
 
@@ -247,5 +248,5 @@ def _say_error(error: FineGaugeError | click.ClickException) -> int:
 
 def _one_line(message: object, limit: int = 600) -> str:
     """Return `message` as one printable line."""
-    text = " ".join(str(message).split())
+    text = cleaned(" ".join(str(message).split()))
     return text if len(text) <= limit else f"{text[:limit]}…"

@@ -289,7 +289,7 @@ def offers(
         f"$ of the whole instance; ~ a card's price times their number; * far from others{more}",
     )
     if warning := catalogue.stale_warning(found):
-        click.echo(warning, err=True)
+        say(warning, err=True)
 
 
 def _refresh(*, quiet: bool) -> None:
@@ -297,9 +297,9 @@ def _refresh(*, quiet: bool) -> None:
 
     done = refresh_offers()
     if not quiet:
-        click.echo(f"Fetched {done.num_offers:,} offers of {', '.join(done.fetched)} ({done.date}).")
+        say(f"Fetched {done.num_offers:,} offers of {', '.join(done.fetched)} ({done.date}).")
     for failure in done.failed:
-        click.echo(f"Not fetched: {failure}; the prices at hand stay in use.", err=True)
+        say(f"Not fetched: {failure}; the prices at hand stay in use.", err=True)
 
 
 def _offer_cells(offer: "Offer", *, spot: bool) -> list[str]:
@@ -372,7 +372,7 @@ def show_dataset(name: str, *, as_json: bool) -> None:
     }
     print_facts(found.name, rows)
     for label, share in _histogram(found.lengths):
-        click.echo(f"  {label:>11}  {'█' * round(share * 60)} {share:.1%}")
+        say(f"  {label:>11}  {'█' * round(share * 60)} {share:.1%}")
 
 
 def _histogram(lengths: Sequence[tuple[int, int]], bins: int = 12) -> Iterable[tuple[str, float]]:

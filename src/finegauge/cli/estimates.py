@@ -225,7 +225,7 @@ def _show_all(checked: list[Checked], *, as_json: bool) -> None:
         return
     for one in checked:
         if one.error:
-            click.echo(f"Error: {one.file}: {one.error}", err=True)
+            say(f"Error: {one.file}: {one.error}", err=True)
         elif one.skipped:
             say(f"{one.file}: skipped: {one.skipped}")
         elif one.answer:

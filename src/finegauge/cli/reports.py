@@ -291,7 +291,7 @@ def _measured(device: str, threads: int, output: str | None) -> "Reproduction":
         _make(output)
         store = os.path.join(output, STORE)
     options = Options(device=device, threads=threads)
-    return measure_findings(options, told=lambda what: click.echo(f"{what} ...", err=True), store=store)
+    return measure_findings(options, told=lambda what: say(f"{what} ...", err=True), store=store)
 
 
 def _make(folder: str) -> None:

@@ -2,20 +2,20 @@
 
 import gc
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from finegauge.errors import cleaned
+
 if TYPE_CHECKING:
     from finegauge.formats.launcher_files import Alongside
     from finegauge.render.report import Report
     from finegauge.run.run import Run
 
-# What moves a cursor, hides or turns text; colours are ours.
-_CONTROLS = re.compile("\x1b(?!\\[[0-9;]*m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_COLOURS = "\x1b\\[(?:0|(?:[12]|3[1-6])(?:;(?:[12]|3[1-6]))*)m"  # of ours
 _ALONGSIDE = "finegauge.alongside"  # where click keeps what is given beside RUN
 _OFFLINE, _GPUS = "finegauge.offline", "finegauge.gpus"
 
@@ -250,8 +250,15 @@ def show(
         say(report_lines(layout(answer)))
 
 
-def say(lines: Iterable[str] | str) -> None:
-    """Print to stdout, in characters that its encoding has, and no control but those that colour."""
-    text = _CONTROLS.sub("?", lines if isinstance(lines, str) else "\n".join(lines))
-    encoding = sys.stdout.encoding or "utf-8"
-    click.echo(text.encode(encoding, errors="replace").decode(encoding), color=True)
+def say(lines: Iterable[str] | str, *, err: bool = False) -> None:
+    """Print to stdout or stderr, in characters that its encoding has, and no control but our colours."""
+    text = lines if isinstance(lines, str) else "\n".join(lines)
+    text = cleaned(text, _COLOURS) if "\x1b" in text and _has_colour() else cleaned(text)
+    encoding = (sys.stderr if err else sys.stdout).encoding or "utf-8"
+    click.echo(text.encode(encoding, errors="replace").decode(encoding), err=err, color=True)
+
+
+def _has_colour() -> bool:
+    from finegauge.render.terminal import has_colour
+
+    return has_colour()

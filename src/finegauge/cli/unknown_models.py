@@ -10,7 +10,7 @@ import click
 
 from finegauge.catalogue.hub import fetch_config, is_hub_id
 from finegauge.cli.progress import progress_bar
-from finegauge.errors import UnknownNameError, UnsupportedError, shown
+from finegauge.errors import UnknownNameError, UnsupportedError, cleaned, shown
 
 
 def fetch(error: UnknownNameError, *, offline: bool) -> None:
@@ -42,7 +42,7 @@ def trace_once(model: str, config: Mapping[str, Any]) -> None:
             f"{why} Its transformers class can be traced, once, but {' and '.join(missing)} is missing: "
             f"pip install torch==2.13.0 'finegauge[measure]', then run this again."
         )
-    click.echo(f"{why} Tracing its transformers class, once ...", err=True)
+    click.echo(f"{cleaned(why)} Tracing its transformers class, once ...", err=True)
     path = write_trace(document(config), config)
     click.echo(f"Traced {shown(model)}, kept as {path}", err=True)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from finegauge.cli.progress import progress_bar
-from finegauge.cli.run_options import show
+from finegauge.cli.run_options import say, show
 from finegauge.errors import EXIT_DONE, InputError, UnsupportedError, shown
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def validate(
             raise click.UsageError(
                 "--here draws its own configurations; leave out tables and --against.", ctx
             )
-        say_on_stderr = partial(click.echo, err=True)
+        say_on_stderr = partial(say, err=True)
         found = here_answer(
             device,
             num=num,

@@ -153,7 +153,7 @@ def _tools(record: Record) -> list[Any] | None:
 
         try:
             tools = json.loads(tools)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise Unreadable("tools is no JSON") from None
     return tools if isinstance(tools, list) and tools else None
 

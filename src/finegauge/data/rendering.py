@@ -34,7 +34,8 @@ from finegauge.data.record_formats import (
     Plain,
     Unreadable,
 )
-from finegauge.data.tokenizer import INSTALL, TokenizerFiles, read_bytes
+from finegauge.data.tokenizer import INSTALL, TokenizerFiles
+from finegauge.documents import MAX_BYTES, read_bytes
 from finegauge.errors import FieldError, FileFormatError, UnsupportedError, did_you_mean, shown
 
 Spans = list[tuple[int, int]]
@@ -285,7 +286,7 @@ def template_source(name: str, files: TokenizerFiles) -> str | None:
             )
         return files.chat_template
     if name.endswith(FILE_SUFFIXES):
-        return read_bytes(name).decode("utf-8", errors="replace")
+        return read_bytes(name, MAX_BYTES).decode("utf-8", errors="replace")
     raise FieldError(
         f"No template named {shown(name)}.{did_you_mean(name, TEMPLATES)} There are {', '.join(TEMPLATES)}, "
         f"and files that end in .jinja."

@@ -9,9 +9,11 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from finegauge.documents import parse_json, read_bytes
 from finegauge.errors import FileFormatError, InputError, UnsupportedError, shown
 
 MAX_CONFIG_BYTES = 16_000_000
+MAX_TOKENIZER_BYTES = 256_000_000  # the longest, of 256,000 tokens, have 34 MB
 CONFIG, SPECIAL_TOKENS, TEMPLATE = "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"
 INSTALL = "pip install 'finegauge[data]'"
 
@@ -43,7 +45,7 @@ def tokenizer_files(named: str) -> TokenizerFiles:
     }
     template = _template(os.path.join(folder, TEMPLATE), config.get("chat_template"))
     digest = sha256(repr((sorted(tokens.items()), template)).encode("utf-8", "surrogatepass"))
-    digest.update(read_bytes(file))
+    digest.update(read_bytes(file, MAX_TOKENIZER_BYTES))
     return TokenizerFiles(file, tokens, template, digest.hexdigest())
 
 
@@ -86,29 +88,11 @@ def load_tokenizer(file: str) -> Any:
     return tokenizer
 
 
-def read_bytes(path: str) -> bytes:
-    """Return the content of a file. Raises: InputError."""
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError as error:
-        raise InputError(f"Cannot read {shown(path)}: {error.strerror or error}.") from None
-
-
 def read_settings(path: str) -> Mapping[str, Any]:
     """Return the mapping in a small JSON file beside a tokenizer or data set; empty where there is none."""
-    import json
-
     if not os.path.isfile(path):
         return {}
-    if os.path.getsize(path) > MAX_CONFIG_BYTES:
-        raise FileFormatError(
-            f"{path} is larger than {MAX_CONFIG_BYTES / 1e6:.0f} MB; it should be settings."
-        )
-    try:
-        document = json.loads(read_bytes(path))
-    except (ValueError, RecursionError) as error:
-        raise FileFormatError(f"{path} cannot be read as JSON: {str(error).splitlines()[0]}.") from None
+    document = parse_json(read_bytes(path, MAX_CONFIG_BYTES), path)
     if not isinstance(document, dict):
         raise FileFormatError(f"{path} holds no settings, but {shown(document)}.")
     return document
@@ -122,7 +106,7 @@ def _text(token: Any) -> str | None:
 def _template(path: str, stated: Any) -> str | None:
     """Return the chat template: of its own file, or of the settings; `default` where there are several."""
     if os.path.isfile(path):
-        return read_bytes(path).decode("utf-8", errors="replace")
+        return read_bytes(path, MAX_CONFIG_BYTES).decode("utf-8", errors="replace")
     if isinstance(stated, list):
         named = {one.get("name"): one.get("template") for one in stated if isinstance(one, dict)}
         stated = named.get("default")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from finegauge.catalogue.frameworks import counts_memory_as
-from finegauge.documents import read_text
+from finegauge.documents import parse_csv, read_text
 from finegauge.errors import FileFormatError, FineGaugeError, did_you_mean, shown
 from finegauge.formats.measurement_rows import FULL, MEAN, Settings, settings_of
 from finegauge.run.run import FIELDS, Run
@@ -167,26 +167,19 @@ def _positive(cell: str | None) -> float | None:
 
 def _cells(file: str) -> Iterator[dict[str, str]]:
     """Yield the cells of each row by column; under "" stands why a row cannot be read."""
-    import csv
-
     name = os.path.basename(file)
-    try:
-        lines = csv.reader(read_text(file, MAX_BYTES).splitlines(), strict=True)
-        header = [column.strip().lower() for column in next(lines, [])]
-        _check_header(header, name)
-        for number, row in enumerate(lines, start=2):
-            if number > MAX_ROWS:
-                raise FileFormatError(f"{name} has over {MAX_ROWS:,} rows; split the table.")
-            if not any(row):
-                continue
-            cells = dict(zip(header, (cell.strip() for cell in row), strict=False))
-            if len(row) > len(header):
-                cells[""] = (
-                    f"The row has {len(row)} cells, the header {len(header)}; quote cells with commas."
-                )
-            yield cells
-    except csv.Error as error:
-        raise FileFormatError(f"{name} is not a table of comma-separated values: {error}.") from None
+    lines = parse_csv(read_text(file, MAX_BYTES), name)
+    header = [column.strip().lower() for column in next(lines, [])]
+    _check_header(header, name)
+    for number, row in enumerate(lines, start=2):
+        if number > MAX_ROWS:
+            raise FileFormatError(f"{name} has over {MAX_ROWS:,} rows; split the table.")
+        if not any(row):
+            continue
+        cells = dict(zip(header, (cell.strip() for cell in row), strict=False))
+        if len(row) > len(header):
+            cells[""] = f"The row has {len(row)} cells, the header {len(header)}; quote cells with commas."
+        yield cells
 
 
 def _check_header(header: list[str], name: str) -> None:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from finegauge.documents import parse_json
 from finegauge.errors import FileFormatError
 from finegauge.formats.key_table import RUN_FILE, recognise
 from finegauge.formats.python_values import OPAQUE, Values, callee, last_name, without_opaque
@@ -347,12 +348,7 @@ def cells(text: str, name: str) -> tuple[str, str, dict[str, str]]:
 
     Raises: FileFormatError for text that is no notebook.
     """
-    import json
-
-    try:
-        notebook = json.loads(text)
-    except (ValueError, RecursionError):
-        notebook = None
+    notebook = parse_json(text, name)
     listed = notebook.get("cells") if isinstance(notebook, dict) else None
     if not isinstance(listed, list):
         raise FileFormatError(f"{name} is no notebook: it holds no list of cells.")

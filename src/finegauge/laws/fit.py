@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import exp, isfinite, log, sqrt
 from typing import Any, NamedTuple
 
-from finegauge.documents import MAX_DOCUMENT_BYTES, read_text
+from finegauge.documents import MAX_DOCUMENT_BYTES, parse_csv, read_text
 from finegauge.errors import FieldError, FileFormatError, InputError, UnsupportedError, did_you_mean, shown
 from finegauge.laws.law import MAX_BATCH, Condition, Form, Law, Observation, Scores, Sweep
 from finegauge.profile import Interval
@@ -260,15 +260,10 @@ def read_sweep(path: str, equation: Form, where: Sequence[str] = ()) -> SweepTab
 
 
 def _read(path: str, name: str) -> tuple[list[str], list[_Row]]:
-    import csv
-
-    lines = [line for line in read_text(path, MAX_DOCUMENT_BYTES).splitlines() if line.strip()]
+    lines = [cells for cells in parse_csv(read_text(path, MAX_DOCUMENT_BYTES), name) if any(cells)]
     if not lines:
         raise FileFormatError(f"{name} is empty; the first line names the columns.")
-    try:
-        header, *body = list(csv.reader(lines, strict=True))
-    except csv.Error as error:
-        raise FileFormatError(f"{name} is not CSV: {error}.") from None
+    header, *body = lines
     header = [column.strip() for column in header]
     ours = {alias: column for column, aliases in ALIASES.items() for alias in (column, *aliases)}
     rows = []

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from math import floor, log
 from typing import Any, NamedTuple
 
-from finegauge.errors import FileFormatError, UnknownNameError, shown
+from finegauge.documents import figure
+from finegauge.errors import FileFormatError, UnknownNameError, UnsupportedError, shown
 from finegauge.profile import Interval
 from finegauge.units import GB, HOUR_S
 
@@ -48,9 +49,19 @@ class Form(NamedTuple):
     held: Callable[[Sweep], dict[str, float]]  # constants that this sweep cannot tell
     limits: Mapping[str, tuple[float, float]]  # what a constant may be, where physics says so
 
+    def value(self, constants: Constants, condition: Condition) -> float:
+        """Return the quantity. Raises: UnsupportedError where the equation has no value."""
+        try:
+            return figure(self.evaluate(constants, condition))
+        except (ArithmeticError, ValueError):
+            raise UnsupportedError(
+                f"The law {self.name} has no value at batch={condition.batch}, sparsity "
+                f"{condition.sparsity_fraction:.3g} with these constants; it does not hold there."
+            ) from None
+
     def answer(self, constants: Constants, condition: Condition) -> float:
         """Return the quantity as the law would state it: a batch is a whole number."""
-        value = self.evaluate(constants, condition)
+        value = self.value(constants, condition)
         return float(max(0, floor(value + 1e-9))) if self.quantity == MAX_BATCH else value
 
     def size(self, condition: Condition) -> float:
@@ -220,21 +231,23 @@ def law_from_json(document: Any, where: str) -> Law:
         )
     try:
         equation = form(str(document["form_name"]))
-        constants = {name: float(document["constants"][name]) for name in equation.units}
+        constants = {name: figure(document["constants"][name]) for name in equation.units}
         pair, further = document["interval"], document["extrapolation"]
         low, high = document["batch_range"]
+        context = {str(key): str(value) for key, value in document["context"].items()}
+        figure(context.get("model_memory_gb", 0.0))
         return Law(
             name=str(document["name"]),
             form_name=equation.name,
             constants=constants,
-            half_widths={str(k): float(v) for k, v in document["half_widths"].items()},
+            half_widths={str(k): figure(v) for k, v in document["half_widths"].items()},
             held=tuple(map(str, document["held"])),
             scores=_scores(document["scores"]),
             extrapolation=None if further is None else _scores(further),
             smaller_half=str(document["smaller_half"]),
-            interval=None if pair is None else Interval(float(pair["low_ratio"]), float(pair["high_ratio"])),
-            batch_range=(int(low), int(high)),
-            context={str(k): str(v) for k, v in document["context"].items()},
+            interval=None if pair is None else _interval(pair),
+            batch_range=(int(figure(low)), int(figure(high))),
+            context=context,
             table=str(document["table"]),
             fitted=str(document["fitted"]),
         )
@@ -245,7 +258,14 @@ def law_from_json(document: Any, where: str) -> Law:
 
 
 def _scores(values: Mapping[str, Any]) -> Scores:
-    return Scores(int(values["num_points"]), float(values["rmse"]), float(values["mape_fraction"]))
+    return Scores(int(figure(values["num_points"])), figure(values["rmse"]), figure(values["mape_fraction"]))
+
+
+def _interval(pair: Mapping[str, Any]) -> Interval:
+    low, high = figure(pair["low_ratio"]), figure(pair["high_ratio"])
+    if not 0 < low <= high:
+        raise ValueError(f"interval={[low, high]} is not a pair of growing positive ratios")
+    return Interval(low, high)
 
 
 def cost_usd(*, queries: float, epochs: float, samples_per_s: float, usd_per_h: float) -> float:

@@ -130,7 +130,7 @@ def _memory(law: Law, profile: Profile) -> Profile:
     run, condition = profile.run, condition_of(profile.run, law)
     most = law.at(condition)
     free = condition.gpu_memory_bytes - condition.model_memory_bytes
-    whole = law.form.evaluate(law.constants, condition)  # before it is cut down to a whole batch
+    whole = law.form.value(law.constants, condition)  # before it is cut down to a whole batch
     needed = Breakdown.of(
         weights=condition.model_memory_bytes,
         activations=free * run.micro_batch_size / whole if whole > 0 else free,

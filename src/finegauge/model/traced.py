@@ -16,7 +16,8 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from finegauge.errors import InputError, UnsupportedError, shown
+from finegauge.documents import cache_path, read_document, write_whole
+from finegauge.errors import FileFormatError, InputError, UnsupportedError, shown
 from finegauge.model.blocks import Architecture, Branch, Layer, Linear, Norm, Tensor
 from finegauge.model.lowering import Lowering
 from finegauge.model.op import NOTHING, Cost, Op, Poly
@@ -215,6 +216,7 @@ def part_name(module: str) -> str:
 
 
 SCHEMA = 1
+MAX_TRACE_BYTES = 64_000_000
 # Keys of a config.json that decide neither shapes nor operators.
 IRRELEVANT = frozenset(
     {
@@ -228,20 +230,22 @@ IRRELEVANT = frozenset(
 
 def key_of(config: Mapping[str, Any]) -> str:
     """Return the hash of the keys of a configuration that decide what the model is."""
+    relevant = {key: value for key, value in config.items() if key not in IRRELEVANT}
+    return _hash(relevant)
+
+
+def _hash(values: Mapping[str, Any]) -> str:
     import hashlib
     import json
 
-    relevant = {key: value for key, value in config.items() if key not in IRRELEVANT}
-    text = json.dumps(relevant, sort_keys=True, default=dict)
+    text = json.dumps(values, sort_keys=True, default=dict)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def path_of(config: Mapping[str, Any]) -> str:
     """Return the file in which the trace of a configuration lies, or would."""
-    folder = os.environ.get("FINEGAUGE_CACHE_DIR")
-    folder = folder or os.path.join(os.path.expanduser("~"), ".cache", "finegauge")
     kind = "".join(c if c.isalnum() or c in "-_" else "_" for c in str(config.get("model_type", "model")))
-    return os.path.join(folder, "traces", f"{kind[:60]}-{key_of(config)[:16]}.json")
+    return cache_path("traces", f"{kind[:60]}-{key_of(config)[:16]}.json")
 
 
 def write_trace(document: Mapping[str, Any], config: Mapping[str, Any]) -> str:
@@ -252,14 +256,9 @@ def write_trace(document: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     import json
 
     path = path_of(config)
-    part = f"{path}.{os.getpid()}"
     try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(part, "w", encoding="utf-8") as file:
-            json.dump({"schema": SCHEMA, "config_sha256": key_of(config), **document}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
+        whole = {"schema": SCHEMA, "config_sha256": key_of(config), **document}
+        write_whole(path, json.dumps({**whole, "sha256": _hash(whole)}).encode())
     except OSError as error:
         raise InputError(f"Cannot write {path}: {error.strerror}. Set FINEGAUGE_CACHE_DIR.") from None
     return path
@@ -267,22 +266,19 @@ def write_trace(document: Mapping[str, Any], config: Mapping[str, Any]) -> str:
 
 def read_trace(config: Mapping[str, Any]) -> tuple[Architecture | None, str]:
     """Return (the traced architecture of a configuration, "") or (None, why there is none)."""
-    import json
-
     path = path_of(config)
     if not os.path.isfile(path):
         return None, ""
     try:
-        with open(path, encoding="utf-8") as file:
-            document = json.load(file)
+        document = read_document(path, MAX_TRACE_BYTES)
         if problem := _problem(document, config):
             return None, f"The trace in {path} {problem}."
         return traced_architecture(document), ""
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
+    except (FileFormatError, ValueError, KeyError, TypeError, IndexError, AttributeError):
         return None, f"The trace in {path} is damaged."
 
 
-def _problem(document: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+def _problem(document: dict[str, Any], config: Mapping[str, Any]) -> str:
     """Return what speaks against using a document, "" if nothing does."""
     if document.get("schema") != SCHEMA:
         return f"has schema {shown(document.get('schema'))}, not {SCHEMA}"
@@ -290,7 +286,10 @@ def _problem(document: Mapping[str, Any], config: Mapping[str, Any]) -> str:
         return "is of another configuration"
     installed = installed_version("transformers")
     if installed and document.get("transformers") != installed:
-        return f"was made with transformers {document.get('transformers')}, and {installed} is installed"
+        made_with = str(document.get("transformers"))[:20]
+        return f"was made with transformers {made_with}, and {installed} is installed"
+    if document.pop("sha256", None) != _hash(document):
+        return "is damaged"
     return ""
 
 

@@ -514,15 +514,14 @@ def switch_of(name: str) -> Switch:
     from finegauge.catalogue.gpus import gpu, gpus
 
     if "=" in name:
-        import yaml
-
+        from finegauge.documents import parse_yaml
         from finegauge.run.run import FIELDS
 
         text = name.strip()
         field, _, value = text.partition("=")
         if field not in FIELDS:
             raise UnknownKeyError("whatif", field, known=FIELDS)
-        return Switch(text, "", {field: FIELDS[field](field, yaml.safe_load(value))})
+        return Switch(text, "", {field: FIELDS[field](field, parse_yaml(value, field))})
     named = switch_named(name)
     if named is not None:
         return named

@@ -20,7 +20,6 @@ force is the user's own, where `FINEGAUGE_CALIBRATION` names a file, or the one 
 import os
 from collections.abc import Mapping
 from functools import cache
-from math import isfinite
 from typing import Any
 
 from finegauge.errors import FileFormatError, shown
@@ -126,17 +125,19 @@ def read(path: str) -> Calibration:
 
 
 def _calibration(content: Mapping[str, Any]) -> Calibration:
+    from finegauge.documents import figure
+
     if content["schema_version"] != SCHEMA_VERSION:
         raise ValueError(f"schema version {content['schema_version']}, not {SCHEMA_VERSION}")
     fields: dict[str, Any] = {"name": str(content["name"])[:80]}
     for name, entry in content["constants"].items():
-        fields[name] = value = float(entry["value"])
+        fields[name] = value = figure(entry["value"])
         if name not in Calibration._fields or isinstance(getattr(DATASHEET, name), (str, Interval)):
             raise ValueError(f"'{name}' is no constant")
-        if not (isfinite(value) and value > 0):
+        if value <= 0:
             raise ValueError(f"{name}={value} is not positive")
     for name in INTERVALS:
-        fields[name] = interval = Interval(*map(float, content[name]))
-        if not 0 < interval.low_ratio <= interval.high_ratio < float("inf"):
+        fields[name] = interval = Interval(*map(figure, content[name]))
+        if not 0 < interval.low_ratio <= interval.high_ratio:
             raise ValueError(f"{name}={list(interval)} is not a pair of growing positive ratios")
     return DATASHEET._replace(**fields)

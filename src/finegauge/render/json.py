@@ -7,12 +7,13 @@ What differs from that is stated by `answers.written`.
 """
 
 from collections.abc import Mapping
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from finegauge.answers.profile import breakdown_of, figures_of, profile_of
 from finegauge.answers.written import rules_of
-from finegauge.documents import json_text
+from finegauge.documents import MAX_NUMBER, json_text
+from finegauge.errors import shown
 from finegauge.profile import Breakdown, Profile
 from finegauge.run.run import Run
 
@@ -76,12 +77,15 @@ def decoded(kind: Any, value: Any, run: Any) -> Any:
     Raises: KeyError, TypeError, ValueError where the value is none of that type.
     """
     origin, inner = get_origin(kind), get_args(kind)
-    if value is None or isinstance(value, Run) or kind in (str, int, float, bool, Any) or origin is Literal:
+    if value is not None and origin in (Union, UnionType):
+        kind = next((one for one in inner if _may_be(one, value)), inner[0])
+        origin, inner = get_origin(kind), get_args(kind)
+    if isinstance(value, Run) or kind is Any or (value is None and (kind is float or NoneType in inner)):
         return value
+    if kind in _PLAIN or origin is Literal:
+        return _plain(kind, value)
     if kind in (Profile, Breakdown):
         return profile_of(value, run) if kind is Profile else breakdown_of(value)
-    if origin in (Union, UnionType):
-        return decoded(next(one for one in inner if _may_be(one, value)), value, run)
     if origin is not None and issubclass(origin, Mapping):
         found = {key: decoded(inner[1], item, run) for key, item in value.items()}
         by_path = get_origin(inner[0]) is tuple
@@ -93,10 +97,26 @@ def decoded(kind: Any, value: Any, run: Any) -> Any:
     return kind(**{name: decoded(hints[name], item, run) for name, item in held.items()})
 
 
+_PLAIN: dict[Any, tuple[type, ...]] = {str: (str,), bool: (bool,), int: (int,), float: (int, float)}
+
+
+def _plain(kind: Any, value: Any) -> Any:
+    """Return a text, a number, true or false. Raises: TypeError where it is of another type."""
+    if kind not in _PLAIN:
+        good = value in get_args(kind)
+    else:
+        good = isinstance(value, _PLAIN[kind]) and (kind is bool or not isinstance(value, bool))
+    if not good or (isinstance(value, int | float) and not abs(value) < MAX_NUMBER):
+        raise TypeError(f"{shown(value)} does not belong there")
+    return value
+
+
 def _may_be(kind: Any, value: Any) -> bool:
     """Return whether a value that is not null may be of a type of a union."""
+    if kind in _PLAIN:
+        return isinstance(value, _PLAIN[kind])
     if kind is Profile or not hasattr(kind, "_fields"):
-        return kind is not type(None)
+        return kind is not NoneType
     return isinstance(value, Mapping) and all(
         name in value or name in kind._field_defaults or name in rules_of(kind).flat for name in kind._fields
     )

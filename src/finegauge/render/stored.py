@@ -1,6 +1,5 @@
 """Profiles and plans out of what a command printed under `--json`, as far as a report shows them."""
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -8,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 from finegauge.answers.estimate import EstimateAnswer, GpuEstimate, Unsupported
 from finegauge.answers.plan import PlanAnswer
 from finegauge.answers.profile import profile_of
+from finegauge.documents import read_document
 from finegauge.errors import FileFormatError, InputError, shown
 from finegauge.prediction.predictor import Prediction
 from finegauge.profile import Profile
 from finegauge.render.json import decoded
+from finegauge.run.run import FIELDS
 from finegauge.store.document import run_of
 
 if TYPE_CHECKING:
@@ -26,12 +27,11 @@ def document_of(path: str) -> dict[str, Any] | None:
 
     Raises: InputError for a document of a command whose answers make no report.
     """
-    if not path.endswith(".json") or not os.path.isfile(path) or os.path.getsize(path) > MOST_BYTES:
+    if not path.endswith(".json") or not os.path.isfile(path):
         return None
     try:
-        with open(path, encoding="utf-8") as file:
-            found = json.load(file)
-    except (OSError, ValueError, RecursionError):
+        found = read_document(path, MOST_BYTES)
+    except FileFormatError:
         return None
     if not isinstance(found, dict) or "command" not in found or "schema_version" not in found:
         return None
@@ -110,5 +110,7 @@ def _run(document: Mapping[str, Any], gpu: str | None) -> "Run":
     stated = dict(document["run"])
     if gpu is not None:
         stated["gpu"] = gpu
-    origins, warnings = document.get("origins", {}), document.get("warnings", ())
-    return run_of({"fields": stated, "origins": dict(origins), "warnings": list(warnings)})
+    origins = {name: str(origin) for name, origin in document.get("origins", {}).items() if name in FIELDS}
+    return run_of(
+        {"fields": stated, "origins": origins, "warnings": list(map(str, document.get("warnings", ())))}
+    )

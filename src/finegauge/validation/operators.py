@@ -12,7 +12,7 @@ from math import isfinite
 from typing import NamedTuple
 
 from finegauge.catalogue.gpus import GpuSpec, gpus, known_gpu
-from finegauge.documents import read_text
+from finegauge.documents import parse_csv, read_text
 from finegauge.errors import FileFormatError, FineGaugeError, UnknownNameError, shown
 from finegauge.prediction.timed_operators import Source, seconds_of, skew, source_for
 
@@ -131,9 +131,7 @@ def read_table(path: str) -> tuple[list[Row], list[float | None]]:
 
     Raises: FileFormatError.
     """
-    from csv import reader as cells_of
-
-    reader = cells_of(read_text(path, MAX_BYTES).splitlines())
+    reader = parse_csv(read_text(path, MAX_BYTES), path)
     header = [name.strip() for name in next(reader, [])]
     kind = next((kind for kind, names in COLUMNS.items() if {"gpu", "dtype", *names} <= set(header)), None)
     if kind is None:

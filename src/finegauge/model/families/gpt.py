@@ -58,7 +58,9 @@ def _gpt_neo_kinds(f: Figures) -> list[bool]:
     for entry in listed:
         if not (isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], list)):
             raise FieldError(f"attention_types has {shown(entry)}; entries are [[kinds], how often].")
-        kinds += [str(kind) for kind in entry[0]] * min(int(entry[1]), num_layers)
+        some = [str(kind) for kind in entry[0][: num_layers + 1]]
+        times = f.checked("attention_types", entry[1], 0, num_layers)
+        kinds += some * min(times, num_layers // max(1, len(some)) + 1)
     if len(kinds) != num_layers or not set(kinds) <= {"global", "local"}:
         raise FieldError(
             f"attention_types describes {len(kinds)} layers, num_layers={num_layers}; "

@@ -82,17 +82,17 @@ class Figures:
                 f"{key} is missing from the model's config, and the transformers class of "
                 f"'{self.model_type}' has no default."
             )
-        return self._checked(key, value, least, most)
+        return self.checked(key, value, least, most)
 
     def optional(self, key: str) -> int | None:
         """Return the whole number under `key`, or None where it is null or absent."""
         value = self.raw(key)
-        return None if value is None else self._checked(key, value, 1, MAX_SIZE)
+        return None if value is None else self.checked(key, value, 1, MAX_SIZE)
 
     def count(self, key: str) -> int:
         """Return the whole number under `key`, which may be zero; null and absent are zero."""
         value = self.raw(key)
-        return 0 if value is None else self._checked(key, value, 0, MAX_SIZE)
+        return 0 if value is None else self.checked(key, value, 0, MAX_SIZE)
 
     def flag(self, key: str | bool) -> bool:
         """Return the truth value under `key`, null and absent false; True and False stand for themselves."""
@@ -133,7 +133,7 @@ class Figures:
             return [self.size(key)] * length
         if len(value) != length:
             raise FieldError(f"{key} has {len(value)} entries for {length} layers; give one per layer.")
-        return [self._checked(key, entry, 1, MAX_SIZE) for entry in value]
+        return [self.checked(key, entry, 1, MAX_SIZE) for entry in value]
 
     def num_layers(self, key: str = "num_hidden_layers") -> int:
         """Return the number of layers, at most `MAX_LAYERS` so that nothing hangs."""
@@ -181,7 +181,8 @@ class Figures:
         """Return the error that says which variant of this family is not described."""
         return UnsupportedError(f"model_type '{self.model_type}': {what} is not described yet.")
 
-    def _checked(self, key: str, value: Any, least: int, most: int) -> int:
+    def checked(self, key: str, value: Any, least: int, most: int) -> int:
+        """Return `value` if it is a whole number within these bounds, refuse it under its key otherwise."""
         if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
             return value
         raise FieldError(f"{self.name(key)}={shown(value)} is not a whole number from {least} to {most:,}.")
