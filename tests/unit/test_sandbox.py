@@ -11,8 +11,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from finegauge.catalogue.models import model
-from finegauge.data.tokenizer import read_bytes
-from finegauge.documents import read_text, write_whole
+from finegauge.documents import read_bytes, read_text, write_whole
 from finegauge.errors import InputError
 from finegauge.formats.run_argument import resolve
 from finegauge.sandbox import Seat, Worker, bound_memory, lies_in, reading_only
@@ -35,12 +34,12 @@ def test_only_what_lies_within_is_opened(places: tuple[Path, Path]) -> None:
     inside, outside = map(str, places)
     with reading_only(inside):
         assert read_text(f"{inside}/file.yaml")
-        assert read_bytes(f"{outside}/back.yaml")  # leads inside
+        assert read_bytes(f"{outside}/back.yaml", 99)  # leads inside
         for path in (f"{outside}/file.yaml", f"{inside}/link/file.yaml", f"{inside}/../inside-not/file.yaml"):
             with pytest.raises(InputError, match=OUTSIDE):
                 read_text(path)
             with pytest.raises(InputError, match=OUTSIDE):
-                read_bytes(path)
+                read_bytes(path, 99)
         with pytest.raises(InputError, match=OUTSIDE):
             write_whole(f"{outside}/new", b"")
         with pytest.raises(InputError, match=OUTSIDE):
