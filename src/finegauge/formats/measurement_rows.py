@@ -250,7 +250,7 @@ def settings_of(cells: Mapping[str, str], folder: str, known_models: dict[str, s
     _gpus(cells, row)
     framework = next((one for one in named_in(cells["framework"]) if one.source), Framework())
     for name, value in framework.unasked(cells).items():
-        if name not in row.fields:
+        if name not in row.fields or name == "gpu":  # which of several of a name its developers have
             row.default(name, value, framework)
     if not cells["packing"] and not {"packing", "dataset"} & set(row.fields):
         row.assumptions.append("every sequence is seq_len long (not stated)")

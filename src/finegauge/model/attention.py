@@ -17,7 +17,9 @@ from finegauge.model.op_builder import OpBuilder
 
 ROTARY_BYTES = 20.0  # per channel: two products, negate and concatenate, sum (16 bit)
 ROTARY_LAUNCHES = 10.0
-EFFICIENT = 0  # stands for the generation of PyTorch's memory-efficient kernel, which takes masks and fp32
+# stand for the generation of PyTorch's memory-efficient kernel, which takes masks and fp32; heads of more
+# than 128 channels take one that sums its output in memory
+EFFICIENT, EFFICIENT_WIDE_HEADS, MOST_IN_REGISTERS = 0, -1, 128
 UNPADDING_LAUNCHES = 13.0  # the kernel's own; lengths, their sum and largest; three copies in, one out
 
 Widths = tuple[float, float, float, float]  # channels per token of q, k and v as they are read, of the output
@@ -236,6 +238,7 @@ def _fused(low: Lowering, part: str, widths: Widths, heads: int, *, extra: float
     io, mask = c * sum(widths), c if masked else 0.0
     efficient = low.attention == "sdpa" and (masked or c == 4 or low.flashless)
     flops = Poly(pair=2.0 * (q + out) * (1.0 if masked else 0.5))
+    own = EFFICIENT if max(q, out) <= MOST_IN_REGISTERS * heads else EFFICIENT_WIDE_HEADS
     return Op(
         path=(part, "attention kernel"),
         kind="attention",
@@ -247,7 +250,7 @@ def _fused(low: Lowering, part: str, widths: Widths, heads: int, *, extra: float
         passing_bytes=Poly(token=2.0 * io, pair=mask),
         dtype="fp32" if c == 4 else low.compute_dtype,
         heads=heads,
-        generation=EFFICIENT if not low.on_cpu and efficient else low.attention_generation,
+        generation=own if not low.on_cpu and efficient else low.attention_generation,
         synchronises=low.unpads,
     )
 

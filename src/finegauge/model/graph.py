@@ -42,6 +42,9 @@ CHECKPOINTING_LAYERS_SINCE = (4, 53)  # a checkpointed layer is told not to use 
 # PyTorch hands grouped keys to its memory-efficient kernel where FlashAttention cannot run: the LoRA and
 # QLoRA rows of fitcheck-t4 (torch 2.10 and 2.14; fp16, and fp32 after k-bit preparation) hold no scores
 GROUPED_EFFICIENT_SINCE = (5, 0)
+# Gemma 2 under sdpa, its default then, leaves out the cap on scores; `_supports_sdpa` is false in 5 (the last
+# release with it is not known; modular_gemma2.py of 4.48 @006e869 and 5.23)
+SOFTCAP_DROPPED, SOFTCAP_REFUSED = (4, 48), (5, 0)
 GROUPED_SDPA_SINCE = (4, 54)  # transformers' sdpa repeats keys and values for every query head before
 # and its FlashAttention2 classes did, in these models (modeling_*.py of 4.45.2, 4.47.1 and 4.48.3)
 GROUPED_FLASH_SINCE = (4, 48)
@@ -253,7 +256,9 @@ def _attention(run: Run, model: Architecture) -> tuple[str, int, bool]:
     and the longest length by `.item()` (modeling_flash_attention_utils.py of 4.44 and 5.23).
     """
     framework, numerics = framework_of(run.framework), model.numerics
-    has = run.attention in numerics.kernels or framework.own_models
+    version = version_numbers(run.transformers_version)[:2]
+    uncapped = numerics.softcap and run.attention == "sdpa" and SOFTCAP_DROPPED <= version < SOFTCAP_REFUSED
+    has = run.attention in numerics.kernels or framework.own_models or uncapped
     implemented = run.attention if has and not (framework.litgpt_models and numerics.softcap) else "eager"
     today = version_numbers(run.transformers_version) >= (5, 0, 0) and not framework.own_models
     cudnn = run.attention == "sdpa" and today

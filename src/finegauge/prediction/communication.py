@@ -32,11 +32,16 @@ class Passes(NamedTuple):
     outer_s: float = 0.0  # of both, in embedding, head and loss
     weights_fraction: float = 0.0  # of backward, for gradients of weights, where a schedule parts them
     attention_s: float = 0.0  # of both, in attention's kernels: keys and values go round beside them alone
+    memory_s_per_byte: float = 0.0  # of reading or writing the device's memory
 
 
 # Of a collective's time, lost beside it: neighbours hand each other activations, keys and values by few
 # copying blocks or none (userbuffers, send and receive), gathers of weights occupy memory too
 COPIED_FRACTION = 0.18  # 24 of 132 multiprocessors
+# fully_shard's buffers hold all tensors of a unit: what is gathered is read and written once more to become
+# tensors, 16-bit gradients are read and written in fp32 to be reduced (foreach_all_gather_copy_out, chunk_cat
+# in torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py); per byte of the message
+BUFFER_COPIES = {"all_gather": 2.0, "reduce_scatter": 1.5}
 NO_TIME_S = 1e-30
 
 
@@ -74,16 +79,23 @@ def communication(
     tally, steps = _Tally(calibration), passes.micro_steps
     beside: dict[str, list[tuple[Collective, float]]] = {"forward": [], "backward": [], "attention": []}
     pipelined: list[Collective] = []
+    copied_bytes, by_tensor = 0.0, by_fully_shard(run) and run.sharding in GATHERING
     for message in exchanged(run, share, extents, passes.num_runs):
         if message.group == "pipeline":
             pipelined.append(message)
             continue
         seconds = message.num_sent * network.seconds(message)
+        if by_tensor and message.group in ("data", "expert"):
+            times = message.num_per_step(steps) * BUFFER_COPIES.get(message.kind, 0.0)
+            copied_bytes = copied_bytes + times * message.payload_bytes
         if message.beside:
             beside[message.beside].append((message, seconds))
         else:
             tally.shown(message.name, seconds if message.once else steps * seconds)
+    tally.shown("copies of sharded tensors", copied_bytes * passes.memory_s_per_byte)
     computed = {"forward": passes.forward_s, "backward": passes.backward_s, "attention": passes.attention_s}
+    if run.synchronous:  # nothing runs beside anything
+        computed = dict.fromkeys(computed, 0.0)
     for name, messages in beside.items():
         repeated = [one for one in messages if not one[0].once]
         if len(repeated) == len(messages):
@@ -95,7 +107,7 @@ def communication(
     for message in pipelined:
         _pipeline(run, share, message, network.seconds(message), passes, tally)
     for name, seconds in offloaded(
-        run, share, Computing(passes.forward_s, passes.backward_s, steps), network
+        run, share, Computing(computed["forward"], computed["backward"], steps), network
     ):
         tally.shown(name, seconds)
     tally.shown("slows computation", tally.lost_s)

@@ -89,9 +89,16 @@ A100_MATMUL_FRACTION = 0.869  # best product of a benchmark over the peak
 # about 2 times slower (Dao 2023, arXiv:2307.08691, section 4.1)
 FIRST_FORWARD_FRACTION, FIRST_BACKWARD_FRACTION = 0.70, 0.50
 # PyTorch's memory-efficient kernel (CUTLASS, of xFormers) over FlashAttention-2, both directions: set by hand
-# with universal-llm-trainer's rows in view; in fp32 they ask for 0.6 on A100, 0.4 on H100
+# with universal-llm-trainer's rows in view
 EFFICIENT_FRACTION = 0.40
-EFFICIENT_WIDE_FRACTION = 0.5  # in fp32, over the same share of the fp32 peak
+# in fp32, over the same share of a third of the TF32 peak: from Ampere on it multiplies in three TF32 parts
+# (OpMultiplyAddFastF32 in mem_eff_attention/gemm_kernel_utils.h); before, of the fp32 peak
+EFFICIENT_WIDE_FRACTION, SIMT_FRACTION, TF32_PARTS = 0.25, 0.5, 3.0
+# Heads beyond 128 channels take 32 queries a block in place of 64 and sum outputs in memory (32x128_gmem);
+# backward has tiles of 128 x 128 in registers where a multiprocessor has 160 KiB of shared memory, of 64 x 64
+# in memory where it has 100 (mem_eff_attention/kernels/cutlassF.h, cutlassB.h): operands read twice as often
+SMALLER_TILES_FRACTION = 0.5
+SMALL_SHARED_MEMORY = ("7.5", "8.6", "8.7", "8.9", "12.")
 FOREACH_VALUES, FUSED_VALUES, CLIP_VALUES = 21.0, 7.0, 3.0  # read or written per parameter
 
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.93), (128, 64, 0.80), (64, 64, 0.62), (64, 32, 0.45))
@@ -110,6 +117,8 @@ class Device(NamedTuple):
     matmul_flops_per_s: Mapping[str, float]  # by dtype
     attention_flops_per_s: Mapping[str, float]  # of the forward kernel of the second generation, by dtype
     asynchronous_ratio: float  # of the third generation's
+    efficient_flops_per_s: Mapping[str, float]  # of PyTorch's memory-efficient kernel, by dtype
+    efficient_backward_fraction: float  # of that, backward
     vector_flops_per_s: float  # of kernels without matrix instructions
     memory_bytes_per_s: float
     dequantise_bytes_per_s: float
@@ -148,6 +157,7 @@ class Device(NamedTuple):
         if hopper_kin:
             most = HOPPER_PEAK_FLOPS_PER_S * constants.hopper_flash_fraction
         matmul, attention = {}, {}
+        half = gpu.flops_per_s.get("bf16") or gpu.flops_per_s.get("fp16") or 0.0
         computed = sorted({*dtypes, "fp32"})
         for dtype in computed:
             # without matrix units no limit is reached
@@ -170,6 +180,10 @@ class Device(NamedTuple):
             matmul_flops_per_s=matmul,
             attention_flops_per_s=attention,
             asynchronous_ratio=asynchronous_ratio,
+            efficient_flops_per_s=_efficient(gpu, attention, min(half * flash, most) / half if half else 0.0),
+            efficient_backward_fraction=SMALLER_TILES_FRACTION
+            if gpu.compute_capability.startswith(SMALL_SHARED_MEMORY)
+            else 1.0,
             vector_flops_per_s=peak("fp32") * VECTOR_FRACTION,
             memory_bytes_per_s=gpu.memory_bytes_per_s * constants.bandwidth_fraction,
             dequantise_bytes_per_s=gpu.memory_bytes_per_s * constants.dequantise_fraction,
@@ -182,7 +196,7 @@ class Device(NamedTuple):
         import numpy
 
         if not devices:
-            return cls(DATASHEET, {}, {}, 0.0, 0.0, 0.0, 0.0, 0.0)
+            return cls(DATASHEET, {}, {}, 0.0, {}, 0.0, 0.0, 0.0, 0.0, 0.0)
 
         def together(numbers: Sequence[Any]) -> Any:
             if isinstance(numbers[0], Mapping):
@@ -238,14 +252,23 @@ class Device(NamedTuple):
             rate = self.attention_flops_per_s[op.dtype]
             if op.generation == 1:
                 rate = rate * (FIRST_BACKWARD_FRACTION if backward else FIRST_FORWARD_FRACTION)
-            elif op.generation == 0:
-                rate = rate * (EFFICIENT_WIDE_FRACTION if op.dtype == "fp32" else EFFICIENT_FRACTION)
+            elif op.generation <= 0:
+                rate = self._efficient_rate(op, backward=backward)
             elif op.generation == 3:
                 rate = rate * self.asynchronous_ratio
             return rate * (self.calibration.flash_backward_fraction if backward else 1.0)
         if op.kind == "scan" and op.dtype == "fp32":
             return self.vector_flops_per_s
         return self.matmul_flops_per_s[op.dtype] * CHUNKED_SCAN_FRACTION
+
+    def _efficient_rate(self, op: Op, *, backward: bool) -> float:
+        """Return FLOP/s of PyTorch's memory-efficient kernel: in fp32 its multipliers wait, not its loads."""
+        rate = self.efficient_flops_per_s[op.dtype]
+        if op.dtype == "fp32":
+            return rate
+        if op.generation < 0:  # of wide heads
+            return rate * SMALLER_TILES_FRACTION
+        return rate * self.efficient_backward_fraction if backward else rate
 
     def _product_seconds(self, gemm: Gemm, tokens: float, dtype: str) -> float:
         """Return the seconds of `gemm`, looked at once for the same tokens."""
@@ -295,6 +318,14 @@ def _step_fraction(gpu: GpuSpec) -> float:
     limit_w = gpu.board_power_w
     watts = limit_w / gpu.peak_flops_per_s("bf16") if limit_w else STEP_W_PER_FLOPS
     return float(min(1.0, STEP_FRACTION * (watts / STEP_W_PER_FLOPS) ** POWER_EXPONENT))
+
+
+def _efficient(gpu: GpuSpec, attention: Mapping[str, float], flash: float) -> dict[str, float]:
+    """Return rates of PyTorch's memory-efficient kernel, where FlashAttention has the share `flash`."""
+    rates = {dtype: rate * EFFICIENT_FRACTION for dtype, rate in attention.items()}
+    tensor = gpu.flops_per_s.get("tf32") if gpu.vendor == "NVIDIA" else None
+    wide = tensor / TF32_PARTS * flash * EFFICIENT_WIDE_FRACTION if tensor else 0.0
+    return {**rates, "fp32": wide or attention["fp32"] * SIMT_FRACTION}
 
 
 def _flash_share(gpu: GpuSpec, constants: Calibration) -> float:

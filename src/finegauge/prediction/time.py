@@ -246,6 +246,7 @@ def step_of(
             outer_s=_sum_of(micro_batch.parts, OUTER) if run.pipeline_parallel > 1 else 0.0,
             weights_fraction=weights_fraction(run, share.graph, extents) if splits_backward(run) else 0.0,
             attention_s=_sum_of(micro_batch.parts, ATTENTION) if run.context_parallel > 1 else 0.0,
+            memory_s_per_byte=device.cache_seconds(1.0),
         )
         clock.parts += communication(run, share, passes, extents, network, device.calibration)
     return micro_batch.times(micro_steps).plus(clock.time)

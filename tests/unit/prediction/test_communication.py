@@ -13,6 +13,8 @@ from finegauge.prediction.predictor import predict
 from finegauge.profile import Profile
 from finegauge.run.run import Run
 
+COPIES = "copies of sharded tensors"
+
 
 def run(**fields: Any) -> Run:
     base: dict[str, Any] = {
@@ -153,6 +155,25 @@ def test_hosts_run_ahead_where_nothing_limits_the_gathers() -> None:
     first, second = (step(num_gpus=8, sharding="fsdp", framework=f) for f in ("llm-foundry", "torchtitan"))
     assert shown(first, "host waits") > 0
     assert shown(second, "host waits") == 0
+
+
+def test_fully_shard_copies_what_it_gathers_and_reduces() -> None:
+    """Weights in 16 bit read and written again after each gather, gradients widened to fp32 before."""
+    fields: dict[str, Any] = {"num_gpus": 8, "sharding": "fsdp", "weights_dtype": "fp32", "autocast": "bf16"}
+    first, second = (step(**fields, framework=name) for name in ("llm-foundry", "torchtitan"))
+    assert shown(first, COPIES) == 0
+    outer = 2 * 32000 * 4096
+    layers = 6_738_415_616 - outer
+    moved = 2 * 2 * (2 * layers + outer) + 1.5 * 4 * (layers + outer)
+    rate = gpu("A100-SXM4-80GB").memory_bytes_per_s * DATASHEET.bandwidth_fraction
+    assert shown(second, COPIES) == pytest.approx(moved / rate, rel=1e-3)
+
+
+def test_nothing_runs_beside_messages_where_every_launch_waits() -> None:
+    fields: dict[str, Any] = {"num_gpus": 8, "sharding": "fsdp", "framework": "llm-foundry"}
+    hidden, waited = (step(**fields, synchronous=synchronous) for synchronous in (False, True))
+    assert shown(waited, "slows computation") == 0 < shown(hidden, "slows computation")
+    assert shown(waited, "all-gather, reduce-scatter") > 0 == shown(hidden, "all-gather, reduce-scatter")
 
 
 def test_a_node_smaller_than_any_known_one_has_ethernet() -> None:

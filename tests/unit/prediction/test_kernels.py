@@ -5,9 +5,17 @@ from typing import Any
 import pytest
 
 from finegauge.catalogue.gpus import gpu
+from finegauge.model.attention import EFFICIENT, EFFICIENT_WIDE_HEADS
+from finegauge.model.graph import build
 from finegauge.model.op import Cost, Extents, Op, Poly
 from finegauge.prediction.calibration import DATASHEET
-from finegauge.prediction.device import FIRST_BACKWARD_FRACTION, FIRST_FORWARD_FRACTION, Device
+from finegauge.prediction.device import (
+    EFFICIENT_FRACTION,
+    EFFICIENT_WIDE_FRACTION,
+    FIRST_BACKWARD_FRACTION,
+    FIRST_FORWARD_FRACTION,
+    Device,
+)
 from finegauge.prediction.predictor import predict
 from finegauge.prediction.time import Beside, from_empty_queue
 from finegauge.profile import Profile
@@ -24,10 +32,10 @@ def step(**fields: Any) -> Profile:
     return predict(Run(**{**base, **fields}))
 
 
-def attention_s(name: str, generation: int, *, backward: bool) -> float:
+def attention_s(name: str, generation: int, *, backward: bool, dtype: str = "bf16") -> float:
     device = Device.of(gpu(name), DATASHEET, {"bf16"})
     cost = Cost(flops=Poly(pair=1e6))
-    op = Op(("attention", "attention kernel"), "attention", forward=cost, generation=generation)
+    op = Op(("attention", "attention kernel"), "attention", forward=cost, generation=generation, dtype=dtype)
     return device.seconds(op, cost, Extents.of(1, 8192), backward=backward)
 
 
@@ -42,6 +50,40 @@ def test_the_third_generation_gains_on_hopper_alone() -> None:
     assert attention_s(A100, 3, backward=False) == attention_s(A100, 2, backward=False)
     ratio = attention_s(H100, 2, backward=False) / attention_s(H100, 3, backward=False)
     assert ratio == pytest.approx(DATASHEET.asynchronous_flash_fraction / DATASHEET.hopper_flash_fraction)
+
+
+def test_the_memory_efficient_kernel_multiplies_fp32_in_three_parts_of_tf32() -> None:
+    for name in (A100, H100):
+        wide, narrow = (
+            attention_s(name, EFFICIENT, backward=False, dtype=dtype) for dtype in ("fp32", "bf16")
+        )
+        rates = gpu(name).flops_per_s
+        parts = 3 * rates["bf16"] / rates["tf32"] * EFFICIENT_FRACTION / EFFICIENT_WIDE_FRACTION
+        assert wide / narrow == pytest.approx(parts)
+
+
+def test_the_memory_efficient_kernel_has_smaller_tiles_where_shared_memory_is_small_or_heads_are_wide() -> (
+    None
+):
+    for name, slower in ((A100, 1.0), (H100, 1.0), ("RTX 4090", 2.0)):
+        forward, backward = (attention_s(name, EFFICIENT, backward=backward) for backward in (False, True))
+        assert backward * DATASHEET.flash_backward_fraction / forward == pytest.approx(slower)
+        for_wide = attention_s(name, EFFICIENT_WIDE_HEADS, backward=False)
+        assert for_wide == pytest.approx(2 * forward)
+
+
+@pytest.mark.parametrize(("version", "kind"), [("4.47.1", "attention_eager"), ("4.49.0", "attention")])
+def test_gemma_2_left_out_its_cap_under_sdpa_for_a_while(version: str, kind: str) -> None:
+    run = Run(
+        model="gemma-2-9b",
+        method="lora",
+        gpu=A100,
+        attention="sdpa",
+        transformers_version=version,
+        seq_len=4096,
+    )
+    kinds = {op.kind for group in build(run).layers for op in group.ops if op.path[1] == "attention kernel"}
+    assert kinds == {kind}
 
 
 def test_a_kernel_of_attention_alone_fuses_nothing_else() -> None:

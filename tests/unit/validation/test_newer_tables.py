@@ -85,3 +85,10 @@ def test_words_about_the_loop(read: Any) -> None:
     assert read(notes="its loop keeps the outputs (logits) alive through backward").run.keeps_outputs
     assert read(notes="async TP", num_gpus="8", parallelism="fsdp+tp8+sp").run.tensor_parallel_overlap
     assert read(notes="chunked loss from the recipe").run.loss == "chunked"
+
+
+def test_what_torchaos_developers_time_runs_on_their_own_h100(read: Any) -> None:
+    built = "pytorch version: 2.7.0a0, torchao version: 0.10.0+git890e0ac8"
+    assert read(framework="torchtitan", framework_version=built).run.gpu == "H100-SXM-96GB-HBM2e"
+    for others in ("torch 2.7.0", "torchao version: 0.10.0"):
+        assert read(framework="torchtitan", framework_version=others).run.gpu == ROW["gpu"]
