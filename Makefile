@@ -15,7 +15,7 @@ MKDOCS = OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-core package slow golden oracle accuracy calibrate check format lint types layers coverage bench bench-peers readme docs docs-serve gallery space hooks clean
+.PHONY: help demo test test-core package slow golden oracle accuracy calibrate check format lint types layers coverage bench bench-peers readme cookbook docs docs-serve gallery space hooks clean
 
 help:  ## list the recipes
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -87,6 +87,9 @@ readme: $(VENV)/.dev  ## rewrite what README.md, docs/run-file.md and docs/fineg
 	@$(BIN)/python -m tests.house.readme
 	@$(BIN)/python -m tests.house.run_file
 	@$(BIN)/python -m tests.house.manual
+
+cookbook: $(VENV)/.dev  ## write the outputs of the recipes in docs/cookbook anew
+	@$(BIN)/python -m tests.house.cookbook
 
 docs: gallery  ## build the documentation into build/site, strictly: prose, equations, commands, gallery
 	@$(MKDOCS) build --strict --quiet

@@ -194,7 +194,8 @@ def _show_one(checked: Checked, *, as_json: bool) -> None:
         say(_sentences(checked.answer))
 
 
-def _sentences(answer: "CheckAnswer") -> list[str]:
+def _sentences(answer: "CheckAnswer", name: str = "") -> list[str]:
+    """Return a verdict with its advice for each GPU, each in a line where nothing says how wide one is."""
     from finegauge.render.run_parts import headline
     from finegauge.render.terminal import UNLIMITED, has_width, painted, wrapped
 
@@ -205,7 +206,7 @@ def _sentences(answer: "CheckAnswer") -> list[str]:
 
         advice = [advice_sentence(one.advice) if one.advice else "" for one in answer.found]
         said = [f"{one} {more}" if more else one for one, more in zip(said, advice, strict=True)]
-    return [line for one in said for line in wrapped(one, indent="  ", width=most)]
+    return [line for one in said for line in wrapped(name + one, indent="  ", width=most)]
 
 
 def _show_all(checked: list[Checked], *, as_json: bool) -> None:
@@ -229,7 +230,7 @@ def _show_all(checked: list[Checked], *, as_json: bool) -> None:
         elif one.skipped:
             say(f"{one.file}: skipped: {one.skipped}")
         elif one.answer:
-            say(f"{one.file}: {sentence}" for sentence in _sentences(one.answer))
+            say(_sentences(one.answer, f"{one.file}: "))
 
 
 @click.command("max-batch")

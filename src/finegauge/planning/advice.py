@@ -6,7 +6,7 @@ at every moment of the job. They come in the order of what they cost:
     1  the same training on the same GPUs, by the bill of the whole run
     2  another training on the same GPUs, the one nearest to what was asked for first
     3  the same training on other GPUs, by the bill
-    4  what keeps the GPUs and costs more than other GPUs would
+    4  offload that makes the run more than twice as long
 
 Where no change on the same GPUs does it alone, changes are added one by one, each time the one that saves
 most memory, those that keep the training before others, those that need the host's memory last; then those
@@ -65,6 +65,7 @@ TOGETHER = (  # what is tried with others
 )
 MORE_GPUS = ("double-gpus", "8x-gpus")
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
+MOST_OFFLOAD_SLOWS = 2.0  # times as long
 LEAST_SAVED_FRACTION = 0.01  # of the memory, for a change to be worth adding
 ORIGIN = "finegauge check --fix"
 Try = Callable[[Switch], Variant | None]  # the run with a change, None where that is not safe
@@ -104,8 +105,7 @@ def advise(run: "Run", estimator: Estimator | None = None) -> Advice:
     names = (*SAME, *ON_HOST, *OTHER, *OTHER_GPUS, *MORE_GPUS)
     ways = [found for name in names if (found := safe(switch_of(name))) is not None]
     elsewhere = [one for one in ways if _is_elsewhere(one)]
-    cheapest = min((_usd(one) for one in elsewhere), default=inf)
-    ways.sort(key=lambda one: _place(one, cheapest))
+    ways.sort(key=lambda one: _place(one, base.wall_s))
     here = len(ways) > len(elsewhere)
     together = None if here else _together(base.run, ask, safe)
     stuck = not here and together is None
@@ -125,17 +125,14 @@ def _is_elsewhere(variant: Variant) -> bool:
     return not {"gpu", "num_gpus"}.isdisjoint(variant.changes)
 
 
-def _usd(variant: Variant) -> float:
-    return inf if variant.standing.usd is None else variant.standing.usd
-
-
-def _place(variant: Variant, elsewhere_usd: float) -> tuple[int, int, float, float]:
-    bill = _usd(variant), variant.standing.wall_s
+def _place(variant: Variant, wall_s: float) -> tuple[int, int, float, float]:
+    found, name = variant.standing, variant.switch
+    bill = inf if found.usd is None else found.usd, found.wall_s
     if _is_elsewhere(variant):
         return 3, 0, *bill
-    if variant.switch in OTHER:
-        return 2, OTHER.index(variant.switch), *bill
-    return 4 if _usd(variant) > elsewhere_usd else 1, 0, *bill
+    if name in OTHER:
+        return 2, OTHER.index(name), *bill
+    return 4 if name in ON_HOST and found.wall_s > MOST_OFFLOAD_SLOWS * wall_s else 1, 0, *bill
 
 
 def _together(run: "Run", ask: Estimator, safe: Try) -> Variant | None:

@@ -110,7 +110,7 @@ def advice_blocks(advice: AdviceAnswer) -> tuple[Block, ...]:
     shown, left_out = _shown_ways(advice)
     if not shown:
         return (Note(NOTHING_FITS, tone="bad"),)
-    more = f" {left_out} more do: finegauge whatif." if left_out else ""
+    more = f" finegauge whatif has {left_out} more." if left_out else ""
     needs = tuple((text,) for one in shown if (text := _needs(one)))
     return (
         Note(f"{_said(advice)}, what costs least first.{more}"),
