@@ -21,14 +21,14 @@ from tests.house.sources import ROOT
 
 PAGES = sorted(path for path in (ROOT / "docs" / "cookbook").glob("*.md") if path.name != "index.md")
 TODAY = date(2026, 11, 22)
-BLOCK = re.compile(r"^```console\n\$ (finegauge .*)\n(?:.*\n)*?```$", re.MULTILINE)
+BLOCK = re.compile(r"^```sh\n(finegauge (?:.*\n)+?)```\n\n```text\n((?:.*\n)*?)```$", re.MULTILINE)
 _NEW = {"COLUMNS": "90", "NO_COLOR": "1", "HF_HUB_OFFLINE": "1"}
 _AGE = offers.age_days
 
 
 def played(page: str) -> str:
     """Return a page with the output of its command below it."""
-    return BLOCK.sub(lambda found: f"```console\n$ {found[1]}\n{output(found[1])}```", page)
+    return BLOCK.sub(lambda found: f"```sh\n{found[1]}```\n\n```text\n{output(found[1])}```", page)
 
 
 def output(line: str) -> str:
@@ -37,7 +37,7 @@ def output(line: str) -> str:
     Raises: ValueError where it ends as no recipe should.
     """
     with _alone():
-        done = finegauge(*shlex.split(line)[1:])
+        done = finegauge(*shlex.split(line.replace("\\\n", " "))[1:])
     if done.code not in (0, 10, 20) or done.err:  # the latter two are answers of `check`
         raise ValueError(f"{line!r} ended with {done.code}: {done.err}")
     return done.out
