@@ -21,6 +21,7 @@ from finegauge.errors import InputError, shown
 STARTS_WITHIN_S = 60.0
 ANSWERS_PER_PROCESS = 20_000  # then a new one takes its place
 _OPENINGS = ("open", "os.listdir", "os.scandir")
+_OPENERS = ("os", "io", "codecs", "gzip", "pathlib", "shutil", "tempfile", "zipfile")  # of Python, for others
 _MACHINE = ("/proc/cpuinfo", "/proc/meminfo", os.devnull)
 _PACKAGE = os.path.join(os.path.dirname(os.path.realpath(__file__)), "")
 _REACH: ContextVar[tuple[str, ...] | None] = ContextVar("reach", default=None)
@@ -71,14 +72,9 @@ def _hear(event: str, arguments: tuple[Any, ...]) -> None:
 def _is_ours() -> bool:
     """Return whether this package opens a file: no import, and no library at its own business."""
     frame: Any = sys._getframe(2)
-    while frame is not None:
-        whose = str(frame.f_globals.get("__name__")).partition(".")[0]
-        if whose not in sys.stdlib_module_names:
-            return whose == "finegauge"
-        if whose in ("importlib", "_frozen_importlib", "_frozen_importlib_external"):
-            return False
+    while frame is not None and frame.f_globals.get("__name__") in _OPENERS:
         frame = frame.f_back
-    return False
+    return frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "finegauge"
 
 
 def bound_memory(num_bytes: int, limit: str = "RLIMIT_AS") -> None:

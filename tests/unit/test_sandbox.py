@@ -1,6 +1,8 @@
 """What lies out of reach is not opened, whoever names it; workers are ended where they must, and replaced."""
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,6 +54,19 @@ def test_only_what_lies_within_is_opened(places: tuple[Path, Path]) -> None:
             assert read_text(f"{scratch}/a") == "1"
     assert read_text(f"{outside}/file.yaml")
     assert not os.path.exists(f"{outside}/new")
+
+
+@pytest.mark.extras
+def test_libraries_go_about_their_own_business() -> None:
+    """A process that has loaded nothing draws and types its answers: fonts, types of files, modules."""
+    form = "{'model': 'llama-3-8b', 'method': 'qlora', 'gpu': 'A40', 'num_samples': '1000'}"
+    asked = (
+        f"from finegauge.web.jobs import page; print([page(n, {form}).status for n in ('index', 'report')])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", asked], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.stdout == "[200, 200]\n", done.stderr
 
 
 def test_a_folder_is_no_prefix() -> None:

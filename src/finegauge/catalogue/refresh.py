@@ -12,6 +12,9 @@ it has it. What the files are like, and what is done about it:
 - dstack's has a row for each market: spot and on demand of an instance become one;
 - a marketplace's prices, and RunPod's secure and community clouds, keep their tier.
 
+A row that is broken is left out and counted. The whole has a deadline; a cloud that it leaves no time for is
+told as failed.
+
 Settings: FINEGAUGE_OFFERS_URL (the address in place of all hosts), FINEGAUGE_OFFERS_SCHEMA ("v8"),
 FINEGAUGE_CACHE_DIR. Files are replaced whole, so a failure leaves the old prices in place.
 
@@ -22,6 +25,7 @@ FINEGAUGE_CACHE_DIR. Files are replaced whole, so a failure leaves the old price
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 from finegauge.catalogue.gpus import GpuSpec, known_gpu
@@ -41,7 +45,8 @@ DSTACK_SCHEMA = "v3"
 # What dstack's catalogue has of those clouds, as it calls them.
 _OF_DSTACK = {name: name for name in ("aws", "azure", "gcp", "nebius", "oci", "runpod", "verda")}
 _OF_DSTACK["lambda"] = "lambdalabs"
-TIMEOUT_S = 20.0
+TIMEOUT_S = 20.0  # of one answer of the network
+DEADLINE_S = 120.0  # of the whole
 MAX_DOWNLOAD_BYTES = 50_000_000
 _PROVIDERS = {"vast": "vast-ai"}  # where our name differs from the catalogue's
 _MEMORY_TOLERANCE_FRACTION = 0.12  # a card sold as 24 GB may be listed as 22.5
@@ -54,6 +59,7 @@ class Refreshed:
     num_offers: int
     fetched: tuple[str, ...]  # clouds
     failed: tuple[str, ...]  # clouds, each with the reason
+    num_skipped: int = 0  # rows that are broken
     path: str
     date: str
 
@@ -66,16 +72,17 @@ def refresh_offers(clouds: Iterable[str] = CLOUDS) -> Refreshed:
     from datetime import UTC, datetime
     from http.client import HTTPException
 
-    today = datetime.now(UTC).date().isoformat()
+    today, until_s = datetime.now(UTC).date().isoformat(), monotonic() + DEADLINE_S
     rows: list[dict[str, str]] = []
-    fetched, failed = [], []
+    fetched, failed, num_skipped = [], [], 0
     for cloud in clouds:
         try:
-            found = list(_offers_of(cloud, _lines_of(cloud), today))
+            found, skipped = _offers_of(cloud, _lines_of(cloud, until_s), today)
         except (OSError, ValueError, HTTPException) as error:
             failed.append(f"{cloud}: {_reason(error)}")
         else:
             rows += found
+            num_skipped += skipped
             fetched.append(cloud)
     if not rows:
         raise UnsupportedError(
@@ -88,30 +95,35 @@ def refresh_offers(clouds: Iterable[str] = CLOUDS) -> Refreshed:
     except OSError as error:
         raise InputError(f"Cannot write {path}: {error.strerror}. Set FINEGAUGE_CACHE_DIR.") from None
     return Refreshed(
-        num_offers=len(rows), fetched=tuple(fetched), failed=tuple(failed), path=path, date=today
+        num_offers=len(rows),
+        fetched=tuple(fetched),
+        failed=tuple(failed),
+        path=path,
+        date=today,
+        num_skipped=num_skipped,
     )
 
 
-def _lines_of(cloud: str) -> Iterator[Mapping[str, str | None]]:
+def _lines_of(cloud: str, until_s: float) -> Iterator[Mapping[str, str | None]]:
     """Return the lines of one cloud in SkyPilot's columns: of its catalogue, else of dstack's."""
     try:
-        return _of_skypilot(cloud)
+        return _of_skypilot(cloud, until_s)
     except (OSError, ValueError):
         if cloud not in _OF_DSTACK:
             raise
         try:
-            return _of_dstack(_OF_DSTACK[cloud])
+            return _of_dstack(_OF_DSTACK[cloud], until_s)
         except (OSError, ValueError, EOFError):
             pass
         raise  # what the first said
 
 
-def _of_skypilot(cloud: str) -> Iterator[Mapping[str, str | None]]:
+def _of_skypilot(cloud: str, until_s: float) -> Iterator[Mapping[str, str | None]]:
     schema = os.environ.get("FINEGAUGE_OFFERS_SCHEMA", "v8")
     failure: Exception = OSError("no host is set")
     for host in _hosts(*HOSTS):
         try:
-            text = _download(f"{host}/{schema}/{cloud}/vms.csv").decode("utf-8")
+            text = _download(f"{host}/{schema}/{cloud}/vms.csv", until_s).decode("utf-8", "replace")
         except OSError as error:
             failure = error
             continue
@@ -119,20 +131,20 @@ def _of_skypilot(cloud: str) -> Iterator[Mapping[str, str | None]]:
     raise failure
 
 
-def _of_dstack(provider: str) -> Iterator[Mapping[str, str | None]]:
+def _of_dstack(provider: str, until_s: float) -> Iterator[Mapping[str, str | None]]:
     from io import BytesIO
     from zipfile import BadZipFile, ZipFile
 
     address = f"{_hosts(DSTACK)[0]}/{DSTACK_SCHEMA}/{provider}"
-    version = _download(f"{address}/version").decode("ascii").strip()
+    version = _download(f"{address}/version", until_s).decode("ascii").strip()
     if not version.replace("-", "").replace(".", "").isalnum():
         raise ValueError("its version is not one")
     try:
-        with ZipFile(BytesIO(_download(f"{address}/{version}/catalog.zip"))) as packed:
+        with ZipFile(BytesIO(_download(f"{address}/{version}/catalog.zip", until_s))) as packed:
             name = f"{provider}.csv"
             if packed.getinfo(name).file_size > MAX_DOWNLOAD_BYTES:
                 raise ValueError(f"more than {MAX_DOWNLOAD_BYTES / 1e6:.0f} MB")
-            text = packed.read(name).decode("utf-8")
+            text = packed.read(name).decode("utf-8", "replace")
     except (
         BadZipFile,
         KeyError,
@@ -145,6 +157,9 @@ def _of_dstack(provider: str) -> Iterator[Mapping[str, str | None]]:
 def _renamed(lines: Iterable[Mapping[str, str | None]]) -> Iterator[Mapping[str, str | None]]:
     """Yield dstack's lines in SkyPilot's columns."""
     for line in lines:
+        if not line:
+            yield line
+            continue
         market = "SpotPrice" if (line.get("spot") or "").casefold() == "true" else "Price"
         yield {
             "InstanceType": line["instance_name"],
@@ -166,23 +181,41 @@ def _hosts(*usual: str) -> tuple[str, ...]:
     return (own.rstrip("/"),) if own else usual
 
 
-def _download(address: str) -> bytes:
+def _download(address: str, until_s: float) -> bytes:
     from urllib.request import Request, urlopen
 
-    with urlopen(Request(address, headers={"User-Agent": "finegauge"}), timeout=TIMEOUT_S) as response:
-        body: bytes = response.read(MAX_DOWNLOAD_BYTES + 1)
-    if len(body) > MAX_DOWNLOAD_BYTES:
-        raise ValueError(f"more than {MAX_DOWNLOAD_BYTES / 1e6:.0f} MB")
-    return body
+    request, body = Request(address, headers={"User-Agent": "finegauge"}), bytearray()
+    left_s = until_s - monotonic()
+    if left_s <= 0:
+        raise TimeoutError(f"no time was left of {DEADLINE_S:.0f} s")
+    with urlopen(request, timeout=min(TIMEOUT_S, left_s)) as response:
+        while chunk := response.read1(65_536):
+            body += chunk
+            if len(body) > MAX_DOWNLOAD_BYTES:
+                raise ValueError(f"more than {MAX_DOWNLOAD_BYTES / 1e6:.0f} MB")
+            if monotonic() > until_s:
+                raise TimeoutError(f"not all of it came within {DEADLINE_S:.0f} s")
+    return bytes(body)
 
 
 def _table(text: str, needed: Iterable[str]) -> Iterator[Mapping[str, str | None]]:
+    """Return the rows of a table by column; {} for one that is broken."""
+    head, *lines = text.splitlines() or [""]
+    columns = _cells(head)
+    if missing := set(needed) - set(columns):
+        raise ValueError(f"no column {', '.join(sorted(missing))}")
+    rows = (_cells(line) for line in lines if line.strip())
+    return (dict(zip(columns, row, strict=True)) if len(row) == len(columns) else {} for row in rows)
+
+
+def _cells(line: str) -> list[str]:
     import csv
 
-    lines = csv.DictReader(text.splitlines())
-    if missing := set(needed) - set(lines.fieldnames or ()):
-        raise ValueError(f"no column {', '.join(sorted(missing))}")
-    return iter(lines)
+    try:
+        (cells,) = csv.reader([line], strict=True)
+    except (csv.Error, ValueError):
+        return []
+    return cells
 
 
 def _reason(error: Exception) -> str:
@@ -191,11 +224,19 @@ def _reason(error: Exception) -> str:
     return f"HTTP {code}" if code else str(reason).splitlines()[0] if str(reason) else type(error).__name__
 
 
-def _offers_of(cloud: str, lines: Iterable[Mapping[str, str | None]], today: str) -> Iterator[dict[str, str]]:
-    """Yield the rows of one cloud in our columns: per instance and region, at the lowest price."""
+def _offers_of(
+    cloud: str, lines: Iterable[Mapping[str, str | None]], today: str
+) -> tuple[list[dict[str, str]], int]:
+    """Return a cloud's rows in our columns, the cheapest by instance and region; how many are broken."""
     lowest: dict[tuple[str, ...], dict[str, str]] = {}
+    num_broken = 0
     for line in lines:
-        row = _row(cloud, line, today)
+        broken = not line
+        try:
+            row = _row(cloud, line, today) if line else None
+        except ValueError:
+            broken, row = True, None
+        num_broken += broken
         if row is None:
             continue
         key = (row["instance_type"], row["gpu_printed"], row["gpu_count"], row["region"])
@@ -205,11 +246,14 @@ def _offers_of(cloud: str, lines: Iterable[Mapping[str, str | None]], today: str
             known[column] = min(prices, key=float, default="")
     for row in lowest.values():
         row["tier"] = row["tier"] or ("on-demand" if row["on_demand_usd_per_h"] else "spot")
-        yield row
+    return list(lowest.values()), num_broken
 
 
 def _row(cloud: str, line: Mapping[str, str | None], today: str) -> dict[str, str] | None:
-    """Return one line in our columns, or None if it holds no GPU or no price."""
+    """Return one line in our columns, or None if it holds no GPU or no price.
+
+    Raises: ValueError where a figure is none.
+    """
     name = (line.get("AcceleratorName") or "").strip()
     count, price, spot = (_number(line.get(key)) for key in ("AcceleratorCount", "Price", "SpotPrice"))
     if not name or not count or (price is None and spot is None):
@@ -236,11 +280,11 @@ def _row(cloud: str, line: Mapping[str, str | None], today: str) -> dict[str, st
 
 
 def _number(cell: str | None) -> float | None:
-    try:
-        number = float(cell or "")
-    except ValueError:
-        return None
-    return number if 0 < number < 1e9 else None
+    """Return a figure, None where the cell is empty or 0. Raises: ValueError where it is none."""
+    number = float(cell or "0")
+    if not 0 <= number < 1e9:
+        raise ValueError
+    return number or None
 
 
 def _text(number: float | None) -> str:

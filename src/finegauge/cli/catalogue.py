@@ -298,6 +298,8 @@ def _refresh(*, quiet: bool) -> None:
     done = refresh_offers()
     if not quiet:
         say(f"Fetched {done.num_offers:,} offers of {', '.join(done.fetched)} ({done.date}).")
+    if done.num_skipped:
+        say(f"{done.num_skipped:,} rows are broken and left out.", err=True)
     for failure in done.failed:
         say(f"Not fetched: {failure}; the prices at hand stay in use.", err=True)
 

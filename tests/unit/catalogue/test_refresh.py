@@ -2,13 +2,16 @@
 
 import io
 import threading
+import time
 import zipfile
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from finegauge.catalogue import refresh
 from finegauge.catalogue.offers import offers, refreshed_path
 from finegauge.catalogue.refresh import refresh_offers
 from finegauge.errors import InputError, UnsupportedError
@@ -198,3 +201,41 @@ def test_tiers_are_kept(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (vast,), (runpod,) = offers("a40", provider="vast-ai"), offers("a40", provider="runpod")
     assert (vast.tier, vast.is_ranked) == ("marketplace", False)  # its lowest host, seldom the one you get
     assert (runpod.tier, runpod.is_ranked) == ("secure", True)
+
+
+BROKEN = (
+    'a"b"c,"open,A100,8,96,1152,21.96,9.5,us-east-1,us-east-1a,\n'
+    "p4d,A100,many,96,1152,21.96,9.5,us-east-1,us-east-1a,\n"
+    "p4d,A100,8,96,1152,nan,9.5,us-east-1,us-east-1a,\n"
+    "p4d,A100,8\n"
+    f"{'x' * 200_000},A100,8,96,1152,21.96,9.5,us-east-1,us-east-1a,\n"
+)
+
+
+def test_broken_rows_are_left_out_and_counted(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FILES, "/v8/aws/vms.csv", AWS + BROKEN + "\0\n" + AWS.splitlines()[3])
+    done = refresh_offers(["aws"])
+    assert done.num_skipped == 6
+    assert done.num_offers == 3
+    assert {offer.instance_type for offer in offers("H100", provider="aws")} == {"p5.48xlarge"}
+
+
+def test_a_refresh_has_a_deadline(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    refresh_offers(["aws"])
+    before = Path(refreshed_path()).read_bytes()
+
+    def drips(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        with suppress(OSError):
+            while True:
+                handler.wfile.write(b"x")
+                time.sleep(0.02)
+
+    monkeypatch.setattr(_Handler, "do_GET", drips)
+    monkeypatch.setattr(refresh, "DEADLINE_S", 0.5)
+    begun = time.monotonic()
+    with pytest.raises(UnsupportedError, match=r"not all of it came within 0 s|no time was left"):
+        refresh_offers()
+    assert time.monotonic() - begun < 5
+    assert Path(refreshed_path()).read_bytes() == before
