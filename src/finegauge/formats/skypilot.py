@@ -9,6 +9,7 @@ from finegauge.formats.sheet import Sheet, without
 from finegauge.run.run import Run
 
 FILE = "skypilot.yaml"
+COMMAND = f"sky launch {FILE}"
 # Names that its catalogue of clouds has; a card not listed here is called as ours without form factor.
 _CARDS = {
     "A100-SXM4-40GB": "A100",
@@ -34,7 +35,7 @@ _CARDS = {
     "RTX 6000 Ada": "RTX6000-Ada",
     "RTX PRO 6000 Blackwell Server": "RTXPRO6000",
 }
-_CLOUDS = {name: name for name in ("aws", "azure", "gcp", "lambda", "runpod")} | {
+_CLOUDS = {name: name for name in ("aws", "azure", "gcp", "lambda", "runpod", "verda")} | {
     "digitalocean": "do",
     "vast-ai": "vast",
 }

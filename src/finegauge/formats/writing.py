@@ -212,7 +212,7 @@ def write(
     paths = _move(files, os.fspath(folder), overwrite=overwrite)
     launcher = os.path.join(folder, ACCELERATE)
     beside = Alongside(accelerate=launcher if launcher in paths else None)
-    command = f"sky launch {skypilot.FILE}" if name == SKYPILOT else sheet.command
+    command = skypilot.COMMAND if name == SKYPILOT else sheet.command
     return Written(paths, warnings(title, found) + notes, command, written, beside)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from finegauge.answers.files import ReadAnswer, RunOfFile
+from finegauge.formats.skypilot import COMMAND, FILE
 from finegauge.render import number_format as fmt
 from finegauge.render.report import Note, Section, Table, notes, section
 from finegauge.run.rules import LORA_FIELDS
@@ -32,6 +33,8 @@ def written_notes(written: "Written | Fixed") -> Iterator[Note]:
     """Yield what was written, how to start it, and what the framework cannot say."""
     yield from (Note(f"Wrote {path}") for path in written.paths)
     yield Note(f"Start it with: {written.command}")
+    if written.command != COMMAND and any(path.endswith(FILE) for path in written.paths):
+        yield Note(f"Rent the machines and start it, by one command: {COMMAND}")
     yield from notes(written.warnings, tone="risky")
 
 

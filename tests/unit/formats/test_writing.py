@@ -12,6 +12,7 @@ from finegauge.catalogue.offers import offers
 from finegauge.errors import InputError, UnknownNameError
 from finegauge.formats.reading import companion_fields, describe
 from finegauge.formats.writing import FRAMEWORKS, as_written, write
+from finegauge.render.files import written_notes
 from finegauge.run.run import Run
 from tests.shared import SHARED, needs_shared
 
@@ -184,6 +185,16 @@ def test_skypilot_rents_the_offer(tmp_path: Path) -> None:
     assert "axolotl train axolotl.yaml" in task["run"]
     assert "SKYPILOT_NODE_RANK" in task["run"]
     assert task["setup"] == "pip install axolotl[deepspeed]\n"
+    assert written.command == "sky launch skypilot.yaml"
+
+
+def test_files_of_an_offer_say_the_one_command(tmp_path: Path) -> None:
+    offer = offers("A100-SXM4-80GB", "verda")[0]
+    written = write(LORA.replace(gpu="A100-SXM4-80GB"), "axolotl", tmp_path, offer=offer)
+    said = [str(note.text) for note in written_notes(written)]
+    assert any(text.startswith("Start it with: axolotl train") for text in said)
+    assert any(text.endswith("by one command: sky launch skypilot.yaml") for text in said)
+    assert keys_of(written.paths[-1])["resources"]["cloud"] == "verda"
 
 
 def test_skypilot_without_a_cloud_it_knows(tmp_path: Path) -> None:
