@@ -1,5 +1,6 @@
 """The core and the callback import and run where what only Unix has is missing, as on Windows."""
 
+import os
 import subprocess
 import sys
 
@@ -112,3 +113,17 @@ def test_the_callback_imports() -> None:
         "print(sorted(memory_figures(torch.device('cpu'))))\n"
     )
     assert elsewhere(asked, first=loaded).strip() == "['memory_device_bytes']"  # no peak without `resource`
+
+
+def test_an_old_encoding_is_written_in_its_own_characters() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "finegauge", "estimate", str(EXAMPLE)],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+        timeout=60,
+        env={**os.environ, "PYTHONIOENCODING": "cp1252"},
+    )
+    text = done.stdout.decode("cp1252")
+    assert "####" in text  # bars
+    assert "?" not in text

@@ -250,11 +250,27 @@ def show(
         say(report_lines(layout(answer)))
 
 
+# What old encodings lack, or have at other places.
+_PLAIN = {
+    "█": "#",
+    "▸": ">",
+    "→": "->",
+    "≥": ">=",
+    "≤": "<=",
+    "–": "-",
+    "×": "x",
+    "·": "|",
+    "…": "~",
+} | dict.fromkeys("▏▎▍▌▋▊▉", "-")
+
+
 def say(lines: Iterable[str] | str, *, err: bool = False) -> None:
     """Print to stdout or stderr, in characters that its encoding has, and no control but our colours."""
     text = lines if isinstance(lines, str) else "\n".join(lines)
     text = cleaned(text, _COLOURS) if "\x1b" in text and _has_colour() else cleaned(text)
     encoding = (sys.stderr if err else sys.stdout).encoding or "utf-8"
+    if not encoding.casefold().startswith("utf"):  # a pipe on Windows
+        text = text.translate(str.maketrans(_PLAIN))
     click.echo(text.encode(encoding, errors="replace").decode(encoding), err=err, color=True)
 
 
