@@ -251,7 +251,7 @@ def show(
 
 
 # What old encodings lack, or have at other places.
-_PLAIN = {
+_PLAIN: dict[str, str | int | None] = {
     "█": "#",
     "▸": ">",
     "→": "->",
@@ -261,7 +261,7 @@ _PLAIN = {
     "×": "x",
     "·": "|",
     "…": "~",
-} | dict.fromkeys("▏▎▍▌▋▊▉", "-")
+} | {bar: "-" for bar in "▏▎▍▌▋▊▉"}
 
 
 def say(lines: Iterable[str] | str, *, err: bool = False) -> None:
