@@ -251,17 +251,7 @@ def show(
 
 
 # What old encodings lack, or have at other places.
-_PLAIN: dict[str, str | int | None] = {
-    "█": "#",
-    "▸": ">",
-    "→": "->",
-    "≥": ">=",
-    "≤": "<=",
-    "–": "-",
-    "×": "x",
-    "·": "|",
-    "…": "~",
-} | {bar: "-" for bar in "▏▎▍▌▋▊▉"}
+_PLAIN = str.maketrans("█▸→≥≤–×·…▏▎▍▌▋▊▉", "#>>><-x|~-------")
 
 
 def say(lines: Iterable[str] | str, *, err: bool = False) -> None:
@@ -270,7 +260,7 @@ def say(lines: Iterable[str] | str, *, err: bool = False) -> None:
     text = cleaned(text, _COLOURS) if "\x1b" in text and _has_colour() else cleaned(text)
     encoding = (sys.stderr if err else sys.stdout).encoding or "utf-8"
     if not encoding.casefold().startswith("utf"):  # a pipe on Windows
-        text = text.translate(str.maketrans(_PLAIN))
+        text = text.translate(_PLAIN)
     click.echo(text.encode(encoding, errors="replace").decode(encoding), err=err, color=True)
 
 
