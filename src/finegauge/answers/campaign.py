@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +15,7 @@ from finegauge.campaign.axes import MEASURED, PREDICTED, SWITCH
 from finegauge.campaign.folder import Folder, Result
 from finegauge.campaign.gains import compare_results
 from finegauge.errors import FineGaugeError
-from finegauge.profile import Profile
+from finegauge.store.document import Facts
 from finegauge.store.table import FACTS, answer_of
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class RefusedCell(NamedTuple):
     reason: str
 
 
-@written(hidden=("about", "has_switches", "ended"))
+@written(hidden=("about", "has_switches", "ended", "reasons"))
 class CampaignAnswer(NamedTuple):
     """What one call asked of a sweep, and all that the folder holds."""
 
@@ -72,33 +73,41 @@ class CampaignAnswer(NamedTuple):
     about: str
     has_switches: bool  # whether 'finegauge compare' has something to say
     ended: Mapping[str, Mapping[str, int]]  # by estimator: how many cells of the sweep ended how by now
+    reasons: Mapping[str, int]  # why cells have no answer, and how many
 
 
-def campaign_answer(sweep: "Sweep", folder: Folder, summary: "Summary") -> CampaignAnswer:
-    """Return what one call did, and what the folder holds now."""
+def campaign_answer(
+    sweep: "Sweep", folder: Folder, summary: "Summary", *, whole: bool = True
+) -> CampaignAnswer:
+    """Return what one call did, and what the folder holds now: every result, where the `whole` is asked."""
     done = folder.done()
     ended = {
         word: Counter(done.get(cell.key, "to do") for cell in sweep.cells if cell.estimator == word)
         for word in (PREDICTED, MEASURED)
     }
+    results, refusals = folder.results(), folder.refusals()
+    reasons = Counter(one.reason for one in refusals)
+    reasons.update(one.facts.reason for one in results if one.facts.outcome in ("failed", "unsupported"))
     return CampaignAnswer(
         name=sweep.name,
         folder=folder.path,
         num_cells=len(sweep.cells),
         done_before=summary.before,
         outcomes=summary.outcomes,
-        refused=tuple(RefusedCell(one.labels, one.reason) for one in folder.refusals()),
-        results=tuple(map(_cell_result, folder.results())),
+        refused=tuple(RefusedCell(one.labels, one.reason) for one in refusals),
+        results=tuple(map(_cell_result, results if whole else ())),
         about=sweep.about,
         has_switches=SWITCH in sweep.axes,
         ended={word: counts for word, counts in ended.items() if counts},
+        reasons=reasons,
     )
 
 
 def _cell_result(one: Result) -> CellResult:
-    figures = figures_of(one.profile)
+    stored = one.profile
+    figures = figures_of(stored)
     known = {name: getattr(figures, name) or None for name in ProfileOfCell._fields if hasattr(figures, name)}
-    profile = ProfileOfCell(figures, reason=one.profile.reason, **known)
+    profile = ProfileOfCell(figures, reason=stored.reason, **known)
     return CellResult(one.key, one.labels, one.estimator, one.repetition, profile)
 
 
@@ -191,9 +200,12 @@ def campaign_study(
     """
     cells = _by_labels(results)
     apart = {labels: cell for labels, cell in cells.items() if len(cell) > 1 and not _same_device(cell)}
-    devices = (one.fingerprint.get("device") for cell in apart.values() for one in cell[MEASURED])
+    devices = (one.device for cell in apart.values() for one in cell[MEASURED])
     sweeps = _sweeps(results)
-    lines = ((where, throughput(sweep)) for where, sweep in list(sweeps.items())[:MOST_SWEEPS])
+    lines = (
+        (where, throughput([one.profile for one in sweep]))
+        for where, sweep in list(sweeps.items())[:MOST_SWEEPS]
+    )
     ways, num_priced_from = _ways(results)
     return CampaignStudy(
         title=title,
@@ -210,53 +222,55 @@ def campaign_study(
     )
 
 
-Cell = dict[str, list[Profile]]  # by estimator
+Cell = dict[str, list[Facts]]  # by estimator
 
 
 def _by_labels(results: Sequence[Result]) -> dict[tuple[tuple[str, str], ...], Cell]:
-    """Return the completed profiles by the labels of their cell."""
+    """Return what completed by the labels of its cell."""
     found: dict[tuple[tuple[str, str], ...], Cell] = {}
     for result in results:
-        if result.profile.outcome == "completed":
+        if result.facts.outcome == "completed":
             cell = found.setdefault(tuple(result.labels.items()), {})
-            cell.setdefault(result.estimator, []).append(result.profile)
+            cell.setdefault(result.estimator, []).append(result.facts)
     return found
 
 
 def _same_device(cell: Cell) -> bool:
     """Return whether a cell was predicted for the device that it was measured on."""
+    names = {_device(one.device, str(one.machine[0])) for found in cell.values() for one in found}
+    return len(names) == 1 and None not in names
+
+
+@lru_cache(1024)
+def _device(seen: str | None, asked: str) -> str | None:
+    """Return what a device is called; None where it was predicted from a file that is no longer there."""
     from finegauge.catalogue.gpus import gpu, known_gpu
 
-    names = set()
-    for profile in (one for profiles in cell.values() for one in profiles):
-        seen = profile.fingerprint.get("device")
-        known = known_gpu(seen) if seen else None
-        try:
-            names.add(known.name if known else seen or gpu(str(profile.run.gpu)).name)
-        except FineGaugeError:
-            return False  # predicted from a file that is no longer there
-    return len(names) == 1
+    known = known_gpu(seen) if seen else None
+    try:
+        return known.name if known else seen or gpu(asked).name
+    except FineGaugeError:
+        return None
 
 
 def _beside(labels: Mapping[str, str], cell: Cell) -> CellBeside:
     def middle(estimator: str, quantity: str) -> float | None:
-        totals = (getattr(profile, quantity).total for profile in cell.get(estimator, ()))
-        known = [total for total in totals if total]
+        known = [total for one in cell.get(estimator, ()) if (total := getattr(one, quantity))]
         return median(known) if known else None
 
     both = PREDICTED, MEASURED
-    times = (middle(estimator, "step_time_s") for estimator in both)
+    times = (middle(estimator, "step_s") for estimator in both)
     return CellBeside(labels, *times, *(middle(estimator, "peak_memory_bytes") for estimator in both))
 
 
-def _sweeps(results: Sequence[Result]) -> dict[str, list[Profile]]:
-    """Return, for every point of the other axes that has several batches, its profiles by batch."""
-    sweeps: dict[str, dict[int, Profile]] = {}
+def _sweeps(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """Return, for every point of the other axes that has several batches, its results by batch."""
+    sweeps: dict[str, dict[int, Result]] = {}
     for result in results:
-        if BATCH in result.labels and result.profile.step_time_s.total:
+        if BATCH in result.labels and result.facts.step_s:
             others = [f"{name} {value}" for name, value in result.labels.items() if name != BATCH]
             sweep = sweeps.setdefault(f"{', '.join(others) or 'the run'} ({result.estimator})", {})
-            sweep[result.profile.run.micro_batch_size] = result.profile
+            sweep[result.facts.micro_batch_size] = result
     return {
         where: [sweep[size] for size in sorted(sweep)] for where, sweep in sweeps.items() if len(sweep) > 1
     }
@@ -267,15 +281,18 @@ def _ways(results: Sequence[Result]) -> tuple[tuple[Way, ...], int]:
 
     On one machine the fastest cell is the cheapest too. There are none where cells do different work.
     """
-    fitting = [r for r in results if r.estimator == PREDICTED and r.profile.fits and r.profile.samples_per_s]
-    if len({_work(one.profile) for one in fitting}) != 1:
+    fitting = [
+        one
+        for one in results
+        if one.estimator == PREDICTED and one.facts.outcome == "completed" and one.facts.samples_per_s
+    ]
+    if len({tuple(one.facts.work) for one in fitting}) != 1:
         return (), len(fitting)
     fastest: dict[tuple[object, ...], Result] = {}
     for one in fitting:
-        run = one.profile.run
-        machine = run.gpu, run.num_gpus, run.num_nodes, run.provider, run.region
+        machine = tuple(one.facts.machine)
         other = fastest.get(machine)
-        if other is None or one.profile.samples_per_s > other.profile.samples_per_s:
+        if other is None or one.facts.samples_per_s > other.facts.samples_per_s:
             fastest[machine] = one
     ways = [way for one in fastest.values() if (way := _way(one)) is not None]
     return tuple(sorted(ways, key=lambda way: way.usd)[:MOST_WAYS]), len(fitting)
@@ -286,17 +303,11 @@ def _way(result: Result) -> Way | None:
     from finegauge.planning.quote import quote
 
     try:
-        bill = quote(result.profile.run, result.profile)
+        bill = quote((profile := result.profile).run, profile)
     except FineGaugeError:
         return None
     cheapest = bill.cheapest_on_demand
     if bill.wall_s is None or cheapest is None or cheapest.on_demand_usd is None:
         return None
     name = ", ".join(f"{axis} {value}" for axis, value in result.labels.items())
-    return Way(name, str(result.profile.run.gpu), bill.wall_s, cheapest.on_demand_usd, bill.wall_energy_j)
-
-
-def _work(profile: Profile) -> tuple[object, ...]:
-    """Return what a run does, by which its cost can be held against another's."""
-    run = profile.run
-    return run.model, run.dataset, run.num_samples, run.seq_len, run.epochs, run.max_steps, run.phase
+    return Way(name, str(result.facts.machine[0]), bill.wall_s, cheapest.on_demand_usd, bill.wall_energy_j)

@@ -9,15 +9,15 @@ What is measured has axes of how it is measured, too: an option (`requests_per_s
 named values with options among their fields (`engine: {here: , vllm: {endpoint: URL}}`).
 """
 
-import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from hashlib import sha256
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from finegauge.errors import FieldError, FineGaugeError, UnknownKeyError, UnknownNameError, shown
 from finegauge.formats.reading import beside
 from finegauge.run.run import FIELDS, Run
-from finegauge.store.document import plain
 
 if TYPE_CHECKING:
     from finegauge.measurement.options import Options
@@ -35,6 +35,22 @@ class Value(NamedTuple):
     fields: Mapping[str, Any] = {}  # that it sets
     switches: tuple[str, ...] = ()  # that it throws, after every field is set
     options: Mapping[str, Any] = {}  # of the measurement
+    settled: Mapping[str, Any] = {}  # the fields as a run has them, by which equal questions are told
+
+
+def _value(label: str, fields: Mapping[str, Any], options: Mapping[str, Any] | None = None) -> Value:
+    return Value(label, fields, (), options or {}, settled(fields))
+
+
+def settled(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return fields in the types that a run has them in; what is no value of its field, as text."""
+    found = {}
+    for name, value in fields.items():
+        try:
+            found[name] = None if value is None else FIELDS[name](name, value)
+        except FineGaugeError:
+            found[name] = repr(value)
+    return found
 
 
 class Axis(NamedTuple):
@@ -65,7 +81,7 @@ def axis_of(name: str, stated: Any, where: str, file: str, options: Collection[s
     elif name == SWITCH:
         values = tuple(_switches(str(text), where) for text in stated)
     elif name in FIELDS:
-        values = tuple(Value(_label(value), beside({name: value}, file)) for value in stated)
+        values = tuple(_value(_label(value), beside({name: value}, file)) for value in stated)
     elif name in options:
         values = tuple(Value(_label(value), options={name: value}) for value in stated)
     else:
@@ -77,25 +93,18 @@ def axis_of(name: str, stated: Any, where: str, file: str, options: Collection[s
     return Axis(name, values)
 
 
-def run_at(base: Mapping[str, Any], values: Sequence[Value], where: str) -> Run | str:
-    """Return the run at one point of the axes, or the sentence that says why there is none.
-
-    Raises: UnknownKeyError where a field does not exist.
-    """
-    fields = dict(base)
-    for value in values:
-        fields |= value.fields
+def _run_of(cell: "Cell") -> Run | str:
+    """Return the run of a cell, or the sentence that says why there is none."""
+    fields = _merged(cell.part.base, [value.fields for value in cell.values])
     largest = fields.get(SIZE) == LARGEST
     if largest:
         fields[SIZE] = 1
     try:
         run = Run.from_fields(fields)
         run.check_names()
-        for name in (name for value in values for name in value.switches):
+        for name in cell.switches:
             run = _switched(run, name)
         return _filled(run) if largest else run
-    except UnknownKeyError:
-        raise
     except FineGaugeError as error:
         return str(error)
 
@@ -142,7 +151,7 @@ def _fields(label: Any, fields: Any, where: str, file: str, options: Collection[
         if key not in FIELDS and key not in options:
             raise UnknownKeyError(f"{where}: {label}", str(key), known=(*FIELDS, *options))
     own, rest = ({k: v for k, v in fields.items() if (k in FIELDS) == known} for known in (True, False))
-    return Value(str(label), beside(own, file), options=rest)
+    return _value(str(label), beside(own, file), rest)
 
 
 def _label(value: Any) -> str:
@@ -153,33 +162,82 @@ def _label(value: Any) -> str:
 
 PREDICTED, MEASURED = "predicted", "measured"
 KEY_DIGITS = 20
+LATELY = 64  # cells whose runs are at hand; a run is large, and a sweep has 100,000
 
 
-class Cell(NamedTuple):
-    """One run of a campaign, to be predicted or measured."""
+class Part(NamedTuple):
+    """One grid of runs, predicted or measured."""
 
-    labels: Mapping[str, str]  # axis: value, in the order of the sweep
-    estimator: str  # predicted or measured
-    run: "Run | None"  # None where the values of the axes make no run
-    refusal: str = ""  # why they make none
-    repetition: int = 0
-    options: "Options | None" = None  # of a measurement
-    calibration: str = ""  # that a prediction rests on
+    estimator: str
+    base: Mapping[str, Any]
+    settled: Mapping[str, Any]  # `settled` of the base
+    axes: tuple[Axis, ...]
+    repetitions: int
+    options: "Options | None"
+    calibration: str  # that predictions rest on
 
     @property
-    def key(self) -> str:
-        """Return a hash of the cell's content."""
-        content: dict[str, Any] = {"estimator": self.estimator, "repetition": self.repetition}
-        if self.run is None:
-            content |= {"labels": dict(self.labels), "refusal": self.refusal}
-        else:
-            content["run"] = plain(self.run.fields())
+    def num_cells(self) -> int:
+        """Return the cells of the grid, equal ones included."""
+        return self.repetitions * prod(len(axis.values) for axis in self.axes)
+
+
+class Cell:
+    """One run of a campaign, to be predicted or measured; the run is made when it is asked for."""
+
+    __slots__ = ("key", "options", "part", "repetition", "values")
+
+    def __init__(
+        self, part: Part, values: tuple[Value, ...], repetition: int = 0, options: "Options | None" = None
+    ) -> None:
+        """Take a point of a grid: a value of each axis."""
+        self.part, self.values, self.repetition, self.options = part, values, repetition, options
+        self.key = sha256(f"{self.content()}#{repetition}".encode()).hexdigest()[:KEY_DIGITS]
+
+    def content(self, without: Collection[str] = ()) -> str:
+        """Return what is asked, as text in which equal questions are equal, without some fields."""
+        content = {
+            name: value
+            for name, value in sorted(_merged(self.part.settled, [v.settled for v in self.values]).items())
+            if name not in without and value is not None and value != FIELDS[name].default
+        }
         if self.options is not None:
-            content["options"] = plain(self.options._asdict())
-        if self.calibration:
-            content["calibration"] = self.calibration
-        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-        return sha256(text.encode()).hexdigest()[:KEY_DIGITS]
+            usual = self.options._field_defaults
+            content |= {f"-{n}": v for n, v in self.options._asdict().items() if v != usual[n]}
+        return repr((self.estimator, self.part.calibration, self.switches, content))
+
+    def size(self, name: str) -> float:
+        """Return the number that is stated for a field, or its default; 0 where it is none."""
+        value = _merged(self.part.settled, [v.settled for v in self.values]).get(name)
+        value = FIELDS[name].default if value is None else value
+        return float(value) if isinstance(value, int | float) else 0.0
+
+    @property
+    def estimator(self) -> str:
+        """Return predicted or measured."""
+        return self.part.estimator
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Return the value of each axis by its label, in the order of the sweep."""
+        return {axis.name: value.label for axis, value in zip(self.part.axes, self.values, strict=True)}
+
+    @property
+    def switches(self) -> list[str]:
+        """Return the changes that are made once every field is set."""
+        return [name for value in self.values for name in value.switches]
+
+    @property
+    def run(self) -> Run | None:
+        """Return the run; None where the values of the axes make none."""
+        found = _lately(self)
+        return found if isinstance(found, Run) else None
+
+    @property
+    def refusal(self) -> str:
+        """Return why the values make no run."""
+        found = _lately(self)
+        return found if isinstance(found, str) else ""
 
     @property
     def title(self) -> str:
@@ -187,3 +245,14 @@ class Cell(NamedTuple):
         words = ", ".join(self.labels.values()) or "the run"
         again = f", repetition {self.repetition + 1}" if self.repetition else ""
         return f"{words} ({self.estimator}{again})"
+
+
+def _merged(base: Mapping[str, Any], values: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return fields of which later ones count."""
+    fields = dict(base)
+    for one in values:
+        fields |= one
+    return fields
+
+
+_lately = lru_cache(LATELY)(_run_of)

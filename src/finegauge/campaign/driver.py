@@ -8,7 +8,7 @@ milliseconds.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple, Protocol
 
@@ -31,34 +31,25 @@ class Pruning:
     def __init__(self, fields: Sequence[str]) -> None:
         """Compare runs by `fields`, of which a larger value needs at least as much memory."""
         self.fields = tuple(fields)
-        self.failed: dict[Hashable, list[tuple[float, ...]]] = {}
+        self.failed: dict[str, list[tuple[float, ...]]] = {}  # by the rest of their content
 
     def remember(self, cell: Cell, outcome: str) -> None:
         """Note how a cell ended."""
-        if outcome == "out_of_memory" and cell.run is not None and self.fields:
-            self.failed.setdefault(self._rest(cell), []).append(self.sizes(cell.run))
+        if outcome == "out_of_memory" and self.fields:
+            self.failed.setdefault(cell.content(self.fields), []).append(self.sizes(cell))
 
-    def profile(self, cell: Cell) -> Profile | None:
-        """Return the profile of a cell that need not be asked, with the reason; None where it has to be."""
-        if cell.run is None or not self.failed:
-            return None
-        own = self.sizes(cell.run)
-        for sizes in self.failed.get(self._rest(cell), ()):
+    def reason(self, cell: Cell) -> str:
+        """Return why a cell need not be asked; "" where it has to be."""
+        own = self.sizes(cell)
+        for sizes in self.failed.get(cell.content(self.fields), ()) if self.failed else ():
             if own != sizes and all(mine >= theirs for mine, theirs in zip(own, sizes, strict=True)):
                 smaller = ", ".join(f"{n}={v:g}" for n, v in zip(self.fields, sizes, strict=True))
-                reason = f"not asked: {smaller} is out of memory already"
-                return Profile(run=cell.run, source=PRUNED, outcome="out_of_memory", reason=reason)
-        return None
+                return f"not asked: {smaller} is out of memory already"
+        return ""
 
-    def sizes(self, run: Run) -> tuple[float, ...]:
+    def sizes(self, cell: Cell) -> tuple[float, ...]:
         """Return the fields in which runs may differ."""
-        return tuple(float(getattr(run, name) or 0) for name in self.fields)
-
-    def _rest(self, cell: Cell) -> Hashable:
-        assert cell.run is not None
-        fields = cell.run.fields()
-        rest = tuple((name, fields[name]) for name in fields if name not in self.fields)
-        return cell.estimator, cell.options, rest
+        return tuple(map(cell.size, self.fields))
 
 
 WRITE_EVERY_S = 1.0  # predictions are put on the disk together
@@ -88,15 +79,15 @@ class Engine(Protocol):
 
 
 def carry_out(
-    sweep: Sweep, path: str, engine: Engine, *, heard: Heard | None = None, retry: bool = False
+    sweep: Sweep, where: str | Folder, engine: Engine, *, heard: Heard | None = None, retry: bool = False
 ) -> Summary:
-    """Ask every cell of `sweep` that the folder at `path` does not know yet.
+    """Ask every cell of `sweep` that a folder does not know yet.
 
     The folder is made where it is missing; `retry` repeats cells that failed or were unsupported.
 
     Raises: InputError where somebody else works in the folder, or it cannot be written.
     """
-    folder = Folder(path)
+    folder = Folder(where) if isinstance(where, str) else where
     with folder.driven():
         folder.describe(About(sweep.name, sweep.about, sweep.baseline, sweep.claims, sweep.axes))
         return _Driver(sweep, folder, heard, retry=retry).work(engine)
@@ -111,9 +102,9 @@ class _Driver:
         done = folder.done()
         if retry:
             done = {key: outcome for key, outcome in done.items() if outcome not in ("failed", "unsupported")}
-        for cell in sweep.cells:
-            self.pruning.remember(cell, done.get(cell.key, ""))
         left = [cell for cell in sweep.cells if cell.key not in done]
+        for cell in sweep.cells if left else ():
+            self.pruning.remember(cell, done.get(cell.key, ""))
         self.todo = sorted(left, key=self._order)
         self.before = len(sweep.cells) - len(left)
         self.total = len(sweep.cells)
@@ -122,8 +113,8 @@ class _Driver:
 
     def work(self, engine: Engine) -> Summary:
         """Answer everything that is left."""
-        self._answer([cell for cell in self.todo if cell.run is None or cell.estimator != MEASURED])
-        waiting = (cell for cell in self.todo if cell.run is not None and cell.estimator == MEASURED)
+        self._answer()
+        waiting = (cell for cell in self.todo if cell.estimator == MEASURED and cell.run is not None)
         since = time.monotonic()
         for trial, cell, profile in engine.measure(self._unpruned(waiting), self._start):
             self.folder.trials.end(trial, profile)
@@ -134,30 +125,36 @@ class _Driver:
 
     def _order(self, cell: Cell) -> tuple[bool, int, tuple[float, ...]]:
         """Return when a cell's turn is: small ones first, so that they can prune; repetitions in rounds."""
-        sizes = () if cell.run is None else self.pruning.sizes(cell.run)
-        return cell.estimator == MEASURED, cell.repetition, sizes
+        return cell.estimator == MEASURED, cell.repetition, self.pruning.sizes(cell)
 
-    def _answer(self, cells: Sequence[Cell]) -> None:
+    def _answer(self) -> None:
         """Answer cells that take no trial, and put the answers on the disk every second."""
-        answers: list[tuple[Cell, Profile]] = []
+        answers: list[tuple[Cell, Profile | str]] = []
         since = time.monotonic()
-        for cell in cells:
-            if cell.run is None:
-                self.folder.refuse(cell)
+        for cell in self.todo:
+            run = cell.run
+            if run is None:
+                answers.append((cell, cell.refusal))
                 self._ended(cell, "refused")
-                continue
-            profile = self.pruning.profile(cell) or _predicted(cell.run)
-            answers.append((cell, profile))
-            self._ended(cell, profile.outcome)
+            elif cell.estimator != MEASURED:
+                profile = self._pruned(cell, run) or _predicted(run)
+                answers.append((cell, profile))
+                self._ended(cell, profile.outcome)
             if time.monotonic() - since > WRITE_EVERY_S:
                 self.folder.answer(answers)
                 answers, since = [], time.monotonic()
         self.folder.answer(answers)
 
+    def _pruned(self, cell: Cell, run: Run) -> Profile | None:
+        """Return the profile of a cell that need not be asked, with the reason; None where it has to be."""
+        reason = self.pruning.reason(cell)
+        return Profile(run=run, source=PRUNED, outcome="out_of_memory", reason=reason) if reason else None
+
     def _unpruned(self, cells: Iterator[Cell]) -> Iterator[Cell]:
         """Yield the cells that have to be measured, deciding when each is taken."""
         for cell in cells:
-            if pruned := self.pruning.profile(cell):
+            assert cell.run is not None
+            if pruned := self._pruned(cell, cell.run):
                 self.folder.answer([(cell, pruned)])
                 self._ended(cell, pruned.outcome)
             else:

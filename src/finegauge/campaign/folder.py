@@ -10,8 +10,9 @@ What was interrupted is asked again.
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from platform import node
 from typing import Any, NamedTuple
 
@@ -19,8 +20,8 @@ from finegauge.campaign.axes import BASELINE, Cell
 from finegauge.documents import open_regular, write_document
 from finegauge.errors import InputError, shown
 from finegauge.profile import Profile
-from finegauge.store.document import profile_document, profile_of
-from finegauge.store.journal import ENDED, REFUSED, Trials, ended, lock
+from finegauge.store.document import Facts, profile_document
+from finegauge.store.journal import REFUSED, Entry, Trials, ended, lock
 from finegauge.store.table import JOURNAL
 
 DRIVER = "driver"
@@ -34,7 +35,13 @@ class Result(NamedTuple):
     labels: Mapping[str, str]
     estimator: str
     repetition: int
-    profile: Profile
+    facts: Facts
+    read: Callable[[], Profile]
+
+    @property
+    def profile(self) -> Profile:
+        """Return the profile, which is read from the disk."""
+        return self.read()
 
 
 class About(NamedTuple):
@@ -106,70 +113,66 @@ class Folder:
         try:
             with open(os.path.join(self.path, ABOUT), encoding="utf-8") as file:
                 kept = json.load(file)
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return About()
         if not isinstance(kept, dict) or not isinstance(kept.get("axes"), dict):
             return About()
         words = {name: str(kept.get(name, "")) for name in ("name", "about", "baseline", "claims")}
-        return About(**words, axes={str(axis): list(values) for axis, values in kept["axes"].items()})
+        axes = {axis: list(map(str, of)) for axis, of in kept["axes"].items() if isinstance(of, list)}
+        return About(**words, axes=axes)
 
     def start(self, cell: Cell) -> str:
         """Record that `cell` is about to be measured, and return the trial's name."""
         assert cell.run is not None
         return self.trials.start(cell.run, about(cell))
 
-    def answer(self, answers: Iterable[tuple[Cell, Profile]]) -> None:
-        """Record answers that took no trial: predictions, and cells that need not be asked."""
-        records = [ended(cell.key, about(cell), profile_document(profile)) for cell, profile in answers]
+    def answer(self, answers: Iterable[tuple[Cell, Profile | str]]) -> None:
+        """Record answers that took no trial: predictions, cells that need not be asked or make no run."""
+        records = [
+            {"event": REFUSED, "trial": cell.key, "asked": about(cell), "reason": answer}
+            if isinstance(answer, str)
+            else ended(cell.key, about(cell), profile_document(answer))
+            for cell, answer in answers
+        ]
         if records:
             self.trials.journal.append(*records)
-
-    def refuse(self, cell: Cell) -> None:
-        """Record that the values of a cell make no run, and why."""
-        self.trials.journal.append(
-            {"event": REFUSED, "trial": cell.key, "asked": about(cell), "reason": cell.refusal}
-        )
 
     def results(self) -> list[Result]:
         """Return the last result of every cell that is done."""
         return [
             Result(
-                key=asked["cell"], labels=asked["labels"], estimator=asked["estimator"],
-                repetition=asked["repetition"], profile=profile_of(record["profile"]),
+                key=one.asked["cell"], labels=one.asked["labels"], estimator=one.asked["estimator"],
+                repetition=one.asked["repetition"], facts=one.facts, read=partial(self.trials.profile, one),
             )
-            for asked, record in self._ended()
+            for one in self._last()
+            if one.facts is not None
         ]  # fmt: skip
 
     def done(self) -> dict[str, str]:
         """Return the outcome of every cell that is done, by its key."""
-        ended = {asked["cell"]: record["profile"]["outcome"] for asked, record in self._ended()}
-        return ended | {refusal.key: REFUSED for refusal in self.refusals()}
+        return {one.asked["cell"]: one.facts.outcome if one.facts else REFUSED for one in self._last()}
 
     def refusals(self) -> list[Refusal]:
-        """Return the cells that make no run, each once."""
+        """Return the cells that make no run, repetitions once."""
         found = {}
-        for record in self.trials.journal.read().records:
-            if record.get("event") == REFUSED:
-                cell, labels, estimator = (record["asked"][name] for name in ("cell", "labels", "estimator"))
-                found[cell] = Refusal(cell, labels, estimator, record["reason"])
+        for one in self._last():
+            if one.facts is None:
+                asked = one.asked
+                said = Refusal(asked["cell"], asked["labels"], asked["estimator"], one.reason)
+                found[said.estimator, *said.labels.items()] = said
         return list(found.values())
 
-    def _ended(self) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-        """Yield (what was asked, the record of its end) of every cell that is done; its last end counts."""
-        last: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {}
-        for record in self.trials.journal.read().records:
-            asked = record.get("asked", {})
-            if (
-                record.get("event") == ENDED
-                and "cell" in asked
-                and record["profile"]["outcome"] != "interrupted"
-            ):
-                last[asked["cell"]] = asked, record
-        yield from last.values()
+    def _last(self) -> Collection[Entry]:
+        """Return how every cell that is done ended; its last end counts."""
+        return {
+            one.asked["cell"]: one
+            for one in self.trials.look().entries
+            if one.is_cell and (one.facts is None or one.facts.outcome != "interrupted")
+        }.values()
 
 
 def about(cell: Cell) -> dict[str, Any]:
     """Return the fields of a cell that its records keep."""
     said = {} if cell.options is None else cell.options._asdict()
     said |= {"cell": cell.key, "labels": cell.labels, "estimator": cell.estimator}
-    return dict(json.loads(json.dumps(said | {"repetition": cell.repetition})))
+    return said | {"repetition": cell.repetition}

@@ -13,9 +13,12 @@ processes: what a core draws while it works is charged, what the machine draws a
 Measured: the ratio of medians over all steps of all repetitions, with the 95 % interval of a
 bootstrap that draws repetitions first and then steps. Predicted: the ratio alone, for most of the
 error of two predictions of like runs is common to both, and how much is not known.
+
+[m of n]: Bickel, Götze, van Zwet 1997, Statistica Sinica 7, 1-31: fewer draws than there are, scaled.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import sqrt
 from random import Random
 from statistics import median
 from typing import NamedTuple
@@ -23,10 +26,12 @@ from typing import NamedTuple
 from finegauge.campaign.axes import BASELINE, PREDICTED, SWITCH
 from finegauge.campaign.folder import Result
 from finegauge.errors import UnknownNameError
-from finegauge.profile import Interval, Profile
+from finegauge.profile import Interval
+from finegauge.store.document import Facts
 
 DIMENSIONS = ("SpeedUp", "MemoryUp", "EnergyUp")
 DRAWS = 400
+MOST_DRAWN = 200  # repetitions in one draw; of more, the interval is that of so many, made narrower
 JOULES, PROCESSOR_S = "joules", "processor seconds"
 LEAST_GAIN = 1.005  # without an interval: what is less is printed as 1.00
 Ratios = Mapping[str, float | None]
@@ -85,11 +90,11 @@ def compare_results(
 
     `axes` is the order of points and of switches; without it, that of the results.
     """
-    points: dict[tuple[tuple[tuple[str, str], ...], str], dict[str, list[Profile]]] = {}
+    points: dict[tuple[tuple[tuple[str, str], ...], str], dict[str, list[Facts]]] = {}
     for result in results:
         others = tuple((name, value) for name, value in result.labels.items() if name != SWITCH)
         switches = points.setdefault((others, result.estimator), {})
-        switches.setdefault(result.labels.get(SWITCH, baseline), []).append(result.profile)
+        switches.setdefault(result.labels.get(SWITCH, baseline), []).append(result.facts)
     order = {(axis, value): n for axis, values in (axes or {}).items() for n, value in enumerate(values)}
 
     def place(label: tuple[str, str]) -> int:
@@ -104,12 +109,12 @@ def compare_results(
     return sorted(found, key=lambda one: (one.estimator != PREDICTED, *map(place, one.labels.items())))
 
 
-def gains_over(base: Sequence[Profile], others: Mapping[str, Sequence[Profile]]) -> tuple[Gain, ...]:
+def gains_over(base: Sequence[Facts], others: Mapping[str, Sequence[Facts]]) -> tuple[Gain, ...]:
     """Return what each of `others` gains over `base`, each a run's repetitions."""
     return tuple(_gain(name, base, profiles) for name, profiles in others.items())
 
 
-def _gain(name: str, base: Sequence[Profile], profiles: Sequence[Profile]) -> Gain:
+def _gain(name: str, base: Sequence[Facts], profiles: Sequence[Facts]) -> Gain:
     """Return what one run gains over another.
 
     Of a run that is predicted not to fit, what it would hold is known all the same.
@@ -133,9 +138,9 @@ def _gain(name: str, base: Sequence[Profile], profiles: Sequence[Profile]) -> Ga
     return Gain(name, ratios, intervals, energy_by=energy_by)
 
 
-def _seconds(profiles: Sequence[Profile]) -> float | None:
+def _seconds(profiles: Sequence[Facts]) -> float | None:
     """Return the seconds of one sequence: the median of all steps, or what is predicted."""
-    steps = ((p, p.step_times_s or filter(None, [p.step_time_s.total])) for p in profiles)
+    steps = ((p, p.step_times_s or filter(None, [p.step_s])) for p in profiles)
     return _median(s / p.step_sequences for p, times in steps if p.step_sequences for s in times)
 
 
@@ -144,24 +149,24 @@ def _median(values: Iterable[float]) -> float | None:
     return median(known) if known else None
 
 
-def _bytes(profiles: Sequence[Profile]) -> float | None:
-    return _median(p.peak_memory_bytes.total for p in profiles if p.peak_memory_bytes.parts)
+def _bytes(profiles: Sequence[Facts]) -> float | None:
+    return _median(p.peak_memory_bytes for p in profiles if p.peak_memory_bytes is not None)
 
 
-def _joules(profiles: Sequence[Profile]) -> float | None:
-    known = ((p.step_energy_j.total, p.step_sequences) for p in profiles)
+def _joules(profiles: Sequence[Facts]) -> float | None:
+    known = ((p.step_energy_j, p.step_sequences) for p in profiles)
     return _median(joules / sequences for joules, sequences in known if joules and sequences)
 
 
-def _processor_s(profiles: Sequence[Profile]) -> float | None:
+def _processor_s(profiles: Sequence[Facts]) -> float | None:
     """Return the processor seconds of one sequence; None where anything but a processor did the work."""
-    if any(p.source.kind != "measured" or p.fingerprint.get("cuda") for p in profiles):
+    if not all(p.is_processor for p in profiles):
         return None
-    known = ((p.observations.get("timing", {}).get("processor_s"), p.step_sequences) for p in profiles)
+    known = ((p.processor_s, p.step_sequences) for p in profiles)
     return _median(busy / sequences for busy, sequences in known if busy and sequences)
 
 
-def _energy(base: Sequence[Profile], profiles: Sequence[Profile]) -> tuple[str, float | None]:
+def _energy(base: Sequence[Facts], profiles: Sequence[Facts]) -> tuple[str, float | None]:
     joules = _joules(base), _joules(profiles)
     if joules == (None, None) and (ratio := _ratio(_processor_s(base), _processor_s(profiles))):
         return PROCESSOR_S, ratio
@@ -172,7 +177,7 @@ def _ratio(base: float | None, other: float | None) -> float | None:
     return base / other if base and other else None
 
 
-def _bootstrap(base: Sequence[Profile], profiles: Sequence[Profile]) -> Interval | None:
+def _bootstrap(base: Sequence[Facts], profiles: Sequence[Facts]) -> Interval | None:
     """Return the 95 % interval of SpeedUp as factors of it; None where steps were not measured."""
     if not all(len(p.step_times_s) > 1 for p in (*base, *profiles)):
         return None
@@ -180,12 +185,17 @@ def _bootstrap(base: Sequence[Profile], profiles: Sequence[Profile]) -> Interval
     middle = _ratio(_seconds(base), _seconds(profiles))
     drawn = sorted(_drawn(base, random) / _drawn(profiles, random) for _ in range(DRAWS))
     low, high = drawn[round(0.025 * (DRAWS - 1))], drawn[round(0.975 * (DRAWS - 1))]
-    return Interval(low / middle, high / middle) if middle else None
+    if not middle:
+        return None
+    narrower = sqrt(
+        min(1.0, MOST_DRAWN / max(len(base), len(profiles)))
+    )  # an error falls with the root [m of n]
+    return Interval(1.0 + (low / middle - 1.0) * narrower, 1.0 + (high / middle - 1.0) * narrower)
 
 
-def _drawn(profiles: Sequence[Profile], random: Random) -> float:
+def _drawn(profiles: Sequence[Facts], random: Random) -> float:
     """Return the median seconds of one sequence over steps drawn from repetitions drawn."""
-    chosen = random.choices(profiles, k=len(profiles))
+    chosen = random.choices(profiles, k=min(len(profiles), MOST_DRAWN))
     return median(
         step / profile.step_sequences
         for profile in chosen

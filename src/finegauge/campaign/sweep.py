@@ -22,14 +22,14 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from finegauge import documents
-from finegauge.campaign.axes import BASELINE, MEASURED, PREDICTED, Axis, Cell, axis_of, run_at
+from finegauge.campaign.axes import BASELINE, MEASURED, PREDICTED, Cell, Part, axis_of, settled
 from finegauge.campaign.gains import claims_called
 from finegauge.documents import read_text
 from finegauge.errors import FieldError, FileFormatError, UnknownKeyError, UnknownNameError, shown
 from finegauge.formats.reading import FILE_FIELDS, beside, describe
 from finegauge.measurement.endpoint.client import check_options
 from finegauge.measurement.options import Options
-from finegauge.run.run import FIELDS, Run
+from finegauge.run.run import FIELDS
 
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "data")
 ENDINGS = (".yaml", ".yml", ".json")
@@ -96,17 +96,6 @@ class Sweep(NamedTuple):
         return self._replace(cells=cells)
 
 
-class Part(NamedTuple):
-    """One grid of runs, predicted or measured."""
-
-    estimator: str
-    base: Mapping[str, Any]
-    axes: tuple[Axis, ...]
-    repetitions: int
-    options: Options | None
-    calibration: str
-
-
 def read_sweep(name_or_path: str, *, trust: bool = False) -> Sweep:
     """Return the sweep that a file describes, or that is shipped under a bare name.
 
@@ -123,13 +112,14 @@ def read_sweep(name_or_path: str, *, trust: bool = False) -> Sweep:
     _known(keys, KEYS, name)
     cells: dict[str, Cell] = {}
     axes: dict[str, dict[str, None]] = {}
-    for part in _parts(keys, path, name, trust=trust):
+    parts = list(_parts(keys, path, name, trust=trust))
+    if (num_cells := sum(part.num_cells for part in parts)) > MAX_CELLS:
+        raise FieldError(f"{name}: {num_cells:,} cells are more than {MAX_CELLS:,}; take values off an axis.")
+    for part in parts:
         for axis in part.axes:
             axes.setdefault(axis.name, {}).update(dict.fromkeys(value.label for value in axis.values))
         for cell in _cells(part, name):
             cells.setdefault(cell.key, cell)
-            if len(cells) > MAX_CELLS:
-                raise FieldError(f"{name}: more than {MAX_CELLS:,} cells; take values off an axis.")
     prune = keys.get("prune", GROWING)
     if not isinstance(prune, Sequence) or isinstance(prune, str):
         raise FieldError(f"{name}: prune should be a list of names, not {shown(prune)}.")
@@ -175,7 +165,8 @@ def _parts(keys: Mapping[str, Any], path: str, name: str, *, trust: bool) -> Ite
                     _refuse_outside(fields.get(key), path, f"{where}: '{key}'")
         yield Part(
             estimator=estimator,
-            base={**base, **own_base},
+            base=(whole := {**base, **own_base}),
+            settled=settled(whole),
             axes=axes,
             repetitions=_whole(own.get("repetitions", 1), f"{where}: repetitions"),
             options=_options(own, where, Options()) if estimator == MEASURED else None,
@@ -184,23 +175,13 @@ def _parts(keys: Mapping[str, Any], path: str, name: str, *, trust: bool) -> Ite
 
 
 def _cells(part: Part, name: str) -> Iterator[Cell]:
-    num_cells = part.repetitions
-    for axis in part.axes:
-        num_cells *= len(axis.values)
-    if num_cells > MAX_CELLS:
-        raise FieldError(f"{name}: {num_cells:,} cells are more than {MAX_CELLS:,}; take values off an axis.")
+    told = part.options is not None and any(value.options for axis in part.axes for value in axis.values)
     for values in product(*(axis.values for axis in part.axes)):
-        labels = {axis.name: value.label for axis, value in zip(part.axes, values, strict=True)}
-        found = run_at(part.base, values, name)
-        run, refusal = (found, "") if isinstance(found, Run) else (None, found)
         options = part.options
-        if options is not None:
+        if told and options is not None:
             options = _options({k: v for value in values for k, v in value.options.items()}, name, options)
-        for repetition in range(part.repetitions if run is not None else 1):
-            yield Cell(
-                labels=labels, estimator=part.estimator, run=run, refusal=refusal, repetition=repetition,
-                options=options, calibration=part.calibration,
-            )  # fmt: skip
+        for repetition in range(part.repetitions):
+            yield Cell(part, values, repetition, options)
 
 
 def _refuse_reaching(options: Mapping[str, Any], where: str) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from finegauge.answers.gains import CompareAnswer
     from finegauge.campaign.driver import Engine
     from finegauge.campaign.gains import Comparison
-    from finegauge.profile import Profile
+    from finegauge.store.document import Facts
 
 
 def _list(context: click.Context, option: click.Parameter, value: object) -> None:
@@ -87,14 +87,15 @@ def campaign(
     sweep = read_sweep(sweep_file, trust=trust)
     if only:
         sweep = sweep.only(only)
-    folder = output or os.path.splitext(os.path.basename(sweep_file))[0]
+    folder = Folder(output or os.path.splitext(os.path.basename(sweep_file))[0])
     if dry_run:
-        show("", sweep, lambda sweep: dry_report(sweep, Folder(folder).done()), as_json=False)
+        show("", sweep, lambda sweep: dry_report(sweep, folder.done()), as_json=False)
         return
     with progress_bar("campaign") as heard:
         summary = carry_out(sweep, folder, _engine(engine, address), heard=heard, retry=retry)
-    _keep_table(folder)
-    show("campaign", campaign_answer(sweep, Folder(folder), summary), campaign_report, as_json=as_json)
+    _keep_table(folder.path)
+    answer = campaign_answer(sweep, folder, summary, whole=as_json)
+    show("campaign", answer, campaign_report, as_json=as_json)
 
 
 def _engine(name: str, address: str) -> "Engine":
@@ -196,30 +197,30 @@ def _of_runs(paths: tuple[str, ...], gpu: str) -> "Comparison":
     """Return the comparison of runs, predicted or measured."""
     from finegauge.campaign.gains import Comparison, gains_over
 
-    profiles = {path: _profiles(path, gpu) for path in paths}
-    kinds = dict.fromkeys(one.source.kind for found in profiles.values() for one in found)
+    found = {path: _facts(path, gpu) for path in paths}
+    kinds = dict.fromkeys(one.source for facts in found.values() for one in facts)
     if len(kinds) > 1:
         raise FieldError(
             "Measured and predicted runs are not compared with each other; give runs of one kind."
         )
     base, *others = paths
-    return Comparison(
-        {}, next(iter(kinds)), gains_over(profiles[base], {path: profiles[path] for path in others})
-    )
+    return Comparison({}, next(iter(kinds)), gains_over(found[base], {path: found[path] for path in others}))
 
 
-def _profiles(path: str, gpu: str) -> "list[Profile]":
-    """Return the profiles of a run: one predicted, or all that a journal holds."""
+def _facts(path: str, gpu: str) -> "list[Facts]":
+    """Return the facts of a run: of one that is predicted, or of all trials that a journal holds."""
     from finegauge.prediction.predictor import predict
+    from finegauge.store.document import facts_in, profile_document
     from finegauge.store.journal import Trials
 
     if path.endswith(".jsonl"):
-        found = [one for one in Trials(path).profiles() if one.outcome == "completed"]
+        ends = [one.facts for one in Trials(path).look().entries]
+        found = [one for one in ends if one is not None and one.outcome == "completed"]
         if not found:
             raise InputError(f"{shown(path)} holds no completed trial.")
         return found
     (run,) = runs(path, (), (gpu,) if gpu else (), unnamed="none")[:1]
-    return [predict(run)]
+    return [facts_in(profile_document(predict(run)))]
 
 
 def _draw(answer: "CompareAnswer", path: str) -> None:

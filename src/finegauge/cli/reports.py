@@ -154,12 +154,12 @@ def _of_results(path: str, baseline: str) -> "Report":
         return study_report(campaign_study(f"Campaign {name}", folder.results(), baseline, axes))
     if not os.path.isfile(path):
         raise InputError(f"There is no journal {shown(path)}; 'finegauge measure --store' writes one.")
-    profiles = Trials(path).profiles()
-    if not profiles:
+    results = labelled(Trials(path))
+    if not results:
         raise InputError(f"{shown(path)} holds no trial that ended.")
-    if len(profiles) == 1:
-        return _of_trial(profiles[0])
-    return study_report(campaign_study(f"Trials in {name}", labelled(profiles), baseline))
+    if len(results) == 1:
+        return _of_trial(results[0].profile)
+    return study_report(campaign_study(f"Trials in {name}", results, baseline))
 
 
 def _kind(output: str | None) -> str:

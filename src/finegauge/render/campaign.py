@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,6 @@ from finegauge.answers.campaign import CampaignAnswer, CampaignStudy, CellBeside
 from finegauge.answers.gains import GainsAt
 from finegauge.campaign.folder import Result
 from finegauge.campaign.gains import DIMENSIONS
-from finegauge.profile import Profile
 from finegauge.render import number_format as fmt
 from finegauge.render import report
 from finegauge.render.compare import NO_METER, bars_panel, by_processor, title
@@ -17,6 +17,7 @@ from finegauge.render.plots.charts import Reach, panel_plot, radar_plot
 from finegauge.render.plots.experts import experts_plot, loads_of
 from finegauge.render.plots.many_runs import Pair, dots_plot, front_plot, throughput_plot
 from finegauge.render.report import Note, Report, Table, Tile, Toned, filled, notes, section
+from finegauge.store.journal import Trials
 from finegauge.units import GIB, gib
 
 if TYPE_CHECKING:
@@ -59,13 +60,10 @@ def _ended_table(ended: Mapping[str, Mapping[str, int]]) -> Table:
 
 def _reasons(answer: CampaignAnswer) -> Iterator[str]:
     """Yield why cells have no answer, the most frequent reasons."""
-    reasons = Counter(refused.reason for refused in answer.refused)
-    profiles = (result.profile for result in answer.results)
-    reasons.update(one.reason for one in profiles if one.figures.outcome in ("failed", "unsupported"))
-    for reason, times in reasons.most_common(MOST_REASONS):
+    for reason, times in Counter(answer.reasons).most_common(MOST_REASONS):
         yield f"- {times:,} x {reason}"
-    if len(reasons) > MOST_REASONS:
-        yield f"- and {len(reasons) - MOST_REASONS:,} reasons more"
+    if len(answer.reasons) > MOST_REASONS:
+        yield f"- and {len(answer.reasons) - MOST_REASONS:,} reasons more"
 
 
 def shipped_report(abouts: Mapping[str, str]) -> Report:
@@ -77,9 +75,11 @@ def shipped_report(abouts: Mapping[str, str]) -> Report:
 def dry_report(sweep: "Sweep", done: Mapping[str, str]) -> Report:
     """Return what a campaign would ask."""
     cells = []
-    for cell in sweep.cells:
+    for cell in sweep.cells[:MOST_ROWS]:
         state = done.get(cell.key) or (f"no run: {cell.refusal}" if cell.run is None else "to do")
         cells.append(Note(f"{cell.title}: {state}"))
+    if len(sweep.cells) > MOST_ROWS:
+        cells.append(Note(f"... and {len(sweep.cells) - MOST_ROWS:,} cells more"))
     left = sum(cell.key not in done for cell in sweep.cells)
     said = f"{left:,} of {len(sweep.cells):,} cells are to be asked."
     return Report(
@@ -122,10 +122,16 @@ MOST_ROWS, MOST_COMPARISONS = 1000, 12
 def study_report(study: CampaignStudy) -> Report:
     """Return the report about many results."""
     results, comparisons = study.results, study.comparisons
-    outcomes = Counter(result.profile.outcome for result in results)
+    outcomes = Counter(result.facts.outcome for result in results)
     said = ", ".join(f"{count:,} {outcome.replace('_', ' ')}" for outcome, count in outcomes.most_common())
     done, about = outcomes["completed"], f"The fastest of {study.num_priced_from:,} cells on each machine"
-    seen = [loads for result in results if (loads := loads_of(result.profile.observations))]
+    seen = (
+        loads
+        for result in reversed(results)
+        if not {"experts", "evaluation"}.isdisjoint(result.facts.observed)
+        and (loads := loads_of(result.profile.observations))
+    )
+    last = next(seen, None)
     return Report(
         title=study.title,
         headline=f"{len(results):,} results: {said}." if results else "No cell has a result yet.",
@@ -141,20 +147,31 @@ def study_report(study: CampaignStudy) -> Report:
                     *notes(_of_many(study.num_sweeps, len(study.throughputs))), *_throughputs(study)),
             section("cost", "Cost against time",
                     front_plot(study.ways, about=about) if len(study.ways) > 1 else None),
-            section("experts", "Experts", experts_plot(seen[-1]) if seen else None),
+            section("experts", "Experts", experts_plot(last) if last else None),
             section("results", "Results", _table(results)),
         ),
     )  # fmt: skip
 
 
-def labelled(profiles: Sequence[Profile]) -> list[Result]:
-    """Return the profiles of a journal, each under the fields in which their runs differ."""
-    fields = [profile.run.fields() for profile in profiles]
-    varied = [name for name in fields[0] if len({str(one[name]) for one in fields}) > 1]
+def labelled(trials: Trials) -> list[Result]:
+    """Return the results of a journal, each under the fields in which their runs differ."""
+    first: Mapping[str, Any] = {}
+    ends = []
+    for end, fields in trials.fields():
+        first = first or fields
+        ends.append((end, {name: value for name, value in fields.items() if value != first.get(name)}))
+    varied = dict.fromkeys(name for name in first if any(name in own for _, own in ends))
     return [
-        Result(str(number), {name: fmt.plain(one[name]) for name in varied}, profile.source.kind, 0, profile)
-        for number, (one, profile) in enumerate(zip(fields, profiles, strict=True))
-    ]
+        Result(
+            str(number), {name: _label(own.get(name, first[name])) for name in varied}, end.facts.source, 0,
+            end.facts, partial(trials.profile, end),
+        )
+        for number, (end, own) in enumerate(ends) if end.facts is not None
+    ]  # fmt: skip
+
+
+def _label(value: Any) -> str:
+    return fmt.plain(tuple(value) if isinstance(value, list) else value)
 
 
 def _tiles(study: CampaignStudy) -> Iterator[Tile]:
@@ -231,13 +248,12 @@ def _table(results: Sequence[Result]) -> Table:
 
 def _row(result: Result, axes: Sequence[str]) -> tuple[str, ...]:
     """Return how one cell ended."""
-    profile, labels = result.profile, result.labels
-    memory = profile.device_memory_bytes.total or profile.peak_memory_bytes.total
-    energy = profile.step_energy_j.total
+    facts, labels = result.facts, result.labels
+    memory, energy = facts.device_memory_bytes or facts.peak_memory_bytes, facts.step_energy_j
     return (
-        *(str(labels.get(name, "")) for name in axes), result.estimator, profile.outcome.replace("_", " "),
+        *(str(labels.get(name, "")) for name in axes), result.estimator, facts.outcome.replace("_", " "),
         gib(memory) if memory else fmt.UNKNOWN,
-        fmt.duration(profile.step_time_s.total) if profile.step_time_s.total else fmt.UNKNOWN,
-        fmt.digits(profile.tokens_per_s or None), fmt.digits(profile.samples_per_s or None),
+        fmt.duration(facts.step_s) if facts.step_s else fmt.UNKNOWN,
+        fmt.digits(facts.tokens_per_s or None), fmt.digits(facts.samples_per_s or None),
         f"{fmt.digits(energy)} J" if energy else fmt.UNKNOWN,
     )  # fmt: skip

@@ -6,7 +6,8 @@ JSON cannot write, become {"float": "nan"}.
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from types import NoneType
+from typing import Any, NamedTuple
 
 from finegauge.errors import FileFormatError, FineGaugeError
 from finegauge.profile import Breakdown, Interval, Profile, Source
@@ -46,6 +47,119 @@ def profile_of(document: Mapping[str, Any]) -> Profile:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FileFormatError(f"This is no profile that FineGauge wrote: {error!r}.") from None
+
+
+class Facts(NamedTuple):
+    """What tables and comparisons need of a profile; a stored line has it before the profile itself."""
+
+    outcome: str
+    reason: str
+    source: str  # predicted, measured ...
+    device: str | None  # that measured it
+    is_processor: bool  # whether a processor did the work, and no GPU
+    observed: list[str]  # by which instruments
+    processor_s: float | None  # of all processes
+    step_time_s: dict[str, float]  # by stage
+    step_times_s: list[float]
+    peak_memory_bytes: float | None
+    device_memory_bytes: float
+    step_energy_j: float
+    step_flops: float
+    step_tokens: float
+    step_sequences: float
+    host_bound_fraction: float
+    cached_bytes: float
+    capacity_bytes: float
+    served: dict[str, float]  # of `SERVED`
+    work: list[Any]  # the fields of `WORK`
+    machine: list[Any]  # the fields of `MACHINE`
+    micro_batch_size: int
+
+    @property
+    def step_s(self) -> float:
+        """Return the seconds of a step, all stages together; 0: not known."""
+        return sum(self.step_time_s.values())
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Return tokens per second, padding included, over all GPUs; 0: not known."""
+        return self.step_tokens / seconds if (seconds := self.step_s) else 0.0
+
+    @property
+    def samples_per_s(self) -> float:
+        """Return sequences per second over all GPUs; 0: not known."""
+        return self.step_sequences / seconds if (seconds := self.step_s) else 0.0
+
+
+SERVED = ("ttft_s", "time_per_output_token_s", "written_tokens_per_s")  # among the details of steps
+WORK = ("model", "dataset", "num_samples", "seq_len", "epochs", "max_steps", "phase")
+MACHINE = ("gpu", "num_gpus", "num_nodes", "provider", "region")  # `gpu` comes first
+_NUMBER = (float, int)
+_KINDS: Mapping[Any, tuple[type, ...]] = {
+    str: (str,), str | None: (str, NoneType), bool: (bool,), int: (int,), float: _NUMBER,
+    float | None: (*_NUMBER, NoneType), dict[str, float]: (dict,),
+}  # fmt: skip
+_FACTS = tuple((name, _KINDS.get(kind, (list,))) for name, kind in Facts.__annotations__.items())
+
+
+def facts_in(document: Mapping[str, Any]) -> Facts:
+    """Return the facts of a profile's document.
+
+    Raises: ValueError where it is none.
+    """
+    try:
+        seen, fields = document["observations"], document["run"]["fields"]
+        kind, fingerprint = document["source"]["kind"], document["fingerprint"]
+        stages: dict[str, float] = {}
+        for path, seconds in document["step_time_s"]:
+            stages[path[0]] = stages.get(path[0], 0.0) + _known(seconds)
+        served = seen.get("steps", {}).get("details", {})
+        memory, device, energy = (
+            [_known(amount) for _, amount in document[name]]
+            for name in ("peak_memory_bytes", "device_memory_bytes", "step_energy_j")
+        )
+        return facts_of(
+            {name: _known(document[name]) for name, kinds in _FACTS if kinds is _NUMBER and name in document}
+            | {
+                "outcome": document["outcome"],
+                "reason": document["reason"],
+                "source": kind,
+                "device": fingerprint.get("device"),
+                "is_processor": kind == "measured" and not fingerprint.get("cuda"),
+                "observed": list(seen),
+                "processor_s": _known(seen.get("timing", {}).get("processor_s")),
+                "step_time_s": stages,
+                "step_times_s": [_known(seconds) for seconds in document.get("step_times_s", ())],
+                "peak_memory_bytes": sum(memory) if memory else None,
+                "device_memory_bytes": sum(device),
+                "step_energy_j": sum(energy),
+                "served": {name: _known(served[name]) for name in SERVED if served.get(name)},
+                "work": [fields.get(name) for name in WORK],
+                "machine": [fields.get(name) for name in MACHINE],
+                "micro_batch_size": fields["micro_batch_size"],
+            }
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise ValueError(f"foreign: no profile ({error})") from None
+
+
+def facts_of(values: Mapping[str, Any]) -> Facts:
+    """Return the facts that a line states.
+
+    Raises: KeyError, TypeError, ValueError where they are none.
+    """
+    for name, kinds in _FACTS:
+        if not isinstance(values[name], kinds):
+            raise ValueError(f"{name} is none")
+    found = Facts._make([values[name] for name, _ in _FACTS])
+    math.fsum((*found.step_times_s, *found.step_time_s.values(), *found.served.values()))  # of numbers
+    hash((*found.work, *found.machine))
+    return found
+
+
+def _known(amount: Any) -> Any:
+    """Return a number of a document, 0 for those that JSON has not."""
+    return 0.0 if isinstance(amount, dict) and amount.keys() == {NOT_FINITE} else amount
 
 
 def run_document(run: Run) -> dict[str, Any]:

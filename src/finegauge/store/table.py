@@ -15,85 +15,123 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from finegauge.documents import open_regular, write_whole
 from finegauge.errors import InputError, UnsupportedError, shown
 from finegauge.run.run import FIELDS
-from finegauge.store.journal import records_of
+from finegauge.store.document import SERVED, Facts
+from finegauge.store.journal import entry_of, fields_in
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SUFFIX = ".table.parquet"
-VERSION = b"2"
+SUFFIX = ".table"
+VERSION = b"3"
+DIGEST = 64  # bytes before the table: their SHA-256
+CHUNK_BYTES = 2**23
 WORTH_BYTES = 1_000_000  # a smaller journal is read as fast
 Read = Callable[[bytes], tuple["pa.Table", int]]  # the table of whole lines, and how many did not read back
 
 
 def cached(journal: str, read: Read) -> tuple["pa.Table", int]:
     """Return the table of the file `journal`, made by `read`, and how many lines did not read back."""
-    import pyarrow as pa
-
     try:
         descriptor = open_regular(journal)
+        with open(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            state = f"{status.st_size} {status.st_mtime_ns} {status.st_ino}".encode()
+            if status.st_size < WORTH_BYTES:
+                return read(file.read())
+            table, quarantined, covered, digest = _kept(journal, file, state)
+            if covered == status.st_size:
+                return table, quarantined
+            file.seek(covered)
+            tables, refused, ends = [table] if covered else [], 0, True
+            while chunk := file.read(CHUNK_BYTES) + file.readline():
+                more, torn = read(chunk)
+                digest.update(chunk)
+                covered += len(chunk)
+                tables.append(more)
+                refused += torn
+                ends = chunk.endswith(b"\n")
     except OSError as error:
         raise InputError(f"The store {shown(journal)} cannot be read: {error.strerror or error}.") from None
-    with open(descriptor, "rb") as file:
-        content = file.read()
-    if len(content) < WORTH_BYTES:
-        return read(content)
-    table, quarantined, covered = _kept(journal, content)
-    if covered == len(content):
-        return table, quarantined
-    more, refused = read(content[covered:])
-    whole = pa.concat_tables([table, more], promote_options="permissive") if covered else more
-    end = content.rfind(b"\n") + 1  # a torn last line may yet become whole
-    if not refused and end == len(content):
-        _keep(journal, whole, quarantined, content)
+    whole = _joined(tables)
+    if not refused and ends and covered == status.st_size:  # a torn last line may yet become whole
+        _keep(
+            journal,
+            whole,
+            {
+                b"version": VERSION, b"covered": str(covered).encode(), b"state": state,
+                b"checksum": digest.hexdigest().encode(), b"quarantined": str(quarantined).encode(),
+            },
+        )  # fmt: skip
     return whole, quarantined + refused
 
 
-def _kept(journal: str, content: bytes) -> tuple["pa.Table", int, int]:
-    """Return the table that is kept, its unreadable lines, and how many bytes of `content` it covers."""
+def _joined(tables: Sequence["pa.Table"]) -> "pa.Table":
+    """Return tables one below the other; a column of several types is text."""
+    import pyarrow as pa
+
+    kinds: dict[str, set[bool]] = {}
+    for field in (field for table in tables for field in table.schema if not pa.types.is_null(field.type)):
+        kinds.setdefault(field.name, set()).add(pa.types.is_string(field.type))
+    mixed = [name for name, found in kinds.items() if len(found) > 1]
+    for name in mixed:
+        tables = [
+            table.set_column(at, name, table.column(at).cast(pa.string()))
+            if (at := table.schema.get_field_index(name)) >= 0
+            else table
+            for table in tables
+        ]
+    return pa.concat_tables(tables, promote_options="permissive")
+
+
+def _kept(journal: str, file: BinaryIO, state: bytes) -> tuple["pa.Table", int, int, Any]:
+    """Return the table that is kept, its unreadable lines, the bytes of the journal it covers and their hash.
+
+    Where the journal is as it was, nothing is hashed.
+    """
     import pyarrow as pa
     from pyarrow import parquet
 
-    with suppress(OSError, pa.ArrowInvalid, KeyError, ValueError, TypeError):
-        with parquet.ParquetFile(journal + SUFFIX) as file:  # read_table would load pandas
-            table = file.read()
+    with suppress(OSError, pa.ArrowException, KeyError, ValueError, TypeError):
+        with open(open_regular(journal + SUFFIX), "rb") as kept:
+            stated, content = kept.read(DIGEST), kept.read()
+        if sha256(content).hexdigest().encode() != stated:
+            raise ValueError("damaged; it is made anew")
+        table = parquet.ParquetFile(BytesIO(content)).read()  # read_table would load pandas
         about = table.schema.metadata
         covered = int(about[b"covered"])
-        same = about[b"version"] == VERSION and about[b"checksum"] == _checksum(content[:covered])
-        if same and 0 < covered <= len(content):
-            return table.replace_schema_metadata(None), int(about[b"quarantined"]), covered
-    return pa.table({}), 0, 0
+        if about[b"version"] == VERSION:
+            digest = sha256()
+            found = table.replace_schema_metadata(None), int(about[b"quarantined"]), covered, digest
+            if about[b"state"] == state:
+                return found
+            for start in range(0, covered, CHUNK_BYTES):
+                digest.update(file.read(min(CHUNK_BYTES, covered - start)))
+            if about[b"checksum"] == digest.hexdigest().encode():
+                return found
+    return pa.table({}), 0, 0, sha256()
 
 
-def _keep(journal: str, table: "pa.Table", quarantined: int, content: bytes) -> None:
-    """Write the table beside its journal; where that is not possible, do without."""
+def _keep(journal: str, table: "pa.Table", about: Mapping[bytes, bytes]) -> None:
+    """Write the table beside its journal, behind its checksum; where that is not possible, do without."""
     from pyarrow import parquet
 
-    about = {
-        b"version": VERSION, b"covered": str(len(content)).encode(), b"checksum": _checksum(content),
-        b"quarantined": str(quarantined).encode(),
-    }  # fmt: skip
     file = BytesIO()
     parquet.write_table(table.replace_schema_metadata(about), file)
+    content = file.getvalue()
     with suppress(OSError):
-        write_whole(journal + SUFFIX, file.getvalue())
-
-
-def _checksum(content: bytes) -> bytes:
-    return sha256(content).hexdigest().encode()
+        write_whole(journal + SUFFIX, sha256(content).hexdigest().encode() + content)
 
 
 JOURNAL = "results.jsonl"  # in a campaign's folder
-TOTALS = ("step_time_s", "peak_memory_bytes", "device_memory_bytes", "step_energy_j")
+TOTALS = ("peak_memory_bytes", "device_memory_bytes", "step_energy_j")
 FACTS = (
     "step_flops", "step_tokens", "step_sequences", "host_bound_fraction", "cached_bytes", "capacity_bytes",
 )  # fmt: skip
-SEEN = ("ttft_s", "time_per_output_token_s", "written_tokens_per_s")  # among the details of steps
 ASKED = ("cell", "estimator", "repetition")
 RATES = {"tokens_per_s": "step_tokens", "samples_per_s": "step_sequences"}
 MANY = "+"  # between the items of a list
@@ -114,24 +152,28 @@ def table_of(paths: Sequence[str]) -> tuple["pa.Table", int]:
     Raises: InputError where there is no such journal; UnsupportedError without pyarrow.
     """
     pa = _pyarrow()
-    tables, quarantined = [], 0
-    for path in paths:
-        table, refused = cached(_journal(path), _read)
-        tables.append(table)
-        quarantined += refused
-    whole = pa.concat_tables(tables, promote_options="permissive")
+    found = [cached(_journal(path), _read) for path in paths]
+    whole = _joined([table for table, _ in found])
     unknown = [n for n, field in enumerate(whole.schema) if pa.types.is_null(field.type)]
     for n in unknown:  # SQL compares what has a type
         whole = whole.set_column(n, whole.column_names[n], whole.column(n).cast(pa.string()))
-    return whole, quarantined
+    return whole, sum(refused for _, refused in found)
 
 
 def _read(lines: bytes) -> tuple["pa.Table", int]:
-    records, refused = records_of(lines)
-    ended = [record for record in records if record.get("event") == "ended"]
-    columns = _columns([one.get("asked", {}) for one in ended], [one["profile"] for one in ended])
+    ends, fields, refused = [], [], 0
+    for one in lines.split(b"\n"):
+        if one and not one.isspace():
+            try:
+                entry = entry_of(one)
+                if entry is not None and entry.facts is not None:
+                    fields.append(fields_in(one))
+                    ends.append(entry)
+            except ValueError:
+                refused += 1
     pa = _pyarrow()
-    return pa.table({name: _array(pa, values) for name, values in columns.items()}), len(refused)
+    columns = _columns([one.asked for one in ends], [one.facts for one in ends if one.facts], fields)
+    return pa.table({name: _array(pa, values) for name, values in columns.items()}), refused
 
 
 def _pyarrow() -> Any:
@@ -227,45 +269,34 @@ def _journal(path: str) -> str:
     return file
 
 
-def _columns(asked: Sequence[Record], profiles: Sequence[Record]) -> dict[str, list[Any]]:
+def _columns(
+    asked: Sequence[Record], facts: Sequence[Facts], fields: Sequence[Record]
+) -> dict[str, list[Any]]:
     columns: dict[str, list[Any]] = {name: [one.get(name) for one in asked] for name in ASKED}
-    columns["outcome"] = [one["outcome"] for one in profiles]
-    columns["reason"] = [one["reason"] or None for one in profiles]
-    columns["source"] = [one["source"]["kind"] for one in profiles]
-    columns["device"] = [one["fingerprint"].get("device") for one in profiles]
+    for name in ("outcome", "reason", "source", "device"):
+        columns[name] = [getattr(one, name) or None for one in facts]
     labels = [one.get("labels", {}) for one in asked]
     columns |= {name: values for name, values in _by_name(labels).items() if name not in FIELDS}
+    columns["step_time_s"] = [one.step_s or None for one in facts]
     for name in TOTALS:
-        columns[name] = [sum([amount for _, amount in one[name]]) or None for one in profiles]
-    stages = [_stages(one["step_time_s"]) for one in profiles]
-    columns |= {f"time_{name}_s": values for name, values in _by_name(stages).items()}
+        columns[name] = [getattr(one, name) or None for one in facts]
+    stages = _by_name([one.step_time_s for one in facts])
+    columns |= {f"time_{name}_s": values for name, values in stages.items()}
     for name in FACTS:
-        columns[name] = [_number(one[name]) for one in profiles]
+        columns[name] = [float(getattr(one, name)) or None for one in facts]
     for name, amount in RATES.items():
         columns[name] = [
             amount / seconds if amount and seconds else None
             for amount, seconds in zip(columns[amount], columns["step_time_s"], strict=True)
         ]
-    details = [one["observations"].get("steps", {}).get("details", {}) for one in profiles]
-    for name in SEEN:
-        columns[name] = [_number(one.get(name)) for one in details]
-    return columns | _by_name([one["run"]["fields"] for one in profiles])
+    for name in SERVED:
+        columns[name] = [one.served.get(name) for one in facts]
+    return columns | _by_name(fields)
 
 
 def _by_name(rows: Sequence[Record]) -> dict[str, list[Any]]:
     names = dict.fromkeys(name for names in dict.fromkeys(map(tuple, rows)) for name in names)
     return {name: [row.get(name) for row in rows] for name in names}
-
-
-def _stages(parts: Sequence[tuple[Sequence[str], float]]) -> dict[str, float]:
-    stages: dict[str, float] = {}
-    for path, amount in parts:
-        stages[path[0]] = stages.get(path[0], 0.0) + amount
-    return stages
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and value else None
 
 
 def _array(pa: Any, values: list[Any]) -> Any:

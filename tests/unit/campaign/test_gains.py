@@ -1,21 +1,33 @@
 """SpeedUp, MemoryUp and EnergyUp."""
 
+from typing import Any
+
 import pytest
 
 from finegauge.campaign.folder import Result
 from finegauge.campaign.gains import DIMENSIONS, JOULES, PROCESSOR_S, compare_results, gains_over
 from finegauge.profile import Breakdown, Profile, Source
 from finegauge.run.run import Run
+from finegauge.store.document import Facts, facts_in, profile_document
 
 RUN = Run(model="llama-2-7b", method="lora", gpu="A40")
 
 
+def facts(**known: Any) -> Facts:
+    return facts_in(profile_document(Profile(run=RUN, source=Source("measured", "a test"), **known)))
+
+
+def result(key: str, labels: dict[str, str], found: Facts) -> Result:
+    def unread() -> Profile:
+        raise AssertionError("a comparison reads no profile")
+
+    return Result(key, labels, "measured", 0, found, unread)
+
+
 def profile(
     step_s: float, memory: float = 8.0, joules: float | None = 6.0, *, steps: int = 0, sequences: float = 1.0
-) -> Profile:
-    return Profile(
-        run=RUN,
-        source=Source("measured", "a test"),
+) -> Facts:
+    return facts(
         step_time_s=Breakdown.of(forward=step_s),
         step_times_s=tuple(step_s * (1 + 0.01 * (n % 3)) for n in range(steps)),
         step_sequences=sequences,
@@ -42,9 +54,8 @@ def test_what_is_not_known_is_no_gain() -> None:
     assert gain.improves_all  # of those that are known
 
 
-def busy(profile: Profile, processor_s: float, **fingerprint: str) -> Profile:
-    seen = {"timing": {"processor_s": processor_s}}
-    return profile._replace(observations=seen, fingerprint=fingerprint)
+def busy(found: Facts, processor_s: float, *, on_gpu: bool = False) -> Facts:
+    return found._replace(processor_s=processor_s, is_processor=not on_gpu)
 
 
 def test_processor_time_stands_for_joules_that_no_meter_read() -> None:
@@ -55,7 +66,7 @@ def test_processor_time_stands_for_joules_that_no_meter_read() -> None:
 
 def test_processor_time_stands_neither_beside_joules_nor_for_a_gpu() -> None:
     counted, not_counted = busy(profile(2.0), 6.0), busy(profile(1.0, joules=None), 4.0)
-    on_gpu = busy(profile(1.0, joules=None), 4.0, cuda="13.0")
+    on_gpu = busy(profile(1.0, joules=None), 4.0, on_gpu=True)
     found = gains_over([counted], {"one": [counted], "other": [not_counted]})
     assert [(gain.ratios["EnergyUp"], gain.energy_by) for gain in found] == [(1.0, JOULES), (None, JOULES)]
     (gain,) = gains_over([on_gpu], {"other": [not_counted]})
@@ -75,7 +86,7 @@ def test_measured_ratios_carry_an_interval_that_decides() -> None:
 
 
 def test_a_run_without_an_end_has_no_ratio() -> None:
-    failed = Profile(run=RUN, source=Source("measured", "a test"), outcome="out_of_memory", reason="full")
+    failed = facts(outcome="out_of_memory", reason="full")
     (gain,) = gains_over([profile(1.0)], {"other": [failed]})
     assert set(gain.ratios.values()) == {None}
     assert (gain.outcome, gain.reason) == ("out_of_memory", "full")
@@ -84,7 +95,7 @@ def test_a_run_without_an_end_has_no_ratio() -> None:
 def test_a_campaign_is_compared_at_every_point_of_its_other_axes() -> None:
     speeds = (("baseline", 2.0, 8.0), ("fast", 1.0, 16.0), ("small", 4.0, 4.0), ("bad", 4.0, 9.0))
     results = [
-        Result(f"{switch}{phase}", {"switch": switch, "phase": phase}, "measured", 0, profile(step_s, memory))
+        result(f"{switch}{phase}", {"switch": switch, "phase": phase}, profile(step_s, memory))
         for phase in ("sft", "dpo")
         for switch, step_s, memory in speeds
     ]
@@ -96,7 +107,7 @@ def test_a_campaign_is_compared_at_every_point_of_its_other_axes() -> None:
 
 
 def test_without_a_baseline_there_is_nothing_to_compare() -> None:
-    assert compare_results([Result("a", {"switch": "lora"}, "measured", 0, profile(1.0))]) == []
+    assert compare_results([result("a", {"switch": "lora"}, profile(1.0))]) == []
 
 
 @pytest.mark.parametrize("dimension", DIMENSIONS)

@@ -1,6 +1,8 @@
 """The table kept beside a journal: never another answer than the journal's own."""
 
 import os
+from hashlib import sha256
+from io import BytesIO
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,7 +11,7 @@ from pyarrow import parquet
 
 from finegauge.store import table as table_cache
 from finegauge.store.journal import Journal
-from finegauge.store.table import SUFFIX, table_of
+from finegauge.store.table import DIGEST, SUFFIX, table_of
 from tests.unit.store.results import journal, timed
 
 
@@ -83,9 +85,17 @@ def foreign(kept: Path) -> None:
     parquet.write_table(pa.table({"cell": ["z"]}), kept)
 
 
+def flipped(kept: Path) -> None:
+    content = bytearray(kept.read_bytes())
+    content[len(content) // 2] ^= 4
+    kept.write_bytes(content)
+
+
 def older(kept: Path) -> None:
-    table = parquet.read_table(kept)
-    parquet.write_table(table.replace_schema_metadata({**table.schema.metadata, b"version": b"0"}), kept)
+    table = parquet.read_table(BytesIO(kept.read_bytes()[DIGEST:]))
+    file = BytesIO()
+    parquet.write_table(table.replace_schema_metadata({**table.schema.metadata, b"version": b"0"}), file)
+    kept.write_bytes(sha256(file.getvalue()).hexdigest().encode() + file.getvalue())
 
 
 def folder(kept: Path) -> None:
@@ -93,7 +103,7 @@ def folder(kept: Path) -> None:
     kept.mkdir()
 
 
-@pytest.mark.parametrize("harm", [damaged, nonsense, foreign, older, folder])
+@pytest.mark.parametrize("harm", [damaged, nonsense, foreign, flipped, older, folder])
 def test_a_cache_that_cannot_be_trusted_is_ignored(tmp_path: Path, read: list[int], harm: object) -> None:
     store = journal(tmp_path, timed("a", 1.0))
     cells(store)
