@@ -17,10 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from resource import RUSAGE_CHILDREN, getrusage
 
-from finegauge.campaign.axes import PREDICTED, Cell
-from finegauge.campaign.folder import Folder
+from finegauge.campaign.axes import PREDICTED
 from finegauge.prediction.predictor import predict
 from finegauge.run.run import Run
+from finegauge.store.document import profile_document
+from finegauge.store.journal import Journal, ended
 from finegauge.store.table import JOURNAL, SUFFIX
 
 MAX_S = 1.0
@@ -74,10 +75,15 @@ def store(folder: str, number: int) -> None:
     """Store `number` predicted results in a campaign's folder."""
     base = Run(model="llama-2-7b", method="lora", gpu="a100-80gb")
     runs = [base.replace(micro_batch_size=n % 10 + 1, seq_len=256 * (n // 10 + 1)) for n in range(KINDS)]
-    profiles = [predict(run) for run in runs]
-    Folder(folder).answer(
-        (Cell({"seq_len": str(n % KINDS)}, PREDICTED, runs[n % KINDS], repetition=n), profiles[n % KINDS])
-        for n in range(number)
+    documents = [profile_document(predict(run)) for run in runs]
+    asked = {"estimator": PREDICTED, "repetition": 0}
+    Journal(str(Path(folder, JOURNAL))).append(
+        *(
+            ended(
+                str(n), {"cell": str(n), "labels": {"seq_len": str(n % KINDS)}, **asked}, documents[n % KINDS]
+            )
+            for n in range(number)
+        )
     )
 
 

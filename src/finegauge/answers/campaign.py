@@ -111,13 +111,14 @@ def _cell_result(one: Result) -> CellResult:
     return CellResult(one.key, one.labels, one.estimator, one.repetition, profile)
 
 
-@written(hidden=("columns",))
+@written(hidden=("columns", "num_rows"))
 class ResultsAnswer(NamedTuple):
     """Rows of the table of results: a column per field of the run and per fact of its step."""
 
     num_quarantined: int  # lines of the journals that did not read back
     results: tuple[Mapping[str, Any], ...]
     columns: tuple[str, ...]  # those worth a look
+    num_rows: int  # of which `results` may be the first
 
 
 USUAL = ("outcome", "step_time_s", "tokens_per_s", "peak_memory_bytes", "step_energy_j")
@@ -125,17 +126,20 @@ MOST_COLUMNS = 14
 _SELDOM = ("cell", "reason", *FACTS)  # of little help in telling rows apart
 
 
-def results_answer(table: "pa.Table", quarantined: int, *, whole: bool) -> ResultsAnswer:
+def results_answer(
+    table: "pa.Table", quarantined: int, *, whole: bool, most: int | None = None
+) -> ResultsAnswer:
     """Return the rows of a table.
 
     Args:
         table: What was found.
         quarantined: Lines that did not read back.
         whole: Whether the table has every column, of which those that differ and usual facts are shown.
+        most: Rows that are wanted; all where not stated.
     """
-    names, rows = answer_of(table)
+    names, rows = answer_of(table.slice(0, most))
     found = tuple(dict(zip(names, map(_json_value, row), strict=True)) for row in rows)
-    return ResultsAnswer(quarantined, found, _telling(table) if whole else names)
+    return ResultsAnswer(quarantined, found, _telling(table) if whole else names, len(table))
 
 
 def _json_value(value: Any) -> Any:

@@ -277,7 +277,7 @@ def results(
     found = ask(table, sql)
     if output:
         export(found, output)
-    answer = results_answer(found, quarantined, whole=whole)
+    answer = results_answer(found, quarantined, whole=whole, most=None if as_json else limit)
     show("results", answer, lambda answer: results_report(answer, limit, output), as_json=as_json)
 
 

@@ -92,7 +92,7 @@ LONGEST_CELL = 28
 
 def results_report(answer: ResultsAnswer, limit: int, output: str | None = None) -> Report:
     """Return the first rows of a table, with what was left out below, and where all of it was written."""
-    shown, num_rows = answer.results[:limit], len(answer.results)
+    shown, num_rows = answer.results[:limit], answer.num_rows
     is_text = [bool(shown) and isinstance(shown[0][name], str) for name in answer.columns]
     num_text = is_text.index(False) if False in is_text else len(is_text)
     rows = tuple(tuple(_cell(row[name]) for name in answer.columns) for row in shown)

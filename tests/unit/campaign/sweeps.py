@@ -6,6 +6,7 @@ from pathlib import Path
 from finegauge.campaign.axes import Cell
 from finegauge.campaign.driver import Start
 from finegauge.profile import Breakdown, Profile, Source
+from finegauge.run.run import Run
 
 RUN = "run: {model: llama-2-7b, method: lora, gpu: a100-80gb}"
 
@@ -35,13 +36,17 @@ class SaidEngine:
     def answer(self, cell: Cell) -> Profile:
         """Return the answer to one cell."""
         assert cell.run is not None
-        fits = cell.run.micro_batch_size < self.too_large
+        return self.answer_run(cell.run)
+
+    def answer_run(self, run: Run) -> Profile:
+        """Return the answer to a run."""
+        fits = run.micro_batch_size < self.too_large
         return Profile(
-            run=cell.run,
+            run=run,
             source=Source("measured", "a test"),
             outcome="completed" if fits else "out_of_memory",
-            step_time_s=Breakdown.of(forward=0.1 * cell.run.micro_batch_size),
-            step_times_s=(0.1 * cell.run.micro_batch_size,) * 3,
-            step_sequences=float(cell.run.micro_batch_size),
+            step_time_s=Breakdown.of(forward=0.1 * run.micro_batch_size),
+            step_times_s=(0.1 * run.micro_batch_size,) * 3,
+            step_sequences=float(run.micro_batch_size),
             peak_memory_bytes=Breakdown.of(weights=1e9),
         )
