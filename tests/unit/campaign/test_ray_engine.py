@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from finegauge.campaign import ray_engine
-from finegauge.campaign.axes import Cell
 from finegauge.campaign.driver import carry_out
 from finegauge.campaign.folder import Folder
 from finegauge.campaign.ray_engine import RayEngine
