@@ -79,6 +79,13 @@ def test_a_name_that_holds_anothers_by_accident_stands_alone() -> None:
     assert [row.name for row in named_in("universal-llm-trainer")] == ["universal-llm-trainer"]
 
 
+@pytest.mark.parametrize("name", ["NeMo Automodel", "NeMo-RL"])
+def test_nemo_is_megatron_only_where_it_runs_megatron(name: str) -> None:
+    assert framework_of("NeMo").megatron_layers
+    assert not framework_of(name).megatron_layers
+    assert framework_of(name).fully_shard
+
+
 @pytest.mark.parametrize(
     ("version", "loss"),
     [

@@ -66,6 +66,7 @@ def _read_model(reading: Reading) -> None:
     reading.set("weights_dtype", low if megatron else "fp32", "policy.precision", *_KINDS)
     reading.set("autocast", "none" if megatron else low, "policy.precision", *_KINDS)
     reading.set("sharding", "zero1" if megatron else "fsdp", *_KINDS)
+    reading.set("kernels", ["megatron"] if megatron else [], *_KINDS)
     read_degrees(reading, _MEGATRON if megatron else _DEGREES)
     key = f"{section}.activation_checkpointing"
     reading.set("activation_checkpointing", "full" if reading.flag(key) else "none", key)

@@ -7,6 +7,7 @@ torch's allocator's; malloc gives back what is free (`process.LIMITED`), so that
 """
 
 import gc
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,6 +35,15 @@ from finegauge.run.run import Run
 
 EVAL_BATCH = 8  # of transformers' trainer
 TAG = "checkpoint"
+TINY = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
+    "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 256, "max_position_embeddings": 64,
+}  # fmt: skip
+REHEARSED = (  # fields of the libraries that a job calls
+    "method", "num_gpus", "sharding", "data_parallel_shard", "data_parallel_replicate", "weights_dtype",
+    "autocast", "optimizer", "optimizer_implementation", "loading", "save_state",
+    "save_optimizer", "eval_logits", "attention",
+)  # fmt: skip
 FULL, OPTIMIZER = "model.bin", "optimizer.pt"
 
 
@@ -69,16 +79,13 @@ def watch_moments(run: Run, options: Options, place: Callable[[], Placement], he
         heard: Hears how far it is.
     """
     device, rank = torch.device(options.device), place().rank
-    if run.sharding.startswith("zero"):
-        from finegauge.measurement.ranks.strategies import imported
-
-        imported()  # belongs to the process, not to a moment
+    # transformers reads tensors in threads, where the profiler does not look
+    os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
     with _shared_folder(rank) as folder:
+        _rehearse(run, options, place, folder)
         built = _with_checkpoint(run, device, folder / "base", rank, options.seed)
         gc.collect()
         watch, baseline = _Watch(device), resident_bytes()
-        # transformers reads tensors in threads, where the profiler does not look
-        os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
         with allocated() as peaks:
             steps = _moments(built, options, place, folder / TAG, watch)
             for number, _ in enumerate(steps):
@@ -86,6 +93,26 @@ def watch_moments(run: Run, options: Options, place: Callable[[], Placement], he
         for name, most in peaks.items() if device.type == "cpu" else ():
             watch.found[name]["allocated_bytes"] = most
     return {"rank": rank, "baseline_bytes": baseline, "peaks": watch.found}
+
+
+def _rehearse(run: Run, options: Options, place: Callable[[], Placement], folder: Path) -> None:
+    """Do the job with a tiny model first: code that is loaded on first use belongs to the process."""
+    if run.method == "gptq_lora":
+        return
+    asked = {name: getattr(run, name) for name in REHEARSED if getattr(run, name) is not None}
+    model = folder / "tiny.json"
+    if place().rank == 0:
+        model.write_text(json.dumps(TINY), "utf-8")
+    _together()
+    tiny = Run.from_fields(
+        asked | {"model": str(model), "seq_len": 16, "micro_batch_size": 1, "eval_samples": 2}
+    )
+    with allocated():
+        built = _with_checkpoint(
+            tiny, torch.device(options.device), folder / "tiny", place().rank, options.seed
+        )
+        for _ in _moments(built, options, place, folder / "rehearsed", _Watch(torch.device(options.device))):
+            pass
 
 
 def _moments(

@@ -43,7 +43,9 @@ from finegauge.run.run import Run
 
 CUBLAS_BYTES = {"Hopper": 32 * 2**20, "Blackwell": 32 * 2**20, CPU: 0.0}  # workspace per handle
 CUBLAS_DEFAULT_BYTES = 8.5 * 2**20
-HEAD_BACKWARD = "backward of the head"
+LOSS_BACKWARD, HEAD_BACKWARD = "backward of the loss", "backward of the head"
+EMBEDDING_BACKWARD = "backward of the embedding"
+APART = (LOSS_BACKWARD, HEAD_BACKWARD, EMBEDDING_BACKWARD)
 Parts = dict[Path, float]
 
 
@@ -175,7 +177,7 @@ class Update(NamedTuple):
 
 def live_set(
     run: Run, graph: Graph, extents: Extents, cublas: float, update: Update | None = None,
-    *, head_apart: bool = False,
+    *, ends_apart: bool = False,
 ) -> LiveSet:  # fmt: skip
     """Return the live memory of each phase for a micro-batch of `extents`, in bytes.
 
@@ -185,7 +187,7 @@ def live_set(
         extents: Of the micro-batch.
         cublas: What matrix products hold, from `CUBLAS_BYTES`.
         update: What the optimizer step takes; as `run` and `graph` say by default.
-        head_apart: Whether the backward pass of the head is a phase of its own, HEAD_BACKWARD.
+        ends_apart: Whether backward of loss, head and embedding are phases of their own, `APART`.
     """
     weights = graph.weights
     update = update or Update(optimizer_scratch(run, weights))
@@ -215,8 +217,9 @@ def live_set(
     for parts in moments:
         parts["gradients",] = smallest(parts["gradients",], update.most_gradients_bytes)
         parts["logits", "held outputs"] = outputs
-    if head_apart:
-        phases[HEAD_BACKWARD] = moments.pop(0)
+    if ends_apart:
+        phases |= zip(APART, (*moments[:2], moments[-1]), strict=True)
+        moments = moments[2:-1]
     phases["backward"] = largest_parts(moments)
     found: dict[str, Breakdown] = {}
     for name, parts in phases.items():
@@ -339,21 +342,28 @@ class _MicroBatch:
         }
 
     def backward(self) -> list[Parts]:
-        """Return what is alive in the head, in the layers that may be first and last, in the embedding."""
+        """Return what is alive in loss, head, the layers that may be first and last, and the embedding."""
         graph, extents, layers = self.graph, self.extents, self.layers
-        everything, loss = graph.weights.gradient_bytes, graph.head[-1]
+        everything, (*head, loss) = graph.weights.gradient_bytes, graph.head
         of_head, of_embedding = gradient_bytes(graph.head), gradient_bytes(graph.embedding)
         waits = of_head if self.accumulating and graph.model.head is None else 0.0
-        moment = backward_moment(graph.head, extents, accumulating=self.accumulating)
-        parts = {**self.kept_by_all, ("gradients",): self.held + moment.made_bytes}
-        if moment.op is loss:
-            kept = saved_bytes(graph.head[:-1], extents)
-            parts["logits", "loss"] = loss.saved_bytes.at(extents) + moment.beside_bytes
-            parts["activations", "embedding and head"] = self.kept_outside + kept
-        else:
-            parts["activations", "gradients in flight"] = moment.beside_bytes
-            parts["activations", "embedding and head"] = self.kept_outside + moment.kept_bytes
-        found = [parts]
+        of_loss = backward_moment([loss], extents, accumulating=self.accumulating)
+        moment = backward_moment(head, extents, accumulating=self.accumulating)
+        before = 0.0 if self.accumulating else loss.gradient_bytes
+        found: list[Parts] = [
+            {
+                **self.kept_by_all,
+                ("gradients",): self.held + of_loss.made_bytes,
+                ("logits", "loss"): of_loss.kept_bytes + of_loss.beside_bytes,
+                ("activations", "embedding and head"): self.kept_outside + saved_bytes(head, extents),
+            },
+            {
+                **self.kept_by_all,
+                ("gradients",): self.held + moment.made_bytes + before,
+                ("activations", "gradients in flight"): moment.beside_bytes,
+                ("activations", "embedding and head"): self.kept_outside + moment.kept_bytes,
+            },
+        ]
         for index, group in enumerate(layers):
             rebuilt = kept_at(self.run, group.ops, extents)
             moment = backward_moment(group.ops, extents, accumulating=self.accumulating, kept=rebuilt)

@@ -22,11 +22,13 @@ from typing import Any
 from finegauge.arithmetic import every
 from finegauge.catalogue.frameworks import framework_of
 from finegauge.model.blocks import Architecture, Layer, MixtureOfExperts
+from finegauge.model.gradient_pruning import is_adapter
 from finegauge.model.graph import Graph
 from finegauge.model.op import NOTHING, Cost, Op
 from finegauge.model.op_builder import EXPERTS_CASTS
 from finegauge.model.weights import Weights
 from finegauge.prediction.schedules import head_stage, in_flight, layers_of_stages
+from finegauge.run.rules import FSDP
 from finegauge.run.run import Run
 
 WHOLE_ON_EACH_RANK = frozenset({"norm", "gather"})  # kinds that tensor parallelism leaves alone
@@ -147,6 +149,24 @@ def by_fully_shard(run: Run) -> bool:
     the host.
     """
     return framework_of(run.framework).fully_shard
+
+
+def by_tensors(run: Run) -> bool:
+    """Return whether FSDP2 divides the model, or no framework says otherwise."""
+    return run.sharding in FSDP and (not run.framework or by_fully_shard(run))
+
+
+def adapter_units(run: Run, graph: Graph) -> float:
+    """Return how many units of FSDP the adapters of a layer are, beside the layer's own.
+
+    PEFT's policy, which transformers and accelerate shard by, makes one of every module without children
+    that trains: two of each adapter (peft/utils/other.py, fsdp_auto_wrap_policy, read 2026-11-21).
+    fms-acceleration's fused kernels take adapters out of FSDP.
+    """
+    if not run.trains_adapters or not by_transformers(run) or "foak" in run.kernels:
+        return 0.0
+    adapters = sum(group.count * sum(map(is_adapter, group.ops)) for group in graph.layers)
+    return 2.0 * adapters / max(1, graph.model.num_layers)
 
 
 LAST_STAGE, SECOND_STAGE = " (last stage)", " (second stage)"  # beside the names of the phases of its memory

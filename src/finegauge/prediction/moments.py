@@ -40,11 +40,14 @@ from math import ceil
 from finegauge.data.batch_shape import shape
 from finegauge.model.graph import build
 from finegauge.prediction.memory import optimizer_scratch
+from finegauge.prediction.model_parallel import by_megatron
 from finegauge.prediction.offload import kept_on_host
 from finegauge.prediction.phases import scoring_memory
 from finegauge.prediction.sharding import (
     GATHERED_WEIGHTS,
+    ON_THEIR_WAY,
     ZERO3_KEPT,
+    gathered_memory,
     kept_while_idle,
     longest_extents,
     rank_extents,
@@ -93,8 +96,8 @@ class Job:
     def __init__(self, profile: Profile) -> None:
         self.profile, self.run = profile, profile.run
         run, share = self.run, share_of(self.run)
-        self.share, self.zero = share, run.sharding.startswith("zero")
-        own, whole = build(run), share.whole
+        self.share, self.zero = share, run.sharding.startswith("zero") and not by_megatron(run)
+        own, whole, at_rest = build(run), share.whole, share.graph.weights
         held = (whole if self.zero else own).weights
         self.ranks_on_node = run.num_gpus // run.num_nodes
         self.degree = float(shard_degree(run))
@@ -104,8 +107,12 @@ class Job:
         self.saved_bytes = held.adapter_bytes + held.trained_params * self.low.weight_bytes
         if not run.trains_adapters:
             self.saved_bytes = held.base_bytes
-        self.states_bytes = MASTER_AND_MOMENTS * trained if self.zero else held.optimizer_bytes
-        self.master_bytes = MASTER * trained / self.degree
+        mixed = self.zero or by_megatron(run)
+        self.states_bytes = MASTER_AND_MOMENTS * trained if mixed else held.optimizer_bytes
+        # of these, a rank's: without what other stages and tensor-parallel ranks hold
+        self.own_trained = at_rest.trained_params + at_rest.adapter_params
+        self.master_bytes = MASTER * self.own_trained
+        self.stages = float(run.tensor_parallel * run.pipeline_parallel)
         layers = [tensor.size for layer, _ in model.layers for tensor in layer.tensors()]
         self.largest_layer_values = max(layers, default=0)
         outer = [tensor.size for tensor in model.outer_tensors()]
@@ -198,7 +205,7 @@ class Job:
             ("nf4", "int8")
         ):  # each tensor comes as it is, and is then quantised
             weights["workspace", "being quantised"] = QUANTISED_AT_ONCE * 2.0 * self.largest_layer_values
-        elif run.sharding in ("zero1", "zero2"):
+        elif self.zero and run.sharding != "zero3":
             weights["optimizer", "states"] = self.master_bytes
             held = sum(weights.values()) + self.profile.device_memory_bytes["context"]
             if held + self.saved_bytes <= self.profile.capacity_bytes:
@@ -223,6 +230,11 @@ class Job:
         extents = rank_extents(asked, longest_extents(batch))
         device: Parts = {**self.rest, **scoring_memory(run, self.share, extents)}
         if run.sharding == "zero3":
+            message = gathered_memory(run, self.share)["forward"][ON_THEIR_WAY]
+            moving = [path for path in device if path[0] in ("activations", "logits")]
+            if message > sum(device[path] for path in moving):  # when the last comes, little else is there
+                device = {path: value for path, value in device.items() if path not in moving}
+                device[ON_THEIR_WAY] = message
             device[GATHERED_WEIGHTS] = self._gathered()
         host: Parts = {}
         if run.eval_logits:
@@ -255,12 +267,12 @@ class Job:
             # a tensor gathered, and joined
             device[GATHERED_WEIGHTS] = 2 * self.largest_bytes
         elif self.zero:
-            per_rank = MASTER / MASTER_AND_MOMENTS * states / self.degree  # one flat tensor at a time
+            per_rank = self.master_bytes if states else 0.0  # one flat tensor at a time
             if run.sharding == "zero3":
                 device[GATHERED_WEIGHTS] = self._gathered() if run.eval_samples else self.largest_bytes
                 first, other = max(self.saved_bytes, per_rank), per_rank
             else:
-                first = other = max(self.model_bytes, per_rank)
+                first = other = max(self.model_bytes / self.stages, per_rank)
         else:
             first = max(min(self.saved_bytes, FILE_BYTES), min(self.largest_bytes, states))
         if run.merge_adapters:  # the 16-bit model, and the product of one pair of adapters
@@ -271,7 +283,7 @@ class Job:
         run, states = self.run, self.states_bytes if self.run.save_optimizer else 0.0
         device, first, other = dict(self.rest), 0.0, 0.0
         if self.zero:
-            first = other = states / self.degree
+            first = other = MASTER_AND_MOMENTS * self.own_trained if states else 0.0
         elif run.sharding in FSDP:
             sharded = run.save_state == "sharded"
             part = min(self.largest_bytes, states) / self.degree
@@ -295,7 +307,7 @@ class Job:
         run = self.run
         if name in ("load", "train", "evaluation"):
             return self.file_bytes
-        again = run.sharding in ("zero1", "zero2") or (run.sharding in FSDP and run.save_state == "full")
+        again = (self.zero and run.sharding != "zero3") or (run.sharding in FSDP and run.save_state == "full")
         each = (2.0 if again else 1.0) * self.saved_bytes + (self.states_bytes if run.save_optimizer else 0.0)
         written = ceil(run.epochs * run.saves_per_epoch)
         kept = (

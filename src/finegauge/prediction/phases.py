@@ -34,7 +34,7 @@ from finegauge.prediction.generation import (
     passing_bytes,
 )
 from finegauge.prediction.memory import LiveSet
-from finegauge.prediction.model_parallel import by_transformers
+from finegauge.prediction.model_parallel import by_tensors, by_transformers
 from finegauge.prediction.offload import fetched_s
 from finegauge.prediction.sharding import (
     GATHERED_WEIGHTS,
@@ -248,7 +248,20 @@ def scoring_memory(run: Run, share: Share, extents: Extents) -> Parts:
         gathered = at_head
     else:
         parts = {("activations", "passing"): passing}
+    total = sum(parts.values()) + gathered
+    if by_tensors(run) and run.num_gpus > 1 and (copied := _copied_out(share) + states) > total:
+        return {("activations", "passing"): states, GATHERED_WEIGHTS: copied - states}
     return {**parts, GATHERED_WEIGHTS: gathered} if gathered else parts
+
+
+def _copied_out(share: Share) -> float:
+    """Return what FSDP2 has gathered at most between two layers, where little else is alive.
+
+    A unit comes as one message, from which its tensors are copied; the message before stays until that is
+    done (wait_for_unshard of torch 2.13's _fsdp_param_group.py).
+    """
+    outer, layer = share.outer_bytes, share.layer_bytes
+    return outer + layer + max(outer + layer, 2 * layer)
 
 
 def _without_adapters(graph: Graph) -> Graph:

@@ -67,8 +67,9 @@ def _load(job: Job, one: Moment) -> tuple[Pair, Pair]:
         if run.loading == "rank0":
             return (max(ready, reading), ready), (max(used, reading), used)
         return _twice(max(ready, reading))
-    if job.zero:
-        each = file + job.saved_bytes + job.master_bytes
+    if job.zero:  # the file's pages are the weights', unless they were converted
+        engine = job.saved_bytes + job.master_bytes
+        each = max(file + whole, whole + engine) if file > 1.5 * whole else file + engine
     elif job.is_cast or job.low.quantized:
         each = whole + file
     elif run.sharding in FSDP:

@@ -20,12 +20,14 @@ from finegauge.arithmetic import every, largest, smallest
 from finegauge.catalogue.frameworks import framework_of
 from finegauge.data.batch_shape import BatchShape
 from finegauge.model.blocks import MixtureOfExperts
-from finegauge.model.gradient_pruning import is_adapter
 from finegauge.model.graph import Graph, build
 from finegauge.model.op import Extents
 from finegauge.model.weights import Weights
 from finegauge.prediction.memory import (
+    APART,
+    EMBEDDING_BACKWARD,
     HEAD_BACKWARD,
+    LOSS_BACKWARD,
     LiveSet,
     Update,
     backward_moment,
@@ -38,7 +40,7 @@ from finegauge.prediction.memory import (
 from finegauge.prediction.model_parallel import (
     by_fully_shard,
     by_megatron,
-    by_transformers,
+    by_tensors,
     divided,
     expert_tensor,
     on_a_stage,
@@ -65,6 +67,7 @@ ZERO3_SUB_GROUP = 1e9  # elements: DeepSpeed's default sub_group_size, the gradi
 AFTER_BACKWARD = "reduction"  # a phase with no activations, of gradients in one bucket
 GRADIENTS: Path = ("gradients",)
 GATHERED_WEIGHTS: Path = ("workspace", "gathered weights")
+ON_THEIR_WAY: Path = ("workspace", "weights on their way")
 MASTER_BYTES = 12.0  # fp32 copy, first and second moment, per trained parameter under DeepSpeed
 STATE_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "remainder": 2.0, "fp8": 1.0}
 
@@ -196,7 +199,8 @@ def gathered_memory(run: Run, share: Share) -> dict[str, dict[Path, float]]:
 
     FSDP keeps its root unit (embedding, norm, head) gathered from the forward pass to the end of the
     backward pass, and its gradients whole until then: the head's beside every layer, the embedding's only
-    when no activation is left, and FSDP1 then joins all of them in one tensor. Where both are units of
+    when no activation is left. All of them are then joined in one tensor: by FSDP1 with the weights still
+    there, by FSDP2 without (post_backward of torch 2.13's _fsdp_param_group.py). Where both are units of
     their own, one of them is gathered beside one layer. ZeRO-3 lets go of nothing that it uses again within
     its next elements, a copy even of what a lone rank holds. Megatron-LM reduces gradients where they lie.
     """
@@ -221,7 +225,7 @@ def gathered_memory(run: Run, share: Share) -> dict[str, dict[Path, float]]:
     if framework_of(run.framework).outer_units_apart:
         end = share.larger_end_bytes / run.tensor_parallel
         at_head = gathered = layers * layer_bytes + max(0.0, end - layer_bytes)
-    reduced = share.layer_gradient_bytes
+    reduced, head = share.layer_gradient_bytes, 0.0
     if not share.graph.lowering.chunks_kept:  # else it is counted with the loss
         head = gradient_bytes(share.whole.head) / run.tensor_parallel
         reduced += share.outer_gradient_bytes if run.sharding == "zero3" else head
@@ -234,17 +238,30 @@ def gathered_memory(run: Run, share: Share) -> dict[str, dict[Path, float]]:
         reduced += beside[gradients]  # a unit's new ones beside the sum of all before
     found = {"forward": beside, "loss": beside, "backward": {**beside, gradients: reduced}}
     if run.sharding != "zero3":
-        loss = {**beside, weights: at_head}
-        found |= {"loss": loss, HEAD_BACKWARD: {**loss, gradients: reduced - share.layer_gradient_bytes}}
-        copies = 2.0 if run.framework and not by_fully_shard(run) else 1.0
-        found[AFTER_BACKWARD] = {
-            weights: gathered,
-            gradients: copies * share.outer_gradient_bytes + beside.get(gradients, 0.0),
-            ("gradients",): share.graph.weights.gradient_bytes,
-        }
-        return found
+        loss = {**beside, weights: at_head}  # whose own backward pass comes before the head's
+        of_head = {**loss, gradients: reduced - share.layer_gradient_bytes}
+        apart = framework_of(run.framework).outer_units_apart  # rows of reserved memory have both
+        found |= {"loss": loss, LOSS_BACKWARD: of_head if apart else loss, HEAD_BACKWARD: of_head}
+        return {**found, **_fsdp_outer_unit(run, share, beside, reduced - head)}
     buffers = _zero_buffers(run, share)
     return {name: {**found.get(name, {}), **parts} for name, parts in buffers.items()}
+
+
+def _fsdp_outer_unit(
+    run: Run, share: Share, beside: Mapping[Path, float], reduced: float
+) -> dict[str, dict[Path, float]]:
+    """Return what is gathered and `reduced` while the gradients of FSDP's root unit wait, and after them."""
+    weights, gradients, own = GATHERED_WEIGHTS, ("workspace", "gradients being reduced"), GRADIENTS
+    outer, all_own = share.outer_gradient_bytes, share.graph.weights.gradient_bytes
+    waiting = beside.get(gradients, 0.0)
+    if not by_tensors(run) or framework_of(run.framework).outer_units_apart:
+        copies = 2.0 if run.framework and not by_fully_shard(run) else 1.0
+        return {AFTER_BACKWARD: {**beside, gradients: copies * outer + waiting, own: all_own}}
+    part = all_own / share.whole.weights.gradient_bytes if all_own else 0.0  # of them, not reduced yet
+    return {
+        EMBEDDING_BACKWARD: {**beside, gradients: reduced + (1.0 - part) * outer, weights: share.outer_bytes},
+        AFTER_BACKWARD: {gradients: 2.0 * outer + waiting, own: all_own},
+    }
 
 
 def keeps_gathered(run: Run) -> bool:
@@ -290,7 +307,7 @@ def _zero_buffers(run: Run, share: Share) -> dict[str, dict[Path, float]]:
     layers = share.layer_bytes * share.graph.model.num_layers / run.pipeline_parallel
     message = min(layers + share.outer_bytes, ZERO3_PREFETCHED * share.whole.lowering.weight_bytes)
     return {
-        "forward": {**passing, ("workspace", "weights on their way"): message},
+        "forward": {**passing, ON_THEIR_WAY: message},
         "loss": passing,
         "backward": {bucket_path: bucket},
         "optimizer": {bucket_path: bucket, **updating},
@@ -300,19 +317,6 @@ def _zero_buffers(run: Run, share: Share) -> dict[str, dict[Path, float]]:
 def gradients_left(run: Run) -> float:
     """Return which part of the gradients of the backward pass a rank keeps for the update: ZeRO-1 its own."""
     return 1.0 / shard_degree(run) if run.sharding == "zero1" and not _has_megatron_optimizer(run) else 1.0
-
-
-def adapter_units(run: Run, graph: Graph) -> float:
-    """Return how many units of FSDP the adapters of a layer are, beside the layer's own.
-
-    PEFT's policy, which transformers and accelerate shard by, makes one of every module without children
-    that trains: two of each adapter (peft/utils/other.py, fsdp_auto_wrap_policy, read 2026-11-21).
-    fms-acceleration's fused kernels take adapters out of FSDP.
-    """
-    if not run.trains_adapters or not by_transformers(run) or "foak" in run.kernels:
-        return 0.0
-    adapters = sum(group.count * sum(map(is_adapter, group.ops)) for group in graph.layers)
-    return 2.0 * adapters / max(1, graph.model.num_layers)
 
 
 def frozen_layers_moment(run: Run, share: Share, extents: Extents) -> dict[Path, float]:
@@ -497,7 +501,7 @@ def beside_of(run: Run, share: Share) -> Beside:
         update = update._replace(most_gradients_bytes=most)
     gathered = gathered_memory(run, share)
     if gathered:
-        gathered = {HEAD_BACKWARD: gathered["backward"], **gathered}
+        gathered = dict.fromkeys(APART, gathered["backward"]) | gathered
     return Beside(gathered, update)
 
 
@@ -509,7 +513,7 @@ def rank_live_set(
     phases: dict[str, Breakdown] = {}
     for stage, (place, one) in stage_graphs(run, share.graph).items():
         graph = one._replace(weights=on_stage(run, share.whole, share.ends, one.weights, place))
-        live = live_set(share.run, graph, extents, cublas, update, head_apart=bool(gathered))
+        live = live_set(share.run, graph, extents, cublas, update, ends_apart=bool(gathered))
         for name, held in live.phases.items():
             phases[name + stage] = held + Breakdown(gathered[name]) if name in gathered else held
         if AFTER_BACKWARD in gathered:
@@ -522,9 +526,10 @@ def rank_live_set(
         own = {path: v for path, v in at_backward.items() if path[0] not in ("activations", "logits")}
         phases["backward of frozen layers"] = Breakdown({**own, **frozen})
     for name in list(phases):
-        if name.startswith(HEAD_BACKWARD):  # of one stage or another
-            layers = name.replace(HEAD_BACKWARD, "backward")
-            phases[layers] = Breakdown(largest_parts([phases.pop(name).parts, phases[layers].parts]))
+        for part in APART:
+            if name.startswith(part):  # of one stage or another
+                layers = name.replace(part, "backward")
+                phases[layers] = Breakdown(largest_parts([phases.pop(name).parts, phases[layers].parts]))
     if run.optimizer_implementation == "in_backward":
         most = update.most_gradients_bytes
         phases = {name: _capped(held, most) for name, held in phases.items() if name != "optimizer"}

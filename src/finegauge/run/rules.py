@@ -179,7 +179,7 @@ def _fill_in(values: dict[str, Any]) -> None:
         "loading": "host",
         "save_state": "full",
     }
-    if framework.megatron_layers:
+    if by_megatron:
         follows |= {"loading": "sharded", "save_state": "sharded"}
     elif values["sharding"] == "zero3":
         follows["loading"] = "rank0"

@@ -123,3 +123,14 @@ def test_host_memory_of_instances_stands_for_what_is_not_stated() -> None:
     assert (short.moment, short.what) == ("load", "host")
     assert short.needed_bytes > short.room_bytes > 100 * GIB
     assert estimate(run.replace(loading="rank0")).shortage is None
+
+
+@pytest.mark.parametrize("fields", [{"framework": "Megatron-LM"}, {}])
+def test_a_rank_reads_the_states_of_its_own_stage(fields: dict[str, object]) -> None:
+    """405 billion parameters over 128 GPUs are resumed in less host memory than all their states take."""
+    many = {"model": "Llama-3.1-405B", "num_gpus": 128, "num_nodes": 16, "sharding": "zero1"}
+    moments = found(**many, tensor_parallel=8, pipeline_parallel=16, **fields)
+    assert (
+        moments["resume"].host_bytes.total < 8 * (12 * 405.9e9 / 128 + PROCESS_BYTES) * 1.15
+    )  # the first stage has the embedding
+    assert moments["resume"].disk_bytes > (2 + 12) * 405e9

@@ -266,10 +266,19 @@ def test_the_gradient_of_the_embedding_is_whole_only_when_no_activation_is_left(
 
     layer = (6_738_415_616 - end) / 32 * 2
     assert reduced("backward", "") == pytest.approx(end + layer, rel=0.01)
-    assert reduced("reduction", "") == pytest.approx(2 * end, rel=0.01)
+    assert reduced("reduction", "") == pytest.approx(4 * end, rel=0.01)  # joined in one tensor
     assert reduced("reduction", "litgpt") == pytest.approx(
         4 * end, rel=0.01
-    )  # FSDP1 joins them in one tensor
+    )  # FSDP1 too, its weights still there
     assert reduced("reduction", "torchtune") == pytest.approx(2 * end, rel=0.01)
     parts = step(num_gpus=8, sharding="fsdp").phase_memory_bytes.under("reduction")
     assert parts["activations"] == 0.0
+    assert ("workspace", "gathered weights") not in parts.parts  # FSDP2 has let go of them
+
+
+def test_the_head_has_no_gradient_yet_while_the_loss_goes_backward() -> None:
+    """Of a head larger than all layers: beside the logits in backward lie no gradients to be reduced."""
+    asked = {"model": "gemma-2-2b", "num_gpus": 8, "sharding": "fsdp", "micro_batch_size": 8, "seq_len": 4096}
+    phases = predict(run(**asked)).phase_memory_bytes
+    assert phases.under("backward").parts.get(("workspace", "gradients being reduced"), 0.0) == 0.0
+    assert phases.under("backward")["logits"] > 0.0

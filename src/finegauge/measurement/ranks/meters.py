@@ -12,8 +12,8 @@ that DDP says it has in C++; else what else Python knows of: DeepSpeed's buffers
 The peak of a phase is, on CUDA, the allocator's. On a CPU torch's profiler notes every block that its
 allocator gives and takes, with its address: the largest running sum is the peak. Two things are left out.
 What gloo copies for itself while it sends, for NCCL copies nothing; and blocks whose end the profiler has
-not seen (gloo's threads free some, on which it does not look): so every message is waited for, and a moment
-longer.
+not seen (gloo's threads free some, on which it does not look): so every message is waited for, a moment
+longer, and its tensors are asked whether they are still there.
 """
 
 import gc
@@ -22,11 +22,13 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from heapq import merge
 from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
@@ -257,6 +259,14 @@ class Block(NamedTuple):
     bytes: int
 
 
+class Gone(NamedTuple):
+    """Memory that was found free, of a block that was there since before `since`."""
+
+    at: int
+    address: int
+    since: int
+
+
 def peaks(phase: Phase, between_steps_bytes: float, device: torch.device) -> dict[str, float]:
     """Return the peak bytes of every phase of a step, with what is there between steps; takes a step."""
     if device.type == "cuda":
@@ -273,20 +283,47 @@ def allocated() -> Iterator[dict[str, float]]:
     What was allocated before is not counted.
     """
     found: dict[str, float] = {}
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen, _Settled():
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen, _Settled() as sent:
         yield found
-    found.update(running(*_seen(seen)))
+    found.update(running(*_seen(seen), sent.gone))
 
 
 class _Settled(Collectives):
-    """Marks when a message was under way, and waits a moment longer."""
+    """Marks when a message was under way, waits a moment longer, and notes which of its tensors are gone.
+
+    A thread of gloo may be the last to hold a tensor, and frees it where the profiler does not look.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: dict[int, tuple[int, StorageWeakRef]] = {}  # by address: since when
+        self.gone: list[Gone] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Note what is gone, and run `func`."""
+        if dead := [address for address, (_, kept) in self.sent.items() if kept.expired()]:
+            now = time.time_ns()
+            self.gone += [Gone(now, address, self.sent.pop(address)[0]) for address in dead]
+        found = super().__torch_dispatch__(func, types, args, kwargs)
+        if func.namespace == "_c10d_functional":  # which sends below this mode
+            self._note(args, found)
+        return found
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Send, wait, and let the threads of gloo end their work."""
         with record_function(STAGE + SENDING):
             found = super().run(func, args, kwargs)
             time.sleep(SETTLE_S)
+        self._note(args, kwargs, found)
         return found
+
+    def _note(self, *sent: Any) -> None:
+        now = time.time_ns()
+        for tensor in tree_iter(sent):
+            if isinstance(tensor, torch.Tensor) and (address := tensor.untyped_storage().data_ptr()):
+                self.sent[address] = now, StorageWeakRef(tensor.untyped_storage())
 
 
 def _seen(profiled: Any) -> tuple[list[Span], list[Block]]:
@@ -307,24 +344,27 @@ def _seen(profiled: Any) -> tuple[list[Span], list[Block]]:
     return sorted(spans, key=lambda span: span.begin), sorted(blocks)
 
 
-def running(spans: list[Span], blocks: list[Block]) -> dict[str, float]:
+def running(spans: list[Span], blocks: list[Block], gone: Sequence[Gone] = ()) -> dict[str, float]:
     """Return the largest sum of blocks given and not yet taken back, by phase.
 
-    `spans` are the phases and the times of messages; `blocks` are in the order of time.
+    `spans` are the phases and the times of messages; `blocks` and what is `gone` are in the order of time.
     """
     sending = [span for span in spans if span.name == SENDING]
     phases = [span for span in spans if span.name != SENDING]
     found = {span.name: 0.0 for span in phases}
-    alive: dict[int, int] = {}
+    alive: dict[int, Block] = {}
     total = 0
     begins = sorted(phases, key=lambda span: span.begin, reverse=True)
-    for block in (*blocks, Block(sys.maxsize, 0, 0)):
+    events: Iterable[Block | Gone] = merge(blocks, gone, (Block(sys.maxsize, 0, 0),), key=lambda one: one.at)
+    for block in events:
         while begins and begins[-1].begin <= block.at:  # what is there when a phase begins counts too
             name = begins.pop().name
             found[name] = max(found[name], float(total))
-        total -= alive.pop(block.address, 0)  # whether its end was seen or not
-        if block.bytes > 0 and _around(block.at, sending) is None:
-            alive[block.address] = block.bytes
+        if isinstance(block, Gone) and block.address in alive and alive[block.address].at > block.since:
+            continue  # another one by now
+        total -= alive.pop(block.address).bytes if block.address in alive else 0  # its end was seen or not
+        if isinstance(block, Block) and block.bytes > 0 and _around(block.at, sending) is None:
+            alive[block.address] = block
             total += block.bytes
         span = _around(block.at, phases)
         if span is not None:

@@ -1,6 +1,6 @@
 """The largest running sum of an allocator's blocks, phase by phase."""
 
-from finegauge.measurement.ranks.meters import SENDING, Block, Span, running
+from finegauge.measurement.ranks.meters import SENDING, Block, Gone, Span, running
 
 FORWARD, BACKWARD = Span("forward", 0, 100), Span("backward", 100, 200)
 
@@ -29,3 +29,13 @@ def test_copies_that_are_made_to_send_do_not_count() -> None:
     spans = [FORWARD, Span(SENDING, 10, 20)]
     blocks = [Block(1, 0xA, 10), Block(11, 0xB, 99), Block(30, 0xB, -99), Block(31, 0xC, 1)]
     assert running(spans, blocks) == {"forward": 11.0}
+
+
+def test_a_block_that_was_found_gone_counts_no_longer() -> None:
+    blocks = [Block(1, 0xA, 10), Block(5, 0xB, 7)]
+    assert running([FORWARD], blocks, [Gone(3, 0xA, 2)]) == {"forward": 10.0}
+
+
+def test_a_new_block_in_the_place_of_one_that_is_gone_stays() -> None:
+    blocks = [Block(1, 0xA, 10), Block(3, 0xA, -10), Block(4, 0xA, 8), Block(6, 0xB, 7)]
+    assert running([FORWARD], blocks, [Gone(5, 0xA, 2)]) == {"forward": 15.0}
