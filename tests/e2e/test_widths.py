@@ -16,6 +16,8 @@ SCREENS = (
     ("estimate", "llama-3-8b", "num_samples=1000"),
     ("explain", "mixtral-8x7b", "method=qlora", "--gpu", "a40"),
     ("check", "llama-3-8b", "--gpu", "4090"),
+    ("check", "llama-3-8b", "method=full", "--gpu", "4090"),
+    ("estimate", "llama-3-8b", "method=full", "micro_batch_size=16", "--gpu", "4090"),
     ("max-batch", "llama-3-8b", "--gpu", "a40"),
     ("whatif", "llama-3-8b", "--gpu", "a40", "num_samples=1000"),
     ("plan", "llama-3-8b", "--gpu", "a40", "num_samples=1000"),
