@@ -191,7 +191,6 @@ def test_a_plan_found_now_and_one_that_was_kept_look_alike(tmp_path: Path) -> No
         ((MATH, "-o", "a.png"), "add --figure NAME (memory, time,"),
         ((MATH, "--figure", "memory"), "add -o FILE.png"),
         (("nothing.jsonl",), "There is no journal 'nothing.jsonl'"),
-        ((str(EXAMPLES / "tiny_moe.yaml"),), "No GPU is stated"),
     ],
 )
 def test_what_cannot_be_is_said_in_one_sentence(arguments: tuple[str, ...], said: str) -> None:
@@ -199,6 +198,19 @@ def test_what_cannot_be_is_said_in_one_sentence(arguments: tuple[str, ...], said
     assert done.code == 64
     assert said in done.err
     assert done.err.count("\n") == 1
+
+
+@pytest.mark.extras
+def test_a_gpu_is_assumed_as_estimate_assumes_it(tmp_path: Path) -> None:
+    tiny = str(EXAMPLES / "tiny_moe.yaml")
+    assert " on L4" in finegauge("report", tiny).out
+    longer = tmp_path / "longer.yaml"
+    longer.write_text(
+        "model: Qwen/Qwen3-8B\nmethod: full\nactivation_checkpointing: full\n", encoding="utf-8"
+    )
+    done = finegauge("compare", tiny, str(longer))
+    assert done.code == 0
+    assert done.out.startswith("gpu A100")
 
 
 def test_documents_that_are_none(tmp_path: Path) -> None:

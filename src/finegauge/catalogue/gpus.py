@@ -191,7 +191,7 @@ def known_gpu(name: str) -> GpuSpec | None:
     swapped = "-".join([*parts[:-2], parts[-1], parts[-2]]) if len(parts) > 2 else name
     words = inner.split()  # "A100 (40 GB SXM4)"
     turned = "-".join([outer, *words[2:], *words[:2]]) if len(words) == 3 else name
-    names = (name, outer + inner, inner, swapped, turned)
+    names = (name, outer + inner, inner, swapped, turned, re.sub(r"(?i)(\d)g$", r"\1gb", name.strip()))
     found = next((index[key] for key in map(fold, names) if key in index), None)
     return _spec(found) if found is not None else None
 

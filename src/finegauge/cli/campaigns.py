@@ -197,14 +197,34 @@ def _of_runs(paths: tuple[str, ...], gpu: str) -> "Comparison":
     """Return the comparison of runs, predicted or measured."""
     from finegauge.campaign.gains import Comparison, gains_over
 
-    found = {path: _facts(path, gpu) for path in paths}
+    assumed = "" if gpu else _common_gpu(paths)
+    found = {path: _facts(path, gpu or assumed) for path in paths}
     kinds = dict.fromkeys(one.source for facts in found.values() for one in facts)
     if len(kinds) > 1:
         raise FieldError(
             "Measured and predicted runs are not compared with each other; give runs of one kind."
         )
     base, *others = paths
-    return Comparison({}, next(iter(kinds)), gains_over(found[base], {path: found[path] for path in others}))
+    labels = {"gpu": assumed} if assumed else {}
+    return Comparison(
+        labels, next(iter(kinds)), gains_over(found[base], {path: found[path] for path in others})
+    )
+
+
+def _common_gpu(paths: tuple[str, ...]) -> str:
+    """Return the GPU of runs none of which names one: this machine's, else the largest that one needs."""
+    from finegauge.answers.runs import FROM_COMMON
+    from finegauge.catalogue.gpus import THIS
+    from finegauge.catalogue.gpus import gpu as spec
+    from finegauge.run.run import FROM_THIS_MACHINE
+
+    asked = [runs(path, (), (), unnamed="one")[0] for path in paths if not path.endswith(".jsonl")]
+    origins = {run.origins["gpu"] for run in asked}
+    if origins == {FROM_THIS_MACHINE}:
+        return THIS
+    if origins != {FROM_COMMON}:
+        return ""
+    return max((str(run.gpu) for run in asked), key=lambda name: spec(name).memory_bytes)
 
 
 def _facts(path: str, gpu: str) -> "list[Facts]":

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from finegauge.cli.run_options import alongside_options, overrides_argument, run_of, say, show
+from finegauge.cli.run_options import alongside_options, overrides_argument, run_of, runs, say, show
 from finegauge.errors import InputError, UnknownNameError, shown
 
 if TYPE_CHECKING:
@@ -90,8 +90,8 @@ def _report(
 
 def _of_run(path: str, overrides: tuple[str, ...], gpu: str | None, *, planned: bool) -> "Report":
     """Return the report about a run, predicted or planned now."""
-    run = run_of(path, overrides)
     if planned:
+        run = run_of(path, overrides)
         from finegauge.answers.plan import plan_answer
         from finegauge.planning.plan import plan
         from finegauge.planning.selection import Wanted
@@ -99,12 +99,11 @@ def _of_run(path: str, overrides: tuple[str, ...], gpu: str | None, *, planned: 
         from finegauge.render.report import FILE
 
         return plan_report(plan_answer(plan(run, Wanted(gpus=(gpu,) if gpu else ()))), FILE)
-    from finegauge.answers.runs import on_gpus
     from finegauge.answers.study import study_answer
     from finegauge.render.estimate import estimate_report
     from finegauge.render.report import FILE
 
-    answer, study = study_answer(on_gpus(run, (gpu,) if gpu else (), common=False)[0])
+    answer, study = study_answer(runs(path, overrides, (gpu,) if gpu else (), unnamed="one")[0])
     return estimate_report(answer, FILE, study)
 
 

@@ -23,6 +23,7 @@ from finegauge.formats.launchers import (
     UNSET,
     Place,
     batch_options,
+    known_card,
     machine,
     options_of,
 )
@@ -189,9 +190,12 @@ def of_notebook(text: str, file: str, name: str) -> Launch:
     Raises: FileFormatError where there is none.
     """
     python, shell, files = scripts.cells(text, name)
+    named = re.findall(r'"(?:gpuType|accelerator)":\s*"([\w-]{2,40})"', text)[:4]  # Colab's and Kaggle's
+    card = next(filter(None, map(known_card, named)), {})
     try:
         script = scripts.load_python(python, name)
-        return Launch(script.keys, script.reader, script.warnings, file)
+        keys = {"finegauge": card, **script.keys} if card else script.keys
+        return Launch(keys, script.reader, script.warnings, file)
     except FileFormatError as error:
         if not shell:
             raise

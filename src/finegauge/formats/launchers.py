@@ -173,13 +173,22 @@ def _figure(value: Any) -> int | None:
 
 def _card(batch: Mapping[str, Any]) -> dict[str, Any]:
     """Return as a field the GPU that Slurm is asked for by a name of the catalogue: --gres=gpu:a100:4."""
-    from finegauge.catalogue.gpus import known_gpu
-
     for key in ("gres", "gpus_per_node", "gpus", "G", "constraint", "C"):
         for word in re.split(r"[:=&|,]", str(batch.get(key, ""))):
-            if not word.isdecimal() and word not in ("gpu", "") and known_gpu(word) is not None:
-                return {"gpu": word}
+            if found := known_card(word):
+                return found
     return {}
+
+
+def known_card(word: str) -> dict[str, Any]:
+    """Return as a field the GPU of the catalogue that a word names, nothing where it names none."""
+    from finegauge.catalogue.gpus import known_gpu
+
+    word = word.removeprefix("nvidiaTesla")  # as Kaggle has it
+    named = (
+        not word.isdecimal() and word.casefold() not in ("gpu", "", "none") and known_gpu(word) is not None
+    )
+    return {"gpu": word} if named else {}
 
 
 def _gpus(

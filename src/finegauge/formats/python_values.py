@@ -180,12 +180,18 @@ class Values:
         functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
         parsers = {node.name for node in functions if any(map(_returns_parsed, ast.walk(node)))}
         for node in nodes:
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-                function = node.value.func
+            value = node.value if isinstance(node, ast.Assign) else None
+            target = node.targets[0] if isinstance(node, ast.Assign) else None
+            if isinstance(value, ast.Subscript):  # parser.parse_args_into_dataclasses()[0]
+                at = value.slice.value if isinstance(value.slice, ast.Constant) else 0
+                value, empty = value.value, ast.Name("", ast.Load())
+                target = ast.Tuple([empty] * (at if at in (1, 2, 3) else 0) + [target or empty], ast.Load())
+            if isinstance(value, ast.Call) and target is not None:
+                function = value.func
                 if isinstance(function, ast.Attribute) and function.attr in _PARSED:
-                    self._parse(node.targets[0], function.value)
+                    self._parse(target, function.value)
                 elif isinstance(function, ast.Name) and function.id in parsers:
-                    self._parse(node.targets[0], function)
+                    self._parse(target, function)
 
     def _define(self, node: ast.AST) -> None:
         """Note what a statement calls by a name."""

@@ -49,6 +49,8 @@ def resolve(argument: str, is_training: Callable[[str], bool]) -> RunArgument:
     if os.path.exists(argument):
         return RunArgument(FILE, argument)
     page = re.match(_HUB_PAGE, argument)
+    if not page and not argument.startswith((".", "/")):
+        argument = argument.rstrip("/") or argument
     if page is None and "/" in argument and (at := re.fullmatch(r"([^@\s]+)@[\w./-]{1,80}", argument)):
         argument = at[1]  # of a revision: Qwen/Qwen3-8B@main
     if not (page or _may_be_name(argument)):

@@ -13,7 +13,7 @@ from finegauge.formats.launcher_files import deepspeed_fields, load, pinning, sh
 from finegauge.formats.sheet import targets, whole_number
 from finegauge.records import NamedTuple
 from finegauge.run.field import flag, names, number, version_numbers, whole
-from finegauge.run.rules import TRAINABLE_EXTRAS, num_held_out
+from finegauge.run.rules import COMPARING, TRAINABLE_EXTRAS, num_held_out
 from finegauge.run.run import FIELDS, FROM_DEFAULT, Run, figures
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -438,6 +438,9 @@ def packing_row(packing: str, padding_free: str) -> Row:
 
     def read(reading: Reading) -> None:
         packed, free = reading.flag(packing), reading.flag(padding_free)
+        if reading.fields.get("phase") in COMPARING and (packed or free):
+            reading.warn(f"{packing} or {padding_free} of pairs is not modelled: they are taken as padded.")
+            packed = free = False
         reading.set("packing", packed, packing)
         reading.set("padding", "free" if packed or free else "longest", packing, padding_free)
 
