@@ -182,10 +182,11 @@ class Values:
         for node in nodes:
             value = node.value if isinstance(node, ast.Assign) else None
             target = node.targets[0] if isinstance(node, ast.Assign) else None
-            if isinstance(value, ast.Subscript):  # parser.parse_args_into_dataclasses()[0]
+            if isinstance(value, ast.Subscript) and target is not None:  # parser.parse_args_...()[0]
                 at = value.slice.value if isinstance(value.slice, ast.Constant) else 0
-                value, empty = value.value, ast.Name("", ast.Load())
-                target = ast.Tuple([empty] * (at if at in (1, 2, 3) else 0) + [target or empty], ast.Load())
+                count = at if isinstance(at, int) and at in (1, 2, 3) else 0
+                before: list[ast.expr] = [ast.Name("", ast.Load()) for _ in range(count)]
+                value, target = value.value, ast.Tuple([*before, target], ast.Load())
             if isinstance(value, ast.Call) and target is not None:
                 function = value.func
                 if isinstance(function, ast.Attribute) and function.attr in _PARSED:
