@@ -7,15 +7,22 @@
 # The server listens on 127.0.0.1 alone, so that nobody else on the network reaches it. --network host makes that
 # this machine's own 127.0.0.1; a published port (-p) would lead nowhere, and is meant to.
 
-FROM python:3.12-slim AS build
+# Packages are those of requirements/web.txt, each checked against its hash. The base image is named by tag: no digest
+# of it was read here. Whoever has read one: --build-arg BASE=python:3.12-slim@sha256:...
+
+ARG BASE=python:3.12-slim
+
+FROM ${BASE} AS build
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE requirements/web.txt ./
 COPY src ./src
 COPY examples ./examples
 COPY docs/finegauge.1 ./docs/
-RUN python -m venv /opt/finegauge && /opt/finegauge/bin/pip install --no-cache-dir ".[web]"
+RUN python -m venv /opt/finegauge \
+    && /opt/finegauge/bin/pip install --no-cache-dir --require-hashes -r web.txt \
+    && /opt/finegauge/bin/pip install --no-cache-dir --no-deps --no-build-isolation ".[web]"
 
-FROM python:3.12-slim
+FROM ${BASE}
 RUN useradd --create-home --uid 10001 finegauge
 COPY --from=build /opt/finegauge /opt/finegauge
 ENV PATH=/opt/finegauge/bin:$PATH PYTHONUNBUFFERED=1

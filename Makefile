@@ -15,7 +15,7 @@ MKDOCS = OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-core package slow golden oracle accuracy calibrate check format lint types layers coverage bench bench-peers readme cookbook docs docs-serve gallery space hooks clean
+.PHONY: help demo test test-core package slow lock locked audit sbom golden oracle accuracy calibrate check format lint types layers coverage bench bench-peers readme cookbook docs docs-serve gallery space hooks clean
 
 help:  ## list the recipes
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,9 +41,10 @@ package: $(VENV)/.dev  ## what goes to the package index: built, checked, its co
 		&& finegauge plan examples/plans/llama2_7b_lora.yaml --gpu 4090 | head -n 1 && rm -r examples
 	@test -s .package-venv/share/man/man1/finegauge.1
 
-slow: $(VENV)/.dev  ## thousands of spoiled inputs, many random requests to the page and its JSON interface
+slow: $(VENV)/.dev  ## thousands of spoiled inputs and requests; 50 people for ten minutes while workers are killed
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --num 10000 --seed $$(date +%j)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q tests/unit/web/long.py $(PYTEST_ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.web_load --users 50 --seconds 600 --kill-every 20
 
 golden: $(VENV)/.dev  ## print the accuracy tables: predictions held against published measurements
 	@$(BIN)/pytest tests/golden -s -q $(PYTEST_ARGS)
@@ -101,6 +102,32 @@ docs-serve: $(VENV)/.dev  ## the documentation at http://127.0.0.1:8318, built a
 gallery: $(VENV)/.dev  ## draw the pictures of the documentation, by real commands on the examples, into build/gallery
 	@$(BIN)/python -m website.gallery
 
+lock: .audit-venv/.ready  ## write requirements/*.txt again: every package of container and development, with hashes
+	@for extra in dev web; do echo 'setuptools>=77' | .audit-venv/bin/uv pip compile --quiet - pyproject.toml \
+		--extra $$extra $$([ $$extra = dev ] || echo --constraint requirements/dev.txt) --universal --generate-hashes --no-annotate --python-version 3.11 --upgrade \
+		--custom-compile-command "make lock" --output-file requirements/$$extra.txt; done
+
+locked: $(VENV)/bin/python  ## set up .venv from requirements/dev.txt, each package checked against its hash
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable '.[dev]'
+	@touch $(VENV)/.core $(VENV)/.dev
+
+audit: .audit-venv/.ready  ## ask a database which locked packages have known holes; says so where none is in reach
+	@.audit-venv/bin/python -m tests.house.audit requirements/web.txt requirements/dev.txt
+
+sbom: .audit-venv/.ready  ## what the container is made of, installed as there: build/finegauge.cdx.json (CycloneDX)
+	@rm -rf .sbom-venv && "$(PYTHON)" -m venv .sbom-venv
+	@.sbom-venv/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/web.txt
+	@.sbom-venv/bin/pip install --quiet --no-deps --no-build-isolation '.[web]'
+	@mkdir -p build && .audit-venv/bin/cyclonedx-py environment .sbom-venv/bin/python --pyproject pyproject.toml \
+		--mc-type application --output-reproducible --output-file build/finegauge.cdx.json
+	@echo build/finegauge.cdx.json
+
+.audit-venv/.ready:
+	@"$(PYTHON)" -m venv .audit-venv
+	@.audit-venv/bin/pip install --quiet --disable-pip-version-check uv pip-audit cyclonedx-bom
+	@touch $@
+
 space:  ## install Gradio beside FineGauge into .space-venv, start the Hugging Face Space here and ask it
 	@"$(PYTHON)" -m venv .space-venv
 	@.space-venv/bin/pip install --quiet --disable-pip-version-check '.[web]' \
@@ -111,7 +138,7 @@ hooks: $(VENV)/.dev  ## run ruff and mypy before every commit
 	@$(BIN)/pip install --quiet pre-commit && $(BIN)/pre-commit install
 
 clean:  ## remove the virtual environments and every cache
-	rm -rf $(VENV) .core-venv .bench-venv .space-venv .package-venv .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .core-venv .bench-venv .space-venv .audit-venv .sbom-venv .package-venv .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	rm -rf build dist src/*.egg-info
 	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} +
 

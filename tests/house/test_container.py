@@ -62,7 +62,9 @@ def test_it_starts_a_command_that_exists_as_nobody_special() -> None:
 
 def test_every_stage_is_slim_and_new_enough() -> None:
     least = tuple(map(int, PROJECT["requires-python"].removeprefix(">=").split(".")))
-    for base in values("FROM"):
+    (named,) = values("ARG")
+    for stage in values("FROM"):
+        base = stage.replace("${BASE}", named.removeprefix("BASE="))
         (version,) = re.findall(r"^python:(\d+\.\d+)-slim\b", base)
         assert tuple(map(int, version.split("."))) >= least
 
