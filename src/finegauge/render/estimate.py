@@ -18,6 +18,7 @@ from finegauge.profile import Breakdown, Path, Profile
 from finegauge.render import number_format as fmt
 from finegauge.render.report import (
     FILE,
+    PAGE,
     TERMINAL,
     Block,
     Note,
@@ -111,13 +112,13 @@ def _terminal_sections(answer: EstimateAnswer) -> tuple[Section, ...]:
     )  # fmt: skip
 
 
-def _advice(one: GpuEstimate) -> tuple[Block, ...]:
+def _advice(one: GpuEstimate, medium: str = TERMINAL) -> tuple[Block, ...]:
     """Return what makes a run safe that is not."""
     if one.advice is None:
         return ()
     from finegauge.render.whatif import advice_blocks
 
-    return advice_blocks(one.advice)
+    return advice_blocks(one.advice, medium)
 
 
 def _page_sections(one: GpuEstimate) -> tuple[Section, ...]:
@@ -133,7 +134,7 @@ def _page_sections(one: GpuEstimate) -> tuple[Section, ...]:
             where.append(_parts_table(title, "min", quote.wall_time_s, 1 / 60))
     return filled(
         section("memory", "", memory_bar(profile), *warnings),
-        section("advice", "What makes it fit", *_advice(one)),
+        section("advice", "What makes it fit", *_advice(one, PAGE)),
         section("cost", "Cost by provider", *(offer_tables(quote.offers) if quote else ())),
         section("where", "Where it goes", *where),
         section("basis", "What the answer rests on", *basis_notes(one, ()), folded=True),

@@ -9,7 +9,19 @@ from finegauge.prediction.uncertainty import WILL_NOT_FIT
 from finegauge.render import number_format as fmt
 from finegauge.render.files import written_notes
 from finegauge.render.plan import assumed_samples_text, led_changes
-from finegauge.render.report import Block, Note, Report, Section, Table, Text, Toned, filled, notes, section
+from finegauge.render.report import (
+    TERMINAL,
+    Block,
+    Note,
+    Report,
+    Section,
+    Table,
+    Text,
+    Toned,
+    filled,
+    notes,
+    section,
+)
 from finegauge.render.run_parts import TONES, WORDS, subject, title_of
 from finegauge.units import GIB, gib
 
@@ -105,17 +117,18 @@ ADVICE_HEADINGS = "change", "GiB", "P(OOM)", "time", "cost"
 MOST_HERE, MOST_ELSEWHERE = 6, 2  # ways that are shown, on the same GPUs and on others
 
 
-def advice_blocks(advice: AdviceAnswer) -> tuple[Block, ...]:
-    """Return what makes a run safe, what costs least first."""
+def advice_blocks(advice: AdviceAnswer, medium: str = TERMINAL) -> tuple[Block, ...]:
+    """Return what makes a run safe, what costs least first; TERMINAL hangs what each needs under its name."""
     shown, left_out = _shown_ways(advice)
     if not shown:
         return (Note(NOTHING_FITS, tone="bad"),)
-    more = f" finegauge whatif has {left_out} more." if left_out else ""
-    needs = tuple((text,) for one in shown if (text := _needs(one)))
+    more = f" whatif has {left_out} more." if left_out else ""
+    needs = [text for one in shown if (text := _needs(one))]
+    hanging = Table("", ("",), tuple((text,) for text in needs), ends_in_text=True, indent=2)
     return (
         Note(f"{_said(advice)}, what costs least first.{more}"),
-        Table("What makes it fit", ADVICE_HEADINGS, tuple(map(_advice_row, shown)), indent=2),
-        Table("", ("",), needs, ends_in_text=True, indent=2),
+        Table("", ADVICE_HEADINGS, tuple(map(_advice_row, shown)), indent=2),
+        *((hanging,) if medium == TERMINAL else map(Note, needs)),
     )
 
 
