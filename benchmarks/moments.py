@@ -42,8 +42,8 @@ LLAMA = {
 }  # fmt: skip
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {  # of the file, and how it is trained
     "full": ("float32", {"method": "full", "weights_dtype": "fp32"}),
-    "lora": ("bfloat16", {"method": "lora", "lora_r": 16}),
-    "qlora": ("bfloat16", {"method": "qlora", "lora_r": 16}),
+    "lora": ("bfloat16", {"method": "lora", "lora_rank": 16}),
+    "qlora": ("bfloat16", {"method": "qlora", "lora_rank": 16}),
 }
 SHARDINGS: dict[str, dict[str, Any]] = {
     "ddp": {},

@@ -50,6 +50,9 @@ _DEGREES = {
     "expert_tensor_parallel_size": "expert_tensor_parallel",
 }
 _FSDP = ("use_torch_fsdp2", "use_custom_fsdp", "use_megatron_fsdp")
+_LAYOUT = "pipeline_model_parallel_layout"
+_REPEATED = re.compile(r"(\([^()]*\)|[^()*\d])\*(\d{1,3})")
+MOST_OF_A_LAYOUT = 10_000  # characters, written out
 _CHUNKS = ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank")
 _VOCABULARIES = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000, "GPTSentencePieceTokenizer": 32000}
 _TARGETS = {
@@ -378,6 +381,29 @@ def _read_chunks(reading: Reading, stages: int) -> None:
     for name in (_CHUNKS[1], "virtual_pipeline_model_parallel_size"):
         if str(reading.get(name, "none")).lower() not in ("none", "null"):
             reading.set("virtual_pipeline_stages", reading.get(name), name)
+    if isinstance(layout := reading.get(_LAYOUT), str):
+        _read_layout(reading, layout, stages)
+
+
+def _read_layout(reading: Reading, layout: str, stages: int) -> None:
+    """Set what a layout such as `Et*3|(tt|)*29,m|L` says: t is a layer, | ends a chunk of a stage.
+
+    The grammar is PipelineParallelLayerLayout.parse_str_to_list of Megatron-Core's
+    transformer/pipeline_parallel_layer_layout.py (read 2026-11-23). Stages between the ends count as even.
+    """
+    text = re.sub(r"[\s,]", "", layout)
+    while (found := _REPEATED.search(text)) and len(text) < MOST_OF_A_LAYOUT:
+        text = text[: found.start()] + found[1].strip("()") * int(found[2]) + text[found.end() :]
+    chunks = text.split("|")
+    if re.search("[^Etm|L]", text) or len(chunks) % stages:
+        raise FieldError(
+            f"{_LAYOUT}={shown(layout)} does not divide layers (E, t, m, L) into chunks of {stages} stages; "
+            "write it as Et*3|(tt|)*29,m|L."
+        )
+    reading.set("virtual_pipeline_stages", len(chunks) // stages, _LAYOUT)
+    for field, stage in (("first_stage_layers", 0), ("last_stage_layers", stages - 1)):
+        layers = "".join(chunks[stage::stages]).count("t")
+        reading.set(field, layers or None, _LAYOUT)
 
 
 _ROWS = (
@@ -398,7 +424,8 @@ _ROWS = (
         "overlap_moe_expert_parallel_comm account_for_embedding_in_pipeline_split "
         "account_for_loss_in_pipeline_split num_layers_in_first_pipeline_stage "
         "num_layers_in_last_pipeline_stage decoder_first_pipeline_num_layers "
-        "decoder_last_pipeline_num_layers optimizer_cpu_offload global_batch_size train_samples",
+        "decoder_last_pipeline_num_layers optimizer_cpu_offload global_batch_size train_samples "
+        f"{_LAYOUT}",
         _read_parallelism,
     ),
     key("optimizer", "optimizer", "adamw", more={"adam": "adamw"}),

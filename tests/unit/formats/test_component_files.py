@@ -166,3 +166,22 @@ def test_toml_beyond_reason_is_refused(tmp_path: Path) -> None:
     for text in (nested, "x = " + "[" * 3000 + "]" * 3000, "x = [" + "[]," * 21_000 + "]"):
         with pytest.raises(FileFormatError, match=r"refused|too deep"):
             written(tmp_path, text, name="job.toml")
+
+
+MEGATRON = (
+    "torchrun --nnodes 2 --nproc-per-node 8 pretrain_gpt.py --num-layers 61 --hidden-size 2048"
+    " --seq-length 4096 --num-attention-heads 16 --max-position-embeddings 4096"
+    " --padded-vocab-size 32000 --micro-batch-size 1 --bf16 --pipeline-model-parallel-size 16"
+    " --pipeline-model-parallel-layout '%s'"
+)
+
+
+def test_megatrons_layout_of_a_pipeline(tmp_path: Path) -> None:
+    run = written(tmp_path, MEGATRON % "Et*3|(tt|)*29,m|L", name="job.sh")
+    assert (run.virtual_pipeline_stages, run.first_stage_layers, run.last_stage_layers) == (2, 5, 2)
+
+
+@pytest.mark.parametrize("layout", ["Et*3|(tt|)*28,m|L", "Ex|t", "((t*999)*999)*999"])
+def test_a_layout_that_is_none_is_refused(layout: str, tmp_path: Path) -> None:
+    with pytest.raises(FieldError, match="pipeline_model_parallel_layout"):
+        written(tmp_path, MEGATRON % layout, name="job.sh")

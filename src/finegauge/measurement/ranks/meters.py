@@ -306,10 +306,7 @@ class _Settled(Collectives):
         if dead := [address for address, (_, kept) in self.sent.items() if kept.expired()]:
             now = time.time_ns()
             self.gone += [Gone(now, address, self.sent.pop(address)[0]) for address in dead]
-        found = super().__torch_dispatch__(func, types, args, kwargs)
-        if func.namespace == "_c10d_functional":  # which sends below this mode
-            self._note(args, found)
-        return found
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Send, wait, and let the threads of gloo end their work."""
