@@ -1,10 +1,12 @@
 """Texts as training makes them: equal to transformers' chat templates, to TRL's texts, to Alpaca's prompt."""
 
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from finegauge.data import rendering
 from finegauge.data.record_formats import Unreadable
 from finegauge.data.rendering import chat_template
 from finegauge.data.token_lengths import token_lengths
@@ -239,3 +241,13 @@ def test_a_template_of_many_constructs_equals_transformers(tmp_path: Path) -> No
         )
         assert ours.tokens[place] == len(marked["input_ids"])
         assert ours.loss_tokens[place] == sum(marked["assistant_masks"])
+
+
+def test_a_template_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendering, "RENDERED_WITHIN_S", 0.2)
+    loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% set c = a %}{% endfor %}{% endfor %}"
+    before = signal.getsignal(signal.SIGALRM)
+    with pytest.raises(FileFormatError, match="takes more than 0 s over one conversation and was ended"):
+        chat_template(loops, {}).render([{"role": "user", "content": "Hi"}])
+    assert signal.getsignal(signal.SIGALRM) is before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
