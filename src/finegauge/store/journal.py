@@ -61,8 +61,6 @@ _RUN = {"fields": dict, "origins": dict, "warnings": list}
 _SHAPES = {  # of the records of trials
     STARTED: {"trial": str, "asked": dict, "process": list, "run": _RUN},
     ENDED: {"trial": str, "asked": dict, "profile": {"outcome": str, "run": _RUN, "source": dict}},
-    "facts": {"event": str, "trial": str, "asked": dict, "facts": dict},  # of an end, without its profile
-    "cell": {"cell": str, "labels": dict, "estimator": str, "repetition": int},  # what was asked
     REFUSED: {"trial": str, "asked": {"cell": str, "labels": dict, "estimator": str}, "reason": str},
 }
 
@@ -285,9 +283,7 @@ def entry_of(text: bytes, at: int = 0) -> Entry | None:
     event, asked = head.get("event"), head.get("asked")
     if event not in _SHAPES or asked is None:
         return None
-    if "cell" in asked and not (
-        _fits(asked, _SHAPES["cell"]) and all(isinstance(one, str) for one in asked["labels"].values())
-    ):
+    if "cell" in asked and not _is_cell(**asked):
         raise ValueError("foreign: no record of a cell")
     if event == STARTED and [type(one) for one in head["process"]] != [int, str, str]:
         raise ValueError("foreign: no process")
@@ -303,8 +299,19 @@ def _head(record: bytes) -> dict[str, Any]:
     at = record.find(PROFILE)
     with suppress(ValueError):
         head = _loads(record[:at] + b"}") if at > 0 else {}
-        return head if _fits(head, _SHAPES["facts"]) and head["event"] == ENDED else {}
+        if isinstance(head, dict) and head.get("event") == ENDED and isinstance(head.get("trial"), str):
+            return head if isinstance(head.get("asked"), dict) and isinstance(head.get("facts"), dict) else {}
     return {}
+
+
+def _is_cell(
+    cell: Any, labels: Any = None, estimator: Any = None, repetition: Any = None, **_options: Any
+) -> bool:
+    """Return whether something is asked as campaigns ask."""
+    return (
+        (type(cell), type(labels), type(estimator), type(repetition)) == (str, dict, str, int)
+        and {str}.issuperset(map(type, labels.values()))
+    )  # fmt: skip
 
 
 def fields_in(text: bytes) -> dict[str, Any]:
