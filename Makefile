@@ -41,9 +41,9 @@ package: $(VENV)/.dev  ## what goes to the package index: built, checked, its co
 		&& finegauge plan examples/plans/llama2_7b_lora.yaml --gpu 4090 | head -n 1 && rm -r examples
 	@test -s .package-venv/share/man/man1/finegauge.1
 
-slow: $(VENV)/.dev  ## thousands of spoiled inputs and requests; 50 people for ten minutes while workers are killed
+slow: $(VENV)/.dev  ## thousands of spoiled inputs and requests; campaigns and workers are killed, bits of stores flipped
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --num 10000 --seed $$(date +%j)
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -q tests/unit/web/long.py $(PYTEST_ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -q tests/unit/web/long.py tests/unit/campaign/long.py $(PYTEST_ARGS)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.web_load --users 50 --seconds 600 --kill-every 20
 
 golden: $(VENV)/.dev  ## print the accuracy tables: predictions held against published measurements

@@ -11,13 +11,17 @@ from random import Random
 
 import pytest
 
+from finegauge.answers.campaign import campaign_answer
 from finegauge.campaign.axes import Cell
 from finegauge.campaign.driver import Start, carry_out
 from finegauge.campaign.folder import Folder
+from finegauge.campaign.gains import compare_results
 from finegauge.campaign.sweep import read_sweep
 from finegauge.errors import InputError
 from finegauge.profile import Profile
 from finegauge.progress import Progress
+from finegauge.run.run import Run
+from finegauge.store import journal
 from finegauge.store.journal import Journal
 from tests.unit.campaign.sweeps import SaidEngine, sweep_file
 
@@ -36,6 +40,24 @@ def test_every_cell_is_asked_once_and_never_again(tmp_path: Path) -> None:
     results = Folder(folder).results()
     assert Counter(result.estimator for result in results) == {"predicted": 3, "measured": 6}
     assert {result.key for result in results} == {cell.key for cell in sweep.cells}
+
+
+def test_a_campaign_that_is_done_makes_no_run_and_reads_no_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, folder = sweep_file(tmp_path, BATCHES, "predicted: {}", "measured: {}"), str(tmp_path / "out")
+    carry_out(read_sweep(path), folder, SaidEngine())
+
+    def none(*_: object, **__: object) -> None:
+        raise AssertionError("of a hundred thousand, it takes minutes")
+
+    monkeypatch.setattr(Run, "_settle", none)
+    monkeypatch.setattr(journal, "profile_of", none)
+    kept = Folder(folder)
+    summary = carry_out(read_sweep(path), kept, SaidEngine())
+    assert (dict(summary.outcomes), summary.before) == ({}, 6)
+    assert campaign_answer(read_sweep(path), kept, summary, whole=False).ended["measured"] == {"completed": 3}
+    assert len(compare_results(kept.results(), "none")) == 0
 
 
 def test_what_is_larger_than_a_run_out_of_memory_is_not_asked(tmp_path: Path) -> None:

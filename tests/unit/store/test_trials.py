@@ -8,6 +8,7 @@ import pytest
 
 from finegauge.profile import Profile, Source
 from finegauge.run.run import Run
+from finegauge.store import journal
 from finegauge.store.journal import Trials, _born
 
 RUN = Run(model="llama-2-7b", method="lora")
@@ -83,3 +84,71 @@ def test_nothing_to_recover_makes_no_file(trials: Trials) -> None:
 def test_when_a_process_began() -> None:
     assert _born(os.getpid()) == _born(os.getpid()) != ""
     assert _born(2**22 + 1) == ""
+
+
+def test_only_what_was_added_is_read_again(trials: Trials, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(3):
+        trials.end(trials.start(RUN, {}), profile())
+    assert len(trials.look().entries) == 3
+    read: list[int] = []
+    whole = journal.entry_of
+
+    def counted(text: bytes, at: int = 0) -> journal.Entry | None:
+        read.append(at)
+        return whole(text, at)
+
+    monkeypatch.setattr(journal, "entry_of", counted)
+    trials.end(trials.start(RUN, {}), profile("failed"))
+    assert [one.facts.outcome for one in trials.look().entries if one.facts] == ["completed"] * 3 + ["failed"]
+    assert len(read) == 2  # a start and an end
+
+
+def test_a_store_that_was_replaced_is_read_anew(trials: Trials) -> None:
+    trials.end(trials.start(RUN, {}), profile())
+    trials.end(trials.start(RUN, {}), profile("failed"))
+    assert len(trials.look().entries) == 2
+    path = Path(trials.journal.path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[2:]))
+    assert [one.facts.outcome for one in trials.look().entries if one.facts] == ["failed"]
+
+
+def test_a_last_line_in_the_making_is_left_for_later(trials: Trials) -> None:
+    trials.end(trials.start(RUN, {}), profile())
+    path = Path(trials.journal.path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-50])
+    assert trials.look().entries == []
+    path.write_bytes(whole)
+    assert len(trials.look().entries) == 1
+    assert not os.path.exists(trials.journal.quarantine)
+
+
+def test_a_line_of_an_earlier_version_has_the_same_facts(trials: Trials) -> None:
+    trials.end(trials.start(RUN, {"steps": 3}), profile())
+    (started, now) = trials.journal.read().records
+    facts = now.pop("facts")
+    earlier = Trials(f"{trials.journal.path}.earlier")
+    earlier.journal.append(started, now)
+    (entry,) = earlier.look().entries
+    assert entry.facts is not None
+    assert entry.facts._asdict() == facts
+    assert earlier.profiles() == trials.profiles() == [profile()]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("outcome", 1),
+        ("step_times_s", ["a"]),
+        ("step_time_s", {"forward": "x"}),
+        ("work", [{}]),
+        ("step_flops", "1"),
+    ],
+)
+def test_facts_that_are_none_are_foreign(trials: Trials, name: str, value: object) -> None:
+    trials.end(trials.start(RUN, {}), profile())
+    record = trials.journal.read().records[-1]
+    trials.journal.append({**record, "facts": record["facts"] | {name: value}})
+    assert len(trials.look().entries) == 1
+    assert b"# foreign" in Path(trials.journal.quarantine).read_bytes()
