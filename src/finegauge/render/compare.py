@@ -13,6 +13,7 @@ ABOVE_ONE = "Above 1 is better: SpeedUp = T_base/T_opt, MemoryUp = M_base/M_opt,
 NO_METER = "EnergyUp by processor time: no meter on this machine read its joules."
 INTERVALS = "[ ]: 95 % interval of the measured ratio."
 VERDICT_TONES = {"agrees": "good", "partly": "risky", "disagrees": "bad", "unknown": "soft"}
+MOST_POINTS = 500  # in the text; --json has all
 MOST_PLACES = 4  # where a claim fails, in the text; --json has all
 
 
@@ -20,6 +21,8 @@ def compare_report(answer: CompareAnswer) -> Report:
     """Return every comparison with its ranking and its statement, then what a paper claims."""
     points = answer.comparisons
     legend = [ABOVE_ONE]
+    left = len(points) - MOST_POINTS
+    more = [f"{left:,} points more: choose by --at AXIS=VALUE, or see --json."] if left > 0 else []
     legend += [INTERVALS] if any(gain.intervals for one in points for gain in one.gains) else []
     legend += [NO_METER] if by_processor(points) else []
     return Report(
@@ -29,9 +32,9 @@ def compare_report(answer: CompareAnswer) -> Report:
         sections=filled(
             *(
                 section("gains", title(one), _table(one), *notes(_statements(one, answer.baseline)))
-                for one in points
+                for one in points[:MOST_POINTS]
             ),
-            section("legend", "", *notes(legend)),
+            section("legend", "", *notes(more), *notes(legend)),
             *([_claims(answer.claims)] if answer.claims else ()),
         ),
     )

@@ -28,7 +28,7 @@ from tests.unit.campaign.sweeps import SaidEngine, sweep_file
 
 SIZES = ", ".join(map(str, range(1, 9)))
 AXES = f"axes: {{switch: [baseline, checkpointing], micro_batch_size: [{SIZES}], seq_len: [64, 128]}}"
-LONGEST_S = 0.25
+LONGEST_S = 0.25  # from a start to its kill; longer where kills come before the work
 
 
 class Soak(NamedTuple):
@@ -79,13 +79,15 @@ def kills(folder: Path, number: int, seed: int) -> Soak:
     sweep = read_sweep(sweep_file(folder, AXES, "predicted: {}", "measured: {repetitions: 2}"))
     campaigns = num_kept = interrupted = 0
     known: set[str] = set()
+    longest_s = LONGEST_S
     path = str(folder / "0")
     with quick():
         for _ in range(number):
             reads = random.random() < 0.2 and known
-            _killed(sweep, path, random.uniform(0.0, LONGEST_S), reads=bool(reads))
+            _killed(sweep, path, random.uniform(0.0, longest_s), reads=bool(reads))
             done = Folder(path).done().keys()
             assert known <= done, "a cell that was on the disk is gone"
+            longest_s *= 1.0 if reads else 0.85 if known < done else 1.3
             known = set(done)
             num_kept += len(known)
             if len(known) == len(sweep.cells):
