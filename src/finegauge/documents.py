@@ -21,6 +21,7 @@ MAX_DOCUMENT_BYTES = 5_000_000  # of rows, configurations and device profiles
 MAX_DEPTH = 24
 MAX_VALUES = 20_000
 MAX_ALIASES = 200
+MAX_DOTS = 100  # of a line of TOML
 MAX_NUMBER = 1e30  # of anything that is counted, measured or paid
 
 _CONTROLS = frozenset(map(chr, range(32))) - {"\t", "\n", "\r"}
@@ -265,7 +266,7 @@ def parse_yaml(text: str, name: str) -> Any:
 
     Raises: FileFormatError in one sentence, for text that is neither or that is refused.
     """
-    if text.lstrip()[:1] == "{":
+    if text.lstrip()[:1] in ("{", "["):
         import json
 
         try:
@@ -440,8 +441,10 @@ def parse_toml(text: str, name: str) -> Any:
     """
     import tomllib
 
-    if max(text.count("["), text.count("{")) > MAX_VALUES:
+    if max(map(text.count, "[{,\n")) > MAX_VALUES:
         raise FileFormatError(f"{name}: more than {MAX_VALUES:,} values are refused.")
+    if any(line.count(".") > MAX_DOTS for line in text.split("\n")):  # of a key: their square is the time
+        raise FileFormatError(f"{name}: a line with more than {MAX_DOTS} dots is refused.")
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

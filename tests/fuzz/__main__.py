@@ -162,7 +162,8 @@ def finding_of(case: Case, folder: Path, *, debug: bool = False) -> dict[str, An
     os.environ.update(HF_HUB_CACHE=str(folder / "hub"), HF_HUB_OFFLINE="1", **dict(case.seed.env))
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
-    out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8")
+    out = io.TextIOWrapper(io.BytesIO(), "utf-8")
+    err = io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace")  # as the shell's
     code, problem = -1, ""
     signal.setitimer(signal.ITIMER_PROF, MOST_S)
     signal.setitimer(signal.ITIMER_REAL, MOST_ASLEEP_S)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from finegauge.errors import FineGaugeError
 from finegauge.formats.reading import describe
 from finegauge.formats.writing import FRAMEWORKS, Written, differences, write
+from finegauge.prediction.predictor import predict
 from finegauge.run.run import Run
 from tests.properties.test_readers_fuzz import HOSTILE, STEMS, paths_of, with_value
 from tests.properties.test_run_round_trip import OPTIONAL_FIELDS, valid
@@ -79,6 +80,17 @@ def test_import_export_import_is_the_identity(
         assert second is not None
         assert second.run.fields() == first.run.fields()
         assert not [warning for warning in second.warnings if "cannot say" in warning]
+        if not said_otherwise:
+            assert predicted(first.run) == predicted(run.replace(framework=first.run.framework))
+
+
+def predicted(run: Run) -> tuple[float, float] | str:
+    """Return bytes and seconds of a step, or why there is no prediction."""
+    try:
+        profile = predict(run.replace(gpu=run.gpu or "A100-SXM4-80GB"))
+    except FineGaugeError as error:
+        return type(error).__name__
+    return profile.device_memory_bytes.total, profile.step_time_s.total
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
+from finegauge.errors import FineGaugeError
 from finegauge.prediction.predictor import predict
 from finegauge.profile import Profile
 from finegauge.run.run import Run
@@ -46,6 +47,39 @@ def test_memory_and_time_rise_with_the_batch(fields: dict[str, Any]) -> None:
     small, large = step(fields), step(fields, micro_batch_size=2 * fields["micro_batch_size"])
     assert large.device_memory_bytes.total >= small.device_memory_bytes.total
     assert large.step_time_s.total >= small.step_time_s.total * 0.999
+
+
+WIDE = {
+    "phase": st.sampled_from(("sft", "pretrain", "dpo", "reward", "ppo", "prefill", "decode")),
+    "num_gpus": st.sampled_from((1, 2, 4, 8, 16)),
+    "sharding": st.sampled_from(("none", "zero1", "zero2", "zero3", "fsdp2")),
+    "tensor_parallel": st.sampled_from((1, 2)),
+    "pipeline_parallel": st.sampled_from((1, 2)),
+    "cpu_offload": st.sampled_from(("none", "optimizer", "all")),
+    "optimizer": st.sampled_from(("adamw", "adamw_8bit", "sgd", "adafactor")),
+    "packing": st.booleans(),
+    "compile": st.booleans(),
+}
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@given(
+    runs,
+    st.fixed_dictionaries({}, optional=WIDE),
+    st.sampled_from(("micro_batch_size", "seq_len", "lora_rank")),
+)
+def test_memory_and_time_grow_with_batch_length_and_rank(
+    fields: dict[str, Any], more: dict[str, Any], grown: str
+) -> None:
+    fields = {"lora_rank": 8, **fields, **more}
+    try:
+        small, large = step(fields), step(fields, **{grown: 2 * fields[grown]})
+    except FineGaugeError:
+        reject()  # a run that cannot be
+    assert large.device_memory_bytes.total >= small.device_memory_bytes.total * (1 - 1e-9)
+    assert large.peak_memory_bytes.total >= small.peak_memory_bytes.total * (1 - 1e-9)
+    # where the host's transfers take nearly all of a step, they hide better behind longer arithmetic
+    assert large.step_time_s.total >= small.step_time_s.total * 0.99
 
 
 @settings(max_examples=60, deadline=None)
