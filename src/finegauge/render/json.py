@@ -80,7 +80,7 @@ def decoded(kind: Any, value: Any, run: Any) -> Any:
     if value is not None and origin in (Union, UnionType):
         kind = next((one for one in inner if _may_be(one, value)), inner[0])
         origin, inner = get_origin(kind), get_args(kind)
-    if isinstance(value, Run) or kind is Any or (value is None and (kind is float or NoneType in inner)):
+    if isinstance(value, Run) or kind is Any or (value is None and NoneType in inner):
         return value
     if kind in _PLAIN or origin is Literal:
         return _plain(kind, value)
