@@ -189,7 +189,7 @@ def figure(value: Any) -> float:
     except (TypeError, ValueError, OverflowError):
         number = float("nan")
     if number and not 1 / MAX_NUMBER <= abs(number) <= MAX_NUMBER:
-        raise ValueError(f"{shown(value)} is no number of anything")
+        raise ValueError(f"{shown(value)} is not a number within ±1e30")
     return number
 
 

@@ -63,7 +63,7 @@ def broken(content: dict[str, Any], **changes: Any) -> dict[str, Any]:
         ({"constants": {"speed": {"value": 1.0}}}, "'speed' is no constant"),
         ({"constants": {"name": {"value": 1.0}}}, "'name' is no constant"),
         ({"constants": {"launch_s": {"value": -1.0}}}, "not positive"),
-        ({"constants": {"launch_s": {"value": "fast"}}}, "could not convert"),
+        ({"constants": {"launch_s": {"value": "fast"}}}, "is not a number"),
         ({"constants": {"launch_s": 1e-5}}, "is not a calibration"),
         ({"time_interval": [1.2, 0.8]}, "pair of growing positive ratios"),
         ({"time_interval": [0.8]}, "is not a calibration"),
