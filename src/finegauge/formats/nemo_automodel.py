@@ -7,6 +7,7 @@ whole logits unless the loss is a fused or chunked one. The accumulation follows
 global_batch_size and the GPUs: `--gpus 8`, or num_gpus=8, as --nproc-per-node is the launcher's.
 """
 
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -205,6 +206,16 @@ def _read_accumulation(reading: Reading) -> None:
         reading.set_accumulation("step_scheduler.global_batch_size", data_parallel=ranks)
 
 
+def _joined(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys with `distributed_config`, a component of its own since 2026, inside `distributed`."""
+    found, apart = dict(keys), keys.get("distributed_config")
+    if isinstance(apart, Mapping):
+        within = keys.get("distributed")
+        found["distributed"] = {**apart, **(within if isinstance(within, Mapping) else {})}
+        del found["distributed_config"]
+    return found
+
+
 FORMAT = Format(
     "NeMo Automodel",
     (
@@ -250,6 +261,7 @@ FORMAT = Format(
             older="distributed.dp_size",
         ),
     ),
+    adapt=_joined,
     model_key=_MODEL,
     not_modelled="fp8.enabled",
     lasting={"learning_rate": "optimizer.lr", "weight_decay": "optimizer.weight_decay"},

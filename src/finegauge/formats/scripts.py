@@ -113,12 +113,13 @@ def load_python(text: str, name: str, options: Mapping[str, Any] = {}) -> Script
     """
     tree = _parsed(text, name)
     script = _Reader(tree, options)
+    recipe, computed = _recipe(script, tree)
     warnings = tuple(
         f"{name}: {key} is computed by the script and is not read; state it on the command line."
-        for key in sorted(script.opaque)[:20]
+        for key in sorted(computed if recipe else script.opaque)[:20]
     )
-    if recipe := _recipe(script, tree):
-        return Script(recipe, "megatron_lm:NEMO", ())
+    if recipe:
+        return Script(recipe, "megatron_lm:NEMO", warnings)
     if script.theirs:
         return Script(script.keys, script.theirs, warnings)
     if not script.calls & ({*_TRL_ARGUMENTS} | _HF_ARGUMENTS | _TRAINERS):
@@ -140,8 +141,8 @@ def load_python(text: str, name: str, options: Mapping[str, Any] = {}) -> Script
     )
 
 
-def _recipe(script: "_Reader", tree: ast.Module) -> dict[str, Any]:
-    """Return what a script states over a recipe of NeMo 2 or Megatron-Bridge; {} of any other script."""
+def _recipe(script: "_Reader", tree: ast.Module) -> tuple[dict[str, Any], set[str]]:
+    """Return what a script states over a recipe of NeMo 2 or Megatron-Bridge, {} of others; what it computes."""
     modules = {
         alias.asname or alias.name: str(node.module or "")
         for node in ast.walk(tree)
@@ -152,7 +153,7 @@ def _recipe(script: "_Reader", tree: ast.Module) -> dict[str, Any]:
         [*modules.values(), *(a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names)]
     )
     if not re.search(r"\bnemo\.(collections|lightning)|\bnemo_run|\bmegatron\.bridge", imported):
-        return {}
+        return {}, set()
     from finegauge.formats.megatron_lm import FORMAT, recipe_of
 
     values, stated, recipe = script.values, dict[str, Any](), dict[str, Any]()
@@ -177,7 +178,8 @@ def _recipe(script: "_Reader", tree: ast.Module) -> dict[str, Any]:
             prefix = "peft_" if last_name(target.value) == "peft" else ""
             stated[prefix + target.attr] = values.of(node.value)
     known = {*FORMAT.keys, "max_steps", "sequence_length", "peft"}
-    return {**recipe, **{key: v for key, v in stated.items() if key in known and _is_plain(v)}}
+    computed = {key for key, value in stated.items() if key in known and value is OPAQUE}
+    return {**recipe, **{key: v for key, v in stated.items() if key in known and _is_plain(v)}}, computed
 
 
 def _is_plain(value: Any) -> bool:
