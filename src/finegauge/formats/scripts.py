@@ -142,7 +142,7 @@ def load_python(text: str, name: str, options: Mapping[str, Any] = {}) -> Script
 
 
 def _recipe(script: "_Reader", tree: ast.Module) -> tuple[dict[str, Any], set[str]]:
-    """Return what a script states over a recipe of NeMo 2 or Megatron-Bridge, {} of others; what it computes."""
+    """Return what a script states over a NeMo 2 or Megatron-Bridge recipe, and computes; {} of others."""
     modules = {
         alias.asname or alias.name: str(node.module or "")
         for node in ast.walk(tree)
