@@ -247,7 +247,7 @@ def _pairs(lengths: object, path: str) -> tuple[tuple[int, int], ...]:
     try:
         for length, count in pairs:
             counts[int(length)] = counts.get(int(length), 0) + int(count)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # an infinite count
         raise FieldError(f"{path}: 'lengths' should be pairs of whole numbers, [length, count].") from None
     if not counts or min(counts) < 1 or max(counts) > MAX_LENGTH or min(counts.values()) < 1:
         raise FieldError(f"{path}: 'lengths' needs lengths of 1 to {MAX_LENGTH} tokens, counts from 1.")
