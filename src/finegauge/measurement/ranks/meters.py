@@ -55,6 +55,7 @@ WHOLE: Mapping[str, tuple[str, int]] = {  # operator: its kind, and which argume
 }
 WEIGHTS, GRADIENTS, OPTIMIZER, WORKSPACE = "weights", "gradients", "optimizer", "workspace"
 SENDING = "sending"
+FUNCTIONAL = "_c10d_functional"
 SETTLE_S = 0.001  # for a thread of gloo to let go of what it has sent
 
 
@@ -306,7 +307,15 @@ class _Settled(Collectives):
         if dead := [address for address, (_, kept) in self.sent.items() if kept.expired()]:
             now = time.time_ns()
             self.gone += [Gone(now, address, self.sent.pop(address)[0]) for address in dead]
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        found = super().__torch_dispatch__(func, types, args, kwargs)
+        if (
+            func.namespace == FUNCTIONAL and found is not NotImplemented
+        ):  # what DTensors send, below this mode
+            for tensor in tree_iter(found):  # not asked while a thread of gloo holds it: that crashed
+                torch.ops._c10d_functional.wait_tensor(tensor)
+            time.sleep(SETTLE_S)
+            self._note(args, found)
+        return found
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Send, wait, and let the threads of gloo end their work."""
@@ -319,7 +328,7 @@ class _Settled(Collectives):
     def _note(self, *sent: Any) -> None:
         now = time.time_ns()
         for tensor in tree_iter(sent):
-            if isinstance(tensor, torch.Tensor) and (address := tensor.untyped_storage().data_ptr()):
+            if type(tensor) is torch.Tensor and (address := tensor.untyped_storage().data_ptr()):
                 self.sent[address] = now, StorageWeakRef(tensor.untyped_storage())
 
 

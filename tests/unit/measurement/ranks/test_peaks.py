@@ -1,6 +1,12 @@
 """The largest running sum of an allocator's blocks, phase by phase."""
 
-from finegauge.measurement.ranks.meters import SENDING, Block, Gone, Span, running
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from finegauge.measurement.ranks.meters import SENDING, Block, Gone, Span, _Settled, running
 
 FORWARD, BACKWARD = Span("forward", 0, 100), Span("backward", 100, 200)
 
@@ -39,3 +45,23 @@ def test_a_block_that_was_found_gone_counts_no_longer() -> None:
 def test_a_new_block_in_the_place_of_one_that_is_gone_stays() -> None:
     blocks = [Block(1, 0xA, 10), Block(3, 0xA, -10), Block(4, 0xA, 8), Block(6, 0xB, 7)]
     assert running([FORWARD], blocks, [Gone(5, 0xA, 2)]) == {"forward": 15.0}
+
+
+@pytest.fixture
+def alone() -> Iterator[str]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert dist.group.WORLD is not None
+    yield dist.group.WORLD.group_name
+    dist.destroy_process_group()
+
+
+def test_what_a_divided_tensor_gathers_is_found_gone(alone: str) -> None:
+    with _Settled() as sent:
+        gathered = torch.ops._c10d_functional.all_gather_into_tensor(
+            torch.ones(64, 64), 1, alone
+        )  # DTensor's
+        address = gathered.untyped_storage().data_ptr()
+        assert address in sent.sent
+        del gathered
+        torch.ones(1)
+    assert address in [one.address for one in sent.gone]
