@@ -104,11 +104,17 @@ def in_turn(commands: Sequence[list[str]], cache: Path) -> list[Done]:
     outputs = [str(cache.with_name(f"output-{number}")) for number in range(len(commands))]
     how = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     pids = [
-        os.posix_spawn(one[0], one, environment, file_actions=[(os.POSIX_SPAWN_OPEN, 1, path, how, 0o600)])
+        os.posix_spawn(
+            one[0],
+            one,
+            environment,
+            file_actions=[(os.POSIX_SPAWN_OPEN, 1, path, how, 0o600)],
+            setpgroup=0,  # stopped and let go on with the processes that it starts
+        )
         for one, path in zip(commands, outputs, strict=True)
     ]
     for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
+        os.killpg(pid, signal.SIGSTOP)
     seconds, ended = [0.0] * len(pids), dict[int, Any]()
     while len(ended) < len(pids):
         for number, pid in enumerate(pids):
@@ -134,7 +140,7 @@ def turn(pid: int, *, alone: bool) -> tuple[float, Any]:
     Raises: SystemExit where the process failed.
     """
     start = time.perf_counter()
-    os.kill(pid, signal.SIGCONT)
+    os.killpg(pid, signal.SIGCONT)
     while alone or time.perf_counter() - start < TURN_S:
         found, status, usage = os.wait4(pid, os.WNOHANG)
         if found:
@@ -142,7 +148,7 @@ def turn(pid: int, *, alone: bool) -> tuple[float, Any]:
                 raise SystemExit(f"A process ended with {code}.")
             return time.perf_counter() - start, usage
         time.sleep(POLL_S)
-    os.kill(pid, signal.SIGSTOP)
+    os.killpg(pid, signal.SIGSTOP)
     return time.perf_counter() - start, None
 
 

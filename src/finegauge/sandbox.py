@@ -3,9 +3,10 @@
 `reading_only` is the one place that says which files an answer may open: whatever a question or a file named
 by a file says, each opening by this package is checked as the interpreter reports it (PEP 578), links
 and ".." resolved. A `Seat` is a place for one worker process: asked one thing at a time, ended where it takes
-too long or too much memory, replaced where it died.
+too long or too much memory, replaced where it died; `apart` gives a long job a process of its own.
 """
 
+import math
 import os
 import sys
 import tempfile
@@ -14,9 +15,10 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache
 from multiprocessing.connection import Connection
+from types import ModuleType
 from typing import Any
 
-from finegauge.errors import InputError, shown
+from finegauge.errors import FineGaugeError, InputError, shown
 
 STARTS_WITHIN_S = 60.0
 ANSWERS_PER_PROCESS = 20_000  # then a new one takes its place
@@ -24,6 +26,7 @@ _OPENINGS = ("open", "os.listdir", "os.scandir")
 _OPENERS = ("os", "io", "codecs", "gzip", "pathlib", "shutil", "tempfile", "zipfile")  # of Python, for others
 _MACHINE = ("/proc/cpuinfo", "/proc/meminfo", os.devnull)
 _PACKAGE = os.path.join(os.path.dirname(os.path.realpath(__file__)), "")
+_END = "end"  # after the last that a job yields
 _REACH: ContextVar[tuple[str, ...] | None] = ContextVar("reach", default=None)
 
 
@@ -121,7 +124,7 @@ class Worker:
         self._heard(STARTS_WITHIN_S)
 
     def answer(self, within_s: float) -> Any:
-        """Return what the job that it took answers.
+        """Return what the job that it took answers; of an iterator, the next that it yields.
 
         Raises: TimeoutError, MemoryError, or OSError or EOFError where it ended; end it after any of these.
         """
@@ -131,8 +134,8 @@ class Worker:
         return answer
 
     def _heard(self, within_s: float) -> Any:
-        if not self._pipe.poll(within_s):
-            raise TimeoutError
+        if not any(self._pipe.poll(min(1.0, within_s)) for _ in range(math.ceil(within_s))):
+            raise TimeoutError  # by the second: a time during which all was stopped (Ctrl-Z) counts as one
         return self._pipe.recv()
 
     def end(self) -> None:
@@ -168,6 +171,64 @@ class Seat:
             raise
 
 
+def apart(
+    make: Callable[..., Iterator[Any]], args: tuple[Any, ...], most_bytes: int, within_s: float
+) -> Iterator[Any]:
+    """Yield what `make(*args)` yields in a process of its own; in one that has limits already, here.
+
+    Args:
+        make: A function of a module.
+        args: What it is given.
+        most_bytes: The memory of the process, where the system can bound it.
+        within_s: How long it may take from one that it yields to the next.
+    Raises: FineGaugeError as `make` does; TimeoutError, MemoryError, or OSError or EOFError where it ended.
+    """
+    from multiprocessing import current_process, get_context
+
+    if current_process().daemon:
+        yield from make(*args)
+        return
+    with _no_main():
+        worker = Worker(get_context("spawn"), _bound, most_bytes, _REACH.get())
+    try:
+        worker.take(_to_end, (make, args))
+        while (one := worker.answer(within_s)) != _END:
+            if isinstance(one, FineGaugeError):
+                raise one
+            yield one
+    finally:
+        worker.end()
+
+
+@contextmanager
+def _no_main() -> Iterator[None]:
+    """Let a process that is spawned not run the user's script again, which may have no `if __name__`."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def _bound(most_bytes: int, reach: tuple[str, ...] | None) -> None:
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who asks decides when to end
+    bound_memory(most_bytes, "RLIMIT_DATA")  # what threads and libraries merely reserve does not count
+    if reach is not None:
+        _listen()
+        _REACH.set(reach)
+
+
+def _to_end(make: Callable[..., Iterator[Any]], args: tuple[Any, ...]) -> Iterator[Any]:
+    try:
+        yield from make(*args)
+    except FineGaugeError as error:
+        yield error
+    yield _END
+
+
 def _answer(asked: Connection, settle: Callable[..., None], *settled: Any) -> None:
     """Answer what comes, until the asker ends; no answer says that memory did not suffice."""
     settle(*settled)
@@ -178,6 +239,10 @@ def _answer(asked: Connection, settle: Callable[..., None], *settled: Any) -> No
             asked.send(True)
             try:
                 answer = job(*args)
+                if isinstance(answer, Iterator):
+                    for one in answer:
+                        asked.send(one)
+                    continue
             except MemoryError:
                 answer = None
             asked.send(answer)

@@ -4,6 +4,7 @@ import io
 import json
 import sys
 from itertools import pairwise
+from multiprocessing import current_process
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,7 @@ def test_missing_libraries_are_named(
 ) -> None:
     data, model = files
     monkeypatch.setenv("FINEGAUGE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setitem(vars(current_process())["_config"], "daemon", True)  # so that it counts here
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
     done = finegauge("data", str(tmp_path / "a.parquet"), "--tokenizer", model)

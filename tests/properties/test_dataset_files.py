@@ -2,6 +2,8 @@
 
 import json
 import tempfile
+from collections.abc import Iterator
+from multiprocessing import current_process
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,14 @@ VALUES = st.recursive(
 TURNS = st.lists(st.fixed_dictionaries({"role": ROLES, "content": TEXTS}), max_size=3)
 RECORDS = st.dictionaries(KEYS, TEXTS | TURNS | VALUES, max_size=5) | VALUES
 LINES = st.lists(RECORDS.map(json.dumps).map(str.encode) | st.binary(max_size=20), max_size=6)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def here() -> Iterator[None]:
+    """Count in this process, as one that has limits does: it is done a hundred times."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(vars(current_process())["_config"], "daemon", True)
+        yield
 
 
 @pytest.fixture(scope="module")

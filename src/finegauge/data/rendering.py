@@ -12,17 +12,14 @@
 What a template writes is tokenised without further special tokens, as transformers does it. What is
 written without one gets those of `tokenizer.json` and ends with the end-of-text token where
 `tokenizer_config.json` names one, as TRL's and Axolotl's texts do. A chat template is jinja2 of unknown
-origin, so it runs in a sandbox (`template_sandbox`);
-one that takes more than 5 s over a conversation is ended (where the system has timers, in the main thread).
+origin, so it runs in a sandbox (`template_sandbox`), in a process with limits (`token_lengths`).
 
-Neglects: that LLaMA-Factory tokenises each turn for itself, which moves a token here and there; how much
-memory a template takes.
+Neglects: that LLaMA-Factory tokenises each turn for itself, which moves a token here and there.
 
 Sources: Taori et al. 2023, Stanford Alpaca (its prompt); TRL, SFTTrainer; transformers, apply_chat_template.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -42,38 +39,11 @@ from finegauge.errors import FieldError, FileFormatError, UnsupportedError, did_
 
 Spans = list[tuple[int, int]]
 SAFE_JINJA2 = (3, 1, 6)
-RENDERED_WITHIN_S = 5.0
 
 # Names under which a message's reasoning stands; templates read the first.
 REASONING = ("reasoning_content", "thinking", "reasoning")
 # Characters of Unicode's private use, around what stands within {% generation %}.
 OPENS, CLOSES = "\ue0f0", "\ue0f1"
-
-
-class _TooLong(BaseException):
-    """A template has run too long."""
-
-
-@contextmanager
-def _deadline() -> Iterator[None]:
-    """Raise `_TooLong` where what is done takes too long; timers reach the main thread alone."""
-    import signal
-    from threading import current_thread, main_thread
-
-    if not hasattr(signal, "setitimer") or current_thread() is not main_thread():
-        yield
-        return
-    handler = signal.signal(signal.SIGALRM, _ended)
-    before = signal.setitimer(signal.ITIMER_REAL, RENDERED_WITHIN_S)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, *before)
-        signal.signal(signal.SIGALRM, handler)
-
-
-def _ended(*_: Any) -> None:
-    raise _TooLong
 
 
 class ChatTemplate(NamedTuple):
@@ -90,19 +60,15 @@ class ChatTemplate(NamedTuple):
         """
         turns = [_with_reasoning(message) for message in messages]
         try:
-            with _deadline():
-                text = self.compiled.render(
-                    messages=turns,
-                    tools=tools,
-                    documents=None,
-                    add_generation_prompt=False,
-                    **self.special_tokens,
-                )
-        except _TooLong:
-            raise FileFormatError(
-                f"The chat template takes more than {RENDERED_WITHIN_S:.0f} s over one conversation and was "
-                f"ended; name another by --template."
-            ) from None
+            text = self.compiled.render(
+                messages=turns,
+                tools=tools,
+                documents=None,
+                add_generation_prompt=False,
+                **self.special_tokens,
+            )
+        except MemoryError:
+            raise
         except Exception as error:  # whatever the template's own code does wrong
             reason = (str(error).splitlines() or [""])[0][:200].rstrip(".")
             raise Unreadable(f"the chat template refuses it: {reason or type(error).__name__}") from None

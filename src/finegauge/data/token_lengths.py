@@ -3,8 +3,10 @@
     files -> chunks of records -> texts -> tokens -> three numbers a sample
 
 While the library `tokenizers` works on one chunk in its own threads (all cores; `RAYON_NUM_THREADS` says
-otherwise), the next is read and rendered here. At most three chunks are held at a time, so that memory
-does not grow with the data set but for twelve bytes a sample.
+otherwise), the next is read and rendered. At most three chunks are held at a time, so that memory
+does not grow with the data set but for twelve bytes a sample. All this is done in a process of its own
+(`sandbox.apart`): a chat template or tokenizer of unknown origin that takes too long over a chunk, or too
+much memory, ends with it.
 
 Lengths are kept in `$FINEGAUGE_CACHE_DIR/lengths/KEY.lengths` (`~/.cache/finegauge/lengths`), named after the
 hash of the data set's content, of the tokenizer's files, and of how records are rendered. Hashing reads the
@@ -44,6 +46,7 @@ from finegauge.data.tokenizer import TokenizerFiles, load_tokenizer, stamps, tok
 from finegauge.documents import write_whole
 from finegauge.errors import FileFormatError, InputError, shown
 from finegauge.progress import Heard, Progress
+from finegauge.sandbox import apart
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -55,6 +58,8 @@ T = TypeVar("T")
 SCHEMA = 1
 SETTLED_AFTER_S = 2.0  # file systems keep times to within this
 _DIGEST_BYTES = 32
+WITHIN_S = 60.0  # one chunk: of 1 MiB, or one record of at most 32 MiB
+MOST_MEMORY_BYTES = 4 * 2**30  # of the process that reads, renders and counts
 SPACE_TRIED = 8  # characters at the edge of an answer that may belong to no token
 MOST_REMEMBERED = 4
 
@@ -355,7 +360,7 @@ def token_ids(path: str, tokenizer: str) -> list[list[int]]:
     """
     source, files = source_of(path), tokenizer_files(tokenizer)
     found: list[list[int]] = []
-    for _, some in _samples(source, files, None, None, _ids, Tally(source)):
+    for some in _apart(source, _read_ids, (source, files)):
         found.extend(some)
     return found
 
@@ -402,13 +407,53 @@ def _count(
     key: str,
     heard: Heard | None,
 ) -> Lengths:
+    for one in _apart(source, _read_lengths, (source, files, wanted, template, key)):
+        if isinstance(one, Lengths):
+            return one
+        if heard is not None:
+            heard(one)
+    raise AssertionError("the last are the lengths")
+
+
+def _apart(source: Source, read: Callable[..., Iterator[T]], args: tuple[Any, ...]) -> Iterator[T]:
+    """Yield what `read` yields, in a process with limits. Raises: FileFormatError where it keeps none."""
+    whose = "the chat template (another: --template) or the tokenizer is at fault, or the data set"
+    try:
+        yield from apart(read, args, MOST_MEMORY_BYTES, WITHIN_S)
+    except TimeoutError:
+        raise FileFormatError(
+            f"Counting the tokens of {source.path} was ended: it took more than {WITHIN_S:g} s over a few "
+            f"records; {whose}."
+        ) from None
+    except MemoryError:
+        raise FileFormatError(
+            f"Counting the tokens of {source.path} was ended: it took more memory than the "
+            f"{MOST_MEMORY_BYTES / 2**30:g} GiB that it may; {whose}."
+        ) from None
+    except (OSError, EOFError):
+        raise FileFormatError(
+            f"The process that counted the tokens of {source.path} ended, perhaps for want of memory; "
+            f"{whose}."
+        ) from None
+
+
+def _read_lengths(
+    source: Source, files: TokenizerFiles, wanted: str | None, template: str | None, key: str
+) -> Iterator[Progress | Lengths]:
+    """Yield how far the reading is, and the lengths at last."""
     tokens, loss_tokens, rows = array("I"), array("I"), array("I")
-    tally = Tally(source)
-    for some_rows, some in _samples(source, files, wanted, template, _count_of, tally, heard):
+    tally, total_bytes = Tally(source), max(1, source.num_bytes)
+    for some_rows, some, done_bytes in _samples(source, files, wanted, template, _count_of, tally):
         rows.extend(some_rows)
         tokens.extend(one.num_tokens for one in some)
         loss_tokens.extend(one.num_loss for one in some)
-    return Lengths(source.path, tokens, loss_tokens, rows, key, tally.findings(loss_tokens.count(0)))
+        yield Progress(f"{len(rows):,} samples", min(done_bytes, total_bytes), total_bytes)
+    yield Lengths(source.path, tokens, loss_tokens, rows, key, tally.findings(loss_tokens.count(0)))
+
+
+def _read_ids(source: Source, files: TokenizerFiles) -> Iterator[list[list[int]]]:
+    for _, some, _ in _samples(source, files, None, None, _ids, Tally(source)):
+        yield some
 
 
 def _samples(
@@ -418,22 +463,19 @@ def _samples(
     template: str | None,
     take: Callable[[Rendered, Any], T],
     tally: Tally,
-    heard: Heard | None = None,
-) -> Iterator[tuple[list[int], list[T]]]:
-    """Yield (rows, what `take` makes of each sample), chunk by chunk.
+) -> Iterator[tuple[list[int], list[T], int]]:
+    """Yield (rows, what `take` makes of each sample, bytes read), chunk by chunk.
 
     Raises: FileFormatError where no record holds a text.
     """
     tokenizer = load_tokenizer(files.file)
     made = rendering(template, files, lambda text: tokenizer.token_to_id(text) is not None)
-    total_bytes, num_samples = max(1, source.num_bytes), 0
+    num_samples = 0
     jobs = ((*tally.rendered(chunk, made, wanted), chunk.done_bytes) for chunk in chunks(source))
     for rows, encoded, done_bytes in _one_ahead(jobs, partial(_encoded, tokenizer, take)):
         kept = tally.kept(rows, encoded.result())
         num_samples += len(kept[0])
-        if heard is not None:
-            heard(Progress(f"{num_samples:,} samples", min(done_bytes, total_bytes), total_bytes))
-        yield kept
+        yield *kept, done_bytes
     if not num_samples:
         raise FileFormatError(tally.nothing_found())
 

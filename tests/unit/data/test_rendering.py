@@ -1,12 +1,14 @@
 """Texts as training makes them: equal to transformers' chat templates, to TRL's texts, to Alpaca's prompt."""
 
-import signal
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from finegauge.data import rendering
+from finegauge.data import token_lengths as counting
 from finegauge.data.record_formats import Unreadable
 from finegauge.data.rendering import chat_template
 from finegauge.data.token_lengths import token_lengths
@@ -243,11 +245,33 @@ def test_a_template_of_many_constructs_equals_transformers(tmp_path: Path) -> No
         assert ours.loss_tokens[place] == sum(marked["assistant_masks"])
 
 
-def test_a_template_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendering, "RENDERED_WITHIN_S", 0.2)
-    loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% set c = a %}{% endfor %}{% endfor %}"
-    before = signal.getsignal(signal.SIGALRM)
-    with pytest.raises(FileFormatError, match="takes more than 0 s over one conversation and was ended"):
-        chat_template(loops, {}).render([{"role": "user", "content": "Hi"}])
-    assert signal.getsignal(signal.SIGALRM) is before
-    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% set c = a %}{% endfor %}{% endfor %}"
+GROWING = (
+    "{% set all = namespace(s='ab') %}{% for a in range(99) %}{% set all.s = all.s + all.s %}{% endfor %}"
+)
+
+
+def test_a_template_that_does_not_end_is_ended_in_any_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counting, "WITHIN_S", 1.0)
+    data = lines(tmp_path / "a.jsonl", [{"messages": TALKS[0]}])
+    with ThreadPoolExecutor(1) as thread:
+        ended = thread.submit(token_lengths, data, tokenizer(tmp_path / "model", ENDLESS))
+        with pytest.raises(FileFormatError, match="it took more than 1 s over a few records; the chat templ"):
+            ended.result()
+    assert not active_children()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system bounds no memory of this kind")
+@pytest.mark.parametrize("template", [GROWING, "{{ 'a' * 10**12 }}"], ids=["growing", "huge"])
+def test_a_template_that_takes_too_much_memory_is_ended(
+    template: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counting, "MOST_MEMORY_BYTES", 2**29)
+    data = lines(tmp_path / "a.jsonl", [{"messages": TALKS[0]}])
+    with pytest.raises(
+        FileFormatError, match=r"more memory than the 0\.5 GiB that it may; the chat template"
+    ):
+        token_lengths(data, tokenizer(tmp_path / "model", template))
+    assert not active_children()

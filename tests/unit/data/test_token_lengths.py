@@ -1,6 +1,11 @@
 """Counting: what is empty, unreadable or mixed is told; tokens agree with their lengths; the cache holds."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+from multiprocessing import active_children, current_process
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +31,11 @@ MIXED: list[Any] = [
     {"messages": []},
     {"text": "beta"},
 ]
+
+
+def here() -> Any:
+    """Return what this process is told to be."""
+    return vars(current_process())["_config"]
 
 
 @pytest.fixture
@@ -75,6 +85,7 @@ def test_chunks_do_not_change_the_count(tmp_path: Path, monkeypatch: pytest.Monk
     path, folder = lines(tmp_path / "a.jsonl", MIXED * 5), words(tmp_path / "words")
     whole = token_lengths(path, folder)
     heard: list[Progress] = []
+    monkeypatch.setitem(here(), "daemon", True)  # a process with limits counts itself
     monkeypatch.setattr(records, "RECORDS_AT_A_TIME", 2)
     monkeypatch.setenv("FINEGAUGE_CACHE_DIR", str(tmp_path / "other"))
     counting._REMEMBERED.clear()
@@ -224,3 +235,37 @@ def test_a_data_set_of_the_catalogue_s_kind(tmp_path: Path) -> None:
 def test_quantiles() -> None:
     pairs = ((1, 50), (2, 40), (9, 10))
     assert quantiles(pairs, (0.0, 0.5, 0.51, 0.9, 0.91, 1.0)) == [1, 1, 2, 2, 9, 9]
+
+
+def test_a_counting_that_is_killed_ends_in_a_sentence(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", ["alpha beta"] * 50_000)
+
+    def kill(_: Progress) -> None:
+        (child,) = active_children()
+        os.kill(child.pid or 0, signal.SIGTERM)
+
+    with pytest.raises(
+        FileFormatError, match=r"that counted the tokens of .* ended, perhaps for want of mem"
+    ):
+        token_lengths(path, words(tmp_path / "words"), heard=kill)
+    assert not active_children()
+
+
+def test_a_listener_that_fails_leaves_no_process(tmp_path: Path) -> None:
+    def stop(_: Progress) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        token_lengths(lines(tmp_path / "a.jsonl", ["alpha"]), words(tmp_path / "words"), heard=stop)
+    assert not active_children()
+
+
+def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
+    path, folder = lines(tmp_path / "a.jsonl", ["alpha beta"]), words(tmp_path / "words")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from finegauge.data.token_lengths import token_lengths\n"
+        f"print('ran', list(token_lengths({path!r}, {folder!r}).tokens))\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("ran [2]\n", "")
