@@ -20,6 +20,7 @@ from finegauge.cli.run_options import (
 from finegauge.errors import EXIT_BAD_INPUT, EXIT_DONE, FineGaugeError, InputError, UnsupportedError
 from finegauge.planning.capacity import MAX_MICRO_BATCH_SIZE, MAX_SEQ_LEN, max_micro_batch_size, max_seq_len
 from finegauge.records import NamedTuple
+from finegauge.run.run import FROM_MODEL_ALONE
 
 if TYPE_CHECKING:
     from finegauge.answers.estimate import CheckAnswer
@@ -196,11 +197,13 @@ def _show_one(checked: Checked, *, as_json: bool) -> None:
 
 def _sentences(answer: "CheckAnswer", name: str = "") -> list[str]:
     """Return a verdict with its advice for each GPU, each in a line where nothing says how wide one is."""
-    from finegauge.render.run_parts import headline
+    from finegauge.render.run_parts import headline, subject
     from finegauge.render.terminal import UNLIMITED, has_width, painted, wrapped
 
     most = 0 if has_width() else UNLIMITED
     said = [painted(headline(one)) for one in answer.found]
+    if answer.run.origins["method"].startswith(FROM_MODEL_ALONE):
+        said = [f"{one} Assumed: {subject(of.run)}." for one, of in zip(said, answer.found, strict=True)]
     if any(one.advice for one in answer.found):
         from finegauge.render.whatif import advice_sentence
 
