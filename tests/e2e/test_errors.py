@@ -86,7 +86,7 @@ def test_a_run_without_a_gpu(command: str, tmp_path: Path) -> None:
     done = finegauge(command, str(run))
     assert (done.code, done.err) == (20 if command == "check" else 0, "")  # the smallest card decides
     assert " on L4, " in done.out if command == "check" else " on A40, " in done.out  # the first that is safe
-    assert "--gpu" in refused("compare", str(run), str(run))
+    assert "gpu A40 (predicted)" in finegauge("compare", str(run), str(run)).out
 
 
 def test_no_arguments_show_what_one_can_do() -> None:
