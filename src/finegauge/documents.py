@@ -393,11 +393,11 @@ class _Builder:
                 break
             if kind != "ScalarEvent":
                 raise self._refused(line, "a key must be plain text")
-            if event.value in mapping:
-                raise self._refused(line, f"the key {shown(event.value)} is given twice")
             if event.value == "<<" and event.implicit[0]:
                 raise self._refused(line, "merge keys (<<) are not read; write the keys out")
-            mapping[event.value] = self._value(next(self._events), depth + 1)
+            value = self._value(next(self._events), depth + 1)
+            if mapping.setdefault(event.value, value) != value:
+                raise self._refused(line, f"the key {shown(event.value)} is given twice")
         return mapping
 
     def _alias(self, event: Any, line: int) -> Any:

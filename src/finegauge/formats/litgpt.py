@@ -20,6 +20,7 @@ _PARTS = {
     "head": ("lm_head", False),
 }
 _TARGETS = tuple(f"lora_{part}" for part in _PARTS)
+_OPTIMIZERS = ("optimizer.class_path", "optim.optimizer", "optimizer")  # a class; older; a name
 _QUANTIZED = {"bnb.nf4": "nf4", "bnb.nf4-dq": "nf4_dq", "bnb.fp4": "nf4", "bnb.fp4-dq": "nf4_dq"}
 
 
@@ -105,6 +106,10 @@ def _read_data(reading: Reading) -> None:
     )
 
 
+def _read_optimizer(reading: Reading) -> None:
+    trainer_keys.read_optimizer(reading, reading.which(*_OPTIMIZERS), "adamw")
+
+
 FORMAT = Format(
     "litgpt",
     (
@@ -118,7 +123,7 @@ FORMAT = Format(
         key("train.max_steps", "max_steps"),
         Row("data", _read_data),
         fixed(attention="sdpa", checkpointing_reentrant=False, pad_to_multiple_of=1),
-        Row("optimizer", lambda reading: reading.set("optimizer", "adamw", "optimizer")),
+        Row(" ".join(_OPTIMIZERS), _read_optimizer),
     ),
     model_key="checkpoint_dir",
     lists_its_keys=False,

@@ -283,7 +283,7 @@ FORMAT = Format(
         "qlora": {"finetuning_type": "lora", "quantization_bit": "4"},
     },
     not_modelled="use_galore use_apollo use_badam use_dora use_adam_mini use_muon mixture_of_depths "
-    "train_from_scratch auto_find_batch_size optim_target_modules",
+    "use_llama_pro train_from_scratch auto_find_batch_size optim_target_modules",
     lasting=trainer_keys.LASTING,
     data_keys=("dataset", "dataset_dir", "max_samples"),
     lists_data=True,

@@ -6,6 +6,7 @@ of them as make 16 sequences a step over all GPUs; three epochs; samples longer 
 dropped; 4 bits mean NF4, double quantised; the checkpoint's own number format.
 """
 
+from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
@@ -22,6 +23,7 @@ _ADAPTERS = trainer_keys.Adapters(
     defaults=(8, 32, 0.05),
     everything="",
 )
+_OLDER = {"model_id_or_path": "model", "batch_size": "per_device_train_batch_size"}  # before 3.0
 _TUNERS = ("tuner_type", "train_type", "sft_type")
 _LEARNT = {"rm": "reward", **dict.fromkeys(("kto", "orpo", "simpo"), "dpo")}
 _RLHF = {"dpo": "dpo", "grpo": "grpo", "ppo": "ppo", "reward": "rm"}
@@ -39,7 +41,14 @@ _BUILT_IN = {  # (sharding, cpu_offload) of the names that `deepspeed` may have 
 _FSDP = {"fsdp": "full_shard", "fsdp_shard_grad_op": "shard_grad_op", "hybrid": "hybrid_shard"}
 
 
+def _adapt(keys: Mapping[str, Any]) -> dict[str, Any]:
+    return {_OLDER.get(name, name): value for name, value in keys.items()}
+
+
 def _read_method(reading: Reading) -> None:
+    task = reading.text("task_type", "causal_lm")
+    if task != "causal_lm":
+        raise FieldError(f"task_type={shown(task)} is not described; causal_lm is.")
     key = reading.which(*_TUNERS)
     tuner = reading.text(key, "lora")
     if tuner not in ("lora", "full"):
@@ -191,7 +200,7 @@ FORMAT = Format(
     (
         model_key("model"),
         key("rlhf_type", "phase", "sft", more=_LEARNT, write=lambda run: _RLHF.get(run.phase)),
-        Row(f"{' '.join(_TUNERS)} {_ADAPTERS.keys} quant_bits", _read_method, _method),
+        Row(f"{' '.join(_TUNERS)} {_ADAPTERS.keys} quant_bits task_type", _read_method, _method),
         Row(
             "bf16 fp16 torch_dtype lora_dtype quant_method bnb_4bit_use_double_quant bnb_4bit_quant_type",
             _read_precision,
@@ -233,6 +242,7 @@ FORMAT = Format(
     "auto_find_batch_size optim_target_modules",
     lasting=trainer_keys.LASTING,
     data_keys=("dataset", "val_dataset"),
+    adapt=_adapt,
 )
 
 

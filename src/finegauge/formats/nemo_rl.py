@@ -23,7 +23,7 @@ _MEGATRON = {
     "policy.megatron_cfg.expert_model_parallel_size": "expert_parallel",
 }
 _KINDS = ("policy.megatron_cfg.enabled", "policy.dtensor_cfg.enabled")
-_LORA = "policy.dtensor_cfg.lora_cfg"
+_LORAS = ("policy.megatron_cfg.peft", "policy.dtensor_cfg.lora_cfg")
 _ANSWERS = (
     "grpo.num_generations_per_prompt",
     "grpo.num_prompts_per_step",
@@ -55,11 +55,12 @@ def _read_phase(reading: Reading) -> None:
 def _read_model(reading: Reading) -> None:
     megatron = reading.flag(_KINDS[0])
     section = "policy.megatron_cfg" if megatron else "policy.dtensor_cfg"
-    adapts = reading.flag(f"{_LORA}.enabled")
-    reading.set("method", "lora" if adapts else "full", f"{_LORA}.enabled")
+    lora = _LORAS[not megatron]
+    adapts = reading.flag(f"{lora}.enabled")
+    reading.set("method", "lora" if adapts else "full", f"{lora}.enabled")
     if adapts:
         trainer_keys.read_ranks(
-            reading, [f"{_LORA}.{name}" for name in ("dim", "alpha", "dropout")], (8, 32, 0.0)
+            reading, [f"{lora}.{name}" for name in ("dim", "alpha", "dropout")], (8, 32, 0.0)
         )
         reading.set("adapter_dtype", "fp32")
     low = reading.get("policy.precision", "bfloat16")
@@ -112,7 +113,7 @@ FORMAT = Format(
                     "policy.dtensor_cfg.cpu_offload",
                     "policy.dtensor_cfg.activation_checkpointing",
                     "policy.megatron_cfg.activation_checkpointing",
-                    *(f"{_LORA}.{name}" for name in ("enabled", "dim", "alpha", "dropout")),
+                    *(f"{lora}.{name}" for lora in _LORAS for name in ("enabled", "dim", "alpha", "dropout")),
                     "policy.sequence_packing.enabled",
                 )
             ),

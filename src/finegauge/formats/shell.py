@@ -287,7 +287,9 @@ class Shell:
             inner = self._balanced("((", "))")
             return [_calculated(self._expanded(_with_dollars(inner)))]
         if following == "(":
-            return [f"$({self._balanced('(', ')')})"]
+            inner = self._balanced("(", ")")
+            sums = inner.startswith("expr ")
+            return [_calculated(self._expanded(inner[5:]).replace("\\", "")) if sums else f"$({inner})"]
         if following == "{":
             return self._parameter(self._balanced("{", "}"))
         name = _NAME.match(text, self._at)

@@ -22,7 +22,8 @@ _MICRO = (f"{_ACTOR}.ppo_micro_batch_size_per_gpu", "data.micro_batch_size_per_g
 _MICRO_OF_ALL = (f"{_ACTOR}.ppo_micro_batch_size", "data.micro_batch_size")
 _CHECKPOINTING = (f"{_MODEL}.enable_gradient_checkpointing", "model.enable_gradient_checkpointing")
 _ULYSSES = (f"{_ACTOR}.ulysses_sequence_parallel_size", "ulysses_sequence_parallel_size")
-_LORA = ("lora_rank", "lora_alpha", "target_modules")
+_LORA = ("lora_rank", "lora_alpha", "target_modules")  # FSDP's; Megatron's
+_LORA_MEGATRON = ("lora.rank", "lora.alpha", "lora.target_modules")
 _JOINED = (f"{_MODEL}.use_remove_padding", "use_remove_padding", "model.use_remove_padding")
 _MEGATRON = {
     f"{_ACTOR}.megatron.tensor_model_parallel_size": "tensor_parallel",
@@ -54,7 +55,10 @@ def _read_phase(reading: Reading) -> None:
 
 def _read_method(reading: Reading) -> None:
     stem = _MODEL if reading.stated(_PATHS[0]) else "model"
-    rank, alpha, targets = (f"{stem}.{name}" for name in _LORA)
+    rank, alpha, targets = (
+        reading.which(f"{stem}.{name}", f"{stem}.{other}")
+        for name, other in zip(_LORA, _LORA_MEGATRON, strict=True)
+    )
     adapts = whole(0, 65_536)(rank, reading.get(rank, 0)) > 0
     reading.set("method", "lora" if adapts else "full", rank)
     reading.set("weights_dtype", reading.get(f"{_ACTOR}.fsdp_config.model_dtype", "fp32"))
@@ -143,7 +147,7 @@ FORMAT = Format(
                     *(
                         f"{stem}.{name}"
                         for stem in (_MODEL, "model")
-                        for name in (*_LORA, "use_liger", "use_fused_kernels")
+                        for name in (*_LORA, *_LORA_MEGATRON, "use_liger", "use_fused_kernels")
                     ),
                     *_CHECKPOINTING,
                     *_ULYSSES,
@@ -173,5 +177,5 @@ FORMAT = Format(
     model_key=_PATHS[0],
     lists_its_keys=False,
     adapt=_adapt,
-    not_modelled="model.fsdp_config.cpu_offload",
+    not_modelled="model.fsdp_config.cpu_offload reward_model.enable",
 )
