@@ -16,7 +16,7 @@ UNITS = (
     "s|seconds|h|bytes|bits|j|kwh|w|hz|usd|kg|flops|fraction|ratio|"
     "rows|pairs|tokens|tokens_square|sequences|samples|queries|saves|epochs|steps|requests|launches|calls|params|gpus"
 )
-PER = "s|h|gpu_h|kwh|token|million_tokens|param|element|sample|epoch|step|gpu"
+PER = "s|h|gpu_h|kwh|byte|token|million_tokens|param|element|sample|epoch|step|gpu"
 HAS_UNIT = re.compile(rf"(^|_)({UNITS})(_per_({PER}))*(_p10|_p90)?$")
 IS_COUNT = re.compile(r"^num_")
 
