@@ -12,16 +12,14 @@ if TYPE_CHECKING:
     from finegauge.planning.whatif import Standing, Variant, WhatIf
 
 
-class Current(NamedTuple):
-    """What the run takes as it is."""
+class Outcome(NamedTuple):
+    """What a run takes from start to end, and whether it fits."""
 
-    gpu: str
     verdict: Verdict
     device_memory_bytes: float
     capacity_bytes: float
     out_of_memory_fraction: float
     step_time_s: float
-    samples_per_step: float
     wall_s: float
     on_demand_usd: float | None
     spot_usd: float | None
@@ -31,6 +29,20 @@ class Current(NamedTuple):
     def usd(self, *, spot: bool) -> float | None:
         """Return the dollars of the whole run, on spot instances or on demand."""
         return self.spot_usd if spot else self.on_demand_usd
+
+    @property
+    def lacking_bytes(self) -> float:
+        """Return the memory that is missing."""
+        return max(0.0, self.device_memory_bytes - self.capacity_bytes)
+
+
+@written(flat=("outcome",))
+class Current(NamedTuple):
+    """What the run takes as it is."""
+
+    gpu: str
+    samples_per_step: float
+    outcome: Outcome
 
 
 @written(signed=("cost", "time", "energy", "memory"))
@@ -43,31 +55,18 @@ class Objectives(NamedTuple):
     memory: float | None
 
 
-@written(hidden=("gains", "helps"))
+@written(hidden=("gains", "helps"), flat=("outcome",))
 class ChangedRun(NamedTuple):
     """The run with one change: its fields, what it needs in return, and what it then takes."""
 
     switch: str
     changes: Mapping[str, Any]
     breaks: tuple[str, ...]
-    verdict: Verdict
-    device_memory_bytes: float
-    capacity_bytes: float
-    out_of_memory_fraction: float
-    step_time_s: float
     samples_per_step: float
-    wall_s: float
-    on_demand_usd: float | None
-    spot_usd: float | None
-    wall_energy_j: float | None
-    emissions_kg: float | None
+    outcome: Outcome
     change_fraction: Objectives
     gains: bool = False  # saves anything that is worth a line
     helps: bool = False  # leaves a run that works, or one that is nearer to it
-
-    def usd(self, *, spot: bool) -> float | None:
-        """Return the dollars of the whole run, on spot instances or on demand."""
-        return self.spot_usd if spot else self.on_demand_usd
 
 
 class AdviceAnswer(NamedTuple):
@@ -101,18 +100,26 @@ def advice_answer(advice: "Advice") -> AdviceAnswer:
 def changed_run(found: "WhatIf", one: "Variant") -> ChangedRun:
     """Return a run with one change, beside the run as it is."""
     chance = one.standing.out_of_memory_fraction
-    return ChangedRun._make((
-        one.switch, one.changes, one.breaks, *figures(one.standing),
-        Objectives(*(found.change_fraction(one, name) for name in Objectives._fields)),
-        found.gains(one),
-        not one.standing.fails or chance < found.base.out_of_memory_fraction,
-    ))  # fmt: skip
+    return ChangedRun(
+        switch=one.switch,
+        changes=one.changes,
+        breaks=one.breaks,
+        samples_per_step=one.standing.samples_per_step,
+        outcome=outcome(one.standing),
+        change_fraction=Objectives(*(found.change_fraction(one, name) for name in Objectives._fields)),
+        gains=found.gains(one),
+        helps=not one.standing.fails or chance < found.base.out_of_memory_fraction,
+    )
 
 
-def figures(one: "Standing") -> tuple[Any, ...]:
-    """Return the fields from verdict to emissions_kg."""
-    return (
+def current(gpu: str, one: "Standing") -> Current:
+    """Return what a run takes as it is."""
+    return Current(gpu, one.samples_per_step, outcome(one))
+
+
+def outcome(one: "Standing") -> Outcome:
+    """Return what a run takes, as the planner found it."""
+    return Outcome(
         verdict(one.out_of_memory_fraction), one.memory_bytes, one.capacity_bytes, one.out_of_memory_fraction,
-        one.step_time_s, one.samples_per_step, one.wall_s, one.usd, one.spot_usd, one.energy_j,
-        one.emissions_kg,
+        one.step_time_s, one.wall_s, one.usd, one.spot_usd, one.energy_j, one.emissions_kg,
     )  # fmt: skip

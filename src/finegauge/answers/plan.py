@@ -7,13 +7,12 @@ changes of the run, so that one read back from a file is shown as one just found
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from finegauge.answers.changes import ChangedRun, Current, changed_run, figures
+from finegauge.answers.changes import ChangedRun, Current, Outcome, changed_run, current, outcome
 from finegauge.answers.estimate import Bill, bill
 from finegauge.answers.written import written
 from finegauge.planning.plan import Plan, changes
 from finegauge.planning.selection import Wanted
 from finegauge.planning.whatif import Refused, Standing, WhatIf
-from finegauge.prediction.uncertainty import Verdict
 from finegauge.profile import Profile
 from finegauge.records import NamedTuple
 from finegauge.run.run import Run
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from finegauge.formats.writing import Written
 
 
+@written(flat=("outcome",))
 class Candidate(NamedTuple):
     """One plan: its machines, what it changes of the run, and what it takes."""
 
@@ -30,25 +30,7 @@ class Candidate(NamedTuple):
     num_nodes: int
     provider: str | None
     changes: Mapping[str, Any]
-    verdict: Verdict
-    device_memory_bytes: float
-    capacity_bytes: float
-    out_of_memory_fraction: float
-    step_time_s: float
-    wall_s: float
-    on_demand_usd: float | None
-    spot_usd: float | None
-    wall_energy_j: float | None
-    emissions_kg: float | None
-
-    def usd(self, *, spot: bool) -> float | None:
-        """Return the dollars of the whole run, on spot instances or on demand."""
-        return self.spot_usd if spot else self.on_demand_usd
-
-    @property
-    def lacking_bytes(self) -> float:
-        """Return the memory that it lacks."""
-        return max(0.0, self.device_memory_bytes - self.capacity_bytes)
+    outcome: Outcome
 
 
 @written(hidden=("needs",), flat=("candidate",))
@@ -145,7 +127,7 @@ def plan_answer(plan: Plan, written: "Written | None" = None) -> PlanAnswer:
     def candidate(one: Standing) -> Candidate:
         return Candidate(
             str(one.run.gpu), one.run.num_gpus, one.run.num_nodes, one.run.provider, changes(run, one.run),
-            *figures(one)[:5], *figures(one)[6:],
+            outcome(one),
         )  # fmt: skip
 
     def maybe(one: Standing | None) -> Candidate | None:
@@ -161,7 +143,7 @@ def plan_answer(plan: Plan, written: "Written | None" = None) -> PlanAnswer:
         wanted=plan.wanted,
         assumed_samples=plan.assumed_samples,
         notes=plan.notes,
-        base=None if plan.base is None else Current(str(run.gpu), *figures(plan.base)),
+        base=None if plan.base is None else current(str(run.gpu), plan.base),
         front=tuple(map(candidate, plan.front)),
         num_on_front=plan.num_on_front,
         alternatives={
@@ -189,7 +171,7 @@ def whatif_answer(found: WhatIf) -> WhatIfAnswer:
     """Return single changes of a run, as the planner found them."""
     base = found.base
     results = tuple(changed_run(found, one) for one in found.variants)
-    current = Current(str(base.run.gpu), *figures(base))
     return WhatIfAnswer(
-        base.run, found.minimise, found.spot, found.assumed_samples, current, found.refused, results  # type: ignore[arg-type]
+        base.run, found.minimise, found.spot, found.assumed_samples, current(str(base.run.gpu), base),  # type: ignore[arg-type]
+        found.refused, results,
     )  # fmt: skip

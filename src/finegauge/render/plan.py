@@ -95,7 +95,7 @@ def plan_report(answer: PlanAnswer, medium: str = TERMINAL) -> Report:
     return Report(
         title=f"Plan for {title_of(answer.run).partition(' on ')[0]}",
         headline=_headline(answer),
-        tone="bad" if winner is None else TONES[winner.candidate.verdict],
+        tone="bad" if winner is None else TONES[winner.candidate.outcome.verdict],
         subject=(subject(answer.run),),
         tiles=() if winner is None or medium == TERMINAL else tuple(_tiles(winner.candidate)),
         sections=filled(*sections),
@@ -157,11 +157,12 @@ def _headline(answer: PlanAnswer) -> Text:
     within = f" within {' and '.join(limits)}" if limits else ""
     if winner is None:
         return (Toned("No plan", "strong", "bad"), f"{within}: {_miss_text(answer)}")
+    takes = winner.candidate.outcome
     return (
         Toned(f"{SUPERLATIVES[wanted.minimise]}{within}", "strong", "good"),
         f": {winner.run['method']} on {machine_text(winner.candidate)} ({winner.candidate.provider}), "
-        f"{fmt.hours(winner.candidate.wall_s)}, {fmt.dollars(winner.candidate.usd(spot=wanted.spot))} "
-        f"{_market(wanted)}, P(OOM) {fmt.probability(winner.candidate.out_of_memory_fraction)}.",
+        f"{fmt.hours(takes.wall_s)}, {fmt.dollars(takes.usd(spot=wanted.spot))} "
+        f"{_market(wanted)}, P(OOM) {fmt.probability(takes.out_of_memory_fraction)}.",
     )
 
 
@@ -173,13 +174,14 @@ def _miss_text(answer: PlanAnswer) -> str:
             return "nobody offers such machines; 'finegauge offers' lists who has what."
         return "every plan needs far more memory than its GPUs have; name larger --gpus or raise --max-gpus."
     plan, beyond = miss.plan, miss.over_fraction or 0.0
+    closest = plan.outcome
     texts = {
-        MEMORY: f"memory is short by {gib(plan.lacking_bytes)} at least"
-        if plan.lacking_bytes
-        else f"P(OOM) is {fmt.probability(plan.out_of_memory_fraction)} at least, where "
+        MEMORY: f"memory is short by {gib(closest.lacking_bytes)} at least"
+        if closest.lacking_bytes
+        else f"P(OOM) is {fmt.probability(closest.out_of_memory_fraction)} at least, where "
         f"{fmt.percent(wanted.risk_fraction)} is allowed",
-        TIME: f"the closest takes {fmt.hours(plan.wall_s)}",
-        BUDGET: f"the closest costs {fmt.dollars(plan.usd(spot=wanted.spot))}",
+        TIME: f"the closest takes {fmt.hours(closest.wall_s)}",
+        BUDGET: f"the closest costs {fmt.dollars(closest.usd(spot=wanted.spot))}",
         UNKNOWN: "no price or power is known of what fits",
     }
     over = f", {fmt.percent(beyond)} over" if beyond > 0 else ""
@@ -200,32 +202,34 @@ def _take_table(answer: PlanAnswer) -> Table | None:
     if winner is None or winner.profile is None:
         return None
     before, source, plan = run.fields(), winner.profile.source, winner.candidate
+    takes = plan.outcome
     pieces: list[str] = []
     for name, value in led_changes(plan.changes).items():
         pieces += [f"{', ' if pieces else ''}{name} {fmt.plain(before[name])} → ",
                    Toned(fmt.plain(value), "strong")]  # fmt: skip
-    needed = fmt.gib_interval(plan.device_memory_bytes, source.memory_interval)
-    step = fmt.seconds_interval(plan.step_time_s, source.time_interval)
+    needed = fmt.gib_interval(takes.device_memory_bytes, source.memory_interval)
+    step = fmt.seconds_interval(takes.step_time_s, source.time_interval)
     energy = "energy not known"
-    if plan.wall_energy_j is not None:
-        carbon = fmt.digits(plan.emissions_kg, 2)
-        energy = f"{fmt.kwh(plan.wall_energy_j)} kWh at the wall, {carbon} kg CO2e"
-    takes = (
-        f"{needed} of {gib(plan.capacity_bytes)}; {step} s a step, {fmt.hours(plan.wall_s)} with start "
+    if takes.wall_energy_j is not None:
+        carbon = fmt.digits(takes.emissions_kg, 2)
+        energy = f"{fmt.kwh(takes.wall_energy_j)} kWh at the wall, {carbon} kg CO2e"
+    whole = (
+        f"{needed} of {gib(takes.capacity_bytes)}; {step} s a step, {fmt.hours(takes.wall_s)} with start "
         f"and saves; {energy}."
     )
     rows: list[tuple[str, Text]] = [("Change", (*(pieces or ["nothing in the recipe"]), "."))]
     if winner.needs:
         rows.append(("Needs", f"{'; '.join(winner.needs)}."))
-    rows += [("Rent", f"{machine_text(plan)}: {rent_text(winner)}"), ("Takes", takes)]
+    rows += [("Rent", f"{machine_text(plan)}: {rent_text(winner)}"), ("Takes", whole)]
     base = answer.base
     if base is not None:
-        needed = f"{gib(base.device_memory_bytes)} of {gib(base.capacity_bytes)}"
-        text = f"{WORDS[base.verdict].lower()} with {needed}"
-        if base.verdict != WILL_NOT_FIT:
-            text += f", {fmt.hours(base.wall_s)}, {fmt.dollars(base.usd(spot=answer.wanted.spot))}"
+        now = base.outcome
+        needed = f"{gib(now.device_memory_bytes)} of {gib(now.capacity_bytes)}"
+        text = f"{WORDS[now.verdict].lower()} with {needed}"
+        if now.verdict != WILL_NOT_FIT:
+            text += f", {fmt.hours(now.wall_s)}, {fmt.dollars(now.usd(spot=answer.wanted.spot))}"
         current = f"{run.method} on {machine_text(run)} "
-        rows.append(("Current run", (current, Toned(text, TONES[base.verdict]), ".")))
+        rows.append(("Current run", (current, Toned(text, TONES[now.verdict]), ".")))
     return Table("", ("", ""), tuple((Toned(name, "strong"), text) for name, text in rows), ends_in_text=True)
 
 
@@ -259,14 +263,15 @@ def rent_text(winner: Winner) -> str:
 
 def _tiles(plan: Candidate) -> Iterator[Tile]:
     """Yield the winner's numbers."""
+    takes = plan.outcome
     yield Tile("Machine", machine_text(plan), str(plan.provider or ""))
-    yield Tile("Whole run", fmt.hours(plan.wall_s), f"{fmt.duration(plan.step_time_s)} a step")
-    yield Tile("On demand", fmt.dollars(plan.on_demand_usd), f"spot {fmt.dollars(plan.spot_usd)}")
-    chance = fmt.probability(plan.out_of_memory_fraction)
-    room = f"of {gib(plan.capacity_bytes)} on each GPU, P(OOM) {chance}"
-    yield Tile("Memory", gib(plan.device_memory_bytes), room)
-    kilograms = fmt.digits(plan.emissions_kg, 2)
-    yield Tile("Energy", f"{fmt.kwh(plan.wall_energy_j)} kWh", f"at the wall; {kilograms} kg CO2e")
+    yield Tile("Whole run", fmt.hours(takes.wall_s), f"{fmt.duration(takes.step_time_s)} a step")
+    yield Tile("On demand", fmt.dollars(takes.on_demand_usd), f"spot {fmt.dollars(takes.spot_usd)}")
+    chance = fmt.probability(takes.out_of_memory_fraction)
+    room = f"of {gib(takes.capacity_bytes)} on each GPU, P(OOM) {chance}"
+    yield Tile("Memory", gib(takes.device_memory_bytes), room)
+    kilograms = fmt.digits(takes.emissions_kg, 2)
+    yield Tile("Energy", f"{fmt.kwh(takes.wall_energy_j)} kWh", f"at the wall; {kilograms} kg CO2e")
 
 
 def _front_text(answer: PlanAnswer) -> str:
@@ -281,15 +286,16 @@ def _front_table(answer: PlanAnswer, medium: str) -> Table:
     winner, rows = answer.winner, list[tuple[Text, ...]]()
     beside = answer.run.fields() if winner is None else planned_fields(answer.run, winner.candidate)
     for one in answer.front:
+        takes = one.outcome
         name = _plan_name(planned_fields(answer.run, one), beside)
         if medium == TERMINAL and len(name) > PLAN_WIDTH:
             name = f"{name[: PLAN_WIDTH - 1]}…"
         taken = winner is not None and one == winner.candidate
         mark = Toned("▸ ", "good") if taken else "  " if medium == TERMINAL else ""
-        memory = f"{one.device_memory_bytes / GIB:.1f}/{one.capacity_bytes / GIB:.0f}"
+        memory = f"{takes.device_memory_bytes / GIB:.1f}/{takes.capacity_bytes / GIB:.0f}"
         rows.append((
-            (mark, name), one.provider or "", memory, fmt.hours(one.wall_s), fmt.dollars(one.on_demand_usd),
-            fmt.dollars(one.spot_usd), fmt.kwh(one.wall_energy_j),
+            (mark, name), one.provider or "", memory, fmt.hours(takes.wall_s),
+            fmt.dollars(takes.on_demand_usd), fmt.dollars(takes.spot_usd), fmt.kwh(takes.wall_energy_j),
         ))  # fmt: skip
     caption = f"In cost, time and energy at once {_front_text(answer)}"
     return Table(caption, FRONT_HEADINGS, tuple(rows), 2, folded=medium == FILE)
@@ -303,11 +309,12 @@ def plan_front(answer: PlanAnswer) -> Plot | None:
     beside = answer.run.fields() if winner is None else planned_fields(answer.run, winner.candidate)
     ways = [
         Way(
-            _plan_name(planned_fields(answer.run, one), beside), one.gpu, one.wall_s, usd, one.wall_energy_j,
+            _plan_name(planned_fields(answer.run, one), beside), one.gpu, one.outcome.wall_s, usd,
+            one.outcome.wall_energy_j,
             taken=winner is not None and one == winner.candidate,
         )
         for one in answer.front
-        if (usd := one.usd(spot=spot)) is not None
+        if (usd := one.outcome.usd(spot=spot)) is not None
     ]  # fmt: skip
     return front_plot(ways, about="Plans of the Pareto front of cost, time and energy", spot=spot)
 
@@ -331,13 +338,14 @@ def _raised_text(answer: PlanAnswer, one: RaisedLimit) -> Text:
     """Return "1.4 GiB more would cut the cost by 22 %, to $31: micro_batch_size=8"."""
     winner, new = answer.winner, one.plan
     assert winner is not None
-    usd = new.usd(spot=answer.wanted.spot)
-    reached = {"cost": fmt.dollars(usd), "time": fmt.hours(new.wall_s)}
-    figure = reached.get(one.saves, f"{fmt.kwh(new.wall_energy_j)} kWh")
+    takes = new.outcome
+    usd = takes.usd(spot=answer.wanted.spot)
+    reached = {"cost": fmt.dollars(usd), "time": fmt.hours(takes.wall_s)}
+    figure = reached.get(one.saves, f"{fmt.kwh(takes.wall_energy_j)} kWh")
     asked = {
         MEMORY: f"{gib(one.more_bytes)} more memory on each GPU",
         TIME: f"{fmt.percent(one.more_fraction)} more time than allowed",
-        RISK: f"A P(OOM) of {fmt.probability(new.out_of_memory_fraction)}",
+        RISK: f"A P(OOM) of {fmt.probability(takes.out_of_memory_fraction)}",
     }.get(one.limit, f"{fmt.percent(one.more_fraction)} more dollars ({fmt.dollars(usd)})")
     return (
         Toned(asked, "strong"),
@@ -375,11 +383,12 @@ def _alternative(answer: PlanAnswer, aspect: str, one: AlternativePlan) -> Seque
     plan = one.plan
     if plan is None:
         return name, " nothing workable"
+    takes = plan.outcome
     machine = "" if aspect == "gpu" else f" on {machine_text(plan)}"
     if one.reason == MEMORY:
-        short, chance = plan.lacking_bytes, fmt.probability(plan.out_of_memory_fraction)
+        short, chance = takes.lacking_bytes, fmt.probability(takes.out_of_memory_fraction)
         return name, f" {f'short of {gib(short)}' if short else f'P(OOM) {chance}'}{machine}"
-    bill = f"{fmt.dollars(plan.usd(spot=answer.wanted.spot))}, {fmt.hours(plan.wall_s)}{machine}"
+    bill = f"{fmt.dollars(takes.usd(spot=answer.wanted.spot))}, {fmt.hours(takes.wall_s)}{machine}"
     return name, f" {_against(one)} ({bill})"
 
 
@@ -406,10 +415,11 @@ def _alternative_tables(answer: PlanAnswer) -> Iterator[Table]:
             if plan is None:
                 rows.append((fmt.plain(value), "nothing workable", *[fmt.UNKNOWN] * 4))
                 continue
-            short = f"short of {gib(plan.lacking_bytes)}" if plan.lacking_bytes else "P(OOM)"
+            takes = plan.outcome
+            short = f"short of {gib(takes.lacking_bytes)}" if takes.lacking_bytes else "P(OOM)"
             rows.append((
                 fmt.plain(value), short if one.reason == MEMORY else _against(one), machine_text(plan),
-                fmt.hours(plan.wall_s), fmt.dollars(plan.on_demand_usd), fmt.kwh(plan.wall_energy_j),
+                fmt.hours(takes.wall_s), fmt.dollars(takes.on_demand_usd), fmt.kwh(takes.wall_energy_j),
             ))  # fmt: skip
         yield Table(f"Another {ASPECTS.get(aspect, aspect)}", headings, tuple(rows), 3)
 

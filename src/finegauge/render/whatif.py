@@ -54,7 +54,7 @@ def whatif_report(answer: WhatIfAnswer, *, named: bool, everything: bool) -> Rep
     return Report(
         title=f"Single changes of {title_of(answer.run)}",
         headline=base_text(answer),
-        tone=TONES[answer.base.verdict],
+        tone=TONES[answer.base.outcome.verdict],
         subject=(subject(answer.run),),
         sections=filled(
             section(
@@ -70,14 +70,15 @@ def whatif_report(answer: WhatIfAnswer, *, named: bool, everything: bool) -> Rep
 def base_text(answer: WhatIfAnswer) -> Text:
     """Return what the run takes as it is."""
     base = answer.base
-    usd = base.usd(spot=answer.spot)
+    now = base.outcome
+    usd = now.usd(spot=answer.spot)
     market = "spot" if answer.spot else "on demand"
-    bill = [fmt.hours(base.wall_s), f"{fmt.dollars(usd)} {market}" if usd is not None else "no price known"]
-    bill += [f"{fmt.kwh(base.wall_energy_j)} kWh"] if base.wall_energy_j is not None else []
+    bill = [fmt.hours(now.wall_s), f"{fmt.dollars(usd)} {market}" if usd is not None else "no price known"]
+    bill += [f"{fmt.kwh(now.wall_energy_j)} kWh"] if now.wall_energy_j is not None else []
     return (
-        Toned("Current run", "strong"), ": ", Toned(WORDS[base.verdict].lower(), TONES[base.verdict]),
-        f", {gib(base.device_memory_bytes)} of {gib(base.capacity_bytes)} on {base.gpu}, P(OOM) "
-        f"{fmt.probability(base.out_of_memory_fraction)}; {', '.join(bill)}.",
+        Toned("Current run", "strong"), ": ", Toned(WORDS[now.verdict].lower(), TONES[now.verdict]),
+        f", {gib(now.device_memory_bytes)} of {gib(now.capacity_bytes)} on {base.gpu}, P(OOM) "
+        f"{fmt.probability(now.out_of_memory_fraction)}; {', '.join(bill)}.",
     )  # fmt: skip
 
 
@@ -92,16 +93,17 @@ def moved(fraction: float | None) -> str:
 
 def _row(answer: WhatIfAnswer, one: ChangedRun) -> tuple[str, ...]:
     change = one.change_fraction
+    takes = one.outcome
     return (
         one.switch,
-        f"{one.device_memory_bytes / GIB:.1f}",
+        f"{takes.device_memory_bytes / GIB:.1f}",
         moved(change.memory),
-        Toned(fmt.probability(one.out_of_memory_fraction), TONES[one.verdict]),
-        fmt.hours(one.wall_s),
+        Toned(fmt.probability(takes.out_of_memory_fraction), TONES[takes.verdict]),
+        fmt.hours(takes.wall_s),
         moved(change.time),
-        fmt.dollars(one.usd(spot=answer.spot)),
+        fmt.dollars(takes.usd(spot=answer.spot)),
         moved(change.cost),
-        fmt.kwh(one.wall_energy_j),
+        fmt.kwh(takes.wall_energy_j),
         moved(change.energy),
     )
 
@@ -168,9 +170,10 @@ def _is_elsewhere(one: ChangedRun) -> bool:
 def fixed_section(fixed: Fixed) -> Section:
     """Return with which change a run was written, what it then takes, and where it lies."""
     one = fixed.change
+    takes = one.outcome
     fields = ", ".join(f"{name}={fmt.plain(value)}" for name, value in leading_changes(one.changes).items())
-    needed = f"{gib(one.device_memory_bytes)} of {gib(one.capacity_bytes)}"
-    text = f" with {fields}: {needed}, P(OOM) {fmt.probability(one.out_of_memory_fraction)}, {_bill(one)}."
+    needed = f"{gib(takes.device_memory_bytes)} of {gib(takes.capacity_bytes)}"
+    text = f" with {fields}: {needed}, P(OOM) {fmt.probability(takes.out_of_memory_fraction)}, {_bill(one)}."
     asks = f" It asks for: {'; '.join(one.breaks)}." if one.breaks else ""
     return section(
         "fixed", "", Note((Toned("Fixed", "strong", "good"), text + asks)), *written_notes(fixed)
@@ -178,17 +181,19 @@ def fixed_section(fixed: Fixed) -> Section:
 
 
 def _bill(one: ChangedRun) -> str:
-    usd = f", {fmt.dollars(one.on_demand_usd)}" if one.on_demand_usd is not None else ""
-    return f"{fmt.hours(one.wall_s)}{usd}"
+    takes = one.outcome
+    usd = f", {fmt.dollars(takes.on_demand_usd)}" if takes.on_demand_usd is not None else ""
+    return f"{fmt.hours(takes.wall_s)}{usd}"
 
 
 def _advice_row(one: ChangedRun) -> tuple[Text, ...]:
+    takes = one.outcome
     return (
         Toned(one.switch, "strong"),
-        f"{one.device_memory_bytes / GIB:.1f}",
-        Toned(fmt.probability(one.out_of_memory_fraction), TONES[one.verdict]),
-        fmt.hours(one.wall_s),
-        fmt.dollars(one.on_demand_usd),
+        f"{takes.device_memory_bytes / GIB:.1f}",
+        Toned(fmt.probability(takes.out_of_memory_fraction), TONES[takes.verdict]),
+        fmt.hours(takes.wall_s),
+        fmt.dollars(takes.on_demand_usd),
     )
 
 
@@ -214,7 +219,7 @@ def _closing_notes(answer: WhatIfAnswer, shown: Sequence[ChangedRun], *, named: 
         yield from notes(texts, tone="risky")
         return
     hidden = [one for one in answer.results if one not in shown]
-    failing = [one.switch for one in hidden if one.verdict == WILL_NOT_FIT]
+    failing = [one.switch for one in hidden if one.outcome.verdict == WILL_NOT_FIT]
     left_out = len(hidden) - len(failing)
     if failing:
         texts.append(f"Will not fit: {', '.join(failing)}.")

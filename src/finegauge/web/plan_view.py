@@ -52,8 +52,8 @@ def _row(one: ChangedRun) -> Row:
     says = ", ".join(f"{name}={fmt.plain(value)}" for name, value in led.items())
     return Row(
         one.switch, stated(led), says, "; ".join(one.breaks),
-        f"{gib(one.device_memory_bytes)}, {fmt.probability(one.out_of_memory_fraction)}",
-        one.verdict == "will_not_fit",
+        f"{gib(one.outcome.device_memory_bytes)}, {fmt.probability(one.outcome.out_of_memory_fraction)}",
+        one.outcome.verdict == "will_not_fit",
         tuple(moved(fraction) for fraction in (change.memory, change.time, change.cost, change.energy)),
     )  # fmt: skip
 
