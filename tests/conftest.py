@@ -129,6 +129,6 @@ class _SkipWatch:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self.unaccepted:
-            terminalreporter.section("skipped in CI for want of a tool", red=True)
+            terminalreporter.section("skipped in CI: a tool is missing", red=True)
             for line in self.unaccepted:
                 terminalreporter.write_line(line)

@@ -1,4 +1,4 @@
-"""How far a long computation is: told by whoever computes, shown by whoever asked for it."""
+"""How far a long computation is: reported by the computation, shown by its caller."""
 
 from collections.abc import Callable
 from typing import NamedTuple

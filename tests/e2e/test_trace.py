@@ -51,7 +51,7 @@ def test_an_unknown_type_says_what_to_install(model: str, monkeypatch: pytest.Mo
     monkeypatch.setattr("finegauge.cli.unknown_models.find_spec", lambda name: None)
     done = finegauge("estimate", model, "--gpu", "l4")
     assert done.code == 64
-    assert "model_type 'llama' is not described yet" in done.err
+    assert "model_type 'llama' is not supported yet" in done.err
     assert "torch and transformers is missing: pip install torch==2.13.0 'finegauge[measure]'" in done.err
 
 
@@ -59,7 +59,7 @@ def test_an_unknown_type_says_what_to_install(model: str, monkeypatch: pytest.Mo
 def test_an_unknown_type_is_traced_by_itself_once(model: str) -> None:
     done = finegauge("estimate", model, "--gpu", "l4", "--json")
     assert done.code == 0
-    assert "model_type 'llama' is not described yet. Did you mean" in done.err
+    assert "model_type 'llama' is not supported yet. Did you mean" in done.err
     assert "Tracing its transformers class, once" in done.err
     assert "auto_map" not in done.out
     again = finegauge("estimate", model, "--gpu", "l4", "--json")

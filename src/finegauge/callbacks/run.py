@@ -159,7 +159,7 @@ def adapter_keys(model: Any) -> dict[str, Any]:
     adapter = next(iter(adapters.values()))
     kind = str(getattr(adapter.peft_type, "value", adapter.peft_type))
     if kind != "LORA":
-        raise UnsupportedError(f"PEFT's {kind} is not described; only LORA is.")
+        raise UnsupportedError(f"PEFT's {kind} is not supported; only LORA is.")
     keys |= {"use_peft": True, "lora_target_modules": _adapted(model)}
     keys |= {
         theirs: getattr(adapter, name) for name, theirs in _OF_LORA.items() if getattr(adapter, name, None)
@@ -229,7 +229,7 @@ def _most_common(model: Any, *, adapters: bool) -> str | None:
         return None
     dtype = max(sizes, key=lambda name: sizes[name])
     if dtype not in _DTYPES:
-        raise UnsupportedError(f"weights in {dtype} are not described; fp32, bf16 and fp16 are.")
+        raise UnsupportedError(f"weights in {dtype} are not supported; fp32, bf16 and fp16 are.")
     return _DTYPES[dtype]
 
 
@@ -280,7 +280,7 @@ def live_run(model: Any, args: Any, *, loader: Any = None, max_steps: int = 0) -
         loader: Of the training batches; its data set's lengths are used where they are at hand.
         max_steps: Optimizer steps from start to end; 0 where nobody knows.
 
-    Raises: FineGaugeError in one sentence for what is not described.
+    Raises: FineGaugeError in one sentence for what is not supported.
     """
     phase = phase_of(args, model)
     data = data_of(loader, phase)
@@ -309,16 +309,16 @@ def live_run(model: Any, args: Any, *, loader: Any = None, max_steps: int = 0) -
 def phase_of(args: Any, model: Any) -> str:
     """Return what is learnt, as the class of the arguments tells.
 
-    Raises: UnsupportedError for a trainer that is not described.
+    Raises: UnsupportedError for a trainer that is not supported.
     """
     names = [kind.__name__ for kind in type(args).__mro__]
     phase = next((_TRL_PHASES[name] for name in names if name in _TRL_PHASES), None)
     if phase is None and _is_trl(args):
         described = ", ".join(_TRL_PHASES)
-        raise UnsupportedError(f"training under TRL's {names[0]} is not described; {described} are.")
+        raise UnsupportedError(f"training under TRL's {names[0]} is not supported; {described} are.")
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     if phase is None and hasattr(base, "can_generate") and not base.can_generate():
-        raise UnsupportedError(f"{type(base).__name__} writes no text, and training it is not described.")
+        raise UnsupportedError(f"{type(base).__name__} writes no text, and training it is not supported.")
     return phase or "sft"
 
 

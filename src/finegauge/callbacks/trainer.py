@@ -85,7 +85,7 @@ class TrainerCallback(Base):  # type: ignore[misc]
         self.usd_per_hour, self.offer, self.store = usd_per_hour, offer, store
         self.profile: Profile | None = None  # what was measured, once the training is over
         self.prediction: Prediction | None = None
-        self.run: Run | None = None  # what is trained; None where it is not described
+        self.run: Run | None = None  # what is trained; None where it is not supported
         self._say = say or _printed
         self._live: LiveTrial | None = None
         self._trials: Trials | None = None

@@ -104,7 +104,7 @@ _LOSSES = ("loss", "grad_norm", "train_loss")
 
 
 class LiveTrial:
-    """The instruments of one training, from its start on; `run` is None where it is not described."""
+    """The instruments of one training, from its start on; `run` is None where it is not supported."""
 
     def __init__(
         self, run: Run | None, model: Any, device: torch.device, *, price: Price | None, processes: int,

@@ -432,7 +432,7 @@ def _apart(source: Source, read: Callable[..., Iterator[T]], args: tuple[Any, ..
         ) from None
     except (OSError, EOFError):
         raise FileFormatError(
-            f"The process that counted the tokens of {source.path} ended, perhaps for want of memory; "
+            f"The process that counted the tokens of {source.path} ended; it may have run out of memory; "
             f"{whose}."
         ) from None
 
@@ -464,7 +464,7 @@ def _samples(
     take: Callable[[Rendered, Any], T],
     tally: Tally,
 ) -> Iterator[tuple[list[int], list[T], int]]:
-    """Yield (rows, what `take` makes of each sample, bytes read), chunk by chunk.
+    """Yield (rows, `take` of each sample, bytes read), chunk by chunk.
 
     Raises: FileFormatError where no record holds a text.
     """
@@ -498,7 +498,7 @@ def _one_ahead(
 
 
 def _encoded(tokenizer: Any, take: Callable[[Rendered, Any], T], texts: list[Rendered]) -> list[T | None]:
-    """Return what `take` makes of each text; None where the library cannot read it."""
+    """Return `take` of each text; None where the tokenizer cannot read it."""
     found: list[T | None] = [None] * len(texts)
     groups: dict[tuple[bool, bool], list[int]] = {}
     for number, text in enumerate(texts):

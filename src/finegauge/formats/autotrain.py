@@ -30,7 +30,7 @@ def _read_task(reading: Reading) -> None:
         what = f"params.trainer={shown(trainer)}"
         if task not in ("llm", "lm"):
             what = f"task={shown(reading.text('task'))}"
-        raise FieldError(f"{what} is not described; use task llm with trainer sft, dpo or reward.")
+        raise FieldError(f"{what} is not supported; use task llm with trainer sft, dpo or reward.")
     phase = _PHASES[trainer]
     reading.set("phase", phase, "params.trainer", "task")
     reading.set("packing", phase == "sft")
@@ -44,7 +44,7 @@ def _read_method(reading: Reading) -> None:
     is_null = isinstance(params, Mapping) and params.get("quantization", "") is None
     bits = reading.text("params.quantization", "none" if is_null else "int4") if adapts else "none"
     if bits not in ("int4", "int8", "none", ""):
-        raise FieldError(f"params.quantization={shown(bits)} is not described; use int4, int8 or none.")
+        raise FieldError(f"params.quantization={shown(bits)} is not supported; use int4, int8 or none.")
     quantized = bits in ("int4", "int8")
     keys = ("params.peft", "params.quantization")
     reading.set("method", "qlora" if quantized else "lora" if adapts else "full", *keys)

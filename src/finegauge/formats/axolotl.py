@@ -51,7 +51,7 @@ def _read_phase(reading: Reading) -> None:
         reading.set("phase", phase, "reward_model", "pretraining_dataset")
         return
     if method not in _LEARNT:
-        raise FieldError(f"rl={shown(method)} is not described; use dpo or grpo.")
+        raise FieldError(f"rl={shown(method)} is not supported; use dpo or grpo.")
     if method not in ("dpo", "grpo"):
         reading.warn(
             f"rl={method} is taken as dpo, whose passes it shares; a reference model may be too many."
@@ -79,7 +79,7 @@ def _read_method(reading: Reading) -> None:
         )
         return
     if adapter not in ("lora", "qlora"):
-        raise FieldError(f"adapter={shown(adapter)} is not described; use lora or qlora.")
+        raise FieldError(f"adapter={shown(adapter)} is not supported; use lora or qlora.")
     gptq = reading.flag("gptq")
     if adapter == "qlora" and not (four or gptq):
         raise FieldError("adapter qlora needs 'load_in_4bit: true'; add it, or use 'adapter: lora'.")

@@ -39,13 +39,13 @@ def _read_method(reading: Reading) -> None:
     )
     if command not in ("finetune_lora", "finetune_full", "pretrain"):
         raise FieldError(
-            f"litgpt's {shown(command)} is not described; finetune_lora, finetune_full and pretrain are."
+            f"litgpt's {shown(command)} is not supported; finetune_lora, finetune_full and pretrain are."
         )
     adapts, quantized = command == "finetune_lora", reading.text("quantize", "none")
     quantized = "" if quantized in ("none", "null") else quantized
     if quantized and (not adapts or quantized not in _QUANTIZED):
         raise FieldError(
-            f"quantize={shown(quantized)} with {command} is not described; use bnb.nf4 with finetune_lora."
+            f"quantize={shown(quantized)} with {command} is not supported; use bnb.nf4 with finetune_lora."
         )
     reading.set("phase", "pretrain" if command == "pretrain" else "sft")
     reading.set("method", "qlora" if quantized else "lora" if adapts else "full", "quantize")

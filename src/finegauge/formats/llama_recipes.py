@@ -18,7 +18,7 @@ _BITS = {"4bit": "nf4", "8bit": "int8", "true": "int8", "false": "", "none": "",
 def _read_method(reading: Reading) -> None:
     adapts = reading.flag("use_peft")
     if adapts and reading.text("peft_method", "lora") != "lora":
-        raise FieldError(f"peft_method={shown(reading.get('peft_method'))} is not described; only lora is.")
+        raise FieldError(f"peft_method={shown(reading.get('peft_method'))} is not supported; only lora is.")
     quantized = reading.word("quantization", "", _BITS, "4bit or 8bit")
     if quantized and not adapts:
         raise FieldError("quantization needs adapters; add --use_peft.")

@@ -40,7 +40,7 @@ _DEGREE = 10**6
 def _read_method(reading: Reading) -> None:
     kind, bits = reading.text("peft_config.name"), reading.get(_BITS)
     if kind not in ("", "lora", "freeze"):
-        raise FieldError(f"peft_config.name={shown(kind)} is not described; use lora or freeze.")
+        raise FieldError(f"peft_config.name={shown(kind)} is not supported; use lora or freeze.")
     if kind != "lora" and bits is not None:
         raise FieldError("quant_config needs adapters; add 'peft_config: {name: lora}'.")
     if kind == "freeze":

@@ -37,7 +37,7 @@ def _read_method(reading: Reading) -> None:
     adapter = reading.text("adapter.type", "lora" if reading.stated("adapter") else "")
     quantized = reading.stated("quantization", _BITS)
     if adapter not in ("", "lora"):
-        raise FieldError(f"adapter.type={shown(adapter)} is not described; only lora is.")
+        raise FieldError(f"adapter.type={shown(adapter)} is not supported; only lora is.")
     if quantized and not adapter:
         raise FieldError("quantization needs adapters; add 'adapter: {type: lora}'.")
     method = "qlora" if quantized else "lora" if adapter else "full"

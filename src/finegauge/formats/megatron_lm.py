@@ -275,7 +275,7 @@ def _written(config: Mapping[str, Any]) -> str:
 def _read_method(reading: Reading) -> None:
     scheme = reading.text("peft_scheme", "none")
     if scheme not in ("none", "null", "", "lora"):
-        raise FieldError(f"peft={shown(scheme)} is not described; use lora or none.")
+        raise FieldError(f"peft={shown(scheme)} is not supported; use lora or none.")
     adapts = scheme == "lora"
     reading.set("method", "lora" if adapts else "full", "peft_scheme")
     trains = reading.text("command", "pretrain")

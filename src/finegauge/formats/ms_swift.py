@@ -48,11 +48,11 @@ def _adapt(keys: Mapping[str, Any]) -> dict[str, Any]:
 def _read_method(reading: Reading) -> None:
     task = reading.text("task_type", "causal_lm")
     if task != "causal_lm":
-        raise FieldError(f"task_type={shown(task)} is not described; causal_lm is.")
+        raise FieldError(f"task_type={shown(task)} is not supported; causal_lm is.")
     key = reading.which(*_TUNERS)
     tuner = reading.text(key, "lora")
     if tuner not in ("lora", "full"):
-        raise FieldError(f"{key}={shown(tuner)} is not described; use lora or full.")
+        raise FieldError(f"{key}={shown(tuner)} is not supported; use lora or full.")
     quantized = reading.get("quant_bits") not in (None, 0, "0")
     if tuner == "full":
         if quantized:
@@ -101,7 +101,7 @@ def _quantized(reading: Reading) -> str:
     bits, kind = whole(1, 64)("quant_bits", reading.get("quant_bits")), reading.text("quant_method", "bnb")
     if kind != "bnb" or bits not in (4, 8):
         raise FieldError(
-            f"quant_method={shown(kind)} with {bits} bits is not described; use bnb with 4 or 8."
+            f"quant_method={shown(kind)} with {bits} bits is not supported; use bnb with 4 or 8."
         )
     double = reading.flag("bnb_4bit_use_double_quant", default=True)
     return trainer_keys.bitsandbytes(eight=bits == 8, double=double)

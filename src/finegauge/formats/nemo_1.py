@@ -49,7 +49,7 @@ def _read_method(reading: Reading) -> None:
         reading.set("method", "full", "model.peft")
         return
     if scheme not in ("lora", "qlora"):
-        raise FieldError(f"model.peft.peft_scheme={shown(scheme)} is not described; use lora, qlora or null.")
+        raise FieldError(f"model.peft.peft_scheme={shown(scheme)} is not supported; use lora, qlora or null.")
     reading.set("method", scheme, "model.peft")
     tuning = "model.peft.lora_tuning"
     rank = reading.get(f"{tuning}.adapter_dim", 32)

@@ -145,7 +145,7 @@ def bits_of(reading: Reading, key: str) -> int:
     name = key.rpartition(".")[2]
     bits = int(whole(1, 64)(name, reading.get(key)))
     if bits not in (4, 8):
-        raise FieldError(f"{name}={bits} is not described; use 4 (NF4) or 8.")
+        raise FieldError(f"{name}={bits} is not supported; use 4 (NF4) or 8.")
     return bits
 
 
@@ -182,7 +182,7 @@ def optimizer_row(name: str, default: str, words: Mapping[str, str] | None = Non
 
 
 def read_optimizer(reading: Reading, key: str, default: str) -> None:
-    """Read the optimizer; one that is not described counts as AdamW, and that is said."""
+    """Read the optimizer; one that is not supported counts as AdamW, and that is said."""
     optimizer = reading.text(key, default).rpartition(".")[2]
     optimizer = _CLASSES.get(optimizer, optimizer)
     try:

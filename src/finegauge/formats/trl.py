@@ -67,7 +67,7 @@ def of_adapter(keys: Mapping[str, Any]) -> Mapping[str, Any]:
         return keys
     kind = str(keys.get("peft_type") or "LORA").upper()
     if kind != "LORA":
-        raise FieldError(f"peft_type={kind[:30]} is not described; only LORA is.")
+        raise FieldError(f"peft_type={kind[:30]} is not supported; only LORA is.")
     return {"use_peft": True, **_PEFT_DEFAULTS, **{_OF_ADAPTER.get(k, k): v for k, v in keys.items()}}
 
 
@@ -110,7 +110,7 @@ def _read_phase(reading: Reading) -> None:
             reading.set("phase", one, *keys)
             return
     if phase and phase not in ("sft", "dpo", "grpo", "reward", "ppo"):
-        raise FieldError(f"TRL's trainer {shown(trainer)} is not described; sft, dpo, grpo and reward are.")
+        raise FieldError(f"TRL's trainer {shown(trainer)} is not supported; sft, dpo, grpo and reward are.")
     reading.set("phase", phase or "sft", "trainer")
 
 

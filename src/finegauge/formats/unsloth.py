@@ -37,7 +37,7 @@ _CHECKPOINTING_WORDS = {"none": "none", "full": "true", "selective": "true", "of
 def _read_phase(reading: Reading) -> None:
     phase = reading.text("training.trainer", "sft")
     if phase not in ("sft", "dpo", "grpo", "reward"):
-        raise FieldError(f"The trainer {shown(phase)} is not described under Unsloth; sft, dpo and grpo are.")
+        raise FieldError(f"The trainer {shown(phase)} is not supported under Unsloth; sft, dpo and grpo are.")
     reading.set("phase", phase, "training.trainer")
 
 
@@ -53,7 +53,7 @@ def _read_method(reading: Reading) -> None:
     """Read whether adapters train, which, and every number format."""
     kind = reading.text(_KIND, "lora")
     if kind not in ("lora", "qlora", "full"):
-        raise FieldError(f"training_type={shown(kind)} is not described; use lora or full.")
+        raise FieldError(f"training_type={shown(kind)} is not supported; use lora or full.")
     autocast = "fp16" if reading.flag("training.fp16") else "bf16"
     reading.set("autocast", autocast, "training.fp16")
     quantized_copy = trainer_keys.is_quantized_copy(reading)

@@ -56,7 +56,7 @@ def in_time(name: str, arguments: dict[str, Any], folder: str) -> tuple[str, boo
             True,
         )
     except (OSError, EOFError, MemoryError):
-        return "The process that computed this ended, perhaps for want of memory; ask for less.", True
+        return "The process that computed this ended; it may have run out of memory. Ask for less.", True
     return text, is_error
 
 

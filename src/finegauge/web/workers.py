@@ -124,7 +124,7 @@ class Workers:
             )
             raise RefusedError(503, f"{sentence}, or use the command line, which has no limit.") from None
         except (OSError, EOFError, MemoryError):
-            sentence = "The process that computed this ended, perhaps for want of memory; ask for less."
+            sentence = "The process that computed this ended; it may have run out of memory. Ask for less."
             raise RefusedError(503, sentence) from None
         finally:
             self._busy[search] -= 1

@@ -108,7 +108,7 @@ def test_the_phase_is_the_arguments_class(kind: Any, phase: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"), [(GRPOConfig, "how long the prompts are"), (KTOConfig, "KTOConfig is not described")]
+    ("kind", "words"), [(GRPOConfig, "how long the prompts are"), (KTOConfig, "KTOConfig is not supported")]
 )
 def test_what_is_not_described_is_said(kind: Any, words: str, tmp_path: Path) -> None:
     asked = kind(output_dir=str(tmp_path), **QUIET, bf16=False)
@@ -120,7 +120,7 @@ def test_other_models_adapters_and_unknown_lengths_are_said(tmp_path: Path) -> N
     with pytest.raises(UnsupportedError, match="writes no text"):
         live_run(AutoModelForSequenceClassification.from_config(config()), arguments(tmp_path))
     scaled = get_peft_model(model(), IA3Config(target_modules=["k_proj"], feedforward_modules=[]))
-    with pytest.raises(UnsupportedError, match="IA3 is not described"):
+    with pytest.raises(UnsupportedError, match="IA3 is not supported"):
         live_run(scaled, sft(tmp_path), loader=loader([8]))
     with pytest.raises(UnsupportedError, match="how long the sequences are"):
         live_run(model(), arguments(tmp_path))

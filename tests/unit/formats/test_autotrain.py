@@ -78,9 +78,9 @@ def test_the_task_names_the_trainer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (SMALLEST.replace("llm-sft", "text-classification"), "task='text-classification' is not described"),
-        (SMALLEST + "  trainer: orpo\n", "params.trainer='orpo' is not described"),
-        (SMALLEST + "  peft: true\n  quantization: int2\n", "params.quantization='int2' is not described"),
+        (SMALLEST.replace("llm-sft", "text-classification"), "task='text-classification' is not supported"),
+        (SMALLEST + "  trainer: orpo\n", "params.trainer='orpo' is not supported"),
+        (SMALLEST + "  peft: true\n  quantization: int2\n", "params.quantization='int2' is not supported"),
     ],
 )
 def test_what_is_not_described_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:

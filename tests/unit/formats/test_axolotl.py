@@ -82,11 +82,11 @@ def test_keys(tmp_path: Path, text: str, expected: dict[str, Any]) -> None:
         ("adapter: qlora", "needs 'load_in_4bit: true'"),
         ("load_in_4bit: true", "need an adapter"),
         ("adapter: lora\nload_in_4bit: true\nload_in_8bit: true", "both true"),
-        ("adapter: llama-adapter", "is not described"),
+        ("adapter: llama-adapter", "is not supported"),
         ("bf16: true\nfp16: true", "bf16 and fp16 are both true"),
         ("deepspeed: z2.json\nfsdp: [full_shard]", "deepspeed and fsdp are both stated"),
         ("sample_packing: true\ngroup_by_length: true", "both true"),
-        ("rl: nonsense", "is not described"),
+        ("rl: nonsense", "is not supported"),
         ("micro_batch_size: many", "micro_batch_size='many'"),
     ],
 )

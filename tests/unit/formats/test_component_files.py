@@ -134,7 +134,7 @@ def test_nemo_1(tmp_path: Path) -> None:
     lora = written(tmp_path, text)
     assert (lora.lora_rank, lora.lora_targets) == (32, ("gate_proj", "up_proj", "down_proj"))
     assert (lora.weights_dtype, lora.autocast) == ("bf16", "none")
-    with pytest.raises(FieldError, match="is not described"):
+    with pytest.raises(FieldError, match="is not supported"):
         written(tmp_path, NEMO_1 + "  peft: {peft_scheme: ia3}\n")
 
 

@@ -60,7 +60,7 @@ def test_swift_refusals_and_typos(tmp_path: Path) -> None:
     old = written(tmp_path, "model: Qwen/Qwen3-8B\ntrain_type: full\nmax_length: 512\n")
     assert (old.method, old.warnings) == ("full", ())
     for text, sentence in (
-        ("quant_bits: 3", "is not described"),
+        ("quant_bits: 3", "is not supported"),
         ("deepspeed: zero2\nfsdp: fsdp2", "both stated"),
     ):
         with pytest.raises(FieldError, match=sentence):

@@ -16,7 +16,7 @@ from finegauge.model.families import WITHOUT_CLASS, architecture, supported_mode
 def test_types_that_are_not_described_are_refused(model_type: str) -> None:
     with pytest.raises(UnsupportedError) as error:
         architecture({"model_type": model_type})
-    assert str(error.value).startswith(f"model_type '{model_type}' is not described yet")
+    assert str(error.value).startswith(f"model_type '{model_type}' is not supported yet")
     assert "finegauge trace MODEL_DIR" in str(error.value)
 
 

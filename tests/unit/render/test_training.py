@@ -71,8 +71,8 @@ def test_lengths_from_memory_have_no_path_in_the_text(tmp_path_factory: pytest.T
 
 
 def test_nothing_predicted() -> None:
-    (line,) = section_lines(nothing_predicted("IA3 is not described."))
-    assert line.endswith("no profile is kept: IA3 is not described.")
+    (line,) = section_lines(nothing_predicted("IA3 is not supported."))
+    assert line.endswith("no profile is kept: IA3 is not supported.")
 
 
 def test_the_end_holds_the_prediction_against_what_was_measured() -> None:

@@ -33,7 +33,7 @@ def architecture(config: Mapping[str, Any], num_experts_per_tok: int | None = No
 
     Raises:
         FieldError: A figure that no model can have.
-        UnsupportedError: A `model_type` that is not described here.
+        UnsupportedError: A `model_type` that is not supported here.
     """
     model_type = _model_type(config)
     row = family(model_type)
@@ -41,7 +41,7 @@ def architecture(config: Mapping[str, Any], num_experts_per_tok: int | None = No
         return _traced(config, num_experts_per_tok)
     if config.get("per_layer_config"):
         raise UnsupportedError(
-            f"model_type '{model_type}': layers that differ by per_layer_config are not described yet."
+            f"model_type '{model_type}': layers that differ by per_layer_config are not supported yet."
         )
     if "behind" in row:
         from finegauge.model.families.vision import behind_tower
@@ -120,12 +120,12 @@ def untraced(config: Mapping[str, Any]) -> str:
     model_type = _model_type(config)
     if model_type in WITHOUT_CLASS:
         raise UnsupportedError(
-            f"model_type '{model_type}': {WITHOUT_CLASS[model_type]} is not described, "
+            f"model_type '{model_type}': {WITHOUT_CLASS[model_type]} is not supported, "
             "and transformers has no class of it that could be traced."
         )
     found, problem = read_trace(config)
     near = did_you_mean(model_type, supported_model_types())
-    unknown = f"model_type {shown(model_type)} is not described yet.{near}"
+    unknown = f"model_type {shown(model_type)} is not supported yet.{near}"
     return "" if found is not None else problem or unknown
 
 

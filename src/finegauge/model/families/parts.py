@@ -178,8 +178,8 @@ class Figures:
         return Figures(value, defaults, self.aliases, self.model_type)
 
     def unsupported(self, what: str) -> UnsupportedError:
-        """Return the error that says which variant of this family is not described."""
-        return UnsupportedError(f"model_type '{self.model_type}': {what} is not described yet.")
+        """Return the error that says which variant of this family is not supported."""
+        return UnsupportedError(f"model_type '{self.model_type}': {what} is not supported yet.")
 
     def checked(self, key: str, value: Any, least: int, most: int) -> int:
         """Return `value` if it is a whole number within these bounds, refuse it under its key otherwise."""
