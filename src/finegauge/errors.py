@@ -71,9 +71,10 @@ class FileFormatError(InputError):
     """A file that cannot be read as what it should be."""
 
 
-def shown(value: object, limit: int = 60) -> str:
-    """Return `value` quoted for a message: one line, printable, at most `limit` characters."""
+def shown(value: object, limit: int | None = None) -> str:
+    """Return `value` quoted for a message: one printable line, cut at `limit` (60; paths, 240)."""
     text = value if isinstance(value, str) else repr(value)
+    limit = limit or (240 if "/" in text[:60] or "\\" in text[:60] else 60)  # a path's end tells which file
     text = "".join(c if c.isprintable() else "?" for c in text[: limit + 1])
     return f"'{text[:limit]}…'" if len(text) > limit else f"'{text}'"
 

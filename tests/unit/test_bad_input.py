@@ -132,6 +132,10 @@ def test_what_is_no_file(tmp_path: Path) -> None:
     assert "holds no config.json" in refusal(tmp_path)
     os.mkfifo(tmp_path / "pipe")
     assert "is not a file" in refusal(tmp_path / "pipe")
+    deep = tmp_path / "a_folder_of_a_long_name" / "and_another_one"
+    deep.mkdir(parents=True)
+    os.mkfifo(deep / "the_pipe")
+    assert refusal(deep / "the_pipe").endswith("/the_pipe' is not a file.")
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
     assert "cannot be read" in refusal(loop)
