@@ -1,12 +1,14 @@
 """The commands of a shell script, as text: variables, arrays and here-documents followed, nothing run.
 
 What only a shell could work out (a command's output, a variable that the script does not set) stays in the
-words as it is written, with its dollar sign. Of a loop the first turn is read; a variable that two branches
-of a condition set differently counts as one that is not set.
+words as it is written, with its dollar sign. Of a loop the first turn is read. A branch whose test the text
+decides the other way is left out; a variable that two other branches set differently counts as not set.
 """
 
+import operator
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 
 from finegauge.errors import FileFormatError
 from finegauge.records import NamedTuple
@@ -25,10 +27,15 @@ _ARITHMETIC = re.compile(r"[\d\s()+*/%-]{1,200}")
 _DECLARE = frozenset(("export", "declare", "local", "readonly", "typeset", "env"))
 _BRACKETS = re.compile(r"[{}()]")
 _PLAIN = re.compile(r"[\w/.,:@%+-]{1,16000}")  # characters that begin nothing
-_OPEN, _CLOSE = frozenset(("if", "case")), frozenset(("fi", "esac"))
-_KEYWORDS = frozenset(
-    ("then", "else", "elif", "do", "done", "{", "}", "!", "time", "exec", "nohup", "sudo", "command")
+_CLOSES = {"if": "fi", "while": "done", "until": "done", "for": "done", "select": "done", "{": "}"}
+_PARTS = frozenset(
+    ("if", "while", "until", "{", "elif", "then", "else", "do", ";;", "esac", *_CLOSES.values())
 )
+_IGNORED = frozenset(("time", "exec", "nohup", "sudo", "command", "!"))
+_TESTS = ("[", "[[", "test", "]", "]]", "!")
+_COMPARED: Mapping[str, Callable[[int, int], bool]] = {
+    f"-{name}": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
+}
 _SEPARATORS = "\n;&|()"
 
 
@@ -38,6 +45,67 @@ class Command(NamedTuple):
     words: tuple[str, ...]
     environment: Mapping[str, str]  # what the script had set when it came to the command
     document: str = ""  # what a here-document gives it to read
+
+
+class _Block:
+    """A condition, a loop or a group, and whether the branch that is read is taken (None: it may be)."""
+
+    def __init__(self, closes: str, *, live: bool, word: str = "") -> None:
+        """Begin before the first branch; `word`: what a case compares."""
+        self.closes, self.word = closes, word
+        self.live: bool | None = live
+        self.patterns: list[str] | None = [] if closes == "esac" else None  # while they are read
+        self.tests: list[bool | None] = []
+        self.joined: list[str] = []  # by which operators
+        self._left: bool | None = live  # whether no branch before was taken
+
+    def ask(self) -> None:
+        """Come to the test of the next branch."""
+        self.live, self.tests, self.joined = self._left, [], []
+
+    def enter(self, decided: bool | None) -> None:
+        """Enter a branch whose own test is `decided`."""
+        self.live = _all((self._left, decided))
+        self._left = _all((self._left, _not(decided)))
+
+    def answer(self) -> bool | None:
+        """Return what the tests since `ask` come to."""
+        between = {*self.joined[:-1]}
+        if between == {"||"}:
+            return _not(_all([_not(one) for one in self.tests]))
+        return _all(self.tests) if self.tests and between <= {"&&"} else None
+
+
+def _all(answers: Sequence[bool | None]) -> bool | None:
+    return False if False in answers else None if None in answers else True
+
+
+def _not(answer: bool | None) -> bool | None:
+    return None if answer is None else not answer
+
+
+def _fits(word: str, pattern: str) -> bool | None:
+    return True if pattern == "*" else None if "$" in word + pattern else fnmatchcase(word, pattern)
+
+
+def _decided(words: Sequence[str]) -> bool | None:
+    """Return what a test of constants comes to; None where the text does not tell, and of no test."""
+    inner = [word for word in words if word not in _TESTS]
+    found: bool | None = None
+    if words and words[0] in ("true", "false"):
+        found = words[0] == "true"
+    elif len(inner) == len(words) or any("$" in word or "`" in word for word in inner):
+        return None
+    elif len(inner) == 2 and inner[0] in ("-z", "-n"):
+        found = (inner[1] == "") is (inner[0] == "-z")
+    elif len(inner) == 3 and inner[1] in ("=", "==", "!="):
+        same = fnmatchcase(inner[0], inner[2]) if "]" not in words else inner[0] == inner[2]
+        found = same is (inner[1] != "!=")
+    elif (
+        len(inner) == 3 and inner[1] in _COMPARED and all(re.fullmatch(r"\d{1,15}", inner[i]) for i in (0, 2))
+    ):
+        found = _COMPARED[inner[1]](int(inner[0]), int(inner[2]))
+    return _not(found) if "!" in words else found
 
 
 class Shell:
@@ -54,10 +122,12 @@ class Shell:
         self._text = text.replace("\\\r\n", " ").replace("\\\n", " ")
         self._at = 0
         self._depth = depth
-        self._branches = 0
-        self._variables: dict[str, str] = {}
+        self._blocks: list[_Block] = []
+        self._before: tuple[bool | None, str] = None, ""  # what a test came to, and "&&" or "||" behind it
+        self._variables: dict[str, str] = {"#": str(len(arguments))}
         self._arrays: dict[str, list[str]] = {"@": [*arguments], "*": [*arguments]}
         self._document, self._documents = "", 0
+        self._arrays_read = 0
         for number, word in enumerate(arguments[:9], 1):
             self._variables[str(number)] = word
 
@@ -69,10 +139,12 @@ class Shell:
         for _ in range(_MAX_COMMANDS):
             if self._at >= len(self._text):
                 return
+            arrays = {**self._arrays}
             words, target = self._command()
-            while words and words[0] in _KEYWORDS | _OPEN | _CLOSE:
-                self._branches += (words[0] in _OPEN) - (words[0] in _CLOSE)
-                words = words[1:]
+            words = self._followed(words, self._text[self._at - 1 : self._at + 1])
+            if not self._is_live():
+                self._arrays = arrays
+                continue
             environment = self._assigned(words)
             if words and words[0] == "for" and len(words) > 3 and words[2] == "in":
                 self._variables[words[1]] = words[3]
@@ -84,6 +156,66 @@ class Shell:
                 yield Command(tuple(words), environment, self._document)
                 yield from self._inner(words, environment)
         raise FileFormatError(f"{self.name} has more than {_MAX_COMMANDS:,} commands.")
+
+    def _is_live(self) -> bool:
+        return all(block.live is not False for block in self._blocks)
+
+    def _followed(self, words: list[str], separator: str) -> list[str]:
+        """Follow the words that part a script into blocks; return the command behind them, if it is read."""
+        turned = False
+        while words and (words[0] in _PARTS or words[0] in _IGNORED):
+            turned |= words[0] == "!"
+            self._part(words[0])
+            words = words[1:]
+        if words[:1] == ["case"] and words[2:3] == ["in"]:
+            self._blocks.append(_Block("esac", live=self._is_live(), word=words[1]))
+            words = words[3:]
+        block = self._blocks[-1] if self._blocks else None
+        if block is not None and block.patterns is not None:
+            block.patterns += words
+            if separator[:1] == ")" and block.patterns:
+                block.enter(_not(_all([_not(_fits(block.word, one)) for one in block.patterns])))
+                block.patterns = None
+            return []
+        operator_ = separator if separator in ("&&", "||") else ""
+        if not words:  # behind a group
+            self._before = self._before[0], operator_
+            return []
+        answer, joined = self._before
+        skipped = bool(joined) and answer is (joined == "||")
+        if not skipped:
+            answer = _not(_decided(words)) if turned else _decided(words)
+        if block is not None:
+            block.tests.append(None if skipped else answer)
+            block.joined.append(separator)
+        self._before = answer, operator_
+        if words[0] in ("for", "select"):
+            self._blocks.append(_Block("done", live=self._is_live()))
+        return [] if skipped else words
+
+    def _part(self, word: str) -> None:
+        """Open, part or close a block."""
+        block = self._blocks[-1] if self._blocks else None
+        if word in _CLOSES:
+            answer, joined = self._before
+            live = self._is_live() and not (joined and answer is (joined == "||"))
+            self._blocks.append(_Block(_CLOSES[word], live=live))
+            self._before = None, ""
+        elif block is None:
+            return
+        elif word == block.closes:
+            self._blocks.pop()
+            self._before = block.live, ""
+        elif word == "elif":
+            block.ask()
+        elif word == "then":
+            block.enter(block.answer())
+        elif word == "do" and block.closes == "done" and block.tests:
+            block.enter(block.answer() is not False)
+        elif word == "else":
+            block.enter(True)
+        elif word == ";;" and block.closes == "esac":
+            block.live, block.patterns = False, []
 
     def _inner(self, words: list[str], environment: Mapping[str, str]) -> Iterator[Command]:
         """Yield the commands of a text that a command is told to run: bash -c "...", eval "..."."""
@@ -116,7 +248,7 @@ class Shell:
         known = self._variables.get(name)
         if known is not None and re.fullmatch(r"\$\{?\d+\}?", known):
             known = None  # an argument that nobody gave: the branch says what it is then
-        if self._branches == 0 or (known is None and "$" not in value):
+        if all(block.live for block in self._blocks) or (known is None and "$" not in value):
             self._variables[name] = value[:_MAX_VALUE]
         elif known not in (None, value) and "$" not in value:
             del self._variables[name]
@@ -124,16 +256,19 @@ class Shell:
     def _command(self) -> tuple[list[str], str]:
         """Return the words up to the next separator, and the file that its output goes to."""
         words: list[str] = []
-        target, self._document = "", ""
+        target, self._document, held = "", "", self._arrays_read
         while self._at < len(self._text):
             char = self._text[self._at]
             if char in " \t\r":
                 self._at += 1
             elif char == "#":
                 self._at = self._end_of_line()
+            elif self._text.startswith(";;", self._at):
+                self._at += 0 if words else 2
+                return words or [";;"], target
             elif char in _SEPARATORS:
                 self._at += 1
-                if words or char in "()":
+                if words or char in "()" or self._arrays_read > held:
                     return words, target
             elif redirected := self._redirection():
                 target = redirected if redirected != "-" else target
@@ -259,6 +394,7 @@ class Shell:
     def _read_array(self, assigned: str) -> None:
         """Read the elements of NAME=( ... ) or NAME+=( ... )."""
         self._at += 1
+        self._arrays_read += 1
         elements: list[str] = []
         while self._at < len(self._text) and self._text[self._at] != ")":
             char = self._text[self._at]
