@@ -105,14 +105,11 @@ class Asked(NamedTuple):
         run.check_names()
         return run
 
-    def runs(self, *, common: bool) -> list[Run]:
-        """Return the run, once per GPU asked about; the common GPUs where none is, or an error."""
+    def runs(self) -> list[Run]:
+        """Return the run, once per GPU asked about; on the common GPUs where none is."""
         from finegauge.answers.runs import on_gpus
 
-        run, names = self.run(), self.texts("gpus")
-        if not (names or run.gpu or common):
-            raise InputError("No GPU is stated: add 'gpus': ['H100']; the tool 'gpus' lists them.")
-        return on_gpus(run, names, common=common)
+        return on_gpus(self.run(), self.texts("gpus"))
 
     def _described(self, file: str, overrides: Mapping[str, Any]) -> Run:
         """Return the run of a file below the folder."""

@@ -1,7 +1,7 @@
 """The runs that a question is about: one per GPU, its texts counted."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from finegauge.catalogue.gpus import THIS
 from finegauge.errors import InputError, UnsupportedError
@@ -12,34 +12,32 @@ if TYPE_CHECKING:
     from finegauge.run.run import Run
 
 # Asked about where neither the run nor the question names one: from a cheap card to a large one.
+Unnamed = Literal["all", "one", "none"]
 FROM_COMMON = "one of the common GPUs"
 FROM_MODEL_TOO_LARGE = "default of a model alone: LoRA does not fit"
 COMMON_GPUS = ("L4", "RTX-4090", "A40", "L40S", "A100-40GB", "A100-80GB", "H100", "H200")
 
 
-def on_gpus(run: "Run", names: Iterable[str], *, common: bool = True) -> list["Run"]:
-    """Return `run` once per GPU named; else on its own, else on the common ones, where that is allowed.
+def on_gpus(run: "Run", names: Iterable[str], *, unnamed: Unnamed = "all") -> list["Run"]:
+    """Return `run` once per GPU named; else on its own, else on those of the common ones that `unnamed` says.
 
-    A name may say how many: h100:8, 8xh100. "this" is the GPU of this machine, with what is free on it. Where
-    LoRA alone was assumed and does not fit, the run is one of QLoRA, and its origin says so.
+    One is the first that the run is safe on, else the largest; none is an error. A name may say how many:
+    h100:8, 8xh100. "this" is the GPU of this machine, with what is free on it. Where LoRA alone was
+    assumed and does not fit, the run is one of QLoRA, and its origin says so.
     """
     names = list(names)
     if not names and run.gpu:
         return [_on(run, run.gpu, run.origins["gpu"])]
-    if not names and not common:
+    if not names and unnamed == "none":
         raise InputError(
             "No GPU is stated: add --gpu a100-80gb, or 'gpu: A100-SXM4-80GB' to the run; "
             "'finegauge gpus' lists them."
         )
     origin = FROM_COMMAND_LINE if names else FROM_COMMON
     found = [_on(run, name, origin) for name in names or COMMON_GPUS]
+    if not names and unnamed == "one":
+        return [next(filter(_is_safe, found), found[-1])]
     return list(dict.fromkeys(found))
-
-
-def on_one_gpu(run: "Run") -> "Run":
-    """Return `run` on the first of the common GPUs that it is safe on, else on the largest of them."""
-    found = on_gpus(run, ())
-    return next(filter(_is_safe, found), found[-1])
 
 
 def on_this_machine(run: "Run") -> "Run | None":

@@ -170,18 +170,15 @@ def runs(
         unnamed: Which of the common GPUs to ask about where this machine has none either: all, the first that
             the run is safe on, or none, which is an error.
     """
-    from finegauge.answers.runs import on_gpus, on_one_gpu, on_this_machine
+    from finegauge.answers.runs import on_gpus, on_this_machine
 
     run = run_of(run_file, overrides)
     names, number = gpu_names([*gpus, *(_meta(_GPUS) or ())])
     if number is not None:
         run = run.replace(origin="command line", num_gpus=number)
-    if not names and not run.gpu:
-        if (here := on_this_machine(run)) is not None:
-            return [here]
-        if unnamed == "one":
-            return [on_one_gpu(run)]
-    return on_gpus(run, names, common=unnamed == "all")
+    if not names and (here := on_this_machine(run)) is not None:
+        return [here]
+    return on_gpus(run, names, unnamed=unnamed)
 
 
 def parted(words: Iterable[str]) -> tuple[list[str], tuple[str, ...]]:

@@ -136,7 +136,8 @@ _NOT_READ = {
 }
 _LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed")
 # Whose keys a script that is not there may take.
-_GENERIC = ("trl", "trl:TRAINER", "llamafactory", "deepspeed_chat", "nemo_rl", "verl", "nemo_automodel")
+_GENERIC = ("trl", "trl:TRAINER", "llamafactory", "deepspeed_chat", "nemo_rl", "verl", "nemo_automodel",
+            "openrlhf")  # fmt: skip
 _OF_AUTOTRAIN = {"model": "base_model", "data_path": "data.path", "task": "task"} | {
     name: name for name in ("project_name", "log", "backend")
 }
@@ -368,9 +369,7 @@ def _read(
                     f"{place.name} starts {missing}, and whose options are those of no framework that is "
                     "known; add the script, or write a run file."
                 )
-            learns = re.search(r"(?:^|[_-])(dpo|grpo|kto|orpo)(?=[_.-])", os.path.basename(named).lower())
-            if reader in ("trl", "trl:TRAINER") and learns and "trainer" not in keys:
-                reader, keys = "trl", {**keys, "trainer": learns[1]}
+            keys, reader = _with_trainer(keys, reader, os.path.basename(named).lower())
             if not file:
                 warnings.append(f"{place.name} starts {missing}: what it does unasked is its framework's.")
     variables = command.environment
@@ -381,6 +380,19 @@ def _read(
         given = keys.get("finegauge")
         keys = {**keys, "finegauge": {**block, **(given if isinstance(given, Mapping) else {})}}
     return Launch(keys, reader, tuple(warnings), file or place.file, accelerate)
+
+
+def _with_trainer(keys: dict[str, Any], reader: str, script: str) -> tuple[dict[str, Any], str]:
+    """Return the keys with what a script that is not there trains, by its name, and their reader."""
+    from finegauge.formats.trl import named_trainer
+
+    named = re.fullmatch(r"train_(\w+)\.py", script) if reader == "openrlhf" else None
+    learns = named[1] if named else named_trainer(script)
+    if "trainer" in keys or not learns or (learns == "sft" and reader != "openrlhf"):
+        return keys, reader
+    if reader in ("trl", "trl:TRAINER", "openrlhf"):
+        return {**keys, "trainer": learns}, reader.partition(":")[0]
+    return keys, reader
 
 
 def _is_plain_trainer(keys: Mapping[str, Any], named: str) -> bool:

@@ -116,16 +116,26 @@ def machine(
     elif "mixed_precision" in told and not all_gpus:
         accelerate = {"distributed_type": "MULTI_GPU", "mixed_precision": told["mixed_precision"]}
     gpus, nodes = _gpus(told, variables, batch, launcher, all_gpus=all_gpus)
+    alone = not (all_gpus or accelerate or _launches(launcher))
+    warnings += _layers_apart(_visible(variables) if alone else 0, gpus or 1)
     if gpus is None and isinstance(accelerate, Mapping):
         gpus = _figure(str(accelerate.get("num_processes")))
-    block: dict[str, Any] = {"num_gpus": gpus} if gpus else {}
-    block |= _card(batch)
+    block: dict[str, Any] = {**({"num_gpus": gpus} if gpus else {}), **_card(batch)}
     if gpus and nodes and nodes > 1 and gpus % nodes == 0:
         block["num_nodes"] = nodes
     allocator = next((variables[name] for name in ALLOC_VARIABLES if variables.get(name)), "")
     if allocator and not UNSET.search(allocator):
         block["cuda_alloc_conf"] = allocator
     return block, accelerate
+
+
+def _layers_apart(seen: int, processes: int) -> list[str]:
+    if seen <= processes:
+        return []
+    return [
+        f"CUDA_VISIBLE_DEVICES names {seen} GPUs for {processes} process{'es' if processes > 1 else ''}: a "
+        "model divided among GPUs by layers (device_map) is not modelled; each process is taken to use one."
+    ]
 
 
 def _named_after(named: str, place: Place) -> dict[str, Any]:
@@ -163,6 +173,16 @@ def _accelerate_options(told: Mapping[str, Any]) -> dict[str, Any]:
         },
         "megatron_lm_config": {k: v for k, v in told.items() if k.startswith("megatron_lm_")},
     }
+
+
+def _visible(variables: Mapping[str, str]) -> int:
+    """Return how many GPUs the environment lets a program see; 0 where it does not tell."""
+    visible = variables.get("CUDA_VISIBLE_DEVICES", "")
+    return 0 if "$" in visible else sum(1 for one in visible.split(",") if one.strip())
+
+
+def _launches(launcher: Sequence[str]) -> bool:
+    return any(word.rpartition("/")[2] in ("torchrun", "accelerate", "deepspeed") for word in launcher)
 
 
 def _figure(value: Any) -> int | None:
@@ -212,9 +232,7 @@ def _gpus(
         return sum(len(part.split(",")) for part in listed), len(listed)
     each = next((n for n in (_figure(told[key]) for key in _GPUS_PER_NODE if key in told) if n), None)
     each = each or _figure(variables.get("NPROC_PER_NODE"))
-    visible = variables.get("CUDA_VISIBLE_DEVICES", "")
-    seen = len([one for one in visible.split(",") if one.strip()]) if "$" not in visible else 0
-    launches = any(word.rpartition("/")[2] in ("torchrun", "accelerate", "deepspeed") for word in launcher)
+    seen, launches = _visible(variables), _launches(launcher)
     if not each and seen and (seen == 1 or all_gpus or launches):
         each = seen
     if not each and ("srun" in launcher or batch) and not (launches and "nproc_per_node" in told):

@@ -34,9 +34,9 @@ def _read_model(reading: Reading) -> None:
 
 
 def _read_method(reading: Reading) -> None:
-    command = reading.text(
-        "command", "finetune_lora" if reading.stated("lora_r", *_TARGETS) else "finetune_full"
-    )
+    adapts = reading.stated("lora_r", *_TARGETS)
+    unasked = "finetune_full" if reading.stated("checkpoint_dir") else "pretrain"
+    command = reading.text("command", "finetune_lora" if adapts else unasked)
     if command not in ("finetune_lora", "finetune_full", "pretrain"):
         raise FieldError(
             f"litgpt's {shown(command)} is not supported; finetune_lora, finetune_full and pretrain are."
@@ -95,6 +95,11 @@ def _read_batch(reading: Reading) -> None:
         )
     reading.set("seq_len", length, "train.max_seq_length")
     reading.set("packing", pretrains)
+    if pretrains and length and (tokens := reading.get("train.max_tokens")) is not None:
+        a_step = whole_batch * whole(1, 10**7)("train.max_seq_length", length)
+        reading.set(
+            "max_steps", max(1, whole(1, 10**15)("train.max_tokens", tokens) // a_step), "train.max_tokens"
+        )
 
 
 def _read_data(reading: Reading) -> None:
@@ -116,7 +121,8 @@ FORMAT = Format(
         Row("checkpoint_dir model_name", _read_model),
         Row(f"command quantize precision lora_r lora_alpha lora_dropout {' '.join(_TARGETS)}", _read_method),
         Row(
-            "devices num_nodes train.micro_batch_size train.global_batch_size train.max_seq_length",
+            "devices num_nodes train.micro_batch_size train.global_batch_size train.max_seq_length "
+            "train.max_tokens",
             _read_batch,
         ),
         key("train.epochs", "epochs", 5),

@@ -22,7 +22,9 @@ _ADAPTERS = trainer_keys.Adapters(
 def _read_phase(reading: Reading) -> None:
     trainer = reading.text("trainer", "sft")
     if trainer not in _PHASES:
-        raise FieldError(f"OpenRLHF's train_{shown(trainer)} is not supported; sft, dpo, rm and ppo_ray are.")
+        raise FieldError(
+            f"OpenRLHF's {shown(f'train_{trainer}')} is not supported; sft, dpo, rm and ppo_ray are."
+        )
     phase = _PHASES[trainer]
     estimator = reading.text("advantage_estimator", "gae")
     if phase == "ppo" and estimator != "gae":

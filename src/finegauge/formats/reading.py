@@ -32,8 +32,9 @@ _OTHERS = {
     "train_loader": "Composer (llm-foundry), which is not read",
     "num-layers": "GPT-NeoX, which is not read",
     "pipe-parallel-size": "GPT-NeoX, which is not read",
+    "pass_rate_min": "open-r1 that filters data and trains nothing",
+    "volumes": "a cloud or of containers (Axolotl's cloud.yaml, Compose); name the training's own file",
     "apiVersion": "Kubernetes; name the training's own file",
-    "services": "Docker Compose; name the training's own file",
 }
 
 
@@ -272,7 +273,8 @@ def _refuse_foreign(keys: Mapping[str, Any], name: str) -> None:
     """Raise for a file of a program that trains nothing, or whose files are not read."""
     foreign = next((theirs for key, theirs in _OTHERS.items() if key in keys), None)
     if foreign is not None:
-        raise FileFormatError(f"{name} is a file of {foreign}; write a run file, with model and method.")
+        hint = "" if ";" in foreign else "; write a run file, with model and method"
+        raise FileFormatError(f"{name} is a file of {foreign}{hint}.")
 
 
 def _refuse_others(keys: Mapping[str, Any], name: str) -> None:

@@ -141,9 +141,11 @@ class Shell:
                 return
             arrays = {**self._arrays}
             words, target = self._command()
+            skipped = self._is_skipped()
             words = self._followed(words, self._text[self._at - 1 : self._at + 1])
-            if not self._is_live():
+            if skipped or not self._is_live():
                 self._arrays = arrays
+            if not self._is_live():
                 continue
             environment = self._assigned(words)
             if words and words[0] == "for" and len(words) > 3 and words[2] == "in":
@@ -156,6 +158,11 @@ class Shell:
                 yield Command(tuple(words), environment, self._document)
                 yield from self._inner(words, environment)
         raise FileFormatError(f"{self.name} has more than {_MAX_COMMANDS:,} commands.")
+
+    def _is_skipped(self) -> bool:
+        """Return whether the test before decides that the next command is not run."""
+        answer, joined = self._before
+        return bool(joined) and answer is (joined == "||")
 
     def _is_live(self) -> bool:
         return all(block.live is not False for block in self._blocks)
@@ -181,8 +188,7 @@ class Shell:
         if not words:  # behind a group
             self._before = self._before[0], operator_
             return []
-        answer, joined = self._before
-        skipped = bool(joined) and answer is (joined == "||")
+        answer, skipped = self._before[0], self._is_skipped()
         if not skipped:
             answer = _not(_decided(words)) if turned else _decided(words)
         if block is not None:
@@ -197,9 +203,7 @@ class Shell:
         """Open, part or close a block."""
         block = self._blocks[-1] if self._blocks else None
         if word in _CLOSES:
-            answer, joined = self._before
-            live = self._is_live() and not (joined and answer is (joined == "||"))
-            self._blocks.append(_Block(_CLOSES[word], live=live))
+            self._blocks.append(_Block(_CLOSES[word], live=self._is_live() and not self._is_skipped()))
             self._before = None, ""
         elif block is None:
             return

@@ -12,6 +12,7 @@ fp32 arithmetic, no checkpointing, the whole logits.
 A script is read by `scripts`, which hands its literal arguments to TRL's rows.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,6 +31,7 @@ _ADAPTERS = trainer_keys.Adapters(
     all_unasked=False,
 )
 _AS_DPO, _AS_GRPO = ("kto", "orpo", "cpo", "simpo"), ("rloo", "online_dpo")
+_NAMED = re.compile(r"(?:^|[^a-z])(sft|dpo|grpo|kto|orpo|cpo|simpo)(?![a-z])")
 _QUANTIZED = ("load_in_4bit", "load_in_8bit")
 _NOT_MODELLED = ("use_dora", "rank_pattern", "alpha_pattern", "lora_target_parameters", "target_parameters",
     "layers_to_transform", "use_qalora")  # fmt: skip
@@ -86,6 +88,10 @@ def of_script(keys: Mapping[str, Any]) -> Mapping[str, Any]:
 def of_recipe(keys: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the keys of a recipe (alignment-handbook's, open-r1's mixture of data) under TRL's names."""
     found, mixture = dict(of_adapter(keys)), keys.get("dataset_mixture")
+    if isinstance(mixed := found.pop("dataset_mixer", None), Mapping):  # the handbook's before 2025
+        found.setdefault("dataset_name", [*map(str, mixed)])
+    if str(found.pop("use_flash_attention_2", "")).lower() == "true":
+        found.setdefault("attn_implementation", "flash_attention_2")
     listed = mixture.get("datasets") if isinstance(mixture, Mapping) else None
     if isinstance(listed, list) and "dataset_name" not in found:
         del found["dataset_mixture"]
@@ -94,9 +100,18 @@ def of_recipe(keys: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
+def named_trainer(*texts: str) -> str:
+    """Return the trainer that names of files tell, as "zephyr-7b-orpo"; "" where none does, or several."""
+    found = {word for text in texts for word in _NAMED.findall(text.lower()[-200:])}
+    return found.pop() if len(found) == 1 else ""
+
+
 def _read_phase(reading: Reading) -> None:
     """Read what is learnt: by the command or class of the trainer, else by keys that only one trainer has."""
     trainer = reading.text("trainer")
+    if not trainer and reading.stated("beta", "max_prompt_length"):
+        *_, folder, name = ("", *reading.file.split("/"))
+        trainer = named_trainer(folder, name, *(reading.text(key) for key in ("output_dir", "hub_model_id")))
     if trainer in _AS_DPO:
         reading.warn(f"{trainer} is taken as dpo, whose passes it shares; a reference model may be too many.")
     elif trainer in _AS_GRPO:

@@ -64,7 +64,7 @@ def _estimate(asked: Asked) -> str:
     """Return memory, time, cost and energy, once per GPU."""
     from finegauge.answers.estimate import estimate_answer
 
-    at_max_batch, runs = asked.flag("at_max_batch"), asked.runs(common=True)
+    at_max_batch, runs = asked.flag("at_max_batch"), asked.runs()
     return document("estimate", estimate_answer(runs, at_max_batch=at_max_batch))
 
 
@@ -72,7 +72,7 @@ def _check(asked: Asked) -> str:
     """Return whether the run fits, once per GPU."""
     from finegauge.answers.estimate import check_answer
 
-    return document("check", check_answer(asked.runs(common=False)))
+    return document("check", check_answer(asked.runs()))
 
 
 def _max_batch(asked: Asked) -> str:
@@ -80,7 +80,7 @@ def _max_batch(asked: Asked) -> str:
     from finegauge.answers.estimate import capacity_answer
     from finegauge.planning.capacity import max_micro_batch_size
 
-    found = [(run, max_micro_batch_size(run)) for run in asked.runs(common=True)]
+    found = [(run, max_micro_batch_size(run)) for run in asked.runs()]
     return document("max-batch", capacity_answer(found))
 
 

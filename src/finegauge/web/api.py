@@ -19,6 +19,7 @@ from finegauge.web.response_cache import Reply, internal_error
 from finegauge.web.upload_store import upload_store
 
 if TYPE_CHECKING:
+    from finegauge.answers.runs import Unnamed
     from finegauge.run.run import Run
 
 JSON = "application/json"
@@ -130,16 +131,13 @@ def _run(asked: Asked) -> "Run":
     return form.asked(*_stated(asked))
 
 
-def _runs(asked: Asked, *, common: bool) -> "list[Run]":
-    """Return the run once per GPU asked about; on the common ones where none is and that is allowed."""
+def _runs(asked: Asked, *, unnamed: "Unnamed" = "all") -> "list[Run]":
+    """Return the run once per GPU asked about; else on those of the common ones that `unnamed` says."""
     from finegauge.answers.runs import on_gpus
 
     run = _run(asked)
     with _beside("gpus"):
-        names = _names(asked, "gpus")
-        if not (names or run.gpu or common):
-            raise InputError("No GPU is stated: add 'gpus': ['H100']; GET /api/v1/gpus lists them.")
-        return on_gpus(run, names, common=common)
+        return on_gpus(run, _names(asked, "gpus"), unnamed=unnamed)
 
 
 def _names(asked: Asked, name: str) -> tuple[str, ...]:
@@ -171,7 +169,7 @@ def _estimate(asked: Asked) -> str:
     """Return memory, time, cost and energy, once per GPU."""
     from finegauge.answers.estimate import estimate_answer
 
-    at_max_batch, runs = asked.flag("at_max_batch"), _runs(asked, common=True)
+    at_max_batch, runs = asked.flag("at_max_batch"), _runs(asked)
     return document("estimate", estimate_answer(runs, at_max_batch=at_max_batch))
 
 
@@ -179,14 +177,14 @@ def _explain(asked: Asked) -> str:
     """Return every byte and second with its formula, once per GPU."""
     from finegauge.answers.estimate import explain_answer
 
-    return document("explain", explain_answer(_runs(asked, common=False)))
+    return document("explain", explain_answer(_runs(asked, unnamed="one")))
 
 
 def _check(asked: Asked) -> str:
     """Return whether the run fits, once per GPU."""
     from finegauge.answers.estimate import check_answer
 
-    return document("check", check_answer(_runs(asked, common=False)))
+    return document("check", check_answer(_runs(asked)))
 
 
 def _max_batch(asked: Asked) -> str:
@@ -195,7 +193,7 @@ def _max_batch(asked: Asked) -> str:
     from finegauge.planning.capacity import MAX_MICRO_BATCH_SIZE, max_micro_batch_size
 
     limit = asked.whole("limit", MAX_MICRO_BATCH_SIZE, 1_000_000)
-    runs = _runs(asked, common=True)
+    runs = _runs(asked)
     found = [(run, max_micro_batch_size(run, limit=limit)) for run in runs]
     return document("max-batch", capacity_answer(found))
 
@@ -211,7 +209,7 @@ def _whatif(asked: Asked) -> str:
         name, _, value = switch.partition("=")
         with _beside("switches"):
             form.refuse_path(name.strip(), value.strip())
-    (run,) = _runs(asked, common=False)
+    (run,) = _runs(asked, unnamed="one")
     return document("whatif", whatif_answer(what_if(run, switches, minimise=minimise, spot=spot)))
 
 

@@ -11,6 +11,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from finegauge.answers.arguments import confine
+from finegauge.answers.runs import COMMON_GPUS
+from finegauge.catalogue.gpus import gpu
 from finegauge.mcp import server
 from finegauge.mcp.server import MAX_LINE_BYTES, Lines, answered, fault
 from finegauge.mcp.tools import MAX_ROWS, TOOLS
@@ -61,6 +63,11 @@ def test_a_run_without_a_file(folder: Path) -> None:
     stated = answer(folder, "check", run=RUN)
     assert stated["results"] == answer(folder, "check", file="run.yaml")["results"]
     assert stated["origins"]["method"] == "caller"
+
+
+def test_a_check_without_a_gpu_is_one_of_the_common_ones(folder: Path) -> None:
+    found = [one["run"]["gpu"] for one in answer(folder, "check", file="nogpu.yaml")["results"]]
+    assert found == [gpu(name).name for name in COMMON_GPUS]
 
 
 def test_a_plan(folder: Path) -> None:
@@ -119,7 +126,6 @@ def test_names_of_models_are_no_paths(tmp_path: Path) -> None:
         ("check", {"fil": "run.yaml"}, "Did you mean 'file'?"),
         ("check", {}, "Give either 'file'"),
         ("check", {"file": "run.yaml", "run": RUN}, "Give either 'file'"),
-        ("check", {"file": "nogpu.yaml"}, "add 'gpus'"),
         ("check", {"file": 7}, "must be text"),
         ("check", {"file": "missing.yaml"}, "missing.yaml"),
         ("check", {"run": [1]}, "must be a mapping"),

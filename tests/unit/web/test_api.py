@@ -11,6 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from starlette.testclient import TestClient
 
+from finegauge.answers.runs import COMMON_GPUS
 from finegauge.render.schema import schema
 from finegauge.web.openapi import API
 from finegauge.web.upload_store import upload_store
@@ -126,6 +127,12 @@ def test_fields_instead_of_a_text(browser: TestClient) -> None:
     assert stated["results"][0]["gpu"].startswith("A40")
 
 
+def test_no_question_needs_a_gpu(browser: TestClient) -> None:
+    run = {"model": "llama-3-8b", "method": "qlora"}
+    assert len(answer(browser, "check", run=run)["results"]) == len(COMMON_GPUS)
+    assert answer(browser, "explain", run=run)["run"]["gpu"] == "L4"
+
+
 def test_an_unknown_model_is_read_all_the_same(browser: TestClient) -> None:
     told = answer(browser, "read", document="model: nobody/has-this\nmethod: qlora\n")
     assert "nobody/has-this" in told["results"][0]["warnings"][-1]
@@ -153,7 +160,6 @@ def test_an_unknown_model_is_read_all_the_same(browser: TestClient) -> None:
         ("check", {"run": {**RUN, "model": "lama-3-8b"}}, "Did you mean", "model"),
         ("check", {"run": RUN, "gpus": ["H1000"]}, "Did you mean", "gpus"),
         ("check", {"run": RUN, "gpus": [1]}, "list of at most", "gpus"),
-        ("check", {"run": {"model": "llama-3-8b", "method": "qlora"}}, "No GPU is stated", "gpus"),
         ("estimate", {"run": RUN, "at_max_batch": "yes"}, "true or false", "at_max_batch"),
         ("max-batch", {"run": RUN, "limit": 0}, "too small", "limit"),
         ("whatif", {"run": RUN, "switches": ["zerro3"]}, "Did you mean", "switches"),
