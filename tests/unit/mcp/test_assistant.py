@@ -66,7 +66,7 @@ def test_a_run_without_a_file(folder: Path) -> None:
 
 
 def test_a_check_without_a_gpu_is_one_of_the_common_ones(folder: Path) -> None:
-    found = [one["run"]["gpu"] for one in answer(folder, "check", file="nogpu.yaml")["results"]]
+    found = [one["gpu"] for one in answer(folder, "check", file="nogpu.yaml")["results"]]
     assert found == [gpu(name).name for name in COMMON_GPUS]
 
 
