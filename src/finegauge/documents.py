@@ -150,7 +150,7 @@ def parse_json(text: str | bytes, name: str) -> Any:
     except (ValueError, RecursionError) as error:
         reason = str(error).splitlines()[0] if str(error) else "nested too deeply"
         raise FileFormatError(f"{name} cannot be read as JSON: {reason}.") from None
-    if _num_values(found) is None:
+    if num_values(found) is None:
         raise FileFormatError(f"{name} is nested more than {MAX_DEPTH} levels deep.")
     return _whole_characters(found, text, name)
 
@@ -234,8 +234,16 @@ def write_document(content: Mapping[str, Any], path: str) -> None:
 
     Raises: InputError if the file cannot be written.
     """
+    write_file(path, f"{json_text(content)}\n")
+
+
+def write_file(path: str, content: str | bytes) -> None:
+    """Write a file whole or not at all; its folder is made where missing.
+
+    Raises: InputError if it cannot be written.
+    """
     try:
-        write_whole(path, f"{json_text(content)}\n".encode())
+        write_whole(path, content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise InputError(f"Cannot write {shown(path)}: {error.strerror or error}.") from None
 
@@ -273,7 +281,7 @@ def parse_yaml(text: str, name: str) -> Any:
             found = json.loads(text, object_pairs_hook=_unique, parse_int=_whole)
         except (ValueError, RecursionError):
             found = None  # the YAML reader judges it, and names a repeated key
-        if found is not None and _num_values(found) is not None:
+        if found is not None and num_values(found) is not None:
             return _whole_characters(found, text, name)
     if (keys := _plain_lines(text)) is not None:
         return keys
@@ -283,7 +291,7 @@ def parse_yaml(text: str, name: str) -> Any:
 def _plain_lines(text: str) -> dict[str, Any] | None:
     """Return the keys of YAML that is no more than lines `key: word`, in sections or not; None of any other.
 
-    Most training files are no more, and importing PyYAML takes longer than what is asked about them.
+    Most training files are no more, and importing PyYAML takes longer than a prediction.
     """
     keys: dict[str, Any] = {}
     place, depth = keys, 0  # what lines of that indent go into
@@ -451,17 +459,17 @@ def parse_toml(text: str, name: str) -> Any:
         raise FileFormatError(f"{name} is not valid TOML ({error}).") from None
     except (RecursionError, ValueError):
         raise FileFormatError(f"{name} is not valid TOML: it is nested too deep.") from None
-    total = _num_values(tables)
+    total = num_values(tables)
     if total is None or total > MAX_VALUES:
         raise FileFormatError(f"{name}: more than {MAX_DEPTH} levels or {MAX_VALUES:,} values are refused.")
     return tables
 
 
-def _num_values(whole: Any) -> int | None:
+def num_values(whole: Any, depth: int = MAX_DEPTH) -> int | None:
     """Return how many values lists and mappings hold; None where they are nested too deep."""
     level = [whole] if isinstance(whole, dict | list) else []
     total = 0
-    for _ in range(MAX_DEPTH):
+    for _ in range(depth):
         below = [value for one in level for value in (one.values() if isinstance(one, dict) else one)]
         total += len(below)
         level = [value for value in below if isinstance(value, dict | list)]

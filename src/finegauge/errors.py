@@ -11,6 +11,7 @@ FineGaugeError              root; `exit_code` is what the command returns
 └── UnsupportedError        a right question that FineGauge cannot answer (yet): exit code 64
 """
 
+import os
 import re
 from collections.abc import Iterable
 
@@ -69,6 +70,16 @@ class FieldError(InputError):
 
 class FileFormatError(InputError):
     """A file that cannot be read as what it should be."""
+
+
+def internal_error(error: Exception) -> str:
+    """Return one sentence about an error of our own; under FINEGAUGE_DEBUG=1 the traceback goes to stderr."""
+    if os.environ.get("FINEGAUGE_DEBUG"):
+        import traceback
+
+        traceback.print_exception(error)
+    what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return f"Internal error ({what}); please report it."
 
 
 def shown(value: object, limit: int | None = None) -> str:

@@ -1,13 +1,14 @@
-"""What is done for people whose questions are not trusted: in a process with limits, few files in reach.
+"""Untrusted requests: worker processes with limits of time and memory, and a list of readable folders.
 
-`reading_only` is the one place that says which files an answer may open: whatever a question or a file named
-by a file says, each opening by this package is checked as the interpreter reports it (PEP 578), links
-and ".." resolved. A `Seat` is a place for one worker process: asked one thing at a time, ended where it takes
-too long or too much memory, replaced where it died; `apart` gives a long job a process of its own.
+`reading_only` decides which files an answer may open: every opening by this package is checked as the
+interpreter reports it (PEP 578), links and ".." resolved. A `Seat` holds one worker process: it answers one
+job at a time, is ended where it takes too long or too much memory, and is replaced where it died. `apart`
+gives a long job a process of its own.
 """
 
 import math
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -37,9 +38,7 @@ def reading_only(*folders: str) -> Iterator[None]:
     Raises: InputError where something else is about to be opened.
     """
     _listen()
-    scratch = os.path.join(
-        os.path.realpath(tempfile.gettempdir()), "finegauge-"
-    )  # and what follows in the name
+    scratch = os.path.join(os.path.realpath(tempfile.gettempdir()), "finegauge-")  # begins each name
     settled = _REACH.set((scratch, *map(os.path.realpath, folders)))
     try:
         yield
@@ -90,6 +89,10 @@ def bound_memory(num_bytes: int, limit: str = "RLIMIT_AS") -> None:
         resource.setrlimit(
             kind, (num_bytes if most == resource.RLIM_INFINITY else min(most, num_bytes), most)
         )
+
+
+class EndedError(FineGaugeError):
+    """A process was ended, or ended, before it answered; says why and what to do."""
 
 
 class Worker:
@@ -156,7 +159,7 @@ class Seat:
     def asked(self, job: Callable[..., Any], args: tuple[Any, ...], within_s: float) -> Any:
         """Return what `job` answers; never None.
 
-        Raises: TimeoutError, MemoryError, or OSError or EOFError where the worker ended under way.
+        Raises: EndedError where it takes too long or too much memory.
         """
         try:
             try:
@@ -166,8 +169,17 @@ class Seat:
                 self.worker = self._start()
                 self.worker.take(job, args)
             return self.worker.answer(within_s)
-        except BaseException:
+        except BaseException as error:
             self.worker.end()  # the next to ask replaces it
+            if isinstance(error, TimeoutError):
+                raise EndedError(
+                    f"This takes longer than {within_s:.0f} s and was ended; ask for less, or use the "
+                    "command line, which has no limit."
+                ) from None
+            if isinstance(error, OSError | EOFError | MemoryError):
+                raise EndedError(
+                    "The process that computed this ended; it may have run out of memory. Ask for less."
+                ) from None
             raise
 
 
@@ -212,9 +224,6 @@ def _no_main() -> Iterator[None]:
 
 
 def _bound(most_bytes: int, reach: tuple[str, ...] | None) -> None:
-    import signal
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who asks decides when to end
     bound_memory(most_bytes, "RLIMIT_DATA")  # what threads and libraries merely reserve does not count
     if reach is not None:
         _listen()
@@ -231,6 +240,7 @@ def _to_end(make: Callable[..., Iterator[Any]], args: tuple[Any, ...]) -> Iterat
 
 def _answer(asked: Connection, settle: Callable[..., None], *settled: Any) -> None:
     """Answer what comes, until the asker ends; no answer says that memory did not suffice."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
     settle(*settled)
     with suppress(EOFError, OSError):
         asked.send(True)

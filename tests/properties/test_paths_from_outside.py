@@ -231,7 +231,7 @@ def test_the_page_and_its_lists(
     form = {name: str(value) for name, value in START.items()} | {field: path}
     entry = data.draw(st.sampled_from(["index", "submitted", "answer", "whatif", *jobs.DOWNLOADS, *LISTINGS]))
     if entry in LISTINGS:
-        reply = jobs.listing(entry, {data.draw(st.sampled_from(LISTINGS[entry][1])): path})
+        reply = jobs.question(entry, {data.draw(st.sampled_from(LISTINGS[entry][1])): path})
     else:
         ask = jobs.download if entry in jobs.DOWNLOADS else jobs.page
         reply = ask(entry, form)

@@ -7,8 +7,8 @@ refused before anything is opened; what a file names, and what that names, where
 """
 
 import os
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from finegauge.catalogue.hub import hub_cache
 from finegauge.catalogue.offers import refreshed_path
@@ -18,6 +18,9 @@ from finegauge.formats.reading import FILE_FIELDS
 from finegauge.run.field import number, whole
 from finegauge.run.run import FIELDS, FROM_CALLER, Run
 from finegauge.sandbox import lies_in
+
+if TYPE_CHECKING:
+    from finegauge.answers.runs import Unnamed
 
 MAX_KEYS = 100
 MAX_LIST = 64
@@ -83,6 +86,14 @@ class Asked(NamedTuple):
             raise FieldError(f"{name} must be true or false.")
         return value
 
+    def choice(self, name: str, options: Sequence[str]) -> str:
+        """Return one of `options`; the first where none is given."""
+        word = self.arguments.get(name, options[0])
+        if word not in options:
+            hint = f"{did_you_mean(str(word), options)} Use one of {', '.join(options)}."
+            raise FieldError(f"{name}={shown(word)} is unknown.{hint}")
+        return str(word)
+
     def run(self) -> Run:
         """Return the run that is asked about.
 
@@ -105,11 +116,15 @@ class Asked(NamedTuple):
         run.check_names()
         return run
 
-    def runs(self) -> list[Run]:
-        """Return the run, once per GPU asked about; on the common GPUs where none is."""
+    def runs(self, *, unnamed: "Unnamed" = "all") -> list[Run]:
+        """Return the run, once per GPU asked about; else on those of the common ones that `unnamed` says."""
+        return self.on_gpus(self.run(), unnamed)
+
+    def on_gpus(self, run: Run, unnamed: "Unnamed") -> list[Run]:
+        """Return `run` once per GPU asked about, as `runs` does."""
         from finegauge.answers.runs import on_gpus
 
-        return on_gpus(self.run(), self.texts("gpus"))
+        return on_gpus(run, self.texts("gpus"), unnamed=unnamed)
 
     def _described(self, file: str, overrides: Mapping[str, Any]) -> Run:
         """Return the run of a file below the folder."""

@@ -1,4 +1,4 @@
-"""What a training process can read of itself without disturbing a step: time, tokens, memory, energy.
+"""Gauges of a training process that do not disturb a step: time, tokens, memory, energy.
 
 Nothing here waits for the device. Between two logs of a trainer the device's queue is emptied by the
 trainer itself (it reads the loss), so that rates over the time between two logs are exact; the split of

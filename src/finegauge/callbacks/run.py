@@ -191,11 +191,13 @@ def method_fields(model: Any) -> dict[str, Any]:
     return fields
 
 
-def _quantiser_keys(model: Any) -> dict[str, Any]:
+def _quantiser(model: Any) -> Mapping[str, Any]:
     stated = getattr(model.config, "quantization_config", None)
-    if stated is None:
-        return {}
-    options = stated if isinstance(stated, Mapping) else stated.to_dict()
+    return stated if isinstance(stated, Mapping) else stated.to_dict() if stated is not None else {}
+
+
+def _quantiser_keys(model: Any) -> dict[str, Any]:
+    options = _quantiser(model)
     if options.get("load_in_4bit"):
         return {
             "load_in_4bit": True,
@@ -206,14 +208,12 @@ def _quantiser_keys(model: Any) -> dict[str, Any]:
 
 
 def _gptq_bits(model: Any) -> int:
-    stated = getattr(model.config, "quantization_config", None)
-    options = stated if isinstance(stated, Mapping) else stated.to_dict() if stated is not None else {}
+    options = _quantiser(model)
     method = str(getattr(options.get("quant_method"), "value", options.get("quant_method")))
     return int(options.get("bits") or 0) if method == "gptq" else 0
 
 
 def _adapted(model: Any) -> list[str]:
-    """Return the last names of the modules that carry an adapter, whatever words had chosen them."""
     names = {name.rpartition(".")[2] for name, module in model.named_modules() if hasattr(module, "lora_A")}
     return sorted(names)
 
@@ -278,7 +278,7 @@ def live_run(model: Any, args: Any, *, loader: Any = None, max_steps: int = 0) -
         model: What trains, PEFT's wrapper included.
         args: TrainingArguments, or TRL's configuration on top of them.
         loader: Of the training batches; its data set's lengths are used where they are at hand.
-        max_steps: Optimizer steps from start to end; 0 where nobody knows.
+        max_steps: Optimizer steps from start to end; 0: not known.
 
     Raises: FineGaugeError in one sentence for what is not supported.
     """
@@ -351,7 +351,6 @@ def kept(kind: str, name: str, document: Mapping[str, Any]) -> str:
 
 
 def _agrees(known: Mapping[str, Any], live: Mapping[str, Any]) -> bool:
-    """Return whether the figures that a catalogue row gives are those of the live model."""
     for key, value in known.items():
         if key in _NO_SHAPE or key not in live:
             continue

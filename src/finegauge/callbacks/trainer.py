@@ -2,7 +2,7 @@
 
 At the start it prints what FineGauge predicts for the very run that starts, and warns where it will not fit.
 While training it adds figures (`LiveTrial` lists them) to the trainer's log, under "finegauge/", so that
-whoever reports the log shows them. At the end it keeps a measured Profile in a journal, with the machine's
+every reporter shows them. At the end it keeps a measured Profile in a journal, with the machine's
 fingerprint. On several processes the first one speaks. Whatever goes wrong in here is said once, as a
 warning, and never stops a training.
 """
@@ -55,8 +55,6 @@ def _never_fatal(event: _Event) -> _Event:
 
 
 def _noted(note: Callable[[LiveTrial], None]) -> _Event:
-    """Return an event of the trainer that the live trial notes, if there is one."""
-
     @_never_fatal
     def event(callback: "TrainerCallback", *_: Any, **__: Any) -> None:
         if callback._live is not None:
@@ -161,7 +159,6 @@ class TrainerCallback(Base):  # type: ignore[misc]
         return ""
 
     def _announce(self, run: Run, args: Any, state: Any, device: torch.device, price: Price | None) -> None:
-        """Print the prediction for the run that starts."""
         name = device_name(device)
         try:
             self.prediction = prediction_for(run, device.type, name)
@@ -268,7 +265,6 @@ def _how_it_ended(error: BaseException | None) -> tuple[str, str]:
 
 
 def _printed(text: str) -> None:
-    """Print a text, in characters that the terminal has."""
     encoding = sys.stdout.encoding or "utf-8"
     sys.stdout.write(f"{text}\n".encode(encoding, errors="replace").decode(encoding))
     sys.stdout.flush()

@@ -45,13 +45,13 @@ class Price(NamedTuple):
     """Dollars of an hour of all machines together."""
 
     usd_per_h: float
-    said: str  # who says so
+    said: str  # its origin
 
 
 def price_of(
     usd_per_hour: float | None, offer: str | None, *, gpu: str, num_gpus: int, num_nodes: int
 ) -> Price | None:
-    """Return the price of an hour of all machines; None where nobody knows one.
+    """Return the price of an hour of all machines; None where it is not known.
 
     `usd_per_hour` is as the caller states it, and wins; `offer` is a provider, an instance, or
     "provider/instance" of `finegauge offers`; `gpu` is what the device calls itself, "" for a processor.
@@ -246,7 +246,6 @@ class LiveTrial:
         return Breakdown({("device",): joules * per_step}) if joules else Breakdown({})
 
     def _observations(self, steps_s: list[float]) -> dict[str, Any]:
-        """Return what was seen beside the profile's own fields."""
         found: dict[str, Any] = {"timing": {"steps": self.timer.num_steps, "warmup_steps": 1}}
         if len(steps_s) > 1:
             tenths = quantiles(steps_s, n=10)

@@ -1,1 +1,1 @@
-"""Many runs by any Estimator, resumable."""
+"""Campaigns: many runs, predicted or measured, resumable."""

@@ -195,7 +195,7 @@ class Cell:
         self.key = sha256(f"{self.content()}#{repetition}".encode()).hexdigest()[:KEY_DIGITS]
 
     def content(self, without: Collection[str] = ()) -> str:
-        """Return what is asked, as text in which equal questions are equal, without some fields."""
+        """Return the run, options and estimator as text, equal for equal cells; without some fields."""
         content = {
             name: value
             for name, value in sorted(_merged(self.part.settled, [v.settled for v in self.values]).items())
@@ -248,7 +248,6 @@ class Cell:
 
 
 def _merged(base: Mapping[str, Any], values: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return fields of which later ones count."""
     fields = dict(base)
     for one in values:
         fields |= one

@@ -177,7 +177,6 @@ class _Driver:
 
 
 def _predicted(run: Run) -> Profile:
-    """Return what is predicted; a run that cannot be predicted is an outcome."""
     from finegauge.prediction.predictor import predict
 
     try:

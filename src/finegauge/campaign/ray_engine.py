@@ -172,9 +172,9 @@ def _connected(address: str) -> Iterator[Any]:
 
 
 def _reach(address: str) -> None:
-    """Ask whether anybody listens at `address`, for Ray itself asks for minutes.
+    """Check that a server listens at `address`; Ray itself would try for minutes.
 
-    Raises: InputError where nobody does, or it is no address.
+    Raises: InputError where none does, or it is no address.
     """
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if not host or not port.isdigit():

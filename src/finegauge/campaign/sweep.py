@@ -70,6 +70,7 @@ REACHING = {  # options by which a file reaches beyond its folder, and what each
     "endpoint": "requests would be sent there",
     "api_key_variable": "it sends a secret of your environment",
 }
+ONLY_TRUSTED = "is taken only from a file that you trust{}: read the file, then add --trust."
 GROWING = ("micro_batch_size", "seq_len")  # what takes more memory the larger it is
 MAX_CELLS = 100_000
 
@@ -82,7 +83,7 @@ class Sweep(NamedTuple):
     cells: tuple[Cell, ...]  # every content once
     prune: tuple[str, ...]  # fields of which a larger value needs at least as much memory
     baseline: str  # the value of the axis `switch` that others are compared with
-    claims: str  # whose, that the comparison is held against; "" for nobody's
+    claims: str  # of a paper, that the comparison is checked against; "": none
     axes: Mapping[str, Sequence[str]]  # every axis with its values, in the order of the file
 
     def only(self, estimator: str) -> "Sweep":
@@ -158,9 +159,11 @@ def _parts(keys: Mapping[str, Any], path: str, name: str, *, trust: bool) -> Ite
         )
         own_base = _base(own["run"], path, where, trust=trust) if "run" in own else {}
         if not trust:
-            for options in (own, *(value.options for axis in axes for value in axis.values)):
-                _refuse_reaching(options, where)
-            for fields in (base, own_base, *(value.fields for axis in axes for value in axis.values)):
+            values = [value for axis in axes for value in axis.values]
+            for options in (own, *(value.options for value in values)):
+                if reach := next((name for name in REACHING if options.get(name)), ""):
+                    raise FieldError(f"{where}: '{reach}' {ONLY_TRUSTED.format(f', for {REACHING[reach]}')}")
+            for fields in (base, own_base, *(value.fields for value in values)):
                 for key in FILE_FIELDS:
                     _refuse_outside(fields.get(key), path, f"{where}: '{key}'")
         yield Part(
@@ -184,15 +187,6 @@ def _cells(part: Part, name: str) -> Iterator[Cell]:
             yield Cell(part, values, repetition, options)
 
 
-def _refuse_reaching(options: Mapping[str, Any], where: str) -> None:
-    for option, reason in REACHING.items():
-        if options.get(option):
-            raise FieldError(
-                f"{where}: '{option}' is taken only from a file that you trust, for {reason}: "
-                f"read the file, then add --trust."
-            )
-
-
 def _refuse_outside(named: Any, path: str, where: str) -> None:
     """Raise for a file or folder that is not below the folder of the sweep at `path`, links followed."""
     if not isinstance(named, str) or not (os.path.isabs(named) or os.path.exists(named) or ".." in named):
@@ -200,8 +194,7 @@ def _refuse_outside(named: Any, path: str, where: str) -> None:
     folder = os.path.realpath(os.path.dirname(path))
     if not os.path.realpath(named).startswith(os.path.join(folder, "")):
         raise FieldError(
-            f"{where}: {shown(named)} is outside the sweep's folder, which is taken only from a file "
-            f"that you trust: read the file, then add --trust."
+            f"{where}: {shown(named)} is outside the sweep's folder, which {ONLY_TRUSTED.format('')}"
         )
 
 

@@ -9,6 +9,7 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 import click
 
@@ -23,100 +24,37 @@ from finegauge.errors import (
     did_you_mean,
 )
 
-# Each returns the commands of one module, imported when one of them runs.
-
-
-def _campaigns() -> tuple[click.Command, ...]:
-    from finegauge.cli.campaigns import campaign, compare, results
-
-    return campaign, compare, results
-
-
-def _catalogue() -> tuple[click.Command, ...]:
-    from finegauge.cli.catalogue import datasets, examples, frameworks, gpus, models, offers
-
-    return models, gpus, offers, datasets, frameworks, examples
-
-
-def _estimates() -> tuple[click.Command, ...]:
-    from finegauge.cli.estimates import can, check, estimate, explain, max_batch, max_length
-
-    return estimate, explain, check, can, max_batch, max_length
-
-
-def _files() -> tuple[click.Command, ...]:
-    from finegauge.cli.files import data, read
-
-    return read, data
-
-
-def _measurements() -> tuple[click.Command, ...]:
-    from finegauge.cli.measurements import measure, micro, trace
-
-    return measure, micro, trace
-
-
-def _plans() -> tuple[click.Command, ...]:
-    from finegauge.cli.plans import plan, whatif
-
-    return plan, whatif
-
-
-def _reports() -> tuple[click.Command, ...]:
-    from finegauge.cli.reports import report, reproduce
-
-    return report, reproduce
-
-
-def _servers() -> tuple[click.Command, ...]:
-    from finegauge.cli.servers import mcp, serve
-
-    return serve, mcp
-
-
-def _doctor() -> tuple[click.Command, ...]:
-    from finegauge.cli.doctor import completion, doctor
-
-    return doctor, completion
-
-
-def _validation() -> tuple[click.Command, ...]:
-    from finegauge.cli.validation import calibrate, validate
-
-    return validate, calibrate
-
-
-COMMANDS = {  # name: where it is, and what --help says about it
-    "estimate": (_estimates, "Memory, time, cost and energy of a run, on one or several GPUs."),
-    "read": (_files, "What a training file means: every field, and who says so."),
-    "explain": (_estimates, "Why: every byte and second with its formula, every input's origin."),
-    "check": (_estimates, "Will it fit? Exit code 0 fits, 10 risky, 20 will not fit."),
-    "can": (_estimates, "What fits a GPU: which methods, with which micro-batch, at which length."),
-    "max-batch": (_estimates, "The largest micro-batch that fits."),
-    "max-length": (_estimates, "The longest sequence that fits."),
-    "data": (_files, "How long a data set's samples are in tokens, and the batches they make."),
-    "plan": (_plans, "The cheapest, fastest or greenest way to do a run, and why not another."),
-    "whatif": (_plans, "One change at a time from a run as it is, sorted by what it saves."),
-    "measure": (_measurements, "Run the real thing for a few steps and take it apart."),
-    "micro": (_measurements, "Time this machine's operators; predictions then take '--gpu here'."),
-    "campaign": (_campaigns, "Many runs, predicted, measured or both; stop and resume at will."),
-    "compare": (_campaigns, "SpeedUp, MemoryUp and EnergyUp of optimisations over a baseline."),
-    "results": (_campaigns, "What campaigns and measurements found: a table, SQL, CSV, Parquet."),
-    "report": (_reports, "One file to look at: a run, a measurement, a campaign, a plan."),
-    "validate": (_validation, "How wrong the predictions are, on a table of measured runs."),
-    "reproduce": (_reports, "The seed paper's tables and figures, ours beside theirs."),
-    "calibrate": (_validation, "Fit a law to your own sweep; 'estimate --law' uses it."),
-    "trace": (_measurements, "Learn a model_type that FineGauge does not describe, from its class."),
-    "serve": (_servers, "Show these answers as a page in the browser, on this machine alone."),
-    "mcp": (_servers, "Serve these answers to assistants (Model Context Protocol)."),
-    "doctor": (_doctor, "What this machine has, which extras are installed, and what works."),
-    "completion": (_doctor, "What makes bash, zsh or fish complete commands, fields, GPUs and models."),
-    "examples": (_catalogue, "Training files to try, with the small models that they name."),
-    "models": (_catalogue, "List models, or show one with its parameters and layers."),
-    "gpus": (_catalogue, "List GPUs, or show one."),
-    "offers": (_catalogue, "List cloud offers with their prices; --refresh fetches today's."),
-    "datasets": (_catalogue, "List data sets, or show one with its lengths."),
-    "frameworks": (_catalogue, "List training frameworks, and what each does unasked."),
+COMMANDS = {  # name: its module, imported when it runs, and what --help says about it
+    "estimate": ("estimates", "Memory, time, cost and energy of a run, on one or several GPUs."),
+    "read": ("files", "What a training file means: every field, its value and its origin."),
+    "explain": ("estimates", "Why: every byte and second with its formula, every input's origin."),
+    "check": ("estimates", "Will it fit? Exit code 0 fits, 10 risky, 20 will not fit."),
+    "can": ("estimates", "What fits a GPU: which methods, with which micro-batch, at which length."),
+    "max-batch": ("estimates", "The largest micro-batch that fits."),
+    "max-length": ("estimates", "The longest sequence that fits."),
+    "data": ("files", "How long a data set's samples are in tokens, and the batches they make."),
+    "plan": ("plans", "The cheapest, fastest or greenest way to do a run, and why not another."),
+    "whatif": ("plans", "One change at a time from a run as it is, sorted by what it saves."),
+    "measure": ("measurements", "Run a few real steps, and show where memory and time go."),
+    "micro": ("measurements", "Time this machine's operators; predictions then take '--gpu here'."),
+    "campaign": ("campaigns", "Many runs, predicted, measured or both; stop and resume at will."),
+    "compare": ("campaigns", "SpeedUp, MemoryUp and EnergyUp of optimisations over a baseline."),
+    "results": ("campaigns", "What campaigns and measurements found: a table, SQL, CSV, Parquet."),
+    "report": ("reports", "A report in one file: a run, a measurement, a campaign or a plan."),
+    "validate": ("validation", "How wrong the predictions are, on a table of measured runs."),
+    "reproduce": ("reports", "The seed paper's tables and figures, ours beside theirs."),
+    "calibrate": ("validation", "Fit a law to your own sweep; 'estimate --law' uses it."),
+    "trace": ("measurements", "Add a model_type that FineGauge lacks, by tracing its transformers class."),
+    "serve": ("servers", "Show these answers as a page in the browser, on this machine alone."),
+    "mcp": ("servers", "Serve these answers to assistants (Model Context Protocol)."),
+    "doctor": ("doctor", "This machine's GPU, host and disk, the extras installed, and what works."),
+    "completion": ("doctor", "Shell completion for bash, zsh or fish: commands, fields, GPUs, models."),
+    "examples": ("catalogue", "Training files to try, with the small models that they name."),
+    "models": ("catalogue", "List models, or show one with its parameters and layers."),
+    "gpus": ("catalogue", "List GPUs, or show one."),
+    "offers": ("catalogue", "List cloud offers with their prices; --refresh fetches today's."),
+    "datasets": ("catalogue", "List data sets, or show one with its lengths."),
+    "frameworks": ("catalogue", "List training frameworks and the defaults of each."),
 }
 
 
@@ -147,8 +85,9 @@ class LazyGroup(click.Group):
         """Return the command, its module imported now."""
         if cmd_name not in COMMANDS:
             return None
-        module, _ = COMMANDS[cmd_name]
-        return next(command for command in module() if command.name == cmd_name)
+        module = import_module(f"finegauge.cli.{COMMANDS[cmd_name][0]}")
+        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands by group without importing them."""
@@ -202,7 +141,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _exit_code(arguments: Sequence[str] | None) -> int:
-    """Return the exit code of one command, its error said on stderr."""
     words = None if arguments is None else list(arguments)
     try:
         code = root.main(args=words, prog_name="finegauge", standalone_mode=False)
@@ -247,6 +185,5 @@ def _say_error(error: FineGaugeError | click.ClickException) -> int:
 
 
 def _one_line(message: object, limit: int = 600) -> str:
-    """Return `message` as one printable line."""
     text = cleaned(" ".join(str(message).split()))
     return text if len(text) <= limit else f"{text[:limit]}…"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from finegauge.cli.progress import progress_bar
-from finegauge.cli.run_options import runs, show
+from finegauge.cli.run_options import json_option, runs, show
 from finegauge.errors import FieldError, InputError, UnknownKeyError, UnknownNameError, shown
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 
 def _list(context: click.Context, option: click.Parameter, value: object) -> None:
-    """Print the sweeps that come with FineGauge, and stop."""
     if not value or context.resilient_parsing:
         return
     from finegauge.campaign.sweep import about_of, shipped
@@ -36,11 +35,11 @@ def _list(context: click.Context, option: click.Parameter, value: object) -> Non
 @click.option(
     "-o", "--output", metavar="FOLDER", help="Where results are kept; a folder named after the sweep."
 )
-@click.option("--retry", is_flag=True, help="Ask cells again that failed or had no answer.")
+@click.option("--retry", is_flag=True, help="Run cells again that failed or gave no answer.")
 @click.option(
-    "--only", type=click.Choice(("predicted", "measured")), default=None, help="Ask this part of SWEEP alone."
+    "--only", type=click.Choice(("predicted", "measured")), default=None, help="Run only this part of SWEEP."
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be asked, and ask nothing.")
+@click.option("--dry-run", is_flag=True, help="List what would run, and run nothing.")
 @click.option(
     "--trust",
     is_flag=True,
@@ -51,12 +50,12 @@ def _list(context: click.Context, option: click.Parameter, value: object) -> Non
     type=click.Choice(("local", "ray")),
     default="local",
     show_default=True,
-    help="Who measures: processes of this machine, or a Ray cluster.",
+    help="Measure in processes of this machine, or on a Ray cluster.",
 )
 @click.option(
     "--address", metavar="HOST:PORT", default="", help="Of the Ray cluster; without, Ray finds one."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+@json_option
 @click.option("--list", is_flag=True, is_eager=True, expose_value=False, callback=_list,
               help="List the sweeps that come with FineGauge.")  # fmt: skip
 def campaign(
@@ -71,7 +70,7 @@ def campaign(
     address: str,
     as_json: bool,
 ) -> None:
-    """Ask every cell of SWEEP once, and keep the answers in a folder.
+    """Run every cell of SWEEP once, and keep the results in a folder.
 
     SWEEP is a file, or the name of a sweep that comes with FineGauge (--list).
     Stop it whenever you like, by Ctrl-C or harder: the next call goes on where this one ended.
@@ -99,7 +98,7 @@ def campaign(
 
 
 def _engine(name: str, address: str) -> "Engine":
-    """Return who measures.
+    """Return the measurement backend.
 
     Raises: FieldError for an address without a cluster.
     """
@@ -135,7 +134,7 @@ MOST_DRAWN = 12  # comparisons in one figure
     "--at", "places", metavar="AXIS=VALUE", multiple=True, help="Only these points of a campaign: phase=sft."
 )
 @click.option("--figure", metavar="FILE", default="", help="Draw it: a .png, and an .svg beside it.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+@json_option
 def compare(
     paths: tuple[str, ...], *, gpu: str, baseline: str, places: tuple[str, ...], figure: str, as_json: bool
 ) -> None:
@@ -173,7 +172,6 @@ def compare(
 def _of_campaign(
     path: str, baseline: str, axes: "Mapping[str, Sequence[str]]", places: tuple[str, ...]
 ) -> "list[Comparison]":
-    """Return the comparisons of a campaign, at the places that were asked for."""
     from finegauge.campaign.folder import Folder
     from finegauge.campaign.gains import compare_results
 
@@ -194,7 +192,6 @@ def _of_campaign(
 
 
 def _of_runs(paths: tuple[str, ...], gpu: str) -> "Comparison":
-    """Return the comparison of runs, predicted or measured."""
     from finegauge.campaign.gains import Comparison, gains_over
 
     assumed = "" if gpu else _common_gpu(paths)
@@ -244,7 +241,6 @@ def _facts(path: str, gpu: str) -> "list[Facts]":
 
 
 def _draw(answer: "CompareAnswer", path: str) -> None:
-    """Draw bars and radars."""
     from finegauge.render.compare import panels
     from finegauge.render.plots.charts import save_charts
     from finegauge.render.plots.drawing import check_matplotlib
@@ -266,7 +262,7 @@ def _draw(answer: "CompareAnswer", path: str) -> None:
 @click.option("--sql", metavar="SQL", help='A whole question: "SELECT … FROM results GROUP BY …".')
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="Rows to print.")
 @click.option("--export", "output", metavar="FILE", help="Write all rows as .csv or .parquet.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+@json_option
 def results(
     paths: tuple[str, ...],
     where: str | None,
@@ -302,7 +298,6 @@ def results(
 
 
 def _listed(chosen: str | None, known: list[str]) -> str:
-    """Return the columns to select: those asked for, or all."""
     if chosen is None:
         return "*"
     names = [name.strip() for name in chosen.split(",") if name.strip()]

@@ -19,7 +19,7 @@ from finegauge.answers.catalogue_rows import (
     offers_json,
     plain,
 )
-from finegauge.cli.run_options import say
+from finegauge.cli.run_options import json_option, say
 from finegauge.documents import json_text
 from finegauge.errors import InputError, shown
 from finegauge.render.number_format import dollars
@@ -27,8 +27,6 @@ from finegauge.render.number_format import dollars
 if TYPE_CHECKING:
     from finegauge.catalogue.gpus import GpuSpec
     from finegauge.catalogue.offers import Offer
-
-as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 
 
 class ListByDefault(click.Group):
@@ -108,7 +106,7 @@ def gpus() -> None:
 @gpus.command("list")
 @click.argument("pattern", default="")
 @click.option("--vendor", help="NVIDIA, AMD, Intel, Google, AWS; or user, for your own.")
-@as_json_option
+@json_option
 def list_gpus(pattern: str, vendor: str | None, *, as_json: bool) -> None:
     """List the accelerators whose name or alias contains PATTERN."""
     from finegauge.catalogue.gpus import gpus as all_gpus
@@ -138,7 +136,7 @@ def _gpu_cells(spec: "GpuSpec") -> list[str]:
 
 @gpus.command("show")
 @click.argument("name")
-@as_json_option
+@json_option
 def show_gpu(name: str, *, as_json: bool) -> None:
     """Show all that is known of one accelerator, by name, alias or YAML file."""
     from finegauge.catalogue.gpus import gpu
@@ -180,7 +178,7 @@ def models() -> None:
 
 @models.command("list")
 @click.argument("pattern", default="")
-@as_json_option
+@json_option
 def list_models(pattern: str, *, as_json: bool) -> None:
     """List the models whose name, alias or model_type contains PATTERN."""
     from finegauge.catalogue.models import models as all_models
@@ -204,7 +202,7 @@ def list_models(pattern: str, *, as_json: bool) -> None:
 
 @models.command("show")
 @click.argument("name")
-@as_json_option
+@json_option
 def show_model(name: str, *, as_json: bool) -> None:
     """Count one model: by name, alias, Hugging Face id, config.json, or the folder that holds it."""
     from finegauge.catalogue.models import model
@@ -249,7 +247,7 @@ def show_model(name: str, *, as_json: bool) -> None:
 @click.option("--sort", type=click.Choice(SORTS), default="gpu-price")
 @click.option("--limit", type=click.IntRange(min=0), default=_DEFAULT_ROWS, help="Rows to print; 0 for all.")
 @click.option("--refresh", is_flag=True, help="Fetch today's prices into your cache first.")
-@as_json_option
+@json_option
 def offers(
     gpu_name: str | None,
     provider: str | None,
@@ -319,6 +317,7 @@ def _offer_cells(offer: "Offer", *, spot: bool) -> list[str]:
 
 # --- datasets
 
+BINS = 12  # of a data set's lengths
 KNOWN_AS = {"histogram": "histogram", "mean": "mean, spread", "summary": "median only"}
 
 
@@ -329,7 +328,7 @@ def datasets() -> None:
 
 @datasets.command("list")
 @click.argument("pattern", default="")
-@as_json_option
+@json_option
 def list_datasets(pattern: str, *, as_json: bool) -> None:
     """List the data sets whose name contains PATTERN."""
     from finegauge.catalogue.datasets import datasets as all_datasets
@@ -355,7 +354,7 @@ def list_datasets(pattern: str, *, as_json: bool) -> None:
 
 @datasets.command("show")
 @click.argument("name")
-@as_json_option
+@json_option
 def show_dataset(name: str, *, as_json: bool) -> None:
     """Show one data set's lengths, by name or by file (CSV of length,count, or YAML)."""
     from finegauge.catalogue.datasets import dataset, datasets
@@ -377,14 +376,14 @@ def show_dataset(name: str, *, as_json: bool) -> None:
         say(f"  {label:>11}  {'█' * round(share * 60)} {share:.1%}")
 
 
-def _histogram(lengths: Sequence[tuple[int, int]], bins: int = 12) -> Iterable[tuple[str, float]]:
+def _histogram(lengths: Sequence[tuple[int, int]]) -> Iterable[tuple[str, float]]:
     """Yield (range of tokens, share of the examples) for equal ranges up to the 99th percentile."""
     from itertools import accumulate
 
     total = sum(count for _, count in lengths)
     below = list(accumulate(count for _, count in lengths))
     top = next((length for (length, _), seen in zip(lengths, below, strict=True) if seen >= 0.99 * total), 0)
-    width = max(1, -(-top // bins))
+    width = max(1, -(-top // BINS))
     for start in range(0, top, width) if total else ():
         inside = sum(count for length, count in lengths if start < length <= start + width)
         yield f"{start + 1}-{start + width}", inside / total
@@ -395,9 +394,9 @@ def _histogram(lengths: Sequence[tuple[int, int]], bins: int = 12) -> Iterable[t
 
 @click.command()
 @click.argument("pattern", default="", metavar="[NAME]")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+@json_option
 def frameworks(pattern: str, *, as_json: bool) -> None:
-    """List training frameworks: whose files are read and written, and what each does unasked."""
+    """List training frameworks: whose files are read and written, and the defaults of each."""
     from finegauge.answers.frameworks import frameworks_answer
     from finegauge.cli.run_options import show
     from finegauge.render.frameworks import frameworks_report
@@ -414,7 +413,7 @@ def frameworks(pattern: str, *, as_json: bool) -> None:
 @click.command()
 @click.argument("name", default="")
 @click.option("--to", "folder", metavar="DIR", help="Copy it there, with the small models that it names.")
-@as_json_option
+@json_option
 def examples(name: str, folder: str | None, *, as_json: bool) -> None:
     """List the examples that come with FineGauge, print one, or copy it: finegauge examples tiny_moe --to .
 

@@ -2,11 +2,11 @@
 
 import click
 
-from finegauge.cli.run_options import say, show
+from finegauge.cli.run_options import json_option, say, show
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+@json_option
 def doctor(*, as_json: bool) -> None:
     """Show this machine's GPU, host and disk, which extras are installed, and the way to what is missing."""
     from finegauge.answers.doctor import doctor_answer
@@ -18,7 +18,7 @@ def doctor(*, as_json: bool) -> None:
 @click.command()
 @click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
 def completion(shell: str) -> None:
-    """Print what makes SHELL complete commands, fields, GPUs and models; its first line says how."""
+    """Print SHELL's completion of commands, fields, GPUs and models; its first line says how to use it."""
     from click.shell_completion import get_completion_class
 
     where = {

@@ -2,7 +2,7 @@
 
 import gc
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import click
@@ -10,6 +10,7 @@ import click
 from finegauge.cli.run_options import (
     alongside_options,
     gpu_option,
+    json_option,
     parted,
     question,
     read_run,
@@ -24,10 +25,7 @@ from finegauge.run.run import FROM_MODEL_ALONE
 
 if TYPE_CHECKING:
     from finegauge.answers.estimate import CheckAnswer
-    from finegauge.measurement.options import Options
     from finegauge.planning.capacity import Capacity
-    from finegauge.profile import Estimator, Profile
-    from finegauge.progress import Heard
     from finegauge.run.run import Run
 
 
@@ -55,17 +53,14 @@ def estimate(
     from finegauge.render.estimate import estimate_report
 
     asked = runs(run_file, overrides, gpus)
-    estimator = None if law is None else _with_law(law)
+    estimator = None
+    if law is not None:
+        from finegauge.laws.registry import load, with_law
+        from finegauge.prediction.predictor import predict
+
+        estimator = with_law(load(law), predict)
     answer = estimate_answer(asked, estimator, at_max_batch=at_max_batch)
     show("estimate", answer, estimate_report, as_json=as_json)
-
-
-def _with_law(name: str) -> "Estimator":
-    """Return predictions in which the law called `name` has the say about its part."""
-    from finegauge.laws.registry import load, with_law
-    from finegauge.prediction.predictor import predict
-
-    return with_law(load(name), predict)
 
 
 @click.command()
@@ -107,12 +102,12 @@ class Checked(NamedTuple):
 @click.argument("words", nargs=-1, required=True, metavar="RUN... [KEY=VALUE]...")
 @alongside_options
 @gpu_option
-@click.option("--skip-others", is_flag=True, help="Pass by files that describe no training, and say so.")
+@click.option("--skip-others", is_flag=True, help="Skip files that describe no training, and say so.")
 @click.option("--allow-risky", is_flag=True, help="Let risky runs pass: exit code 0.")
 @click.option("--fix", is_flag=True, help="Write RUN with the best change that makes it fit.")
 @click.option("-o", "--output", "folder", metavar="DIR", help="Where --fix writes it.  [default: fixed]")
 @click.option("--overwrite", is_flag=True, help="Let --fix replace files of the same names.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+@json_option
 @click.pass_context
 def check(
     ctx: click.Context, words: tuple[str, ...], gpus: tuple[str, ...], *,
@@ -168,14 +163,12 @@ def _fix(
 
 
 def _answer(file: str, overrides: tuple[str, ...], gpus: tuple[str, ...]) -> "CheckAnswer":
-    """Return the answer about one file, once per GPU."""
     from finegauge.answers.estimate import check_answer
 
     return check_answer(runs(file, overrides, gpus))
 
 
 def _checked(file: str, overrides: tuple[str, ...], gpus: tuple[str, ...], *, skip_others: bool) -> Checked:
-    """Return what becomes of one file among several."""
     from finegauge.formats.reading import no_training
 
     try:
@@ -187,7 +180,6 @@ def _checked(file: str, overrides: tuple[str, ...], gpus: tuple[str, ...], *, sk
 
 
 def _show_one(checked: Checked, *, as_json: bool) -> None:
-    """Print the answer about the only file, a line for each GPU."""
     assert checked.answer is not None
     if as_json:
         show("check", checked.answer, as_json=True)
@@ -312,7 +304,6 @@ def can(run_file: str, overrides: tuple[str, ...], gpus: tuple[str, ...], *, as_
 
 
 def _show(command: str, found: list[tuple["Run", "Capacity"]], *, as_json: bool) -> None:
-    """Print one result per GPU."""
     from finegauge.answers.estimate import capacity_answer
     from finegauge.render.estimate import capacity_report
 
@@ -338,6 +329,7 @@ def show_measured(
     from finegauge.cli.measurements import byte_size
     from finegauge.cli.progress import progress_bar
     from finegauge.measurement.options import Options
+    from finegauge.measurement.trial import measure
     from finegauge.planning.capacity import measured_max_micro_batch_size
     from finegauge.prediction.predictor import memory_estimator
     from finegauge.render.estimate import measured_capacity_report
@@ -351,7 +343,7 @@ def show_measured(
     with progress_bar("") as heard, memory_estimator(run, device) as predict:
         found = measured_max_micro_batch_size(
             run,
-            _measuring(options, heard, store),
+            lambda run: measure(run, options, heard=heard, store=store),
             predict,
             capacity_bytes=allowed or predict(run).capacity_bytes,
             limit=limit,
@@ -361,10 +353,3 @@ def show_measured(
         raise UnsupportedError(f"A trial brought no answer: {failed.reason}.")
     answer = measured_capacity_answer(run, found, allowed)
     show("max-batch", answer, measured_capacity_report, as_json=as_json)
-
-
-def _measuring(options: "Options", heard: "Heard | None", store: str | None) -> "Callable[[Run], Profile]":
-    """Return the Estimator that runs a trial."""
-    from finegauge.measurement.trial import measure
-
-    return lambda run: measure(run, options, heard=heard, store=store)

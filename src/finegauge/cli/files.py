@@ -10,6 +10,7 @@ from finegauge.cli.progress import progress_bar
 from finegauge.cli.run_options import (
     alongside_options,
     file_name,
+    json_option,
     overrides_argument,
     parted,
     read_run,
@@ -32,11 +33,11 @@ if TYPE_CHECKING:
 @click.option("--export", "framework", metavar="FRAMEWORK", help="Write the run as this framework's files.")
 @click.option("-o", "--output", "folder", metavar="DIR", help="Where --export writes them.")
 @click.option("--overwrite", is_flag=True, help="Let --export replace files of the same names.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+@json_option
 def read(
     words: tuple[str, ...], framework: str | None, folder: str | None, *, overwrite: bool, as_json: bool
 ) -> None:
-    """Show the run that RUN describes: every field, its value, and whether the file or a default says so.
+    """Show the run that RUN describes: every field, its value, and whether the file or a default sets it.
 
     accelerate's and DeepSpeed's files are recognised among the RUNs and laid over the others. A file
     alone that states no model is shown with the fields that it states.
@@ -56,7 +57,9 @@ def read(
         raise InputError("-o and --overwrite go with --export; add --export trl, or another framework.")
     beside = _with_companions(stated_alongside(), {f: kind for f, (kind, _) in companions.items()})
     if framework is not None:
-        _export(_the_one(recipes), overrides, beside, framework, folder, overwrite=overwrite, as_json=as_json)
+        if len(recipes) != 1:
+            raise InputError(f"--export takes one training file, not {len(recipes)}; name one.")
+        _export(recipes[0], overrides, beside, framework, folder, overwrite=overwrite, as_json=as_json)
         return
     results: list[RunOfFile | LauncherFile] = [
         run_of_file(file, describe(file, overrides, beside)) for file in recipes
@@ -74,13 +77,6 @@ def read(
         say([*([""] if number else []), *section_lines(part)])
 
 
-def _the_one(files: list[str]) -> str:
-    """Return the training file to export."""
-    if len(files) != 1:
-        raise InputError(f"--export takes one training file, not {len(files)}; name one.")
-    return files[0]
-
-
 def _export(
     file: str,
     overrides: tuple[str, ...],
@@ -91,7 +87,6 @@ def _export(
     overwrite: bool,
     as_json: bool,
 ) -> None:
-    """Write the run of `file` for another framework, and say what was written."""
     from finegauge.formats.reading import describe
     from finegauge.formats.writing import write
 
@@ -131,7 +126,7 @@ def _with_companions(stated: "Alongside", kinds: dict[str, str]) -> "Alongside":
 @click.option("--run", "run_file", metavar="RUN", help="Show the batches that this run makes of the data.")
 @click.option("--gpu", "gpus", metavar="NAME,NAME", multiple=True, help="With --run: GPUs to ask about.")
 @alongside_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+@json_option
 def data(
     file: str,
     overrides: tuple[str, ...],
@@ -180,7 +175,6 @@ def _counted(
 def _runs(
     run_file: str, overrides: tuple[str, ...], gpus: tuple[str, ...], file: str, tokenizer: str | None
 ) -> "list[Run]":
-    """Return the run with this data set, once per GPU asked about."""
     stated = {
         "dataset": os.path.abspath(file),
         **({"tokenizer": os.path.abspath(tokenizer)} if tokenizer else {}),

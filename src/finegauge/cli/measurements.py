@@ -9,9 +9,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from finegauge.cli.progress import progress_bar
-from finegauge.cli.run_options import offline_option, overrides_argument, read_run, run_argument, say, show
+from finegauge.cli.run_options import (
+    json_option,
+    offline_option,
+    overrides_argument,
+    read_run,
+    run_argument,
+    say,
+    show,
+)
 from finegauge.documents import json_text
-from finegauge.errors import EXIT_DONE, EXIT_NO_DATA, EXIT_WILL_NOT_FIT, InputError, UnsupportedError, shown
+from finegauge.errors import EXIT_DONE, EXIT_NO_DATA, EXIT_WILL_NOT_FIT, UnsupportedError, shown
 
 if TYPE_CHECKING:
     from finegauge.catalogue.device_profile import DeviceProfile
@@ -49,7 +57,6 @@ def stated(asked: dict[str, Any]) -> tuple[dict[str, Any], tuple[int, ...]]:
 
 
 def _numbers(ctx: click.Context, option: click.Parameter, value: str | None) -> tuple[int, ...] | None:
-    """Return the numbers of users that "1,8,32" states."""
     del ctx, option
     if value is None:
         return None
@@ -129,7 +136,7 @@ EXIT_CODES = {"completed": EXIT_DONE, "out_of_memory": EXIT_WILL_NOT_FIT}
     "--store", type=click.Path(dir_okay=False), help="Add the outcome to this journal (JSON lines)."
 )
 @endpoint_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+@json_option
 @click.pass_context
 def measure(
     ctx: click.Context,
@@ -211,7 +218,7 @@ def byte_size(text: str) -> float:
 @click.option("--predict", is_flag=True, help="Predict the profile of --gpu instead of timing this machine.")
 @click.option("--gpu", metavar="NAME", help="With --predict: the GPU, which need not be here.")
 @click.option("-o", "--output", metavar="FILE", help="Where to write; this machine's own profile otherwise.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+@json_option
 def micro(
     run_files: tuple[str, ...],
     device: str | None,
@@ -266,7 +273,6 @@ def micro(
 
 
 def _predicted(name: str, run_files: tuple[str, ...], output: str | None, *, as_json: bool) -> None:
-    """Print the device profile that a GPU may be expected to have."""
     from finegauge.answers.device_profile import micro_answer
     from finegauge.catalogue.device_profile import write
     from finegauge.catalogue.gpus import gpu
@@ -286,21 +292,16 @@ def _predicted(name: str, run_files: tuple[str, ...], output: str | None, *, as_
 
 
 def _drawn(profile: "DeviceProfile", stem: str) -> tuple[str, ...]:
-    """Draw what `profile` reaches, by size, and return the paths."""
     from finegauge.render.plots.drawing import check_matplotlib
 
     check_matplotlib()
     from finegauge.render.plots.charts import save_charts
     from finegauge.render.plots.device_profile import profile_panels
 
-    try:
-        return save_charts(profile_panels(profile), stem, f"{profile.name}: predicted operators")
-    except OSError as error:
-        raise InputError(f"Cannot write to {shown(stem)}: {error.strerror or error}.") from None
+    return save_charts(profile_panels(profile), stem, f"{profile.name}: predicted operators")
 
 
 def _device_here() -> str:
-    """Return "cuda" where torch finds a GPU."""
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
@@ -308,7 +309,7 @@ def _device_here() -> str:
 
 @click.command()
 @click.argument("model", metavar="MODEL_DIR")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+@json_option
 def trace(model: str, *, as_json: bool) -> None:
     """Trace the transformers class of the config.json in MODEL_DIR, once, into this user's cache.
 
@@ -336,7 +337,6 @@ def trace(model: str, *, as_json: bool) -> None:
 def _lines(
     model: str, config: Mapping[str, Any], document: Mapping[str, Any], traced: "Architecture", path: str
 ) -> Iterator[str]:
-    """Yield what was found, and what to do next."""
     from finegauge.units import count
 
     yield (
@@ -352,7 +352,6 @@ def _lines(
 
 
 def _json(document: Mapping[str, Any], traced: "Architecture", path: str) -> str:
-    """Return what was found as JSON."""
     found = {
         "command": "trace",
         "model_type": traced.model_type,

@@ -11,6 +11,7 @@ from finegauge.cli.progress import progress_bar
 from finegauge.cli.run_options import (
     alongside_options,
     gpu_names,
+    json_option,
     launch_options,
     overrides_argument,
     run_argument,
@@ -82,7 +83,7 @@ def _dollars(context: click.Context, option: click.Parameter, value: str | None)
 @click.option("-o", "folder", metavar="DIR", type=click.Path(file_okay=False), help="Where to write it.")
 @click.option("--overwrite", is_flag=True, help="Replace files that are there.")
 @click.option("--figure", metavar="FILE.png", type=click.Path(dir_okay=False), help="Draw the front there.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+@json_option
 @launch_options
 def plan(
     run_file: str,
@@ -178,7 +179,6 @@ def _check_figure(path: str | None) -> None:
 
 
 def _list(context: click.Context, option: click.Parameter, value: object) -> None:
-    """Print every switch, and stop."""
     if not value or context.resilient_parsing:
         return
     from finegauge.planning.whatif import SWITCHES
@@ -204,7 +204,7 @@ def _list(context: click.Context, option: click.Parameter, value: object) -> Non
 )
 @click.option("--spot", is_flag=True, help="Cost on spot instances.")
 @click.option("--all", "everything", is_flag=True, help="Show changes that gain nothing too.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+@json_option
 @click.option("--list", is_flag=True, is_eager=True, expose_value=False, callback=_list,
               help="List the switches.")  # fmt: skip
 @alongside_options

@@ -1,4 +1,4 @@
-"""One progress bar for every long command: on stderr, for a terminal alone, and not for what ends at once."""
+"""The progress bar of long commands: on stderr, on a terminal only, and only after half a second."""
 
 import sys
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ AFTER_S = 0.5
 
 @contextmanager
 def progress_bar(name: str) -> "Iterator[Heard | None]":
-    """Yield whom to tell how far `name` is; None where nobody sees it."""
+    """Yield a function that shows the progress of `name`; None where stderr is no terminal."""
     if not sys.stderr.isatty():
         yield None
         return

@@ -5,8 +5,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from finegauge.cli.run_options import alongside_options, overrides_argument, run_of, runs, say, show
+from finegauge.cli.run_options import (
+    alongside_options,
+    json_option,
+    overrides_argument,
+    run_of,
+    runs,
+    say,
+    show,
+)
+from finegauge.documents import write_file
 from finegauge.errors import InputError, UnknownNameError, shown
+from finegauge.render.report import FILE, TERMINAL, plain
 
 if TYPE_CHECKING:
     from finegauge.answers.reproduction import ReproduceAnswer
@@ -31,7 +41,7 @@ PAGES = (".html", ".htm", ".md")
 @click.option(
     "--baseline", default="baseline", show_default=True, help="Of a campaign, what the others beat."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+@json_option
 @alongside_options
 def report(
     subject: str,
@@ -64,15 +74,12 @@ def report(
 
         say(markdown_page(found).rstrip())
     else:
-        from finegauge.render.report import plain
-
         say([plain(found.headline), *(f"Wrote {path}" for path in written)])
 
 
 def _report(
     subject: str, overrides: tuple[str, ...], gpu: str | None, baseline: str, *, planned: bool
 ) -> "Report":
-    """Return the report about whatever `subject` is."""
     from finegauge.render.stored import document_of
 
     stored = os.path.isfile(os.path.join(subject, "results.jsonl")) or subject.endswith(".jsonl")
@@ -89,19 +96,16 @@ def _report(
 
 
 def _of_run(path: str, overrides: tuple[str, ...], gpu: str | None, *, planned: bool) -> "Report":
-    """Return the report about a run, predicted or planned now."""
     if planned:
         run = run_of(path, overrides)
         from finegauge.answers.plan import plan_answer
         from finegauge.planning.plan import plan
         from finegauge.planning.selection import Wanted
         from finegauge.render.plan import plan_report
-        from finegauge.render.report import FILE
 
         return plan_report(plan_answer(plan(run, Wanted(gpus=(gpu,) if gpu else ()))), FILE)
     from finegauge.answers.study import study_answer
     from finegauge.render.estimate import estimate_report
-    from finegauge.render.report import FILE
 
     answer, study = study_answer(runs(path, overrides, (gpu,) if gpu else (), unnamed="one")[0])
     return estimate_report(answer, FILE, study)
@@ -111,7 +115,6 @@ def _of_document(document: dict[str, object], path: str) -> "Report":
     """Return the report about what a command printed; of several answers, the first in full."""
     if document["command"] == "plan":
         from finegauge.render.plan import plan_report
-        from finegauge.render.report import FILE
         from finegauge.render.stored import plan_in
 
         return plan_report(plan_in(document, path), FILE)
@@ -119,7 +122,6 @@ def _of_document(document: dict[str, object], path: str) -> "Report":
 
     if document["command"] != "measure":
         from finegauge.render.estimate import estimate_report
-        from finegauge.render.report import FILE
 
         answer = estimates_in(document, path)
         if not answer.found:
@@ -131,16 +133,13 @@ def _of_document(document: dict[str, object], path: str) -> "Report":
 
 
 def _of_trial(measured: "Profile", prediction: "Prediction | None" = None) -> "Report":
-    """Return the report about a trial, beside what is predicted for it."""
     from finegauge.answers.measurement import MeasureAnswer, measurement
     from finegauge.render.measurement import measure_report
-    from finegauge.render.report import FILE
 
     return measure_report(MeasureAnswer(measured.run, (measurement(measured, prediction),)), FILE)
 
 
 def _of_results(path: str, baseline: str) -> "Report":
-    """Return the report about a campaign's folder, or about a journal of measurements."""
     from finegauge.answers.campaign import campaign_study
     from finegauge.campaign.folder import Folder
     from finegauge.render.campaign import labelled, study_report
@@ -174,7 +173,6 @@ def _kind(output: str | None) -> str:
 
 
 def _write(found: "Report", output: str, kind: str, key: str | None) -> tuple[str, ...]:
-    """Write what was asked for, and return the paths."""
     from finegauge.render.html import html_page
     from finegauge.render.markdown import markdown_page
     from finegauge.render.plots.drawing import check_matplotlib, png, svg
@@ -195,12 +193,11 @@ def _write(found: "Report", output: str, kind: str, key: str | None) -> tuple[st
             contents[os.path.join(output, f"{plot.key}.png")] = png(plot)
             contents[os.path.join(output, f"{plot.key}.svg")] = svg(plot)
     for path, content in contents.items():
-        _put(path, content)
+        write_file(path, content)
     return tuple(contents)
 
 
 def _chosen(found: "Report", key: str | None, output: str) -> "Plot":
-    """Return the figure called `key`, or the only one."""
     known = {plot.key: plot for plot in found.plots}
     if key is None and len(known) == 1:
         return next(iter(known.values()))
@@ -211,17 +208,6 @@ def _chosen(found: "Report", key: str | None, output: str) -> "Plot":
     if key not in known:
         raise UnknownNameError("figure", key, known=known)
     return known[key]
-
-
-def _put(path: str, content: str | bytes) -> None:
-    """Write one file, its folder made where there is none."""
-    data = content.encode() if isinstance(content, str) else content
-    try:
-        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        with open(path, "wb") as file:
-            file.write(data)
-    except OSError as error:
-        raise InputError(f"Cannot write {shown(path)}: {error.strerror or error}.") from None
 
 
 PAPERS = ("xia2024",)
@@ -243,7 +229,7 @@ STORE = "trials.jsonl"
     show_default=True,
     help="CPU threads with --measured.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+@json_option
 def reproduce(
     paper: str,
     items: tuple[str, ...],
@@ -271,7 +257,6 @@ def reproduce(
 
         check_matplotlib("calibrate")
     from finegauge.answers.reproduction import reproduce_answer
-    from finegauge.render.report import TERMINAL
     from finegauge.render.reproduction import reproduction_report
     from finegauge.reproduction.xia2024 import reproduce as whole_paper
 
@@ -285,36 +270,19 @@ def _measured(device: str, threads: int, output: str | None) -> "Reproduction":
     from finegauge.measurement.options import Options
     from finegauge.reproduction.measured_findings import measure_findings
 
-    store = None
-    if output is not None:
-        _make(output)
-        store = os.path.join(output, STORE)
+    store = None if output is None else os.path.join(output, STORE)
     options = Options(device=device, threads=threads)
     return measure_findings(options, told=lambda what: say(f"{what} ...", err=True), store=store)
 
 
-def _make(folder: str) -> None:
-    """Make a folder where there is none."""
-    try:
-        os.makedirs(folder, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"Cannot write to {shown(folder)}: {error.strerror or error}.") from None
-
-
 def _write_pages(answer: "ReproduceAnswer", folder: str, paper: str) -> tuple[str, ...]:
-    """Write the charts and the page, and say which files."""
     from finegauge.render.html import html_page
     from finegauge.render.plots.charts import save_charts
-    from finegauge.render.report import FILE
     from finegauge.render.reproduction import reproduction_report
 
-    _make(folder)
     drawn = [one.item for one in answer.items if one.item.panels]
     path = os.path.join(folder, f"{paper}.html")
-    try:
-        for item in drawn:
-            save_charts(item.panels, os.path.join(folder, item.key), item.title)
-    except OSError as error:
-        raise InputError(f"Cannot write to {shown(folder)}: {error.strerror or error}.") from None
-    _put(path, html_page(reproduction_report(answer, FILE)))
+    for item in drawn:
+        save_charts(item.panels, os.path.join(folder, item.key), item.title)
+    write_file(path, html_page(reproduction_report(answer, FILE)))
     return path, f"{len(drawn)} charts as PNG and SVG beside it"

@@ -1,4 +1,4 @@
-"""What every command that takes a RUN has in common: its arguments, its GPUs, its way to print."""
+"""Shared by every command that takes a RUN: arguments, GPUs, printing."""
 
 import gc
 import os
@@ -21,7 +21,6 @@ _OFFLINE, _GPUS = "finegauge.offline", "finegauge.gpus"
 
 
 def _keep(context: click.Context, option: click.Parameter, value: Any) -> None:
-    """Keep the value of an option for `stated_alongside`."""
     if value is not None:
         context.meta.setdefault(_ALONGSIDE, {})[option.name] = value
 
@@ -70,7 +69,8 @@ def launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ("deepspeed", "DeepSpeed JSON given beside RUN."),
         ("accelerate", "accelerate YAML given beside RUN."),
     ):
-        command = _kept(f"--{name}", name, "FILE", click.STRING, says)(command)
+        option = click.option(f"--{name}", metavar="FILE", help=says, callback=_keep, expose_value=False)
+        command = option(command)
     return offline_option(command)
 
 
@@ -84,15 +84,6 @@ def offline_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--offline", is_flag=True, expose_value=False, callback=keep, help=says)(command)
 
 
-def _kept(
-    option: str, dest: str, metavar: str, kind: Any, says: str
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return the decorator that adds an option whose value is kept for `stated_alongside`."""
-    return click.option(
-        option, dest, metavar=metavar, type=kind, help=says, callback=_keep, expose_value=False
-    )
-
-
 def stated_alongside() -> "Alongside":
     """Return what the command line gives beside the training file."""
     from finegauge.formats.launcher_files import Alongside
@@ -101,7 +92,6 @@ def stated_alongside() -> "Alongside":
 
 
 def _meta(key: str) -> Any:
-    """Return what the running command keeps under `key`."""
     context = click.get_current_context(silent=True)
     return context.meta.get(key) if context else None
 
@@ -135,9 +125,8 @@ def _complete_run(_context: click.Context, _parameter: click.Parameter, incomple
     return found or [CompletionItem(incomplete, type="file")]
 
 
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 overrides_argument = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=_complete)
-
-
 run_argument = click.argument("run_file", metavar="RUN", shell_complete=_complete_run)
 
 
@@ -145,7 +134,7 @@ def question(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give `command` the arguments RUN [KEY=VALUE]... and the options --gpu, --json and alongside's."""
     command = alongside_options(command)
     for decorate in (
-        click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else."),
+        json_option,
         gpu_option,
         overrides_argument,
         run_argument,

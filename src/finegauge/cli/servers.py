@@ -27,8 +27,8 @@ _WAIT_S = 2  # for answers under way, once the server is to end
 def serve(port: int, *, opens: bool) -> None:
     """Serve a page on 127.0.0.1: paste a training file, change fields, see memory, time and cost follow.
 
-    Nobody but this machine reaches it, it asks nothing of the network, and it reads no file of yours. The
-    same answers as JSON are described under /openapi.json. Ctrl-C ends it, with exit code 0.
+    It is reachable from this machine only, uses no network and reads none of your files. /openapi.json
+    describes the same answers as JSON. Ctrl-C ends it, with exit code 0.
     """
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
@@ -51,18 +51,12 @@ def _listening(port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         why = (error.strerror or str(error)).lower()
-        sentence = f"Port {port} cannot be used ({why}); add --port {_other(port)}, or another."
-        raise InputError(sentence) from None
+        other = port + 1 if 1024 <= port < 65_535 else DEFAULT_PORT
+        raise InputError(f"Port {port} cannot be used ({why}); add --port {other}, or another.") from None
     return listener
 
 
-def _other(port: int) -> int:
-    """Return a port to try instead."""
-    return port + 1 if 1024 <= port < 65_535 else DEFAULT_PORT
-
-
 def _run(listener: socket.socket, *, opens: bool) -> None:
-    """Serve until interrupted."""
     import uvicorn
 
     from finegauge.web.app import create_app
@@ -112,7 +106,6 @@ def _impatient() -> Any:
 
 
 def _server_of(config: Any, url: str, *, opens: bool) -> Any:
-    """Return a server that says where it is once it answers."""
     import uvicorn
 
     class Announcing(uvicorn.Server):

@@ -1,4 +1,4 @@
-"""Models that FineGauge does not know yet: their config.json fetched, their class traced; each is said."""
+"""Models that FineGauge does not know yet: their config.json is fetched, their class traced."""
 
 import gc
 import os

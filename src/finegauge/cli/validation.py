@@ -2,12 +2,13 @@
 
 import os
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import click
 
 from finegauge.cli.progress import progress_bar
-from finegauge.cli.run_options import say, show
+from finegauge.cli.run_options import json_option, say, show
 from finegauge.errors import EXIT_DONE, InputError, UnsupportedError, shown
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ EXIT_DOES_NOT_HOLD = 10
 @click.option("--seed", type=click.IntRange(0), default=0, help="With --here: what they are drawn from.")
 @click.option("--steps", type=click.IntRange(3), default=10, help="With --here: measured steps of each.")
 @click.option("--threads", type=click.IntRange(0), default=0, help="With --here: of the host's arithmetic.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+@json_option
 @click.pass_context
 def validate(
     ctx: click.Context,
@@ -119,7 +120,7 @@ def validate(
     "-o", "--output", metavar="PATH", help="Write the calibration here; with --law: draw into this folder."
 )
 @click.option("--date", metavar="YYYY-MM-DD", help="What to date the result; today otherwise.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+@json_option
 def calibrate(
     tables: tuple[str, ...],
     law_name: str | None,
@@ -156,8 +157,10 @@ def calibrate(
 def _constants(
     tables: tuple[str, ...], name: str, output: str | None, date: str, *, from_datasheet: bool, as_json: bool
 ) -> None:
-    """Fit the physical constants of predictions."""
-    _check_scipy()
+    if find_spec("scipy") is None:
+        raise UnsupportedError(
+            "Fitting constants needs scipy: pip install 'finegauge[calibrate]'. Predicting works without it."
+        )
     from finegauge.answers.calibration import calibration_answer
     from finegauge.calibration.calibrate import calibrate as fitted
     from finegauge.documents import write_document
@@ -175,16 +178,6 @@ def _constants(
     show("calibrate", answer, partial(calibration_report, path=output), as_json=as_json)
 
 
-def _check_scipy() -> None:
-    """Raise UnsupportedError where scipy is not installed."""
-    from importlib.util import find_spec
-
-    if find_spec("scipy") is None:
-        raise UnsupportedError(
-            "Fitting constants needs scipy: pip install 'finegauge[calibrate]'. Predicting works without it."
-        )
-
-
 def _law(
     table: str,
     law_name: str,
@@ -195,7 +188,6 @@ def _law(
     *,
     as_json: bool,
 ) -> None:
-    """Fit a closed-form law to a sweep, keep it by name, and draw it."""
     if output is not None:
         from finegauge.render.plots.drawing import check_matplotlib
 
@@ -216,7 +208,6 @@ def _law(
 
 
 def _day(text: str | None) -> str:
-    """Return the day that `text` names, or today, as ISO 8601 writes it."""
     from datetime import date
 
     try:
@@ -226,15 +217,8 @@ def _day(text: str | None) -> str:
 
 
 def _draw(answer: "LawAnswer", folder: str) -> tuple[str, ...]:
-    """Draw fit and residuals, and return the paths of the files."""
     from finegauge.render.calibration import law_panels
     from finegauge.render.plots.charts import save_charts
 
     law = answer.stored.law
-    try:
-        os.makedirs(folder, exist_ok=True)
-        return save_charts(
-            law_panels(answer), os.path.join(folder, law.name), f"{law.name}: {law.form.equation}"
-        )
-    except OSError as error:
-        raise InputError(f"Cannot write to {shown(folder)}: {error.strerror or error}.") from None
+    return save_charts(law_panels(answer), os.path.join(folder, law.name), f"{law.name}: {law.form.equation}")

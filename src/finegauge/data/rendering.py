@@ -108,7 +108,6 @@ def chat_template(source: str, special_tokens: Mapping[str, str]) -> ChatTemplat
 
 
 def _with_reasoning(message: Message) -> Message:
-    """Return a message whose reasoning stands under the name that templates read."""
     reasoning = next((message[name] for name in REASONING if message.get(name) is not None), None)
     if reasoning is None:
         return message

@@ -43,7 +43,7 @@ from finegauge.data.rendering import (
     template_source,
 )
 from finegauge.data.tokenizer import TokenizerFiles, load_tokenizer, stamps, tokenizer_files
-from finegauge.documents import write_whole
+from finegauge.documents import cache_path, write_whole
 from finegauge.errors import FileFormatError, InputError, shown
 from finegauge.progress import Heard, Progress
 from finegauge.sandbox import apart
@@ -55,6 +55,7 @@ MOST_SHOWN = 20  # rows that are listed one by one; all are counted
 MOST_SHAPES = 1000  # sets of keys that are told apart
 NO_TEXT = "it holds characters that are no Unicode (a lone surrogate)"
 T = TypeVar("T")
+FOLDER = "lengths"  # of the cache
 SCHEMA = 1
 SETTLED_AFTER_S = 2.0  # file systems keep times to within this
 _DIGEST_BYTES = 32
@@ -205,14 +206,6 @@ class Tally:
         )
 
 
-def folder() -> str:
-    """Return the folder of the entries."""
-    base = os.environ.get("FINEGAUGE_CACHE_DIR") or os.path.join(
-        os.path.expanduser("~"), ".cache", "finegauge"
-    )
-    return os.path.join(base, "lengths")
-
-
 def stamp_of(source: Source) -> str:
     """Return what tells the files of a data set from what they were before, without reading them.
 
@@ -231,7 +224,7 @@ def content_of(source: Source) -> str:
 
     Raises: InputError where a file cannot be read.
     """
-    stamp = os.path.join(folder(), f"{stamp_of(source)[:32]}.stamp")
+    stamp = cache_path(FOLDER, f"{stamp_of(source)[:32]}.stamp")
     kept = _read(stamp)
     if kept is not None and len(kept) == 2 * _DIGEST_BYTES and kept.isalnum():
         return kept.decode()
@@ -281,7 +274,7 @@ def store_lengths(key: str, lengths: Lengths) -> None:
 
 
 def _entry(key: str) -> str:
-    return os.path.join(folder(), f"{key[:32]}.lengths")
+    return cache_path(FOLDER, f"{key[:32]}.lengths")
 
 
 def _tuples(value: Any) -> Any:
@@ -420,21 +413,13 @@ def _apart(source: Source, read: Callable[..., Iterator[T]], args: tuple[Any, ..
     whose = "the chat template (another: --template) or the tokenizer is at fault, or the data set"
     try:
         yield from apart(read, args, MOST_MEMORY_BYTES, WITHIN_S)
-    except TimeoutError:
-        raise FileFormatError(
-            f"Counting the tokens of {source.path} was ended: it took more than {WITHIN_S:g} s over a few "
-            f"records; {whose}."
-        ) from None
-    except MemoryError:
-        raise FileFormatError(
-            f"Counting the tokens of {source.path} was ended: it took more memory than the "
-            f"{MOST_MEMORY_BYTES / 2**30:g} GiB that it may; {whose}."
-        ) from None
-    except (OSError, EOFError):
-        raise FileFormatError(
-            f"The process that counted the tokens of {source.path} ended; it may have run out of memory; "
-            f"{whose}."
-        ) from None
+    except (OSError, EOFError, MemoryError) as error:
+        why = f"The process that counted the tokens of {source.path} ended; it may have run out of memory"
+        if isinstance(error, TimeoutError):
+            why = f"Counting the tokens of {source.path} took more than {WITHIN_S:g} s over a few records"
+        elif isinstance(error, MemoryError):
+            why = f"Counting the tokens of {source.path} took more than {MOST_MEMORY_BYTES / 2**30:g} GiB"
+        raise FileFormatError(f"{why}, and was ended; {whose}.") from None
 
 
 def _read_lengths(
@@ -498,7 +483,6 @@ def _one_ahead(
 
 
 def _encoded(tokenizer: Any, take: Callable[[Rendered, Any], T], texts: list[Rendered]) -> list[T | None]:
-    """Return `take` of each text; None where the tokenizer cannot read it."""
     found: list[T | None] = [None] * len(texts)
     groups: dict[tuple[bool, bool], list[int]] = {}
     for number, text in enumerate(texts):
@@ -549,5 +533,4 @@ def _inside(encoding: Any, spans: Spans) -> int:
 
 
 def _token(encoding: Any, characters: range) -> int | None:
-    """Return the token of the first of these characters that is in one."""
     return next((token for at in characters if (token := encoding.char_to_token(at)) is not None), None)

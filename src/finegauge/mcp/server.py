@@ -13,9 +13,9 @@ from typing import Any, BinaryIO
 
 from finegauge.answers.arguments import Asked, user_catalogue
 from finegauge.documents import cache_path
-from finegauge.errors import FineGaugeError, did_you_mean, shown
+from finegauge.errors import FineGaugeError, did_you_mean, internal_error, shown
 from finegauge.mcp.tools import TOOLS
-from finegauge.sandbox import Seat, Worker, bound_memory, reading_only
+from finegauge.sandbox import EndedError, Seat, Worker, bound_memory, reading_only
 
 MAX_ARGUMENTS_BYTES = 100_000
 MAX_LINE_BYTES = 1_000_000
@@ -42,21 +42,15 @@ def answered(name: str, arguments: dict[str, Any], folder: str) -> tuple[str, bo
     except FineGaugeError as error:
         return " ".join(str(error).split()), True
     except Exception as error:
-        what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        return f"Internal error ({what}); please report it.", True
+        return internal_error(error), True
 
 
 def in_time(name: str, arguments: dict[str, Any], folder: str) -> tuple[str, bool]:
     """Return what a process answers, or a sentence where it takes too long or ends."""
     try:
         text, is_error = _seat().asked(answered, (name, arguments, folder), WITHIN_S)
-    except TimeoutError:
-        return (
-            f"This takes longer than {WITHIN_S:.0f} s and was ended; ask for less, or at the command line.",
-            True,
-        )
-    except (OSError, EOFError, MemoryError):
-        return "The process that computed this ended; it may have run out of memory. Ask for less.", True
+    except EndedError as error:
+        return str(error), True
     return text, is_error
 
 
@@ -64,14 +58,7 @@ def in_time(name: str, arguments: dict[str, Any], folder: str) -> tuple[str, boo
 def _seat() -> Seat:
     from multiprocessing import get_context
 
-    return Seat(lambda: Worker(get_context("spawn"), _settle))
-
-
-def _settle() -> None:
-    import signal
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when to end
-    bound_memory(MOST_MEMORY_BYTES)
+    return Seat(lambda: Worker(get_context("spawn"), bound_memory, MOST_MEMORY_BYTES))
 
 
 class Lines:
@@ -145,7 +132,6 @@ def serve(folder: str) -> None:
 
 
 async def _served(folder: str) -> None:
-    """Answer calls until the client goes."""
     import anyio
     from mcp import types
     from mcp.server.lowlevel import Server

@@ -148,7 +148,6 @@ def _moments(
 
 @contextmanager
 def _shared_folder(rank: int) -> Iterator[Path]:
-    """Yield one temporary folder of all ranks."""
     with TemporaryDirectory(prefix="finegauge-moments-") as own:
         name = [own]
         if dist.is_initialized():
@@ -232,7 +231,6 @@ def _options(run: Run) -> Any:
 
 
 def _save(phase: Phase, folder: Path, rank: int) -> None:
-    """Write a checkpoint as the run's library does."""
     run, model, strategy = phase.subject.run, phase.subject.model, phase.subject.strategy
     folder.mkdir(exist_ok=True)
     if run.sharding.startswith("zero"):
@@ -283,7 +281,6 @@ def _save_zero(engine: Any, run: Run, folder: Path, rank: int) -> None:
 
 
 def _read(phase: Phase, folder: Path, rank: int) -> None:
-    """Read a checkpoint back, as the run's library does."""
     run, strategy = phase.subject.run, phase.subject.strategy
     if run.sharding.startswith("zero"):
         strategy.engine.load_checkpoint(str(folder), tag=TAG)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What a measurement is told beside the run: how many steps, on what, with which instruments."""
+"""Options of a measurement beside the run: steps, device, instruments."""
 
 from typing import NamedTuple
 

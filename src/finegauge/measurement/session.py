@@ -223,7 +223,7 @@ def _host_share() -> Iterator[HostShare]:
 
 
 def _waited_s() -> float:
-    """Return the seconds for which this thread has waited for a processor; 0 where nobody counts them."""
+    """Return the seconds for which this thread has waited for a processor; 0: not known."""
     with (
         suppress(OSError, IndexError, ValueError),
         open("/proc/thread-self/schedstat", encoding="ascii") as text,

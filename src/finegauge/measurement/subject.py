@@ -1,4 +1,4 @@
-"""The real model of a run on its device, who runs its passes, and the protocol of a phase's step."""
+"""The real model of a run on its device, the strategy that runs its passes, and a phase's protocol."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -234,7 +234,6 @@ def _pair(theirs: Sequence[float], ours: Sequence[float], name: str = "ours") ->
 
 
 def _stacked(item: str, model: str, parts: Sequence[str], ours: Ours, title: str) -> Panel:
-    """Return stacked bars, paper and ours side by side."""
     settings = Setting.all(item, model=model)
     both = [seconds for at in settings for seconds in (at.by_part(item), ours(at))]
     labels = tuple(f"{at.label}\n{who}" for at in settings for who in ("paper", "ours"))

@@ -144,7 +144,6 @@ def stages_against_lengths() -> Finding:
 
 
 def _study(model: str, mode: str) -> dict[str, float]:
-    """Return the seconds of a step by length in tokens."""
     found = figures("lengths", model=model, mode=mode, part="train_step_latency")
     return {f.seq_len: f.value for f in found}
 

@@ -5,7 +5,7 @@ step takes a fraction of a second on one core. Every trial runs in a process of 
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from finegauge.errors import UnsupportedError
@@ -76,7 +76,6 @@ TRIALS = tuple(dict.fromkeys([*LOOKED_INTO, *SWEEP, *SMALLEST]))
 def measured(
     options: Options,
     *,
-    trials: Sequence[Trial] = TRIALS,
     told: Told = lambda words: None,
     store: str | None = None,
     by: Measure = measure,
@@ -88,8 +87,8 @@ def measured(
     Raises: UnsupportedError where a trial brings no data, with its reason.
     """
     found = {}
-    for number, trial in enumerate(trials, start=1):
-        told(f"trial {number} of {len(trials)}: {trial.label}")
+    for number, trial in enumerate(TRIALS, start=1):
+        told(f"trial {number} of {len(TRIALS)}: {trial.label}")
         looked_into = trial.batch == BATCH  # then its layers are timed too
         asked = options._replace(steps=STEPS, warmup_steps=WARMUP_STEPS, layers=looked_into, memory=False)
         profile = by(trial.run, asked, store=store)
@@ -125,17 +124,10 @@ class Tunings(NamedTuple):
     dense: dict[str, Any]
 
 
-def tunings(
-    options: Options,
-    *,
-    epochs_before: int = EPOCHS_BEFORE,
-    epochs: int = EPOCHS,
-    questions: int = QUESTIONS,
-    told: Told = lambda words: None,
-) -> Tunings:
+def tunings(options: Options, *, told: Told = lambda words: None) -> Tunings:
     """Return the accuracy by epoch and the load of the experts of both; needs PyTorch.
 
-    Both learn `questions` additions for `epochs`, after `epochs_before` of as many subtractions.
+    Both learn `QUESTIONS` additions for `EPOCHS`, after `EPOCHS_BEFORE` of as many subtractions.
     """
     import torch
 
@@ -148,14 +140,14 @@ def tunings(
     seed = options.seed
     base = subject_of(_run("sparse"), options.device, seed=seed)
     told("first weights, from subtractions")
-    tune(base, arithmetic(LEARNT_BEFORE, num_train=questions, seed=seed), epochs=epochs_before, seed=seed)
+    tune(base, arithmetic(LEARNT_BEFORE, num_train=QUESTIONS, seed=seed), epochs=EPOCHS_BEFORE, seed=seed)
     weights = {name: value.clone() for name, value in base.model.state_dict().items()}
-    task, documents = arithmetic(LEARNT, num_train=questions, seed=seed), {}
+    task, documents = arithmetic(LEARNT, num_train=QUESTIONS, seed=seed), {}
     for mode in EXPERTS_PER_TOKEN:
         told(f"tuning on additions, {mode}")
         subject = subject_of(_run(mode), options.device, seed=seed)
         subject.model.load_state_dict(weights)
-        documents[mode] = tune(subject, task, epochs=epochs, seed=seed).to_json()
+        documents[mode] = tune(subject, task, epochs=EPOCHS, seed=seed).to_json()
     return Tunings(**documents)
 
 

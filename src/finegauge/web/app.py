@@ -15,12 +15,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from finegauge.errors import internal_error
 from finegauge.web import jobs, limits
 from finegauge.web.api import JSON, LISTINGS, QUESTIONS
 from finegauge.web.assets import PREFIX, assets, style_source
 from finegauge.web.limits import RefusedError
 from finegauge.web.openapi import API, openapi_text
-from finegauge.web.response_cache import Reply, internal_error
+from finegauge.web.response_cache import Reply
 from finegauge.web.workers import Answering, Workers, ready
 
 Scope = MutableMapping[str, Any]
@@ -111,7 +112,7 @@ def create_app(answering: Answering) -> App:
     """Return the whole application.
 
     Args:
-        answering: Who computes; Workers are started and stopped with the application.
+        answering: Computes the answers; Workers are started and stopped with the application.
     """
 
     @asynccontextmanager
@@ -144,8 +145,6 @@ def create_app(answering: Answering) -> App:
 
 
 def _page_routes(answering: Answering) -> list[Route]:
-    """Return the routes of the page: its whole, its fragments, its files to keep."""
-
     async def index(request: Request) -> Response:
         return _response(await answering.reply(jobs.page, "index", _query(request)))
 
@@ -181,8 +180,6 @@ _WHOLE = ("index", "submitted")
 
 
 def _api_routes(answering: Answering) -> list[Route]:
-    """Return the routes of the JSON interface."""
-
     def question(name: str) -> Endpoint:
         async def endpoint(request: Request) -> Response:
             asked = limits.json_object(await limits.body_of(request, JSON))
@@ -192,7 +189,7 @@ def _api_routes(answering: Answering) -> list[Route]:
 
     def listing(name: str) -> Endpoint:
         async def endpoint(request: Request) -> Response:
-            return _response(await answering.reply(jobs.listing, name, _query(request)))
+            return _response(await answering.reply(jobs.question, name, _query(request)))
 
         return endpoint
 
@@ -220,7 +217,6 @@ def _query(request: Request) -> Mapping[str, str]:
 
 
 def _response(reply: Reply) -> Response:
-    """Return a reply as HTTP has it."""
     headers = dict(reply.headers)
     if reply.filename:
         headers["Content-Disposition"] = f'attachment; filename="{reply.filename}"'
@@ -241,7 +237,6 @@ async def _asset(request: Request) -> Response:
 
 
 async def _no_icon(_: Request) -> Response:
-    """Answer a browser that asks for an icon unasked."""
     return Response(status_code=204, headers={"Cache-Control": "max-age=86400"})
 
 
@@ -253,14 +248,12 @@ def _error(request: Request, status: int, sentence: str, field: str | None, head
 
 
 def _refused(request: Request, error: Exception) -> Response:
-    """Return why a request is not answered, and when to ask again."""
     assert isinstance(error, RefusedError)
     headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
     return _error(request, error.status, error.sentence, error.field, headers)
 
 
 def _http_error(request: Request, error: Exception) -> Response:
-    """Return what is said where there is no such page, or no such method."""
     assert isinstance(error, HTTPException)
     sentences = {
         404: "There is no such page; / is the page, /openapi.json describes the JSON interface.",
@@ -272,5 +265,4 @@ def _http_error(request: Request, error: Exception) -> Response:
 
 
 def _internal_error(request: Request, error: Exception) -> Response:
-    """Return what is said where the error is ours."""
     return _error(request, 500, internal_error(error), None, None)

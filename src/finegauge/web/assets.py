@@ -66,7 +66,6 @@ def url(name: str) -> str:
 
 
 def _below(folder: "Traversable", prefix: str) -> "list[tuple[str, Asset]]":
-    """Return the files of a folder and of those in it."""
     found: list[tuple[str, Asset]] = []
     for entry in folder.iterdir() if folder.is_dir() else ():
         if entry.is_dir():
@@ -77,7 +76,6 @@ def _below(folder: "Traversable", prefix: str) -> "list[tuple[str, Asset]]":
 
 
 def _asset(name: str, content: bytes) -> Asset:
-    """Return a file with its type and its hash."""
     suffix = name[name.rfind(".") :] if "." in name else ""
     media_type = _TYPES.get(suffix) or mimetypes.guess_type(name)[0] or "application/octet-stream"
     return Asset(content, media_type, sha256(content).hexdigest()[:_HASH_LENGTH])

@@ -1,4 +1,4 @@
-"""The fields of the form: which run field each states, how it is called, and what may be chosen."""
+"""The fields of the form: the run field of each, its label and its choices."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -78,7 +78,6 @@ def _group(title: str, names: str, *, is_open: bool = True, note: str = "") -> G
 
 
 def _control(name: str) -> Control:
-    """Return the control of a run's field."""
     field, listed = FIELDS[name], {"gpu": _gpus, "dataset": _datasets, "provider": _providers}
     options: tuple[Option, ...] = ()
     if name in listed:

@@ -1,4 +1,4 @@
-"""What a form or a request asks, made into a Run: a pasted text, and what is laid over it.
+"""The Run of a form or a request: a pasted text, with overrides.
 
 A text is a framework's file, a run file or a model's config.json, as YAML or JSON. Overrides are fields of
 a run; three more say how long the samples are (docs/page.md). Nothing that either names is read from this
@@ -80,7 +80,6 @@ def _weights(lengths: list[int], slope: float) -> list[float]:
 
 
 def _mean(lengths: list[int], slope: float) -> float:
-    """Return the mean length under one slope."""
     weights = _weights(lengths, slope)
     return sum(length * weight for length, weight in zip(lengths, weights, strict=True)) / sum(weights)
 
@@ -110,7 +109,6 @@ def _histogram(text: str) -> list[tuple[int, int]]:
 
 
 def _csv(pairs: Iterable[tuple[int, int]]) -> str:
-    """Return the pairs as a file of lengths."""
     return "length,count\n" + "".join(f"{length},{count}\n" for length, count in pairs)
 
 
@@ -187,7 +185,6 @@ def described(document: str, overrides: Mapping[str, Any]) -> Run:
 
 
 def _refuse_paths(values: Mapping[str, Any]) -> None:
-    """Raise where one of several fields names a file."""
     for name, value in values.items():
         refuse_path(name, str(value or ""))
 
@@ -246,7 +243,6 @@ def confined(document: str) -> str:
 
 
 def _cut(value: Any, key: str = "") -> Any:
-    """Return `value` with every path in its texts cut to its last part."""
     if isinstance(value, dict):
         return {name: _cut(item, str(name)) for name, item in value.items()}
     if isinstance(value, list):

@@ -1,7 +1,7 @@
-"""What a process does for one request: a page's handler or one question of the JSON interface.
+"""The work of a process for one request: a page's handler or one question of the JSON interface.
 
-Plain values come in, a Reply goes out, and no error is a traceback: what the user can mend is told in one
-sentence, what only we can is said to be ours.
+Plain values come in, a Reply goes out. An error is one sentence, never a traceback: about the user's input,
+or about an internal error.
 """
 
 from collections.abc import Mapping
@@ -9,9 +9,9 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from finegauge.answers.arguments import user_catalogue
-from finegauge.errors import FineGaugeError
+from finegauge.errors import FineGaugeError, internal_error
 from finegauge.sandbox import reading_only
-from finegauge.web.response_cache import Reply, internal_error
+from finegauge.web.response_cache import Reply
 from finegauge.web.upload_store import upload_store
 
 PAGES = ("index", "submitted", "answer", "whatif", "plan", "report")
@@ -34,23 +34,14 @@ def download(name: str, fields: Mapping[str, str]) -> Reply:
 
 
 def question(name: str, asked: Mapping[str, Any]) -> Reply:
-    """Return the JSON answer to a question about a run."""
-    from finegauge.web.api import QUESTIONS, answered
+    """Return the JSON answer to a question about a run, or rows of the catalogue."""
+    from finegauge.web.api import LISTINGS, QUESTIONS, answered
 
     with reach():
-        return answered(QUESTIONS[name], asked)
-
-
-def listing(name: str, asked: Mapping[str, Any]) -> Reply:
-    """Return rows of the catalogue as JSON."""
-    from finegauge.web.api import LISTINGS, answered
-
-    with reach():
-        return answered(LISTINGS[name], asked)
+        return answered((QUESTIONS | LISTINGS)[name], asked)
 
 
 def _answered(handler: Any) -> Reply:
-    """Return what a page's handler answers, or what went wrong as text."""
     try:
         with reach():
             reply: Reply = handler()
@@ -74,6 +65,6 @@ def warm() -> None:
     for name in ("read", "estimate", "explain", "check", "max-batch", "whatif", "plan"):
         question(name, {"run": run})
     for name in ("models", "gpus", "offers", "datasets"):
-        listing(name, {})
+        question(name, {})
     page("index", {})
     page("answer", {name: str(value) for name, value in run.items()})

@@ -1,13 +1,14 @@
 """How much one request may ask: bytes, depth, fields, characters; what goes beyond is refused in a sentence.
 
-A body is read up to its limit and no further, and JSON is looked through for depth before it is parsed, so
-that a hostile one costs no more than an honest one.
+A body is read up to its limit and no further, so that a hostile one costs no more than an honest one.
 """
 
 import json
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+from finegauge.documents import num_values
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -19,7 +20,6 @@ MAX_KEYS = 2_000  # and items of lists, all together
 MAX_FIELDS = 200  # of a form
 BODY_WITHIN_S = 10.0
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
-_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[{\]}]')
 
 
 class RefusedError(Exception):
@@ -63,7 +63,6 @@ async def body_of(request: "Request", media_type: str) -> bytes:
 
 
 async def _read(request: "Request") -> bytes:
-    """Return what comes in, up to the limit."""
     from starlette.requests import ClientDisconnect
 
     parts, size = [], 0
@@ -79,7 +78,6 @@ async def _read(request: "Request") -> bytes:
 
 
 def _too_long() -> RefusedError:
-    """Return the refusal of a long body."""
     return RefusedError(413, f"The body is too long; at most {MAX_BODY_BYTES // 1024} KiB are read.")
 
 
@@ -88,8 +86,6 @@ def json_object(body: bytes) -> dict[str, Any]:
 
     Raises: RefusedError (400, 422) where it is none, nests deep, repeats a key, or holds NaN or NUL.
     """
-    if _depth(body) > MAX_DEPTH:
-        raise RefusedError(422, f"The JSON nests too deep; at most {MAX_DEPTH} levels are read.")
     try:
         value = json.loads(
             body.decode("utf-8"),
@@ -99,17 +95,25 @@ def json_object(body: bytes) -> dict[str, Any]:
         )
     except RefusedError:
         raise
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise _too_deep() from None
+    except ValueError as error:
         at = error if isinstance(error, json.JSONDecodeError) else None
         where = f" (line {at.lineno}, column {at.colno})" if at else ""
         raise RefusedError(400, f"The body is no JSON{where}; send an object such as {{}}.") from None
     if not isinstance(value, dict):
         raise RefusedError(422, "The body must be a JSON object, such as {}.")
-    if _count(value) > MAX_KEYS:
+    if (number := num_values(value, MAX_DEPTH)) is None:
+        raise _too_deep()
+    if number > MAX_KEYS:
         raise RefusedError(422, f"The JSON is too large; at most {MAX_KEYS:,} keys and items are read.")
     for name, item in value.items():
         _check_text(name, item)
     return value
+
+
+def _too_deep() -> RefusedError:
+    return RefusedError(422, f"The JSON nests too deep; at most {MAX_DEPTH} levels are read.")
 
 
 def form_fields(text: bytes) -> dict[str, str]:
@@ -133,20 +137,7 @@ def form_fields(text: bytes) -> dict[str, str]:
     return fields
 
 
-def _depth(body: bytes) -> int:
-    """Return how deep brackets nest, those in texts left out."""
-    depth = deepest = 0
-    for found in _BRACKETS.finditer(body):
-        first = found[0][:1]
-        if first == b'"':
-            continue
-        depth += 1 if first in b"[{" else -1
-        deepest = max(deepest, depth)
-    return deepest
-
-
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object whose keys are all different."""
     found = dict(pairs)
     if len(found) != len(pairs):
         names = [name for name, _ in pairs]
@@ -156,25 +147,13 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constant(word: str) -> float:
-    """Refuse NaN and the infinities, which JSON does not have."""
     raise RefusedError(400, f"{word} is no JSON; send a finite number or null.")
 
 
 def _integer(digits: str) -> int:
-    """Return a whole number of a length that is meant."""
     if len(digits) > 40:
         raise RefusedError(422, "A number has more than 40 digits; send a shorter one.")
     return int(digits)
-
-
-def _count(value: Any) -> int:
-    """Return how many keys and items there are, all together."""
-    inner: Any = ()
-    if isinstance(value, Mapping):
-        inner = value.values()
-    elif isinstance(value, list):
-        inner = value
-    return len(inner) + sum(map(_count, inner))
 
 
 def _check_text(name: str, value: Any) -> None:

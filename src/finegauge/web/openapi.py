@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from finegauge.answers.arguments import MAX_TEXT
 from finegauge.answers.catalogue_rows import SORTS
+from finegauge.answers.questions import ARGUMENTS, OBJECTIVES
 from finegauge.render.schema import schema
 from finegauge.web.form import MAX_DOCUMENT
 
@@ -27,30 +29,6 @@ _SAYS = {
 }
 _RUN = {"model": "llama-3-8b", "method": "qlora", "dataset": "math_14k", "micro_batch_size": 4}
 _YAML = "model: llama-3-8b\nmethod: qlora\nseq_len: 1024\nnum_samples: 10000\ngpu: H100\n"
-_NAMES: dict[str, Any] = {"type": "array", "items": {"type": "string", "maxLength": 1_000}, "maxItems": 64}
-_FLAG: dict[str, Any] = {"type": "boolean", "default": False}
-_MORE: dict[str, dict[str, Any]] = {
-    "gpus": {**_NAMES, "description": "By the names that /api/v1/gpus lists."},
-    "at_max_batch": {**_FLAG, "description": "On each GPU, take the largest micro-batch that is safe there."},
-    "limit": {"type": "integer", "minimum": 1, "maximum": 1_000_000, "description": "Look no further."},
-    "switches": {
-        **_NAMES,
-        "description": "Optimisations, GPUs, or FIELD=VALUE; all are tried where none is named.",
-    },
-    "spot": {**_FLAG, "description": "Cost is of spot instances."},
-    "within_hours": {
-        "type": "number", "minimum": 1e-6, "maximum": 1e6, "description": "The longest it may take."},
-    "budget_usd": {
-        "type": "number", "minimum": 1e-6, "maximum": 1e12, "description": "The most it may cost."},
-    "risk_fraction": {
-        "type": "number", "minimum": 1e-6, "maximum": 0.5,
-        "description": "The probability of running out of memory to stay below."},
-    "keep_method": {**_FLAG, "description": "Keep full, lora or qlora as the run has it."},
-    "providers": {**_NAMES, "description": "Only these clouds."},
-    "max_gpus": {
-        "type": "integer", "minimum": 1, "maximum": 65_536, "default": 64,
-        "description": "The most GPUs, of all nodes together."},
-}  # fmt: skip
 _EXAMPLES: dict[str, dict[str, Any]] = {
     "read": {"document": _YAML},
     "estimate": {"run": _RUN, "gpus": ["A40", "H100"]},
@@ -60,21 +38,19 @@ _EXAMPLES: dict[str, dict[str, Any]] = {
     "whatif": {"run": {**_RUN, "gpu": "A40"}, "switches": ["flash-attention", "H100"]},
     "plan": {"run": _RUN, "within_hours": 24, "budget_usd": 200, "max_gpus": 8},
 }
+_TEXT: dict[str, Any] = {"type": "string", "maxLength": MAX_TEXT}
 _QUERIES: dict[str, dict[str, dict[str, Any]]] = {
-    "models": {"pattern": {"type": "string", "maxLength": 1_000, "examples": ["mixtral"]}},
-    "gpus": {
-        "pattern": {"type": "string", "maxLength": 1_000, "examples": ["h100"]},
-        "vendor": {"type": "string", "maxLength": 1_000, "examples": ["NVIDIA"]},
-    },
+    "models": {"pattern": {**_TEXT, "examples": ["mixtral"]}},
+    "gpus": {"pattern": {**_TEXT, "examples": ["h100"]}, "vendor": {**_TEXT, "examples": ["NVIDIA"]}},
     "offers": {
-        "gpu": {"type": "string", "maxLength": 1_000, "examples": ["h100"]},
-        "provider": {"type": "string", "maxLength": 1_000, "examples": ["aws"]},
-        "region": {"type": "string", "maxLength": 1_000},
+        "gpu": {**_TEXT, "examples": ["h100"]},
+        "provider": {**_TEXT, "examples": ["aws"]},
+        "region": _TEXT,
         "count": {"type": "integer", "minimum": 1, "maximum": 100_000},
         "spot": {"type": "boolean"},
         "sort": {"enum": list(SORTS)},
     },
-    "datasets": {"pattern": {"type": "string", "maxLength": 1_000}},
+    "datasets": {"pattern": _TEXT},
 }
 _ERRORS = {
     "400": "The body or the host is none that this server reads.",
@@ -145,7 +121,6 @@ _PLAIN: dict[str, Any] = {"type": ["string", "number", "boolean"], "maxLength": 
 
 
 def _question(name: str, arguments: tuple[str, ...]) -> dict[str, Any]:
-    """Return the description of one question about a run."""
     return {
         "operationId": name,
         "summary": _SAYS[name],
@@ -166,7 +141,6 @@ def _question(name: str, arguments: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _request(name: str, arguments: tuple[str, ...]) -> dict[str, Any]:
-    """Return the schema of what a question may give."""
     subject = {
         "document": {
             "type": "string",
@@ -177,10 +151,9 @@ def _request(name: str, arguments: tuple[str, ...]) -> dict[str, Any]:
         "run": _ref("fields"),
         "overrides": {**_ref("fields"), "description": "Laid over the text or the run."},
     }
-    more = {name: _MORE[name] for name in arguments if name in _MORE}
-    if "minimise" in arguments:
-        objectives = ["cost", "time", "energy", *(["memory"] if name == "whatif" else [])]
-        more["minimise"] = {"enum": objectives, "default": "cost", "description": "What to look for."}
+    more = {name: ARGUMENTS[name] for name in arguments if name in ARGUMENTS}
+    if name == "whatif":
+        more["minimise"] = {**ARGUMENTS["minimise"], "enum": [*OBJECTIVES, "memory"]}
     return {
         "type": "object",
         "additionalProperties": False,
@@ -202,7 +175,6 @@ def _fields() -> dict[str, Any]:
 
 
 def _listing(name: str) -> dict[str, Any]:
-    """Return the description of one list of the catalogue."""
     rows = {
         "type": "array",
         "items": {"type": "object", "required": ["name"] if name != "offers" else ["provider"]},
@@ -225,13 +197,11 @@ def _listing(name: str) -> dict[str, Any]:
 
 
 def _refusals(*statuses: str) -> dict[str, Any]:
-    """Return the descriptions of errors."""
     content = {"application/json": {"schema": _ref("error")}}
     return {status: {"description": _ERRORS[status], "content": content} for status in statuses}
 
 
 def _ref(name: str) -> dict[str, Any]:
-    """Return a reference to one of the document's schemas."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 

@@ -1,8 +1,7 @@
 """The pages and fragments of the local page: what each request answers, as a pure function of its fields.
 
-A field that nobody filled in is not stated: it follows from the pasted text or, where there is none, from
-an example. Every answer says of each field what it holds and who said so; a wrong value is told beside its
-field.
+An empty field takes its value from the pasted text or, where there is none, from an example. Every answer
+gives the value of each field and its origin; a wrong value is told beside its field.
 """
 
 import io
@@ -57,7 +56,7 @@ class Told(NamedTuple):
     """What an answer says of one field."""
 
     name: str
-    value: str  # that it has where nobody fills it in
+    value: str  # of the field while it is empty
     origin: str
     error: str = ""
 
@@ -156,11 +155,6 @@ def download(name: str, form: Mapping[str, str]) -> Reply:
         return _file_problem(error, form)
 
 
-def _run_file(form: Mapping[str, str]) -> Reply:
-    """Return the run as a run file; with what was pasted beside it, where it needs that."""
-    return run_file(_run(State.of(form)))
-
-
 def _profile_file(form: Mapping[str, str]) -> Reply:
     """Return the answer as `finegauge estimate --json` prints it."""
     from finegauge.answers.estimate import estimate_answer
@@ -170,14 +164,7 @@ def _profile_file(form: Mapping[str, str]) -> Reply:
     return Reply(text, media_type="application/json", filename="finegauge-profile.json")
 
 
-def _plan_file(form: Mapping[str, str]) -> Reply:
-    """Return the plan to take as the files of a framework, in one archive."""
-    state = State.of(form)
-    return plan_archive(_plan(form), form.get("plan_framework", "").strip() or "finegauge", state.document)
-
-
 def _plan(form: Mapping[str, str]) -> "Plan":
-    """Return the best plan for the run of the form."""
     from finegauge.planning.plan import plan as best
     from finegauge.web.plan_view import wanted_of
 
@@ -200,7 +187,6 @@ def _run(state: State) -> "Run":
 
 
 def _answered(state: State) -> Asked:
-    """Return the answer, or what is wrong and where."""
     from finegauge.answers.estimate import estimate_answer
 
     try:
@@ -214,7 +200,6 @@ def _one_line(error: Exception) -> str:
 
 
 def _whole(found: Asked, form: Mapping[str, str], status: int = 200) -> Reply:
-    """Return the whole page."""
     context = _context(found) | {
         "groups": groups(),
         "models": models(),
@@ -226,7 +211,6 @@ def _whole(found: Asked, form: Mapping[str, str], status: int = 200) -> Reply:
 
 
 def _context(found: Asked) -> dict[str, Any]:
-    """Return what page and fragment share."""
     from finegauge.render.estimate import estimate_report
     from finegauge.render.report import PAGE
 
@@ -243,7 +227,7 @@ def _context(found: Asked) -> dict[str, Any]:
 
 
 def _told(found: Asked) -> list[Told]:
-    """Return what each field of the form holds, and who said so."""
+    """Return the value of each field of the form, and its origin."""
     run = found.estimate.run if found.estimate else None
     pasted = bool(found.state.document.strip())
     told = []
@@ -291,8 +275,9 @@ _BESIDE = {"model": "config.json", "dataset": "lengths.csv"}
 _WHEN = (2026, 1, 1, 0, 0, 0)  # of every file in an archive, so that equal contents are equal archives
 
 
-def run_file(run: "Run") -> Reply:
-    """Return a run file; an archive of it and what it names, where that was pasted."""
+def _run_file(form: Mapping[str, str]) -> Reply:
+    """Return the run as a run file; an archive of it and what it names, where that was pasted."""
+    run = _run(State.of(form))
     beside = {
         name: upload_store().text_of(getattr(run, field))
         for field, name in _BESIDE.items()
@@ -307,13 +292,15 @@ def run_file(run: "Run") -> Reply:
     return _archive({"run.yaml": named, **beside}, "run.zip")
 
 
-def plan_archive(plan: "Plan", framework: str, document: str) -> Reply:
-    """Return the plan to take as the files of `framework`; what a run does not know is the pasted text's.
+def _plan_file(form: Mapping[str, str]) -> Reply:
+    """Return the plan to take as the files of a framework; what a run does not know is the pasted text's.
 
     Raises: InputError where the framework cannot say the plan, or there is none.
     """
     from finegauge.planning.plan import export
 
+    plan, document = _plan(form), State.of(form).document
+    framework = form.get("plan_framework", "").strip() or "finegauge"
     with TemporaryDirectory(prefix="finegauge-") as folder:
         recipe = upload_store().keep(document, "recipe.yaml") if document.strip() else None
         written = export(plan, framework, folder, recipe=recipe)
@@ -326,7 +313,6 @@ def plan_archive(plan: "Plan", framework: str, document: str) -> Reply:
 
 
 def _archive(texts: dict[str, str], name: str) -> Reply:
-    """Return texts as one archive."""
     whole = io.BytesIO()
     with zipfile.ZipFile(whole, "w", zipfile.ZIP_DEFLATED) as archive:
         for path, text in texts.items():

@@ -64,7 +64,6 @@ def stated(changes: Mapping[str, Any]) -> str:
 
 
 def _word(value: Any) -> str:
-    """Return the value of a field as the form states it."""
     if value is None:
         return NOTHING
     if isinstance(value, bool):
@@ -105,7 +104,7 @@ class Planned(NamedTuple):
 
 
 def wanted_of(form: Mapping[str, str]) -> Wanted:
-    """Return what is asked of the plan.
+    """Return the limits and the objective of the plan.
 
     Raises: FieldError, or UnknownNameError for a framework; `plan_field_of` says of which field.
     """

@@ -4,8 +4,6 @@ Those asked for longest ago go first. A question counts anew every day, for pric
 """
 
 import json
-import os
-import sys
 from collections import OrderedDict
 from collections.abc import Mapping
 from datetime import date
@@ -61,13 +59,3 @@ def key_of(*question: Any) -> str:
     """Return what names a question of plain values today."""
     text = json.dumps([date.today().isoformat(), *question], sort_keys=True)
     return sha256(text.encode()).hexdigest()
-
-
-def internal_error(error: Exception) -> str:
-    """Return one sentence about an error of our own; under FINEGAUGE_DEBUG=1 the traceback goes to stderr."""
-    if os.environ.get("FINEGAUGE_DEBUG"):
-        import traceback
-
-        traceback.print_exception(error, file=sys.stderr)
-    what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    return f"Internal error ({what}); please report it."

@@ -22,7 +22,7 @@ from queue import SimpleQueue
 from shutil import rmtree
 from typing import Any, NamedTuple, Protocol
 
-from finegauge.sandbox import Seat, Worker, bound_memory
+from finegauge.sandbox import EndedError, Seat, Worker, bound_memory
 from finegauge.web.limits import RefusedError
 from finegauge.web.response_cache import Reply, ResponseCache, key_of
 
@@ -54,7 +54,7 @@ def lanes() -> "tuple[Lane, Lane]":
 
 
 class Answering(Protocol):
-    """Who computes answers."""
+    """Computes answers."""
 
     async def reply(self, job: Job, *args: Any, search: bool = False) -> Reply:
         """Return what `job` answers; `args` are plain values."""
@@ -118,14 +118,8 @@ class Workers:
         asking = asyncio.get_running_loop()
         try:
             reply = await asking.run_in_executor(self._threads[search], self._asked, search, job, args)
-        except TimeoutError:
-            sentence = (
-                f"This takes longer than {self._lanes[search].within_s:.0f} s and was ended; ask for less"
-            )
-            raise RefusedError(503, f"{sentence}, or use the command line, which has no limit.") from None
-        except (OSError, EOFError, MemoryError):
-            sentence = "The process that computed this ended; it may have run out of memory. Ask for less."
-            raise RefusedError(503, sentence) from None
+        except EndedError as error:
+            raise RefusedError(503, str(error)) from None
         finally:
             self._busy[search] -= 1
             del self._running[key]
@@ -147,7 +141,6 @@ class Workers:
 
 
 def _sweep() -> None:
-    """Remove the folders of servers that were killed."""
     for name in os.listdir(tempfile.gettempdir()):
         process = name.removeprefix(FOLDER).partition("-")[0]
         if name.startswith(FOLDER) and process.isdecimal() and not _is_alive(int(process)):
@@ -166,17 +159,13 @@ def _is_alive(process: int) -> bool:
 
 
 def _full(lane: Lane) -> RefusedError:
-    """Return the refusal where too many wait."""
     sentence = f"Too many {lane.name} at once; try again in {lane.retry_after_s} s."
     return RefusedError(lane.full_status, sentence, retry_after_s=lane.retry_after_s)
 
 
 def _settle(folder: str, preloaded: tuple[str, ...], behind: int) -> None:
     """Bound a new process in memory, and let nothing that a request names reach the user's files."""
-    import signal
-
     tempfile.tempdir = folder
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when to end
     if behind and hasattr(os, "nice"):
         os.nice(behind)
     bound_memory(MOST_MEMORY_BYTES)

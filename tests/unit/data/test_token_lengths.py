@@ -16,6 +16,7 @@ from finegauge.data import records
 from finegauge.data import token_lengths as counting
 from finegauge.data.records import source_of
 from finegauge.data.token_lengths import Lengths, text_dataset, token_ids, token_lengths
+from finegauge.documents import cache_path
 from finegauge.errors import FileFormatError, InputError
 from finegauge.progress import Progress
 from tests.unit.data.made import CHATML, lines, talk, tokenizer, words
@@ -155,7 +156,7 @@ def test_what_decides_the_lengths_decides_the_entry(change: str, tmp_path: Path,
 def test_a_damaged_entry_is_made_anew(damage: bytes, tmp_path: Path, counted: list[str]) -> None:
     path, folder = lines(tmp_path / "a.jsonl", MIXED), words(tmp_path / "words")
     first = token_lengths(path, folder)
-    (entry,) = Path(counting.folder()).glob("*.lengths")
+    (entry,) = Path(cache_path(counting.FOLDER)).glob("*.lengths")
     whole = entry.read_bytes()
     damaged = {b"cut": whole[:-5], b"flipped": whole[:-40] + bytes([whole[-40] ^ 1]) + whole[-39:]}
     entry.write_bytes(damaged.get(damage, damage))
@@ -170,7 +171,7 @@ def test_a_stamp_saves_the_hash_but_only_of_a_settled_file(
 ) -> None:
     source = source_of(lines(tmp_path / "a.jsonl", MIXED))
     content = counting.content_of(source)
-    assert not list(Path(counting.folder()).glob("*.stamp"))  # just written: its time says little
+    assert not list(Path(cache_path(counting.FOLDER)).glob("*.stamp"))  # just written: its time says little
     monkeypatch.setattr(counting, "SETTLED_AFTER_S", -1.0)
     assert counting.content_of(source) == content
     monkeypatch.setattr(counting, "file_digest", None)  # not called any more

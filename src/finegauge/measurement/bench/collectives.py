@@ -129,7 +129,6 @@ def _group_rows(
 def _collective(
     name: str, num_bytes: int, ranks: int, place: torch.device, group: Any = None
 ) -> tuple[Callable[[], Any], str]:
-    """Return a collective over tensors of its own as a call, and their dtype."""
     from torch import distributed
 
     share = max(1, num_bytes // 4 // ranks)

@@ -50,7 +50,6 @@ def memory_bytes(device: torch.device) -> tuple[float, float]:
 
 
 def _limit_bytes(path: Path) -> float:
-    """Return the limit in a file of a control group; infinity where there is none."""
     with suppress(OSError, ValueError):
         return float(path.read_text("ascii"))
     return inf

@@ -94,7 +94,6 @@ def _product(operator: str, scale: int, rows: int, n: int, k: int, **others: int
 
 
 def _attention(scale: int) -> Iterator[Point]:
-    """Yield attention with all keys and with shared ones, and the rotation before it."""
     for seq_len, sequences, head_dim, kv_heads in product((32, 128, 512), (1, 8), (16, 64), (2, 4)):
         if seq_len * sequences * scale > 2048 * scale**2:
             continue
@@ -111,7 +110,6 @@ def _attention(scale: int) -> Iterator[Point]:
 
 
 def _rowwise(scale: int, device: str) -> Iterator[Point]:
-    """Yield what reads and writes rows: norms, activations, residuals, the embedding and the loss."""
     for rows, width in product((32, 256, 2048), (64, 256, 1024)):
         sizes = {"rows": rows * scale, "width": width * scale}
         if sizes["rows"] * sizes["width"] <= MAX_VALUES[device]:
@@ -125,7 +123,6 @@ def _rowwise(scale: int, device: str) -> Iterator[Point]:
 
 
 def _experts(scale: int) -> Iterator[Point]:
-    """Yield the parts of a mixture of experts, and its experts as a whole."""
     for rows, experts, top_k in product((32, 256, 2048), (4, 8), (1, 2, 8)):
         if top_k <= experts:
             yield Point("router", {"rows": rows * scale, "experts": experts, "top_k": top_k})
@@ -230,7 +227,6 @@ def _linear(projection: Linear, rows: int) -> Point:
 
 
 def _projections(run: Run, projections: Sequence[Linear], rows: int) -> Iterator[Point]:
-    """Yield the projections of a block, adapted and quantised where the run does so."""
     for projection in projections:
         plain = _linear(projection, rows)
         yield plain

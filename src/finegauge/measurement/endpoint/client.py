@@ -85,7 +85,7 @@ def address_of(options: Options) -> Address:
 
 
 def check_options(options: Options) -> None:
-    """Refuse options that no server can answer, before anything is asked of it.
+    """Refuse options that no server can answer, before the first request.
 
     Raises: InputError, with what to do.
     """
@@ -102,7 +102,6 @@ def check_options(options: Options) -> None:
 
 
 def _key(variable: str) -> str:
-    """Return the key that an environment variable holds; "" where none is named."""
     if not variable:
         return ""
     key = os.environ.get(variable, "").strip()

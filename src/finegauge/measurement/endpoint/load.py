@@ -1,4 +1,4 @@
-"""The load on a server: who answers, and closed-loop users or Poisson arrivals.
+"""The load on a server: its identity, and closed-loop users or Poisson arrivals.
 
     closed    N users, each with one request at a time: N requests in flight
     open      a Poisson process: gaps between arrivals are exponential, whatever the server does
@@ -49,11 +49,11 @@ class Server(NamedTuple):
 
 
 async def server_at(session: "ClientSession", address: Address, wanted: str, otherwise: str) -> Server:
-    """Return who answers at `address`, asked for the model `wanted`; "": the only one that it has.
+    """Return the server at `address` and its model `wanted`; "": the only one that it has.
 
     Where the server lists no models, the name is `otherwise`.
 
-    Raises: UnreachableError where nobody answers; UnsupportedError where it does not have the model.
+    Raises: UnreachableError where no server answers; UnsupportedError where it does not have the model.
     """
     try:
         status, header, said = await _got(session, address, MODELS)

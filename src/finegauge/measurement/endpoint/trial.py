@@ -270,7 +270,6 @@ def _source(address: Address, options: Options, load: Load) -> Source:
 
 
 def _fingerprint(address: Address, server: Server) -> dict[str, str]:
-    """Return who answered whom; what is not known is left out."""
     engine = " ".join(filter(None, (server.engine, server.version)))
     found = {
         "device": f"{address.url} ({', '.join(filter(None, (server.model, engine)))})",
@@ -362,7 +361,6 @@ async def _measured(run: "Run", options: Options, heard: Heard | None, clock: Cl
 
 
 def _hint(failure: str, address: Address) -> str:
-    """Return what to do where a server does not understand the question."""
     if address.api == "completions" and failure.startswith(("HTTP 400", "HTTP 404", "HTTP 405", "HTTP 422")):
         return "; where it takes no tokens as a prompt, ask by endpoint_api=chat"
     return ""

@@ -165,7 +165,6 @@ def _schedule(rate: float, steps: int) -> Iterator[float]:
 
 
 def _trained(phase: FineTuning, steps: int, schedule: Iterator[float]) -> tuple[float, float]:
-    """Take the steps of an epoch; return the mean loss and the seconds."""
     total, begin = 0.0, time.perf_counter()
     phase.subject.model.train()
     for _ in range(steps):

@@ -170,7 +170,7 @@ def _length(question: Question) -> int:
 
 
 def _judge(tokenizer: Any, questions: list[Question]) -> Judge:
-    """Return who says whether an answer is right: by its number where all answers name one."""
+    """Return the judge of answers: by their number where all right answers name one, else by their tokens."""
     if not all(NUMBER_FOLLOWS in tokenizer.decode(list(question.answer)) for question in questions):
         return same_tokens
 

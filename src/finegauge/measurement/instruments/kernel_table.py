@@ -388,6 +388,5 @@ def _utilisation(table: list[Row], peaks: Peaks | None) -> dict[str, Any]:
 
 
 def _compute_fraction(row: Row, peaks: Peaks) -> float:
-    """Return a row's FLOP/s over the peak of its dtype; 0 where it does not multiply or no peak is known."""
     peak = peaks.flops_per_s.get(row.dtype, 0.0)
     return row.flops / row.time_s / peak if peak and row.time_s else 0.0

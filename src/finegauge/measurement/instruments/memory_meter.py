@@ -136,7 +136,6 @@ class _Stages:
 
 
 def _process_bytes(device: torch.device) -> tuple[float, str]:
-    """Return what this process holds on the device, and who says so."""
     nvml = nvml_of(device)
     if not isinstance(nvml, Unavailable):
         for process in nvml.ask("nvmlDeviceGetComputeRunningProcesses") or ():
@@ -307,7 +306,6 @@ def constants(model: torch.nn.Module) -> Iterator[torch.Tensor]:
 
 
 def _new(tensor: torch.Tensor, seen: set[int]) -> bool:
-    """Return whether a tensor's storage is not in `seen`, and add it."""
     key = storage_key(tensor)
     fresh = key not in seen
     seen.add(key)

@@ -52,7 +52,6 @@ class CudaInstants(HostInstants):
         self.now = self._record
 
     def _record(self) -> Any:
-        """Record an event behind the work that was launched so far."""
         if self._used == len(self._events):
             self._events.append(torch.cuda.Event(enable_timing=True))
         event = self._events[self._used]
@@ -112,7 +111,7 @@ class Timeline:
 
 
 class NoClock:
-    """A clock that nobody reads."""
+    """A clock that records nothing."""
 
     def stage(self, name: str) -> AbstractContextManager[None]:
         """Run what is inside."""

@@ -1,1 +1,1 @@
-"""Models."""
+"""The model of a run, built with transformers, PEFT and bitsandbytes."""

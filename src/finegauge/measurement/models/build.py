@@ -213,7 +213,6 @@ def checkpoint_layers(model: Any, run: Run) -> None:
 
 
 def _checkpoint_modules(model: Any, run: Run) -> None:
-    """Checkpoint the feed-forwards of a transformers model that `recompute_modules` names."""
     from torch.utils.checkpoint import checkpoint
 
     others = sorted({*run.recompute_modules} - {"mlp", "moe", "shared_experts"})
@@ -240,7 +239,6 @@ def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _check(run: Run, place: torch.device) -> None:
-    """Refuse what would not be the run that was requested."""
     if run.method == "gptq_lora":
         raise UnsupportedError("method=gptq_lora cannot be measured; qlora, lora, full and freeze can.")
     if run.method != "qlora" and run.weights_dtype not in DTYPES:

@@ -1,1 +1,1 @@
-"""Phases."""
+"""One step of each phase: training, preference, reinforcement, generation."""

@@ -61,7 +61,6 @@ def even_token_reward(completions: Completions) -> torch.Tensor:
 
 
 def _log_probs(subject: Subject, completions: Completions) -> torch.Tensor:
-    """Return the model's log-probability of every token of `completions`, [B, N]."""
     return -completions.select(token_losses(subject, completions.inputs, completions.labels))
 
 

@@ -1,1 +1,1 @@
-"""Ranks."""
+"""Runs on several processes of this machine."""

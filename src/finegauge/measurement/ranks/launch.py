@@ -70,7 +70,6 @@ def _refuse_places(run: Run, options: Options) -> None:
 
 
 def _refuse_kinds(run: Run) -> None:
-    """Refuse what the libraries that divide models do not take."""
     kind = run.sharding
     if run.phase not in PHASES:
         raise UnsupportedError(

@@ -1,1 +1,1 @@
-"""Tracer."""
+"""Traces of transformers classes, run on shapes alone."""

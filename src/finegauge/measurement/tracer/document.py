@@ -135,7 +135,6 @@ def _entries(subject: TracedClass, wanted: set[int], seen: Recorder, prefix: str
 
 
 def _uses(subject: TracedClass, group: list[int], index: int, seen: Recorder) -> list[list[Any]]:
-    """Return the projections of a layer as `Use` has them; a weight used twice has twice the rows."""
     parameters = dict(subject.model.named_parameters())
     uses: dict[str, list[Any]] = {}
     for product in (p for p in seen.products if p.place[0] == index):
@@ -159,7 +158,6 @@ def _uses(subject: TracedClass, group: list[int], index: int, seen: Recorder) ->
 
 
 def _relative(seen: Recorder, weight: str) -> str:
-    """Return a weight's name within its layer, without ".weight"."""
     if weight == OTHERS:
         return weight
     inside = weight.removeprefix(f"{seen.stack}.")

@@ -5,10 +5,12 @@ sparse differ by fill and dash, so that the charts read without colour too. The 
 same bytes: SVG ids are salted and no date is written.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from math import log2, pi
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from finegauge.errors import InputError, shown
 from finegauge.render import number_format as fmt
 from finegauge.render.number_format import digits
 from finegauge.render.plots.drawing import (
@@ -41,12 +43,20 @@ DPI = 120
 
 
 def save_charts(panels: Sequence[Panel], stem: str, title: str) -> tuple[str, str]:
-    """Draw `panels` under one `title` and return the paths of the PNG and the SVG, `stem` and suffix."""
-    with _settings():
-        figure = _figure(panels, title)
-        figure.savefig(f"{stem}.png", dpi=DPI, metadata={"Software": None})
-        figure.set_layout_engine("none")  # it is laid out already
-        figure.savefig(f"{stem}.svg", metadata=NO_METADATA)
+    """Draw `panels` under one `title` and return the paths of the PNG and the SVG, `stem` and suffix.
+
+    Raises: InputError where they cannot be written.
+    """
+    folder = os.path.dirname(stem) or "."
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with _settings():
+            figure = _figure(panels, title)
+            figure.savefig(f"{stem}.png", dpi=DPI, metadata={"Software": None})
+            figure.set_layout_engine("none")  # it is laid out already
+            figure.savefig(f"{stem}.svg", metadata=NO_METADATA)
+    except OSError as error:
+        raise InputError(f"Cannot write to {shown(folder)}: {error.strerror or error}.") from None
     return f"{stem}.png", f"{stem}.svg"
 
 
