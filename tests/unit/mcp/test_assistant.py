@@ -209,7 +209,7 @@ def test_an_answer_has_a_deadline(folder: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(server, "WITHIN_S", 0.0)
     text, is_error = server.in_time("plan", asked, str(folder))
     assert is_error
-    assert text == "This takes longer than 0 s and was ended; ask for less, or at the command line."
+    assert text.startswith("This takes longer than 0 s and was ended; ask for less")
     monkeypatch.undo()
     assert not server.in_time("check", asked, str(folder))[1]
     server._seat().worker.end()
