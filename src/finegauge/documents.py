@@ -8,11 +8,14 @@ torchtune read it and PyYAML does not.
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from errno import EINVAL, ELOOP
+from functools import lru_cache
 from math import isfinite
 from stat import S_ISREG
-from typing import Any
+from typing import Any, TypeVar
 
 from finegauge.errors import UNSEEN, FileFormatError, InputError, did_you_mean, shown
 
@@ -23,6 +26,8 @@ MAX_VALUES = 20_000
 MAX_ALIASES = 200
 MAX_DOTS = 100  # of a line of TOML
 MAX_NUMBER = 1e30  # of anything that is counted, measured or paid
+SETTLED_AFTER_S = 0.1  # a change of a file within a clock's tick leaves its times as they were
+Read = TypeVar("Read")
 
 _CONTROLS = frozenset(map(chr, range(32))) - {"\t", "\n", "\r"}
 _WORDS: dict[str, Any] = {
@@ -63,7 +68,7 @@ def read_text(path: str, max_bytes: int = MAX_BYTES) -> str:
     return text_of(read_bytes(path, max_bytes), os.path.basename(path))
 
 
-def read_bytes(path: str, max_bytes: int) -> bytes:
+def read_bytes(path: str, max_bytes: int, *, links: bool = True) -> bytes:
     """Return the content of a regular file.
 
     Raises: FileFormatError if it is missing, unreadable or too large.
@@ -77,13 +82,32 @@ def read_bytes(path: str, max_bytes: int) -> bytes:
             raise FileFormatError(
                 f"{name} is {status.st_size / 1e6:,.1f} MB; FineGauge reads at most {max_bytes / 1e6:.0f} MB."
             )
-        with open(path, "rb") as file:
+        with open(open_regular(path, links=links), "rb") as file:
             return file.read(max_bytes)
     except FileNotFoundError:
         raise FileFormatError(f"No file {shown(path)}.{_neighbours(path)}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "the name is not a path"
         raise FileFormatError(f"{shown(path)} cannot be read: {reason}.") from None
+
+
+def by_state(read: Callable[[str], Read]) -> Callable[[str], Read]:
+    """Return `read`, a function of a file's path, which reads the file again only once it has changed."""
+
+    @lru_cache(maxsize=16)
+    def kept(path: str, *_state: int) -> Read:
+        return read(path)
+
+    def found(path: str) -> Read:
+        try:
+            at = os.stat(path)
+        except (OSError, ValueError):
+            return read(path)
+        if time.time() - max(at.st_mtime, at.st_ctime) < SETTLED_AFTER_S:
+            return read(path)
+        return kept(path, at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns)
+
+    return found
 
 
 def text_of(data: bytes, name: str) -> str:
@@ -112,16 +136,18 @@ def _neighbours(path: str) -> str:
         return ""
 
 
-def open_regular(path: str, flags: int = os.O_RDONLY) -> int:
-    """Return the descriptor of a file of our own: a link is not followed, a pipe not waited for.
+def open_regular(path: str, flags: int = os.O_RDONLY, *, links: bool = False) -> int:
+    """Return the descriptor of a file: a pipe is not waited for, a link followed only where `links` says so.
 
     Raises: OSError.
     """
     for name in ("O_CLOEXEC", "O_NONBLOCK", "O_BINARY"):  # each where the system has it
         flags |= getattr(os, name, 0)
-    if os.path.islink(path):
-        raise OSError(ELOOP, "it is a link; name the file that it leads to")
-    descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o644)
+    if not links:
+        flags |= getattr(os, "O_NOFOLLOW", 0)
+        if os.path.islink(path):
+            raise OSError(ELOOP, "it is a link; name the file that it leads to")
+    descriptor = os.open(path, flags, 0o644)
     if not S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(EINVAL, "it is not a file")
@@ -258,7 +284,9 @@ def write_whole(path: str, content: bytes) -> None:
     unfinished = f"{path}.{os.getpid()}.part"
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     try:
-        with open(unfinished, "wb") as file:
+        with suppress(FileNotFoundError):  # of a process with the same number that was killed
+            os.remove(unfinished)
+        with open(unfinished, "xb") as file:  # which follows no link
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -91,6 +91,29 @@ def bound_memory(num_bytes: int, limit: str = "RLIMIT_AS") -> None:
         )
 
 
+def born(process: int) -> str:
+    """Return when a process began, in the kernel's clock ticks of this boot; "" if it is gone or not told."""
+    with suppress(OSError), open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as stat:
+        state, *rest = stat.read().rpartition(")")[2].split()
+        with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as boot:
+            return "" if state in "ZX" else f"{boot.read().strip()}:{rest[18]}"
+    return ""
+
+
+def is_alive(process: int, born_then: str = "") -> bool:
+    """Return whether a process runs: the one that was `born_then`, where that is known, not a later one."""
+    if born_then:
+        return born(process) == born_then
+    if os.name == "nt":  # there a signal of 0 ends it
+        return True
+    with suppress(PermissionError):
+        try:
+            os.kill(process, 0)
+        except (ProcessLookupError, OverflowError):
+            return False
+    return True
+
+
 class EndedError(FineGaugeError):
     """A process was ended, or ended, before it answered; says why and what to do."""
 

@@ -1,11 +1,14 @@
 """Only plain values come out of a file, whatever it holds."""
 
 import math
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from finegauge.documents import parse_yaml
+from finegauge import documents
+from finegauge.documents import by_state, parse_yaml, write_whole
 from finegauge.errors import FileFormatError
 
 
@@ -64,3 +67,39 @@ def test_refused_in_one_sentence(text: str, sentence: str) -> None:
     assert message.endswith(".")
     assert "\n" not in message
     assert len(message) < 250
+
+
+def test_a_file_is_read_once_as_long_as_it_is_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "SETTLED_AFTER_S", 0.0)
+    read: list[str] = []
+    path = tmp_path / "x"
+
+    @by_state
+    def content(name: str) -> str:
+        read.append(name)
+        return Path(name).read_text("utf-8")
+
+    path.write_text("a")
+    assert [content(str(path)), content(str(path)), len(read)] == ["a", "a", 1]
+    path.write_text("longer")
+    assert [content(str(path)), len(read)] == ["longer", 2]
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        content(str(path))
+
+
+def test_what_may_change_within_a_tick_of_the_clock_is_read_again(tmp_path: Path) -> None:
+    path, numbers = tmp_path / "x", iter("12")
+    path.write_text("a")
+    os.utime(path)
+    content = by_state(lambda _: next(numbers))
+    assert [content(str(path)), content(str(path))] == ["1", "2"]
+
+
+def test_a_link_laid_where_a_file_is_being_written_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("precious")
+    (tmp_path / f"x.{os.getpid()}.part").symlink_to(tmp_path / "other")
+    write_whole(str(tmp_path / "x"), b"new")
+    assert ((tmp_path / "other").read_text(), (tmp_path / "x").read_text()) == ("precious", "new")

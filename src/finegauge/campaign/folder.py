@@ -8,7 +8,6 @@ A cell is done once a line says how it ended: completed, out of memory, unsuppor
 What was interrupted is asked again.
 """
 
-import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,8 +16,8 @@ from platform import node
 from typing import Any, NamedTuple
 
 from finegauge.campaign.axes import BASELINE, Cell
-from finegauge.documents import open_regular, write_document
-from finegauge.errors import InputError, shown
+from finegauge.documents import MAX_DOCUMENT_BYTES, open_regular, parse_json, read_bytes, write_document
+from finegauge.errors import FileFormatError, InputError, shown
 from finegauge.profile import Profile
 from finegauge.store.document import Facts, profile_document
 from finegauge.store.journal import REFUSED, Entry, Trials, ended, lock
@@ -111,9 +110,9 @@ class Folder:
     def described(self) -> About:
         """Return what sweep.json holds; defaults where there is none."""
         try:
-            with open(os.path.join(self.path, ABOUT), encoding="utf-8") as file:
-                kept = json.load(file)
-        except (OSError, ValueError, RecursionError):
+            text = read_bytes(os.path.join(self.path, ABOUT), MAX_DOCUMENT_BYTES, links=False)
+            kept = parse_json(text, ABOUT)
+        except FileFormatError:
             return About()
         if not isinstance(kept, dict) or not isinstance(kept.get("axes"), dict):
             return About()

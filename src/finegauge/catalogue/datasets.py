@@ -17,7 +17,7 @@ from typing import Any
 
 from finegauge.catalogue.length_histogram import quantiles
 from finegauge.catalogue.tables import checked_row, read_shipped, rows_of, user_rows
-from finegauge.documents import MAX_DOCUMENT_BYTES, home, parse_csv, read_text
+from finegauge.documents import MAX_DOCUMENT_BYTES, by_state, home, open_regular, parse_csv, read_text
 from finegauge.errors import (
     FieldError,
     FileFormatError,
@@ -122,7 +122,7 @@ def is_of_texts(name: str, tokenizer: str | None) -> bool:
 def _is_lengths(name: str) -> bool:
     if not name.endswith(".csv") or not os.path.isfile(name):
         return False
-    with open(name, "rb") as file:
+    with open(open_regular(name, links=True), "rb") as file:
         return {b"length", b"count"} <= {cell.strip() for cell in file.readline(1000).split(b",")}
 
 
@@ -195,6 +195,7 @@ def _log_normal(mean: float, deviation: float, num_samples: int) -> tuple[tuple[
     return tuple(sorted((length, count) for length, count in spread.items() if count))
 
 
+@by_state
 def _from_file(path: str) -> Dataset:
     if path.endswith(".csv"):
         name = os.path.splitext(os.path.basename(path))[0]

@@ -9,12 +9,12 @@ H100-SXM5-80GB, `a100` is A100-SXM4-40GB (`a100-80gb` is the larger), `v100` is 
 import os
 import re
 from collections.abc import Mapping
-from functools import cache, lru_cache
+from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from finegauge.catalogue.tables import checked_row, filled, positive, rows_of, table, user_rows
-from finegauge.documents import home
+from finegauge.documents import by_state, home
 from finegauge.errors import FieldError, UnknownKeyError, UnknownNameError, UnsupportedError, shown
 from finegauge.records import NamedTuple
 from finegauge.units import GIB, gib
@@ -101,11 +101,9 @@ def gpu(name: str) -> GpuSpec:
     if name.casefold() == THIS:
         name = this_gpu()[0]
     if name.casefold() == HERE or name.endswith(".json"):
-        path = _own_profile() if name.casefold() == HERE else name
-        return _measured(path, os.stat(path).st_mtime_ns if os.path.isfile(path) else 0)
+        return _measured(_own_profile() if name.casefold() == HERE else name)
     if name.endswith((".yaml", ".yml")):
-        path, row = next(rows_of(name))
-        return _user_gpu(row, path)
+        return _from_file(name)
     found = known_gpu(name)
     if found is None:
         known = [key for spec in gpus().values() for key in (spec.name, *spec.aliases)]
@@ -289,10 +287,15 @@ def _own_profile() -> str:
     return found[0]
 
 
-@lru_cache(maxsize=8)
-def _measured(path: str, changed_ns: int) -> GpuSpec:
+@by_state
+def _from_file(path: str) -> GpuSpec:
+    _, row = next(rows_of(path))
+    return _user_gpu(row, path)
+
+
+@by_state
+def _measured(path: str) -> GpuSpec:
     """Return the device of a profile, with the datasheet of its name where there is one."""
-    del changed_ns  # a file written anew is read anew
     from finegauge.catalogue.device_profile import device_profile
 
     profile = device_profile(path)

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from finegauge.catalogue.tables import checked_row, positive, read_shipped, user_rows
-from finegauge.documents import home, read_document
+from finegauge.documents import by_state, home, read_document
 from finegauge.errors import FieldError, FileFormatError, UnknownNameError, shown
 from finegauge.records import NamedTuple
 
@@ -113,7 +113,12 @@ def _read_user_models(folder: str) -> Iterator[ModelFigures]:
 
 def _from_file(path: str, name: str) -> ModelFigures:
     """Return the model that a `config.json` on disk describes; nothing beside it is read or run."""
-    return _read_here(path)._replace(name=name, config=_checked_config(read_document(path), path))
+    return _read_here(path)._replace(name=name, config=_config_of(path))
+
+
+@by_state
+def _config_of(path: str) -> Mapping[str, Any]:
+    return _checked_config(read_document(path), path)
 
 
 def _read_here(path: str) -> ModelFigures:

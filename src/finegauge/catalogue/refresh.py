@@ -31,8 +31,8 @@ from typing import Any
 from finegauge.catalogue.gpus import GpuSpec, known_gpu
 from finegauge.catalogue.offers import refreshed_path
 from finegauge.catalogue.tables import read_shipped
-from finegauge.documents import write_whole
-from finegauge.errors import InputError, UnsupportedError
+from finegauge.documents import parse_csv, parse_yaml, write_whole
+from finegauge.errors import FileFormatError, InputError, UnsupportedError
 from finegauge.units import GIB
 
 CLOUDS = ("aws", "gcp", "lambda", "runpod", "vast", "verda", "nebius", "shadeform", "cudo", "azure", "oci")
@@ -209,13 +209,10 @@ def _table(text: str, needed: Iterable[str]) -> Iterator[Mapping[str, str | None
 
 
 def _cells(line: str) -> list[str]:
-    import csv
-
     try:
-        (cells,) = csv.reader([line], strict=True)
-    except (csv.Error, ValueError):
+        return next(parse_csv(line, "the table"), [])
+    except FileFormatError:
         return []
-    return cells
 
 
 def _reason(error: Exception) -> str:
@@ -304,22 +301,12 @@ def _tier(cloud: str, line: Mapping[str, str | None]) -> str:
 
 
 def _memory_bytes(line: Mapping[str, str | None]) -> float | None:
-    import ast
-    import json
-
     if "GpuMemoryGiB" in line:
         return (size := _number(line["GpuMemoryGiB"])) and size * GIB
     info = line.get("GpuInfo") or ""
     try:
-        parsed = json.loads(info)
-    except ValueError:
-        try:
-            parsed = ast.literal_eval(info)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            return None
-    try:
-        size = float(parsed["Gpus"][0]["MemoryInfo"]["SizeInMiB"])
-    except (LookupError, TypeError, ValueError):
+        size = float(parse_yaml(info, "GpuInfo")["Gpus"][0]["MemoryInfo"]["SizeInMiB"])
+    except (FileFormatError, LookupError, TypeError, ValueError):
         return None
     return size * GIB if size < 1000 else size * 2**20  # one cloud writes GiB into this field
 

@@ -15,6 +15,7 @@ from typing import IO, Any, NamedTuple
 
 from finegauge.catalogue.datasets import TEXT_SUFFIXES as SUFFIXES
 from finegauge.data.tokenizer import INSTALL, read_settings
+from finegauge.documents import open_regular
 from finegauge.errors import FileFormatError, InputError, UnsupportedError, shown
 
 TRAIN = "train"
@@ -150,7 +151,7 @@ def _of_file(path: str) -> Iterator[Chunk]:
         yield from parquet_chunks(path) if kind == "parquet" else arrow_chunks(path)
         return
     try:
-        with open(path, "rb") as raw:
+        with open(open_regular(path, links=True), "rb") as raw:
             packed = path.endswith(".gz")
             stream: IO[bytes] = gzip.GzipFile(fileobj=raw) if packed else raw  # type: ignore[assignment]
             yield from gathered(READERS[kind](stream, path), raw.tell)

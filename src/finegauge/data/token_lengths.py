@@ -43,7 +43,7 @@ from finegauge.data.rendering import (
     template_source,
 )
 from finegauge.data.tokenizer import TokenizerFiles, load_tokenizer, stamps, tokenizer_files
-from finegauge.documents import cache_path, write_whole
+from finegauge.documents import cache_path, open_regular, write_whole
 from finegauge.errors import FileFormatError, InputError, shown
 from finegauge.progress import Heard, Progress
 from finegauge.sandbox import apart
@@ -231,7 +231,7 @@ def content_of(source: Source) -> str:
     whole = sha256(repr([os.path.splitext(file)[1] for file in source.files]).encode())
     try:
         for path in source.files:
-            with open(path, "rb") as file:
+            with open(open_regular(path, links=True), "rb") as file:
                 whole.update(file_digest(file, "sha256").digest())
         youngest = max(max(os.stat(file).st_mtime, os.stat(file).st_ctime) for file in source.files)
     except OSError as error:
@@ -288,7 +288,7 @@ def _keep(path: str, content: bytes) -> None:
 
 def _read(path: str) -> bytes | None:
     try:
-        with open(path, "rb") as file:
+        with open(open_regular(path), "rb") as file:
             return file.read()
     except OSError:
         return None

@@ -18,6 +18,7 @@ from typing import Any
 
 from finegauge.catalogue.frameworks import framework_of
 from finegauge.catalogue.gpus import gpu as find_gpu
+from finegauge.catalogue.gpus import known_gpu
 from finegauge.catalogue.offers import Offer, multiples, offers
 from finegauge.data.batch_shape import BatchShape, sample_lengths, shape
 from finegauge.errors import FieldError, FineGaugeError
@@ -170,7 +171,7 @@ def _asked(gpus: Iterable[str] | None, providers: Iterable[str] | None) -> list[
     found: Sequence[Offer] = offers() if gpus is None else []
     for name in gpus or ():
         spec = find_gpu(name)
-        if spec.vendor == "measured":
+        if known_gpu(spec.name) is None:  # it is of a file
             raise FieldError(
                 f"gpu {name!r} is {spec.name}, which nobody rents out, and a plan is of offers; "
                 f"ask 'finegauge whatif RUN --gpu {name}'."

@@ -511,7 +511,7 @@ def switch_of(name: str) -> Switch:
 
     Raises: UnknownKeyError for a field, UnknownNameError for anything else that there is not.
     """
-    from finegauge.catalogue.gpus import gpu, gpus
+    from finegauge.catalogue.gpus import gpu, gpus, is_file
 
     if "=" in name:
         from finegauge.documents import parse_yaml
@@ -526,7 +526,7 @@ def switch_of(name: str) -> Switch:
     if named is not None:
         return named
     try:
-        found = gpu(name).name
+        found = name if is_file(name) and gpu(name) else gpu(name).name
     except InputError:
         known = [*known_switches(), *gpus()]
         raise UnknownNameError("switch", name, known=known, listing="finegauge whatif --list") from None

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from finegauge.documents import open_regular, write_whole
 from finegauge.errors import InputError, shown
 from finegauge.profile import Profile, Source
+from finegauge.sandbox import born, is_alive
 from finegauge.store.document import (
     Facts,
     facts_in,
@@ -412,7 +413,7 @@ class Trials:
             {
                 "event": STARTED,
                 "trial": trial,
-                "process": [os.getpid(), _born(os.getpid()), node()],
+                "process": [os.getpid(), born(os.getpid()), node()],
                 "run": run_document(run),
                 "asked": dict(asked),
             }
@@ -487,7 +488,7 @@ class Trials:
             lost = [
                 one
                 for one in seen.started.values()
-                if one.trial not in seen.ended and not _alive(*one.process)
+                if one.trial not in seen.ended and not _is_alive(*one.process)
             ]
             records = tuple(
                 ended(one.trial, one.asked, profile_document(interrupted(self.record(one)["run"])))
@@ -509,15 +510,6 @@ def interrupted(run: Mapping[str, Any]) -> Profile:
     return Profile(run=run_of(run), source=Source("measured", "trial"), outcome="interrupted", reason=GONE)
 
 
-def _alive(process: int, born: str, host: str) -> bool:
+def _is_alive(process: int, born_then: str, host: str) -> bool:
     """Return whether the process that started a trial still runs; of another host's nothing is known."""
-    return host != node() or (bool(born) and _born(process) == born)
-
-
-def _born(process: int) -> str:
-    """Return when a process began, in the kernel's clock ticks of this boot; "" if it is gone."""
-    with suppress(OSError), open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as stat:
-        state, *rest = stat.read().rpartition(")")[2].split()
-        with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as boot:
-            return "" if state in "ZX" else f"{boot.read().strip()}:{rest[18]}"
-    return ""
+    return host != node() or is_alive(process, born_then)

@@ -14,7 +14,6 @@ import os
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from multiprocessing import get_all_start_methods, get_context
@@ -22,7 +21,7 @@ from queue import SimpleQueue
 from shutil import rmtree
 from typing import Any, NamedTuple, Protocol
 
-from finegauge.sandbox import EndedError, Seat, Worker, bound_memory
+from finegauge.sandbox import EndedError, Seat, Worker, bound_memory, is_alive
 from finegauge.web.limits import RefusedError
 from finegauge.web.response_cache import Reply, ResponseCache, key_of
 
@@ -143,19 +142,8 @@ class Workers:
 def _sweep() -> None:
     for name in os.listdir(tempfile.gettempdir()):
         process = name.removeprefix(FOLDER).partition("-")[0]
-        if name.startswith(FOLDER) and process.isdecimal() and not _is_alive(int(process)):
+        if name.startswith(FOLDER) and process.isdecimal() and not is_alive(int(process)):
             rmtree(os.path.join(tempfile.gettempdir(), name), ignore_errors=True)
-
-
-def _is_alive(process: int) -> bool:
-    if os.name == "nt":  # there a signal of 0 ends it
-        return True
-    with suppress(PermissionError):
-        try:
-            os.kill(process, 0)
-        except (ProcessLookupError, OverflowError):
-            return False
-    return True
 
 
 def _full(lane: Lane) -> RefusedError:

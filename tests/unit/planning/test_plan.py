@@ -9,7 +9,7 @@ from finegauge.errors import FieldError, InputError
 from finegauge.planning.plan import Plan, as_said, changes, exported_run, plan, within
 from finegauge.planning.selection import Wanted
 from finegauge.planning.space import families, space_of, structures
-from finegauge.planning.whatif import ASSUMED_SAMPLES, requirements
+from finegauge.planning.whatif import ASSUMED_SAMPLES, requirements, switch_of
 from finegauge.progress import Heard
 from finegauge.run.run import Run
 from tests.unit.planning.brute_force import brute_force, runs_of
@@ -159,3 +159,8 @@ def test_comparisons_have_a_plan_where_samples_could_be_packed() -> None:
 def test_a_machine_of_ones_own_is_not_on_offer(tmp_path: Path) -> None:
     with pytest.raises(FieldError, match=r"nobody rents out.*whatif RUN --gpu"):
         space_of(RUN.replace(num_samples=100), gpus=(written(tmp_path),))
+    own = tmp_path / "mine.yaml"
+    own.write_text("name: mine\nmemory_bytes: 24e9\nmemory_bytes_per_s: 1e12\nflops_per_s: {bf16: 1e14}\n")
+    with pytest.raises(FieldError, match=r"nobody rents out.*whatif RUN --gpu"):
+        space_of(RUN.replace(num_samples=100), gpus=(str(own),))
+    assert switch_of(str(own)).change(RUN) == {"gpu": str(own)}

@@ -8,8 +8,9 @@ import pytest
 
 from finegauge.profile import Profile, Source
 from finegauge.run.run import Run
+from finegauge.sandbox import born
 from finegauge.store import journal
-from finegauge.store.journal import Trials, _born
+from finegauge.store.journal import Trials
 
 RUN = Run(model="llama-2-7b", method="lora")
 
@@ -76,14 +77,26 @@ def test_the_trial_of_another_host_is_left_alone(trials: Trials) -> None:
     assert trials.recover() == 0
 
 
+def test_where_the_system_does_not_tell_when_processes_begin(
+    trials: Trials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "born", lambda _: "")  # macOS
+    name = trials.start(RUN, {})
+    assert trials.recover() == 0  # this process runs: its trial is not taken from it
+    (record,) = trials.journal.read().records
+    trials.journal.append(record | {"trial": "other", "process": [2**22 + 1, "", node()]})
+    assert trials.recover() == 1
+    assert name not in trials.look().ended
+
+
 def test_nothing_to_recover_makes_no_file(trials: Trials) -> None:
     assert trials.recover() == 0
     assert not Path(trials.journal.path).exists()
 
 
 def test_when_a_process_began() -> None:
-    assert _born(os.getpid()) == _born(os.getpid()) != ""
-    assert _born(2**22 + 1) == ""
+    assert born(os.getpid()) == born(os.getpid()) != ""
+    assert born(2**22 + 1) == ""
 
 
 def test_only_what_was_added_is_read_again(trials: Trials, monkeypatch: pytest.MonkeyPatch) -> None:
