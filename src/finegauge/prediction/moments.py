@@ -93,7 +93,7 @@ def moments_of(profile: Profile) -> tuple[Moment, ...]:
 class Job:
     """The sizes that the moments of one run are made of, in bytes."""
 
-    def __init__(self, profile: Profile) -> None:
+    def __init__(self, profile: Profile, *, on_processor: bool = False) -> None:
         self.profile, self.run = profile, profile.run
         run, share = self.run, share_of(self.run)
         self.share, self.zero = share, run.sharding.startswith("zero") and not by_megatron(run)
@@ -122,12 +122,24 @@ class Job:
         file_width = WIDTHS.get(str(words).removeprefix("torch."), 2)
         quantised = held.base_bytes if run.method == "gptq_lora" else 0.0
         self.file_bytes = quantised or float(file_width * model.num_parameters)
-        self.is_cast = not self.low.quantized and file_width != self.low.weight_bytes
-        self.rest = self._at_rest()
+        other_width = file_width != self.low.weight_bytes
+        self.is_cast = not self.low.quantized and other_width
+        self.pinned: Parts = {}
+        if on_processor and not (quantised or other_width or run.upcast_unquantized):
+            self.pinned = self._pinned(file_width)
+        self.rest = {**self._at_rest(), **self.pinned}
         self.joined_logits_bytes = 0.0
         self.offloaded: Parts = {
             ("offloaded", *path[1:]): value for path, value in kept_on_host(run, share).parts.items()
         }
+
+    def _pinned(self, file_width: int) -> Parts:
+        """Return what a mapped file keeps of weights that were quantised, while its others are in use."""
+        replaced = 0
+        for layer, count in self.share.whole.model.layers:
+            sizes = [tensor.size for tensor in layer.tensors() if self.low.quantizes(tensor.kind)]
+            replaced += count * sum(sizes)
+        return {("weights", "quantised, in the mapped file"): float(file_width * replaced)}
 
     def _at_rest(self) -> Parts:
         """Return what the GPU holds between two steps: weights, states, buckets that stay."""
@@ -144,7 +156,7 @@ class Job:
         run = self.run
         yield self._load()
         train = self.profile.device_memory_bytes
-        yield self._moment("train", dict(train.parts), self.offloaded, outside=False)
+        yield self._moment("train", {**train.parts, **self.pinned}, self.offloaded, outside=False)
         if run.eval_samples and run.phase in EVALUATED:
             yield self._evaluation()
         if self.states_bytes and run.phase not in ("evaluate", "prefill", "decode"):

@@ -25,7 +25,7 @@ class ProcessMoment(NamedTuple):
 
 def process_moments(profile: Profile, *, on_processor: bool) -> tuple[ProcessMoment, ...]:
     """Return the moments of the job whose step is `profile`, in their order."""
-    job = Job(profile)
+    job = Job(profile, on_processor=on_processor)
     if on_processor:
         return tuple(_on_processor(job))
     found = []
@@ -63,15 +63,19 @@ def _load(job: Job, one: Moment) -> tuple[Pair, Pair]:
     each = whole + min(whole, BROADCAST_BYTES) if run.num_gpus > 1 else whole
     if run.sharding == "zero3":  # whose buckets nobody has written to yet
         ready, used = _tensors(one), 3 * whole / n + job.master_bytes
-        reading = whole / n + 2 * job.largest_bytes + file
+        opened = whole / n + file  # by every process, of which the first reads it, tensor by tensor
+        reading = opened + job.largest_bytes
         if run.loading == "rank0":
-            return (max(ready, reading), ready), (max(used, reading), used)
+            return (max(ready, reading), max(ready, opened)), (max(used, reading), used)
         return _twice(max(ready, reading))
     if job.zero:  # the file's pages are the weights', unless they were converted
         engine = job.saved_bytes + job.master_bytes
         each = max(file + whole, whole + engine) if file > 1.5 * whole else file + engine
-    elif job.is_cast or job.low.quantized:
+    elif job.is_cast:
         each = whole + file
+    elif job.low.quantized:  # while weights are quantised or converted; and while they are sent
+        pinned = sum(job.pinned.values())
+        each = max(whole + (pinned or file), pinned + each)
     elif run.sharding in FSDP:
         used = 2 * whole / n + job.largest_bytes  # which is divided
         return (whole + whole / n,) * 2, (used, used)

@@ -7,8 +7,9 @@ import pytest
 from finegauge.planning.estimate import estimate
 from finegauge.prediction.moments import PROCESS_BYTES, Moment, moments_of
 from finegauge.prediction.predictor import predict
+from finegauge.prediction.process_moments import ProcessMoment, process_moments
 from finegauge.run.run import Run
-from finegauge.units import GIB
+from finegauge.units import GIB, MIB
 
 W = 2.0 * 8_030_261_248  # bf16 weights of Llama-3.1-8B
 GPU = "H100-SXM5-80GB"
@@ -134,3 +135,27 @@ def test_a_rank_reads_the_states_of_its_own_stage(fields: dict[str, object]) -> 
         moments["resume"].host_bytes.total < 8 * (12 * 405.9e9 / 128 + PROCESS_BYTES) * 1.15
     )  # the first stage has the embedding
     assert moments["resume"].disk_bytes > (2 + 12) * 405e9
+
+
+def on_a_processor(**fields: object) -> dict[str, ProcessMoment]:
+    """Return the moments of a job on a processor, as its processes see them, by name."""
+    run = Run.from_fields({"model": "Llama-3.1-8B", "gpu": GPU, **fields})
+    return {one.name: one for one in process_moments(predict(run), on_processor=True)}
+
+
+@pytest.mark.parametrize("upcast", [False, True])
+def test_a_mapped_file_stays_whole_while_what_is_not_quantised_lies_in_it(upcast: bool) -> None:
+    linears = 32 * 4096 * (2 * 4096 + 2 * 1024 + 3 * 14336)
+    asked = {"method": "qlora", "num_gpus": 2, "upcast_unquantized": upcast}
+    elsewhere = found(**asked)["save"].device_bytes
+    tensors = elsewhere.total - sum(elsewhere[name] for name in ("context", "NCCL", "slack"))
+    here, kept = on_a_processor(**asked), 0 if upcast else 2 * linears
+    assert here["save"].allocated_bytes[0] == pytest.approx(tensors + kept)
+    sent = here["load"].allocated_bytes[1] - elsewhere["weights"]
+    assert sent == pytest.approx(max(W, 500 * MIB) if upcast else 2 * linears + 500 * MIB)
+
+
+def test_under_zero3_every_process_opens_the_file_and_the_first_gathers_a_tensor() -> None:
+    first, other = on_a_processor(method="full", num_gpus=64, sharding="zero3")["load"].allocated_bytes
+    assert other == pytest.approx(W / 64 + W)
+    assert first - other == pytest.approx(2 * 128_256 * 4096)

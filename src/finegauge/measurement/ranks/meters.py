@@ -57,6 +57,7 @@ WEIGHTS, GRADIENTS, OPTIMIZER, WORKSPACE = "weights", "gradients", "optimizer", 
 SENDING = "sending"
 FUNCTIONAL = "_c10d_functional"
 SETTLE_S = 0.001  # for a thread of gloo to let go of what it has sent
+LOOKS = 1000
 
 
 class Sent(NamedTuple):
@@ -307,14 +308,15 @@ class _Settled(Collectives):
         if dead := [address for address, (_, kept) in self.sent.items() if kept.expired()]:
             now = time.time_ns()
             self.gone += [Gone(now, address, self.sent.pop(address)[0]) for address in dead]
+        held = _users(args) if func.namespace == FUNCTIONAL else []
         found = super().__torch_dispatch__(func, types, args, kwargs)
         if (
             func.namespace == FUNCTIONAL and found is not NotImplemented
         ):  # what DTensors send, below this mode
-            for tensor in tree_iter(found):  # not asked while a thread of gloo holds it: that crashed
+            for tensor in tree_iter(found):
                 torch.ops._c10d_functional.wait_tensor(tensor)
-            time.sleep(SETTLE_S)
-            self._note(args, found)
+            if _let_go(held):  # asked while a thread of gloo holds them: that crashed
+                self._note(args, found)
         return found
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -330,6 +332,21 @@ class _Settled(Collectives):
         for tensor in tree_iter(sent):
             if type(tensor) is torch.Tensor and (address := tensor.untyped_storage().data_ptr()):
                 self.sent[address] = now, StorageWeakRef(tensor.untyped_storage())
+
+
+def _users(sent: Any) -> list[tuple[torch.Tensor, int]]:
+    """Return every tensor of a message, and how often it is held."""
+    tensors = [tensor for tensor in tree_iter(sent) if type(tensor) is torch.Tensor]
+    return [(tensor, tensor._use_count()) for tensor in tensors]
+
+
+def _let_go(held: list[tuple[torch.Tensor, int]]) -> bool:
+    """Return whether what was sent is held as often as before, within a second: by no thread of gloo."""
+    for _ in range(LOOKS):
+        if all(tensor._use_count() <= before for tensor, before in held):
+            return True
+        time.sleep(SETTLE_S)
+    return False
 
 
 def _seen(profiled: Any) -> tuple[list[Span], list[Block]]:
