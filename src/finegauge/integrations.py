@@ -14,7 +14,7 @@ __all__ = ["TrainerCallback"]
 
 
 def __getattr__(name: str) -> Any:
-    """Return the public name, imported now: transformers is loaded by whoever asks for its callback."""
+    """Return the public name, imported now: only its callback loads transformers."""
     if name != "TrainerCallback":
         raise AttributeError(f"module 'finegauge.integrations' has no attribute '{name}'")
     from finegauge.callbacks.trainer import TrainerCallback

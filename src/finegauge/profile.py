@@ -1,4 +1,4 @@
-"""One optimizer step of a run, whoever says so: predicted, measured or published.
+"""One optimizer step of a run: predicted, measured or published.
 
 A `Breakdown` is parts of one quantity, keyed by path, so that "backward", "backward / moe"
 and "backward / moe / experts.down_proj" are depths 1, 2 and 3 of one thing. A `Profile`
@@ -65,19 +65,12 @@ class Breakdown:
 
     def at(self, depth: int) -> "Breakdown":
         """Return the same quantity with paths cut to `depth` names."""
-        parts: dict[Path, float] = {}
-        for path, value in self.parts.items():
-            parts[path[:depth]] = parts.get(path[:depth], 0.0) + value
-        return Breakdown(parts)
+        return Breakdown.add_up((path[:depth], value) for path, value in self.parts.items())
 
     def under(self, *prefix: str) -> "Breakdown":
         """Return the parts whose path starts with `prefix`, with the prefix removed."""
         n = len(prefix)
-        parts: dict[Path, float] = {}
-        for path, value in self.parts.items():
-            if path[:n] == prefix:
-                parts[path[n:]] = parts.get(path[n:], 0.0) + value
-        return Breakdown(parts)
+        return Breakdown.add_up((path[n:], value) for path, value in self.parts.items() if path[:n] == prefix)
 
     def __getitem__(self, name: str) -> float:
         """Return the sum of the parts under the first-level `name`; 0 if there is none."""
@@ -123,7 +116,7 @@ class Interval(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Who says so: predicted, measured or published; by what; how sure."""
+    """The provenance of a profile: predicted, measured or published; by what; how sure."""
 
     kind: str
     name: str
@@ -236,9 +229,8 @@ class Profile(NamedTuple):
     def memory_bytes(self, metric: str) -> float:
         """Return the peak memory of the fullest GPU as `metric` counts it.
 
-        Args:
-            metric: torch_allocated, torch_reserved, nvidia_smi, or unknown, which is taken for the last: who
-                does not say how memory was counted has mostly looked at nvidia-smi.
+        Unknown is taken for nvidia_smi: a source that does not say how memory was counted mostly looked
+        there.
         """
         if metric == "torch_allocated":
             return self.peak_memory_bytes.total
@@ -336,5 +328,4 @@ def compare(ours: Profile, theirs: Profile) -> list[Difference]:
 
 
 def _rate(amount: float, seconds: float) -> float:
-    """Return `amount` per `seconds`, 0 where no time is known."""
     return amount / seconds if seconds > 0 else 0.0

@@ -7,9 +7,15 @@ once it has made a few tuples, which most classes of a command never do.
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Self
 
-__all__ = ["NamedTuple"]
+__all__ = ["NamedTuple", "same"]
 
 FEW = 16
+
+
+def same(kind: Any, one: Any) -> dict[str, Any]:
+    """Return what `one` has under the names of fields of `kind`."""
+    return {name: getattr(one, name) for name in kind._fields if hasattr(one, name)}
+
 
 if TYPE_CHECKING:
     from typing import NamedTuple

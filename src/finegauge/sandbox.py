@@ -86,9 +86,8 @@ def bound_memory(num_bytes: int, limit: str = "RLIMIT_AS") -> None:
 
         kind = getattr(resource, limit)
         _, most = resource.getrlimit(kind)
-        resource.setrlimit(
-            kind, (num_bytes if most == resource.RLIM_INFINITY else min(most, num_bytes), most)
-        )
+        allowed = num_bytes if most == resource.RLIM_INFINITY else min(most, num_bytes)
+        resource.setrlimit(kind, (allowed, most))
 
 
 def born(process: int) -> str:
@@ -211,11 +210,8 @@ def apart(
 ) -> Iterator[Any]:
     """Yield what `make(*args)` yields in a process of its own; in one that has limits already, here.
 
-    Args:
-        make: A function of a module.
-        args: What it is given.
-        most_bytes: The memory of the process, where the system can bound it.
-        within_s: How long it may take from one that it yields to the next.
+    `most_bytes` bounds its memory where the system can, `within_s` the time from one result to the next.
+
     Raises: FineGaugeError as `make` does; TimeoutError, MemoryError, or OSError or EOFError where it ended.
     """
     from multiprocessing import current_process, get_context

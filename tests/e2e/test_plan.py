@@ -100,7 +100,7 @@ def test_what_is_too_large_says_by_how_much() -> None:
 def test_what_nobody_offers_is_no_plan() -> None:
     done = finegauge("plan", LORA, "--gpus", "l40s", "--providers", "gcp")
     assert (done.code, done.err) == (0, "")
-    assert done.out.startswith("No plan: nobody offers such machines")
+    assert done.out.startswith("No plan: no provider offers such machines")
     done = finegauge("plan", LORA, "--gpus", "l40s", "--providers", "gcp", "--json")
     Draft202012Validator(SCHEMA).validate(json.loads(done.out))
 

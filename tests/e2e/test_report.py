@@ -216,7 +216,7 @@ def test_a_gpu_is_assumed_as_estimate_assumes_it(tmp_path: Path) -> None:
 def test_documents_that_are_none(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     for content, said in (
-        ({"command": "micro", "schema_version": 1}, "of which no report is made"),
+        ({"command": "micro", "schema_version": 1}, "which has no report"),
         ({"command": "estimate", "schema_version": 1}, "no whole answer"),
         ({"command": "plan", "schema_version": 1}, "states no whole run"),
         ({"command": "plan", "schema_version": 1, "run": run_document(read(MATH, ()))["fields"]}, "no whole"),

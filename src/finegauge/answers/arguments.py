@@ -1,4 +1,4 @@
-"""What an assistant asks, made into runs: within limits, and with no file read outside one folder.
+"""The arguments of an assistant's tool call as runs: within limits, and with no file outside one folder.
 
 A question names a file below the folder, or states the fields of a run itself; overrides are laid over
 either. Every text in it that would lead out of the folder (absolute, "..", "~", a symbolic link) is
@@ -80,7 +80,7 @@ class Asked(NamedTuple):
         return default if value is None else int(whole(1, most)(name, value))
 
     def flag(self, name: str) -> bool:
-        """Return whether something is asked for."""
+        """Return a true or false; false where it is not given."""
         value = self.arguments.get(name, False)
         if not isinstance(value, bool):
             raise FieldError(f"{name} must be true or false.")
@@ -95,7 +95,7 @@ class Asked(NamedTuple):
         return str(word)
 
     def run(self) -> Run:
-        """Return the run that is asked about.
+        """Return the run of the question.
 
         Raises: InputError in one sentence for whatever is wrong with it.
         """
@@ -127,7 +127,6 @@ class Asked(NamedTuple):
         return on_gpus(run, self.texts("gpus"), unnamed=unnamed)
 
     def _described(self, file: str, overrides: Mapping[str, Any]) -> Run:
-        """Return the run of a file below the folder."""
         from finegauge.formats.reading import describe
 
         confine(file, self.folder)
@@ -162,7 +161,6 @@ def confine(text: str, folder: str) -> None:
 
 
 def _as_word(name: str, value: Any) -> str:
-    """Return the value of an override as the command line would have it."""
     if isinstance(value, list):
         return ",".join(map(str, value))
     if value is None:
@@ -171,7 +169,6 @@ def _as_word(name: str, value: Any) -> str:
 
 
 def _checked_text(name: str, value: str) -> str:
-    """Return a text that is one short line."""
     if len(value) > MAX_TEXT or not value.isprintable():
         raise FieldError(f"{shown(name)} must be one line of at most {MAX_TEXT:,} printable characters.")
     return value

@@ -123,7 +123,6 @@ def law_answer(law: Law, table: SweepTable, path: str) -> LawAnswer:
 
 
 def _curve(law: Law, sparsity_fraction: float, seq_len: int, points: Sequence[LawPoint]) -> Curve:
-    """Return a law at every batch between the points, or at the measured GPUs."""
     ordered = sorted(points, key=lambda one: law.form.size(one.condition))
     drawn = [one.condition for one in ordered]
     if law.form.quantity != MAX_BATCH:

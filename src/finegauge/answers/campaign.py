@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from finegauge.answers.gains import GainsAt, gains_at
 from finegauge.answers.profile import ProfileFigures, figures_of
-from finegauge.answers.study import Way
+from finegauge.answers.study import Way, way_of
 from finegauge.answers.throughput import Throughput, throughput
 from finegauge.answers.written import written
 from finegauge.campaign.axes import MEASURED, PREDICTED, SWITCH
@@ -79,7 +79,7 @@ class CampaignAnswer(NamedTuple):
 def campaign_answer(
     sweep: "Sweep", folder: Folder, summary: "Summary", *, whole: bool = True
 ) -> CampaignAnswer:
-    """Return what one call did, and what the folder holds now: every result, where the `whole` is asked."""
+    """Return what one call did, and what the folder holds now: every result, if `whole`."""
     done = folder.done()
     ended = {
         word: Counter(done.get(cell.key, "to do") for cell in sweep.cells if cell.estimator == word)
@@ -129,21 +129,13 @@ _SELDOM = ("cell", "reason", *FACTS)  # of little help in telling rows apart
 def results_answer(
     table: "pa.Table", quarantined: int, *, whole: bool, most: int | None = None
 ) -> ResultsAnswer:
-    """Return the rows of a table.
-
-    Args:
-        table: What was found.
-        quarantined: Lines that did not read back.
-        whole: Whether the table has every column, of which those that differ and usual facts are shown.
-        most: Rows that are wanted; all where not stated.
-    """
+    """Return the first `most` rows of a table; of a `whole` one, the columns that differ and usual facts."""
     names, rows = answer_of(table.slice(0, most))
     found = tuple(dict(zip(names, map(_json_value, row), strict=True)) for row in rows)
     return ResultsAnswer(quarantined, found, _telling(table) if whole else names, len(table))
 
 
 def _json_value(value: Any) -> Any:
-    """Return a value as JSON knows it, dates and decimals as text."""
     if isinstance(value, list):
         return list(map(_json_value, value))
     if isinstance(value, dict):
@@ -194,14 +186,7 @@ def campaign_study(
     baseline: str = "baseline",
     axes: Mapping[str, Sequence[str]] | None = None,
 ) -> CampaignStudy:
-    """Return what `results` say together.
-
-    Args:
-        title: Of the report about them.
-        results: How cells ended.
-        baseline: The switch that the others are held against.
-        axes: The order of points and of switches; without it, that of the results.
-    """
+    """Return what `results` say together; `axes` orders points and switches, else they come as they are."""
     cells = _by_labels(results)
     apart = {labels: cell for labels, cell in cells.items() if len(cell) > 1 and not _same_device(cell)}
     devices = (one.device for cell in apart.values() for one in cell[MEASURED])
@@ -230,7 +215,6 @@ Cell = dict[str, list[Facts]]  # by estimator
 
 
 def _by_labels(results: Sequence[Result]) -> dict[tuple[tuple[str, str], ...], Cell]:
-    """Return what completed by the labels of its cell."""
     found: dict[tuple[tuple[str, str], ...], Cell] = {}
     for result in results:
         if result.facts.outcome == "completed":
@@ -240,7 +224,6 @@ def _by_labels(results: Sequence[Result]) -> dict[tuple[tuple[str, str], ...], C
 
 
 def _same_device(cell: Cell) -> bool:
-    """Return whether a cell was predicted for the device that it was measured on."""
     names = {_device(one.device, str(one.machine[0])) for found in cell.values() for one in found}
     return len(names) == 1 and None not in names
 
@@ -303,15 +286,11 @@ def _ways(results: Sequence[Result]) -> tuple[tuple[Way, ...], int]:
 
 
 def _way(result: Result) -> Way | None:
-    """Return what a cell costs at its cheapest offer; None where nobody lets that machine."""
     from finegauge.planning.quote import quote
 
     try:
         bill = quote((profile := result.profile).run, profile)
     except FineGaugeError:
         return None
-    cheapest = bill.cheapest_on_demand
-    if bill.wall_s is None or cheapest is None or cheapest.on_demand_usd is None:
-        return None
     name = ", ".join(f"{axis} {value}" for axis, value in result.labels.items())
-    return Way(name, str(result.facts.machine[0]), bill.wall_s, cheapest.on_demand_usd, bill.wall_energy_j)
+    return way_of(name, str(result.facts.machine[0]), bill)

@@ -1,4 +1,4 @@
-"""Which rows of the catalogue a question means, and how they look as JSON, every number in SI units."""
+"""Search in the catalogue, and its rows as JSON, every number in SI units."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,6 @@ def found_models(pattern: str = "") -> "list[ModelFigures]":
 
 
 def _model_text(figures: "ModelFigures") -> str:
-    """Return what a model is called, all in one."""
     kind = str(figures.config.get("model_type", ""))
     return " ".join((figures.name, *figures.aliases, kind)).casefold()
 
@@ -54,15 +53,10 @@ def found_offers(
     spot: bool = False,
     sort: str = "gpu-price",
 ) -> "list[Offer]":
-    """Return the cloud offers asked for, ordered by one of SORTS.
+    """Return the cloud offers asked for, ordered by `sort`, one of SORTS.
 
-    Args:
-        gpu: A GPU, or a family: h100 is every H100.
-        provider: One of those that 'finegauge offers' lists.
-        region: As the provider writes it.
-        count: GPUs per instance, exactly; of those who price a card, as many times its price.
-        spot: Only offers with a spot price, ranked by it.
-        sort: One of SORTS.
+    `gpu` may be a family: h100 is every H100. `count` is GPUs per instance, exactly; a seller that prices a
+    single card asks as many times its price. With `spot`, only offers with a spot price, ranked by it.
     """
     from finegauge.catalogue.gpus import matching_gpus
     from finegauge.catalogue.offers import multiples, offers

@@ -1,4 +1,4 @@
-"""A run with single changes: what it takes as it is and with each, and what makes it fit."""
+"""A run as it is and with single changes, and the changes that make it fit."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any

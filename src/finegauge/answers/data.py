@@ -7,6 +7,7 @@ from finegauge.answers.written import written
 from finegauge.catalogue.length_histogram import quantiles
 from finegauge.data.token_lengths import Findings, Lengths
 from finegauge.planning.estimate import WholeRun, whole_run
+from finegauge.records import same
 from finegauge.run.run import Run
 
 if TYPE_CHECKING:
@@ -85,6 +86,12 @@ def data_answer(lengths: Lengths, tokenizer: str, runs: Sequence[Run] = ()) -> D
     """Return what was counted of a data set, and the batches that `runs` make of it."""
     found, pairs = lengths.findings, lengths.pairs()
     reached = quantiles(pairs, tuple(FRACTIONS.values()))
+    counted = {
+        "formats": dict(found.formats),
+        "unreadable": tuple(UnreadableRow(*row) for row in found.unreadable),
+        "unused_keys": dict(found.unused_keys),
+        "warnings": tuple(_warnings(found)),
+    }
     return DataAnswer(
         file=lengths.path,
         tokenizer=tokenizer,
@@ -93,26 +100,13 @@ def data_answer(lengths: Lengths, tokenizer: str, runs: Sequence[Run] = ()) -> D
         num_tokens=lengths.num_tokens,
         num_loss_tokens=sum(lengths.loss_tokens),
         mean_tokens=lengths.num_tokens / lengths.num_samples,
-        quantiles_tokens={
-            "min": pairs[0][0],
-            **dict(zip(FRACTIONS, reached, strict=True)),
-            "max": pairs[-1][0],
-        },
+        quantiles_tokens={"min": pairs[0][0]}
+        | dict(zip(FRACTIONS, reached, strict=True))
+        | {"max": pairs[-1][0]},
         lengths=pairs,
-        formats=dict(found.formats),
-        row_name=found.row_name,
-        num_rows=found.num_rows,
-        num_bytes=found.num_bytes,
-        num_empty=found.num_empty,
-        empty_rows=found.empty_rows,
-        num_unreadable=found.num_unreadable,
-        unreadable=tuple(UnreadableRow(*row) for row in found.unreadable),
-        num_without_answer=found.num_without_answer,
-        unused_keys=dict(found.unused_keys),
-        notes=found.notes,
-        warnings=tuple(_warnings(found)),
         batching=tuple(batching_figures(lengths, run) for run in runs),
         longest_at=lengths.place(lengths.tokens.index(pairs[-1][0])),
+        **same(DataAnswer, found) | counted,
     )
 
 
@@ -149,7 +143,6 @@ def counted(number: int, name: str) -> str:
 
 
 def _more(first: str, number: int) -> str:
-    """Return the first few, and that there are more."""
     return first if number <= ROWS_NAMED else f"{first}, ... ({number - ROWS_NAMED:,} more)"
 
 
@@ -171,18 +164,13 @@ def batching_figures(lengths: Lengths, run: Run) -> BatchingFigures:
         padding_fraction=batches.padding_fraction,
         longest_micro_batch_tokens=shape.longest_tokens,
         num_packs=rows.number if run.packing else None,
-        num_samples=cut.num_samples,
-        num_held_out=cut.num_held_out,
-        num_dropped=cut.num_dropped,
-        num_cut=cut.num_cut,
-        num_split=cut.num_split,
         num_left_out=_left_out(batches),
-        lost_tokens=cut.lost_tokens,
         whole_run=whole_run(run, lengths),
         asked=run,
         kept_tokens=kept,
         pack_fill_fraction=kept / (rows.number * batches.recipe.row_len) if run.packing else None,
         longest=(int(batches.tokens[longest]), batches.step_of(longest) + 1),
+        **same(BatchingFigures, cut),
     )
 
 

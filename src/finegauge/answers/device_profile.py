@@ -1,4 +1,4 @@
-"""What one machine does in seconds, and runs on it part by part: `finegauge micro`."""
+"""The measured operators of one machine, and runs on it part by part: `finegauge micro`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median

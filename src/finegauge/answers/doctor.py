@@ -1,6 +1,6 @@
 """What this machine has: GPUs, host, disk, the extras and what each makes work, the way to what is missing.
 
-Nothing is imported to find out, no network is asked, and no value of a secret is read.
+Nothing is imported to find out, the network is not used, and no value of a secret is read.
 """
 
 import os
@@ -118,7 +118,6 @@ def _host() -> Iterator[Finding]:
 
 
 def _cores() -> int:
-    """Return the cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,7 +1,7 @@
 """Answers about one run on one or several GPUs: estimate, explain, check, max-batch, max-length.
 
-Each is worked out once, by the planner, and holds what every view shows: figures, names and the planner's
-own sentences, nothing laid out. The fields are those of `--json`, in its order.
+Each is worked out once, by the planner, and holds what every view shows: figures, names and sentences,
+without layout. The fields are those of `--json`, in its order.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from finegauge.planning.quote import ManagedPrice, PricedOffer, Quote
 from finegauge.prediction.moments import Moment, Shortage
 from finegauge.prediction.uncertainty import FITS, WILL_NOT_FIT, Verdict
 from finegauge.profile import Breakdown, Estimator, Exchange, Path, Profile
-from finegauge.records import NamedTuple
+from finegauge.records import NamedTuple, same
 from finegauge.run.run import Run
 
 if TYPE_CHECKING:
@@ -205,12 +205,7 @@ class CapacityAnswer(NamedTuple):
 def estimate_answer(
     runs: Sequence[Run], estimator: Estimator | None = None, *, at_max_batch: bool = False
 ) -> EstimateAnswer:
-    """Return what each of `runs`, one per GPU, takes.
-
-    Args:
-        runs: The same run on one GPU after another.
-        estimator: Who says what a step takes; FineGauge's prediction by default.
-        at_max_batch: Ask about the largest micro-batch that is safe on each GPU, not about the run's own.
+    """Return what each of `runs` takes, the same run on one GPU after another.
 
     Raises: UnsupportedError where no GPU has an answer.
     """
@@ -246,13 +241,7 @@ def advised(one: GpuEstimate, estimator: Estimator | None = None) -> GpuEstimate
 
 
 def fixed_answer(run: Run, folder: str, *, recipe: str, overwrite: bool = False) -> CheckAnswer:
-    """Return whether `run` fits; where it is not safe, written with what costs least and makes it so.
-
-    Args:
-        run: As it is.
-        folder: Where its files go.
-        recipe: The file that it was read from.
-        overwrite: Whether files of the same names are replaced.
+    """Return whether `run`, read from `recipe`, fits; if it is not safe, write the cheapest change that is.
 
     Raises: InputError where files are there already.
     """
@@ -326,7 +315,7 @@ def safe_micro_batch_size(profile: Profile) -> int:
 
 def gpu_verdict(one: GpuEstimate) -> GpuVerdict:
     """Return whether the run fits, of all that is known."""
-    return GpuVerdict(**{name: getattr(one, name) for name in GpuVerdict._fields})
+    return GpuVerdict(**same(GpuVerdict, one))
 
 
 def gpu_capacity(gpu: str | None, capacity: "Capacity") -> GpuCapacity:
@@ -335,12 +324,7 @@ def gpu_capacity(gpu: str | None, capacity: "Capacity") -> GpuCapacity:
     known = below or above
     return GpuCapacity(
         gpu=gpu,
-        field=capacity.field,
-        value=capacity.value,
-        safe_value=capacity.safe_value,
-        limit=capacity.limit,
-        at_limit=capacity.at_limit,
-        num_probes=capacity.num_probes,
+        **same(GpuCapacity, capacity),
         device_memory_bytes=below.device_memory_bytes.total if below else None,
         step_time_s=below.step_time_s.total if below else None,
         tokens_per_s=below.tokens_per_s if below else None,
@@ -353,23 +337,13 @@ def gpu_capacity(gpu: str | None, capacity: "Capacity") -> GpuCapacity:
 def bill(quote: Quote) -> Bill:
     """Return what a whole run takes, its offers the cheapest on demand first."""
     on_demand, spot = quote.cheapest_on_demand, quote.cheapest_spot
-    return Bill(
-        num_steps=quote.num_steps,
-        wall_s=quote.wall_s,
-        wall_time_s=quote.wall_time_s,
-        boards_energy_j=quote.boards_energy_j,
-        wall_energy_j=quote.wall_energy_j,
-        emissions_kg=quote.emissions_kg,
-        grid=quote.grid,
-        grid_kg_per_kwh=quote.grid_kg_per_kwh,
-        pue=quote.pue,
-        cheapest_on_demand=offer_cost(on_demand) if on_demand else None,
-        cheapest_spot=offer_cost(spot) if spot else None,
-        num_offers=len(quote.offers),
-        offers=tuple(map(offer_cost, quote.offers)),
-        managed=quote.managed,
-        warnings=quote.warnings,
-    )
+    offers = {
+        "cheapest_on_demand": offer_cost(on_demand) if on_demand else None,
+        "cheapest_spot": offer_cost(spot) if spot else None,
+        "num_offers": len(quote.offers),
+        "offers": tuple(map(offer_cost, quote.offers)),
+    }
+    return Bill(**same(Bill, quote) | offers)
 
 
 def offer_cost(priced: PricedOffer) -> OfferCost:

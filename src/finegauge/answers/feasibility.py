@@ -100,7 +100,7 @@ def _with(run: Run, method: str, place: dict[str, Any], lengths: Sequence[int]) 
             ORIGIN, method=method, dataset=None, micro_batch_size=1, gradient_accumulation_steps=1,
             data_parallel_replicate=None, data_parallel_shard=None, **place,
         )  # fmt: skip
-        known = lru_cache(maxsize=None)(predict)  # both borders lie close: most steps are asked about twice
+        known = lru_cache(maxsize=None)(predict)  # both borders lie close: most steps are predicted twice
         fits = tuple(_at(asked.replace(ORIGIN, seq_len=length), known) for length in lengths)
         safe = dict((one.seq_len, one.safe_micro_batch_size) for one in fits)[run.seq_len]
         rate = known(asked.replace(ORIGIN, micro_batch_size=safe)).tokens_per_s if safe else None

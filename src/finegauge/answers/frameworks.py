@@ -1,4 +1,4 @@
-"""What training frameworks and serving engines do unasked: `finegauge frameworks`."""
+"""The defaults of training frameworks and serving engines: `finegauge frameworks`."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple

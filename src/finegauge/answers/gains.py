@@ -66,7 +66,7 @@ class ClaimHeld(NamedTuple):
     verdict: str  # agrees, partly, disagrees or unknown
     holds_at: tuple[Place, ...]
     fails_at: tuple[Place, ...]
-    silent_at: int  # points that the claim is not about, or of which a figure is missing
+    silent_at: int  # points that the claim is not about, or that lack a figure
 
 
 class ClaimsHeld(NamedTuple):

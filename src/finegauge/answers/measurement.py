@@ -8,6 +8,7 @@ from finegauge.answers.written import written
 from finegauge.errors import FineGaugeError
 from finegauge.prediction.predictor import Prediction, PredictionExplained, prediction_elsewhere
 from finegauge.profile import Breakdown, Exchange, Held, Profile, compare
+from finegauge.records import same
 from finegauge.run.run import FROM_COMMAND_LINE, Run
 from finegauge.store.document import plain
 
@@ -92,12 +93,8 @@ def measured(
 ) -> list[tuple[Profile, Prediction]]:
     """Return a trial on this machine, or one of a server for each number of users, beside its prediction.
 
-    Args:
-        run: What to measure.
-        options: How; with an endpoint, a server is measured.
-        users: At a time; by default the run's `micro_batch_size`. After a load that fails none follows.
-        heard: Hears how far a trial is.
-        store: The journal that keeps the outcome.
+    With an endpoint in `options` a server is measured, by default with `micro_batch_size` users; no load
+    follows one that fails. The journal `store` keeps the outcome.
     """
     from finegauge.measurement.trial import measure
     from finegauge.prediction.predictor import prediction_for
@@ -122,12 +119,7 @@ def measure_answer(found: Sequence[tuple[Profile, Prediction]]) -> MeasureAnswer
 
 
 def measurement(measured: Profile, prediction: Prediction | None = None) -> Measurement:
-    """Return what a trial brought.
-
-    Args:
-        measured: The trial.
-        prediction: What is predicted for it; by default asked now.
-    """
+    """Return what a trial brought, beside its prediction, which by default is made now."""
     prediction = prediction or _prediction(measured)
     predicted = prediction.profile
     said = predicted.explanation if predicted is not None else PredictionExplained(measured.run)
@@ -137,21 +129,18 @@ def measurement(measured: Profile, prediction: Prediction | None = None) -> Meas
     except FineGaugeError:
         held, exchanged = None, ()
     apart = () if predicted is None else compare(predicted, measured)
+    figures = {
+        "figures": figures_of(measured),
+        "step_energy_j": measured.step_energy_j.total if measured.step_energy_j.parts else None,
+        "peak_memory_breakdown_bytes": measured.peak_memory_bytes,
+        "phase_memory_breakdown_bytes": measured.phase_memory_bytes,
+        "observations": plain(measured.observations),
+    }
     return Measurement(
         gpu=measured.run.gpu,
         outcome=measured.outcome,
         reason=measured.reason,
-        measured=MeasuredFigures(
-            figures=figures_of(measured),
-            step_energy_j=measured.step_energy_j.total if measured.step_energy_j.parts else None,
-            peak_memory_breakdown_bytes=measured.peak_memory_bytes,
-            phase_memory_breakdown_bytes=measured.phase_memory_bytes,
-            step_times_s=measured.step_times_s,
-            step_tokens=measured.step_tokens,
-            step_sequences=measured.step_sequences,
-            fingerprint=measured.fingerprint,
-            observations=plain(measured.observations),
-        ),
+        measured=MeasuredFigures(**same(MeasuredFigures, measured) | figures),
         predicted=predicted,
         not_predicted=prediction.missing,
         differences=tuple(
@@ -193,7 +182,6 @@ def _moments(measured: Profile, predicted: Profile | None) -> Iterator[MeasuredM
 
 
 def _prediction(measured: Profile) -> Prediction:
-    """Return what is predicted for a measured run, on the machine that measured it or the GPU it names."""
     from finegauge.catalogue.device_profile import own_profile_path
     from finegauge.catalogue.gpus import gpu, known_gpu
 

@@ -1,6 +1,6 @@
-"""Answers about what to change: the plan to take with what surrounds it, and single changes one by one.
+"""Answers about what to change: the best plan with its alternatives, and single changes.
 
-The fields are those of `--json`, in its order; a plan is told by its machine and by the fields that it
+The fields are those of `--json`, in its order; a plan is given by its machine and by the fields that it
 changes of the run, so that one read back from a file is shown as one just found.
 """
 
@@ -14,7 +14,7 @@ from finegauge.planning.plan import Plan, changes
 from finegauge.planning.selection import Wanted
 from finegauge.planning.whatif import Refused, Standing, WhatIf
 from finegauge.profile import Profile
-from finegauge.records import NamedTuple
+from finegauge.records import NamedTuple, same
 from finegauge.run.run import Run
 
 if TYPE_CHECKING:
@@ -138,33 +138,23 @@ def plan_answer(plan: Plan, written: "Written | None" = None) -> PlanAnswer:
         Winner(candidate(winner), run=winner.run.fields(), profile=plan.profile,
                quote=None if quote is None else bill(quote), needs=plan.asks),
     )  # fmt: skip
-    return PlanAnswer(
-        run=run,
-        wanted=plan.wanted,
-        assumed_samples=plan.assumed_samples,
-        notes=plan.notes,
-        base=None if plan.base is None else current(str(run.gpu), plan.base),
-        front=tuple(map(candidate, plan.front)),
-        num_on_front=plan.num_on_front,
-        alternatives={
+    figures = {
+        "base": None if plan.base is None else current(str(run.gpu), plan.base),
+        "front": tuple(map(candidate, plan.front)),
+        "alternatives": {
             aspect: tuple(
-                AlternativePlan(one.value, one.reason, one.over_fraction, maybe(one.candidate))  # type: ignore[arg-type]
-                for one in found
+                AlternativePlan(**same(AlternativePlan, one), plan=maybe(one.candidate)) for one in found
             )
             for aspect, found in plan.alternatives.items()
         },
-        relaxations=tuple(
-            RaisedLimit(one.limit, one.more_bytes, one.more_fraction, one.saves, one.saved_fraction,  # type: ignore[arg-type]
-                        candidate(one.candidate))
-            for one in plan.relaxations
+        "relaxations": tuple(
+            RaisedLimit(**same(RaisedLimit, one), plan=candidate(one.candidate)) for one in plan.relaxations
         ),
-        nearest=None if miss is None else Nearest(miss.limit, miss.over_fraction, maybe(miss.candidate)),  # type: ignore[arg-type]
-        num_candidates=plan.num_candidates,
-        num_evaluated=plan.num_evaluated,
-        search_s=plan.search_s,
-        exported=None if written is None else Exported(written.paths, written.command, written.warnings),
-        results=whole,
-    )  # fmt: skip
+        "nearest": None if miss is None else Nearest(**same(Nearest, miss), plan=maybe(miss.candidate)),
+        "exported": None if written is None else Exported(written.paths, written.command, written.warnings),
+        "results": whole,
+    }
+    return PlanAnswer(**same(PlanAnswer, plan) | figures)
 
 
 def whatif_answer(found: WhatIf) -> WhatIfAnswer:

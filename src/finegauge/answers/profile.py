@@ -11,6 +11,7 @@ from finegauge.answers.written import written
 from finegauge.documents import MAX_NUMBER, figure
 from finegauge.errors import shown
 from finegauge.profile import Breakdown, Interval, Profile, Source
+from finegauge.records import same
 from finegauge.run.run import Run
 
 WHOLE = ("all",)  # the one part of what is known as a whole alone
@@ -54,29 +55,18 @@ def figures_of(profile: Profile) -> ProfileFigures:
     """Return what a document says of `profile`."""
     memory = _ends(profile.source.memory_interval, profile.device_memory_bytes)
     time = _ends(profile.source.time_interval, profile.step_time_s)
-    return ProfileFigures(
-        source=SourceName(profile.source.kind, profile.source.name),
-        outcome=profile.outcome,
-        peak_memory_bytes=profile.peak_memory_bytes.total,
-        peak_phase=profile.peak_phase,
-        device_memory_bytes=profile.device_memory_bytes.total,
-        cached_bytes=profile.cached_bytes,
-        capacity_bytes=profile.capacity_bytes,
-        memory_breakdown_bytes=profile.device_memory_bytes,
-        phase_memory_bytes=profile.phase_memory_bytes.at(1),
-        step_time_s=profile.step_time_s.total,
-        time_breakdown_s=profile.step_time_s,
-        step_energy_j=profile.step_energy_j.total,
-        tokens_per_s=profile.tokens_per_s,
-        samples_per_s=profile.samples_per_s,
-        mfu_fraction=profile.mfu_fraction,
-        host_bound_fraction=profile.host_bound_fraction,
-        device_memory_bytes_p10=memory[0],
-        device_memory_bytes_p90=memory[1],
-        step_time_s_p10=time[0],
-        step_time_s_p90=time[1],
-        assumptions=profile.source.assumptions,
-    )
+    totals = ("peak_memory_bytes", "device_memory_bytes", "step_time_s", "step_energy_j")
+    figures = same(ProfileFigures, profile) | {name: getattr(profile, name).total for name in totals}
+    figures |= {
+        "source": SourceName(profile.source.kind, profile.source.name),
+        "memory_breakdown_bytes": profile.device_memory_bytes,
+        "phase_memory_bytes": profile.phase_memory_bytes.at(1),
+        "time_breakdown_s": profile.step_time_s,
+        "assumptions": profile.source.assumptions,
+    }
+    ends = zip(("device_memory_bytes", "step_time_s"), (memory, time), strict=True)
+    figures |= {f"{name}_{end}": pair[n] for name, pair in ends for n, end in enumerate(("p10", "p90"))}
+    return ProfileFigures(**figures)
 
 
 def _ends(interval: Interval | None, quantity: Breakdown) -> tuple[float, float] | tuple[None, None]:

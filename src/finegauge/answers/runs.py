@@ -1,4 +1,4 @@
-"""The runs that a question is about: one per GPU, its texts counted."""
+"""The runs to answer for: one per GPU, with the tokens of its texts counted."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
@@ -54,7 +54,6 @@ def on_this_machine(run: "Run") -> "Run | None":
 
 
 def _on(run: "Run", name: str, origin: str) -> "Run":
-    """Return `run` on the GPU, or the GPUs, that `name` says."""
     from finegauge.catalogue.gpus import counted, gpu, is_file
 
     name, number = counted(name)
@@ -83,7 +82,7 @@ def _is_safe(run: "Run") -> bool:
 
     try:
         return is_safe(predict(run))
-    except UnsupportedError:  # of a GPU whose rates nobody publishes, memory alone is known
+    except UnsupportedError:  # of a GPU whose rates are not published, memory alone is known
         return predict_memory(run).outcome == "completed"
 
 
@@ -98,7 +97,7 @@ def states_texts(run: "Run") -> bool:
 def with_counted_texts(run: "Run", heard: "Heard | None" = None) -> "Run":
     """Count the texts of a run's data set; return the run, warning of what was left out.
 
-    Who asks for its lengths later finds them counted.
+    The lengths are cached, and read again without counting.
     """
     from finegauge.data.token_lengths import token_lengths
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from finegauge.answers.estimate import EstimateAnswer, GpuEstimate, explained, gpu_estimate
+from finegauge.answers.estimate import Bill, EstimateAnswer, GpuEstimate, explained, gpu_estimate
 from finegauge.answers.throughput import Throughput, throughput
 from finegauge.catalogue.gpus import gpu, is_file
 from finegauge.errors import FineGaugeError
@@ -14,6 +14,7 @@ from finegauge.profile import Path, Profile, Work
 from finegauge.records import NamedTuple
 
 if TYPE_CHECKING:
+    from finegauge.planning.quote import Quote
     from finegauge.run.run import Run
 
 MOST_BATCHES, LARGEST_BATCH = 12, 256
@@ -40,8 +41,16 @@ class Way(NamedTuple):
     taken: bool = False
 
 
+def way_of(name: str, group: str, quote: "Quote | Bill", *, taken: bool = False) -> Way | None:
+    """Return a way to do a run at its cheapest offer; None where time or price is not known."""
+    cheapest = quote.cheapest_on_demand
+    if quote.wall_s is None or cheapest is None or cheapest.on_demand_usd is None:
+        return None
+    return Way(name, group, quote.wall_s, cheapest.on_demand_usd, quote.wall_energy_j, taken)
+
+
 class SourceOf(NamedTuple):
-    """Where a figure comes from, and the day when someone last read that."""
+    """Where a figure comes from, and the day when that source was last read."""
 
     what: str
     source: str
@@ -102,7 +111,6 @@ def _sweep(one: GpuEstimate) -> Iterator[Profile]:
 
 
 def _elsewhere(run: "Run") -> Iterator[Way]:
-    """Yield the same run on one GPU after another, each at its cheapest offer."""
     own = str(run.gpu)
     for name in dict.fromkeys([own, *(gpu(name).name for name in ELSEWHERE)]):
         way = _way(run, name, own)
@@ -111,37 +119,30 @@ def _elsewhere(run: "Run") -> Iterator[Way]:
 
 
 def _way(run: "Run", name: str, own: str) -> Way | None:
-    """Return what the run costs on a GPU; None where it does not fit, or nobody lets that GPU."""
     try:
         moved = run if name == own else run.replace(gpu=name)
         profile = predict(moved)
         bill = quote(moved, profile)
     except FineGaugeError:
         return None
-    cheapest = bill.cheapest_on_demand
-    if not profile.fits or bill.wall_s is None or cheapest is None or cheapest.on_demand_usd is None:
+    if not profile.fits or bill.cheapest_on_demand is None:
         return None
-    label = own if is_file(name) else name
-    offer = cheapest.offer
+    label, offer = own if is_file(name) else name, bill.cheapest_on_demand.offer
     said = f"{run.num_gpus} x {label} · {offer.provider} · {offer.instance_type or offer.tier}"
-    return Way(said, label, bill.wall_s, cheapest.on_demand_usd, bill.wall_energy_j, taken=name == own)
+    return way_of(said, label, bill, taken=name == own)
 
 
 def ways_of(found: Sequence[GpuEstimate]) -> tuple[Way, ...]:
     """Return the GPUs of an answer, each at its cheapest offer, where time and price are known."""
     ways = []
     for one in found:
-        cheapest = one.quote.cheapest_on_demand if one.quote else None
-        if one.quote and one.quote.wall_s is not None and cheapest and cheapest.on_demand_usd is not None:
-            name = f"{one.gpu} · {cheapest.provider}"
-            ways.append(
-                Way(name, str(one.gpu), one.quote.wall_s, cheapest.on_demand_usd, one.quote.wall_energy_j)
-            )
-    return tuple(ways)
+        if one.quote and one.quote.cheapest_on_demand:
+            name = f"{one.gpu} · {one.quote.cheapest_on_demand.provider}"
+            ways.append(way_of(name, one.gpu, one.quote))
+    return tuple(way for way in ways if way is not None)
 
 
 def _sources(one: GpuEstimate) -> Iterator[SourceOf]:
-    """Yield where the figures of an estimate come from."""
     from finegauge.catalogue.offers import offer_sources
 
     yield SourceOf("constants", f"FineGauge's calibration: {one.profile.source.name}", "")

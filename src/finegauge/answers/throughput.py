@@ -85,7 +85,6 @@ def _law_line(name: str, sweep: Sequence[Profile]) -> LawLine | None:
 
 
 def _condition(profile: Profile) -> "Condition":
-    """Return what the laws know of a profile's run."""
     from finegauge.laws.law import Condition
     from finegauge.laws.registry import sparsity_fraction
 

@@ -180,7 +180,6 @@ def _row(one: Answer) -> RowFigures:
 def _quantity(
     rows: Sequence[Answer], errors: CountErrors, coverage: CountCoverage, complete: Callable[[Answer], bool]
 ) -> QuantityErrors:
-    """Return the errors of one quantity; a row is `complete` where nothing was guessed."""
     return QuantityErrors(
         all=errors(rows),
         complete=errors(one for one in rows if complete(one)),
@@ -202,14 +201,7 @@ def here_answer(
 ) -> HereValidation:
     """Return how predictions and measurements of `num` unseen configurations compare on this machine.
 
-    Args:
-        device: cpu or cuda.
-        num: How many configurations.
-        seed: What they are drawn from.
-        steps: Measured of each.
-        threads: Of the host's arithmetic; 0 for those of this machine's device profile.
-        heard: Hears which configuration is measured.
-        said: Is told what takes long beforehand.
+    `said` is told beforehand what takes long; 0 `threads` are those of this machine's device profile.
 
     Raises: UnsupportedError without PyTorch or the device.
     """

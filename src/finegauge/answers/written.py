@@ -1,4 +1,4 @@
-"""What JSON has otherwise than an answer's type says; `render.json` and `render.schema` go by it."""
+"""Exceptions from the rule that an answer's JSON mirrors its type; for `render.json` and `render.schema`."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import TypeVar

@@ -70,7 +70,6 @@ def fit(evidence: Evidence, start: Calibration, rounds: int = ROUNDS) -> Calibra
 
 
 def _slopes(evidence: Evidence, start: Calibration, theta: "Vector", ratios: "Vector") -> "Vector":
-    """Return the derivative of every residual by every constant."""
     import numpy as np
 
     columns = []
@@ -178,7 +177,7 @@ def weighted_quantile(weighted: list[tuple[float, float]], share: float) -> floa
     return weighted[-1][0] if weighted else 1.0
 
 
-MIN_SOURCES = 3  # with fewer, what is left out says too little about a table that nobody has seen
+MIN_SOURCES = 3  # with fewer, what is left out says too little about an unseen table
 
 
 class Calibrated(NamedTuple):
@@ -191,10 +190,7 @@ class Calibrated(NamedTuple):
 
 
 def calibrate(
-    rows: Sequence[MeasuredRow],
-    start: Calibration,
-    name: str,
-    heard: Heard | None = None,
+    rows: Sequence[MeasuredRow], start: Calibration, name: str, heard: Heard | None = None
 ) -> Calibrated:
     """Return constants fitted to `rows`, shrinking to `start` where the rows say little.
 

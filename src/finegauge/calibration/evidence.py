@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 GUESSED_WEIGHT = 0.5
 SOURCE_WEIGHT = 8.0  # of a source as a whole, in standard deviations, against what is known before
-ROW_WEIGHT = 1.5  # of a row at most: nobody's single run is known much better
+ROW_WEIGHT = 1.5  # of a row at most: no single run is known much better
 
 
 class Point(NamedTuple):

@@ -103,7 +103,6 @@ def fit(data: Known, begin: Mapping[str, float] | None = None) -> Fitted:
 
 
 def _free(name: str, value: float) -> float:
-    """Return a constant as a number without bounds."""
     return log(value / (1.0 - value)) if name == "last_wave" else log(value)
 
 

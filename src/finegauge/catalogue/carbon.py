@@ -1,4 +1,4 @@
-"""How dirty the electricity is, and how much of it a data centre adds to what the machine draws.
+"""Carbon intensity of electricity, and the overhead (PUE) that a data centre adds.
 
     kg of CO2e = kWh at the machine x PUE x kg per kWh of the grid
 
@@ -8,7 +8,7 @@ differ twofold. A region that is not listed falls back to the world average, and
 
 from functools import cache
 
-from finegauge.catalogue.tables import filled, parse, read_shipped, table
+from finegauge.catalogue.tables import filled, parse, read_shipped, rows_as, table
 from finegauge.errors import UnknownNameError
 from finegauge.records import NamedTuple
 
@@ -39,9 +39,8 @@ class Pue(NamedTuple):
 def grid(region: str | None = None, provider: str | None = None) -> GridIntensity:
     """Return the grid of a cloud region, country, state or province; the world's where none is named.
 
-    Args:
-        region: "us-east-1", "aws:us-east-1", "DEU", "Germany", "US-VA"; "any" is the world.
-        provider: The cloud that `region` belongs to; a cloud's region that is not listed is the world.
+    `region` is "us-east-1", "aws:us-east-1", "DEU", "Germany", "US-VA" or "any"; a region that is not listed
+    is the world where `provider` is given.
 
     Raises: UnknownNameError if `region` is given alone and is no place that is listed.
     """
@@ -67,7 +66,7 @@ def grids() -> tuple[GridIntensity, ...]:
 def pue(provider: str | None = None, region: str | None = None) -> Pue:
     """Return the overhead of a provider's region, of the provider, or the latest surveyed average."""
     name = (provider or "").casefold()
-    rows = _pues()
+    rows: tuple[Pue, ...] = rows_as(Pue, "pue.csv")
     for wanted in (f"{name}:{(region or '').casefold()}", name, "average"):
         latest = None
         for row in rows:
@@ -97,8 +96,3 @@ def _grids() -> dict[str, GridIntensity]:
         if row["scope"] != "cloud_region":
             by_key.setdefault(_fold(found.name), found)
     return by_key
-
-
-@cache
-def _pues() -> tuple[Pue, ...]:
-    return tuple([filled(Pue, row) for row in table("pue.csv")])

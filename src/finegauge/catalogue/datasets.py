@@ -1,8 +1,8 @@
 """How long the examples of a data set are, in tokens: one histogram each.
 
 Padding, packing and truncation follow from the histogram. Where only a mean was published, and perhaps a
-deviation, lengths are log-normal about it, and the interval of times is wider; data sets of which only a
-median is known are listed, but refused where lengths are needed. Lengths depend on the tokenizer and the
+deviation, lengths are log-normal about it, and the interval of times is wider; data sets with only a
+median are listed, but refused where lengths are needed. Lengths depend on the tokenizer and the
 template, which each row states.
 """
 

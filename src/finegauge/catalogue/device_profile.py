@@ -1,4 +1,4 @@
-"""What one machine does in seconds, operator by operator: the file that `finegauge micro` writes.
+"""Device profiles: the seconds of single operators on one machine, as `finegauge micro` writes them.
 
 A device profile stands where a datasheet would: its readings are seconds of single operators, forward
 and backward, over a grid of sizes, taken the way training code runs them (autograd included), and

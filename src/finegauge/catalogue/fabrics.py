@@ -1,7 +1,7 @@
-"""How collectives fare over kinds of links: timings of NCCL, distilled to a few constants a machine.
+"""Speed of collectives over kinds of links: timings of NCCL, reduced to a few constants a machine.
 
-Constants are shares of the link's rate as the datasheet gives it, so that a GPU nobody timed takes those of
-its architecture, or of all machines with such links. `prediction.links` has the law that they belong to;
+Constants are shares of the rate that the datasheet gives, so that a GPU that was not timed takes those of its
+architecture, or of all machines with such links. `prediction.links` has their law;
 `python -m benchmarks.fabrics` fits them anew to a table of timings.
 """
 
@@ -9,7 +9,7 @@ from functools import cache
 from typing import NamedTuple
 
 from finegauge.catalogue.gpus import GpuSpec
-from finegauge.catalogue.tables import filled, table
+from finegauge.catalogue.tables import rows_as
 
 NVLINK, PCIE, XGMI = "NVLink", "PCIe", "xGMI"
 
@@ -40,14 +40,13 @@ class Fabric(NamedTuple):
         return bool(self.architecture)
 
 
-@cache
 def fabrics() -> tuple[Fabric, ...]:
     """Return every row, timed GPUs first."""
-    return tuple([filled(Fabric, row) for row in table("fabrics.csv")])
+    return rows_as(Fabric, "fabrics.csv")
 
 
 def fabric(gpu: GpuSpec, link: str) -> Fabric:
-    """Return how collectives fare over `link` of `gpu`: as timed, as its architecture, as all such links.
+    """Return the speed of collectives over `link` of `gpu`: as timed, as its architecture, as all such links.
 
     Behind PCIe the bridges are the machine's, not the GPU's: another machine's is `common`.
     """

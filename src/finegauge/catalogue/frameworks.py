@@ -1,4 +1,4 @@
-"""What training frameworks do unasked: one row each of data/frameworks.json, read by every layer above.
+"""The defaults of training frameworks: one row each of data/frameworks.json, read by every layer above.
 
 A run's `framework` is free text. A row belongs to it where one of the row's words stands in that text, so
 that "fms-hf-tuning/HF Trainer" does what either does. Adding a framework is a row and, where its files are
@@ -70,14 +70,14 @@ class Framework(NamedTuple):
     """One training framework, or serving engine; without a name, what is true of any."""
 
     name: str = ""  # as the reader of its files states it
-    words: tuple[str, ...] = ()  # any of which, in a run's `framework`, means it; lower case
+    words: tuple[str, ...] = ()  # each, in a run's `framework`, means it; lower case
     module: str = ""  # of `formats`, which reads and writes its files; "" where nothing does
     exports: tuple[str, ...] = ()  # what --export calls it; the first is listed
     signatures: tuple[Signature, ...] = ()  # that tell its files
     timed: bool = False  # constants were fitted to its runs, or to those of the trainer that it drives
     alone: bool = False  # other frameworks' words in its name mean nothing
     # Models
-    own_models: bool = False  # code of its own, which has whatever attention is asked for
+    own_models: bool = False  # code of its own, which has every kind of attention
     litgpt_models: bool = False  # names and widths of litgpt's code
     megatron_layers: bool = False
     fuses_gptq: bool = False  # one kernel unpacks GPTQ weights, forward and again backward
@@ -93,7 +93,7 @@ class Framework(NamedTuple):
     fully_shard: bool = False  # FSDP2: tensor by tensor, freed in the order of streams without the host
     outer_units_apart: bool = False  # embedding and head are FSDP units of their own
     reduces_every_micro_batch: bool = False  # no `no_sync`: FSDP's gradients never stay whole
-    clips_nothing: bool = False  # gradients, unless it is asked to
+    clips_nothing: bool = False  # gradients, unless it is configured to
     reduces_beside_backward: bool = False  # Megatron's gradients, while the backward pass runs
     # Generation
     gathers_to_write: bool = False  # ZeRO-3's weights once for all answers, not for every token
@@ -200,7 +200,6 @@ def _change(row: Mapping[str, Any]) -> Change:
 
 
 def _has(keys: Mapping[str, Any], key: str) -> bool:
-    """Return whether `keys` hold a key of a signature."""
     plain = key.removeprefix("=")
     section, dot, inside = plain.partition(".")
     if dot:

@@ -1,4 +1,4 @@
-"""What vendors print about their accelerators, one row each, nothing fitted.
+"""Datasheets of accelerators, one row each, nothing fitted.
 
 Peaks are *dense* (marketing prints twice that, for 2:4 sparsity), 16-bit matrix peaks accumulate
 in fp32 (GeForce cards then run at half rate), and a multiply-add is 2 flops. Short names that fit
@@ -13,7 +13,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from finegauge.catalogue.tables import checked_row, filled, positive, rows_of, table, user_rows
+from finegauge.catalogue.tables import checked_row, filled, positive, rows_as, rows_of, table, user_rows
 from finegauge.documents import by_state, home
 from finegauge.errors import FieldError, UnknownKeyError, UnknownNameError, UnsupportedError, shown
 from finegauge.records import NamedTuple
@@ -61,7 +61,7 @@ class GpuSpec(NamedTuple):
     launch_year: int | None
     confidence: str  # high: two agreeing sources; medium; derived: SM x clock; low
     source: str
-    checked: str  # the day someone last read the source
+    checked: str  # the day when the source was last read
     notes: str
     measured: "DeviceProfile | None" = None  # readings of its operators, which then stand for the datasheet
 
@@ -347,11 +347,6 @@ def interconnects(gpu: str | None = None, provider: str | None = None) -> tuple[
     """Return the listed instances, of one GPU (its catalogue name) or one provider if asked."""
     return tuple(
         link
-        for link in _interconnects()
+        for link in rows_as(Interconnect, "interconnects.csv")
         if (gpu is None or link.gpu == gpu) and (provider is None or link.provider == provider.casefold())
     )
-
-
-@cache
-def _interconnects() -> tuple[Interconnect, ...]:
-    return tuple([filled(Interconnect, row) for row in table("interconnects.csv")])

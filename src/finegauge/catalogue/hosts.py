@@ -1,15 +1,13 @@
 """The host of a GPU: its cores, the bandwidth of its memory, and how its GPUs hang on PCIe.
 
-A provider's row comes first, then the board maker's own machine; where nobody says, a server of two sockets,
+A provider's row comes first, then the board maker's own machine; else a server of two sockets,
 or for one or two GeForce cards a desktop. What a core of an EPYC streams is STREAM's reading on DGX A100 [1].
 
 [1] gist.github.com/v0dro/0559e1d9b205ca9ac0ad1a29fe10377b: 28 GB/s by one thread, 148 by 32 of one socket
 """
 
-from functools import cache
-
 from finegauge.catalogue.gpus import GpuSpec
-from finegauge.catalogue.tables import filled, table
+from finegauge.catalogue.tables import rows_as
 from finegauge.records import NamedTuple
 
 
@@ -53,7 +51,6 @@ def host_of(gpu: GpuSpec, provider: str | None = None, gpus_per_node: int = 1) -
     return SERVER
 
 
-@cache
 def hosts() -> tuple[Host, ...]:
     """Return the machines of the catalogue."""
-    return tuple([filled(Host, row) for row in table("hosts.csv")])
+    return rows_as(Host, "hosts.csv")

@@ -80,14 +80,9 @@ def offline_by() -> str:
 
 
 def fetch_config(name: str, near: str = "", *, offline: bool = False) -> Fetched:
-    """Fetch a model's config.json, check that it is one, and keep it.
+    """Fetch the config.json of OWNER/NAME, check that it is one, and keep it.
 
-    Args:
-        name: OWNER/NAME.
-        near: What a message says of models that are called alike.
-        offline: Whether the user forbids the network.
-
-    Raises: UnsupportedError in one sentence with a way out where it is not to be had.
+    Raises: UnsupportedError in one sentence, which ends with `near`, where it cannot be had.
     """
     endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or ENDPOINT
     if who := "--offline" if offline else offline_by():
@@ -194,7 +189,6 @@ def _sign(request: "Request") -> None:
 
 
 def _refusal(code: int, headers: Any, name: str, endpoint: str) -> str:
-    """Return why the Hub gives no file."""
     said = str((headers or {}).get("X-Error-Code") or "")
     has_token = bool(os.environ.get("HF_TOKEN"))
     if said == "GatedRepo" or code == 403:

@@ -19,11 +19,9 @@ from finegauge.records import NamedTuple
 
 
 def quantiles(pairs: Sequence[tuple[int, int]], fractions: Sequence[float]) -> list[int]:
-    """Return for each fraction the shortest length that so many of the samples do not exceed.
+    """Return for each of the ascending `fractions` the shortest length that so many samples do not exceed.
 
-    Args:
-        pairs: (length, how many), the shortest first.
-        fractions: Ascending, 0 to 1.
+    `pairs` are (length, how many), the shortest first.
     """
     total, seen, found = sum(count for _, count in pairs), 0, []
     wanted = list(fractions)

@@ -1,4 +1,4 @@
-"""The GPUs of this machine: what vendors' own commands print, read and never guessed.
+"""The GPUs of this machine, as read from the vendors' own commands.
 
 `nvidia-smi` (which asks NVML) for NVIDIA's, `rocm-smi` or `amd-smi` for AMD's, `sysctl` for Apple's. Which
 are visible follows CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES, as for the training.
@@ -26,7 +26,7 @@ class GpuHere(NamedTuple):
     total_bytes: float
     free_bytes: float
     driver: str
-    is_sliced: bool = False  # by MIG, into parts that are not told apart here
+    is_sliced: bool = False  # by MIG, into parts that are not distinguished here
 
 
 def gpus_here() -> tuple[GpuHere, ...]:
@@ -53,7 +53,7 @@ def only_kind(num_gpus: int = 1) -> tuple[GpuHere, float]:
         raise InputError(f"This machine has {len(here)} x {kinds[0]}, not {num_gpus}.")
     if here[0].is_sliced:
         raise UnsupportedError(
-            f"{kinds[0]} is sliced by MIG, and slices are not told apart: name the card and what a slice "
+            f"{kinds[0]} is sliced by MIG, and slices are not distinguished: name the card and what a slice "
             f"holds, such as --gpu a100-80gb free_memory_bytes=9.75e9."
         )
     free = sorted((one.free_bytes for one in here), reverse=True)

@@ -122,7 +122,6 @@ def _config_of(path: str) -> Mapping[str, Any]:
 
 
 def _read_here(path: str) -> ModelFigures:
-    """Return what is known of a model in a user's file before it is read."""
     return ModelFigures(path, (), {}, None, "", None, source=path, checked="")
 
 

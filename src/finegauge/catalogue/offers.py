@@ -5,17 +5,17 @@ its date, and `stale_warning` says when that is more than 60 days ago. A price t
 None, never 0. Tiers are different goods: `on-demand` and `spot` of a cloud, `secure`, `community`
 and `marketplace` hosts, and the `seed-paper` prices of 2024, which are here to reproduce the paper.
 
-Rows that `refresh` fetched replace the shipped ones of the same provider and GPU. Who prices a single card
-lets several of a machine at as many times that price: `multiples`, up to what the seller offers of a node.
+Rows that `refresh` fetched replace the shipped ones of the same provider and GPU. A seller that prices a
+single card rents out several of one machine at as many times that price: `multiples`, up to the largest node.
 """
 
 import os
 from collections.abc import Iterable, Mapping
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from finegauge.catalogue.gpus import gpu as find_gpu
-from finegauge.catalogue.tables import checked_row, filled, parse, read_shipped, table, user_rows
+from finegauge.catalogue.tables import checked_row, filled, parse, read_shipped, rows_as, table, user_rows
 from finegauge.documents import cache_path, home, read_text
 from finegauge.errors import FieldError, FileFormatError, UnknownNameError
 from finegauge.records import NamedTuple
@@ -63,7 +63,7 @@ class Offer(NamedTuple):
 
 
 class CardSizes(NamedTuple):
-    """How many cards of one machine a seller lets who prices a single one."""
+    """How many cards of one machine a seller rents out that prices a single one."""
 
     source: str  # of the offers, a key of `offer_sources`
     tiers: tuple[str, ...]  # of them; empty: all
@@ -119,19 +119,17 @@ def offers(
 
 
 def multiples(offer: Offer) -> tuple[Offer, ...]:
-    """Return `offer` of one card as its seller lets several of a machine, the fewest first.
+    """Return `offer` of one card as its seller rents out several of a machine, the fewest first.
 
     Empty for whole instances, and where it is not known how many cards the seller joins.
     """
     if offer.gpu_count != 1:
         return ()
-    let = next(filter(partial(_let_so, offer), card_sizes()), None)
-    return tuple([_times(offer, int(number)) for number in let.sizes]) if let else ()
-
-
-def _let_so(offer: Offer, row: CardSizes) -> bool:
-    tier, gpu = not row.tiers or offer.tier in row.tiers, not row.gpus or offer.gpu in row.gpus
-    return row.source == offer.source and tier and gpu
+    for row in rows_as(CardSizes, "offer_sizes.csv"):  # the first that fits counts
+        tier, gpu = not row.tiers or offer.tier in row.tiers, not row.gpus or offer.gpu in row.gpus
+        if row.source == offer.source and tier and gpu:
+            return tuple([_times(offer, int(number)) for number in row.sizes])
+    return ()
 
 
 def _times(offer: Offer, number: int) -> Offer:
@@ -156,12 +154,6 @@ def holding(offer: Offer, num_gpus: int) -> Offer | None:
     return next((one for one in multiples(offer) if one.gpu_count >= num_gpus), None)
 
 
-@cache
-def card_sizes() -> tuple[CardSizes, ...]:
-    """Return how many cards of one machine sellers let; the first row that fits an offer counts."""
-    return tuple([filled(CardSizes, row) for row in table("offer_sizes.csv")])
-
-
 def providers() -> tuple[str, ...]:
     """Return the names of all providers."""
     return tuple(sorted({offer.provider for offer in _all_offers("")}))
@@ -173,10 +165,9 @@ def offer_sources() -> Mapping[str, str]:
     return {row["code"]: f"{row['source']} ({row['date_is']})" for row in table("offer_sources.csv")}
 
 
-@cache
 def finetune_prices() -> tuple[FinetunePrice, ...]:
     """Return the prices of managed fine-tuning services."""
-    return tuple([filled(FinetunePrice, row) for row in table("finetune_prices.csv")])
+    return rows_as(FinetunePrice, "finetune_prices.csv")
 
 
 def managed_prices(model: str, parameters: float) -> tuple[FinetunePrice, ...]:
@@ -184,12 +175,13 @@ def managed_prices(model: str, parameters: float) -> tuple[FinetunePrice, ...]:
 
     A band says what such a size costs where the service hosts the model; not every service does.
     """
-    wanted, found = model.casefold().rpartition("/")[2], []
-    for price in finetune_prices():
-        low, high = price.parameters_low or 0, price.parameters_high or 0
-        if price.model.casefold().rpartition("/")[2] == wanted or low < parameters <= high:
-            found.append(price)
-    return tuple(found)
+    wanted = model.casefold().rpartition("/")[2]
+    return tuple(
+        price
+        for price in finetune_prices()
+        if price.model.casefold().rpartition("/")[2] == wanted
+        or (price.parameters_low or 0) < parameters <= (price.parameters_high or 0)
+    )
 
 
 def age_days(day: str, today: "date | None" = None) -> int | None:

@@ -1,8 +1,8 @@
-"""Seconds of single GPU operators as others timed them, one table per GPU and kind: facts, nothing fitted.
+"""Published timings of single GPU operators, one table per GPU and kind: facts, nothing fitted.
 
 `data/operators/index.csv` says who timed what: one row per GPU, kind, number format and kernel, with its
 source; `data/operators/NOTICE.txt` the licence. A table has one row per shape and one column per format and
-kernel, in microseconds; it is read when that GPU is asked for.
+kernel, in microseconds; it is read when that GPU is needed.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ SHAPE_COLUMNS: Mapping[str, tuple[str, ...]] = {
 
 
 class Timed(NamedTuple):
-    """One kernel on one GPU that somebody timed."""
+    """One kernel that was timed on one GPU."""
 
     gpu: str  # its name in the catalogue
     kind: str  # one of KINDS
@@ -57,7 +57,7 @@ def timed_kernels() -> tuple[Timed, ...]:
 
 @cache
 def timed_gpus() -> tuple[str, ...]:
-    """Return the names of the GPUs that somebody timed."""
+    """Return the names of the timed GPUs."""
     return tuple(dict.fromkeys(one.gpu for one in timed_kernels()))
 
 

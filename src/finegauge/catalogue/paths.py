@@ -1,8 +1,8 @@
-"""Which way a GPU reaches its neighbours and the next node: facts of the machine, or stated assumptions.
+"""Links from a GPU to its neighbours and to the next node: facts of the machine, or stated assumptions.
 
 Three reaches: the GPUs that one fabric joins (8 on an HGX board, 72 in an NVL72 rack, 2 by a bridge, a pod
 of TPUs), those of the same host over PCIe, and all others over the network. What a run states comes first,
-then the rows of its provider, then what is usual for the GPU; where nobody says, what machines of its class
+then the rows of its provider, then what is usual for the GPU; else what machines of its class
 have.
 """
 
@@ -40,13 +40,7 @@ class Paths(NamedTuple):
 
 
 def paths_of(gpu: GpuSpec, provider: str | None = None, gpus_per_node: int | None = None) -> Paths:
-    """Return the paths of `gpu` in a usual machine, or in those of `provider`.
-
-    Args:
-        gpu: Its row.
-        provider: Whose instances to look at first.
-        gpus_per_node: Of the instances; any where None.
-    """
+    """Return the paths of `gpu` in a usual machine, or in the instances of `provider` with so many GPUs."""
     rate, joined = gpu.nvlink_bytes_per_s, gpu.link_gpus
     source = gpu.link_source
     if joined is None:
@@ -76,7 +70,7 @@ def pcie_bytes_per_s(gpu: GpuSpec) -> float:
 
 
 def _network(gpu: GpuSpec, provider: str | None, gpus_per_node: int | None) -> tuple[float, str]:
-    """Return bytes/s per GPU between nodes, and who says so."""
+    """Return bytes/s per GPU between nodes, and the source."""
     for whose in (provider, "generic", None):
         known = [one for one in interconnects(gpu.name, whose) if one.inter_bytes_per_s]
         whole = [one for one in known if one.gpus_per_node == gpus_per_node] if whose == provider else []

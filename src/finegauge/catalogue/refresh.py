@@ -1,7 +1,7 @@
 """Today's prices, from the public catalogues of SkyPilot and dstack, into this user's cache.
 
 The user's machine fetches the files; FineGauge ships none of them. One CSV per cloud lists every
-instance in every zone. A cloud that SkyPilot's catalogue [1] does not give is asked of dstack's [2], where
+instance in every zone. A cloud that SkyPilot's catalogue [1] lacks is taken from dstack's [2], where
 it has it. What the files are like, and what is done about it:
 
 - the order of columns differs per cloud: they are read by header;
@@ -12,8 +12,8 @@ it has it. What the files are like, and what is done about it:
 - dstack's has a row for each market: spot and on demand of an instance become one;
 - a marketplace's prices, and RunPod's secure and community clouds, keep their tier.
 
-A row that is broken is left out and counted. The whole has a deadline; a cloud that it leaves no time for is
-told as failed.
+Broken rows are left out and counted. The whole has a deadline; a cloud that is not fetched by then counts as
+failed.
 
 Settings: FINEGAUGE_OFFERS_URL (the address in place of all hosts), FINEGAUGE_OFFERS_SCHEMA ("v8"),
 FINEGAUGE_CACHE_DIR. Files are replaced whole, so a failure leaves the old prices in place.
@@ -24,9 +24,8 @@ FINEGAUGE_CACHE_DIR. Files are replaced whole, so a failure leaves the old price
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from finegauge.catalogue.gpus import GpuSpec, known_gpu
 from finegauge.catalogue.offers import refreshed_path
@@ -52,16 +51,15 @@ _PROVIDERS = {"vast": "vast-ai"}  # where our name differs from the catalogue's
 _MEMORY_TOLERANCE_FRACTION = 0.12  # a card sold as 24 GB may be listed as 22.5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refreshed:
+class Refreshed(NamedTuple):
     """What a refresh brought."""
 
     num_offers: int
     fetched: tuple[str, ...]  # clouds
     failed: tuple[str, ...]  # clouds, each with the reason
-    num_skipped: int = 0  # rows that are broken
     path: str
     date: str
+    num_skipped: int = 0  # rows that are broken
 
 
 def refresh_offers(clouds: Iterable[str] = CLOUDS) -> Refreshed:
@@ -94,14 +92,7 @@ def refresh_offers(clouds: Iterable[str] = CLOUDS) -> Refreshed:
         _replace(path, rows)
     except OSError as error:
         raise InputError(f"Cannot write {path}: {error.strerror}. Set FINEGAUGE_CACHE_DIR.") from None
-    return Refreshed(
-        num_offers=len(rows),
-        fetched=tuple(fetched),
-        failed=tuple(failed),
-        path=path,
-        date=today,
-        num_skipped=num_skipped,
-    )
+    return Refreshed(len(rows), tuple(fetched), tuple(failed), path, today, num_skipped)
 
 
 def _lines_of(cloud: str, until_s: float) -> Iterator[Mapping[str, str | None]]:
@@ -145,17 +136,12 @@ def _of_dstack(provider: str, until_s: float) -> Iterator[Mapping[str, str | Non
             if packed.getinfo(name).file_size > MAX_DOWNLOAD_BYTES:
                 raise ValueError(f"more than {MAX_DOWNLOAD_BYTES / 1e6:.0f} MB")
             text = packed.read(name).decode("utf-8", "replace")
-    except (
-        BadZipFile,
-        KeyError,
-        RuntimeError,
-    ) as error:  # RuntimeError: packed in a way not known, or locked
+    except (BadZipFile, KeyError, RuntimeError) as error:  # of an unknown compression, or with a password
         raise ValueError(f"not the expected archive ({type(error).__name__})") from None
     return _renamed(_table(text, ("instance_name", "location", "price", "gpu_count", "gpu_name", "spot")))
 
 
 def _renamed(lines: Iterable[Mapping[str, str | None]]) -> Iterator[Mapping[str, str | None]]:
-    """Yield dstack's lines in SkyPilot's columns."""
     for line in lines:
         if not line:
             yield line
@@ -228,12 +214,11 @@ def _offers_of(
     lowest: dict[tuple[str, ...], dict[str, str]] = {}
     num_broken = 0
     for line in lines:
-        broken = not line
         try:
-            row = _row(cloud, line, today) if line else None
+            row = _row(cloud, line, today)
         except ValueError:
-            broken, row = True, None
-        num_broken += broken
+            num_broken += 1
+            continue
         if row is None:
             continue
         key = (row["instance_type"], row["gpu_printed"], row["gpu_count"], row["region"])
@@ -247,10 +232,9 @@ def _offers_of(
 
 
 def _row(cloud: str, line: Mapping[str, str | None], today: str) -> dict[str, str] | None:
-    """Return one line in our columns, or None if it holds no GPU or no price.
-
-    Raises: ValueError where a figure is none.
-    """
+    """Return a line in our columns, None if it has no GPU or price. Raises: ValueError where it is broken."""
+    if not line:
+        raise ValueError
     name = (line.get("AcceleratorName") or "").strip()
     count, price, spot = (_number(line.get(key)) for key in ("AcceleratorCount", "Price", "SpotPrice"))
     if not name or not count or (price is None and spot is None):
@@ -312,7 +296,6 @@ def _memory_bytes(line: Mapping[str, str | None]) -> float | None:
 
 
 def _catalogue_name(name: str, memory_bytes: float | None) -> str:
-    """Return our name for a card, or "" if the catalogue has none of that name and memory."""
     sold_gb = round(memory_bytes / GIB) if memory_bytes else 0
     for wanted in (f"{name}-{sold_gb}GB", name):
         found = known_gpu(wanted)

@@ -11,6 +11,7 @@ whose keys are the field names of the shipped rows.
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Any, TypeVar
 
 from finegauge.documents import figure, read_document
@@ -62,15 +63,18 @@ def parse(text: str, *, column: str = "", value: str = "") -> list[dict[str, str
 def filled(kind: Callable[..., Row], cells: Mapping[str, str], **others: Any) -> Row:
     """Return a row as the NamedTuple `kind`, each cell in its field's type, an empty one as None.
 
-    Args:
-        kind: Fields of a type in `_CELLS`, named as the columns.
-        cells: The row, by column; a column that is no field is left out.
-        others: Fields that are not one cell.
+    A column that is no field is left out; `others` are fields that are not one cell.
     """
     for name, type_ in kind.__annotations__.items():
         if name in cells and name not in others:
             others[name] = _CELLS[type_](cells[name])
     return kind(**others)
+
+
+@cache
+def rows_as(kind: Callable[..., Row], filename: str) -> tuple[Row, ...]:
+    """Return the rows of the shipped table `filename`, each as the NamedTuple `kind`."""
+    return tuple([filled(kind, row) for row in table(filename)])
 
 
 def _number(cell: str) -> float | None:
@@ -121,12 +125,7 @@ def checked_row(
 ) -> dict[str, Any]:
     """Return a user's row with each value in the type of its field; what is not given is left out.
 
-    Args:
-        row: One row of a user's file.
-        where: The file, for messages.
-        types: The type of each field that exists; of text, names and numbers the values are checked.
-        required: Fields that must be there.
-        zero: Numbers that may be 0.
+    `where` is the file, for messages; `zero` names the numbers that may be 0.
 
     Raises: UnknownKeyError, FieldError.
     """
@@ -155,12 +154,7 @@ def _checked(value: Any, type_: Any, what: str, *, zero: bool) -> Any:
     return _NUMBERS[type_](positive(value, what, zero=zero)) if type_ in _NUMBERS else value
 
 
-_NUMBERS: dict[Any, Callable[[float], float]] = {
-    int: int,
-    float: float,
-    int | None: int,
-    float | None: float,
-}
+_NUMBERS: dict[Any, Callable[[float], float]] = {int: int, float: float, int | None: int, float | None: float}
 
 
 def positive(value: Any, what: str, *, zero: bool = False) -> float:

@@ -162,7 +162,6 @@ def _source(
 
 
 def _off_ground(law: Law, run: "Run") -> list[str]:
-    """Return where `run` leaves what the law was fitted on."""
     notes = []
     low, high = law.batch_range
     if law.form.quantity != MAX_BATCH and not low <= run.micro_batch_size <= high:
@@ -175,7 +174,6 @@ def _off_ground(law: Law, run: "Run") -> list[str]:
 
 
 def _known_as(field: str, value: str) -> str:
-    """Return a model's or data set's name in the catalogue; other values without regard to case."""
     from finegauge.catalogue.datasets import dataset
     from finegauge.catalogue.models import model
 

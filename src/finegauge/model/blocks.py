@@ -2,7 +2,7 @@
 
 A model is embeddings, a sequence of layers and a head. A layer is a list of residual branches, each a mixer
 (attention, feed-forward, experts, state space) with its norms. Nothing here computes: the operators of each
-mixer are in the module named after it, and which model is made of which blocks is declared in `families/`.
+mixer are in the module named after it; `families/` declares the blocks of each model.
 
 Tensor names are those of the transformers modules, relative to the layer, so that LoRA targets and
 quantisers can be matched by name.

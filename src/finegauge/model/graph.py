@@ -419,7 +419,6 @@ def _layer(builder: OpBuilder, layer: Layer, hidden_size: int) -> None:
 
 
 def _mixer(builder: OpBuilder, mixer: Mixer) -> None:
-    """Add the operators of one mixer."""
     match mixer:
         case Attention():
             attention(builder, mixer)

@@ -258,8 +258,7 @@ def _hold_copies(ops: list[Op], start: int, low: Lowering, block: MixtureOfExper
             held = Poly(const=copies)
             wide = held if low.weight_bytes > low.compute_bytes else ZERO
             ops[index] = op._replace(
-                passing_bytes=op.passing_bytes.plus(held),
-                live_forward_bytes=op.live_forward_bytes.plus(wide),
+                passing_bytes=op.passing_bytes.plus(held), live_forward_bytes=op.live_forward_bytes.plus(wide)
             )
 
 
@@ -358,7 +357,6 @@ def _all_experts(builder: OpBuilder, block: MixtureOfExperts) -> None:
 
 
 def _shared_experts(builder: OpBuilder, block: MixtureOfExperts) -> None:
-    """Add the experts that every token passes, and the gate that scales them."""
     if block.shared is None:
         return
     low, part, start = builder.lowering, block.path, len(builder.ops)

@@ -200,16 +200,10 @@ class OpBuilder:
     ) -> None:
         """Add a projection with its adapter and, if quantised, its dequantisation.
 
-        Args:
-            part: First name of the path: "attention", "moe", ...
-            linear: The projection; with `groups` > 1 there are that many of it.
-            rows: Rows per token (experts see top_k of them in all groups together).
-            groups: How many weights share the rows (experts).
-            kind: "linear", "experts" or "router".
-            keeps: Bytes per token that this projection makes autograd keep (see `kept_input`).
-            first_use: No projection before it reads the same input.
-            beside: Channels that projections before it return for the same step: alive meanwhile,
-                and backward their gradients are.
+        Each token has `rows` rows, shared by `groups` weights (experts see top_k rows in all groups
+        together). `keeps` is bytes per token that this projection makes autograd keep (see `kept_input`),
+        `first_use` that no projection before it reads the same input; `beside` is channels that projections
+        before it return for the same step: alive meanwhile, and backward their gradients are.
         """
         low, k, n = self.lowering, linear.in_features, linear.out_features
         weights, c = float(k * n * groups), low.compute_bytes

@@ -124,9 +124,8 @@ def mamba1(builder: OpBuilder, block: Mamba1) -> None:
     fused = low.ssm_kernels == "fused"
     whole = fused and not any(norm.weight for norm in block.norms)
     builder.linear(part, enter, keeps=builder.kept_entry(block.hidden_size, enter, part=part))
-    convolution(
-        builder, part, d, block.conv_kernel, 2.0 * d * c, block.extra
-    )  # both halves of in_proj's output
+    both = 2.0 * d * c  # halves of in_proj's output
+    convolution(builder, part, d, block.conv_kernel, both, block.extra)
     _project(builder, part, x, 0.0 if whole else low.kept_input(d, x, part=part), whole=whole)
     for norm in () if whole else block.norms:
         builder.norm(norm, part)
@@ -352,7 +351,6 @@ def convolution(
 
 
 def _gradients(builder: OpBuilder, tensors: Iterable[Tensor], *kinds: str) -> float:
-    """Return the bytes of the gradients of the tensors of these kinds, 0 where they are frozen."""
     low = builder.lowering
     size = sum(tensor.size for tensor in tensors if tensor.kind in kinds)
     return float(size * low.weight_bytes) if low.weights_train else 0.0
@@ -388,7 +386,6 @@ def linear_attention(builder: OpBuilder, block: LinearAttention) -> None:
 
 
 def _fused_rule(builder: OpBuilder, block: LinearAttention) -> Op:
-    """Return flash-linear-attention's kernel."""
     low = builder.lowering
     c = float(low.compute_bytes)
     heads, dk, dv, q = float(block.num_heads), block.key_head_dim, block.value_head_dim, block.chunk_size

@@ -1,4 +1,4 @@
-"""A layer that was traced, not described: what its class did, the operators that follow, the file it lies in.
+"""Layers traced from a transformers class: their trace, the operators that follow, and the file.
 
 `finegauge trace` runs the transformers class on tensors without data and writes down, per kind
 of layer, its projections, its attention kernels and everything else. Projections become the
@@ -113,7 +113,7 @@ def mode_of(low: Lowering) -> str:
 def traced(builder: OpBuilder, block: Traced) -> None:
     """Add the operators of a traced layer, part by part in forward order.
 
-    Raises: UnsupportedError where the class could not be traced in the mode that is asked for.
+    Raises: UnsupportedError where the class could not be traced in the requested mode.
     """
     mode = mode_of(builder.lowering)
     if mode not in block.rests:
@@ -132,7 +132,6 @@ def traced(builder: OpBuilder, block: Traced) -> None:
 
 
 def _use(builder: OpBuilder, use: Use) -> None:
-    """Add a projection; a grouped product of fp32 experts is not among what autocast narrows."""
     low, kind = builder.lowering, use.linear.kind
     folded = low.folds(use.linear, kind, use.part)
     if kind == "experts" and low.autocast and low.weight_bytes == 4 and not (low.quantizes(kind) or folded):
@@ -142,7 +141,6 @@ def _use(builder: OpBuilder, use: Use) -> None:
 
 
 def _keepers(low: Lowering, block: Traced) -> frozenset[str]:
-    """Return the names of the weights that need their inputs in backward."""
     names = {
         use.linear.name
         for use in block.uses
@@ -169,7 +167,6 @@ def _kernel(builder: OpBuilder, part: str, kernel: Kernel) -> None:
 
 
 def _rest(builder: OpBuilder, block: Traced, rest: Rest, active: frozenset[str]) -> None:
-    """Add everything else of one part, and what all of the part keeps."""
     low = builder.lowering
     saved = Poly()
     for kept in rest.kept:
@@ -194,18 +191,13 @@ def _rest(builder: OpBuilder, block: Traced, rest: Rest, active: frozenset[str])
 
 def _other_weights(block: Traced, part: str) -> float:
     """Return the parameters of one part that no projection owns: norms, biases, convolutions."""
-    held = sum(tensor.size for tensor in block.parameters if _part(tensor, block) == part)
+    held = sum(one.size for one in block.parameters if part_name(one.name.split(".")[0]) == part)
     used = sum(
         use.groups * use.linear.in_features * use.linear.out_features
         for use in block.uses
         if use.part == part
     )
     return float(max(0, held - used))
-
-
-def _part(tensor: Tensor, block: Traced) -> str:
-    """Return the part that holds a parameter, by the first name of its path."""
-    return part_name(tensor.name.split(".")[0])
 
 
 def part_name(module: str) -> str:

@@ -1,4 +1,4 @@
-"""What makes a run fit that does not: single changes that alone do, several together, or other GPUs.
+"""Advice for a run that does not fit: single changes that make it fit, several together, or other GPUs.
 
 Every change is a switch of `whatif`, answered by `predict` and `quote`, and counts where the run is then safe
 at every moment of the job. They come in the order of what they cost:
@@ -98,9 +98,10 @@ def advise(run: "Run", estimator: Estimator | None = None) -> Advice:
         found = tried_with(switch, base, ask)
         if not isinstance(found, Variant):
             return None
-        changed = found.standing.run
+        changed, chance = found.standing.run, found.standing.out_of_memory_fraction
         kind = {name: getattr(changed, name) for name in ("sharding", "cpu_offload")}
-        return found if sensible(sized, changed, kind) and _is_safe(found, ask) else None
+        fits = sensible(sized, changed, kind) and chance < RISKY_FROM_FRACTION
+        return found if fits and _is_safe(changed, ask) else None
 
     names = (*SAME, *ON_HOST, *OTHER, *OTHER_GPUS, *MORE_GPUS)
     ways = [found for name in names if (found := safe(switch_of(name))) is not None]
@@ -113,10 +114,8 @@ def advise(run: "Run", estimator: Estimator | None = None) -> Advice:
     return Advice(whole._replace(variants=tuple(ways)), together, smallest)
 
 
-def _is_safe(variant: Variant, ask: Estimator) -> bool:
-    run = variant.standing.run
-    if variant.standing.out_of_memory_fraction >= RISKY_FROM_FRACTION:
-        return False
+def _is_safe(run: "Run", ask: Estimator = predict) -> bool:
+    """Return whether the job of `run` survives all its moments."""
     profile = ask(run)
     return of_all_moments(profile, quote(run, profile)).out_of_memory_fraction < RISKY_FROM_FRACTION
 
@@ -211,16 +210,10 @@ def _hardware(run: "Run") -> Iterator[Switch]:
 def fix(
     run: "Run", advice: Advice, folder: str | os.PathLike[str], *, recipe: str, overwrite: bool = False
 ) -> Fix | None:
-    """Write `run` with the first change on its own GPUs that can be written down and is safe as written.
+    """Write `run`, read from `recipe`, with the first change on its own GPUs that is safe as written.
 
-    A framework's run is written in its own files where they can say the change, else as a FineGauge run file.
-
-    Args:
-        run: As it is.
-        advice: What makes it fit.
-        folder: Where the files go.
-        recipe: The file that the run was read from; what a run does not know is taken from it.
-        overwrite: Whether files of the same names are replaced.
+    A framework's run is written in its own files where they can say the change, with what else stands in
+    `recipe`; any other as a FineGauge run file.
 
     Raises: InputError where files are there already.
     """
@@ -252,8 +245,6 @@ def _means(run: "Run", framework: str) -> bool:
     from finegauge.formats.writing import as_written
 
     try:
-        written, _ = as_written(run, framework)
-        profile = predict(written)
-        return of_all_moments(profile, quote(written, profile)).out_of_memory_fraction < RISKY_FROM_FRACTION
+        return _is_safe(as_written(run, framework)[0])
     except FineGaugeError:
         return False

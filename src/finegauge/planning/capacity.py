@@ -223,13 +223,7 @@ def measured_max_micro_batch_size(
 ) -> MeasuredCapacity:
     """Return the largest `micro_batch_size` that was measured to fit.
 
-    Args:
-        run: The question; its own micro_batch_size does not matter.
-        measure: Runs a trial and says how it ended.
-        predict: Says how much memory a trial should need.
-        capacity_bytes: What a trial may allocate.
-        limit: The largest size to consider.
-        most_trials: How many trials to run at most.
+    `measure` runs a trial, which may allocate `capacity_bytes`; `predict` says how much it should need.
     """
     unit = unit_within(run, limit)
 
@@ -277,7 +271,6 @@ def measured_max_micro_batch_size(
 
 
 def _bounds(predicted: Callable[[int], Profile], capacity_bytes: float, limit: int) -> Bounds:
-    """Return the batches that surely fit, probably fit and surely do not."""
     low_ratio, high_ratio = predicted(1).source.memory_interval or UNSURE_RATIOS
 
     def largest(ratio: float) -> int:

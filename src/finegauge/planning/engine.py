@@ -1,9 +1,9 @@
-"""Evaluates a space structure by structure, and keeps what structures share.
+"""Evaluates a search space structure by structure, and keeps what structures share.
 
 For each structure: the memory of all its layouts, the time of its micro-batches on every kind of GPU,
 then family by family what the ranks exchange and what the machines cost. The plans stand as columns, one
 number per plan and figure, nan where unknown. A plan is a layout, a micro-batch and an offer; what the
-layouts say of it (method, sharding, ...) is looked up when somebody asks, not copied for every plan.
+layouts say of it (method, sharding, ...) is looked up when it is needed, not copied for every plan.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -120,7 +120,6 @@ class Plans:
         return Standing(run=run, offer=offer, samples_per_step=batching.samples_per_step, **figures)
 
     def _column(self, name: str) -> Any:
-        """Return a figure, or a place in a list, of every plan."""
         import numpy
 
         if name == "samples_per_step":
@@ -221,10 +220,10 @@ class Engine:
         num_here = int(divides[place][:, fleet.rents.machines].sum())
         self.num_pruned -= num_here
         self.num_evaluated += num_here
-        micro_batch = self._micro_batch(batching, members[0], batching.mean, devices)
+        micro_batch = self._micro_batch(members[0], batching.mean, devices)
         slowest, waits_s = self._slowest_of(batching, members), 0.0
         if slowest is not None:
-            late: Any = self._micro_batch(batching, members[0], slowest, devices).parts.total
+            late: Any = self._micro_batch(members[0], slowest, devices).parts.total
             usual: Any = micro_batch.parts.total
             late = late.reshape(len(batching.sizes), len(members), -1) - usual[:, None]
             waits_s = late[rows[:, None], fleet.layouts, fleet.gpus]
@@ -280,9 +279,7 @@ class Engine:
             self._slowest[key] = None if alike else Extents(*[one[:, None] for one in slowest.T])
         return self._slowest[key]
 
-    def _micro_batch(
-        self, batching: Batching, member: tuple[Layout, Share], extents: Extents, devices: Devices
-    ) -> StepTime:
+    def _micro_batch(self, member: tuple[Layout, Share], extents: Extents, devices: Devices) -> StepTime:
         """Return the times of micro-batches of `extents`, [micro-batch, GPU], forward and backward.
 
         Those at the model's two ends stand apart; of experts on several ranks every operator does.

@@ -1,7 +1,7 @@
 """The whole answer about one run on one GPU: one step, the room that is left, the bill, every batch of it.
 
-This is what `finegauge estimate` shows and what `finegauge check` judges. Whether a run survives its whole
-data set is asked of its own batches, those of a file's samples, not of an average one. An error of the
+This is what `finegauge estimate` and `finegauge check` show. Whether a run survives its whole data set is
+worked out from its own batches, those of a file's samples, not from an average one. An error of the
 prediction is the model's, so it is the same for all batches of a run:
 
     P(some batch runs out of memory) = max over batches of P(this batch does)
@@ -68,11 +68,8 @@ class Estimate(NamedTuple):
 def estimate(run: "Run", estimator: Estimator | None = None, *, at_max_batch: bool = False) -> Estimate:
     """Return the whole answer about `run`, which states its GPU.
 
-    Args:
-        run: The question.
-        estimator: Who says what a step takes; FineGauge's prediction by default.
-        at_max_batch: Ask about the largest micro-batch that is safe, not about the run's own; where none
-            is, about the largest that may fit.
+    `at_max_batch` asks about the largest micro-batch that is safe, where none is about the largest that may
+    fit.
     """
     ask: Estimator = cache(estimator or predict)
     own = ask(run)  # before the search, so that it keeps the run's own origins

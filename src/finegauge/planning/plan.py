@@ -86,7 +86,7 @@ def plan(
         run: The question; its GPU, if it states one, is only where it starts from.
         wanted: Limits, and what to minimise; the cheapest of all by default.
         searched: Evaluates the plans; FineGauge's vectorised search by default.
-        heard: Told now and then how far the search is.
+        heard: Called now and then with the progress of the search.
 
     Raises: UnsupportedError where the run's phase cannot be searched.
     """
@@ -186,7 +186,6 @@ def _front(choice: Choice, best: int | None) -> tuple[tuple[Standing, ...], int]
 
 
 def _miss(choice: Choice) -> Miss:
-    """Return the plan that comes closest to the limits; the one that needs least where none came near."""
     index, limit, over = nearest_miss(choice, choice.sensible)
     if index is not None:
         return Miss(limit, over, choice.result.candidate(index))
@@ -310,12 +309,7 @@ def export(
 ) -> "Written":
     """Write the plan to take as the files of `framework` into `folder`, with a SkyPilot task.
 
-    Args:
-        plan: One that has a winner.
-        framework: A name of the writers.
-        folder: Where the files go.
-        recipe: The file that the run was read from; what a run does not know is taken from it.
-        overwrite: Whether files of the same names are replaced.
+    What a run does not know is taken from `recipe`, the file that it was read from.
 
     Raises: InputError where the framework cannot say the plan, or files are there already.
     """

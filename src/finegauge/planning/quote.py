@@ -170,7 +170,6 @@ def epochs_of(run: "Run", batch: BatchShape) -> float:
 
 
 def _step_quantities(run: "Run", profile: Profile) -> StepQuantities:
-    """Return what the whole run is made of, as `profile` has it."""
     at_update = profile.phase_memory_bytes.under("optimizer")  # the phase that holds all gradients
     held = at_update if at_update.parts else profile.device_memory_bytes
     forward_s = profile.step_time_s["forward"] / profile.step_sequences if profile.step_sequences else 0.0
@@ -185,11 +184,8 @@ def _step_quantities(run: "Run", profile: Profile) -> StepQuantities:
 def checkpoint_bytes(run: "Run", held: Breakdown) -> float:
     """Return what a save writes: what trains, and the state of its optimizer.
 
-    Trainable weights are as large as their gradients; a full fine-tune writes the model whole.
-
-    Args:
-        run: What trains.
-        held: The memory of a rank at the optimizer step.
+    Trainable weights are as large as their gradients in `held`, a rank's memory at the optimizer step; a
+    full fine-tune writes the model whole.
     """
     written = held["gradients"] if run.trains_adapters else held["weights"]
     return written + held["optimizer"]
@@ -220,11 +216,8 @@ def emissions_kg(wall_j: float, overhead: float, kg_per_kwh: float) -> float:
 def priced(run: "Run", wall_s: float, offered: Iterable[Offer]) -> tuple[PricedOffer, ...]:
     """Return every offer that holds the run, cheapest on demand first, unknown prices last.
 
-    Args:
-        run: How many GPUs on how many nodes.
-        wall_s: From the start of the first process to the end of the last.
-        offered: Of the run's GPU; slices of a card and nodes that are too small are left out. Who lets single
-            cards is asked for as many of one machine as the run takes; such machines are not joined.
+    Slices of a card and nodes that are too small are left out. A seller of single cards is asked for as many
+    of one machine as the run takes; such machines are not joined.
     """
     hours, instances, found = wall_s / HOUR_S, run.num_nodes, []
     for one in offered:
@@ -242,7 +235,6 @@ def priced(run: "Run", wall_s: float, offered: Iterable[Offer]) -> tuple[PricedO
 
 
 def _rank(priced_offer: PricedOffer) -> tuple[bool, float, str, str]:
-    """Return the place of an offer in the list: by cost, unknown last, then by name."""
     usd, offer = priced_offer.on_demand_usd, priced_offer.offer
     return usd is None, usd or 0.0, offer.provider, offer.instance_type
 

@@ -8,10 +8,10 @@ plans come out; nothing here knows any physics of its own.
 Passed over without being timed: layouts whose memory is beyond `engine.HOPELESS_RATIO` of a machine's. All
 other plans are kept, whatever the limits, so that what a little more would buy can be read off.
 
-Plans of phases that are more than passes of training (preference, reinforcement, ...) are asked of `predict`
-and `quote` one by one, so the figures are the same and the wait is longer: hence one node, of each machine
-only who rents it out cheapest, on demand and on spot, and the least sharding with which anything fits: whole
-weights, then ZeRO-2, ZeRO-3 and FSDP.
+Plans of phases that are more than passes of training (preference, reinforcement, ...) are predicted by
+`predict` and `quote` one by one, so the figures are the same and the wait is longer. Hence one node, of each
+machine only its cheapest offer, on demand and on spot, and the least sharding with which anything fits:
+whole weights, then ZeRO-2, ZeRO-3 and FSDP.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -57,13 +57,8 @@ LABELS = (
 def search(space: Space, *, heard: Heard | None = None) -> SearchResult:
     """Return every plan of `space` with its figures.
 
-    Args:
-        space: What to go through.
-        heard: Told now and then how far the search is.
-
-    Raises:
-        UnsupportedError: A phase whose steps are more than passes of training.
-        FieldError: A run whose number of steps is not known.
+    Raises: UnsupportedError for a phase of more than passes of training, FieldError for an unknown number of
+    steps.
     """
     if space.run.phase not in TRAINED:
         raise UnsupportedError(
@@ -126,7 +121,6 @@ def _machines(space: Space) -> dict[tuple[str, int], list[Offer]]:
 
 
 def _shardings(space: Space, num_gpus: int) -> list[str]:
-    """Return what may divide a model on so many GPUs, the least first."""
     if num_gpus == 1:
         return ["none"]
     known = [kind["sharding"] for kind in space.layouts if kind["cpu_offload"] == "none"]

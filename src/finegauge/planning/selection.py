@@ -1,13 +1,13 @@
-"""Which of the plans found to take, what its alternatives are, and what a higher limit would buy.
+"""Selection of a plan: the best one, its alternatives, and what a higher limit would buy.
 
 The best is the smallest in the figure to be minimised. Of those within three percent of it the fastest
 count (the cheapest, where time or energy is minimised), and of these the one is taken that changes least
-of the run as it is: nobody rewrites a config for half a percent.
+of the run as it is: a config is not rewritten for half a percent.
 
 Not sensible are several nodes for runs that are over within an hour (clusters are booked by the hour
 and by the day), steps of far more or fewer samples than the run's (rows of packed samples cannot be
 cut finer than one), and offload to a host that cannot hold what it is given. Nor does a run with
-adapters become a full fine-tune, which is another training; as an alternative it is told. The method stays
+adapters become a full fine-tune, which is another training; it is shown as an alternative. The method stays
 what it is unless another saves over a quarter, for it decides what is learnt.
 
 Assumption: a host has twice the memory of its GPUs (8 x A100-80GB of AWS: 1.8 times, 8 x H100: 3.2).
@@ -44,7 +44,7 @@ BLOCK = 512  # rows of figures that are compared at a time, so that memory stays
 BEATEN, MEMORY, TIME, BUDGET, RISK, UNKNOWN = "beaten", "memory", "time", "budget", "risk", "unknown"
 ASPECTS = ("method", "gpu", "num_gpus", "sharding", "activation_checkpointing", "provider")
 LEAST_SAVING_FRACTION = 0.05
-WORTH_ANOTHER_METHOD = 0.25  # of the figure to be minimised: for less, nobody trains something else
+WORTH_ANOTHER_METHOD = 0.25  # of the figure to be minimised: for less, the method stays
 WORTH_RATIO = 0.3  # of what is saved over what is given for it, as shares
 MORE = (1.1, 1.3, 2.0)  # times the limit of time, or of dollars
 MORE_RISK = (0.1, 0.2, 0.5)
@@ -52,7 +52,7 @@ MOST_MEMORY_FRACTION = 0.1  # more than this is another card
 
 
 class Wanted(NamedTuple):
-    """What is asked of a plan; None where there is no limit."""
+    """The limits and the goal of a plan; None where there is no limit."""
 
     within_s: float | None = None
     budget_usd: float | None = None
@@ -83,7 +83,7 @@ class SearchResult(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What a search found, what is asked of it, and the run that it started from."""
+    """What a search found, the limits and the goal, and the run that it started from."""
 
     run: "Run"
     result: SearchResult
@@ -110,7 +110,7 @@ class Choice(NamedTuple):
         return cls(run, result, wanted, works, sensible)
 
     def column(self, name: str) -> "NDArray[np.float64]":
-        """Return one figure of every plan; of cost the market that is asked for."""
+        """Return one figure of every plan; of cost the market that is wanted."""
         names = {"time": "wall_s", "energy": "energy_j", "cost": "spot_usd" if self.wanted.spot else "usd"}
         values: NDArray[np.float64] = self.result.columns[names.get(name, name)]
         return values
@@ -136,12 +136,7 @@ class Choice(NamedTuple):
         return self.sensible & self.keeps_limits()
 
     def best(self, mask: "Mask", figure: str = "") -> int | None:
-        """Return the plan of `mask` that is smallest in `figure`; None where it is empty.
-
-        Args:
-            mask: Which plans to look at.
-            figure: cost, time or energy; the one to be minimised by default.
-        """
+        """Return the plan of `mask` with the smallest `figure`, unstated the one to minimise, or None."""
         import numpy as np
 
         figure = figure or self.wanted.minimise
@@ -194,7 +189,6 @@ def taken(choice: Choice) -> Taken:
 
 
 def _looked_up(codes: Any, values: Sequence[Any]) -> Any:
-    """Return the value of each plan, of those that its codes point to."""
     import numpy as np
 
     return np.array(values)[codes] if len(codes) else np.zeros(0, dtype=bool)
@@ -313,10 +307,7 @@ class Relaxation(NamedTuple):
 def relaxations(choice: Choice, winner: int, *, margin_ratio: float) -> tuple[Relaxation, ...]:
     """Return what is worth telling, the smallest step of each limit first.
 
-    Args:
-        choice: The search and what is asked of it.
-        winner: The plan that was taken.
-        margin_ratio: The card's memory over the median that a plan may need at the allowed risk.
+    `margin_ratio` is the card's memory over the median that a plan may need at the allowed risk.
     """
     wanted = choice.wanted
     found: list[Relaxation] = []
@@ -341,14 +332,7 @@ def _steps(
 ) -> list[Relaxation]:
     """Return those of ever looser `masks` that save more than the one before.
 
-    Args:
-        choice: The search and what is asked of it.
-        winner: The plan that was taken.
-        limit: What is moved.
-        figure: The column that it limits.
-        was: Where it stood.
-        saves: The figure that gets smaller.
-        masks: The plans that are allowed, one step after the other.
+    `limit` is moved from `was`, in the column `figure`; `saves` names the figure that gets smaller.
     """
     own = float(choice.column(saves)[winner])
     found: list[Relaxation] = []
@@ -401,10 +385,8 @@ def _more_memory(choice: Choice, winner: int, margin_ratio: float) -> list[Relax
 def front(figures: Sequence["NDArray[np.float64]"]) -> "NDArray[np.intp]":
     """Return the indices of the rows that no other row beats, the smallest first figure first.
 
-    Args:
-        figures: Columns of equal length, each to be small. Rows with a figure that is not finite are no plan.
-
-    Of equal rows the first stands for all.
+    Every figure is to be small; rows with one that is not finite are no plan. Of equal rows the first stands
+    for all.
     """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""What a search goes through: every plan that would train the same model on as many samples per step.
+"""The search space of a plan: every way to train the same model on as many samples per step.
 
 A plan is a *structure*, a *layout*, a micro-batch and an offer. A structure fixes what the operators of a
 rank are: the method, what is checkpointed, whether rows are packed, how layers are divided. Its layouts fix
@@ -86,14 +86,9 @@ def space_of(
     providers: Iterable[str] | None = None,
     max_gpus: int | None = None,
 ) -> Space:
-    """Return what a user would consider for `run`.
+    """Return what a user would consider for `run`, whose accumulation and GPUs give the global batch alone.
 
-    Args:
-        run: The user's; what it states of gradient accumulation and GPUs gives the global batch alone.
-        keep_method: No other method than the run's own.
-        gpus: Only these; by default every GPU that is on offer, accelerators of other kinds left out.
-        providers: Only these.
-        max_gpus: No more of them in one plan; 64 by default.
+    By default every GPU that is on offer, other accelerators left out, and 64 of them in one plan at most.
 
     Raises: UnknownNameError for a GPU or provider that no catalogue has.
     """
@@ -161,19 +156,19 @@ def _divisions(run: Run) -> list[Fields]:
 
 
 def _asked(gpus: Iterable[str] | None, providers: Iterable[str] | None) -> list[Offer]:
-    """Return the offers of the GPUs and providers that are asked for.
+    """Return the offers of the requested GPUs and providers.
 
-    Raises: FieldError for a machine that nobody rents out.
+    Raises: FieldError for a machine that no provider rents out.
     """
     wanted = None if providers is None else [name.casefold() for name in providers]
     for provider in wanted or ():
-        offers(provider=provider)  # raises for one that nobody knows
+        offers(provider=provider)  # raises for an unknown one
     found: Sequence[Offer] = offers() if gpus is None else []
     for name in gpus or ():
         spec = find_gpu(name)
         if known_gpu(spec.name) is None:  # it is of a file
             raise FieldError(
-                f"gpu {name!r} is {spec.name}, which nobody rents out, and a plan is of offers; "
+                f"gpu {name!r} is {spec.name}, which no provider rents out, and a plan is of offers; "
                 f"ask 'finegauge whatif RUN --gpu {name}'."
             )
         found = [*found, *offers(spec.name)]
@@ -261,15 +256,10 @@ def structures(space: Space) -> Iterator[Structure]:
 def families(
     space: Space, structure: Structure, tried: dict[tuple[object, ...], bool]
 ) -> Iterator[tuple[Layout, ...]]:
-    """Yield the layouts of `structure` that are runs of which predictions have a model.
+    """Yield the layouts of `structure` that are runs which can be predicted.
 
     Those of a family differ in the number of their ranks alone; where there is but one, nothing is exchanged
-    among them, which is a family of its own.
-
-    Args:
-        space: All that may be.
-        structure: Of which layouts are wanted.
-        tried: Which layouts are known to be runs, and no runs; added to.
+    among them, which is a family of its own. `tried` remembers which layouts are runs.
     """
     run, own = structure.run, space.run.optimizer
     division = tuple([getattr(run, name) for name in ("method", *UNDIVIDED)])
@@ -309,7 +299,6 @@ def variant(run: Run, **changes: Any) -> Run:
 
 
 def _checked(run: Run, fields: Fields) -> Run | None:
-    """Return `run` with `fields`; None where that is no run, or none that is predicted."""
     try:
         found = run.replace(ORIGIN, **{**ON_NO_MACHINE, **fields})
         check_supported(found)
@@ -319,7 +308,7 @@ def _checked(run: Run, fields: Fields) -> Run | None:
 
 
 def _divisible(asked: Run, run: Run) -> bool:
-    """Return whether somebody's code divides the layers of `run` like this, or the user's own does.
+    """Return whether some framework divides the layers of `run` like this, or the user's own run does.
 
     4-bit weights are divided by none, adapters by tensor and context parallelism alone.
     """
@@ -411,7 +400,6 @@ def _batching(run: Run, rows: int, sizes: tuple[int, ...], ranks: int, *, depend
 
 
 def _columns(rows: Sequence[Sequence[Any]]) -> list[Any]:
-    """Return the columns of a table, each as an array [row, 1]."""
     import numpy
 
     return [column[:, None] for column in numpy.array(rows, dtype=float).T]

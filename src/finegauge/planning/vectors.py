@@ -1,4 +1,4 @@
-"""The machines and layouts of a search side by side, as arrays: their memory, their time, their cost.
+"""Memory, time and cost of many machines and layouts at once, as arrays.
 
 A fleet is the machines that hold the GPUs of some layouts, with one number per machine in its arrays and
 one per offer in those of its rents; the arrays of `Devices` have one per kind of GPU, for computing is the
@@ -210,7 +210,6 @@ class Market:
         return self._networks[key]
 
     def _site(self, offer: Offer) -> tuple[float, float]:
-        """Return kg of CO2 per kWh and the overhead (PUE) of where an offer's machines stand."""
         key = offer.provider, offer.region
         if key not in self._sites:
             intensity, overhead = grid(offer.region, offer.provider), site_overhead(*key)
@@ -219,7 +218,7 @@ class Market:
 
 
 def nodes_for(offer: Offer, num_gpus: int) -> int:
-    """Return how many instances of `offer` hold `num_gpus` GPUs; 0 where nobody would join so many.
+    """Return how many instances of `offer` hold `num_gpus` GPUs; 0 where so many are not joined.
 
     Only whole data-centre nodes are joined.
     """
@@ -255,10 +254,7 @@ class Held(NamedTuple):
     def at(self, micro_steps: Any, layouts: Any, gpus: Any) -> tuple[Any, Any]:
         """Return both, [micro-batch, machine].
 
-        Args:
-            micro_steps: How many micro-batches a step has, [micro-batch, machine].
-            layouts: Which layout it is, [machine].
-            gpus: Which GPU it is, [machine].
+        `micro_steps` is [micro-batch, machine]; the layout and the GPU of a machine are [machine].
         """
         import numpy
 
@@ -273,12 +269,8 @@ def held(
 ) -> Held:
     """Return what the ranks of `members`, which run the same operators, hold.
 
-    Args:
-        members: Layouts with one rank's share of each.
-        longest: The longest micro-batches, [micro-batch, 1].
-        micro_steps: The numbers of micro-batches per step that occur.
-        cublas_bytes: What matrix products hold on each GPU.
-        calibration: In force.
+    `longest` are micro-batches, [micro-batch, 1]; `micro_steps` the numbers of them per step that occur;
+    `cublas_bytes` what matrix products hold on each GPU.
     """
     import numpy
 
@@ -327,11 +319,9 @@ def stacked(kind: Any, each: Sequence[Any], places: Any = None) -> Any:
 
 
 def column(numbers: Sequence[float], places: Any = None) -> Any:
-    """Return numbers of layouts as an array, or as the one number that they all are.
+    """Return numbers of layouts as an array [layout, 1], or as the one number that they all are.
 
-    Args:
-        numbers: One for each layout.
-        places: The layout of each machine, [machine]; without it the array is [layout, 1].
+    With `places`, the layout of each machine, the array is [machine].
     """
     import numpy
 
@@ -344,7 +334,6 @@ def column(numbers: Sequence[float], places: Any = None) -> Any:
 
 
 def _stacked_beside(each: Sequence[Beside]) -> Beside:
-    """Return what every layout holds beside as arrays [layout, 1]."""
     gathered: dict[str, Mapping[Path, Any]] = {}
     for phase in dict.fromkeys([phase for one in each for phase in one.gathered]):
         parts = [one.gathered.get(phase, {}) for one in each]
@@ -369,16 +358,8 @@ def costs(
 ) -> Costs:  # fmt: skip
     """Return what the whole run takes on each machine with each of the micro-batches `rows`.
 
-    Args:
-        members: Layouts that differ in the number of ranks.
-        fleet: The machines.
-        batching: All micro-batches of the structure.
-        rows: Which of them.
-        micro_batch: The times of all, [micro-batch, GPU].
-        waits_s: What a micro-batch waits for the slowest rank, [micro-batch, machine].
-        written_bytes: By a save, [micro-batch, machine].
-        micro_steps: How many of them a step has, [micro-batch, machine].
-        calibration: In force.
+    Shapes: `micro_batch` (the times of all) [micro-batch, GPU]; `waits_s` for the slowest rank,
+    `written_bytes` by a save and `micro_steps` [micro-batch, machine].
     """
     import numpy
 

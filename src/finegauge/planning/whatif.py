@@ -1,11 +1,11 @@
-"""One change at a time from a run as it is: what each would save and what it asks for.
+"""Single changes of a run: what each would save and what it needs in return.
 
 A switch is named after the optimisation it turns on. It answers with the fields that it changes,
 or with the sentence that says why it changes nothing here. The sequences of an optimizer step stay
 the same wherever they can: accumulation makes up for other micro-batches and other numbers of GPUs.
 
 Every variant is answered by `predict` and `quote` like the run itself. Where the length of the run
-is not known, both are asked for the same number of samples, so that they compare. A run that does
+is not known, both are predicted for the same number of samples, so that they compare. A run that does
 `max_steps` steps does as many samples after the change.
 
 Neglects: what two changes do together; 'finegauge plan' searches those.
@@ -66,8 +66,6 @@ class Switch(NamedTuple):
 
 
 def _shards(sharding: str, name: str = "", breaks: str = "") -> Switch:
-    """Return the switch to one way of sharding among all data-parallel ranks."""
-
     def change(run: "Run") -> Changes | str:
         whole = sharding in ("none", "hybrid") or run.data_parallel_replicate == 1
         if run.sharding == sharding and whole:
@@ -201,8 +199,6 @@ def _bigger_batch(run: "Run") -> Changes | str:
 
 
 def _more_gpus(times: int, name: str) -> Switch:
-    """Return the switch to `times` as many GPUs, accumulation making up for them."""
-
     def change(run: "Run") -> Changes | str:
         num_gpus, nodes = run.num_gpus * times, run.num_nodes
         if num_gpus > nodes * GPUS_OF_A_NODE:
@@ -225,8 +221,6 @@ def _half_gpus(run: "Run") -> Changes | str:
 
 
 def _degree(field: str, breaks: str) -> Switch:
-    """Return the switch that doubles a degree of model parallelism at the same number of GPUs."""
-
     def change(run: "Run") -> Changes | str:
         if run.data_parallel % 2:
             return "it takes two ranks where there was one: needs an even number of data-parallel ranks"

@@ -1,4 +1,4 @@
-r"""What the ranks of a run send each other in one optimizer step, whatever it costs.
+r"""The messages that the ranks of a run send each other in one optimizer step; not their cost.
 
 One row per kind of message: its payload, between whom, how often, and the computation that runs beside it.
 `communication` prices the rows; `finegauge explain` adds up their bytes.
@@ -168,7 +168,7 @@ def _in_zero_buckets(run: Run, share: Share, kind: str, gradients: Any, ranks: i
 def _zero3(run: Run, share: Share, gradients: Any) -> Iterator[Collective]:
     """Yield what ZeRO-3 exchanges: weights layer by layer, again unless it has kept them, and gradients.
 
-    What to let go of it remembers by module and step from the first passes that it knew the order of, and
+    What to free it remembers by module and step from the first passes that it knew the order of, and
     asks no more: of a model that is scored before it trains, of forward passes alone (__params_to_release of
     deepspeed/runtime/zero/partitioned_param_coordinator.py, 0.19.8; counted on two ranks).
     """
@@ -221,7 +221,7 @@ def _reduces_wide(run: Run, share: Share) -> bool:
 def _megatron_data(run: Run, gradients: float, weights: float, ranks: int) -> Iterator[Collective]:
     """Yield Megatron-LM's reduction of all gradients, as wide as it adds them up.
 
-    Nothing runs beside it unless overlap_grad_reduce is asked for, as NeMo does.
+    Nothing runs beside it unless overlap_grad_reduce is set, as NeMo does.
     """
     beside = "backward" if framework_of(run.framework).reduces_beside_backward else ""
     size, span = gradients * gradient_width(run), ranks * run.tensor_parallel
@@ -338,11 +338,7 @@ def exchanges(run: Run) -> list[Exchange]:
 def exchanged(run: Run, share: Share, extents: Extents, runs: float) -> list[Collective]:
     """Return the messages of one rank that holds `share`.
 
-    Args:
-        run: The run as stated.
-        share: What one rank computes.
-        extents: Of its micro-batch.
-        runs: How often a layer runs: forward, backward, and once more where it is recomputed.
+    A layer `runs` forward, backward, and once more where it is recomputed.
     """
     return [
         *among_data_ranks(run, share),
@@ -365,11 +361,7 @@ def _of_branches(graph: Graph, run: Run) -> float:
 def forward_messages(run: Run, share: Share, extents: Extents, *, sampled: float = 0.0) -> list[Collective]:
     """Return the messages of one rank in a pass that only goes forward.
 
-    Args:
-        run: The run as stated.
-        share: What the rank has of the model.
-        extents: Of its micro-batch.
-        sampled: How many tokens the pass gives the logits of; 0 where it takes the loss of all.
+    The pass gives the logits of `sampled` tokens; 0 where it takes the loss of all.
     """
     return [
         *forward_gathers(run, share),
@@ -489,9 +481,8 @@ def _context(run: Run, share: Share, extents: Extents, runs: float) -> Iterator[
     channels = extents.tokens * width / blocks / tensor
     rounds, ring = blocks / run.pipeline_parallel, (degree, degree * tensor)
     block = channels * share.graph.lowering.compute_bytes
-    sums = (
-        block if by_megatron(run) else channels * SUM_BYTES
-    )  # TransformerEngine adds in the values' own dtype
+    # TransformerEngine adds in the values' own dtype
+    sums = block if by_megatron(run) else channels * SUM_BYTES
     homes = rounds * degree if runs > 1 else 0.0  # a block's gradients come home last
     times = rounds * runs * (degree - 1), homes
     sent = ("keys and values", block, *ring, times[0]), ("gradients of them", sums, *ring, times[1])
@@ -511,7 +502,6 @@ def _key_value_width(mixer: Mixer) -> int:
 
 
 def _experts(run: Run, share: Share, extents: Extents, runs: float) -> Iterator[Collective]:
-    """Yield the way of tokens to their experts and back."""
     degree = run.expert_parallel
     if degree == 1:
         return
@@ -533,7 +523,6 @@ def _experts(run: Run, share: Share, extents: Extents, runs: float) -> Iterator[
 
 
 def _pipeline(run: Run, share: Share, extents: Extents) -> Iterator[Collective]:
-    """Yield what a middle stage hands on: activations to the next, gradients to the one before."""
     stages, chunks = run.pipeline_parallel, chunks_of(run)
     if stages == 1:
         return

@@ -1,4 +1,4 @@
-r"""Seconds that ranks wait for each other: what of their messages shows beside the computation.
+r"""Exposed communication: the seconds of messages that computation does not hide.
 
 `links` says how long a message takes. What shows is what exceeds the computation it runs beside, the first
 gather and the last reduction (nothing runs beside them), and what the computation loses to the kernels of
@@ -125,14 +125,7 @@ def forward_communication(
 ) -> dict[str, float]:
     """Return what shows of one pass that only goes forward, by kind, in seconds.
 
-    Args:
-        run: The run as stated.
-        share: What a rank has of the model.
-        messages: Of the pass.
-        compute_s: What it computes, the device's waits for its host included.
-        slack_s: Of these, the waits.
-        network: The links.
-        calibration: The constants.
+    The rank computes `compute_s`, of which the device waits `slack_s` for its host.
     """
     tally = _Tally(calibration)
     priced = [(message, message.num_sent * network.seconds(message)) for message in messages]

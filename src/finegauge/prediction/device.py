@@ -48,7 +48,7 @@ BEST_MATMUL_FRACTION = {
 }
 # what large products in a narrow format reach of its peak, over what bf16's reach of theirs: medians of timed
 # products above 1e11 flops, at our tiles (catalogue/data/operators: cuBLAS in fp8, DeepGEMM or CUTLASS in
-# blocks; a test holds each to 5 %). MXFP8 and MXFP4, which nobody timed, as blocks of fp8 and as NVFP4.
+# blocks; a test holds each to 5 %). MXFP8 and MXFP4, which were not timed, as blocks of fp8 and as NVFP4.
 NARROW_FRACTIONS: Mapping[str, Mapping[str, float]] = {
     "Ada Lovelace": {"fp8": 0.725, "fp8_block": 0.432},
     "Hopper": {"fp8": 0.731, "fp8_block": 0.615},
@@ -132,15 +132,11 @@ class Device(NamedTuple):
 
     @classmethod
     def of(
-        cls,
-        gpu: GpuSpec,
-        calibration: Calibration,
-        dtypes: Iterable[str],
-        power_limit_w: float | None = None,
+        cls, gpu: GpuSpec, calibration: Calibration, dtypes: Iterable[str], power_limit_w: float | None = None
     ) -> "Device":
         """Return the device, with rates of products and attention for `dtypes` and fp32.
 
-        `power_limit_w` is what its board may draw, where somebody lowered it.
+        `power_limit_w` is what its board may draw, where that was lowered.
 
         Products in fp8 are computed in the first of `dtypes` where the GPU has no such units.
 
@@ -311,7 +307,7 @@ def _clock_fraction(gpu: GpuSpec, power_limit_w: float | None) -> float:
 def _step_fraction(gpu: GpuSpec) -> float:
     """Return what 16-bit products reach in steps of seconds, over short runs: on B200 and its kin.
 
-    A limit that somebody lowered is counted by the clock of the best product.
+    A lowered limit is counted by the clock of the best product.
     """
     if not gpu.compute_capability.startswith("10."):
         return 1.0
@@ -366,7 +362,4 @@ def gemm_work(gemm: Gemm, tokens: float, sms: float) -> float:
     return flops / largest(*reached)
 
 
-@lru_cache(maxsize=4096)
-def _known_work(gemm: Gemm, tokens: float, sms: float) -> float:
-    """Return `gemm_work` of one device: passes and layers repeat the same products."""
-    return gemm_work(gemm, tokens, sms)
+_known_work = lru_cache(maxsize=4096)(gemm_work)  # passes and layers repeat the same products

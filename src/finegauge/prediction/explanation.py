@@ -69,7 +69,7 @@ def _phase_formulas(run: Run) -> dict[Path, str]:
         ("optimizer", "value model"): f"{run.optimizer} state of the value model",
         ("KV cache",): f"keys and values of all layers for every token of {rows} sequences a micro-batch",
         ("logits", "next token"): "logits of one token of every sequence, and their probabilities in fp32",
-        ("scoring",): "forward passes that keep nothing, by the models that judge",
+        ("scoring",): "forward passes that keep nothing, by the models that score",
         (
             "generation",
         ): f"the prompts once, then {new:,} tokens one by one: weights and KV cache over bandwidth",

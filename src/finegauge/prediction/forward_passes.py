@@ -1,4 +1,4 @@
-"""The passes of a step that only go forward, who makes them, and what several ranks hold gathered for them.
+"""Forward-only passes of a step (scoring), by which model, and the weights gathered for them.
 
     dpo, grpo        the reference scorers: the policy, its adapters off where it has any, else a frozen copy
     ppo              policy, reference, value model and a frozen reward model without adapters scorer
@@ -29,7 +29,7 @@ class Scorer(NamedTuple):
     """A model that passes once over every micro-batch and keeps nothing."""
 
     share: Share
-    frozen: bool  # a copy beside the run's own model, which nobody trains
+    frozen: bool  # a copy beside the run's own model, which is not trained
     adapted: bool  # its adapters, if any, take part
 
 

@@ -107,10 +107,7 @@ def add_python(clock: StepClock, stage: str, passes: float, graph: Graph, *, sam
 def generation_memory(graph: Graph, batch: Generation, degree: int = 1) -> tuple[Parts, Parts]:
     """Return what is alive beside the weights while the prompts are read, and at the last token.
 
-    Args:
-        graph: The operators of one rank.
-        batch: What is generated.
-        degree: Over how many tensor-parallel ranks heads are divided.
+    Heads are divided over `degree` tensor-parallel ranks.
     """
     rows, whole = batch.rows, batch.prompt_tokens + batch.new_tokens
     last = Extents(rows, rows, rows * whole, whole)

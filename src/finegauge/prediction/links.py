@@ -269,10 +269,7 @@ class Network(NamedTuple):
     def _gather_s(self, num_bytes: Any, ranks: Any, span: Any) -> Any:
         """Return the seconds of an all-gather (or a reduce-scatter) of `num_bytes`, counted whole.
 
-        Args:
-            num_bytes: What every rank has afterwards.
-            ranks: How many take part.
-            span: The first and the last of them are this many ranks apart.
+        The first and the last of the `ranks` are `span` ranks apart.
         """
         steps_s = (ranks - 1) * self.network_hop_s
         moving_s = num_bytes * (ranks - 1) / ranks / self._ring(ranks, span)
@@ -329,12 +326,8 @@ def _host_rates(run: Run, gpu: GpuSpec, ranks: int, calibration: Calibration) ->
 def timed_s(gpu: GpuSpec, kind: str, num_bytes: float, ranks: int, *, switched: bool = True) -> float:
     """Return the seconds of one collective among `ranks` GPUs of one machine, as NCCL is timed in isolation.
 
-    Args:
-        gpu: Which; as it was timed itself, where it was, else as its architecture or its kind of link.
-        kind: all_reduce | all_gather | reduce_scatter | all_to_all | send.
-        num_bytes: The whole tensor: gathered, or before it is reduced; what one rank hands in or sends.
-        ranks: How many take part.
-        switched: Whether NVLink's switch can add up such numbers: 16 and 32 bit, not 8.
+    Of a GPU that was not timed itself, as its architecture or its kind of link. The arguments are those of
+    `Network.seconds`.
     """
     near, node = _levels(gpu, paths_of(gpu), ranks, fabric(gpu, PCIE))
     level = near if ranks <= near.num_gpus else node
@@ -408,7 +401,7 @@ def _cards_bytes_per_s(run: Run, gpu: GpuSpec, paths: Paths, per_node: int, reac
 def _least_node(gpu: GpuSpec) -> int:
     """Return the fewest GPUs of this kind that a node with a card for each of them is known to have.
 
-    Who rents out a part of such a node, or builds a smaller one, gives it Ethernet: 12 to 20 Gbit/s for each
+    Parts of such a node, and smaller ones, have Ethernet: 12 to 20 Gbit/s for each
     GPU (Google's a2-highgpu, Azure's NC A100 v4).
     """
     links = interconnects(gpu.name, None)

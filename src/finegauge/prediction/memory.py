@@ -181,13 +181,8 @@ def live_set(
 ) -> LiveSet:  # fmt: skip
     """Return the live memory of each phase for a micro-batch of `extents`, in bytes.
 
-    Args:
-        run: How it checkpoints, whether it accumulates.
-        graph: Its operators, over the weights that the rank holds.
-        extents: Of the micro-batch.
-        cublas: What matrix products hold, from `CUBLAS_BYTES`.
-        update: What the optimizer step takes; as `run` and `graph` say by default.
-        ends_apart: Whether backward of loss, head and embedding are phases of their own, `APART`.
+    `cublas` is what matrix products hold (`CUBLAS_BYTES`); `update` follows from the run unless stated. With
+    `ends_apart`, backward of loss, head and embedding are phases of their own, `APART`.
     """
     weights = graph.weights
     update = update or Update(optimizer_scratch(run, weights))
@@ -244,19 +239,15 @@ class _MicroBatch:
         width = model.hidden_size / stream_degree(run)
         self.stream = low.stream_bytes * width * extents.tokens
         self.entry = low.activation_bytes * width * extents.tokens  # what the first layer reads
-        learned = False
-        for tensor in model.embeddings[1:]:
-            learned = learned or "wpe" in tensor.name or "position" in tensor.name
+        learned = any("wpe" in one.name or "position" in one.name for one in model.embeddings[1:])
         self.apart = self.entry if learned or "embedding" in low.numerics.dropout else 0.0
         self.positions = low.activation_bytes * width * extents.longest_tokens if learned else 0.0
-        if any(
-            "embed_positions" in tensor.name for tensor in model.embeddings[1:]
-        ):  # counted by the mask: OPT
+        if any("embed_positions" in one.name for one in model.embeddings[1:]):  # counted by the mask: OPT
             self.positions = self.entry
         # frozen embeddings' output is made to need gradients: it stays until the step is done
         leaf = not low.weights_train and low.input_gradients and "embed_tokens" not in run.trainable_extra
         self.leaf = self.apart if leaf else 0.0
-        self.held_leaf = 2.0 * self.entry if leaf else 0.0  # by whoever holds the outputs; with its gradient
+        self.held_leaf = 2.0 * self.entry if leaf else 0.0  # while the outputs are held; with its gradient
         self.mask = low.activation_bytes * extents.pairs if low.attention == "eager" else 0.0
         self.accumulating = run.gradient_accumulation_steps > 1
         self.held = graph.weights.gradient_bytes if self.accumulating else 0.0

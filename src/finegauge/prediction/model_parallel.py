@@ -1,4 +1,4 @@
-"""One rank's part of the operators under tensor, sequence and expert parallelism, and of a pipeline's layers.
+"""One rank's share of operators under tensor, sequence and expert parallelism, and of a pipeline's layers.
 
 Between the two products of a branch a tensor-parallel rank has channels of its own only [1]; what comes
 before the first and after the last is whole on every rank: streams, norms, masks of dropout, and the
@@ -60,7 +60,7 @@ def divided(run: Run, ops: Iterable[Op], gradient_share: float = 1.0) -> tuple[O
 
 
 def of_experts(op: Op) -> bool:
-    """Return whether an operator works on routed experts' weights, of which each rank has its own."""
+    """Return whether an operator works on the weights of routed experts, which differ from rank to rank."""
     return op.kind == "grouped_gemm" or op.path[-1] == EXPERTS_CASTS
 
 
@@ -118,7 +118,7 @@ def _fewer_experts(cost: Cost, degree: int) -> Cost:
 
 
 def expert_tensor(run: Run) -> int:
-    """Return over how many ranks each routed expert is divided: as attention is, where nobody says."""
+    """Return over how many ranks each routed expert is divided: as attention is, unless stated."""
     return run.expert_tensor_parallel or run.tensor_parallel
 
 

@@ -145,9 +145,8 @@ class Job:
         """Return what the GPU holds between two steps: weights, states, buckets that stay."""
         found: Parts = {}
         for path, value in self.profile.peak_memory_bytes.parts.items():
-            if (path[0] in ("weights", "optimizer") and path[-1] != "autocast copies") or path[
-                -1
-            ] == "cuBLAS":
+            lasts = path[0] in ("weights", "optimizer") and path[-1] != "autocast copies"
+            if lasts or path[-1] == "cuBLAS":
                 found[path] = value
         return {**found, **kept_while_idle(self.run, self.share)}
 
@@ -179,16 +178,9 @@ class Job:
         for parts, count in ((first, 1), (other, several)):
             for path, value in parts.items():
                 node[path] = node.get(path, 0.0) + count * value
-        used = {path: value for path, value in node.items() if value}
-        return Moment(
-            name,
-            Breakdown(device),
-            Breakdown(used),
-            mapped,
-            self._disk(name),
-            Breakdown(first),
-            Breakdown(other),
-        )
+        used = Breakdown({path: value for path, value in node.items() if value})
+        at_end = self._disk(name)
+        return Moment(name, Breakdown(device), used, mapped, at_end, Breakdown(first), Breakdown(other))
 
     def _outside(self, device: Parts) -> Parts:
         """Return what the device holds beside tensors at a moment other than the step."""
@@ -213,9 +205,7 @@ class Job:
             other = {}
         if run.loading == "sharded":
             mapped = self.file_bytes * self.ranks_on_node / run.num_gpus
-        elif self.low.quantized.startswith(
-            ("nf4", "int8")
-        ):  # each tensor comes as it is, and is then quantised
+        elif self.low.quantized.startswith(("nf4", "int8")):  # each tensor is quantised as it comes
             weights["workspace", "being quantised"] = QUANTISED_AT_ONCE * 2.0 * self.largest_layer_values
         elif self.zero and run.sharding != "zero3":
             weights["optimizer", "states"] = self.master_bytes
@@ -322,9 +312,8 @@ class Job:
         again = (self.zero and run.sharding != "zero3") or (run.sharding in FSDP and run.save_state == "full")
         each = (2.0 if again else 1.0) * self.saved_bytes + (self.states_bytes if run.save_optimizer else 0.0)
         written = ceil(run.epochs * run.saves_per_epoch)
-        kept = (
-            written if run.saves_kept is None else min(written, run.saves_kept + 1)
-        )  # the new one comes first
+        # the new one comes before the oldest goes
+        kept = written if run.saves_kept is None else min(written, run.saves_kept + 1)
         merged = 2.0 * self.share.whole.model.num_parameters if run.merge_adapters else 0.0
         return self.file_bytes + kept * each + self.saved_bytes + merged
 

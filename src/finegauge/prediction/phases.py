@@ -115,7 +115,6 @@ def _serving(asked: Question) -> Answer:
 
 
 def _with_generation(asked: Question, rest: Answer, kept: Breakdown) -> Answer:
-    """Return `rest` with the answers to all its micro-batches' prompts, generated at once, before it."""
     run = asked.run
     moments = generation_memory(asked.share.graph, generation_of(run, asked.longest), run.tensor_parallel)
     reading, answering = moments
@@ -171,7 +170,6 @@ def _scoring(asked: Question, stage: str) -> StepTime:
 def _forward_pass(
     extents: Extents, device: "Device | ProfiledDevice", share: Share, graph: Graph, stage: str
 ) -> StepClock:
-    """Return the clock of one forward pass of `graph`, nothing exchanged."""
     clock = StepClock(share.run, extents, device)
     for count, ops in graph.stretches:
         clock.stage(stage, count, ops, backward=False)

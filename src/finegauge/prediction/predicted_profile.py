@@ -1,4 +1,4 @@
-"""A device profile of a GPU that nobody has here, in the form of `finegauge micro`, from what others timed.
+"""A device profile, as `finegauge micro` writes it, predicted for a GPU that is not in this machine.
 
 Products, attention, experts and collectives come from `timed_operators`; norms, additions and copies from
 the bandwidth; the backward pass of a product is its two products, that of attention the work of its five
@@ -37,11 +37,8 @@ COLLECTIVES = {
     "all_to_all": "alltoall",
 }  # fmt: skip
 BACKWARD_PRODUCTS = 2.5  # of attention: five products in place of two
-NORM_VALUES, ADDED_VALUES, GATED_VALUES = (
-    6.0,
-    3.0,
-    5.0,
-)  # read or written per value, as transformers' code does
+# read or written per value, as transformers' code does
+NORM_VALUES, ADDED_VALUES, GATED_VALUES = 6.0, 3.0, 5.0
 NORM_LAUNCHES = 6.0
 KERNEL_S = 3e-6  # of a kernel with little to do, on the device
 
@@ -82,7 +79,6 @@ def predicted_profile(spec: GpuSpec, runs: Sequence[Run] = ()) -> DeviceProfile:
 def _computed(
     spec: GpuSpec, dtype: str, runs: Sequence[Run], calibration: Calibration
 ) -> Iterator[tuple[Reading, Source]]:
-    """Yield products, attention and experts of one number format, each with what it rests on."""
     source = source_for(spec, "gemm", dtype)
     shapes = [*product(ROWS, PRODUCTS), *_asked_products(runs)]
     for rows, (n, k) in dict.fromkeys(shapes):
@@ -98,7 +94,6 @@ def _computed(
 
 
 def _linear(source: Source, dtype: str, rows: float, n: float, k: float) -> Iterator[Reading]:
-    """Yield a linear's forward product and the two of its backward pass."""
     sizes = {"rows": float(rows), "n": float(n), "k": float(k)}
     width = source.parts[0][1].value_bytes
     flops, moved = 2.0 * rows * n * k, width * (rows * k + n * k) + 2.0 * rows * n
@@ -181,7 +176,6 @@ def _moved(dtype: str, bytes_per_s: float, runs: Sequence[Run]) -> Iterator[Read
 
 
 def _sent(spec: GpuSpec, notes: list[str]) -> Iterator[Reading]:
-    """Yield collectives between the GPUs of a node."""
     for name, timed_as in COLLECTIVES.items():
         source = source_for(spec, "collective", "half", timed_as)
         notes.append(f"{name}: {source.note}")
@@ -202,7 +196,6 @@ def _mixers(run: Run) -> list[Any]:
 
 
 def _asked_products(runs: Sequence[Run]) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Yield the products of the runs' own models."""
     for run in runs:
         model, rows = build(run).model, _rows(run)
         head = model.head or Linear("lm_head", model.hidden_size, model.vocab_size)

@@ -14,10 +14,7 @@ from finegauge.model.graph import Graph, step_flops, value_run
 from finegauge.prediction.allocator import cached_bytes, outside_tensors
 from finegauge.prediction.calibration import Calibration, current
 from finegauge.prediction.device import Device
-from finegauge.prediction.memory import (
-    CUBLAS_BYTES,
-    CUBLAS_DEFAULT_BYTES,
-)
+from finegauge.prediction.memory import CUBLAS_BYTES, CUBLAS_DEFAULT_BYTES
 from finegauge.prediction.recomputation import rerun, rerun_share
 from finegauge.prediction.sharding import (
     gradients_left,
@@ -52,7 +49,7 @@ def predict(run: Run, calibration: Calibration | None = None, *, batch: BatchSha
     Args:
         run: The question.
         calibration: The constants; the current ones by default.
-        batch: The micro-batch that is asked about; by default what `run` has on average and at its longest.
+        batch: The micro-batch; by default what `run` has on average and at its longest.
 
     Raises:
         FieldError: The run names no GPU, or sizes that its model does not allow.
@@ -130,8 +127,7 @@ def gpu_of(run: Run) -> "GpuSpec":
 def predict_memory(run: Run) -> Profile:
     """Return the predicted profile of one step of `run`, which names its GPU, with no time in it.
 
-    Raises:
-        UnsupportedError: A phase or method without a model yet.
+    Raises: UnsupportedError for a phase or method that is not supported yet.
     """
     check_supported(run)
     gpu, share, batch, calibration = gpu_of(run), share_of(run), shape(run), current()
@@ -163,7 +159,6 @@ def predict_memory(run: Run) -> Profile:
 
 
 def _answer(asked: Question) -> Answer:
-    """Return what one step of the run's phase holds and takes."""
     if asked.run.phase in TRAINED:
         return training(asked)
     from finegauge.prediction.phases import answer
@@ -194,8 +189,8 @@ def check_format(run: Run, gpu: "GpuSpec", dtype: str) -> None:
     if not gpu.flops_per_s:
         needed, room = predict_memory(run).device_memory_bytes.total / GIB, gpu.usable_bytes / GIB
         raise UnsupportedError(
-            f"No time is predicted on {gpu.name}, whose matrix rates nobody publishes; of its memory the run "
-            f"needs {needed:.1f} of {room:.1f} GiB."
+            f"No time is predicted on {gpu.name}, whose matrix rates are not published; of its memory the "
+            f"run needs {needed:.1f} of {room:.1f} GiB."
         )
     if dtype in gpu.flops_per_s or dtype != "bf16" or "fp16" not in gpu.flops_per_s:
         return
@@ -316,12 +311,9 @@ class Prediction(NamedTuple):
 
 
 def prediction_for(run: Run, device: str, device_name: str = "") -> Prediction:
-    """Return what is predicted for `run` on this machine's device.
+    """Return what is predicted for `run` on this machine's `device`, cpu or cuda, whatever GPU it names.
 
-    Args:
-        run: The question; the GPU it names does not matter where this machine's is known.
-        device: cpu or cuda.
-        device_name: What a GPU calls itself.
+    `device_name` is what a GPU calls itself.
     """
     from finegauge.catalogue.device_profile import own_profile_path
 

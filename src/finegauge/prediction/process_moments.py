@@ -1,4 +1,4 @@
-"""The moments of a job as the processes of this machine see them, to be held against what `measure` finds.
+"""Predicted memory of each process at each moment of a job, to compare with what `measure` finds.
 
 On a processor the device's memory is the host's: what elsewhere is copied to the host is there already, and
 torch counts a mapped file as allocated before any page of it has been read.
@@ -58,10 +58,10 @@ def _on_processor(job: Job) -> Iterator[ProcessMoment]:
 
 
 def _load(job: Job, one: Moment) -> tuple[Pair, Pair]:
-    """Return what is allocated and what is resident; pages that nobody has read are not."""
+    """Return what is allocated and what is resident; pages that were not read are not resident."""
     run, n, whole, file = job.run, job.degree, job.model_bytes, job.file_bytes
     each = whole + min(whole, BROADCAST_BYTES) if run.num_gpus > 1 else whole
-    if run.sharding == "zero3":  # whose buckets nobody has written to yet
+    if run.sharding == "zero3":  # whose buckets are not written to yet
         ready, used = _tensors(one), 3 * whole / n + job.master_bytes
         opened = whole / n + file  # by every process, of which the first reads it, tensor by tensor
         reading = opened + job.largest_bytes
@@ -87,7 +87,7 @@ def _load(job: Job, one: Moment) -> tuple[Pair, Pair]:
 def _save(job: Job, one: Moment) -> Pair:
     kind, full, device = job.run.sharding, job.run.save_state == "full", _tensors(one)
     if full and kind in (*FSDP, "zero3"):
-        if kind == "zero3":  # what is still gathered it lets go of as it copies
+        if kind == "zero3":  # what is still gathered is freed as it copies
             passing = 0.0 if job.run.eval_samples else job.largest_bytes
             return max(device, sum(job.rest.values()) + one.first_bytes.total + passing), device
         return device - job.largest_bytes + one.first_bytes.total, device  # which it keeps

@@ -1,10 +1,10 @@
-r"""Seconds of the graph's operators on a device that has been measured, in place of datasheet rates.
+r"""Seconds of the graph's operators on a measured device, in place of datasheet rates.
 
 Every operator of the graph is one of a device profile's, or is counted as so many additions of tensors
 as it moves bytes. On a processor nothing runs ahead of anything: an operator's reading holds the host's
 call as well, so that no host time stands beside it.
 
-At a size that nobody measured:
+At a size that was not measured:
 
 $$ t(x) = b(x) \, \exp\left(\textstyle\sum_i w_i(x) \log\frac{t_i}{b(x_i)}\right), \qquad
    b = \frac{flops}{F} + \frac{bytes}{B} + L $$
@@ -65,14 +65,12 @@ def work(operator: str, sizes: Sizes, width: float, *, backward: bool) -> Work:
 
 
 def _product(s: Sizes, width: float, passes: float) -> Work:
-    """Return the work of linears, the grouped among them."""
     rows, n, k, groups = s["rows"], s["n"], s["k"], s.get("groups", 1.0)
     moved = rows * (n + k) + n * k * groups
     return Work(2.0 * rows * n * k * passes, moved * width * passes, (rows / groups, n, k, groups))
 
 
 def _adapter(s: Sizes, width: float, passes: float) -> Work:
-    """Return the work of a LoRA pair beside its linear."""
     rows, n, k, rank = s["rows"], s["n"], s["k"], s["rank"]
     flops, moved = 2.0 * rows * rank * (n + k), rows * (k + 5.0 * n)
     return Work(flops * passes, moved * width * passes, (rows, n, k, rank))
@@ -99,7 +97,6 @@ def _cached_work(s: Sizes, width: float, passes: float) -> Work:
 
 
 def _update(s: Sizes, values: float) -> Work:
-    """Return the work of an update that reads or writes so many fp32 values per parameter."""
     return Work(0.0, 4.0 * values * s["params"], (s["params"], s["tensors"]))
 
 
@@ -112,7 +109,6 @@ def _embedding(s: Sizes, width: float, passes: float) -> Work:
 
 
 def _router(s: Sizes, _: float, passes: float) -> Work:
-    """Return the work of the choice of experts, in fp32."""
     return Work(0.0, 16.0 * s["rows"] * s["experts"] * passes, (s["rows"], s["experts"]))
 
 
@@ -353,7 +349,6 @@ class ProfiledDevice:
         )
 
     def _product(self, op: Op, cost: Cost, extents: Extents, *, backward: bool) -> float:
-        """Return the seconds of a projection, or of the experts' all together."""
         gemm, direction = cost.gemms[0], FORWARD
         if backward:
             direction = BACKWARD if len(cost.gemms) > 1 else FIRST if op.gradient_bytes else FROZEN
@@ -370,7 +365,6 @@ class ProfiledDevice:
         return self._matrix(linear, op.dtype, direction, sizes)
 
     def _matrix(self, operator: str, dtype: str, direction: str, sizes: Sizes) -> float:
-        """Return the seconds of a matrix product, which every profile has readings of."""
         found = self.readings.seconds(operator, dtype, direction, sizes)
         if found is None and direction == FIRST:
             return self._matrix(operator, dtype, FROZEN, sizes)
@@ -396,7 +390,6 @@ class ProfiledDevice:
         return gemm.groups * 2.0 * self._added(op.dtype, values)
 
     def _adapter(self, op: Op, extents: Extents, *, backward: bool) -> float:
-        """Return what a LoRA pair adds to its projection."""
         down, up = op.forward.gemms[0], op.forward.gemms[-1]
         rows = down.rows_per_token * extents.tokens
         sizes = {"rows": rows, "n": up.n, "k": down.k, "rank": down.n}
@@ -409,13 +402,12 @@ class ProfiledDevice:
         return products + 2.0 * self._added(op.dtype, rows * up.n)
 
     def _moved(self, op: Op, cost: Cost, extents: Extents) -> float:
-        """Return the seconds of an operator of which there is no reading: additions that move as much."""
+        """Return the seconds of an operator without a reading: additions that move as much."""
         launches = max(1.0, cost.launches)
         values = cost.bytes.at(extents) / (ADDED * BYTES.get(op.dtype, 4.0))
         return launches * self._added(op.dtype, values / launches)
 
     def _added(self, dtype: str, values: float) -> float:
-        """Return the seconds of an addition of two tensors of `values` each."""
         found = self.readings.seconds("add", dtype, FORWARD, {"values": max(1.0, values)})
         if found is None:
             found = ADDED * BYTES.get(dtype, 4.0) * values / self.readings.bytes_per_s
@@ -497,7 +489,7 @@ def _attention(op: Op, extents: Extents, width: float) -> _Named:
     """Return attention's sizes, read back from what it computes and moves."""
     seen = extents.windowed(op.window)
     seq_len = seen.pairs / seen.tokens
-    if seen.tokens == seen.sequences:  # one query for each, over keys that none of which is hidden
+    if seen.tokens == seen.sequences:  # one query for each, over keys none of which is hidden
         return _cached(op, extents, width)
     eager = op.kind == "attention_eager"
     whole = eager or op.saved_bytes.pair > 0  # nothing skipped under a mask

@@ -110,12 +110,9 @@ def weights_fraction(run: Run, graph: Graph, extents: Extents) -> Any:
 def bubble_s(run: Run, forward_s: Any, backward_s: Any, others: Any, weights: Any) -> Any:
     """Return the seconds that the slowest stage waits in a step for the others.
 
-    Args:
-        run: Its schedule.
-        forward_s: Of the stage's layers and one micro-batch.
-        backward_s: The same, recomputation included.
-        others: The layers of the other stages together, over its own.
-        weights: The share of the backward pass that works out gradients of weights.
+    Its layers take `forward_s` and `backward_s` (recomputation included) for one micro-batch; `others` is
+    the layers of the other stages together, over its own; `weights` the share of backward that works out
+    gradients of weights.
     """
     of_weights = weights * backward_s
     inputs = backward_s - of_weights

@@ -88,7 +88,7 @@ class Share(NamedTuple):
     larger_end_bytes: float = 0.0  # of what is before the layers, or after them, whole, as gathered
     expert_fraction: float = 0.0  # of all parameters
     ends: tuple[float, float] = (0.0, 0.0)  # parameters before the layers and after them
-    scored_first: bool = False  # it went only forward first: ZeRO-3 then lets go of what backward needs
+    scored_first: bool = False  # it went only forward first: ZeRO-3 then frees what backward needs
 
     @property
     def distributed(self) -> bool:
@@ -201,7 +201,7 @@ def gathered_memory(run: Run, share: Share) -> dict[str, dict[Path, float]]:
     backward pass, and its gradients whole until then: the head's beside every layer, the embedding's only
     when no activation is left. All of them are then joined in one tensor: by FSDP1 with the weights still
     there, by FSDP2 without (post_backward of torch 2.13's _fsdp_param_group.py). Where both are units of
-    their own, one of them is gathered beside one layer. ZeRO-3 lets go of nothing that it uses again within
+    their own, one of them is gathered beside one layer. ZeRO-3 frees nothing that it uses again within
     its next elements, a copy even of what a lone rank holds. Megatron-LM reduces gradients where they lie.
     """
     degree = run.data_parallel * run.context_parallel

@@ -170,12 +170,8 @@ def step_time(
 ) -> StepTime:
     """Return the time of one optimizer step on the slowest of the ranks that hold a `share` each.
 
-    Args:
-        share: What one rank computes.
-        extents: Of its micro-batch.
-        device: Its GPU.
-        network: The links to the other ranks; None where there are none.
-        slowest: The micro-batch of the rank that the others wait for; None where all are alike.
+    `extents` are of the rank's own micro-batch, `slowest` of the rank that the others wait for, None where
+    all are alike.
     """
     micro_batch, waits_s = micro_batch_time(share, extents, device), 0.0
     if slowest is not None and slowest != extents:
@@ -253,7 +249,6 @@ def step_of(
 
 
 def _sum_of(parts: Breakdown, names: Collection[str]) -> float:
-    """Return the seconds of the modules or kernels of these names."""
     return sum(seconds for path, seconds in parts.parts.items() if not {*path[1:]}.isdisjoint(names))
 
 

@@ -7,7 +7,7 @@ between shapes in the logarithms of their sizes (Matérn, 3/2), and the weights 
 sum passes near the logarithms of timed over $s$ at all timed shapes (kriging; timings scatter by
 `NOISE_FRACTION`). Far from every timed shape the surface alone speaks.
 
-A GPU that nobody timed takes constants and weights of the nearest that somebody did, under its own
+A GPU that was not timed takes constants and weights of the nearest one that was, under its own
 datasheet: its architecture's where one was timed, else the mean over those that were. Such an answer says so,
 and its interval is what leaving out one timed GPU after the other has shown.
 
@@ -96,7 +96,7 @@ def sizes_of(kind: str, shapes: Iterable[Iterable[str]]) -> list[dict[str, float
 
 
 def skew(distribution: str) -> float:
-    """Return how a distribution of tokens over experts is counted; one that nobody timed as the flat one."""
+    """Return how a distribution of tokens over experts is counted; one that was not timed as the flat one."""
     return SKEWS.get(distribution, 0.0 if not distribution else SKEWS["power_law_1.01"])
 
 
@@ -209,26 +209,21 @@ def source_for(
 ) -> Source:
     """Return what answers for an operator: its own kernel where timed, else the engine's, else the usual one.
 
-    Args:
-        spec: The GPU.
-        kind: One of KINDS.
-        dtype: A number format, of collectives the type of what is sent.
-        kernel: As its source calls it; of collectives the operation.
-        engine: Whose kernel it is, where the name says nothing.
-        without: Timed GPUs that are not asked, for validation.
+    Of collectives, `dtype` is the type of what is sent and `kernel` the operation. `engine` says whose
+    kernel it is where the name does not; the timed GPUs in `without` are not asked, for validation.
 
     Raises: UnsupportedError where nothing answers.
     """
     timed_as = (COLLECTIVE_FORMATS if kind == "collective" else FORMATS).get(dtype)
     if timed_as is None:
-        raise UnsupportedError(f"Nobody timed {kind} in {shown(dtype)}; give one of {', '.join(FORMATS)}.")
+        raise UnsupportedError(f"No {kind} was timed in {shown(dtype)}; give one of {', '.join(FORMATS)}.")
     known = [
         one for one in timed_kernels()
         if one.kind == kind and one.dtype == timed_as and one.gpu not in without
         and (one.kernel == kernel or kind != "collective")
     ]  # fmt: skip
     if not known:
-        raise UnsupportedError(f"Nobody timed {kind} {shown(kernel)} in {dtype}.")
+        raise UnsupportedError(f"No {kind} {shown(kernel)} was timed in {dtype}.")
     rated = "fp16" if dtype in ("fp16", "float16") else timed_as  # whose rate it runs at
     chip_of(spec, rated)  # refuses a format that the GPU does not have
     wanted = engine or engine_of(kernel)
@@ -244,11 +239,11 @@ def source_for(
     note = f"{chosen[0].kernel} timed on it ({chosen[0].source})"
     if stands != "timed":
         named = " and ".join(f"{one.kernel} of {one.gpu}" for one in chosen)
-        note = f"nobody has timed {spec.name}: {named} under its datasheet"
+        note = f"{spec.name} was not timed: {named} under its datasheet"
     if dtype in DERIVED:
         low, high = _left_out(kind, "other")
         interval = Interval(min(interval.low_ratio, low), max(interval.high_ratio, high))
-        note += f"; nobody timed {dtype}, taken as {timed_as}"
+        note += f"; {dtype} was not timed, taken as {timed_as}"
     return Source(parts, stands, interval, note)
 
 

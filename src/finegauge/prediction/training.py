@@ -1,4 +1,4 @@
-"""One step of training, and what is asked about a step of any phase."""
+"""The inputs of a training step's prediction, and the checks that every phase shares."""
 
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from finegauge.prediction.profiled_device import ProfiledDevice
 
 TRAINED = ("sft", "pretrain", "reward")
-UNDIVIDED = ("pipeline_parallel", "context_parallel")  # degrees of which no equation here speaks
+UNDIVIDED = ("pipeline_parallel", "context_parallel")  # degrees that no equation here covers
 
 
 class Question(NamedTuple):

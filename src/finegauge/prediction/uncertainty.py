@@ -1,7 +1,7 @@
-"""How sure a prediction is: the interval of its time, the probability that a step runs out of memory.
+"""Uncertainty of a prediction: the interval of its time, the probability that a step runs out of memory.
 
 The interval of times is what a source left out of the fit was off by: one new framework, machine and way of
-counting. Where nobody has timed the GPU, the framework, the number format or the division of a run, it is
+counting. Where the GPU, the framework, the number format or the division of a run was not timed, it is
 what tables held out of every fit were off by, by how many of these are new.
 
 The logarithm of a memory error is taken as Student's t with four degrees of freedom about the median, with
@@ -54,14 +54,14 @@ def exceeding_fraction(needed_bytes: float, room_bytes: float, interval: Interva
     return fraction
 
 
-# 10th and 90th percentile of truth over prediction by how many things of a run nobody has timed, all
+# 10th and 90th percentile of truth over prediction by how many things of a run were not timed, all
 # sources weighing alike, and widened for a source more, which is one draw from as few as there are (92, 67,
 # 124 and 35 rows of 5, 6, 7 and 4 sources: `benchmarks/intervals.py`); never narrower than with fewer. Most
 # took longer than predicted: other machines and code lose what nobody has looked for yet. Of rows of a source
 # left out, 95, 75, 92 and 86 % lie inside.
 UNTIMED = (Interval(0.84, 1.27), Interval(0.84, 1.43), Interval(0.84, 1.52), Interval(0.60, 1.86))
 
-# the same of peak memory under a framework that nobody has measured: the 176 rows of torchtitan, torchao,
+# the same of peak memory under a framework that was not measured: the 176 rows of torchtitan, torchao,
 # universal-llm-trainer, fitcheck and offload-a800, reserved and allocated together; 86 % of a source left out
 # lie inside
 UNMEASURED = Interval(0.84, 1.20)
@@ -124,7 +124,7 @@ def spread_lengths(run: "Run") -> str:
 
 
 def time_interval(run: "Run", gpu: "GpuSpec", interval: Interval) -> Interval:
-    """Return the interval of the step time of `run`: `interval`, wider for what nobody timed or counted."""
+    """Return the interval of the step time of `run`: `interval`, wider for what was not timed or counted."""
     number = len(untimed(run, gpu))
     if number:
         low, high = UNTIMED[min(number, len(UNTIMED)) - 1]

@@ -46,7 +46,6 @@ def calibration_report(answer: CalibrationAnswer, path: str | None = None) -> Re
 
 
 def _signed(fraction: float | None) -> str:
-    """Return a signed share, or a dash where too few sources are known."""
     return fmt.UNKNOWN if fraction is None else f"{100 * fraction:+.1f} %"
 
 
@@ -103,7 +102,6 @@ def _errors(law: Law) -> Iterator[tuple[str, ...]]:
 
 
 def _notes(answer: LawAnswer) -> Iterator[str]:
-    """Yield what a user of the law should know."""
     law = answer.stored.law
     for name, values in answer.mixed.items():
         if name not in ("seq_len", "model_memory_gb") or law.form.quantity != MAX_BATCH:

@@ -49,7 +49,6 @@ def campaign_report(answer: CampaignAnswer) -> Report:
 
 
 def _ended_table(ended: Mapping[str, Mapping[str, int]]) -> Table:
-    """Return a row per estimator: how many of its cells ended how."""
     names = tuple(dict.fromkeys(name for counts in ended.values() for name in counts))
     rows = tuple(
         (word, *(Toned(str(counts.get(name) or "-"), TONES.get(name, "")) for name in names))
@@ -59,7 +58,6 @@ def _ended_table(ended: Mapping[str, Mapping[str, int]]) -> Table:
 
 
 def _reasons(answer: CampaignAnswer) -> Iterator[str]:
-    """Yield why cells have no answer, the most frequent reasons."""
     for reason, times in Counter(answer.reasons).most_common(MOST_REASONS):
         yield f"- {times:,} x {reason}"
     if len(answer.reasons) > MOST_REASONS:
@@ -109,7 +107,6 @@ def results_report(answer: ResultsAnswer, limit: int, output: str | None = None)
 
 
 def _cell(value: Any) -> str:
-    """Return a value as a cell."""
     if value is None or isinstance(value, bool):
         return fmt.plain(value)
     text = fmt.digits(value) if isinstance(value, float) else str(value)
@@ -175,7 +172,6 @@ def _label(value: Any) -> str:
 
 
 def _tiles(study: CampaignStudy) -> Iterator[Tile]:
-    """Yield how many results there are of each estimator, and how far the predictions are off."""
     for estimator, count in Counter(result.estimator for result in study.results).items():
         yield Tile(estimator.capitalize(), f"{count:,}", "results")
     both = ((one.predicted_step_s, one.measured_step_s) for one in study.beside)
@@ -185,7 +181,6 @@ def _tiles(study: CampaignStudy) -> Iterator[Tile]:
 
 
 def _elsewhere(study: CampaignStudy) -> Iterator[str]:
-    """Yield what to say where predictions and measurements are of different devices."""
     if study.num_elsewhere:
         yield (
             f"{study.num_elsewhere} cells are predicted for another device than the one that measured them "
@@ -194,7 +189,6 @@ def _elsewhere(study: CampaignStudy) -> Iterator[str]:
 
 
 def _beside(study: CampaignStudy) -> "Iterator[Plot | None]":
-    """Yield step time and peak memory, predicted beside measured."""
     times = [_pair(one, one.predicted_step_s, one.measured_step_s) for one in study.beside]
     memories = [
         _pair(one, *(side and side / GIB for side in (one.predicted_peak_bytes, one.measured_peak_bytes)))
@@ -211,12 +205,10 @@ def _pair(cell: CellBeside, predicted: float | None, measured: float | None) -> 
 
 
 def _of_many(number: int, most: int) -> tuple[str, ...]:
-    """Return what to say where not all that was found is drawn."""
     return (f"The first {most} of {number:,} are drawn.",) if number > most else ()
 
 
 def _gains(comparisons: Sequence[GainsAt], baseline: str) -> "Iterator[Plot]":
-    """Yield the radar of every comparison, bars where a dimension is not known."""
     for number, one in enumerate(comparisons[:MOST_COMPARISONS], start=1):
         key, where = f"gains-{number}", title(one)
         reaches = [Reach(gain.name, gain.ratios, gain.intervals) for gain in one.gains]
@@ -230,7 +222,6 @@ def _gains(comparisons: Sequence[GainsAt], baseline: str) -> "Iterator[Plot]":
 
 
 def _throughputs(study: CampaignStudy) -> "Iterator[Plot]":
-    """Yield throughput against the batch, a figure for each sweep."""
     for number, (where, found) in enumerate(study.throughputs.items(), start=1):
         drawing = throughput_plot(found)
         if drawing is not None:
@@ -238,7 +229,6 @@ def _throughputs(study: CampaignStudy) -> "Iterator[Plot]":
 
 
 def _table(results: Sequence[Result]) -> Table:
-    """Return a row per result."""
     axes = tuple(dict.fromkeys(name for result in results for name in result.labels))
     more = f", the first {MOST_ROWS:,} of {len(results):,}" if len(results) > MOST_ROWS else ""
     headings = "estimator", "outcome", "memory", "one step", "tokens/s", "sequences/s", "energy of a step"
@@ -247,7 +237,6 @@ def _table(results: Sequence[Result]) -> Table:
 
 
 def _row(result: Result, axes: Sequence[str]) -> tuple[str, ...]:
-    """Return how one cell ended."""
     facts, labels = result.facts, result.labels
     memory, energy = facts.device_memory_bytes or facts.peak_memory_bytes, facts.step_energy_j
     return (

@@ -59,7 +59,6 @@ def _table(point: GainsAt) -> Table:
 
 
 def _cell(gain: GainFigures, name: str) -> str:
-    """Return a ratio, toned where it improves, with its interval."""
     ratio, interval = gain.ratios[name], gain.intervals.get(name)
     if ratio is None:
         return UNKNOWN
@@ -68,14 +67,12 @@ def _cell(gain: GainFigures, name: str) -> str:
 
 
 def _remark(gain: GainFigures) -> str:
-    """Return why there is no ratio."""
     if gain.outcome == "completed":
         return ""
     return Toned(("baseline " if gain.of_baseline else "") + gain.outcome.replace("_", " "), "risky")
 
 
 def _statements(point: GainsAt, baseline: str) -> Iterator[str]:
-    """Yield who leads where, and whether anything improves everything."""
     unknown = [name for name in DIMENSIONS if not point.ranking[name]]
     for name in DIMENSIONS:
         if name not in unknown:
@@ -109,13 +106,11 @@ def _ranked(point: GainsAt, dimension: str, baseline: str) -> str:
 
 
 def _claims(claims: ClaimsHeld) -> Section:
-    """Return each claim with its verdict for each estimator, and the places where it fails."""
     held = (Note(_verdict(one)) for one in claims.held)
     return section("claims", f"Held against {claims.source}", *held, Note(claims.remark))
 
 
 def _verdict(held: ClaimHeld) -> Text:
-    """Return one sentence: the claim, whether it holds, and where it does not."""
     num_holds, num_fails = len(held.holds_at), len(held.fails_at)
     said = f'- "{held.says}" ({held.estimator}): ', Toned(held.verdict, VERDICT_TONES[held.verdict])
     if held.verdict == "unknown":

@@ -74,7 +74,6 @@ def bins(pairs: Pairs) -> list[tuple[int, int, int]]:
 
 
 def _batching_section(one: BatchingFigures, row_name: str) -> Section:
-    """Return the batches of one run."""
     run = one.asked
     ranks = f" on each of {run.data_parallel} GPUs" if run.data_parallel > 1 else ""
     who = f"as {one.framework} makes them" if one.framework else "as transformers' trainer makes them"
@@ -88,7 +87,6 @@ def _batching_section(one: BatchingFigures, row_name: str) -> Section:
 
 
 def _facts(one: BatchingFigures) -> Iterator[tuple[Text, ...]]:
-    """Yield what is said of an epoch, a row each."""
     tokens, run = one.tokens_per_step, one.asked
     yield "steps", f"{one.steps_per_epoch:,} in an epoch, {one.steps_total:,} in the run"
     yield "tokens/step", f"{tokens['mean']:,.0f} on average, {tokens['min']:,} to {tokens['max']:,}"
@@ -109,7 +107,6 @@ def _facts(one: BatchingFigures) -> Iterator[tuple[Text, ...]]:
 
 
 def _risk_blocks(one: BatchingFigures, risk: WholeRun, row_name: str) -> Iterator[Note | Table]:
-    """Yield whether every batch fits, the largest ones, and what would make them fit."""
     chance, total = probability(risk.out_of_memory_fraction), one.steps_total
     seen = f"{risk.num_steps:,}"
     if total is not None and total > risk.num_steps:
@@ -140,7 +137,6 @@ def _risk_blocks(one: BatchingFigures, risk: WholeRun, row_name: str) -> Iterato
 
 
 def _samples(offenders: Sequence[Offender], number: int) -> str:
-    """Return the first few of `number` samples, and how many more there are."""
     shown = offenders[:NAMED]
     more = f" and {number - len(shown):,} more" if number > len(shown) else ""
     return ", ".join(f"{one.row:,} ({one.tokens:,} tokens)" for one in shown) + more

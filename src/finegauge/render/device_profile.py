@@ -84,7 +84,6 @@ def _machine(profile: DeviceProfile) -> str:
 
 
 def _modules(one: RunByModule) -> Section:
-    """Return where the time of a run's step goes, predicted beside measured."""
     if one.outcome != "completed":
         return section("modules", one.name, Note(f"{one.outcome}: {one.reason}"))
     waits = ", ".join(

@@ -43,7 +43,7 @@ def file_verdict(one: GpuEstimate) -> FileVerdict:
 
 
 class TileText(NamedTuple):
-    """One number that is asked for first."""
+    """One headline number."""
 
     name: str
     value: str

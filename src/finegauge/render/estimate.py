@@ -69,13 +69,7 @@ CAPACITY_TITLES = {"micro_batch_size": "Largest micro-batch", "seq_len": "Longes
 
 
 def estimate_report(answer: EstimateAnswer, medium: str = TERMINAL, study: "Study | None" = None) -> Report:
-    """Return what is shown of one run on one or several GPUs.
-
-    Args:
-        answer: To show.
-        medium: What for: TERMINAL, PAGE or FILE, which has fmt.
-        study: What a file shows of the first GPU beside the answer.
-    """
+    """Return what is shown of one run on one or several GPUs; a FILE has figures, with `study` more."""
     found, one = answer.found, usual(answer.found)
     if medium == FILE:
         sections = _file_sections(answer, study)
@@ -113,7 +107,6 @@ def _terminal_sections(answer: EstimateAnswer) -> tuple[Section, ...]:
 
 
 def _advice(one: GpuEstimate, medium: str = TERMINAL) -> tuple[Block, ...]:
-    """Return what makes a run safe that is not."""
     if one.advice is None:
         return ()
     from finegauge.render.whatif import advice_blocks
@@ -179,7 +172,6 @@ def _formula_table(profile: Profile, formulas: Mapping[Path, str]) -> Table:
 
 
 def _source_table(study: "Study | None") -> Table:
-    """Return where the figures come from, with the day someone last read each source."""
     rows = tuple(tuple(one) for one in study.sources) if study else ()
     return Table("Where the figures come from", ("what", "source", "read"), rows, 3)
 
@@ -204,7 +196,6 @@ def _parts_table(caption: str, unit: str, whole: Breakdown, per_unit: float) -> 
 
 
 def _price_notes(found: Sequence[GpuEstimate]) -> Iterator[Note]:
-    """Yield whose prices the table used, the managed alternative, and how old they are."""
     quotes = [one.quote for one in found if one.quote is not None]
     texts = [text for one in found if (text := _offer_text(one))]
     if texts:
@@ -309,7 +300,6 @@ def _waterfall(profile: Profile, formulas: Mapping[Path, str]) -> Table:
 
 
 def _by_kind(breakdown: Breakdown) -> Iterator[tuple[Path, float]]:
-    """Yield the parts in the order of their kinds, so that equal kinds stand together."""
     for kind in breakdown.at(1).parts:
         yield from ((path, value) for path, value in breakdown.parts.items() if path[:1] == kind)
 
@@ -324,7 +314,6 @@ def _exact_gib(amount_bytes: float) -> str:
 
 
 def _phase_table(profile: Profile) -> Table:
-    """Return what is alive at the peak of each phase, by kind."""
     by_phase = profile.phase_memory_bytes
     kinds = tuple(dict.fromkeys(path[1] for path in by_phase.at(2).parts if len(path) > 1))
     rows = []
@@ -338,7 +327,6 @@ def _phase_table(profile: Profile) -> Table:
 
 
 def _host_notes(one: GpuExplanation) -> Iterator[Note]:
-    """Yield what host memory is made of at each moment, and how each part comes about."""
     paths: dict[Path, None] = {}
     for moment in one.moments:
         parts = moment.host_breakdown_bytes.at(1).parts
@@ -351,7 +339,6 @@ def _host_notes(one: GpuExplanation) -> Iterator[Note]:
 
 
 def _time_table(profile: Profile, formulas: Mapping[Path, str]) -> Table:
-    """Return the seconds of a step by stage and operator group, with formulas."""
     step, total = profile.step_time_s, profile.step_time_s.total
     rows: list[tuple[Text, ...]] = []
     for stage, stage_s in step.at(1).parts.items():
@@ -376,7 +363,6 @@ def _largest(parts: Breakdown) -> list[tuple[Path, float]]:
 
 
 def _exchange_table(one: GpuExplanation) -> Table:
-    """Return the messages that one rank takes part in, by kind; none on one GPU."""
     rows = tuple(
         (volume.kind.replace("_", "-"), volume.group, f"{volume.num_per_step:,.0f}",
          fmt.size(volume.bytes_per_step))
@@ -386,7 +372,6 @@ def _exchange_table(one: GpuExplanation) -> Table:
 
 
 def _whole_run(one: GpuExplanation) -> Section:
-    """Return the parts of the whole run's wall clock and of its energy."""
     quote = one.quote
     if quote is None:
         return section("run", "Whole run", Note("It will not fit, so it has no end and no bill."))
@@ -442,7 +427,6 @@ def _capacity_row(one: GpuCapacity) -> tuple[Text, ...]:
 
 
 def _capacity_notes(answer: CapacityAnswer) -> Iterator[Note]:
-    """Yield what a reader has to know about the border of a length."""
     if answer.results[0].field == "micro_batch_size":
         return
     said = f"Every sequence counts as that long, micro_batch_size={answer.run.micro_batch_size}."

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from finegauge.answers.feasibility import CanAnswer, FitsAt, FitsOn, FitsWith
 from finegauge.render import number_format as fmt
 from finegauge.render.report import Note, Report, Table, Text, Toned, filled, section
+from finegauge.render.run_parts import gpus_text, model_name
 from finegauge.units import count, gib
 
 METHODS = {"full": "full", "lora": "LoRA", "qlora": "QLoRA"}
@@ -19,7 +20,7 @@ _KEY = (
 def can_report(answer: CanAnswer) -> Report:
     """Return what is shown of what fits."""
     run = answer.run
-    name = run.model.removesuffix("/config.json").rpartition("/")[2] or run.model
+    name = model_name(run)
     checkpointing = {"full": "checkpointing", "none": "no checkpointing"}
     kept = run.activation_checkpointing
     parts = [
@@ -54,7 +55,8 @@ def _headline(name: str, answer: CanAnswer) -> Iterator[str]:
             rank = 0 if at is None else 2 if at.safe_micro_batch_size else 1 if at.max_micro_batch_size else 0
             best[way.method] = max(best.get(way.method, 0), rank)
         said = {2: ("is safe", "good"), 1: ("may fit", "risky"), 0: ("does not fit", "bad")}
-        yield f"{' ' if number else ''}{name} on {_of(one)} at {answer.run.seq_len:,} tokens: "
+        gpus = gpus_text(one.gpu, one.num_gpus)
+        yield f"{' ' if number else ''}{name} on {gpus} at {answer.run.seq_len:,} tokens: "
         for place, (method, rank) in enumerate(best.items()):
             word, tone = said[rank]
             yield f"{', ' if place else ''}{METHODS[method]} "
@@ -62,15 +64,12 @@ def _headline(name: str, answer: CanAnswer) -> Iterator[str]:
         yield "."
 
 
-def _of(one: FitsOn) -> str:
-    return f"{one.num_gpus} x {one.gpu}" if one.num_gpus > 1 else one.gpu
-
-
 def _table(one: FitsOn, limit: int, seq_len: int) -> Table:
     lengths = next((way.lengths for way in one.methods if way.lengths), ())
-    headings = (f"{_of(one)}\n{gib(one.capacity_bytes)} each", *(f"tokens\n{at.seq_len:,}" for at in lengths))
+    gpus = gpus_text(one.gpu, one.num_gpus)
+    headings = (f"{gpus}\n{gib(one.capacity_bytes)} each", *(f"tokens\n{at.seq_len:,}" for at in lengths))
     rows = tuple(_row(way, limit) for way in one.methods if way.lengths)
-    return Table(f"What fits {_of(one)}", (*headings, f"tokens/s\nat {seq_len:,}"), rows)
+    return Table(f"What fits {gpus}", (*headings, f"tokens/s\nat {seq_len:,}"), rows)
 
 
 def _row(way: FitsWith, limit: int) -> tuple[Text, ...]:

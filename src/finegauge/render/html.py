@@ -1,6 +1,6 @@
 """A report as one HTML file that needs nothing beside itself: no script, no request, no font.
 
-Everything a template prints is escaped, and a name that nobody passed is an error. No template has
+Everything a template prints is escaped, and an undefined name is an error. No template has
 a script or a `style` attribute, so that the page can forbid both; colours are classes of `figures.css`.
 """
 

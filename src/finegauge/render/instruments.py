@@ -36,7 +36,6 @@ def _rows(caption: str, headings: Sequence[str], rows: Sequence[Sequence[str]], 
 
 
 def _serving(seen: Seen) -> Section:
-    """Return how long the users of one load waited, and what the server did in a second."""
     if "latency_s" not in seen:
         return section("serving", "", *_failures(seen))
     rows = [
@@ -64,7 +63,6 @@ def _load(seen: Seen) -> str:
 
 
 def _failures(seen: Seen) -> Iterator[Note]:
-    """Yield how requests failed, the commonest way first."""
     failures = sorted(dict(seen.get("failures", {})).items(), key=lambda item: -item[1])
     for why, times in failures[:MOST_FAILURES]:
         yield Note(f"  {times:,} failed: {why}")
@@ -96,7 +94,6 @@ def load_table(found: Sequence[Measurement]) -> Table:
 
 
 def _predicted_rate(one: Measurement) -> str:
-    """Return the predicted tokens generated per second; "" where none are."""
     profile = one.predicted
     if profile is None or not profile.step_time_s.total:
         return ""
@@ -105,7 +102,6 @@ def _predicted_rate(one: Measurement) -> str:
 
 
 def _kernels(seen: Seen) -> Section:
-    """Return the kinds of kernels by time, and how well they used the device."""
     if "by_kind_s" not in seen:
         return _not_available("Kernels", seen)
     step_s, kinds = seen.get("step_time_s") or 1.0, dict(seen["by_kind_s"])
@@ -121,7 +117,6 @@ def _kernels(seen: Seen) -> Section:
 
 
 def _utilisation(seen: Seen) -> Iterator[Note]:
-    """Yield achieved rates, weighted by time, and what they are of the peaks where these are known."""
     used = (seen.get("utilisation") or {}).get("all")
     if not used:
         return
@@ -135,7 +130,6 @@ def _utilisation(seen: Seen) -> Iterator[Note]:
 
 
 def _places(seen: Seen, step_s: float) -> Table:
-    """Return where in the model the most time goes, by kind of kernel, with the rate of multiplying."""
     places: dict[tuple[str, ...], list[float]] = {}
     for row in seen.get("rows", ()):
         if row["kind"] == HOST or not row["role"]:
@@ -156,7 +150,6 @@ def _places(seen: Seen, step_s: float) -> Table:
 
 
 def _experts(seen: Seen) -> Section:
-    """Return the load of the experts, layer by layer."""
     layers = seen.get("layers")
     if not layers:
         return _not_available("Experts", seen)
@@ -175,7 +168,6 @@ def _experts(seen: Seen) -> Section:
 
 
 def _capacity(seen: Seen) -> Iterator[Note]:
-    """Yield how uneven the load is on average, and what equal places for every expert would cost."""
     mean, capacity = seen.get("mean"), seen.get("capacity")
     if not mean or not capacity:
         return
@@ -192,7 +184,6 @@ def _capacity(seen: Seen) -> Iterator[Note]:
 
 
 def _energy(seen: Seen) -> Section:
-    """Return the joules of a step and who counted them."""
     joules, steps = seen.get("energy_j"), seen.get("steps") or 1
     said = f"not measured: {seen.get('note') or 'no meter on this machine'}"
     if joules is not None:
@@ -201,7 +192,6 @@ def _energy(seen: Seen) -> Section:
 
 
 def _evaluation(seen: Seen) -> Section:
-    """Return the accuracy before tuning and after each epoch."""
     epochs = seen.get("epochs") or ()
     if not epochs:
         return section("accuracy", "")
@@ -228,7 +218,6 @@ def _tasks(seen: Seen) -> Section:
 
 
 def _steps(seen: Seen) -> Section:
-    """Return what else the steps report: the time to the first token, rewards, losses."""
     details = [f"{name} {fmt.digits(value, 4)}" for name, value in seen.get("details", {}).items()]
     losses = [loss for loss in seen.get("losses", ()) if loss is not None]
     if losses:
@@ -237,14 +226,12 @@ def _steps(seen: Seen) -> Section:
 
 
 def _layers(seen: Seen) -> Section:
-    """Return what the layer clock cost and noted."""
     ratio = seen.get("overhead_ratio")
     said = f"under the layer clock a step takes {100 * (ratio - 1):+.1f} %" if ratio else ""
     return _one_line("Layers", said, *(Note(f"  {note}") for note in seen.get("notes", ())))
 
 
 def _counters(seen: Seen) -> Section:
-    """Return the counters of the device: SM, DRAM and tensor cores, weighted by time."""
     shown = [
         f"{name.removesuffix('_fraction').replace('_', ' ')} {fmt.percent(value)}"
         for name, value in seen.items()
@@ -254,7 +241,6 @@ def _counters(seen: Seen) -> Section:
 
 
 def _not_available(name: str, seen: Seen) -> Section:
-    """Return why an instrument saw nothing."""
     why = seen.get("unavailable")
     return _one_line(name, f"not available: {why}" if why else "")
 

@@ -44,7 +44,6 @@ def encoded(value: Any) -> Any:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """Return the fields of a named tuple."""
     rules = rules_of(type(value))
     found: dict[str, Any] = {}
     for name, item in value._asdict().items():
@@ -69,10 +68,7 @@ def question(run: Run) -> dict[str, Any]:
 def decoded(kind: Any, value: Any, run: Any) -> Any:
     """Return what `encoded` wrote of a type; what it leaves out has its default.
 
-    Args:
-        kind: The type.
-        value: Plain values.
-        run: The `Run` that a profile in it is of; None where there is no profile.
+    `run` is the `Run` that a profile in it is of; None where there is no profile.
 
     Raises: KeyError, TypeError, ValueError where the value is none of that type.
     """

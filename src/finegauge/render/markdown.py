@@ -11,13 +11,7 @@ _SPECIAL = re.compile(r"([\\`*_\[\]|~#@$])")
 
 
 def markdown_page(report: Report, *, level: int = 2, folded: bool = True) -> str:
-    """Return `report` as Markdown: its numbers as tables, no picture.
-
-    Args:
-        report: What to show.
-        level: Of its title among headings.
-        folded: Whether long tables are folded.
-    """
+    """Return `report` as Markdown: its numbers as tables, no picture; its title is a heading of `level`."""
     return "\n".join(_lines(report, "#" * level, folded=folded)).rstrip() + "\n"
 
 
@@ -38,7 +32,6 @@ def _lines(report: Report, heading: str, *, folded: bool) -> Iterator[str]:
 
 
 def _block(block: Block, *, folded: bool) -> Iterator[str]:
-    """Yield a block; a bar by its sentence, a figure by its numbers."""
     if isinstance(block, Bar):
         yield f"{escaped(block.says)}\n"
     elif isinstance(block, Note):
@@ -52,7 +45,6 @@ def _block(block: Block, *, folded: bool) -> Iterator[str]:
 
 
 def _table(table: Table, *, folded: bool) -> Iterator[str]:
-    """Yield a table, folded where it is long if any is."""
     long = folded and len(table.rows) >= LONG_TABLE
     if long:
         yield f"<details><summary>{escaped(table.caption)} ({len(table.rows):,} rows)</summary>\n"
@@ -68,7 +60,6 @@ def _table(table: Table, *, folded: bool) -> Iterator[str]:
 
 
 def _row(cells: tuple[Text, ...]) -> str:
-    """Return one row."""
     return "| " + " | ".join(map(escaped, cells)) + " |"
 
 

@@ -69,16 +69,12 @@ def measure_report(answer: MeasureAnswer, medium: str = TERMINAL) -> Report:
 
 
 def _loads_report(answer: MeasureAnswer) -> Report:
-    """Return a row for each load of an endpoint."""
     one, whole = answer.results[0], [found for found in answer.results if found.is_whole]
     failed = tuple(Note(headline(found.profile)) for found in answer.results if not found.is_whole)
     said: Text = ""
     if whole:
         loads = f"{len(whole)} load{'s' * (len(whole) != 1)}"
-        said = (
-            Toned("Measured", "strong", "good"),
-            f" on {one.profile.fingerprint['device']}, {loads}.",
-        )
+        said = (Toned("Measured", "strong", "good"), f" on {one.profile.fingerprint['device']}, {loads}.")
     return Report(
         title_of(one.profile.run),
         said,
@@ -127,7 +123,6 @@ def _terminal_sections(one: Measurement) -> tuple[Section, ...]:
 
 
 def _what_was_predicted(one: Measurement) -> Iterator[Note]:
-    """Yield what the prediction had said about a trial that brought no data."""
     if one.predicted is not None:
         needed = one.predicted.device_memory_bytes.total
         usable = one.profile.capacity_bytes or one.predicted.capacity_bytes
@@ -136,7 +131,6 @@ def _what_was_predicted(one: Measurement) -> Iterator[Note]:
 
 
 def _memory(one: Measurement) -> Iterator[Section]:
-    """Yield what is alive at the peak, by kind, and the peaks of the phases."""
     measured, predicted = one.profile, one.predicted
     kinds = beside(measured.peak_memory_bytes, predicted.peak_memory_bytes if predicted else None, 1)
     if not kinds or "serving" in measured.observations:  # of a server nothing is seen but its answers
@@ -175,7 +169,6 @@ def _moments(one: Measurement) -> Iterator[Section]:
 
 
 def _time(one: Measurement) -> Iterator[Section]:
-    """Yield the seconds of the median step by stage, and by part of the model where they are known."""
     step, theirs = one.profile.step_time_s, one.predicted.step_time_s if one.predicted else None
     if theirs is not None and not theirs.parts:
         theirs = None
@@ -228,7 +221,6 @@ def beside(measured: Breakdown, predicted: Breakdown | None, depth: int) -> list
 
 
 def _differences(one: Measurement) -> Iterator[Note]:
-    """Yield the largest differences between measured and predicted, each with its explanation."""
     measured, predicted = one.profile, one.predicted
     if predicted is None:
         return
@@ -247,7 +239,6 @@ def _differences(one: Measurement) -> Iterator[Note]:
 
 
 def _explanation(part: Part, unit: Unit, one: Measurement) -> str:
-    """Return what one difference is, and what the prediction had counted."""
     predicted = part.predicted or 0.0
     gap = part.measured - predicted
     more = "more" if gap > 0 else "less"
@@ -266,7 +257,6 @@ def _explanation(part: Part, unit: Unit, one: Measurement) -> str:
 
 
 def _rates(work: Work, measured_s: float, predicted_s: float) -> str:
-    """Return the rate that was reached and the rate that was predicted, of what limits the operator."""
     if work.flops:
         return (
             f"{fmt.si(work.flops)}FLOP at {fmt.si(work.flops / measured_s)}FLOP/s, "
@@ -279,7 +269,6 @@ def _rates(work: Work, measured_s: float, predicted_s: float) -> str:
 
 
 def _circumstances(measured: Profile, predicted: Profile) -> Iterator[str]:
-    """Yield what was different about the steps themselves."""
     waited = measured.observations.get("timing", {}).get("waited_fraction", 0.0)
     if waited > NOTABLE_WAIT_FRACTION:
         yield (
@@ -317,7 +306,6 @@ def _ranks(one: Measurement) -> Iterator[Section]:
 
 
 def _messages(one: Measurement, collectives: Sequence[dict[str, float]]) -> Table:
-    """Return what the first rank sent in a step, by kind, beside what was predicted."""
     sent = {str(found["kind"]): found for found in collectives}
     predicted: dict[str, tuple[float, float]] = {}
     for message in one.exchanged:
@@ -339,7 +327,6 @@ def _messages(one: Measurement, collectives: Sequence[dict[str, float]]) -> Tabl
 
 
 def _machine(one: Measurement) -> Iterator[Note]:
-    """Yield what the measurement was taken on."""
     found = one.profile.fingerprint
     software = [
         f"{name} {found[name]}" for name in ("torch", "transformers", "peft", "driver") if name in found
@@ -358,7 +345,6 @@ def _machine(one: Measurement) -> Iterator[Note]:
 
 
 def _tiles(one: Measurement) -> Iterator[Tile]:
-    """Yield what was measured first of all."""
     measured, predicted = one.profile, one.predicted
     word = OUTCOMES.get(measured.outcome, ("No data", ""))[0]
     yield Tile("Outcome", word, measured.fingerprint.get("device", ""))
@@ -379,7 +365,6 @@ def _tiles(one: Measurement) -> Iterator[Tile]:
 
 
 def _file_sections(one: Measurement) -> tuple[Section, ...]:
-    """Return figures of the trial beside what is predicted for it."""
     from finegauge.render.plots.experts import experts_plot, loads_of
     from finegauge.render.plots.step import memory_plot, step_time_plot
 
@@ -404,7 +389,6 @@ def _file_sections(one: Measurement) -> tuple[Section, ...]:
 
 
 def _pairs(one: Measurement) -> Iterator[Plot | None]:
-    """Yield the step's time and memory, predicted beside measured."""
     from finegauge.render.plots.many_runs import Pair, bars_plot
 
     measured, predicted = one.profile, one.predicted

@@ -37,7 +37,7 @@ def error_percent(predicted: float | None, measured: float | None) -> str:
 
 
 def probability(fraction: float) -> str:
-    """Return a probability as percent; one that nobody can know to be 0 or 1 is "<1 %" or ">99 %"."""
+    """Return a probability as percent; one near 0 or 1 is "<1 %" or ">99 %"."""
     return percent(min(max(fraction, 1e-9), 1 - 1e-9))
 
 

@@ -7,12 +7,7 @@ from finegauge.render.report import Note, Report, Section, Table, filled, notes,
 from finegauge.validation.operators import Group
 
 HEADINGS = ("GPU", "kind", "format", "evidence", "rows", "answered", "median", "p90", "bias", "covered")
-EVIDENCE = {
-    "timed": "GPU timed",
-    "architecture": "its kin timed",
-    "other": "others timed",
-    "": UNKNOWN,
-}
+EVIDENCE = {"timed": "GPU timed", "architecture": "its kin timed", "other": "others timed", "": UNKNOWN}
 
 
 def operators_report(answer: OperatorsAnswer) -> Report:

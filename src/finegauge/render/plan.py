@@ -42,23 +42,15 @@ from finegauge.units import GIB, count, gib
 
 SUPERLATIVES = {"cost": "Cheapest", "time": "Fastest", "energy": "Greenest"}
 ASPECTS = {
-    "method": "method",
-    "gpu": "GPU",
-    "num_gpus": "count",
-    "sharding": "sharding",
-    "activation_checkpointing": "checkpointing",
-    "provider": "provider",
-}
+    "method": "method", "gpu": "GPU", "num_gpus": "count", "sharding": "sharding",
+    "activation_checkpointing": "checkpointing", "provider": "provider",
+}  # fmt: skip
 FRONT_HEADINGS = ("\nplan", "\nprovider", "memory\nGiB", "\ntime", "on\ndemand", "\nspot", "kWh\nwall")
-FOLLOWS_FROM = {
-    "padding": "packing",
-    "weights_dtype": "method",
-    "loss": "kernels",
-}  # not told beside its cause
+FOLLOWS_FROM = {"padding": "packing", "weights_dtype": "method", "loss": "kernels"}  # not shown beside it
 DEGREES = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel")
 NAMED = ("activation_checkpointing", "optimizer", "cpu_offload", "packing", "attention", "loss")
 MOST_ALTERNATIVES = 5  # of one aspect
-FAR_FRACTION = 19.0  # beyond twenty times the winner nobody asks why not
+FAR_FRACTION = 19.0  # beyond twenty times the winner it is not shown
 PLAN_WIDTH = 46
 
 
@@ -132,7 +124,6 @@ def _plan_name(fields: Mapping[str, Any], beside: Mapping[str, Any] | None = Non
 
 
 def _machine(gpu: str | None, num_gpus: int, num_nodes: int) -> str:
-    """Return "2 x L40S" or "4 x 8 H100-SXM5-80GB"."""
     per_node = num_gpus // num_nodes
     return f"{num_nodes} x {per_node} {gpu}" if num_nodes > 1 else f"{per_node} x {gpu}"
 
@@ -147,7 +138,6 @@ def _market(wanted: Wanted) -> str:
 
 
 def _headline(answer: PlanAnswer) -> Text:
-    """Return the answer in one sentence."""
     wanted, winner = answer.wanted, answer.winner
     limits = []
     if wanted.within_s is not None:
@@ -171,7 +161,7 @@ def _miss_text(answer: PlanAnswer) -> str:
     miss, wanted = answer.nearest, answer.wanted
     if miss is None or miss.plan is None:
         if not answer.num_candidates:
-            return "nobody offers such machines; 'finegauge offers' lists who has what."
+            return "no provider offers such machines; 'finegauge offers' lists who has what."
         return "every plan needs far more memory than its GPUs have; name larger --gpus or raise --max-gpus."
     plan, beyond = miss.plan, miss.over_fraction or 0.0
     closest = plan.outcome
@@ -237,10 +227,7 @@ def rent_text(winner: Winner) -> str:
     """Return the cheapest offers of the winner, on demand and spot."""
     texts = []
     quote = winner.quote
-    for spot, offer in (
-        (False, quote and quote.cheapest_on_demand),
-        (True, quote and quote.cheapest_spot),
-    ):
+    for spot, offer in ((False, quote and quote.cheapest_on_demand), (True, quote and quote.cheapest_spot)):
         if not offer:
             texts.append("no spot price known" if spot else "no price on demand known")
             continue
@@ -262,7 +249,6 @@ def rent_text(winner: Winner) -> str:
 
 
 def _tiles(plan: Candidate) -> Iterator[Tile]:
-    """Yield the winner's numbers."""
     takes = plan.outcome
     yield Tile("Machine", machine_text(plan), str(plan.provider or ""))
     yield Tile("Whole run", fmt.hours(takes.wall_s), f"{fmt.duration(takes.step_time_s)} a step")
@@ -275,7 +261,6 @@ def _tiles(plan: Candidate) -> Iterator[Tile]:
 
 
 def _front_text(answer: PlanAnswer) -> str:
-    """Return what the front is, and how much of it is shown."""
     shown = len(answer.front)
     of = f", {shown} of {answer.num_on_front:,}" if shown < answer.num_on_front else ""
     return f"nothing beats these{of}{'' if answer.winner else '; beyond the limits'}"
@@ -283,39 +268,39 @@ def _front_text(answer: PlanAnswer) -> str:
 
 def _front_table(answer: PlanAnswer, medium: str) -> Table:
     """Return the Pareto front; the plan to take is marked."""
-    winner, rows = answer.winner, list[tuple[Text, ...]]()
-    beside = answer.run.fields() if winner is None else planned_fields(answer.run, winner.candidate)
-    for one in answer.front:
+    rows: list[tuple[Text, ...]] = []
+    for one, name, taken in _named_front(answer):
         takes = one.outcome
-        name = _plan_name(planned_fields(answer.run, one), beside)
-        if medium == TERMINAL and len(name) > PLAN_WIDTH:
-            name = f"{name[: PLAN_WIDTH - 1]}…"
-        taken = winner is not None and one == winner.candidate
+        is_long = medium == TERMINAL and len(name) > PLAN_WIDTH
+        cut = f"{name[: PLAN_WIDTH - 1]}…" if is_long else name
         mark = Toned("▸ ", "good") if taken else "  " if medium == TERMINAL else ""
         memory = f"{takes.device_memory_bytes / GIB:.1f}/{takes.capacity_bytes / GIB:.0f}"
         rows.append((
-            (mark, name), one.provider or "", memory, fmt.hours(takes.wall_s),
+            (mark, cut), one.provider or "", memory, fmt.hours(takes.wall_s),
             fmt.dollars(takes.on_demand_usd), fmt.dollars(takes.spot_usd), fmt.kwh(takes.wall_energy_j),
         ))  # fmt: skip
     caption = f"In cost, time and energy at once {_front_text(answer)}"
     return Table(caption, FRONT_HEADINGS, tuple(rows), 2, folded=medium == FILE)
 
 
+def _named_front(answer: PlanAnswer) -> Iterator[tuple[Candidate, str, bool]]:
+    """Yield each plan of the front, what it has otherwise than the plan to take, and whether it is that."""
+    winner = answer.winner and answer.winner.candidate
+    beside = answer.run.fields() if winner is None else planned_fields(answer.run, winner)
+    for one in answer.front:
+        yield one, _plan_name(planned_fields(answer.run, one), beside), one == winner
+
+
 def plan_front(answer: PlanAnswer) -> Plot | None:
     """Return the front as a figure; None where no price is known of it."""
     from finegauge.render.plots.many_runs import front_plot
 
-    spot, winner = answer.wanted.spot, answer.winner
-    beside = answer.run.fields() if winner is None else planned_fields(answer.run, winner.candidate)
+    spot = answer.wanted.spot
     ways = [
-        Way(
-            _plan_name(planned_fields(answer.run, one), beside), one.gpu, one.outcome.wall_s, usd,
-            one.outcome.wall_energy_j,
-            taken=winner is not None and one == winner.candidate,
-        )
-        for one in answer.front
+        Way(name, one.gpu, one.outcome.wall_s, usd, one.outcome.wall_energy_j, taken)
+        for one, name, taken in _named_front(answer)
         if (usd := one.outcome.usd(spot=spot)) is not None
-    ]  # fmt: skip
+    ]
     return front_plot(ways, about="Plans of the Pareto front of cost, time and energy", spot=spot)
 
 
@@ -366,7 +351,6 @@ def _difference(run: Run, winner: Candidate, other: Candidate) -> str:
 
 
 def _alternative_texts(answer: PlanAnswer) -> Iterator[tuple[str, Text]]:
-    """Yield for each aspect the closest alternatives, with what stands against each."""
     for aspect, found in answer.alternatives.items():
         near = [one for one in found if one.reason != BEATEN or (one.over_fraction or 0.0) < FAR_FRACTION]
         told, pieces = (near or list(found[:1]))[:MOST_ALTERNATIVES], list[str]()
@@ -425,7 +409,6 @@ def _alternative_tables(answer: PlanAnswer) -> Iterator[Table]:
 
 
 def _change_table(answer: PlanAnswer) -> Table | None:
-    """Return every field that the plan has otherwise than the run."""
     if answer.winner is None:
         return None
     before, after = answer.run.fields(), planned_fields(answer.run, answer.winner.candidate)
@@ -443,7 +426,6 @@ def _input_table(run: Run) -> Table:
 
 
 def _step_blocks(winner: Winner | None) -> tuple[Block | None, ...]:
-    """Return the winner's memory and step, as bars and as figures."""
     from finegauge.render.plots.step import memory_plot, step_time_plot
 
     if winner is None or winner.profile is None:
@@ -461,7 +443,6 @@ def assumed_samples_text(num_samples: int) -> str:
 
 
 def _closing_texts(answer: PlanAnswer) -> Iterator[str]:
-    """Yield how old prices are, what was assumed, and what a framework runs otherwise."""
     if answer.winner is not None and answer.winner.quote is not None:
         yield from answer.winner.quote.warnings
     if answer.assumed_samples:
@@ -470,7 +451,6 @@ def _closing_texts(answer: PlanAnswer) -> Iterator[str]:
 
 
 def _closing_notes(answer: PlanAnswer) -> Iterator[Note]:
-    """Yield the managed alternative, the warnings, and what was searched."""
     managed = answer.winner.quote.managed if answer.winner and answer.winner.quote else ()
     if managed:
         named = "; ".join(f"{m.provider} ({m.model}) {fmt.dollars(m.low_usd)}" for m in managed[:3])

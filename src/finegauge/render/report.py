@@ -1,4 +1,4 @@
-"""What an answer shows, before it is terminal text, Markdown or HTML.
+"""A report: the content of an answer, before it becomes terminal text, Markdown or HTML.
 
 A layout makes one `Report` of an answer for one medium; `terminal`, `markdown` and `html` show any report.
 """
@@ -36,7 +36,7 @@ def plain(text: Text) -> str:
 
 
 class Tile(NamedTuple):
-    """One figure that is asked for first."""
+    """One headline figure."""
 
     name: str
     value: str
@@ -45,7 +45,7 @@ class Tile(NamedTuple):
 
 
 class Note(NamedTuple):
-    """A sentence or two; in a list of notes one is told from another by its label."""
+    """A sentence or two; in a list, its label tells it from the others."""
 
     text: Text
     label: str = ""
@@ -79,7 +79,7 @@ class Bar(NamedTuple):
 
     title: str
     said: str  # the total in a line
-    says: str  # the whole in one sentence, for who does not see it
+    says: str  # the whole in one sentence, for screen readers
     parts: tuple[BarPart, ...]
     limit_fraction: float = 0.0
     limit_text: str = ""

@@ -1,4 +1,4 @@
-"""What layouts about runs share: verdict, subject, tiles, bars, offers, inputs."""
+"""Parts of reports about runs: verdict, subject, tiles, bars, offers, inputs."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -36,9 +36,18 @@ MOST_OFFERS, FIRST_OFFERS = 24, 6
 
 def title_of(run: "Run") -> str:
     """Return "Mixtral-8x7B-v0.1 on A40"; of a file, what holds it."""
-    name = run.model.removesuffix("/config.json").rpartition("/")[2] or run.model
-    many = f"{run.num_gpus} x " if run.num_gpus > 1 else ""
-    return f"{name} on {many}{run.gpu.rpartition('/')[2]}" if run.gpu else name
+    name = model_name(run)
+    return f"{name} on {gpus_text(run.gpu.rpartition('/')[2], run.num_gpus)}" if run.gpu else name
+
+
+def model_name(run: "Run") -> str:
+    """Return "Mixtral-8x7B-v0.1"; of a config.json the folder that holds it."""
+    return run.model.removesuffix("/config.json").rpartition("/")[2] or run.model
+
+
+def gpus_text(gpu: str, number: int) -> str:
+    """Return "A40" or "8 x A40"."""
+    return f"{number} x {gpu}" if number > 1 else gpu
 
 
 def headlines(found: Sequence[GpuEstimate]) -> Text:
@@ -162,12 +171,6 @@ def gpu_table(found: Sequence[GpuEstimate]) -> Table:
     )
 
 
-def _gpu_label(one: GpuEstimate) -> str:
-    """Return "8 x A40"."""
-    many = f"{one.run.num_gpus} x " if one.run.num_gpus > 1 else ""
-    return f"{many}{one.gpu}"
-
-
 def usual(found: Sequence[GpuEstimate]) -> GpuEstimate:
     """Return the first estimate with the method that was meant: LoRA, where a model alone fits so."""
     return next((one for one in found if not _is_smaller(one)), found[0])
@@ -193,7 +196,7 @@ def _gpu_row(one: GpuEstimate) -> tuple[str, ...]:
     safe = f"{one.safe_micro_batch_size:,}"
     if one.safe_micro_batch_size < one.max_micro_batch_size or one.is_at_limit:
         safe += f" ({most})"
-    cells = (_gpu_label(one), Toned(memory, TONES[one.verdict]), safe)
+    cells = (gpus_text(one.gpu, one.run.num_gpus), Toned(memory, TONES[one.verdict]), safe)
     if quote is None:
         return (*cells, *[fmt.UNKNOWN] * (len(HEADINGS) - len(cells)))
     return (
@@ -243,12 +246,8 @@ def _amount_at(one: GpuEstimate, moment: str, what: str, amount_bytes: float) ->
 
 def memory_bar(profile: Profile) -> Bar:
     """Return what has to fit by kind, against what the GPU has."""
-    needed, room, interval = (
-        profile.device_memory_bytes,
-        profile.capacity_bytes,
-        profile.source.memory_interval,
-    )
-    total = needed.total
+    needed, room = profile.device_memory_bytes, profile.capacity_bytes
+    total, interval = needed.total, profile.source.memory_interval
     whole, free = max(room, total) or 1.0, room - total
     peak = f" (peak, during {profile.peak_phase})" if profile.peak_phase else ""
     on = f" on {profile.run.gpu}" if profile.run.gpu else ""
@@ -331,7 +330,7 @@ def waits_notes(profile: Profile) -> tuple[Note, ...]:
 
 
 def offer_tables(offers: Sequence[OfferCost]) -> Iterator[Table]:
-    """Yield the cheapest offers, then the others; last what nobody would call cheapest."""
+    """Yield the cheapest offers, then the others; last those that do not count as cheapest."""
     known = [one for one in offers if one.on_demand_usd is not None or one.spot_usd is not None]
     known.sort(key=lambda one: not one.is_ranked)
     headings = ("provider", "instance", "region", "tier", "$/h", "spot $/h", "on demand", "spot", "price of")
@@ -368,7 +367,7 @@ def assumed(run: "Run") -> list[str]:
 
 
 def basis_notes(one: GpuEstimate, defaults: Sequence[str]) -> Iterator[Note]:
-    """Yield what nobody stated and the answer rests on, warnings about the run, and the calibration."""
+    """Yield the assumptions of the answer, warnings about the run, and the calibration."""
     texts = (*defaults, *one.profile.source.assumptions)
     if texts:
         yield Note(f"{'; '.join(texts)}.", label="Assumed")

@@ -1,7 +1,8 @@
-"""Profiles and plans out of what a command printed under `--json`, as far as a report shows them."""
+"""Read profiles and plans back from what a command printed with `--json`, to make a report of them."""
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from finegauge.answers.estimate import EstimateAnswer, GpuEstimate, Unsupported
@@ -37,8 +38,8 @@ def document_of(path: str) -> dict[str, Any] | None:
         return None
     if found["command"] not in KNOWN:
         raise InputError(
-            f"{shown(path)} is what 'finegauge {str(found['command'])[:40]} --json' printed, of which no "
-            f"report is made; give one of {', '.join(KNOWN)}, a run, a journal of 'measure --store' or a "
+            f"{shown(path)} is what 'finegauge {str(found['command'])[:40]} --json' printed, which has no "
+            f"report; give one of {', '.join(KNOWN)}, a run, a journal of 'measure --store' or a "
             "campaign's folder."
         )
     return found
@@ -49,20 +50,15 @@ def profiles_in(document: Mapping[str, Any], path: str) -> Iterator[tuple[Profil
 
     Raises: FileFormatError where the document lacks what it needs.
     """
-    try:
+    with _refusing(path, "is no whole answer of FineGauge"):
         for result in document["results"]:
             if "measured" in result:
                 run = _run(document, result.get("gpu"))
                 predicted = result.get("predicted")
                 beside = None if predicted is None else profile_of(predicted, run)
                 said = Prediction(beside, {}, {}, str(result.get("not_predicted") or ""))
-                measured = result["measured"] | {
-                    "outcome": result["outcome"],
-                    "reason": result.get("reason", ""),
-                }
-                yield profile_of(measured, run), said
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise FileFormatError(f"{shown(path)} is no whole answer of FineGauge: {error!r}.") from None
+                ended = {"outcome": result["outcome"], "reason": result.get("reason", "")}
+                yield profile_of(result["measured"] | ended, run), said
 
 
 def estimates_in(document: Mapping[str, Any], path: str) -> EstimateAnswer:
@@ -70,13 +66,11 @@ def estimates_in(document: Mapping[str, Any], path: str) -> EstimateAnswer:
 
     Raises: FileFormatError where it lacks what it needs.
     """
-    try:
+    with _refusing(path, "is no whole answer of FineGauge"):
         results = tuple(
             decoded(GpuEstimate | Unsupported, one, _run(document, one["gpu"])) for one in document["results"]
         )
         return EstimateAnswer(_run(document, None), results)
-    except (KeyError, TypeError, ValueError, AttributeError, StopIteration) as error:
-        raise FileFormatError(f"{shown(path)} is no whole answer of FineGauge: {error!r}.") from None
 
 
 def plan_in(document: Mapping[str, Any], path: str) -> PlanAnswer:
@@ -85,7 +79,7 @@ def plan_in(document: Mapping[str, Any], path: str) -> PlanAnswer:
     Raises: FileFormatError where it lacks what it needs.
     """
     run = run_in(document, path)
-    try:
+    with _refusing(path, "is no whole plan of FineGauge"):
         found: PlanAnswer = decoded(PlanAnswer, {**document, "run": run}, run)
         winner = found.winner
         if winner is None or winner.profile is None:
@@ -93,20 +87,24 @@ def plan_in(document: Mapping[str, Any], path: str) -> PlanAnswer:
         planned = _run({"run": winner.run}, None)
         profile = profile_of(document["results"][0]["profile"], planned)
         return found._replace(results=(winner._replace(profile=profile),))
-    except (KeyError, TypeError, ValueError, AttributeError, StopIteration) as error:
-        raise FileFormatError(f"{shown(path)} is no whole plan of FineGauge: {error!r}.") from None
 
 
 def run_in(document: Mapping[str, Any], path: str) -> "Run":
     """Return the run that a document asks about."""
-    try:
+    with _refusing(path, "states no whole run"):
         return _run(document, None)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise FileFormatError(f"{shown(path)} states no whole run: {error!r}.") from None
+
+
+@contextmanager
+def _refusing(path: str, said: str) -> Iterator[None]:
+    """Raise FileFormatError where a document lacks what it needs."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, StopIteration) as error:
+        raise FileFormatError(f"{shown(path)} {said}: {error!r}.") from None
 
 
 def _run(document: Mapping[str, Any], gpu: str | None) -> "Run":
-    """Return the run of a document, on the GPU of one of its results."""
     stated = dict(document["run"])
     if gpu is not None:
         stated["gpu"] = gpu

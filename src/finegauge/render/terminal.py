@@ -67,7 +67,7 @@ def table_lines(table: Table, most: int = 0) -> list[str]:
     """
     most = most or line_width()
     table, left_out = _narrowed(table, most) if has_width() else (table, [])
-    note = wrapped(f"For want of room without: {', '.join(left_out)}.", indent="  ") if left_out else []
+    note = wrapped(f"Too narrow to show: {', '.join(left_out)}.", indent="  ") if left_out else []
     last = len(table.headings) - 1
     heads = [heading.rpartition("\n") for heading in table.headings]
     above = [line for line in ([head[0] for head in heads], [head[2] for head in heads]) if any(line)]
@@ -213,7 +213,7 @@ def filled_bar(fraction: float, width: int) -> str:
 
 
 def has_width() -> bool:
-    """Return whether somebody says how wide a line is: the terminal, or COLUMNS."""
+    """Return whether the width of a line is known, from the terminal or COLUMNS."""
     return environ.get("COLUMNS", "").isdecimal() or sys.stdout.isatty()
 
 

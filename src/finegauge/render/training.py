@@ -1,4 +1,4 @@
-"""What a training that is under way is told: at its start the prediction, at its end what was measured."""
+"""What the callback prints during training: at its start the prediction, at its end the measurement."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -29,16 +29,10 @@ def start_section(
     price_said: str,
     has_evaluation: bool = False,
 ) -> Section:
-    """Return what is predicted for a run that is about to start.
+    """Return what is predicted for a run that is about to start on this machine.
 
-    Args:
-        run: As the trainer holds it.
-        prediction: For this machine.
-        device: What this machine's device calls itself.
-        num_steps: From start to end; None where nobody knows.
-        usd_per_h: Price of an hour of all machines; None where it is not known.
-        price_said: Who says so.
-        has_evaluation: Whether the trainer evaluates in between, which is not predicted.
+    `price_said` is the source of the price of an hour of all machines; evaluation between steps is not
+    predicted.
     """
     profile = prediction.profile
     price = "No price is known: state usd_per_hour, and the cost is logged too."
@@ -82,7 +76,6 @@ def end_section(measured: Profile, predicted: Profile | None, store: str) -> Sec
 
 
 def _verdict(profile: Profile, device: str) -> Iterator[Text]:
-    """Yield whether the run fits, and what would where it does not."""
     chance = probability_out_of_memory(profile)
     word = verdict(chance)
     needed = fmt.gib_interval(profile.device_memory_bytes.total, profile.source.memory_interval)
@@ -96,7 +89,7 @@ def _verdict(profile: Profile, device: str) -> Iterator[Text]:
 
 
 def _advice(profile: Profile) -> str:
-    """Return what makes a run safe; nothing on a device whose figures nobody publishes."""
+    """Return what makes a run safe; nothing on a device whose figures are not published."""
     if profile.run.gpu is None:
         return ""
     from finegauge.answers.changes import advice_answer
@@ -107,7 +100,6 @@ def _advice(profile: Profile) -> str:
 
 
 def _time(profile: Profile, num_steps: int | None, usd_per_h: float | None) -> Iterator[str]:
-    """Yield what a step takes, and the whole run where its steps are known."""
     step_s = profile.step_time_s.total
     if not step_s:
         return

@@ -44,7 +44,6 @@ def validation_report(answer: ValidationAnswer) -> Report:
 
 
 def _unanswered(summary: ValidationSummary) -> Section:
-    """Return how many rows have no answer, and why."""
     found = []
     for reason, count, ids in summary.unanswered:
         more = f" and {count - SHOWN_IDS} more" if count > SHOWN_IDS else ""
@@ -88,7 +87,6 @@ def _figures(errors: Errors | None) -> tuple[str, ...]:
 
 
 def _fits(summary: ValidationSummary) -> Section:
-    """Return fits or not, predicted against measured."""
     counts, accuracy = summary.fits
     title = f"Fits or not: {accuracy or 0.0:.1%} right"
     rows = (
@@ -100,7 +98,6 @@ def _fits(summary: ValidationSummary) -> Section:
 
 
 def _reliability(found: Reliability | None) -> Section:
-    """Return what P(OOM) said, and what came."""
     title = "P(OOM) against what happened, each source by the interval of the others"
     if found is None:
         return section("reliability", title)
@@ -123,7 +120,6 @@ def _reliability(found: Reliability | None) -> Section:
 
 
 def _worst(summary: ValidationSummary, title: str, most: int) -> Section:
-    """Return the rows with the largest errors, and what their predictions rest on."""
     rows = tuple(
         (one.id, *_signed(one.step_time_error, one.peak_memory_error), one.explanation)
         for one in summary.worst[:most]
@@ -137,7 +133,6 @@ def _signed(*errors: float | None) -> tuple[str, ...]:
 
 
 def _rivals(summary: ValidationSummary) -> Section:
-    """Return each rival's errors beside ours on the rows that both answer."""
     title, rows, absent = "Rivals, on the rows that both answer", [], []
     for name, found in summary.rivals.items():
         for quantity, one in found.items():
@@ -170,16 +165,12 @@ def accuracy_page(
     offloaded: Sequence[tuple[str, float, float]] = (),
     reliable: Reliability | None = None,
 ) -> str:
-    """Return the page as Markdown.
+    """Return the page as Markdown: `answer` has every row of `tables` with its answer.
 
-    Args:
-        answer: Every row with its answer.
-        tables: Paths of the tables that the rows come from.
-        calibration: Behind the predictions, if these tables were what it was fitted to.
-        held_out: By table, the errors on rows that nothing was fitted to.
-        resting: How many rows each constant rests on.
-        offloaded: Runs that offload, with what is left of their throughput: measured, predicted.
-        reliable: How P(OOM) holds over these and the tables held out.
+    `calibration` is behind the predictions, if these tables were what it was fitted to, and `resting` says
+    how many rows each constant rests on; `held_out` has, by table, the errors on rows that nothing was
+    fitted to; `offloaded` the runs that offload, with what is left of their throughput, measured and
+    predicted; `reliable` how P(OOM) holds over all of them.
     """
     summary = answer.summary
     what = (
@@ -211,7 +202,6 @@ def accuracy_page(
 
 
 def _left_out(found: CalibrationAnswer) -> Section:
-    """Return how wrong the step time was on each source while the constants had not seen it."""
     low, high = (f"{ratio - 1:+.0%}" for ratio in found.time_interval)
     rows = tuple(
         (
@@ -244,7 +234,7 @@ def _held_out(found: Mapping[str, ValidationSummary]) -> Section:
     text = (
         "Newer hardware and number formats: none of these rows takes part in the fit of a constant. They are "
         "no blind test: some constants and framework defaults were set by hand with them in sight "
-        "(decision 0020), and the intervals of what nobody has timed were read off them, so that the last "
+        "(decision 0020), and the intervals of what was not timed were read off them, so that the last "
         "column is in-sample."
     )
     title = "Tables held out of every fit"
@@ -253,7 +243,6 @@ def _held_out(found: Mapping[str, ValidationSummary]) -> Section:
 
 
 def _offloaded(found: Sequence[tuple[str, float, float]]) -> Section:
-    """Return how much slower runs are that offload, beside the same on GPUs alone."""
     rows = [(run, f"{was:.3f}", f"{ours:.3f}", f"{ours / was - 1:+.1%}") for run, was, ours in found]
     text = (
         "Throughput of LLaMA-7B on 8 A800 with offloading over without (table offload-a800; page-locked "
@@ -270,7 +259,6 @@ def _offloaded(found: Sequence[tuple[str, float, float]]) -> Section:
 
 
 def _resting(calibration: CalibrationAnswer, resting: Mapping[str, int]) -> Section:
-    """Return the fitted constants, and how many rows each rests on."""
     rows = tuple(
         (name, f"{one.value:.3g}", f"{one.before:.3g}", str(resting.get(name, 0)), one.meaning)
         for name, one in calibration.constants.items()
@@ -282,7 +270,6 @@ def _resting(calibration: CalibrationAnswer, resting: Mapping[str, int]) -> Sect
 
 
 def _weak(summary: ValidationSummary) -> Section:
-    """Return the groups whose median error is large."""
     quantities: Mapping[str, QuantityErrors] = {
         "step time": summary.step_time,
         **{f"memory, {METRIC_NAMES[metric]}": found for metric, found in summary.peak_memory.items()},
@@ -320,7 +307,6 @@ def here_report(found: HereValidation) -> Report:
 
 
 def _trial_row(one: Trial) -> tuple[str, ...]:
-    """Return the row of one configuration."""
     predicted = (
         f"{1e3 * one.predicted_step_time_s:.1f} ms",
         f"{one.predicted_peak_memory_bytes / MIB:.1f} MiB",
@@ -335,7 +321,6 @@ def _trial_row(one: Trial) -> tuple[str, ...]:
 
 
 def _medians(summary: Summary, trials: Sequence[Trial]) -> Iterator[Note]:
-    """Yield the median errors beside their bars, and what disturbed them."""
     time, memory = summary.step_time_error_median, summary.peak_memory_error_median
     if time is None or memory is None:
         yield Note("No trial was completed.")

@@ -29,25 +29,14 @@ HEADINGS = (
     "\nchange", "memory\nGiB", "\n", "\nP(OOM)", "\ntime", "\n", "\ncost", "\n", "kWh\nwall", "\n",
 )  # fmt: skip
 FOLLOWS = (
-    "padding",
-    "data_parallel_replicate",
-    "data_parallel_shard",
-    "num_nodes",
-    "lora_alpha",
-    "loading",
+    "padding", "data_parallel_replicate", "data_parallel_shard", "num_nodes", "lora_alpha", "loading",
     "max_steps",
-)
+)  # fmt: skip
 LEAST_SHOWN_FRACTION = 0.005
 
 
 def whatif_report(answer: WhatIfAnswer, *, named: bool, everything: bool) -> Report:
-    """Return what is shown of single changes.
-
-    Args:
-        answer: The run with each change.
-        named: Whether the changes were asked for by name: all are shown then, with every refusal.
-        everything: Whether to show changes that gain nothing too.
-    """
+    """Return what is shown of single changes: `named` ones all, with every refusal; else those that gain."""
     shown = [one for one in answer.results if named or everything or (one.gains and one.helps)]
     nothing = "No single change gains 1 % of memory, time, cost or energy; --all shows them all."
     needs = tuple((text,) for one in shown if (text := _needs(one)))
@@ -114,7 +103,7 @@ def leading_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
     return led or dict(changes)
 
 
-NOTHING_FITS = "No change makes it fit, nor does any hardware that is asked about."
+NOTHING_FITS = "No change makes it fit, nor does any of the hardware that was tried."
 ADVICE_HEADINGS = "change", "GiB", "P(OOM)", "time", "cost"
 MOST_HERE, MOST_ELSEWHERE = 6, 2  # ways that are shown, on the same GPUs and on others
 
@@ -142,7 +131,6 @@ def advice_sentence(advice: AdviceAnswer) -> str:
 
 
 def _said(advice: AdviceAnswer) -> str:
-    """Return what the ways are."""
     if advice.together is not None:
         return (
             "No single change on this hardware makes it fit, several together do, and so does other hardware"
@@ -212,7 +200,6 @@ def _needs(one: ChangedRun) -> Text:
 
 
 def _closing_notes(answer: WhatIfAnswer, shown: Sequence[ChangedRun], *, named: bool) -> Iterator[Note]:
-    """Yield what was assumed, what was left out, and why a named change is not there."""
     texts = [assumed_samples_text(answer.assumed_samples)] if answer.assumed_samples else []
     if named:
         texts += [f"{one.switch}: {one.reason.rstrip('.')}." for one in answer.refused]

@@ -6,14 +6,10 @@ from typing import Any
 from finegauge.run.field import MAX_NAMES, MAX_TEXT, Field
 from finegauge.run.run import FIELDS, REQUIRED
 
-SECTIONS = {
-    "model": "Model and method",
-    "weights_dtype": "Number formats",
-    "optimizer": "Implementation",
-    "dataset": "Data and duration",
-    "gpu": "Machine",
-    "framework": "Software",
-}  # the first field of each -> title
+SECTIONS = {  # the first field of each -> title
+    "model": "Model and method", "weights_dtype": "Number formats", "optimizer": "Implementation",
+    "dataset": "Data and duration", "gpu": "Machine", "framework": "Software",
+}  # fmt: skip
 
 
 def markdown_tables() -> str:

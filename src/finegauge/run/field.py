@@ -75,7 +75,6 @@ def version_numbers(version: str) -> tuple[int, int, int]:
 
 
 def _number(field: Field, name: str, value: Any) -> int | float:
-    """Return a number within the field's limits, whole where the field is."""
     figure, whole_only = _figure(value), field.kind == "whole"
     if isinstance(value, str) and (word := value.strip().lower()) in field.options:
         return word  # type: ignore[return-value]  # a word that stands for a number
@@ -129,7 +128,6 @@ def _version(field: Field, name: str, value: Any) -> str:
 
 
 def _names(field: Field, name: str, value: Any) -> tuple[str, ...]:
-    """Return a list of names, or one comma-separated line of them, as a tuple without repeats."""
     items = value.split(",") if isinstance(value, str) else value
     if not isinstance(items, list | tuple) or len(items) > MAX_NAMES:
         raise FieldError(f"{name} must be a list of at most {MAX_NAMES} names, not {_kind(value)}.")
@@ -195,13 +193,10 @@ def _kind(value: Any) -> str:
 
 
 def spec(kind: Field, help: str, default: Any = UNSTATED, label: str = "") -> Any:
-    """Return one field of a run: what it accepts, what it means, its default.
+    """Return one field of a run: what it accepts, what it means, its default, and what a form calls it.
 
-    Args:
-        kind: What it accepts.
-        help: One line of Markdown; `{options}` stands for the list of choices.
-        default: UNSTATED where it may stay None, or follows from other fields (`rules`).
-        label: What a form calls it.
+    `help` is one line of Markdown, `{options}` in it the list of choices. The default is UNSTATED where the
+    field may stay None, or follows from others (`rules`).
     """
     listed = ", ".join([f"`{option}`" for option in kind.options])
     return kind._replace(help=help.format(options=listed), default=default, label=label)

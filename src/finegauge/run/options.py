@@ -1,4 +1,4 @@
-"""The words that fields of a run accept, each with that of a form, and the words that others use for them."""
+"""The choices of fields of a run, each with its label in a form, and the aliases of other frameworks."""
 
 METHODS = {"full": "full fine-tuning", "lora": "LoRA", "qlora": "QLoRA", "gptq_lora": "GPTQ + LoRA"}
 PHASES = {

@@ -1,4 +1,4 @@
-"""What the phase of a run makes of its batches.
+"""Batch shapes by the phase of a run.
 
 Reward models and DPO read pairs: two sequences for every sample. A phase that generates splits `seq_len`
 into a prompt and an answer of `max_new_tokens`.
@@ -44,9 +44,7 @@ def batch_unit(run: Run) -> int:
 def prompts_of(run: Run, *, on_one_rank: bool = True) -> Run:
     """Return the run whose sequences are the prompts of `run`: as many tokens as its answers leave.
 
-    Args:
-        run: Whose prompts.
-        on_one_rank: Whether one rank writes all answers to a prompt; TRL and verl deal them to all ranks.
+    One rank writes all answers to a prompt, or, in TRL and verl, they are dealt to all ranks.
 
     Raises: FieldError where some prompt would not get all its answers.
     """

@@ -21,7 +21,7 @@ from finegauge.catalogue.gpus import multiplies_bf16
 from finegauge.errors import FieldError, did_you_mean, shown
 from finegauge.run.field import version_numbers
 
-STATED = ("file", "command line", "caller")  # origins of what somebody stated
+STATED = ("file", "command line", "caller")  # origins of stated values
 ADAPTER_METHODS = ("lora", "qlora", "gptq_lora")
 LORA_FIELDS = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "adapter_dtype")
 TRAINABLE_EXTRAS = ("embed_tokens", "lm_head", "norms")
@@ -61,11 +61,10 @@ _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num
 
 
 def settle(values: dict[str, Any], origins: Mapping[str, str]) -> None:
-    """Refuse fields that contradict each other, then fill in those that follow from the others.
+    """Refuse fields that contradict each other, then fill in those that follow from the others, in place.
 
-    Args:
-        values: Every field, each checked alone; changed in place.
-        origins: Where each value comes from.
+    `origins` says where each value comes from.
+
     Raises: FieldError.
     """
     _check_method(values, origins)

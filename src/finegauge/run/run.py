@@ -548,7 +548,7 @@ class Run(Frozen):
         return dict(zip(FIELDS, _values_of(self), strict=True))
 
     def stated_fields(self) -> dict[str, Any]:
-        """Return the fields that somebody stated, and those that every run has to state."""
+        """Return the stated fields, and those that every run has to state."""
         values = self.fields()
         for name, origin in self.origins.items():
             if origin == FROM_DEFAULT and name not in REQUIRED:

@@ -18,7 +18,7 @@ from finegauge.profile import Profile
 from finegauge.progress import Heard, Progress
 from finegauge.run.run import Run
 
-STEP_S = (0.02, 0.5)  # of a step worth measuring: above the host's jitter, below anybody's patience
+STEP_S = (0.02, 0.5)  # of a step worth measuring: above the host's jitter, and short enough to wait for
 TIME_BAR_FRACTION, MEMORY_BAR_FRACTION = 0.15, 0.03  # of the median errors
 MOST_DRAWS = 50  # for every run that is kept
 FAMILIES = ("llama", "mixtral", "qwen3", "qwen3_moe")  # dense and mixtures in turn

@@ -115,7 +115,6 @@ def validate_operators(tables: Sequence[str]) -> OperatorValidation:
 
 
 def _table(path: str) -> Iterator[Answer]:
-    """Yield the rows of one table, predicted, in their order."""
     rows, measured = read_table(path)
     predicted = predict_rows(rows)
     for row, (source, seconds, reason), timed in zip(rows, predicted, measured, strict=True):
@@ -162,7 +161,6 @@ def _positive(cell: str) -> float | None:
 
 
 def _row(path: str, index: int, kind: str, cells: Mapping[str, str]) -> Row:
-    """Return the operator that a row describes."""
     kernel, dtype, reason = cells.get("kernel_source", ""), cells.get("dtype", ""), ""
     parts = cells.get("source", "").split("/")
     sizes: dict[str, float] = {}
@@ -181,7 +179,7 @@ def _row(path: str, index: int, kind: str, cells: Mapping[str, str]) -> Row:
     if kind == "collective" and not reason:
         kernel = OPERATIONS.get(cells["operation"], cells["operation"])
         if dtype not in ITEM_BYTES:
-            reason = f"Nobody timed collectives of {shown(dtype)}; give one of {', '.join(ITEM_BYTES)}."
+            reason = f"Collectives of {shown(dtype)} were not timed; give one of {', '.join(ITEM_BYTES)}."
         else:
             sizes["bytes"] = sizes.pop("message_size") * ITEM_BYTES[dtype]
     engine = parts[2] if len(parts) > 2 and kind != "collective" else ""
@@ -224,7 +222,6 @@ def predict_rows(rows: Sequence[Row]) -> list[Predicted]:
 
 
 def _seconds(source: Source, sizes: Sequence[Mapping[str, float]]) -> Iterable[float]:
-    """Return the seconds of operators that one source answers for."""
     if len(sizes) == 1 or find_spec("numpy") is None:
         return [float(seconds_of(source, one)) for one in sizes]
     import numpy
@@ -251,7 +248,6 @@ def _group(name: str, kind: str, dtype: str, rows: Sequence[Answer]) -> Group:
 
 
 def _quantile(values: Sequence[float], share: float) -> float | None:
-    """Return a quantile of sorted values, None where there are none."""
     if not values:
         return None
     place = share * (len(values) - 1)

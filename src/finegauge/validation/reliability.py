@@ -1,4 +1,4 @@
-"""Whether P(OOM) keeps its word: what was predicted with each probability, and how often it came.
+"""Reliability of P(OOM): predicted probabilities against how often runs really ran out of memory.
 
 Every measured peak says, of any room, whether the step would have run out of it: the rooms asked about are
 shares of the predicted peak. A row that only ran, or ran out of memory, says so of its own GPU. The interval
@@ -83,7 +83,6 @@ def _in_force(one: Answer) -> Interval:
 
 
 def _outcome(one: Answer, interval: Interval) -> list[_Claim]:
-    """Return what a row says of its own GPU, where it states how it ended."""
     if one.profile is None or one.row.measured.outcome not in ("ok", "oom"):
         return []
     chance = _chance(one.profile.device_memory_bytes.total, one.profile.capacity_bytes, interval)
@@ -91,7 +90,6 @@ def _outcome(one: Answer, interval: Interval) -> list[_Claim]:
 
 
 def _margins(one: Answer, interval: Interval) -> list[_Claim]:
-    """Return what a measured peak says of rooms around the predicted one."""
     error = one.peak_memory_error
     if error is None:
         return []
@@ -107,7 +105,6 @@ def _chance(needed: float, room: float, interval: Interval) -> float:
 
 
 def _bins(claims: Sequence[_Claim]) -> Iterator[Bin]:
-    """Yield the bins that hold a claim."""
     for low, high in pairwise(ENDS):
         found: dict[str, list[_Claim]] = defaultdict(list)
         for claim in claims:

@@ -64,7 +64,6 @@ def _sweep(run: "Run") -> tuple[Any, ...]:
 
 
 def _samples_per_s(row: MeasuredRow) -> float | None:
-    """Return the sequences per second of one GPU that a row measured."""
     if row.run is None:
         return None
     theirs = row.measured
@@ -232,7 +231,6 @@ def _full_only(run: "Run", name: str) -> None:
 
 
 def _profile(run: "Run", name: str, *, seconds: float = 0.0, memory: float = 0.0) -> Profile:
-    """Return what a rival said; 0 where it said nothing."""
     held = Breakdown.of(states=memory)
     capacity = gpu(str(run.gpu)).usable_bytes
     return Profile(

@@ -124,7 +124,7 @@ def test_a_profile_is_predicted_and_read_again(tmp_path: Path) -> None:
     operators = {one.operator for one in profile.readings}
     assert {"linear", "attention_sdpa", "rms_norm", "experts_grouped", "all_reduce"} <= operators
     assert profile.flops_per_s["fp8"] > profile.flops_per_s["bf16"] > 5e14
-    assert any("nobody has timed H200" in note for note in profile.notes)
+    assert any("H200-SXM-141GB was not timed" in note for note in profile.notes)
     fields = {"model": "llama3.2-1b", "method": "full", "micro_batch_size": 8, "seq_len": 4096}
     run = Run.from_fields({**fields, "gpu": path})
     assert 0.2 < predict(run).step_time_s.total < 1.0

@@ -1,4 +1,4 @@
-"""Which model is made of which blocks: one row of a table per `model_type`.
+"""The blocks of each model family: one row of a table per `model_type`.
 
 `architecture(config)` is the way in. `dense`, `gpt`, `experts` and `latent` hold the rows of decoders of
 known blocks, `recurrent` those that carry a state, `vision` those behind a tower; `decoder` makes an
@@ -24,16 +24,12 @@ WITHOUT_CLASS = {
 
 
 def architecture(config: Mapping[str, Any], num_experts_per_tok: int | None = None) -> Architecture:
-    """Return what the model of a `config.json` is made of.
+    """Return what the model of a parsed `config.json` is made of.
 
-    Args:
-        config: The parsed file, keys as Hugging Face writes them.
-        num_experts_per_tok: Experts that each token passes, in place of the config's;
-            all of them for dense fine-tuning of a mixture of experts.
+    `num_experts_per_tok` replaces the config's: all experts for dense fine-tuning of a mixture of experts.
 
-    Raises:
-        FieldError: A figure that no model can have.
-        UnsupportedError: A `model_type` that is not supported here.
+    Raises: FieldError for a figure that no model can have, UnsupportedError for a `model_type` that is not
+    supported.
     """
     model_type = _model_type(config)
     row = family(model_type)

@@ -107,9 +107,8 @@ if TYPE_CHECKING:  # to define it takes as long as to read both tables
         act: str  # key of the activation
         activation: str  # the activation itself
         # experts
-        experts: (
-            Mapping[str, Any] | Callable[[Figures], Mixer] | None
-        )  # arguments of `parts.experts`, or they
+        # arguments of `parts.experts`, or what makes them
+        experts: Mapping[str, Any] | Callable[[Figures], Mixer] | None
         sparse: Callable[[Figures], Sequence[bool]] | None  # which layers are routed; None: all
         # layer
         norm: Norm
@@ -292,14 +291,9 @@ def numerics_of(
 ) -> Numerics:
     """Return what a class computes in a width or a place of its own.
 
-    Args:
-        config: The parsed `config.json`.
-        dropout: The config's key of the probability at each place (see `Numerics.dropout`).
-        dropout_default: The class's default of all of them.
-        softcap: The config's key of the bound on scores, null for none.
-        logit_cap: The config's key of the bound on logits, null for none.
-        wide_stream: The config's key that says whether the residual stream is fp32, true unless stated.
-        fields: Fields of `Numerics` that hold for every config.
+    Texts are keys of the config: of the probability of dropout at each place (see `Numerics.dropout`), of
+    the bounds on scores and logits (null for none), of whether the residual stream is fp32 (true unless
+    stated). `fields` hold for every config.
     """
     return Numerics(
         dropout=tuple(p for p, key in (dropout or {}).items() if config.get(key, dropout_default)),

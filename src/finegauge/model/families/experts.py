@@ -8,15 +8,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from finegauge.errors import FieldError, shown
-from finegauge.model.blocks import (
-    Architecture,
-    Layer,
-    Linear,
-    Mixer,
-    Norm,
-    Routing,
-    Tensor,
-)
+from finegauge.model.blocks import Architecture, Layer, Linear, Mixer, Norm, Routing, Tensor
 from finegauge.model.families.decoder import (
     ALL,
     BARE_LAYER_NORM,

@@ -37,23 +37,16 @@ PRE_NORMS = ("input_layernorm", "post_attention_layernorm")
 
 
 class Figures:
-    """The figures of one model: what its file says, else what its class says.
+    """The figures of one model: what its `config.json` says, else the `defaults` of its class.
 
-    Args:
-        config: The parsed `config.json`.
-        defaults: Values of keys that the file may leave out.
-        aliases: The name of a key in this family's files, where it is another.
-        model_type: Of the whole model, for messages; by default that of `config`.
+    `aliases` gives the name of a key in this family's files, where it is another; `model_type` is of the
+    whole model, for messages.
     """
 
     __slots__ = ("aliases", "config", "defaults", "model_type")
 
     def __init__(
-        self,
-        config: Config,
-        defaults: Config,
-        aliases: Mapping[str, str] | None = None,
-        model_type: str = "",
+        self, config: Config, defaults: Config, aliases: Mapping[str, str] | None = None, model_type: str = ""
     ) -> None:
         """Keep the mappings; nothing is read yet."""
         self.config = config

@@ -100,7 +100,6 @@ def _mamba2(f: Figures, inner: int, keys: Mapping[str, str]) -> Mamba2:
 
 
 def _expanded(f: Figures, key: str) -> int:
-    """Return the channels inside the mixer: `hidden_size` times the factor under `key`."""
     hidden = f.size("hidden_size")
     inner = int(f.ratio(key) * hidden)
     if inner < 1:
@@ -158,7 +157,6 @@ def blackmamba(f: Figures) -> Architecture:
 
 
 def _blackmamba(f: Figures, kind: str) -> Mixer:
-    """Return the Mamba mixer, or `kind` experts (one expert: a plain feed-forward)."""
     hidden = f.size("hidden_size")
     if kind == "r":
         return _mamba1(f, _expanded(f, "expansion_factor"), BLACKMAMBA_KEYS, ceil(hidden / 16))
@@ -225,7 +223,6 @@ def _bamba_mixer(f: Figures, attends: Any, *, rotary: bool = True) -> Mixer:
 
 
 def _granite4(f: Figures) -> Family:
-    """Return experts beside a shared feed-forward, or that alone."""
     if f.count("num_local_experts"):
         return {"experts": granite_experts}
     return {"mlp": ("output_linear",), "mlp_fused": "input_linear", "mlp_size": "shared_intermediate_size"}

@@ -230,7 +230,6 @@ def mllama_tower(f: Figures, text_hidden: int) -> int:
 
 
 def _projector(whole: Figures, inputs: int, outputs: int) -> int:
-    """Return the parameters of two projections into the decoder's width."""
     bias = 2 * outputs if whole.flag("multimodal_projector_bias") else 0
     return inputs * outputs + outputs * outputs + bias
 
@@ -240,7 +239,6 @@ def _patch_values(f: Figures) -> int:
 
 
 def _width(f: Figures, heads: str) -> int:
-    """Return the tower's channels, which its attention heads must divide."""
     hidden = f.size("hidden_size")
     f.divided("vision_config: hidden_size", hidden, heads, f.size(heads))
     return hidden
@@ -255,7 +253,6 @@ def _mlp(hidden: int, size: int) -> int:
 
 
 def _encoder_layer(hidden: int, size: int) -> int:
-    """Return the parameters of a biased attention, a biased feed-forward and their two norms."""
     return 4 * _linear(hidden, hidden) + _mlp(hidden, size) + 4 * hidden
 
 

@@ -110,12 +110,10 @@ def _figure(panels: Sequence[Panel], title: str) -> "Figure":
 
 
 def _is_wide(panel: Panel) -> bool:
-    """Return whether the names under the bars need the whole width."""
     return not panel.radar and sum(max(map(len, name.split("\n"))) for name in panel.categories) >= WIDE_FROM
 
 
 def _draw(axes: "Axes", panel: Panel) -> None:
-    """Draw one panel."""
     from matplotlib.ticker import MaxNLocator
 
     axes.set_title(panel.title)
@@ -168,7 +166,6 @@ def _line(axes: "Axes", series: Series, colour: str) -> None:
 
 
 def _grouped_bars(axes: "Axes", panel: Panel) -> None:
-    """Draw bars side by side over each category."""
     width, colours = 0.8 / len(panel.series), _colours(panel)
     for n, series in enumerate(panel.series):
         shift = (n - (len(panel.series) - 1) / 2) * width
@@ -193,7 +190,6 @@ def _radar(axes: "Axes", panel: Panel) -> None:
 
 
 def _stacked_bars(axes: "Axes", panel: Panel) -> None:
-    """Draw each series on top of those before it."""
     below = [0.0] * len(panel.categories)
     for n, series in enumerate(panel.series):
         heights = [y if y is not None else 0.0 for y in series.y]
@@ -230,11 +226,7 @@ def radar_plot(
 ) -> Plot | None:
     """Return the radar of the optimisations that are known in three dimensions; None where there are none.
 
-    Args:
-        reaches: One per optimisation.
-        dimensions: Such as SpeedUp, MemoryUp, EnergyUp.
-        over: What they are held against, and where.
-        key: The drawing's name, where a report has several.
+    `over` says what they are held against, and where; `key` names the drawing where a report has several.
     """
     known = [one for one in reaches if all(one.ratios.get(name) for name in dimensions)]
     if not known or len(dimensions) < 3:
@@ -297,8 +289,6 @@ def legible(rings: Sequence[float], apart: float) -> list[float]:
 
 
 def _table(reaches: Sequence[Reach], dimensions: Sequence[str]) -> Table:
-    """Return a row per optimisation."""
-
     def cell(one: Reach, name: str) -> str:
         ratio, interval = one.ratios.get(name), one.intervals.get(name)
         if ratio is None:

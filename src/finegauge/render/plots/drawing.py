@@ -101,10 +101,8 @@ def page_svg(plot: Plot) -> str:
 def for_page(text: str, key: str, says: str) -> str:
     """Return an SVG file's text as an element of a page that holds others.
 
-    Args:
-        text: What matplotlib wrote.
-        key: Goes before every id, so that no two drawings share one.
-        says: The drawing in words, for who does not see it.
+    `key` goes before every id, so that no two drawings share one; `says` is the drawing in words, for screen
+    readers.
     """
     from html import escape
 

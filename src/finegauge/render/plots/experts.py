@@ -75,20 +75,17 @@ def draw_experts(loads: Sequence[Load], even: float) -> "Figure":
 
 
 def _load(when: str, seen: Mapping[str, Any]) -> Load:
-    """Return the document of a router probe as plain counts."""
     layers = seen["layers"]
     named = layers.items() if isinstance(layers, Mapping) else ((str(n), one) for n, one in enumerate(layers))
     return Load(when, {name: tuple(one.get("tokens_per_expert", ())) for name, one in named})
 
 
 def _imbalance(load: Load) -> float:
-    """Return the fullest over the mean, on average over layers."""
     ratios = [max(each) * len(each) / sum(each) for each in load.layers.values() if sum(each)]
     return sum(ratios) / len(ratios) if ratios else 0.0
 
 
 def _table(loads: Sequence[Load]) -> Table:
-    """Return a row per layer and state."""
     rows = [
         (layer, load.when, *(f"{count:,.0f}" for count in counts))
         for layer in loads[0].layers

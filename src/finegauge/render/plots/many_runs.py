@@ -84,7 +84,6 @@ def draw_throughput(found: "Throughput") -> "Figure":
 
 
 def _throughput_table(found: "Throughput") -> Table:
-    """Return a row per micro-batch."""
     rows = []
     for number, point in enumerate(found.rates):
         known = point.low_samples_per_s is not None and point.high_samples_per_s is not None
@@ -114,12 +113,9 @@ MOST_LETTERS = 62
 
 
 def front_plot(ways: "Sequence[Way]", *, about: str, spot: bool = False) -> Plot | None:
-    """Return cost against time of `ways`; None where there are none.
+    """Return cost against time of `ways`, numbered in their order; None where there are none.
 
-    Args:
-        ways: In the order of their numbers.
-        about: What the dots are, as the start of a sentence.
-        spot: Whether the dollars are of spot instances.
+    `about` says what the dots are, as the start of a sentence.
     """
     if not ways:
         return None
@@ -175,7 +171,6 @@ def _marks(ways: "Sequence[Way]") -> dict[str, tuple[str, str]]:
 
 
 def _dots(axes: "Axes", ways: "Sequence[Way]") -> None:
-    """Draw the dots, the numbers beside them and the line through those that nothing beats."""
     marks = _marks(ways)
     most = max((way.energy_j or 0.0 for way in ways), default=0.0) or 1.0
     axes.set(xscale="log", yscale="log")
@@ -194,7 +189,6 @@ def _dots(axes: "Axes", ways: "Sequence[Way]") -> None:
 
 
 def _front_table(ways: "Sequence[Way]", best: "Sequence[Way]") -> Table:
-    """Return a row per way."""
     rows = tuple(
         (
             str(number), way.name, fmt.hours(way.wall_s), fmt.dollars(way.usd),
@@ -229,15 +223,9 @@ class Pair(NamedTuple):
 def bars_plot(
     key: str, title: str, about: str, pairs: Sequence[Pair], *, unit: str, said: Callable[[float], str]
 ) -> Plot | None:
-    """Return pairs of bars, the first the whole; None where nothing is known from both sides.
+    """Return pairs of bars, the whole and then its parts; None where nothing is known from both sides.
 
-    Args:
-        key: The drawing's name.
-        title: What is drawn.
-        about: The start of the caption.
-        pairs: The whole, then its parts.
-        unit: Of the axis.
-        said: How an amount is written in the table.
+    `about` starts the caption; `said` writes an amount in the table.
     """
     if not any(pair.predicted and pair.measured for pair in pairs):
         return None
@@ -308,7 +296,6 @@ def draw_dots(pairs: Sequence[Pair], unit: str) -> "Figure":
 
 
 def _pairs_table(title: str, pairs: Sequence[Pair], said: Callable[[float], str]) -> Table:
-    """Return a row per pair."""
     rows = tuple(
         (pair.name, said(pair.measured) if pair.measured else fmt.UNKNOWN,
          said(pair.predicted) if pair.predicted else fmt.UNKNOWN, pair.error)

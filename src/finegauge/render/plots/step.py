@@ -21,7 +21,7 @@ from finegauge.render.plots.drawing import (
 )
 from finegauge.render.report import Plot, Table
 from finegauge.render.run_parts import formula_of
-from finegauge.units import GIB, gib
+from finegauge.units import GIB, MIB, gib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +34,6 @@ MEMORY_KEY = "memory"
 LEAST_FRACTION = 0.002  # of what has to fit: smaller parts stand together
 ROW_INCHES = 0.36
 FAR_RATIO = 8.0  # beyond so many times what is needed, the capacity stands off the axis
-MIB = 2.0**20
 
 
 class Step(NamedTuple):
@@ -115,7 +114,6 @@ def draw_memory(data: Waterfall) -> "Figure":
 
 
 def _memory_caption(axes: "Axes", row: int, name: str, amount: str, *, bold: bool = False) -> None:
-    """Write a part's name and amount above its bar."""
     weight = "bold" if bold else "normal"
     axes.text(0, row - 0.24, f"{name}   {amount}", va="bottom", fontsize=8, fontweight=weight)
 
@@ -145,12 +143,10 @@ def _shown(data: Waterfall) -> Sequence[Step]:
 
 
 def _with_others(name: str) -> str:
-    """Return a name that says that small parts stand with it."""
     return name if name.endswith(" and small parts") else f"{name} and small parts"
 
 
 def _memory_table(profile: Profile, formulas: Mapping[Path, str]) -> Table:
-    """Return every part with its formula, and the sums."""
     total = profile.device_memory_bytes.total
     rows = [
         (step.name, f"{step.num_bytes / GIB:.3f}", f"{(step.start_bytes + step.num_bytes) / GIB:.3f}",
@@ -270,11 +266,7 @@ def _step_time_caption(axes: "Axes", box: Box, total_s: float, colour: str) -> N
 def _step_time_table(step: Breakdown) -> Table:
     """Return every part with its share, stage by stage, the largest of a stage first."""
     rows = [
-        (
-            " · ".join((stage, *path)),
-            fmt.duration(seconds),
-            fmt.percent(seconds / step.total),
-        )
+        (" · ".join((stage, *path)), fmt.duration(seconds), fmt.percent(seconds / step.total))
         for (stage, *_), _ in step.at(1).parts.items()
         for path, seconds in step.under(stage)
         if seconds > 0
@@ -347,13 +339,7 @@ def draw_roofline(computing: Sequence[Dot], moving: Sequence[Dot], roof: "Roof")
     stages = list(dict.fromkeys(dot.path[0] for dot in (*computing, *moving)))
     longest = max(dot.seconds for dot in (*computing, *moving))
     _draw_roof(axes, computing, roof)
-    _dots(
-        axes,
-        computing,
-        [(dot.intensity, dot.tflops_per_s) for dot in computing],
-        stages,
-        longest,
-    )
+    _dots(axes, computing, [(dot.intensity, dot.tflops_per_s) for dot in computing], stages, longest)
     axes.set(xlabel="FLOP per byte", ylabel="TFLOP/s")
     axes.legend(loc="lower right", markerscale=0.8, handletextpad=0.2)
     _name_largest(axes, computing, roof.flops_per_s / roof.memory_bytes_per_s)
@@ -364,7 +350,6 @@ def draw_roofline(computing: Sequence[Dot], moving: Sequence[Dot], roof: "Roof")
 
 
 def _draw_roof(axes: "Axes", dots: Sequence[Dot], roof: "Roof") -> None:
-    """Draw the slope and the ceiling, as wide as the dots need."""
     axes.set(xscale="log", yscale="log")
     ridge = roof.flops_per_s / roof.memory_bytes_per_s
     low = min([ridge / 20, *(0.35 * dot.intensity for dot in dots)])
@@ -376,11 +361,7 @@ def _draw_roof(axes: "Axes", dots: Sequence[Dot], roof: "Roof") -> None:
     floor = min([ys[0], *(dot.tflops_per_s for dot in dots)])
     axes.set_ylim(0.3 * floor, 3.0 * ys[-1])
     axes.text(
-        high,
-        1.15 * ys[-1],
-        f"{fmt.si(roof.flops_per_s)}FLOP/s {roof.dtype} ",
-        ha="right",
-        fontsize=7.5,
+        high, 1.15 * ys[-1], f"{fmt.si(roof.flops_per_s)}FLOP/s {roof.dtype} ", ha="right", fontsize=7.5
     )
 
 
@@ -391,7 +372,6 @@ def _dots(
     stages: list[str],
     longest: float,
 ) -> None:
-    """Draw one dot per operator, each stage with its colour and shape."""
     colours = shades(stages)
     for number, stage in enumerate(stages):
         those = [(dot, place) for dot, place in zip(dots, places, strict=True) if dot.path[0] == stage]
@@ -430,18 +410,15 @@ def _name_largest(axes: "Axes", dots: Sequence[Dot], ridge: float) -> None:
 
 
 def _apart(one: Dot, other: Dot) -> tuple[float, float]:
-    """Return how many times one dot lies from another, across and up."""
     across, up = one.intensity / other.intensity, one.tflops_per_s / other.tflops_per_s
     return max(across, 1.0 / across), max(up, 1.0 / up)
 
 
 def _area(dot: Dot, longest: float) -> float:
-    """Return the area of a dot, in points², by its time."""
     return LEAST_AREA + MOST_AREA * dot.seconds / longest
 
 
 def _draw_lane(axes: "Axes", dots: Sequence[Dot], roof: "Roof", stages: list[str], longest: float) -> None:
-    """Draw the operators that only move bytes: across how fast, stage by stage."""
     places = [(dot.num_bytes / dot.seconds / 1e9, -float(stages.index(dot.path[0]))) for dot in dots]
     _dots(axes, dots, places, stages, longest)
     present = [n for n, stage in enumerate(stages) if any(dot.path[0] == stage for dot in dots)]
