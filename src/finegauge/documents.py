@@ -25,6 +25,7 @@ MAX_DEPTH = 24
 MAX_VALUES = 20_000
 MAX_ALIASES = 200
 MAX_DOTS = 100  # of a line of TOML
+MAX_CELL_CHARS = 100_000  # of a table
 MAX_NUMBER = 1e30  # of anything that is counted, measured or paid
 SETTLED_AFTER_S = 0.1  # a change of a file within a clock's tick leaves its times as they were
 Read = TypeVar("Read")
@@ -200,7 +201,10 @@ def parse_csv(text: str, name: str) -> Iterator[list[str]]:
     import csv
 
     try:
-        yield from csv.reader(text.splitlines(), strict=True)
+        for cells in csv.reader(text.splitlines(), strict=True):
+            if max(map(len, cells), default=0) > MAX_CELL_CHARS:  # csv's own limit is the whole process's
+                raise csv.Error(f"a cell has more than {MAX_CELL_CHARS:,} characters")
+            yield cells
     except csv.Error as error:
         raise FileFormatError(f"{name} is not a table of comma-separated values: {error}.") from None
 

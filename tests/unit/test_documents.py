@@ -1,5 +1,6 @@
 """Only plain values come out of a file, whatever it holds."""
 
+import csv
 import math
 import os
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from finegauge import documents
-from finegauge.documents import by_state, parse_yaml, write_whole
+from finegauge.documents import by_state, parse_csv, parse_yaml, write_whole
 from finegauge.errors import FileFormatError
 
 
@@ -103,3 +104,14 @@ def test_a_link_laid_where_a_file_is_being_written_is_not_followed(tmp_path: Pat
     (tmp_path / f"x.{os.getpid()}.part").symlink_to(tmp_path / "other")
     write_whole(str(tmp_path / "x"), b"new")
     assert ((tmp_path / "other").read_text(), (tmp_path / "x").read_text()) == ("precious", "new")
+
+
+@pytest.mark.parametrize("limit", [131_072, 10**7])  # the default of csv, and one that another reader has set
+def test_a_cell_beyond_reason_is_refused(limit: int) -> None:
+    before = csv.field_size_limit(limit)
+    try:
+        with pytest.raises(FileFormatError, match=r"lengths.csv is not a table .* than 100,000 characters"):
+            list(parse_csv(f"a,b\n{'x' * 100_001},1\n", "lengths.csv"))
+        assert list(parse_csv(f"a,b\n{'x' * 100_000},1\n", "lengths.csv"))[1] == ["x" * 100_000, "1"]
+    finally:
+        csv.field_size_limit(before)
