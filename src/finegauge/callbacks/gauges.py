@@ -185,8 +185,5 @@ def memory_figures(device: torch.device) -> dict[str, float]:
         }
     if device.type != "cpu":
         return {}
-    figures = {
-        "memory_peak_bytes": peak_resident_bytes(),
-        "memory_device_bytes": resident_bytes(),
-    }
+    figures = {"memory_peak_bytes": peak_resident_bytes(), "memory_device_bytes": resident_bytes()}
     return {name: value for name, value in figures.items() if value > 0}

@@ -119,11 +119,7 @@ EXIT_CODES = {"completed": EXIT_DONE, "out_of_memory": EXIT_WILL_NOT_FIT}
 @click.option("--energy", is_flag=True, help="Joules of a step.")
 @click.option("--evaluate", is_flag=True, help="Accuracy before tuning and after each epoch.")
 @click.option("--tasks", default="", metavar="NAME,NAME", help="Score it by lm-evaluation-harness.")
-@click.option(
-    "--task-folder",
-    type=click.Path(exists=True, file_okay=False),
-    help="YAML files of own tasks.",
-)
+@click.option("--task-folder", type=click.Path(exists=True, file_okay=False), help="YAML files of own tasks.")
 @click.option("--task-limit", type=click.IntRange(1), help="Questions of each task; all otherwise.")
 @click.option(
     "--trace", "trace_path", type=click.Path(dir_okay=False), default="", help="Write a Chrome trace."

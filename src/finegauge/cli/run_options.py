@@ -133,12 +133,7 @@ run_argument = click.argument("run_file", metavar="RUN", shell_complete=_complet
 def question(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give `command` the arguments RUN [KEY=VALUE]... and the options --gpu, --json and alongside's."""
     command = alongside_options(command)
-    for decorate in (
-        json_option,
-        gpu_option,
-        overrides_argument,
-        run_argument,
-    ):
+    for decorate in (json_option, gpu_option, overrides_argument, run_argument):
         command = decorate(command)
     return command
 

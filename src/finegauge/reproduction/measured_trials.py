@@ -74,11 +74,7 @@ TRIALS = tuple(dict.fromkeys([*LOOKED_INTO, *SWEEP, *SMALLEST]))
 
 
 def measured(
-    options: Options,
-    *,
-    told: Told = lambda words: None,
-    store: str | None = None,
-    by: Measure = measure,
+    options: Options, *, told: Told = lambda words: None, store: str | None = None, by: Measure = measure
 ) -> dict[Trial, Profile]:
     """Return the profile of every trial, measured on the device of `options`.
 

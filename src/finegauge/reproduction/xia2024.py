@@ -8,10 +8,7 @@ from finegauge.reproduction import characterisation, findings, hardware, sweeps,
 from finegauge.reproduction.published import Finding, Item, Reproduction
 
 TITLE = "Xia et al. 2024, Understanding the Performance and Estimating the Cost of LLM Fine-Tuning (IISWC)"
-SOURCES = (
-    "paper: arXiv 2408.04693",
-    "artifact: github.com/stsxxx/finetune at 728a01b, 2024-08-27",
-)
+SOURCES = ("paper: arXiv 2408.04693", "artifact: github.com/stsxxx/finetune at 728a01b, 2024-08-27")
 ITEMS: Mapping[str, Callable[[], Item]] = {
     "table-1": tables.table_1,
     "table-2": tables.table_2,

@@ -88,10 +88,7 @@ def json_object(body: bytes) -> dict[str, Any]:
     """
     try:
         value = json.loads(
-            body.decode("utf-8"),
-            parse_constant=_no_constant,
-            parse_int=_integer,
-            object_pairs_hook=_object,
+            body.decode("utf-8"), parse_constant=_no_constant, parse_int=_integer, object_pairs_hook=_object
         )
     except RefusedError:
         raise

@@ -91,11 +91,7 @@ async def _got(session: "ClientSession", address: Address, path: str) -> tuple[i
         said: Any = None
         with suppress(ValueError):
             said = await response.json(content_type=None)
-        return (
-            response.status,
-            response.headers.get("Server", ""),
-            said if isinstance(said, dict) else {},
-        )
+        return (response.status, response.headers.get("Server", ""), said if isinstance(said, dict) else {})
 
 
 async def _version(session: "ClientSession", address: Address) -> str:

@@ -119,10 +119,7 @@ def task_of(run: Run, *, seed: int = 0) -> Task:
     Random(seed).shuffle(fitting)
     asked = max(1, round(ASKED_FRACTION * len(fitting)))
     return Task(
-        run.dataset,
-        fitting[asked:][: run.num_samples],
-        fitting[:asked],
-        right=_judge(tokenizer, fitting),
+        run.dataset, fitting[asked:][: run.num_samples], fitting[:asked], right=_judge(tokenizer, fitting)
     )
 
 
