@@ -3,7 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 from finegauge.answers.arguments import MAX_LIST, MAX_TEXT, Asked
-from finegauge.planning.capacity import MAX_MICRO_BATCH_SIZE
+from finegauge.planning.capacity import MAX_MICRO_BATCH_SIZE, max_micro_batch_size
+from finegauge.planning.plan import OBJECTIVES
 from finegauge.units import HOUR_S
 
 if TYPE_CHECKING:
@@ -11,7 +12,6 @@ if TYPE_CHECKING:
     from finegauge.answers.plan import PlanAnswer
 
 MOST_HOURS, MOST_USD, MOST_RISK, MOST_GPUS, MOST_SEQUENCES = 1e6, 1e12, 0.5, 65_536, 1_000_000
-OBJECTIVES = ("cost", "time", "energy")
 _NAMES = {"type": "array", "items": {"type": "string", "maxLength": MAX_TEXT}, "maxItems": MAX_LIST}
 _FLAG = {"type": "boolean", "default": False}
 _NUMBER = {"type": "number", "minimum": 1e-6}
@@ -59,7 +59,6 @@ def check(asked: Asked) -> "CheckAnswer":
 def max_batch(asked: Asked) -> "CapacityAnswer":
     """Return the largest micro-batch that fits, once per GPU."""
     from finegauge.answers.estimate import capacity_answer
-    from finegauge.planning.capacity import max_micro_batch_size
 
     limit = asked.whole("limit", MAX_MICRO_BATCH_SIZE, MOST_SEQUENCES)
     return capacity_answer([(run, max_micro_batch_size(run, limit=limit)) for run in asked.runs()])

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from typing import Any, NamedTuple
 
-from finegauge.catalogue.offers import refreshed_path
 from finegauge.data.batch_shape import shape
-from finegauge.documents import write_document
+from finegauge.documents import cache_path, write_document
 from finegauge.errors import FineGaugeError, UnsupportedError
 from finegauge.formats import key_table, trl
 from finegauge.measurement.instruments.module_roles import layer_number
@@ -342,9 +341,7 @@ def kept(kind: str, name: str, document: Mapping[str, Any]) -> str:
     from hashlib import sha256
 
     text = json.dumps(document, sort_keys=True, ensure_ascii=True)
-    path = os.path.join(
-        os.path.dirname(refreshed_path()), kind, f"{name}-{sha256(text.encode()).hexdigest()[:12]}.json"
-    )
+    path = cache_path(kind, f"{name}-{sha256(text.encode()).hexdigest()[:12]}.json")
     if not os.path.isfile(path):
         write_document(document, path)
     return path

@@ -3,7 +3,7 @@
 import gc
 import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -252,18 +252,14 @@ def max_batch(
     as_json: bool,
     limit: int,
     measured: bool,
-    device: str,
-    size: str,
-    store: str | None,
+    **trial: Any,
 ) -> None:
     """Find the largest micro_batch_size of RUN whose longest batch is safe, and the largest that may fit.
 
     With --measured the answer is tried out: a trial that is certain to run out of memory is not launched.
     """
     if measured:
-        show_measured(
-            run_file, overrides, device=device, size=size, limit=limit, store=store, as_json=as_json
-        )
+        show_measured(run_file, overrides, limit=limit, as_json=as_json, **trial)
         return
     asked = runs(run_file, overrides, gpus)
     _show("max-batch", [(run, max_micro_batch_size(run, limit=limit)) for run in asked], as_json=as_json)

@@ -3,7 +3,7 @@
 import os
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -50,12 +50,8 @@ def validate(
     names: tuple[str, ...],
     asked: str | None,
     *,
-    device: str,
-    num: int,
-    seed: int,
-    steps: int,
-    threads: int,
     as_json: bool,
+    **drawn: Any,
 ) -> None:
     """Hold predictions against measured runs: error by source, GPU, method and family, coverage, worst rows.
 
@@ -91,11 +87,7 @@ def validate(
             )
         say_on_stderr = partial(say, err=True)
         found = here_answer(
-            device,
-            num=num,
-            seed=seed,
-            steps=steps,
-            threads=threads,
+            **drawn,
             heard=lambda progress: say_on_stderr(f"measuring {progress.what}"),
             said=say_on_stderr,
         )

@@ -9,7 +9,7 @@ from typing import Any
 
 from finegauge.answers.arguments import MAX_TEXT
 from finegauge.answers.catalogue_rows import SORTS
-from finegauge.answers.questions import ARGUMENTS, OBJECTIVES
+from finegauge.answers.questions import ARGUMENTS
 from finegauge.render.schema import schema
 from finegauge.web.form import MAX_DOCUMENT
 
@@ -153,7 +153,7 @@ def _request(name: str, arguments: tuple[str, ...]) -> dict[str, Any]:
     }
     more = {name: ARGUMENTS[name] for name in arguments if name in ARGUMENTS}
     if name == "whatif":
-        more["minimise"] = {**ARGUMENTS["minimise"], "enum": [*OBJECTIVES, "memory"]}
+        more["minimise"] = {**ARGUMENTS["minimise"], "enum": [*ARGUMENTS["minimise"]["enum"], "memory"]}
     return {
         "type": "object",
         "additionalProperties": False,

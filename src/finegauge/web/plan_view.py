@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from finegauge.answers.changes import ChangedRun
 from finegauge.answers.plan import PlanAnswer, WhatIfAnswer
+from finegauge.answers.questions import MOST_GPUS, MOST_HOURS, MOST_RISK, MOST_USD
 from finegauge.errors import FieldError
 from finegauge.formats.writing import known_name
 from finegauge.planning.plan import OBJECTIVES
@@ -72,11 +73,11 @@ def _word(value: Any) -> str:
 
 
 PLAN_FIELDS: Mapping[str, Any] = {
-    "plan_within_h": number(1e-3, 1e6, "hours"),
-    "plan_budget_usd": number(1e-3, 1e12, "dollars"),
+    "plan_within_h": number(1e-3, MOST_HOURS, "hours"),
+    "plan_budget_usd": number(1e-3, MOST_USD, "dollars"),
     "plan_minimise": choice(OBJECTIVES),
-    "plan_max_gpus": whole(1, 65_536, "GPUs"),
-    "plan_risk_percent": number(1e-3, 50.0, "%"),
+    "plan_max_gpus": whole(1, MOST_GPUS, "GPUs"),
+    "plan_risk_percent": number(1e-3, 100 * MOST_RISK, "%"),
     "plan_keep_method": flag,
     "plan_spot": flag,
     "plan_framework": lambda _, value: known_name(str(value)),

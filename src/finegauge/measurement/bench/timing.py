@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+from finegauge.measurement.models.classes import DTYPES
+
 POOL_BYTES = 2**24
 ALIGNMENT = 256  # values
 WEIGHT_SCALE = 0.02

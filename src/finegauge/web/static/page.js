@@ -75,8 +75,8 @@ function heard() {
   byId("said").textContent = told.dataset.said;
   byId("link").value = new URL(told.dataset.link, location.href).href;
   byId("link-note").textContent = told.dataset.tooLong
-    ? "The inputs are too long for a link; keep the run file."
-    : "It names no server but this one: the inputs are in the link itself.";
+    ? "The inputs are too long for a link; download the run file."
+    : "The link contains the inputs; it opens on this machine only.";
   if (!byId("panel-whatif").hidden) trigger("#whatif", "refresh");
 }
 
