@@ -3,7 +3,7 @@
 import gc
 import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -228,6 +228,9 @@ def _show_all(checked: list[Checked], *, as_json: bool) -> None:
             say(_sentences(one.answer, f"{one.file}: "))
 
 
+SPARE_FRACTION = 0.1  # of the memory that is free: left to whatever else runs on this machine
+
+
 @click.command("max-batch")
 @question
 @click.option(
@@ -252,17 +255,47 @@ def max_batch(
     as_json: bool,
     limit: int,
     measured: bool,
-    **trial: Any,
+    device: str,
+    size: str,
+    store: str | None,
 ) -> None:
     """Find the largest micro_batch_size of RUN whose longest batch is safe, and the largest that may fit.
 
     With --measured the answer is tried out: a trial that is certain to run out of memory is not launched.
     """
-    if measured:
-        show_measured(run_file, overrides, limit=limit, as_json=as_json, **trial)
+    if not measured:
+        asked = runs(run_file, overrides, gpus)
+        _show("max-batch", [(run, max_micro_batch_size(run, limit=limit)) for run in asked], as_json=as_json)
         return
-    asked = runs(run_file, overrides, gpus)
-    _show("max-batch", [(run, max_micro_batch_size(run, limit=limit)) for run in asked], as_json=as_json)
+    from finegauge.answers.estimate import measured_capacity_answer
+    from finegauge.catalogue.machine import host_memory_bytes
+    from finegauge.cli.measurements import byte_size
+    from finegauge.cli.progress import progress_bar
+    from finegauge.measurement.options import Options
+    from finegauge.measurement.trial import measure
+    from finegauge.planning.capacity import measured_max_micro_batch_size
+    from finegauge.prediction.predictor import memory_estimator
+    from finegauge.render.estimate import measured_capacity_report
+
+    gc.enable()
+    run = read_run(run_file, overrides)
+    allowed = byte_size(size) if size else 0.0
+    if device == "cpu" and not allowed:
+        allowed = (1 - SPARE_FRACTION) * host_memory_bytes()[1]
+    options = Options(device=device, steps=1, warmup_steps=1, memory_limit_bytes=allowed)
+    with progress_bar("") as heard, memory_estimator(run, device) as predict:
+        found = measured_max_micro_batch_size(
+            run,
+            lambda run: measure(run, options, heard=heard, store=store),
+            predict,
+            capacity_bytes=allowed or predict(run).capacity_bytes,
+            limit=limit,
+        )
+    failed = next((trial for trial in found.trials if trial.outcome in ("failed", "unsupported")), None)
+    if failed is not None:
+        raise UnsupportedError(f"A trial brought no answer: {failed.reason}.")
+    answer = measured_capacity_answer(run, found, allowed)
+    show("max-batch", answer, measured_capacity_report, as_json=as_json)
 
 
 @click.command("max-length")
@@ -304,48 +337,3 @@ def _show(command: str, found: list[tuple["Run", "Capacity"]], *, as_json: bool)
     from finegauge.render.estimate import capacity_report
 
     show(command, capacity_answer(found), capacity_report, as_json=as_json)
-
-
-SPARE_FRACTION = 0.1  # of the memory that is free: left to whatever else runs on this machine
-
-
-def show_measured(
-    run_file: str,
-    overrides: Iterable[str],
-    *,
-    device: str,
-    size: str,
-    limit: int,
-    store: str | None,
-    as_json: bool,
-) -> None:
-    """Print the largest micro-batch that a trial has shown to fit."""
-    from finegauge.answers.estimate import measured_capacity_answer
-    from finegauge.catalogue.machine import host_memory_bytes
-    from finegauge.cli.measurements import byte_size
-    from finegauge.cli.progress import progress_bar
-    from finegauge.measurement.options import Options
-    from finegauge.measurement.trial import measure
-    from finegauge.planning.capacity import measured_max_micro_batch_size
-    from finegauge.prediction.predictor import memory_estimator
-    from finegauge.render.estimate import measured_capacity_report
-
-    gc.enable()
-    run = read_run(run_file, overrides)
-    allowed = byte_size(size) if size else 0.0
-    if device == "cpu" and not allowed:
-        allowed = (1 - SPARE_FRACTION) * host_memory_bytes()[1]
-    options = Options(device=device, steps=1, warmup_steps=1, memory_limit_bytes=allowed)
-    with progress_bar("") as heard, memory_estimator(run, device) as predict:
-        found = measured_max_micro_batch_size(
-            run,
-            lambda run: measure(run, options, heard=heard, store=store),
-            predict,
-            capacity_bytes=allowed or predict(run).capacity_bytes,
-            limit=limit,
-        )
-    failed = next((trial for trial in found.trials if trial.outcome in ("failed", "unsupported")), None)
-    if failed is not None:
-        raise UnsupportedError(f"A trial brought no answer: {failed.reason}.")
-    answer = measured_capacity_answer(run, found, allowed)
-    show("max-batch", answer, measured_capacity_report, as_json=as_json)

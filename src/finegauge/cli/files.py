@@ -47,6 +47,8 @@ def read(
     """
     from finegauge.answers.files import LauncherFile, ReadAnswer, RunOfFile, run_of_file
     from finegauge.formats.reading import companion_fields, describe
+    from finegauge.render.files import read_sections
+    from finegauge.render.terminal import section_lines
 
     files, overrides = parted(words)
     companions = {file: found for file in files if (found := companion_fields(file)) is not None}
@@ -59,7 +61,18 @@ def read(
     if framework is not None:
         if len(recipes) != 1:
             raise InputError(f"--export takes one training file, not {len(recipes)}; name one.")
-        _export(recipes[0], overrides, beside, framework, folder, overwrite=overwrite, as_json=as_json)
+        if folder is None:
+            raise InputError("--export needs a folder to write to; add -o DIR.")
+        from finegauge.answers.files import export_answer
+        from finegauge.formats.writing import write
+        from finegauge.render.files import written_section
+
+        run = describe(recipes[0], overrides, beside)
+        written = write(run, framework, folder, recipe=recipes[0], overwrite=overwrite)
+        if as_json:
+            show("read", export_answer(framework, written), as_json=True)
+        else:
+            say(section_lines(written_section(written)))
         return
     results: list[RunOfFile | LauncherFile] = [
         run_of_file(file, describe(file, overrides, beside)) for file in recipes
@@ -70,39 +83,8 @@ def read(
     if as_json:
         show("read", answer, as_json=True)
         return
-    from finegauge.render.files import read_sections
-    from finegauge.render.terminal import section_lines
-
     for number, part in enumerate(read_sections(answer)):
         say([*([""] if number else []), *section_lines(part)])
-
-
-def _export(
-    file: str,
-    overrides: tuple[str, ...],
-    beside: "Alongside",
-    framework: str,
-    folder: str | None,
-    *,
-    overwrite: bool,
-    as_json: bool,
-) -> None:
-    from finegauge.formats.reading import describe
-    from finegauge.formats.writing import write
-
-    if folder is None:
-        raise InputError("--export needs a folder to write to; add -o DIR.")
-    run = describe(file, overrides, beside)
-    written = write(run, framework, folder, recipe=file, overwrite=overwrite)
-    if as_json:
-        from finegauge.answers.files import export_answer
-
-        show("read", export_answer(framework, written), as_json=True)
-    else:
-        from finegauge.render.files import written_section
-        from finegauge.render.terminal import section_lines
-
-        say(section_lines(written_section(written)))
 
 
 def _with_companions(stated: "Alongside", kinds: dict[str, str]) -> "Alongside":

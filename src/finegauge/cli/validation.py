@@ -143,7 +143,25 @@ def calibrate(
         return
     if len(tables) > 1:
         raise InputError(f"--law fits one sweep; {len(tables)} tables are named. Name one.")
-    _law(tables[0], law_name, called, where, output, fitted_on, as_json=as_json)
+    if output is not None:
+        from finegauge.render.plots.drawing import check_matplotlib
+
+        check_matplotlib("calibrate")
+    from finegauge.answers.calibration import law_answer
+    from finegauge.laws.fit import fit, read_sweep
+    from finegauge.laws.law import form
+    from finegauge.laws.registry import check_name, store
+    from finegauge.render.calibration import law_report
+
+    equation = form(law_name)
+    called = check_name(called)
+    sweep = read_sweep(tables[0], equation, where)
+    law = fit(
+        equation, sweep.observations, name=called, table=sweep.name, context=sweep.context, fitted=fitted_on
+    )
+    answer = law_answer(law, sweep, store(law))
+    drawn = _draw(answer, output) if output is not None else ()
+    show("calibrate", answer, partial(law_report, drawn=drawn), as_json=as_json)
 
 
 def _constants(
@@ -168,35 +186,6 @@ def _constants(
     if output is not None:
         write_document({"schema_version": SCHEMA_VERSION, **encoded(answer)}, output)
     show("calibrate", answer, partial(calibration_report, path=output), as_json=as_json)
-
-
-def _law(
-    table: str,
-    law_name: str,
-    name: str,
-    where: tuple[str, ...],
-    output: str | None,
-    date: str,
-    *,
-    as_json: bool,
-) -> None:
-    if output is not None:
-        from finegauge.render.plots.drawing import check_matplotlib
-
-        check_matplotlib("calibrate")
-    from finegauge.answers.calibration import law_answer
-    from finegauge.laws.fit import fit, read_sweep
-    from finegauge.laws.law import form
-    from finegauge.laws.registry import check_name, store
-    from finegauge.render.calibration import law_report
-
-    equation = form(law_name)
-    called = check_name(name)
-    sweep = read_sweep(table, equation, where)
-    law = fit(equation, sweep.observations, name=called, table=sweep.name, context=sweep.context, fitted=date)
-    answer = law_answer(law, sweep, store(law))
-    drawn = _draw(answer, output) if output is not None else ()
-    show("calibrate", answer, partial(law_report, drawn=drawn), as_json=as_json)
 
 
 def _day(text: str | None) -> str:
