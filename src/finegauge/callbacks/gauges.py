@@ -102,7 +102,7 @@ class TokenCounter:
         return not hasattr(model, "_orig_mod") and getattr(model, "_compiled_call_impl", None) is None
 
     def _count(self, module: Any, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        """Add one batch; what is only judged or written (no gradients) does not count."""
+        """Add one batch; evaluation and generation (no gradients) do not count."""
         if not module.training or not torch.is_grad_enabled():
             return
         batch = named.get("input_ids")

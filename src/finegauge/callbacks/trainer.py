@@ -149,7 +149,7 @@ class TrainerCallback(Base):  # type: ignore[misc]
         self._say("\n".join(section_lines(part)))
 
     def _understand(self, model: Any, args: Any, loader: Any, max_steps: int) -> str:
-        """Note what is trained, or return why that is not known; the log has its figures all the same."""
+        """Note what is trained, or return why that is not known; the figures are logged all the same."""
         try:
             self.run = live_run(model, args, loader=loader, max_steps=max_steps)
         except FineGaugeError as error:
@@ -179,7 +179,7 @@ class TrainerCallback(Base):  # type: ignore[misc]
         self._show(told)
 
     def _price(self, args: Any, device: torch.device) -> Price | None:
-        """Return the price of an hour; what is wrong with the one asked for is said."""
+        """Return the price of an hour; log what is wrong with the offer."""
         gpu, nodes = device_name(device) if device.type == "cuda" else "", machines(args)[1]
         try:
             return price_of(
@@ -190,7 +190,7 @@ class TrainerCallback(Base):  # type: ignore[misc]
             return None
 
     def _open_trial(self, args: Any, state: Any) -> None:
-        """Note in the journal that the training began; a journal that cannot be written is said."""
+        """Note the start of the training in the journal; log where that cannot be written."""
         if self.run is None or self.store is None:
             return
         trials = Trials(os.fspath(self.store) or os.path.join(args.output_dir, JOURNAL))
@@ -220,7 +220,7 @@ class TrainerCallback(Base):  # type: ignore[misc]
             self._end_trial(without_data(empty, outcome, reason))
 
     def _at_exit(self) -> None:
-        """Note how the process ended in the middle of a training: out of memory is worth knowing."""
+        """Note how the process ended during a training: out of memory is worth knowing."""
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         with suppress(FineGaugeError):
             self._close(*_how_it_ended(error))
@@ -256,7 +256,7 @@ def _come_before_reporters(callback: TrainerCallback) -> None:
 
 
 def _how_it_ended(error: BaseException | None) -> tuple[str, str]:
-    """Return the outcome and the reason of a training in whose middle the process ended by `error`."""
+    """Return the outcome and the reason of a training that `error` ended."""
     if error is None or isinstance(error, KeyboardInterrupt):
         return "interrupted", "the process ended before the training did"
     if reason := out_of_memory_reason(error, limited=False):

@@ -111,7 +111,7 @@ class LazyGroup(click.Group):
 
 
 def _with_command(words: list[str]) -> list[str]:
-    """Return the arguments with the command after `--` as the one word that stands for RUN, in its place."""
+    """Return the arguments with the command after `--` as one word in the place of RUN."""
     import shlex
 
     place = words.index("--")

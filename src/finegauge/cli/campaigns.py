@@ -113,7 +113,7 @@ def _engine(name: str, address: str) -> "Engine":
 
 
 def _keep_table(folder: str) -> None:
-    """Make the table of a large campaign, so that the first of its `results` is not the one to wait."""
+    """Make the table of a large campaign now, so that the first `results` need not wait for it."""
     from finegauge.errors import FineGaugeError
     from finegauge.store.table import table_of
 
@@ -209,7 +209,7 @@ def _of_runs(paths: tuple[str, ...], gpu: str) -> "Comparison":
 
 
 def _common_gpu(paths: tuple[str, ...]) -> str:
-    """Return the GPU of runs none of which names one: this machine's, else the largest that one needs."""
+    """Return the GPU for runs that name none: this machine's, else the largest that one of them needs."""
     from finegauge.answers.runs import FROM_COMMON
     from finegauge.catalogue.gpus import THIS
     from finegauge.catalogue.gpus import gpu as spec

@@ -143,7 +143,7 @@ def check(
 def _fix(
     file: str, overrides: Iterable[str], gpus: Iterable[str], folder: str, *, overwrite: bool, as_json: bool
 ) -> int:
-    """Write a run that is not safe with what makes it so, say both, and return the exit code."""
+    """Write a run that is not safe with the change that makes it safe; return the exit code."""
     from finegauge.answers.estimate import fixed_answer
 
     run, *others = runs(file, overrides, gpus, unnamed="one")
@@ -188,7 +188,7 @@ def _show_one(checked: Checked, *, as_json: bool) -> None:
 
 
 def _sentences(answer: "CheckAnswer", name: str = "") -> list[str]:
-    """Return a verdict with its advice for each GPU, each in a line where nothing says how wide one is."""
+    """Return a verdict with its advice for each GPU, unwrapped where the terminal's width is not known."""
     from finegauge.render.run_parts import headline, subject
     from finegauge.render.terminal import UNLIMITED, has_width, painted, wrapped
 

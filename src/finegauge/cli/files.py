@@ -88,7 +88,7 @@ def read(
 
 
 def _with_companions(stated: "Alongside", kinds: dict[str, str]) -> "Alongside":
-    """Return what stands alongside: stated by options, or found among the files."""
+    """Return the launcher's files: stated by options, or found among the arguments."""
     for file, kind in kinds.items():
         if getattr(stated, kind) is not None:
             raise InputError(f"Two files of {kind} are named; keep one.")

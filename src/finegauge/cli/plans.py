@@ -137,7 +137,7 @@ def plan(
 
 
 def _counted(texts: Sequence[str], max_gpus: int) -> dict[str, Any]:
-    """Return which GPUs a plan may have and, where a number is said, exactly how many."""
+    """Return the GPUs that a plan may have and, where stated, exactly how many."""
     from finegauge.catalogue.gpus import THIS, counted, gpu
 
     names, number = gpu_names(texts)
@@ -151,7 +151,7 @@ def _counted(texts: Sequence[str], max_gpus: int) -> dict[str, Any]:
 
 
 def _checked_export(framework: str | None, folder: str | None) -> str | None:
-    """Return the framework's name; raise where an export is half asked for, before anything is searched."""
+    """Return the framework's name; raise where an export is half stated, before the search."""
     if framework is None and folder is not None:
         raise InputError("-o says where to write a config; add --export llamafactory (or another framework).")
     if framework is None:
@@ -165,7 +165,7 @@ def _checked_export(framework: str | None, folder: str | None) -> str | None:
 
 
 def _check_figure(path: str | None) -> None:
-    """Raise where no PNG can be drawn at `path`, before anything is searched."""
+    """Raise where no PNG can be drawn at `path`, before the search."""
     if path is None:
         return
     if not path.lower().endswith(".png"):

@@ -75,7 +75,7 @@ def _run(listener: socket.socket, *, opens: bool) -> None:
 
 
 def _impatient() -> Any:
-    """Return uvicorn's protocol, which leaves where the headers of a request do not arrive."""
+    """Return uvicorn's protocol, which closes connections whose headers do not arrive in time."""
     import asyncio
 
     import h11

@@ -84,7 +84,7 @@ class Lines:
         raise StopAsyncIteration
 
     def _next(self) -> bytes:
-        """Return the next line that is not empty, of one too long its beginning; b"" at the end."""
+        """Return the next line that is not empty, cut where it is too long; b"" at the end."""
         line = b"\n"
         while line and not line.strip():
             line = self._file.readline(MAX_LINE_BYTES + 1)
@@ -178,7 +178,7 @@ async def _served(folder: str) -> None:
 
 
 def _own_input() -> BinaryIO:
-    """Return what the client writes to, which processes started here do not inherit."""
+    """Return the client's stream on stdin; processes started here do not inherit it."""
     own = os.fdopen(os.dup(0), "rb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

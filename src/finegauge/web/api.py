@@ -92,7 +92,7 @@ def refusal(status: int, sentence: str, field: str | None = None) -> Reply:
 
 
 def _told(text: str) -> str:
-    """Return `text` without the folder in which a pasted text lies while it is read."""
+    """Return `text` without the temporary folder of pasted texts."""
     folder = re.escape(upload_store().folder.replace("\\", "\\\\"))
     return re.sub(rf"{folder}[/\\]+pasted[/\\]+[0-9a-f]{{32}}[/\\]+", "", text)
 
@@ -110,7 +110,7 @@ def _field_of(error: FineGaugeError, asked: Mapping[str, Any]) -> str | None:
 
 
 def _check_kinds(asked: Mapping[str, Any]) -> None:
-    """Raise where a value is not of the kind that the OpenAPI document says."""
+    """Raise where a value is not of the JSON type that the OpenAPI document states."""
     for name, value in asked.items():
         told = "object" if name in ("run", "overrides") else ARGUMENTS.get(name, {}).get("type", "string")
         kind, said = _KINDS[told]
@@ -120,7 +120,7 @@ def _check_kinds(asked: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _beside(field: str) -> Iterator[None]:
-    """Let an error say that it belongs to `field`."""
+    """Attach `field` to errors raised inside."""
     try:
         yield
     except FineGaugeError as error:

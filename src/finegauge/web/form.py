@@ -70,7 +70,7 @@ def of_mean(mean: float, longest: int, num_samples: int) -> tuple[tuple[int, int
 
 
 def _weights(lengths: list[int], slope: float) -> list[float]:
-    """Return what each length weighs for itself and those up to the one before."""
+    """Return the weight of each length, which stands for all above the one before."""
     longest, top = lengths[-1], max(slope, slope * lengths[0] / lengths[-1])
     before = [0, *lengths[:-1]]
     return [
@@ -253,7 +253,7 @@ def _cut(value: Any, key: str = "") -> Any:
 
 
 def _last_part(token: str) -> str:
-    """Return a path's last part; what is no path that leads elsewhere, as it is."""
+    """Return the last part of a path that leads elsewhere; other text unchanged."""
     return next(_parts(token), "unnamed") if _leads_out(token) else token
 
 

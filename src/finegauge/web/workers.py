@@ -127,7 +127,7 @@ class Workers:
         return reply
 
     def _asked(self, search: bool, job: Job, args: tuple[Any, ...]) -> Reply:
-        """Return the answer of an idle process, one that died replaced; called in a thread of the lane."""
+        """Return the answer of an idle process; called in a thread of the lane."""
         seat = self._idle[search].get()
         try:
             reply: Reply = seat.asked(job, args, self._lanes[search].within_s)
@@ -152,7 +152,7 @@ def _full(lane: Lane) -> RefusedError:
 
 
 def _settle(folder: str, preloaded: tuple[str, ...], behind: int) -> None:
-    """Bound a new process in memory, and let nothing that a request names reach the user's files."""
+    """Limit a new process's memory, and start it in an empty folder, away from the user's files."""
     tempfile.tempdir = folder
     if behind and hasattr(os, "nice"):
         os.nice(behind)
