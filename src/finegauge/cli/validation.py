@@ -46,6 +46,7 @@ EXIT_DOES_NOT_HOLD = 10
 @click.pass_context
 def validate(
     ctx: click.Context,
+    /,
     tables: tuple[str, ...],
     names: tuple[str, ...],
     asked: str | None,
