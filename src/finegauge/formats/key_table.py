@@ -405,12 +405,17 @@ class Reading:
     def _model_here(self, named: str) -> str:
         """Return a model's folder that is not here as the catalogue's of that name, with a warning."""
         path = named.rstrip("/")
+        if of_hub := re.search(r"(?:^|/)models--([\w.-]+?)--([\w.-]+)(?:/|$)", path):  # the Hub's cache
+            return f"{of_hub[1]}/{of_hub[2]}"
+        if re.match(r"[A-Za-z]:\\", path):  # of Windows
+            path = path.replace("\\", "/").rstrip("/").removeprefix(path[:2])
         if not (path.startswith(("/", "./", "../", "~")) or path.count("/") > 1) or os.path.exists(
             os.path.expanduser(path)
         ):
             return path or named
-        try:  # ModelScope writes a dot of a folder's name as "___"
-            found = figures(path.rpartition("/")[2].replace("___", ".")).name
+        last = path.rpartition("/")[2].replace("___", ".")  # as ModelScope writes a dot
+        try:
+            found = figures(re.sub(r"-(?:HF|hf)$", "", last)).name
         except (UnknownNameError, FileFormatError):
             return named
         self.warn(f"The model's folder {shown(named)} is not here: it is taken as {found}.")
@@ -423,7 +428,14 @@ class Reading:
         """
         if "model" not in self.fields:
             key = self.format.model_key
-            raise FieldError(f"{self.file_name} does not state its model; add '{key}: …'.")
+            variable = rf": (\w+\.)?({re.escape(key)}|model_name_or_path) holds a variable"
+            unset = any(re.search(variable, warning) for warning in self.warnings)
+            way = (
+                ": the script does not tell its variable's value; add model=NAME"
+                if unset
+                else f"; add '{key}: …'"
+            )
+            raise FieldError(f"{self.file_name} does not state its model{way}.")
         return str(self.fields["model"])
 
     def ignored(self, keys: Iterable[str], reason: str) -> None:
@@ -473,9 +485,11 @@ class Reading:
         """Return the number format that the model's own configuration states."""
         try:
             config = figures(str(self.fields["model"])).config
-        except UnknownNameError:
+        except (UnknownNameError, FileFormatError):
             return "bf16"
-        stated = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+        inner = config.get("text_config")  # of a model that sees
+        held = {**inner, **config} if isinstance(inner, Mapping) else config
+        stated = str(held.get("dtype") or held.get("torch_dtype") or "float32").removeprefix("torch.")
         return {"bfloat16": "bf16", "float16": "fp16"}.get(stated, "fp32")
 
     def set_catalogue_model(self, guesses: Iterable[str], otherwise: str, *keys: str) -> None:

@@ -52,6 +52,7 @@ class _Program(NamedTuple):
     keys: Mapping[str, Any] = {}  # that the command itself states
     hydra: bool = False  # options are key=value, and so is a word after an option that takes none
     all_gpus: bool = False  # starts one process for each GPU that it sees
+    usual: str = ""  # whose keys the options are where they do not tell it
 
 
 _TRL = {word: _Program("trl", {"trainer": word}, all_gpus=True) for word in (
@@ -61,7 +62,7 @@ _SWIFT = {"sft": _Program("ms_swift"), "pt": _Program("ms_swift", {"tuner_type":
 # Programs with a subcommand.
 _TOOLS: Mapping[str, Mapping[str, _Program]] = {
     "llamafactory-cli": {
-        "train": _Program("", hydra=True, all_gpus=True),
+        "train": _Program("", hydra=True, all_gpus=True, usual="llamafactory"),
         "sft": _Program("llamafactory_v1", hydra=True, all_gpus=True),
         "dpo": _Program("llamafactory_v1", {"finegauge": {"phase": "dpo"}}, hydra=True, all_gpus=True),
         "rm": _Program("llamafactory_v1", {"finegauge": {"phase": "reward"}}, hydra=True, all_gpus=True),
@@ -81,7 +82,7 @@ _TOOLS: Mapping[str, Mapping[str, _Program]] = {
     "automodel": {"": _Program("nemo_automodel", hydra=True)},
     "unsloth": {"train": _Program("unsloth")},
 }  # fmt: skip
-_LLAMA_FACTORY = _Program("", hydra=True, all_gpus=True)
+_LLAMA_FACTORY = _Program("", hydra=True, all_gpus=True, usual="llamafactory")
 # What qlora.py (artidoro/qlora) takes unasked.
 _QLORA = {
     **{"use_peft": True, "load_in_4bit": True, "use_bnb_nested_quant": True, "lora_r": 64, "lora_alpha": 16},
@@ -166,6 +167,9 @@ _SILENT = frozenset(
 ) | frozenset(
     ("mv", "rm", "cat", "sed", "awk", "grep", "chmod", "source", ".", "export", "touch", "tar", "head")
 )
+_OF_FILES = re.compile(
+    r"(^|[._])(out\w*|save\w*|log\w*|run_?name|\w+_dir|wandb\w*|experiment\w*|project\w*)$"
+)
 _MAX_FOLLOWED = 3  # scripts that start scripts
 
 
@@ -249,19 +253,30 @@ def _of_shell(text: str, place: Place, arguments: Sequence[str]) -> Launch:
     for command in shell.commands():
         try:
             found = _of_command(command, place, batch)
+            if found is None and command.document and re.search(r"(^|/)python[\d.]*$", command.words[0]):
+                found = _of_document(command.document, place)
         except FileFormatError as error:
             if refused is None or isinstance(refused, _TrainsNothingError):
                 refused = error
             continue
         if found is not None:
             return found
-        if command.document and re.search(r"(^|/)python[\d.]*$", command.words[0]):
-            script = scripts.load_python(command.document, place.name)
-            return Launch(script.keys, script.reader, script.warnings, place.file)
     raise refused or FileFormatError(
         f"{place.name} starts no training that is known: no line such as 'swift sft --model …' or "
         "'python train.py --model_name_or_path …'."
     )
+
+
+def _of_document(text: str, place: Place) -> Launch:
+    """Return the training of Python that a here-document holds.
+
+    Raises: FileFormatError where it starts none.
+    """
+    try:
+        script = scripts.load_python(text, place.name)
+    except FileFormatError as error:  # it may well prepare one
+        raise _TrainsNothingError(str(error)) from None
+    return Launch(script.keys, script.reader, script.warnings, place.file)
 
 
 def _of_command(command: Command, place: Place, batch: Mapping[str, Any] = {}) -> Launch | None:
@@ -352,16 +367,17 @@ def _read(
         loaded = _of_script(script, named, {**keys, **options}, reader)
         options = loaded.keys if not keys else options
         reader, warnings = loaded.reader, [*warnings, *loaded.warnings]
-    unset = [key for key, value in options.items() if UNSET.search(str(value))]
-    if unset:
-        warnings += [
-            f"{place.name}: {key} holds a variable that the script does not set; state it as an override."
-            for key in unset[:10]
-        ]
-        options = {key: value for key, value in options.items() if key not in unset}
+    told = _laid_over({**program.keys, **keys}, options)
+    unset = [key for key, value in {**keys, **options}.items()
+             if isinstance(value, str | list) and UNSET.search(str(value))]  # fmt: skip
+    warnings += [
+        f"{place.name}: {key} holds a variable that the script does not set; state it as an override."
+        for key in [key for key in unset if not _OF_FILES.search(key)][:10]
+    ]
+    keys, options = ({k: v for k, v in held.items() if k not in unset} for held in (keys, options))
     keys = _laid_over({**program.keys, **keys}, options)
     if not reader:
-        reader = "trl:TRAINER" if _is_plain_trainer(keys, named) else recognise(keys)
+        reader = "trl:TRAINER" if _is_plain_trainer(told, named) else recognise(told) or program.usual
         if script is None and program == _Program():
             missing = f"{os.path.basename(named)}, which is not here to be read"
             if reader not in _GENERIC and not file:

@@ -164,7 +164,7 @@ def _data(run: Run) -> dict[str, Any]:
 
 def _read_sharding(reading: Reading) -> None:
     """Read DeepSpeed by one of the built-in names or its file, or FSDP."""
-    built_in = _BUILT_IN.get(reading.text("deepspeed"))
+    built_in = _BUILT_IN.get(reading.text("deepspeed").removeprefix("default-"))  # before 3.0
     if built_in is None:
         trainer_keys.read_sharding(reading)
         return

@@ -7,6 +7,9 @@ and rewards: 512), padded to the longest, kept apart without padding by `packing
 one). In PPO and its kin answers are written by vLLM.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from finegauge.errors import FieldError, shown
 from finegauge.formats import trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, fixed, key, model_key
@@ -14,9 +17,25 @@ from finegauge.run.field import whole
 from finegauge.run.rules import COMPARING
 
 _PHASES = {"sft": "sft", "dpo": "dpo", "kto": "dpo", "rm": "reward", "ppo_ray": "ppo", "ppo": "ppo"}
+_GROUPED = {
+    "model_name_or_path": "pretrain",
+    "batch_size": "train_batch_size",
+    "micro_batch_size": "micro_train_batch_size",
+    "gradient_checkpointing_enable": "gradient_checkpointing",
+}
 _ADAPTERS = trainer_keys.Adapters(
     "lora_rank lora_alpha lora_dropout target_modules modules_to_save", defaults=(8, 16, 0.0)
 )
+
+
+def _adapt(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments in groups (0.10: --train.batch_size) under the names that they had before."""
+    found = dict(keys)
+    for group in ("model", "data", "train", "ds"):
+        inside = found.pop(group, None)
+        for name, value in inside.items() if isinstance(inside, Mapping) else ():
+            found[_GROUPED.get(name, name)] = value
+    return found
 
 
 def _read_phase(reading: Reading) -> None:
@@ -42,14 +61,12 @@ def _read_phase(reading: Reading) -> None:
     reading.set("max_new_tokens", answer, "generate_max_len")
     if phase == "grpo":
         reading.set("num_generations", reading.get("n_samples_per_prompt", 8), "n_samples_per_prompt")
-    where = (
-        "beside the training"
-        if reading.flag("colocate_all_models")
-        else "on GPUs of its own, which are not counted"
-    )
-    reading.warn(
-        f"Answers are written by vLLM, {where}, which is not modelled: they are timed as transformers'."
-    )
+    if trainer.endswith("ray"):
+        colocated = reading.flag("colocate_all_models")
+        where = "beside the training" if colocated else "on GPUs of its own, which are not counted"
+        reading.warn(
+            f"Answers are written by vLLM, {where}, which is not modelled: they are timed as transformers'."
+        )
 
 
 def _read_method(reading: Reading) -> None:
@@ -133,5 +150,6 @@ FORMAT = Format(
     ),
     model_key="pretrain",
     lists_its_keys=False,
+    adapt=_adapt,
     not_modelled="zpg use_ds_universal_ckpt ds_tensor_parallel_size aux_loss_coef",
 )

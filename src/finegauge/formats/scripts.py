@@ -97,6 +97,8 @@ _NOTEBOOK = {
     "training.optim": "adamw_torch_fused",
     "lora.lora_r": 16,
 }
+_OF_FILES = {"output_dir", "logging_dir", "run_name", "report_to", "hub_model_id", "seed", "logging_steps",
+    "save_steps", "save_total_limit", "hub_token", "push_to_hub", "learning_rate"}  # fmt: skip
 _MAX_NODES = 50_000
 _MAX_SCRIPT = 400_000  # characters
 
@@ -116,7 +118,7 @@ def load_python(text: str, name: str, options: Mapping[str, Any] = {}) -> Script
     recipe, computed = _recipe(script, tree)
     warnings = tuple(
         f"{name}: {key} is computed by the script and is not read; state it on the command line."
-        for key in sorted(computed if recipe else script.opaque)[:20]
+        for key in sorted(computed if recipe else script.opaque - _OF_FILES)[:20]
     )
     if recipe:
         return Script(recipe, "megatron_lm:NEMO", warnings)
@@ -300,7 +302,12 @@ class _Reader:
         elif name == "gradient_checkpointing_enable":
             self._note("gradient_checkpointing", True)
         elif name == "load_dataset" and call.args:
-            self._note("dataset_name", self.values.of(call.args[0]))
+            named = self.values.of(call.args[0])
+            if named in ("json", "csv", "parquet", "text"):  # what reads the files that it is given
+                named = next(
+                    (self.values.of(one.value) for one in call.keywords if one.arg == "data_files"), None
+                )
+            self._note("dataset_name", named if isinstance(named, str) else None)
 
     def _amend(self, node: ast.Assign) -> None:
         """Read an argument that is set after the call: training_args.max_steps = 10."""

@@ -36,6 +36,7 @@ _TESTS = ("[", "[[", "test", "]", "]]", "!")
 _COMPARED: Mapping[str, Callable[[int, int], bool]] = {
     f"-{name}": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
 }
+_SPLIT = re.compile(r"(?:\$\([^()]*(?:\([^()]*\)[^()]*)*\)|\S)+")  # what a command would print stays whole
 _SEPARATORS = "\n;&|()"
 
 
@@ -119,7 +120,8 @@ class Shell:
             )
         self.name = name
         self.files: dict[str, str] = {}  # that the script writes by here-documents
-        self._text = text.replace("\\\r\n", " ").replace("\\\n", " ")
+        lines = re.sub(r"(?m)^([ \t]*#.*?)\\+\r?$", r"\1", text)  # a comment ends with its line
+        self._text = lines.replace("\\\r\n", " ").replace("\\\n", " ")
         self._at = 0
         self._depth = depth
         self._blocks: list[_Block] = []
@@ -352,8 +354,8 @@ class Shell:
             more = self._quoted()
         elif char in "$`":
             joined = " ".join(self._dollar(char))
-            whole = "$(" in joined or _ASSIGNED.fullmatch(parts[-1]) is not None
-            more = [joined] if whole else joined.split()
+            whole = joined.startswith("$(") or _ASSIGNED.fullmatch(parts[-1]) is not None
+            more = [joined] if whole else _SPLIT.findall(joined)
         else:
             plain = _PLAIN.match(self._text, self._at)
             more = [char + (plain[0] if plain else "")]

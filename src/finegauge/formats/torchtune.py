@@ -126,6 +126,10 @@ def _read_model(reading: Reading) -> None:
     reading.set("phase", "dpo" if "dpo" in _class(reading, "loss._component_") else phase)
     if prefix:
         _read_adapters(reading)
+    if reading.text("recipe").startswith("qat") or reading.stated(
+        "quantizer.groupsize", "quantizer._component_"
+    ):
+        reading.warn("Quantisation-aware training is not modelled: the run is taken as without it.")
     if prefix in ("dora_", "qdora_") or (prefix and reading.flag("model.use_dora")):
         reading.warn("DoRA is not modelled: the run is taken as LoRA.")
 

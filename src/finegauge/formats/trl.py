@@ -52,6 +52,7 @@ _OF_SCRIPT = {
     **{"lora_dim": "lora_r", "lora_dimension": "lora_r", "attn_impl": "attn_implementation"},
     "use_flash_attention": "use_flash_attn",
 }
+_OF_LLAVA = ("mm_projector_type", "tune_mm_mlp_adapter", "mm_vision_tower", "mm_vision_select_layer")
 _PEFT_DEFAULTS = {"lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
 
 
@@ -75,6 +76,10 @@ def of_adapter(keys: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def of_script(keys: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the keys of scripts around transformers' Trainer (FastChat's, Alpaca's) under TRL's names."""
+    if alien := next((key for key in _OF_LLAVA if key in keys), None):
+        raise FieldError(
+            f"{alien} is an option of LLaVA, whose vision tower and projector are not supported."
+        )
     found = {_OF_SCRIPT.get(key, key): value for key, value in of_adapter(keys).items()}
     if str(found.pop("q_lora", "false")).lower() == "true":
         found |= {"load_in_4bit": True, "use_bnb_nested_quant": True}

@@ -101,7 +101,8 @@ def _read_lengths(reading: Reading) -> None:
         if reading.fields["phase"] == "grpo":
             reading.set("num_generations", max(2, answers), f"{_ROLLOUT}.n")
         key = f"{_ACTOR}.ppo_mini_batch_size"
-        sequences, micro = answers * whole(1, 10**8)(key, reading.get(key, 256)), 1
+        prompts = whole(1, 10**8)("data.train_batch_size", reading.get("data.train_batch_size", 1024))
+        sequences, micro = answers * min(prompts, whole(1, 10**8)(key, reading.get(key, 256))), 1
         engine = reading.text(f"{_ROLLOUT}.name", "vllm")
         reading.warn(
             f"Answers are written by {engine}, which is not modelled: they are timed as transformers'; its "
