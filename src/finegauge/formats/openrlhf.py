@@ -34,7 +34,7 @@ def _adapt(keys: Mapping[str, Any]) -> dict[str, Any]:
     for group in ("model", "data", "train", "ds"):
         inside = found.pop(group, None)
         for name, value in inside.items() if isinstance(inside, Mapping) else ():
-            found[_GROUPED.get(name, name)] = value
+            found[_GROUPED.get(str(name), str(name))] = value
     return found
 
 

@@ -89,7 +89,7 @@ def test_shell_line_is_read_and_never_run(tmp_path: Path) -> None:
         "padding": "free", "sharding": "zero2", "gradient_accumulation_steps": 4, "framework": "ms-swift",
     }  # fmt: skip
     assert values(run, expected) == expected
-    assert any("output_dir holds a variable" in warning for warning in run.warnings)
+    assert not any("output_dir" in warning for warning in run.warnings)  # of which nothing depends
 
 
 @pytest.mark.parametrize(
