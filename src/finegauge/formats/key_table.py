@@ -428,8 +428,7 @@ class Reading:
         """
         if "model" not in self.fields:
             key = self.format.model_key
-            variable = rf": (\w+\.)?({re.escape(key)}|model_name_or_path) holds a variable"
-            unset = any(re.search(variable, warning) for warning in self.warnings)
+            unset = re.search(rf"[:.] ?({key}|model_name_or_path) holds a variable", " ".join(self.warnings))
             way = (
                 ": the script does not tell its variable's value; add model=NAME"
                 if unset
