@@ -7,7 +7,7 @@ Of every shipped row, by how many things of its run no constant was fitted to (`
 asks, which is one more draw from as few as there are (Student's t over the normal, times the root of
 1 + 1/k: the interval of a prediction, not of a mean); and what share of each source's rows lies inside the
 interval of the others. The widened intervals stand in `prediction/uncertainty.py`. The same of peak memory
-under new frameworks.
+under frameworks of which the fitted tables state none.
 """
 
 from collections import defaultdict
@@ -18,7 +18,7 @@ from statistics import NormalDist
 from finegauge.calibration.calibrate import weighted_quantile
 from finegauge.catalogue.gpus import gpu
 from finegauge.catalogue.tables import held_out_tables, measurement_tables
-from finegauge.prediction.uncertainty import UNTIMED, is_new, untimed
+from finegauge.prediction.uncertainty import UNTIMED, is_unweighed, untimed
 from finegauge.validation.summary import validate
 
 # 90th percentile of Student's t by degrees of freedom
@@ -69,11 +69,11 @@ def main() -> None:
         number = min(len(untimed(run, gpu(str(run.gpu)))), len(UNTIMED))
         if one.step_time_error is not None and number:
             times[number][one.row.source].append(-log(1.0 + one.step_time_error))
-        if one.peak_memory_error is not None and is_new(run.framework):
+        if one.peak_memory_error is not None and is_unweighed(run.framework):
             memory[one.row.source].append(-log(1.0 + one.peak_memory_error))
     for number, sources in sorted(times.items()):
         say(f"Step time, {number} new", sources)
-    say("Peak memory, framework new", memory)
+    say("Peak memory, framework not weighed", memory)
 
 
 if __name__ == "__main__":

@@ -75,6 +75,7 @@ class Framework(NamedTuple):
     exports: tuple[str, ...] = ()  # what --export calls it; the first is listed
     signatures: tuple[Signature, ...] = ()  # that tell its files
     timed: bool = False  # constants were fitted to its runs, or to those of the trainer that it drives
+    weighed: bool = False  # the peak memory of these runs was measured too
     alone: bool = False  # other frameworks' words in its name mean nothing
     # Models
     own_models: bool = False  # code of its own, which has every kind of attention

@@ -114,8 +114,9 @@ def among_data_ranks(run: Run, share: Share) -> Iterator[Collective]:
         return
     layers, span = stage_layers(run, share.graph.model), ranks * run.tensor_parallel
     gradients = layers * share.layer_gradient_bytes + share.outer_gradient_bytes
+    updated = gradients if run.trains_adapters else layers * share.layer_bytes + share.outer_bytes
     if by_megatron(run) and run.sharding in ("none", "zero1"):
-        yield from _megatron_data(run, gradients, layers * share.layer_bytes + share.outer_bytes, ranks)
+        yield from _megatron_data(run, gradients, updated, ranks)
     elif run.sharding == "none":
         *earlier, last = _buckets(run, share)
         reduced = "all_reduce", "data", "gradients"
@@ -125,7 +126,6 @@ def among_data_ranks(run: Run, share: Share) -> Iterator[Collective]:
     elif run.sharding in ("zero1", "zero2"):
         yield from _in_zero_buckets(run, share, "all_reduce", gradients, ranks)
         group = shard_degree(run)
-        updated = gradients if run.trains_adapters else layers * share.layer_bytes + share.outer_bytes
         number = ceil(updated / (ZERO_BUCKET * _value_width(run, share)))
         gathered = "all_gather", "data", "updated weights"
         yield Collective(*gathered, updated / number, group, group * run.tensor_parallel, number, once=True)
@@ -218,7 +218,7 @@ def _reduces_wide(run: Run, share: Share) -> bool:
     return by_fully_shard(run) and not run.trains_adapters and share.value_bytes > _value_width(run, share)
 
 
-def _megatron_data(run: Run, gradients: float, weights: float, ranks: int) -> Iterator[Collective]:
+def _megatron_data(run: Run, gradients: float, updated: float, ranks: int) -> Iterator[Collective]:
     """Yield Megatron-LM's reduction of all gradients, as wide as it adds them up.
 
     Nothing runs beside it unless overlap_grad_reduce is set, as NeMo does.
@@ -228,7 +228,7 @@ def _megatron_data(run: Run, gradients: float, weights: float, ranks: int) -> It
     kind = "all_reduce" if run.sharding == "none" else "reduce_scatter"
     yield Collective(kind, "data", "gradients", size, ranks, span, 1, once=True, beside=beside)
     if run.sharding == "zero1":
-        yield Collective("all_gather", "data", "updated weights", weights, ranks, span, 1, once=True)
+        yield Collective("all_gather", "data", "updated weights", updated, ranks, span, 1, once=True)
 
 
 def _buckets(run: Run, share: Share) -> list[float]:
@@ -275,7 +275,8 @@ def _experts_data(run: Run, share: Share) -> Iterator[Collective]:
         kind, once = ("reduce_scatter", False) if run.sharding == "zero2" else ("all_reduce", True)
     times, what = layers if gradients else 0, "gradients of experts"
     if by_megatron(run) and run.sharding in ("none", "zero1"):  # as it does the others
-        yield from _megatron_experts(run, (gradients, weights), copies, span, times)
+        updated = gradients if run.trains_adapters else weights
+        yield from _megatron_experts(run, (gradients, updated), copies, span, times)
         return
     yield Collective(kind, "expert", what, gradients, copies, span, times, once=once, beside="backward")
 
@@ -283,7 +284,7 @@ def _experts_data(run: Run, share: Share) -> Iterator[Collective]:
 def _megatron_experts(
     run: Run, sizes: tuple[float, float], copies: int, span: int, layers: float
 ) -> Iterator[Collective]:
-    """Yield Megatron-LM's reduction of the gradients of experts, `sizes` those of a layer and its weights."""
+    """Yield Megatron-LM's reduction of experts' gradients; `sizes` of a layer's, and of what is updated."""
     beside = "backward" if framework_of(run.framework).reduces_beside_backward else ""
     kind = "all_reduce" if run.sharding == "none" else "reduce_scatter"
     reduced = layers * sizes[0] * gradient_width(run)

@@ -2,8 +2,10 @@ r"""Exposed communication: the seconds of messages that computation does not hid
 
 `links` says how long a message takes. What shows is what exceeds the computation it runs beside, the first
 gather and the last reduction (nothing runs beside them), and what the computation loses to the kernels of
-the collective. A pipeline of p stages waits for the other stages once per step, for 1/v of their work where
-each passes its v chunks in turn [1].
+the collective. Messages, the host's waits and copies to and from it take links of their own: they run beside
+each other too, so that each shows by what it exceeds the computation and all that shows already. A pipeline
+of p stages waits for the other stages once per step, for 1/v of their work where each passes its v chunks in
+turn [1].
 
 [1] Narayanan et al. 2021, arXiv:2104.04473, section 2.2
 """
@@ -53,13 +55,21 @@ class _Tally:
         self.parts: list[tuple[Path, float]] = []
         self.lost_s = 0.0  # by computation beside the kernels of collectives
 
+    @property
+    def shown_s(self) -> float:
+        """Return the seconds of all that computation waits for."""
+        return sum(seconds for _, seconds in self.parts)
+
     def shown(self, name: str, seconds: float) -> None:
         """Add communication that computation waits for."""
         if present(seconds):
             self.parts.append((("communication", name), seconds))
 
-    def overlapped(self, messages: list[tuple[Collective, float]], compute_s: float, times: float) -> None:
-        """Add messages, with their seconds, beside `compute_s` of computation, `times` over."""
+    def overlapped(self, messages: list[tuple[Collective, float]], compute_s: float, times: float) -> float:
+        """Add messages, with their seconds, beside `compute_s` of computation, `times` over.
+
+        Return what shows of them.
+        """
         seconds, lost, names = 0.0, 0.0, set()
         for message, one_s in messages:
             seconds = seconds + one_s
@@ -70,6 +80,7 @@ class _Tally:
         hidden = smallest(seconds, compute_s)
         self.shown(", ".join(sorted(names)), times * (seconds - hidden))
         self.lost_s += times * lost * hidden / largest(seconds, NO_TIME_S)
+        return times * (seconds - hidden)
 
 
 def communication(
@@ -96,19 +107,21 @@ def communication(
     computed = {"forward": passes.forward_s, "backward": passes.backward_s, "attention": passes.attention_s}
     if run.synchronous:  # nothing runs beside anything
         computed = dict.fromkeys(computed, 0.0)
+    shown_s = {}
     for name, messages in beside.items():
         repeated = [one for one in messages if not one[0].once]
         if len(repeated) == len(messages):
-            tally.overlapped(repeated, computed[name], steps)
+            shown_s[name] = tally.overlapped(repeated, computed[name], steps)
         else:  # some run beside that of the last micro-batch only
-            tally.overlapped(messages, computed[name], 1)
-            tally.overlapped(repeated, computed[name], steps - 1)
-    _host_waits(run, share, passes, tally)
+            shown_s[name] = tally.overlapped(messages, computed[name], 1)
+            shown_s[name] += tally.overlapped(repeated, computed[name], steps - 1)
+    waits_s, hidden_s = _host_waits(run, share, passes, tally)
+    both_s = steps * (passes.forward_s + passes.backward_s) + tally.shown_s - hidden_s
+    backward_s = steps * passes.backward_s + shown_s["backward"] + waits_s
+    computing = Computing(both_s, backward_s, steps)
     for message in pipelined:
         _pipeline(run, share, message, network.seconds(message), passes, tally)
-    for name, seconds in offloaded(
-        run, share, Computing(computed["forward"], computed["backward"], steps), network
-    ):
+    for name, seconds in offloaded(run, share, computing, network):
         tally.shown(name, seconds)
     tally.shown("slows computation", tally.lost_s)
     return tally.parts
@@ -137,27 +150,34 @@ def forward_communication(
         tally.overlapped([one for one in priced if one[0].beside == name], beside_s, 1.0)
     if any(message.what == "weights" and message.beside for message in messages):
         wait_s = calibration.module_wait_s if run.sharding == "zero3" else calibration.unit_wait_s
-        hidden_s = compute_s + sum(seconds for _, seconds in tally.parts)
+        hidden_s = compute_s + tally.shown_s
         tally.shown("host waits", max(0.0, stage_layers(run, share.graph.model) * wait_s - hidden_s))
     tally.shown("slows computation", tally.lost_s)
     return {path[-1]: seconds for path, seconds in Breakdown.add_up(tally.parts).parts.items()}
 
 
-def _host_waits(run: Run, share: Share, passes: Passes, tally: _Tally) -> None:
-    """Add what the host of a sharded run waits before it may gather the next layer."""
+def _host_waits(run: Run, share: Share, passes: Passes, tally: _Tally) -> tuple[float, float]:
+    """Add what the host of a sharded run waits before it may gather the next layer.
+
+    Return what shows of it, and of all that copies from the host follow, beside which they cannot run.
+    """
     alone = every(run.data_parallel * run.context_parallel == 1) and every(run.num_gpus > 1)
     if run.sharding not in GATHERING or alone:
-        return
-    visits = stage_layers(run, share.graph.model) * passes.num_runs
+        return 0.0, 0.0
+    visits = passes.micro_steps * stage_layers(run, share.graph.model) * passes.num_runs
+    beside_s = passes.micro_steps * (passes.forward_s + passes.backward_s)
+    if not run.synchronous:
+        beside_s = beside_s + tally.shown_s
     if run.sharding == "zero3":  # its host runs ahead of the device; FSDP's waits for memory to be freed
-        late = visits * tally.calibration.module_wait_s - passes.forward_s - passes.backward_s
-        waits = largest(0.0, late)
-    else:
-        waits = visits * tally.calibration.unit_wait_s
-        late = waits * (1.0 + adapter_units(run, share.whole)) - passes.forward_s - passes.backward_s
-        # the small units' hide behind what the device computes; all of them where nothing limits the gathers
-        waits = largest(0.0 if by_fully_shard(run) else waits, late)
-    tally.shown("host waits", passes.micro_steps * waits)
+        waits = largest(0.0, visits * tally.calibration.module_wait_s - beside_s)
+        tally.shown("host waits", waits)
+        return waits, 0.0
+    waits = visits * tally.calibration.unit_wait_s
+    all_s = waits * (1.0 + adapter_units(run, share.whole))
+    # the small units' hide behind what the device computes; all of them where nothing limits the gathers
+    waits = largest(0.0 if by_fully_shard(run) else waits, all_s - beside_s)
+    tally.shown("host waits", waits)
+    return waits, all_s
 
 
 def _pipeline(

@@ -59,9 +59,9 @@ NVME_BUFFERS_BYTES = 1e9  # DeepSpeed's buffer_count 5 of buffer_size 1e8, 16-bi
 
 
 class Computing(NamedTuple):
-    """Seconds of one micro-batch beside which copies may run, and how many there are."""
+    """Seconds of a step beside which copies may run, and how many micro-batches it has."""
 
-    forward_s: Any
+    both_s: Any  # of both passes, all that they wait for included
     backward_s: Any
     micro_steps: Any
 
@@ -73,12 +73,12 @@ def offloaded(run: Run, share: Share, computing: Computing, network: "Network") 
     low, weights, steps = share.graph.lowering, share.graph.weights, computing.micro_steps
     values, deepspeed = weights.trained_params + weights.adapter_params, run.sharding.startswith("zero")
     rate = _copied_bytes_per_s(run, network)
-    drives = network.nvme_bytes_per_s
+    drives, weights_s = network.nvme_bytes_per_s, 0.0
     if weights_on_host(run):
         passes = 1 if run.sharding == "fsdp_shard_grad_op" else 2
         fetched = passes * steps * rank_weight_bytes(run, share)
-        both_s = steps * (computing.forward_s + computing.backward_s)
-        yield "weights from the host", _shown(run, fetched / rate, both_s)
+        weights_s = _shown(run, fetched / rate, computing.both_s)
+        yield "weights from the host", weights_s
         if run.cpu_offload == "nvme":
             written = values * low.compute_bytes
             yield "weights on the drives", (fetched + written) / drives
@@ -87,7 +87,7 @@ def offloaded(run: Run, share: Share, computing: Computing, network: "Network") 
         return
     update = _deepspeed(run, share, steps, network) if deepspeed else _fsdp(run, share, steps, network)
     yield "updated weights from the host", update.returned_s
-    waited_s = _shown(run, update.sent_s, steps * computing.backward_s) + update.waited_s
+    waited_s = _shown(run, update.sent_s, computing.backward_s + weights_s) + update.waited_s
     yield "gradients to the host", waited_s
     yield "optimizer on the host", values * update.host_bytes / network.core_bytes_per_s
     if run.cpu_offload == "nvme":
@@ -216,5 +216,7 @@ def _copied_bytes_per_s(run: Run, network: "Network") -> Any:
 
 
 def _shown(run: Run, seconds: Any, beside_s: Any) -> Any:
-    """Return what shows of copies: of page-locked memory what exceeds the computation beside them."""
-    return largest(0.0 * seconds, seconds - beside_s) if run.offload_pinned else seconds
+    """Return what shows of copies: of page-locked memory what exceeds all that may run beside them."""
+    if run.synchronous or not run.offload_pinned:
+        return seconds
+    return largest(0.0 * seconds, seconds - beside_s)

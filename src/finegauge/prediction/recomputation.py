@@ -75,9 +75,11 @@ def _alternately(ops: Ops) -> tuple[Ops, Ops]:
     again: list[Op] = []
     number = 0
     for place, op in enumerate(ops):
-        number += op.kind == "gemm"
-        if op.kind == "gemm" and number % 2:
-            gemm = op.forward.gemms[-1]
+        gemm = (
+            op.forward.gemms[-1] if op.kind == "gemm" and op.forward.gemms else None
+        )  # not of weights alone
+        number += gemm is not None
+        if gemm and number % 2:
             kept.append(op._replace(saved_bytes=per_token(2.0 * gemm.rows_per_token * gemm.n)))
         elif op.kind == "attention":  # what the next product reads, and one log-sum-exp per query
             width = next((gemm.k for later in ops[place:] for gemm in later.forward.gemms), 0)

@@ -13,7 +13,7 @@ from math import exp, log
 from typing import NamedTuple
 
 from finegauge.calibration.calibrate import MIN_SOURCES, Residual, conformal_interval
-from finegauge.prediction.uncertainty import exceeding_fraction, is_new
+from finegauge.prediction.uncertainty import exceeding_fraction, is_unweighed
 from finegauge.profile import Interval
 from finegauge.validation.summary import EXACT, Answer
 
@@ -52,7 +52,7 @@ def reliability(answers: Iterable[Answer]) -> Reliability | None:
     groups: dict[bool, list[Answer]] = {False: [], True: []}
     for one in answers:
         if one.profile is not None:
-            groups[is_new(one.profile.run.framework)].append(one)
+            groups[is_unweighed(one.profile.run.framework)].append(one)
     claims: list[_Claim] = []
     right: list[bool] = []
     for answered in groups.values():

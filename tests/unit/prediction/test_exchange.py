@@ -67,6 +67,14 @@ def test_lora_gathers_all_and_reduces_adapters() -> None:
     assert sent("reduce_scatter", **fields) == pytest.approx((LAYERS, 2 * adapters))
 
 
+def test_megatron_gathers_the_adapters_that_it_updated() -> None:
+    fields: dict[str, Any] = {"num_gpus": 8, "sharding": "zero1", "framework": "Megatron-LM"}
+    adapters = share_of(run(**fields, method="lora", lora_rank=8)).whole.weights.adapter_params
+    gathered = sent("all_gather", **fields, method="lora", lora_rank=8, adapter_dtype="bf16")
+    assert gathered == pytest.approx((1, 2 * adapters))
+    assert sent("all_gather", **fields) == pytest.approx((1, 2 * PARAMETERS))
+
+
 def test_zero3_does_not_gather_again_what_it_kept() -> None:
     assert sent("all_gather", num_gpus=8, sharding="zero3")[1] == pytest.approx(2 * (2 * PARAMETERS - 1e9))
 

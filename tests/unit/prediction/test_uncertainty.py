@@ -81,3 +81,5 @@ def test_memory_under_a_new_framework_is_less_sure() -> None:
     assert known == current().memory_interval
     assert new is not None
     assert new != known
+    timed_alone = predict(run.replace(framework="Megatron-LM", method="full", gpu="B200"))
+    assert timed_alone.source.memory_interval == new
