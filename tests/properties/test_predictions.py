@@ -1,5 +1,6 @@
 """What must hold for every run: more work is never smaller or faster, parts add up."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -100,7 +101,7 @@ def test_what_hides_behind_the_computation_hides_once(fields: dict[str, Any]) ->
         step({"method": "lora", "micro_batch_size": 1, **fields}, seq_len=length).step_time_s.total
         for length in (128, 256, 512, 1024)
     ]
-    assert times == sorted(times)
+    assert all(longer >= shorter * (1 - 1e-9) for shorter, longer in pairwise(times))
 
 
 @settings(max_examples=60, deadline=None)
