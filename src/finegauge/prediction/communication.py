@@ -99,8 +99,8 @@ def communication(
         if by_tensor and message.group in ("data", "expert"):
             times = message.num_per_step(steps) * BUFFER_COPIES.get(message.kind, 0.0)
             copied_bytes = copied_bytes + times * message.payload_bytes
-        if message.kind == "all_gather" and message.group in ("data", "expert"):
-            gathered_s = gathered_s + (seconds if message.once else steps * seconds)
+        of_weights = message.kind == "all_gather" and message.group in ("data", "expert")
+        gathered_s = gathered_s + of_weights * (seconds if message.once else steps * seconds)
         if message.beside:
             beside[message.beside].append((message, seconds))
         else:
