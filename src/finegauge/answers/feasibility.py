@@ -5,7 +5,7 @@ micro-batch is safe below a probability of 5 % of running out of memory; it may 
 does. Memory rises with both, so that the two borders per length say all.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from finegauge.errors import FineGaugeError
 from finegauge.model.graph import architecture_of
 from finegauge.planning.capacity import max_micro_batch_size
 from finegauge.planning.selection import HELD_STATE_BYTES, HELD_WEIGHT_BYTES
-from finegauge.prediction.predictor import predict
+from finegauge.prediction.predictor import gpu_of, predict
 from finegauge.progress import Heard, Progress
 from finegauge.run.run import Run
 
@@ -68,11 +68,8 @@ def can_answer(runs: Sequence[Run], heard: Heard | None = None) -> CanAnswer:
 
 
 def _on(run: Run, heard: Heard | None) -> FitsOn:
-    from finegauge.prediction.predictor import gpu_of
-
-    lengths = _lengths(run)
+    lengths, ways = _lengths(run), _ways(run)
     found: list[FitsWith] = []
-    ways = list(_ways(run))
     for number, (method, place) in enumerate(ways):
         if heard is not None:
             heard(Progress(method, number, len(ways)))
@@ -101,8 +98,12 @@ def _with(run: Run, method: str, place: dict[str, Any], lengths: Sequence[int]) 
             data_parallel_replicate=None, data_parallel_shard=None, **place,
         )  # fmt: skip
         known = lru_cache(maxsize=None)(predict)  # both borders lie close: most steps are predicted twice
-        fits = tuple(_at(asked.replace(ORIGIN, seq_len=length), known) for length in lengths)
-        safe = dict((one.seq_len, one.safe_micro_batch_size) for one in fits)[run.seq_len]
+        borders = {
+            length: max_micro_batch_size(asked.replace(ORIGIN, seq_len=length), known, limit=MOST_SEQUENCES)
+            for length in lengths
+        }
+        fits = tuple(FitsAt(length, one.safe_value, one.value) for length, one in borders.items())
+        safe = borders[run.seq_len].safe_value
         rate = known(asked.replace(ORIGIN, micro_batch_size=safe)).tokens_per_s if safe else None
     except FineGaugeError as error:
         return FitsWith(method, place["sharding"], place["cpu_offload"], (), None, None, str(error))
@@ -111,8 +112,3 @@ def _with(run: Run, method: str, place: dict[str, Any], lengths: Sequence[int]) 
         parameters = architecture_of(run.model, run.num_experts_per_tok).num_parameters
         host_bytes = (HELD_WEIGHT_BYTES + HELD_STATE_BYTES) * parameters
     return FitsWith(method, place["sharding"], place["cpu_offload"], fits, host_bytes, rate, "")
-
-
-def _at(run: Run, known: Callable[[Run], Any]) -> FitsAt:
-    found = max_micro_batch_size(run, known, limit=MOST_SEQUENCES)
-    return FitsAt(run.seq_len, found.safe_value, found.value)

@@ -33,7 +33,7 @@ from finegauge.planning.whatif import (
     Switch,
     Variant,
     WhatIf,
-    divisors,
+    micro_batches,
     standing,
     switch_of,
     tried_with,
@@ -198,10 +198,9 @@ def _hardware(run: "Run") -> Iterator[Switch]:
         if size < own or count % (run.tensor_parallel * run.pipeline_parallel * run.context_parallel):
             continue
         rows = max(1, run.global_batch_size // count)
-        micro = max(one for one in divisors(rows) if one <= run.micro_batch_size)
         changes: Changes = {
             "gpu": name, "num_gpus": count, "num_nodes": ceil(count / GPUS_OF_A_NODE), **UNDIVIDED,
-            "micro_batch_size": micro, "gradient_accumulation_steps": rows // micro,
+            **micro_batches(rows, run.micro_batch_size),
             "sharding": "fsdp" if count > 1 and run.sharding == "none" else run.sharding,
         }  # fmt: skip
         yield Switch(f"{count} x {name}" if count > 1 else name, "", changes)

@@ -126,16 +126,16 @@ def _packing(run: "Run") -> Changes | str:
         return str(error)
     per_row = shape(packed).samples / packed.micro_batch_size
     rows = max(1, round(_rank_batch(run) / per_row))
-    return {"packing": True, **_micro_batches(run, rows)}
+    return {"packing": True, **micro_batches(rows, run.micro_batch_size)}
 
 
 def _rank_batch(run: "Run") -> int:
     return run.micro_batch_size * run.gradient_accumulation_steps
 
 
-def _micro_batches(run: "Run", rows: int) -> Changes:
-    """Return the largest micro-batch, no larger than the run's, and accumulation that make `rows`."""
-    micro = max(size for size in divisors(rows) if size <= run.micro_batch_size)
+def micro_batches(rows: int, most: int) -> Changes:
+    """Return the largest micro-batch, no larger than `most`, and the accumulation that make `rows`."""
+    micro = max(size for size in divisors(rows) if size <= most)
     return {"micro_batch_size": micro, "gradient_accumulation_steps": rows // micro}
 
 
@@ -160,9 +160,7 @@ def _smaller_micro_batch(run: "Run") -> Changes | str:
     if run.micro_batch_size == 1:
         return "a micro-batch is one sequence already"
     safe = max_micro_batch_size(run, limit=run.micro_batch_size - 1).safe_value
-    rows = _rank_batch(run)
-    size = max(one for one in divisors(rows) if one <= max(1, safe))
-    return {"micro_batch_size": size, "gradient_accumulation_steps": rows // size}
+    return micro_batches(_rank_batch(run), max(1, safe))
 
 
 def _shorter_sequences(run: "Run") -> Changes | str:
@@ -182,8 +180,7 @@ def _bigger_micro_batch(run: "Run") -> Changes | str:
     if not larger:
         return "a micro-batch holds a rank's whole batch already; 'bigger-batch' lets the batch grow"
     for size in reversed(larger):
-        changes: dict[str, Any] = {"micro_batch_size": size}
-        changes["gradient_accumulation_steps"] = rank_batch // size
+        changes = micro_batches(rank_batch, size)
         if is_safe(predict(run.replace(**changes))):
             return changes
     return f"not even micro_batch_size={larger[0]} is safe"
@@ -206,7 +203,7 @@ def _more_gpus(times: int, name: str) -> Switch:
         if num_gpus % nodes:
             return f"{num_gpus} GPUs do not fill nodes of {GPUS_OF_A_NODE}"
         rank_batch, rest = divmod(_rank_batch(run), times)
-        batch = {} if rest else _micro_batches(run, rank_batch)
+        batch = {} if rest else micro_batches(rank_batch, run.micro_batch_size)
         return {"num_gpus": num_gpus, "num_nodes": nodes, **UNDIVIDED, **batch}
 
     return Switch(name, "", ("num_gpus", "num_nodes"), change)

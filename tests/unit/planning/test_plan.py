@@ -161,6 +161,6 @@ def test_a_machine_of_ones_own_is_not_on_offer(tmp_path: Path) -> None:
         space_of(RUN.replace(num_samples=100), gpus=(written(tmp_path),))
     own = tmp_path / "mine.yaml"
     own.write_text("name: mine\nmemory_bytes: 24e9\nmemory_bytes_per_s: 1e12\nflops_per_s: {bf16: 1e14}\n")
-    with pytest.raises(FieldError, match=r"nobody rents out.*whatif RUN --gpu"):
+    with pytest.raises(FieldError, match=r"no provider rents out.*whatif RUN --gpu"):
         space_of(RUN.replace(num_samples=100), gpus=(str(own),))
     assert switch_of(str(own)).change(RUN) == {"gpu": str(own)}
