@@ -66,11 +66,9 @@ def _law_line(name: str, sweep: Sequence[Profile]) -> LawLine | None:
     from finegauge.laws.law import Observation, form
 
     conditions = list(map(_condition, sweep))
+    seen = [Observation(at, one.samples_per_s) for at, one in zip(conditions, sweep, strict=True)]
     try:
-        law = fit(
-            form(name),
-            [Observation(at, one.samples_per_s) for at, one in zip(conditions, sweep, strict=True)],
-        )
+        law = fit(form(name), seen)
     except FineGaugeError:
         return None
     first, last = conditions[0], conditions[-1]

@@ -395,16 +395,8 @@ def capacity_report(answer: CapacityAnswer) -> Report:
     title = CAPACITY_TITLES[first.field]
     one = Toned(f"{title} on {first.gpu}: {border(first)}", "strong") if len(answer.results) == 1 else ""
     headings = (
-        "GPU",
-        "safe",
-        first.field,
-        "memory",
-        "usable",
-        "one more needs",
-        "s/step",
-        "tokens/s",
-        "samples/s",
-    )
+        "GPU", "safe", first.field, "memory", "usable", "one more needs", "s/step", "tokens/s", "samples/s",
+    )  # fmt: skip
     table = Table(f"{title} by GPU", headings, tuple(map(_capacity_row, answer.results)))
     found = section("gpus", "", table, *_capacity_notes(answer))
     return Report(title_of(answer.run), one, "neutral", sections=filled(found))
@@ -450,6 +442,7 @@ def measured_capacity_report(answer: MeasuredCapacityAnswer) -> Report:
         )
         for trial in one.trials
     )
+    headings = "micro_batch_size", "outcome", "peak", "a step"
     untried = f"{one.untried:,} sizes above it were not tried." if one.untried else ""
     return Report(
         title_of(answer.run),
@@ -459,11 +452,5 @@ def measured_capacity_report(answer: MeasuredCapacityAnswer) -> Report:
             f"Predicted: {low:,} surely fits, {likely:,} probably, {high:,} surely does not.",
             *([untried] if untried else []),
         ),
-        sections=(
-            section(
-                "trials",
-                "",
-                Table("Trials", ("micro_batch_size", "outcome", "peak", "a step"), rows, 2, indent=2),
-            ),
-        ),
+        sections=(section("trials", "", Table("Trials", headings, rows, 2, indent=2)),),
     )

@@ -14,13 +14,11 @@ def frameworks_report(answer: FrameworksAnswer) -> Report:
     """Return what is shown of frameworks."""
     rows = tuple(
         (
-            one.name,
-            "yes" if one.reads else fmt.UNKNOWN,
-            one.export or fmt.UNKNOWN,
+            one.name, "yes" if one.reads else fmt.UNKNOWN, one.export or fmt.UNKNOWN,
             ", ".join(one.behaviours).replace("_", " ") or fmt.UNKNOWN,
         )
         for one in answer.frameworks
-    )
+    )  # fmt: skip
     defaults = tuple(
         (Toned(one.name, "strong"), "; ".join(map(_change, one.defaults)))
         for one in answer.frameworks

@@ -103,14 +103,11 @@ def _reliability(found: Reliability | None) -> Section:
         return section("reliability", title)
     rows = tuple(
         (
-            f"{one.low_fraction:.0%} to {one.high_fraction:.0%}",
-            f"{one.predicted_fraction:.1%}",
-            f"{one.observed_fraction:.1%}",
-            f"{one.claims:,}",
-            str(one.sources),
+            f"{one.low_fraction:.0%} to {one.high_fraction:.0%}", f"{one.predicted_fraction:.1%}",
+            f"{one.observed_fraction:.1%}", f"{one.claims:,}", str(one.sources),
         )
         for one in found.bins
-    )
+    )  # fmt: skip
     headings = ("P(OOM)", "predicted", "observed", "claims", "sources")
     right = found.accuracy_fraction is not None and Note(
         f"Fits or not, by the more likely: {found.accuracy_fraction:.1%} of {found.rows:,} rows right."
@@ -204,14 +201,9 @@ def accuracy_page(
 def _left_out(found: CalibrationAnswer) -> Section:
     low, high = (f"{ratio - 1:+.0%}" for ratio in found.time_interval)
     rows = tuple(
-        (
-            one.source,
-            str(one.num_rows),
-            f"{one.left_out_median_error:.1%}",
-            f"{one.left_out_bias or 0.0:+.1%}",
-        )
+        (one.source, str(one.num_rows), f"{error:.1%}", f"{one.left_out_bias or 0.0:+.1%}")
         for one in found.sources
-        if one.left_out_median_error is not None
+        if (error := one.left_out_median_error) is not None
     )
     text = (
         f"{found.num_constants} constants are fitted to the times of {found.num_rows} of these rows, so the "
@@ -249,13 +241,8 @@ def _offloaded(found: Sequence[tuple[str, float, float]]) -> Section:
         "memory not stated, taken as DeepSpeed's default). One constant, the share of a core's rate that is "
         "left on a full host, was set with these rows in view (decision 0021)."
     )
-    headings = ("sharding, offloaded", "measured", "predicted", "error")
-    return section(
-        "offloaded",
-        "What offloading costs",
-        Note(text),
-        Table("What offloading costs", headings, tuple(rows)),
-    )
+    title, headings = "What offloading costs", ("sharding, offloaded", "measured", "predicted", "error")
+    return section("offloaded", title, Note(text), Table(title, headings, tuple(rows)))
 
 
 def _resting(calibration: CalibrationAnswer, resting: Mapping[str, int]) -> Section:
@@ -307,16 +294,14 @@ def here_report(found: HereValidation) -> Report:
 
 
 def _trial_row(one: Trial) -> tuple[str, ...]:
-    predicted = (
-        f"{1e3 * one.predicted_step_time_s:.1f} ms",
-        f"{one.predicted_peak_memory_bytes / MIB:.1f} MiB",
-    )
+    step = f"{1e3 * one.predicted_step_time_s:.1f} ms"
+    peak = f"{one.predicted_peak_memory_bytes / MIB:.1f} MiB"
     if one.step_time_error is None or one.peak_memory_error is None:
         what = f"{one.run}: {one.outcome}, {one.reason}"
-        return (predicted[0], fmt.UNKNOWN, fmt.UNKNOWN, predicted[1], fmt.UNKNOWN, what)
+        return step, fmt.UNKNOWN, fmt.UNKNOWN, peak, fmt.UNKNOWN, what
     return (
-        predicted[0], f"{1e3 * one.undisturbed_s:.1f} ms", f"{100 * one.step_time_error:+.1f} %",
-        predicted[1], f"{100 * one.peak_memory_error:+.2f} %", one.run,
+        step, f"{1e3 * one.undisturbed_s:.1f} ms", f"{100 * one.step_time_error:+.1f} %",
+        peak, f"{100 * one.peak_memory_error:+.2f} %", one.run,
     )  # fmt: skip
 
 

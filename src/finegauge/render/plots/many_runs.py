@@ -86,23 +86,15 @@ def draw_throughput(found: "Throughput") -> "Figure":
 def _throughput_table(found: "Throughput") -> Table:
     rows = []
     for number, point in enumerate(found.rates):
-        known = point.low_samples_per_s is not None and point.high_samples_per_s is not None
-        span = (
-            f"{fmt.digits(point.low_samples_per_s)} to {fmt.digits(point.high_samples_per_s)}"
-            if known
-            else fmt.UNKNOWN
-        )
+        low, high = point.low_samples_per_s, point.high_samples_per_s
+        known = low is not None and high is not None
+        span = f"{fmt.digits(low)} to {fmt.digits(high)}" if known else fmt.UNKNOWN
         rows.append((
             f"{point.micro_batch_size:,}", fmt.digits(point.samples_per_s), span,
             *(fmt.digits(law.samples_per_s[number]) for law in found.laws), "yes" if point.fits else "no",
         ))  # fmt: skip
-    headings = (
-        "micro-batch",
-        "sequences/s",
-        "10th to 90th percentile",
-        *(LAWS[law.name][0] for law in found.laws),
-        "fits",
-    )
+    laws = (LAWS[law.name][0] for law in found.laws)
+    headings = ("micro-batch", "sequences/s", "10th to 90th percentile", *laws, "fits")
     return Table("Throughput by micro-batch", headings, tuple(rows))
 
 
