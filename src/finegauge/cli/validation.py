@@ -2,7 +2,6 @@
 
 import os
 from functools import partial
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -168,6 +167,8 @@ def calibrate(
 def _constants(
     tables: tuple[str, ...], name: str, output: str | None, date: str, *, from_datasheet: bool, as_json: bool
 ) -> None:
+    from importlib.util import find_spec
+
     if find_spec("scipy") is None:
         raise UnsupportedError(
             "Fitting constants needs scipy: pip install 'finegauge[calibrate]'. Predicting works without it."
