@@ -82,6 +82,7 @@ _TOOLS: Mapping[str, Mapping[str, _Program]] = {
     "automodel": {"": _Program("nemo_automodel", hydra=True)},
     "unsloth": {"train": _Program("unsloth")},
 }  # fmt: skip
+_MODULES = {"llamafactory.cli": "llamafactory-cli", "llmtuner.cli": "llamafactory-cli"}  # python -m
 _LLAMA_FACTORY = _Program("", hydra=True, all_gpus=True, usual="llamafactory")
 # What qlora.py (artidoro/qlora) takes unasked.
 _QLORA = {
@@ -101,7 +102,7 @@ _OF_CONFIG = re.compile(r"^(fsdp_config|train_config|lora_config|quantization_co
 # Modules (python -m) and scripts, by a pattern of the whole name or path.
 _SCRIPTS: tuple[tuple[str, _Program], ...] = (
     (r"axolotl\.cli\.train", _Program("axolotl")),
-    (r"(llamafactory|llmtuner)\.(cli|launcher|train\.tuner)|.*LL[aA]MA-?Factory.*\.py|src/train(_bash)?\.py",
+    (r"(llamafactory|llmtuner)\.(cli|launcher|train\.tuner)|.*LL[aA]MA-?Factory.*\.py|(\.\./)*src/train(_bash|_sft)?\.py",
      _LLAMA_FACTORY),
     *((rf"trl\.scripts\.{word}|(.*/)?(examples|trl)/scripts/{word}(_\w+)?\.py", program)
       for word, program in _TRL.items()),
@@ -167,6 +168,7 @@ _SILENT = frozenset(
 ) | frozenset(
     ("mv", "rm", "cat", "sed", "awk", "grep", "chmod", "source", ".", "export", "touch", "tar", "head")
 )
+_TRAINS_NOTHING = re.compile(r"(run_)?(export|merge|convert|infer|eval|predict|generate|serve)\w*\.py$")
 _OF_FILES = re.compile(
     r"(^|[._])(out\w*|save\w*|log\w*|run_?name|\w+_dir|wandb\w*|experiment\w*|project\w*)$"
 )
@@ -288,12 +290,13 @@ def _of_command(command: Command, place: Place, batch: Mapping[str, Any] = {}) -
     if not words or words[0].rpartition("/")[2] in _SILENT:
         return None
     for at, word in enumerate(words):
-        tool = word.rpartition("/")[2]
+        tool = _MODULES.get(word, word.rpartition("/")[2])
         if tool in _NOT_READ and (at == 0 or not words[at - 1].startswith("--")):
             raise FileFormatError(
                 f"{place.name}: {_NOT_READ[tool]}; state the run in FineGauge's own fields, such as model."
             )
-        if tool in _TOOLS and not (at and words[at - 1].startswith("-") and words[at - 1] != "--"):
+        named = word in _MODULES or not (at and words[at - 1].startswith("-") and words[at - 1] != "--")
+        if tool in _TOOLS and named:
             following = words[at + 1] if len(words) > at + 1 else ""
             by_name = _TOOLS[tool]
             program = by_name.get(following) or by_name.get("")
@@ -308,8 +311,8 @@ def _of_command(command: Command, place: Place, batch: Mapping[str, Any] = {}) -
         if is_module and word in _LAUNCHERS:
             continue
         if is_module or word.endswith(SCRIPT_ENDINGS) or word.startswith("--module="):
-            named = word.removeprefix("--module=")
-            return _started(named, (words[:at], words[at + 1 :]), command, place, batch, module=is_module)
+            started = word.removeprefix("--module=")
+            return _started(started, (words[:at], words[at + 1 :]), command, place, batch, module=is_module)
     return None
 
 
@@ -324,6 +327,12 @@ def _started(
 ) -> Launch | None:
     """Return the training of a script or a module that a command starts."""
     launcher, rest = split
+    if _TRAINS_NOTHING.match(os.path.basename(named)) or (
+        "--do_predict" in rest and "--do_train" not in rest
+    ):
+        raise _TrainsNothingError(
+            f"{place.name} starts {shown(named)}, which by its name or options trains nothing."
+        )
     for pattern, program in _SCRIPTS:
         if found := re.fullmatch(pattern, named[:200]):
             kind = found.groupdict().get("kind")
@@ -403,7 +412,8 @@ def _with_trainer(keys: dict[str, Any], reader: str, script: str) -> tuple[dict[
     from finegauge.formats.trl import named_trainer
 
     named = re.fullmatch(r"train_(\w+)\.py", script) if reader == "openrlhf" else None
-    learns = named[1] if named else named_trainer(script)
+    other = re.match(r"(?:run_|train_)?(reward|nash_md|xpo|gkd|online_dpo|rloo|ppo)(?=[_.])", script)
+    learns = named[1] if named else other[1] if other else named_trainer(script)
     if "trainer" in keys or not learns or (learns == "sft" and reader != "openrlhf"):
         return keys, reader
     if reader in ("trl", "trl:TRAINER", "openrlhf"):
@@ -432,6 +442,7 @@ def _as_keys(
         options = {_OF_OLD_TRL.get(key, key): value for key, value in options.items()}
     elif program.reader == "llama_recipes":  # --fsdp_config.pure_bf16, of the class of that name
         options = {_OF_CONFIG.sub("", key): value for key, value in options.items()}
+        options = {key: value for key, value in options.items() if not key.startswith("dataset.")}
     elif program.keys is _QLORA:
         options, keys = _of_qlora(options), {**keys}
     elif program.reader == "litgpt" and loose:

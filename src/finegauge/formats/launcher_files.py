@@ -173,9 +173,8 @@ def sharding(named: Any, config_file: str) -> tuple[str, str, str]:
         return (*_of_keys(keys), "")
     if reason.startswith("deepspeed:"):
         return "none", "none", reason
-    reason, stages = f"deepspeed: {shown(named)} {reason}", set[str]()
-    if "outside" not in reason:
-        stages = set(re.findall(_STAGE, os.path.basename(str(named)).lower()))
+    reason = f"deepspeed: {shown(named)} {reason}"
+    stages = set(re.findall(_STAGE, os.path.basename(str(named)).lower()))
     if len(stages) != 1:
         return "none", "none", f"{reason}; state sharding=zero2 or zero3 if it shards."
     stage = int(stages.pop())
