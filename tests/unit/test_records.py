@@ -7,7 +7,7 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from finegauge.records import FEW, NamedTuple
+from finegauge.records import FEW, NamedTuple, same
 
 
 class Ours(NamedTuple):
@@ -76,3 +76,16 @@ def test_it_refuses_what_typings_refuses(values: tuple[Any, ...], named: dict[st
     maker: Any = type(Ours)
     with pytest.raises(TypeError, match="without a default"):
         maker("Wrong", (NamedTuple,), {"__annotations__": {"a": int, "b": int}, "a": 1})
+
+
+def test_fields_of_the_same_name_are_taken_from_anything_that_has_them() -> None:
+    class Larger(NamedTuple):
+        twice: int
+        name: str
+        other: float = 0.0
+
+    assert same(Larger, Ours(2, "a")) == {
+        "twice": 4,
+        "name": "a",
+    }  # a property counts, what is missing does not
+    assert Larger(**same(Larger, Ours(2, "a"))) == Larger(4, "a")
