@@ -302,7 +302,7 @@ def _of_command(command: Command, place: Place, batch: Mapping[str, Any] = {}) -
             program = by_name.get(following) or by_name.get("")
             if program is None:
                 raise _TrainsNothingError(
-                    f"{place.name}: '{tool} {following}' trains nothing that is known; "
+                    f"{place.name}: {shown(f'{tool} {following}')} trains nothing that is known; "
                     f"use {tool} {' or '.join(filter(None, by_name))}."
                 )
             rest = words[at + 1 + (following in by_name) :]
