@@ -9,14 +9,15 @@ autograd keeps, operator by operator, not a closed form; [2] is the check.
 Phases: forward (to the logits), loss, backward, optimizer. Backward is the worst of the
 loss's own, the head, the layers of each kind that it can reach first (activations whole,
 gradients few) and last (the reverse), and the embedding; between two layers of a kind
-everything changes by the same bytes, so no other layer can be worse. Of the kinds only
-the first has a known place.
+everything changes by the same bytes, so no other layer can be worse. Where gradients are
+reduced unit by unit, those of a layer wait whole beside the next: not beside the first that
+backward reaches, so the second stands for itself. Of the kinds only the first has a known place.
 
 [1] Rajbhandari et al. 2020, arXiv:1910.02054   [2] Korthikanti et al. 2022, arXiv:2205.05198
 """
 
-from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, chain
 from math import ceil, inf
 from operator import attrgetter
 
@@ -44,8 +45,8 @@ from finegauge.run.run import Run
 CUBLAS_BYTES = {"Hopper": 32 * 2**20, "Blackwell": 32 * 2**20, CPU: 0.0}  # workspace per handle
 CUBLAS_DEFAULT_BYTES = 8.5 * 2**20
 LOSS_BACKWARD, HEAD_BACKWARD = "backward of the loss", "backward of the head"
-EMBEDDING_BACKWARD = "backward of the embedding"
-APART = (LOSS_BACKWARD, HEAD_BACKWARD, EMBEDDING_BACKWARD)
+FIRST_BACKWARD, EMBEDDING_BACKWARD = "backward of the first layer", "backward of the embedding"
+APART = (LOSS_BACKWARD, HEAD_BACKWARD, FIRST_BACKWARD, EMBEDDING_BACKWARD)
 Parts = dict[Path, float]
 
 
@@ -114,19 +115,21 @@ def forward_moment(
 
 
 def backward_moment(
-    ops: Sequence[Op], extents: Extents, *, accumulating: bool, kept: Sequence[float] | None = None
-) -> Moment:
+    ops: Sequence[Op], extents: Extents, *, accumulating: bool, kept: Sequence[float] | None = None,
+    whole: float = 1.0,
+) -> Moment:  # fmt: skip
     """Return the worst moment of a backward pass.
 
     Gradients of weights stay; where they add to those of earlier micro-batches
     (`accumulating`), which the caller counts, each is alive only until it is added.
     `kept` by autograd when each operator is reached is, unstated, what it and all before it saved.
+    Until a unit is reduced its gradients are `whole` times what the rank keeps of them.
     """
     if kept is None:
         kept = list(accumulate([op.saved_bytes.at(extents) for op in ops]))
     moments, gradients = [], 0.0
     for op, held in zip(reversed(ops), reversed(kept), strict=True):
-        made = op.gradient_bytes + (0.0 if accumulating else gradients)
+        made = whole * (op.gradient_bytes + (0.0 if accumulating else gradients))
         moments.append(Moment(held, op.live_backward_bytes.at(extents), made, op))
         gradients = gradients + op.gradient_bytes
     return worst(moments)
@@ -173,6 +176,7 @@ class Update(NamedTuple):
     scratch_bytes: float  # temporaries of the optimizer
     most_gradients_bytes: float = inf  # that wait at a time in the backward pass
     kept_fraction: float = 1.0  # of the gradients, which the update finds
+    whole: float = 1.0  # how many times what a rank keeps of gradients there are until a unit is reduced
 
 
 def live_set(
@@ -182,7 +186,7 @@ def live_set(
     """Return the live memory of each phase for a micro-batch of `extents`, in bytes.
 
     `cublas` is what matrix products hold (`CUBLAS_BYTES`); `update` follows from the run unless stated. With
-    `ends_apart`, backward of loss, head and embedding are phases of their own, `APART`.
+    `ends_apart`, backward of loss, head, first layer and embedding are phases of their own, `APART`.
     """
     weights = graph.weights
     update = update or Update(optimizer_scratch(run, weights))
@@ -200,7 +204,7 @@ def live_set(
     phases = {
         "forward": largest_parts(micro_batch.forward()),
         "loss": micro_batch.loss(),
-        "backward": {},
+        **{name: {} for name in (*(APART if ends_apart else ()), "backward")},
         "optimizer": {
             ("logits", "held outputs"): outputs,
             ("activations", "embedding and head"): micro_batch.held_leaf * run.keeps_outputs,
@@ -208,14 +212,13 @@ def live_set(
             ("workspace", "optimizer"): update.scratch_bytes,
         },
     }
-    moments = micro_batch.backward()
-    for parts in moments:
+    moments = micro_batch.backward(update.whole)
+    for parts in chain.from_iterable(moments.values()):
         parts["gradients",] = smallest(parts["gradients",], update.most_gradients_bytes)
         parts["logits", "held outputs"] = outputs
-    if ends_apart:
-        phases |= zip(APART, (*moments[:2], moments[-1]), strict=True)
-        moments = moments[2:-1]
-    phases["backward"] = largest_parts(moments)
+    if not ends_apart:
+        moments = {"backward": [*chain.from_iterable(moments.values())]}
+    phases |= {name: largest_parts(candidates) for name, candidates in moments.items() if candidates}
     found: dict[str, Breakdown] = {}
     for name, parts in phases.items():
         found[name] = Breakdown({p: v for p, v in {**static, **parts}.items() if present(v)})
@@ -332,53 +335,72 @@ class _MicroBatch:
             ("logits", "loss"): loss.saved_bytes.at(self.extents) + loss.live_forward_bytes.at(self.extents),
         }
 
-    def backward(self) -> list[Parts]:
-        """Return what is alive in loss, head, the layers that may be first and last, and the embedding."""
-        graph, extents, layers = self.graph, self.extents, self.layers
+    def backward(self, unreduced: float = 1.0) -> dict[str, list[Parts]]:
+        """Return what is alive in loss, head, the layers that may be first and last, and the embedding.
+
+        Until its unit is reduced, a layer's gradients are `unreduced` times what the rank keeps of them.
+        """
+        graph, extents, layers, in_units = self.graph, self.extents, self.layers, present(unreduced - 1.0)
         everything, (*head, loss) = graph.weights.gradient_bytes, graph.head
         of_head, of_embedding = gradient_bytes(graph.head), gradient_bytes(graph.embedding)
         waits = of_head if self.accumulating and graph.model.head is None else 0.0
         of_loss = backward_moment([loss], extents, accumulating=self.accumulating)
         moment = backward_moment(head, extents, accumulating=self.accumulating)
         before = 0.0 if self.accumulating else loss.gradient_bytes
-        found: list[Parts] = [
-            {
-                **self.kept_by_all,
-                ("gradients",): self.held + of_loss.made_bytes,
-                ("logits", "loss"): of_loss.kept_bytes + of_loss.beside_bytes,
-                ("activations", "embedding and head"): self.kept_outside + saved_bytes(head, extents),
-            },
-            {
-                **self.kept_by_all,
-                ("gradients",): self.held + moment.made_bytes + before,
-                ("activations", "gradients in flight"): moment.beside_bytes,
-                ("activations", "embedding and head"): self.kept_outside + moment.kept_bytes,
-            },
-        ]
+        at_loss: Parts = {
+            **self.kept_by_all,
+            ("gradients",): self.held + of_loss.made_bytes,
+            ("logits", "loss"): of_loss.kept_bytes + of_loss.beside_bytes,
+            ("activations", "embedding and head"): self.kept_outside + saved_bytes(head, extents),
+        }
+        at_head: Parts = {
+            **self.kept_by_all,
+            ("gradients",): self.held + moment.made_bytes + before,
+            ("activations", "gradients in flight"): moment.beside_bytes,
+            ("activations", "embedding and head"): self.kept_outside + moment.kept_bytes,
+        }
+        first: list[Parts] = []
+        others: list[Parts] = []
         for index, group in enumerate(layers):
-            rebuilt = kept_at(self.run, group.ops, extents)
-            moment = backward_moment(group.ops, extents, accumulating=self.accumulating, kept=rebuilt)
+            moment = backward_moment(
+                group.ops,
+                extents,
+                accumulating=self.accumulating and not in_units,
+                kept=kept_at(self.run, group.ops, extents),
+                whole=unreduced,
+            )
             if self.kinds[index] in WHOLE_LAYERS:
                 moment = worst((self._rebuilding(index), moment))
             made = everything - of_embedding - gradient_bytes(group.ops)
-            for last in (True, False):
-                before, standing = of_head if last else made, self._standing(index, last=last)
-                for whole, left in zip(layers, standing, strict=True):
-                    number = left.count - (whole.count if last else 0)
-                    before = before - number * gradient_bytes(whole.ops)
+            for standing, last in self._reached(index, second=in_units):
+                before, left = of_head if last else made, 0
+                for whole, some in zip(layers, standing, strict=True):
+                    before = before - (some.count - (whole.count if last else 0)) * gradient_bytes(whole.ops)
+                    left += some.count - whole.count
                 parts = self._layer(index, moment, self._kept(standing), last=last)
                 parts["gradients",] = self.held + moment.made_bytes + (waits if self.accumulating else before)
-                found.append(parts)
+                (first if last and not left else others).append(parts)
         moment = backward_moment(graph.embedding, extents, accumulating=self.accumulating)
         made = waits if self.accumulating else everything - of_embedding
-        found.append(
-            {
-                ("activations", "gradients in flight"): self.stream,
-                ("activations", "embedding and head"): moment.kept_bytes + moment.beside_bytes,
-                ("gradients",): self.held + moment.made_bytes + made,
-            }
-        )
-        return found
+        at_embedding: Parts = {
+            ("activations", "gradients in flight"): self.stream,
+            ("activations", "embedding and head"): moment.kept_bytes + moment.beside_bytes,
+            ("gradients",): self.held + moment.made_bytes + made,
+        }
+        ends = ([at_loss], [at_head], first, [at_embedding])
+        return {**dict(zip(APART, ends, strict=True)), "backward": others}
+
+    def _reached(self, index: int, *, second: bool) -> Iterator[tuple[list[LayerGraph], bool]]:
+        """Yield what stands when backward reaches the last of a kind, one before it, and the first.
+
+        The flag says of which the activations still stand with the others: all but the first.
+        """
+        standing = self._standing(index, last=True)
+        yield standing, True
+        if second and standing[index].count > 1:
+            fewer = standing[index]._replace(count=standing[index].count - 1)
+            yield [*standing[:index], fewer, *standing[index + 1 :]], True
+        yield self._standing(index, last=False), False
 
     def _rebuilding(self, index: int) -> Moment:
         """Return the worst moment of running a layer forward again, with everything kept.

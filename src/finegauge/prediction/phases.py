@@ -34,20 +34,21 @@ from finegauge.prediction.generation import (
     passing_bytes,
 )
 from finegauge.prediction.memory import LiveSet
-from finegauge.prediction.model_parallel import by_tensors, by_transformers
+from finegauge.prediction.model_parallel import by_tensors, by_transformers, stage_layers
 from finegauge.prediction.offload import fetched_s
 from finegauge.prediction.sharding import (
     GATHERED_WEIGHTS,
+    GRADIENTS,
     Share,
-    Trained,
-    alternating_phases,
-    kept_while_idle,
+    gathered_memory,
+    gradients_left,
     weights_on_host,
 )
 from finegauge.prediction.time import SLOWEST, StepClock, StepTime
 from finegauge.prediction.training import Answer, Question, training
-from finegauge.profile import Breakdown
-from finegauge.run.phases import PPO_EPOCHS, micro_steps
+from finegauge.profile import Breakdown, Path
+from finegauge.records import NamedTuple
+from finegauge.run.phases import PPO_EPOCHS, accumulates_whole, micro_steps
 from finegauge.run.rules import SERVING
 from finegauge.run.run import Run
 
@@ -267,3 +268,61 @@ def _without_adapters(graph: Graph) -> Graph:
     for group in graph.layers:
         layers.append(group._replace(ops=tuple([op for op in group.ops if not is_adapter(op)])))
     return graph._replace(layers=tuple(layers))
+
+
+# Peak memory when PPO alternates policy and value updates. While one model trains, scores or generates,
+# the other keeps what its implementation leaves: DDP its buckets, ZeRO-3 its bucket and its part of the
+# gradients, for good; between backward passes and the update all the gradients that wait, whole where FSDP
+# reduces them in the last micro-batch.
+
+
+class Trained(NamedTuple):
+    """One model of a step: its share of a rank, and what it holds while it trains."""
+
+    share: Share
+    live: LiveSet
+
+
+def kept_while_idle(run: Run, share: Share) -> dict[Path, float]:
+    """Return what a model that a step trains keeps on its rank while others are at work."""
+    if run.sharding not in ("none", "zero3"):
+        return {}
+    found = gathered_memory(run, share).get("backward" if run.sharding == "none" else "loss", {})
+    return {path: part for path, part in found.items() if path != GATHERED_WEIGHTS}
+
+
+def alternating_phases(run: Run, first: Trained, second: Trained) -> dict[str, Breakdown]:
+    """Return the phases of two models of which one trains at a time, by the larger of both.
+
+    The second to train finds the gradients of the first, and with several micro-batches the first those
+    of the second; both wait for one optimizer step.
+    """
+    ours, theirs = kept_while_idle(run, first.share), kept_while_idle(run, second.share)
+    accumulated = {GRADIENTS: _waiting_gradients(run, second.share)}
+    phases: dict[str, Breakdown] = {}
+    for name, held in first.live.phases.items():
+        other = second.live.phases.get(name, Breakdown({})).parts
+        if name == "optimizer":
+            phases[name] = held + Breakdown({**theirs, GRADIENTS: other.get(GRADIENTS, 0.0)})
+            continue
+        static = {path: part for path, part in held.parts.items() if _is_static(path)}
+        moving = {path: part for path, part in other.items() if not _is_static(path)}
+        waiting = Breakdown({**ours, GRADIENTS: _waiting_gradients(run, first.share)})
+        second_trains = Breakdown({**static, **moving}) + waiting
+        several = run.gradient_accumulation_steps > 1
+        first_trains = held + Breakdown({**theirs, **accumulated} if several else theirs)
+        phases[name] = first_trains if first_trains.total >= second_trains.total else second_trains
+    return phases
+
+
+def _waiting_gradients(run: Run, share: Share) -> float:
+    """Return the gradients of a model between its backward passes."""
+    if accumulates_whole(run):
+        layers = stage_layers(run, share.graph.model)
+        return layers * share.layer_gradient_bytes + share.outer_gradient_bytes
+    reduced = gradients_left(run) if run.gradient_accumulation_steps == 1 else 1.0
+    return share.graph.weights.gradient_bytes * reduced
+
+
+def _is_static(path: Path) -> bool:
+    return path[0] in ("weights", "optimizer") or path == ("workspace", "cuBLAS")

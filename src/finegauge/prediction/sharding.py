@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from math import inf
 from typing import Any
 
-from finegauge.arithmetic import every, largest, smallest
+from finegauge.arithmetic import every, largest, present, smallest
 from finegauge.catalogue.frameworks import framework_of
 from finegauge.data.batch_shape import BatchShape
 from finegauge.model.blocks import MixtureOfExperts
@@ -26,6 +26,7 @@ from finegauge.model.weights import Weights
 from finegauge.prediction.memory import (
     APART,
     EMBEDDING_BACKWARD,
+    FIRST_BACKWARD,
     HEAD_BACKWARD,
     LOSS_BACKWARD,
     LiveSet,
@@ -48,7 +49,6 @@ from finegauge.prediction.model_parallel import (
     outer_params,
     stage_experts,
     stage_graphs,
-    stage_layers,
     stage_shares,
 )
 from finegauge.profile import Breakdown, Path
@@ -65,9 +65,9 @@ ZERO3_PREFETCHED = 5e7  # elements: DeepSpeed's stage3_prefetch_bucket_size, gat
 ZERO3_KEPT = 1e9  # elements: DeepSpeed's stage3_max_live_parameters and stage3_max_reuse_distance
 ZERO3_SUB_GROUP = 1e9  # elements: DeepSpeed's default sub_group_size, the gradients that are fp32 at a time
 AFTER_BACKWARD = "reduction"  # a phase with no activations, of gradients in one bucket
-GRADIENTS: Path = ("gradients",)
 GATHERED_WEIGHTS: Path = ("workspace", "gathered weights")
 ON_THEIR_WAY: Path = ("workspace", "weights on their way")
+GRADIENTS: Path = ("gradients",)
 MASTER_BYTES = 12.0  # fp32 copy, first and second moment, per trained parameter under DeepSpeed
 STATE_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "remainder": 2.0, "fp8": 1.0}
 
@@ -227,7 +227,7 @@ def gathered_memory(run: Run, share: Share) -> dict[str, dict[Path, float]]:
         at_head = gathered = layers * layer_bytes + max(0.0, end - layer_bytes)
     reduced, head = share.layer_gradient_bytes, 0.0
     if not share.graph.lowering.chunks_kept:  # else it is counted with the loss
-        head = gradient_bytes(share.whole.head) / run.tensor_parallel
+        head = _waiting_head(run, share)
         reduced += share.outer_gradient_bytes if run.sharding == "zero3" else head
     beside: dict[Path, float] = {weights: gathered}
     if accumulates_whole(run):
@@ -242,6 +242,8 @@ def gathered_memory(run: Run, share: Share) -> dict[str, dict[Path, float]]:
         of_head = {**loss, gradients: reduced - share.layer_gradient_bytes}
         apart = framework_of(run.framework).outer_units_apart  # rows of reserved memory have both
         found |= {"loss": loss, LOSS_BACKWARD: of_head if apart else loss, HEAD_BACKWARD: of_head}
+        none_yet = share.layer_gradient_bytes if present(whole_gradients(run, share) - 1.0) else 0.0
+        found[FIRST_BACKWARD] = {**beside, gradients: reduced - none_yet}
         return {**found, **_fsdp_outer_unit(run, share, beside, reduced - head)}
     buffers = _zero_buffers(run, share)
     return {name: {**found.get(name, {}), **parts} for name, parts in buffers.items()}
@@ -262,6 +264,30 @@ def _fsdp_outer_unit(
         EMBEDDING_BACKWARD: {**beside, gradients: reduced + (1.0 - part) * outer, weights: share.outer_bytes},
         AFTER_BACKWARD: {gradients: 2.0 * outer + waiting, own: all_own},
     }
+
+
+def _waiting_head(run: Run, share: Share) -> float:
+    """Return what the head's whole gradient takes beyond the rank's part of it until its unit is reduced."""
+    of_head, everything = gradient_bytes(share.whole.head), share.whole.weights.gradient_bytes
+    counted = of_head * share.graph.weights.gradient_bytes / everything if of_head else 0.0
+    if framework_of(run.framework).outer_units_apart or run.gradient_accumulation_steps > 1:
+        counted = 0.0  # its message waits beside its part; or the sum of those before
+    return max(0.0, of_head / run.tensor_parallel - counted)
+
+
+def whole_gradients(run: Run, share: Share) -> float:
+    """Return how many times what it keeps of a gradient a rank holds until FSDP has reduced a unit.
+
+    A unit's gradients are reduced when all are there, and wait in the message until the next unit's are
+    (post_backward and ReduceScatterState, the same). Not where embedding and head are units of their own:
+    rows of those are nearer without (decision 0034).
+    """
+    kept, apart = share.graph.weights.gradient_bytes, framework_of(run.framework).outer_units_apart
+    if run.sharding not in FSDP or states_on_host(run) or accumulates_whole(run):
+        return 1.0
+    if apart or run.expert_parallel > 1:
+        return 1.0
+    return share.whole.weights.gradient_bytes / (kept * run.tensor_parallel) if present(kept) else 1.0
 
 
 def keeps_gathered(run: Run) -> bool:
@@ -502,6 +528,7 @@ def beside_of(run: Run, share: Share) -> Beside:
     gathered = gathered_memory(run, share)
     if gathered:
         gathered = dict.fromkeys(APART, gathered["backward"]) | gathered
+        update = update._replace(whole=whole_gradients(run, share))
     return Beside(gathered, update)
 
 
@@ -538,61 +565,3 @@ def rank_live_set(
 
 def _capped(parts: Breakdown, most: float) -> Breakdown:
     return Breakdown({p: smallest(v, most) if p[0] == "gradients" else v for p, v in parts.parts.items()})
-
-
-# Peak memory when PPO alternates policy and value updates. While one model trains, scores or generates,
-# the other keeps what its implementation leaves: DDP its buckets, ZeRO-3 its bucket and its part of the
-# gradients, for good; between backward passes and the update all the gradients that wait, whole where FSDP
-# reduces them in the last micro-batch.
-
-
-class Trained(NamedTuple):
-    """One model of a step: its share of a rank, and what it holds while it trains."""
-
-    share: Share
-    live: LiveSet
-
-
-def kept_while_idle(run: Run, share: Share) -> dict[Path, float]:
-    """Return what a model that a step trains keeps on its rank while others are at work."""
-    if run.sharding not in ("none", "zero3"):
-        return {}
-    found = gathered_memory(run, share).get("backward" if run.sharding == "none" else "loss", {})
-    return {path: part for path, part in found.items() if path != GATHERED_WEIGHTS}
-
-
-def alternating_phases(run: Run, first: Trained, second: Trained) -> dict[str, Breakdown]:
-    """Return the phases of two models of which one trains at a time, by the larger of both.
-
-    The second to train finds the gradients of the first, and with several micro-batches the first those
-    of the second; both wait for one optimizer step.
-    """
-    ours, theirs = kept_while_idle(run, first.share), kept_while_idle(run, second.share)
-    accumulated = {GRADIENTS: _waiting_gradients(run, second.share)}
-    phases: dict[str, Breakdown] = {}
-    for name, held in first.live.phases.items():
-        other = second.live.phases.get(name, Breakdown({})).parts
-        if name == "optimizer":
-            phases[name] = held + Breakdown({**theirs, GRADIENTS: other.get(GRADIENTS, 0.0)})
-            continue
-        static = {path: part for path, part in held.parts.items() if _is_static(path)}
-        moving = {path: part for path, part in other.items() if not _is_static(path)}
-        waiting = Breakdown({**ours, GRADIENTS: _waiting_gradients(run, first.share)})
-        second_trains = Breakdown({**static, **moving}) + waiting
-        several = run.gradient_accumulation_steps > 1
-        first_trains = held + Breakdown({**theirs, **accumulated} if several else theirs)
-        phases[name] = first_trains if first_trains.total >= second_trains.total else second_trains
-    return phases
-
-
-def _waiting_gradients(run: Run, share: Share) -> float:
-    """Return the gradients of a model between its backward passes."""
-    if accumulates_whole(run):
-        layers = stage_layers(run, share.graph.model)
-        return layers * share.layer_gradient_bytes + share.outer_gradient_bytes
-    reduced = gradients_left(run) if run.gradient_accumulation_steps == 1 else 1.0
-    return share.graph.weights.gradient_bytes * reduced
-
-
-def _is_static(path: Path) -> bool:
-    return path[0] in ("weights", "optimizer") or path == ("workspace", "cuBLAS")

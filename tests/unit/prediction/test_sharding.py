@@ -9,9 +9,10 @@ import pytest
 from finegauge.model.graph import build
 from finegauge.prediction.collectives import exchanges
 from finegauge.prediction.explanation import formulas
+from finegauge.prediction.memory import FIRST_BACKWARD
 from finegauge.prediction.model_parallel import LAST_STAGE, stage_graphs
 from finegauge.prediction.predictor import predict
-from finegauge.prediction.sharding import rank_extents, shard_degree, share_of
+from finegauge.prediction.sharding import gathered_memory, rank_extents, shard_degree, share_of
 from finegauge.profile import Profile
 from finegauge.run.run import Run
 from finegauge.units import GIB
@@ -265,7 +266,7 @@ def test_the_gradient_of_the_embedding_is_whole_only_when_no_activation_is_left(
         return parts.parts["workspace", "gradients being reduced"]
 
     layer = (6_738_415_616 - end) / 32 * 2
-    assert reduced("backward", "") == pytest.approx(end + layer, rel=0.01)
+    assert reduced("backward", "") == pytest.approx(7 / 8 * end + layer, rel=0.01)  # beside the rank's part
     assert reduced("reduction", "") == pytest.approx(4 * end, rel=0.01)  # joined in one tensor
     assert reduced("reduction", "litgpt") == pytest.approx(
         4 * end, rel=0.01
@@ -282,3 +283,17 @@ def test_the_head_has_no_gradient_yet_while_the_loss_goes_backward() -> None:
     phases = predict(run(**asked)).phase_memory_bytes
     assert phases.under("backward").parts.get(("workspace", "gradients being reduced"), 0.0) == 0.0
     assert phases.under("backward")["logits"] > 0.0
+
+
+@pytest.mark.parametrize(("framework", "waits"), [("", 0.0), ("torchtune", 1.0)])
+def test_no_layer_waits_to_be_reduced_beside_the_first_that_fsdp_reaches(
+    framework: str, waits: float
+) -> None:
+    asked, path = (
+        run(num_gpus=8, sharding="fsdp", framework=framework),
+        ("workspace", "gradients being reduced"),
+    )
+    beside = gathered_memory(asked, share_of(asked))
+    layer = (PARAMETERS - 2 * 32000 * 4096) / 32 * 2
+    apart = beside["backward"][path] - beside[FIRST_BACKWARD][path]
+    assert apart == pytest.approx((1.0 - waits) * layer, rel=0.01)
