@@ -10,10 +10,10 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from finegauge.errors import FineGaugeError
-from finegauge.model.graph import architecture_of
 from finegauge.planning.capacity import max_micro_batch_size
-from finegauge.planning.selection import HELD_STATE_BYTES, HELD_WEIGHT_BYTES
+from finegauge.prediction.offload import kept_on_host
 from finegauge.prediction.predictor import gpu_of, predict
+from finegauge.prediction.sharding import share_of
 from finegauge.progress import Heard, Progress
 from finegauge.run.run import Run
 
@@ -40,7 +40,7 @@ class FitsWith(NamedTuple):
     sharding: str
     cpu_offload: str
     lengths: tuple[FitsAt, ...]
-    host_bytes: float | None  # of the host's memory that offloaded weights and states take; None: no offload
+    host_bytes: float | None  # of the host memory of a node; None where nothing is offloaded
     tokens_per_s: float | None  # of all GPUs, at the run's seq_len and the largest safe micro-batch
     reason: str  # why there is no answer; "" where there is one
 
@@ -109,6 +109,6 @@ def _with(run: Run, method: str, place: dict[str, Any], lengths: Sequence[int]) 
         return FitsWith(method, place["sharding"], place["cpu_offload"], (), None, None, str(error))
     host_bytes = None
     if place["cpu_offload"] != "none":
-        parameters = architecture_of(run.model, run.num_experts_per_tok).num_parameters
-        host_bytes = (HELD_WEIGHT_BYTES + HELD_STATE_BYTES) * parameters
+        per_node = asked.num_gpus // asked.num_nodes
+        host_bytes = kept_on_host(asked, share_of(asked)).total * per_node
     return FitsWith(method, place["sharding"], place["cpu_offload"], fits, host_bytes, rate, "")
