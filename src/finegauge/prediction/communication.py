@@ -2,9 +2,10 @@ r"""Exposed communication: the seconds of messages that computation does not hid
 
 `links` says how long a message takes. What shows is what exceeds the computation it runs beside, the first
 gather and the last reduction (nothing runs beside them), and what the computation loses to the kernels of
-the collective. A second of computation hides one second: what the host waits for and copies shows by what it
-exceeds the computation and all that shows already. A pipeline of p stages waits for the other stages once
-per step, for 1/v of their work where each passes its v chunks in turn [1].
+the collective. Messages, the host's waits and copies to and from it take links of their own: they run beside
+each other too, so that each shows by what it exceeds the computation and all that shows already. A pipeline
+of p stages waits for the other stages once per step, for 1/v of their work where each passes its v chunks in
+turn [1].
 
 [1] Narayanan et al. 2021, arXiv:2104.04473, section 2.2
 """
@@ -90,7 +91,6 @@ def communication(
     beside: dict[str, list[tuple[Collective, float]]] = {"forward": [], "backward": [], "attention": []}
     pipelined: list[Collective] = []
     copied_bytes, by_tensor = 0.0, by_fully_shard(run) and run.sharding in GATHERING
-    gathered_s = 0.0
     for message in exchanged(run, share, extents, passes.num_runs):
         if message.group == "pipeline":
             pipelined.append(message)
@@ -99,8 +99,6 @@ def communication(
         if by_tensor and message.group in ("data", "expert"):
             times = message.num_per_step(steps) * BUFFER_COPIES.get(message.kind, 0.0)
             copied_bytes = copied_bytes + times * message.payload_bytes
-        of_weights = message.kind == "all_gather" and message.group in ("data", "expert")
-        gathered_s = gathered_s + of_weights * (seconds if message.once else steps * seconds)
         if message.beside:
             beside[message.beside].append((message, seconds))
         else:
@@ -117,8 +115,8 @@ def communication(
         else:  # some run beside that of the last micro-batch only
             shown_s[name] = tally.overlapped(messages, computed[name], 1)
             shown_s[name] += tally.overlapped(repeated, computed[name], steps - 1)
-    waits_s, asked_s = _host_waits(run, share, passes, tally, gathered_s)
-    both_s = steps * (passes.forward_s + passes.backward_s) + tally.shown_s + tally.lost_s - asked_s
+    waits_s, hidden_s = _host_waits(run, share, passes, tally)
+    both_s = steps * (passes.forward_s + passes.backward_s) + tally.shown_s - hidden_s
     backward_s = steps * passes.backward_s + shown_s["backward"] + waits_s
     computing = Computing(both_s, backward_s, steps)
     for message in pipelined:
@@ -152,22 +150,16 @@ def forward_communication(
         tally.overlapped([one for one in priced if one[0].beside == name], beside_s, 1.0)
     if any(message.what == "weights" and message.beside for message in messages):
         wait_s = calibration.module_wait_s if run.sharding == "zero3" else calibration.unit_wait_s
-        asked_s = stage_layers(run, share.graph.model) * wait_s
-        if run.sharding == "zero3":
-            asked_s += sum(seconds for message, seconds in priced if message.kind == "all_gather")
-        tally.shown("host waits", max(0.0, asked_s - compute_s - tally.shown_s - tally.lost_s))
+        hidden_s = compute_s + tally.shown_s
+        tally.shown("host waits", max(0.0, stage_layers(run, share.graph.model) * wait_s - hidden_s))
     tally.shown("slows computation", tally.lost_s)
     return {path[-1]: seconds for path, seconds in Breakdown.add_up(tally.parts).parts.items()}
 
 
-def _host_waits(
-    run: Run, share: Share, passes: Passes, tally: _Tally, gathered_s: float
-) -> tuple[float, float]:
+def _host_waits(run: Run, share: Share, passes: Passes, tally: _Tally) -> tuple[float, float]:
     """Add what the host of a sharded run waits before it may gather the next layer.
 
-    ZeRO-3's runs ahead of the device, but not of its gathers: with more than two under way it waits for the
-    first (__max_ongoing_fetch_events of deepspeed/runtime/zero/partitioned_param_coordinator.py, 0.19.8).
-    Return what shows of it, and all that the host asks for in turn: copies from it do not run beside that.
+    Return what shows of it, and of all that copies from the host follow, beside which they cannot run.
     """
     alone = every(run.data_parallel * run.context_parallel == 1) and every(run.num_gpus > 1)
     if run.sharding not in GATHERING or alone:
@@ -175,17 +167,17 @@ def _host_waits(
     visits = passes.micro_steps * stage_layers(run, share.graph.model) * passes.num_runs
     beside_s = passes.micro_steps * (passes.forward_s + passes.backward_s)
     if not run.synchronous:
-        beside_s = beside_s + tally.shown_s + tally.lost_s
-    if run.sharding == "zero3":
-        asked_s = visits * tally.calibration.module_wait_s + (0.0 if run.synchronous else gathered_s)
-        waits_s = largest(0.0, asked_s - beside_s)
-    else:  # FSDP's waits for memory to be freed
-        waits_s = visits * tally.calibration.unit_wait_s
-        asked_s = waits_s * (1.0 + adapter_units(run, share.whole))
-        # the small units' hide behind what the device computes; all of them where nothing limits the gathers
-        waits_s = largest(0.0 if by_fully_shard(run) else waits_s, asked_s - beside_s)
-    tally.shown("host waits", waits_s)
-    return waits_s, asked_s
+        beside_s = beside_s + tally.shown_s
+    if run.sharding == "zero3":  # its host runs ahead of the device; FSDP's waits for memory to be freed
+        waits = largest(0.0, visits * tally.calibration.module_wait_s - beside_s)
+        tally.shown("host waits", waits)
+        return waits, 0.0
+    waits = visits * tally.calibration.unit_wait_s
+    all_s = waits * (1.0 + adapter_units(run, share.whole))
+    # the small units' hide behind what the device computes; all of them where nothing limits the gathers
+    waits = largest(0.0 if by_fully_shard(run) else waits, all_s - beside_s)
+    tally.shown("host waits", waits)
+    return waits, all_s
 
 
 def _pipeline(
