@@ -235,6 +235,8 @@ def json_text(content: Any, indent: int | None = 2) -> str:
         text = json.dumps(content, indent=indent, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError):
         text = json.dumps(_finite(content), indent=indent, ensure_ascii=False, allow_nan=False)
+    if text.isascii() and "\x7f" not in text:
+        return text
     if not _is_text(text):
         return json.dumps(_finite(content), indent=indent)
     return re.sub(f"[{UNSEEN}]", lambda found: f"\\u{ord(found[0]):04x}", text)

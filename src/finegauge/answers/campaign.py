@@ -16,7 +16,7 @@ from finegauge.campaign.folder import Folder, Result
 from finegauge.campaign.gains import compare_results
 from finegauge.errors import FineGaugeError
 from finegauge.store.document import Facts
-from finegauge.store.table import FACTS, answer_of
+from finegauge.store.table import FACTS, rows_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -126,21 +126,10 @@ MOST_COLUMNS = 14
 _SELDOM = ("cell", "reason", *FACTS)  # of little help in telling rows apart
 
 
-def results_answer(
-    table: "pa.Table", quarantined: int, *, whole: bool, most: int | None = None
-) -> ResultsAnswer:
+def results_answer(table: "pa.Table", quarantined: int, *, whole: bool, most: int) -> ResultsAnswer:
     """Return the first `most` rows of a table; of a `whole` one, the columns that differ and usual facts."""
-    names, rows = answer_of(table.slice(0, most))
-    found = tuple(dict(zip(names, map(_json_value, row), strict=True)) for row in rows)
-    return ResultsAnswer(quarantined, found, _telling(table) if whole else names, len(table))
-
-
-def _json_value(value: Any) -> Any:
-    if isinstance(value, list):
-        return list(map(_json_value, value))
-    if isinstance(value, dict):
-        return {name: _json_value(item) for name, item in value.items()}
-    return value if value is None or isinstance(value, str | int | float) else str(value)
+    columns = _telling(table) if whole else tuple(table.column_names)
+    return ResultsAnswer(quarantined, tuple(rows_of(table.slice(0, most))), columns, len(table))
 
 
 def _telling(table: "pa.Table") -> tuple[str, ...]:

@@ -19,6 +19,7 @@ error of two predictions of like runs is common to both, and how much is not kno
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import sqrt
+from operator import ge
 from random import Random
 from statistics import median
 from typing import NamedTuple
@@ -205,8 +206,8 @@ def _drawn(profiles: Sequence[Facts], random: Random) -> float:
 
 def _beats(one: Ratios, other: Ratios, names: Sequence[str]) -> bool:
     """Return whether `one` is nowhere worse than `other`, and somewhere better."""
-    pairs = [(one[name] or 0.0, other[name] or 0.0) for name in names]
-    return all(a >= b for a, b in pairs) and any(a > b for a, b in pairs)
+    ours, theirs = ([ratios[name] or 0.0 for name in names] for ratios in (one, other))
+    return ours != theirs and all(map(ge, ours, theirs))
 
 
 PHASE = "phase"  # the axis by which a sweep tells phases apart

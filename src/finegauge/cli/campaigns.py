@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from finegauge.cli.progress import progress_bar
-from finegauge.cli.run_options import json_option, runs, show
+from finegauge.cli.run_options import json_option, runs, say, show
 from finegauge.errors import FieldError, InputError, UnknownKeyError, UnknownNameError, shown
 
 if TYPE_CHECKING:
@@ -280,7 +280,8 @@ def results(
     """
     from finegauge.answers.campaign import results_answer
     from finegauge.render.campaign import results_report
-    from finegauge.store.table import ask, export, table_of
+    from finegauge.render.json import lines
+    from finegauge.store.table import ask, export, rows_of, table_of
 
     if sql and (where or chosen):
         raise InputError("--sql is a whole question; put the condition and the columns into it.")
@@ -293,8 +294,12 @@ def results(
     found = ask(table, sql)
     if output:
         export(found, output)
-    answer = results_answer(found, quarantined, whole=whole, most=None if as_json else limit)
-    show("results", answer, lambda answer: results_report(answer, limit, output), as_json=as_json)
+    answer = results_answer(found, quarantined, whole=whole, most=0 if as_json else limit)
+    if as_json:
+        for line in lines("results", answer, rows_of(found)):
+            say(line)
+    else:
+        show("results", answer, lambda answer: results_report(answer, limit, output), as_json=False)
 
 
 def _listed(chosen: str | None, known: list[str]) -> str:

@@ -6,7 +6,7 @@ What differs from that is stated by `answers.written`.
 `render.schema` derives the JSON schema from the same types.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -26,6 +26,17 @@ def document(command: str, answer: Any) -> str:
 
     whole = {"schema_version": SCHEMA_VERSION, "command": command, "finegauge_version": __version__}
     return json_text(whole | encoded(answer))
+
+
+def lines(command: str, answer: Any, rows: Iterable[Any]) -> Iterator[str]:
+    """Yield the lines of `document`, where `rows` fill the empty list in which an answer ends, one a line."""
+    last = ""
+    yield document(command, answer).removesuffix("]\n}")
+    for row in rows:
+        if last:
+            yield f"{last},"
+        last = f"    {json_text(row, None)}"
+    yield f"{last}\n  ]\n}}"
 
 
 def encoded(value: Any) -> Any:

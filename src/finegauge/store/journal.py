@@ -248,10 +248,12 @@ def record_of(text: bytes) -> dict[str, Any]:
 
 def _as_we_wrote_it(text: bytes) -> bytes:
     """Return the text of a line's record whose checksum is right; empty where it is written otherwise."""
+    said_to = SAID_AT + CHECKSUM_DIGITS
+    if not (text.startswith(HEAD) and text.startswith(RECORD, said_to) and text.endswith(b"}")):
+        return b""
     record = text[RECORD_AT:-1]
-    stated = text[SAID_AT : SAID_AT + CHECKSUM_DIGITS]
-    as_stated = sha256(record).hexdigest()[:CHECKSUM_DIGITS].encode() == stated
-    return record if as_stated and text == b"".join((HEAD, stated, RECORD, record, b"}")) else b""
+    as_stated = sha256(record).hexdigest()[:CHECKSUM_DIGITS].encode() == text[SAID_AT:said_to]
+    return record if as_stated else b""
 
 
 class Entry(NamedTuple):

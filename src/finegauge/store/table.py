@@ -11,11 +11,11 @@ a fraction of a second. What is not known is NULL, never 0. Columns:
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from finegauge.documents import open_regular, write_whole
 from finegauge.errors import InputError, UnsupportedError, shown
@@ -30,6 +30,8 @@ SUFFIX = ".table"
 VERSION = b"3"
 DIGEST = 64  # bytes before the table: their SHA-256
 CHUNK_BYTES = 2**23
+ROWS_AT_A_TIME = 1000
+KNOWN_TO_JSON = ("string", "double", "int64", "bool")
 WORTH_BYTES = 1_000_000  # a smaller journal is read as fast
 Read = Callable[[bytes], tuple["pa.Table", int]]  # the table of whole lines, and how many did not read back
 
@@ -139,13 +141,6 @@ MANY = "+"  # between the items of a list
 Record = Mapping[str, Any]
 
 
-class Answer(NamedTuple):
-    """The result of an SQL query."""
-
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Any, ...], ...]
-
-
 def table_of(paths: Sequence[str]) -> tuple["pa.Table", int]:
     """Return the results in `paths`, journals or campaign folders, and how many lines did not read back.
 
@@ -206,10 +201,16 @@ def ask(table: "pa.Table", sql: str) -> "pa.Table":
             raise InputError(f"DuckDB does not accept the question: {str(error).splitlines()[0]}") from None
 
 
-def answer_of(table: "pa.Table") -> Answer:
-    """Return a table as plain rows."""
-    columns = (map(_plain, column.to_pylist()) for column in table.columns)
-    return Answer(tuple(table.column_names), tuple(zip(*columns, strict=True)))
+def rows_of(table: "pa.Table") -> Iterator[dict[str, Any]]:
+    """Yield the rows of a table, by column; few at a time are Python's objects."""
+    for batch in table.to_batches(ROWS_AT_A_TIME):
+        columns = (
+            values if str(column.type) in KNOWN_TO_JSON else map(_plain, values)
+            for column in batch.columns
+            for values in (column.to_pylist(),)
+        )
+        for row in zip(*columns, strict=True):
+            yield dict(zip(table.column_names, row, strict=True))
 
 
 def _plain(value: Any) -> Any:

@@ -10,7 +10,7 @@ from finegauge.errors import InputError
 from finegauge.profile import Breakdown
 from finegauge.run.run import FIELDS
 from finegauge.store.journal import Trials
-from finegauge.store.table import answer_of, ask, export, table_of
+from finegauge.store.table import ask, export, rows_of, table_of
 from tests.unit.store.results import RUN, journal, result, timed
 
 
@@ -42,8 +42,8 @@ def test_what_is_not_known_is_null(tmp_path: Path) -> None:
     for name in ("step_time_s", "time_forward_s", "tokens_per_s", "step_tokens", "peak_memory_bytes"):
         assert unknown[name] is None
     assert (known["step_energy_j"], known["dataset"]) == (None, None)
-    answer = answer_of(ask(table, "SELECT count(step_time_s), count(*) FROM results"))
-    assert answer.rows == ((1, 2),)
+    (counted,) = rows_of(ask(table, "SELECT count(step_time_s) AS known, count(*) AS n FROM results"))
+    assert counted == {"known": 1, "n": 2}
     assert ask(table, "SELECT * FROM results WHERE dataset = 'math'").num_rows == 0  # NULL has a type
 
 
@@ -114,9 +114,9 @@ def test_where_no_results_are_it_says_so(tmp_path: Path, name: str) -> None:
 
 def test_sql_answers_over_the_table(tmp_path: Path) -> None:
     table, _ = table_of([journal(tmp_path, *(timed(str(n), 1.0 + n) for n in range(4))).path])
-    answer = answer_of(ask(table, "SELECT max(step_time_s) AS slowest, count(*) AS n FROM results"))
-    assert answer.columns == ("slowest", "n")
-    assert answer.rows == ((4.0, 4),)
+    said = "SELECT max(step_time_s) AS slowest, count(*) AS n, [1, 2] AS pair, DATE '2026-11-23' AS day "
+    said += "FROM results"
+    assert list(rows_of(ask(table, said))) == [{"slowest": 4.0, "n": 4, "pair": (1, 2), "day": "2026-11-23"}]
 
 
 @pytest.mark.parametrize(
