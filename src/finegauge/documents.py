@@ -39,6 +39,7 @@ _WORDS: dict[str, Any] = {
     **dict.fromkeys(("-.inf", "-.Inf", "-.INF"), float("-inf")),
     **dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")),
 }
+_HALF = re.compile("[\ud800-\udfff]")  # half a character, which UTF-8 does not write
 _NUMERALS = frozenset("0123456789+-.eE_")
 _FRACTION = frozenset(".eE")
 _PLAIN_LINE = re.compile(
@@ -100,11 +101,8 @@ def by_state(read: Callable[[str], Read]) -> Callable[[str], Read]:
         return read(path)
 
     def found(path: str) -> Read:
-        try:
-            at = os.stat(path)
-        except (OSError, ValueError):
-            return read(path)
-        if time.time() - max(at.st_mtime, at.st_ctime) < SETTLED_AFTER_S:
+        at = os.stat(path) if os.path.isfile(path) else None
+        if at is None or time.time() - max(at.st_mtime, at.st_ctime) < SETTLED_AFTER_S:
             return read(path)
         return kept(path, at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns)
 
@@ -188,7 +186,7 @@ def _whole_characters(found: Any, text: str, name: str) -> Any:
         return found
     import json
 
-    if not _is_text(json.dumps(found, ensure_ascii=False)):
+    if _HALF.search(json.dumps(found, ensure_ascii=False)):
         raise FileFormatError(f"{name} holds half a character (an escape from \\ud800 to \\udfff).")
     return found
 
@@ -237,7 +235,7 @@ def json_text(content: Any, indent: int | None = 2) -> str:
         text = json.dumps(_finite(content), indent=indent, ensure_ascii=False, allow_nan=False)
     if text.isascii() and "\x7f" not in text:
         return text
-    if not _is_text(text):
+    if _HALF.search(text):
         return json.dumps(_finite(content), indent=indent)
     return re.sub(f"[{UNSEEN}]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
@@ -251,14 +249,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float) and not isfinite(value):
         return None
     return value if value is None or isinstance(value, str | int | float) else str(value)
-
-
-def _is_text(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def write_document(content: Mapping[str, Any], path: str) -> None:
@@ -290,17 +280,16 @@ def write_whole(path: str, content: bytes) -> None:
     unfinished = f"{path}.{os.getpid()}.part"
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     try:
-        with suppress(FileNotFoundError):  # of a process with the same number that was killed
+        if os.path.lexists(unfinished):  # of a process with the same number that was killed
             os.remove(unfinished)
         with open(unfinished, "xb") as file:  # which follows no link
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(unfinished, path)
-    except OSError:
-        if os.path.exists(unfinished):
+    finally:
+        with suppress(OSError):
             os.remove(unfinished)
-        raise
 
 
 def parse_yaml(text: str, name: str) -> Any:

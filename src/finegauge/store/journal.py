@@ -490,7 +490,7 @@ class Trials:
             lost = [
                 one
                 for one in seen.started.values()
-                if one.trial not in seen.ended and not _is_alive(*one.process)
+                if one.trial not in seen.ended and one.process[2] == node() and not is_alive(*one.process[:2])
             ]
             records = tuple(
                 ended(one.trial, one.asked, profile_document(interrupted(self.record(one)["run"])))
@@ -510,8 +510,3 @@ def ended(trial: str, asked: Mapping[str, Any], profile: Mapping[str, Any]) -> d
 def interrupted(run: Mapping[str, Any]) -> Profile:
     """Return the profile of a trial whose process died."""
     return Profile(run=run_of(run), source=Source("measured", "trial"), outcome="interrupted", reason=GONE)
-
-
-def _is_alive(process: int, born_then: str, host: str) -> bool:
-    """Return whether the process that started a trial still runs; of another host's nothing is known."""
-    return host != node() or is_alive(process, born_then)
