@@ -101,8 +101,11 @@ def by_state(read: Callable[[str], Read]) -> Callable[[str], Read]:
         return read(path)
 
     def found(path: str) -> Read:
-        at = os.stat(path) if os.path.isfile(path) else None
-        if at is None or time.time() - max(at.st_mtime, at.st_ctime) < SETTLED_AFTER_S:
+        try:
+            at = os.stat(path)
+        except (OSError, ValueError):
+            return read(path)
+        if time.time() - max(at.st_mtime, at.st_ctime) < SETTLED_AFTER_S:
             return read(path)
         return kept(path, at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns)
 

@@ -114,7 +114,7 @@ def test_the_search_finds_the_winner_of_brute_force(name: str) -> None:
             within_s=random.choice([None, random.choice(walls) * 1.01]),
             budget_usd=random.choice([None, random.uniform(0.05, 5.0)]),
             risk_fraction=random.choice([0.01, 0.05, 0.3]),
-            minimise=minimise,
+            minimise=minimise,  # type: ignore[arg-type]
             spot=spot,
         )
         values = [figure(p, minimise, spot=spot) for p in plans if keeps(p, limits, spot=spot)]

@@ -75,7 +75,7 @@ def plan(asked: Asked) -> "PlanAnswer":
         within_s=None if within_h is None else within_h * HOUR_S,
         budget_usd=asked.number("budget_usd", MOST_USD),
         risk_fraction=asked.number("risk_fraction", MOST_RISK) or default.risk_fraction,
-        minimise=asked.choice("minimise", OBJECTIVES),
+        minimise=asked.choice("minimise", OBJECTIVES),  # type: ignore[arg-type]
         spot=asked.flag("spot"),
         keep_method=asked.flag("keep_method"),
         gpus=asked.texts("gpus"),

@@ -381,7 +381,7 @@ class Shell:
                 return words if not current and (words or "[@]" in self._text[start : self._at]) else [
                     *words, current
                 ]  # fmt: skip
-            if char == "\\" and self._text[self._at : self._at + 1] in '"\\$`':
+            if char == "\\" and self._text.startswith(('"', "\\", "$", "`"), self._at):
                 current += self._text[self._at]
                 self._at += 1
             elif char in "$`":

@@ -15,7 +15,7 @@ Assumption: a host has twice the memory of its GPUs (8 x A100-80GB of AWS: 1.8 t
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from finegauge.model.graph import architecture_of
 from finegauge.planning.whatif import Standing, samples_per_step
@@ -57,7 +57,7 @@ class Wanted(NamedTuple):
     within_s: float | None = None
     budget_usd: float | None = None
     risk_fraction: float = RISKY_FROM_FRACTION
-    minimise: str = "cost"
+    minimise: Literal["cost", "time", "energy"] = "cost"
     spot: bool = False
     keep_method: bool = False
     gpus: tuple[str, ...] = ()  # only these; all of the catalogue where empty

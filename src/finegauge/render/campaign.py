@@ -102,7 +102,7 @@ def results_report(answer: ResultsAnswer, limit: int, output: str | None = None)
         below.append(Note(f"{lines} did not read back: torn or changed, and passed by", tone="risky"))
     if output:
         below.append(Note(f"Written: {output}"))
-    table = Table("Results", answer.columns, rows or ((),), num_text)
+    table = Table("Results", answer.columns, rows, num_text)
     return Report("Results", "", report.NEUTRAL, sections=(section("results", "", table, *below),))
 
 

@@ -30,13 +30,11 @@ def document(command: str, answer: Any) -> str:
 
 def lines(command: str, answer: Any, rows: Iterable[Any]) -> Iterator[str]:
     """Yield the lines of `document`, where `rows` fill the empty list in which an answer ends, one a line."""
-    last = ""
-    yield document(command, answer).removesuffix("]\n}")
+    line, comma = document(command, answer).removesuffix("]\n}"), ""
     for row in rows:
-        if last:
-            yield f"{last},"
-        last = f"    {json_text(row, None)}"
-    yield f"{last}\n  ]\n}}"
+        yield line + comma
+        line, comma = f"    {json_text(row, None)}", ","
+    yield line + ("\n  ]\n}" if comma else "]\n}")
 
 
 def encoded(value: Any) -> Any:

@@ -172,9 +172,9 @@ def _figure(value: Any) -> int | float | None:
             value = float(spelled) if any(c in spelled for c in ".eE") else int(spelled)
         except ValueError:
             return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return value
+    return value if isinstance(value, int) or isfinite(value) else None  # a whole number of any length
 
 
 def _plain(value: Any) -> str:

@@ -198,9 +198,8 @@ def ask(table: "pa.Table", sql: str) -> "pa.Table":
                 raise InputError("--sql should be a question: SELECT …, DESCRIBE results.")
             return found.to_arrow_table()
         except duckdb.Error as error:
-            raise InputError(
-                f"DuckDB does not accept the question: {(str(error).splitlines() or ['it is none'])[0]}"
-            ) from None
+            reason = str(error).splitlines() or ["it gives no reason."]
+            raise InputError(f"DuckDB does not accept the question: {reason[0]}") from None
 
 
 def rows_of(table: "pa.Table") -> Iterator[dict[str, Any]]:
@@ -245,9 +244,7 @@ def export(table: "pa.Table", path: str) -> None:
     except OSError as error:
         raise InputError(f"Cannot write {shown(path)}: {error.strerror or error}.") from None
     except pa.ArrowException as error:
-        raise InputError(
-            f"Cannot write {shown(path)}: {(str(error).splitlines() or ['it is none'])[0]}"
-        ) from None
+        raise InputError(f"Cannot write {shown(path)}: {str(error).splitlines()[0]}") from None
     finally:
         with suppress(OSError):
             os.remove(unfinished)

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
 from statistics import fmean, median
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -185,7 +186,8 @@ def time_coverage(answers: Iterable[Answer]) -> Coverage | None:
     for one in answers:
         error, ours = one.step_time_error, one.prediction
         if error is not None and ours is not None:
-            places.append(_place(ours.step_time_s / (1 + error), ours.step_time_s_p10, ours.step_time_s_p90))
+            theirs = ours.step_time_s / (1 + error) if error > -1 else inf  # beyond what a float tells apart
+            places.append(_place(theirs, ours.step_time_s_p10, ours.step_time_s_p90))
     return Coverage.of(places)
 
 

@@ -116,6 +116,7 @@ def test_files_beside_the_run_file(tmp_path: Path) -> None:
         ("def broken(:\n", "train.py", "not valid Python .line 1"),
         ("echo hello\n", "train.sh", "starts no training"),
         ("swift sft --model 'x\n", "train.sh", "quote that is never closed"),
+        ('swift sft --model "x\\', "train.sh", "quote that is never closed"),
         ("[model\n", "job.toml", "not valid TOML"),
     ],
 )

@@ -1,7 +1,7 @@
 """Found plans as a table that a test writes down, in the form of a SearchResult."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,7 +69,7 @@ def choice(
     *rows: Row,
     within_s: float | None = None,
     budget_usd: float | None = None,
-    minimise: str = "cost",
+    minimise: Literal["cost", "time", "energy"] = "cost",
     spot: bool = False,
 ) -> Choice:
     """Return the choice among `rows`."""

@@ -1,5 +1,6 @@
 """Results as a table: a row per result, NULL for what is not known, SQL that reaches nothing else."""
 
+import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,6 +12,7 @@ from finegauge.profile import Breakdown
 from finegauge.run.run import FIELDS
 from finegauge.store.journal import Trials
 from finegauge.store.table import ask, export, rows_of, table_of
+from tests.e2e.commands import finegauge
 from tests.unit.store.results import RUN, journal, result, timed
 
 
@@ -166,3 +168,12 @@ def test_an_export_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None
     with pytest.raises(InputError, match="Cannot write"):
         export(ask(table, "SELECT [1, 2] AS pair FROM results"), str(tmp_path / "lists.csv"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["store.jsonl", "taken.csv"]
+
+
+@pytest.mark.parametrize(
+    "more", [["--where", "1 = 0"], ["--sql", "SELECT gpu FROM results LIMIT 0"], ["--sql", "BEGIN"]]
+)
+def test_no_row_is_an_answer(tmp_path: Path, more: list[str]) -> None:
+    path = journal(tmp_path, timed("a", 1.0)).path
+    assert finegauge("results", path, *more).out.split() == ["0", "rows"]
+    assert json.loads(finegauge("results", path, *more, "--json").out)["results"] == []

@@ -48,6 +48,12 @@ def test_coverage_counts_both_sides() -> None:
     assert memory_coverage(rows) == (4, 0.5, 0.25, 0.25)
 
 
+def test_a_time_beyond_reason_lies_above_the_interval(tmp_path: Path) -> None:
+    table(tmp_path, ROW | {"step_time_s": "1e29"})
+    found = encoded(validation_answer(validate([str(tmp_path / "t.csv")])))
+    assert found["summary"]["step_time"]["coverage"] == {"rows": 1, "inside": 0.0, "below": 0.0, "above": 1.0}
+
+
 def test_confusion_of_outcomes() -> None:
     pairs = [("ok", "ok"), ("ok", "oom"), ("oom", "oom"), ("oom", "ok"), ("", "ok")]
     matrix = confusion(answered(truth=1.0, p10=1, p90=1, outcome=t, ours=o) for t, o in pairs)
