@@ -200,7 +200,7 @@ def _from_file(path: str) -> Dataset:
     if path.endswith(".csv"):
         name = os.path.splitext(os.path.basename(path))[0]
         return _user_dataset({"name": name, "lengths": list(_csv_pairs(path))}, path)
-    file, row = next(rows_of(path))
+    file, row = next(rows_of(path), (path, {}))
     return _user_dataset(row, file)
 
 

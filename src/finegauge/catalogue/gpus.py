@@ -289,7 +289,7 @@ def _own_profile() -> str:
 
 @by_state
 def _from_file(path: str) -> GpuSpec:
-    _, row = next(rows_of(path))
+    _, row = next(rows_of(path), (path, {}))
     return _user_gpu(row, path)
 
 

@@ -75,3 +75,10 @@ def test_a_mean_alone_is_spread_as_published_instruction_sets_are() -> None:
     assert 7 * 400 < long.max_tokens < 9 * 400
     with pytest.raises(UnknownNameError):
         dataset("instructions-of-0-tokens")
+
+
+def test_a_file_of_no_row(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text("[]", "utf-8")
+    with pytest.raises(InputError, match=r"mine\.json: 'name' is missing"):
+        dataset(str(path))

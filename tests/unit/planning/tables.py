@@ -1,7 +1,7 @@
 """Found plans as a table that a test writes down, in the form of a SearchResult."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,11 +69,15 @@ def choice(
     *rows: Row,
     within_s: float | None = None,
     budget_usd: float | None = None,
-    minimise: Literal["cost", "time", "energy"] = "cost",
+    minimise: str = "cost",
     spot: bool = False,
 ) -> Choice:
     """Return the choice among `rows`."""
     wanted = Wanted(
-        within_s=within_s, budget_usd=budget_usd, risk_fraction=0.05, minimise=minimise, spot=spot
+        within_s=within_s,
+        budget_usd=budget_usd,
+        risk_fraction=0.05,
+        minimise=minimise,  # type: ignore[arg-type]
+        spot=spot,
     )
     return Choice.of(RUN, table(*rows), wanted)  # type: ignore[arg-type]
