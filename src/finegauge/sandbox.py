@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache
-from multiprocessing.connection import Connection
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from finegauge.errors import FineGaugeError, InputError, shown
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 STARTS_WITHIN_S = 60.0
 ANSWERS_PER_PROCESS = 20_000  # then a new one takes its place
@@ -257,7 +259,7 @@ def _to_end(make: Callable[..., Iterator[Any]], args: tuple[Any, ...]) -> Iterat
     yield _END
 
 
-def _answer(asked: Connection, settle: Callable[..., None], *settled: Any) -> None:
+def _answer(asked: "Connection", settle: Callable[..., None], *settled: Any) -> None:
     """Answer what comes, until the asker ends; no answer says that memory did not suffice."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
     settle(*settled)

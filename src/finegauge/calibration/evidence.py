@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from finegauge.catalogue.gpus import gpu
 from finegauge.data.batch_shape import shape
+from finegauge.documents import MAX_NUMBER
 from finegauge.errors import FineGaugeError, InputError
 from finegauge.formats.measurement_tables import MeasuredRow
 from finegauge.model.op import Extents
@@ -105,7 +106,7 @@ def _point(row: MeasuredRow) -> Point | None:
         return None
     try:
         seconds = _measured_s(row, run)
-        if seconds is None:
+        if seconds is None or not 1 / MAX_NUMBER <= seconds <= MAX_NUMBER:
             return None
         batch = shape(run)
         mean, slowest = (rank_extents(run, one) for one in (mean_extents(batch), slowest_extents(run, batch)))

@@ -9,7 +9,7 @@ H100-SXM5-80GB, `a100` is A100-SXM4-40GB (`a100-80gb` is the larger), `v100` is 
 import os
 import re
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -183,8 +183,13 @@ def has_no_flash(name: str | None) -> bool:
 
 def known_gpu(name: str) -> GpuSpec | None:
     """Return the GPU called `name`, or None if the catalogue has none; no file is read by that name."""
+    return _known(name, home())
+
+
+@lru_cache(maxsize=1024)
+def _known(name: str, folder: str) -> GpuSpec | None:
     outer, _, inner = name.rstrip(" )").partition("(")  # "A100 (80GB)", "NVIDIA Blackwell GPU (GB200)"
-    index = _index(home())
+    index = _index(folder)
     parts = re.split(r"[\s_-]+", name.strip())  # "H100_80GB_SXM5": how it is plugged in may stand last
     swapped = "-".join([*parts[:-2], parts[-1], parts[-2]]) if len(parts) > 2 else name
     words = inner.split()  # "A100 (40 GB SXM4)"

@@ -121,8 +121,8 @@ _SCRIPTS: tuple[tuple[str, _Program], ...] = (
 )  # fmt: skip
 # Programs that train, or seem to, and are not read: why.
 _NOT_READ = {
-    "mlx_lm": "mlx-lm trains on Apple's GPUs by MLX, whose memory and time are not supported",
-    "mlx_lm.lora": "mlx-lm trains on Apple's GPUs by MLX, whose memory and time are not supported",
+    "mlx_lm": "mlx-lm trains on Apple's GPUs by MLX, which is not supported",
+    "mlx_lm.lora": "mlx-lm trains on Apple's GPUs by MLX, which is not supported",
     "xtuner": "xtuner's configuration is not read",
     "oumi": "oumi's configuration is not read",
     "composer": "Composer's (llm-foundry's) configuration is not read",

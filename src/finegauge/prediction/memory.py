@@ -176,7 +176,7 @@ class Update(NamedTuple):
     scratch_bytes: float  # temporaries of the optimizer
     most_gradients_bytes: float = inf  # that wait at a time in the backward pass
     kept_fraction: float = 1.0  # of the gradients, which the update finds
-    whole: float = 1.0  # how many times what a rank keeps of gradients there are until a unit is reduced
+    unreduced_ratio: float = 1.0  # gradients of a unit before they are reduced, over what the rank keeps
 
 
 def live_set(
@@ -212,7 +212,7 @@ def live_set(
             ("workspace", "optimizer"): update.scratch_bytes,
         },
     }
-    moments = micro_batch.backward(update.whole)
+    moments = micro_batch.backward(update.unreduced_ratio)
     for parts in chain.from_iterable(moments.values()):
         parts["gradients",] = smallest(parts["gradients",], update.most_gradients_bytes)
         parts["logits", "held outputs"] = outputs

@@ -528,7 +528,7 @@ def beside_of(run: Run, share: Share) -> Beside:
     gathered = gathered_memory(run, share)
     if gathered:
         gathered = dict.fromkeys(APART, gathered["backward"]) | gathered
-        update = update._replace(whole=whole_gradients(run, share))
+        update = update._replace(unreduced_ratio=whole_gradients(run, share))
     return Beside(gathered, update)
 
 

@@ -57,6 +57,12 @@ def test_one_spoiled_row_bends_nothing() -> None:
     assert abs(evidence_of(good).log_ratios(found)).max() < 0.05
 
 
+@pytest.mark.parametrize("times", [1e300, 1e-300])
+def test_a_time_beyond_reason_is_no_evidence(times: float) -> None:
+    good = sweep(DATASHEET)
+    assert evidence_of([*good, timed(DATASHEET, times=times)]) == evidence_of(good)
+
+
 def test_no_constant_leaves_its_bounds() -> None:
     found = fit(evidence_of(sweep(DATASHEET, times=50.0)), DATASHEET)
     far = moved(DATASHEET, [BOUND] * len(CONSTANTS)), moved(DATASHEET, [-BOUND] * len(CONSTANTS))
