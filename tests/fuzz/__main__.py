@@ -275,6 +275,8 @@ def _batch(numbers: range, seed: int, known: list[Seed], writer: int) -> None:
     with os.fdopen(writer, "w", encoding="utf-8") as told:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115  # a test runner's refuses to be read
+        sys.settrace(None)  # what counts coverage takes half of the time
         signal.signal(signal.SIGPROF, _stop)
         signal.signal(signal.SIGALRM, _stop)
         _start_nothing()

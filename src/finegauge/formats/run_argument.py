@@ -89,7 +89,10 @@ def standard_input() -> str:
 
     if sys.stdin is None or sys.stdin.isatty():
         raise FileFormatError("'-' reads a training file from standard input, and nothing is piped in.")
-    data = sys.stdin.buffer.read(MAX_BYTES + 1)
+    try:
+        data = sys.stdin.buffer.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise FileFormatError(f"Standard input cannot be read: {error.strerror or error}.") from None
     if len(data) > MAX_BYTES:
         raise FileFormatError(
             f"Standard input is too long: FineGauge reads at most {MAX_BYTES / 1e6:.0f} MB."

@@ -116,6 +116,14 @@ def test_standard_input_that_is_none(data: bytes, sentence: str, monkeypatch: py
         read("-")
 
 
+def test_standard_input_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_argument.standard_input.cache_clear()
+    with open(tmp_path / "out", "wb") as out, open(out.fileno(), encoding="utf-8", closefd=False) as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        with pytest.raises(InputError, match=r"Standard input cannot be read: .+\."):
+            read("-")
+
+
 def piped(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     run_argument.standard_input.cache_clear()
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
