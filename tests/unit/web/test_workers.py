@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from finegauge.sandbox import born
 from finegauge.web import workers
 from finegauge.web.limits import RefusedError
 from finegauge.web.response_cache import Reply, ResponseCache, key_of
@@ -107,11 +108,18 @@ def test_deadlines_slots_and_answers() -> None:
     served(asking)
 
 
+def kill(process: int) -> None:
+    """Kill a process, and wait until it has ended: a signal takes its time."""
+    os.kill(process, signal.SIGKILL)
+    while born(process):
+        time.sleep(0.001)
+
+
 def test_a_process_that_dies_is_replaced() -> None:
     async def asking(found: Workers) -> None:
         for _ in range(3):  # while it is idle: nobody notices
             first = int((await found.reply(process, str(time.monotonic()))).body)
-            os.kill(first, signal.SIGKILL)
+            kill(first)
             assert int((await found.reply(process, str(time.monotonic()))).body) != first
         busy = asyncio.create_task(found.reply(sleep, 0.25))
         last = int((await found.reply(process, "other", search=True)).body)
@@ -121,8 +129,8 @@ def test_a_process_that_dies_is_replaced() -> None:
                 child.kill()
         assert (await refused(busy)).status == 503  # the one that was under way
         assert int((await found.reply(process, "x", search=True)).body) == last
-        os.kill(vars(_forkserver)["_forkserver_pid"], signal.SIGKILL)
-        os.kill(last, signal.SIGKILL)
+        kill(vars(_forkserver)["_forkserver_pid"])
+        kill(last)
         assert (await found.reply(process, "y", search=True)).status == 200
 
     served(asking)
