@@ -62,10 +62,12 @@ def figures_of(profile: Profile) -> ProfileFigures:
         "memory_breakdown_bytes": profile.device_memory_bytes,
         "phase_memory_bytes": profile.phase_memory_bytes.at(1),
         "time_breakdown_s": profile.step_time_s,
+        "device_memory_bytes_p10": memory[0],
+        "device_memory_bytes_p90": memory[1],
+        "step_time_s_p10": time[0],
+        "step_time_s_p90": time[1],
         "assumptions": profile.source.assumptions,
     }
-    ends = zip(("device_memory_bytes", "step_time_s"), (memory, time), strict=True)
-    figures |= {f"{name}_{end}": pair[n] for name, pair in ends for n, end in enumerate(("p10", "p90"))}
     return ProfileFigures(**figures)
 
 

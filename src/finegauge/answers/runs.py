@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from finegauge.progress import Heard
     from finegauge.run.run import Run
 
-# Asked about where neither the run nor the question names one: from a cheap card to a large one.
 Unnamed = Literal["all", "one", "none"]
 FROM_COMMON = "one of the common GPUs"
 FROM_MODEL_TOO_LARGE = "default of a model alone: LoRA does not fit"
+# Used where neither the run nor the question names one: from a cheap card to a large one.
 COMMON_GPUS = ("L4", "RTX-4090", "A40", "L40S", "A100-40GB", "A100-80GB", "H100", "H200")
 
 

@@ -201,7 +201,7 @@ def here_answer(
 ) -> HereValidation:
     """Return how predictions and measurements of `num` unseen configurations compare on this machine.
 
-    `said` is told beforehand what takes long; 0 `threads` are those of this machine's device profile.
+    `said` is called before each long step; `threads` of 0 takes those of this machine's device profile.
 
     Raises: UnsupportedError without PyTorch or the device.
     """

@@ -415,11 +415,12 @@ def _apart(source: Source, read: Callable[..., Iterator[T]], args: tuple[Any, ..
         yield from apart(read, args, MOST_MEMORY_BYTES, WITHIN_S)
     except (OSError, EOFError, MemoryError) as error:
         why = f"The process that counted the tokens of {source.path} ended; it may have run out of memory"
-        if isinstance(error, TimeoutError):
-            why = f"Counting the tokens of {source.path} took more than {WITHIN_S:g} s over a few records"
-        elif isinstance(error, MemoryError):
-            why = f"Counting the tokens of {source.path} took more than {MOST_MEMORY_BYTES / 2**30:g} GiB"
-        raise FileFormatError(f"{why}, and was ended; {whose}.") from None
+        if isinstance(error, TimeoutError | MemoryError):
+            most = f"{MOST_MEMORY_BYTES / 2**30:g} GiB"
+            if isinstance(error, TimeoutError):
+                most = f"{WITHIN_S:g} s over a few records"
+            why = f"Counting the tokens of {source.path} took more than {most}, and was ended"
+        raise FileFormatError(f"{why}; {whose}.") from None
 
 
 def _read_lengths(

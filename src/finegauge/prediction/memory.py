@@ -116,20 +116,20 @@ def forward_moment(
 
 def backward_moment(
     ops: Sequence[Op], extents: Extents, *, accumulating: bool, kept: Sequence[float] | None = None,
-    whole: float = 1.0,
+    unreduced_ratio: float = 1.0,
 ) -> Moment:  # fmt: skip
     """Return the worst moment of a backward pass.
 
     Gradients of weights stay; where they add to those of earlier micro-batches
     (`accumulating`), which the caller counts, each is alive only until it is added.
     `kept` by autograd when each operator is reached is, unstated, what it and all before it saved.
-    Until a unit is reduced its gradients are `whole` times what the rank keeps of them.
+    The gradients of a unit that is not reduced yet are `unreduced_ratio` times those that the rank keeps.
     """
     if kept is None:
         kept = list(accumulate([op.saved_bytes.at(extents) for op in ops]))
     moments, gradients = [], 0.0
     for op, held in zip(reversed(ops), reversed(kept), strict=True):
-        made = whole * (op.gradient_bytes + (0.0 if accumulating else gradients))
+        made = unreduced_ratio * (op.gradient_bytes + (0.0 if accumulating else gradients))
         moments.append(Moment(held, op.live_backward_bytes.at(extents), made, op))
         gradients = gradients + op.gradient_bytes
     return worst(moments)
@@ -335,12 +335,17 @@ class _MicroBatch:
             ("logits", "loss"): loss.saved_bytes.at(self.extents) + loss.live_forward_bytes.at(self.extents),
         }
 
-    def backward(self, unreduced: float = 1.0) -> dict[str, list[Parts]]:
+    def backward(self, unreduced_ratio: float = 1.0) -> dict[str, list[Parts]]:
         """Return what is alive in loss, head, the layers that may be first and last, and the embedding.
 
-        Until its unit is reduced, a layer's gradients are `unreduced` times what the rank keeps of them.
+        Gradients of a layer that is not reduced yet are `unreduced_ratio` times those that the rank keeps.
         """
-        graph, extents, layers, in_units = self.graph, self.extents, self.layers, present(unreduced - 1.0)
+        graph, extents, layers, in_units = (
+            self.graph,
+            self.extents,
+            self.layers,
+            present(unreduced_ratio - 1.0),
+        )
         everything, (*head, loss) = graph.weights.gradient_bytes, graph.head
         of_head, of_embedding = gradient_bytes(graph.head), gradient_bytes(graph.embedding)
         waits = of_head if self.accumulating and graph.model.head is None else 0.0
@@ -367,7 +372,7 @@ class _MicroBatch:
                 extents,
                 accumulating=self.accumulating and not in_units,
                 kept=kept_at(self.run, group.ops, extents),
-                whole=unreduced,
+                unreduced_ratio=unreduced_ratio,
             )
             if self.kinds[index] in WHOLE_LAYERS:
                 moment = worst((self._rebuilding(index), moment))

@@ -133,7 +133,7 @@ class Job:
         }
 
     def _pinned(self, file_width: int) -> Parts:
-        """Return what a mapped file keeps of weights that were quantised, while its others are in use."""
+        """Return the weights that stay mapped once quantised: the file stays while a tensor is in use."""
         replaced = 0
         for layer, count in self.share.whole.model.layers:
             sizes = [tensor.size for tensor in layer.tensors() if self.low.quantizes(tensor.kind)]

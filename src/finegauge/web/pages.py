@@ -1,7 +1,7 @@
 """The pages and fragments of the local page: what each request answers, as a pure function of its fields.
 
 An empty field takes its value from the pasted text or, where there is none, from an example. Every answer
-gives the value of each field and its origin; a wrong value is told beside its field.
+gives the value of each field and its origin; the error of a wrong value stands beside its field.
 """
 
 import io
