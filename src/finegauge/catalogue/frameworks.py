@@ -63,6 +63,18 @@ class Change(NamedTuple):
         )
 
 
+class Engine(NamedTuple):
+    """An engine that generates, and what it does where it is told nothing; of `hf`, what is true of none."""
+
+    name: str  # as a run's `inference_engine` calls it
+    version: str = ""  # that the rest was read of
+    graphs: bool = False  # a token of every sequence is one CUDA graph; keys and values lie in pages
+    gpu_memory_utilization: float = 1.0  # share of a GPU's memory that it takes
+    max_num_seqs: int = 1_000_000
+    max_num_batched_tokens: int = 1_000_000  # of prompts and answers in one step
+    large_gpu: Mapping[str, int] = {}  # other limits on GPUs of 70 GiB or more, but an A100
+
+
 _PLAIN_BATCHES = Batching()
 
 
@@ -99,6 +111,7 @@ class Framework(NamedTuple):
     # Generation
     gathers_to_write: bool = False  # ZeRO-3's weights once for all answers, not for every token
     serving_engine: bool = False
+    engine: Engine | None = None  # what it does unasked, where it is one
     # What nobody states
     alloc_conf: str = ""  # PYTORCH_CUDA_ALLOC_CONF as its launcher or import sets it
     batching: Batching = _PLAIN_BATCHES
@@ -137,6 +150,12 @@ def frameworks() -> tuple[Framework, ...]:
     return tuple(_framework(name, row, rows) for name, row in rows.items())
 
 
+@cache
+def engine(name: str) -> Engine:
+    """Return the engine that a run's `inference_engine` names; transformers' `generate` has no row."""
+    return next((row.engine for row in frameworks() if row.engine and row.engine.name == name), Engine(name))
+
+
 def named_in(text: str) -> Iterator[Framework]:
     """Yield the frameworks whose words stand in `text`."""
     folded = text.casefold()
@@ -163,8 +182,9 @@ def _together(name: str) -> Framework:
     exact = next((row for row in frameworks() if row.name.casefold() == name), Framework(name=name))
     does: dict[str, Any] = {flag: any(getattr(row, flag) for row in rows) for flag in _FLAGS}
     conf = next((row.alloc_conf for row in rows if row.alloc_conf), "")
+    engine = next((row.engine for row in rows if row.engine), None)
     inferred = tuple(dict.fromkeys(field for row in rows for field in row.inferred))
-    return exact._replace(**does, alloc_conf=conf, inferred=inferred)
+    return exact._replace(**does, alloc_conf=conf, engine=engine, inferred=inferred)
 
 
 def _framework(name: str, row: Mapping[str, Any], rows: Mapping[str, Any]) -> Framework:
@@ -181,6 +201,7 @@ def _framework(name: str, row: Mapping[str, Any], rows: Mapping[str, Any]) -> Fr
             for one in row.get("signatures", ())
         ),
         alloc_conf=row.get("alloc_conf", ""),
+        engine=Engine(**row["engine"]) if "engine" in row else None,
         batching=Batching(**row.get("batching", {})),
         source=row.get("source", base.get("source", "")),
         sources=tuple(row.get("sources", ())),

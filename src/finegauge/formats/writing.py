@@ -37,6 +37,10 @@ REFUSED = frozenset(_REFUSED.split())
 _SHARDED = {"none": 0, "zero1": 1, "zero2": 2, "fsdp_shard_grad_op": 2, "zero3": 3, "fsdp": 3, "hybrid": 3}
 _OF_ADAPTERS = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "adapter_dtype")
 _OF_EXPERTS = ("experts_implementation", "quantize_experts")
+_OF_ENGINES = (
+    *("inference_engine", "gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens"),
+    "kv_cache_dtype",
+)
 _OF_LENGTHS = ("padding", "pad_to_multiple_of", "over_length", "group_by_length")
 _BY_FSDP = ("none", "fsdp", "fsdp_shard_grad_op", "hybrid")
 _WRITING = ("ppo", "grpo", "decode")
@@ -83,6 +87,7 @@ def _without_effect(run: Run) -> Iterator[str]:
         (("pipeline_schedule", "virtual_pipeline_stages"), run.pipeline_parallel == 1),
         (("sequence_parallel",), run.tensor_parallel == 1),
         (("max_new_tokens", "num_generations"), run.phase not in _WRITING),
+        (_OF_ENGINES, run.phase not in (*_WRITING, "prefill")),
         (("epochs",), run.max_steps is not None and not run.num_samples and run.dataset is None),
         (("packing_strategy",), not run.packing or run.dataset is None),
         (_OF_LENGTHS, run.dataset is None),

@@ -29,6 +29,10 @@ class Extents(NamedTuple):
         tokens = sequences * seq_len
         return cls(sequences, tokens, tokens * seq_len, seq_len)
 
+    def part(self, share: float) -> "Extents":
+        """Return the extents of a share of the sequences."""
+        return Extents(share * self.sequences, share * self.tokens, share * self.pairs, self.longest_tokens)
+
     def windowed(self, window: int | None) -> "Extents":
         """Return the extents in which every query sees at most `window` keys.
 

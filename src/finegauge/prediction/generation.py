@@ -14,7 +14,7 @@ every token; engines made for serving launch a token as one graph and read the c
 Neglected: the arithmetic of choosing a token, GPTQ's and NF4's own kernels for few rows.
 """
 
-from finegauge.catalogue.frameworks import framework_of
+from finegauge.catalogue.frameworks import engine
 from finegauge.model.blocks import Attention, LatentAttention, Mixer
 from finegauge.model.graph import Graph
 from finegauge.model.op import Cost, Extents, Op
@@ -27,6 +27,8 @@ from finegauge.run.run import Run
 
 CACHE_PASSES = 3.0  # read and written to append a token, read by attention
 SAMPLED_BYTES = 12.0  # fp32 logits, probabilities and a copy, per word
+
+CACHE_WIDTHS = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0}  # bytes of a number; "auto" is as it is computed
 
 Parts = dict[Path, float]
 
@@ -62,15 +64,15 @@ def add_generation(
     reading = OnePass.of(clock)
     if steps < 1:
         return reading, OnePass(0.0, 0.0)
-    engine = by_engine(clock.run)
-    clock.extents, clock.launch_s = token, 0.0 if engine else clock.launch_s
-    cached = cache_bytes(graph, batch.rows, token.longest_tokens, clock.run.tensor_parallel)
-    moved = cached * (1.0 if engine else CACHE_PASSES) / graph.model.num_layers
+    paged = by_engine(clock.run)
+    clock.extents, clock.launch_s = token, 0.0 if paged else clock.launch_s
+    cached = cache_bytes(graph, batch.rows, token.longest_tokens, clock.run)
+    moved = cached * (1.0 if paged else CACHE_PASSES) / graph.model.num_layers
     append = Beside(("attention", "KV cache"), clock.device.cache_seconds(moved), 0.0)
     for count, ops in graph.stretches:
         layers = ops is not graph.head and ops is not graph.embedding
         own = head if ops is graph.head else tuple(_for_few_rows(op, batch.rows) for op in ops)
-        beside = [*([append] if layers else []), *_python(clock, graph, ops, engine=engine)]
+        beside = [*([append] if layers else []), *_python(clock, graph, ops, engine=paged)]
         clock.stage(then, count * steps, own, backward=False, beside=beside)
     add_python(clock, then, steps, graph, sampled=True)
     both = OnePass.of(clock)
@@ -79,7 +81,7 @@ def add_generation(
 
 def by_engine(run: Run) -> bool:
     """Return whether an engine made for serving generates: graphs of a whole token, and a cache in pages."""
-    return framework_of(run.framework).serving_engine
+    return engine(run.inference_engine).graphs
 
 
 def _python(clock: StepClock, graph: Graph, ops: tuple[Op, ...], *, engine: bool) -> list[Beside]:
@@ -104,21 +106,18 @@ def add_python(clock: StepClock, stage: str, passes: float, graph: Graph, *, sam
     clock.wait(stage, passes * (graph.model.num_layers * layer + model + chosen))
 
 
-def generation_memory(graph: Graph, batch: Generation, degree: int = 1) -> tuple[Parts, Parts]:
-    """Return what is alive beside the weights while the prompts are read, and at the last token.
-
-    Heads are divided over `degree` tensor-parallel ranks.
-    """
+def generation_memory(graph: Graph, batch: Generation, run: Run) -> tuple[Parts, Parts]:
+    """Return what is alive beside the weights while the prompts are read, and at the last token."""
     rows, whole = batch.rows, batch.prompt_tokens + batch.new_tokens
     last = Extents(rows, rows, rows * whole, whole)
     logits = rows * graph.model.vocab_size * (graph.lowering.compute_bytes + SAMPLED_BYTES)
     reading: Parts = {
-        ("KV cache",): cache_bytes(graph, rows, batch.prompt_tokens, degree),
+        ("KV cache",): cache_bytes(graph, rows, batch.prompt_tokens, run),
         ("activations", "passing"): passing_bytes(graph, batch.prompts),
     }
-    appended = max((_cached(mixer, whole, graph, degree) for mixer, _ in _mixers(graph)), default=0.0)
+    appended = max((_cached(mixer, whole, graph, run) for mixer, _ in _mixers(graph)), default=0.0)
     answering: Parts = {
-        ("KV cache",): cache_bytes(graph, rows, whole, degree) + rows * appended / 2.0,
+        ("KV cache",): cache_bytes(graph, rows, whole, run) + rows * appended / 2.0,
         ("activations", "passing"): passing_bytes(graph, last),
         ("logits", "next token"): logits,
     }
@@ -136,21 +135,22 @@ def passing_bytes(graph: Graph, extents: Extents) -> float:
     return inputs + mask + max(moment.beside_bytes for moment in moments)
 
 
-def cache_bytes(graph: Graph, rows: float, tokens: float, degree: int = 1) -> float:
+def cache_bytes(graph: Graph, rows: float, tokens: float, run: Run) -> float:
     """Return the bytes of keys, values and states of `rows` sequences of `tokens` tokens each.
 
-    Each of `degree` tensor-parallel ranks has those of its own heads.
+    Each of the tensor-parallel ranks has those of its own heads.
     """
-    return rows * sum(count * _cached(mixer, tokens, graph, degree) for mixer, count in _mixers(graph))
+    return rows * sum(count * _cached(mixer, tokens, graph, run) for mixer, count in _mixers(graph))
 
 
 def _mixers(graph: Graph) -> list[tuple[Mixer, int]]:
     return [(branch.mixer, count) for layer, count in graph.model.layers for branch in layer.branches]
 
 
-def _cached(mixer: Mixer, tokens: float, graph: Graph, degree: int) -> float:
-    """Return the bytes that one of `degree` ranks remembers of one sequence because of a mixer."""
-    width = float(graph.lowering.compute_bytes)
+def _cached(mixer: Mixer, tokens: float, graph: Graph, run: Run) -> float:
+    """Return the bytes that one tensor-parallel rank remembers of one sequence because of a mixer."""
+    degree, computed = run.tensor_parallel, float(graph.lowering.compute_bytes)
+    width = CACHE_WIDTHS.get(run.kv_cache_dtype, computed)
     match mixer:
         case Attention():
             seen = tokens if mixer.window is None else min(tokens, mixer.window)
@@ -160,7 +160,7 @@ def _cached(mixer: Mixer, tokens: float, graph: Graph, degree: int) -> float:
             key = mixer.qk_nope_head_dim + mixer.qk_rope_head_dim
             return tokens * width * mixer.num_heads / degree * (key + mixer.value_head_dim)
         case _:
-            return float(mixer.state_bytes(width)) / degree if hasattr(mixer, "state_bytes") else 0.0
+            return float(mixer.state_bytes(computed)) / degree if hasattr(mixer, "state_bytes") else 0.0
 
 
 def _for_few_rows(op: Op, rows: float) -> Op:

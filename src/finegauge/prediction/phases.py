@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from finegauge.model.gradient_pruning import is_adapter
 from finegauge.model.graph import Graph, value_run
 from finegauge.model.op import Extents
+from finegauge.prediction.allocator import slack_fraction
 from finegauge.prediction.collectives import (
     Collective,
     forward_messages,
@@ -30,12 +31,14 @@ from finegauge.prediction.generation import (
     Parts,
     add_generation,
     add_python,
+    by_engine,
     generation_memory,
     passing_bytes,
 )
 from finegauge.prediction.memory import LiveSet
 from finegauge.prediction.model_parallel import by_tensors, by_transformers, stage_layers
 from finegauge.prediction.offload import fetched_s
+from finegauge.prediction.serving import Limits, cache_room, engine_activations
 from finegauge.prediction.sharding import (
     GATHERED_WEIGHTS,
     GRADIENTS,
@@ -106,18 +109,30 @@ def _serving(asked: Question) -> Answer:
     """Return the answers to a batch of prompts, all in step."""
     run = asked.run
     static = Breakdown(_static(asked, training=False)) + Breakdown(_gathered_to_generate(asked))
-    reading, answering = generation_memory(
-        asked.share.graph, generation_of(run, asked.longest), run.tensor_parallel
-    )
+    batch, limits = generation_of(run, asked.longest), Limits.of(run)
+    at_once = min(batch.rows, limits.num_seqs)
+    if by_engine(run):
+        graph, whole = asked.share.graph, batch.prompt_tokens + batch.new_tokens
+        moving = engine_activations(graph, limits, batch.rows, batch.prompt_tokens)
+        lost = slack_fraction(run, graph, asked.device.calibration)
+        free = asked.room_bytes - static.total - (1.0 + lost) * sum(moving.values())
+        room = cache_room(run, graph, free, batch.rows, whole, limits)
+        at_once, reading = room.at_once, {**moving, ("KV cache",): room.held_bytes}
+        answering = reading
+    else:
+        reading, answering = generation_memory(asked.share.graph, batch._replace(rows=at_once), run)
     phases = {"prefill": static + Breakdown(reading)}
     if run.phase == "decode":
         phases["decode"] = static + Breakdown(answering)
-    return Answer(LiveSet(phases), _generation(asked, "prefill", "decode").times(micro_steps(run)))
+    rounds = batch.rows / at_once  # of continuous batching: whoever waits takes the place of who is done
+    mean = asked.mean if rounds == 1.0 else asked.mean.part(1.0 / rounds)
+    step = _generation(asked._replace(mean=mean), "prefill", "decode")
+    return Answer(LiveSet(phases), step.times(rounds * micro_steps(run)))
 
 
 def _with_generation(asked: Question, rest: Answer, kept: Breakdown) -> Answer:
     run = asked.run
-    moments = generation_memory(asked.share.graph, generation_of(run, asked.longest), run.tensor_parallel)
+    moments = generation_memory(asked.share.graph, generation_of(run, asked.longest), run)
     reading, answering = moments
     worst = reading if sum(reading.values()) >= sum(answering.values()) else answering
     static = Breakdown({**_static(asked), **worst}) + kept

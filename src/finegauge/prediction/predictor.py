@@ -14,9 +14,12 @@ from finegauge.model.graph import Graph, step_flops, value_run
 from finegauge.prediction.allocator import cached_bytes, outside_tensors
 from finegauge.prediction.calibration import Calibration, current
 from finegauge.prediction.device import Device
+from finegauge.prediction.generation import by_engine
 from finegauge.prediction.memory import CUBLAS_BYTES, CUBLAS_DEFAULT_BYTES
 from finegauge.prediction.recomputation import rerun, rerun_share
+from finegauge.prediction.serving import Limits
 from finegauge.prediction.sharding import (
+    Share,
     gradients_left,
     longest_extents,
     mean_extents,
@@ -29,6 +32,7 @@ from finegauge.prediction.uncertainty import evidence, memory_interval, spread_l
 from finegauge.profile import Breakdown, Estimator, Exchange, Explanation, Held, Path, Profile, Source, Work
 from finegauge.records import NamedTuple
 from finegauge.run.phases import micro_steps
+from finegauge.run.rules import SERVING
 from finegauge.run.run import Run
 from finegauge.units import GIB
 
@@ -78,6 +82,7 @@ def predict(run: Run, calibration: Calibration | None = None, *, batch: BatchSha
         network=_network(run, gpu, calibration) if share.communicates else None,
         cublas_bytes=CUBLAS_BYTES.get(gpu.architecture, CUBLAS_DEFAULT_BYTES),
         slowest=rank_extents(run, slowest_extents(run, batch)),
+        room_bytes=_room_bytes(run, gpu, share, calibration),
     )
     live, step = _answer(asked)
     peak = live.peak
@@ -119,9 +124,17 @@ def predict(run: Run, calibration: Calibration | None = None, *, batch: BatchSha
 def gpu_of(run: Run) -> "GpuSpec":
     """Return the GPU of `run`, its usable memory no more than the run may have."""
     gpu = find_gpu(str(run.gpu))
+    if run.phase in SERVING and by_engine(run):
+        gpu = gpu._replace(usable_bytes=gpu.usable_bytes * Limits.of(run).memory_fraction)
     if run.free_memory_bytes is None:
         return gpu
     return gpu._replace(usable_bytes=min(gpu.usable_bytes, run.free_memory_bytes))
+
+
+def _room_bytes(run: Run, gpu: "GpuSpec", share: Share, calibration: Calibration) -> float:
+    """Return what the process itself, and NCCL's buffers, leave of the memory that `run` may use."""
+    sent = calibration.nccl_bytes if share.distributed else 0.0
+    return gpu.usable_bytes - calibration.context_bytes - sent
 
 
 def predict_memory(run: Run) -> Profile:
@@ -138,7 +151,9 @@ def predict_memory(run: Run) -> Profile:
     device = device_of(ANY_DEVICE, current(), share.graph.lowering.compute_dtype)
     mean, longest = rank_extents(run, mean_extents(batch)), rank_extents(run, longest_extents(batch))
     cublas_bytes = CUBLAS_BYTES.get(gpu.architecture, CUBLAS_DEFAULT_BYTES)
-    live, _ = _answer(Question(run, share, mean, longest, device, None, cublas_bytes))
+    room_bytes = _room_bytes(run, gpu, share, calibration)
+    asked = Question(run, share, mean, longest, device, None, cublas_bytes, room_bytes=room_bytes)
+    live, _ = _answer(asked)
     peak = live.peak
     on_device = peak + outside_tensors(run, share.graph, peak, calibration)
     micro_batches = micro_steps(run) * run.data_parallel

@@ -30,6 +30,7 @@ class Question(NamedTuple):
     network: "Network | None"
     cublas_bytes: float
     slowest: Extents | None = None  # of the rank that the others wait for; None: all are alike
+    room_bytes: float = 0.0  # of the GPU for tensors: what the run may use without the process's own
 
 
 class Answer(NamedTuple):

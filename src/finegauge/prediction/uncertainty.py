@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Literal
 from finegauge.arithmetic import log as logarithm
 from finegauge.arithmetic import where
 from finegauge.catalogue.datasets import dataset, holds_texts
-from finegauge.catalogue.frameworks import framework_of
+from finegauge.catalogue.frameworks import engine, framework_of
 from finegauge.errors import EXIT_DONE, EXIT_RISKY, EXIT_WILL_NOT_FIT
 from finegauge.profile import Interval, Profile
+from finegauge.run.rules import SERVING
 
 if TYPE_CHECKING:
     from finegauge.catalogue.gpus import GpuSpec
@@ -47,6 +48,9 @@ def probability_out_of_memory(profile: Profile) -> float:
 def exceeding_fraction(needed_bytes: float, room_bytes: float, interval: Interval) -> float:
     """Return the probability that what is predicted to need `needed_bytes` needs more than `room_bytes`."""
     distance = logarithm(room_bytes / needed_bytes)
+    if interval.low_ratio == interval.high_ratio:
+        sure: float = where(distance < 0, 1.0, 0.0)
+        return sure
     spread = where(distance >= 0, log(interval.high_ratio), -log(interval.low_ratio))
     t = distance / (spread / P90)
     spared = 4.0 + t * t
@@ -71,8 +75,11 @@ UNMEASURED = Interval(0.88, 1.13)
 def memory_interval(run: "Run", interval: Interval) -> Interval:
     """Return the interval of the peak memory of `run`: `interval`, wider where its framework is less sure.
 
-    Nobody measured its memory, or some of what it does is inferred from rows.
+    Nobody measured its memory, or some of what it does is inferred from rows. What an engine takes at its
+    start is all that it takes.
     """
+    if run.phase in SERVING and engine(run.inference_engine).graphs:
+        return Interval(1.0, 1.0)
     if not (is_unweighed(run.framework) or framework_of(run.framework).inferred):
         return interval
     low, high = UNMEASURED

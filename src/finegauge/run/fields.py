@@ -426,6 +426,33 @@ class Fields(Frozen):
         number(0.1, 1e6, "GiB"), "host memory of a node; what instances of the catalogue have"
     )
     disk_gib: float | None = spec(number(0.1, 1e9, "GiB"), "free disk for the model and its checkpoints")
+    # Serving
+    inference_engine: str = spec(
+        choice(options.ENGINES, options.ENGINE_ALIASES),
+        "what generates: {options}; the `framework` where it is one, else `hf` (transformers' `generate`)",
+        label="Inference engine",
+    )
+    gpu_memory_utilization: float | None = spec(
+        number(0.01, 1.0),
+        "share of a GPU's memory that the engine may take, for weights, activations and its cache together; "
+        "the engine's own where not stated, no effect with `hf`",
+    )
+    max_num_seqs: int | None = spec(
+        whole(1, 1_000_000, "sequences"),
+        "sequences that the engine runs at once; others wait. The engine's own where not stated",
+    )
+    max_num_batched_tokens: int | None = spec(
+        whole(1, 10_000_000, "tokens"),
+        "tokens of prompts and answers that the engine computes in one step: longer prompts come in chunks. "
+        "The engine's own where not stated",
+    )
+    kv_cache_dtype: str = spec(
+        choice(
+            ("auto", "bf16", "fp16", "fp8"), {**options.DTYPES, **dict.fromkeys(options.FP8_FORMATS, "fp8")}
+        ),
+        "of cached keys and values: {options}; `auto`: as the model computes",
+        "auto",
+    )
     # Software
     framework: str = spec(label, "who runs it: what it does unasked follows", "")
     framework_version: str = spec(label, "its version", "")

@@ -31,3 +31,6 @@ SHARDING = {
     **{"fsdp_shard_grad_op": "FSDP, weights kept", "hybrid": "hybrid FSDP"},
 }
 OFFLOAD = {"none": "", "optimizer": "", "params": "", "all": "", "nvme": "NVMe"}
+ENGINES = ("hf", "vllm", "sglang", "tgi", "lightllm", "tensorrt_llm", "deepspeed")
+ENGINE_ALIASES = {"transformers": "hf", "trtllm": "tensorrt_llm", "tensorrt": "tensorrt_llm"}
+FP8_FORMATS = ("fp8_e4m3", "fp8_e5m2", "fp8_inc")

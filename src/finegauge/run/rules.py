@@ -175,6 +175,7 @@ def _fill_in(values: dict[str, Any]) -> None:
         "max_new_tokens": (values["seq_len"] // 2 or 1) if values["phase"] in GENERATING else None,
         "padding": "longest" if values["dataset"] and not packing else "max",
         "offload_pinned": values["sharding"] in FSDP,
+        "inference_engine": framework.engine.name if framework.engine else "hf",
         "loading": "host",
         "save_state": "full",
     }

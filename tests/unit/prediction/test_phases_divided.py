@@ -159,8 +159,9 @@ def test_what_ranks_wait_for_stands_in_the_stage_that_waits() -> None:
 
 
 def test_a_rank_has_a_head_at_least() -> None:
-    graph = share_of(run("decode", model="llama-3-8b")).graph
-    assert cache_bytes(graph, 1, 1, 8) == cache_bytes(graph, 1, 1) / 8 == cache_bytes(graph, 1, 1, 16)
+    alone = run("decode", model="llama-3-8b", num_gpus=8)
+    graph, eight = share_of(alone).graph, alone.replace(tensor_parallel=8)
+    assert cache_bytes(graph, 1, 1, eight) == cache_bytes(graph, 1, 1, alone) / 8
 
 
 def test_judging_waits_for_the_rank_with_the_longest_sequences() -> None:

@@ -1,0 +1,77 @@
+"""What an engine made for serving does with a GPU: how much memory it takes, and how many sequences it runs.
+
+An engine takes the share of the memory that it is told (`gpu_memory_utilization`), weights and activations of
+its largest step included, and cuts the rest into pages of keys and values. Sequences that find no page, or
+are more than `max_num_seqs`, wait until others are done.
+"""
+
+from math import floor
+
+from finegauge.catalogue.frameworks import engine
+from finegauge.catalogue.gpus import GpuSpec
+from finegauge.catalogue.gpus import gpu as find_gpu
+from finegauge.model.graph import Graph
+from finegauge.model.op import Extents
+from finegauge.prediction.generation import SAMPLED_BYTES, Parts, cache_bytes, passing_bytes
+from finegauge.records import NamedTuple
+from finegauge.run.run import Run
+from finegauge.units import MIB
+
+LARGE_BYTES = 70 * 2**30  # of a GPU on which vLLM's and SGLang's limits are larger
+
+
+class Limits(NamedTuple):
+    """What an engine is told, or does unasked."""
+
+    memory_fraction: float
+    num_seqs: int
+    batched_tokens: int
+
+    @classmethod
+    def of(cls, run: Run) -> "Limits":
+        """Return the limits of the engine of `run` on its GPU."""
+        own = engine(run.inference_engine)
+        large = own.large_gpu if run.gpu is not None and _is_large(find_gpu(run.gpu)) else {}
+        return cls(
+            run.gpu_memory_utilization or own.gpu_memory_utilization,
+            run.max_num_seqs or large.get("max_num_seqs", own.max_num_seqs),
+            run.max_num_batched_tokens or large.get("max_num_batched_tokens", own.max_num_batched_tokens),
+        )
+
+
+def _is_large(gpu: GpuSpec) -> bool:
+    return gpu.usable_bytes >= LARGE_BYTES and not gpu.name.startswith("A100")
+
+
+class CacheRoom(NamedTuple):
+    """The room for keys and values, and how many sequences run in it at once."""
+
+    pool_bytes: float  # what is left for them; below that of one sequence the engine does not start
+    sequence_bytes: float
+    at_once: int
+
+    @property
+    def held_bytes(self) -> float:
+        """Return what the engine holds, or would have to: one sequence at least."""
+        return max(self.pool_bytes, self.sequence_bytes)
+
+
+def engine_activations(graph: Graph, limits: Limits, rows: float, prompt_tokens: float) -> Parts:
+    """Return what is alive beside weights and cache in the largest step of an engine."""
+    tokens = max(1.0, min(limits.batched_tokens, rows * prompt_tokens))
+    sampled = min(limits.num_seqs, rows)
+    return {
+        ("activations", "passing"): passing_bytes(graph, Extents.of(1.0, tokens)),
+        ("logits", "next token"): sampled
+        * graph.model.vocab_size
+        * (graph.lowering.compute_bytes + SAMPLED_BYTES),
+    }
+
+
+def cache_room(
+    run: Run, graph: Graph, free_bytes: float, rows: float, tokens: float, limits: Limits
+) -> CacheRoom:
+    """Return the room that `free_bytes` are for `rows` sequences of `tokens` tokens each."""
+    one = cache_bytes(graph, 1.0, tokens, run)
+    fit = floor(free_bytes / one) if one else rows
+    return CacheRoom(free_bytes // MIB * MIB, one, max(1, int(min(rows, limits.num_seqs, fit))))
