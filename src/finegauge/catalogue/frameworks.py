@@ -38,7 +38,7 @@ class Batching(NamedTuple):
 class Signature(NamedTuple):
     """Keys that only the files of one framework have: all of some, and any of others."""
 
-    all: tuple[str, ...]  # "section.key" in a section, "section." a section, "=key" one that is none
+    all: tuple[str, ...]  # "section.key" in a section, "section." a section, "=key" none, "!key" not there
     any: tuple[str, ...]
 
     def fits(self, keys: Mapping[str, Any]) -> bool:
@@ -222,6 +222,8 @@ def _change(row: Mapping[str, Any]) -> Change:
 
 
 def _has(keys: Mapping[str, Any], key: str) -> bool:
+    if key.startswith("!"):
+        return key[1:] not in keys
     plain = key.removeprefix("=")
     section, dot, inside = plain.partition(".")
     if dot:

@@ -42,6 +42,11 @@ def model(name_or_path: str) -> ModelFigures:
     path = os.path.expanduser(name_or_path)
     if os.path.isdir(path) and os.path.isfile(os.path.join(path, "config.json")):
         return _from_file(os.path.join(path, "config.json"), name_or_path)
+    if path.startswith(("/", "./", "../")) and not path.endswith(".json") and not os.path.exists(path):
+        raise FileFormatError(
+            f"The model's folder {shown(name_or_path)} is not here, and its last part names no model of the "
+            "catalogue; add model=NAME, of the catalogue or a Hub id."
+        )
     if os.path.isfile(path) or path.endswith(".json") or path.startswith(("/", "./", "../")):
         return _from_file(path, name_or_path)
     wanted = name_or_path.casefold()

@@ -46,6 +46,7 @@ _HARMLESS = re.compile(
     r"|load|checkpoint\w*|ckpt|port|address|defaults|trust|resume|key|l2|kl|reward\w*|entropy|coef\w*|reporting"
     r"|tensorboard\w*|exit|max_norm|init|hydra|recipe|command|env|loss_fn|normalize|dir|path|step|interval|iters"
     r"|use_mcore_models|rotary_\w+|apply_layernorm_1p|disable_bias_linear|manual_gc\w*|empty_unused\w*|fp8_amax\w*"
+    r"|vocab_file|merge_file|\w*loss_scale\w*|deepspeed_activation_checkpointing"
     r"|fraction|ratio|style|num_workers|workers|timeout|backend|overlap)([._]|$)|^\w$",
     re.IGNORECASE,
 )
@@ -413,6 +414,7 @@ class Reading:
             os.path.expanduser(path)
         ):
             return path or named
+        path = re.sub(r"/[^/]+\.(bin|safetensors|pth?|gguf)$", "", path)  # one of its files
         last = path.rpartition("/")[2].replace("___", ".")  # as ModelScope writes a dot
         try:
             found = figures(re.sub(r"-(?:HF|hf)$", "", last)).name
@@ -428,19 +430,17 @@ class Reading:
         """
         if "model" not in self.fields:
             key = self.format.model_key
-            unset = re.search(rf"[:.] ?({key}|model_name_or_path) holds a variable", " ".join(self.warnings))
-            way = (
-                ": the script does not tell its variable's value; add model=NAME"
-                if unset
-                else f"; add '{key}: …'"
-            )
+            told, way = " ".join(self.warnings), f"; add '{key}: …'"
+            if re.search(rf"[:.] ?({key}|model_name_or_path) holds a variable", told):
+                way = ": the script does not tell its variable's value; add model=NAME"
+            elif "the model is an argument" in told:
+                way = ": it is an argument without a default, or computed; add model=NAME"
             raise FieldError(f"{self.file_name} does not state its model{way}.")
         return str(self.fields["model"])
 
     def ignored(self, keys: Iterable[str], reason: str) -> None:
         """Warn of keys that are there and have no effect."""
-        present = [key for key in keys if self._walk(key) is not None]
-        if present:
+        if present := [key for key in keys if self._walk(key) is not None]:
             self.warn(f"{', '.join(present)} has no effect: {reason}.")
 
     def not_modelled(self, *keys: str) -> None:
@@ -522,7 +522,7 @@ class Reading:
         unknown, blocks = list[str](), list[str]()
         for key, value in flattened(self.keys, sections):
             top = key.partition(".")[0]
-            told = key in read or top in read or key in known or f"{top}.*" in known
+            told = value is None or key in read or top in read or key in known or f"{top}.*" in known
             if not (told or (not self.format.lists_its_keys and _HARMLESS.search(key[:200]))):
                 unknown.append(key)
                 inside = " ".join(map(str, value)) if key == top and isinstance(value, Mapping) else ""

@@ -370,10 +370,15 @@ def _read(
     own = {key: options.pop(key) for key in OF_LAUNCHERS if key in options}
     warnings: list[str] = []
     keys, file = _config(options, loose, command, place, warnings)
+    variables = command.environment
+    if program.reader == "torchtitan" and "NGPU" in variables:
+        variables = {**variables, "NPROC_PER_NODE": variables["NGPU"]}
+    block, accelerate = machine(launcher, own, variables, batch, place, warnings, all_gpus=program.all_gpus)
+    seen = {**variables, **({"WORLD_SIZE": str(block["num_gpus"])} if "num_gpus" in block else {})}
     options, keys = _as_keys(named, program, options, loose, keys)
     reader = program.reader
     if script is not None:
-        loaded = _of_script(script, named, {**keys, **options}, reader)
+        loaded = _of_script(script, named, {**keys, **options}, reader, seen)
         options = loaded.keys if not keys else options
         reader, warnings = loaded.reader, [*warnings, *loaded.warnings]
     told = _laid_over({**program.keys, **keys}, options)
@@ -397,10 +402,6 @@ def _read(
             keys, reader = _with_trainer(keys, reader, os.path.basename(named).lower())
             if not file:
                 warnings.append(f"{place.name} starts {missing}: what it does unasked is its framework's.")
-    variables = command.environment
-    if reader == "torchtitan" and "NGPU" in variables:
-        variables = {**variables, "NPROC_PER_NODE": variables["NGPU"]}
-    block, accelerate = machine(launcher, own, variables, batch, place, warnings, all_gpus=program.all_gpus)
     if block:
         given = keys.get("finegauge")
         keys = {**keys, "finegauge": {**block, **(given if isinstance(given, Mapping) else {})}}
@@ -475,11 +476,15 @@ def _of_qlora(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_script(
-    script: tuple[str, str], named: str, options: Mapping[str, Any], reader: str
+    script: tuple[str, str],
+    named: str,
+    options: Mapping[str, Any],
+    reader: str,
+    environment: Mapping[str, str],
 ) -> scripts.Script:
     """Return what a script on disk says under its options; where it says nothing, the options alone."""
     try:
-        return scripts.load_python(script[0], os.path.basename(named), options)
+        return scripts.load_python(script[0], os.path.basename(named), options, environment)
     except FileFormatError:
         found = reader or recognise(options)
         if found not in _GENERIC:

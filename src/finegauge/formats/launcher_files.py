@@ -25,7 +25,7 @@ from finegauge.run.run import FROM_COMMAND_LINE, FROM_DEFAULT, Run
 _EXACT = ("micro_batch_size", "gradient_accumulation_steps")
 _TRAINING_FILE_WINS = ("autocast",)
 _STAGES = ("none", "zero1", "zero2", "zero3")  # of ZeRO, by number
-_STAGE = r"(?:z|zero[_-]?|stage)([0-3])"  # in a file's name, such as ds_z3_config.json
+STAGE = r"(?:z|zero[_-]?|stage[_-]?|(?<![a-z0-9])s)([0-3])"  # in a file's name, such as ds_z3_config.json
 _DEEPSPEED_KEYS = frozenset(("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"))
 _ACCELERATE_KEYS = frozenset(("compute_environment", "distributed_type", "num_processes", "machine_rank"))
 _STRATEGIES = {
@@ -174,7 +174,7 @@ def sharding(named: Any, config_file: str) -> tuple[str, str, str]:
     if reason.startswith("deepspeed:"):
         return "none", "none", reason
     reason = f"deepspeed: {shown(named)} {reason}"
-    stages = set(re.findall(_STAGE, os.path.basename(str(named)).lower()))
+    stages = set(re.findall(STAGE, os.path.basename(str(named)).lower()))
     if len(stages) != 1:
         return "none", "none", f"{reason}; state sharding=zero2 or zero3 if it shards."
     stage = int(stages.pop())

@@ -7,7 +7,7 @@ from typing import Any
 
 from finegauge.documents import parse_yaml, read_text
 from finegauge.errors import FileFormatError, shown
-from finegauge.formats.launcher_files import find_inside
+from finegauge.formats.launcher_files import STAGE, find_inside
 
 CONFIGS = (".yaml", ".yml", ".json", ".toml")
 SHELL_ENDINGS = (".sh", ".bash", ".slurm", ".sbatch")
@@ -144,8 +144,8 @@ def _named_after(named: str, place: Place) -> dict[str, Any]:
     Raises: FileFormatError where it tells nothing.
     """
     name = os.path.basename(named).lower()
-    stage = re.search(r"(?:zero|stage|z)[_-]?([123])", name)
-    if stage is not None:
+    stage = re.search(STAGE, name)
+    if stage is not None and stage[1] != "0":
         return {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": int(stage[1])}}
     if name == "single_gpu":
         return {"distributed_type": "NO", "num_processes": 1}

@@ -164,10 +164,7 @@ def _read_data(reading: Reading) -> None:
         total = -1 if size is None or total < 0 else total + size
     if unknown or len(named) != 1:
         if named:
-            reading.warn(
-                f"The lengths of {', '.join(map(shown, named))} are not in the catalogue: "
-                "every sequence is taken as cutoff_len long."
-            )
+            reading.warn(trainer_keys.unknown_lengths(named, "cutoff_len"))
         known = None
     reading.set("dataset", known, "dataset")
     if total > 0 and (known is None or limit is not None):

@@ -34,7 +34,7 @@ _SHAPE = (
         "moe_router_topk",
         "moe_ffn_hidden_size",
     ),
-    *("max_position_embeddings", "tokenizer_type", "tokenizer_model"),
+    *("max_position_embeddings", "tokenizer_type", "tokenizer_model", "pad_vocab_size_to"),
 )
 _OTHER_MODELS = (
     "multi_latent_attention",
@@ -49,10 +49,12 @@ _DEGREES = {
     "expert_model_parallel_size": "expert_parallel",
     "expert_tensor_parallel_size": "expert_tensor_parallel",
 }
+_ZERO = ("zero_stage", "deepspeed_config", "deepspeed")
 _FSDP = ("use_torch_fsdp2", "use_custom_fsdp", "use_megatron_fsdp")
 _LAYOUT = "pipeline_model_parallel_layout"
 _REPEATED = re.compile(r"(\([^()]*\)|[^()*\d])\*(\d{1,3})")
 MOST_OF_A_LAYOUT = 10_000  # characters, written out
+_RECOMPUTE = ("recompute_granularity", "recompute_activations", "checkpoint_activations")
 _CHUNKS = ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank")
 _VOCABULARIES = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000, "GPTSentencePieceTokenizer": 32000}
 _TARGETS = {
@@ -234,6 +236,8 @@ def _config(reading: Reading) -> dict[str, Any]:
 
 def _vocabulary(reading: Reading) -> int:
     """Return the size of the vocabulary that the tokenizer has, padded as Megatron pads it."""
+    if reading.stated("pad_vocab_size_to"):  # of Megatron-DeepSpeed
+        return int(whole(1, 10**7)("pad_vocab_size_to", reading.get("pad_vocab_size_to")))
     kind, named = str(reading.get("tokenizer_type", "")), str(reading.get("tokenizer_model", ""))
     size = _VOCABULARIES.get(kind)
     if size is None and named:
@@ -294,9 +298,12 @@ def _read_method(reading: Reading) -> None:
     if recompute not in ("none", "null", "selective", "full"):
         raise FieldError(f"recompute_granularity={shown(recompute)} is unknown; use full or selective.")
     recompute = "none" if recompute == "null" else recompute
-    reading.set("activation_checkpointing", recompute, "recompute_granularity", "recompute_activations")
+    if reading.flag("checkpoint_activations"):  # before Megatron-LM 3, and in Megatron-DeepSpeed
+        recompute = "full"
+    reading.set("activation_checkpointing", recompute, *_RECOMPUTE)
     if recompute == "full":
-        reading.set("recompute_num_layers", _stated(reading, "recompute_num_layers"), "recompute_num_layers")
+        layers = reading.which("recompute_num_layers", "checkpoint_num_layers")
+        reading.set("recompute_num_layers", _stated(reading, layers), layers)
         reading.set("recompute_method", _stated(reading, "recompute_method"), "recompute_method")
     elif recompute == "selective":
         reading.set("recompute_modules", _stated(reading, "recompute_modules"), "recompute_modules")
@@ -349,14 +356,7 @@ def _read_parallelism(reading: Reading) -> None:
     stages = int(whole(1, 10**6)("pipeline", reading.fields.get("pipeline_parallel", 1)))
     if stages > 1:
         _read_chunks(reading, stages)
-    shards = "fsdp" if any(map(reading.flag, _FSDP)) else "none"
-    distributed = reading.flag("use_distributed_optimizer", default=reading.format.name != FORMAT.name)
-    reading.set(
-        "sharding",
-        "zero1" if shards == "none" and distributed else shards,
-        *_FSDP,
-        "use_distributed_optimizer",
-    )
+    _read_sharding(reading)
     if reading.flag("overlap_moe_expert_parallel_comm"):
         reading.set("expert_parallel_overlap", True, "overlap_moe_expert_parallel_comm")
     if reading.flag("optimizer_cpu_offload"):
@@ -366,6 +366,20 @@ def _read_parallelism(reading: Reading) -> None:
         reading.set("max_steps", max(1, samples // batch), "train_samples")
     if reading.stated("global_batch_size"):
         reading.set_accumulation("global_batch_size", data_parallel=reading.data_ranks(reading.launched_gpus))
+
+
+def _read_sharding(reading: Reading) -> None:
+    """Read who shards: FSDP, DeepSpeed's ZeRO (of Megatron-DeepSpeed) or the distributed optimizer."""
+    shards = "fsdp" if any(map(reading.flag, _FSDP)) else "none"
+    if reading.flag("deepspeed") and reading.stated(_ZERO[0]):
+        stage = int(whole(0, 3)(_ZERO[0], reading.get(_ZERO[0])))
+        shards = f"zero{stage}" if stage else "none"
+    elif reading.flag("deepspeed"):
+        trainer_keys.read_zero(reading, _ZERO[1])
+        shards = str(reading.fields["sharding"])
+    distributed = reading.flag("use_distributed_optimizer", default=reading.format.name != FORMAT.name)
+    kind = "zero1" if shards == "none" and distributed else shards
+    reading.set("sharding", kind, *_FSDP, *_ZERO, "use_distributed_optimizer")
 
 
 def _read_chunks(reading: Reading, stages: int) -> None:
@@ -410,16 +424,17 @@ _ROWS = (
     Row(f"model recipe_model recipe_degrees {' '.join((*_SIZES, *_SHAPE, *_OTHER_MODELS))}", _read_model),
     Row(
         "peft_scheme peft_dim peft_alpha peft_dropout peft_target_modules command bf16 fp16 "
-        "recompute_granularity recompute_activations recompute_num_layers recompute_method recompute_modules "
-        "fp8_format fp8 fp8_recipe grad_reduce_in_bf16 use_precision_aware_optimizer main_grads_dtype "
-        "main_params_dtype exp_avg_dtype exp_avg_sq_dtype store_param_remainders",
+        f"{' '.join(_RECOMPUTE)} recompute_num_layers checkpoint_num_layers recompute_method "
+        "recompute_modules fp8_format fp8 fp8_recipe grad_reduce_in_bf16 use_precision_aware_optimizer "
+        "main_grads_dtype main_params_dtype exp_avg_dtype exp_avg_sq_dtype store_param_remainders",
         _read_method,
     ),
     key("seq_length", "seq_len", 2048),
     key("micro_batch_size", "micro_batch_size", 1),
     key("train_iters", "max_steps", older="max_steps"),
     Row(
-        f"num_nodes num_gpus_per_node devices {' '.join((*_DEGREES, *_FSDP, *_CHUNKS))} sequence_parallel "
+        f"num_nodes num_gpus_per_node devices {' '.join((*_DEGREES, *_FSDP, *_ZERO, *_CHUNKS))} "
+        "sequence_parallel "
         "virtual_pipeline_model_parallel_size tp_comm_overlap use_distributed_optimizer "
         "overlap_moe_expert_parallel_comm account_for_embedding_in_pipeline_split "
         "account_for_loss_in_pipeline_split num_layers_in_first_pipeline_stage "

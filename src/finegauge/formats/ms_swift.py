@@ -23,7 +23,15 @@ _ADAPTERS = trainer_keys.Adapters(
     defaults=(8, 32, 0.05),
     everything="",
 )
-_OLDER = {"model_id_or_path": "model", "batch_size": "per_device_train_batch_size"}  # before 3.0
+_OLDER = {  # before 3.0
+    **{"model_id_or_path": "model", "batch_size": "per_device_train_batch_size", "dtype": "torch_dtype"},
+    **{"quantization_bit": "quant_bits", "lora_target_modules": "target_modules"},
+    **{"lora_dropout_p": "lora_dropout", "eval_batch_size": "per_device_eval_batch_size"},
+}
+_BITS = {
+    "load_in_4bit": 4,
+    "load_in_8bit": 8,
+}  # no arguments of ms-swift, which stops at what it does not know
 _TUNERS = ("tuner_type", "train_type", "sft_type")
 _LEARNT = {"rm": "reward", **dict.fromkeys(("kto", "orpo", "simpo"), "dpo")}
 _RLHF = {"dpo": "dpo", "grpo": "grpo", "ppo": "ppo", "reward": "rm"}
@@ -42,7 +50,27 @@ _FSDP = {"fsdp": "full_shard", "fsdp_shard_grad_op": "shard_grad_op", "hybrid": 
 
 
 def _adapt(keys: Mapping[str, Any]) -> dict[str, Any]:
-    return {_OLDER.get(name, name): value for name, value in keys.items()}
+    found = {_OLDER.get(name, name): value for name, value in keys.items()}
+    if str(found.get("torch_dtype")).upper() == "AUTO":
+        del found["torch_dtype"]
+    if str(found.pop("use_flash_attn", "")).lower() == "true":
+        found.setdefault("attn_impl", "flash_attn")
+    targets = found.get("target_modules")
+    if str(targets).upper() in ("ALL", "DEFAULT"):
+        found["target_modules"] = (
+            "all-linear" if str(targets).upper() == "ALL" else ["q_proj", "k_proj", "v_proj"]
+        )
+    return found
+
+
+def _bits(reading: Reading) -> Any:
+    """Return into how many bits weights are quantised, by names of other programs too; None for none."""
+    for name, bits in _BITS.items():
+        if reading.flag(name) and not reading.stated("quant_bits"):
+            stops = "ignores" if reading.flag("ignore_args_error") else "stops at"
+            reading.warn(f"ms-swift has no {name} and {stops} it: taken as quant_bits: {bits}, which it has.")
+            return bits
+    return reading.get("quant_bits")
 
 
 def _read_method(reading: Reading) -> None:
@@ -53,7 +81,7 @@ def _read_method(reading: Reading) -> None:
     tuner = reading.text(key, "lora")
     if tuner not in ("lora", "full"):
         raise FieldError(f"{key}={shown(tuner)} is not supported; use lora or full.")
-    quantized = reading.get("quant_bits") not in (None, 0, "0")
+    quantized = _bits(reading) not in (None, 0, "0")
     if tuner == "full":
         if quantized:
             raise FieldError(
@@ -98,7 +126,9 @@ def _read_precision(reading: Reading) -> None:
 
 
 def _quantized(reading: Reading) -> str:
-    bits, kind = whole(1, 64)("quant_bits", reading.get("quant_bits")), reading.text("quant_method", "bnb")
+    stated = next((bits for name, bits in _BITS.items() if reading.flag(name)), None)
+    bits = whole(1, 64)("quant_bits", reading.get("quant_bits", stated))
+    kind = reading.text("quant_method", "bnb")
     if kind != "bnb" or bits not in (4, 8):
         raise FieldError(
             f"quant_method={shown(kind)} with {bits} bits is not supported; use bnb with 4 or 8."
@@ -200,7 +230,11 @@ FORMAT = Format(
     (
         model_key("model"),
         key("rlhf_type", "phase", "sft", more=_LEARNT, write=lambda run: _RLHF.get(run.phase)),
-        Row(f"{' '.join(_TUNERS)} {_ADAPTERS.keys} quant_bits task_type", _read_method, _method),
+        Row(
+            f"{' '.join(_TUNERS)} {_ADAPTERS.keys} quant_bits task_type {' '.join(_BITS)}",
+            _read_method,
+            _method,
+        ),
         Row(
             "bf16 fp16 torch_dtype lora_dtype quant_method bnb_4bit_use_double_quant bnb_4bit_quant_type",
             _read_precision,

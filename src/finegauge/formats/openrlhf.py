@@ -14,7 +14,6 @@ from finegauge.errors import FieldError, shown
 from finegauge.formats import trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, fixed, key, model_key
 from finegauge.run.field import whole
-from finegauge.run.rules import COMPARING
 
 _PHASES = {"sft": "sft", "dpo": "dpo", "kto": "dpo", "rm": "reward", "ppo_ray": "ppo", "ppo": "ppo"}
 _GROUPED = {
@@ -109,8 +108,9 @@ def _read_parallelism(reading: Reading) -> None:
 def _read_batching(reading: Reading) -> None:
     joined = reading.flag("packing_samples") and reading.fields["phase"] == "sft"
     reading.set("padding", "free" if joined else "longest", "packing_samples")
-    if reading.flag("packing_samples") and not joined and reading.fields["phase"] in COMPARING:
-        reading.warn("packing_samples of pairs is not modelled: they are taken as padded to the longest.")
+    if reading.flag("packing_samples") and not joined:
+        what = "pairs" if reading.fields["phase"] in ("dpo", "reward") else "answers"
+        reading.warn(f"packing_samples of {what} is not modelled: they are taken as padded to the longest.")
     reading.set("packing", False)
     flash = reading.flag("flash_attn") or "flash" in reading.text("attn_implementation") or joined
     reading.set("attention", "flash" if flash else "eager", "flash_attn", "attn_implementation")

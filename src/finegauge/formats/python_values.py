@@ -111,8 +111,17 @@ def _returns_parsed(node: ast.AST) -> bool:
 class Values:
     """The names of one text, and what they stand for."""
 
-    def __init__(self, nodes: list[ast.AST], options: Mapping[str, Any]) -> None:
-        """Read the names of `nodes`; `options`: the command line that the script is started with."""
+    def __init__(
+        self, nodes: list[ast.AST], options: Mapping[str, Any], environment: Mapping[str, str] = {}
+    ) -> None:
+        """Read the names of `nodes`.
+
+        Args:
+            nodes: Of the syntax tree.
+            options: The command line that the script is started with.
+            environment: What the shell script that starts it had set.
+        """
+        self._environment = environment
         self.parsed: dict[str, Any] = {}  # what a parser of dataclasses takes, by its defaults and `options`
         self.parsed_classes: set[str] = set()
         self.asks_for_bf16 = False
@@ -134,8 +143,8 @@ class Values:
 
     def mappings(self) -> Iterator[dict[str, Any]]:
         """Yield the mappings that names stand for."""
-        for name in self._assigned:
-            held = self._stands_for(name)
+        for name, values in self._assigned.items():
+            held = self._stands_for(name) if isinstance(values[0], ast.AST) else None
             if isinstance(held, dict) and held:
                 found = {key: self.of(value) for key, value in held.items()}
                 yield {key: value for key, value in found.items() if value is not OPAQUE}
@@ -311,6 +320,8 @@ class Values:
 
     def _subscript(self, node: ast.Subscript) -> Any:
         held, key = self.of(node.value), self.of(node.slice)
+        if held is OPAQUE and last_name(node.value) == "environ":
+            return self._environment.get(str(key), OPAQUE)
         found = held.get(key, OPAQUE) if isinstance(held, dict) and isinstance(key, str) else OPAQUE
         return self.of(found)
 
@@ -358,8 +369,9 @@ class Values:
         first: list[Any] = []
         if name in ("field", "Field", "Option", "Argument"):
             first = [one.value for one in node.keywords if one.arg == "default"] or [*node.args, None]
-        elif name in ("getenv", "get") and len(node.args) > 1 and owner in ("environ", "os"):
-            first = node.args[1:]
+        elif name in ("getenv", "get") and node.args and owner in ("environ", "os"):
+            told = self._environment.get(str(self.of(node.args[0])))
+            first = node.args[1:] if told is None else [told]
         if first or owner or name not in _PLAIN or len(node.args) != 1:
             return self.of(first[0]) if first else OPAQUE
         value = self.of(node.args[0])

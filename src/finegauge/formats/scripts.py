@@ -97,24 +97,30 @@ _NOTEBOOK = {
     "training.optim": "adamw_torch_fused",
     "lora.lora_r": 16,
 }
+_OF_FIT = {"keras", "keras_nlp", "keras_hub", "tensorflow", "lightning", "pytorch_lightning"}
+_TRAINERS_OF = ("trl", "transformers", "unsloth", "unsloth_zoo", "modelscope", "swift", "optimum")
+MODEL_COMPUTED = "the model is an argument without a default, or computed, and is not read"
 _OF_FILES = {"output_dir", "logging_dir", "run_name", "report_to", "hub_model_id", "seed", "logging_steps",
     "save_steps", "save_total_limit", "hub_token", "push_to_hub", "learning_rate"}  # fmt: skip
 _MAX_NODES = 50_000
 _MAX_SCRIPT = 400_000  # characters
 
 
-def load_python(text: str, name: str, options: Mapping[str, Any] = {}) -> Script:
+def load_python(
+    text: str, name: str, options: Mapping[str, Any] = {}, environment: Mapping[str, str] = {}
+) -> Script:
     """Return what a script's training calls say, under the keys of the framework that it calls.
 
     Args:
         text: Of the script.
         name: For messages.
         options: The command line that it is started with, {name: value}.
+        environment: What the shell script that starts it had set.
 
     Raises: FileFormatError for text that is no Python, or that starts no training.
     """
     tree = _parsed(text, name)
-    script = _Reader(tree, options)
+    script = _Reader(tree, options, environment)
     recipe, computed = _recipe(script, tree)
     warnings = tuple(
         f"{name}: {key} is computed by the script and is not read; state it on the command line."
@@ -125,11 +131,10 @@ def load_python(text: str, name: str, options: Mapping[str, Any] = {}) -> Script
     if script.theirs:
         return Script(script.keys, script.theirs, warnings)
     if not script.calls & ({*_TRL_ARGUMENTS} | _HF_ARGUMENTS | _TRAINERS):
-        for mapping in script.values.mappings():  # a framework's file, written by the script
-            if (reader := recognise(mapping)) not in ("", RUN_FILE):
-                return Script(mapping, reader, warnings)
-        raise FileFormatError(f"{name} starts no training that is known: {_instead(script.calls)}.")
+        return _written(script, name, warnings)
     keys = {key: value for key, value in script.keys.items() if key not in script.opaque}
+    if script.model_computed and "model_name_or_path" not in keys:
+        warnings += (f"{name}: {MODEL_COMPUTED}.",)
     if script.is_unsloth:
         return Script(unsloth_keys(keys, adapts=script.adapts), "unsloth", warnings)
     if script.values.asks_for_bf16:
@@ -143,18 +148,23 @@ def load_python(text: str, name: str, options: Mapping[str, Any] = {}) -> Script
     )
 
 
+def _written(script: "_Reader", name: str, warnings: tuple[str, ...]) -> Script:
+    """Return a framework's file that a script holds as a mapping.
+
+    Raises: FileFormatError where it holds none.
+    """
+    for mapping in script.values.mappings():
+        if (reader := recognise(mapping)) not in ("", RUN_FILE):
+            return Script(mapping, reader, warnings)
+    raise FileFormatError(f"{name} starts no training that is known: {_instead(script)}.")
+
+
 def _recipe(script: "_Reader", tree: ast.Module) -> tuple[dict[str, Any], set[str]]:
     """Return what a script states over a NeMo 2 or Megatron-Bridge recipe, and computes; {} of others."""
-    modules = {
-        alias.asname or alias.name: str(node.module or "")
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    imported = " ".join(
-        [*modules.values(), *(a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names)]
-    )
-    if not re.search(r"\bnemo\.(collections|lightning)|\bnemo_run|\bmegatron\.bridge", imported):
+    modules = script.modules
+    if not re.search(
+        r"\bnemo\.(collections|lightning)|\bnemo_run|\bmegatron\.bridge", " ".join(modules.values())
+    ):
         return {}, set()
     from finegauge.formats.megatron_lm import FORMAT, recipe_of
 
@@ -179,23 +189,62 @@ def _recipe(script: "_Reader", tree: ast.Module) -> tuple[dict[str, Any], set[st
             target = node.targets[0]
             prefix = "peft_" if last_name(target.value) == "peft" else ""
             stated[prefix + target.attr] = values.of(node.value)
+            if target.attr in ("mixed_precision", "plugins"):
+                stated |= _narrow(node.value, values)
     known = {*FORMAT.keys, "max_steps", "sequence_length", "peft"}
     computed = {key for key, value in stated.items() if key in known and value is OPAQUE}
     return {**recipe, **{key: v for key, v in stated.items() if key in known and _is_plain(v)}}, computed
+
+
+def _narrow(node: ast.expr, values: Values) -> dict[str, Any]:
+    """Return the fp8 recipe that a name of mixed precision tells: bf16_with_fp8_current_scaling_mixed."""
+    call = node if isinstance(node, ast.Call) else None
+    told = [values.of(node), *(values.of(one) for one in call.args)] if call else [values.of(node)]
+    named = " ".join([callee(call.func)[1] if call else "", *(one for one in told if isinstance(one, str))])
+    if not re.search(r"fp8|fp4", named):
+        return {}
+    scaled = {"current": "current", "delayed": "delayed", "subchannel": "blockwise", "mxfp8": "mxfp8",
+              "nvfp4": "nvfp4"}  # fmt: skip
+    return {
+        "fp8": "hybrid",
+        "fp8_recipe": next((to for word, to in scaled.items() if word in named), "delayed"),
+    }
+
+
+def _imports(nodes: list[ast.AST]) -> dict[str, str]:
+    """Return what modules the names of a script come from, {name: module}."""
+    found = dict[str, str]()
+    for node in nodes:
+        for alias in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
+            name = alias.asname or alias.name.partition(".")[0]
+            found[name] = str(node.module or ".") if isinstance(node, ast.ImportFrom) else alias.name
+    return found
 
 
 def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, str | int | float | list)
 
 
-def _instead(calls: set[str]) -> str:
+def _instead(script: "_Reader") -> str:
+    roots = {module.partition(".")[0] for module in script.modules.values()}
+    roots |= {"mlx" for module in script.modules.values() if ".mlx" in module}
+    for module, reason in (
+        ("mlx_lm", "it trains on Apple's GPUs by MLX, which is not supported"),
+        ("mlx", "it trains on Apple's GPUs by MLX, which is not supported"),
+        ("flax", "it trains by JAX, which is not supported"),
+        ("paddlenlp", "it trains by PaddleNLP, which is not supported"),
+        ("sentence_transformers", "it trains a model of embeddings"),
+    ):
+        if module in roots:
+            return reason
     for call, reason in (
         ("Accelerator", "its loop is its own (accelerate's Accelerator)"),
         ("LightningModule", "it trains by Lightning"),
-        ("fit", "it trains by Lightning or Keras"),
+        ("fit", "it trains by Lightning or Keras" if roots & _OF_FIT else "its trainer is its own"),
         ("LLM", "it generates, by vLLM"),
+        ("backward", "its loop is its own"),
     ):
-        if call in calls:
+        if call in script.calls:
             return f"{reason}; write the run as FineGauge's own fields, such as model and method"
     return "it calls neither SFTConfig nor TrainingArguments nor a Trainer with literal arguments"
 
@@ -238,13 +287,14 @@ def unsloth_keys(keys: Mapping[str, Any], *, adapts: bool) -> dict[str, Any]:
 class _Reader:
     """The training calls of one script and what their arguments come to."""
 
-    def __init__(self, tree: ast.Module, options: Mapping[str, Any]) -> None:
+    def __init__(self, tree: ast.Module, options: Mapping[str, Any], environment: Mapping[str, str]) -> None:
         """Read `tree`, names first."""
         nodes = list(ast.walk(tree))
-        self.values = Values(nodes, options)
+        self.values = Values(nodes, options, environment)
         if self.values.drop_dead_branches(nodes):
             nodes = list(ast.walk(tree))
-            self.values = Values(nodes, options)
+            self.values = Values(nodes, options, environment)
+        self.modules = _imports(nodes)
         self.keys: dict[str, Any] = dict(self.values.parsed)
         self.opaque: set[str] = set()  # keys whose value is computed
         self.calls = {
@@ -256,15 +306,23 @@ class _Reader:
         self.adapts = False
         self.loads_itself = False
         self._trainings: set[str] = set()  # names of training arguments
+        self.model_computed = False
+        self._cuts = list[int]()  # where a tokenizer is told to cut
         for node in nodes:
             if isinstance(node, ast.Call):
                 self._read(node, *callee(node.func))
+        if self._cuts and not {"max_length", "max_seq_length", "model_max_length"} & {*self.keys}:
+            self.keys["max_length"] = max(self._cuts)
+        if any(isinstance(n, ast.FunctionDef) and n.name in ("group_texts", "group_text") for n in nodes):
+            self._note_blocks()
         for node in nodes:
             if isinstance(node, ast.Assign):
                 self._amend(node)
 
     def _read(self, call: ast.Call, owner: str, name: str) -> None:
         """Read one call, if it is one of those that make up a training."""
+        if name in _TRAINERS and self.modules.get(name, "trl").partition(".")[0] not in _TRAINERS_OF:
+            return  # a class of the script's own project, called as one that is known
         self.calls.add(name)
         if name in _OTHERS and (call.keywords or call.args):
             self.theirs = _OTHERS[name]
@@ -289,6 +347,22 @@ class _Reader:
         else:
             self._read_beside(call, owner, name)
 
+    def _note_blocks(self) -> None:
+        """Note that texts are joined and cut into blocks, as run_clm.py does."""
+        size = self.values.of(ast.Name("block_size", ast.Load()))
+        if isinstance(size, int):
+            self.keys["max_length"] = size
+            self.keys |= {"packing": True, "packing_strategy": "wrapped"}
+
+    def _note_cut(self, call: ast.Call, *, tokenizes: bool) -> None:
+        """Note where a tokenizer cuts, and whether it pads to there."""
+        told = {word.arg: self.values.of(word.value) for word in call.keywords}
+        cut = told.get("max_length" if tokenizes else "model_max_length")
+        if isinstance(cut, int) and 0 < cut < 10**7 and (not tokenizes or told.get("truncation")):
+            self._cuts.append(cut)
+            if told.get("padding") == "max_length":
+                self.keys.setdefault("pad_to_max_length", True)
+
     def _read_beside(self, call: ast.Call, owner: str, name: str) -> None:
         """Read a call beside the model and the trainer: adapters, quantisation, data."""
         if name == "LoraConfig":
@@ -299,6 +373,10 @@ class _Reader:
         elif name == "get_peft_model" and owner in _UNSLOTH:
             self.adapts = True
             self._take(call, {**_OF_LORA, "use_gradient_checkpointing": None})
+        elif re.fullmatch(r"(\w+_)?(tokenizer|tok)", name) or name in ("encode_plus", "batch_encode_plus"):
+            self._note_cut(call, tokenizes=True)
+        elif name == "from_pretrained" and "okenizer" in owner:
+            self._note_cut(call, tokenizes=False)
         elif name == "gradient_checkpointing_enable":
             self._note("gradient_checkpointing", True)
         elif name == "load_dataset" and call.args:
@@ -341,6 +419,7 @@ class _Reader:
         value = self.values.of((given or call.args or [call])[0])
         if isinstance(value, str) and value:
             self._note("model_name_or_path", value)
+        self.model_computed |= value is OPAQUE
 
     def _note(self, key: str, value: Any) -> None:
         if isinstance(value, dict | list) and value is not (known := without_opaque(value)):

@@ -4,16 +4,21 @@ What no key says but the framework does (its job configuration, 2025): every wei
 shards, computed in bf16; FSDP over what the other degrees leave of the GPUs; sequences of 2048 filled
 to the end from a stream of text; micro-batches of 8 (1 before local_batch_size was the name); 10,000
 steps; selective checkpointing, of every second layer unless the option says "op"; AdamW, fused.
+
+The model is what name and flavour say (torchtitan's models/*/__init__.py, read 2026-11-23), for the folder
+beside them holds the tokenizer alone. Until 2025 degrees stood under [training] and [experimental].
 """
 
+from collections.abc import Mapping
 from math import prod
 from typing import Any
 
 from finegauge.errors import UnknownNameError, shown
 from finegauge.formats import launcher_files, trainer_keys
-from finegauge.formats.key_table import Format, Reading, Row, fixed, key, read_degrees
+from finegauge.formats.key_table import Format, Reading, Row, dotted, fixed, key, read_degrees
 from finegauge.formats.sheet import Sheet, dataset_name, repository, require
-from finegauge.run.field import whole
+from finegauge.run.field import names, whole
+from finegauge.run.rules import NARROW_RECIPES, RECIPE_ALIASES
 from finegauge.run.run import FIELDS, Run, figures
 
 FILE = "torchtitan.toml"
@@ -40,18 +45,78 @@ _ENDS = {
     "parallelism.pipeline_parallel_last_stage_less_layers": "loss",
 }
 _LAYERS = "parallelism.pipeline_parallel_layers_per_stage"
-_CATALOGUE_NAME = {"llama3": "llama-3.1"}
+_CATALOGUE_NAME = {"llama3": "llama-3.1", "llama3_ft": "llama-3.1", "llama2": "llama-2", "gpt_oss": "gpt-oss"}
+_FLAVOURS = {
+    **{"deepseek_v3-16b": "deepseek-v2-lite", "deepseek_v3-671b": "deepseek-v3"},
+    **{"llama4-17bx16e": "llama-4-scout", "llama4-17bx128e": "llama-4-maverick"},
+}
+_IMPLEMENTATION, _IN_BACKWARD = "optimizer.implementation", "optimizer.early_step_in_backward"
+_FLOAT8, _GATHERS = "model.converters", "float8.enable_fsdp_float8_all_gather"
+
+
+def _of_older(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys with the degrees of [training] and [experimental] where they have stood since 2025."""
+    found = {name: dict(value) if isinstance(value, Mapping) else value for name, value in keys.items()}
+    moved = dict[str, Any]()
+    for section in ("training", "experimental"):
+        inside = found.get(section)
+        if not isinstance(inside, dict):
+            continue
+        for name in [*inside]:
+            if name.endswith("_parallel_degree") or name.startswith(("pipeline_parallel_", "data_parallel_")):
+                moved[name.replace("data_parallel_degree", "data_parallel_shard_degree")] = inside.pop(name)
+    stated = found.get("parallelism")
+    if moved:
+        found["parallelism"] = moved | (stated if isinstance(stated, dict) else {})
+    return found
 
 
 def _read_model(reading: Reading) -> None:
-    """Read the model: the folder of its assets is named as it is on the hub, else name and flavour."""
+    """Read the model: name and flavour; where the catalogue lacks that, the folder of its assets."""
     folder = str(reading.get("model.hf_assets_path", reading.get("model.tokenizer_path", "")))
-    guesses = [part for part in reversed(folder.replace("\\", "/").split("/")) if part not in ("", ".", "..")]
-    family = reading.text("model.name")
-    guesses.append(f"{_CATALOGUE_NAME.get(family, family)}-{reading.text('model.flavor')}")
+    parts = [part for part in reversed(folder.replace("\\", "/").split("/")) if part not in ("", ".", "..")]
+    family, flavour = reading.text("model.name"), reading.text("model.flavor")
+    named = _FLAVOURS.get(f"{family}-{flavour}", f"{_CATALOGUE_NAME.get(family, family)}-{flavour}")
     stated = reading.overrides.get("model.flavor")
-    guesses = [stated] if stated else guesses
-    reading.set_catalogue_model(guesses, guesses[-1], "model.flavor", "model.hf_assets_path")
+    guesses = [stated] if stated else [named, *([] if "debug" in flavour else parts)]
+    reading.set_catalogue_model(guesses, guesses[0], "model.flavor", "model.hf_assets_path")
+
+
+def _read_implementation(reading: Reading) -> None:
+    word = reading.text(_IMPLEMENTATION, "fused")
+    kind = "in_backward" if reading.flag(_IN_BACKWARD) else {"for-loop": "loop"}.get(word, word)
+    reading.set("optimizer_implementation", kind, _IMPLEMENTATION, _IN_BACKWARD)
+
+
+def _implementation(run: Run) -> dict[str, Any]:
+    if run.optimizer_implementation == "in_backward":
+        return {_IN_BACKWARD: True}
+    return {
+        _IMPLEMENTATION: {"loop": "for-loop"}.get(run.optimizer_implementation, run.optimizer_implementation)
+    }
+
+
+def _read_float8(reading: Reading) -> None:
+    """Read torchao's float8, a converter of the model by its name ("quantize.linear.float8" for a time)."""
+    converters = reading.get(_FLOAT8) or ()
+    asked = any("float8" in name or "mx" in name for name in names(_FLOAT8, converters))
+    if not (asked or reading.flag("float8.enable_float8_linear")):
+        return
+    recipe = next(
+        (value for key, value in dotted(reading.keys).items() if key.endswith(".recipe_name")), None
+    )
+    reading.set("fp8", True, _FLOAT8)
+    named = str(recipe).lower()
+    known = named if named in (*NARROW_RECIPES, *RECIPE_ALIASES) else None
+    reading.set("fp8_recipe", "mxfp8" if "mx" in named else known, _FLOAT8)
+    reading.set("fp8_all_gather", reading.flag(_GATHERS), _GATHERS)
+
+
+def _float8(run: Run) -> dict[str, Any]:
+    if not run.fp8:
+        return {}
+    recipe = None if run.fp8_recipe == "tensorwise" else run.fp8_recipe
+    return {_FLOAT8: ["float8"], _GATHERS: run.fp8_all_gather or None, "float8.recipe_name": recipe}
 
 
 def _model(run: Run) -> dict[str, Any]:
@@ -106,6 +171,16 @@ def _read_parallelism(reading: Reading) -> None:
     if "tensor_parallel" in reading.fields:  # its tensor parallelism always divides norms too
         reading.set("sequence_parallel", True)
     shard = reading.get(_SHARD, -1)
+    if str(shard) == "-1" and reading.launched_gpus is None and "expert_parallel" in reading.fields:
+        experts, others = (
+            prod(int(whole(1, 10**6)(name, reading.fields.get(name, 1))) for name in degrees)
+            for degrees in (("expert_parallel",), ("context_parallel", "tensor_parallel"))
+        )
+        shard = max(1, -(-experts // others))
+        reading.warn(
+            "The number of GPUs is the launcher's and is taken as the smallest that expert_parallel allows; "
+            "add num_gpus=64 for 64."
+        )
     if str(shard) != "-1":
         reading.set("data_parallel_shard", shard, _SHARD)
     replicated = "data_parallel_replicate" in reading.fields
@@ -191,7 +266,8 @@ FORMAT = Format(
         Row("model.name model.flavor model.hf_assets_path model.tokenizer_path", _read_model, _model),
         fixed(method="full", phase="pretrain", packing=True, padding="max", attention="sdpa"),
         key("optimizer.name", "optimizer", "adamw", words={"adamw": "AdamW"}),
-        key("optimizer.implementation", "optimizer_implementation", "fused", words={"loop": "for-loop"}),
+        Row(f"{_IMPLEMENTATION} {_IN_BACKWARD}", _read_implementation, _implementation),
+        Row(f"{_FLOAT8} {_GATHERS} float8.enable_float8_linear", _read_float8, _float8),
         Row("training.dtype training.mixed_precision_param", _read_precision, _precision),
         key("training.seq_len", "seq_len", 2048, older="training.max_context_length"),
         key("training.local_batch_size", "micro_batch_size", 8, older="training.batch_size"),
@@ -214,6 +290,7 @@ FORMAT = Format(
     lasting={"learning_rate": "optimizer.lr", "weight_decay": "optimizer.weight_decay"},
     data_keys=("training.dataset",),
     lists_data=True,
+    adapt=_of_older,
 )
 
 

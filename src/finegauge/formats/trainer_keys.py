@@ -4,10 +4,11 @@ Names are those of TrainingArguments (transformers 4.40 to 5.23), PEFT and bitsa
 called `..._row` returns a row of a key table, for reading and for writing.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from finegauge.errors import FieldError, FineGaugeError, UnknownNameError, shown
+from finegauge.errors import FieldError, FileFormatError, FineGaugeError, UnknownNameError, shown
 from finegauge.formats.key_table import Reading, Row, key
 from finegauge.formats.launcher_files import deepspeed_fields, load, pinning, sharding, uses_deepspeed
 from finegauge.formats.sheet import targets, whole_number
@@ -127,7 +128,7 @@ def peft_choice(reading: Reading) -> tuple[str, ...]:
     """Return the layers that PEFT adapts by itself in the model's family."""
     try:
         family = str(figures(str(reading.fields["model"])).config.get("model_type", ""))
-    except UnknownNameError:
+    except (UnknownNameError, FileFormatError):
         family = ""
     return next((targets for families, targets in _PEFT_CHOICE if family in families), ("q_proj", "v_proj"))
 
@@ -418,12 +419,22 @@ def read_dataset(reading: Reading, value: Any, *keys: str, num_samples: int | No
     if named and (len(named) > 1 or known is None):
         known = None
     if named and known is None and not reading.replaces("dataset"):
-        listed = ", ".join(shown(name) for name in named[:8])
-        reading.warn(
-            f"The lengths of {listed} are not in the catalogue: every sequence is taken as seq_len long."
-        )
+        reading.warn(unknown_lengths(named))
     reading.set("dataset", known, *keys)
     reading.set("num_samples", num_samples, *keys)
+
+
+def unknown_lengths(named: Sequence[str], cut_off: str = "seq_len") -> str:
+    """Return the sentence about data sets that the catalogue lacks; of a path it shows the last part."""
+    first = (
+        named[0]
+        if re.fullmatch(r"[\w.-]+/[\w.-]+|[^/]+", named[0])
+        else named[0].rstrip("/").rpartition("/")[2]
+    )
+    others = f" and {len(named) - 1} more" if len(named) > 1 else ""
+    return (
+        f"The lengths of {shown(first, 40)}{others} are not known: every sequence counts as {cut_off} long."
+    )
 
 
 def dataset_row(
@@ -439,7 +450,8 @@ def packing_row(packing: str, padding_free: str) -> Row:
     def read(reading: Reading) -> None:
         packed, free = reading.flag(packing), reading.flag(padding_free)
         if reading.fields.get("phase") in COMPARING and (packed or free):
-            reading.warn(f"{packing} or {padding_free} of pairs is not modelled: they are taken as padded.")
+            what = "pairs" if reading.fields["phase"] in ("dpo", "reward") else "answers"
+            reading.warn(f"{packing} or {padding_free} of {what} is not modelled: they are taken as padded.")
             packed = free = False
         reading.set("packing", packed, packing)
         reading.set("padding", "free" if packed or free else "longest", packing, padding_free)

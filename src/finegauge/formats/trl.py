@@ -48,11 +48,20 @@ _OF_ADAPTER = {
 }
 _OF_SCRIPT = {
     **dict.fromkeys(("model_max_length", "block_size", "max_seq_len", "cutoff_len"), "max_seq_length"),
-    **{"use_lora": "use_peft", "lora_rank": "lora_r", "lora_target": "lora_target_modules"},
+    **{"use_lora": "use_peft", "lora_enable": "use_peft", "lora_rank": "lora_r"},
+    **dict.fromkeys(("lora_target", "target_modules", "lora_modules"), "lora_target_modules"),
     **{"lora_dim": "lora_r", "lora_dimension": "lora_r", "attn_impl": "attn_implementation"},
     "use_flash_attention": "use_flash_attn",
 }
-_OF_LLAVA = ("mm_projector_type", "tune_mm_mlp_adapter", "mm_vision_tower", "mm_vision_select_layer")
+_BITS = ("bits", "load_in_bits", "quantization_bit")
+_OF_LLAVA = (
+    "pretrain_mm_mlp_adapter",
+    "freeze_mm_mlp_adapter",
+    "mm_projector_type",
+    "tune_mm_mlp_adapter",
+    "mm_vision_tower",
+    "mm_vision_select_layer",
+)
 _PEFT_DEFAULTS = {"lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
 
 
@@ -83,6 +92,8 @@ def of_script(keys: Mapping[str, Any]) -> Mapping[str, Any]:
     found = {_OF_SCRIPT.get(key, key): value for key, value in of_adapter(keys).items()}
     if str(found.pop("q_lora", "false")).lower() == "true":
         found |= {"load_in_4bit": True, "use_bnb_nested_quant": True}
+    bits = {str(found.pop(name)) for name in _BITS if name in found}
+    found |= {f"load_in_{bit}bit": True for bit in bits & {"4", "8"}}
     if str(found.pop("use_flash_attn", "false")).lower() == "true":
         found.setdefault("attn_implementation", "flash_attention_2")
     if "lora_r" in found:
@@ -230,8 +241,9 @@ def _read_batching(reading: Reading) -> None:
     splits = packing and strategy in ("bfd_split", "bfd-requeue")
     reading.set("over_length", "split" if splits else "truncate", "packing_strategy")
     padding_free = free or (packing and strategy != "wrapped")
-    padding = "free" if padding_free else "max" if packing else "longest"
-    reading.set("padding", padding, "packing", "padding_free", "packing_strategy")
+    whole = packing or reading.flag("pad_to_max_length")
+    padding = "free" if padding_free else "max" if whole else "longest"
+    reading.set("padding", padding, "packing", "padding_free", "packing_strategy", "pad_to_max_length")
     multiple = reading.get("pad_to_multiple_of")
     multiple = 1 if multiple is None or str(multiple).lower() in ("auto", "none") else multiple
     reading.set("pad_to_multiple_of", multiple, "pad_to_multiple_of")
@@ -291,7 +303,8 @@ FORMAT = Format(
         key("experts_implementation", "experts_implementation", writes=False),
         Row("", write=_data),
         Row(
-            "max_length max_seq_length packing packing_strategy padding_free pad_to_multiple_of",
+            "max_length max_seq_length packing packing_strategy padding_free pad_to_multiple_of "
+            "pad_to_max_length",
             _read_batching,
             _batching,
         ),
@@ -314,7 +327,7 @@ FORMAT = Format(
     lasting=trainer_keys.LASTING,
     data_keys=("dataset_name", "datasets"),
 )
-TRAINER = FORMAT._replace(name="transformers", adapt=of_script)
+TRAINER = FORMAT._replace(name="transformers", adapt=of_script, lists_its_keys=False)
 
 
 def sheet(run: Run) -> Sheet:

@@ -137,7 +137,7 @@ def test_unknown_data_sets_and_dataset_info(tmp_path: Path) -> None:
     (tmp_path / "data" / "dataset_info.json").write_text(json.dumps({"mine": {"num_samples": 500}}))
     run = lf(tmp_path, "dataset: mine\nval_size: 0.1\n")
     assert (run.dataset, run.num_samples, shape(run).num_samples) == (None, 500, 450)
-    assert "'mine' are not in the catalogue" in run.warnings[0]
+    assert "'mine' are not known" in run.warnings[0]
     assert lf(tmp_path, "dataset: mine, other\n").num_samples is None
 
 
