@@ -251,7 +251,7 @@ class Profile(NamedTuple):
     @property
     def mfu_fraction(self) -> float:
         """Return the model FLOPs (no recomputation) over what the GPUs' peak would do."""
-        return _rate(self.step_flops, self.step_time_s.total * self.peak_flops_per_s * self.run.num_gpus)
+        return _rate(self.step_flops, self.step_time_s.total * self.peak_flops_per_s * self.run.all_gpus)
 
     @property
     def waited_fraction(self) -> float:

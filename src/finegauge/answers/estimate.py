@@ -13,6 +13,7 @@ from finegauge.planning.capacity import Bounds
 from finegauge.planning.estimate import Estimate, estimate, estimates
 from finegauge.planning.quote import ManagedPrice, PricedOffer, Quote
 from finegauge.prediction.moments import Moment, Shortage
+from finegauge.prediction.rollout import RolloutUse
 from finegauge.prediction.uncertainty import FITS, WILL_NOT_FIT, Verdict
 from finegauge.profile import Breakdown, Estimator, Exchange, Path, Profile
 from finegauge.records import NamedTuple, same
@@ -77,7 +78,10 @@ class MomentMemory(NamedTuple):
     host_breakdown_bytes: Breakdown
 
 
-@written(hidden=("is_at_limit", "managed", "offers"), absent=("formulas", "exchanged", "method", "advice"))
+@written(
+    hidden=("is_at_limit", "managed", "offers"),
+    absent=("formulas", "exchanged", "method", "advice", "rollout"),
+)
 class GpuEstimate(NamedTuple):
     """One run on one GPU: whether it fits, one step, and the bill; of explain, how all of it comes about."""
 
@@ -101,6 +105,7 @@ class GpuEstimate(NamedTuple):
     moments: tuple[MomentMemory, ...] = ()
     shortage: Shortage | None = None  # the first moment that needs more than there is, and of what
     advice: AdviceAnswer | None = None  # of a run that is not safe: what makes it so
+    rollout: RolloutUse | None = None  # the engine beside the trainer
 
     @property
     def run(self) -> Run:
@@ -108,7 +113,7 @@ class GpuEstimate(NamedTuple):
         return self.profile.run
 
 
-@written(hidden=("is_at_limit", "managed", "offers"), absent=("method", "advice"))
+@written(hidden=("is_at_limit", "managed", "offers"), absent=("method", "advice", "rollout"))
 class GpuExplanation(GpuEstimate):
     """The same, with the formula of each part and what ranks send each other."""
 
@@ -287,6 +292,7 @@ def gpu_estimate(one: Estimate) -> GpuEstimate:
         offers=tuple(map(offer_cost, one.quote.offers)) if one.verdict == WILL_NOT_FIT else (),
         moments=tuple(map(moment_memory, one.moments)),
         shortage=one.shortage,
+        rollout=one.rollout,
     )
 
 

@@ -13,7 +13,8 @@ Neglects: that an epoch draws without replacement (B is small against the data s
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from math import exp, lgamma
+from functools import lru_cache
+from math import exp, expm1, lgamma, log1p
 
 from finegauge.records import NamedTuple
 
@@ -59,6 +60,15 @@ class LengthHistogram(NamedTuple):
                 merged[padded] = merged.get(padded, 0) + number
         ascending = sorted(merged.items())
         return cls(tuple(length for length, _ in ascending), tuple(count for _, count in ascending))
+
+    @classmethod
+    def ending_by_chance(cls, mean: float, most: int) -> "LengthHistogram":
+        r"""Return lengths that end with the same chance at every token, and at `most` at the latest.
+
+        Of all lengths of that mean and limit, nothing else is supposed of these (greatest entropy). With the
+        scale $s$ of the exponential distribution the mean is $s (1 - e^{-most / s})$.
+        """
+        return _ending_by_chance(mean, most)
 
     @property
     def num_samples(self) -> int:
@@ -180,3 +190,16 @@ def _fill(rooms: list[int], packs: dict[int, int], room: int, length: int, items
     for number, held in ((full, per_pack), (bool(rest), rest)):
         if number and room > held * length:
             _open(rooms, packs, room - held * length, number)
+
+
+QUANTILES = 512  # of a distribution of lengths
+
+
+@lru_cache(maxsize=64)
+def _ending_by_chance(mean: float, most: int) -> LengthHistogram:
+    low, high = 0.0, 1e6 * most  # of the scale
+    for _ in range(80):
+        scale = (low + high) / 2
+        low, high = (scale, high) if scale * -expm1(-most / scale) < mean else (low, scale)
+    places = ((place + 0.5) / QUANTILES for place in range(QUANTILES))
+    return LengthHistogram.of([(max(1, round(-scale * log1p(-at))), 1) for at in places], cut_off=most)

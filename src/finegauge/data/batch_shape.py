@@ -18,7 +18,7 @@ from finegauge.data.recipe import NO_LIMIT, TRAINER_SEED, Recipe
 from finegauge.errors import FieldError, UnsupportedError
 from finegauge.records import NamedTuple
 from finegauge.run.phases import answer_tokens, group_size, is_continuous, prompts_of
-from finegauge.run.rules import GENERATING, PAIRED, num_held_out
+from finegauge.run.rules import GENERATING, PAIRED, RL, num_held_out
 
 if TYPE_CHECKING:
     from finegauge.catalogue.datasets import Dataset
@@ -65,33 +65,69 @@ def shape(run: "Run") -> BatchShape:
     return _sequences(run)
 
 
+def answer_lengths(run: "Run") -> LengthHistogram | None:
+    """Return how long the answers of a run are; None where all have `max_new_tokens`."""
+    mean = run.mean_new_tokens
+    if run.phase not in RL or mean is None or mean >= run.max_new_tokens:
+        return None
+    return LengthHistogram.ending_by_chance(mean, run.max_new_tokens)
+
+
 def _with_answers(run: "Run") -> BatchShape:
-    """Return the shape of prompts with their answers, all of one length, behind them."""
-    prompts, rows, new = (
+    """Return the shape of prompts with their answers behind them.
+
+    Answers that are padded are so to the longest that a rank has in its step, as TRL pads them. Packed ones
+    fill the tokens of `micro_batch_size` sequences of `seq_len`, as many as there is room for on average.
+    """
+    prompts, rows, most = (
         _sequences(prompts_of(run, on_one_rank=False)),
         run.micro_batch_size,
         answer_tokens(run),
     )
+    known, accumulation = answer_lengths(run), run.gradient_accumulation_steps
+    new, square = (known.mean(), known.mean(2)) if known else (float(most), float(most) ** 2)
     real = prompts.real_tokens / prompts.sequences
-    padded = real if is_continuous(run) else prompts.padded_len
-    square = prompts.tokens_square / prompts.sequences
-    longest = prompts.longest_len + new
+    written, free = real + new, run.padding == "free"
+    if known and run.padding == "longest":
+        new, square = (known.expected_max(rows * accumulation, power) for power in (1, 2))
+    elif not free:
+        new, square = float(most), float(most) ** 2
+    padded = real if free else prompts.padded_len
+    prompt_square = prompts.tokens_square / prompts.sequences
+    longest = prompts.longest_len + most
+    longest_tokens, answers, share = rows * longest, rows * accumulation, float(rows)
+    if run.packing and run.phase in RL:
+        share = answers / ceil(answers / max(1.0, rows * run.seq_len // written))  # of a micro-batch
+        rows = ceil(share)
+        longest_tokens = max(longest, run.micro_batch_size * run.seq_len)
     per_epoch = None
     if prompts.num_samples is not None:
-        answered = rows * run.gradient_accumulation_steps * run.data_parallel / group_size(run)
-        per_epoch = max(1, ceil(prompts.num_samples / answered))
+        per_epoch = max(1, ceil(prompts.num_samples / (answers * run.data_parallel / group_size(run))))
     return BatchShape(
         sequences=rows,
-        tokens=rows * (padded + new),
-        tokens_square=rows * (square + 2.0 * padded * new + new**2),
-        real_tokens=rows * (real + new),
-        samples=rows,
+        tokens=share * (padded + new),
+        tokens_square=share * (prompt_square + 2.0 * padded * new + square),
+        real_tokens=share * written,
+        samples=share,
         longest_len=longest,
-        longest_tokens=rows * longest,
+        longest_tokens=longest_tokens,
         num_samples=prompts.num_samples,
         steps_per_epoch=per_epoch,
         steps_total=_total_steps(run, per_epoch),
-        source=f"{prompts.source}, as prompts; answers of {new:,} tokens",
+        source=f"{prompts.source}, as prompts; answers of "
+        + (
+            f"{run.mean_new_tokens:,.0f} tokens on average, {most:,} at most" if known else f"{most:,} tokens"
+        ),
+    )
+
+
+def in_micro_batches(run: "Run", batch: BatchShape) -> "Run":
+    """Return `run` with the micro-batches that it computes: of packed answers fewer, of more of them each."""
+    if not run.packing or run.phase not in RL:
+        return run
+    answers = run.micro_batch_size * run.gradient_accumulation_steps
+    return run.replace(
+        micro_batch_size=batch.sequences, gradient_accumulation_steps=round(answers / batch.samples)
     )
 
 

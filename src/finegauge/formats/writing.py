@@ -15,7 +15,7 @@ from finegauge.formats.key_table import Format
 from finegauge.formats.launcher_files import Alongside
 from finegauge.formats.recipe import Recipe, names_data, taken_from
 from finegauge.formats.sheet import ACCELERATE, DENSE, LINEAR, Sheet, model_type, plain
-from finegauge.run.rules import DATA_DEGREES, num_experts
+from finegauge.run.rules import DATA_DEGREES, RL, num_experts
 from finegauge.run.run import FIELDS, Run, figures
 
 # About the machine, the bill, the data and the record: no framework's business, carried in a comment.
@@ -40,6 +40,10 @@ _OF_EXPERTS = ("experts_implementation", "quantize_experts")
 _OF_ENGINES = (
     *("inference_engine", "gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens"),
     "kv_cache_dtype",
+)
+_OF_ROLLOUTS = (
+    *("mean_new_tokens", "rollout_gpus", "rollout_tensor_parallel", "rollout_dtype", "rollout_sleep"),
+    *("rollout_offload", "off_policy_steps", "old_log_probs", "reward_s"),
 )
 _OF_LENGTHS = ("padding", "pad_to_multiple_of", "over_length", "group_by_length")
 _BY_FSDP = ("none", "fsdp", "fsdp_shard_grad_op", "hybrid")
@@ -88,6 +92,7 @@ def _without_effect(run: Run) -> Iterator[str]:
         (("sequence_parallel",), run.tensor_parallel == 1),
         (("max_new_tokens", "num_generations"), run.phase not in _WRITING),
         (_OF_ENGINES, run.phase not in (*_WRITING, "prefill")),
+        (_OF_ROLLOUTS, run.phase not in RL),
         (("epochs",), run.max_steps is not None and not run.num_samples and run.dataset is None),
         (("packing_strategy",), not run.packing or run.dataset is None),
         (_OF_LENGTHS, run.dataset is None),

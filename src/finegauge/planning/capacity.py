@@ -8,9 +8,10 @@ It never knows whether its Estimator predicts or measures.
 Neglects: an Estimator whose outcome flips more than once.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable
 from functools import cache
-from math import floor
+from math import ceil, floor
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +71,25 @@ def max_seq_len(run: "Run", estimator: Estimator | None = None, *, limit: int = 
     """
     unit = min(run.pad_to_multiple_of, limit)
     return _search(run.replace(dataset=None), "seq_len", estimator, limit, unit)
+
+
+def safe_memory_utilization(run: "Run", estimator: Estimator) -> float | None:
+    """Return the largest `gpu_memory_utilization` of a rollout engine, in hundredths, that is not even risky.
+
+    None where none is, or the engine has GPUs of its own.
+    """
+    from finegauge.prediction.rollout import engine_of, has_engine
+    from finegauge.prediction.uncertainty import is_safe
+
+    if not has_engine(run) or run.rollout_gpus:
+        return None
+    low = ceil(100 * engine_of(run).needed_fraction)
+
+    def is_risky(hundredths: int) -> bool:
+        return not is_safe(estimator(run.replace(gpu_memory_utilization=hundredths / 100)))
+
+    found = bisect_left(range(low, 100), True, key=is_risky) + low - 1
+    return found / 100 if found >= low else None
 
 
 def unit_within(run: "Run", limit: int) -> int:

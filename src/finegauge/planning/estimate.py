@@ -30,12 +30,14 @@ from finegauge.prediction.uncertainty import (
 )
 from finegauge.profile import Estimator, Profile
 from finegauge.records import NamedTuple
+from finegauge.run.rules import RL
 from finegauge.units import GIB
 
 if TYPE_CHECKING:
     from finegauge.data.batch_shape import BatchShape
     from finegauge.data.batches import Batches
     from finegauge.data.token_lengths import Lengths
+    from finegauge.prediction.rollout import RolloutUse
     from finegauge.run.run import Run
 
 READ_AS_THEY_ARE = ("sft", "pretrain", "evaluate")  # phases whose batches are the data set's own sequences
@@ -53,6 +55,7 @@ class Estimate(NamedTuple):
     quote: Quote
     moments: tuple[Moment, ...] = ()  # of the whole job
     shortage: Shortage | None = None  # the first moment that needs more than there is
+    rollout: "RolloutUse | None" = None  # the engine beside the trainer
 
     @property
     def run(self) -> "Run":
@@ -76,7 +79,17 @@ def estimate(run: "Run", estimator: Estimator | None = None, *, at_max_batch: bo
     capacity = max_micro_batch_size(run, ask)
     profile = capacity.safe_profile or capacity.profile or own if at_max_batch else own
     bill = quote(profile.run, profile)
-    return Estimate(profile, capacity=capacity, quote=bill, **of_all_moments(profile, bill)._asdict())
+    whole = of_all_moments(profile, bill)._asdict()
+    return Estimate(profile, capacity=capacity, quote=bill, rollout=_rollout(profile, ask), **whole)
+
+
+def _rollout(profile: Profile, ask: Estimator) -> "RolloutUse | None":
+    if profile.run.phase not in RL:
+        return None
+    from finegauge.planning.capacity import safe_memory_utilization
+    from finegauge.prediction.rollout import rollout_use
+
+    return rollout_use(profile, safe_memory_utilization(profile.run, ask))
 
 
 class OfAllMoments(NamedTuple):

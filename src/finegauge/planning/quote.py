@@ -205,7 +205,7 @@ def run_totals(
         saves=num_epochs * run.saves_per_epoch * step.checkpoint_bytes / SAVE_BYTES_PER_S,
     )
     around_s = wall.total - wall["steps"]
-    return wall, num_steps * step.step_j + around_s * idle_w * run.num_gpus
+    return wall, num_steps * step.step_j + around_s * idle_w * run.all_gpus
 
 
 def emissions_kg(wall_j: float, overhead: float, kg_per_kwh: float) -> float:
@@ -221,7 +221,7 @@ def priced(run: "Run", wall_s: float, offered: Iterable[Offer]) -> tuple[PricedO
     """
     hours, instances, found = wall_s / HOUR_S, run.num_nodes, []
     for one in offered:
-        offer = holding(one, ceil(run.num_gpus / instances))
+        offer = holding(one, ceil(run.all_gpus / instances))
         if offer is None or (offer.is_scaled and instances > 1):
             continue
         usd, spot_usd = offer.on_demand_usd_per_h, offer.spot_usd_per_h
@@ -229,7 +229,7 @@ def priced(run: "Run", wall_s: float, offered: Iterable[Offer]) -> tuple[PricedO
             usd = hours * usd * instances
         if spot_usd is not None:
             spot_usd = hours * (1 + SPOT_REPEATED_FRACTION) * spot_usd * instances
-        idle_gpus = offer.gpu_count * instances - run.num_gpus
+        idle_gpus = offer.gpu_count * instances - run.all_gpus
         found.append(PricedOffer(offer, instances, idle_gpus, wall_s, usd, spot_usd))
     return tuple(sorted(found, key=_rank))
 
@@ -297,6 +297,6 @@ def _warnings(run: "Run", costs: tuple[PricedOffer, ...]) -> tuple[str, ...]:
     ranked = [cost.offer for cost in costs if cost.offer.is_ranked]
     if not ranked:
         where = f" from {run.provider}" if run.provider else ""
-        return (f"No price is known for {run.num_gpus} x {run.gpu}{where}.",)
+        return (f"No price is known for {run.all_gpus} x {run.gpu}{where}.",)
     stale = stale_warning(ranked)
     return (stale,) if stale else ()

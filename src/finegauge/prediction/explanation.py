@@ -73,6 +73,13 @@ def _phase_formulas(run: Run) -> dict[Path, str]:
         (
             "generation",
         ): f"the prompts once, then {new:,} tokens one by one: weights and KV cache over bandwidth",
+        ("engine", "weights"): "the rollout engine's own copy, in 16 bit or rollout_dtype",
+        ("engine", "activations"): "of the engine's largest step, and logits of a token of every answer",
+        ("engine", "KV cache"): "what the engine's share of the GPU (gpu_memory_utilization) leaves",
+        ("generation", "the last answers"): "fewer than half as many at once as at most",
+        ("generation", "waits for answers"): "by which writing them takes longer than learning from them",
+        ("reward",): "reward_s: rules or a sandbox",
+        ("sync",): "new weights to the engine, and what moves to the host and back",
         ("prefill",): "one forward pass over the prompts",
         ("decode",): f"{new:,} tokens one by one: weights and KV cache over bandwidth, or launches",
     }

@@ -60,6 +60,8 @@ def scorers(run: Run, share: Share) -> tuple[Scorer, ...]:
     if run.phase == "evaluate":
         return (Scorer(share, frozen=False, adapted=True),)
     reference = Scorer(share, frozen=not run.trains_adapters, adapted=False)
+    if run.phase == "grpo" and run.old_log_probs:
+        return Scorer(share, frozen=False, adapted=True), reference
     if run.phase in ("dpo", "grpo"):
         return (reference,)
     if run.phase != "ppo":

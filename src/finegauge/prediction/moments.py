@@ -55,7 +55,7 @@ from finegauge.prediction.sharding import (
 )
 from finegauge.profile import Breakdown, Path, Profile
 from finegauge.records import NamedTuple
-from finegauge.run.rules import FSDP
+from finegauge.run.rules import FSDP, RL
 from finegauge.units import GIB, MIB
 
 Parts = dict[Path, float]
@@ -143,7 +143,10 @@ class Job:
     def _at_rest(self) -> Parts:
         """Return what the GPU holds between two steps: weights, states, buckets that stay."""
         found: Parts = {}
-        for path, value in self.profile.peak_memory_bytes.parts.items():
+        held = self.profile.peak_memory_bytes
+        if self.run.phase in RL and self.run.rollout_offload != "none":  # some of it is gone at that peak
+            held = self.profile.phase_memory_bytes.under("optimizer")
+        for path, value in held.parts.items():
             lasts = path[0] in ("weights", "optimizer") and path[-1] != "autocast copies"
             if lasts or path[-1] == "cuBLAS":
                 found[path] = value

@@ -36,8 +36,16 @@ from finegauge.prediction.generation import (
     passing_bytes,
 )
 from finegauge.prediction.memory import LiveSet
-from finegauge.prediction.model_parallel import by_tensors, by_transformers, stage_layers
+from finegauge.prediction.model_parallel import (
+    behind_head,
+    by_tensors,
+    by_transformers,
+    slowest_share,
+    stage_layers,
+)
 from finegauge.prediction.offload import fetched_s
+from finegauge.prediction.rollout import has_engine, with_engine
+from finegauge.prediction.schedules import chunks_of
 from finegauge.prediction.serving import Limits, cache_room, engine_activations
 from finegauge.prediction.sharding import (
     GATHERED_WEIGHTS,
@@ -47,7 +55,7 @@ from finegauge.prediction.sharding import (
     gradients_left,
     weights_on_host,
 )
-from finegauge.prediction.time import SLOWEST, StepClock, StepTime
+from finegauge.prediction.time import SLOWEST, StepClock, StepTime, beside_layers
 from finegauge.prediction.training import Answer, Question, training
 from finegauge.profile import Breakdown, Path
 from finegauge.records import NamedTuple
@@ -132,6 +140,8 @@ def _serving(asked: Question) -> Answer:
 
 def _with_generation(asked: Question, rest: Answer, kept: Breakdown) -> Answer:
     run = asked.run
+    if has_engine(run):
+        return with_engine(asked, rest, kept, _static(asked), _generation)
     moments = generation_memory(asked.share.graph, generation_of(run, asked.longest), run)
     reading, answering = moments
     worst = reading if sum(reading.values()) >= sum(answering.values()) else answering
@@ -180,16 +190,21 @@ def _scoring(asked: Question, stage: str) -> StepTime:
             messages = forward_messages(asked.run, share, asked.mean)
             _add_waits(clock, asked, share, stage, messages, own, 1)
         step = step.plus(clock.time)
-    return step.times(micro_steps(asked.run))
+    run = asked.run  # the stages of a pipeline begin one after the other
+    return step.times(micro_steps(run) + (run.pipeline_parallel - 1) / chunks_of(run))
 
 
 def _forward_pass(
     extents: Extents, device: "Device | ProfiledDevice", share: Share, graph: Graph, stage: str
 ) -> StepClock:
-    clock = StepClock(share.run, extents, device)
+    run = share.run
+    clock, of_layers = StepClock(run, extents, device), slowest_share(run, graph.model)
     for count, ops in graph.stretches:
-        clock.stage(stage, count, ops, backward=False)
+        outer = ops is graph.embedding or ops is graph.head
+        clock.stage(stage, count if outer else count * of_layers, ops, backward=False)
     add_python(clock, stage, 1, graph)
+    if fewer := behind_head(run, graph.model):
+        clock.parts = [*beside_layers(clock.time, fewer).parts.parts.items()]
     return clock
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from finegauge.catalogue.gpus import gpu as find_gpu
 from finegauge.catalogue.gpus import known_gpu
-from finegauge.data.batch_shape import BatchShape, shape
+from finegauge.data.batch_shape import BatchShape, in_micro_batches, shape
 from finegauge.errors import FieldError, FineGaugeError, UnsupportedError
 from finegauge.model.graph import Graph, step_flops, value_run
 from finegauge.prediction.allocator import cached_bytes, outside_tensors
@@ -64,11 +64,13 @@ def predict(run: Run, calibration: Calibration | None = None, *, batch: BatchSha
         raise FieldError(
             "The run names no GPU; add 'gpu: A100-SXM4-80GB' or --gpu NAME ('finegauge gpus' lists them)."
         )
-    gpu, share, batch = gpu_of(run), share_of(run), batch or shape(run)
+    asked_run, batch = run, batch or shape(run)
+    run = in_micro_batches(run, batch)
+    gpu, share = gpu_of(run), share_of(run)
     graph = share.graph
     dtype = graph.lowering.compute_dtype
     check_format(run, gpu, dtype)
-    device = device_of(run.gpu, calibration or current(), dtype, run.power_limit_w)
+    device = device_of(str(run.gpu), calibration or current(), dtype, run.power_limit_w)
     if not isinstance(device, Device):
         device.check(run)
     calibration = device.calibration
@@ -83,6 +85,7 @@ def predict(run: Run, calibration: Calibration | None = None, *, batch: BatchSha
         cublas_bytes=CUBLAS_BYTES.get(gpu.architecture, CUBLAS_DEFAULT_BYTES),
         slowest=rank_extents(run, slowest_extents(run, batch)),
         room_bytes=_room_bytes(run, gpu, share, calibration),
+        unpacked=asked_run,
     )
     live, step = _answer(asked)
     peak = live.peak
@@ -93,7 +96,7 @@ def predict(run: Run, calibration: Calibration | None = None, *, batch: BatchSha
     ranks = run.num_gpus / run.pipeline_parallel  # the graph holds the layers of every stage
     said = *_assumed_links(run, gpu), spread_lengths(run), evidence(run, gpu)
     return Profile(
-        run=run,
+        run=asked_run,
         source=Source(
             kind="predicted",
             name=calibration.name,
@@ -143,7 +146,9 @@ def predict_memory(run: Run) -> Profile:
     Raises: UnsupportedError for a phase or method that is not supported yet.
     """
     check_supported(run)
-    gpu, share, batch, calibration = gpu_of(run), share_of(run), shape(run), current()
+    asked_run, batch = run, shape(run)
+    run = in_micro_batches(run, batch)
+    gpu, share, calibration = gpu_of(run), share_of(run), current()
     if gpu.measured is not None:
         from finegauge.prediction.profiled_device import calibrated_by
 
@@ -152,13 +157,13 @@ def predict_memory(run: Run) -> Profile:
     mean, longest = rank_extents(run, mean_extents(batch)), rank_extents(run, longest_extents(batch))
     cublas_bytes = CUBLAS_BYTES.get(gpu.architecture, CUBLAS_DEFAULT_BYTES)
     room_bytes = _room_bytes(run, gpu, share, calibration)
-    asked = Question(run, share, mean, longest, device, None, cublas_bytes, room_bytes=room_bytes)
+    asked = Question(run, share, mean, longest, device, None, cublas_bytes, None, asked_run, room_bytes)
     live, _ = _answer(asked)
     peak = live.peak
     on_device = peak + outside_tensors(run, share.graph, peak, calibration)
     micro_batches = micro_steps(run) * run.data_parallel
     return Profile(
-        run=run,
+        run=asked_run,
         source=Source("predicted", calibration.name, assumptions=(batch.source,)),
         outcome="completed" if on_device.total <= gpu.usable_bytes else "out_of_memory",
         peak_memory_bytes=peak,

@@ -197,10 +197,10 @@ def micro_batch_time(share: Share, extents: Extents, device: "Device | ProfiledD
         if device.host_in_readings and ops is not graph.embedding:
             clock.python(times, layer=not outer, again=again_times if again else 0.0)
     fewer = behind_head(run, graph.model)
-    return _beside_layers(clock.time, fewer) if fewer else clock.time
+    return beside_layers(clock.time, fewer) if fewer else clock.time
 
 
-def _beside_layers(time: StepTime, fewer: float) -> StepTime:
+def beside_layers(time: StepTime, fewer: float) -> StepTime:
     """Return the times of the slowest stage, where the head's has `fewer` layers, as a share of its own."""
     parts = time.parts.parts
     head_s = _sum_of(time.parts, HEAD)

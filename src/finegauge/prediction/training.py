@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING
 from finegauge.errors import UnsupportedError
 from finegauge.model.op import Extents
 from finegauge.prediction.device import Device
+from finegauge.prediction.generation import by_engine
 from finegauge.prediction.memory import LiveSet
 from finegauge.prediction.sharding import Share, rank_live_set
 from finegauge.prediction.time import StepTime, step_time
 from finegauge.records import NamedTuple
+from finegauge.run.rules import RL
 from finegauge.run.run import Run
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ class Question(NamedTuple):
     network: "Network | None"
     cublas_bytes: float
     slowest: Extents | None = None  # of the rank that the others wait for; None: all are alike
+    unpacked: Run | None = None  # the run before its answers were packed; None: as it is
     room_bytes: float = 0.0  # of the GPU for tensors: what the run may use without the process's own
 
 
@@ -55,7 +58,7 @@ def check_supported(run: Run) -> None:
             f"method=freeze is predicted on one GPU, not on num_gpus={run.num_gpus}; "
             f"full and lora are on several."
         )
-    if run.phase in TRAINED:
+    if run.phase in TRAINED or (run.phase in RL and by_engine(run)):
         return
     for name in UNDIVIDED:
         if getattr(run, name) > 1:

@@ -46,6 +46,7 @@ from finegauge.render.run_parts import (
     moments_note,
     moments_table,
     offer_tables,
+    rollout_notes,
     safe_and_most,
     seller,
     shown_name,
@@ -93,7 +94,13 @@ def _terminal_sections(answer: EstimateAnswer) -> tuple[Section, ...]:
         served = waits_notes(one.profile)
         bottleneck = Note(one.bottleneck, label="Bottleneck")
         step = (
-            section("memory", "", memory_bar(one.profile), *([moments_note(one)] if one.moments else [])),
+            section(
+                "memory",
+                "",
+                memory_bar(one.profile),
+                *rollout_notes(one),
+                *([moments_note(one)] if one.moments else []),
+            ),
             section("time", "", time_bar(one.profile), *served, bottleneck),
         )
     return filled(

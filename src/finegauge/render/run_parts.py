@@ -37,7 +37,7 @@ MOST_OFFERS, FIRST_OFFERS = 24, 6
 def title_of(run: "Run") -> str:
     """Return "Mixtral-8x7B-v0.1 on A40"; of a file, what holds it."""
     name = model_name(run)
-    return f"{name} on {gpus_text(run.gpu.rpartition('/')[2], run.num_gpus)}" if run.gpu else name
+    return f"{name} on {gpus_text(run.gpu.rpartition('/')[2], run.all_gpus)}" if run.gpu else name
 
 
 def model_name(run: "Run") -> str:
@@ -196,7 +196,7 @@ def _gpu_row(one: GpuEstimate) -> tuple[str, ...]:
     safe = f"{one.safe_micro_batch_size:,}"
     if one.safe_micro_batch_size < one.max_micro_batch_size or one.is_at_limit:
         safe += f" ({most})"
-    cells = (gpus_text(one.gpu, one.run.num_gpus), Toned(memory, TONES[one.verdict]), safe)
+    cells = (gpus_text(one.gpu, one.run.all_gpus), Toned(memory, TONES[one.verdict]), safe)
     if quote is None:
         return (*cells, *[fmt.UNKNOWN] * (len(HEADINGS) - len(cells)))
     return (
@@ -327,6 +327,28 @@ def waits_notes(profile: Profile) -> tuple[Note, ...]:
     rate = fmt.digits(waits["written_tokens_per_s"])
     said = f"  {first} to the first token, {further} for each further one; {rate} tokens/s generated"
     return (Note(said),)
+
+
+def rollout_notes(one: GpuEstimate) -> tuple[Note, ...]:
+    """Return what the rollout engine takes, its answers at once, and what the trainer needs beside it."""
+    found = one.rollout
+    if found is None:
+        return ()
+    where = "beside the trainer" if not found.gpus else f"on {gpus_text(one.gpu, found.gpus)} of its own"
+    said = (
+        f"{found.engine} {where} takes {gib(found.held_bytes)} of each GPU "
+        f"(gpu_memory_utilization={found.memory_fraction:g}): weights {gib(found.weights_bytes)}, cache "
+        f"{gib(found.cache_bytes)} for {count(found.cache_tokens)} tokens; {found.at_once:,} of "
+        f"{found.answers:,} answers run at once."
+    )
+    if found.gpus:
+        return (Note(said, label="Engine"),)
+    safe = found.safe_memory_fraction
+    limit = "no gpu_memory_utilization is safe" if safe is None else f"up to {safe:g} is safe"
+    return (
+        Note(said, label="Engine"),
+        Note(f"  The trainer needs {gib(found.trainer_bytes)} beside it at the peak; {limit}."),
+    )
 
 
 def offer_tables(offers: Sequence[OfferCost]) -> Iterator[Table]:

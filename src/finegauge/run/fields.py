@@ -240,6 +240,46 @@ class Fields(Frozen):
         "prompt",
     )
     num_generations: int = spec(whole(2, 4096, "answers"), "answers per prompt that `grpo` compares", 8)
+    # Rollout engine
+    mean_new_tokens: float | None = spec(
+        number(1.0, MAX_SEQ_LEN, "tokens"),
+        "mean length of the answers of `ppo` and `grpo`, which end by chance and at `max_new_tokens` at the "
+        "latest; none: all have `max_new_tokens`",
+    )
+    rollout_gpus: int = spec(
+        whole(0, MAX_GPUS, "GPUs"),
+        "GPUs that only generate, beside the `num_gpus` that train; 0: the engine shares those",
+        0,
+    )
+    rollout_tensor_parallel: int = spec(
+        whole(1, MAX_GPUS), "degree of the rollout engine; it runs on so many GPUs as often as there are", 1
+    )
+    rollout_dtype: str | None = spec(
+        choice(("bf16", "fp16", "fp8"), options.DTYPES),
+        "of the rollout engine's weights; none: as the model computes",
+    )
+    rollout_sleep: int = spec(
+        whole(0, 2),
+        "what an engine on the trainer's GPUs frees while it does not generate: 0 nothing, 1 its cache, its "
+        "weights wait on the host; 2 both (vLLM's sleep levels)",
+        0,
+    )
+    rollout_offload: str = spec(
+        choice(("none", "optimizer", "all")),
+        "what of the trainer waits on the host while answers are generated: {options} (states and weights)",
+        "none",
+    )
+    off_policy_steps: int = spec(
+        whole(0, 1000, "steps"),
+        "by how many steps generation on GPUs of its own runs ahead of training; 0: one waits for the other",
+        0,
+    )
+    old_log_probs: bool = spec(
+        flag, "whether `grpo` takes the policy's own likelihoods in a pass before its updates", False
+    )
+    reward_s: float = spec(
+        number(0.0, 1e6, "s"), "seconds per step in which rules or a sandbox judge the answers", 0.0
+    )
     micro_batch_size: int = spec(
         whole(1, 1_000_000, "sequences"), "sequences per GPU and forward pass", 1, "Micro-batch"
     )

@@ -51,7 +51,8 @@ ALLOC_OPTIONS = {  # of PYTORCH_CUDA_ALLOC_CONF, and the values that each takes
     "backend": "native|cudaMallocAsync",
 }
 
-GENERATING = ("ppo", "grpo", "decode")
+RL = ("ppo", "grpo")
+GENERATING = (*RL, "decode")
 SERVING = ("prefill", "decode")
 INFERENCE = ("evaluate", *SERVING)  # phases that train nothing
 PAIRED = ("reward", "dpo")
@@ -140,7 +141,22 @@ def _check_batches(values: Mapping[str, Any], origins: Mapping[str, str]) -> Non
             f"max_new_tokens={new_tokens} leaves no room for a prompt in seq_len={values['seq_len']}; "
             f"use less than {values['seq_len']}."
         )
-    if phase in COMPARING and (packing or values["padding"] == "free"):
+    mean = values["mean_new_tokens"]
+    if mean is not None and new_tokens is not None and mean > new_tokens:
+        raise FieldError(
+            f"mean_new_tokens={mean:g} is more than max_new_tokens={new_tokens}; answers end there."
+        )
+    if values["off_policy_steps"] and not values["rollout_gpus"]:
+        raise FieldError(
+            f"off_policy_steps={values['off_policy_steps']} needs GPUs that generate while others train; "
+            "set rollout_gpus."
+        )
+    if values["rollout_gpus"] % values["rollout_tensor_parallel"]:
+        raise FieldError(
+            f"rollout_tensor_parallel={values['rollout_tensor_parallel']} does not divide "
+            f"rollout_gpus={values['rollout_gpus']}."
+        )
+    if phase in PAIRED and (packing or values["padding"] == "free"):
         joined = "packing=true" if packing else "padding=free"
         raise FieldError(f"phase={phase} compares whole sequences, so {joined} cannot hold; remove it.")
     if phase in SERVING and values["gradient_accumulation_steps"] > 1:
@@ -173,7 +189,7 @@ def _fill_in(values: dict[str, Any]) -> None:
         "lora_dropout": 0.0,
         "freeze_trainable_layers": 2 if method == "freeze" else None,
         "max_new_tokens": (values["seq_len"] // 2 or 1) if values["phase"] in GENERATING else None,
-        "padding": "longest" if values["dataset"] and not packing else "max",
+        "padding": _padding(values),
         "offload_pinned": values["sharding"] in FSDP,
         "inference_engine": framework.engine.name if framework.engine else "hf",
         "loading": "host",
@@ -194,6 +210,14 @@ def _fill_in(values: dict[str, Any]) -> None:
     values["lora_targets"] = ("all-linear",) if "all" in targets or "all-linear" in targets else targets
     if values["packing_strategy"] is None:
         values["packing_strategy"] = framework.batching.packing_strategy
+
+
+def _padding(values: Mapping[str, Any]) -> str:
+    """Return to what sequences are padded where nothing says."""
+    answers_end = values["phase"] in RL and values["mean_new_tokens"] is not None
+    if values["packing"]:
+        return "free" if values["phase"] in RL else "max"
+    return "longest" if values["dataset"] or answers_end else "max"
 
 
 def _settle_degrees(values: dict[str, Any]) -> None:

@@ -93,6 +93,11 @@ class Run(fields.Fields):
         return self.micro_batch_size * self.gradient_accumulation_steps * self.data_parallel
 
     @property
+    def all_gpus(self) -> int:
+        """Return the GPUs that train, and those that only generate."""
+        return self.num_gpus + self.rollout_gpus
+
+    @property
     def data_parallel(self) -> int:
         """Return how many ranks read different sequences."""
         return self.data_parallel_replicate * self.data_parallel_shard

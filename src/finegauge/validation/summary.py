@@ -99,7 +99,7 @@ def prediction_of(profile: Profile, metric: str) -> Prediction:
         step_time_s=seconds,
         step_time_s_p10=fast,
         step_time_s_p90=slow,
-        tokens_per_s_per_gpu=profile.tokens_per_s / profile.run.num_gpus,
+        tokens_per_s_per_gpu=profile.tokens_per_s / profile.run.all_gpus,
         peak_memory_gib=peak,
         peak_memory_gib_p10=low,
         peak_memory_gib_p90=high,

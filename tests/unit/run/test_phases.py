@@ -75,7 +75,10 @@ def test_answers_come_in_whole_groups() -> None:
     ("fields", "words"),
     [
         ({"phase": "reward", "packing": True}, "packing=true"),
-        ({"phase": "ppo", "padding": "free"}, "padding=free"),
+        ({"phase": "dpo", "padding": "free"}, "padding=free"),
+        ({"phase": "grpo", "off_policy_steps": 1}, "set rollout_gpus"),
+        ({"phase": "grpo", "rollout_gpus": 3, "rollout_tensor_parallel": 2}, "does not divide"),
+        ({"phase": "grpo", "max_new_tokens": 8, "mean_new_tokens": 9}, "answers end there"),
         ({"phase": "decode", "gradient_accumulation_steps": 2}, "trains nothing"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import torch
 
+from finegauge.errors import UnsupportedError
 from finegauge.measurement.models.build import subject_of
 from finegauge.measurement.options import Options
 from finegauge.measurement.phases.fine_tuning import (
@@ -15,6 +16,7 @@ from finegauge.measurement.phases.reinforcement import GRPO, PPO, even_token_rew
 from finegauge.measurement.phases.training import Placement, Reference, copied_before, frozen
 from finegauge.measurement.subject import Phase, Subject
 from finegauge.run.phases import prompts_of
+from finegauge.run.rules import RL
 from finegauge.run.run import Run
 
 HERE = Placement()
@@ -25,6 +27,10 @@ def phase_of(run: Run, options: Options, device: torch.device, place: Placement 
 
     Raises: UnsupportedError for what the installed libraries cannot run.
     """
+    if run.phase in RL and run.padding == "free":
+        raise UnsupportedError(
+            f"Answers of phase={run.phase} are measured as padded; padding=free is predicted alone."
+        )
     if run.phase == "ppo":
         return _ppo(run, options, device, place)
     subject = subject_of(run, device, seed=options.seed, scalar=run.phase == "reward")
