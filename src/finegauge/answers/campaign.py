@@ -13,7 +13,7 @@ from finegauge.answers.throughput import Throughput, throughput
 from finegauge.answers.written import written
 from finegauge.campaign.axes import MEASURED, PREDICTED, SWITCH
 from finegauge.campaign.folder import Folder, Result
-from finegauge.campaign.gains import compare_results
+from finegauge.campaign.gains import comparison_at, points_of
 from finegauge.errors import FineGaugeError
 from finegauge.store.document import Facts
 from finegauge.store.table import FACTS, rows_of
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from finegauge.campaign.sweep import Sweep
 
 BATCH = "micro_batch_size"
-MOST_SWEEPS, MOST_WAYS = 8, 20
+MOST_COMPARISONS, MOST_SWEEPS, MOST_WAYS = 12, 8, 20
 
 
 @written(flat=("figures",))
@@ -162,7 +162,8 @@ class CampaignStudy(NamedTuple):
     beside: tuple[CellBeside, ...]
     num_elsewhere: int  # cells that were predicted for another device than the one that measured them
     measured_on: str
-    comparisons: tuple[GainsAt, ...]
+    comparisons: tuple[GainsAt, ...]  # the first of `num_comparisons`
+    num_comparisons: int
     throughputs: Mapping[str, Throughput]  # by the values of the other axes; the first of `num_sweeps`
     num_sweeps: int
     ways: tuple[Way, ...]  # of the cells that are predicted to fit and do the same work
@@ -185,6 +186,7 @@ def campaign_study(
         for where, sweep in list(sweeps.items())[:MOST_SWEEPS]
     )
     ways, num_priced_from = _ways(results)
+    points = points_of(results, baseline, axes)
     return CampaignStudy(
         title=title,
         baseline=baseline,
@@ -192,7 +194,8 @@ def campaign_study(
         beside=tuple(_beside(dict(labels), cell) for labels, cell in cells.items() if labels not in apart),
         num_elsewhere=len(apart),
         measured_on=next(devices, None) or "another device",
-        comparisons=tuple(map(gains_at, compare_results(results, baseline, axes))),
+        comparisons=tuple(gains_at(comparison_at(one, baseline)) for one in points[:MOST_COMPARISONS]),
+        num_comparisons=len(points),
         throughputs={where: line for where, line in lines if line is not None},
         num_sweeps=len(sweeps),
         ways=ways,

@@ -84,10 +84,14 @@ class Comparison(NamedTuple):
         return [one for one in known if not any(_beats(other, one.ratios, names) for other in rivals)]
 
 
-def compare_results(
+Switches = Mapping[str, Sequence[Facts]]  # the repetitions of each
+Point = tuple[Mapping[str, str], str, Switches]  # labels of the other axes, estimator
+
+
+def points_of(
     results: Iterable[Result], baseline: str = BASELINE, axes: Mapping[str, Sequence[str]] | None = None
-) -> list[Comparison]:
-    """Return a comparison with the switch `baseline` for every point of a campaign's other axes that has it.
+) -> list[Point]:
+    """Return every point of a campaign's other axes that has the switch `baseline` and another.
 
     `axes` is the order of points and of switches; without it, that of the results.
     """
@@ -101,13 +105,26 @@ def compare_results(
     def place(label: tuple[str, str]) -> int:
         return order.get(label, len(order))
 
-    found = []
-    for (others, estimator), switches in points.items():
-        if baseline in switches and len(switches) > 1:
-            names = sorted((name for name in switches if name != baseline), key=lambda n: place((SWITCH, n)))
-            gains = gains_over(switches[baseline], {name: switches[name] for name in names})
-            found.append(Comparison(dict(others), estimator, gains))
-    return sorted(found, key=lambda one: (one.estimator != PREDICTED, *map(place, one.labels.items())))
+    found: list[Point] = [
+        (dict(others), estimator, dict(sorted(switches.items(), key=lambda one: place((SWITCH, one[0])))))
+        for (others, estimator), switches in points.items()
+        if baseline in switches and len(switches) > 1
+    ]
+    return sorted(found, key=lambda one: (one[1] != PREDICTED, *map(place, one[0].items())))
+
+
+def comparison_at(point: Point, baseline: str = BASELINE) -> Comparison:
+    """Return what the other switches of a point gain over the `baseline`."""
+    labels, estimator, switches = point
+    others = {name: facts for name, facts in switches.items() if name != baseline}
+    return Comparison(labels, estimator, gains_over(switches[baseline], others))
+
+
+def compare_results(
+    results: Iterable[Result], baseline: str = BASELINE, axes: Mapping[str, Sequence[str]] | None = None
+) -> list[Comparison]:
+    """Return the comparison at every one of `points_of`."""
+    return [comparison_at(point, baseline) for point in points_of(results, baseline, axes)]
 
 
 def gains_over(base: Sequence[Facts], others: Mapping[str, Sequence[Facts]]) -> tuple[Gain, ...]:

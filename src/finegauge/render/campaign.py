@@ -113,7 +113,7 @@ def _cell(value: Any) -> str:
     return text if len(text) <= LONGEST_CELL else f"{text[: LONGEST_CELL - 1]}…"
 
 
-MOST_ROWS, MOST_COMPARISONS = 1000, 12
+MOST_ROWS = 1000
 
 
 def study_report(study: CampaignStudy) -> Report:
@@ -137,7 +137,7 @@ def study_report(study: CampaignStudy) -> Report:
         sections=filled(
             section("beside", "Predicted beside measured", *notes(_elsewhere(study)), *_beside(study)),
             section("gains", "SpeedUp, MemoryUp, EnergyUp",
-                    *notes(_of_many(len(comparisons), MOST_COMPARISONS)),
+                    *notes(_of_many(study.num_comparisons, len(comparisons))),
                     *notes((NO_METER,) if by_processor(comparisons) else ()),
                     *_gains(comparisons, study.baseline)),
             section("throughput", "Throughput by batch",
@@ -209,7 +209,7 @@ def _of_many(number: int, most: int) -> tuple[str, ...]:
 
 
 def _gains(comparisons: Sequence[GainsAt], baseline: str) -> "Iterator[Plot]":
-    for number, one in enumerate(comparisons[:MOST_COMPARISONS], start=1):
+    for number, one in enumerate(comparisons, start=1):
         key, where = f"gains-{number}", title(one)
         reaches = [Reach(gain.name, gain.ratios, gain.intervals) for gain in one.gains]
         drawing = radar_plot(reaches, DIMENSIONS, over=f"{baseline}, {where}", key=key)

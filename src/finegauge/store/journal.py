@@ -1,6 +1,7 @@
 """An append-only file of JSON records that survives kill -9, a full disk and two writers at once.
 
-One record is one line: its schema version, a checksum, the record. A line is written under
+One record is one line: its schema version, a checksum, the record. The checksum tells torn lines, flipped
+bits and edits: CRC-32, which takes a tenth of the time of version 1's SHA-256. A line is written under
 the file's lock, in one piece, and is on the disk when `append` returns; where it cannot be
 written whole it is taken back. A line that does not read back (torn by a crash, changed by
 hand) is copied to FILE.quarantine with the reason, and passed by. `Trials` are the records of
@@ -11,12 +12,14 @@ the whole profile, so that a hundred thousand are looked through without reading
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from errno import EAGAIN
+from functools import cache
 from hashlib import sha256
 from platform import node
 from typing import TYPE_CHECKING, Any, NamedTuple
+from zlib import crc32
 
 from finegauge.documents import open_regular, write_whole
 from finegauge.errors import InputError, shown
@@ -35,25 +38,41 @@ from finegauge.store.document import (
 if TYPE_CHECKING:
     from finegauge.run.run import Run
 
-SCHEMA_VERSION = 1
-CHECKSUM_DIGITS = 16
+Bytes = bytes | memoryview
+
+
+def _sha256(record: Bytes) -> bytes:
+    return sha256(record).hexdigest()[:16].encode()
+
+
+def checksum(record: Bytes) -> bytes:
+    """Return the CRC-32 of a record's text."""
+    return b"%08x" % crc32(record)
+
+
+SCHEMA_VERSION = 2
+CHECKSUMS = {SCHEMA_VERSION: checksum, 1: _sha256}  # by the version of a line
 NEWLINE = b"\n"
-HEAD, RECORD = b'{"schema_version":%d,"checksum":"' % SCHEMA_VERSION, b'","record":'
-SAID_AT = len(HEAD)
-RECORD_AT = SAID_AT + CHECKSUM_DIGITS + len(RECORD)
+HEAD, RECORD = b'{"schema_version":%d,"checksum":"', b'","record":'
+_HEADS = tuple(
+    (HEAD % version, len(checksum_of(b"")), checksum_of) for version, checksum_of in CHECKSUMS.items()
+)
+READ_AHEAD = 2**20  # bytes
 PROFILE = b',"profile":{"run":{"fields":'
 FIELDS_END = b',"origins":'
 MOST_LINE = 2**26  # bytes; a longer line is torn
 MOST_QUARANTINED = 2**26  # bytes that are copied
 
 
-def _loads(text: bytes) -> Any:
-    """Return the value of JSON, by orjson where it is installed: several times as fast."""
+@cache
+def _loader() -> Callable[[bytes], Any]:
+    """Return a reader of JSON, orjson's where it is installed: several times as fast."""
     try:
         import orjson
     except ImportError:
-        return json.loads(text)
-    return orjson.loads(text)
+        return json.loads
+    loads: Callable[[bytes], Any] = orjson.loads
+    return loads
 
 
 STARTED, ENDED, REFUSED = "started", "ended", "refused"
@@ -132,7 +151,7 @@ class Journal:
         records, refused = [], Refused()
         for _, one in self.lines():
             try:
-                records.append(record_of(one.rstrip(NEWLINE)))
+                records.append(record_of(one))
             except ValueError as error:
                 refused.add(one, error)
         refused.keep(self.quarantine)
@@ -144,7 +163,7 @@ class Journal:
         Raises: InputError where the file is there and cannot be read.
         """
         try:
-            with open(open_regular(self.path), "rb") as file:
+            with open(open_regular(self.path), "rb", READ_AHEAD) as file:
                 file.seek(start)
                 while one := file.readline(MOST_LINE):
                     if not one.isspace():
@@ -223,8 +242,7 @@ class Refused:
 def line(record: Mapping[str, Any]) -> bytes:
     """Return `record` as one line with its checksum."""
     text = _text(record)
-    head = f'{{"schema_version":{SCHEMA_VERSION},"checksum":"{checksum(text)}","record":'
-    return f"{head}{text}}}\n".encode()
+    return b"".join((HEAD % SCHEMA_VERSION, checksum(text), RECORD, text, b"}\n"))
 
 
 def record_of(text: bytes) -> dict[str, Any]:
@@ -232,28 +250,29 @@ def record_of(text: bytes) -> dict[str, Any]:
 
     Raises: ValueError that says why it does not count: torn, changed, or of a later version.
     """
-    if record := _as_we_wrote_it(text):
-        return _ours(_loads(record))
+    if at := _record_at(text):
+        return _ours(_loader()(text[at : text.rindex(b"}")]))
     try:
         whole = json.loads(text)
         version, stated, record = whole["schema_version"], whole["checksum"], whole["record"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise ValueError("torn: not one whole record") from None
-    if version != SCHEMA_VERSION:
+    if type(version) is not int or version not in CHECKSUMS:
         raise ValueError(f"schema version {version!r}; this FineGauge reads {SCHEMA_VERSION}")
-    if not isinstance(record, dict) or checksum(_text(record)) != stated:
+    if not isinstance(record, dict) or CHECKSUMS[version](_text(record)).decode() != stated:
         raise ValueError("changed: the checksum is another")
     return _ours(record)
 
 
-def _as_we_wrote_it(text: bytes) -> bytes:
-    """Return the text of a line's record whose checksum is right; empty where it is written otherwise."""
-    said_to = SAID_AT + CHECKSUM_DIGITS
-    if not (text.startswith(HEAD) and text.startswith(RECORD, said_to) and text.endswith(b"}")):
-        return b""
-    record = text[RECORD_AT:-1]
-    as_stated = sha256(record).hexdigest()[:CHECKSUM_DIGITS].encode() == text[SAID_AT:said_to]
-    return record if as_stated else b""
+def _record_at(text: bytes) -> int:
+    """Return where a line's record begins whose checksum is right; 0 where it is written otherwise."""
+    for head, digits, checksum_of in _HEADS:
+        said_to = len(head) + digits
+        if text.startswith(head) and text.startswith(RECORD, said_to) and text.endswith((b"}\n", b"}")):
+            at = said_to + len(RECORD)
+            record = memoryview(text)[at : -2 if text.endswith(NEWLINE) else -1]
+            return at if checksum_of(record) == text[len(head) : said_to] else 0
+    return 0
 
 
 class Entry(NamedTuple):
@@ -278,8 +297,7 @@ def entry_of(text: bytes, at: int = 0) -> Entry | None:
 
     Raises: ValueError that says why it does not count.
     """
-    record = _as_we_wrote_it(text)
-    if not record or not (head := _head(record)):
+    if not (record_at := _record_at(text)) or not (head := _head(text, record_at)):
         head = record_of(text)
         if head.get("event") == ENDED:
             head["facts"] = facts_in(head["profile"])._asdict()
@@ -297,11 +315,11 @@ def entry_of(text: bytes, at: int = 0) -> Entry | None:
     return Entry(event, head["trial"], asked, facts, head.get("process", ()), head.get("reason", ""), at)
 
 
-def _head(record: bytes) -> dict[str, Any]:
+def _head(text: bytes, record_at: int) -> dict[str, Any]:
     """Return what the record of an end says before its profile; nothing where it says no facts."""
-    at = record.find(PROFILE)
+    at = text.find(PROFILE, record_at)
     with suppress(ValueError):
-        head = _loads(record[:at] + b"}") if at > 0 else {}
+        head = _loader()(text[record_at:at] + b"}") if at > 0 else {}
         if isinstance(head, dict) and head.get("event") == ENDED and isinstance(head.get("trial"), str):
             return head if isinstance(head.get("asked"), dict) and isinstance(head.get("facts"), dict) else {}
     return {}
@@ -321,7 +339,7 @@ def fields_in(text: bytes) -> dict[str, Any]:
     """Return the fields of the run in the line of an end."""
     start = text.find(PROFILE) + len(PROFILE)
     with suppress(ValueError):
-        found = _loads(text[start : text.find(FIELDS_END, start)])
+        found = _loader()(text[start : text.find(FIELDS_END, start)])
         if isinstance(found, dict):
             return found
     return dict(record_of(text)["profile"]["run"]["fields"])
@@ -348,13 +366,8 @@ def _fits(value: Any, shape: Any) -> bool:
     )
 
 
-def checksum(text: str) -> str:
-    """Return the first digits of the SHA-256 of `text`."""
-    return sha256(text.encode()).hexdigest()[:CHECKSUM_DIGITS]
-
-
-def _text(record: Mapping[str, Any]) -> str:
-    return json.dumps(record, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+def _text(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
@@ -393,7 +406,7 @@ class Seen:
         Raises: ValueError that says why it does not count.
         """
         at, self.end = self.end, self.end + len(one)
-        entry = entry_of(one.rstrip(NEWLINE), at)
+        entry = entry_of(one, at)
         if entry is not None and entry.event == STARTED:
             self.started[entry.trial] = entry
         elif entry is not None:
@@ -462,7 +475,7 @@ class Trials:
         """
         for _, one in self.journal.lines(entry.at):
             with suppress(ValueError):
-                return record_of(one.rstrip(NEWLINE))
+                return record_of(one)
             break
         raise InputError(f"The store {shown(self.journal.path)} was changed while it was read; ask again.")
 
