@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple
 
 from finegauge.answers.written import written
-from finegauge.formats.measurement_tables import METRICS
+from finegauge.formats.measurement_tables import METRICS, PARTS
 from finegauge.progress import Heard
 from finegauge.validation.local_validation import HereValidation, validate_here
 from finegauge.validation.reliability import Reliability, reliability
@@ -29,6 +29,7 @@ from finegauge.validation.summary import (
     matches,
     memory_coverage,
     memory_errors,
+    part_errors,
     time_coverage,
     time_errors,
     worst,
@@ -37,6 +38,7 @@ from finegauge.validation.summary import (
 NUM_WORST_IN_FILES = 20
 
 
+@written(absent=PARTS)
 class RowFigures(NamedTuple):
     """One row of a table and what is predicted for it, if anything; errors are ours / theirs - 1."""
 
@@ -53,6 +55,10 @@ class RowFigures(NamedTuple):
     peak_memory_gib_p90: float | None
     p_oom: float | None
     outcome: Literal["ok", "oom"] | None  # predicted
+    generation_s: float | None  # predicted, of a step that generates and learns
+    training_s: float | None
+    scoring_s: float | None
+    sync_s: float | None
     step_time_error: float | None
     peak_memory_error: float | None
     memory_metric: Literal["torch_allocated", "torch_reserved", "nvidia_smi", "unknown"] | None
@@ -106,7 +112,7 @@ class Versus(NamedTuple):
     ours: Errors
 
 
-@written(most={"worst": NUM_WORST}, hidden=("calibrations",))
+@written(most={"worst": NUM_WORST}, hidden=("calibrations",), absent=("parts",))
 class ValidationSummary(NamedTuple):
     """The errors of all rows; memory by metric, never over the mixture."""
 
@@ -114,6 +120,7 @@ class ValidationSummary(NamedTuple):
     answered: int
     unanswered: tuple[Unanswered, ...]
     step_time: QuantityErrors
+    parts: Mapping[str, Errors] | None  # of steps that generate and learn, where tables state them
     peak_memory: Mapping[str, QuantityErrors]
     fits: FitsOrNot
     reliability: Reliability | None  # of P(OOM), each source by the interval of the others
@@ -143,6 +150,7 @@ def validation_answer(validation: Validation) -> ValidationAnswer:
             Unanswered(reason, len(ids), tuple(ids)) for reason, ids in validation.unanswered.items()
         ),
         step_time=_quantity(answered, time_errors, time_coverage, lambda one: one.row.times_complete),
+        parts=part_errors(answered) or None,
         peak_memory={
             metric: _quantity(rows, memory_errors, memory_coverage, lambda one: one.row.memory_complete)
             for metric in METRICS

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from finegauge.errors import FineGaugeError
 from finegauge.formats.measurement_tables import METRICS, MeasuredRow, read_table
 from finegauge.profile import Interval, Profile
+from finegauge.run.rules import RL
 from finegauge.units import GIB
 from finegauge.validation.rivals import rivals
 
@@ -31,6 +32,10 @@ class Prediction(NamedTuple):
     peak_memory_gib_p90: float
     p_oom: float
     outcome: str  # ok or oom
+    generation_s: float | None = None  # of a step that generates and learns
+    training_s: float | None = None
+    scoring_s: float | None = None  # likelihoods, and the judges of the answers
+    sync_s: float | None = None  # new weights to the engine, and what moves to the host and back
 
 
 class Answer(NamedTuple):
@@ -105,7 +110,22 @@ def prediction_of(profile: Profile, metric: str) -> Prediction:
         peak_memory_gib_p90=high,
         p_oom=probability_out_of_memory(profile),
         outcome="ok" if profile.fits else "oom",
+        **parts_of(profile),
     )
+
+
+def parts_of(profile: Profile) -> dict[str, float]:
+    """Return the seconds of a step that generates and learns, by the columns of measurement tables."""
+    if profile.run.phase not in RL:
+        return {}
+    step = profile.step_time_s
+    generation_s, scoring_s, sync_s = step["generation"], step["scoring"] + step["reward"], step["sync"]
+    return {
+        "generation_s": generation_s,
+        "training_s": step.total - generation_s - scoring_s - sync_s,
+        "scoring_s": scoring_s,
+        "sync_s": sync_s,
+    }
 
 
 NUM_WORST = 10
@@ -178,6 +198,17 @@ def time_errors(answers: Iterable[Answer]) -> Errors | None:
 def memory_errors(answers: Iterable[Answer]) -> Errors | None:
     """Return the errors of the peak memory, whatever its metric: pass rows of one metric."""
     return Errors.of(e for e in (answer.peak_memory_error for answer in answers) if e is not None)
+
+
+def part_errors(answers: Iterable[Answer]) -> dict[str, Errors]:
+    """Return the errors of the parts of steps that generate and learn, where tables state them."""
+    found: dict[str, list[float]] = {}
+    for one in answers:
+        ours = {} if one.profile is None else parts_of(one.profile)
+        for name, seconds in one.row.measured.parts.items():
+            if name in ours:
+                found.setdefault(name, []).append(ours[name] / seconds - 1)
+    return {name: errors for name, values in found.items() if (errors := Errors.of(values))}
 
 
 def time_coverage(answers: Iterable[Answer]) -> Coverage | None:
