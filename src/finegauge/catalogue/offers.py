@@ -156,7 +156,7 @@ def holding(offer: Offer, num_gpus: int) -> Offer | None:
 
 def providers() -> tuple[str, ...]:
     """Return the names of all providers."""
-    return tuple(sorted({offer.provider for offer in _all_offers("")}))
+    return _providers(*_state())
 
 
 @cache
@@ -220,9 +220,18 @@ def refreshed_path() -> str:
 
 def _all_offers(gpu: str) -> tuple[Offer, ...]:
     """Return refreshed, shipped and user offers of one GPU (all if ""), refreshed before shipped."""
+    return _offers(*_state(), gpu)
+
+
+def _state() -> tuple[str, str, int]:
+    """Return the folder of the user's offers, the refreshed table, and when that was written."""
     refreshed = refreshed_path()
-    stamp = os.stat(refreshed).st_mtime_ns if os.path.isfile(refreshed) else 0
-    return _offers(home(), refreshed, stamp, gpu)
+    return home(), refreshed, os.stat(refreshed).st_mtime_ns if os.path.isfile(refreshed) else 0
+
+
+@cache
+def _providers(folder: str, refreshed: str, stamp: int) -> tuple[str, ...]:
+    return tuple(sorted({offer.provider for offer in _offers(folder, refreshed, stamp, "")}))
 
 
 @cache

@@ -24,6 +24,7 @@ NEED_THE_MODEL = (
     *("num_experts_per_tok", "tensor_parallel", "pipeline_parallel", "virtual_pipeline_stages"),
     "expert_parallel",
 )
+FREE = frozenset(("micro_batch_size", "provider", "region"))  # no rule reads them: nothing follows from them
 
 
 class Run(fields.Fields):
@@ -143,6 +144,8 @@ class Run(fields.Fields):
         What FineGauge had filled in follows the new values, and a new method drops what
         only the old one needed.
         """
+        if changes.keys() <= FREE:
+            return self._with_free(origin, changes)
         values = self.stated_fields()
         if "method" in changes and FIELDS["method"]("method", changes["method"]) != self.method:
             rules.forget_method(values, changes["method"])
@@ -153,6 +156,15 @@ class Run(fields.Fields):
         origins = dict(zip(values, map(self.origins.__getitem__, values), strict=True))
         return Run.from_fields(values | changes, origins | dict.fromkeys(changes, origin), self.warnings)
 
+    def _with_free(self, origin: str, changes: Mapping[str, Any]) -> "Run":
+        """Return the same run with changes of `FREE` fields, which settle nothing anew."""
+        origins = {name: said for name, said in self.origins.items() if said != FROM_DEFAULT}
+        origins |= dict.fromkeys(changes, origin)
+        values = {n: FIELDS[n].default if v is None else FIELDS[n](n, v) for n, v in changes.items()}
+        found = object.__new__(Run)
+        found.__dict__.update(self.__dict__, **values, origins={**origins, **_DEFAULTS, **origins})
+        return found
+
     def to_yaml(self) -> str:
         """Return a run file that reads back as an equal run."""
         import yaml
@@ -162,6 +174,7 @@ class Run(fields.Fields):
 
 
 _values_of = attrgetter(*FIELDS)
+_DEFAULTS = dict.fromkeys(FIELDS, FROM_DEFAULT)
 
 
 def figures(name_or_path: str) -> "ModelFigures":

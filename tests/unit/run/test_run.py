@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from finegauge.errors import FieldError, UnknownKeyError, UnknownNameError
-from finegauge.run.run import FIELDS, FROM_CALLER, FROM_COMMAND_LINE, FROM_DEFAULT, FROM_FILE, Run
+from finegauge.run import rules
+from finegauge.run.run import FIELDS, FREE, FROM_CALLER, FROM_COMMAND_LINE, FROM_DEFAULT, FROM_FILE, Run
 
 
 def run(**fields: Any) -> Run:
@@ -88,6 +89,47 @@ def test_replace_checks_again_and_lets_defaults_follow() -> None:
         run().replace(seq_len=-1)
     assert run().replace(FROM_COMMAND_LINE, gpu="H100").origins["gpu"] == FROM_COMMAND_LINE
     assert run(gpu="A40").replace(gpu=None).gpu is None
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        run(provider="verda", lora_rank=8),
+        run(phase="dpo", seq_len=512, micro_batch_size=3),
+        run(phase="grpo", max_new_tokens=64, num_gpus=4, sharding="zero3", gpu="h100"),
+        run(phase="decode", method="full", micro_batch_size=16),
+        run(packing=True, dataset="math_14k", tensor_parallel=2, pipeline_parallel=2, num_gpus=4),
+    ],
+)
+@pytest.mark.parametrize(
+    "changes", [{"micro_batch_size": 6}, {"provider": "Verda", "region": "fin-01"}, {"region": None}]
+)
+def test_a_field_that_settles_nothing_is_replaced_as_any_other(asked: Run, changes: dict[str, Any]) -> None:
+    stated = asked.stated_fields()
+    origins = {name: asked.origins[name] for name in stated} | dict.fromkeys(changes, FROM_CALLER)
+    settled = Run.from_fields(stated | changes, origins, asked.warnings)
+    found = asked.replace(**changes)
+    assert found.fields() == settled.fields()
+    assert list(found.origins.items()) == list(settled.origins.items())
+    with pytest.raises(FieldError, match="too small"):
+        asked.replace(micro_batch_size=0)
+
+
+@pytest.mark.parametrize("phase", FIELDS["phase"].options)
+def test_no_rule_reads_a_field_that_settles_nothing(phase: str) -> None:
+    class Watched(dict[str, Any]):
+        def __getitem__(self, name: str) -> Any:
+            assert name not in FREE, name
+            return super().__getitem__(name)
+
+        def get(self, name: str, default: Any = None) -> Any:
+            assert name not in FREE, name
+            return super().get(name, default)
+
+    asked = run(phase=phase, num_gpus=4, tensor_parallel=2)
+    values = Watched(asked.fields())
+    rules.settle(values, asked.origins)
+    rules.fit_model(values, asked.config)
 
 
 def test_another_method_drops_what_only_the_old_one_needed() -> None:
