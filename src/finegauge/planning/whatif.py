@@ -27,7 +27,7 @@ from finegauge.prediction.uncertainty import (
 )
 from finegauge.profile import Estimator, Profile
 from finegauge.records import NamedTuple
-from finegauge.run.rules import LORA_FIELDS, MODEL_DEGREES
+from finegauge.run.rules import LORA_FIELDS, MODEL_DEGREES, RL
 
 if TYPE_CHECKING:
     from finegauge.catalogue.offers import Offer
@@ -118,8 +118,10 @@ def _half_rank(run: "Run") -> Changes | str:
 
 def _packing(run: "Run") -> Changes | str:
     """Pack rows, as many of them as hold the samples that a step had before."""
-    if run.packing or run.dataset is None:
+    if run.packing or (run.dataset is None and run.mean_new_tokens is None):
         return ALREADY if run.packing else NO_LENGTHS
+    if run.phase in RL:
+        return {"packing": True}
     try:
         packed = run.replace(packing=True)
     except FieldError as error:  # a phase that compares sequences, grouping by length
@@ -127,6 +129,26 @@ def _packing(run: "Run") -> Changes | str:
     per_row = shape(packed).samples / packed.micro_batch_size
     rows = max(1, round(_rank_batch(run) / per_row))
     return {"packing": True, **micro_batches(rows, run.micro_batch_size)}
+
+
+def _lacks_engine(run: "Run") -> str:
+    from finegauge.prediction.rollout import has_engine
+
+    return "" if has_engine(run) and not run.rollout_gpus else "no rollout engine shares the trainer's GPUs"
+
+
+def _smaller_engine(run: "Run") -> Changes | str:
+    """Take the largest share of the GPU for the rollout engine that is safe."""
+    from finegauge.planning.capacity import safe_memory_utilization
+    from finegauge.prediction.predictor import predict
+    from finegauge.prediction.serving import Limits
+
+    if lacking := _lacks_engine(run):
+        return lacking
+    safe = safe_memory_utilization(run, predict)
+    if safe is None:
+        return "no share of the GPU is safe"
+    return ALREADY if safe >= Limits.of(run).memory_fraction else {"gpu_memory_utilization": safe}
 
 
 def _rank_batch(run: "Run") -> int:
@@ -280,7 +302,12 @@ SWITCHES: tuple[Switch, ...] = (
            ("autocast", "weights_dtype"), _fp16),
     Switch("packing", "samples share rows: needs attention that keeps them apart", ("packing",), _packing),
     Switch("padding-free", "needs FlashAttention's variable lengths", {"padding": "free"},
-           lacks=lambda run: NO_LENGTHS if run.dataset is None else ""),
+           lacks=lambda run: NO_LENGTHS if run.dataset is None and run.mean_new_tokens is None else ""),
+    Switch("smaller-engine", "", ("gpu_memory_utilization",), _smaller_engine),
+    Switch("engine-sleeps", "needs an engine with sleep levels (vLLM)", {"rollout_sleep": 2},
+           lacks=_lacks_engine),
+    Switch("trainer-on-host", "weights and states wait on the host while an engine generates (verl, NeMo-RL)",
+           {"rollout_offload": "all"}, lacks=_lacks_engine),
     Switch("double-micro-batch", "", ("micro_batch_size",), _double_micro_batch),
     Switch("bigger-micro-batch", "", ("micro_batch_size",), _bigger_micro_batch),
     Switch("half-micro-batch", "", ("micro_batch_size",), _half_micro_batch),

@@ -8,6 +8,7 @@ import pytest
 from finegauge.errors import UnsupportedError
 from finegauge.planning.capacity import safe_memory_utilization
 from finegauge.planning.estimate import estimate
+from finegauge.planning.whatif import ALREADY, switch_named
 from finegauge.prediction.predictor import predict
 from finegauge.prediction.rollout import EngineClock, engine_of
 from finegauge.prediction.uncertainty import is_safe
@@ -131,6 +132,21 @@ def test_the_largest_safe_share_is_safe_and_the_next_is_not() -> None:
     assert found.trainer_bytes + found.held_bytes == pytest.approx(
         predict(run()).device_memory_bytes.total, abs=0.1 * GIB
     )
+
+
+def test_what_makes_engine_and_trainer_fit_is_said() -> None:
+    """A smaller share is the largest that is safe; an engine that has it, or none, has nothing to change."""
+    tight = run(gpu_memory_utilization=0.9)
+    smaller = switch_named("smaller-engine")
+    assert smaller is not None
+    changes = smaller.change(tight)
+    assert not isinstance(changes, str)
+    assert is_safe(predict(tight.replace(**changes)))
+    assert smaller.change(tight.replace(**changes)) == ALREADY
+    for name in ("smaller-engine", "engine-sleeps", "trainer-on-host"):
+        switch = switch_named(name)
+        assert switch is not None
+        assert "no rollout engine" in str(switch.change(run(inference_engine="hf")))
 
 
 class Constant(EngineClock):
