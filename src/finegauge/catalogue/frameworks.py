@@ -68,11 +68,25 @@ class Engine(NamedTuple):
 
     name: str  # as a run's `inference_engine` calls it
     version: str = ""  # that the rest was read of
-    graphs: bool = False  # a token of every sequence is one CUDA graph; keys and values lie in pages
+    paged: bool = (
+        False  # keys and values lie in pages and are read where they lie; formats as they are stored
+    )
+    graphs: bool = False  # a token of every sequence is launched as one CUDA graph
+    step_s: float = 0.0  # the device waits for the scheduler in every step: so long ...
+    sequence_s: float = 0.0  # ... and so much longer for each sequence
     gpu_memory_utilization: float = 1.0  # share of a GPU's memory that it takes
     max_num_seqs: int = 1_000_000
     max_num_batched_tokens: int = 1_000_000  # of prompts and answers in one step
     large_gpu: Mapping[str, int] = {}  # other limits on GPUs of 70 GiB or more, but an A100
+    before: Mapping[str, Mapping[str, Any]] = {}  # what was otherwise before a version
+
+    def at(self, version: str) -> "Engine":
+        """Return what it did at a version; what it does where none is stated."""
+        found = self
+        for since, older in self.before.items():
+            if (0, 0) < minor(version) < minor(since):
+                found = found._replace(**older)
+        return found
 
 
 _PLAIN_BATCHES = Batching()

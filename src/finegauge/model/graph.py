@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-from finegauge.catalogue.frameworks import framework_of
+from finegauge.catalogue.frameworks import engine, framework_of
 from finegauge.catalogue.gpus import has_no_flash, is_cpu, multiplies_bf16, repacks_4bit
 from finegauge.errors import FieldError
 from finegauge.model.attention import attention, latent_attention
@@ -26,7 +26,7 @@ from finegauge.model.blocks import (
 )
 from finegauge.model.gradient_pruning import cut_below, is_adapter, is_passive, last_layers, unreached
 from finegauge.model.head import embedding, head
-from finegauge.model.lowering import QUANTIZED_BYTES, Lowering, last_name, targets_of
+from finegauge.model.lowering import QUANTIZED_BYTES, STORED, Lowering, last_name, targets_of
 from finegauge.model.moe import feedforward, mixture_of_experts
 from finegauge.model.op import Extents, Op
 from finegauge.model.op_builder import OpBuilder
@@ -34,7 +34,7 @@ from finegauge.model.weights import Weights, weights_of
 from finegauge.records import NamedTuple
 from finegauge.run.field import version_numbers
 from finegauge.run.phases import PPO_EPOCHS, micro_steps
-from finegauge.run.rules import ATTENTION_KERNELS, INFERENCE
+from finegauge.run.rules import ATTENTION_KERNELS, INFERENCE, SERVING
 from finegauge.run.run import Run
 
 TARGETABLE = frozenset({"linear", "router", "experts", "step"})
@@ -185,10 +185,13 @@ def lowering_of(run: Run) -> Lowering:
         from finegauge.model.framework_code import litgpt_targets, padded_adapters
 
         names, padded = litgpt_targets(names), padded_adapters(names)
-    fused_experts = version >= (5, 0) and not (quantized and run.quantize_experts)  # apart, to be quantised
+    served = run.phase in SERVING and engine(run.inference_engine).paged
+    fused_experts = (
+        served or version >= (5, 0) and not (quantized and run.quantize_experts)
+    )  # apart, to be quantised
     # 4-bit linears keep their inputs on the autograd context (bitsandbytes < 0.43.2)
     old = run.weights_dtype in ("nf4", "nf4_dq") and version_numbers(run.bitsandbytes_version) < (0, 43, 2)
-    attends, generation, unpads = _attention(run, model)
+    attends, generation, unpads = ("flash", 3, False) if served else _attention(run, model)
     flashless = has_no_flash(run.gpu)
     grouped_efficient = version >= GROUPED_EFFICIENT_SINCE and (flashless or upcast)
     return Lowering(
@@ -209,11 +212,11 @@ def lowering_of(run: Run) -> Lowering:
         stash_survives=old and not (checkpointing and run.checkpointing_reentrant),
         rebuilds=run.activation_checkpointing in ("full", "selective") and not run.checkpointing_reentrant,
         attention=attends,
-        experts="eager" if version >= (5, 0) and not fused_experts else run.experts_implementation,
+        experts=_experts(run, version, fused=fused_experts, served=served),
         fused_experts=fused_experts,
         megatron="megatron" in run.kernels,
-        fused_kernels=bool(fused) or run.compile,  # a compiler fuses what those fuse by hand
-        fused_activation=bool(fused - {"foak"}) or run.compile,
+        fused_kernels=bool(fused) or run.compile or served,  # a compiler fuses what those fuse by hand
+        fused_activation=bool(fused - {"foak"}) or run.compile or served,
         loss=run.loss,
         logits_shifted=version < (4, 49),
         logits_held=(4, 46) <= version < (4, 50) and not (numerics.own_loss or numerics.narrow_loss),
@@ -230,7 +233,8 @@ def lowering_of(run: Run) -> Lowering:
         repacks=quantized.startswith("nf4") and run.phase in INFERENCE and repacks_4bit(run.gpu),
         chunks_kept=run.loss == "chunked" and framework.keeps_loss_chunks,
         litgpt=framework.litgpt_models,
-        unpacks_in_torch=quantized.startswith("gptq") and not framework.fuses_gptq,
+        unpacks_in_torch=quantized.startswith("gptq") and not (framework.fuses_gptq or served),
+        stored=quantized if served and quantized in STORED else "",
         padded_adapters=padded,
         last_layers=run.freeze_trainable_layers or 0,
         narrow=run.fp8_recipe if run.fp8 else "",
@@ -243,6 +247,13 @@ def lowering_of(run: Run) -> Lowering:
         attention_generation=generation,
         unpads=unpads,
     )
+
+
+def _experts(run: Run, version: tuple[int, ...], *, fused: bool, served: bool) -> str:
+    """Return how the products of experts run."""
+    if served:
+        return "grouped_mm"
+    return "eager" if version >= (5, 0) and not fused else run.experts_implementation
 
 
 def _attention(run: Run, model: Architecture) -> tuple[str, int, bool]:

@@ -33,7 +33,12 @@ QUANTIZED_BYTES = {
     "gptq8": (8 + 16 / 128 + 8 / 128) / 8,
     "int8": 1.0,
     "fp8": 1.0,
+    "nvfp4": (4 + 8 / 16) / 8,
+    "mxfp4": (4 + 8 / 32) / 8,
 }
+# What engines read as it is stored, and what they compute in where the GPU has such units (Hopper has none for
+# NVFP4 and MXFP4); the others are widened in the kernel of the product (Marlin).
+STORED = {"fp8": "fp8_block", "int8": "", "gptq4": "", "gptq8": "", "nvfp4": "nvfp4", "mxfp4": ""}
 ALL = "all-linear"
 BARE = ("experts", "router")  # kinds of what transformers 5 holds as parameters, not as modules
 MIXTRAL_NAMES = {"gate": "gate", "w1": "gate_up_proj", "w3": "gate_up_proj", "w2": "down_proj"}
@@ -109,6 +114,7 @@ class Lowering(NamedTuple):
     litgpt: bool = False  # litgpt's own code of the model, and its loop
     unpacks_in_torch: bool = False  # GPTQ weights are unpacked by PyTorch's kernels and kept for backward
     padded_adapters: tuple[str, ...] = ()  # of queries, keys, values: adapted, and put between zeros
+    stored: str = ""  # the format in which an engine's products read their weights
     last_layers: int = 0  # method=freeze: so many train, and of the rest only what is said beside
     narrow: str = ""  # the recipe by which products of the layers are computed in 8 or 4 bit
     narrow_products: str = "all"  # or linears, or experts
@@ -175,7 +181,9 @@ class Lowering(NamedTuple):
             return False
         if kind == "head":
             return self.litgpt and self.quantized.startswith("nf4")
-        return self.experts_quantized if kind == "experts" else kind == "linear"
+        if kind == "experts":
+            return self.experts_quantized
+        return kind == "linear" and self.quantized != "mxfp4"  # of gpt-oss, whose experts alone are narrow
 
     def kept_input(self, width: float, *linears: Linear, part: str, kind: str = "linear") -> float:
         """Return the bytes that autograd keeps of an input of `width` that all `linears` share.

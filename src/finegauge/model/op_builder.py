@@ -14,7 +14,7 @@ weights forward, the gradient of the result backward.
 """
 
 from finegauge.model.blocks import Linear, Norm
-from finegauge.model.lowering import QUANTIZED_BYTES, Lowering
+from finegauge.model.lowering import QUANTIZED_BYTES, STORED, Lowering
 from finegauge.model.op import NOTHING, Cost, Gemm, Op, Poly, per_token
 from finegauge.profile import Path
 
@@ -209,7 +209,7 @@ class OpBuilder:
         weights, c = float(k * n * groups), low.compute_bytes
         quantized, folds = low.quantizes(kind), low.folds(linear, kind, part)
         if quantized:
-            if not low.repacks:  # else the product reads 4-bit values itself
+            if not (low.repacks or low.stored):  # else the product reads narrow values itself
                 self._dequantise(part, weights, groups)
         elif low.autocast and low.weight_bytes == 4 and not folds:  # a copy made once per step, and kept
             cast = Cost(bytes=Poly(const=6.0 * weights), launches=1)
@@ -266,15 +266,16 @@ class OpBuilder:
         k, n, c = linear.in_features, linear.out_features, low.compute_bytes
         weights = float(k * n * groups)
         gemm, flops = Gemm(rows, n, k, groups), per_token(2.0 * rows * k * n)
-        moved = Poly(const=weights * c, token=rows * (k + n) * c)
         folds, quantized = low.folds(linear, kind, part), low.quantizes(kind)
+        read = QUANTIZED_BYTES[low.stored] if low.stored and quantized else c
+        moved = Poly(const=weights * read, token=rows * (k + n) * c)
         unpacked = quantized and low.unpacks_in_torch  # then, and folded, it is a copy that is kept
         copy = weights * c if folds or unpacked else 0.0
         passes = 2 if low.weights_train or folds else 1  # a folded weight has a gradient of its own
         looped = kind == "experts" and low.experts == "eager"
         launches = float(groups) if looped else 1.0
-        calls = launches if quantized else 0.0
-        frees = quantized and not (unpacked or low.repacks)
+        calls = launches if quantized and not low.stored else 0.0
+        frees = quantized and not (unpacked or low.repacks or low.stored)
         buffer = weights / launches * c * (2 if low.litgpt else 1) if frees else 0.0
         trained = made = 0.0
         if low.weights_train:
@@ -294,7 +295,7 @@ class OpBuilder:
             passing_bytes=Poly(const=buffer, token=around),
             gradient_bytes=trained,
             keeps_input=0 < keeps <= k * c and low.activation_bytes == c,
-            dtype=NARROW_DTYPES[low.narrow] if low.narrows(kind) else low.compute_dtype,
+            dtype=_computes_in(low, kind),
             reads_4bit=quantized and low.repacks,
         )
 
@@ -366,3 +367,10 @@ class OpBuilder:
                 dtype="fp32" if inner == 4 else low.compute_dtype,
             )
         )
+
+
+def _computes_in(low: Lowering, kind: str) -> str:
+    """Return the format of a product of this kind."""
+    if low.narrows(kind):
+        return NARROW_DTYPES[low.narrow]
+    return (STORED.get(low.stored) if low.quantizes(kind) else "") or low.compute_dtype

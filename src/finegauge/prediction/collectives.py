@@ -30,7 +30,7 @@ from operator import attrgetter
 from typing import Any
 
 from finegauge.arithmetic import ceil, every, largest, smallest
-from finegauge.catalogue.frameworks import framework_of
+from finegauge.catalogue.frameworks import engine, framework_of
 from finegauge.data.batch_shape import shape
 from finegauge.model.blocks import Attention, FeedForward, LatentAttention, Mixer, MixtureOfExperts
 from finegauge.model.graph import Graph, value_run
@@ -504,8 +504,10 @@ def _key_value_width(mixer: Mixer) -> int:
 
 def _experts(run: Run, share: Share, extents: Extents, runs: float) -> Iterator[Collective]:
     degree = run.expert_parallel
-    if degree == 1:
-        return
+    if degree == 1 or (
+        run.phase in SERVING and run.data_parallel == 1 and engine(run.inference_engine).paged
+    ):
+        return  # ranks of tensor parallelism have all tokens and add up what their experts made of them
     span = degree * expert_tensor(run)
     tokens = extents.tokens / stream_degree(run)
     for layer, count in share.graph.model.layers:

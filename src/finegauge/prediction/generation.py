@@ -14,20 +14,52 @@ every token; engines made for serving launch a token as one graph and read the c
 Neglected: the arithmetic of choosing a token, GPTQ's and NF4's own kernels for few rows.
 """
 
-from finegauge.catalogue.frameworks import engine
+from functools import lru_cache
+from math import exp
+from typing import TYPE_CHECKING
+
+from finegauge.catalogue.frameworks import Engine, engine, framework_of
+from finegauge.catalogue.gpus import gpu as find_gpu
 from finegauge.model.blocks import Attention, LatentAttention, Mixer
 from finegauge.model.graph import Graph
 from finegauge.model.op import Cost, Extents, Op
 from finegauge.prediction.forward_passes import Generation
 from finegauge.prediction.memory import forward_moment
-from finegauge.prediction.time import Beside, StepClock
+from finegauge.prediction.device import Device
+from finegauge.prediction.model_parallel import expert_tensor
+from finegauge.prediction.time import Beside, StepClock, expected_largest
 from finegauge.profile import Path
 from finegauge.records import NamedTuple
+from finegauge.run.rules import SERVING
 from finegauge.run.run import Run
+
+if TYPE_CHECKING:
+    from finegauge.prediction.profiled_device import ProfiledDevice
 
 CACHE_PASSES = 3.0  # read and written to append a token, read by attention
 SAMPLED_BYTES = 12.0  # fp32 logits, probabilities and a copy, per word
+# What a graph-launched engine reaches of the datasheet's bandwidth: weights in products of few rows, keys and
+# values in pages (vLLM on H100: 63 steps of dense and hybrid models, ML.ENERGY's v3 table, together with
+# `step_s` and `sequence_s` of the catalogue and SORTED_BYTES; the worst of them is 10 % off)
+STREAMED_FRACTION, CACHE_FRACTION = 0.83, 0.93
+STATE_PASSES = 2.0  # of a recurrent layer, read and written
+# top-k and top-p sort all words: PyTorch's segmented sort of 32-bit keys with 64-bit places, a softmax, a sum
+# and a scatter (vllm/v1/sample/ops/topk_topp_sampler.py, apply_top_k_top_p, read 2026-11-23)
+SORTED_BYTES = 460.0
+# spread of experts' popularity, in logarithms: Qwen3-30B-A3B reads 55, 71 and 88 % of its experts for 16, 32 and
+# 64 rows (the same table), where even draws would read 63, 87 and 98 %
+POPULARITY = 0.8
+LEAST_BLOCK = 64.0  # rows at which a product is as quick as a larger one
+# of a layer's fused experts beside what they read and compute: rows sorted by expert, two products, a sum (54 us
+# timed with two small experts on H100, 58 on L40S, 21 to 39 on B200: catalogue/data/operators)
+EXPERTS_S = {"Blackwell": 2.5e-5, "Blackwell Ultra": 2.5e-5}
+OTHER_EXPERTS_S = 5e-5
+# of a product in blocks of fp8, whose input is quantised and padded first: 188 products of Qwen3-235B-A22B's
+# token in FP8 beside those in bf16 (ML.ENERGY's table)
+BLOCKS_S = 2.0e-5
+CHUNK = 2048.0  # tokens of prompts in one step, at least
 
+STATE_WIDTH = 4.0  # bytes of a number of a state-space layer's state in an engine
 CACHE_WIDTHS = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0}  # bytes of a number; "auto" is as it is computed
 
 Parts = dict[Path, float]
@@ -52,36 +84,97 @@ def add_generation(
 
     Returns: The pass over the prompts, and that of each further token.
     """
-    prompts, token, steps = batch.prompts, batch.token, batch.new_tokens - 1
+    prompts, token, steps, run = batch.prompts, batch.token, batch.new_tokens - 1, clock.run
     once = token._replace(pairs=2.0 * token.sequences)
     head = graph.head[:-1]  # without the loss
+    engine, device = engine_of(run), clock.device
+    if engine.paged and isinstance(device, Device):
+        clock.device = device._replace(memory_bytes_per_s=_streamed(device, STREAMED_FRACTION))
+    if engine.graphs:
+        clock.launch_s = clock.call_s = 0.0
     for count, ops in graph.stretches:
         ends = ops is graph.head
         clock.extents = once if ends else prompts
-        own, python = head if ends else ops, _python(clock, graph, ops, engine=False)
+        own, python = head if ends else ops, _python(clock, graph, ops, engine=engine.paged)
         clock.stage(first, count, own, backward=False, beside=python)
     add_python(clock, first, 1, graph, sampled=True)
+    if engine.paged:
+        chosen = batch.rows
+        _engine_step(clock, graph, first, max(1.0, batch.rows * batch.prompt_tokens / CHUNK), chosen)
     reading = OnePass.of(clock)
     if steps < 1:
         return reading, OnePass(0.0, 0.0)
-    paged = by_engine(clock.run)
-    clock.extents, clock.launch_s = token, 0.0 if paged else clock.launch_s
-    cached = cache_bytes(graph, batch.rows, token.longest_tokens, clock.run)
-    moved = cached * (1.0 if paged else CACHE_PASSES) / graph.model.num_layers
-    append = Beside(("attention", "KV cache"), clock.device.cache_seconds(moved), 0.0)
+    clock.extents = token
+    append = Beside(("attention", "KV cache"), _cache_s(clock, graph, device, batch), 0.0)
     for count, ops in graph.stretches:
         layers = ops is not graph.head and ops is not graph.embedding
-        own = head if ops is graph.head else tuple(_for_few_rows(op, batch.rows) for op in ops)
-        beside = [*([append] if layers else []), *_python(clock, graph, ops, engine=paged)]
+        own = head if ops is graph.head else tuple(_for_few_rows(op, batch.rows, run) for op in ops)
+        beside = [*([append] if layers else []), *_python(clock, graph, ops, engine=engine.paged)]
+        if engine.paged:
+            blocks = sum(op.dtype == "fp8_block" and op.kind == "gemm" for op in ops)
+            beside.append(Beside(("other", "quantising inputs"), blocks * BLOCKS_S, 0.0))
+        if engine.paged and any(op.kind == "grouped_gemm" for op in ops):
+            beside.append(Beside(("moe", "launching experts"), _experts_s(run), 0.0))
         clock.stage(then, count * steps, own, backward=False, beside=beside)
     add_python(clock, then, steps, graph, sampled=True)
+    if engine.paged:
+        _engine_step(clock, graph, then, steps, steps * batch.rows)
     both = OnePass.of(clock)
+    if engine.graphs:  # the device waits for nothing between its kernels
+        return reading._replace(host_bound_s=0.0), OnePass((both.compute_s - reading.compute_s) / steps, 0.0)
     return reading, OnePass(*((all_s - read_s) / steps for all_s, read_s in zip(both, reading, strict=True)))
+
+
+def _streamed(device: Device, fraction: float) -> float:
+    """Return bytes/s at a fraction of the datasheet's bandwidth."""
+    return device.memory_bytes_per_s / device.calibration.bandwidth_fraction * fraction
+
+
+def _cache_s(clock: StepClock, graph: Graph, device: "Device | ProfiledDevice", batch: Generation) -> float:
+    """Return the seconds of a layer's keys, values and states in the pass of one token."""
+    cached = cache_bytes(graph, batch.rows, batch.token.longest_tokens, clock.run) / graph.model.num_layers
+    if not by_engine(clock.run):
+        return device.cache_seconds(cached * CACHE_PASSES)
+    states = cache_bytes(graph, batch.rows, 0.0, clock.run) / graph.model.num_layers
+    moved = cached - states + STATE_PASSES * states
+    if isinstance(device, Device):
+        return moved / _streamed(device, CACHE_FRACTION)
+    return device.cache_seconds(moved)
+
+
+def _engine_step(clock: StepClock, graph: Graph, stage: str, steps: float, tokens: float) -> None:
+    """Add to `stage` what an engine does in each of `steps` besides the model, to choose `tokens` of them."""
+    engine, device = engine_of(clock.run), clock.device
+    waits_s = steps * engine.step_s + tokens * engine.sequence_s
+    if waits_s:
+        clock.parts.append(((stage, "other", "scheduler"), waits_s))
+        clock.host_bound_s += waits_s
+    passes = SORTED_BYTES if sorts_words(clock.run) else SAMPLED_BYTES
+    seconds = device.cache_seconds(tokens * graph.model.vocab_size * passes)
+    clock.parts.append(((stage, "head", "sampling"), seconds))
+    clock.device_s += seconds
 
 
 def by_engine(run: Run) -> bool:
     """Return whether an engine made for serving generates: graphs of a whole token, and a cache in pages."""
-    return engine(run.inference_engine).graphs
+    return engine_of(run).paged
+
+
+def _experts_s(run: Run) -> float:
+    architecture = find_gpu(str(run.gpu)).architecture if run.gpu else ""
+    return EXPERTS_S.get(architecture, OTHER_EXPERTS_S)
+
+
+def sorts_words(run: Run) -> bool:
+    """Return whether tokens are chosen by top-k or top-p, which sort the words."""
+    return run.truncated_sampling
+
+
+def engine_of(run: Run) -> Engine:
+    """Return the engine that generates in `run`, as it was at the version that its framework states."""
+    own = framework_of(run.framework).engine
+    version = run.framework_version if own and own.name == run.inference_engine else ""
+    return engine(run.inference_engine).at(version)
 
 
 def _python(clock: StepClock, graph: Graph, ops: tuple[Op, ...], *, engine: bool) -> list[Beside]:
@@ -150,6 +243,8 @@ def _mixers(graph: Graph) -> list[tuple[Mixer, int]]:
 def _cached(mixer: Mixer, tokens: float, graph: Graph, run: Run) -> float:
     """Return the bytes that one tensor-parallel rank remembers of one sequence because of a mixer."""
     degree, computed = run.tensor_parallel, float(graph.lowering.compute_bytes)
+    if by_engine(run) and hasattr(mixer, "state_bytes"):
+        return float(mixer.state_bytes(STATE_WIDTH)) / degree
     width = CACHE_WIDTHS.get(run.kv_cache_dtype, computed)
     match mixer:
         case Attention():
@@ -163,19 +258,44 @@ def _cached(mixer: Mixer, tokens: float, graph: Graph, run: Run) -> float:
             return float(mixer.state_bytes(computed)) / degree if hasattr(mixer, "state_bytes") else 0.0
 
 
-def _for_few_rows(op: Op, rows: float) -> Op:
-    """Return an operator of the experts as few rows need it: experts that no row is sent to rest."""
+def _for_few_rows(op: Op, rows: float, run: Run) -> Op:
+    """Return an operator of the experts as few rows need it: experts that no row is sent to rest.
+
+    Of an engine's ranks with experts of their own all wait for the one of which the most are asked for, and
+    its kernels cut the rows of an expert into blocks of 16, of which hardly any is empty.
+    """
     if op.kind != "grouped_gemm" or not op.forward.gemms:
         return op
-    experts = op.forward.gemms[0].groups
-    sent = rows * op.forward.gemms[0].rows_per_token
-    share = 1.0 - (1.0 - 1.0 / experts) ** sent
-    cost = op.forward
+    cost, ranks, paged = op.forward, run.expert_parallel, by_engine(run)
+    gemm = cost.gemms[0]
+    held, sent = gemm.groups, rows * gemm.rows_per_token
+    whole = sent * (run.tensor_parallel if expert_tensor(run) == 1 else 1)  # of all ranks
+    share = _asked_share(held * ranks, whole) if paged else 1.0 - (1.0 - 1.0 / held) ** sent
+    if paged and ranks > 1:
+        share = min(1.0, share + expected_largest(ranks) * (share * (1.0 - share) / held) ** 0.5)
+    if paged and run.weights_dtype == "fp8":
+        share = 1.0  # DeepGEMM and CUTLASS pad every expert to a block, with rows or without
+    groups = max(1, round(held * share))
+    if paged:
+        groups = max(2, min(groups, round(sent / LEAST_BLOCK)))
     fewer = Cost(
         flops=cost.flops,
         bytes=cost.bytes._replace(const=cost.bytes.const * share),
         launches=cost.launches,
         calls=cost.calls,
-        gemms=tuple(gemm._replace(groups=max(1, round(gemm.groups * share))) for gemm in cost.gemms),
+        gemms=tuple(gemm._replace(groups=groups) for gemm in cost.gemms),
     )
     return op._replace(forward=fewer)
+
+
+@lru_cache(maxsize=1024)
+def _asked_share(experts: int, sent: float) -> float:
+    """Return the share of the experts that `sent` rows go to, some more popular than others (log-normal)."""
+    found = total = 0.0
+    for step in range(-16, 17):
+        z = step / 4.0
+        weight = exp(-z * z / 2.0)
+        popular = exp(POPULARITY * z - POPULARITY**2 / 2.0)
+        found += weight * (1.0 - exp(-popular * sent / experts))
+        total += weight
+    return found / total

@@ -20,7 +20,7 @@ from itertools import pairwise
 from typing import Any
 
 from finegauge.arithmetic import every
-from finegauge.catalogue.frameworks import framework_of
+from finegauge.catalogue.frameworks import engine, framework_of
 from finegauge.model.blocks import Architecture, Layer, MixtureOfExperts
 from finegauge.model.gradient_pruning import is_adapter
 from finegauge.model.graph import Graph
@@ -28,7 +28,7 @@ from finegauge.model.op import NOTHING, Cost, Op
 from finegauge.model.op_builder import EXPERTS_CASTS
 from finegauge.model.weights import Weights
 from finegauge.prediction.schedules import head_stage, in_flight, layers_of_stages
-from finegauge.run.rules import FSDP
+from finegauge.run.rules import FSDP, SERVING
 from finegauge.run.run import Run
 
 WHOLE_ON_EACH_RANK = frozenset({"norm", "gather"})  # kinds that tensor parallelism leaves alone
@@ -118,8 +118,12 @@ def _fewer_experts(cost: Cost, degree: int) -> Cost:
 
 
 def expert_tensor(run: Run) -> int:
-    """Return over how many ranks each routed expert is divided: as attention is, unless stated."""
-    return run.expert_tensor_parallel or run.tensor_parallel
+    """Return over how many ranks each routed expert is divided: as attention is, unless stated.
+
+    An engine's expert-parallel ranks are those of its tensor parallelism, each with whole experts.
+    """
+    whole = run.phase in SERVING and run.expert_parallel > 1 and engine(run.inference_engine).paged
+    return run.expert_tensor_parallel or (1 if whole else run.tensor_parallel)
 
 
 def stream_degree(run: Run) -> int:

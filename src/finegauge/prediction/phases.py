@@ -124,7 +124,8 @@ def _serving(asked: Question) -> Answer:
         moving = engine_activations(graph, limits, batch.rows, batch.prompt_tokens)
         lost = slack_fraction(run, graph, asked.device.calibration)
         free = asked.room_bytes - static.total - (1.0 + lost) * sum(moving.values())
-        room = cache_room(run, graph, free, batch.rows, whole, limits)
+        held = batch.prompt_tokens + batch.new_tokens / 2.0  # answers begin and end one by one
+        room = cache_room(run, graph, free, batch.rows, whole, limits, held)
         at_once, reading = room.at_once, {**moving, ("KV cache",): room.held_bytes}
         answering = reading
     else:

@@ -17,7 +17,7 @@ from finegauge.prediction.device import Device
 from finegauge.prediction.generation import by_engine
 from finegauge.prediction.memory import CUBLAS_BYTES, CUBLAS_DEFAULT_BYTES
 from finegauge.prediction.recomputation import rerun, rerun_share
-from finegauge.prediction.serving import Limits
+from finegauge.prediction.serving import Limits, served_energy_j
 from finegauge.prediction.sharding import (
     Share,
     gradients_left,
@@ -26,7 +26,7 @@ from finegauge.prediction.sharding import (
     rank_extents,
     share_of,
 )
-from finegauge.prediction.time import board_power, slowest_extents, step_energy_j
+from finegauge.prediction.time import StepTime, board_power, slowest_extents, step_energy_j
 from finegauge.prediction.training import TRAINED, Answer, Question, check_supported, training
 from finegauge.prediction.uncertainty import evidence, memory_interval, spread_lengths, time_interval
 from finegauge.profile import Breakdown, Estimator, Exchange, Explanation, Held, Path, Profile, Source, Work
@@ -94,6 +94,7 @@ def predict(run: Run, calibration: Calibration | None = None, *, batch: BatchSha
         on_device += Breakdown({("NCCL",): calibration.nccl_bytes})
     micro_batches = micro_steps(run) * run.data_parallel
     ranks = run.num_gpus / run.pipeline_parallel  # the graph holds the layers of every stage
+    flops = step_flops(run, graph, mean) * ranks
     said = *_assumed_links(run, gpu), spread_lengths(run), evidence(run, gpu)
     return Profile(
         run=asked_run,
@@ -111,10 +112,8 @@ def predict(run: Run, calibration: Calibration | None = None, *, batch: BatchSha
         phase_memory_bytes=live.by_phase(),
         peak_phase=live.peak_phase,
         step_time_s=step.parts,
-        step_energy_j=step_energy_j(
-            board_power(gpu, calibration, run.power_limit_w), step, calibration, run.num_gpus
-        ),
-        step_flops=step_flops(run, graph, mean) * ranks,
+        step_energy_j=_energy_j(run, gpu, calibration, step, flops),
+        step_flops=flops,
         step_tokens=batch.tokens * micro_batches,
         step_sequences=batch.samples * micro_batches,
         host_bound_fraction=step.host_bound_s / step.parts.total if step.parts.total else 0.0,
@@ -122,6 +121,14 @@ def predict(run: Run, calibration: Calibration | None = None, *, batch: BatchSha
         capacity_bytes=gpu.usable_bytes,
         explanation=PredictionExplained(run),
     )
+
+
+def _energy_j(run: Run, gpu: "GpuSpec", calibration: Calibration, step: StepTime, flops: float) -> Breakdown:
+    power = board_power(gpu, calibration, run.power_limit_w)
+    if run.phase in SERVING and by_engine(run):
+        half = gpu.flops_per_s.get("bf16") or gpu.flops_per_s.get("fp16") or 0.0
+        return served_energy_j(power, step, flops, run, half) if half else Breakdown({})
+    return step_energy_j(power, step, calibration, run.num_gpus)
 
 
 def gpu_of(run: Run) -> "GpuSpec":

@@ -78,7 +78,7 @@ def memory_interval(run: "Run", interval: Interval) -> Interval:
     Nobody measured its memory, or some of what it does is inferred from rows. What an engine takes at its
     start is all that it takes.
     """
-    if run.phase in SERVING and engine(run.inference_engine).graphs:
+    if run.phase in SERVING and engine(run.inference_engine).paged:
         return Interval(1.0, 1.0)
     if not (is_unweighed(run.framework) or framework_of(run.framework).inferred):
         return interval

@@ -55,7 +55,10 @@ class Fields(Frozen):
     )
     # Number formats
     weights_dtype: str = spec(
-        choice(dict.fromkeys(options.WEIGHTS, "") | {"nf4_dq": "nf4, nested"}, options.DTYPES),
+        choice(
+            dict.fromkeys(options.WEIGHTS, "") | {"nf4_dq": "nf4, nested"},
+            options.DTYPES | options.WEIGHTS_ALIASES,
+        ),
         "{options}; `nf4_dq` for QLoRA, `gptq4` for GPTQ-LoRA, else `bf16`",
         label="Weights",
     )
@@ -485,6 +488,11 @@ class Fields(Frozen):
         whole(1, 10_000_000, "tokens"),
         "tokens of prompts and answers that the engine computes in one step: longer prompts come in chunks. "
         "The engine's own where not stated",
+    )
+    truncated_sampling: bool = spec(
+        flag,
+        "whether tokens are chosen by top-k or top-p, for which all words are sorted; as the model's own "
+        "generation_config.json asks where not stated",
     )
     kv_cache_dtype: str = spec(
         choice(

@@ -5,7 +5,8 @@ PHASES = {
     **{"sft": "fine-tuning (SFT)", "pretrain": "pre-training", "reward": "reward model", "dpo": "DPO"},
     **{"ppo": "PPO", "grpo": "GRPO", "evaluate": "", "prefill": "", "decode": ""},
 }
-WEIGHTS = ("bf16", "fp16", "fp32", "nf4", "nf4_dq", "gptq4", "gptq8", "fp8", "int8")
+WEIGHTS = ("bf16", "fp16", "fp32", "nf4", "nf4_dq", "gptq4", "gptq8", "fp8", "int8", "nvfp4", "mxfp4")
+WEIGHTS_ALIASES = {"awq": "gptq4", "awq4": "gptq4", "gptq": "gptq4", "int4": "gptq4"}  # groups of 128
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
 OPTIMIZERS = {
     **{"adamw": "AdamW", "adamw_8bit": "AdamW, 8 bits", "paged_adamw": "AdamW, paged"},

@@ -54,6 +54,10 @@ ALLOC_OPTIONS = {  # of PYTORCH_CUDA_ALLOC_CONF, and the values that each takes
 RL = ("ppo", "grpo")
 GENERATING = (*RL, "decode")
 SERVING = ("prefill", "decode")
+# families whose generation_config.json asks for top-k or top-p: Qwen2 and later (20, 0.8 or 0.95), Gemma 3 (64,
+# 0.95), Llama 3 (0.9), DeepSeek-R1 and Nemotron (0.95); gpt-oss, Mistral and Llama 2's base ask for none
+TRUNCATING = ("qwen2", "qwen3", "gemma-3", "llama-3", "deepseek-r1", "nemotron")
+NARROW_CHECKPOINTS = ("fp8", "int8", "gptq4", "gptq8", "nvfp4", "mxfp4")
 INFERENCE = ("evaluate", *SERVING)  # phases that train nothing
 PAIRED = ("reward", "dpo")
 COMPARING = ("reward", "dpo", "ppo", "grpo")
@@ -112,7 +116,7 @@ def _check_method(values: Mapping[str, Any], origins: Mapping[str, str]) -> None
         raise FieldError(
             f"method={method} needs weights_dtype {' or '.join(quantized)}, not {dtype}; or use method=lora."
         )
-    if not quantized and dtype in QUANTIZED_DTYPES:
+    if not quantized and dtype in QUANTIZED_DTYPES and values["phase"] not in INFERENCE:
         trained = "qlora" if dtype in QUANTIZED_BY_METHOD["qlora"] else "gptq_lora"
         raise FieldError(
             f"weights_dtype={dtype} cannot be used with method={method}; use method={trained} or bf16."
@@ -180,7 +184,7 @@ def _fill_in(values: dict[str, Any]) -> None:
         "recompute_modules": ("core_attn",) if by_megatron else (),
         "optimizer_implementation": "fused" if version >= (4, 56) else "foreach",
         "experts_implementation": "grouped_mm" if fused_experts else "eager",
-        "quantize_experts": not fused_experts,
+        "quantize_experts": not fused_experts or _is_served_narrow(values),
         "loss": "fused" if "liger" in values["kernels"] else "full_logits",
         "weights_dtype": QUANTIZED_BY_METHOD.get(method, (half,))[0],
         "adapter_dtype": half,
@@ -191,6 +195,7 @@ def _fill_in(values: dict[str, Any]) -> None:
         "max_new_tokens": (values["seq_len"] // 2 or 1) if values["phase"] in GENERATING else None,
         "padding": _padding(values),
         "offload_pinned": values["sharding"] in FSDP,
+        "truncated_sampling": any(family in values["model"].casefold() for family in TRUNCATING),
         "inference_engine": framework.engine.name if framework.engine else "hf",
         "loading": "host",
         "save_state": "full",
@@ -218,6 +223,11 @@ def _padding(values: Mapping[str, Any]) -> str:
     if values["packing"]:
         return "free" if values["phase"] in RL else "max"
     return "longest" if values["dataset"] or answers_end else "max"
+
+
+def _is_served_narrow(values: Mapping[str, Any]) -> bool:
+    """Return whether an engine reads weights in a format in which checkpoints hold experts too."""
+    return values["phase"] in SERVING and values["weights_dtype"] in NARROW_CHECKPOINTS
 
 
 def _settle_degrees(values: dict[str, Any]) -> None:
@@ -307,7 +317,8 @@ def fit_model(values: dict[str, Any], whole_config: Mapping[str, Any]) -> None:
     degree = values["tensor_parallel"]
     for key in ("num_key_value_heads", "num_attention_heads"):
         heads = config.get(key)
-        if isinstance(heads, int) and heads > 0 and heads % degree:
+        copied = key == "num_key_value_heads" and values["phase"] in INFERENCE  # where ranks are more
+        if isinstance(heads, int) and heads > 0 and heads % degree and not (copied and degree % heads == 0):
             raise FieldError(
                 f"tensor_parallel={degree} does not divide {key}={heads} of {model}; use {_divisors(heads)}."
             )
