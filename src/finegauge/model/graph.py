@@ -26,7 +26,7 @@ from finegauge.model.blocks import (
 )
 from finegauge.model.gradient_pruning import cut_below, is_adapter, is_passive, last_layers, unreached
 from finegauge.model.head import embedding, head
-from finegauge.model.lowering import QUANTIZED_BYTES, STORED, Lowering, last_name, targets_of
+from finegauge.model.lowering import IN_BLOCKS, QUANTIZED_BYTES, STORED, Lowering, last_name, targets_of
 from finegauge.model.moe import feedforward, mixture_of_experts
 from finegauge.model.op import Extents, Op
 from finegauge.model.op_builder import OpBuilder
@@ -186,8 +186,8 @@ def lowering_of(run: Run) -> Lowering:
 
         names, padded = litgpt_targets(names), padded_adapters(names)
     served = run.phase in SERVING and engine(run.inference_engine).paged
-    fused_experts = (
-        served or version >= (5, 0) and not (quantized and run.quantize_experts)
+    fused_experts = served or (
+        version >= (5, 0) and not (quantized and run.quantize_experts)
     )  # apart, to be quantised
     # 4-bit linears keep their inputs on the autograd context (bitsandbytes < 0.43.2)
     old = run.weights_dtype in ("nf4", "nf4_dq") and version_numbers(run.bitsandbytes_version) < (0, 43, 2)
@@ -234,7 +234,7 @@ def lowering_of(run: Run) -> Lowering:
         chunks_kept=run.loss == "chunked" and framework.keeps_loss_chunks,
         litgpt=framework.litgpt_models,
         unpacks_in_torch=quantized.startswith("gptq") and not (framework.fuses_gptq or served),
-        stored=quantized if served and quantized in STORED else "",
+        stored=_stored(run, quantized) if served else "",
         padded_adapters=padded,
         last_layers=run.freeze_trainable_layers or 0,
         narrow=run.fp8_recipe if run.fp8 else "",
@@ -247,6 +247,12 @@ def lowering_of(run: Run) -> Lowering:
         attention_generation=generation,
         unpads=unpads,
     )
+
+
+def _stored(run: Run, quantized: str) -> str:
+    """Return the format in which an engine's products read their weights."""
+    in_blocks = quantized == "fp8" and any(family in run.model.casefold() for family in IN_BLOCKS)
+    return "fp8_block" if in_blocks else quantized if quantized in STORED else ""
 
 
 def _experts(run: Run, version: tuple[int, ...], *, fused: bool, served: bool) -> str:

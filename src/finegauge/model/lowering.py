@@ -33,12 +33,25 @@ QUANTIZED_BYTES = {
     "gptq8": (8 + 16 / 128 + 8 / 128) / 8,
     "int8": 1.0,
     "fp8": 1.0,
+    "fp8_block": 1.0 + 4 / 128**2,
     "nvfp4": (4 + 8 / 16) / 8,
     "mxfp4": (4 + 8 / 32) / 8,
 }
-# What engines read as it is stored, and what they compute in where the GPU has such units (Hopper has none for
-# NVFP4 and MXFP4); the others are widened in the kernel of the product (Marlin).
-STORED = {"fp8": "fp8_block", "int8": "", "gptq4": "", "gptq8": "", "nvfp4": "nvfp4", "mxfp4": ""}
+# What engines read as it is stored, and what they compute in where the GPU has such units (Hopper has none
+# for NVFP4 and MXFP4); the others are widened in the kernel of the product (Marlin).
+IN_BLOCKS = (
+    "qwen3",
+    "deepseek",
+)  # whose own checkpoints in fp8 are in blocks of 128 x 128; others' by channel
+STORED = {
+    "fp8": "fp8",
+    "fp8_block": "fp8_block",
+    "int8": "",
+    "gptq4": "",
+    "gptq8": "",
+    "nvfp4": "nvfp4",
+    "mxfp4": "",
+}
 ALL = "all-linear"
 BARE = ("experts", "router")  # kinds of what transformers 5 holds as parameters, not as modules
 MIXTRAL_NAMES = {"gate": "gate", "w1": "gate_up_proj", "w3": "gate_up_proj", "w2": "down_proj"}

@@ -23,14 +23,13 @@ from finegauge.catalogue.gpus import gpu as find_gpu
 from finegauge.model.blocks import Attention, LatentAttention, Mixer
 from finegauge.model.graph import Graph
 from finegauge.model.op import Cost, Extents, Op
+from finegauge.prediction.device import Device
 from finegauge.prediction.forward_passes import Generation
 from finegauge.prediction.memory import forward_moment
-from finegauge.prediction.device import Device
 from finegauge.prediction.model_parallel import expert_tensor
 from finegauge.prediction.time import Beside, StepClock, expected_largest
 from finegauge.profile import Path
 from finegauge.records import NamedTuple
-from finegauge.run.rules import SERVING
 from finegauge.run.run import Run
 
 if TYPE_CHECKING:
@@ -46,17 +45,18 @@ STATE_PASSES = 2.0  # of a recurrent layer, read and written
 # top-k and top-p sort all words: PyTorch's segmented sort of 32-bit keys with 64-bit places, a softmax, a sum
 # and a scatter (vllm/v1/sample/ops/topk_topp_sampler.py, apply_top_k_top_p, read 2026-11-23)
 SORTED_BYTES = 460.0
-# spread of experts' popularity, in logarithms: Qwen3-30B-A3B reads 55, 71 and 88 % of its experts for 16, 32 and
-# 64 rows (the same table), where even draws would read 63, 87 and 98 %
+# spread of experts' popularity, in logarithms: Qwen3-30B-A3B reads 55, 71 and 88 % of its experts for 16, 32
+# and 64 rows (the same table), where even draws would read 63, 87 and 98 %
 POPULARITY = 0.8
 LEAST_BLOCK = 64.0  # rows at which a product is as quick as a larger one
-# of a layer's fused experts beside what they read and compute: rows sorted by expert, two products, a sum (54 us
-# timed with two small experts on H100, 58 on L40S, 21 to 39 on B200: catalogue/data/operators)
+# of a layer's fused experts beside what they read and compute: rows sorted by expert, two products, a sum
+# (54 us timed with two small experts on H100, 58 on L40S, 21 to 39 on B200: catalogue/data/operators)
 EXPERTS_S = {"Blackwell": 2.5e-5, "Blackwell Ultra": 2.5e-5}
 OTHER_EXPERTS_S = 5e-5
 # of a product in blocks of fp8, whose input is quantised and padded first: 188 products of Qwen3-235B-A22B's
 # token in FP8 beside those in bf16 (ML.ENERGY's table)
-BLOCKS_S = 2.0e-5
+BLOCKS_S = 2.8e-5
+FUSED = ("k_proj", "v_proj", "up_proj")  # with the product before them, in an engine
 CHUNK = 2048.0  # tokens of prompts in one step, at least
 
 STATE_WIDTH = 4.0  # bytes of a number of a state-space layer's state in an engine
@@ -110,11 +110,7 @@ def add_generation(
         layers = ops is not graph.head and ops is not graph.embedding
         own = head if ops is graph.head else tuple(_for_few_rows(op, batch.rows, run) for op in ops)
         beside = [*([append] if layers else []), *_python(clock, graph, ops, engine=engine.paged)]
-        if engine.paged:
-            blocks = sum(op.dtype == "fp8_block" and op.kind == "gemm" for op in ops)
-            beside.append(Beside(("other", "quantising inputs"), blocks * BLOCKS_S, 0.0))
-        if engine.paged and any(op.kind == "grouped_gemm" for op in ops):
-            beside.append(Beside(("moe", "launching experts"), _experts_s(run), 0.0))
+        beside += _kernels_beside(run, ops) if engine.paged else []
         clock.stage(then, count * steps, own, backward=False, beside=beside)
     add_python(clock, then, steps, graph, sampled=True)
     if engine.paged:
@@ -160,9 +156,16 @@ def by_engine(run: Run) -> bool:
     return engine_of(run).paged
 
 
-def _experts_s(run: Run) -> float:
-    architecture = find_gpu(str(run.gpu)).architecture if run.gpu else ""
-    return EXPERTS_S.get(architecture, OTHER_EXPERTS_S)
+def _kernels_beside(run: Run, ops: tuple[Op, ...]) -> list[Beside]:
+    """Return what a layer of an engine takes beside what its products read and compute."""
+    found = []
+    narrow = [op for op in ops if op.dtype == "fp8_block" and op.kind == "gemm"]
+    if blocks := sum(op.path[-1] not in FUSED for op in narrow):
+        found.append(Beside(("other", "quantising inputs"), blocks * BLOCKS_S, 0.0))
+    if any(op.kind == "grouped_gemm" for op in ops):
+        architecture = find_gpu(str(run.gpu)).architecture if run.gpu else ""
+        found.append(Beside(("moe", "sorting rows"), EXPERTS_S.get(architecture, OTHER_EXPERTS_S), 0.0))
+    return found
 
 
 def sorts_words(run: Run) -> bool:
@@ -273,7 +276,7 @@ def _for_few_rows(op: Op, rows: float, run: Run) -> Op:
     share = _asked_share(held * ranks, whole) if paged else 1.0 - (1.0 - 1.0 / held) ** sent
     if paged and ranks > 1:
         share = min(1.0, share + expected_largest(ranks) * (share * (1.0 - share) / held) ** 0.5)
-    if paged and run.weights_dtype == "fp8":
+    if paged and op.dtype == "fp8_block":
         share = 1.0  # DeepGEMM and CUTLASS pad every expert to a block, with rows or without
     groups = max(1, round(held * share))
     if paged:

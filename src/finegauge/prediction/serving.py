@@ -90,8 +90,8 @@ def served_energy_j(
 ) -> Breakdown:
     """Return the joules of one step of an engine, all boards; empty where no board power is known.
 
-    Whatever it waits for in between, steps of milliseconds keep a board at what memory-bound kernels draw; each
-    operation comes on top, at what it costs where all of the limit goes into products.
+    Whatever it waits for in between, steps of milliseconds keep a board at what memory-bound kernels draw;
+    each operation comes on top, at what it costs where all of the limit goes into products.
     """
     if power is None:
         return Breakdown({})
