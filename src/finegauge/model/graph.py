@@ -165,6 +165,11 @@ def _architecture(model_name: str, top_k: int | None, *, litgpt: bool) -> Archit
 
 def lowering_of(run: Run) -> Lowering:
     """Return the choices of `run` that decide which operators its blocks become."""
+    served = run.phase in SERVING and engine(run.inference_engine).paged
+    return _served(run, _lowering(run)) if served else _lowering(run)
+
+
+def _lowering(run: Run) -> Lowering:
     quantized = run.weights_dtype if run.weights_dtype in QUANTIZED_BYTES else ""
     plain = run.weights_dtype
     if quantized:  # what 4-bit linears compute in
@@ -185,13 +190,10 @@ def lowering_of(run: Run) -> Lowering:
         from finegauge.model.framework_code import litgpt_targets, padded_adapters
 
         names, padded = litgpt_targets(names), padded_adapters(names)
-    served = run.phase in SERVING and engine(run.inference_engine).paged
-    fused_experts = served or (
-        version >= (5, 0) and not (quantized and run.quantize_experts)
-    )  # apart, to be quantised
+    fused_experts = version >= (5, 0) and not (quantized and run.quantize_experts)  # apart, to be quantised
     # 4-bit linears keep their inputs on the autograd context (bitsandbytes < 0.43.2)
     old = run.weights_dtype in ("nf4", "nf4_dq") and version_numbers(run.bitsandbytes_version) < (0, 43, 2)
-    attends, generation, unpads = ("flash", 3, False) if served else _attention(run, model)
+    attends, generation, unpads = _attention(run, model)
     flashless = has_no_flash(run.gpu)
     grouped_efficient = version >= GROUPED_EFFICIENT_SINCE and (flashless or upcast)
     return Lowering(
@@ -212,11 +214,11 @@ def lowering_of(run: Run) -> Lowering:
         stash_survives=old and not (checkpointing and run.checkpointing_reentrant),
         rebuilds=run.activation_checkpointing in ("full", "selective") and not run.checkpointing_reentrant,
         attention=attends,
-        experts=_experts(run, version, fused=fused_experts, served=served),
+        experts="eager" if version >= (5, 0) and not fused_experts else run.experts_implementation,
         fused_experts=fused_experts,
         megatron="megatron" in run.kernels,
-        fused_kernels=bool(fused) or run.compile or served,  # a compiler fuses what those fuse by hand
-        fused_activation=bool(fused - {"foak"}) or run.compile or served,
+        fused_kernels=bool(fused) or run.compile,  # a compiler fuses what those fuse by hand
+        fused_activation=bool(fused - {"foak"}) or run.compile,
         loss=run.loss,
         logits_shifted=version < (4, 49),
         logits_held=(4, 46) <= version < (4, 50) and not (numerics.own_loss or numerics.narrow_loss),
@@ -233,8 +235,7 @@ def lowering_of(run: Run) -> Lowering:
         repacks=quantized.startswith("nf4") and run.phase in INFERENCE and repacks_4bit(run.gpu),
         chunks_kept=run.loss == "chunked" and framework.keeps_loss_chunks,
         litgpt=framework.litgpt_models,
-        unpacks_in_torch=quantized.startswith("gptq") and not (framework.fuses_gptq or served),
-        stored=_stored(run, quantized) if served else "",
+        unpacks_in_torch=quantized.startswith("gptq") and not framework.fuses_gptq,
         padded_adapters=padded,
         last_layers=run.freeze_trainable_layers or 0,
         narrow=run.fp8_recipe if run.fp8 else "",
@@ -249,17 +250,22 @@ def lowering_of(run: Run) -> Lowering:
     )
 
 
-def _stored(run: Run, quantized: str) -> str:
-    """Return the format in which an engine's products read their weights."""
-    in_blocks = quantized == "fp8" and any(family in run.model.casefold() for family in IN_BLOCKS)
-    return "fp8_block" if in_blocks else quantized if quantized in STORED else ""
-
-
-def _experts(run: Run, version: tuple[int, ...], *, fused: bool, served: bool) -> str:
-    """Return how the products of experts run."""
-    if served:
-        return "grouped_mm"
-    return "eager" if version >= (5, 0) and not fused else run.experts_implementation
+def _served(run: Run, low: Lowering) -> Lowering:
+    """Return how an engine made for serving does it: fused kernels, formats as they are stored."""
+    in_blocks = low.quantized == "fp8" and any(family in run.model.casefold() for family in IN_BLOCKS)
+    return low._replace(
+        attention="flash",
+        attention_generation=3,
+        unpads=False,
+        masked_windows=(),
+        repeats_keys=False,
+        experts="grouped_mm",
+        fused_experts=True,
+        fused_kernels=True,
+        fused_activation=True,
+        unpacks_in_torch=False,
+        stored="fp8_block" if in_blocks else low.quantized if low.quantized in STORED else "",
+    )
 
 
 def _attention(run: Run, model: Architecture) -> tuple[str, int, bool]:
