@@ -126,6 +126,7 @@ class Framework(NamedTuple):
     gathers_to_write: bool = False  # ZeRO-3's weights once for all answers, not for every token
     serving_engine: bool = False
     engine: Engine | None = None  # what it does unasked, where it is one
+    engine_apart: bool = False  # the rollout engine is a process of its own, with a context of its own
     shares_weights_with_engine: bool = False  # of the rollout engine on its GPUs: no copy of its own
     # What nobody states
     alloc_conf: str = ""  # PYTORCH_CUDA_ALLOC_CONF as its launcher or import sets it

@@ -75,6 +75,7 @@ def _phase_formulas(run: Run) -> dict[Path, str]:
         ): f"the prompts once, then {new:,} tokens one by one: weights and KV cache over bandwidth",
         ("engine", "weights"): "the rollout engine's own copy, in 16 bit or rollout_dtype",
         ("engine", "activations"): "of the engine's largest step, and logits of a token of every answer",
+        ("engine", "context"): "CUDA context of the engine's own process",
         ("engine", "KV cache"): "what the engine's share of the GPU (gpu_memory_utilization) leaves",
         ("generation", "the last answers"): "fewer than half as many at once as at most",
         ("generation", "waits for answers"): "by which writing them takes longer than learning from them",

@@ -148,6 +148,7 @@ class Job:
             held = self.profile.phase_memory_bytes.under("optimizer")
         for path, value in held.parts.items():
             lasts = path[0] in ("weights", "optimizer") and path[-1] != "autocast copies"
+            lasts = lasts or (path[0] == "engine" and not self.run.rollout_sleep)
             if lasts or path[-1] == "cuBLAS":
                 found[path] = value
         return {**found, **kept_while_idle(self.run, self.share)}

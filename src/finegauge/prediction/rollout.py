@@ -22,7 +22,7 @@ caching). Then
 New weights are gathered from the ranks that share them and copied, or sent to the other GPUs; adapters are
 merged into them. What sleeps is moved over the link to the host and back.
 
-Neglected: the engine's CUDA graphs and its own context; the Python that hands over each tensor; a prefix
+Neglected: the engine's CUDA graphs; the Python that hands over each tensor; a prefix
 cache from step to step; interruptions of answers by new weights.
 
 [1] github.com/vllm-project/vllm, docs/features/sleep_mode.md   [2] vllm/v1/core/sched/scheduler.py,
@@ -196,6 +196,9 @@ def with_engine(asked: Question, rest: Answer, kept: Breakdown, static: Parts, g
     phases = dict(rest.live.phases)
     if not run.rollout_gpus:
         awake, asleep = _held(run, engine), {} if run.rollout_sleep else _held(run, engine)
+        if framework_of(run.framework).engine_apart:
+            context: Parts = {(ENGINE, "context"): asked.device.calibration.context_bytes}
+            awake, asleep = awake | context, asleep | context
         phases = {name: held + Breakdown(asleep) for name, held in phases.items()}
         waiting = Breakdown({**static}) + kept
         phases = {"generation": Breakdown(_left(run, waiting)) + Breakdown(awake), **phases}
@@ -206,7 +209,11 @@ def with_engine(asked: Question, rest: Answer, kept: Breakdown, static: Parts, g
 
 
 def _held(run: Run, engine: Engine) -> Parts:
-    """Return what an engine that is awake takes of each GPU that it shares with the trainer."""
+    """Return what an engine that is awake takes of each GPU that it shares with the trainer.
+
+    vLLM measures its share from when its process has its context, which comes on top where that is its own
+    (init_device of vllm/v1/worker/gpu_worker.py, read 2026-11-23).
+    """
     shared = framework_of(run.framework).shares_weights_with_engine
     return {
         (ENGINE, "weights"): 0.0 if shared else engine.weights_bytes,
