@@ -45,8 +45,8 @@ _HARMLESS = re.compile(
     r"|val\w*|test|weight|decay|clip\w*|betas?|adam|eps|data\w*|tokenizer\w*|template|name|input|prompt|dist|split"
     r"|load|checkpoint\w*|ckpt|port|address|defaults|trust|resume|key|l2|kl|reward\w*|entropy|coef\w*|reporting"
     r"|tensorboard\w*|exit|max_norm|init|hydra|recipe|command|env|loss_fn|normalize|dir|path|step|interval|iters"
-    r"|use_mcore_models|rotary_\w+|apply_layernorm_1p|disable_bias_linear|manual_gc\w*|empty_unused\w*|fp8_amax\w*"
-    r"|vocab_file|merge_file|\w*loss_scale\w*|deepspeed_activation_checkpointing"
+    r"|use_mcore_models|rotary_\w+|apply_layernorm_1p|disable_bias_linear|manual_gc\w*|empty_unused\w*|fp8_amax"
+    r"|no_\w+_fusion|no_position_embedding|use_flash_attn|vocab_file|merge_file|loss_scale\w*|\w*dropout|epsilon"
     r"|fraction|ratio|style|num_workers|workers|timeout|backend|overlap)([._]|$)|^\w$",
     re.IGNORECASE,
 )

@@ -170,7 +170,8 @@ _SILENT = frozenset(
 )
 _TRAINS_NOTHING = re.compile(r"(run_)?(export|merge|convert|infer|eval|predict|generate|serve)\w*\.py$")
 _OF_FILES = re.compile(
-    r"(^|[._])(out\w*|save\w*|log\w*|run_?name|\w+_dir|wandb\w*|experiment\w*|project\w*)$"
+    r"(^|[._])(out\w*|save\w*|log\w*|run_?name|\w+_dir|wandb\w*|experiment\w*|project\w*|data_path"
+    r"|(train|val\w*|eval\w*|test|data)_files?)$"
 )
 _MAX_FOLLOWED = 3  # scripts that start scripts
 
@@ -201,7 +202,9 @@ def of_notebook(text: str, file: str, name: str) -> Launch:
     card = next(filter(None, map(known_card, named)), {})
     try:
         script = scripts.load_python(python, name)
-        keys = {"finegauge": card, **script.keys} if card else script.keys
+        own = script.keys.get("finegauge")
+        block = {**card, **(own if isinstance(own, Mapping) else {})}
+        keys = {**script.keys, "finegauge": block} if block else script.keys
         return Launch(keys, script.reader, script.warnings, file)
     except FileFormatError as error:
         if not shell:
@@ -400,6 +403,7 @@ def _read(
                     "known; add the script, or write a run file."
                 )
             keys, reader = _with_trainer(keys, reader, os.path.basename(named).lower())
+            keys = _in_full(keys)
             if not file:
                 warnings.append(f"{place.name} starts {missing}: what it does unasked is its framework's.")
     if block:
@@ -420,6 +424,18 @@ def _with_trainer(keys: dict[str, Any], reader: str, script: str) -> tuple[dict[
     if reader in ("trl", "trl:TRAINER", "openrlhf"):
         return {**keys, "trainer": learns}, reader.partition(":")[0]
     return keys, reader
+
+
+def _in_full(keys: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys with options of transformers' Trainer in full, which argparse takes abbreviated."""
+    from finegauge.formats.trl import TRAINER
+
+    known = TRAINER.keys
+    found = {
+        key: [one for one in known if one.startswith(key)] if len(key) > 7 and key not in known else []
+        for key in keys
+    }
+    return {found[key][0] if len(found[key]) == 1 else key: value for key, value in keys.items()}
 
 
 def _is_plain_trainer(keys: Mapping[str, Any], named: str) -> bool:

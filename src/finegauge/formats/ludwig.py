@@ -12,7 +12,7 @@ from typing import Any
 from finegauge.errors import FieldError, shown
 from finegauge.formats import launcher_files, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, fixed, key, model_key, switch
-from finegauge.run.field import whole
+from finegauge.run.field import number, whole
 
 _ADAPTERS = trainer_keys.Adapters(
     "adapter.r adapter.alpha adapter.dropout adapter.target_modules adapter.modules_to_save",
@@ -81,8 +81,22 @@ def _read_length(reading: Reading) -> None:
     reading.set("seq_len", stated, key, "input_features")
 
 
+def _read_data(reading: Reading) -> None:
+    named = str(reading.get("dataset", "")).removeprefix("ludwig://")
+    ratio = number(0, 1)("sample_ratio", reading.get("preprocessing.sample_ratio", 1))
+    total = trainer_keys.in_all(named)
+    if ratio < 1 and not total:
+        reading.warn("preprocessing.sample_ratio of data of unknown size is not modelled: all is taken.")
+    taken = reading.get("preprocessing.sample_size", int(ratio * total) if ratio < 1 and total else None)
+    keys = ("dataset", "preprocessing.sample_size", "preprocessing.sample_ratio")
+    trainer_keys.read_dataset(reading, [named] if named else (), *keys, num_samples=taken)
+
+
 def _read_backend(reading: Reading) -> None:
     keys = reading.get("backend")
+    inside = keys.get("trainer") if isinstance(keys, dict) else None
+    if isinstance(inside, dict) and isinstance(inside.get("strategy"), dict):
+        keys = inside["strategy"]
     if isinstance(keys, dict) and "zero_optimization" in keys:
         for field, value in launcher_files.deepspeed_fields(keys).items():
             reading.set(field, value, "backend")
@@ -106,7 +120,7 @@ FORMAT = Format(
         key("trainer.train_steps", "max_steps"),
         key("trainer.optimizer.type", "optimizer", "adamw", more=_OPTIMIZERS),
         key("trainer.compile", "compile", False),
-        key("preprocessing.sample_size", "num_samples"),
+        Row("dataset preprocessing.sample_size preprocessing.sample_ratio", _read_data),
         switch("trainer.enable_gradient_checkpointing", "activation_checkpointing", "full"),
         Row("backend backend.type", _read_backend),
         fixed(loss="full_logits", padding="longest"),

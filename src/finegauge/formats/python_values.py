@@ -10,11 +10,15 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from finegauge.documents import parse_yaml
+from finegauge.errors import FileFormatError
+
 OPAQUE = object()
 PARSERS = ("HfArgumentParser", "TrlParser", "H4ArgumentParser")
 _PARSED = ("parse_args", "parse_known_args", "parse_args_into_dataclasses", "parse_args_and_config")
 _BF16_ASKED = ("is_bfloat16_supported", "is_bf16_supported")
 _PLAIN: Mapping[str, Callable[[Any], Any]] = {"int": int, "float": float, "str": str, "bool": bool}
+_TEXTS = (("yaml", "safe_load"), ("yaml", "full_load"), ("yaml", "load"), ("json", "loads"))
 _HOLDERS = ("dict", "SimpleNamespace", "OmegaConf", "EasyDict")
 _DECLARED = ("add_argument", "option", "Option")
 _MAX_DEPTH = 40  # of names that stand for names
@@ -90,6 +94,15 @@ def _leaves(value: Any, most: int = _MAX_TEXT) -> int:
     return count
 
 
+def _held(text: Any) -> Any:
+    """Return the mapping that a text of YAML or JSON holds; `OPAQUE` of anything else."""
+    try:
+        found = parse_yaml(text, "a text") if isinstance(text, str) else OPAQUE
+    except FileFormatError:
+        return OPAQUE
+    return found if isinstance(found, dict) else OPAQUE
+
+
 def without_opaque(value: Any) -> Any:
     """Return a list or a mapping without what only running the text would tell; itself if that is nothing."""
     if isinstance(value, dict):
@@ -129,6 +142,8 @@ class Values:
         self._options = {name: _scalar(value) for name, value in options.items()}
         self._assigned: dict[str, list[Any]] = {}
         self._namespace: dict[str, Any] = {}  # of argparse and click
+        self._inside: set[str] = set()  # names that not the text's own lines alone assign
+        self._bodies = [(n.lineno, n.end_lineno or 0) for n in nodes if isinstance(n, ast.FunctionDef)]
         self._depth = 0
         self._resolved: dict[str, Any] = {}  # names that were asked for before
         for node in nodes:
@@ -207,7 +222,7 @@ class Values:
         """Note what a statement calls by a name."""
         if isinstance(node, ast.Assign):
             for target in node.targets:
-                self._bind(target, node.value)
+                self._bind(target, node.value, inside=node.col_offset > 0)
         elif isinstance(node, ast.AnnAssign) and node.value is not None:
             self._bind(node.target, node.value)
         elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
@@ -225,12 +240,13 @@ class Values:
         elif isinstance(node, ast.Call) and callee(node.func)[1] in _DECLARED:
             self._declare(node)
 
-    def _bind(self, target: ast.expr, value: ast.expr) -> None:
+    def _bind(self, target: ast.expr, value: ast.expr, *, inside: bool = True) -> None:
         if isinstance(target, ast.Name):
             self._assigned.setdefault(target.id, []).append(value)
+            self._inside |= {target.id} if inside else set()
         elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
             for one, its in zip(target.elts, value.elts, strict=False):
-                self._bind(one, its)
+                self._bind(one, its, inside=inside)
 
     def _declare(self, call: ast.Call) -> None:
         """Note an option that the script takes, and its default."""
@@ -282,12 +298,19 @@ class Values:
                 self._assigned[one_target.id] = [{**held, **self._options}]
 
     def _name(self, node: ast.Name) -> Any:
-        """Return what a name stands for, if every assignment says the same."""
+        """Return what a name stands for, if every assignment says the same, or lines after one another do."""
         name = node.id
         if name not in self._resolved:
             self._resolved[name] = OPAQUE  # of a name that stands for itself
             self._resolved[name] = self._stands_for(name)
-        return self._resolved[name]
+        found = self._resolved[name]
+        line, given = getattr(node, "lineno", 0), self._assigned.get(name, ())
+        if found is not OPAQUE or name in self._inside or len(given) < 2:
+            return found
+        if any(first <= line <= last for first, last in self._bodies):  # whose callers stand anywhere
+            return found
+        before = [one for one in given if isinstance(one, ast.AST) and getattr(one, "lineno", line) < line]
+        return self.of(before[-1]) if before else found
 
     def _stands_for(self, name: str) -> Any:
         values = self._assigned.get(name)
@@ -342,6 +365,10 @@ class Values:
 
     def _condition(self, node: ast.IfExp) -> Any:
         test = self.of(node.test)
+        if test is OPAQUE and any(
+            isinstance(one, ast.Attribute) and one.attr == "argv" for one in ast.walk(node.test)
+        ):
+            test = False  # nothing is handed on
         return OPAQUE if test is OPAQUE else self.of(node.body if test else node.orelse)
 
     def _comparison(self, node: ast.Compare) -> Any:
@@ -372,6 +399,8 @@ class Values:
         elif name in ("getenv", "get") and node.args and owner in ("environ", "os"):
             told = self._environment.get(str(self.of(node.args[0])))
             first = node.args[1:] if told is None else [told]
+        if (owner, name) in _TEXTS and node.args:
+            return _held(self.of(node.args[0]))
         if first or owner or name not in _PLAIN or len(node.args) != 1:
             return self.of(first[0]) if first else OPAQUE
         value = self.of(node.args[0])

@@ -290,7 +290,7 @@ def _refuse_others(keys: Mapping[str, Any], name: str) -> None:
                 f"{name} looks like a file of {launcher}, which states no model; name the training file "
                 f"and add --{launcher.lower()} {shown(name)}."
             )
-    if not {*keys} & {*FIELDS}:
+    if not (ours := {*keys} & {*FIELDS}) or 2 * len(ours) < len(keys) > 5:
         listed = ", ".join([shown(str(key)) for key in keys][:6])
         raise FileFormatError(
             f"{name} has the keys of no framework that is read ({listed}); write a run file, with model and "

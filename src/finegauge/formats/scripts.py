@@ -12,6 +12,8 @@ from finegauge.documents import parse_json
 from finegauge.errors import FileFormatError
 from finegauge.formats.key_table import RUN_FILE, recognise
 from finegauge.formats.python_values import OPAQUE, Values, callee, last_name, without_opaque
+from finegauge.formats.sheet import samples_of
+from finegauge.formats.trainer_keys import in_all
 from finegauge.records import NamedTuple
 
 
@@ -139,6 +141,8 @@ def load_python(
         return Script(unsloth_keys(keys, adapts=script.adapts), "unsloth", warnings)
     if script.values.asks_for_bf16:
         warnings += (f"{name}: whether the GPU has bf16 is asked by the script and taken as yes.",)
+    if script.calls & _HF_ARGUMENTS and not script.calls & {*_TRL_ARGUMENTS}:
+        keys = {"bf16": False, "gradient_checkpointing": False, **keys}  # TRL takes all that they hold
     if script.adapts:
         keys = {"lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.0, "use_peft": True, **keys}
     if script.loads_itself:
@@ -155,7 +159,8 @@ def _written(script: "_Reader", name: str, warnings: tuple[str, ...]) -> Script:
     """
     for mapping in script.values.mappings():
         if (reader := recognise(mapping)) not in ("", RUN_FILE):
-            return Script(mapping, reader, warnings)
+            data = {"dataset": script.trained_on} if reader == "ludwig" and script.trained_on else {}
+            return Script({**data, **mapping}, reader, warnings)
     raise FileFormatError(f"{name} starts no training that is known: {_instead(script)}.")
 
 
@@ -280,6 +285,8 @@ def unsloth_keys(keys: Mapping[str, Any], *, adapts: bool) -> dict[str, Any]:
     for key, value in flat.items():
         section, dot, rest = key.partition(".")
         (found[section] if dot else whole)[rest or section] = value
+    if "finegauge" in keys:
+        whole["finegauge"] = keys["finegauge"]
     found["training"]["training_type"] = "lora" if adapts and not keys.get("full_finetuning") else "full"
     return whole
 
@@ -308,11 +315,15 @@ class _Reader:
         self._trainings: set[str] = set()  # names of training arguments
         self.model_computed = False
         self._cuts = list[int]()  # where a tokenizer is told to cut
+        self.trained_on = ""
+        self._taken = list[int]()  # how many samples of a data set are taken
         for node in nodes:
             if isinstance(node, ast.Call):
                 self._read(node, *callee(node.func))
         if self._cuts and not {"max_length", "max_seq_length", "model_max_length"} & {*self.keys}:
             self.keys["max_length"] = max(self._cuts)
+        if self._taken:
+            self.keys["finegauge"] = {"num_samples": max(self._taken)}
         if any(isinstance(n, ast.FunctionDef) and n.name in ("group_texts", "group_text") for n in nodes):
             self._note_blocks()
         for node in nodes:
@@ -379,13 +390,29 @@ class _Reader:
             self._note_cut(call, tokenizes=False)
         elif name == "gradient_checkpointing_enable":
             self._note("gradient_checkpointing", True)
-        elif name == "load_dataset" and call.args:
-            named = self.values.of(call.args[0])
+        elif name == "prepare_model_for_kbit_training":
+            told = [self.values.of(one.value) for one in call.keywords if "checkpointing" in str(one.arg)]
+            self._note("gradient_checkpointing", True if not told or told[0] is not False else None)
+        else:
+            self._read_data(call, name)
+
+    def _read_data(self, call: ast.Call, name: str) -> None:
+        """Read a call about data: what is loaded, and how many of its samples are taken."""
+        told = {word.arg: self.values.of(word.value) for word in call.keywords}
+        first = call.args[0] if call.args else None
+        if name == "load_dataset" and first is not None:
+            named = self.values.of(first)
             if named in ("json", "csv", "parquet", "text"):  # what reads the files that it is given
-                named = next(
-                    (self.values.of(one.value) for one in call.keywords if one.arg == "data_files"), None
-                )
-            self._note("dataset_name", named if isinstance(named, str) else None)
+                named = told.get("data_files")
+            named = named if isinstance(named, str) else None
+            self._note("dataset_name", named)
+            taken = samples_of(str(told.get("split", "")), in_all(named))
+            self._taken += [taken] if taken else []
+        elif name == "select" and isinstance(first, ast.Call) and callee(first.func)[1] == "range":
+            taken = self.values.of((first.args or [first])[-1])
+            self._taken += [taken] if isinstance(taken, int) and taken > 0 else []
+        elif name == "train" and isinstance(named := told.get("dataset"), str):
+            self.trained_on = named  # Ludwig's
 
     def _amend(self, node: ast.Assign) -> None:
         """Read an argument that is set after the call: training_args.max_steps = 10."""

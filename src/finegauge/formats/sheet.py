@@ -1,6 +1,7 @@
 """What one framework's writer hands over: keys and values, not yet text, and how to start the training."""
 
 import os
+import re
 from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Any
@@ -106,6 +107,18 @@ def dataset_name(run: Run) -> str | None:
     if run.dataset is None or (run.dataset.endswith(".csv") and run.tokenizer is None):
         return None
     return run.dataset
+
+
+def samples_of(split: str, total: int | None) -> int | None:
+    """Return how many samples a slice takes: train[:1000], train[:1%] of `total`; None of anything else."""
+    found = re.fullmatch(r"\w+\[(\d{0,12})(%?):(\d{1,12})(%?)\]", split.replace(" ", ""))
+    if found is None or ("%" in (found[2], found[4]) and not total):
+        return None
+    first, last = (
+        int(count or 0) * (total or 0) // 100 if percent else int(count or 0)
+        for count, percent in ((found[1], found[2]), (found[3], found[4]))
+    )
+    return max(1, min(last, total or last) - first)
 
 
 def file_kind(named: str) -> str | None:

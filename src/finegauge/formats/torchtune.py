@@ -330,7 +330,12 @@ def _read_data(reading: Reading) -> None:
     if source in ("json", "csv", "parquet"):
         source = str(reading.get("dataset.data_files", source))
     source = source or _class(reading, "dataset._component_").removesuffix("_dataset")
-    trainer_keys.read_dataset(reading, [source] if source else (), "dataset.source", "dataset._component_")
+    trainer_keys.read_dataset(
+        reading,
+        [source] if source else (),
+        *("dataset.source", "dataset._component_", "dataset.split"),
+        split=str(reading.get("dataset.split", "")),
+    )
 
 
 def _data(run: Run) -> dict[str, Any]:
@@ -413,7 +418,8 @@ FORMAT = Format(
         Row("optimizer._component_ optimizer.fused optimizer_in_bwd", _read_optimizer, _optimizer),
         fixed(attention="sdpa", over_length="truncate", pad_to_multiple_of=1),
         Row(
-            "tokenizer.max_seq_len dataset._component_ dataset.packed dataset.source dataset.data_files",
+            "tokenizer.max_seq_len dataset._component_ dataset.packed dataset.source dataset.data_files "
+            "dataset.split",
             _read_data,
             _data,
         ),

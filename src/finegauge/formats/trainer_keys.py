@@ -11,7 +11,7 @@ from typing import Any
 from finegauge.errors import FieldError, FileFormatError, FineGaugeError, UnknownNameError, shown
 from finegauge.formats.key_table import Reading, Row, key
 from finegauge.formats.launcher_files import deepspeed_fields, load, pinning, sharding, uses_deepspeed
-from finegauge.formats.sheet import targets, whole_number
+from finegauge.formats.sheet import samples_of, targets, whole_number
 from finegauge.records import NamedTuple
 from finegauge.run.field import flag, names, number, version_numbers, whole
 from finegauge.run.rules import COMPARING, TRAINABLE_EXTRAS, num_held_out
@@ -410,7 +410,9 @@ def _read_fsdp(reading: Reading, fsdp: Any) -> None:
         reading.set("activation_checkpointing", "full", "fsdp_config")
 
 
-def read_dataset(reading: Reading, value: Any, *keys: str, num_samples: int | None = None) -> None:
+def read_dataset(
+    reading: Reading, value: Any, *keys: str, num_samples: int | None = None, split: str = ""
+) -> None:
     """Read the data set: one of the catalogue, else every sequence is taken as long as the cut-off."""
     named = names(keys[0], value or ())
     known: str | None = None
@@ -421,20 +423,15 @@ def read_dataset(reading: Reading, value: Any, *keys: str, num_samples: int | No
     if named and known is None and not reading.replaces("dataset"):
         reading.warn(unknown_lengths(named))
     reading.set("dataset", known, *keys)
-    reading.set("num_samples", num_samples, *keys)
+    reading.set("num_samples", num_samples or samples_of(split, in_all(known)), *keys)
 
 
 def unknown_lengths(named: Sequence[str], cut_off: str = "seq_len") -> str:
     """Return the sentence about data sets that the catalogue lacks; of a path it shows the last part."""
-    first = (
-        named[0]
-        if re.fullmatch(r"[\w.-]+/[\w.-]+|[^/]+", named[0])
-        else named[0].rstrip("/").rpartition("/")[2]
-    )
-    others = f" and {len(named) - 1} more" if len(named) > 1 else ""
-    return (
-        f"The lengths of {shown(first, 40)}{others} are not known: every sequence counts as {cut_off} long."
-    )
+    path = re.fullmatch(r"[\w.-]+/[\w.-]+|[^/]+", named[0]) is None
+    which = shown(named[0].rstrip("/").rpartition("/")[2] if path else named[0], 40)
+    which += f" and {len(named) - 1} more" if len(named) > 1 else ""
+    return f"The lengths of {which} are not known: every sequence counts as {cut_off} long."
 
 
 def dataset_row(
@@ -504,6 +501,13 @@ def in_catalogue(name: str) -> str | None:
         return name if dataset(name).lengths else None
     except FineGaugeError:
         return None
+
+
+def in_all(name: str | None) -> int | None:
+    """Return how many samples a data set of the catalogue has, where known."""
+    from finegauge.catalogue.datasets import dataset
+
+    return dataset(name).num_samples if name and in_catalogue(name) else None
 
 
 def generation_row(section: str = "", prompt: int = 512, answer: int = 256, beta: float = 0.0) -> Row:

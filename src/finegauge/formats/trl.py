@@ -20,6 +20,7 @@ from finegauge.errors import FieldError, shown
 from finegauge.formats import launcher_files, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, always, key, model_key
 from finegauge.formats.sheet import ACCELERATE, DEEPSPEED, Sheet, dataset_name, file_kind, refuse
+from finegauge.run.field import whole
 from finegauge.run.rules import COMPARING
 from finegauge.run.run import Run
 
@@ -249,6 +250,17 @@ def _read_batching(reading: Reading) -> None:
     reading.set("pad_to_multiple_of", multiple, "pad_to_multiple_of")
 
 
+def _read_data(reading: Reading) -> None:
+    most = reading.get("max_train_samples")
+    trainer_keys.read_dataset(
+        reading,
+        reading.get("dataset_name"),
+        *("dataset_name", "dataset_train_split", "max_train_samples"),
+        num_samples=None if most is None else int(whole(1, 10**12)("max_train_samples", most)),
+        split=str(reading.get("dataset_train_split", "")),
+    )
+
+
 def _data(run: Run) -> dict[str, Any]:
     """Return the data set: of a hub by its name, a file as what reads it."""
     named = dataset_name(run)
@@ -310,7 +322,7 @@ FORMAT = Format(
         ),
         trainer_keys.generation_row(),
         trainer_keys.GROUPING,
-        trainer_keys.dataset_row("dataset_name"),
+        Row("dataset_name dataset_train_split max_train_samples", _read_data),
         trainer_keys.DURATION,
         trainer_keys.SHARDING,
         trainer_keys.EVALUATION,
