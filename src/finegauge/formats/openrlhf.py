@@ -106,11 +106,10 @@ def _read_parallelism(reading: Reading) -> None:
 
 
 def _read_batching(reading: Reading) -> None:
-    joined = reading.flag("packing_samples") and reading.fields["phase"] == "sft"
+    joined = reading.flag("packing_samples") and reading.fields["phase"] not in ("dpo", "reward")
     reading.set("padding", "free" if joined else "longest", "packing_samples")
     if reading.flag("packing_samples") and not joined:
-        what = "pairs" if reading.fields["phase"] in ("dpo", "reward") else "answers"
-        reading.warn(f"packing_samples of {what} is not modelled: they are taken as padded to the longest.")
+        reading.warn("packing_samples of pairs is not modelled: they are taken as padded to the longest.")
     reading.set("packing", False)
     flash = reading.flag("flash_attn") or "flash" in reading.text("attn_implementation") or joined
     reading.set("attention", "flash" if flash else "eager", "flash_attn", "attn_implementation")
