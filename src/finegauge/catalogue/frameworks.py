@@ -74,6 +74,7 @@ class Engine(NamedTuple):
     graphs: bool = False  # a token of every sequence is launched as one CUDA graph
     step_s: float = 0.0  # the device waits for the scheduler in every step: so long ...
     sequence_s: float = 0.0  # ... and so much longer for each sequence
+    layer_launches: float = 0.0  # kernels of a layer for a token, where it has its own and no graphs
     gpu_memory_utilization: float = 1.0  # share of a GPU's memory that it takes
     max_num_seqs: int = 1_000_000
     max_num_batched_tokens: int = 1_000_000  # of prompts and answers in one step
@@ -122,7 +123,10 @@ class Framework(NamedTuple):
     reduces_every_micro_batch: bool = False  # no `no_sync`: FSDP's gradients never stay whole
     clips_nothing: bool = False  # gradients, unless it is configured to
     reduces_beside_backward: bool = False  # Megatron's gradients, while the backward pass runs
-    # Generation
+    # Reinforcement
+    updates_once: bool = False  # of every answer, where it is not told `ppo_epochs`
+    copies_reference: bool = False  # beside the policy, adapters or not
+    trains_whole_critic: bool = False  # without adapters, unless told
     gathers_to_write: bool = False  # ZeRO-3's weights once for all answers, not for every token
     serving_engine: bool = False
     engine: Engine | None = None  # what it does unasked, where it is one

@@ -17,7 +17,7 @@ from finegauge.catalogue.length_histogram import LengthHistogram
 from finegauge.data.recipe import NO_LIMIT, TRAINER_SEED, Recipe
 from finegauge.errors import FieldError, UnsupportedError
 from finegauge.records import NamedTuple
-from finegauge.run.phases import answer_tokens, group_size, is_continuous, prompts_of
+from finegauge.run.phases import answer_tokens, group_size, is_continuous, micro_steps, prompts_of
 from finegauge.run.rules import GENERATING, PAIRED, RL, num_held_out
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _with_answers(run: "Run") -> BatchShape:
         run.micro_batch_size,
         answer_tokens(run),
     )
-    known, accumulation = answer_lengths(run), run.gradient_accumulation_steps
+    known, accumulation = answer_lengths(run), micro_steps(run)
     new, square = (known.mean(), known.mean(2)) if known else (float(most), float(most) ** 2)
     real = prompts.real_tokens / prompts.sequences
     written, free = real + new, run.padding == "free"

@@ -284,6 +284,9 @@ def _products(
     if low.megatron:  # products write and read scores, one softmax reads and writes them; dropout, its mask
         mask = 2.0 * c + 1.0 if dropped else 0.0
         moved, moved_back, launches = 4.0 * c + mask, 7.0 * c + mask, (4, 6)
+    if low.clamps_scores:  # backward: equal, halved, chosen, less, filled (`maximum` in derivatives.yaml)
+        per_score, launches = per_score + c * scored, (launches[0] + 1, launches[1] + 5)
+        moved, moved_back = moved + 2.0 * c, moved_back + 9.0 * c + 4.0
     beside = c if c < softmax else c if column else 0.0  # scores and sinks beside the scores
     differentiated, gradients = 2.0 * softmax - (c if c < softmax else 0.0), io
     if not (low.on_cpu or low.megatron):

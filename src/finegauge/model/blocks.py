@@ -54,6 +54,7 @@ class Numerics(NamedTuple):
     tables_by_kind: bool = False  # layers with a window have tables of their own
     narrow_softmax: bool = False  # eager attention's softmax is not in fp32 (GPT-2)
     wide_scores: bool = False  # eager attention multiplies queries and keys in fp32 (GPT-J)
+    clamped_scores: bool = False  # before 4.49: torch.max of scores and the least number, masked before (OPT)
     sinks: str = ""  # eager attention has a "column" of sinks (GPT-OSS), or is "scaled" by them (Granite)
     always_masks: bool = False  # sdpa gets a mask, and no more heads than there are (Falcon)
     kernels: tuple[str, ...] = ("sdpa", "flash")  # attention it has beside eager, which stands in for others

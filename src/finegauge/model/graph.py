@@ -33,12 +33,13 @@ from finegauge.model.op_builder import OpBuilder
 from finegauge.model.weights import Weights, weights_of
 from finegauge.records import NamedTuple
 from finegauge.run.field import version_numbers
-from finegauge.run.phases import PPO_EPOCHS, micro_steps
-from finegauge.run.rules import ATTENTION_KERNELS, INFERENCE, SERVING
+from finegauge.run.phases import micro_steps, num_updates
+from finegauge.run.rules import ATTENTION_KERNELS, INFERENCE, RL, SERVING
 from finegauge.run.run import Run
 
 TARGETABLE = frozenset({"linear", "router", "experts", "step"})
 CHECKPOINTING_LAYERS_SINCE = (4, 53)  # a checkpointed layer is told not to use a cache
+SCORES_CLAMPED_UNTIL = (4, 49)  # modeling_opt.py of 4.28.1 and 4.48.3 has it, of 4.49.0 not
 # PyTorch hands grouped keys to its memory-efficient kernel where FlashAttention cannot run: the LoRA and
 # QLoRA rows of fitcheck-t4 (torch 2.10 and 2.14; fp16, and fp32 after k-bit preparation) hold no scores
 GROUPED_EFFICIENT_SINCE = (5, 0)
@@ -193,8 +194,7 @@ def _lowering(run: Run) -> Lowering:
     fused_experts = version >= (5, 0) and not (quantized and run.quantize_experts)  # apart, to be quantised
     # 4-bit linears keep their inputs on the autograd context (bitsandbytes < 0.43.2)
     old = run.weights_dtype in ("nf4", "nf4_dq") and version_numbers(run.bitsandbytes_version) < (0, 43, 2)
-    attends, generation, unpads = _attention(run, model)
-    flashless = has_no_flash(run.gpu)
+    (attends, generation, unpads), flashless = _attention(run, model), has_no_flash(run.gpu)
     grouped_efficient = version >= GROUPED_EFFICIENT_SINCE and (flashless or upcast)
     return Lowering(
         activation_bytes=4 if wide else compute_bytes,
@@ -242,6 +242,7 @@ def _lowering(run: Run) -> Lowering:
         narrow_products=run.fp8_products,
         own_models=framework.own_models,
         masks=_masks(run),
+        clamps_scores=numerics.clamped_scores and version < SCORES_CLAMPED_UNTIL,
         flashless=flashless,
         composite_groups=version >= GROUPED_SDPA_SINCE and not grouped_efficient,
         wide_head=upcast and compute_bytes == 2 and run.autocast == "none",
@@ -462,26 +463,68 @@ def step_flops(run: Run, graph: Graph, extents: Extents) -> float:
 
         sft, pretrain, reward       forward and backward of every micro-batch
         dpo                         + forward of the reference
-        grpo                        + forward of the reference, and the generation of the answers
-        ppo                         policy and value model train `PPO_EPOCHS` times; policy, reference,
-                                    value and reward model evaluate once; the policy generates
+        grpo                        `ppo_epochs` times; + generation, and the forward of whoever scores
+        ppo                         policy and value model likewise
         evaluate, prefill, decode   forward
 
     Generating an answer word by word takes as many FLOPs as reading it with its prompt at once.
     """
     forward, one = graph.flops(extents)
     if run.phase in INFERENCE:
-        one = forward
-    elif run.phase == "dpo":
-        one += forward
-    elif run.phase == "grpo":
-        one += 2 * forward
-    elif run.phase == "ppo":
-        evaluated, both = build(value_run(run)).flops(extents)
-        one = PPO_EPOCHS * (one + both) + 3 * forward + 2 * evaluated
+        return micro_steps(run) * forward
+    if run.phase in RL:
+        updated = build(value_run(run)).flops(extents)[1] if run.phase == "ppo" else 0.0
+        one = run.ppo_epochs * (one + updated) + forward
+    for role in scoring_runs(run):
+        one += build(role.run).flops(extents)[0]
     return micro_steps(run) * one
 
 
+class Role(NamedTuple):
+    """A model that passes once over every micro-batch of a step before it is trained, and keeps nothing."""
+
+    name: str
+    run: Run  # whose model it is
+    frozen: bool = False  # a model beside those that train
+    adapted: bool = False  # its adapters, if any, take part
+
+
+def scoring_runs(run: Run) -> Iterator[Role]:
+    """Yield the models that score in a step of `run`.
+
+    The policy's own likelihoods are taken before the first of several updates; with a single one they are
+    those of its forward pass (PPO's trainers take them all the same).
+    """
+    if run.phase == "ppo" or (run.phase == "grpo" and (run.old_log_probs or num_updates(run) > 1)):
+        yield Role("policy", run, adapted=True)
+    if run.phase in ("dpo", *RL) and run.reference_model != "none":
+        own = run.reference_model in ("policy", "copy")
+        reference = run if own else of_model(run, run.reference_model)
+        frozen = run.reference_model != "policy" or not run.trains_adapters
+        if frozen and run.reference_offload:
+            reference = reference.replace(cpu_offload="params")
+        yield Role("reference", reference, frozen=frozen)
+    if run.phase == "ppo":
+        yield Role("value model", value_run(run), adapted=True)
+    if run.phase == "ppo" or (run.phase == "grpo" and run.reward_model):
+        yield Role("reward model", of_model(value_run(run), run.reward_model), frozen=True)
+
+
 def value_run(run: Run) -> Run:
-    """Return the run whose model is PPO's value model: the policy with one output per token."""
-    return run.replace(phase="reward", max_new_tokens=None)
+    """Return the run whose model is PPO's value model: one output per token."""
+    changes: dict[str, Any] = {"phase": "reward", "max_new_tokens": None}
+    if run.critic_method == "full" and run.trains_adapters:
+        changes |= {"method": "full", "weights_dtype": None if run.method != "lora" else run.weights_dtype}
+        changes |= {"trainable_extra": ()}
+    if not run.critic_checkpointing:
+        changes["activation_checkpointing"] = "none"
+    elif run.activation_checkpointing == "none":
+        changes["activation_checkpointing"] = "full"
+    return of_model(run.replace(**changes), run.critic_model)
+
+
+def of_model(run: Run, name: str | None) -> Run:
+    """Return the same run of another model; of its own where none is named."""
+    if name is None or name == run.model:
+        return run
+    return run.replace(model=name, num_experts_per_tok=None)

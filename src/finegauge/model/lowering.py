@@ -133,6 +133,7 @@ class Lowering(NamedTuple):
     narrow_products: str = "all"  # or linears, or experts
     own_models: bool = False  # the framework's code, which hands experts only the tokens that chose them
     masks: bool = False  # sdpa is handed a mask
+    clamps_scores: bool = False  # eager attention keeps what it takes the larger of
     flashless: bool = False  # the GPU has no FlashAttention
     composite_groups: bool = False  # PyTorch's memory-efficient kernel takes no grouped keys
     wide_head: bool = False  # k-bit preparation has made the head fp32, and nothing narrows it again

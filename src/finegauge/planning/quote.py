@@ -142,7 +142,7 @@ def quote(run: "Run", profile: Profile | None = None, *, prices: Iterable[Offer]
             boards_j, wall_j = joules, joules * WALL_POWER_RATIO
             kilograms = emissions_kg(wall_j, overhead, intensity.kg_per_kwh)
         costs = priced(run, wall.total, prices)
-        tokens = num_steps * run.gradient_accumulation_steps * run.data_parallel * batch.real_tokens
+        tokens = num_steps * micro_steps(run) * run.data_parallel * batch.real_tokens
         if batch.num_samples is not None:  # all samples of all epochs, without padding
             tokens = num_epochs * batch.num_samples * batch.real_tokens / batch.samples
         services = managed(run, tokens)

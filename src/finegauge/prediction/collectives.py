@@ -37,8 +37,10 @@ from finegauge.model.graph import Graph, value_run
 from finegauge.model.op import Extents, Op
 from finegauge.prediction.forward_passes import (
     Generation,
+    batches_of_answers,
     gathers_to_generate,
     generation_of,
+    generator,
     policy_and_value,
     scorers,
 )
@@ -68,8 +70,8 @@ from finegauge.prediction.sharding import (
 )
 from finegauge.profile import Exchange
 from finegauge.records import NamedTuple
-from finegauge.run.phases import PPO_EPOCHS, accumulates_whole, micro_steps
-from finegauge.run.rules import FSDP, GENERATING, SERVING
+from finegauge.run.phases import accumulates_whole, micro_steps, num_updates
+from finegauge.run.rules import FSDP, GENERATING, RL, SERVING
 from finegauge.run.run import Run
 
 DDP_FIRST_BUCKET_BYTES = 2**20  # torch: the first bucket is small, so that reducing starts early
@@ -306,22 +308,30 @@ def collectives(run: Run) -> tuple[Collective, ...]:
     if not share.communicates:
         return ()
     extents = rank_extents(run, mean_extents(shape(run)))
-    runs = passes_of_a_layer(run, share.graph)
     found: list[Collective] = []
     if run.phase == "ppo":
-        both = zip(policy_and_value(run, share), (run, value_run(run)), strict=True)
-        updates = [one for held, trained in both for one in exchanged(trained, held, extents, runs)]
-        found += [one._replace(num_sent=PPO_EPOCHS * one.num_sent) for one in updates]
+        for held, trained in zip(policy_and_value(run, share), (run, value_run(run)), strict=True):
+            again = passes_of_a_layer(trained, held.graph)
+            found += [_repeated(run, one) for one in exchanged(trained, held, extents, again)]
     elif run.phase in TRAINED:
-        found += exchanged(run, share, extents, runs)
+        again = passes_of_a_layer(run, share.graph)
+        found += [_repeated(run, one) for one in exchanged(run, share, extents, again)]
     for scorer in scorers(run, share):
         found += forward_messages(run, scorer.share, extents)
     if run.phase in (*SERVING, *GENERATING):
         batch = generation_of(run, extents)
         before, reading, further = generation_messages(run, share, batch)
+        rounds = batches_of_answers(run, batch)
         rest = [one._replace(num_sent=(batch.new_tokens - 1) * one.num_sent) for one in further]
-        found += [one._replace(once=run.phase not in SERVING) for one in (*before, *reading, *rest)]
+        for one in (*before, *reading, *rest):
+            found.append(one._replace(num_sent=rounds * one.num_sent, once=run.phase not in SERVING))
     return tuple([one for one in found if one.ranks > 1 and one.num_sent > 0 and one.payload_bytes > 0])
+
+
+def _repeated(run: Run, one: Collective) -> Collective:
+    """Return a message of one pass of updates as often as a step sends it."""
+    updates, passes = num_updates(run), run.ppo_epochs if run.phase in RL else 1
+    return one._replace(num_sent=(updates if one.once else passes) * one.num_sent)
 
 
 def exchanges(run: Run) -> list[Exchange]:
@@ -382,11 +392,12 @@ class GenerationMessages(NamedTuple):
 
 def generation_messages(run: Run, share: Share, batch: Generation) -> GenerationMessages:
     """Return the messages of one rank while the answers of `batch` are generated."""
-    whole = run.replace(sequence_parallel=False) if run.sequence_parallel else run
-    reading = forward_messages(run, share, batch.prompts, sampled=batch.rows)
-    further = forward_messages(whole, share, batch.token, sampled=batch.rows)
+    generating, held = generator(run, share)
+    whole = generating.replace(sequence_parallel=False) if run.sequence_parallel else generating
+    reading = forward_messages(generating, held, batch.prompts, sampled=batch.rows)
+    further = forward_messages(whole, held, batch.token, sampled=batch.rows)
     once = gathered_to_generate(run)
-    before = [one._replace(beside="") for one in reading if one.what in once]
+    before = [one._replace(beside="") for one in forward_gathers(run, share) if one.what in once]
     return GenerationMessages(
         before, *([one for one in found if one.what not in once] for found in (reading, further))
     )

@@ -63,9 +63,17 @@ def _phase_formulas(run: Run) -> dict[Path, str]:
     """Return the lines of what only some phases hold and do."""
     new, rows = answer_tokens(run), run.micro_batch_size
     return {
-        ("weights", "reference"): "the policy before tuning, frozen, as large as the model",
-        ("weights", "value model"): "as large as the policy, with a scalar head",
-        ("weights", "reward model"): "as large as the policy, with a scalar head, frozen",
+        ("weights", "reference"): "frozen: the policy before tuning, or reference_model"
+        + (" (in host memory)" if run.reference_offload else ""),
+        ("weights", "value model"): f"{run.critic_model or 'as large as the policy'}, with a scalar head",
+        ("weights", "reward model"): f"{run.reward_model or 'as large as the value model'}, frozen",
+        ("weights", "moving average"): "a copy of the policy",
+        (
+            "workspace",
+            "generation",
+        ): "DeepSpeed's kernels: ten residual streams and all scores of the answers "
+        "that are generated at once; like the cache it stays while models train, unless rollout_sleep",
+        ("workspace", "layers to be divided"): "gathered_layers, whole, before each rank takes its part",
         ("optimizer", "value model"): f"{run.optimizer} state of the value model",
         ("KV cache",): f"keys and values of all layers for every token of {rows} sequences a micro-batch",
         ("logits", "next token"): "logits of one token of every sequence, and their probabilities in fp32",

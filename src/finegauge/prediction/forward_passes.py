@@ -1,7 +1,7 @@
 """Forward-only passes of a step (scoring), by which model, and the weights gathered for them.
 
-    dpo, grpo        the reference scorers: the policy, its adapters off where it has any, else a frozen copy
-    ppo              policy, reference, value model and a frozen reward model without adapters scorer
+    dpo, grpo        the reference scores; in grpo a reward model too, and the policy before several updates
+    ppo              policy, reference, value model and a frozen reward model without adapters score
     evaluate         the model passes over every micro-batch
     ppo, grpo        the policy generates the answers of all micro-batches, token by token
     prefill, decode  the model generates
@@ -15,21 +15,24 @@ everything for every token, unless the framework gathers all once to generate (`
 Neglected: DeepSpeed's trace of modules, by which a small model's weights may stay from one pass to the next.
 """
 
-from finegauge.catalogue.frameworks import framework_of
-from finegauge.model.graph import value_run
+from typing import Any
+
+from finegauge.model.graph import scoring_runs, value_run
 from finegauge.model.op import Extents
 from finegauge.prediction.sharding import GATHERED_LAYERS, Share, share_of
 from finegauge.records import NamedTuple
 from finegauge.run.phases import answer_tokens, micro_steps
-from finegauge.run.rules import FSDP, SERVING
+from finegauge.run.rules import FSDP, RL, SERVING
 from finegauge.run.run import Run
 
 
 class Scorer(NamedTuple):
     """A model that passes once over every micro-batch and keeps nothing."""
 
+    name: str
+    run: Run
     share: Share
-    frozen: bool  # a copy beside the run's own model, which is not trained
+    frozen: bool  # a model beside those that train
     adapted: bool  # its adapters, if any, take part
 
 
@@ -56,23 +59,16 @@ class Generation(NamedTuple):
 
 
 def scorers(run: Run, share: Share) -> tuple[Scorer, ...]:
-    """Return who scorers in a step of `run`, whose own model `share` holds."""
+    """Return who scores in a step of `run`, whose own model `share` holds."""
     if run.phase == "evaluate":
-        return (Scorer(share, frozen=False, adapted=True),)
-    reference = Scorer(share, frozen=not run.trains_adapters, adapted=False)
-    if run.phase == "grpo" and run.old_log_probs:
-        return Scorer(share, frozen=False, adapted=True), reference
-    if run.phase in ("dpo", "grpo"):
-        return (reference,)
-    if run.phase != "ppo":
-        return ()
-    valued = share_of(value_run(run))
-    return (
-        Scorer(share, frozen=False, adapted=True),
-        reference,
-        Scorer(valued, frozen=False, adapted=True),
-        Scorer(valued, frozen=True, adapted=False),
-    )
+        return (Scorer("model", run, share, frozen=False, adapted=True),)
+    shares = {run: share}
+    found = []
+    for name, scoring, frozen, adapted in scoring_runs(run):
+        if scoring not in shares:
+            shares[scoring] = share_of(scoring)
+        found.append(Scorer(name, scoring, shares[scoring], frozen, adapted))
+    return tuple(found)
 
 
 def generation_of(run: Run, extents: Extents) -> Generation:
@@ -82,12 +78,47 @@ def generation_of(run: Run, extents: Extents) -> Generation:
     """
     times = 1 if run.phase in SERVING else micro_steps(run)
     new, length = answer_tokens(run), extents.tokens / extents.sequences
-    return Generation(times * extents.sequences, length - new, max(1, new))
+    rows = times * extents.sequences
+    if run.phase in RL:
+        rows = min(rows, run.generation_batch_size or rows) * among_ranks(run)
+    return Generation(rows, length - new, max(1, new))
+
+
+def batches_of_answers(run: Run, batch: Generation) -> float:
+    """Return how many such batches the answers of a step take."""
+    if run.phase not in RL:
+        return 1.0
+    return max(1.0, run.micro_batch_size * micro_steps(run) * among_ranks(run) / batch.rows)
+
+
+def among_ranks(run: Run) -> int:
+    """Return among how many of the ranks that train apart DeepSpeed's engine generates answers together."""
+    if run.phase not in RL or run.inference_engine != "deepspeed":
+        return 1
+    return max(1, run.rollout_tensor_parallel // run.tensor_parallel)
+
+
+def generator(run: Run, share: Share) -> tuple[Run, Share]:
+    """Return a step's run, and one rank's share, as they generate.
+
+    `fuse_lora` adds adapters to the weights. `rollout_tensor_parallel` divides what is gathered once among
+    ranks, each of which then generates the answers of all of them (DeepSpeed's hybrid engine).
+    """
+    changes: dict[str, Any] = {}
+    if run.phase in RL and run.fuse_lora and run.trains_adapters:
+        changes |= {"method": "full", "weights_dtype": run.weights_dtype, "trainable_extra": ()}
+    if run.phase in RL and among_ranks(run) > 1:
+        changes |= dict.fromkeys(("data_parallel_shard", "data_parallel_replicate"))
+        changes |= {"tensor_parallel": run.rollout_tensor_parallel, "sharding": "none", "cpu_offload": "none"}
+    if not changes:
+        return run, share
+    generating = run.replace(**changes)
+    return generating, share_of(generating)
 
 
 def gathers_to_generate(run: Run) -> bool:
     """Return whether all weights are gathered once before answers are generated, not for every token."""
-    return run.sharding == "zero3" and framework_of(run.framework).gathers_to_write
+    return run.sharding == "zero3" and run.gather_for_generation
 
 
 def policy_and_value(run: Run, share: Share) -> tuple[Share, Share]:
@@ -111,5 +142,5 @@ def gathered_bytes(run: Run, share: Share, *, generating: bool = False) -> float
     if run.sharding != "zero3":
         return 0.0
     if generating and gathers_to_generate(run):
-        return share.outer_bytes + layers * share.layer_bytes
+        return share.outer_bytes + layers * share.layer_bytes / among_ranks(run)
     return share.larger_end_bytes / run.tensor_parallel + share.layer_bytes

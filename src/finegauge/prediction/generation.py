@@ -104,11 +104,14 @@ def add_generation(
     reading = OnePass.of(clock)
     if steps < 1:
         return reading, OnePass(0.0, 0.0)
-    clock.extents = token
+    clock.extents, launch_s = token, clock.launch_s
     append = Beside(("attention", "KV cache"), _cache_s(clock, graph, device, batch), 0.0)
     for count, ops in graph.stretches:
         layers = ops is not graph.head and ops is not graph.embedding
         own = head if ops is graph.head else tuple(_for_few_rows(op, batch.rows, run) for op in ops)
+        launches = sum(op.forward.launches for op in own)
+        fewer = min(1.0, engine.layer_launches / launches) if engine.layer_launches and layers else 1.0
+        clock.launch_s = launch_s * fewer
         beside = [*([append] if layers else []), *_python(clock, graph, ops, engine=engine.paged)]
         beside += _kernels_beside(run, ops) if engine.paged else []
         clock.stage(then, count * steps, own, backward=False, beside=beside)
@@ -130,7 +133,7 @@ def _cache_s(clock: StepClock, graph: Graph, device: "Device | ProfiledDevice", 
     """Return the seconds of a layer's keys, values and states in the pass of one token."""
     cached = cache_bytes(graph, batch.rows, batch.token.longest_tokens, clock.run) / graph.model.num_layers
     if not by_engine(clock.run):
-        return device.cache_seconds(cached * CACHE_PASSES)
+        return device.cache_seconds(cached * (1.0 if engine_of(clock.run).layer_launches else CACHE_PASSES))
     states = cache_bytes(graph, batch.rows, 0.0, clock.run) / graph.model.num_layers
     moved = cached - states + STATE_PASSES * states
     if isinstance(device, Device):
@@ -217,7 +220,25 @@ def generation_memory(graph: Graph, batch: Generation, run: Run) -> tuple[Parts,
         ("activations", "passing"): passing_bytes(graph, last),
         ("logits", "next token"): logits,
     }
+    if engine_of(run).layer_launches:
+        reading.pop(("KV cache",))
+        answering = {**workspace(graph, batch, run), ("logits", "next token"): logits}
+        reading = {**reading, **workspace(graph, batch, run)}
     return reading, answering
+
+
+def workspace(graph: Graph, batch: Generation, run: Run) -> Parts:
+    """Return what DeepSpeed's kernels take at once for all layers: the cache, ten streams and all scores.
+
+    GenWorkSpace of csrc/transformer/inference/includes/inference_context.h (read 2026-11-23).
+    """
+    rows, whole = batch.rows, batch.prompt_tokens + batch.new_tokens
+    heads = max((mixer.num_heads for mixer, _ in _mixers(graph) if isinstance(mixer, Attention)), default=0)
+    passing = rows * whole * (10.0 * graph.model.hidden_size + heads / run.tensor_parallel * whole)
+    return {
+        ("KV cache",): cache_bytes(graph, rows, whole, run),
+        ("workspace", "generation"): graph.lowering.compute_bytes * passing,
+    }
 
 
 def passing_bytes(graph: Graph, extents: Extents) -> float:

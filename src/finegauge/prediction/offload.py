@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 from finegauge.arithmetic import largest, where
 from finegauge.catalogue.frameworks import framework_of
 from finegauge.catalogue.gpus import GpuSpec
+from finegauge.model.graph import build, scoring_runs
 from finegauge.prediction.model_parallel import by_fully_shard, stage_layers
 from finegauge.prediction.sharding import (
     MASTER_BYTES,
@@ -158,12 +159,15 @@ def kept_on_host(run: Run, share: Share) -> Breakdown:
     torch's allocator of page-locked memory hands out powers of two
     (ATen/core/CachingHostAllocator.h of 2.13).
     """
+    found: dict[Path, float] = {}
+    for role in scoring_runs(run) if run.reference_offload else ():
+        if role.frozen and role.name == "reference":
+            found["host", "reference"] = _locked(run, build(role.run).weights.base_bytes / shard_degree(run))
     if run.cpu_offload == "none":
-        return Breakdown({})
+        return Breakdown(found)
     low, weights = share.graph.lowering, share.graph.weights
     values = float(weights.trained_params + weights.adapter_params)
     deepspeed, on_drives = run.sharding.startswith("zero"), run.cpu_offload == "nvme"
-    found: dict[Path, float] = {}
     if weights_on_host(run):
         rest = NVME_BUFFERS_BYTES if on_drives else rank_weight_bytes(run, share)
         found["host", "weights"] = _locked(run, rest)

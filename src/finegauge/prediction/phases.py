@@ -2,17 +2,18 @@
 
     dpo                     training (see `training`) + the reference's forward pass (scoring)
     grpo                    + generation of all the step's answers
-    ppo                     + a reward and a value model; four epochs of updates of policy and value
+    ppo                     + a reward and a value model, which is updated as often as the policy
     evaluate                the forward pass and its loss
     prefill, decode         generation alone
 
 The reference is the policy with its adapters off where there are any, else one more copy.
 Policy and value model alternate: one of them holds activations at a time, both their
-gradients and optimizer states. PPO's constants are those of TRL's last PPO trainer.
+gradients and optimizer states.
 """
 
 from typing import TYPE_CHECKING
 
+from finegauge.catalogue.frameworks import engine
 from finegauge.model.gradient_pruning import is_adapter
 from finegauge.model.graph import Graph, value_run
 from finegauge.model.op import Extents
@@ -25,7 +26,15 @@ from finegauge.prediction.collectives import (
 )
 from finegauge.prediction.communication import forward_communication
 from finegauge.prediction.device import Device
-from finegauge.prediction.forward_passes import gathered_bytes, generation_of, policy_and_value, scorers
+from finegauge.prediction.forward_passes import (
+    among_ranks,
+    batches_of_answers,
+    gathered_bytes,
+    generation_of,
+    generator,
+    policy_and_value,
+    scorers,
+)
 from finegauge.prediction.generation import (
     OnePass,
     Parts,
@@ -34,6 +43,7 @@ from finegauge.prediction.generation import (
     by_engine,
     generation_memory,
     passing_bytes,
+    workspace,
 )
 from finegauge.prediction.memory import LiveSet
 from finegauge.prediction.model_parallel import (
@@ -59,14 +69,18 @@ from finegauge.prediction.time import SLOWEST, StepClock, StepTime, beside_layer
 from finegauge.prediction.training import Answer, Question, training
 from finegauge.profile import Breakdown, Path
 from finegauge.records import NamedTuple
-from finegauge.run.phases import PPO_EPOCHS, accumulates_whole, micro_steps
-from finegauge.run.rules import SERVING
+from finegauge.run.phases import accumulates_whole, micro_steps, num_updates
+from finegauge.run.rules import RL, SERVING
 from finegauge.run.run import Run
 
 if TYPE_CHECKING:
     from finegauge.prediction.profiled_device import ProfiledDevice
 
+GATHERED_AT_ONCE = 8  # layers: DeepSpeed's tp_gather_partition_size
 CHUNK_TOKENS = 256.0  # of a chunked loss
+# of the weights: the product of two adapters is written, scaled, and added; later it is subtracted again
+# (_fuse_lora and _unfuse_lora of deepspeed/runtime/hybrid_engine.py)
+MERGE_PASSES = 2 * 6.0
 
 
 def answer(asked: Question) -> Answer:
@@ -87,7 +101,8 @@ def answer(asked: Question) -> Answer:
     phases = {"scoring": scoring}
     for name, held in trained.live.phases.items():
         phases[name] = held + Breakdown(frozen)
-    found = Answer(LiveSet(phases), trained.step.plus(_scoring(asked, "scoring")))
+    step = _updates(asked, trained.step).plus(_scoring(asked, "scoring"))
+    found = Answer(LiveSet(phases), step)
     return found if phase == "dpo" else _with_generation(asked, found, kept)
 
 
@@ -109,8 +124,18 @@ def _ppo(asked: Question) -> Answer:
     phases["scoring"] = (
         Breakdown({**_static(asked), **scoring_memory(asked.run, asked.share, asked.longest)}) + kept
     )
-    step = ours.step.plus(theirs.step).times(PPO_EPOCHS).plus(_scoring(asked, "scoring"))
+    step = _updates(asked, ours.step.plus(theirs.step)).plus(_scoring(asked, "scoring"))
     return _with_generation(asked, Answer(LiveSet(phases), step), kept)
+
+
+def _updates(asked: Question, one: StepTime) -> StepTime:
+    """Return all the updates of a step, each like `one`, and that of the moving average after them."""
+    step = one.times(num_updates(asked.run))
+    if not (asked.run.ema and asked.run.phase in RL):
+        return step
+    own = asked.share.graph.weights
+    average_s = asked.device.cache_seconds(3.0 * (own.base_bytes + own.adapter_bytes))
+    return step.plus(StepTime(Breakdown({("optimizer", "moving average"): average_s}), 0.0, 0.0, average_s))
 
 
 def _serving(asked: Question) -> Answer:
@@ -143,13 +168,30 @@ def _with_generation(asked: Question, rest: Answer, kept: Breakdown) -> Answer:
     run = asked.run
     if has_engine(run):
         return with_engine(asked, rest, kept, _static(asked), _generation)
-    moments = generation_memory(asked.share.graph, generation_of(run, asked.longest), run)
-    reading, answering = moments
+    generating, share = generator(run, asked.share)
+    batch = generation_of(run, asked.longest)
+    reading, answering = generation_memory(share.graph, batch, generating)
     worst = reading if sum(reading.values()) >= sum(answering.values()) else answering
-    static = Breakdown({**_static(asked), **worst}) + kept
-    generation = static + Breakdown(_gathered_to_generate(asked))
+    rest_of_it = Breakdown(_static(asked)) + kept
+    phases = {"generation": rest_of_it + Breakdown({**worst, **_gathered_to_generate(asked)})}
+    stays: Parts = {}
+    if engine(run.inference_engine).layer_launches:
+        held = workspace(share.graph, batch, generating)
+        stays = {} if run.rollout_sleep else held
+        if among_ranks(run) > 1:
+            waits = rest_of_it + Breakdown({**stays, **_gathered_to_generate(asked)})
+            whole = {("workspace", "layers to be divided"): _whole_layers(asked, waits.total)}
+            phases["gathering"] = waits + Breakdown(whole)
+    phases |= {name: held + Breakdown(stays) for name, held in rest.live.phases.items()}
     step = rest.step.plus(_generation(asked, "generation", "generation"))
-    return Answer(LiveSet({"generation": generation, **rest.live.phases}), step)
+    return Answer(LiveSet(phases), step)
+
+
+def _whole_layers(asked: Question, held_bytes: float) -> float:
+    """Return the bytes of layers that are gathered whole before they are divided among ranks."""
+    one, free = asked.share.layer_bytes, asked.room_bytes - held_bytes
+    fit = GATHERED_AT_ONCE if free > GATHERED_AT_ONCE * one else max(1.0, free // one)
+    return one * min(asked.share.graph.model.num_layers, asked.run.gathered_layers or fit)
 
 
 def _kept(asked: Question, beside: Parts, *others: Question) -> Breakdown:
@@ -163,16 +205,19 @@ def _kept(asked: Question, beside: Parts, *others: Question) -> Breakdown:
 def _generation(asked: Question, first: str, then: str) -> StepTime:
     """Return the seconds of a batch of answers: their first token in the stage `first`, others in `then`."""
     run, share = asked.run, asked.share
-    batch = generation_of(run, asked.mean)
-    clock = StepClock(share.run, asked.mean, asked.device)
-    reading, further = add_generation(clock, share.graph, batch, first, then)
+    batch, (_, generating) = generation_of(run, asked.mean), generator(run, share)
+    clock = StepClock(generating.run, asked.mean, asked.device)
+    reading, further = add_generation(clock, generating.graph, batch, first, then)
+    if run.fuse_lora and run.trains_adapters and run.phase in RL:
+        merged_s = asked.device.cache_seconds(MERGE_PASSES * share.whole.weights.base_bytes)
+        clock.parts.append(((first, "adapters", "merged"), merged_s))
     if asked.network is not None:
         once, prompts, tokens = generation_messages(run, share, batch)
         stays = "weights" in gathered_to_generate(run)  # else fetched from the host for every token
         _add_waits(clock, asked, share, first, once, OnePass(0.0, 0.0), 1, fetches=stays)
         _add_waits(clock, asked, share, first, prompts, reading, 1, fetches=not stays)
         _add_waits(clock, asked, share, then, tokens, further, batch.new_tokens - 1, fetches=not stays)
-    return clock.time
+    return clock.time.times(batches_of_answers(run, batch))
 
 
 def _scoring(asked: Question, stage: str) -> StepTime:
@@ -188,8 +233,8 @@ def _scoring(asked: Question, stage: str) -> StepTime:
                 slowest = _forward_pass(asked.slowest, asked.device, share, graph, stage)
                 waits_s = slowest.time.parts.total - own.compute_s
                 clock.parts.append(((stage, *SLOWEST), waits_s))
-            messages = forward_messages(asked.run, share, asked.mean)
-            _add_waits(clock, asked, share, stage, messages, own, 1)
+            messages = forward_messages(scorer.run, share, asked.mean)
+            _add_waits(clock, asked._replace(run=scorer.run), share, stage, messages, own, 1)
         step = step.plus(clock.time)
     run = asked.run  # the stages of a pipeline begin one after the other
     return step.times(micro_steps(run) + (run.pipeline_parallel - 1) / chunks_of(run))
@@ -249,8 +294,10 @@ def _frozen(asked: Question) -> Parts:
     parts: Parts = {}
     for scorer in scorers(asked.run, asked.share):
         if scorer.frozen:
-            name = "reference" if scorer.share is asked.share else "reward model"
-            parts["weights", name] = scorer.share.graph.weights.base_bytes
+            parts["weights", scorer.name] = scorer.share.graph.weights.base_bytes
+    if asked.run.ema and asked.run.phase in RL:
+        own = asked.share.graph.weights
+        parts["weights", "moving average"] = own.base_bytes + own.adapter_bytes
     return parts
 
 
@@ -269,7 +316,7 @@ def scoring_memory(run: Run, share: Share, extents: Extents) -> Parts:
     logits = rows * words * (8.0 + (low.compute_bytes if low.compute_bytes < 4 else 0.0))
     states = low.stream_bytes * model.hidden_size * extents.tokens  # which the model's code holds
     gathered = max(
-        [gathered_bytes(run, scorer.share) for scorer in scorers(run, share)] or [gathered_bytes(run, share)]
+        [gathered_bytes(*scorer[1:3]) for scorer in scorers(run, share)] or [gathered_bytes(run, share)]
     )
     resharded = run.sharding in ("fsdp", "hybrid") and model.num_layers > 1
     at_head = max(0.0, gathered - share.layer_bytes) if resharded else gathered  # no next layer on its way

@@ -243,6 +243,42 @@ class Fields(Frozen):
         "prompt",
     )
     num_generations: int = spec(whole(2, 4096, "answers"), "answers per prompt that `grpo` compares", 8)
+    critic_model: str | None = spec(
+        text, "`ppo`'s value model, which trains beside the policy; none: one as large as `model`"
+    )
+    critic_method: str = spec(
+        choice(("full", "lora")), "how it trains; as the policy where not stated, `full` in DeepSpeed-Chat"
+    )
+    critic_checkpointing: bool = spec(
+        flag, "whether its layers are checkpointed; as the policy's where not stated"
+    )
+    reward_model: str | None = spec(
+        text,
+        "the frozen model that judges answers; none: in `ppo` as large as the value model, in `grpo` none (a "
+        "rule judges)",
+    )
+    reference_model: str = spec(
+        text,
+        "the frozen model that the policy is kept near in `dpo`, `ppo` and `grpo`: a name; `policy`, its "
+        "adapters off; `copy` of what it was; `none`. `policy` with adapters, else `copy`",
+    )
+    reference_offload: bool = spec(
+        flag, "whether the reference lies in host memory, and comes for every pass", False
+    )
+    ema: bool = spec(flag, "whether a moving average of the policy's weights is kept beside it", False)
+    ppo_epochs: int = spec(
+        whole(1, 1000, "passes"),
+        "passes of updates over the answers of a step of `ppo` or `grpo`: 1; 4 in `ppo`, as in TRL",
+    )
+    num_mini_batches: int = spec(
+        whole(1, 100_000, "updates"),
+        "optimizer steps of each such pass: a step generates answers for all of them, micro_batch_size x "
+        "gradient_accumulation_steps x num_mini_batches on every GPU",
+        1,
+    )
+    generation_batch_size: int | None = spec(
+        whole(1, 1_000_000, "answers"), "answers that a GPU generates at once; none: all of a step"
+    )
     # Rollout engine
     mean_new_tokens: float | None = spec(
         number(1.0, MAX_SEQ_LEN, "tokens"),
@@ -278,10 +314,27 @@ class Fields(Frozen):
         0,
     )
     old_log_probs: bool = spec(
-        flag, "whether `grpo` takes the policy's own likelihoods in a pass before its updates", False
+        flag,
+        "whether `grpo` takes the policy's own likelihoods in a pass before its updates, as it does before "
+        "several",
+        False,
     )
     reward_s: float = spec(
         number(0.0, 1e6, "s"), "seconds per step in which rules or a sandbox judge the answers", 0.0
+    )
+    fuse_lora: bool = spec(
+        flag,
+        "whether adapters are added to the weights before answers are generated: where an engine generates",
+    )
+    gather_for_generation: bool = spec(
+        flag,
+        "whether ZeRO-3's weights are gathered once before answers are generated, not for every token: TRL's "
+        "`ds3_gather_for_generation`, DeepSpeed-Chat without `unpin_actor_parameters`",
+    )
+    gathered_layers: int | None = spec(
+        whole(1, 10_000, "layers"),
+        "gathered whole at once where `rollout_tensor_parallel` divides ZeRO-3's weights (DeepSpeed-Chat's "
+        "`tp_gather_partition_size`); none: 8, or as many as fit",
     )
     micro_batch_size: int = spec(
         whole(1, 1_000_000, "sequences"), "sequences per GPU and forward pass", 1, "Micro-batch"

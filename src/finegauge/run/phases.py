@@ -8,10 +8,9 @@ from math import gcd
 
 from finegauge.catalogue.frameworks import framework_of
 from finegauge.errors import FieldError
-from finegauge.run.rules import FSDP, GENERATING, SERVING
+from finegauge.run.rules import FSDP, GENERATING, RL, SERVING
 from finegauge.run.run import Run
 
-PPO_EPOCHS = 4  # updates on every rollout: the default of TRL's last PPO trainer
 BATCHES_PER_STEP = 3  # of requests to continuous batching: places come free and are taken again
 
 
@@ -26,8 +25,15 @@ def is_continuous(run: Run) -> bool:
 
 
 def micro_steps(run: Run) -> int:
-    """Return how many micro-batches one step has."""
-    return BATCHES_PER_STEP if is_continuous(run) else run.gradient_accumulation_steps
+    """Return how many micro-batches one step has: of a phase that generates and learns, one rollout."""
+    if is_continuous(run):
+        return BATCHES_PER_STEP
+    return run.gradient_accumulation_steps * (run.num_mini_batches if run.phase in RL else 1)
+
+
+def num_updates(run: Run) -> int:
+    """Return how many optimizer steps one step has."""
+    return run.ppo_epochs * run.num_mini_batches if run.phase in RL else 1
 
 
 def group_size(run: Run) -> int:
@@ -38,7 +44,7 @@ def group_size(run: Run) -> int:
 def batch_unit(run: Run) -> int:
     """Return of what `micro_batch_size` must be a multiple, so that every prompt has all its answers."""
     group = group_size(run)
-    return group // gcd(group, run.gradient_accumulation_steps)
+    return group // gcd(group, micro_steps(run))
 
 
 def prompts_of(run: Run, *, on_one_rank: bool = True) -> Run:
@@ -48,7 +54,7 @@ def prompts_of(run: Run, *, on_one_rank: bool = True) -> Run:
 
     Raises: FieldError where some prompt would not get all its answers.
     """
-    answers, group = run.micro_batch_size * run.gradient_accumulation_steps, group_size(run)
+    answers, group = run.micro_batch_size * micro_steps(run), group_size(run)
     if answers * (1 if on_one_rank else run.data_parallel) % group:
         raise FieldError(
             f"phase={run.phase} compares num_generations={group} answers to each prompt, which does not "

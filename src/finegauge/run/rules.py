@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from math import ceil
 from typing import Any
 
-from finegauge.catalogue.frameworks import framework_of
+from finegauge.catalogue.frameworks import Framework, framework_of
 from finegauge.catalogue.gpus import multiplies_bf16
 from finegauge.errors import FieldError, did_you_mean, shown
 from finegauge.run.field import version_numbers
@@ -51,7 +51,7 @@ ALLOC_OPTIONS = {  # of PYTORCH_CUDA_ALLOC_CONF, and the values that each takes
     "backend": "native|cudaMallocAsync",
 }
 
-RL = ("ppo", "grpo")
+RL = ("ppo", "grpo")  # phases that generate answers and learn from them
 GENERATING = (*RL, "decode")
 SERVING = ("prefill", "decode")
 # families whose generation_config.json asks for top-k or top-p: Qwen2 and later (20, 0.8 or 0.95), Gemma 3
@@ -208,6 +208,7 @@ def _fill_in(values: dict[str, Any]) -> None:
         follows["loading"] = "device"
     if packing and values["padding"] == "longest":
         values["padding"] = None
+    follows |= _roles(values, framework, values["inference_engine"] or follows["inference_engine"])
     for name, value in follows.items():
         if values[name] is None:
             values[name] = value
@@ -215,6 +216,29 @@ def _fill_in(values: dict[str, Any]) -> None:
     values["lora_targets"] = ("all-linear",) if "all" in targets or "all-linear" in targets else targets
     if values["packing_strategy"] is None:
         values["packing_strategy"] = framework.batching.packing_strategy
+
+
+def _roles(values: Mapping[str, Any], framework: Framework, engine: str) -> dict[str, Any]:
+    """Return what nothing says of the models of a step: who they are, how they train and generate.
+
+    Raises: FieldError where DeepSpeed's engine is to divide weights that are not sharded.
+    """
+    method, degree = values["method"], values["rollout_tensor_parallel"]
+    if engine == "deepspeed" and degree > 1 and values["sharding"] != "zero3":
+        raise FieldError(
+            f"rollout_tensor_parallel={degree}: DeepSpeed's engine divides the weights that ZeRO-3 gathers; "
+            f"set sharding=zero3."
+        )
+    adapters = method in ADAPTER_METHODS
+    checkpointed = values["activation_checkpointing"] != "none"
+    return {
+        "ppo_epochs": 4 if values["phase"] == "ppo" and not framework.updates_once else 1,
+        "critic_method": "lora" if adapters and not framework.trains_whole_critic else "full",
+        "critic_checkpointing": checkpointed and not framework.trains_whole_critic,
+        "reference_model": "policy" if adapters and not framework.copies_reference else "copy",
+        "fuse_lora": method == "lora" and engine != "hf",
+        "gather_for_generation": framework.gathers_to_write or engine == "deepspeed",
+    }
 
 
 def _padding(values: Mapping[str, Any]) -> str:

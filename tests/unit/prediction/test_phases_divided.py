@@ -10,7 +10,6 @@ from finegauge.prediction.generation import cache_bytes
 from finegauge.prediction.predictor import predict
 from finegauge.prediction.sharding import share_of
 from finegauge.profile import Profile
-from finegauge.run.phases import PPO_EPOCHS
 from finegauge.run.run import Run
 
 GPUS, NEW = 4, 32
@@ -77,15 +76,16 @@ def test_zero3_gathers_every_judge_and_every_token() -> None:
     weights = [share.whole.weights.base_bytes for share in (policy, value)]
     judged = 2 * weights[0] + 2 * weights[1]  # policy and reference, value and reward model
     # a policy below 1e9 elements is kept until its backward pass, a value model that judged first never
-    trained = PPO_EPOCHS * (weights[0] + 2 * weights[1])
+    trained = asked.ppo_epochs * (weights[0] + 2 * weights[1])
     assert gathered_bytes(asked) == pytest.approx(judged + trained + NEW * weights[0], rel=1e-9)
 
 
 def test_a_policy_that_first_judges_what_it_wrote_past_the_hooks_is_gathered_again_backward_too() -> None:
-    by_chat = run("ppo", sharding="zero3", model="opt-350m", gpu="A100-SXM4-80GB", framework="DeepSpeed-Chat")
+    fields = {"sharding": "zero3", "model": "opt-350m", "gpu": "A100-SXM4-80GB", "ppo_epochs": 4}
+    by_chat = run("ppo", **fields, framework="DeepSpeed-Chat")
     weights = share_of(by_chat.replace(phase="sft", max_new_tokens=None)).whole.weights.base_bytes
     more = gathered_bytes(by_chat) - gathered_bytes(by_chat.replace(framework=""))
-    assert more == pytest.approx((PPO_EPOCHS - (NEW - 1)) * weights, rel=1e-9)
+    assert more == pytest.approx((4 - (NEW - 1)) * weights, rel=1e-9)
 
 
 def test_fsdp_gathers_its_outermost_unit_once_per_pass_or_batch_of_answers() -> None:

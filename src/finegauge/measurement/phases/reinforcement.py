@@ -29,7 +29,6 @@ from finegauge.measurement.phases.fine_tuning import last_scores
 from finegauge.measurement.phases.generation import Completions, Prompts, generate
 from finegauge.measurement.phases.training import Reference, Update, inference, refuse_fused, token_losses
 from finegauge.measurement.subject import Clock, StepFacts, Subject, Trained
-from finegauge.run.phases import PPO_EPOCHS
 
 PPO_KL_COEFFICIENT = 0.05
 GRPO_KL_COEFFICIENT = 0.04  # the paper's
@@ -200,7 +199,7 @@ class PPO:
         with clock.stage("scoring"), self.update.autocast():
             rollouts = [self._scored(part) for part in completions.split(run.micro_batch_size)]
         loss = 0.0
-        for _ in range(PPO_EPOCHS):
+        for _ in range(run.ppo_epochs):
             loss = sum(self._learn(rollout, clock, len(rollouts)) for rollout in rollouts)
             with clock.stage("optimizer"):
                 for update in dict.fromkeys((self.update, self.value_update)):

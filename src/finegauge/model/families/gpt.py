@@ -168,7 +168,7 @@ GPT: dict[str, Family] = {
         learned=("embed_positions", 2), varies=_opt,
         numerics={
             "narrow_loss": True, "dropout": dict.fromkeys(("attention", "mlp"), "dropout"),
-            "dropout_default": 0.1,
+            "dropout_default": 0.1, "clamped_scores": True,
         },
         defaults=sizes(
             50272, 768, None, 12, 12, None, None, 2048, ffn_dim=3072, do_layer_norm_before=True,
