@@ -1,10 +1,11 @@
 """Arguments of DeepSpeed-Chat's three steps (`deepspeed main.py`), hidden defaults included.
 
-What no argument says but the framework does (read from DeepSpeedExamples, 2024): fp16; ZeRO-0; no
-checkpointing; 16 sequences a GPU, cut at 512 and padded to it; one epoch; adapters on every layer of the
-decoder where `lora_dim` is above 0, whose own weights then stay as they are (utils/module/lora.py);
-embedding and head train beside them unless `only_optimize_lora`. Step 3 has prompts and answers of 256 tokens
-and writes with its hybrid engine.
+What no argument says but the framework does (DeepSpeedExamples, applications/DeepSpeed-Chat, 2023 and 2024):
+fp16 throughout, nothing under autocast; ZeRO-0; no checkpointing; 16 sequences a GPU, cut at 512 and padded
+to it; one epoch; adapters on every layer of the decoder where `lora_dim` is above 0, whose own weights then
+stay as they are (utils/module/lora.py); embedding, head and norms train beside them, but `only_optimize_lora`.
+Step 3 has prompts and answers of 256 tokens, one pass of updates, a reference that is a copy, a critic that
+trains whole, and a reward model of the critic's size (rlhf_engine.py).
 """
 
 from finegauge.formats import trainer_keys
@@ -12,8 +13,19 @@ from finegauge.formats.key_table import Format, Reading, Row, fixed, key
 from finegauge.run.field import whole
 
 _MODELS = ("model_name_or_path", "actor_model_name_or_path")
-_BATCHES = ("per_device_train_batch_size", "per_device_training_batch_size")
+_BATCH = "per_device_train_batch_size"  # of steps 1 and 2; of step 3 before summer 2023, of what it generates
+_TRAINED = ("per_device_training_batch_size", "per_device_mini_train_batch_size")
+_GENERATED = ("per_device_generation_batch_size", _BATCH)
+_ROLLOUTS = ("generation_batches", "generation_batch_numbers")
 _CHECKPOINTING = ("gradient_checkpointing", "actor_gradient_checkpointing")
+_CRITIC = (
+    "critic_model_name_or_path",
+    "critic_zero_stage",
+    "critic_lora_dim",
+    "critic_gradient_checkpointing",
+)
+_count = whole(1, 10**6)
+_rank = whole(0, 65_536)
 
 
 def _read_model(reading: Reading) -> None:
@@ -27,30 +39,71 @@ def _read_model(reading: Reading) -> None:
         else "sft"
     )
     reading.set("phase", learns, _MODELS[1], "num_padding_at_beginning")
-    prompt, answer = "max_prompt_seq_len", "max_answer_seq_len"
-    if learns == "ppo":
-        new = whole(1, 10**6)(answer, reading.get(answer, 256))
-        reading.set("seq_len", new + whole(1, 10**6)(prompt, reading.get(prompt, 256)), prompt, answer)
-        reading.set("max_new_tokens", new, answer)
-        if reading.stated("critic_model_name_or_path"):
-            reading.warn(
-                "critic_model_name_or_path is not modelled: value and reward model are as large as the actor."
-            )
-    else:
+    if learns != "ppo":
         reading.set("seq_len", reading.get("max_seq_len", 512), "max_seq_len")
+        reading.set("micro_batch_size", reading.get(_BATCH, 16), _BATCH)
+        return
+    prompt, answer = "max_prompt_seq_len", "max_answer_seq_len"
+    new = _count(answer, reading.get(answer, 256))
+    reading.set("seq_len", new + _count(prompt, reading.get(prompt, 256)), prompt, answer)
+    reading.set("max_new_tokens", new, answer)
+    _read_other_models(reading)
+    _read_rollout(reading)
+    _read_engine(reading)
+
+
+def _read_other_models(reading: Reading) -> None:
+    name, divided, adapted, checkpointed = _CRITIC
+    reading.set("critic_model", reading.get(name), name)
+    rank, own = (_rank(of, reading.get(of, 0)) for of in (adapted, "actor_lora_dim"))
+    reading.set("critic_method", "lora" if rank and own else "full", adapted)
+    if rank != own and rank:
+        reading.warn(f"{adapted}={rank} is not modelled beside actor_lora_dim={own}.")
+    reading.set("critic_checkpointing", reading.flag(checkpointed), checkpointed)
+    stage, actor = str(reading.get(divided, 0)), str(reading.get("actor_zero_stage", 0))
+    if stage != actor:
+        reading.warn(f"{divided}={stage} is not modelled: the critic is divided as the actor is.")
+    offload = "offload_reference_model"  # without effect below ZeRO-3
+    reading.set("reference_offload", reading.flag(offload) and actor == "3", offload)
+    reading.set("ema", reading.flag("enable_ema"), "enable_ema")
+    reading.set("ppo_epochs", reading.get("ppo_epochs", 1), "ppo_epochs")
+
+
+def _read_rollout(reading: Reading) -> None:
+    written, trained = (
+        _count(names[0], reading.first(names, 16)) for names in (_GENERATED, (*_TRAINED, _BATCH))
+    )
+    accumulated = _count("gradient_accumulation_steps", reading.get("gradient_accumulation_steps", 1))
+    answers = written * _count(_ROLLOUTS[0], reading.first(_ROLLOUTS, 1))
+    reading.set("micro_batch_size", min(trained, answers), *_TRAINED, _BATCH)
+    updates, rest = divmod(answers, trained * accumulated)
+    if updates and rest:
+        reading.warn(f"{answers} answers of a rollout are not whole updates of {trained} x {accumulated}.")
+    reading.set("num_mini_batches", max(1, updates), *_ROLLOUTS)
+    reading.set("generation_batch_size", written, *_GENERATED)
+
+
+def _read_engine(reading: Reading) -> None:
+    hybrid, pinned = reading.flag("enable_hybrid_engine"), not reading.flag("unpin_actor_parameters")
+    reading.set("inference_engine", "deepspeed" if hybrid else "hf", "enable_hybrid_engine")
+    reading.set("gather_for_generation", hybrid and pinned, "unpin_actor_parameters")
+    reading.set("rollout_tensor_parallel", reading.get("inference_tp_size", 1), "inference_tp_size")
+    released = reading.flag("release_inference_cache")
+    reading.set("rollout_sleep", 2 if released else 0, "release_inference_cache")
+    if reading.stated("tp_gather_partition_size"):
+        reading.set("gathered_layers", reading.get("tp_gather_partition_size"), "tp_gather_partition_size")
 
 
 def _read_method(reading: Reading) -> None:
-    rank = whole(0, 65_536)("lora_dim", reading.first(("lora_dim", "actor_lora_dim"), 0))
+    rank = _rank("lora_dim", reading.first(("lora_dim", "actor_lora_dim"), 0))
     low = "bf16" if reading.text("dtype", "fp16").startswith("bf") else "fp16"
     reading.set("method", "lora" if rank else "full", "lora_dim", "actor_lora_dim", "only_optimize_lora")
     reading.set("weights_dtype", low, "dtype")
-    reading.set("autocast", low, "dtype")
     if rank and not reading.flag("only_optimize_lora"):  # what has no adapter learns beside them
-        reading.set("trainable_extra", ["embed_tokens", "lm_head"], "only_optimize_lora")
+        reading.set("trainable_extra", ["embed_tokens", "lm_head", "norms"], "only_optimize_lora")
     if rank:
         reading.set("lora_rank", rank, "lora_dim", "actor_lora_dim")
-        reading.set("lora_targets", ["all-linear"], "lora_module_name")
+        reading.set("lora_targets", ["all-linear"], "lora_module_name", "actor_lora_module_name")
         reading.set("adapter_dtype", low, "dtype")
 
 
@@ -61,25 +114,29 @@ def _read_sharding(reading: Reading) -> None:
     reading.set("cpu_offload", offload if reading.flag("offload") and stage else "none", "offload")
     on = any(map(reading.flag, _CHECKPOINTING))
     reading.set("activation_checkpointing", "full" if on else "none", *_CHECKPOINTING)
-    reading.set("micro_batch_size", reading.first(_BATCHES, 16), *_BATCHES)
 
 
 FORMAT = Format(
     "DeepSpeed-Chat",
     (
         Row(
-            f"{' '.join(_MODELS)} num_padding_at_beginning max_seq_len max_prompt_seq_len max_answer_seq_len "
-            "critic_model_name_or_path",
+            f"{' '.join((*_MODELS, *_TRAINED, *_GENERATED, *_ROLLOUTS, *_CRITIC))} num_padding_at_beginning "
+            "max_seq_len max_prompt_seq_len max_answer_seq_len offload_reference_model enable_ema ppo_epochs "
+            "enable_hybrid_engine unpin_actor_parameters inference_tp_size release_inference_cache "
+            "tp_gather_partition_size",
             _read_model,
         ),
-        Row("lora_dim actor_lora_dim only_optimize_lora lora_module_name dtype", _read_method),
-        Row(f"zero_stage actor_zero_stage offload {' '.join((*_CHECKPOINTING, *_BATCHES))}", _read_sharding),
+        Row(
+            "lora_dim actor_lora_dim only_optimize_lora lora_module_name actor_lora_module_name dtype",
+            _read_method,
+        ),
+        Row(f"zero_stage actor_zero_stage offload {' '.join(_CHECKPOINTING)}", _read_sharding),
         key("gradient_accumulation_steps", "gradient_accumulation_steps", 1),
         key("num_train_epochs", "epochs", 1),
         trainer_keys.dataset_row("data_path"),
-        fixed(padding="max", attention="eager", optimizer="adamw", loss="full_logits"),
+        fixed(padding="max", attention="eager", optimizer="adamw", loss="full_logits", autocast="none"),
     ),
     model_key="model_name_or_path",
     lists_its_keys=False,
-    not_modelled="enable_ema enable_mixed_precision_lora",
+    not_modelled="enable_mixed_precision_lora critic_lora_module_name unsupervised_dataset_name",
 )

@@ -26,6 +26,7 @@ from finegauge.prediction.calibration import DATASHEET
 from finegauge.prediction.time import board_power
 from finegauge.profile import Breakdown, Profile
 from finegauge.records import NamedTuple
+from finegauge.run.phases import micro_steps
 from finegauge.units import HOUR_S, KWH_J
 
 if TYPE_CHECKING:

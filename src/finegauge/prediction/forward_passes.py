@@ -109,7 +109,8 @@ def generator(run: Run, share: Share) -> tuple[Run, Share]:
         changes |= {"method": "full", "weights_dtype": run.weights_dtype, "trainable_extra": ()}
     if run.phase in RL and among_ranks(run) > 1:
         changes |= dict.fromkeys(("data_parallel_shard", "data_parallel_replicate"))
-        changes |= {"tensor_parallel": run.rollout_tensor_parallel, "sharding": "none", "cpu_offload": "none"}
+        changes |= {"tensor_parallel": run.rollout_tensor_parallel, "rollout_tensor_parallel": 1}
+        changes |= {"sharding": "none", "cpu_offload": "none"}
     if not changes:
         return run, share
     generating = run.replace(**changes)

@@ -224,7 +224,7 @@ def _roles(values: Mapping[str, Any], framework: Framework, engine: str) -> dict
     Raises: FieldError where DeepSpeed's engine is to divide weights that are not sharded.
     """
     method, degree = values["method"], values["rollout_tensor_parallel"]
-    if engine == "deepspeed" and degree > 1 and values["sharding"] != "zero3":
+    if engine == "deepspeed" and degree > 1 and values["phase"] in RL and values["sharding"] != "zero3":
         raise FieldError(
             f"rollout_tensor_parallel={degree}: DeepSpeed's engine divides the weights that ZeRO-3 gathers; "
             f"set sharding=zero3."
