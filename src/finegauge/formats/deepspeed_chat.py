@@ -3,7 +3,7 @@
 What no argument says but the framework does (DeepSpeedExamples, applications/DeepSpeed-Chat, 2023 and 2024):
 fp16 throughout, nothing under autocast; ZeRO-0; no checkpointing; 16 sequences a GPU, cut at 512 and padded
 to it; one epoch; adapters on every layer of the decoder where `lora_dim` is above 0, whose own weights then
-stay as they are (utils/module/lora.py); embedding, head and norms train beside them, but `only_optimize_lora`.
+stay as they are (utils/module/lora.py); all else trains beside them unless `only_optimize_lora` is there.
 Step 3 has prompts and answers of 256 tokens, one pass of updates, a reference that is a copy, a critic that
 trains whole, and a reward model of the critic's size (rlhf_engine.py).
 """

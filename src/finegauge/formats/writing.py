@@ -41,9 +41,12 @@ _OF_ENGINES = (
     *("inference_engine", "gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens"),
     "kv_cache_dtype",
 )
+_OF_CRITICS = ("critic_model", "critic_method", "critic_checkpointing")
 _OF_ROLLOUTS = (
     *("mean_new_tokens", "rollout_gpus", "rollout_tensor_parallel", "rollout_dtype", "rollout_sleep"),
-    *("rollout_offload", "off_policy_steps", "old_log_probs", "reward_s"),
+    *("rollout_offload", "off_policy_steps", "old_log_probs", "reward_s", "ppo_epochs", "num_mini_batches"),
+    *("generation_batch_size", "fuse_lora", "gather_for_generation", "gathered_layers", "ema"),
+    *("reward_model", *_OF_CRITICS),
 )
 _OF_LENGTHS = ("padding", "pad_to_multiple_of", "over_length", "group_by_length")
 _BY_FSDP = ("none", "fsdp", "fsdp_shard_grad_op", "hybrid")
@@ -93,6 +96,10 @@ def _without_effect(run: Run) -> Iterator[str]:
         (("max_new_tokens", "num_generations"), run.phase not in _WRITING),
         (_OF_ENGINES, run.phase not in (*_WRITING, "prefill")),
         (_OF_ROLLOUTS, run.phase not in RL),
+        (_OF_CRITICS, run.phase != "ppo"),
+        (("reference_model", "reference_offload"), run.phase not in ("dpo", *RL)),
+        (("gather_for_generation",), run.sharding != "zero3"),
+        (("fuse_lora",), not run.trains_adapters),
         (("epochs",), run.max_steps is not None and not run.num_samples and run.dataset is None),
         (("packing_strategy",), not run.packing or run.dataset is None),
         (_OF_LENGTHS, run.dataset is None),
