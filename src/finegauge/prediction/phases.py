@@ -180,7 +180,7 @@ def _with_generation(asked: Question, rest: Answer, kept: Breakdown) -> Answer:
         stays = {} if run.rollout_sleep else held
         if among_ranks(run) > 1:
             waits = rest_of_it + Breakdown({**stays, **_gathered_to_generate(asked)})
-            whole = {("workspace", "layers to be divided"): _whole_layers(asked, waits.total)}
+            whole: Parts = {("workspace", "layers to be divided"): _whole_layers(asked, waits.total)}
             phases["gathering"] = waits + Breakdown(whole)
     phases |= {name: held + Breakdown(stays) for name, held in rest.live.phases.items()}
     step = rest.step.plus(_generation(asked, "generation", "generation"))
