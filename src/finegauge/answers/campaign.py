@@ -159,7 +159,7 @@ class CampaignStudy(NamedTuple):
     title: str
     baseline: str
     results: tuple[Result, ...]
-    beside: tuple[CellBeside, ...]
+    beside: tuple[CellBeside, ...]  # cells that both answer
     num_elsewhere: int  # cells that were predicted for another device than the one that measured them
     measured_on: str
     comparisons: tuple[GainsAt, ...]  # the first of `num_comparisons`
@@ -177,8 +177,8 @@ def campaign_study(
     axes: Mapping[str, Sequence[str]] | None = None,
 ) -> CampaignStudy:
     """Return what `results` say together; `axes` orders points and switches, else they come as they are."""
-    cells = _by_labels(results)
-    apart = {labels: cell for labels, cell in cells.items() if len(cell) > 1 and not _same_device(cell)}
+    both = {labels: cell for labels, cell in _by_labels(results).items() if len(cell) > 1}
+    apart = {labels: cell for labels, cell in both.items() if not _same_device(cell)}
     devices = (one.device for cell in apart.values() for one in cell[MEASURED])
     sweeps = _sweeps(results)
     lines = (
@@ -191,7 +191,7 @@ def campaign_study(
         title=title,
         baseline=baseline,
         results=tuple(results),
-        beside=tuple(_beside(dict(labels), cell) for labels, cell in cells.items() if labels not in apart),
+        beside=tuple(_beside(dict(labels), cell) for labels, cell in both.items() if labels not in apart),
         num_elsewhere=len(apart),
         measured_on=next(devices, None) or "another device",
         comparisons=tuple(gains_at(comparison_at(one, baseline)) for one in points[:MOST_COMPARISONS]),

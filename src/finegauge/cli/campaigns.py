@@ -92,7 +92,8 @@ def campaign(
         return
     with progress_bar("campaign") as heard:
         summary = carry_out(sweep, folder, _engine(engine, address), heard=heard, retry=retry)
-    _keep_table(folder.path)
+    if summary.outcomes:
+        _keep_table(folder.path)
     answer = campaign_answer(sweep, folder, summary, whole=as_json)
     show("campaign", answer, campaign_report, as_json=as_json)
 

@@ -335,11 +335,16 @@ def _is_cell(
     )  # fmt: skip
 
 
+def fields_text(text: bytes) -> bytes:
+    """Return the JSON of the fields in the line of an end; no JSON where it is written otherwise."""
+    start = text.find(PROFILE) + len(PROFILE)
+    return text[start : text.find(FIELDS_END, start)]
+
+
 def fields_in(text: bytes) -> dict[str, Any]:
     """Return the fields of the run in the line of an end."""
-    start = text.find(PROFILE) + len(PROFILE)
     with suppress(ValueError):
-        found = _loader()(text[start : text.find(FIELDS_END, start)])
+        found = _loader()(fields_text(text))
         if isinstance(found, dict):
             return found
     return dict(record_of(text)["profile"]["run"]["fields"])

@@ -22,7 +22,7 @@ from finegauge.documents import open_regular, write_whole
 from finegauge.errors import InputError, UnsupportedError, shown
 from finegauge.run.run import FIELDS
 from finegauge.store.document import SERVED, Facts
-from finegauge.store.journal import entry_of, fields_in
+from finegauge.store.journal import entry_of, fields_in, fields_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -157,19 +157,51 @@ def table_of(paths: Sequence[str]) -> tuple["pa.Table", int]:
 
 
 def _read(lines: bytes) -> tuple["pa.Table", int]:
-    ends, fields, refused = [], [], 0
+    asked: list[Record] = []
+    facts: list[Facts] = []
+    ends, refused = [], 0
     for one in lines.split(b"\n"):
         if one and not one.isspace():
             try:
                 entry = entry_of(one)
                 if entry is not None and entry.facts is not None:
-                    fields.append(fields_in(one))
-                    ends.append(entry)
+                    asked.append(entry.asked)
+                    facts.append(entry.facts)
+                    ends.append(one)
             except ValueError:
                 refused += 1
     pa = _pyarrow()
-    columns = _columns([one.asked for one in ends], [one.facts for one in ends if one.facts], fields)
-    return pa.table({name: _array(pa, values) for name, values in columns.items()}), refused
+    columns = {name: _array(pa, values) for name, values in _columns(asked, facts).items()}
+    return pa.table(columns | _fields(pa, ends)), refused
+
+
+def _fields(pa: Any, ends: Sequence[bytes]) -> dict[str, Any]:
+    """Return the fields of the runs in the lines of ends, by column; Arrow reads them as far as it can."""
+    from pyarrow import compute, json
+
+    whole = b"\n".join(map(fields_text, ends))
+    with suppress(pa.ArrowException):
+        options = json.ReadOptions(use_threads=False, block_size=len(whole) + 1)
+        found = json.read_json(BytesIO(whole), options)
+        kinds = {field.name: field.type for field in found.schema}
+        if len(found) == len(ends) and {True}.issuperset(map(_is_simple, kinds.values())):
+            texts = pa.list_(pa.string())
+            return {
+                name: compute.binary_join(found[name].cast(texts), MANY)
+                if pa.types.is_list(kind)
+                else found[name]
+                for name, kind in kinds.items()
+            }
+    return {name: _array(pa, values) for name, values in _by_name([fields_in(one) for one in ends]).items()}
+
+
+def _is_simple(kind: Any) -> bool:
+    """Return whether Arrow reads values of a type as Python does: dates are text, and NaN is no struct."""
+    return str(kind) in (
+        *KNOWN_TO_JSON,
+        "null",
+        *(f"list<item: {one}>" for one in ("string", "int64", "null")),
+    )
 
 
 def _pyarrow() -> Any:
@@ -278,9 +310,7 @@ def _journal(path: str) -> str:
     return file
 
 
-def _columns(
-    asked: Sequence[Record], facts: Sequence[Facts], fields: Sequence[Record]
-) -> dict[str, list[Any]]:
+def _columns(asked: Sequence[Record], facts: Sequence[Facts]) -> dict[str, list[Any]]:
     columns: dict[str, list[Any]] = {name: [one.get(name) for one in asked] for name in ASKED}
     for name in ("outcome", "reason", "source", "device"):
         columns[name] = [getattr(one, name) or None for one in facts]
@@ -300,7 +330,7 @@ def _columns(
         ]
     for name in SERVED:
         columns[name] = [one.served.get(name) for one in facts]
-    return columns | _by_name(fields)
+    return columns
 
 
 def _by_name(rows: Sequence[Record]) -> dict[str, list[Any]]:

@@ -10,8 +10,8 @@ from pyarrow import csv, parquet
 from finegauge.errors import InputError
 from finegauge.profile import Breakdown
 from finegauge.run.run import FIELDS
-from finegauge.store.journal import Trials
-from finegauge.store.table import ask, export, rows_of, table_of
+from finegauge.store.journal import Trials, line
+from finegauge.store.table import _array, _fields, ask, export, rows_of, table_of
 from tests.e2e.commands import finegauge
 from tests.unit.store.results import RUN, journal, result, timed
 
@@ -105,6 +105,28 @@ def test_lists_are_joined_and_mixed_columns_are_text(tmp_path: Path) -> None:
     run = RUN.replace(lora_targets=["q_proj", "v_proj"])
     table, _ = table_of([journal(tmp_path, timed("a", 1.0, run=run), timed("b", 1.0)).path])
     assert table["lora_targets"].to_pylist() == ["q_proj+v_proj", "all-linear"]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [1, 2], [1, 2.5], [1, "a"], [None, None], [None, "a"], [True, False], [True, 1], [2**62, 1],
+        [[], ["a", "b"]], [[1, 2], None], [[1.5], [2.0]], [[True]], ["2026-11-23", "2026-11-24"],
+        ["a,\"b", "é\n"], [{"float": "nan"}, 1.0],
+    ],
+    ids=str,
+)  # fmt: skip
+def test_fields_are_read_as_python_reads_them(values: list[object]) -> None:
+    lines = []
+    for value in values:
+        record = timed("a", 1.0)
+        record["profile"]["run"]["fields"] = {"model": "m", "field": value, "seq_len": 4}
+        lines.append(line(record).rstrip())
+    found = _fields(pa, lines)
+    expected = _array(pa, values)
+    assert list(found) == ["model", "field", "seq_len"]
+    assert found["field"].type == expected.type
+    assert found["field"].to_pylist() == expected.to_pylist()
 
 
 @pytest.mark.parametrize("name", ["none", "none.jsonl"])
