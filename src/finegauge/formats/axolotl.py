@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from finegauge.errors import FieldError, shown
-from finegauge.formats import launcher_files, trainer_keys
+from finegauge.formats import launcher_files, rollout_keys, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, always, degrees, key, model_key, read_degrees
 from finegauge.formats.sheet import DEEPSPEED, Sheet, dataset_name, file_kind, targets, whole_number, without
 from finegauge.run.field import flag, names, whole
@@ -347,7 +347,7 @@ FORMAT = Format(
             64,
             write=lambda run: None if run.packing else run.pad_to_multiple_of,
         ),
-        trainer_keys.generation_row("trl."),
+        rollout_keys.generation_row("trl.", server="vllm."),
         trainer_keys.GROUPING._replace(
             write=lambda run: {"group_by_length": True if run.group_by_length else None}
         ),

@@ -11,7 +11,7 @@ from math import ceil
 from typing import Any
 
 from finegauge.errors import FieldError, shown
-from finegauge.formats import launcher_files, trainer_keys
+from finegauge.formats import launcher_files, rollout_keys, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, always, degrees, fixed, key, model_key
 from finegauge.formats.sheet import DEEPSPEED, Sheet, dataset_name, require
 from finegauge.run.field import names, number, whole
@@ -255,7 +255,7 @@ FORMAT = Format(
             _read_length,
             _length,
         ),
-        trainer_keys.generation_row(prompt=0, answer=512, beta=0.04),
+        rollout_keys.generation_row(prompt=0, answer=512, beta=0.04, share=0.9),
         trainer_keys.GROUPING,
         Row("dataset val_dataset split_dataset_ratio", _read_data, _data),
         trainer_keys.DURATION,

@@ -2,13 +2,16 @@
 
 What no key says but the framework does (read from its example configurations, 0.4): the model in fp32,
 computed in `precision` by FSDP2 (`dtensor_cfg`), or Megatron's bf16 with sharded states (`megatron_cfg`); one
-GPU unless `cluster` says more; answers are written by vLLM. A file that names `defaults` is read alone.
+GPU unless `cluster` says more. Answers are written by vLLM on the same GPUs with 0.6 of their memory, asleep
+at level 1 while weights learn, whose states and weights wait on the host meanwhile; the policy's own
+likelihoods are taken in a pass of their own, and sequences are packed. A file that names `defaults` is read
+alone, with the batches of grpo_math_1B.yaml where it has none: 32 prompts of 16 answers, 512 to a step.
 """
 
 from finegauge.errors import FieldError
 from finegauge.formats import trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, dotted, fixed, read_degrees
-from finegauge.run.field import whole
+from finegauge.run.field import number, whole
 
 _MODEL = "policy.model_name"
 _PHASES = {"grpo": "grpo", "dpo": "dpo", "sft": "sft", "rm": "reward"}
@@ -21,7 +24,13 @@ _MEGATRON = {
     "policy.megatron_cfg.pipeline_model_parallel_size": "pipeline_parallel",
     "policy.megatron_cfg.context_parallel_size": "context_parallel",
     "policy.megatron_cfg.expert_model_parallel_size": "expert_parallel",
+    "policy.megatron_cfg.num_layers_in_first_pipeline_stage": "first_stage_layers",
+    "policy.megatron_cfg.num_layers_in_last_pipeline_stage": "last_stage_layers",
 }
+_GENERATION = "policy.generation"
+_COLOCATED = f"{_GENERATION}.colocated"
+_OF_ENGINE = ("gpu_memory_utilization", "tensor_parallel_size", "kv_cache_dtype", "precision")
+_SEQUENCE = "policy.megatron_cfg.sequence_parallel"
 _KINDS = ("policy.megatron_cfg.enabled", "policy.dtensor_cfg.enabled")
 _LORAS = ("policy.megatron_cfg.peft", "policy.dtensor_cfg.lora_cfg")
 _ANSWERS = (
@@ -46,10 +55,56 @@ def _read_phase(reading: Reading) -> None:
     reading.set("phase", _PHASES[found[0]], *(key for key in reading.keys if key.startswith(f"{found[0]}.")))
     nodes = whole(1, 10**5)("cluster.num_nodes", reading.get("cluster.num_nodes", 1))
     each = whole(1, 10**4)("cluster.gpus_per_node", reading.get("cluster.gpus_per_node", 1))
-    reading.set("num_gpus", nodes * each, "cluster.gpus_per_node", "cluster.num_nodes")
-    reading.launched_gpus = reading.launched_gpus or int(nodes * each)
+    apart = _read_own_gpus(reading, nodes, each) if found[0] == "grpo" else 0
+    gpus, nodes = nodes * each - apart, nodes - (apart // each if nodes > 1 else 0)
+    reading.set("num_gpus", gpus, "cluster.gpus_per_node", "cluster.num_nodes")
+    reading.launched_gpus = reading.launched_gpus or int(gpus)
     if nodes > 1:
         reading.set("num_nodes", nodes, "cluster.num_nodes")
+
+
+def _read_own_gpus(reading: Reading, nodes: int, each: int) -> int:
+    """Read and return how many of the cluster's GPUs generate alone."""
+    if reading.flag(f"{_COLOCATED}.enabled", default=True):
+        return 0
+    own_nodes, own_gpus = (f"{_COLOCATED}.resources.{name}" for name in ("num_nodes", "gpus_per_node"))
+    count = whole(1, 10**4)(own_gpus, reading.get(own_gpus, each if nodes > 1 else max(1, each // 2)))
+    apart = count * (whole(1, 10**4)(own_nodes, reading.get(own_nodes, 1)) if nodes > 1 else 1)
+    if apart >= nodes * each:
+        raise FieldError(f"{own_nodes} leaves no GPU of the cluster's {nodes * each} to train on.")
+    reading.set("rollout_gpus", apart, own_nodes, own_gpus, f"{_COLOCATED}.enabled")
+    return int(apart)
+
+
+def _read_engine(reading: Reading) -> None:
+    """Read what generates, and where the trainer's states and weights are meanwhile."""
+    engine, vllm = f"{_GENERATION}.backend", f"{_GENERATION}.vllm_cfg"
+    name = reading.text(engine, "vllm")
+    reading.set("inference_engine", name if name in ("vllm", "sglang") else "hf", engine)
+    if name == "megatron":
+        reading.warn(f"{engine}=megatron is not modelled: answers are timed as transformers'.")
+    for key, field, default in (
+        ("gpu_memory_utilization", "gpu_memory_utilization", 0.6),
+        ("tensor_parallel_size", "rollout_tensor_parallel", 1),
+        ("kv_cache_dtype", "kv_cache_dtype", None),
+    ):
+        reading.set(field, reading.get(f"{vllm}.{key}", default), f"{vllm}.{key}")
+    if reading.text(f"{vllm}.precision") == "fp8":
+        reading.set("rollout_dtype", "fp8", f"{vllm}.precision")
+    for key in ("pipeline_parallel_size", "expert_parallel_size"):
+        if str(reading.get(f"{vllm}.{key}", 1)) != "1":
+            reading.warn(f"{vllm}.{key} is not modelled: the engine is taken as without it.")
+    reading.not_modelled(f"{vllm}.enforce_eager")
+    shared = not reading.fields.get("rollout_gpus")
+    reading.set("rollout_sleep", 1 if shared else 0)
+    reading.set("rollout_offload", "all" if shared else "none")
+    reading.set("old_log_probs", True)
+    ahead = "grpo.async_grpo.max_trajectory_age_steps"
+    if reading.flag("grpo.async_grpo.enabled"):
+        reading.set("off_policy_steps", reading.get(ahead, 1), "grpo.async_grpo.enabled", ahead)
+    penalty = "loss_fn.reference_policy_kl_penalty"
+    if number(-1e9, 1e9)(penalty, reading.get(penalty, 0.01)) == 0:
+        reading.set("reference_model", "none", penalty)
 
 
 def _read_model(reading: Reading) -> None:
@@ -69,12 +124,17 @@ def _read_model(reading: Reading) -> None:
     reading.set("sharding", "zero1" if megatron else "fsdp", *_KINDS)
     reading.set("kernels", ["megatron"] if megatron else [], *_KINDS)
     read_degrees(reading, _MEGATRON if megatron else _DEGREES)
+    if megatron and reading.flag(_SEQUENCE):
+        reading.set("sequence_parallel", True, _SEQUENCE)
     key = f"{section}.activation_checkpointing"
     reading.set("activation_checkpointing", "full" if reading.flag(key) else "none", key)
     if reading.flag("policy.dtensor_cfg.cpu_offload") and not megatron:
         reading.set("cpu_offload", "params", "policy.dtensor_cfg.cpu_offload")
-    joined = reading.flag("policy.sequence_packing.enabled") and reading.fields["phase"] == "sft"
-    reading.set("padding", "free" if joined else "max", "policy.sequence_packing.enabled")
+    learns, packs = reading.fields["phase"] == "grpo", "policy.sequence_packing.enabled"
+    dynamic = learns and reading.flag("policy.dynamic_batching.enabled")
+    joined = dynamic or (reading.flag(packs, default=learns) and reading.fields["phase"] in ("sft", "grpo"))
+    reading.set("padding", "free" if joined else "max", packs)
+    reading.set("packing", joined and learns, packs, "policy.dynamic_batching.enabled")
 
 
 def _read_batch(reading: Reading) -> None:
@@ -82,7 +142,9 @@ def _read_batch(reading: Reading) -> None:
         "seq_len", reading.get("policy.max_total_sequence_length", 512), "policy.max_total_sequence_length"
     )
     micro, total = "policy.train_micro_batch_size", "policy.train_global_batch_size"
-    reading.set("micro_batch_size", reading.get(micro, 1), micro)
+    inherits = reading.stated("defaults") and reading.fields["phase"] == "grpo"
+    reading.set("micro_batch_size", reading.get(micro, 4 if inherits else 1), micro)
+    sequences = reading.get(total, 512 if inherits else None)
     if reading.fields["phase"] == "grpo":
         reading.set("num_generations", reading.get(_ANSWERS[0], 16), _ANSWERS[0])
         length = whole(2, 10**7)("max_total_sequence_length", reading.fields["seq_len"])
@@ -91,9 +153,18 @@ def _read_batch(reading: Reading) -> None:
             new = length // 2
             reading.warn("max_new_tokens is the whole sequence: answers are taken as half of it.")
         reading.set("max_new_tokens", new, _ANSWERS[2])
-        reading.warn("Answers are written by vLLM, which is not modelled: they are timed as transformers'.")
+        _read_engine(reading)
+        prompts = whole(1, 10**8)(_ANSWERS[1], reading.get(_ANSWERS[1], 32))
+        rollout = prompts * whole(1, 10**6)(_ANSWERS[0], reading.fields["num_generations"])
+        if sequences is not None:
+            learnt = min(rollout, whole(1, 10**9)(total, sequences))
+            reading.set("num_mini_batches", max(1, round(rollout / learnt)), *_ANSWERS[:2], total)
+    ranks = reading.data_ranks(reading.launched_gpus)
     if reading.stated(total):
-        reading.set_accumulation(total, data_parallel=reading.data_ranks(reading.launched_gpus))
+        reading.set_accumulation(total, data_parallel=ranks)
+    elif sequences is not None:
+        at_once = whole(1, 10**6)(micro, reading.fields["micro_batch_size"]) * (ranks or 1)
+        reading.set("gradient_accumulation_steps", max(1, sequences // at_once))
     for phase in _PHASES:
         for name, field in (("max_num_steps", "max_steps"), ("max_num_epochs", "epochs")):
             reading.set(field, reading.get(f"{phase}.{name}"), f"{phase}.{name}")
@@ -110,11 +181,12 @@ FORMAT = Format(
                     *_DEGREES,
                     *_MEGATRON,
                     "policy.precision",
+                    _SEQUENCE,
                     "policy.dtensor_cfg.cpu_offload",
                     "policy.dtensor_cfg.activation_checkpointing",
                     "policy.megatron_cfg.activation_checkpointing",
                     *(f"{lora}.{name}" for lora in _LORAS for name in ("enabled", "dim", "alpha", "dropout")),
-                    "policy.sequence_packing.enabled",
+                    "policy.sequence_packing.enabled policy.dynamic_batching.enabled",
                 )
             ),
             _read_model,
@@ -123,7 +195,11 @@ FORMAT = Format(
             " ".join(
                 (
                     "policy.max_total_sequence_length policy.train_micro_batch_size",
-                    "policy.train_global_batch_size",
+                    "policy.train_global_batch_size defaults loss_fn.reference_policy_kl_penalty",
+                    "grpo.async_grpo.enabled grpo.async_grpo.max_trajectory_age_steps",
+                    f"{_COLOCATED}.enabled {_COLOCATED}.resources.num_nodes",
+                    f"{_COLOCATED}.resources.gpus_per_node {_GENERATION}.backend",
+                    *(f"{_GENERATION}.vllm_cfg.{name}" for name in _OF_ENGINE),
                     *_ANSWERS,
                     *(f"{phase}.{name}" for phase in _PHASES for name in ("max_num_steps", "max_num_epochs")),
                 )

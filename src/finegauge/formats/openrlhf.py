@@ -4,7 +4,8 @@ What no argument says but the framework does (read from its command lines, 0.5 t
 bf16 under DeepSpeed's ZeRO-2 where `bf16` is given; LoRA on all linear layers where `lora_rank` is above 0;
 no checkpointing; micro-batches of 8 (PPO: 4) of 128 sequences a step over all GPUs; samples cut at 2,048 (DPO
 and rewards: 512), padded to the longest, kept apart without padding by `packing_samples`; two epochs (others
-one). In PPO and its kin answers are written by vLLM.
+one). In PPO and its kin answers are written by vLLM, on GPUs of its own with 0.95 of their memory unless all
+models are colocated; a rollout of 1,024 prompts is learnt from in steps of 128 answers, once (`max_epochs`).
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,8 @@ from typing import Any
 from finegauge.errors import FieldError, shown
 from finegauge.formats import trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, fixed, key, model_key
-from finegauge.run.field import whole
+from finegauge.run.field import number, whole
+from finegauge.run.rules import PAIRED, RL
 
 _PHASES = {"sft": "sft", "dpo": "dpo", "kto": "dpo", "rm": "reward", "ppo_ray": "ppo", "ppo": "ppo"}
 _GROUPED = {
@@ -60,12 +62,39 @@ def _read_phase(reading: Reading) -> None:
     reading.set("max_new_tokens", answer, "generate_max_len")
     if phase == "grpo":
         reading.set("num_generations", reading.get("n_samples_per_prompt", 8), "n_samples_per_prompt")
-    if trainer.endswith("ray"):
-        colocated = reading.flag("colocate_all_models")
-        where = "beside the training" if colocated else "on GPUs of its own, which are not counted"
-        reading.warn(
-            f"Answers are written by vLLM, {where}, which is not modelled: they are timed as transformers'."
-        )
+
+
+def _read_engine(reading: Reading) -> None:
+    """Read vLLM's engines, and how often a rollout is learnt from."""
+    if reading.fields["phase"] not in RL:
+        return
+    answers = int(reading.fields.get("num_generations", reading.get("n_samples_per_prompt", 1)))
+    batch = whole(1, 10**9)("train_batch_size", reading.get("train_batch_size", 128))
+    rollout = answers * whole(1, 10**9)("rollout_batch_size", reading.get("rollout_batch_size", 1024))
+    reading.set("num_mini_batches", max(1, round(rollout / batch)), "rollout_batch_size", "train_batch_size")
+    reading.set("ppo_epochs", reading.get("max_epochs", 1), "max_epochs")
+    reading.set("epochs", reading.get("num_episodes", 1), "num_episodes")
+    if number(0.0, 1e9)("init_kl_coef", reading.get("init_kl_coef", 0.01)) == 0 and answers > 1:
+        reading.set("reference_model", "none", "init_kl_coef")
+    if not reading.text("trainer").endswith("ray"):
+        return
+    engines = whole(0, 10**5)("vllm_num_engines", reading.get("vllm_num_engines", 1))
+    if not engines:
+        return
+    degree = whole(1, 10**4)("vllm_tensor_parallel_size", reading.get("vllm_tensor_parallel_size", 1))
+    asynchronous, share = reading.flag("async_train"), "vllm_gpu_memory_utilization"
+    colocated = reading.flag("colocate_all_models") and not asynchronous
+    reading.set("inference_engine", "vllm", "vllm_num_engines")
+    reading.set("rollout_tensor_parallel", degree, "vllm_tensor_parallel_size")
+    reading.set("rollout_gpus", 0 if colocated else engines * degree, "vllm_num_engines")
+    reading.set("gpu_memory_utilization", reading.get(share, 0.95), share)
+    reading.set("old_log_probs", reading.fields["phase"] == "grpo")
+    if asynchronous:
+        reading.set("off_policy_steps", reading.get("async_queue_size", 1), "async_queue_size")
+    if colocated:
+        reading.set("rollout_sleep", int(reading.flag("vllm_enable_sleep")), "vllm_enable_sleep")
+        gone = reading.flag("deepspeed_enable_sleep")
+        reading.set("rollout_offload", "optimizer" if gone else "none", "deepspeed_enable_sleep")
 
 
 def _read_method(reading: Reading) -> None:
@@ -99,6 +128,10 @@ def _read_parallelism(reading: Reading) -> None:
             )
     micro = 4 if reading.fields["phase"] in ("ppo", "grpo") else 8
     reading.set("micro_batch_size", reading.get("micro_train_batch_size", micro), "micro_train_batch_size")
+    if reading.flag("use_dynamic_batch") and reading.fields["phase"] in RL:  # by tokens
+        tokens = whole(1, 10**9)("tokens", reading.get("train_max_tokens_per_gpu", 16192))
+        most = max(1, tokens // int(reading.fields["seq_len"]))
+        reading.set("micro_batch_size", most, "train_max_tokens_per_gpu")
     batch = whole(1, 10**9)("train_batch_size", reading.get("train_batch_size", 128))
     ranks = reading.data_ranks(reading.launched_gpus) or 1
     size = whole(1, 10**6)("micro_train_batch_size", reading.fields["micro_batch_size"])
@@ -106,15 +139,22 @@ def _read_parallelism(reading: Reading) -> None:
 
 
 def _read_batching(reading: Reading) -> None:
-    joined = reading.flag("packing_samples") and reading.fields["phase"] not in ("dpo", "reward")
+    dynamic = reading.flag("use_dynamic_batch") and reading.fields["phase"] in RL
+    joined = dynamic or (reading.flag("packing_samples") and reading.fields["phase"] not in PAIRED)
     reading.set("padding", "free" if joined else "longest", "packing_samples")
     if reading.flag("packing_samples") and not joined:
         reading.warn("packing_samples of pairs is not modelled: they are taken as padded to the longest.")
-    reading.set("packing", False)
+    reading.set("packing", dynamic, "use_dynamic_batch")
     flash = reading.flag("flash_attn") or "flash" in reading.text("attn_implementation") or joined
     reading.set("attention", "flash" if flash else "eager", "flash_attn", "attn_implementation")
     named = reading.first(("dataset", "prompt_data"))
     trainer_keys.read_dataset(reading, named, "dataset", "prompt_data")
+
+
+def _read_epochs(reading: Reading) -> None:
+    if reading.fields["phase"] not in RL:
+        unasked = 2 if reading.fields["phase"] == "sft" else 1
+        reading.set("epochs", reading.get("max_epochs", unasked), "max_epochs")
 
 
 FORMAT = Format(
@@ -133,15 +173,21 @@ FORMAT = Format(
             "micro_train_batch_size train_batch_size",
             _read_parallelism,
         ),
-        Row("packing_samples flash_attn attn_implementation dataset prompt_data", _read_batching),
+        Row(
+            "vllm_num_engines vllm_tensor_parallel_size vllm_gpu_memory_utilization vllm_enable_sleep "
+            "deepspeed_enable_sleep async_train async_queue_size rollout_batch_size num_episodes "
+            "init_kl_coef",
+            _read_engine,
+        ),
+        Row(
+            "use_dynamic_batch train_max_tokens_per_gpu packing_samples flash_attn attn_implementation "
+            "dataset prompt_data",
+            _read_batching,
+        ),
         key(
             "max_epochs",
             "epochs",
-            read=lambda reading: reading.set(
-                "epochs",
-                reading.get("max_epochs", 2 if reading.fields["phase"] == "sft" else 1),
-                "max_epochs",
-            ),
+            read=_read_epochs,
         ),
         trainer_keys.checkpointing_row(default=False, reentrant=False),
         trainer_keys.liger_row(),
@@ -150,5 +196,5 @@ FORMAT = Format(
     model_key="pretrain",
     lists_its_keys=False,
     adapt=_adapt,
-    not_modelled="zpg use_ds_universal_ckpt ds_tensor_parallel_size aux_loss_coef",
+    not_modelled="zpg use_ds_universal_ckpt ds_tensor_parallel_size aux_loss_coef enforce_eager",
 )

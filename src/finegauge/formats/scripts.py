@@ -72,6 +72,7 @@ _OF_MODEL = (
     "experts_implementation",
     "full_finetuning",
 )
+_OF_UNSLOTH = ("max_seq_length", "fast_inference", "gpu_memory_utilization")
 _OF_TRAINER = ("max_seq_length", "packing", "max_length", "max_prompt_length", "beta")
 _TO_UNSLOTH = {
     "model_name_or_path": "model",
@@ -87,9 +88,11 @@ _TO_UNSLOTH = {
             *("gradient_accumulation_steps", "max_steps", "optim", "packing", "padding_free", "fp16"),
             *("max_seq_length", "load_in_4bit", "load_in_8bit", "trainer"),
             *("num_generations", "max_completion_length", "max_prompt_length", "use_vllm", "beta"),
+            *("vllm_gpu_memory_utilization", "vllm_mode", "num_iterations", "steps_per_generation"),
         )
     },
     "fast_inference": "training.use_vllm",
+    "gpu_memory_utilization": "training.vllm_gpu_memory_utilization",
     **{name: f"lora.{name}" for name in ("lora_r", "lora_alpha", "lora_dropout")},
 }
 # What a notebook's functions do unasked, where that differs from `unsloth train`.
@@ -354,7 +357,7 @@ class _Reader:
             self.is_unsloth |= owner in _UNSLOTH
             self.loads_itself |= owner not in _UNSLOTH
             self._take_model(call, "model_name" if owner in _UNSLOTH else "pretrained_model_name_or_path")
-            self._take(call, dict.fromkeys((*_OF_MODEL, "max_seq_length", "fast_inference")))
+            self._take(call, dict.fromkeys((*_OF_MODEL, *_OF_UNSLOTH)))
         else:
             self._read_beside(call, owner, name)
 

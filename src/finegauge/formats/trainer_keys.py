@@ -58,13 +58,6 @@ _PEFT_CHOICE = (
 )
 
 
-_GENERATION = (
-    *("max_prompt_length", "max_completion_length", "num_generations", "use_vllm", "vllm_mode"),
-    *("vllm_gpu_memory_utilization", "beta", "num_iterations", "steps_per_generation"),
-    "generation_batch_size",
-)
-
-
 class Adapters(NamedTuple):
     """The keys of LoRA adapters, and what the framework takes where they are not there."""
 
@@ -508,58 +501,6 @@ def in_all(name: str | None) -> int | None:
     from finegauge.catalogue.datasets import dataset
 
     return dataset(name).num_samples if name and in_catalogue(name) else None
-
-
-def generation_row(section: str = "", prompt: int = 512, answer: int = 256, beta: float = 0.0) -> Row:
-    """Return the row of what GRPO writes: the lengths of prompts and answers, and how many of them.
-
-    Args:
-        section: Of the keys, with its dot.
-        prompt: Tokens that a prompt is taken to have where nothing says; 0 for the cut-off read before.
-        answer: Tokens of an answer, as the framework has them unasked.
-        beta: The weight of the reference model, likewise.
-    """
-    names = [f"{section}{name}" for name in _GENERATION]
-
-    def read(reading: Reading) -> None:
-        if reading.fields["phase"] == "grpo":
-            _read_generation(reading, section, prompt, answer, beta)
-
-    return Row(" ".join(names), read)
-
-
-def _read_generation(reading: Reading, section: str, prompt: int, answer: int, beta: float) -> None:
-    tokens, prompts = f"{section}max_completion_length", f"{section}max_prompt_length"
-    written = whole(1, 10**7)(tokens, reading.get(tokens, answer))
-    if not reading.stated(prompts):
-        prompt = prompt or int(reading.fields.get("seq_len") or 512)
-        reading.warn(
-            f"{prompts} is unstated: prompts are taken as {prompt} tokens long; seq_len=… says another."
-        )
-    asked = whole(1, 10**7)(prompts, reading.get(prompts, prompt))
-    reading.set("seq_len", asked + written, tokens, prompts)
-    reading.set("max_new_tokens", written, tokens)
-    answers = f"{section}num_generations"
-    reading.set("num_generations", reading.get(answers, 8), answers)
-    if reading.flag(f"{section}use_vllm"):
-        says = "answers are written by vLLM there and by transformers here"
-        served = reading.stated(f"{section}vllm_server_host", f"{section}vllm_server_base_url")
-        mode = reading.text(f"{section}vllm_mode", "server" if served else "colocate")
-        share = reading.get(f"{section}vllm_gpu_memory_utilization", "its default")
-        where = (
-            f"on the same GPUs, of whose memory it takes a share (vllm_gpu_memory_utilization: {share})"
-            if mode == "colocate"
-            else "on GPUs of its own, which are not counted"
-        )
-        reading.warn(
-            f"{section}use_vllm is not modelled: {says}; vLLM (vllm_mode: {shown(mode)}) runs {where}."
-        )
-    kept = number(-1e9, 1e9)("beta", reading.get(f"{section}beta", beta))
-    if kept == 0 and reading.fields["method"] not in ("lora", "qlora"):
-        reading.warn(f"{section}beta=0 loads no reference model and one is counted: an upper bound.")
-    for name in _GENERATION[7:]:
-        if str(reading.get(f"{section}{name}", "")).lower() not in ("", "1", "none"):
-            reading.warn(f"{section}{name} is not modelled: each optimizer step has answers of its own.")
 
 
 def _read_fp8(reading: Reading) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from finegauge.errors import FieldError, shown
-from finegauge.formats import launcher_files, trainer_keys
+from finegauge.formats import launcher_files, rollout_keys, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, always, key, model_key
 from finegauge.formats.sheet import ACCELERATE, DEEPSPEED, Sheet, dataset_name, file_kind, refuse
 from finegauge.run.field import whole
@@ -25,7 +25,7 @@ from finegauge.run.rules import COMPARING
 from finegauge.run.run import Run
 
 FILE = "trl.yaml"
-COMMANDS = {"sft": "sft", "dpo": "dpo"}
+COMMANDS = {"sft": "sft", "dpo": "dpo", "grpo": "grpo"}
 _ADAPTERS = trainer_keys.Adapters(
     "lora_r lora_alpha lora_dropout lora_target_modules lora_modules_to_save",
     defaults=(16, 32, 0.05),
@@ -270,6 +270,8 @@ def _data(run: Run) -> dict[str, Any]:
 
 def _batching(run: Run) -> dict[str, Any]:
     """Return the keys of one trainer: the cut-off, packing and loss of SFT, DPO's beta."""
+    if run.phase == "grpo":  # lengths of prompts and answers stand beside the engine
+        return {}
     multiple = run.pad_to_multiple_of
     keys = {"max_length": run.seq_len, "pad_to_multiple_of": multiple if multiple > 1 else None}
     if run.phase == "dpo":
@@ -320,7 +322,7 @@ FORMAT = Format(
             _read_batching,
             _batching,
         ),
-        trainer_keys.generation_row(),
+        rollout_keys.generation_row(),
         trainer_keys.GROUPING,
         Row("dataset_name dataset_train_split max_train_samples", _read_data),
         trainer_keys.DURATION,

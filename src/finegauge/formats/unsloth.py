@@ -9,7 +9,7 @@ logits; bf16 arithmetic, fp32 adapters; one GPU.
 from typing import Any
 
 from finegauge.errors import FieldError, shown
-from finegauge.formats import trainer_keys
+from finegauge.formats import rollout_keys, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, always, fixed, key, model_key
 from finegauge.formats.sheet import Sheet, dataset_name, file_kind, require, whole_number
 from finegauge.run.rules import COMPARING
@@ -114,7 +114,7 @@ FORMAT = Format(
         key("training.batch_size", "micro_batch_size", 2),
         key("training.gradient_accumulation_steps", "gradient_accumulation_steps", 4),
         Row("training.packing training.padding_free", _read_packing, _PACKING.write),
-        trainer_keys.generation_row("training."),
+        rollout_keys.generation_row("training.", share=0.5),
         Row(
             _CHECKPOINTING_KEY,
             _read_checkpointing,

@@ -3,9 +3,11 @@
 What no key says but the framework does (read from its trainer configurations, 0.4 to 0.6): fp32 weights under
 FSDP computed in bf16; checkpointing on in reinforcement learning, off in SFT; prompts and answers of 512
 tokens; `train_batch_size` of 1,024 prompts written to before they are learnt from in mini-batches of 256;
+vLLM beside the trainer on two GPUs each, with half of their memory, asleep while weights learn, and the
+policy's own likelihoods in a pass of their own;
 30 epochs (SFT: 256 sequences a step, 4 at a time, cut at 1,024, 4 epochs); one node of 8 GPUs.
 The estimator `gae` is PPO, all others are GRPO's passes. Weights and states that verl parks on the host
-between its phases (`param_offload`, `optimizer_offload`) are there when a phase runs, and counted.
+between its phases (`param_offload`, `optimizer_offload`) are gone while answers are generated alone.
 """
 
 from collections.abc import Mapping
@@ -25,6 +27,19 @@ _ULYSSES = (f"{_ACTOR}.ulysses_sequence_parallel_size", "ulysses_sequence_parall
 _LORA = ("lora_rank", "lora_alpha", "target_modules")  # FSDP's; Megatron's
 _LORA_MEGATRON = ("lora.rank", "lora.alpha", "lora.target_modules")
 _JOINED = (f"{_MODEL}.use_remove_padding", "use_remove_padding", "model.use_remove_padding")
+_DYNAMIC = f"{_ACTOR}.use_dynamic_bsz"
+_OF_ENGINE = {  # of rollout: field, and what verl takes unasked
+    "gpu_memory_utilization": ("gpu_memory_utilization", 0.5),
+    "tensor_model_parallel_size": ("rollout_tensor_parallel", 2),
+    "max_num_batched_tokens": ("max_num_batched_tokens", 8192),
+    "max_num_seqs": ("max_num_seqs", 1024),
+}
+_PARKED = tuple(
+    f"{_ACTOR}.{engine}.{what}_offload"
+    for engine in ("fsdp_config", "megatron")
+    for what in ("param", "optimizer")
+)
+_REFERENCE = (f"{_ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward")
 _MEGATRON = {
     f"{_ACTOR}.megatron.tensor_model_parallel_size": "tensor_parallel",
     f"{_ACTOR}.megatron.pipeline_model_parallel_size": "pipeline_parallel",
@@ -79,8 +94,8 @@ def _read_method(reading: Reading) -> None:
     ulysses = reading.first(_ULYSSES, 1)
     if str(ulysses) != "1":
         reading.set("context_parallel", ulysses, *_ULYSSES)
-    joined = any(map(reading.flag, _JOINED)) and reading.fields["phase"] == "sft"
-    reading.set("padding", "free" if joined else "max", *_JOINED)
+    joined = any(map(reading.flag, _JOINED)) or reading.flag(_DYNAMIC)
+    reading.set("padding", "free" if joined else "max", *_JOINED, _DYNAMIC)
     liger = reading.flag(f"{stem}.use_liger")
     reading.set("kernels", ["liger"] if liger else [], f"{stem}.use_liger")
     reading.set("loss", "fused" if liger or reading.flag(f"{stem}.use_fused_kernels") else "full_logits")
@@ -100,24 +115,23 @@ def _read_lengths(reading: Reading) -> None:
         answers = whole(1, 4096)("rollout.n", reading.get(f"{_ROLLOUT}.n", 1))
         if reading.fields["phase"] == "grpo":
             reading.set("num_generations", max(2, answers), f"{_ROLLOUT}.n")
-        key = f"{_ACTOR}.ppo_mini_batch_size"
-        prompts = whole(1, 10**8)("data.train_batch_size", reading.get("data.train_batch_size", 1024))
-        sequences, micro = answers * min(prompts, whole(1, 10**8)(key, reading.get(key, 256))), 1
-        engine = reading.text(f"{_ROLLOUT}.name", "vllm")
-        reading.warn(
-            f"Answers are written by {engine}, which is not modelled: they are timed as transformers'; its "
-            "share of memory (gpu_memory_utilization) is free while weights learn."
-        )
-        if reading.flag(f"{_ACTOR}.use_dynamic_bsz"):
+        key, rollout = f"{_ACTOR}.ppo_mini_batch_size", "data.train_batch_size"
+        prompts = whole(1, 10**8)(rollout, reading.get(rollout, 1024))
+        learnt = min(prompts, whole(1, 10**8)(key, reading.get(key, 256)))
+        sequences, micro = answers * learnt, 1
+        reading.set("num_mini_batches", max(1, round(prompts / learnt)), key, rollout)
+        reading.set("ppo_epochs", reading.get(f"{_ACTOR}.ppo_epochs", 1), f"{_ACTOR}.ppo_epochs")
+        _read_engine(reading)
+        if reading.flag(_DYNAMIC):
             tokens = whole(1, 10**8)("tokens", reading.get(f"{_ACTOR}.ppo_max_token_len_per_gpu", 16384))
             micro = max(1, tokens // (answer + prompt))
-            reading.warn(
-                "use_dynamic_bsz fills micro-batches by tokens: taken as so many of the longest sequences."
-            )
-    older = reading.first(_MICRO_OF_ALL)  # of all ranks together, before 0.3
+            reading.set("packing", True, _DYNAMIC)
+    older = (
+        None if reading.flag(_DYNAMIC) else reading.first(_MICRO_OF_ALL)
+    )  # of all ranks together, before 0.3
     if older is not None:
         micro = max(1, int(whole(1, 10**8)("ppo_micro_batch_size", older)) // ranks)
-    stated = reading.first(_MICRO, micro)
+    stated = micro if reading.flag(_DYNAMIC) else reading.first(_MICRO, micro)
     size = min(int(whole(1, 10**6)("micro_batch_size", stated)), ceil(sequences / ranks))
     steps = max(1, ceil(sequences / ranks / size))
     group = reading.fields.get("num_generations", 1)
@@ -134,6 +148,31 @@ def _read_lengths(reading: Reading) -> None:
     )
     if reading.stated("trainer.total_training_steps"):
         reading.set("max_steps", reading.get("trainer.total_training_steps"), "trainer.total_training_steps")
+
+
+def _read_engine(reading: Reading) -> None:
+    """Read what generates, and what of the trainer waits on the host meanwhile."""
+    name = reading.text(f"{_ROLLOUT}.name", "vllm")
+    reading.set("inference_engine", name, f"{_ROLLOUT}.name")
+    for key, (field, default) in _OF_ENGINE.items():
+        reading.set(field, reading.get(f"{_ROLLOUT}.{key}", default), f"{_ROLLOUT}.{key}")
+    gpus, degree = reading.launched_gpus or 1, f"{_ROLLOUT}.tensor_model_parallel_size"
+    if not reading.stated(degree):
+        reading.set("rollout_tensor_parallel", min(2, gpus))
+    frees = reading.flag(f"{_ROLLOUT}.free_cache_engine", default=True)
+    reading.set("rollout_sleep", 2 if frees else 0, f"{_ROLLOUT}.free_cache_engine")
+    reading.set("old_log_probs", True)
+    if reading.stated(f"{_ROLLOUT}.quantization"):
+        reading.set("rollout_dtype", reading.text(f"{_ROLLOUT}.quantization"), f"{_ROLLOUT}.quantization")
+    gone = [stem for stem in _PARKED if reading.flag(stem)]
+    weights = any("param" in stem for stem in gone)
+    reading.set("rollout_offload", ("all" if weights else "optimizer") if gone else "none", *_PARKED)
+    if reading.fields["phase"] == "grpo" and not any(map(reading.flag, _REFERENCE)):
+        reading.set("reference_model", "none", *_REFERENCE)
+    reading.not_modelled(f"{_ROLLOUT}.enforce_eager", f"{_ROLLOUT}.multi_turn.enable")
+    for key in (f"{_ROLLOUT}.pipeline_model_parallel_size", f"{_ROLLOUT}.data_parallel_size"):
+        if str(reading.get(key, 1)) != "1":
+            reading.warn(f"{key} is not modelled: the engine is taken as without it.")
 
 
 FORMAT = Format(
@@ -164,7 +203,11 @@ FORMAT = Format(
             " ".join(
                 (
                     "data.max_length data.max_prompt_length data.max_response_length data.train_batch_size",
-                    f"{_ROLLOUT}.n {_ROLLOUT}.name {_ACTOR}.ppo_mini_batch_size {_ACTOR}.use_dynamic_bsz",
+                    f"{_ROLLOUT}.n {_ROLLOUT}.name {_ACTOR}.ppo_mini_batch_size {_ACTOR}.ppo_epochs",
+                    _DYNAMIC,
+                    *(f"{_ROLLOUT}.{name}" for name in (*_OF_ENGINE, "free_cache_engine", "quantization")),
+                    *_PARKED,
+                    *_REFERENCE,
                     *_MICRO,
                     *_MICRO_OF_ALL,
                     f"{_ACTOR}.ppo_max_token_len_per_gpu trainer.total_epochs trainer.total_training_steps",

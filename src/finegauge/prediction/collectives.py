@@ -318,7 +318,8 @@ def collectives(run: Run) -> tuple[Collective, ...]:
         found += [_repeated(run, one) for one in exchanged(run, share, extents, again)]
     for scorer in scorers(run, share):
         found += forward_messages(run, scorer.share, extents)
-    if run.phase in (*SERVING, *GENERATING):
+    beside = run.phase in RL and engine(run.inference_engine).paged  # its messages are its own
+    if run.phase in (*SERVING, *GENERATING) and not beside:
         batch = generation_of(run, extents)
         before, reading, further = generation_messages(run, share, batch)
         rounds = batches_of_answers(run, batch)

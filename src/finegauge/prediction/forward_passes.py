@@ -15,8 +15,10 @@ everything for every token, unless the framework gathers all once to generate (`
 Neglected: DeepSpeed's trace of modules, by which a small model's weights may stay from one pass to the next.
 """
 
+from math import ceil
 from typing import Any
 
+from finegauge.data.batch_shape import answer_lengths
 from finegauge.model.graph import scoring_runs, value_run
 from finegauge.model.op import Extents
 from finegauge.prediction.sharding import GATHERED_LAYERS, Share, share_of
@@ -81,6 +83,8 @@ def generation_of(run: Run, extents: Extents) -> Generation:
     rows = times * extents.sequences
     if run.phase in RL:
         rows = min(rows, run.generation_batch_size or rows) * among_ranks(run)
+    if (known := answer_lengths(run)) is not None:  # all wait for the longest
+        return Generation(rows, run.seq_len - new, max(1, round(known.expected_max(ceil(rows)))))
     return Generation(rows, length - new, max(1, new))
 
 

@@ -317,3 +317,18 @@ def test_a_file_of_texts_is_named_as_one(
     assert {**found, **value} == found if isinstance(value, dict) else found == value
     assert (written.run.dataset, written.run.tokenizer) == ("mine.jsonl", "folder")
     assert not [warning for warning in written.warnings if "No data set" in warning]
+
+
+def test_trl_is_told_the_rollout_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What GRPO generates, by which engine, and how often it learns from it, is written and read back."""
+    monkeypatch.chdir(tmp_path)
+    asked = Run(
+        model="qwen3-8b", method="lora", phase="grpo", framework="TRL", seq_len=1280, max_new_tokens=1024,
+        num_mini_batches=2, inference_engine="vllm", gpu_memory_utilization=0.4, rollout_sleep=2,
+        max_num_batched_tokens=4096, old_log_probs=True, padding="longest", dataset="math_14k", max_steps=9,
+    )  # fmt: skip
+    written, found = as_written(asked, "trl")
+    assert written.num_mini_batches == 2
+    assert (written.inference_engine, written.rollout_sleep) == ("vllm", 2)
+    told = {one.field for one in found}
+    assert not told & {"phase", "seq_len", "max_new_tokens", "gpu_memory_utilization", "old_log_probs"}
