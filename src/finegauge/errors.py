@@ -98,7 +98,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     folded = name.casefold()[:100]
     close = difflib.get_close_matches(folded, by_folded, n=2, cutoff=0.6)
     if not close:
-        close = [k for k in by_folded if len(folded) >= 3 and (folded in k or k in folded)][:2]
+        parts = (k for k in by_folded if min(len(folded), len(k)) >= 3 and (folded in k or k in folded))
+        close = list(parts)[:2]
     if not close:
         return ""
     return " Did you mean " + " or ".join(f"'{by_folded[k]}'" for k in close) + "?"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from finegauge.errors import EXIT_BAD_INPUT, InputError
+from finegauge.errors import EXIT_BAD_INPUT, InputError, did_you_mean
 from finegauge.formats.reading import read
 from finegauge.run.run import Run
 
@@ -144,3 +144,10 @@ def test_what_is_no_file(tmp_path: Path) -> None:
 def test_the_same_from_python() -> None:
     with pytest.raises(InputError, match="micro_batch_size=0"):
         Run(model="mixtral-8x7b", method="qlora", micro_batch_size=0)
+
+
+def test_a_hint_is_close_or_none() -> None:
+    known = ("r", "lr", "micro_batch_size", "h100")
+    assert did_you_mean("lazy_preprocess", known) == ""  # which holds an "r", as most words do
+    assert did_you_mean("mic", known) == " Did you mean 'micro_batch_size'?"
+    assert did_you_mean("h100_sxm", known) == " Did you mean 'h100'?"
