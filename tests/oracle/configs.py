@@ -273,6 +273,14 @@ STATE_SPACE: dict[str, dict[str, Any]] = {
         "shared_intermediate_size": 192,
         "layer_types": ["mamba", "attention", "mamba"],
     },
+    "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
+    "lfm2_moe": {
+        **SIXTEEN_OF_FOUR,
+        "num_hidden_layers": 3,
+        "num_dense_layers": 1,
+        "intermediate_size": 704,
+        "layer_types": ["conv", "full_attention", "conv"],
+    },
     "nemotron_h": {
         "mamba_num_heads": 8,
         "mamba_head_dim": 64,

@@ -100,6 +100,21 @@ class LinearAttention(NamedTuple):
         return 4.0 * state + width * self.conv_size * self.conv_kernel
 
 
+class ShortConvolution(NamedTuple):
+    """A short causal convolution between two gates, which in_proj makes beside its input (LFM2)."""
+
+    hidden_size: int
+    conv_kernel: int
+    projections: tuple[Linear, ...]  # in, out
+    extra: tuple[Tensor, ...]
+    norms: tuple[Norm, ...] = ()
+    path: str = "conv"
+
+    def state_bytes(self, width: float) -> float:
+        """Return what the convolution looks back to."""
+        return width * self.hidden_size * self.conv_kernel
+
+
 def recurrent(builder: OpBuilder, mixer: Mixer) -> None:
     """Add the operators of a mixer that carries a state from token to token."""
     if isinstance(mixer, Mamba1):
@@ -108,6 +123,8 @@ def recurrent(builder: OpBuilder, mixer: Mixer) -> None:
         mamba2(builder, mixer)
     elif isinstance(mixer, LinearAttention):
         linear_attention(builder, mixer)
+    elif isinstance(mixer, ShortConvolution):
+        short_convolution(builder, mixer)
     else:
         raise FieldError(f"No operators are known for {type(mixer).__name__}.")
 
@@ -348,6 +365,20 @@ def convolution(
             dtype=low.compute_dtype,
         )
     )
+
+
+def short_convolution(builder: OpBuilder, block: ShortConvolution) -> None:
+    """Add a gated short convolution, its input already normalised: out(C * conv(B * x))."""
+    low, part = builder.lowering, block.path
+    enter, leave = block.projections
+    d = float(block.hidden_size * low.compute_bytes)
+    builder.linear(part, enter, keeps=builder.kept_entry(block.hidden_size, enter, part=part))
+    # the gates keep what in_proj returned, of which they are views, and what the convolution returned
+    builder.elementwise((part, "input gate"), 3.0 * d, 6.0 * d, saved=3.0 * d, alive=(d, 3.0 * d, 4.0 * d))
+    convolution(builder, part, block.hidden_size, block.conv_kernel, d, block.extra)
+    kept = d if low.ssm_kernels == "fused" else 0.0
+    builder.elementwise((part, "output gate"), 3.0 * d, 6.0 * d, saved=kept, alive=(d, 3.0 * d, 5.0 * d))
+    builder.linear(part, leave, keeps=low.kept_input(block.hidden_size, leave, part=part))
 
 
 def _gradients(builder: OpBuilder, tensors: Iterable[Tensor], *kinds: str) -> float:

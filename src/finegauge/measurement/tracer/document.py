@@ -209,7 +209,10 @@ def _outside(subject: TracedClass, config: Mapping[str, Any], seen: Recorder) ->
         "hidden_size": in_features,
         "vocab_size": out_features,
         "max_position_embeddings": getattr(subject.text_config, "max_position_embeddings", None),
-        "embeddings": [*_entries(subject, embeddings, seen), *_entries(subject, shared, seen)],
+        "embeddings": [
+            *_entries(subject, {id(table.weight)}, seen),  # the first, of which a tied head is made
+            *_entries(subject, embeddings - {id(table.weight)} | shared, seen),
+        ],
         "other": _entries(subject, outer.keys() - embeddings, seen),
         "head": None
         if tied

@@ -1,6 +1,6 @@
 """State-space models and hybrids: layers that carry a state from token to token, some beside attention.
 
-Mamba, Mamba-2, FalconMamba, BlackMamba (arXiv:2402.01771, whose files have keys of their own and no
+Mamba, Mamba-2, FalconMamba, LFM2 (short convolutions), BlackMamba (arXiv:2402.01771, whose files have keys of their own and no
 `model_type`); Jamba, Bamba, Granite 4, Nemotron-H; Qwen3-Next and Qwen3.5, whose layers keep a matrix per
 value head, updated by the gated delta rule (arXiv:2412.06464) in chunks of 64 tokens.
 
@@ -25,7 +25,7 @@ from finegauge.model.blocks import (
     Tensor,
 )
 from finegauge.model.families.decoder import Family, sizes
-from finegauge.model.families.experts import granite_experts, sparse_layers
+from finegauge.model.families.experts import granite_experts, routed_from, sparse_layers
 from finegauge.model.families.parts import (
     FULL,
     MAX_LAYERS,
@@ -39,7 +39,7 @@ from finegauge.model.families.parts import (
     layer,
     stack,
 )
-from finegauge.model.ssm import LinearAttention, Mamba1, Mamba2
+from finegauge.model.ssm import LinearAttention, Mamba1, Mamba2, ShortConvolution
 
 LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}  # of Nemotron-H's pattern
 KINDS = {"linear_attention": "mamba", "full_attention": "attention"}  # transformers' newer names
@@ -331,6 +331,37 @@ def _qwen_mixer(f: Figures, linear: Any, *, fused: bool = False) -> Mixer:
     )
 
 
+def _lfm2_attends(f: Figures, kinds: Sequence[str], routed: Sequence[bool]) -> Sequence[Hashable]:
+    listed = f.items("full_attn_idxs")
+    kinds = f.layer_kinds(lambda i: FULL if listed is None or i in listed else "conv", (FULL, "conv"))
+    return [kind == FULL for kind in kinds]
+
+
+def _lfm2_mixer(f: Figures, attends: Any) -> Mixer:
+    hidden, kernel, bias = f.size("hidden_size"), f.size("conv_L_cache"), f.flag("conv_bias")
+    if attends:
+        of = heads(f)
+        return attention(hidden, of, out="out_proj", norms=head_norms(of[2], ("q_layernorm", "k_layernorm")))
+    tensors = [Tensor("conv.weight", (hidden, 1, kernel), "conv")]
+    return ShortConvolution(
+        hidden_size=hidden,
+        conv_kernel=kernel,
+        projections=(Linear("in_proj", hidden, 3 * hidden, bias), Linear("out_proj", hidden, hidden, bias)),
+        extra=(*tensors, *([Tensor("conv.bias", (hidden,), "bias")] if bias else [])),
+    )
+
+
+def _lfm2(f: Figures) -> Family:
+    """Return the width of LFM2's feed-forward: two thirds of what it says, rounded up."""
+    size = f.size("intermediate_size")
+    if f.flag("block_auto_adjust_ff_dim"):
+        size = 2 * size // 3
+        if f.raw("block_ffn_dim_multiplier") is not None:
+            multiple = f.size("block_multiple_of")
+            size = -(-int(f.ratio("block_ffn_dim_multiplier") * size) // multiple) * multiple
+    return {"mlp_size": size}
+
+
 SSM_KEYS = {
     "state": "state_size", "kernel": "conv_kernel", "bias": "use_bias", "conv_bias": "use_conv_bias",
     "heads": "num_heads", "groups": "n_groups", "chunk": "chunk_size",
@@ -415,6 +446,23 @@ RECURRENT: dict[str, Family] = {
             mamba_num_heads=128, mamba_head_dim=64, n_groups=8, norm_topk_prob=True, conv_kernel=4,
             use_conv_bias=True, chunk_size=128, n_routed_experts=8, num_experts_per_tok=2,
             moe_intermediate_size=7688, moe_shared_expert_intermediate_size=7688,
+        ),
+    ),
+    "lfm2": Family(  # gated short convolutions, attention where `layer_types` says so
+        marks=_lfm2_attends, mixer=_lfm2_mixer, varies=_lfm2, mlp=("w1", "w3", "w2"),
+        before=("operator_norm", "ffn_norm"), final="embedding_norm",
+        aliases={"intermediate_size": "block_ff_dim", "tie_word_embeddings": "tie_embedding"},
+        defaults=sizes(
+            65536, 2560, 12288, 32, 32, 8, None, 128000, hidden_act="silu", conv_L_cache=3,
+            block_multiple_of=256, block_ffn_dim_multiplier=1.0, block_auto_adjust_ff_dim=True, tie_word_embeddings=True,
+        ),
+    ),
+    "lfm2_moe": Family(
+        like="lfm2", varies=lambda _: {}, sparse=routed_from("num_dense_layers", ""),
+        experts={"normalised": "norm_topk_prob", "routing": Routing("sigmoid")},
+        defaults=sizes(
+            None, 2048, 7168, num_dense_layers=2, moe_intermediate_size=1792, num_experts=32,
+            num_experts_per_tok=4, norm_topk_prob=True,
         ),
     ),
     "qwen3_next": Family(  # three gated-delta-rule layers to one of gated attention
