@@ -63,7 +63,8 @@ def attention(builder: OpBuilder, block: Attention) -> None:
         kept = (block.gate_size or out) * c + (out * c if products else 0.0)
         builder.elementwise((part, "output gate"), 5.0 * out * c, launches=2, saved=kept)
     # the kernel's output is kept by the kernel itself; the output projection's input is the same storage
-    copied = block.output_gate or products or not any(needed)
+    builder.norm(block.out_norm, part, inside=True, beside=(out + block.hidden_size) * float(c))
+    copied = block.output_gate or products or block.out_norm or not any(needed)
     builder.linear(part, output, keeps=low.kept_input(out, output, part=part) if copied else 0.0)
 
 

@@ -139,6 +139,7 @@ class Attention(NamedTuple):
     rotary_dim: int = 0  # channels of a head that rotate, the others set aside meanwhile; 0: all
     output_gate: bool = False
     gate_size: int = 0  # channels of that gate; 0: as many as the output
+    out_norm: Norm | None = None  # between the heads and the output projection (BitNet)
     copies_values: bool = False  # out of a fused projection, of which they are a view elsewhere (Falcon)
     extra: tuple[Tensor, ...] = ()
     path: str = "attention"
@@ -175,7 +176,7 @@ class LatentAttention(NamedTuple):
 class FeedForward(NamedTuple):
     """A dense feed-forward: up, activation, down; `gated` adds the gate (SwiGLU, GeGLU).
 
-    `projections` in order of use, down last; a fused gate+up is one `Linear`.
+    `projections` in order of use, down last; a fused gate+up is one `Linear`. `norms` stand before down.
     """
 
     hidden_size: int
@@ -281,8 +282,8 @@ def tensors_of(part: Linear | Norm | Mixer) -> list[Tensor]:
     if hasattr(block, "tensors"):
         return list(block.tensors())
     found: list[Tensor] = []
-    for each in (*block.projections, *block.norms):
-        found += each.tensors()
+    for each in (*block.projections, *block.norms, getattr(block, "out_norm", None)):
+        found += each.tensors() if each else []
     return [*found, *block.extra]
 
 

@@ -46,6 +46,10 @@ def feedforward(builder: OpBuilder, block: FeedForward) -> None:
         builder.linear(part, projection, keeps=0.0 if i else kept, first_use=not i, beside=i * width)
     held = block.hidden_size + (width if block.gated and len(ups) == 1 else 0.0)  # the gate beside `up`
     activation(builder, part, width, block.activation, gated=block.gated, held=held)
+    for norm in block.norms:
+        wide = low.autocast and block.activation in AUTOCAST_KEEPS  # what powers in fp32 return stays so
+        value = low.activation_bytes if wide else low.compute_bytes
+        builder.norm(norm, part, inside=not wide, beside=width * value + held * low.returned_bytes)
     kept = low.kept_input(width, down, part=part)
     start, by_relu = len(builder.ops), block.activation == "relu" and not block.gated
     builder.linear(part, down, keeps=0.0 if by_relu else kept)
@@ -65,8 +69,8 @@ def activation(builder: OpBuilder, part: str, width: float, name: str, *, gated:
     w, entry = width * low.returned_bytes, held * low.returned_bytes
     name = "gelu" if low.megatron and name.startswith("gelu") else name  # one kernel, whichever form of it
     kept = ACTIVATION_KEEPS.get(name, GATED_KEEPS if gated else PLAIN_KEEPS)
-    if low.autocast and not gated:
-        kept = AUTOCAST_KEEPS.get(name, kept)
+    if low.autocast:  # gated, what is wide multiplies `up`
+        kept = AUTOCAST_KEEPS.get(name, kept) + (3.0 if gated and name in AUTOCAST_KEEPS else 0.0)
     if name == "xielu" and not low.weights_train:  # one value less, in fp32 under autocast: no factor trains
         kept -= low.activation_bytes / low.compute_bytes
     steps = kept / (GATED_KEEPS if gated else PLAIN_KEEPS)

@@ -107,6 +107,7 @@ class OpBuilder:
         repeats: int = 1,
         keeps_input: bool = True,
         inside: bool = False,
+        beside: float = 0.0,
     ) -> None:
         """Add a normalisation of `repeats` vectors of `norm.size` channels per token; of None, nothing.
 
@@ -122,6 +123,7 @@ class OpBuilder:
             repeats: Vectors per token (heads).
             keeps_input: No other norm keeps the same input.
             inside: Its input is what a projection returned, not the residual stream.
+            beside: Bytes per token that are alive meanwhile, its input if nothing else keeps that.
         """
         if norm is None:
             return
@@ -157,7 +159,7 @@ class OpBuilder:
             launches=launches,
             backward_launches=1.6 * launches,
             saved=Poly(const=copy, token=saved),
-            alive=(live, back, passing),
+            alive=(live + beside, back, passing + beside),
             gradient=gradient,
             kind="norm",
         )

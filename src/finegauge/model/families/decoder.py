@@ -103,6 +103,7 @@ if TYPE_CHECKING:  # to define it takes as long as to read both tables
         mlp_fused: str  # the one projection of gate and up
         mlp_size: str | int  # its width, or the key of it
         mlp_bias: Flag
+        mlp_norm: str  # before its last projection
         widening: int  # its width in multiples of `hidden_size`, where no key says it
         act: str  # key of the activation
         activation: str  # the activation itself
@@ -152,7 +153,7 @@ LLAMA: Family = {
     "rotary": True, "partly_rotary": False, "sinks": False, "attention": {}, "clip": "",
     "slides": None, "slides_if": "", "marks": None, "attends": None, "mixer": None,
     "gated": True, "mlp": LLAMA_MLP, "mlp_fused": "", "mlp_size": "intermediate_size", "mlp_bias": False,
-    "widening": 0, "act": "hidden_act", "activation": "", "experts": None, "sparse": None,
+    "mlp_norm": "", "widening": 0, "act": "hidden_act", "activation": "", "experts": None, "sparse": None,
     "norm": Norm("", 0), "before": PRE_NORMS, "after": ("", ""), "dense_after": None, "parallel": False,
     "extra": (), "final": "norm", "embed": "embed_tokens", "head": "lm_head", "head_bias": False,
     "positions": "max_position_embeddings", "learned": None, "embedding_norm": "", "word_size": 0,
@@ -268,15 +269,17 @@ def _feed(f: Figures, row: Family, routed: bool) -> Mixer:
     hidden, size = f.size("hidden_size"), row["mlp_size"]
     if row["widening"]:
         size = (f.optional(size) if isinstance(size, str) and size else None) or row["widening"] * hidden
-    return feedforward(
+    width = f.size(size) if isinstance(size, str) else size
+    made = feedforward(
         hidden,
-        f.size(size) if isinstance(size, str) else size,
+        width,
         row["activation"] or f.text(row["act"]),
         bias=f.flag(row["mlp_bias"]),
         gated=row["gated"],
         names=row["mlp"],
         fused=row["mlp_fused"],
     )
+    return made._replace(norms=(Norm(row["mlp_norm"], width),)) if row["mlp_norm"] else made
 
 
 def numerics_of(
