@@ -250,8 +250,8 @@ def trace_document(config: Mapping[str, Any], heard: Heard | None = None) -> dic
     """
     first = attention_of(config, "flash")
     subject = build(config, torch.bfloat16, first)
-    length = _length(subject, first)
-    scout, outputs = record(subject, Pass(1, length, autocast=False, attention=first, trained=False))
+    shortest = Pass(1, SHORTEST, autocast=False, attention=first, trained=False)
+    scout, outputs = record(subject, shortest)
     numbers = count(1)
 
     def passed(what: str) -> None:
@@ -262,11 +262,17 @@ def trace_document(config: Mapping[str, Any], heard: Heard | None = None) -> dic
     passed("layers")
     # the middle one stands for a group, as the first takes its input from the embedding
     groups = {group[len(group) // 2]: group for group in _groups(subject, scout)}
+    kept = set(groups)
+    try:
+        length = _length(subject, shortest, kept, outputs)
+    except UnsupportedError:  # some read what the last layer of another group left (keys and values)
+        kept |= {group[-1] for group in groups.values()}
+        length = _length(subject, shortest, kept, outputs)
     rests: dict[int, dict[str, Any]] = {index: {} for index in groups}
     notes: list[str] = []
     for mode in dict.fromkeys(_traced_as(config, mode) for mode in MODES):
         try:
-            passes = _passes(config, mode, length, set(groups), outputs, passed)
+            passes = _passes(config, mode, length, kept, outputs, passed)
         except UnsupportedError as error:
             notes.append(f"Not traced as {mode}: {error}")
             continue
@@ -290,10 +296,10 @@ def trace_document(config: Mapping[str, Any], heard: Heard | None = None) -> dic
     }
 
 
-def _length(subject: TracedClass, attention: str) -> int:
+def _length(subject: TracedClass, shortest: Pass, kept: set[int], outputs: Mapping[int, Any]) -> int:
     """Return the shortest length to trace: short for code that loops over tokens or has few positions."""
     calls = [
-        record(subject, Pass(1, length, autocast=False, attention=attention, trained=None))[0].calls
+        record(subject, shortest._replace(length=length, trained=None), kept, outputs)[0].calls
         for length in (SHORTEST, 2 * SHORTEST)
     ]
     if calls[1] - calls[0] >= SHORTEST:
