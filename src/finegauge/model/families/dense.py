@@ -163,7 +163,7 @@ DENSE: dict[str, Family] = {
             100352, 2560, 8192, 24, 20, 4, None, 8192, sliding_window=128, tie_word_embeddings=True,
         ),
     ),
-    "bitnet": Family(  # BitNet b1.58, as its bf16 weights are tuned: a norm before each branch's last projection
+    "bitnet": Family(  # b1.58, its bf16 weights: a norm before each branch's last projection
         like="llama", mlp_bias=False, mlp_norm="ffn_sub_norm",
         varies=lambda f: {"attention": {"out_norm": Norm("attn_sub_norm", f.size("hidden_size"))}},
         defaults=sizes(128256, 2560, 6912, 30, 20, 5, hidden_act="relu2"),

@@ -1,7 +1,7 @@
 """State-space models and hybrids: layers that carry a state from token to token, some beside attention.
 
-Mamba, Mamba-2, FalconMamba, LFM2 (short convolutions), BlackMamba (arXiv:2402.01771, whose files have keys of their own and no
-`model_type`); Jamba, Bamba, Granite 4, Nemotron-H; Qwen3-Next and Qwen3.5, whose layers keep a matrix per
+Mamba, Mamba-2, FalconMamba, BlackMamba (arXiv:2402.01771, whose files have keys of their own and no
+`model_type`); LFM2 (short convolutions); Jamba, Bamba, Granite 4, Nemotron-H; Qwen3-Next and Qwen3.5, whose layers keep a matrix per
 value head, updated by the gated delta rule (arXiv:2412.06464) in chunks of 64 tokens.
 
 Sources: state-spaces/mamba; transformers 5.23; Zyphra/BlackMamba.
@@ -454,7 +454,8 @@ RECURRENT: dict[str, Family] = {
         aliases={"intermediate_size": "block_ff_dim", "tie_word_embeddings": "tie_embedding"},
         defaults=sizes(
             65536, 2560, 12288, 32, 32, 8, None, 128000, hidden_act="silu", conv_L_cache=3,
-            block_multiple_of=256, block_ffn_dim_multiplier=1.0, block_auto_adjust_ff_dim=True, tie_word_embeddings=True,
+            block_multiple_of=256, block_ffn_dim_multiplier=1.0, block_auto_adjust_ff_dim=True,
+            tie_word_embeddings=True,
         ),
     ),
     "lfm2_moe": Family(
