@@ -2,7 +2,7 @@
 
 Mamba, Mamba-2, FalconMamba, BlackMamba (arXiv:2402.01771, whose files have keys of their own and no
 `model_type`); LFM2 (short convolutions); Jamba, Bamba, Granite 4, Nemotron-H; Qwen3-Next and Qwen3.5, whose
-layers keep a matrix per value head, updated by the gated delta rule (arXiv:2412.06464) in chunks of 64 tokens.
+layers keep a matrix per value head updated by the gated delta rule (arXiv:2412.06464) in chunks of 64 tokens.
 
 Sources: state-spaces/mamba; transformers 5.23; Zyphra/BlackMamba.
 """
