@@ -270,7 +270,7 @@ def _feed(f: Figures, row: Family, routed: bool) -> Mixer:
     if row["widening"]:
         size = (f.optional(size) if isinstance(size, str) and size else None) or row["widening"] * hidden
     width = f.size(size) if isinstance(size, str) else size
-    made = feedforward(
+    mlp = feedforward(
         hidden,
         width,
         row["activation"] or f.text(row["act"]),
@@ -279,7 +279,7 @@ def _feed(f: Figures, row: Family, routed: bool) -> Mixer:
         names=row["mlp"],
         fused=row["mlp_fused"],
     )
-    return made._replace(norms=(Norm(row["mlp_norm"], width),)) if row["mlp_norm"] else made
+    return mlp._replace(norms=(Norm(row["mlp_norm"], width),)) if row["mlp_norm"] else mlp
 
 
 def numerics_of(
