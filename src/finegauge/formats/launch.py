@@ -13,7 +13,7 @@ from typing import Any
 
 from finegauge.documents import parse_toml, parse_yaml
 from finegauge.errors import FileFormatError, shown
-from finegauge.formats import scripts
+from finegauge.formats import known_scripts, scripts
 from finegauge.formats.key_table import recognise
 from finegauge.formats.launchers import (
     CONFIGS,
@@ -41,7 +41,11 @@ class Launch(NamedTuple):
     accelerate: Mapping[str, Any] | None = None  # accelerate's options, as keys of its file
 
 
-class _TrainsNothingError(FileFormatError):
+class _DoubtfulError(FileFormatError):
+    """Of a script that is not there, whose options are nobody's: it may prepare a training."""
+
+
+class _TrainsNothingError(_DoubtfulError):
     """Of a command of a known program that prepares or follows a training."""
 
 
@@ -84,19 +88,6 @@ _TOOLS: Mapping[str, Mapping[str, _Program]] = {
 }  # fmt: skip
 _MODULES = {"llamafactory.cli": "llamafactory-cli", "llmtuner.cli": "llamafactory-cli"}  # python -m
 _LLAMA_FACTORY = _Program("", hydra=True, all_gpus=True, usual="llamafactory")
-# What qlora.py (artidoro/qlora) takes unasked.
-_QLORA = {
-    **{"use_peft": True, "load_in_4bit": True, "use_bnb_nested_quant": True, "lora_r": 64, "lora_alpha": 16},
-    **{"lora_dropout": 0.0, "lora_target_modules": "all-linear", "optim": "paged_adamw_32bit"},
-    **{"gradient_checkpointing": True, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 16},
-    **{"max_steps": 10_000, "max_seq_length": 1280},
-}
-_OF_QLORA = (
-    *("bits", "double_quant", "quant_type", "source_max_len", "target_max_len", "lora_modules", "dataset"),
-    *("full_finetune", "eval_dataset_size", "max_eval_samples", "do_mmlu_eval", "max_new_tokens"),
-)
-_QLORA_DATA = {"oasst1": "timdettmers/openassistant-guanaco", "alpaca": "tatsu-lab/alpaca",
-               "alpaca-clean": "yahma/alpaca-cleaned"}  # fmt: skip
 _OF_OLD_TRL = {"model_name": "model_name_or_path", "seq_length": "max_seq_length"}  # of TRL 0.7's scripts
 _OF_CONFIG = re.compile(r"^(fsdp_config|train_config|lora_config|quantization_config)\.")
 # Modules (python -m) and scripts, by a pattern of the whole name or path.
@@ -116,7 +107,7 @@ _SCRIPTS: tuple[tuple[str, _Program], ...] = (
     (r"nemo_automodel\.cli\.app", _Program("nemo_automodel", hydra=True)),
     (r"(.*/)?unsloth-cli\.py", _Program("unsloth")),
     (r"(.*/)?run_clm\.py", _Program("trl:TRAINER")),
-    (r"(.*/)?qlora\.py", _Program("trl:TRAINER", _QLORA)),
+    (r"(.*/)?qlora\.py", _Program("trl:TRAINER", known_scripts.QLORA)),
     (r"ludwig\.train", _Program("ludwig")),
 )  # fmt: skip
 # Programs that train, or seem to, and are not read: why.
@@ -149,24 +140,24 @@ _CONFIG_OPTIONS = ("config", "config_file", "job.config_file", "config_path", "c
 # Commands that handle files and words: what they name is started by others.
 _SILENT = frozenset(
     (
-        "[",
-        "[[",
-        "test",
-        "echo",
-        "printf",
-        "pip",
-        "pip3",
-        "mkdir",
-        "cd",
-        "ls",
-        "wget",
-        "curl",
-        "git",
-        "apt-get",
-        "cp",
+        *("[", "[[", "test", "echo", "printf", "pip", "pip3", "mkdir", "cd", "ls", "wget", "curl", "git"),
+        *(
+            "apt-get",
+            "cp",
+            "mv",
+            "rm",
+            "cat",
+            "sed",
+            "awk",
+            "grep",
+            "chmod",
+            "source",
+            ".",
+            "export",
+            "touch",
+        ),
+        *("tar", "head"),
     )
-) | frozenset(
-    ("mv", "rm", "cat", "sed", "awk", "grep", "chmod", "source", ".", "export", "touch", "tar", "head")
 )
 _TRAINS_NOTHING = re.compile(r"(run_)?(export|merge|convert|infer|eval|predict|generate|serve)\w*\.py$")
 _OF_FILES = re.compile(
@@ -261,7 +252,7 @@ def _of_shell(text: str, place: Place, arguments: Sequence[str]) -> Launch:
             if found is None and command.document and re.search(r"(^|/)python[\d.]*$", command.words[0]):
                 found = _of_document(command.document, place)
         except FileFormatError as error:
-            if refused is None or isinstance(refused, _TrainsNothingError):
+            if refused is None or _doubts(error) < _doubts(refused):
                 refused = error
             continue
         if found is not None:
@@ -270,6 +261,11 @@ def _of_shell(text: str, place: Place, arguments: Sequence[str]) -> Launch:
         f"{place.name} starts no training that is known: no line such as 'swift sft --model …' or "
         "'python train.py --model_name_or_path …'."
     )
+
+
+def _doubts(error: FileFormatError) -> int:
+    """Return how little a refusal says of the training that is looked for."""
+    return isinstance(error, _DoubtfulError) + isinstance(error, _TrainsNothingError)
 
 
 def _of_document(text: str, place: Place) -> Launch:
@@ -370,6 +366,10 @@ def _read(
     """Return what a program's command line says: its file, its options over it, and its launcher's."""
     launcher, rest = split
     options, loose = options_of(rest, hydra=program.hydra or _looks_like_hydra(rest))
+    if str(options.get("do_train", "")).lower() in ("false", "0"):
+        raise _TrainsNothingError(
+            f"{place.name} starts {shown(named)} with do_train false, which trains nothing."
+        )
     own = {key: options.pop(key) for key in OF_LAUNCHERS if key in options}
     warnings: list[str] = []
     keys, file = _config(options, loose, command, place, warnings)
@@ -379,6 +379,9 @@ def _read(
     block, accelerate = machine(launcher, own, variables, batch, place, warnings, all_gpus=program.all_gpus)
     seen = {**variables, **({"WORLD_SIZE": str(block["num_gpus"])} if "num_gpus" in block else {})}
     options, keys = _as_keys(named, program, options, loose, keys)
+    whose = "its framework's"
+    if script is None and program == _Program() and not keys:
+        options, whose = known_scripts.of_copies(options, int(seen.get("WORLD_SIZE", 1)))
     reader = program.reader
     if script is not None:
         loaded = _of_script(script, named, {**keys, **options}, reader, seen)
@@ -398,14 +401,17 @@ def _read(
         if script is None and program == _Program():
             missing = f"{os.path.basename(named)}, which is not here to be read"
             if reader not in _GENERIC and not file:
-                raise FileFormatError(
+                many = any(
+                    re.search(r"accelerate|torchrun|deepspeed|torch\.distributed", word) for word in launcher
+                )
+                raise (FileFormatError if many else _DoubtfulError)(
                     f"{place.name} starts {missing}, and whose options are those of no framework that is "
                     "known; add the script, or write a run file."
                 )
             keys, reader = _with_trainer(keys, reader, os.path.basename(named).lower())
-            keys = _in_full(keys)
+            keys, reader = _in_full(keys), "trl:SCRIPT" if reader == "trl" and not file else reader
             if not file:
-                warnings.append(f"{place.name} starts {missing}: what it does unasked is its framework's.")
+                warnings.append(f"{place.name} starts {missing}: what it does unasked is {whose}.")
     if block:
         given = keys.get("finegauge")
         keys = {**keys, "finegauge": {**block, **(given if isinstance(given, Mapping) else {})}}
@@ -460,8 +466,8 @@ def _as_keys(
     elif program.reader == "llama_recipes":  # --fsdp_config.pure_bf16, of the class of that name
         options = {_OF_CONFIG.sub("", key): value for key, value in options.items()}
         options = {key: value for key, value in options.items() if not key.startswith("dataset.")}
-    elif program.keys is _QLORA:
-        options, keys = _of_qlora(options), {**keys}
+    elif program.keys is known_scripts.QLORA:
+        options = known_scripts.of_qlora(options)
     elif program.reader == "litgpt" and loose:
         options = {"checkpoint_dir": loose[0], **options}
     elif named == "autotrain":
@@ -471,24 +477,6 @@ def _as_keys(
         given_ = {_OF_UNSLOTH.get(key, key): value for key, value in options.items()}
         options = scripts.unsloth_keys({**_UNSLOTH_CLI, **given_}, adapts=True)
     return options, keys
-
-
-def _of_qlora(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of artidoro/qlora's script under transformers' names."""
-    found = {key: value for key, value in options.items() if key not in _OF_QLORA}
-    if (bits := str(options.get("bits", 4))) != "4":
-        found |= {"load_in_4bit": False, "load_in_8bit": bits == "8"}
-    if "double_quant" in options:
-        found["use_bnb_nested_quant"] = options["double_quant"]
-    lengths = [
-        str(options.get(key, usual)) for key, usual in (("source_max_len", 1024), ("target_max_len", 256))
-    ]
-    if all(length.isdecimal() for length in lengths):
-        found["max_seq_length"] = sum(map(int, lengths))
-    if str(options.get("full_finetune", "false")).lower() == "true":
-        found |= {"use_peft": False, "load_in_4bit": False}
-    named = str(options.get("dataset", ""))
-    return found | ({"dataset_name": _QLORA_DATA.get(named, named)} if named else {})
 
 
 def _of_script(

@@ -91,6 +91,11 @@ def of_script(keys: Mapping[str, Any]) -> Mapping[str, Any]:
             f"{alien} is an option of LLaVA, whose vision tower and projector are not supported."
         )
     found = {_OF_SCRIPT.get(key, key): value for key, value in of_adapter(keys).items()}
+    if found.get("lora_target_modules") == "all":
+        found["lora_target_modules"] = "all-linear"
+    lengths = [str(found.pop(name)) for name in ("max_source_length", "max_target_length") if name in found]
+    if len(lengths) == 2 and all(length.isdecimal() for length in lengths):
+        found.setdefault("max_seq_length", sum(map(int, lengths)))
     if str(found.pop("q_lora", "false")).lower() == "true":
         found |= {"load_in_4bit": True, "use_bnb_nested_quant": True}
     bits = {str(found.pop(name)) for name in _BITS if name in found}
@@ -231,7 +236,7 @@ def _read_batching(reading: Reading) -> None:
     if reading.keys.get("max_length", 0) is None and not reading.stated("max_length", "max_seq_length"):
         cut_off = None
         reading.warn("max_length is null, so nothing is cut: state seq_len=… of the longest sample.")
-    if reading.format is not FORMAT and not reading.stated("max_length", "max_seq_length"):
+    if reading.format is TRAINER and not reading.stated("max_length", "max_seq_length"):
         reading.warn("Nothing states where samples are cut: taken as 1,024 tokens; seq_len=… says another.")
     reading.set("seq_len", cut_off, "max_length", "max_seq_length")
     compares = reading.fields["phase"] in COMPARING  # whole sequences
@@ -342,6 +347,9 @@ FORMAT = Format(
     data_keys=("dataset_name", "datasets"),
 )
 TRAINER = FORMAT._replace(name="transformers", adapt=of_script, lists_its_keys=False)
+SCRIPT = FORMAT._replace(  # of TRL's trainers, with options of its own
+    adapt=lambda keys: of_recipe(of_script(keys)), lists_its_keys=False
+)
 
 
 def sheet(run: Run) -> Sheet:

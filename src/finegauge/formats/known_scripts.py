@@ -1,0 +1,82 @@
+"""Scripts around transformers' Trainer that many people copied: qlora.py, alpaca-lora's, others' names."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from finegauge.formats.key_table import RUN_FILE, recognise
+
+# What qlora.py (artidoro/qlora) takes unasked.
+QLORA: Mapping[str, Any] = {
+    **{"use_peft": True, "load_in_4bit": True, "use_bnb_nested_quant": True, "lora_r": 64, "lora_alpha": 16},
+    **{"lora_dropout": 0.0, "lora_target_modules": "all-linear", "optim": "paged_adamw_32bit"},
+    **{"gradient_checkpointing": True, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 16},
+    **{"max_steps": 10_000, "max_seq_length": 1280},
+}
+_OF_QLORA = (
+    *("bits", "double_quant", "quant_type", "source_max_len", "target_max_len", "lora_modules", "dataset"),
+    *("full_finetune", "eval_dataset_size", "max_eval_samples", "do_mmlu_eval", "max_new_tokens"),
+)
+_QLORA_DATA = {"oasst1": "timdettmers/openassistant-guanaco", "alpaca": "tatsu-lab/alpaca",
+               "alpaca-clean": "yahma/alpaca-cleaned"}  # fmt: skip
+# What alpaca-lora's finetune.py (tloen/alpaca-lora) does: the model in 8 bits, arithmetic in float16.
+_ALPACA_LORA: Mapping[str, Any] = {
+    **{"load_in_8bit": True, "fp16": True, "gradient_checkpointing": True},
+    **{"lora_r": 8, "lora_alpha": 16, "lora_dropout": 0.05, "lora_target_modules": ["q_proj", "v_proj"]},
+    **{"per_device_train_batch_size": 4, "num_train_epochs": 3, "max_seq_length": 256},
+    **{"optim": "adamw_torch", "pad_to_multiple_of": 8, "dataset_name": "yahma/alpaca-cleaned"},
+}
+_OF_ALPACA_LORA = {
+    **{"base_model": "model_name_or_path", "micro_batch_size": "per_device_train_batch_size"},
+    **{"num_epochs": "num_train_epochs", "cutoff_len": "max_seq_length", "data_path": "dataset_name"},
+}
+# Names that scripts around transformers' Trainer give the model.
+_MODELS = (
+    *("pretrained_model_name_or_path", "base_model_name_or_path", "model_path", "model_id", "base_model"),
+    *("model_name", "base_model_path", "pretrained_model_path", "pretrained_model", "model_dir", "model"),
+)
+_HARMLESS_THERE = ("batch_size", "val_set_size", "train_on_inputs", "add_eos_token", "prompt_template_name")
+
+
+def of_qlora(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of artidoro/qlora's script under transformers' names."""
+    found = {key: value for key, value in options.items() if key not in _OF_QLORA}
+    if (bits := str(options.get("bits", 4))) != "4":
+        found |= {"load_in_4bit": False, "load_in_8bit": bits == "8"}
+    if "double_quant" in options:
+        found["use_bnb_nested_quant"] = options["double_quant"]
+    lengths = [
+        str(options.get(key, usual)) for key, usual in (("source_max_len", 1024), ("target_max_len", 256))
+    ]
+    if all(length.isdecimal() for length in lengths):
+        found["max_seq_length"] = sum(map(int, lengths))
+    if str(options.get("full_finetune", "false")).lower() == "true":
+        found |= {"use_peft": False, "load_in_4bit": False}
+    named = str(options.get("dataset", ""))
+    return found | ({"dataset_name": _QLORA_DATA.get(named, named)} if named else {})
+
+
+def of_copies(options: dict[str, Any], gpus: int) -> tuple[dict[str, Any], str]:
+    """Return the options of a script that is not there under usual names, and whose it is."""
+    if "base_model" in options and {"micro_batch_size", "cutoff_len"} & {*options}:
+        return _of_alpaca_lora(options, gpus), "alpaca-lora's: the model in 8 bits, float16"
+    if recognise(options) in ("", RUN_FILE, "trl", "trl:TRAINER"):
+        options = _with_model(options)
+    return options, "its framework's"
+
+
+def _of_alpaca_lora(options: Mapping[str, Any], gpus: int) -> dict[str, Any]:
+    """Return the options of alpaca-lora's script, and what it does unasked, under transformers' names."""
+    given = {_OF_ALPACA_LORA.get(k, k): v for k, v in options.items() if k not in _HARMLESS_THERE}
+    found = {**_ALPACA_LORA, **given}
+    whole, micro = str(options.get("batch_size", 128)), str(found["per_device_train_batch_size"])
+    if whole.isdecimal() and micro.isdecimal() and int(micro):
+        found["gradient_accumulation_steps"] = max(1, int(whole) // int(micro) // gpus)
+    return found
+
+
+def _with_model(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options that are transformers' Trainer's, with the model under its scripts' usual name."""
+    named = next((name for name in _MODELS if name in options), "")
+    if not named or "model_name_or_path" in options or "per_device_train_batch_size" not in options:
+        return dict(options)
+    return {"model_name_or_path" if key == named else key: value for key, value in options.items()}
