@@ -140,16 +140,11 @@ def predicted_waits(profile: Profile) -> dict[str, float]:
 
     Empty for a phase that serves nothing, or none beyond the first token.
     """
-    from finegauge.run.phases import answer_tokens, micro_steps
+    from finegauge.prediction.serving import served_outcomes
 
-    run = profile.run
-    reading_s, writing_s = (profile.step_time_s[stage] for stage in ("prefill", "decode"))
-    if run.phase != "decode" or not writing_s:
+    found = served_outcomes(profile)
+    names = ("ttft_s", "time_per_output_token_s", "output_tokens_per_s")
+    if not set(names) <= found.keys():
         return {}
-    times, new_tokens = micro_steps(run), answer_tokens(run)
-    generated = times * run.micro_batch_size * run.data_parallel * new_tokens
-    return {
-        "ttft_s": reading_s / times,
-        "time_per_output_token_s": writing_s / times / (new_tokens - 1),
-        "written_tokens_per_s": generated / (reading_s + writing_s),
-    }
+    first_s, further_s, rate = (found[name] for name in names)
+    return {"ttft_s": first_s, "time_per_output_token_s": further_s, "written_tokens_per_s": rate}

@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple
 
 from finegauge.answers.written import written
-from finegauge.formats.measurement_tables import METRICS, PARTS
+from finegauge.formats.measurement_tables import METRICS, PARTS, SERVED
 from finegauge.progress import Heard
 from finegauge.validation.local_validation import HereValidation, validate_here
 from finegauge.validation.reliability import Reliability, reliability
@@ -38,7 +38,7 @@ from finegauge.validation.summary import (
 NUM_WORST_IN_FILES = 20
 
 
-@written(absent=PARTS)
+@written(absent=(*PARTS, *SERVED))
 class RowFigures(NamedTuple):
     """One row of a table and what is predicted for it, if anything; errors are ours / theirs - 1."""
 
@@ -59,6 +59,10 @@ class RowFigures(NamedTuple):
     training_s: float | None
     scoring_s: float | None
     sync_s: float | None
+    ttft_s: float | None  # predicted, of a service
+    time_per_output_token_s: float | None
+    output_tokens_per_s: float | None
+    joules_per_token: float | None
     step_time_error: float | None
     peak_memory_error: float | None
     memory_metric: Literal["torch_allocated", "torch_reserved", "nvidia_smi", "unknown"] | None
@@ -120,7 +124,9 @@ class ValidationSummary(NamedTuple):
     answered: int
     unanswered: tuple[Unanswered, ...]
     step_time: QuantityErrors
-    parts: Mapping[str, Errors] | None  # of steps that generate and learn, where tables state them
+    parts: (
+        Mapping[str, Errors] | None
+    )  # of steps that generate and learn, of services, where tables state them
     peak_memory: Mapping[str, QuantityErrors]
     fits: FitsOrNot
     reliability: Reliability | None  # of P(OOM), each source by the interval of the others

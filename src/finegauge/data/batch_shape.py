@@ -68,7 +68,7 @@ def shape(run: "Run") -> BatchShape:
 def answer_lengths(run: "Run") -> LengthHistogram | None:
     """Return how long the answers of a run are; None where all have `max_new_tokens`."""
     mean = run.mean_new_tokens
-    if run.phase not in RL or mean is None or mean >= run.max_new_tokens:
+    if run.phase not in (*RL, "serve") or mean is None or mean >= run.max_new_tokens:
         return None
     return LengthHistogram.ending_by_chance(mean, run.max_new_tokens)
 
@@ -87,7 +87,7 @@ def _with_answers(run: "Run") -> BatchShape:
     known, accumulation = answer_lengths(run), micro_steps(run)
     new, square = (known.mean(), known.mean(2)) if known else (float(most), float(most) ** 2)
     real = prompts.real_tokens / prompts.sequences
-    written, free = real + new, run.padding == "free"
+    written, free = real + new, run.padding == "free" or run.phase == "serve"
     if known and run.padding == "longest":
         new, square = (known.expected_max(rows * accumulation, power) for power in (1, 2))
     elif not free:

@@ -22,9 +22,10 @@ CONFIGURATION = (
     *("num_gpus", "gpu", "parallelism", "cpu_offload", "framework", "framework_version", "notes"),
 )
 PARTS = ("generation_s", "training_s", "scoring_s", "sync_s")  # of a step that generates and learns
+SERVED = ("ttft_s", "time_per_output_token_s", "output_tokens_per_s", "joules_per_token")  # by a service
 MEASURED = (
     *("tokens_per_s_per_gpu", "samples_per_s", "step_time_s", "peak_memory_gib", "memory_metric"),
-    *("outcome", "outcome_stated", *PARTS),
+    *("outcome", "outcome_stated", *PARTS, *SERVED),
 )
 METRICS = ("torch_allocated", "torch_reserved", "nvidia_smi", "unknown")
 MAX_BYTES = 50_000_000
@@ -45,7 +46,7 @@ class Measured(NamedTuple):
     peak_memory_gib: float | None  # of one GPU
     memory_metric: str  # one of METRICS
     outcome: str  # ok, oom or "" where nothing is known
-    parts: Mapping[str, float] = {}  # seconds of a step, those of PARTS that it says
+    parts: Mapping[str, float] = {}  # those of PARTS and SERVED that it says
 
 
 class MeasuredRow(NamedTuple):
@@ -151,7 +152,9 @@ def _measured(cells: Mapping[str, str]) -> Measured:
         peak_memory_gib=figures["peak_memory_gib"],
         memory_metric=metric if metric in METRICS else "unknown",
         outcome={"out_of_memory": "oom", "completed": "ok"}.get(outcome, outcome),
-        parts={name: seconds for name in PARTS if (seconds := _positive(cells.get(name))) is not None},
+        parts={
+            name: seconds for name in (*PARTS, *SERVED) if (seconds := _positive(cells.get(name))) is not None
+        },
     )
 
 

@@ -39,7 +39,7 @@ _OF_ADAPTERS = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "adap
 _OF_EXPERTS = ("experts_implementation", "quantize_experts")
 _OF_ENGINES = (
     *("inference_engine", "gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens"),
-    "kv_cache_dtype",
+    *("kv_cache_dtype", "truncated_sampling", "arrivals", "arrivals_per_s"),
 )
 _OF_CRITICS = ("critic_model", "critic_method", "critic_checkpointing")
 _OF_ROLLOUTS = (
@@ -50,7 +50,7 @@ _OF_ROLLOUTS = (
 )
 _OF_LENGTHS = ("padding", "pad_to_multiple_of", "over_length", "group_by_length")
 _BY_FSDP = ("none", "fsdp", "fsdp_shard_grad_op", "hybrid")
-_WRITING = ("ppo", "grpo", "decode")
+_WRITING = ("ppo", "grpo", "decode", "serve")
 
 
 class Difference(NamedTuple):

@@ -161,7 +161,7 @@ class Job:
         yield self._moment("train", {**train.parts, **self.pinned}, self.offloaded, outside=False)
         if run.eval_samples and run.phase in EVALUATED:
             yield self._evaluation()
-        if self.states_bytes and run.phase not in ("evaluate", "prefill", "decode"):
+        if self.states_bytes and run.phase not in ("evaluate", "prefill", "decode", "serve"):
             yield self._save()
             yield self._resume()
 

@@ -54,6 +54,7 @@ from finegauge.prediction.model_parallel import (
     stage_layers,
 )
 from finegauge.prediction.offload import fetched_s
+from finegauge.prediction.requests import check_engine, serve
 from finegauge.prediction.rollout import has_engine, with_engine
 from finegauge.prediction.schedules import chunks_of
 from finegauge.prediction.serving import Limits, cache_room, engine_activations
@@ -153,15 +154,21 @@ def _serving(asked: Question) -> Answer:
         room = cache_room(run, graph, free, batch.rows, whole, limits, held)
         at_once, reading = room.at_once, {**moving, ("KV cache",): room.held_bytes}
         answering = reading
+        if run.phase == "serve":
+            served, step = serve(asked, room, batch.prompt_tokens, _generation)
+            live = LiveSet({"serve": static + Breakdown(reading)})
+            return Answer(live, step, {"serving": served.observed(run)})
     else:
         reading, answering = generation_memory(asked.share.graph, batch._replace(rows=at_once), run)
+    check_engine(run)
     phases = {"prefill": static + Breakdown(reading)}
     if run.phase == "decode":
         phases["decode"] = static + Breakdown(answering)
     rounds = batch.rows / at_once  # of continuous batching: whoever waits takes the place of who is done
     mean = asked.mean if rounds == 1.0 else asked.mean.part(1.0 / rounds)
     step = _generation(asked._replace(mean=mean), "prefill", "decode")
-    return Answer(LiveSet(phases), step.times(rounds * micro_steps(run)))
+    seen = {"engine": {"sequences_at_once": at_once}} if by_engine(run) else {}
+    return Answer(LiveSet(phases), step.times(rounds * micro_steps(run)), seen)
 
 
 def _with_generation(asked: Question, rest: Answer, kept: Breakdown) -> Answer:

@@ -87,7 +87,7 @@ def predict(run: Run, calibration: Calibration | None = None, *, batch: BatchSha
         room_bytes=_room_bytes(run, gpu, share, calibration),
         unpacked=asked_run,
     )
-    live, step = _answer(asked)
+    live, step, observations = _answer(asked)
     peak = live.peak
     on_device = peak + outside_tensors(run, graph, peak, calibration)
     if share.distributed:
@@ -120,6 +120,7 @@ def predict(run: Run, calibration: Calibration | None = None, *, batch: BatchSha
         peak_flops_per_s=gpu.peak_flops_per_s(dtype),
         capacity_bytes=gpu.usable_bytes,
         explanation=PredictionExplained(run),
+        observations=observations,
     )
 
 
@@ -165,7 +166,7 @@ def predict_memory(run: Run) -> Profile:
     cublas_bytes = CUBLAS_BYTES.get(gpu.architecture, CUBLAS_DEFAULT_BYTES)
     room_bytes = _room_bytes(run, gpu, share, calibration)
     asked = Question(run, share, mean, longest, device, None, cublas_bytes, None, asked_run, room_bytes)
-    live, _ = _answer(asked)
+    live, *_ = _answer(asked)
     peak = live.peak
     on_device = peak + outside_tensors(run, share.graph, peak, calibration)
     micro_batches = micro_steps(run) * run.data_parallel

@@ -300,7 +300,7 @@ class EngineClock:
         self.rows: list[int] = [2**power for power in range(most.bit_length() - 1)] + [most]
         self.contexts = self.prompt_tokens, max(self.prompt_tokens + 2.0, float(run.seq_len))
         self.seconds: list[list[float]] = [
-            [self._token(rows, context).parts.total for context in self.contexts] for rows in self.rows
+            [self.token(rows, context).parts.total for context in self.contexts] for rows in self.rows
         ]
         batched = Limits.of(run).batched_tokens
         together = max(1.0, min(most, batched / self.prompt_tokens))
@@ -311,14 +311,14 @@ class EngineClock:
         extents = Extents.of(rows, context)
         return self.generate(self.asked._replace(mean=extents, longest=extents), "prompts", "token")
 
-    def _token(self, rows: float, context: float) -> StepTime:
+    def token(self, rows: float, context: float) -> StepTime:
         """Return that token alone."""
         found = self._passes(rows, context)
         return found._replace(
             parts=Breakdown({path: value for path, value in found.parts.parts.items() if path[0] == "token"})
         )
 
-    def _read(self, rows: float, context: float) -> StepTime:
+    def read(self, rows: float, context: float) -> StepTime:
         """Return those prompts alone."""
         prompts = self.asked._replace(run=self.asked.run.replace(max_new_tokens=1))
         extents = Extents.of(rows, context - 1.0)
@@ -383,7 +383,7 @@ class EngineClock:
         """Return a rollout by stage and part: the prompts, the tokens of most answers, the last answers."""
         rows = done.answers_steps / done.steps
         context = done.context_tokens / done.steps
-        token, read = self._token(rows, context), self._read(rows, context)
+        token, read = self.token(rows, context), self.read(rows, context)
         one_s = token.parts.total
         times = (done.tokens_s - done.last_s) / one_s
         parts: Parts = {("generation", *path[1:]): times * value for path, value in token.parts.parts.items()}

@@ -14,8 +14,10 @@ from finegauge.model.graph import Graph
 from finegauge.model.op import Extents
 from finegauge.prediction.generation import SAMPLED_BYTES, Parts, cache_bytes, passing_bytes
 from finegauge.prediction.time import BoardPower, StepTime
-from finegauge.profile import Breakdown
+from finegauge.profile import Breakdown, Profile
 from finegauge.records import NamedTuple
+from finegauge.run.phases import answer_tokens, micro_steps
+from finegauge.run.rules import SERVING
 from finegauge.run.run import Run
 from finegauge.units import MIB
 
@@ -99,3 +101,31 @@ def served_energy_j(
     base = SERVED_POWER_FRACTION * power.limit_w * run.num_gpus * seconds
     most = power.limit_w * run.num_gpus * seconds
     return Breakdown.of(memory=base, matrix=min(flops / peak * power.limit_w, most - base))
+
+
+def served_outcomes(profile: Profile) -> dict[str, float]:
+    """Return what users of a service would wait for and what it gives: medians of a load, else of the batch.
+
+    Empty where nothing is served; without joules where no board's power is known.
+    """
+    run, total_s = profile.run, profile.step_time_s.total
+    if run.phase not in SERVING or not total_s:
+        return {}
+    joules_per_s = profile.step_energy_j.total / total_s
+    new_tokens, found = max(1, answer_tokens(run)), {}
+    if run.phase == "serve":
+        seen = profile.observations["serving"]
+        rate = seen["written_tokens_per_s"]
+        found = {name: seen[name].get("p50", 0.0) for name in ("ttft_s", "time_per_output_token_s")}
+    else:
+        reading_s, writing_s = (profile.step_time_s[stage] for stage in ("prefill", "decode"))
+        rows = run.micro_batch_size
+        at_once = profile.observations.get("engine", {}).get("sequences_at_once", rows)
+        turns = micro_steps(run) * rows / min(rows, at_once)
+        total_s = reading_s + writing_s
+        rate = micro_steps(run) * rows * run.data_parallel * new_tokens / total_s
+        found["ttft_s"] = reading_s / turns
+        if writing_s:
+            found["time_per_output_token_s"] = writing_s / turns / max(1, new_tokens - 1)
+    found["output_tokens_per_s"] = rate
+    return {**found, "joules_per_token": joules_per_s / rate} if joules_per_s else found

@@ -1,6 +1,7 @@
 """The inputs of a training step's prediction, and the checks that every phase shares."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from finegauge.errors import UnsupportedError
 from finegauge.model.op import Extents
@@ -41,6 +42,7 @@ class Answer(NamedTuple):
 
     live: LiveSet
     step: StepTime
+    observations: Mapping[str, Any] = {}  # of the requests of a load, as of a measured one
 
 
 def training(asked: Question) -> Answer:

@@ -97,7 +97,7 @@ def _predicted_rate(one: Measurement) -> str:
     profile = one.predicted
     if profile is None or not profile.step_time_s.total:
         return ""
-    new_tokens = profile.run.max_new_tokens if profile.run.phase == "decode" else 1
+    new_tokens = 1 if profile.run.phase == "prefill" else profile.run.max_new_tokens
     return fmt.digits(profile.samples_per_s * new_tokens)
 
 

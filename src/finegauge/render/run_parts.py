@@ -1,7 +1,7 @@
 """Parts of reports about runs: verdict, subject, tiles, bars, offers, inputs."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from finegauge.answers.estimate import GpuEstimate, OfferCost
 from finegauge.answers.runs import FROM_MODEL_TOO_LARGE
@@ -314,8 +314,24 @@ def _details(parts: Breakdown, per_unit: float) -> tuple[str, ...]:
     return tuple(f"{shown_name(name)} {fmt.digits(value, 2)}" for name, value in named if value >= least)
 
 
+def _load_notes(seen: Mapping[str, Any]) -> tuple[Note, ...]:
+    """Return what users of a predicted load wait for, by percentile, and what they get."""
+    if not seen:
+        return ()
+    rows = (("to the first token", "ttft_s"), ("for each further one", "time_per_output_token_s"))
+    said = []
+    for what, name in (*rows, ("to the last one", "latency_s")):
+        waits = seen.get(name) or {}
+        times = ", ".join(f"{fmt.duration(waits[key])} ({key})" for key in ("p50", "p90", "p99") if waits)
+        said += [Note(f"  {times} {what}")] if times else []
+    rates = [fmt.digits(seen[name]) for name in ("requests_per_s", "written_tokens_per_s", "in_flight")]
+    return (*said, Note(f"  {rates[0]} requests/s, {rates[1]} tokens/s generated, {rates[2]} in flight"))
+
+
 def waits_notes(profile: Profile) -> tuple[Note, ...]:
     """Return what users of a service would wait for; nothing where nothing is served."""
+    if profile.run.phase == "serve":
+        return _load_notes(profile.observations.get("serving", {}))
     if profile.run.phase != "decode":
         return ()
     from finegauge.answers.profile import predicted_waits

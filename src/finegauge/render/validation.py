@@ -54,7 +54,7 @@ def _unanswered(summary: ValidationSummary) -> Section:
 def _quantities(summary: ValidationSummary) -> Iterator[Section]:
     yield _quantity("Step time, relative error", summary.step_time)
     if summary.parts:
-        title = "Parts of steps that generate and learn, relative error"
+        title = "Parts of steps that generate and learn, and of services, relative error"
         rows = tuple((name.removesuffix("_s"), *_figures(errors)) for name, errors in summary.parts.items())
         yield section("errors", title, Table(title, ("", *HEADINGS), rows))
     for metric, errors in summary.peak_memory.items():

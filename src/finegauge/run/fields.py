@@ -239,8 +239,8 @@ class Fields(Frozen):
     )
     max_new_tokens: int = spec(
         whole(1, MAX_SEQ_LEN, "tokens"),
-        "tokens that the model generates in `ppo`, `grpo` and `decode`: half of `seq_len`; the rest is the "
-        "prompt",
+        "tokens that the model generates in `ppo`, `grpo`, `decode` and `serve`: half of `seq_len`; the rest "
+        "is the prompt",
     )
     num_generations: int = spec(whole(2, 4096, "answers"), "answers per prompt that `grpo` compares", 8)
     critic_model: str | None = spec(
@@ -282,8 +282,8 @@ class Fields(Frozen):
     # Rollout engine
     mean_new_tokens: float | None = spec(
         number(1.0, MAX_SEQ_LEN, "tokens"),
-        "mean length of the answers of `ppo` and `grpo`, which end by chance and at `max_new_tokens` at the "
-        "latest; none: all have `max_new_tokens`",
+        "mean length of the answers of `ppo`, `grpo` and `serve`, which end by chance and at "
+        "`max_new_tokens` at the latest; none: all have `max_new_tokens`",
     )
     rollout_gpus: int = spec(
         whole(0, MAX_GPUS, "GPUs"),
@@ -541,6 +541,14 @@ class Fields(Frozen):
         whole(1, 10_000_000, "tokens"),
         "tokens of prompts and answers that the engine computes in one step: longer prompts come in chunks. "
         "The engine's own where not stated",
+    )
+    arrivals: str = spec(
+        choice(("users", "poisson", "burst")),
+        "how requests come in `serve`: {options}: `micro_batch_size` users who each wait for their answer, "
+        "`arrivals_per_s` by chance, or `micro_batch_size` at once",
+    )
+    arrivals_per_s: float | None = spec(
+        number(1e-6, 1e6, "requests"), "requests that arrive in a second, by chance (a Poisson process)"
     )
     truncated_sampling: bool = spec(
         flag,

@@ -3,7 +3,7 @@
 METHODS = {"full": "full fine-tuning", "lora": "LoRA", "qlora": "QLoRA", "gptq_lora": "GPTQ + LoRA"}
 PHASES = {
     **{"sft": "fine-tuning (SFT)", "pretrain": "pre-training", "reward": "reward model", "dpo": "DPO"},
-    **{"ppo": "PPO", "grpo": "GRPO", "evaluate": "", "prefill": "", "decode": ""},
+    **{"ppo": "PPO", "grpo": "GRPO", "evaluate": "", "prefill": "", "decode": "", "serve": ""},
 }
 WEIGHTS = ("bf16", "fp16", "fp32", "nf4", "nf4_dq", "gptq4", "gptq8", "fp8", "int8", "nvfp4", "mxfp4")
 WEIGHTS_ALIASES = {"awq": "gptq4", "awq4": "gptq4", "gptq": "gptq4", "int4": "gptq4"}  # groups of 128

@@ -11,6 +11,7 @@ from finegauge.errors import FieldError
 from finegauge.run.rules import FSDP, GENERATING, RL, SERVING
 from finegauge.run.run import Run
 
+LEAST_TURNS, LEAST_REQUESTS = 4, 1024  # that a load holds: of each user, and of all
 BATCHES_PER_STEP = 3  # of requests to continuous batching: places come free and are taken again
 
 
@@ -21,11 +22,13 @@ def answer_tokens(run: Run) -> int:
 
 def is_continuous(run: Run) -> bool:
     """Return whether requests enter and leave the batch one by one, so that nothing is padded."""
-    return run.phase in SERVING and run.padding == "free"
+    return run.phase == "serve" or (run.phase in SERVING and run.padding == "free")
 
 
 def micro_steps(run: Run) -> int:
     """Return how many micro-batches one step has: of a phase that generates and learns, one rollout."""
+    if run.phase == "serve":
+        return 1 if run.arrivals == "burst" else max(LEAST_TURNS, -(-LEAST_REQUESTS // run.micro_batch_size))
     if is_continuous(run):
         return BATCHES_PER_STEP
     return run.gradient_accumulation_steps * (run.num_mini_batches if run.phase in RL else 1)
@@ -64,6 +67,8 @@ def prompts_of(run: Run, *, on_one_rank: bool = True) -> Run:
     return run.replace(
         phase="evaluate",
         max_new_tokens=None,
+        arrivals=None,
+        arrivals_per_s=None,
         seq_len=run.seq_len - answer_tokens(run),
         micro_batch_size=max(1, answers // group),
         gradient_accumulation_steps=1,

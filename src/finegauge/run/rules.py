@@ -52,8 +52,8 @@ ALLOC_OPTIONS = {  # of PYTORCH_CUDA_ALLOC_CONF, and the values that each takes
 }
 
 RL = ("ppo", "grpo")  # phases that generate answers and learn from them
-GENERATING = (*RL, "decode")
-SERVING = ("prefill", "decode")
+GENERATING = (*RL, "decode", "serve")
+SERVING = ("prefill", "decode", "serve")
 # families whose generation_config.json asks for top-k or top-p: Qwen2 and later (20, 0.8 or 0.95), Gemma 3
 # (64, 0.95), Llama 3 (0.9), DeepSeek-R1 and Nemotron (0.95); gpt-oss, Mistral and Llama 2's base ask for none
 TRUNCATING = ("qwen2", "qwen3", "gemma-3", "llama-3", "deepseek-r1", "nemotron")
@@ -74,6 +74,7 @@ def settle(values: dict[str, Any], origins: Mapping[str, str]) -> None:
     """
     _check_method(values, origins)
     _check_batches(values, origins)
+    _check_arrivals(values)
     alloc_options(values["cuda_alloc_conf"] or "")
     if values["cpu_offload"] != "none" and values["sharding"] == "none":
         # DeepSpeed's, on one GPU too: what is offloaded is sharded there
@@ -125,6 +126,14 @@ def _check_method(values: Mapping[str, Any], origins: Mapping[str, str]) -> None
         raise FieldError(
             f"upcast_unquantized needs quantised weights, but method={method}; use qlora or remove it."
         )
+
+
+def _check_arrivals(values: Mapping[str, Any]) -> None:
+    arrivals, per_s, phase = values["arrivals"], values["arrivals_per_s"], values["phase"]
+    if phase != "serve" and (per_s is not None or arrivals not in (None, "users")):
+        raise FieldError(f"arrivals are those of phase=serve, not of phase={phase}; remove them.")
+    if arrivals is not None and (arrivals == "poisson") != (per_s is not None):
+        raise FieldError("arrivals=poisson and arrivals_per_s need each other; state both or remove one.")
 
 
 def _check_batches(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
@@ -195,6 +204,7 @@ def _fill_in(values: dict[str, Any]) -> None:
         "max_new_tokens": (values["seq_len"] // 2 or 1) if values["phase"] in GENERATING else None,
         "padding": _padding(values),
         "offload_pinned": values["sharding"] in FSDP,
+        "arrivals": "users" if values["arrivals_per_s"] is None else "poisson",
         "truncated_sampling": any(family in values["model"].casefold() for family in TRUNCATING),
         "inference_engine": framework.engine.name if framework.engine else "hf",
         "loading": "host",

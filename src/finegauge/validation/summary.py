@@ -36,6 +36,10 @@ class Prediction(NamedTuple):
     training_s: float | None = None
     scoring_s: float | None = None  # likelihoods, and the judges of the answers
     sync_s: float | None = None  # new weights to the engine, and what moves to the host and back
+    ttft_s: float | None = None  # of a service
+    time_per_output_token_s: float | None = None
+    output_tokens_per_s: float | None = None
+    joules_per_token: float | None = None
 
 
 class Answer(NamedTuple):
@@ -115,9 +119,11 @@ def prediction_of(profile: Profile, metric: str) -> Prediction:
 
 
 def parts_of(profile: Profile) -> dict[str, float]:
-    """Return the seconds of a step that generates and learns, by the columns of measurement tables."""
+    """Return the parts of a step that generates and learns, or what a service gives, by columns of tables."""
+    from finegauge.prediction.serving import served_outcomes
+
     if profile.run.phase not in RL:
-        return {}
+        return served_outcomes(profile)
     step = profile.step_time_s
     generation_s, scoring_s, sync_s = step["generation"], step["scoring"] + step["reward"], step["sync"]
     return {
@@ -201,7 +207,7 @@ def memory_errors(answers: Iterable[Answer]) -> Errors | None:
 
 
 def part_errors(answers: Iterable[Answer]) -> dict[str, Errors]:
-    """Return the errors of the parts of steps that generate and learn, where tables state them."""
+    """Return the errors of the parts of steps, and of what services give, where tables state them."""
     found: dict[str, list[float]] = {}
     for one in answers:
         ours = {} if one.profile is None else parts_of(one.profile)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from finegauge.answers.validation import validation_answer
-from finegauge.formats.measurement_tables import PARTS, read_table
+from finegauge.formats.measurement_tables import PARTS, SERVED, read_table
 from finegauge.validation.summary import answer, part_errors, parts_of, validate
 
 ROW = {
@@ -54,3 +54,24 @@ def test_what_nemo_rl_does_unasked_is_filled_in(tmp_path: Path) -> None:
     plain = read_table(table(tmp_path, phase="sft", max_new_tokens="", mean_new_tokens=""))[0].run
     assert plain is not None
     assert plain.inference_engine == "hf"
+
+
+SERVICE = {
+    "model": "Qwen/Qwen3-8B", "phase": "decode", "method": "full", "gpu": "H100-SXM5-80GB", "num_gpus": "1",
+    "framework": "vLLM", "framework_version": "0.11", "seq_len": "903", "max_new_tokens": "647",
+    "micro_batch_size": "32", "max_num_seqs": "32", "kv_cache_dtype": "auto", "output_tokens_per_s": "2928",
+    "time_per_output_token_s": "0.01056", "joules_per_token": "0.163", "ttft_s": "0.05",
+}  # fmt: skip
+
+
+def test_what_a_service_gives_stands_under_the_names_of_the_columns(tmp_path: Path) -> None:
+    path = tmp_path / "served.csv"
+    path.write_text(f"{','.join(SERVICE)}\n{','.join(SERVICE.values())}\n", encoding="utf-8")
+    found = validation_answer(validate([str(path)]))
+    (row,) = found.rows
+    assert row.output_tokens_per_s == pytest.approx(2928, rel=0.15)
+    assert row.time_per_output_token_s == pytest.approx(0.01056, rel=0.15)
+    assert row.joules_per_token == pytest.approx(0.163, rel=0.2)
+    assert row.ttft_s is not None
+    assert set(found.summary.parts or ()) == set(SERVED)
+    assert row.generation_s is None

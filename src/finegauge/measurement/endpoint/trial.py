@@ -337,7 +337,7 @@ async def _measured(run: "Run", options: Options, heard: Heard | None, clock: Cl
             session,
             address,
             model=server.model,
-            new_tokens=run.max_new_tokens if run.phase == "decode" else 1,
+            new_tokens=1 if run.phase == "prefill" else run.max_new_tokens,
             timeout_s=options.request_timeout_s,
             clock=clock,
         )

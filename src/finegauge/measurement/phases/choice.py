@@ -36,6 +36,8 @@ def phase_of(run: Run, options: Options, device: torch.device, place: Placement 
     subject = subject_of(run, device, seed=options.seed, scalar=run.phase == "reward")
     if run.phase == "evaluate":
         return evaluation(subject, place.data(run, options))
+    if run.phase == "serve":
+        raise UnsupportedError("phase=serve is measured of a server alone; add --endpoint URL.")
     if run.phase in ("prefill", "decode"):
         serving = ContinuousServing if run.padding == "free" else Serving
         return serving(subject, place.data(prompts_of(run), options))
