@@ -39,6 +39,7 @@ _PARKED = tuple(
     for engine in ("fsdp_config", "megatron")
     for what in ("param", "optimizer")
 )
+_PARKED_REFERENCE = "actor_rollout_ref.ref.fsdp_config.param_offload"
 _REFERENCE = (f"{_ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward")
 _MEGATRON = {
     f"{_ACTOR}.megatron.tensor_model_parallel_size": "tensor_parallel",
@@ -98,7 +99,9 @@ def _read_method(reading: Reading) -> None:
     reading.set("padding", "free" if joined else "max", *_JOINED, _DYNAMIC)
     liger = reading.flag(f"{stem}.use_liger")
     reading.set("kernels", ["liger"] if liger else [], f"{stem}.use_liger")
-    reading.set("loss", "fused" if liger or reading.flag(f"{stem}.use_fused_kernels") else "full_logits")
+    # flash-attn's cross-entropy widens the logits inside its kernel (verl/utils/torch_functional.py)
+    whole_logits = "full_logits" if reading.fields["phase"] == "sft" else "compiled"
+    reading.set("loss", "fused" if liger or reading.flag(f"{stem}.use_fused_kernels") else whole_logits)
 
 
 def _read_lengths(reading: Reading) -> None:
@@ -169,6 +172,7 @@ def _read_engine(reading: Reading) -> None:
     reading.set("rollout_offload", ("all" if weights else "optimizer") if gone else "none", *_PARKED)
     if reading.fields["phase"] == "grpo" and not any(map(reading.flag, _REFERENCE)):
         reading.set("reference_model", "none", *_REFERENCE)
+    reading.set("reference_offload", reading.flag(_PARKED_REFERENCE), _PARKED_REFERENCE)
     reading.not_modelled(f"{_ROLLOUT}.enforce_eager", f"{_ROLLOUT}.multi_turn.enable")
     for key in (f"{_ROLLOUT}.pipeline_model_parallel_size", f"{_ROLLOUT}.data_parallel_size"):
         if str(reading.get(key, 1)) != "1":
@@ -208,6 +212,7 @@ FORMAT = Format(
                     *(f"{_ROLLOUT}.{name}" for name in (*_OF_ENGINE, "free_cache_engine", "quantization")),
                     *_PARKED,
                     *_REFERENCE,
+                    _PARKED_REFERENCE,
                     *_MICRO,
                     *_MICRO_OF_ALL,
                     f"{_ACTOR}.ppo_max_token_len_per_gpu trainer.total_epochs trainer.total_training_steps",

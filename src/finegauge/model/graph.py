@@ -512,7 +512,9 @@ def scoring_runs(run: Run) -> Iterator[Role]:
 
 def value_run(run: Run) -> Run:
     """Return the run whose model is PPO's value model: one output per token."""
-    changes: dict[str, Any] = {"phase": "reward", "max_new_tokens": None}
+    changes: dict[str, Any] = {"phase": "reward", "max_new_tokens": None, "mean_new_tokens": None}
+    if run.padding == "free":  # rewards compare whole sequences; these are scored token by token
+        changes |= {"padding": "longest", "packing": False}
     if run.critic_method == "full" and run.trains_adapters:
         changes |= {"method": "full", "weights_dtype": None if run.method != "lora" else run.weights_dtype}
         changes |= {"trainable_extra": ()}

@@ -320,7 +320,8 @@ def scoring_memory(run: Run, share: Share, extents: Extents) -> Parts:
     passing, chunked = passing_bytes(graph, extents), low.loss == "chunked"
     rows = min(CHUNK_TOKENS, extents.tokens) if chunked else extents.tokens
     words = model.vocab_size / (1 if by_transformers(run) else run.tensor_parallel)
-    logits = rows * words * (8.0 + (low.compute_bytes if low.compute_bytes < 4 else 0.0))
+    wide = 0.0 if low.loss == "compiled" else 8.0  # in fp32, twice; a compiled loss widens them inside
+    logits = rows * words * (wide + (low.compute_bytes if low.compute_bytes < 4 or not wide else 0.0))
     states = low.stream_bytes * model.hidden_size * extents.tokens  # which the model's code holds
     gathered = max(
         [gathered_bytes(*scorer[1:3]) for scorer in scorers(run, share)] or [gathered_bytes(run, share)]

@@ -98,6 +98,14 @@ def test_packed_and_unpadded_answers_train_faster_than_padded_ones() -> None:
         assert one.step_tokens == pytest.approx(32 * (256 + 200), rel=0.01)
 
 
+def test_answers_without_padding_are_learnt_from_with_a_value_model_too() -> None:
+    """PPO's value model scores them token by token; it is a reward model only in its head."""
+    for engine in ("vllm", "hf"):
+        asked = run(phase="ppo", num_generations=None, mean_new_tokens=200, inference_engine=engine)
+        free, padded = predict(asked.replace(padding="free")), predict(asked)
+        assert free.step_time_s["backward"] < padded.step_time_s["backward"]
+
+
 def test_pipelines_and_context_parallelism_train_what_an_engine_generates() -> None:
     """The trainer's division has nothing to do with the engine's, and is not refused with one."""
     divided = predict(run(num_gpus=4, pipeline_parallel=2, context_parallel=2, num_generations=4))

@@ -2,6 +2,7 @@
 
 import torch
 
+from finegauge.catalogue.frameworks import engine
 from finegauge.errors import UnsupportedError
 from finegauge.measurement.models.build import subject_of
 from finegauge.measurement.options import Options
@@ -27,6 +28,11 @@ def phase_of(run: Run, options: Options, device: torch.device, place: Placement 
 
     Raises: UnsupportedError for what the installed libraries cannot run.
     """
+    if run.phase in RL and engine(run.inference_engine).paged:
+        raise UnsupportedError(
+            f"Answers of phase={run.phase} are measured as transformers generates them, not by "
+            f"{run.inference_engine}; set inference_engine=hf."
+        )
     if run.phase in RL and run.padding == "free":
         raise UnsupportedError(
             f"Answers of phase={run.phase} are measured as padded; padding=free is predicted alone."

@@ -87,6 +87,11 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         phase_of(tiny_run(tmp_path, loss="fused"), Options(), CPU)
     with pytest.raises(FieldError, match="num_generations=8"):
         phase_of(tiny_run(tmp_path, phase="grpo", micro_batch_size=6), Options(), CPU)
+    answers: dict[str, Any] = {"phase": "grpo", "micro_batch_size": 8, "gradient_accumulation_steps": 1}
+    with pytest.raises(UnsupportedError, match="set inference_engine=hf"):
+        phase_of(tiny_run(tmp_path, **answers, inference_engine="vllm"), Options(), CPU)
+    with pytest.raises(UnsupportedError, match="padding=free is predicted alone"):
+        phase_of(tiny_run(tmp_path, **answers, padding="free"), Options(), CPU)
     with pytest.raises(FieldError, match="phase=dpo compares whole sequences"):
         tiny_run(tmp_path, phase="dpo", packing=True)
     with pytest.raises(FieldError, match="gradient_accumulation_steps=2"):
