@@ -27,6 +27,10 @@ from finegauge.run.phases import answer_tokens, micro_steps
 from finegauge.run.rules import FSDP, RL, SERVING
 from finegauge.run.run import Run
 
+# of the weights: the product of two adapters is written, scaled, and added; later it is subtracted again
+# (_fuse_lora and _unfuse_lora of deepspeed/runtime/hybrid_engine.py)
+MERGE_PASSES = 2 * 6.0
+
 
 class Scorer(NamedTuple):
     """A model that passes once over every micro-batch and keeps nothing."""

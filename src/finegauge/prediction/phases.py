@@ -27,6 +27,7 @@ from finegauge.prediction.collectives import (
 from finegauge.prediction.communication import forward_communication
 from finegauge.prediction.device import Device
 from finegauge.prediction.forward_passes import (
+    MERGE_PASSES,
     among_ranks,
     batches_of_answers,
     gathered_bytes,
@@ -79,9 +80,6 @@ if TYPE_CHECKING:
 
 GATHERED_AT_ONCE = 8  # layers: DeepSpeed's tp_gather_partition_size
 CHUNK_TOKENS = 256.0  # of a chunked loss
-# of the weights: the product of two adapters is written, scaled, and added; later it is subtracted again
-# (_fuse_lora and _unfuse_lora of deepspeed/runtime/hybrid_engine.py)
-MERGE_PASSES = 2 * 6.0
 
 
 def answer(asked: Question) -> Answer:

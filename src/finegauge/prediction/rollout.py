@@ -17,12 +17,13 @@ answer makes room and is read again later [2]. Prompts are read once for all ans
 caching). Then
 
     in turn        T + scoring + update + new weights to the engine
-    off policy     the larger of T and training, where they run beside each other, + new weights
+    off policy     the larger of T and training, where they run beside each other, + new weights; several
+                   steps ahead, the answers of as many steps are written together
 
-New weights are gathered from the ranks that share them and copied, or sent to the other GPUs; adapters are
-merged into them. What sleeps is moved over the link to the host and back.
+New weights are gathered tensor by tensor from the ranks that share them and copied, or sent to the other
+GPUs; adapters are merged into them. What sleeps is moved over the link to the host and back.
 
-Neglected: the engine's CUDA graphs; the Python that hands over each tensor; a prefix
+Neglected: the engine's CUDA graphs; a prefix
 cache from step to step; interruptions of answers by new weights.
 
 [1] github.com/vllm-project/vllm, docs/features/sleep_mode.md   [2] vllm/v1/core/sched/scheduler.py,
@@ -43,6 +44,7 @@ from finegauge.errors import UnsupportedError
 from finegauge.model.op import Extents
 from finegauge.prediction.collectives import Collective
 from finegauge.prediction.device import Device
+from finegauge.prediction.forward_passes import MERGE_PASSES
 from finegauge.prediction.generation import by_engine
 from finegauge.prediction.links import Network
 from finegauge.prediction.serving import Limits, cache_room, engine_activations
@@ -124,6 +126,7 @@ def engine_of(run: Run) -> Engine:
         )
     share, limits = share_of(alone), Limits.of(alone)
     answers = ceil(run.micro_batch_size * micro_steps(run) * run.data_parallel / (gpus // degree))
+    in_flight = answers * _rollouts_at_once(run)
     memory_bytes = find_gpu(str(run.gpu)).usable_bytes
     weights = share.graph.weights.base_bytes
     activations = sum(engine_activations(share.graph, limits, answers, run.seq_len).values())
@@ -139,7 +142,7 @@ def engine_of(run: Run) -> Engine:
         )
     tokens = room.pool_bytes / room.sequence_bytes * run.seq_len if room.sequence_bytes else float("inf")
     return Engine(
-        alone, share, gpus // degree, answers, max(1, min(limits.num_seqs, answers)), weights, activations,
+        alone, share, gpus // degree, answers, max(1, min(limits.num_seqs, in_flight)), weights, activations,
         room.pool_bytes, tokens, (weights + activations + room.sequence_bytes) / memory_bytes,
         limits.memory_fraction,
     )  # fmt: skip
@@ -248,12 +251,19 @@ def rollout_time(asked: Question, engine: Engine, generate: Generate) -> StepTim
     group = group_size(run)
     prompts = shape(prompts_of(run, on_one_rank=False))
     clock = EngineClock(asked, engine, prompts.real_tokens / prompts.sequences, generate)
-    played = min(engine.answers, PLAYED)
+    at_once = _rollouts_at_once(run)
+    answers = at_once * engine.answers
+    played = min(answers, PLAYED)
     done = clock.write(_dealt(run, played, engine.replicas), group)
-    if engine.answers > played:
+    if answers > played:
         half = clock.write(_dealt(run, played // 2, engine.replicas), group)
-        done = done.longer(half, (engine.answers - played) / (played - played // 2))
-    return clock.step(done)
+        done = done.longer(half, (answers - played) / (played - played // 2))
+    return clock.step(done).times(1.0 / at_once)
+
+
+def _rollouts_at_once(run: Run) -> int:
+    """Return of how many steps answers are written together: their last answers wait for each other once."""
+    return max(1, run.off_policy_steps)
 
 
 def _dealt(run: Run, answers: int, replicas: int) -> list[int]:
@@ -406,14 +416,18 @@ def _handed_on(asked: Question, engine: Engine) -> StepTime:
     whole_bytes = model.num_parameters * float(min(low.compute_bytes, 2))
     moved_bytes = 2.0 * engine.weights_bytes
     if run.trains_adapters:  # merged, and taken apart again
-        moved_bytes += 4.0 * asked.share.graph.weights.base_bytes
+        moved_bytes += MERGE_PASSES * asked.share.graph.weights.base_bytes
     parts: Parts = {("sync", "copied weights"): device.cache_seconds(moved_bytes)}
     ranks = shard_degree(run) if run.sharding in GATHERING else 1
     divided = run.tensor_parallel * run.pipeline_parallel
     span = min(run.num_gpus, ranks * divided)
+    python_s = 2.0 * device.calibration.call_s  # of the trainer that hands a tensor over, of the engine
     if span > 1:
+        python_s += device.calibration.unit_wait_s
         gathered = Collective("all_gather", "data", "weights", whole_bytes, span, span, 1)
         parts["sync", "communication", "gathered weights"] = network.seconds(gathered)
+    tensors = sum(count * len([*layer.tensors()]) for layer, count in model.layers)
+    parts["sync", "other", "Python"] = python_s * (tensors + len([*model.outer_tensors()]))
     if run.rollout_gpus:
         sent = Collective("send", "data", "weights", whole_bytes, 2, run.num_gpus + 1, 1)
         parts["sync", "communication", "weights to the engine"] = network.seconds(sent)

@@ -75,6 +75,18 @@ def test_off_policy_steps_take_the_longer_of_generation_and_training() -> None:
     sync, writing = turn.step_time_s["sync"], turn.step_time_s["generation"]
     training = turn.step_time_s.total - sync - writing
     assert ahead.step_time_s.total == pytest.approx(max(writing, training) + sync)
+    far = predict(run(rollout_gpus=1, off_policy_steps=4, mean_new_tokens=100))
+    near = predict(run(rollout_gpus=1, off_policy_steps=1, mean_new_tokens=100))
+    assert far.step_time_s["generation"] < near.step_time_s["generation"]  # the last answers wait together
+
+
+def test_new_weights_take_longer_where_ranks_share_them_and_to_other_gpus() -> None:
+    """Tensor by tensor they are gathered first, or sent on."""
+    alone, shared = predict(run(num_gpus=2)), predict(run(num_gpus=2, sharding="fsdp"))
+    apart = predict(run(num_gpus=2, sharding="fsdp", rollout_gpus=2))
+    waits = [one.step_time_s["sync"] for one in (alone, shared, apart)]
+    assert waits == sorted(waits)
+    assert waits[0] < waits[2]
 
 
 def test_shorter_answers_end_earlier_but_the_step_waits_for_the_longest() -> None:
