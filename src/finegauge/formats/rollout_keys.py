@@ -76,7 +76,7 @@ def _read_lengths(reading: Reading, section: str, prompt: int, answer: int, beta
         f"{section}num_generations",
     )  # fmt: skip
     kept = number(-1e9, 1e9)("beta", reading.get(f"{section}beta", 0.05 if of_two else beta))
-    if kept == 0 and reading.fields["method"] not in ("lora", "qlora"):
+    if kept == 0:
         reading.set("reference_model", "none", f"{section}beta")
     _read_updates(reading, section)
 
