@@ -24,12 +24,12 @@ EXIT_INTERNAL = 70
 EXIT_INTERRUPTED = 130
 
 UNSEEN = "\x7f-\x9f\u202a-\u202e\u2066-\u2069"  # of a pattern: what turns or hides text
-_CONTROLS = f"[\x00-\x08\x0b-\x1f{UNSEEN}]"  # and what moves a cursor; tabs and ends of lines stay
+CONTROLS = f"[\x00-\x08\x0b-\x1f{UNSEEN}]"  # and what moves a cursor; tabs and ends of lines stay
 
 
 def cleaned(text: str, but: str = "(?!)") -> str:
     """Return `text` as a terminal may show it: each control character but those of a pattern is `?`."""
-    return text if text.isprintable() else re.sub(f"({but})|{_CONTROLS}", lambda found: found[1] or "?", text)
+    return text if text.isprintable() else re.sub(f"({but})|{CONTROLS}", lambda found: found[1] or "?", text)
 
 
 class FineGaugeError(Exception):

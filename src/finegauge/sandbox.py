@@ -29,19 +29,20 @@ _OPENINGS = ("open", "os.listdir", "os.scandir")
 _OPENERS = ("os", "io", "codecs", "gzip", "pathlib", "shutil", "tempfile", "zipfile")  # of Python, for others
 _MACHINE = ("/proc/cpuinfo", "/proc/meminfo", os.devnull)
 _PACKAGE = os.path.join(os.path.dirname(os.path.realpath(__file__)), "")
+NOT_READ = "lies outside the folder of this server; it is not read."
 _END = "end"  # after the last that a job yields
 _REACH: ContextVar[tuple[str, ...] | None] = ContextVar("reach", default=None)
 
 
 @contextmanager
-def reading_only(*folders: str) -> Iterator[None]:
+def reading_only(*folders: str, refusal: str = NOT_READ) -> Iterator[None]:
     """Let this package open, in this thread, only what lies in `folders`, in itself and in its scratch.
 
-    Raises: InputError where something else is about to be opened.
+    Raises: InputError where something else is about to be opened: its path and the `refusal`.
     """
     _listen()
     scratch = os.path.join(os.path.realpath(tempfile.gettempdir()), "finegauge-")  # begins each name
-    settled = _REACH.set((scratch, *map(os.path.realpath, folders)))
+    settled = _REACH.set((refusal, scratch, *map(os.path.realpath, folders)))
     try:
         yield
     finally:
@@ -64,13 +65,11 @@ def _hear(event: str, arguments: tuple[Any, ...]) -> None:
     if not isinstance(arguments[0], str | bytes | os.PathLike):  # a file that is open
         return
     path = os.path.realpath(os.fsdecode(arguments[0]))
-    scratch, *folders = reach
+    refusal, scratch, *folders = reach
     if path.startswith((_PACKAGE, scratch)) or path in _MACHINE:
         return
     if not any(lies_in(path, folder) for folder in folders):
-        raise InputError(
-            f"{shown(os.fsdecode(arguments[0]))} lies outside the folder of this server; it is not read."
-        )
+        raise InputError(f"{shown(os.fsdecode(arguments[0]))} {refusal}")
 
 
 def _is_ours() -> bool:

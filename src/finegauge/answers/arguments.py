@@ -10,9 +10,6 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from finegauge.catalogue.hub import hub_cache
-from finegauge.catalogue.offers import refreshed_path
-from finegauge.documents import cache_path, home
 from finegauge.errors import FieldError, InputError, UnknownKeyError, did_you_mean, shown
 from finegauge.formats.reading import FILE_FIELDS
 from finegauge.run.field import number, whole
@@ -25,11 +22,6 @@ if TYPE_CHECKING:
 MAX_KEYS = 100
 MAX_LIST = 64
 MAX_TEXT = 1_000
-
-
-def user_catalogue() -> tuple[str, ...]:
-    """Return where rows of the user's own lie, fetched prices and models: what every server starts with."""
-    return home(), hub_cache(), cache_path("hub"), cache_path("models"), refreshed_path()
 
 
 class Asked(NamedTuple):

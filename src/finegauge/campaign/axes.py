@@ -10,14 +10,18 @@ named values with options among their fields (`engine: {here: , vllm: {endpoint:
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from hashlib import sha256
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from finegauge.catalogue.hub import user_catalogue
+from finegauge.documents import cache_path
 from finegauge.errors import FieldError, FineGaugeError, UnknownKeyError, UnknownNameError, shown
 from finegauge.formats.reading import beside
 from finegauge.run.run import FIELDS, Run
+from finegauge.sandbox import reading_only
 
 if TYPE_CHECKING:
     from finegauge.measurement.options import Options
@@ -100,11 +104,12 @@ def _run_of(cell: "Cell") -> Run | str:
     if largest:
         fields[SIZE] = 1
     try:
-        run = Run.from_fields(fields)
-        run.check_names()
-        for name in cell.switches:
-            run = _switched(run, name)
-        return _filled(run) if largest else run
+        with cell.part.reading():
+            run = Run.from_fields(fields)
+            run.check_names()
+            for name in cell.switches:
+                run = _switched(run, name)
+            return _filled(run) if largest else run
     except FineGaugeError as error:
         return str(error)
 
@@ -165,6 +170,15 @@ KEY_DIGITS = 20
 LATELY = 64  # cells whose runs are at hand; a run is large, and a sweep has 100,000
 
 
+ONLY_TRUSTED = "is taken only from a file that you trust{}: read the file, then add --trust."
+
+
+def reading_in(folder: str) -> AbstractContextManager[None]:
+    """Return the scope of a sweep from anybody: its folder is read, and what every server may read."""
+    refusal = f"is outside the sweep's folder, which {ONLY_TRUSTED.format('')}"
+    return reading_only(folder, *user_catalogue(), cache_path(), refusal=refusal)
+
+
 class Part(NamedTuple):
     """One grid of runs, predicted or measured."""
 
@@ -175,6 +189,11 @@ class Part(NamedTuple):
     repetitions: int
     options: "Options | None"
     calibration: str  # that predictions rest on
+    folder: str  # the only one whose files are read; "": a trusted sweep's may lie anywhere
+
+    def reading(self) -> AbstractContextManager[None]:
+        """Return the scope in which files are read, those that a file names among them."""
+        return reading_in(self.folder) if self.folder else nullcontext()
 
     @property
     def num_cells(self) -> int:

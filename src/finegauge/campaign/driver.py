@@ -137,7 +137,8 @@ class _Driver:
                 answers.append((cell, cell.refusal))
                 self._ended(cell, "refused")
             elif cell.estimator != MEASURED:
-                profile = self._pruned(cell, run) or _predicted(run)
+                with cell.part.reading():
+                    profile = self._pruned(cell, run) or _predicted(run)
                 answers.append((cell, profile))
                 self._ended(cell, profile.outcome)
             if time.monotonic() - since > WRITE_EVERY_S:

@@ -16,13 +16,24 @@ docs/campaigns.md describes every key.
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cache
 from itertools import product
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from finegauge import documents
-from finegauge.campaign.axes import BASELINE, MEASURED, PREDICTED, Cell, Part, axis_of, settled
+from finegauge.campaign.axes import (
+    BASELINE,
+    MEASURED,
+    ONLY_TRUSTED,
+    PREDICTED,
+    Cell,
+    Part,
+    axis_of,
+    reading_in,
+    settled,
+)
 from finegauge.campaign.gains import claims_called
 from finegauge.documents import read_text
 from finegauge.errors import FieldError, FileFormatError, UnknownKeyError, UnknownNameError, shown
@@ -70,7 +81,6 @@ REACHING = {  # options by which a file reaches beyond its folder, and what each
     "endpoint": "requests would be sent there",
     "api_key_variable": "it sends a secret of your environment",
 }
-ONLY_TRUSTED = "is taken only from a file that you trust{}: read the file, then add --trust."
 GROWING = ("micro_batch_size", "seq_len")  # what takes more memory the larger it is
 MAX_CELLS = 100_000
 
@@ -111,9 +121,11 @@ def read_sweep(name_or_path: str, *, trust: bool = False) -> Sweep:
     if not isinstance(keys, dict) or "run" not in keys:
         raise FileFormatError(f"{name} is no sweep: it needs 'run:' with what all its cells have in common.")
     _known(keys, KEYS, name)
+    folder = os.path.realpath(os.path.dirname(path))
+    with nullcontext() if trust else reading_in(folder):
+        parts = list(_parts(keys, path, name, folder="" if trust else folder))
     cells: dict[str, Cell] = {}
     axes: dict[str, dict[str, None]] = {}
-    parts = list(_parts(keys, path, name, trust=trust))
     if (num_cells := sum(part.num_cells for part in parts)) > MAX_CELLS:
         raise FieldError(f"{name}: {num_cells:,} cells are more than {MAX_CELLS:,}; take values off an axis.")
     for part in parts:
@@ -143,7 +155,8 @@ def about_of(path: str) -> str:
     return " ".join(str(keys.get("about") or "").split()) if isinstance(keys, dict) else ""
 
 
-def _parts(keys: Mapping[str, Any], path: str, name: str, *, trust: bool) -> Iterator[Part]:
+def _parts(keys: Mapping[str, Any], path: str, name: str, *, folder: str) -> Iterator[Part]:
+    trust = not folder
     base = _base(keys["run"], path, name, trust=trust)
     shared = _mapping(keys.get("axes"), f"{name}: axes")
     asked = [word for word in (PREDICTED, MEASURED) if word in keys] or [PREDICTED]
@@ -174,6 +187,7 @@ def _parts(keys: Mapping[str, Any], path: str, name: str, *, trust: bool) -> Ite
             repetitions=_whole(own.get("repetitions", 1), f"{where}: repetitions"),
             options=_options(own, where, Options()) if estimator == MEASURED else None,
             calibration="" if estimator == MEASURED else _calibration(),
+            folder=folder,
         )
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from finegauge.documents import cache_path, parse_json, text_of, write_whole
+from finegauge.documents import cache_path, home, parse_json, text_of, write_whole
 from finegauge.errors import FileFormatError, InputError, UnsupportedError, shown
 
 if TYPE_CHECKING:
@@ -71,6 +71,11 @@ def hub_cache() -> str:
             return os.path.expanduser(stated)
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return os.path.join(os.path.expanduser(os.environ.get("HF_HOME") or f"{base}/huggingface"), "hub")
+
+
+def user_catalogue() -> tuple[str, ...]:
+    """Return where the user's own rows lie, fetched prices and models: what strangers' questions use."""
+    return home(), hub_cache(), cache_path("hub"), cache_path("models"), cache_path("offers.csv")
 
 
 def offline_by() -> str:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from zlib import crc32
 
 from finegauge.documents import open_regular, write_whole
-from finegauge.errors import InputError, UnsupportedError, shown
+from finegauge.errors import CONTROLS, InputError, UnsupportedError, cleaned, shown
 from finegauge.run.run import FIELDS
 from finegauge.store.document import SERVED, Facts
 from finegauge.store.journal import entry_of, fields_in, fields_text
@@ -276,7 +276,7 @@ def export(table: "pa.Table", path: str) -> None:
         raise InputError(f"--export {shown(path)}: the file's name should end in .csv or .parquet.")
     unfinished = f"{path}.{os.getpid()}.part"
     if kind == ".csv":
-        table = _without_formulas(table)
+        table = _for_spreadsheets(table)
     try:
         write(table, unfinished)
         os.replace(unfinished, path)
@@ -289,16 +289,18 @@ def export(table: "pa.Table", path: str) -> None:
             os.remove(unfinished)
 
 
-def _without_formulas(table: "pa.Table") -> "pa.Table":
-    """Return `table` with an apostrophe before every text that a spreadsheet would carry out."""
+def _for_spreadsheets(table: "pa.Table") -> "pa.Table":
+    """Return `table` without control characters; what a spreadsheet would carry out is text."""
     import pyarrow as pa
     from pyarrow import compute
 
     for at, field in enumerate(table.schema):
         if pa.types.is_string(field.type):
-            cleaned = compute.replace_substring_regex(table.column(at), r"^([=+\-@\t\r])", r"'\1")
-            table = table.set_column(at, field, cleaned)
-    return table
+            seen = compute.replace_substring_regex(table.column(at), CONTROLS, "?")
+            harmless = compute.replace_substring_regex(seen, r"^([=+\-@\t])", r"'\1")
+            table = table.set_column(at, field, harmless)
+    names = (f"'{name}" if name.startswith(tuple("=+-@\t")) else name for name in table.column_names)
+    return table.rename_columns(list(map(cleaned, names)))
 
 
 def _journal(path: str) -> str:

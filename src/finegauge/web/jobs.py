@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from finegauge.answers.arguments import user_catalogue
+from finegauge.catalogue.hub import user_catalogue
 from finegauge.errors import FineGaugeError, internal_error
 from finegauge.sandbox import reading_only
 from finegauge.web.response_cache import Reply
