@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from finegauge.catalogue.frameworks import Framework, named_in
 from finegauge.catalogue.gpus import known_gpu
 from finegauge.errors import FieldError, UnknownNameError, did_you_mean, shown
+from finegauge.run.rules import SERVING
 from finegauge.run.run import FIELDS
 
 MEAN_TOKENS = re.compile(r"mean ([\w-]*?)-?counted tokens per sample = (\d+)", re.IGNORECASE)
@@ -141,8 +142,14 @@ EVERY_LAYER = re.compile(r"checkpointing of every (\d+)(?:nd|rd|th) layer")
 GLOBAL_BATCH = re.compile(r"\bGBS\s*=\s*(\d+)", re.IGNORECASE)
 ASYNC_TP = re.compile(r"async[- ]?(?:tp|tensor)|userbuffers|tp[- ]comm[- ]overlap(?!\s*(?:off|=\s*false))")
 MULTINODE = re.compile(r"multi-?\s?node", re.IGNORECASE)
-QUANTISED_COPY = re.compile(r"[-_](gptq|awq|int4|int8|bnb[-_]4bit|4bit|8bit)$", re.IGNORECASE)
-TUNED = re.compile(r"[-_](chat|instruct|it|base|hf|sft|dpo)(?=[-_]|$)")
+QUANTISED_COPY = re.compile(
+    r"[-_](gptq|awq|int4|int8|bnb[-_]4bit|4bit|8bit|fp8|nvfp4|mxfp4)([-_]dynamic)?$", re.IGNORECASE
+)
+FORMATS_OF_COPIES = {  # by the end of a name
+    **{"fp8": "fp8", "nvfp4": "nvfp4", "mxfp4": "mxfp4", "int8": "int8", "8bit": "gptq8"},
+    **dict.fromkeys(("gptq", "awq", "int4", "4bit"), "gptq4"),
+}
+TUNED = re.compile(r"[-_](chat|instruct|thinking|it|base|hf|sft|dpo)(?=[-_]|$)")
 NARROW = re.compile(r"(?:mx|nv)?(?:fp8|float8|fp4|float4)", re.IGNORECASE)
 RECIPES = {  # of products in 8 or 4 bit, by the words that mean them
     "mxfp8": r"mxfp8|mxfloat8",
@@ -257,7 +264,10 @@ def settings_of(cells: Mapping[str, str], folder: str, known_models: dict[str, s
     if "lora" in cells["method"]:
         _adapters(cells, row)
     quantized = {"qlora": "nf4_dq", "gptq_lora": "gptq4"}
-    for name, value in (FALLBACKS | {"weights_dtype": quantized.get(cells["method"], "bf16")}).items():
+    fallbacks = FALLBACKS | {"weights_dtype": quantized.get(cells["method"], "bf16")}
+    if cells["phase"] in SERVING:  # in the format of the model's own checkpoint
+        fallbacks.pop("weights_dtype")
+    for name, value in fallbacks.items():
         if name not in row.fields:
             row.guess(name, value)
     _mixed_precision(row)
@@ -266,11 +276,23 @@ def settings_of(cells: Mapping[str, str], folder: str, known_models: dict[str, s
     return row
 
 
+def _stored_format(cells: Mapping[str, str], row: Settings) -> None:
+    """Read of a quantised copy's name in which format it is served."""
+    copy = QUANTISED_COPY.search(cells["model"])
+    found = FORMATS_OF_COPIES.get(copy.group(1).lower()) if copy else None
+    if found:
+        row.fields["weights_dtype"] = found
+
+
 def _copy(cells: Mapping[str, str], row: Settings) -> None:
-    if not cells["method"]:
+    served = cells["phase"] in SERVING  # which trains nothing
+    if served:
+        _stored_format(cells, row)
+    if not cells["method"] and not served:
         raise FieldError("The row does not state its method; write full, lora, qlora or gptq_lora.")
     if cells["method"] == "other":
         raise FieldError("method=other: the table does not say which parameters train.")
+    row.fields["method"] = "full"
     for name in (*COPIED, *COUNTS, *(set(cells) & OTHER_FIELDS)):
         if cells[name]:
             row.fields[name] = cells[name]
@@ -285,7 +307,8 @@ def _narrow_products(cells: Mapping[str, str], row: Settings) -> None:
     """Read products in 8 or 4 bit, over weights and activations in 16 or 32 bit."""
     fields, text = row.fields, f"{cells['kernels']} {cells['autocast']}"
     named = NARROW.search(text)
-    trained = cells["method"] == "full" and NARROW.fullmatch(fields.get("weights_dtype", ""))
+    served = fields.get("phase") in SERVING  # reads weights as they are stored
+    trained = not served and cells["method"] == "full" and NARROW.fullmatch(fields.get("weights_dtype", ""))
     if not named and not trained:
         return
     fields["fp8"] = True

@@ -18,7 +18,7 @@ from typing import Any
 
 from finegauge.catalogue.frameworks import Framework, framework_of
 from finegauge.catalogue.gpus import multiplies_bf16
-from finegauge.errors import FieldError, did_you_mean, shown
+from finegauge.errors import FieldError, FineGaugeError, did_you_mean, shown
 from finegauge.run.field import version_numbers
 
 STATED = ("file", "command line", "caller")  # origins of stated values
@@ -186,6 +186,9 @@ def _fill_in(values: dict[str, Any]) -> None:
     framework = framework_of(values["framework"])
     by_megatron = framework.megatron_layers or "megatron" in values["kernels"]
     half = "bf16" if multiplies_bf16(values["gpu"]) else "fp16"
+    if values["inference_engine"] is None:
+        values["inference_engine"] = framework.engine.name if framework.engine else "hf"
+    values["weights_dtype"] = values["weights_dtype"] or _checkpoint_format(values)
     follows: dict[str, Any] = {
         "fp8_recipe": "delayed" if framework.megatron_layers else "tensorwise",
         "counted_as_layers": (),
@@ -206,7 +209,6 @@ def _fill_in(values: dict[str, Any]) -> None:
         "offload_pinned": values["sharding"] in FSDP,
         "arrivals": "users" if values["arrivals_per_s"] is None else "poisson",
         "truncated_sampling": any(family in values["model"].casefold() for family in TRUNCATING),
-        "inference_engine": framework.engine.name if framework.engine else "hf",
         "loading": "host",
         "save_state": "full",
     }
@@ -259,9 +261,36 @@ def _padding(values: Mapping[str, Any]) -> str:
     return "longest" if values["dataset"] or answers_end else "max"
 
 
+def _checkpoint_format(values: Mapping[str, Any]) -> str | None:
+    """Return the narrow format of a served model's own checkpoint, where it is one that engines read."""
+    if values["phase"] not in SERVING or values["inference_engine"] == "hf":
+        return None
+    from finegauge.catalogue.models import model
+
+    try:
+        stated = model(values["model"]).config.get("quantization_config")
+    except FineGaugeError:  # said where the model is looked up
+        return None
+    method = str(stated.get("quant_method", "")) if isinstance(stated, Mapping) else ""
+    return {"mxfp4": "mxfp4", "fp8": "fp8", "awq": "gptq4", "gptq": "gptq4"}.get(method)
+
+
 def _is_served_narrow(values: Mapping[str, Any]) -> bool:
     """Return whether an engine reads weights in a format in which checkpoints hold experts too."""
     return values["phase"] in SERVING and values["weights_dtype"] in NARROW_CHECKPOINTS
+
+
+def _divide_as_experts(values: dict[str, Any]) -> None:
+    """Divide the rest of a served model among the ranks that divide its experts, as vLLM does.
+
+    Copies of attention, whose ranks share experts too, are stated (`data_parallel_replicate`).
+    """
+    ranks, gpus = values["expert_parallel"], values["num_gpus"]
+    if values["phase"] not in SERVING or values["inference_engine"] == "hf" or ranks == 1 or gpus is None:
+        return
+    copies = (values["data_parallel_replicate"] or 1) * (values["data_parallel_shard"] or 1)
+    if values["tensor_parallel"] == 1 and gpus == ranks * values["pipeline_parallel"] and copies < ranks:
+        values["tensor_parallel"] = ranks // copies
 
 
 def _settle_degrees(values: dict[str, Any]) -> None:
@@ -283,6 +312,7 @@ def _settle_degrees(values: dict[str, Any]) -> None:
             f"cpu_offload=nvme is DeepSpeed's ZeRO-Infinity, which sharding={values['sharding']} is not; use "
             f"sharding=zero3."
         )
+    _divide_as_experts(values)
     product, open_degrees = 1, []
     for name in (*MODEL_DEGREES, *DATA_DEGREES):
         product *= values[name] or 1

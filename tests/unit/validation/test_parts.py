@@ -75,3 +75,27 @@ def test_what_a_service_gives_stands_under_the_names_of_the_columns(tmp_path: Pa
     assert row.ttft_s is not None
     assert set(found.summary.parts or ()) == set(SERVED)
     assert row.generation_s is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "fields"),
+    [
+        ({"model": "Qwen/Qwen3-235B-A22B-Instruct-2507-FP8"}, {"weights_dtype": "fp8", "fp8": False}),
+        ({"model": "openai/gpt-oss-20b"}, {"weights_dtype": "mxfp4"}),
+        ({"model": "meta-llama/Llama-3.1-70B-Instruct-AWQ"}, {"weights_dtype": "gptq4"}),
+        ({"method": "", "weights_dtype": "fp8"}, {"method": "full", "weights_dtype": "fp8"}),
+        (
+            {"model": "Qwen/Qwen3-30B-A3B-Thinking-2507", "num_gpus": "2", "expert_parallel": "2"},
+            {"tensor_parallel": 2, "expert_parallel": 2, "data_parallel": 1, "inference_engine": "vllm"},
+        ),
+    ],
+)
+def test_what_a_service_is_follows_from_its_row(
+    changes: dict[str, str], fields: dict[str, object], tmp_path: Path
+) -> None:
+    row = SERVICE | changes
+    path = tmp_path / "served.csv"
+    path.write_text(f"{','.join(row)}\n{','.join(row.values())}\n", encoding="utf-8")
+    run = read_table(str(path))[0].run
+    assert run is not None
+    assert {name: getattr(run, name) for name in fields} == fields
