@@ -25,8 +25,8 @@ def test_a_recipe_is_one_command_no_wider_than_a_page(page: Path) -> None:
     assert f"]({page.name})" in INDEX
 
 
-def test_there_are_twelve() -> None:
-    assert len(PAGES) == 12
+def test_there_are_thirteen() -> None:
+    assert len(PAGES) == 13
 
 
 def test_what_ages_is_left_out_of_the_comparison_and_figures_are_not() -> None:
