@@ -184,19 +184,24 @@ def _with_generation(asked: Question, rest: Answer, kept: Breakdown) -> Answer:
         held = workspace(share.graph, batch, generating)
         stays = {} if run.rollout_sleep else held
         if among_ranks(run) > 1:
-            waits = rest_of_it + Breakdown({**stays, **_gathered_to_generate(asked)})
+            waits = rest_of_it + Breakdown(_gathered_to_generate(asked))
             whole: Parts = {("workspace", "layers to be divided"): _whole_layers(asked, waits.total)}
-            phases["gathering"] = waits + Breakdown(whole)
+            phases["gathering"] = waits + Breakdown({**stays, **whole})
     phases |= {name: held + Breakdown(stays) for name, held in rest.live.phases.items()}
     step = rest.step.plus(_generation(asked, "generation", "generation"))
     return Answer(LiveSet(phases), step)
 
 
 def _whole_layers(asked: Question, held_bytes: float) -> float:
-    """Return the bytes of layers that are gathered whole before they are divided among ranks."""
+    """Return the bytes of layers that are gathered whole before they are divided among ranks.
+
+    Where nobody says how many, half as many as long as there is no room for them beside weights and states.
+    """
     one, free = asked.share.layer_bytes, asked.room_bytes - held_bytes
-    fit = GATHERED_AT_ONCE if free > GATHERED_AT_ONCE * one else max(1.0, free // one)
-    return one * min(asked.share.graph.model.num_layers, asked.run.gathered_layers or fit)
+    layers = asked.run.gathered_layers or GATHERED_AT_ONCE
+    while asked.run.gathered_layers is None and layers > 1 and layers * one > free:
+        layers //= 2
+    return one * min(asked.share.graph.model.num_layers, layers)
 
 
 def _kept(asked: Question, beside: Parts, *others: Question) -> Breakdown:

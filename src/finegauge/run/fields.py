@@ -334,7 +334,7 @@ class Fields(Frozen):
     gathered_layers: int | None = spec(
         whole(1, 10_000, "layers"),
         "gathered whole at once where `rollout_tensor_parallel` divides ZeRO-3's weights (DeepSpeed-Chat's "
-        "`tp_gather_partition_size`); none: 8, or as many as fit",
+        "`tp_gather_partition_size`); none: 8, or fewer where 8 do not fit",
     )
     micro_batch_size: int = spec(
         whole(1, 1_000_000, "sequences"), "sequences per GPU and forward pass", 1, "Micro-batch"

@@ -133,11 +133,14 @@ def test_every_prediction_has_an_answer(name: str, sweeps: dict[str, Sweep], tmp
 def test_eight_a100_agree_with_the_abstract(chat: list[Comparison]) -> None:
     assert [one.labels["phase"] for one in chat] == ["sft", "reward", "ppo"]
     assert [gain.name for gain in chat[0].gains] == ["zero1", "zero2", "zero3", "lora", "checkpointing"]
-    for name in ("zero1-speed", "checkpointing-memory", "none-best", "little-energy"):
+    for name in ("checkpointing-memory", "none-best", "little-energy"):
         assert held(chat, name).verdict == "agrees", name
 
 
 def test_and_where_they_do_not_the_figures_say_so(chat: list[Comparison]) -> None:
+    faster = held(chat, "zero1-speed")
+    assert faster.verdict == "partly"  # a step of PPO is generation, whose update is nothing
+    assert [labels["phase"] for labels, _ in faster.fails_at] == ["ppo"]
     lowest = held(chat, "checkpointing-energy")
     assert lowest.verdict == "partly"  # ZeRO-3 takes more where the model is small
     assert all("zero3" in because or "lora" in because for _, because in lowest.fails_at)
