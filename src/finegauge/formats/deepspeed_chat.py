@@ -8,7 +8,7 @@ Step 3 has prompts and answers of 256 tokens, one pass of updates, a reference t
 trains whole, and a reward model of the critic's size (rlhf_engine.py).
 """
 
-from finegauge.formats import trainer_keys
+from finegauge.formats import rollout_keys, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, fixed, key
 from finegauge.run.field import whole
 
@@ -54,7 +54,7 @@ def _read_model(reading: Reading) -> None:
 
 def _read_other_models(reading: Reading) -> None:
     name, divided, adapted, checkpointed = _CRITIC
-    reading.set("critic_model", reading.get(name), name)
+    rollout_keys.other_model(reading, "critic_model", name)
     rank, own = (_rank(of, reading.get(of, 0)) for of in (adapted, "actor_lora_dim"))
     reading.set("critic_method", "lora" if rank and own else "full", adapted)
     if rank != own and rank:

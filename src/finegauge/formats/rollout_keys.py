@@ -4,14 +4,16 @@ What no key says but TRL does (read from 1.16): answers of 256 tokens, eight to 
 transformers; with `use_vllm` by vLLM, on the same GPUs from 1.0 on (`vllm_mode: colocate`; before, on
 others), of whose memory it takes 0.3, prompts in chunks of 4,096 tokens, sleeping at level 2 where
 `vllm_enable_sleep_mode` says so; the policy's own likelihoods are then taken in a pass of their own, to
-correct for the difference of both. ms-swift: 0.9, levels 0 to 2, and `offload_model` and
+correct for the difference of both. PPO: answers of 53 tokens, 64 at a time; four passes over them; the
+value model begins as the reward model, of `reward_model_path`, and the policy as `sft_model_path`
+(examples/scripts/ppo/ppo.py). ms-swift: 0.9, levels 0 to 2, and `offload_model` and
 `offload_optimizer` while it generates.
 """
 
-from finegauge.errors import shown
+from finegauge.errors import FileFormatError, UnknownNameError, shown
 from finegauge.formats.key_table import Reading, Row
 from finegauge.run.field import number, whole
-from finegauge.run.run import Run
+from finegauge.run.run import Run, figures
 
 _LENGTHS = ("max_prompt_length", "max_completion_length", "max_new_tokens", "num_generations", "beta")
 _UPDATES = ("num_iterations", "steps_per_generation", "generation_batch_size")
@@ -55,6 +57,47 @@ def generation_row(
 
     own = [f"{server}{name}" for name in _SERVER] if server else []
     return Row(" ".join([*names, *own]), read, lambda run: _written(run, section, by_level=not prompt))
+
+
+def ppo_row() -> Row:
+    """Return the row of what TRL's PPO trainer generates, and of its other models."""
+    policy, judge, answer = "sft_model_path", "reward_model_path", "response_length"
+    epochs, updates, at_once = "num_ppo_epochs", "num_mini_batches", "local_rollout_forward_batch_size"
+    by_rule = "reward_model_name_or_path"  # of GRPO's script, which takes rules too
+
+    def read(reading: Reading) -> None:
+        if reading.fields["phase"] == "grpo":
+            other_model(reading, "reward_model", by_rule)
+        if reading.fields["phase"] != "ppo":
+            return
+        reading.set("model", reading.get(policy), policy)
+        for role in ("critic_model", "reward_model"):
+            other_model(reading, role, judge)
+        written = whole(1, 10**7)(answer, reading.get(answer, 53))
+        reading.set("max_new_tokens", written, answer)
+        if not reading.stated("max_length", "max_seq_length"):
+            reading.warn("Prompts are taken as 512 tokens long; seq_len=… of both together says another.")
+            reading.set("seq_len", 512 + written, answer)
+        reading.set("ppo_epochs", reading.get(epochs, 4), epochs)
+        reading.set("num_mini_batches", reading.get(updates, 1), updates)
+        reading.set("generation_batch_size", reading.get(at_once, 64), at_once)
+
+    return Row(" ".join((policy, judge, by_rule, answer, epochs, updates, at_once)), read)
+
+
+def other_model(reading: Reading, field: str, key: str) -> None:
+    """Read a model beside the policy; one that is not known here counts as large as where none is named."""
+    name = reading.text(key)
+    if not name:
+        return
+    try:
+        figures(name)
+    except (UnknownNameError, FileFormatError):
+        reading.warn(
+            f"{key}: {shown(name)} is not known here; {field}=NAME or its folder says how large it is."
+        )
+        return
+    reading.set(field, name, key)
 
 
 def _read_lengths(reading: Reading, section: str, prompt: int, answer: int, beta: float) -> None:

@@ -328,6 +328,7 @@ FORMAT = Format(
             _batching,
         ),
         rollout_keys.generation_row(),
+        rollout_keys.ppo_row(),
         trainer_keys.GROUPING,
         Row("dataset_name dataset_train_split max_train_samples", _read_data),
         trainer_keys.DURATION,
