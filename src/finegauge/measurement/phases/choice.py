@@ -16,11 +16,13 @@ from finegauge.measurement.phases.generation import ContinuousServing, Serving
 from finegauge.measurement.phases.reinforcement import GRPO, PPO, even_token_reward, reward_by_model
 from finegauge.measurement.phases.training import Placement, Reference, copied_before, frozen
 from finegauge.measurement.subject import Phase, Subject
+from finegauge.model.graph import of_model, value_run
 from finegauge.run.phases import prompts_of
 from finegauge.run.rules import RL
 from finegauge.run.run import Run
 
 HERE = Placement()
+PREDICTED_ALONE = ("generation_batch_size", "ema", "reference_offload")
 
 
 def phase_of(run: Run, options: Options, device: torch.device, place: Placement = HERE) -> Phase:
@@ -37,6 +39,7 @@ def phase_of(run: Run, options: Options, device: torch.device, place: Placement 
         raise UnsupportedError(
             f"Answers of phase={run.phase} are measured as padded; padding=free is predicted alone."
         )
+    _check(run)
     if run.phase == "ppo":
         return _ppo(run, options, device, place)
     subject = subject_of(run, device, seed=options.seed, scalar=run.phase == "reward")
@@ -52,6 +55,19 @@ def phase_of(run: Run, options: Options, device: torch.device, place: Placement 
     ((subject, optimizer),) = place.trained(subject)
     trains = reward_model if run.phase == "reward" else supervised
     return trains(subject, optimizer, place.data(run, options))
+
+
+def _check(run: Run) -> None:
+    """Refuse what of a step's models is predicted alone."""
+    if run.phase not in ("dpo", *RL):
+        return
+    asked = {name: getattr(run, name) for name in PREDICTED_ALONE if getattr(run, name)}
+    if run.reference_model != ("policy" if run.trains_adapters else "copy"):
+        asked["reference_model"] = run.reference_model
+    if run.phase == "grpo" and run.reward_model:
+        asked["reward_model"] = run.reward_model
+    for name, value in asked.items():
+        raise UnsupportedError(f"{name}={value} is predicted alone; remove it to measure phase={run.phase}.")
 
 
 def _compared(policy: Subject, options: Options, place: Placement) -> Phase:
@@ -70,9 +86,11 @@ def _ppo(run: Run, options: Options, device: torch.device, place: Placement) -> 
     """
     policy = subject_of(run, device, seed=options.seed)
     before = copied_before(policy)
-    tuned, valued = place.trained(policy, subject_of(run, device, seed=options.seed, scalar=True))
+    value = value_run(run)
+    tuned, valued = place.trained(policy, subject_of(value, device, seed=options.seed, scalar=True))
     reference = Reference.of(tuned.subject, before and place.frozen(before))
-    plain = run if run.method == "qlora" else run.replace(method="full", weights_dtype=run.weights_dtype)
+    plain = of_model(value, run.reward_model)
+    plain = plain if run.method == "qlora" else plain.replace(method="full", weights_dtype=run.weights_dtype)
     scores = subject_of(plain, device, seed=options.seed + 1, scalar=True)
     scores = place.frozen(scores._replace(model=frozen(scores.model)))
     others = {"reward": scores.model}

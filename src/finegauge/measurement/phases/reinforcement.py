@@ -1,7 +1,7 @@
 r"""Reinforcement learning from generated completions: PPO and GRPO.
 
 PPO: a step asks the policy for completions (generation), lets policy, reference, value and reward model score
-them (scoring), and updates policy and value model in four passes: each token's reward is
+them (scoring), and updates policy and value model in `ppo_epochs` passes: each token's reward is
 
 $$ r_t = -\beta(\log p - \log p_{reference}) + [t = last] R $$
 
@@ -10,17 +10,18 @@ them holds activations at a time; in one process one optimizer serves both, on s
 constants are the defaults of TRL's last PPO trainer.
 
 GRPO: several completions of each prompt, without a value model. The advantage of one is its reward less its
-group's mean, over the group's standard deviation. With one update per rollout the probability ratio is 1
-where its gradient is taken, and a term keeps the policy near its reference [3, eq. 3 and 4]:
+group's mean, over the group's standard deviation, and a term keeps the policy near its reference [3, eq. 3
+and 4]; with one update per rollout the probability ratio is 1 where its gradient is taken, with several the
+policy's own probabilities $p_0$ are taken before them:
 
-$$ L = -A \frac{p}{[p]} + \beta (q/p - \log(q/p) - 1) $$
+$$ L = -A \frac{p}{p_0} + \beta (q/p - \log(q/p) - 1) $$
 
 [1] Schulman et al. 2016, arXiv:1506.02438   [2] Schulman et al. 2017, arXiv:1707.06347
 [3] Shao et al. 2024, arXiv:2402.03300   [4] Ouyang et al. 2022, arXiv:2203.02155
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -29,6 +30,8 @@ from finegauge.measurement.phases.fine_tuning import last_scores
 from finegauge.measurement.phases.generation import Completions, Prompts, generate
 from finegauge.measurement.phases.training import Reference, Update, inference, refuse_fused, token_losses
 from finegauge.measurement.subject import Clock, StepFacts, Subject, Trained
+from finegauge.run.phases import num_updates
+from finegauge.run.run import Run
 
 PPO_KL_COEFFICIENT = 0.05
 GRPO_KL_COEFFICIENT = 0.04  # the paper's
@@ -36,6 +39,7 @@ CLIP_RATIO, CLIP_VALUE = 0.2, 0.2
 VALUE_COEFFICIENT = 0.1
 DISCOUNT, LAMBDA = 1.0, 0.95
 
+Part = TypeVar("Part")
 RewardFunction = Callable[[Completions], torch.Tensor]  # [B], fp32
 
 
@@ -74,6 +78,7 @@ class Scored(NamedTuple):
     completions: Completions
     reference_log_probs: torch.Tensor  # [B, N]
     advantages: torch.Tensor  # [B]
+    log_probs: torch.Tensor | None  # [B, N], of the policy before its updates; None with a single one
 
 
 class GRPO:
@@ -107,30 +112,44 @@ class GRPO:
             advantages = group_advantages(rewards, run.num_generations).split(run.micro_batch_size)
             pieces = zip(completions.split(run.micro_batch_size), advantages, strict=True)
             scored = [self._scored(*piece) for piece in pieces]
-        loss = divergence = 0.0
-        for part in scored:
-            with clock.stage("forward"), self.update.autocast():
-                part_loss = self.subject.strategy.forward(self._loss, part)
-            with clock.stage("backward"):
-                self.update.backward(part_loss / len(scored))
-            loss += float(part_loss.detach()) / len(scored)
-            divergence += float(self.divergence) / len(scored)
-        with clock.stage("optimizer"):
-            self.update.step()
+        losses: list[tuple[float, float]] = []
+        for batch in updates_of(run, scored):
+            for part in batch:
+                with clock.stage("forward"), self.update.autocast():
+                    part_loss = self.subject.strategy.forward(self._loss, part)
+                with clock.stage("backward"):
+                    self.update.backward(part_loss / len(batch))
+                losses.append((float(part_loss.detach()), float(self.divergence)))
+            with clock.stage("optimizer"):
+                self.update.step()
+        loss, divergence = (sum(column) / len(losses) for column in zip(*losses, strict=True))
         return _facts(completions, loss, float(rewards.mean()), divergence)
 
     def _scored(self, completions: Completions, advantages: torch.Tensor) -> Scored:
         losses = self.reference.token_losses(completions.inputs, completions.labels)
-        return Scored(completions, -completions.select(losses), advantages)
+        before = None
+        if self.subject.run.old_log_probs or num_updates(self.subject.run) > 1:
+            with inference(self.subject.model):
+                before = self.subject.strategy.infer(_log_probs, self.subject, completions)
+        return Scored(completions, -completions.select(losses), advantages, before)
 
     def _loss(self, part: Scored) -> torch.Tensor:
         """Return the loss over one micro-batch; note the divergence from the reference in it."""
         log_probs = _log_probs(self.subject, part.completions)
-        ratio = (log_probs - log_probs.detach()).exp()
+        before = log_probs.detach() if part.log_probs is None else part.log_probs
+        ratio = (log_probs - before).exp()
         behind = part.reference_log_probs - log_probs
         divergence = (behind.exp() - behind - 1.0).mean()
         self.divergence = divergence.detach()
         return -(ratio * part.advantages[:, None]).mean() + GRPO_KL_COEFFICIENT * divergence
+
+
+def updates_of(run: Run, parts: Sequence[Part]) -> Iterator[Sequence[Part]]:
+    """Yield the micro-batches of every optimizer step on a rollout."""
+    accumulated = run.gradient_accumulation_steps
+    for _ in range(run.ppo_epochs):
+        for first in range(0, len(parts), accumulated):
+            yield parts[first : first + accumulated]
 
 
 def group_advantages(rewards: torch.Tensor, group: int) -> torch.Tensor:
@@ -199,8 +218,8 @@ class PPO:
         with clock.stage("scoring"), self.update.autocast():
             rollouts = [self._scored(part) for part in completions.split(run.micro_batch_size)]
         loss = 0.0
-        for _ in range(run.ppo_epochs):
-            loss = sum(self._learn(rollout, clock, len(rollouts)) for rollout in rollouts)
+        for batch in updates_of(run, rollouts):
+            loss = sum(self._learn(rollout, clock, len(batch)) for rollout in batch)
             with clock.stage("optimizer"):
                 for update in dict.fromkeys((self.update, self.value_update)):
                     update.step()

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from finegauge.errors import UnsupportedError
 from finegauge.measurement.instruments.memory_meter import measure_memory
 from finegauge.measurement.instruments.stage_clock import NoClock
 from finegauge.measurement.options import Options
@@ -73,3 +74,44 @@ def test_predicted_peak_is_the_measured_one(
     if method.startswith("qlora") and phase != "ppo":  # whose reward model has frozen adapters, not predicted
         held, wanted = measured.peak_memory_bytes["weights"], predicted.peak_memory_bytes["weights"]
         assert wanted == pytest.approx(held, rel=1e-3)
+
+
+SEVERAL: list[dict[str, Any]] = [
+    {"phase": "ppo", "ppo_epochs": 2, "num_mini_batches": 2},
+    {"phase": "ppo", "critic": {"hidden_size": 128, "num_hidden_layers": 3}, "ppo_epochs": 1},
+    {"phase": "ppo", "critic": {"intermediate_size": 96}, "judge": {"hidden_size": 128}, "method": "lora",
+     "critic_method": "full", "num_mini_batches": 2},
+    {"phase": "grpo", "num_generations": 2, "ppo_epochs": 2, "num_mini_batches": 2},
+    {"phase": "grpo", "num_generations": 2, "method": "lora", "old_log_probs": True},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("asked", SEVERAL)
+def test_several_models_hold_what_they_are_predicted_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]
+) -> None:
+    monkeypatch.setenv("FINEGAUGE_CACHE_DIR", str(tmp_path))
+    fields = {"method": "full", "adapter_dtype": "fp32", **asked}
+    if fields["method"] == "full":
+        fields.pop("adapter_dtype")
+    for role, name in (("critic", "critic_model"), ("judge", "reward_model")):
+        if changed := fields.pop(role, None):
+            folder = tmp_path / role
+            folder.mkdir()
+            fields[name] = tiny_run(folder, {**FIGURES, **changed}).model
+    run = tiny_run(tmp_path, FIGURES, seq_len=64, micro_batch_size=4, max_new_tokens=16, **fields)
+    taken = phase_of(run, Options(), CPU)
+    facts = taken.step(NoClock())
+    assert facts.sequences == 4 * run.num_mini_batches
+    measured = measure_memory(taken, CPU)
+    predicted = prediction_for(run, "cpu").profile
+    assert predicted is not None
+    assert predicted.peak_memory_bytes.total == pytest.approx(measured.peak_memory_bytes.total, rel=0.02)
+    held, wanted = measured.peak_memory_bytes["weights"], predicted.peak_memory_bytes["weights"]
+    assert wanted == pytest.approx(held, rel=1e-3)
+
+
+def test_what_is_predicted_alone_is_not_measured(tmp_path: Path) -> None:
+    for fields in ({"ema": True}, {"reference_model": "none"}, {"generation_batch_size": 1}):
+        with pytest.raises(UnsupportedError, match=f"{next(iter(fields))}=.* is predicted alone"):
+            phase_of(tiny_run(tmp_path, phase="ppo", **fields), Options(), CPU)
