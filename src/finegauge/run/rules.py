@@ -241,8 +241,8 @@ def _roles(values: Mapping[str, Any], framework: Framework, engine: str) -> dict
             f"rollout_tensor_parallel={degree}: DeepSpeed's engine divides the weights that ZeRO-3 gathers; "
             f"set sharding=zero3."
         )
-    adapters = method in ADAPTER_METHODS
-    checkpointed = values["activation_checkpointing"] != "none"
+    adapters = method in ADAPTER_METHODS and values["phase"] in ("dpo", *RL)  # elsewhere nothing follows
+    checkpointed = values["activation_checkpointing"] != "none" and values["phase"] == "ppo"
     return {
         "ppo_epochs": 4 if values["phase"] == "ppo" and not framework.updates_once else 1,
         "critic_method": "lora" if adapters and not framework.trains_whole_critic else "full",
