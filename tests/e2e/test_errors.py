@@ -170,3 +170,26 @@ def test_a_reader_that_leaves_is_no_error() -> None:
         ["sh", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
     )
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("command", ["gpus", "--help", "estimate llama-3-8b --gpu a40 --json"])
+def test_output_without_room_is_a_sentence(command: str) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "finegauge", *command.split()],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (
+        64, b"Error: The output cannot be written: No space left on device.\n",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "2>/dev/full"])
+@pytest.mark.parametrize(("command", "code"), [("gpus", 0), ("estimate no-such-model", 64)])
+def test_a_stream_that_is_closed_changes_no_exit_code(command: str, closed: str, code: int) -> None:
+    line = f'"{sys.executable}" -m finegauge {command} {closed}'
+    done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert "internal error" not in done.stderr

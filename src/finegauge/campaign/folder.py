@@ -80,12 +80,12 @@ class Folder:
             os.makedirs(self.path, exist_ok=True)
             descriptor = open_regular(name, os.O_RDWR | os.O_CREAT)
         except OSError as error:
-            raise InputError(
-                f"The campaign's folder {shown(self.path)} cannot be used: {error.strerror or error}."
-            ) from None
+            raise self._cannot("used", error) from None
         try:
             try:
                 lock(descriptor, 0.0)
+                os.ftruncate(descriptor, 0)
+                os.write(descriptor, f"process {os.getpid()} on {node()}".encode())
             except BlockingIOError:
                 who = os.read(descriptor, 200).decode("utf-8", "replace").strip()
                 raise InputError(
@@ -93,15 +93,16 @@ class Folder:
                     "wait for it to end, or name another folder."
                 ) from None
             except OSError as error:
-                raise InputError(
-                    f"The campaign's folder {shown(self.path)} cannot be locked: {error.strerror}."
-                ) from None
-            os.ftruncate(descriptor, 0)
-            os.write(descriptor, f"process {os.getpid()} on {node()}".encode())
+                raise self._cannot("locked", error) from None
             self.trials.recover()
             yield
         finally:
             os.close(descriptor)  # which unlocks
+
+    def _cannot(self, what: str, error: OSError) -> InputError:
+        return InputError(
+            f"The campaign's folder {shown(self.path)} cannot be {what}: {error.strerror or error}."
+        )
 
     def describe(self, said: About) -> None:
         """Write sweep.json, whole or not at all."""

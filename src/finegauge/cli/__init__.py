@@ -9,7 +9,9 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
+from errno import EDQUOT, EFBIG, EIO, ENOSPC
 from importlib import import_module
+from typing import TextIO
 
 import click
 
@@ -20,10 +22,12 @@ from finegauge.errors import (
     EXIT_INTERNAL,
     EXIT_INTERRUPTED,
     FineGaugeError,
+    InputError,
     cleaned,
     did_you_mean,
 )
 
+NO_ROOM = (ENOSPC, EDQUOT, EFBIG, EIO)
 COMMANDS = {  # name: its module, imported when it runs, and what --help says about it
     "estimate": ("estimates", "Memory, time, cost and energy of a run, on one or several GPUs."),
     "read": ("files", "What a training file means: every field, its value and its origin."),
@@ -134,10 +138,21 @@ def root() -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit with its code; an error is one line on stderr, never a traceback."""
     gc.disable()  # a command is too short to have garbage,
+    _fill_streams()
     code = _exit_code(arguments)
     if not gc.isenabled():  # a long one has switched it on
         gc.freeze()  # and looking for it at the end takes longer than a prediction
     sys.exit(code)
+
+
+def _fill_streams() -> None:
+    """Let what is printed to a closed stream vanish, and no file that is opened later take its place."""
+    if sys.stdout is None or sys.stderr is None:
+        while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+            pass
+        os.close(descriptor)
+        nowhere = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
+        sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
 
 
 def _exit_code(arguments: Sequence[str] | None) -> int:
@@ -146,19 +161,20 @@ def _exit_code(arguments: Sequence[str] | None) -> int:
         code = root.main(args=words, prog_name="finegauge", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader left; say no more
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence(sys.stdout)
         return EXIT_DONE
     except (KeyboardInterrupt, click.Abort):
         return EXIT_INTERRUPTED
     except (FineGaugeError, click.ClickException) as error:
         return _say_error(error)
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            _silence(sys.stdout)
+            return _say_error(InputError(f"The output cannot be written: {error.strerror}."))
         if os.environ.get("FINEGAUGE_DEBUG"):
             raise
         what = f"{type(error).__name__}: {_one_line(error)}"
-        sys.stderr.write(
-            f"Error: internal error ({what}); please report it. FINEGAUGE_DEBUG=1 shows the traceback.\n"
-        )
+        _tell(f"Error: internal error ({what}); please report it. FINEGAUGE_DEBUG=1 shows the traceback.")
         return EXIT_INTERNAL
     return code if isinstance(code, int) else EXIT_DONE
 
@@ -173,15 +189,27 @@ def _say_error(error: FineGaugeError | click.ClickException) -> int:
             if error.ctx and error.ctx.parent
             else f"Usage: finegauge COMMAND\n\n{first}"
         )
-        sys.stderr.write(f"{usage}\n\n'finegauge --help' lists all commands.\n")
+        _tell(f"{usage}\n\n'finegauge --help' lists all commands.")
         return EXIT_BAD_INPUT
     if isinstance(error, FineGaugeError):
-        sys.stderr.write(f"Error: {_one_line(error)}\n")
+        _tell(f"Error: {_one_line(error)}")
         return error.exit_code
     context = error.ctx if isinstance(error, click.UsageError) else None
     hint = f" See '{context.command_path} --help'." if context else ""
-    sys.stderr.write(f"Error: {_one_line(error.format_message())}{hint}\n")
+    _tell(f"Error: {_one_line(error.format_message())}{hint}")
     return EXIT_BAD_INPUT
+
+
+def _tell(text: str) -> None:
+    try:
+        sys.stderr.write(f"{text}\n")
+    except OSError:  # the exit code says it
+        _silence(sys.stderr)
+
+
+def _silence(stream: TextIO) -> None:
+    """Let what is still to be written to a stream vanish, at the end of the process too."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _one_line(message: object, limit: int = 600) -> str:

@@ -1,5 +1,6 @@
 """Carrying a sweep out: every cell once, pruned, resumed, by one driver at a time."""
 
+import errno
 import os
 import signal
 import time
@@ -144,6 +145,18 @@ def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> Non
     sweep = read_sweep(sweep_file(tmp_path, BATCHES))
     with pytest.raises(InputError, match="cannot be used"):
         carry_out(sweep, str(tmp_path / "file"), SaidEngine())
+
+
+def test_a_full_disk_ends_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    sweep = read_sweep(sweep_file(tmp_path, BATCHES))
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(InputError, match="cannot be locked: No space left on device"):
+        carry_out(sweep, str(tmp_path / "out"), SaidEngine())
+    monkeypatch.undo()
+    assert dict(carry_out(sweep, str(tmp_path / "out"), SaidEngine()).outcomes) == {"completed": 3}
 
 
 class Slow(SaidEngine):
