@@ -39,7 +39,8 @@ _OF_ADAPTERS = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "adap
 _OF_EXPERTS = ("experts_implementation", "quantize_experts")
 _OF_ENGINES = (
     *("inference_engine", "gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens"),
-    *("kv_cache_dtype", "truncated_sampling", "arrivals", "arrivals_per_s"),
+    *("kv_cache_dtype", "truncated_sampling", "arrivals", "arrivals_per_s", "prefix_cached_fraction"),
+    *("speculative_tokens", "speculative_accepted_fraction"),
 )
 _OF_CRITICS = ("critic_model", "critic_method", "critic_checkpointing")
 _OF_ROLLOUTS = (

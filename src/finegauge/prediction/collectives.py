@@ -323,7 +323,7 @@ def collectives(run: Run) -> tuple[Collective, ...]:
         batch = generation_of(run, extents)
         before, reading, further = generation_messages(run, share, batch)
         rounds = batches_of_answers(run, batch)
-        rest = [one._replace(num_sent=(batch.new_tokens - 1) * one.num_sent) for one in further]
+        rest = [one._replace(num_sent=batch.steps * one.num_sent) for one in further]
         for one in (*before, *reading, *rest):
             found.append(one._replace(num_sent=rounds * one.num_sent, once=run.phase not in SERVING))
     return tuple([one for one in found if one.ranks > 1 and one.num_sent > 0 and one.payload_bytes > 0])

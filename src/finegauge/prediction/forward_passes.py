@@ -48,20 +48,30 @@ class Generation(NamedTuple):
     rows: float
     prompt_tokens: float
     new_tokens: int
+    cached_fraction: float = 0.0  # of the prompts: read before, for another request
+    checked: float = 1.0  # tokens of a row in one pass after the first: a token and the drafts behind it
+    gained: float = 1.0  # of these, those that are kept
+
+    @property
+    def steps(self) -> float:
+        """Return the passes after the first."""
+        return (self.new_tokens - 1) / self.gained
 
     @property
     def prompts(self) -> Extents:
-        """Return the extents of the prompts."""
-        return Extents.of(self.rows, self.prompt_tokens)
+        """Return the extents of what is read of the prompts, whose tokens see what was read before."""
+        whole, part = Extents.of(self.rows, self.prompt_tokens), 1.0 - self.cached_fraction
+        return whole._replace(tokens=whole.tokens * part, pairs=whole.pairs * (1.0 - self.cached_fraction**2))
 
     @property
     def token(self) -> Extents:
-        """Return the extents of one further token of every row, in the middle of the answers.
+        """Return the extents of one further pass over every row, in the middle of the answers.
 
         A query sees all keys before it, none of which causality hides, so pairs count twice.
         """
         context = self.prompt_tokens + self.new_tokens / 2.0
-        return Extents(self.rows, self.rows, 2.0 * self.rows * context, context)
+        tokens = self.rows * self.checked
+        return Extents(self.rows, tokens, 2.0 * tokens * context, context)
 
 
 def scorers(run: Run, share: Share) -> tuple[Scorer, ...]:
@@ -89,7 +99,19 @@ def generation_of(run: Run, extents: Extents) -> Generation:
         rows = min(rows, run.generation_batch_size or rows) * among_ranks(run)
     if (known := answer_lengths(run)) is not None:  # all wait for the longest
         return Generation(rows, run.seq_len - new, max(1, round(known.expected_max(ceil(rows)))))
-    return Generation(rows, length - new, max(1, new))
+    found = Generation(rows, length - new, max(1, new))
+    if run.phase not in SERVING:
+        return found
+    drafts = run.speculative_tokens
+    return found._replace(
+        cached_fraction=run.prefix_cached_fraction, checked=1.0 + drafts, gained=1.0 + _kept_drafts(run)
+    )
+
+
+def _kept_drafts(run: Run) -> float:
+    """Return how many drafts of a pass are kept: those before the first that is wrong."""
+    drafts, right = run.speculative_tokens, run.speculative_accepted_fraction
+    return float(sum(right**place for place in range(1, drafts + 1)))
 
 
 def batches_of_answers(run: Run, batch: Generation) -> float:

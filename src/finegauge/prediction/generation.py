@@ -16,6 +16,7 @@ Neglected: the arithmetic of choosing a token, GPTQ's and NF4's own kernels for 
 
 from functools import lru_cache
 from math import exp
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from finegauge.catalogue.frameworks import Engine, engine, framework_of
@@ -84,7 +85,7 @@ def add_generation(
 
     Returns: The pass over the prompts, and that of each further token.
     """
-    prompts, token, steps, run = batch.prompts, batch.token, batch.new_tokens - 1, clock.run
+    prompts, token, steps, run = batch.prompts, batch.token, batch.steps, clock.run
     once = token._replace(pairs=2.0 * token.sequences)
     head = graph.head[:-1]  # without the loss
     engine, device = engine_of(run), clock.device
@@ -99,16 +100,15 @@ def add_generation(
         clock.stage(first, count, own, backward=False, beside=python)
     add_python(clock, first, 1, graph, sampled=True)
     if engine.paged:
-        chosen = batch.rows
-        _engine_step(clock, graph, first, max(1.0, batch.rows * batch.prompt_tokens / CHUNK), chosen)
+        _engine_step(clock, graph, first, max(1.0, prompts.tokens / CHUNK), batch.rows, batch.rows)
     reading = OnePass.of(clock)
-    if steps < 1:
+    if steps <= 0:
         return reading, OnePass(0.0, 0.0)
     clock.extents, launch_s = token, clock.launch_s
     append = Beside(("attention", "KV cache"), _cache_s(clock, graph, device, batch), 0.0)
     for count, ops in graph.stretches:
         layers = ops is not graph.head and ops is not graph.embedding
-        own = head if ops is graph.head else tuple(_for_few_rows(op, batch.rows, run) for op in ops)
+        own = head if ops is graph.head else tuple(_for_few_rows(op, token.tokens, run) for op in ops)
         launches = sum(op.forward.launches for op in own)
         fewer = min(1.0, engine.layer_launches / launches) if engine.layer_launches and layers else 1.0
         clock.launch_s = launch_s * fewer
@@ -117,7 +117,8 @@ def add_generation(
         clock.stage(then, count * steps, own, backward=False, beside=beside)
     add_python(clock, then, steps, graph, sampled=True)
     if engine.paged:
-        _engine_step(clock, graph, then, steps, steps * batch.rows)
+        _engine_step(clock, graph, then, steps, steps * batch.rows, steps * token.tokens)
+        _drafts(clock, graph, then, steps * run.speculative_tokens, token._replace(tokens=batch.rows))
     both = OnePass.of(clock)
     if engine.graphs:  # the device waits for nothing between its kernels
         return reading._replace(host_bound_s=0.0), OnePass((both.compute_s - reading.compute_s) / steps, 0.0)
@@ -141,10 +142,20 @@ def _cache_s(clock: StepClock, graph: Graph, device: "Device | ProfiledDevice", 
     return device.cache_seconds(moved)
 
 
-def _engine_step(clock: StepClock, graph: Graph, stage: str, steps: float, tokens: float) -> None:
-    """Add to `stage` what an engine does in each of `steps` besides the model, to choose `tokens` of them."""
+def _drafts(clock: StepClock, graph: Graph, stage: str, passes: float, extents: Extents) -> None:
+    """Add `passes` over one layer and the head, which make a draft for every row."""
+    if passes:
+        clock.extents = extents
+        layer = max(graph.layers, key=attrgetter("count"))
+        clock.stage(stage, passes, (*layer.ops, *graph.head[:-1]), backward=False)
+
+
+def _engine_step(
+    clock: StepClock, graph: Graph, stage: str, steps: float, rows: float, tokens: float
+) -> None:
+    """Add to `stage` what an engine does in `steps`, of all `rows`, besides the model to choose `tokens`."""
     engine, device = engine_of(clock.run), clock.device
-    waits_s = steps * engine.step_s + tokens * engine.sequence_s
+    waits_s = steps * engine.step_s + rows * engine.sequence_s
     if waits_s:
         clock.parts.append(((stage, "other", "scheduler"), waits_s))
         clock.host_bound_s += waits_s

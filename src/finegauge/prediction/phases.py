@@ -226,7 +226,7 @@ def _generation(asked: Question, first: str, then: str) -> StepTime:
         stays = "weights" in gathered_to_generate(run)  # else fetched from the host for every token
         _add_waits(clock, asked, share, first, once, OnePass(0.0, 0.0), 1, fetches=stays)
         _add_waits(clock, asked, share, first, prompts, reading, 1, fetches=not stays)
-        _add_waits(clock, asked, share, then, tokens, further, batch.new_tokens - 1, fetches=not stays)
+        _add_waits(clock, asked, share, then, tokens, further, batch.steps, fetches=not stays)
     return clock.time.times(batches_of_answers(run, batch))
 
 
@@ -266,7 +266,7 @@ def _forward_pass(
 
 def _add_waits(
     clock: StepClock, asked: Question, share: Share, stage: str, messages: list[Collective], one: OnePass,
-    times: int, *, fetches: bool = True,
+    times: float, *, fetches: bool = True,
 ) -> None:  # fmt: skip
     """Add to `stage` what shows of the messages of `times` passes like `one`.
 

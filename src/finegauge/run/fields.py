@@ -550,6 +550,20 @@ class Fields(Frozen):
     arrivals_per_s: float | None = spec(
         number(1e-6, 1e6, "requests"), "requests that arrive in a second, by chance (a Poisson process)"
     )
+    prefix_cached_fraction: float = spec(
+        number(0.0, 0.99),
+        "share of the prompts' tokens that the engine has read before, for another request (prefix caching)",
+        0.0,
+    )
+    speculative_tokens: int = spec(
+        whole(0, 64, "tokens"),
+        "drafts that each step checks behind a sequence's next token (speculative decoding): each costs a "
+        "layer and the head, as EAGLE's and MTP's do",
+        0,
+    )
+    speculative_accepted_fraction: float = spec(
+        number(0.0, 1.0), "the chance that a draft is right if those before it were", 0.7
+    )
     truncated_sampling: bool = spec(
         flag,
         "whether tokens are chosen by top-k or top-p, for which all words are sorted; as the model's own "

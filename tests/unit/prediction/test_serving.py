@@ -109,3 +109,21 @@ def test_an_engine_of_its_time_launched_every_kernel() -> None:
 def test_ranks_may_outnumber_the_heads_of_keys() -> None:
     eight = {"num_gpus": 8, "tensor_parallel": 8}
     assert predicted(model="qwen3-235b-a22b", weights_dtype="fp8", **eight).outcome == "completed"
+
+
+def test_what_is_cached_already_is_not_read_again() -> None:
+    fields = {"seq_len": 4096, "max_new_tokens": 64}
+    all_read, half = predicted(**fields), predicted(prefix_cached_fraction=0.5, **fields)
+    assert half.step_time_s["prefill"] == pytest.approx(all_read.step_time_s["prefill"] / 2, rel=0.2)
+    assert half.step_time_s["decode"] == pytest.approx(all_read.step_time_s["decode"])
+
+
+def test_drafts_that_are_right_save_steps_where_few_are_served() -> None:
+    def seconds(rows: int, **fields: Any) -> float:
+        return predicted(micro_batch_size=rows, **fields).step_time_s["decode"]
+
+    drafted = {"speculative_tokens": 3}
+    right, wrong = (drafted | {"speculative_accepted_fraction": share} for share in (0.9, 0.0))
+    assert 0.3 < seconds(1, **right) / seconds(1) < 0.6
+    assert seconds(1, **wrong) > seconds(1)
+    assert seconds(256, **right) / seconds(256) > seconds(1, **right) / seconds(1)
