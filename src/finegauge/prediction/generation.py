@@ -63,6 +63,8 @@ CHUNK = 2048.0  # tokens of prompts in one step, at least
 STATE_WIDTH = 4.0  # bytes of a number of a state-space layer's state in an engine
 CACHE_WIDTHS = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0}  # bytes of a number; "auto" is as it is computed
 
+SCHEDULER = ("other", "scheduler")
+
 Parts = dict[Path, float]
 
 
@@ -74,8 +76,10 @@ class OnePass(NamedTuple):
 
     @classmethod
     def of(cls, clock: StepClock) -> "OnePass":
-        """Return all that `clock` has, as one."""
-        return cls(clock.time.parts.total, clock.host_bound_s)
+        """Return all that `clock` has, as one; while an engine's scheduler works, nothing is in a queue."""
+        time = clock.time
+        scheduler_s = sum(value for path, value in time.parts.parts.items() if path[1:] == SCHEDULER)
+        return cls(time.parts.total, max(0.0, clock.host_bound_s - scheduler_s))
 
 
 def add_generation(
@@ -120,8 +124,6 @@ def add_generation(
         _engine_step(clock, graph, then, steps, steps * batch.rows, steps * token.tokens)
         _drafts(clock, graph, then, steps * run.speculative_tokens, token._replace(tokens=batch.rows))
     both = OnePass.of(clock)
-    if engine.graphs:  # the device waits for nothing between its kernels
-        return reading._replace(host_bound_s=0.0), OnePass((both.compute_s - reading.compute_s) / steps, 0.0)
     return reading, OnePass(*((all_s - read_s) / steps for all_s, read_s in zip(both, reading, strict=True)))
 
 
@@ -157,7 +159,7 @@ def _engine_step(
     engine, device = engine_of(clock.run), clock.device
     waits_s = steps * engine.step_s + rows * engine.sequence_s
     if waits_s:
-        clock.parts.append(((stage, "other", "scheduler"), waits_s))
+        clock.parts.append(((stage, *SCHEDULER), waits_s))
         clock.host_bound_s += waits_s
     passes = SORTED_BYTES if sorts_words(clock.run) else SAMPLED_BYTES
     seconds = device.cache_seconds(tokens * graph.model.vocab_size * passes)

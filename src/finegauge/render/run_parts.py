@@ -342,7 +342,10 @@ def waits_notes(profile: Profile) -> tuple[Note, ...]:
     first, further = (fmt.duration(waits[name]) for name in ("ttft_s", "time_per_output_token_s"))
     rate = fmt.digits(waits["written_tokens_per_s"])
     said = f"  {first} to the first token, {further} for each further one; {rate} tokens/s generated"
-    return (Note(said),)
+    rows = profile.run.micro_batch_size
+    at_once = profile.observations.get("engine", {}).get("sequences_at_once", rows)
+    waiting = f"  {at_once:,} of {rows:,} sequences at once, for which there is room; the others wait"
+    return (Note(said), *([Note(waiting)] if at_once < rows else []))
 
 
 def rollout_notes(one: GpuEstimate) -> tuple[Note, ...]:

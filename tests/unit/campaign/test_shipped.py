@@ -112,10 +112,10 @@ def test_xia_asks_batches_lengths_and_a_gpu_of_a_file(sweeps: dict[str, Sweep]) 
     assert gpu(future).memory_bytes == 120e9
 
 
-def test_dissecting_asks_three_tasks_of_three_sizes_on_three_machines(sweeps: dict[str, Sweep]) -> None:
+def test_dissecting_asks_four_tasks_of_three_sizes_on_three_machines(sweeps: dict[str, Sweep]) -> None:
     asked = sweeps["dissecting"].only(PREDICTED).cells
     points = {tuple(cell.labels[name] for name in ("gpu", "size", "task")) for cell in asked}
-    assert len(points) == 27
+    assert len(points) == 36
     assert {cell.run.num_gpus for cell in asked if cell.run} == {8}
 
 
