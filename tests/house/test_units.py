@@ -23,6 +23,7 @@ IS_COUNT = re.compile(r"^num_")
 # Numbers without a dimension, under the name that papers and Hugging Face give them.
 DIMENSIONLESS = frozenset(
     {"learning_rate", "loss", "weight_decay", "lora_alpha", "lora_dropout", "mfu", "pue"}
+    | {"gpu_memory_utilization"}  # vLLM's name of it
 )
 # Channels per token, counted: what a weight or a kernel reads and writes.
 CHANNELS = frozenset({"Kernel.query", "Kernel.output"})
@@ -42,7 +43,7 @@ SHARES = frozenset(
     }
 )
 # Columns of a measurement table keep the table's names, whose unit is GiB.
-TABLE_COLUMNS = re.compile(r"^peak_memory_gib(_p10|_p90)?$|^p_oom$")
+TABLE_COLUMNS = re.compile(r"^peak_memory_gib(_p10|_p90)?$|^p_oom$|^joules_per_token$")
 # Relative errors, ours / theirs - 1, under the keys that --json has for them.
 RELATIVE_ERRORS = re.compile(
     r"^(step_time|peak_memory|left_out)(_median)?_error(_median|_bar)?$|^left_out_bias$"

@@ -124,3 +124,50 @@ def test_lora_needs_no_more_than_full_and_checkpointing_no_more_than_none(fields
 def test_a_larger_gpu_of_the_same_kind_never_turns_a_fit_into_a_failure(fields: dict[str, Any]) -> None:
     small, large = step(fields, gpu="A100-SXM4-40GB"), step(fields, gpu="A100-SXM4-80GB")
     assert large.fits or not small.fits
+
+
+ROLLOUTS = st.fixed_dictionaries(
+    {
+        "model": st.sampled_from(("qwen3-0.6b", "mamba-130m-hf", "qwen3-30b-a3b")),
+        "method": st.sampled_from(("full", "lora", "qlora")),
+        "phase": st.sampled_from(("grpo", "ppo")),
+        "gpu": st.just("H100-SXM5-80GB"),
+        "num_gpus": st.sampled_from((1, 4, 16)),
+        "sharding": st.sampled_from(("none", "zero1", "zero3", "fsdp")),
+        "seq_len": st.sampled_from((100, 1024, 8192)),
+        "mean_new_tokens": st.sampled_from((None, 5.0, 40.0)),
+        "micro_batch_size": st.sampled_from((1, 8, 64)),
+        "gradient_accumulation_steps": st.sampled_from((8, 24)),
+        "num_mini_batches": st.sampled_from((1, 3)),
+        "padding": st.sampled_from(("free", "longest", "max")),
+        "inference_engine": st.sampled_from(("vllm", "sglang", "hf")),
+        "rollout_gpus": st.sampled_from((0, 0, 2)),
+        "rollout_sleep": st.sampled_from((0, 1, 2)),
+        "rollout_offload": st.sampled_from(("none", "optimizer", "all")),
+        "max_num_seqs": st.sampled_from((None, 1, 50)),
+        "old_log_probs": st.booleans(),
+        "reward_s": st.sampled_from((0.0, 2.0)),
+    }
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(ROLLOUTS, st.sampled_from((0.3, 0.9)))
+def test_a_rollout_adds_up_and_takes_longer_with_more_answers(fields: dict[str, Any], share: float) -> None:
+    """Parts add up, none is negative, and an engine with a larger share of the GPU is never slower."""
+    try:
+        profile, larger = (step(fields, gpu_memory_utilization=one) for one in (share, 0.95))
+    except FineGaugeError:
+        reject()
+    for breakdown in (profile.device_memory_bytes, profile.step_time_s, profile.step_energy_j):
+        assert all(value >= 0 for value in breakdown.parts.values())
+    assert 0 <= profile.host_bound_fraction <= 1
+    assert 0 < profile.mfu_fraction < 1
+    assert profile.step_time_s["reward"] == fields["reward_s"]
+    assert larger.step_time_s.total <= profile.step_time_s.total * 1.001
+    more = step(
+        fields,
+        gpu_memory_utilization=share,
+        gradient_accumulation_steps=2 * fields["gradient_accumulation_steps"],
+    )
+    assert more.step_time_s.total > profile.step_time_s.total

@@ -56,7 +56,7 @@ from finegauge.prediction.model_parallel import (
 )
 from finegauge.prediction.offload import fetched_s
 from finegauge.prediction.requests import check_engine, serve
-from finegauge.prediction.rollout import has_engine, with_engine
+from finegauge.prediction.rollout import has_engine, judging, with_engine
 from finegauge.prediction.schedules import chunks_of
 from finegauge.prediction.serving import Limits, cache_room, engine_activations
 from finegauge.prediction.sharding import (
@@ -188,7 +188,7 @@ def _with_generation(asked: Question, rest: Answer, kept: Breakdown) -> Answer:
             whole: Parts = {("workspace", "layers to be divided"): _whole_layers(asked, waits.total)}
             phases["gathering"] = waits + Breakdown({**stays, **whole})
     phases |= {name: held + Breakdown(stays) for name, held in rest.live.phases.items()}
-    step = rest.step.plus(_generation(asked, "generation", "generation"))
+    step = rest.step.plus(_generation(asked, "generation", "generation")).plus(judging(run))
     return Answer(LiveSet(phases), step)
 
 

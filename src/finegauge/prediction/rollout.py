@@ -31,9 +31,9 @@ cache from step to step; interruptions of answers by new weights.
 """
 
 from collections.abc import Callable, Sequence
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from math import ceil, floor
-from operator import itemgetter
+from operator import add
 from random import Random
 
 from finegauge.catalogue.frameworks import framework_of
@@ -68,6 +68,7 @@ OF_THE_MACHINE = (
     *("inference_engine", "gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens"),
     *("kv_cache_dtype", "seq_len"),
 )  # fields that the engine has of its trainer
+KEPT_FREE = 64  # tokens of every answer that runs, before another begins: four pages
 PLAYED = 4096  # answers of one replica that are followed one by one
 
 
@@ -233,8 +234,6 @@ def _left(run: Run, waiting: Breakdown) -> Parts:
 
 def _together(run: Run, trained: StepTime, writing: StepTime, handed_on: StepTime) -> StepTime:
     """Return a step of training and generation, in turn or beside each other."""
-    reward: Parts = {("reward", "judging"): run.reward_s} if run.reward_s else {}
-    judged = StepTime(Breakdown(reward), 0.0, 0.0, 0.0)
     if run.rollout_gpus:  # the joules of as many other GPUs
         share = run.rollout_gpus / run.num_gpus
         writing = writing._replace(matrix_s=share * writing.matrix_s, device_s=share * writing.device_s)
@@ -242,7 +241,13 @@ def _together(run: Run, trained: StepTime, writing: StepTime, handed_on: StepTim
         waits = max(0.0, writing.parts.total + run.reward_s - trained.parts.total)
         parts: Parts = {("generation", "waits for answers"): waits} if waits else {}
         return trained.plus(writing._replace(parts=Breakdown(parts), host_bound_s=0.0)).plus(handed_on)
-    return writing.plus(judged).plus(trained).plus(handed_on)
+    return writing.plus(judging(run)).plus(trained).plus(handed_on)
+
+
+def judging(run: Run) -> StepTime:
+    """Return the seconds in which rules or a sandbox judge the answers of a step."""
+    parts: Parts = {("reward", "judging"): run.reward_s} if run.reward_s else {}
+    return StepTime(Breakdown(parts), 0.0, 0.0, 0.0)
 
 
 def rollout_time(asked: Question, engine: Engine, generate: Generate) -> StepTime:
@@ -289,8 +294,9 @@ class Written(NamedTuple):
     context_tokens: float  # in the cache, over all steps
 
     def longer(self, half: "Written", times: float) -> "Written":
-        """Return it with `times` what it has more than `half`."""
-        return Written(*(own + times * (own - other) for own, other in zip(self, half, strict=True)))
+        """Return it with `times` what it has more than `half`, but for the last answers, which come once."""
+        more = Written(*(own + times * (own - other) for own, other in zip(self, half, strict=True)))
+        return more._replace(last_s=self.last_s)
 
 
 class EngineClock:
@@ -351,42 +357,45 @@ class EngineClock:
         """Return what it takes to write answers of `lengths`, each prompt read once for its `group`."""
         prompt, shared, room = self.prompt_tokens, self.prompt_tokens / group, self.engine.cache_tokens
         waiting = [(float(length), 0.0) for length in reversed(lengths)]  # what is left, what was written
-        running: list[
-            tuple[float, int, float]
-        ] = []  # the step that ends it, its number, what was written before
-        step = held = written = number = 0.0
-        found = [0.0] * 6
+        running: dict[int, tuple[float, float]] = {}  # the step that ends it, what was written less its first
+        ends: list[tuple[float, int]] = []  # of all, those that made room too
+        step = held = written = 0.0
+        number, found = 0, [0.0] * len(Written._fields)
+
+        def leaves(one: int) -> tuple[float, float]:
+            nonlocal held, written
+            end, before = running.pop(one)
+            held, written = held - shared - before - step, written - before - step
+            return end - step, before + step
+
         while waiting or running:
             while waiting and len(running) < self.engine.at_once:
                 left, before = waiting[-1]
-                if running and held + shared + before + len(running) > room:
+                if running and held + shared + before + KEPT_FREE * len(running) > room:
                     break
                 waiting.pop()
-                heappush(running, (step + left, int(number), before - step))
+                running[number] = step + left, before - step
+                heappush(ends, (step + left, number))
                 number, held, written = number + 1, held + shared + before, written + before
                 found[0] += self.prompt_s * ((1.0 / group) + before / prompt)
+            while ends[0][1] not in running:
+                heappop(ends)
             rows = len(running)
-            steps = max(1.0, running[0][0] - step)
-            if len(running) > 1:
+            steps = max(1.0, ends[0][0] - step)
+            if rows > 1:
                 steps = min(steps, max(1.0, floor((room - held) / rows)))
             context = prompt + (written / rows) + steps / 2
             seconds = steps * self.token_s(rows, context)
             few = 2 * rows < min(self.engine.at_once, len(lengths)) and not waiting
-            for place, value in enumerate(
-                (seconds, few * seconds, steps, rows * steps, context * steps), start=1
-            ):
-                found[place] += value
+            added = (0.0, seconds, few * seconds, steps, rows * steps, context * steps)
+            found = list(map(add, found, added))
             step, held, written = step + steps, held + rows * steps, written + rows * steps
-            while running and running[0][0] <= step:
-                _, _, before = heappop(running)
-                held, written = held - shared - before - step, written - before - step
+            while ends and (ends[0][1] not in running or ends[0][0] <= step):
+                _, one = heappop(ends)
+                if one in running:
+                    leaves(one)
             if len(running) > 1 and held + len(running) > room:  # the youngest makes room
-                youngest = max(running, key=itemgetter(1))
-                running.remove(youngest)
-                heapify(running)
-                end, _, before = youngest
-                held, written = held - shared - before - step, written - before - step
-                waiting.append((end - step, before + step))
+                waiting.append(leaves(next(reversed(running))))
         return Written(*found)
 
     def step(self, done: Written) -> StepTime:
