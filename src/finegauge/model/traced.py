@@ -7,7 +7,8 @@ alike. What autograd keeps is listed by keeper: a tensor stays for backward if i
 if one of the weights that need it trains or has an adapter.
 
 A trace is a JSON document in `$FINEGAUGE_CACHE_DIR/traces` (`~/.cache/finegauge/traces`), named after the
-model_type and the hash of the configuration; no torch is needed to read it. It holds for the transformers
+model_type and the hash of the configuration; no torch is needed to read it. Those of the catalogue's models
+whose type no row describes come with the package. It holds for the transformers
 version that it was made with. A document that is torn, of another schema or of another version counts as
 absent, and `_problem` says why.
 """
@@ -236,8 +237,25 @@ def _hash(values: Mapping[str, Any]) -> str:
 
 def path_of(config: Mapping[str, Any]) -> str:
     """Return the file in which the trace of a configuration lies, or would."""
+    return cache_path("traces", _file_name(config))
+
+
+def shipped_path(config: Mapping[str, Any]) -> str:
+    """Return the file of the package in which that trace lies, or would (the catalogue's models)."""
+    return os.path.join(os.path.dirname(__file__), "data", "traces", _file_name(config))
+
+
+def _file_name(config: Mapping[str, Any]) -> str:
     kind = "".join(c if c.isalnum() or c in "-_" else "_" for c in str(config.get("model_type", "model")))
-    return cache_path("traces", f"{kind[:60]}-{key_of(config)[:16]}.json")
+    return f"{kind[:60]}-{key_of(config)[:16]}.json"
+
+
+def trace_text(document: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """Return the trace of a configuration as the text of its file."""
+    import json
+
+    whole = {"schema": SCHEMA, "config_sha256": key_of(config), **document}
+    return json.dumps({**whole, "sha256": _hash(whole)})
 
 
 def write_trace(document: Mapping[str, Any], config: Mapping[str, Any]) -> str:
@@ -245,12 +263,9 @@ def write_trace(document: Mapping[str, Any], config: Mapping[str, Any]) -> str:
 
     Raises: InputError where the cache cannot be written.
     """
-    import json
-
     path = path_of(config)
     try:
-        whole = {"schema": SCHEMA, "config_sha256": key_of(config), **document}
-        write_whole(path, json.dumps({**whole, "sha256": _hash(whole)}).encode())
+        write_whole(path, trace_text(document, config).encode())
     except OSError as error:
         raise InputError(f"Cannot write {path}: {error.strerror}. Set FINEGAUGE_CACHE_DIR.") from None
     return path
@@ -258,26 +273,31 @@ def write_trace(document: Mapping[str, Any], config: Mapping[str, Any]) -> str:
 
 def read_trace(config: Mapping[str, Any]) -> tuple[Architecture | None, str]:
     """Return (the traced architecture of a configuration, "") or (None, why there is none)."""
-    path = path_of(config)
+    path, shipped = path_of(config), False
+    if not os.path.isfile(path):
+        path, shipped = shipped_path(config), True
     if not os.path.isfile(path):
         return None, ""
     try:
         document = read_document(path, MAX_TRACE_BYTES)
-        if problem := _problem(document, config):
+        if problem := _problem(document, config, shipped=shipped):
             return None, f"The trace in {path} {problem}."
         return traced_architecture(document), ""
     except (FileFormatError, ValueError, KeyError, TypeError, IndexError, AttributeError):
         return None, f"The trace in {path} is damaged."
 
 
-def _problem(document: dict[str, Any], config: Mapping[str, Any]) -> str:
-    """Return what speaks against using a document, "" if nothing does."""
+def _problem(document: dict[str, Any], config: Mapping[str, Any], *, shipped: bool) -> str:
+    """Return what speaks against using a document, "" if nothing does.
+
+    One that the package `shipped` holds as the rows of families do, whichever transformers is installed.
+    """
     if document.get("schema") != SCHEMA:
         return f"has schema {shown(document.get('schema'))}, not {SCHEMA}"
     if document.get("config_sha256") != key_of(config):
         return "is of another configuration"
     installed = installed_version("transformers")
-    if installed and document.get("transformers") != installed:
+    if not shipped and installed and document.get("transformers") != installed:
         made_with = str(document.get("transformers"))[:20]
         return f"was made with transformers {made_with}, and {installed} is installed"
     if document.pop("sha256", None) != _hash(document):

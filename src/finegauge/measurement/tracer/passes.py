@@ -60,14 +60,20 @@ def class_name(config: Mapping[str, Any]) -> str:
 
 
 def _on_meta(built: Any, config: Any, dtype: torch.dtype, implementations: list[str]) -> Any:
-    """Return the class with the first attention that it takes; some know a few by name only."""
+    """Return the class with the first attention that it takes; some know a few by name only.
+
+    Towers, which text does not pass, may know less than the decoder.
+    """
+    towers = dict.fromkeys([name for name in config.sub_configs if name != "text_config"], "eager")
+    beside_towers = [towers | {"text_config": name} for name in implementations if towers]
+    choices: list[Any] = [*implementations, *beside_towers]
     with torch.device("meta"):
-        for number, name in enumerate(implementations, 1):
+        for number, choice in enumerate(choices, 1):
             try:
-                model = built._from_config(config, dtype=dtype, attn_implementation=name)
+                model = built._from_config(config, dtype=dtype, attn_implementation=choice)
                 break
-            except KeyError:
-                if number == len(implementations):
+            except (KeyError, ValueError):
+                if number == len(choices):
                     raise
         model.tie_weights()
     return model

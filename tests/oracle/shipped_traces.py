@@ -1,0 +1,51 @@
+"""Writes the traces that the package ships: of the catalogue's models whose type no row describes.
+
+    python -m tests.oracle.shipped_traces [NAME ...]
+
+Each is the document of `finegauge trace`, made on this machine with the transformers that is installed.
+"""
+
+import sys
+from pathlib import Path
+
+from finegauge.catalogue.models import model, models
+from finegauge.errors import FineGaugeError
+from finegauge.model.families import WITHOUT_CLASS, is_described
+from finegauge.model.traced import shipped_path, trace_text
+
+
+UNTRACED = ("longcat_flash", "step3p7")  # whose experts are loops over the values of tensors
+
+
+def undescribed() -> list[str]:
+    """Return the models of the catalogue that only a trace answers."""
+    found = []
+    for name in models():
+        config = model(name).config
+        if not is_described(config) and config.get("model_type") not in (*WITHOUT_CLASS, *UNTRACED):
+            found.append(name)
+    return found
+
+
+def main(names: list[str]) -> int:
+    """Trace, write, and say what could not be traced; return the exit status."""
+    from finegauge.measurement.tracer.document import trace_document
+
+    failed = 0
+    for name in names or undescribed():
+        config = model(name).config
+        try:
+            text = trace_text(trace_document(config), config)
+        except FineGaugeError as error:
+            print(f"{name}: {error}")
+            failed += 1
+            continue
+        path = Path(shipped_path(config))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n", encoding="utf-8")
+        print(f"{name}: {path.name}, {len(text) / 1e3:.0f} kB")
+    return failed
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
