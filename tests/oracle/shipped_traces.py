@@ -13,7 +13,6 @@ from finegauge.errors import FineGaugeError
 from finegauge.model.families import WITHOUT_CLASS, is_described
 from finegauge.model.traced import shipped_path, trace_text
 
-
 UNTRACED = ("longcat_flash", "step3p7")  # whose experts are loops over the values of tensors
 
 
