@@ -40,11 +40,11 @@ def test_a_shipped_trace_answers(name: str) -> None:
     depth = text.get("num_hidden_layers") or text.get("num_layers") or text.get("num_blocks")
     assert found.num_layers == depth
     assert found.hidden_size == (text.get("hidden_size") or text.get("embedding_dim"))
-    widths: dict[str, str] = {"weights_dtype": "bf16"}
-    if config["model_type"] == "xlstm":  # whose class mixes widths unless the weights are fp32
-        widths = {"weights_dtype": "fp32", "autocast": "bf16"}
+    # xLSTM's class mixes widths unless the weights are fp32
+    weights, autocast = ("fp32", "bf16") if config["model_type"] == "xlstm" else ("bf16", "none")
     for method in ("full", "lora"):
-        profile = predict(Run(model=name, method=method, seq_len=1024, gpu="H200-SXM-141GB", **widths))
+        run = Run(model=name, method=method, seq_len=1024, gpu="H200-SXM-141GB")
+        profile = predict(run.replace(weights_dtype=weights, autocast=autocast))
         assert profile.step_time_s.total > 0
         assert profile.peak_memory_bytes.total > 2 * found.num_parameters
 
