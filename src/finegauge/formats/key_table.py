@@ -451,10 +451,8 @@ class Reading:
 
     def data_ranks(self, gpus: int | None) -> int | None:
         """Return how many of so many GPUs read different sequences, by the degrees read so far."""
-        if gpus is None:
-            return None
         taken = prod(int(whole(1, 10**6)(name, self.fields.get(name, 1))) for name in SHARING_SEQUENCES)
-        return max(1, gpus // taken)
+        return None if gpus is None else max(1, gpus // taken)
 
     def set_accumulation(self, key: str, *, data_parallel: int | None) -> None:
         """Note how many micro-batches a rank takes to its share of the sequences of one optimizer step.
@@ -523,7 +521,8 @@ class Reading:
         for key, value in flattened(self.keys, sections):
             top = key.partition(".")[0]
             told = value is None or key in read or top in read or key in known or f"{top}.*" in known
-            if not (told or (not self.format.lists_its_keys and _HARMLESS.search(key[:200]))):
+            off = str(value).lower() in ("false", "0") or _HARMLESS.search(key[:200])
+            if not (told or (off and not self.format.lists_its_keys)):
                 unknown.append(key)
                 inside = " ".join(map(str, value)) if key == top and isinstance(value, Mapping) else ""
                 if inside and _OF_TRAINING.search(f"{key} {inside}"[:2000].lower()):

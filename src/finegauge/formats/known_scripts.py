@@ -29,6 +29,7 @@ _OF_ALPACA_LORA = {
     **{"base_model": "model_name_or_path", "micro_batch_size": "per_device_train_batch_size"},
     **{"num_epochs": "num_train_epochs", "cutoff_len": "max_seq_length", "data_path": "dataset_name"},
 }
+_OF_MEGATRON = {"tensor_model_parallel_size", "pipeline_model_parallel_size", "use_mcore_models"}
 # Names that scripts around transformers' Trainer give the model.
 _MODELS = (
     *("pretrained_model_name_or_path", "base_model_name_or_path", "model_path", "model_id", "base_model"),
@@ -80,3 +81,30 @@ def _with_model(options: Mapping[str, Any]) -> dict[str, Any]:
     if not named or "model_name_or_path" in options or "per_device_train_batch_size" not in options:
         return dict(options)
     return {"model_name_or_path" if key == named else key: value for key, value in options.items()}
+
+
+def in_full(keys: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys with options of transformers' Trainer in full, which argparse takes abbreviated."""
+    from finegauge.formats.trl import TRAINER
+
+    known = TRAINER.keys
+    found = {
+        key: [one for one in known if one.startswith(key)] if len(key) > 7 and key not in known else []
+        for key in keys
+    }
+    return {found[key][0] if len(found[key]) == 1 else key: value for key, value in keys.items()}
+
+
+def _is_plain_trainer(keys: Mapping[str, Any], named: str) -> bool:
+    """Return whether a script that is not there has options of scripts around transformers' Trainer."""
+    of_scripts = {"model_max_length", "block_size", "q_lora", "use_lora", "use_flash_attn"} & {*keys}
+    adapts = "lora_r" in keys and "use_peft" not in keys
+    return named.endswith(".py") and "model_name_or_path" in keys and bool(of_scripts or adapts)
+
+
+def reader_of(keys: Mapping[str, Any], named: str) -> str:
+    """Return which module reads the options of a script that is not there; "" where they do not tell."""
+    if _is_plain_trainer(keys, named):
+        return "trl:TRAINER"
+    reader = recognise(keys)
+    return "megatron_lm" if reader in ("", RUN_FILE) and _OF_MEGATRON & {*keys} else reader

@@ -45,7 +45,11 @@ class _DoubtfulError(FileFormatError):
     """Of a script that is not there, whose options are nobody's: it may prepare a training."""
 
 
-class _TrainsNothingError(_DoubtfulError):
+class _PreparesError(_DoubtfulError):
+    """Of a script that by its name makes data."""
+
+
+class _TrainsNothingError(_PreparesError):
     """Of a command of a known program that prepares or follows a training."""
 
 
@@ -130,7 +134,7 @@ _NOT_READ = {
 _LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed")
 # Whose keys a script that is not there may take.
 _GENERIC = ("trl", "trl:TRAINER", "llamafactory", "deepspeed_chat", "nemo_rl", "verl", "nemo_automodel",
-            "openrlhf")  # fmt: skip
+            "openrlhf", "megatron_lm")  # fmt: skip
 _OF_AUTOTRAIN = {"model": "base_model", "data_path": "data.path", "task": "task"} | {
     name: name for name in ("project_name", "log", "backend")
 }
@@ -161,7 +165,7 @@ _SILENT = frozenset(
 )
 _TRAINS_NOTHING = re.compile(r"(run_)?(export|merge|convert|infer|eval|predict|generate|serve)\w*\.py$")
 _OF_FILES = re.compile(
-    r"(^|[._])(out\w*|save\w*|log\w*|run_?name|\w+_dir|wandb\w*|experiment\w*|project\w*|data_path"
+    r"(^|[._])(out\w*|save\w*|log\w*|run_?name|\w+_dir|wandb\w*|experiment\w*|project\w*|data_path|lr\w*"
     r"|(train|val\w*|eval\w*|test|data)_files?)$"
 )
 _MAX_FOLLOWED = 3  # scripts that start scripts
@@ -265,7 +269,8 @@ def _of_shell(text: str, place: Place, arguments: Sequence[str]) -> Launch:
 
 def _doubts(error: FileFormatError) -> int:
     """Return how little a refusal says of the training that is looked for."""
-    return isinstance(error, _DoubtfulError) + isinstance(error, _TrainsNothingError)
+    kinds = (_DoubtfulError, _PreparesError, _TrainsNothingError)
+    return sum(isinstance(error, kind) for kind in kinds)
 
 
 def _of_document(text: str, place: Place) -> Launch:
@@ -350,6 +355,11 @@ def _started(
         or any(word.startswith("-") or "=" in word or word.endswith(CONFIGS) for word in rest)
     )
     if text is None and not starts:
+        if re.search(r"train|tun|sft|dpo|grpo|lora|finetune", os.path.basename(named)) and not module:
+            raise _DoubtfulError(
+                f"{place.name} starts {os.path.basename(named)}, which is not here to be read and has no "
+                "options; add the script, or write a run file."
+            )
         return None
     return _read(_Program(), named, split, command, place, batch, script=text)
 
@@ -397,25 +407,35 @@ def _read(
     keys, options = ({k: v for k, v in held.items() if k not in unset} for held in (keys, options))
     keys = _laid_over({**program.keys, **keys}, options)
     if not reader:
-        reader = "trl:TRAINER" if _is_plain_trainer(told, named) else recognise(told) or program.usual
+        reader = known_scripts.reader_of(told, named) or program.usual
         if script is None and program == _Program():
             missing = f"{os.path.basename(named)}, which is not here to be read"
             if reader not in _GENERIC and not file:
-                many = any(
-                    re.search(r"accelerate|torchrun|deepspeed|torch\.distributed", word) for word in launcher
-                )
-                raise (FileFormatError if many else _DoubtfulError)(
+                raise _refusal(named, launcher)(
                     f"{place.name} starts {missing}, and whose options are those of no framework that is "
                     "known; add the script, or write a run file."
                 )
             keys, reader = _with_trainer(keys, reader, os.path.basename(named).lower())
-            keys, reader = _in_full(keys), "trl:SCRIPT" if reader == "trl" and not file else reader
+            keys, reader = (
+                known_scripts.in_full(keys),
+                "trl:SCRIPT" if reader == "trl" and not file else reader,
+            )
             if not file:
                 warnings.append(f"{place.name} starts {missing}: what it does unasked is {whose}.")
     if block:
         given = keys.get("finegauge")
         keys = {**keys, "finegauge": {**block, **(given if isinstance(given, Mapping) else {})}}
     return Launch(keys, reader, tuple(warnings), file or place.file, accelerate)
+
+
+def _refusal(named: str, launcher: Sequence[str]) -> type[FileFormatError]:
+    """Return how sure it is that a script trains, whose options are nobody's."""
+    if re.search(r"accelerate|torchrun|deepspeed|torch\.distributed", " ".join(launcher)):
+        return FileFormatError
+    prepares = re.match(
+        r"(create|prepare|preprocess|gen|make|build|download|process|tokeni)", os.path.basename(named)
+    )
+    return _PreparesError if prepares else _DoubtfulError
 
 
 def _with_trainer(keys: dict[str, Any], reader: str, script: str) -> tuple[dict[str, Any], str]:
@@ -430,25 +450,6 @@ def _with_trainer(keys: dict[str, Any], reader: str, script: str) -> tuple[dict[
     if reader in ("trl", "trl:TRAINER", "openrlhf"):
         return {**keys, "trainer": learns}, reader.partition(":")[0]
     return keys, reader
-
-
-def _in_full(keys: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys with options of transformers' Trainer in full, which argparse takes abbreviated."""
-    from finegauge.formats.trl import TRAINER
-
-    known = TRAINER.keys
-    found = {
-        key: [one for one in known if one.startswith(key)] if len(key) > 7 and key not in known else []
-        for key in keys
-    }
-    return {found[key][0] if len(found[key]) == 1 else key: value for key, value in keys.items()}
-
-
-def _is_plain_trainer(keys: Mapping[str, Any], named: str) -> bool:
-    """Return whether a script that is not there has options of scripts around transformers' Trainer."""
-    of_scripts = {"model_max_length", "block_size", "q_lora", "use_lora", "use_flash_attn"} & {*keys}
-    adapts = "lora_r" in keys and "use_peft" not in keys
-    return named.endswith(".py") and "model_name_or_path" in keys and bool(of_scripts or adapts)
 
 
 def _as_keys(

@@ -35,6 +35,7 @@ _SHAPE = (
         "moe_ffn_hidden_size",
     ),
     *("max_position_embeddings", "tokenizer_type", "tokenizer_model", "pad_vocab_size_to"),
+    *("patch_tokenizer_type", "extra_vocab_size"),
 )
 _OTHER_MODELS = (
     "multi_latent_attention",
@@ -57,6 +58,11 @@ MOST_OF_A_LAYOUT = 10_000  # characters, written out
 _RECOMPUTE = ("recompute_granularity", "recompute_activations", "checkpoint_activations")
 _CHUNKS = ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank")
 _VOCABULARIES = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000, "GPTSentencePieceTokenizer": 32000}
+_PATCHES = {
+    "Qwen2Tokenizer": 151_643,
+    "LLama2Tokenizer": 32_000,
+    "LLama3Tokenizer": 128_000,
+}  # of Pai-Megatron
 _TARGETS = {
     "linear_qkv": ("q_proj", "k_proj", "v_proj"),
     "linear_proj": ("o_proj",),
@@ -143,6 +149,9 @@ def _read_model(reading: Reading) -> None:
                 f"{other} makes a model whose sizes alone do not tell it; add model=NAME of the catalogue."
             )
         reading.set("model", _of_sizes(reading), *_SIZES)
+    elif tokenizer := _named_like(reading.text("tokenizer_model")):
+        reading.warn(f"No sizes of a model are stated: taken as {tokenizer}, whose tokenizer it uses.")
+        reading.set("model", tokenizer, "tokenizer_model")
     if "model" not in reading.fields:
         raise FieldError(
             f"{reading.file_name} states neither the sizes of a model (num_layers, hidden_size, ...) nor its "
@@ -239,7 +248,9 @@ def _vocabulary(reading: Reading) -> int:
     if reading.stated("pad_vocab_size_to"):  # of Megatron-DeepSpeed
         return int(whole(1, 10**7)("pad_vocab_size_to", reading.get("pad_vocab_size_to")))
     kind, named = str(reading.get("tokenizer_type", "")), str(reading.get("tokenizer_model", ""))
-    size = _VOCABULARIES.get(kind)
+    size, patch = _VOCABULARIES.get(kind), _PATCHES.get(str(reading.get("patch_tokenizer_type", "")))
+    if patch:
+        return patch + int(whole(0, 10**6)("extra_vocab_size", reading.get("extra_vocab_size", 0)))
     if size is None and named:
         from finegauge.catalogue.models import model
         from finegauge.errors import FineGaugeError

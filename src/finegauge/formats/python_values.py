@@ -17,6 +17,7 @@ OPAQUE = object()
 PARSERS = ("HfArgumentParser", "TrlParser", "H4ArgumentParser")
 _PARSED = ("parse_args", "parse_known_args", "parse_args_into_dataclasses", "parse_args_and_config")
 _BF16_ASKED = ("is_bfloat16_supported", "is_bf16_supported")
+_DEVICES = ("cuda", "mps", "xpu", "npu")  # asked for by is_available: the first is there
 _PLAIN: Mapping[str, Callable[[Any], Any]] = {"int": int, "float": float, "str": str, "bool": bool}
 _TEXTS = (("yaml", "safe_load"), ("yaml", "full_load"), ("yaml", "load"), ("json", "loads"))
 _HOLDERS = ("dict", "SimpleNamespace", "OmegaConf", "EasyDict")
@@ -388,9 +389,9 @@ class Values:
     def _call(self, node: ast.Call) -> Any:
         """Return what a call of one of a few plain functions returns."""
         owner, name = callee(node.func)
-        if name in _BF16_ASKED:
-            self.asks_for_bf16 = True
-            return True
+        if name in _BF16_ASKED or (name == "is_available" and owner in _DEVICES):
+            self.asks_for_bf16 |= name in _BF16_ASKED
+            return name in _BF16_ASKED or owner == "cuda"
         if name in _HOLDERS or name in self.classes:
             return self.classes.get(name, {}) | {word.arg: word.value for word in node.keywords if word.arg}
         first: list[Any] = []

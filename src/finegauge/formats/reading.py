@@ -33,6 +33,8 @@ _OTHERS = {
     "num-layers": "GPT-NeoX, which is not read",
     "pipe-parallel-size": "GPT-NeoX, which is not read",
     "pass_rate_min": "open-r1 that filters data and trains nothing",
+    "fine_tune_type": "mlx-lm, which trains on Apple's GPUs by MLX and is not read",
+    "lora_parameters": "mlx-lm, which trains on Apple's GPUs by MLX and is not read",
     "volumes": "a cloud or of containers (Axolotl's cloud.yaml, Compose); name the training's own file",
     "apiVersion": "Kubernetes; name the training's own file",
 }
@@ -290,7 +292,8 @@ def _refuse_others(keys: Mapping[str, Any], name: str) -> None:
                 f"{name} looks like a file of {launcher}, which states no model; name the training file "
                 f"and add --{launcher.lower()} {shown(name)}."
             )
-    if not (ours := {*keys} & {*FIELDS}) or 2 * len(ours) < len(keys) > 5:
+    nested = sum(isinstance(value, Mapping) for key, value in keys.items() if key not in FIELDS)
+    if not (ours := {*keys} & {*FIELDS}) or 2 * len(ours) < len(keys) > 5 or nested > 1:
         listed = ", ".join([shown(str(key)) for key in keys][:6])
         raise FileFormatError(
             f"{name} has the keys of no framework that is read ({listed}); write a run file, with model and "

@@ -11,6 +11,7 @@ from typing import Any
 from finegauge.documents import parse_json
 from finegauge.errors import FileFormatError
 from finegauge.formats.key_table import RUN_FILE, recognise
+from finegauge.formats.launchers import known_card
 from finegauge.formats.python_values import OPAQUE, Values, callee, last_name, without_opaque
 from finegauge.formats.sheet import samples_of
 from finegauge.formats.trainer_keys import in_all
@@ -106,7 +107,9 @@ _OF_FIT = {"keras", "keras_nlp", "keras_hub", "tensorflow", "lightning", "pytorc
 _TRAINERS_OF = ("trl", "transformers", "unsloth", "unsloth_zoo", "modelscope", "swift", "optimum")
 MODEL_COMPUTED = "the model is an argument without a default, or computed, and is not read"
 _OF_FILES = {"output_dir", "logging_dir", "run_name", "report_to", "hub_model_id", "seed", "logging_steps",
-    "save_steps", "save_total_limit", "hub_token", "push_to_hub", "learning_rate"}  # fmt: skip
+    "save_steps", "save_total_limit", "hub_token", "push_to_hub", "learning_rate", "dataloader_pin_memory",
+    "dataloader_num_workers", "warmup_ratio", "warmup_steps", "lr_scheduler_type", "weight_decay", "beta",
+    "remove_unused_columns", "project", "temperature", "top_p"}  # fmt: skip
 _MAX_NODES = 50_000
 _MAX_SCRIPT = 400_000  # characters
 
@@ -319,14 +322,16 @@ class _Reader:
         self.model_computed = False
         self._cuts = list[int]()  # where a tokenizer is told to cut
         self.trained_on = ""
+        self._card = dict[str, Any]()  # the GPU that a cloud is asked for
         self._taken = list[int]()  # how many samples of a data set are taken
         for node in nodes:
             if isinstance(node, ast.Call):
                 self._read(node, *callee(node.func))
         if self._cuts and not {"max_length", "max_seq_length", "model_max_length"} & {*self.keys}:
             self.keys["max_length"] = max(self._cuts)
-        if self._taken:
-            self.keys["finegauge"] = {"num_samples": max(self._taken)}
+        if self._taken or self._card:
+            taken = {"num_samples": max(self._taken)} if self._taken else {}
+            self.keys["finegauge"] = {**self._card, **taken}
         if any(isinstance(n, ast.FunctionDef) and n.name in ("group_texts", "group_text") for n in nodes):
             self._note_blocks()
         for node in nodes:
@@ -391,6 +396,9 @@ class _Reader:
             self._note_cut(call, tokenizes=True)
         elif name == "from_pretrained" and "okenizer" in owner:
             self._note_cut(call, tokenizes=False)
+        elif name in ("function", "cls") and owner in ("app", "stub"):  # Modal's
+            told = [self.values.of(one.value) for one in call.keywords if one.arg == "gpu"]
+            self._card |= known_card(str(told[0]).partition(":")[0]) if told else {}
         elif name == "gradient_checkpointing_enable":
             self._note("gradient_checkpointing", True)
         elif name == "prepare_model_for_kbit_training":
@@ -439,6 +447,11 @@ class _Reader:
     def _spread(self, value: ast.expr, wanted: Mapping[str, str | None] | None) -> None:
         """Note the entries of a literal mapping that a call unpacks."""
         mapping = self.values.of(value)
+        if mapping is OPAQUE and isinstance(value, ast.Call):  # of a function that leaves some out
+            held = [self.values.of(one) for one in value.args]
+            mapping = next((one for one in held if isinstance(one, dict)), OPAQUE)
+        if mapping is OPAQUE and wanted is None and last_name(value) != "kwargs":
+            self.opaque.add("what ** unpacks")
         for name, entry in mapping.items() if isinstance(mapping, dict) else ():
             if isinstance(name, str) and (wanted is None or name in wanted):
                 self._note((wanted[name] or name) if wanted else name, self.values.of(entry))

@@ -298,6 +298,8 @@ class Shell:
             return "-"
         start = self._at
         word = "".join(self._word()[:1])
+        if found[2] == "<<<":  # one word as the input
+            return "-"
         if found[2].startswith("<<"):
             quoted = self._text[start : start + 1] in "'\"\\"
             self._take_document(word, expanded=not quoted, indented=found[2] == "<<-")

@@ -53,6 +53,7 @@ _OF_SCRIPT = {
     **dict.fromkeys(("lora_target", "target_modules", "lora_modules"), "lora_target_modules"),
     **{"lora_dim": "lora_r", "lora_dimension": "lora_r", "attn_impl": "attn_implementation"},
     "use_flash_attention": "use_flash_attn",
+    "pretrained_model_name_or_path": "model_name_or_path",
 }
 _BITS = ("bits", "load_in_bits", "quantization_bit")
 _OF_LLAVA = (
@@ -91,6 +92,8 @@ def of_script(keys: Mapping[str, Any]) -> Mapping[str, Any]:
             f"{alien} is an option of LLaVA, whose vision tower and projector are not supported."
         )
     found = {_OF_SCRIPT.get(key, key): value for key, value in of_adapter(keys).items()}
+    if isinstance(found.get("dataset"), str):
+        found.setdefault("dataset_name", found.pop("dataset"))
     if found.get("lora_target_modules") == "all":
         found["lora_target_modules"] = "all-linear"
     lengths = [str(found.pop(name)) for name in ("max_source_length", "max_target_length") if name in found]
@@ -109,6 +112,8 @@ def of_script(keys: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def of_recipe(keys: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the keys of a recipe (alignment-handbook's, open-r1's mixture of data) under TRL's names."""
+    if "pretrained_model_name_or_path" in keys:  # a script's own file
+        return of_recipe(of_script(keys))
     found, mixture = dict(of_adapter(keys)), keys.get("dataset_mixture")
     if isinstance(mixed := found.pop("dataset_mixer", None), Mapping):  # the handbook's before 2025
         found.setdefault("dataset_name", [*map(str, mixed)])

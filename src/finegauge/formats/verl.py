@@ -60,7 +60,10 @@ def _read_phase(reading: Reading) -> None:
     estimator = reading.text("algorithm.adv_estimator", "gae")
     phase = ("ppo" if estimator == "gae" else "grpo") if learns else "sft"
     reading.set("phase", phase, "algorithm.adv_estimator", *_PATHS)
-    gpus = whole(1, 10**4)("trainer.n_gpus_per_node", reading.get("trainer.n_gpus_per_node", 8))
+    usual = 8
+    if not learns and reading.launched_gpus is None:  # of a launcher: no more than there are sequences
+        usual = min(8, whole(1, 10**8)("data.train_batch_size", reading.get("data.train_batch_size", 256)))
+    gpus = whole(1, 10**4)("trainer.n_gpus_per_node", reading.get("trainer.n_gpus_per_node", usual))
     nodes = whole(1, 10**5)("trainer.nnodes", reading.get("trainer.nnodes", 1))
     if learns or reading.launched_gpus is None:
         reading.set("num_gpus", gpus * nodes, "trainer.n_gpus_per_node", "trainer.nnodes")
