@@ -9,7 +9,8 @@ from finegauge.prediction.uncertainty import FITS, RISKY, WILL_NOT_FIT
 from finegauge.profile import Breakdown, Interval, Path, Profile
 from finegauge.render import number_format as fmt
 from finegauge.render.report import Bar, BarPart, Note, Table, Text, Tile, Toned, notes
-from finegauge.run.rules import LORA_FIELDS
+from finegauge.run.phases import group_size
+from finegauge.run.rules import LORA_FIELDS, RL
 from finegauge.units import GIB, HOUR_S, count, gib
 
 if TYPE_CHECKING:
@@ -145,12 +146,19 @@ def _whose(offer: OfferCost | None, profile: Profile, *, spot: bool = False) -> 
 
 
 def usd_per_million_tokens(offer: OfferCost, profile: Profile, *, spot: bool = False) -> str:
-    """Return "$0.11 per 1 M tokens", as the machines of the offer train them; "" where that is not known."""
+    """Return "$0.11 per 1 M tokens", as the machines of the offer train them; "" where that is not known.
+
+    Of reinforcement, what a thousand prompts with all their answers cost follows.
+    """
     usd_per_h = offer.spot_usd_per_h if spot else offer.on_demand_usd_per_h
     if usd_per_h is None or not profile.tokens_per_s:
         return ""
-    usd = usd_per_h * offer.instances / HOUR_S / profile.tokens_per_s * 1e6
-    return f"{approximately(offer)}{fmt.dollars(usd)} per 1 M tokens"
+    usd_per_s, about = usd_per_h * offer.instances / HOUR_S, approximately(offer)
+    said = f"{about}{fmt.dollars(usd_per_s / profile.tokens_per_s * 1e6)} per 1 M tokens"
+    if profile.run.phase not in RL:
+        return said
+    usd = usd_per_s * group_size(profile.run) / profile.samples_per_s * 1e3
+    return f"{said}, {about}{fmt.dollars(usd)} per 1,000 prompts"
 
 
 def approximately(offer: OfferCost) -> str:
