@@ -97,3 +97,8 @@ def test_extras_are_those_of_the_package() -> None:
         own = {re.split(r"[\[<>=!~ ]", line)[0] for line in stated[name]} - {"finegauge"}
         imported = {"nvidia-ml-py": "pynvml"}
         assert {imported.get(one, one) for one in own} <= set(packages.split()), name
+
+
+def test_doctor_takes_a_relative_cache_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", "not-there")
+    assert "free for not-there" in " ".join(finegauge("doctor").out.split())

@@ -111,7 +111,7 @@ def _host() -> Iterator[Finding]:
     folder = hub_cache()
     while not os.path.isdir(folder) and os.path.dirname(folder) != folder:
         folder = os.path.dirname(folder)
-    room = disk_usage(folder)
+    room = disk_usage(folder or os.curdir)  # a relative path ends in ""
     yield Finding(
         "machine", "disk", WORKS, f"{gib(room.free)} of {gib(room.total)} free for {hub_cache()}", ""
     )

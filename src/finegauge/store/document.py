@@ -43,6 +43,10 @@ def profile_of(document: Mapping[str, Any]) -> Profile:
             parts = values.get(name, [])
             values[name] = Breakdown({tuple(path): float(amount) for path, amount in parts})
         values["step_times_s"] = tuple(values.get("step_times_s", ()))
+        math.fsum(values["step_times_s"])  # of numbers
+        for name, kinds in _PROFILE.items():
+            if name in values and not isinstance(values[name], kinds):
+                raise TypeError(f"{name} is none")
         return Profile(**values)
     except FineGaugeError:
         raise
@@ -100,6 +104,10 @@ _KINDS: Mapping[Any, tuple[type, ...]] = {
     str: (str,), str | None: (str, NoneType), bool: (bool,), int: (int,), float: _NUMBER,
     float | None: (*_NUMBER, NoneType), dict[str, float]: (dict,),
 }  # fmt: skip
+_PROFILE: Mapping[str, tuple[type, ...]] = {
+    **{name: _KINDS[kind] for name, kind in Profile.__annotations__.items() if kind in (str, float)},
+    **dict.fromkeys(("fingerprint", "observations"), (dict,)),
+}
 _FACTS = tuple((name, _KINDS.get(kind, (list,))) for name, kind in Facts.__annotations__.items())
 _in_order = itemgetter(*Facts._fields)
 _SEEN: set[tuple[type, ...]] = set()  # the types of facts that were right

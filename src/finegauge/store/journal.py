@@ -302,7 +302,7 @@ def entry_of(text: bytes, at: int = 0) -> Entry | None:
         if head.get("event") == ENDED:
             head["facts"] = facts_in(head["profile"])._asdict()
     event, asked = head.get("event"), head.get("asked")
-    if event not in _SHAPES or asked is None:
+    if not isinstance(event, str) or event not in _SHAPES or asked is None:
         return None
     if "cell" in asked and not _is_cell(**asked):
         raise ValueError("foreign: no record of a cell")
@@ -497,7 +497,8 @@ class Trials:
         ends = {one.at: one for one in self.look().entries if one.event == ENDED}
         for at, one in self.journal.lines():
             if at in ends:
-                yield ends[at], fields_in(one)
+                with suppress(ValueError):
+                    yield ends[at], fields_in(one)
 
     def recover(self) -> int:
         """Record as interrupted every trial whose process is gone, and return their number."""

@@ -22,7 +22,7 @@ from finegauge.documents import open_regular, write_whole
 from finegauge.errors import CONTROLS, InputError, UnsupportedError, cleaned, shown
 from finegauge.run.run import FIELDS
 from finegauge.store.document import SERVED, Facts
-from finegauge.store.journal import entry_of, fields_in, fields_text
+from finegauge.store.journal import Entry, entry_of, fields_in, fields_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -157,26 +157,36 @@ def table_of(paths: Sequence[str]) -> tuple["pa.Table", int]:
 
 
 def _read(lines: bytes) -> tuple["pa.Table", int]:
-    asked: list[Record] = []
-    facts: list[Facts] = []
-    ends, refused = [], 0
+    ends: list[tuple[Entry, bytes]] = []
+    refused = 0
     for one in lines.split(b"\n"):
         if one and not one.isspace():
             try:
                 entry = entry_of(one)
                 if entry is not None and entry.facts is not None:
-                    asked.append(entry.asked)
-                    facts.append(entry.facts)
-                    ends.append(one)
+                    ends.append((entry, one))
             except ValueError:
                 refused += 1
     pa = _pyarrow()
-    columns = {name: _array(pa, values) for name, values in _columns(asked, facts).items()}
-    return pa.table(columns | _fields(pa, ends)), refused
+    fields = _fields(pa, [one for _, one in ends])
+    if fields is None:  # not all are what a column holds: Python reads them one by one
+        known: list[tuple[Entry, Record]] = []
+        for entry, one in ends:
+            try:
+                known.append((entry, fields_in(one)))
+            except ValueError:
+                refused += 1
+        by_name = _by_name([stated for _, stated in known])
+        fields = {name: _array(pa, values) for name, values in by_name.items()}
+        found = [entry for entry, _ in known]
+    else:
+        found = [entry for entry, _ in ends]
+    columns = _columns([one.asked for one in found], [one.facts for one in found if one.facts])
+    return pa.table({name: _array(pa, values) for name, values in columns.items()} | fields), refused
 
 
-def _fields(pa: Any, ends: Sequence[bytes]) -> dict[str, Any]:
-    """Return the fields of the runs in the lines of ends, by column; Arrow reads them as far as it can."""
+def _fields(pa: Any, ends: Sequence[bytes]) -> dict[str, Any] | None:
+    """Return the fields of the runs in lines of ends, by column, as Arrow reads them; None where not."""
     from pyarrow import compute, json
 
     whole = b"\n".join(map(fields_text, ends))
@@ -192,7 +202,7 @@ def _fields(pa: Any, ends: Sequence[bytes]) -> dict[str, Any]:
                 else found[name]
                 for name, kind in kinds.items()
             }
-    return {name: _array(pa, values) for name, values in _by_name([fields_in(one) for one in ends]).items()}
+    return None
 
 
 def _is_simple(kind: Any) -> bool:
@@ -348,7 +358,7 @@ def _array(pa: Any, values: list[Any]) -> Any:
     """Return a column; lists are joined, and a column of several types is text."""
     with suppress(pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
         found = pa.array(values)
-        if not pa.types.is_list(found.type):
+        if not pa.types.is_nested(found.type):
             return found
     return pa.array(
         [
