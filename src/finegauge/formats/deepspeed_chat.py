@@ -109,7 +109,10 @@ def _read_method(reading: Reading) -> None:
 
 def _read_sharding(reading: Reading) -> None:
     stage = whole(0, 3)("zero_stage", reading.first(("zero_stage", "actor_zero_stage"), 0))
-    reading.set("sharding", ("none", "zero1", "zero2", "zero3")[int(stage)], "zero_stage", "actor_zero_stage")
+    keys = "zero_stage", "actor_zero_stage"
+    reading.set("sharding", f"zero{stage or 1}", *keys)
+    if not stage:  # 16-bit weights with fp32 copies and moments whole on every GPU: ZeRO-1 among one rank
+        reading.set("data_parallel_shard", 1, *keys)
     offload = "all" if stage == 3 else "optimizer"
     reading.set("cpu_offload", offload if reading.flag("offload") and stage else "none", "offload")
     on = any(map(reading.flag, _CHECKPOINTING))
