@@ -75,7 +75,7 @@ def cells() -> Iterator[Cell]:
 
 def step_3(actor: str, name: str, num_gpus: int) -> Run:
     """Return step 3 as the scripts have it, one answer at a time."""
-    extra = [] if num_gpus == 1 else ["embed_tokens", "lm_head", "norms"]
+    extra = () if num_gpus == 1 else ("embed_tokens", "lm_head", "norms")
     sharding = "zero1" if num_gpus == 1 else "zero2" if actor == "opt-1.3b" else "zero3"
     return Run(
         **COMMON, model=actor, critic_model="opt-350m", phase="ppo", max_new_tokens=256, method="lora",
