@@ -14,6 +14,7 @@ from finegauge.planning.estimate import Estimate, estimate, estimates
 from finegauge.planning.quote import ManagedPrice, PricedOffer, Quote
 from finegauge.prediction.moments import Moment, Shortage
 from finegauge.prediction.rollout import RolloutUse
+from finegauge.prediction.serving import served_outcomes
 from finegauge.prediction.uncertainty import FITS, WILL_NOT_FIT, Verdict
 from finegauge.profile import Breakdown, Estimator, Exchange, Path, Profile
 from finegauge.records import NamedTuple, same
@@ -78,9 +79,23 @@ class MomentMemory(NamedTuple):
     host_breakdown_bytes: Breakdown
 
 
+@written(absent=("sequences_at_once", "requests_per_s", "in_flight", "waits_s"))
+class ServedAnswer(NamedTuple):
+    """What users of a service wait for and get: medians of a load, else of a batch."""
+
+    ttft_s: float
+    time_per_output_token_s: float | None  # none where answers have one token
+    output_tokens_per_s: float  # all GPUs
+    joules_per_token: float | None
+    sequences_at_once: int | None  # of each replica
+    requests_per_s: float | None  # of a load
+    in_flight: float | None
+    waits_s: Mapping[str, Mapping[str, float]] | None  # of a load, by what is waited for: mean, p50, p90, p99
+
+
 @written(
     hidden=("is_at_limit", "managed", "offers"),
-    absent=("formulas", "exchanged", "method", "advice", "rollout"),
+    absent=("formulas", "exchanged", "method", "advice", "rollout", "served"),
 )
 class GpuEstimate(NamedTuple):
     """One run on one GPU: whether it fits, one step, and the bill; of explain, how all of it comes about."""
@@ -106,6 +121,7 @@ class GpuEstimate(NamedTuple):
     shortage: Shortage | None = None  # the first moment that needs more than there is, and of what
     advice: AdviceAnswer | None = None  # of a run that is not safe: what makes it so
     rollout: RolloutUse | None = None  # the engine beside the trainer
+    served: ServedAnswer | None = None  # of a service
 
     @property
     def run(self) -> Run:
@@ -113,7 +129,7 @@ class GpuEstimate(NamedTuple):
         return self.profile.run
 
 
-@written(hidden=("is_at_limit", "managed", "offers"), absent=("method", "advice", "rollout"))
+@written(hidden=("is_at_limit", "managed", "offers"), absent=("method", "advice", "rollout", "served"))
 class GpuExplanation(GpuEstimate):
     """The same, with the formula of each part and what ranks send each other."""
 
@@ -293,6 +309,27 @@ def gpu_estimate(one: Estimate) -> GpuEstimate:
         moments=tuple(map(moment_memory, one.moments)),
         shortage=one.shortage,
         rollout=one.rollout,
+        served=served_answer(profile),
+    )
+
+
+def served_answer(profile: Profile) -> ServedAnswer | None:
+    """Return what users of a service wait for and get; None where nothing is served."""
+    found, load = served_outcomes(profile), profile.observations.get("serving", {})
+    if not found:
+        return None
+    waits = {
+        name: load[name] for name in ("ttft_s", "time_per_output_token_s", "latency_s") if load.get(name)
+    }
+    return ServedAnswer(
+        ttft_s=found["ttft_s"],
+        time_per_output_token_s=found.get("time_per_output_token_s"),
+        output_tokens_per_s=found["output_tokens_per_s"],
+        joules_per_token=found.get("joules_per_token"),
+        sequences_at_once=profile.observations.get("engine", {}).get("sequences_at_once"),
+        requests_per_s=load.get("requests_per_s"),
+        in_flight=load.get("in_flight"),
+        waits_s=waits or None,
     )
 
 

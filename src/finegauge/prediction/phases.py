@@ -55,10 +55,9 @@ from finegauge.prediction.model_parallel import (
     stage_layers,
 )
 from finegauge.prediction.offload import fetched_s
-from finegauge.prediction.requests import check_engine, serve
 from finegauge.prediction.rollout import has_engine, judging, with_engine
 from finegauge.prediction.schedules import chunks_of
-from finegauge.prediction.serving import Limits, cache_room, engine_activations
+from finegauge.prediction.serving import Limits, cache_room, check_engine, engine_activations
 from finegauge.prediction.sharding import (
     GATHERED_WEIGHTS,
     GRADIENTS,
@@ -153,6 +152,8 @@ def _serving(asked: Question) -> Answer:
         at_once, reading = room.at_once, {**moving, ("KV cache",): room.held_bytes}
         answering = reading
         if run.phase == "serve":
+            from finegauge.prediction.requests import serve
+
             served, step = serve(asked, room, batch.prompt_tokens, _generation)
             live = LiveSet({"serve": static + Breakdown(reading)})
             return Answer(live, step, {"serving": served.observed(run)})

@@ -17,8 +17,7 @@ from heapq import heappop, heappush
 from random import Random
 
 from finegauge.data.batch_shape import answer_lengths
-from finegauge.errors import UnsupportedError
-from finegauge.prediction.generation import by_engine, cache_bytes
+from finegauge.prediction.generation import cache_bytes
 from finegauge.prediction.rollout import Engine, EngineClock, Generate
 from finegauge.prediction.serving import CacheRoom, Limits
 from finegauge.prediction.time import StepTime
@@ -81,15 +80,6 @@ def percentiles(values: list[float]) -> dict[str, float]:
     ordered = sorted(values)
     found = {name: ordered[min(len(ordered) - 1, int(at * len(ordered)))] for name, at in PERCENTILES.items()}
     return {"mean": sum(ordered) / len(ordered), **found}
-
-
-def check_engine(run: Run) -> None:
-    """Raise where no engine made for serving is there to serve. Raises: UnsupportedError."""
-    if run.phase == "serve" and not by_engine(run):
-        raise UnsupportedError(
-            f"phase=serve is predicted for engines made for serving, which inference_engine="
-            f"{run.inference_engine} is not; set inference_engine=vllm."
-        )
 
 
 def serve(

@@ -10,9 +10,10 @@ from math import floor
 from finegauge.catalogue.frameworks import engine
 from finegauge.catalogue.gpus import GpuSpec
 from finegauge.catalogue.gpus import gpu as find_gpu
+from finegauge.errors import UnsupportedError
 from finegauge.model.graph import Graph
 from finegauge.model.op import Extents
-from finegauge.prediction.generation import SAMPLED_BYTES, Parts, cache_bytes, passing_bytes
+from finegauge.prediction.generation import SAMPLED_BYTES, Parts, by_engine, cache_bytes, passing_bytes
 from finegauge.prediction.time import BoardPower, StepTime
 from finegauge.profile import Breakdown, Profile
 from finegauge.records import NamedTuple
@@ -48,6 +49,15 @@ class Limits(NamedTuple):
 
 def _is_large(gpu: GpuSpec) -> bool:
     return gpu.usable_bytes >= LARGE_BYTES and not gpu.name.startswith("A100")
+
+
+def check_engine(run: Run) -> None:
+    """Raise where no engine made for serving is there to serve. Raises: UnsupportedError."""
+    if run.phase == "serve" and not by_engine(run):
+        raise UnsupportedError(
+            f"phase=serve is predicted for engines made for serving, which inference_engine="
+            f"{run.inference_engine} is not; set inference_engine=vllm."
+        )
 
 
 class CacheRoom(NamedTuple):

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from finegauge.answers.estimate import served_answer
 from finegauge.errors import FieldError, UnsupportedError
 from finegauge.prediction.predictor import predict
 from finegauge.prediction.serving import served_outcomes
@@ -71,3 +72,11 @@ def test_what_cannot_be_served_is_said() -> None:
         run(arrivals="poisson")
     with pytest.raises(FieldError, match="phase=decode"):
         run(phase="decode", arrivals="burst")
+
+
+def test_the_estimate_says_what_users_wait_for() -> None:
+    found = served_answer(served(arrivals_per_s=4.0))
+    assert found is not None
+    assert found.waits_s is not None
+    assert found.ttft_s == found.waits_s["ttft_s"]["p50"] < found.waits_s["ttft_s"]["p99"]
+    assert served_answer(predict(run(phase="evaluate", max_new_tokens=None))) is None
