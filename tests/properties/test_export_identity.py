@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from finegauge.errors import FineGaugeError
@@ -62,6 +62,10 @@ def exported(run: Run, framework: str, folder: str) -> Written | None:
     suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
 )
 @given(fields=FIELDS, pretraining=st.fixed_dictionaries(PRETRAINING))
+@example(  # replicas whose only shards are those of a ring
+    fields={"model": "mixtral-8x7b", "method": "full", "num_gpus": 4, "context_parallel": 2},
+    pretraining={"phase": "pretrain", "max_steps": 1},
+)
 def test_import_export_import_is_the_identity(
     framework: str, fields: dict[str, Any], pretraining: dict[str, Any]
 ) -> None:

@@ -247,8 +247,9 @@ def _data_parallel(reading: Reading) -> int | None:
 
 
 def _parallelism(run: Run) -> dict[str, Any]:
-    # 1 is no FSDP at all, -1 whatever the other degrees leave of the GPUs.
-    shards = -1 if run.data_parallel_shard == 1 and run.sharding != "none" else run.data_parallel_shard
+    # 1 is no FSDP at all unless a degree beside it shards, -1 whatever the other degrees leave of the GPUs.
+    alone = run.data_parallel_replicate * run.data_parallel_shard * run.context_parallel == 1
+    shards = -1 if alone and run.sharding != "none" else run.data_parallel_shard
     stays = run.sharding in ("zero1", "zero2", "fsdp_shard_grad_op")
     return {
         **{key: getattr(run, field) for key, field in _DEGREES.items()},
