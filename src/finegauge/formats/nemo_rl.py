@@ -27,9 +27,10 @@ _MEGATRON = {
     "policy.megatron_cfg.num_layers_in_first_pipeline_stage": "first_stage_layers",
     "policy.megatron_cfg.num_layers_in_last_pipeline_stage": "last_stage_layers",
 }
+PROMPT = 512  # tokens, where nothing says
 _GENERATION = "policy.generation"
 _COLOCATED = f"{_GENERATION}.colocated"
-_OF_ENGINE = ("gpu_memory_utilization", "tensor_parallel_size", "kv_cache_dtype", "precision")
+_OF_ENGINE = ("gpu_memory_utilization", "tensor_parallel_size", "kv_cache_dtype", "precision", "async_engine")
 _SEQUENCE = "policy.megatron_cfg.sequence_parallel"
 _KINDS = ("policy.megatron_cfg.enabled", "policy.dtensor_cfg.enabled")
 _LORAS = ("policy.megatron_cfg.peft", "policy.dtensor_cfg.lora_cfg")
@@ -148,10 +149,11 @@ def _read_batch(reading: Reading) -> None:
     if reading.fields["phase"] == "grpo":
         reading.set("num_generations", reading.get(_ANSWERS[0], 16), _ANSWERS[0])
         length = whole(2, 10**7)("max_total_sequence_length", reading.fields["seq_len"])
-        new = min(int(length) - 1, whole(1, 10**7)("max_new_tokens", reading.get(_ANSWERS[2], length // 2)))
-        if new == length - 1:
-            new = length // 2
-            reading.warn("max_new_tokens is the whole sequence: answers are taken as half of it.")
+        new = min(int(length) - 1, whole(1, 10**7)("max_new_tokens", reading.get(_ANSWERS[2], length)))
+        if new == length - 1 and not reading.replaces("max_new_tokens"):
+            prompt = min(PROMPT, int(length) // 2)
+            new = int(length) - prompt
+            reading.warn(f"Answers may fill the sequence: prompts are taken as {prompt} tokens long.")
         reading.set("max_new_tokens", new, _ANSWERS[2])
         _read_engine(reading)
         prompts = whole(1, 10**8)(_ANSWERS[1], reading.get(_ANSWERS[1], 32))

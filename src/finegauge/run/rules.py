@@ -242,10 +242,11 @@ def _roles(values: Mapping[str, Any], framework: Framework, engine: str) -> dict
             f"set sharding=zero3."
         )
     adapters = method in ADAPTER_METHODS and values["phase"] in ("dpo", *RL)  # elsewhere nothing follows
-    checkpointed = values["activation_checkpointing"] != "none" and values["phase"] == "ppo"
+    critic = values["phase"] == "ppo"
+    checkpointed = values["activation_checkpointing"] != "none" and critic
     return {
         "ppo_epochs": 4 if values["phase"] == "ppo" and not framework.updates_once else 1,
-        "critic_method": "lora" if adapters and not framework.trains_whole_critic else "full",
+        "critic_method": "lora" if adapters and critic and not framework.trains_whole_critic else "full",
         "critic_checkpointing": checkpointed and not framework.trains_whole_critic,
         "reference_model": "policy" if adapters and not framework.copies_reference else "copy",
         "fuse_lora": method == "lora" and engine != "hf",
