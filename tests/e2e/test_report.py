@@ -9,7 +9,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from finegauge.answers.profile import profile_of
-from finegauge.errors import EXIT_BAD_INPUT
+from finegauge.errors import EXIT_BAD_INPUT, EXIT_DONE
 from finegauge.formats.reading import read
 from finegauge.profile import Breakdown, Profile, Source
 from finegauge.render.json import encoded
@@ -181,6 +181,13 @@ def test_a_plan_found_now_and_one_that_was_kept_look_alike(tmp_path: Path) -> No
     assert json.loads(old.out) == json.loads(new.out)
     names = [one["name"] for one in json.loads(old.out)["figures"]]
     assert names == ["cost", "memory", "time"]
+    whole = json.loads(kept.read_text("utf-8"))
+    others = [one["plan"] for kind in whole["alternatives"].values() for one in kind if one["plan"]]
+    assert others
+    for one in others:
+        one["num_nodes"] = 0
+    kept.write_text(json.dumps(whole), "utf-8")
+    assert finegauge("report", str(kept)).code == EXIT_DONE
     kept.write_text(kept.read_text("utf-8").replace('"minimise": "cost"', '"minimise": "a"'), "utf-8")
     refused = finegauge("report", str(kept), "--json")
     assert (refused.code, "is no whole plan of FineGauge" in refused.err) == (EXIT_BAD_INPUT, True)

@@ -258,7 +258,11 @@ def _run(
     return Run.from_fields(fields, origins, tuple(warnings))
 
 
-FILE_FIELDS = ("model", "gpu", "dataset", "tokenizer")  # which may name a file or a folder
+FILE_FIELDS = (  # which may name a file or a folder
+    *("model", "gpu", "dataset", "tokenizer"),
+    *("critic_model", "reward_model", "reference_model"),
+)
+NO_FILES = ("policy", "copy", "none")  # what a reference may be said to be
 
 
 def beside(fields: dict[str, Any], file: str) -> dict[str, Any]:
@@ -266,7 +270,7 @@ def beside(fields: dict[str, Any], file: str) -> dict[str, Any]:
     for key in FILE_FIELDS:
         named = fields.get(key)
         path = os.path.join(os.path.dirname(file), named) if isinstance(named, str) and named else ""
-        if os.path.exists(path):
+        if named not in NO_FILES and os.path.exists(path):
             fields[key] = path
     return fields
 

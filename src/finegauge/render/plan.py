@@ -124,8 +124,7 @@ def _plan_name(fields: Mapping[str, Any], beside: Mapping[str, Any] | None = Non
 
 
 def _machine(gpu: str | None, num_gpus: int, num_nodes: int) -> str:
-    per_node = num_gpus // num_nodes
-    return f"{num_nodes} x {per_node} {gpu}" if num_nodes > 1 else f"{per_node} x {gpu}"
+    return f"{num_nodes} x {num_gpus // num_nodes} {gpu}" if num_nodes > 1 else f"{num_gpus} x {gpu}"
 
 
 def machine_text(one: Candidate | Run) -> str:

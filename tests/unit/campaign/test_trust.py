@@ -46,6 +46,8 @@ def test_an_option_that_reaches_out_needs_trust(tmp_path: Path, option: str, lin
         (RUN, "axes: {dataset: [alpaca, ../secret.jsonl]}"),
         (RUN, "axes: {data: {a: {dataset: link/secret.jsonl}}}"),
         (RUN, "predicted: {run: ../secret.yaml}"),
+        ("run: {model: llama-2-7b, method: lora, phase: ppo, critic_model: link}",),
+        (RUN, "axes: {reward_model: [llama-2-7b, ../secret.yaml]}"),
         ("run: {model: /etc, method: lora}",),
         ("run: {model: ../nowhere, method: lora}",),
     ],
