@@ -50,7 +50,7 @@ def profile_of(document: Mapping[str, Any]) -> Profile:
         return Profile(**values)
     except FineGaugeError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise FileFormatError(f"This is no profile that FineGauge wrote: {error!r}.") from None
 
 

@@ -70,9 +70,16 @@ def _loader() -> Callable[[bytes], Any]:
     try:
         import orjson
     except ImportError:
-        return json.loads
+        return _loads
     loads: Callable[[bytes], Any] = orjson.loads
     return loads
+
+
+def _loads(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("torn: nested too deeply") from None
 
 
 STARTED, ENDED, REFUSED = "started", "ended", "refused"

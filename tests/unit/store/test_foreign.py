@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from finegauge.store import journal
 from finegauge.store.journal import Journal
 from tests.e2e.commands import finegauge
 from tests.unit.store.results import timed
@@ -17,6 +18,15 @@ VALUES: tuple[Any, ...] = (
     None, True, -1, 0, 1e308, 10**400, 1e-320, "", "x\x1b[31m", [], {}, [[]], [None], {"a": None}, [1, "a"],
     {"float": "nan"}, {"float": "zzz"},
 )  # fmt: skip
+
+
+def nested(levels: int) -> list[Any]:
+    found: list[Any] = []
+    for _ in range(levels):
+        found = [found]
+    return found
+
+
 LABELS = {"switch": "baseline", "seq_len": "64"}
 
 
@@ -75,9 +85,16 @@ def test_records_of_others_end_in_a_sentence(tmp_path: Path, seed: int) -> None:
         (("profile", "source"), []),
         (("profile", "observations"), []),
         (("asked", "repetition"), {}),
+        (("profile", "observations", "deep"), nested(400)),
+        (("asked", "deep"), nested(900)),
     ],
 )
-def test_a_record_of_others(tmp_path: Path, path: tuple[str, ...], value: Any) -> None:
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_record_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: tuple[str, ...], value: Any, plain: bool
+) -> None:
+    if plain:  # without orjson
+        monkeypatch.setattr(journal, "_loader", lambda: journal._loads)
     whole = json.loads(json.dumps(timed("a", 1.0, labels=LABELS)))
     Journal(str(tmp_path / "results.jsonl")).append(whole, changed(whole, path, value) | {"trial": "other"})
     (tmp_path / "sweep.yaml").write_text("run: {model: llama-2-7b, method: lora, gpu: a40}\n", "utf-8")
