@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from finegauge.formats.measurement_tables import CONFIGURATION, MEASURED
+from finegauge.formats.measurement_tables import CONFIGURATION, MEASURED, PARTS, SERVED
 from finegauge.reproduction.published import MEASURED_QUERIES, profiled_run, xia_run
 from finegauge.run.run import FIELDS, Run
 from tests.golden.megatron_figures import megatron_tables
@@ -39,7 +39,8 @@ HELD_OUT = {  # newer hardware and number formats: nothing is fitted to them
     "universal-llm-trainer": ("github.com/ljm565/universal-llm-trainer gpu_test", "2025"),
 }
 FIGURES_NOT_SHIPPED = ("_source", "architectures", "transformers_version", "bos_token_id", "eos_token_id")
-COLUMNS = ("id", "source", *CONFIGURATION, *MEASURED, "published", "date")
+OF_STEPS = tuple(name for name in MEASURED if name not in (*PARTS, *SERVED))  # what these tables print
+COLUMNS = ("id", "source", *CONFIGURATION, *OF_STEPS, "published", "date")
 REMARKS = (  # what a remark of a source says, by what it is recognised by
     (r"mean HF-counted tokens per sample = (\d+)", "mean HF-counted tokens per sample = {0}"),
     (r"mean (?!HF-)[\w-]*-?counted tokens per sample = (\d+)", "mean counted tokens per sample = {0}"),
