@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from finegauge.formats.measurement_tables import CONFIGURATION, MEASURED, PARTS, SERVED
+from finegauge.formats.measurement_tables import CONFIGURATION
 from finegauge.reproduction.published import MEASURED_QUERIES, profiled_run, xia_run
 from finegauge.run.run import FIELDS, Run
 from tests.golden.megatron_figures import megatron_tables
-from tests.golden.tables import rows
+from tests.golden.tables import OF_STEPS, rows
 from tests.shared import SHARED
 
 SHIPPED = Path(__file__).resolve().parents[2] / "src" / "finegauge" / "catalogue" / "data" / "measurements"
@@ -39,7 +39,6 @@ HELD_OUT = {  # newer hardware and number formats: nothing is fitted to them
     "universal-llm-trainer": ("github.com/ljm565/universal-llm-trainer gpu_test", "2025"),
 }
 FIGURES_NOT_SHIPPED = ("_source", "architectures", "transformers_version", "bos_token_id", "eos_token_id")
-OF_STEPS = tuple(name for name in MEASURED if name not in (*PARTS, *SERVED))  # what these tables print
 COLUMNS = ("id", "source", *CONFIGURATION, *OF_STEPS, "published", "date")
 REMARKS = (  # what a remark of a source says, by what it is recognised by
     (r"mean HF-counted tokens per sample = (\d+)", "mean HF-counted tokens per sample = {0}"),

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from finegauge.formats.measurement_tables import CONFIGURATION, MEASURED, read_table
+from finegauge.formats.measurement_tables import CONFIGURATION, read_table
 from finegauge.run.run import Run
-from tests.golden.tables import Row, rows
+from tests.golden.tables import OF_STEPS, Row, rows
 
 COLUMNS = (
-    *("id", "source", *CONFIGURATION, "node_network_gbit_per_s", *MEASURED),
+    *("id", "source", *CONFIGURATION, "node_network_gbit_per_s", *OF_STEPS),
     *("published", "date"),
 )
 VOCABULARY = 51200  # GPT-2's, padded as Megatron does

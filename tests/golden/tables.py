@@ -3,8 +3,10 @@
 import csv
 from collections.abc import Iterator
 
-from finegauge.formats.measurement_tables import MeasuredRow, read_table
+from finegauge.formats.measurement_tables import MEASURED, PARTS, SERVED, MeasuredRow, read_table
 from tests.shared import SHARED
+
+OF_STEPS = tuple(name for name in MEASURED if name not in (*PARTS, *SERVED))  # what shipped tables print
 
 Row = dict[str, str]
 STATED = (
