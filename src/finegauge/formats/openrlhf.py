@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from finegauge.errors import FieldError, shown
-from finegauge.formats import trainer_keys
+from finegauge.formats import rollout_keys, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, fixed, key, model_key
 from finegauge.run.field import number, whole
 from finegauge.run.rules import PAIRED, RL
@@ -76,6 +76,12 @@ def _read_engine(reading: Reading) -> None:
     reading.set("epochs", reading.get("num_episodes", 1), "num_episodes")
     if number(0.0, 1e9)("init_kl_coef", reading.get("init_kl_coef", 0.01)) == 0 and answers > 1:
         reading.set("reference_model", "none", "init_kl_coef")
+    critic = "critic_pretrain" if reading.stated("critic_pretrain") else "reward_pretrain"
+    rollout_keys.other_model(reading, "reward_model", "reward_pretrain")
+    if reading.fields["phase"] == "ppo":  # which begins as the reward model, unless it is told otherwise
+        rollout_keys.other_model(reading, "critic_model", critic)
+    reading.set("ema", reading.flag("enable_ema"), "enable_ema")
+    reading.set("reference_offload", reading.flag("ref_reward_offload"), "ref_reward_offload")
     if not reading.text("trainer").endswith("ray"):
         return
     engines = whole(0, 10**5)("vllm_num_engines", reading.get("vllm_num_engines", 1))
@@ -176,7 +182,7 @@ FORMAT = Format(
         Row(
             "vllm_num_engines vllm_tensor_parallel_size vllm_gpu_memory_utilization vllm_enable_sleep "
             "deepspeed_enable_sleep async_train async_queue_size rollout_batch_size num_episodes "
-            "init_kl_coef",
+            "init_kl_coef reward_pretrain critic_pretrain enable_ema ref_reward_offload",
             _read_engine,
         ),
         Row(

@@ -87,8 +87,8 @@ def ppo_row() -> Row:
 
 def other_model(reading: Reading, field: str, key: str) -> None:
     """Read a model beside the policy; one that is not known here counts as large as where none is named."""
-    name = reading.text(key)
-    if not name:
+    name = reading.get(key)
+    if not isinstance(name, str) or not name:
         return
     try:
         figures(name)

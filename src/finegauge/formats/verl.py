@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
-from finegauge.formats import trainer_keys
+from finegauge.formats import rollout_keys, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, dotted, fixed, read_degrees
 from finegauge.run.field import whole
 
@@ -27,6 +27,7 @@ _ULYSSES = (f"{_ACTOR}.ulysses_sequence_parallel_size", "ulysses_sequence_parall
 _LORA = ("lora_rank", "lora_alpha", "target_modules")  # FSDP's; Megatron's
 _LORA_MEGATRON = ("lora.rank", "lora.alpha", "lora.target_modules")
 _JOINED = (f"{_MODEL}.use_remove_padding", "use_remove_padding", "model.use_remove_padding")
+_CRITIC, _JUDGES, _JUDGE = "critic.model.path", "reward_model.enable", "reward_model.model.path"
 _DYNAMIC = f"{_ACTOR}.use_dynamic_bsz"
 _OF_ENGINE = {  # of rollout: field, and what verl takes unasked
     "gpu_memory_utilization": ("gpu_memory_utilization", 0.5),
@@ -127,6 +128,12 @@ def _read_lengths(reading: Reading) -> None:
         sequences, micro = answers * learnt, 1
         reading.set("num_mini_batches", max(1, round(prompts / learnt)), key, rollout)
         reading.set("ppo_epochs", reading.get(f"{_ACTOR}.ppo_epochs", 1), f"{_ACTOR}.ppo_epochs")
+        if reading.fields["phase"] == "ppo":
+            rollout_keys.other_model(reading, "critic_model", _CRITIC)
+        if reading.flag(_JUDGES):
+            rollout_keys.other_model(reading, "reward_model", _JUDGE)
+            if "reward_model" not in reading.fields:
+                reading.not_modelled(_JUDGES)
         _read_engine(reading)
         if reading.flag(_DYNAMIC):
             tokens = whole(1, 10**8)("tokens", reading.get(f"{_ACTOR}.ppo_max_token_len_per_gpu", 16384))
@@ -211,7 +218,7 @@ FORMAT = Format(
                 (
                     "data.max_length data.max_prompt_length data.max_response_length data.train_batch_size",
                     f"{_ROLLOUT}.n {_ROLLOUT}.name {_ACTOR}.ppo_mini_batch_size {_ACTOR}.ppo_epochs",
-                    _DYNAMIC,
+                    *(_DYNAMIC, _CRITIC, _JUDGES, _JUDGE),
                     *(f"{_ROLLOUT}.{name}" for name in (*_OF_ENGINE, "free_cache_engine", "quantization")),
                     *_PARKED,
                     *_REFERENCE,
@@ -229,5 +236,5 @@ FORMAT = Format(
     model_key=_PATHS[0],
     lists_its_keys=False,
     adapt=_adapt,
-    not_modelled="model.fsdp_config.cpu_offload reward_model.enable",
+    not_modelled="model.fsdp_config.cpu_offload",
 )
