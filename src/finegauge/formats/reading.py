@@ -296,6 +296,12 @@ def _refuse_others(keys: Mapping[str, Any], name: str) -> None:
                 f"{name} looks like a file of {launcher}, which states no model; name the training file "
                 f"and add --{launcher.lower()} {shown(name)}."
             )
+    if (task := keys.get("task")) and re.match(
+        r"text-(class|reg)|token|image|vlm|seq2seq|tabular|extractive", str(task)
+    ):
+        raise FileFormatError(
+            f"{name} is of the task {shown(str(task))}; only language models are supported."
+        )
     nested = sum(isinstance(value, Mapping) for key, value in keys.items() if key not in FIELDS)
     if not (ours := {*keys} & {*FIELDS}) or 2 * len(ours) < len(keys) > 5 or nested > 1:
         listed = ", ".join([shown(str(key)) for key in keys][:6])

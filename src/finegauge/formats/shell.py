@@ -157,8 +157,9 @@ class Shell:
             elif words and words[0] in ("cat", "tee") and self._document and (target or len(words) > 1):
                 self.files[target or words[-1]] = self._document
             elif words:
-                yield Command(tuple(words), environment, self._document)
-                yield from self._inner(words, environment)
+                python = re.search(r"(^|/)python[\d.]*$", words[0]) and "-c" in words[1:-1]
+                yield Command(tuple(words), environment, words[-1] if python else self._document)
+                yield from () if python else self._inner(words, environment)
         raise FileFormatError(f"{self.name} has more than {_MAX_COMMANDS:,} commands.")
 
     def _is_skipped(self) -> bool:
