@@ -18,7 +18,7 @@ UNITS = (
 )
 PER = "s|h|gpu_h|kwh|byte|token|million_tokens|param|element|sample|epoch|step|gpu"
 HAS_UNIT = re.compile(rf"(^|_)({UNITS})(_per_({PER}))*(_p10|_p90)?$")
-IS_COUNT = re.compile(r"^num_")
+IS_COUNT = re.compile(r"^num_|^in_flight$")  # requests, as a measured endpoint has them
 
 # Numbers without a dimension, under the name that papers and Hugging Face give them.
 DIMENSIONLESS = frozenset(

@@ -49,13 +49,13 @@ class Generation(NamedTuple):
     prompt_tokens: float
     new_tokens: int
     cached_fraction: float = 0.0  # of the prompts: read before, for another request
-    checked: float = 1.0  # tokens of a row in one pass after the first: a token and the drafts behind it
-    gained: float = 1.0  # of these, those that are kept
+    checked_tokens: float = 1.0  # of a row in one pass after the first: a token and the drafts behind it
+    gained_tokens: float = 1.0  # of these, those that are kept
 
     @property
     def steps(self) -> float:
         """Return the passes after the first."""
-        return (self.new_tokens - 1) / self.gained
+        return (self.new_tokens - 1) / self.gained_tokens
 
     @property
     def prompts(self) -> Extents:
@@ -70,7 +70,7 @@ class Generation(NamedTuple):
         A query sees all keys before it, none of which causality hides, so pairs count twice.
         """
         context = self.prompt_tokens + self.new_tokens / 2.0
-        tokens = self.rows * self.checked
+        tokens = self.rows * self.checked_tokens
         return Extents(self.rows, tokens, 2.0 * tokens * context, context)
 
 
@@ -104,7 +104,9 @@ def generation_of(run: Run, extents: Extents) -> Generation:
         return found
     drafts = run.speculative_tokens
     return found._replace(
-        cached_fraction=run.prefix_cached_fraction, checked=1.0 + drafts, gained=1.0 + _kept_drafts(run)
+        cached_fraction=run.prefix_cached_fraction,
+        checked_tokens=1.0 + drafts,
+        gained_tokens=1.0 + _kept_drafts(run),
     )
 
 
