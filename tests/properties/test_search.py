@@ -139,6 +139,22 @@ def test_a_plan_is_what_predict_and_quote_say_of_its_run(
     hold_equal(result, Random(seed))
 
 
+def test_gradients_applied_in_backward_are_held_alike() -> None:
+    """The plan beside one that reduces in units: the moment one layer before the last counts in both."""
+    run = Run(
+        model="gpt_bigcode-santacoder", method="full", phase="reward", optimizer="paged_adamw_8bit",
+        optimizer_implementation="in_backward", loss="fused", num_samples=5000, seq_len=256,
+        micro_batch_size=2,
+    )  # fmt: skip
+    around = {"checkpointing": "none", "division": {"tensor_parallel": 2}, "packing": False}
+    result = search(space_around(run, around))
+    alone = [row for row in range(len(result.columns["wall_s"])) if result.candidate(row).run.num_gpus == 2]
+    assert len(alone) > 20
+    for row in alone:
+        plan = result.candidate(row)
+        assert plan.memory_bytes == pytest.approx(predict(plan.run).device_memory_bytes.total, rel=1e-9)
+
+
 @pytest.mark.parametrize(
     "layout",
     [

@@ -253,6 +253,7 @@ class _MicroBatch:
         self.held_leaf = 2.0 * self.entry if leaf else 0.0  # while the outputs are held; with its gradient
         self.mask = low.activation_bytes * extents.pairs if low.attention == "eager" else 0.0
         self.accumulating = run.gradient_accumulation_steps > 1
+        self.frees_gradients = run.optimizer_implementation == "in_backward"  # of a layer before the next
         self.held = graph.weights.gradient_bytes if self.accumulating else 0.0
         kept = [split(run, kind, group.ops)[0] for group, kind in divided]
         self.saved = [saved_bytes(ops, extents) for ops in kept]
@@ -377,7 +378,7 @@ class _MicroBatch:
             if self.kinds[index] in WHOLE_LAYERS:
                 moment = worst((self._rebuilding(index), moment))
             made = everything - of_embedding - gradient_bytes(group.ops)
-            for standing, last in self._reached(index, second=in_units):
+            for standing, last in self._reached(index, second=in_units or self.frees_gradients):
                 before, left = of_head if last else made, 0
                 for whole, some in zip(layers, standing, strict=True):
                     before = before - (some.count - (whole.count if last else 0)) * gradient_bytes(whole.ops)

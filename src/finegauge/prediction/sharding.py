@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from math import inf
 from typing import Any
 
-from finegauge.arithmetic import every, largest, present, smallest
+from finegauge.arithmetic import every, largest, present
 from finegauge.catalogue.frameworks import framework_of
 from finegauge.data.batch_shape import BatchShape
 from finegauge.model.blocks import MixtureOfExperts
@@ -564,4 +564,6 @@ def rank_live_set(
 
 
 def _capped(parts: Breakdown, most: float) -> Breakdown:
-    return Breakdown({p: smallest(v, most) if p[0] == "gradients" else v for p, v in parts.parts.items()})
+    """Return `parts` with gradients of `most` bytes together."""
+    share = most / largest(parts["gradients"], most, 1.0)
+    return Breakdown({p: share * v if p[0] == "gradients" else v for p, v in parts.parts.items()})
