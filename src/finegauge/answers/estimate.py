@@ -13,8 +13,7 @@ from finegauge.planning.capacity import Bounds
 from finegauge.planning.estimate import Estimate, estimate, estimates
 from finegauge.planning.quote import ManagedPrice, PricedOffer, Quote
 from finegauge.prediction.moments import Moment, Shortage
-from finegauge.prediction.rollout import RolloutUse
-from finegauge.prediction.serving import served_outcomes
+from finegauge.prediction.serving import RolloutUse, served_outcomes
 from finegauge.prediction.uncertainty import FITS, WILL_NOT_FIT, Verdict
 from finegauge.profile import Breakdown, Estimator, Exchange, Path, Profile
 from finegauge.records import NamedTuple, same

@@ -78,7 +78,8 @@ def safe_memory_utilization(run: "Run", estimator: Estimator) -> float | None:
 
     None where none is, or the engine has GPUs of its own.
     """
-    from finegauge.prediction.rollout import engine_of, has_engine
+    from finegauge.prediction.generation import has_engine
+    from finegauge.prediction.rollout import engine_of
     from finegauge.prediction.uncertainty import is_safe
 
     if not has_engine(run) or run.rollout_gpus:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from finegauge.data.batch_shape import BatchShape
     from finegauge.data.batches import Batches
     from finegauge.data.token_lengths import Lengths
-    from finegauge.prediction.rollout import RolloutUse
+    from finegauge.prediction.serving import RolloutUse
     from finegauge.run.run import Run
 
 READ_AS_THEY_ARE = ("sft", "pretrain", "evaluate")  # phases whose batches are the data set's own sequences

@@ -28,9 +28,10 @@ from finegauge.prediction.device import Device
 from finegauge.prediction.forward_passes import Generation
 from finegauge.prediction.memory import forward_moment
 from finegauge.prediction.model_parallel import expert_tensor
-from finegauge.prediction.time import Beside, StepClock, expected_largest
-from finegauge.profile import Path
+from finegauge.prediction.time import Beside, StepClock, StepTime, expected_largest
+from finegauge.profile import Breakdown, Path
 from finegauge.records import NamedTuple
+from finegauge.run.rules import RL
 from finegauge.run.run import Run
 
 if TYPE_CHECKING:
@@ -170,6 +171,17 @@ def _engine_step(
 def by_engine(run: Run) -> bool:
     """Return whether an engine made for serving generates: graphs of a whole token, and a cache in pages."""
     return engine_of(run).paged
+
+
+def has_engine(run: Run) -> bool:
+    """Return whether an engine made for serving writes the answers that `run` learns from."""
+    return run.phase in RL and by_engine(run)
+
+
+def judging(run: Run) -> StepTime:
+    """Return the seconds in which rules or a sandbox judge the answers of a step."""
+    parts: Parts = {("reward", "judging"): run.reward_s} if run.reward_s else {}
+    return StepTime(Breakdown(parts), 0.0, 0.0, 0.0)
 
 
 def _kernels_beside(run: Run, ops: tuple[Op, ...]) -> list[Beside]:

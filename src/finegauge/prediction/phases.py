@@ -43,6 +43,8 @@ from finegauge.prediction.generation import (
     add_python,
     by_engine,
     generation_memory,
+    has_engine,
+    judging,
     passing_bytes,
     workspace,
 )
@@ -55,7 +57,6 @@ from finegauge.prediction.model_parallel import (
     stage_layers,
 )
 from finegauge.prediction.offload import fetched_s
-from finegauge.prediction.rollout import has_engine, judging, with_engine
 from finegauge.prediction.schedules import chunks_of
 from finegauge.prediction.serving import Limits, cache_room, check_engine, engine_activations
 from finegauge.prediction.sharding import (
@@ -173,6 +174,8 @@ def _serving(asked: Question) -> Answer:
 def _with_generation(asked: Question, rest: Answer, kept: Breakdown) -> Answer:
     run = asked.run
     if has_engine(run):
+        from finegauge.prediction.rollout import with_engine
+
         return with_engine(asked, rest, kept, _static(asked), _generation)
     generating, share = generator(run, asked.share)
     batch = generation_of(run, asked.longest)

@@ -45,16 +45,15 @@ from finegauge.model.op import Extents
 from finegauge.prediction.collectives import Collective
 from finegauge.prediction.device import Device
 from finegauge.prediction.forward_passes import MERGE_PASSES
-from finegauge.prediction.generation import by_engine
+from finegauge.prediction.generation import has_engine, judging
 from finegauge.prediction.links import Network
-from finegauge.prediction.serving import Limits, cache_room, engine_activations
+from finegauge.prediction.serving import Limits, RolloutUse, cache_room, engine_activations
 from finegauge.prediction.sharding import GATHERING, Share, shard_degree, share_of
 from finegauge.prediction.time import StepTime
 from finegauge.prediction.training import Answer, Question
 from finegauge.profile import Breakdown, Path, Profile
 from finegauge.records import NamedTuple
 from finegauge.run.phases import group_size, micro_steps, prompts_of
-from finegauge.run.rules import RL
 from finegauge.run.run import Run
 from finegauge.units import GIB
 
@@ -70,27 +69,6 @@ OF_THE_MACHINE = (
 )  # fields that the engine has of its trainer
 KEPT_FREE = 64  # tokens of every answer that runs, before another begins: four pages
 PLAYED = 4096  # answers of one replica that are followed one by one
-
-
-def has_engine(run: Run) -> bool:
-    """Return whether an engine made for serving writes the answers that `run` learns from."""
-    return run.phase in RL and by_engine(run)
-
-
-class RolloutUse(NamedTuple):
-    """What the rollout engine of a run takes of a GPU, and where the time of a step goes."""
-
-    engine: str
-    gpus: int  # of its own; 0: it shares the trainer's
-    memory_fraction: float  # of a GPU's memory
-    held_bytes: float
-    weights_bytes: float
-    cache_bytes: float
-    cache_tokens: float
-    at_once: int  # answers that a replica runs at once, of the length that they have on average
-    answers: int  # that a replica writes in a step
-    trainer_bytes: float  # of the fullest GPU, without the engine
-    safe_memory_fraction: float | None  # the largest that is not risky; None: none, or it has its own GPUs
 
 
 class Engine(NamedTuple):
@@ -242,12 +220,6 @@ def _together(run: Run, trained: StepTime, writing: StepTime, handed_on: StepTim
         parts: Parts = {("generation", "waits for answers"): waits} if waits else {}
         return trained.plus(writing._replace(parts=Breakdown(parts), host_bound_s=0.0)).plus(handed_on)
     return writing.plus(judging(run)).plus(trained).plus(handed_on)
-
-
-def judging(run: Run) -> StepTime:
-    """Return the seconds in which rules or a sandbox judge the answers of a step."""
-    parts: Parts = {("reward", "judging"): run.reward_s} if run.reward_s else {}
-    return StepTime(Breakdown(parts), 0.0, 0.0, 0.0)
 
 
 def rollout_time(asked: Question, engine: Engine, generate: Generate) -> StepTime:
