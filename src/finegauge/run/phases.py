@@ -57,7 +57,8 @@ def prompts_of(run: Run, *, on_one_rank: bool = True) -> Run:
 
     Raises: FieldError where some prompt would not get all its answers.
     """
-    answers, group = run.micro_batch_size * micro_steps(run), group_size(run)
+    rollouts = 1 if run.phase in SERVING else micro_steps(run)  # a service is asked batch by batch
+    answers, group = run.micro_batch_size * rollouts, group_size(run)
     if answers * (1 if on_one_rank else run.data_parallel) % group:
         raise FieldError(
             f"phase={run.phase} compares num_generations={group} answers to each prompt, which does not "
