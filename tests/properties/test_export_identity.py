@@ -62,6 +62,10 @@ def exported(run: Run, framework: str, folder: str) -> Written | None:
     suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
 )
 @given(fields=FIELDS, pretraining=st.fixed_dictionaries(PRETRAINING))
+@example(  # a loss that few frameworks have
+    fields={"model": "qwen3-8b", "method": "full", "loss": "compiled"},
+    pretraining={"phase": "pretrain", "max_steps": 1},
+)
 @example(  # replicas whose only shards are those of a ring
     fields={"model": "mixtral-8x7b", "method": "full", "num_gpus": 4, "context_parallel": 2},
     pretraining={"phase": "pretrain", "max_steps": 1},

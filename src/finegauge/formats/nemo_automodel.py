@@ -131,8 +131,11 @@ def _read_kernels(reading: Reading) -> None:
 
 
 def _kernels(run: Run) -> dict[str, Any]:
-    loss = f"nemo_automodel.components.loss.{_LOSSES[run.loss]}"
-    return {"model.use_liger_kernel": "liger" in run.kernels, "loss_fn._target_": loss}
+    loss = _LOSSES.get(run.loss, _LOSSES["full_logits"])
+    return {
+        "model.use_liger_kernel": "liger" in run.kernels,
+        "loss_fn._target_": f"nemo_automodel.components.loss.{loss}",
+    }
 
 
 def _read_data(reading: Reading) -> None:
