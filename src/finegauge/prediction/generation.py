@@ -162,7 +162,7 @@ def _engine_step(
     if waits_s:
         clock.parts.append(((stage, *SCHEDULER), waits_s))
         clock.host_bound_s += waits_s
-    passes = SORTED_BYTES if sorts_words(clock.run) else SAMPLED_BYTES
+    passes = SORTED_BYTES if clock.run.truncated_sampling else SAMPLED_BYTES
     seconds = device.cache_seconds(tokens * graph.model.vocab_size * passes)
     clock.parts.append(((stage, "head", "sampling"), seconds))
     clock.device_s += seconds
@@ -194,11 +194,6 @@ def _kernels_beside(run: Run, ops: tuple[Op, ...]) -> list[Beside]:
         architecture = find_gpu(str(run.gpu)).architecture if run.gpu else ""
         found.append(Beside(("moe", "sorting rows"), EXPERTS_S.get(architecture, OTHER_EXPERTS_S), 0.0))
     return found
-
-
-def sorts_words(run: Run) -> bool:
-    """Return whether tokens are chosen by top-k or top-p, which sort the words."""
-    return run.truncated_sampling
 
 
 def engine_of(run: Run) -> Engine:

@@ -140,6 +140,7 @@ def _updates(asked: Question, one: StepTime) -> StepTime:
 def _serving(asked: Question) -> Answer:
     """Return the answers to a batch of prompts, all in step."""
     run = asked.run
+    check_engine(run)
     static = Breakdown(_static(asked, training=False)) + Breakdown(_gathered_to_generate(asked))
     batch, limits = generation_of(run, asked.longest), Limits.of(run)
     at_once = min(batch.rows, limits.num_seqs)
@@ -160,7 +161,6 @@ def _serving(asked: Question) -> Answer:
             return Answer(live, step, {"serving": served.observed(run)})
     else:
         reading, answering = generation_memory(asked.share.graph, batch._replace(rows=at_once), run)
-    check_engine(run)
     phases = {"prefill": static + Breakdown(reading)}
     if run.phase == "decode":
         phases["decode"] = static + Breakdown(answering)

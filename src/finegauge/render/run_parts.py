@@ -105,8 +105,8 @@ def subject(run: "Run") -> str:
         parts.insert(1, f"critic {run.critic_model.rpartition('/')[2] or run.critic_model}")
     accumulated = run.gradient_accumulation_steps
     batch = f"micro-batch {run.micro_batch_size}"
-    batch += f", accumulation {accumulated}" if accumulated != 1 else ""
-    parts.append(batch + (f", {run.num_mini_batches} mini-batches" if run.num_mini_batches != 1 else ""))
+    batch += f", accumulation {accumulated}" if accumulated > 1 else ""
+    parts.append(batch + (f", {run.num_mini_batches} mini-batches" if run.num_mini_batches > 1 else ""))
     epochs = f"{run.epochs:g} epoch{'s' * (run.epochs != 1)}"
     parts.append(f"{run.max_steps:,} steps" if run.max_steps else epochs)
     return " · ".join(parts)

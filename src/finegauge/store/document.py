@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from finegauge.errors import FileFormatError, FineGaugeError
 from finegauge.profile import Breakdown, Interval, Profile, Source
-from finegauge.run.run import FIELDS, FROM_DEFAULT, Run
+from finegauge.run.run import FIELDS, FROM_DEFAULT, REQUIRED, Run
 
 BREAKDOWNS = (
     "peak_memory_bytes", "device_memory_bytes", "phase_memory_bytes", "step_time_s", "step_energy_j",
@@ -189,13 +189,17 @@ def run_of(document: Mapping[str, Any]) -> Run:
     """Return the run that `document` holds.
 
     Each field is checked by itself; what follows from other fields was settled when the run was
-    made, so that a run can be read where its model's files are not.
+    made, so that a run can be read where its model's files are not. As in `Run`, null stands for the default.
+
+    Raises: ValueError where a field that every run states is missing.
     """
     stated = document["fields"]
     run = object.__new__(Run)
     for name, field in FIELDS.items():
-        value = stated.get(name, field.default)
-        object.__setattr__(run, name, None if value is None else field(name, value))
+        value = stated.get(name)
+        if value is None and name in REQUIRED:
+            raise ValueError(f"the run states no {name}")
+        object.__setattr__(run, name, field.default if value is None else field(name, value))
     object.__setattr__(run, "origins", dict.fromkeys(FIELDS, FROM_DEFAULT) | document["origins"])
     object.__setattr__(run, "warnings", tuple(document["warnings"]))
     return run

@@ -91,6 +91,16 @@ def test_a_run_reads_back_where_its_model_is_gone(tmp_path: Path) -> None:
     assert run_of(document) == run
 
 
+def test_null_is_the_default_or_refused() -> None:
+    document = run_document(Run(model="tinyllama", method="lora", seq_len=512, gradient_accumulation_steps=4))
+    for name, default in (("seq_len", 2048), ("gradient_accumulation_steps", 1), ("epochs", 1.0)):
+        fields = {**document["fields"], name: None}
+        assert getattr(run_of({**document, "fields": fields}), name) == default
+    for name in ("model", "method"):
+        with pytest.raises(ValueError, match=f"states no {name}"):
+            run_of({**document, "fields": {**document["fields"], name: None}})
+
+
 def test_a_field_that_is_newer_than_the_document_has_its_default() -> None:
     document = run_document(RUN)
     del document["fields"]["num_generations"]
