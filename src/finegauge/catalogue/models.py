@@ -18,7 +18,7 @@ from finegauge.documents import by_state, home, read_document
 from finegauge.errors import FieldError, FileFormatError, UnknownNameError, shown
 from finegauge.records import NamedTuple
 
-_FILE = "models.jsonl"
+FILE = "models.jsonl"
 _COPIED = r"(-(hf|bf16|fp16|sharded|unsloth|bnb-4bit))+$"  # of copies whose shapes are the model's own
 # Names by which a model goes that are not its own but for signs: what the catalogue calls it.
 _OTHERWISE = {
@@ -124,7 +124,7 @@ def models() -> Mapping[str, ModelFigures]:
 
 @cache
 def _models(folder: str) -> Mapping[str, ModelFigures]:
-    rows = {figures.name: figures for figures in map(_figures, lines_of(_FILE))}
+    rows = {figures.name: figures for figures in map(_figures, lines_of(FILE))}
     rows |= {figures.name: figures for figures in _user_models(folder).values()}
     return MappingProxyType(rows)
 
@@ -135,7 +135,7 @@ def _known(key: str) -> ModelFigures | None:
 
 @cache
 def _shipped(key: str) -> ModelFigures | None:
-    line = line_of(_FILE, key, before="parameters", fold=str.casefold)
+    line = line_of(FILE, key, before="parameters", fold=str.casefold)
     return None if line is None else _figures(line)
 
 

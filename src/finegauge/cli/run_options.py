@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from importlib.util import find_spec
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
@@ -238,14 +238,10 @@ def read_run(run_file: str, overrides: Iterable[str] = ()) -> "Run":
     The config.json of a model that the catalogue lacks is fetched, and a model_type that FineGauge does not
     describe is traced; each is said.
     """
-    from finegauge.errors import UnknownNameError
     from finegauge.formats.reading import read
 
-    try:
-        run = read(run_file, tuple(overrides), stated_alongside())
-    except UnknownNameError as error:
-        fetch(error, offline=bool(_meta(_OFFLINE)))
-        run = read(run_file, tuple(overrides), stated_alongside())
+    fetched = partial(fetch, offline=bool(_meta(_OFFLINE)))
+    run = read(run_file, tuple(overrides), stated_alongside(), fetched)
     from finegauge.model.families import is_described
 
     if not is_described(run.config):

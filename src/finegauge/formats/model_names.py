@@ -9,12 +9,13 @@ import os
 import re
 from typing import Any
 
+from finegauge.catalogue import naming
 from finegauge.catalogue.models import named_like
-from finegauge.errors import FieldError, shown
+from finegauge.errors import FieldError, UnknownNameError, shown
 from finegauge.formats.sheet import known_model
 from finegauge.records import NamedTuple
 from finegauge.run.rules import INFERENCE, QUANTIZED_BY_METHOD
-from finegauge.run.run import FROM_COMMAND_LINE, FROM_FILE
+from finegauge.run.run import FROM_COMMAND_LINE, FROM_FILE, Run
 
 # What the name of a copy says after its model's: the format of its weights. First words of which it has one.
 _COPIES = (
@@ -38,6 +39,7 @@ _METHODS = {
     **{weights: ("gptq_lora", weights) for weights in ("gptq4", "gptq8")},
     **{"nf4_dq": ("qlora", "nf4_dq"), "bitsandbytes' int8": ("qlora", "int8")},
 }
+FROM_NAME = "base that the name states"
 SERVED = ("fp8", "nvfp4", "int8", "gptq4", "gptq8")  # by the engines that are read
 
 
@@ -63,7 +65,22 @@ def _base(plain: str) -> str:
     for guess in (plain, last, f"{last}-hf"):
         if (known := known_model(guess)) is not None:
             return known.name
-    return named_like(last) or ""
+    return named_like(last) or naming.base_of(last) or ""
+
+
+def base_of(error: UnknownNameError) -> str:
+    """Return the model whose shapes an unknown one has by its name; "" where its name does not tell."""
+    return (naming.base_of(error.name) or "") if error.kind == "model" else ""
+
+
+def read_as(run: Run, named: str) -> Run:
+    """Return a run of the base of a fine-tune, with the warning that the name alone tells it."""
+    warning = (
+        f"{shown(named)} is not in the catalogue: read as the architecture of {run.model}, which its name "
+        "states; name its config.json for its own."
+    )
+    origins = {**run.origins, "model": FROM_NAME}
+    return Run.from_fields(run.fields(), origins, (warning, *run.warnings))
 
 
 def take_copy(fields: dict[str, Any], origins: dict[str, str], warnings: list[str]) -> None:

@@ -6,13 +6,13 @@ Comments can: `# finegauge: {gpu: A40, num_gpus: 8}` among those that the file b
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from finegauge.documents import MAX_BYTES, parse_toml, parse_yaml, read_text
-from finegauge.errors import FileFormatError, FineGaugeError, UnknownKeyError, shown
+from finegauge.errors import FileFormatError, FineGaugeError, UnknownKeyError, UnknownNameError, shown
 from finegauge.formats import key_table, model_names
 from finegauge.formats.key_table import RUN_FILE, Format, lay_over, parse, recognise
 from finegauge.formats.launcher_files import ALONE, Alongside, over_defaults
@@ -67,8 +67,16 @@ _OTHERS = {
 }
 
 
-def read(path: str | os.PathLike[str], overrides: Iterable[str] = (), alongside: Alongside = ALONE) -> Run:
+def read(
+    path: str | os.PathLike[str],
+    overrides: Iterable[str] = (),
+    alongside: Alongside = ALONE,
+    fetch: Callable[[UnknownNameError], None] | None = None,
+) -> Run:
     """Return the run that a file describes, with `key=value` overrides laid over it.
+
+    A model that is not known is fetched, where `fetch` does so; else it is read as the one that its name
+    says it was tuned from, which is warned of.
 
     Args:
         path: A run file, a training framework's file (docs/run-file.md lists them), a Python or shell
@@ -76,10 +84,34 @@ def read(path: str | os.PathLike[str], overrides: Iterable[str] = (), alongside:
             folder; "-" for standard input, " -- COMMAND" for what a shell would start.
         overrides: Words such as "micro_batch_size=4"; for a framework's file its own keys too.
         alongside: Files and figures that the launcher gets beside it.
+        fetch: What fetches the configuration of an unknown model, or raises.
 
     Raises: InputError in one sentence, whatever the file holds.
     """
-    run = describe(path, overrides, alongside)
+    words = tuple(overrides)
+    try:
+        return _known(path, words, alongside)
+    except UnknownNameError as error:
+        unknown: FineGaugeError = error
+        base = model_names.base_of(error)
+        try:
+            if fetch is not None:
+                fetch(error)
+                return _known(path, words, alongside)
+        except FineGaugeError as refusal:
+            unknown = refusal
+        if not base:
+            raise unknown from None
+        asked = base if _resolved(path).kind == MODEL else path
+        try:
+            run = _known(asked, (*words, f"model={base}"), alongside)
+        except UnknownNameError:  # another role's model
+            raise unknown from None
+        return model_names.read_as(run, error.name)
+
+
+def _known(path: str | os.PathLike[str], words: tuple[str, ...], alongside: Alongside) -> Run:
+    run = describe(path, words, alongside)
     run.check_names()
     return run
 

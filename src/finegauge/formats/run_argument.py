@@ -173,6 +173,7 @@ def _known_model(name: str) -> str:
     if "/" in name or name.casefold().endswith(".gguf"):
         return name
     from finegauge.catalogue.models import model, models, named_like
+    from finegauge.catalogue.naming import base_of
     from finegauge.formats.model_names import copied
 
     try:
@@ -180,7 +181,7 @@ def _known_model(name: str) -> str:
     except UnknownNameError:
         if (like := named_like(name)) is not None:
             return like
-        if (copy := copied(name)) is not None and copy.base:
+        if ((copy := copied(name)) is not None and copy.base) or base_of(name):
             return name
 
         names = [key for row in models().values() for key in (*row.aliases, row.name)]
