@@ -81,7 +81,7 @@ def _fitted(one: Timed) -> tuple[Timed, dict[str, Any]]:
     """Return one kernel's entry of the file of its GPU."""
     import numpy
 
-    from finegauge.calibration.operators import fit, held_out, known
+    from benchmarks.operator_fits import fit, held_out, known
 
     data = known(one)
     found = fit(data)
@@ -129,7 +129,7 @@ def left_out(*, write: bool) -> None:
     """Predict every timed GPU from the others; with `write`, keep errors and intervals."""
     import numpy
 
-    from finegauge.calibration.operators import known
+    from benchmarks.operator_fits import known
     from finegauge.errors import UnsupportedError
     from finegauge.prediction.timed_operators import seconds_of, source_for
 

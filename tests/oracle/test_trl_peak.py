@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from transformers import TrainerCallback as Callback
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
-from finegauge.model.head import TILE_WORDS
+from finegauge.model.layers import TILE_WORDS
 from finegauge.prediction.predictor import prediction_for
 from finegauge.run.run import Run
 from tests.oracle.real_step import most_allocated

@@ -320,9 +320,9 @@ def can(run_file: str, overrides: tuple[str, ...], gpus: tuple[str, ...], *, as_
 
     Of RUN, the method, the batch and the data are left open: finegauge can Qwen/Qwen3-32B --gpu 4090:2.
     """
-    from finegauge.answers.feasibility import can_answer
+    from finegauge.answers.changes import can_answer
     from finegauge.cli.run_options import progress_bar
-    from finegauge.render.feasibility import can_report
+    from finegauge.render.estimate import can_report
 
     asked = runs(run_file, overrides, gpus, unnamed="one")
     with progress_bar("trying") as heard:

@@ -17,8 +17,14 @@ from finegauge.catalogue.datasets import LengthHistogram
 from finegauge.data.recipe import NO_LIMIT, TRAINER_SEED, Recipe
 from finegauge.errors import FieldError, UnsupportedError
 from finegauge.records import NamedTuple
-from finegauge.run.images import image_tokens
-from finegauge.run.phases import answer_tokens, group_size, is_continuous, micro_steps, prompts_of
+from finegauge.run.phases import (
+    answer_tokens,
+    group_size,
+    image_tokens,
+    is_continuous,
+    micro_steps,
+    prompts_of,
+)
 from finegauge.run.rules import GENERATING, PAIRED, RL, num_held_out
 
 if TYPE_CHECKING:

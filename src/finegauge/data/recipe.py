@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from finegauge.catalogue.frameworks import Batching, framework_of
 from finegauge.records import NamedTuple
-from finegauge.run.images import image_tokens
+from finegauge.run.phases import image_tokens
 
 if TYPE_CHECKING:
     from finegauge.run.run import Run

@@ -11,7 +11,7 @@ from typing import Any
 
 from finegauge.errors import FieldError, FineGaugeError, did_you_mean, shown
 from finegauge.formats.key_table import Reading, Row, key
-from finegauge.run.images import has_images
+from finegauge.run.phases import has_images
 from finegauge.run.rules import OFF_PROJECTIONS
 from finegauge.run.run import Run
 

@@ -21,7 +21,7 @@ from finegauge.formats.key_table import Format
 from finegauge.formats.launcher_files import Alongside
 from finegauge.formats.model_keys import FROZEN, PIXELS, has_tower
 from finegauge.formats.sheet import ACCELERATE, DENSE, LINEAR, Sheet, flattened, model_type, plain, value_at
-from finegauge.run.images import has_images
+from finegauge.run.phases import has_images
 from finegauge.run.rules import DATA_DEGREES, FSDP, LORA_FIELDS, RL, num_experts, unused_by
 from finegauge.run.run import FIELDS, Run, figures
 

@@ -21,16 +21,14 @@ from finegauge.model.blocks import (
 )
 from finegauge.model.families.heads import check_positions, check_task
 from finegauge.model.gradient_pruning import is_passive, last_layers, lending
-from finegauge.model.head import embedding, head
-from finegauge.model.layers import TowerPart, images_among_words, layer_ops, tower_parts
+from finegauge.model.layers import TowerPart, embedding, head, images_among_words, layer_ops, tower_parts
 from finegauge.model.lowering import IN_BLOCKS, QUANTIZED_BYTES, STORED, Lowering, last_name, targets_of
 from finegauge.model.op import Extents, Op
 from finegauge.model.op_builder import OpBuilder
 from finegauge.model.weights import Weights, weights_of
 from finegauge.records import NamedTuple
 from finegauge.run.field import version_numbers
-from finegauge.run.images import Images, images_of
-from finegauge.run.phases import micro_steps, num_updates, tiles_loss
+from finegauge.run.phases import Images, images_of, micro_steps, num_updates, tiles_loss
 from finegauge.run.rules import ATTENTION_KERNELS, INFERENCE, OFF_PROJECTIONS, RL, SERVING, WHOLE_LAYERS
 from finegauge.run.run import Run
 

@@ -52,7 +52,7 @@ from finegauge.model.blocks import (
 )
 from finegauge.model.op import Op
 from finegauge.records import NamedTuple
-from finegauge.run.images import Images
+from finegauge.run.phases import Images
 
 # Per parameter: NF4 in blocks of 64 with a 32-bit scale, whose scales double quantisation takes down to 8 bit
 # (section 3 of the second paper in [1]); GPTQ in groups of 128.

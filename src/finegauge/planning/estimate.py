@@ -32,7 +32,7 @@ from finegauge.prediction.calibration import current
 from finegauge.prediction.device import Device
 from finegauge.prediction.moments import Moment, Shortage, moments_of, shortages
 from finegauge.prediction.predictor import device_of, predict, predict_steps
-from finegauge.prediction.training import TRAINED
+from finegauge.prediction.time import TRAINED
 from finegauge.prediction.uncertainty import (
     RISKY_FROM_FRACTION,
     WILL_NOT_FIT,

@@ -32,7 +32,7 @@ from finegauge.planning.selection import (
 from finegauge.planning.space import ON_NO_MACHINE, ORIGIN, Space, space_of
 from finegauge.planning.whatif import Standing, requirements, standing, with_known_length
 from finegauge.prediction.predictor import predict
-from finegauge.prediction.training import TRAINED
+from finegauge.prediction.time import TRAINED
 from finegauge.prediction.uncertainty import margin_ratio
 from finegauge.profile import Profile
 from finegauge.progress import Heard

@@ -51,12 +51,12 @@ from finegauge.prediction.sharding import Share, held_by, held_likewise, rank_ex
 from finegauge.prediction.time import (
     ATTENTION,
     OUTER,
+    TRAINED,
     StepTime,
     meets_every_micro_batch,
     micro_batch_time,
     slowest_extents,
 )
-from finegauge.prediction.training import TRAINED
 from finegauge.prediction.uncertainty import exceeding_fraction, memory_interval
 from finegauge.profile import Breakdown, Path
 from finegauge.progress import Heard, Progress

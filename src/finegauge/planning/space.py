@@ -27,7 +27,7 @@ from finegauge.model.op import Extents
 from finegauge.planning.quote import epochs_of
 from finegauge.planning.whatif import divisors
 from finegauge.prediction.sharding import longest_extents, mean_extents
-from finegauge.prediction.training import check_supported
+from finegauge.prediction.time import check_supported
 from finegauge.records import NamedTuple
 from finegauge.run.rules import LOMO
 from finegauge.run.run import FROM_CALLER, Run

@@ -51,6 +51,7 @@ from finegauge.prediction.model_parallel import (
     by_transformers,
     chunks_of,
     expert_tensor,
+    gradient_width,
     regathers,
     stage_layers,
     stream_degree,
@@ -67,7 +68,6 @@ from finegauge.prediction.sharding import (
     shard_degree,
     share_of,
 )
-from finegauge.prediction.value_widths import gradient_width
 from finegauge.profile import Exchange
 from finegauge.records import NamedTuple
 from finegauge.run.phases import accumulates_whole, micro_steps, num_updates

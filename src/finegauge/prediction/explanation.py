@@ -7,7 +7,7 @@ stages of its `step_time_s`, the formula with its numbers put in. Here a path is
 from finegauge.catalogue.gpus import CPU, gpu
 from finegauge.data.batch_shape import shape
 from finegauge.model.graph import Graph, build
-from finegauge.model.head import TILE_WORDS
+from finegauge.model.layers import TILE_WORDS
 from finegauge.model.lowering import QUANTIZED_BYTES
 from finegauge.model.op import TILE_TOKENS
 from finegauge.prediction.allocator import Allocator, shapes_vary, slack_fraction

@@ -1,4 +1,4 @@
-"""One rank's share of operators under tensor, sequence and expert parallelism, and of a pipeline's layers.
+"""One rank's share of operators under tensor, sequence and expert parallelism, a pipeline, an optimizer.
 
 Between the two products of a branch a tensor-parallel rank has channels of its own only [1]; what comes
 before the first and after the last is whole on every rank: streams, norms, masks of dropout, and the
@@ -50,7 +50,7 @@ from finegauge.model.gradient_pruning import is_adapter
 from finegauge.model.graph import Graph
 from finegauge.model.op import NOTHING, Cost, Extents, Op
 from finegauge.model.op_builder import EXPERTS_CASTS
-from finegauge.model.weights import Weights
+from finegauge.model.weights import LEAST_PAGED, Trained, Weights, state_bytes
 from finegauge.prediction.recomputation import PRODUCTS, rerun, rerun_share
 from finegauge.run.rules import BOTH_ENDS, FSDP, SERVING, V_SHAPED, counted
 from finegauge.run.run import Run
@@ -419,3 +419,52 @@ def bubble_s(run: Run, forward_s: Any, backward_s: Any, others: Any, weights: An
         case _:
             waits = (forward_s + backward_s) / chunks_of(run)
     return others * largest(0.0, waits)
+
+
+STATE_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "remainder": 2.0, "fp8": 1.0}
+MASTER_BYTES = 12.0  # fp32 copy, first and second moment, per trained parameter under DeepSpeed
+
+
+def keeps_fp32_shards(run: Run) -> bool:
+    """Return whether FSDP's mixed precision holds fp32 shards of what it gathers in 16 bit."""
+    return (
+        run.sharding in FSDP and run.num_gpus > 1 and run.weights_dtype == "fp32" and run.autocast != "none"
+    )
+
+
+def has_megatron_optimizer(run: Run) -> bool:
+    """Return whether 16-bit weights that train have Megatron-LM's fp32 copy and moments beside them.
+
+    Its fused Adam has no temporaries (megatron/core/optimizer/optimizer.py, read 2026-11-21).
+    """
+    trains_16_bit = run.method == "full" and run.weights_dtype != "fp32" and run.autocast == "none"
+    return trains_16_bit and by_megatron(run)
+
+
+def gradient_width(run: Run) -> float:
+    """Return how many times as wide as they are computed gradients are held, and exchanged, by a rank.
+
+    Megatron-LM adds those of bf16 weights up in fp32, in the buffer that it reduces: 18 bytes for every
+    trained parameter in all, 6 + 12/N where the optimizer is divided (Korthikanti et al. 2022, section 6).
+    With grad_reduce_in_bf16, or main_grads_dtype, it does so as `gradient_dtype` says.
+    """
+    megatron = has_megatron_optimizer(run) and run.weights_dtype == "bf16"
+    megatron = megatron and run.gradient_dtype in (None, "fp32")
+    return 2.0 if megatron or keeps_fp32_shards(run) else 1.0
+
+
+def master_bytes(run: Run) -> float:
+    """Return the bytes of a trained parameter's copy and moments, beside its 16-bit value.
+
+    Megatron's precision-aware optimizer keeps each as asked; of an fp32 copy TransformerEngine stores what
+    bf16 weights lack of it (store_param_remainders, megatron/core/optimizer/optimizer_config.py, 0075637).
+    """
+    return STATE_BYTES[run.master_dtype] + 2.0 * STATE_BYTES[run.moments_dtype]
+
+
+def zero_bytes(run: Run) -> float:
+    """Return the bytes of a trained parameter's copy and states under ZeRO, which sees one long vector."""
+    if run.optimizer in ("adamw", "paged_adamw"):
+        return master_bytes(run)
+    alone = Trained((LEAST_PAGED,), 4)
+    return STATE_BYTES["fp32"] + state_bytes(run.optimizer, alone) / LEAST_PAGED

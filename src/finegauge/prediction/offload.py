@@ -32,7 +32,7 @@ from finegauge.arithmetic import largest, where
 from finegauge.catalogue.frameworks import framework_of
 from finegauge.catalogue.gpus import GpuSpec
 from finegauge.model.graph import build, scoring_runs
-from finegauge.prediction.model_parallel import by_fully_shard, stage_layers
+from finegauge.prediction.model_parallel import MASTER_BYTES, by_fully_shard, stage_layers
 from finegauge.prediction.sharding import (
     Share,
     expert_shard_degree,
@@ -40,7 +40,6 @@ from finegauge.prediction.sharding import (
     states_on_host,
     weights_on_host,
 )
-from finegauge.prediction.value_widths import MASTER_BYTES
 from finegauge.profile import Breakdown, Path
 from finegauge.records import NamedTuple
 from finegauge.run.run import FROM_DEFAULT, Run

@@ -66,8 +66,7 @@ from finegauge.prediction.sharding import (
     share_of,
     weights_on_host,
 )
-from finegauge.prediction.time import SLOWEST, StepClock, StepTime, beside_layers
-from finegauge.prediction.training import Answer, Question, training
+from finegauge.prediction.time import SLOWEST, Answer, Question, StepClock, StepTime, beside_layers, training
 from finegauge.profile import Breakdown, Path
 from finegauge.records import NamedTuple
 from finegauge.run.phases import accumulates_whole, by_engine, has_engine, micro_steps, num_updates

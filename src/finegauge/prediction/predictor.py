@@ -27,19 +27,22 @@ from finegauge.prediction.sharding import (
     share_of,
 )
 from finegauge.prediction.time import (
+    TRAINED,
+    Answer,
+    Question,
     StepTime,
     board_power,
+    check_supported,
     micro_batch_time,
     slowest_extents,
     step_energy_j,
     step_of,
+    training,
 )
-from finegauge.prediction.training import TRAINED, Answer, Question, check_supported, training
 from finegauge.prediction.uncertainty import evidence, memory_interval, spread_lengths, time_interval
 from finegauge.profile import Breakdown, Estimator, Exchange, Explanation, Held, Path, Profile, Source, Work
 from finegauge.records import NamedTuple
-from finegauge.run.images import images_in_words
-from finegauge.run.phases import by_engine, micro_steps
+from finegauge.run.phases import by_engine, images_in_words, micro_steps
 from finegauge.run.rules import SERVING
 from finegauge.run.run import Run
 from finegauge.units import GIB

@@ -28,7 +28,7 @@ from finegauge.catalogue.device_profile import NF4_INFERENCE, DeviceProfile, Rea
 from finegauge.catalogue.gpus import CPU, GpuSpec
 from finegauge.errors import UnsupportedError
 from finegauge.model.attention import ROTARY_BYTES
-from finegauge.model.head import FULL_LOSS_FORWARD_BYTES
+from finegauge.model.layers import FULL_LOSS_FORWARD_BYTES
 from finegauge.model.lowering import QUANTIZED_BYTES
 from finegauge.model.op import NOTHING, Cost, Extents, Gemm, Op
 from finegauge.model.op_builder import RMS_FORWARD_BYTES

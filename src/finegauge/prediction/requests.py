@@ -22,8 +22,7 @@ from finegauge.data.batch_shape import answer_lengths
 from finegauge.prediction.generation import cache_bytes
 from finegauge.prediction.rollout import Engine, EngineClock, Generate
 from finegauge.prediction.serving import CacheRoom, Limits
-from finegauge.prediction.time import StepTime
-from finegauge.prediction.training import Question
+from finegauge.prediction.time import Question, StepTime
 from finegauge.profile import Breakdown
 from finegauge.records import NamedTuple
 from finegauge.run.phases import answer_tokens, micro_steps

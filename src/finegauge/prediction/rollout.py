@@ -51,8 +51,7 @@ from finegauge.prediction.generation import judging
 from finegauge.prediction.links import Network
 from finegauge.prediction.serving import Limits, cache_room, engine_activations
 from finegauge.prediction.sharding import GATHERING, Share, shard_degree, share_of
-from finegauge.prediction.time import StepTime
-from finegauge.prediction.training import Answer, Question
+from finegauge.prediction.time import Answer, Question, StepTime
 from finegauge.profile import Breakdown, Path, Profile, RolloutUse
 from finegauge.records import NamedTuple
 from finegauge.run.phases import group_size, has_engine, micro_steps, prompts_of

@@ -38,16 +38,22 @@ from finegauge.prediction.memory import (
     worst,
 )
 from finegauge.prediction.model_parallel import (
+    MASTER_BYTES,
     by_fully_shard,
     by_tensors,
     divided,
     expert_tensor,
+    gradient_width,
+    has_megatron_optimizer,
+    keeps_fp32_shards,
+    master_bytes,
     on_a_stage,
     on_stage,
     outer_params,
     stage_experts,
     stage_graphs,
     stage_shares,
+    zero_bytes,
 )
 from finegauge.prediction.prefetch import (
     NO_MESSAGES,
@@ -56,14 +62,6 @@ from finegauge.prediction.prefetch import (
     Messages,
     messages_of,
     worst_of_forward,
-)
-from finegauge.prediction.value_widths import (
-    MASTER_BYTES,
-    gradient_width,
-    has_megatron_optimizer,
-    keeps_fp32_shards,
-    master_bytes,
-    zero_bytes,
 )
 from finegauge.profile import Breakdown, Path
 from finegauge.records import NamedTuple

@@ -29,7 +29,7 @@ of samples inside packed sequences; slow machines.
     everything else in the node included
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 from math import erf, sqrt
 from typing import TYPE_CHECKING, Any
@@ -37,15 +37,18 @@ from typing import TYPE_CHECKING, Any
 from finegauge.arithmetic import largest, present
 from finegauge.catalogue.gpus import GpuSpec
 from finegauge.data.batch_shape import BatchShape, lengths
+from finegauge.errors import UnsupportedError
 from finegauge.model.op import Extents, Op
 from finegauge.prediction.calibration import Calibration
 from finegauge.prediction.device import Device
+from finegauge.prediction.memory import LiveSet
 from finegauge.prediction.model_parallel import behind_head, slowest_share, splits_backward, weights_fraction
 from finegauge.prediction.recomputation import passes_of_a_layer, rerun, rerun_share
-from finegauge.prediction.sharding import GATHERING, Share, mean_extents, states_on_host
+from finegauge.prediction.sharding import GATHERING, Share, mean_extents, rank_live_set, states_on_host
 from finegauge.profile import Breakdown, Path
 from finegauge.records import NamedTuple
-from finegauge.run.rules import GENERATING
+from finegauge.run.phases import by_engine
+from finegauge.run.rules import GENERATING, RL, SERVING
 from finegauge.run.run import Run
 
 if TYPE_CHECKING:
@@ -394,3 +397,58 @@ def step_energy_j(
         waiting=num_gpus * step.host_bound_s * idle,
         communication=num_gpus * exchanging * largest(idle, calibration.exchange_power_fraction * limit),
     )
+
+
+TRAINED = ("sft", "pretrain", "reward")
+NO_TIME = StepTime(Breakdown({}), 0.0, 0.0, 0.0)
+UNDIVIDED = ("pipeline_parallel", "context_parallel")  # degrees that no equation here covers
+
+
+class Question(NamedTuple):
+    """One rank's share of a step, and the device it runs on."""
+
+    run: Run
+    share: Share
+    mean: Extents  # of the average micro-batch: what time depends on
+    longest: Extents  # of the longest: what memory must hold
+    device: "Device | ProfiledDevice"
+    network: "Network | None"
+    cublas_bytes: float
+    slowest: Extents | None = None  # of the rank that the others wait for; None: all are alike
+    unpacked: Run | None = None  # the run before its answers were packed; None: as it is
+    room_bytes: float = 0.0  # of the GPU for tensors: what the run may use without the process's own
+    timed: bool = True  # whether the seconds are asked about too
+
+
+class Answer(NamedTuple):
+    """What one step holds and takes on one rank."""
+
+    live: LiveSet
+    step: StepTime
+    observations: Mapping[str, Any] = {}  # of the requests of a load, as of a measured one
+
+
+def training(asked: Question) -> Answer:
+    """Return what one step of training holds and takes; a reward model has a scalar head."""
+    live = rank_live_set(asked.run, asked.share, asked.longest, asked.cublas_bytes)
+    if not asked.timed:
+        return Answer(live, NO_TIME)
+    return Answer(live, step_time(asked.share, asked.mean, asked.device, asked.network, asked.slowest))
+
+
+def check_supported(run: Run) -> None:
+    """Refuse what no equation here covers, in one sentence."""
+    if run.method == "freeze" and run.num_gpus > 1:
+        raise UnsupportedError(
+            f"method=freeze is predicted on one GPU, not on num_gpus={run.num_gpus}; "
+            f"full and lora are on several."
+        )
+    if run.phase in TRAINED or (run.phase in RL and by_engine(run)):
+        return
+    piped = run.phase in SERVING and by_engine(run)
+    for name in UNDIVIDED[piped:]:
+        if getattr(run, name) > 1:
+            raise UnsupportedError(
+                f"phase={run.phase} with {name}={getattr(run, name)} is not predicted: data, tensor and "
+                f"expert parallelism are; set {name}=1."
+            )

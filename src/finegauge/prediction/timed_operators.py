@@ -11,7 +11,7 @@ A GPU that was not timed takes constants and weights of the nearest one that was
 datasheet: its architecture's where one was timed, else the mean over those that were. Such an answer says so,
 and its interval is what leaving out one timed GPU after the other has shown.
 
-Constants and weights are fitted by `calibration.operators` and read per GPU, when it is asked for.
+Constants and weights are fitted by `benchmarks.operator_fits` and read per GPU, when it is asked for.
 
 A surface is what physics has, with the few constants that a kernel brings:
 

@@ -6,7 +6,7 @@ from typing import Any
 from finegauge.answers.plan import AlternativePlan, Candidate, PlanAnswer, RaisedLimit, Winner
 from finegauge.answers.study import Way
 from finegauge.planning.selection import BEATEN, BUDGET, EQUAL_FRACTION, MEMORY, RISK, TIME, UNKNOWN, Wanted
-from finegauge.prediction.training import TRAINED
+from finegauge.prediction.time import TRAINED
 from finegauge.prediction.uncertainty import WILL_NOT_FIT
 from finegauge.render import number_format as fmt
 from finegauge.render.report import (

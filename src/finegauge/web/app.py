@@ -1,6 +1,6 @@
 """The local server's routes: the page, its files, the JSON interface and its description.
 
-request -> guard (who asks) -> limits (how much) -> a worker process (the answer) -> gzip
+request -> guard (who asks) -> workers (how much) -> a worker process (the answer) -> gzip
 """
 
 import re
@@ -16,14 +16,22 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from finegauge.errors import internal_error
-from finegauge.web import jobs, limits
+from finegauge.web import jobs
 from finegauge.web.api import API, JSON, LISTINGS, QUESTIONS, openapi_text
 from finegauge.web.assets import PREFIX, assets
 from finegauge.web.guard import LOCAL, Access, App, Guarded, error_response
-from finegauge.web.limits import RefusedError
-from finegauge.web.metrics import MEDIA_TYPE, Figures, Metrics
-from finegauge.web.storage import Reply
-from finegauge.web.workers import Answering, Job, Workers, ready
+from finegauge.web.storage import MEDIA_TYPE, Figures, Metrics, Reply
+from finegauge.web.workers import (
+    MAX_QUERY_BYTES,
+    Answering,
+    Job,
+    RefusedError,
+    Workers,
+    body_of,
+    form_fields,
+    json_object,
+    ready,
+)
 
 FORM = "application/x-www-form-urlencoded"
 GZIP_FROM_BYTES = 1_000
@@ -122,7 +130,7 @@ def _page_routes(answering: Answering) -> list[Route]:
 
     def posted(name: str) -> Endpoint:
         async def endpoint(request: Request) -> Response:
-            fields = limits.form_fields(await limits.body_of(request, FORM))
+            fields = form_fields(await body_of(request, FORM))
             search = name in jobs.SEARCHES
             return _response(await answering.reply(jobs.page, name, fields, search=search))
 
@@ -133,7 +141,7 @@ def _page_routes(answering: Answering) -> list[Route]:
         if name not in jobs.DOWNLOADS:
             raise HTTPException(404)
         is_get = request.method in ("GET", "HEAD")
-        fields = _query(request) if is_get else limits.form_fields(await limits.body_of(request, FORM))
+        fields = _query(request) if is_get else form_fields(await body_of(request, FORM))
         search = name in jobs.SEARCHES
         return _response(await answering.reply(jobs.download, name, fields, search=search))
 
@@ -155,7 +163,7 @@ _WHOLE = ("index", "submitted", "choices")  # that have a route of their own
 def _api_routes(answering: Answering, root_path: str) -> list[Route]:
     def question(name: str) -> Endpoint:
         async def endpoint(request: Request) -> Response:
-            asked = limits.json_object(await limits.body_of(request, JSON))
+            asked = json_object(await body_of(request, JSON))
             return _response(await answering.reply(jobs.question, name, asked, search=name in jobs.SEARCHES))
 
         return endpoint
@@ -182,11 +190,9 @@ def _query(request: Request) -> Mapping[str, str]:
     Raises: RefusedError where it is too long, or no text.
     """
     text: bytes = request.scope["query_string"]
-    if len(text) > limits.MAX_QUERY_BYTES:
-        raise RefusedError(
-            414, f"The link is too long; at most {limits.MAX_QUERY_BYTES // 1024} KiB are read."
-        )
-    return limits.form_fields(text)
+    if len(text) > MAX_QUERY_BYTES:
+        raise RefusedError(414, f"The link is too long; at most {MAX_QUERY_BYTES // 1024} KiB are read.")
+    return form_fields(text)
 
 
 def _response(reply: Reply) -> Response:

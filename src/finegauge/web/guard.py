@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 from finegauge.web import jobs
 from finegauge.web.api import API
 from finegauge.web.assets import PREFIX, style_source
-from finegauge.web.metrics import Metrics
+from finegauge.web.storage import Metrics
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

@@ -34,7 +34,6 @@ from finegauge.run.run import Run
 from finegauge.web import drawings
 from finegauge.web.assets import icon, later_scripts, style, url
 from finegauge.web.choices import controls, groups, job_text, jobs, model_choices
-from finegauge.web.compared import Pinned, compared_of, pins_of
 from finegauge.web.form import (
     DOCUMENT,
     LENGTH_FIELDS,
@@ -47,7 +46,16 @@ from finegauge.web.form import (
     state_of,
     token_of,
 )
-from finegauge.web.plan_view import PLAN_FIELDS, plan_field_of, planned_of, switches_of, wanted_of
+from finegauge.web.plan_view import (
+    PLAN_FIELDS,
+    Pinned,
+    compared_of,
+    pins_of,
+    plan_field_of,
+    planned_of,
+    switches_of,
+    wanted_of,
+)
 from finegauge.web.storage import Reply, upload_store
 
 if TYPE_CHECKING:

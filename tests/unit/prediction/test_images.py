@@ -8,7 +8,7 @@ from finegauge.data.batch_shape import shape
 from finegauge.errors import FieldError, UnsupportedError
 from finegauge.model.graph import build
 from finegauge.prediction.predictor import predict
-from finegauge.run.images import image_tokens
+from finegauge.run.phases import image_tokens
 from finegauge.run.run import Run
 
 ONE = {

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from finegauge.cli import root
-from finegauge.web import limits
+from finegauge.web import workers
 from finegauge.web.guard import PROBES
 from finegauge.web.workers import lanes
 
@@ -78,9 +78,9 @@ def test_its_options_exist_and_its_user_is_the_images() -> None:
 
 def test_the_proxy_passes_what_the_page_reads() -> None:
     (body,) = re.findall(r"client_max_body_size (\d+)k;", NGINX)
-    assert int(body) * 1024 == limits.MAX_BODY_BYTES
+    assert int(body) * 1024 == workers.MAX_BODY_BYTES
     (header,) = re.findall(r"large_client_header_buffers \d+ (\d+)k;", NGINX)
-    assert int(header) * 1024 > limits.MAX_QUERY_BYTES
+    assert int(header) * 1024 > workers.MAX_QUERY_BYTES
     (patience,) = re.findall(r"proxy_read_timeout (\d+)s;", NGINX)
     assert int(patience) > max(lane.within_s for lane in lanes())
     assert "Host $http_host;" in NGINX

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 from starlette.testclient import TestClient
 
-from finegauge.web import limits
+from finegauge.web import workers
 from finegauge.web.api import API
-from finegauge.web.limits import RefusedError, form_fields, json_object
+from finegauge.web.workers import RefusedError, form_fields, json_object
 from tests.unit.web.inline import client
 
 JSON = {"content-type": "application/json"}
@@ -63,7 +63,7 @@ def test_a_text_in_json_is_told_by_its_key() -> None:
 
 @pytest.mark.parametrize("length", [True, False], ids=["stated", "streamed"])
 def test_a_long_body_is_not_read(length: bool, browser: TestClient) -> None:
-    body = b"x" * (limits.MAX_BODY_BYTES + 1)
+    body = b"x" * (workers.MAX_BODY_BYTES + 1)
     content: Any = body if length else iter([body[:200_000], body[200_000:]])
     got = browser.post(f"{API}/check", content=content, headers=JSON)
     assert got.status_code == 413
@@ -83,7 +83,7 @@ def test_a_page_takes_forms_only(browser: TestClient) -> None:
 
 
 def test_a_slow_body_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "BODY_WITHIN_S", 0.01)
+    monkeypatch.setattr(workers, "BODY_WITHIN_S", 0.01)
 
     async def never() -> AsyncIterator[Any]:
         await asyncio.sleep(60)
@@ -94,12 +94,12 @@ def test_a_slow_body_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
     scope = {"type": "http", "method": "POST", "headers": [(b"content-type", b"application/json")]}
     with pytest.raises(RefusedError) as refused:
-        asyncio.run(limits.body_of(Request(scope, receive), "application/json"))
+        asyncio.run(workers.body_of(Request(scope, receive), "application/json"))
     assert refused.value.status == 408
 
 
 def test_a_long_link_is_not_read(browser: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MAX_QUERY_BYTES", 1_000)
+    monkeypatch.setattr(workers, "MAX_QUERY_BYTES", 1_000)
     got = browser.get(f"{API}/models?pattern={'x' * 1_100}")
     assert got.status_code == 414
     assert got.json()["error"]

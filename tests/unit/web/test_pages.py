@@ -17,8 +17,8 @@ from finegauge.formats.writing import FRAMEWORKS
 from finegauge.run.run import FIELDS
 from finegauge.web import pages
 from finegauge.web.choices import controls, gpu_choices, jobs
-from finegauge.web.compared import MOST_RUNS
 from finegauge.web.form import LENGTH_FIELDS, State, state_of, token_of
+from finegauge.web.plan_view import MOST_RUNS
 from finegauge.web.storage import Reply
 
 pytestmark = pytest.mark.extras

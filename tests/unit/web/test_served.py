@@ -15,7 +15,7 @@ from finegauge.web import jobs, workers
 from finegauge.web.api import API
 from finegauge.web.assets import later_scripts
 from finegauge.web.guard import BURST_S, MOST_CLIENTS, SEARCH_COSTS, Access, Rates
-from finegauge.web.metrics import BOUNDS_S, Figures, Metrics
+from finegauge.web.storage import BOUNDS_S, Figures, Metrics
 from tests.unit.web.inline import client
 
 NAME = "gauge.example.org"

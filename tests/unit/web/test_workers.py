@@ -17,9 +17,8 @@ import pytest
 
 from finegauge.sandbox import born
 from finegauge.web import workers
-from finegauge.web.limits import RefusedError
 from finegauge.web.storage import Reply, ResponseCache, key_of
-from finegauge.web.workers import Lane, Workers
+from finegauge.web.workers import Lane, RefusedError, Workers
 
 pytestmark = pytest.mark.extras
 

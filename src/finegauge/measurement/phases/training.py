@@ -24,7 +24,7 @@ from finegauge.measurement.batches import IGNORED, Batch, batches
 from finegauge.measurement.build import autocasting
 from finegauge.measurement.options import Options
 from finegauge.measurement.subject import SINGLE_PROCESS, SingleProcess, Subject, Trained
-from finegauge.model.head import TILE_WORDS
+from finegauge.model.layers import TILE_WORDS
 from finegauge.run.phases import tiles_loss
 from finegauge.run.run import Run
 
