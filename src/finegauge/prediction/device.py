@@ -24,7 +24,7 @@ from functools import lru_cache
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from finegauge.arithmetic import largest, present, where
+from finegauge.arithmetic import largest, present, smallest, where
 from finegauge.catalogue.gpus import GpuSpec
 from finegauge.model.op import Cost, Extents, Gemm, Op
 from finegauge.prediction.calibration import DATASHEET, Calibration
@@ -104,14 +104,16 @@ FOREACH_VALUES, FUSED_VALUES, CLIP_VALUES = 21.0, 7.0, 3.0  # read or written pe
 PARAMETER_VALUES = 3.0  # of them the parameter, twice, and its gradient; states are beside
 ADAMW = ("adamw", "paged_adamw")
 
-# rows, columns, and the rate over the largest's; the last has the fewest rows of a matrix instruction
-# (m16n8k16), its rate by the FLOPs to each operand read as those before it; operands that its first rows
-# read come from memory, which is counted beside, and those of the next from cache
-FEWEST_ROWS = 16
+# rows, columns, and the rate over the largest's
 TILES = (
     (256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.93), (128, 64, 0.80), (64, 64, 0.62), (64, 32, 0.45),
-    (FEWEST_ROWS, 128, 0.30),
 )  # fmt: skip
+# Up to MOST_ROWS rows have a tile as high as they need, in steps of the rows of a matrix instruction's smaller
+# operand (wgmma, and m16n8k16 turned). Its rate is its FLOPs to each byte of its operands over those that the
+# multipliers ask for, which is what says the rates above too, to 0.03; of the weights memory brings the part
+# that its first rows read, at a rate counted beside. Fewer FLOPs to a clock ask for fewer (H20, GeForce).
+TILE_COLUMNS, ROW_STEP, FEWEST_ROWS, MOST_ROWS = 128, 8, 16, 128
+ASKED_FLOPS_PER_BYTE = 47.4  # at A100's FLOPs to a multiprocessor and clock, and above
 PIPELINE_DEPTH = 96.0  # elements of k before a tile's pipeline is full
 HALF_RATE_KEYS = 450.0  # keys per query at which FlashAttention-2 has half its rate of long rows [1, fig. 5]
 SPLIT_K = 4  # a product of few tiles may divide its inner dimension over this many blocks
@@ -133,6 +135,7 @@ class Device(NamedTuple):
     memory_bytes_per_s: float
     dequantise_bytes_per_s: float
     num_sms: float
+    asked_flops_per_byte: float  # of a tile's operands, for multipliers to be busy
     pace_ratio: float = 1.0  # of seconds, by `Learned`
     trainer_s: float = 0.0
     trainer_step_s: float = 0.0
@@ -200,6 +203,7 @@ class Device(NamedTuple):
             memory_bytes_per_s=gpu.memory_bytes_per_s * constants.bandwidth_fraction,
             dequantise_bytes_per_s=gpu.memory_bytes_per_s * constants.dequantise_fraction,
             num_sms=float(gpu.num_sms or DEFAULT_SMS),
+            asked_flops_per_byte=ASKED_FLOPS_PER_BYTE * _rate_of_a100(gpu),
         )
 
     @classmethod
@@ -208,7 +212,7 @@ class Device(NamedTuple):
         import numpy
 
         if not devices:
-            return cls(DATASHEET, {}, {}, 0.0, {}, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0)
+            return cls(DATASHEET, {}, {}, 0.0, {}, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0)
 
         def together(numbers: Sequence[Any]) -> Any:
             if isinstance(numbers[0], Mapping):
@@ -289,12 +293,13 @@ class Device(NamedTuple):
 
     def _product_seconds(self, gemm: Gemm, tokens: float, dtype: str) -> float:
         """Return the seconds of `gemm`, looked at once for the same tokens."""
+        asked, rate = self.asked_flops_per_byte, self.matmul_flops_per_s[dtype]
         if self.known is None:
-            return _known_work(gemm, tokens, self.num_sms) / self.matmul_flops_per_s[dtype]
+            return _known_work(gemm, tokens, self.num_sms, asked) / rate
         key = gemm, id(tokens)  # of an array, which is kept so that no other has its place
         if key not in self.known:
-            self.known[key] = tokens, gemm_work(gemm, tokens, self.num_sms)
-        return self.known[key][1] / self.matmul_flops_per_s[dtype]
+            self.known[key] = tokens, gemm_work(gemm, tokens, self.num_sms, asked)
+        return self.known[key][1] / rate
 
 
 def best_fraction(
@@ -356,11 +361,15 @@ def _efficient(gpu: GpuSpec, attention: Mapping[str, float], flash: float) -> di
 def _flash_share(gpu: GpuSpec, constants: Calibration) -> float:
     """Return FlashAttention-2's rate over that of large products, by that of an A100."""
     ours = constants.flash_fraction / A100_MATMUL_FRACTION
+    return float(1.0 / (1.0 + (1.0 / ours - 1.0) * _rate_of_a100(gpu) ** EXPONENTIAL_EXPONENT))
+
+
+def _rate_of_a100(gpu: GpuSpec) -> float:
+    """Return FLOPs to a multiprocessor and clock over A100's; 1 where there are more, or it is not known."""
     half = gpu.flops_per_s.get("bf16") or gpu.flops_per_s.get("fp16")
     if not (half and gpu.num_sms and gpu.boost_hz):
-        return ours
-    per_clock = min(1.0, half / gpu.num_sms / gpu.boost_hz / A100_FLOPS_PER_CLOCK)
-    return float(1.0 / (1.0 + (1.0 / ours - 1.0) * per_clock**EXPONENTIAL_EXPONENT))
+        return 1.0
+    return float(min(1.0, half / gpu.num_sms / gpu.boost_hz / A100_FLOPS_PER_CLOCK))
 
 
 def narrow_fraction(gpu: GpuSpec, dtype: str) -> float:
@@ -371,25 +380,27 @@ def narrow_fraction(gpu: GpuSpec, dtype: str) -> float:
     return NARROW_FRACTIONS.get(family, {}).get(TIMED_AS.get(dtype, dtype), NARROW_MATMUL_FRACTION)
 
 
-def gemm_work(gemm: Gemm, tokens: float, sms: float) -> float:
+def gemm_work(gemm: Gemm, tokens: float, sms: float, asked_flops_per_byte: float) -> float:
     """Return the FLOPs that a device of `sms` multiprocessors could have done in the time of `gemm`.
 
     They are its own over the efficiency of its best tiling.
     """
     rows = largest(1.0, gemm.rows_per_token * tokens / gemm.groups)
     flops = 2.0 * rows * gemm.n * gemm.k * gemm.groups
+    height = smallest(MOST_ROWS, -(-rows // ROW_STEP) * ROW_STEP)
+    again = 1.0 - FEWEST_ROWS / largest(rows, FEWEST_ROWS)
+    wanted = asked_flops_per_byte * (again / height + 1.0 / TILE_COLUMNS)
+    own = (height, TILE_COLUMNS, (rows <= MOST_ROWS) * (1.0 + wanted**4) ** -0.25)
     reached = []
-    for tile_m, tile_n, quality in TILES:
-        passes = -(-rows // tile_m)  # a part of a tile is a tile
-        tiles = passes * -(-gemm.n // tile_n) * gemm.groups
+    for tile_m, tile_n, quality in (*TILES, own):
+        tiles = -(-rows // tile_m) * -(-gemm.n // tile_n) * gemm.groups  # a part of a tile is a tile
         covered = rows * gemm.n * gemm.groups / (tiles * tile_m * tile_n)
         blocks, depth = tiles, float(gemm.k)
         if gemm.k > SPLIT_K * PIPELINE_DEPTH:
             split = where(tiles < sms, SPLIT_K, 1)
             blocks, depth = tiles * split, gemm.k / split
         waves = blocks / (-(-blocks // sms) * sms)
-        fed = quality if tile_m > FEWEST_ROWS else 1.0 / (1.0 + (1.0 / quality - 1.0) * (1.0 - 1.0 / passes))
-        reached.append(fed * covered * waves * depth / (depth + PIPELINE_DEPTH))
+        reached.append(quality * covered * waves * depth / (depth + PIPELINE_DEPTH))
     return flops / largest(*reached)
 
 

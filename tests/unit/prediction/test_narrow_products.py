@@ -7,7 +7,7 @@ import pytest
 from finegauge.catalogue.device_profile import timings
 from finegauge.catalogue.gpus import gpu
 from finegauge.model.op import Gemm
-from finegauge.prediction.device import gemm_work, narrow_fraction
+from finegauge.prediction.device import ASKED_FLOPS_PER_BYTE, gemm_work, narrow_fraction
 from finegauge.prediction.timed_operators import PEAKS, source_for
 
 LEAST_FLOPS, LEAST_SIZE = 1e11, 1024
@@ -22,7 +22,8 @@ def _share(name: str, dtype: str) -> float:
     for shape, seconds in zip(table.shapes, table.seconds, strict=True):
         m, n, k = map(int, shape)
         if 2.0 * m * n * k > LEAST_FLOPS and min(m, n, k) >= LEAST_SIZE:
-            work = gemm_work(Gemm(rows_per_token=1.0, n=n, k=k), float(m), float(spec.num_sms or 0))
+            product = Gemm(rows_per_token=1.0, n=n, k=k)
+            work = gemm_work(product, float(m), float(spec.num_sms or 0), ASKED_FLOPS_PER_BYTE)
             found.append(work / seconds / spec.peak_flops_per_s(PEAKS[dtype]))
     return median(found)
 
