@@ -108,10 +108,10 @@ ADAMW = ("adamw", "paged_adamw")
 TILES = (
     (256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.93), (128, 64, 0.80), (64, 64, 0.62), (64, 32, 0.45),
 )  # fmt: skip
-# Up to MOST_ROWS rows have a tile as high as they need, in steps of the rows of a matrix instruction's smaller
-# operand (wgmma, and m16n8k16 turned). Its rate is its FLOPs to each byte of its operands over those that the
-# multipliers ask for, which is what says the rates above too, to 0.03; of the weights memory brings the part
-# that its first rows read, at a rate counted beside. Fewer FLOPs to a clock ask for fewer (H20, GeForce).
+# Up to MOST_ROWS rows have a tile as high as they need, in steps of the rows of a matrix instruction's
+# smaller operand (wgmma, and m16n8k16 turned). Its rate is its FLOPs to each byte of its operands over those
+# that the multipliers ask for, which is what says the rates above too, to 0.03; of the weights memory brings
+# what the first rows read, counted beside. Fewer FLOPs to a clock ask for fewer (H20, GeForce).
 TILE_COLUMNS, ROW_STEP, FEWEST_ROWS, MOST_ROWS = 128, 8, 16, 128
 ASKED_FLOPS_PER_BYTE = 47.4  # at A100's FLOPs to a multiprocessor and clock, and above
 PIPELINE_DEPTH = 96.0  # elements of k before a tile's pipeline is full
