@@ -273,6 +273,8 @@ def of_task(keys: Mapping[str, Any]) -> Task | None:
         return Task(
             f"torchrun --nproc_per_node {keys.get('GPUS_PER_NODE', 8)} pretrain_gpt.py {shlex.join(words)}"
         )
+    if "train_loader" in mapping_in(keys, "parameters"):  # of MosaicML's platform: the run itself
+        return None
     resources, command = mapping_in(keys, "resources"), keys.get("command")
     if isinstance(keys.get("commands"), list) and keys.get("type") in ("task", "dev-environment"):
         return _of_dstack(keys, resources.get("gpu"))
@@ -280,7 +282,8 @@ def of_task(keys: Mapping[str, Any]) -> Task | None:
         pods = whole_of(resources.get("instance_count", 1)) or 1
         return Task(command, _variables(keys.get("environment_variables")), nodes=pods)
     if not is_task(keys):
-        return None
+        found = [one for one in _list(keys.get("tasks")) if mapping_in(one, "resources").get("gpuCount")]
+        return _of_beaker(found[0]) if found else None
     card, each = accelerators(keys)
     nodes, folder = str(keys.get("num_nodes") or 1), keys.get("workdir")
     given = {"SKYPILOT_NUM_NODES": nodes, "SKYPILOT_NUM_GPUS_PER_NODE": str(each)}
@@ -288,6 +291,14 @@ def of_task(keys: Mapping[str, Any]) -> Task | None:
     mounts = {k: v for k, v in _variables(mapping_in(keys, "file_mounts")).items() if "{" not in v}
     mounts |= {"": os.path.join(folder, "")} if isinstance(folder, str) else {}
     return Task(str(keys["run"]), given, mounts, {}, whole_of(nodes) or 0, each, card)
+
+
+def _of_beaker(task: Mapping[str, Any]) -> Task:
+    """Return what a task of Beaker starts on each of its replicas."""
+    nodes, each = whole_of(task.get("replicas", 1)) or 1, whole_of(task["resources"]["gpuCount"]) or 0
+    words = [*_words(task.get("command")), *_words(task.get("arguments"))]
+    script = words[-1] if "-c" in words else _line(words)  # of a shell
+    return Task(" ".join(script.split()), _variables(task.get("envVars")), nodes=nodes, each=each)
 
 
 def _of_dstack(keys: Mapping[str, Any], gpu: Any) -> Task:

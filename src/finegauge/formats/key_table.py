@@ -40,6 +40,7 @@ _OF_TRAINING = (
     r"lora|peft|adapter|rank|bits|quant|batch|learning|epoch|packing|seq(uence)?_?len|length|optim|precision"
     r"|dtype|base_model|model_name|parallel|checkpointing|deepspeed|fsdp|zero_"
 )
+_OF_MODELS = r"(?i)^(base_?)?model(_?(name|id|path))?$|checkpoint$|^pretrained_?(model|path)$"
 _MAX_OF_OTHERS = 3  # such keys that a framework does not know: the file is another program's
 # Keys of learning, of logs and of files, by what any framework calls them.
 _HARMLESS = (
@@ -440,6 +441,8 @@ class Reading:
                 way = ": it builds it of a configuration of its own; add model=config.json, as it saves it"
             elif "the model is an argument" in told:
                 way = ": it is an argument without a default, or computed; add model=NAME"
+            elif theirs := [name for name in self.keys if re.search(_OF_MODELS, str(name)[:200])]:
+                way += f" ({shown(str(theirs[0]))} is no key of {self.format.name})"
             raise FieldError(f"{self.file_name} does not state its model{way}.")
         return str(self.fields["model"])
 
@@ -520,6 +523,7 @@ class Reading:
         """Warn of keys that the framework does not know; values are never shown."""
         known, read = self.format.known, {BLOCK, *self.format.keys}
         sections = {key.partition(".")[0] for key in read if "." in key}
+        read |= {*re.findall(r"\$\{([\w.]{1,100})\}", str(self.keys))}  # names of the file's own
         unknown, blocks = list[str](), list[str]()
         for key, value in flattened(self.keys, sections):
             top = key.partition(".")[0]

@@ -210,7 +210,7 @@ def _of_sizes(reading: Reading) -> str:
     ]
     if found and config["model_type"] != "gpt2":
         return min(found, key=lambda name: (name != tokenizer, len(name)))
-    return _written(config)
+    return written_config(config)
 
 
 def _config(reading: Reading) -> dict[str, Any]:
@@ -286,7 +286,7 @@ def _vocabulary(reading: Reading) -> int:
     return -(-(size or 50257) // 128) * 128
 
 
-def _written(config: Mapping[str, Any]) -> str:
+def written_config(config: Mapping[str, Any], width: str = "hidden_size") -> str:
     """Return the path in the cache of a model's configuration, written if it is not there."""
     import hashlib
     import json
@@ -294,9 +294,7 @@ def _written(config: Mapping[str, Any]) -> str:
     from finegauge.documents import cache_path, write_document
 
     text = json.dumps(config, sort_keys=True)
-    name = (
-        f"{config['model_type']}-{config['hidden_size']}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.json"
-    )
+    name = f"{config['model_type']}-{config[width]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.json"
     path = cache_path("models", name)
     if not os.path.isfile(path):
         try:

@@ -48,13 +48,11 @@ _HOSTED = (
 # Files of other programs by keys that they alone have together: whose they are.
 _OTHERS = {
     "merge_method": "mergekit, which merges models and trains nothing",
-    "train_loader": "Composer (llm-foundry), which is not read",
     "num-layers": "GPT-NeoX, which is not read",
     "pipe-parallel-size": "GPT-NeoX, which is not read",
     "pass_rate_min": "open-r1 that filters data and trains nothing",
     "fine_tune_type": "mlx-lm, which trains on Apple's GPUs by MLX and is not read",
     "lora_parameters": "mlx-lm, which trains on Apple's GPUs by MLX and is not read",
-    "llm_backbone": "H2O LLM Studio, which is not read",
     "volumes": "a cloud (Axolotl's cloud.yaml); name the training's own file",
     **dict.fromkeys(
         ("training_file", "training_files", "baseModelIdentifier", "supervisedTuningSpec"), _HOSTED
@@ -264,7 +262,7 @@ def _loaded(asked: RunArgument) -> _Loaded:
         if (tasks := containers.tasks_of(text, name)) is not None:
             return _launched(launch.of_tasks(tasks, asked.place, name))
     keys = parse_toml(text, name) if kind == ".toml" else parse_yaml(text, name)
-    if isinstance(keys, dict) and {"run", "command", "commands", "MODEL_ARGS"} & {*keys}:
+    if isinstance(keys, dict) and {"run", "command", "commands", "MODEL_ARGS", "tasks"} & {*keys}:
         from finegauge.formats import containers, launch
 
         if (task := containers.of_task(keys)) is not None:

@@ -102,10 +102,7 @@ def _read_model(reading: Reading) -> None:
         raise FieldError(
             f"{reading.file_name} is a file of torchtune that evaluates or generates, not trains."
         )
-    if "teacher_model" in reading.keys:
-        reading.warn("teacher_model is not modelled: its weights and its pass come on top.")
-    if "quantizer" in reading.keys:
-        reading.warn("quantizer is not modelled: fake quantisation takes memory and time on top.")
+    _warn_of_parts(reading)
     component = str(mapping_in(reading.keys, "model").get("_component_", ""))
     parts = _BUILDER.match(component[:200].lower())
     stated = reading.overrides.get(_COMPONENT)
@@ -133,6 +130,20 @@ def _read_model(reading: Reading) -> None:
         reading.warn("Quantisation-aware training is not modelled: the run is taken as without it.")
     if prefix in ("dora_", "qdora_") or (prefix and reading.flag("model.use_dora")):
         reading.set("adapter", "dora", _COMPONENT, "model.use_dora")
+
+
+def _warn_of_parts(reading: Reading) -> None:
+    """Warn of models and of parts of a model that are left out."""
+    if "teacher_model" in reading.keys:
+        reading.warn("teacher_model is not modelled: its weights and its pass come on top.")
+    for part in ("decoder", "encoder"):  # of a model that sees
+        kind = reading.text(name := f"model.{part}_trainable")
+        if kind and (kind == "frozen") == (part == "decoder"):
+            reading.warn(
+                f"{name}={shown(kind)} is not modelled: the language model's layers are taken to train."
+            )
+    if "quantizer" in reading.keys:
+        reading.warn("quantizer is not modelled: fake quantisation takes memory and time on top.")
 
 
 def _catalogue_names(family: str, size: str) -> list[str]:

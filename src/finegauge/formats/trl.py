@@ -160,7 +160,7 @@ def _read_phase(reading: Reading) -> None:
         reading.warn(f"{trainer} is taken as grpo, whose passes it shares.")
     phase = "dpo" if trainer in _AS_DPO else "grpo" if trainer in _AS_GRPO else trainer
     for one, keys in (
-        ("grpo", ("num_generations", "max_completion_length")),
+        ("grpo", ("num_generations", "max_completion_length", "log_completions")),
         ("dpo", ("precompute_ref_log_probs", "rpo_alpha", "beta")),
         ("reward", ("center_rewards_coefficient",)),
         *([("reward", ("lora_task_type",))] if reading.text("lora_task_type") == "seq_cls" else []),

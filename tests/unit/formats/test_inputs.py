@@ -38,7 +38,7 @@ def understood(given: dict[str, Any], folder: Path) -> Run | str:
         (folder / given["file"]).write_text(text_of(given), encoding="utf-8")
         argument = str(folder / given["file"])
     try:
-        return describe(given.get("name") or argument)
+        return describe(given.get("name") or argument, given.get("with", ()))
     except FineGaugeError as error:
         return str(error)
 
