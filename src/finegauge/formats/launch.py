@@ -85,7 +85,10 @@ _UNSLOTH_CLI = {
     **{"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "optim": "adamw_8bit"},
     **{"max_seq_length": 2048, "max_steps": 400, "lora_r": 16, "lora_alpha": 16, "lora_dropout": 0.0},
 }
-_OF_OLD_TRL = {"model_name": "model_name_or_path", "seq_length": "max_seq_length"}  # of TRL 0.7's scripts
+_OF_OLD_TRL = {
+    **dict.fromkeys(("model_name", "base_model_name"), "model_name_or_path"),  # of TRL 0.7's scripts
+    **{"seq_length": "max_seq_length", "r": "lora_r", "target_modules": "lora_target_modules"},
+}
 _OF_CONFIG = re.compile(r"^(fsdp_config|train_config|lora_config|quantization_config)\.")
 _CONFIG_OPTIONS = ("config", "config_file", "job.config_file", "config_path", "c", "training_config")
 # Commands that handle files and words: what they name is started by others.
@@ -444,7 +447,10 @@ def _as_keys(
         more = options_of([word.strip() for word in given.rstrip(")").split(",")], hydra=True)[0]
         keys = {**keys, "command": loose[0], "recipe_model": model, "from_recipe": bool(model), **more}
     elif program in TRL.values():
-        options = {_OF_OLD_TRL.get(key, key): value for key, value in options.items()}
+        adapts = any(key.startswith("peft_config.") for key in options)
+        plain = {programs.OF_CLASS.sub("", key): value for key, value in options.items()}
+        options = {_OF_OLD_TRL.get(key, key): value for key, value in plain.items()}
+        options |= {"use_peft": True} if adapts else {}
     elif program.reader == "llama_recipes":  # --fsdp_config.pure_bf16, of the class of that name
         options = {_OF_CONFIG.sub("", key): value for key, value in options.items()}
         options = {key: value for key, value in options.items() if not key.startswith("dataset.")}

@@ -190,7 +190,7 @@ def _named_after(named: str, place: Place) -> dict[str, Any]:
         return {"distributed_type": "FSDP" if "fsdp" in name else "MULTI_GPU", "fsdp_config": {}}
     raise FileFormatError(
         f"{place.name} names accelerate's file {shown(named)}, which is not here; it says how many GPUs "
-        "there are and how the model is divided."
+        "there are and how the model is divided. Add it, or take it off and state num_gpus=… and sharding=…."
     )
 
 

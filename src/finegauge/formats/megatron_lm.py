@@ -41,6 +41,7 @@ _SHAPE = (
         "moe_ffn_hidden_size",
     ),
     *("max_position_embeddings", "tokenizer_type", "tokenizer_model", "pad_vocab_size_to"),
+    "padded_vocab_size",
     *("patch_tokenizer_type", "extra_vocab_size"),
 )
 _OTHER_MODELS = (
@@ -94,6 +95,7 @@ _UNASKED: Mapping[str, Mapping[str, Any]] = {
 }
 _OF_LORA = {"peft_dim": 8, "peft_alpha": 16, "use_distributed_optimizer": False}
 _RENAMED = {"max_steps": "train_iters", "sequence_length": "seq_length", "peft": "peft_scheme"}
+_OF_MINDSPEED = ("lora_r", "lora_alpha", "lora_dropout")  # MindSpeed-LLM's, of Ascend
 _COMMAND = re.compile(r"(\w+?)_(pretrain|finetune|sft|peft)_(?:config|recipe)")
 
 
@@ -267,8 +269,9 @@ def _config(reading: Reading) -> dict[str, Any]:
 
 def _vocabulary(reading: Reading) -> int:
     """Return the size of the vocabulary that the tokenizer has, padded as Megatron pads it."""
-    if reading.stated("pad_vocab_size_to"):  # of Megatron-DeepSpeed
-        return reading.whole("pad_vocab_size_to", most=10**7)
+    for padded in ("pad_vocab_size_to", "padded_vocab_size"):  # of Megatron-DeepSpeed, of MindSpeed-LLM
+        if reading.stated(padded):
+            return reading.whole(padded, most=10**7)
     kind, named = str(reading.get("tokenizer_type", "")), str(reading.get("tokenizer_model", ""))
     size, patch = _VOCABULARIES.get(kind), _PATCHES.get(str(reading.get("patch_tokenizer_type", "")))
     if patch:
@@ -308,20 +311,24 @@ def written_config(config: Mapping[str, Any], width: str = "hidden_size") -> str
 
 
 def _read_method(reading: Reading) -> None:
-    scheme = reading.text("peft_scheme", "none")
+    of_mindspeed = reading.stated("lora_r")
+    scheme = "lora" if of_mindspeed else reading.text("peft_scheme", "none")
     if scheme not in ("none", "null", "", "lora"):
         raise FieldError(f"peft={shown(scheme)} is not supported; use lora or none.")
     adapts = scheme == "lora"
-    reading.set("method", "lora" if adapts else "full", "peft_scheme")
-    trains = reading.text("command", "pretrain")
-    reading.set("phase", trains if trains in (*COMPARING, "pretrain") else "sft", "command")
+    reading.set("method", "lora" if adapts else "full", "peft_scheme", "lora_r")
+    told = reading.which("command", "stage")
+    trains = reading.text(told, "sft" if of_mindspeed else "pretrain")
+    reading.set("phase", trains if trains in (*COMPARING, "pretrain") else "sft", told)
     low = "bf16" if reading.flag("bf16") else "fp16" if reading.flag("fp16") else "fp32"
     reading.set("weights_dtype", low, "bf16", "fp16")
     reading.set("autocast", "none")
     if adapts:
-        trainer_keys.read_ranks(reading, ("peft_dim", "peft_alpha", "peft_dropout"), (32, 32, 0.0))
-        stated = names("target_modules", reading.get("peft_target_modules") or tuple(_TARGETS))
-        reading.set("lora_targets", [t for n in stated for t in _TARGETS.get(n, (n,))], "peft_target_modules")
+        keys = _OF_MINDSPEED if of_mindspeed else ("peft_dim", "peft_alpha", "peft_dropout")
+        trainer_keys.read_ranks(reading, keys, (32, 32, 0.0))
+        named = reading.which("peft_target_modules", "lora_target_modules")
+        stated = names(named, reading.get(named) or tuple(_TARGETS))
+        reading.set("lora_targets", [t for n in stated for t in _TARGETS.get(n, (n,))], named)
         reading.set("adapter_dtype", low, "bf16")
     recompute = reading.text(
         "recompute_granularity", "selective" if reading.flag("recompute_activations") else "none"
@@ -486,7 +493,8 @@ _MODEL = Row(
     _read_model,
 )
 METHOD = Row(
-    "peft_scheme peft_dim peft_alpha peft_dropout peft_target_modules command bf16 fp16 "
+    "peft_scheme peft_dim peft_alpha peft_dropout peft_target_modules lora_target_modules command bf16 fp16 "
+    f"{' '.join(_OF_MINDSPEED)} stage "
     f"{' '.join(_RECOMPUTE)} recompute_num_layers checkpoint_num_layers recompute_method "
     "recompute_modules fp8_format fp8 fp8_recipe grad_reduce_in_bf16 use_precision_aware_optimizer "
     "main_grads_dtype main_params_dtype exp_avg_dtype exp_avg_sq_dtype store_param_remainders",

@@ -4,6 +4,7 @@ Among them scripts around transformers' Trainer that many people copied: qlora.p
 open-instruct's.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -57,13 +58,38 @@ _OF_MEGATRON = {"tensor_model_parallel_size", "pipeline_model_parallel_size", "u
 # Names that scripts around transformers' Trainer give the model.
 _MODELS = (
     *("pretrained_model_name_or_path", "base_model_name_or_path", "model_path", "model_id", "base_model"),
-    *("model_name", "base_model_path", "pretrained_model_path", "pretrained_model", "model_dir", "model"),
+    *(
+        "model_name",
+        "base_model_name",
+        "base_model_path",
+        "pretrained_model_path",
+        "pretrained_model",
+        "model_dir",
+        "model",
+    ),
 )
 # Names that scripts without transformers' own parser give its options, as SageMaker's examples do.
 _OTHERWISE = {
-    **{"epochs": "num_train_epochs", "num_epochs": "num_train_epochs", "seq_length": "max_seq_length"},
-    **{"train_batch_size": "per_device_train_batch_size", "max_seq_len": "max_seq_length"},
+    word: usual
+    for usual, words in {
+        "num_train_epochs": "epochs num_epochs n_epochs num_epoch",
+        "max_steps": "max_train_steps train_steps max_iters num_steps",
+        "max_seq_length": "seq_length max_seq_len max_len seq_len seqlen sequence_length context_length",
+        "per_device_train_batch_size": "train_batch_size micro_batch_size batch_size_per_device "
+        "per_device_batch_size per_gpu_train_batch_size train_bs batch_size bsz bs",
+        "gradient_accumulation_steps": "gradient_accumulation accumulation_steps grad_accum_steps "
+        "grad_accumulation_steps grad_accum grad_acc_steps accum_steps accum",
+        "lora_r": "lora_rank lora_dim r",
+        "deepspeed": "deepspeed_config ds_config ds_file deepspeed_file",
+    }.items()
+    for word in words.split()
 }
+_LEARNS = {
+    *("num_train_epochs", "max_steps", "learning_rate", "lr", "gradient_accumulation_steps"),
+    *("use_lora", "use_peft", "lora_r"),
+}
+# Classes of a script's options, whose names stand before theirs: --training_args.max_steps.
+OF_CLASS = re.compile(r"^\w*(args|arguments|config)\.")
 _OF_ALPACA = (
     *("val_set_size", "train_on_inputs", "add_eos_token", "prompt_template_name", "resume_from_checkpoint"),
     *("output_dir", "learning_rate", "group_by_length", "wandb_project", "wandb_run_name", "wandb_watch"),
@@ -120,11 +146,12 @@ def of_copies(options: dict[str, Any], gpus: int) -> tuple[dict[str, Any], str]:
     others = {*options} - {*_OF_ALPACA, *_OF_ALPACA_LORA}
     if "base_model" in options and {"micro_batch_size", "cutoff_len"} & {*options} and len(others) < 3:
         return _of_alpaca_lora(options, gpus), "alpaca-lora's: the model in 8 bits, float16"
-    reader = recognise(options)
-    if reader in ("", RUN_FILE, "trl", "trl:TRAINER") or (
-        reader == "ms_swift" and not _OF_SWIFT & {*options}
-    ):
-        options = _with_model(options)
+    if _OF_MEGATRON & {*options}:
+        return options, "its framework's"
+    flat = {OF_CLASS.sub("", key): value for key, value in options.items()}
+    reader = recognise(flat)
+    if reader in ("", RUN_FILE, "trl", "trl:TRAINER") or (reader == "ms_swift" and not _OF_SWIFT & {*flat}):
+        options = _with_model(flat)
     if str(options.get("lora_enable", "")).lower() in _YES:
         return {**_LLAVA_LORA, **options}, "LLaVA's: adapters of rank 64 on every linear layer"
     return options, "its framework's"
@@ -148,12 +175,16 @@ def is_llama_factory(options: Mapping[str, Any]) -> bool:
 
 def _with_model(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options that are transformers' Trainer's, with the model under its scripts' usual name."""
-    plain = {key: usual for key, usual in _OTHERWISE.items() if usual not in options}
-    options = {plain.get(key, key): value for key, value in options.items()}
-    named = next((name for name in _MODELS if name in options), "")
-    if not named or "model_name_or_path" in options or "per_device_train_batch_size" not in options:
-        return dict(options)
-    return {"model_name_or_path" if key == named else key: value for key, value in options.items()}
+    found = {key: value for key, value in options.items() if key not in _OTHERWISE}
+    for key, usual in _OTHERWISE.items():
+        if key in options:
+            found[key if usual in found else usual] = options[key]
+    if not _LEARNS & {*found} and "per_device_train_batch_size" not in options:
+        return dict(options)  # of what may as well generate
+    named = next((name for name in _MODELS if name in found), "")
+    if not named or "model_name_or_path" in found or "per_device_train_batch_size" not in found:
+        return found
+    return {"model_name_or_path" if key == named else key: value for key, value in found.items()}
 
 
 def in_full(keys: dict[str, Any]) -> dict[str, Any]:
@@ -172,7 +203,8 @@ def _is_plain_trainer(keys: Mapping[str, Any], named: str) -> bool:
     """Return whether a script that is not there has options of scripts around transformers' Trainer."""
     of_scripts = {"model_max_length", "block_size", "q_lora", "use_lora", "use_flash_attn"} & {*keys}
     adapts = "lora_r" in keys and "use_peft" not in keys
-    return named.endswith(".py") and "model_name_or_path" in keys and bool(of_scripts or adapts)
+    learns = "per_device_train_batch_size" in keys and _LEARNS & {*keys} and recognise(keys) in ("", RUN_FILE)
+    return named.endswith(".py") and "model_name_or_path" in keys and bool(of_scripts or adapts or learns)
 
 
 def reader_of(keys: Mapping[str, Any], named: str) -> str:

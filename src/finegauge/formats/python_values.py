@@ -19,7 +19,10 @@ PARSERS = ("HfArgumentParser", "TrlParser", "H4ArgumentParser")
 _PARSED = ("parse_args", "parse_known_args", "parse_args_into_dataclasses", "parse_args_and_config")
 _BF16_ASKED = ("is_bfloat16_supported", "is_bf16_supported")
 _DEVICES = ("cuda", "mps", "xpu", "npu")  # asked for by is_available: the first is there
-_PLAIN: Mapping[str, Callable[[Any], Any]] = {"int": int, "float": float, "str": str, "bool": bool}
+_PLAIN: Mapping[str, Callable[[Any], Any]] = {
+    **{"int": int, "float": float, "str": str, "bool": bool, "Path": str},
+}
+_WORDS = ("split", "strip", "as_posix")
 _TEXTS = (("yaml", "safe_load"), ("yaml", "full_load"), ("yaml", "load"), ("json", "loads"))
 _HOLDERS = ("dict", "SimpleNamespace", "OmegaConf", "EasyDict")
 _DECLARED = ("add_argument", "option", "Option")
@@ -270,7 +273,8 @@ class Values:
             defaults = {*map(id, function.args.defaults), *map(id, function.args.kw_defaults)}
             for name, value in told.items():
                 alone = all(id(one) in defaults for one in self._assigned.get(name, ()))
-                same = isinstance(value, ast.Call) or (isinstance(value, ast.Name) and value.id == name)
+                computed = isinstance(value, ast.Call) and callee(value.func)[1] not in self.classes
+                same = computed or (isinstance(value, ast.Name) and value.id == name)
                 if holders[name] == 1 and alone and not same:
                     self._assigned[name] = [value]
                     self._inside.add(name)
@@ -477,7 +481,7 @@ class Values:
             first = node.args[1:] if told is None else [told]
         if (owner, name) in _TEXTS and node.args:
             return _held(self.of(node.args[0]))
-        if name in ("split", "strip") and not first and isinstance(node.func, ast.Attribute):
+        if name in _WORDS and not first and isinstance(node.func, ast.Attribute):
             first = [self._of_words(node.func.value, name, node.args)]
         if first or owner or name not in _PLAIN or len(node.args) != 1:
             return self.of(first[0]) if first else OPAQUE
@@ -491,6 +495,8 @@ class Values:
     def _of_words(self, held: ast.expr, name: str, given: list[ast.expr]) -> Any:
         """Return the words of a text, or the text without the spaces around it."""
         text, by = self.of(held), self.of(given[0]) if given else None
+        if name == "as_posix":
+            return text
         if not isinstance(text, str) or not (by is None or (isinstance(by, str) and by)) or len(given) > 1:
             return OPAQUE
         return text.split(by) if name == "split" else text.strip(by)

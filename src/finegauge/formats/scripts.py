@@ -13,9 +13,10 @@ from finegauge.documents import parse_json
 from finegauge.errors import FileFormatError
 from finegauge.formats.key_table import RUN_FILE, recognise
 from finegauge.formats.launchers import OF_FILES, known_card
+from finegauge.formats.loops import instead, own_loop
 from finegauge.formats.model_keys import PEFT_TYPES, class_of, peft_keys
 from finegauge.formats.python_values import OPAQUE, Values, callee, last_name, without_opaque
-from finegauge.formats.sheet import samples_of
+from finegauge.formats.sheet import BLOCK, samples_of
 from finegauge.formats.trainer_keys import in_all
 from finegauge.records import NamedTuple
 
@@ -108,8 +109,11 @@ _NOTEBOOK = {
     "training.optim": "adamw_torch_fused",
     "lora.lora_r": 16,
 }
-_OF_FIT = {"keras", "keras_nlp", "keras_hub", "tensorflow", "lightning", "pytorch_lightning"}
 _TRAINERS_OF = ("trl", "transformers", "unsloth", "unsloth_zoo", "modelscope", "swift", "optimum")
+_OWN_LOOP = (
+    "its loop is its own: batch, steps and precision are those of its loader, optimizer and loss; what else "
+    "it does is not read"
+)
 MODEL_COMPUTED = "the model is an argument without a default, or computed, and is not read"
 _MAX_NODES = 50_000
 _MAX_SCRIPT = 400_000  # characters
@@ -141,8 +145,16 @@ def load_python(
     if script.theirs:
         return Script(script.keys, script.theirs, warnings)
     if not script.calls & ({*_TRL_ARGUMENTS} | _HF_ARGUMENTS | _TRAINERS):
-        return _written(script, name, warnings)
+        loop = own_loop(list(ast.walk(tree)), script.values, script.modules)
+        if not loop or "model_name_or_path" not in script.keys or "LLM" in script.calls:
+            return _written(script, name, warnings)
+        script.keys = {**loop, **script.keys, **({BLOCK: loop[BLOCK]} if BLOCK in loop else {})}
+        warnings += (f"{name}: {_OWN_LOOP}.",)
+    from finegauge.formats.trl import OF_SCRIPT, TRAINER
+
     keys = {key: value for key, value in script.keys.items() if key not in script.opaque}
+    known = {*TRAINER.keys, "dataset", *OF_SCRIPT}  # others are fields of the script's own classes
+    keys = {key: value for key, value in keys.items() if key in known or key not in script.values.parsed}
     warnings += tuple(f"{name}: {said}." for said in _unread(script, keys))
     if script.is_unsloth:
         return Script(unsloth_keys(keys, adapts=script.adapts), "unsloth", warnings)
@@ -183,7 +195,9 @@ def _written(script: "_Reader", name: str, warnings: tuple[str, ...]) -> Script:
         if (reader := recognise(mapping)) not in ("", RUN_FILE):
             data = {"dataset": script.trained_on} if reader == "ludwig" and script.trained_on else {}
             return Script({**data, **mapping}, reader, warnings)
-    raise FileFormatError(f"{name} starts no training that is known: {_instead(script)}.")
+    raise FileFormatError(
+        f"{name} starts no training that is known: {instead(script.modules, script.calls)}."
+    )
 
 
 def _recipe(script: "_Reader", tree: ast.Module) -> tuple[dict[str, Any], set[str]]:
@@ -258,32 +272,6 @@ def _imports(nodes: list[ast.AST]) -> dict[str, str]:
             name = alias.asname or alias.name.partition(".")[0]
             found[name] = str(node.module or ".") if isinstance(node, ast.ImportFrom) else alias.name
     return found
-
-
-def _instead(script: "_Reader") -> str:
-    roots = {module.partition(".")[0] for module in script.modules.values()}
-    roots |= {"neuron" for module in script.modules.values() if module.startswith("optimum.neuron")}
-    roots |= {"mlx" for module in script.modules.values() if ".mlx" in module}
-    for module, reason in (
-        ("mlx_lm", "it trains on Apple's GPUs by MLX, which is not supported"),
-        ("mlx", "it trains on Apple's GPUs by MLX, which is not supported"),
-        ("neuron", "it trains on AWS Trainium by optimum-neuron, which is not supported"),
-        ("flax", "it trains by JAX, which is not supported"),
-        ("paddlenlp", "it trains by PaddleNLP, which is not supported"),
-        ("sentence_transformers", "it trains a model of embeddings"),
-    ):
-        if module in roots:
-            return reason
-    for call, reason in (
-        ("Accelerator", "its loop is its own (accelerate's Accelerator)"),
-        ("LightningModule", "it trains by Lightning"),
-        ("fit", "it trains by Lightning or Keras" if roots & _OF_FIT else "its trainer is its own"),
-        ("LLM", "it generates, by vLLM"),
-        ("backward", "its loop is its own"),
-    ):
-        if call in script.calls:
-            return f"{reason}; write the run as FineGauge's own fields, such as model and method"
-    return "it calls neither SFTConfig nor TrainingArguments nor a Trainer with literal arguments"
 
 
 def _parsed(text: str, name: str) -> ast.Module:
@@ -366,7 +354,10 @@ class _Reader:
             self._note_blocks()
         for node in nodes:
             if isinstance(node, ast.Assign):
-                self._amend(node)
+                self._amend(node.targets[0], node.value)
+            elif isinstance(node, ast.Call) and callee(node.func) == ("", "setattr") and len(node.args) == 3:
+                of, named, value = node.args
+                self._amend(ast.Attribute(of, str(self.values.of(named)), ast.Store()), value)
         if self.builds and isinstance(self._built, str):
             self.keys.setdefault("model_name_or_path", self._built)
 
@@ -379,7 +370,7 @@ class _Reader:
 
     def _read(self, call: ast.Call, owner: str, name: str) -> None:
         """Read one call, if it is one of those that make up a training."""
-        if name in _TRAINERS and self.modules.get(name, "trl").partition(".")[0] not in _TRAINERS_OF:
+        if name in _TRAINERS and self.modules.get(owner or name, "trl").partition(".")[0] not in _TRAINERS_OF:
             return  # a class of the script's own project, called as one that is known
         self.calls.add(name)
         self.made[name] += 1
@@ -499,9 +490,8 @@ class _Reader:
         elif name == "train" and isinstance(named := told.get("dataset"), str):
             self.trained_on = named  # Ludwig's
 
-    def _amend(self, node: ast.Assign) -> None:
+    def _amend(self, target: ast.expr, value: ast.expr) -> None:
         """Read an argument that is set after the call: training_args.max_steps = 10."""
-        target, value = node.targets[0], node.value
         if isinstance(target, ast.Name) and isinstance(value, ast.Call):
             if callee(value.func)[1] in {*_TRL_ARGUMENTS, *_OTHERS, "load_cfg"} | _HF_ARGUMENTS:
                 self._trainings.add(target.id)

@@ -105,6 +105,10 @@ def _fits(word: str, pattern: str) -> bool | None:
 def _decided(words: Sequence[str]) -> bool | None:
     """Return what a test of constants comes to; None where the text does not tell, and of no test."""
     inner = [word for word in words if word not in _TESTS]
+    if len(inner) in (2, 3) and (inner[0] in ("-z", "-n") or inner[-1] == ""):
+        inner = [
+            "" if re.fullmatch(r"\$\{?(\w+|\w+:-)\}?", word) else word for word in inner
+        ]  # set by nobody
     found: bool | None = None
     if words and words[0] in ("true", "false"):
         found = words[0] == "true"

@@ -67,7 +67,7 @@ _FSDP = (("hybrid_shard", "hybrid"), ("shard_grad_op", "fsdp_shard_grad_op"), ("
 # Which layers PEFT adapts where nobody says, for the families named; others: query and value.
 _PEFT_CHOICE = (
     (("gpt_neox", "bloom", "falcon"), ("query_key_value",)),
-    (("gpt2",), ("c_attn",)),
+    (("gpt2", "gpt_bigcode"), ("c_attn",)),
     (("phi3",), ("qkv_proj",)),
 )
 

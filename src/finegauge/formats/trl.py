@@ -57,9 +57,10 @@ _OF_ADAPTER = {
     "target_modules": "lora_target_modules",
     "modules_to_save": "lora_modules_to_save",
 }
-_OF_SCRIPT = {
+OF_SCRIPT = {
     **dict.fromkeys(("model_max_length", "block_size", "max_seq_len", "cutoff_len"), "max_seq_length"),
-    **{"use_lora": "use_peft", "lora_enable": "use_peft", "lora_rank": "lora_r"},
+    **dict.fromkeys(("use_lora", "lora_enable", "is_peft_model"), "use_peft"),
+    **{"lora_rank": "lora_r", "use_qlora": "q_lora", "use_4bit": "load_in_4bit"},
     **dict.fromkeys(("lora_target", "target_modules", "lora_modules"), "lora_target_modules"),
     **{"lora_dim": "lora_r", "lora_dimension": "lora_r", "attn_impl": "attn_implementation"},
     "use_flash_attention": "use_flash_attn",
@@ -104,7 +105,7 @@ def of_script(keys: Mapping[str, Any]) -> Mapping[str, Any]:
         raise FieldError(
             f"{alien} is an option of LLaVA, whose vision tower and projector are not supported."
         )
-    found = {_OF_SCRIPT.get(key, key): value for key, value in of_adapter(keys).items()}
+    found = {OF_SCRIPT.get(key, key): value for key, value in of_adapter(keys).items()}
     if isinstance(found.get("dataset"), str):
         found.setdefault("dataset_name", found.pop("dataset"))
     if found.get("lora_target_modules") == "all":
@@ -114,7 +115,7 @@ def of_script(keys: Mapping[str, Any]) -> Mapping[str, Any]:
     if len(lengths) == 2 and all(length.isdecimal() for length in lengths):
         found.setdefault("max_seq_length", sum(map(int, lengths)))
     if str(found.pop("q_lora", "false")).lower() == "true":
-        found |= {"load_in_4bit": True, "use_bnb_nested_quant": True}
+        found |= {"load_in_4bit": True, "use_bnb_nested_quant": True, "use_peft": True}
     bits = {str(found.pop(name)) for name in _BITS if name in found}
     found |= {f"load_in_{bit}bit": True for bit in bits & {"4", "8"}}
     if str(found.pop("use_flash_attn", "false")).lower() == "true":

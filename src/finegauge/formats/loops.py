@@ -1,0 +1,151 @@
+"""Training loops that a Python text writes out itself, and Lightning's: what they say of batch and steps.
+
+Read are the data loader's batch, the divisor of the loss, the range of the epochs, the optimizer's class and
+what Accelerator, autocast or Lightning's Trainer are given, as arguments of transformers' Trainer, whose work
+such a loop does. Where a loop does other work (it samples, distils or freezes by hand) nothing is read.
+"""
+
+import ast
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from finegauge.formats.python_values import OPAQUE, Values, callee, last_name
+
+_OPTIMIZERS = re.compile(r"(Paged|Fused)?(AdamW?|Lion|SGD|Adafactor)(8bit)?")
+_LENGTHS = ("max_length", "max_seq_length", "seq_length", "seq_len", "max_len", "max_seq_len", "block_size",
+            "context_length")  # fmt: skip
+_OF_FIT = {"keras", "keras_nlp", "keras_hub", "tensorflow", "lightning", "pytorch_lightning"}
+_OTHER_WORK = re.compile(r"(?i)grpo|ppo|dpo|rollout|reward|distil|teacher|critic|adversar|discriminator")
+_OF_LIGHTNING = {
+    **{"max_epochs": "num_train_epochs", "max_steps": "max_steps"},
+    **{"accumulate_grad_batches": "gradient_accumulation_steps"},
+}
+
+
+def own_loop(nodes: Sequence[ast.AST], values: Values, modules: Mapping[str, str]) -> dict[str, Any]:
+    """Return a loop's arguments under the names of transformers' Trainer, {} where there is none to read.
+
+    Args:
+        nodes: Of the syntax tree.
+        values: What its expressions come to.
+        modules: Where its names come from, {name: module}.
+    """
+    calls = [(node, *callee(node.func)) for node in nodes if isinstance(node, ast.Call)]
+    trainer = next((call for call, owner, name in calls if name == "Trainer" and _lightning(
+        modules.get(owner or name, ""))), None)  # fmt: skip
+    steps = any(name == "backward" for _, _, name in calls)
+    optimizer = next((name for _, _, name in calls if _OPTIMIZERS.fullmatch(name)), "")
+    models = [1 for _, owner, name in calls if name == "from_pretrained" and owner.startswith("AutoModel")]
+    named = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    frozen = any(
+        isinstance(node, ast.Assign) and last_name(node.targets[0]) == "requires_grad" for node in nodes
+    )
+    if not optimizer or len(models) != 1 or frozen or any(map(_OTHER_WORK.search, named)):
+        return {}
+    if trainer is None and not steps:
+        return {}
+    found: dict[str, Any] = {"bf16": False, "gradient_checkpointing": False, "optim": optimizer.lower()}
+    found |= _batch(calls, values)
+    for call, _, name in calls:
+        told = values.named(call)
+        lengths = [told[key] for key in _LENGTHS if _is_length(told.get(key))]
+        found |= {"max_length": lengths[-1]} if lengths else {}
+        if name == "Accelerator":
+            found |= {key: value for key, value in told.items() if key == "gradient_accumulation_steps"}
+            found |= _precision(str(told.get("mixed_precision")))
+        elif name == "autocast":
+            found |= _precision(str(told.get("dtype", "fp16")))
+        elif name in ("FSDP", "FullyShardedDataParallel", "fully_shard"):
+            found["fsdp"] = "full_shard"
+    found |= dict(_turns(nodes, values))
+    if trainer is not None:
+        found |= _of_trainer(values.named(trainer))
+    return {key: value for key, value in found.items() if value is not OPAQUE}
+
+
+def _lightning(module: str) -> bool:
+    return module.partition(".")[0] in ("lightning", "pytorch_lightning")
+
+
+def _is_length(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 16 <= value < 10**7
+
+
+def _batch(calls: Sequence[tuple[ast.Call, str, str]], values: Values) -> dict[str, Any]:
+    """Return the batch of the loader that shuffles, else of the first; one sample where there is none."""
+    loaders = [values.named(call) for call, _, name in calls if name == "DataLoader"]
+    chosen = next((told for told in loaders if told.get("shuffle")), loaders[0] if loaders else {})
+    return {"per_device_train_batch_size": chosen.get("batch_size", 1)}
+
+
+def _turns(nodes: Sequence[ast.AST], values: Values) -> Iterator[tuple[str, Any]]:
+    """Yield epochs, steps, and over how many micro-batches the loss is divided."""
+    for node in nodes:
+        divided = (
+            (node.left, node.right)
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)
+            else (node.target, node.value)
+            if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Div)
+            else None
+        )
+        if divided and last_name(divided[0]) in ("loss", "train_loss"):
+            told = values.of(divided[1])
+            if isinstance(told, int) and re.search(r"acc", ast.unparse(divided[1])):
+                yield "gradient_accumulation_steps", told
+        if isinstance(node, ast.For) and isinstance(node.iter, ast.Call):
+            ranged = next((one for one in ast.walk(node.iter) if isinstance(one, ast.Call) and callee(
+                one.func)[1] in ("range", "trange") and one.args), None)  # fmt: skip
+            kind = re.search(r"epoch|step|iter", last_name(node.target).lower())
+            count = values.of(ranged.args[-1 if len(ranged.args) < 3 else 1]) if ranged else None
+            if kind and isinstance(count, int) and count > 0:
+                yield "num_train_epochs" if kind[0] == "epoch" else "max_steps", count
+
+
+def _precision(word: str) -> dict[str, Any]:
+    """Return the arithmetic that a word of accelerate, autocast or Lightning stands for."""
+    return {"bf16": True} if re.match(r"bf(loat)?16", word) else {"fp16": True} if "16" in word else {}
+
+
+def _of_trainer(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what Lightning's Trainer is given."""
+    found = {_OF_LIGHTNING[key]: value for key, value in told.items() if key in _OF_LIGHTNING}
+    found |= {} if "true" in str(told.get("precision")) else _precision(str(told.get("precision")))
+    devices, nodes = told.get("devices"), told.get("num_nodes")
+    devices, nodes = (
+        len(devices) if isinstance(devices, list) else devices,
+        nodes if isinstance(nodes, int) else 1,
+    )
+    block: dict[str, Any] = {}
+    if isinstance(devices, int) and devices > 0:
+        block = {"num_gpus": devices * nodes} | ({"num_nodes": nodes} if nodes > 1 else {})
+    if strategy := re.search(r"deepspeed_stage_([123])|fsdp", str(told.get("strategy"))):
+        block["sharding"] = f"zero{strategy[1]}" if strategy[1] else "fsdp"
+    return found | ({"finegauge": block} if block else {})
+
+
+def instead(modules: Mapping[str, str], calls: set[str]) -> str:
+    """Return what a text does, of which no training is read."""
+    roots = {module.partition(".")[0] for module in modules.values()}
+    roots |= {"neuron" for module in modules.values() if module.startswith("optimum.neuron")}
+    roots |= {"mlx" for module in modules.values() if ".mlx" in module}
+    for module, reason in (
+        ("mlx_lm", "it trains on Apple's GPUs by MLX, which is not supported"),
+        ("mlx", "it trains on Apple's GPUs by MLX, which is not supported"),
+        ("neuron", "it trains on AWS Trainium by optimum-neuron, which is not supported"),
+        ("flax", "it trains by JAX, which is not supported"),
+        ("paddlenlp", "it trains by PaddleNLP, which is not supported"),
+        ("sentence_transformers", "it trains a model of embeddings"),
+    ):
+        if module in roots:
+            return reason
+    for call, reason in (
+        ("Accelerator", "its loop is its own (accelerate's Accelerator)"),
+        ("LightningModule", "it trains by Lightning"),
+        ("fit", "it trains by Lightning or Keras" if roots & _OF_FIT else "its trainer is its own"),
+        ("LLM", "it generates, by vLLM"),
+        ("backward", "its loop is its own"),
+    ):
+        if call in calls:
+            return f"{reason}; write the run as FineGauge's own fields, such as model and method"
+    return "it calls neither SFTConfig nor TrainingArguments nor a Trainer with literal arguments"
