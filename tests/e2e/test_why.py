@@ -69,6 +69,27 @@ def test_fix_writes_the_run(tmp_path: Path) -> None:
     assert finegauge("check", str(written)).code == 0
 
 
+def test_an_option_that_is_made_active_is_enough() -> None:
+    lora = (
+        "Qwen/Qwen3-8B",
+        "method=lora",
+        "micro_batch_size=4",
+        "seq_len=4096",
+        "dataset=",
+        "--gpu",
+        "a100-80gb",
+    )
+    done = finegauge("why", *lora, str(FAILURES / "closure.txt"))
+    said = " ".join(done.out.split())
+    assert "As configured the run fits: make that active, and nothing else has to change." in said
+
+
+def test_ranks_on_one_gpu() -> None:
+    run = ("Qwen/Qwen3-8B", "method=full", "sharding=fsdp", "num_gpus=8", "--gpu", "a100-40gb")
+    done = finegauge("why", *run, str(FAILURES / "one_gpu.txt"))
+    assert "each must take its own GPU (LOCAL_RANK)" in " ".join(done.out.split())
+
+
 def test_what_is_refused() -> None:
     assert "No file" in finegauge("why", MIXTRAL, str(EXAMPLES / "absent.log")).err
     assert "go with --fix" in finegauge("why", MIXTRAL, "-o", "x").err

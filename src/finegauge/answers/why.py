@@ -102,12 +102,15 @@ def _weighed(run: Run, one: Evidence) -> EvidenceAnswer:
         one = one._replace(moment=moment, stage=stage)
     is_memory = one.failure in OF_MEMORY or bool(one.peak_bytes)
     levels = diagnosed(run, one) if is_memory else ()
+    tensors = tensors_of(run, one) if is_memory else ()
+    if one.stage == "forward" and tensors and tensors[0].startswith("the logits"):
+        one = one._replace(stage="loss")  # of a compiled step, whose frames do not tell
     room = room_of(run, one)
     return EvidenceAnswer(
         evidence=one,
         is_inferred=inferred,
         observed_bytes=observed_bytes(one) or None,
-        tensors=tensors_of(run, one) if is_memory else (),
+        tensors=tensors,
         levels=levels,
         room=room,
         cause=_cause(one, levels, room),
@@ -118,12 +121,14 @@ def _cause(one: Evidence, levels: tuple[Level, ...], room: Room) -> Cause:
     if not levels:
         return "not_memory"
     first, *ways = levels
-    more = observed_bytes(one) > first.peak_bytes
+    excess = observed_bytes(one) - first.peak_bytes
     causes: tuple[tuple[Cause, bool], ...] = (
-        ("smaller_device", room.total_bytes is not None), ("inactive_option", bool(ways)),
+        ("smaller_device", room.total_bytes is not None),
+        ("other_processes", (room.others_bytes or 0.0) > max(0.0, excess)),  # the larger part of what lacks
+        ("inactive_option", bool(ways)),
         ("other_processes", room.others_bytes is not None),
         ("fragmentation", room.unallocated_bytes is not None),
         ("not_weighed", first.explains is None), ("as_predicted", bool(first.explains)),
-        ("more_than_predicted", more), ("less_than_predicted", True),
+        ("more_than_predicted", excess > 0.0), ("less_than_predicted", True),
     )  # fmt: skip
     return next(cause for cause, holds in causes if holds)

@@ -16,6 +16,7 @@ vllm 0.11, v1/core/kv_cache_utils.py (all read 2026-11-23).
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from math import inf
 from typing import Any
 
 from finegauge.errors import FileFormatError, cleaned
@@ -62,11 +63,14 @@ def _any(*rules: str) -> re.Pattern[str]:
 
 FAILURES = {  # the gravest first
     "device_memory": _any(
-        r"\b(?:CUDA|HIP|XPU|NPU|MUSA|MPS backend) out of memory", r"CUDA error: out of memory",
-        r"[Cc]uda failure (?:\d+ )?'out of memory'", "cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY",
+        r"\b(?:CUDA|HIP|XPU|NPU|MUSA|MPS backend) out of memory", r"^torch\.(?:cuda\.)?OutOfMemoryError\b",
+        r"\b(?i:cuda|hip)(?: driver)? (?:error|failure):? (?:\d+ )?'?out of memory",
+        r"\bError out of memory at line \d+ in file", "cudaErrorMemoryAllocation", "hipErrorOutOfMemory",
+        "CUDA_ERROR_OUT_OF_MEMORY", "OUT_OF_DEVICE_MEMORY", "kIOGPUCommandBufferCallbackErrorOutOfMemory",
         r"\bCU(?:BLAS|DNN|SOLVER|SPARSE)_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)",
-        "RESOURCE_EXHAUSTED: Out of memory", r"Triton Error \[CUDA\]: out of memory",
-        "No available memory for the cache blocks", "number of tokens that can be stored in KV cache",
+        "RESOURCE_EXHAUSTED:.{0,80}(?i:out of memory)", r"Triton Error \[CUDA\]: out of memory",
+        "No available memory for the cache blocks", "larger than the available KV cache memory",
+        "number of tokens that can be stored in KV cache",
         "Free memory on device.{1,80}is less than desired GPU memory",
     ),
     "shared_memory": _any(
@@ -74,13 +78,16 @@ FAILURES = {  # the gravest first
         "unable to (?:write to|open) file </torch",
     ),
     "disk": _any("No space left on device", "StorageFull", "Disk quota exceeded", "File too large",
-                 "PytorchStreamWriter failed"),
+                 "PytorchStreamWriter failed", r"inline_container\.cc.{0,20}unexpected pos",
+                 "basic_ios::clear: iostream error"),
     "host_memory": _any(
         "Out of memory: Killed process", "[Cc]group out of memory", r"\boom[-_]kill", "OOMKilled",
         r"std::bad_alloc", "can't allocate memory", "Cannot allocate memory", "not enough memory: you tried",
-        r"^(?:\w+\.)*_?\w*MemoryError\b", r"exitcode\s*: -9\b", r"\(exitcode: -9\)", r"Signal 9 \(SIGKILL\)",
-        "signal: Killed", "return code = -9", r"(?:^|\s)Killed(?:\s|$)",
-        r"[Ee]xit(?:ed)? (?:with )?(?:code|status):? 137\b",
+        r"^(?:\w+\.)*_?\w*MemoryError\b", r"(?<!via Signals\.)\bSIGKILL\b", "signal: Killed",
+        r"(?:^|\s)Killed(?:\s|$)", r"sh: killed\b", "abruptly died during map operation",
+        r"\b(?i:exit(?:ed)?|return(?:ed)?)(?: with)?[ _]?(?i:code|status)?\s{0,9}[:=]?\s{0,9}(?:-9|137)\b",
+        "[Ee]xceeded (?:job |step )?memory limit", "paging file is too small", r"(?:os e|WinE)rror 1455\b",
+        "using all available RAM", "tried to allocate more memory than is available",
     ),
     "timeout": _any(
         "collective operation timeout", "[Tt]imed out waiting", "[Ss]ocket [Tt]imeout", "Wait timeout",
@@ -95,28 +102,39 @@ _PREFIX = re.compile(  # of a rank, a worker or a logger
     r"^(?:\[rank(\d{1,6})\]:\s?|\(\w+[^)]{0,40} pid=\d+[^)]{0,60}\)\s?|\[(?:\d+,)?(\d{1,6})\](?:<\w+>)?:\s?"
     r"|(\d{1,6}): |(?:ERROR|WARNING|INFO) [\d-]{5,10} [\d:.,]{8,16} \[[^\]]{1,80}\] )"
 )
-_FRAME = re.compile(
-    r'^\s*(?:│\s*)?(?:File "([^"]{1,400})", line \d+, in (\S{1,200})|(\S{1,400}\.py):\d+ in (\S{1,200}))'
+_FRAME = (
+    re.compile(  # of Python, of rich, of IPython in its two forms, of a warning that tells of the failure
+        r'^\s*(?:│\s*)?(?:File "([^"]{1,400})", line \d+, in (\S{1,200})|(\S{1,400}\.py):\d+ in (\S{1,200})'
+        r"|(?:File )?(\S{1,400}\.py)(?::\d+,)? in (?:\w{1,80}\.){0,4}(\w{1,80})\()"
+    )
 )
-_RICH_CODE = re.compile(r"❱\s*\d+\s*(.*)")
+_WARNING = re.compile(r"^(\S{1,400}\.py):\d+: \w{1,40}Warning: ")
+_MARKED_CODE = re.compile(r"❱\s*\d+\s*(.*)|^-+> ?\d+\s+(.*)")  # of rich, of IPython
 MOMENTS = {  # beside the steps: the outermost frame that says so; load only before a step begins
     "save": _any("save_checkpoint", "save_model", "save_pretrained", r"save_state\b", "_save_optimizer",
                  "save_16bit", "save_fsdp", "merge_and_unload", "merge_lora", "export_model", "dcp_save",
-                 r"serialization\.py:save\b", r":save_file\b", r":_save\b", "async_save"),
+                 r"serialization\.py:save\b", r":save_file\b", r":_save\b", "async_save", r":\w*save_ckpt\b",
+                 r"_state_dict_utils\.py:$", r":(?!\w*load)\w*state_dict$"),
     "resume": _any("_load_from_checkpoint", "_load_optimizer_and_scheduler", "load_checkpoint", "resume_from",
-                   "_load_best_model", "load_fsdp_opt", r":load_state\b", "load_optimizer"),
+                   "_load_best_model", "load_fsdp_opt", r":load_state\b", "load_optimizer",
+                   r"optimizer\.py:load_state_dict"),
     "evaluation": _any(r":_?evaluate$", ":(?:evaluation|prediction|validation)_(?:loop|step)$", ":validate$",
                        ":compute_metrics$", ":preprocess_logits_for_metrics$"),
-    "generation": _any(r":_?generate\w*$", ":_sample$", ":_beam_search$", ":batch_generation$"),
+    "generation": _any(r":_?generate(?!_and_score)\w*$", ":_sample$", ":_beam_search$", ":batch_generation$"),
+    "data": _any(r"(?:^|/)datasets/arrow_\w+\.py:", r"(?:^|/)datasets/builder\.py:",
+                 ":_?(?:prepare|load|get|process|tokenize)_dataset$"),
     "load": _any("from_pretrained", "_load_pretrained_model", "caching_allocator_warmup", "fully_shard",
                  r"deepspeed/__init__\.py:initialize", r"fully_sharded_data_parallel\.py:__init__",
                  r"parallel/distributed\.py:__init__", ":prepare_model", "get_peft_model", ":load_model",
                  ":_move_model_to_device", r"modules/module\.py:(?:to|cuda|_apply)$", ":init_model",
-                 ":_setup_model", r"modeling_\w+\.py:__init__$",
+                 r"modeling_\w+\.py:__init__$", r"modeling_utils\.py:", r"core_model_loading\.py:",
+                 r":_?(?:setup|build|create|configure|init)_\w*(?:model|optimizer)s?(?:_and_\w+)?$",
+                 r":get_(?:megatron_optimizer|model)$",
+                 r"accelerator\.py:_?prepare(?:_(?:one|fsdp2?|deepspeed))?$",
                  ":determine_(?:num_)?available", ":profile_run", "initialize_kv_cache"),
 }  # fmt: skip
 OF_STEP = {  # the innermost frame that says so, but see `_follows`
-    "data": _any(r"dataloader\.py:", r":get_batch_samples\b", "collat"),
+    "data": _any(r"dataloader\.py:", "utils/data/_utils/", r":get_batch_samples\b", "collat"),
     "backward": _any(r":backward(?:_step)?\b", "run_backward", r"\.backward\("),
     "optimizer": _any("torch/optim/", "bitsandbytes/optim", "/optimi[sz]ers?/", r"optimizer\.py:step\b",
                       r"engine\.py:(?:step|_take_model_step)\b", r"optimi[sz]er\.step\(", "clip_grad",
@@ -125,11 +143,15 @@ OF_STEP = {  # the innermost frame that says so, but see `_follows`
                  "cross_entropy", "fused_linear", "lm_head", r"logits\b.{0,30}\.float\(\)",
                  "^[^:]*/loss(?:es)?/"),
     "forward": _any(r":(?:forward|_call_impl|training_step|train_step|compute_loss|forward_step)\b",
-                    r"modeling_\w+\.py"),
+                    r"modeling_(?!utils)\w+\.py", r"\btrain_step\("),
 }  # fmt: skip
+_CLOSURE = _any(":closure$", ":training_step$")  # an optimizer may call the step's forward pass itself
+_PINNED = _any(r":_?pin_memory$", r"\bpin_memory\(", "cudaHostAlloc", "CachingHostAllocator")
 MARKS = {  # of a log whose process was killed without a word: its last line that says what it was doing
     "resume": _any("[Rr]esum(?:e|ing) (?:from|training)", "Loading (?:optimizer|model from checkpoint)",
                    "Continuing training from"),
+    "data": _any(r"^(?:Map|Filter|Tokenizing|Packing|Running tokenizer)\b[^|]{0,60}:",
+                 r"Generating \w+ split"),
     "load": _any(r"Loading (?:checkpoint shards|weights|safetensors|model\b)", r"Fetching \d+ files"),
     "evaluation": _any("Running [Ee]valuation", "'eval_loss'", "Evaluating"),
     "save": _any("Saving (?:model|optimizer|checkpoint|the)", "Configuration saved in",
@@ -139,6 +161,7 @@ MARKS = {  # of a log whose process was killed without a word: its last line tha
                   r"iteration\s+\d+/"),
 }  # fmt: skip
 TENSORS = {  # what a line of code holds, in words
+    "KV cache": _any(r"cache_utils\.py", r"\b(?:key|value)_cache\b"),
     "logits": _any(r"logits|cross_entropy|CausalLMLoss|lm_head|log_softmax"),
     "attention scores": _any(r"attn_weights|attention_scores|scores\b.*softmax|baddbmm|q\w* @ k"),
     "optimizer states": _any(r"zeros_like\(\s*p\b|exp_avg|state\[|init_state|_init_group|init_8bit"),
@@ -149,25 +172,28 @@ TENSORS = {  # what a line of code holds, in words
     "embeddings": _any(r"embed_tokens|wte\(|F\.embedding"),
 }  # fmt: skip
 _UNITS = {"B": 1.0, "bytes": 1.0, "KiB": 2.0**10, "kB": 2.0**10, "MiB": MIB, "GiB": GIB, "TiB": 2.0**40,
-          "KB": 1e3, "MB": 1e6, "GB": GB}  # fmt: skip
-_AMOUNT = r"(\d{1,15}(?:\.\d{1,6})?) ?(bytes|[kKMGT]i?B|B)\b"
+          "KB": 1e3, "MB": 1e6, "GB": GB, "M": MIB, "G": GIB}  # fmt: skip
+_AMOUNT = r"(\d{1,15}(?:\.\d{1,6})?) ?(bytes|[kKMGT]i?B|[BMG])\b"
 _FIGURES = {  # both sentences of PyTorch: from 2.1 on, and before
-    "tried_bytes": rf"[Tt]ried to allocate {_AMOUNT}",
-    "total_bytes": rf"total capacity of {_AMOUNT}|; {_AMOUNT} total capacity",
+    "tried_bytes": rf"[Tt]r(?:ied|ying) to allocate {_AMOUNT}",
+    "total_bytes": rf"total capacity of {_AMOUNT}|; {_AMOUNT} total capacity|max allowed: {_AMOUNT}"
+    rf"|of {_AMOUNT} hbm",
     "free_bytes": rf"of which {_AMOUNT} is free|; {_AMOUNT} free",
     "process_bytes": rf"this process has {_AMOUNT} memory in use",
     "allocated_bytes": rf"memory {_AMOUNT} is allocated by PyTorch|; {_AMOUNT} already allocated"
-    rf"|MPS allocated: {_AMOUNT}",
+    rf"|MPS allocated: {_AMOUNT}|memory space hbm\. Used {_AMOUNT}",
     "unallocated_bytes": rf"{_AMOUNT} is reserved by PyTorch but unallocated",
     "reserved": rf"; {_AMOUNT} reserved in total",
+    "host_bytes": rf"\banon-rss:{_AMOUNT}|\bmemory used={_AMOUNT}",
 }  # fmt: skip
 FIGURES = {name: re.compile(rule) for name, rule in _FIGURES.items()}
-_KILLED = re.compile(r"Killed process \d+.{0,200}?anon-rss:(\d{1,15})kB")
+_PROCESS = re.compile(rf"Process \d+ has {_AMOUNT} memory in use")
 _STEP = re.compile(r"\|\s*(\d{1,9})/\d{1,9} \[|(?:\b[Ss]tep|[Ii]teration)[ :=]+(\d{1,9})\b|'step': (\d{1,9})")
-_SMI = re.compile(r"(\d{1,9}) ?MiB\s*/\s*(\d{1,9}) ?MiB")
+_SMI = re.compile(r"(\d{1,9}) ?MiB\s*/\s*(\d{1,9}) ?MiB|\|\s*(\d{1,9}) / (\d{1,9}) MB\b")  # or gpustat
 _SMI_NAME = re.compile(
-    r"\|\s+\d+\s+((?:NVIDIA |Tesla |Quadro |GeForce )[\w .-]{1,60}?)(?:\.\.\.)?\s+(?:On|Off|N/A)\b"
+    r"(?:\|\s+\d+\s+|^\[\d+\] )([A-Z]\w[\w .-]{1,60}?)(?:\.\.\.)?\s+(?:(?:On|Off|N/A)\s*)?\|"
 )
+_SMI_COLUMNS = re.compile(r"(?:.*--query-gpu=)?([\w.]+[\w. \[\]%/,]*)")
 _NUMBER = r" ?(\d{1,9}(?:\.\d{1,6})?)"
 _PEAKS = (  # what trainers log about memory: how it is counted, its unit, the figure
     ("torch_allocated", MIB, rf"\| max allocated:{_NUMBER}"),  # Megatron-LM
@@ -179,6 +205,7 @@ _PEAKS = (  # what trainers log about memory: how it is counted, its unit, the f
     ("torch_reserved", GIB, rf"'memory\(GiB\)': ?'?{_NUMBER}"),  # ms-swift
     ("torch_allocated", GIB, rf"'memory/max_(?:mem_)?allocated ?\([Gg]i[Bb]\)': ?'?{_NUMBER}"),  # Axolotl
     ("torch_reserved", GIB, rf"[Pp]eak reserved memory ={_NUMBER} GB"),  # Unsloth's notebooks
+    ("nvidia_smi", 1.0, r"VRAM Total Used Memory \(B\): (\d{1,15})"),  # rocm-smi
 )
 PEAKS = [(metric, unit, re.compile(rule)) for metric, unit, rule in _PEAKS]
 
@@ -206,8 +233,10 @@ def placed(frames: Iterable[Frame]) -> tuple[str, str]:
     for where, code in frames:
         place = f"{where}: {code}" if code else where
         for name, rule in MOMENTS.items():
-            if not moment and rule.search(where) and not (name == "load" and stage):
+            if not moment and rule.search(where) and not (name in ("data", "load") and stage):
                 moment = name
+        if stage == "optimizer" and _CLOSURE.search(where):
+            stage = ""
         for name, rule in OF_STEP.items():
             if rule.search(place) and _follows(stage, name):
                 stage = name
@@ -228,6 +257,7 @@ class _Reader:
     def __init__(self) -> None:
         self._frames: dict[int, list[Frame]] = {}
         self._mark, self._step, self._gpu = "", None, ""  # type: str, int | None, str
+        self._columns: list[str] = []
         self._best: Evidence | None = None
         self._peaks: dict[str, float] = {}
         self._total = 0.0
@@ -247,14 +277,13 @@ class _Reader:
     def _framed(self, line: str, frames: list[Frame]) -> bool:
         """Take a line of a traceback; return whether it is one."""
         if frame := _FRAME.match(line):
-            path, function, rich_path, rich_function = frame.groups()
-            path, function = path or rich_path, function or rich_function
+            path, function = filter(None, frame.groups())
             if len(frames) < MAX_FRAMES:
                 frames.append((f"{path.replace(chr(92), '/')}:{function}", ""))
             return True
-        rich = _RICH_CODE.search(line)
-        if frames and not frames[-1][1] and (rich or line.startswith("    ")):
-            frames[-1] = frames[-1][0], (rich[1].strip(" │") if rich else line.strip())
+        marked = _MARKED_CODE.search(line)
+        if frames and not frames[-1][1] and (marked or re.match(r" {4,}\D", line)):
+            frames[-1] = frames[-1][0], (marked[1] or marked[2] or "" if marked else line).strip(" │")
             return True
         return line.lstrip()[:1] in ("^", "~", "│") or not line.strip()
 
@@ -267,39 +296,63 @@ class _Reader:
         for metric, unit, rule in PEAKS:
             if figure := rule.search(line):
                 self._peaks[metric] = max(self._peaks.get(metric, 0.0), unit * float(figure[1]))
-        if smi := _SMI.search(line):
-            used = MIB * float(smi[1])
-            if used >= self._peaks.get("nvidia_smi", 0.0):
-                self._peaks["nvidia_smi"], self._total = used, MIB * float(smi[2])
-        if gpu := _SMI_NAME.search(line):
-            self._gpu = gpu[1]
+        self._smi(line)
+
+    def _smi(self, line: str) -> None:
+        """Take a line of nvidia-smi's table, of its CSV or of gpustat: the fullest GPU counts."""
+        gpu = _SMI_NAME.search(line)
+        self._gpu = gpu[1] if gpu else self._gpu
+        smi = _SMI.search(line)
+        used, total = list(filter(None, smi.groups())) if smi else ("", "")
+        cells = [cell.strip() for cell in line.split(",")]
+        if "memory.used" in line and (columns := _SMI_COLUMNS.match(line)):
+            self._columns = [cell.split()[0] for cell in columns[1].split(",") if cell.strip()]
+        elif len(cells) == len(self._columns) > 1:
+            row = dict(zip(self._columns, cells, strict=True))
+            used, total = (row.get(name, "").removesuffix(" MiB") for name in ("memory.used", "memory.total"))
+            self._gpu = row.get("name") or self._gpu
+        if used.isdecimal() and len(used) < 10 and MIB * int(used) >= self._peaks.get("nvidia_smi", 0.0):
+            self._peaks["nvidia_smi"] = MIB * int(used)
+            self._total = MIB * int(total) if total.isdecimal() and len(total) < 10 else 0.0
 
     def _failed(self, line: str, rank: int) -> None:
         failure = next((name for name, rule in FAILURES.items() if rule.search(line)), "")
-        known, killed = self._best, _KILLED.search(line)
-        says_more = (
-            killed is not None and known is not None and known.failure == failure and not known.host_bytes
-        )
-        if not failure or (known and _GRAVEST[failure] >= _GRAVEST[known.failure] and not says_more):
-            return
+        known = self._best
+        figures: dict[str, Any] = dict(_figures(line)) if failure or known else {}
+        same = known is not None and known.failure == (failure or "host_memory") == "host_memory"
+        if same and known and not known.host_bytes and "host_bytes" in figures:  # a later line tells it
+            self._best = known._replace(host_bytes=figures["host_bytes"])
         frames = self._frames.get(rank, [])
+        if warning := _WARNING.match(line):
+            frames = [(f"{warning[1]}:", "")]
+        if (
+            failure == "device_memory"
+            and not figures
+            and any(map(_PINNED.search, map(": ".join, frames[-3:])))
+        ):
+            failure = "host_memory"
+        if not failure or (known and _GRAVEST[failure] >= _GRAVEST[known.failure]):
+            return
         moment, stage = placed(frames)
-        if failure == "host_memory" and "DataLoader worker" in line:
+        if "DataLoader worker" in line:
             moment, stage = "train", "data"
+        if "RESOURCE_EXHAUSTED" in line:  # XLA's programs are whole steps
+            stage = ""
         code = frames[-1][1] if frames else ""
         named = " ".join(code for _, code in frames[-3:]) + "".join(f" {where}" for where, _ in frames[-3:])
         of_step = TENSORS.items() if moment != "load" else ()
-        figures: dict[str, Any] = dict(_figures(line))
         reserved = figures.pop("reserved", None)
         if reserved is not None and "allocated_bytes" in figures:
             figures["unallocated_bytes"] = max(0.0, reserved - figures["allocated_bytes"])
+        least = figures.get("allocated_bytes", inf) + figures.get("unallocated_bytes", 0.0)
+        if own := [size for one in _PROCESS.findall(line) if (size := _bytes(*one)) >= 0.99 * least]:
+            figures.setdefault("process_bytes", min(own))  # of several, the one that can hold that much
         says = cleaned(line.strip().partition(" If reserved but")[0][:MAX_SAID])
         self._best = Evidence(
             "", failure, says, moment or self._mark, stage,
             code=cleaned(code[:MAX_SAID]),
             tensor=next((name for name, rule in of_step if rule.search(named)), ""),
-            rank=rank if rank >= 0 else None, step=self._step,
-            host_bytes=1024 * float(killed[1]) if killed else None, **figures,
+            rank=rank if rank >= 0 else None, step=self._step, **figures,
         )  # fmt: skip
 
     def found(self, name: str) -> Evidence | None:
@@ -312,6 +365,8 @@ class _Reader:
             (one for one in ("torch_allocated", "torch_reserved", "nvidia_smi") if one in peaks), ""
         )
         total = best.total_bytes or self._total or None
+        if best.failure == "host_memory":  # a kernel's log may stand before the process's own
+            best = best._replace(moment=best.moment or self._mark)
         return best._replace(
             name=name, step=self._step if best.step is None else best.step, gpu=self._gpu, total_bytes=total,
             peak_bytes=peaks.get(metric), metric=metric,
@@ -319,7 +374,12 @@ class _Reader:
 
 
 def _figures(line: str) -> Iterator[tuple[str, float]]:
+    if "MPS backend" in line:
+        line = line.replace(" GB", " GiB")  # which it was, before it was named so
     for name, rule in FIGURES.items():
         if found := rule.search(line):
-            number, unit = (one for one in found.groups() if one is not None)
-            yield name, float(number) * _UNITS[unit]
+            yield name, _bytes(*(one for one in found.groups() if one is not None))
+
+
+def _bytes(number: str, unit: str) -> float:
+    return float(number) * _UNITS[unit]

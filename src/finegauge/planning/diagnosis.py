@@ -200,10 +200,11 @@ def moment_of(run: "Run", found: Evidence) -> tuple[str, str]:
 def tensors_of(run: "Run", found: Evidence) -> tuple[str, ...]:
     """Return which tensors of the run have the size that was asked for, those of the stage first.
 
-    On a GPU the size is the allocator's: small ones cannot be told apart. A processor's is exact.
+    On a GPU the size is the allocator's: small ones cannot be told apart. A processor's is exact. Of
+    generation none is told: its batches and lengths are not the step's.
     """
     tried, on_gpu = found.tried_bytes, found.failure == "device_memory"
-    if not tried or (on_gpu and tried <= 2 * LARGE_BLOCK):
+    if not tried or (on_gpu and tried <= 2 * LARGE_BLOCK) or found.moment == "generation":
         return ()
     half_digit = 0.005 * (GIB if tried >= GIB else MIB) if on_gpu else 0.0
     names: dict[str, None] = {}

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from finegauge.answers.why import EvidenceAnswer, WhyAnswer
 from finegauge.planning.diagnosis import Level
+from finegauge.prediction.uncertainty import FITS
 from finegauge.render import number_format as fmt
 from finegauge.render.report import Block, Note, Report, Section, Table, Text, Toned, notes, section
 from finegauge.render.run_parts import ROOMS, TONES, WORDS, subject, title_of
@@ -16,9 +17,9 @@ PLACES = {
     "other": "No failure of memory", "": "No failure",
 }  # fmt: skip
 MOMENTS = {
-    "load": "while the model is loaded", "train": "in a step", "evaluation": "in an evaluation",
-    "save": "while a checkpoint is written", "resume": "while a checkpoint is read",
-    "generation": "in generation",
+    "data": "while the data set is prepared", "load": "while the model is loaded", "train": "in a step",
+    "evaluation": "in an evaluation", "save": "while a checkpoint is written",
+    "resume": "while a checkpoint is read", "generation": "in generation",
 }  # fmt: skip
 STAGES = {
     "data": "while its batch is loaded", "forward": "in its forward pass", "loss": "in its loss",
@@ -74,7 +75,7 @@ def why_report(answer: WhyAnswer) -> Report:
     return Report.of(
         f"Why {title_of(answer.run)} fails",
         _headline(first) if first else _predicted(answer),
-        *map(_evidence, answer.evidence),
+        *(_evidence(one, answer.predicted.verdict == FITS) for one in answer.evidence),
         section("predicted", "", *([Note(_predicted(answer))] if first else [])),
         section("advice", "What makes it fit", *(advice_blocks(advice) if advice else ())),
         *([fixed_section(answer.fixed)] if answer.fixed else []),
@@ -111,11 +112,11 @@ def _predicted(answer: WhyAnswer) -> Text:
     )
 
 
-def _evidence(one: EvidenceAnswer) -> Section:
+def _evidence(one: EvidenceAnswer, fits: bool) -> Section:
     found = one.evidence
     said = [Note(found.says, tone="soft")] if found.says else []
     return section(
-        "evidence", found.name, *said, *_tensor(one), _levels(one), *notes(_causes(one)), _parts(one),
+        "evidence", found.name, *said, *_tensor(one), _levels(one), *notes(_causes(one, fits)), _parts(one),
         said=f"rank {found.rank}" if found.rank is not None else "",
     )  # fmt: skip
 
@@ -161,7 +162,7 @@ def _without(level: Level) -> str:
     return f"{' and '.join(level.without)} {verb} not active"
 
 
-def _causes(one: EvidenceAnswer) -> Iterator[str]:
+def _causes(one: EvidenceAnswer, fits: bool) -> Iterator[str]:
     found, room, (first, *ways) = one.evidence, one.room, one.levels or (None,)
     if one.cause == "not_memory":
         yield ELSEWHERE.get(found.failure, ELSEWHERE["other"])
@@ -169,20 +170,38 @@ def _causes(one: EvidenceAnswer) -> Iterator[str]:
     assert first is not None
     if room.total_bytes:
         yield f"This GPU has {gib(room.total_bytes)}: another one than the run states, or a slice of it."
-    if ways:
-        near = ways[0]
-        told = " ".join(INACTIVE[name] for name in near.without)
-        yield (
-            f"As configured it needs {gib(first.peak_bytes)} at that moment, it had "
-            f"{gib(one.observed_bytes or 0.0)}. Most likely {_without(near)}: {told}"
-        )
-    if room.others_bytes:
-        yield f"Other processes hold {gib(room.others_bytes)} of this GPU; 'nvidia-smi' names them."
+    beside = [*_inactive(one, first, ways[0], fits)] if ways else []
+    yield from (*_others(one), *beside) if one.cause == "other_processes" else (*beside, *_others(one))
     if room.unallocated_bytes:
         yield (
             f"PyTorch had {gib(room.unallocated_bytes)} reserved and free, in pieces too small: "
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True joins them."
         )
+    if one.cause == "not_weighed":
+        yield from _not_weighed(one, first)
+    else:
+        yield from _compared(one, first)
+
+
+def _inactive(one: EvidenceAnswer, first: Level, near: Level, fits: bool) -> Iterator[str]:
+    told = " ".join(INACTIVE[name] for name in near.without)
+    yield (
+        f"As configured it needs {gib(first.peak_bytes)} at that moment, it had "
+        f"{gib(one.observed_bytes or 0.0)}. Most likely {_without(near)}: {told}"
+    )
+    if fits and one.cause == "inactive_option" and "micro_batch_size" not in near.without:
+        yield "As configured the run fits: make that active, and nothing else has to change."
+
+
+def _others(one: EvidenceAnswer) -> Iterator[str]:
+    if one.room.others_bytes:
+        ranks = " If they are other ranks of this job, each must take its own GPU (LOCAL_RANK)."
+        held = f"Other processes hold {gib(one.room.others_bytes)} of this GPU; 'nvidia-smi' names them."
+        yield held + (ranks if one.evidence.rank is not None else "")
+
+
+def _compared(one: EvidenceAnswer, first: Level) -> Iterator[str]:
+    found = one.evidence
     if one.cause == "as_predicted":
         yield (
             "The prediction agrees with what was counted." if found.peak_bytes else
@@ -195,8 +214,6 @@ def _causes(one: EvidenceAnswer) -> Iterator[str]:
         yield f"That is {more} more than predicted{MORE[kind]}"
     elif one.cause == "less_than_predicted":
         yield "That is less than predicted: the longest batch is still to come, or less runs than RUN says."
-    elif one.cause == "not_weighed":
-        yield from _not_weighed(one, first)
 
 
 def _not_weighed(one: EvidenceAnswer, level: Level) -> Iterator[str]:

@@ -113,6 +113,23 @@ def on_disk() -> None:
     one.train()
 
 
+def archive() -> None:
+    """Fail while PyTorch's own archive is written, larger than files may be."""
+    import torch
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5_000_000, resource.RLIM_INFINITY))
+    torch.save(torch.zeros(4_000_000), f"{tempfile.mkdtemp()}/model.pt")
+
+
+def prepare() -> None:
+    """Fail while a data set is tokenised."""
+    from datasets import Dataset
+
+    rows = Dataset.from_list([{"text": "one two"}] * 4000)
+    limit_more(30_000_000)
+    rows.map(lambda row: {"input_ids": [list(range(100_000)) for _ in row["text"]]}, batched=True)
+
+
 def rank() -> None:
     """Wait for the other rank, which stays away."""
     from datetime import timedelta
@@ -222,6 +239,8 @@ NAMES = (
     "resume",
     "generate",
     "disk",
+    "archive",
+    "prepare",
 )
 
 
@@ -229,8 +248,8 @@ def fail(name: str) -> None:
     """Run the failure that is named."""
     if name in ON_GPU:
         on_gpu(name)
-    elif name == "disk":
-        on_disk()
+    elif name in ("disk", "archive", "prepare"):
+        {"disk": on_disk, "archive": archive, "prepare": prepare}[name]()
     else:
         on_processor(name)
 

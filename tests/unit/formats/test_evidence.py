@@ -1,4 +1,4 @@
-"""What failures leave behind is read right: 36 pieces, most of real failures, and hostile ones.
+"""What failures leave behind is read right: 59 pieces, most of real failures, and hostile ones.
 
 `tests/replay/failures` holds them; `record.py` there makes the real ones again.
 """
@@ -28,6 +28,8 @@ REAL = {  # as each was made to fail
     "resume": ("host_memory", "resume", ""),
     "generate": ("host_memory", "generation", ""),
     "disk": ("disk", "save", ""),
+    "archive": ("disk", "save", ""),
+    "prepare": ("host_memory", "data", ""),
     "rank": ("timeout", "", ""),
     "killed_rank": ("host_memory", "", ""),
     "gpu_forward": ("device_memory", "train", "forward"),
@@ -57,6 +59,27 @@ WRITTEN = {  # in the words of PyTorch, transformers, Linux, Slurm, DeepSpeed, v
     "nvidia_smi": ("", "", ""),
     "swift_log": ("", "train", ""),
     "megatron_log": ("", "train", ""),
+    "ipython": ("device_memory", "evaluation", ""),
+    "fsdp_clone": ("device_memory", "save", ""),
+    "fsdp_unshard": ("device_memory", "save", ""),
+    "pinned": ("host_memory", "load", ""),
+    "bitsandbytes_paged": ("device_memory", "train", ""),
+    "vllm_longest": ("device_memory", "load", ""),
+    "kubernetes": ("host_memory", "load", ""),
+    "closure": ("device_memory", "train", "forward"),
+    "optimizer_built": ("device_memory", "load", ""),
+    "accelerate_killed": ("host_memory", "load", ""),
+    "zsh": ("host_memory", "train", ""),
+    "colab": ("host_memory", "load", ""),
+    "windows": ("host_memory", "load", ""),
+    "xla": ("device_memory", "train", ""),
+    "mps": ("device_memory", "train", "backward"),
+    "one_gpu": ("device_memory", "load", ""),
+    "shared_gpu": ("device_memory", "train", "forward"),
+    "rollout_scores": ("device_memory", "train", "forward"),
+    "nvidia_smi_csv": ("", "", ""),
+    "gpustat": ("", "", ""),
+    "inductor": ("device_memory", "train", "forward"),
 }
 ALL = REAL | WRITTEN
 
@@ -90,6 +113,44 @@ def test_what_logs_count() -> None:
     assert (evidence("nvidia_smi").peak_bytes, evidence("nvidia_smi").metric) == (31562 * MIB, "nvidia_smi")
     assert evidence("nvidia_smi").gpu == "NVIDIA A100-SXM4-80GB"
     assert evidence("kernel_oom").host_bytes == 125437816 * 1024
+
+
+def test_a_full_gpu_by_a_query_by_gpustat_and_by_rocm() -> None:
+    for name in ("nvidia_smi_csv", "gpustat"):
+        found = evidence(name)
+        assert (found.peak_bytes, found.metric) == (76213 * MIB, "nvidia_smi")
+        assert (found.total_bytes, found.gpu) == (81920 * MIB, "NVIDIA A100-SXM4-80GB")
+    asked = "$ nvidia-smi --query-gpu=memory.total,memory.used --format=csv,nounits\n81920, 4\n81920, 512"
+    assert text_evidence(asked, "x").peak_bytes == 512 * MIB
+    rocm = "GPU[0]\t\t: VRAM Total Memory (B): 205822885888\nGPU[0]\t\t: VRAM Total Used Memory (B): 12345678"
+    assert text_evidence(rocm, "x").peak_bytes == 12345678
+
+
+def test_figures_of_other_devices_and_of_several_processes() -> None:
+    xla, mps, shared = evidence("xla"), evidence("mps"), evidence("shared_gpu")
+    assert (xla.allocated_bytes, xla.total_bytes) == (21.90 * GIB, 15.75 * GIB)
+    assert (mps.allocated_bytes, mps.tried_bytes) == (15.05 * GIB, 1.16 * GIB)  # its "GB" are GiB
+    assert mps.total_bytes == 27.20 * GIB
+    assert shared.process_bytes == 26.58 * GIB  # of two, the one that can hold what PyTorch has
+    assert evidence("kubernetes").host_bytes == 64022516 * 1024
+
+
+@pytest.mark.parametrize("line", [
+    "bash: line 1:   598 Killed                  python train.py", "zsh: killed     python train.py",
+    "train.sh: line 3: exited with code 137", "Exit Code:    137", "subprocess returned code -9",
+    "OSError: [WinError 1455] The paging file is too small", "fish: Job 1 terminated by signal SIGKILL",
+])  # fmt: skip
+def test_the_words_of_a_killed_process(line: str) -> None:
+    found = text_evidence(f"Generating train split: 100 examples\n{line}\n", "x")
+    assert (found.failure, found.moment) == ("host_memory", "data")
+
+
+@pytest.mark.parametrize("line", [
+    "Unable to shutdown process 12 via Signals.SIGTERM, forcefully exiting via Signals.SIGKILL",
+    "step 137, loss: 0.9", "1370 tokens were skilled",
+])  # fmt: skip
+def test_what_is_no_killed_process(line: str) -> None:
+    assert text_evidence(f"RuntimeError: shapes differ\n{line}\n", "x").failure == "other"
 
 
 def test_the_rank_that_failed_first() -> None:

@@ -93,6 +93,24 @@ def test_causes_beside_the_run() -> None:
     assert why_answer(run, [pieces]).evidence[0].cause == "fragmentation"
 
 
+def test_others_that_hold_more_than_an_option_would() -> None:
+    run = Run.from_fields(LLAMA | {"model": "Qwen/Qwen3-8B", "method": "lora", "attention": "sdpa"})
+    (shared,) = why_answer(run, [evidence("shared_gpu")]).evidence
+    assert len(shared.levels) > 1  # an option explains the figures too
+    assert (shared.cause, round((shared.room.others_bytes or 0.0) / GIB, 2)) == ("other_processes", 52.45)
+    (one_gpu,) = why_answer(run.replace(method="full", gpu="A100-SXM4-40GB"), [evidence("one_gpu")]).evidence
+    assert one_gpu.cause == "other_processes"
+
+
+def test_the_logits_of_a_compiled_step() -> None:
+    run = Run.from_fields(LLAMA | {"model": "Qwen/Qwen3-4B", "attention": "sdpa", "micro_batch_size": 4,
+                                   "seq_len": 4096})  # fmt: skip
+    (found,) = why_answer(run, [evidence("inductor")]).evidence
+    assert (found.evidence.stage, found.tensors[0]) == (
+        "loss", "the logits in fp32: 16,384 tokens x 151,936",
+    )  # fmt: skip
+
+
 def test_a_counted_peak() -> None:
     run = Run.from_fields(LLAMA | {"model": "Qwen/Qwen3-8B", "method": "lora", "attention": "sdpa"})
     peak = predict(run).memory_bytes("torch_reserved")
