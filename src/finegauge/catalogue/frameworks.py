@@ -78,6 +78,8 @@ class Engine(NamedTuple):
     gpu_memory_utilization: float = 1.0  # share of a GPU's memory that it takes
     max_num_seqs: int = 1_000_000
     max_num_batched_tokens: int = 1_000_000  # of prompts and answers in one step
+    reserves_answers: bool = False  # a request is let in where the longest answer to it has room
+    profiles: bool = False  # it runs the largest step it may be asked for before it shares out its memory
     large_gpu: Mapping[str, int] = {}  # other limits on GPUs of 70 GiB or more, but an A100
     before: Mapping[str, Mapping[str, Any]] = {}  # what was otherwise before a version
 

@@ -211,12 +211,12 @@ def judging(run: Run) -> StepTime:
 
 def _kernels_beside(run: Run, ops: tuple[Op, ...]) -> list[Beside]:
     """Return what a layer of an engine takes beside what its products read and compute."""
-    found = []
+    found, gpu = [], find_gpu(str(run.gpu)) if run.gpu else None
     narrow = [op for op in ops if op.dtype == "fp8_block" and op.kind == "gemm"]
-    if blocks := sum(op.path[-1] not in FUSED for op in narrow):
+    if gpu and "fp8" in gpu.flops_per_s and (blocks := sum(op.path[-1] not in FUSED for op in narrow)):
         found.append(Beside(("other", "quantising inputs"), blocks * BLOCKS_S, 0.0))
     if any(op.kind == "grouped_gemm" for op in ops):
-        architecture = find_gpu(str(run.gpu)).architecture if run.gpu else ""
+        architecture = gpu.architecture if gpu else ""
         found.append(Beside(("moe", "sorting rows"), EXPERTS_S.get(architecture, OTHER_EXPERTS_S), 0.0))
     return found
 
@@ -338,8 +338,8 @@ def _for_few_rows(op: Op, rows: float, run: Run) -> Op:
     share = _asked_share(held * ranks, whole) if paged else 1.0 - (1.0 - 1.0 / held) ** sent
     if paged and ranks > 1:
         share = min(1.0, share + expected_largest(ranks) * (share * (1.0 - share) / held) ** 0.5)
-    if paged and op.dtype == "fp8_block":
-        share = 1.0  # DeepGEMM and CUTLASS pad every expert to a block, with rows or without
+    if ranks > 1 and paged and op.dtype == "fp8_block":
+        share = 1.0  # every expert is read, asked for or not: 27 rows of ML.ENERGY's table
     groups = max(1, round(held * share))
     if paged:
         groups = max(2, min(groups, round(sent / LEAST_BLOCK)))

@@ -138,7 +138,7 @@ def _serving(asked: Question) -> Answer:
     at_once = min(batch.rows, limits.num_seqs)
     if by_engine(run):
         graph, whole = asked.share.graph, max(batch.prompt_tokens + batch.new_tokens, run.max_model_len or 0)
-        moving = engine_activations(graph, limits, batch.rows, batch.prompt_tokens)
+        moving = engine_activations(graph, run, batch.rows, batch.prompt_tokens)
         lost = slack_fraction(run, graph, asked.device.calibration)
         free = asked.room_bytes - static.total - (1.0 + lost) * sum(moving.values())
         held = batch.prompt_tokens + batch.new_tokens / 2.0  # answers begin and end one by one

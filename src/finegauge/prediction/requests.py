@@ -3,14 +3,17 @@ r"""A load of requests on an engine, one by one: when each is read, written and 
 Requests come from users who each wait for their answer before they ask again, by chance (a Poisson process),
 or all at once. A step of the engine reads the prompts that have come, up to `max_num_batched_tokens` of
 them and of a longer prompt a part, beside one token of every answer that is being written; who finds no room
-in the cache, or comes when `max_num_seqs` run, waits in line. Between two such events all steps are alike and
-are taken at once:
+in the cache, or comes when `max_num_seqs` run, waits in line. vLLM and SGLang take whoever's prompt has room,
+and where the cache is full the youngest answer makes room and is read again later [1]; others keep room for
+the longest answer (`reserves_answers`). Between two such events all steps are alike and are taken at once:
 
 $$ t_{step}(n, c) + t_{prompts} \qquad n \text{ answers of } c \text{ tokens in the cache} $$
 
-Of users the first answers are cut short evenly and not counted, so that they end one by one as they do later.
-Neglected: prompts that are cached already, preemption (whoever is let in has room for all of an answer), the
-network to the client.
+Of users the first answers are cut short evenly and not counted, so that they end one by one as they do later;
+what counts are the answers that are done after all of these.
+Neglected: prompts that are cached already, the network to the client.
+
+[1] vllm/v1/core/sched/scheduler.py (read 2026-11-23)
 """
 
 from collections import deque
@@ -20,12 +23,12 @@ from random import Random
 
 from finegauge.data.batch_shape import answer_lengths
 from finegauge.prediction.generation import cache_bytes
-from finegauge.prediction.rollout import Engine, EngineClock, Generate
+from finegauge.prediction.rollout import KEPT_FREE, Engine, EngineClock, Generate
 from finegauge.prediction.serving import CacheRoom, Limits
 from finegauge.prediction.time import Question, StepTime
 from finegauge.profile import Breakdown
 from finegauge.records import NamedTuple
-from finegauge.run.phases import answer_tokens, micro_steps
+from finegauge.run.phases import answer_tokens, engine_of, micro_steps
 from finegauge.run.run import Run
 
 SEED = 0
@@ -50,6 +53,7 @@ class Served(NamedTuple):
     tokens_s: float
     rows: float  # answers at once, on average over the tokens' steps
     context_tokens: float  # of each, likewise
+    made_room: int = 0  # times that an answer was cut short for others and read again
 
     def observed(self, run: Run) -> dict[str, object]:
         """Return what a client would see of all replicas, under the names of a measured endpoint."""
@@ -71,6 +75,7 @@ class Served(NamedTuple):
             "requests_per_s": replicas * number / self.seconds,
             "written_tokens_per_s": replicas * tokens / self.seconds,
             "in_flight": replicas * sum(latencies) / self.seconds,
+            "num_preemptions": replicas * self.made_room,
         }
 
 
@@ -118,58 +123,69 @@ def _clock(asked: Question, room: CacheRoom, prompt_tokens: float, generate: Gen
     )  # fmt: skip
 
 
+class _Waiting(NamedTuple):
+    """A request in line."""
+
+    arrived_s: float
+    new_tokens: int
+    counts: bool  # but of each user's first
+    first_s: float = 0.0  # of who made room for others and is read again
+    written: float = 0.0
+
+
 class _Load:
     """One replica at work."""
 
     def __init__(self, run: Run, clock: EngineClock, prompt_tokens: float) -> None:
         self.run, self.clock, self.prompt = run, clock, prompt_tokens
-        self.batched = Limits.of(run).batched_tokens
+        self.batched, self.most = Limits.of(run).batched_tokens, answer_tokens(run)
+        self.reserves = engine_of(run).reserves_answers
         self.random, self.known = Random(SEED), answer_lengths(run)
         self.number = run.micro_batch_size * micro_steps(run)
-        self.users = run.micro_batch_size if run.arrivals == "users" else 0
-        self.waiting: deque[tuple[float, int, bool]] = deque()  # arrival, tokens, whether it counts
+        self.users = self.firsts = run.micro_batch_size if run.arrivals == "users" else 0
+        self.waiting: deque[_Waiting] = deque()
         self.coming: deque[float] = deque()
-        self.running: list[tuple[float, int, float, float, int, bool]] = []  # by the step that ends it
+        self.running: dict[int, tuple[_Waiting, float]] = {}  # with the step before their first, as they came
+        self.ends: list[tuple[float, int]] = []  # the step that ends each, those that made room too
         self.now = self.step = 0.0
-        self.held = self.written = 0.0  # tokens that those who run may come to hold, and have written
+        self.held = self.written = 0.0  # tokens in the cache, or kept for answers, and those written
         self.sums = [0.0] * 4  # seconds of prompts and of tokens; rows and contexts over these
         self.answered: list[Request] = []
-        self.began = 0.0
+        self.began, self.let_in, self.made_room = 0.0, 0, 0
 
     def run_all(self) -> Served:
         """Serve all requests."""
         if self.users:
             for user in range(self.users):  # which are done one by one
                 cut = max(1, round(self._length() * (user + 0.5) / self.users))
-                self.waiting.append((0.0, cut, False))
+                self.waiting.append(_Waiting(0.0, cut, counts=False))
         elif self.run.arrivals == "poisson":
             rate, at = (self.run.arrivals_per_s or 1.0) / self.run.data_parallel, 0.0
             for _ in range(self.number):
                 at += self.random.expovariate(rate)
                 self.coming.append(at)
         else:
-            self.waiting.extend((0.0, self._length(), True) for _ in range(self.number))
+            self.waiting.extend(_Waiting(0.0, self._length(), counts=True) for _ in range(self.number))
         while len(self.answered) < self.number:
             self._advance()
         seconds = max(one.last_s for one in self.answered) - self.began
         prompts_s, tokens_s, rows, contexts = self.sums
-        mean = rows / tokens_s if tokens_s else 1.0
-        return Served(tuple(self.answered), seconds, prompts_s, tokens_s, mean, contexts / max(rows, 1e-30))
+        mean, context = rows / tokens_s if tokens_s else 1.0, contexts / max(rows, 1e-30)
+        return Served(tuple(self.answered), seconds, prompts_s, tokens_s, mean, context, self.made_room)
 
     def _length(self) -> int:
-        most = answer_tokens(self.run)
         if self.known is None:
-            return most
+            return self.most
         place = self.random.random() * self.known.num_samples
         for length, count in zip(self.known.lengths, self.known.counts, strict=True):
             place -= count
             if place <= 0:
                 return length
-        return most
+        return self.most
 
     def _arrive(self) -> None:
         while self.coming and self.coming[0] <= self.now:
-            self.waiting.append((self.coming.popleft(), self._length(), True))
+            self.waiting.append(_Waiting(self.coming.popleft(), self._length(), counts=True))
         if not (self.waiting or self.running):
             self.now = self.coming[0]
             self._arrive()
@@ -177,36 +193,52 @@ class _Load:
     def _advance(self) -> None:
         """Read what may be read; else write until something happens."""
         self._arrive()
-        let_in: list[tuple[float, int, bool]] = []
-        read = 0.0
-        while self.waiting and len(self.running) + len(let_in) < self.clock.engine.at_once:
-            arrived, tokens, counts = self.waiting[0]
-            needed = self.prompt + tokens
-            full = self.held + needed > self.clock.engine.cache_tokens
-            if (full and (self.running or let_in)) or (let_in and read + self.prompt > self.batched):
+        let_in: list[_Waiting] = []
+        read, room = 0.0, self.clock.engine.cache_tokens
+        while self.waiting and (others := len(self.running) + len(let_in)) < self.clock.engine.at_once:
+            tokens = self.prompt + self.waiting[0].written
+            needed = self.prompt + self.most if self.reserves else tokens
+            kept = 0.0 if self.reserves else KEPT_FREE * others
+            full = self.held + needed + kept > room
+            if (full and others) or (let_in and read + tokens > self.batched):
                 break
-            self.waiting.popleft()
-            let_in.append((arrived, tokens, counts))
-            self.held, read = self.held + needed, read + self.prompt
-        steps = self._steps_alike() if not let_in else self._steps_reading(read)
-        self._write(steps, len(let_in) * self.clock.prompt_s)
-        for arrived, tokens, counts in let_in:
-            entry = (self.step + tokens - 1, len(self.answered), arrived, self.now, tokens, counts)
-            heappush(self.running, entry)
-            self.written += 1
+            let_in.append(self.waiting.popleft())
+            self.held, read = self.held + needed, read + tokens
+        steps = self._steps_reading(read) if let_in else self._steps_alike()
+        self._write(steps, read / self.prompt * self.clock.prompt_s)
+        for one in let_in:
+            written = one.written + 1.0  # reading gives one
+            self.let_in += 1
+            first_s = one.first_s or self.now
+            self.running[self.let_in] = (one._replace(first_s=first_s), self.step - written)
+            heappush(self.ends, (self.step + one.new_tokens - written, self.let_in))
+            self.written += written
+            self.held += 0.0 if self.reserves else 1.0
         self._end()
+        while not self.reserves and len(self.running) > 1 and self.held + len(self.running) > room:
+            one, written = self._leaves(next(reversed(self.running)))  # the youngest makes room
+            self.waiting.appendleft(one._replace(written=written))
+            self.made_room += one.counts
 
     def _steps_reading(self, tokens: float) -> float:
         """Return the steps in which `tokens` of prompts are read: those of a longer prompt come in parts."""
-        ends = self.running[0][0] - self.step if self.running else 1.0
+        ends = self._next_end() - self.step if self.running else 1.0
         return float(max(1, min(ends, ceil(tokens / self.batched))))
 
+    def _next_end(self) -> float:
+        while self.ends[0][1] not in self.running:
+            heappop(self.ends)
+        return self.ends[0][0]
+
     def _steps_alike(self) -> float:
-        """Return how many steps pass before an answer is done or a request arrives."""
-        steps = max(1.0, self.running[0][0] - self.step)
-        if self.coming and len(self.running) < self.clock.engine.at_once:
-            one_s = self.clock.token_s(len(self.running), self._context())
+        """Return how many steps pass before an answer is done, a request arrives, or the cache is full."""
+        rows = len(self.running)
+        steps = max(1.0, self._next_end() - self.step)
+        if self.coming and rows < self.clock.engine.at_once:
+            one_s = self.clock.token_s(rows, self._context())
             steps = min(steps, max(1.0, (self.coming[0] - self.now) / one_s))
+        if rows > 1 and not self.reserves:
+            steps = min(steps, max(1.0, (self.clock.engine.cache_tokens - self.held) / rows))
         return float(int(steps))
 
     def _context(self) -> float:
@@ -224,18 +256,26 @@ class _Load:
         self.now += seconds + prompts_s
         self.step += steps
         self.written += rows * steps
+        self.held += 0.0 if self.reserves else rows * steps
+
+    def _leaves(self, number: int) -> tuple[_Waiting, float]:
+        """Return an answer that leaves its place, and how much of it is written."""
+        one, before = self.running.pop(number)
+        written = self.step - before
+        self.written -= written
+        self.held -= self.prompt + (self.most if self.reserves else written)
+        return one, written
 
     def _end(self) -> None:
-        while self.running and self.running[0][0] <= self.step:
-            _, _, arrived, first, tokens, counts = heappop(self.running)
-            self.held -= self.prompt + tokens
-            self.written -= tokens
-            if counts:
-                self.answered.append(Request(arrived, first, self.now, tokens))
-            elif not self.began:
+        while self.running and self._next_end() <= self.step:
+            one, _ = self._leaves(heappop(self.ends)[1])
+            if not one.counts:
+                self.firsts -= 1
                 self.began = self.now
+            elif not self.firsts:  # every user's first answer is done: as many run as will
+                self.answered.append(Request(one.arrived_s, one.first_s, self.now, one.new_tokens))
             if self.users:
-                self.waiting.append((self.now, self._length(), True))
+                self.waiting.append(_Waiting(self.now, self._length(), counts=True))
 
 
 def _step(clock: EngineClock, served: Served) -> StepTime:

@@ -108,7 +108,7 @@ def engine_of(run: Run) -> Engine:
     in_flight = answers * _rollouts_at_once(run)
     memory_bytes = find_gpu(str(run.gpu)).usable_bytes
     weights = share.graph.weights.base_bytes
-    activations = sum(engine_activations(share.graph, limits, answers, run.seq_len).values())
+    activations = sum(engine_activations(share.graph, alone, answers, run.seq_len).values())
     free_bytes = limits.memory_fraction * memory_bytes - weights - activations
     room = cache_room(alone, share.graph, free_bytes, answers, run.seq_len, limits)
     if room.pool_bytes < room.sequence_bytes:

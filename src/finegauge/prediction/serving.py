@@ -73,10 +73,16 @@ class CacheRoom(NamedTuple):
         return max(self.pool_bytes, self.sequence_bytes)
 
 
-def engine_activations(graph: Graph, limits: Limits, rows: float, prompt_tokens: float) -> Parts:
-    """Return what is alive beside weights and cache in the largest step of an engine."""
-    tokens = max(1.0, min(limits.batched_tokens, rows * prompt_tokens))
-    sampled = min(limits.num_seqs, rows)
+def engine_activations(graph: Graph, run: Run, rows: float, prompt_tokens: float) -> Parts:
+    """Return what is alive beside weights and cache in the largest step of an engine.
+
+    vLLM makes room for the largest that its limits allow, whatever it is asked then (`profile_run` of
+    vllm/v1/worker/gpu_model_runner.py, read 2026-11-23).
+    """
+    limits, longest = Limits.of(run), rows * prompt_tokens
+    tokens, sampled = max(1.0, min(limits.batched_tokens, longest)), min(limits.num_seqs, rows)
+    if engine(run.inference_engine).profiles:
+        tokens, sampled = float(limits.batched_tokens), limits.num_seqs
     return {
         ("activations", "passing"): passing_bytes(graph, Extents.of(1.0, tokens)),
         ("logits", "next token"): sampled
