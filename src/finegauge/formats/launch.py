@@ -94,7 +94,7 @@ _CONFIG_OPTIONS = ("config", "config_file", "job.config_file", "config_path", "c
 # Commands that handle files and words: what they name is started by others.
 _SILENT = re.compile(
     r"\[\[?|test|echo|printf|pip3?|mkdir|cd|ls|wget|curl|git|apt-get|cp|mv|rm|cat|sed|awk|grep|chmod|source|\."
-    r"|export|touch|tar|head"
+    r"|export|touch|tar|head|eval"
 )
 _TRAINS_NOTHING = re.compile(r"(run_)?(export|merge|convert|infer|eval|predict|generate|serve)\w*\.py$")
 _SERVERS = "serving_engines"
@@ -326,7 +326,7 @@ def _is_of(program: Program, named: str, rest: Sequence[str]) -> bool:
     Those are src/train.py, as LLaMA-Factory's is called, and finetuning.py, as llama-recipes' is.
     """
     if program.reader == "llama_recipes":
-        return "model_name_or_path" not in options_of(rest)[0]
+        return not ({"model_name_or_path", "model_path", "model_id", "batch_size"} & {*options_of(rest)[0]})
     if program is not LLAMA_FACTORY:
         return True
     if not re.match(r"(\.\./)*src/", named) or any(word.endswith(CONFIGS) for word in rest[:1]):
@@ -404,6 +404,10 @@ def _of_its_own(
             variables = {**variables, "NPROC_PER_NODE": variables.get("NGPU", "8")}
         options, warning = (options, "") if keys else of_registry(options, variables)
         warnings += [warning] if warning else []
+    if program.reader.startswith("ms_swift"):
+        pixels = {f"{end}_pixels": variables[f"{end.upper()}_PIXELS"] for end in ("min", "max")
+                  if f"{end.upper()}_PIXELS" in variables}  # fmt: skip
+        options = {**pixels, **options}
     said = {*options, *keys}
     if re.search(r"(^|/)run_(clm|mlm|plm|fim)\.py$", named) and "do_train" not in said:
         warnings.append(

@@ -36,7 +36,8 @@ def own_loop(nodes: Sequence[ast.AST], values: Values, modules: Mapping[str, str
         modules.get(owner or name, ""))), None)  # fmt: skip
     steps = any(name == "backward" for _, _, name in calls)
     optimizer = next((name for _, _, name in calls if _OPTIMIZERS.fullmatch(name)), "")
-    models = [1 for _, owner, name in calls if name == "from_pretrained" and owner.startswith("AutoModel")]
+    loaded = [owner for _, owner, name in calls if name == "from_pretrained"]
+    models = [one for one in loaded if re.search(r"^AutoModel|For[A-Z]\w+$|LMHeadModel$", one)]
     named = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     frozen = any(
         isinstance(node, ast.Assign) and last_name(node.targets[0]) == "requires_grad" for node in nodes

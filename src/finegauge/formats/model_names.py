@@ -126,11 +126,11 @@ def said(copy: Copy | None, named: str) -> str:
 def here(named: str) -> tuple[str, str]:
     """Return a model's folder that is not here as the catalogue's of that name, and a warning of it."""
     path = named.rstrip("/")
+    if re.match(r"[A-Za-z]:\\", path):  # of Windows
+        path = path[2:].replace("\\", "/").rstrip("/")
     of_hub = "models--" in path and re.search(r"(?:^|/)models--([\w.-]+?)--([\w.-]+)(?:/|$)", path)
     if of_hub:  # the Hub's cache
         return f"{of_hub[1]}/{of_hub[2]}", ""
-    if path[1:3] == ":\\":  # of Windows
-        path = path.replace("\\", "/").rstrip("/").removeprefix(path[:2])
     if not (path.startswith(("/", "./", "../", "~")) or path.count("/") > 1) or os.path.exists(
         os.path.expanduser(path)
     ):

@@ -40,7 +40,12 @@ _TUNED = "adalora_init_r vera_rank boft_block_size fourier_n_frequency"
 _OLDER = {  # before 3.0
     **{"model_id_or_path": "model", "batch_size": "per_device_train_batch_size", "dtype": "torch_dtype"},
     **{"quantization_bit": "quant_bits", "lora_target_modules": "target_modules"},
-    **{"lora_dropout_p": "lora_dropout", "eval_batch_size": "per_device_eval_batch_size"},
+    **{
+        "lora_dropout_p": "lora_dropout",
+        "deepspeed_config_path": "deepspeed",
+        "template_type": "template",
+        "eval_batch_size": "per_device_eval_batch_size",
+    },
 }
 _BITS = {
     "load_in_4bit": 4,

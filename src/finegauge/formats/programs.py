@@ -35,6 +35,7 @@ _ALPACA_LORA: Mapping[str, Any] = {
 _OF_ALPACA_LORA = {
     **{"base_model": "model_name_or_path", "micro_batch_size": "per_device_train_batch_size"},
     **{"num_epochs": "num_train_epochs", "cutoff_len": "max_seq_length", "data_path": "dataset_name"},
+    "micro_train_batch_size": "per_device_train_batch_size",
 }
 # What open-instruct's finetune.py and dpo_tune_cache.py do unasked.
 OPEN_INSTRUCT: Mapping[str, Any] = {
@@ -67,6 +68,7 @@ _MODELS = (
         "model_dir",
         "model",
     ),
+    *("model_checkpoint", "model_key", "model_name_or_id", "hf_model", "hf_model_name", "base_model_id"),
 )
 # Names that scripts without transformers' own parser give its options, as SageMaker's examples do.
 _OTHERWISE = {
@@ -78,8 +80,8 @@ _OTHERWISE = {
         "per_device_train_batch_size": "train_batch_size micro_batch_size batch_size_per_device "
         "per_device_batch_size per_gpu_train_batch_size train_bs batch_size bsz bs",
         "gradient_accumulation_steps": "gradient_accumulation accumulation_steps grad_accum_steps "
-        "grad_accumulation_steps grad_accum grad_acc_steps accum_steps accum",
-        "lora_r": "lora_rank lora_dim r",
+        "grad_accumulation_steps grad_accum grad_acc_steps accum_steps accum accumulate",
+        "lora_r": "lora_rank lora_dim r rank",
         "deepspeed": "deepspeed_config ds_config ds_file deepspeed_file",
     }.items()
     for word in words.split()
@@ -144,7 +146,8 @@ def of_open_instruct(options: Mapping[str, Any]) -> dict[str, Any]:
 def of_copies(options: dict[str, Any], gpus: int) -> tuple[dict[str, Any], str]:
     """Return the options of a script that is not there under usual names, and whose it is."""
     others = {*options} - {*_OF_ALPACA, *_OF_ALPACA_LORA}
-    if "base_model" in options and {"micro_batch_size", "cutoff_len"} & {*options} and len(others) < 3:
+    theirs = {"micro_batch_size", "micro_train_batch_size", "cutoff_len"}
+    if "base_model" in options and theirs & {*options} and len(others) < 3:
         return _of_alpaca_lora(options, gpus), "alpaca-lora's: the model in 8 bits, float16"
     if _OF_MEGATRON & {*options}:
         return options, "its framework's"

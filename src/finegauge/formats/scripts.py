@@ -391,7 +391,7 @@ class _Reader:
         elif name == "from_pretrained" and (
             owner in _UNSLOTH
             or owner.startswith("AutoModel")
-            or re.search("ForCausalLM$", owner)
+            or re.search("(ForCausalLM|LMHeadModel)$", owner)
             or class_of(owner)
         ):
             if named := class_of(owner):

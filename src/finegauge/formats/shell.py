@@ -50,6 +50,11 @@ _LISTED = re.compile(
     r"""\s*echo\s+"?(\$\{?\w{1,64}\}?)"?\s*\|\s*(?:tr\s+["']?,["']?\s+\S+\s*\|\s*wc\s+-[lw]"""
     r"""|awk\s+-F\s*["']?,["']?\s+["']\{\s*print\s+NF;?\s*\}["'])\s*"""
 )
+# The folder of the script itself: $(cd "$(dirname "$0")/.." && pwd)
+_HERE = re.compile(
+    r"""\s*cd\s+"?\$\(\s*dirname\s+(?:--\s+)?"?\$\{?(?:0|BASH_SOURCE)[^()]*\)((?:/\.\.)*)"?\s*"""
+    r"""(?:>\s*/dev/null\s*(?:2>&1\s*)?)?(?:&&|;)\s*pwd(?:\s+-P)?\s*"""
+)
 _SEPARATORS = "\n;&|()"
 
 
@@ -157,7 +162,9 @@ class Shell:
         lines = re.sub(r"(?m)^([ \t]*#.*?)\\+\r?$", r"\1", text)  # a comment ends with its line
         self._functions, lines = _functions(lines)
         self._calls = [0]  # of all shells of a script
-        self._text = lines.replace("\\\r\n", " ").replace("\\\n", " ")
+        self._text = re.sub(
+            r"\\\r?\n|[ \t][\^`][ \t]*\r?\n(?=[ \t]*-)", " ", lines
+        )  # cmd's and PowerShell's too
         self._at = 0
         self._depth = depth
         self._blocks: list[_Block] = []
@@ -509,6 +516,8 @@ class Shell:
         """Return what $(...) prints where the text tells: sums, and how long a list of devices is."""
         if inner.startswith("expr "):
             return _calculated(self._expanded(inner[5:]).replace("\\", ""))
+        if here := _HERE.fullmatch(inner):
+            return f".{here[1]}"
         listed = _LISTED.fullmatch(inner)
         devices = self._expanded(listed[1]) if listed else "$"
         return f"$({inner})" if "$" in devices else str(devices.count(",") + 1)

@@ -64,7 +64,8 @@ OF_SCRIPT = {
     **dict.fromkeys(("lora_target", "target_modules", "lora_modules"), "lora_target_modules"),
     **{"lora_dim": "lora_r", "lora_dimension": "lora_r", "attn_impl": "attn_implementation"},
     "use_flash_attention": "use_flash_attn",
-    "pretrained_model_name_or_path": "model_name_or_path",
+    **dict.fromkeys(("pretrained_model_name_or_path", "model_id"), "model_name_or_path"),
+    "attention_implementation": "attn_implementation",
 }
 _BITS = ("bits", "load_in_bits", "quantization_bit")
 _OF_LLAVA = (
@@ -120,14 +121,18 @@ def of_script(keys: Mapping[str, Any]) -> Mapping[str, Any]:
     found |= {f"load_in_{bit}bit": True for bit in bits & {"4", "8"}}
     if str(found.pop("use_flash_attn", "false")).lower() == "true":
         found.setdefault("attn_implementation", "flash_attention_2")
-    if "lora_r" in found:
+    if mixed := {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16"}.get(
+        str(found.pop("mixed_precision", ""))
+    ):
+        found.setdefault(mixed, True)
+    if "lora_r" in found or str(found.pop("peft_type", "")).lower() == "lora":
         found.setdefault("use_peft", True)  # no switch of its own: adapters are what the script is for
     return found
 
 
 def of_recipe(keys: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the keys of a recipe (alignment-handbook's, open-r1's mixture of data) under TRL's names."""
-    if "pretrained_model_name_or_path" in keys:  # a script's own file
+    if {"pretrained_model_name_or_path", "model_id"} & {*keys}:  # a script's own file
         return of_recipe(of_script(keys))
     found, mixture = dict(of_adapter(keys)), keys.get("dataset_mixture")
     if isinstance(mixed := found.pop("dataset_mixer", None), Mapping):  # the handbook's before 2025
