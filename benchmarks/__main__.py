@@ -3,7 +3,8 @@
     python -m benchmarks [NAME ...]
 
 Each runs in a process of its own and prints its own table. Ends with 1 where one breaks a promise or fails:
-the others run all the same.
+the others run all the same. What could not be judged says so:
+the machine is busy, or lacks a browser.
 """
 
 import argparse
@@ -12,6 +13,8 @@ import subprocess
 import sys
 import time
 from typing import NamedTuple
+
+from benchmarks.web_load import NOT_JUDGED
 
 
 class Benchmark(NamedTuple):
@@ -49,7 +52,7 @@ class Outcome(NamedTuple):
     @property
     def verdict(self) -> str:
         """Return what became of the promise; one that raised has kept none."""
-        return "kept" if self.exit_code == 0 else "BROKEN"
+        return {0: "kept", NOT_JUDGED: "not judged"}.get(self.exit_code, "BROKEN")
 
 
 def run(benchmark: Benchmark) -> Outcome:
@@ -66,7 +69,7 @@ def run(benchmark: Benchmark) -> Outcome:
 def table(outcomes: list[Outcome]) -> str:
     """Return one line for each benchmark."""
     lines = [
-        f"{one.benchmark.name:<12} {one.wall_s:>6.0f} s  {one.verdict:<7} {one.benchmark.promise}"
+        f"{one.benchmark.name:<12} {one.wall_s:>6.0f} s  {one.verdict:<10} {one.benchmark.promise}"
         for one in outcomes
     ]
     return "\n".join(lines)
@@ -84,7 +87,7 @@ def main() -> int:
         parser.error(f"no benchmark named {unknown[0]!r}; there are {', '.join(names)}")
     outcomes = [run(benchmark) for benchmark in BENCHMARKS if not asked or benchmark.name in asked]
     print(table(outcomes))
-    return int(any(one.exit_code for one in outcomes))
+    return int(any(one.verdict == "BROKEN" for one in outcomes))
 
 
 if __name__ == "__main__":

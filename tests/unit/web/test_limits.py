@@ -99,7 +99,7 @@ def test_a_slow_body_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_long_link_is_not_read(browser: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "MAX_QUERY_BYTES", 1_000)
+    monkeypatch.setattr("finegauge.web.app.MAX_QUERY_BYTES", 1_000)
     got = browser.get(f"{API}/models?pattern={'x' * 1_100}")
     assert got.status_code == 414
     assert got.json()["error"]
