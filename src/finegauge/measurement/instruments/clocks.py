@@ -41,8 +41,10 @@ from finegauge.measurement.instruments.module_roles import (
     CONVOLUTION,
     HEAD,
     KERNEL,
+    MASK,
     MIDDLE,
     ROOT,
+    ROTARY,
     Place,
     Roles,
     Watched,
@@ -380,6 +382,18 @@ class LayerClock(StageClock):
 
         return told
 
+    def between(self, what: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `work`, which counts as `what` where a model does it itself, between its modules."""
+        told = self.beside(what, work)
+
+        @wraps(work)
+        def chosen(*args: Any, **kwargs: Any) -> Any:
+            path, last = self._frames[-1].place
+            own = not path and self._roles.outside(last) == MIDDLE
+            return (told if own else work)(*args, **kwargs)
+
+        return chosen
+
     # ---- marks in the autograd graph -------------------------------------------------------
     def entering(self, value: Any) -> Any:
         """Return an argument whose node tells when backward comes back to where we are."""
@@ -430,7 +444,7 @@ class LayerClock(StageClock):
         if not spent.keys() <= self._paths.keys():
             for stage, (path, last) in spent:
                 names = self._calls.setdefault(path, [])
-                if last and stage != BACKWARD and last not in names:
+                if last not in ("", MASK, ROTARY, *names) and stage != BACKWARD:
                     names.append(last)
             self._paths = {key: self._path(*key) for key in spent}
         return Breakdown.add_up((self._paths[key], seconds) for key, seconds in spent.items())
@@ -446,7 +460,7 @@ class LayerClock(StageClock):
 
     def _in_model(self, stage: str, last: str) -> bool:
         after = self._roles.outside(last)
-        return after == MIDDLE or (after == HEAD and stage == SCORING)
+        return last in (MASK, ROTARY) or after == MIDDLE or (after == HEAD and stage == SCORING)
 
 
 # Of a function called at `frame`: the place inside it, the place after it, and how many of its arguments were
@@ -474,12 +488,29 @@ def told_functions(clock: LayerClock) -> Iterator[None]:
                 mock.patch.object(owner, name, _told(clock, getattr(owner, name), kinds, rule))
             )
         stack.enter_context(mock.patch.object(Tensor, CHOSEN, _written(clock, Tensor.index_add_)))
+        for owner, name, what in _made_once(clock._models):
+            between = clock.between(what, getattr(owner, name))
+            stack.enter_context(mock.patch.object(owner, name, between))
         if "bitsandbytes" in sys.modules:
             widening = torch.ops.bitsandbytes.dequantize_4bit
             stack.enter_context(
                 mock.patch.object(widening, "default", clock.beside("dequantise", widening.default))
             )
         yield
+
+
+def _made_once(models: Iterable[nn.Module]) -> Iterator[tuple[Any, str, str]]:
+    """Yield what makes the mask and the rotary angles of all layers: its owner, its name, what it makes."""
+    makers = vars(sys.modules.get("transformers.masking_utils", object)).keys()
+    modules = [module for model in models for module in model.modules()]
+    files = {type(module).__module__ for module in modules} & sys.modules.keys()
+    for file in map(sys.modules.__getitem__, sorted(files)):
+        for name in vars(file).keys() & makers:
+            if name.startswith("create_") and name.endswith("_mask"):
+                yield file, name, MASK
+    for module in dict.fromkeys(modules):
+        if "Rotary" in type(module).__name__:
+            yield module, "forward", ROTARY
 
 
 def _told(

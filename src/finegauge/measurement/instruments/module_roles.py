@@ -27,6 +27,7 @@ DOWN = ("w2", "down_proj", "fc2", "output_linear", "linear_fc2", "c_proj", "dens
 KERNEL, CONVOLUTION = "attention kernel", "convolution"
 OUT_PROJECTIONS = ("o_proj", "out_proj", "dense", "c_proj", "wo")
 CHOSEN, ADAPTER, DEQUANTISE = "index_add_", "adapter", "dequantise"
+MASK, ROTARY = "mask", "rotary"  # of all layers' attention, made by the model once before the first
 SCORE = "score"  # a head with one output, whatever the language model calls its own
 HEAD, MIDDLE = "head", "middle"  # after which work outside all modules comes
 ROOT: Place = ("", "")
@@ -184,6 +185,8 @@ class Roles:
 
     def _role(self, place: Place, calls: Mapping[str, list[str]]) -> Role:
         path, last = place
+        if not path and last in (MASK, ROTARY):
+            return "attention", last
         if not path:
             return self._outside(last)
         item = self._at[path]
@@ -262,7 +265,7 @@ def _operator(item: Watched, last: str) -> str:
         "norm": "norm",
         "leaf": CONVOLUTION if isinstance(item.module, nn.Conv1d) else item.name,
         "router": item.name if last == "(linear)" else "top-k",
-        "attention": KERNEL if last == KERNEL or last in OUT_PROJECTIONS else "rotary",
+        "attention": KERNEL if last == KERNEL or last in OUT_PROJECTIONS else ROTARY,
         "mamba": last if last == CONVOLUTION else "scan",
         "moe": "top-k" if last in ("", *ROUTERS) else "weighted sum",
         "experts": _of_experts(last),
