@@ -64,11 +64,12 @@ def _any(*rules: str) -> re.Pattern[str]:
 FAILURES = {  # the gravest first
     "device_memory": _any(
         r"\b(?:CUDA|HIP|XPU|NPU|MUSA|MPS backend) out of memory", r"^torch\.(?:cuda\.)?OutOfMemoryError\b",
-        r"\b(?i:cuda|hip)(?: driver)? (?:error|failure):? (?:\d+ )?'?out of memory",
+        r"\b(?i:(?:cuda|hip)(?: driver)? (?:error|failure)):? (?:\d+ )?'?out of memory",
         r"\bError out of memory at line \d+ in file", "cudaErrorMemoryAllocation", "hipErrorOutOfMemory",
         "CUDA_ERROR_OUT_OF_MEMORY", "OUT_OF_DEVICE_MEMORY", "kIOGPUCommandBufferCallbackErrorOutOfMemory",
         r"\bCU(?:BLAS|DNN|SOLVER|SPARSE)_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)",
-        "RESOURCE_EXHAUSTED:.{0,80}(?i:out of memory)", r"Triton Error \[CUDA\]: out of memory",
+        "RESOURCE_EXHAUSTED:.{0,80}(?i:out of memory|allocating device)",
+        r"Triton Error \[CUDA\]: out of memory",
         "No available memory for the cache blocks", "larger than the available KV cache memory",
         "number of tokens that can be stored in KV cache",
         "Free memory on device.{1,80}is less than desired GPU memory",
@@ -76,6 +77,7 @@ FAILURES = {  # the gravest first
     "shared_memory": _any(
         "out of shared memory", "killed by signal: Bus error", "unable to allocate shared memory",
         "unable to (?:write to|open) file </torch",
+        "No space left on device.{1,9}/dev/shm",
     ),
     "disk": _any("No space left on device", "StorageFull", "Disk quota exceeded", "File too large",
                  "PytorchStreamWriter failed", r"inline_container\.cc.{0,20}unexpected pos",
@@ -87,10 +89,12 @@ FAILURES = {  # the gravest first
         r"(?:^|\s)Killed(?:\s|$)", r"sh: killed\b", "abruptly died during map operation",
         r"\b(?i:exit(?:ed)?|return(?:ed)?)(?: with)?[ _]?(?i:code|status)?\s{0,9}[:=]?\s{0,9}(?:-9|137)\b",
         "[Ee]xceeded (?:job |step )?memory limit", "paging file is too small", r"(?:os e|WinE)rror 1455\b",
-        "using all available RAM", "tried to allocate more memory than is available",
+        "Container killed due to memory", "low on resource: memory", "using all available RAM",
+        "tried to allocate more memory than is available",
     ),
     "timeout": _any(
-        "collective operation timeout", "[Tt]imed out waiting", "[Ss]ocket [Tt]imeout", "Wait timeout",
+        "collective operation timeout", r"[Tt]imed out (?:after \d+ \w+ )?waiting", "[Ss]ocket [Tt]imeout",
+        "client socket has timed out", "[Ww]ait timeout", "Heartbeat monitor timed out", "watchdog got stuck",
         "Timeout waiting for key", "Connection closed by peer", "ncclRemoteError", "ncclSystemError",
         "NCCL communicator was aborted", "failed to pass monitoredBarrier",
     ),
@@ -175,13 +179,15 @@ _UNITS = {"B": 1.0, "bytes": 1.0, "KiB": 2.0**10, "kB": 2.0**10, "MiB": MIB, "Gi
           "KB": 1e3, "MB": 1e6, "GB": GB, "M": MIB, "G": GIB}  # fmt: skip
 _AMOUNT = r"(\d{1,15}(?:\.\d{1,6})?) ?(bytes|[kKMGT]i?B|[BMG])\b"
 _FIGURES = {  # both sentences of PyTorch: from 2.1 on, and before
-    "tried_bytes": rf"[Tt]r(?:ied|ying) to allocate {_AMOUNT}",
+    "tried_bytes": rf"[Tt]r(?:ied|ying) to allocate {_AMOUNT}|Attempting to allocate {_AMOUNT}"
+    rf"|^Requested\s+: {_AMOUNT}",
     "total_bytes": rf"total capacity of {_AMOUNT}|; {_AMOUNT} total capacity|max allowed: {_AMOUNT}"
-    rf"|of {_AMOUNT} hbm",
-    "free_bytes": rf"of which {_AMOUNT} is free|; {_AMOUNT} free",
+    rf"|of {_AMOUNT} hbm|^Device limit\s+: {_AMOUNT}",
+    "free_bytes": rf"of which {_AMOUNT} is free|; {_AMOUNT} free|There are {_AMOUNT} free"
+    rf"|^Free \(according to CUDA\): {_AMOUNT}",
     "process_bytes": rf"this process has {_AMOUNT} memory in use",
     "allocated_bytes": rf"memory {_AMOUNT} is allocated by PyTorch|; {_AMOUNT} already allocated"
-    rf"|MPS allocated: {_AMOUNT}|memory space hbm\. Used {_AMOUNT}",
+    rf"|MPS allocated: {_AMOUNT}|memory space hbm\. Used {_AMOUNT}|^Currently allocated\s+: {_AMOUNT}",
     "unallocated_bytes": rf"{_AMOUNT} is reserved by PyTorch but unallocated",
     "reserved": rf"; {_AMOUNT} reserved in total",
     "host_bytes": rf"\banon-rss:{_AMOUNT}|\bmemory used={_AMOUNT}",
@@ -189,9 +195,12 @@ _FIGURES = {  # both sentences of PyTorch: from 2.1 on, and before
 FIGURES = {name: re.compile(rule) for name, rule in _FIGURES.items()}
 _PROCESS = re.compile(rf"Process \d+ has {_AMOUNT} memory in use")
 _STEP = re.compile(r"\|\s*(\d{1,9})/\d{1,9} \[|(?:\b[Ss]tep|[Ii]teration)[ :=]+(\d{1,9})\b|'step': (\d{1,9})")
-_SMI = re.compile(r"(\d{1,9}) ?MiB\s*/\s*(\d{1,9}) ?MiB|\|\s*(\d{1,9}) / (\d{1,9}) MB\b")  # or gpustat
+_SMI = re.compile(  # of nvidia-smi, gpustat, nvitop
+    r"(\d{1,9}) ?MiB\s*/\s*(\d{1,9}) ?MiB|\|\s*(\d{1,9}) / (\d{1,9}) MB\b"
+    r"|[|│]\s*(\d{1,6}(?:\.\d+)?)GiB / (\d{1,6}(?:\.\d+)?)GiB\s*[|│]"
+)
 _SMI_NAME = re.compile(
-    r"(?:\|\s+\d+\s+|^\[\d+\] )([A-Z]\w[\w .-]{1,60}?)(?:\.\.\.)?\s+(?:(?:On|Off|N/A)\s*)?\|"
+    r"(?:[|│]\s+\d+\s+|^\[\d+\] )([A-Z]\w[\w .-]{1,60}?)(?:\.\.\.)?\s+(?:(?:On|Off|N/A)\s*)?[|│]"
 )
 _SMI_COLUMNS = re.compile(r"(?:.*--query-gpu=)?([\w.]+[\w. \[\]%/,]*)")
 _NUMBER = r" ?(\d{1,9}(?:\.\d{1,6})?)"
@@ -230,7 +239,9 @@ def text_evidence(text: str, name: str) -> Evidence:
 def placed(frames: Iterable[Frame]) -> tuple[str, str]:
     """Return the moment and, of a step, the stage that frames stand in, the outermost first; "" unknown."""
     moment = stage = ""
+    inside = False  # of the loop over steps
     for where, code in frames:
+        inside = inside or where.endswith(("_inner_training_loop", "train_epoch"))
         place = f"{where}: {code}" if code else where
         for name, rule in MOMENTS.items():
             if not moment and rule.search(where) and not (name in ("data", "load") and stage):
@@ -243,7 +254,7 @@ def placed(frames: Iterable[Frame]) -> tuple[str, str]:
                 break
     if moment:
         return moment, ""
-    return ("train", stage) if stage else ("", "")
+    return ("train", stage) if stage or inside else ("", "")
 
 
 def _follows(stage: str, name: str) -> bool:
@@ -285,7 +296,7 @@ class _Reader:
         if frames and not frames[-1][1] and (marked or re.match(r" {4,}\D", line)):
             frames[-1] = frames[-1][0], (marked[1] or marked[2] or "" if marked else line).strip(" │")
             return True
-        return line.lstrip()[:1] in ("^", "~", "│") or not line.strip()
+        return line.lstrip()[:1] in ("^", "~", "│" if frames else "^") or not line.strip()
 
     def _noted(self, line: str) -> None:
         """Take what a line of a log says of the run's progress and of its memory."""
@@ -304,6 +315,8 @@ class _Reader:
         self._gpu = gpu[1] if gpu else self._gpu
         smi = _SMI.search(line)
         used, total = list(filter(None, smi.groups())) if smi else ("", "")
+        if smi and smi[5]:
+            used, total = (f"{1024 * float(size):.0f}" for size in (used, total))
         cells = [cell.strip() for cell in line.split(",")]
         if "memory.used" in line and (columns := _SMI_COLUMNS.match(line)):
             self._columns = [cell.split()[0] for cell in columns[1].split(",") if cell.strip()]
@@ -319,9 +332,10 @@ class _Reader:
         failure = next((name for name, rule in FAILURES.items() if rule.search(line)), "")
         known = self._best
         figures: dict[str, Any] = dict(_figures(line)) if failure or known else {}
-        same = known is not None and known.failure == (failure or "host_memory") == "host_memory"
-        if same and known and not known.host_bytes and "host_bytes" in figures:  # a later line tells it
-            self._best = known._replace(host_bytes=figures["host_bytes"])
+        if known and failure in ("", known.failure) and known.failure in ("device_memory", "host_memory"):
+            told = {"host_bytes"} if failure else figures.keys() - {"reserved"}  # by a line that follows
+            more = {name: figures[name] for name in told & figures.keys() if getattr(known, name) is None}
+            self._best = known._replace(**more)
         frames = self._frames.get(rank, [])
         if warning := _WARNING.match(line):
             frames = [(f"{warning[1]}:", "")]

@@ -137,12 +137,58 @@ def test_figures_of_other_devices_and_of_several_processes() -> None:
 
 @pytest.mark.parametrize("line", [
     "bash: line 1:   598 Killed                  python train.py", "zsh: killed     python train.py",
+    "statusReason: OutOfMemoryError: Container killed due to memory usage",
+    "The node was low on resource: memory. Threshold quantity: 100Mi, available: 90Mi.",
     "train.sh: line 3: exited with code 137", "Exit Code:    137", "subprocess returned code -9",
     "OSError: [WinError 1455] The paging file is too small", "fish: Job 1 terminated by signal SIGKILL",
 ])  # fmt: skip
 def test_the_words_of_a_killed_process(line: str) -> None:
     found = text_evidence(f"Generating train split: 100 examples\n{line}\n", "x")
     assert (found.failure, found.moment) == ("host_memory", "data")
+
+
+@pytest.mark.parametrize("line", [
+    "torch.distributed.DistNetworkError: The client socket has timed out after 600000ms while trying",
+    "RuntimeError: store->get('0') got error: wait timeout after 600000ms, keys: /default_pg/0//cuda//0",
+    "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients joined.",
+    "[rank1]:[E310 ProcessGroupNCCL.cpp:1413] Heartbeat monitor timed out! Process will be terminated",
+])  # fmt: skip
+def test_ranks_that_never_meet(line: str) -> None:
+    assert text_evidence(f"{line}\n", "x").failure == "timeout"
+
+
+def test_figures_on_lines_of_their_own() -> None:
+    """The message of `cudaMallocAsync`, of PyTorch's XLA, and nvitop's table."""
+    found = text_evidence(
+        "torch.OutOfMemoryError: Allocation on device 0 would exceed allowed memory. (out of memory)\n"
+        "Currently allocated     : 22.79 GiB\nRequested               : 594.00 MiB\n"
+        "Device limit            : 23.69 GiB\nFree (according to CUDA): 15.31 MiB\n", "x"
+    )  # fmt: skip
+    assert (found.allocated_bytes, found.tried_bytes) == (22.79 * GIB, 594 * MIB)
+    assert (found.total_bytes, found.free_bytes) == (23.69 * GIB, 15.31 * MIB)
+    buffer = text_evidence(
+        "RuntimeError: RESOURCE_EXHAUSTED: Error allocating device buffer: Attempting to allocate 1.17G. "
+        "That was not possible. There are 803.14M free.; (0x0x0_HBM0)", "x"
+    )  # fmt: skip
+    assert (buffer.failure, buffer.tried_bytes) == ("device_memory", 1.17 * GIB)
+    nvitop = text_evidence(
+        "│ N/A   55C    P0   371W / 400W │  71.15GiB / 80.00GiB │     98%      Default │", "x"
+    )
+    assert (nvitop.peak_bytes, nvitop.total_bytes) == (pytest.approx(71.15 * GIB, rel=1e-4), 80 * GIB)
+
+
+def test_a_second_failure_adds_nothing_to_the_first() -> None:
+    first = "RuntimeError: CUDA error: out of memory"
+    second = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB"
+    assert text_evidence(f"{first}\n{second}\n", "x").tried_bytes is None
+
+
+@pytest.mark.parametrize("line", [
+    "OSError: [Errno 28] No space left on device: '/dev/shm/pym-4123-abc'",
+    "RuntimeError: unable to write to file </torch_123_456>",
+])  # fmt: skip
+def test_shared_memory_is_no_disk(line: str) -> None:
+    assert text_evidence(line, "x").failure == "shared_memory"
 
 
 @pytest.mark.parametrize("line", [
