@@ -86,7 +86,7 @@ FAILURES = {  # the gravest first
         "Out of memory: Killed process", "[Cc]group out of memory", r"\boom[-_]kill", "OOMKilled",
         r"std::bad_alloc", "can't allocate memory", "Cannot allocate memory", "not enough memory: you tried",
         r"^(?:\w+\.)*_?\w*MemoryError\b", r"(?<!via Signals\.)\bSIGKILL\b", "signal: Killed",
-        r"(?:^|\s)Killed(?:\s|$)", r"sh: killed\b", "abruptly died during map operation",
+        r"(?:^|[\s\]])Killed(?:\s|$)", r"sh: killed\b", "abruptly died during map operation",
         r"\b(?i:exit(?:ed)?|return(?:ed)?)(?: with)?[ _]?(?i:code|status)?\s{0,9}[:=]?\s{0,9}(?:-9|137)\b",
         "[Ee]xceeded (?:job |step )?memory limit", "paging file is too small", r"(?:os e|WinE)rror 1455\b",
         "Container killed due to memory", "low on resource: memory", "using all available RAM",
@@ -102,16 +102,17 @@ FAILURES = {  # the gravest first
                   r"^(?:\w+\.)*\w*(?:Error|Exception)\b:?"),
 }  # fmt: skip
 _GRAVEST = {name: place for place, name in enumerate(FAILURES)}
-_PREFIX = re.compile(  # of a rank, a worker or a logger
+_PREFIX = re.compile(  # of a rank, a worker, a logger, a container or a quotation
+    r"^(?:> ?|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]{0,12}Z? ?|- [\w.]{1,60} - [A-Z]{4,8} - )|"
     r"^(?:\[rank(\d{1,6})\]:\s?|\(\w+[^)]{0,40} pid=\d+[^)]{0,60}\)\s?|\[(?:\d+,)?(\d{1,6})\](?:<\w+>)?:\s?"
     r"|(\d{1,6}): |(?:ERROR|WARNING|INFO) [\d-]{5,10} [\d:.,]{8,16} \[[^\]]{1,80}\] )"
 )
-_FRAME = (
-    re.compile(  # of Python, of rich, of IPython in its two forms, of a warning that tells of the failure
-        r'^\s*(?:│\s*)?(?:File "([^"]{1,400})", line \d+, in (\S{1,200})|(\S{1,400}\.py):\d+ in (\S{1,200})'
-        r"|(?:File )?(\S{1,400}\.py)(?::\d+,)? in (?:\w{1,80}\.){0,4}(\w{1,80})\()"
-    )
+# of Python, of rich, of IPython in its two forms and with Colab's links
+_FRAME = re.compile(
+    r'^\s*(?:│\s*)?(?:File "([^"]{1,400})", line \d+, in (\S{1,200})|(\S{1,400}\.py):\d+ in (\S{1,200})'
+    r"|(?:File |\[)?(\S{1,400}\.py)(?:\]\([^)]{1,200}\))?(?::\d+,)? in (?:\w{1,80}\.){0,4}(\w{1,80})\()"
 )
+_WRAPPED = re.compile(r"^│ (\S{1,400}\.py:\d+(?: in)?)\s*│$")  # a frame of rich that goes on in the next line
 _WARNING = re.compile(r"^(\S{1,400}\.py):\d+: \w{1,40}Warning: ")
 _MARKED_CODE = re.compile(r"❱\s*\d+\s*(.*)|^-+> ?\d+\s+(.*)")  # of rich, of IPython
 MOMENTS = {  # beside the steps: the outermost frame that says so; load only before a step begins
@@ -143,7 +144,8 @@ OF_STEP = {  # the innermost frame that says so, but see `_follows`
     "optimizer": _any("torch/optim/", "bitsandbytes/optim", "/optimi[sz]ers?/", r"optimizer\.py:step\b",
                       r"engine\.py:(?:step|_take_model_step)\b", r"optimi[sz]er\.step\(", "clip_grad",
                       r":_init_group\b"),
-    "loss": _any("loss_utils", r":\w*CausalLMLoss\b", "log_softmax", r":entropy_from_logits\b",
+    "loss": _any("loss_utils", r":_?convert_to_fp32\b",
+                 r":\w*CausalLMLoss\b", "log_softmax", r":entropy_from_logits\b",
                  "cross_entropy", "fused_linear", "lm_head", r"logits\b.{0,30}\.float\(\)",
                  "^[^:]*/loss(?:es)?/"),
     "forward": _any(r":(?:forward|_call_impl|training_step|train_step|compute_loss|forward_step)\b",
@@ -157,10 +159,10 @@ MARKS = {  # of a log whose process was killed without a word: its last line tha
     "data": _any(r"^(?:Map|Filter|Tokenizing|Packing|Running tokenizer)\b[^|]{0,60}:",
                  r"Generating \w+ split"),
     "load": _any(r"Loading (?:checkpoint shards|weights|safetensors|model\b)", r"Fetching \d+ files"),
-    "evaluation": _any("Running [Ee]valuation", "'eval_loss'", "Evaluating"),
+    "evaluation": _any("Running [Ee]valuation", "'eval_loss'", "Evaluating", r"^Val(?:idation)?:? +\d+%"),
     "save": _any("Saving (?:model|optimizer|checkpoint|the)", "Configuration saved in",
                  "Writing model shards"),
-    "generation": _any("Generating"),
+    "generation": _any("Generating", r"cumem_allocator\.cpp"),
     "train": _any("Running training", "'loss': ", r"\bloss[:=]\s*\d", r"(?:it/s|s/it)[\],]",
                   r"iteration\s+\d+/"),
 }  # fmt: skip
@@ -194,7 +196,10 @@ _FIGURES = {  # both sentences of PyTorch: from 2.1 on, and before
 }  # fmt: skip
 FIGURES = {name: re.compile(rule) for name, rule in _FIGURES.items()}
 _PROCESS = re.compile(rf"Process \d+ has {_AMOUNT} memory in use")
-_STEP = re.compile(r"\|\s*(\d{1,9})/\d{1,9} \[|(?:\b[Ss]tep|[Ii]teration)[ :=]+(\d{1,9})\b|'step': (\d{1,9})")
+_STEP = re.compile(
+    r"\|\s*(\d{1,9})/\d{1,9} \[|(?:\b[Ss]tep|[Ii]teration)[ :=]+(\d{1,9})\b|'step': (\d{1,9})"
+    r"|'global_step/max_steps': '(\d{1,9})/"
+)
 _SMI = re.compile(  # of nvidia-smi, gpustat, nvitop
     r"(\d{1,9}) ?MiB\s*/\s*(\d{1,9}) ?MiB|\|\s*(\d{1,9}) / (\d{1,9}) MB\b"
     r"|[|│]\s*(\d{1,6}(?:\.\d+)?)GiB / (\d{1,6}(?:\.\d+)?)GiB\s*[|│]"
@@ -269,6 +274,7 @@ class _Reader:
         self._frames: dict[int, list[Frame]] = {}
         self._mark, self._step, self._gpu = "", None, ""  # type: str, int | None, str
         self._columns: list[str] = []
+        self._wrapped = ""
         self._best: Evidence | None = None
         self._peaks: dict[str, float] = {}
         self._total = 0.0
@@ -287,6 +293,11 @@ class _Reader:
 
     def _framed(self, line: str, frames: list[Frame]) -> bool:
         """Take a line of a traceback; return whether it is one."""
+        if self._wrapped:
+            line, self._wrapped = f"{self._wrapped} {line.strip('│ ').removeprefix('in ')}", ""
+        elif wrapped := _WRAPPED.match(line):
+            self._wrapped = wrapped[1].removesuffix(" in") + " in"
+            return True
         if frame := _FRAME.match(line):
             path, function = filter(None, frame.groups())
             if len(frames) < MAX_FRAMES:
@@ -358,6 +369,8 @@ class _Reader:
         reserved = figures.pop("reserved", None)
         if reserved is not None and "allocated_bytes" in figures:
             figures["unallocated_bytes"] = max(0.0, reserved - figures["allocated_bytes"])
+        if figures.get("process_bytes", inf) < figures.get("allocated_bytes", 0.0):
+            del figures["process_bytes"]  # as some containers say: 0 bytes
         least = figures.get("allocated_bytes", inf) + figures.get("unallocated_bytes", 0.0)
         if own := [size for one in _PROCESS.findall(line) if (size := _bytes(*one)) >= 0.99 * least]:
             figures.setdefault("process_bytes", min(own))  # of several, the one that can hold that much

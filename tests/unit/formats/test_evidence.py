@@ -157,6 +157,53 @@ def test_ranks_that_never_meet(line: str) -> None:
     assert text_evidence(f"{line}\n", "x").failure == "timeout"
 
 
+BY_LOGGERS = {
+    "no prefix": "",
+    "a logger": "2026-10-31 03:11:02,475 - Trainer - INFO - ",
+    "a container": "2026-06-28T06:11:52.685300953Z ",
+    "a worker in a container": "2026-06-28T06:11:52.685300953Z (WorkerDict pid=20770) ",
+    "a quotation": "> ",
+    "a rank": "[rank3]: ",
+}
+
+
+@pytest.mark.parametrize("name", BY_LOGGERS)
+def test_a_traceback_behind_prefixes(name: str) -> None:
+    text = (FAILURES / "fsdp_unshard.txt").read_text("utf-8").replace("[rank7]: ", "")
+    found = text_evidence("".join(f"{BY_LOGGERS[name]}{line}\n" for line in text.splitlines()), "x")
+    assert (found.failure, found.moment, found.tried_bytes) == ("device_memory", "save", 1.16 * GIB)
+
+
+BROKEN = "│ /env/transformers/trainer.py:2348    │\n│ in _save_checkpoint    │\n"
+LINKED = "[/usr/lib/accelerate/operations.py](https://localhost:8080/#) in _convert_to_fp32(tensor)\n"
+
+
+@pytest.mark.parametrize(("frame", "moment"), [
+    (BROKEN, ("save", "")), (BROKEN.replace("    │\n│ in", " in    │\n│"), ("save", "")),
+    (LINKED, ("train", "loss")),
+])  # fmt: skip
+def test_frames_of_broken_lines_and_of_links(frame: str, moment: tuple[str, str]) -> None:
+    found = text_evidence(f"Traceback (most recent call last)\n{frame}RuntimeError: CUDA out of memory.", "x")
+    assert (found.moment, found.stage) == moment
+
+
+@pytest.mark.parametrize(("line", "moment"), [
+    ("Val:  21%|##   | 90/428 [01:53<04:33,  1.24it/s]Killed", "evaluation"),
+    ("CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62", "generation"),
+])  # fmt: skip
+def test_a_line_that_tells_its_own_moment(line: str, moment: str) -> None:
+    assert text_evidence(f" 3%|#| 60/900 [00:10<01:00, 1.0it/s]\n{line}\n", "x").moment == moment
+
+
+def test_a_container_that_counts_no_memory_of_the_process() -> None:
+    line = (
+        "CUDA out of memory. Tried to allocate 2.63 GiB. GPU 7 has a total capacity of 79.11 GiB of which 2.61 "
+        "GiB is free. Including non-PyTorch memory, this process has 0 bytes memory in use. Of the allocated "
+        "memory 68.15 GiB is allocated by PyTorch, and 3.49 GiB is reserved by PyTorch but unallocated."
+    )
+    assert text_evidence(line, "x").process_bytes is None
+
+
 def test_figures_on_lines_of_their_own() -> None:
     """The message of `cudaMallocAsync`, of PyTorch's XLA, and nvitop's table."""
     found = text_evidence(
@@ -174,7 +221,8 @@ def test_figures_on_lines_of_their_own() -> None:
     nvitop = text_evidence(
         "│ N/A   55C    P0   371W / 400W │  71.15GiB / 80.00GiB │     98%      Default │", "x"
     )
-    assert (nvitop.peak_bytes, nvitop.total_bytes) == (pytest.approx(71.15 * GIB, rel=1e-4), 80 * GIB)
+    assert nvitop.peak_bytes == pytest.approx(71.15 * GIB, rel=1e-4)
+    assert nvitop.total_bytes == 80 * GIB
 
 
 def test_a_second_failure_adds_nothing_to_the_first() -> None:
