@@ -14,6 +14,7 @@ from peft import LoraConfig, get_peft_model
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING
 
+from finegauge.model.families import architecture
 from finegauge.model.graph import build
 from finegauge.model.op import Extents
 from finegauge.run.run import Run
@@ -123,6 +124,19 @@ def linears(model: Any, part: str = "") -> list[str]:
         for name, module in model.named_modules()
         if isinstance(module, torch.nn.Linear) and part in name and not any(word in name for word in heads)
     ]
+
+
+@pytest.mark.parametrize(
+    "ending", ["ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "Model"]
+)
+@pytest.mark.parametrize("family", ["Bert", "Roberta", "XLMRoberta", "DistilBert", "ModernBert"])
+def test_a_config_is_counted_as_the_class_that_it_names(family: str, ending: str) -> None:
+    named = getattr(transformers, f"{family}{ending}")
+    figures = SMALL[named.config_class.model_type]
+    with torch.device("meta"):
+        counted = named(named.config_class(**figures)).num_parameters()
+    config = {**figures, "model_type": named.config_class.model_type, "architectures": [named.__name__]}
+    assert architecture(config).num_parameters == counted
 
 
 @pytest.mark.parametrize("targets", ["all-linear", "attention"])

@@ -42,6 +42,7 @@ _NOT_HERE = (
         "hear",
     ),
 )
+_OF_MANY = r"(bert|roberta|electra|bart|t5)-(small|base|large)"  # which others name theirs of other sizes
 _CLOSED = ("openai", "anthropic", "google", "x-ai")  # whose repositories may be meant by such a name
 
 
@@ -78,7 +79,9 @@ def model(name_or_path: str) -> ModelFigures:
         return _from_file(path, name_or_path)
     wanted = name_or_path.casefold()
     last = wanted.rpartition("/")[2]
-    found = _known(wanted) or _known(last) or _known(re.sub(_COPIED, "", last))
+    found = _known(wanted)
+    if found is None and (last == wanted or not re.fullmatch(_OF_MANY, last)):
+        found = _known(last) or _known(re.sub(_COPIED, "", last))
     if found is not None:
         return found
     from finegauge.catalogue.hub import cached_config

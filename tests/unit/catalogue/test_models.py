@@ -34,7 +34,9 @@ def test_blackmamba_is_told_apart() -> None:
     assert model("blackmamba-2.8b").parameters == 2_783_213_584
 
 
-@pytest.mark.parametrize("name", ["llama-3-9b", "", "parameters", "/", "mistralai/", '"'])
+@pytest.mark.parametrize(
+    "name", ["llama-3-9b", "", "parameters", "/", "mistralai/", '"', "klue/roberta-base"]
+)
 def test_unknown_names(name: str) -> None:
     with pytest.raises((UnknownNameError, InputError)):
         model(name)

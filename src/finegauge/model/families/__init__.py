@@ -11,7 +11,7 @@ from typing import Any
 from finegauge.errors import FieldError, UnsupportedError, shown
 from finegauge.model.blocks import Architecture, Branch, Layer, MixtureOfExperts
 from finegauge.model.families.decoder import Family, decoder, numerics_of
-from finegauge.model.families.heads import CAUSAL, headed
+from finegauge.model.families.heads import CAUSAL, headed, own_task
 from finegauge.model.families.parts import Figures
 
 # What the models need that neither a block here nor a transformers class (5.23) has, or what the class does
@@ -148,9 +148,9 @@ def _model_type(config: Mapping[str, Any]) -> str:
 
 
 def usual_task(config: Mapping[str, Any], stated: str | None) -> str:
-    """Return the task of a model: what is `stated`, or as its type has it."""
+    """Return the task of a model: what is `stated`, or as its class or its type has it."""
     row = family(str(config.get("model_type", "")))
-    return stated or (next(iter(row["tasks"])) if row and "tasks" in row else CAUSAL)
+    return stated or own_task(config.get("architectures"), row.get("tasks") if row else None)
 
 
 def is_described(config: Mapping[str, Any]) -> bool:

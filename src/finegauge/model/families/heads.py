@@ -7,6 +7,8 @@ PEFT trains what it calls `classifier`, `score` or `qa_outputs` whole (`modules_
 frozen one; a projection before it that is outside of these is frozen or adapted like any other.
 """
 
+from collections.abc import Mapping
+
 from finegauge.arithmetic import every
 from finegauge.errors import FieldError, UnsupportedError
 from finegauge.model.blocks import Architecture, Linear, Neck, Norm
@@ -38,6 +40,12 @@ class Head(NamedTuple):
     unread: bool = False  # the neck is computed, and nothing reads it: it has no gradient
 
 
+OF_CLASS = {  # how the names of transformers' classes end
+    "ForSequenceClassification": "sequence_classification",
+    "ForTokenClassification": "token_classification",
+    "ForQuestionAnswering": "question_answering",
+    "Model": EMBEDDING,
+}
 GENERIC = {
     "sequence_classification": Head("score", bias=False),
     "token_classification": Head("score", dropout=("classifier_dropout", "hidden_dropout")),
@@ -55,7 +63,7 @@ def headed(
     """
     own = row.get("tasks")
     heads = own or GENERIC
-    task = task or (next(iter(own)) if own else CAUSAL)
+    task = task or own_task(f.raw("architectures"), own)
     if task == CAUSAL and not own:
         return described
     named = "sequence_classification" if task == "reranker" else task
@@ -80,6 +88,15 @@ def headed(
     labels = LABELS.get(task, num_labels)
     out = Linear(head.out, hidden, labels, head.bias, kind="head") if head.out else None
     return described._replace(head=out, vocab_size=labels, scores=out is not None, embeddings=embeddings)
+
+
+def own_task(architectures: object, own: Mapping[str, Head] | None) -> str:
+    """Return the task of the class that a config names, where its type has it; else the type's usual one."""
+    if not own:
+        return CAUSAL
+    named = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
+    tasks = [task for ending, task in OF_CLASS.items() if named.endswith(ending) and task in own]
+    return tasks[0] if tasks else next(iter(own))
 
 
 def _drops(f: Figures, head: Head) -> bool:
