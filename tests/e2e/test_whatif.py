@@ -54,3 +54,9 @@ def test_the_list_needs_no_run() -> None:
     done = finegauge("whatif", "--list")
     assert done.code == 0
     assert "8bit-optimizer" in done.out
+
+
+def test_fields_of_the_run_are_options_too() -> None:
+    stated = finegauge("whatif", MIXTRAL, "full", "--set", "seq_len=256", "--set", "lora_rank=8")
+    assert finegauge("whatif", MIXTRAL, "full", "--seq-len", "256", "--rank=8") == stated
+    assert (stated.code, stated.err) == (0, "")

@@ -94,3 +94,13 @@ def test_what_is_refused() -> None:
     assert "No file" in finegauge("why", MIXTRAL, str(EXAMPLES / "absent.log")).err
     assert "go with --fix" in finegauge("why", MIXTRAL, "-o", "x").err
     assert "takes one GPU" in finegauge("why", MIXTRAL, "--gpu", "a40,h100").err
+
+
+def test_the_text_of_an_error_may_stand_for_its_file() -> None:
+    error = "CUDA out of memory. Tried to allocate 2.32 GiB. GPU 0 has a total capacity of 23.65 GiB."
+    done = finegauge("why", "Qwen/Qwen3-8B", error, "--gpu", "rtx4090")
+    assert (done.code, done.err) == (0, "")
+    assert "It asked for 2.32 GiB" in done.out
+    alone = finegauge("why", error)
+    assert alone.code == 64
+    assert "No RUN is named before the error" in alone.err

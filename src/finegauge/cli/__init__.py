@@ -125,8 +125,9 @@ class LazyGroup(click.Group):
         if "--" in rest and command and any((one.metavar or "").startswith("RUN") for one in command.params):
             rest = _with_command(rest)
         arguments = [one for one in command.params if isinstance(one, click.Argument)] if command else []
-        if command and any("KEY=VALUE" in (one.metavar or "") for one in arguments):
-            rest = _with_fields(rest, {word for one in command.params for word in one.opts})
+        known = {word for one in command.params for word in one.opts} if command else set[str]()
+        if "--set" in known or any("KEY=VALUE" in (one.metavar or "") for one in arguments):
+            rest = _with_fields(rest, known)
         return name, command, rest
 
 
@@ -161,7 +162,7 @@ def _with_fields(words: list[str], options: set[str]) -> list[str]:
             fields.append(f"{name}={following}")
             following = next(coming)
         word = following
-    return [*rest, *fields]
+    return [*rest, *(word for one in fields for word in (("--set", one) if "--set" in options else (one,)))]
 
 
 @click.group(
@@ -224,8 +225,14 @@ def _exit_code(arguments: Sequence[str] | None) -> int:
 def _say_error(error: FineGaugeError | click.ClickException) -> int:
     """Say on stderr what the user can do about `error`, and return its exit code."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        import shutil
+
         width = max(map(len, FIRST))
-        first = "\n".join(f"  {command:{width}}  {says}" for command, says in FIRST.items())
+        wide = max(len(says) for says in FIRST.values()) + width + 4 <= shutil.get_terminal_size().columns
+        between = "  " if wide else "\n      "
+        first = "\n".join(
+            f"  {command:{width if wide else 0}}{between}{says}" for command, says in FIRST.items()
+        )
         usage = (
             error.format_message()
             if error.ctx and error.ctx.parent

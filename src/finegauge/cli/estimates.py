@@ -358,6 +358,11 @@ def why(words: tuple[str, ...], gpus: tuple[str, ...], *, fixed: str, overwrite:
     if not named:
         raise InputError("No RUN is named; 'finegauge why train.yaml error.log' says why it failed.")
     file, *files = named
+    if _is_error(file):
+        raise InputError(
+            "No RUN is named before the error; 'finegauge why train.yaml ERROR' or 'finegauge why "
+            "Qwen/Qwen3-8B ERROR' says why it failed."
+        )
     pieces = [_evidence(one) for one in files]
     if not gpus and pieces and run_of(file, overrides).gpu is None:
         sizes = [one.total_bytes for one in pieces if one.total_bytes]
@@ -368,10 +373,17 @@ def why(words: tuple[str, ...], gpus: tuple[str, ...], *, fixed: str, overwrite:
     show("why", answer, why_report, as_json=as_json)
 
 
+def _is_error(word: str) -> bool:
+    """Return whether an argument is an error's own text, no file."""
+    return " " in word.strip() and "out of memory" in word.lower() and not os.path.exists(word)
+
+
 def _evidence(path: str) -> "Evidence":
     from finegauge.answers.why import read_evidence
     from finegauge.formats.evidence import MAX_BYTES, text_evidence
 
+    if _is_error(path):
+        return text_evidence(path, "the error")
     if path != "-":
         return read_evidence(path)
     text = sys.stdin.buffer.read(MAX_BYTES).decode("utf-8", errors="replace")
