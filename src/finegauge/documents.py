@@ -430,8 +430,9 @@ class _Builder:
             if event.value == "<<" and event.implicit[0]:
                 raise self._refused(line, "merge keys (<<) are not read; write the keys out")
             value = self._value(next(self._events), depth + 1)
-            if mapping.setdefault(event.value, value) != value:
+            if None not in (mapping.get(event.value), value) and mapping[event.value] != value:
                 raise self._refused(line, f"the key {shown(event.value)} is given twice")
+            mapping[event.value] = value
         return mapping
 
     def _alias(self, event: Any, line: int) -> Any:

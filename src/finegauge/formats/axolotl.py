@@ -208,10 +208,10 @@ def _kernels(run: Run) -> dict[str, Any]:
 
 
 def _read_batching(reading: Reading) -> None:
-    packed = reading.flag("sample_packing")
+    packed = reading.flag("sample_packing") or reading.stated("max_packed_sequence_len")  # of 0.3
     padded = reading.flag("pad_to_sequence_len")
     flat = not packed and reading.text("batch_flattening", "false") in ("auto", "true", "yes", "on", "1")
-    reading.set("packing", packed, "sample_packing")
+    reading.set("packing", packed, "sample_packing", "max_packed_sequence_len")
     padding = "free" if packed or flat else "max" if padded else "longest"
     reading.set("padding", padding, "sample_packing", "pad_to_sequence_len", "batch_flattening")
     strategy = reading.text("excess_length_strategy", "drop")  # "raise": there is none, or there is no run
@@ -354,7 +354,7 @@ FORMAT = Format(
         "lora": {"adapter": "lora", "load_in_4bit": "false", "load_in_8bit": "false"},
         "qlora": {"adapter": "qlora", "load_in_4bit": "true", "load_in_8bit": "false"},
     },
-    not_modelled="relora lisa_n_layers unfrozen_parameters lora_target_parameters "
+    not_modelled="relora lisa_n_layers unfrozen_parameters "
     "tiled_mlp layer_offloading use_onebitllms auto_find_batch_size optim_target_modules lora_rank_pattern "
     "peft_layers_to_transform model_quantization_config nonexpert_quantization qat",
     lasting=trainer_keys.LASTING | {"lr_scheduler_type": "lr_scheduler"},

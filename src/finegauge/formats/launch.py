@@ -97,6 +97,7 @@ _SILENT = re.compile(
     r"|export|touch|tar|head|eval"
 )
 _TRAINS_NOTHING = re.compile(r"(run_)?(export|merge|convert|infer|eval|predict|generate|serve)\w*\.py$")
+_TRAINS = re.compile(r"train|tun|sft|dpo|grpo|lora")
 _SERVERS = "serving_engines"
 _IMAGES = ("vllm-openai", "text-generation-inference")  # containers that are called as their programs are
 _MAX_FOLLOWED = 3  # scripts that start scripts
@@ -301,6 +302,10 @@ def _started(line: _Line, *, module: bool) -> Launch | None:
     text = None if module else place.text(named)
     if named.endswith(SHELL_ENDINGS):
         if text is None or place.depth >= _MAX_FOLLOWED:
+            if text is None and _TRAINS.search(os.path.basename(named)):
+                raise _DoubtfulError(
+                    f"{place.name} starts {shown(named)}, which is not here to be read; add it."
+                )
             return None
         inside = Place(
             text[1], os.path.basename(named), place.files, trusted=place.trusted, depth=place.depth + 1
@@ -311,7 +316,7 @@ def _started(line: _Line, *, module: bool) -> Launch | None:
         or any(word.startswith("-") or "=" in word or word.endswith(CONFIGS) for word in rest)
     )
     if text is None and not starts:
-        if re.search(r"train|tun|sft|dpo|grpo|lora|finetune", os.path.basename(named)) and not module:
+        if _TRAINS.search(os.path.basename(named)) and not module:
             raise _DoubtfulError(
                 f"{place.name} starts {os.path.basename(named)}, which is not here to be read and has no "
                 "options; add the script, or write a run file."

@@ -9,8 +9,12 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from finegauge.catalogue.frameworks import framework_of
 from finegauge.errors import FieldError, FineGaugeError, did_you_mean, shown
 from finegauge.formats.key_table import Reading, Row, key
+from finegauge.formats.sheet import known_model
+from finegauge.run.field import names, number
+from finegauge.run.options import REWRITTEN
 from finegauge.run.phases import has_images
 from finegauge.run.rules import OFF_PROJECTIONS
 from finegauge.run.run import Run
@@ -183,3 +187,35 @@ def experts_row(write: Callable[[Run], Any] | None = None) -> Row:
         reading.set("experts_implementation", word or None, "experts_implementation")
 
     return key("experts_implementation", "experts_implementation", read=read, write=write, writes=bool(write))
+
+
+def read_expert_targets(reading: Reading) -> None:
+    """Read adapters on weights that transformers 5 holds as parameters: experts, their router.
+
+    PEFT gives these no dropout and refuses it: a file that ran with an older one is taken without, which
+    changes nothing but a mask.
+    """
+    key = reading.which("target_parameters", "lora_target_parameters")
+    bare = [name.removesuffix(".weight").rpartition(".")[2] for name in names(key, reading.get(key) or ())]
+    targets = names("lora_targets", reading.fields["lora_targets"])
+    every = "all-linear" in targets
+    if bare and every:
+        reading.warn(f"{key} beside all linear layers is not modelled: the run is taken as without it.")
+    elif bare:
+        reading.set("lora_targets", list(dict.fromkeys([*targets, *bare])), key)
+    known = known_model(str(reading.fields["model"]))
+    rewritten = REWRITTEN.get(str(known.config.get("model_type")), {}) if known else {}
+    lists = framework_of(reading.format.name).lists_linears
+    hit = bare or (rewritten if every and not lists else rewritten.keys() & set(targets))
+    dropout = number(0, 1)("lora_dropout", reading.fields.get("lora_dropout") or 0)
+    if (
+        hit
+        and dropout
+        and not reading.replaces("lora_dropout")
+        and not reading.replaces("transformers_version")
+    ):
+        reading.fields["lora_dropout"] = 0.0
+        reading.warn(
+            f"lora_dropout={dropout:g} is taken as 0: transformers 5 holds experts as parameters, whose "
+            "adapters PEFT gives no dropout; transformers_version=4.57 has them as layers."
+        )

@@ -329,7 +329,7 @@ FORMAT = Format(
         "lora": {"tuner_type": "lora", "quant_bits": "0"},
         "qlora": {"tuner_type": "lora", "quant_bits": "4"},
     },
-    not_modelled="target_parameters freeze_parameters_ratio lisa_activated_layers "
+    not_modelled="freeze_parameters_ratio lisa_activated_layers "
     "freeze_parameters freeze_parameters_regex llamapro_num_new_blocks use_tiled_mlp optimizer "
     "auto_find_batch_size optim_target_modules",
     lasting=trainer_keys.LASTING,

@@ -39,6 +39,7 @@ USUAL_DATA = "alpaca"  # whose lengths a run has that names a model alone
 MAX_COMMENT_LINES = 100
 _MAX_NOTEBOOK_BYTES = 20_000_000  # its pictures included
 _COMMENT = r"#\s*finegauge:\s*(\{.*\})\s*$"
+_TRAINS = frozenset(("learning_rate", "lr", "optim", "batch_size", "gradient_accumulation_steps"))  # none's
 _CONFIG_KEYS = frozenset(("architectures", "model_type", "mamba_moe_layers"))  # of a config.json
 
 _HOSTED = (
@@ -141,7 +142,8 @@ def describe(
         if inline and isinstance(block, Mapping):
             keys = {**keys, BLOCK: {**inline, **block}}
         return key_table.read(format_, format_.adapt(keys), file, words, alongside, warnings)
-    if reader == "" and ({"hidden_size", "vocab_size"} <= {*keys} or not _CONFIG_KEYS.isdisjoint(keys)):
+    sized = {"hidden_size", "vocab_size"} <= {*keys} or not _CONFIG_KEYS.isdisjoint(keys)
+    if reader == "" and sized and _TRAINS.isdisjoint(keys):
         return _model_alone(file, words, alongside)
     _refuse_others(keys, name)
     return _run(beside(dict(keys), file), {}, words, alongside, [])

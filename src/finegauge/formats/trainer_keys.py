@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from finegauge.errors import FieldError, FineGaugeError, shown
+from finegauge.formats import model_keys
 from finegauge.formats.key_table import Reading, Row, key
 from finegauge.formats.launcher_files import deepspeed_fields, uses_deepspeed, zero_of
 from finegauge.formats.sheet import (
@@ -97,6 +98,7 @@ class Adapters(NamedTuple):
             reading.warn(f"{targets} is a pattern: taken as {', '.join(meant)} wherever these are.")
             asked = meant
         reading.set("lora_targets", asked, targets)
+        model_keys.read_expert_targets(reading)
         read_extra(reading, extra)
 
     def written(self, run: Run) -> dict[str, Any]:

@@ -44,8 +44,7 @@ _AS_DPO, _AS_GRPO = ("kto", "orpo", "cpo", "simpo"), ("rloo", "online_dpo")
 _WHOLE_LOGITS = ("orpo", "cpo", "simpo", "online_dpo")  # to this day (1.16)
 _NAMED = re.compile(r"(?:^|[^a-z])(sft|dpo|grpo|kto|orpo|cpo|simpo)(?![a-z])")
 _QUANTIZED = ("load_in_4bit", "load_in_8bit")
-_NOT_MODELLED = ("rank_pattern", "alpha_pattern", "lora_target_parameters", "target_parameters",
-    "layers_to_transform", "use_qalora")  # fmt: skip
+_NOT_MODELLED = ("rank_pattern", "alpha_pattern", "layers_to_transform", "use_qalora")  # fmt: skip
 _STRATEGIES = {
     **dict.fromkeys(("bfd", "bfd_split", "bfd-requeue"), "best_fit_decreasing"),
     "ffd": "first_fit",

@@ -52,6 +52,7 @@ from finegauge.model.blocks import (
 )
 from finegauge.model.op import Op
 from finegauge.records import NamedTuple
+from finegauge.run.options import REWRITTEN
 from finegauge.run.phases import Images
 
 # Per parameter: NF4 in blocks of 64 with a 32-bit scale, whose scales double quantisation takes down to 8 bit
@@ -85,22 +86,6 @@ STORED = {
 ALL = "all-linear"
 ON_PARAMETERS = ("lora", "lora_fa")
 BARE = ("experts", "router")  # kinds of what transformers 5 holds as parameters, not as modules
-MIXTRAL_NAMES = {"gate": "gate", "w1": "gate_up_proj", "w3": "gate_up_proj", "w2": "down_proj"}
-QWEN_NAMES = {
-    "gate": "gate",
-    "gate_proj": "gate_up_proj",
-    "up_proj": "gate_up_proj",
-    "down_proj": "down_proj",
-}
-MIXTRAL_TYPES = ("mixtral", "minimax", "minimax_m2")
-QWEN_TYPES = (
-    *("afmoe", "cohere2_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe"),
-    *("exaone_moe", "flex_olmo", "glm4_moe", "glm4_moe_lite", "glm4v_moe", "glm_moe_dsa"),
-    *("hunyuan_v1_moe", "kimi_k2", "longcat_flash", "mellum", "olmoe", "qwen3_moe", "qwen3_next"),
-    *("qwen3_omni_moe", "solar_open"),
-)
-# What the names of transformers 4 mean in transformers 5, by model_type.
-REWRITTEN = {**dict.fromkeys(MIXTRAL_TYPES, MIXTRAL_NAMES), **dict.fromkeys(QWEN_TYPES, QWEN_NAMES)}
 UNFUSED_NAMES = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}  # an expert's, apart, here and there
 MAMBA_TYPES = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
 MAMBA_REFUSED = "out_proj"  # its fused kernel reads the weight and passes by the adapter

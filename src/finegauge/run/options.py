@@ -98,3 +98,19 @@ SPELLINGS = {
     **{f"zero{stage}": f"sharding=zero{stage}" for stage in (1, 2, 3)},
     **{"fsdp": "sharding=fsdp", "flash_attention": "attention=flash", "flash_attn": "attention=flash"},
 }
+_OF_MIXTRAL = {"gate": "gate", "w1": "gate_up_proj", "w3": "gate_up_proj", "w2": "down_proj"}
+_OF_QWEN = {
+    "gate": "gate",
+    "gate_proj": "gate_up_proj",
+    "up_proj": "gate_up_proj",
+    "down_proj": "down_proj",
+}
+_LIKE_MIXTRAL = ("mixtral", "minimax", "minimax_m2")
+_LIKE_QWEN = (
+    *("afmoe", "cohere2_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe"),
+    *("exaone_moe", "flex_olmo", "glm4_moe", "glm4_moe_lite", "glm4v_moe", "glm_moe_dsa"),
+    *("hunyuan_v1_moe", "kimi_k2", "longcat_flash", "mellum", "olmoe", "qwen3_moe", "qwen3_next"),
+    *("qwen3_omni_moe", "solar_open"),
+)
+# What the names of layers of experts in transformers 4 mean in transformers 5, by model_type.
+REWRITTEN = {**dict.fromkeys(_LIKE_MIXTRAL, _OF_MIXTRAL), **dict.fromkeys(_LIKE_QWEN, _OF_QWEN)}
