@@ -14,7 +14,7 @@ import numpy as np
 
 from finegauge.data import packing
 from finegauge.data.packing import batches_of, rows_of
-from finegauge.data.recipe import TRAINER_SEED, Recipe
+from finegauge.run.phases import TRAINER_SEED, Recipe
 from finegauge.run.run import Run
 
 MAX_S = 3.0

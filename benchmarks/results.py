@@ -21,8 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from finegauge.campaign.axes import Cell
-from finegauge.campaign.folder import About, Folder
+from finegauge.campaign.axes import About, Cell, Folder
 from finegauge.campaign.sweep import read_sweep
 from finegauge.prediction.predictor import predict
 from finegauge.profile import Profile

@@ -17,7 +17,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from pyarrow import parquet
 
-from finegauge.campaign.folder import Folder
+from finegauge.campaign.axes import Folder
 from finegauge.campaign.sweep import read_sweep
 from finegauge.render.schema import schema
 from finegauge.store import table

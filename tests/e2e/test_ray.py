@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from finegauge.campaign.folder import Folder
+from finegauge.campaign.axes import Folder
 from finegauge.campaign.sweep import read_sweep
 from finegauge.store.journal import Journal
 from tests.e2e.commands import finegauge

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from finegauge.answers import written
 from finegauge.answers.profile import ProfileFigures, figures_of
 from finegauge.answers.study import Throughput, Way, throughput, way_of
-from finegauge.campaign.axes import MEASURED, PREDICTED, SWITCH
-from finegauge.campaign.folder import Folder, Result
+from finegauge.campaign.axes import MEASURED, PREDICTED, SWITCH, Folder, Result
 from finegauge.campaign.gains import (
     DIMENSIONS,
     ClaimHeld,

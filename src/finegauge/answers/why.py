@@ -10,7 +10,7 @@ from finegauge.answers.estimate import GpuVerdict, gpu_estimate, gpu_verdict
 from finegauge.documents import read_bytes
 from finegauge.errors import FileFormatError
 from finegauge.formats.evidence import MAX_BYTES, Evidence, text_evidence
-from finegauge.formats.memory_snapshot import snapshot_evidence
+from finegauge.formats.plain_pickle import snapshot_evidence
 from finegauge.planning.advice import advise
 from finegauge.planning.diagnosis import (
     Level,

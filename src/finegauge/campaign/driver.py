@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple, Protocol
 
-from finegauge.campaign.axes import MEASURED, Cell
-from finegauge.campaign.folder import About, Folder
+from finegauge.campaign.axes import MEASURED, About, Cell, Folder
 from finegauge.campaign.sweep import Sweep
 from finegauge.errors import FineGaugeError
 from finegauge.measurement.options import Options

@@ -24,8 +24,7 @@ from random import Random
 from statistics import median
 from typing import NamedTuple
 
-from finegauge.campaign.axes import BASELINE, PREDICTED, SWITCH
-from finegauge.campaign.folder import Result
+from finegauge.campaign.axes import BASELINE, PREDICTED, SWITCH, Result
 from finegauge.errors import FieldError, UnknownKeyError, UnknownNameError
 from finegauge.profile import Interval
 from finegauge.run.field import number

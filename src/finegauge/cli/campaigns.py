@@ -73,8 +73,8 @@ def campaign(
     'finegauge results FOLDER' and 'finegauge compare FOLDER' read what it kept.
     """
     from finegauge.answers.campaign import campaign_answer
+    from finegauge.campaign.axes import Folder
     from finegauge.campaign.driver import carry_out
-    from finegauge.campaign.folder import Folder
     from finegauge.campaign.sweep import read_sweep
     from finegauge.render.campaign import campaign_report, dry_report
 
@@ -146,7 +146,7 @@ def compare(
     completed trials are taken.
     """
     from finegauge.answers.campaign import compare_answer
-    from finegauge.campaign.folder import Folder
+    from finegauge.campaign.axes import Folder
     from finegauge.campaign.gains import claims_called, weights_of
     from finegauge.render.campaign import compare_report
 
@@ -174,7 +174,7 @@ def compare(
 def _of_campaign(
     path: str, baseline: str, axes: "Mapping[str, Sequence[str]]", places: tuple[str, ...]
 ) -> "list[Comparison]":
-    from finegauge.campaign.folder import Folder
+    from finegauge.campaign.axes import Folder
     from finegauge.campaign.gains import compare_results
 
     found = compare_results(Folder(path).results(), baseline, axes)

@@ -202,7 +202,7 @@ def _of_trial(measured: "Profile", prediction: "Prediction | None" = None) -> "R
 
 def _of_results(path: str, baseline: str) -> "Report":
     from finegauge.answers.campaign import campaign_study
-    from finegauge.campaign.folder import Folder
+    from finegauge.campaign.axes import Folder
     from finegauge.render.campaign import labelled, study_report
     from finegauge.store.journal import Trials
 

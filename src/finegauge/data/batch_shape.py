@@ -14,10 +14,12 @@ from math import ceil, log, sqrt
 from typing import TYPE_CHECKING, Any
 
 from finegauge.catalogue.datasets import LengthHistogram
-from finegauge.data.recipe import NO_LIMIT, TRAINER_SEED, Recipe
 from finegauge.errors import FieldError, UnsupportedError
 from finegauge.records import NamedTuple
 from finegauge.run.phases import (
+    NO_LIMIT,
+    TRAINER_SEED,
+    Recipe,
     answer_tokens,
     group_size,
     image_tokens,

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from finegauge.data.recipe import TRAINER_SEED, Recipe
+from finegauge.run.phases import TRAINER_SEED, Recipe
 from finegauge.run.rules import num_held_out
 
 if TYPE_CHECKING:

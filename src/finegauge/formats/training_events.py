@@ -93,16 +93,16 @@ def state_of(folder: str, since_s: float = 0.0) -> Progress | None:
     return Progress(done, total, newest[0])
 
 
-def steps_of(folder: str, read_bytes: dict[str, int] | None = None) -> tuple[Progress, ...]:
+def steps_of(folder: str, offsets: dict[str, int] | None = None) -> tuple[Progress, ...]:
     """Return the steps that the event files below a folder tell, each with its wall time, in their order.
 
-    `read_bytes` keeps how far each file has been read: asked again with it, only what is new is told.
+    `offsets` keeps how far each file has been read: asked again with it, only what is new is told.
     """
     found: dict[int, Progress] = {}
-    read_bytes = {} if read_bytes is None else read_bytes
+    offsets = {} if offsets is None else offsets
     for path in files_below(folder, lambda name, _: name.startswith(EVENT_FILE)):
-        for record in records(path, read_bytes.get(path, 0)):
-            read_bytes[path] = read_bytes.get(path, 0) + len(record) + 16
+        for record in records(path, offsets.get(path, 0)):
+            offsets[path] = offsets.get(path, 0) + len(record) + 16
             event = dict(fields(record))
             wall_s, step = event.get(1), event.get(2, 0)
             if not isinstance(wall_s, float) or not isinstance(step, int) or not 0 < step <= MAX_STEPS:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from finegauge.data.batch_shape import dataset_of
-from finegauge.data.recipe import TRAINER_SEED
 from finegauge.errors import FieldError
+from finegauge.run.phases import TRAINER_SEED
 from finegauge.run.run import Run
 
 if TYPE_CHECKING:

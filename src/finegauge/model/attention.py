@@ -10,10 +10,9 @@ attention keeps the probabilities in fp32 and in the compute dtype.
 """
 
 from finegauge.model.blocks import Attention, LatentAttention, Linear, Norm
-from finegauge.model.gradient_pruning import cut_below, is_adapter, unreached
 from finegauge.model.lowering import Lowering
 from finegauge.model.op import Cost, Op, Poly, per_token
-from finegauge.model.op_builder import OpBuilder
+from finegauge.model.op_builder import OpBuilder, cut_below, is_adapter, unreached
 
 ROTARY_BYTES = 20.0  # per channel: two products, negate and concatenate, sum (16 bit)
 ROTARY_LAUNCHES = 10.0

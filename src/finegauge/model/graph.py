@@ -20,11 +20,10 @@ from finegauge.model.blocks import (
     Numerics,
 )
 from finegauge.model.families.heads import check_positions, check_task
-from finegauge.model.gradient_pruning import is_passive, last_layers, lending
 from finegauge.model.layers import TowerPart, embedding, head, images_among_words, layer_ops, tower_parts
 from finegauge.model.lowering import IN_BLOCKS, QUANTIZED_BYTES, STORED, Lowering, last_name, targets_of
 from finegauge.model.op import Extents, Op
-from finegauge.model.op_builder import OpBuilder
+from finegauge.model.op_builder import OpBuilder, is_passive, last_layers, lending
 from finegauge.model.weights import Weights, weights_of
 from finegauge.records import NamedTuple
 from finegauge.run.field import version_numbers

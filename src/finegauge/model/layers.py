@@ -39,11 +39,10 @@ from finegauge.model.blocks import (
     Tensor,
     Tower,
 )
-from finegauge.model.gradient_pruning import cut_below, is_adapter, unreached, weighed
 from finegauge.model.lowering import Lowering
 from finegauge.model.moe import activation, feedforward, mixture_of_experts
 from finegauge.model.op import Cost, Extents, Op, Poly, per_token
-from finegauge.model.op_builder import OpBuilder
+from finegauge.model.op_builder import OpBuilder, cut_below, is_adapter, unreached, weighed
 from finegauge.records import NamedTuple
 
 

@@ -11,10 +11,9 @@ of which one at a time is at work. Where experts differ in load, the bytes of th
 """
 
 from finegauge.model.blocks import FeedForward, MixtureOfExperts
-from finegauge.model.gradient_pruning import cut_below, is_adapter
 from finegauge.model.lowering import Lowering
 from finegauge.model.op import ZERO, Cost, Op, Poly, per_token
-from finegauge.model.op_builder import OpBuilder
+from finegauge.model.op_builder import OpBuilder, cut_below, is_adapter
 
 # Values per channel that an activation keeps, beside the product it feeds to the next projection.
 # One kernel keeps its input, and a gated one also its result and `up` (all others: 1 and 3); an

@@ -30,9 +30,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from finegauge.model.blocks import Chain, Linear, Norm, ShortConvolution, Tensor
-from finegauge.model.gradient_pruning import cut_below, is_adapter
 from finegauge.model.op import Cost, Op, Poly, per_token
-from finegauge.model.op_builder import OpBuilder
+from finegauge.model.op_builder import OpBuilder, cut_below, is_adapter
 
 SCAN_FLOPS = 9.0
 SCAN_BACKWARD_RATIO = 2.5

@@ -34,9 +34,9 @@ from math import ceil, inf, prod
 from finegauge.errors import UnsupportedError
 from finegauge.model.adapters import LAYER_NORMS, Shape, shared_values
 from finegauge.model.blocks import Architecture, Attention, Linear, MixtureOfExperts, Tensor
-from finegauge.model.gradient_pruning import last_layers
 from finegauge.model.layers import tower_lowering
 from finegauge.model.lowering import QUANTIZED_BYTES, Lowering, last_name, linears_of, part_linears
+from finegauge.model.op_builder import last_layers
 from finegauge.records import NamedTuple
 from finegauge.run.run import Run
 

@@ -23,10 +23,10 @@ from operator import attrgetter
 
 from finegauge.arithmetic import chosen, largest, place_of_largest, present, smallest
 from finegauge.catalogue.gpus import CPU
-from finegauge.model.gradient_pruning import is_adapter, is_passive
 from finegauge.model.graph import Graph, LayerGraph
 from finegauge.model.layers import TowerPart
 from finegauge.model.op import ZERO, Extents, Op
+from finegauge.model.op_builder import is_adapter, is_passive
 from finegauge.model.weights import optimizer_scratch
 from finegauge.prediction.model_parallel import stream_degree
 from finegauge.prediction.recomputation import (

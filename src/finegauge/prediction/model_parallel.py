@@ -46,10 +46,9 @@ from typing import Any
 from finegauge.arithmetic import every, largest
 from finegauge.catalogue.frameworks import engine, framework_of
 from finegauge.model.blocks import Architecture, Layer, MixtureOfExperts
-from finegauge.model.gradient_pruning import is_adapter
 from finegauge.model.graph import Graph
 from finegauge.model.op import NOTHING, Cost, Extents, Op
-from finegauge.model.op_builder import EXPERTS_CASTS
+from finegauge.model.op_builder import EXPERTS_CASTS, is_adapter
 from finegauge.model.weights import LEAST_PAGED, Trained, Weights, state_bytes
 from finegauge.prediction.recomputation import PRODUCTS, rerun, rerun_share
 from finegauge.run.rules import BOTH_ENDS, FSDP, SERVING, V_SHAPED, counted

@@ -14,9 +14,9 @@ gradients and optimizer states.
 from typing import TYPE_CHECKING
 
 from finegauge.catalogue.frameworks import engine
-from finegauge.model.gradient_pruning import is_adapter
 from finegauge.model.graph import Graph, value_run
 from finegauge.model.op import Extents
+from finegauge.model.op_builder import is_adapter
 from finegauge.prediction.allocator import slack_fraction
 from finegauge.prediction.collectives import (
     Collective,

@@ -24,9 +24,9 @@ n-th one (torchtitan's selective_ac_option [3]).
 from collections.abc import Sequence
 
 from finegauge.catalogue.frameworks import framework_of
-from finegauge.model.gradient_pruning import is_adapter, is_passive
 from finegauge.model.graph import Graph, LayerGraph, architecture_of
 from finegauge.model.op import ZERO, Extents, Op, Poly, per_token
+from finegauge.model.op_builder import is_adapter, is_passive
 from finegauge.run.rules import WHOLE_LAYERS
 from finegauge.run.run import Run
 

@@ -20,7 +20,7 @@ from finegauge.answers.campaign import (
     GainsAt,
     ResultsAnswer,
 )
-from finegauge.campaign.folder import Result
+from finegauge.campaign.axes import Result
 from finegauge.campaign.gains import DIMENSIONS, PROCESSOR_S, ClaimHeld
 from finegauge.render import number_format as fmt
 from finegauge.render import report

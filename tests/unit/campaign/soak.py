@@ -16,8 +16,8 @@ from random import Random
 from typing import NamedTuple
 
 from finegauge.campaign import driver
+from finegauge.campaign.axes import Folder
 from finegauge.campaign.driver import carry_out
-from finegauge.campaign.folder import Folder
 from finegauge.campaign.sweep import Sweep, read_sweep
 from finegauge.profile import Breakdown, Profile, Source
 from finegauge.run.run import Run

@@ -13,9 +13,8 @@ from random import Random
 import pytest
 
 from finegauge.answers.campaign import campaign_answer
-from finegauge.campaign.axes import Cell
+from finegauge.campaign.axes import Cell, Folder
 from finegauge.campaign.driver import Start, carry_out
-from finegauge.campaign.folder import Folder
 from finegauge.campaign.gains import compare_results
 from finegauge.campaign.sweep import read_sweep
 from finegauge.errors import InputError

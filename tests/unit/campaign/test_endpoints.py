@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from finegauge.campaign.axes import Folder
 from finegauge.campaign.driver import LocalEngine, carry_out
-from finegauge.campaign.folder import Folder
 from finegauge.campaign.sweep import read_sweep
 from finegauge.errors import InputError
 from finegauge.store.table import ask, table_of

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from finegauge.campaign.folder import Result
+from finegauge.campaign.axes import Result
 from finegauge.campaign.gains import DIMENSIONS, JOULES, PROCESSOR_S, compare_results, gains_over
 from finegauge.profile import Breakdown, Profile, Source
 from finegauge.run.run import Run

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from finegauge.campaign import ray_engine
+from finegauge.campaign.axes import Folder
 from finegauge.campaign.driver import carry_out
-from finegauge.campaign.folder import Folder
 from finegauge.campaign.ray_engine import RayEngine
 from finegauge.campaign.sweep import read_sweep
 from finegauge.store.document import profile_document, profile_of, run_of

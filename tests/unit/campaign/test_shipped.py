@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from finegauge.campaign.axes import MEASURED, PREDICTED, Cell
+from finegauge.campaign.axes import MEASURED, PREDICTED, Cell, Folder
 from finegauge.campaign.driver import carry_out
-from finegauge.campaign.folder import Folder
 from finegauge.campaign.gains import CHEN, DIMENSIONS, ClaimHeld, Comparison, compare_results, hold
 from finegauge.campaign.sweep import FOLDER, Sweep, read_sweep, shipped, sweep_path
 from finegauge.catalogue.gpus import gpu

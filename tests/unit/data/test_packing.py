@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from finegauge.data import packing
 from finegauge.data.packing import Packs, Rows, of_samples, packed
-from finegauge.data.recipe import Recipe
+from finegauge.run.phases import Recipe
 from finegauge.run.run import Run
 
 ROOM = 40

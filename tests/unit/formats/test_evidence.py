@@ -13,8 +13,7 @@ import pytest
 from finegauge.answers.why import read_evidence
 from finegauge.errors import FileFormatError
 from finegauge.formats.evidence import Evidence, text_evidence
-from finegauge.formats.memory_snapshot import snapshot_evidence
-from finegauge.formats.plain_pickle import plain_pickle
+from finegauge.formats.plain_pickle import plain_pickle, snapshot_evidence
 from finegauge.units import GIB, MIB
 
 FAILURES = Path(__file__).parents[2] / "replay" / "failures"

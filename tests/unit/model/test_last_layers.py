@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from finegauge.errors import UnsupportedError
-from finegauge.model.gradient_pruning import last_layers
 from finegauge.model.graph import Graph, architecture_of, build
 from finegauge.model.op import Extents
+from finegauge.model.op_builder import last_layers
 from finegauge.run.run import Run
 
 EXTENTS = Extents.of(2, 128)
