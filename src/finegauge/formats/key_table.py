@@ -435,7 +435,7 @@ class Reading:
         if "model" not in self.fields:
             key = key or self.format.model_key
             told, way = " ".join(self.warnings), f"; add '{key}: …'"
-            if re.search(rf"[:.] ?({key}|model_name_or_path) holds a variable", told):
+            if re.search(rf"[:.] ?({key}|model_name_or_path|model\.path) holds a variable", told):
                 way = ": the script does not tell its variable's value; add model=NAME"
             elif "the model is built by the script" in told:
                 way = ": it builds it of a configuration of its own; add model=config.json, as it saves it"

@@ -58,6 +58,7 @@ _OTHERS = {
     **dict.fromkeys(
         ("training_file", "training_files", "baseModelIdentifier", "supervisedTuningSpec"), _HOSTED
     ),
+    "pretrain strategy": "Colossal-AI (Coati), whose arguments are not read",
     "baseModel outputModel": _HOSTED,
     "baseModel loraRank": _HOSTED,
     **dict.fromkeys(

@@ -168,6 +168,7 @@ class Shell:
         self._at = 0
         self._depth = depth
         self._blocks: list[_Block] = []
+        self._unclear = set[str]()  # variables that branches set to one value and to another
         self._before: tuple[bool | None, str] = None, ""  # what a test came to, and "&&" or "||" behind it
         self._variables: dict[str, str] = {"#": str(len(arguments))}
         self._arrays: dict[str, list[str]] = {"@": [*arguments], "*": [*arguments]}
@@ -321,10 +322,14 @@ class Shell:
         known = self._variables.get(name)
         if known is not None and re.fullmatch(r"\$\{?\d+\}?", known):
             known = None  # an argument that nobody gave: the branch says what it is then
-        if all(block.live for block in self._blocks) or (known is None and "$" not in value):
+        certain = all(block.live for block in self._blocks)
+        if certain or (known is None and "$" not in value and name not in self._unclear):
             self._variables[name] = value[:_MAX_VALUE]
         elif known not in (None, value) and "$" not in value:
             del self._variables[name]
+            self._unclear.add(name)
+        if certain:
+            self._unclear.discard(name)
 
     def _command(self) -> tuple[list[str], str]:
         """Return the words up to the next separator, and the file that its output goes to."""
