@@ -74,7 +74,7 @@ _MODELS = (
 _OTHERWISE = {
     word: usual
     for usual, words in {
-        "num_train_epochs": "epochs num_epochs n_epochs num_epoch",
+        "num_train_epochs": "epochs num_epochs n_epochs num_epoch epoch",
         "max_steps": "max_train_steps train_steps max_iters num_steps",
         "max_seq_length": "seq_length max_seq_len max_len seq_len seqlen sequence_length context_length",
         "per_device_train_batch_size": "train_batch_size micro_batch_size batch_size_per_device "

@@ -70,6 +70,7 @@ _PEFT_CHOICE = (
     (("gpt_neox", "bloom", "falcon"), ("query_key_value",)),
     (("gpt2", "gpt_bigcode"), ("c_attn",)),
     (("phi3",), ("qkv_proj",)),
+    (("qwen", "internlm2", "baichuan"), ("all-linear",)),  # of which it has none: scripts name theirs
 )
 
 

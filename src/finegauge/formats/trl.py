@@ -124,6 +124,10 @@ def of_script(keys: Mapping[str, Any]) -> Mapping[str, Any]:
         str(found.pop("mixed_precision", ""))
     ):
         found.setdefault(mixed, True)
+    if str(prefix := found.pop("pre_seq_len", "")).isdecimal():  # ChatGLM's P-tuning v2: PEFT's prefixes
+        held = {"num_virtual_tokens": int(prefix)}
+        found |= {"use_peft": True, "peft": model_keys.peft_keys("PREFIX_TUNING", held)}
+        found.setdefault("gradient_checkpointing", False)
     if "lora_r" in found or str(found.pop("peft_type", "")).lower() == "lora":
         found.setdefault("use_peft", True)  # no switch of its own: adapters are what the script is for
     return found
