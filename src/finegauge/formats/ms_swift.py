@@ -80,7 +80,7 @@ _OF_MEGATRON = {"lora_rank": "peft_dim", "lora_alpha": "peft_alpha", "lora_dropo
 
 
 def _adapt(keys: Mapping[str, Any]) -> dict[str, Any]:
-    found = {_OLDER.get(name, name): value for name, value in keys.items()}
+    found = {_OLDER.get(name, name): value for name, value in _of_engine(keys).items()}
     if "model" not in found and "model_type" in found:  # which named the model, polylm-13b
         found["model"] = found["model_type"]
     if str(found.get("torch_dtype")).upper() == "AUTO":
@@ -95,9 +95,19 @@ def _adapt(keys: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _of_engine(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys with vLLM's own arguments as one text, but for what a key of ms-swift's says too."""
+    own = keys.get("vllm_engine_kwargs")
+    if not isinstance(own, Mapping):
+        return dict(keys)
+    most = {"vllm_max_num_seqs": own["max_num_seqs"]} if "max_num_seqs" in own else {}
+    return {**most, **keys, "vllm_engine_kwargs": str(dict(own))}
+
+
 def _of_megatron(keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments under the names of Megatron-LM and of `swift sft`."""
-    found = {_OF_MEGATRON.get(name, name): value for name, value in {**_UNASKED_OF_MEGATRON, **keys}.items()}
+    unasked = {**_UNASKED_OF_MEGATRON, **_of_engine(keys)}
+    found = {_OF_MEGATRON.get(name, name): value for name, value in unasked.items()}
     converted = next((found.pop(name) for name in _CONVERTED if found.get(name)), None)
     if converted is not None:
         found.setdefault("model", str(converted).rstrip("/").rpartition("/")[2].removesuffix("-mcore"))

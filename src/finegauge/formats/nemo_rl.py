@@ -33,6 +33,7 @@ PROMPT = 512  # tokens, where nothing says
 _GENERATION = "policy.generation"
 _COLOCATED = f"{_GENERATION}.colocated"
 _OF_ENGINE = ("gpu_memory_utilization", "tensor_parallel_size", "kv_cache_dtype", "precision", "async_engine")
+_FP8 = "policy.megatron_cfg.fp8_cfg"
 _SEQUENCE = "policy.megatron_cfg.sequence_parallel"
 _KINDS = ("policy.megatron_cfg.enabled", "policy.dtensor_cfg.enabled")
 _LORAS = ("policy.megatron_cfg.peft", "policy.dtensor_cfg.lora_cfg")
@@ -87,6 +88,8 @@ def _read_engine(reading: Reading) -> None:
     reading.take("gpu_memory_utilization", f"{vllm}.gpu_memory_utilization", 0.6)
     reading.take("rollout_tensor_parallel", f"{vllm}.tensor_parallel_size", 1)
     reading.take("kv_cache_dtype", f"{vllm}.kv_cache_dtype")
+    for name in ("max_num_seqs", "max_num_batched_tokens"):
+        reading.take(name, f"{_GENERATION}.vllm_kwargs.{name}")
     if reading.text(f"{vllm}.precision") == "fp8":
         reading.set("rollout_dtype", "fp8", f"{vllm}.precision")
     for key in ("pipeline_parallel_size", "expert_parallel_size"):
@@ -124,6 +127,9 @@ def _read_model(reading: Reading) -> None:
     read_degrees(reading, _MEGATRON if megatron else _DEGREES)
     if megatron and reading.flag(_SEQUENCE):
         reading.set("sequence_parallel", True, _SEQUENCE)
+    if megatron and reading.flag(f"{_FP8}.enabled"):
+        reading.set("fp8", True, f"{_FP8}.enabled")
+        reading.take("fp8_recipe", f"{_FP8}.fp8_recipe")
     key = f"{section}.activation_checkpointing"
     reading.set("activation_checkpointing", "full" if reading.flag(key) else "none", key)
     if reading.flag("policy.dtensor_cfg.cpu_offload") and not megatron:
@@ -140,6 +146,12 @@ def _read_batch(reading: Reading) -> None:
     micro, total = "policy.train_micro_batch_size", "policy.train_global_batch_size"
     inherits = reading.stated("defaults") and reading.fields["phase"] == "grpo"
     reading.take("micro_batch_size", micro, 4 if inherits else 1)
+    for kind in ("sequence_packing", "dynamic_batching"):  # of so many tokens, if the file says how many
+        key = f"policy.{kind}.train_mb_tokens"
+        if reading.flag(f"policy.{kind}.enabled") and str(reading.get(key)).isdecimal():
+            tokens = reading.whole(key, most=10**9)
+            size = max(1, tokens // whole(1, 10**9)("seq_len", reading.fields["seq_len"]))
+            reading.set("micro_batch_size", size, key)
     sequences = reading.get(total, 512 if inherits else None)
     if reading.fields["phase"] == "grpo":
         reading.take("num_generations", _ANSWERS[0], 16)
@@ -185,6 +197,7 @@ FORMAT = Format(
                     "policy.megatron_cfg.activation_checkpointing",
                     *(f"{lora}.{name}" for lora in _LORAS for name in ("enabled", "dim", "alpha", "dropout")),
                     "policy.sequence_packing.enabled policy.dynamic_batching.enabled",
+                    f"{_FP8}.enabled {_FP8}.fp8_recipe",
                 )
             ),
             _read_model,
@@ -198,6 +211,8 @@ FORMAT = Format(
                     f"{_COLOCATED}.enabled {_COLOCATED}.resources.num_nodes",
                     f"{_COLOCATED}.resources.gpus_per_node {_GENERATION}.backend",
                     *(f"{_GENERATION}.vllm_cfg.{name}" for name in _OF_ENGINE),
+                    *(f"{_GENERATION}.vllm_kwargs.max_num_{name}" for name in ("seqs", "batched_tokens")),
+                    "policy.sequence_packing.train_mb_tokens policy.dynamic_batching.train_mb_tokens",
                     *_ANSWERS,
                     *(f"{phase}.{name}" for phase in _PHASES for name in ("max_num_steps", "max_num_epochs")),
                 )

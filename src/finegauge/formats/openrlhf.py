@@ -157,7 +157,8 @@ def _read_parallelism(reading: Reading) -> None:
         reading.set("num_gpus", nodes * each, "actor_num_gpus_per_node")
         reading.launched_gpus = int(nodes * each)
         apart = ("ref_num_gpus_per_node", "critic_num_gpus_per_node", "reward_num_gpus_per_node")
-        if reading.stated(*apart) and not reading.flag("colocate_all_models"):
+        beside = any(map(reading.flag, ("colocate_all_models", "colocate_actor_ref")))
+        if reading.stated(*(apart[1:] if beside else apart)) and not reading.flag("colocate_all_models"):
             reading.warn(
                 "Reference, critic and reward model on GPUs of their own are counted among the actor's."
             )
@@ -165,7 +166,7 @@ def _read_parallelism(reading: Reading) -> None:
     reading.take("micro_batch_size", "micro_train_batch_size", micro)
     if reading.flag("use_dynamic_batch") and reading.fields["phase"] in RL:  # by tokens
         tokens = reading.whole("train_max_tokens_per_gpu", 16192, 10**9)
-        most = max(1, tokens // whole(1, 10**9)("seq_len", reading.fields["seq_len"]))
+        most = max(1, tokens * ring // whole(1, 10**9)("seq_len", reading.fields["seq_len"]))
         reading.set("micro_batch_size", most, "train_max_tokens_per_gpu")
     batch = reading.whole("train_batch_size", 128, 10**9)
     ranks = reading.data_ranks(reading.launched_gpus) or 1
@@ -180,7 +181,8 @@ def _read_batching(reading: Reading) -> None:
     if reading.flag("packing_samples") and not joined:
         reading.warn("packing_samples of pairs is not modelled: they are taken as padded to the longest.")
     reading.set("packing", dynamic, "use_dynamic_batch")
-    flash = reading.flag("flash_attn") or "flash" in reading.text("attn_implementation") or joined
+    usual = "eager" if reading.stated("bf16") else "flash_attention_2"  # since 0.9, when param_dtype came
+    flash = reading.flag("flash_attn") or "flash" in reading.text("attn_implementation", usual) or joined
     reading.set("attention", "flash" if flash else "eager", "flash_attn", "attn_implementation")
     named = reading.first(("dataset", "prompt_data"))
     most = reading.get("max_samples")
@@ -194,7 +196,7 @@ FORMAT = Format(
         model_key("pretrain"),
         Row(
             "trainer advantage_estimator max_len prompt_max_len generate_max_len n_samples_per_prompt "
-            "colocate_all_models",
+            "colocate_all_models colocate_actor_ref",
             _read_phase,
         ),
         Row(f"{_ADAPTERS.keys} load_in_4bit bf16 param_dtype", _read_method),

@@ -2,12 +2,12 @@
 
 What no key says but TRL does (read from 1.16): answers of 256 tokens, eight to a prompt (RLOO: two), by
 transformers; with `use_vllm` by vLLM, on the same GPUs from 1.0 on (`vllm_mode: colocate`; before, on
-others), of whose memory it takes 0.3, prompts in chunks of 4,096 tokens, sleeping at level 2 where
-`vllm_enable_sleep_mode` says so; the policy's own likelihoods are then taken in a pass of their own, to
-correct for the difference of both. PPO: answers of 53 tokens, 64 at a time; four passes over them; the
-value model begins as the reward model, of `reward_model_path`, and the policy as `sft_model_path`
-(examples/scripts/ppo/ppo.py). ms-swift: 0.9, levels 0 to 2, and `offload_model` and
-`offload_optimizer` while it generates.
+others), of whose memory it takes 0.3, as many answers at once as its ranks ask for, prompts in chunks of
+4,096 tokens, sleeping at level 2 where `vllm_enable_sleep_mode` says so; the policy's own likelihoods are
+then taken in a pass of their own, to correct for the difference of both. PPO: answers of 53 tokens, 64 at a
+time; four passes over them; the value model begins as the reward model, of
+`reward_model_path`, and the policy as `sft_model_path` (examples/scripts/ppo/ppo.py).
+ms-swift: 0.9, levels 0 to 2, and `offload_model` and `offload_optimizer` while it generates.
 """
 
 from finegauge.errors import shown
@@ -22,7 +22,7 @@ _ENGINE = (
     *("use_vllm", "vllm_mode", "vllm_server_host", "vllm_server_base_url", "vllm_gpu_memory_utilization"),
     *("vllm_tensor_parallel_size", "vllm_enable_sleep_mode", "sleep_level", "vllm_max_num_seqs"),
     *("vllm_importance_sampling_correction", "vllm_quantization", "offload_model", "offload_optimizer"),
-    *("async_generate", "vllm_device"),
+    *("async_generate", "vllm_device", "vllm_max_model_length", "vllm_max_model_len"),
 )
 _NOT_MODELLED = (
     *("vllm_pipeline_parallel_size", "vllm_data_parallel_size", "vllm_enforce_eager", "vllm_enable_lora"),
@@ -110,7 +110,10 @@ def _read_lengths(reading: Reading, section: str, prompt: int, answer: int, beta
             f"{prompts} is unstated: prompts are taken as {prompt} tokens long; seq_len=… says another."
         )
     asked = reading.whole(prompts, prompt, 10**7)
-    reading.set("seq_len", asked + written, tokens, prompts)
+    longest = [f"{section}{name}" for name in ("vllm_max_model_length", "vllm_max_model_len")]
+    most = reading.whole(reading.which(*longest), 10**8, 10**8, 2) if reading.stated(*longest) else 10**8
+    written = min(written, most - 1)  # vLLM takes and makes no longer ones
+    reading.set("seq_len", min(most, asked + written), tokens, prompts, *longest)
     reading.set("max_new_tokens", written, tokens)
     of_two = reading.text("trainer") in ("rloo", "online_dpo")
     reading.take("num_generations", f"{section}num_generations", 2 if of_two else 8)  # fmt: skip
@@ -128,6 +131,8 @@ def _read_updates(reading: Reading, section: str) -> None:
     micro = whole(1, 10**6)("micro_batch_size", reading.fields.get("micro_batch_size", 1))
     if reading.stated(steps):
         micro_batches = reading.whole(steps, most=10**9)
+        if reading.format.name == "Megatron-LM":  # ms-swift counts its optimizer steps there
+            micro_batches *= accumulation
     elif reading.stated(batch):
         ranks = reading.data_ranks(reading.launched_gpus) or 1
         micro_batches = max(1, reading.whole(batch, most=10**9) // (micro * ranks))
@@ -160,7 +165,10 @@ def _read_engine(reading: Reading, section: str, share: float, server: str) -> N
         reading.warn(f"{section}vllm_mode={shown(mode)} is unknown and taken as {COLOCATED}.")
     reading.take("gpu_memory_utilization", f"{section}vllm_gpu_memory_utilization", share)
     reading.take("rollout_tensor_parallel", f"{section}vllm_tensor_parallel_size", 1)
-    reading.take("max_num_seqs", f"{section}vllm_max_num_seqs")
+    at_once = int(reading.fields["rollout_tensor_parallel"])  # no more answers than its ranks ask for
+    for name in ("micro_batch_size", "gradient_accumulation_steps", "num_mini_batches"):
+        at_once *= whole(1, 10**6)(name, reading.fields.get(name, 1))
+    reading.take("max_num_seqs", f"{section}vllm_max_num_seqs", at_once)
     level, sleeps = f"{section}sleep_level", f"{section}vllm_enable_sleep_mode"
     asleep = reading.get(level, 2 if reading.flag(sleeps) else 0)
     reading.set("rollout_sleep", asleep, level, sleeps)
@@ -176,6 +184,8 @@ def _read_engine(reading: Reading, section: str, share: float, server: str) -> N
 def _read_server(reading: Reading, section: str, server: str) -> None:
     """Read an engine on GPUs of its own, which a file of the trainer tells little of."""
     degree, copies = 1, 1
+    if reading.stated(f"{section}vllm_device"):  # the trainer itself started it
+        reading.take("gpu_memory_utilization", f"{section}vllm_gpu_memory_utilization")
     if server:
         degree, copies = (reading.whole(f"{server}{name}", 1, 10**4) for name in _SERVER[:2])
         for name in _SERVER[2:]:
@@ -184,7 +194,8 @@ def _read_server(reading: Reading, section: str, server: str) -> None:
     reading.set("rollout_gpus", degree * copies, f"{section}vllm_mode", f"{server}{_SERVER[0]}")
     if reading.flag(f"{section}async_generate"):
         reading.set("off_policy_steps", 1, f"{section}async_generate")
-    if not server or not reading.stated(*(f"{server}{name}" for name in _SERVER[:2])):
+    told = reading.replaces("rollout_gpus") or "rollout_gpus" in reading.block
+    if not told and not (server and reading.stated(*(f"{server}{name}" for name in _SERVER[:2]))):
         reading.warn(
             "vLLM runs on GPUs of its own, whose number the file does not tell: taken as 1; rollout_gpus=N "
             "and rollout_tensor_parallel=N say another."

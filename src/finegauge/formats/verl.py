@@ -1,11 +1,11 @@
 """verl's overrides and YAML (`python -m verl.trainer.main_ppo`, `...sft_trainer`), hidden defaults included.
 
 What no key says but the framework does (read from its trainer configurations, 0.4 to 0.6): fp32 weights under
-FSDP computed in bf16; checkpointing on in reinforcement learning, off in SFT; prompts and answers of 512
-tokens; `train_batch_size` of 1,024 prompts written to before they are learnt from in mini-batches of 256;
-vLLM beside the trainer on two GPUs each, with half of their memory, asleep while weights learn, and the
-policy's own likelihoods in a pass of their own;
-30 epochs (SFT: 256 sequences a step, 4 at a time, cut at 1,024, 4 epochs); one node of 8 GPUs.
+FSDP computed in bf16; checkpointing on in reinforcement learning, off in SFT and under Megatron; prompts and
+answers of 512 tokens; `train_batch_size` of 1,024 prompts written to before they are learnt from in
+mini-batches of 256; vLLM beside the trainer on two GPUs each, with half of their memory, asleep while weights
+learn, and the policy's own likelihoods in a pass of their own; 30 epochs (SFT: 256 sequences a step, 4 at a
+time, cut at 1,024, 4 epochs); one node of 8 GPUs.
 The estimator `gae` is PPO, all others are GRPO's passes. Weights and states that verl parks on the host
 between its phases (`param_offload`, `optimizer_offload`) are gone while answers are generated alone.
 """
@@ -17,13 +17,18 @@ from typing import Any
 from finegauge.formats import rollout_keys, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, fixed, model_key, read_degrees
 from finegauge.formats.sheet import dotted
-from finegauge.run.field import whole
+from finegauge.run.field import number, whole
 
 _ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 _PATHS = (f"{_MODEL}.path", "model.partial_pretrain", "model.path")
 _MICRO = (f"{_ACTOR}.ppo_micro_batch_size_per_gpu", "data.micro_batch_size_per_gpu")
 _MICRO_OF_ALL = (f"{_ACTOR}.ppo_micro_batch_size", "data.micro_batch_size")
 _CHECKPOINTING = (f"{_MODEL}.enable_gradient_checkpointing", "model.enable_gradient_checkpointing")
+_OFFLOADED = f"{_MODEL}.enable_activation_offload"
+_RECOMPUTE = tuple(
+    f"{_ACTOR}.megatron.override_transformer_config.recompute_{name}"
+    for name in ("granularity", "method", "num_layers")
+)
 _ULYSSES = (f"{_ACTOR}.ulysses_sequence_parallel_size", "ulysses_sequence_parallel_size")
 _LORA = ("lora_rank", "lora_alpha", "target_modules")  # FSDP's; Megatron's
 _LORA_MEGATRON = ("lora.rank", "lora.alpha", "lora.target_modules")
@@ -36,6 +41,11 @@ _OF_ENGINE = {  # of rollout: field, and what verl takes unasked
     "max_num_batched_tokens": ("max_num_batched_tokens", 8192),
     "max_num_seqs": ("max_num_seqs", 1024),
 }
+_OWN_GPUS = ("rollout.nnodes", "rollout.n_gpus_per_node")
+_STREAM = tuple(
+    f"async_training.{name}"
+    for name in ("staleness_threshold", "trigger_parameter_sync_step", "require_batches")
+)
 _PARKED = tuple(
     f"{_ACTOR}.{engine}.{what}_offload"
     for engine in ("fsdp_config", "megatron")
@@ -109,9 +119,8 @@ def _read_method(reading: Reading) -> None:
         reading.take("lora_alpha", alpha, 16)
         reading.take("lora_targets", targets, "all-linear")
         reading.set("adapter_dtype", "fp32")
-    on = reading.flag(reading.which(*_CHECKPOINTING), default=stem == _MODEL)
-    reading.set("activation_checkpointing", "full" if on else "none", *_CHECKPOINTING)
     megatron = reading.text(f"{_ACTOR}.strategy") == "megatron" or reading.stated(*_MEGATRON)
+    _read_checkpointing(reading, stem, megatron=megatron)
     reading.set("sharding", "zero1" if megatron else "fsdp", f"{_ACTOR}.strategy")
     if megatron:
         reading.set("weights_dtype", "bf16")
@@ -129,6 +138,19 @@ def _read_method(reading: Reading) -> None:
     reading.set("loss", "fused" if liger or reading.flag(f"{stem}.use_fused_kernels") else whole_logits)
 
 
+def _read_checkpointing(reading: Reading, stem: str, *, megatron: bool) -> None:
+    """Read which activations are kept: Megatron's by its own words, without which all are."""
+    on = reading.flag(reading.which(*_CHECKPOINTING), default=stem == _MODEL and not megatron)
+    offloaded = on and reading.flag(_OFFLOADED)
+    kind = "offload" if offloaded else "full" if on else "none"
+    granularity = reading.text(_RECOMPUTE[0], kind if megatron else "none")
+    if megatron and granularity in ("full", "selective"):
+        kind = granularity
+        for key in _RECOMPUTE[1:] if kind == "full" else ():
+            reading.take(key.rpartition(".")[2], key)
+    reading.set("activation_checkpointing", kind, *_CHECKPOINTING, _RECOMPUTE[0], _OFFLOADED)
+
+
 def _read_lengths(reading: Reading) -> None:
     """Read lengths and batches: of prompts and their answers, or of samples."""
     ranks = reading.data_ranks(reading.launched_gpus) or 1
@@ -144,7 +166,7 @@ def _read_lengths(reading: Reading) -> None:
         if reading.fields["phase"] == "grpo":
             reading.set("num_generations", max(2, answers), f"{_ROLLOUT}.n")
         key, rollout = f"{_ACTOR}.ppo_mini_batch_size", "data.train_batch_size"
-        prompts = reading.whole(rollout, 1024, 10**8)
+        prompts = reading.whole(rollout, 1024, 10**8, 0) or _batches_of_stream(reading, key)
         learnt = min(prompts, reading.whole(key, 256, 10**8))
         sequences, micro = answers * learnt, 1
         reading.set("num_mini_batches", max(1, round(prompts / learnt)), key, rollout)
@@ -158,7 +180,8 @@ def _read_lengths(reading: Reading) -> None:
         _read_engine(reading)
         if reading.flag(_DYNAMIC):
             tokens = reading.whole(f"{_ACTOR}.ppo_max_token_len_per_gpu", 16384, 10**8)
-            micro = max(1, tokens // (answer + prompt))
+            cut = int(reading.fields.get("context_parallel", 1))  # tokens of a GPU, of which each has a part
+            micro = max(1, tokens * cut // (answer + prompt))
             reading.set("packing", True, _DYNAMIC)
     dynamic = reading.flag(_DYNAMIC)
     older = reading.first(_MICRO_OF_ALL)  # of all ranks together, before 0.3
@@ -177,12 +200,32 @@ def _read_lengths(reading: Reading) -> None:
     reading.take("max_steps", "trainer.total_training_steps")
 
 
+def _batches_of_stream(reading: Reading, key: str) -> int:
+    """Return the prompts between two new sets of weights, where answers come one by one (fully_async)."""
+    steps, batches = (reading.whole(name, 1) for name in _STREAM[1:])
+    return int(reading.whole(key, 256, 10**8) * batches * steps)
+
+
+def _read_own_gpus(reading: Reading) -> None:
+    """Read the GPUs that generate alone (one_step_off_policy, fully_async_policy)."""
+    nodes, each = (reading.whole(name, 1, 10**5) for name in _OWN_GPUS)
+    reading.set("rollout_gpus", nodes * each, *_OWN_GPUS)
+    reading.set("rollout_sleep", 0)
+    reading.set("rollout_offload", "none")
+    stale = number(0.0, 1e6)(_STREAM[0], reading.get(_STREAM[0], 0.0))
+    streams = reading.stated(*_STREAM)
+    reading.set("off_policy_steps", ceil(stale) if streams else 1, _STREAM[0])
+    if 0 < stale < 1:
+        reading.warn(f"{_STREAM[0]}={stale:g} of a step is taken as a whole one.")
+
+
 def _read_engine(reading: Reading) -> None:
     """Read what generates, and what of the trainer waits on the host meanwhile."""
     name = reading.text(f"{_ROLLOUT}.name", "vllm")
     reading.set("inference_engine", name, f"{_ROLLOUT}.name")
     for key, (field, default) in _OF_ENGINE.items():
-        reading.take(field, f"{_ROLLOUT}.{key}", default)
+        if name != "sglang" or field != "max_num_batched_tokens":  # SGLang is not told
+            reading.take(field, f"{_ROLLOUT}.{key}", default)
     gpus, degree = reading.launched_gpus or 1, f"{_ROLLOUT}.tensor_model_parallel_size"
     if not reading.stated(degree):
         reading.set("rollout_tensor_parallel", min(2, gpus))
@@ -198,7 +241,10 @@ def _read_engine(reading: Reading) -> None:
         reading.set("reference_model", "none", *_REFERENCE)
     reading.set("reference_offload", reading.flag(_PARKED_REFERENCE), _PARKED_REFERENCE)
     reading.not_modelled(f"{_ROLLOUT}.enforce_eager", f"{_ROLLOUT}.multi_turn.enable")
-    for key in (f"{_ROLLOUT}.pipeline_model_parallel_size", f"{_ROLLOUT}.data_parallel_size"):
+    if reading.stated(_OWN_GPUS[1]):
+        _read_own_gpus(reading)
+    for name in ("pipeline_model_parallel_size", "data_parallel_size", "expert_parallel_size"):
+        key = f"{_ROLLOUT}.{name}"
         if str(reading.get(key, 1)) != "1":
             reading.warn(f"{key} is not modelled: the engine is taken as without it.")
 
@@ -216,7 +262,7 @@ FORMAT = Format(
                         for stem in (_MODEL, "model")
                         for name in (*_LORA, *_LORA_MEGATRON, "use_liger", "use_fused_kernels")
                     ),
-                    *_CHECKPOINTING,
+                    *(*_CHECKPOINTING, *_RECOMPUTE, _OFFLOADED),
                     *_ULYSSES,
                     *_JOINED,
                     *_MEGATRON,
@@ -233,7 +279,7 @@ FORMAT = Format(
                     f"{_ROLLOUT}.n {_ROLLOUT}.name {_ACTOR}.ppo_mini_batch_size {_ACTOR}.ppo_epochs",
                     *(_DYNAMIC, _CRITIC, _JUDGES, _JUDGE),
                     *(f"{_ROLLOUT}.{name}" for name in (*_OF_ENGINE, "free_cache_engine", "quantization")),
-                    *_PARKED,
+                    *(*_PARKED, *_OWN_GPUS, *_STREAM),
                     *_REFERENCE,
                     _PARKED_REFERENCE,
                     *_MICRO,
