@@ -185,7 +185,8 @@ def _of_shell(text: str, place: Place, arguments: Sequence[str]) -> Launch:
         if found is not None:
             (served if found.reader.startswith(_SERVERS) else trainings).append(found)
     if trainings:
-        return _with_server(_first(trainings, place), served)
+        first = _first(trainings, place)
+        return first._replace(keys=programs.with_server(first.keys, served[0].keys)) if served else first
     if served and all(map(_doubts, refused)):
         return served[0]
     none = _TrainsNothingError(
@@ -193,19 +194,6 @@ def _of_shell(text: str, place: Place, arguments: Sequence[str]) -> Launch:
         "'python train.py --model_name_or_path …'."
     )
     raise min(refused, key=_doubts, default=none)
-
-
-def _with_server(training: Launch, served: Sequence[Launch]) -> Launch:
-    """Return a training whose answers a server of the same script writes, with its GPUs."""
-    if not served or str(training.keys.get("vllm_mode")) != "server":
-        return training
-    told = {key.replace("-", "_").removeprefix("vllm_"): value for key, value in served[0].keys.items()}
-    degree, copies = (str(told.get(f"{kind}_parallel_size", 1)) for kind in ("tensor", "data"))
-    if not (degree.isdecimal() and copies.isdecimal()):
-        return training
-    own = {"rollout_tensor_parallel": int(degree), "rollout_gpus": int(degree) * int(copies)}
-    own |= {name: told[name] for name in ("gpu_memory_utilization",) if name in told}
-    return training._replace(keys={**training.keys, BLOCK: {**own, **mapping_in(training.keys, BLOCK)}})
 
 
 def _first(trainings: Sequence[Launch], place: Place) -> Launch:

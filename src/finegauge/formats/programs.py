@@ -10,6 +10,7 @@ from typing import Any
 
 from finegauge.formats import model_keys
 from finegauge.formats.key_table import RUN_FILE, recognise
+from finegauge.formats.sheet import BLOCK, mapping_in
 from finegauge.records import NamedTuple
 
 # What qlora.py (artidoro/qlora) takes unasked.
@@ -188,6 +189,17 @@ def _with_model(options: Mapping[str, Any]) -> dict[str, Any]:
     if not named or "model_name_or_path" in found or "per_device_train_batch_size" not in found:
         return found
     return {"model_name_or_path" if key == named else key: value for key, value in found.items()}
+
+
+def with_server(keys: Mapping[str, Any], server: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the keys of a training whose answers a server of the same script writes, with its GPUs."""
+    told = {key.replace("-", "_").removeprefix("vllm_"): value for key, value in server.items()}
+    degree, copies = (str(told.get(f"{kind}_parallel_size", 1)) for kind in ("tensor", "data"))
+    if str(keys.get("vllm_mode")) != "server" or not (degree.isdecimal() and copies.isdecimal()):
+        return keys
+    own = {"rollout_tensor_parallel": int(degree), "rollout_gpus": int(degree) * int(copies)}
+    own |= {name: told[name] for name in ("gpu_memory_utilization",) if name in told}
+    return {**keys, BLOCK: {**own, **mapping_in(keys, BLOCK)}}
 
 
 def in_full(keys: dict[str, Any]) -> dict[str, Any]:
