@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from finegauge.catalogue.gpus import gpu, gpus
+from finegauge.prediction.device import COMPILED
 from finegauge.prediction.predictor import predict
 from finegauge.run.run import Run
 
@@ -24,12 +25,13 @@ def seconds(name: str, **fields: Any) -> float:
 
 
 @cache
-def generated_s(name: str, rows: int) -> float:
+def generated_s(name: str, rows: int, **fields: Any) -> float:
     """Return the seconds in which an engine answers so many prompts at once."""
     dtype = "bf16" if "bf16" in gpu(name).flops_per_s else "fp16"
     return seconds(
         name, method="full", phase="decode", weights_dtype=dtype, inference_engine="vllm", max_new_tokens=64,
         micro_batch_size=rows, seq_len=128, truncated_sampling=False,
+        **fields,
     )  # fmt: skip
 
 
@@ -50,3 +52,22 @@ def test_larger_batches_are_never_quicker_and_hardly_less_efficient(name: str, m
     for (one, small), (other, large) in pairwise(zip((1, 2, 3, 4, 8), sizes, strict=True)):
         assert small <= 1.001 * large
         assert large < SHARE * other / one * small, other
+
+
+@pytest.mark.parametrize("name", [name for name in TIMED if gpu(name).nvlink_bytes_per_s])
+@pytest.mark.parametrize("rows", [1, 8])
+def test_a_second_gpu_over_its_own_links_makes_tokens_quicker(name: str, rows: int) -> None:
+    """MI300X's pairs have one link of seven: NCCL's rings left them little of what two memories gain."""
+    asked = {"model": "llama-3-8b"}
+    two = generated_s(name, rows, num_gpus=2, tensor_parallel=2, **asked)
+    assert two < generated_s(name, rows, **asked)
+
+
+@pytest.mark.parametrize("name", [name for name in TIMED if gpu(name).architecture in COMPILED])
+@pytest.mark.parametrize("num_gpus", [1, 8])
+def test_a_graph_of_a_compiler_waits_for_no_launches(name: str, num_gpus: int) -> None:
+    fields = {"num_gpus": num_gpus, "sharding": "fsdp" if num_gpus > 1 else "none"}
+    asked = {"model": "qwen3-0.6b", "gpu": name, "method": "lora", "micro_batch_size": 1, "seq_len": 128}
+    found = predict(Run.from_fields({**asked, **fields}))
+    assert found.host_bound_fraction == 0
+    assert ("communication", "host waits") not in found.step_time_s.parts

@@ -70,7 +70,7 @@ from finegauge.prediction.sharding import (
 )
 from finegauge.profile import Exchange
 from finegauge.records import NamedTuple
-from finegauge.run.phases import accumulates_whole, micro_steps, num_updates
+from finegauge.run.phases import accumulates_whole, engine_of, micro_steps, num_updates
 from finegauge.run.rules import FSDP, GENERATING, RL, SERVING
 from finegauge.run.run import Run
 
@@ -94,6 +94,7 @@ class Collective(NamedTuple):
     num_sent: float  # per micro-batch, or per step
     once: bool = False  # per step: after its last micro-batch
     beside: str = ""  # forward | backward | attention: the computation it runs beside; none waits for it
+    at_once: bool = False  # by a kernel of an engine's own, in which each rank reads what all others have
 
     @property
     def name(self) -> str:
@@ -391,9 +392,12 @@ def generation_messages(run: Run, share: Share, batch: Generation) -> Generation
     further = forward_messages(whole, held, batch.token, sampled=batch.rows)
     once = gathered_to_generate(run)
     before = [one._replace(beside="") for one in forward_gathers(run, share) if one.what in once]
-    return GenerationMessages(
-        before, *([one for one in found if one.what not in once] for found in (reading, further))
+    own = engine_of(run).paged  # vLLM's custom_all_reduce, SGLang's and TensorRT-LLM's like it
+    passes = (
+        [one._replace(at_once=own and one.kind == "all_reduce") for one in found if one.what not in once]
+        for found in (reading, further)
     )
+    return GenerationMessages(before, *passes)
 
 
 def gathered_to_generate(run: Run) -> tuple[str, ...]:

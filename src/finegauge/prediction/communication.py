@@ -42,6 +42,7 @@ class Passes(NamedTuple):
     weights_fraction: float = 0.0  # of backward, for gradients of weights, where a schedule parts them
     attention_s: float = 0.0  # of both, in attention's kernels: keys and values go round beside them alone
     memory_s_per_byte: float = 0.0  # of reading or writing the device's memory
+    host_ratio: float = 1.0  # as of a `Device`
 
 
 # Of a collective's time, lost beside it: neighbours hand each other activations, keys and values by few
@@ -177,7 +178,7 @@ def _host_waits(run: Run, share: Share, passes: Passes, tally: _Tally) -> tuple[
     alone = every(run.data_parallel * run.context_parallel == 1) and every(run.num_gpus > 1)
     if run.sharding not in GATHERING or alone:
         return 0.0, 0.0
-    visits = passes.micro_steps * stage_layers(run, share.graph.model) * passes.num_runs
+    visits = passes.host_ratio * passes.micro_steps * stage_layers(run, share.graph.model) * passes.num_runs
     beside_s = passes.micro_steps * (passes.forward_s + passes.backward_s)
     if not run.synchronous:
         beside_s = beside_s + tally.shown_s

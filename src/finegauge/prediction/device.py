@@ -80,6 +80,7 @@ STEP_FRACTION, STEP_W_PER_FLOPS = 0.70, 1000 / 2250e12
 POWER_EXPONENT = 0.7  # T4 at 70 W against V100 at 300 W: 26 TFLOP/s in LoRA (fitcheck 0.3.1)
 EXPONENTIAL_EXPONENT = 0.7  # of products' rate, the wait for exponentials: A100 against L40S [2]
 A100_FLOPS_PER_CLOCK = 2048.0  # of a multiprocessor
+COMPILED = frozenset({"TPU", "NeuronCore", "Gaudi"})  # steps run as graphs of a compiler: XLA, Gaudi's own
 # FlashAttention-2 leaves their asynchronous units idle
 HOPPER_KIN = frozenset({"Hopper", "Blackwell", "Blackwell Ultra"})
 HOPPER_PEAK_FLOPS_PER_S = 989.4e12  # of H100 and H200, bf16
@@ -108,11 +109,11 @@ ADAMW = ("adamw", "paged_adamw")
 TILES = (
     (256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.93), (128, 64, 0.80), (64, 64, 0.62), (64, 32, 0.45),
 )  # fmt: skip
-# Up to MOST_ROWS rows have a tile as high as they need, in steps of the rows of a matrix instruction's
-# smaller operand (wgmma, and m16n8k16 turned). Its rate is its FLOPs to each byte of its operands over those
+# Up to MOST_ROWS rows have tiles as high as they need, in steps of the rows of a matrix instruction's
+# smaller operand (wgmma, and m16n8k16 turned). Their rate is the FLOPs to each byte of operands over those
 # that the multipliers ask for, which is what says the rates above too, to 0.03; of the weights memory brings
 # what the first rows read, counted beside. Fewer FLOPs to a clock ask for fewer (H20, GeForce).
-TILE_COLUMNS, ROW_STEP, FEWEST_ROWS, MOST_ROWS = 128, 8, 16, 128
+TILE_COLUMNS, ROW_STEP, FEWEST_ROWS, MOST_ROWS = (128, 64), 8, 16, 128
 ASKED_FLOPS_PER_BYTE = 47.4  # at A100's FLOPs to a multiprocessor and clock, and above
 PIPELINE_DEPTH = 96.0  # elements of k before a tile's pipeline is full
 HALF_RATE_KEYS = 450.0  # keys per query at which FlashAttention-2 has half its rate of long rows [1, fig. 5]
@@ -139,6 +140,7 @@ class Device(NamedTuple):
     pace_ratio: float = 1.0  # of seconds, by `Learned`
     trainer_s: float = 0.0
     trainer_step_s: float = 0.0
+    host_ratio: float = 1.0  # of the host's seconds: 0 where a compiler makes one graph of a step
     known: dict[tuple[Gemm, int], tuple[float, float]] | None = None  # of several: (tokens, work) of products
 
     @property
@@ -204,6 +206,7 @@ class Device(NamedTuple):
             dequantise_bytes_per_s=gpu.memory_bytes_per_s * constants.dequantise_fraction,
             num_sms=float(gpu.num_sms or DEFAULT_SMS),
             asked_flops_per_byte=ASKED_FLOPS_PER_BYTE * _rate_of_a100(gpu),
+            host_ratio=0.0 if gpu.architecture in COMPILED else 1.0,
         )
 
     @classmethod
@@ -389,10 +392,12 @@ def gemm_work(gemm: Gemm, tokens: float, sms: float, asked_flops_per_byte: float
     flops = 2.0 * rows * gemm.n * gemm.k * gemm.groups
     height = smallest(MOST_ROWS, -(-rows // ROW_STEP) * ROW_STEP)
     again = 1.0 - FEWEST_ROWS / largest(rows, FEWEST_ROWS)
-    wanted = asked_flops_per_byte * (again / height + 1.0 / TILE_COLUMNS)
-    own = (height, TILE_COLUMNS, (rows <= MOST_ROWS) * (1.0 + wanted**4) ** -0.25)
-    reached = []
-    for tile_m, tile_n, quality in (*TILES, own):
+    own = []
+    for columns in TILE_COLUMNS:
+        wanted = asked_flops_per_byte * (again / height + 1.0 / columns)
+        own.append((height, columns, (rows <= MOST_ROWS) * (1.0 + wanted**4) ** -0.25))
+    reached: list[float] = []
+    for tile_m, tile_n, quality in (*TILES, *own):
         tiles = -(-rows // tile_m) * -(-gemm.n // tile_n) * gemm.groups  # a part of a tile is a tile
         covered = rows * gemm.n * gemm.groups / (tiles * tile_m * tile_n)
         blocks, depth = tiles, float(gemm.k)

@@ -226,7 +226,7 @@ def _python(clock: StepClock, graph: Graph, ops: tuple[Op, ...], *, engine: bool
     calibration = clock.device.calibration
     if clock.device.host_in_readings or engine or ops is graph.embedding:
         return []
-    fraction = calibration.compiled_launch_fraction if clock.run.compile else 1.0
+    fraction = clock.device.host_ratio * (calibration.compiled_launch_fraction if clock.run.compile else 1.0)
     host_s = calibration.token_s if ops is graph.head else calibration.layer_s
     return [Beside(("other", "Python"), 0.0, fraction * host_s)]
 

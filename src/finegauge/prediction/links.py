@@ -183,6 +183,15 @@ class Level(NamedTuple):
         """Return bytes/s of one of `ranks` GPUs in a ring."""
         return self.ring_bytes_per_s * self._part(ranks)
 
+    def at_once(self, num_bytes: Any, ranks: Any) -> Any:
+        """Return the seconds of a sum by one kernel: one step, all others' whole messages read, no chunks.
+
+        `NEVER` over bridges that more than two share (vllm's custom_all_reduce.py, read 2026-11-24).
+        """
+        moving_s = num_bytes * (ranks - 1) / (self.exchange_bytes_per_s * self._part(ranks))
+        direct = (self.sharing_ratio == 0) | (ranks == 2)
+        return where(direct, self.base_s + self.hop_s + moving_s, NEVER)
+
     def seconds(self, kind: str, num_bytes: Any, ranks: Any, *, switched: bool = True) -> Any:
         """Return the seconds of one collective.
 
@@ -277,6 +286,9 @@ class Network(NamedTuple):
         if every(ranks <= 1):
             return 0.0
         seconds: float = self._inside(message.kind, payload, ranks, span)
+        if message.at_once and every(span <= self.gpus_per_node):
+            level = self.near if every(span <= self.near.num_gpus) else self.node
+            seconds = smallest(seconds, level.at_once(payload, ranks))
         if not every(span <= self.gpus_per_node):
             beyond = self._beyond(message.kind, payload, ranks, span)
             seconds = where(span > self.gpus_per_node, beyond, seconds)

@@ -267,6 +267,7 @@ class ProfiledDevice:
     """A device under its own readings; it answers what `Device` answers."""
 
     pace_ratio, trainer_s, trainer_step_s = 1.0, 0.0, 0.0  # by `Learned`
+    host_ratio = 1.0
 
     def __init__(self, gpu: GpuSpec, profile: "DeviceProfile", calibration: Calibration, dtype: str) -> None:
         """Refuse a dtype in which nothing was measured."""

@@ -256,6 +256,7 @@ def step_of(
             weights_fraction=weights_fraction(run, share.graph, extents) if splits_backward(run) else 0.0,
             attention_s=_sum_of(micro_batch.parts, ATTENTION) if run.context_parallel > 1 else 0.0,
             memory_s_per_byte=device.cache_seconds(1.0),
+            host_ratio=device.host_ratio,
         )
         clock.parts += communication(run, share, passes, extents, network, device.calibration)
     return micro_batch.times(micro_steps).plus(clock.time)
@@ -293,8 +294,11 @@ class StepClock:
         """Start at nothing, for micro-batches of `extents`."""
         self.run, self.extents, self.device = run, extents, device
         calibration = device.calibration
-        self.launch_s = calibration.launch_s * (calibration.compiled_launch_fraction if run.compile else 1.0)
-        self.call_s = calibration.call_s + (calibration.wait_s if run.synchronous else 0.0)
+        ahead = calibration.compiled_launch_fraction if run.compile else 1.0
+        self.launch_s = device.host_ratio * calibration.launch_s * ahead
+        self.call_s = device.host_ratio * (
+            calibration.call_s + (calibration.wait_s if run.synchronous else 0.0)
+        )
         self.parts: list[tuple[Path, float]] = []
         self.host_bound_s = self.matrix_s = self.device_s = 0.0
 

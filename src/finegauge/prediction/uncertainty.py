@@ -19,6 +19,7 @@ from finegauge.arithmetic import where
 from finegauge.catalogue.datasets import dataset, holds_texts
 from finegauge.catalogue.frameworks import engine, framework_of
 from finegauge.errors import EXIT_DONE, EXIT_RISKY, EXIT_WILL_NOT_FIT
+from finegauge.prediction.device import COMPILED
 from finegauge.profile import Interval, Profile
 from finegauge.run.rules import SERVING
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 TIMED_GPUS = frozenset({"A100-SXM4-80GB", "A100-SXM4-40GB", "A40", "H100-SXM5-80GB", "RTX 4090", "A10G"})
 DERIVED_RECIPES = ("mxfp8", "mxfp4")  # whose rates are taken from others'
 TIMED_ARCHITECTURES = frozenset({"Ampere", "Ada Lovelace", "Hopper"})
-COMPILED = frozenset({"TPU", "NeuronCore", "Gaudi"})  # steps run as graphs of a compiler: XLA, Gaudi's own
 TIMED_PHASES = frozenset({"sft", "pretrain"})
 P90 = 1.5332062740589438  # 90th percentile of Student's t with four degrees of freedom
 
@@ -179,7 +179,7 @@ def evidence(run: "Run", gpu: "GpuSpec") -> str:
         return ""
     said = f"the step time, for no constant was fitted to {missing}: its interval is that of tables held out"
     if gpu.architecture in COMPILED:
-        said += "; kernels and their launches are counted as PyTorch's on CUDA, nothing fused"
+        said += "; kernels are counted as PyTorch's on CUDA, nothing fused, and launched as one graph"
     if gpu.architecture == "TPU":
         said += "; fp32 products at a sixth of the bf16 rate: six passes, as at XLA's highest precision"
     if gpu.architecture in ("TPU", "NeuronCore") and run.weights_dtype in ("nf4", "nf4_dq", "int8"):
