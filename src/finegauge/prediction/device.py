@@ -113,7 +113,7 @@ TILES = (
 # smaller operand (wgmma, and m16n8k16 turned). Their rate is the FLOPs to each byte of operands over those
 # that the multipliers ask for, which is what says the rates above too, to 0.03; of the weights memory brings
 # what the first rows read, counted beside. Fewer FLOPs to a clock ask for fewer (H20, GeForce).
-TILE_COLUMNS, ROW_STEP, FEWEST_ROWS, MOST_ROWS = (128, 64), 8, 16, 128
+TILE_COLUMNS, ROW_STEP, MOST_ROWS = (128, 64), 8, 128
 ASKED_FLOPS_PER_BYTE = 47.4  # at A100's FLOPs to a multiprocessor and clock, and above
 PIPELINE_DEPTH = 96.0  # elements of k before a tile's pipeline is full
 HALF_RATE_KEYS = 450.0  # keys per query at which FlashAttention-2 has half its rate of long rows [1, fig. 5]
@@ -391,7 +391,7 @@ def gemm_work(gemm: Gemm, tokens: float, sms: float, asked_flops_per_byte: float
     rows = largest(1.0, gemm.rows_per_token * tokens / gemm.groups)
     flops = 2.0 * rows * gemm.n * gemm.k * gemm.groups
     height = smallest(MOST_ROWS, -(-rows // ROW_STEP) * ROW_STEP)
-    again = 1.0 - FEWEST_ROWS / largest(rows, FEWEST_ROWS)
+    again = 1.0 - ROW_STEP / largest(rows, ROW_STEP)  # what memory does not bring for the first
     own = []
     for columns in TILE_COLUMNS:
         wanted = asked_flops_per_byte * (again / height + 1.0 / columns)

@@ -266,6 +266,9 @@ def _sum_of(parts: Breakdown, names: Collection[str]) -> float:
     return sum(seconds for path, seconds in parts.parts.items() if not {*path[1:]}.isdisjoint(names))
 
 
+NOTHING_S = 1e-15  # of a host that launches a graph: divided by
+
+
 class Beside(NamedTuple):
     """One thing that a pass does: an operator, or what stands beside the operators."""
 
@@ -332,7 +335,7 @@ class StepClock:
         else:
             exposed = largest(0.0, on_host - on_device)
         for path, device_s, host_s in rows:
-            seconds = device_s + (exposed * host_s / on_host if on_host else 0.0)
+            seconds = device_s + exposed * host_s / largest(on_host, NOTHING_S)
             if present(seconds):
                 self.parts.append(((name, *path), count * seconds))
         self.host_bound_s += count * exposed
