@@ -399,7 +399,7 @@ def frameworks(pattern: str, *, as_json: bool) -> None:
     """List training frameworks: whose files are read and written, and the defaults of each."""
     from finegauge.answers.catalogue import frameworks_answer
     from finegauge.cli.run_options import show
-    from finegauge.render.listings import frameworks_report
+    from finegauge.render.device_profile import frameworks_report
 
     answer = frameworks_answer(pattern)
     if not answer.frameworks:

@@ -248,7 +248,7 @@ def mcp() -> None:
 def doctor(*, as_json: bool) -> None:
     """Show this machine's GPU, host and disk, which extras are installed, and the way to what is missing."""
     from finegauge.answers.catalogue import doctor_answer
-    from finegauge.render.listings import doctor_report
+    from finegauge.render.device_profile import doctor_report
 
     show("doctor", doctor_answer(), doctor_report, as_json=as_json)
 
