@@ -56,7 +56,7 @@ def test_an_error_of_our_own_has_the_headers(browser: TestClient, monkeypatch: p
     def breaks(*_: Any) -> None:
         raise ZeroDivisionError("by design")
 
-    monkeypatch.setattr("finegauge.web.workers.form_fields", breaks)
+    monkeypatch.setattr("finegauge.web.app.form_fields", breaks)
     got = browser.get(f"{API}/gpus")
     assert got.status_code == 500
     assert got.json()["error"].startswith("Internal error (ZeroDivisionError")
