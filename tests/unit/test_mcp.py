@@ -226,3 +226,11 @@ def test_nothing_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_schemas_are_schemas(tool: Any) -> None:
     Draft202012Validator.check_schema(tool.schema())
     assert len(tool.description) > 20
+
+
+def test_a_fine_tune_is_read_as_the_base_that_its_name_states(folder: Path) -> None:
+    asked = {**RUN, "model": "somebody/law-mistral-7b"}
+    found = answer(folder, "estimate", run=asked)
+    assert found["run"]["model"] == "mistralai/Mistral-7B-v0.1"
+    assert any("read as the architecture of mistralai/Mistral-7B-v0.1" in said for said in found["warnings"])
+    assert "law-13x" in refusal(folder, "estimate", run={**asked, "model": "somebody/law-13x"})

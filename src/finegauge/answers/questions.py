@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from finegauge.errors import FieldError, InputError, UnknownKeyError, did_you_mean, shown
+from finegauge.errors import FieldError, InputError, UnknownKeyError, UnknownNameError, did_you_mean, shown
 from finegauge.formats.reading import FILE_FIELDS
 from finegauge.planning.capacity import MAX_MICRO_BATCH_SIZE, max_micro_batch_size
 from finegauge.planning.plan import OBJECTIVES
@@ -138,8 +138,7 @@ class Asked(NamedTuple):
             run = Run.from_fields(fields, dict.fromkeys(fields, FROM_CALLER))
         for name in FILE_FIELDS:
             confine(str(getattr(run, name) or ""), self.folder)
-        run.check_names()
-        return run
+        return _known(run)
 
     def runs(self, *, unnamed: "Unnamed" = "all") -> list[Run]:
         """Return the run, once per GPU asked about; else on those of the common ones that `unnamed` says."""
@@ -176,6 +175,21 @@ class Asked(NamedTuple):
                 if isinstance(part, str):
                     confine(_checked_text(str(key), part), self.folder)
         return value
+
+
+def _known(run: Run) -> Run:
+    """Return `run`, whose model, GPU and data are known; a fine-tune's name is read as its base."""
+    try:
+        run.check_names()
+    except UnknownNameError as error:
+        from finegauge.formats.model_names import base_of, read_as
+
+        base = base_of(error)
+        if not base or error.name != run.model:
+            raise
+        run = read_as(run.replace(model=base), error.name)
+        run.check_names()
+    return run
 
 
 def confine(text: str, folder: str) -> None:
