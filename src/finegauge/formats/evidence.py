@@ -167,6 +167,8 @@ MARKS = {  # of a log whose process was killed without a word: its last line tha
                   r"iteration\s+\d+/"),
 }  # fmt: skip
 TENSORS = {  # what a line of code holds, in words
+    "kept logits": _any("pad_across_processes", "gather_function", "gather_for_metrics", "nested_concat",
+                        "nested_detach", "EvalLoopContainer"),
     "KV cache": _any(r"cache_utils\.py", r"\b(?:key|value)_cache\b"),
     "logits": _any(r"logits|cross_entropy|CausalLMLoss|lm_head|log_softmax"),
     "attention scores": _any(r"attn_weights|attention_scores|scores\b.*softmax|baddbmm|q\w* @ k"),

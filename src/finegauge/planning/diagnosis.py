@@ -16,7 +16,7 @@ Neglects: options that work in part; a first step's states, which are made at it
 """
 
 from collections.abc import Iterator, Mapping
-from itertools import combinations
+from itertools import combinations, islice
 from math import inf, log
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,7 @@ EXACT = Interval(1.0, 1.0)
 ORIGIN = "finegauge why --fix"
 LARGE_BLOCK = 10 * MIB  # of the allocator, see formats/evidence.py
 MOST_TENSORS = 3
+SAMPLES = (16, 64, 256, 1024, 4096)  # whose logits an evaluation may have kept when it failed
 OTHERS_LEAST = 0.25 * GIB  # of memory beside this process's: less is the driver's
 SMALLER_FRACTION = 0.9  # of the stated GPU: a card with less is another one
 
@@ -77,6 +78,9 @@ def diagnosed(run: "Run", found: Evidence) -> tuple[Level, ...]:
         return (first,)
     singles = list(inactive(run))
     ways = [one for name, changes in singles if (one := _tried(run, (name,), changes, found))]
+    if found.moment == "evaluation" and not run.eval_logits:  # as metrics make it, which few know
+        kept = ({"eval_logits": True, "eval_samples": n} for n in SAMPLES if n <= (run.eval_samples or inf))
+        ways[:0] = islice((one for more in kept if (one := _tried(run, ("eval_logits",), more, found))), 1)
     wanted = observed_bytes(found)
     if not ways and found.failure and wanted > own.peak_bytes:
         for (name, changes), (other, more) in combinations(singles, 2):
@@ -286,7 +290,7 @@ def room_of(run: "Run", found: Evidence) -> Room:
 def to_fit(run: "Run", found: Evidence, levels: tuple[Level, ...]) -> "Run":
     """Return the run as it really was, on the memory that there really was: what a change must make fit."""
     first, *ways = levels
-    if ways:
+    if ways and "eval_logits" not in ways[0].changes:  # which is no part of the run, but of its metrics
         run = run.replace(**ways[0].changes)
     if found.failure == "host_memory":
         return _on_that_host(run, found)

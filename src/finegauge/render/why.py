@@ -45,6 +45,8 @@ INACTIVE = {  # an option: what the process does without it, and what to look at
     "optimizer_implementation": "all gradients are kept until the step.",
     "attention": "attention makes its whole scores. Which attn_implementation did the model fall back to?",
     "loss": "whole logits are made. Are the kernels of the fused loss applied to this model?",
+    "eval_logits": "compute_metrics makes them stay until its end. Reduce them "
+    "in preprocess_logits_for_metrics, set eval_accumulation_steps, or prediction_loss_only.",
     "padding": "sequences are padded to the longest.",
     "dataset": "every sequence is as long as seq_len. Are they packed, or padded to the maximum?",
     "micro_batch_size": "micro-batches are larger than stated. The Trainer takes 8 where "
@@ -158,6 +160,8 @@ def _row(level: Level) -> tuple[Text, ...]:
 def _without(level: Level) -> str:
     if "micro_batch_size" in level.changes:
         return f"micro-batches are of {level.changes['micro_batch_size']}"
+    if "eval_logits" in level.changes:
+        return f"the evaluation keeps the logits of {level.changes['eval_samples']:,} samples"
     verb = "are" if len(level.without) > 1 else "is"
     return f"{' and '.join(level.without)} {verb} not active"
 
@@ -189,7 +193,7 @@ def _inactive(one: EvidenceAnswer, first: Level, near: Level, fits: bool) -> Ite
         f"As configured it needs {gib(first.peak_bytes)} at that moment, it had "
         f"{gib(one.observed_bytes or 0.0)}. Most likely {_without(near)}: {told}"
     )
-    if fits and one.cause == "inactive_option" and "micro_batch_size" not in near.without:
+    if fits and one.cause == "inactive_option" and not {"micro_batch_size", "eval_logits"} & {*near.without}:
         yield "As configured the run fits: make that active, and nothing else has to change."
 
 

@@ -111,6 +111,17 @@ def test_the_logits_of_a_compiled_step() -> None:
     )  # fmt: skip
 
 
+def test_an_evaluation_that_keeps_its_logits() -> None:
+    run = Run.from_fields(LLAMA | {"model": "Qwen/Qwen3-8B", "method": "lora", "attention": "sdpa"})
+    (kept,) = why_answer(run, [evidence("ipython")]).evidence
+    assert kept.evidence.tensor == "kept logits"
+    assert kept.levels[1].changes == {"eval_logits": True, "eval_samples": 64}  # 16 are too few for it
+    assert why_answer(run, [evidence("ipython")]).advice is None  # nothing of the run has to change
+    stated = run.replace(eval_logits=True, eval_samples=1000)
+    (as_stated,) = why_answer(stated, [evidence("ipython")]).evidence
+    assert as_stated.levels[0].explains  # and nothing else is asked
+
+
 def test_a_counted_peak() -> None:
     run = Run.from_fields(LLAMA | {"model": "Qwen/Qwen3-8B", "method": "lora", "attention": "sdpa"})
     peak = predict(run).memory_bytes("torch_reserved")
