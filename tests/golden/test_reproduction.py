@@ -5,7 +5,7 @@ The expected numbers are the paper's or those of the reference collection, never
 
 import pytest
 
-from finegauge.reproduction import characterisation, findings, sweeps, tables
+from finegauge.reproduction import characterisation, sweeps, tables, xia2024
 from finegauge.reproduction.published import Finding, Item, Setting, claim, figures
 from finegauge.reproduction.xia2024 import FINDINGS, ITEMS, reproduce
 from tests.golden.tables import rows
@@ -112,7 +112,7 @@ def test_openorca_implies_2_9_million_queries() -> None:
 
 
 def test_equation_1_as_printed_and_as_coded() -> None:
-    finding = findings.equation_1()
+    finding = xia2024.equation_1()
     cases = {str(row[0]): row[1:] for row in finding.rows}
     assert cases["Mixtral-8x7B dense CS A40"] == (2, 25, 3, 2)
     assert cases["Mixtral-8x7B sparse CS A40"] == (8, 88, 13, 8)
@@ -136,17 +136,17 @@ def test_utilisation_that_does_not_follow_from_its_kernels() -> None:
 
 
 def test_shares_variances_and_labels() -> None:
-    last = findings.moe_share().rows[-1]
+    last = xia2024.moe_share().rows[-1]
     assert last[1:3] == pytest.approx((84.5, 50.5), abs=0.05)
-    kinds = column(findings.variances(), 4)
+    kinds = column(xia2024.variances(), 4)
     assert (kinds.count("sample"), kinds.count("population")) == (5, 3)
-    assert [row[1:] for row in findings.table_3_labels().rows] == [
+    assert [row[1:] for row in xia2024.table_3_labels().rows] == [
         (3, 4), (2, 3), (8, 10), (3, 4), (2, 3), (2, 3), (8, 10),
     ]  # fmt: skip
 
 
 def test_claims_of_the_text_that_hold() -> None:
-    for row in findings.stages_against_lengths().rows:
+    for row in xia2024.stages_against_lengths().rows:
         text, data = row[1], row[2]
         assert isinstance(text, float)
         assert isinstance(data, float)

@@ -90,7 +90,7 @@ def report(
 def _report(
     subject: str, overrides: tuple[str, ...], gpu: str | None, baseline: str, *, planned: bool
 ) -> "Report":
-    from finegauge.render.stored import document_of
+    from finegauge.render.json import document_of
 
     stored = os.path.isfile(os.path.join(subject, "results.jsonl")) or subject.endswith(".jsonl")
     document = None if stored else document_of(subject)
@@ -108,8 +108,8 @@ def _report(
 def _side_by_side(paths: tuple[str, ...], overrides: tuple[str, ...], gpu: str | None) -> "Report":
     from finegauge.answers.study import side_by_side
     from finegauge.cli.campaigns import common_gpu
+    from finegauge.render.json import document_of
     from finegauge.render.side_by_side import side_by_side_report
-    from finegauge.render.stored import document_of
 
     if len(paths) > MOST_SIDES:
         raise InputError(f"{len(paths)} runs do not stand side by side; give at most {MOST_SIDES}.")
@@ -135,7 +135,7 @@ def _side(
     path: str, document: dict[str, object] | None, overrides: tuple[str, ...], gpu: str
 ) -> "GpuEstimate | Profile":
     """Return what is known of one run: its estimate, or a measured profile."""
-    from finegauge.render.stored import estimates_in, profiles_in
+    from finegauge.render.json import estimates_in, profiles_in
 
     if path.endswith(".jsonl"):
         from finegauge.render.campaign import labelled
@@ -175,11 +175,11 @@ def _of_run(path: str, overrides: tuple[str, ...], gpu: str | None, *, planned: 
 def _of_document(document: dict[str, object], path: str) -> "Report":
     """Return the report about what a command printed; of several answers, the first in full."""
     if document["command"] == "plan":
+        from finegauge.render.json import plan_in
         from finegauge.render.plan import plan_report
-        from finegauge.render.stored import plan_in
 
         return plan_report(plan_in(document, path), FILE)
-    from finegauge.render.stored import estimates_in, profiles_in
+    from finegauge.render.json import estimates_in, profiles_in
 
     if document["command"] != "measure":
         from finegauge.render.estimate import estimate_report

@@ -9,7 +9,6 @@ import os
 import re
 from typing import Any
 
-from finegauge.catalogue import naming
 from finegauge.catalogue.models import named_like
 from finegauge.errors import FieldError, UnknownNameError, shown
 from finegauge.formats.sheet import known_model
@@ -65,12 +64,18 @@ def _base(plain: str) -> str:
     for guess in (plain, last, f"{last}-hf"):
         if (known := known_model(guess)) is not None:
             return known.name
-    return named_like(last) or naming.base_of(last) or ""
+    return named_like(last) or _told(last)
+
+
+def _told(named: str) -> str:
+    from finegauge.catalogue import naming  # its patterns take longer to compile than a question to answer
+
+    return naming.base_of(named) or ""
 
 
 def base_of(error: UnknownNameError) -> str:
     """Return the model whose shapes an unknown one has by its name; "" where its name does not tell."""
-    return (naming.base_of(error.name) or "") if error.kind == "model" else ""
+    return _told(error.name) if error.kind == "model" else ""
 
 
 def read_as(run: Run, named: str) -> Run:
