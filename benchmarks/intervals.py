@@ -17,7 +17,7 @@ from math import exp, inf, log, sqrt
 from statistics import NormalDist, fmean
 from typing import NamedTuple
 
-from finegauge.calibration.calibrate import evidence_of, leave_one_source_out, weighted_quantile
+from finegauge.calibration import evidence_of, leave_one_source_out, weighted_quantile
 from finegauge.catalogue.gpus import gpu
 from finegauge.catalogue.tables import held_out_tables, measurement_tables
 from finegauge.formats.measurement_tables import read_table

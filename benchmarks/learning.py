@@ -19,8 +19,7 @@ from math import expm1, log, nan, sqrt
 from statistics import mean, median
 
 from finegauge.answers.calibration import read_finished
-from finegauge.calibration.calibrate import Evidence, evidence_of
-from finegauge.calibration.learning import learn, taught
+from finegauge.calibration import Evidence, evidence_of, learn, taught
 from finegauge.catalogue.gpus import gpu
 from finegauge.catalogue.tables import held_out_tables, measurement_tables
 from finegauge.formats.measurement_tables import MeasuredRow, read_table

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from finegauge.calibration.calibrate import FOLD_ROUNDS, evidence_of, fit
+from finegauge.calibration import FOLD_ROUNDS, evidence_of, fit
 from finegauge.catalogue.tables import held_out_tables, measurement_tables
 from finegauge.errors import UnsupportedError
 from finegauge.formats.measurement_tables import MeasuredRow, read_table

@@ -32,7 +32,7 @@ FIGURES = {
 }
 STORE_BYTES = 80 * 2**20  # the least that Ray takes for a node's objects
 WAIT_S = 180.0
-CHILD = "finegauge.measurement.process"
+CHILD = "finegauge.measurement.child"
 # Two nodes of one CPU each, as cluster_utils starts them for Ray's own tests. It says where the cluster is,
 # and loses its second node, with all that runs on it, at a line on standard input; its end is the cluster's.
 CLUSTER = """

@@ -7,7 +7,7 @@ import numpy as np
 from benchmarks.intervals import by_source, of_memory, of_time
 from finegauge.answers.calibration import CalibrationAnswer
 from finegauge.answers.validation import validation_answer
-from finegauge.calibration.calibrate import CONSTANTS, Evidence, _slopes, evidence_of
+from finegauge.calibration import CONSTANTS, Evidence, _slopes, evidence_of
 from finegauge.catalogue.tables import held_out_tables, measurement_tables
 from finegauge.documents import read_document
 from finegauge.formats.measurement_tables import read_table

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from finegauge.calibration.calibrate import CONSTANTS, evidence_of, fit
+from finegauge.calibration import CONSTANTS, evidence_of, fit
 from finegauge.catalogue.tables import held_out_tables, measurement_tables
 from finegauge.formats.measurement_tables import read_table
 from finegauge.prediction.calibration import DATASHEET, SHIPPED, read

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from finegauge.mcp import TOOLS, answered
 from finegauge.run.run import FIELDS
 from finegauge.sandbox import reading_only
-from finegauge.web import workers
+from finegauge.web import jobs
 from finegauge.web.api import LISTINGS, QUESTIONS
 from finegauge.web.form import DOCUMENT, LENGTH_FIELDS
 from finegauge.web.plan_view import PLAN_FIELDS
@@ -183,7 +183,7 @@ def test_the_json_interface(
         asked["run"] = START | {place: path}
     else:
         asked["overrides"] = {place: path}
-    reply = workers.question(name, asked)
+    reply = jobs.question(name, asked)
     assert reply.status in (200, 422), (reply.body, asked)
     world.check(str(reply.body), path)
 
@@ -210,7 +210,7 @@ def test_a_pasted_text(
         "nested": [*lines, "datasets:", f"  - path: {quoted}", f"    {key}: {quoted}"],
     }[where]
     for name in ("read", "estimate"):
-        reply = workers.question(
+        reply = jobs.question(
             name, {"document": "\n".join(added), **({} if name == "read" else {"gpus": ["A40"]})}
         )
         assert reply.status in (200, 422), reply.body
@@ -228,13 +228,11 @@ def test_the_page_and_its_lists(
 ) -> None:
     path = world.path(drawn)
     form = {name: str(value) for name, value in START.items()} | {field: path}
-    entry = data.draw(
-        st.sampled_from(["index", "submitted", "answer", "whatif", *workers.DOWNLOADS, *LISTINGS])
-    )
+    entry = data.draw(st.sampled_from(["index", "submitted", "answer", "whatif", *jobs.DOWNLOADS, *LISTINGS]))
     if entry in LISTINGS:
-        reply = workers.question(entry, {data.draw(st.sampled_from(LISTINGS[entry][1])): path})
+        reply = jobs.question(entry, {data.draw(st.sampled_from(LISTINGS[entry][1])): path})
     else:
-        ask = workers.download if entry in workers.DOWNLOADS else workers.page
+        ask = jobs.download if entry in jobs.DOWNLOADS else jobs.page
         reply = ask(entry, form)
     assert reply.status in (200, 400, 422), reply.body
     world.check("" if isinstance(reply.body, bytes) else reply.body, path)

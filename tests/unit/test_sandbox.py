@@ -60,8 +60,9 @@ def test_only_what_lies_within_is_opened(places: tuple[Path, Path]) -> None:
 def test_libraries_go_about_their_own_business() -> None:
     """A process that has loaded nothing draws and types its answers: fonts, types of files, modules."""
     form = "{'model': 'llama-3-8b', 'method': 'qlora', 'gpu': 'A40', 'num_samples': '1000'}"
-    pages = f"[page(name, {form}).status for name in ('index', 'report')]"
-    asked = f"from finegauge.web.workers import page; print({pages})"
+    asked = (
+        f"from finegauge.web.jobs import page; print([page(n, {form}).status for n in ('index', 'report')])"
+    )
     done = subprocess.run(
         [sys.executable, "-c", asked], capture_output=True, text=True, check=False, timeout=120
     )

@@ -6,8 +6,7 @@ from math import expm1
 from statistics import median
 
 from finegauge.answers import written
-from finegauge.calibration.calibrate import CONSTANTS, Calibrated
-from finegauge.calibration.learning import Lesson, Use, learn, taught
+from finegauge.calibration import CONSTANTS, Calibrated, Lesson, Use, learn, taught
 from finegauge.catalogue.gpus import gpu as find_gpu
 from finegauge.catalogue.tables import held_out_tables, measurement_tables
 from finegauge.errors import FileFormatError, InputError

@@ -172,7 +172,7 @@ def _constants(
             "Fitting constants needs scipy: pip install 'finegauge[calibrate]'. Predicting works without it."
         )
     from finegauge.answers.calibration import calibration_answer
-    from finegauge.calibration.calibrate import calibrate as fitted
+    from finegauge.calibration import calibrate as fitted
     from finegauge.documents import write_document
     from finegauge.formats.measurement_tables import read_table, tables_in
     from finegauge.prediction.calibration import DATASHEET, SCHEMA_VERSION, current

@@ -1,11 +1,10 @@
 """One trial in a process of its own: started, listened to, and never left behind.
 
-The child, `python -m finegauge.measurement.process [PARENT] < TRIAL > MESSAGES`, leads its own session, so
-that Ctrl-C reaches the parent alone and one signal reaches every process of the trial. It reads the run and
-the options as one line of JSON and holds on to that pipe: when PARENT, the parent's number, goes, by kill -9
-too, the pipe closes, and a guard, forked before anything heavy is imported, kills the group. It writes one
-line per step of progress and one with the measured profile; what any library prints goes to standard error,
-which is kept in memory, for the reason of a failure, so that a full disk cannot hurt it.
+The child leads its own session, so that Ctrl-C reaches the parent alone and one signal
+reaches every process of the trial. It reads its trial from standard input and holds on to
+that pipe: when the parent goes, by kill -9 too, the pipe closes and the child's guard kills
+the group (see child.py). What it says comes back line by line; what it prints is kept in
+memory, for the reason of a failure, so that a full disk cannot hurt it.
 """
 
 import json
@@ -22,7 +21,7 @@ from typing import IO, Any, NamedTuple
 
 from finegauge.progress import Heard, Progress
 
-CHILD = (sys.executable, "-m", "finegauge.measurement.process")
+CHILD = (sys.executable, "-m", "finegauge.measurement.child")
 GROUP = "FINEGAUGE_TRIAL_GROUP"  # of the environment: the process group that torchrun is in
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 OUT_OF_MEMORY = (  # what libraries say when an allocation fails
@@ -152,60 +151,3 @@ def die_with_parent() -> None:
         import ctypes
 
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
-def main() -> None:
-    """Take one trial from standard input, and answer on standard output."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    channel = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    trial = json.loads(_first_line())
-    if len(sys.argv) > 1:
-        _guard(int(sys.argv[1]))
-    from finegauge.measurement.session import answer, measured_here
-    from finegauge.progress import Progress
-    from finegauge.store.document import run_of
-
-    def say(**message: Any) -> None:
-        channel.write(json.dumps(message) + "\n")
-        channel.flush()
-
-    def heard(progress: Progress) -> None:
-        say(what=progress.what, done=progress.done, total=progress.total)
-
-    backend = measured_here
-    if run_of(trial["run"]).num_gpus > 1:
-        from finegauge.measurement.rank_launch import over_ranks
-
-        backend = over_ranks
-    say(profile=answer(trial, heard, backend))
-
-
-def _first_line() -> bytes:
-    text = b""
-    while not text.endswith(b"\n"):
-        chunk = os.read(0, 1 << 16)
-        if not chunk:
-            break
-        text += chunk
-    return text
-
-
-def _guard(parent: int) -> None:
-    die_with_parent()
-    if os.getppid() != parent:
-        os._exit(1)
-    if os.fork():
-        os.close(0)  # the guard alone holds the pipe
-        os.open(os.devnull, os.O_RDONLY)
-        return
-    with suppress(OSError):
-        os.closerange(1, 256)  # the parent hears the end of the messages when the child ends
-        while os.read(0, 1 << 16):
-            pass
-    os.killpg(0, signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    main()

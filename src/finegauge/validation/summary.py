@@ -14,7 +14,7 @@ from math import exp, inf, log
 from statistics import fmean, median
 from typing import TYPE_CHECKING, NamedTuple
 
-from finegauge.calibration.calibrate import MIN_SOURCES, Residual, conformal_interval
+from finegauge.calibration import MIN_SOURCES, Residual, conformal_interval
 from finegauge.errors import FineGaugeError
 from finegauge.formats.measurement_tables import METRICS, MeasuredRow, read_table
 from finegauge.prediction.uncertainty import exceeding_fraction, is_unweighed

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from finegauge.errors import internal_error
-from finegauge.web import workers
+from finegauge.web import jobs
 from finegauge.web.api import API, JSON, LISTINGS, QUESTIONS, openapi_text
 from finegauge.web.assets import PREFIX, assets
 from finegauge.web.guard import LOCAL, Access, App, Guarded, error_response
@@ -123,30 +123,30 @@ def _operator_routes(answering: Answering, metrics: Metrics) -> list[Route]:
 
 def _page_routes(answering: Answering) -> list[Route]:
     async def index(request: Request) -> Response:
-        return _response(await answering.reply(workers.page, "index", _query(request)))
+        return _response(await answering.reply(jobs.page, "index", _query(request)))
 
     async def choices(request: Request) -> Response:
-        return _response(await answering.reply(workers.page, "choices", _query(request)))
+        return _response(await answering.reply(jobs.page, "choices", _query(request)))
 
     def posted(name: str) -> Endpoint:
         async def endpoint(request: Request) -> Response:
             fields = form_fields(await body_of(request, FORM))
-            search = name in workers.SEARCHES
-            return _response(await answering.reply(workers.page, name, fields, search=search))
+            search = name in jobs.SEARCHES
+            return _response(await answering.reply(jobs.page, name, fields, search=search))
 
         return endpoint
 
     async def download(request: Request) -> Response:
         name = request.path_params["name"]
-        if name not in workers.DOWNLOADS:
+        if name not in jobs.DOWNLOADS:
             raise HTTPException(404)
         is_get = request.method in ("GET", "HEAD")
         fields = _query(request) if is_get else form_fields(await body_of(request, FORM))
-        search = name in workers.SEARCHES
-        return _response(await answering.reply(workers.download, name, fields, search=search))
+        search = name in jobs.SEARCHES
+        return _response(await answering.reply(jobs.download, name, fields, search=search))
 
     fragments = [
-        Route(f"/{name}", posted(name), methods=["POST"]) for name in workers.PAGES if name not in _WHOLE
+        Route(f"/{name}", posted(name), methods=["POST"]) for name in jobs.PAGES if name not in _WHOLE
     ]
     return [
         Route("/", index, methods=["GET"]),
@@ -164,15 +164,13 @@ def _api_routes(answering: Answering, root_path: str) -> list[Route]:
     def question(name: str) -> Endpoint:
         async def endpoint(request: Request) -> Response:
             asked = json_object(await body_of(request, JSON))
-            return _response(
-                await answering.reply(workers.question, name, asked, search=name in workers.SEARCHES)
-            )
+            return _response(await answering.reply(jobs.question, name, asked, search=name in jobs.SEARCHES))
 
         return endpoint
 
     def listing(name: str) -> Endpoint:
         async def endpoint(request: Request) -> Response:
-            return _response(await answering.reply(workers.question, name, _query(request)))
+            return _response(await answering.reply(jobs.question, name, _query(request)))
 
         return endpoint
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 
-from finegauge.web import workers
+from finegauge.web import jobs
 from finegauge.web.api import API
 from finegauge.web.assets import PREFIX, style_source
 from finegauge.web.storage import Metrics
@@ -162,7 +162,7 @@ class Guarded:
         if path in PROBES:
             return None
         client = (scope.get("client") or ("", 0))[0]
-        cost = SEARCH_COSTS if path.rpartition("/")[2] in workers.SEARCHES else 1.0
+        cost = SEARCH_COSTS if path.rpartition("/")[2] in jobs.SEARCHES else 1.0
         if (wait_s := self._rates.wait_s(client, cost)) > 0:
             retry_s = math.ceil(wait_s)
             said = f"More than {access.requests_per_s:g} requests a second; try again in {retry_s} s."

@@ -5,7 +5,7 @@ A process that is forked after that answers its first question as fast as its la
 
 import os
 
-from finegauge.web.workers import warm
+from finegauge.web.jobs import warm
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # each process is one worker; a fork must find no threads
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -6,8 +6,6 @@ process has died, idle or busy: each has a pipe of its own, so that none takes a
 lane lets so many wait and sends others away with the time after which to come back.
 
 The fork server has imported all that answers need and answered once; each process is born from it, warm.
-A process answers one request at a time: a page's handler or one question of the JSON interface, plain values
-in, a Reply out. An error is one sentence, never a traceback.
 
 How much one request may ask is bounded before: bytes, depth, fields, characters. A body is read up to its
 limit and no further, so that a hostile one costs no more than an honest one.
@@ -22,7 +20,7 @@ import re
 import tempfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from multiprocessing import get_all_start_methods, get_context
@@ -30,12 +28,9 @@ from queue import SimpleQueue
 from shutil import rmtree
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from finegauge.catalogue.hub import user_catalogue
 from finegauge.documents import num_values
-from finegauge.errors import FineGaugeError, internal_error
-from finegauge.sandbox import EndedError, Seat, Worker, bound_memory, is_alive, reading_only
-from finegauge.web.choices import job_folders
-from finegauge.web.storage import Figures, Reply, ResponseCache, key_of, upload_store
+from finegauge.sandbox import EndedError, Seat, Worker, bound_memory, is_alive
+from finegauge.web.storage import Figures, Reply, ResponseCache, key_of
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -375,65 +370,3 @@ def _settle(folder: str, preloaded: tuple[str, ...], behind: int) -> None:
 def ready() -> Reply:
     """Answer nothing: a process that does so is well."""
     return Reply("", 204)
-
-
-CHARTS = ("heatmap", "beside", "timeline", "scaling")
-PAGES = (
-    *("index", "submitted", "answer", "advice", "whatif", "plan", "report", "compare", "files", "choices"),
-    *CHARTS,
-)
-DOWNLOADS = ("run.yaml", "profile.json", "plan.zip", "files.zip")
-SEARCHES = ("plan", "plan.zip", "report", "advice")  # what takes the lane of searches
-
-
-def page(name: str, fields: Mapping[str, str]) -> Reply:
-    """Return a page or a fragment."""
-    from finegauge.web import pages
-
-    return _answered(lambda: getattr(pages, name)(fields))
-
-
-def download(name: str, fields: Mapping[str, str]) -> Reply:
-    """Return a file to keep."""
-    from finegauge.web import pages
-
-    return _answered(lambda: pages.download(name, fields))
-
-
-def question(name: str, asked: Mapping[str, Any]) -> Reply:
-    """Return the JSON answer to a question about a run, or rows of the catalogue."""
-    from finegauge.web.api import LISTINGS, QUESTIONS, answered
-
-    with reach():
-        return answered((QUESTIONS | LISTINGS)[name], asked)
-
-
-def _answered(handler: Any) -> Reply:
-    try:
-        with reach():
-            reply: Reply = handler()
-    except FineGaugeError as error:
-        return Reply(f"{' '.join(str(error).split())}\n", 422, "text/plain")
-    except MemoryError:
-        raise
-    except Exception as error:
-        return Reply(f"{internal_error(error)}\n", 500, "text/plain")
-    return reply
-
-
-def reach() -> AbstractContextManager[None]:
-    """Return the scope in which only what was pasted, the examples and the user's catalogue are read."""
-    return reading_only(upload_store().folder, *job_folders(), *user_catalogue())
-
-
-def warm() -> None:
-    """Answer one of each once, so that what they load and keep is there."""
-    run = {"model": "llama-3-8b", "method": "qlora", "gpu": "H100", "num_samples": 1_000}
-    for name in ("read", "estimate", "explain", "check", "max-batch", "whatif", "plan"):
-        question(name, {"run": run})
-    for name in ("models", "gpus", "offers", "datasets"):
-        question(name, {})
-    for name in ("index", "choices", "compare"):
-        page(name, {})
-    for name in ("answer", *CHARTS):
-        page(name, {name: str(value) for name, value in run.items()})

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from finegauge.answers.calibration import calibration_answer
-from finegauge.calibration.calibrate import CONSTANTS, calibrate
+from finegauge.calibration import CONSTANTS, calibrate
 from finegauge.documents import write_document
 from finegauge.errors import FileFormatError, InputError
 from finegauge.prediction.calibration import DATASHEET, SCHEMA_VERSION, SHIPPED, VARIABLE, current, read

@@ -2,7 +2,7 @@
 
 import pytest
 
-from finegauge.calibration.calibrate import BOUND, CONSTANTS, evidence_of, fit, moved
+from finegauge.calibration import BOUND, CONSTANTS, evidence_of, fit, moved
 from finegauge.errors import InputError
 from finegauge.prediction.calibration import DATASHEET, Calibration
 from finegauge.prediction.predictor import predict

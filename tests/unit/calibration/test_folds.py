@@ -5,7 +5,7 @@ from math import log
 
 import pytest
 
-from finegauge.calibration.calibrate import (
+from finegauge.calibration import (
     MIN_SOURCES,
     Residual,
     calibrate,

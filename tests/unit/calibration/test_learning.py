@@ -5,8 +5,7 @@ from statistics import median
 
 import pytest
 
-from finegauge.calibration.calibrate import evidence_of
-from finegauge.calibration.learning import Lesson, learn, taught
+from finegauge.calibration import Lesson, evidence_of, learn, taught
 from finegauge.catalogue.tables import held_out_tables, measurement_tables
 from finegauge.errors import InputError
 from finegauge.formats.measurement_tables import Measured, MeasuredRow, read_table

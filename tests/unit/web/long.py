@@ -6,7 +6,7 @@ import schemathesis
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from finegauge.web import workers
+from finegauge.web import jobs
 from finegauge.web.api import QUESTIONS
 from tests.unit.web.test_injection import FORMS, START, answered
 from tests.unit.web.test_openapi import CHECKED, DOCUMENT, FEW, HERE, RUNS
@@ -23,7 +23,7 @@ def test_many_requests_made_from_the_document(case: schemathesis.Case[Any]) -> N
 @settings(MANY, max_examples=2_000)
 @given(RUNS, st.sampled_from(list(QUESTIONS)))
 def test_no_run_breaks_any_answer(run: dict[str, Any], name: str) -> None:
-    reply = workers.question(name, {"run": run})
+    reply = jobs.question(name, {"run": run})
     assert reply.status in (200, 422), (run, reply.body)
 
 

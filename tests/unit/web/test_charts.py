@@ -11,7 +11,7 @@ from finegauge.documents import parse_yaml
 from finegauge.prediction.predictor import predict
 from finegauge.render import number_format as fmt
 from finegauge.run.run import Run
-from finegauge.web import drawings, pages, workers
+from finegauge.web import drawings, jobs, pages
 from finegauge.web.storage import Reply
 from tests.e2e.commands import finegauge
 
@@ -140,10 +140,10 @@ def test_bars_of_single_changes_start_in_the_middle() -> None:
         assert 0.0 <= float(start) <= end <= 100.01
 
 
-@pytest.mark.parametrize("name", workers.CHARTS)
+@pytest.mark.parametrize("name", jobs.CHARTS)
 def test_what_is_wrong_is_a_sentence_and_never_markup(name: str) -> None:
     for form in ({"model": HOSTILE}, {"gpu": HOSTILE}, {pages.GPUS_FIELD: HOSTILE, "micro_batch_size": "x"}):
-        body = text(workers.page(name, form))
+        body = text(jobs.page(name, form))
         assert 'class="problem"' in body
         assert "<script>" not in body
 
@@ -154,7 +154,7 @@ def test_what_is_wrong_is_a_sentence_and_never_markup(name: str) -> None:
      {"model": "meta-llama/Llama-3.1-70B", "method": "full"}],
     ids=str,
 )  # fmt: skip
-@pytest.mark.parametrize("name", workers.CHARTS)
+@pytest.mark.parametrize("name", jobs.CHARTS)
 def test_all_runs_are_drawn(name: str, fields: dict[str, str]) -> None:
     body = text(getattr(pages, name)({"document": RUN.replace("num_samples: 10000\n", ""), **fields}))
     assert "problem" not in body

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from finegauge.run.run import FIELDS
-from finegauge.web import workers
+from finegauge.web import jobs
 from finegauge.web.form import DOCUMENT, LENGTH_FIELDS
 from finegauge.web.plan_view import PLAN_FIELDS
 from finegauge.web.storage import Reply
@@ -76,7 +76,7 @@ def check_attribute(tag: str, name: str, value: str) -> None:
 
 
 def answered(name: str, form: dict[str, str]) -> Reply:
-    reply = workers.page(name, form)
+    reply = jobs.page(name, form)
     assert reply.status in (200, 400, 422), reply.body
     if reply.media_type == "text/html" and not reply.filename:
         check_harmless(str(reply.body))
@@ -137,7 +137,7 @@ def test_any_form_is_searched(form: dict[str, str]) -> None:
 @settings(FEW, max_examples=10)
 @given(FORMS, st.sampled_from(["run.yaml", "profile.json"]))
 def test_any_form_is_downloaded(form: dict[str, str], name: str) -> None:
-    reply = workers.download(name, {**START, **form})
+    reply = jobs.download(name, {**START, **form})
     assert reply.status in (200, 400, 422), reply.body
     assert not set(reply.filename) & set('"\\/\r\n;')
 

@@ -20,7 +20,7 @@ from schemathesis.specs.openapi.checks import (
 
 from finegauge.render.schema import schema
 from finegauge.run.run import FIELDS
-from finegauge.web import workers
+from finegauge.web import jobs
 from finegauge.web.api import API, LISTINGS, QUESTIONS, openapi
 from finegauge.web.app import create_app
 from tests.unit.web.inline import Inline
@@ -83,7 +83,7 @@ def test_every_reference_leads_somewhere() -> None:
 def test_its_examples_are_answered_as_it_says(name: str) -> None:
     content = openapi()["paths"][f"{API}/{name}"]["post"]
     example = content["requestBody"]["content"]["application/json"]["example"]
-    reply = workers.question(name, example)
+    reply = jobs.question(name, example)
     assert reply.status == 200, reply.body
     placed = content["responses"]["200"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
     Draft202012Validator(schema(placed)).validate(json.loads(reply.body))
@@ -124,7 +124,7 @@ RUNS = st.builds(
 @settings(FEW, max_examples=60)
 @given(RUNS, st.sampled_from(["read", "estimate", "explain", "check", "max-batch"]))
 def test_no_run_breaks_an_answer(run: dict[str, Any], name: str) -> None:
-    reply = workers.question(name, {"run": run})
+    reply = jobs.question(name, {"run": run})
     assert reply.status in (200, 422), (run, reply.body)
     content = json.loads(reply.body)
     assert content.get("error") or content["results"]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from finegauge.web import workers
+from finegauge.web import jobs, workers
 from finegauge.web.api import API
 from finegauge.web.assets import later_scripts
 from finegauge.web.guard import BURST_S, MOST_CLIENTS, SEARCH_COSTS, Access, Rates
@@ -169,7 +169,7 @@ def test_every_link_of_every_page_leads_below_the_path(below: TestClient) -> Non
     texts = {
         "page": below.get("/").text,
         "": below.post("/", data=fields).text,
-        **{name: below.post(f"/{name}", data=fields).text for name in workers.PAGES if name not in WHOLE},
+        **{name: below.post(f"/{name}", data=fields).text for name in jobs.PAGES if name not in WHOLE},
         "wrong": below.post("/download/run.yaml", data={"seq_len": "none"}).text,
     }
     for name, text in texts.items():

@@ -1,1 +1,0 @@
-"""The physical constants of predictions, fitted to measurements, with their intervals."""
