@@ -28,7 +28,8 @@ library changes its algorithm between two readings.
 
 [1] Johnsson & Ho 1989, IEEE Trans. Computers 38(9), pipelined broadcast   [2] Thakur et al. 2005, IJHPCA
 19(1), sections 3 and 4   [3] Sanders et al. 2009, Parallel Computing 35(12), double binary trees, NCCL's
-since 2.4
+since 2.4   [4] vllm/distributed/device_communicators/custom_all_reduce.py, csrc/custom_all_reduce.cuh (read
+2026-11-24; SGLang has the first of them under the same name)
 """
 
 from collections.abc import Sequence
@@ -65,6 +66,7 @@ NEVER = 1.0  # second per byte
 # of a GPU's share of its node's drives, all reading at once (Rajbhandari et al. 2021, arXiv:2104.07857,
 # figure 2b): an assumption for any machine
 NVME_BYTES_PER_S = 1.6e9
+MOST_AT_ONCE, MOST_BYTES_AT_ONCE = 8, 2**23  # GPUs and bytes of a sum by one kernel [4]
 STAGED_FRACTION = 0.5  # of the rate peer to peer: to the host's memory and back over the same root
 
 
@@ -161,9 +163,12 @@ class Level(NamedTuple):
     base_s: Any
     hop_s: Any
     fill_fraction: Any
+    direct_gpus: Any  # that may read each other's memory from one kernel of an engine
 
     @classmethod
-    def of(cls, num_gpus: int, bytes_per_s: float, made: Fabric, *, peers: int = 0) -> "Level":
+    def of(
+        cls, num_gpus: int, bytes_per_s: float, made: Fabric, *, peers: int = 0, direct: int = MOST_AT_ONCE
+    ) -> "Level":
         """Return `num_gpus` GPUs joined by links of `bytes_per_s` each, one direction, as `made` has them."""
         own, switch = made.own_fraction, made.switch_fraction
         return cls(
@@ -177,6 +182,7 @@ class Level(NamedTuple):
             base_s=made.base_s,
             hop_s=made.hop_s,
             fill_fraction=made.fill_fraction,
+            direct_gpus=direct,
         )
 
     def ring(self, ranks: Any) -> Any:
@@ -184,13 +190,15 @@ class Level(NamedTuple):
         return self.ring_bytes_per_s * self._part(ranks)
 
     def at_once(self, num_bytes: Any, ranks: Any) -> Any:
-        """Return the seconds of a sum by one kernel: one step, all others' whole messages read, no chunks.
+        """Return the seconds of a sum by one kernel of an engine; `NEVER` where it has none.
 
-        `NEVER` over bridges that more than two share (vllm's custom_all_reduce.py, read 2026-11-24).
+        In one step each rank reads all others' whole messages. Two GPUs that write to each other have it for
+        less than 8 MiB, and four, six or eight that are all joined [4]. From 256 KiB of eight and 512 KiB of
+        four on it takes two steps, for which the quicker of this and NCCL stands.
         """
+        taken = (ranks <= self.direct_gpus) & (ranks % 2 == 0) & (num_bytes < MOST_BYTES_AT_ONCE)
         moving_s = num_bytes * (ranks - 1) / (self.exchange_bytes_per_s * self._part(ranks))
-        direct = (self.sharing_ratio == 0) | (ranks == 2)
-        return where(direct, self.base_s + self.hop_s + moving_s, NEVER)
+        return where(taken, self.base_s + self.hop_s + moving_s, NEVER)
 
     def seconds(self, kind: str, num_bytes: Any, ranks: Any, *, switched: bool = True) -> Any:
         """Return the seconds of one collective.
@@ -421,7 +429,7 @@ def assumed(run: Run, gpu: GpuSpec) -> tuple[str, ...]:
 def _levels(gpu: GpuSpec, paths: Paths, per_node: int, over_pcie: Fabric) -> tuple[Level, Level]:
     """Return the links to the closest GPUs, and those to all that are reached without the network."""
     rate = paths.pcie_bytes_per_s * (1.0 if paths.p2p else STAGED_FRACTION)
-    node = Level.of(per_node, rate, over_pcie)
+    node = Level.of(per_node, rate, over_pcie, direct=2 if paths.p2p else 1)
     if paths.joined <= 1:
         return node, node
     near = Level.of(paths.joined, paths.link_bytes_per_s, fabric(gpu, paths.fabric), peers=paths.peers)

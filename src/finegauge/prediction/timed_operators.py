@@ -21,6 +21,8 @@ Compute is what the multiprocessors take for the tiles of an operator, wave afte
 the datasheet's rate; memory is what has to be moved, at a fraction of the bandwidth; p says how well both
 overlap (1: one after the other; large: the longer alone). A product is cut into the tile that is quickest
 for it, or nearly (`choice`): libraries choose by heuristics. Reductions too long for few tiles are divided.
+From 128 rows on whole tiles make steps, as timings of GPUs that are left out show them; below, where nothing
+was timed, tiles are as high as the rows ask for.
 
 All sizes may be numbers or arrays of them. Every constant is a plain number of its own unit, and the same
 equation serves every GPU: the chip's datasheet (`Chip`) is what differs, so that constants of one GPU may
@@ -57,6 +59,7 @@ TILES = (
     (32, 64),
 )  # fmt: skip
 FULL_TILE = 256.0 * 128.0
+FEWEST_ROWS, MOST_ROWS = 16, 128  # of a matrix instruction, and below which no product was timed
 SPLIT_K, SPLIT_LEAST_K, SPLIT_SLOWER = 4, 256, 1.05
 SPLIT_WAVES = 1.5  # no product is divided that has more tiles than this would fill
 QUERY_TILE = 128.0
@@ -86,12 +89,15 @@ def product(c: Constants, s: Sizes, chip: Chip) -> Any:
     """Return the seconds of [m, k] x [k, n], with the cast of the first operand where the kernel casts."""
     m, n, k = s["m"], s["n"], s["k"]
     per_sm = chip.flops_per_s * c["rate_fraction"] / chip.num_sms
-    options = []
+    height, shrinks, options = largest(m, FEWEST_ROWS), max(0.0, 1.0 - c["small_tile"]), []
     for tile_m, tile_n in TILES:
         area = smallest(tile_m * tile_n, FULL_TILE)
         rate = per_sm * (area / FULL_TILE) ** c["small_tile"]
-        tiles = ceil(m / tile_m) * ceil(n / tile_n)
-        tile_s = 2.0 * tile_m * tile_n / rate
+        down, tile_s = ceil(m / tile_m), 2.0 * tile_m * tile_n / rate
+        if tile_m <= MOST_ROWS:
+            down = where(m < MOST_ROWS, largest(1.0, m / tile_m), down)
+            tile_s = tile_s * smallest(1.0, height / tile_m) ** shrinks
+        tiles = down * ceil(n / tile_n)
         options.append(_waves(c, tiles / chip.num_sms) * (tile_s * (k + c["ramp_k"]) + c["wave_s"]))
         divides = (tiles * SPLIT_K <= SPLIT_WAVES * chip.num_sms) & (k >= SPLIT_K * SPLIT_LEAST_K)
         one_s = tile_s * (k / SPLIT_K + c["ramp_k"]) + c["wave_s"]
@@ -379,7 +385,9 @@ def _fed(spec: GpuSpec, like: GpuSpec, rate: str) -> float:
     What feeds the multipliers takes `FEED` of a bf16 product's time at its peak in every format:
     on B200 0.28, 0.3 to 0.4 and 0.35 of it in bf16, fp8 and NVFP4.
     """
-    own, other = (one.flops_per_s.get(rate, 0.0) / one.flops_per_s.get("bf16", 1.0) for one in (spec, like))
+    if rate in ("", "bf16", "fp16"):
+        return 1.0
+    own, other = (one.flops_per_s.get(rate, 0.0) / one.peak_flops_per_s("bf16") for one in (spec, like))
     if not own or not other:
         return 1.0
     return ((1.0 / other + FEED) / other**-1) / ((1.0 / own + FEED) / own**-1)

@@ -15,7 +15,17 @@ from finegauge.errors import UnsupportedError
 from finegauge.prediction.calibration import DATASHEET
 from finegauge.prediction.collectives import Collective
 from finegauge.prediction.communication import forward_communication
-from finegauge.prediction.links import Level, Link, Network, _levels, assumed, fitted, links_of, work_of
+from finegauge.prediction.links import (
+    NEVER,
+    Level,
+    Link,
+    Network,
+    _levels,
+    assumed,
+    fitted,
+    links_of,
+    work_of,
+)
 from finegauge.prediction.predictor import predict
 from finegauge.prediction.sharding import share_of
 from finegauge.render.device_profile import micro_report
@@ -271,3 +281,22 @@ def test_what_is_assumed_of_links_is_said(fields: dict[str, Any], said: list[str
     assert len(found) == len(said)
     assert all(part in text for part, text in zip(said, found, strict=True))
     assert all(text in predict(run).source.assumptions for text in found)
+
+
+def test_an_engine_adds_up_in_one_kernel_where_gpus_read_each_others_memory() -> None:
+    def level(name: str, link: str, count: int) -> Level:
+        near, node = _levels(gpu(name), paths_of(gpu(name)), count, common(PCIE))
+        return near if link == NVLINK else node
+
+    board, bridges, staged = level("h100", NVLINK, 8), level("l40s", PCIE, 8), level("rtx4090", PCIE, 8)
+    small, large = 2.0**16, 2.0**23
+    assert board.at_once(small, 8) < 0.6 * board.seconds("all_reduce", small, 8)
+    assert board.at_once(small, 2) == board.base_s + board.hop_s + small / board.exchange_bytes_per_s
+    assert bridges.at_once(small, 2) < bridges.seconds("all_reduce", small, 2)
+    refused = [
+        board.at_once(large, 8),
+        board.at_once(small, 3),
+        board.at_once(small, 16),
+    ]
+    refused += [bridges.at_once(small, 4), staged.at_once(small, 2)]
+    assert refused == [NEVER] * 5

@@ -6,7 +6,7 @@ import numpy
 import pytest
 
 from finegauge.catalogue.device_profile import KINDS, timed_kernels, timings
-from finegauge.catalogue.gpus import gpu
+from finegauge.catalogue.gpus import gpu, gpus
 from finegauge.errors import UnsupportedError
 from finegauge.prediction.timed_operators import evidence, seconds_of, sizes_of, source_for
 
@@ -100,3 +100,26 @@ def test_what_a_gpu_cannot_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="no bf16 matrix rate"):
         source_for(gpu("t4"), "gemm", "bf16")
     assert seconds_of(source_for(gpu("t4"), "gemm", "fp16"), PRODUCT) > 0
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp8", "fp8_block", "nvfp4"])
+def test_one_row_more_of_few_is_no_cliff(dtype: str) -> None:
+    """Fewer than were timed: 65 took up to 1.66 times as long as 64. A wave of tiles more is left."""
+    rows = numpy.array([1, 2, 8, 9, 16, 17, 32, 33, 64, 65, 96, 97], dtype=float)
+    for spec in gpus().values():
+        try:
+            source = source_for(spec, "gemm", dtype)
+        except UnsupportedError:
+            continue
+        for n, k in ((4096, 4096), (14336, 4096), (4096, 14336), (2048, 2048)):
+            seconds = seconds_of(source, {"m": rows, "n": numpy.full(12, n), "k": numpy.full(12, k)})
+            assert max(seconds[1::2] / seconds[::2]) < 1.25, (spec.name, n, k)
+
+
+def test_16_bit_products_take_as_long_in_either_format() -> None:
+    """GPUs without bf16 were given a rate of a few FLOP/s in fp16."""
+    for spec in gpus().values():
+        if "fp16" in spec.flops_per_s and spec.architecture in ("Volta", "Turing", "Pascal"):
+            seconds = seconds_of(source_for(spec, "gemm", "fp16"), PRODUCT)
+            least_s = 2.0 * 4096**3 / spec.flops_per_s["fp16"]
+            assert least_s < seconds < 4.0 * least_s, spec.name
