@@ -17,7 +17,7 @@ from finegauge.records import NamedTuple
 
 _TOKEN = re.compile(r"\d+x\d+(?:\.\d+)?b|[ae]?\d+(?:\.\d+)?[bm](?![a-z])|v\d+(?:\.\d+)*|[a-z]+|\d+(?:\.\d+)*")
 _SIZE = re.compile(r"(?:\d+x)?\d+(?:\.\d+)?b|\d{2,}m")  # 1m is a length
-_VERSION = re.compile(r"\d{1,2}(?:\.\d+)*")
+_OTHER_VERSION = re.compile(r"\d{1,2}(?:\.\d+)*|[a-z]")  # llama-9, falcon-h1, gemma-3n
 # Words of a name whose model has other shapes than its base, or whose base is said otherwise.
 _OTHER_SHAPES = re.compile(
     r"vl|v|vlm|mm|ov|omni|ocr|\w*(?:vision|visual|multimodal|image|video|audio|speech|voice|tts|asr|llava"
@@ -80,7 +80,7 @@ def _families(words: Sequence[str]) -> tuple[set[tuple[str, ...]], set[int]]:
             held = tuple(words[start:end])
             if start not in taken and held in known:
                 taken |= {*range(start, end)}
-                unsaid = held in _NO_BASE or (end < len(words) and _VERSION.fullmatch(words[end]))
+                unsaid = held in _NO_BASE or (end < len(words) and _OTHER_VERSION.fullmatch(words[end]))
                 found.add((*held, "?") if unsaid else held)
                 break
     return found, taken

@@ -39,12 +39,14 @@ def test_a_name_that_states_family_and_size_tells_its_base(name: str, base: str)
         "nvidia/Mistral-NeMo-Minitron-8B-Base",  # cut out of 12 B
         "somebody/gemma-4-2b",  # a generation that has other sizes
         "Qwen/Qwen2.5-Omni-7B",
-        "Qwen/Qwen3-Embedding-8B",
+        "somebody/Qwen3-32B-Embedding",
         "Skywork/Skywork-Reward-Llama-3.1-8B",
         "intfloat/e5-mistral-7b-instruct",
         "hfl/chinese-llama-2-7b",  # more words
         "somebody/Qwen3-30B-A5B",
         "somebody/finance-7b",
+        "tiiuae/Falcon-H1-3B-Instruct",  # no Falcon of that name's first word
+        "somebody/falcon-x-7b",
         "phi",
         "",
         "/",
