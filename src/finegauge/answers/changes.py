@@ -14,7 +14,7 @@ from finegauge.answers import written
 from finegauge.errors import FineGaugeError
 from finegauge.planning.capacity import max_micro_batch_size
 from finegauge.prediction.offload import kept_on_host
-from finegauge.prediction.predictor import gpu_of, predict
+from finegauge.prediction.predictor import gpu_of, needed, predict
 from finegauge.prediction.sharding import share_of
 from finegauge.prediction.uncertainty import Verdict, verdict
 from finegauge.progress import Heard, Progress
@@ -232,14 +232,14 @@ def _with(run: Run, method: str, place: dict[str, Any], lengths: Sequence[int]) 
             ORIGIN, method=method, dataset=None, micro_batch_size=1, gradient_accumulation_steps=1,
             data_parallel_replicate=None, data_parallel_shard=None, **place,
         )  # fmt: skip
-        known = lru_cache(maxsize=None)(predict)  # both borders lie close: most steps are predicted twice
+        known = lru_cache(maxsize=None)(needed)  # both borders lie close: most steps are predicted twice
         borders = {
             length: max_micro_batch_size(asked.replace(ORIGIN, seq_len=length), known, limit=MOST_SEQUENCES)
             for length in lengths
         }
         fits = tuple(FitsAt(length, one.safe_value, one.value) for length, one in borders.items())
         safe = borders[run.seq_len].safe_value
-        rate = known(asked.replace(ORIGIN, micro_batch_size=safe)).tokens_per_s if safe else None
+        rate = predict(asked.replace(ORIGIN, micro_batch_size=safe)).tokens_per_s if safe else None
     except FineGaugeError as error:
         return FitsWith(method, place["sharding"], place["cpu_offload"], (), None, None, str(error))
     host_bytes = None

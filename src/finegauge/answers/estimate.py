@@ -357,11 +357,11 @@ def explained(one: GpuEstimate) -> GpuExplanation:
 def safe_micro_batch_size(profile: Profile) -> int:
     """Return the largest micro-batch up to the run's that is not even risky; 0 if none is known."""
     from finegauge.planning.capacity import max_micro_batch_size
-    from finegauge.prediction.predictor import predict
+    from finegauge.prediction.predictor import needed
 
     if not profile.step_time_s.total:
         return 0
-    return max_micro_batch_size(profile.run, predict, limit=profile.run.micro_batch_size).safe_value
+    return max_micro_batch_size(profile.run, needed, limit=profile.run.micro_batch_size).safe_value
 
 
 def gpu_verdict(one: GpuEstimate) -> GpuVerdict:

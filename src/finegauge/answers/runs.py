@@ -97,11 +97,11 @@ def gpu_of_size(total_bytes: float) -> str:
 
 
 def _is_safe(run: "Run") -> bool:
-    from finegauge.prediction.predictor import predict, predict_memory
+    from finegauge.prediction.predictor import needed, predict_memory
     from finegauge.prediction.uncertainty import is_safe
 
     try:
-        return is_safe(predict(run))
+        return is_safe(needed(run))
     except UnsupportedError:  # of a GPU whose rates are not published, memory alone is known
         return predict_memory(run).outcome == "completed"
 

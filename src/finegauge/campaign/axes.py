@@ -157,8 +157,9 @@ def _switched(run: Run, name: str) -> Run:
 
 def _filled(run: Run) -> Run:
     from finegauge.planning.capacity import max_micro_batch_size
+    from finegauge.prediction.predictor import needed
 
-    size = max_micro_batch_size(run).value
+    size = max_micro_batch_size(run, needed).value
     if not size:
         raise FieldError(f"not even micro_batch_size=1 fits on {run.gpu}.")
     return run.replace(micro_batch_size=size)

@@ -374,9 +374,9 @@ def batch_rows(micro_batch_size: int) -> tuple[Row, ...]:
     )
 
 
-def liger_row(loss: str = "full_logits") -> Row:
-    """Return the row of the fused kernels, and of the `loss` where they do not say how it is computed."""
-    return Row("use_liger_kernel", lambda reading: read_liger(reading, loss), liger)
+def liger_row() -> Row:
+    """Return the row of the fused kernels; without them the loss is of whole logits."""
+    return Row("use_liger_kernel", lambda reading: read_liger(reading, "full_logits"), liger)
 
 
 def read_liger(reading: Reading, loss: str, *loss_keys: str, fuses_loss: bool = True) -> None:

@@ -434,7 +434,7 @@ def linear_attention(builder: OpBuilder, block: LinearAttention) -> None:
         alive=(8.0 * decays, 12.0 * decays, 12.0 * decays),
         gradient=gradients_of(builder, block.extra, "state"),
     )
-    builder.ops.append(_fused_rule(builder, block) if fused else _chunked_rule(builder, block))
+    builder.ops.append(_fused_rule(builder, block) if fused else _chunked_rule(block))
     for norm in block.norms:
         _gated_head_norm(builder, block, norm.size)
     kept = low.kept_input(block.num_heads * block.value_head_dim, output, part=part)
@@ -474,7 +474,7 @@ def _fused_rule(builder: OpBuilder, block: LinearAttention) -> Op:
     )
 
 
-def _chunked_rule(builder: OpBuilder, block: LinearAttention) -> Op:
+def _chunked_rule(block: LinearAttention) -> Op:
     """Return transformers' PyTorch code: all chunks at once, then a loop that hands the state on."""
     heads, dk, dv = float(block.num_heads), block.key_head_dim, block.value_head_dim
     q = float(block.chunk_size)

@@ -25,7 +25,7 @@ from finegauge.errors import FineGaugeError
 from finegauge.formats.evidence import STAGES, Evidence
 from finegauge.planning.whatif import UNDIVIDED
 from finegauge.prediction.moments import moments_of
-from finegauge.prediction.predictor import predict
+from finegauge.prediction.predictor import gpu_of, needed
 from finegauge.prediction.sharding import longest_extents, rank_extents, share_of
 from finegauge.profile import Interval, Profile
 from finegauge.records import NamedTuple
@@ -128,7 +128,7 @@ def _tried(run: "Run", without: tuple[str, ...], changes: Changes, found: Eviden
 
 
 def _held(run: "Run", found: Evidence) -> Held:
-    profile = predict(run)
+    profile = needed(run)
     by_stage = {name: profile.phase_memory_bytes.under(name) for name in STAGES}
     device: dict[str, float] = {}
     places: dict[str, float] = {}
@@ -192,7 +192,7 @@ def _level(without: tuple[str, ...], changes: Changes, held: Held, found: Eviden
 
 def moment_of(run: "Run", found: Evidence) -> tuple[str, str]:
     """Return the moment and stage at which the run runs out first, for evidence that does not tell."""
-    profile = predict(run)
+    profile = needed(run)
     room = found.total_bytes or profile.capacity_bytes
     for moment in moments_of(profile):
         if moment.device_bytes.total > room:
@@ -277,7 +277,7 @@ def room_of(run: "Run", found: Evidence) -> Room:
     """Return what else took the memory: a smaller card, other processes, fragments."""
     smaller = others = loose = None
     total, tried = found.total_bytes, found.tried_bytes or 0.0
-    if total and total < SMALLER_FRACTION * predict(run).capacity_bytes:
+    if total and total < SMALLER_FRACTION * gpu_of(run).usable_bytes:
         smaller = total
     if total and found.free_bytes is not None and found.process_bytes is not None:
         rest = total - found.free_bytes - found.process_bytes
@@ -294,7 +294,7 @@ def to_fit(run: "Run", found: Evidence, levels: tuple[Level, ...]) -> "Run":
         run = run.replace(**ways[0].changes)
     if found.failure == "host_memory":
         return _on_that_host(run, found)
-    room, capacity = room_of(run, found), predict(run).capacity_bytes
+    room, capacity = room_of(run, found), gpu_of(run).usable_bytes
     left = min(capacity, room.total_bytes or capacity) - (room.others_bytes or 0.0)
     needed = observed_bytes(found)
     if first.explains is False and not ways and needed > first.peak_bytes > 0:  # nothing explains the excess

@@ -31,7 +31,7 @@ from finegauge.planning.quote import Quote, quote
 from finegauge.prediction.calibration import current
 from finegauge.prediction.device import Device
 from finegauge.prediction.moments import Moment, Shortage, moments_of, shortages
-from finegauge.prediction.predictor import device_of, predict, predict_steps
+from finegauge.prediction.predictor import device_of, needed, predict, predict_steps
 from finegauge.prediction.time import TRAINED
 from finegauge.prediction.uncertainty import (
     RISKY_FROM_FRACTION,
@@ -89,10 +89,10 @@ def estimate(run: "Run", estimator: Estimator | None = None, *, at_max_batch: bo
     ask: Estimator = cache(estimator or predict)
     own = ask(run)  # before the search, so that it keeps the run's own origins
 
-    def needed(asked: "Run") -> Profile:
-        return own if asked == run else predict(asked, timed=False)
+    def memory(asked: "Run") -> Profile:
+        return own if asked == run else needed(asked)
 
-    capacity = max_micro_batch_size(run, ask if estimator else needed)
+    capacity = max_micro_batch_size(run, ask if estimator else memory)
     largest = capacity.safe_profile or capacity.profile
     profile = ask(largest.run) if largest and at_max_batch else own
     bill = quote(profile.run, profile)
@@ -370,7 +370,7 @@ def fit_grid(run: "Run") -> FitGrid:
     own = predict(run)
     bill = quote(run, own)
     together = run.phase in TRAINED and _has_rates(run)
-    most, unit = max_micro_batch_size(run).value, unit_within(run, 4096)
+    most, unit = max_micro_batch_size(run, needed).value, unit_within(run, 4096)
     steps: tuple[int, ...] = FINE if most <= FINE_UP_TO * unit else COARSE
     ladder: tuple[int, ...] = LENGTHS if run.seq_len <= LONG_FROM else LONG
     if not together:

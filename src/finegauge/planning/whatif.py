@@ -143,12 +143,12 @@ def _lacks_engine(run: "Run") -> str:
 def _smaller_engine(run: "Run") -> Changes | str:
     """Take the largest share of the GPU for the rollout engine that is safe."""
     from finegauge.planning.capacity import safe_memory_utilization
-    from finegauge.prediction.predictor import predict
+    from finegauge.prediction.predictor import needed
     from finegauge.prediction.serving import Limits
 
     if lacking := _lacks_engine(run):
         return lacking
-    safe = safe_memory_utilization(run, predict)
+    safe = safe_memory_utilization(run, needed)
     if safe is None:
         return "no share of the GPU is safe"
     return ALREADY if safe >= Limits.of(run).memory_fraction else {"gpu_memory_utilization": safe}
@@ -181,36 +181,38 @@ def _half_micro_batch(run: "Run") -> Changes | str:
 def _smaller_micro_batch(run: "Run") -> Changes | str:
     """Take the largest smaller micro-batch that divides a rank's share and is safe, 1 where none is."""
     from finegauge.planning.capacity import max_micro_batch_size
+    from finegauge.prediction.predictor import needed
 
     if run.micro_batch_size == 1:
         return "a micro-batch is one sequence already"
-    safe = max_micro_batch_size(run, limit=run.micro_batch_size - 1).safe_value
+    safe = max_micro_batch_size(run, needed, limit=run.micro_batch_size - 1).safe_value
     return micro_batches(_rank_batch(run), max(1, safe))
 
 
 def _shorter_sequences(run: "Run") -> Changes | str:
     """Cut sequences at the longest length that is safe; below half of the run's it would be another task."""
     from finegauge.planning.capacity import max_seq_len
+    from finegauge.prediction.predictor import needed
 
-    safe = max_seq_len(run, limit=run.seq_len).safe_value
+    safe = max_seq_len(run, needed, limit=run.seq_len).safe_value
     return {"seq_len": safe} if 2 * safe >= run.seq_len else "not even half the length is safe"
 
 
 def _shorter_requests(run: "Run") -> Changes | str:
     """Halve what an engine must have room for to start until that is safe."""
-    from finegauge.prediction.predictor import predict
+    from finegauge.prediction.predictor import needed
 
     room = run.max_model_len or 0
     while room // 2 >= run.seq_len:
         room //= 2
-        if is_safe(predict(run.replace(max_model_len=room))):
+        if is_safe(needed(run.replace(max_model_len=room))):
             return {"max_model_len": room}
     return "no max_model_len of twice seq_len is stated, or none is safe"
 
 
 def _bigger_micro_batch(run: "Run") -> Changes | str:
     """Take the largest micro-batch that divides a rank's share of the batch and is safe."""
-    from finegauge.prediction.predictor import predict
+    from finegauge.prediction.predictor import needed
 
     rank_batch = _rank_batch(run)
     larger = [size for size in divisors(rank_batch) if size > run.micro_batch_size]
@@ -218,7 +220,7 @@ def _bigger_micro_batch(run: "Run") -> Changes | str:
         return "a micro-batch holds a rank's whole batch already; 'bigger-batch' lets the batch grow"
     for size in reversed(larger):
         changes = micro_batches(rank_batch, size)
-        if is_safe(predict(run.replace(**changes))):
+        if is_safe(needed(run.replace(**changes))):
             return changes
     return f"not even micro_batch_size={larger[0]} is safe"
 
@@ -226,9 +228,9 @@ def _bigger_micro_batch(run: "Run") -> Changes | str:
 def _bigger_batch(run: "Run") -> Changes | str:
     """Take the largest micro-batch that is safe, and let the batch of a step grow with it."""
     from finegauge.planning.capacity import max_micro_batch_size
-    from finegauge.prediction.predictor import predict
+    from finegauge.prediction.predictor import needed
 
-    size = max_micro_batch_size(run, predict, limit=max(256, run.micro_batch_size)).safe_value
+    size = max_micro_batch_size(run, needed, limit=max(256, run.micro_batch_size)).safe_value
     return {"micro_batch_size": size} if size > run.micro_batch_size else "no larger micro-batch is safe"
 
 
@@ -479,7 +481,6 @@ def what_if(
     minimise: str = "cost",
     spot: bool = False,
     risk_fraction: float = RISKY_FROM_FRACTION,
-    estimator: Estimator | None = None,
 ) -> WhatIf:
     """Return what each change would do to `run`, which states its GPU.
 
@@ -489,14 +490,13 @@ def what_if(
         minimise: The figure to sort by: cost, time, energy or memory.
         spot: Whether cost means spot prices.
         risk_fraction: The probability of running out of memory from which a run counts as failing.
-        estimator: Says what a step takes; FineGauge's prediction by default.
 
     Raises: UnknownNameError for a name that is neither a switch nor a GPU.
     """
     switches = [switch_of(name) for name in names] or [*SWITCHES, *map(switch_of, OTHER_GPUS)]
     sized, assumed = with_known_length(run)
-    base = standing(sized, estimator)
-    tried = [tried_with(switch, base, estimator) for switch in switches]
+    base = standing(sized)
+    tried = [tried_with(switch, base) for switch in switches]
     refused = tuple(one for one in tried if isinstance(one, Refused))
     whole = WhatIf(base, (), refused, minimise, spot, assumed)
 

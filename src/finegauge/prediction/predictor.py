@@ -115,6 +115,11 @@ def predict(
     return found._replace(cached_bytes=cached)
 
 
+def needed(run: Run) -> Profile:
+    """Return what `predict` does, but for its time: an Estimator that searches for what fits take."""
+    return predict(run, timed=False)
+
+
 def _question(
     asked_run: Run, run: Run, batch: BatchShape, share: Share, gpu: "GpuSpec",
     device: "Device | ProfiledDevice", calibration: Calibration,

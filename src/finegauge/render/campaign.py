@@ -206,8 +206,8 @@ def _beside(study: CampaignStudy) -> "Iterator[Plot | None]":
         _pair(one, *(side and side / GIB for side in (one.predicted_peak_bytes, one.measured_peak_bytes)))
         for one in study.beside
     ]
-    yield dots_plot("beside-time", "Time of a step", "Cells", times, unit="seconds", said=fmt.duration)
-    yield dots_plot("beside-memory", "Peak memory", "Cells", memories, unit="GiB",
+    yield dots_plot("beside-time", "Time of a step", times, unit="seconds", said=fmt.duration)
+    yield dots_plot("beside-memory", "Peak memory", memories, unit="GiB",
                     said=lambda value: fmt.size(value * GIB))  # fmt: skip
 
 

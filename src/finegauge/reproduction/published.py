@@ -11,7 +11,7 @@ from finegauge.catalogue.tables import parse
 from finegauge.laws.law import Condition, Law
 from finegauge.planning.capacity import max_micro_batch_size
 from finegauge.planning.quote import quote
-from finegauge.prediction.predictor import predict
+from finegauge.prediction.predictor import needed, predict
 from finegauge.profile import Profile
 from finegauge.reproduction import Panel, Series
 from finegauge.run.run import Run
@@ -222,7 +222,7 @@ def samples_per_s(model: str, mode: str, dataset: str, gpu: str, batch: int) -> 
 @cache
 def max_batch(model: str, mode: str, dataset: str, gpu: str) -> int:
     """Return the predicted largest micro-batch."""
-    return max_micro_batch_size(xia_run(model, mode, dataset, gpu, 1)).value
+    return max_micro_batch_size(xia_run(model, mode, dataset, gpu, 1), needed).value
 
 
 def profiled_run(model: str, mode: str, batch: int, seq_len: int = PROFILED_SEQ_LEN) -> Run:

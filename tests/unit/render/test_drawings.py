@@ -202,16 +202,16 @@ def test_predicted_beside_measured() -> None:
     assert drawing is not None
     assert [row[-1] for row in drawing.table.rows] == ["-20 %", "-", "0 %"]
     assert "off by -20 %" in drawing.caption
-    dots = dots_plot("t", "Time", "Cells", pairs, unit="seconds", said=fmt.duration)
+    dots = dots_plot("t", "Time", pairs, unit="seconds", said=fmt.duration)
     assert dots is not None
     assert "2 predicted and measured, 1 of them within 10 %" in dots.caption
     drawn(dots)
-    assert dots_plot("t", "Time", "Cells", pairs[1:2], unit="s", said=fmt.duration) is None
+    assert dots_plot("t", "Time", pairs[1:2], unit="s", said=fmt.duration) is None
 
 
 def test_a_campaign_of_thousands_of_cells_stays_small() -> None:
     pairs = [Pair(f"cell {n}", 1.0 + n % 7, 2.0, str(n % 3)) for n in range(9000)]
-    drawing = dots_plot("t", "Time", "Cells", pairs, unit="seconds", said=fmt.duration)
+    drawing = dots_plot("t", "Time", pairs, unit="seconds", said=fmt.duration)
     assert drawing is not None
     assert "9000 predicted and measured" in drawing.caption
     assert "Of every 6 one is drawn." in drawing.caption

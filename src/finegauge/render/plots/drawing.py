@@ -142,11 +142,11 @@ def for_page(text: str, key: str, says: str) -> str:
     return f'<svg class="fg-drawing" role="img" aria-label="{label}" {size}>{inner.strip()}'
 
 
-def new_axes(height_inches: float, width_inches: float = WIDTH_INCHES) -> "tuple[Figure, Axes]":
+def new_axes(height_inches: float) -> "tuple[Figure, Axes]":
     """Return a figure with one pair of axes."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width_inches, height_inches), layout="constrained")
+    figure = Figure(figsize=(WIDTH_INCHES, height_inches), layout="constrained")
     return figure, figure.add_subplot()
 
 

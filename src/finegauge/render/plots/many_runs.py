@@ -258,7 +258,7 @@ def draw_bars(pairs: Sequence[Pair], unit: str) -> "Figure":
 
 
 def dots_plot(
-    key: str, title: str, about: str, pairs: Sequence[Pair], *, unit: str, said: Callable[[float], str]
+    key: str, title: str, pairs: Sequence[Pair], *, unit: str, said: Callable[[float], str]
 ) -> Plot | None:
     """Return a dot per run, predicted over measured; None where no run is known from both sides."""
     known = [pair for pair in pairs if pair.predicted and pair.measured]
@@ -266,7 +266,7 @@ def dots_plot(
         return None
     within = sum(abs((p.predicted or 0.0) / (p.measured or 1.0) - 1) <= WITHIN_FRACTION for p in known)
     caption = (
-        f"{about}: {len(known)} predicted and measured, {within} of them within "
+        f"Cells: {len(known)} predicted and measured, {within} of them within "
         f"{100 * WITHIN_FRACTION:.0f} % (the band about the diagonal, on which both agree)."
     )
     every = -(-len(known) // MOST_DOTS)
