@@ -27,7 +27,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the folder of a model whose type nothing describes, its cache empty."""
     monkeypatch.setenv("FINEGAUGE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delitem(DENSE, "llama")
-    graph.architecture_of.cache_clear()
+    graph._read.cache_clear()
     graph._build.cache_clear()
     (tmp_path / "config.json").write_text(json.dumps(FIGURES), encoding="utf-8")
     return str(tmp_path)

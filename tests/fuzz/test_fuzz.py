@@ -68,6 +68,21 @@ FOUND: dict[str, tuple[str, Any, str, str]] = {  # file, content, command, what 
         "max-length {} --gpu a40",
         "is not a whole number",
     ),
+    "experts of a dense model": (
+        "config.json",
+        {
+            "model_type": "llama",
+            "hidden_size": 1024,
+            "intermediate_size": 4096,
+            "num_attention_heads": 16,
+            "num_hidden_layers": 12,
+            "vocab_size": 32000,
+            "num_local_experts": 8,
+            "num_experts_per_tok": "9" * 400,
+        },
+        "report {} --gpu a40 -o report.md method=lora",
+        "Wrote report.md",
+    ),
     "half a character": ("r.json", '{"model": "a\\ud800", "method": "lora"}', "read {}", "half a character"),
 }
 

@@ -155,6 +155,22 @@ def test_gradients_applied_in_backward_are_held_alike() -> None:
         assert plan.memory_bytes == pytest.approx(predict(plan.run).device_memory_bytes.total, rel=1e-9)
 
 
+def test_gradients_kept_as_large_as_whole_ones_are_reduced_in_units_too() -> None:
+    """Half of a gradient in fp32 is as large as all of it in bf16: two ranks beside four."""
+    run = Run(
+        model="tinyllama", method="lora", weights_dtype="fp32", autocast="bf16", loss="fused",
+        num_samples=5000, seq_len=256, gradient_accumulation_steps=4,
+    )  # fmt: skip
+    result = search(space_around(run, {"checkpointing": "full", "division": {}, "packing": False}))
+    sharded = [
+        row for row in range(len(result.columns["wall_s"])) if "fsdp" in result.candidate(row).run.sharding
+    ]
+    assert {result.candidate(row).run.num_gpus for row in sharded} >= {2, 4}
+    for row in sharded:
+        plan = result.candidate(row)
+        assert plan.memory_bytes == pytest.approx(predict(plan.run).device_memory_bytes.total, rel=1e-9)
+
+
 @pytest.mark.parametrize(
     "layout",
     [

@@ -95,6 +95,18 @@ def model(name_or_path: str) -> ModelFigures:
     raise UnknownNameError("model", name_or_path, known=[like] if like else known, listing="finegauge models")
 
 
+def file_version(name_or_path: str) -> tuple[int, ...] | None:
+    """Return what changes when the file that describes a model does; None where no file has that name."""
+    path = os.path.expanduser(name_or_path)
+    for file in (os.path.join(path, "config.json"), path):
+        try:
+            found = os.stat(file)
+        except (OSError, ValueError):
+            continue
+        return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+    return None
+
+
 def not_here(name: str) -> str:
     """Return why nobody can fine-tune the model of that name here: "" of any other."""
     owner, _, last = name.casefold().rpartition("/")

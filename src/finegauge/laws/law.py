@@ -22,7 +22,6 @@ from finegauge.errors import (
     shown,
 )
 from finegauge.profile import Breakdown, Interval, Profile, Source
-from finegauge.run.rules import num_experts
 from finegauge.units import GB, HOUR_S
 
 if TYPE_CHECKING:
@@ -367,9 +366,14 @@ def condition_of(run: "Run", law: Law) -> Condition:
 
 def sparsity_fraction(run: "Run") -> float:
     """Return active experts over all experts; 1 for a model without experts."""
-    experts = num_experts(run.config)
-    active = run.num_experts_per_tok or run.config.get("num_experts_per_tok") or run.config.get("topk")
-    return float(active) / experts if experts and active else 1.0
+    from finegauge.model.blocks import MixtureOfExperts
+    from finegauge.model.graph import architecture_of
+
+    for layer, _ in architecture_of(run.model, run.num_experts_per_tok).layers:
+        for branch in layer.branches:
+            if isinstance(routed := branch.mixer, MixtureOfExperts):
+                return routed.top_k / routed.num_experts
+    return 1.0
 
 
 def _time(law: Law, profile: Profile) -> Profile:

@@ -11,6 +11,7 @@ from typing import Any
 
 from finegauge.catalogue.frameworks import engine, framework_of
 from finegauge.catalogue.gpus import has_no_flash, is_cpu, multiplies_bf16, repacks_4bit
+from finegauge.catalogue.models import file_version
 from finegauge.errors import FieldError, UnsupportedError
 from finegauge.model.blocks import (
     Architecture,
@@ -117,6 +118,7 @@ def build(run: Run) -> Graph:
     """
     graph = _build(
         run.model,
+        file_version(run.model),
         run.num_experts_per_tok,
         lowering_of(run),
         run.trainable_extra,
@@ -142,6 +144,7 @@ def build(run: Run) -> Graph:
 @lru_cache(maxsize=64)
 def _build(
     model_name: str,
+    _: tuple[int, ...] | None,  # a file may have become another
     top_k: int | None,
     low: Lowering,
     trainable_extra: tuple[str, ...],
@@ -178,15 +181,19 @@ def _build(
     return Graph(model, low, layers, tuple(first.ops), tuple(last.ops), weights, tower)
 
 
-@lru_cache(maxsize=64)
 def architecture_of(
     model_name: str, top_k: int | None = None, task: str | None = None, num_labels: int = 2
 ) -> Architecture:
     """Return the architecture of a catalogue name or of a config on disk, with the head of `task`."""
+    return _read(model_name, file_version(model_name), top_k, task, num_labels)
+
+
+@lru_cache(maxsize=64)
+def _read(model_name: str, _: tuple[int, ...] | None, top_k: int | None, *task: Any) -> Architecture:
     from finegauge.catalogue.models import model
     from finegauge.model.families import architecture
 
-    return architecture(model(model_name).config, top_k, task, num_labels)
+    return architecture(model(model_name).config, top_k, *task)
 
 
 def _architecture(

@@ -175,7 +175,7 @@ class Update(NamedTuple):
     scratch_bytes: float  # temporaries of the optimizer
     most_gradients_bytes: float = inf  # that wait at a time in the backward pass
     kept_fraction: float = 1.0  # of the gradients, which the update finds
-    unreduced_ratio: float = 1.0  # gradients of a unit before they are reduced, over what the rank keeps
+    unreduced_ratio: float = 0.0  # gradients of a unit before they are reduced, over those kept; 0: no units
 
 
 def live_set(
@@ -343,13 +343,14 @@ class _MicroBatch:
             ("logits", "loss"): loss.saved_bytes.at(self.extents) + loss.live_forward_bytes.at(self.extents),
         }
 
-    def backward(self, unreduced_ratio: float = 1.0) -> dict[str, list[Parts]]:
+    def backward(self, unreduced_ratio: float = 0.0) -> dict[str, list[Parts]]:
         """Return what is alive in loss, head, the layers that may be first and last, and the embedding.
 
-        Gradients of a layer that is not reduced yet are `unreduced_ratio` times those that the rank keeps.
+        Gradients of a layer that is not reduced yet are `unreduced_ratio` times those that the rank keeps;
+        with 0, gradients are not reduced in units.
         """
         graph, extents, layers = self.graph, self.extents, self.layers
-        in_units = present(unreduced_ratio - 1.0)
+        in_units = present(unreduced_ratio)
         of_tower = sum(part.count * gradient_bytes(part.ops) for part in graph.tower)
         everything, (*head, loss) = graph.weights.gradient_bytes - of_tower, graph.head
         of_head, of_embedding = gradient_bytes(graph.head), gradient_bytes(graph.embedding)
@@ -377,7 +378,7 @@ class _MicroBatch:
                 extents,
                 accumulating=self.accumulating and not in_units,
                 kept=kept_at(self.run, group.ops, extents),
-                unreduced_ratio=unreduced_ratio,
+                unreduced_ratio=unreduced_ratio if in_units else 1.0,
             )
             if self.kinds[index] in WHOLE_LAYERS:
                 moment = worst((self._rebuilding(index), moment))

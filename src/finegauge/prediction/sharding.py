@@ -259,7 +259,7 @@ def gathered_memory(run: Run, share: Share) -> dict[str, dict[Path, float]]:
         of_head = {**loss, gradients: reduced - share.layer_gradient_bytes}
         apart = framework_of(run.framework).outer_units_apart  # rows of reserved memory have both
         found |= {"loss": loss, LOSS_BACKWARD: of_head if apart else loss, HEAD_BACKWARD: of_head}
-        none_yet = share.layer_gradient_bytes if present(whole_gradients(run, share) - 1.0) else 0.0
+        none_yet = share.layer_gradient_bytes if present(whole_gradients(run, share)) else 0.0
         found[FIRST_BACKWARD] = {**beside, gradients: reduced - none_yet}
         return {**found, **_fsdp_outer_unit(run, share, beside, reduced - head)}
     buffers = _zero_buffers(run, share)
@@ -295,16 +295,16 @@ def _waiting_head(run: Run, share: Share) -> float:
 def whole_gradients(run: Run, share: Share) -> float:
     """Return how many times what it keeps of a gradient a rank holds until FSDP has reduced a unit.
 
-    A unit's gradients are reduced when all are there, and wait in the message until the next unit's are
-    (post_backward and ReduceScatterState, the same). Not where embedding and head are units of their own:
-    rows of those are nearer without (decision 0034).
+    0 where gradients are not reduced in units. A unit's gradients are reduced when all are there, and wait
+    in the message until the next unit's are (post_backward and ReduceScatterState, the same). Not where
+    embedding and head are units of their own: rows of those are nearer without (decision 0034).
     """
     kept, apart = share.graph.weights.gradient_bytes, framework_of(run.framework).outer_units_apart
     if run.sharding not in FSDP or states_on_host(run) or accumulates_whole(run):
-        return 1.0
+        return 0.0
     if apart or run.expert_parallel > 1:
-        return 1.0
-    return share.whole.weights.gradient_bytes / (kept * run.tensor_parallel) if present(kept) else 1.0
+        return 0.0
+    return share.whole.weights.gradient_bytes / (kept * run.tensor_parallel) if present(kept) else 0.0
 
 
 def keeps_gathered(run: Run) -> bool:

@@ -74,6 +74,17 @@ def test_a_model_that_begins_with_other_layers_is_in_order(tmp_path: Path) -> No
     assert last_layers(model, 4) == [(dense, 1), (routed, 3)]
 
 
+def test_a_file_that_has_changed_is_read_again(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    figures = {"model_type": "llama", "vocab_size": 100, "hidden_size": 32, "intermediate_size": 64}
+    figures |= {"num_attention_heads": 2, "num_key_value_heads": 2}
+    found = []
+    for layers in (5, 12):
+        config.write_text(json.dumps({**figures, "num_hidden_layers": layers}), "utf-8")
+        found.append(build(asked(str(tmp_path))).model.num_layers)
+    assert found == [5, 12]
+
+
 def test_alternating_layers_have_no_known_last() -> None:
     with pytest.raises(UnsupportedError, match="method=freeze is not predicted for jamba"):
         build(asked("jamba-v0.1"))
