@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from math import nan
 from typing import Any
 
+from finegauge.arithmetic import present
 from finegauge.catalogue.gpus import gpu as find_gpu
 from finegauge.catalogue.gpus import has_no_flash
 from finegauge.catalogue.offers import Offer, grid
@@ -32,7 +33,15 @@ from finegauge.prediction.links import Network
 from finegauge.prediction.memory import CUBLAS_BYTES, CUBLAS_DEFAULT_BYTES, Update
 from finegauge.prediction.predictor import device_of
 from finegauge.prediction.prefetch import Messages
-from finegauge.prediction.sharding import Beside, Share, beside_of, rank_extents, rank_graph, rank_live_set
+from finegauge.prediction.sharding import (
+    Beside,
+    Share,
+    beside_of,
+    rank_extents,
+    rank_graph,
+    rank_live_set,
+    whole_gradients,
+)
 from finegauge.prediction.time import BoardPower, StepTime, board_power, step_energy_j, step_of
 from finegauge.profile import Breakdown, Path
 from finegauge.records import NamedTuple
@@ -313,7 +322,8 @@ def same_operators(layout: Layout, share: Share) -> tuple[Any, ...]:
     """Return what layouts have in common that can stand side by side."""
     run = layout.run
     hooked = run.sharding in FSDP and run.trains_adapters and run.activation_checkpointing == "full"
-    return share.whole.lowering, hooked
+    in_units = present(whole_gradients(variant(run, gradient_accumulation_steps=1), share))
+    return share.whole.lowering, hooked, in_units
 
 
 def stacked(kind: Any, each: Sequence[Any], places: Any = None) -> Any:
