@@ -217,10 +217,11 @@ class Lowering(NamedTuple):
     def folds(self, linear: Linear, kind: str, part: str) -> bool:
         """Return whether an adapter is added to its weight before the product.
 
-        So it is for what transformers 5 holds as a parameter, not a module: fused experts
-        and their router.
+        So PEFT does with what transformers 5 holds as a parameter, not a module: fused experts
+        and their router. Frameworks with models of their own have adapters beside the product there too.
         """
-        return self.fused_experts and kind in BARE and self.rank(linear, kind, part) > 0
+        held = self.fused_experts and not self.own_models and kind in BARE
+        return held and self.rank(linear, kind, part) > 0
 
     def quantizes(self, kind: str) -> bool:
         """Return whether a projection of this kind is held quantised."""
