@@ -43,7 +43,7 @@ def test_own_runs_refine_what_is_shipped(own: str, tmp_path: Path) -> None:
 
     used = shell("estimate", MIXTRAL, NO_COLOR="1", FINEGAUGE_CALIBRATION=str(file))
     assert used.code == 0, used.err
-    assert "Constants  my machine." in used.out
+    assert "Calibrated on  my machine." in used.out
 
 
 def test_the_same_tables_give_the_same_file(own: str, tmp_path: Path) -> None:
@@ -61,8 +61,8 @@ def test_a_folder_means_the_tables_in_it(own: str, tmp_path: Path) -> None:
 
 
 def test_estimate_names_the_shipped_calibration() -> None:
-    assert "\nConstants  published tables." in finegauge("estimate", MIXTRAL).out
-    assert "\nConstants  published tables." in finegauge("explain", MIXTRAL).out
+    assert "\nCalibrated on  published tables." in finegauge("estimate", MIXTRAL).out
+    assert "\nCalibrated on  published tables." in finegauge("explain", MIXTRAL).out
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_what_fits_several_gpus_is_a_table() -> None:
     assert done.code == 0
     lines = done.out.splitlines()
     assert lines[0].startswith("Qwen3-32B on 2 x RTX 4090 at 2,048 tokens: QLoRA is safe, LoRA does not fit")
-    assert lines[0].endswith("full only offloaded.")
+    assert lines[0].endswith("full only with offload.")
     heads = [line.split("  ")[0] for line in lines[3:11]]
     assert heads[0] == "2 x RTX 4090"
     assert {"QLoRA", "QLoRA, FSDP", "LoRA", "LoRA, FSDP", "full, FSDP"} <= set(heads)

@@ -280,7 +280,11 @@ def _network() -> Finding:
     from finegauge.catalogue.hub import ENDPOINT, offline_by
 
     endpoint = os.environ.get("HF_ENDPOINT") or ENDPOINT
-    token = "HF_TOKEN is set" if os.environ.get("HF_TOKEN") else "HF_TOKEN is not set: gated models stay shut"
+    token = (
+        "HF_TOKEN is set"
+        if os.environ.get("HF_TOKEN")
+        else "HF_TOKEN is not set: gated models cannot be read"
+    )
     if forbids := offline_by():
         otherwise = f"unset {forbids} to fetch config.json of models that the catalogue lacks"
         return Finding("machine", "Hub", LIMITED, f"{forbids} forbids asking it", otherwise)

@@ -119,7 +119,7 @@ def check(
     """Say whether each RUN fits its GPU: exit code 0 fits, 10 risky, 20 will not fit.
 
     Risky is a probability of running out of memory from 5 % on, will not fit from 50 % on. Of several GPUs
-    and files, the worst decides; a file that is wrong is told, the others are checked all the same, and the
+    and files, the worst decides; an error in a file is reported, the others are still checked, and the
     exit code is 64.
 
     --fix writes a run that does not fit with the change that costs least on the same GPUs, for the framework

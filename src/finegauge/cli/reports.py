@@ -60,8 +60,8 @@ def report(
     """Write what there is to see about SUBJECT into one file, that opens offline and prints.
 
     SUBJECT is a RUN as 'estimate' takes it (predicted now), what 'estimate', 'explain', 'measure' or 'plan'
-    printed under --json, a journal of 'measure --store', or a campaign's folder. Several of them, but plans
-    and campaigns, stand side by side. Without -o it prints Markdown.
+    printed under --json, a journal of 'measure --store', or a campaign's folder. Several of them, except
+    plans and campaigns, are shown side by side. Without -o it prints Markdown.
     """
     kind = _kind(output)
     if key is not None and kind not in PICTURES:

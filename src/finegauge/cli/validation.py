@@ -221,8 +221,8 @@ def learn(words: tuple[str, ...], *, gpu: str, as_rows: bool, output: str | None
     PATH is an output folder (trainer_state.json with training_args.bin or the training file), a folder of
     TensorBoard, of Weights & Biases (wandb/offline-run-...) or of MLflow (mlruns), logs of torchtune,
     LLaMA-Factory or ms-swift, a folder of any of these, or a CSV of rows. Three constants are learned for
-    each GPU and framework, and used where runs left out are predicted a quarter better. Use the file of -o by
-    FINEGAUGE_CALIBRATION=FILE. Nothing is run, nothing sent.
+    each GPU and framework, and used only where they predict left-out runs a quarter better. Use the file of
+    -o by FINEGAUGE_CALIBRATION=FILE. Nothing is run, nothing sent.
     """
     from finegauge.answers.calibration import learned_from, read_finished
     from finegauge.documents import read_document, write_document

@@ -217,9 +217,9 @@ def watch(
     """Watch a training beside its prediction: memory, steps, time left, cost, energy.
 
     finegauge watch -- torchrun train.py CONFIG starts it and ends with its exit code (128 and the signal's
-    number where one ended it); finegauge watch train.yaml --pid N looks at one that runs, finegauge watch
-    LOGDIR at what one writes, until it ends or Ctrl-C. RUN is what is predicted; it is read from COMMAND
-    where it is not named.
+    number where one ended it); finegauge watch train.yaml --pid N looks at one that is running, finegauge
+    watch LOGDIR at what one writes, until it ends or Ctrl-C. RUN is what is predicted; it is read from
+    COMMAND where it is not named.
     """
     named, overrides = parted(words)
     command = next((one for one in named if one.startswith(COMMAND_MARK)), "")

@@ -241,8 +241,9 @@ def _sequences(run: "Run") -> BatchShape:
         samples=batch,
         longest_len=padded.longest,
         longest_tokens=batch * padded.longest,
-        source=f"{run.dataset}: lengths cut at {run.seq_len:,}, padded to the longest of {batch} "
-        f"and a multiple of {run.pad_to_multiple_of}{', grouped by length' if run.group_by_length else ''}",
+        source=f"{run.dataset}: lengths cut at {run.seq_len:,}, padded to the longest of a micro-batch of "
+        f"{batch} and to a multiple of {run.pad_to_multiple_of}"
+        + (", grouped by length" if run.group_by_length else ""),
         **_steps(run, true_lengths, samples_per_row=1.0),
     )
 
@@ -393,8 +394,8 @@ def _in_words(batches: "Batches") -> str:
         each = cut.num_samples / max(1, batches.rows.number)
         how = f"{each:.2f} samples packed into each sequence ({recipe.packing_strategy})"
     elif recipe.padding == "longest":
-        how = f"padded to the longest of {recipe.micro_batch_size}"
-        how += f" and a multiple of {recipe.multiple}" if recipe.multiple > 1 else ""
+        how = f"padded to the longest of a micro-batch of {recipe.micro_batch_size}"
+        how += f" and to a multiple of {recipe.multiple}" if recipe.multiple > 1 else ""
         how += ", grouped by length" if recipe.group_by_length else ""
     else:
         how = "joined without padding" if recipe.padding == "free" else f"padded to {recipe.seq_len:,}"

@@ -177,7 +177,7 @@ def evidence(run: "Run", gpu: "GpuSpec") -> str:
     missing = ", ".join(dict.fromkeys(untimed(run, gpu)))
     if not missing:
         return ""
-    said = f"the step time, for no constant was fitted to {missing}: its interval is that of tables held out"
+    said = f"the step time: no constant was fitted to {missing}, so its interval is that of held-out tables"
     if gpu.architecture in COMPILED:
         said += "; kernels are counted as PyTorch's on CUDA, nothing fused, and launched as one graph"
     if gpu.architecture == "TPU":

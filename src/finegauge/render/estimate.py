@@ -66,7 +66,7 @@ from finegauge.units import GIB, count, gib
 if TYPE_CHECKING:
     from finegauge.answers.study import Study
 
-SUM_BEFORE = {"slack": "= allocated by torch at the peak", "context": "= allocated, and lost beside it"}
+SUM_BEFORE = {"slack": "= allocated by torch at the peak", "context": "= with the allocator's overhead"}
 LEAST_EXPLAINED_FRACTION = 0.005  # of a step: smaller parts are left to --json
 LEAST_LISTED_FRACTION = 0.002  # of a whole, in the tables of the page
 CAPACITY_TITLES = {"micro_batch_size": "Largest micro-batch", "seq_len": "Longest sequence"}
@@ -219,9 +219,9 @@ def _price_notes(found: Sequence[GpuEstimate]) -> Iterator[Note]:
     if texts:
         quote = quotes[0]
         yield Note(
-            f"Spot allows {fmt.percent(SPOT_REPEATED_FRACTION)} for work that interruptions repeat. kWh "
-            f"at the wall are {WALL_POWER_RATIO:.2f} x the boards'; CO2e with PUE {quote.pue:.2f} and "
-            f"{quote.grid_kg_per_kwh:.3f} kg/kWh ({quote.grid})."
+            f"Spot costs include {fmt.percent(SPOT_REPEATED_FRACTION)} for work repeated after "
+            f"interruptions. kWh at the wall are {WALL_POWER_RATIO:.2f} x the boards'; CO2e with "
+            f"PUE {quote.pue:.2f} and {quote.grid_kg_per_kwh:.3f} kg/kWh ({quote.grid})."
         )
     yield from notes((warning for quote in quotes for warning in quote.warnings), tone="risky")
 
@@ -276,7 +276,7 @@ def explain_report(one: GpuExplanation) -> Report:
                 "them is its own", _exchange_table(one)),
         _whole_run(one),
         section("inputs", "Inputs, and who stated them", input_table(one.run), *assumptions,
-                Note(f"{profile.source.name}.", label="Constants")),
+                Note(f"{profile.source.name}.", label="Calibrated on")),
         tone=TONES[one.verdict],
         subject=(subject(one.run),),
     )  # fmt: skip
@@ -298,7 +298,7 @@ def _waterfall(profile: Profile, formulas: Mapping[Path, str]) -> Table:
         rows.append((_exact_gib(amount), _exact_gib(total), _explained(name, formula_of(path, formulas))))
     sum_row(total, "= what has to fit")
     if profile.cached_bytes:
-        why = "freed blocks that the allocator gives back if need be"
+        why = "freed blocks, which the allocator returns when memory is short"
         rows.append((_exact_gib(profile.cached_bytes), "", _explained("cached", why)))
         sum_row(profile.memory_bytes("torch_reserved"), "of which torch's allocator reserves")
         sum_row(total + profile.cached_bytes, "= what nvidia-smi shows")
@@ -339,7 +339,7 @@ def _host_notes(one: GpuExplanation) -> Iterator[Note]:
         parts = moment.host_breakdown_bytes.at(1).parts
         paths |= dict.fromkeys(parts)
         listed = ", ".join(f"{path[0]} {gib(amount)}" for path, amount in parts.items())
-        files = f"; {gib(moment.mapped_bytes)} of files are mapped, and given back if need be"
+        files = f"; {gib(moment.mapped_bytes)} of memory-mapped files, dropped when memory is short"
         yield Note(f"  Host at {moment.moment}: {listed}{files if moment.mapped_bytes else ''}.")
     for path in paths:
         yield Note(f"    {path[0]}: {FORMULAS[path]}.", tone="soft")
@@ -428,7 +428,7 @@ def _capacity_row(one: GpuCapacity) -> tuple[Text, ...]:
 def _capacity_notes(answer: CapacityAnswer) -> Iterator[Note]:
     if answer.results[0].field == "micro_batch_size":
         return
-    said = f"Every sequence counts as that long, micro_batch_size={answer.run.micro_batch_size}."
+    said = f"Every sequence is taken to be that long, micro_batch_size={answer.run.micro_batch_size}."
     if answer.trained_positions and max(one.value for one in answer.results) > answer.trained_positions:
         said += f" The model was built for {answer.trained_positions:,} positions (max_position_embeddings)."
     yield Note(said, tone="soft")
@@ -481,7 +481,7 @@ def can_report(answer: CanAnswer) -> Report:
     parts = [
         f"rank {run.lora_rank}",
         checkpointing.get(kept, f"{kept} checkpointing"),
-        "sequences all as long as said",
+        "all sequences at full length",
         "micro-batch per GPU",
     ]
     return Report.of(
@@ -514,7 +514,7 @@ def _headline(name: str, answer: CanAnswer) -> Iterator[str]:
         for place, (method, rank) in enumerate(best.items()):
             word, tone = said[rank]
             if not rank and method in offloaded:
-                word, tone = "only offloaded", "risky"
+                word, tone = "only with offload", "risky"
             yield f"{', ' if place else ''}{METHODS[method]} "
             yield Toned(word, "strong", tone)
         yield "."

@@ -176,7 +176,7 @@ def _miss_text(answer: PlanAnswer) -> str:
     if beyond >= 1:
         over = f", {fmt.digits(1 + beyond, 2)} x {'what there is' if miss.limit == MEMORY else 'the limit'}"
     name = plan_name(planned_fields(answer.run, plan), answer.run.fields())
-    return f"{texts[miss.limit]}{over} ({name} of {plan.provider})."
+    return f"{texts[miss.limit]}{over} ({name}, {plan.provider})."
 
 
 def led_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,7 +261,7 @@ def _tiles(plan: Candidate) -> Iterator[Tile]:
 def _front_text(answer: PlanAnswer) -> str:
     shown = len(answer.front)
     of = f", {shown} of {answer.num_on_front:,}" if shown < answer.num_on_front else ""
-    return f"nothing beats these{of}{'' if answer.winner else '; beyond the limits'}"
+    return f"the Pareto front{of}{'' if answer.winner else '; beyond the limits'}"
 
 
 def _front_table(answer: PlanAnswer, medium: str) -> Table:
@@ -329,7 +329,7 @@ def _raised_text(answer: PlanAnswer, one: RaisedLimit) -> Text:
         MEMORY: f"{gib(one.more_bytes)} more memory on each GPU",
         TIME: f"{fmt.percent(one.more_fraction)} more time than allowed",
         RISK: f"A P(OOM) of {fmt.probability(takes.out_of_memory_fraction)}",
-    }.get(one.limit, f"{fmt.percent(one.more_fraction)} more dollars ({fmt.dollars(usd)})")
+    }.get(one.limit, f"{fmt.percent(one.more_fraction)} more money ({fmt.dollars(usd)})")
     return (
         Toned(asked, "strong"),
         f" would cut the {one.saves} by {fmt.percent(one.saved_fraction)}, to "
@@ -364,7 +364,7 @@ def _alternative(answer: PlanAnswer, aspect: str, one: AlternativePlan) -> Seque
     name = Toned(f"{value} GPU{'s' * (value != 1)}" if aspect == "num_gpus" else fmt.plain(value), "strong")
     plan = one.plan
     if plan is None:
-        return name, " nothing workable"
+        return name, " no valid plan"
     takes = plan.outcome
     machine = "" if aspect == "gpu" else f" on {machine_text(plan)}"
     if one.reason == MEMORY:
@@ -395,7 +395,7 @@ def _alternative_tables(answer: PlanAnswer) -> Iterator[Table]:
         for one in found:
             plan, value = one.plan, tuple(one.value) if isinstance(one.value, list) else one.value
             if plan is None:
-                rows.append((fmt.plain(value), "nothing workable", *[fmt.UNKNOWN] * 4))
+                rows.append((fmt.plain(value), "no valid plan", *[fmt.UNKNOWN] * 4))
                 continue
             takes = plan.outcome
             short = f"short of {gib(takes.lacking_bytes)}" if takes.lacking_bytes else "P(OOM)"
@@ -460,7 +460,7 @@ def _closing_notes(answer: PlanAnswer) -> Iterator[Note]:
     fewer = f", {answer.num_evaluated:,} of them in full" * (answer.num_evaluated < answer.num_candidates)
     yield Note(
         f"Searched {answer.num_candidates:,} plans{one_by_one} in {fmt.duration(answer.search_s)}{fewer}; "
-        f"kept {kept}the samples of a step, seq_len, adapters, epochs; P(OOM) below "
+        f"unchanged: {kept}samples per step, seq_len, adapters, epochs; P(OOM) below "
         f"{fmt.percent(answer.wanted.risk_fraction)}.",
         tone="soft",
     )

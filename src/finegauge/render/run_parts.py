@@ -91,7 +91,7 @@ def safe_and_most(safe: int, most: int, *, at_limit: bool = False) -> str:
     """Return "13 is safe, 15 may fit"; with a sign where a search stopped at its limit."""
     sign = "≥ " if at_limit else ""
     if safe == most:
-        return f"{sign}{safe:,} is safe" if safe else "0 fits"
+        return f"{sign}{safe:,} is safe" if safe else "not even 1 fits"
     return f"{safe:,} is safe, {sign}{most:,} may fit" if safe else f"{sign}{most:,} may fit, none is safe"
 
 
@@ -450,7 +450,7 @@ def basis_notes(one: GpuEstimate, defaults: Sequence[str]) -> Iterator[Note]:
     if texts:
         yield Note(f"{'; '.join(texts)}.", label="Assumed")
     yield from notes(one.run.warnings if defaults else (), tone="risky")
-    yield Note(f"{one.profile.source.name}.", label="Constants")
+    yield Note(f"{one.profile.source.name}.", label="Calibrated on")
 
 
 def input_table(run: "Run") -> Table:

@@ -75,7 +75,7 @@ def test_what_became_of_the_samples_is_told() -> None:
     assert source.startswith("mine.jsonl: ")
     assert "21 held out" in source
     assert "dropped" in source
-    assert "padded to the longest of 4 and a multiple of 8" in source
+    assert "padded to the longest of a micro-batch of 4 and to a multiple of 8" in source
 
 
 def test_too_few_samples_for_a_batch_are_refused() -> None:

@@ -59,7 +59,7 @@ def test_a_run_too_long_to_draw_says_how_much_of_it_was(monkeypatch: pytest.Monk
         batching_lines(lengths_of(TOKENS), run_of(framework="TRL", epochs=3, pad_to_multiple_of=1))
     )
     assert "Over the first 200 of 600 steps on A40: " in text
-    assert "padded to the longest of 2\n" in text  # and of no multiple
+    assert "padded to the longest of a micro-batch of 2\n" in text  # and of no multiple
 
 
 def test_lines_of_packs() -> None:
