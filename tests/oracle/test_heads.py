@@ -14,9 +14,11 @@ from peft import LoraConfig, get_peft_model
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING
 
+from finegauge.errors import FieldError
 from finegauge.model.families import architecture
 from finegauge.model.graph import build
 from finegauge.model.op import Extents
+from finegauge.run.rules import NOT_CHECKPOINTED
 from finegauge.run.run import Run
 from tests.oracle.real_step import peak_of, predicted
 
@@ -29,6 +31,9 @@ GROUPED = {"num_key_value_heads": 2}
 SMALL: dict[str, dict[str, Any]] = {
     **{name: SIZES for name in ("bert", "roberta", "xlm-roberta", "camembert")},
     "electra": {**SIZES, "embedding_size": 64},
+    "mpnet": SIZES,
+    "albert": {**SIZES, "embedding_size": 64},
+    "nomic_bert": SIZES,
     "distilbert": {**SIZES, **DISTIL},
     "modernbert": {**SIZES, "local_attention": 32, "cls_token_id": 1, "sep_token_id": 2},
     "llama": {**SIZES, **GROUPED},
@@ -51,7 +56,7 @@ CASES = [
     for model_type in SMALL
     for task in CLASSES
     if not (model_type in DECODERS and task == "masked_lm")
-    and (model_type, task) != ("gemma2", "question_answering")
+    and not (model_type in ("gemma2", "nomic_bert") and task == "question_answering")
 ]
 BATCH, LENGTH, LABELS = 3, 64, 5
 
@@ -129,7 +134,9 @@ def linears(model: Any, part: str = "") -> list[str]:
 @pytest.mark.parametrize(
     "ending", ["ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "Model"]
 )
-@pytest.mark.parametrize("family", ["Bert", "Roberta", "XLMRoberta", "DistilBert", "ModernBert"])
+@pytest.mark.parametrize(
+    "family", ["Bert", "Roberta", "XLMRoberta", "MPNet", "Albert", "NomicBert", "DistilBert", "ModernBert"]
+)
 def test_a_config_is_counted_as_the_class_that_it_names(family: str, ending: str) -> None:
     named = getattr(transformers, f"{family}{ending}")
     figures = SMALL[named.config_class.model_type]
@@ -166,12 +173,21 @@ METHODS = {
     "lora": LORA,
     "lora-checkpointed": {**LORA, **CHECKPOINTED},
 }
-OTHERS = ("bert", "roberta", "electra", "distilbert", "modernbert", "qwen3")
+OTHERS = (
+    *("bert", "roberta", "electra", "mpnet", "albert", "nomic_bert", "distilbert", "modernbert"),
+    "qwen3",
+)
 
 
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
-    ("model_type", "task"), [(m, t) for m, t in CASES if m in OTHERS and t != "question_answering"]
+    ("model_type", "task", "method"),
+    [
+        (m, t, method)
+        for method in METHODS
+        for m, t in CASES
+        if m in OTHERS and t != "question_answering"
+        if not (m in NOT_CHECKPOINTED and "checkpointed" in method)
+    ],
 )
 def test_the_peak_of_a_step_is_that_of_a_real_one(
     model_type: str, task: str, method: str, tmp_path: Path
@@ -190,6 +206,15 @@ def test_the_peak_of_a_step_is_that_of_a_real_one(
     ours, theirs = predicted(run), peak(model, task)
     print(f"PEAK {model_type} {task} {method} {100 * (ours / theirs - 1):+.2f} %")
     assert ours == pytest.approx(theirs, rel=0.02)
+
+
+@pytest.mark.parametrize("model_type", NOT_CHECKPOINTED)
+def test_what_no_class_checkpoints_is_refused(model_type: str, tmp_path: Path) -> None:
+    model = model_of(model_type, "embedding", tmp_path, "eager")
+    with pytest.raises(ValueError, match="does not support activation checkpointing"):
+        model.gradient_checkpointing_enable()
+    with pytest.raises(FieldError, match="set activation_checkpointing=none"):
+        build(run_of(tmp_path, "embedding", "eager", **CHECKPOINTED))
 
 
 def peak(model: Any, task: str) -> float:

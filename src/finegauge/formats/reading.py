@@ -19,7 +19,7 @@ from finegauge.formats.launcher_files import ALONE, Alongside, over_defaults
 from finegauge.formats.run_argument import COMMAND, FILE, LAUNCHES, MODEL, RunArgument, content, resolve
 from finegauge.formats.sheet import BLOCK
 from finegauge.records import NamedTuple
-from finegauge.run.rules import INFERENCE
+from finegauge.run.rules import INFERENCE, NOT_CHECKPOINTED
 from finegauge.run.run import (
     FIELDS,
     FROM_COMMAND_LINE,
@@ -343,6 +343,8 @@ def _model_alone(model: str, words: tuple[str, ...], alongside: Alongside) -> Ru
         assumed |= {"dataset": USUAL_DATA}
     with suppress(FineGaugeError):  # a model that is not known is told below
         config = figures(model).config
+        if config.get("model_type") in NOT_CHECKPOINTED and phase not in INFERENCE:
+            assumed["activation_checkpointing"] = "none"
         writes = {"decoder_layers", "num_decoder_layers"} & {*config}
         if writes and "target_seq_len" not in said and phase == "sft":
             assumed |= {"target_seq_len": USUAL_ANSWER}

@@ -337,7 +337,8 @@ class Branch(NamedTuple):
 class Layer(NamedTuple):
     """One layer, whose first `parallel` branches share its input (all in GPT-J and Falcon, two in Falcon-H1).
 
-    The first `borrowed` branches compute with weights that another layer holds (Zamba2), and the branch at
+    The first `borrowed` branches compute with weights that another layer holds (Zamba2), or `again`, with
+    its very modules, which have one adapter (ALBERT), and the branch at
     path `nested` is a layer of its own to checkpointing, inside this one. `sums`: a norm
     after a branch is of its sum with the layer's input (BERT), not of what it adds.
     """
@@ -349,6 +350,7 @@ class Layer(NamedTuple):
     borrowed: int = 0
     sums: bool = False
     nested: str = ""
+    again: bool = False
 
     def tensors(self) -> list[Tensor]:
         """Return the parameters of the layer's own branches, norms first."""
@@ -460,7 +462,8 @@ class Architecture(NamedTuple):
     def held_values(self) -> float:
         """Return the values of a token that layers read beside the stream (Zamba2, Gemma 4)."""
         apart = sum([part.out_features for part in self.beside if isinstance(part, Linear)])
-        return float(apart + self.hidden_size * any(layer.borrowed for layer, _ in self.layers))
+        lent = any(layer.borrowed and not layer.again for layer, _ in self.layers)
+        return float(apart + self.hidden_size * lent)
 
     @property
     def outer_linears(self) -> tuple[Linear, ...]:

@@ -20,7 +20,7 @@ from finegauge.model.blocks import (
     Linear,
     Numerics,
 )
-from finegauge.model.families.heads import check_positions, check_task
+from finegauge.model.families.heads import check_checkpointing, check_positions, check_task
 from finegauge.model.layers import TowerPart, embedding, head, images_among_words, layer_ops, tower_parts
 from finegauge.model.lowering import IN_BLOCKS, QUANTIZED_BYTES, STORED, Lowering, last_name, targets_of
 from finegauge.model.op import Extents, Op
@@ -129,6 +129,7 @@ def build(run: Run) -> Graph:
     )
     check_task(run, graph.model)
     check_positions(run, graph.model)
+    check_checkpointing(run, graph.model)
     if run.trains_adapters and not graph.weights.adapter_params:
         if run.adapter in OFF_PROJECTIONS:
             raise FieldError(f"adapter={run.adapter} finds nothing to train in {run.model}; use lora.")

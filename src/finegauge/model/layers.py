@@ -321,7 +321,8 @@ def head(builder: OpBuilder, model: Architecture) -> None:
     if not model.scores:
         idle = model.neck.linear if model.neck else Linear("", 0, 0)
         forward = Cost(per_token(2.0 * idle.in_features * idle.out_features), launches=8)
-        builder.ops.append(Op(("loss", "similarity"), "loss", forward, Cost(launches=8)))
+        dtype = builder.lowering.compute_dtype
+        builder.ops.append(Op(("loss", "similarity"), "loss", forward, Cost(launches=8), dtype=dtype))
     else:
         _scores(builder, model)
     if model.pooled:

@@ -285,7 +285,7 @@ def _adapters(model: Architecture, low: Lowering) -> tuple[list[Trained], float]
     # projection, its kind, its block, ranks that one pair holds of all experts, how many pairs
     found: list[tuple[Linear, str, str, int, float]] = []
     for layer, count in model.layers:
-        for mixer, *_ in layer.branches:
+        for mixer, *_ in layer.branches[layer.borrowed if layer.again else 0 :]:
             if uses := getattr(mixer, "uses", None):  # of a traced layer
                 found += [(u.linear, u.linear.kind, u.part, 1, u.share * u.groups * count) for u in uses]
                 continue

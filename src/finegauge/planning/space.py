@@ -29,7 +29,7 @@ from finegauge.planning.whatif import divisors
 from finegauge.prediction.sharding import longest_extents, mean_extents
 from finegauge.prediction.time import check_supported
 from finegauge.records import NamedTuple
-from finegauge.run.rules import LOMO
+from finegauge.run.rules import LOMO, NOT_CHECKPOINTED
 from finegauge.run.run import FROM_CALLER, Run
 
 OTHER_VENDORS = ("tpu", "trainium", "inferentia", "gaudi")
@@ -100,13 +100,16 @@ def space_of(
         run = run.replace(ORIGIN, gpu=narrow, num_nodes=1, **OF_ONE_MACHINE)
     batch, most = shape(run), max_gpus or MAX_GPUS
     # rows may be packed where lengths are known and nothing is compared
-    words = run.task in (None, "causal_lm", "masked_lm") and run.target_seq_len is None
+    model = architecture_of(run.model, task=run.task)
+    words = model.task in ("causal_lm", "masked_lm") and run.target_seq_len is None
     packs = run.dataset is not None and run.phase in ("sft", "pretrain") and words
     kinds = _distinct(run.sharding, "none", "zero2", "zero3", "fsdp", "fsdp_shard_grad_op", "hybrid")
     return Space(
         run=run,
         methods=({},) if keep_method else ({}, *_other_methods(run)),
-        checkpointing=_distinct(run.activation_checkpointing, "none", "full"),
+        checkpointing=("none",)
+        if model.model_type in NOT_CHECKPOINTED
+        else _distinct(run.activation_checkpointing, "none", "full"),
         packing=_distinct(run.packing, True) if packs else (run.packing,),
         divisions=_distinct(UNDIVIDED, {name: getattr(run, name) for name in UNDIVIDED}, *_divisions(run)),
         layouts=_distinct(  # the kinds of sharding, each with the offloads that its implementations know

@@ -69,6 +69,7 @@ SERVING = ("prefill", "decode", "serve")
 # families whose generation_config.json asks for top-k or top-p: Qwen2 and later (20, 0.8 or 0.95), Gemma 3
 # (64, 0.95), Llama 3 (0.9), DeepSeek-R1 and Nemotron (0.95); gpt-oss, Mistral and Llama 2's base ask for none
 TRUNCATING = ("qwen2", "qwen3", "gemma-3", "llama-3", "deepseek-r1", "nemotron")
+NOT_CHECKPOINTED = ("albert", "mpnet")  # model types whose classes in transformers 5.23 refuse it
 NARROW_CHECKPOINTS = ("fp8", "int8", "gptq4", "gptq8", "nvfp4", "mxfp4")
 INFERENCE = ("evaluate", *SERVING)  # phases that train nothing
 PAIRED = ("reward", "dpo")

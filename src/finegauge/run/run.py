@@ -182,7 +182,7 @@ _values_of = attrgetter(*FIELDS)
 _DEFAULTS = dict.fromkeys(FIELDS, FROM_DEFAULT)
 
 
-AFTER_PADDING = ("roberta", "xlm-roberta", "camembert")  # first position: behind that of the padding's word
+AFTER_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet")  # first position: behind the padding's
 
 
 def positions_of(config: Mapping[str, Any]) -> int | None:

@@ -170,3 +170,16 @@ def test_gpus_of_two_kinds_of_attention_are_searched_in_bf16() -> None:
     assert space.gpu is None
     values, _ = search(space).labels["gpu"]
     assert "L4" in values
+
+
+def test_an_embedder_is_planned_with_what_its_class_has() -> None:
+    run = Run(model="all-mpnet-base-v2", method="full", dataset="alpaca", seq_len=512, gpu="RTX 4090")
+    space = space_of(run, gpus=("RTX 4090",))
+    assert space.packing == (False,)  # it tells samples apart
+    assert space.checkpointing == ("none",)
+    assert space_of(run.replace(model="roberta-base"), gpus=("RTX 4090",)).packing == (False, True)
+
+
+def test_an_embedder_is_predicted_where_nothing_multiplies_in_bf16() -> None:
+    run = Run(model="all-mpnet-base-v2", method="full", gpu="T4", weights_dtype="fp16", seq_len=512)
+    assert predict(run).step_time_s.total > 0

@@ -1,4 +1,4 @@
-"""Encoders, which read a whole text at once: BERT, ModernBERT; T5, BART and Whisper for a decoder.
+"""Encoders, which read a whole text at once: BERT, ModernBERT, their kin; T5, BART and Whisper for a decoder.
 
 BERT's layers normalise the sum of each branch and its input. Each row has its `tasks`: the heads of its
 transformers classes. Their losses take the logits as they are. Defaults are those of transformers 5.23.
@@ -40,8 +40,9 @@ BERT_NUMERICS = _numerics("hidden_dropout_prob", "attention_probs_dropout_prob",
 
 
 def encoder(
-    f: Figures, names: tuple[str, ...], *, types: bool = True, word_size: int = 0, decoder: str = "decoder"
-) -> Architecture:
+    f: Figures, names: tuple[str, ...], *, types: bool = True, word_size: int = 0, decoder: str = "decoder",
+    widens: str = "embeddings_project",
+) -> Architecture:  # fmt: skip
     """Return BERT's trunk under the head that all its words share with the embeddings.
 
     `names` are those of queries, keys, values, their output and the two projections of the feed-forward;
@@ -60,7 +61,7 @@ def encoder(
         tables.append(Tensor("token_type_embeddings.weight", (f.size("type_vocab_size"), width), "embedding"))
     fields: dict[str, Any] = {}
     if width != hidden:
-        fields["widening"] = (Linear("embeddings_project", width, hidden, bias=True),)
+        fields["widening"] = (Linear(widens, width, hidden, bias=True),)
     return language_model(
         f,
         ((layer, f.num_layers()),),
@@ -87,6 +88,44 @@ def _electra(f: Figures) -> Architecture:
 def _distilbert(f: Figures) -> Architecture:
     names = ("q_lin", "k_lin", "v_lin", "out_lin", "lin1", "lin2")
     return encoder(f, names, types=False, decoder="vocab_projector")
+
+
+def _mpnet(f: Figures) -> Architecture:
+    """Return MPNet: BERT whose layers share a table of biases for the scores."""
+    built = encoder(f, ("q", "k", "v", "o", "dense", "dense"), types=False)
+    (layer, count), words = built.layers[0], built.embeddings
+    attends: Any = layer.branches[0]
+    branch = attends._replace(mixer=attends.mixer._replace(biased=True))
+    shape = (f.size("relative_attention_num_buckets"), branch.mixer.num_heads)
+    table = Tensor("relative_attention_bias.weight", shape, "embedding")
+    layers = ((layer._replace(branches=(branch, layer.branches[1])), count),)
+    return built._replace(layers=layers, embeddings=(*words[:2], table, *words[2:]))
+
+
+def _albert(f: Figures) -> Architecture:
+    """Return ALBERT, whose layers all compute with the weights of the first."""
+    if f.size("num_hidden_groups") > 1 or f.size("inner_group_num") > 1:
+        raise f.unsupported("several groups of layers")
+    names = ("query", "key", "value", "dense", "ffn", "ffn_output")
+    built = encoder(f, names, word_size=f.size("embedding_size"), widens="embedding_hidden_mapping_in")
+    ((layer, count),) = built.layers
+    others = ((layer._replace(borrowed=2, again=True), count - 1),) if count > 1 else ()
+    return built._replace(layers=((layer, 1), *others))
+
+
+def _nomic(f: Figures) -> Architecture:
+    """Return Nomic's encoder: positions that rotate, a gated feed-forward, no biases."""
+    hidden, (num, _, dim) = f.size("hidden_size"), heads(f, **OWN_HEADS)
+    names = ("q_proj", "k_proj", "v_proj", "o_proj")
+    mixer = _attention(hidden, (num, dim), names, (False,) * 4, causal=False)._replace(rotary=True)
+    mlp = feedforward(hidden, f.size("intermediate_size"), f.text("hidden_act"), bias=False)
+    norm = LAYER_NORM._replace(size=hidden)
+    layer = Layer("attention+mlp", (Branch(mixer, None, norm), Branch(mlp, None, norm)), sums=True)
+    types = Tensor("token_type_embeddings.weight", (f.size("type_vocab_size"), hidden), "embedding")
+    return language_model(
+        f, ((layer, f.num_layers()),), None, embed="word_embeddings", head="decoder", head_bias=True,
+        tables=(types,), embedding_norm=norm,
+    )  # fmt: skip
 
 
 def _modernbert(f: Figures) -> Architecture:
@@ -277,6 +316,42 @@ ENCODERS: dict[str, Family] = {
         },
         defaults={
             "embedding_size": 128, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024,
+        },
+    ),
+    "mpnet": Family(
+        like="bert", build=_mpnet, numerics={**BERT_NUMERICS, "kernels": ()},
+        tasks={
+            **ROBERTA_HEADS, TOKENS: Head(dropout=("hidden_dropout_prob",)),
+        },
+        defaults={"vocab_size": 30527, "relative_attention_num_buckets": 32},
+    ),
+    "albert": Family(
+        like="bert", build=_albert,
+        tasks={
+            MASKED: Head("decoder", neck="dense", activation="hidden_act", norm=LAYER_NORM),
+            CLASSES: Head(
+                pooled=True, neck="pooler", activation="tanh", dropout=("classifier_dropout_prob",)
+            ),
+            TOKENS: Head(dropout=("classifier_dropout_prob", "hidden_dropout_prob")),
+            SPANS: Head("qa_outputs"),
+            EMBEDDING: Head("", pooled=True, neck="pooler", activation="tanh", unread=True),
+        },
+        defaults={
+            "vocab_size": 30000, "embedding_size": 128, "hidden_size": 4096, "num_attention_heads": 64,
+            "intermediate_size": 16384, "num_hidden_groups": 1, "inner_group_num": 1,
+            "hidden_act": "gelu_new", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
+            "classifier_dropout_prob": 0.1,
+        },
+    ),
+    "nomic_bert": Family(
+        build=_nomic, numerics=_numerics("hidden_dropout_prob", "attention_probs_dropout_prob", 0.0),
+        tasks={
+            **{task: BERT_HEADS[task] for task in (MASKED, CLASSES, TOKENS)},
+            EMBEDDING: Head("", pooled=True),
+        },
+        defaults={
+            **BERT_SIZES, "vocab_size": 30528, "max_position_embeddings": 2048, "hidden_act": "silu",
+            "hidden_dropout_prob": 0.0,
         },
     ),
     "distilbert": Family(

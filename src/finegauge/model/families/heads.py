@@ -15,7 +15,7 @@ from finegauge.model.blocks import Architecture, Linear, Neck, Norm
 from finegauge.model.families.decoder import Family
 from finegauge.model.families.parts import Figures
 from finegauge.records import NamedTuple
-from finegauge.run.rules import MODEL_DEGREES, OFF_PROJECTIONS
+from finegauge.run.rules import MODEL_DEGREES, NOT_CHECKPOINTED, OFF_PROJECTIONS
 from finegauge.run.run import Run, positions_of
 
 CAUSAL, MASKED, SEQ2SEQ, EMBEDDING = "causal_lm", "masked_lm", "seq2seq_lm", "embedding"
@@ -122,6 +122,18 @@ def check_positions(run: Run, model: Architecture) -> None:
     most = learned_positions(run, model)
     if most is not None and every(run.seq_len > most):
         raise FieldError(f"seq_len={run.seq_len}: {run.model} has {most} positions; set seq_len={most}.")
+
+
+def check_checkpointing(run: Run, model: Architecture) -> None:
+    """Refuse activation checkpointing of a model whose class has none.
+
+    Raises: FieldError.
+    """
+    if model.model_type in NOT_CHECKPOINTED and run.activation_checkpointing != "none":
+        raise FieldError(
+            f"activation_checkpointing={run.activation_checkpointing}: transformers' class of "
+            f"{model.model_type} has none; set activation_checkpointing=none."
+        )
 
 
 def check_task(run: Run, model: Architecture) -> None:
