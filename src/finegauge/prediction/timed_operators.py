@@ -341,14 +341,16 @@ def fit_of(timed: Timed) -> Fit:
     return Fit(timed, found["constants"], weights, places, Interval(*found["interval"]))
 
 
-def chip_of(spec: GpuSpec, dtype: str, like: GpuSpec | None = None) -> Chip:
+def chip_of(spec: GpuSpec, dtype: str, like: GpuSpec | None = None, kind: str = "") -> Chip:
     """Return the datasheet of `spec` for `dtype`; what is unknown of it, in proportion to the GPU `like`.
+
+    `kind` of operator: how much of its peak `spec` reaches is known of products alone.
 
     Raises: UnsupportedError if it has no such rate.
     """
     peak = spec.peak_flops_per_s(PEAKS[dtype]) if dtype in PEAKS else 1.0  # a collective computes nothing
     if like is not None:
-        peak *= _reached(spec, like) * _fed(spec, like, PEAKS.get(dtype, ""))
+        peak *= _reached(spec, like, kind) * _fed(spec, like, PEAKS.get(dtype, ""))
     num_sms, l2_bytes = spec.num_sms, spec.l2_bytes
     if like is not None and not num_sms:
         num_sms = like.num_sms
@@ -365,13 +367,16 @@ def chip_of(spec: GpuSpec, dtype: str, like: GpuSpec | None = None) -> Chip:
     )
 
 
-def _reached(spec: GpuSpec, like: GpuSpec) -> float:
+def _reached(spec: GpuSpec, like: GpuSpec, kind: str) -> float:
     """Return how much more of its peak `spec` reaches than `like`.
+
+    Products as the best ones of both do, where that of `spec` was measured or its kind of chip is another.
 
     Power and operands keep up with chips that accumulate at half rate, AMD's reach less of theirs, and a chip
     whose board is given less power for its peak (an L4 beside an L40S) clocks lower.
     """
-    if spec.vendor != like.vendor or spec.halves_accumulation != like.halves_accumulation:
+    known = kind == "gemm" and (spec.measured_matmul_flops_per_s or not is_kin(spec, like))
+    if known or spec.vendor != like.vendor or spec.halves_accumulation != like.halves_accumulation:
         return best_fraction(spec) / best_fraction(like)
     usual = BEST_MATMUL_FRACTION.get(spec.architecture)
     if spec.measured_matmul_flops_per_s or spec.halves_accumulation or not usual:
@@ -460,7 +465,7 @@ def source_for(
         return closeness, order.index(one.engine), -one.rows
 
     stands, chosen = _chosen(spec, known, match)
-    parts = tuple((fit_of(one), chip_of(spec, rated, gpu_named(one.gpu))) for one in chosen)
+    parts = tuple((fit_of(one), chip_of(spec, rated, gpu_named(one.gpu), kind)) for one in chosen)
     interval = parts[0][0].interval if stands == "timed" else _left_out(kind, stands)
     note = f"{chosen[0].kernel} timed on it ({chosen[0].source})"
     if stands != "timed":
