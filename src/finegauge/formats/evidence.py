@@ -15,7 +15,7 @@ vllm 0.11, v1/core/kv_cache_utils.py (all read 2026-11-23).
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from typing import Any
 
@@ -72,7 +72,7 @@ FAILURES = {  # the gravest first
         r"Triton Error \[CUDA\]: out of memory",
         "No available memory for the cache blocks", "larger than the available KV cache memory",
         "number of tokens that can be stored in KV cache",
-        "Free memory on device.{1,80}is less than desired GPU memory",
+        "Free memory on device.{1,80}is less than desired GPU memory", "mem-fraction-static",
     ),
     "shared_memory": _any(
         "out of shared memory", "killed by signal: Bus error", "unable to allocate shared memory",
@@ -80,8 +80,8 @@ FAILURES = {  # the gravest first
         "No space left on device.{1,9}/dev/shm",
     ),
     "disk": _any("No space left on device", "StorageFull", "Disk quota exceeded", "File too large",
-                 "PytorchStreamWriter failed", r"inline_container\.cc.{0,20}unexpected pos",
-                 "basic_ios::clear: iostream error"),
+                 "[Ee]phemeral.{1,8}storage", "PytorchStreamWriter failed",
+                 r"inline_container\.cc.{0,20}unexpected pos", "basic_ios::clear: iostream error"),
     "host_memory": _any(
         "Out of memory: Killed process", "[Cc]group out of memory", r"\boom[-_]kill", "OOMKilled",
         r"std::bad_alloc", "can't allocate memory", "Cannot allocate memory", "not enough memory: you tried",
@@ -90,15 +90,17 @@ FAILURES = {  # the gravest first
         r"\b(?i:exit(?:ed)?|return(?:ed)?)(?: with)?[ _]?(?i:code|status)?\s{0,9}[:=]?\s{0,9}(?:-9|137)\b",
         "[Ee]xceeded (?:job |step )?memory limit", "paging file is too small", r"(?:os e|WinE)rror 1455\b",
         "Container killed due to memory", "low on resource: memory", "using all available RAM",
-        "tried to allocate more memory than is available",
+        "tried to allocate more memory than is available", r"\bOUT_OF_ME(?:MORY|\+)",
     ),
     "timeout": _any(
         "collective operation timeout", r"[Tt]imed out (?:after \d+ \w+ )?waiting", "[Ss]ocket [Tt]imeout",
         "client socket has timed out", "[Ww]ait timeout", "Heartbeat monitor timed out", "watchdog got stuck",
         "Timeout waiting for key", "Connection closed by peer", "ncclRemoteError", "ncclSystemError",
         "NCCL communicator was aborted", "failed to pass monitoredBarrier",
+        r"^(?:\w+\.)*\w*(?:Error|Exception)\b.{0,200}[Tt]imed out",
     ),
     "other": _any("device-side assert triggered", "illegal memory access", "out of resource: shared memory",
+                  r"CANCELLED AT \S+ DUE TO", "DeadlineExceeded",
                   r"^(?:\w+\.)*\w*(?:Error|Exception)\b:?"),
 }  # fmt: skip
 _GRAVEST = {name: place for place, name in enumerate(FAILURES)}
@@ -115,20 +117,27 @@ _FRAME = re.compile(
 _WRAPPED = re.compile(r"^│ (\S{1,400}\.py:\d+(?: in)?)\s*│$")  # a frame of rich that goes on in the next line
 _WARNING = re.compile(r"^(\S{1,400}\.py):\d+: \w{1,40}Warning: ")
 _MARKED_CODE = re.compile(r"❱\s*\d+\s*(.*)|^-+> ?\d+\s+(.*)")  # of rich, of IPython
+_ENGINE = r"(?:^|/)(?:vllm|sglang|sgl|lmdeploy)(?:_\w+)?(?:/|\.py:)"  # generates, once it is built
 MOMENTS = {  # beside the steps: the outermost frame that says so; load only before a step begins
-    "save": _any("save_checkpoint", "save_model", "save_pretrained", r"save_state\b", "_save_optimizer",
-                 "save_16bit", "save_fsdp", "merge_and_unload", "merge_lora", "export_model", "dcp_save",
-                 r"serialization\.py:save\b", r":save_file\b", r":_save\b", "async_save", r":\w*save_ckpt\b",
+    "save": _any(r":_?(?:save|dcp_save|async_save|export_model|push_to_hub|consolidate|unsloth_save)\w*$",
+                 r":\w*_?save_(?:checkpoint|model|pretrained|ckpt|16bit)\w*$",
+                 r":\w*merged?_(?:and|lora|peft)\w*$", r"tuners/\S+:merge$",
                  r"_state_dict_utils\.py:$", r":(?!\w*load)\w*state_dict$"),
-    "resume": _any("_load_from_checkpoint", "_load_optimizer_and_scheduler", "load_checkpoint", "resume_from",
+    "resume": _any("_load_from_checkpoint", "_load_optimizer_and_scheduler",
+                   r"load_checkpoint(?!_(?:in|and)_)", "resume_from",
                    "_load_best_model", "load_fsdp_opt", r":load_state\b", "load_optimizer",
                    r"optimizer\.py:load_state_dict"),
-    "evaluation": _any(r":_?evaluate$", ":(?:evaluation|prediction|validation)_(?:loop|step)$", ":validate$",
+    "evaluation": _any(r":(?:run_|do_|_)?(?:eval|evaluate|validate|validation|evaluation|prediction)"
+                       r"(?:_(?:loop|step|epoch|one_epoch|model|batch))?$",
                        ":compute_metrics$", ":preprocess_logits_for_metrics$"),
-    "generation": _any(r":_?generate(?!_and_score)\w*$", ":_sample$", ":_beam_search$", ":batch_generation$"),
+    "generation": _any(r":_?generate(?!_and_score)\w*$", ":_sample$", ":_beam_search$", ":batch_generation$",
+                       r":(?!\w*(?:init|build|setup|create))\w*(?:vllm|sglang|rollout)\w*$", ":wake_up$",
+                       r":(?:update|sync|receive)_weights?\w*$"),
     "data": _any(r"(?:^|/)datasets/arrow_\w+\.py:", r"(?:^|/)datasets/builder\.py:",
-                 ":_?(?:prepare|load|get|process|tokenize)_dataset$"),
-    "load": _any("from_pretrained", "_load_pretrained_model", "caching_allocator_warmup", "fully_shard",
+                 ":_?(?:prepare|load|get|process|tokenize|pack)_datasets?$"),
+    "load": _any("from_pretrained", r":_?load\w*$",
+                 rf"{_ENGINE}(?:\S*:)?(?:__init__|from_engine_args|(?:init|profile|capture)\w*)$",
+                 "_load_pretrained_model", "caching_allocator_warmup", "fully_shard",
                  r"deepspeed/__init__\.py:initialize", r"fully_sharded_data_parallel\.py:__init__",
                  r"parallel/distributed\.py:__init__", ":prepare_model", "get_peft_model", ":load_model",
                  ":_move_model_to_device", r"modules/module\.py:(?:to|cuda|_apply)$", ":init_model",
@@ -146,9 +155,11 @@ OF_STEP = {  # the innermost frame that says so, but see `_follows`
                       r":_init_group\b"),
     "loss": _any("loss_utils", r":_?convert_to_fp32\b",
                  r":\w*CausalLMLoss\b", "log_softmax", r":entropy_from_logits\b",
-                 "cross_entropy", "fused_linear", "lm_head", r"logits\b.{0,30}\.float\(\)",
+                 "cross_entropy", "fused_linear", "lm_head", r":\w*_from_logits\b",
+                 r"logits\b.{0,30}\.float\(\)",
                  "^[^:]*/loss(?:es)?/"),
-    "forward": _any(r":(?:forward|_call_impl|training_step|train_step|compute_loss|forward_step)\b",
+    "forward": _any(r":\w*(?:log_?probs?|logps)\w*(?::|$)", r":update_(?:policy|actor|critic)\b",
+                    r":(?:forward|_call_impl|training_step|train_step|compute_loss|forward_step)\b",
                     r"modeling_(?!utils)\w+\.py", r"\btrain_step\("),
 }  # fmt: skip
 _CLOSURE = _any(":closure$", ":training_step$")  # an optimizer may call the step's forward pass itself
@@ -164,8 +175,9 @@ MARKS = {  # of a log whose process was killed without a word: its last line tha
                  "Writing model shards"),
     "generation": _any("Generating", r"cumem_allocator\.cpp"),
     "train": _any("Running training", "'loss': ", r"\bloss[:=]\s*\d", r"(?:it/s|s/it)[\],]",
-                  r"iteration\s+\d+/"),
+                  r"iteration\s+\d+/", r"\btrain/(?:loss|global_step)\b"),
 }  # fmt: skip
+AWAY = ("evaluation", "save", "generation")  # of training
 TENSORS = {  # what a line of code holds, in words
     "kept logits": _any("pad_across_processes", "gather_function", "gather_for_metrics", "nested_concat",
                         "nested_detach", "EvalLoopContainer"),
@@ -194,13 +206,17 @@ _FIGURES = {  # both sentences of PyTorch: from 2.1 on, and before
     rf"|MPS allocated: {_AMOUNT}|memory space hbm\. Used {_AMOUNT}|^Currently allocated\s+: {_AMOUNT}",
     "unallocated_bytes": rf"{_AMOUNT} is reserved by PyTorch but unallocated",
     "reserved": rf"; {_AMOUNT} reserved in total",
-    "host_bytes": rf"\banon-rss:{_AMOUNT}|\bmemory used={_AMOUNT}",
+    "host_bytes": rf"\banon-rss:{_AMOUNT}|\bmemory used={_AMOUNT}|^Memory Utilized: {_AMOUNT}",
 }  # fmt: skip
 FIGURES = {name: re.compile(rule) for name, rule in _FIGURES.items()}
 _PROCESS = re.compile(rf"Process \d+ has {_AMOUNT} memory in use")
 _STEP = re.compile(
-    r"\|\s*(\d{1,9})/\d{1,9} \[|(?:\b[Ss]tep|[Ii]teration)[ :=]+(\d{1,9})\b|'step': (\d{1,9})"
+    r"\|\s*(\d{1,9})/\d{1,9} \[|(?:(?<![a-z])[Ss]tep|[Ii]teration)[ :=]+(\d{1,9})\b|'step': (\d{1,9})"
     r"|'global_step/max_steps': '(\d{1,9})/"
+)
+_BAR = re.compile(r"\d{1,3}%\|.{0,200}?\|\s*\d{1,9}/(\d{1,9}) \[")
+_DUMPED = re.compile(  # a frame of py-spy or of faulthandler, the innermost first
+    r'^ {4}(\S{1,200}) \((\S{1,400}\.py):\d+\)$|^  File "([^"]{1,400})", line \d+ in (\S{1,200})$'
 )
 _SMI = re.compile(  # of nvidia-smi, gpustat, nvitop
     r"(\d{1,9}) ?MiB\s*/\s*(\d{1,9}) ?MiB|\|\s*(\d{1,9}) / (\d{1,9}) MB\b"
@@ -222,6 +238,9 @@ _PEAKS = (  # what trainers log about memory: how it is counted, its unit, the f
     ("torch_allocated", GIB, rf"'memory/max_(?:mem_)?allocated ?\([Gg]i[Bb]\)': ?'?{_NUMBER}"),  # Axolotl
     ("torch_reserved", GIB, rf"[Pp]eak reserved memory ={_NUMBER} GB"),  # Unsloth's notebooks
     ("nvidia_smi", 1.0, r"VRAM Total Used Memory \(B\): (\d{1,15})"),  # rocm-smi
+    ("torch_allocated", MIB, r"\| Allocated memory +\| +\d+ MiB \| +(\d{1,9}) MiB"),  # its memory_summary
+    ("nvidia_smi", MIB, r"^\s+Used\s+: (\d{1,9}) MiB"),  # nvidia-smi -q
+    ("nvidia_smi", 1.0, r'gpu\.\d+\.memoryAllocatedBytes"?: ?(\d{1,15})'),  # W&B's system metrics
 )
 PEAKS = [(metric, unit, re.compile(rule)) for metric, unit, rule in _PEAKS]
 
@@ -243,22 +262,30 @@ def text_evidence(text: str, name: str) -> Evidence:
     return found
 
 
-def placed(frames: Iterable[Frame]) -> tuple[str, str]:
+def placed(frames: Sequence[Frame]) -> tuple[str, str]:
     """Return the moment and, of a step, the stage that frames stand in, the outermost first; "" unknown."""
     moment = stage = ""
     inside = False  # of the loop over steps
-    for where, code in frames:
+    for (where, code), (called, _) in zip(frames, [*frames[1:], ("", "")], strict=False):
         inside = inside or where.endswith(("_inner_training_loop", "train_epoch"))
         place = f"{where}: {code}" if code else where
         for name, rule in MOMENTS.items():
-            if not moment and rule.search(where) and not (name in ("data", "load") and stage):
+            begins = name in ("data", "load", "resume")  # what a step does not do
+            again = moment == "load" and name == "resume"  # of a set-up that reads a checkpoint
+            if (again or not moment) and rule.search(where) and not (begins and stage):
                 moment = name
         if stage == "optimizer" and _CLOSURE.search(where):
             stage = ""
         for name, rule in OF_STEP.items():
-            if rule.search(place) and _follows(stage, name):
+            other = "call_impl" in called and name in ("backward", "optimizer")  # in the same line
+            if rule.search(where if other else place) and _follows(stage, name):
                 stage = name
                 break
+    if not moment and any(re.search(_ENGINE, where) for where, _ in frames):
+        moment = "generation"
+    if not moment and not stage:  # nothing but what a line calls: C code, or frames left out
+        calls = (f":{name}" for _, code in frames for name in re.findall(r"(\w{1,80})\(", code))
+        moment = next((name for call in calls for name, rule in MOMENTS.items() if rule.search(call)), "")
     if moment:
         return moment, ""
     return ("train", stage) if stage or inside else ("", "")
@@ -275,6 +302,8 @@ class _Reader:
     def __init__(self) -> None:
         self._frames: dict[int, list[Frame]] = {}
         self._mark, self._step, self._gpu = "", None, ""  # type: str, int | None, str
+        self._bar = self._last_bar = ""  # how many steps training's counts to
+        self._dump: list[Frame] = []
         self._columns: list[str] = []
         self._wrapped = ""
         self._best: Evidence | None = None
@@ -289,7 +318,12 @@ class _Reader:
             line = line[prefix.end() :]
         if "Traceback (most recent call last)" in line:
             self._frames[rank] = []
+        elif frame := _DUMPED.match(line):
+            function, path = (frame[1], frame[2]) if frame[1] else (frame[4], frame[3])
+            self._dump.insert(0, (f"{path}:{function}", ""))
         elif not self._framed(line, self._frames.setdefault(rank, [])):
+            if line.lstrip().startswith(("Thread ", "Current thread ")) and not placed(self._dump)[0]:
+                self._dump = []  # of another thread
             self._noted(line)
             self._failed(line, rank)
 
@@ -303,7 +337,8 @@ class _Reader:
         if frame := _FRAME.match(line):
             path, function = filter(None, frame.groups())
             if len(frames) < MAX_FRAMES:
-                frames.append((f"{path.replace(chr(92), '/')}:{function}", ""))
+                path = re.sub(r".*/(?:site|dist)-packages/", "", path.replace(chr(92), "/"))
+                frames.append((f"{path}:{function}", ""))
             return True
         marked = _MARKED_CODE.search(line)
         if frames and not frames[-1][1] and (marked or re.match(r" {4,}\D", line)):
@@ -314,6 +349,12 @@ class _Reader:
     def _noted(self, line: str) -> None:
         """Take what a line of a log says of the run's progress and of its memory."""
         mark = next((name for name, rule in MARKS.items() if rule.search(line)), "")
+        bar = _BAR.search(line)
+        self._last_bar = bar[1] if bar else self._last_bar
+        if mark == "train" and re.search("(?i)loss", line):
+            self._bar = self._last_bar
+        elif mark == "train" and bar and bar[1] != self._bar and (self._bar or self._mark in AWAY):
+            mark = self._mark if self._mark in AWAY else "evaluation"  # that has a bar of its own
         self._mark = mark or self._mark
         if mark in ("", "train") and (step := _STEP.search(line)):
             self._step = int(next(filter(None, step.groups())))
@@ -330,12 +371,15 @@ class _Reader:
         used, total = list(filter(None, smi.groups())) if smi else ("", "")
         if smi and smi[5]:
             used, total = (f"{1024 * float(size):.0f}" for size in (used, total))
-        cells = [cell.strip() for cell in line.split(",")]
-        if "memory.used" in line and (columns := _SMI_COLUMNS.match(line)):
+        cells = [cell.strip() for cell in line.split(",")] if "," in line else line.split()
+        if line.startswith("# gpu ") and " fb" in line:  # of dmon and pmon
+            self._columns = line[1:].split()
+        elif "memory.used" in line and (columns := _SMI_COLUMNS.match(line)):
             self._columns = [cell.split()[0] for cell in columns[1].split(",") if cell.strip()]
         elif len(cells) == len(self._columns) > 1:
             row = dict(zip(self._columns, cells, strict=True))
             used, total = (row.get(name, "").removesuffix(" MiB") for name in ("memory.used", "memory.total"))
+            used = used or row.get("fb", "")
             self._gpu = row.get("name") or self._gpu
         if used.isdecimal() and len(used) < 10 and MIB * int(used) >= self._peaks.get("nvidia_smi", 0.0):
             self._peaks["nvidia_smi"] = MIB * int(used)
@@ -360,11 +404,7 @@ class _Reader:
             failure = "host_memory"
         if not failure or (known and _GRAVEST[failure] >= _GRAVEST[known.failure]):
             return
-        moment, stage = placed(frames)
-        if "DataLoader worker" in line:
-            moment, stage = "train", "data"
-        if "RESOURCE_EXHAUSTED" in line:  # XLA's programs are whole steps
-            stage = ""
+        moment, stage = self._placed(frames, failure, line)
         code = frames[-1][1] if frames else ""
         named = " ".join(code for _, code in frames[-3:]) + "".join(f" {where}" for where, _ in frames[-3:])
         of_step = TENSORS.items() if moment != "load" else ()
@@ -384,12 +424,24 @@ class _Reader:
             rank=rank if rank >= 0 else None, step=self._step, **figures,
         )  # fmt: skip
 
+    def _placed(self, frames: list[Frame], failure: str, line: str) -> tuple[str, str]:
+        """Return the moment and stage of a failure, by its frames and what the log has before it."""
+        if "DataLoader worker" in line:
+            return "train", "data"
+        moment, stage = placed(frames)
+        begun = self._step is not None or self._mark not in ("", "load", "data")
+        if failure == "device_memory" and frames and not moment and not begun:
+            moment = "load"  # of a job that has not begun a step
+        return moment, "" if "RESOURCE_EXHAUSTED" in line else stage  # XLA's programs are whole steps
+
     def found(self, name: str) -> Evidence | None:
         """Return what all lines together tell; None where that is nothing."""
-        best, peaks = self._best, self._peaks
-        if best is None and not peaks and self._step is None:
+        best, peaks, dumped = self._best, self._peaks, placed(self._dump)
+        if best is None and not peaks and self._step is None and not dumped[0]:
             return None
         best = best or Evidence("", moment="train" if peaks and "nvidia_smi" not in peaks else self._mark)
+        if dumped[0] and best.failure in ("", "timeout"):
+            best = best._replace(moment=dumped[0], stage=dumped[1])
         metric = next(
             (one for one in ("torch_allocated", "torch_reserved", "nvidia_smi") if one in peaks), ""
         )

@@ -4,6 +4,7 @@
 """
 
 import pickle
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -380,3 +381,92 @@ def test_ten_megabytes_of_garbage(tmp_path: Path) -> None:
         with pytest.raises(FileFormatError) as caught:
             read_evidence(str(file))
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("frames", "moment"), [  # "path function: code", the outermost first
+    (["vllm/entrypoints/llm.py __init__: self.engine = Engine(args)"], ("load", "")),
+    (["vllm/entrypoints/llm.py generate: self._run_engine()", "vllm/v1/worker.py execute_model: f()"],
+     ("generation", "")),
+    (["sgl/srt/managers/scheduler.py event_loop: self.run_batch(b)",
+      "sgl/srt/layers/logits.py _get_logits: torch.matmul(h, lm_head.weight.T)"], ("generation", "")),
+    (["trl/trainer/grpo_trainer.py training_step: super().training_step(m, x)",
+      "trl/trainer/grpo_trainer.py _move_model_to_vllm: self.model.merge_adapter()"], ("generation", "")),
+    (["openrlhf/ray/vllm_worker.py update_weight: torch.empty(shape)"], ("generation", "")),
+    (["megatron/training.py setup_model_and_optimizer: load_checkpoint(m)",
+      "megatron/checkpointing.py load_checkpoint: optimizer.load_state_dict(s)"], ("resume", "")),
+    (["accelerate/big_modeling.py load_checkpoint_and_dispatch: f()"], ("load", "")),
+    (["peft/peft_model.py load_adapter: load_peft_weights(p)"], ("load", "")),
+    (["recipes/lora.py train: self.save_checkpoint(epoch=e)"], ("save", "")),  # its own frame is left out
+    (["job.py main: return wrapped(model)"], ("load", "")),  # of a job that has begun no step
+    (["verl/workers/actor.py update_policy: f()", "verl/fsdp.py load_fsdp_optimizer: v.to(0)"],
+     ("train", "forward")),
+    (["verl/workers/actor.py compute_ref_log_prob: f()", "verl/torch.py logprobs_from_logits: f()"],
+     ("train", "loss")),
+    (["job.py main: l = model(**b).loss; l.backward()", "torch/nn/modules/module.py _call_impl: f()"],
+     ("train", "forward")),
+])  # fmt: skip
+def test_a_moment_by_what_frames_are_named(frames: list[str], moment: tuple[str, str]) -> None:
+    lines = [re.sub(r"(\S+) (\S+): (.*)", r'  File "/env/site-packages/\1", line 3, in \2\n    \3', one)
+             for one in frames]  # fmt: skip
+    text = "\n".join(["Traceback (most recent call last):", *lines, "RuntimeError: CUDA out of memory."])
+    found = text_evidence(text, "x")
+    assert (found.moment, found.stage) == moment
+
+
+TRAINED = " 50%|##5  | 500/1000 [10:00<10:00, 1.2s/it]{'loss': 1.1, 'epoch': 0.5}\n"
+
+
+@pytest.mark.parametrize(("bars", "moment"), [
+    (TRAINED + " 71%|###  | 1420/2000 [03:01<01:12,  8.0it/s]Killed", "evaluation"),
+    (TRAINED + " 51%|##5  | 510/1000 [10:12<09:48,  1.2s/it]Killed", "train"),
+    (TRAINED + "{'eval_loss': 1.0}\n 51%|##5  | 510/1000 [10:12<09:48,  1.2s/it]\nKilled", "train"),
+    ("***** Running Evaluation *****\n 88%|####  | 220/250 [01:01<00:08,  3.6it/s]\nKilled", "evaluation"),
+    ("Loading weights: 100%|##| 4/4 [00:10<00:00, 2.5s/it]\n  0%|  | 0/90 [00:00<?, ?it/s]\nKilled", "train"),
+])  # fmt: skip
+def test_a_bar_that_is_not_of_training(bars: str, moment: str) -> None:
+    assert text_evidence(f"{bars}\n", "x").moment == moment
+
+
+PY_SPY = """Thread 4122 (idle): "tqdm"
+    wait (threading.py:324)
+Thread 4121 (active): "MainThread"
+    full_tensor (torch/distributed/tensor/_api.py:600)
+    save_checkpoint (train.py:211)
+    main (train.py:300)
+"""
+ABORTED = """Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE)
+Thread 0x00007f11 (most recent call first):
+  File "/lib/python3.11/threading.py", line 324 in wait
+
+Thread 0x00007f22 (most recent call first):
+  File "/env/torch/_tensor.py", line 648 in backward
+  File "/env/transformers/trainer.py", line 3736 in training_step
+
+"""
+
+
+def test_stacks_of_a_process_that_hangs() -> None:
+    hangs, waits = text_evidence(PY_SPY, "x"), text_evidence(ABORTED, "x")
+    assert (hangs.failure, hangs.moment) == ("", "save")
+    assert (waits.failure, waits.moment, waits.stage) == ("timeout", "train", "backward")
+
+
+@pytest.mark.parametrize(("line", "failure"), [
+    ("State: OUT_OF_MEMORY (exit code 0)\nMemory Utilized: 63.81 GB", "host_memory"),
+    ("99812   sft  OUT_OF_ME+    0:125", "host_memory"),
+    ("RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.", "device_memory"),
+    ("Message: Pod ephemeral local storage usage exceeds the total limit of containers 50Gi.", "disk"),
+    ("slurmstepd: error: *** JOB 9 ON a CANCELLED AT 2026-02-02T23:00:13 DUE TO TIME LIMIT ***", "other"),
+])  # fmt: skip
+def test_the_words_of_schedulers_and_engines(line: str, failure: str) -> None:
+    assert text_evidence(f"{line}\n", "x").failure == failure
+
+
+@pytest.mark.parametrize(("text", "peak_bytes"), [
+    ("    FB Memory Usage\n        Total     : 81920 MiB\n        Used      : 78112 MiB", 78112 * MIB),
+    ("# gpu   pid  type   sm   mem    fb  command\n    0  4121     C   97    62  74122  python", 74122 * MIB),
+    ('{"system.gpu.0.memoryAllocatedBytes": 80026361856, "_timestamp": 1.5}', 80026361856),
+    ("| Allocated memory      |  74211 MiB |  75812 MiB |   1912 GiB |", 75812 * MIB),
+])  # fmt: skip
+def test_peaks_that_tools_print(text: str, peak_bytes: float) -> None:
+    assert text_evidence(f"{text}\n", "x").peak_bytes == peak_bytes
