@@ -43,8 +43,22 @@ CPU = "CPU"  # the architecture of a device profile's processor
 BEFORE_AMPERE = frozenset({"Pascal", "Volta", "Turing"})
 MATRIX_DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp4")
 _BRANDS = ("nvidia", "amd", "geforce", "tesla", "instinct")
-# What people say before a card's name: who lends it.
-_LENDERS = r"(?i)^(google |kaggle|colab|runpod|lambda|modal|vast(\.ai)?|lightning|pro\+?|gpu|free|[\s:_-])+"
+# What people say beside a card's name: who lends it, or what it is in.
+_LENDER = r"google|kaggle|colab|runpod|lambda( labs)?|modal|vast(\.ai)?|lightning|paperspace|free"
+_LENDERS = (
+    rf"(?i)^(({_LENDER}|mac(book)?( pro| air| mini| studio)?|apple|pro\+?|gpu)(?![a-z])|[\s:_-])+"
+    rf"|[\s:_(-]+((on|from|in) )?(({_LENDER}|gpus?|cards?|oam)[\s)]*)+$"
+)
+_COUNTED = (
+    r"(?P<n>\d{1,7})\s*[x×*][\s_]*(?P<name>.+)",
+    r"(?P<name>.+?)\s*[x×*]\s*(?P<n>\d{1,7})",
+    *(r"(?P<n>[1-9]\d?)\s+(?P<name>.+)", r"(?P<n>[1-9]\d?)\s+(?P<name>.+)s"),  # 8 H100s
+)
+_COUNTS = {"one": 1, "single": 1, "two": 2, "dual": 2, "three": 3, "four": 4, "quad": 4, "eight": 8}
+_BOXES = (  # how many GPUs are in what is called so, which its name leaves unsaid
+    (r"[dh]gx[\s_-]+(?P<name>h[12]00|b[23]00)", 8),
+    (r"(?P<name>gb[23]00)[\s_-]*nvl[\s_-]*72", 72),
+)
 _REQUIRED = ("name", "memory_bytes", "memory_bytes_per_s", "flops_per_s")
 
 
@@ -171,14 +185,18 @@ def counted(text: str) -> tuple[str, int | None]:
                 f"num_nodes={number} num_gpus={int(number[:7]) * rented.num_gpus}."
             )
         return name.strip(), _count(number, text)
-    for pattern in (
-        r"(?P<n>\d{1,7})\s*[x×*][\s_]*(?P<name>.+)",
-        r"(?P<name>.+?)\s*[x×*]\s*(?P<n>\d{1,7})",
-        *(r"(?P<n>\d{1,2})\s+(?P<name>.+)", r"(?P<n>\d{1,2})\s+(?P<name>.+)s"),  # 8 H100s
-    ):
-        found = re.fullmatch(pattern, text.strip(), re.IGNORECASE)
-        if found and (known_gpu(found["name"]) or is_file(found["name"]) or found["name"].casefold() == THIS):
-            return found["name"], _count(found["n"], text)
+    bare = re.sub(_LENDERS, "", text.strip()[:200])
+    for pattern, held in _BOXES:
+        if box := re.fullmatch(pattern, bare, re.IGNORECASE):
+            return box["name"], held
+    first, _, rest = bare.partition(" ")
+    spoken = f"{_COUNTS.get(first.casefold(), '')} {rest}"  # "two 3090s"
+    for written in (text.strip(), bare, spoken):
+        for pattern in _COUNTED:
+            found = re.fullmatch(pattern, written, re.IGNORECASE)
+            named = found["name"] if found else ""
+            if found and (known_gpu(named) or is_file(named) or named.casefold() == THIS):
+                return named, _count(found["n"], text)
     return text, None
 
 
@@ -244,7 +262,9 @@ def _spellings(name: str) -> Iterator[str]:
     if len(words) == 3:
         yield "-".join([outer, *words[2:], *words[:2]])
     yield re.sub(r"(?i)(\d)g$", r"\1gb", name.strip())
-    yield re.sub(_LENDERS, "", name)
+    bare = re.sub(_LENDERS, "", name.strip()[:200])
+    yield bare
+    yield re.sub(r"[\s_-](\d{2,3})$", r"-\1gb", bare)  # "a100 80"
 
 
 def gpus() -> Mapping[str, GpuSpec]:

@@ -180,7 +180,13 @@ def test_which_cards_accumulate_at_half_rate(name: str, *, halved: bool) -> None
         ("A800-80GB", "A800-SXM4-80GB"),
         ("Colab T4", "T4"),  # who lends it
         ("Google Colab Pro A100", "A100-SXM4-40GB"),
-        ("kaggle p100", "P100-SXM2-16GB"),
+        ("kaggle p100", "P100-PCIE-16GB"),
+        ("t4 colab", "T4"),
+        ("H100 on RunPod", "H100-SXM5-80GB"),
+        ("macbook pro m3 max", "Apple M3 Max 128GB"),
+        ("a100 80", "A100-SXM4-80GB"),
+        ("v100 32", "V100-SXM2-32GB"),
+        ("4060 ti 8gb", "RTX 4060 Ti 8GB"),
     ],
 )
 def test_what_stands_in_brackets_may_name_the_gpu(written: str, meant: str) -> None:

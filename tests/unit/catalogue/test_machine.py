@@ -216,6 +216,17 @@ def test_the_default_is_this_machine(put: Put) -> None:
         ("6000 Ada", "6000 Ada", None),
         ("GPU T4 x2", "GPU T4", 2),  # as Kaggle has it
         ("runpod a40:2", "runpod a40", 2),
+        ("kaggle 2xt4", "t4", 2),
+        ("lambda 8xA100 80GB", "A100 80GB", 8),
+        ("two 3090s", "3090", 2),
+        ("dual 4090", "4090", 2),
+        ("DGX H100", "H100", 8),
+        ("hgx-b200", "b200", 8),
+        ("gb200 nvl72", "gb200", 72),
+        ("dgx spark", "dgx spark", None),
+        ("dgx a100", "dgx a100", None),  # of 40 GB or of 80 GB
+        ("foo xl4", "foo xl4", None),
+        ("0 h100", "0 h100", None),
     ],
 )
 def test_how_many(text: str, name: str, number: int | None) -> None:
