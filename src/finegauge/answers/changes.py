@@ -17,13 +17,13 @@ from finegauge.prediction.offload import kept_on_host
 from finegauge.prediction.predictor import gpu_of, needed, predict
 from finegauge.prediction.sharding import share_of
 from finegauge.prediction.uncertainty import Verdict, verdict
-from finegauge.progress import Heard, Progress
 from finegauge.records import NamedTuple
 from finegauge.run.run import Run, positions_of
 
 if TYPE_CHECKING:
     from finegauge.planning.advice import Advice
     from finegauge.planning.whatif import Standing, Variant, WhatIf
+    from finegauge.progress import Heard
 
 
 class Outcome(NamedTuple):
@@ -198,16 +198,18 @@ class CanAnswer(NamedTuple):
     results: tuple[FitsOn, ...]
 
 
-def can_answer(runs: Sequence[Run], heard: Heard | None = None) -> CanAnswer:
+def can_answer(runs: Sequence[Run], heard: "Heard | None" = None) -> CanAnswer:
     """Return what fits the GPUs of `runs`, one kind each; of a run, its method and batch are left open."""
     return CanAnswer(runs[0], MOST_SEQUENCES, tuple(_on(run, heard) for run in runs))
 
 
-def _on(run: Run, heard: Heard | None) -> FitsOn:
+def _on(run: Run, heard: "Heard | None") -> FitsOn:
     lengths, ways = _lengths(run), _ways(run)
     found: list[FitsWith] = []
     for number, (method, place) in enumerate(ways):
         if heard is not None:
+            from finegauge.progress import Progress
+
             heard(Progress(method, number, len(ways)))
         found.append(_with(run, method, place, lengths))
     return FitsOn(str(run.gpu), run.num_gpus, gpu_of(run).usable_bytes, tuple(found))

@@ -1,7 +1,8 @@
-"""click, imported without what an estimate never asks of it: `inspect` and `platform`, a tenth of its time.
+"""click, imported without what an estimate never asks of it: `inspect`, `platform` and `gettext`.
 
-While click is imported, stand-ins take their places. Each has the one function that click (and uuid, which
-it imports) calls for a command; whatever else is asked of one comes from the module, imported then.
+While click is imported, stand-ins take their places. Each has the functions that click (and uuid, which
+it imports) calls for a command; whatever else is asked of one comes from the module, imported then. No texts
+of FineGauge are translated, so that click's stay as they are unless another program loads `gettext`.
 """
 
 import os
@@ -23,11 +24,30 @@ def cleandoc(text: str) -> str:
     return text.strip()
 
 
+def gettext(message: str) -> str:
+    """Return click's text as it is, translated where the process translates."""
+    real = _real_gettext()
+    return str(real.gettext(message)) if real else message
+
+
+def ngettext(one: str, several: str, number: int) -> str:
+    """Return the text for a number of things, likewise."""
+    real = _real_gettext()
+    return str(real.ngettext(one, several, number)) if real else one if number == 1 else several
+
+
+def _real_gettext() -> ModuleType | None:
+    found = sys.modules.get("gettext")
+    return found if hasattr(found, "textdomain") else None
+
+
 def _stand_in(name: str, **functions: Callable[..., Any]) -> ModuleType | None:
     if name in sys.modules:
         return None
 
     def asked(attribute: str) -> Any:
+        if attribute == "__path__":  # which "from ... import" looks for
+            raise AttributeError(attribute)
         _step_aside(module)
         return getattr(import_module(name), attribute)
 
@@ -42,7 +62,10 @@ def _step_aside(module: ModuleType | None) -> None:
         del sys.modules[module.__name__]
 
 
-_modules = [_stand_in("inspect", cleandoc=cleandoc)]
+_modules = [
+    _stand_in("inspect", cleandoc=cleandoc),
+    _stand_in("gettext", gettext=gettext, ngettext=ngettext),
+]
 if hasattr(os, "uname"):
     _modules.append(_stand_in("platform", system=lambda: os.uname().sysname))
 try:

@@ -10,13 +10,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial, wraps
-from importlib.util import find_spec
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from finegauge.catalogue.hub import fetch_config, is_hub_id
 from finegauge.errors import InputError, UnknownNameError, UnsupportedError, cleaned, shown
 
 if TYPE_CHECKING:
@@ -293,6 +291,8 @@ def fetch(error: UnknownNameError, *, offline: bool) -> None:
 
     Raises: the error where no model of the Hub is meant; UnsupportedError where it is not to be had.
     """
+    from finegauge.catalogue.hub import fetch_config, is_hub_id
+
     if error.kind != "model" or not is_hub_id(error.name):
         raise error
     got = fetch_config(error.name, error.near, offline=offline)
@@ -311,6 +311,8 @@ def trace_once(model: str, config: Mapping[str, Any]) -> None:
     why = untraced(config)
     if not why:
         return
+    from importlib.util import find_spec
+
     missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
     if missing:
         raise UnsupportedError(

@@ -15,7 +15,7 @@ from typing import Any
 
 from finegauge.documents import parse_yaml, read_text
 from finegauge.errors import FieldError, InputError, UnknownNameError, shown
-from finegauge.formats import launcher_files, model_keys, rollout_keys, trainer_keys
+from finegauge.formats import launcher_files, model_keys, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, always, key, model_key
 from finegauge.formats.sheet import ACCELERATE, DEEPSPEED, Sheet, dataset_name, refuse
 from finegauge.run.field import flag, names, number, whole
@@ -156,6 +156,8 @@ def _read_ppo(reading: Reading) -> None:
     reading.take("ppo_epochs", "ppo_epochs", 4)
     kind = reading.text("reward_model_type", "lora")
     if kind == "full":
+        from finegauge.formats import rollout_keys
+
         rollout_keys.other_model(reading, "reward_model", "reward_model")
     else:
         reading.warn(f"reward_model_type={shown(kind)} is not modelled: a whole model is taken to judge.")

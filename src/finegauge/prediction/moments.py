@@ -44,7 +44,6 @@ from math import ceil
 from finegauge.data.batch_shape import shape
 from finegauge.model.graph import build
 from finegauge.model.weights import optimizer_scratch
-from finegauge.prediction.generation import passing_bytes
 from finegauge.prediction.model_parallel import by_megatron
 from finegauge.prediction.offload import kept_on_host
 from finegauge.prediction.prefetch import ON_THEIR_WAY, ZERO3_KEPT
@@ -243,6 +242,8 @@ class Job:
         extents = rank_extents(asked, longest_extents(batch))
         device: Parts = {**self.rest, **scoring_memory(run, self.share, extents)}
         if run.sharding == "zero3":
+            from finegauge.prediction.generation import passing_bytes
+
             message = zero3_messages(self.share).largest_bytes
             passing = passing_bytes(self.share.graph, extents)
             moving = [path for path in device if path[0] in ("activations", "logits")]

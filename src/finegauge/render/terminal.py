@@ -259,7 +259,7 @@ def wrapped(text: str, *, indent: str, width: int = 0) -> list[str]:
 
 LONG_TABLE = 14  # rows from which a table is folded
 MOST_ROWS = 200
-_SPECIAL = re.compile(r"([\\`*_\[\]|~#@$])")
+_SPECIAL = r"([\\`*_\[\]|~#@$])"
 
 
 def markdown_page(report: Report, *, level: int = 2, folded: bool = True) -> str:
@@ -319,4 +319,4 @@ def escaped(text: Text) -> str:
     """Return `text` so that Markdown and HTML show it as it is, on one line."""
     one_line = " ".join(plain(text).split())
     safe = one_line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return _SPECIAL.sub(r"\\\1", safe)
+    return re.sub(_SPECIAL, r"\\\1", safe)
