@@ -21,7 +21,7 @@ _OTHER_VERSION = re.compile(r"\d{1,2}(?:\.\d+)*|[a-z]")  # llama-9, falcon-h1, g
 # Words of a name whose model has other shapes than its base, or whose base is said otherwise.
 _OTHER_SHAPES = re.compile(
     r"vl|v|vlm|mm|ov|omni|ocr|\w*(?:vision|visual|multimodal|image|video|audio|speech|voice|tts|asr|llava"
-    r"|vila|ultravox|whisper|onevision|idefics|minicpm|internvl|smolvl|bunny|molmo|mamba|rwkv)\w*"
+    r"|vila|blip|ultravox|whisper|onevision|idefics|minicpm|internvl|smolvl|bunny|molmo|mamba|rwkv)\w*"
     r"|e|embed\w*|reward|rm|prm|orm|classif\w*|rerank\w*|colbert|e5|gte|bge|sts|gritlm|nli"
     r"|draft|eagle|medusa|speculator|dflash|mtp|moe|frankenmoe|pruned?|pruning|sheared|slim|minitron|shear\w*"
     r"|layers?|depth|upscaled?|expanded|passthrough|franken\w*|bitnet|diffusion|dllm|dream|tiny|mini"

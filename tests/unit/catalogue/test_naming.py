@@ -47,6 +47,7 @@ def test_a_name_that_states_family_and_size_tells_its_base(name: str, base: str)
         "somebody/finance-7b",
         "tiiuae/Falcon-H1-3B-Instruct",  # no Falcon of that name's first word
         "somebody/falcon-x-7b",
+        "Salesforce/blip2-opt-2.7b",
         "phi",
         "",
         "/",
