@@ -26,6 +26,7 @@ NVLINK, PCIE, XGMI = "NVLink", "PCIe", "xGMI"
 PCIE_BYTES_PER_S = {"3": 15.75e9, "4": 31e9, "5": 63e9, "6": 121e9}  # x16, one direction, by generation
 USUAL_PCIE = "4.0 x16"
 ETHERNET_BYTES_PER_S = 1.5625e9  # per GPU: 100 Gbit/s for a node of eight
+STAGED_FRACTION = 0.5  # of the rate peer to peer: to the host's memory and back over the same root
 BOARD_GPUS = 8  # joined on a board, and in a node, where a GPU's own rows do not say
 # per GPU and direction, of data-centre boards with a link of their own: the network card that servers of
 # their year came with (HDR 200, NDR 400, XDR 800 Gbit/s); before 2020 four cards of 100 Gbit/s for eight
@@ -47,6 +48,11 @@ class Paths(NamedTuple):
     neighbour_source: str
     network_bytes_per_s: float  # of one GPU to other nodes, one direction
     network_source: str
+
+    @property
+    def bridge_bytes_per_s(self) -> float:
+        """Return bytes/s of one GPU to those of its host over PCIe."""
+        return self.pcie_bytes_per_s * (1.0 if self.p2p else STAGED_FRACTION)
 
 
 def paths_of(gpu: GpuSpec, provider: str | None = None, gpus_per_node: int | None = None) -> Paths:

@@ -67,7 +67,6 @@ NEVER = 1.0  # second per byte
 # figure 2b): an assumption for any machine
 NVME_BYTES_PER_S = 1.6e9
 MOST_AT_ONCE, MOST_BYTES_AT_ONCE = 8, 2**23  # GPUs and bytes of a sum by one kernel [4]
-STAGED_FRACTION = 0.5  # of the rate peer to peer: to the host's memory and back over the same root
 
 
 class Link(NamedTuple):
@@ -428,8 +427,7 @@ def assumed(run: Run, gpu: GpuSpec) -> tuple[str, ...]:
 
 def _levels(gpu: GpuSpec, paths: Paths, per_node: int, over_pcie: Fabric) -> tuple[Level, Level]:
     """Return the links to the closest GPUs, and those to all that are reached without the network."""
-    rate = paths.pcie_bytes_per_s * (1.0 if paths.p2p else STAGED_FRACTION)
-    node = Level.of(per_node, rate, over_pcie, direct=2 if paths.p2p else 1)
+    node = Level.of(per_node, paths.bridge_bytes_per_s, over_pcie, direct=2 if paths.p2p else 1)
     if paths.joined <= 1:
         return node, node
     near = Level.of(paths.joined, paths.link_bytes_per_s, fabric(gpu, paths.fabric), peers=paths.peers)

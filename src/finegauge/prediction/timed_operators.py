@@ -44,7 +44,7 @@ from finegauge.arithmetic import PLAIN, ceil, largest, log, smallest, where
 from finegauge.catalogue.device_profile import SHAPE_COLUMNS, Timed, timed_kernels, timings
 from finegauge.catalogue.gpus import GpuSpec
 from finegauge.catalogue.gpus import gpu as gpu_named
-from finegauge.catalogue.paths import pcie_bytes_per_s
+from finegauge.catalogue.paths import BOARD_GPUS, paths_of
 from finegauge.documents import read_document
 from finegauge.errors import UnsupportedError, shown
 from finegauge.prediction.device import BEST_MATMUL_FRACTION, best_fraction
@@ -75,6 +75,9 @@ class Chip(NamedTuple):
     num_sms: float
     l2_bytes: float
     link_bytes_per_s: float  # of one GPU to its neighbours, one direction
+    link_gpus: int  # that such links join; more of them meet over PCIe
+    link_peers: int  # over how many links, one to each, they are divided; 0: a switch
+    bridge_bytes_per_s: float
     value_bytes: float  # of an operand
     exponential_ratio: float = 1.0  # how much faster it takes exponentials than the chips before it
 
@@ -160,10 +163,13 @@ def experts(c: Constants, s: Sizes, chip: Chip) -> Any:
 def collective(c: Constants, s: Sizes, chip: Chip) -> Any:
     """Return the seconds of one collective inside a node: steps, and what crosses one GPU's link.
 
-    Behind PCIe bridges the rate of a rank falls with a power of their number.
+    Of a mesh, ranks use the links among themselves. Behind PCIe bridges the rate of a rank falls with a
+    power of their number.
     """
     ranks = s["num_gpus"]
-    rate = chip.link_bytes_per_s * c["link_fraction"] * (ranks / 2.0) ** -c.get("sharing", 0.0)
+    meshed = smallest(1.0, (ranks - 1.0) / chip.link_peers) if chip.link_peers else 1.0
+    shared = chip.bridge_bytes_per_s * (ranks / 2.0) ** -c.get("sharing", 0.0)
+    rate = where(ranks <= chip.link_gpus, chip.link_bytes_per_s * meshed, shared) * c["link_fraction"]
     crossing = s["bytes"] * (ranks - 1.0) / ranks / rate
     return overlapped(c["launch_s"] + c["hop_s"] * (ranks - 1.0), crossing, c["overlap"])
 
@@ -351,7 +357,7 @@ def chip_of(spec: GpuSpec, dtype: str, like: GpuSpec | None = None, kind: str = 
     peak = spec.peak_flops_per_s(PEAKS[dtype]) if dtype in PEAKS else 1.0  # a collective computes nothing
     if like is not None:
         peak *= _reached(spec, like, kind) * _fed(spec, like, PEAKS.get(dtype, ""))
-    num_sms, l2_bytes = spec.num_sms, spec.l2_bytes
+    num_sms, l2_bytes, paths = spec.num_sms, spec.l2_bytes, paths_of(spec)
     if like is not None and not num_sms:
         num_sms = like.num_sms
     if like is not None and not l2_bytes:
@@ -361,7 +367,10 @@ def chip_of(spec: GpuSpec, dtype: str, like: GpuSpec | None = None, kind: str = 
         bytes_per_s=spec.memory_bytes_per_s,
         num_sms=float(num_sms or 100),
         l2_bytes=float(l2_bytes or 50e6),
-        link_bytes_per_s=spec.nvlink_bytes_per_s or pcie_bytes_per_s(spec),
+        link_bytes_per_s=spec.nvlink_bytes_per_s,
+        link_gpus=paths.joined,
+        link_peers=paths.peers,
+        bridge_bytes_per_s=paths.bridge_bytes_per_s,
         value_bytes=VALUE_BYTES.get(dtype, 2.0),
         exponential_ratio=EXPONENTIAL_RATIOS.get(spec.architecture, 1.0),
     )
@@ -489,6 +498,13 @@ def _chosen(
     own, kind = [one for one in known if one.gpu == spec.name], known[0].kind
     if own:
         return "timed", [min(own, key=match)]
+    if kind == "collective":  # bridges are the machine's, not the GPU's: all that were timed weigh alike
+        known = [one for one in known if _bridged(gpu_named(one.gpu)) == _bridged(spec)] or known
+        if _bridged(spec):
+            return "other", [
+                min((one for one in known if one.gpu == other), key=match)
+                for other in sorted({one.gpu for one in known})
+            ]
     near = sorted({one.gpu for one in known}, key=lambda other: _distance(spec, gpu_named(other)))
     kin = [other for other in near if is_kin(spec, gpu_named(other))]
     if kin:
@@ -505,6 +521,11 @@ def _chosen(
     for one in alike or best:
         by_generation.setdefault(int(10 * _generation(gpu_named(one.gpu))), one)
     return "other", list(by_generation.values())
+
+
+def _bridged(spec: GpuSpec) -> bool:
+    """Return whether the GPUs of a usual node meet over PCIe, all or beyond the pairs that a bridge joins."""
+    return paths_of(spec).joined < BOARD_GPUS
 
 
 def _left_out(kind: str, stands: str) -> Interval:

@@ -131,3 +131,18 @@ def test_products_reach_of_the_peak_what_the_best_ones_do() -> None:
     weak, strong, twin = (seconds_of(source_for(gpu(name), "gemm", "bf16"), PRODUCT) for name in named)
     assert 1.15 * strong < weak < 1.35 * strong
     assert twin == pytest.approx(strong, rel=0.03)
+
+
+def test_collectives_take_the_links_that_join_so_many() -> None:
+    """Bridged pairs and cards alone were answered as boards with a switch: 8 A100 over PCIe in 0.6 ms."""
+
+    def seconds(name: str, ranks: float) -> float:
+        source = source_for(gpu(name), "collective", "half", "all_reduce")
+        return float(seconds_of(source, {"num_gpus": ranks, "bytes": 2.0**26}))
+
+    moved_s = 2.0 * 7 / 8 * 2**26 / 31e9  # over PCIe 4.0
+    for name in ("A100-PCIE-80GB", "A40", "A30"):
+        assert moved_s < seconds(name, 8.0) < 10 * moved_s
+    assert seconds("H200-NVL-141GB", 8.0) > 10 * seconds("H200-NVL-141GB", 4.0)  # four are bridged
+    assert seconds("RTX 4090", 2.0) == pytest.approx(2 * seconds("RTX 6000 Ada", 2.0), rel=0.05)  # no p2p
+    assert seconds("MI300X", 2.0) > 2 * seconds("MI300X", 8.0) > 2 * seconds("H100", 8.0)  # one link of seven
