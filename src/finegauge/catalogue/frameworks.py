@@ -118,6 +118,8 @@ class Framework(NamedTuple):
     keeps_loss_chunks: bool = False  # of the logits, until the backward pass
     tiles_loss_since: tuple[int, int] | None = None  # a chunked loss: by 4,096 tokens and 32,768 words
     freezes_tower: bool = False  # vision tower and projector, unless told
+    loads_quantised_copies: bool = False  # of models it knows, their publisher's copies in 4 bits
+    linear_experts: tuple[str, ...] = ()  # model types whose experts it has as linears, to be quantised
     lists_linears: bool = False  # "all-linear" to PEFT as names: experts that are no modules have no adapters
     # Division among GPUs
     transformers_plan: bool = False  # tensor parallelism and FSDP units are those of transformers and PEFT
@@ -216,8 +218,9 @@ def _together(name: str) -> Framework:
     conf = next((row.alloc_conf for row in rows if row.alloc_conf), "")
     engine = next((row.engine for row in rows if row.engine), None)
     inferred = tuple(dict.fromkeys(field for row in rows for field in row.inferred))
-    since = next((row.tiles_loss_since for row in rows if row.tiles_loss_since), None)
-    return exact._replace(**does, alloc_conf=conf, engine=engine, inferred=inferred, tiles_loss_since=since)
+    does["linear_experts"] = tuple(kind for row in rows for kind in row.linear_experts)
+    does["tiles_loss_since"] = next((row.tiles_loss_since for row in rows if row.tiles_loss_since), None)
+    return exact._replace(**does, alloc_conf=conf, engine=engine, inferred=inferred)
 
 
 def _framework(name: str, row: Mapping[str, Any], rows: Mapping[str, Any]) -> Framework:
@@ -240,6 +243,7 @@ def _framework(name: str, row: Mapping[str, Any], rows: Mapping[str, Any]) -> Fr
         source=row.get("source", base.get("source", "")),
         sources=tuple(row.get("sources", ())),
         inferred=tuple(row.get("inferred", ())),
+        linear_experts=tuple(row.get("linear_experts", ())),
         defaults=tuple(_change(one) for one in (base, *row.get("changes", ()))),
         **does,
     )

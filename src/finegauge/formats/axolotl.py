@@ -115,12 +115,17 @@ def _read_precision(reading: Reading) -> None:
         raise FieldError("bf16 and fp16 are both true; keep one.")
     mixed = "bf16" if mixed_bf16 else "fp16" if fp16 else "none"
     reading.set("autocast", "none" if pure else mixed, *_PRECISION)
+    by_gpu = word == "auto" and mixed_bf16 and not pure
+    if by_gpu:
+        reading.set_by_gpu("autocast")
     low = pure or ("fp32" if mixed == "none" else mixed)
     method = reading.fields["method"]
     if method in ("qlora", "gptq_lora"):
         reading.set("weights_dtype", _quantized(reading), "load_in_4bit", "load_in_8bit", "bnb_config_kwargs")
     else:
         reading.set("weights_dtype", low, *_PRECISION)
+        if by_gpu:
+            reading.set_by_gpu("weights_dtype")
     if method != "full":
         upcast = reading.flag("peft_autocast_adapter_dtype", default=True)
         reading.set("adapter_dtype", "fp32" if upcast else low, "peft_autocast_adapter_dtype")

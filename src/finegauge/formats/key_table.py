@@ -29,6 +29,7 @@ from finegauge.records import NamedTuple
 from finegauge.run import rules
 from finegauge.run.field import flag, version_numbers, whole
 from finegauge.run.options import SPELLINGS
+from finegauge.run.rules import BY_GPU
 from finegauge.run.run import FIELDS, FROM_COMMAND_LINE, FROM_FILE, Run, figures
 
 MAX_WARNINGS = 20
@@ -416,6 +417,10 @@ class Reading:
             self.origins[field] = FROM_FILE
         else:
             self.origins[field] = f"framework default: {self.format.name}"
+
+    def set_by_gpu(self, field: str) -> None:
+        """Note the 16-bit format that the GPU multiplies: bf16, fp16 where it has none."""
+        self.fields[field], self.origins[field] = "bf16", f"framework default: {self.format.name}{BY_GPU}"
 
     def warn(self, sentence: str) -> None:
         """Note a warning."""

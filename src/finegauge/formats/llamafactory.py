@@ -144,6 +144,8 @@ def _read_precision(reading: Reading) -> None:
         reading.set("weights_dtype", _quantized(reading), "quantization_bit", "double_quantization")
     else:
         reading.set("weights_dtype", trained if method == "full" else low, *keys)
+        if method != "full" and low == "bf16" and not (bf16 or pure):
+            reading.set_by_gpu("weights_dtype")
     if method in ("lora", "qlora"):
         reading.set("adapter_dtype", trained, "pure_bf16")
     upcast = reading.flag("upcast_layernorm") and method == "qlora"

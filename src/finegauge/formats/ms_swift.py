@@ -189,11 +189,16 @@ def _read_precision(reading: Reading) -> None:
         trainer_keys.read_precision(reading, bf16_default=False)
     else:
         reading.set("autocast", low, "torch_dtype")
+    by_gpu = low == "bf16" and not reading.stated("bf16", "fp16", "torch_dtype")
+    if by_gpu:
+        reading.set_by_gpu("autocast")
     method = reading.fields["method"]
     if method == "qlora":
         reading.set("weights_dtype", _quantized(reading), "quant_bits", "bnb_4bit_use_double_quant")
     else:
         reading.set("weights_dtype", "fp32" if method == "full" and low == "fp16" else weights, "torch_dtype")
+        if by_gpu and method != "full":
+            reading.set_by_gpu("weights_dtype")
     if method != "full":
         reading.take("adapter_dtype", "lora_dtype", "fp32")
 

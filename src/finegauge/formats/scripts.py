@@ -160,6 +160,8 @@ def load_python(
         return Script(unsloth_keys(keys, adapts=script.adapts), "unsloth", warnings)
     if script.calls & _HF_ARGUMENTS and not script.calls & {*_TRL_ARGUMENTS}:
         keys = {"bf16": False, "gradient_checkpointing": False, **keys}  # TRL takes all that they hold
+    if script.values.asks_for_bf16 and keys.get("bf16") is True:
+        keys["bf16"] = "auto"
     if script.adapts or script.loads_adapters:
         keys = {"lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.0, "use_peft": True, **keys}
     if script.loads_itself:
@@ -182,8 +184,6 @@ def _unread(script: "_Reader", keys: Mapping[str, Any]) -> Iterator[str]:
         yield f"{made[0]} is called {script.made[made[0]]} times: what the first says stands"
     if script.has_arguments and not script.calls & ({*_TRL_ARGUMENTS} | _HF_ARGUMENTS):
         yield "the training arguments are made elsewhere: they count as the defaults"
-    if script.values.asks_for_bf16 and not script.is_unsloth:
-        yield "whether the GPU has bf16 is asked by the script and taken as yes"
 
 
 def _written(script: "_Reader", name: str, warnings: tuple[str, ...]) -> Script:

@@ -270,11 +270,7 @@ def read_attention(reading: Reading, *keys: str) -> None:
 
 
 def read_precision(reading: Reading, *, bf16_default: bool) -> None:
-    """Read the arithmetic's format from `bf16` and `fp16`.
-
-    Args:
-        reading: Of the file.
-        bf16_default: Whether the framework sets bf16 where neither is stated.
+    """Read the arithmetic's format from `bf16` and `fp16`; with `bf16_default`, bf16 where neither is stated.
 
     Raises: FieldError where both are true.
     """
@@ -283,6 +279,9 @@ def read_precision(reading: Reading, *, bf16_default: bool) -> None:
     bf16 = (bf16_default and not fp16) if stated in (None, "auto") else flag("bf16", stated)
     if bf16 and fp16:
         raise FieldError("bf16 and fp16 are both true; keep one.")
+    if bf16 and stated == "auto":
+        reading.set_by_gpu("autocast")
+        return
     reading.set("autocast", "bf16" if bf16 else "fp16" if fp16 else "none", "bf16", "fp16")
 
 

@@ -57,6 +57,8 @@ def _read_method(reading: Reading) -> None:
         raise FieldError(f"training_type={shown(kind)} is not supported; use lora or full.")
     autocast = "fp16" if reading.flag("training.fp16") else "bf16"
     reading.set("autocast", autocast, "training.fp16")
+    if autocast == "bf16" and kind != "full":
+        reading.set_by_gpu("autocast")
     quantized_copy = trainer_keys.is_quantized_copy(reading)
     eight = reading.flag(_QUANTIZED[1])
     four = not eight and (quantized_copy or reading.flag(_QUANTIZED[0], default=kind != "full"))
@@ -67,6 +69,8 @@ def _read_method(reading: Reading) -> None:
         return
     reading.set("method", "qlora" if four or eight else "lora", _KIND, *_QUANTIZED)
     reading.set("weights_dtype", "nf4_dq" if four else "int8" if eight else autocast, *_QUANTIZED)
+    if not (four or eight) and autocast == "bf16":
+        reading.set_by_gpu("weights_dtype")
     reading.set("adapter_dtype", "fp32")
     _ADAPTERS.read(reading)
 

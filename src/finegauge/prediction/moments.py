@@ -41,6 +41,7 @@ as allocated before any page of it has been read.
 from collections.abc import Callable, Iterable, Iterator
 from math import ceil
 
+from finegauge.catalogue.frameworks import framework_of
 from finegauge.data.batch_shape import shape
 from finegauge.model.graph import build
 from finegauge.model.weights import optimizer_scratch
@@ -124,7 +125,11 @@ class Job:
         self.largest_bytes = max(layers + outer, default=0) * width
         words = run.config.get("torch_dtype") or run.config.get("dtype")
         file_width = WIDTHS.get(str(words).removeprefix("torch."), 2)
-        quantised = held.base_bytes if run.method == "gptq_lora" else 0.0
+        framework = framework_of(run.framework)
+        copied = framework.loads_quantised_copies and "/" not in run.model.partition("/")[2]
+        narrow = self.low.quantized.startswith("nf4") and ("bnb-4bit" in run.model.casefold() or copied)
+        self.is_stored_quantised = run.method == "gptq_lora" or narrow
+        quantised = held.base_bytes if self.is_stored_quantised else 0.0
         self.file_bytes = quantised or float(file_width * model.num_parameters)
         other_width = file_width != self.low.weight_bytes
         self.is_cast = not self.low.quantized and other_width
@@ -213,7 +218,7 @@ class Job:
             other = {}
         if run.loading == "sharded":
             mapped = self.file_bytes * self.ranks_on_node / run.num_gpus
-        elif self.low.quantized.startswith(("nf4", "int8")):  # each tensor is quantised as it comes
+        elif self.low.quantized.startswith(("nf4", "int8")) and not self.is_stored_quantised:  # as they come
             weights["workspace", "being quantised"] = QUANTISED_AT_ONCE * 2.0 * self.largest_layer_values
         elif self.zero and run.sharding != "zero3":
             weights["optimizer", "states"] = self.master_bytes

@@ -78,6 +78,9 @@ COMPARING = ("reward", "dpo", "ppo", "grpo")
 _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 
 
+BY_GPU = ", by GPU"  # ends the origin of a 16-bit format that a framework chooses: bf16 where there is any
+
+
 def settle(values: dict[str, Any], origins: Mapping[str, str]) -> None:
     """Refuse fields that contradict each other, then fill in those that follow from the others, in place.
 
@@ -91,6 +94,9 @@ def settle(values: dict[str, Any], origins: Mapping[str, str]) -> None:
     _check_arrivals(values)
     _check_images(values)
     alloc_options(values["cuda_alloc_conf"] or "")
+    for name in ("weights_dtype", "autocast"):
+        if origins.get(name, "").endswith(BY_GPU):
+            values[name] = "bf16" if multiplies_bf16(values["gpu"]) else "fp16"
     if values["cpu_offload"] != "none" and values["sharding"] == "none":
         # DeepSpeed's, on one GPU too: what is offloaded is sharded there
         values["sharding"] = "zero2" if values["cpu_offload"] == "optimizer" else "zero3"
@@ -268,6 +274,10 @@ def _check_batches(values: Mapping[str, Any], origins: Mapping[str, str]) -> Non
         )
 
 
+# whose experts transformers has never had as linears (its modelling files; read 2026-11-24)
+ALWAYS_FUSED = ("gpt_oss", "llama4", "llama4_text", "dbrx", "granitemoe", "granitemoeshared", "jetmoe")
+
+
 def _fill_in(values: dict[str, Any]) -> None:
     method, packing = values["method"], values["packing"]
     version = version_numbers(values["transformers_version"])
@@ -286,7 +296,7 @@ def _fill_in(values: dict[str, Any]) -> None:
         "optimizer_rank": 128 if values["optimizer"].startswith(PROJECTING) else None,
         "optimizer_implementation": "fused" if version >= (4, 56) else "foreach",
         "experts_implementation": "grouped_mm" if fused_experts else "eager",
-        "quantize_experts": not fused_experts or _is_served_narrow(values),
+        "quantize_experts": _quantizes_experts(values, fused_experts=fused_experts),
         "loss": "fused" if "liger" in values["kernels"] else "full_logits",
         "weights_dtype": QUANTIZED_BY_METHOD.get(method, (half,))[0],
         "adapter_dtype": half,
@@ -367,6 +377,24 @@ def _checkpoint_format(values: Mapping[str, Any]) -> str | None:
         return None
     method = str(stated.get("quant_method", "")) if isinstance(stated, Mapping) else ""
     return {"mxfp4": "mxfp4", "fp8": "fp8", "awq": "gptq4", "gptq": "gptq4"}.get(method)
+
+
+def _quantizes_experts(values: Mapping[str, Any], *, fused_experts: bool) -> bool:
+    """Return whether a quantiser reaches the experts: it replaces linears, and passes over fused parameters.
+
+    Unsloth's own experts of gpt-oss are linears, and its 4-bit copies are stored so.
+    """
+    if values["method"] != "qlora" or _is_served_narrow(values):
+        return not fused_experts or _is_served_narrow(values)
+    from finegauge.catalogue.models import model
+
+    try:
+        kind = model(values["model"]).config.get("model_type")
+    except FineGaugeError:  # said where the model is looked up
+        return not fused_experts
+    stored = kind == "gpt_oss" and "bnb-4bit" in values["model"].casefold()
+    linear = stored or kind in framework_of(values["framework"]).linear_experts
+    return linear or not (fused_experts or kind in ALWAYS_FUSED)
 
 
 def _is_served_narrow(values: Mapping[str, Any]) -> bool:
