@@ -450,8 +450,9 @@ def _as_keys(
     named: str, program: Program, options: dict[str, Any], loose: list[str], keys: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return options and file of a program whose options have other names than its file's, under these."""
-    if named == "tune":
-        keys = _of_torchtune(options, loose, keys)
+    if program.reader == "torchtune":
+        recipe = re.match(r".*?(\w+)\.py$", named)
+        keys = _of_torchtune(options, [recipe[1]] if recipe else loose, keys)
     elif named == "nemo" and loose:
         model, _, given = str(options.pop("factory", "")).partition("(")
         more = options_of([word.strip() for word in given.rstrip(")").split(",")], hydra=True)[0]

@@ -325,6 +325,10 @@ def _fsdp(section: Mapping[str, Any]) -> dict[str, Any]:
     if word not in _STRATEGIES:
         raise FieldError(f"fsdp_sharding_strategy={shown(word)} is unknown; use FULL_SHARD or SHARD_GRAD_OP.")
     fields: dict[str, Any] = {"sharding": _STRATEGIES[word]}
+    if flag("fsdp_cpu_ram_efficient_loading", named.get("cpu_ram_efficient_loading") or False):
+        fields["loading"] = "rank0"
+    if "sharded" in str(named.get("state_dict_type")).lower():
+        fields["save_state"] = "sharded"
     if flag("fsdp_offload_params", named.get("offload_params") or False):
         fields["cpu_offload"] = "params"
     if flag("fsdp_activation_checkpointing", named.get("activation_checkpointing") or False):
@@ -448,8 +452,8 @@ def fsdp_options(run: Run, prefix: str = "") -> dict[str, Any]:
         "reshard_after_forward": run.sharding != "fsdp_shard_grad_op",
         "offload_params": run.cpu_offload != "none",
         "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "state_dict_type": "SHARDED_STATE_DICT",
-        "cpu_ram_efficient_loading": True,
+        "state_dict_type": "SHARDED_STATE_DICT" if run.save_state == "sharded" else "FULL_STATE_DICT",
+        "cpu_ram_efficient_loading": run.loading == "rank0",
     }
     return {f"{prefix}{key}": value for key, value in keys.items()}
 

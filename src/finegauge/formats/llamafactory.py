@@ -94,7 +94,10 @@ def _read_optimizer(reading: Reading) -> None:
     for name, optimizer in _OPTIMIZERS.items():
         if not reading.flag(f"use_{name}"):
             continue
-        reading.set("optimizer", optimizer, f"use_{name}")
+        stated = reading.text("optim", "adamw")  # GaLore's states are of the same kind
+        kind = "_8bit" if "8bit" in stated or "bnb" in stated else ""
+        projected = {"galore": "galore_adafactor" if stated == "adafactor" else optimizer + kind}
+        reading.set("optimizer", projected.get(name, optimizer), f"use_{name}", "optim")
         if optimizer.startswith(PROJECTING):
             reading.take("optimizer_rank", f"{name}_rank", 16)
         if reading.flag(f"{name}_layerwise"):
@@ -156,6 +159,7 @@ def _read_ppo(reading: Reading) -> None:
     if reading.fields["phase"] != "ppo":
         return
     reading.take("ppo_epochs", "ppo_epochs", 4)
+    reading.take("num_mini_batches", "ppo_buffer_size", 1)  # each of a micro-batch times its accumulation
     kind = reading.text("reward_model_type", "lora")
     if kind == "full":
         from finegauge.formats import rollout_keys
@@ -362,7 +366,7 @@ FORMAT = Format(
             trainer_keys.read_sharding,
             lambda run: {"deepspeed": DEEPSPEED if launcher_files.uses_deepspeed(run) else None},
         ),
-        Row("ppo_epochs reward_model reward_model_type", _read_ppo),
+        Row("ppo_epochs ppo_buffer_size reward_model reward_model_type", _read_ppo),
         always(output_dir="output"),
     ),
     model_key="model_name_or_path",

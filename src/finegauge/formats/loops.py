@@ -16,6 +16,7 @@ _OPTIMIZERS = re.compile(r"(Paged|Fused)?(AdamW?|Lion|SGD|Adafactor)(8bit)?")
 _LENGTHS = ("max_length", "max_seq_length", "seq_length", "seq_len", "max_len", "max_seq_len", "block_size",
             "context_length")  # fmt: skip
 _OF_FIT = {"keras", "keras_nlp", "keras_hub", "tensorflow", "lightning", "pytorch_lightning"}
+_DISTILS = ("GKD", "GOLD", "MiniLLM", "Distillation", "DistillationSFT")
 _OTHER_WORK = re.compile(r"(?i)grpo|ppo|dpo|rollout|reward|distil|teacher|critic|adversar|discriminator")
 _OF_LIGHTNING = {
     **{"max_epochs": "num_train_epochs", "max_steps": "max_steps"},
@@ -141,6 +142,7 @@ def instead(modules: Mapping[str, str], calls: set[str]) -> str:
         if module in roots:
             return reason
     for call, reason in (
+        *((f"{name}Trainer", f"it distils ({name}Trainer), which is not supported") for name in _DISTILS),
         ("Accelerator", "its loop is its own (accelerate's Accelerator)"),
         ("LightningModule", "it trains by Lightning"),
         ("fit", "it trains by Lightning or Keras" if roots & _OF_FIT else "its trainer is its own"),

@@ -122,6 +122,7 @@ FORMAT = Format(
         key("trainer.epochs", "epochs", 100),
         key("trainer.train_steps", "max_steps"),
         key("trainer.optimizer.type", "optimizer", "adamw", more=_OPTIMIZERS),
+        Row("trainer.optimizer", lambda _: None),
         key("trainer.compile", "compile", False),
         Row("dataset preprocessing.sample_size preprocessing.sample_ratio", _read_data),
         switch("trainer.enable_gradient_checkpointing", "activation_checkpointing", "full"),

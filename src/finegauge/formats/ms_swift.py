@@ -52,6 +52,10 @@ _BITS = {
     "load_in_8bit": 8,
 }  # no arguments of ms-swift, which stops at what it does not know
 TUNERS = ("tuner_type", "train_type", "sft_type")
+_TASKS = {
+    **{"causal_lm": "causal_lm", "seq_cls": "sequence_classification", "embedding": "embedding"},
+    **dict.fromkeys(("reranker", "generative_reranker"), "reranker"),
+}
 LEARNT = {"rm": "reward", **dict.fromkeys(("kto", "orpo", "simpo", "cpo"), "dpo")}
 _RLHF = {"dpo": "dpo", "grpo": "grpo", "ppo": "ppo", "reward": "rm"}
 _ATTENTION = {"sdpa": "sdpa", "flash": "flash_attn", "eager": "eager"}
@@ -133,10 +137,25 @@ def _bits(reading: Reading) -> Any:
     return reading.get("quant_bits")
 
 
-def _read_method(reading: Reading) -> None:
+def _read_task(reading: Reading) -> None:
+    """Read the head; a generative reranker scores by the likelihood of a word of its causal model."""
     task = reading.text("task_type", "causal_lm")
-    if task != "causal_lm":
-        raise FieldError(f"task_type={shown(task)} is not supported; causal_lm is.")
+    if task not in _TASKS:
+        raise FieldError(f"task_type={shown(task)} is not supported; {', '.join(_TASKS)} are.")
+    if task == "causal_lm" or reading.fields.get("phase") != "sft":
+        return
+    reading.set("task", _TASKS[task], "task_type")
+    if task == "seq_cls":
+        reading.take("num_labels", "num_labels", 2)
+    elif task != "causal_lm":
+        reading.warn(
+            f"task_type={shown(task)}: each text of a sample is a sequence of its own, with a batch as many "
+            "times as large as a sample has texts; micro_batch_size=… says how many sequences there are."
+        )
+
+
+def _read_method(reading: Reading) -> None:
+    _read_task(reading)
     key = reading.which(*TUNERS)
     tuner = reading.text(key, "lora")
     if tuner not in ("lora", "full", *_SIZES):
@@ -309,7 +328,7 @@ FORMAT = Format(
             "", lambda reading: trainer_keys.read_preference(reading, reading.text("rlhf_type"), "rlhf_type")
         ),
         Row(
-            f"{' '.join(TUNERS)} {_ADAPTERS.keys} {_TUNED} quant_bits task_type {' '.join(_BITS)}",
+            f"{' '.join(TUNERS)} {_ADAPTERS.keys} {_TUNED} quant_bits task_type num_labels {' '.join(_BITS)}",
             _read_method,
             _method,
         ),

@@ -56,6 +56,8 @@ _LOSSES = {
 
 
 def _read_method(reading: Reading) -> None:
+    if "teacher_model" in reading.keys:
+        reading.warn("teacher_model is not modelled: its weights and its pass come on top.")
     quantized = any(map(reading.flag, _QUANTIZED))
     if not reading.stated("peft"):
         if quantized:

@@ -34,7 +34,7 @@ _GENERATION = "policy.generation"
 _COLOCATED = f"{_GENERATION}.colocated"
 _OF_ENGINE = ("gpu_memory_utilization", "tensor_parallel_size", "kv_cache_dtype", "precision", "async_engine")
 _FP8 = "policy.megatron_cfg.fp8_cfg"
-_SEQUENCE = "policy.megatron_cfg.sequence_parallel"
+_SEQUENCES = ("policy.megatron_cfg.sequence_parallel", "policy.dtensor_cfg.sequence_parallel")
 _KINDS = ("policy.megatron_cfg.enabled", "policy.dtensor_cfg.enabled")
 _LORAS = ("policy.megatron_cfg.peft", "policy.dtensor_cfg.lora_cfg")
 _ANSWERS = (
@@ -125,8 +125,8 @@ def _read_model(reading: Reading) -> None:
     reading.set("sharding", "zero1" if megatron else "fsdp", *_KINDS)
     reading.set("kernels", ["megatron"] if megatron else [], *_KINDS)
     read_degrees(reading, _MEGATRON if megatron else _DEGREES)
-    if megatron and reading.flag(_SEQUENCE):
-        reading.set("sequence_parallel", True, _SEQUENCE)
+    if reading.flag(_SEQUENCES[not megatron]):
+        reading.set("sequence_parallel", True, _SEQUENCES[not megatron])
     if megatron and reading.flag(f"{_FP8}.enabled"):
         reading.set("fp8", True, f"{_FP8}.enabled")
         reading.take("fp8_recipe", f"{_FP8}.fp8_recipe")
@@ -191,7 +191,7 @@ FORMAT = Format(
                     *_DEGREES,
                     *_MEGATRON,
                     "policy.precision",
-                    _SEQUENCE,
+                    *_SEQUENCES,
                     "policy.dtensor_cfg.cpu_offload",
                     "policy.dtensor_cfg.activation_checkpointing",
                     "policy.megatron_cfg.activation_checkpointing",

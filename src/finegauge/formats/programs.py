@@ -234,6 +234,7 @@ def reader_of(keys: Mapping[str, Any], named: str) -> str:
 
 TRL = {word: Program("trl", {"trainer": word}, all_gpus=True) for word in (
     "sft", "dpo", "grpo", "reward", "kto", "rloo")}  # fmt: skip
+_TORCHTUNE = Program("torchtune", hydra=True)
 _SWIFT = {"sft": Program("ms_swift"), "pt": Program("ms_swift", {"tuner_type": "full"}),
           "rlhf": Program("ms_swift")}  # fmt: skip
 _VLLM, _SGLANG, _TENSORRT_LLM, _TGI, _LIGHTLLM = (
@@ -253,7 +254,7 @@ TOOLS: Mapping[str, Mapping[str, Program]] = {
     "trl": TRL | {"vllm-serve": _VLLM},
     "swift": _SWIFT | {"rollout": _VLLM},
     "megatron": {word: Program("ms_swift:MEGATRON", {"command": word}) for word in ("sft", "pt", "rlhf")},
-    "tune": {"run": Program("torchtune", hydra=True)},
+    "tune": {"run": _TORCHTUNE},
     "autotrain": {"llm": Program("autotrain", {"task": "llm"}), "": Program("autotrain")},
     "ludwig": {"train": Program("ludwig"), "experiment": Program("ludwig")},
     "litgpt": {
@@ -291,6 +292,7 @@ SCRIPTS: tuple[tuple[str, Program], ...] = (
     (r"openrlhf\.cli\.train_(?P<kind>\w+)", Program("openrlhf")),
     (r"(.*/)?openrlhf/cli/train_(?P<kind>\w+)\.py", Program("openrlhf")),
     (r"(.*/)?pretrain_(gpt|mamba|llama\w*|mixtral\w*|qwen\w*|deepseek\w*)\.py", Program("megatron_lm")),
+    (r"(.*/)?recipes/\w+_(single_device|distributed)\.py", _TORCHTUNE),
     (r"(llama_recipes|llama_cookbook)\.finetuning|(.*/)?finetuning\.py", Program("llama_recipes")),
     (r"nemo_automodel\.cli\.app", Program("nemo_automodel", hydra=True)),
     (r"(.*/)?unsloth-cli\.py", Program("unsloth")),

@@ -79,6 +79,9 @@ _OF_MODEL = (
     "experts_implementation",
     "full_finetuning",
 )
+_FINETUNES = tuple(
+    f"finetune_{part}" for part in ("vision_layers", "language_layers", "attention_modules", "mlp_modules")
+)
 _OF_UNSLOTH = ("max_seq_length", "fast_inference", "gpu_memory_utilization")
 _OF_TRAINER = ("max_seq_length", "packing", "max_length", "max_prompt_length", "beta")
 _TO_UNSLOTH = {
@@ -100,7 +103,7 @@ _TO_UNSLOTH = {
     },
     "fast_inference": "training.use_vllm",
     "gpu_memory_utilization": "training.vllm_gpu_memory_utilization",
-    **{name: f"lora.{name}" for name in ("lora_r", "lora_alpha", "lora_dropout")},
+    **{name: f"lora.{name}" for name in ("lora_r", "lora_alpha", "lora_dropout", *_FINETUNES)},
 }
 # What a notebook's functions do unasked, where that differs from `unsloth train`.
 _NOTEBOOK = {
@@ -440,7 +443,7 @@ class _Reader:
             self._take(call, _OF_BITSANDBYTES)
         elif name == "get_peft_model" and owner in _UNSLOTH:
             self.adapts = True
-            self._take(call, {**_OF_LORA, "use_gradient_checkpointing": None})
+            self._take(call, {**_OF_LORA, "use_gradient_checkpointing": None, **dict.fromkeys(_FINETUNES)})
         elif re.fullmatch(r"(\w+_)?(tokenizer|tok)", name) or name in ("encode_plus", "batch_encode_plus"):
             self._note_cut(call, tokenizes=True)
         elif name == "from_pretrained" and "okenizer" in owner:

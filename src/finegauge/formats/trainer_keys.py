@@ -43,6 +43,8 @@ _ATTENTION = {
 }
 # Optimizer classes that a dotted name ends in, and modules of those that are written by it.
 _CLASSES = {
+    "lion_pytorch": "lion",
+    **dict.fromkeys(("optimi_adamw", "adopt_adamw"), "adamw"),
     "pagedadamw": "paged_adamw",
     "pagedadamw8bit": "paged_adamw_8bit",
     **dict.fromkeys(("adamw8bit", "adam8bit"), "adamw_8bit"),

@@ -12,7 +12,7 @@ from typing import Any
 from finegauge.errors import FieldError, shown
 from finegauge.formats import rollout_keys, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, always, fixed, key, model_key
-from finegauge.formats.sheet import Sheet, dataset_name, file_kind, require, whole_number
+from finegauge.formats.sheet import LINEAR, Sheet, dataset_name, file_kind, require, whole_number
 from finegauge.run.rules import COMPARING
 from finegauge.run.run import Run
 
@@ -23,6 +23,10 @@ _ADAPTERS = trainer_keys.Adapters(
     everything="",
     joined=True,
 )
+_TUNED = {
+    "finetune_language_layers": "freeze_language_model",
+    "finetune_vision_layers": "freeze_vision_tower",
+}
 _PACKING = trainer_keys.packing_row("training.packing", "training.padding_free")
 _KIND = "training.training_type"
 _QUANTIZED = ("training.load_in_4bit", "training.load_in_8bit")
@@ -73,6 +77,18 @@ def _read_method(reading: Reading) -> None:
         reading.set_by_gpu("weights_dtype")
     reading.set("adapter_dtype", "fp32")
     _ADAPTERS.read(reading)
+    tuned = {field: reading.flag(f"lora.{key}", default=True) for key, field in _TUNED.items()}
+    if not all(tuned.values()):
+        for field, trains in tuned.items():
+            reading.set(field, not trains, *(f"lora.{key}" for key in _TUNED))
+    within = [f"lora.finetune_{part}_modules" for part in ("attention", "mlp")]
+    parts = [
+        part
+        for key, part in zip(within, (LINEAR[:4], LINEAR[4:]), strict=True)
+        if reading.flag(key, default=True)
+    ]
+    if len(parts) == 1:
+        reading.set("lora_targets", parts[0], *within)
 
 
 def _method(run: Run) -> dict[str, Any]:
