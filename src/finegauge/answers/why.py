@@ -66,6 +66,8 @@ def read_evidence(path: str) -> Evidence:
     data, name = read_bytes(path, MAX_BYTES), os.path.basename(path)
     if data[:1] == b"\x80":
         return snapshot_evidence(data, name)
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):  # as PowerShell's > writes
+        data = data.decode("utf-16", errors="replace").encode()
     if b"\0" in data[:100_000]:
         raise FileFormatError(f"{name} is binary: neither a text nor a memory snapshot of PyTorch.")
     return text_evidence(data.decode("utf-8", errors="replace"), name)

@@ -87,8 +87,10 @@ FAILURES = {  # the gravest first
         r"std::bad_alloc", "can't allocate memory", "Cannot allocate memory", "not enough memory: you tried",
         r"^(?:\w+\.)*_?\w*MemoryError\b", r"(?<!via Signals\.)\bSIGKILL\b", "signal: Killed",
         r"(?:^|[\s\]])Killed(?:\s|$)", r"sh: killed\b", "abruptly died during map operation",
-        r"\b(?i:exit(?:ed)?|return(?:ed)?)(?: with)?[ _]?(?i:code|status)?\s{0,9}[:=]?\s{0,9}(?:-9|137)\b",
-        "[Ee]xceeded (?:job |step )?memory limit", "paging file is too small", r"(?:os e|WinE)rror 1455\b",
+        r"\b(?i:exit(?:ed)?|return(?:ed)?|failed)(?: with)?[ _]?(?i:code|status)?\s{0,9}[:=]?\s{0,9}"
+        r"(?:-9|137)\b",
+        "[Ee]xceeded (?:job |step )?memory limit", r"\bv?mem\b.{1,60}exceeded limit", "TERM_MEMLIMIT",
+        "paging file is too small", r"(?:os e|WinE)rror 1455\b",
         "Container killed due to memory", "low on resource: memory", "using all available RAM",
         "tried to allocate more memory than is available", r"\bOUT_OF_ME(?:MORY|\+)",
     ),
@@ -151,7 +153,8 @@ OF_STEP = {  # the innermost frame that says so, but see `_follows`
     "data": _any(r"dataloader\.py:", "utils/data/_utils/", r":get_batch_samples\b", "collat"),
     "backward": _any(r":backward(?:_step)?\b", "run_backward", r"\.backward\("),
     "optimizer": _any("torch/optim/", "bitsandbytes/optim", "/optimi[sz]ers?/", r"optimizer\.py:step\b",
-                      r"engine\.py:(?:step|_take_model_step)\b", r"optimi[sz]er\.step\(", "clip_grad",
+                      r"engine\.py:(?:step|_take_model_step)\b", r"\w*opt\w*\.step\(", "clip_grad",
+                      r"(?:adam|adamw|muon|lion|galore|shampoo|adafactor)\w*\.py:",
                       r":_init_group\b"),
     "loss": _any("loss_utils", r":_?convert_to_fp32\b",
                  r":\w*CausalLMLoss\b", "log_softmax", r":entropy_from_logits\b",
@@ -162,6 +165,7 @@ OF_STEP = {  # the innermost frame that says so, but see `_follows`
                     r":(?:forward|_call_impl|training_step|train_step|compute_loss|forward_step)\b",
                     r"modeling_(?!utils)\w+\.py", r"\btrain_step\("),
 }  # fmt: skip
+_LOOP = re.compile(r":_?(?:inner_)?train(?:ing)?_(?:loop|epoch|one_epoch)$")
 _CLOSURE = _any(":closure$", ":training_step$")  # an optimizer may call the step's forward pass itself
 _PINNED = _any(r":_?pin_memory$", r"\bpin_memory\(", "cudaHostAlloc", "CachingHostAllocator")
 MARKS = {  # of a log whose process was killed without a word: its last line that says what it was doing
@@ -174,7 +178,7 @@ MARKS = {  # of a log whose process was killed without a word: its last line tha
     "save": _any("Saving (?:model|optimizer|checkpoint|the)", "Configuration saved in",
                  "Writing model shards"),
     "generation": _any("Generating", r"cumem_allocator\.cpp"),
-    "train": _any("Running training", "'loss': ", r"\bloss[:=]\s*\d", r"(?:it/s|s/it)[\],]",
+    "train": _any("Running training", "'loss': ", r"\bloss[ :=]{1,3}\d", r"(?:it/s|s/it)[\],]",
                   r"iteration\s+\d+/", r"\btrain/(?:loss|global_step)\b"),
 }  # fmt: skip
 AWAY = ("evaluation", "save", "generation")  # of training
@@ -211,7 +215,7 @@ _FIGURES = {  # both sentences of PyTorch: from 2.1 on, and before
 FIGURES = {name: re.compile(rule) for name, rule in _FIGURES.items()}
 _PROCESS = re.compile(rf"Process \d+ has {_AMOUNT} memory in use")
 _STEP = re.compile(
-    r"\|\s*(\d{1,9})/\d{1,9} \[|(?:(?<![a-z])[Ss]tep|[Ii]teration)[ :=]+(\d{1,9})\b|'step': (\d{1,9})"
+    r"\|\s*(\d{1,9})/\d{1,9} \[|(?:(?<![a-z])[Ss]tep|\b[Ii]ter(?:ation)?)[ :=]+(\d{1,9})\b|'step': (\d{1,9})"
     r"|'global_step/max_steps': '(\d{1,9})/"
 )
 _BAR = re.compile(r"\d{1,3}%\|.{0,200}?\|\s*\d{1,9}/(\d{1,9}) \[")
@@ -267,7 +271,7 @@ def placed(frames: Sequence[Frame]) -> tuple[str, str]:
     moment = stage = ""
     inside = False  # of the loop over steps
     for (where, code), (called, _) in zip(frames, [*frames[1:], ("", "")], strict=False):
-        inside = inside or where.endswith(("_inner_training_loop", "train_epoch"))
+        inside = inside or bool(_LOOP.search(where))
         place = f"{where}: {code}" if code else where
         for name, rule in MOMENTS.items():
             begins = name in ("data", "load", "resume")  # what a step does not do
@@ -303,7 +307,8 @@ class _Reader:
         self._frames: dict[int, list[Frame]] = {}
         self._mark, self._step, self._gpu = "", None, ""  # type: str, int | None, str
         self._bar = self._last_bar = ""  # how many steps training's counts to
-        self._dump: list[Frame] = []
+        self._dump: list[Frame] = []  # of one thread
+        self._hangs = ("", "")
         self._columns: list[str] = []
         self._wrapped = ""
         self._best: Evidence | None = None
@@ -320,12 +325,18 @@ class _Reader:
             self._frames[rank] = []
         elif frame := _DUMPED.match(line):
             function, path = (frame[1], frame[2]) if frame[1] else (frame[4], frame[3])
-            self._dump.insert(0, (f"{path}:{function}", ""))
+            self._dump += [(f"{path}:{function}", "")] if len(self._dump) < MAX_FRAMES else []
         elif not self._framed(line, self._frames.setdefault(rank, [])):
-            if line.lstrip().startswith(("Thread ", "Current thread ")) and not placed(self._dump)[0]:
-                self._dump = []  # of another thread
+            if line.startswith(("Thread ", "Current thread ")):
+                self._end_dump()
             self._noted(line)
             self._failed(line, rank)
+
+    def _end_dump(self) -> None:
+        """Keep where a thread stood, unless another has told that already."""
+        if self._dump and not self._hangs[0]:
+            self._hangs = placed(self._dump[::-1])
+        self._dump = []
 
     def _framed(self, line: str, frames: list[Frame]) -> bool:
         """Take a line of a traceback; return whether it is one."""
@@ -402,7 +413,7 @@ class _Reader:
             and any(map(_PINNED.search, map(": ".join, frames[-3:])))
         ):
             failure = "host_memory"
-        if not failure or (known and _GRAVEST[failure] >= _GRAVEST[known.failure]):
+        if not self._counts(failure, frames):
             return
         moment, stage = self._placed(frames, failure, line)
         code = frames[-1][1] if frames else ""
@@ -424,6 +435,16 @@ class _Reader:
             rank=rank if rank >= 0 else None, step=self._step, **figures,
         )  # fmt: skip
 
+    def _counts(self, failure: str, frames: list[Frame]) -> bool:
+        """Return whether a failure says more than the one known: it is graver, or alone has a traceback."""
+        known = self._best
+        if not failure or known is None:
+            return bool(failure)
+        bare = not (known.moment or known.tried_bytes or known.host_bytes)
+        return _GRAVEST[failure] < _GRAVEST[known.failure] or (
+            bool(frames) and bare and failure == known.failure
+        )
+
     def _placed(self, frames: list[Frame], failure: str, line: str) -> tuple[str, str]:
         """Return the moment and stage of a failure, by its frames and what the log has before it."""
         if "DataLoader worker" in line:
@@ -436,12 +457,13 @@ class _Reader:
 
     def found(self, name: str) -> Evidence | None:
         """Return what all lines together tell; None where that is nothing."""
-        best, peaks, dumped = self._best, self._peaks, placed(self._dump)
-        if best is None and not peaks and self._step is None and not dumped[0]:
+        self._end_dump()
+        best, peaks, (moment, stage) = self._best, self._peaks, self._hangs
+        if best is None and not peaks and self._step is None and not moment:
             return None
         best = best or Evidence("", moment="train" if peaks and "nvidia_smi" not in peaks else self._mark)
-        if dumped[0] and best.failure in ("", "timeout"):
-            best = best._replace(moment=dumped[0], stage=dumped[1])
+        if moment and best.failure in ("", "timeout"):
+            best = best._replace(moment=moment, stage=stage)
         metric = next(
             (one for one in ("torch_allocated", "torch_reserved", "nvidia_smi") if one in peaks), ""
         )

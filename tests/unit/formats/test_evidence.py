@@ -402,6 +402,7 @@ def test_ten_megabytes_of_garbage(tmp_path: Path) -> None:
      ("train", "forward")),
     (["verl/workers/actor.py compute_ref_log_prob: f()", "verl/torch.py logprobs_from_logits: f()"],
      ("train", "loss")),
+    (["job.py train_loop: opt.step()", "job/muon.py step: newton(g)"], ("train", "optimizer")),
     (["job.py main: l = model(**b).loss; l.backward()", "torch/nn/modules/module.py _call_impl: f()"],
      ("train", "forward")),
 ])  # fmt: skip
@@ -454,12 +455,31 @@ def test_stacks_of_a_process_that_hangs() -> None:
 @pytest.mark.parametrize(("line", "failure"), [
     ("State: OUT_OF_MEMORY (exit code 0)\nMemory Utilized: 63.81 GB", "host_memory"),
     ("99812   sft  OUT_OF_ME+    0:125", "host_memory"),
+    ("=>> PBS: job killed: mem 68719476736kb exceeded limit 67108864kb", "host_memory"),
+    ("TERM_MEMLIMIT: job killed after reaching LSF memory usage limit.", "host_memory"),
+    ("wandb: Waiting for W&B process to finish... (failed 137).", "host_memory"),
     ("RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.", "device_memory"),
     ("Message: Pod ephemeral local storage usage exceeds the total limit of containers 50Gi.", "disk"),
     ("slurmstepd: error: *** JOB 9 ON a CANCELLED AT 2026-02-02T23:00:13 DUE TO TIME LIMIT ***", "other"),
 ])  # fmt: skip
 def test_the_words_of_schedulers_and_engines(line: str, failure: str) -> None:
-    assert text_evidence(f"{line}\n", "x").failure == failure
+    found = text_evidence(f"iter 120: loss 2.33, time 511.02ms\n{line}\n", "x")
+    assert (found.failure, found.moment, found.step) == (failure, "train", 120)
+
+
+def test_a_traceback_that_follows_a_bare_failure() -> None:
+    bare = "[2] NCCL WARN Cuda failure 2 'out of memory'\n"
+    again = 'Traceback (most recent call last):\n  File "t.py", line 3, in save_model\n' + bare[16:]
+    found = text_evidence(bare + again, "x")
+    assert (found.failure, found.moment) == ("device_memory", "save")
+
+
+def test_a_log_in_sixteen_bits(tmp_path: Path) -> None:
+    """As PowerShell writes what it redirects."""
+    (tmp_path / "train.log").write_text(
+        "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB.", "utf-16"
+    )
+    assert read_evidence(str(tmp_path / "train.log")).tried_bytes == 2 * GIB
 
 
 @pytest.mark.parametrize(("text", "peak_bytes"), [
