@@ -122,7 +122,6 @@ def present(value: Any) -> bool:
 
 
 def _side_by_side(values: Sequence[Any], shape: tuple[int, ...]) -> Any:
-    """Return all of `values` in one array, each of `shape`."""
     import numpy
 
     together = numpy.empty((len(values), *shape))

@@ -379,7 +379,6 @@ def _arrow(path: str) -> Any:
 
 
 def _batches(arrow: Any, mapped: Any) -> Iterator[Any]:
-    """Yield the batches of a mapped Arrow file."""
     try:
         reader = arrow.ipc.open_stream(mapped)
     except arrow.ArrowInvalid:

@@ -247,7 +247,6 @@ def of_engine(words: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _of_service(service: Mapping[str, Any]) -> Task:
-    """Return what a service of Compose starts."""
     mounts = _mounts(map(str, _list(service.get("volumes"))))
     devices = _list(mapping_in(service, "deploy", "resources", "reservations").get("devices"))
     device = devices[0] if devices and isinstance(devices[0], Mapping) else {}

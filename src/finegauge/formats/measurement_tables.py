@@ -240,7 +240,6 @@ def _shared(row: MeasuredRow, run: Run) -> Mapping[str, Any]:
 
 
 def _model(run: Run) -> Mapping[str, Any]:
-    """Return the cells that say which model it is."""
     if run.model in {figures.name for figures in models().values()}:
         return {"model": run.model}
     sizes = {key: value for key, value in run.config.items()

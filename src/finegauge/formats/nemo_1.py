@@ -34,7 +34,6 @@ _TARGETS = {
 
 
 def _read_model(reading: Reading) -> None:
-    """Read the model out of the name of its .nemo file."""
     path = str(reading.get(_MODEL, ""))
     name = path.replace("\\", "/").rstrip("/").rpartition("/")[2].removesuffix(".nemo")
     if name:

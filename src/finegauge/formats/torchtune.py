@@ -133,7 +133,6 @@ def _read_model(reading: Reading) -> None:
 
 
 def _warn_of_parts(reading: Reading) -> None:
-    """Warn of models and of parts of a model that are left out."""
     if "teacher_model" in reading.keys:
         reading.warn("teacher_model is not modelled: its weights and its pass come on top.")
     for part in ("decoder", "encoder"):  # of a model that sees

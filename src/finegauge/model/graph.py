@@ -20,7 +20,7 @@ from finegauge.model.blocks import (
     Linear,
     Numerics,
 )
-from finegauge.model.families.heads import check_checkpointing, check_positions, check_task
+from finegauge.model.families.decoder import check_checkpointing, check_positions, check_task
 from finegauge.model.layers import TowerPart, embedding, head, images_among_words, layer_ops, tower_parts
 from finegauge.model.lowering import IN_BLOCKS, QUANTIZED_BYTES, STORED, Lowering, last_name, targets_of
 from finegauge.model.op import Extents, Op

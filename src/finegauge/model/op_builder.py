@@ -395,7 +395,6 @@ class OpBuilder:
 
 
 def _computes_in(low: Lowering, kind: str) -> str:
-    """Return the format of a product of this kind."""
     if low.narrows(kind):
         return NARROW_DTYPES[low.narrow]
     return (STORED.get(low.stored) if low.quantizes(kind) else "") or low.compute_dtype

@@ -242,7 +242,6 @@ def _is_run_file(recipe: str) -> bool:
 
 
 def _means(run: "Run", framework: str) -> bool:
-    """Return whether files of `framework` mean a run that is safe."""
     from finegauge.formats.writing import as_written
 
     try:

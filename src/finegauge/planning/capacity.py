@@ -69,7 +69,7 @@ def max_seq_len(run: "Run", estimator: Estimator | None = None, *, limit: int = 
     The run's data set is set aside: every sequence counts as long as the cut-off, for that
     is the batch that has to fit.
     """
-    from finegauge.model.families.heads import learned_positions
+    from finegauge.model.families.decoder import learned_positions
     from finegauge.model.graph import build
 
     limit = min(limit, learned_positions(run, build(run).model) or limit)

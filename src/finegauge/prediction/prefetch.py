@@ -69,5 +69,4 @@ def worst_of_forward(
 
 
 def _after(parts: Mapping[Path, Any], layers_fraction: Any) -> dict[Path, Any]:
-    """Return what is held of `parts` after part of the layers."""
     return {path: v * layers_fraction if path in KEPT_BY_LAYERS else v for path, v in parts.items()}

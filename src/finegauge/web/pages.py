@@ -337,7 +337,6 @@ def _told(found: Asked) -> list[Told]:
 
 
 def _file_problem(error: FineGaugeError, form: Mapping[str, str]) -> Reply:
-    """Return the page with the error, in place of a file."""
     state = State.of(form)
     return _whole(Asked(state, error=_one_line(error), field=field_of(error, state.overrides)), form, 422)
 

@@ -190,7 +190,6 @@ def _check_text(name: str, value: Any) -> None:
 
 
 def _field(name: str) -> str | None:
-    """Return a key as the name of a field; None where it cannot be one."""
     return name if name.isidentifier() and len(name) <= 60 else None
 
 

@@ -23,7 +23,7 @@ from finegauge.measurement.phases.generation import (
 from finegauge.measurement.phases.training import Placement, Reference, copied_before, frozen
 from finegauge.measurement.subject import Phase, Subject
 from finegauge.model.families import usual_task
-from finegauge.model.families.heads import CAUSAL
+from finegauge.model.families.decoder import CAUSAL
 from finegauge.model.graph import of_model, value_run
 from finegauge.run.phases import prompts_of
 from finegauge.run.rules import RL

@@ -10,8 +10,7 @@ from typing import Any
 
 from finegauge.errors import FieldError, UnsupportedError, shown
 from finegauge.model.blocks import Architecture, Branch, Layer, MixtureOfExperts
-from finegauge.model.families.decoder import Family, decoder, numerics_of
-from finegauge.model.families.heads import CAUSAL, headed, own_task
+from finegauge.model.families.decoder import CAUSAL, Family, decoder, headed, numerics_of, own_task
 from finegauge.model.families.parts import Figures
 
 # What the models need that neither a block here nor a transformers class (5.23) has, or what the class does

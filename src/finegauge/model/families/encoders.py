@@ -22,8 +22,17 @@ from finegauge.model.blocks import (
     Tensor,
     Tower,
 )
-from finegauge.model.families.decoder import BARE_LAYER_NORM, OWN_HEADS, Family, decoder, sizes
-from finegauge.model.families.heads import EMBEDDING, MASKED, SEQ2SEQ, Head
+from finegauge.model.families.decoder import (
+    BARE_LAYER_NORM,
+    EMBEDDING,
+    MASKED,
+    OWN_HEADS,
+    SEQ2SEQ,
+    Family,
+    Head,
+    decoder,
+    sizes,
+)
 from finegauge.model.families.parts import Config, Figures, feedforward, heads, language_model
 
 CLASSES, TOKENS, SPANS = "sequence_classification", "token_classification", "question_answering"
