@@ -469,7 +469,7 @@ def test_the_words_of_schedulers_and_engines(line: str, failure: str) -> None:
 
 def test_a_traceback_that_follows_a_bare_failure() -> None:
     bare = "[2] NCCL WARN Cuda failure 2 'out of memory'\n"
-    again = 'Traceback (most recent call last):\n  File "t.py", line 3, in save_model\n' + bare[16:]
+    again = 'Traceback (most recent call last):\n  File "t.py", line 3, in save_model\n' + bare[14:]
     found = text_evidence(bare + again, "x")
     assert (found.failure, found.moment) == ("device_memory", "save")
 
