@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from finegauge.arithmetic import largest, present, smallest, where
 from finegauge.catalogue.gpus import GpuSpec
 from finegauge.model.op import Cost, Extents, Gemm, Op
+from finegauge.model.op_builder import CASTS, EXPERTS_CASTS
 from finegauge.prediction.calibration import DATASHEET, Calibration
 from finegauge.records import NamedTuple
 
@@ -141,6 +142,7 @@ class Device(NamedTuple):
     trainer_s: float = 0.0
     trainer_step_s: float = 0.0
     host_ratio: float = 1.0  # of the host's seconds: 0 where a compiler makes one graph of a step
+    casts_ratio: float = 1.0  # of the casts of narrow products: 0 where they are computed in 16 bit
     known: dict[tuple[Gemm, int], tuple[float, float]] | None = None  # of several: (tokens, work) of products
 
     @property
@@ -207,6 +209,7 @@ class Device(NamedTuple):
             num_sms=float(gpu.num_sms or DEFAULT_SMS),
             asked_flops_per_byte=ASKED_FLOPS_PER_BYTE * _rate_of_a100(gpu),
             host_ratio=0.0 if gpu.architecture in COMPILED else 1.0,
+            casts_ratio=1.0 if "fp8" in gpu.flops_per_s else 0.0,
         )
 
     @classmethod
@@ -240,7 +243,7 @@ class Device(NamedTuple):
         seen = extents.windowed(op.window)
         flops = cost.flops.at(seen)
         if not present(flops):
-            return moved
+            return moved * self.casts_ratio if op.path[-1] in (CASTS, EXPERTS_CASTS) else moved
         if op.kind == "attention":
             flops = flops * (1.0 + HALF_RATE_KEYS * seen.tokens / seen.pairs)
         return largest(flops / self._rate(op, backward=backward), moved)

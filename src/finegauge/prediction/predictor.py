@@ -145,7 +145,7 @@ def _source(
     run: Run, gpu: "GpuSpec", graph: Graph, calibration: Calibration, learned: Learned | None, batches: str
 ) -> Source:
     told = evidence(run, gpu) if learned is None else learned_in_words(learned)
-    said = *images_in_words(run), *_assumed_links(run, gpu), spread_lengths(run), told
+    said = *images_in_words(run), *_assumed(run, gpu), spread_lengths(run), told
     return Source(
         kind="predicted",
         name=calibration.name,
@@ -294,6 +294,12 @@ def _network(run: Run, gpu: "GpuSpec", calibration: Calibration) -> "Network":
     from finegauge.prediction.links import Network
 
     return Network.of(run, gpu, calibration)
+
+
+def _assumed(run: Run, gpu: "GpuSpec") -> tuple[str, ...]:
+    narrow = f"{gpu.name} has no fp8 units, so fp8 products are computed in 16 bit"
+    without = (narrow,) if run.fp8 and "fp8" not in gpu.flops_per_s else ()
+    return *without, *_assumed_links(run, gpu)
 
 
 def _assumed_links(run: Run, gpu: "GpuSpec") -> tuple[str, ...]:

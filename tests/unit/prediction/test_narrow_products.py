@@ -8,7 +8,9 @@ from finegauge.catalogue.device_profile import timings
 from finegauge.catalogue.gpus import gpu
 from finegauge.model.op import Gemm
 from finegauge.prediction.device import ASKED_FLOPS_PER_BYTE, gemm_work, narrow_fraction
+from finegauge.prediction.predictor import predict
 from finegauge.prediction.timed_operators import PEAKS, source_for
+from finegauge.run.run import Run
 
 LEAST_FLOPS, LEAST_SIZE = 1e11, 1024
 
@@ -45,3 +47,14 @@ def test_narrow_products_reach_what_was_timed(name: str, dtypes: tuple[str, ...]
 def test_formats_that_nobody_timed_are_taken_as_their_kin() -> None:
     assert narrow_fraction(gpu("b300"), "mxfp4") == narrow_fraction(gpu("b200"), "nvfp4")
     assert narrow_fraction(gpu("b200"), "mxfp8") == narrow_fraction(gpu("b200"), "fp8_block")
+
+
+def test_a_gpu_without_fp8_casts_nothing() -> None:
+    """A100 took 5 % longer with fp8, for casts that products in 16 bit do not need."""
+    fields = {"model": "llama-3-8b", "gpu": "A100-SXM4-80GB", "method": "full", "micro_batch_size": 8}
+    plain, narrow = (
+        predict(Run.from_fields({**fields, "seq_len": 2048, "fp8": fp8})) for fp8 in (False, True)
+    )
+    assert narrow.step_time_s.total == pytest.approx(plain.step_time_s.total, rel=1e-3)
+    assert [text for text in narrow.source.assumptions if "has no fp8 units" in text]
+    assert not [text for text in plain.source.assumptions if "fp8" in text]
