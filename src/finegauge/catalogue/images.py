@@ -327,10 +327,7 @@ def _whole(key: str, value: Any) -> int:
     raise FieldError(f"{key}={shown(value)} is not a whole number above zero.")
 
 
-def _grid_of(side: int, rows: int) -> list[list[int]]:
-    return [[side * high, side * wide] for high in range(1, rows + 1) for wide in range(1, rows + 1)]
-
-
+TILES_OF_384 = [[384 * high, 384 * wide] for high in range(1, 7) for wide in range(1, 7)]
 NEXT_SIZES = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
 QWEN_14 = {
     "image": _qwen, "video": _qwen, "patch_size": 14, "min_pixels": 56**2, "max_pixels": 16384 * 28**2,
@@ -364,7 +361,7 @@ IMAGES: dict[str, dict[str, Any]] = {
     "llava+pixtral": {"image": _pixtral, "image_size": 1024},
     "llava_next": NEXT,
     "llava_onevision": {
-        "image": _any_resolution, "video": _any_resolution, "sizes": _grid_of(384, 6), "most_crops": 9,
+        "image": _any_resolution, "video": _any_resolution, "sizes": TILES_OF_384, "most_crops": 9,
         "image_size": 384, "patch_size": 14,
     },
     # two ends of line before and behind, where the image begins and ends

@@ -34,9 +34,9 @@ AFTER_BRANCHES = ("post_attention_layernorm", "post_feedforward_layernorm")
 SCALED = {"scaled_logits": True}
 
 
-def full_first(every: int) -> Callable[[Figures], Callable[[int], bool]]:
-    """Return the rule that all layers slide but every so many-th, beginning with the first."""
-    return lambda f: lambda index: index % every != 0
+def full_first(f: Figures) -> Callable[[int], bool]:
+    """Return the rule that all layers slide but every fourth, beginning with the first."""
+    return lambda index: index % 4 != 0
 
 
 def late_slides(f: Figures) -> Callable[[int], bool]:
@@ -170,7 +170,7 @@ DENSE: dict[str, Family] = {
     "aquila": Family(like="llama"),
     "granite": Family(like="llama", numerics={"scaled_logits": True, "own_loss": True}),  # Granite 3
     "granite_swa": Family(  # three layers in four slide, all have sinks
-        like="llama", sinks=True, slides=full_first(4), numerics={"scaled_logits": True, "sinks": "scaled"},
+        like="llama", sinks=True, slides=full_first, numerics={"scaled_logits": True, "sinks": "scaled"},
         defaults=sizes(
             100352, 2560, 8192, 24, 20, 4, None, 8192, sliding_window=128, tie_word_embeddings=True,
         ),
@@ -221,7 +221,7 @@ DENSE: dict[str, Family] = {
         like="qwen2", bias="attention_bias", out_bias=None, qk_norms=HEAD_NORMS, defaults={"head_dim": 128},
     ),
     "cwm": Family(
-        like="llama", bias=False, slides=full_first(4),
+        like="llama", bias=False, slides=full_first,
         defaults=sizes(128256, 6144, 21504, 64, 48, 8, 128, 131072, sliding_window=8192),
     ),
     "ernie4_5": Family(  # one flag for all biases

@@ -67,11 +67,6 @@ def sparse_layers(f: Figures) -> list[bool]:
     return [many and index not in dense and (index + 1) % step == 0 for index in range(f.num_layers())]
 
 
-def _every(f: Figures, key: str) -> Sequence[bool]:
-    every = f.size(key)
-    return [(index + 1) % every == 0 for index in range(f.num_layers())]
-
-
 def granite_experts(f: Figures) -> Mixer:
     """Return Granite's experts and, if it has a width, the feed-forward beside them."""
     hidden, width = f.size("hidden_size"), f.count("shared_intermediate_size")
@@ -262,7 +257,9 @@ def arctic(f: Figures) -> Architecture:
         names = ("input_layernorm", "residual_layernorm", "post_attention_layernorm")
         return rms_layer(hidden, mixer, dense, routed, names=names)
 
-    return language_model(f, stack(_every(f, "moe_layer_frequency"), build), Norm("norm", hidden))
+    every = f.size("moe_layer_frequency")
+    routed = [(index + 1) % every == 0 for index in range(f.num_layers())]
+    return language_model(f, stack(routed, build), Norm("norm", hidden))
 
 
 WIDE_SIGMOID = Routing("sigmoid", normalised=True, wide_logits=True, wide_weights=True)
