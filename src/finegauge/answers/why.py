@@ -129,7 +129,7 @@ def _cause(one: Evidence, levels: tuple[Level, ...], room: Room) -> Cause:
         ("other_processes", (room.others_bytes or 0.0) > max(0.0, excess)),  # the larger part of what lacks
         ("inactive_option", bool(ways)),
         ("other_processes", room.others_bytes is not None),
-        ("fragmentation", room.unallocated_bytes is not None),
+        ("fragmentation", (room.unallocated_bytes or 0.0) > max(0.0, excess)),
         ("not_weighed", first.explains is None), ("as_predicted", bool(first.explains)),
         ("more_than_predicted", excess > 0.0), ("less_than_predicted", True),
     )  # fmt: skip

@@ -101,7 +101,7 @@ def inactive(run: "Run") -> Iterator[tuple[str, Changes]]:
         ("cpu_offload", run.cpu_offload != "none", {"cpu_offload": "none"}),
         ("sharding", run.sharding != "none" and run.data_parallel > 1,
          {"sharding": "none", "cpu_offload": "none", **UNDIVIDED}),
-        ("qlora", run.method == "qlora", {"method": "lora", "weights_dtype": "bf16"}),
+        ("qlora", run.method == "qlora", {"method": "lora", "weights_dtype": None}),
         ("method", run.method in ("lora", "freeze"), {"method": "full"}),
         ("activation_checkpointing", run.activation_checkpointing != "none",
          {"activation_checkpointing": "none"}),
@@ -297,7 +297,8 @@ def to_fit(run: "Run", found: Evidence, levels: tuple[Level, ...]) -> "Run":
     room, capacity = room_of(run, found), gpu_of(run).usable_bytes
     left = min(capacity, room.total_bytes or capacity) - (room.others_bytes or 0.0)
     needed = observed_bytes(found)
-    if first.explains is False and not ways and needed > first.peak_bytes > 0:  # nothing explains the excess
+    unexplained = first.explains is False and not ways and needed > first.peak_bytes > 0
+    if unexplained and found.moment not in ("load", "resume"):  # which no smaller step makes smaller
         left *= first.peak_bytes / needed
     return run.replace(ORIGIN, free_memory_bytes=max(1e6, left)) if left < capacity else run
 

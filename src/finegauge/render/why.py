@@ -225,8 +225,8 @@ def _not_weighed(one: EvidenceAnswer, level: Level) -> Iterator[str]:
     if found.failure == "disk":
         yield f"The model's files and checkpoints are predicted to take {gib(level.peak_bytes)} of the disk."
     elif found.failure == "host_memory":
-        held = f"The process that was killed held {gib(found.host_bytes)}; " if found.host_bytes else ""
-        yield f"{held}a node is predicted to need {gib(level.peak_bytes)} of host memory at that moment."
+        held = f"The process that was killed held {gib(found.host_bytes)}. " if found.host_bytes else ""
+        yield f"{held}A node is predicted to need {gib(level.peak_bytes)} of host memory at that moment."
     else:
         yield f"The text has no figures to weigh; {gib(level.peak_bytes)} of tensors are predicted there."
 

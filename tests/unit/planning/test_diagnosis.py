@@ -91,6 +91,17 @@ def test_causes_beside_the_run() -> None:
     pieces = Evidence("x", "device_memory", moment="train", stage="backward", tried_bytes=2 * GIB,
                       allocated_bytes=16 * GIB, unallocated_bytes=9 * GIB)  # fmt: skip
     assert why_answer(run, [pieces]).evidence[0].cause == "fragmentation"
+    few = pieces._replace(allocated_bytes=60 * GIB, tried_bytes=GIB, unallocated_bytes=2 * GIB)
+    assert why_answer(run, [few]).evidence[0].cause != "fragmentation"  # they would not have been enough
+
+
+def test_weights_that_are_not_quantised_on_a_gpu_without_bf16() -> None:
+    run = Run.from_fields({"model": "Qwen/Qwen3-8B", "method": "qlora", "gpu": "T4", "seq_len": 512})
+    full = Evidence("x", "device_memory", moment="load", tried_bytes=20 * MIB, allocated_bytes=14.5 * GIB)
+    first, second, *_ = diagnosed(run, full)
+    assert (first.explains, second.without, second.explains) == (False, ("qlora",), True)
+    more = full._replace(allocated_bytes=60 * GIB)  # which nothing explains, and no smaller step makes less
+    assert why_answer(run, [more]).advice is None
 
 
 def test_others_that_hold_more_than_an_option_would() -> None:
