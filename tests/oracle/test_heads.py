@@ -16,6 +16,7 @@ from transformers import CONFIG_MAPPING
 
 from finegauge.errors import FieldError
 from finegauge.model.families import architecture
+from finegauge.model.families.decoder import TRUNKS
 from finegauge.model.graph import build
 from finegauge.model.op import Extents
 from finegauge.run.rules import NOT_CHECKPOINTED
@@ -144,6 +145,16 @@ def test_a_config_is_counted_as_the_class_that_it_names(family: str, ending: str
         counted = named(named.config_class(**figures)).num_parameters()
     config = {**figures, "model_type": named.config_class.model_type, "architectures": [named.__name__]}
     assert architecture(config).num_parameters == counted
+
+
+@pytest.mark.parametrize("name", TRUNKS)
+def test_the_trunk_of_a_decoder_is_an_embedder(name: str) -> None:
+    named = getattr(transformers, name)
+    with torch.device("meta"):
+        counted = named(named.config_class(**SMALL["llama"])).num_parameters()
+    config = {**SMALL["llama"], "model_type": named.config_class.model_type, "architectures": [name]}
+    described = architecture(config)
+    assert (described.task, described.num_parameters) == ("embedding", counted)
 
 
 @pytest.mark.parametrize("targets", ["all-linear", "attention"])

@@ -41,7 +41,7 @@ def test_a_name_that_states_family_and_size_tells_its_base(name: str, base: str)
         "Qwen/Qwen2.5-Omni-7B",
         "somebody/Qwen3-32B-Embedding",
         "Skywork/Skywork-Reward-Llama-3.1-8B",
-        "intfloat/e5-mistral-7b-instruct",
+        "somebody/gte-mistral-7b-instruct",
         "hfl/chinese-llama-2-7b",  # more words
         "somebody/Qwen3-30B-A5B",
         "somebody/finance-7b",

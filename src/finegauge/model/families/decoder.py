@@ -349,6 +349,7 @@ OF_CLASS = {  # how the names of transformers' classes end
     "ForQuestionAnswering": "question_answering",
     "Model": EMBEDDING,
 }
+TRUNKS = ("MistralModel", "LlamaModel", "Qwen2Model", "Qwen3Model", "Gemma2Model")  # of embedders alone
 GENERIC = {
     "sequence_classification": Head("score", bias=False),
     "token_classification": Head("score", dropout=("classifier_dropout", "hidden_dropout")),
@@ -395,9 +396,9 @@ def headed(
 
 def own_task(architectures: object, own: Mapping[str, Head] | None) -> str:
     """Return the task of the class that a config names, where its type has it; else the type's usual one."""
-    if not own:
-        return CAUSAL
     named = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
+    if not own:
+        return EMBEDDING if named in TRUNKS else CAUSAL
     tasks = [task for ending, task in OF_CLASS.items() if named.endswith(ending) and task in own]
     return tasks[0] if tasks else next(iter(own))
 
