@@ -41,6 +41,13 @@ _NOT_HERE = (
         "makes pictures or films by diffusion; FineGauge predicts models of language, some of which see or "
         "hear",
     ),
+    (
+        r"(vit|deit|beit|swin|convnext|resnet|detr|segformer|dinov[23]|sam2?|clip-vit|siglip2?|yolo)-.*|yolo.*"
+        r"|(wav2vec2|hubert|w2v-bert|xls-r|wavlm|speecht5|bark|musicgen)(-.*)?|florence-2-.*|trocr-.*"
+        r"|kokoro.*",
+        "sees or speaks and is no model of language, which are those that FineGauge predicts; some of them "
+        "see, such as Qwen/Qwen2.5-VL-3B-Instruct, or hear, such as openai/whisper-small",
+    ),
 )
 _OF_MANY = r"(bert|roberta|electra|bart|t5)-(small|base|large)"  # which others name theirs of other sizes
 _CLOSED = ("openai", "anthropic", "google", "x-ai")  # whose repositories may be meant by such a name

@@ -105,6 +105,8 @@ def test_a_config_without_model_type_is_left_to_its_family(tmp_path: Path) -> No
     ("name", "why"),
     [
         ("gpt-4o", "publishes no weights"),
+        ("google/vit-base-patch16-224", "no model of language"),
+        ("facebook/wav2vec2-base", "no model of language"),
         ("anthropic/claude-3-opus", "publishes no weights"),
         ("black-forest-labs/FLUX.1-dev", "by diffusion"),
         ("stabilityai/stable-diffusion-xl-base-1.0", "by diffusion"),
