@@ -164,3 +164,11 @@ def test_adapters_of_experts_stand_beside_the_product_in_models_of_ones_own(fram
 
     assert peak_bytes("lora", "TRL") > 1.2 * peak_bytes("full", "TRL")
     assert peak_bytes("lora", framework) < 0.9 * peak_bytes("full", framework)
+
+
+def test_trainers_that_list_linears_adapt_no_fused_experts() -> None:
+    fields = {"model": "mixtral-8x7b", "gpu": "H100", "num_gpus": 64, "sharding": "fsdp", "method": "lora"}
+    names = ("TRL", "ms-swift", "LLaMA-Factory", "Axolotl")
+    counts = [build(Run.from_fields({**fields, "framework": name})).weights.adapter_params for name in names]
+    assert counts[0] > 5 * counts[1]
+    assert counts[1] == counts[2] == counts[3]
