@@ -43,7 +43,7 @@ _NOT_HERE = (
     ),
     (
         r"(vit|deit|beit|swin|convnext|resnet|detr|segformer|dinov[23]|sam2?|clip-vit|siglip2?|yolo)-.*|yolo.*"
-        r"|(wav2vec2|hubert|w2v-bert|xls-r|wavlm|speecht5|bark|musicgen)(-.*)?|florence-2-.*|trocr-.*"
+        r"|(wav2vec2|hubert|w2v-bert|xls-r|wavlm|speecht5|bark|musicgen)(-.*)?"
         r"|kokoro.*",
         "sees or speaks and is no model of language, which are those that FineGauge predicts; some of them "
         "see, such as Qwen/Qwen2.5-VL-3B-Instruct, or hear, such as openai/whisper-small",
