@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from finegauge.errors import FieldError, shown
-from finegauge.formats import trainer_keys
+from finegauge.formats import rollout_keys, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, fixed, key, model_key, switch
 from finegauge.formats.launchers import of_hub
 from finegauge.formats.sheet import mapping_in
@@ -62,7 +62,7 @@ def _read_task(reading: Reading) -> None:
         raise FieldError(f"{what} is not supported; use task llm with trainer sft, dpo, orpo or reward.")
     phase = _PHASES[trainer]
     reading.set("phase", phase, "params.trainer", "task")
-    trainer_keys.read_preference(reading, trainer, "params.trainer", "task")
+    rollout_keys.read_preference(reading, trainer, "params.trainer", "task")
     reading.set("packing", phase == "sft")
     reading.set("packing_strategy", "wrapped")
     reading.set("padding", None if phase == "sft" else "longest")

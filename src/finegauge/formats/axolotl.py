@@ -52,7 +52,7 @@ def _read_phase(reading: Reading) -> None:
         return
     if method not in _LEARNT:
         raise FieldError(f"rl={shown(method)} is not supported; use dpo or grpo.")
-    trainer_keys.read_preference(reading, method, "rl")
+    rollout_keys.read_preference(reading, method, "rl")
     reading.set("phase", _LEARNT[method], "rl")
 
 

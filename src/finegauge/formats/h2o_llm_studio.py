@@ -8,7 +8,7 @@ A file is read, and none is written.
 """
 
 from finegauge.errors import FieldError, shown
-from finegauge.formats import trainer_keys
+from finegauge.formats import rollout_keys, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, fixed, key, model_key, switch
 from finegauge.formats.sheet import dotted
 from finegauge.run.field import names
@@ -41,7 +41,7 @@ def _read_problem(reading: Reading) -> None:
         reading.set("num_labels", reading.get(_CLASSES, 1), _CLASSES)
     if phase == "dpo":
         loss = reading.text("training.loss_function", "dpoloss").removesuffix("loss")
-        trainer_keys.read_preference(reading, loss, "training.loss_function")
+        rollout_keys.read_preference(reading, loss, "training.loss_function")
 
 
 def _read_method(reading: Reading) -> None:

@@ -50,7 +50,10 @@ _DEGREES = {
     "cp_size": "context_parallel",
     "sp_size": "context_parallel",
 }
-_MEGATRON = {"tp_degree": "tensor_parallel", "pp_degree": "pipeline_parallel"}
+_MEGATRON = {
+    **{"tp_degree": "tensor_parallel", "pp_degree": "pipeline_parallel"},
+    "num_micro_batches": "gradient_accumulation_steps",
+}
 
 
 class Alongside(NamedTuple):
@@ -305,9 +308,7 @@ def accelerate_fields(keys: Mapping[str, Any], path: str) -> dict[str, Any]:
     elif kind == "DEEPSPEED":
         fields |= _deepspeed(mapping_in(keys, "deepspeed_config"), path)
     elif kind == "MEGATRON_LM":
-        section = mapping_in(keys, "megatron_lm_config")
-        degrees = {field: section.get(f"megatron_lm_{key}") for key, field in _MEGATRON.items()}
-        fields |= without(degrees)
+        fields |= _megatron(mapping_in(keys, "megatron_lm_config"))
     dynamo = mapping_in(keys, "dynamo_config")
     backend = str(dynamo.get("dynamo_backend") or dynamo.get("dynamo_config_dynamo_backend") or "NO")
     if backend.upper() not in ("NO", "FALSE"):
@@ -318,6 +319,29 @@ def accelerate_fields(keys: Mapping[str, Any], path: str) -> dict[str, Any]:
     return fields
 
 
+def _megatron(section: Mapping[str, Any]) -> dict[str, Any]:
+    named = {str(key).removeprefix("megatron_lm_"): value for key, value in section.items()}
+    fields = without({field: named.get(key) for key, field in _MEGATRON.items()})
+    for name, field, value in (
+        ("sequence_parallelism", "sequence_parallel", True),
+        ("recompute_activations", "activation_checkpointing", "selective"),
+        ("use_distributed_optimizer", "sharding", "zero1"),
+    ):
+        if flag(f"megatron_lm_{name}", named.get(name) or False):
+            fields[field] = value
+    return fields
+
+
+def fsdp_state(named: Mapping[str, Any]) -> dict[str, str]:
+    """Return how FSDP's keys, without their prefix, say that weights are loaded and saved."""
+    fields = {}
+    if flag("fsdp_cpu_ram_efficient_loading", named.get("cpu_ram_efficient_loading") or False):
+        fields["loading"] = "rank0"
+    if "sharded" in str(named.get("state_dict_type")).lower():
+        fields["save_state"] = "sharded"
+    return fields
+
+
 def _fsdp(section: Mapping[str, Any]) -> dict[str, Any]:
     named = {str(key).removeprefix("fsdp_"): value for key, value in section.items()}
     strategy = named.get("reshard_after_forward", named.get("sharding_strategy"))
@@ -325,10 +349,7 @@ def _fsdp(section: Mapping[str, Any]) -> dict[str, Any]:
     if word not in _STRATEGIES:
         raise FieldError(f"fsdp_sharding_strategy={shown(word)} is unknown; use FULL_SHARD or SHARD_GRAD_OP.")
     fields: dict[str, Any] = {"sharding": _STRATEGIES[word]}
-    if flag("fsdp_cpu_ram_efficient_loading", named.get("cpu_ram_efficient_loading") or False):
-        fields["loading"] = "rank0"
-    if "sharded" in str(named.get("state_dict_type")).lower():
-        fields["save_state"] = "sharded"
+    fields |= fsdp_state(named)
     if flag("fsdp_offload_params", named.get("offload_params") or False):
         fields["cpu_offload"] = "params"
     if flag("fsdp_activation_checkpointing", named.get("activation_checkpointing") or False):

@@ -85,7 +85,10 @@ def _read_method(reading: Reading) -> None:
 
 def _read_preference(reading: Reading) -> None:
     method = reading.text("pref_loss" if reading.text("stage") == "dpo" else "stage")
-    trainer_keys.read_preference(reading, method, "pref_loss", "stage")
+    if method not in ("", "sft", "pt"):
+        from finegauge.formats import rollout_keys
+
+        rollout_keys.read_preference(reading, method, "pref_loss", "stage")
 
 
 def _read_optimizer(reading: Reading) -> None:

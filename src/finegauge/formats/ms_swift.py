@@ -284,6 +284,16 @@ def _data(run: Run) -> dict[str, Any]:
     }
 
 
+def _read_galore(reading: Reading) -> None:
+    """Read GaLore, which stands over `optim`, whose states are of the same kind."""
+    if reading.flag("use_galore"):
+        reading.not_modelled("galore_quantization")
+        states = str(reading.fields["optimizer"]).replace("adamw_torch_fused", "adamw")
+        kind = "adafactor" if "adafactor" in states else "adamw_8bit" if "8bit" in states else "adamw"
+        reading.set("optimizer", f"galore_{kind}", "use_galore", "optim")
+        reading.take("optimizer_rank", "galore_rank", 128)
+
+
 def _read_sharding(reading: Reading) -> None:
     """Read DeepSpeed by one of the built-in names or its file, or FSDP."""
     built_in = _BUILT_IN.get(reading.text("deepspeed").removeprefix("default-"))  # before 3.0
@@ -325,7 +335,7 @@ FORMAT = Format(
         model_key("model"),
         key("rlhf_type", "phase", "sft", more=LEARNT, write=lambda run: _RLHF.get(run.phase)),
         Row(
-            "", lambda reading: trainer_keys.read_preference(reading, reading.text("rlhf_type"), "rlhf_type")
+            "", lambda reading: rollout_keys.read_preference(reading, reading.text("rlhf_type"), "rlhf_type")
         ),
         Row(
             f"{' '.join(TUNERS)} {_ADAPTERS.keys} {_TUNED} quant_bits task_type num_labels {' '.join(_BITS)}",
@@ -348,6 +358,7 @@ FORMAT = Format(
         trainer_keys.attention_row("attn_impl", words=_ATTENTION),
         trainer_keys.liger_row(),
         trainer_keys.optimizer_row("optim", "adamw_torch_fused"),
+        Row("use_galore galore_rank galore_quantization", _read_galore),
         fixed(pad_to_multiple_of=1),
         *(PACKING, LENGTH, GENERATION, trainer_keys.GROUPING, DATA),
         trainer_keys.DURATION,

@@ -24,7 +24,16 @@ from finegauge.formats.key_table import (
     read_degrees,
     switch,
 )
-from finegauge.formats.sheet import LINEAR, Sheet, dataset_name, repository, require, targets, whole_number
+from finegauge.formats.sheet import (
+    LINEAR,
+    Sheet,
+    dataset_name,
+    mapping_in,
+    repository,
+    require,
+    targets,
+    whole_number,
+)
 from finegauge.run.field import names, whole
 from finegauge.run.run import Run
 
@@ -95,6 +104,16 @@ def _method(run: Run) -> dict[str, Any]:
         "peft.target_modules": None if everything else [f"*.{name}" for name in adapted],
         **dict(zip(_RANKS, trainer_keys.ranks(run), strict=True)),
     }
+
+
+def _read_freezing(reading: Reading) -> None:
+    """Read what of a model that sees stays as it is: its tower, where a section of it says nothing else."""
+    section = mapping_in(reading.keys, "freeze_config")
+    for name, unasked in (("vision_tower", True), ("language_model", False)):
+        if section:
+            reading.set(f"freeze_{name}", section.get(f"freeze_{name}", unasked), "freeze_config")
+    if section.get("freeze_embeddings", True) is True and section and reading.fields["method"] == "full":
+        reading.warn("freeze_config.freeze_embeddings is not modelled: embeddings are taken to train.")
 
 
 def _read_precision(reading: Reading) -> None:
@@ -251,6 +270,7 @@ FORMAT = Format(
             _read_method,
             _method,
         ),
+        Row("freeze_config", _read_freezing),
         Row("model.torch_dtype", _read_precision),
         switch("distributed.activation_checkpointing", "activation_checkpointing", "full"),
         Row(

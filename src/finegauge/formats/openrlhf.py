@@ -68,7 +68,7 @@ def _read_phase(reading: Reading) -> None:
             f"OpenRLHF's {shown(f'train_{trainer}')} is not supported; sft, dpo, rm and ppo_ray are."
         )
     phase = _PHASES[trainer]
-    trainer_keys.read_preference(reading, trainer, "trainer")
+    rollout_keys.read_preference(reading, trainer, "trainer")
     estimator = reading.text("advantage_estimator", "gae")
     if phase == "ppo" and estimator != "gae":
         phase = "grpo"

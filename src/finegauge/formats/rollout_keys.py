@@ -33,6 +33,23 @@ _SERVER = ("tensor_parallel_size", "data_parallel_size", "gpu_memory_utilization
 COLOCATED, SERVER = "colocate", "server"
 
 
+def read_preference(reading: Reading, method: str, *keys: str) -> None:
+    """Read what of a preference method is unlike DPO: ORPO, CPO and SimPO have no reference model.
+
+    IPO, NCA and other losses of DPO's trainer pass as often as DPO itself.
+    """
+    if method in ("orpo", "cpo", "simpo"):
+        reading.set("reference_model", "none", *keys)
+    elif method == "kto":
+        reading.warn(
+            "kto is taken as dpo, whose passes it shares; it trains on one sequence for every sample, and "
+            "scores another one for its KL term."
+        )
+    elif reading.flag("precompute_ref_log_probs"):
+        reading.set("reference_model", "none", "precompute_ref_log_probs")
+        reading.warn("precompute_ref_log_probs: the reference's pass before the training is not counted.")
+
+
 def generation_row(
     section: str = "", prompt: int = 512, answer: int = 256, beta: float = 0.0, share: float = 0.3,
     server: str = "",

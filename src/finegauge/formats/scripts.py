@@ -303,7 +303,7 @@ def unsloth_keys(keys: Mapping[str, Any], *, adapts: bool) -> dict[str, Any]:
     found: dict[str, dict[str, Any]] = {"data": {}, "training": {}, "lora": {}}
     whole: dict[str, Any] = dict(found)
     flat = {**_NOTEBOOK, **{_TO_UNSLOTH[key]: value for key, value in keys.items() if key in _TO_UNSLOTH}}
-    if "max_length" in keys and "max_seq_length" not in keys:
+    if "max_length" in keys and ("max_seq_length" not in keys or keys.get("trainer") in ("dpo", "reward")):
         flat["training.max_seq_length"] = keys["max_length"]
     if re.fullmatch(r"(torch\.)?(float16|half|fp16)", str(keys.get("dtype"))):
         flat.setdefault("training.fp16", True)

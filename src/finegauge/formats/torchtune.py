@@ -98,6 +98,10 @@ def _class(reading: Reading, key: str) -> str:
 
 def _read_model(reading: Reading) -> None:
     """Read the model and the method out of the builder's name, whose prefix is lora_, qlora_ or nothing."""
+    if "policy_model" in reading.keys:
+        raise FieldError(
+            f"{reading.file_name} is torchtune's PPO, which is not supported; write a run file of phase ppo."
+        )
     if "optimizer" not in reading.keys and {"tasks", "prompt", "enable_kv_cache"} & {*reading.keys}:
         raise FieldError(
             f"{reading.file_name} is a file of torchtune that evaluates or generates, not trains."
@@ -283,6 +287,13 @@ def _checkpointing(run: Run) -> dict[str, Any]:
     return dict(zip(_CHECKPOINTING, (kind != "none", kind == "offload"), strict=True))
 
 
+def _read_compile(reading: Reading) -> None:
+    """Read whether the model is compiled: a flag, or one for each part."""
+    parts = reading.get("compile")
+    compiles = parts.get("model", False) if isinstance(parts, dict) else reading.flag("compile")
+    reading.set("compile", compiles, "compile")
+
+
 def _read_loss(reading: Reading) -> None:
     loss = _class(reading, "loss._component_")
     chunked = "linearcrossentropy" in loss or "chunked" in loss
@@ -435,7 +446,7 @@ FORMAT = Format(
             _read_loss,
             lambda run: {"loss._component_": _WHOLE if run.loss == "full_logits" else _CHUNKED},
         ),
-        key("compile", "compile", False),
+        key("compile", "compile", False, read=_read_compile),
         Row("optimizer._component_ optimizer.fused optimizer_in_bwd", _read_optimizer, _optimizer),
         fixed(attention="sdpa", over_length="truncate", pad_to_multiple_of=1),
         Row(

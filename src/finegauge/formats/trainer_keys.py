@@ -11,7 +11,7 @@ from typing import Any
 from finegauge.errors import FieldError, FineGaugeError, shown
 from finegauge.formats import model_keys
 from finegauge.formats.key_table import Reading, Row, key
-from finegauge.formats.launcher_files import deepspeed_fields, uses_deepspeed, zero_of
+from finegauge.formats.launcher_files import deepspeed_fields, fsdp_state, uses_deepspeed, zero_of
 from finegauge.formats.sheet import (
     known_model,
     mapping_in,
@@ -203,20 +203,6 @@ def optimizer(run: Run, name: str, theirs: Mapping[str, str] = {}) -> dict[str, 
         written = "adamw_torch_fused" if run.optimizer_implementation == "fused" else "adamw_torch"
     rank = {"optim_args": f"rank={run.optimizer_rank}"} if run.optimizer_rank and "." not in name else {}
     return {name: theirs.get(written, written), **rank}
-
-
-def read_preference(reading: Reading, method: str, *keys: str) -> None:
-    """Read what of a preference method is unlike DPO: ORPO, CPO and SimPO have no reference model.
-
-    IPO, NCA and other losses of DPO's trainer pass as often as DPO itself.
-    """
-    if method in ("orpo", "cpo", "simpo"):
-        reading.set("reference_model", "none", *keys)
-    elif method == "kto":
-        reading.warn(
-            "kto is taken as dpo, whose passes it shares; it trains on one sequence for every sample, and "
-            "scores another one for its KL term."
-        )
 
 
 def optimizer_class(run: Run, framework: str) -> str:
@@ -463,8 +449,11 @@ def _read_fsdp(reading: Reading, fsdp: Any) -> None:
         "offload_params", named.get("offload_params") or named.get("cpu_offload") or False
     )
     reading.set("cpu_offload", "params" if offloads else "none", "fsdp", "fsdp_config")
+    state = fsdp_state(named)
     if flag("activation_checkpointing", named.get("activation_checkpointing") or False):
-        reading.set("activation_checkpointing", "full", "fsdp_config")
+        state["activation_checkpointing"] = "full"
+    for field, value in state.items():
+        reading.set(field, value, "fsdp_config")
 
 
 def read_dataset(
@@ -584,7 +573,15 @@ FP8 = Row(
         "fp8_enable_fsdp_float8_all_gather": (run.fp8 and run.fp8_all_gather) or None,
     },
 )
-COMPILE = key("torch_compile", "compile", False, write=lambda run: run.compile or None)
+COMPILE = Row(  # a backend or a mode asks for it, too
+    "torch_compile torch_compile_backend torch_compile_mode",
+    lambda reading: reading.set(
+        "compile",
+        reading.flag("torch_compile", default=reading.stated("torch_compile_backend", "torch_compile_mode")),
+        "torch_compile",
+    ),
+    lambda run: {"torch_compile": run.compile or None},
+)
 DURATION = Row(
     "max_steps save_strategy save_total_limit save_only_model per_device_eval_batch_size "
     "eval_accumulation_steps",

@@ -162,7 +162,7 @@ def _read_phase(reading: Reading) -> None:
     if not trainer and reading.stated("beta", "max_prompt_length"):
         *_, folder, name = ("", *reading.file.split("/"))
         trainer = named_trainer(folder, name, *(reading.text(key) for key in ("output_dir", "hub_model_id")))
-    trainer_keys.read_preference(reading, trainer, "trainer", "beta")
+    rollout_keys.read_preference(reading, trainer, "trainer", "beta")
     if reading.flag("reference_free"):
         reading.set("reference_model", "none", "reference_free")
     if trainer in _AS_GRPO:
