@@ -27,6 +27,7 @@ MAX_BYTES = 50_000_000
 MAX_TEXT = 4_000_000  # of a log, its end
 MAX_LINE = 2_000
 MAX_FRAMES = 400
+MAX_PREFIX = 200
 MAX_SAID = 400
 STAGES = ("data", "forward", "loss", "backward", "optimizer")
 Frame = tuple[str, str]  # "path:function", code
@@ -86,7 +87,8 @@ FAILURES = {  # the gravest first
         "Out of memory: Killed process", "[Cc]group out of memory", r"\boom[-_]kill", "OOMKilled",
         r"std::bad_alloc", "can't allocate memory", "Cannot allocate memory", "not enough memory: you tried",
         r"^(?:\w+\.)*_?\w*MemoryError\b", r"(?<!via Signals\.)\bSIGKILL\b", "signal: Killed",
-        r"(?:^|[\s\]])Killed(?:\s|$)", r"sh: killed\b", "abruptly died during map operation",
+        r"(?:^|[\s\]])Killed(?:\s|$)", r"sh: killed\b", r"\d killed +\w",
+        "abruptly died during map operation",
         r"\b(?i:exit(?:ed)?|return(?:ed)?|failed)(?: with)?[ _]?(?i:code|status)?\s{0,9}[:=]?\s{0,9}"
         r"(?:-9|137)\b",
         "[Ee]xceeded (?:job |step )?memory limit", r"\bv?mem\b.{1,60}exceeded limit", "TERM_MEMLIMIT",
@@ -174,11 +176,12 @@ MARKS = {  # of a log whose process was killed without a word: its last line tha
     "data": _any(r"^(?:Map|Filter|Tokenizing|Packing|Running tokenizer)\b[^|]{0,60}:",
                  r"Generating \w+ split"),
     "load": _any(r"Loading (?:checkpoint shards|weights|safetensors|model\b)", r"Fetching \d+ files"),
-    "evaluation": _any("Running [Ee]valuation", "'eval_loss'", "Evaluating", r"^Val(?:idation)?:? +\d+%"),
-    "save": _any("Saving (?:model|optimizer|checkpoint|the)", "Configuration saved in",
-                 "Writing model shards"),
+    "evaluation": _any("Running [Ee]valuation", "['\"]eval_loss['\"]", "Evaluating",
+                       r"^Val(?:idation)?:? +\d+%"),
+    "save": _any("Merg(?:ing|ed) .{0,30}(?:LoRA|adapter)", "Saving (?:model|optimizer|checkpoint|the)",
+                 "Configuration saved in", "Writing model shards"),
     "generation": _any("Generating", r"cumem_allocator\.cpp"),
-    "train": _any("Running training", "'loss': ", r"\bloss[ :=]{1,3}\d", r"(?:it/s|s/it)[\],]",
+    "train": _any("Running training", "['\"]loss['\"]: ", r"\bloss[ :=]{1,3}\d", r"(?:it/s|s/it)[\],]",
                   r"iteration\s+\d+/", r"\btrain/(?:loss|global_step)\b"),
 }  # fmt: skip
 AWAY = ("evaluation", "save", "generation")  # of training
@@ -215,7 +218,8 @@ _FIGURES = {  # both sentences of PyTorch: from 2.1 on, and before
 FIGURES = {name: re.compile(rule) for name, rule in _FIGURES.items()}
 _PROCESS = re.compile(rf"Process \d+ has {_AMOUNT} memory in use")
 _STEP = re.compile(
-    r"\|\s*(\d{1,9})/\d{1,9} \[|(?:(?<![a-z])[Ss]tep|\b[Ii]ter(?:ation)?)[ :=]+(\d{1,9})\b|'step': (\d{1,9})"
+    r"\|\s*(\d{1,9})/\d{1,9} \[|(?:(?<![a-z])[Ss]tep|\b[Ii]ter(?:ation)?)[ :=]+(\d{1,9})\b"
+    r"|['\"](?:current_|global_)?steps?['\"]: (\d{1,9})"
     r"|'global_step/max_steps': '(\d{1,9})/"
 )
 _BAR = re.compile(r"\d{1,3}%\|.{0,200}?\|\s*\d{1,9}/(\d{1,9}) \[")
@@ -243,6 +247,7 @@ _PEAKS = (  # what trainers log about memory: how it is counted, its unit, the f
     ("torch_reserved", GIB, rf"[Pp]eak reserved memory ={_NUMBER} GB"),  # Unsloth's notebooks
     ("nvidia_smi", 1.0, r"VRAM Total Used Memory \(B\): (\d{1,15})"),  # rocm-smi
     ("torch_allocated", MIB, r"\| Allocated memory +\| +\d+ MiB \| +(\d{1,9}) MiB"),  # its memory_summary
+    ("nvidia_smi", MIB, r"\b(?:C|G|C\+G) +\S.* (\d{1,9})MiB \|$"),  # nvidia-smi's processes
     ("nvidia_smi", MIB, r"^\s+Used\s+: (\d{1,9}) MiB"),  # nvidia-smi -q
     ("nvidia_smi", 1.0, r'gpu\.\d+\.memoryAllocatedBytes"?: ?(\d{1,15})'),  # W&B's system metrics
 )
@@ -309,6 +314,7 @@ class _Reader:
         self._bar = self._last_bar = ""  # how many steps training's counts to
         self._dump: list[Frame] = []  # of one thread
         self._hangs = ("", "")
+        self._prefix = 0  # characters before a traceback's lines
         self._columns: list[str] = []
         self._wrapped = ""
         self._best: Evidence | None = None
@@ -321,6 +327,7 @@ class _Reader:
         while prefix := _PREFIX.match(line):
             rank = next((int(one) for one in prefix.groups() if one), rank)
             line = line[prefix.end() :]
+        line = self._bare(line)
         if "Traceback (most recent call last)" in line:
             self._frames[rank] = []
         elif frame := _DUMPED.match(line):
@@ -331,6 +338,14 @@ class _Reader:
                 self._end_dump()
             self._noted(line)
             self._failed(line, rank)
+
+    def _bare(self, line: str) -> str:
+        """Return a traceback's line without what stands before each, whatever it is."""
+        if (at := line.find('  File "', 0, MAX_PREFIX)) > 0:
+            self._prefix = at
+        elif not (at == -1 and line[self._prefix :].startswith("    ")):  # no code below a frame
+            self._prefix = 0
+        return line[self._prefix :]
 
     def _end_dump(self) -> None:
         """Keep where a thread stood, unless another has told that already."""

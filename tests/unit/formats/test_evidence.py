@@ -164,6 +164,8 @@ BY_LOGGERS = {
     "a worker in a container": "2026-06-28T06:11:52.685300953Z (WorkerDict pid=20770) ",
     "a quotation": "> ",
     "a rank": "[rank3]: ",
+    "MPI": "[1,mpirank:3,algo-1]<stderr>:",
+    "a platform": "2026-03-01T10:00:00.1234567Z stderr F ",
 }
 
 
@@ -452,6 +454,24 @@ def test_stacks_of_a_process_that_hangs() -> None:
     assert (waits.failure, waits.moment, waits.stage) == ("timeout", "train", "backward")
 
 
+@pytest.mark.parametrize("line", [
+    '{"current_steps": 310, "total_steps": 500, "loss": 0.9123, "lr": 1e-05}',
+    '    {"epoch": 0.62, "loss": 0.9123, "step": 310}',
+])  # fmt: skip
+def test_a_step_of_a_log_in_json(line: str) -> None:
+    found = text_evidence(f"{line}\n", "x")
+    assert (found.moment, found.step) == ("train", 310)
+
+
+@pytest.mark.parametrize(("line", "moment"), [
+    ("Packing train dataset:  40%|## | 4000/10000 [01:00<01:30, 6600.1 examples/s]", "data"),
+    ("Unsloth: Merging 4bit and LoRA weights to 16bit...", "save"),
+])  # fmt: skip
+def test_a_job_that_its_shell_says_is_killed(line: str, moment: str) -> None:
+    found = text_evidence(f"{line}\n[1]    8156 killed     python train.py\n", "x")
+    assert (found.failure, found.moment) == ("host_memory", moment)
+
+
 @pytest.mark.parametrize(("line", "failure"), [
     ("State: OUT_OF_MEMORY (exit code 0)\nMemory Utilized: 63.81 GB", "host_memory"),
     ("99812   sft  OUT_OF_ME+    0:125", "host_memory"),
@@ -484,6 +504,7 @@ def test_a_log_in_sixteen_bits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("text", "peak_bytes"), [
     ("    FB Memory Usage\n        Total     : 81920 MiB\n        Used      : 78112 MiB", 78112 * MIB),
+    ("|    0   N/A  N/A            4121      C   python                    77812MiB |", 77812 * MIB),
     ("# gpu   pid  type   sm   mem    fb  command\n    0  4121     C   97    62  74122  python", 74122 * MIB),
     ('{"system.gpu.0.memoryAllocatedBytes": 80026361856, "_timestamp": 1.5}', 80026361856),
     ("| Allocated memory      |  74211 MiB |  75812 MiB |   1912 GiB |", 75812 * MIB),
