@@ -164,7 +164,7 @@ def compare(
         if places:
             raise FieldError("--at is of a campaign's folder; runs have no axes.")
         found = [_of_runs(paths, gpu)]
-        baseline = os.path.basename(paths[0])
+        baseline = os.path.basename(paths[0]) if os.path.exists(paths[0]) else paths[0]
     answer = compare_answer(found, baseline, claims, asked)
     if figure:
         _draw(answer, figure)

@@ -349,6 +349,8 @@ def _read(program: Program, line: _Line, script: tuple[str, str] | None = None) 
             f"{place.name} starts {shown(named)} with do_train false, which trains nothing."
         )
     serves = program.reader.startswith(_SERVERS)
+    unknown = [word for before, word in pairwise(["", *rest])
+               if word[:1] == "$" and (before[:1] != "-" or "=" in before)]  # fmt: skip
     own = {key: options.pop(key) for key in OF_LAUNCHERS if key in options and not serves}
     warnings: list[str] = []
     keys, file = _config(options, loose, command, place, warnings)
@@ -373,6 +375,9 @@ def _read(program: Program, line: _Line, script: tuple[str, str] | None = None) 
         f"{place.name}: {key} holds a variable that the script does not set; state it as an override."
         for key in [key for key in unset if not OF_FILES.search(key)][:10]
     ]
+    warnings += [
+        f"{place.name}: what {shown(word)} adds to the command is not known." for word in unknown[:5]
+    ]
     keys, options = ({k: v for k, v in held.items() if k not in unset} for held in (keys, options))
     keys = _laid_over({**program.keys, **keys}, options)
     if not reader:
@@ -387,8 +392,7 @@ def _read(program: Program, line: _Line, script: tuple[str, str] | None = None) 
             keys, reader = _with_trainer(keys, reader, os.path.basename(named).lower())
             keys = programs.in_full(keys) if reader in ("trl", "trl:TRAINER") else keys
             reader = "trl:SCRIPT" if reader == "trl" and not file else reader
-            if not file:
-                warnings.append(f"{place.name} starts {missing}: what it does unasked is {whose}.")
+            warnings.append(f"{place.name} starts {missing}: what it does unasked is {whose}.")
     if block:
         keys = {**keys, BLOCK: {**block, **mapping_in(keys, BLOCK)}}
     return Launch(keys, reader, tuple(warnings), file or place.file, accelerate)

@@ -10,7 +10,7 @@ from finegauge.errors import FileFormatError, shown
 from finegauge.formats.launcher_files import STAGE, find_inside
 
 CONFIGS = (".yaml", ".yml", ".json", ".toml")
-SHELL_ENDINGS = (".sh", ".bash", ".slurm", ".sbatch")
+SHELL_ENDINGS = (".sh", ".bash", ".zsh", ".fish", ".slurm", ".sbatch")
 SCRIPT_ENDINGS = (".py", *SHELL_ENDINGS)
 ALLOC_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the newer name first
 UNSET = re.compile(r"\$[\w({@]|`")

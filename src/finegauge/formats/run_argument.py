@@ -16,7 +16,7 @@ from finegauge.errors import FileFormatError, InputError, UnknownNameError, did_
 
 COMMAND, STDIN, FILE, MODEL = "command", "stdin", "file", "model"
 COMMAND_MARK = " -- "  # before a command; click takes no word with a space in front for an option
-LAUNCHES = (".sh", ".bash", ".slurm", ".sbatch", ".ipynb")  # kinds of files that hold launch lines
+LAUNCHES = (".sh", ".bash", ".zsh", ".fish", ".slurm", ".sbatch", ".ipynb")  # that hold launch lines
 SUFFIXES = (".yaml", ".yml", ".json", ".toml", ".py", *LAUNCHES)
 MAX_FOLDER_FILES = 200
 _HUB_PAGE = (  # and its mirrors; ModelScope's models have the same names

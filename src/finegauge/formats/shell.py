@@ -10,6 +10,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from itertools import dropwhile
 
 from finegauge.errors import FileFormatError
 from finegauge.records import NamedTuple
@@ -18,9 +19,7 @@ MAX_WORDS = 5_000  # of a command
 MAX_SCRIPT = 400_000  # characters
 _MAX_VALUE = 16_384
 _MAX_ARRAY = 200_000  # characters of all elements
-_MAX_DOCUMENTS = 50
-_MAX_COMMANDS = 5_000
-_MAX_NESTED = 8
+_MAX_DOCUMENTS, _MAX_COMMANDS, _MAX_NESTED = 50, 5_000, 8
 _FUNCTION = re.compile(
     r"^(?:function[ \t]+)?([A-Za-z_]\w{0,63})[ \t]*\([ \t]*\)[ \t]*\n?\{([^\n]*)", re.MULTILINE
 )
@@ -31,8 +30,7 @@ _ASSIGNED = re.compile(r"([A-Za-z_]\w{0,63})(\+?)=(.*)", re.DOTALL)
 _PARAMETER = re.compile(r"([A-Za-z_]\w{0,63}|[0-9@*])(?:\[[@*]\])?(?::?([-=+?])(.*))?", re.DOTALL)
 _ELEMENT = re.compile(r"(!?)([A-Za-z_]\w{0,63})\[([^\[\]]{1,80})\]")
 _ARITHMETIC = re.compile(r"[\d\s()+*/%-]{1,200}")
-_DECLARE = frozenset(("export", "declare", "local", "readonly", "typeset", "env"))
-_BRACKETS = re.compile(r"[{}()]")
+_DECLARE, _BRACKETS = {"export", "declare", "local", "readonly", "typeset", "env"}, re.compile(r"[{}()]")
 _PLAIN = re.compile(r"[\w/.,:@%+-]{1,16000}")  # characters that begin nothing
 _CLOSES = {"if": "fi", "while": "done", "until": "done", "for": "done", "select": "done", "{": "}"}
 _PARTS = frozenset(
@@ -302,8 +300,10 @@ class Shell:
 
     def _assigned(self, words: list[str]) -> dict[str, str]:
         """Take the assignments that a command begins with off `words`; return what is set for it."""
-        mine, at = dict(self._variables), 0
-        declares = False
+        mine, at, declares = dict(self._variables), 0, False
+        told = [*dropwhile(re.compile("-").match, words[1:])] if words[:1] in (["set"], ["setenv"]) else []
+        if told[1:] and _NAME.fullmatch(told[0]) and "--" not in words:  # fish's and csh's
+            self._arrays[told[0]], words[:] = told[1:], [f"{told[0]}={' '.join(told[1:])}"]
         while at < len(words):
             if words[at] in _DECLARE:
                 declares = True

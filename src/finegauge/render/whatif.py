@@ -5,6 +5,7 @@ from typing import Any
 
 from finegauge.answers.changes import AdviceAnswer, ChangedRun, Fixed
 from finegauge.answers.plan import WhatIfAnswer
+from finegauge.answers.runs import FROM_MODEL_TOO_LARGE
 from finegauge.prediction.uncertainty import WILL_NOT_FIT
 from finegauge.render import number_format as fmt
 from finegauge.render.files import written_notes
@@ -56,6 +57,7 @@ def base_text(answer: WhatIfAnswer) -> Text:
     """Return what the run takes as it is."""
     base = answer.base
     now = base.outcome
+    instead = answer.run.origins.get("method") == FROM_MODEL_TOO_LARGE
     usd = now.usd(spot=answer.spot)
     market = "spot" if answer.spot else "on demand"
     bill = [fmt.hours(now.wall_s), f"{fmt.dollars(usd)} {market}" if usd is not None else "no price known"]
@@ -64,6 +66,7 @@ def base_text(answer: WhatIfAnswer) -> Text:
         Toned("Current run", "strong"), ": ", Toned(WORDS[now.verdict].lower(), TONES[now.verdict]),
         f", {gib(now.device_memory_bytes)} of {gib(now.capacity_bytes)} on {base.gpu}, P(OOM) "
         f"{fmt.probability(now.out_of_memory_fraction)}; {', '.join(bill)}.",
+        " Trained by QLoRA, for LoRA is not safe there." if instead else "",
     )  # fmt: skip
 
 
