@@ -311,6 +311,7 @@ FORMAT = Format(
         ),
         trainer_keys.epochs_row("num_epochs", 1.0),
         key("saves_per_epoch", "saves_per_epoch", write=lambda run: whole_number(run.saves_per_epoch)),
+        key("eval_batch_size", "eval_batch_size", writes=False),
         trainer_keys.DURATION._replace(write=lambda run: {"max_steps": run.max_steps}),
         Row(
             f"{trainer_keys.CHECKPOINTING_KEYS} selective_checkpointing activation_offloading "

@@ -556,6 +556,8 @@ def _of_torchtune(options: dict[str, Any], loose: list[str], keys: dict[str, Any
     if re.search(r"eval|generat|quantize$", recipe):
         raise _TrainsNothingError(f"torchtune's recipe {shown(recipe)} trains nothing.")
     config = options.pop("config", None)
+    for part in {"model", "optimizer", "dataset", "loss"} & {*options}:  # optimizer=torch.optim.SGD
+        options[f"{part}._component_"] = options.pop(part)
     if not keys:
         keys = shipped(recipe, str(config or ""))
     return {"recipe": recipe, **keys}

@@ -50,6 +50,10 @@ _DEGREES = {
     "cp_size": "context_parallel",
     "sp_size": "context_parallel",
 }
+_PRECISIONS: Mapping[str, Mapping[str, Any]] = {
+    **{name: {"autocast": name} for name in ("bf16", "fp16")},
+    "fp8": {"autocast": "bf16", "fp8": True},
+}
 _MEGATRON = {
     **{"tp_degree": "tensor_parallel", "pp_degree": "pipeline_parallel"},
     "num_micro_batches": "gradient_accumulation_steps",
@@ -301,8 +305,7 @@ def accelerate_fields(keys: Mapping[str, Any], path: str) -> dict[str, Any]:
     if keys.get("num_machines") not in (None, 1):
         fields["num_nodes"] = whole(1, 10**6)("num_machines", keys["num_machines"])
     precision = str(keys.get("mixed_precision") or "no").lower()
-    if precision in ("bf16", "fp16"):
-        fields["autocast"] = precision
+    fields |= _PRECISIONS.get(precision, {})
     if kind == "FSDP":
         fields |= _fsdp(mapping_in(keys, "fsdp_config"))
     elif kind == "DEEPSPEED":

@@ -173,6 +173,8 @@ def _read_ppo(reading: Reading) -> None:
 
 
 def _quantized(reading: Reading) -> str:
+    if (quantiser := reading.text("quantization_method", "bnb")) not in ("bnb", "bitsandbytes"):
+        reading.warn(f"quantization_method={shown(quantiser)} is not modelled: taken as bitsandbytes'.")
     bits = trainer_keys.bits_of(reading, "quantization_bit") if reading.stated("quantization_bit") else 4
     if str(reading.get("quantization_type", "nf4")).lower() != "nf4":
         reading.warn("quantization_type is taken as nf4, which takes as much memory as fp4.")
@@ -380,7 +382,7 @@ FORMAT = Format(
         "qlora": {"finetuning_type": "lora", "quantization_bit": "4"},
     },
     not_modelled="use_badam mixture_of_depths "
-    "use_llama_pro train_from_scratch auto_find_batch_size optim_target_modules",
+    "shift_attn use_llama_pro train_from_scratch auto_find_batch_size optim_target_modules",
     lasting=trainer_keys.LASTING,
     data_keys=("dataset", "dataset_dir", "max_samples"),
     lists_data=True,

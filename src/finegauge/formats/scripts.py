@@ -58,7 +58,7 @@ _OF_LORA = {
     "lora_alpha": "lora_alpha",
     "lora_dropout": "lora_dropout",
     "use_dora": "use_dora",
-    "rank_pattern": "rank_pattern",
+    **{name: name for name in ("rank_pattern", "alpha_pattern", "layers_to_transform")},
     "target_parameters": "target_parameters",
 }
 # Classes of PEFT's other configurations, without their ending.

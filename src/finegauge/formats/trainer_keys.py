@@ -252,7 +252,8 @@ def attention_row(*keys: str, words: Mapping[str, str] = _ATTENTION_WORDS) -> Ro
 def read_attention(reading: Reading, *keys: str) -> None:
     """Read the attention kernel that the first of `keys` names."""
     key = reading.which(*keys)
-    word = reading.text(key, "sdpa").replace("-", "_")
+    inside = mapping_in(reading.get("model_init_kwargs")).get("attn_implementation", "sdpa")
+    word = reading.text(key, str(inside)).replace("-", "_")
     kind = "flash" if "flash" in word or word in ("flex_attention", "flex", "sage") else _ATTENTION.get(word)
     reading.set("attention", kind or word, key)
 

@@ -13,6 +13,7 @@ from finegauge.errors import FieldError, shown
 from finegauge.formats import rollout_keys, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, always, fixed, key, model_key
 from finegauge.formats.sheet import LINEAR, Sheet, dataset_name, file_kind, require, whole_number
+from finegauge.run.field import names
 from finegauge.run.rules import COMPARING
 from finegauge.run.run import Run
 
@@ -77,6 +78,11 @@ def _read_method(reading: Reading) -> None:
         reading.set_by_gpu("weights_dtype")
     reading.set("adapter_dtype", "fp32")
     _ADAPTERS.read(reading)
+    asked = names("lora.target_modules", reading.fields["lora_targets"])
+    if whole := [name for name in asked if name in ("embed_tokens", "lm_head")]:  # which train whole
+        reading.set("lora_targets", [name for name in asked if name not in whole], "lora.target_modules")
+        extra = [*whole, *reading.fields.get("trainable_extra", ())]
+        reading.set("trainable_extra", list(dict.fromkeys(extra)), "lora.target_modules")
     tuned = {field: reading.flag(f"lora.{key}", default=True) for key, field in _TUNED.items()}
     if not all(tuned.values()):
         for field, trains in tuned.items():
