@@ -455,8 +455,7 @@ def _as_keys(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return options and file of a program whose options have other names than its file's, under these."""
     if program.reader == "torchtune":
-        recipe = re.match(r".*?(\w+)\.py$", named)
-        keys = _of_torchtune(options, [recipe[1]] if recipe else loose, keys)
+        keys = _of_torchtune(options, re.findall(r"(\w+)\.py$", named) or loose, keys)
     elif named == "nemo" and loose:
         model, _, given = str(options.pop("factory", "")).partition("(")
         more = options_of([word.strip() for word in given.rstrip(")").split(",")], hydra=True)[0]
