@@ -22,6 +22,7 @@ from finegauge.answers.calibration import read_finished
 from finegauge.calibration import Evidence, evidence_of, learn, taught
 from finegauge.catalogue.gpus import gpu
 from finegauge.catalogue.tables import held_out_tables, measurement_tables
+from finegauge.errors import FineGaugeError
 from finegauge.formats.measurement_tables import MeasuredRow, read_table
 from finegauge.prediction.calibration import LEARNED_PHASES, current
 
@@ -35,10 +36,13 @@ def main() -> None:
     parser.add_argument("folders", nargs="*")
     parser.add_argument("--gpu", default="here")
     asked = parser.parse_args()
-    found = (
-        [row for row, _ in read_finished(asked.folders, (), asked.gpu)] if asked.folders
-        else [row for table in (*measurement_tables(), *held_out_tables()) for row in read_table(table)]
-    )  # fmt: skip
+    try:
+        found = (
+            [row for row, _ in read_finished(asked.folders, (), asked.gpu)] if asked.folders
+            else [row for table in (*measurement_tables(), *held_out_tables()) for row in read_table(table)]
+        )  # fmt: skip
+    except FineGaugeError as error:
+        parser.error(str(error))
     print(f"{'GPU, framework':48} rows     now   learned  used   halved   noise  or noise")
     before, after = list[float](), list[float]()
     for name, rows in groups(found):
@@ -52,6 +56,8 @@ def main() -> None:
             reached = mean(b <= max(0.5 * a, least) for a, b in choices) if choices else nan
             figures += f" {least:7.1%} {reached:8.0%}"
         print(f"{name[:48]:48} {len(rows):4} {figures}")
+    if not before:
+        parser.error(f"no GPU and framework has enough runs: {FROM} are learned from, others predicted")
     print(f"{'all, alike':48}      {median(before):7.1%} {median(after):8.1%}")
 
 
