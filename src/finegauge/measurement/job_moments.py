@@ -4,15 +4,23 @@ The model's checkpoint is written first where it has none, in the number format 
 moment then does what transformers' trainer, accelerate or DeepSpeed do: the same calls, on disk for real.
 Peaks of host memory are the kernel's (resident pages, files that are mapped included), those of the device
 torch's allocator's; malloc gives back what is free (`process.LIMITED`), so that a moment shows its own peak.
+
+The job is done over and over. The first time is a rehearsal: afterwards all code is there that is loaded or
+compiled on first use, for the job's own sizes too. Resident peaks are those of the second. On a processor
+torch's profiler notes every block of a third, and holds more memory itself the longer it looks. A file that
+was written in large pieces lies in the page cache in folios of up to 2 MiB, each of which Linux (6.18) maps
+as a whole where one page of it is read: the checkpoint is read in again page by page, so that resident is
+what was read.
 """
 
 import gc
-import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from math import ceil
 from pathlib import Path
+from shutil import rmtree
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -35,16 +43,8 @@ from finegauge.run.rules import FSDP
 from finegauge.run.run import Run
 
 EVAL_BATCH = 8  # of transformers' trainer
+MOMENTS = 5
 TAG = "checkpoint"
-TINY = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
-    "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 256, "max_position_embeddings": 64,
-}  # fmt: skip
-REHEARSED = (  # fields of the libraries that a job calls
-    "method", "num_gpus", "sharding", "data_parallel_shard", "data_parallel_replicate", "weights_dtype",
-    "autocast", "optimizer", "optimizer_implementation", "loading", "save_state",
-    "save_optimizer", "eval_logits", "attention",
-)  # fmt: skip
 FULL, OPTIMIZER = "model.bin", "optimizer.pt"
 
 
@@ -82,38 +82,27 @@ def watch_moments(run: Run, options: Options, place: Callable[[], Placement], he
     device, rank = torch.device(options.device), place().rank
     # transformers reads tensors in threads, where the profiler does not look
     os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
+    jobs, done = (3 if device.type == "cpu" else 2), count(1)
     with _shared_folder(rank) as folder:
-        _rehearse(run, options, place, folder)
         built = _with_checkpoint(run, device, folder / "base", rank, options.seed)
-        gc.collect()
-        watch, baseline = _Watch(device), resident_bytes()
-        with allocated() as peaks:
-            steps = _moments(built, options, place, folder / TAG, watch)
-            for number, _ in enumerate(steps):
-                heard(Progress("moments", number + 1, 5))
-        for name, most in peaks.items() if device.type == "cpu" else ():
-            watch.found[name]["allocated_bytes"] = most
+
+        def job(watch: _Watch) -> None:
+            for _ in _moments(built, options, place, folder / TAG, watch):
+                heard(Progress("moments", next(done), jobs * MOMENTS))
+            _together()
+            if rank == 0:
+                rmtree(folder / TAG, ignore_errors=True)
+            gc.collect()
+
+        for _ in range(2):  # of which the first is a rehearsal
+            watch, baseline = _Watch(device), resident_bytes()
+            job(watch)
+        if device.type == "cpu":
+            with allocated() as peaks:
+                job(_Watch(device))
+            for name, most in peaks.items():
+                watch.found[name]["allocated_bytes"] = most
     return {"rank": rank, "baseline_bytes": baseline, "peaks": watch.found}
-
-
-def _rehearse(run: Run, options: Options, place: Callable[[], Placement], folder: Path) -> None:
-    """Do the job with a tiny model first: code that is loaded on first use belongs to the process."""
-    if run.method == "gptq_lora":
-        return
-    asked = {name: getattr(run, name) for name in REHEARSED if getattr(run, name) is not None}
-    model = folder / "tiny.json"
-    if place().rank == 0:
-        model.write_text(json.dumps(TINY), "utf-8")
-    _together()
-    tiny = Run.from_fields(
-        asked | {"model": str(model), "seq_len": 16, "micro_batch_size": 1, "eval_samples": 2}
-    )
-    with allocated():
-        built = _with_checkpoint(
-            tiny, torch.device(options.device), folder / "tiny", place().rank, options.seed
-        )
-        for _ in _moments(built, options, place, folder / "rehearsed", _Watch(torch.device(options.device))):
-            pass
 
 
 def _moments(
@@ -171,8 +160,22 @@ def _with_checkpoint(run: Run, device: torch.device, folder: Path, rank: int, se
         dtype = "fp32" if "float32" in words else "bf16"
         plain = Run(model=run.model, method="full", weights_dtype=dtype)
         subject_of(plain, "cpu", seed=seed).model.save_pretrained(folder)
+        for path in folder.glob("*.safetensors"):
+            _cache_by_pages(path)
     _together()
     return run.replace(model=str(folder))
+
+
+def _cache_by_pages(path: Path) -> None:
+    """Have a file in the page cache in single pages, where the system can be asked to."""
+    if not hasattr(os, "posix_fadvise"):
+        return
+    with path.open("rb", buffering=0) as file:
+        os.fsync(file.fileno())
+        for advice in (os.POSIX_FADV_DONTNEED, os.POSIX_FADV_RANDOM):
+            os.posix_fadvise(file.fileno(), 0, 0, advice)
+        while file.read(1 << 20):
+            pass
 
 
 @contextmanager
