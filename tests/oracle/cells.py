@@ -39,6 +39,7 @@ CORE = (
     *("deepseek_v2", "deepseek_v3", "glm4_moe", "mamba", "mamba2", "jamba", "bamba", "granitemoehybrid"),
     *("nemotron_h", "qwen3_next"),
 )
+EVALUATED = tuple(name for name in (*CORE, "bloom") if name not in STATE_SPACE)  # others call kernels then
 REPRESENTATIVE = ("llama", "gemma2", "gpt2", "mixtral", "deepseek_v3", "mamba2", "jamba")
 WHOLE = ("llama3-8b", "mistralai/Mixtral-8x7B-v0.1", "bamba-9b")
 # PEFT refuses out_proj of Mamba layers, wraps routers of Phi-3.5-MoE and Llama 4, which return pairs, and the
@@ -168,6 +169,13 @@ def _every_cell(model: str) -> Iterator[Cell]:
         yield plain(model, extra=(("experts_implementation", "eager"),), batch=(2, 64))
 
 
+def evaluation_cells(model: str) -> Iterator[Cell]:
+    """Yield evaluations of one model, with every attention implementation in two batches."""
+    for attention in attentions(model):
+        for batch in BATCHES[:2]:
+            yield Cell(model, attention=attention, batch=batch, extra=(("phase", "evaluate"),))
+
+
 def whole_cells() -> list[Cell]:
     """Return cells of whole models as published, traced at their full size."""
     full = [Cell(name, batch=(1, 1024)) for name in WHOLE]
@@ -177,6 +185,7 @@ def whole_cells() -> list[Cell]:
 def all_cells(models: list[str] | None = None) -> list[Cell]:
     """Return the cells of all models, or of those whose name contains one of `models`."""
     cells = [cell for name in CONFIGS for cell in cells_of(name)] + whole_cells()
+    cells += [cell for name in EVALUATED for cell in evaluation_cells(name)]
     return [cell for cell in cells if models is None or any(part in cell.model for part in models)]
 
 
@@ -198,4 +207,5 @@ def representative_cells() -> list[Cell]:
     found = [cell for name in REPRESENTATIVE for cell in cells_of(name)][::6]
     rest = [name for name in (*DENSE, *EXPERTS, *STATE_SPACE) if name not in REPRESENTATIVE]
     found += [plain(name, batch=BATCHES[i % len(BATCHES)]) for i, name in enumerate(rest) if i % 2 == 0]
+    found += [next(evaluation_cells(name)) for name in REPRESENTATIVE if name in EVALUATED]
     return found + [cell for cell in UNLIKE if cell not in found]

@@ -9,6 +9,7 @@ from finegauge.errors import UnsupportedError
 from finegauge.model.graph import Graph, build
 from finegauge.model.op import Extents, Op
 from finegauge.prediction.memory import CUBLAS_DEFAULT_BYTES, live_set
+from finegauge.prediction.predictor import predict
 from finegauge.prediction.recomputation import by_layer, rerun, rerun_share, split
 from finegauge.run.run import Run
 from tests.on_disk import config_file
@@ -27,7 +28,9 @@ NOT_OFFERED = (
 MASK_SAVED = frozenset(
     {"gpt2", "zamba2", "recurrent_gemma"}
 )  # the mask is a positional argument: a checkpoint saves it
-PEAKS = tuple(f"{phase} peak" for phase in PHASES)
+EVALUATION_PEAK = "evaluation peak"
+PEAKS = (*(f"{phase} peak" for phase in PHASES), EVALUATION_PEAK)
+OF_A_GPU = ("slack", "context")
 
 
 class Side(NamedTuple):
@@ -70,26 +73,37 @@ def ours(run: Run) -> Side:
     amounts = {"parameters": _parameters(graph), "trained parameters": _trained(graph)}
     for stage, name in zip(STAGES, FLOPS, strict=True):
         amounts[name] = sum(count * _flops(op, stage, extents) for count, op in _passes(run, graph, stage))
+    if run.phase == "evaluate":
+        parts = predict(run.replace(gpu="A100-SXM4-80GB", pad_to_multiple_of=1)).peak_memory_bytes.parts
+        amounts[EVALUATION_PEAK] = sum(
+            value for path, value in parts.items() if path[0] not in OF_A_GPU and path[-1] != "cuBLAS"
+        )
+        return Side(amounts, _tensors(graph))
     amounts["saved bytes"] = _saved_bytes(run, graph, extents)
     phases = live_set(run, graph, extents, CUBLAS_DEFAULT_BYTES).phases
-    for phase, name in zip(PHASES, PEAKS, strict=True):
+    for phase, name in zip(PHASES, PEAKS, strict=False):
         amounts[name] = phases[phase].total - phases[phase].parts["workspace", "cuBLAS"]
     return Side(amounts, _tensors(graph))
 
 
 def theirs(run: Run) -> Any:
     """Return the trace of a run, and its side."""
-    from tests.oracle.step_trace import trace_step
+    from tests.oracle.step_trace import trace_evaluation, trace_step
 
-    trace = trace_step(run)
+    evaluated = run.phase == "evaluate"
+    trace: Any = trace_evaluation(run) if evaluated else trace_step(run)
     base = {name: shape for name, (shape, _, _) in trace.parameters.items() if "lora_" not in name}
-    amounts: dict[str, float] = {
-        "parameters": sum(prod(shape) for shape in base.values()),
-        "trained parameters": sum(prod(shape) for shape, _, trained in trace.parameters.values() if trained),
-        **{name: trace.total_flops(stage) for stage, name in zip(STAGES, FLOPS, strict=True)},
-        "saved bytes": sum(saved.bytes for saved in trace.saved),
-        **{f"{phase} peak": trace.phase_peak_bytes[phase] for phase in PHASES},
-    }
+    amounts: dict[str, float] = {"parameters": sum(prod(shape) for shape in base.values())}
+    if evaluated:
+        amounts |= {FLOPS[0]: trace.flops, EVALUATION_PEAK: trace.peak_bytes}
+    else:
+        trained = [prod(shape) for shape, _, trains in trace.parameters.values() if trains]
+        amounts |= {
+            "trained parameters": sum(trained),
+            **{name: trace.total_flops(stage) for stage, name in zip(STAGES, FLOPS, strict=True)},
+            "saved bytes": sum(saved.bytes for saved in trace.saved),
+            **{f"{phase} peak": trace.phase_peak_bytes[phase] for phase in PHASES},
+        }
     return trace, Side(amounts, Counter(tuple(sorted(shape)) for shape in base.values()))
 
 

@@ -259,7 +259,7 @@ def trace_built(run: Run, built: Built, inputs: torch.Tensor) -> StepTrace:
     base = _bytes([tensor for tensors in static.values() for tensor in tensors])
     peaks = {phase: base + peak for phase, peak in {**tracker.phase_peak_bytes, **held}.items()}
     return StepTrace(
-        parameters={n: (tuple(p.shape), str(p.dtype)[6:], p.requires_grad) for n, p in _named(model)},
+        parameters=_parameters(model),
         flops=dict(tracker.flops),
         saved=saved,
         static_bytes=static_bytes,
@@ -269,8 +269,16 @@ def trace_built(run: Run, built: Built, inputs: torch.Tensor) -> StepTrace:
     )
 
 
-def evaluation_peak(run: Run) -> int:
-    """Return the bytes alive at the peak of a forward pass and its loss with nothing kept, weights too."""
+class EvaluationTrace(NamedTuple):
+    """What a forward pass and its loss did with nothing kept."""
+
+    parameters: dict[str, Trained]
+    flops: float
+    peak_bytes: int  # weights included
+
+
+def trace_evaluation(run: Run) -> EvaluationTrace:
+    """Return what an evaluation of `run` does in the installed transformers."""
     built = build(run)
     with built.tensors, torch.device(built.device):
         inputs = torch.zeros((run.micro_batch_size, run.seq_len), dtype=torch.long)
@@ -278,7 +286,8 @@ def evaluation_peak(run: Run) -> int:
     tracker = StepTracker(built.model, static)
     with _surroundings(run, built), built.tensors, tracker.watching(), torch.no_grad(), _autocasting(run):
         _forward(run, built, inputs, tracker)
-    return _bytes(static) + max(tracker.phase_peak_bytes.values())
+    peak = _bytes(static) + max(tracker.phase_peak_bytes.values())
+    return EvaluationTrace(_parameters(built.model), sum(tracker.flops.values()), peak)
 
 
 def _forward(
@@ -368,6 +377,10 @@ def _bytes(tensors: list[torch.Tensor]) -> int:
     """Return the bytes of the storages behind `tensors`, each once."""
     storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
     return sum(storages.values())
+
+
+def _parameters(model: Any) -> dict[str, Trained]:
+    return {n: (tuple(p.shape), str(p.dtype)[6:], p.requires_grad) for n, p in _named(model)}
 
 
 def _named(model: Any) -> list[tuple[str, Any]]:

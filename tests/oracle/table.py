@@ -85,11 +85,11 @@ def summary(outcomes: list[Outcome]) -> tuple[list[str], bool]:
     ]
     kept = not failures and bool(counted)
     for name in EXACT:
-        wrong = sum(1 for outcome in counted if abs(outcome.errors[name]) > EXACT_TOLERANCE)
+        wrong = sum(1 for outcome in counted if abs(outcome.errors.get(name, 0.0)) > EXACT_TOLERANCE)
         lines.append(f"{name:20} wrong in {wrong:4} cells, worst {100 * worst(counted, [name]):+.4f} %")
         kept = kept and not wrong
     for name in NEAR:
-        errors = [abs(outcome.errors[name]) for outcome in counted]
+        errors = [abs(outcome.errors[name]) for outcome in counted if name in outcome.errors]
         middle, most = median(errors or [0.0]), max(errors, default=0.0)
         above = sum(1 for error in errors if error > WORST_BAR)
         lines.append(

@@ -49,6 +49,8 @@ def _take_apart(outcome: Outcome, console: Console) -> None:
         console.print(
             f"  tensors only ours {mine.tensors - real.tensors}, theirs {real.tensors - mine.tensors}"
         )
+    if run.phase == "evaluate":
+        return
     console.print(_modules(run, trace))
     console.print(_operators(run))
     _peaks(run, trace, real.amounts, mine.amounts, console)
