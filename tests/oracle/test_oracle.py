@@ -3,6 +3,7 @@
 `make oracle` compares all cells. Parameters and FLOPs are equal; bytes keep the bars.
 """
 
+import os
 from statistics import median
 
 import pytest
@@ -37,6 +38,8 @@ def test_the_graph_does_what_transformers_does(cell: Cell, outcomes: dict[Cell, 
 @pytest.mark.parametrize("quantity", NEAR)
 def test_the_median_error_is_small(quantity: str, outcomes: dict[Cell, Outcome]) -> None:
     errors = [abs(outcome.errors[quantity]) for outcome in outcomes.values() if quantity in outcome.errors]
+    if not errors and "PYTEST_XDIST_WORKER" in os.environ:
+        pytest.skip("its cells ran in another process")
     assert median(errors) <= MEDIAN_BAR
 
 
