@@ -167,11 +167,12 @@ def of_tasks(tasks: Sequence[Task], file: str, name: str) -> Launch:
     raise min(refused, key=_doubts, default=unread(name))
 
 
-def _of_shell(text: str, place: Place, arguments: Sequence[str]) -> Launch:
+def _of_shell(text: str, place: Place, arguments: Sequence[str], given: Mapping[str, str] = {}) -> Launch:
     batch = batch_options(text)
     told = "".join(f"{name}={value}\n" for name, value in of_slurm(batch).items())
     shell = Shell(told + text, place.name, arguments)
     shell.files = place.files
+    shell.variables |= {name: value for name, value in given.items() if name.isidentifier()}
     refused: list[FileFormatError] = []
     trainings, served = list[Launch](), list[Launch]()  # a server may write a training's answers
     for command in shell.commands():
@@ -311,7 +312,7 @@ def _started(line: _Line, *, module: bool) -> Launch | None:
         inside = Place(
             text[1], os.path.basename(named), place.files, trusted=place.trusted, depth=place.depth + 1
         )
-        return _of_shell(text[0], inside, rest)
+        return _of_shell(text[0], inside, rest, line.command.environment)
     starts = bool(launcher) and (
         any(word.rpartition("/")[2] in ("accelerate", "torchrun", "deepspeed", "srun") for word in launcher)
         or any(word.startswith("-") or "=" in word or word.endswith(CONFIGS) for word in rest)

@@ -1,8 +1,9 @@
 """Training loops that a Python text writes out itself, and Lightning's: what they say of batch and steps.
 
 Read are the data loader's batch, the divisor of the loss, the range of the epochs, the optimizer's class and
-what Accelerator, autocast or Lightning's Trainer are given, as arguments of transformers' Trainer, whose work
-such a loop does. Where a loop does other work (it samples, distils or freezes by hand) nothing is read.
+what Accelerator, autocast or Lightning's Trainer and Fabric are given, as arguments of transformers' Trainer,
+whose work such a loop does. Where a loop does other work (it samples, distils or freezes by hand) nothing
+is read.
 """
 
 import ast
@@ -49,13 +50,15 @@ def own_loop(nodes: Sequence[ast.AST], values: Values, modules: Mapping[str, str
         return {}
     found: dict[str, Any] = {"bf16": False, "gradient_checkpointing": False, "optim": optimizer.lower()}
     found |= _batch(calls, values)
-    for call, _, name in calls:
+    for call, owner, name in calls:
         told = values.named(call)
         lengths = [told[key] for key in _LENGTHS if _is_length(told.get(key))]
         found |= {"max_length": lengths[-1]} if lengths else {}
         if name == "Accelerator":
             found |= {key: value for key, value in told.items() if key == "gradient_accumulation_steps"}
             found |= _precision(str(told.get("mixed_precision")))
+        elif name == "Fabric" and _lightning(modules.get(owner or name, "")):
+            found |= _of_trainer(told)
         elif name == "autocast":
             found |= _precision(str(told.get("dtype", "fp16")))
         elif name in ("FSDP", "FullyShardedDataParallel", "fully_shard"):

@@ -17,28 +17,25 @@ from finegauge.records import NamedTuple
 
 MAX_WORDS = 5_000  # of a command
 MAX_SCRIPT = 400_000  # characters
-_MAX_VALUE = 16_384
-_MAX_ARRAY = 200_000  # characters of all elements
-_MAX_DOCUMENTS, _MAX_COMMANDS, _MAX_NESTED = 50, 5_000, 8
+_MAX_VALUE, _MAX_ARRAY = 16_384, 200_000  # characters, of one and of all elements
+_MAX_DOCUMENTS, _MAX_COMMANDS, _MAX_NESTED, _MAX_CALLS, _MAX_FUNCTIONS = 50, 5_000, 8, 200, 200
 _FUNCTION = re.compile(
     r"^(?:function[ \t]+)?([A-Za-z_]\w{0,63})[ \t]*\([ \t]*\)[ \t]*\n?\{([^\n]*)", re.MULTILINE
 )
 _FIRST = re.compile(r"^[ \t]*([A-Za-z_]\w{0,63})(?![ \t]*\()(?=\s|$)", re.MULTILINE)  # the word of a line
-_MAX_CALLS, _MAX_FUNCTIONS = 200, 200
 _NAME = re.compile(r"[A-Za-z_]\w{0,63}|[0-9@*#?!$-]")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w{0,63})(\+?)=(.*)", re.DOTALL)
 _PARAMETER = re.compile(r"([A-Za-z_]\w{0,63}|[0-9@*])(?:\[[@*]\])?(?::?([-=+?])(.*))?", re.DOTALL)
 _ELEMENT = re.compile(r"(!?)([A-Za-z_]\w{0,63})\[([^\[\]]{1,80})\]")
 _ARITHMETIC = re.compile(r"[\d\s()+*/%-]{1,200}")
 _DECLARE, _BRACKETS = {"export", "declare", "local", "readonly", "typeset", "env"}, re.compile(r"[{}()]")
-_PLAIN = re.compile(r"[\w/.,:@%+-]{1,16000}")  # characters that begin nothing
+_PLAIN = re.compile(r"[\w/.,:@%+-]{1,16000}")
 _CLOSES = {"if": "fi", "while": "done", "until": "done", "for": "done", "select": "done", "{": "}"}
 _PARTS = frozenset(
     ("if", "while", "until", "{", "elif", "then", "else", "do", ";;", "esac", *_CLOSES.values())
 )
 _HANDS_ON = frozenset(("tmux", "screen", "ssh", "sbatch", "gcloud", "wsl"))  # a text of theirs is a command
-_IGNORED = frozenset(("time", "exec", "nohup", "sudo", "command", "!"))
-_TESTS = ("[", "[[", "test", "]", "]]", "!")
+_IGNORED, _TESTS = {"time", "exec", "nohup", "sudo", "command", "!"}, ("[", "[[", "test", "]", "]]", "!")
 _COMPARED: Mapping[str, Callable[[int, int], bool]] = {
     f"-{name}": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
 }
@@ -74,16 +71,16 @@ class _Block:
         self.patterns: list[str] | None = [] if closes == "esac" else None  # while they are read
         self.tests: list[bool | None] = []
         self.joined: list[str] = []  # by which operators
-        self._left: bool | None = live  # whether no branch before was taken
+        self.left: bool | None = live  # whether no branch before was taken
 
     def ask(self) -> None:
         """Come to the test of the next branch."""
-        self.live, self.tests, self.joined = self._left, [], []
+        self.live, self.tests, self.joined = self.left, [], []
 
     def enter(self, decided: bool | None) -> None:
         """Enter a branch whose own test is `decided`."""
-        self.live = _all((self._left, decided))
-        self._left = _all((self._left, _not(decided)))
+        self.live = _all((self.left, decided))
+        self.left = _all((self.left, _not(decided)))
 
     def answer(self) -> bool | None:
         """Return what the tests since `ask` come to."""
@@ -168,12 +165,12 @@ class Shell:
         self._blocks: list[_Block] = []
         self._unclear = set[str]()  # variables that branches set to one value and to another
         self._before: tuple[bool | None, str] = None, ""  # what a test came to, and "&&" or "||" behind it
-        self._variables: dict[str, str] = {"#": str(len(arguments))}
+        self.variables: dict[str, str] = {"#": str(len(arguments))}
         self._arrays: dict[str, list[str]] = {"@": [*arguments], "*": [*arguments]}
         self._document, self._documents = "", 0
         self._arrays_read = 0
         for number, word in enumerate(arguments[:9], 1):
-            self._variables[str(number)] = word
+            self.variables[str(number)] = word
 
     def commands(self) -> Iterator[Command]:
         """Yield the commands in the order in which they stand.
@@ -193,9 +190,9 @@ class Shell:
                 continue
             environment = self._assigned(words)
             if words and words[0] == "for" and len(words) > 3 and words[2] == "in":
-                self._variables[words[1]] = words[3]
+                self.variables[words[1]] = words[3]
             elif words and words[0] == "read" and self._document:
-                self._variables[words[-1]] = self._document.strip()[:_MAX_VALUE]
+                self.variables[words[-1]] = self._document.strip()[:_MAX_VALUE]
             elif words and words[0] in ("cat", "tee") and self._document and (target or len(words) > 1):
                 self.files[target or words[-1]] = self._document
             elif words and words[0] in self._functions and self._depth < _MAX_NESTED:
@@ -213,7 +210,7 @@ class Shell:
             raise FileFormatError(f"{self.name} calls functions more than {_MAX_CALLS} times.")
         inner = Shell(self._functions[words[0]], self.name, words[1:], depth=self._depth + 1)
         inner._functions, inner._calls = self._functions, self._calls
-        inner._variables = {**environment, **inner._variables}
+        inner.variables = {**environment, **inner.variables}
         inner._arrays = {**self._arrays, **inner._arrays}
         yield from inner.commands()
         self.files |= inner.files
@@ -276,6 +273,8 @@ class Shell:
         elif word == "do" and block.closes == "done" and block.tests:
             block.enter(block.answer() is not False)
         elif word == "else":
+            if block.live and block.left:  # no "then" was met
+                raise FileFormatError(f"{self.name} has branches of fish; name the command itself, after --.")
             block.enter(True)
         elif word == ";;" and block.closes == "esac":
             block.live, block.patterns = False, []
@@ -295,14 +294,15 @@ class Shell:
                 last = environment.get("COMMAND", "")
         if told and " " in last and self._depth < _MAX_NESTED:
             inner = Shell(last, self.name, depth=self._depth + 1)
-            inner._variables = dict(environment)
+            inner.variables = dict(environment)
             yield from inner.commands()
 
     def _assigned(self, words: list[str]) -> dict[str, str]:
         """Take the assignments that a command begins with off `words`; return what is set for it."""
-        mine, at, declares = dict(self._variables), 0, False
+        mine, at, declares = dict(self.variables), 0, False
         told = [*dropwhile(re.compile("-").match, words[1:])] if words[:1] in (["set"], ["setenv"]) else []
         if told[1:] and _NAME.fullmatch(told[0]) and "--" not in words:  # fish's and csh's
+            told[1:2] = told[1:2] if told[1] != "=" else []
             self._arrays[told[0]], words[:] = told[1:], [f"{told[0]}={' '.join(told[1:])}"]
         while at < len(words):
             if words[at] in _DECLARE:
@@ -319,14 +319,14 @@ class Shell:
         return mine
 
     def _set(self, name: str, value: str) -> None:
-        known = self._variables.get(name)
+        known = self.variables.get(name)
         if known is not None and re.fullmatch(r"\$\{?\d+\}?", known):
             known = None  # an argument that nobody gave: the branch says what it is then
         certain = all(block.live for block in self._blocks)
         if certain or (known is None and "$" not in value and name not in self._unclear):
-            self._variables[name] = value[:_MAX_VALUE]
+            self.variables[name] = value[:_MAX_VALUE]
         elif known not in (None, value) and "$" not in value:
-            del self._variables[name]
+            del self.variables[name]
             self._unclear.add(name)
         if certain:
             self._unclear.discard(name)
@@ -551,7 +551,7 @@ class Shell:
         if operator in ("-", "=") and unset:
             value = self._expanded(word)
             if operator == "=":
-                self._variables[name] = value
+                self.variables[name] = value
             return [value]
         if operator == "+":
             return [] if unset else [self._expanded(word)]
@@ -571,7 +571,7 @@ class Shell:
     def _value(self, name: str, braces: str = "") -> list[str]:
         if name in self._arrays:
             return self._arrays[name]
-        value = self._variables.get(name)
+        value = self.variables.get(name)
         return [value] if value is not None else [f"${{{braces}}}" if braces else f"${name}"]
 
     def _expanded(self, text: str) -> str:
@@ -579,7 +579,7 @@ class Shell:
         if self._depth >= _MAX_NESTED or not ("$" in text or "`" in text):
             return text.strip("\"'")
         inner = Shell("", self.name, depth=self._depth + 1)
-        inner._variables, inner._arrays = self._variables, self._arrays
+        inner.variables, inner._arrays = self.variables, self._arrays
         inner._text = text.strip('"').replace('"', '\\"') + '"'
         return " ".join(inner._quoted())
 
