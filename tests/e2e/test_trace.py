@@ -48,7 +48,7 @@ def total_gib(done: Done) -> float:
 
 
 def test_an_unknown_type_says_what_to_install(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("finegauge.cli.run_options.find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     done = finegauge("estimate", model, "--gpu", "l4")
     assert done.code == 64
     assert "model_type 'llama' is not supported yet" in done.err
