@@ -169,10 +169,9 @@ def of_tasks(tasks: Sequence[Task], file: str, name: str) -> Launch:
 
 def _of_shell(text: str, place: Place, arguments: Sequence[str], given: Mapping[str, str] = {}) -> Launch:
     batch = batch_options(text)
-    told = "".join(f"{name}={value}\n" for name, value in of_slurm(batch).items())
-    shell = Shell(told + text, place.name, arguments)
+    shell = Shell(text, place.name, arguments)
     shell.files = place.files
-    shell.variables |= {name: value for name, value in given.items() if name.isidentifier()}
+    shell.variables |= of_slurm(batch) | {name: given[name] for name in given if name.isidentifier()}
     refused: list[FileFormatError] = []
     trainings, served = list[Launch](), list[Launch]()  # a server may write a training's answers
     for command in shell.commands():
