@@ -57,7 +57,8 @@ def answer(model_type: str) -> tuple[str, str]:
         said = " ".join(str(error).split())
         if is_described(config) and not _runs(config):  # by default without a figure that every file has
             return DESCRIBED, ""
-        return (NO_DEFAULT if "refuses this config.json" in said else REFUSED), said
+        alone = "refuses this config.json" not in said and "shared_kv_states" not in said
+        return (REFUSED if alone else NO_DEFAULT), said
     return TRACED, ""
 
 
@@ -99,7 +100,7 @@ def page(answers: dict[str, tuple[str, str]], version: str) -> str:
         f"{count[DESCRIBED]} are described (they need no torch), {count[TRACED]} are traced from their class "
         f"the first time they are asked for, {count[REFUSED]} are refused "
         f"({count[REFUSED] / asked:.1%} of those that have a default), and of {count[NO_DEFAULT]} "
-        "the defaults are no model that transformers itself builds here. "
+        "the defaults are no model that transformers itself builds here, or one that takes another's states. "
         f"{len(beside)} further types are described: of vision-language models, and of code in model "
         "repositories. Written by `make models`; a test holds it.",
         "",

@@ -42,7 +42,7 @@ def refusal(path: Path, *overrides: str) -> str:
         (BOMB, "too many aliases"),
         ("model: !!python/object/apply:os.system ['touch pwned']\n", "is refused"),
         ("model: !!python/name:os.system\n", "is refused"),
-        ("[" * 5000, "nested"),
+        ("[" * 5000, "nest"),  # "nested too deeply", or PyYAML's own words since 6.0.4
         ("model: mixtral-8x7b\n", "does not state its method"),
         ("method: lora\n", "does not state its model"),
         (

@@ -80,8 +80,8 @@ class BlackMambaConfig(MambaConfig):
 
     @property
     def layer_types(self) -> list[str]:
-        """Return what transformers' cache keeps for each layer."""
-        return ["linear_attention" if kind == MAMBA_LAYER else "moe" for kind in self.mamba_moe_layers]
+        """Return what transformers' cache keeps for each layer: a state, which experts leave empty."""
+        return ["linear_attention"] * len(self.mamba_moe_layers)
 
 
 class _BlackMambaRouter(nn.Module):
@@ -158,12 +158,8 @@ class _BlackMambaBlock(GradientCheckpointingLayer):
         else:
             self.mixer = _BlackMambaMoE(config, int(kind)) if int(kind) > 1 else _BlackMambaMLP(config)
 
-    def forward(
-        self, hidden_states: Tensor, cache_params: Any = None, attention_mask: Tensor | None = None
-    ) -> Tensor:
-        mixed: Tensor = self.mixer(
-            self.norm(hidden_states), cache_params=cache_params, attention_mask=attention_mask
-        )
+    def forward(self, hidden_states: Tensor, **state: Any) -> Tensor:
+        mixed: Tensor = self.mixer(self.norm(hidden_states), **state)  # `cache_params` is `cache` since 5.24
         return hidden_states + mixed
 
 
@@ -226,6 +222,5 @@ class BlackMambaForCausalLM(BlackMambaPreTrainedModel, MambaForCausalLM):
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size)
-        return MambaCausalLMOutput(
-            loss=loss, logits=logits, cache_params=out.cache_params, hidden_states=out.hidden_states
-        )
+        state = {name: value for name, value in out.items() if name != "last_hidden_state"}
+        return MambaCausalLMOutput(loss=loss, logits=logits, **state)

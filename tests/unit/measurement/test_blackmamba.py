@@ -40,7 +40,8 @@ def test_state_gives_what_the_whole_sequence_gives() -> None:
     with torch.no_grad():
         whole = model(input_ids=ids, use_cache=False).logits
         first = model(input_ids=ids[:, :11], use_cache=True)
-        last = model(input_ids=ids[:, 11:], cache_params=first.cache_params, use_cache=True).logits
+        (state,) = ({name: value} for name, value in first.items() if name.startswith("cache"))
+        last = model(input_ids=ids[:, 11:], **state, use_cache=True).logits
         written = [
             model.generate(ids, max_new_tokens=4, do_sample=False, use_cache=cached, pad_token_id=0)
             for cached in (True, False)

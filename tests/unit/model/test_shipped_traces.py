@@ -1,5 +1,7 @@
 """The traces that come with the package: every model of the catalogue is answered, or named as refused."""
 
+import re
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -52,7 +54,9 @@ def test_an_own_trace_comes_first(tmp_path: Path) -> None:
     shipped = Path(traced.shipped_path(config)).read_text(encoding="utf-8")
     own = Path(traced.path_of(config))
     own.parent.mkdir(parents=True)
-    own.write_text(shipped.replace('"layers"', '"lagers"'), encoding="utf-8")
+    own_version = re.sub(r'"5\.\d+\.\d+"', f'"{version("transformers")}"', shipped)
+    assert own_version.count(f'"{version("transformers")}"') == 1
+    own.write_text(own_version.replace('"layers"', '"lagers"'), encoding="utf-8")
     assert "damaged" in traced.read_trace(config)[1]
     own.unlink()
     assert traced.read_trace(config)[0] is not None

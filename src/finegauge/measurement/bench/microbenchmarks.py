@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from inspect import signature
 from math import inf
 from pathlib import Path
 from time import perf_counter
@@ -321,7 +322,8 @@ def _token_s(bench: Bench) -> float:
     model = _tiny_llama(bench, 1).eval()
     model.generation_config.eos_token_id = None  # no token ends an answer
     tokens = torch.ones(1, TOKENS, dtype=torch.int64, device=bench.device)
-    cache: Any = DynamicCache()
+    name = "cache" if "cache" in signature(model.forward).parameters else "past_key_values"  # before 5.24
+    past: dict[str, Any] = {name: DynamicCache()}
 
     def write(count: int) -> None:
         asked = GenerationConfig(max_new_tokens=count, do_sample=True, top_k=0, pad_token_id=0)
@@ -331,7 +333,7 @@ def _token_s(bench: Bench) -> float:
     def read(count: int) -> None:
         with torch.no_grad():
             for _ in range(count):
-                model(input_ids=tokens[:, :1], past_key_values=cache)
+                model(input_ids=tokens[:, :1], **past)
 
     few, many = (count * _quickest(bench, count, write) for count in (1, 1 + MODULE_CALLS))
     return max((many - few) / MODULE_CALLS - _quickest(bench, MODEL_CALLS, read), 0.0)

@@ -192,15 +192,15 @@ class Pass(NamedTuple):
 
 
 def _attend(
-    recorder: Recorder, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any,
-    **kwargs: Any,
+    recorder: Recorder, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor,
+    attention_mask: Any, **kwargs: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """Attend with FlashAttention and tell the recorder; the kernel's own work is not counted again."""
     heads = query.shape[1]
     recorder.note_kernel(heads * query.shape[-1], heads * value.shape[-1], kwargs.get("sliding_window"))
     recorder.muted = True
     try:
-        return flash_attention(module, query, key, value, mask, **kwargs)
+        return flash_attention(module, query, key, value, attention_mask, **kwargs)
     finally:
         recorder.muted = False
 
