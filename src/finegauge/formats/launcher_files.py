@@ -25,14 +25,8 @@ from finegauge.run.run import FROM_COMMAND_LINE, FROM_DEFAULT, Run
 _EXACT = ("micro_batch_size", "gradient_accumulation_steps")
 _TRAINING_FILE_WINS = ("autocast",)
 _STAGES = ("none", "zero1", "zero2", "zero3")  # of ZeRO, by number
-_ZERO_PLUS_PLUS = {  # what each key of ZeRO++ changes that is not predicted
-    "zero_hpz_partition_size": "a second copy of the weights within a node, and less traffic between nodes",
-    "zero_quantized_weights": "half the bytes of gathered weights",
-    "zero_quantized_nontrainable_weights": "frozen weights in 8 bits",
-    "zero_quantized_gradients": "a quarter of the bytes of reduced gradients",
-}
+ZERO_PLUS_PLUS = ("zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_gradients")
 _UNSHARDED: Mapping[str, Any] = {"sharding": "none", "cpu_offload": "none"}
-_UNASKED = ("none", "false", "auto", "0", "1")  # 1 is the default of zero_hpz_partition_size
 MAX_INHERITED = 8  # files over files
 STAGE = r"(?:z|zero[_-]?|stage[_-]?|(?<![a-z0-9])s)([0-3])"  # in a file's name, such as ds_z3_config.json
 _DEEPSPEED_KEYS = frozenset(("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"))
@@ -191,13 +185,12 @@ class Zero(NamedTuple):
 
 
 def unmodelled(keys: Mapping[str, Any]) -> str:
-    """Return the warning of what DeepSpeed's keys ask of ZeRO++, which is not predicted; "" of nothing."""
-    zero = keys.get("zero_optimization")
+    """Return the warning of what DeepSpeed's keys ask of ZeRO++ that is not predicted; "" of nothing."""
+    zero, key = keys.get("zero_optimization"), "zero_quantized_nontrainable_weights"
     asked = mapping_in(keys, "zero_optimization") if isinstance(zero, Mapping) else {}
-    said = [
-        f"{k} ({what})" for k, what in _ZERO_PLUS_PLUS.items() if str(asked.get(k)).lower() not in _UNASKED
-    ]
-    return f"DeepSpeed's ZeRO++ is not predicted, only plain ZeRO: {', '.join(said)}." if said else ""
+    if str(asked.get(key)).lower() != "true":
+        return ""
+    return f"DeepSpeed's {key} (frozen weights in 8 bits) is not predicted."
 
 
 def zero_of(named: Any, config_file: str) -> Zero:
@@ -288,7 +281,12 @@ def _zero_fields(keys: Mapping[str, Any]) -> Mapping[str, Any]:
     sharding = _STAGES[stage] if isinstance(stage, int) and 0 <= stage < len(_STAGES) else "none"
     pinned = {"offload_pinned": all(part.get("pin_memory") is True for part in parts.values())}
     bucket = {"reduce_bucket_size": zero.get("reduce_bucket_size")} if sharding != "none" else {}
-    return {"sharding": sharding, "cpu_offload": offload, **without(bucket), **(pinned if parts else {})}
+    fields = {"sharding": sharding, "cpu_offload": offload, **without(bucket), **(pinned if parts else {})}
+    if stage == 3:  # 0 GPUs to share a copy are as good as 1
+        fields |= {
+            key: zero[key] or 1 for key in ZERO_PLUS_PLUS if zero.get(key) not in (None, False, "auto")
+        }
+    return fields
 
 
 def is_accelerate(keys: Mapping[str, Any]) -> bool:
@@ -497,6 +495,7 @@ def deepspeed(run: Run, *, explicit: bool = False) -> dict[str, Any]:
             "stage3_prefetch_bucket_size": "auto",
             "stage3_param_persistence_threshold": "auto",
             "stage3_gather_16bit_weights_on_model_save": True,
+            **{key: value for key in ZERO_PLUS_PLUS if (value := getattr(run, key)) is True or value > 1},
         }
     keys: dict[str, Any] = {
         "train_batch_size": run.global_batch_size if explicit else "auto",

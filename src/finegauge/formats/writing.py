@@ -18,7 +18,7 @@ from finegauge.errors import FieldError, FineGaugeError, InputError, UnknownName
 from finegauge.formats import reading, skypilot
 from finegauge.formats import sheet as text
 from finegauge.formats.key_table import Format
-from finegauge.formats.launcher_files import Alongside
+from finegauge.formats.launcher_files import ZERO_PLUS_PLUS, Alongside
 from finegauge.formats.model_keys import FROZEN, PIXELS, has_tower
 from finegauge.formats.sheet import ACCELERATE, DENSE, LINEAR, Sheet, flattened, model_type, plain, value_at
 from finegauge.run.phases import has_images
@@ -91,6 +91,8 @@ def _same(field: str, asked: Run, written: Run) -> bool:
         return _same_model(asked.model, written.model)
     if field == "lora_targets" and asked.trains_adapters:
         return _layers(asked) == _layers(written)
+    if field == "padding" and "free" in (asked.padding, written.padding):
+        return False  # another attention kernel, whatever the lengths
     if field in DATA_DEGREES and asked.data_parallel == written.data_parallel:
         return asked.sharding == "none" or asked.sharding != written.sharding
     return field in _without_effect(asked)
@@ -114,7 +116,7 @@ def _without_effect(run: Run) -> Iterator[str]:
         (_OF_ROLLOUTS, run.phase not in RL),
         (_OF_CRITICS, run.phase != "ppo"),
         (("reference_model", "reference_offload"), run.phase not in ("dpo", *RL)),
-        (("gather_for_generation",), run.sharding != "zero3"),
+        (("gather_for_generation", *ZERO_PLUS_PLUS), run.sharding != "zero3"),
         (("fuse_lora",), not run.trains_adapters),
         (("epochs",), run.max_steps is not None and not run.num_samples and run.dataset is None),
         (("packing_strategy",), not run.packing or run.dataset is None),

@@ -77,6 +77,7 @@ from finegauge.run.run import Run
 DDP_FIRST_BUCKET_BYTES = 2**20  # torch: the first bucket is small, so that reducing starts early
 DDP_BUCKET_BYTES = 25 * 2**20  # torch: bucket_cap_mb
 OUTER = "embedding and head"  # what is gathered apart from the layers, in passes that only go forward
+FOUR_BITS_BYTES = 0.5
 ZERO_BUCKET = 5e8  # elements: DeepSpeed's default allgather_bucket_size
 
 
@@ -145,9 +146,10 @@ def forward_gathers(run: Run, share: Share) -> Iterator[Collective]:
         return
     group, layers = shard_degree(run), stage_layers(run, share.graph.model)
     gathered, span = ("all_gather", "data", "weights"), group * run.tensor_parallel
-    yield Collective("all_gather", "data", OUTER, share.outer_bytes, group, span, 1)
-    yield Collective(*gathered, share.layer_bytes, group, span, 1)
-    yield Collective(*gathered, share.layer_bytes, group, span, layers - 1, beside="forward")
+    layer, outer = (_sent_fraction(run) * size for size in (share.layer_bytes, share.outer_bytes))
+    yield Collective("all_gather", "data", OUTER, outer, group, span, 1)
+    yield Collective(*gathered, layer, group, span, 1)
+    yield Collective(*gathered, layer, group, span, layers - 1, beside="forward")
     copies = expert_copies(run)
     if run.expert_parallel > 1 and not every(copies == 1):
         span = copies * run.expert_parallel * expert_tensor(run)
@@ -175,16 +177,55 @@ def _zero3(run: Run, share: Share, gradients: Any) -> Iterator[Collective]:
     What to free it remembers by module and step from the first passes that it knew the order of, and
     asks no more: of a model that is scored before it trains, of forward passes alone (__params_to_release of
     deepspeed/runtime/zero/partitioned_param_coordinator.py, 0.19.8; counted on two ranks).
+
+    With a second copy within a node, ZeRO++'s, only the first micro-batch of a step gathers from all, and
+    none where weights are frozen: their copy never goes stale.
     """
     group, layers, layer = shard_degree(run), stage_layers(run, share.graph.model), share.layer_bytes
     gathered, span = ("all_gather", "data", "weights"), group * run.tensor_parallel
     whole = layers * layer + share.outer_bytes
     kept = smallest(whole, 0.0 if share.scored_first else ZERO3_KEPT * share.graph.lowering.compute_bytes)
-    yield Collective(*gathered, share.outer_bytes, group, span, 1)
-    yield Collective(*gathered, layer, group, span, 1)
-    yield Collective(*gathered, layer, group, span, layers - 1, beside="forward")
-    yield Collective(*gathered, layer, group, span, (whole - kept) / layer, beside="backward")
-    yield from _in_zero_buckets(run, share, "reduce_scatter", gradients, group)
+    times = (whole - kept) / layer
+    layer, outer = _sent_fraction(run) * layer, _sent_fraction(run) * share.outer_bytes
+    all_ranks = near = group, span
+    rounds: tuple[tuple[Any, float, bool], ...] = ((all_ranks, 1, False),)
+    if run.zero_hpz_partition_size > 1:
+        node = smallest(run.zero_hpz_partition_size, group)
+        near = node, node * run.tensor_parallel
+        rounds = ((all_ranks, 1, True), (near, run.gradient_accumulation_steps - 1, True))
+        rounds = ((near, 1, False),) if run.trains_adapters else rounds
+    for among, each, once in rounds:
+        yield Collective(*gathered, outer, *among, each, once=once)
+        yield Collective(*gathered, layer, *among, each, once=once)
+        yield Collective(*gathered, layer, *among, each * (layers - 1), once=once, beside="forward")
+    yield Collective(*gathered, layer, *near, times, beside="backward")
+    if run.zero_quantized_gradients:
+        yield from _in_four_bits(run, share, gradients, layers)
+    else:
+        yield from _in_zero_buckets(run, share, "reduce_scatter", gradients, group)
+
+
+def _sent_fraction(run: Run) -> float:
+    """Return what part of the weights' bytes is sent: ZeRO++ gathers 16-bit values in 8 bits."""
+    return 0.5 if run.sharding == "zero3" and run.zero_quantized_weights else 1.0
+
+
+def _in_four_bits(run: Run, share: Share, gradients: Any, layers: Any) -> Iterator[Collective]:
+    """Yield ZeRO++'s reductions: every tensor to the ranks of the node, and their sums to the other nodes.
+
+    (all_to_all_quant_reduce of deepspeed/runtime/comm/coalesced_collectives.py, 0.19.8; arXiv:2306.10209,
+    section 3.3.) Neglected: scales, and the seconds of quantising.
+    """
+    ranks, nodes = shard_degree(run), run.num_nodes
+    local = largest(1, ranks // nodes)
+    size, what = FOUR_BITS_BYTES * gradients / (_value_width(run, share) * layers), "gradients in 4 bits"
+    hops = [(size, local, local * run.tensor_parallel)]
+    if nodes > 1:
+        hops += [(size / local, nodes, ranks * run.tensor_parallel)]
+    for each, among, span in hops:
+        sent = "all_to_all", "data", what, each, among, span
+        yield Collective(*sent, layers - 1, beside="backward")
+        yield Collective(*sent, 1)
 
 
 def _fsdp(run: Run, share: Share, ranks: int) -> Iterator[Collective]:

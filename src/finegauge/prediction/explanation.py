@@ -104,6 +104,7 @@ def _rank_formulas(run: Run, calibration: Calibration) -> dict[str, str]:
         "workspace/gradients being reduced": "whole until the ranks have added them up, or in buckets",
         "workspace/bucket of gradients": "DeepSpeed's reduce_bucket_size, "
         f"{run.reduce_bucket_size:,} values or all, and ZeRO-2's copy of it that is reduced",
+        "workspace/second copy of weights": f"ZeRO++'s, over {run.zero_hpz_partition_size} GPUs of a node",
         "workspace/gradients of the update": "DeepSpeed's part of the gradients flattened, and in fp32",
         "workspace/weights on their way": "DeepSpeed's stage3_prefetch_bucket_size, 5e7 values or the rest",
         "activations/held by FSDP's hooks": "one more residual stream of every frozen layer",

@@ -36,6 +36,7 @@ from finegauge.prediction.model_parallel import MASTER_BYTES, by_fully_shard, st
 from finegauge.prediction.sharding import (
     Share,
     expert_shard_degree,
+    second_copy_bytes,
     shard_degree,
     states_on_host,
     weights_on_host,
@@ -169,7 +170,7 @@ def kept_on_host(run: Run, share: Share) -> Breakdown:
     deepspeed, on_drives = run.sharding.startswith("zero"), run.cpu_offload == "nvme"
     if weights_on_host(run):
         rest = NVME_BUFFERS_BYTES if on_drives else rank_weight_bytes(run, share)
-        found["host", "weights"] = _locked(run, rest)
+        found["host", "weights"] = _locked(run, rest) + _locked(run, second_copy_bytes(run, share))
     if not states_on_host(run):
         return Breakdown(found)
     if not deepspeed:

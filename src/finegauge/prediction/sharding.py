@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from math import inf
 from typing import Any
 
-from finegauge.arithmetic import every, largest, present
+from finegauge.arithmetic import every, largest, present, smallest
 from finegauge.catalogue.frameworks import framework_of
 from finegauge.data.batch_shape import BatchShape
 from finegauge.model.blocks import MixtureOfExperts
@@ -76,6 +76,7 @@ GATHERED_LAYERS = 2  # the one at work and the next, already on its way
 ZERO3_SUB_GROUP = 1e9  # elements: DeepSpeed's default sub_group_size, the gradients that are fp32 at a time
 AFTER_BACKWARD = "reduction"  # a phase with no activations, of gradients in one bucket
 GATHERED_WEIGHTS: Path = ("workspace", "gathered weights")
+SECOND_COPY: Path = ("workspace", "second copy of weights")
 GRADIENTS: Path = ("gradients",)
 
 
@@ -194,7 +195,25 @@ def kept_while_idle(run: Run, share: Share) -> dict[Path, float]:
     if run.sharding not in ("none", "zero3"):
         return {}
     found = gathered_memory(run, share).get("backward" if run.sharding == "none" else "loss", {})
-    return {path: part for path, part in found.items() if path != GATHERED_WEIGHTS}
+    return {path: part for path, part in found.items() if path not in (GATHERED_WEIGHTS, SECOND_COPY)}
+
+
+def second_copy_bytes(run: Run, share: Share) -> Any:
+    """Return a rank's part of ZeRO++'s second copy of the weights, from their first use to the update.
+
+    In the weights' own format (_partition_param_sec of deepspeed/runtime/zero/partition_parameters.py,
+    0.19.8; Wang et al. 2023, arXiv:2306.10209, section 3.2).
+    """
+    if run.sharding != "zero3" or run.zero_hpz_partition_size == 1:
+        return 0.0
+    layers = share.graph.model.num_layers / run.pipeline_parallel
+    whole = layers * (share.layer_bytes + share.expert_layer_bytes) + share.outer_bytes
+    return whole / smallest(run.zero_hpz_partition_size, shard_degree(run))
+
+
+def _second_copy(run: Run, share: Share) -> dict[Path, float]:
+    kept = run.sharding == "zero3" and run.zero_hpz_partition_size > 1 and not weights_on_host(run)
+    return {SECOND_COPY: second_copy_bytes(run, share)} if kept else {}
 
 
 def longest_extents(batch: BatchShape) -> Extents:
@@ -246,7 +265,8 @@ def gathered_memory(run: Run, share: Share) -> dict[str, dict[Path, float]]:
     if not share.graph.lowering.chunks_kept:  # else it is counted with the loss
         head = _waiting_head(run, share)
         reduced += share.outer_gradient_bytes if run.sharding == "zero3" else head
-    beside: dict[Path, float] = {weights: gathered}
+    second = _second_copy(run, share)
+    beside: dict[Path, float] = {weights: gathered, **second}
     if accumulates_whole(run):
         whole = share.layer_gradient_bytes * stage_layers + share.outer_gradient_bytes
         if by_fully_shard(run) and keeps_fp32_shards(run):
@@ -262,6 +282,7 @@ def gathered_memory(run: Run, share: Share) -> dict[str, dict[Path, float]]:
         none_yet = share.layer_gradient_bytes if present(whole_gradients(run, share)) else 0.0
         found[FIRST_BACKWARD] = {**beside, gradients: reduced - none_yet}
         return {**found, **_fsdp_outer_unit(run, share, beside, reduced - head)}
+    found["optimizer"] = second
     buffers = _zero_buffers(run, share)
     return {name: {**found.get(name, {}), **parts} for name, parts in buffers.items()}
 

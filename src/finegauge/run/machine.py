@@ -138,6 +138,18 @@ class MachineFields(Frozen):
         "as transformers fills its file in",
         500_000_000,
     )
+    zero_hpz_partition_size: int = spec(
+        whole(1, MAX_GPUS, "GPUs"),
+        "GPUs of a node that share a second copy of the weights in each step, so that later passes gather "
+        "within them (ZeRO++'s hpZ); no effect without `zero3`",
+        1,
+    )
+    zero_quantized_weights: bool = spec(flag, "`zero3` gathers weights in 8 bits (ZeRO++'s qwZ)", False)
+    zero_quantized_gradients: bool = spec(
+        flag,
+        "`zero3` sends gradients in 4 bits, within nodes and then between them (ZeRO++'s qgZ)",
+        False,
+    )
     sync_each_batch: bool = spec(
         flag,
         "whether FSDP reduces gradients after every micro-batch, not after the last alone (accelerate's "

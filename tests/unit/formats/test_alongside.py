@@ -131,15 +131,17 @@ def test_a_training_file_with_keys_of_deepspeed_is_no_companion(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_zero_plus_plus_is_warned_of(tmp_path: Path, named: bool) -> None:
-    zero = {"stage": 3, "zero_hpz_partition_size": 8, "zero_quantized_weights": True}
-    plain = {"stage": 3, "zero_hpz_partition_size": 1, "zero_quantized_gradients": False}
-    for asked, keys in ((True, zero), (False, plain)):
+def test_zero_plus_plus_is_read(tmp_path: Path, named: bool) -> None:
+    zero = {"stage": 3, "zero_hpz_partition_size": 8, "zero_quantized_nontrainable_weights": True}
+    plain = {"stage": 3, "zero_hpz_partition_size": 0, "zero_quantized_weights": True}
+    for keys in (zero, plain):
         ds = {"zero_optimization": keys}
         (tmp_path / "beside.json").write_text(json.dumps(ds))
         text = TRAINING + "deepspeed: beside.json\n" if named else TRAINING
         found = run(tmp_path, text, ds=None if named else ds, gpus=8)
         assert found.sharding == "zero3"
-        said = [one for one in found.warnings if "ZeRO++" in one]
-        assert len(said) == asked
-        assert all("zero_hpz_partition_size" in one and "gradients" not in one for one in said)
+        assert found.zero_hpz_partition_size == (8 if keys is zero else 1)
+        assert found.zero_quantized_weights == (keys is plain)
+        assert not found.zero_quantized_gradients
+        said = [one for one in found.warnings if "zero_quantized_nontrainable_weights" in one]
+        assert len(said) == (keys is zero)
