@@ -188,7 +188,7 @@ def _zero3(run: Run, share: Share, gradients: Any) -> Iterator[Collective]:
     times = (whole - kept) / layer
     layer, outer = _sent_fraction(run) * layer, _sent_fraction(run) * share.outer_bytes
     all_ranks = near = group, span
-    rounds: tuple[tuple[Any, float, bool], ...] = ((all_ranks, 1, False),)
+    rounds: tuple[tuple[tuple[Any, Any], float, bool], ...] = ((all_ranks, 1, False),)
     if run.zero_hpz_partition_size > 1:
         node = smallest(run.zero_hpz_partition_size, group)
         near = node, node * run.tensor_parallel
