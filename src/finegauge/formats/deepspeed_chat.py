@@ -53,11 +53,11 @@ def _read_other_models(reading: Reading) -> None:
     if rank != own and rank:
         reading.warn(f"{adapted}={rank} is not modelled beside actor_lora_dim={own}.")
     reading.set("critic_checkpointing", reading.flag(checkpointed), checkpointed)
-    stage, actor = str(reading.get(divided, 0)), str(reading.get("actor_zero_stage", 0))
-    if stage != actor:
-        reading.warn(f"{divided}={stage} is not modelled: the critic is divided as the actor is.")
+    stage, actor = (whole(0, 3)(key, reading.get(key, 0)) for key in (divided, "actor_zero_stage"))
+    if stage != actor:  # the actor's stage 0 is ZeRO-1 among one rank
+        reading.set("critic_sharding", f"zero{stage}" if stage else "none", divided)
     offload = "offload_reference_model"  # without effect below ZeRO-3
-    reading.set("reference_offload", reading.flag(offload) and actor == "3", offload)
+    reading.set("reference_offload", reading.flag(offload) and actor == 3, offload)
     reading.set("ema", reading.flag("enable_ema"), "enable_ema")
     reading.take("ppo_epochs", "ppo_epochs", 1)
 

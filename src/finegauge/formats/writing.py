@@ -50,7 +50,7 @@ _OF_ENGINES = (
     *("kv_cache_dtype", "truncated_sampling", "arrivals", "arrivals_per_s", "prefix_cached_fraction"),
     *("speculative_tokens", "speculative_accepted_fraction"),
 )
-_OF_CRITICS = ("critic_model", "critic_method", "critic_checkpointing")
+_OF_CRITICS = ("critic_model", "critic_method", "critic_checkpointing", "critic_sharding")
 _OF_ROLLOUTS = (
     *("mean_new_tokens", "rollout_gpus", "rollout_tensor_parallel", "rollout_dtype", "rollout_sleep"),
     *("rollout_offload", "off_policy_steps", "old_log_probs", "reward_s", "ppo_epochs", "num_mini_batches"),

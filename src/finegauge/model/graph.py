@@ -28,7 +28,7 @@ from finegauge.model.op_builder import OpBuilder, is_passive, last_layers, lendi
 from finegauge.model.weights import Weights, weights_of
 from finegauge.records import NamedTuple
 from finegauge.run.field import version_numbers
-from finegauge.run.phases import Images, images_of, micro_steps, num_updates, tiles_loss
+from finegauge.run.phases import Images, division_by, images_of, micro_steps, num_updates, tiles_loss
 from finegauge.run.rules import ATTENTION_KERNELS, INFERENCE, OFF_PROJECTIONS, RL, SERVING, WHOLE_LAYERS
 from finegauge.run.run import Run
 
@@ -588,6 +588,8 @@ def value_run(run: Run) -> Run:
         changes["activation_checkpointing"] = "none"
     elif run.activation_checkpointing == "none":
         changes["activation_checkpointing"] = "full"
+    if run.critic_sharding != run.sharding:
+        changes |= division_by(run, run.critic_sharding)
     return of_model(run.replace(**changes), run.critic_model)
 
 

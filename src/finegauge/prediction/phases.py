@@ -205,7 +205,7 @@ def _kept(asked: Question, beside: Parts, *others: Question) -> Breakdown:
     """Return `beside`, and what the models that the step trains keep while none of them trains."""
     kept = Breakdown(beside)
     for one in (asked, *others):
-        kept = kept + Breakdown(kept_while_idle(asked.run, one.share))
+        kept = kept + Breakdown(kept_while_idle(one.run, one.share))
     return kept
 
 
@@ -420,8 +420,8 @@ def alternating_phases(run: Run, first: Trained, second: Trained) -> dict[str, B
     The second to train finds the gradients of the first, and with several micro-batches the first those
     of the second; both wait for one optimizer step.
     """
-    ours, theirs = kept_while_idle(run, first.share), kept_while_idle(run, second.share)
-    accumulated = {GRADIENTS: _waiting_gradients(run, second.share)}
+    ours, theirs = (kept_while_idle(one.share.run, one.share) for one in (first, second))
+    accumulated = {GRADIENTS: _waiting_gradients(second.share)}
     phases: dict[str, Breakdown] = {}
     for name, held in first.live.phases.items():
         other = second.live.phases.get(name, Breakdown({})).parts
@@ -430,7 +430,7 @@ def alternating_phases(run: Run, first: Trained, second: Trained) -> dict[str, B
             continue
         static = {path: part for path, part in held.parts.items() if _is_static(path)}
         moving = {path: part for path, part in other.items() if not _is_static(path)}
-        waiting = Breakdown({**ours, GRADIENTS: _waiting_gradients(run, first.share)})
+        waiting = Breakdown({**ours, GRADIENTS: _waiting_gradients(first.share)})
         second_trains = Breakdown({**static, **moving}) + waiting
         several = run.gradient_accumulation_steps > 1
         first_trains = held + Breakdown({**theirs, **accumulated} if several else theirs)
@@ -438,8 +438,9 @@ def alternating_phases(run: Run, first: Trained, second: Trained) -> dict[str, B
     return phases
 
 
-def _waiting_gradients(run: Run, share: Share) -> float:
+def _waiting_gradients(share: Share) -> float:
     """Return the gradients of a model between its backward passes."""
+    run = share.run
     if accumulates_whole(run):
         layers = stage_layers(run, share.graph.model)
         return layers * share.layer_gradient_bytes + share.outer_gradient_bytes

@@ -287,6 +287,11 @@ class Fields(MachineFields):
     critic_checkpointing: bool = spec(
         flag, "whether its layers are checkpointed; as the policy's where not stated"
     )
+    critic_sharding: str = spec(
+        choice(options.SHARDING, options.SHARDING_ALIASES),
+        "what divides it, and the reward model: another stage of ZeRO than the policy's, `none` for stage 0; as "
+        "the policy where not stated",
+    )
     reward_model: str | None = spec(
         text,
         "the frozen model that judges answers; none: in `ppo` as large as the value model, in `grpo` none (a "

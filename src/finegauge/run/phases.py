@@ -110,6 +110,15 @@ def prompts_of(run: Run, *, on_one_rank: bool = True) -> Run:
     )
 
 
+def division_by(run: Run, stage: str) -> dict[str, Any]:
+    """Return how a model beside the policy lies under a stage of ZeRO of its own; `none` is stage 0."""
+    whole, offload = stage == "none", run.cpu_offload
+    if offload != "none" and stage != "zero3":  # stages 1 and 2 keep their weights, 0 everything
+        offload = "none" if whole or offload == "params" else "optimizer"
+    shards = {"data_parallel_shard": 1 if whole else None, "data_parallel_replicate": None}
+    return {"sharding": "zero1" if whole else stage, "cpu_offload": offload, **shards}
+
+
 def accumulates_whole(run: Run) -> bool:
     """Return whether FSDP's gradients stay whole on every rank until the last micro-batch of a step.
 

@@ -44,6 +44,35 @@ def test_critic_and_reward_model_are_as_large_as_they_are_named() -> None:
     assert small.step_time_s["scoring"] < other.step_time_s["scoring"] < alike.step_time_s["scoring"]
 
 
+def test_a_critic_has_a_stage_of_its_own() -> None:
+    alike, whole = by_chat(critic_model="opt-1.3b"), by_chat(critic_model="opt-1.3b", critic_sharding="none")
+    second = by_chat(critic_model="opt-1.3b", critic_sharding="zero2")
+    held, divided, states = (one.peak_memory_bytes.parts for one in (whole, alike, second))
+    for name in ("value model", "reward model"):
+        assert held["weights", name] == pytest.approx(GPUS * divided["weights", name], rel=1e-3)
+        assert states["weights", name] == held["weights", name]
+    assert held["optimizer", "value model"] == pytest.approx(
+        GPUS * divided["optimizer", "value model"], rel=1e-3
+    )
+    assert states["optimizer", "value model"] == pytest.approx(divided["optimizer", "value model"], rel=1e-3)
+    assert held["weights", "model"] == divided["weights", "model"]
+    assert whole.step_time_s["scoring"] < alike.step_time_s["scoring"]  # nothing is gathered
+
+
+def test_an_offloaded_critic_lies_where_its_stage_puts_it() -> None:
+    offloaded = {"critic_model": "opt-1.3b", "cpu_offload": "all"}
+    second, zeroth = (by_chat(**offloaded, critic_sharding=stage) for stage in ("zero2", "none"))
+    assert second.peak_memory_bytes.parts["weights", "value model"] > 0
+    assert not second.peak_memory_bytes.parts.get(("optimizer", "value model"))
+    assert zeroth.peak_memory_bytes.parts["optimizer", "value model"] > 0
+
+
+@pytest.mark.parametrize(("sharding", "critic"), [("fsdp", "zero2"), ("none", "zero3"), ("zero2", "fsdp")])
+def test_only_stages_of_zero_are_mixed(sharding: str, critic: str) -> None:
+    with pytest.raises(FieldError, match=f"critic_sharding={critic} beside sharding={sharding}"):
+        run(num_gpus=2, sharding=sharding, critic_sharding=critic)
+
+
 def test_a_rollout_is_learnt_from_as_often_as_asked() -> None:
     once, often = predicted(ppo_epochs=1), predicted(ppo_epochs=3)
     assert often.step_time_s["forward"] == pytest.approx(3 * once.step_time_s["forward"])

@@ -74,6 +74,8 @@ def _check(run: Run) -> None:
     asked = {name: getattr(run, name) for name in PREDICTED_ALONE if getattr(run, name)}
     if run.reference_model != ("policy" if run.trains_adapters else "copy"):
         asked["reference_model"] = run.reference_model
+    if run.phase == "ppo" and run.critic_sharding != run.sharding:
+        asked["critic_sharding"] = run.critic_sharding
     if run.phase == "grpo" and run.reward_model:
         asked["reward_model"] = run.reward_model
     for name, value in asked.items():
