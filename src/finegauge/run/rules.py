@@ -337,8 +337,8 @@ def _fill_in(values: dict[str, Any]) -> None:
 def _roles(values: Mapping[str, Any], framework: Framework, engine: str) -> dict[str, Any]:
     """Return what nothing says of the models of a step: who they are, how they train and generate.
 
-    Raises: FieldError where DeepSpeed's engine is to divide weights that are not sharded, and where the critic
-    is divided by other means than the policy.
+    Raises: FieldError where DeepSpeed's engine is to divide weights that are not sharded, and where the
+    critic is divided by other means than the policy.
     """
     method, degree = values["method"], values["rollout_tensor_parallel"]
     if engine == "deepspeed" and degree > 1 and values["phase"] in RL and values["sharding"] != "zero3":
@@ -351,15 +351,15 @@ def _roles(values: Mapping[str, Any], framework: Framework, engine: str) -> dict
     own, others = values["sharding"], values["critic_sharding"] or values["sharding"]
     if critic and others != own and not (own in ZERO and others in ("none", *ZERO)):
         raise FieldError(
-            f"critic_sharding={others} beside sharding={own}: only stages of DeepSpeed's ZeRO are mixed; remove "
-            "it, or set sharding to one of zero1, zero2 and zero3."
+            f"critic_sharding={others} beside sharding={own}: only stages of DeepSpeed's ZeRO are mixed; "
+            "remove it, or set sharding to one of zero1, zero2 and zero3."
         )
     checkpointed = values["activation_checkpointing"] != "none" and critic
     return {
         "ppo_epochs": 4 if values["phase"] == "ppo" and not framework.updates_once else 1,
         "critic_method": "lora" if adapters and critic and not framework.trains_whole_critic else "full",
         "critic_checkpointing": checkpointed and not framework.trains_whole_critic,
-        "critic_sharding": values["sharding"],
+        "critic_sharding": own if critic else "none",
         "reference_model": "policy" if adapters and not framework.copies_reference else "copy",
         "fuse_lora": method == "lora" and engine != "hf",
         "gather_for_generation": framework.gathers_to_write or engine == "deepspeed",

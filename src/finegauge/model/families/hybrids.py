@@ -134,7 +134,7 @@ def zamba(f: Figures) -> Architecture:
 
 def _zamba_kind(f: Figures, kind: object) -> str:
     known = {HYBRID: HYBRID, "mamba": LINEAR, **dict.fromkeys(KINDS, LINEAR)}
-    if kind not in known:
+    if not isinstance(kind, str) or kind not in known:
         raise f.unsupported(f"a layer of kind {str(kind)[:40]!r}")
     return known[str(kind)]
 
