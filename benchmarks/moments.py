@@ -6,7 +6,7 @@ and the worst other process, what was predicted, what was measured and the error
 and resident bytes of the process. Of several `--rounds` the median is taken. Ends with 1 where an error is
 over its bar: 3 % of allocated, 10 % of resident bytes.
 
-    python -m benchmarks.moments [--only WORDS] [--rounds N] [--keep FOLDER]
+    python -m benchmarks.moments [--only WORDS] [--rounds N] [--keep FOLDER] [--record FILE]
 """
 
 import argparse
@@ -23,7 +23,7 @@ from finegauge.answers.measurement import MeasuredMoment, measurement
 from finegauge.measurement.options import Options
 from finegauge.measurement.trial import measure
 from finegauge.prediction.predictor import prediction_for
-from finegauge.profile import Profile
+from finegauge.profile import Profile, Source
 from finegauge.run.run import Run
 from finegauge.store.document import profile_document, profile_of
 from finegauge.units import MIB
@@ -145,6 +145,11 @@ def rows_of(cell: Cell, rounds: list[Profile]) -> Iterator[Row]:
     yield from worst.values()
 
 
+def recorded(cell: Cell, processes: list[dict[str, Any]], folder: Path) -> Profile:
+    """Return a job as `--record` wrote its processes down."""
+    return Profile(cell.run(folder), Source("measured", "recorded"), observations={"moments": processes})
+
+
 def main() -> int:
     """Print the table; return 1 where an error is over its bar."""
     parser = argparse.ArgumentParser(
@@ -153,17 +158,21 @@ def main() -> int:
     parser.add_argument("--only", default="", help="cells whose names have each of these words")
     parser.add_argument("--rounds", type=int, default=1, help="of each cell, for the median (default: 1)")
     parser.add_argument("--keep", type=Path, help="a folder for what is measured; what is there is read back")
+    parser.add_argument("--record", type=Path, help="a JSON file to add the first round of each to")
     asked = parser.parse_args()
     rows: list[Row] = []
+    kept = json.loads(asked.record.read_text("utf-8")) if asked.record and asked.record.exists() else {}
     with tempfile.TemporaryDirectory() as own:
         folder = asked.keep or Path(own)
         for cell in cells():
             if set(asked.only.split()) <= set(cell.name.split()):
-                found = list(
-                    rows_of(cell, [measured(cell, folder, number) for number in range(asked.rounds)])
-                )
+                rounds = [measured(cell, folder, number) for number in range(asked.rounds)]
+                found = list(rows_of(cell, rounds))
                 print(*found, sep="\n", flush=True)
                 rows += found
+                kept[cell.name] = rounds[0].observations["moments"]
+    if asked.record:
+        asked.record.write_text(json.dumps(kept) + "\n", "utf-8")
     over = sum(row.is_over for row in rows)
     for kind, bar in BARS.items():
         errors = sorted(abs(row.error) for row in rows if row.kind == kind)

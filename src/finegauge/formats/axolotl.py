@@ -161,6 +161,12 @@ def _read_accumulation(reading: Reading) -> None:
     reading.set("gradient_accumulation_steps", max(1, steps), "batch_size")
 
 
+def _read_eval_batch(reading: Reading) -> None:
+    """Read the rows of an evaluation, which are those of training unless stated (`normalize_config`)."""
+    rows = reading.get("eval_batch_size") or reading.get("micro_batch_size", 1)
+    reading.set("eval_batch_size", rows, "eval_batch_size", "micro_batch_size")
+
+
 def _read_checkpointing(reading: Reading) -> None:
     trainer_keys.read_checkpointing(reading, default=False, reentrant=True)
     if reading.get("selective_checkpointing") not in (None, False):
@@ -311,7 +317,7 @@ FORMAT = Format(
         ),
         trainer_keys.epochs_row("num_epochs", 1.0),
         key("saves_per_epoch", "saves_per_epoch", write=lambda run: whole_number(run.saves_per_epoch)),
-        key("eval_batch_size", "eval_batch_size", writes=False),
+        Row("eval_batch_size", _read_eval_batch),
         trainer_keys.DURATION._replace(write=lambda run: {"max_steps": run.max_steps}),
         Row(
             f"{trainer_keys.CHECKPOINTING_KEYS} selective_checkpointing activation_offloading "

@@ -25,6 +25,7 @@ from finegauge.run.run import FROM_COMMAND_LINE, FROM_DEFAULT, Run
 _EXACT = ("micro_batch_size", "gradient_accumulation_steps")
 _TRAINING_FILE_WINS = ("autocast",)
 _STAGES = ("none", "zero1", "zero2", "zero3")  # of ZeRO, by number
+GATHERS = "stage3_gather_16bit_weights_on_model_save"
 ZERO_PLUS_PLUS = ("zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_gradients")
 _UNSHARDED: Mapping[str, Any] = {"sharding": "none", "cpu_offload": "none"}
 MAX_INHERITED = 8  # files over files
@@ -286,6 +287,8 @@ def _zero_fields(keys: Mapping[str, Any]) -> Mapping[str, Any]:
         fields |= {
             key: zero[key] or 1 for key in ZERO_PLUS_PLUS if zero.get(key) not in (None, False, "auto")
         }
+        if str(zero.get(GATHERS) or False).lower() == "false":  # as is DeepSpeed's default
+            fields["save_state"] = "sharded"
     return fields
 
 
@@ -370,6 +373,7 @@ def _deepspeed(section: Mapping[str, Any], path: str) -> dict[str, Any]:
             )
         return dict(found.fields) if found.keys is None else deepspeed_fields(found.keys)
     zero: dict[str, Any] = {"stage": section.get("zero_stage", 2)}
+    zero[GATHERS] = section.get("zero3_save_16bit_model")
     for what in ("optimizer", "param"):
         zero[f"offload_{what}"] = {"device": section.get(f"offload_{what}_device")}
     steps = section.get("gradient_accumulation_steps", "auto")
@@ -453,7 +457,7 @@ def _inline_deepspeed(run: Run) -> dict[str, Any]:
             "offload_param_device": devices["param"] or "none",
             "gradient_accumulation_steps": run.gradient_accumulation_steps,
             "zero3_init_flag": stage == 3,
-            "zero3_save_16bit_model": stage == 3,
+            "zero3_save_16bit_model": stage == 3 and run.save_state == "full",
             "deepspeed_multinode_launcher": "standard" if run.num_nodes > 1 else None,
         }
     )
@@ -494,7 +498,7 @@ def deepspeed(run: Run, *, explicit: bool = False) -> dict[str, Any]:
         zero |= {
             "stage3_prefetch_bucket_size": "auto",
             "stage3_param_persistence_threshold": "auto",
-            "stage3_gather_16bit_weights_on_model_save": True,
+            GATHERS: run.save_state == "full",
             **{key: value for key in ZERO_PLUS_PLUS if (value := getattr(run, key)) is True or value > 1},
         }
     keys: dict[str, Any] = {

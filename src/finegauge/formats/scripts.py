@@ -182,6 +182,8 @@ def _unread(script: "_Reader", keys: Mapping[str, Any]) -> Iterator[str]:
         yield "the model is built by the script, of a configuration of its own, and is not read"
     if script.loads_adapters and "lora_r" not in keys:
         yield "it goes on with adapters that it loads, whose rank is taken as 8: lora_rank=… says"
+    if script.keeps_logits and keys.get("prediction_loss_only") is not True:
+        yield "compute_metrics keeps the logits of all samples: eval_samples=N eval_logits=true counts them"
     made = [name for name in sorted({*_TRL_ARGUMENTS} | _HF_ARGUMENTS) if script.made[name] > 1]
     if made:
         yield f"{made[0]} is called {script.made[made[0]]} times: what the first says stands"
@@ -343,6 +345,7 @@ class _Reader:
         self.loads_adapters = False  # of another training, to go on with
         self.builds, self._built = False, None  # a model without its weights, of another's configuration
         self.has_arguments = False  # a trainer, wherever they are
+        self.keeps_logits = False
         self._cuts = list[int]()  # where a tokenizer is told to cut
         self.trained_on = ""
         self._card = dict[str, Any]()  # the GPU that a cloud is asked for
@@ -391,6 +394,7 @@ class _Reader:
             self._take(call, dict.fromkeys(_OF_TRAINER))
             self._take_model(call, "model")
             self.has_arguments |= any(one.arg in ("args", None) for one in call.keywords)
+            self.keeps_logits |= any(one.arg == "compute_metrics" for one in call.keywords)
         elif name == "from_pretrained" and (
             owner in _UNSLOTH
             or owner.startswith("AutoModel")

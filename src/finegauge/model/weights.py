@@ -59,6 +59,14 @@ FACTORED_VALUES = 2  # the update and a step towards it, in fp32; beside copies 
 NEWTON_SCHULZ_STEPS = 5
 
 
+def copies_states(optimizer: str) -> bool:
+    """Return whether reading a checkpoint copies all states first, as bitsandbytes' optimizers do.
+
+    `load_state_dict` of bitsandbytes 0.50.2, optim/optimizer.py: deepcopy. torch's casts one after another.
+    """
+    return optimizer in WIDE or (optimizer in NARROW and optimizer != "adamw_4bit")
+
+
 class Trained(NamedTuple):
     """A tensor that trains: its shape, bytes per element, how many there are, and its kind."""
 

@@ -8,6 +8,7 @@ A job is a step many times over, and before and beside it
     evaluation  a forward pass with nothing kept beside weights and states; the logits of every batch where
                 metrics need them, gathered from all ranks, twice while they are joined
     save        what one process gathers, and copies of what lies on the GPU
+    merge       the model in 16 bits, read once more, to which the products of the adapters are added
     resume      what was saved, read again
 
 $\Psi$ trained parameters, N ranks that share W bytes of weights and O bytes of states, L the largest tensor:
@@ -44,7 +45,7 @@ from math import ceil
 from finegauge.catalogue.frameworks import framework_of
 from finegauge.data.batch_shape import shape
 from finegauge.model.graph import build
-from finegauge.model.weights import optimizer_scratch
+from finegauge.model.weights import copies_states, optimizer_scratch
 from finegauge.prediction.model_parallel import by_megatron
 from finegauge.prediction.offload import kept_on_host
 from finegauge.prediction.prefetch import ON_THEIR_WAY, ZERO3_KEPT
@@ -55,6 +56,7 @@ from finegauge.prediction.sharding import (
     rank_extents,
     shard_degree,
     share_of,
+    states_on_host,
     zero3_messages,
 )
 from finegauge.profile import Breakdown, Path, Profile
@@ -79,7 +81,7 @@ WIDTHS = {"float32": 4, "float": 4, "float64": 8}
 class Moment(NamedTuple):
     """What one moment of a job takes at its peak."""
 
-    name: str  # load, train, evaluation, save, resume
+    name: str  # load, train, evaluation, save, merge, resume
     device_bytes: Breakdown  # of the fullest GPU, all that has to fit
     host_bytes: Breakdown  # of the fullest node, all its processes
     mapped_bytes: float = 0.0  # of checkpoint files that a node has read, which it may give back
@@ -173,6 +175,8 @@ class Job:
             yield self._evaluation()
         if self.states_bytes and run.phase not in ("evaluate", "prefill", "decode", "serve"):
             yield self._save()
+            if run.merge_adapters:
+                yield self._merge()
             yield self._resume()
 
     def _moment(
@@ -221,7 +225,7 @@ class Job:
         elif self.low.quantized.startswith(("nf4", "int8")) and not self.is_stored_quantised:  # as they come
             weights["workspace", "being quantised"] = QUANTISED_AT_ONCE * 2.0 * self.largest_layer_values
         elif self.zero and run.sharding != "zero3":
-            weights["optimizer", "states"] = self.master_bytes
+            weights["optimizer", "states"] = 0.0 if states_on_host(run) else self.master_bytes
             held = sum(weights.values()) + self.profile.device_memory_bytes["context"]
             if held + self.saved_bytes <= self.profile.capacity_bytes:
                 weights["workspace", "flattened copy"] = self.saved_bytes
@@ -230,7 +234,7 @@ class Job:
         elif run.sharding == "zero3":
             weights |= kept_while_idle(run, self.share)
             weights["workspace", "loading"] = self.largest_bytes
-            weights["optimizer", "states"] = self.master_bytes
+            weights["optimizer", "states"] = 0.0 if states_on_host(run) else self.master_bytes
         elif run.sharding in FSDP:
             weights["workspace", "loading"] = max(self.share.outer_bytes, self.share.layer_bytes)
         elif several:
@@ -249,13 +253,15 @@ class Job:
         if run.sharding == "zero3":
             from finegauge.prediction.generation import passing_bytes
 
-            message = zero3_messages(self.share).largest_bytes
-            passing = passing_bytes(self.share.graph, extents)
-            moving = [path for path in device if path[0] in ("activations", "logits")]
-            if message + passing > sum(device[path] for path in moving):  # which come when it has gone
-                device = {path: value for path, value in device.items() if path not in moving}
-                device |= {ON_THEIR_WAY: message, ("activations", "passing"): passing}
+            messages, low = zero3_messages(self.share), self.share.graph.lowering
             device[GATHERED_WEIGHTS] = self._gathered()
+            rest = {path: v for path, v in device.items() if path[0] not in ("activations", "logits")}
+            rest[ON_THEIR_WAY] = messages.largest_bytes  # logits come when it has gone
+            in_layer = {**rest, ("activations", "passing"): passing_bytes(self.share.graph, extents)}
+            states = low.stream_bytes * self.share.graph.model.hidden_size * extents.tokens
+            begun = {**rest, ("activations", "passing"): states}
+            begun[GATHERED_WEIGHTS] += messages.released_bytes
+            device = max(device, in_layer, begun, key=lambda parts: sum(parts.values()))
         host: Parts = {}
         if run.eval_logits:
             width = 4.0 if run.autocast != "none" else float(self.low.compute_bytes)  # accelerate widens
@@ -275,12 +281,13 @@ class Job:
 
     def _gathered(self) -> float:
         """Return what ZeRO-3 leaves gathered after passes that only go forward: its next elements."""
-        return min(self.model_bytes, ZERO3_KEPT * self.share.whole.lowering.weight_bytes)
+        left = self.model_bytes - zero3_messages(self.share).released_bytes
+        return min(left, ZERO3_KEPT * self.share.whole.lowering.weight_bytes)
 
     def _save(self) -> Moment:
         run, states = self.run, self.states_bytes if self.run.save_optimizer else 0.0
         device, first, other = dict(self.rest), 0.0, 0.0
-        if run.save_state == "sharded":
+        if run.save_state == "sharded" and not self.zero:
             first = other = max(COPIED_AHEAD_BYTES, self.largest_bytes / self.degree)
         elif run.sharding in FSDP:
             first = max(self.named_bytes, states)  # frozen weights too: adapters are picked afterwards
@@ -289,19 +296,26 @@ class Job:
         elif self.zero:
             per_rank = self.master_bytes if states else 0.0  # one flat tensor at a time
             if run.sharding == "zero3":
-                device[GATHERED_WEIGHTS] = self._gathered() if run.eval_samples else self.largest_bytes
-                first, other = max(self.saved_bytes, per_rank), per_rank
+                gathers = run.save_state == "full"  # stage3_gather_16bit_weights_on_model_save
+                device[GATHERED_WEIGHTS] = (
+                    self._gathered() if run.eval_samples else gathers * self.largest_bytes
+                )
+                first, other = max(gathers * self.saved_bytes, per_rank), per_rank
             else:
                 first = other = max(self.model_bytes / self.stages, per_rank)
         else:
             first = max(min(self.saved_bytes, FILE_BYTES), min(self.largest_bytes, states))
-        if run.merge_adapters:  # the 16-bit model, and the product of one pair of adapters
-            first = max(first, 2.0 * self.share.whole.model.num_parameters + 2.0 * self.largest_layer_values)
         return self._moment("save", device, {("saved copies",): first}, {("saved copies",): other})
+
+    def _merge(self) -> Moment:
+        """Return what merging takes: the 16-bit model in host memory, the product of a pair of adapters."""
+        model = 2.0 * self.share.whole.model.num_parameters + 2.0 * self.largest_layer_values
+        return self._moment("merge", dict(self.rest), {("merged model",): model}, {})
 
     def _resume(self) -> Moment:
         run, states = self.run, self.states_bytes if self.run.save_optimizer else 0.0
         device, first, other = dict(self.rest), 0.0, 0.0
+        copied = copies_states(run.optimizer)
         if self.zero:
             # every rank reads the whole model first; a frozen tied head is not left out under its own name
             module = self.saved_bytes + (self.named_bytes - self.model_bytes) * run.trains_adapters
@@ -321,9 +335,11 @@ class Job:
         elif run.save_state == "sharded":
             first = other = min(self.largest_bytes, states) / self.degree
         elif run.num_gpus == 1:
-            first = states
+            first = (2.0 if copied else 1.0) * states
         else:
             first = other = min(self.largest_bytes, states)
+            if copied:  # read onto every GPU
+                device["workspace", "read states"] = states
         return self._moment(
             "resume", device, {("read states",): first}, {("read states",): other}, self.saved_bytes
         )
@@ -338,7 +354,7 @@ class Job:
         written = ceil(run.epochs * run.saves_per_epoch)
         # the new one comes before the oldest goes
         kept = written if run.saves_kept is None else min(written, run.saves_kept + 1)
-        merged = 2.0 * self.share.whole.model.num_parameters if run.merge_adapters else 0.0
+        merged = 2.0 * self.share.whole.model.num_parameters if name == "merge" else 0.0
         return self.file_bytes + kept * each + self.saved_bytes + merged
 
 
@@ -349,6 +365,7 @@ FORMULAS: dict[Path, str] = {
     ("offloaded",): "weights, gradients and states that every rank keeps in host memory",
     ("logits of all samples",): "samples x length x vocabulary x 4 B, in every process",
     ("saved copies",): "what is gathered on the first process, or copied off the GPU, to be written",
+    ("merged model",): "the 16-bit model, and the product of one pair of adapters",
     ("read states",): "optimizer states as they come from the file",
 }
 

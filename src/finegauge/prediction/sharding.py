@@ -60,7 +60,9 @@ from finegauge.prediction.prefetch import (
     ON_THEIR_WAY,
     ZERO3_KEPT,
     Messages,
+    beside_layers,
     messages_of,
+    released_bytes,
     worst_of_forward,
 )
 from finegauge.profile import Breakdown, Path
@@ -255,7 +257,8 @@ def gathered_memory(run: Run, share: Share) -> dict[str, dict[Path, float]]:
     gathered = share.outer_bytes + layers * layer_bytes
     if run.sharding == "zero3":
         most = 0.0 if share.scored_first else ZERO3_KEPT * share.whole.lowering.weight_bytes
-        kept = min(share.outer_bytes + stage_layers * layer_bytes, most)
+        released = zero3_messages(share).released_bytes
+        kept = min(share.outer_bytes + stage_layers * layer_bytes - released, most)
         gathered = max(kept, share.larger_end_bytes + layer_bytes)
     at_head = gathered - (layer_bytes if 1 < layers <= GATHERED_LAYERS else 0.0)
     if framework_of(run.framework).outer_units_apart:
@@ -383,7 +386,8 @@ def zero3_messages(share: Share) -> Messages:
     """Return the messages in which ZeRO-3 sends for the weights of a forward pass."""
     width, layers = share.whole.lowering.weight_bytes, share.layer_bytes * share.graph.model.num_layers
     first = min(share.ends[0] * width, share.outer_bytes)
-    return messages_of(layers, (first, share.outer_bytes - first), width)
+    released = released_bytes(share.whole, share.layer_bytes, first)
+    return messages_of(layers, (first, share.outer_bytes - first), width, released)
 
 
 def gradients_left(run: Run) -> float:
@@ -557,13 +561,15 @@ def rank_live_set(
     num_layers, low = share.graph.model.num_layers / run.pipeline_parallel, share.graph.lowering
     stream = low.stream_bytes * share.graph.model.hidden_size * extents.tokens
     phases: dict[str, Breakdown] = {}
+    keeping = run.activation_checkpointing == "none"
+    passing = beside_layers(beside.messages, share.graph, extents, stream, keeping=keeping)
     for stage, (place, one) in stage_graphs(run, share.graph).items():
         graph = one._replace(weights=on_stage(run, share.whole, share.ends, one.weights, place))
         live = live_set(share.run, graph, extents, cublas, update, ends_apart=bool(gathered))
         for name, held in live.phases.items():
             phases[name + stage] = held + Breakdown(gathered[name]) if name in gathered else held
             if name == "forward" and name in gathered:
-                worst = num_layers, GATHERED_WEIGHTS, beside.unit_bytes, stream
+                worst = num_layers, GATHERED_WEIGHTS, beside.unit_bytes, stream, passing
                 phases[name + stage] = worst_of_forward(phases[name + stage], beside.messages, *worst)
         if AFTER_BACKWARD in gathered:
             at_update = live.phases["optimizer"].parts

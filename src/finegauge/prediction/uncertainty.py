@@ -207,12 +207,16 @@ def verdict(out_of_memory_fraction: float) -> Verdict:
 
 def margin_ratio(profile: Profile, risk_fraction: float) -> float:
     """Return what a GPU must have over the memory that is predicted for that risk; of even odds at most."""
-    interval, chance = profile.source.memory_interval, 4.0 * risk_fraction * (1.0 - risk_fraction)
-    if interval is None:
-        return 1.0
-    root = sqrt(chance)
+    interval = profile.source.memory_interval
+    return 1.0 if interval is None else exceeded_ratio(risk_fraction, interval)
+
+
+def exceeded_ratio(fraction: float, interval: Interval) -> float:
+    """Return the ratio to what is predicted that the truth exceeds with a probability of `fraction`."""
+    root = sqrt(4.0 * fraction * (1.0 - fraction))
     t = 2.0 * sqrt(cos(acos(root) / 3.0) / root - 1.0)  # the quantile for four degrees of freedom
-    return float(interval.high_ratio ** (t / P90))
+    ratio: float = (interval.high_ratio if fraction < 0.5 else interval.low_ratio) ** (t / P90)
+    return ratio
 
 
 def safe_bytes(profile: Profile) -> float:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from finegauge.calibration import MIN_SOURCES, Residual, conformal_interval
 from finegauge.errors import FineGaugeError
 from finegauge.formats.measurement_tables import METRICS, MeasuredRow, read_table
-from finegauge.prediction.uncertainty import exceeding_fraction, is_unweighed
+from finegauge.prediction.uncertainty import exceeded_ratio, exceeding_fraction, is_unweighed
 from finegauge.profile import Interval, Profile
 from finegauge.run.rules import RL
 from finegauge.units import GIB
@@ -391,12 +391,18 @@ def _match(quantity: str, pairs: list[tuple[Answer, Answer]], count: CountErrors
 
 
 ROOMS = tuple(exp(0.05 * step) for step in range(-6, 8))  # 0.74 to 1.42 of the predicted peak
+CHANCES = tuple((step + 0.5) / 20 for step in range(20))  # that a room is claimed to be too small by
 ENDS = (0.0, 0.05, 0.2, 0.5, 0.8, 0.95, 1.0)
+FEW_CLAIMS = 10  # which say little about a source
+NEW, ALLOCATED, BEYOND = "new framework", "allocated", "reserved, or not stated"
 SURE_FROM_FRACTION = 0.5  # the more likely of fits or not
 
 
 class Bin(NamedTuple):
-    """What was said with a probability from one end to the next, all sources weighing alike."""
+    """What was said with a probability from one end to the next, all sources weighing alike.
+
+    Sources that say less than `FEW_CLAIMS` there count as one.
+    """
 
     low_fraction: float
     high_fraction: float
@@ -422,14 +428,16 @@ class _Claim(NamedTuple):
 
 def reliability(answers: Iterable[Answer]) -> Reliability | None:
     """Return how often P(OOM) came true; None where no row states memory or an outcome."""
-    groups: dict[bool, list[Answer]] = {False: [], True: []}
+    groups: dict[str, list[Answer]] = defaultdict(list)
     for one in answers:
         if one.profile is not None:
-            groups[is_unweighed(one.profile.run.framework)].append(one)
+            groups[_regime(one)].append(one)
     claims: list[_Claim] = []
     right: list[bool] = []
-    for answered in groups.values():
-        residuals = [found for one in answered if (found := _residual(one))]
+    beyond = [one for name in (NEW, BEYOND) for one in groups.get(name, ()) if not _is_allocated(one)]
+    for name, answered in groups.items():
+        alike = beyond if name == BEYOND else answered
+        residuals = [found for one in alike if (found := _residual(one))]
         for source in dict.fromkeys(one.row.source for one in answered):
             others = [residual for residual in residuals if residual.source != source]
             known = len({residual.source for residual in others}) >= MIN_SOURCES - 1
@@ -444,8 +452,22 @@ def reliability(answers: Iterable[Answer]) -> Reliability | None:
     return Reliability(tuple(_bins(claims)), len(right), sum(right) / len(right) if right else None)
 
 
+def _regime(one: Answer) -> str:
+    """Return how sure the memory of a row is: by whose framework it is, and by what was counted."""
+    if one.profile is not None and is_unweighed(one.profile.run.framework):
+        return NEW
+    return ALLOCATED if _is_allocated(one) else BEYOND
+
+
+def _is_allocated(one: Answer) -> bool:
+    measured = one.row.measured
+    return measured.memory_metric == "torch_allocated" or not measured.peak_memory_gib
+
+
 def _residual(one: Answer) -> Residual | None:
     error = one.peak_memory_error
+    if one.row.measured.memory_metric == "nvidia_smi":  # what an allocator keeps, whatever was needed
+        return None
     if error is None or error <= -1.0:  # nothing, or as good as nothing, of what was measured
         return None
     return Residual(one.row.source, one.row.id, one.row.memory_complete, log(1.0 + error))
@@ -466,9 +488,10 @@ def _margins(one: Answer, interval: Interval) -> list[_Claim]:
     error = one.peak_memory_error
     if error is None:
         return []
-    return [
-        _Claim(one.row.source, _chance(1.0, room, interval), room * (1.0 + error) < 1.0) for room in ROOMS
-    ]
+    if interval.low_ratio == interval.high_ratio:
+        return [_Claim(one.row.source, float(room < 1.0), room * (1.0 + error) < 1.0) for room in ROOMS]
+    rooms = ((chance, exceeded_ratio(chance, interval)) for chance in CHANCES)
+    return [_Claim(one.row.source, chance, room * (1.0 + error) < 1.0) for chance, room in rooms]
 
 
 def _chance(needed: float, room: float, interval: Interval) -> float:
@@ -484,7 +507,9 @@ def _bins(claims: Sequence[_Claim]) -> Iterator[Bin]:
             if low <= claim.probability < high or claim.probability == high == ENDS[-1]:
                 found[claim.source].append(claim)
         if found:
-            said = [sum(c.probability for c in each) / len(each) for each in found.values()]
-            seen = [sum(c.happened for c in each) / len(each) for each in found.values()]
+            few = [claim for each in found.values() if len(each) < FEW_CLAIMS for claim in each]
+            each_of = [each for each in found.values() if len(each) >= FEW_CLAIMS] + [few] * bool(few)
+            said = [sum(c.probability for c in each) / len(each) for each in each_of]
+            seen = [sum(c.happened for c in each) / len(each) for each in each_of]
             number = sum(map(len, found.values()))
             yield Bin(low, high, number, len(found), sum(said) / len(said), sum(seen) / len(seen))

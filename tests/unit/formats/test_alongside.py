@@ -145,3 +145,9 @@ def test_zero_plus_plus_is_read(tmp_path: Path, named: bool) -> None:
         assert not found.zero_quantized_gradients
         said = [one for one in found.warnings if "zero_quantized_nontrainable_weights" in one]
         assert len(said) == (keys is zero)
+
+
+@pytest.mark.parametrize(("stated", "how"), [(True, "full"), ("false", "sharded"), (None, "sharded")])
+def test_zero3_gathers_what_it_saves_where_it_is_asked_to(tmp_path: Path, stated: Any, how: str) -> None:
+    zero = {"stage": 3} | ({} if stated is None else {"stage3_gather_16bit_weights_on_model_save": stated})
+    assert run(tmp_path, TRAINING, ds={"zero_optimization": zero}, gpus=8).save_state == how

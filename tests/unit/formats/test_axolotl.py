@@ -56,6 +56,8 @@ def test_hidden_defaults(tmp_path: Path) -> None:
         ("pad_to_sequence_len: true", {"padding": "max"}),
         ("batch_flattening: auto", {"padding": "free"}),
         ("batch_size: 16\nmicro_batch_size: 4", {"gradient_accumulation_steps": 4}),
+        ("micro_batch_size: 2\nval_set_size: 0.1", {"eval_batch_size": 2}),
+        ("micro_batch_size: 2\neval_batch_size: 4", {"eval_batch_size": 4}),
         ("rl: dpo", {"phase": "dpo"}),
         ("pretraining_dataset: [{path: x}]", {"phase": "pretrain"}),
         ("datasets: [{path: math_14k}]\nval_set_size: 0.1",

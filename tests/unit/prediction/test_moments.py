@@ -75,7 +75,7 @@ def test_a_checkpoint_on_the_disk() -> None:
     assert found(epochs=3, save_optimizer=False)["save"].disk_bytes == pytest.approx(W + 3 * W + W)
     adapters = found(method="lora", epochs=3)["save"].disk_bytes
     assert W < adapters < 1.1 * W
-    assert found(method="lora", epochs=3, merge_adapters=True)["save"].disk_bytes == pytest.approx(
+    assert found(method="lora", epochs=3, merge_adapters=True)["merge"].disk_bytes == pytest.approx(
         adapters + W
     )
 
@@ -185,3 +185,34 @@ def test_fsdp_gathers_a_tied_head_under_both_of_its_names() -> None:
     whole = 2.0 * (1_235_814_400 + 128_256 * 2048) + adapters
     assert moments["save"].first_bytes["saved copies"] == pytest.approx(whole)
     assert moments["resume"].first_bytes["read states"] == pytest.approx(whole)
+
+
+def test_offloaded_states_never_come_to_the_gpu() -> None:
+    for sharding in ("zero2", "zero3"):
+        alone = {"num_gpus": 2, "sharding": sharding}
+        kept = found(**alone)["load"].device_bytes["optimizer"]
+        offloaded = found(**alone, cpu_offload="optimizer")["load"].device_bytes["optimizer"]
+        assert kept == pytest.approx(W)  # 4 bytes of half of the values
+        assert offloaded == 0.0
+
+
+def test_zero3_that_gathers_nothing_saves_its_parts() -> None:
+    full, parts = (found(num_gpus=8, sharding="zero3", save_state=how)["save"] for how in ("full", "sharded"))
+    assert full.first_bytes.total == pytest.approx(W)
+    assert parts.first_bytes.total == parts.other_bytes.total == pytest.approx(2 * W / 8)
+
+
+def test_eight_bit_states_are_copied_when_they_are_read() -> None:
+    """bitsandbytes copies what it is given: on the host of one process, on the GPU of several."""
+    fields = {"optimizer": "adamw_8bit"}
+    read = found(**fields)["resume"].first_bytes["read states"]
+    assert read == pytest.approx(2 * W, rel=0.02)  # 2 x 2 bytes a value, and scales
+    several = found(**fields, num_gpus=2)["resume"].device_bytes.parts["workspace", "read states"]
+    assert several == pytest.approx(read / 2)
+
+
+def test_merging_is_a_moment_of_its_own() -> None:
+    moments = found(method="qlora", merge_adapters=True)
+    assert moments["merge"].first_bytes.total == pytest.approx(W, rel=0.02)
+    assert moments["save"].first_bytes.total < 0.1 * W
+    assert "merge" not in found(method="qlora")

@@ -1,7 +1,10 @@
 """What ZeRO-3 has sent for at once, against the messages that DeepSpeed was seen to send."""
 
+from pathlib import Path
+
 import pytest
 
+from benchmarks.moments import cells
 from finegauge.prediction.prefetch import (
     NO_MESSAGES,
     ON_THEIR_WAY,
@@ -9,7 +12,9 @@ from finegauge.prediction.prefetch import (
     messages_of,
     worst_of_forward,
 )
+from finegauge.prediction.sharding import share_of, zero3_messages
 from finegauge.profile import Breakdown
+from finegauge.run.run import Run
 
 EMBEDDING = 8_192_000.0
 LAYERS = 135_408_640.0 - EMBEDDING
@@ -51,3 +56,17 @@ def test_fsdp_has_a_layer_three_times_before_the_last_runs() -> None:
     assert (
         worst_of_forward(held, NO_MESSAGES, 11, gathered, 10.0, 1.0) == held
     )  # smaller layers: in the last one
+
+
+def test_a_pass_begins_with_what_it_frees(tmp_path: Path) -> None:
+    """LoRA, 67 million parameters: DeepSpeed freed the frozen embedding after its look-up."""
+    run = next(one for one in cells() if one.name == "2 zero3 lora 67M").run(tmp_path)
+    first_projections = 2.0 * 3 * 768 * 768  # of queries, keys and values: their input needs no gradient
+    assert zero3_messages(share_of(run)).released_bytes == 2.0 * 16_000 * 768 + first_projections
+    checkpointed = run.replace(activation_checkpointing="full")  # whose inputs are made to need one
+    assert zero3_messages(share_of(checkpointed)).released_bytes == 0.0
+    tied = Run(model="Qwen2.5-0.5B", method="lora", sharding="zero3", num_gpus=2)  # the head needs it again
+    assert zero3_messages(share_of(tied)).released_bytes == 2.0 * (896 * 896 + 2 * 128 * 896)
+    messages, gathered = Messages(100.0, 60.0, 0.75, released_bytes=70.0), ("workspace", "gathered weights")
+    held = Breakdown({("activations", "all layers"): 80.0, gathered: 10.0, ON_THEIR_WAY: 100.0})
+    assert worst_of_forward(held, messages, 4, gathered, 0.0, 1.0, 5.0).total == 100.0 + 80.0 + 1.0
