@@ -387,8 +387,7 @@ def _attention(run: Run, model: Architecture) -> tuple[str, int, bool]:
     layers have cuDNN's kernel where that is the fastest, torchtitan on B200 and its kin. So has PyTorch's
     sdpa: from 2.10, of the months of transformers 5, cuDNN's comes first on Hopper (sdp_utils.cpp,
     check_prefer_cudnn_attention). transformers' FlashAttention asks the device in every layer where sequences
-    begin: of a mask it takes the places that are not padding, of position ids those that are zero, and the
-    longest length by `.item()` (modeling_flash_attention_utils.py of 4.44 and 5.23).
+    begin, by masks or position ids, and the longest length (modeling_flash_attention_utils.py, 4.44, 5.23).
     """
     framework, numerics = framework_of(run.framework), model.numerics
     version = version_numbers(run.transformers_version)[:2]
