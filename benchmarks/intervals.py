@@ -3,9 +3,8 @@
     python -m benchmarks.intervals
 
 Of every shipped row, by how many things of its run no constant was fitted to (`uncertainty.untimed`): the
-10th and 90th percentile of measured over predicted, all sources weighing alike; widened for a source more,
-which is one more draw from as few as there are (the root of 1 + 1/k, and Student's t over the normal where
-a regime has fewer than five: each is then more than a tail); never narrower than with fewer new things.
+10th and 90th percentile of measured over predicted, all sources weighing alike; never narrower than with
+fewer new things.
 Sources and then GPUs are left out in turn, and their rows counted that lie inside the interval of the others.
 The same of peak memory under frameworks of which the fitted tables state none, and by other counts than the
 allocator's own. The intervals stand in `prediction/uncertainty.py`.
@@ -13,8 +12,8 @@ allocator's own. The intervals stand in `prediction/uncertainty.py`.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import exp, inf, log, sqrt
-from statistics import NormalDist, fmean
+from math import exp, inf, log
+from statistics import fmean
 from typing import NamedTuple
 
 from finegauge.calibration import evidence_of, leave_one_source_out, weighted_quantile
@@ -25,8 +24,6 @@ from finegauge.prediction.calibration import DATASHEET
 from finegauge.prediction.uncertainty import UNTIMED, is_unweighed, untimed
 from finegauge.validation.summary import Answer, validate
 
-# 90th percentile of Student's t by degrees of freedom, of fewer than FEW sources
-FEW, STUDENT = 5, {1: 3.078, 2: 1.886, 3: 1.638}
 Logarithms = Mapping[str, Sequence[float]]  # of measured over predicted, by source or by GPU
 Group = Callable[[Answer], str]
 
@@ -62,29 +59,18 @@ def percentile(sources: Logarithms, share: float) -> float:
     )
 
 
-def interval(sources: Logarithms, regime_sources: int) -> tuple[float, float]:
-    """Return the logarithms between which four of five rows of one more source lie.
-
-    `regime_sources` is the number of sources of the regime, of which one may be left out.
-    """
+def interval(sources: Logarithms) -> tuple[float, float]:
+    """Return the logarithms between which four of five rows lie."""
     if not sources:
         return inf, -inf
-    low, high = percentile(sources, 0.1), percentile(sources, 0.9)
-    wider = sqrt(1.0 + 1.0 / len(sources))
-    if 2 < regime_sources < FEW and len(sources) > 1:
-        wider *= STUDENT[len(sources) - 1] / NormalDist().inv_cdf(0.9)
-    middle, half = (low + high) / 2, (high - low) / 2 * wider
-    return middle - half, middle + half
+    return percentile(sources, 0.1), percentile(sources, 0.9)
 
 
 def left_out(name: str, regimes: Sequence[Logarithms]) -> LeftOut:
     """Return the last of `regimes`, whose interval is never narrower than those before it."""
 
     def widest(without: str = "") -> tuple[float, float]:
-        found = (
-            interval({key: rows for key, rows in each.items() if key != without}, len(each))
-            for each in regimes
-        )
+        found = (interval({key: rows for key, rows in each.items() if key != without}) for each in regimes)
         lows, highs = zip(*found, strict=True)
         return min(lows), max(highs)
 

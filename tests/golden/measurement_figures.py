@@ -76,8 +76,27 @@ def shipped(source: str) -> str:
     for row in found:
         headings = (said for (of, gpu), said in STATED_ABOVE.items() if of == source and gpu in row["gpu"])
         notes = "; ".join(filter(None, (remarks(row["notes"]), *headings)))
-        writer.writerow({**row, "notes": notes, "published": published, "date": date})
+        writer.writerow(
+            {**row, **_by_full_attention(row), "notes": notes, "published": published, "date": date}
+        )
     return out.getvalue()
+
+
+def _by_full_attention(row: dict[str, str]) -> dict[str, str]:
+    """Return tokens/s that were derived from printed TFLOP/s, by the FLOPs that NeMo's formula counted then.
+
+    The collection derives them with 6·L·d·s FLOPs of attention to a token. Until 2025 NeMo's
+    formulas for GPT and Llama counted 12·L·d·s, all pairs (flops_formulas.py before `causal_self_attn`).
+    """
+    match = re.search(r"NeMo's convention \(.*\+ 6 L d s\), ([\d.]+) GFLOP per token", row["notes"])
+    if not match:
+        return {}
+    folder = SHARED / "data" / "hf_configs"
+    figures = json.loads((folder / f"{row['hf_config']}.json").read_text("utf-8"))
+    attention = 6e-9 * figures["num_hidden_layers"] * figures["hidden_size"] * int(row["seq_len"])
+    counted = float(match.group(1))
+    tokens = float(row["tokens_per_s_per_gpu"]) * counted / (counted + attention)
+    return {"tokens_per_s_per_gpu": f"{tokens:.6g}"}
 
 
 def remarks(notes: str) -> str:

@@ -112,6 +112,7 @@ class Framework(NamedTuple):
     megatron_layers: bool = False
     fuses_gptq: bool = False  # one kernel unpacks GPTQ weights, forward and again backward
     reruns_alternate_products: bool = False  # selective checkpointing keeps every second product only
+    asks_for_cudnn: bool = False  # its sdpa names cuDNN's kernel first, on GPUs of capability 10
     compiles_layers: bool = False  # one by one: a loss over whole logits stays as it is, unless `compiled`
     parallel_loss: bool = False  # PyTorch's loss_parallel under tensor parallelism
     takes_loss_itself: bool = False  # its loop takes the loss of the logits as they come

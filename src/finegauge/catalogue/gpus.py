@@ -224,14 +224,24 @@ def repacks_4bit(name: str | None) -> bool:
 
 def multiplies_bf16(name: str | None) -> bool:
     """Return whether the GPU called `name` multiplies in bf16, as all but Volta and Turing do."""
-    found = known_gpu(name) if name is not None and not is_file(name) else None
+    found = _catalogued(name)
     return found is None or "bf16" in found.flops_per_s or "fp16" not in found.flops_per_s
 
 
 def has_no_flash(name: str | None) -> bool:
     """Return whether PyTorch has no FlashAttention for the GPU called `name`: NVIDIA's before Ampere."""
-    found = known_gpu(name) if name is not None and not is_file(name) else None
+    found = _catalogued(name)
     return found is not None and found.architecture in BEFORE_AMPERE
+
+
+def has_tensor_memory(name: str | None) -> bool:
+    """Return whether the GPU called `name` is of capability 10: B200 and its kin."""
+    found = _catalogued(name)
+    return found is not None and found.compute_capability.startswith("10.")
+
+
+def _catalogued(name: str | None) -> GpuSpec | None:
+    return known_gpu(name) if name is not None and not is_file(name) else None
 
 
 def known_gpu(name: str) -> GpuSpec | None:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from finegauge.catalogue.frameworks import engine, framework_of
-from finegauge.catalogue.gpus import has_no_flash, is_cpu, multiplies_bf16, repacks_4bit
+from finegauge.catalogue.gpus import has_no_flash, has_tensor_memory, is_cpu, multiplies_bf16, repacks_4bit
 from finegauge.catalogue.models import file_version
 from finegauge.errors import FieldError, UnsupportedError
 from finegauge.model.blocks import (
@@ -29,7 +29,7 @@ from finegauge.model.weights import Weights, weights_of
 from finegauge.records import NamedTuple
 from finegauge.run.field import version_numbers
 from finegauge.run.phases import Images, division_by, images_of, micro_steps, num_updates, tiles_loss
-from finegauge.run.rules import ATTENTION_KERNELS, INFERENCE, OFF_PROJECTIONS, RL, SERVING, WHOLE_LAYERS
+from finegauge.run.rules import ATTENTION_KERNELS, FSDP, INFERENCE, OFF_PROJECTIONS, RL, SERVING, WHOLE_LAYERS
 from finegauge.run.run import Run
 
 ON_EMBEDDINGS = ("prompt_tuning", "p_tuning", "trainable_tokens")  # adapters that stand before all layers
@@ -285,6 +285,7 @@ def _lowering(run: Run) -> Lowering:
         last_layers=run.freeze_trainable_layers or 0,
         narrow=run.fp8_recipe if run.fp8 else "",
         narrow_products=run.fp8_products,
+        casts_weights=not (run.fp8_all_gather and run.sharding in FSDP),
         own_models=framework.own_models,
         masks=_masks(run),
         clamps_scores=numerics.clamped_scores and version < SCORES_CLAMPED_UNTIL,
@@ -357,8 +358,8 @@ def _held_biases(run: Run, model: Architecture) -> tuple[float, float]:
     mixer = model.layers[0][0].branches[0].mixer
     if not isinstance(mixer, Attention) or not mixer.biased:
         return 0.0, 0.0
-    source, target = run.seq_len, run.target_seq_len or 0
-    return float(mixer.num_heads * source**2), float(mixer.num_heads * target * (target + 2 * source))
+    heads, source, target = float(mixer.num_heads), run.seq_len, run.target_seq_len or 0
+    return heads * source**2, heads * target * (target + 2 * source)
 
 
 def _served(run: Run, low: Lowering) -> Lowering:
@@ -383,11 +384,10 @@ def _attention(run: Run, model: Architecture) -> tuple[str, int, bool]:
     """Return the attention that runs, its kernel's generation, and whether the host waits for lengths.
 
     It is what is requested, unless the model's code does not have it. FlashAttention's generation; Megatron's
-    layers have cuDNN's kernel where that is the fastest. So has PyTorch's sdpa: from 2.10, of the months of
-    transformers 5, cuDNN's comes first on Hopper (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp,
-    check_prefer_cudnn_attention). transformers' FlashAttention asks the device in every layer where
-    sequences begin: of a mask it takes the places that are not padding, of position ids those that are zero,
-    and the longest length by `.item()` (modeling_flash_attention_utils.py of 4.44 and 5.23).
+    layers have cuDNN's kernel where that is the fastest, torchtitan on B200 and its kin. So has PyTorch's
+    sdpa: from 2.10, of the months of transformers 5, cuDNN's comes first on Hopper (sdp_utils.cpp,
+    check_prefer_cudnn_attention). transformers' FlashAttention asks the device in every layer where sequences
+    begin, by masks or position ids, and the longest length (modeling_flash_attention_utils.py, 4.44, 5.23).
     """
     framework, numerics = framework_of(run.framework), model.numerics
     version = version_numbers(run.transformers_version)[:2]
@@ -395,8 +395,8 @@ def _attention(run: Run, model: Architecture) -> tuple[str, int, bool]:
     has = run.attention in numerics.kernels or framework.own_models or uncapped
     implemented = run.attention if has and not (framework.litgpt_models and numerics.softcap) else "eager"
     today = version_numbers(run.transformers_version) >= (5, 0, 0) and not framework.own_models
-    cudnn = run.attention == "sdpa" and today
-    generation = 3 if cudnn or {"flash3", "megatron"} & set(run.kernels) else 2
+    first = today or (framework.asks_for_cudnn and has_tensor_memory(run.gpu))
+    generation = 3 if (run.attention == "sdpa" and first) or {"flash3", "megatron"} & set(run.kernels) else 2
     varied = run.padding == "free" or (run.dataset is not None and not run.packing)
     unpads = varied and run.attention == "flash" and not framework.own_models
     return implemented, 1 if "triton" in run.kernels else generation, unpads

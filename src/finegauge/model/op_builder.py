@@ -233,7 +233,8 @@ class OpBuilder:
             # TransformerEngine's norms and activations write their result narrow, in one kernel; its weights
             # are cast once per step, which is neglected
             alone = 0.0 if low.megatron and keeps else value * rows * k * first_use
-            read = Poly(const=0.0 if low.megatron else value * weights, token=alone)
+            own = low.casts_weights and not low.megatron
+            read = Poly(const=value * weights * own, token=alone)
             forward = Cost(bytes=read, launches=2)
             back = Cost(bytes=per_token(value * rows * n), launches=1)
             name = EXPERTS_CASTS if kind == "experts" else CASTS

@@ -337,11 +337,12 @@ def _clock_fraction(gpu: GpuSpec, power_limit_w: float | None) -> float:
 
 
 def _hopper_clock(gpu: GpuSpec, power_limit_w: float | None) -> float:
-    """Return the clock of all kernels of a step over that of an H100 of 700 W.
+    """Return the clock of all kernels of a step over that of an H100 of 700 W, or of a short run on B200.
 
     A board's power is held over milliseconds, in which many kernels run: products' clock is attention's.
     """
-    return _clock_fraction(gpu._replace(measured_matmul_flops_per_s=None), power_limit_w)
+    alone = gpu._replace(measured_matmul_flops_per_s=None)
+    return _clock_fraction(alone, power_limit_w) * _step_fraction(gpu)
 
 
 def _step_fraction(gpu: GpuSpec) -> float:

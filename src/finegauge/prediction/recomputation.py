@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from finegauge.catalogue.frameworks import framework_of
 from finegauge.model.graph import Graph, LayerGraph, architecture_of
 from finegauge.model.op import ZERO, Extents, Op, Poly, per_token
-from finegauge.model.op_builder import is_adapter, is_passive
+from finegauge.model.op_builder import CASTS, EXPERTS_CASTS, is_adapter, is_passive
 from finegauge.run.rules import WHOLE_LAYERS
 from finegauge.run.run import Run
 
@@ -70,7 +70,11 @@ def split(run: Run, kind: str, ops: Ops) -> tuple[Ops, Ops]:
 
 
 def _alternately(ops: Ops) -> tuple[Ops, Ops]:
-    """Return the same where outputs are kept: of attention, and of the first, third, fifth ... product."""
+    """Return the same where outputs are kept: of attention, and of the first, third, fifth ... product.
+
+    What is cast again is cast for one product of backward, where forward's casts serve both; largest values
+    of tensors are kept (torchtitan's list of saved operators has `max`).
+    """
     kept: list[Op] = []
     again: list[Op] = []
     number = 0
@@ -84,6 +88,9 @@ def _alternately(ops: Ops) -> tuple[Ops, Ops]:
         elif op.kind == "attention":  # what the next product reads, and one log-sum-exp per query
             width = next((gemm.k for later in ops[place:] for gemm in later.forward.gemms), 0)
             kept.append(op._replace(saved_bytes=per_token(2.0 * width + 4.0 * op.heads)))
+        elif op.path[-1] in (CASTS, EXPERTS_CASTS):
+            halved = op.forward._replace(bytes=op.forward.bytes.times(0.5))
+            again.append(op._replace(forward=halved))
         else:
             (again if op.kind in (*CHEAP_KINDS, "gemm") else kept).append(op)
     return tuple(kept), tuple(again)

@@ -13,10 +13,12 @@ COUNTS = (1, 8, 16, 64)
 JOBS: dict[str, dict[str, Any]] = {
     "dense": {"model": "llama-3-8b", "method": "full"},
     "experts": {"model": "mixtral-8x7b", "method": "full"},
+    "small experts": {"model": "qwen3-30b-a3b", "method": "full"},
+    "adapters": {"model": "llama-3-70b", "method": "lora"},
     "4-bit": {"model": "llama-3-8b", "method": "qlora"},
 }
 ALIKE = 1.005  # chips of one rate: rounding
-# the newer or larger first: no less of rates, bandwidth and links. Networks are the server's: made equal
+# the newer or larger first: no less of rates, bandwidth and links. Networks and drivers are made equal
 SUCCESSORS = [
     ("V100-SXM2-32GB", "P100-SXM2-16GB"), ("A100-SXM4-40GB", "V100-SXM2-32GB"), ("RTX 2080 Ti", "T4"),
     ("A100-SXM4-80GB", "A100-SXM4-40GB"), ("A100-SXM4-80GB", "A800-SXM4-80GB"),
@@ -38,8 +40,8 @@ SUCCESSORS = [
 def seconds(job: str, name: str, count: int, number_format: str) -> float:
     fields = {**JOBS[job], "gpu": name, "num_gpus": count, "seq_len": 4096, "micro_batch_size": 2}
     if count > 1:
-        fields |= {"sharding": "fsdp", "node_network_gbit_per_s": 1600}
-    if count > 1 and job == "experts":
+        fields |= {"sharding": "fsdp", "node_network_gbit_per_s": 1600, "p2p": True}
+    if count > 1 and "experts" in job:
         fields["expert_parallel"] = 8
     if "bf16" not in gpu(name).flops_per_s:
         fields |= {"adapter_dtype" if job == "4-bit" else "weights_dtype": "fp16"}
