@@ -69,7 +69,7 @@ class Bill(NamedTuple):
 class MomentMemory(NamedTuple):
     """What one moment of a job takes at its peak: the fullest GPU, the fullest node, the disk."""
 
-    moment: str  # load, train, evaluation, save, resume
+    moment: str  # load, train, evaluation, save, merge, resume
     device_bytes: float
     host_bytes: float
     mapped_bytes: float  # of files that are read as memory, which a node may give back
