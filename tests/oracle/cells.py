@@ -198,6 +198,7 @@ UNLIKE = (
     Cell("bamba", "lora attention", "full", "eager"),
     Cell("falcon", checkpointing="full", attention="sdpa", batch=(3, 96)),
     Cell("granitemoe_swa", "lora experts", "full", "eager"),
+    Cell("gemma4_text", "lora attention", "full", "eager"),
     Cell("opt-narrow-words", loss="chunked", batch=(1, 320)),
 )
 

@@ -16,6 +16,8 @@ SIZES: dict[str, Any] = {
     "num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 4, "pad_token_id": 0,
 }  # fmt: skip
 
+EXPERTS = ("gate_up_proj", "down_proj")
+
 
 def tiny(folder: Path, **fields: Any) -> Run:
     """Return a run of a three-layer model in fp32."""
@@ -67,6 +69,24 @@ def replicated(run: Run) -> Any:
     from torch.nn.parallel import DistributedDataParallel
 
     return DistributedDataParallel(real_model(run))
+
+
+def with_divided_experts(run: Run) -> Any:
+    """Return the model whose experts transformers divides among the ranks, the rest under DDP."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.nn.parallel import DistributedDataParallel
+    from transformers.distributed.expert_parallel import apply_expert_parallelism
+
+    model = real_model(run)
+    model.set_experts_implementation(run.experts_implementation)
+    experts = [name for name, _ in model.named_modules() if name.endswith("mlp.experts")]
+    plan = {f"{name}.{tensor}": "grouped_gemm" for name in experts for tensor in EXPERTS}
+    plan |= dict.fromkeys(experts, "ep_dispatch_experts")
+    mesh = init_device_mesh("cpu", (run.expert_parallel, 1), mesh_dim_names=("ep", "tp"))
+    apply_expert_parallelism(model, mesh["ep"], mesh["tp"], plan, "all_to_all")
+    apart = [name for name, _ in model.named_parameters() if name.endswith(EXPERTS)]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, apart)
+    return DistributedDataParallel(model)
 
 
 def sharded(run: Run) -> Any:

@@ -4,12 +4,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
 
+from finegauge.model.op import Extents
 from finegauge.prediction import collectives as collectives_module
 from finegauge.prediction.collectives import collectives
+from finegauge.prediction.sharding import share_of
 from tests.house.sources import ROOT
 from tests.oracle import gloo_ranks as gloo
 from tests.oracle import real_ranks as real
@@ -120,3 +123,19 @@ def test_two_processes_over_gloo_send_the_same(tmp_path: Path) -> None:
         for kind, counts in sent.items():
             ours = real.ours(gloo.run_of(kind, tmp_path))
             assert {name: tuple(count) for name, count in counts.items()} == ours
+    _holds_and_sends_its_experts(tmp_path)
+
+
+def _holds_and_sends_its_experts(folder: Path) -> None:
+    """Whose tokens chose which experts is drawn: what is sent back and computed is equal on average."""
+    found = [
+        json.loads((folder / str(rank) / "experts.json").read_text("utf-8")) for rank in range(gloo.RANKS)
+    ]
+    run = gloo.run_with_experts(folder)
+    share, (messages, size) = share_of(run), real.ours(run)["all_to_all"]
+    assert {one["held"] for one in found} == {share.graph.weights.base_bytes}
+    assert {one["sent"]["all_to_all"][0] for one in found} == {messages}
+    assert mean(one["sent"]["all_to_all"][1] for one in found) == size
+    assert {tuple(one["sent"]["all_reduce"]) for one in found} == {real.ours(run)["all_reduce"]}
+    _, flops = share.graph.flops(Extents.of(run.micro_batch_size, run.seq_len))
+    assert mean(one["flops"] for one in found) == pytest.approx(flops, rel=1e-9)

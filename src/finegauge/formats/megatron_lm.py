@@ -522,5 +522,6 @@ _ROWS = (
     *(_MODEL, METHOD, key("seq_length", "seq_len", 2048), MICRO_BATCH, ITERATIONS, PARALLELISM, OPTIMIZER),
     *(KERNELS, Row("packed_sequence", _read_packing)),
 )
-FORMAT = Format("Megatron-LM", _ROWS, model_key="model", lists_its_keys=False)
+_CAPACITY = "moe_expert_capacity_factor moe_pad_expert_input_to_capacity moe_train_capacity_factor"
+FORMAT = Format("Megatron-LM", _ROWS, model_key="model", not_modelled=_CAPACITY, lists_its_keys=False)
 NEMO = FORMAT._replace(name="NeMo", adapt=of_recipe)

@@ -62,6 +62,7 @@ class Numerics(NamedTuple):
     kernels: tuple[str, ...] = ("sdpa", "flash")  # attention it has beside eager, which stands in for others
     holds_attention: bool = False  # what attention adds to the stream has a name until the layer ends
     hands_on_scores: bool = False  # a layer returns its eager attention's probabilities (all before Llama)
+    hands_on_keys: bool = False  # later layers may attend to keys and values of earlier ones (Gemma 4)
     dropout: tuple[str, ...] = ()  # where it is not zero: attention, mlp (their outputs), scores, embedding
 
 

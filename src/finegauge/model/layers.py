@@ -17,6 +17,7 @@ A loss over tiles multiplies states and head tile by tile, in forward and again 
 
 [1] torch/distributed/tensor/parallel/loss.py of 2.13, _nll_loss_and_log_softmax_backward
 [2] trl/kernels/chunked_logprob.py and add_fused_lm_head of TRL 1.15 and 1.16 (read 2026-11-23)
+[3] VocabParallelCrossEntropy in megatron/core/tensor_parallel/cross_entropy.py (read 2026-11-28)
 """
 
 from collections.abc import Iterator
@@ -482,6 +483,8 @@ def _whole_logits(low: Lowering, v: float) -> tuple[Poly, Poly, Poly]:
         live, back = kept if low.fused_kernels else 2.0 * kept, 2.0 * kept
     elif low.parallel_loss:  # log-probabilities, one-hot, their exponentials, the sum, its multiple [1]
         back = 12.0
+    elif low.megatron:  # in place on fp32 logits, beside the narrow ones or their gradient [3]
+        live = back = cast
     elif low.fused_kernels and not low.written_loss:  # a fused cross-entropy works in place
         live, back = 4.0 + held, 4.0
     return per_token(kept * v), per_token(live * v), per_token(back * v)

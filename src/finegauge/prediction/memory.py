@@ -32,12 +32,14 @@ from finegauge.prediction.model_parallel import stream_degree
 from finegauge.prediction.recomputation import (
     SCORES,
     by_layer,
+    handed_on,
     keeps_no_input,
     kept_at,
     layers_rebuilt_together,
     outliving_bytes,
     rerun,
     split,
+    still_handed_on,
 )
 from finegauge.profile import Breakdown, Path
 from finegauge.records import NamedTuple
@@ -261,6 +263,7 @@ class _MicroBatch:
         self.held = graph.weights.gradient_bytes if self.accumulating else 0.0
         self.saved = [saved_bytes(split(run, kind, group.ops)[0], extents) for group, kind in divided]
         self.outlives = [outliving_bytes(run, group.ops, extents, self.stream) for group in self.layers]
+        self.handed_on = [handed_on(run, graph, group.ops, extents) for group in self.layers]
         # kept for backward by all layers that it has not reached yet
         self.kept_by_all = self._kept(self.layers)
         mask = 0.0 if self.kind == "none" else self.mask  # an argument of every checkpoint
@@ -325,6 +328,7 @@ class _MicroBatch:
             if keeping and not group.ops[0].keeps_input:
                 loose = largest(named, self.entry) + self.stream
             kept = between["activations", "all layers"] - self.saved[index] + moment.kept_bytes
+            kept = kept - self.handed_on[index][0]  # which the layer is about to make
             parts: Parts = {
                 ("activations", "all layers"): kept,
                 ("activations", "passing"): moment.beside_bytes + loose,
@@ -370,6 +374,7 @@ class _MicroBatch:
             ("activations", "gradients in flight"): moment.beside_bytes,
             ("activations", "embedding and head"): self.kept_outside + moment.kept_bytes,
         }
+        second = in_units or self.frees_gradients or graph.lowering.numerics.hands_on_keys
         first: list[Parts] = []
         others: list[Parts] = []
         for index, group in enumerate(layers):
@@ -383,7 +388,7 @@ class _MicroBatch:
             if self.kinds[index] in WHOLE_LAYERS:
                 moment = worst((self._rebuilding(index), moment))
             made = everything - of_embedding - gradient_bytes(group.ops)
-            for standing, last in self._reached(index, second=in_units or self.frees_gradients):
+            for standing, last in self._reached(index, second=second):
                 before, left = of_head if last else made, 0
                 held = self.outlived(standing) - (0.0 if last else self.outlives[index])
                 for whole, some in zip(layers, standing, strict=True):
@@ -391,13 +396,14 @@ class _MicroBatch:
                     left += some.count - whole.count
                 parts = self._layer(index, moment, self._kept(standing), last=last)
                 parts["gradients",] = self.held + moment.made_bytes + (waits if self.accumulating else before)
+                held = held + still_handed_on(index, self.layers, standing, self.handed_on)
                 parts["activations", "all layers"] = parts["activations", "all layers"] + held
                 (first if last and not left else others).append(parts)
         moment = backward_moment(graph.embedding, extents, accumulating=self.accumulating)
         made = waits if self.accumulating else everything - of_embedding
         at_embedding: Parts = {
             ("activations", "gradients in flight"): self.stream,
-            ("activations", "all layers"): self.outlived([]),
+            ("activations", "all layers"): self.outlived([]) + sum([after for _, after in self.handed_on]),
             ("activations", "embedding and head"): moment.kept_bytes
             + moment.beside_bytes
             + self.kept_by_tower,
@@ -573,6 +579,7 @@ class _MicroBatch:
         parts: Parts = {}
         if self.kind == "none":
             return {}
+        parts["activations", "keys and values handed on"] = sum([before for before, _ in self.handed_on])
         trained_bytes = low.weight_bytes if low.weights_train or low.last_layers else low.adapter_bytes
         if low.autocast and trained_bytes >= 4:
             # adapters added to fused experts' weights are no products, and a kernel's own casts not cached

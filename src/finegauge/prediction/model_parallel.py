@@ -40,16 +40,15 @@ not divide evenly to the first stages [7]; Megatron refuses what does not [8]. W
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 from typing import Any
 
 from finegauge.arithmetic import every, largest
 from finegauge.catalogue.frameworks import engine, framework_of
 from finegauge.model.blocks import Architecture, Layer, MixtureOfExperts
-from finegauge.model.graph import Graph
+from finegauge.model.graph import Graph, LayerGraph
 from finegauge.model.op import NOTHING, Cost, Extents, Op
 from finegauge.model.op_builder import EXPERTS_CASTS, is_adapter
-from finegauge.model.weights import LEAST_PAGED, Trained, Weights, state_bytes
+from finegauge.model.weights import LEAST_PAGED, Trained, state_bytes
 from finegauge.prediction.recomputation import PRODUCTS, rerun, rerun_share
 from finegauge.run.rules import BOTH_ENDS, FSDP, SERVING, V_SHAPED, counted
 from finegauge.run.run import Run
@@ -236,53 +235,46 @@ def on_a_stage(run: Run, ends: Sequence[float]) -> float:
 
 
 def stage_shares(
-    run: Run, whole: Graph, ends: tuple[float, float], stage: int | None = None
-) -> tuple[float, float]:
-    """Return the shares of weights, and of trained values, that lie on a stage, or on the fullest one.
+    run: Run, whole: Graph, ends: tuple[float, float], experts: float, stage: int
+) -> tuple[float, float, float]:
+    """Return the shares of weights, of trained values and of routed experts that lie on a stage.
 
-    The first stage has the embedding, the last the head (a tied one too): `ends`, in parameters.
+    The first stage has the embedding, the last the head (a tied one too): `ends`, in parameters. Routed
+    `experts`, that part of all parameters, are told apart where they are divided otherwise than the rest.
     """
-    stages, weights, layers = run.pipeline_parallel, whole.weights, whole.model.num_layers
+    stages, weights = run.pipeline_parallel, whole.weights
     if stages == 1:
-        return 1.0, 1.0
-    sizes = layers_of_stages(run, layers)
-    if stage is None:
-        held = [stage_shares(run, whole, ends, place) for place in range(stages)]
-        return max(share for share, _ in held), max(share for _, share in held)
+        return 1.0, 1.0, 1.0
     last = max(ends) if whole.model.tied else ends[1]
     of_ends = (ends[0] if stage == 0 else 0.0) + (last if stage == head_stage(run) else 0.0)
     if copies_of_layers(run) > 1 and stage == stages - 1:
         of_ends = ends[0] + last
-    width, share = whole.lowering.weight_bytes, sizes[stage] / layers
-    base = ((weights.base_bytes - sum(ends) * width) * share + of_ends * width) / weights.base_bytes
-    if run.trains_adapters:
-        return base, share
-    trained = weights.trained_params
-    return base, ((trained - sum(ends)) * share + of_ends) / trained
+    width, (share, routed) = whole.lowering.weight_bytes, _params_on_stage(run, whole, experts > 0, stage)
+
+    def part(held: float, of_end: float) -> float:
+        inner = held * (1.0 - experts)
+        return ((inner - sum(ends) * of_end) * share + of_ends * of_end) / inner
+
+    base, trained = part(weights.base_bytes, width), weights.trained_params
+    return base, share if run.trains_adapters else part(trained, 1.0), routed
 
 
-def on_stage(run: Run, whole: Graph, ends: tuple[float, float], rest: Weights, stage: int) -> Weights:
-    """Return what a stage holds at rest, where the fullest one holds `rest`."""
-    fullest, own = stage_shares(run, whole, ends), stage_shares(run, whole, ends, stage)
-    weights, trained = own[0] / fullest[0], own[1] / fullest[1]
-    factors = dict.fromkeys(Weights._fields, trained) | {"base_bytes": weights}
-    held: dict[str, Any] = {name: value * factors[name] for name, value in rest._asdict().items()}
-    return Weights(**held)
-
-
-def stage_experts(run: Run, whole: Graph) -> float:
-    """Return the most layers with routed experts that a pipeline stage has, over the mean of all stages."""
-    stages, flags = run.pipeline_parallel, list[bool]()
-    if stages == 1:
-        return 1.0
-    for layer, count in whole.model.layers:
-        routed = any(isinstance(branch.mixer, MixtureOfExperts) for branch in layer.branches)
-        flags += [routed] * count
-    if not any(flags):
-        return 1.0
-    cuts = [round(stage * len(flags) / stages) for stage in range(stages + 1)]
-    most = max(sum(flags[start:end]) for start, end in pairwise(cuts))
-    return most * stages / sum(flags)
+def _params_on_stage(run: Run, whole: Graph, apart: bool, stage: int) -> tuple[float, float]:
+    """Return the shares of the layers' parameters, and of their routed experts if `apart`, on a stage."""
+    layers, total = whole.model.layers, whole.model.num_layers
+    sizes = layers_of_stages(run, total)
+    if len({layer for layer, _ in layers}) < len(layers):  # they take turns
+        return sizes[stage] / total, sizes[stage] / total
+    first, held, every_one = 0, [0.0, 0.0], [0.0, 0.0]
+    for layer, count in layers:
+        mixers = [branch.mixer for branch in layer.branches]
+        routed = [m.num_experts * m.expert_size for m in mixers if isinstance(m, MixtureOfExperts) and apart]
+        params = float(sum(tensor.size for tensor in layer.tensors()) - sum(routed)), float(sum(routed))
+        here = _held_by_stage(run, total, stage, first, count)
+        for kind, size in enumerate(params):
+            held[kind], every_one[kind] = held[kind] + here * size, every_one[kind] + count * size
+        first += count
+    return held[0] / max(1.0, every_one[0]), held[1] / max(1.0, every_one[1])
 
 
 def stage_graphs(run: Run, graph: Graph) -> dict[str, tuple[int, Graph]]:
@@ -303,28 +295,62 @@ def stage_graphs(run: Run, graph: Graph) -> dict[str, tuple[int, Graph]]:
     ]
     graphs: dict[str, tuple[int, Graph]] = {}
     for name, stage in found.items():
-        one = stage_graph(graph, in_flight(run, stage) * sizes[stage] / sum(sizes) * copies_of_layers(run))
+        one = stage_graph(run, graph, stage)
         if stage != head_stage(run):
             one = one._replace(head=tuple(elsewhere))
         graphs[name] = stage, one
     return graphs
 
 
-def stage_graph(graph: Graph, share: float) -> Graph:
-    """Return a stage whose layers are that share of all, each counted for every micro-batch in flight."""
+def stage_graph(run: Run, graph: Graph, stage: int) -> Graph:
+    """Return a stage's layers, each counted for every micro-batch in flight.
+
+    Where kinds of layers take turns, a stage has its share of each kind.
+    """
+    total, kept = graph.model.num_layers, in_flight(run, stage)
+    sizes = layers_of_stages(run, total)
+    share = kept * sizes[stage] / sum(sizes) * copies_of_layers(run)
 
     def part(count: int) -> int:
         return max(1, round(count * share)) if count else 0
 
-    layers = []
-    for group in graph.layers:
-        before, until = tuple(map(part, group.before)), tuple(map(part, group.until))
-        layers.append(group._replace(count=part(group.count), before=before, until=until))
+    def here(first: int, count: int) -> int:
+        return round(kept * _held_by_stage(run, total, stage, first, count))
+
+    in_order = all(sum(group.until) == sum(group.before) + group.count for group in graph.layers)
     whole: Counter[Layer] = Counter()  # equal layers of several groups are rounded together
     for layer, count in graph.model.layers:
         whole[layer] += count
-    fewer = tuple([(layer, part(count)) for layer, count in whole.items()])
-    return graph._replace(layers=tuple(layers), model=graph.model._replace(layers=fewer))
+    if in_order and len(whole) == len(graph.model.layers) and sizes[stage]:
+        groups = [(group, here(sum(group.before), group.count)) for group in graph.layers]
+        there = [index for index, (_, count) in enumerate(groups) if count]
+        layers, before = list[LayerGraph](), (0,) * len(there)
+        for place, index in enumerate(there):
+            group, count = groups[index]
+            until = (*before[:place], count, *before[place + 1 :])
+            layers.append(group._replace(count=count, before=before, until=until))
+            before = until
+        first, fewer = 0, list[tuple[Layer, int]]()
+        for layer, count in whole.items():
+            fewer += [(layer, here(first, count))] if here(first, count) else []
+            first += count
+        if layers and fewer:
+            return graph._replace(layers=tuple(layers), model=graph.model._replace(layers=tuple(fewer)))
+    layers = []
+    for group in graph.layers:
+        earlier, until = tuple(map(part, group.before)), tuple(map(part, group.until))
+        layers.append(group._replace(count=part(group.count), before=earlier, until=until))
+    shares = tuple([(layer, part(count)) for layer, count in whole.items()])
+    return graph._replace(layers=tuple(layers), model=graph.model._replace(layers=shares))
+
+
+def _held_by_stage(run: Run, layers: int, stage: int, first: int, count: int) -> float:
+    """Return how many of `count` layers from the `first` on are on a stage."""
+    held = 0.0
+    for place, start, size in _stretches(run, layers):
+        if place == stage:
+            held += max(0.0, min(first + count, start + size) - max(first, start))
+    return held
 
 
 def chunks_of(run: Run) -> int:
@@ -334,24 +360,36 @@ def chunks_of(run: Run) -> int:
 
 def layers_of_stages(run: Run, layers: int) -> tuple[float, ...]:
     """Return how many layers each stage of the pipeline has, all of its chunks together."""
+    sizes = [0.0] * run.pipeline_parallel
+    for stage, _, size in _stretches(run, layers):
+        sizes[stage] += size
+    return tuple(sizes)
+
+
+def _stretches(run: Run, layers: int) -> list[tuple[int, float, float]]:
+    """Return the neighbouring layers that a stage has, one chunk after the other: stage, first, how many."""
     stages, ends = run.pipeline_parallel, (run.first_stage_layers, run.last_stage_layers)
+    embedding, loss = counted(run.counted_as_layers)
     if stages == 1 or run.pipeline_schedule == "naive":
-        return (layers / stages,) * stages
-    if ends != (None, None):
+        sizes = [layers / stages] * stages
+    elif ends != (None, None):
         between = stages - sum(end is not None for end in ends)
         whole, extra = divmod(layers - sum(end or 0 for end in ends), max(1, between))
-        sizes = [whole + (place < extra) for place in range(between)]
-        return (*filter(None, ends[:1]), *sizes, *filter(None, ends[1:]))
-    embedding, loss = counted(run.counted_as_layers)
-    places = stages * chunks_of(run)
-    whole, extra = divmod(layers + embedding + loss, places)
-    sizes = [whole + (place < extra) for place in range(places)]
-    sizes[0], sizes[-1] = sizes[0] - embedding, sizes[-1] - loss
-    if run.pipeline_schedule == "dualpipe":
-        return tuple([one + other for one, other in zip(sizes, reversed(sizes), strict=True)])
-    if run.pipeline_schedule in V_SHAPED:
-        return tuple([one + other for one, other in zip(sizes, reversed(sizes), strict=True)][:stages])
-    return tuple([sum(sizes[stage::stages]) for stage in range(stages)])
+        middle = [whole + (place < extra) for place in range(between)]
+        sizes = [*map(float, (*filter(None, ends[:1]), *middle, *filter(None, ends[1:])))]
+    else:
+        places = stages * chunks_of(run)
+        whole, extra = divmod(layers + embedding + loss, places)
+        sizes = [float(whole + (place < extra)) for place in range(places)]
+        sizes[0], sizes[-1] = sizes[0] - embedding, sizes[-1] - loss
+    found, first = list[tuple[int, float, float]](), 0.0
+    for place, size in enumerate(sizes):
+        returns = run.pipeline_schedule in V_SHAPED and place >= stages
+        found.append((2 * stages - 1 - place if returns else place % stages, first, size))
+        if run.pipeline_schedule == "dualpipe" and len(sizes) > 1:
+            found.append((stages - 1 - place % stages, first, size))
+        first += size
+    return found
 
 
 def head_stage(run: Run) -> int:

@@ -284,6 +284,42 @@ def outliving_bytes(run: Run, ops: Ops, extents: Extents, stream: float) -> floa
     return sum([op.saved_bytes.at(extents) for op in own[: last + 1]])
 
 
+def handed_on(run: Run, graph: Graph, ops: Ops, extents: Extents) -> tuple[float, float]:
+    """Return what of a layer's keys and values later layers are handed holds, before it is rebuilt and after.
+
+    A dictionary that every checkpoint holds has those of the last layer of each kind that makes its own and,
+    once the layer is rebuilt, the graph that made them; reentrant checkpointing goes through that graph.
+    """
+    names, shared = [op.path[-1] for op in ops], graph.lowering.numerics.hands_on_keys
+    if not shared or run.activation_checkpointing not in WHOLE_LAYERS or "k_proj" not in names:
+        return 0.0, 0.0
+    start = [index for index, op in enumerate(ops) if op.path == ("attention", "norm")]
+    width = (
+        2.0 * ops[names.index("k_proj")].forward.gemms[0].n * graph.lowering.returned_bytes * extents.tokens
+    )
+    made = [op for op in ops[: names.index("attention kernel")] if op is not ops[start[1]]]  # of the queries
+    rebuilt = 0.0 if run.checkpointing_reentrant else sum([op.saved_bytes.at(extents) for op in made])
+    return width, width + rebuilt
+
+
+def still_handed_on(
+    index: int,
+    layers: Sequence[LayerGraph],
+    standing: Sequence[LayerGraph],
+    handed: Sequence[tuple[float, float]],
+) -> float:
+    """Return what is held of that beside a layer of kind `index` in backward, while the others stand.
+
+    `handed` is `handed_on` of each kind.
+    """
+    held = 0.0
+    for place, (group, left) in enumerate(zip(layers, standing, strict=True)):
+        passed = left.count < group.count
+        if place != index or (passed and group.count > 1):  # else the layer makes them itself
+            held = held + handed[place][passed]
+    return held
+
+
 def _until_last_kept(again: Ops) -> Ops:
     """Return what is computed of operators before the last of them has kept its last tensor."""
     last = len(again) - 1

@@ -48,9 +48,7 @@ from finegauge.prediction.model_parallel import (
     keeps_fp32_shards,
     master_bytes,
     on_a_stage,
-    on_stage,
     outer_params,
-    stage_experts,
     stage_graphs,
     stage_shares,
     zero_bytes,
@@ -446,11 +444,16 @@ def _value_bytes(run: Run, graph: Graph) -> float:
     return float(graph.lowering.adapter_bytes if run.trains_adapters else graph.lowering.weight_bytes)
 
 
-def _weights_at_rest(run: Run, whole: Graph, experts: float, ends: tuple[float, float]) -> Weights:
-    """Return what one rank holds of the weights and of all that training them takes.
+def _weights_at_rest(
+    run: Run, whole: Graph, experts: float, ends: tuple[float, float], stage: int | None = None
+) -> Weights:
+    """Return what one rank of a stage, or of the fullest, holds of the weights and of what they train with.
 
     Of all parameters `experts` is the share of the routed experts; `ends` are those before and after layers.
     """
+    if stage is None:
+        each = [_weights_at_rest(run, whole, experts, ends, one) for one in range(run.pipeline_parallel)]
+        return Weights(*[largest(*values) for values in zip(*each, strict=True)])
     held, degree = whole.weights, float(shard_degree(run))
     wide = 2.0 if keeps_fp32_shards(run) else 1.0
     trained = held.trained_params + held.adapter_params
@@ -464,12 +467,13 @@ def _weights_at_rest(run: Run, whole: Graph, experts: float, ends: tuple[float, 
     dense, routed = (1.0 - experts) / run.tensor_parallel, 0.0
     apart = float(expert_shard_degree(run))
     if experts:
-        routed = experts / (run.expert_parallel * expert_tensor(run)) * stage_experts(run, whole)
-    of_weights, of_trained = stage_shares(run, whole, ends)
+        routed = experts / (run.expert_parallel * expert_tensor(run))
+    of_weights, of_trained, of_experts = stage_shares(run, whole, ends, experts, stage)
 
     def part(of: float, shared: bool) -> Any:
         """Return a rank's part of what a stage has `of`: whole, or divided over those who share it."""
-        return of * (dense / degree + routed / apart) if shared else of * (dense + routed)
+        over = (degree, apart) if shared else (1.0, 1.0)
+        return of * dense / over[0] + of_experts * routed / over[1]
 
     weights_part = part(of_weights, run.sharding in GATHERING)
     adapters_part = part(of_trained, run.sharding in GATHERING)
@@ -492,11 +496,15 @@ def _weights_at_rest(run: Run, whole: Graph, experts: float, ends: tuple[float, 
     )
 
 
+def _on_stage(run: Run, share: Share, stage: int) -> Weights:
+    held, of = share.graph.weights, (share.expert_fraction, share.ends, stage)
+    return _weights_at_rest(run, share.whole, *of) if run.pipeline_parallel > 1 else held
+
+
 def rank_graph(run: Run, whole: Graph, rest: Weights) -> Graph:
     """Return the operators of one rank over the tensors that it holds at rest."""
     before = whole.weights.gradient_bytes
     gradient_share = rest.gradient_bytes / before if before else 1.0
-
     layers = [group._replace(ops=divided(run, group.ops, gradient_share)) for group in whole.layers]
     embedding, head = (divided(run, ops, gradient_share) for ops in (whole.embedding, whole.head))
     return whole._replace(layers=tuple(layers), embedding=embedding, head=head, weights=rest)
@@ -564,7 +572,7 @@ def rank_live_set(
     keeping = run.activation_checkpointing == "none"
     passing = beside_layers(beside.messages, share.graph, extents, stream, keeping=keeping)
     for stage, (place, one) in stage_graphs(run, share.graph).items():
-        graph = one._replace(weights=on_stage(run, share.whole, share.ends, one.weights, place))
+        graph = one._replace(weights=_on_stage(run, share, place))
         live = live_set(share.run, graph, extents, cublas, update, ends_apart=bool(gathered))
         for name, held in live.phases.items():
             phases[name + stage] = held + Breakdown(gathered[name]) if name in gathered else held

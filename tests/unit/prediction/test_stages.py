@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 
 from finegauge.errors import FieldError
+from finegauge.model.op import Extents
 from finegauge.prediction.calibration import DATASHEET
 from finegauge.prediction.model_parallel import LAST_STAGE, slowest_share, stage_graphs
 from finegauge.prediction.predictor import predict
-from finegauge.prediction.sharding import share_of
+from finegauge.prediction.sharding import rank_live_set, share_of
 from finegauge.profile import Profile
 from finegauge.run.run import Run
 
@@ -38,6 +39,19 @@ def test_interleaved_stages_keep_more_at_first_and_more_at_last() -> None:
     assert (layers_held(), layers_held(last=True)) == (32, 8)
     assert layers_held(virtual_pipeline_stages=4) == round(32 * (1 + 3 / 16))
     assert layers_held(last=True, virtual_pipeline_stages=4) == round(32 * (1 - 3 / 16))
+
+
+def test_a_stage_keeps_its_own_layers_not_a_share_of_each_kind() -> None:
+    """DeepSeek-V3: three dense layers, then 58 with experts; of 61 the first 13 of 16 stages have four."""
+    fields: dict[str, Any] = {"num_gpus": 16, "pipeline_parallel": 16, "gradient_accumulation_steps": 64}
+    one = run(model="deepseek-ai/DeepSeek-V3", framework="Megatron-LM", sharding="zero1", **fields)
+    share = share_of(one)
+    stages = {name: stage for name, (_, stage) in stage_graphs(one, share.graph).items()}
+    assert [group.count for group in stages[""].layers] == [16 * 3, 16 * 1]
+    assert [group.count for group in stages[LAST_STAGE].layers] == [3]
+    first, last = (rank_live_set(one, share, Extents.of(1, 2048), 0.0).phases[f"forward{end}"]["weights"]
+                   for end in ("", LAST_STAGE))  # fmt: skip
+    assert first < 0.6 * last  # a layer with experts beside three dense ones, and three with experts
 
 
 def test_the_loss_is_the_last_stages() -> None:

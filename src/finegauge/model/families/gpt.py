@@ -71,8 +71,8 @@ def _gpt_neo_kinds(f: Figures) -> list[bool]:
 
 def _gptj(f: Figures) -> Family:
     rotary = f.optional("rotary_dim") or 0
-    # each layer has tables of its own, in fp32
-    tables = 4 * f.num_layers() * f.size("max_position_embeddings") * (rotary or f.size("hidden_size"))
+    # a table in fp32; before transformers 5.24 each layer had its own
+    tables = 4 * f.size("max_position_embeddings") * (rotary or f.size("hidden_size"))
     return {"attention": {"rotary_dim": rotary}, "fields": {"buffer_bytes": tables}}
 
 
@@ -254,8 +254,8 @@ GPT: dict[str, Family] = {
         mlp_size="n_inner", widening=4, act="activation_function", norm=LAYER_NORM, before=("ln_1", ""),
         parallel=True, final="ln_f", embed="wte", head_bias=True, aliases=N_KEYS, varies=_gptj,
         numerics={
-            "narrow_loss": True, "wide_scores": True, "own_tables": 2, "kernels": ("flash",),
-            "dropout": PDROP, "hands_on_scores": True,
+            "narrow_loss": True, "wide_scores": True, "kernels": ("flash",),
+            "dropout": PDROP,
         },
         defaults=sizes(
             50400, 4096, None, 28, 16, None, None, 2048, activation_function="gelu_new", rotary_dim=64,
@@ -264,8 +264,7 @@ GPT: dict[str, Family] = {
     "codegen": Family(
         like="gptj", fused="qkv_proj",
         numerics={
-            "wide_scores": True, "wide_tables": True, "own_tables": 2, "kernels": (), "dropout": PDROP,
-            "hands_on_scores": True,
+            "wide_scores": True, "wide_tables": True, "kernels": (), "dropout": PDROP,
         },
     ),
     "falcon": Family(  # under one norm, or two in the newer decoder

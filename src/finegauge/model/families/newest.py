@@ -400,7 +400,10 @@ NEWEST: dict[str, Family] = {
         per_layer=(
             FULL, {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"},
         ),
-        numerics={"wide_norms": True, "logit_cap": "final_logit_softcapping", "capped": False},
+        numerics={
+            "wide_norms": True, "hands_on_keys": True,
+            "logit_cap": "final_logit_softcapping", "capped": False,
+        },
         defaults=sizes(
             262144, 2304, 9216, 30, 8, 4, 256, 131072, hidden_activation="gelu_pytorch_tanh",
             global_head_dim=512, sliding_window=512, vocab_size_per_layer_input=262144,
