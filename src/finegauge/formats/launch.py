@@ -457,10 +457,10 @@ def _as_keys(
     """Return options and file of a program whose options have other names than its file's, under these."""
     if program.reader == "torchtune":
         keys = _of_torchtune(options, re.findall(r"(\w+)\.py$", named) or loose, keys)
-    elif named == "nemo" and loose:
-        model, _, given = str(options.pop("factory", "")).partition("(")
-        more = options_of([word.strip() for word in given.rstrip(")").split(",")], hydra=True)[0]
-        keys = {**keys, "command": loose[0], "recipe_model": model, "from_recipe": bool(model), **more}
+    elif program.reader == "megatron_lm:NEMO":
+        from finegauge.formats.megatron_lm import recipe_of_command
+
+        keys = {**keys, **recipe_of_command(named, options, loose)}
     elif program in TRL.values():
         adapts = any(key.startswith("peft_config.") for key in options)
         plain = {programs.OF_CLASS.sub("", key): value for key, value in options.items()}

@@ -13,6 +13,9 @@ CONFIGS = (".yaml", ".yml", ".json", ".toml")
 SHELL_ENDINGS = (".sh", ".bash", ".zsh", ".fish", ".slurm", ".sbatch")
 SCRIPT_ENDINGS = (".py", *SHELL_ENDINGS)
 ALLOC_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the newer name first
+_WORKING = re.compile(
+    r"^(\./|/content/|/kaggle/working/)"
+)  # where a script, or a notebook of a cloud, starts
 UNSET = re.compile(r"\$[\w({@]|`")
 # Options of launchers that programs take too, for the launcher that they start.
 OF_LAUNCHERS = (
@@ -47,13 +50,14 @@ class Place:
         self, file: str, name: str, files: Mapping[str, str] = {}, *, trusted: bool = False, depth: int = 0
     ) -> None:
         """Begin with `files` that are written on the way; `trusted`: the user names the files."""
-        self.file, self.name, self.files = file, name, dict(files)
+        self.file, self.name = file, name
+        self.files = {_WORKING.sub("", one): text for one, text in files.items()}
         self.trusted, self.depth = trusted, depth
         self.mounts: dict[str, str] = {}  # folders of the machine that runs it: where they lie here
 
     def text(self, named: str) -> tuple[str, str] | None:
         """Return (text, path) of a file, None where it is not there or not inside the project."""
-        written = self.files.get(named) or self.files.get(named.removeprefix("./"))
+        written = self.files.get(named) or self.files.get(_WORKING.sub("", named))
         if written is not None:
             return written, os.path.join(os.path.dirname(self.file), os.path.basename(named))
         for there, here in self.mounts.items():

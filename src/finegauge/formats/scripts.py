@@ -119,6 +119,7 @@ _OWN_LOOP = (
     "it does is not read"
 )
 MODEL_COMPUTED = "the model is an argument without a default, or computed, and is not read"
+_CUT_BY_CONFIG = ("dpo", "reward", "orpo", "cpo", "simpo", "kto")
 _MAX_NODES = 50_000
 _MAX_SCRIPT = 400_000  # characters
 
@@ -241,7 +242,7 @@ def unsloth_keys(keys: Mapping[str, Any], *, adapts: bool) -> dict[str, Any]:
     found: dict[str, dict[str, Any]] = {"data": {}, "training": {}, "lora": {}}
     whole: dict[str, Any] = dict(found)
     flat = {**_NOTEBOOK, **{_TO_UNSLOTH[key]: value for key, value in keys.items() if key in _TO_UNSLOTH}}
-    if "max_length" in keys and ("max_seq_length" not in keys or keys.get("trainer") in ("dpo", "reward")):
+    if "max_length" in keys and ("max_seq_length" not in keys or keys.get("trainer") in _CUT_BY_CONFIG):
         flat["training.max_seq_length"] = keys["max_length"]
     if re.fullmatch(r"(torch\.)?(float16|half|fp16)", str(keys.get("dtype"))):
         flat.setdefault("training.fp16", True)
@@ -336,7 +337,7 @@ class _Reader:
         elif name == "from_pretrained" and (
             owner in _UNSLOTH
             or owner.startswith("AutoModel")
-            or re.search("(ForCausalLM|LMHeadModel)$", owner)
+            or re.search("(ForCausalLM|LMHeadModel|ForConditionalGeneration)$", owner)
             or class_of(owner)
         ):
             if named := class_of(owner):
