@@ -116,6 +116,7 @@ FORMAT = Format(
         key("params.batch_size", "micro_batch_size", 2),
         key("params.gradient_accumulation", "gradient_accumulation_steps", 4),
         key("params.epochs", "epochs", 1),
+        key("params.merge_adapter", "merge_adapters", False),
         fixed(loss="full_logits", saves_per_epoch=0.0),
     ),
     model_key="base_model",

@@ -368,7 +368,8 @@ FORMAT = Format(
     },
     not_modelled="relora lisa_n_layers unfrozen_parameters "
     "tiled_mlp layer_offloading use_onebitllms auto_find_batch_size optim_target_modules lora_rank_pattern "
-    "peft_layers_to_transform model_quantization_config nonexpert_quantization qat",
+    "peft_layers_to_transform spectrum_top_fraction kd_trainer model_quantization_config qat "
+    "nonexpert_quantization",
     lasting=trainer_keys.LASTING | {"lr_scheduler_type": "lr_scheduler"},
     data_keys=("datasets",),
 )

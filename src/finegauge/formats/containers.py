@@ -289,7 +289,10 @@ def of_task(keys: Mapping[str, Any]) -> Task | None:
     given |= _variables(keys.get("envs")) | _variables(keys.get("secrets"))
     mounts = {k: v for k, v in _variables(mapping_in(keys, "file_mounts")).items() if "{" not in v}
     mounts |= {"": os.path.join(folder, "")} if isinstance(folder, str) else {}
-    return Task(str(keys["run"]), given, mounts, {}, whole_of(nodes) or 0, each, card)
+    script = str(keys["run"])
+    if isinstance(folder, str) and "://" not in folder:  # which lies there on the machine
+        script = script.replace("~/sky_workdir", os.path.join(os.curdir, folder))
+    return Task(script, given, mounts, {}, whole_of(nodes) or 0, each, card)
 
 
 def _of_beaker(task: Mapping[str, Any]) -> Task:

@@ -31,6 +31,7 @@ from finegauge.formats.launchers import (
     machine,
     of_slurm,
     options_of,
+    until_pipe,
 )
 from finegauge.formats.programs import LLAMA_FACTORY, MODULES, NOT_READ, SCRIPTS, TOOLS, TRL, Program
 from finegauge.formats.sheet import BLOCK, mapping_in
@@ -238,7 +239,7 @@ def _of_command(command: Command, place: Place, batch: Mapping[str, Any] = {}) -
 
     Raises: FileFormatError where it starts one that is not read.
     """
-    words = _until_pipe(command.words)
+    words = until_pipe(command.words)
     if not words or _SILENT.fullmatch(words[0].rpartition("/")[2]):
         return None
     mounts, told = of_engine(words[words[0] == "sudo" :])
@@ -366,7 +367,7 @@ def _read(program: Program, line: _Line, script: tuple[str, str] | None = None) 
     reader = program.reader
     if script is not None:
         loaded = _of_script(script, named, {**keys, **options}, reader, seen)
-        options = loaded.keys if not keys else options
+        options = {**options, **loaded.keys}
         reader, warnings = loaded.reader, [*warnings, *loaded.warnings]
     told = _laid_over({**program.keys, **keys}, options)
     unset = [key for key, value in {**keys, **options}.items()
@@ -456,10 +457,10 @@ def _as_keys(
     """Return options and file of a program whose options have other names than its file's, under these."""
     if program.reader == "torchtune":
         keys = _of_torchtune(options, re.findall(r"(\w+)\.py$", named) or loose, keys)
-    elif named == "nemo" and loose:
-        model, _, given = str(options.pop("factory", "")).partition("(")
-        more = options_of([word.strip() for word in given.rstrip(")").split(",")], hydra=True)[0]
-        keys = {**keys, "command": loose[0], "recipe_model": model, "from_recipe": bool(model), **more}
+    elif program.reader == "megatron_lm:NEMO":
+        from finegauge.formats.megatron_lm import recipe_of_command
+
+        keys = {**keys, **recipe_of_command(named, options, loose)}
     elif program in TRL.values():
         adapts = any(key.startswith("peft_config.") for key in options)
         plain = {programs.OF_CLASS.sub("", key): value for key, value in options.items()}
@@ -525,12 +526,10 @@ def _config(
         return {}, ""
     found = place.text(str(named))
     if found is None:
-        if str(named).endswith(CONFIGS) and within is None:
-            raise _not_here(str(named), place)
         if within is not None:
             warnings.append(f"{shown(str(named))} is not here and is not read: only its overrides are.")
         else:
-            options["config"] = named  # a name that the program knows
+            options |= _known_to_programs(str(named), place)
         return {}, ""
     text, path = found
     name = os.path.basename(path)
@@ -540,11 +539,19 @@ def _config(
     return keys, path
 
 
-def _not_here(named: str, place: Place) -> FileFormatError:
+def _known_to_programs(named: str, place: Place) -> dict[str, str]:
+    """Return the options of a configuration that is not here: a program's own, or torchtitan's.
+
+    Raises: FileFormatError for any other file.
+    """
+    if titan := re.search(r"(?:^|/)train_configs/(\w+?)_(\d[\w.]*)\.toml$", named[-200:]):
+        return {"module": titan[1], "config": f"{titan[1]}_{titan[2].replace('.', '_')}"}
+    if not named.endswith(CONFIGS):
+        return {"config": named}
     why = "which is not here; the run is in it."
     if UNSET.search(named):
         why = "by variables that it does not set; name that file, or the whole call after --."
-    return FileFormatError(f"{place.name} names the file {shown(named)}, {why}")
+    raise FileFormatError(f"{place.name} names the file {shown(named)}, {why}")
 
 
 def _of_torchtune(options: dict[str, Any], loose: list[str], keys: dict[str, Any]) -> dict[str, Any]:
@@ -588,13 +595,3 @@ def _typed(value: Any) -> Any:
         except (FileFormatError, KeyError, TypeError):
             return value
     return None if value in ("null", "None") else value
-
-
-def _until_pipe(words: Sequence[str]) -> list[str]:
-    """Return the words up to an operator of the shell that was handed on as a word."""
-    found: list[str] = []
-    for word in words:
-        if word in ("&", "&&", "||", "|", ";", ">", ">>", "2>&1"):
-            break
-        found.append(word)
-    return found

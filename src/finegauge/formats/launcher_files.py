@@ -213,7 +213,8 @@ def zero_of(named: Any, config_file: str) -> Zero:
         return Zero(_UNSHARDED, None, f"{reason}; state sharding=zero2 or zero3 if it shards.")
     stage = int(stages.pop())
     offloads = re.search(r"(?<!no)(?<!no[_-])(?<!without[_-])offload", name)
-    offload = ("all" if stage == 3 else "optimizer") if offloads else "none"
+    of_params = stage == 3 and re.search(r"offload_params?(?![a-z])", name)
+    offload = "none" if not offloads else "params" if of_params else "all" if stage == 3 else "optimizer"
     fields = {"sharding": _STAGES[stage], "cpu_offload": offload}
     also = " How many GPUs divide a layer is in it too: state tensor_parallel=…." if "autotp" in name else ""
     return Zero(fields, None, f"{reason}; ZeRO stage {stage} is taken from its name.{also}")

@@ -13,6 +13,9 @@ CONFIGS = (".yaml", ".yml", ".json", ".toml")
 SHELL_ENDINGS = (".sh", ".bash", ".zsh", ".fish", ".slurm", ".sbatch")
 SCRIPT_ENDINGS = (".py", *SHELL_ENDINGS)
 ALLOC_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the newer name first
+_WORKING = re.compile(
+    r"^(\./|/content/|/kaggle/working/)"
+)  # where a script, or a notebook of a cloud, starts
 UNSET = re.compile(r"\$[\w({@]|`")
 # Options of launchers that programs take too, for the launcher that they start.
 OF_LAUNCHERS = (
@@ -47,13 +50,14 @@ class Place:
         self, file: str, name: str, files: Mapping[str, str] = {}, *, trusted: bool = False, depth: int = 0
     ) -> None:
         """Begin with `files` that are written on the way; `trusted`: the user names the files."""
-        self.file, self.name, self.files = file, name, dict(files)
+        self.file, self.name = file, name
+        self.files = {_WORKING.sub("", one): text for one, text in files.items()}
         self.trusted, self.depth = trusted, depth
         self.mounts: dict[str, str] = {}  # folders of the machine that runs it: where they lie here
 
     def text(self, named: str) -> tuple[str, str] | None:
         """Return (text, path) of a file, None where it is not there or not inside the project."""
-        written = self.files.get(named) or self.files.get(named.removeprefix("./"))
+        written = self.files.get(named) or self.files.get(_WORKING.sub("", named))
         if written is not None:
             return written, os.path.join(os.path.dirname(self.file), os.path.basename(named))
         for there, here in self.mounts.items():
@@ -147,7 +151,9 @@ def machine(
     warnings += _layers_apart(_visible(variables) if alone else 0, gpus or 1)
     if gpus is None and isinstance(accelerate, Mapping):
         gpus = whole_of(str(accelerate.get("num_processes")))
-    warnings += () if gpus else _unset(told)
+    alike = nodes if all_gpus and nodes and nodes > 1 else None
+    warnings += () if gpus else _unset(told, alike)
+    gpus = gpus or alike
     rented = of_hub(str(told.get("flavor")))
     block: dict[str, Any] = {**rented, **({"num_gpus": gpus} if gpus else {}), **_card(batch)}
     if gpus and nodes and nodes > 1 and gpus % nodes == 0:
@@ -158,8 +164,10 @@ def machine(
     return block, accelerate
 
 
-def _unset(told: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a warning where the number of GPUs is a variable that nothing sets."""
+def _unset(told: Mapping[str, Any], nodes: int | None) -> Iterator[str]:
+    """Yield a warning where the number of GPUs is a variable that nothing sets, or that of nodes alone."""
+    if nodes:
+        yield f"How many GPUs each of {nodes} nodes has is not told: taken as one; num_gpus=N says."
     given = [told.get(key) for key in ("nnodes", "np", *_GPUS_PER_NODE, *_ACCELERATE)]
     named = [str(one[0] if isinstance(one, list) else one) for one in given]
     if unset := [value for value in named if UNSET.search(value)]:
@@ -292,7 +300,18 @@ def _gpus(
         each = seen
     if not each and ("srun" in launcher or batch) and not (launches and "nproc_per_node" in told):
         tasks = whole_of(batch.get("ntasks_per_node"))
-        each = _of_node(batch) if launches else tasks or _of_node(batch)
+        of_node = _of_node(batch)
+        each = of_node if launches else (of_node or tasks) if all_gpus else tasks or of_node
     if not each and (ranks := whole_of(told.get("np") or told.get("n"))):
         return ranks, nodes
     return (each * (nodes or 1) if each else None), nodes
+
+
+def until_pipe(words: Sequence[str]) -> list[str]:
+    """Return the words up to an operator of the shell that was handed on as a word."""
+    found: list[str] = []
+    for word in words:
+        if word in ("&", "&&", "||", "|", ";", ">", ">>", "2>&1"):
+            break
+        found.append(word)
+    return found

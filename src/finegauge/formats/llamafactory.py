@@ -30,6 +30,7 @@ _ADAPTERS = trainer_keys.Adapters(
     joined=True,
 )
 _PHASES = {"reward": "rm", "pretrain": "pt"}
+_MEGATRON = tuple(f"{kind}_model_parallel_size" for kind in ("tensor", "pipeline", "expert"))
 _OPTIMIZERS = {
     "galore": "galore_adamw", "apollo": "apollo_adamw", "adam_mini": "adam_mini", "muon": "muon"
 }  # fmt: skip
@@ -42,6 +43,11 @@ def _read_task(reading: Reading) -> None:
         for key in ("export_dir", "do_predict", "do_eval", "task")
         if reading.get(key) not in (None, False)
     ]
+    if reading.stated(*_MEGATRON):
+        raise FieldError(
+            f"{reading.file_name} trains on LLaMA-Factory's Megatron backend ({reading.which(*_MEGATRON)}), "
+            "which is not read; write the run as FineGauge's own fields, such as model and tensor_parallel."
+        )
     trains = reading.flag("do_train", default=not does)
     if not trains and (does or reading.stated("do_train")):
         what = f"{does[0]} without do_train" if does else "do_train: false"
@@ -163,6 +169,7 @@ def _read_ppo(reading: Reading) -> None:
         return
     reading.take("ppo_epochs", "ppo_epochs", 4)
     reading.take("num_mini_batches", "ppo_buffer_size", 1)  # each of a micro-batch times its accumulation
+    reading.take("max_new_tokens", "max_new_tokens", 1024)
     kind = reading.text("reward_model_type", "lora")
     if kind == "full":
         from finegauge.formats import rollout_keys
@@ -313,7 +320,11 @@ FORMAT = Format(
             "stage", "phase", "sft", more={"kto": "dpo"}, write=lambda run: _PHASES.get(run.phase, run.phase)
         ),
         Row("pref_loss", _read_preference),
-        Row("do_train do_predict do_eval export_dir task", _read_task, lambda _: {"do_train": True}),
+        Row(
+            f"do_train do_predict do_eval export_dir task {' '.join(_MEGATRON)}",
+            _read_task,
+            lambda _: {"do_train": True},
+        ),
         model_keys.RAY,
         Row("sequence_parallel_size sequence_parallel_mode", _read_sequence_parallel),  # of forks
         Row(
@@ -371,7 +382,7 @@ FORMAT = Format(
             trainer_keys.read_sharding,
             lambda run: {"deepspeed": DEEPSPEED if launcher_files.uses_deepspeed(run) else None},
         ),
-        Row("ppo_epochs ppo_buffer_size reward_model reward_model_type", _read_ppo),
+        Row("ppo_epochs ppo_buffer_size reward_model reward_model_type max_new_tokens", _read_ppo),
         always(output_dir="output"),
     ),
     model_key="model_name_or_path",

@@ -25,9 +25,13 @@ _ADAPTERS = trainer_keys.Adapters(
     defaults=(8, 8, 0.0),
     all_unasked=False,
 )
-_MPT = "d_model n_heads n_layers expansion_ratio max_seq_len vocab_size no_bias norm_type tie_word_embeddings"
+_MPT = (
+    "d_model n_heads n_layers expansion_ratio mlp_ratio max_seq_len vocab_size no_bias norm_type "
+    "tie_word_embeddings"
+)
 _IMPLEMENTATIONS = (
     "model.attn_config.attn_impl",
+    "model.attn_impl",  # of its first releases
     "model.config_overrides.attn_config.attn_impl",
     "model.attention_patch_type",  # of Llama, before transformers had flash attention
 )
@@ -64,7 +68,7 @@ def _read_model(reading: Reading) -> None:
     """Read the model by its name, or one of MPT's shape by its sizes."""
     if reading.stated(_PATH):
         reading.set("model", reading.get(_PATH), _PATH)
-    elif reading.text(_NAME) == "mpt_causal_lm":
+    elif reading.text(_NAME) in ("mpt_causal_lm", "mosaic_gpt"):
         from finegauge.formats.megatron_lm import written_config
 
         if reading.text("model.attn_config.attn_type", "multihead_attention") != "multihead_attention" or any(
@@ -75,6 +79,7 @@ def _read_model(reading: Reading) -> None:
                 "model=PATH of its config.json."
             )
         sizes = {name: reading.get(f"model.{name}") for name in _MPT.split()}
+        sizes["expansion_ratio"] = sizes.pop("mlp_ratio") or sizes["expansion_ratio"]
         stated = {name: value for name, value in sizes.items() if value is not None}
         config = {"architectures": ["MptForCausalLM"], "model_type": "mpt", **stated}
         reading.set("model", written_config(config, "d_model"), _NAME)
@@ -140,7 +145,7 @@ def _read_duration(reading: Reading) -> None:
 
 def _read_implementation(reading: Reading) -> None:
     attention = reading.text(
-        reading.which(*_IMPLEMENTATIONS), "flash" if "mpt" in reading.text(_NAME) else ""
+        reading.which(*_IMPLEMENTATIONS), "flash" if re.search("mpt|mosaic", reading.text(_NAME)) else ""
     )
     flash = reading.flag(_FLASH) or attention in ("flash", "triton")
     reading.set(

@@ -58,14 +58,14 @@ def own_loop(nodes: Sequence[ast.AST], values: Values, modules: Mapping[str, str
             found |= {key: value for key, value in told.items() if key == "gradient_accumulation_steps"}
             found |= _precision(str(told.get("mixed_precision")))
         elif name == "Fabric" and _lightning(modules.get(owner or name, "")):
-            found |= _of_trainer(told)
+            found |= _of_trainer(told | _strategy(call, values))
         elif name == "autocast":
             found |= _precision(str(told.get("dtype", "fp16")))
         elif name in ("FSDP", "FullyShardedDataParallel", "fully_shard"):
             found["fsdp"] = "full_shard"
     found |= dict(_turns(nodes, values))
     if trainer is not None:
-        found |= _of_trainer(values.named(trainer))
+        found |= _of_trainer(values.named(trainer) | _strategy(trainer, values))
     return {key: value for key, value in found.items() if value is not OPAQUE}
 
 
@@ -110,6 +110,16 @@ def _turns(nodes: Sequence[ast.AST], values: Values) -> Iterator[tuple[str, Any]
 def _precision(word: str) -> dict[str, Any]:
     """Return the arithmetic that a word of accelerate, autocast or Lightning stands for."""
     return {"bf16": True} if re.match(r"bf(loat)?16", word) else {"fp16": True} if "16" in word else {}
+
+
+def _strategy(call: ast.Call, values: Values) -> dict[str, str]:
+    """Return by its word a strategy that is an object: DeepSpeedStrategy(stage=3) is deepspeed_stage_3."""
+    given = next((one.value for one in call.keywords if one.arg == "strategy"), None)
+    made = values.assigned(given.id) if isinstance(given, ast.Name) else given
+    if not isinstance(made, ast.Call):
+        return {}
+    kind = callee(made.func)[1].lower().removesuffix("strategy")
+    return {"strategy": f"{kind}_stage_{values.named(made).get('stage', 2)}" if "deepspeed" in kind else kind}
 
 
 def _of_trainer(told: Mapping[str, Any]) -> dict[str, Any]:

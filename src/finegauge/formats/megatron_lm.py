@@ -16,13 +16,14 @@ Degrees differ from model to model: where neither script nor `_RECIPES` states t
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
 from finegauge.errors import FieldError, shown
 from finegauge.formats import trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, fixed, key, read_degrees
+from finegauge.formats.launchers import options_of
 from finegauge.formats.sheet import dotted
 from finegauge.run.field import names, whole
 from finegauge.run.rules import COMPARING, MODEL_DEGREES
@@ -144,6 +145,18 @@ def recipe_of(function: str, module: str) -> dict[str, Any]:
     if function in ("pretrain_recipe", "finetune_recipe", "pretrain_config", "finetune_config"):
         return {"recipe_model": module, "command": function.partition("_")[0], "from_recipe": True}
     return {}
+
+
+def recipe_of_command(named: str, options: dict[str, Any], loose: Sequence[str]) -> dict[str, Any]:
+    """Return the recipe of a command: of NeMo 2's, or of a script of Megatron-Bridge's by option or name."""
+    if named == "nemo":
+        model, _, given = str(options.pop("factory", "")).partition("(")
+        more = options_of([word.strip() for word in given.rstrip(")").split(",")], hydra=True)[0]
+        return (
+            {"command": loose[0], "recipe_model": model, "from_recipe": bool(model), **more} if loose else {}
+        )
+    told, script = str(options.pop("recipe", "")), re.search(r"(pretrain|finetune)_(\w+)\.py$", named[-200:])
+    return recipe_of(told or (f"{script[2]}_{script[1]}_config" if script else ""), "")
 
 
 def _read_model(reading: Reading) -> None:

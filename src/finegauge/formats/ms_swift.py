@@ -249,7 +249,9 @@ def _read_length(reading: Reading) -> None:
     if length is None:
         reading.warn("max_length is unstated, so nothing is cut: state seq_len=… of the longest sample.")
     reading.set("seq_len", length, "max_length", "packing_length")
-    strategy = reading.text("truncation_strategy", "delete" if reading.fields["phase"] == "sft" else "left")
+    strategy = reading.text(
+        "truncation_strategy", "delete" if reading.fields["phase"] in ("sft", "pt") else "left"
+    )
     reading.set("over_length", _OVER_LENGTH.get(strategy, strategy), "truncation_strategy")
 
 

@@ -235,7 +235,7 @@ def reader_of(keys: Mapping[str, Any], named: str) -> str:
 TRL = {word: Program("trl", {"trainer": word}, all_gpus=True) for word in (
     "sft", "dpo", "grpo", "reward", "kto", "rloo")}  # fmt: skip
 _TORCHTUNE = Program("torchtune", hydra=True)
-_SWIFT = {"sft": Program("ms_swift"), "pt": Program("ms_swift", {"tuner_type": "full"}),
+_SWIFT = {"sft": Program("ms_swift"), "pt": Program("ms_swift", {"tuner_type": "full", "rlhf_type": "pt"}),
           "rlhf": Program("ms_swift")}  # fmt: skip
 _VLLM, _SGLANG, _TENSORRT_LLM, _TGI, _LIGHTLLM = (
     Program(f"serving_engines:{name}", all_gpus=True, model=model) for name, model in (
@@ -291,12 +291,16 @@ SCRIPTS: tuple[tuple[str, Program], ...] = (
      Program("verl", hydra=True)),
     (r"openrlhf\.cli\.train_(?P<kind>\w+)", Program("openrlhf")),
     (r"(.*/)?openrlhf/cli/train_(?P<kind>\w+)\.py", Program("openrlhf")),
+    (r"(.*/)?recipes/\w+/(pretrain|finetune)_\w+\.py|(.*/)?run_recipe\.py",
+     Program("megatron_lm:NEMO", hydra=True)),
     (r"(.*/)?pretrain_(gpt|mamba|llama\w*|mixtral\w*|qwen\w*|deepseek\w*)\.py", Program("megatron_lm")),
     (r"(.*/)?recipes/\w+_(single_device|distributed)\.py", _TORCHTUNE),
     (r"(llama_recipes|llama_cookbook)\.finetuning|(.*/)?finetuning\.py", Program("llama_recipes")),
+    (r"(.*/)?megatron_gpt_(finetuning|peft_tuning|sft)\.py", Program("nemo_1", hydra=True)),
     (r"nemo_automodel\.cli\.app", Program("nemo_automodel", hydra=True)),
     (r"(.*/)?unsloth-cli\.py", Program("unsloth")),
-    (r"(.*/)?run_clm\.py", Program("trl:TRAINER")),
+    (r"(.*/)?run_clm(_no_trainer)?\.py",
+     Program("trl:TRAINER", {"packing": True, "packing_strategy": "wrapped"})),
     *((rf"(.*/)?{name}\.py", Program("trl:TRAINER", keys)) for name, keys in model_keys.EXAMPLES.items()),
     (r"(.*/)?qlora\.py", Program("trl:TRAINER", QLORA, renamed=of_qlora)),
     (r"(.*/)?open_instruct/finetune\.py", _OPEN_INSTRUCT),

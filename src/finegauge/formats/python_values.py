@@ -17,7 +17,10 @@ from finegauge.errors import FileFormatError
 OPAQUE = object()
 PARSERS = ("HfArgumentParser", "TrlParser", "H4ArgumentParser")
 _PARSED = ("parse_args", "parse_known_args", "parse_args_into_dataclasses", "parse_args_and_config")
-_BF16_ASKED = ("is_bfloat16_supported", "is_bf16_supported")
+_BF16_ASKED: Mapping[str, Any] = {
+    **dict.fromkeys(("is_bfloat16_supported", "is_bf16_supported"), True),
+    "get_device_capability": [9, 0],
+}
 _DEVICES = ("cuda", "mps", "xpu", "npu")  # asked for by is_available: the first is there
 _PLAIN: Mapping[str, Callable[[Any], Any]] = {
     **{"int": int, "float": float, "str": str, "bool": bool, "Path": str},
@@ -415,6 +418,8 @@ class Values:
         held, key = self.of(node.value), self.of(node.slice)
         if held is OPAQUE and last_name(node.value) == "environ":
             return self._environment.get(str(key), OPAQUE)
+        if isinstance(held, list) and isinstance(key, int):
+            return held[key] if -len(held) <= key < len(held) else OPAQUE
         found = held.get(key, OPAQUE) if isinstance(held, dict) and isinstance(key, str) else OPAQUE
         return self.of(found)
 
@@ -470,7 +475,7 @@ class Values:
         owner, name = callee(node.func)
         if name in _BF16_ASKED or (name == "is_available" and owner in _DEVICES):
             self.asks_for_bf16 |= name in _BF16_ASKED
-            return name in _BF16_ASKED or owner == "cuda"
+            return _BF16_ASKED.get(name, owner == "cuda")
         if name in _HOLDERS or name in self.classes:
             return self.classes.get(name, {}) | {word.arg: word.value for word in node.keywords if word.arg}
         first: list[Any] = []

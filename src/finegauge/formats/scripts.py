@@ -16,6 +16,7 @@ from finegauge.formats.launchers import OF_FILES, known_card
 from finegauge.formats.loops import instead, own_loop
 from finegauge.formats.model_keys import PEFT_TYPES, class_of, peft_keys
 from finegauge.formats.python_values import OPAQUE, Values, callee, last_name, without_opaque
+from finegauge.formats.recipes import READER, recipe_in
 from finegauge.formats.sheet import BLOCK, samples_of
 from finegauge.formats.trainer_keys import in_all
 from finegauge.records import NamedTuple
@@ -118,6 +119,7 @@ _OWN_LOOP = (
     "it does is not read"
 )
 MODEL_COMPUTED = "the model is an argument without a default, or computed, and is not read"
+_CUT_BY_CONFIG = ("dpo", "reward", "orpo", "cpo", "simpo", "kto")
 _MAX_NODES = 50_000
 _MAX_SCRIPT = 400_000  # characters
 
@@ -137,19 +139,20 @@ def load_python(
     """
     tree = _parsed(text, name)
     script = _Reader(tree, options, environment)
-    recipe, computed = _recipe(script, tree)
+    recipe, computed, remark = recipe_in(list(ast.walk(tree)), script.values, script.modules)
     untold = computed if recipe else {key for key in script.opaque if not OF_FILES.search(key)}
     warnings = tuple(
         f"{name}: {key} is computed by the script and is not read; state it on the command line."
         for key in sorted(untold)[:20]
     )
     if recipe:
-        return Script(recipe, "megatron_lm:NEMO", warnings)
+        return Script(recipe, recipe.pop(READER), (*warnings, *remark))
     if script.theirs:
         return Script(script.keys, script.theirs, warnings)
     if not script.calls & ({*_TRL_ARGUMENTS} | _HF_ARGUMENTS | _TRAINERS):
         loop = own_loop(list(ast.walk(tree)), script.values, script.modules)
-        if not loop or "model_name_or_path" not in script.keys or "LLM" in script.calls:
+        vllm = script.modules.get("LLM", "").startswith("vllm")
+        if not loop or "model_name_or_path" not in script.keys or vllm:
             return _written(script, name, warnings)
         script.keys = {**loop, **script.keys, **({BLOCK: loop[BLOCK]} if BLOCK in loop else {})}
         warnings += (f"{name}: {_OWN_LOOP}.",)
@@ -205,70 +208,6 @@ def _written(script: "_Reader", name: str, warnings: tuple[str, ...]) -> Script:
     )
 
 
-def _recipe(script: "_Reader", tree: ast.Module) -> tuple[dict[str, Any], set[str]]:
-    """Return what a script states over a NeMo 2 or Megatron-Bridge recipe, and computes; {} of others."""
-    modules = script.modules
-    if not re.search(
-        r"\bnemo\.(collections|lightning)|\bnemo_run|\bmegatron\.bridge", " ".join(modules.values())
-    ):
-        return {}, set()
-    from finegauge.formats.megatron_lm import FORMAT, recipe_of
-
-    values, stated, recipe = script.values, dict[str, Any](), dict[str, Any]()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            owner, name = callee(node.func)
-            recipe = recipe or recipe_of(name, owner or modules.get(name, "").rpartition(".")[2])
-            prefix = "peft_" if "LoRA" in (name, *map(last_name, node.args)) else ""
-            stated |= {"peft_scheme": "lora"} if prefix else {}
-            stated |= {
-                prefix + str(one.arg): values.of(one.value) for one in node.keywords if not _is_its_own(one)
-            }
-            if name == "from_hf_pretrained" and node.args:
-                stated["model"] = values.of(node.args[0])
-            for word in {name, *map(last_name, node.args[:1])} & {"pretrain", "finetune"}:  # of run.Partial
-                stated["command"] = word
-        elif isinstance(node, ast.Attribute | ast.Name) and re.search(
-            r"Config\d|Provider\d", last_name(node)
-        ):
-            stated.setdefault("recipe_model", last_name(node))
-    for node in ast.walk(tree):  # over what the calls say
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
-            target = node.targets[0]
-            prefix = "peft_" if last_name(target.value) == "peft" else ""
-            stated[prefix + target.attr] = values.of(node.value)
-            if target.attr in ("mixed_precision", "plugins"):
-                stated |= _narrow(node.value, values)
-    known = {*FORMAT.keys, "max_steps", "sequence_length", "peft", "performance_mode"}
-    computed = {key for key, value in stated.items() if key in known and value is OPAQUE}
-    told = {
-        key: v for key, v in stated.items() if key in known and isinstance(v, str | int | float | list | None)
-    }
-    return {**recipe, **told, **{key: recipe[key] for key in recipe.keys() & {"recipe_model"}}}, (
-        computed - {"model", "peft"} if recipe or "recipe_model" in stated else computed
-    )
-
-
-def _is_its_own(given: ast.keyword) -> bool:
-    """Return whether a call gets what the recipe has itself: seq_length=recipe.model.config.seq_length."""
-    return isinstance(given.value, ast.Attribute) and given.value.attr == given.arg
-
-
-def _narrow(node: ast.expr, values: Values) -> dict[str, Any]:
-    """Return the fp8 recipe that a name of mixed precision tells: bf16_with_fp8_current_scaling_mixed."""
-    call = node if isinstance(node, ast.Call) else None
-    told = [values.of(node), *(values.of(one) for one in call.args)] if call else [values.of(node)]
-    named = " ".join([callee(call.func)[1] if call else "", *(one for one in told if isinstance(one, str))])
-    if not re.search(r"fp8|fp4", named):
-        return {}
-    scaled = {"current": "current", "delayed": "delayed", "subchannel": "blockwise", "mxfp8": "mxfp8",
-              "nvfp4": "nvfp4"}  # fmt: skip
-    return {
-        "fp8": "hybrid",
-        "fp8_recipe": next((to for word, to in scaled.items() if word in named), "delayed"),
-    }
-
-
 def _imports(nodes: list[ast.AST]) -> dict[str, str]:
     """Return what modules the names of a script come from, {name: module}."""
     found = dict[str, str]()
@@ -305,7 +244,7 @@ def unsloth_keys(keys: Mapping[str, Any], *, adapts: bool) -> dict[str, Any]:
     found: dict[str, dict[str, Any]] = {"data": {}, "training": {}, "lora": {}}
     whole: dict[str, Any] = dict(found)
     flat = {**_NOTEBOOK, **{_TO_UNSLOTH[key]: value for key, value in keys.items() if key in _TO_UNSLOTH}}
-    if "max_length" in keys and ("max_seq_length" not in keys or keys.get("trainer") in ("dpo", "reward")):
+    if "max_length" in keys and ("max_seq_length" not in keys or keys.get("trainer") in _CUT_BY_CONFIG):
         flat["training.max_seq_length"] = keys["max_length"]
     if re.fullmatch(r"(torch\.)?(float16|half|fp16)", str(keys.get("dtype"))):
         flat.setdefault("training.fp16", True)
@@ -348,14 +287,16 @@ class _Reader:
         self.keeps_logits = False
         self._cuts = list[int]()  # where a tokenizer is told to cut
         self.trained_on = ""
-        self._card = dict[str, Any]()  # the GPU that a cloud is asked for
+        self._told = dict[str, Any]()  # fields that calls tell outright, as the GPU that a cloud is asked for
         self._taken = list[int]()  # how many samples of a data set are taken
         self._read_all(nodes)
         if self._cuts and not {"max_length", "max_seq_length", "model_max_length"} & {*self.keys}:
             self.keys["max_length"] = max(self._cuts)
-        if self._taken or self._card:
+        if not {"load_in_4bit", "load_in_8bit"} & {*self.keys}:
+            self._told.pop("upcast_unquantized", None)
+        if self._taken or self._told:
             taken = {"num_samples": max(self._taken)} if self._taken else {}
-            self.keys["finegauge"] = {**self._card, **taken}
+            self.keys["finegauge"] = {**self._told, **taken}
         if any(isinstance(n, ast.FunctionDef) and n.name in ("group_texts", "group_text") for n in nodes):
             self._note_blocks()
         for node in nodes:
@@ -378,6 +319,8 @@ class _Reader:
         """Read one call, if it is one of those that make up a training."""
         if name in _TRAINERS and self.modules.get(owner or name, "trl").partition(".")[0] not in _TRAINERS_OF:
             return  # a class of the script's own project, called as one that is known
+        if isinstance(alias := self.values.assigned(owner), ast.Name | ast.Attribute):
+            owner = last_name(alias)  # model_class = AutoModelForCausalLM
         self.calls.add(name)
         self.made[name] += 1
         if name in _OTHERS and (call.keywords or call.args):
@@ -398,7 +341,7 @@ class _Reader:
         elif name == "from_pretrained" and (
             owner in _UNSLOTH
             or owner.startswith("AutoModel")
-            or re.search("(ForCausalLM|LMHeadModel)$", owner)
+            or re.search("(ForCausalLM|LMHeadModel|ForConditionalGeneration)$", owner)
             or class_of(owner)
         ):
             if named := class_of(owner):
@@ -429,10 +372,13 @@ class _Reader:
         """Note where a tokenizer cuts, and whether it pads to there."""
         told = self.values.named(call)
         cut = told.get("max_length" if tokenizes else "model_max_length")
+        if "text_target" in told:  # of an encoder and its decoder
+            self._told |= {"target_seq_len": cut} if isinstance(cut, int) and 0 < cut < 10**6 else {}
+            return
+        if tokenizes and told.get("truncation") and told.get("padding") == "max_length":
+            self.keys.setdefault("pad_to_max_length", True)
         if isinstance(cut, int) and 0 < cut < 10**7 and (not tokenizes or told.get("truncation")):
             self._cuts.append(cut)
-            if told.get("padding") == "max_length":
-                self.keys.setdefault("pad_to_max_length", True)
 
     def _read_beside(self, call: ast.Call, owner: str, name: str) -> None:
         """Read a call beside the model and the trainer: adapters, quantisation, data."""
@@ -453,12 +399,12 @@ class _Reader:
         elif name == "from_pretrained" and "okenizer" in owner:
             self._note_cut(call, tokenizes=False)
         elif name in ("function", "cls") and owner in ("app", "stub"):  # Modal's
-            self._card |= known_card(str(self.values.named(call).get("gpu", "")).partition(":")[0])
+            self._told |= known_card(str(self.values.named(call).get("gpu", "")).partition(":")[0])
         elif name == "ScalingConfig":  # Ray's: workers on a GPU each
             told = self.values.named(call)
             workers = told.get("num_workers") if told.get("use_gpu") else None
-            self._card |= {"num_gpus": workers} if isinstance(workers, int) else {}
-            self._card |= known_card(str(told.get("accelerator_type", "")))
+            self._told |= {"num_gpus": workers} if isinstance(workers, int) else {}
+            self._told |= known_card(str(told.get("accelerator_type", "")))
         else:
             self._read_model(call, owner, name)
             self._read_data(call, name)
@@ -478,6 +424,7 @@ class _Reader:
         elif name == "prepare_model_for_kbit_training":
             told = [self.values.of(one.value) for one in call.keywords if "checkpointing" in str(one.arg)]
             self._note("gradient_checkpointing", True if not told or told[0] is not False else None)
+            self._told["upcast_unquantized"] = True
 
     def _read_data(self, call: ast.Call, name: str) -> None:
         """Read a call about data: what is loaded, and how many of its samples are taken."""
@@ -494,6 +441,8 @@ class _Reader:
         elif name == "select" and isinstance(first, ast.Call) and callee(first.func)[1] == "range":
             taken = self.values.of((first.args or [first])[-1])
             self._taken += [taken] if isinstance(taken, int) and taken > 0 else []
+        elif name == "train_test_split" and isinstance(share := told.get("test_size"), float) and share < 1:
+            self._told["validation_fraction"] = share
         elif name == "train" and isinstance(named := told.get("dataset"), str):
             self.trained_on = named  # Ludwig's
 

@@ -165,7 +165,7 @@ class Shell:
         self._blocks: list[_Block] = []
         self._unclear = set[str]()  # variables that branches set to one value and to another
         self._before: tuple[bool | None, str] = None, ""  # what a test came to, and "&&" or "||" behind it
-        self.variables: dict[str, str] = {"#": str(len(arguments))}
+        self.variables: dict[str, str] = {"#": str(len(arguments)), "HOME": "~"}
         self._arrays: dict[str, list[str]] = {"@": [*arguments], "*": [*arguments]}
         self._document, self._documents = "", 0
         self._arrays_read = 0

@@ -9,6 +9,7 @@ The model is what name and flavour say (torchtitan's models/*/__init__.py, read 
 beside them holds the tokenizer alone. Until 2025 degrees stood under [training] and [experimental].
 """
 
+import re
 from collections.abc import Mapping
 from math import prod
 from typing import Any
@@ -33,6 +34,7 @@ _SHARD, _RESHARD = "parallelism.data_parallel_shard_degree", "parallelism.fsdp_r
 _SCHEDULE = "parallelism.pipeline_parallel_schedule"
 _ASYNC = "parallelism.enable_async_tensor_parallel"
 _OFFLOAD, _BATCH = "training.enable_cpu_offload", "training.global_batch_size"
+_TOKENS = "training.num_tokens_per_microbatch_per_dp_rank"
 _COMPILE = ("compile.enable", "training.compile")
 _MODE, _OPTION = "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"
 _MODES = {"none": "none", "full": "full", "selective": "selective", "memory_budget": "selective"}
@@ -73,18 +75,53 @@ def _of_older(keys: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+# What torchtitan's registry says of its models (config_registry.py of each, read 2026-11-28): sequences of a
+# micro-batch, their length, steps, checkpointing, and degrees.
+_SHIPPED = {
+    "llama3_8b": (1, 8192, 1000, "selective", {}),
+    "llama3_70b": (8, 8192, 1000, "full", {"tensor": 8}),
+    "llama3_405b": (2, 8192, 3000, "full", {"tensor": 8}),
+    "qwen3_0_6b": (4, 4096, 10, "selective", {}),
+    "qwen3_1_7b": (4, 4096, 100, "selective", {}),
+    "qwen3_14b": (4, 4096, 3000, "full", {}),
+    "qwen3_32b": (2, 4096, 3000, "full", {}),
+    "qwen3_30b_a3b": (2, 4096, 3000, "full", {}),
+    "deepseek_v3_16b": (4, 4096, 1000, "selective", {"expert": 8}),
+    "deepseek_v3_671b": (4, 4096, 10_000, "selective", {"expert": 2}),
+    "llama4_17bx16e": (8, 8192, 3000, "full", {"tensor": 8, "expert_tensor": 8}),
+    "llama4_17bx128e": (1, 8192, 3000, "full", {"tensor": 8, "pipeline": 4, "expert_tensor": 8}),
+    "gpt_oss_20b": (1, 8192, 10_000, "full", {}),
+    "gpt_oss_120b": (1, 8192, 10_000, "full", {}),
+}
+_NARROW = {"deepseek_v3_671b": {}, "llama3_405b": {_GATHERS: True, "compile.enable": True, _ASYNC: True}}
+
+
+def shipped(name: str) -> dict[str, Any]:
+    """Return the keys that a configuration of torchtitan's own states; {} of one that is not known."""
+    if name not in _SHIPPED:
+        return {}
+    batch, length, steps, mode, of_parallelism = _SHIPPED[name]
+    return {
+        **{"training.local_batch_size": batch, "training.seq_len": length, "training.steps": steps},
+        **{_MODE: mode, **({_OPTION: "op"} if mode == "selective" else {})},
+        **{f"parallelism.{kind}_parallel_degree": degree for kind, degree in of_parallelism.items()},
+        **({_FLOAT8: ["float8"], **_NARROW[name]} if name in _NARROW else {}),
+    }
+
+
 def of_registry(options: Mapping[str, Any], variables: Mapping[str, str]) -> tuple[dict[str, Any], str]:
     """Return the options with the model of `--module llama3 --config llama3_8b`, and a warning."""
     found = {**{key.lower(): variables[key] for key in ("MODULE", "CONFIG") if key in variables}, **options}
     module, config = found.pop("module", None), found.pop("config", None)
     if not (isinstance(module, str) and isinstance(config, str)):
         return dict(options), ""
-    flavour = config.removeprefix(f"{module}_").replace("_", ".")
+    flavour = re.sub(r"_(?=\d)", ".", config.removeprefix(f"{module}_")).replace("_", "-")
+    known = shipped(config)
     warning = (
         f"{shown(config)} is Python of torchtitan's registry, of which the model alone is read: seq_len, "
         "micro_batch_size and checkpointing are torchtitan's defaults; state them."
     )
-    return {"model.name": module, "model.flavor": flavour, **found}, warning
+    return {"model.name": module, "model.flavor": flavour, **known, **found}, "" if known else warning
 
 
 def _read_model(reading: Reading) -> None:
@@ -96,6 +133,22 @@ def _read_model(reading: Reading) -> None:
     stated = reading.overrides.get("model.flavor")
     guesses = [stated] if stated else [named, *([] if "debug" in flavour else parts)]
     reading.set_catalogue_model(guesses, "model.flavor", "model.hf_assets_path")
+
+
+def _read_batch(reading: Reading) -> None:
+    """Read the sequences of a micro-batch, which newer releases state in tokens."""
+    if reading.stated(_TOKENS):
+        length = whole(1, 10**9)("seq_len", reading.fields["seq_len"])
+        reading.set("micro_batch_size", max(1, reading.whole(_TOKENS, most=10**9) // length), _TOKENS)
+        return
+    sizes = ("training.local_batch_size", "training.batch_size")
+    reading.set("micro_batch_size", reading.first(sizes, 8), *sizes)
+
+
+def _read_compile(reading: Reading) -> None:
+    """Read whether the model is compiled, not its loss alone."""
+    parts = names("compile.components", reading.get("compile.components") or ("model",))
+    reading.set("compile", any(map(reading.flag, _COMPILE)) and "model" in parts, *_COMPILE)
 
 
 def _read_implementation(reading: Reading) -> None:
@@ -289,14 +342,18 @@ FORMAT = Format(
         Row(f"{_FLOAT8} {_GATHERS} float8.enable_float8_linear", _read_float8, _float8),
         Row("training.dtype training.mixed_precision_param", _read_precision, _precision),
         key("training.seq_len", "seq_len", 2048, older="training.max_context_length"),
-        key("training.local_batch_size", "micro_batch_size", 8, older="training.batch_size"),
+        Row(
+            f"training.local_batch_size training.batch_size {_TOKENS}",
+            _read_batch,
+            lambda run: {"training.local_batch_size": run.micro_batch_size},
+        ),
         key("training.steps", "max_steps", 10_000),
         Row("training.dataset", lambda _: None, lambda run: {"training.dataset": dataset_name(run) or "c4"}),
         Row(f"{_MODE} {_OPTION}", _read_checkpointing, _checkpointing),
         fixed(checkpointing_reentrant=False),
         Row(
-            " ".join(_COMPILE),
-            lambda reading: reading.set("compile", any(map(reading.flag, _COMPILE)), *_COMPILE),
+            f"{' '.join(_COMPILE)} compile.components",
+            _read_compile,
             lambda run: {_COMPILE[0]: run.compile},
         ),
         Row(

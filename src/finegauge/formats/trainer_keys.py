@@ -100,6 +100,8 @@ class Adapters(NamedTuple):
         if isinstance(asked, str) and (meant := of_pattern(asked)):
             reading.warn(f"{targets} is a pattern: taken as {', '.join(meant)} wherever these are.")
             asked = meant
+        if isinstance(asked, list):  # of a shell: "q_proj", "v_proj"
+            asked = [str(one).strip(" ,") for one in asked]
         reading.set("lora_targets", asked, targets)
         model_keys.read_expert_targets(reading)
         read_extra(reading, extra)

@@ -58,7 +58,9 @@ _OF_ADAPTER = {
 }
 OF_SCRIPT = {
     **dict.fromkeys(("model_max_length", "block_size", "max_seq_len", "cutoff_len"), "max_seq_length"),
-    **dict.fromkeys(("use_lora", "lora_enable", "is_peft_model"), "use_peft"),
+    **dict.fromkeys(("use_lora", "lora_enable", "is_peft_model", "use_peft_lora"), "use_peft"),
+    **{f"use_{bits}bit_quantization": f"load_in_{bits}bit" for bits in (4, 8)},
+    "use_nested_quant": "use_bnb_nested_quant",
     **{"lora_rank": "lora_r", "use_qlora": "q_lora", "use_4bit": "load_in_4bit"},
     **dict.fromkeys(("lora_target", "target_modules", "lora_modules"), "lora_target_modules"),
     **{"lora_dim": "lora_r", "lora_dimension": "lora_r", "attn_impl": "attn_implementation"},

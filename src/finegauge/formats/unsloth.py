@@ -41,7 +41,10 @@ _CHECKPOINTING_WORDS = {"none": "none", "full": "true", "selective": "true", "of
 
 
 def _read_phase(reading: Reading) -> None:
-    phase = reading.text("training.trainer", "sft")
+    trainer = reading.text("training.trainer", "sft")
+    phase = "dpo" if trainer in ("orpo", "cpo", "simpo", "kto") else trainer
+    if phase == "dpo":
+        rollout_keys.read_preference(reading, trainer, "training.trainer")
     if phase not in ("sft", "dpo", "grpo", "reward"):
         raise FieldError(f"The trainer {shown(phase)} is not supported under Unsloth; sft, dpo and grpo are.")
     reading.set("phase", phase, "training.trainer")

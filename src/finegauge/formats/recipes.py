@@ -1,0 +1,141 @@
+"""Recipes that a Python text states: NeMo 2's and Megatron-Bridge's, and torchtitan's configurations.
+
+They are calls whose arguments are the framework's own keys; read as text and never run.
+"""
+
+import ast
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from finegauge.formats.python_values import OPAQUE, Values, callee, last_name
+
+READER = "reader"  # the key under which a recipe says which module reads it
+_OF_NEMO = re.compile(r"\bnemo\.(collections|lightning)|\bnemo_run|\bmegatron\.bridge")
+_CHECKPOINTS = {"FullAC": "full", "SelectiveAC": "selective", "MemoryBudgetAC": "selective"}
+_MODE, _OPTION = "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"
+
+
+def recipe_in(
+    nodes: Sequence[ast.AST], values: Values, modules: Mapping[str, str]
+) -> tuple[dict[str, Any], set[str], tuple[str, ...]]:
+    """Return the keys of a recipe, with its reader, what the text computes, and warnings; {} without."""
+    named = " ".join(modules.values())
+    if _OF_NEMO.search(named):
+        recipe, computed = _of_nemo(nodes, values, modules)
+        return {**recipe, READER: "megatron_lm:NEMO"} if recipe else {}, computed, ()
+    if "torchtitan" not in named:
+        return {}, set(), ()
+    recipe, remark = _of_torchtitan(nodes, values)
+    return {**recipe, READER: "torchtitan"} if recipe else {}, set(), remark
+
+
+def _of_nemo(
+    nodes: Sequence[ast.AST], values: Values, modules: Mapping[str, str]
+) -> tuple[dict[str, Any], set[str]]:
+    """Return what a script states over a NeMo 2 or Megatron-Bridge recipe, and computes."""
+    from finegauge.formats.megatron_lm import FORMAT, recipe_of
+
+    stated, recipe = dict[str, Any](), dict[str, Any]()
+    for node in nodes:
+        if isinstance(node, ast.Call):
+            owner, name = callee(node.func)
+            recipe = recipe or recipe_of(name, owner or modules.get(name, "").rpartition(".")[2])
+            prefix = "peft_" if "LoRA" in (name, *map(last_name, node.args)) else ""
+            stated |= {"peft_scheme": "lora"} if prefix else {}
+            stated |= {
+                prefix + str(one.arg): values.of(one.value) for one in node.keywords if not _is_its_own(one)
+            }
+            if name == "from_hf_pretrained" and node.args:
+                stated["model"] = values.of(node.args[0])
+            for word in {name, *map(last_name, node.args[:1])} & {"pretrain", "finetune"}:  # of run.Partial
+                stated["command"] = word
+        elif isinstance(node, ast.Attribute | ast.Name) and re.search(
+            r"Config\d|Provider\d", last_name(node)
+        ):
+            stated.setdefault("recipe_model", last_name(node))
+    for node in nodes:  # over what the calls say
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
+            target = node.targets[0]
+            prefix = "peft_" if last_name(target.value) == "peft" else ""
+            stated[prefix + target.attr] = values.of(node.value)
+            if target.attr in ("mixed_precision", "plugins"):
+                stated |= _narrow(node.value, values)
+    known = {*FORMAT.keys, "max_steps", "sequence_length", "peft", "performance_mode"}
+    computed = {key for key, value in stated.items() if key in known and value is OPAQUE}
+    told = {
+        key: v for key, v in stated.items() if key in known and isinstance(v, str | int | float | list | None)
+    }
+    return {**recipe, **told, **{key: recipe[key] for key in recipe.keys() & {"recipe_model"}}}, (
+        computed - {"model", "peft"} if recipe or "recipe_model" in stated else computed
+    )
+
+
+def _is_its_own(given: ast.keyword) -> bool:
+    """Return whether a call gets what the recipe has itself: seq_length=recipe.model.config.seq_length."""
+    return isinstance(given.value, ast.Attribute) and given.value.attr == given.arg
+
+
+def _narrow(node: ast.expr, values: Values) -> dict[str, Any]:
+    """Return the fp8 recipe that a name of mixed precision tells: bf16_with_fp8_current_scaling_mixed."""
+    call = node if isinstance(node, ast.Call) else None
+    told = [values.of(node), *(values.of(one) for one in call.args)] if call else [values.of(node)]
+    named = " ".join([callee(call.func)[1] if call else "", *(one for one in told if isinstance(one, str))])
+    if not re.search(r"fp8|fp4", named):
+        return {}
+    scaled = {"current": "current", "delayed": "delayed", "subchannel": "blockwise", "mxfp8": "mxfp8",
+              "nvfp4": "nvfp4"}  # fmt: skip
+    return {
+        "fp8": "hybrid",
+        "fp8_recipe": next((to for word, to in scaled.items() if word in named), "delayed"),
+    }
+
+
+def _of_torchtitan(nodes: Sequence[ast.AST], values: Values) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the keys of the first function that returns a Trainer.Config, toys last, and a warning."""
+    found = [
+        (node.name, one.value)
+        for node in nodes
+        if isinstance(node, ast.FunctionDef)
+        for one in node.body
+        if isinstance(one, ast.Return) and isinstance(one.value, ast.Call)
+        if callee(one.value.func) == ("Trainer", "Config")
+    ]
+    if not found:
+        return {}, ()
+    name, call = min(found, key=lambda one: "debug" in one[0])
+    keys = dict[str, Any]()
+    for part in call.keywords:
+        made = values.assigned(part.value.id) if isinstance(part.value, ast.Name) else part.value
+        keys |= _section(str(part.arg), made, name, values)
+    if keys.get(_MODE, "selective") == "selective":
+        keys.setdefault(_OPTION, "op")
+    for one in ast.walk(call):
+        kind = (
+            re.match(r"(Float8|MX)\w*Converter$", callee(one.func)[0]) if isinstance(one, ast.Call) else None
+        )
+        if kind and isinstance(one, ast.Call):
+            told = {
+                key: value for key, value in values.named(one).items() if key.startswith(("enable", "rec"))
+            }
+            keys["model.converters"] = [*keys.get("model.converters", ()), kind[1].lower()]
+            keys |= {f"float8.{key}": value for key, value in told.items()}
+    several = f"It holds {len(found)} configurations, of which {name} is read."
+    kept = {key: value for key, value in keys.items() if value is not OPAQUE}
+    return kept, (several,) if len(found) > 1 else ()
+
+
+def _section(section: str, made: Any, function: str, values: Values) -> dict[str, Any]:
+    """Return the keys of one part of a Trainer.Config: training=TrainingConfig(seq_len=8192)."""
+    if not isinstance(made, ast.Call):
+        return {"model.hf_assets_path": values.of(made)} if section == "hf_assets_path" else {}
+    if section == "model_spec":
+        flavour = str(values.of(made.args[0])) if made.args else ""
+        family = function.partition("_" + re.sub(r"\W", "_", flavour.lower()))[0]
+        return {"model.flavor": flavour, "model.name": family.removeprefix("sft_")}
+    if section not in ("training", "parallelism", "optimizer", "compile", "activation_checkpoint"):
+        return {}
+    owner, name = callee(made.func)
+    found = {f"{section}.{key}": value for key, value in values.named(made).items()}
+    found |= {_MODE: _CHECKPOINTS[owner]} if owner in _CHECKPOINTS else {}
+    return found | ({"optimizer.early_step_in_backward": True} if "InBackward" in owner + name else {})
