@@ -16,7 +16,7 @@ import pytest
 from benchmarks.peers.ask import EXAM, exam_rows
 from finegauge.validation.summary import Answer, answer
 
-RIGHT = 69  # of 100; may only rise
+RIGHT = 70  # of 100; may only rise
 LEAST = 100
 
 
