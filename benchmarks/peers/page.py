@@ -28,8 +28,8 @@ far as these go, and what it refuses counts as refused. Nobody is shown what was
 An error is predicted / measured - 1; the median and the 90th percentile (p90) are of its size. Memory is
 compared with what the source counts: where a predictor names a share for the CUDA context or the allocator,
 that share is left off for tables that count PyTorch's tensors, unless the predictor does better with it.
-memtracker traces a step in up to a minute and was given a limit of processor seconds: rows beyond it are
-neither answered nor refused.
+memtracker traces a step in up to a minute and was given a limit of processor seconds: the {not_asked} rows
+beyond it are neither answered nor refused, so compare it only on the rows that both answer.
 
 **FineGauge is calibrated on most of these rows, so its own line is no blind test.** "{left_out}" is one for
 time: the constants behind each row are fitted without its source. Nothing is fitted to memory, but rules of
@@ -38,11 +38,12 @@ every fit. fitcheck-llm has the same advantage on its own table, fitcheck-t4.
 """
 EXAM_TEXT = """{rows} runs from {threads} public threads in which people state a configuration and
 whether it ran ({oom} ran out of memory), in `tests/golden/field_exam.csv` with link and date; no text is
-kept. It is an exam: nothing is fitted to it, and no rule was changed for it. It is no fair sample: people
-write threads when they are surprised. What a thread leaves open is assumed (last column): the defaults of the
-script it names, samples as long as the cut-off, a GPU that nothing else uses. Threads rarely say *when*
-memory ran out, so a run that failed while loading or saving counts as one that did not fit. The likely reason
-is ours to guess: nobody has run these again."""
+kept. It is an exam: nothing is fitted to it. One rule was read in transformers' code after a row had been
+missed: bitsandbytes takes the whole model onto every GPU before FSDP or ZeRO-3 shards it. It is no fair
+sample: people write threads when they are surprised. What a thread leaves open is assumed (last column):
+the defaults of the script it names, samples as long as the cut-off, a GPU that nothing else uses. Threads
+rarely say *when* memory ran out, so a run that failed while loading or saving counts as one that did not
+fit. The likely reason is ours to guess: nobody has run these again."""
 
 
 def answers(name: str) -> ANSWERS:
@@ -210,8 +211,9 @@ def page() -> str:
     better = [f"- {line}" for line in (*better_memory, *better_time, *in_exam)] or ["- nowhere"]
     oom = sum(row.measured.outcome == "oom" for row in questions)
     threads = len({one["link"] for one in exam_cells()})
+    not_asked = sum(one["reason"] == NOT_ASKED for answered in said.values() for one in answered.values())
     parts = (
-        INTRODUCTION.format(left_out=LEFT_OUT),
+        INTRODUCTION.format(left_out=LEFT_OUT, not_asked=not_asked),
         f"## All rows\n\n{len(rows)} rows. {overall(said, rows)}",
         f"## Where a rival is better\n\nMedian over the rows of a source (at least {FEW}) that both answer, "
         "ours with the source left out:\n\n" + "\n".join(better),

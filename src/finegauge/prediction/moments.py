@@ -20,6 +20,9 @@ $\Psi$ trained parameters, N ranks that share W bytes of weights and O bytes of 
     ZeRO-1, 2     2 W + 4 psi/N [6]            each: W [7]               each: 12 psi/N [6]
     ZeRO-3        3 W/N + 4 psi/N + L          first: W [6]              each: 12 psi/N [6]
 
+Where bitsandbytes quantises while it loads, every process takes the whole model onto its GPU first: the
+`device_map` is the current device where none is given [8].
+
 Every line was held against processes on a CPU (docs/decisions/0022-every-moment.md). Neglected: workers that
 load data, the pinned buffers of DeepSpeed, the page cache that writing fills.
 
@@ -33,6 +36,8 @@ load data, the pinned buffers of DeepSpeed, the page cache that writing fills.
     (_zero3_consolidated_16bit_state_dict, save_checkpoint); transformers 5.23, modeling_utils.py
     (_load_pretrained_model: rank 0 alone reads under ZeRO-3)
 [7] accelerate 1.15, accelerator.py: get_state_dict clones to the host on every rank (all read 2026-11-22)
+[8] transformers 5.24, quantizers/quantizer_bnb_4bit.py: update_device_map; modeling_utils.py: no rank is left
+    out of a quantised load, FSDP's or ZeRO-3's (read 2026-11-28)
 
 Each process's memory is predicted, too, to compare with what `measure` finds. On a processor the device's
 memory is the host's: what elsewhere is copied to the host is there already, and torch counts a mapped file
@@ -223,7 +228,7 @@ class Job:
         if run.loading == "sharded":
             mapped = self.file_bytes * self.ranks_on_node / run.num_gpus
         elif self.low.quantized.startswith(("nf4", "int8")) and not self.is_stored_quantised:  # as they come
-            weights["workspace", "being quantised"] = QUANTISED_AT_ONCE * 2.0 * self.largest_layer_values
+            weights = self._quantising(weights)
         elif self.zero and run.sharding != "zero3":
             weights["optimizer", "states"] = 0.0 if states_on_host(run) else self.master_bytes
             held = sum(weights.values()) + self.profile.device_memory_bytes["context"]
@@ -240,6 +245,16 @@ class Job:
         elif several:
             weights["workspace", "broadcast"] = min(whole, BROADCAST_BYTES)
         return self._moment("load", weights, first, other, mapped)
+
+    def _quantising(self, shared: Parts) -> Parts:
+        """Return what the device holds while weights are quantised as they come; `shared` afterwards."""
+        run = self.run
+        if run.loading == "device" and (run.sharding in FSDP or run.sharding == "zero3"):
+            shared = {("weights", "whole, before they are sharded"): self.model_bytes / self.stages}
+        return {
+            **shared,
+            ("workspace", "being quantised"): QUANTISED_AT_ONCE * 2.0 * self.largest_layer_values,
+        }
 
     def _evaluation(self) -> Moment:
         from finegauge.prediction.phases import scoring_memory

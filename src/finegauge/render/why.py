@@ -22,8 +22,9 @@ MOMENTS = {
     "resume": "while a checkpoint is read", "generation": "in generation",
 }  # fmt: skip
 STAGES = {
-    "data": "while its batch is loaded", "forward": "in its forward pass", "loss": "in its loss",
-    "backward": "in its backward pass", "optimizer": "in its optimizer",
+    "data": "while the batch of a step is loaded", "forward": "in the forward pass of a step",
+    "loss": "in the loss of a step", "backward": "in the backward pass of a step",
+    "optimizer": "in the optimizer's step",
 }  # fmt: skip
 METRICS = {
     "torch_allocated": "tensors",
@@ -88,9 +89,11 @@ def why_report(answer: WhyAnswer) -> Report:
 
 def _headline(one: EvidenceAnswer) -> Text:
     found = one.evidence
-    where = " ".join(filter(None, (MOMENTS.get(found.moment, ""), STAGES.get(found.stage, ""))))
+    where = STAGES.get(found.stage) or MOMENTS.get(found.moment, "")
     surely = ", as the prediction has it" if one.is_inferred else ""
-    step = f", after step {found.step:,}" if found.step is not None and found.failure else ""
+    step = f", after step {found.step:,}" if found.step and found.failure else ""
+    if found.step == 0 and found.moment == "train" and found.failure:
+        step = ", before the first step ended"
     rank = f", on rank {found.rank}" if found.rank is not None else ""
     said = f" {where}{surely}" if where and found.failure != "other" else ""
     if not found.failure and found.peak_bytes:
@@ -129,7 +132,7 @@ def _tensor(one: EvidenceAnswer) -> Iterator[Note]:
         amount = (
             gib(found.tried_bytes) if found.tried_bytes >= 0.1 * GIB else f"{found.tried_bytes / MIB:.2f} MiB"
         )
-        by_line = f", {found.tensor} by the line that ran" if found.tensor else ""
+        by_line = f", for {found.tensor} by the line that was running" if found.tensor else ""
         of_size = f". Of that size: {'; '.join(one.tensors)}" if one.tensors else ""
         yield Note(f"It asked for {amount}{by_line}{of_size}.")
     if found.code:
@@ -188,10 +191,10 @@ def _causes(one: EvidenceAnswer, fits: bool) -> Iterator[str]:
 
 
 def _inactive(one: EvidenceAnswer, first: Level, near: Level, fits: bool) -> Iterator[str]:
-    told = " ".join(INACTIVE[name] for name in near.without)
+    told = " ".join(f"{INACTIVE[name][0].upper()}{INACTIVE[name][1:]}" for name in near.without)
     yield (
         f"As configured it needs {gib(first.peak_bytes)} at that moment, it had "
-        f"{gib(one.observed_bytes or 0.0)}. Most likely {_without(near)}: {told}"
+        f"{gib(one.observed_bytes or 0.0)}. Most likely {_without(near)}. {told}"
     )
     if fits and one.cause == "inactive_option" and not {"micro_batch_size", "eval_logits"} & {*near.without}:
         yield "As configured the run fits: make that active, and nothing else has to change."

@@ -318,10 +318,11 @@ def _fill_in(values: dict[str, Any]) -> None:
     }
     if by_megatron:
         follows |= {"loading": "sharded", "save_state": "sharded"}
+    elif method in QUANTIZED_BY_METHOD:
+        divides = values["sharding"] in FSDP and (framework.own_models or framework.fuses_gptq)
+        follows["loading"] = "host" if divides else "device"  # as from_pretrained has it
     elif values["sharding"] == "zero3":
         follows["loading"] = "rank0"
-    elif method in QUANTIZED_BY_METHOD:
-        follows["loading"] = "device"
     if packing and values["padding"] == "longest":
         values["padding"] = None
     follows |= _roles(values, framework, values["inference_engine"] or follows["inference_engine"])

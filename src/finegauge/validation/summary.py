@@ -124,9 +124,18 @@ def prediction_of(profile: Profile, metric: str) -> Prediction:
         peak_memory_gib_p10=low,
         peak_memory_gib_p90=high,
         p_oom=probability_out_of_memory(profile),
-        outcome="ok" if profile.fits else "oom",
+        outcome="ok" if _fits(profile) else "oom",
         **parts_of(profile),
     )
+
+
+def _fits(profile: Profile) -> bool:
+    """Return whether the GPU holds every moment; of a predictor that has but the step, the step."""
+    from finegauge.prediction.moments import moments_of
+
+    if not profile.fits or profile.source.memory_interval is None:
+        return profile.fits
+    return all(one.device_bytes.total <= profile.capacity_bytes for one in moments_of(profile))
 
 
 def parts_of(profile: Profile) -> dict[str, float]:

@@ -405,6 +405,16 @@ def test_ten_megabytes_of_garbage(tmp_path: Path) -> None:
     (["verl/workers/actor.py compute_ref_log_prob: f()", "verl/torch.py logprobs_from_logits: f()"],
      ("train", "loss")),
     (["job.py train_loop: opt.step()", "job/muon.py step: newton(g)"], ("train", "optimizer")),
+    (["full.py recipe_main: recipe.setup(c)", "bitsandbytes/optim/adamw.py __init__: f()"], ("load", "")),
+    (["job.py train_epoch: m(b)", "torch/fsdp/fully_sharded_data_parallel.py forward: f()"],
+     ("train", "forward")),
+    (["xtuner/hooks/chat.py _eval_language: m.generate(b)"], ("evaluation", "")),
+    (["nano/train.py estimate_loss: m(x, y)", "nano/model.py forward: F.cross_entropy(a, b)"],
+     ("evaluation", "")),
+    (["trl/trainer/gkd_trainer.py generalized_jsd_loss: torch.sum(x)"], ("train", "loss")),
+    (["trl/trainer/dpo_trainer.py get_batch_loss_metrics: self.concatenated_forward(m, b)",
+      "trl/trainer/dpo_trainer.py compute_loss: f()"], ("train", "forward")),
+    (["job.py main: scaler.unscale_(o)", "torch/amp/grad_scaler.py unscale_: f()"], ("train", "optimizer")),
     (["job.py main: l = model(**b).loss; l.backward()", "torch/nn/modules/module.py _call_impl: f()"],
      ("train", "forward")),
 ])  # fmt: skip
@@ -428,6 +438,16 @@ TRAINED = " 50%|##5  | 500/1000 [10:00<10:00, 1.2s/it]{'loss': 1.1, 'epoch': 0.5
 ])  # fmt: skip
 def test_a_bar_that_is_not_of_training(bars: str, moment: str) -> None:
     assert text_evidence(f"{bars}\n", "x").moment == moment
+
+
+def test_the_step_of_bars_without_an_end_of_line_and_of_an_evaluation() -> None:
+    lost = " 12%|#  | 37/312 [03:44<27:31,  6.0s/it]Traceback (most recent call last):\nMemoryError\n"
+    assert text_evidence(lost, "x").step == 37
+    bars = (
+        "{'loss': 1.8}\n 50%|##  | 500/1000 [10:00<10:00, 1.2s/it]\n 63%|##  | 317/500 [02:11<01:16, 2it/s]"
+    )
+    found = text_evidence(f"{bars}\nKilled\n", "x")
+    assert (found.step, found.moment) == (500, "evaluation")
 
 
 PY_SPY = """Thread 4122 (idle): "tqdm"

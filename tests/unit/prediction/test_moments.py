@@ -67,6 +67,17 @@ def test_every_process_holds_weights_of_another_format() -> None:
     assert first.host_bytes["loaded weights"] == pytest.approx(2 * W)
 
 
+@pytest.mark.parametrize("sharding", ["fsdp", "zero3"])
+def test_bitsandbytes_takes_the_whole_model_onto_every_gpu_first(sharding: str) -> None:
+    alone, shared = (
+        found(method="qlora")["load"],
+        found(method="qlora", num_gpus=4, sharding=sharding)["load"],
+    )
+    assert shared.device_bytes["weights"] >= alone.device_bytes["weights"]
+    recipe = found(method="qlora", num_gpus=4, sharding="fsdp", framework="torchtune")["load"]
+    assert recipe.device_bytes["weights"] < 0.5 * alone.device_bytes["weights"]
+
+
 def test_a_checkpoint_on_the_disk() -> None:
     moments = found(epochs=3)
     assert moments["load"].disk_bytes == pytest.approx(W)
