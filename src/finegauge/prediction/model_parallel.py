@@ -48,7 +48,7 @@ from finegauge.model.blocks import Architecture, Layer, MixtureOfExperts
 from finegauge.model.graph import Graph, LayerGraph
 from finegauge.model.op import NOTHING, Cost, Extents, Op
 from finegauge.model.op_builder import EXPERTS_CASTS, is_adapter
-from finegauge.model.weights import LEAST_PAGED, Trained, state_bytes
+from finegauge.model.weights import LEAST_PAGED, SQUARED, Trained, Weights, state_bytes
 from finegauge.prediction.recomputation import PRODUCTS, rerun, rerun_share
 from finegauge.run.rules import BOTH_ENDS, FSDP, SERVING, V_SHAPED, counted
 from finegauge.run.run import Run
@@ -497,6 +497,16 @@ def master_bytes(run: Run) -> float:
     bf16 weights lack of it (store_param_remainders, megatron/core/optimizer/optimizer_config.py, 0075637).
     """
     return STATE_BYTES[run.master_dtype] + 2.0 * STATE_BYTES[run.moments_dtype]
+
+
+def megatron_bytes(run: Run, held: Weights, trained: float) -> float:
+    """Return the bytes of copies and states of `trained` parameters under Megatron's optimizer.
+
+    Muon, Shampoo and SOAP see whole tensors, whose states `held` counts in 16 bit; here they are fp32.
+    """
+    if run.optimizer in SQUARED:
+        return STATE_BYTES[run.master_dtype] * trained + 2.0 * held.optimizer_bytes
+    return master_bytes(run) * trained
 
 
 def zero_bytes(run: Run) -> float:

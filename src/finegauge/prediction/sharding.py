@@ -47,6 +47,7 @@ from finegauge.prediction.model_parallel import (
     has_megatron_optimizer,
     keeps_fp32_shards,
     master_bytes,
+    megatron_bytes,
     on_a_stage,
     outer_params,
     stage_graphs,
@@ -463,7 +464,7 @@ def _weights_at_rest(
         if run.sharding == "zero3":
             scratch = 4.0 * min(trained, ZERO3_SUB_GROUP * degree)
     if has_megatron_optimizer(run):
-        states, scratch = master_bytes(run) * trained, 0.0
+        states, scratch = megatron_bytes(run, held, trained), 0.0
     dense, routed = (1.0 - experts) / run.tensor_parallel, 0.0
     apart = float(expert_shard_degree(run))
     if experts:
@@ -472,8 +473,7 @@ def _weights_at_rest(
 
     def part(of: float, shared: bool) -> Any:
         """Return a rank's part of what a stage has `of`: whole, or divided over those who share it."""
-        over = (degree, apart) if shared else (1.0, 1.0)
-        return of * dense / over[0] + of_experts * routed / over[1]
+        return of * dense / (degree if shared else 1.0) + of_experts * routed / (apart if shared else 1.0)
 
     weights_part = part(of_weights, run.sharding in GATHERING)
     adapters_part = part(of_trained, run.sharding in GATHERING)

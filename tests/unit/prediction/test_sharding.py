@@ -239,6 +239,19 @@ def test_the_allocator_keeps_freed_blocks_until_memory_runs_short() -> None:
         assert shown <= max(profile.capacity_bytes, profile.device_memory_bytes.total)
 
 
+def test_muon_keeps_one_moment_of_a_matrix_under_megatron_too() -> None:
+    def states(optimizer: str) -> float:
+        profile = step(num_gpus=2, framework="Megatron-LM", sharding="none", optimizer=optimizer)
+        return profile.peak_memory_bytes["optimizer"]
+
+    params, words = (
+        6_738_415_616,
+        2 * 32000 * 4096,
+    )  # copy and moment; Adam's second one of embedding and head
+    assert states("adamw") == 12 * params
+    assert states("muon") == pytest.approx(8 * params + 4 * words, rel=1e-3)
+
+
 def test_a_stage_of_a_hybrid_has_its_share_of_layers(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(
