@@ -234,6 +234,16 @@ def on_a_stage(run: Run, ends: Sequence[float]) -> float:
     return max(ends) if run.pipeline_parallel > 1 else sum(ends)
 
 
+def expert_fraction(graph: Graph) -> float:
+    """Return the share of the parameters that lies in routed experts."""
+    routed = 0
+    for layer, count in graph.model.layers:
+        for branch in layer.branches:
+            if isinstance(branch.mixer, MixtureOfExperts):
+                routed += count * branch.mixer.num_experts * branch.mixer.expert_size
+    return routed / max(1, graph.model.num_parameters)
+
+
 def stage_shares(
     run: Run, whole: Graph, ends: tuple[float, float], experts: float, stage: int
 ) -> tuple[float, float, float]:

@@ -19,7 +19,6 @@ from typing import Any
 from finegauge.arithmetic import every, largest, present, smallest
 from finegauge.catalogue.frameworks import framework_of
 from finegauge.data.batch_shape import BatchShape
-from finegauge.model.blocks import MixtureOfExperts
 from finegauge.model.graph import Graph, build
 from finegauge.model.op import Extents
 from finegauge.model.weights import Weights, optimizer_scratch
@@ -42,6 +41,7 @@ from finegauge.prediction.model_parallel import (
     by_fully_shard,
     by_tensors,
     divided,
+    expert_fraction,
     expert_tensor,
     gradient_width,
     has_megatron_optimizer,
@@ -127,7 +127,7 @@ def held_by(run: Run) -> Share:
     if simple and not _divided(run):
         return plain
     params, width = outer_params(whole), float(whole.lowering.weight_bytes)
-    of_all = _expert_fraction(whole) if run.expert_parallel > 1 else 0.0
+    of_all = expert_fraction(whole) if run.expert_parallel > 1 else 0.0
     per_layer = max(1, whole.model.num_layers) * run.tensor_parallel
     of_experts = max(1, whole.model.num_layers) * expert_tensor(run) * run.expert_parallel
     inner = max(0.0, whole.weights.base_bytes - sum(params) * width)
@@ -508,16 +508,6 @@ def rank_graph(run: Run, whole: Graph, rest: Weights) -> Graph:
     layers = [group._replace(ops=divided(run, group.ops, gradient_share)) for group in whole.layers]
     embedding, head = (divided(run, ops, gradient_share) for ops in (whole.embedding, whole.head))
     return whole._replace(layers=tuple(layers), embedding=embedding, head=head, weights=rest)
-
-
-def _expert_fraction(graph: Graph) -> float:
-    """Return the share of the parameters that lies in routed experts."""
-    routed = 0
-    for layer, count in graph.model.layers:
-        for branch in layer.branches:
-            if isinstance(branch.mixer, MixtureOfExperts):
-                routed += count * branch.mixer.num_experts * branch.mixer.expert_size
-    return routed / max(1, graph.model.num_parameters)
 
 
 def states_on_host(run: Run) -> bool:
