@@ -51,9 +51,11 @@ class UnsupportedError(FineGaugeError):
 class UnknownNameError(InputError):
     """A name that is in no catalogue."""
 
-    def __init__(self, kind: str, name: str, *, known: Iterable[str], listing: str = "") -> None:
-        """Say which `kind` of thing `name` should have been, and what comes close."""
-        hint = f" List them with '{listing}'." if listing else ""
+    def __init__(
+        self, kind: str, name: str, *, known: Iterable[str], listing: str = "", instead: str = ""
+    ) -> None:
+        """Say which `kind` of thing `name` should have been, what comes close, and what else would do."""
+        hint = f" List them with '{listing}'{instead}." if listing else ""
         self.kind, self.name, self.near = kind, name, did_you_mean(name, known)
         super().__init__(f"No {kind} named {shown(name)}.{self.near}{hint}")
 

@@ -22,7 +22,7 @@ def test_at_least_150_models() -> None:
 @pytest.mark.parametrize("figures", ALL, ids=lambda figures: figures.name)
 def test_row_is_complete(figures: ModelFigures) -> None:
     assert figures.source
-    assert figures.checked in ("2026-11-20", "2026-11-22", "2026-11-23", "2026-11-24")
+    assert figures.checked in ("2026-11-20", "2026-11-22", "2026-11-23", "2026-11-24", "2026-11-28")
     assert isinstance(figures.config["model_type"], str)
     assert figures.parameters is None or figures.parameters > 1e6
     assert bool(figures.parameters) == bool(figures.parameters_from)

@@ -12,7 +12,7 @@ from finegauge.prediction.predictor import predict
 from finegauge.run.run import Run
 
 TIMED = [name for name, one in gpus().items() if {"bf16", "fp16"} & set(one.flops_per_s)]
-STEP = 1.2  # a tile of 8 rows more where 16 filled theirs, on what has few FLOPs to a byte (P100)
+STEP = 1.21  # a tile of 8 rows more where 16 filled theirs, on what has few FLOPs to a byte (1080 Ti)
 SHARE = 1.06  # of what a step takes, by waves of tiles
 
 

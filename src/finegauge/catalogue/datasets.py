@@ -97,11 +97,14 @@ def dataset(name_or_path: str) -> Dataset:
     key = _fold(name_or_path)
     found = _of_user(home()).get(key) or _shipped(key) or _of_mean(key)
     if found is None:
-        raise UnknownNameError("data set", name_or_path, known=datasets(), listing="finegauge datasets")
+        instead = ", or state dataset=none, which takes every sequence as seq_len long"
+        raise UnknownNameError(
+            "data set", name_or_path, known=datasets(), listing="finegauge datasets", instead=instead
+        )
     if not found.lengths:
         raise UnsupportedError(
             f"Of {found.name} only the median length ({found.median_tokens} tokens) is published; "
-            f"give a CSV file of 'length,count' lines as the data set, or set seq_len."
+            f"give a CSV file of 'length,count' lines as the data set, or state dataset=none."
         )
     return found
 

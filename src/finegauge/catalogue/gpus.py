@@ -58,7 +58,11 @@ _COUNTS = {"one": 1, "single": 1, "two": 2, "dual": 2, "three": 3, "four": 4, "q
 _BOXES = (  # how many GPUs are in what is called so, which its name leaves unsaid
     (r"[dh]gx[\s_-]+(?P<name>h[12]00|b[23]00)", 8),
     (r"(?P<name>gb[23]00)[\s_-]*nvl[\s_-]*72", 72),
+    (r"nd[\s_-]*(?P<name>h[12]00|mi300x)[\s_-]*v5", 8),  # Azure's series
 )
+_BY_CORES = ("v4", "v5p")  # Google counts the cores of such a slice, two to a chip
+_UNIFIED_GB = (8, 16, 18, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)  # as Apple sells its chips
+_MOST_AT_TWO_THIRDS_GB = 36  # of unified memory; Metal's default working set is three quarters above it
 _REQUIRED = ("name", "memory_bytes", "memory_bytes_per_s", "flops_per_s")
 
 
@@ -139,7 +143,7 @@ def gpu(name: str) -> GpuSpec:
         known = [key for spec in gpus().values() for key in (spec.name, *spec.aliases)]
         machines = (
             cloud_machines()
-            if re.search(r"\d\.\d*x|^ml\.|_v\d$|-\d+g$|^(standard_)?n[cdv]\d", name.casefold())
+            if re.search(r"\d\.\d*x|^ml\.|_v\d$|-\d+g$|^(standard_)?n[cdv]\d|^[bv]m\.gpu", name.casefold())
             else []
         )
         raise UnknownNameError("GPU", name, known=machines or known, listing="finegauge gpus")
@@ -154,7 +158,8 @@ def this_gpu(num_gpus: int = 1) -> tuple[str, float]:
     from finegauge.catalogue.machine import only_kind
 
     found, free_bytes = only_kind(num_gpus)
-    size, inner = round(found.total_bytes / 1e9), found.name.partition("[")[2].rstrip("]")
+    unit = GIB if found.name.startswith("Apple") else 1e9
+    size, inner = round(found.total_bytes / unit), found.name.partition("[")[2].rstrip("]")
     for name in (f"{found.name} {size}GB", found.name, found.name.removeprefix("Apple "), inner):
         spec = known_gpu(name)  # inner: "Arcturus GL-XL [AMD Instinct MI100]"
         if spec is not None and found.total_bytes < 1.15 * spec.memory_bytes:
@@ -186,9 +191,8 @@ def counted(text: str) -> tuple[str, int | None]:
             )
         return name.strip(), _count(number, text)
     bare = re.sub(_LENDERS, "", text.strip()[:200])
-    for pattern, held in _BOXES:
-        if box := re.fullmatch(pattern, bare, re.IGNORECASE):
-            return box["name"], held
+    if (boxed := _boxed(bare)) is not None:
+        return boxed
     first, _, rest = bare.partition(" ")
     spoken = f"{_COUNTS.get(first.casefold(), '')} {rest}"  # "two 3090s"
     for written in (text.strip(), bare, spoken):
@@ -198,6 +202,18 @@ def counted(text: str) -> tuple[str, int | None]:
             if found and (known_gpu(named) or is_file(named) or named.casefold() == THIS):
                 return named, _count(found["n"], text)
     return text, None
+
+
+def _boxed(bare: str) -> tuple[str, int] | None:
+    """Return the GPU and number of what is called by its box (DGX H100) or its slice (v5litepod-8)."""
+    for pattern, held in _BOXES:
+        if box := re.fullmatch(pattern, bare, re.IGNORECASE):
+            return box["name"], held
+    found = re.fullmatch(r"(?i)(?:tpu[\s_-]*)?(v4|v5p|v5e|v5litepod|v6e)-([1-9]\d{0,4})", bare)
+    if found is None:
+        return None
+    cores_of_chip = 2 if found[1].casefold() in _BY_CORES else 1
+    return f"TPU {found[1]}", max(1, int(found[2]) // cores_of_chip)
 
 
 def _count(number: str, text: str) -> int:
@@ -247,7 +263,19 @@ def _known(name: str, folder: str) -> GpuSpec | None:
         return _spec(found)
     sized = re.fullmatch(r"(?i)(.{2,80}?)[\s_-]*(\d{1,3}) ?gi?b?", name.strip())  # "RTX 4090 24GB"
     spec = _known(sized[1], folder) if sized else None
+    if sized and spec and spec.vendor == "Apple" and int(sized[2]) in _UNIFIED_GB:
+        return _of_memory(spec, int(sized[2]))
     return spec if sized and spec and round(spec.memory_bytes / 1e9) == int(sized[2]) else None
+
+
+def _of_memory(spec: GpuSpec, num_gb: int) -> GpuSpec:
+    """Return a chip of Apple's with another memory, of which Metal takes a share at most."""
+    share = 0.75 if num_gb > _MOST_AT_TWO_THIRDS_GB else 2 / 3
+    return spec._replace(
+        name=f"{spec.name.rpartition(' ')[0]} {num_gb}GB",
+        memory_bytes=num_gb * 1e9,
+        usable_bytes=num_gb * GIB * share,
+    )
 
 
 def _spellings(name: str) -> Iterator[str]:
@@ -265,6 +293,8 @@ def _spellings(name: str) -> Iterator[str]:
     bare = re.sub(_LENDERS, "", name.strip()[:200])
     yield bare
     yield re.sub(r"[\s_-](\d{2,3})$", r"-\1gb", bare)  # "a100 80"
+    if bare[:1].isdecimal():
+        yield f"RTX {bare}"  # "4090 laptop"
 
 
 def gpus() -> Mapping[str, GpuSpec]:
@@ -426,7 +456,7 @@ def interconnects(gpu: str | None = None, provider: str | None = None) -> tuple[
     )
 
 
-_CLOUDS = ("aws", "azure", "gcp")  # the others price cards, not machines
+_CLOUDS = ("aws", "azure", "gcp", "oci")  # the others price cards, not machines
 
 
 class Machine(NamedTuple):

@@ -22,7 +22,7 @@ _OTHER_VERSION = re.compile(r"\d{1,2}(?:\.\d+)*|[a-z]")  # llama-9, falcon-h1, g
 _OTHER_SHAPES = re.compile(
     r"vl|v|vlm|mm|ov|omni|ocr|\w*(?:vision|visual|multimodal|image|video|audio|speech|voice|tts|asr|llava"
     r"|vila|blip|ultravox|whisper|onevision|idefics|minicpm|internvl|smolvl|bunny|molmo|mamba|rwkv)\w*"
-    r"|e|embed\w*|reward|rm|prm|orm|classif\w*|rerank\w*|colbert|e5|gte|bge|sts|gritlm|nli"
+    r"|e|t|embed\w*|reward|rm|prm|orm|classif\w*|rerank\w*|colbert|e5|gte|bge|sts|gritlm|nli"
     r"|draft|eagle|medusa|speculator|dflash|mtp|moe|frankenmoe|pruned?|pruning|sheared|slim|minitron|shear\w*"
     r"|layers?|depth|upscaled?|expanded|passthrough|franken\w*|bitnet|diffusion|dllm|dream|tiny|mini"
     r"|random|dummy|test|debug|toy|tokenizer|vocab|fast|slerp"
@@ -41,12 +41,15 @@ class _Known(NamedTuple):
     words: frozenset[str]
     row: str
     parameters: int
+    is_own: bool  # the row's own family, not one of a model tuned from it
 
 
 def base_of(name: str) -> str | None:
     """Return the model whose shapes a fine-tune of that name has; None where its name does not tell."""
     words = _words(name)
     found, taken = _families(words)
+    if len(found) > 1:  # Hermes-3-Llama-3.2-3B: a fine-tune's own name beside that of its base
+        found = found - _of_tunes() or found
     sizes = {word for word in words if _SIZE.fullmatch(word)}
     rest = [word for at, word in enumerate(words) if at not in taken]
     if len(found) != 1 or len(sizes) > 1 or any(map(_OTHER_SHAPES.fullmatch, rest)):
@@ -56,6 +59,13 @@ def base_of(name: str) -> str | None:
     if not fits or max(one.parameters for one in fits) > 1.01 * min(one.parameters for one in fits):
         return None
     return max(fits, key=lambda one: (len(one.words & {*words}), -len(one.words), -len(one.row))).row
+
+
+def sizes_of(name: str) -> list[str]:
+    """Return the sizes that the catalogue has of a family named alone (llama3.2), the smallest first."""
+    family = tuple(_words(name))
+    known = {one.size: one.parameters for one in _known() if one.family == family and one.size}
+    return sorted(known, key=known.__getitem__)
 
 
 def _agrees(one: _Known, words: Sequence[str], sizes: set[str]) -> bool:
@@ -88,12 +98,19 @@ def _families(words: Sequence[str]) -> tuple[set[tuple[str, ...]], set[int]]:
 
 def _words(name: str) -> list[str]:
     last = re.sub(r"(?<=\d)_(?=\d)", ".", name.casefold()[:200].rpartition("/")[2])
+    last = re.sub(r"^l(?=3(\.\d)?-\d+b)", "llama-", last)  # L3-8B-Stheno
     return _TOKEN.findall(re.sub(r"^meta-(?=llama)", "", last))
 
 
 @cache
 def _known() -> tuple[_Known, ...]:
     return tuple(_read())
+
+
+@cache
+def _of_tunes() -> frozenset[tuple[str, ...]]:
+    own = {one.family for one in _known() if one.is_own}
+    return frozenset(one.family for one in _known()) - own
 
 
 def _read() -> Iterator[_Known]:
@@ -108,6 +125,5 @@ def _read() -> Iterator[_Known]:
                 family = tuple(words[:at])
                 own = own or family
                 family = own if family[: len(own)] == own else family
-                yield _Known(
-                    family, words[at] if at else "", frozenset(words), row["name"], row["parameters"]
-                )
+                size = words[at] if at else ""
+                yield _Known(family, size, frozenset(words), row["name"], row["parameters"], family == own)

@@ -26,6 +26,7 @@ from finegauge.render.number_format import dollars
 
 if TYPE_CHECKING:
     from finegauge.catalogue.gpus import GpuSpec
+    from finegauge.catalogue.models import ModelFigures
     from finegauge.catalogue.offers import Offer
 
 
@@ -190,7 +191,7 @@ def list_models(pattern: str, *, as_json: bool) -> None:
     rows = [
         [
             figures.name,
-            min(figures.aliases, key=len, default=""),
+            _short_name(figures),
             str(figures.config.get("model_type", "-")),
             units.count(figures.parameters) if figures.parameters else "-",
         ]
@@ -198,6 +199,12 @@ def list_models(pattern: str, *, as_json: bool) -> None:
     ]
     print_table(["name", "short name", "model_type", "parameters"], rows, num_text=3, first_to_go=(2, 1))
     footer(len(found), len(all_models()), "models", "'finegauge models show NAME' counts one")
+
+
+def _short_name(figures: "ModelFigures") -> str:
+    """Return the shortest alias that is the model's own, where it has one, and not that of a fine-tune."""
+    own = figures.name.casefold().rpartition("/")[2].removeprefix("meta-")[:7]
+    return min(figures.aliases, key=lambda alias: (not alias.startswith(own), len(alias)), default="")
 
 
 @models.command("show")
@@ -239,6 +246,7 @@ def show_model(name: str, *, as_json: bool) -> None:
 
 
 @click.command()
+@click.argument("card", default="", metavar="[GPU]")
 @click.option("--gpu", "gpu_name", help="A GPU, or a family: h100 is every H100.")
 @click.option("--provider", help="aws, azure, gcp, lambda, runpod, ...")
 @click.option("--region", help="As the provider writes it: us-east-1.")
@@ -249,6 +257,7 @@ def show_model(name: str, *, as_json: bool) -> None:
 @click.option("--refresh", is_flag=True, help="Fetch today's prices into your cache first.")
 @json_option
 def offers(
+    card: str,
     gpu_name: str | None,
     provider: str | None,
     region: str | None,
@@ -266,7 +275,7 @@ def offers(
     if refresh:
         _refresh(quiet=as_json)
     every = catalogue.offers()
-    found = found_offers(gpu_name or "", provider or "", region or "", gpu_count, spot=spot, sort=sort)
+    found = found_offers(gpu_name or card, provider or "", region or "", gpu_count, spot=spot, sort=sort)
     if as_json:
         print_json(offers_json(found))
         return
@@ -276,8 +285,7 @@ def offers(
         columns,
         [_offer_cells(offer, spot=spot) for offer in shown],
         num_text=4,
-        ends_in_text=True,
-        first_to_go=(3, 1, 5, 4),
+        first_to_go=(3, 1, 5, 4, 7),
     )
     more = "" if len(shown) == len(found) else f", {len(shown)} printed (--limit 0: all)"
     footer(

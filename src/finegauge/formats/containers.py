@@ -240,9 +240,12 @@ def of_engine(words: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
     ]
     mounts = _mounts(value for name, value in told if name in ("-v", "--volume", "-B", "--bind"))
     variables = _variables([value for name, value in told if name in ("-e", "--env")])
-    devices = next((value for name, value in told if name == "--gpus" and "device=" in value), "")
-    if devices:
-        variables["CUDA_VISIBLE_DEVICES"] = devices.replace("device=", "").strip("'\"")
+    asked = next((value for name, value in told if name == "--gpus"), "").strip("'\"")
+    if "device=" in asked or re.fullmatch(r"[1-9]\d?", asked):
+        listed = asked.replace("device=", "").strip("'\"")
+        variables["CUDA_VISIBLE_DEVICES"] = (
+            listed if "device=" in asked else ",".join(map(str, range(int(asked))))
+        )
     return mounts, variables
 
 

@@ -252,10 +252,9 @@ def _of_command(command: Command, place: Place, batch: Mapping[str, Any] = {}) -
             raise FileFormatError(
                 f"{place.name}: {NOT_READ[tool]}; state the run in FineGauge's own fields, such as model."
             )
+        following, by_name = "".join(words[at + 1 : at + 2]), TOOLS.get(tool, {})
         named = word in MODULES or not (at and re.match(r"-[^=]*.(?<!^--)$", words[at - 1]))
-        if tool in TOOLS and named:
-            following = words[at + 1] if len(words) > at + 1 else ""
-            by_name = TOOLS[tool]
+        if tool in TOOLS and (named or (following and following in by_name)):
             program = by_name.get(following) or by_name.get("")
             if program is None:
                 raise _TrainsNothingError(
@@ -378,7 +377,7 @@ def _read(program: Program, line: _Line, script: tuple[str, str] | None = None) 
     warnings += [
         f"{place.name}: what {shown(word)} adds to the command is not known." for word in unknown[:5]
     ]
-    keys, options = ({k: v for k, v in held.items() if k not in unset} for held in (keys, options))
+    keys, options = (place.filled(held, unset) for held in (keys, options))
     keys = _laid_over({**program.keys, **keys}, options)
     if not reader:
         reader = programs.reader_of(told, named) or program.usual

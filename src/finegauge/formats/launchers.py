@@ -66,6 +66,14 @@ class Place:
             path = find_inside(named, self.file, (*CONFIGS, *SCRIPT_ENDINGS))[0]
         return None if path is None else (read_text(path), path)
 
+    def filled(self, keys: Mapping[str, Any], unset: Sequence[str]) -> dict[str, Any]:
+        """Return `keys` less those `unset`, with what is in DeepSpeed's file where the script writes it."""
+        known = {key: value for key, value in keys.items() if key not in unset}
+        named = known.get("deepspeed")
+        text = self.files.get(named.removeprefix("./")) if isinstance(named, str) else None
+        written = parse_yaml(text, str(named)) if text else None
+        return {**known, "deepspeed": written} if isinstance(written, Mapping) else known
+
 
 def options_of(words: Iterable[str], *, hydra: bool = False) -> tuple[dict[str, Any], list[str]]:
     """Return {key: value} of --key value, --key=value, --key a b, --key, key=value; and the other words."""
@@ -103,6 +111,7 @@ def of_slurm(batch: Mapping[str, Any]) -> dict[str, str]:
     told = {
         **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), nodes),
         **dict.fromkeys(("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"), each),
+        "SLURM_GPUS": whole_of(str(batch.get("gpus")).rpartition(":")[2]),
         **{"SLURM_NTASKS_PER_NODE": tasks, "SLURM_NTASKS": nodes and tasks and nodes * tasks},
     }
     return {name: str(value) for name, value in told.items() if value}
@@ -147,7 +156,9 @@ def machine(
     warnings += _layers_apart(_visible(variables) if alone else 0, gpus or 1)
     if gpus is None and isinstance(accelerate, Mapping):
         gpus = whole_of(str(accelerate.get("num_processes")))
-    warnings += () if gpus else _unset(told)
+    each_node = nodes if all_gpus or _launches(launcher) else None
+    warnings += () if gpus else _unset(told, each_node)
+    gpus = gpus or each_node
     rented = of_hub(str(told.get("flavor")))
     block: dict[str, Any] = {**rented, **({"num_gpus": gpus} if gpus else {}), **_card(batch)}
     if gpus and nodes and nodes > 1 and gpus % nodes == 0:
@@ -158,12 +169,14 @@ def machine(
     return block, accelerate
 
 
-def _unset(told: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a warning where the number of GPUs is a variable that nothing sets."""
+def _unset(told: Mapping[str, Any], nodes: int | None) -> Iterator[str]:
+    """Yield a warning where the number of GPUs is a variable that nothing sets, or of nodes alone."""
     given = [told.get(key) for key in ("nnodes", "np", *_GPUS_PER_NODE, *_ACCELERATE)]
     named = [str(one[0] if isinstance(one, list) else one) for one in given]
     if unset := [value for value in named if UNSET.search(value)]:
         yield f"How many GPUs it starts on hangs on {unset[-1]}, which is not told: num_gpus=N says."
+    elif nodes and nodes > 1:
+        yield f"How many GPUs each of {nodes} nodes has is not told: taken as 1; num_gpus=N, of all, says."
 
 
 def _layers_apart(seen: int, processes: int) -> list[str]:

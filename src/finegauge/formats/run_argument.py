@@ -173,7 +173,7 @@ def _known_model(name: str) -> str:
     if "/" in name or name.casefold().endswith(".gguf"):
         return name
     from finegauge.catalogue.models import model, models, named_like
-    from finegauge.catalogue.naming import base_of
+    from finegauge.catalogue.naming import base_of, sizes_of
     from finegauge.formats.model_names import copied
 
     try:
@@ -183,7 +183,10 @@ def _known_model(name: str) -> str:
             return like
         if ((copy := copied(name)) is not None and copy.base) or base_of(name):
             return name
-
+        if len(sizes := sizes_of(name)) > 1:
+            raise InputError(
+                f"{shown(name)} comes in several sizes ({', '.join(sizes)}): name one, as {name}:{sizes[0]}."
+            ) from None
         names = [key for row in models().values() for key in (*row.aliases, row.name)]
         near = did_you_mean(name, [*os.listdir()[:1000], *names])
     raise InputError(

@@ -34,7 +34,7 @@ _CLOSES = {"if": "fi", "while": "done", "until": "done", "for": "done", "select"
 _PARTS = frozenset(
     ("if", "while", "until", "{", "elif", "then", "else", "do", ";;", "esac", *_CLOSES.values())
 )
-_HANDS_ON = frozenset(("tmux", "screen", "ssh", "sbatch", "gcloud", "wsl"))  # a text of theirs is a command
+_HANDS_ON = frozenset(("tmux", "screen", "ssh", "sbatch", "bsub", "gcloud", "wsl"))  # a text is a command
 _IGNORED, _TESTS = {"time", "exec", "nohup", "sudo", "command", "!"}, ("[", "[[", "test", "]", "]]", "!")
 _COMPARED: Mapping[str, Callable[[int, int], bool]] = {
     f"-{name}": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
@@ -499,7 +499,7 @@ class Shell:
         """Return what a dollar sign or a backquote stands for, its text where nothing tells."""
         text = self._text
         if char == "`":
-            return [f"$({self._until('`')})"]
+            return [f"$({inner})" for inner in [self._until("`")] if inner.lstrip()[:1] != "#"]
         following = text[self._at : self._at + 1]
         if (end := text.find("]", self._at)) > 0 and following == "[":  # as sums were once written
             inner, self._at, following = text[self._at + 1 : end], end + 1, "(("

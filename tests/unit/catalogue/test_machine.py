@@ -8,7 +8,7 @@ import pytest
 
 from finegauge.answers.runs import gpu_of_size, on_gpus, on_this_machine
 from finegauge.catalogue import machine
-from finegauge.catalogue.gpus import counted, gpu, this_gpu
+from finegauge.catalogue.gpus import counted, gpu, known_gpu, this_gpu
 from finegauge.catalogue.machine import MIB, GpuHere, gpus_here
 from finegauge.errors import FieldError, InputError, UnknownNameError, UnsupportedError
 from finegauge.prediction.predictor import predict, predict_memory
@@ -157,6 +157,13 @@ def test_apple(put: Put, monkeypatch: pytest.MonkeyPatch) -> None:
     assert this_gpu() == ("Apple M3 Max 128GB", 0.75 * 2**37)
 
 
+def test_a_chip_of_apple_is_known_with_every_memory() -> None:
+    spec = gpu("m3 max 64gb")
+    assert (spec.name, spec.usable_bytes) == ("Apple M3 Max 64GB", 48 * 2**30)
+    assert gpu(spec.name) == spec
+    assert known_gpu("m3 max 80gb") is None
+
+
 def test_what_is_free_is_what_a_run_has(put: Put) -> None:
     put("nvidia-smi", prints(TWO_4090))
     run = Run(model="qwen3-8b", method="lora")
@@ -225,6 +232,10 @@ def test_the_default_is_this_machine(put: Put) -> None:
         ("gb200 nvl72", "gb200", 72),
         ("dgx spark", "dgx spark", None),
         ("dgx a100", "dgx a100", None),  # of 40 GB or of 80 GB
+        ("ND H100 v5", "H100", 8),
+        ("BM.GPU.H100.8", "H100-SXM5-80GB", 8),
+        ("v5litepod-8", "TPU v5litepod", 8),
+        ("tpu-v5p-8", "TPU v5p", 4),  # by its cores
         ("foo xl4", "foo xl4", None),
         ("0 h100", "0 h100", None),
     ],

@@ -21,6 +21,8 @@ from finegauge.formats.reading import read
         ("princeton-nlp/gemma-2-9b-it-SimPO", "google/gemma-2-9b"),
         ("nvidia/Llama-3.1-Nemotron-8B-UltraLong-1M-Instruct", "meta-llama/Llama-3.1-8B-Instruct"),
         ("cognitivecomputations/dolphin-2_6-phi-2", "microsoft/phi-2"),
+        ("NousResearch/Hermes-3-Llama-3.2-3B", "meta-llama/Llama-3.2-3B"),  # beside the tune's own name
+        ("Sao10K/L3-8B-Stheno-v3.2", "meta-llama/Meta-Llama-3-8B"),
         ("somebody/my-phi-4-14b", "microsoft/phi-4"),
         ("somebody/Qwen3-30B-A3B-law", "Qwen/Qwen3-30B-A3B"),
     ],
@@ -36,7 +38,8 @@ def test_a_name_that_states_family_and_size_tells_its_base(name: str, base: str)
         "somebody/llama-8b-law",  # several generations
         "somebody/Qwen2.5-Llama-3.1-8B-merge",  # two families
         "somebody/Llama-3.1-8B-70B-merge",  # two sizes
-        "nvidia/Mistral-NeMo-Minitron-8B-Base",  # cut out of 12 B
+        "google/t5gemma-2b-2b-ul2",  # an encoder too
+        "nvidia/Llama-3.1-Minitron-4B-Depth-Base",  # cut out of 12 B
         "somebody/gemma-4-2b",  # a generation that has other sizes
         "Qwen/Qwen2.5-Omni-7B",
         "somebody/Qwen3-32B-Embedding",

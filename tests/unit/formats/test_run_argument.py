@@ -54,6 +54,7 @@ def test_paths_of_nothing_are_files(path: str) -> None:
 @pytest.mark.parametrize(
     ("argument", "sentence"),
     [
+        ("llama3.2", "several sizes .1b, 3b, 11b, 90b.: name one, as llama3.2:1b"),
         ("qwen3-8", "No file, folder or model named 'qwen3-8'. Did you mean 'qwen3-8b'"),
         ("trian", "Did you mean 'train'"),
         ("Qwen/Qwen3-8", "No model named 'Qwen/Qwen3-8'. Did you mean 'Qwen/Qwen3-8B'"),
