@@ -21,7 +21,8 @@ $\Psi$ trained parameters, N ranks that share W bytes of weights and O bytes of 
     ZeRO-3        3 W/N + 4 psi/N + L          first: W [6]              each: 12 psi/N [6]
 
 Where bitsandbytes quantises while it loads, every process takes the whole model onto its GPU first: the
-`device_map` is the current device where none is given [8].
+`device_map` is the current device where none is given [8]. Before transformers 5 what FSDP and ZeRO-3 divide
+went to the host tensor by tensor.
 
 Every line was held against processes on a CPU (docs/decisions/0022-every-moment.md). Neglected: workers that
 load data, the pinned buffers of DeepSpeed, the page cache that writing fills.

@@ -320,7 +320,10 @@ def _fill_in(values: dict[str, Any]) -> None:
         follows |= {"loading": "sharded", "save_state": "sharded"}
     elif method in QUANTIZED_BY_METHOD:
         divides = values["sharding"] in FSDP and (framework.own_models or framework.fuses_gptq)
-        follows["loading"] = "host" if divides else "device"  # as from_pretrained has it
+        # before 5.0 from_pretrained moved each tensor to the host as soon as it was quantised, where FSDP or
+        # ZeRO-3 divides it later (_load_state_dict_into_meta_model of 4.39 to 4.57)
+        moves = version < (5, 0) and (values["sharding"] in FSDP or values["sharding"] == "zero3")
+        follows["loading"] = "host" if divides or moves else "device"
     elif values["sharding"] == "zero3":
         follows["loading"] = "rank0"
     if packing and values["padding"] == "longest":
