@@ -28,9 +28,10 @@ arXiv:2412.05270 (APOLLO); Zhang et al. 2024, arXiv:2406.16793 (Adam-mini); Defa
 arXiv:2405.15682 (schedule-free); Lv et al. 2023, arXiv:2306.09782 and 2310.10195 (LOMO, AdaLOMO).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from math import ceil, inf, prod
 
+from finegauge.arithmetic import largest
 from finegauge.errors import UnsupportedError
 from finegauge.model.adapters import LAYER_NORMS, Shape, shared_values
 from finegauge.model.blocks import Architecture, Attention, Linear, MixtureOfExperts, Tensor
@@ -191,6 +192,11 @@ class Weights(NamedTuple):
     loop_bytes: float  # the temporaries of an optimizer that takes one tensor after the other
     num_trained_tensors: int = 0
     update_flops: float = 0.0  # of an optimizer that multiplies matrices
+
+
+def fullest(each: Sequence[Weights]) -> Weights:
+    """Return the most of every figure that any of them has."""
+    return Weights(*[largest(*values) for values in zip(*each, strict=True)])
 
 
 def weights_of(

@@ -299,6 +299,8 @@ def held(
     shape = (len(steps), len(sizes[0]), len(members), len(different))
     needed, written = numpy.empty(shape), numpy.empty(shape)
     graph = rank_graph(run, share.whole, stacked(Weights, [one.graph.weights for _, one in members]))
+    stages = zip(*[one.stages for _, one in members], strict=False)  # none where nothing is divided
+    share = share._replace(graph=graph, stages=tuple(stacked(Weights, each) for each in stages))
     nccl = column([calibration.nccl_bytes if one.distributed else 0.0 for _, one in members])
     for place, number in enumerate(steps):
         each = []
@@ -308,9 +310,7 @@ def held(
             each.append(beside_of(own, one))
         first = run if number == ACCUMULATING else variant(run, gradient_accumulation_steps=number)
         own = variant(share.run, gradient_accumulation_steps=number)
-        live = rank_live_set(
-            first, share._replace(run=own, graph=graph), extents, different, _stacked_beside(each)
-        )
+        live = rank_live_set(first, share._replace(run=own), extents, different, _stacked_beside(each))
         peak = live.peak
         on_device = peak + outside_tensors(own, graph, peak, calibration) + Breakdown({("NCCL",): nccl})
         needed[place] = on_device.total

@@ -21,7 +21,7 @@ from finegauge.catalogue.frameworks import framework_of
 from finegauge.data.batch_shape import BatchShape
 from finegauge.model.graph import Graph, build
 from finegauge.model.op import Extents
-from finegauge.model.weights import Weights, optimizer_scratch
+from finegauge.model.weights import Weights, fullest, optimizer_scratch
 from finegauge.prediction.memory import (
     APART,
     EMBEDDING_BACKWARD,
@@ -98,6 +98,7 @@ class Share(NamedTuple):
     expert_fraction: float = 0.0  # of all parameters
     ends: tuple[float, float] = (0.0, 0.0)  # parameters before the layers and after them
     scored_first: bool = False  # it went only forward first: ZeRO-3 then frees what backward needs
+    stages: tuple[Weights, ...] = ()  # what a rank of each pipeline stage holds at rest
 
     @property
     def distributed(self) -> bool:
@@ -134,10 +135,12 @@ def held_by(run: Run) -> Share:
     gradients = gradient_bytes(whole.embedding), gradient_bytes(whole.head)
     inner_gradient = max(0.0, whole.weights.gradient_bytes - sum(gradients))
     experts = of_all / (1.0 - sum(params) / max(1, whole.model.num_parameters))  # of the layers alone
+    stages = _on_stages(run, whole, of_all, params)
     return Share(
         run=computed,
-        graph=whole._replace(weights=_weights_at_rest(run, whole, of_all, params)),
+        graph=whole._replace(weights=fullest(stages)),
         whole=whole,
+        stages=stages,
         expert_fraction=of_all,
         ends=params,
         larger_end_bytes=max(params) * width,
@@ -153,8 +156,8 @@ def held_by(run: Run) -> Share:
 
 def held_likewise(run: Run, share: Share) -> Share:
     """Return `held_by(run)`, of a run that differs from that of `share` in the number of its ranks alone."""
-    rest = _weights_at_rest(run, share.whole, share.expert_fraction, share.ends)
-    return share._replace(graph=share.graph._replace(weights=rest))
+    stages = _on_stages(run, share.whole, share.expert_fraction, share.ends)
+    return share._replace(graph=share.graph._replace(weights=fullest(stages)), stages=stages)
 
 
 def expert_copies(run: Run) -> int:
@@ -445,16 +448,18 @@ def _value_bytes(run: Run, graph: Graph) -> float:
     return float(graph.lowering.adapter_bytes if run.trains_adapters else graph.lowering.weight_bytes)
 
 
-def _weights_at_rest(
-    run: Run, whole: Graph, experts: float, ends: tuple[float, float], stage: int | None = None
-) -> Weights:
-    """Return what one rank of a stage, or of the fullest, holds of the weights and of what they train with.
+def _on_stages(run: Run, whole: Graph, experts: float, ends: tuple[float, float]) -> tuple[Weights, ...]:
+    """Return what a rank of each pipeline stage holds at rest.
 
     Of all parameters `experts` is the share of the routed experts; `ends` are those before and after layers.
     """
-    if stage is None:
-        each = [_weights_at_rest(run, whole, experts, ends, one) for one in range(run.pipeline_parallel)]
-        return Weights(*[largest(*values) for values in zip(*each, strict=True)])
+    each = [stage_shares(run, whole, ends, experts, stage) for stage in range(run.pipeline_parallel)]
+    found = {shares: _weights_at_rest(run, whole, experts, shares) for shares in dict.fromkeys(each)}
+    return tuple([found[shares] for shares in each])
+
+
+def _weights_at_rest(run: Run, whole: Graph, experts: float, shares: tuple[float, float, float]) -> Weights:
+    """Return what one rank holds of the weights and of what they train with, by the shares of its stage."""
     held, degree = whole.weights, float(shard_degree(run))
     wide = 2.0 if keeps_fp32_shards(run) else 1.0
     trained = held.trained_params + held.adapter_params
@@ -469,7 +474,7 @@ def _weights_at_rest(
     apart = float(expert_shard_degree(run))
     if experts:
         routed = experts / (run.expert_parallel * expert_tensor(run))
-    of_weights, of_trained, of_experts = stage_shares(run, whole, ends, experts, stage)
+    of_weights, of_trained, of_experts = shares
 
     def part(of: float, shared: bool) -> Any:
         """Return a rank's part of what a stage has `of`: whole, or divided over those who share it."""
@@ -494,11 +499,6 @@ def _weights_at_rest(
         loop_bytes=held.loop_bytes / degree,
         update_flops=held.update_flops * states_part,
     )
-
-
-def _on_stage(run: Run, share: Share, stage: int) -> Weights:
-    held, of = share.graph.weights, (share.expert_fraction, share.ends, stage)
-    return _weights_at_rest(run, share.whole, *of) if run.pipeline_parallel > 1 else held
 
 
 def rank_graph(run: Run, whole: Graph, rest: Weights) -> Graph:
@@ -562,7 +562,7 @@ def rank_live_set(
     keeping = run.activation_checkpointing == "none"
     passing = beside_layers(beside.messages, share.graph, extents, stream, keeping=keeping)
     for stage, (place, one) in stage_graphs(run, share.graph).items():
-        graph = one._replace(weights=_on_stage(run, share, place))
+        graph = one._replace(weights=share.stages[place]) if run.pipeline_parallel > 1 else one
         live = live_set(share.run, graph, extents, cublas, update, ends_apart=bool(gathered))
         for name, held in live.phases.items():
             phases[name + stage] = held + Breakdown(gathered[name]) if name in gathered else held
