@@ -12,7 +12,8 @@ from finegauge.prediction.predictor import predict
 from finegauge.run.run import Run
 
 TIMED = [name for name, one in gpus().items() if {"bf16", "fp16"} & set(one.flops_per_s)]
-STEP = 1.21  # a tile of 8 rows more where 16 filled theirs, on what has few FLOPs to a byte (1080 Ti)
+STEP = 1.2  # a tile of 8 rows more where 16 filled theirs, on what has few FLOPs to a byte (P100)
+STEPS = {"GTX 1080 Ti": 1.21}  # which has fewest
 SHARE = 1.06  # of what a step takes, by waves of tiles
 
 
@@ -39,7 +40,9 @@ def generated_s(name: str, rows: int, **fields: Any) -> float:
 def test_a_user_more_is_no_cliff(name: str) -> None:
     """H20's tokens took 1.7 times as long with 17 users as with 16."""
     for rows in (1, 8, 15, 16, 31, 32, 63, 64):
-        assert generated_s(name, rows + 1) < STEP * (rows + 1) / rows * generated_s(name, rows), rows
+        assert generated_s(name, rows + 1) < STEPS.get(name, STEP) * (rows + 1) / rows * generated_s(
+            name, rows
+        ), rows
     for few, many in pairwise((1, 2, 4, 8, 16, 32, 64, 128)):
         assert generated_s(name, few) <= 1.001 * generated_s(name, many)
         assert generated_s(name, many) < SHARE * many / few * generated_s(name, few), many

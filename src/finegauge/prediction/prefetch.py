@@ -87,7 +87,7 @@ def worst_of_forward(
     """Return the worst of a forward pass, `held` at its end with its largest message.
 
     Of ZeRO-3 that is its end, with its last message; where the last full one goes, in a layer, with
-    `passing_bytes` beside what is kept; or its beginning, where what it frees is there still. Under FSDP2 a
+    `passing_bytes` beside what is kept; or its beginning, before it has freed any weights. Under FSDP2 a
     layer's message, of `layer_bytes` (0: none is gathered after another), stays until the tensors of the next
     have been copied out of theirs, for a name holds it (`wait_for_unshard` of torch 2.13's
     _fsdp_param_group.py). So a layer is there three times, beside the states that the model's code holds.

@@ -459,7 +459,7 @@ def _on_stages(run: Run, whole: Graph, experts: float, ends: tuple[float, float]
 
 
 def _weights_at_rest(run: Run, whole: Graph, experts: float, shares: tuple[float, float, float]) -> Weights:
-    """Return what one rank holds of the weights and of what they train with, by the shares of its stage."""
+    """Return the weights, gradients and states of one rank at rest, by the shares of its stage."""
     held, degree = whole.weights, float(shard_degree(run))
     wide = 2.0 if keeps_fp32_shards(run) else 1.0
     trained = held.trained_params + held.adapter_params
