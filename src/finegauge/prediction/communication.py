@@ -144,10 +144,12 @@ def forward_communication(
     slack_s: float,
     network: Network,
     calibration: Calibration,
+    fetched_s: float = 0.0,
 ) -> dict[str, float]:
     """Return what shows of one pass that only goes forward, by kind, in seconds.
 
-    The rank computes `compute_s`, of which the device waits `slack_s` for its host.
+    The rank computes `compute_s`, of which the device waits `slack_s` for its host; for weights that lie
+    there it waits `fetched_s`, beside which the host goes on.
     """
     tally = _Tally(calibration)
     if network.in_turn(run):
@@ -164,7 +166,7 @@ def forward_communication(
         tally.overlapped([one for one in priced if one[0].beside == name], beside_s, 1.0)
     if any(message.what == "weights" and message.beside for message in messages):
         wait_s = calibration.module_wait_s if run.sharding == "zero3" else calibration.unit_wait_s
-        hidden_s = compute_s + tally.shown_s
+        hidden_s = compute_s + fetched_s + tally.shown_s
         tally.shown("host waits", max(0.0, stage_layers(run, share.graph.model) * wait_s - hidden_s))
     tally.shown("slows computation", tally.lost_s)
     return {path[-1]: seconds for path, seconds in Breakdown.add_up(tally.parts).parts.items()}

@@ -306,15 +306,15 @@ def _add_waits(
     """
     if asked.network is None or not times:
         return
+    fetched = fetched_s(asked.run, share, one.compute_s, asked.network) if fetches else 0.0
     if fetches and weights_on_host(asked.run):
-        seconds = times * fetched_s(asked.run, share, one.compute_s, asked.network)
-        clock.parts.append(((stage, "communication", "weights from the host"), seconds))
+        clock.parts.append(((stage, "communication", "weights from the host"), times * fetched))
     if not messages:
         return
     device = asked.device
     slack_s = 0.0 if device.host_in_readings else one.host_bound_s
     shown = forward_communication(
-        asked.run, share, messages, one.compute_s, slack_s, asked.network, device.calibration
+        asked.run, share, messages, one.compute_s, slack_s, asked.network, device.calibration, fetched
     )
     clock.parts += [((stage, "communication", name), times * seconds) for name, seconds in shown.items()]
 
