@@ -13,9 +13,8 @@ CONFIGS = (".yaml", ".yml", ".json", ".toml")
 SHELL_ENDINGS = (".sh", ".bash", ".zsh", ".fish", ".slurm", ".sbatch")
 SCRIPT_ENDINGS = (".py", *SHELL_ENDINGS)
 ALLOC_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the newer name first
-_WORKING = re.compile(
-    r"^(\./|/content/|/kaggle/working/)"
-)  # where a script, or a notebook of a cloud, starts
+# where a script, or a notebook of a cloud, starts
+_WORKING = re.compile(r"^(\./|/content/|/kaggle/working/)")
 UNSET = re.compile(r"\$[\w({@]|`")
 # Options of launchers that programs take too, for the launcher that they start.
 OF_LAUNCHERS = (
@@ -74,7 +73,7 @@ class Place:
         """Return `keys` less those `unset`, with what is in DeepSpeed's file where the script writes it."""
         known = {key: value for key, value in keys.items() if key not in unset}
         named = known.get("deepspeed")
-        text = self.files.get(named.removeprefix("./")) if isinstance(named, str) else None
+        text = self.files.get(_WORKING.sub("", named)) if isinstance(named, str) else None
         written = parse_yaml(text, str(named)) if text else None
         return {**known, "deepspeed": written} if isinstance(written, Mapping) else known
 
