@@ -34,6 +34,16 @@ SMALL: dict[str, dict[str, Any]] = {
     "electra": {**SIZES, "embedding_size": 64},
     "mpnet": SIZES,
     "albert": {**SIZES, "embedding_size": 64},
+    "deberta-v2": {
+        **SIZES,
+        "pooler_hidden_size": 128,
+        "relative_attention": True,
+        "position_buckets": 32,
+        "norm_rel_ebd": "layer_norm",
+        "share_att_key": True,
+        "pos_att_type": ["p2c", "c2p"],
+        "position_biased_input": False,
+    },
     "nomic_bert": SIZES,
     "distilbert": {**SIZES, **DISTIL},
     "modernbert": {**SIZES, "local_attention": 32, "cls_token_id": 1, "sep_token_id": 2},
@@ -136,7 +146,18 @@ def linears(model: Any, part: str = "") -> list[str]:
     "ending", ["ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "Model"]
 )
 @pytest.mark.parametrize(
-    "family", ["Bert", "Roberta", "XLMRoberta", "MPNet", "Albert", "NomicBert", "DistilBert", "ModernBert"]
+    "family",
+    [
+        "Bert",
+        "Roberta",
+        "XLMRoberta",
+        "MPNet",
+        "Albert",
+        "DebertaV2",
+        "NomicBert",
+        "DistilBert",
+        "ModernBert",
+    ],
 )
 def test_a_config_is_counted_as_the_class_that_it_names(family: str, ending: str) -> None:
     named = getattr(transformers, f"{family}{ending}")
@@ -185,7 +206,17 @@ METHODS = {
     "lora-checkpointed": {**LORA, **CHECKPOINTED},
 }
 OTHERS = (
-    *("bert", "roberta", "electra", "mpnet", "albert", "nomic_bert", "distilbert", "modernbert"),
+    *(
+        "bert",
+        "roberta",
+        "electra",
+        "mpnet",
+        "albert",
+        "deberta-v2",
+        "nomic_bert",
+        "distilbert",
+        "modernbert",
+    ),
     "qwen3",
 )
 

@@ -146,7 +146,10 @@ def gpu(name: str) -> GpuSpec:
             if re.search(r"\d\.\d*x|^ml\.|_v\d$|-\d+g$|^(standard_)?n[cdv]\d|^[bv]m\.gpu", name.casefold())
             else []
         )
-        raise UnknownNameError("GPU", name, known=machines or known, listing="finegauge gpus")
+        instead = ", or describe yours in a YAML file (--gpu mine.yaml; docs/adding-a-gpu.md)"
+        raise UnknownNameError(
+            "GPU", name, known=machines or known, listing="finegauge gpus", instead=instead
+        )
     return found
 
 

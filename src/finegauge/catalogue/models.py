@@ -25,6 +25,7 @@ _OTHERWISE = {
     **{"llama4_e16": "llama-4-scout", "llama4_e128": "llama-4-maverick", "mistral_nemo_12b": "mistral-nemo"},
     **{"glm45_355b": "glm-4.5", "glm45_air_106b": "glm-4.5-air", "nemotron3_8b": "nemotron-3-8b-base-4k-hf"},
     **{f"deepseek-r1-{size}b": f"deepseek-r1-distill-qwen-{size}b" for size in ("1.5", "7", "14", "32")},
+    **{"deepseek-r1-671b": "deepseek-r1", "phi3-14b": "phi-3-medium-4k-instruct"},
     **{"deepseek-r1-8b": "deepseek-r1-0528-qwen3-8b", "deepseek-r1-70b": "deepseek-r1-distill-llama-70b"},
 }
 # Names of what nobody can fine-tune here, by their last part: why.
