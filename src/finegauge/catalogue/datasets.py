@@ -116,6 +116,12 @@ def dataset(name_or_path: str) -> Dataset:
     return found
 
 
+def samples_in(name: str) -> int | None:
+    """Return how many samples a data set of the catalogue has, its lengths known or not; open no file."""
+    found = _of_user(home()).get(_fold(name)) or _shipped(_fold(name))
+    return found.num_samples if found else None
+
+
 def holds_texts(name: str, *, has_tokenizer: bool) -> bool:
     """Return whether a data set's name is that of texts on disk, and not of lengths or of the catalogue.
 
