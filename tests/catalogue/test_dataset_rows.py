@@ -56,7 +56,7 @@ def test_a_printed_deviation_is_kept() -> None:
     mean = found.mean_tokens or 0.0
     variance = sum(count * (length - mean) ** 2 for length, count in found.lengths) / found.num_samples
     assert variance**0.5 == pytest.approx(258.45, rel=0.03)
-    assert found.median_tokens < mean < (found.max_tokens or 0)
+    assert (found.median_tokens or 0) < mean < (found.max_tokens or 0)
 
 
 def test_every_mean_has_a_page_that_prints_it() -> None:

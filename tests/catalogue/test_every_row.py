@@ -27,7 +27,7 @@ Row = Mapping[str, str]
 RANGES: Mapping[str, tuple[float, float]] = {
     "memory_bytes": (6e9, 512e9),
     "usable_bytes": (5e9, 420e9),
-    "memory_bytes_per_s": (190e9, 8e12),
+    "memory_bytes_per_s": (60e9, 8e12),
     "l2_bytes": (2e6, 256e6),
     "num_sms": (20, 320),
     "boost_hz": (1e9, 3e9),

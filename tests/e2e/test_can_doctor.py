@@ -27,7 +27,13 @@ def found(command: str, *words: str) -> dict[str, Any]:
 def test_what_fits_is_what_max_batch_and_check_say() -> None:
     (card,) = found("can", "Qwen/Qwen3-8B", "--gpu", "4090")["results"]
     assert (card["gpu"], card["num_gpus"]) == ("RTX 4090", 1)
-    by_method = {one["method"]: one for one in card["methods"] if one["cpu_offload"] == "none"}
+    whole = [one for one in card["methods"] if one["cpu_offload"] == "none"]
+    by_method = {one["method"]: one for one in whole if not one["kernels"]}
+    for fused in [one for one in whole if one["kernels"]]:  # whose logits are never there whole
+        assert fused["kernels"] == ["unsloth"]
+        plainly = by_method[fused["method"]]["lengths"]
+        more = [one["safe_micro_batch_size"] for one in fused["lengths"]]
+        assert more[2] > plainly[2]["safe_micro_batch_size"] > 0
     for method in ("qlora", "lora"):
         at = {one["seq_len"]: one for one in by_method[method]["lengths"]}
         words = ("Qwen/Qwen3-8B", f"method={method}", "seq_len=1024", "dataset=", "--gpu", "4090")
@@ -53,10 +59,10 @@ def test_what_fits_several_gpus_is_a_table() -> None:
     lines = done.out.splitlines()
     assert lines[0].startswith("Qwen3-32B on 2 x RTX 4090 at 2,048 tokens: QLoRA is safe, LoRA does not fit")
     assert lines[0].endswith("full only with offload.")
-    heads = [line.split("  ")[0] for line in lines[3:11]]
+    heads = [line.split("  ")[0] for line in lines[3:13]]
     assert heads[0] == "2 x RTX 4090"
-    assert {"QLoRA", "QLoRA, FSDP", "LoRA", "LoRA, FSDP", "full, FSDP"} <= set(heads)
-    row = next(line for line in lines if line.startswith("QLoRA, FSDP"))
+    assert {"QLoRA", "QLoRA, FSDP", "QLoRA, FSDP, Liger", "LoRA", "LoRA, FSDP", "full, FSDP"} <= set(heads)
+    row = next(line for line in lines if line.startswith("QLoRA, FSDP "))
     assert re.search(r"QLoRA, FSDP +\d+( \(\d+\))? .* no +no ", row)
     assert all(len(line) <= 100 for line in lines)
 

@@ -34,12 +34,30 @@ SMALL: dict[str, dict[str, Any]] = {
     "electra": {**SIZES, "embedding_size": 64},
     "mpnet": SIZES,
     "albert": {**SIZES, "embedding_size": 64},
+    "deberta-v2": {
+        **SIZES,
+        "pooler_hidden_size": 128,
+        "relative_attention": True,
+        "position_buckets": 32,
+        "norm_rel_ebd": "layer_norm",
+        "share_att_key": True,
+        "pos_att_type": ["p2c", "c2p"],
+        "position_biased_input": False,
+    },
     "nomic_bert": SIZES,
     "distilbert": {**SIZES, **DISTIL},
     "modernbert": {**SIZES, "local_attention": 32, "cls_token_id": 1, "sep_token_id": 2},
     "llama": {**SIZES, **GROUPED},
     "qwen3": {**SIZES, **GROUPED, "head_dim": 32},
     "gemma2": {**SIZES, **GROUPED, "head_dim": 32},
+    "gemma3_text": {  # EmbeddingGemma
+        **SIZES,
+        **GROUPED,
+        "head_dim": 32,
+        "num_hidden_layers": 6,
+        "sliding_window": 32,
+        "use_bidirectional_attention": True,
+    },
 }
 for figures in SMALL.values():
     figures |= {"bos_token_id": 1, "eos_token_id": 2}
@@ -58,6 +76,7 @@ CASES = [
     for task in CLASSES
     if not (model_type in DECODERS and task == "masked_lm")
     and not (model_type in ("gemma2", "nomic_bert") and task == "question_answering")
+    and not (model_type == "gemma3_text" and task != "embedding")
 ]
 BATCH, LENGTH, LABELS = 3, 64, 5
 
@@ -136,7 +155,18 @@ def linears(model: Any, part: str = "") -> list[str]:
     "ending", ["ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "Model"]
 )
 @pytest.mark.parametrize(
-    "family", ["Bert", "Roberta", "XLMRoberta", "MPNet", "Albert", "NomicBert", "DistilBert", "ModernBert"]
+    "family",
+    [
+        "Bert",
+        "Roberta",
+        "XLMRoberta",
+        "MPNet",
+        "Albert",
+        "DebertaV2",
+        "NomicBert",
+        "DistilBert",
+        "ModernBert",
+    ],
 )
 def test_a_config_is_counted_as_the_class_that_it_names(family: str, ending: str) -> None:
     named = getattr(transformers, f"{family}{ending}")
@@ -185,7 +215,17 @@ METHODS = {
     "lora-checkpointed": {**LORA, **CHECKPOINTED},
 }
 OTHERS = (
-    *("bert", "roberta", "electra", "mpnet", "albert", "nomic_bert", "distilbert", "modernbert"),
+    *(
+        "bert",
+        "roberta",
+        "electra",
+        "mpnet",
+        "albert",
+        "deberta-v2",
+        "nomic_bert",
+        "distilbert",
+        "modernbert",
+    ),
     "qwen3",
 )
 

@@ -158,6 +158,7 @@ MOST_SEQUENCES = 64
 ORIGIN = "what fits"
 _WHOLE: dict[str, Any] = {"sharding": "none", "cpu_offload": "none"}
 _FSDP: dict[str, Any] = {"sharding": "fsdp", "cpu_offload": "none"}
+_FUSED: dict[str, Any] = {"loss": "fused"}  # beside the trainer's own kernels
 _OFFLOADED: dict[str, Any] = {"sharding": "zero3", "cpu_offload": "all"}
 
 
@@ -175,6 +176,7 @@ class FitsWith(NamedTuple):
     method: str
     sharding: str
     cpu_offload: str
+    kernels: tuple[str, ...]  # fused ones, the loss among them: Unsloth's on one GPU, Liger's on several
     lengths: tuple[FitsAt, ...]
     host_bytes: float | None  # of the host memory of a node; None where nothing is offloaded
     tokens_per_s: float | None  # of all GPUs, at the run's seq_len and the largest safe micro-batch
@@ -212,13 +214,15 @@ def _on(run: Run, heard: "Heard | None") -> FitsOn:
 
             heard(Progress(method, number, len(ways)))
         found.append(_with(run, method, place, lengths))
+    found = [way for way in found if not (way.kernels and way.reason)]  # none for this model
     return FitsOn(str(run.gpu), run.num_gpus, gpu_of(run).usable_bytes, tuple(found))
 
 
 def _ways(run: Run) -> list[tuple[str, dict[str, Any]]]:
     """Return methods, the smallest first, each as whole copies and divided over the GPUs where it can be."""
     places = (_WHOLE, _FSDP) if run.num_gpus > 1 else (_WHOLE,)
-    adapters = [(method, place) for method in ("qlora", "lora") for place in places]
+    fused = {**places[-1], **_FUSED, "kernels": ("unsloth",) if run.num_gpus == 1 else ("liger",)}
+    adapters = [(method, place) for method in ("qlora", "lora") for place in (*places, fused)]
     return [*adapters, ("full", places[-1]), ("full", _OFFLOADED)]
 
 
@@ -229,6 +233,7 @@ def _lengths(run: Run) -> list[int]:
 
 
 def _with(run: Run, method: str, place: dict[str, Any], lengths: Sequence[int]) -> FitsWith:
+    way = method, place["sharding"], place["cpu_offload"], place.get("kernels", ())
     try:
         asked = run.replace(
             ORIGIN, method=method, dataset=None, micro_batch_size=1, gradient_accumulation_steps=1,
@@ -243,9 +248,9 @@ def _with(run: Run, method: str, place: dict[str, Any], lengths: Sequence[int]) 
         safe = borders[run.seq_len].safe_value
         rate = predict(asked.replace(ORIGIN, micro_batch_size=safe)).tokens_per_s if safe else None
     except FineGaugeError as error:
-        return FitsWith(method, place["sharding"], place["cpu_offload"], (), None, None, str(error))
+        return FitsWith(*way, (), None, None, str(error))
     host_bytes = None
     if place["cpu_offload"] != "none":
         per_node = asked.num_gpus // asked.num_nodes
         host_bytes = kept_on_host(asked, share_of(asked)).total * per_node
-    return FitsWith(method, place["sharding"], place["cpu_offload"], fits, host_bytes, rate, "")
+    return FitsWith(*way, fits, host_bytes, rate, "")

@@ -2,8 +2,8 @@
 
 Padding, packing and truncation follow from the histogram. Where only a mean was published, and perhaps a
 deviation, lengths are log-normal about it, and the interval of times is wider; data sets with only a
-median are listed, but refused where lengths are needed. Lengths depend on the tokenizer and the
-template, which each row states.
+median, or a number of samples alone, are listed, but refused where lengths are needed. Lengths depend on the
+tokenizer and the template, which each row states.
 
 A histogram's order statistics stand in closed form. With F the share of sequences no longer than l, after
 cutting at the cut-off and rounding up to the padding multiple, the longest of B sequences drawn together has
@@ -60,11 +60,13 @@ class Dataset(NamedTuple):
     aliases: tuple[str, ...]
     num_samples: int
     lengths: tuple[tuple[int, int], ...]  # (tokens, how many examples), shortest first; () if only a summary
-    median_tokens: int
+    median_tokens: int | None  # None of a count
     tokenizer: str  # under which tokenizer and template the tokens were counted
     source: str
     checked: str
-    kind: str = "histogram"  # "mean": spread about a published mean; "summary": a median alone
+    kind: str = (
+        "histogram"  # "mean": spread about a published one; "summary": a median; "count": samples alone
+    )
 
     @classmethod
     def of_lengths(cls, name: str, lengths: Sequence[tuple[int, int]], **others: Any) -> "Dataset":
@@ -97,16 +99,27 @@ def dataset(name_or_path: str) -> Dataset:
     key = _fold(name_or_path)
     found = _of_user(home()).get(key) or _shipped(key) or _of_mean(key)
     if found is None:
-        instead = ", or state dataset=none, which takes every sequence as seq_len long"
+        instead = (
+            ", give its file, or state dataset=none, which takes every sequence as seq_len long, or "
+            "dataset=instructions-of-N-tokens, N their mean length"
+        )
         raise UnknownNameError(
             "data set", name_or_path, known=datasets(), listing="finegauge datasets", instead=instead
         )
     if not found.lengths:
+        median = f"the median length ({found.median_tokens} tokens)" if found.median_tokens else ""
         raise UnsupportedError(
-            f"Of {found.name} only the median length ({found.median_tokens} tokens) is published; "
-            f"give a CSV file of 'length,count' lines as the data set, or state dataset=none."
+            f"Of {found.name} only {median or 'the number of samples'} is known: give its file, or "
+            f"dataset=none num_samples={found.num_samples} (all as long as seq_len, an upper bound), or "
+            f"dataset=instructions-of-N-tokens num_samples={found.num_samples}, N their mean length."
         )
     return found
+
+
+def samples_in(name: str) -> int | None:
+    """Return how many samples a data set of the catalogue has, its lengths known or not; open no file."""
+    found = _of_user(home()).get(_fold(name)) or _shipped(_fold(name))
+    return found.num_samples if found else None
 
 
 def holds_texts(name: str, *, has_tokenizer: bool) -> bool:

@@ -56,7 +56,7 @@ _COUNTED = (
 )
 _COUNTS = {"one": 1, "single": 1, "two": 2, "dual": 2, "three": 3, "four": 4, "quad": 4, "eight": 8}
 _BOXES = (  # how many GPUs are in what is called so, which its name leaves unsaid
-    (r"[dh]gx[\s_-]+(?P<name>h[12]00|b[23]00)", 8),
+    (r"[dh]gx[\s_-]+(?P<name>a100[\s_-]*[48]0gb|h[12]00|b[23]00)", 8),
     (r"(?P<name>gb[23]00)[\s_-]*nvl[\s_-]*72", 72),
     (r"nd[\s_-]*(?P<name>h[12]00|mi300x)[\s_-]*v5", 8),  # Azure's series
 )
@@ -139,6 +139,11 @@ def gpu(name: str) -> GpuSpec:
     if name.endswith((".yaml", ".yml")):
         return _from_file(name)
     found = known_gpu(name)
+    if found is None and name.casefold() == "cpu":
+        raise FieldError(
+            "A processor is timed, not looked up: run 'finegauge micro --device cpu' once, then ask with "
+            "--gpu here."
+        )
     if found is None:
         known = [key for spec in gpus().values() for key in (spec.name, *spec.aliases)]
         machines = (
@@ -146,7 +151,10 @@ def gpu(name: str) -> GpuSpec:
             if re.search(r"\d\.\d*x|^ml\.|_v\d$|-\d+g$|^(standard_)?n[cdv]\d|^[bv]m\.gpu", name.casefold())
             else []
         )
-        raise UnknownNameError("GPU", name, known=machines or known, listing="finegauge gpus")
+        instead = ", or describe yours in a YAML file (--gpu mine.yaml; docs/adding-a-gpu.md)"
+        raise UnknownNameError(
+            "GPU", name, known=machines or known, listing="finegauge gpus", instead=instead
+        )
     return found
 
 

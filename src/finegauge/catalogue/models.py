@@ -25,6 +25,9 @@ _OTHERWISE = {
     **{"llama4_e16": "llama-4-scout", "llama4_e128": "llama-4-maverick", "mistral_nemo_12b": "mistral-nemo"},
     **{"glm45_355b": "glm-4.5", "glm45_air_106b": "glm-4.5-air", "nemotron3_8b": "nemotron-3-8b-base-4k-hf"},
     **{f"deepseek-r1-{size}b": f"deepseek-r1-distill-qwen-{size}b" for size in ("1.5", "7", "14", "32")},
+    **{"phi3-14b": "phi-3-medium-4k-instruct", "deepseek-coder-v2-16b": "deepseek-coder-v2-lite-instruct"},
+    **{"openchat-7b": "openchat_3.5", "aya-8b": "aya-23-8b", "aya-35b": "aya-23-35b"},
+    **{"snowflake-arctic-embed-335m": "snowflake-arctic-embed-l"},
     **{"deepseek-r1-8b": "deepseek-r1-0528-qwen3-8b", "deepseek-r1-70b": "deepseek-r1-distill-llama-70b"},
 }
 # Names of what nobody can fine-tune here, by their last part: why.
@@ -130,8 +133,18 @@ def named_like(name: str) -> str | None:
     wanted, whole = _squeezed(plain), re.sub(r"[^a-z0-9]", "", plain.casefold())
     ours = [row.name for row in models().values() if wanted in map(_squeezed, (row.name, *row.aliases))]
     if not ours or not wanted:
-        return None
+        return _of_size(plain.casefold())
     return min(ours, key=lambda one: (not re.sub(r"[^a-z0-9]", "", one.casefold()).endswith(whole), len(one)))
+
+
+def _of_size(name: str) -> str | None:
+    """Return the model called so but for its size, which is stated and its own (Ollama's devstral:24b)."""
+    stated = re.fullmatch(r"(.+)-(\d{1,4}(?:\.\d+)?)([bt])", name)
+    found = _known(stated[1]) if stated else None
+    if stated is None or found is None or not found.parameters:
+        return None
+    size = float(stated[2]) * (1e9 if stated[3] == "b" else 1e12)
+    return found.name if abs(size / found.parameters - 1) < 0.06 else None
 
 
 def _squeezed(name: str) -> str:

@@ -29,6 +29,10 @@ _OTHER_SHAPES = re.compile(
     r"|chinese|japanese|korean|tamil|telugu|hindi|arabic|hebrew|thai|vietnamese|turkish|persian|russian"
     r"|greek|portuguese|indonesian|ja|jp|ko|zh|ar|ru|tr|vi|hi|th"
 )
+# What a quantised copy says: its weights are not its base's, however its name goes on.
+_QUANTIZED = re.compile(
+    r"gptq|awq|gg(uf|ml)|exl[23]|bnb|(?<!\d)[2-8][-_ ]?bit|(nv|mx)fp4|int[48]|fp8|w[48]a(8|16)"
+)
 _NO_BASE = (("llama",), ("qwen",))  # words that several generations share
 _UNSIZED = ("phi-2", "phi-4", "phi-3-mini", "phi-3.5-mini", "phi-3-medium", "phi-4-mini", "mistral-nemo")
 
@@ -46,6 +50,8 @@ class _Known(NamedTuple):
 
 def base_of(name: str) -> str | None:
     """Return the model whose shapes a fine-tune of that name has; None where its name does not tell."""
+    if _QUANTIZED.search(name.casefold()[:200]):
+        return None
     words = _words(name)
     found, taken = _families(words)
     if len(found) > 1:  # Hermes-3-Llama-3.2-3B: a fine-tune's own name beside that of its base

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from finegauge.cli.run_options import json_option, listing_option, progress_bar, runs, say, show
+from finegauge.cli.run_options import (
+    json_option,
+    listing_option,
+    offline_option,
+    progress_bar,
+    runs,
+    say,
+    show,
+)
 from finegauge.errors import FieldError, InputError, UnknownKeyError, UnknownNameError, shown
 
 if TYPE_CHECKING:
@@ -135,6 +143,7 @@ MOST_DRAWN = 12  # comparisons in one figure
     help="Rank them by what matters to you: speed=2,memory=1,energy=1.",
 )  # fmt: skip
 @click.option("--figure", metavar="FILE", default="", help="Draw it: a .png, and an .svg beside it.")
+@offline_option
 @json_option
 def compare(
     paths: tuple[str, ...], *, gpu: str, baseline: str, places: tuple[str, ...], weights: str, figure: str,

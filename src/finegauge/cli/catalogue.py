@@ -326,7 +326,12 @@ def _offer_cells(offer: "Offer", *, spot: bool) -> list[str]:
 # --- datasets
 
 BINS = 12  # of a data set's lengths
-KNOWN_AS = {"histogram": "histogram", "mean": "mean, spread", "summary": "median only"}
+KNOWN_AS = {
+    "histogram": "histogram",
+    "mean": "mean, spread",
+    "summary": "median only",
+    "count": "samples only",
+}
 
 
 @click.group(cls=ListByDefault)
@@ -349,7 +354,7 @@ def list_datasets(pattern: str, *, as_json: bool) -> None:
         [
             each.name,
             f"{each.num_samples:,}",
-            str(each.median_tokens),
+            number(each.median_tokens),
             number(each.mean_tokens),
             number(each.max_tokens),
             KNOWN_AS[each.kind],
@@ -373,7 +378,7 @@ def show_dataset(name: str, *, as_json: bool) -> None:
         return
     rows = {
         "examples": f"{found.num_samples:,}",
-        "tokens": f"median {found.median_tokens}, mean {number(found.mean_tokens)}, "
+        "tokens": f"median {number(found.median_tokens)}, mean {number(found.mean_tokens)}, "
         f"longest {number(found.max_tokens)}",
         "known as": KNOWN_AS[found.kind] + (": log-normal about it" if found.kind == "mean" else ""),
         "counted with": found.tokenizer,

@@ -14,7 +14,7 @@ import os
 from typing import Any
 
 from finegauge.documents import parse_yaml, read_text
-from finegauge.errors import FieldError, InputError, UnknownNameError, shown
+from finegauge.errors import FieldError, InputError, UnknownNameError, UnsupportedError, shown
 from finegauge.formats import launcher_files, model_keys, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, always, key, model_key
 from finegauge.formats.sheet import ACCELERATE, DEEPSPEED, Sheet, dataset_name, refuse
@@ -273,7 +273,7 @@ def _look_up(name: str, reading: Reading, *, strict: bool) -> tuple[str | None, 
 
     A file of texts that the command line names is one of its own; a tokenizer says how long they are.
     """
-    from finegauge.catalogue.datasets import dataset, holds_texts
+    from finegauge.catalogue.datasets import dataset, holds_texts, samples_in
 
     if strict and holds_texts(name, has_tokenizer=False):
         return name, None
@@ -281,10 +281,10 @@ def _look_up(name: str, reading: Reading, *, strict: bool) -> tuple[str | None, 
     path_or_name = beside if os.path.isfile(beside) else name
     try:
         found = dataset(path_or_name)
-    except UnknownNameError:
+    except (UnknownNameError, UnsupportedError):  # whose lengths nobody published
         if strict:
             raise
-        return None, _listed_samples(name, reading)
+        return None, _listed_samples(name, reading) or samples_in(name)
     return path_or_name if found.lengths else None, found.num_samples
 
 

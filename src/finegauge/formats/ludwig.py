@@ -87,7 +87,7 @@ def _read_length(reading: Reading) -> None:
 def _read_data(reading: Reading) -> None:
     named = str(reading.get("dataset", "")).removeprefix("ludwig://")
     ratio = number(0, 1)("sample_ratio", reading.get("preprocessing.sample_ratio", 1))
-    total = trainer_keys.in_all(named)
+    total = trainer_keys.in_all([named])
     if ratio < 1 and not total:
         reading.warn("preprocessing.sample_ratio of data of unknown size is not modelled: all is taken.")
     taken = reading.get("preprocessing.sample_size", int(ratio * total) if ratio < 1 and total else None)

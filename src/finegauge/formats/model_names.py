@@ -22,6 +22,7 @@ _COPIES = (
      "MLX's format"),
     ("gguf", r".*[-_.]gguf(:[\w.-]+)?$|.*\.gguf$", r"([-_.](i\d|imat|[qQ]\d\w*))?[-_.]gguf(:[\w.-]+)?$",
      "GGUF"),
+    ("ggml", r".*[-_.]ggml$", r"[-_.]ggml$", "GGML"),
     ("q2_ q3_ q4_ q5_ q6_ q8_", r".*[-_.:]i?q\d_\w+$", r"[-_.:]i?q\d_\w+$", "GGUF"),  # a tag of Ollama
     ("exl", r".*[-_]exl[23]([-_].*)?$", r"([-_][\d.]+bpw)?[-_]exl[23]([-_].*)?$", "ExLlama's format"),
     ("fp8", r".*[-_.]fp8([-_.](dynamic|block|kv))?$", r"[-_.]fp8([-_.]\w+)?$", "fp8"),
@@ -61,7 +62,7 @@ def copied(named: str) -> Copy | None:
 
 def _base(plain: str) -> str:
     last = plain.rpartition("/")[2]
-    for guess in (plain, last, f"{last}-hf"):
+    for guess in (plain, last, f"{last}-hf", last.partition("_")[2]):  # mistralai_Mistral-7B-v0.3
         if (known := known_model(guess)) is not None:
             return known.name
     return named_like(last) or _told(last)

@@ -436,7 +436,7 @@ class _Reader:
                 named = told.get("data_files")
             named = named if isinstance(named, str) else None
             self._note("dataset_name", named)
-            taken = samples_of(str(told.get("split", "")), in_all(named))
+            taken = samples_of(str(told.get("split", "")), in_all([named] if named else ()))
             self._taken += [taken] if taken else []
         elif name == "select" and isinstance(first, ast.Call) and callee(first.func)[1] == "range":
             taken = self.values.of((first.args or [first])[-1])

@@ -464,15 +464,13 @@ def read_dataset(
 ) -> None:
     """Read the data set: one of the catalogue, else every sequence is taken as long as the cut-off."""
     named = names(keys[0], value or ())
-    known: str | None = None
-    for name in named:
-        known = in_catalogue(name) or _own_file(reading, name, keys)
-    if named and (len(named) > 1 or known is None):
-        known = None
+    one = named[0] if len(named) == 1 else ""
+    known = (in_catalogue(one) or _own_file(reading, one, keys)) if one else None
     if named and known is None and not reading.replaces("dataset"):
         reading.warn(unknown_lengths(named))
     reading.set("dataset", known, *keys)
-    reading.set("num_samples", num_samples or samples_of(split, in_all(known)), *keys)
+    stated = num_samples or samples_of(split, total := in_all(named))
+    reading.set("num_samples", stated or (None if known else total), *keys)
 
 
 def unknown_lengths(named: Sequence[str], cut_off: str = "seq_len") -> str:
@@ -551,11 +549,12 @@ def in_catalogue(name: str) -> str | None:
         return None
 
 
-def in_all(name: str | None) -> int | None:
-    """Return how many samples a data set of the catalogue has, where known."""
-    from finegauge.catalogue.datasets import dataset
+def in_all(named: Sequence[str]) -> int | None:
+    """Return how many samples these data sets have together, where the catalogue knows it of each."""
+    from finegauge.catalogue.datasets import samples_in
 
-    return dataset(name).num_samples if name and in_catalogue(name) else None
+    counts = list(map(samples_in, named))
+    return sum(filter(None, counts)) if named and all(counts) else None
 
 
 def _read_fp8(reading: Reading) -> None:

@@ -61,6 +61,8 @@ def attention(builder: OpBuilder, block: Attention) -> None:
         _rotary(builder, part, q, k, around=block.hidden_size + v, tables=tables)
     if prefixed:
         _prefix(builder, part, q, float(k + v))
+    if block.relative:
+        _relative(builder, block, needed)
     products = _attend(builder, block, needed)
     if block.output_gate:
         # the sigmoid and, where no kernel keeps it, what it multiplies
@@ -91,6 +93,60 @@ def _prefix(builder: OpBuilder, part: str, queries: int, width: float) -> None:
             saved_bytes=Poly(sequence=tokens * width * c),
             gradient_bytes=tokens * width * low.adapter_bytes,
             dtype=low.compute_dtype,
+        )
+    )
+
+
+def _relative(builder: OpBuilder, block: Attention, needed: Needed) -> None:
+    """Add the scores of words with distances and of distances with words [DeBERTa, arXiv:2006.03654].
+
+    The projections of queries and keys read a table of distances too, once for all sequences; what they
+    return is copied for every sequence and multiplied with keys and queries; each pair picks its distance.
+
+    Picking keeps what it picks from. Without dropout one table serves all layers; it is counted for each.
+
+    Neglects: the pairs' distances, whole numbers that all sequences share.
+    """
+    low, part, (q, k, _, _) = builder.lowering, block.path, block.widths
+    rows, hidden, c = float(block.relative), float(block.hidden_size), float(low.compute_bytes)
+    of_q, of_k, _ = needed
+    pair, met = block.num_heads * c, block.num_heads * rows * c
+    made = made_back = 0.0
+    learns: list[bool] = []
+    for linear, width in zip(block.projections, (q, k), strict=False):
+        product, rank = 2.0 * rows * hidden * width, low.rank(linear, "linear", part)
+        made += product + 2.0 * rows * rank * (hidden + width)
+        made_back += product * low.weights_train * (1 if low.last_layers else 2)
+        made_back += 2.0 * rows * rank * (hidden + 2 * width)
+        learns.append(low.weights_train or rank > 0)
+    of_words, of_distances = 2.0 * rows * (q * of_q + k * of_k), 2.0 * rows * (k * learns[1] + q * learns[0])
+    tables = rows * (q + k) * c
+    dropped = rows * hidden * (c + ("attention" in low.numerics.dropout)) * any(learns)
+    builder.ops.append(
+        Op(
+            path=(part, "relative positions"),
+            kind="attention_eager",
+            forward=Cost(
+                Poly(const=made, token=2.0 * rows * (q + k)),
+                Poly(sequence=2.0 * tables, token=(q + k) * c + 4.0 * met, pair=7.0 * pair),
+                launches=20,
+            ),
+            backward=Cost(
+                Poly(const=made_back, token=of_words + of_distances),
+                Poly(sequence=4.0 * tables, token=3.0 * (q + k) * c + 6.0 * met, pair=8.0 * pair),
+                launches=24,
+            ),
+            saved_bytes=Poly(
+                const=dropped,
+                sequence=rows * c * (k * of_q + q * of_k),
+                token=k * c * learns[0] + met * (of_q or learns[1]) + met * (of_k or learns[0]),
+                pair=1.0,
+            ),
+            live_forward_bytes=Poly(token=met, pair=pair),
+            live_backward_bytes=Poly(sequence=tables / 2, token=met + q * c, pair=2.0 * pair),
+            passing_bytes=Poly(sequence=tables, token=2.0 * (q + k) * c + met, pair=2.0 * pair),
+            dtype=low.compute_dtype,
+            heads=block.num_heads,
         )
     )
 

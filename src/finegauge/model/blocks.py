@@ -140,6 +140,7 @@ class Attention(NamedTuple):
     causal: bool = True  # else those behind it too
     crosses: bool = False  # keys and values are of the states of an encoder
     biased: bool = False  # scores get biases by distance, of every head, which all layers share (T5)
+    relative: int = 0  # rows of a table of distances that queries and keys are multiplied with too (DeBERTa)
     joins: bool = False  # crops are attended to one by one, unless by FlashAttention, and joined in a copy
     rotary: bool = True
     clipped: bool = False  # what q, k and v return is bounded

@@ -500,12 +500,15 @@ def _headline(name: str, answer: CanAnswer) -> Iterator[str]:
     """Yield "Qwen3-32B on 2 x RTX 4090: QLoRA is safe, LoRA may fit, full will not.", per GPU."""
     for number, one in enumerate(answer.results):
         best: dict[str, int] = {}
-        offloaded = set[str]()  # methods that fit so
+        only = dict[str, str]()  # with what methods fit that do not without
         for way in one.methods:
             at = next((fits for fits in way.lengths if fits.seq_len == answer.run.seq_len), None)
             rank = 0 if at is None else 2 if at.safe_micro_batch_size else 1 if at.max_micro_batch_size else 0
             if way.host_bytes is not None:  # which is for the reader to judge
-                offloaded |= {way.method} if rank else set()
+                only |= {way.method: "offload"} if rank else {}
+                continue
+            if way.kernels:
+                only |= {way.method: way.kernels[0].title()} if rank else {}
                 continue
             best[way.method] = max(best.get(way.method, 0), rank)
         said = {2: ("is safe", "good"), 1: ("may fit", "risky"), 0: ("does not fit", "bad")}
@@ -513,8 +516,8 @@ def _headline(name: str, answer: CanAnswer) -> Iterator[str]:
         yield f"{' ' if number else ''}{name} on {gpus} at {answer.run.seq_len:,} tokens: "
         for place, (method, rank) in enumerate(best.items()):
             word, tone = said[rank]
-            if not rank and method in offloaded:
-                word, tone = "only with offload", "risky"
+            if not rank and method in only:
+                word, tone = f"only with {only[method]}", "risky"
             yield f"{', ' if place else ''}{METHODS[method]} "
             yield Toned(word, "strong", tone)
         yield "."
@@ -530,7 +533,7 @@ def _table(one: FitsOn, limit: int, seq_len: int) -> Table:
 
 def _row(way: FitsWith, limit: int) -> tuple[Text, ...]:
     held = f", {way.host_bytes / 1e9:,.0f} GB on the host" if way.host_bytes is not None else ""
-    name = f"{METHODS[way.method]}{SHARDING[way.sharding]}{held}"
+    name = f"{_way_name(way)}{held}"
     rate = count(way.tokens_per_s) if way.tokens_per_s else fmt.UNKNOWN
     return (name, *(_cell(at, limit) for at in way.lengths), rate)
 
@@ -548,4 +551,11 @@ def _cell(at: FitsAt, limit: int) -> str:
 def _reasons(one: FitsOn) -> Iterator[Note]:
     for way in one.methods:
         if way.reason:
-            yield Note(f"{METHODS[way.method]}{SHARDING[way.sharding]}: {way.reason}", tone="risky")
+            yield Note(f"{_way_name(way)}: {way.reason}", tone="risky")
+
+
+def _way_name(way: FitsWith) -> str:
+    """Return "QLoRA, FSDP, Liger"."""
+    return (
+        f"{METHODS[way.method]}{SHARDING[way.sharding]}{''.join(f', {one.title()}' for one in way.kernels)}"
+    )

@@ -129,6 +129,7 @@ def _narrowed(table: Table, most: int) -> tuple[Table, list[str]]:
     while going and table.indent + sum(widths[n] + 2 for n in kept) - 2 > most:
         kept.remove(going.pop(0))
     left_out = [" ".join(table.headings[n].split("\n")).strip() for n in range(num) if n not in kept]
+    left_out = [heading for heading in left_out if heading]
     rows = tuple(tuple(row[n] for n in kept) for row in table.rows)
     texts = sum(n < table.num_text_columns for n in kept)
     headings = tuple(table.headings[n] for n in kept)

@@ -149,12 +149,18 @@ def _levels(one: EvidenceAnswer) -> Table | None:
     counted = "counted" if found.peak_bytes else counted
     rows.insert(1, (Toned(counted, "strong"), "", Toned(f"{one.observed_bytes / GIB:.1f}", "strong"), ""))
     return Table(
-        "Memory at that moment", (what, "at rest\nGiB", "peak\nGiB", ""), tuple(rows), ends_in_text=True
+        "Memory at that moment",
+        (what, "at rest\nGiB", "peak\nGiB", ""),
+        tuple(rows),
+        ends_in_text=True,
+        first_to_go=(1,),
     )
 
 
 def _row(level: Level) -> tuple[Text, ...]:
-    said = {True: Toned("explains it", "good"), False: Toned("does not", "bad"), None: ""}[level.explains]
+    said = {True: Toned("explains it", "good"), False: Toned("does not explain it", "bad"), None: ""}[
+        level.explains
+    ]
     name = f"if {_without(level)}" if level.without else "predicted as configured"
     at_rest = f"{level.at_rest_bytes / GIB:.1f}" if level.at_rest_bytes else ""
     return name, at_rest, f"{level.peak_bytes / GIB:.1f}", said
@@ -220,7 +226,12 @@ def _compared(one: EvidenceAnswer, first: Level) -> Iterator[str]:
         kind = "load" if kind and found.moment == "load" else kind
         yield f"That is {more} more than predicted{MORE[kind]}"
     elif one.cause == "less_than_predicted":
-        yield "That is less than predicted: the longest batch is still to come, or less runs than RUN says."
+        if found.peak_bytes:
+            yield (
+                "That is less than predicted: the longest batch is still to come, or less runs than RUN says."
+            )
+        else:
+            yield "By the prediction it ends before that moment: less runs than RUN says, or it was another."
 
 
 def _not_weighed(one: EvidenceAnswer, level: Level) -> Iterator[str]:

@@ -89,8 +89,9 @@ def _number(field: Field, name: str, value: Any) -> int | float:
         )
     figure = int(figure) if whole_only else figure
     unit = f" {field.unit}" if field.unit else ""
+    least = unit[:-1] if field.low == 1 and len(unit) > 3 else unit
     if figure < field.low:
-        raise FieldError(f"{name}={_plain(figure)} is too small; it must be at least {field.low:,}{unit}.")
+        raise FieldError(f"{name}={_plain(figure)} is too small; it must be at least {field.low:,}{least}.")
     if figure > field.high:
         raise FieldError(f"{name}={_plain(figure)} is too large; it must be at most {field.high:,}{unit}.")
     return figure if whole_only else float(figure)

@@ -84,7 +84,9 @@ FP8_FORMATS = ("fp8_e4m3", "fp8_e5m2", "fp8_inc")
 # What trainers call a field, for the command line; "field=value" by the word alone or `word=true`.
 SPELLINGS = {
     **dict.fromkeys(("data", "dataset_name", "train_dataset"), "dataset"),
-    **dict.fromkeys(("batch", "batch_size", "bs", "per_device_train_batch_size"), "micro_batch_size"),
+    **dict.fromkeys(
+        ("batch", "batch_size", "batchsize", "bs", "per_device_train_batch_size"), "micro_batch_size"
+    ),
     **dict.fromkeys(("max_seq_length", "max_seq_len", "max_length", "cutoff_len", "sequence_len"), "seq_len"),
     **dict.fromkeys(("seq", "seqlen", "sequence_length", "context", "context_length", "ctx"), "seq_len"),
     **dict.fromkeys(("grad_accum", "gradient_accumulation", "accumulation"), "gradient_accumulation_steps"),

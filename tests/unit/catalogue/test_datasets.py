@@ -23,6 +23,10 @@ def test_unknown_and_summary_only() -> None:
         dataset("math_15k")
     with pytest.raises(UnsupportedError, match=r"only the median length \(186 tokens\)"):
         dataset("gsm8k")
+    with pytest.raises(
+        UnsupportedError, match=r"number of samples is known: .*dataset=none num_samples=395000"
+    ):
+        dataset("meta-math/MetaMathQA")
 
 
 def test_csv_file(tmp_path: Path) -> None:

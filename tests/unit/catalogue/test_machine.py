@@ -235,6 +235,7 @@ def test_the_default_is_this_machine(put: Put) -> None:
         ("ND H100 v5", "H100", 8),
         ("BM.GPU.H100.8", "H100-SXM5-80GB", 8),
         ("v5litepod-8", "TPU v5litepod", 8),
+        ("dgx a100 80gb", "a100 80gb", 8),
         ("tpu-v5p-8", "TPU v5p", 4),  # by its cores
         ("foo xl4", "foo xl4", None),
         ("0 h100", "0 h100", None),

@@ -50,6 +50,7 @@ def test_a_name_that_states_family_and_size_tells_its_base(name: str, base: str)
         "somebody/finance-7b",
         "tiiuae/Falcon-H1-3B-Instruct",  # no Falcon of that name's first word
         "somebody/falcon-x-7b",
+        "ModelCloud/Llama-3.2-1B-Instruct-gptqmodel-4bit-vortex-v2.5",  # not in 16 bit
         "Salesforce/blip2-opt-2.7b",
         "phi",
         "",

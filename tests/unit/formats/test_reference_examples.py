@@ -48,7 +48,7 @@ def test_launcher_file_is_read_as_expected(name: str) -> None:
 def test_defaults_are_told_from_what_the_file_states() -> None:
     run = describe(CONFIGS / "trl" / "sft_full_defaults.yaml")
     stated = {name for name in run.stated_fields() if run.origins[name] == "file"}
-    assert stated == {"model", "framework"}
+    assert stated == {"model", "framework", "num_samples"}  # of the data set that it names
     packed = describe(CONFIGS / "axolotl" / "lora_8b_packed.yaml")
     assert packed.origins["adapter_dtype"] == "framework default: Axolotl"
     assert packed.origins["padding"] == "file"

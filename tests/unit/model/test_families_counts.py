@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from finegauge.catalogue.models import model
 from finegauge.model.families import architecture, supported_model_types
 from tests.oracle.configs import CONFIGS
 
@@ -147,6 +148,9 @@ BY_DEFAULT = {
 }
 # Of the models whose classes live in their own repositories: the figures of one config each.
 BY_FIGURES: list[tuple[int, dict[str, Any]]] = [
+    (7_818_517_072, dict(model("gemma-3n-e4b").config)),
+    (184_551_780, dict(model("deberta-v3-base").config)),
+    (302_863_104, dict(model("embeddinggemma").config)),
     (
         7_721_324_544,
         {"model_type": "qwen", "hidden_size": 4096, "vocab_size": 151936, "num_hidden_layers": 32},

@@ -12,7 +12,7 @@ from finegauge.errors import FieldError, FineGaugeError, UnsupportedError
 from finegauge.model.families import NOT_TRACED, architecture, beyond_causal_text, supported_model_types
 
 
-@pytest.mark.parametrize("model_type", ["xlstm", "rwkv", "gemma3n", "nothing-like-it"])
+@pytest.mark.parametrize("model_type", ["xlstm", "rwkv", "nothing-like-it"])
 def test_types_that_are_not_described_are_refused(model_type: str) -> None:
     with pytest.raises(UnsupportedError) as error:
         architecture({"model_type": model_type})
@@ -123,7 +123,8 @@ def test_absurd_figures_are_refused(changed: dict[str, Any], message: str) -> No
         ({"model_type": "bamba", "mamba_d_head": 3}, "mamba_d_head='3'"),
         ({"model_type": "mimo_v2_flash", "num_key_value_heads": 64}, "128 key heads"),
         ({"model_type": "llama4_text", "no_rope_layers": [1, 0]}, "no_rope_layers has 2 entries"),
-        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "bidirectional"),
+        ({"model_type": "gemma3n", "text_config": {"num_hidden_layers": 4}}, "another size"),
+        ({"model_type": "deberta-v2"}, "share_att_key"),
         (
             {"model_type": "kimi_k25", "vision_config": {"merge_kernel_size": [2]}},
             "merge_kernel_size has 1 entries",

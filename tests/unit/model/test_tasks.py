@@ -37,7 +37,7 @@ def run_of(folder: Path, figures: dict[str, Any], **fields: Any) -> Run:
         (BERT, {"target_seq_len": 64}, "remove it"),
         ({"model_type": "t5"}, {"task": "sequence_classification"}, "seq2seq_lm"),
         ({"model_type": "whisper"}, {"target_seq_len": 64, "phase": "dpo"}, "phase=sft"),
-        ({"model_type": "deberta-v2"}, {"task": "token_classification"}, "token_classification"),
+        ({"model_type": "big_bird"}, {"task": "token_classification"}, "token_classification"),
     ],
 )
 def test_what_is_refused_is_named(

@@ -349,7 +349,14 @@ OF_CLASS = {  # how the names of transformers' classes end
     "ForQuestionAnswering": "question_answering",
     "Model": EMBEDDING,
 }
-TRUNKS = ("MistralModel", "LlamaModel", "Qwen2Model", "Qwen3Model", "Gemma2Model")  # of embedders alone
+TRUNKS = (
+    "MistralModel",
+    "LlamaModel",
+    "Qwen2Model",
+    "Qwen3Model",
+    "Gemma2Model",
+    "Gemma3TextModel",
+)  # of embedders alone
 GENERIC = {
     "sequence_classification": Head("score", bias=False),
     "token_classification": Head("score", dropout=("classifier_dropout", "hidden_dropout")),

@@ -5,7 +5,8 @@ class unasked. Defaults are those of the transformers 5.23 classes or, for model
 own repositories, of the configuration classes there.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from finegauge.errors import FieldError, shown
 from finegauge.model.blocks import Architecture, Branch, Layer, Norm, Tensor
@@ -22,12 +23,14 @@ from finegauge.model.families.decoder import (
 )
 from finegauge.model.families.parts import (
     Figures,
+    Heads,
     attention,
     feedforward,
     heads,
     language_model,
     layer,
     stack,
+    window_of,
 )
 
 AFTER_BRANCHES = ("post_attention_layernorm", "post_feedforward_layernorm")
@@ -68,9 +71,14 @@ def _smollm3_slides(f: Figures) -> Callable[[int], bool]:
 
 
 def _gemma3(f: Figures) -> Family:
-    if f.flag("use_bidirectional_attention"):
-        raise f.unsupported("bidirectional attention")
-    return {}
+    """Let EmbeddingGemma see the keys behind each query too, in a window half of those it states."""
+    if not f.flag("use_bidirectional_attention"):
+        return {}
+    return {"attention": {"causal": False}, "attends": _sees_both_ways}
+
+
+def _sees_both_ways(f: Figures, of: Heads, slides: bool, mark: Any) -> Mapping[str, Any]:
+    return {"window": (window_of(f) or 0) // 2 or None} if slides else {}
 
 
 def _apertus(f: Figures) -> Family:

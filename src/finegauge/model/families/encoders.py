@@ -111,6 +111,35 @@ def _mpnet(f: Figures) -> Architecture:
     return built._replace(layers=layers, embeddings=(*words[:2], table, *words[2:]))
 
 
+def _deberta(f: Figures) -> Architecture:
+    """Return DeBERTa 2 and 3: BERT without positions, whose scores see a table of distances."""
+    buckets = f.optional("position_buckets") or 0
+    kinds = f.raw("pos_att_type") or ()
+    kinds = kinds.split("|") if isinstance(kinds, str) else kinds
+    if not (
+        f.flag("relative_attention") and f.flag("share_att_key") and {*kinds} == {"c2p", "p2c"} and buckets
+    ):
+        raise f.unsupported(
+            "attention without shared distances (share_att_key, pos_att_type, position_buckets)"
+        )
+    for key in ("position_biased_input", "conv_kernel_size", "type_vocab_size"):
+        if f.raw(key):
+            raise f.unsupported(f"{key}={f.raw(key)}")
+    names = ("query_proj", "key_proj", "value_proj", "dense", "dense", "dense")
+    built = encoder(f, names, types=False)
+    ((layer, count),), hidden = built.layers, f.size("hidden_size")
+    attends: Any = layer.branches[0]
+    branch = attends._replace(mixer=attends.mixer._replace(relative=2 * buckets))
+    table = Tensor("rel_embeddings.weight", (2 * buckets, hidden), "embedding")
+    words, _, *bias = built.embeddings  # no table of positions
+    norms = LAYER_NORM._replace(size=hidden).tensors() if f.raw("norm_rel_ebd") == "layer_norm" else ()
+    return built._replace(
+        layers=((layer._replace(branches=(branch, layer.branches[1])), count),),
+        embeddings=(words, table, *bias),
+        other=tuple(norms),
+    )
+
+
 def _albert(f: Figures) -> Architecture:
     """Return ALBERT, whose layers all compute with the weights of the first."""
     if f.size("num_hidden_groups") > 1 or f.size("inner_group_num") > 1:
@@ -333,6 +362,20 @@ ENCODERS: dict[str, Family] = {
             **ROBERTA_HEADS, TOKENS: Head(dropout=("hidden_dropout_prob",)),
         },
         defaults={"vocab_size": 30527, "relative_attention_num_buckets": 32},
+    ),
+    "deberta-v2": Family(  # and 3, whose files say so too
+        like="bert", build=_deberta, numerics={**BERT_NUMERICS, "kernels": ()},
+        tasks={
+            MASKED: Head("decoder", neck="dense", activation="hidden_act", norm=LAYER_NORM),
+            CLASSES: Head(pooled=True, neck="dense", activation="gelu"),
+            TOKENS: Head(dropout=("hidden_dropout_prob",)),
+            SPANS: Head("qa_outputs"),
+            EMBEDDING: Head("", pooled=True),
+        },
+        defaults={
+            "vocab_size": 128100, "hidden_size": 1536, "num_hidden_layers": 24, "num_attention_heads": 24,
+            "intermediate_size": 6144, "type_vocab_size": 0,
+        },
     ),
     "albert": Family(
         like="bert", build=_albert,

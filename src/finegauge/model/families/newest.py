@@ -338,6 +338,53 @@ GEMMA4_AUDIO = {
     "subsampling_conv_channels": (128, 32), "output_proj_dims": 1536,
 }  # fmt: skip
 
+
+def gemma3n(f: Figures) -> Architecture:
+    """Return Gemma 3n in its two published sizes: a traced decoder, and towers that nothing here runs.
+
+    Raises: UnsupportedError for other sizes.
+    """
+    from finegauge.model.traced import read_trace
+
+    text, seen, heard = (f.part(f"{name}_config", {}).config for name in ("text", "vision", "audio"))
+    found, _ = read_trace(gemma3n_text(text))
+    of_others = seen.get("architecture", GEMMA3N_EYE) != GEMMA3N_EYE or heard.get("hidden_size", 1536) != 1536
+    if found is None or of_others:
+        raise f.unsupported(
+            "another size than E2B and E4B (save its text_config as a config.json of its own, and "
+            "'finegauge trace' of that folder counts the decoder)"
+        )
+    towers = tuple(Tensor(name, (size,), "conv") for name, size in GEMMA3N_TOWERS.items())
+    return found._replace(model_type=f.model_type, tower=Tower(found.hidden_size, (), towers))
+
+
+def gemma3n_text(text: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what decides the shapes of Gemma 3n's decoder, as its trace is filed."""
+    known = {key: text[key] for key in GEMMA3N_TEXT if key in text}
+    if isinstance(size := known.get("intermediate_size"), list) and len(set(map(str, size))) == 1:
+        known["intermediate_size"] = size[0]
+    return {"model_type": "gemma3n_text", **known}
+
+
+GEMMA3N_EYE = "mobilenetv5_300m_enc"
+GEMMA3N_TOWERS = {  # counted on the transformers 5.24 classes, with timm's MobileNet
+    "vision_tower": 294_126_912, "embed_vision": 4_460_544,
+    "audio_tower": 681_348_640, "embed_audio": 3_345_408,
+}  # fmt: skip
+GEMMA3N_TEXT = (
+    *(
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "head_dim",
+    ),
+    *("num_key_value_heads", "num_kv_shared_layers", "laurel_rank", "hidden_size_per_layer_input"),
+    *("vocab_size_per_layer_input", "altup_num_inputs", "sliding_window", "layer_types"),
+    *("activation_sparsity_pattern", "final_logit_softcapping", "max_position_embeddings"),
+)
+
 # fmt: off
 NEWEST: dict[str, Family] = {
     "minimax_m3_vl_text": Family(
@@ -392,6 +439,7 @@ NEWEST: dict[str, Family] = {
             shared_expert_intermediate_size=1024, num_experts_per_tok=6, num_experts=256, norm_topk_prob=True,
         ),
     ),
+    "gemma3n": Family(build=gemma3n),
     "gemma4": Family(
         behind=Behind("gemma4_text", gemma4_towers), defaults={"tie_word_embeddings": True},
     ),
