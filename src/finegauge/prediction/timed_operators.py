@@ -47,7 +47,8 @@ from finegauge.catalogue.gpus import gpu as gpu_named
 from finegauge.catalogue.paths import BOARD_GPUS, paths_of
 from finegauge.documents import read_document
 from finegauge.errors import UnsupportedError, shown
-from finegauge.prediction.device import BEST_MATMUL_FRACTION, best_fraction
+from finegauge.prediction.device import BEST_MATMUL_FRACTION, POWER_EXPONENT, best_fraction
+from finegauge.prediction.device import CEILING_W_PER_FLOPS as CEILINGS
 from finegauge.profile import Interval
 
 Constants = Mapping[str, float]
@@ -350,7 +351,7 @@ def fit_of(timed: Timed) -> Fit:
 def chip_of(spec: GpuSpec, dtype: str, like: GpuSpec | None = None, kind: str = "") -> Chip:
     """Return the datasheet of `spec` for `dtype`; what is unknown of it, in proportion to the GPU `like`.
 
-    `kind` of operator: how much of its peak `spec` reaches is known of products alone.
+    `kind` of operator: what `spec` reaches of its peak is known of products, experts' too, not of attention.
 
     Raises: UnsupportedError if it has no such rate.
     """
@@ -384,13 +385,27 @@ def _reached(spec: GpuSpec, like: GpuSpec, kind: str) -> float:
     Power and operands keep up with chips that accumulate at half rate, AMD's reach less of theirs, and a chip
     whose board is given less power for its peak (an L4 beside an L40S) clocks lower.
     """
-    known = kind == "gemm" and (spec.measured_matmul_flops_per_s or not is_kin(spec, like))
+    known = kind != "attention" and (spec.measured_matmul_flops_per_s or not is_kin(spec, like))
     if known or spec.vendor != like.vendor or spec.halves_accumulation != like.halves_accumulation:
-        return best_fraction(spec) / best_fraction(like)
+        return _best_fraction(spec) / _best_fraction(like)
     usual = BEST_MATMUL_FRACTION.get(spec.architecture)
     if spec.measured_matmul_flops_per_s or spec.halves_accumulation or not usual:
         return 1.0
     return best_fraction(spec) / usual
+
+
+def _best_fraction(spec: GpuSpec) -> float:
+    """Return what the best product reaches of the peak, alone.
+
+    Blackwell's small chips have Ada's process and instruction: Ada's share, by the watts of their boards
+    (0.87 of RTX PRO 6000, whose own timings say 0.846). Steps of its workstation board reach less.
+    """
+    best, known = best_fraction(spec), spec.measured_matmul_flops_per_s or spec.halves_accumulation
+    if known or not spec.compute_capability.startswith("12"):
+        return best
+    watts = CEILINGS["12.0"] / CEILINGS["8.9"]
+    ratio = BEST_MATMUL_FRACTION["Ada Lovelace"] / BEST_MATMUL_FRACTION["Blackwell"]
+    return float(best * ratio * watts**POWER_EXPONENT)
 
 
 def _fed(spec: GpuSpec, like: GpuSpec, rate: str) -> float:
