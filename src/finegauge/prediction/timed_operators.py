@@ -47,8 +47,8 @@ from finegauge.catalogue.gpus import gpu as gpu_named
 from finegauge.catalogue.paths import BOARD_GPUS, paths_of
 from finegauge.documents import read_document
 from finegauge.errors import UnsupportedError, shown
-from finegauge.prediction.device import BEST_MATMUL_FRACTION, POWER_EXPONENT, best_fraction
-from finegauge.prediction.device import CEILING_W_PER_FLOPS as CEILINGS
+from finegauge.prediction import device
+from finegauge.prediction.device import at_full_rate, best_fraction
 from finegauge.profile import Interval
 
 Constants = Mapping[str, float]
@@ -357,7 +357,8 @@ def chip_of(spec: GpuSpec, dtype: str, like: GpuSpec | None = None, kind: str = 
     """
     peak = spec.peak_flops_per_s(PEAKS[dtype]) if dtype in PEAKS else 1.0  # a collective computes nothing
     if like is not None:
-        peak *= _reached(spec, like, kind) * _fed(spec, like, PEAKS.get(dtype, ""))
+        board, rate = at_full_rate(spec) if PEAKS.get(dtype) == "fp4" else spec, PEAKS.get(dtype, "")
+        peak *= _reached(board, like, kind) * _fed(board, like, rate)
     num_sms, l2_bytes, paths = spec.num_sms, spec.l2_bytes, paths_of(spec)
     if like is not None and not num_sms:
         num_sms = like.num_sms
@@ -388,7 +389,7 @@ def _reached(spec: GpuSpec, like: GpuSpec, kind: str) -> float:
     known = kind != "attention" and (spec.measured_matmul_flops_per_s or not is_kin(spec, like))
     if known or spec.vendor != like.vendor or spec.halves_accumulation != like.halves_accumulation:
         return _best_fraction(spec) / _best_fraction(like)
-    usual = BEST_MATMUL_FRACTION.get(spec.architecture)
+    usual = device.BEST_MATMUL_FRACTION.get(spec.architecture)
     if spec.measured_matmul_flops_per_s or spec.halves_accumulation or not usual:
         return 1.0
     return best_fraction(spec) / usual
@@ -403,9 +404,9 @@ def _best_fraction(spec: GpuSpec) -> float:
     best, known = best_fraction(spec), spec.measured_matmul_flops_per_s or spec.halves_accumulation
     if known or not spec.compute_capability.startswith("12"):
         return best
-    watts = CEILINGS["12.0"] / CEILINGS["8.9"]
-    ratio = BEST_MATMUL_FRACTION["Ada Lovelace"] / BEST_MATMUL_FRACTION["Blackwell"]
-    return float(best * ratio * watts**POWER_EXPONENT)
+    watts = device.CEILING_W_PER_FLOPS["12.0"] / device.CEILING_W_PER_FLOPS["8.9"]
+    ratio = device.BEST_MATMUL_FRACTION["Ada Lovelace"] / device.BEST_MATMUL_FRACTION["Blackwell"]
+    return float(best * ratio * watts**device.POWER_EXPONENT)
 
 
 def _fed(spec: GpuSpec, like: GpuSpec, rate: str) -> float:
