@@ -300,8 +300,8 @@ class Profile(NamedTuple):
                 name = PART_NAMES.get(path[1], path[1]) if len(path) > 1 else path[0]
             shares[name] = shares.get(name, 0.0) + seconds
         name, seconds = max(shares.items(), key=itemgetter(1))
-        mfu = 100 * self.mfu_fraction
-        return f"{name[0].upper()}{name[1:]}: {100 * seconds / total:.0f} % of the step; MFU {mfu:.0f} %."
+        mfu, of = 100 * self.mfu_fraction, " of the 16-bit peak" if self.run.fp8 else ""
+        return f"{name[0].upper()}{name[1:]}: {100 * seconds / total:.0f} % of the step; MFU {mfu:.0f} %{of}."
 
     @property
     def fits(self) -> bool:

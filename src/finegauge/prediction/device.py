@@ -188,8 +188,11 @@ class Device(NamedTuple):
             matmul[dtype] = matmul[computed[0]]
             has = next((name for name in named if name in gpu.flops_per_s), None)
             if has:
-                reached = best * narrow_fraction(gpu, dtype if has == named[0] else "fp8_block")
-                matmul[dtype] = peak(has) * reached * sustained
+                board = at_full_rate(gpu) if has == "fp4" else gpu
+                reached = best_fraction(board, constants, power_limit_w)
+                reached *= narrow_fraction(gpu, dtype if has == named[0] else "fp8_block")
+                limited = 1.0 if _never_limited(board) else constants.sustained_fraction
+                matmul[dtype] = peak(has) * reached * limited
         asynchronous_ratio = 1.0
         if hopper_kin:
             third = peak("bf16") * constants.asynchronous_flash_fraction * hopper_clock
@@ -318,6 +321,14 @@ def best_fraction(
     elif _never_limited(gpu):
         best = HALVED_MATMUL_FRACTION
     return best * _clock_fraction(gpu, power_limit_w)
+
+
+def at_full_rate(gpu: GpuSpec) -> GpuSpec:
+    """Return the GPU as its FP4 products have it: they accumulate at the full rate, and come to its power."""
+    if not _never_limited(gpu):
+        return gpu
+    full = gpu.flops_per_s["fp4"] / 4.0
+    return gpu._replace(flops_per_s={**gpu.flops_per_s, "tf32": full / 2.0, "fp16": full, "bf16": full})
 
 
 def _never_limited(gpu: GpuSpec) -> bool:

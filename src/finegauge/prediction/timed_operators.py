@@ -47,7 +47,8 @@ from finegauge.catalogue.gpus import gpu as gpu_named
 from finegauge.catalogue.paths import BOARD_GPUS, paths_of
 from finegauge.documents import read_document
 from finegauge.errors import UnsupportedError, shown
-from finegauge.prediction.device import BEST_MATMUL_FRACTION, best_fraction
+from finegauge.prediction import device
+from finegauge.prediction.device import at_full_rate, best_fraction
 from finegauge.profile import Interval
 
 Constants = Mapping[str, float]
@@ -350,13 +351,14 @@ def fit_of(timed: Timed) -> Fit:
 def chip_of(spec: GpuSpec, dtype: str, like: GpuSpec | None = None, kind: str = "") -> Chip:
     """Return the datasheet of `spec` for `dtype`; what is unknown of it, in proportion to the GPU `like`.
 
-    `kind` of operator: how much of its peak `spec` reaches is known of products alone.
+    `kind` of operator: what `spec` reaches of its peak is known of products, experts' too, not of attention.
 
     Raises: UnsupportedError if it has no such rate.
     """
     peak = spec.peak_flops_per_s(PEAKS[dtype]) if dtype in PEAKS else 1.0  # a collective computes nothing
     if like is not None:
-        peak *= _reached(spec, like, kind) * _fed(spec, like, PEAKS.get(dtype, ""))
+        board, rate = at_full_rate(spec) if PEAKS.get(dtype) == "fp4" else spec, PEAKS.get(dtype, "")
+        peak *= _reached(board, like, kind) * _fed(board, like, rate)
     num_sms, l2_bytes, paths = spec.num_sms, spec.l2_bytes, paths_of(spec)
     if like is not None and not num_sms:
         num_sms = like.num_sms
@@ -384,13 +386,27 @@ def _reached(spec: GpuSpec, like: GpuSpec, kind: str) -> float:
     Power and operands keep up with chips that accumulate at half rate, AMD's reach less of theirs, and a chip
     whose board is given less power for its peak (an L4 beside an L40S) clocks lower.
     """
-    known = kind == "gemm" and (spec.measured_matmul_flops_per_s or not is_kin(spec, like))
+    known = kind != "attention" and (spec.measured_matmul_flops_per_s or not is_kin(spec, like))
     if known or spec.vendor != like.vendor or spec.halves_accumulation != like.halves_accumulation:
-        return best_fraction(spec) / best_fraction(like)
-    usual = BEST_MATMUL_FRACTION.get(spec.architecture)
+        return _best_fraction(spec) / _best_fraction(like)
+    usual = device.BEST_MATMUL_FRACTION.get(spec.architecture)
     if spec.measured_matmul_flops_per_s or spec.halves_accumulation or not usual:
         return 1.0
     return best_fraction(spec) / usual
+
+
+def _best_fraction(spec: GpuSpec) -> float:
+    """Return what the best product reaches of the peak, alone.
+
+    Blackwell's small chips have Ada's process and instruction: Ada's share, by the watts of their boards
+    (0.87 of RTX PRO 6000, whose own timings say 0.846). Steps of its workstation board reach less.
+    """
+    best, known = best_fraction(spec), spec.measured_matmul_flops_per_s or spec.halves_accumulation
+    if known or not spec.compute_capability.startswith("12"):
+        return best
+    watts = device.CEILING_W_PER_FLOPS["12.0"] / device.CEILING_W_PER_FLOPS["8.9"]
+    ratio = device.BEST_MATMUL_FRACTION["Ada Lovelace"] / device.BEST_MATMUL_FRACTION["Blackwell"]
+    return float(best * ratio * watts**device.POWER_EXPONENT)
 
 
 def _fed(spec: GpuSpec, like: GpuSpec, rate: str) -> float:

@@ -313,9 +313,8 @@ def time_bar(profile: Profile) -> Bar:
     step, interval = profile.step_time_s, profile.source.time_interval
     total = step.total or 1.0
     mfu, host = fmt.percent(profile.mfu_fraction), fmt.percent(profile.host_bound_fraction)
-    rates = (
-        f"{count(profile.tokens_per_s)} tokens/s, {mfu} of the GPU's peak FLOP/s, GPU waits for CPU {host}"
-    )
+    peak = "16-bit peak" if profile.run.fp8 else "peak FLOP/s"  # which products in fewer bits may exceed
+    rates = f"{count(profile.tokens_per_s)} tokens/s, {mfu} of the GPU's {peak}, GPU waits for CPU {host}"
     return Bar(
         title="Time",
         said=f"{fmt.digits(step.total)} s a step: {rates}",

@@ -7,6 +7,7 @@ from finegauge.errors import UnsupportedError
 from finegauge.prediction.calibration import DATASHEET
 from finegauge.prediction.device import Device
 from finegauge.prediction.predictor import predict
+from finegauge.prediction.timed_operators import seconds_of, source_for
 from finegauge.run.run import Run
 
 
@@ -29,6 +30,21 @@ def test_halved_accumulation_never_comes_to_the_limit() -> None:
     for name in ("RTX 4090", "RTX 3090", "RTX 5090", "A10G"):
         assert gpu(name).halves_accumulation
         assert share_of_peak(name) == 1.0
+
+
+def test_fp4_of_halved_parts_is_as_far_from_its_peak_as_that_of_whole_ones() -> None:
+    """No FP4 product is halved: a 5090 comes to its power as an RTX PRO 6000 of the same chip does."""
+    shares = []
+    for name in ("RTX 5090", "RTX PRO 6000 Blackwell WS"):
+        spec = gpu(name)
+        rates = Device.of(spec, DATASHEET, {"bf16"}).matmul_flops_per_s
+        shares.append(rates["nvfp4"] / spec.flops_per_s["fp4"])
+    assert shares[0] == pytest.approx(shares[1], rel=0.01)
+    large = {"m": 8192.0, "n": 8192.0, "k": 8192.0}
+    product = [
+        seconds_of(source_for(gpu(name), "gemm", "nvfp4"), large) for name in ("RTX 5090", "RTX PRO 6000 WS")
+    ]
+    assert product[0] / product[1] == pytest.approx(2015 / 1676, rel=0.12)
 
 
 def test_a_lowered_limit_lowers_the_clock() -> None:

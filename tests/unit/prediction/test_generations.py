@@ -92,17 +92,18 @@ def test_more_bandwidth_generates_one_answer_no_slower_with_few_flops() -> None:
     assert generated_s("H20") < generated_s("H100")
 
 
-def test_the_larger_a100_is_no_slower_over_the_same_network() -> None:
-    """Their usual instances differ in it, and the answer says which it took."""
-    asked = {**JOBS["dense"], "num_gpus": 16, "sharding": "fsdp", "seq_len": 4096}
+@pytest.mark.parametrize("network", [{}, {"node_network_gbit_per_s": 400}])
+def test_the_larger_a100_is_no_slower_between_nodes(network: dict[str, float]) -> None:
+    """Both are in nodes of either network: one is the default of both, and the answer says which it took."""
+    asked = {**JOBS["dense"], "num_gpus": 16, "sharding": "fsdp", "seq_len": 4096, **network}
     small, large = (
-        predict(Run.from_fields({**asked, "gpu": name, "node_network_gbit_per_s": 400}))
-        for name in ("A100-SXM4-40GB", "A100-SXM4-80GB")
+        predict(Run.from_fields({**asked, "gpu": name})) for name in ("A100-SXM4-40GB", "A100-SXM4-80GB")
     )
     assert large.step_time_s.total <= ALIKE * small.step_time_s.total
-    assert not any("the network between nodes" in line for line in large.source.assumptions)
-    unsaid = predict(Run.from_fields({**asked, "gpu": "A100-SXM4-80GB"}))
-    assert any("aws p4de.24xlarge, 50 Gbit/s" in line for line in unsaid.source.assumptions)
+    for answer, instance in ((small, "p4d"), (large, "p4de")):
+        said = [line for line in answer.source.assumptions if "the network between nodes" in line]
+        assert bool(said) is not bool(network)
+        assert all(f"AWS {instance} (DGX A100 and Azure" in line and "50 Gbit/s" in line for line in said)
 
 
 @pytest.mark.parametrize("name", [n for n, one in gpus().items() if one.architecture == "TPU"])

@@ -16,6 +16,7 @@ BARS = {  # of shapes held out, by kind and format
     ("attention", "bf16"): 0.12, ("attention", "fp8"): 0.12, ("experts", "bf16"): 0.15,
     ("experts", "fp8"): 0.15, ("experts", "fp8_block"): 0.15, ("experts", "nvfp4"): 0.15,
 }  # fmt: skip
+LEFT_OUT_BARS = {"bf16": 0.15, "fp8": 0.20}  # of the products of a GPU that was left out
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -47,6 +48,12 @@ def test_shapes_held_out_of_the_fit_are_within_the_bars() -> None:
         found = [row["held_out_median"] for row in rows if (row["kind"], row["dtype"]) == (kind, dtype)]
         assert found
         assert max(found) <= bar
+
+
+def test_products_of_every_gpu_left_out_are_within_the_bars() -> None:
+    rows = [one for one in evidence()["errors"] if one["kind"] == "gemm" and one["dtype"] in LEFT_OUT_BARS]
+    assert len(rows) == 11
+    assert [one for one in rows if one["left_out_median"] > LEFT_OUT_BARS[one["dtype"]]] == []
 
 
 def test_a_gpu_that_nobody_timed_says_so_and_is_less_sure() -> None:
