@@ -281,7 +281,9 @@ class Job:
         host: Parts = {}
         if run.eval_logits:
             width = 4.0 if run.autocast != "none" else float(self.low.compute_bytes)  # accelerate widens
-            values = self.share.graph.model.vocab_size * batch.longest_len
+            model = self.share.graph.model
+            of_sequences = model.task == "sequence_classification"
+            values = model.vocab_size * (1 if of_sequences else run.target_seq_len or batch.longest_len)
             batches = ceil(run.eval_samples / (rows * run.data_parallel))
             together = batches if run.eval_accumulation_steps is None else run.eval_accumulation_steps
             of_batch = rows * run.data_parallel * values

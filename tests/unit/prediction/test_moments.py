@@ -102,6 +102,12 @@ def test_logits_are_kept_on_the_device_until_they_go_to_the_host() -> None:
     assert whole.host_bytes["logits of all samples"] == pytest.approx(1.5 * 64 * 512 * 128_256 * 4.0)
 
 
+def test_a_classifier_keeps_a_row_of_logits_for_every_sample() -> None:
+    kept = {"model": "bert-base-uncased", "task": "sequence_classification", "num_labels": 7, "seq_len": 512}
+    whole = found(**kept, eval_samples=64, eval_logits=True)["evaluation"]
+    assert whole.device_bytes["logits"] == pytest.approx(15 * 8 * 7 * 2.0)
+
+
 def test_evaluation_rises_with_its_batch() -> None:
     small, large = (found(eval_samples=64, eval_batch_size=rows)["evaluation"] for rows in (1, 16))
     assert large.device_bytes.total > small.device_bytes.total
