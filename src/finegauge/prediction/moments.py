@@ -67,6 +67,7 @@ from finegauge.prediction.sharding import (
 )
 from finegauge.profile import Breakdown, Path, Profile
 from finegauge.records import NamedTuple
+from finegauge.run.field import version_numbers
 from finegauge.run.rules import FSDP, RL
 from finegauge.units import GIB, MIB
 
@@ -125,6 +126,7 @@ class Job:
         self.master_bytes = MASTER * self.own_trained
         self.stages = float(run.tensor_parallel * run.pipeline_parallel)
         layers = [tensor.size for layer, _ in model.layers for tensor in layer.tensors()]
+        self.merged_bytes = 2.0 * model.num_parameters
         self.largest_layer_values = max(layers, default=0)
         outer = [tensor.size for tensor in model.outer_tensors()]
         # FSDP gathers a tied head under both of its names
@@ -250,7 +252,10 @@ class Job:
     def _quantising(self, shared: Parts) -> Parts:
         """Return what the device holds while weights are quantised as they come; `shared` afterwards."""
         run = self.run
-        if run.loading == "device" and (run.sharding in FSDP or run.sharding == "zero3"):
+        reads_all = version_numbers(run.transformers_version) >= (5, 0, 0)  # rank 0 alone does not [8]
+        reads_all = reads_all and not framework_of(run.framework).own_models
+        on_device = run.loading == "device" or (run.loading == "rank0" and reads_all)
+        if on_device and (run.sharding in FSDP or run.sharding == "zero3"):
             shared = {("weights", "whole, before they are sharded"): self.model_bytes / self.stages}
         return {
             **shared,
@@ -327,7 +332,7 @@ class Job:
 
     def _merge(self) -> Moment:
         """Return what merging takes: the 16-bit model in host memory, the product of a pair of adapters."""
-        model = 2.0 * self.share.whole.model.num_parameters + 2.0 * self.largest_layer_values
+        model = self.merged_bytes + 2.0 * self.largest_layer_values
         return self._moment("merge", dict(self.rest), {("merged model",): model}, {})
 
     def _resume(self) -> Moment:
@@ -372,7 +377,7 @@ class Job:
         written = ceil(run.epochs * run.saves_per_epoch)
         # the new one comes before the oldest goes
         kept = written if run.saves_kept is None else min(written, run.saves_kept + 1)
-        merged = 2.0 * self.share.whole.model.num_parameters if name == "merge" else 0.0
+        merged = self.merged_bytes if name == "merge" else 0.0
         return self.file_bytes + kept * each + self.saved_bytes + merged
 
 

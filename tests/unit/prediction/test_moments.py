@@ -74,6 +74,8 @@ def test_bitsandbytes_takes_the_whole_model_onto_every_gpu_first(sharding: str) 
         found(method="qlora", num_gpus=4, sharding=sharding)["load"],
     )
     assert shared.device_bytes["weights"] >= alone.device_bytes["weights"]
+    stated = found(method="qlora", num_gpus=4, sharding=sharding, loading="rank0")["load"]
+    assert stated.device_bytes["weights"] == shared.device_bytes["weights"]
     for other in ({"framework": "torchtune", "sharding": "fsdp"}, {"transformers_version": "4.57"}):
         divided = found(**{"method": "qlora", "num_gpus": 4, "sharding": sharding, **other})["load"]
         assert divided.device_bytes["weights"] < 0.5 * alone.device_bytes["weights"]
