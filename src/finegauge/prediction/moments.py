@@ -52,7 +52,7 @@ from finegauge.catalogue.frameworks import framework_of
 from finegauge.data.batch_shape import shape
 from finegauge.model.graph import build
 from finegauge.model.weights import copies_states, optimizer_scratch
-from finegauge.prediction.model_parallel import by_megatron
+from finegauge.prediction.model_parallel import by_megatron, stream_degree
 from finegauge.prediction.offload import kept_on_host
 from finegauge.prediction.prefetch import ON_THEIR_WAY, ZERO3_KEPT
 from finegauge.prediction.sharding import (
@@ -68,7 +68,7 @@ from finegauge.prediction.sharding import (
 from finegauge.profile import Breakdown, Path, Profile
 from finegauge.records import NamedTuple
 from finegauge.run.field import version_numbers
-from finegauge.run.rules import FSDP, RL
+from finegauge.run.rules import FSDP, INFERENCE, RL
 from finegauge.units import GIB, MIB
 
 Parts = dict[Path, float]
@@ -178,7 +178,8 @@ class Job:
         run = self.run
         yield self._load()
         train = self.profile.device_memory_bytes
-        yield self._moment("train", {**train.parts, **self.pinned}, self.offloaded, outside=False)
+        on_host = {**self.offloaded, **self._checkpoints()}
+        yield self._moment("train", {**train.parts, **self.pinned}, on_host, outside=False)
         if run.eval_samples and run.phase in EVALUATED:
             yield self._evaluation()
         if self.states_bytes and run.phase not in ("evaluate", "prefill", "decode", "serve"):
@@ -186,6 +187,15 @@ class Job:
             if run.merge_adapters:
                 yield self._merge()
             yield self._resume()
+
+    def _checkpoints(self) -> Parts:
+        """Return the inputs of checkpointed layers that wait in host memory for their backward pass."""
+        run, model = self.run, self.share.graph.model
+        if run.activation_checkpointing != "offload" or run.phase in INFERENCE:
+            return {}
+        tokens = rank_extents(run, longest_extents(shape(run))).tokens / stream_degree(run)
+        layers = model.num_layers / run.pipeline_parallel
+        return {("offloaded", "checkpoints"): layers * tokens * self.low.stream_bytes * model.hidden_size}
 
     def _moment(
         self, name: str, device: Parts, first: Parts | None = None, other: Parts | None = None,
@@ -385,7 +395,7 @@ FORMULAS: dict[Path, str] = {
     ("processes",): "2.5 GiB for each process with PyTorch and CUDA, an assumption",
     ("loaded weights",): "converted to another number format, by every process that reads",
     ("flattened copy",): "the trained weights once more, in one tensor (DeepSpeed)",
-    ("offloaded",): "weights, gradients and states that every rank keeps in host memory",
+    ("offloaded",): "weights, gradients, states and checkpoints that every rank keeps in host memory",
     ("logits of all samples",): "samples x length x vocabulary x 4 B, in every process",
     ("saved copies",): "what is gathered on the first process, or copied off the GPU, to be written",
     ("merged model",): "the 16-bit model, and the product of one pair of adapters",
