@@ -14,7 +14,12 @@ from tests.oracle.real_step import BASE, FAMILIES, allocated, predicted, real_mo
 from tests.unit.prediction.profiles import written
 
 TOLERANCE_FRACTION = 0.002
-LORA = {"method": "lora", "lora_rank": 8, "lora_targets": ("q_proj", "v_proj"), "adapter_dtype": "fp32"}
+LORA: dict[str, Any] = {
+    "method": "lora",
+    "lora_rank": 8,
+    "lora_targets": ("q_proj", "v_proj"),
+    "adapter_dtype": "fp32",
+}
 
 
 @pytest.mark.parametrize("num_key_value_heads", [2, 8])
