@@ -9,6 +9,7 @@ from finegauge.validation.summary import reliability, validate
 
 FITS_OR_NOT = 0.985  # right, by the more likely; may only rise
 SAFE_MISSES = 0.05  # of claims that a room is safe: what a verdict promises
+SURE_HITS = 0.9  # of claims from 95 % on; may only rise
 RISKY_MISSES = 0.2  # of claims of 5 to 20 %
 
 
@@ -20,7 +21,7 @@ def test_it_came_as_often_as_was_said() -> None:
     safe, risky, *_, sure = found.bins
     assert safe.observed_fraction <= SAFE_MISSES
     assert risky.observed_fraction <= RISKY_MISSES
-    assert sure.observed_fraction > 0.5
+    assert sure.observed_fraction >= SURE_HITS
     assert safe.sources >= 10
 
 

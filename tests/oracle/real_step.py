@@ -126,15 +126,38 @@ def _model(run: Run) -> Any:
 def real_model(run: Run) -> Any:
     """Return the model of `run` with random weights, in training mode."""
     model = _model(run)
-    if run.activation_checkpointing == "full":
+    if run.activation_checkpointing in ("full", "offload"):
         model.gradient_checkpointing_enable({"use_reentrant": run.checkpointing_reentrant})
+    if run.activation_checkpointing == "offload":
+        model.moved_bytes = []
+        for module in model.modules():
+            if checkpoint := getattr(module, "_gradient_checkpointing_func", None):
+                module._gradient_checkpointing_func = _on_host(checkpoint, model.moved_bytes)
     if run.trains_adapters:
         from finegauge.measurement.weights import adapted
 
         model = adapted(model, run, "cpu")
-        if run.activation_checkpointing == "full":
+        if run.activation_checkpointing != "none":
             model.enable_input_require_grads()
     return model.train()
+
+
+def _on_host(checkpoint: Callable[..., Any], moved: list[int]) -> Callable[..., Any]:
+    """Return a checkpoint of a layer whose input waits where torch's allocator of the device has no part.
+
+    `moved` collects the bytes that go there.
+    """
+    import torch
+
+    def pack(kept: Any) -> Any:
+        moved.append(kept.nbytes)
+        return kept.detach().numpy().copy()
+
+    def offloaded(*args: Any, **kwargs: Any) -> Any:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: torch.from_numpy(kept).clone()):
+            return checkpoint(*args, **kwargs)
+
+    return offloaded
 
 
 def _step(model: Any, optimizer: Any, tokens: Any) -> None:

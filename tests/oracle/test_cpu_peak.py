@@ -6,13 +6,20 @@ from typing import Any
 
 import pytest
 
+from finegauge.prediction.moments import moments_of
 from finegauge.prediction.predictor import predict
 from finegauge.run.run import Run
-from tests.oracle.real_step import BASE, FAMILIES, allocated, real_model
+from tests.on_disk import config_file
+from tests.oracle.real_step import BASE, FAMILIES, allocated, predicted, real_model
 from tests.unit.prediction.profiles import written
 
 TOLERANCE_FRACTION = 0.002
-LORA = {"method": "lora", "lora_rank": 8, "lora_targets": ("q_proj", "v_proj"), "adapter_dtype": "fp32"}
+LORA: dict[str, Any] = {
+    "method": "lora",
+    "lora_rank": 8,
+    "lora_targets": ("q_proj", "v_proj"),
+    "adapter_dtype": "fp32",
+}
 
 
 @pytest.mark.parametrize("num_key_value_heads", [2, 8])
@@ -32,3 +39,22 @@ def test_a_real_step_peaks_where_we_say(
     weights = sum(parameter.untyped_storage().nbytes() for parameter in model.parameters())
     ours = predict(run).peak_memory_bytes.total
     assert ours == pytest.approx(allocated(run, model, weights), rel=TOLERANCE_FRACTION)
+
+
+@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not reentrant"])
+def test_checkpoints_that_wait_on_the_host(reentrant: bool) -> None:
+    figures = {**BASE, **FAMILIES["dense"], "vocab_size": 400, "num_hidden_layers": 8}
+    offloading = Run(
+        model=config_file(figures), weights_dtype="fp32", attention="eager", seq_len=96, micro_batch_size=2,
+        activation_checkpointing="offload", checkpointing_reentrant=reentrant, pad_to_multiple_of=1,
+        optimizer_implementation="foreach", gpu="A40", **LORA,
+    )  # fmt: skip
+    real: list[float] = []
+    for run in (offloading.replace(activation_checkpointing="full"), offloading):
+        model = real_model(run)
+        weights = sum(parameter.untyped_storage().nbytes() for parameter in model.parameters())
+        real.append(allocated(run, model, weights))
+        assert predicted(run) == pytest.approx(real[-1], rel=0.01)
+    assert real[1] < real[0]
+    train = next(one for one in moments_of(predict(offloading)) if one.name == "train")
+    assert train.host_bytes["offloaded"] == sum(model.base_model.model.moved_bytes) / 2  # of two steps

@@ -10,7 +10,7 @@ A recipe's function (`llm.llama31_8b.finetune_recipe`, `llama3_8b_pretrain_confi
 (read from NeMo 2.0 to 2.4 and Megatron-Bridge 0.2): 512 sequences of 8,192 a step on one node of 8 GPUs to
 pre-train; to fine-tune 128 of 2,048, or 8 rows of 4,096 where `packed_sequence` is set (`performance_mode`
 sets it), by LoRA of rank 8 unless `peft_scheme` is none: on all linear layers, on the fused projection alone
-in `performance_mode` and in Megatron-Bridge.
+in `performance_mode` and in Megatron-Bridge. Gradients are added up in fp32, in `performance_mode` in bf16.
 Degrees differ from model to model: where neither script nor `_RECIPES` states them, they count as 1, said.
 """
 
@@ -25,7 +25,7 @@ from finegauge.formats import trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, fixed, key, read_degrees
 from finegauge.formats.launchers import options_of
 from finegauge.formats.sheet import dotted
-from finegauge.run.field import names, whole
+from finegauge.run.field import names, number, whole
 from finegauge.run.rules import COMPARING, MODEL_DEGREES
 
 _SIZES = ("num_layers", "hidden_size", "num_attention_heads")
@@ -61,6 +61,10 @@ _EXPERT_TENSOR = "expert_tensor_parallel_size"  # of which 1 says something, whe
 _ZERO = ("zero_stage", "deepspeed_config", "deepspeed")
 _FSDP = ("use_torch_fsdp2", "use_custom_fsdp", "use_megatron_fsdp")
 _LAYOUT = "pipeline_model_parallel_layout"
+_CAPACITY = (
+    "moe_expert_capacity_factor moe_pad_expert_input_to_capacity moe_token_drop_policy "
+    "moe_train_capacity_factor disable_moe_token_dropping"
+)
 _REPEATED = re.compile(r"(\([^()]*\)|[^()*\d])\*(\d{1,3})")
 MOST_OF_A_LAYOUT = 10_000  # characters, written out
 _RECOMPUTE = ("recompute_granularity", "recompute_activations", "checkpoint_activations")
@@ -109,6 +113,8 @@ def of_recipe(keys: Mapping[str, Any]) -> dict[str, Any]:
         flat[_RENAMED.get(prefixed, prefixed)] = value
     command, model = str(flat.get("command", "pretrain")), str(flat.get("recipe_model", ""))
     fast = str(flat.pop("performance_mode", "")).lower() == "true"
+    in_fp32 = str(flat.pop("grad_reduce_in_fp32", not fast)).lower() == "true"
+    flat.setdefault("grad_reduce_in_bf16", not in_fp32)
     if command == "finetune":
         flat.setdefault("packed_sequence", fast)
     if model and (maker := flat.pop("from_recipe", False)):
@@ -413,6 +419,21 @@ def _need_experts_ranks(reading: Reading) -> None:
         )
 
 
+def _read_capacity(reading: Reading) -> None:
+    """Read how many rows each expert computes; Megatron-DeepSpeed pads to its capacity unless it drops none.
+
+    Unpadded, a capacity of an even share or more drops what no even routing sends.
+    """
+    of_core = _stated(reading, "moe_expert_capacity_factor")
+    factor = of_core if of_core is not None else _stated(reading, "moe_train_capacity_factor")
+    if factor is None or reading.flag("disable_moe_token_dropping"):
+        return
+    padded = of_core is None or reading.flag("moe_pad_expert_input_to_capacity")
+    factor = number(0.01, 1000.0)("moe_expert_capacity_factor", factor)
+    if padded or factor < 1.0:
+        reading.set("expert_capacity_factor", factor, *_CAPACITY.split())
+
+
 def _read_parallelism(reading: Reading) -> None:
     nodes = reading.whole("num_nodes", 1)
     each = next(
@@ -440,6 +461,7 @@ def _read_parallelism(reading: Reading) -> None:
     _read_sharding(reading)
     if reading.flag("overlap_moe_expert_parallel_comm"):
         reading.set("expert_parallel_overlap", True, "overlap_moe_expert_parallel_comm")
+    _read_capacity(reading)
     if reading.flag("optimizer_cpu_offload"):
         reading.set("cpu_offload", "optimizer", "optimizer_cpu_offload")
     if reading.stated("train_samples") and reading.stated("global_batch_size"):
@@ -523,7 +545,7 @@ PARALLELISM = Row(
     "account_for_loss_in_pipeline_split num_layers_in_first_pipeline_stage "
     "num_layers_in_last_pipeline_stage decoder_first_pipeline_num_layers "
     "decoder_last_pipeline_num_layers optimizer_cpu_offload global_batch_size train_samples "
-    f"{_LAYOUT}",
+    f"{_LAYOUT} {_CAPACITY}",
     _read_parallelism,
 )
 OPTIMIZER = key("optimizer", "optimizer", "adamw", more={"adam": "adamw"})
@@ -535,6 +557,5 @@ _ROWS = (
     *(_MODEL, METHOD, key("seq_length", "seq_len", 2048), MICRO_BATCH, ITERATIONS, PARALLELISM, OPTIMIZER),
     *(KERNELS, Row("packed_sequence", _read_packing)),
 )
-_CAPACITY = "moe_expert_capacity_factor moe_pad_expert_input_to_capacity moe_train_capacity_factor"
-FORMAT = Format("Megatron-LM", _ROWS, model_key="model", not_modelled=_CAPACITY, lists_its_keys=False)
+FORMAT = Format("Megatron-LM", _ROWS, model_key="model", lists_its_keys=False)
 NEMO = FORMAT._replace(name="NeMo", adapt=of_recipe)

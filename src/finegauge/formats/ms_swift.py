@@ -394,7 +394,7 @@ MEGATRON = Format(
     ),
     model_key="model",
     not_modelled="freeze_parameters freeze_parameters_ratio freeze_parameters_regex "
-    "moe_expert_capacity_factor mtp_num_layers modules_to_save fp4_format optimizer_offload_fraction",
+    "mtp_num_layers modules_to_save fp4_format optimizer_offload_fraction",
     lists_its_keys=False,
     adapt=_of_megatron,
 )

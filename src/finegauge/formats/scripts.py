@@ -20,6 +20,7 @@ from finegauge.formats.recipes import READER, recipe_in
 from finegauge.formats.sheet import BLOCK, samples_of
 from finegauge.formats.trainer_keys import in_all
 from finegauge.records import NamedTuple
+from finegauge.run.rules import num_held_out
 
 
 class Script(NamedTuple):
@@ -185,7 +186,13 @@ def _unread(script: "_Reader", keys: Mapping[str, Any]) -> Iterator[str]:
         yield "the model is built by the script, of a configuration of its own, and is not read"
     if script.loads_adapters and "lora_r" not in keys:
         yield "it goes on with adapters that it loads, whose rank is taken as 8: lora_rank=… says"
-    if script.keeps_logits and keys.get("prediction_loss_only") is not True:
+    if script.has_mxfp4:
+        yield (
+            "transformers' trainer refuses weights in MXFP4, which have no gradients: they are read as bf16, "
+            "as Mxfp4Config(dequantize=True) loads them"
+        )
+    counted = "eval_samples" in script.keys.get(BLOCK, {}) or keys.get("predict_with_generate") is True
+    if script.keeps_logits and not counted and keys.get("prediction_loss_only") is not True:
         yield "compute_metrics keeps the logits of all samples: eval_samples=N eval_logits=true counts them"
     made = [name for name in sorted({*_TRL_ARGUMENTS} | _HF_ARGUMENTS) if script.made[name] > 1]
     if made:
@@ -284,7 +291,8 @@ class _Reader:
         self.loads_adapters = False  # of another training, to go on with
         self.builds, self._built = False, None  # a model without its weights, of another's configuration
         self.has_arguments = False  # a trainer, wherever they are
-        self.keeps_logits = False
+        self.keeps_logits = self.has_mxfp4 = False
+        self._evaluated: ast.expr | None = None  # the data set of a trainer's evaluations
         self._cuts = list[int]()  # where a tokenizer is told to cut
         self.trained_on = ""
         self._told = dict[str, Any]()  # fields that calls tell outright, as the GPU that a cloud is asked for
@@ -294,9 +302,7 @@ class _Reader:
             self.keys["max_length"] = max(self._cuts)
         if not {"load_in_4bit", "load_in_8bit"} & {*self.keys}:
             self._told.pop("upcast_unquantized", None)
-        if self._taken or self._told:
-            taken = {"num_samples": max(self._taken)} if self._taken else {}
-            self.keys["finegauge"] = {**self._told, **taken}
+        taken = {"num_samples": max(self._taken)} if self._taken else {}
         if any(isinstance(n, ast.FunctionDef) and n.name in ("group_texts", "group_text") for n in nodes):
             self._note_blocks()
         for node in nodes:
@@ -305,8 +311,35 @@ class _Reader:
             elif isinstance(node, ast.Call) and callee(node.func) == ("", "setattr") and len(node.args) == 3:
                 of, named, value = node.args
                 self._amend(ast.Attribute(of, str(self.values.of(named)), ast.Store()), value)
+        if told := {**self._told, **taken, **self._evaluation()}:
+            self.keys["finegauge"] = told
         if self.builds and isinstance(self._built, str):
             self.keys.setdefault("model_name_or_path", self._built)
+
+    def _evaluation(self) -> dict[str, Any]:
+        """Return the samples of an evaluation, and whether it keeps their logits for its metrics."""
+        kind = self.keys.get("eval_strategy", self.keys.get("evaluation_strategy", "no"))
+        if self._evaluated is None or (kind == "no" and "evaluate" not in self.calls):
+            return {}
+        found, ways, seen = list[int](), [self._evaluated], set[str]()
+        split, total = self._told.get("validation_fraction"), in_all([str(self.keys.get("dataset_name"))])
+        for way in ways:
+            for node in ast.walk(way):
+                if isinstance(node, ast.Call):
+                    name, told = callee(node.func)[1], self.values.named(node)
+                    whole = max(self._taken, default=total or 0)
+                    if name == "train_test_split":
+                        size = told.get("test_size")
+                        found.append(size if isinstance(size, int) else num_held_out(whole, split or 0.0))
+                    elif taken := self._samples(node, name, told):
+                        found.append(taken)
+                elif isinstance(node, ast.Name) and node.id not in seen:
+                    seen.add(node.id)
+                    ways += [one] if (one := self.values.assigned(node.id)) is not None else []
+        if not (samples := min(found, default=0)):
+            return {}
+        words = self.keys.get("predict_with_generate") or self.keys.get("prediction_loss_only")
+        return {"eval_samples": samples} | ({"eval_logits": True} if self.keeps_logits and not words else {})
 
     def _read_all(self, nodes: list[ast.AST]) -> None:
         for node in nodes:
@@ -337,7 +370,9 @@ class _Reader:
             self._take(call, dict.fromkeys(_OF_TRAINER))
             self._take_model(call, "model")
             self.has_arguments |= any(one.arg in ("args", None) for one in call.keywords)
-            self.keeps_logits |= any(one.arg == "compute_metrics" for one in call.keywords)
+            given = {str(one.arg): one.value for one in call.keywords}
+            self.keeps_logits |= "compute_metrics" in given and "preprocess_logits_for_metrics" not in given
+            self._evaluated = given.get("eval_dataset", self._evaluated)
         elif name == "from_pretrained" and (
             owner in _UNSLOTH
             or owner.startswith("AutoModel")
@@ -391,6 +426,8 @@ class _Reader:
             self.keys.setdefault("peft", peft_keys(_OF_PEFT[kind], literal))
         elif name == "BitsAndBytesConfig":
             self._take(call, _OF_BITSANDBYTES)
+        elif name == "Mxfp4Config":
+            self.has_mxfp4 |= self.values.named(call).get("dequantize") is not True
         elif name == "get_peft_model" and owner in _UNSLOTH:
             self.adapts = True
             self._take(call, {**_OF_LORA, "use_gradient_checkpointing": None, **dict.fromkeys(_FINETUNES)})
@@ -436,15 +473,23 @@ class _Reader:
                 named = told.get("data_files")
             named = named if isinstance(named, str) else None
             self._note("dataset_name", named)
-            taken = samples_of(str(told.get("split", "")), in_all([named] if named else ()))
-            self._taken += [taken] if taken else []
-        elif name == "select" and isinstance(first, ast.Call) and callee(first.func)[1] == "range":
-            taken = self.values.of((first.args or [first])[-1])
-            self._taken += [taken] if isinstance(taken, int) and taken > 0 else []
+        if taken := self._samples(call, name, told):
+            self._taken.append(taken)
         elif name == "train_test_split" and isinstance(share := told.get("test_size"), float) and share < 1:
             self._told["validation_fraction"] = share
         elif name == "train" and isinstance(named := told.get("dataset"), str):
             self.trained_on = named  # Ludwig's
+
+    def _samples(self, call: ast.Call, name: str, told: Mapping[str, Any]) -> int | None:
+        """Return how many samples of a data set a call takes: load_dataset(…, split="train[:500]")."""
+        first = call.args[0] if call.args else None
+        if name == "load_dataset" and first is not None:
+            named = self.values.of(first)
+            return samples_of(str(told.get("split", "")), in_all([named] if isinstance(named, str) else ()))
+        if name == "select" and isinstance(first, ast.Call) and callee(first.func)[1] == "range":
+            taken = self.values.of((first.args or [first])[-1])
+            return taken if isinstance(taken, int) and taken > 0 else None
+        return None
 
     def _amend(self, target: ast.expr, value: ast.expr) -> None:
         """Read an argument that is set after the call: training_args.max_steps = 10."""

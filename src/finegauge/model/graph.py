@@ -13,13 +13,7 @@ from finegauge.catalogue.frameworks import engine, framework_of
 from finegauge.catalogue.gpus import has_no_flash, has_tensor_memory, is_cpu, multiplies_bf16, repacks_4bit
 from finegauge.catalogue.models import file_version
 from finegauge.errors import FieldError, UnsupportedError
-from finegauge.model.blocks import (
-    Architecture,
-    Attention,
-    Layer,
-    Linear,
-    Numerics,
-)
+from finegauge.model.blocks import Architecture, Attention, Layer, Linear, Numerics
 from finegauge.model.families.decoder import check_checkpointing, check_positions, check_task
 from finegauge.model.layers import TowerPart, embedding, head, images_among_words, layer_ops, tower_parts
 from finegauge.model.lowering import IN_BLOCKS, QUANTIZED_BYTES, STORED, Lowering, last_name, targets_of
@@ -262,6 +256,7 @@ def _lowering(run: Run) -> Lowering:
         attention=attends,
         experts="eager" if version >= (5, 0) and not fused_experts else run.experts_implementation,
         fused_experts=fused_experts,
+        expert_capacity_ratio=run.expert_capacity_factor or 1.0,
         megatron="megatron" in run.kernels,
         fused_kernels=bool(fused) or run.compile,  # a compiler fuses what those fuse by hand
         fused_activation=bool(fused - {"foak"}) or run.compile,
@@ -597,4 +592,4 @@ def of_model(run: Run, name: str | None) -> Run:
     """Return the same run of another model; of its own where none is named."""
     if name is None or name == run.model:
         return run
-    return run.replace(model=name, num_experts_per_tok=None)
+    return run.replace(model=name, num_experts_per_tok=None, expert_capacity_factor=None)

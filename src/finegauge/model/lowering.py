@@ -149,6 +149,7 @@ class Lowering(NamedTuple):
     narrow: str = ""  # the recipe by which products of the layers are computed in 8 or 4 bit
     narrow_products: str = "all"  # or linears, or experts
     casts_weights: bool = True  # before each product, unless they are gathered in 8 bits already
+    expert_capacity_ratio: float = 1.0  # rows that experts compute over those of the chosen
     own_models: bool = False  # the framework's code, which hands experts only the tokens that chose them
     masks: bool = False  # sdpa is handed a mask
     clamps_scores: bool = False  # eager attention keeps what it takes the larger of

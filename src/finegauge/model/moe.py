@@ -7,7 +7,9 @@ al. 2024, section III).
 
 Bytes follow transformers 5: "grouped_mm" sorts the pairs by expert and multiplies them in
 one call, in the experts' own dtype whatever autocast says; "eager" loops over the experts,
-of which one at a time is at work. Where experts differ in load, the bytes of their sum do not.
+of which one at a time is at work. Where experts differ in load, the bytes of their sum do not. With a
+capacity each computes that many rows, whatever tokens choose: what is over is dropped, what is missing padded
+(Megatron core, transformer/moe/moe_utils.py: get_capacity; DeepSpeed, moe/sharded_moe.py).
 """
 
 from finegauge.model.blocks import FeedForward, MixtureOfExperts
@@ -167,6 +169,11 @@ def _router(builder: OpBuilder, block: MixtureOfExperts) -> None:
     )
 
 
+def _rows(builder: OpBuilder, block: MixtureOfExperts) -> float:
+    """Return the rows per token that the routed experts compute: of the chosen, or up to their capacity."""
+    return min(block.top_k, block.num_experts) * builder.lowering.expert_capacity_ratio
+
+
 def _chosen_experts(builder: OpBuilder, block: MixtureOfExperts, entry: int, *, weighs: bool) -> bool:
     """Add the gather of each expert's rows, the experts and the weighted sum of what they return.
 
@@ -175,7 +182,7 @@ def _chosen_experts(builder: OpBuilder, block: MixtureOfExperts, entry: int, *, 
     added to them or not. The loop has one expert at a time at work. Copies of weights with their adapters
     added are made when they are first read and stay until all experts are done.
     """
-    low, part, e, k = builder.lowering, block.path, block.num_experts, min(block.top_k, block.num_experts)
+    low, part, e, k = builder.lowering, block.path, block.num_experts, _rows(builder, block)
     looped = block.looped or low.experts == "eager"
     own = low._replace(experts="eager" if looped else low.experts)
     wide = low.autocast and low.weight_bytes == 4
@@ -262,7 +269,7 @@ def _hold_copies(ops: list[Op], start: int, low: Lowering, block: MixtureOfExper
             )
 
 
-def _experts(builder: OpBuilder, block: MixtureOfExperts, rows: int, act_bytes: int = 0) -> None:
+def _experts(builder: OpBuilder, block: MixtureOfExperts, rows: float, act_bytes: int = 0) -> None:
     """Add the routed experts' projections over `rows` rows per token.
 
     The activation is in `act_bytes` per value if they are more than the products'.
@@ -293,7 +300,7 @@ def _weighted_sum(
     needs a gradient (`needed`: weights, experts); the loop also what it adds to the sum,
     the grouped form the way back to the tokens' order.
     """
-    low, e, k = builder.lowering, block.num_experts, min(block.top_k, block.num_experts)
+    low, e, k = builder.lowering, block.num_experts, _rows(builder, block)
     launches = LOOPED_EXPERT_LAUNCHES * e if looped else GROUPED_LAUNCHES
     weight = 4.0 if block.routing.wide_weights else float(low.compute_bytes)
     wide = max(weight * k * block.expert_width, pairs)  # a product with fp32 weights is fp32

@@ -52,7 +52,7 @@ _SAME = """
 checkpointing selective-checkpointing sdpa flash-attention fused-loss chunked-loss liger unsloth padding-free
 optimizer-in-backward zero1 zero2 zero3 fsdp sync-each-batch hybrid-shard tensor-parallel pipeline-parallel
 context-parallel expert-parallel grouped-experts fused-scan smaller-micro-batch smaller-engine engine-sleeps
-trainer-on-host
+trainer-on-host logits-to-host
 """
 _OTHER = """
 8bit-optimizer paged-optimizer bf16 lora qlora half-rank shorter-sequences shorter-requests adafactor lion sgd

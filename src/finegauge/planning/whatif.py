@@ -350,6 +350,8 @@ SWITCHES: tuple[Switch, ...] = (
     _degree("context_parallel", "needs ring attention (NeMo, torchtitan, Axolotl)"),
     Switch("expert-parallel", f"needs a framework that divides experts {MODEL_PARALLEL}",
            ("expert_parallel",), _expert_parallel),
+    Switch("logits-to-host", "an evaluation's, after every batch", {"eval_accumulation_steps": 1},
+           lacks=lambda run: "" if run.eval_logits else "the run's evaluations keep no logits"),
     Switch("half-gpus", "", ("num_gpus",), _half_gpus),
     _more_gpus(2, "double-gpus"),
     _more_gpus(8, "8x-gpus"),
@@ -388,9 +390,8 @@ def switch_named(name: str) -> Switch | None:
 
 def requirements(run: "Run", planned: "Run") -> tuple[str, ...]:
     """Return what the switches that `planned` has and `run` has not ask for in return."""
-    before, after = run.fields(), planned.fields()
+    before, after, found = run.fields(), planned.fields(), list[str]()
     moved = {name for name, value in after.items() if value != before[name]}
-    found: list[str] = []
     for switch in SWITCHES:
         if not switch.breaks or moved.isdisjoint(switch.fields):
             continue
@@ -523,10 +524,9 @@ def samples_per_step(run: "Run") -> float:
 
 def standing(run: "Run", estimator: Estimator | None = None, profile: Profile | None = None) -> Standing:
     """Return what `run`, whose length is known, takes; `profile`: its step, where it is known already."""
-    if profile is None:
-        from finegauge.prediction.predictor import predict
+    from finegauge.prediction.predictor import predict
 
-        profile = (estimator or predict)(run)
+    profile = profile or (estimator or predict)(run)
     bill = quote(run, profile)
     on_demand, spot = bill.cheapest_on_demand, bill.cheapest_spot
     return Standing(

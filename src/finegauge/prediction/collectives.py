@@ -564,7 +564,9 @@ def _experts(run: Run, share: Share, extents: Extents, runs: float) -> Iterator[
             mixer = branch.mixer
             if isinstance(mixer, MixtureOfExperts):
                 sent = tokens * min(mixer.top_k, mixer.num_experts) * mixer.expert_width
-                payload = sent * share.graph.lowering.compute_bytes
+                payload = (
+                    sent * share.graph.lowering.expert_capacity_ratio * share.graph.lowering.compute_bytes
+                )
                 way = "all_to_all", "expert", "tokens", payload, degree, span
                 times = 2 * count / run.pipeline_parallel
                 if runs < 2 or not (run.expert_parallel_overlap or "dualpipe" in run.pipeline_schedule):

@@ -236,12 +236,13 @@ def on_a_stage(run: Run, ends: Sequence[float]) -> float:
 
 def expert_fraction(graph: Graph) -> float:
     """Return the share of the parameters that lies in routed experts."""
-    routed = 0
-    for layer, count in graph.model.layers:
-        for branch in layer.branches:
-            if isinstance(branch.mixer, MixtureOfExperts):
-                routed += count * branch.mixer.num_experts * branch.mixer.expert_size
+    routed = sum(count * _routed(layer) for layer, count in graph.model.layers)
     return routed / max(1, graph.model.num_parameters)
+
+
+def _routed(layer: Layer) -> int:
+    mixers = [branch.mixer for branch in layer.branches]
+    return sum([m.num_experts * m.expert_size for m in mixers if isinstance(m, MixtureOfExperts)])
 
 
 def stage_shares(
@@ -277,9 +278,8 @@ def _params_on_stage(run: Run, whole: Graph, apart: bool, stage: int) -> tuple[f
         return sizes[stage] / total, sizes[stage] / total
     first, held, every_one = 0, [0.0, 0.0], [0.0, 0.0]
     for layer, count in layers:
-        mixers = [branch.mixer for branch in layer.branches]
-        routed = [m.num_experts * m.expert_size for m in mixers if isinstance(m, MixtureOfExperts) and apart]
-        params = float(sum(tensor.size for tensor in layer.tensors()) - sum(routed)), float(sum(routed))
+        routed = _routed(layer) if apart else 0
+        params = float(sum(tensor.size for tensor in layer.tensors()) - routed), float(routed)
         here = _held_by_stage(run, total, stage, first, count)
         for kind, size in enumerate(params):
             held[kind], every_one[kind] = held[kind] + here * size, every_one[kind] + count * size

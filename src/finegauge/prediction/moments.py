@@ -52,7 +52,7 @@ from finegauge.catalogue.frameworks import framework_of
 from finegauge.data.batch_shape import shape
 from finegauge.model.graph import build
 from finegauge.model.weights import copies_states, optimizer_scratch
-from finegauge.prediction.model_parallel import by_megatron
+from finegauge.prediction.model_parallel import by_megatron, stream_degree
 from finegauge.prediction.offload import kept_on_host
 from finegauge.prediction.prefetch import ON_THEIR_WAY, ZERO3_KEPT
 from finegauge.prediction.sharding import (
@@ -67,7 +67,8 @@ from finegauge.prediction.sharding import (
 )
 from finegauge.profile import Breakdown, Path, Profile
 from finegauge.records import NamedTuple
-from finegauge.run.rules import FSDP, RL
+from finegauge.run.field import version_numbers
+from finegauge.run.rules import FSDP, INFERENCE, RL
 from finegauge.units import GIB, MIB
 
 Parts = dict[Path, float]
@@ -125,6 +126,7 @@ class Job:
         self.master_bytes = MASTER * self.own_trained
         self.stages = float(run.tensor_parallel * run.pipeline_parallel)
         layers = [tensor.size for layer, _ in model.layers for tensor in layer.tensors()]
+        self.merged_bytes = 2.0 * model.num_parameters
         self.largest_layer_values = max(layers, default=0)
         outer = [tensor.size for tensor in model.outer_tensors()]
         # FSDP gathers a tied head under both of its names
@@ -176,7 +178,8 @@ class Job:
         run = self.run
         yield self._load()
         train = self.profile.device_memory_bytes
-        yield self._moment("train", {**train.parts, **self.pinned}, self.offloaded, outside=False)
+        on_host = {**self.offloaded, **self._checkpoints()}
+        yield self._moment("train", {**train.parts, **self.pinned}, on_host, outside=False)
         if run.eval_samples and run.phase in EVALUATED:
             yield self._evaluation()
         if self.states_bytes and run.phase not in ("evaluate", "prefill", "decode", "serve"):
@@ -184,6 +187,15 @@ class Job:
             if run.merge_adapters:
                 yield self._merge()
             yield self._resume()
+
+    def _checkpoints(self) -> Parts:
+        """Return the inputs of checkpointed layers that wait in host memory for their backward pass."""
+        run, model = self.run, self.share.graph.model
+        if run.activation_checkpointing != "offload" or run.phase in INFERENCE:
+            return {}
+        tokens = rank_extents(run, longest_extents(shape(run))).tokens / stream_degree(run)
+        layers = model.num_layers / run.pipeline_parallel
+        return {("offloaded", "checkpoints"): layers * tokens * self.low.stream_bytes * model.hidden_size}
 
     def _moment(
         self, name: str, device: Parts, first: Parts | None = None, other: Parts | None = None,
@@ -250,7 +262,10 @@ class Job:
     def _quantising(self, shared: Parts) -> Parts:
         """Return what the device holds while weights are quantised as they come; `shared` afterwards."""
         run = self.run
-        if run.loading == "device" and (run.sharding in FSDP or run.sharding == "zero3"):
+        reads_all = version_numbers(run.transformers_version) >= (5, 0, 0)  # rank 0 alone does not [8]
+        reads_all = reads_all and not framework_of(run.framework).own_models
+        on_device = run.loading == "device" or (run.loading == "rank0" and reads_all)
+        if on_device and (run.sharding in FSDP or run.sharding == "zero3"):
             shared = {("weights", "whole, before they are sharded"): self.model_bytes / self.stages}
         return {
             **shared,
@@ -281,7 +296,9 @@ class Job:
         host: Parts = {}
         if run.eval_logits:
             width = 4.0 if run.autocast != "none" else float(self.low.compute_bytes)  # accelerate widens
-            values = self.share.graph.model.vocab_size * batch.longest_len
+            model = self.share.graph.model
+            of_sequences = model.task == "sequence_classification"
+            values = model.vocab_size * (1 if of_sequences else run.target_seq_len or batch.longest_len)
             batches = ceil(run.eval_samples / (rows * run.data_parallel))
             together = batches if run.eval_accumulation_steps is None else run.eval_accumulation_steps
             of_batch = rows * run.data_parallel * values
@@ -325,7 +342,7 @@ class Job:
 
     def _merge(self) -> Moment:
         """Return what merging takes: the 16-bit model in host memory, the product of a pair of adapters."""
-        model = 2.0 * self.share.whole.model.num_parameters + 2.0 * self.largest_layer_values
+        model = self.merged_bytes + 2.0 * self.largest_layer_values
         return self._moment("merge", dict(self.rest), {("merged model",): model}, {})
 
     def _resume(self) -> Moment:
@@ -370,7 +387,7 @@ class Job:
         written = ceil(run.epochs * run.saves_per_epoch)
         # the new one comes before the oldest goes
         kept = written if run.saves_kept is None else min(written, run.saves_kept + 1)
-        merged = 2.0 * self.share.whole.model.num_parameters if name == "merge" else 0.0
+        merged = self.merged_bytes if name == "merge" else 0.0
         return self.file_bytes + kept * each + self.saved_bytes + merged
 
 
@@ -378,7 +395,7 @@ FORMULAS: dict[Path, str] = {
     ("processes",): "2.5 GiB for each process with PyTorch and CUDA, an assumption",
     ("loaded weights",): "converted to another number format, by every process that reads",
     ("flattened copy",): "the trained weights once more, in one tensor (DeepSpeed)",
-    ("offloaded",): "weights, gradients and states that every rank keeps in host memory",
+    ("offloaded",): "weights, gradients, states and checkpoints that every rank keeps in host memory",
     ("logits of all samples",): "samples x length x vocabulary x 4 B, in every process",
     ("saved copies",): "what is gathered on the first process, or copied off the GPU, to be written",
     ("merged model",): "the 16-bit model, and the product of one pair of adapters",

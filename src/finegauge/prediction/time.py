@@ -95,7 +95,7 @@ def meets_every_micro_batch(run: Run) -> bool:
 def expert_waits_s(share: Share, extents: Extents, parts: Breakdown) -> Any:
     """Return the seconds that a micro-batch, of `parts`, waits for the rank with the busiest experts."""
     run = share.run
-    if run.expert_parallel == 1:
+    if run.expert_parallel == 1 or run.expert_capacity_factor:  # of which each expert computes as many rows
         return 0.0
     routed = [op for group in share.graph.layers for op in group.ops if op.kind == "grouped_gemm"]
     if not routed:

@@ -79,7 +79,7 @@ UNMEASURED = Interval(0.90, 1.14)
 RESERVED = Interval(0.84, 1.12)
 
 
-def memory_interval(run: "Run", interval: Interval) -> Interval:
+def memory_interval(run: "Run", interval: Interval, unmeasured: Interval = UNMEASURED) -> Interval:
     """Return the interval of the peak memory of `run`: `interval`, wider where its framework is less sure.
 
     Nobody measured its memory, or some of what it does is inferred from rows. What an engine takes at its
@@ -89,12 +89,12 @@ def memory_interval(run: "Run", interval: Interval) -> Interval:
         return Interval(1.0, 1.0)
     if not (is_unweighed(run.framework) or framework_of(run.framework).inferred):
         return interval
-    return _no_narrower(interval, UNMEASURED)
+    return _no_narrower(interval, unmeasured)
 
 
-def counted_interval(interval: Interval, metric: str) -> Interval:
+def counted_interval(interval: Interval, metric: str, reserved: Interval = RESERVED) -> Interval:
     """Return the interval of peak memory counted by `metric`; `interval` is of what torch allocates."""
-    return interval if metric == "torch_allocated" else _no_narrower(interval, RESERVED)
+    return interval if metric == "torch_allocated" else _no_narrower(interval, reserved)
 
 
 def _no_narrower(interval: Interval, other: Interval) -> Interval:

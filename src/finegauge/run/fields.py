@@ -53,6 +53,12 @@ class Fields(MachineFields):
         whole(1, 100_000, words={"all": ""}),
         "active experts per token; none: as the model says; `all`: dense fine-tuning",
     )
+    expert_capacity_factor: float | None = spec(
+        number(0.01, 1000.0),
+        "rows that each routed expert computes over an even share, however tokens choose: the rest is "
+        "dropped, or padded (`moe_expert_capacity_factor` with `moe_pad_expert_input_to_capacity` of "
+        "Megatron); none: those of the tokens that chose it",
+    )
     adapter: str = spec(
         choice(options.ADAPTERS, options.ADAPTER_ALIASES),
         "what trains beside the frozen weights with `method: lora`, `qlora` or `gptq_lora`: {options}; see "

@@ -23,10 +23,8 @@ from finegauge.run.field import version_numbers
 
 STATED = ("file", "command line", "caller")  # origins of stated values
 ADAPTER_METHODS = ("lora", "qlora", "gptq_lora")
-LORA_FIELDS = (
-    *("lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "adapter_dtype", "adapter", "adapter_size"),
-    "adapter_hidden_size",
-)
+_OF_LORA = "lora_rank lora_alpha lora_dropout lora_targets adapter_dtype adapter adapter_size"
+LORA_FIELDS = (*_OF_LORA.split(), "adapter_hidden_size")
 PROJECTING, LOMO = ("galore", "apollo"), ("lomo", "adalomo")  # optimizers
 PROMPTS = ("prompt_tuning", "prefix_tuning", "p_tuning")  # adapters that put tokens before a sequence's own
 OFF_PROJECTIONS = (*PROMPTS, "trainable_tokens", "ln_tuning")  # adapters that no projection has
@@ -139,6 +137,11 @@ def _check_method(values: Mapping[str, Any], origins: Mapping[str, str]) -> None
         raise FieldError(
             f"method={method} needs weights_dtype {' or '.join(quantized)}, not {dtype}; or use method=lora."
         )
+    if dtype in ("mxfp4", "nvfp4") and values["phase"] not in INFERENCE:
+        raise FieldError(
+            f"weights_dtype={dtype}: transformers' trainer refuses such weights, which have no gradients; "
+            "use bf16, as Mxfp4Config(dequantize=True) loads them."
+        )
     if not quantized and dtype in QUANTIZED_DTYPES and values["phase"] not in INFERENCE:
         trained = "qlora" if dtype in QUANTIZED_BY_METHOD["qlora"] else "gptq_lora"
         raise FieldError(
@@ -168,10 +171,8 @@ def _check_adapter(values: Mapping[str, Any], origins: Mapping[str, str]) -> Non
             "adapter=prefix_tuning holds a cache, which activation_checkpointing cannot rebuild: PEFT "
             "refuses both together; use activation_checkpointing=none or adapter=prompt_tuning."
         )
-    if kind in PROMPTS and (values["phase"] not in ("sft", "pretrain", *PAIRED, "evaluate")):
-        raise FieldError(
-            f"adapter={kind} is not predicted for phase={values['phase']}; use another adapter, or sft."
-        )
+    if kind in PROMPTS and (phase := values["phase"]) not in ("sft", "pretrain", *PAIRED, "evaluate"):
+        raise FieldError(f"adapter={kind} is not predicted for phase={phase}; use another adapter, or sft.")
     if kind in PROMPTS and (values["packing"] or values["padding"] == "free"):
         raise FieldError(f"adapter={kind} puts a prompt before every sequence, so that none can be joined.")
 
@@ -570,18 +571,17 @@ def _fit_ends(values: Mapping[str, Any], layers: int, stages: int) -> None:
 
 def _fit_experts(values: dict[str, Any], config: Mapping[str, Any]) -> None:
     active, model, degree = values["num_experts_per_tok"], values["model"], values["expert_parallel"]
-    if active is None and degree == 1:
+    names = ("num_experts_per_tok", "expert_capacity_factor", "expert_parallel")
+    if not (stated := [name for name in names if values[name] not in (None, 1)]):
         return
     experts = num_experts(config)
     if not experts:
-        field = "expert_parallel" if active is None else "num_experts_per_tok"
-        raise FieldError(f"{field} is stated, but {model} has no experts; remove it.")
+        raise FieldError(f"{stated[0]} is stated, but {model} has no experts; remove it.")
     if active == "all":
         values["num_experts_per_tok"] = active = experts
     if active is not None and active > experts:
-        raise FieldError(
-            f"num_experts_per_tok={active} exceeds the {experts} experts of {model}; use 1 to {experts}."
-        )
+        asked = f"num_experts_per_tok={active}"
+        raise FieldError(f"{asked} exceeds the {experts} experts of {model}; use 1 to {experts}.")
     if experts % degree:
         raise FieldError(
             f"expert_parallel={degree} does not divide the {experts} experts of {model}; "

@@ -22,7 +22,7 @@ FROM_MODEL_ALONE = "default of a model alone"  # which names no training
 REQUIRED = ("model", "method")  # a config.json alone states no method; its reader says full
 NEED_THE_MODEL = (
     *("num_experts_per_tok", "tensor_parallel", "pipeline_parallel", "virtual_pipeline_stages"),
-    "expert_parallel",
+    *("expert_parallel", "expert_capacity_factor"),
 )
 FREE = frozenset(("micro_batch_size", "provider", "region"))  # no rule reads them: nothing follows from them
 

@@ -3,8 +3,9 @@
 Reliability of P(OOM): predicted probabilities against how often runs really ran out of memory. Every measured
 peak says, of any room, whether the step would have run out of it: the rooms asked about are shares of the
 predicted peak. A row that only ran, or ran out of memory, says so of its own GPU. The interval behind the
-probability is that of all other sources whose frameworks are as known or as new, so no row speaks for itself;
-with too few others it is the one in force. All sources weigh alike.
+probability is made as a prediction's is, wider for a new framework and for what an allocator keeps, of all
+other sources, so no row speaks for itself; with too few others it is the one in force. All sources weigh
+alike.
 """
 
 from collections import defaultdict
@@ -17,7 +18,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from finegauge.calibration import MIN_SOURCES, Residual, conformal_interval
 from finegauge.errors import FineGaugeError
 from finegauge.formats.measurement_tables import METRICS, MeasuredRow, read_table
-from finegauge.prediction.uncertainty import exceeded_ratio, exceeding_fraction, is_unweighed
+from finegauge.prediction.uncertainty import (
+    RESERVED,
+    UNMEASURED,
+    counted_interval,
+    exceeded_ratio,
+    exceeding_fraction,
+    is_unweighed,
+    memory_interval,
+)
 from finegauge.profile import Interval, Profile
 from finegauge.run.rules import RL
 from finegauge.units import GIB
@@ -403,14 +412,13 @@ ROOMS = tuple(exp(0.05 * step) for step in range(-6, 8))  # 0.74 to 1.42 of the 
 CHANCES = tuple((step + 0.5) / 20 for step in range(20))  # that a room is claimed to be too small by
 ENDS = (0.0, 0.05, 0.2, 0.5, 0.8, 0.95, 1.0)
 FEW_CLAIMS = 10  # which say little about a source
-NEW, ALLOCATED, BEYOND = "new framework", "allocated", "reserved, or not stated"
 SURE_FROM_FRACTION = 0.5  # the more likely of fits or not
 
 
 class Bin(NamedTuple):
     """What was said with a probability from one end to the next, all sources weighing alike.
 
-    Sources that say less than `FEW_CLAIMS` there count as one.
+    One that says less than `FEW_CLAIMS` there weighs by what it says.
     """
 
     low_fraction: float
@@ -437,40 +445,44 @@ class _Claim(NamedTuple):
 
 def reliability(answers: Iterable[Answer]) -> Reliability | None:
     """Return how often P(OOM) came true; None where no row states memory or an outcome."""
-    groups: dict[str, list[Answer]] = defaultdict(list)
+    of_source: dict[str, list[Answer]] = defaultdict(list)
     for one in answers:
-        if one.profile is not None:
-            groups[_regime(one)].append(one)
+        of_source[one.row.source].append(one)
+    known = [one for answered in of_source.values() for one in answered if _residual(one)]
+    kinds = (
+        [one for one in known if _metric(one) == "torch_allocated" and not _is_new(one)],
+        [one for one in known if _is_new(one)],
+        [one for one in known if _metric(one) != "torch_allocated"],
+    )
     claims: list[_Claim] = []
     right: list[bool] = []
-    beyond = [one for name in (NEW, BEYOND) for one in groups.get(name, ()) if not _is_allocated(one)]
-    for name, answered in groups.items():
-        alike = beyond if name == BEYOND else answered
-        residuals = [found for one in alike if (found := _residual(one))]
-        for source in dict.fromkeys(one.row.source for one in answered):
-            others = [residual for residual in residuals if residual.source != source]
-            known = len({residual.source for residual in others}) >= MIN_SOURCES - 1
-            interval = conformal_interval(others) if known else None
-            for one in answered:
-                if one.row.source == source:
-                    claims += _margins(one, interval or _in_force(one))
-                    claims += (own := _outcome(one, interval or _in_force(one)))
-                    right += [(claim.probability >= SURE_FROM_FRACTION) == claim.happened for claim in own]
+    for source, answered in of_source.items():
+        allocated, new, beyond = (_of_others(kind, source) for kind in kinds)
+        for one in answered:
+            if one.profile is None:
+                continue
+            interval = memory_interval(one.profile.run, allocated or _in_force(one), new or UNMEASURED)
+            counted = counted_interval(interval, _metric(one), beyond or RESERVED)
+            claims += _margins(one, counted)
+            claims += (own := _outcome(one, interval))
+            right += [(claim.probability >= SURE_FROM_FRACTION) == claim.happened for claim in own]
     if not claims:
         return None
     return Reliability(tuple(_bins(claims)), len(right), sum(right) / len(right) if right else None)
 
 
-def _regime(one: Answer) -> str:
-    """Return how sure the memory of a row is: by whose framework it is, and by what was counted."""
-    if one.profile is not None and is_unweighed(one.profile.run.framework):
-        return NEW
-    return ALLOCATED if _is_allocated(one) else BEYOND
+def _of_others(rows: Iterable[Answer], source: str) -> Interval | None:
+    """Return the interval of `rows` without those of `source`; None where too few sources are left."""
+    found = [residual for one in rows if one.row.source != source and (residual := _residual(one))]
+    return conformal_interval(found) if len({one.source for one in found}) >= MIN_SOURCES - 1 else None
 
 
-def _is_allocated(one: Answer) -> bool:
-    measured = one.row.measured
-    return measured.memory_metric == "torch_allocated" or not measured.peak_memory_gib
+def _is_new(one: Answer) -> bool:
+    return one.profile is not None and is_unweighed(one.profile.run.framework)
+
+
+def _metric(one: Answer) -> str:
+    return one.row.measured.memory_metric if one.row.measured.peak_memory_gib else "torch_allocated"
 
 
 def _residual(one: Answer) -> Residual | None:
@@ -516,9 +528,8 @@ def _bins(claims: Sequence[_Claim]) -> Iterator[Bin]:
             if low <= claim.probability < high or claim.probability == high == ENDS[-1]:
                 found[claim.source].append(claim)
         if found:
-            few = [claim for each in found.values() if len(each) < FEW_CLAIMS for claim in each]
-            each_of = [each for each in found.values() if len(each) >= FEW_CLAIMS] + [few] * bool(few)
-            said = [sum(c.probability for c in each) / len(each) for each in each_of]
-            seen = [sum(c.happened for c in each) / len(each) for each in each_of]
+            weights = [min(1.0, len(each) / FEW_CLAIMS) for each in found.values()]
+            said = [fmean(c.probability for c in each) for each in found.values()]
+            seen = [fmean(c.happened for c in each) for each in found.values()]
             number = sum(map(len, found.values()))
-            yield Bin(low, high, number, len(found), sum(said) / len(said), sum(seen) / len(seen))
+            yield Bin(low, high, number, len(found), fmean(said, weights), fmean(seen, weights))

@@ -1,10 +1,13 @@
 """Megatron-LM's own kernels and optimizer: what they keep, hold, move and call, by hand."""
 
 import json
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from finegauge.model.graph import build
 from finegauge.prediction.calibration import DATASHEET
@@ -172,3 +175,31 @@ def test_trainers_that_list_linears_adapt_no_fused_experts() -> None:
     counts = [build(Run.from_fields({**fields, "framework": name})).weights.adapter_params for name in names]
     assert counts[0] > 5 * counts[1]
     assert counts[1] == counts[2] == counts[3]
+
+
+def test_experts_compute_up_to_their_capacity_whatever_tokens_choose() -> None:
+    asked = Run(
+        model="qwen3-30b-a3b", method="full", phase="pretrain", gpu="H100", num_gpus=8, expert_parallel=8,
+        framework="Megatron-LM", sharding="zero1", seq_len=4096, packing=True,
+    )  # fmt: skip
+    padded = asked.replace(expert_capacity_factor=1.5)
+    experts, chosen, hidden, inner, layers = 128, 8, 2048, 768, 48
+    capacity = ceil(4096 * chosen * 1.5 / experts)  # rows of each
+    with torch.device("meta"), FlopCounterMode(display=False) as counted:
+        rows = torch.empty(experts, capacity, hidden)
+        up = torch.bmm(rows, torch.empty(experts, hidden, 2 * inner))
+        torch.bmm(up[..., :inner], torch.empty(experts, inner, hidden))
+    products = [op for group in build(padded).layers for op in group.ops if op.kind == "grouped_gemm"]
+    flops = sum(2 * 4096 * g.rows_per_token * g.n * g.k for op in products for g in op.forward.gemms)
+    assert flops == pytest.approx(counted.get_total_flops())
+    sent = [
+        sum(m.payload_bytes * m.num_sent for m in collectives(one) if m.kind == "all_to_all")
+        for one in (asked, padded)
+    ]
+    assert sent[1] == pytest.approx(1.5 * sent[0])
+    kept = [predict(one).peak_memory_bytes["activations"] for one in (asked, padded)]
+    more = (
+        layers * (capacity * experts - 4096 * chosen) * (2 * hidden + 3 * inner) * 2
+    )  # in and out, gate, up
+    assert kept[1] - kept[0] == pytest.approx(more, rel=0.25)
+    assert predict(padded).step_time_s["waits"] <= predict(asked).step_time_s["waits"]

@@ -74,6 +74,8 @@ def test_bitsandbytes_takes_the_whole_model_onto_every_gpu_first(sharding: str) 
         found(method="qlora", num_gpus=4, sharding=sharding)["load"],
     )
     assert shared.device_bytes["weights"] >= alone.device_bytes["weights"]
+    stated = found(method="qlora", num_gpus=4, sharding=sharding, loading="rank0")["load"]
+    assert stated.device_bytes["weights"] == shared.device_bytes["weights"]
     for other in ({"framework": "torchtune", "sharding": "fsdp"}, {"transformers_version": "4.57"}):
         divided = found(**{"method": "qlora", "num_gpus": 4, "sharding": sharding, **other})["load"]
         assert divided.device_bytes["weights"] < 0.5 * alone.device_bytes["weights"]
@@ -100,6 +102,12 @@ def test_logits_are_kept_on_the_device_until_they_go_to_the_host() -> None:
     some = found(**kept, eval_accumulation_steps=2)["evaluation"]
     assert some.device_bytes["logits"] - alone.device_bytes["logits"] == pytest.approx(3 * of_batch)
     assert whole.host_bytes["logits of all samples"] == pytest.approx(1.5 * 64 * 512 * 128_256 * 4.0)
+
+
+def test_a_classifier_keeps_a_row_of_logits_for_every_sample() -> None:
+    kept = {"model": "bert-base-uncased", "task": "sequence_classification", "num_labels": 7, "seq_len": 512}
+    whole = found(**kept, eval_samples=64, eval_logits=True)["evaluation"]
+    assert whole.device_bytes["logits"] == pytest.approx(15 * 8 * 7 * 2.0)
 
 
 def test_evaluation_rises_with_its_batch() -> None:

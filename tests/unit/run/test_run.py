@@ -44,6 +44,7 @@ def test_software_version_decides(version: str, implementation: str, experts: st
     [
         ({"weights_dtype": "bf16"}, "method=qlora needs weights_dtype nf4_dq or nf4 or int8, not bf16"),
         ({"method": "full", "weights_dtype": "nf4"}, "weights_dtype=nf4 cannot be used with method=full"),
+        ({"method": "lora", "weights_dtype": "mxfp4"}, "trainer refuses such weights"),
         ({"method": "full", "lora_rank": 8}, "lora_rank is stated, but method=full trains no adapters"),
         ({"freeze_trainable_layers": 3}, "freeze_trainable_layers is stated, but method=qlora"),
         ({"method": "lora", "upcast_unquantized": True}, "upcast_unquantized needs quantised weights"),
@@ -66,6 +67,13 @@ def test_contradictions_and_absurdities_are_one_sentence(fields: dict[str, Any],
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == 64
+
+
+def test_transformers_quantiser_of_mxfp4_says_that_it_cannot_train() -> None:
+    from transformers import Mxfp4Config
+    from transformers.quantizers.quantizer_mxfp4 import Mxfp4HfQuantizer
+
+    assert not Mxfp4HfQuantizer(Mxfp4Config(), pre_quantized=True).is_trainable
 
 
 def test_origins() -> None:
