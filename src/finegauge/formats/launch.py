@@ -171,7 +171,7 @@ def of_tasks(tasks: Sequence[Task], file: str, name: str) -> Launch:
 def _of_shell(text: str, place: Place, arguments: Sequence[str], given: Mapping[str, str] = {}) -> Launch:
     batch = batch_options(text)
     shell = Shell(text, place.name, arguments)
-    shell.files = place.files
+    shell.files, shell.read = place.files, place.text
     shell.variables |= of_slurm(batch) | {name: given[name] for name in given if name.isidentifier()}
     refused: list[FileFormatError] = []
     trainings, served = list[Launch](), list[Launch]()  # a server may write a training's answers
@@ -560,6 +560,10 @@ def _of_torchtune(options: dict[str, Any], loose: list[str], keys: dict[str, Any
     recipe = next((word for word in loose if not word.startswith("-")), "")
     if re.search(r"eval|generat|quantize$", recipe):
         raise _TrainsNothingError(f"torchtune's recipe {shown(recipe)} trains nothing.")
+    if "distillation" in recipe:
+        raise FileFormatError(
+            f"torchtune's recipe {shown(recipe)} distils a teacher, which is not supported."
+        )
     config = options.pop("config", None)
     for part in {"model", "optimizer", "dataset", "loss"} & {*options}:  # optimizer=torch.optim.SGD
         options[f"{part}._component_"] = options.pop(part)

@@ -30,6 +30,7 @@ _DEGREES = {
         "expert_parallel",
     )
 }
+_EXPERT_TENSOR = "parallelism.expert_tensor_parallel_degree"  # 1 or that of tensor parallelism
 _SHARD, _RESHARD = "parallelism.data_parallel_shard_degree", "parallelism.fsdp_reshard_after_forward"
 _SCHEDULE = "parallelism.pipeline_parallel_schedule"
 _ASYNC = "parallelism.enable_async_tensor_parallel"
@@ -240,6 +241,8 @@ def _read_parallelism(reading: Reading) -> None:
     if "tensor_parallel" in reading.fields:  # its tensor parallelism always divides norms too
         reading.set("sequence_parallel", True)
         reading.set("tensor_parallel_overlap", reading.flag(_ASYNC), _ASYNC)
+        if "expert_parallel" in reading.fields:
+            reading.take("expert_tensor_parallel", _EXPERT_TENSOR, 1)
     shard = reading.get(_SHARD, -1)
     if str(shard) == "-1" and reading.launched_gpus is None and "expert_parallel" in reading.fields:
         experts, others = (
@@ -323,6 +326,7 @@ def _parallelism(run: Run) -> dict[str, Any]:
     stays = run.sharding in ("zero1", "zero2", "fsdp_shard_grad_op")
     return {
         **{key: getattr(run, field) for key, field in _DEGREES.items()},
+        _EXPERT_TENSOR: run.expert_tensor_parallel if run.expert_parallel > 1 else None,
         _SHARD: shards,
         _RESHARD: "never" if stays else "default",
         _ASYNC: True if run.tensor_parallel_overlap else None,
@@ -357,7 +361,20 @@ FORMAT = Format(
             lambda run: {_COMPILE[0]: run.compile},
         ),
         Row(
-            " ".join((*_DEGREES, _SHARD, _RESHARD, _SCHEDULE, *_ENDS, _LAYERS, _OFFLOAD, _BATCH, _ASYNC)),
+            " ".join(
+                (
+                    *_DEGREES,
+                    _EXPERT_TENSOR,
+                    _SHARD,
+                    _RESHARD,
+                    _SCHEDULE,
+                    *_ENDS,
+                    _LAYERS,
+                    _OFFLOAD,
+                    _BATCH,
+                    _ASYNC,
+                )
+            ),
             _read_parallelism,
             _parallelism,
         ),

@@ -102,6 +102,11 @@ def _read_model(reading: Reading) -> None:
         raise FieldError(
             f"{reading.file_name} is torchtune's PPO, which is not supported; write a run file of phase ppo."
         )
+    if "teacher_model" in reading.keys or "distillation" in reading.text("recipe"):
+        raise FieldError(
+            f"{reading.file_name} distils a teacher into a student, which is not supported: both models "
+            "are held; write a run file of the student for a lower bound."
+        )
     if "optimizer" not in reading.keys and {"tasks", "prompt", "enable_kv_cache"} & {*reading.keys}:
         raise FieldError(
             f"{reading.file_name} is a file of torchtune that evaluates or generates, not trains."
