@@ -28,6 +28,8 @@ _OF_LIGHTNING = {
 def own_loop(nodes: Sequence[ast.AST], values: Values, modules: Mapping[str, str]) -> dict[str, Any]:
     """Return a loop's arguments under the names of transformers' Trainer, {} where there is none to read.
 
+    What only running it would tell is `OPAQUE`.
+
     Args:
         nodes: Of the syntax tree.
         values: What its expressions come to.
@@ -44,12 +46,17 @@ def own_loop(nodes: Sequence[ast.AST], values: Values, modules: Mapping[str, str
     frozen = any(
         isinstance(node, ast.Assign) and last_name(node.targets[0]) == "requires_grad" for node in nodes
     )
-    if not optimizer or len(models) != 1 or frozen or any(map(_OTHER_WORK.search, named)):
+    engine = next((call for call, owner, name in calls if (owner, name) == ("deepspeed", "initialize")), None)
+    if not (optimizer or engine) or len(models) != 1 or frozen or any(map(_OTHER_WORK.search, named)):
         return {}
     if trainer is None and not steps:
         return {}
-    found: dict[str, Any] = {"bf16": False, "gradient_checkpointing": False, "optim": optimizer.lower()}
-    found |= _batch(calls, values)
+    found: dict[str, Any] = {
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "optim": optimizer.lower() or "adamw",
+    }
+    found |= _batch(calls, values) if engine is None else _of_engine(engine, values)
     for call, owner, name in calls:
         told = values.named(call)
         lengths = [told[key] for key in _LENGTHS if _is_length(told.get(key))]
@@ -66,7 +73,16 @@ def own_loop(nodes: Sequence[ast.AST], values: Values, modules: Mapping[str, str
     found |= dict(_turns(nodes, values))
     if trainer is not None:
         found |= _of_trainer(values.named(trainer) | _strategy(trainer, values))
-    return {key: value for key, value in found.items() if value is not OPAQUE}
+    return found
+
+
+def _of_engine(call: ast.Call, values: Values) -> dict[str, Any]:
+    """Return what DeepSpeed's engine is given, whose file says its batch."""
+    told = values.named(call)
+    config = next((told[key] for key in ("config", "config_params") if key in told), None)
+    config = values.option("deepspeed_config") if config in (None, OPAQUE) else config
+    batch = ("per_device_train_batch_size", "gradient_accumulation_steps")
+    return {"deepspeed": config, **dict.fromkeys(batch, OPAQUE if config is OPAQUE else "auto")}
 
 
 def _lightning(module: str) -> bool:

@@ -234,6 +234,10 @@ class Values:
         found = self._assigned.get(name, ())
         return found[0] if len(found) == 1 else None
 
+    def option(self, name: str) -> Any:
+        """Return what the command line says of an option; `OPAQUE` where it says nothing."""
+        return self._options.get(name, OPAQUE)
+
     def named(self, call: ast.Call) -> dict[str, Any]:
         """Return what a call gives by names."""
         return {one.arg: self.of(one.value) for one in call.keywords if one.arg}
@@ -297,7 +301,10 @@ class Values:
 
         Return their names: of those that no other function has, and that nothing else assigns.
         """
+        made = [(one, node.name) for node in nodes if isinstance(node, ast.ClassDef) for one in node.body]
+        classes = {id(one): name for one, name in made if getattr(one, "name", "") == "__init__"}
         functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
+        names_of = [classes.get(id(one), one.name) for one in functions]  # as they are called
         called: dict[str, list[ast.Call]] = {}
         for node in nodes:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
@@ -309,10 +316,10 @@ class Values:
         takes = [[*one.args.posonlyargs, *one.args.args, *one.args.kwonlyargs] for one in functions]
         holders = Counter(argument.arg for taken in takes for argument in taken)
         handed = set[str]()
-        for function, taken in zip(functions, takes, strict=True):
-            calls = called.get(function.name, ())
-            names = [argument.arg for argument in taken]
-            if len(calls) != 1 or sum(one.name == function.name for one in functions) != 1 or "self" in names:
+        for function, called_as, taken in zip(functions, names_of, takes, strict=True):
+            calls = called.get(called_as, ())
+            names = [argument.arg for argument in taken][id(function) in classes :]
+            if len(calls) != 1 or names_of.count(called_as) != 1 or "self" in names:
                 continue
             told = dict(zip(names, calls[0].args, strict=False))
             told |= {one.arg: one.value for one in calls[0].keywords if one.arg in names}
@@ -375,9 +382,13 @@ class Values:
         for part in ast.walk(node):
             if isinstance(part, ast.Assign | ast.AnnAssign) and part.value is not None:
                 target = part.targets[0] if isinstance(part, ast.Assign) else part.target
-                of_self = isinstance(target, ast.Attribute) and last_name(target.value) == "self"
-                if of_self or isinstance(target, ast.Name):
-                    fields.setdefault(last_name(target), part.value)
+                pairs = [(target, part.value)]
+                if isinstance(target, ast.Tuple) and isinstance(part.value, ast.Tuple):
+                    pairs = list(zip(target.elts, part.value.elts, strict=False))
+                for one, value in pairs:
+                    of_self = isinstance(one, ast.Attribute) and last_name(one.value) == "self"
+                    if of_self or isinstance(one, ast.Name):
+                        fields.setdefault(last_name(one), value)
 
     def _amend(self, target: ast.Attribute, value: ast.expr) -> None:
         """Note what is set on an object of one of the text's own classes: args.model_name = "..."."""
@@ -443,7 +454,12 @@ class Values:
         """Return torch.bfloat16 as "bfloat16", and a constant of an object or a class."""
         if isinstance(node.value, ast.Name) and node.value.id == "torch":
             return node.attr
+        if last_name(node.value) == "hparams":  # Lightning's: what the class was made with
+            return self.of(ast.Name(node.attr, ast.Load()))
         held = self.of(node.value)
+        if held is OPAQUE and last_name(node.value) == "self":
+            owners = [fields for fields in self.classes.values() if node.attr in fields]
+            held = owners[0] if len(owners) == 1 else OPAQUE
         if held is OPAQUE and isinstance(node.value, ast.Name) and node.value.id not in self._assigned:
             held = {**self._namespace, **self._options} if self._namespace else held  # a function's argument
         return self.of(held.get(node.attr, OPAQUE)) if isinstance(held, dict) else OPAQUE

@@ -118,6 +118,7 @@ _OWN_LOOP = (
     "its loop is its own: batch, steps and precision are those of its loader, optimizer and loss; what else "
     "it does is not read"
 )
+_COMPUTED = "is computed by the script and is not read; state it on the command line."
 MODEL_COMPUTED = "the model is an argument without a default, or computed, and is not read"
 _CUT_BY_CONFIG = ("dpo", "reward", "orpo", "cpo", "simpo", "kto")
 _MAX_NODES = 50_000
@@ -141,10 +142,7 @@ def load_python(
     script = _Reader(tree, options, environment)
     recipe, computed, remark = recipe_in(list(ast.walk(tree)), script.values, script.modules)
     untold = computed if recipe else {key for key in script.opaque if not OF_FILES.search(key)}
-    warnings = tuple(
-        f"{name}: {key} is computed by the script and is not read; state it on the command line."
-        for key in sorted(untold)[:20]
-    )
+    warnings = tuple(f"{name}: {key} {_COMPUTED}" for key in sorted(untold)[:20])
     if recipe:
         return Script(recipe, recipe.pop(READER), (*warnings, *remark))
     if script.theirs:
@@ -155,7 +153,9 @@ def load_python(
         if not loop or "model_name_or_path" not in script.keys or vllm:
             return _written(script, name, warnings)
         script.keys = {**loop, **script.keys, **({BLOCK: loop[BLOCK]} if BLOCK in loop else {})}
-        warnings += (f"{name}: {_OWN_LOOP}.",)
+        untold = {key for key, value in loop.items() if value is OPAQUE}
+        script.opaque |= untold
+        warnings += (f"{name}: {_OWN_LOOP}.", *(f"{name}: {key} {_COMPUTED}" for key in sorted(untold)))
     from finegauge.formats.trl import OF_SCRIPT, TRAINER
 
     keys = {key: value for key, value in script.keys.items() if key not in script.opaque}

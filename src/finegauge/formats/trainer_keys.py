@@ -398,10 +398,7 @@ def _grouping(run: Run) -> dict[str, Any]:
 
 
 def read_sharding(reading: Reading) -> None:
-    """Read DeepSpeed's or FSDP's sharding; the number of GPUs is the launcher's.
-
-    Raises: FieldError where both are asked for.
-    """
+    """Read DeepSpeed's or FSDP's sharding, one of them; the number of GPUs is the launcher's."""
     fsdp = reading.get("fsdp")
     fsdp = None if fsdp in (False, []) or reading.text("fsdp") == "false" else fsdp
     if reading.get("deepspeed") and fsdp:
@@ -415,14 +412,17 @@ def read_sharding(reading: Reading) -> None:
 def _read_deepspeed(reading: Reading) -> None:
     """Read the file that `deepspeed` names, and hold its batch against the training file's."""
     keys = read_zero(reading, "deepspeed")
-    for field, value in deepspeed_fields(keys).items() if keys is not None else ():
+    told = deepspeed_fields(keys) if keys is not None else {}
+    batch = ("micro_batch_size", "gradient_accumulation_steps")
+    by_engine = reading.fields.get("micro_batch_size") == "auto"  # which runs the loop of a script
+    for field, value in {**(dict.fromkeys(batch, 1) if by_engine else {}), **told}.items():
         known = reading.fields.get(field)
-        if field in ("micro_batch_size", "gradient_accumulation_steps") and str(known) != str(value):
+        if field in batch and str(known) != str(value) and not by_engine:
             raise FieldError(
                 f"{field}={known} of {reading.file_name} contradicts {field}={value} of its DeepSpeed file; "
                 "make them equal, or set the latter to auto."
             )
-        if field == "tensor_parallel":
+        if field == "tensor_parallel" or by_engine:
             reading.set(field, value, "deepspeed")
 
 

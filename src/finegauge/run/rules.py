@@ -423,10 +423,12 @@ def _divide_as_experts(values: dict[str, Any]) -> None:
     Raises: FieldError where the experts are divided among more GPUs than there are.
     """
     ranks, gpus = values["expert_parallel"], values["num_gpus"]
-    if gpus is not None and ranks > gpus:
+    stages = values["pipeline_parallel"]  # each has experts of its own
+    if gpus is not None and ranks * stages > gpus:
+        apart = f" in each of {stages} stages" if stages > 1 else ""
         raise FieldError(
-            f"expert_parallel={ranks} divides the experts among more GPUs than num_gpus={gpus}; set "
-            f"num_gpus={ranks} or a smaller degree."
+            f"expert_parallel={ranks} divides the experts{apart} among more GPUs than num_gpus={gpus}; set "
+            f"num_gpus={ranks * stages} or a smaller degree."
         )
     if values["phase"] not in SERVING or values["inference_engine"] == "hf" or ranks == 1 or gpus is None:
         return
