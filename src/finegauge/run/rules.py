@@ -425,8 +425,8 @@ def _divide_as_experts(values: dict[str, Any]) -> None:
     ranks, stages, gpus = (values[name] for name in ("expert_parallel", "pipeline_parallel", "num_gpus"))
     if gpus is not None and ranks * stages > gpus:
         raise FieldError(
-            f"expert_parallel={ranks} divides the experts of a stage among more GPUs than num_gpus={gpus} has "
-            f"for {stages}; set num_gpus={ranks * stages} or a smaller degree."
+            f"expert_parallel={ranks} with pipeline_parallel={stages} needs more GPUs than num_gpus={gpus}; "
+            f"set num_gpus={ranks * stages} or a smaller degree."
         )
     if values["phase"] not in SERVING or values["inference_engine"] == "hf" or ranks == 1 or gpus is None:
         return
