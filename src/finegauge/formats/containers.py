@@ -50,6 +50,7 @@ _RUNTIMES = {  # of Kubeflow's trainer: the file of torchtune that each starts (
 }
 _RANKED = ("PyTorchJob", "TrainJob", "PaddleJob")  # whose operator tells torchrun and accelerate of the nodes
 _REFERENCE = re.compile(r"\$\(([A-Za-z_]\w*)\)")  # as Kubernetes and Make write a variable
+_INPUT = re.compile(r"\$\{\{\s*inputs\.(\w+)\s*\}\}")  # Azure ML's
 _STARTS = ("run", "Popen", "call", "check_call", "check_output", "system", "exec")
 _OWNERS = ("subprocess", "os", "sp")
 _MACHINES, _REPLICAS = ("machine_type", "instance_type"), ("replica_count", "instance_count")
@@ -281,6 +282,7 @@ def of_task(keys: Mapping[str, Any]) -> Task | None:
     if isinstance(keys.get("commands"), list) and keys.get("type") in ("task", "dev-environment"):
         return _of_dstack(keys, resources.get("gpu"))
     if isinstance(command, str) and {"compute", "environment"} & {*keys}:
+        command = _INPUT.sub(lambda found: str(mapping_in(keys, "inputs").get(found[1], found[0])), command)
         pods = whole_of(resources.get("instance_count", 1)) or 1
         return Task(command, _variables(keys.get("environment_variables")), nodes=pods)
     if not is_task(keys):

@@ -17,7 +17,7 @@ from finegauge.documents import parse_toml, parse_yaml
 from finegauge.errors import FileFormatError, shown
 from finegauge.formats import programs, scripts
 from finegauge.formats.containers import Task, of_engine, tasks_of_python, unread
-from finegauge.formats.key_table import recognise
+from finegauge.formats.key_table import RUN_FILE, recognise
 from finegauge.formats.launchers import (
     CONFIGS,
     OF_FILES,
@@ -368,7 +368,7 @@ def _read(program: Program, line: _Line, script: tuple[str, str] | None = None) 
         loaded = _of_script(script, named, {**keys, **options}, reader, seen)
         options = {**options, **loaded.keys}
         reader, warnings = loaded.reader, [*warnings, *loaded.warnings]
-    told = _laid_over({**program.keys, **keys}, options)
+    told = programs.laid_over({**program.keys, **keys}, options)
     unset = [key for key, value in {**keys, **options}.items()
              if isinstance(value, str | list) and UNSET.search(str(value))]  # fmt: skip
     warnings += [
@@ -379,7 +379,7 @@ def _read(program: Program, line: _Line, script: tuple[str, str] | None = None) 
         f"{place.name}: what {shown(word)} adds to the command is not known." for word in unknown[:5]
     ]
     keys, options = (place.filled(held, unset) for held in (keys, options))
-    keys = _laid_over({**program.keys, **keys}, options)
+    keys = programs.laid_over({**program.keys, **keys}, options)
     if not reader:
         reader = programs.reader_of(told, named) or program.usual
         if script is None and program == Program():
@@ -521,6 +521,8 @@ def _config(
         named = next((word for word in loose if word.endswith(CONFIGS)), None)
     if named is None and command.environment.get("CONFIG_FILE"):
         named = command.environment["CONFIG_FILE"]
+    if named is None:  # an option of any name
+        named = next((options.pop(key) for key, value in options.items() if _is_training(value, place)), None)
     if named is None:
         return {}, ""
     found = place.text(str(named))
@@ -536,6 +538,15 @@ def _config(
     if not isinstance(keys, dict):
         raise FileFormatError(f"{name} holds no keys with values.")
     return keys, path
+
+
+def _is_training(value: Any, place: Place) -> bool:
+    """Return whether an option's value names a file that holds a training framework's keys."""
+    found = (
+        place.text(value) if isinstance(value, str) and value.endswith((".yaml", ".yml", ".json")) else None
+    )
+    keys = parse_yaml(found[0], value) if found else None
+    return isinstance(keys, dict) and recognise(keys) not in ("", RUN_FILE)
 
 
 def _known_to_programs(named: str, place: Place) -> dict[str, str]:
@@ -576,25 +587,3 @@ def _looks_like_hydra(words: Sequence[str]) -> bool:
     told = [word for word in words if re.match(r"\+{0,2}[a-z_]\w*(\.\w+)+=", word)]
     behind_file = any(before.endswith(CONFIGS) and word in told for before, word in pairwise(words))
     return len(told) > 1 or behind_file or any(word.startswith(("policy.", "+policy.")) for word in told)
-
-
-def _laid_over(keys: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a file's keys under the options, "section.key" ones inside their sections."""
-    result: dict[str, Any] = dict(keys)
-    for path, value in options.items():
-        *sections, last = path.split(".")
-        place = result
-        for section in sections[:12]:
-            place[section] = place = dict(mapping_in(place, section))
-        place[last] = _typed(value)
-    return result
-
-
-def _typed(value: Any) -> Any:
-    """Return the word of a command line as YAML would have it where it is null, a list or a mapping."""
-    if isinstance(value, str) and value[:1] in "[{" and value[-1:] in "]}" and len(value) > 1:
-        try:
-            return parse_yaml(f"x: {value}", "an option")["x"]
-        except (FileFormatError, KeyError, TypeError):
-            return value
-    return None if value in ("null", "None") else value
