@@ -378,7 +378,7 @@ FORMAT = Format(
     },
     not_modelled="freeze_parameters_ratio lisa_activated_layers "
     "freeze_parameters freeze_parameters_regex llamapro_num_new_blocks use_tiled_mlp optimizer "
-    "auto_find_batch_size optim_target_modules",
+    "auto_find_batch_size optim_target_modules label_smoothing_factor",
     lasting=trainer_keys.LASTING,
     data_keys=("dataset", "val_dataset"),
     adapt=_adapt,

@@ -29,7 +29,7 @@ _PLAIN: Mapping[str, Callable[[Any], Any]] = {
 }
 _WORDS = ("split", "strip", "as_posix")
 _TEXTS = (("yaml", "safe_load"), ("yaml", "full_load"), ("yaml", "load"), ("json", "loads"))
-_HOLDERS = ("dict", "SimpleNamespace", "OmegaConf", "EasyDict")
+_HOLDERS = ("dict", "SimpleNamespace", "OmegaConf", "EasyDict", "ParallelismConfig")
 _DECLARED = ("add_argument", "option", "Option")
 _SUM = re.compile(r"[\d\s()+*/%-]{1,200}")
 _TESTS = ("[", "[[", "test", "]", "]]", "!")

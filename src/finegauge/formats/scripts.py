@@ -59,7 +59,7 @@ _OF_LORA = {
     "lora_alpha": "lora_alpha",
     "lora_dropout": "lora_dropout",
     "use_dora": "use_dora",
-    **{name: name for name in ("rank_pattern", "alpha_pattern", "layers_to_transform")},
+    **{name: name for name in ("rank_pattern", "alpha_pattern", "layers_to_transform", "exclude_modules")},
     "target_parameters": "target_parameters",
 }
 # Classes of PEFT's other configurations, without their ending.

@@ -11,7 +11,7 @@ from typing import Any
 from finegauge.errors import FieldError, FineGaugeError, shown
 from finegauge.formats import model_keys
 from finegauge.formats.key_table import Reading, Row, key
-from finegauge.formats.launcher_files import deepspeed_fields, fsdp_state, uses_deepspeed, zero_of
+from finegauge.formats.launcher_files import deepspeed_fields, degrees_of, fsdp_state, uses_deepspeed, zero_of
 from finegauge.formats.sheet import (
     known_model,
     mapping_in,
@@ -222,10 +222,10 @@ _ARGUMENTS = ("optim_args", "optim.extra_kwargs")  # of transformers; of litgpt 
 
 def read_optimizer(reading: Reading, key: str, default: str) -> None:
     """Read the optimizer; one that is not supported counts as AdamW, and that is said."""
-    optimizer = reading.text(key, default).rpartition(".")[2]
-    stem, layerwise, _ = optimizer.partition("_layerwise")
+    older = not reading.stated(key) and reading.flag("adafactor")  # transformers' own switch, before 5
+    optimizer = "adafactor" if older else reading.text(key, default).rpartition(".")[2]
+    optimizer, layerwise, _ = optimizer.partition("_layerwise")
     if layerwise:
-        optimizer = stem
         reading.set("optimizer_implementation", "in_backward", key)
     projects, told = optimizer.startswith(PROJECTING), str([*map(reading.get, _ARGUMENTS)])[:1000]
     if projects and (rank := re.search(r"\brank\s*=\s*(\d{1,6})", told)):
@@ -236,7 +236,7 @@ def read_optimizer(reading: Reading, key: str, default: str) -> None:
     except FieldError:
         reading.warn(f"{key}={shown(optimizer)} is not modelled: it is taken as AdamW with 32-bit states.")
         optimizer = "adamw"
-    reading.set("optimizer", optimizer, key)
+    reading.set("optimizer", optimizer, "adafactor" if older else key)
     if optimizer in ("adamw_torch", "adamw_torch_fused"):
         implementation = "fused" if optimizer == "adamw_torch_fused" else "foreach"
         reading.set("optimizer_implementation", implementation, key)
@@ -399,8 +399,9 @@ def _grouping(run: Run) -> dict[str, Any]:
 
 def read_sharding(reading: Reading) -> None:
     """Read DeepSpeed's or FSDP's sharding, one of them; the number of GPUs is the launcher's."""
-    fsdp = reading.get("fsdp")
-    fsdp = None if fsdp in (False, []) or reading.text("fsdp") == "false" else fsdp
+    fsdp = None if reading.get("fsdp") == [] or reading.text("fsdp") == "false" else reading.get("fsdp")
+    for field, degree in degrees_of(reading.keys).items():
+        reading.set(field, degree, "parallelism_config")
     if reading.get("deepspeed") and fsdp:
         raise FieldError("deepspeed and fsdp are both stated; keep one.")
     if reading.get("deepspeed"):
@@ -427,10 +428,7 @@ def _read_deepspeed(reading: Reading) -> None:
 
 
 def read_zero(reading: Reading, key: str, *beside: str) -> Mapping[str, Any] | None:
-    """Read what the file that `key` names shards and offloads, and return its keys where it can be read.
-
-    `beside`: who else says that it is sharded.
-    """
+    """Read what the file of `key` shards and offloads (`beside` says so too); return its keys, if here."""
     found = zero_of(reading.get(key, ""), reading.file)
     reading.warnings += [found.warning] if found.warning else []
     for field, value in found.fields.items():
