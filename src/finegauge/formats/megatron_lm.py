@@ -527,14 +527,36 @@ PARALLELISM = Row(
     _read_parallelism,
 )
 OPTIMIZER = key("optimizer", "optimizer", "adamw", more={"adam": "adamw"})
+ATTENTION = key(
+    "attention_backend",
+    "attention",
+    "flash",
+    more={
+        f"{of}{word}": kernel
+        for of in ("", "attnbackend.")
+        for word, kernel in (
+            ("flash", "flash"),
+            ("fused", "flash"),
+            ("auto", "flash"),
+            ("unfused", "eager"),
+            ("local", "eager"),
+        )
+    },
+)
 KERNELS = fixed(
-    **{"attention": "flash", "kernels": ["megatron"], "optimizer_implementation": "fused"},
+    **{"kernels": ["megatron"], "optimizer_implementation": "fused"},
     **{"experts_implementation": "grouped_mm", "checkpointing_reentrant": True},
 )
 _ROWS = (
     *(_MODEL, METHOD, key("seq_length", "seq_len", 2048), MICRO_BATCH, ITERATIONS, PARALLELISM, OPTIMIZER),
-    *(KERNELS, Row("packed_sequence", _read_packing)),
+    *(ATTENTION, KERNELS, Row("packed_sequence", _read_packing)),
 )
 _CAPACITY = "moe_expert_capacity_factor moe_pad_expert_input_to_capacity moe_train_capacity_factor"
-FORMAT = Format("Megatron-LM", _ROWS, model_key="model", not_modelled=_CAPACITY, lists_its_keys=False)
+FORMAT = Format(
+    "Megatron-LM",
+    _ROWS,
+    model_key="model",
+    not_modelled=f"{_CAPACITY} optimizer_offload_fraction",
+    lists_its_keys=False,
+)
 NEMO = FORMAT._replace(name="NeMo", adapt=of_recipe)

@@ -387,10 +387,10 @@ MEGATRON = Format(
     "Megatron-LM",
     (
         model_key("model"),
-        Row("streaming attention_backend moe_grouped_gemm finetune", lambda _: None),
+        Row("streaming moe_grouped_gemm finetune", lambda _: None),
         *(megatron_lm.METHOD, megatron_lm.MICRO_BATCH, megatron_lm.ITERATIONS, megatron_lm.PARALLELISM),
-        *(megatron_lm.OPTIMIZER, megatron_lm.KERNELS, trainer_keys.epochs_row()),
-        *(PACKING, LENGTH, GENERATION, DATA, FREEZING),
+        *(megatron_lm.OPTIMIZER, megatron_lm.ATTENTION, megatron_lm.KERNELS),
+        *(trainer_keys.epochs_row(), PACKING, LENGTH, GENERATION, DATA, FREEZING),
     ),
     model_key="model",
     not_modelled="freeze_parameters freeze_parameters_ratio freeze_parameters_regex "
