@@ -414,6 +414,11 @@ def _of_its_own(
             variables = {**variables, "NPROC_PER_NODE": variables.get("NGPU", "8")}
         options, warning = (options, "") if keys else of_registry(options, variables)
         warnings += [warning] if warning else []
+    if re.fullmatch("(?i)1|true", variables.get("ACCELERATE_USE_FSDP", "")) and "fsdp" not in {
+        *options,
+        *keys,
+    }:
+        options = {"fsdp": "full_shard auto_wrap", **options}
     if program.reader.startswith("ms_swift"):
         pixels = {f"{end}_pixels": variables[f"{end.upper()}_PIXELS"] for end in ("min", "max")
                   if f"{end.upper()}_PIXELS" in variables}  # fmt: skip

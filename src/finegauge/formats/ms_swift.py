@@ -84,6 +84,8 @@ _OF_MEGATRON = {"lora_rank": "peft_dim", "lora_alpha": "peft_alpha", "lora_dropo
 
 
 def _adapt(keys: Mapping[str, Any]) -> dict[str, Any]:
+    if keys.get("rlhf_type") == "gkd":
+        raise FieldError("rlhf_type=gkd distils a teacher, which is not supported.")
     found = {_OLDER.get(name, name): value for name, value in _of_engine(keys).items()}
     if "model" not in found and "model_type" in found:  # which named the model, polylm-13b
         found["model"] = found["model_type"]

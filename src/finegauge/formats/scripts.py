@@ -485,6 +485,8 @@ class _Reader:
         self.model_computed |= value is OPAQUE
 
     def _note(self, key: str, value: Any) -> None:
+        if isinstance(value, dict):  # of an object that is made by a call
+            value = {name: self.values.of(one) for name, one in value.items()}
         if isinstance(value, dict | list) and value is not (known := without_opaque(value)):
             self.opaque.add(key)
             self.keys.setdefault(key, known)
