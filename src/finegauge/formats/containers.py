@@ -352,6 +352,17 @@ def of_build(text: str, name: str) -> list[Task]:
     return [Task(_plain(script, just=just)) for script in scripts[:_MAX_RECIPES]] or [Task("")]
 
 
+def of_make(text: str, words: Sequence[str]) -> str:
+    """Return a Makefile with the one recipe that `make TARGET NAME=value` runs, and its variables."""
+    joined = re.sub(r"\\\r?\n[ \t]*", " ", text)
+    target = next((word for word in words if re.fullmatch(r"\w[\w.-]{0,99}", word)), "")
+    recipe = re.search(rf"^{re.escape(target)}[ \t]*:(?!=).*\n((?:[\t ].*\n?|\n)*)", joined, re.MULTILINE)
+    if not target or recipe is None:
+        return text
+    set_ = [line for line in joined.splitlines() if re.match(r"(?:export\s+)?\w+\s*(?:::?|\?)?=", line)]
+    return "\n".join([*set_, *(word for word in words if re.match(r"\w+=", word)), f"{target}:", recipe[1]])
+
+
 def _plain(script: str, *, just: bool) -> str:
     """Return a recipe with its variables as the shell writes them."""
     if just:

@@ -16,10 +16,11 @@ from typing import Any
 from finegauge.documents import parse_toml, parse_yaml
 from finegauge.errors import FileFormatError, shown
 from finegauge.formats import programs, scripts
-from finegauge.formats.containers import Task, of_engine, tasks_of_python, unread
+from finegauge.formats.containers import Task, of_build, of_engine, of_make, tasks_of_python, unread
 from finegauge.formats.key_table import RUN_FILE, recognise
 from finegauge.formats.launchers import (
     CONFIGS,
+    LAUNCHERS,
     OF_FILES,
     OF_LAUNCHERS,
     SCRIPT_ENDINGS,
@@ -72,7 +73,6 @@ class _TrainsNothingError(_PreparesError):
     """Of a command of a known program that prepares or follows a training."""
 
 
-_LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed")
 # Whose keys a script that is not there may take.
 _GENERIC = ("trl", "trl:TRAINER", "llamafactory", "deepspeed_chat", "nemo_rl", "verl", "nemo_automodel",
             "openrlhf", "megatron_lm")  # fmt: skip
@@ -97,7 +97,9 @@ _SILENT = re.compile(
     r"\[\[?|test|echo|printf|pip3?|mkdir|cd|ls|wget|curl|git|apt-get|cp|mv|rm|cat|sed|awk|grep|chmod|source|\."
     r"|export|touch|tar|head|eval"
 )
-_TRAINS_NOTHING = re.compile(r"(run_)?(export|merge|convert|infer|eval|predict|generate|serve)\w*\.py$")
+_TRAINS_NOTHING = re.compile(
+    r"(run_)?(export|merge|convert|infer|eval|predict|generate|serve)\w*\.py$|axolotl\.cli\.(?!train)\w+$"
+)
 _TRAINS = re.compile(r"train|tun|sft|dpo|grpo|lora")
 _SERVERS = "serving_engines"
 _IMAGES = ("vllm-openai", "text-generation-inference")  # containers that are called as their programs are
@@ -242,6 +244,8 @@ def _of_command(command: Command, place: Place, batch: Mapping[str, Any] = {}) -
     words = until_pipe(command.words)
     if not words or _SILENT.fullmatch(words[0].rpartition("/")[2]):
         return None
+    if words[0] == "make" and (found := place.text("Makefile")) is not None:
+        return of_tasks(of_build(of_make(found[0], words[1:]), "Makefile"), found[1], place.name)
     mounts, told = of_engine(words[words[0] == "sudo" :])
     if mounts or told:
         place.mounts |= mounts
@@ -265,7 +269,7 @@ def _of_command(command: Command, place: Place, batch: Mapping[str, Any] = {}) -
             rest = words[at + 1 + (following in by_name) :]
             return _read(program, _Line(tool, words[:at], rest, command, place, batch))
         is_module = at > 0 and words[at - 1] in ("-m", "--module")
-        if (is_module and word in _LAUNCHERS) or (
+        if (is_module and word in LAUNCHERS) or (
             word.endswith(SCRIPT_ENDINGS) and _hands_on(words[at + 1 :])
         ):
             continue

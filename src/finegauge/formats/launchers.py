@@ -12,7 +12,11 @@ from finegauge.formats.launcher_files import STAGE, find_inside
 CONFIGS = (".yaml", ".yml", ".json", ".toml")
 SHELL_ENDINGS = (".sh", ".bash", ".zsh", ".fish", ".slurm", ".sbatch")
 SCRIPT_ENDINGS = (".py", *SHELL_ENDINGS)
-_READ = (*CONFIGS, *SCRIPT_ENDINGS, ".env")
+LAUNCHERS = (
+    *("torchrun", "accelerate", "deepspeed", "torch.distributed.run", "torch.distributed.launch"),
+    "accelerate.commands.launch",
+)
+_READ = (*CONFIGS, *SCRIPT_ENDINGS, ".env", "Makefile")
 ALLOC_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the newer name first
 # where a script, or a notebook of a cloud, starts
 WORKING = re.compile(r"^(\./|/content/|/kaggle/working/)")
@@ -243,7 +247,7 @@ def _visible(variables: Mapping[str, str]) -> int:
 
 
 def _launches(launcher: Sequence[str]) -> bool:
-    return any(word.rpartition("/")[2] in ("torchrun", "accelerate", "deepspeed") for word in launcher)
+    return any(word.rpartition("/")[2] in LAUNCHERS for word in launcher)
 
 
 def whole_of(value: Any) -> int | None:

@@ -234,6 +234,14 @@ def reader_of(keys: Mapping[str, Any], named: str) -> str:
     return "megatron_lm" if reader in ("", RUN_FILE) and _OF_MEGATRON & {*keys} else reader
 
 
+def _of_unsloth(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of `unsloth train`, which names no sections, in the sections of its file."""
+    from finegauge.formats.unsloth import FORMAT
+
+    inside = {key.rpartition(".")[2]: key for key in sorted({*FORMAT.known, *FORMAT.keys}) if "*" not in key}
+    return {inside.get(name, name): value for name, value in options.items()}
+
+
 TRL = {word: Program("trl", {"trainer": word}, all_gpus=True) for word in (
     "sft", "dpo", "grpo", "reward", "kto", "rloo")}  # fmt: skip
 _TORCHTUNE = Program("torchtune", hydra=True)
@@ -266,7 +274,7 @@ TOOLS: Mapping[str, Mapping[str, Program]] = {
     },
     "nemo": {"llm": Program("megatron_lm:NEMO", hydra=True)},
     "automodel": {"": Program("nemo_automodel", hydra=True)},
-    "unsloth": {"train": Program("unsloth")},
+    "unsloth": {"train": Program("unsloth", renamed=_of_unsloth)},
     "vllm": {"serve": _VLLM},
     "vllm-openai": {"": _VLLM},
     "trtllm-serve": {"serve": _TENSORRT_LLM, "": _TENSORRT_LLM},
