@@ -452,7 +452,7 @@ class Values:
 
     def _attribute(self, node: ast.Attribute) -> Any:
         """Return torch.bfloat16 as "bfloat16", and a constant of an object or a class."""
-        if isinstance(node.value, ast.Name) and node.value.id == "torch":
+        if last_name(node.value) in ("torch", "ShardingStrategy", "AttnBackend"):
             return node.attr
         if last_name(node.value) == "hparams":  # Lightning's: what the class was made with
             return self.of(ast.Name(node.attr, ast.Load()))

@@ -26,7 +26,7 @@ _FUNCTION = re.compile(
 _FIRST = re.compile(r"^[ \t]*([A-Za-z_]\w{0,63})(?![ \t]*\()(?=\s|$)", re.MULTILINE)  # the word of a line
 _NAME = re.compile(r"[A-Za-z_]\w{0,63}|[0-9@*#?!$-]")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w{0,63})(\+?)=(.*)", re.DOTALL)
-_PARAMETER = re.compile(r"([A-Za-z_]\w{0,63}|[0-9@*])(?:\[[@*]\])?(?::?([-=+?])(.*))?", re.DOTALL)
+_PARAMETER = re.compile(r"([A-Za-z_]\w{0,63}|\d{1,2}|[@*])(?:\[[@*]\])?(?::?([-=+?])(.*))?", re.DOTALL)
 _ELEMENT = re.compile(r"(!?)([A-Za-z_]\w{0,63})\[([^\[\]]{1,80})\]")
 _KEYED = re.compile(r"([A-Za-z_]\w{0,63})\[([^\[\]=]{1,80})\](\+?)=(.*)", re.DOTALL)  # MODELS[small]=...
 # A file whose lines are taken as the script's own: source FILE, export $(grep -v '^#' .env | xargs)
@@ -143,7 +143,7 @@ class Shell:
         self._arrays: dict[str, list[str]] = {"@": [*arguments], "*": [*arguments]}
         self._document, self._documents = "", 0
         self._arrays_read = 0
-        for number, word in enumerate(arguments[:9], 1):
+        for number, word in enumerate(arguments[:99], 1):
             self.variables[str(number)] = word
 
     def _include(self, text: str) -> None:
