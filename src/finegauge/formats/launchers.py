@@ -308,6 +308,8 @@ def _gpus(
         return sum(len(part.split(",")) for part in listed), len(listed)
     each = next((n for n in (whole_of(told[key]) for key in _GPUS_PER_NODE if key in told) if n), None)
     each = each or whole_of(variables.get("NPROC_PER_NODE"))
+    if not each and re.fullmatch(r"\d+(,\d+)*", listed_ := str(told.get("gpu_ids", ""))):  # accelerate's
+        each = listed_.count(",") + 1
     seen, launches = _visible(variables), _launches(launcher)
     if not each and seen and (seen == 1 or all_gpus or launches):
         each = seen

@@ -64,9 +64,9 @@ class Command(NamedTuple):
 class _Block:
     """A condition, a loop or a group, and whether the branch that is read is taken (None: it may be)."""
 
-    def __init__(self, closes: str, *, live: bool, word: str = "") -> None:
-        """Begin before the first branch; `word`: what a case compares."""
-        self.closes, self.word = closes, word
+    def __init__(self, closes: str, *, live: bool, word: str = "", turn: tuple[int, int] = (0, 0)) -> None:
+        """Begin before the first branch; `word`: what a case compares; `turn`: where a loop is, over what."""
+        self.closes, self.word, self.turn = closes, word, turn
         self.live: bool | None = live
         self.patterns: list[str] | None = [] if closes == "esac" else None  # while they are read
         self.tests: list[bool | None] = []
@@ -133,18 +133,15 @@ class Shell:
         self.read: Callable[[str], tuple[str, str] | None] = lambda _: None  # a file beside the script
         self._functions: dict[str, str] = {}
         self._calls = [0]  # of all shells of a script
-        self._text, self._at = "", 0
+        self._text, self._at, self._begin, self._turns = "", 0, 0, 0
         self._include(text)
         self._depth = depth
         self._blocks: list[_Block] = []
         self._unclear = set[str]()  # variables that branches set to one value and to another
         self._before: tuple[bool | None, str] = None, ""  # what a test came to, and "&&" or "||" behind it
-        self.variables: dict[str, str] = {"#": str(len(arguments)), "HOME": "~"}
+        self.variables: dict[str, str] = {"HOME": "~"}
         self._arrays: dict[str, list[str]] = {"@": [*arguments], "*": [*arguments]}
-        self._document, self._documents = "", 0
-        self._arrays_read = 0
-        for number, word in enumerate(arguments[:99], 1):
-            self.variables[str(number)] = word
+        self._document, self._documents, self._arrays_read = "", 0, 0
 
     def _include(self, text: str) -> None:
         """Put a text where the script is read."""
@@ -163,6 +160,7 @@ class Shell:
             if self._at >= len(self._text):
                 return
             arrays = {**self._arrays}
+            self._begin = self._at
             words, target = self._command()
             skipped = self._is_skipped()
             words = self._followed(words, self._text[self._at - 1 : self._at + 1])
@@ -190,10 +188,12 @@ class Shell:
         elif words[0] in ("cat", "tee") and self._document and (target or len(words) > 1):
             file = words[-1] if words[0] == "tee" and len(words) > 1 else target or words[-1]
             self.files[WORKING.sub("", file)] = self._document
+        elif words[0] == "shift":
+            left = self._arrays["@"][int(words[1]) if words[1:] and words[1].isdecimal() else 1 :]
+            self._arrays |= {"@": left, "*": left}
         elif told := _SOURCED.match(" ".join(words[:20])[:500]):
-            found = self.read(told[1] or told[2])
             self._documents += 1
-            if found is not None and self._documents <= _MAX_DOCUMENTS:
+            if (found := self.read(told[1] or told[2])) and self._documents <= _MAX_DOCUMENTS:
                 self._include(f"\n{found[0][:MAX_SCRIPT]}\n")
         else:
             return False
@@ -255,13 +255,14 @@ class Shell:
         """Open, part or close a block."""
         block = self._blocks[-1] if self._blocks else None
         if word in _CLOSES:
-            self._blocks.append(_Block(_CLOSES[word], live=self._is_live() and not self._is_skipped()))
+            turn = (self._begin, len(self._arrays["@"])) if word == "while" else (0, 0)
+            live = self._is_live() and not self._is_skipped()
+            self._blocks.append(_Block(_CLOSES[word], live=live, turn=turn))
             self._before = None, ""
         elif block is None:
             return
         elif word == block.closes:
-            self._blocks.pop()
-            self._before = block.live, ""
+            self._close(block)
         elif word == "elif":
             block.ask()
         elif word == "then":
@@ -274,6 +275,14 @@ class Shell:
             block.enter(True)
         elif word == ";;" and block.closes == "esac":
             block.live, block.patterns = False, []
+
+    def _close(self, block: _Block) -> None:
+        """Leave a block; of a loop over arguments come to the next one."""
+        self._blocks.pop()
+        self._before = block.live, ""
+        if block.live and block.turn[1] not in (0, len(self._arrays["@"])) and self._turns < _MAX_CALLS:
+            self._turns += 1
+            self._at = block.turn[0]
 
     def _inner(self, words: list[str], environment: Mapping[str, str]) -> Iterator[Command]:
         """Yield the commands of a text that a command is told to run: bash -c "...", eval "..."."""
@@ -575,7 +584,10 @@ class Shell:
     def _value(self, name: str, braces: str = "") -> list[str]:
         if name in self._arrays:
             return self._arrays[name]
-        value = self.variables.get(name)
+        given = self._arrays["@"]
+        value = str(len(given)) if name == "#" else self.variables.get(name)
+        if name.isdecimal() and 0 < int(name) <= len(given):
+            value = given[int(name) - 1]
         return [value] if value is not None else [f"${{{braces}}}" if braces else f"${name}"]
 
     def _expanded(self, text: str) -> str:
