@@ -421,19 +421,24 @@ class _Builder:
 
     def _mapping(self, depth: int) -> dict[str, Any]:
         mapping: dict[str, Any] = {}
+        merged: dict[str, Any] = {}
         for event in self._events:
             kind, line = type(event).__name__, event.start_mark.line + 1
             if kind == "MappingEndEvent":
                 break
             if kind != "ScalarEvent":
                 raise self._refused(line, "a key must be plain text")
-            if event.value == "<<" and event.implicit[0]:
-                raise self._refused(line, "merge keys (<<) are not read; write the keys out")
             value = self._value(next(self._events), depth + 1)
+            if event.value == "<<" and event.implicit[0]:
+                for held in value if isinstance(value, list) else [value]:
+                    if not isinstance(held, dict):
+                        raise self._refused(line, "a merge key (<<) takes in mappings alone")
+                    merged = {**held, **merged}
+                continue
             if None not in (mapping.get(event.value), value) and mapping[event.value] != value:
                 raise self._refused(line, f"the key {shown(event.value)} is given twice")
             mapping[event.value] = value
-        return mapping
+        return {**merged, **mapping}
 
     def _alias(self, event: Any, line: int) -> Any:
         """Return the value an alias stands for, counted in full."""

@@ -52,7 +52,7 @@ def test_infinity_is_read_and_left_to_the_fields() -> None:
         ("a: &a [*a]", "not valid YAML|an alias has no anchor"),
         ("[" * 100_000, "nested more than|not valid YAML"),
         ('{"a":' * 100_000, "nested more than|not valid YAML"),
-        ("base: &b {x: 1}\nrun:\n  <<: *b", "merge keys"),
+        ("base: &b [1]\nrun:\n  <<: *b", "merge key"),
         ("? [a, b]\n: 1", "a key must be plain text"),
         ("a: [1, 2", "not valid YAML"),
         ("a: b: c", "not valid YAML"),

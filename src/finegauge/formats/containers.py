@@ -50,6 +50,7 @@ _RUNTIMES = {  # of Kubeflow's trainer: the file of torchtune that each starts (
 }
 _RANKED = ("PyTorchJob", "TrainJob", "PaddleJob")  # whose operator tells torchrun and accelerate of the nodes
 _REFERENCE = re.compile(r"\$\(([A-Za-z_]\w*)\)")  # as Kubernetes and Make write a variable
+_INPUT = re.compile(r"\$\{\{\s*inputs\.(\w+)\s*\}\}")  # Azure ML's
 _STARTS = ("run", "Popen", "call", "check_call", "check_output", "system", "exec")
 _OWNERS = ("subprocess", "os", "sp")
 _MACHINES, _REPLICAS = ("machine_type", "instance_type"), ("replica_count", "instance_count")
@@ -281,6 +282,7 @@ def of_task(keys: Mapping[str, Any]) -> Task | None:
     if isinstance(keys.get("commands"), list) and keys.get("type") in ("task", "dev-environment"):
         return _of_dstack(keys, resources.get("gpu"))
     if isinstance(command, str) and {"compute", "environment"} & {*keys}:
+        command = _INPUT.sub(lambda found: str(mapping_in(keys, "inputs").get(found[1], found[0])), command)
         pods = whole_of(resources.get("instance_count", 1)) or 1
         return Task(command, _variables(keys.get("environment_variables")), nodes=pods)
     if not is_task(keys):
@@ -348,6 +350,17 @@ def of_build(text: str, name: str) -> list[Task]:
             recipes.append([f'{key.replace("-", "_")}="{value}"' for key, value in parameters])
     scripts = ["\n".join([*set_[:_MAX_SET], *recipe]) for recipe in recipes if recipe]
     return [Task(_plain(script, just=just)) for script in scripts[:_MAX_RECIPES]] or [Task("")]
+
+
+def of_make(text: str, words: Sequence[str]) -> str:
+    """Return a Makefile with the one recipe that `make TARGET NAME=value` runs, and its variables."""
+    joined = re.sub(r"\\\r?\n[ \t]*", " ", text)
+    target = next((word for word in words if re.fullmatch(r"\w[\w.-]{0,99}", word)), "")
+    recipe = re.search(rf"^{re.escape(target)}[ \t]*:(?!=).*\n((?:[\t ].*\n?|\n)*)", joined, re.MULTILINE)
+    if not target or recipe is None:
+        return text
+    set_ = [line for line in joined.splitlines() if re.match(r"(?:export\s+)?\w+\s*(?:::?|\?)?=", line)]
+    return "\n".join([*set_, *(word for word in words if re.match(r"\w+=", word)), f"{target}:", recipe[1]])
 
 
 def _plain(script: str, *, just: bool) -> str:

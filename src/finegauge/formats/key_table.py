@@ -537,7 +537,8 @@ class Reading:
             off = str(value).lower() in ("false", "0") or re.search(_HARMLESS, key[:200])
             if not off or self.format.lists_its_keys:
                 unknown.append(key)
-                inside = " ".join(map(str, value)) if key == top and isinstance(value, Mapping) else ""
+                apart = key == top and isinstance(value, Mapping) and not {*value} <= {*self.keys}
+                inside = " ".join(map(str, value)) if apart else ""
                 if inside and re.search(_OF_TRAINING, f"{key} {inside}"[:2000].lower()):
                     blocks.append(key)
         decide = [key for key in unknown if re.search(_OF_TRAINING, key.lower())]

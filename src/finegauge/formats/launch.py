@@ -16,10 +16,11 @@ from typing import Any
 from finegauge.documents import parse_toml, parse_yaml
 from finegauge.errors import FileFormatError, shown
 from finegauge.formats import programs, scripts
-from finegauge.formats.containers import Task, of_engine, tasks_of_python, unread
-from finegauge.formats.key_table import recognise
+from finegauge.formats.containers import Task, of_build, of_engine, of_make, tasks_of_python, unread
+from finegauge.formats.key_table import RUN_FILE, recognise
 from finegauge.formats.launchers import (
     CONFIGS,
+    LAUNCHERS,
     OF_FILES,
     OF_LAUNCHERS,
     SCRIPT_ENDINGS,
@@ -72,7 +73,6 @@ class _TrainsNothingError(_PreparesError):
     """Of a command of a known program that prepares or follows a training."""
 
 
-_LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed")
 # Whose keys a script that is not there may take.
 _GENERIC = ("trl", "trl:TRAINER", "llamafactory", "deepspeed_chat", "nemo_rl", "verl", "nemo_automodel",
             "openrlhf", "megatron_lm")  # fmt: skip
@@ -97,7 +97,9 @@ _SILENT = re.compile(
     r"\[\[?|test|echo|printf|pip3?|mkdir|cd|ls|wget|curl|git|apt-get|cp|mv|rm|cat|sed|awk|grep|chmod|source|\."
     r"|export|touch|tar|head|eval"
 )
-_TRAINS_NOTHING = re.compile(r"(run_)?(export|merge|convert|infer|eval|predict|generate|serve)\w*\.py$")
+_TRAINS_NOTHING = re.compile(
+    r"(run_)?(export|merge|convert|infer|eval|predict|generate|serve)\w*\.py$|axolotl\.cli\.(?!train)\w+$"
+)
 _TRAINS = re.compile(r"train|tun|sft|dpo|grpo|lora")
 _SERVERS = "serving_engines"
 _IMAGES = ("vllm-openai", "text-generation-inference")  # containers that are called as their programs are
@@ -171,7 +173,7 @@ def of_tasks(tasks: Sequence[Task], file: str, name: str) -> Launch:
 def _of_shell(text: str, place: Place, arguments: Sequence[str], given: Mapping[str, str] = {}) -> Launch:
     batch = batch_options(text)
     shell = Shell(text, place.name, arguments)
-    shell.files = place.files
+    shell.files, shell.read = place.files, place.text
     shell.variables |= of_slurm(batch) | {name: given[name] for name in given if name.isidentifier()}
     refused: list[FileFormatError] = []
     trainings, served = list[Launch](), list[Launch]()  # a server may write a training's answers
@@ -242,6 +244,8 @@ def _of_command(command: Command, place: Place, batch: Mapping[str, Any] = {}) -
     words = until_pipe(command.words)
     if not words or _SILENT.fullmatch(words[0].rpartition("/")[2]):
         return None
+    if words[0] == "make" and (found := place.text("Makefile")) is not None:
+        return of_tasks(of_build(of_make(found[0], words[1:]), "Makefile"), found[1], place.name)
     mounts, told = of_engine(words[words[0] == "sudo" :])
     if mounts or told:
         place.mounts |= mounts
@@ -265,7 +269,7 @@ def _of_command(command: Command, place: Place, batch: Mapping[str, Any] = {}) -
             rest = words[at + 1 + (following in by_name) :]
             return _read(program, _Line(tool, words[:at], rest, command, place, batch))
         is_module = at > 0 and words[at - 1] in ("-m", "--module")
-        if (is_module and word in _LAUNCHERS) or (
+        if (is_module and word in LAUNCHERS) or (
             word.endswith(SCRIPT_ENDINGS) and _hands_on(words[at + 1 :])
         ):
             continue
@@ -368,7 +372,7 @@ def _read(program: Program, line: _Line, script: tuple[str, str] | None = None) 
         loaded = _of_script(script, named, {**keys, **options}, reader, seen)
         options = {**options, **loaded.keys}
         reader, warnings = loaded.reader, [*warnings, *loaded.warnings]
-    told = _laid_over({**program.keys, **keys}, options)
+    told = programs.laid_over({**program.keys, **keys}, options)
     unset = [key for key, value in {**keys, **options}.items()
              if isinstance(value, str | list) and UNSET.search(str(value))]  # fmt: skip
     warnings += [
@@ -379,7 +383,7 @@ def _read(program: Program, line: _Line, script: tuple[str, str] | None = None) 
         f"{place.name}: what {shown(word)} adds to the command is not known." for word in unknown[:5]
     ]
     keys, options = (place.filled(held, unset) for held in (keys, options))
-    keys = _laid_over({**program.keys, **keys}, options)
+    keys = programs.laid_over({**program.keys, **keys}, options)
     if not reader:
         reader = programs.reader_of(told, named) or program.usual
         if script is None and program == Program():
@@ -414,6 +418,11 @@ def _of_its_own(
             variables = {**variables, "NPROC_PER_NODE": variables.get("NGPU", "8")}
         options, warning = (options, "") if keys else of_registry(options, variables)
         warnings += [warning] if warning else []
+    if re.fullmatch("(?i)1|true", variables.get("ACCELERATE_USE_FSDP", "")) and "fsdp" not in {
+        *options,
+        *keys,
+    }:
+        options = {"fsdp": "full_shard auto_wrap", **options}
     if program.reader.startswith("ms_swift"):
         pixels = {f"{end}_pixels": variables[f"{end.upper()}_PIXELS"] for end in ("min", "max")
                   if f"{end.upper()}_PIXELS" in variables}  # fmt: skip
@@ -521,6 +530,8 @@ def _config(
         named = next((word for word in loose if word.endswith(CONFIGS)), None)
     if named is None and command.environment.get("CONFIG_FILE"):
         named = command.environment["CONFIG_FILE"]
+    if named is None:  # an option of any name
+        named = next((options.pop(key) for key, value in options.items() if _is_training(value, place)), None)
     if named is None:
         return {}, ""
     found = place.text(str(named))
@@ -536,6 +547,15 @@ def _config(
     if not isinstance(keys, dict):
         raise FileFormatError(f"{name} holds no keys with values.")
     return keys, path
+
+
+def _is_training(value: Any, place: Place) -> bool:
+    """Return whether an option's value names a file that holds a training framework's keys."""
+    found = (
+        place.text(value) if isinstance(value, str) and value.endswith((".yaml", ".yml", ".json")) else None
+    )
+    keys = parse_yaml(found[0], value) if found else None
+    return isinstance(keys, dict) and recognise(keys) not in ("", RUN_FILE)
 
 
 def _known_to_programs(named: str, place: Place) -> dict[str, str]:
@@ -560,6 +580,10 @@ def _of_torchtune(options: dict[str, Any], loose: list[str], keys: dict[str, Any
     recipe = next((word for word in loose if not word.startswith("-")), "")
     if re.search(r"eval|generat|quantize$", recipe):
         raise _TrainsNothingError(f"torchtune's recipe {shown(recipe)} trains nothing.")
+    if "distillation" in recipe:
+        raise FileFormatError(
+            f"torchtune's recipe {shown(recipe)} distils a teacher, which is not supported."
+        )
     config = options.pop("config", None)
     for part in {"model", "optimizer", "dataset", "loss"} & {*options}:  # optimizer=torch.optim.SGD
         options[f"{part}._component_"] = options.pop(part)
@@ -572,25 +596,3 @@ def _looks_like_hydra(words: Sequence[str]) -> bool:
     told = [word for word in words if re.match(r"\+{0,2}[a-z_]\w*(\.\w+)+=", word)]
     behind_file = any(before.endswith(CONFIGS) and word in told for before, word in pairwise(words))
     return len(told) > 1 or behind_file or any(word.startswith(("policy.", "+policy.")) for word in told)
-
-
-def _laid_over(keys: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a file's keys under the options, "section.key" ones inside their sections."""
-    result: dict[str, Any] = dict(keys)
-    for path, value in options.items():
-        *sections, last = path.split(".")
-        place = result
-        for section in sections[:12]:
-            place[section] = place = dict(mapping_in(place, section))
-        place[last] = _typed(value)
-    return result
-
-
-def _typed(value: Any) -> Any:
-    """Return the word of a command line as YAML would have it where it is null, a list or a mapping."""
-    if isinstance(value, str) and value[:1] in "[{" and value[-1:] in "]}" and len(value) > 1:
-        try:
-            return parse_yaml(f"x: {value}", "an option")["x"]
-        except (FileFormatError, KeyError, TypeError):
-            return value
-    return None if value in ("null", "None") else value

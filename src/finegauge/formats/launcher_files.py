@@ -318,7 +318,7 @@ def accelerate_fields(keys: Mapping[str, Any], path: str) -> dict[str, Any]:
     backend = str(dynamo.get("dynamo_backend") or dynamo.get("dynamo_config_dynamo_backend") or "NO")
     if backend.upper() not in ("NO", "FALSE"):
         fields["compile"] = True
-    fields |= _degrees(keys)
+    fields |= degrees_of(keys)
     if fields.get("sharding") == "fsdp" and fields.get("data_parallel_replicate", 1) > 1:
         fields["sharding"] = "hybrid"
     return fields
@@ -381,7 +381,7 @@ def _deepspeed(section: Mapping[str, Any], path: str) -> dict[str, Any]:
     return deepspeed_fields({"zero_optimization": zero, "gradient_accumulation_steps": steps})
 
 
-def _degrees(keys: Mapping[str, Any]) -> dict[str, Any]:
+def degrees_of(keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return the degrees of parallelism_config, whose keys may carry its name as a prefix."""
     fields = {}
     for key, value in mapping_in(keys, "parallelism_config").items():

@@ -12,9 +12,14 @@ from finegauge.formats.launcher_files import STAGE, find_inside
 CONFIGS = (".yaml", ".yml", ".json", ".toml")
 SHELL_ENDINGS = (".sh", ".bash", ".zsh", ".fish", ".slurm", ".sbatch")
 SCRIPT_ENDINGS = (".py", *SHELL_ENDINGS)
+LAUNCHERS = (
+    *("torchrun", "accelerate", "deepspeed", "torch.distributed.run", "torch.distributed.launch"),
+    "accelerate.commands.launch",
+)
+_READ = (*CONFIGS, *SCRIPT_ENDINGS, ".env", "Makefile")
 ALLOC_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the newer name first
 # where a script, or a notebook of a cloud, starts
-_WORKING = re.compile(r"^(\./|/content/|/kaggle/working/)")
+WORKING = re.compile(r"^(\./|/content/|/kaggle/working/)")
 UNSET = re.compile(r"\$[\w({@]|`")
 # Options of launchers that programs take too, for the launcher that they start.
 OF_LAUNCHERS = (
@@ -50,30 +55,30 @@ class Place:
     ) -> None:
         """Begin with `files` that are written on the way; `trusted`: the user names the files."""
         self.file, self.name = file, name
-        self.files = {_WORKING.sub("", one): text for one, text in files.items()}
+        self.files = {WORKING.sub("", one): text for one, text in files.items()}
         self.trusted, self.depth = trusted, depth
         self.mounts: dict[str, str] = {}  # folders of the machine that runs it: where they lie here
 
     def text(self, named: str) -> tuple[str, str] | None:
         """Return (text, path) of a file, None where it is not there or not inside the project."""
-        written = self.files.get(named) or self.files.get(_WORKING.sub("", named))
+        written = self.files.get(named) or self.files.get(WORKING.sub("", named))
         if written is not None:
             return written, os.path.join(os.path.dirname(self.file), os.path.basename(named))
         for there, here in self.mounts.items():
             if named.startswith(there) and (there or not os.path.isabs(named)):
-                found = find_inside(here + named[len(there) :], self.file, (*CONFIGS, *SCRIPT_ENDINGS))[0]
+                found = find_inside(here + named[len(there) :], self.file, _READ)[0]
                 if found is not None:
                     return read_text(found), found
         path: str | None = os.path.expanduser(named) if self.trusted else None
         if path is None or not os.path.isfile(path):
-            path = find_inside(named, self.file, (*CONFIGS, *SCRIPT_ENDINGS))[0]
+            path = find_inside(named, self.file, _READ)[0]
         return None if path is None else (read_text(path), path)
 
     def filled(self, keys: Mapping[str, Any], unset: Sequence[str]) -> dict[str, Any]:
         """Return `keys` less those `unset`, with what is in DeepSpeed's file where the script writes it."""
         known = {key: value for key, value in keys.items() if key not in unset}
         named = known.get("deepspeed")
-        text = self.files.get(_WORKING.sub("", named)) if isinstance(named, str) else None
+        text = self.files.get(WORKING.sub("", named)) if isinstance(named, str) else None
         written = parse_yaml(text, str(named)) if text else None
         return {**known, "deepspeed": written} if isinstance(written, Mapping) else known
 
@@ -242,7 +247,7 @@ def _visible(variables: Mapping[str, str]) -> int:
 
 
 def _launches(launcher: Sequence[str]) -> bool:
-    return any(word.rpartition("/")[2] in ("torchrun", "accelerate", "deepspeed") for word in launcher)
+    return any(word.rpartition("/")[2] in LAUNCHERS for word in launcher)
 
 
 def whole_of(value: Any) -> int | None:
@@ -303,6 +308,8 @@ def _gpus(
         return sum(len(part.split(",")) for part in listed), len(listed)
     each = next((n for n in (whole_of(told[key]) for key in _GPUS_PER_NODE if key in told) if n), None)
     each = each or whole_of(variables.get("NPROC_PER_NODE"))
+    if not each and re.fullmatch(r"\d+(,\d+)*", listed_ := str(told.get("gpu_ids", ""))):  # accelerate's
+        each = listed_.count(",") + 1
     seen, launches = _visible(variables), _launches(launcher)
     if not each and seen and (seen == 1 or all_gpus or launches):
         each = seen

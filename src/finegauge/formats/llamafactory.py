@@ -30,7 +30,7 @@ _ADAPTERS = trainer_keys.Adapters(
     joined=True,
 )
 _PHASES = {"reward": "rm", "pretrain": "pt"}
-_MEGATRON = tuple(f"{kind}_model_parallel_size" for kind in ("tensor", "pipeline", "expert"))
+_MEGATRON = ("use_mca", *(f"{kind}_model_parallel_size" for kind in ("tensor", "pipeline", "expert")))
 _OPTIMIZERS = {
     "galore": "galore_adamw", "apollo": "apollo_adamw", "adam_mini": "adam_mini", "muon": "muon"
 }  # fmt: skip
@@ -43,7 +43,7 @@ def _read_task(reading: Reading) -> None:
         for key in ("export_dir", "do_predict", "do_eval", "task")
         if reading.get(key) not in (None, False)
     ]
-    if reading.stated(*_MEGATRON):
+    if reading.stated(*_MEGATRON) and str(reading.get("use_mca")).lower() not in ("false", "0"):
         raise FieldError(
             f"{reading.file_name} trains on LLaMA-Factory's Megatron backend ({reading.which(*_MEGATRON)}), "
             "which is not read; write the run as FineGauge's own fields, such as model and tensor_parallel."
@@ -81,6 +81,8 @@ def _read_method(reading: Reading) -> None:
     reading.set("method", method, "finetuning_type", "quantization_bit")
     if kind == "lora":
         _ADAPTERS.read(reading)
+        if reading.flag("resize_vocab") and not reading.stated("additional_target"):
+            reading.set("trainable_extra", ["embed_tokens", "lm_head"], "resize_vocab")
     else:
         reading.ignored(_ADAPTERS.names[:4], f"finetuning_type is {kind}")
         trainer_keys.read_extra(reading, "additional_target")
@@ -91,9 +93,11 @@ def _read_method(reading: Reading) -> None:
 
 def _read_preference(reading: Reading) -> None:
     method = reading.text("pref_loss" if reading.text("stage") == "dpo" else "stage")
-    if method not in ("", "sft", "pt"):
+    if method not in ("", "sft", "pt") or reading.stated("ref_model"):
         from finegauge.formats import rollout_keys
 
+        rollout_keys.other_model(reading, "reference_model", "ref_model")
+        reading.not_modelled("ref_model_quantization_bit")
         rollout_keys.read_preference(reading, method, "pref_loss", "stage")
 
 
@@ -319,7 +323,7 @@ FORMAT = Format(
         key(
             "stage", "phase", "sft", more={"kto": "dpo"}, write=lambda run: _PHASES.get(run.phase, run.phase)
         ),
-        Row("pref_loss", _read_preference),
+        Row("pref_loss ref_model", _read_preference),
         Row(
             f"do_train do_predict do_eval export_dir task {' '.join(_MEGATRON)}",
             _read_task,
@@ -328,7 +332,7 @@ FORMAT = Format(
         model_keys.RAY,
         Row("sequence_parallel_size sequence_parallel_mode", _read_sequence_parallel),  # of forks
         Row(
-            f"finetuning_type quantization_bit {_ADAPTERS.keys} oft_block_size "
+            f"finetuning_type quantization_bit {_ADAPTERS.keys} resize_vocab oft_block_size "
             "oft_target freeze_trainable_layers",
             _read_method,
             _method,
@@ -393,7 +397,8 @@ FORMAT = Format(
         "qlora": {"finetuning_type": "lora", "quantization_bit": "4"},
     },
     not_modelled="use_badam mixture_of_depths "
-    "shift_attn use_llama_pro train_from_scratch auto_find_batch_size optim_target_modules",
+    "shift_attn use_llama_pro train_from_scratch auto_find_batch_size optim_target_modules "
+    "label_smoothing_factor",
     lasting=trainer_keys.LASTING,
     data_keys=("dataset", "dataset_dir", "max_samples"),
     lists_data=True,

@@ -25,8 +25,16 @@ _OF_LIGHTNING = {
 }
 
 
+_DIVIDING = (
+    *("FSDP", "FullyShardedDataParallel", "fully_shard"),
+    *("FullyShardedDataParallelPlugin", "DeepSpeedPlugin"),
+)
+
+
 def own_loop(nodes: Sequence[ast.AST], values: Values, modules: Mapping[str, str]) -> dict[str, Any]:
     """Return a loop's arguments under the names of transformers' Trainer, {} where there is none to read.
+
+    What only running it would tell is `OPAQUE`.
 
     Args:
         nodes: Of the syntax tree.
@@ -44,12 +52,17 @@ def own_loop(nodes: Sequence[ast.AST], values: Values, modules: Mapping[str, str
     frozen = any(
         isinstance(node, ast.Assign) and last_name(node.targets[0]) == "requires_grad" for node in nodes
     )
-    if not optimizer or len(models) != 1 or frozen or any(map(_OTHER_WORK.search, named)):
+    engine = next((call for call, owner, name in calls if (owner, name) == ("deepspeed", "initialize")), None)
+    if not (optimizer or engine) or len(models) != 1 or frozen or any(map(_OTHER_WORK.search, named)):
         return {}
     if trainer is None and not steps:
         return {}
-    found: dict[str, Any] = {"bf16": False, "gradient_checkpointing": False, "optim": optimizer.lower()}
-    found |= _batch(calls, values)
+    found: dict[str, Any] = {
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "optim": optimizer.lower() or "adamw",
+    }
+    found |= _batch(calls, values) if engine is None else _of_engine(engine, values)
     for call, owner, name in calls:
         told = values.named(call)
         lengths = [told[key] for key in _LENGTHS if _is_length(told.get(key))]
@@ -61,12 +74,32 @@ def own_loop(nodes: Sequence[ast.AST], values: Values, modules: Mapping[str, str
             found |= _of_trainer(told | _strategy(call, values))
         elif name == "autocast":
             found |= _precision(str(told.get("dtype", "fp16")))
-        elif name in ("FSDP", "FullyShardedDataParallel", "fully_shard"):
-            found["fsdp"] = "full_shard"
+        elif name in _DIVIDING:
+            found |= _of_plugin(name, told)
     found |= dict(_turns(nodes, values))
     if trainer is not None:
         found |= _of_trainer(values.named(trainer) | _strategy(trainer, values))
-    return {key: value for key, value in found.items() if value is not OPAQUE}
+    return found
+
+
+def _of_plugin(name: str, told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what divides the model: FSDP's wrapper, a plugin of accelerate's."""
+    if name != "DeepSpeedPlugin":
+        strategy = str(told.get("sharding_strategy", "full_shard")).lower()
+        return {"fsdp": strategy + (" offload" if told.get("cpu_offload") else "")}
+    devices = {what: told.get(f"offload_{what}_device") for what in ("optimizer", "param")}
+    zero = {"stage": told.get("zero_stage", 2)} | {f"offload_{k}": {"device": v} for k, v in devices.items()}
+    steps = {key: value for key, value in told.items() if key == "gradient_accumulation_steps"}
+    return {"deepspeed": told.get("hf_ds_config", {"zero_optimization": zero}), **steps}
+
+
+def _of_engine(call: ast.Call, values: Values) -> dict[str, Any]:
+    """Return what DeepSpeed's engine is given, whose file says its batch."""
+    told = values.named(call)
+    config = next((told[key] for key in ("config", "config_params") if key in told), None)
+    config = values.option("deepspeed_config") if config in (None, OPAQUE) else config
+    batch = ("per_device_train_batch_size", "gradient_accumulation_steps")
+    return {"deepspeed": config, **dict.fromkeys(batch, OPAQUE if config is OPAQUE else "auto")}
 
 
 def _lightning(module: str) -> bool:
@@ -118,8 +151,10 @@ def _strategy(call: ast.Call, values: Values) -> dict[str, str]:
     made = values.assigned(given.id) if isinstance(given, ast.Name) else given
     if not isinstance(made, ast.Call):
         return {}
-    kind = callee(made.func)[1].lower().removesuffix("strategy")
-    return {"strategy": f"{kind}_stage_{values.named(made).get('stage', 2)}" if "deepspeed" in kind else kind}
+    kind, told = callee(made.func)[1].lower().removesuffix("strategy"), values.named(made)
+    kind += f"_stage_{told.get('stage', 2)}" if "deepspeed" in kind else ""
+    kind += f"_{str(told['sharding_strategy']).lower()}" if "sharding_strategy" in told else ""
+    return {"strategy": kind + ("_offload" if any("offload" in key and told[key] for key in told) else "")}
 
 
 def _of_trainer(told: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,7 +170,11 @@ def _of_trainer(told: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(devices, int) and devices > 0:
         block = {"num_gpus": devices * nodes} | ({"num_nodes": nodes} if nodes > 1 else {})
     if strategy := re.search(r"deepspeed_stage_([123])|fsdp", str(told.get("strategy"))):
-        block["sharding"] = f"zero{strategy[1]}" if strategy[1] else "fsdp"
+        word, stage = str(told.get("strategy")), strategy[1]
+        plain = "fsdp_shard_grad_op" if "grad_op" in word else "hybrid" if "hybrid" in word else "fsdp"
+        block["sharding"] = f"zero{stage}" if stage else plain
+        if "offload" in word:
+            block["cpu_offload"] = {"3": "all", "2": "optimizer", "1": "optimizer"}.get(stage, "params")
     return found | ({"finegauge": block} if block else {})
 
 

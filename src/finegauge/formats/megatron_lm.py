@@ -549,13 +549,31 @@ PARALLELISM = Row(
     _read_parallelism,
 )
 OPTIMIZER = key("optimizer", "optimizer", "adamw", more={"adam": "adamw"})
+ATTENTION = key(
+    "attention_backend",
+    "attention",
+    "flash",
+    more={
+        f"{of}{word}": kernel
+        for of in ("", "attnbackend.")
+        for word, kernel in (
+            ("flash", "flash"),
+            ("fused", "flash"),
+            ("auto", "flash"),
+            ("unfused", "eager"),
+            ("local", "eager"),
+        )
+    },
+)
 KERNELS = fixed(
-    **{"attention": "flash", "kernels": ["megatron"], "optimizer_implementation": "fused"},
+    **{"kernels": ["megatron"], "optimizer_implementation": "fused"},
     **{"experts_implementation": "grouped_mm", "checkpointing_reentrant": True},
 )
 _ROWS = (
     *(_MODEL, METHOD, key("seq_length", "seq_len", 2048), MICRO_BATCH, ITERATIONS, PARALLELISM, OPTIMIZER),
-    *(KERNELS, Row("packed_sequence", _read_packing)),
+    *(ATTENTION, KERNELS, Row("packed_sequence", _read_packing)),
 )
-FORMAT = Format("Megatron-LM", _ROWS, model_key="model", lists_its_keys=False)
+FORMAT = Format(
+    "Megatron-LM", _ROWS, model_key="model", not_modelled="optimizer_offload_fraction", lists_its_keys=False
+)
 NEMO = FORMAT._replace(name="NeMo", adapt=of_recipe)

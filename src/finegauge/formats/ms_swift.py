@@ -84,6 +84,8 @@ _OF_MEGATRON = {"lora_rank": "peft_dim", "lora_alpha": "peft_alpha", "lora_dropo
 
 
 def _adapt(keys: Mapping[str, Any]) -> dict[str, Any]:
+    if keys.get("rlhf_type") == "gkd":
+        raise FieldError("rlhf_type=gkd distils a teacher, which is not supported.")
     found = {_OLDER.get(name, name): value for name, value in _of_engine(keys).items()}
     if "model" not in found and "model_type" in found:  # which named the model, polylm-13b
         found["model"] = found["model_type"]
@@ -378,7 +380,7 @@ FORMAT = Format(
     },
     not_modelled="freeze_parameters_ratio lisa_activated_layers "
     "freeze_parameters freeze_parameters_regex llamapro_num_new_blocks use_tiled_mlp optimizer "
-    "auto_find_batch_size optim_target_modules",
+    "auto_find_batch_size optim_target_modules label_smoothing_factor",
     lasting=trainer_keys.LASTING,
     data_keys=("dataset", "val_dataset"),
     adapt=_adapt,
@@ -387,10 +389,10 @@ MEGATRON = Format(
     "Megatron-LM",
     (
         model_key("model"),
-        Row("streaming attention_backend moe_grouped_gemm finetune", lambda _: None),
+        Row("streaming moe_grouped_gemm finetune", lambda _: None),
         *(megatron_lm.METHOD, megatron_lm.MICRO_BATCH, megatron_lm.ITERATIONS, megatron_lm.PARALLELISM),
-        *(megatron_lm.OPTIMIZER, megatron_lm.KERNELS, trainer_keys.epochs_row()),
-        *(PACKING, LENGTH, GENERATION, DATA, FREEZING),
+        *(megatron_lm.OPTIMIZER, megatron_lm.ATTENTION, megatron_lm.KERNELS),
+        *(trainer_keys.epochs_row(), PACKING, LENGTH, GENERATION, DATA, FREEZING),
     ),
     model_key="model",
     not_modelled="freeze_parameters freeze_parameters_ratio freeze_parameters_regex "

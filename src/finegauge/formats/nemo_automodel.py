@@ -211,8 +211,9 @@ def _read_parallelism(reading: Reading) -> None:
     reading.set("sharding", kind, *_STRATEGY)
     if reading.flag("distributed.sequence_parallel") and "tensor_parallel" in reading.fields:
         reading.set("sequence_parallel", True, "distributed.sequence_parallel")
-    if reading.flag("distributed.cpu_offload"):
-        reading.set("cpu_offload", "params", "distributed.cpu_offload")
+    offloads = "CPUOffload" in str(reading.get("distributed.offload_policy", ""))[:500]
+    if reading.flag("distributed.cpu_offload") or offloads:
+        reading.set("cpu_offload", "params", "distributed.cpu_offload", "distributed.offload_policy")
 
 
 def _parallelism(run: Run) -> dict[str, Any]:
@@ -288,6 +289,7 @@ FORMAT = Format(
         Row(" ".join((_PACK, _ACROSS, *_LENGTHS, *_SOURCES, *_LIMITS)), _read_data, _data),
         Row(
             f"{' '.join((*_DEGREES, *_STRATEGY))} distributed.sequence_parallel distributed.cpu_offload "
+            "distributed.offload_policy "
             "distributed.defer_fsdp_grad_sync",
             _read_parallelism,
             _parallelism,
@@ -301,7 +303,7 @@ FORMAT = Format(
     ),
     adapt=_joined,
     model_key=_MODEL,
-    not_modelled="fp8.enabled",
+    not_modelled="fp8.enabled qat.enabled",
     lasting={"learning_rate": "optimizer.lr", "weight_decay": "optimizer.weight_decay"},
     data_keys=_SOURCES,
 )

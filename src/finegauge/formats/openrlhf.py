@@ -94,6 +94,8 @@ def _read_engine(reading: Reading) -> None:
     """Read vLLM's engines, and how often a rollout is learnt from."""
     if reading.fields["phase"] not in RL:
         reading.take("epochs", "max_epochs", 2 if reading.fields["phase"] == "sft" else 1)
+        if reading.flag("ref_offload"):  # DPO's and KTO's
+            reading.set("reference_offload", True, "ref_offload")
         return
     answers = whole(1, 10**6)(
         "n_samples_per_prompt",
@@ -210,7 +212,7 @@ FORMAT = Format(
         Row(
             "vllm_num_engines vllm_tensor_parallel_size vllm_gpu_memory_utilization vllm_enable_sleep "
             "deepspeed_enable_sleep async_train async_queue_size rollout_batch_size num_episodes max_epochs "
-            "init_kl_coef reward_pretrain critic_pretrain enable_ema ref_reward_offload",
+            "init_kl_coef reward_pretrain critic_pretrain enable_ema ref_offload ref_reward_offload",
             _read_engine,
         ),
         Row(

@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from finegauge.documents import parse_yaml
+from finegauge.errors import FileFormatError
 from finegauge.formats import model_keys
 from finegauge.formats.key_table import RUN_FILE, recognise
 from finegauge.formats.sheet import BLOCK, mapping_in
@@ -232,6 +234,14 @@ def reader_of(keys: Mapping[str, Any], named: str) -> str:
     return "megatron_lm" if reader in ("", RUN_FILE) and _OF_MEGATRON & {*keys} else reader
 
 
+def _of_unsloth(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of `unsloth train`, which names no sections, in the sections of its file."""
+    from finegauge.formats.unsloth import FORMAT
+
+    inside = {key.rpartition(".")[2]: key for key in sorted({*FORMAT.known, *FORMAT.keys}) if "*" not in key}
+    return {inside.get(name, name): value for name, value in options.items()}
+
+
 TRL = {word: Program("trl", {"trainer": word}, all_gpus=True) for word in (
     "sft", "dpo", "grpo", "reward", "kto", "rloo")}  # fmt: skip
 _TORCHTUNE = Program("torchtune", hydra=True)
@@ -264,7 +274,7 @@ TOOLS: Mapping[str, Mapping[str, Program]] = {
     },
     "nemo": {"llm": Program("megatron_lm:NEMO", hydra=True)},
     "automodel": {"": Program("nemo_automodel", hydra=True)},
-    "unsloth": {"train": Program("unsloth")},
+    "unsloth": {"train": Program("unsloth", renamed=_of_unsloth)},
     "vllm": {"serve": _VLLM},
     "vllm-openai": {"": _VLLM},
     "trtllm-serve": {"serve": _TENSORRT_LLM, "": _TENSORRT_LLM},
@@ -324,3 +334,25 @@ NOT_READ = {
     "lm_eval": "lm-eval evaluates and trains nothing",
     "paddleformers-cli": "PaddleFormers' arguments are not read",
 }
+
+
+def laid_over(keys: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a file's keys under the options, "section.key" ones inside their sections."""
+    result: dict[str, Any] = dict(keys)
+    for path, value in options.items():
+        *sections, last = path.split(".")
+        place = result
+        for section in sections[:12]:
+            place[section] = place = dict(mapping_in(place, section))
+        place[last] = _typed(value)
+    return result
+
+
+def _typed(value: Any) -> Any:
+    """Return the word of a command line as YAML would have it where it is null, a list or a mapping."""
+    if isinstance(value, str) and value[:1] in "[{" and value[-1:] in "]}" and len(value) > 1:
+        try:
+            return parse_yaml(f"x: {value}", "an option")["x"]
+        except (FileFormatError, KeyError, TypeError):
+            return value
+    return None if value in ("null", "None") else value

@@ -1,4 +1,4 @@
-"""What expressions of a Python text come to, worked out from the text: names, arithmetic, mappings, classes.
+"""What expressions of Python and a shell come to, worked out from the text: names, arithmetic, classes.
 
 Followed are names that every assignment gives the same value, arithmetic, f-strings, mappings, constants of
 classes, defaults of functions, and what argparse, HfArgumentParser, TrlParser, click and fire take unasked
@@ -7,8 +7,10 @@ or from a command line. Nothing is run: the rest is `OPAQUE`.
 
 import ast
 import operator
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 from finegauge.documents import parse_yaml
@@ -27,8 +29,13 @@ _PLAIN: Mapping[str, Callable[[Any], Any]] = {
 }
 _WORDS = ("split", "strip", "as_posix")
 _TEXTS = (("yaml", "safe_load"), ("yaml", "full_load"), ("yaml", "load"), ("json", "loads"))
-_HOLDERS = ("dict", "SimpleNamespace", "OmegaConf", "EasyDict")
+_HOLDERS = ("dict", "SimpleNamespace", "OmegaConf", "EasyDict", "ParallelismConfig")
 _DECLARED = ("add_argument", "option", "Option")
+_SUM = re.compile(r"[\d\s()+*/%-]{1,200}")
+_TESTS = ("[", "[[", "test", "]", "]]", "!")
+_COMPARED: Mapping[str, Callable[[int, int], bool]] = {
+    f"-{name}": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
+}
 _MAX_DEPTH = 40  # of names that stand for names
 _MAX_TEXT = 4096
 _BINARY: Mapping[type, Any] = {
@@ -72,6 +79,42 @@ def calculated(node: ast.expr) -> Any:
     if isinstance(node, ast.BinOp):
         return _joined(node.op, calculated(node.left), calculated(node.right))
     return None
+
+
+def calculated_text(expression: str) -> str:
+    """Return the value of a shell's whole numbers added, multiplied and divided; else the expression."""
+    if _SUM.fullmatch(expression) and "**" not in expression:
+        try:
+            value = calculated(ast.parse(expression.strip().replace("/", "//"), mode="eval").body)
+        except (SyntaxError, ValueError, RecursionError):
+            value = None
+        if isinstance(value, int):
+            return str(value)
+    return f"$(({expression}))"
+
+
+def decided(words: Sequence[str]) -> bool | None:
+    """Return what a shell's test of constants comes to; None where the text does not tell, and of no test."""
+    inner = [word for word in words if word not in _TESTS]
+    if len(inner) in (2, 3) and (inner[0] in ("-z", "-n") or inner[-1] == ""):
+        inner = [
+            "" if re.fullmatch(r"\$\{?(\w+|\w+:-)\}?", word) else word for word in inner
+        ]  # set by nobody
+    found: bool | None = None
+    if words and words[0] in ("true", "false"):
+        found = words[0] == "true"
+    elif len(inner) == len(words) or any("$" in word or "`" in word for word in inner):
+        return None
+    elif len(inner) == 2 and inner[0] in ("-z", "-n"):
+        found = (inner[1] == "") is (inner[0] == "-z")
+    elif len(inner) == 3 and inner[1] in ("=", "==", "!="):
+        same = fnmatchcase(inner[0], inner[2]) if "]" not in words else inner[0] == inner[2]
+        found = same is (inner[1] != "!=")
+    elif (
+        len(inner) == 3 and inner[1] in _COMPARED and all(re.fullmatch(r"\d{1,15}", inner[i]) for i in (0, 2))
+    ):
+        found = _COMPARED[inner[1]](int(inner[0]), int(inner[2]))
+    return not found if found is not None and "!" in words else found
 
 
 def _scalar(value: Any) -> Any:
@@ -191,6 +234,10 @@ class Values:
         found = self._assigned.get(name, ())
         return found[0] if len(found) == 1 else None
 
+    def option(self, name: str) -> Any:
+        """Return what the command line says of an option; `OPAQUE` where it says nothing."""
+        return self._options.get(name, OPAQUE)
+
     def named(self, call: ast.Call) -> dict[str, Any]:
         """Return what a call gives by names."""
         return {one.arg: self.of(one.value) for one in call.keywords if one.arg}
@@ -254,7 +301,10 @@ class Values:
 
         Return their names: of those that no other function has, and that nothing else assigns.
         """
+        made = [(one, node.name) for node in nodes if isinstance(node, ast.ClassDef) for one in node.body]
+        classes = {id(one): name for one, name in made if getattr(one, "name", "") == "__init__"}
         functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
+        names_of = [classes.get(id(one), one.name) for one in functions]  # as they are called
         called: dict[str, list[ast.Call]] = {}
         for node in nodes:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
@@ -266,10 +316,10 @@ class Values:
         takes = [[*one.args.posonlyargs, *one.args.args, *one.args.kwonlyargs] for one in functions]
         holders = Counter(argument.arg for taken in takes for argument in taken)
         handed = set[str]()
-        for function, taken in zip(functions, takes, strict=True):
-            calls = called.get(function.name, ())
-            names = [argument.arg for argument in taken]
-            if len(calls) != 1 or sum(one.name == function.name for one in functions) != 1 or "self" in names:
+        for function, called_as, taken in zip(functions, names_of, takes, strict=True):
+            calls = called.get(called_as, ())
+            names = [argument.arg for argument in taken][id(function) in classes :]
+            if len(calls) != 1 or names_of.count(called_as) != 1 or "self" in names:
                 continue
             told = dict(zip(names, calls[0].args, strict=False))
             told |= {one.arg: one.value for one in calls[0].keywords if one.arg in names}
@@ -332,9 +382,13 @@ class Values:
         for part in ast.walk(node):
             if isinstance(part, ast.Assign | ast.AnnAssign) and part.value is not None:
                 target = part.targets[0] if isinstance(part, ast.Assign) else part.target
-                of_self = isinstance(target, ast.Attribute) and last_name(target.value) == "self"
-                if of_self or isinstance(target, ast.Name):
-                    fields.setdefault(last_name(target), part.value)
+                pairs = [(target, part.value)]
+                if isinstance(target, ast.Tuple) and isinstance(part.value, ast.Tuple):
+                    pairs = list(zip(target.elts, part.value.elts, strict=False))
+                for one, value in pairs:
+                    of_self = isinstance(one, ast.Attribute) and last_name(one.value) == "self"
+                    if of_self or isinstance(one, ast.Name):
+                        fields.setdefault(last_name(one), value)
 
     def _amend(self, target: ast.Attribute, value: ast.expr) -> None:
         """Note what is set on an object of one of the text's own classes: args.model_name = "..."."""
@@ -398,9 +452,14 @@ class Values:
 
     def _attribute(self, node: ast.Attribute) -> Any:
         """Return torch.bfloat16 as "bfloat16", and a constant of an object or a class."""
-        if isinstance(node.value, ast.Name) and node.value.id == "torch":
+        if last_name(node.value) in ("torch", "ShardingStrategy", "AttnBackend"):
             return node.attr
+        if last_name(node.value) == "hparams":  # Lightning's: what the class was made with
+            return self.of(ast.Name(node.attr, ast.Load()))
         held = self.of(node.value)
+        if held is OPAQUE and last_name(node.value) == "self":
+            owners = [fields for fields in self.classes.values() if node.attr in fields]
+            held = owners[0] if len(owners) == 1 else OPAQUE
         if held is OPAQUE and isinstance(node.value, ast.Name) and node.value.id not in self._assigned:
             held = {**self._namespace, **self._options} if self._namespace else held  # a function's argument
         return self.of(held.get(node.attr, OPAQUE)) if isinstance(held, dict) else OPAQUE

@@ -60,7 +60,7 @@ _OF_LORA = {
     "lora_alpha": "lora_alpha",
     "lora_dropout": "lora_dropout",
     "use_dora": "use_dora",
-    **{name: name for name in ("rank_pattern", "alpha_pattern", "layers_to_transform")},
+    **{name: name for name in ("rank_pattern", "alpha_pattern", "layers_to_transform", "exclude_modules")},
     "target_parameters": "target_parameters",
 }
 # Classes of PEFT's other configurations, without their ending.
@@ -119,6 +119,7 @@ _OWN_LOOP = (
     "its loop is its own: batch, steps and precision are those of its loader, optimizer and loss; what else "
     "it does is not read"
 )
+_COMPUTED = "is computed by the script and is not read; state it on the command line."
 MODEL_COMPUTED = "the model is an argument without a default, or computed, and is not read"
 _CUT_BY_CONFIG = ("dpo", "reward", "orpo", "cpo", "simpo", "kto")
 _MAX_NODES = 50_000
@@ -142,10 +143,7 @@ def load_python(
     script = _Reader(tree, options, environment)
     recipe, computed, remark = recipe_in(list(ast.walk(tree)), script.values, script.modules)
     untold = computed if recipe else {key for key in script.opaque if not OF_FILES.search(key)}
-    warnings = tuple(
-        f"{name}: {key} is computed by the script and is not read; state it on the command line."
-        for key in sorted(untold)[:20]
-    )
+    warnings = tuple(f"{name}: {key} {_COMPUTED}" for key in sorted(untold)[:20])
     if recipe:
         return Script(recipe, recipe.pop(READER), (*warnings, *remark))
     if script.theirs:
@@ -156,7 +154,9 @@ def load_python(
         if not loop or "model_name_or_path" not in script.keys or vllm:
             return _written(script, name, warnings)
         script.keys = {**loop, **script.keys, **({BLOCK: loop[BLOCK]} if BLOCK in loop else {})}
-        warnings += (f"{name}: {_OWN_LOOP}.",)
+        untold = {key for key, value in loop.items() if value is OPAQUE}
+        script.opaque |= untold
+        warnings += (f"{name}: {_OWN_LOOP}.", *(f"{name}: {key} {_COMPUTED}" for key in sorted(untold)))
     from finegauge.formats.trl import OF_SCRIPT, TRAINER
 
     keys = {key: value for key, value in script.keys.items() if key not in script.opaque}
@@ -530,6 +530,8 @@ class _Reader:
         self.model_computed |= value is OPAQUE
 
     def _note(self, key: str, value: Any) -> None:
+        if isinstance(value, dict):  # of an object that is made by a call
+            value = {name: self.values.of(one) for name, one in value.items()}
         if isinstance(value, dict | list) and value is not (known := without_opaque(value)):
             self.opaque.add(key)
             self.keys.setdefault(key, known)

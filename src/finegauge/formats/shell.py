@@ -5,7 +5,6 @@ words as it is written, with its dollar sign. Of a loop the first turn is read. 
 decides the other way is left out; a variable that two other branches set differently counts as not set.
 """
 
-import operator
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +12,8 @@ from fnmatch import fnmatchcase
 from itertools import dropwhile
 
 from finegauge.errors import FileFormatError
+from finegauge.formats.launchers import WORKING
+from finegauge.formats.python_values import calculated_text, decided
 from finegauge.records import NamedTuple
 
 MAX_WORDS = 5_000  # of a command
@@ -25,9 +26,11 @@ _FUNCTION = re.compile(
 _FIRST = re.compile(r"^[ \t]*([A-Za-z_]\w{0,63})(?![ \t]*\()(?=\s|$)", re.MULTILINE)  # the word of a line
 _NAME = re.compile(r"[A-Za-z_]\w{0,63}|[0-9@*#?!$-]")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w{0,63})(\+?)=(.*)", re.DOTALL)
-_PARAMETER = re.compile(r"([A-Za-z_]\w{0,63}|[0-9@*])(?:\[[@*]\])?(?::?([-=+?])(.*))?", re.DOTALL)
+_PARAMETER = re.compile(r"([A-Za-z_]\w{0,63}|\d{1,2}|[@*])(?:\[[@*]\])?(?::?([-=+?])(.*))?", re.DOTALL)
 _ELEMENT = re.compile(r"(!?)([A-Za-z_]\w{0,63})\[([^\[\]]{1,80})\]")
-_ARITHMETIC = re.compile(r"[\d\s()+*/%-]{1,200}")
+_KEYED = re.compile(r"([A-Za-z_]\w{0,63})\[([^\[\]=]{1,80})\](\+?)=(.*)", re.DOTALL)  # MODELS[small]=...
+# A file whose lines are taken as the script's own: source FILE, export $(grep -v '^#' .env | xargs)
+_SOURCED = re.compile(r"(?:source|\.) (\S+)|\$\((?:cat|grep|egrep|sed|xargs)\b.*?([\w./~-]*\.env)[ |'\")].*")
 _DECLARE, _BRACKETS = {"export", "declare", "local", "readonly", "typeset", "env"}, re.compile(r"[{}()]")
 _PLAIN = re.compile(r"[\w/.,:@%+-]{1,16000}")
 _CLOSES = {"if": "fi", "while": "done", "until": "done", "for": "done", "select": "done", "{": "}"}
@@ -35,10 +38,7 @@ _PARTS = frozenset(
     ("if", "while", "until", "{", "elif", "then", "else", "do", ";;", "esac", *_CLOSES.values())
 )
 _HANDS_ON = frozenset(("tmux", "screen", "ssh", "sbatch", "bsub", "gcloud", "wsl"))  # a text is a command
-_IGNORED, _TESTS = {"time", "exec", "nohup", "sudo", "command", "!"}, ("[", "[[", "test", "]", "]]", "!")
-_COMPARED: Mapping[str, Callable[[int, int], bool]] = {
-    f"-{name}": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
-}
+_IGNORED = {"time", "exec", "nohup", "sudo", "command", "!"}
 _SPLIT = re.compile(r"(?:\$\([^()]*(?:\([^()]*\)[^()]*)*\)|\S)+")  # what a command would print stays whole
 # How many devices a list has: $(echo $CUDA_VISIBLE_DEVICES | tr ',' '\n' | wc -l)
 _LISTED = re.compile(
@@ -64,9 +64,9 @@ class Command(NamedTuple):
 class _Block:
     """A condition, a loop or a group, and whether the branch that is read is taken (None: it may be)."""
 
-    def __init__(self, closes: str, *, live: bool, word: str = "") -> None:
-        """Begin before the first branch; `word`: what a case compares."""
-        self.closes, self.word = closes, word
+    def __init__(self, closes: str, *, live: bool, word: str = "", turn: tuple[int, int] = (0, 0)) -> None:
+        """Begin before the first branch; `word`: what a case compares; `turn`: where a loop is, over what."""
+        self.closes, self.word, self.turn = closes, word, turn
         self.live: bool | None = live
         self.patterns: list[str] | None = [] if closes == "esac" else None  # while they are read
         self.tests: list[bool | None] = []
@@ -102,30 +102,6 @@ def _fits(word: str, pattern: str) -> bool | None:
     return True if pattern == "*" else None if "$" in word + pattern else fnmatchcase(word, pattern)
 
 
-def _decided(words: Sequence[str]) -> bool | None:
-    """Return what a test of constants comes to; None where the text does not tell, and of no test."""
-    inner = [word for word in words if word not in _TESTS]
-    if len(inner) in (2, 3) and (inner[0] in ("-z", "-n") or inner[-1] == ""):
-        inner = [
-            "" if re.fullmatch(r"\$\{?(\w+|\w+:-)\}?", word) else word for word in inner
-        ]  # set by nobody
-    found: bool | None = None
-    if words and words[0] in ("true", "false"):
-        found = words[0] == "true"
-    elif len(inner) == len(words) or any("$" in word or "`" in word for word in inner):
-        return None
-    elif len(inner) == 2 and inner[0] in ("-z", "-n"):
-        found = (inner[1] == "") is (inner[0] == "-z")
-    elif len(inner) == 3 and inner[1] in ("=", "==", "!="):
-        same = fnmatchcase(inner[0], inner[2]) if "]" not in words else inner[0] == inner[2]
-        found = same is (inner[1] != "!=")
-    elif (
-        len(inner) == 3 and inner[1] in _COMPARED and all(re.fullmatch(r"\d{1,15}", inner[i]) for i in (0, 2))
-    ):
-        found = _COMPARED[inner[1]](int(inner[0]), int(inner[2]))
-    return _not(found) if "!" in words else found
-
-
 def _functions(text: str) -> tuple[dict[str, str], str]:
     """Return the functions that a script calls, and the script without them; others stay where they stand.
 
@@ -154,23 +130,26 @@ class Shell:
             raise FileFormatError(f"{name} is too long a script; at most {MAX_SCRIPT:,} characters are read.")
         self.name = name
         self.files: dict[str, str] = {}  # that the script writes by here-documents
-        lines = re.sub(r"(?m)^([ \t]*#.*?)\\+\r?$", r"\1", text)  # a comment ends with its line
-        self._functions, lines = _functions(lines)
+        self.read: Callable[[str], tuple[str, str] | None] = lambda _: None  # a file beside the script
+        self._functions: dict[str, str] = {}
         self._calls = [0]  # of all shells of a script
-        self._text = re.sub(
-            r"\\\r?\n|[ \t][\^`][ \t]*\r?\n(?=[ \t]*-)", " ", lines
-        )  # cmd's and PowerShell's too
-        self._at = 0
+        self._text, self._at, self._begin, self._turns = "", 0, 0, 0
+        self._include(text)
         self._depth = depth
         self._blocks: list[_Block] = []
         self._unclear = set[str]()  # variables that branches set to one value and to another
         self._before: tuple[bool | None, str] = None, ""  # what a test came to, and "&&" or "||" behind it
-        self.variables: dict[str, str] = {"#": str(len(arguments)), "HOME": "~"}
+        self.variables: dict[str, str] = {"HOME": "~"}
         self._arrays: dict[str, list[str]] = {"@": [*arguments], "*": [*arguments]}
-        self._document, self._documents = "", 0
-        self._arrays_read = 0
-        for number, word in enumerate(arguments[:9], 1):
-            self.variables[str(number)] = word
+        self._document, self._documents, self._arrays_read = "", 0, 0
+
+    def _include(self, text: str) -> None:
+        """Put a text where the script is read."""
+        lines = re.sub(r"(?m)^([ \t]*#.*?)\\+\r?$", r"\1", text)  # a comment ends with its line
+        functions, lines = _functions(lines)
+        self._functions |= functions
+        joined = re.sub(r"\\\r?\n|[ \t][\^`][ \t]*\r?\n(?=[ \t]*-)", " ", lines)  # cmd's and PowerShell's too
+        self._text = f"{self._text[: self._at]}{joined}{self._text[self._at :]}"
 
     def commands(self) -> Iterator[Command]:
         """Yield the commands in the order in which they stand.
@@ -181,6 +160,7 @@ class Shell:
             if self._at >= len(self._text):
                 return
             arrays = {**self._arrays}
+            self._begin = self._at
             words, target = self._command()
             skipped = self._is_skipped()
             words = self._followed(words, self._text[self._at - 1 : self._at + 1])
@@ -189,19 +169,35 @@ class Shell:
             if not self._is_live():
                 continue
             environment = self._assigned(words)
-            if words and words[0] == "for" and len(words) > 3 and words[2] == "in":
-                self.variables[words[1]] = words[3]
-            elif words and words[0] == "read" and self._document:
-                self.variables[words[-1]] = self._document.strip()[:_MAX_VALUE]
-            elif words and words[0] in ("cat", "tee") and self._document and (target or len(words) > 1):
-                self.files[target or words[-1]] = self._document
-            elif words and words[0] in self._functions and self._depth < _MAX_NESTED:
+            if not words or self._kept(words, target):
+                continue
+            if words[0] in self._functions and self._depth < _MAX_NESTED:
                 yield from self._called(words, environment)
-            elif words:
+            else:
                 python = re.search(r"(^|/)python[\d.]*$", words[0]) and "-c" in words[1:-1]
                 yield Command(tuple(words), environment, words[-1] if python else self._document)
                 yield from () if python else self._inner(words, environment)
         raise FileFormatError(f"{self.name} has more than {_MAX_COMMANDS:,} commands.")
+
+    def _kept(self, words: list[str], target: str) -> bool:
+        """Return whether a command only sets what later ones use: a variable, a file that is written."""
+        if words[0] == "for" and len(words) > 3 and words[2] == "in":
+            self.variables[words[1]] = words[3]
+        elif words[0] == "read" and self._document:
+            self.variables[words[-1]] = self._document.strip()[:_MAX_VALUE]
+        elif words[0] in ("cat", "tee") and self._document and (target or len(words) > 1):
+            file = words[-1] if words[0] == "tee" and len(words) > 1 else target or words[-1]
+            self.files[WORKING.sub("", file)] = self._document
+        elif words[0] == "shift":
+            left = self._arrays["@"][int(words[1]) if words[1:] and words[1].isdecimal() else 1 :]
+            self._arrays |= {"@": left, "*": left}
+        elif told := _SOURCED.match(" ".join(words[:20])[:500]):
+            self._documents += 1
+            if (found := self.read(told[1] or told[2])) and self._documents <= _MAX_DOCUMENTS:
+                self._include(f"\n{found[0][:MAX_SCRIPT]}\n")
+        else:
+            return False
+        return True
 
     def _called(self, words: list[str], environment: Mapping[str, str]) -> Iterator[Command]:
         """Yield the commands of a function that is called with arguments."""
@@ -209,7 +205,7 @@ class Shell:
         if self._calls[0] > _MAX_CALLS:
             raise FileFormatError(f"{self.name} calls functions more than {_MAX_CALLS} times.")
         inner = Shell(self._functions[words[0]], self.name, words[1:], depth=self._depth + 1)
-        inner._functions, inner._calls = self._functions, self._calls
+        inner._functions, inner._calls, inner.read = self._functions, self._calls, self.read
         inner.variables = {**environment, **inner.variables}
         inner._arrays = {**self._arrays, **inner._arrays}
         yield from inner.commands()
@@ -246,7 +242,7 @@ class Shell:
             return []
         answer, skipped = self._before[0], self._is_skipped()
         if not skipped:
-            answer = _not(_decided(words)) if turned else _decided(words)
+            answer = _not(decided(words)) if turned else decided(words)
         if block is not None:
             block.tests.append(None if skipped else answer)
             block.joined.append(separator)
@@ -259,13 +255,14 @@ class Shell:
         """Open, part or close a block."""
         block = self._blocks[-1] if self._blocks else None
         if word in _CLOSES:
-            self._blocks.append(_Block(_CLOSES[word], live=self._is_live() and not self._is_skipped()))
+            turn = (self._begin, len(self._arrays["@"])) if word == "while" else (0, 0)
+            live = self._is_live() and not self._is_skipped()
+            self._blocks.append(_Block(_CLOSES[word], live=live, turn=turn))
             self._before = None, ""
         elif block is None:
             return
         elif word == block.closes:
-            self._blocks.pop()
-            self._before = block.live, ""
+            self._close(block)
         elif word == "elif":
             block.ask()
         elif word == "then":
@@ -278,6 +275,14 @@ class Shell:
             block.enter(True)
         elif word == ";;" and block.closes == "esac":
             block.live, block.patterns = False, []
+
+    def _close(self, block: _Block) -> None:
+        """Leave a block; of a loop over arguments come to the next one."""
+        self._blocks.pop()
+        self._before = block.live, ""
+        if block.live and block.turn[1] not in (0, len(self._arrays["@"])) and self._turns < _MAX_CALLS:
+            self._turns += 1
+            self._at = block.turn[0]
 
     def _inner(self, words: list[str], environment: Mapping[str, str]) -> Iterator[Command]:
         """Yield the commands of a text that a command is told to run: bash -c "...", eval "..."."""
@@ -309,6 +314,8 @@ class Shell:
                 declares = True
             elif found := _ASSIGNED.fullmatch(words[at]):
                 mine[found[1]] = mine.get(found[1], "") + found[3] if found[2] else found[3]
+            elif found := _KEYED.fullmatch(words[at]):
+                mine[f"{found[1]}[{found[2]}]"] = found[4]
             elif not (declares and words[at].startswith("-")):
                 break
             at += 1
@@ -490,6 +497,9 @@ class Shell:
                 raise FileFormatError(f"{self.name}: a line of more than {MAX_WORDS:,} words is refused.")
         self._at += 1
         name = assigned.rstrip("=").rstrip("+")
+        for place, one in enumerate(elements):
+            if found := re.match(r"\[([^\[\]]{1,80})\]=", one):
+                elements[place] = self.variables[f"{name}[{found[1]}]"] = one[found.end() :]
         before = self._arrays.get(name, []) if assigned.endswith("+=") else []
         self._arrays[name] = [*before, *elements][:MAX_WORDS]
         if sum(map(len, self._arrays[name])) > _MAX_ARRAY:
@@ -506,7 +516,7 @@ class Shell:
         elif text.startswith("((", self._at):
             inner, following = self._balanced("((", "))"), "(("
         if following == "((":
-            return [_calculated(self._expanded(re.sub(r"(?<![\w$])([A-Za-z_]\w*)", r"$\1", inner)))]
+            return [calculated_text(self._expanded(re.sub(r"(?<![\w$])([A-Za-z_]\w*)", r"$\1", inner)))]
         if following == "(":
             return [self._printed(self._balanced("(", ")"))]
         if following == "{":
@@ -520,7 +530,7 @@ class Shell:
     def _printed(self, inner: str) -> str:
         """Return what $(...) prints where the text tells: sums, and how long a list of devices is."""
         if inner.startswith("expr "):
-            return _calculated(self._expanded(inner[5:]).replace("\\", ""))
+            return calculated_text(self._expanded(inner[5:]).replace("\\", ""))
         if here := _HERE.fullmatch(inner):
             return f".{here[1]}"
         listed = _LISTED.fullmatch(inner)
@@ -561,9 +571,12 @@ class Shell:
         """Return the places of an array, of ${!names[@]}, or one of its elements, of ${names[$i]}."""
         asked = _ELEMENT.fullmatch(inside)
         held = self._arrays.get(asked[2], []) if asked else []
-        if asked and asked[1] and held:
-            return [str(place) for place in range(len(held))]
+        if asked and asked[1]:
+            keyed = [key for key in self.variables if key.startswith(f"{asked[2]}[")]
+            return [key[len(asked[2]) + 1 : -1] for key in keyed] or [*map(str, range(len(held)))]
         place = self._expanded(asked[3]) if asked else ""
+        if asked and (known := self.variables.get(f"{asked[2]}[{place}]")) is not None:
+            return [known]
         if place.isdecimal() and len(place) < 6 and int(place) < len(held):
             return [held[int(place)]]
         return [f"${{{inside}}}"]
@@ -571,7 +584,10 @@ class Shell:
     def _value(self, name: str, braces: str = "") -> list[str]:
         if name in self._arrays:
             return self._arrays[name]
-        value = self.variables.get(name)
+        given = self._arrays["@"]
+        value = str(len(given)) if name == "#" else self.variables.get(name)
+        if name.isdecimal() and 0 < int(name) <= len(given):
+            value = given[int(name) - 1]
         return [value] if value is not None else [f"${{{braces}}}" if braces else f"${name}"]
 
     def _expanded(self, text: str) -> str:
@@ -582,19 +598,3 @@ class Shell:
         inner.variables, inner._arrays = self.variables, self._arrays
         inner._text = text.strip('"').replace('"', '\\"') + '"'
         return " ".join(inner._quoted())
-
-
-def _calculated(expression: str) -> str:
-    """Return the value of whole numbers added, multiplied and divided; else the expression."""
-    import ast
-
-    from finegauge.formats.python_values import calculated
-
-    if _ARITHMETIC.fullmatch(expression) and "**" not in expression:
-        try:
-            value = calculated(ast.parse(expression.strip().replace("/", "//"), mode="eval").body)
-        except (SyntaxError, ValueError, RecursionError):
-            value = None
-        if isinstance(value, int):
-            return str(value)
-    return f"$(({expression}))"

@@ -30,10 +30,12 @@ _DEGREES = {
         "expert_parallel",
     )
 }
+_EXPERT_TENSOR = "parallelism.expert_tensor_parallel_degree"  # 1 or that of tensor parallelism
 _SHARD, _RESHARD = "parallelism.data_parallel_shard_degree", "parallelism.fsdp_reshard_after_forward"
 _SCHEDULE = "parallelism.pipeline_parallel_schedule"
 _ASYNC = "parallelism.enable_async_tensor_parallel"
 _OFFLOAD, _BATCH = "training.enable_cpu_offload", "training.global_batch_size"
+_PIECE = "parallelism.pipeline_parallel_microbatch_size"  # of a rank's batch, what a stage takes at once
 _TOKENS = "training.num_tokens_per_microbatch_per_dp_rank"
 _COMPILE = ("compile.enable", "training.compile")
 _MODE, _OPTION = "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"
@@ -218,13 +220,19 @@ def _precision(run: Run) -> dict[str, Any]:
 
 def _read_checkpointing(reading: Reading) -> None:
     mode = reading.word(_MODE, "selective", _MODES, "none, selective or full")
-    option = reading.text(_OPTION, "2")
-    if mode == "selective" and option.isdecimal() and reading.text(_MODE, "selective") == "selective":
-        reading.set("activation_checkpointing", "full", _MODE, _OPTION)
-        reading.set("recompute_num_layers", max(1, int(option)), _OPTION)
-        reading.set("recompute_method", "every", _OPTION)
-        return
-    reading.set("activation_checkpointing", mode, _MODE)
+    if mode == "selective" and reading.text(_MODE, "selective") == "selective":
+        read_selective(reading, _MODE, _OPTION)
+    else:
+        reading.set("activation_checkpointing", mode, _MODE)
+
+
+def read_selective(reading: Reading, mode: str, option: str) -> None:
+    """Read which layers are computed anew: every second, as the option has it unasked, or some operations."""
+    every = reading.text(option, "2")
+    reading.set("activation_checkpointing", "full" if every.isdecimal() else "selective", mode, option)
+    if every.isdecimal():
+        reading.set("recompute_num_layers", max(1, int(every)), option)
+        reading.set("recompute_method", "every", option)
 
 
 def _checkpointing(run: Run) -> dict[str, Any]:
@@ -240,6 +248,8 @@ def _read_parallelism(reading: Reading) -> None:
     if "tensor_parallel" in reading.fields:  # its tensor parallelism always divides norms too
         reading.set("sequence_parallel", True)
         reading.set("tensor_parallel_overlap", reading.flag(_ASYNC), _ASYNC)
+        if "expert_parallel" in reading.fields:
+            reading.take("expert_tensor_parallel", _EXPERT_TENSOR, 1)
     shard = reading.get(_SHARD, -1)
     if str(shard) == "-1" and reading.launched_gpus is None and "expert_parallel" in reading.fields:
         experts, others = (
@@ -262,6 +272,10 @@ def _read_parallelism(reading: Reading) -> None:
         reading.set("cpu_offload", "params", _OFFLOAD)
     if "pipeline_parallel" in reading.fields:
         _read_stages(reading)
+        batch = int(whole(1, 10**6)("micro_batch_size", reading.fields["micro_batch_size"]))
+        piece = min(batch, reading.whole(_PIECE, 1))
+        reading.set("micro_batch_size", piece, _PIECE)
+        reading.set("gradient_accumulation_steps", max(1, batch // piece), _PIECE)
     if str(reading.get(_BATCH, -1)) != "-1":
         reading.set_accumulation(_BATCH, data_parallel=_data_parallel(reading))
 
@@ -295,6 +309,7 @@ def _read_stages(reading: Reading) -> None:
 
 
 def _stages(run: Run) -> dict[str, Any]:
+    """Return what divides a pipeline: of a rank's batch, each stage takes a micro-batch at once."""
     chunks, name = run.virtual_pipeline_stages, run.pipeline_schedule
     name = "interleaved1f1b" if chunks > 1 and name == "1f1b" else name
     if run.pipeline_parallel == 1:
@@ -304,6 +319,8 @@ def _stages(run: Run) -> dict[str, Any]:
     return {
         _SCHEDULE: _SCHEDULES.get(name, "1F1B"),
         _LAYERS: -(-layers // places) if chunks > 2 else None,
+        "training.local_batch_size": run.micro_batch_size * run.gradient_accumulation_steps,
+        _PIECE: run.micro_batch_size,
         **{less: int(end in run.counted_as_layers) for less, end in _ENDS.items()},
     }
 
@@ -323,6 +340,7 @@ def _parallelism(run: Run) -> dict[str, Any]:
     stays = run.sharding in ("zero1", "zero2", "fsdp_shard_grad_op")
     return {
         **{key: getattr(run, field) for key, field in _DEGREES.items()},
+        _EXPERT_TENSOR: run.expert_tensor_parallel if run.expert_parallel > 1 else None,
         _SHARD: shards,
         _RESHARD: "never" if stays else "default",
         _ASYNC: True if run.tensor_parallel_overlap else None,
@@ -357,12 +375,26 @@ FORMAT = Format(
             lambda run: {_COMPILE[0]: run.compile},
         ),
         Row(
-            " ".join((*_DEGREES, _SHARD, _RESHARD, _SCHEDULE, *_ENDS, _LAYERS, _OFFLOAD, _BATCH, _ASYNC)),
+            " ".join(
+                (
+                    *_DEGREES,
+                    *(_EXPERT_TENSOR, _PIECE),
+                    _SHARD,
+                    _RESHARD,
+                    _SCHEDULE,
+                    *_ENDS,
+                    _LAYERS,
+                    _OFFLOAD,
+                    _BATCH,
+                    _ASYNC,
+                )
+            ),
             _read_parallelism,
             _parallelism,
         ),
     ),
     model_key="model.flavor",
+    not_modelled="parallelism.disable_loss_parallel",
     lasting={"learning_rate": "optimizer.lr", "weight_decay": "optimizer.weight_decay"},
     data_keys=("training.dataset",),
     lists_data=True,

@@ -102,6 +102,11 @@ def _read_model(reading: Reading) -> None:
         raise FieldError(
             f"{reading.file_name} is torchtune's PPO, which is not supported; write a run file of phase ppo."
         )
+    if "teacher_model" in reading.keys or "distillation" in reading.text("recipe"):
+        raise FieldError(
+            f"{reading.file_name} distils a teacher into a student, which is not supported: both models "
+            "are held; write a run file of the student for a lower bound."
+        )
     if "optimizer" not in reading.keys and {"tasks", "prompt", "enable_kv_cache"} & {*reading.keys}:
         raise FieldError(
             f"{reading.file_name} is a file of torchtune that evaluates or generates, not trains."
@@ -280,6 +285,16 @@ def _read_checkpointing(reading: Reading) -> None:
         reading.warn(f"{_CHECKPOINTING[1]} has no effect without {_CHECKPOINTING[0]}.")
     kind = "offload" if full and offload else "full" if full else "none"
     reading.set("activation_checkpointing", kind, *_CHECKPOINTING)
+    if reading.text("ac_mode") == "selective":  # stands over both
+        from finegauge.formats.torchtitan import read_selective
+
+        read_selective(reading, "ac_mode", "ac_option")
+
+
+def _read_fp8(reading: Reading) -> None:
+    if reading.flag("enable_fp8_training"):
+        reading.set("fp8", True, "enable_fp8_training")
+        reading.take("fp8_recipe", "fp8_recipe_name", "tensorwise")
 
 
 def _checkpointing(run: Run) -> dict[str, Any]:
@@ -439,7 +454,8 @@ FORMAT = Format(
         key("batch_size", "micro_batch_size", 2),
         key("gradient_accumulation_steps", "gradient_accumulation_steps", 1),
         Row("epochs max_steps_per_epoch", _read_duration, _duration),
-        Row(" ".join(_CHECKPOINTING), _read_checkpointing, _checkpointing),
+        Row(f"{' '.join(_CHECKPOINTING)} ac_mode ac_option", _read_checkpointing, _checkpointing),
+        Row("enable_fp8_training fp8_recipe_name", _read_fp8),
         fixed(checkpointing_reentrant=False),
         Row(
             "loss._component_",

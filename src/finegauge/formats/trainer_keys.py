@@ -11,7 +11,7 @@ from typing import Any
 from finegauge.errors import FieldError, FineGaugeError, shown
 from finegauge.formats import model_keys
 from finegauge.formats.key_table import Reading, Row, key
-from finegauge.formats.launcher_files import deepspeed_fields, fsdp_state, uses_deepspeed, zero_of
+from finegauge.formats.launcher_files import deepspeed_fields, degrees_of, fsdp_state, uses_deepspeed, zero_of
 from finegauge.formats.sheet import (
     known_model,
     mapping_in,
@@ -222,10 +222,10 @@ _ARGUMENTS = ("optim_args", "optim.extra_kwargs")  # of transformers; of litgpt 
 
 def read_optimizer(reading: Reading, key: str, default: str) -> None:
     """Read the optimizer; one that is not supported counts as AdamW, and that is said."""
-    optimizer = reading.text(key, default).rpartition(".")[2]
-    stem, layerwise, _ = optimizer.partition("_layerwise")
+    older = not reading.stated(key) and reading.flag("adafactor")  # transformers' own switch, before 5
+    optimizer = "adafactor" if older else reading.text(key, default).rpartition(".")[2]
+    optimizer, layerwise, _ = optimizer.partition("_layerwise")
     if layerwise:
-        optimizer = stem
         reading.set("optimizer_implementation", "in_backward", key)
     projects, told = optimizer.startswith(PROJECTING), str([*map(reading.get, _ARGUMENTS)])[:1000]
     if projects and (rank := re.search(r"\brank\s*=\s*(\d{1,6})", told)):
@@ -236,7 +236,7 @@ def read_optimizer(reading: Reading, key: str, default: str) -> None:
     except FieldError:
         reading.warn(f"{key}={shown(optimizer)} is not modelled: it is taken as AdamW with 32-bit states.")
         optimizer = "adamw"
-    reading.set("optimizer", optimizer, key)
+    reading.set("optimizer", optimizer, "adafactor" if older else key)
     if optimizer in ("adamw_torch", "adamw_torch_fused"):
         implementation = "fused" if optimizer == "adamw_torch_fused" else "foreach"
         reading.set("optimizer_implementation", implementation, key)
@@ -398,12 +398,10 @@ def _grouping(run: Run) -> dict[str, Any]:
 
 
 def read_sharding(reading: Reading) -> None:
-    """Read DeepSpeed's or FSDP's sharding; the number of GPUs is the launcher's.
-
-    Raises: FieldError where both are asked for.
-    """
-    fsdp = reading.get("fsdp")
-    fsdp = None if fsdp in (False, []) or reading.text("fsdp") == "false" else fsdp
+    """Read DeepSpeed's or FSDP's sharding, one of them; the number of GPUs is the launcher's."""
+    fsdp = None if reading.get("fsdp") == [] or reading.text("fsdp") == "false" else reading.get("fsdp")
+    for field, degree in degrees_of(reading.keys).items():
+        reading.set(field, degree, "parallelism_config")
     if reading.get("deepspeed") and fsdp:
         raise FieldError("deepspeed and fsdp are both stated; keep one.")
     if reading.get("deepspeed"):
@@ -415,22 +413,22 @@ def read_sharding(reading: Reading) -> None:
 def _read_deepspeed(reading: Reading) -> None:
     """Read the file that `deepspeed` names, and hold its batch against the training file's."""
     keys = read_zero(reading, "deepspeed")
-    for field, value in deepspeed_fields(keys).items() if keys is not None else ():
+    told = deepspeed_fields(keys) if keys is not None else {}
+    batch = ("micro_batch_size", "gradient_accumulation_steps")
+    by_engine = reading.fields.get("micro_batch_size") == "auto"  # which runs the loop of a script
+    for field, value in {**(dict.fromkeys(batch, 1) if by_engine else {}), **told}.items():
         known = reading.fields.get(field)
-        if field in ("micro_batch_size", "gradient_accumulation_steps") and str(known) != str(value):
+        if field in batch and str(known) != str(value) and not by_engine:
             raise FieldError(
                 f"{field}={known} of {reading.file_name} contradicts {field}={value} of its DeepSpeed file; "
                 "make them equal, or set the latter to auto."
             )
-        if field == "tensor_parallel":
+        if field == "tensor_parallel" or by_engine:
             reading.set(field, value, "deepspeed")
 
 
 def read_zero(reading: Reading, key: str, *beside: str) -> Mapping[str, Any] | None:
-    """Read what the file that `key` names shards and offloads, and return its keys where it can be read.
-
-    `beside`: who else says that it is sharded.
-    """
+    """Read what the file of `key` shards and offloads (`beside` says so too); return its keys, if here."""
     found = zero_of(reading.get(key, ""), reading.file)
     reading.warnings += [found.warning] if found.warning else []
     for field, value in found.fields.items():

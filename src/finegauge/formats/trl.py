@@ -44,7 +44,8 @@ _AS_DPO, _AS_GRPO = ("kto", "orpo", "cpo", "simpo"), ("rloo", "online_dpo")
 _WHOLE_LOGITS = ("orpo", "cpo", "simpo", "online_dpo")  # to this day (1.16)
 _NAMED = re.compile(r"(?:^|[^a-z])(sft|dpo|grpo|kto|orpo|cpo|simpo)(?![a-z])")
 _QUANTIZED = ("load_in_4bit", "load_in_8bit")
-_NOT_MODELLED = ("rank_pattern", "alpha_pattern", "layers_to_transform", "use_qalora")  # fmt: skip
+_NOT_MODELLED = ("rank_pattern", "alpha_pattern", "layers_to_transform", "use_qalora",
+                 "exclude_modules", "label_smoothing_factor", "auto_find_batch_size")  # fmt: skip
 _STRATEGIES = {
     **dict.fromkeys(("bfd", "bfd_split", "bfd-requeue"), "best_fit_decreasing"),
     "ffd": "first_fit",
@@ -268,7 +269,10 @@ def _read_loss(reading: Reading) -> None:
     """Read whether logits are whole: SFT's are not from 1.8 on; from 1.15 on few are, Liger or not."""
     phase, trainer = reading.fields["phase"], reading.text("trainer")
     tiles = _since(reading, 1, 15) and phase in ("sft", "dpo", "grpo") and trainer not in _WHOLE_LOGITS
-    chunked = phase == "sft" and (reading.text("loss_type") == "chunked_nll" or _since(reading, 1, 8))
+    chunked = phase == "sft" and (
+        reading.text("loss_type") == "chunked_nll"
+        or (_since(reading, 1, 8) and reading.text("loss_type") != "nll")
+    )
     loss = "chunked" if tiles or chunked else "full_logits"
     trainer_keys.read_liger(reading, loss, "loss_type", fuses_loss=not tiles)
 

@@ -60,7 +60,8 @@ _MEGATRON = {
     f"{_ACTOR}.megatron.context_parallel_size": "context_parallel",
     f"{_ACTOR}.megatron.expert_model_parallel_size": "expert_parallel",
 }
-
+_OPTIMIZER = (f"{_ACTOR}.optim.optimizer", "optim.optimizer")  # since 0.6
+_RESHARD = f"{_ACTOR}.fsdp_config.reshard_after_forward"
 
 # What sft_trainer (verl 0.6 on) does unasked, which divides micro-batches by tokens.
 _OF_SFT_TRAINER = {
@@ -131,6 +132,10 @@ def _read_method(reading: Reading) -> None:
         reading.set("context_parallel", ulysses, *_ULYSSES)
     joined = any(map(reading.flag, _JOINED)) or reading.flag(_DYNAMIC)
     reading.set("padding", "free" if joined else "max", *_JOINED, _DYNAMIC)
+    stays = reading.text(f"{_ACTOR}.strategy") == "fsdp2" and not reading.flag(_RESHARD, default=True)
+    if stays:
+        reading.set("sharding", "fsdp_shard_grad_op", _RESHARD)
+    trainer_keys.read_optimizer(reading, reading.which(*_OPTIMIZER), "adamw")
     liger = reading.flag(f"{stem}.use_liger")
     reading.set("kernels", ["liger"] if liger else [], f"{stem}.use_liger")
     # flash-attn's cross-entropy widens the logits inside its kernel (verl/utils/torch_functional.py)
@@ -267,7 +272,7 @@ FORMAT = Format(
                     *_JOINED,
                     *_MEGATRON,
                     f"{_ACTOR}.strategy",
-                    *_DTYPES,
+                    *(*_DTYPES, *_OPTIMIZER, _RESHARD),
                 )
             ),
             _read_method,
@@ -290,10 +295,11 @@ FORMAT = Format(
             _read_lengths,
         ),
         trainer_keys.dataset_row("data.train_files"),
-        fixed(attention="flash", optimizer="adamw", checkpointing_reentrant=False),
+        fixed(attention="flash", checkpointing_reentrant=False),
     ),
     model_key=_PATHS[0],
     lists_its_keys=False,
     adapt=_adapt,
-    not_modelled="model.fsdp_config.cpu_offload",
+    not_modelled="model.fsdp_config.cpu_offload "
+    f"{_ACTOR}.entropy_from_logits_with_chunking {_ACTOR}.entropy_checkpointing",
 )

@@ -423,16 +423,16 @@ def _divide_as_experts(values: dict[str, Any]) -> None:
 
     Raises: FieldError where the experts are divided among more GPUs than there are.
     """
-    ranks, gpus = values["expert_parallel"], values["num_gpus"]
-    if gpus is not None and ranks > gpus:
+    ranks, stages, gpus = (values[name] for name in ("expert_parallel", "pipeline_parallel", "num_gpus"))
+    if gpus is not None and ranks * stages > gpus:
         raise FieldError(
-            f"expert_parallel={ranks} divides the experts among more GPUs than num_gpus={gpus}; set "
-            f"num_gpus={ranks} or a smaller degree."
+            f"expert_parallel={ranks} with pipeline_parallel={stages} needs more GPUs than num_gpus={gpus}; "
+            f"set num_gpus={ranks * stages} or a smaller degree."
         )
     if values["phase"] not in SERVING or values["inference_engine"] == "hf" or ranks == 1 or gpus is None:
         return
     copies = (values["data_parallel_replicate"] or 1) * (values["data_parallel_shard"] or 1)
-    if values["tensor_parallel"] == 1 and gpus == ranks * values["pipeline_parallel"] and copies < ranks:
+    if values["tensor_parallel"] == 1 and gpus == ranks * stages and copies < ranks:
         values["tensor_parallel"] = ranks // copies
 
 

@@ -154,7 +154,7 @@ def test_torchtitan(tmp_path: Path) -> None:
     )
     run = written(tmp_path, text, "num_gpus=8", name="job.toml")
     expected = {"pipeline_parallel": 2, "sharding": "hybrid", "data_parallel": 4, "max_steps": 5}
-    expected |= {"activation_checkpointing": "full", "gradient_accumulation_steps": 4}
+    expected |= {"activation_checkpointing": "full", "gradient_accumulation_steps": 16}
     assert values(run, expected) == expected
     assert "'training.batchsize'" in run.warnings[-1]
     with pytest.raises(FieldError, match="is unknown; use none, selective or full"):
