@@ -11,9 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from finegauge.errors import FieldError, InputError, UnknownKeyError, UnknownNameError, did_you_mean, shown
-from finegauge.formats.reading import FILE_FIELDS
+from finegauge.formats.model_names import base_of, read_as
+from finegauge.formats.reading import FILE_FIELDS, describe
 from finegauge.planning.capacity import MAX_MICRO_BATCH_SIZE, max_micro_batch_size
 from finegauge.planning.plan import OBJECTIVES
+from finegauge.planning.plan import plan as best
+from finegauge.planning.selection import Wanted
 from finegauge.run.field import number, whole
 from finegauge.run.run import FIELDS, FROM_CALLER, Run
 from finegauge.sandbox import lies_in
@@ -151,8 +154,6 @@ class Asked(NamedTuple):
         return on_gpus(run, self.texts("gpus"), unnamed=unnamed)
 
     def _described(self, file: str, overrides: Mapping[str, Any]) -> Run:
-        from finegauge.formats.reading import describe
-
         confine(file, self.folder)
         path = os.path.join(self.folder, file)
         if not os.path.exists(path):
@@ -182,8 +183,6 @@ def _known(run: Run) -> Run:
     try:
         run.check_names()
     except UnknownNameError as error:
-        from finegauge.formats.model_names import base_of, read_as
-
         base = base_of(error)
         if not base or error.name != run.model:
             raise
@@ -239,8 +238,6 @@ def max_batch(asked: Asked) -> "CapacityAnswer":
 def plan(asked: Asked) -> "PlanAnswer":
     """Return the cheapest, fastest or greenest way to do the run."""
     from finegauge.answers.plan import plan_answer
-    from finegauge.planning.plan import plan as best
-    from finegauge.planning.selection import Wanted
 
     within_h, default = asked.number("within_hours", MOST_HOURS), Wanted()
     wanted = Wanted(

@@ -22,7 +22,7 @@ from itertools import product
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from finegauge import documents
+from finegauge import __version__, documents
 from finegauge.campaign.axes import (
     BASELINE,
     MEASURED,
@@ -246,7 +246,6 @@ def _option(default: Any, value: Any, where: str) -> Any:
 
 
 def _calibration() -> str:
-    from finegauge import __version__
     from finegauge.prediction.calibration import current
 
     return f"{__version__}, {current().name}"

@@ -2,17 +2,16 @@
 
 import gc
 import os
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
 
 from finegauge.cli.run_options import json_option, listing_option, progress_bar, runs, say, show
-from finegauge.errors import FieldError, InputError, UnknownKeyError, UnknownNameError, shown
+from finegauge.errors import FieldError, FineGaugeError, InputError, UnknownKeyError, UnknownNameError, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from finegauge.answers.campaign import CompareAnswer
     from finegauge.campaign.driver import Engine
     from finegauge.campaign.gains import Comparison
@@ -111,7 +110,6 @@ def _engine(name: str, address: str) -> "Engine":
 
 def _keep_table(folder: str) -> None:
     """Make the table of a large campaign now, so that the first `results` need not wait for it."""
-    from finegauge.errors import FineGaugeError
     from finegauge.store.table import table_of
 
     with suppress(FineGaugeError):  # no pyarrow, or nothing was asked
@@ -172,7 +170,7 @@ def compare(
 
 
 def _of_campaign(
-    path: str, baseline: str, axes: "Mapping[str, Sequence[str]]", places: tuple[str, ...]
+    path: str, baseline: str, axes: Mapping[str, Sequence[str]], places: tuple[str, ...]
 ) -> "list[Comparison]":
     from finegauge.campaign.axes import Folder
     from finegauge.campaign.gains import compare_results

@@ -16,14 +16,13 @@ from finegauge.cli.run_options import (
 )
 from finegauge.documents import write_file
 from finegauge.errors import InputError, UnknownNameError, shown
-from finegauge.render.report import FILE, TERMINAL, plain
+from finegauge.render.report import FILE, TERMINAL, Plot, Report, plain
 
 if TYPE_CHECKING:
     from finegauge.answers.estimate import GpuEstimate
     from finegauge.answers.validation import ReproduceAnswer
     from finegauge.prediction.predictor import Prediction
     from finegauge.profile import Profile
-    from finegauge.render.report import Plot, Report
     from finegauge.reproduction.published import Reproduction
 
 PICTURES = (".png", ".svg")
@@ -89,7 +88,7 @@ def report(
 
 def _report(
     subject: str, overrides: tuple[str, ...], gpu: str | None, baseline: str, *, planned: bool
-) -> "Report":
+) -> Report:
     from finegauge.render.json import document_of
 
     stored = os.path.isfile(os.path.join(subject, "results.jsonl")) or subject.endswith(".jsonl")
@@ -105,7 +104,7 @@ def _report(
     return _of_results(subject, baseline)
 
 
-def _side_by_side(paths: tuple[str, ...], overrides: tuple[str, ...], gpu: str | None) -> "Report":
+def _side_by_side(paths: tuple[str, ...], overrides: tuple[str, ...], gpu: str | None) -> Report:
     from finegauge.answers.study import side_by_side
     from finegauge.cli.campaigns import common_gpu
     from finegauge.render.json import document_of
@@ -156,7 +155,7 @@ def _side(
     raise InputError(f"{shown(path)} holds no run that could stand beside others.")
 
 
-def _of_run(path: str, overrides: tuple[str, ...], gpu: str | None, *, planned: bool) -> "Report":
+def _of_run(path: str, overrides: tuple[str, ...], gpu: str | None, *, planned: bool) -> Report:
     if planned:
         run = run_of(path, overrides)
         from finegauge.answers.plan import plan_answer
@@ -172,7 +171,7 @@ def _of_run(path: str, overrides: tuple[str, ...], gpu: str | None, *, planned: 
     return estimate_report(answer, FILE, study)
 
 
-def _of_document(document: dict[str, object], path: str) -> "Report":
+def _of_document(document: dict[str, object], path: str) -> Report:
     """Return the report about what a command printed; of several answers, the first in full."""
     if document["command"] == "plan":
         from finegauge.render.json import plan_in
@@ -193,14 +192,14 @@ def _of_document(document: dict[str, object], path: str) -> "Report":
     raise InputError(f"{shown(path)} holds no answer that could be shown.")
 
 
-def _of_trial(measured: "Profile", prediction: "Prediction | None" = None) -> "Report":
+def _of_trial(measured: "Profile", prediction: "Prediction | None" = None) -> Report:
     from finegauge.answers.measurement import MeasureAnswer, measurement
     from finegauge.render.measurement import measure_report
 
     return measure_report(MeasureAnswer(measured.run, (measurement(measured, prediction),)), FILE)
 
 
-def _of_results(path: str, baseline: str) -> "Report":
+def _of_results(path: str, baseline: str) -> Report:
     from finegauge.answers.campaign import campaign_study
     from finegauge.campaign.axes import Folder
     from finegauge.render.campaign import labelled, study_report
@@ -233,7 +232,7 @@ def _kind(output: str | None) -> str:
     return suffix
 
 
-def _write(found: "Report", output: str, kind: str, key: str | None) -> tuple[str, ...]:
+def _write(found: Report, output: str, kind: str, key: str | None) -> tuple[str, ...]:
     from finegauge.render.html import html_page
     from finegauge.render.plots.drawing import check_matplotlib, png, svg
     from finegauge.render.terminal import markdown_page
@@ -258,7 +257,7 @@ def _write(found: "Report", output: str, kind: str, key: str | None) -> tuple[st
     return tuple(contents)
 
 
-def _chosen(found: "Report", key: str | None, output: str) -> "Plot":
+def _chosen(found: Report, key: str | None, output: str) -> Plot:
     known = {plot.key: plot for plot in found.plots}
     if key is None and len(known) == 1:
         return next(iter(known.values()))

@@ -22,6 +22,7 @@ from finegauge.measurement.watching import (
     watched_command,
     watched_until,
 )
+from finegauge.planning.quote import quote
 from finegauge.profile import Profile
 from finegauge.render.terminal import report_lines
 from finegauge.render.training import watch_report
@@ -104,8 +105,6 @@ def _settled(asked: Asked) -> Watched:
         return settled(None, str(error), gpu, asked.usd_per_h)
     told = settled(run, "" if run else "no RUN is named.", gpu, asked.usd_per_h)
     if told.usd_per_h is None and told.predicted is not None and gpu:
-        from finegauge.planning.quote import quote
-
         with suppress(FineGaugeError):
             offer = quote(told.predicted.run, told.predicted).cheapest_on_demand
             if offer is not None and offer.offer.on_demand_usd_per_h:

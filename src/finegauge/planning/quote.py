@@ -14,7 +14,6 @@ figures with two names. Neglects: failed attempts, set-up by hand, storage and t
 from collections.abc import Iterable
 from math import ceil, inf
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 from finegauge.catalogue.gpus import gpu
 from finegauge.catalogue.models import model
@@ -26,10 +25,8 @@ from finegauge.prediction.time import board_power
 from finegauge.profile import Breakdown, Profile
 from finegauge.records import NamedTuple
 from finegauge.run.phases import micro_steps
+from finegauge.run.run import Run
 from finegauge.units import HOUR_S, KWH_J
-
-if TYPE_CHECKING:
-    from finegauge.run.run import Run
 
 # [1]: CPUs, memory, fans, network and power supplies as well
 WALL_POWER_RATIO = 895.0 / (DATASHEET.active_power_fraction * 700.0)
@@ -80,7 +77,7 @@ class StepQuantities(NamedTuple):
 class Quote(NamedTuple):
     """What a whole run takes; figures of the whole are None where the number of steps is not known."""
 
-    run: "Run"
+    run: Run
     num_steps: int | None
     wall_time_s: Breakdown  # startup, steps, evaluation, saves; empty where the steps are not known
     boards_energy_j: float | None
@@ -109,7 +106,7 @@ class Quote(NamedTuple):
         return cheapest(self.offers, spot=True)
 
 
-def quote(run: "Run", profile: Profile | None = None, *, prices: Iterable[Offer] | None = None) -> Quote:
+def quote(run: Run, profile: Profile | None = None, *, prices: Iterable[Offer] | None = None) -> Quote:
     """Return what `run` takes from start to end, and what that costs on each offer.
 
     Args:
@@ -160,14 +157,14 @@ def quote(run: "Run", profile: Profile | None = None, *, prices: Iterable[Offer]
     )
 
 
-def epochs_of(run: "Run", batch: BatchShape) -> float:
+def epochs_of(run: Run, batch: BatchShape) -> float:
     """Return how often the run goes through its data; `epochs` unless `max_steps` ends it before."""
     if batch.steps_per_epoch and batch.steps_total:
         return batch.steps_total / batch.steps_per_epoch
     return run.epochs
 
 
-def _step_quantities(run: "Run", profile: Profile) -> StepQuantities:
+def _step_quantities(run: Run, profile: Profile) -> StepQuantities:
     at_update = profile.phase_memory_bytes.under("optimizer")  # the phase that holds all gradients
     held = at_update if at_update.parts else profile.device_memory_bytes
     forward_s = profile.step_time_s["forward"] / profile.step_sequences if profile.step_sequences else 0.0
@@ -179,7 +176,7 @@ def _step_quantities(run: "Run", profile: Profile) -> StepQuantities:
     )
 
 
-def checkpoint_bytes(run: "Run", held: Breakdown) -> float:
+def checkpoint_bytes(run: Run, held: Breakdown) -> float:
     """Return what a save writes: what trains, and the state of its optimizer.
 
     Trainable weights are as large as their gradients in `held`, a rank's memory at the optimizer step; a
@@ -190,7 +187,7 @@ def checkpoint_bytes(run: "Run", held: Breakdown) -> float:
 
 
 def run_totals(
-    run: "Run", step: StepQuantities, num_steps: int, num_epochs: float, idle_w: float
+    run: Run, step: StepQuantities, num_steps: int, num_epochs: float, idle_w: float
 ) -> tuple[Breakdown, float]:
     """Return the seconds from start to end, by part, and the joules of all boards.
 
@@ -211,7 +208,7 @@ def emissions_kg(wall_j: float, overhead: float, kg_per_kwh: float) -> float:
     return wall_j / KWH_J * overhead * kg_per_kwh
 
 
-def priced(run: "Run", wall_s: float, offered: Iterable[Offer]) -> tuple[PricedOffer, ...]:
+def priced(run: Run, wall_s: float, offered: Iterable[Offer]) -> tuple[PricedOffer, ...]:
     """Return every offer that holds the run, cheapest on demand first, unknown prices last.
 
     Slices of a card and nodes that are too small are left out. A seller of single cards is asked for as many
@@ -254,7 +251,7 @@ def cheapest(priced_offers: Iterable[PricedOffer], *, spot: bool = False) -> Pri
     return found
 
 
-def managed(run: "Run", billed_tokens: float) -> tuple[ManagedPrice, ...]:
+def managed(run: Run, billed_tokens: float) -> tuple[ManagedPrice, ...]:
     """Return what managed services would bill for the run's training tokens, cheapest first.
 
     Only supervised fine-tuning is compared; prices of low trust and prices that hold only
@@ -291,7 +288,7 @@ def _unknown_end(profile: Profile, offered: Iterable[Offer]) -> tuple[str, ...]:
     )
 
 
-def _warnings(run: "Run", costs: tuple[PricedOffer, ...]) -> tuple[str, ...]:
+def _warnings(run: Run, costs: tuple[PricedOffer, ...]) -> tuple[str, ...]:
     ranked = [cost.offer for cost in costs if cost.offer.is_ranked]
     if not ranked:
         where = f" from {run.provider}" if run.provider else ""

@@ -2,7 +2,7 @@
 
 Whatever the codec of `render.json` writes of a type, its schema here describes. Bounds follow from names:
 bytes, seconds and dollars are never negative, fractions lie between 0 and 1 (a spread may be any multiple),
-unless `answers.written` says that they are signed.
+unless `answers.Rules` says that they are signed.
 """
 
 from collections.abc import Collection, Mapping, Sequence
