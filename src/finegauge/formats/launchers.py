@@ -212,7 +212,6 @@ def _named_after(named: str, place: Place) -> dict[str, Any]:
 
 
 def _accelerate_options(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Return accelerate's options in the shape of its file."""
     kind = "FSDP" if told.get("use_fsdp") else "MEGATRON_LM" if told.get("use_megatron_lm") else "DEEPSPEED"
     keys: dict[str, Any] = {key: told[key] for key in _ACCELERATE if key in told}
     return keys | {

@@ -257,7 +257,6 @@ class _Replay:
         self._at = self._search()
 
     def _moves(self) -> Iterator[tuple[int, str, int, int, list[Frame]]]:
-        """Yield place, action, address, bytes and frames of each event."""
         for place, event in enumerate(self._events):
             self._spend()
             if isinstance(event, dict):

@@ -191,7 +191,6 @@ def no_training(path: str) -> str:
 
 
 def _looks_like_training(path: str) -> bool:
-    """Return whether a file that cannot be read has lines of a training file."""
     try:
         text = read_text(path)
     except FileFormatError:
@@ -219,7 +218,6 @@ def companion_fields(path: str) -> tuple[str, dict[str, Any]] | None:
 
 
 def _resolved(argument: str | os.PathLike[str]) -> RunArgument:
-    """Return what a RUN argument stands for."""
     return resolve(os.fspath(argument), lambda path: not no_training(path))
 
 

@@ -125,7 +125,6 @@ def _plain(kind: Any, value: Any) -> Any:
 
 
 def _may_be(kind: Any, value: Any) -> bool:
-    """Return whether a value that is not null may be of a type of a union."""
     if kind in _PLAIN:
         return isinstance(value, _PLAIN[kind])
     if kind is Profile or not hasattr(kind, "_fields"):

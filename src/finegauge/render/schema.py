@@ -112,7 +112,6 @@ def _of(kind: Any, parts: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _of_several(origin: Any, inner: list[dict[str, Any]], *, many: bool) -> dict[str, Any]:
-    """Return the schema of a union, a mapping, a list, or a tuple of so many."""
     if origin in (Union, UnionType):
         return {"anyOf": inner}
     if issubclass(origin, Mapping):
