@@ -11,7 +11,7 @@ from finegauge.answers import Rules
 from finegauge.answers.changes import AdviceAnswer, Fixed, advice_answer, fixed_run
 from finegauge.planning.capacity import Bounds, Capacity, MeasuredCapacity, max_micro_batch_size
 from finegauge.planning.estimate import Estimate, estimate, estimates
-from finegauge.planning.quote import ManagedPrice, PricedOffer, Quote
+from finegauge.planning.quote import ManagedPrice, OfferCost, Quote
 from finegauge.prediction.moments import Moment, Shortage
 from finegauge.prediction.predictor import needed
 from finegauge.prediction.uncertainty import FITS, WILL_NOT_FIT, Verdict
@@ -20,27 +20,7 @@ from finegauge.records import NamedTuple, same
 from finegauge.run.rules import SERVING
 from finegauge.run.run import Run, positions_of
 
-
-@Rules(hidden=("is_ranked", "source"))
-class OfferCost(NamedTuple):
-    """What the whole run costs on one offer."""
-
-    provider: str
-    instance_type: str
-    region: str
-    tier: str
-    date: str
-    outlier: bool
-    gpu_count: int
-    instances: int
-    idle_gpus: int
-    on_demand_usd_per_h: float | None
-    spot_usd_per_h: float | None
-    on_demand_usd: float | None
-    spot_usd: float | None
-    is_ranked: bool = True
-    source: str = ""
-    is_scaled: bool = False  # the price of one card times their number
+Rules(hidden=("is_ranked", "source", "offer"))(OfferCost)
 
 
 @Rules(most={"offers": 20})
@@ -307,7 +287,7 @@ def gpu_estimate(one: Estimate) -> GpuEstimate:
         quote=None if one.verdict == WILL_NOT_FIT else bill(one.quote),
         is_at_limit=one.capacity.at_limit,
         managed=one.quote.managed,
-        offers=tuple(map(offer_cost, one.quote.offers)) if one.verdict == WILL_NOT_FIT else (),
+        offers=one.quote.offers if one.verdict == WILL_NOT_FIT else (),
         moments=tuple(map(moment_memory, one.moments)),
         shortage=one.shortage,
         rollout=one.rollout,
@@ -382,24 +362,7 @@ def gpu_capacity(gpu: str | None, capacity: Capacity) -> GpuCapacity:
 
 def bill(quote: Quote) -> Bill:
     """Return what a whole run takes, its offers the cheapest on demand first."""
-    on_demand, spot = quote.cheapest_on_demand, quote.cheapest_spot
-    offers = {
-        "cheapest_on_demand": offer_cost(on_demand) if on_demand else None,
-        "cheapest_spot": offer_cost(spot) if spot else None,
-        "num_offers": len(quote.offers),
-        "offers": tuple(map(offer_cost, quote.offers)),
-    }
-    return Bill(**same(Bill, quote) | offers)
-
-
-def offer_cost(priced: PricedOffer) -> OfferCost:
-    """Return what a run costs on one offer."""
-    offer = priced.offer
-    return OfferCost(
-        offer.provider, offer.instance_type, offer.region, offer.tier, offer.date, offer.outlier,
-        offer.gpu_count, priced.instances, priced.idle_gpus, offer.on_demand_usd_per_h, offer.spot_usd_per_h,
-        priced.on_demand_usd, priced.spot_usd, offer.is_ranked, offer.source, offer.is_scaled,
-    )  # fmt: skip
+    return Bill(**same(Bill, quote), num_offers=len(quote.offers))
 
 
 class TrialOutcome(NamedTuple):

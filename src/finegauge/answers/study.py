@@ -160,7 +160,7 @@ def _way(run: Run, name: str, own: str) -> Way | None:
         return None
     if not profile.fits or bill.cheapest_on_demand is None:
         return None
-    label, offer = own if is_file(name) else name, bill.cheapest_on_demand.offer
+    label, offer = own if is_file(name) else name, bill.cheapest_on_demand
     said = f"{run.num_gpus} x {label} · {offer.provider} · {offer.instance_type or offer.tier}"
     return way_of(said, label, bill, taken=name == own)
 

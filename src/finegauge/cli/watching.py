@@ -107,8 +107,8 @@ def _settled(asked: Asked) -> Watched:
     if told.usd_per_h is None and told.predicted is not None and gpu:
         with suppress(FineGaugeError):
             offer = quote(told.predicted.run, told.predicted).cheapest_on_demand
-            if offer is not None and offer.offer.on_demand_usd_per_h:
-                told = told._replace(usd_per_h=offer.offer.on_demand_usd_per_h * offer.instances)
+            if offer is not None and offer.on_demand_usd_per_h:
+                told = told._replace(usd_per_h=offer.on_demand_usd_per_h * offer.instances)
     return told
 
 

@@ -130,7 +130,7 @@ def _shortage(profile: Profile, moments: Sequence[Moment], bill: Quote) -> Short
     Host memory that the run does not state is the most that an instance of the catalogue has.
     """
     run = profile.run
-    known = [one.offer.ram_bytes for one in bill.offers if one.offer.ram_bytes]
+    known = [one.offer.ram_bytes for one in bill.offers if one.offer and one.offer.ram_bytes]
     host = run.host_memory_gib * GIB if run.host_memory_gib else max(known, default=None)
     disk = run.disk_gib * GIB if run.disk_gib else None
     return next(shortages(moments, profile.capacity_bytes, host, disk), None)

@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from finegauge.answers.estimate import GpuEstimate, OfferCost
+from finegauge.answers.estimate import GpuEstimate
 from finegauge.answers.runs import FROM_COPY_TOO_LARGE, FROM_MODEL_TOO_LARGE
+from finegauge.planning.quote import OfferCost
 from finegauge.prediction.uncertainty import FITS, RISKY, WILL_NOT_FIT
 from finegauge.profile import Breakdown, Interval, Path, Profile
 from finegauge.render import number_format as fmt
