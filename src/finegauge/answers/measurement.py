@@ -1,8 +1,9 @@
 """What was measured: a run, beside its prediction (`measure`); operators; a training under way."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from finegauge.answers import Rules
 from finegauge.answers.profile import ProfileFigures, figures_of, predicted_waits
@@ -10,8 +11,11 @@ from finegauge.catalogue.device_profile import COLLECTIVES, KIND, DeviceProfile,
 from finegauge.catalogue.gpus import gpu, known_gpu
 from finegauge.errors import FileFormatError, FineGaugeError, UnsupportedError
 from finegauge.formats.evidence import text_evidence
+from finegauge.measurement.options import Options
+from finegauge.measurement.trial import measure
 from finegauge.measurement.watching import Seen, profile_of
 from finegauge.prediction.links import Link, links_of, work_of
+from finegauge.prediction.moments import process_moments
 from finegauge.prediction.predictor import (
     Prediction,
     PredictionExplained,
@@ -21,14 +25,11 @@ from finegauge.prediction.predictor import (
 )
 from finegauge.prediction.uncertainty import RISKY_FROM_FRACTION, probability_out_of_memory
 from finegauge.profile import Breakdown, Exchange, Held, Path, Profile, compare
+from finegauge.progress import Heard
 from finegauge.records import NamedTuple, same
 from finegauge.run.run import FROM_COMMAND_LINE, Run
 from finegauge.store.document import plain
 from finegauge.units import HOUR_S
-
-if TYPE_CHECKING:
-    from finegauge.measurement.options import Options
-    from finegauge.progress import Heard
 
 
 @Rules(flat=("figures",))
@@ -99,10 +100,10 @@ class MeasureAnswer(NamedTuple):
 
 def measured(
     run: Run,
-    options: "Options",
+    options: Options,
     *,
     users: Sequence[int] = (),
-    heard: "Heard | None" = None,
+    heard: Heard | None = None,
     store: str | None = None,
 ) -> list[tuple[Profile, Prediction]]:
     """Return a trial on this machine, or one of a server for each number of users, beside its prediction.
@@ -110,8 +111,6 @@ def measured(
     With an endpoint in `options` a server is measured, by default with `micro_batch_size` users; no load
     follows one that fails. The journal `store` keeps the outcome.
     """
-    from finegauge.measurement.trial import measure
-
     if not options.endpoint:
         alone = measure(run, options, heard=heard, store=store)
         return [(alone, prediction_for(run, options.device, alone.fingerprint.get("device", "")))]
@@ -171,8 +170,6 @@ def _moments(measured: Profile, predicted: Profile | None) -> Iterator[MeasuredM
     """Yield the moments of every process, each beside what is predicted; where none were measured, none."""
     if "moments" not in measured.observations:
         return
-    from finegauge.prediction.moments import process_moments
-
     on_processor = not measured.fingerprint.get("cuda")
     said = {}
     if predicted is not None:  # on a device whose profile may be gone by now
@@ -320,9 +317,6 @@ def _collective(kind: str, ranks: int, readings: Sequence[Reading], link: Link) 
 
 def runs_by_module(runs: Mapping[str, Run], device: str, threads: int, path: str) -> Iterator[RunByModule]:
     """Yield every run as the device profile at `path` predicts it and as this machine runs it."""
-    from finegauge.measurement.options import Options
-    from finegauge.measurement.trial import measure
-
     options = Options(device=device, threads=threads, steps=STEPS, layers=True, memory=False)
     for name, run in runs.items():
         here = run.replace(gpu=path)
@@ -352,8 +346,6 @@ def run_by_module(name: str, predicted: Profile, measured: Profile) -> RunByModu
 
 def check_libraries() -> None:
     """Raise UnsupportedError where the libraries whose operators are timed are missing."""
-    from importlib.util import find_spec
-
     missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
     if missing:
         raise UnsupportedError(

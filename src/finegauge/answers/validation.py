@@ -7,8 +7,11 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple
 
 from finegauge.answers import Rules
+from finegauge.answers.measurement import check_libraries
 from finegauge.catalogue.device_profile import device_profile, own_profile_path, write
 from finegauge.formats.measurement_tables import METRICS, PARTS, SERVED
+from finegauge.measurement.options import Options
+from finegauge.measurement.trial import measure
 from finegauge.progress import Heard
 from finegauge.reproduction.published import Finding, Item, Reproduction, Rows
 from finegauge.validation.local_validation import HereValidation, validate_here
@@ -223,10 +226,7 @@ def here_answer(
 
     Raises: UnsupportedError without PyTorch or the device.
     """
-    from finegauge.answers.measurement import check_libraries
     from finegauge.measurement.bench.microbenchmarks import micro
-    from finegauge.measurement.options import Options
-    from finegauge.measurement.trial import measure
 
     check_libraries()
     path = own_profile_path(device)

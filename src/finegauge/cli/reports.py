@@ -13,14 +13,7 @@ from finegauge.answers.study import side_by_side, study_answer
 from finegauge.answers.validation import ReproduceAnswer, reproduce_answer
 from finegauge.campaign.axes import Folder
 from finegauge.cli.campaigns import common_gpu
-from finegauge.cli.run_options import (
-    alongside_options,
-    json_option,
-    run_of,
-    runs,
-    say,
-    show,
-)
+from finegauge.cli.run_options import alongside_options, json_option, run_of, runs, say, show
 from finegauge.documents import write_file
 from finegauge.errors import InputError, UnknownNameError, shown
 from finegauge.measurement.options import Options

@@ -1,6 +1,7 @@
 """`finegauge validate`, `calibrate` and `learn`: how wrong predictions are, and what measured runs teach."""
 
 import os
+from datetime import date
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -180,8 +181,6 @@ def _constants(
 
 
 def _day(text: str | None) -> str:
-    from datetime import date
-
     try:
         return (date.fromisoformat(text) if text else date.today()).isoformat()
     except ValueError:

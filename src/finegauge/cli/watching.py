@@ -15,13 +15,7 @@ from finegauge.cli.run_options import json_option, offline_option, parted, run_o
 from finegauge.data.batch_shape import shape
 from finegauge.errors import EXIT_DONE, EXIT_INTERRUPTED, FineGaugeError, InputError, cleaned, shown
 from finegauge.formats.run_argument import COMMAND_MARK
-from finegauge.measurement.watching import (
-    Seen,
-    Watch,
-    gpu_here,
-    watched_command,
-    watched_until,
-)
+from finegauge.measurement.watching import Seen, Watch, gpu_here, watched_command, watched_until
 from finegauge.planning.quote import quote
 from finegauge.profile import Profile
 from finegauge.render.terminal import report_lines

@@ -7,17 +7,7 @@ from collections.abc import Iterator
 
 from finegauge.catalogue.gpus import gpus
 from finegauge.run import options, rules
-from finegauge.run.field import (
-    Field,
-    choice,
-    choices,
-    flag,
-    names,
-    number,
-    spec,
-    text,
-    whole,
-)
+from finegauge.run.field import Field, choice, choices, flag, names, number, spec, text, whole
 from finegauge.run.machine import MAX_GPUS, MAX_SEQ_LEN, MachineFields
 
 
