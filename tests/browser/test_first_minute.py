@@ -3,6 +3,7 @@
 import re
 import struct
 import zipfile
+from base64 import b64encode
 from pathlib import Path
 
 import pytest
@@ -230,13 +231,14 @@ def test_a_picture_of_what_is_shown(visit: Visit, tmp_path: Path) -> None:
         box = page.locator(f"#panel-{tab}").bounding_box()
         assert box is not None
         assert width >= 2 * box["width"]
-        found = page.evaluate(_COLOURS, list(data))
+        found = page.evaluate(_COLOURS, b64encode(data).decode())
         assert found["distinct"] > 20, tab  # words and bars below the title, not an empty sheet
         assert (max(found["corner"]) < 50) is dark
 
 
-_COLOURS = """async (bytes) => {
-  const image = await createImageBitmap(new Blob([new Uint8Array(bytes)], { type: "image/png" }));
+_COLOURS = """async (encoded) => {
+  const bytes = Uint8Array.from(atob(encoded), (one) => one.charCodeAt(0));
+  const image = await createImageBitmap(new Blob([bytes], { type: "image/png" }));
   const canvas = new OffscreenCanvas(image.width, image.height);
   const pen = canvas.getContext("2d");
   pen.drawImage(image, 0, 0);
