@@ -99,11 +99,6 @@ def _no_narrower(interval: Interval, other: Interval) -> Interval:
     return Interval(min(interval.low_ratio, other.low_ratio), max(interval.high_ratio, other.high_ratio))
 
 
-def is_new(framework: str) -> bool:
-    """Return whether no constant was fitted to runs of `framework`."""
-    return bool(framework) and not framework_of(framework).timed
-
-
 def is_unweighed(framework: str) -> bool:
     """Return whether none of the rows that intervals of memory come from is of `framework`."""
     return bool(framework) and not framework_of(framework).weighed
@@ -120,7 +115,7 @@ def untimed(run: Run, gpu: GpuSpec) -> tuple[str, ...]:
         found += [whose] if gpu.architecture in TIMED_ARCHITECTURES else [whose, whose]
     if gpu.architecture in COMPILED and gpu.measured is None:
         found.append("what its compiler makes of them")
-    if is_new(run.framework):
+    if run.framework and not framework_of(run.framework).timed:
         found.append("steps of this framework")
     found += [f"its {field}, which no source states" for field in framework_of(run.framework).inferred]
     if run.fp8:
