@@ -226,9 +226,9 @@ def here_answer(
 
     Raises: UnsupportedError without PyTorch or the device.
     """
+    check_libraries()
     from finegauge.measurement.bench.microbenchmarks import micro
 
-    check_libraries()
     path = own_profile_path(device)
     if not os.path.isfile(path) or (threads and device_profile(path).threads != threads):
         said("Timing this machine's operators once: about two minutes.")
