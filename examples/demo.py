@@ -21,7 +21,7 @@ def row(run: finegauge.Run) -> list[str]:
     if most.profile is None:
         return [str(run.gpu), "0", *["-"] * (len(HEADS) - 1)]
     step, bill = most.profile.step_time_s, finegauge.quote(run, most.profile)
-    usd = [offer.on_demand_usd for offer in bill.offers if offer.offer.tier == "seed-paper"] or [None]
+    usd = [offer.on_demand_usd for offer in bill.offers if offer.tier == "seed-paper"] or [None]
     usd += [bill.cheapest_on_demand.on_demand_usd if bill.cheapest_on_demand else None]
     stages = [number_format.digits(step[stage]) if step[stage] else "-" for stage in STAGES]
     rates = [number_format.digits(most.profile.samples_per_s), number_format.hours(bill.wall_s)]

@@ -26,7 +26,10 @@ from collections.abc import Iterable, Sequence
 from itertools import compress
 from math import exp, log
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from finegauge.catalogue.gpus import gpu
 from finegauge.data.batch_shape import shape
@@ -44,11 +47,7 @@ from finegauge.progress import Heard, Progress
 from finegauge.run.run import Run
 from finegauge.units import GIB
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Vector = NDArray[Any]
-
+Vector = NDArray[Any]
 GUESSED_WEIGHT = 0.5
 SOURCE_WEIGHT = 8.0  # of a source as a whole, in standard deviations, against what is known before
 ROW_WEIGHT = 1.5  # of a row at most: no single run is known much better
@@ -94,10 +93,8 @@ class Evidence(NamedTuple):
         """Return the evidence of one source."""
         return Evidence(tuple(point for point in self.points if point.source == source))
 
-    def weights(self) -> "Vector":
+    def weights(self) -> Vector:
         """Return the weight of each point: sources weigh alike, a guessed configuration half."""
-        import numpy as np
-
         share = {s: SOURCE_WEIGHT / len(self.only(s).points) ** 0.5 for s in self.sources}
         return np.array(
             [
@@ -106,10 +103,8 @@ class Evidence(NamedTuple):
             ]
         )
 
-    def log_ratios(self, calibration: Calibration) -> "Vector":
+    def log_ratios(self, calibration: Calibration) -> Vector:
         """Return ln(predicted / measured) of every point."""
-        import numpy as np
-
         return np.array([log(p.predicted_s(calibration) / p.measured_s) for p in self.points])
 
 
@@ -193,8 +188,6 @@ def moved(start: Calibration, theta: Iterable[float]) -> Calibration:
 
 def fit(evidence: Evidence, start: Calibration, rounds: int = ROUNDS) -> Calibration:
     """Return `start` with the constants that explain `evidence` best."""
-    import numpy as np
-
     theta = np.zeros(len(CONSTANTS))
     moving = np.ones((len(evidence.points), len(CONSTANTS)), dtype=bool)
     for _ in range(rounds):
@@ -204,12 +197,8 @@ def fit(evidence: Evidence, start: Calibration, rounds: int = ROUNDS) -> Calibra
     return moved(start, theta)
 
 
-def _slopes(
-    evidence: Evidence, start: Calibration, theta: "Vector", ratios: "Vector", moving: "Vector"
-) -> "Vector":
+def _slopes(evidence: Evidence, start: Calibration, theta: Vector, ratios: Vector, moving: Vector) -> Vector:
     """Return how each point's ratio moves with each constant; 0 where it is not `moving` with it."""
-    import numpy as np
-
     slopes = np.zeros(moving.shape)
     for index in range(len(CONSTANTS)):
         beside, rows = theta.copy(), moving[:, index]
@@ -219,14 +208,13 @@ def _slopes(
     return slopes
 
 
-def _solve(evidence: Evidence, theta: "Vector", ratios: "Vector", slopes: "Vector") -> "Vector":
-    import numpy as np
+def _solve(evidence: Evidence, theta: Vector, ratios: Vector, slopes: Vector) -> Vector:
     from scipy.optimize import least_squares
 
     weights = evidence.weights()
     spreads = np.array([constant.spread for constant in CONSTANTS])
 
-    def objective(x: "Vector") -> "Vector":
+    def objective(x: Vector) -> Vector:
         r = ratios + slopes @ (x - theta)
         soft = np.sign(r) * np.sqrt(2.0 * (np.sqrt(1.0 + (r / SOFT_SCALE) ** 2) - 1.0))
         return np.concatenate([weights * soft, x / spreads])
@@ -401,15 +389,13 @@ def _key(run: Run) -> tuple[str, str]:
 class _Tabled(NamedTuple):
     """Predicted seconds of runs at several paces, so that a fit predicts nothing again."""
 
-    seconds: "Vector"  # logarithms, [run, pace]
-    measured: "Vector"  # logarithms
-    micro_batches: "Vector"  # of a step
+    seconds: Vector  # logarithms, [run, pace]
+    measured: Vector  # logarithms
+    micro_batches: Vector  # of a step
 
     @classmethod
     def of(cls, evidence: Evidence, start: Calibration, usual: Learned) -> "_Tabled":
         """Predict every run at every pace."""
-        import numpy as np
-
         paces = [_with(start, usual._replace(pace_ratio=exp(one))) for one in PACES]
         seconds = [[log(point.predicted_s(one)) for one in paces] for point in evidence.points]
         measured = [log(point.measured_s) for point in evidence.points]
@@ -418,14 +404,10 @@ class _Tabled(NamedTuple):
 
     def without(self, place: int) -> "_Tabled":
         """Return the table of all runs but one."""
-        import numpy as np
-
         return _Tabled(*(np.delete(one, place, axis=0) for one in self))
 
-    def log_ratios(self, learned: Learned) -> "Vector":
+    def log_ratios(self, learned: Learned) -> Vector:
         """Return ln(predicted / measured) of every run under what was learned."""
-        import numpy as np
-
         seconds = [np.exp(np.interp(log(learned.pace_ratio), PACES, row)) for row in self.seconds]
         trainer = self.micro_batches * learned.trainer_s + learned.trainer_step_s
         found: Vector = np.log(np.array(seconds) + trainer) - self.measured
@@ -474,12 +456,10 @@ def _with(calibration: Calibration, learned: Learned) -> Calibration:
 
 def _fitted(table: _Tabled, usual: Learned) -> Learned:
     """Return the constants that explain the runs best, held to a pace of 1 and a trainer without time."""
-    import numpy as np
-
     scales = np.array([SPREAD, TRAINER_S, TRAINER_STEP_S])
     most = np.array([MOST, MOST_TRAINER_S, MOST_TRAINER_S]) / scales
 
-    def at(theta: "Vector") -> Learned:
+    def at(theta: Vector) -> Learned:
         pace, trainer_s, step_s = map(float, theta * scales)
         return usual._replace(pace_ratio=exp(pace), trainer_s=trainer_s, trainer_step_s=step_s)
 

@@ -441,7 +441,6 @@ class _Builder:
         return {**merged, **mapping}
 
     def _alias(self, event: Any, line: int) -> Any:
-        """Return the value an alias stands for, counted in full."""
         if event.anchor not in self._anchors:
             raise self._refused(line, "an alias has no anchor before it")
         self._aliases += 1

@@ -12,7 +12,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import cache
 from typing import Any, BinaryIO, NamedTuple
 
+from finegauge import __version__
 from finegauge.answers import questions
+from finegauge.answers.catalogue import found_gpus, found_models, plain
 from finegauge.answers.questions import ARGUMENTS, Asked
 from finegauge.catalogue.hub import user_catalogue
 from finegauge.documents import cache_path, json_text
@@ -74,8 +76,6 @@ class Tool(NamedTuple):
 
 
 def _models(asked: Asked) -> str:
-    from finegauge.answers.catalogue import found_models
-
     rows = []
     for found in found_models(asked.text("pattern")):
         row = {**found._asdict(), "model_type": str(found.config.get("model_type", ""))}
@@ -85,8 +85,6 @@ def _models(asked: Asked) -> str:
 
 
 def _gpus(asked: Asked) -> str:
-    from finegauge.answers.catalogue import found_gpus, plain
-
     rows = [plain(spec) | {"measured": None} for spec in found_gpus(asked.text("pattern"))]
     return _listed("gpus", rows)
 
@@ -138,8 +136,6 @@ TOOLS: dict[str, Tool] = {
 
 def answered(name: str, arguments: dict[str, Any], folder: str) -> tuple[str, bool]:
     """Return the text that answers one call, and whether it is an error."""
-    import json
-
     if name not in TOOLS:
         return f"No tool named {shown(name)}.{did_you_mean(name, TOOLS)} There are {', '.join(TOOLS)}.", True
     try:
@@ -204,8 +200,6 @@ class Lines:
 
 def fault(line: bytes) -> tuple[Any, int, str] | None:
     """Return why a line is no message (its id, JSON-RPC's code, a sentence); None where it is one."""
-    import json
-
     import mcp_types as types
 
     if len(line) > MAX_LINE_BYTES:
@@ -245,8 +239,6 @@ async def _served(folder: str) -> None:
     from mcp.server.lowlevel import Server
     from mcp.server.stdio import stdio_server
     from mcp.shared.message import SessionMessage
-
-    from finegauge import __version__
 
     one_at_a_time = anyio.CapacityLimiter(1)
 

@@ -42,7 +42,7 @@ def test_tables_and_here_exclude_each_other() -> None:
 
 
 def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("finegauge.answers.measurement.find_spec", lambda name: None)
     done = finegauge("validate", "--here")
     assert (done.code, done.out) == (64, "")
     assert "pip install 'finegauge[measure]'" in done.err

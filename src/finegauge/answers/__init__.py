@@ -3,16 +3,17 @@
 Exceptions from the rule that an answer's JSON mirrors its type; for `render.json` and `render.schema`.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import TypeVar
 
 from finegauge.records import NamedTuple
 
 T = TypeVar("T")
+_NAME = "json_rules"
 
 
 class Rules(NamedTuple):
-    """Exceptions of one type, each by names of its fields."""
+    """Exceptions of one type, each by names of its fields; decorates that type."""
 
     hidden: Collection[str] = ()  # for layouts alone
     absent: Collection[str] = ()  # left out where None
@@ -20,29 +21,16 @@ class Rules(NamedTuple):
     signed: Collection[str] = ()  # may be negative, or fractions above 1
     flat: Collection[str] = ()  # their own fields stand in their place
 
-
-def written(
-    *,
-    hidden: Collection[str] = (),
-    absent: Collection[str] = (),
-    most: Mapping[str, int] | None = None,
-    signed: Collection[str] = (),
-    flat: Collection[str] = (),
-) -> Callable[[type[T]], type[T]]:
-    """Return the decorator that states the exceptions of a type; see `Rules`."""
-
-    def stated(kind: type[T]) -> type[T]:
-        setattr(kind, _NAME, Rules(hidden, absent, most or {}, signed, flat))
+    def __call__(self, kind: type[T]) -> type[T]:
+        """Return `kind`, which has these exceptions from now on."""
+        setattr(kind, _NAME, self)
         return kind
 
-    return stated
+
+_NONE = Rules()
 
 
 def rules_of(kind: type) -> Rules:
     """Return the exceptions of a type."""
     found: Rules = getattr(kind, _NAME, _NONE)
     return found
-
-
-_NAME = "json_rules"
-_NONE = Rules()

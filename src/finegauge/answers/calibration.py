@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import expm1
 from statistics import median
 
-from finegauge.answers import written
+from finegauge.answers import Rules
 from finegauge.calibration import CONSTANTS, Calibrated, Lesson, Use, learn, taught
 from finegauge.catalogue.gpus import gpu as find_gpu
 from finegauge.catalogue.tables import held_out_tables, measurement_tables
@@ -38,7 +38,7 @@ class SourceLeftOut(NamedTuple):
     left_out_bias: float | None
 
 
-@written(absent=("learned",))
+@Rules(absent=("learned",))
 class CalibrationAnswer(NamedTuple):
     """Constants of predictions and the intervals that follow; with its schema version, the file of -o."""
 
@@ -78,7 +78,7 @@ def calibration_answer(result: Calibrated, *, date: str) -> CalibrationAnswer:
     )
 
 
-@written(flat=("law",))
+@Rules(flat=("law",))
 class StoredLaw(NamedTuple):
     """A law as its file holds it."""
 
@@ -87,7 +87,7 @@ class StoredLaw(NamedTuple):
     equation: str
 
 
-@written(flat=("condition",))
+@Rules(flat=("condition",))
 class LawPoint(NamedTuple):
     """One measured point and the law there, in the unit of the law's quantity."""
 
@@ -105,7 +105,7 @@ class Curve(NamedTuple):
     line: tuple[tuple[float, float], ...]
 
 
-@written(flat=("stored",), hidden=("curves",))
+@Rules(flat=("stored",), hidden=("curves",))
 class LawAnswer(NamedTuple):
     """A closed-form law, the points it was fitted to, and what they mix."""
 
@@ -144,7 +144,7 @@ def _curve(law: Law, sparsity_fraction: float, seq_len: int, points: Sequence[La
     return Curve(sparsity_fraction, seq_len, tuple(ordered), line)
 
 
-@written(signed=("step_time_error", "left_out_error", "peak_memory_error"))
+@Rules(signed=("step_time_error", "left_out_error", "peak_memory_error"))
 class FinishedRun(NamedTuple):
     """A finished training beside its prediction; null where its logs do not tell."""
 

@@ -6,7 +6,7 @@ from functools import lru_cache
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from finegauge.answers import written
+from finegauge.answers import Rules
 from finegauge.answers.profile import ProfileFigures, figures_of
 from finegauge.answers.study import Throughput, Way, throughput, way_of
 from finegauge.campaign.axes import MEASURED, PREDICTED, SWITCH, Folder, Result
@@ -21,7 +21,9 @@ from finegauge.campaign.gains import (
     hold,
     points_of,
 )
+from finegauge.catalogue.gpus import gpu, known_gpu
 from finegauge.errors import FineGaugeError
+from finegauge.planning.quote import quote
 from finegauge.store.document import Facts
 from finegauge.store.table import FACTS, rows_of
 
@@ -35,7 +37,7 @@ Range = tuple[float, float]
 Ratio = float | None  # times the baseline; None where one side is not known
 
 
-@written(hidden=("improves",), absent=("SpeedUp_interval", "MemoryUp_interval", "EnergyUp_interval"))
+@Rules(hidden=("improves",), absent=("SpeedUp_interval", "MemoryUp_interval", "EnergyUp_interval"))
 class GainFigures(NamedTuple):
     """What one optimisation gains, as multiples of the baseline: above 1 is better."""
 
@@ -64,7 +66,7 @@ class GainFigures(NamedTuple):
         return {name: found for name, found in named.items() if found is not None}
 
 
-@written(absent=("weighed",))
+@Rules(absent=("weighed",))
 class GainsAt(NamedTuple):
     """Optimisations of one run by one estimator, held against the run without them."""
 
@@ -86,7 +88,7 @@ class ClaimsHeld(NamedTuple):
     held: tuple[ClaimHeld, ...]
 
 
-@written(absent=("weights",))
+@Rules(absent=("weights",))
 class CompareAnswer(NamedTuple):
     """SpeedUp = T_base/T_opt, MemoryUp = M_base/M_opt, EnergyUp = E_base/E_opt, T and E of one sequence."""
 
@@ -135,7 +137,7 @@ BATCH = "micro_batch_size"
 MOST_COMPARISONS, MOST_SWEEPS, MOST_WAYS = 12, 8, 20
 
 
-@written(flat=("figures",))
+@Rules(flat=("figures",))
 class ProfileOfCell(NamedTuple):
     """A profile with the reason where it has no answer; null is what is not known."""
 
@@ -166,7 +168,7 @@ class RefusedCell(NamedTuple):
     reason: str
 
 
-@written(hidden=("about", "has_switches", "ended", "reasons"))
+@Rules(hidden=("about", "has_switches", "ended", "reasons"))
 class CampaignAnswer(NamedTuple):
     """What one call asked of a sweep, and all that the folder holds."""
 
@@ -218,7 +220,7 @@ def _cell_result(one: Result) -> CellResult:
     return CellResult(one.key, one.labels, one.estimator, one.repetition, profile)
 
 
-@written(hidden=("columns", "num_rows"))
+@Rules(hidden=("columns", "num_rows"))
 class ResultsAnswer(NamedTuple):
     """Rows of the table of results: a column per field of the run and per fact of its step."""
 
@@ -330,8 +332,6 @@ def _same_device(cell: Cell) -> bool:
 @lru_cache(1024)
 def _device(seen: str | None, asked: str) -> str | None:
     """Return what a device is called; None where it was predicted from a file that is no longer there."""
-    from finegauge.catalogue.gpus import gpu, known_gpu
-
     known = known_gpu(seen) if seen else None
     try:
         return known.name if known else seen or gpu(asked).name
@@ -385,8 +385,6 @@ def _ways(results: Sequence[Result]) -> tuple[tuple[Way, ...], int]:
 
 
 def _way(result: Result) -> Way | None:
-    from finegauge.planning.quote import quote
-
     try:
         bill = quote((profile := result.profile).run, profile)
     except FineGaugeError:

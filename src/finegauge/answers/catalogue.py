@@ -8,25 +8,24 @@ import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from finegauge.catalogue.datasets import Dataset, datasets
+from finegauge.catalogue.device_profile import own_profile_path
+from finegauge.catalogue.frameworks import Framework, frameworks
+from finegauge.catalogue.gpus import GpuSpec, fold, gpus, matching_gpus, this_gpu
+from finegauge.catalogue.hub import ENDPOINT, hub_cache, offline_by
+from finegauge.catalogue.machine import gpus_here, host_memory_bytes
+from finegauge.catalogue.models import ModelFigures, models
+from finegauge.catalogue.offers import Offer, multiples, offer_sources, offers
 from finegauge.errors import FineGaugeError
 from finegauge.units import gib
-
-if TYPE_CHECKING:
-    from finegauge.catalogue.datasets import Dataset
-    from finegauge.catalogue.frameworks import Framework
-    from finegauge.catalogue.gpus import GpuSpec
-    from finegauge.catalogue.models import ModelFigures
-    from finegauge.catalogue.offers import Offer
 
 SORTS = ("price", "gpu-price", "provider", "date")
 
 
-def found_gpus(pattern: str = "", vendor: str = "") -> "list[GpuSpec]":
+def found_gpus(pattern: str = "", vendor: str = "") -> list[GpuSpec]:
     """Return the accelerators whose name or alias contains `pattern`."""
-    from finegauge.catalogue.gpus import fold, gpus
-
     wanted = fold(pattern)
     return [
         spec
@@ -36,22 +35,18 @@ def found_gpus(pattern: str = "", vendor: str = "") -> "list[GpuSpec]":
     ]
 
 
-def found_models(pattern: str = "") -> "list[ModelFigures]":
+def found_models(pattern: str = "") -> list[ModelFigures]:
     """Return the models whose name, alias or model_type contains `pattern`."""
-    from finegauge.catalogue.models import models
-
     return [figures for figures in models().values() if pattern.casefold() in _model_text(figures)]
 
 
-def _model_text(figures: "ModelFigures") -> str:
+def _model_text(figures: ModelFigures) -> str:
     kind = str(figures.config.get("model_type", ""))
     return " ".join((figures.name, *figures.aliases, kind)).casefold()
 
 
-def found_datasets(pattern: str = "") -> "list[Dataset]":
+def found_datasets(pattern: str = "") -> list[Dataset]:
     """Return the data sets whose name contains `pattern`."""
-    from finegauge.catalogue.datasets import datasets
-
     return [found for found in datasets().values() if pattern.casefold() in found.name.casefold()]
 
 
@@ -63,15 +58,12 @@ def found_offers(
     *,
     spot: bool = False,
     sort: str = "gpu-price",
-) -> "list[Offer]":
+) -> list[Offer]:
     """Return the cloud offers asked for, ordered by `sort`, one of SORTS.
 
     `gpu` may be a family: h100 is every H100. `count` is GPUs per instance, exactly; a seller that prices a
     single card asks as many times its price. With `spot`, only offers with a spot price, ranked by it.
     """
-    from finegauge.catalogue.gpus import matching_gpus
-    from finegauge.catalogue.offers import multiples, offers
-
     names: Sequence[str | None] = matching_gpus(gpu) if gpu else (None,)
     found = [offer for name in names for offer in offers(name, provider or None, None, region or None)]
     if count is not None:
@@ -81,7 +73,7 @@ def found_offers(
     return sorted(found, key=lambda offer: _offer_key(offer, sort, spot=spot))
 
 
-def _offer_key(offer: "Offer", sort: str, *, spot: bool) -> tuple[Any, ...]:
+def _offer_key(offer: Offer, sort: str, *, spot: bool) -> tuple[Any, ...]:
     """Return what an offer is ordered by; prices far from all others come last."""
     price = offer.usd_per_h(spot=spot)
     first: tuple[Any, ...] = {
@@ -99,10 +91,8 @@ def _offer_key(offer: "Offer", sort: str, *, spot: bool) -> tuple[Any, ...]:
     )
 
 
-def offers_json(found: "Sequence[Offer]") -> list[dict[str, Any]]:
+def offers_json(found: Sequence[Offer]) -> list[dict[str, Any]]:
     """Return offers as JSON has them, each with where it was read."""
-    from finegauge.catalogue.offers import offer_sources
-
     sources = offer_sources()
     return [plain(offer) | {"source": sources.get(offer.source, offer.source)} for offer in found]
 
@@ -148,14 +138,12 @@ class FrameworksAnswer(NamedTuple):
 
 def frameworks_answer(pattern: str = "") -> FrameworksAnswer:
     """Return the frameworks whose name or words contain `pattern`; all of them where it is empty."""
-    from finegauge.catalogue.frameworks import frameworks
-
     wanted = pattern.casefold()
     found = (one for one in frameworks() if any(wanted in word for word in (one.name.casefold(), *one.words)))
     return FrameworksAnswer(tuple(map(_row, found)))
 
 
-def _row(one: "Framework") -> FrameworkRow:
+def _row(one: Framework) -> FrameworkRow:
     behaviours = tuple(name for name, value in one._asdict().items() if value is True)
     defaults = tuple(
         DefaultsSince(".".join(map(str, change.since)), change.where, change.defaults)
@@ -215,9 +203,6 @@ def doctor_answer() -> DoctorAnswer:
 
 
 def _gpus() -> Iterator[Finding]:
-    from finegauge.catalogue.gpus import this_gpu
-    from finegauge.catalogue.machine import gpus_here
-
     here = gpus_here()
     kinds = dict.fromkeys(one.name for one in here)
     if not here:
@@ -242,8 +227,6 @@ def _gpus() -> Iterator[Finding]:
 
 
 def _profile() -> Finding:
-    from finegauge.catalogue.device_profile import own_profile_path
-
     found = [path for path in map(own_profile_path, ("cuda", "cpu")) if os.path.isfile(path)]
     if found:
         return Finding("machine", "device profile", WORKS, found[0], "")
@@ -253,9 +236,6 @@ def _profile() -> Finding:
 
 def _host() -> Iterator[Finding]:
     from shutil import disk_usage
-
-    from finegauge.catalogue.hub import hub_cache
-    from finegauge.catalogue.machine import host_memory_bytes
 
     total, free = host_memory_bytes()
     memory = f"{gib(free)} of {gib(total)} free" if total else "not reported by this system"
@@ -277,8 +257,6 @@ def _cores() -> int:
 
 
 def _network() -> Finding:
-    from finegauge.catalogue.hub import ENDPOINT, offline_by
-
     endpoint = os.environ.get("HF_ENDPOINT") or ENDPOINT
     token = (
         "HF_TOKEN is set"

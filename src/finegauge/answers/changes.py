@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from finegauge.answers import written
+from finegauge.answers import Rules
 from finegauge.errors import FineGaugeError
 from finegauge.planning.capacity import max_micro_batch_size
 from finegauge.prediction.offload import kept_on_host
@@ -50,7 +50,7 @@ class Outcome(NamedTuple):
         return max(0.0, self.device_memory_bytes - self.capacity_bytes)
 
 
-@written(flat=("outcome",))
+@Rules(flat=("outcome",))
 class Current(NamedTuple):
     """What the run takes as it is."""
 
@@ -59,7 +59,7 @@ class Current(NamedTuple):
     outcome: Outcome
 
 
-@written(signed=("cost", "time", "energy", "memory"))
+@Rules(signed=("cost", "time", "energy", "memory"))
 class Objectives(NamedTuple):
     """By what share a change moves each figure: -0.2 is a fifth less."""
 
@@ -69,7 +69,7 @@ class Objectives(NamedTuple):
     memory: float | None
 
 
-@written(hidden=("gains", "helps"), flat=("outcome",))
+@Rules(hidden=("gains", "helps"), flat=("outcome",))
 class ChangedRun(NamedTuple):
     """The run with one change: its fields, what it needs in return, and what it then takes."""
 
@@ -111,7 +111,7 @@ def advice_answer(advice: "Advice") -> AdviceAnswer:
     return AdviceAnswer(ways, maybe(advice.together), maybe(advice.smallest))
 
 
-def fixed_run(run: "Run", advice: "Advice", folder: str, *, recipe: str, overwrite: bool) -> Fixed | None:
+def fixed_run(run: Run, advice: "Advice", folder: str, *, recipe: str, overwrite: bool) -> Fixed | None:
     """Write `run`, read from `recipe`, with the cheapest change that makes it fit; None where none does.
 
     Raises: InputError where files are there already.

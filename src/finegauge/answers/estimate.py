@@ -5,47 +5,25 @@ without layout. The fields are those of `--json`, in its order.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from finegauge.answers import written
+from finegauge.answers import Rules
 from finegauge.answers.changes import AdviceAnswer, Fixed, advice_answer, fixed_run
-from finegauge.planning.capacity import Bounds
+from finegauge.planning.capacity import Bounds, Capacity, MeasuredCapacity, max_micro_batch_size
 from finegauge.planning.estimate import Estimate, estimate, estimates
-from finegauge.planning.quote import ManagedPrice, PricedOffer, Quote
+from finegauge.planning.quote import ManagedPrice, OfferCost, Quote
 from finegauge.prediction.moments import Moment, Shortage
+from finegauge.prediction.predictor import needed
 from finegauge.prediction.uncertainty import FITS, WILL_NOT_FIT, Verdict
 from finegauge.profile import Breakdown, Estimator, Exchange, Path, Profile, RolloutUse
 from finegauge.records import NamedTuple, same
 from finegauge.run.rules import SERVING
 from finegauge.run.run import Run, positions_of
 
-if TYPE_CHECKING:
-    from finegauge.planning.capacity import Capacity, MeasuredCapacity
+Rules(hidden=("is_ranked", "source", "offer"))(OfferCost)
 
 
-@written(hidden=("is_ranked", "source"))
-class OfferCost(NamedTuple):
-    """What the whole run costs on one offer."""
-
-    provider: str
-    instance_type: str
-    region: str
-    tier: str
-    date: str
-    outlier: bool
-    gpu_count: int
-    instances: int
-    idle_gpus: int
-    on_demand_usd_per_h: float | None
-    spot_usd_per_h: float | None
-    on_demand_usd: float | None
-    spot_usd: float | None
-    is_ranked: bool = True
-    source: str = ""
-    is_scaled: bool = False  # the price of one card times their number
-
-
-@written(most={"offers": 20})
+@Rules(most={"offers": 20})
 class Bill(NamedTuple):
     """What a whole run takes; figures of the whole are null where the number of steps is not known."""
 
@@ -78,7 +56,7 @@ class MomentMemory(NamedTuple):
     host_breakdown_bytes: Breakdown
 
 
-@written(absent=("sequences_at_once", "requests_per_s", "in_flight", "waits_s"))
+@Rules(absent=("sequences_at_once", "requests_per_s", "in_flight", "waits_s"))
 class ServedAnswer(NamedTuple):
     """What users of a service wait for and get: medians of a load, else of a batch."""
 
@@ -92,7 +70,7 @@ class ServedAnswer(NamedTuple):
     waits_s: Mapping[str, Mapping[str, float]] | None  # of a load, by what is waited for: mean, p50, p90, p99
 
 
-@written(
+@Rules(
     hidden=("is_at_limit", "managed", "offers"),
     absent=("formulas", "exchanged", "method", "sharding", "advice", "rollout", "served"),
 )
@@ -129,14 +107,14 @@ class GpuEstimate(NamedTuple):
         return self.profile.run
 
 
-@written(
+@Rules(
     hidden=("is_at_limit", "managed", "offers"), absent=("method", "sharding", "advice", "rollout", "served")
 )
 class GpuExplanation(GpuEstimate):
     """The same, with the formula of each part and what ranks send each other."""
 
 
-@written(absent=("advice",))
+@Rules(absent=("advice",))
 class GpuVerdict(NamedTuple):
     """Whether one run fits one GPU."""
 
@@ -187,7 +165,7 @@ class ExplainAnswer(NamedTuple):
         return self.results
 
 
-@written(hidden=("found",), absent=("fixed",))
+@Rules(hidden=("found",), absent=("fixed",))
 class CheckAnswer(NamedTuple):
     """Whether a run fits, once per GPU."""
 
@@ -197,7 +175,7 @@ class CheckAnswer(NamedTuple):
     fixed: Fixed | None = None  # with --fix, of a run that was not safe
 
 
-@written(hidden=("capacity_bytes",))
+@Rules(hidden=("capacity_bytes",))
 class GpuCapacity(NamedTuple):
     """The largest value of a field that fits one GPU, with the memory on both sides of the border."""
 
@@ -216,7 +194,7 @@ class GpuCapacity(NamedTuple):
     capacity_bytes: float | None = None  # usable on that GPU
 
 
-@written(hidden=("trained_positions",))
+@Rules(hidden=("trained_positions",))
 class CapacityAnswer(NamedTuple):
     """The largest micro-batch or the longest sequence that fits, once per GPU."""
 
@@ -285,7 +263,7 @@ def fixed_answer(run: Run, folder: str, *, recipe: str, overwrite: bool = False)
     return CheckAnswer(one.run, (gpu_verdict(one),), (one,), fixed)
 
 
-def capacity_answer(found: "Sequence[tuple[Run, Capacity]]") -> CapacityAnswer:
+def capacity_answer(found: Sequence[tuple[Run, Capacity]]) -> CapacityAnswer:
     """Return the borders that were found for a run on one GPU after another."""
     run = found[0][0]
     results = tuple(gpu_capacity(run.gpu, one) for run, one in found)
@@ -309,7 +287,7 @@ def gpu_estimate(one: Estimate) -> GpuEstimate:
         quote=None if one.verdict == WILL_NOT_FIT else bill(one.quote),
         is_at_limit=one.capacity.at_limit,
         managed=one.quote.managed,
-        offers=tuple(map(offer_cost, one.quote.offers)) if one.verdict == WILL_NOT_FIT else (),
+        offers=one.quote.offers if one.verdict == WILL_NOT_FIT else (),
         moments=tuple(map(moment_memory, one.moments)),
         shortage=one.shortage,
         rollout=one.rollout,
@@ -356,9 +334,6 @@ def explained(one: GpuEstimate) -> GpuExplanation:
 
 def safe_micro_batch_size(profile: Profile) -> int:
     """Return the largest micro-batch up to the run's that is not even risky; 0 if none is known."""
-    from finegauge.planning.capacity import max_micro_batch_size
-    from finegauge.prediction.predictor import needed
-
     if not profile.step_time_s.total:
         return 0
     return max_micro_batch_size(profile.run, needed, limit=profile.run.micro_batch_size).safe_value
@@ -369,7 +344,7 @@ def gpu_verdict(one: GpuEstimate) -> GpuVerdict:
     return GpuVerdict(**same(GpuVerdict, one))
 
 
-def gpu_capacity(gpu: str | None, capacity: "Capacity") -> GpuCapacity:
+def gpu_capacity(gpu: str | None, capacity: Capacity) -> GpuCapacity:
     """Return where memory ends on one GPU."""
     below, above = capacity.profile, capacity.first_that_fails
     known = below or above
@@ -387,24 +362,7 @@ def gpu_capacity(gpu: str | None, capacity: "Capacity") -> GpuCapacity:
 
 def bill(quote: Quote) -> Bill:
     """Return what a whole run takes, its offers the cheapest on demand first."""
-    on_demand, spot = quote.cheapest_on_demand, quote.cheapest_spot
-    offers = {
-        "cheapest_on_demand": offer_cost(on_demand) if on_demand else None,
-        "cheapest_spot": offer_cost(spot) if spot else None,
-        "num_offers": len(quote.offers),
-        "offers": tuple(map(offer_cost, quote.offers)),
-    }
-    return Bill(**same(Bill, quote) | offers)
-
-
-def offer_cost(priced: PricedOffer) -> OfferCost:
-    """Return what a run costs on one offer."""
-    offer = priced.offer
-    return OfferCost(
-        offer.provider, offer.instance_type, offer.region, offer.tier, offer.date, offer.outlier,
-        offer.gpu_count, priced.instances, priced.idle_gpus, offer.on_demand_usd_per_h, offer.spot_usd_per_h,
-        priced.on_demand_usd, priced.spot_usd, offer.is_ranked, offer.source, offer.is_scaled,
-    )  # fmt: skip
+    return Bill(**same(Bill, quote), num_offers=len(quote.offers))
 
 
 class TrialOutcome(NamedTuple):
@@ -417,7 +375,7 @@ class TrialOutcome(NamedTuple):
     step_time_s: float | None
 
 
-@written(flat=("border",))
+@Rules(flat=("border",))
 class MeasuredBorder(NamedTuple):
     """The largest micro-batch that a trial has shown to fit, with the predicted bounds and every trial."""
 
@@ -427,7 +385,7 @@ class MeasuredBorder(NamedTuple):
     trials: tuple[TrialOutcome, ...]
 
 
-@written(hidden=("allowed_bytes",))
+@Rules(hidden=("allowed_bytes",))
 class MeasuredCapacityAnswer(NamedTuple):
     """The largest micro-batch by trials on this machine."""
 
@@ -437,7 +395,7 @@ class MeasuredCapacityAnswer(NamedTuple):
 
 
 def measured_capacity_answer(
-    run: Run, found: "MeasuredCapacity", allowed_bytes: float
+    run: Run, found: MeasuredCapacity, allowed_bytes: float
 ) -> MeasuredCapacityAnswer:
     """Return what trials have found."""
     profile = found.capacity.profile

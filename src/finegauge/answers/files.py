@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from finegauge.answers import written
+from finegauge.answers import Rules
 from finegauge.catalogue.datasets import quantiles
+from finegauge.data.batch_shape import epoch_of, shape_of_samples
 from finegauge.data.token_lengths import Findings, Lengths
 from finegauge.errors import FineGaugeError
 from finegauge.planning.estimate import WholeRun, whole_run
@@ -15,7 +16,6 @@ from finegauge.units import counted
 if TYPE_CHECKING:
     from finegauge.data.packing import Batches
     from finegauge.formats.writing import Written
-    from finegauge.run.run import Run
 
 Value = str | float | bool | tuple[str, ...] | None  # of a field of a run
 
@@ -45,7 +45,7 @@ class Exported(NamedTuple):
     warnings: tuple[str, ...]
 
 
-@written(absent=("exported",))
+@Rules(absent=("exported",))
 class ReadAnswer(NamedTuple):
     """One result for each file; with --export the run as the written files read back."""
 
@@ -53,7 +53,7 @@ class ReadAnswer(NamedTuple):
     exported: Exported | None = None
 
 
-def run_of_file(file: str, run: "Run") -> RunOfFile:
+def run_of_file(file: str, run: Run) -> RunOfFile:
     """Return one run; a name that the catalogue lacks is a warning here."""
     warnings = list(run.warnings)
     try:
@@ -82,7 +82,7 @@ class UnreadableRow(NamedTuple):
     why: str
 
 
-@written(hidden=("asked", "kept_tokens", "pack_fill_fraction", "longest"))
+@Rules(hidden=("asked", "kept_tokens", "pack_fill_fraction", "longest"))
 class BatchingFigures(NamedTuple):
     """The batches that a run makes of the samples in its first epoch, and whether all of the run fit."""
 
@@ -110,7 +110,7 @@ class BatchingFigures(NamedTuple):
     longest: tuple[int, int]  # micro-batch of the first epoch: its tokens, and its step from 1
 
 
-@written(hidden=("longest_at",))
+@Rules(hidden=("longest_at",))
 class DataAnswer(NamedTuple):
     """Lengths are tokens, special tokens included."""
 
@@ -200,8 +200,6 @@ def _more(first: str, number: int) -> str:
 
 def batching_figures(lengths: Lengths, run: Run) -> BatchingFigures:
     """Return the batches of the first epoch, what they are on average, and the risk of the whole run."""
-    from finegauge.data.batch_shape import epoch_of, shape_of_samples
-
     batches, shape = epoch_of(run, lengths, 0), shape_of_samples(run, lengths)
     cut, steps, rows = batches.cut, batches.step_tokens, batches.rows
     kept, longest = int(rows.pieces.length.sum()), int(batches.tokens.argmax())

@@ -1,36 +1,38 @@
 """What was measured: a run, beside its prediction (`measure`); operators; a training under way."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from finegauge.answers import written
+from finegauge.answers import Rules
 from finegauge.answers.profile import ProfileFigures, figures_of, predicted_waits
-from finegauge.catalogue.device_profile import COLLECTIVES, KIND, DeviceProfile, Reading
-from finegauge.errors import FineGaugeError, UnsupportedError
+from finegauge.catalogue.device_profile import COLLECTIVES, KIND, DeviceProfile, Reading, own_profile_path
+from finegauge.catalogue.gpus import gpu, known_gpu
+from finegauge.errors import FileFormatError, FineGaugeError, UnsupportedError
 from finegauge.formats.evidence import text_evidence
+from finegauge.measurement.options import Options
+from finegauge.measurement.trial import measure
 from finegauge.measurement.watching import Seen, profile_of
 from finegauge.prediction.links import Link, links_of, work_of
+from finegauge.prediction.moments import process_moments
 from finegauge.prediction.predictor import (
     Prediction,
     PredictionExplained,
+    predict,
     prediction_elsewhere,
     prediction_for,
 )
 from finegauge.prediction.uncertainty import RISKY_FROM_FRACTION, probability_out_of_memory
 from finegauge.profile import Breakdown, Exchange, Held, Path, Profile, compare
+from finegauge.progress import Heard
 from finegauge.records import NamedTuple, same
 from finegauge.run.run import FROM_COMMAND_LINE, Run
 from finegauge.store.document import plain
 from finegauge.units import HOUR_S
 
-if TYPE_CHECKING:
-    from finegauge.measurement.options import Options
-    from finegauge.progress import Heard
-    from finegauge.run.run import Run
 
-
-@written(flat=("figures",))
+@Rules(flat=("figures",))
 class MeasuredFigures(NamedTuple):
     """A measured step: what every profile has, every step's seconds, the machine and its instruments."""
 
@@ -66,7 +68,7 @@ class MeasuredMoment(NamedTuple):
     predicted_resident_bytes: float | None
 
 
-@written(hidden=("profile", "prediction", "held", "exchanged"))
+@Rules(hidden=("profile", "prediction", "held", "exchanged"))
 class Measurement(NamedTuple):
     """One trial beside its prediction."""
 
@@ -98,10 +100,10 @@ class MeasureAnswer(NamedTuple):
 
 def measured(
     run: Run,
-    options: "Options",
+    options: Options,
     *,
     users: Sequence[int] = (),
-    heard: "Heard | None" = None,
+    heard: Heard | None = None,
     store: str | None = None,
 ) -> list[tuple[Profile, Prediction]]:
     """Return a trial on this machine, or one of a server for each number of users, beside its prediction.
@@ -109,9 +111,6 @@ def measured(
     With an endpoint in `options` a server is measured, by default with `micro_batch_size` users; no load
     follows one that fails. The journal `store` keeps the outcome.
     """
-    from finegauge.measurement.trial import measure
-    from finegauge.prediction.predictor import prediction_for
-
     if not options.endpoint:
         alone = measure(run, options, heard=heard, store=store)
         return [(alone, prediction_for(run, options.device, alone.fingerprint.get("device", "")))]
@@ -171,8 +170,6 @@ def _moments(measured: Profile, predicted: Profile | None) -> Iterator[MeasuredM
     """Yield the moments of every process, each beside what is predicted; where none were measured, none."""
     if "moments" not in measured.observations:
         return
-    from finegauge.prediction.moments import process_moments
-
     on_processor = not measured.fingerprint.get("cuda")
     said = {}
     if predicted is not None:  # on a device whose profile may be gone by now
@@ -195,9 +192,6 @@ def _moments(measured: Profile, predicted: Profile | None) -> Iterator[MeasuredM
 
 
 def _prediction(measured: Profile) -> Prediction:
-    from finegauge.catalogue.device_profile import own_profile_path
-    from finegauge.catalogue.gpus import gpu, known_gpu
-
     run, device = measured.run, measured.fingerprint.get("device", "")
     known = known_gpu(device) if device else None
     if known is None and device:
@@ -225,7 +219,7 @@ class ModuleTime(NamedTuple):
     measured_s: float
 
 
-@written(hidden=("method",))
+@Rules(hidden=("method",))
 class RunByModule(NamedTuple):
     """One run, as a device profile predicts it and as measured on the same device."""
 
@@ -266,7 +260,7 @@ class CollectiveRates(NamedTuple):
     link: Link
 
 
-@written(flat=("profile",), absent=("runs",), hidden=("operators", "collectives"))
+@Rules(flat=("profile",), absent=("runs",), hidden=("operators", "collectives"))
 class MicroAnswer(NamedTuple):
     """The device profile that was written, where, and the runs that were measured with it."""
 
@@ -323,10 +317,6 @@ def _collective(kind: str, ranks: int, readings: Sequence[Reading], link: Link) 
 
 def runs_by_module(runs: Mapping[str, Run], device: str, threads: int, path: str) -> Iterator[RunByModule]:
     """Yield every run as the device profile at `path` predicts it and as this machine runs it."""
-    from finegauge.measurement.options import Options
-    from finegauge.measurement.trial import measure
-    from finegauge.prediction.predictor import predict
-
     options = Options(device=device, threads=threads, steps=STEPS, layers=True, memory=False)
     for name, run in runs.items():
         here = run.replace(gpu=path)
@@ -356,8 +346,6 @@ def run_by_module(name: str, predicted: Profile, measured: Profile) -> RunByModu
 
 def check_libraries() -> None:
     """Raise UnsupportedError where the libraries whose operators are timed are missing."""
-    from importlib.util import find_spec
-
     missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
     if missing:
         raise UnsupportedError(
@@ -373,13 +361,13 @@ Outcome = Literal["running", "completed", "out_of_memory", "failed"]
 class Watched(NamedTuple):
     """What is asked about a training that is watched, settled once."""
 
-    run: "Run | None"  # None: what runs cannot be read
+    run: Run | None  # None: what runs cannot be read
     why_not: str
     predicted: Profile | None
     usd_per_h: float | None
 
 
-@written(signed=("memory_error_fraction", "step_error_fraction"))
+@Rules(signed=("memory_error_fraction", "step_error_fraction"))
 class WatchAnswer(NamedTuple):
     """What is seen of a training, and what is predicted; null where it is not known."""
 
@@ -409,7 +397,7 @@ class WatchAnswer(NamedTuple):
     stored: str  # the journal that has its profile; "": none
 
 
-def settled(run: "Run | None", why_not: str, gpu: str, usd_per_h: float | None) -> Watched:
+def settled(run: Run | None, why_not: str, gpu: str, usd_per_h: float | None) -> Watched:
     """Return what is predicted for a run on the GPU that its processes are on, "" on a processor."""
     if run is None:
         return Watched(None, why_not, None, usd_per_h)
@@ -459,8 +447,6 @@ def ended_answer(asked: Watched, seen: Seen, code: int, printed: str) -> tuple[W
     outcome: Outcome = "completed" if code == 0 else "failed"
     reason = "" if code == 0 else f"exit code {code}"
     if code:
-        from finegauge.errors import FileFormatError
-
         try:
             found = text_evidence(printed, "")
         except FileFormatError:

@@ -7,7 +7,7 @@ changes of the run, so that one read back from a file is shown as one just found
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from finegauge.answers import written
+from finegauge.answers import Rules
 from finegauge.answers.changes import ChangedRun, Current, Outcome, changed_run, current, outcome
 from finegauge.answers.estimate import Bill, bill
 from finegauge.planning.plan import Plan, changes
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from finegauge.formats.writing import Written
 
 
-@written(flat=("outcome",))
+@Rules(flat=("outcome",))
 class Candidate(NamedTuple):
     """One plan: its machines, what it changes of the run, and what it takes."""
 
@@ -43,7 +43,7 @@ class Candidate(NamedTuple):
     outcome: Outcome
 
 
-@written(hidden=("needs",), flat=("candidate",))
+@Rules(hidden=("needs",), flat=("candidate",))
 class Winner(NamedTuple):
     """The plan to take: a candidate with its whole run, its step, its bill, and what its changes need."""
 
@@ -54,7 +54,7 @@ class Winner(NamedTuple):
     needs: tuple[str, ...] = ()
 
 
-@written(signed=("over_fraction",))
+@Rules(signed=("over_fraction",))
 class AlternativePlan(NamedTuple):
     """The best plan with one choice made otherwise, and what stands against it."""
 
@@ -64,7 +64,7 @@ class AlternativePlan(NamedTuple):
     plan: Candidate | None
 
 
-@written(signed=("more_fraction",))
+@Rules(signed=("more_fraction",))
 class RaisedLimit(NamedTuple):
     """One limit moved, and the best plan that then is allowed."""
 
@@ -76,7 +76,7 @@ class RaisedLimit(NamedTuple):
     plan: Candidate
 
 
-@written(signed=("over_fraction",))
+@Rules(signed=("over_fraction",))
 class Nearest(NamedTuple):
     """The plan that comes closest where none keeps the limits."""
 

@@ -7,7 +7,7 @@ up. `figures_of` and `profile_of` lead from one to the other and back.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from finegauge.answers import written
+from finegauge.answers import Rules
 from finegauge.documents import MAX_NUMBER, figure
 from finegauge.errors import shown
 from finegauge.profile import Breakdown, Interval, Profile, Source
@@ -24,7 +24,7 @@ class SourceName(NamedTuple):
     name: str
 
 
-@written(absent=("device_memory_bytes_p10", "device_memory_bytes_p90", "step_time_s_p10", "step_time_s_p90"))
+@Rules(absent=("device_memory_bytes_p10", "device_memory_bytes_p90", "step_time_s_p10", "step_time_s_p90"))
 class ProfileFigures(NamedTuple):
     """One optimizer step on the fullest, slowest GPU."""
 

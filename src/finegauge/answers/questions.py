@@ -8,21 +8,29 @@ refused before anything is opened; what a file names, and what that names, where
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from finegauge.answers.estimate import (
+    CapacityAnswer,
+    CheckAnswer,
+    EstimateAnswer,
+    capacity_answer,
+    check_answer,
+    estimate_answer,
+)
+from finegauge.answers.plan import PlanAnswer, plan_answer
+from finegauge.answers.runs import Unnamed, on_gpus
 from finegauge.errors import FieldError, InputError, UnknownKeyError, UnknownNameError, did_you_mean, shown
-from finegauge.formats.reading import FILE_FIELDS
+from finegauge.formats.model_names import base_of, read_as
+from finegauge.formats.reading import FILE_FIELDS, describe
 from finegauge.planning.capacity import MAX_MICRO_BATCH_SIZE, max_micro_batch_size
 from finegauge.planning.plan import OBJECTIVES
+from finegauge.planning.plan import plan as best
+from finegauge.planning.selection import Wanted
 from finegauge.run.field import number, whole
 from finegauge.run.run import FIELDS, FROM_CALLER, Run
 from finegauge.sandbox import lies_in
 from finegauge.units import HOUR_S
-
-if TYPE_CHECKING:
-    from finegauge.answers.estimate import CapacityAnswer, CheckAnswer, EstimateAnswer
-    from finegauge.answers.plan import PlanAnswer
-    from finegauge.answers.runs import Unnamed
 
 MAX_KEYS = 100
 MAX_LIST = 64
@@ -140,19 +148,15 @@ class Asked(NamedTuple):
             confine(str(getattr(run, name) or ""), self.folder)
         return _known(run)
 
-    def runs(self, *, unnamed: "Unnamed" = "all") -> list[Run]:
+    def runs(self, *, unnamed: Unnamed = "all") -> list[Run]:
         """Return the run, once per GPU asked about; else on those of the common ones that `unnamed` says."""
         return self.on_gpus(self.run(), unnamed)
 
-    def on_gpus(self, run: Run, unnamed: "Unnamed") -> list[Run]:
+    def on_gpus(self, run: Run, unnamed: Unnamed) -> list[Run]:
         """Return `run` once per GPU asked about, as `runs` does."""
-        from finegauge.answers.runs import on_gpus
-
         return on_gpus(run, self.texts("gpus"), unnamed=unnamed)
 
     def _described(self, file: str, overrides: Mapping[str, Any]) -> Run:
-        from finegauge.formats.reading import describe
-
         confine(file, self.folder)
         path = os.path.join(self.folder, file)
         if not os.path.exists(path):
@@ -182,8 +186,6 @@ def _known(run: Run) -> Run:
     try:
         run.check_names()
     except UnknownNameError as error:
-        from finegauge.formats.model_names import base_of, read_as
-
         base = base_of(error)
         if not base or error.name != run.model:
             raise
@@ -213,35 +215,25 @@ def _checked_text(name: str, value: str) -> str:
     return value
 
 
-def estimate(asked: Asked) -> "EstimateAnswer":
+def estimate(asked: Asked) -> EstimateAnswer:
     """Return memory, time, cost and energy, once per GPU."""
-    from finegauge.answers.estimate import estimate_answer
-
     at_max_batch, runs = asked.flag("at_max_batch"), asked.runs()
     return estimate_answer(runs, at_max_batch=at_max_batch)
 
 
-def check(asked: Asked) -> "CheckAnswer":
+def check(asked: Asked) -> CheckAnswer:
     """Return whether the run fits, once per GPU."""
-    from finegauge.answers.estimate import check_answer
-
     return check_answer(asked.runs())
 
 
-def max_batch(asked: Asked) -> "CapacityAnswer":
+def max_batch(asked: Asked) -> CapacityAnswer:
     """Return the largest micro-batch that fits, once per GPU."""
-    from finegauge.answers.estimate import capacity_answer
-
     limit = asked.whole("limit", MAX_MICRO_BATCH_SIZE, MOST_SEQUENCES)
     return capacity_answer([(run, max_micro_batch_size(run, limit=limit)) for run in asked.runs()])
 
 
-def plan(asked: Asked) -> "PlanAnswer":
+def plan(asked: Asked) -> PlanAnswer:
     """Return the cheapest, fastest or greenest way to do the run."""
-    from finegauge.answers.plan import plan_answer
-    from finegauge.planning.plan import plan as best
-    from finegauge.planning.selection import Wanted
-
     within_h, default = asked.number("within_hours", MOST_HOURS), Wanted()
     wanted = Wanted(
         within_s=None if within_h is None else within_h * HOUR_S,

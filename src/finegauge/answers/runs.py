@@ -3,13 +3,12 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
-from finegauge.catalogue.gpus import THIS
+from finegauge.catalogue.gpus import THIS, counted, gpu, gpus, is_file, this_gpu
 from finegauge.errors import InputError, UnsupportedError
-from finegauge.run.run import FROM_COMMAND_LINE, FROM_DEFAULT, FROM_MODEL_ALONE, FROM_THIS_MACHINE
+from finegauge.run.run import FROM_COMMAND_LINE, FROM_DEFAULT, FROM_MODEL_ALONE, FROM_THIS_MACHINE, Run
 
 if TYPE_CHECKING:
     from finegauge.progress import Heard
-    from finegauge.run.run import Run
 
 Unnamed = Literal["all", "one", "none"]
 FROM_COMMON = "one of the common GPUs"
@@ -19,7 +18,7 @@ FROM_COPY_TOO_LARGE = "default of a model alone: a copy on each GPU does not fit
 COMMON_GPUS = ("L4", "RTX-4090", "A40", "L40S", "A100-40GB", "A100-80GB", "H100", "H200")
 
 
-def on_gpus(run: "Run", names: Iterable[str], *, unnamed: Unnamed = "all") -> list["Run"]:
+def on_gpus(run: Run, names: Iterable[str], *, unnamed: Unnamed = "all") -> list[Run]:
     """Return `run` once per GPU named; else on its own, else on those of the common ones that `unnamed` says.
 
     One is the first that the run is safe on, else the largest; none is an error. A name may say how many:
@@ -41,10 +40,8 @@ def on_gpus(run: "Run", names: Iterable[str], *, unnamed: Unnamed = "all") -> li
     return list(dict.fromkeys(found))
 
 
-def on_this_machine(run: "Run") -> "Run | None":
+def on_this_machine(run: Run) -> Run | None:
     """Return `run` on the GPU of this machine; None where it names one, or the machine has none."""
-    from finegauge.catalogue.gpus import this_gpu
-
     if run.gpu:
         return None
     try:
@@ -54,14 +51,10 @@ def on_this_machine(run: "Run") -> "Run | None":
     return _on(run, THIS, FROM_THIS_MACHINE)
 
 
-def _on(run: "Run", name: str, origin: str) -> "Run":
-    from finegauge.catalogue.gpus import counted, gpu, is_file
-
+def _on(run: Run, name: str, origin: str) -> Run:
     name, number = counted(name)
     changes: dict[str, Any] = {} if number is None else {"num_gpus": number}
     if name.casefold() == THIS:
-        from finegauge.catalogue.gpus import this_gpu
-
         name, free_bytes = this_gpu(number or run.num_gpus)
         run = run.replace(origin=origin, gpu=name, **changes)
         return _that_fits(run.replace(origin=FROM_THIS_MACHINE, free_memory_bytes=free_bytes))
@@ -70,7 +63,7 @@ def _on(run: "Run", name: str, origin: str) -> "Run":
     return _that_fits(run.replace(origin=origin, **changes))
 
 
-def _that_fits(run: "Run") -> "Run":
+def _that_fits(run: Run) -> Run:
     """Return `run`; of a model alone that does not fit, sharded over its GPUs or with weights in 4 bits."""
     if FROM_MODEL_ALONE not in run.origins.values():
         return run
@@ -88,15 +81,13 @@ def _that_fits(run: "Run") -> "Run":
 
 def gpu_of_size(total_bytes: float) -> str:
     """Return the GPU with that much memory, as PyTorch counts it, a common one if there is; "" for none."""
-    from finegauge.catalogue.gpus import gpu, gpus
-
     near = [one for one in gpus().values() if abs(one.usable_bytes / total_bytes - 1.0) < 0.02]
     common = {gpu(name).name for name in COMMON_GPUS}
     near.sort(key=lambda one: (one.name not in common, abs(one.usable_bytes - total_bytes)))
     return near[0].name if near else ""
 
 
-def _is_safe(run: "Run") -> bool:
+def _is_safe(run: Run) -> bool:
     from finegauge.prediction.predictor import needed, predict_memory
     from finegauge.prediction.uncertainty import is_safe
 
@@ -106,7 +97,7 @@ def _is_safe(run: "Run") -> bool:
         return predict_memory(run).outcome == "completed"
 
 
-def states_texts(run: "Run") -> bool:
+def states_texts(run: Run) -> bool:
     """Return whether the data set of `run` is one of texts, which its tokenizer can count."""
     from finegauge.catalogue.datasets import holds_texts
 
@@ -114,7 +105,7 @@ def states_texts(run: "Run") -> bool:
     return known and holds_texts(str(run.dataset), has_tokenizer=True)
 
 
-def with_counted_texts(run: "Run", heard: "Heard | None" = None) -> "Run":
+def with_counted_texts(run: Run, heard: "Heard | None" = None) -> Run:
     """Count the texts of a run's data set; return the run, warning of what was left out.
 
     The lengths are cached, and read again without counting.

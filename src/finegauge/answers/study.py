@@ -5,18 +5,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from finegauge.answers.estimate import Bill, EstimateAnswer, GpuEstimate, explained, gpu_estimate
+from finegauge.catalogue.datasets import dataset
 from finegauge.catalogue.gpus import gpu, is_file
+from finegauge.catalogue.models import model
+from finegauge.catalogue.offers import offer_sources
 from finegauge.errors import FineGaugeError
+from finegauge.model.graph import build
 from finegauge.planning.estimate import estimate
-from finegauge.planning.quote import quote
+from finegauge.planning.quote import Quote, quote
 from finegauge.prediction.predictor import predict
 from finegauge.profile import Path, Profile, Work
 from finegauge.records import NamedTuple
+from finegauge.run.run import Run
 
 if TYPE_CHECKING:
     from finegauge.laws.law import Condition
-    from finegauge.planning.quote import Quote
-    from finegauge.run.run import Run
 
 MOST_BATCHES, LARGEST_BATCH = 12, 256
 ELSEWHERE = ("L4", "RTX-4090", "A40", "L40S", "A100-40GB", "A100-80GB", "H100", "H200", "B200")
@@ -73,7 +76,7 @@ class Way(NamedTuple):
     taken: bool = False
 
 
-def way_of(name: str, group: str, quote: "Quote | Bill", *, taken: bool = False) -> Way | None:
+def way_of(name: str, group: str, quote: Quote | Bill, *, taken: bool = False) -> Way | None:
     """Return a way to do a run at its cheapest offer; None where time or price is not known."""
     cheapest = quote.cheapest_on_demand
     if quote.wall_s is None or cheapest is None or cheapest.on_demand_usd is None:
@@ -99,7 +102,7 @@ class Study(NamedTuple):
     sources: tuple[SourceOf, ...]
 
 
-def study_answer(run: "Run") -> tuple[EstimateAnswer, Study]:
+def study_answer(run: Run) -> tuple[EstimateAnswer, Study]:
     """Return the estimate of `run`, which names its GPU, with its formulas, and all that surrounds it."""
     run = _with_its_gpus_name(run)
     one = explained(gpu_estimate(estimate(run)))
@@ -110,7 +113,7 @@ def study_answer(run: "Run") -> tuple[EstimateAnswer, Study]:
     return EstimateAnswer(run, (one,)), study
 
 
-def _with_its_gpus_name(run: "Run") -> "Run":
+def _with_its_gpus_name(run: Run) -> Run:
     """Return `run` with the catalogue's name of its GPU, unless that is a file of the user's."""
     name = str(run.gpu)
     if run.gpu is None or is_file(name) or gpu(name).name == name:
@@ -119,8 +122,6 @@ def _with_its_gpus_name(run: "Run") -> "Run":
 
 
 def _roof(profile: Profile) -> Roof | None:
-    from finegauge.model.graph import build
-
     spec = gpu(str(profile.run.gpu))
     if spec.measured is not None:
         return None
@@ -142,7 +143,7 @@ def _sweep(one: GpuEstimate) -> Iterator[Profile]:
             continue  # a batch that the run's files do not allow
 
 
-def _elsewhere(run: "Run") -> Iterator[Way]:
+def _elsewhere(run: Run) -> Iterator[Way]:
     own = str(run.gpu)
     for name in dict.fromkeys([own, *(gpu(name).name for name in ELSEWHERE)]):
         way = _way(run, name, own)
@@ -150,7 +151,7 @@ def _elsewhere(run: "Run") -> Iterator[Way]:
             yield way
 
 
-def _way(run: "Run", name: str, own: str) -> Way | None:
+def _way(run: Run, name: str, own: str) -> Way | None:
     try:
         moved = run if name == own else run.replace(gpu=name)
         profile = predict(moved)
@@ -159,7 +160,7 @@ def _way(run: "Run", name: str, own: str) -> Way | None:
         return None
     if not profile.fits or bill.cheapest_on_demand is None:
         return None
-    label, offer = own if is_file(name) else name, bill.cheapest_on_demand.offer
+    label, offer = own if is_file(name) else name, bill.cheapest_on_demand
     said = f"{run.num_gpus} x {label} · {offer.provider} · {offer.instance_type or offer.tier}"
     return way_of(said, label, bill, taken=name == own)
 
@@ -177,8 +178,6 @@ def _way_of(one: GpuEstimate, name: str = "") -> Way | None:
 
 
 def _sources(one: GpuEstimate) -> Iterator[SourceOf]:
-    from finegauge.catalogue.offers import offer_sources
-
     yield SourceOf("constants", f"FineGauge's calibration: {one.profile.source.name}", "")
     yield from _catalogued(one.run)
     if one.quote is None:
@@ -191,11 +190,8 @@ def _sources(one: GpuEstimate) -> Iterator[SourceOf]:
     yield SourceOf("electricity", grid, "")
 
 
-def _catalogued(run: "Run") -> Iterator[SourceOf]:
+def _catalogued(run: Run) -> Iterator[SourceOf]:
     """Yield the sources of GPU, model and data set, where the catalogue has them."""
-    from finegauge.catalogue.datasets import dataset
-    from finegauge.catalogue.models import model
-
     named = (("GPU", run.gpu, gpu), ("model", run.model, model), ("data set", run.dataset, dataset))
     for what, name, find in named:
         if not name:

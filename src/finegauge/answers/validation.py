@@ -6,8 +6,12 @@ from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple
 
-from finegauge.answers import written
+from finegauge.answers import Rules
+from finegauge.answers.measurement import check_libraries
+from finegauge.catalogue.device_profile import device_profile, own_profile_path, write
 from finegauge.formats.measurement_tables import METRICS, PARTS, SERVED
+from finegauge.measurement.options import Options
+from finegauge.measurement.trial import measure
 from finegauge.progress import Heard
 from finegauge.reproduction.published import Finding, Item, Reproduction, Rows
 from finegauge.validation.local_validation import HereValidation, validate_here
@@ -41,7 +45,7 @@ from finegauge.validation.summary import (
 NUM_WORST_IN_FILES = 20
 
 
-@written(absent=(*PARTS, *SERVED))
+@Rules(absent=(*PARTS, *SERVED))
 class RowFigures(NamedTuple):
     """One row of a table and what is predicted for it, if anything; errors are ours / theirs - 1."""
 
@@ -95,7 +99,7 @@ class QuantityErrors(NamedTuple):
     by: Mapping[str, Mapping[str, Errors | None]]
 
 
-@written(flat=("counts",))
+@Rules(flat=("counts",))
 class FitsOrNot(NamedTuple):
     """Whether rows fit: predicted against measured."""
 
@@ -119,7 +123,7 @@ class Versus(NamedTuple):
     ours: Errors
 
 
-@written(most={"worst": NUM_WORST}, hidden=("calibrations",), absent=("parts",))
+@Rules(most={"worst": NUM_WORST}, hidden=("calibrations",), absent=("parts",))
 class ValidationSummary(NamedTuple):
     """The errors of all rows; memory by metric, never over the mixture."""
 
@@ -222,13 +226,9 @@ def here_answer(
 
     Raises: UnsupportedError without PyTorch or the device.
     """
-    from finegauge.answers.measurement import check_libraries
-    from finegauge.catalogue.device_profile import device_profile, own_profile_path, write
-    from finegauge.measurement.bench.microbenchmarks import micro
-    from finegauge.measurement.options import Options
-    from finegauge.measurement.trial import measure
-
     check_libraries()
+    from finegauge.measurement.bench.microbenchmarks import micro
+
     path = own_profile_path(device)
     if not os.path.isfile(path) or (threads and device_profile(path).threads != threads):
         said("Timing this machine's operators once: about two minutes.")
@@ -287,7 +287,7 @@ def operators_answer(tables: Sequence[str]) -> OperatorsAnswer:
     return OperatorsAnswer(rows, OperatorSummary(len(rows), answered, found.unanswered, tuple(found.groups)))
 
 
-@written(hidden=("item",))
+@Rules(hidden=("item",))
 class ItemRows(NamedTuple):
     """One table or figure of the paper, theirs beside ours, numbers unrounded."""
 
@@ -299,7 +299,7 @@ class ItemRows(NamedTuple):
     item: Item
 
 
-@written(hidden=("finding",))
+@Rules(hidden=("finding",))
 class FindingRows(NamedTuple):
     """One inconsistency of paper and artifact, with the numbers that prove it."""
 

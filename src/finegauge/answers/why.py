@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from typing import Literal
 
-from finegauge.answers import written
+from finegauge.answers import Rules
 from finegauge.answers.changes import AdviceAnswer, Fixed, advice_answer, fixed_run
 from finegauge.answers.estimate import GpuVerdict, gpu_estimate, gpu_verdict
 from finegauge.documents import read_bytes
@@ -34,7 +34,7 @@ Cause = Literal[
 OF_MEMORY = ("device_memory", "host_memory", "disk")
 
 
-@written(flat=("evidence",))
+@Rules(flat=("evidence",))
 class EvidenceAnswer(NamedTuple):
     """One piece of evidence: what failed at which moment, and what explains its figures."""
 
@@ -47,7 +47,7 @@ class EvidenceAnswer(NamedTuple):
     cause: Cause
 
 
-@written(absent=("advice", "fixed"))
+@Rules(absent=("advice", "fixed"))
 class WhyAnswer(NamedTuple):
     """Why a run failed, by each piece of evidence, the gravest first; what makes it fit."""
 

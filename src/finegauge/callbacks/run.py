@@ -16,6 +16,7 @@ from finegauge.data.batch_shape import shape
 from finegauge.documents import cache_path, write_document
 from finegauge.errors import FieldError, FineGaugeError, UnsupportedError
 from finegauge.formats import key_table, trl
+from finegauge.formats.model_keys import peft_keys
 from finegauge.measurement.instruments.module_roles import layer_number
 from finegauge.model.traced import installed_version
 from finegauge.run.run import FROM_FILE, Run, figures
@@ -158,8 +159,6 @@ def adapter_keys(model: Any) -> dict[str, Any]:
     adapter = next(iter(adapters.values()))
     kind = str(getattr(adapter.peft_type, "value", adapter.peft_type))
     if kind != "LORA":
-        from finegauge.formats.model_keys import peft_keys
-
         try:
             return keys | {"use_peft": True, "peft": peft_keys(kind, adapter.to_dict())}
         except FieldError as error:

@@ -20,15 +20,7 @@ import torch
 from transformers import TrainerCallback as Base
 
 from finegauge.callbacks.run import live_run, machines, num_devices
-from finegauge.callbacks.trial import (
-    DATA,
-    FORWARD_BACKWARD,
-    OPTIMIZER,
-    SOURCE,
-    LiveTrial,
-    Price,
-    price_of,
-)
+from finegauge.callbacks.trial import DATA, FORWARD_BACKWARD, OPTIMIZER, SOURCE, LiveTrial, Price, price_of
 from finegauge.errors import FineGaugeError
 from finegauge.measurement.device import device_name, fingerprint, out_of_memory_reason
 from finegauge.prediction.predictor import Prediction, prediction_for

@@ -46,6 +46,9 @@ from finegauge.errors import (
     shown,
 )
 from finegauge.formats.reading import beside
+from finegauge.planning.capacity import max_micro_batch_size
+from finegauge.planning.whatif import known_switches, switch_named
+from finegauge.prediction.predictor import needed
 from finegauge.profile import Profile
 from finegauge.run.run import FIELDS, Run
 from finegauge.sandbox import reading_only
@@ -145,8 +148,6 @@ def _run_of(cell: "Cell") -> Run | str:
 
 
 def _switched(run: Run, name: str) -> Run:
-    from finegauge.planning.whatif import switch_named
-
     switch = switch_named(name)
     assert switch is not None, name  # `_switches` has checked it
     changes = switch.change(run)
@@ -156,9 +157,6 @@ def _switched(run: Run, name: str) -> Run:
 
 
 def _filled(run: Run) -> Run:
-    from finegauge.planning.capacity import max_micro_batch_size
-    from finegauge.prediction.predictor import needed
-
     size = max_micro_batch_size(run, needed).value
     if not size:
         raise FieldError(f"not even micro_batch_size=1 fits on {run.gpu}.")
@@ -166,8 +164,6 @@ def _filled(run: Run) -> Run:
 
 
 def _switches(text: str, where: str) -> Value:
-    from finegauge.planning.whatif import known_switches, switch_named
-
     names = []
     for name in map(str.strip, text.split("+")):
         if name in ("", BASELINE):

@@ -17,6 +17,7 @@ from finegauge.campaign.sweep import Sweep
 from finegauge.errors import FineGaugeError
 from finegauge.measurement.options import Options
 from finegauge.measurement.trial import measure, without_result
+from finegauge.prediction.predictor import predict
 from finegauge.profile import Profile, Source
 from finegauge.progress import Heard, Progress
 from finegauge.run.run import Run
@@ -177,8 +178,6 @@ class _Driver:
 
 
 def _predicted(run: Run) -> Profile:
-    from finegauge.prediction.predictor import predict
-
     try:
         return predict(run)
     except FineGaugeError as error:

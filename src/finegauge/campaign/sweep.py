@@ -22,7 +22,7 @@ from itertools import product
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from finegauge import documents
+from finegauge import __version__, documents
 from finegauge.campaign.axes import (
     BASELINE,
     MEASURED,
@@ -40,6 +40,7 @@ from finegauge.errors import FieldError, FileFormatError, UnknownKeyError, Unkno
 from finegauge.formats.reading import FILE_FIELDS, beside, describe
 from finegauge.measurement.endpoint_client import check_options
 from finegauge.measurement.options import Options
+from finegauge.prediction.calibration import current
 from finegauge.run.run import FIELDS
 
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "data")
@@ -246,9 +247,6 @@ def _option(default: Any, value: Any, where: str) -> Any:
 
 
 def _calibration() -> str:
-    from finegauge import __version__
-    from finegauge.prediction.calibration import current
-
     return f"{__version__}, {current().name}"
 
 

@@ -165,7 +165,10 @@ class Framework(NamedTuple):
 
 _ANY = Framework()
 _SINCE = ("prints_allocated_since", "tiles_loss_since")
-_FLAGS = tuple(name for name, type_ in Framework.__annotations__.items() if type_ is bool)
+# of several rows: what any of them does, or the first that says it; and what all of them list
+_FIRST = ("alloc_conf", "engine", "tiles_loss_since",
+          *(name for name, type_ in Framework.__annotations__.items() if type_ is bool))  # fmt: skip
+_JOINED = ("inferred", "linear_experts")
 
 
 def framework_of(name: str) -> Framework:
@@ -213,15 +216,14 @@ def minor(version: str) -> tuple[int, int]:
 
 @cache
 def _together(name: str) -> Framework:
-    rows = tuple(named_in(name))
+    does = _ANY._asdict()
+    for row in named_in(name):
+        for field in _FIRST:
+            does[field] = does[field] or getattr(row, field)
+        for field in _JOINED:
+            does[field] = tuple(dict.fromkeys((*does[field], *getattr(row, field))))
     exact = next((row for row in frameworks() if row.name.casefold() == name), Framework(name=name))
-    does: dict[str, Any] = {flag: any(getattr(row, flag) for row in rows) for flag in _FLAGS}
-    conf = next((row.alloc_conf for row in rows if row.alloc_conf), "")
-    engine = next((row.engine for row in rows if row.engine), None)
-    inferred = tuple(dict.fromkeys(field for row in rows for field in row.inferred))
-    does["linear_experts"] = tuple(kind for row in rows for kind in row.linear_experts)
-    does["tiles_loss_since"] = next((row.tiles_loss_since for row in rows if row.tiles_loss_since), None)
-    return exact._replace(**does, alloc_conf=conf, engine=engine, inferred=inferred)
+    return exact._replace(**{field: does[field] for field in (*_FIRST, *_JOINED)})
 
 
 def _framework(name: str, row: Mapping[str, Any], rows: Mapping[str, Any]) -> Framework:

@@ -111,7 +111,7 @@ def offers(
     Raises: UnknownNameError for a GPU or provider that is in no row.
     """
     name = find_gpu(gpu).name if gpu else ""
-    found = _all_offers(name)
+    found = _offers(*_state(), name)
     if provider is not None and provider.casefold() not in (known := providers()):
         raise UnknownNameError("provider", provider, known=known, listing="finegauge offers")
     if provider is None and gpu_count is None and region is None:
@@ -225,11 +225,6 @@ def refreshed_path() -> str:
     return cache_path("offers.csv")
 
 
-def _all_offers(gpu: str) -> tuple[Offer, ...]:
-    """Return refreshed, shipped and user offers of one GPU (all if ""), refreshed before shipped."""
-    return _offers(*_state(), gpu)
-
-
 def _state() -> tuple[str, str, int]:
     """Return the folder of the user's offers, the refreshed table, and when that was written."""
     refreshed = refreshed_path()
@@ -243,7 +238,7 @@ def _providers(folder: str, refreshed: str, stamp: int) -> tuple[str, ...]:
 
 @cache
 def _offers(folder: str, refreshed: str, stamp: int, gpu: str) -> tuple[Offer, ...]:
-    """Return the offers of one GPU as they stood when the refreshed table was written at `stamp`."""
+    """Return refreshed, shipped and user offers of one GPU (all if ""); refreshed at `stamp`."""
     column, shipped = "gpu" if gpu else "", read_shipped("offers.csv")
     rows = parse(_read_refreshed(refreshed, shipped), column=column, value=gpu) if stamp else []
     try:

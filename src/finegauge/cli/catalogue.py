@@ -16,10 +16,11 @@ from finegauge.answers.catalogue import (
     found_gpus,
     found_models,
     found_offers,
+    frameworks_answer,
     offers_json,
     plain,
 )
-from finegauge.cli.run_options import json_option, say
+from finegauge.cli.run_options import json_option, say, show
 from finegauge.documents import json_text
 from finegauge.errors import InputError, shown
 from finegauge.render.number_format import dollars
@@ -410,8 +411,6 @@ def _histogram(lengths: Sequence[tuple[int, int]]) -> Iterable[tuple[str, float]
 @json_option
 def frameworks(pattern: str, *, as_json: bool) -> None:
     """List training frameworks: whose files are read and written, and the defaults of each."""
-    from finegauge.answers.catalogue import frameworks_answer
-    from finegauge.cli.run_options import show
     from finegauge.render.device_profile import frameworks_report
 
     answer = frameworks_answer(pattern)

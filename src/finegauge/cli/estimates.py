@@ -15,6 +15,7 @@ from finegauge.cli.run_options import (
     json_option,
     one_run,
     parted,
+    progress_bar,
     question,
     read_run,
     run_of,
@@ -23,15 +24,20 @@ from finegauge.cli.run_options import (
     show,
 )
 from finegauge.errors import EXIT_BAD_INPUT, EXIT_DONE, FineGaugeError, InputError, UnsupportedError
-from finegauge.planning.capacity import MAX_MICRO_BATCH_SIZE, MAX_SEQ_LEN, max_micro_batch_size, max_seq_len
+from finegauge.planning.capacity import (
+    MAX_MICRO_BATCH_SIZE,
+    MAX_SEQ_LEN,
+    Capacity,
+    max_micro_batch_size,
+    max_seq_len,
+    measured_max_micro_batch_size,
+)
 from finegauge.records import NamedTuple
-from finegauge.run.run import FROM_MODEL_ALONE
+from finegauge.run.run import FROM_MODEL_ALONE, Run
 
 if TYPE_CHECKING:
     from finegauge.answers.estimate import CheckAnswer
     from finegauge.formats.evidence import Evidence
-    from finegauge.planning.capacity import Capacity
-    from finegauge.run.run import Run
 
 
 @click.command()
@@ -268,10 +274,8 @@ def max_batch(
     from finegauge.answers.estimate import measured_capacity_answer
     from finegauge.catalogue.machine import host_memory_bytes
     from finegauge.cli.measurements import byte_size
-    from finegauge.cli.run_options import progress_bar
     from finegauge.measurement.options import Options
     from finegauge.measurement.trial import measure
-    from finegauge.planning.capacity import measured_max_micro_batch_size
     from finegauge.prediction.predictor import memory_estimator
     from finegauge.render.estimate import measured_capacity_report
 
@@ -321,7 +325,6 @@ def can(run_file: str, overrides: tuple[str, ...], gpus: tuple[str, ...], *, as_
     Of RUN, the method, the batch and the data are left open: finegauge can Qwen/Qwen3-32B --gpu 4090:2.
     """
     from finegauge.answers.changes import can_answer
-    from finegauge.cli.run_options import progress_bar
     from finegauge.render.estimate import can_report
 
     asked = runs(run_file, overrides, gpus, unnamed="one")
@@ -330,7 +333,7 @@ def can(run_file: str, overrides: tuple[str, ...], gpus: tuple[str, ...], *, as_
     show("can", answer, can_report, as_json=as_json)
 
 
-def _show(command: str, found: list[tuple["Run", "Capacity"]], *, as_json: bool) -> None:
+def _show(command: str, found: list[tuple[Run, Capacity]], *, as_json: bool) -> None:
     from finegauge.answers.estimate import capacity_answer
     from finegauge.render.estimate import capacity_report
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from finegauge.catalogue.gpus import THIS, counted, gpu
 from finegauge.cli.run_options import (
     alongside_options,
     gpu_names,
@@ -22,7 +23,7 @@ from finegauge.cli.run_options import (
     show,
 )
 from finegauge.errors import InputError, shown
-from finegauge.planning.whatif import OBJECTIVES, what_if
+from finegauge.planning.whatif import OBJECTIVES, SWITCHES, what_if
 from finegauge.units import HOUR_S
 
 if TYPE_CHECKING:
@@ -142,8 +143,6 @@ def plan(
 
 def _counted(texts: Sequence[str], max_gpus: int) -> dict[str, Any]:
     """Return the GPUs that a plan may have and, where stated, exactly how many."""
-    from finegauge.catalogue.gpus import THIS, counted, gpu
-
     names, number = gpu_names(texts)
     found = [counted(name) for name in names]
     numbers = {one for one in (number, *(one for _, one in found)) if one is not None}
@@ -183,7 +182,6 @@ def _check_figure(path: str | None) -> None:
 
 
 def _switches() -> "Report":
-    from finegauge.planning.whatif import SWITCHES
     from finegauge.render.whatif import switches_report
 
     return switches_report((one.name, one.breaks) for one in SWITCHES)

@@ -122,7 +122,6 @@ def _complete_gpu(_context: click.Context, _parameter: click.Parameter, incomple
 
 
 def _complete_run(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[Any]:
-    """Complete a file by the shell, or a model of the catalogue."""
     from click.shell_completion import CompletionItem
 
     from finegauge.catalogue.models import models

@@ -15,13 +15,8 @@ from finegauge.cli.run_options import json_option, offline_option, parted, run_o
 from finegauge.data.batch_shape import shape
 from finegauge.errors import EXIT_DONE, EXIT_INTERRUPTED, FineGaugeError, InputError, cleaned, shown
 from finegauge.formats.run_argument import COMMAND_MARK
-from finegauge.measurement.watching import (
-    Seen,
-    Watch,
-    gpu_here,
-    watched_command,
-    watched_until,
-)
+from finegauge.measurement.watching import Seen, Watch, gpu_here, watched_command, watched_until
+from finegauge.planning.quote import quote
 from finegauge.profile import Profile
 from finegauge.render.terminal import report_lines
 from finegauge.render.training import watch_report
@@ -104,12 +99,10 @@ def _settled(asked: Asked) -> Watched:
         return settled(None, str(error), gpu, asked.usd_per_h)
     told = settled(run, "" if run else "no RUN is named.", gpu, asked.usd_per_h)
     if told.usd_per_h is None and told.predicted is not None and gpu:
-        from finegauge.planning.quote import quote
-
         with suppress(FineGaugeError):
             offer = quote(told.predicted.run, told.predicted).cheapest_on_demand
-            if offer is not None and offer.offer.on_demand_usd_per_h:
-                told = told._replace(usd_per_h=offer.offer.on_demand_usd_per_h * offer.instances)
+            if offer is not None and offer.on_demand_usd_per_h:
+                told = told._replace(usd_per_h=offer.on_demand_usd_per_h * offer.instances)
     return told
 
 

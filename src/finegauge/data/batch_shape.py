@@ -13,7 +13,7 @@ from functools import lru_cache
 from math import ceil, log, sqrt
 from typing import TYPE_CHECKING, Any
 
-from finegauge.catalogue.datasets import LengthHistogram
+from finegauge.catalogue.datasets import Dataset, LengthHistogram, dataset, holds_texts, is_of_texts
 from finegauge.errors import FieldError, UnsupportedError
 from finegauge.records import NamedTuple
 from finegauge.run.phases import (
@@ -28,12 +28,11 @@ from finegauge.run.phases import (
     prompts_of,
 )
 from finegauge.run.rules import GENERATING, PAIRED, RL, num_held_out
+from finegauge.run.run import Run
 
 if TYPE_CHECKING:
-    from finegauge.catalogue.datasets import Dataset
     from finegauge.data.packing import Batches
     from finegauge.data.token_lengths import Lengths
-    from finegauge.run.run import Run
 
 SAMPLES_DRAWN = 1_000_000
 
@@ -59,7 +58,7 @@ class BatchShape(NamedTuple):
         return self.tokens / self.sequences
 
 
-def shape(run: "Run") -> BatchShape:
+def shape(run: Run) -> BatchShape:
     """Return what one micro-batch of `run` holds: its sequences, as its phase uses them.
 
     Prompt tuning and P-tuning put `adapter_size` tokens before each, which are computed as its own.
@@ -95,7 +94,7 @@ def shape(run: "Run") -> BatchShape:
     return _sequences(run)
 
 
-def answer_lengths(run: "Run") -> LengthHistogram | None:
+def answer_lengths(run: Run) -> LengthHistogram | None:
     """Return how long the answers of a run are; None where all have `max_new_tokens`."""
     mean = run.mean_new_tokens
     if run.phase not in (*RL, "serve") or mean is None or mean >= run.max_new_tokens:
@@ -103,7 +102,7 @@ def answer_lengths(run: "Run") -> LengthHistogram | None:
     return LengthHistogram.ending_by_chance(mean, run.max_new_tokens)
 
 
-def _with_answers(run: "Run") -> BatchShape:
+def _with_answers(run: Run) -> BatchShape:
     """Return the shape of prompts with their answers behind them.
 
     Answers that are padded are so to the longest that a rank has in its step, as TRL pads them. Packed ones
@@ -148,7 +147,7 @@ def _with_answers(run: "Run") -> BatchShape:
     )
 
 
-def in_micro_batches(run: "Run", batch: BatchShape) -> "Run":
+def in_micro_batches(run: Run, batch: BatchShape) -> Run:
     """Return `run` with the micro-batches that it computes: of packed answers fewer, of more of them each."""
     if not run.packing or run.phase not in RL:
         return run
@@ -158,13 +157,11 @@ def in_micro_batches(run: "Run", batch: BatchShape) -> "Run":
     )
 
 
-def dataset_of(run: "Run") -> "Dataset":
+def dataset_of(run: Run) -> Dataset:
     """Return the data set that `run` names: of the catalogue, a file of lengths, or one of texts.
 
     Raises: FieldError where a tokenizer is stated and there are no texts, or the other way round.
     """
-    from finegauge.catalogue.datasets import dataset, is_of_texts
-
     name = run.dataset or ""
     if is_of_texts(name, run.tokenizer):
         from finegauge.data.token_lengths import text_dataset
@@ -173,7 +170,7 @@ def dataset_of(run: "Run") -> "Dataset":
     return dataset(name)
 
 
-def lengths(run: "Run", *, padded: bool) -> LengthHistogram | None:
+def lengths(run: Run, *, padded: bool) -> LengthHistogram | None:
     """Return the run's length histogram, cut at seq_len; None where no data set is stated."""
     if run.dataset is None:
         return None
@@ -189,7 +186,7 @@ def lengths(run: "Run", *, padded: bool) -> LengthHistogram | None:
 _histogram = lru_cache(maxsize=64)(LengthHistogram.of)
 
 
-def _pairs(run: "Run") -> tuple[tuple[int, int], ...]:
+def _pairs(run: Run) -> tuple[tuple[int, int], ...]:
     """Return (length, samples) of the run's data set.
 
     Raises: FieldError where all of them are longer than the cut-off and dropped.
@@ -205,12 +202,10 @@ def _pairs(run: "Run") -> tuple[tuple[int, int], ...]:
     return pairs
 
 
-def sample_lengths(run: "Run") -> "Lengths | None":
+def sample_lengths(run: Run) -> "Lengths | None":
     """Return the tokens of every sample, where the data set is a file of texts; else None."""
     if run.dataset is None or run.tokenizer is None:
         return None
-    from finegauge.catalogue.datasets import holds_texts
-
     if not holds_texts(run.dataset, has_tokenizer=True):
         return None
     from finegauge.data.token_lengths import token_lengths
@@ -218,7 +213,7 @@ def sample_lengths(run: "Run") -> "Lengths | None":
     return token_lengths(run.dataset, run.tokenizer)
 
 
-def _sequences(run: "Run") -> BatchShape:
+def _sequences(run: Run) -> BatchShape:
     """Return what a micro-batch of the data set's own sequences holds, from their lengths where known."""
     if (known := sample_lengths(run)) is not None:
         return shape_of_samples(run, known)
@@ -248,7 +243,7 @@ def _sequences(run: "Run") -> BatchShape:
     )
 
 
-def _constant(run: "Run", known: LengthHistogram | None) -> BatchShape:
+def _constant(run: Run, known: LengthHistogram | None) -> BatchShape:
     """Return the shape when every row is seq_len long: no data set, padding to it, or packing."""
     batch, row = run.micro_batch_size, run.seq_len
     per_row, mean_len, square, computed = 1.0, float(row), float(row) ** 2, float(row)
@@ -277,7 +272,7 @@ def _constant(run: "Run", known: LengthHistogram | None) -> BatchShape:
     )
 
 
-def _padding_free(run: "Run", known: LengthHistogram) -> BatchShape:
+def _padding_free(run: Run, known: LengthHistogram) -> BatchShape:
     """Return the shape when samples are joined end to end without padding.
 
     The largest of N sums of B lengths is taken as mean + sqrt(2 ln N) standard deviations
@@ -300,7 +295,7 @@ def _padding_free(run: "Run", known: LengthHistogram) -> BatchShape:
     )
 
 
-def _steps(run: "Run", known: LengthHistogram | None, *, samples_per_row: float) -> dict[str, int | None]:
+def _steps(run: Run, known: LengthHistogram | None, *, samples_per_row: float) -> dict[str, int | None]:
     """Return the samples of an epoch (without validation and what is dropped) and the optimizer steps."""
     used, kept, per_epoch = run.num_samples, 1.0, None
     if known is not None:
@@ -318,7 +313,7 @@ def _steps(run: "Run", known: LengthHistogram | None, *, samples_per_row: float)
     }
 
 
-def _total_steps(run: "Run", per_epoch: int | None) -> int | None:
+def _total_steps(run: Run, per_epoch: int | None) -> int | None:
     if run.max_steps is not None or per_epoch is None:
         return run.max_steps
     return ceil(run.epochs * per_epoch)
@@ -340,7 +335,7 @@ class _Known:
         return isinstance(other, _Known) and other.lengths.content == self.lengths.content
 
 
-def epoch_of(run: "Run", lengths: "Lengths", epoch: int) -> "Batches":
+def epoch_of(run: Run, lengths: "Lengths", epoch: int) -> "Batches":
     """Return the batches of one epoch of `run`, kept for the next call.
 
     Raises: FieldError where nothing is left to train on, UnsupportedError without NumPy.
@@ -348,14 +343,14 @@ def epoch_of(run: "Run", lengths: "Lengths", epoch: int) -> "Batches":
     return _epoch(_Known(lengths), Recipe.of(run), epoch)
 
 
-def epochs_drawn(run: "Run", lengths: "Lengths") -> int:
+def epochs_drawn(run: Run, lengths: "Lengths") -> int:
     """Return how many epochs of `run` are looked at, one after the other."""
     steps = epoch_of(run, lengths, 0).steps
     begun = ceil((_total_steps(run, steps) or steps) / steps)
     return max(1, min(begun, SAMPLES_DRAWN // max(1, lengths.num_samples)))
 
 
-def shape_of_samples(run: "Run", lengths: "Lengths") -> BatchShape:
+def shape_of_samples(run: Run, lengths: "Lengths") -> BatchShape:
     """Return what a micro-batch of `run` holds, from the batches that its samples make."""
     found = _shape(_Known(lengths), Recipe.of(run), run.micro_batch_size, epochs_drawn(run, lengths))
     return found._replace(

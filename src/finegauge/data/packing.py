@@ -23,16 +23,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from finegauge.run.phases import TRAINER_SEED, Recipe
 from finegauge.run.rules import num_held_out
-
-if TYPE_CHECKING:
-    from finegauge.run.run import Run
+from finegauge.run.run import Run
 
 Ints = NDArray[np.int64]
 
@@ -427,7 +425,7 @@ class Batches:
 
 def simulate(
     lengths: Sequence[int],
-    run: "Run",
+    run: Run,
     *,
     seed: int = TRAINER_SEED,
     epoch: int = 0,

@@ -98,7 +98,6 @@ def _list(value: Any) -> list[Any]:
 
 
 def _words(value: Any) -> list[str]:
-    """Return the words of a command that is one line or a list of words."""
     if isinstance(value, str):
         return [value]
     return [str(word) for word in _list(value)]
@@ -301,7 +300,6 @@ def of_task(keys: Mapping[str, Any]) -> Task | None:
 
 
 def _of_beaker(task: Mapping[str, Any]) -> Task:
-    """Return what a task of Beaker starts on each of its replicas."""
     nodes, each = whole_of(task.get("replicas", 1)) or 1, whole_of(task["resources"]["gpuCount"]) or 0
     words = [*_words(task.get("command")), *_words(task.get("arguments"))]
     script = words[-1] if "-c" in words else _line(words)  # of a shell
@@ -462,7 +460,6 @@ def _containers_of_python(nodes: list[ast.AST], values: Values) -> Iterator[Task
 
 
 def _named(node: ast.AST) -> dict[str, ast.expr]:
-    """Return what a call or a mapping gives names to."""
     if isinstance(node, ast.Call):
         return {one.arg: one.value for one in node.keywords if one.arg}
     if isinstance(node, ast.Dict):

@@ -470,7 +470,6 @@ class _Reader:
         )
 
     def _placed(self, frames: list[Frame], failure: str, line: str) -> tuple[str, str]:
-        """Return the moment and stage of a failure, by its frames and what the log has before it."""
         if "DataLoader worker" in line:
             return "train", "data"
         moment, stage = placed(frames)

@@ -158,7 +158,6 @@ def _mapping(file: str) -> Mapping[str, Any]:
 
 
 def _checkpoints(folder: str) -> list[str]:
-    """Return the checkpoints in an output folder, the newest first."""
     with suppress(OSError):
         names = [name for name in os.listdir(folder) if re.fullmatch(r"(checkpoint-|epoch_)\d{1,9}", name)]
         newest = sorted(names, key=lambda name: -int(re.split(r"[-_]", name)[-1]))

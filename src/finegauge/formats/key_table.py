@@ -14,6 +14,8 @@ from functools import cache
 from math import prod
 from typing import Any
 
+from finegauge.catalogue.frameworks import frameworks
+from finegauge.catalogue.gpus import known_gpu
 from finegauge.errors import (
     FieldError,
     FileFormatError,
@@ -242,8 +244,6 @@ def parse(words: Iterable[str], known: Collection[str]) -> dict[str, str]:
 
 def _meant(word: str) -> str:
     """Return how a value without its field is written: `--gpu h100`, `optimizer=lion`."""
-    from finegauge.catalogue.gpus import known_gpu
-
     if word and known_gpu(word) is not None:
         return f"--gpu {word}"
     fields = (name for name, field in FIELDS.items() if word.lower() in {**field.options, **field.aliases})
@@ -573,8 +573,6 @@ def recognise(keys: Mapping[str, Any]) -> str:
     is_run_file = "model" in keys and not isinstance(keys["model"], Mapping)
     if is_run_file and set(keys) <= set(FIELDS):
         return RUN_FILE
-    from finegauge.catalogue.frameworks import frameworks
-
     found = (row.module for row in frameworks() for signature in row.signatures if signature.fits(keys))
     reader = next(found, RUN_FILE if is_run_file else "")
     of_megatron = reader == "ms_swift" and "micro_batch_size" in keys  # `megatron sft --config`

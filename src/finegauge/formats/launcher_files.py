@@ -85,7 +85,6 @@ class Alongside(NamedTuple):
         return int(count) if count is not None else None
 
     def _of_accelerate(self) -> dict[str, Any]:
-        """Return the fields that accelerate's file, or its options, state."""
         given = self.accelerate
         if isinstance(given, str):
             return accelerate_fields(keys_of_file(given, "accelerate"), given)
@@ -237,7 +236,6 @@ def over_defaults(keys: Mapping[str, Any], file: str, depth: int = 0) -> dict[st
 
 
 def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of both, those of sections one by one."""
     found = dict(under)
     for key, value in over.items():
         below = found.get(key)

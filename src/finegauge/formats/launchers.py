@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from finegauge.catalogue.gpus import cloud_machine, known_gpu
 from finegauge.documents import parse_yaml, read_text
 from finegauge.errors import FileFormatError, shown
 from finegauge.formats.launcher_files import STAGE, find_inside
@@ -216,7 +217,6 @@ def _named_after(named: str, place: Place) -> dict[str, Any]:
 
 
 def _accelerate_options(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Return accelerate's options in the shape of its file."""
     kind = "FSDP" if told.get("use_fsdp") else "MEGATRON_LM" if told.get("use_megatron_lm") else "DEEPSPEED"
     keys: dict[str, Any] = {key: told[key] for key in _ACCELERATE if key in told}
     return keys | {
@@ -274,8 +274,6 @@ def of_hub(machine: str) -> dict[str, Any]:
 
 def known_card(word: str) -> dict[str, Any]:
     """Return as a field the GPU that a word names, or a cloud's machine, nothing where it names none."""
-    from finegauge.catalogue.gpus import cloud_machine, known_gpu
-
     word = word.removeprefix("nvidiaTesla")  # as Kaggle has it
     named = (
         not word.isdecimal() and word.casefold() not in ("gpu", "", "none") and known_gpu(word) is not None

@@ -208,7 +208,6 @@ def _read_checkpointing(reading: Reading) -> None:
 
 
 def _checkpointing(run: Run) -> dict[str, Any]:
-    """Return gradient checkpointing, which is on where nothing is said."""
     kind = run.activation_checkpointing
     if kind == "none":
         return {"disable_gradient_checkpointing": True}

@@ -20,7 +20,9 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
-from finegauge.errors import FieldError, shown
+from finegauge.catalogue.models import model, models, named_like
+from finegauge.documents import cache_path, write_document
+from finegauge.errors import FieldError, FineGaugeError, shown
 from finegauge.formats import trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, fixed, key, read_degrees
 from finegauge.formats.launchers import options_of
@@ -166,8 +168,6 @@ def recipe_of_command(named: str, options: dict[str, Any], loose: Sequence[str])
 
 
 def _read_model(reading: Reading) -> None:
-    from finegauge.catalogue.models import named_like
-
     if reading.text("recipe_degrees") == "unknown":
         reading.warn(
             f"The degrees that the recipe of {reading.get('recipe_model')} sets are not known: what is not "
@@ -204,8 +204,6 @@ def _read_model(reading: Reading) -> None:
 
 def _refuse_other_sizes(reading: Reading, name: str) -> None:
     """Raise where a script sets sizes over the recipe's model that make another of it."""
-    from finegauge.catalogue.models import model
-
     config = model(name).config
     for size, key_ in zip((*_SIZES, "num_moe_experts"), (*_HF_SIZES, "num_experts"), strict=True):
         usual = config.get(key_)
@@ -219,8 +217,6 @@ def _refuse_other_sizes(reading: Reading, name: str) -> None:
 def _of_sizes(reading: Reading) -> str:
     """Return the model of the catalogue that has the sizes, else the path of a configuration that has."""
     config = _config(reading)
-    from finegauge.catalogue.models import models
-
     keys = [name for name in config if name not in ("vocab_size", "max_position_embeddings", "architectures")]
     tokens, tokenizer = config["vocab_size"], str(reading.get("tokenizer_model", ""))
     found = [
@@ -296,9 +292,6 @@ def _vocabulary(reading: Reading) -> int:
     if patch:
         return patch + reading.whole("extra_vocab_size", 0, 10**6, 0)
     if size is None and named:
-        from finegauge.catalogue.models import model
-        from finegauge.errors import FineGaugeError
-
         try:
             size = int(model(named).config.get("vocab_size") or 0) or None
         except FineGaugeError:
@@ -312,8 +305,6 @@ def written_config(config: Mapping[str, Any], width: str = "hidden_size") -> str
     """Return the path in the cache of a model's configuration, written if it is not there."""
     import hashlib
     import json
-
-    from finegauge.documents import cache_path, write_document
 
     text = json.dumps(config, sort_keys=True)
     name = f"{config['model_type']}-{config[width]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.json"

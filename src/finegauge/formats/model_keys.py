@@ -168,7 +168,6 @@ def has_tower(run: Run) -> bool:
 
 
 def _read_workers(reading: Reading) -> None:
-    """Read the workers that Ray starts, one on a GPU each."""
     if reading.launched_gpus is None and reading.flag("use_ray", default=True):
         reading.take("num_gpus", "ray_num_workers")
 

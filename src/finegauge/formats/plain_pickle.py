@@ -15,9 +15,10 @@ Sources: Python 3.14, pickletools; torch 2.13, torch/serialization.py,
 torch/csrc/cuda/memory_snapshot.cpp, torch/cuda/_memory_viz.py (read 2026-11-23).
 """
 
-import struct
 from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import islice
+from pickletools import genops
 from typing import Any
 
 from finegauge.errors import FileFormatError
@@ -25,6 +26,7 @@ from finegauge.formats.evidence import Evidence, Frame, placed
 
 MAX_STEPS = 40_000_000  # instructions
 _MARK = object()
+_MAKING = ("GLOBAL", "REDUCE", "INST", "BUILD", "OBJ", "NEWOBJ", "NEWOBJ_EX", "STACK_GLOBAL")
 
 
 class Named:
@@ -46,10 +48,10 @@ def plain_pickle(data: bytes, name: str, *, named: bool = False) -> Any:
     Raises: FileFormatError for one that is cut off, or that would make anything else.
     """
     try:
-        return (_NamingMachine if named else _Machine)(data).value()
+        return (_NamingMachine if named else _Machine)().value(data)
     except _RefusedError as error:
         raise FileFormatError(f"{name} is a pickle that is not read: {error}.") from None
-    except (IndexError, struct.error, UnicodeDecodeError, KeyError, TypeError, ValueError, AttributeError):
+    except (IndexError, KeyError, TypeError, ValueError, AttributeError):
         raise FileFormatError(f"{name} is a damaged pickle, or is cut off.") from None
 
 
@@ -60,69 +62,42 @@ class _RefusedError(Exception):
 class _Machine:
     """Carries out the instructions of a pickle that make plain values."""
 
-    def __init__(self, data: bytes) -> None:
-        self._data, self._at = data, 0
+    def __init__(self) -> None:
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
-        self._do: dict[int, Callable[[], None]] = {
-            0x80: lambda: self._skip(1), 0x95: lambda: self._skip(8),  # PROTO, FRAME
-            ord("N"): lambda: self._push(None), ord("("): lambda: self._push(_MARK),
-            0x88: lambda: self._push(True), 0x89: lambda: self._push(False),
-            ord("K"): lambda: self._push(self._number("<B")),
-            ord("M"): lambda: self._push(self._number("<H")),
-            ord("J"): lambda: self._push(self._number("<i")), 0x8A: self._long,
-            ord("G"): lambda: self._push(self._number(">d")), ord("X"): lambda: self._text("<I"),
-            0x8C: lambda: self._text("<B"), 0x8D: lambda: self._text("<Q"),
-            ord("}"): lambda: self._push({}), ord("]"): lambda: self._push([]),
-            ord(")"): lambda: self._push(()),
-            0x85: lambda: self._tuple(1), 0x86: lambda: self._tuple(2), 0x87: lambda: self._tuple(3),
-            ord("t"): lambda: self._push(tuple(self._popped())), ord("a"): self._append,
-            ord("e"): self._extend, ord("s"): self._set, ord("u"): self._update,
-            0x94: lambda: self._keep(len(self._memo)), ord("q"): lambda: self._keep(self._number("<B")),
-            ord("r"): lambda: self._keep(self._number("<I")),
-            ord("h"): lambda: self._push(self._memo[self._number("<B")]),
-            ord("j"): lambda: self._push(self._memo[self._number("<I")]),
+        push = self._stack.append
+        self._do: dict[str, Callable[[Any], None]] = {
+            **dict.fromkeys(("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"), push),
+            **dict.fromkeys(("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"), self._text),
+            **dict.fromkeys(("PROTO", "FRAME"), lambda _: None),
+            "NONE": lambda _: push(None), "NEWTRUE": lambda _: push(True), "NEWFALSE": lambda _: push(False),
+            "MARK": lambda _: push(_MARK), "EMPTY_TUPLE": lambda _: push(()),
+            "EMPTY_DICT": lambda _: push({}), "EMPTY_LIST": lambda _: push([]),
+            "TUPLE1": lambda _: self._tuple(1), "TUPLE2": lambda _: self._tuple(2),
+            "TUPLE3": lambda _: self._tuple(3), "TUPLE": lambda _: push(tuple(self._popped())),
+            "APPEND": self._append, "APPENDS": self._extend, "SETITEM": self._set,
+            "SETITEMS": lambda _: self._fill(self._popped()),
+            "MEMOIZE": lambda _: self._keep(len(self._memo)), "BINPUT": self._keep, "LONG_BINPUT": self._keep,
+            "BINGET": lambda place: push(self._memo[place]),
+            "LONG_BINGET": lambda place: push(self._memo[place]),
         }  # fmt: skip
 
-    def value(self) -> Any:
-        """Return what the pickle makes."""
-        data, do = self._data, self._do
-        for _ in range(MAX_STEPS):
-            instruction = data[self._at]
-            self._at += 1
-            if instruction == ord("."):
+    def value(self, data: bytes) -> Any:
+        """Return what a pickle makes."""
+        for instruction, argument, _ in islice(genops(data), MAX_STEPS):
+            if instruction.name == "STOP":
                 (found,) = self._stack
                 return found
-            if (act := do.get(instruction)) is None:
-                what = "it names classes or calls functions" if chr(instruction) in "cRibo\x81\x92\x93" else (
-                    f"its instruction {instruction:#04x} makes no plain value")  # fmt: skip
-                raise _RefusedError(what)
-            act()
+            if (act := self._do.get(instruction.name)) is None:
+                raise _RefusedError(
+                    "it names classes or calls functions" if instruction.name in _MAKING
+                    else f"its instruction {instruction.name} makes no plain value"
+                )  # fmt: skip
+            act(argument)
         raise _RefusedError(f"it has more than {MAX_STEPS:,} instructions")
 
-    def _push(self, value: Any) -> None:
-        self._stack.append(value)
-
-    def _skip(self, number: int) -> None:
-        self._at += number
-
-    def _number(self, layout: str) -> Any:
-        (number,) = struct.unpack_from(layout, self._data, self._at)
-        self._at += struct.calcsize(layout)
-        return number
-
-    def _taken(self, size: int) -> bytes:
-        if self._at + size > len(self._data):
-            raise IndexError
-        self._at += size
-        return self._data[self._at - size : self._at]
-
-    def _long(self) -> None:
-        size = self._number("<B")
-        self._push(int.from_bytes(self._taken(size), "little", signed=True) if size <= 8 else 0)
-
-    def _text(self, layout: str) -> None:
-        self._push(self._taken(self._number(layout)).decode("utf-8", errors="replace"))
+    def _text(self, text: str) -> None:
+        self._stack.append(text.encode("utf-8", "replace").decode("utf-8"))  # without halves of characters
 
     def _tuple(self, size: int) -> None:
         items = tuple(self._stack[-size:])
@@ -141,20 +116,17 @@ class _Machine:
         del self._stack[at:]
         return items
 
-    def _append(self) -> None:
+    def _append(self, _: Any) -> None:
         item = self._stack.pop()
         self._plain(list).append(item)
 
-    def _extend(self) -> None:
+    def _extend(self, _: Any) -> None:
         items = self._popped()
         self._plain(list).extend(items)
 
-    def _set(self) -> None:
+    def _set(self, _: Any) -> None:
         value, key = self._stack.pop(), self._stack.pop()
         self._fill([key, value])
-
-    def _update(self) -> None:
-        self._fill(self._popped())
 
     def _fill(self, pairs: list[Any]) -> None:
         mapping = self._plain(dict)
@@ -168,43 +140,36 @@ class _Machine:
             raise TypeError
         return self._stack[-1]
 
-    def _keep(self, number: int) -> None:
-        self._memo[number] = self._stack[-1]
+    def _keep(self, place: int) -> None:
+        self._memo[place] = self._stack[-1]
 
 
 class _NamingMachine(_Machine):
     """Reads also the instructions that name classes and call functions, and writes down what they say."""
 
-    def __init__(self, data: bytes) -> None:
-        super().__init__(data)
+    def __init__(self) -> None:
+        super().__init__()
         self._do |= {
-            ord("c"): self._name, 0x93: self._named_by_texts, ord("R"): self._call, 0x81: self._call,
-            ord("b"): self._build, ord("Q"): self._stored, ord("U"): lambda: self._text("<B"),
+            "GLOBAL": lambda named: self._stack.append(Named(named.replace(" ", ".", 1)[:400])),
+            "STACK_GLOBAL": self._named_by_texts, "REDUCE": self._call, "NEWOBJ": self._call,
+            "BUILD": self._build, "BINPERSID": self._stored, "SHORT_BINSTRING": self._text,
         }  # fmt: skip
 
-    def _name(self) -> None:
-        words = []
-        for _ in range(2):
-            end = self._data.index(b"\n", self._at)
-            words.append(self._data[self._at : end].decode("utf-8", errors="replace")[:200])
-            self._at = end + 1
-        self._push(Named(".".join(words)))
-
-    def _named_by_texts(self) -> None:
+    def _named_by_texts(self, _: Any) -> None:
         name, module = self._stack.pop(), self._stack.pop()
-        self._push(Named(f"{module}.{name}"[:400] if isinstance(name, str) else ""))
+        self._stack.append(Named(f"{module}.{name}"[:400] if isinstance(name, str) else ""))
 
-    def _call(self) -> None:
+    def _call(self, _: Any) -> None:
         arguments, called = self._stack.pop(), self._stack.pop()
         known = isinstance(called, Named) and isinstance(arguments, tuple)
-        self._push(Named(called.name if known else "", arguments if known else ()))
+        self._stack.append(Named(called.name if known else "", arguments if known else ()))
 
-    def _build(self) -> None:
+    def _build(self, _: Any) -> None:
         state = self._stack.pop()
         if isinstance(self._stack[-1], Named) and isinstance(state, dict):
             self._stack[-1].attributes = state
 
-    def _stored(self) -> None:
+    def _stored(self, _: Any) -> None:
         self._stack[-1] = Named("a tensor")  # in a file of its own, which is not read
 
 
@@ -257,7 +222,6 @@ class _Replay:
         self._at = self._search()
 
     def _moves(self) -> Iterator[tuple[int, str, int, int, list[Frame]]]:
-        """Yield place, action, address, bytes and frames of each event."""
         for place, event in enumerate(self._events):
             self._spend()
             if isinstance(event, dict):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from finegauge.documents import MAX_BYTES, parse_toml, parse_yaml, read_text
 from finegauge.errors import FileFormatError, FineGaugeError, UnknownKeyError, UnknownNameError, shown
-from finegauge.formats import key_table, model_names
+from finegauge.formats import key_table, launcher_files, model_names
 from finegauge.formats.key_table import RUN_FILE, Format, lay_over, parse, recognise
 from finegauge.formats.launcher_files import ALONE, Alongside, over_defaults
 from finegauge.formats.run_argument import COMMAND, FILE, LAUNCHES, MODEL, RunArgument, content, resolve
@@ -191,7 +191,6 @@ def no_training(path: str) -> str:
 
 
 def _looks_like_training(path: str) -> bool:
-    """Return whether a file that cannot be read has lines of a training file."""
     try:
         text = read_text(path)
     except FileFormatError:
@@ -202,8 +201,6 @@ def _looks_like_training(path: str) -> bool:
 
 def companion_fields(path: str) -> tuple[str, dict[str, Any]] | None:
     """Return ("accelerate" or "deepspeed", the fields it states) of a launcher's file; None of any other."""
-    from finegauge.formats import launcher_files
-
     name = os.path.basename(path)
     if not os.path.isfile(path) or os.path.splitext(name)[1].lower() not in (".yaml", ".yml", ".json"):
         return None
@@ -221,7 +218,6 @@ def companion_fields(path: str) -> tuple[str, dict[str, Any]] | None:
 
 
 def _resolved(argument: str | os.PathLike[str]) -> RunArgument:
-    """Return what a RUN argument stands for."""
     return resolve(os.fspath(argument), lambda path: not no_training(path))
 
 
@@ -401,8 +397,6 @@ def _refuse_foreign(keys: Mapping[str, Any], name: str) -> None:
 
 def _refuse_others(keys: Mapping[str, Any], name: str) -> None:
     """Raise for a launcher's file, which describes no run by itself, and for keys that are none of a run."""
-    from finegauge.formats import launcher_files
-
     for launcher, found in (
         ("accelerate", launcher_files.is_accelerate(keys)),
         ("DeepSpeed", launcher_files.is_deepspeed(keys)),

@@ -137,7 +137,6 @@ def _in_folder(folder: str, is_training: Callable[[str], bool]) -> RunArgument:
 
 
 def _of_page(page: str, path: str) -> str:
-    """Return the repository that a page of the Hub is about."""
     parts = [part for part in re.split(r"[?#]", path)[0].split("/") if part]
     if parts[:1] in (["datasets"], ["spaces"], ["collections"], ["papers"], ["docs"]):
         raise InputError(f"{shown(page)} is no model's page; name a model, such as hf.co/Qwen/Qwen3-8B.")

@@ -591,7 +591,6 @@ class Shell:
         return [value] if value is not None else [f"${{{braces}}}" if braces else f"${name}"]
 
     def _expanded(self, text: str) -> str:
-        """Return a text with its variables in their places."""
         if self._depth >= _MAX_NESTED or not ("$" in text or "`" in text):
             return text.strip("\"'")
         inner = Shell("", self.name, depth=self._depth + 1)

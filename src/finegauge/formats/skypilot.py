@@ -1,10 +1,13 @@
 """SkyPilot's task: the machines of an offer, what is installed on them, and the command that trains."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from finegauge.catalogue.gpus import cloud_machine
+from finegauge.catalogue.gpus import gpu as find
 from finegauge.catalogue.offers import Offer
+from finegauge.errors import FineGaugeError
 from finegauge.formats import launcher_files
 from finegauge.formats.sheet import Sheet, mapping_in, without
 from finegauge.run.run import Run
@@ -109,13 +112,7 @@ def notes(run: Run, offer: Offer | None) -> tuple[str, ...]:
 
 def card(gpu: str | None) -> str:
     """Return SkyPilot's name of a GPU of the catalogue."""
-    from finegauge.errors import FineGaugeError
-
     name = str(gpu)
-    try:
-        from finegauge.catalogue.gpus import gpu as find
-
+    with suppress(FineGaugeError):
         name = find(name).name
-    except FineGaugeError:
-        pass
     return _CARDS.get(name, name.replace(" ", ""))

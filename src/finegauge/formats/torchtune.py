@@ -325,7 +325,6 @@ def _read_optimizer(reading: Reading) -> None:
 
 
 def _optimizer(run: Run) -> dict[str, Any]:
-    """Return the optimizer, in the backward pass where the run has it there."""
     in_backward = run.optimizer_implementation == "in_backward"
     fused = run.optimizer_implementation == "fused" and run.tensor_parallel == 1
     return {

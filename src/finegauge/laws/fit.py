@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import exp, isfinite, log, sqrt
 from typing import Any, NamedTuple
 
+from finegauge.catalogue.gpus import known_gpu
 from finegauge.documents import MAX_DOCUMENT_BYTES, parse_csv, read_text
 from finegauge.errors import FieldError, FileFormatError, InputError, UnsupportedError, did_you_mean, shown
 from finegauge.laws.law import MAX_BATCH, Condition, Form, Law, Observation, Scores, Sweep
@@ -236,8 +237,6 @@ def read_sweep(path: str, equation: Form, where: Sequence[str] = ()) -> SweepTab
 
     Raises: InputError, FileFormatError and FieldError, each naming file, line and column.
     """
-    from finegauge.catalogue.gpus import known_gpu
-
     name = os.path.basename(path)
     header, rows = _read(path, name)
     chosen = [row for row in rows if _matches(row, where, header, name)]

@@ -7,9 +7,11 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from math import floor, log
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from finegauge.catalogue.datasets import dataset
 from finegauge.catalogue.gpus import gpu
+from finegauge.catalogue.models import model
 from finegauge.data.batch_shape import dataset_of
 from finegauge.documents import figure, home, read_document, write_document
 from finegauge.errors import (
@@ -21,11 +23,11 @@ from finegauge.errors import (
     UnsupportedError,
     shown,
 )
+from finegauge.model.blocks import MixtureOfExperts
+from finegauge.model.graph import architecture_of
 from finegauge.profile import Breakdown, Interval, Profile, Source
+from finegauge.run.run import Run
 from finegauge.units import GB, HOUR_S
-
-if TYPE_CHECKING:
-    from finegauge.run.run import Run
 
 
 class Condition(NamedTuple):
@@ -340,7 +342,7 @@ def with_law(law: Law, base: Estimator) -> Estimator:
     """
     apply = _memory if law.form.quantity == MAX_BATCH else _time
 
-    def answer(run: "Run") -> Profile:
+    def answer(run: Run) -> Profile:
         fitted_on = law.context.get("gpu")
         if fitted_on and law.form.quantity != MAX_BATCH and run.gpu and run.gpu != fitted_on:
             raise UnsupportedError(
@@ -352,7 +354,7 @@ def with_law(law: Law, base: Estimator) -> Estimator:
     return answer
 
 
-def condition_of(run: "Run", law: Law) -> Condition:
+def condition_of(run: Run, law: Law) -> Condition:
     """Return the quantities of `run` that laws use."""
     longest = None if run.dataset is None else dataset_of(run).max_tokens
     return Condition(
@@ -364,11 +366,8 @@ def condition_of(run: "Run", law: Law) -> Condition:
     )
 
 
-def sparsity_fraction(run: "Run") -> float:
+def sparsity_fraction(run: Run) -> float:
     """Return active experts over all experts; 1 for a model without experts."""
-    from finegauge.model.blocks import MixtureOfExperts
-    from finegauge.model.graph import architecture_of
-
     for layer, _ in architecture_of(run.model, run.num_experts_per_tok).layers:
         for branch in layer.branches:
             if isinstance(routed := branch.mixer, MixtureOfExperts):
@@ -432,7 +431,7 @@ def _source(
     )
 
 
-def _off_ground(law: Law, run: "Run") -> list[str]:
+def _off_ground(law: Law, run: Run) -> list[str]:
     notes = []
     low, high = law.batch_range
     if law.form.quantity != MAX_BATCH and not low <= run.micro_batch_size <= high:
@@ -445,9 +444,6 @@ def _off_ground(law: Law, run: "Run") -> list[str]:
 
 
 def _known_as(field: str, value: str) -> str:
-    from finegauge.catalogue.datasets import dataset
-    from finegauge.catalogue.models import model
-
     try:
         if field == "model":
             return model(value).name

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from finegauge.data.batch_shape import dataset_of
+from finegauge.data.token_lengths import token_ids
 from finegauge.errors import FieldError
 from finegauge.run.phases import TRAINER_SEED
 from finegauge.run.run import Run
@@ -126,8 +127,6 @@ def _texts(run: Run, vocab_size: int) -> list[Tokens]:
     """Return the samples of a data set of texts; none where there are only lengths."""
     if run.dataset is None or run.tokenizer is None:
         return []
-    from finegauge.data.token_lengths import token_ids
-
     texts = token_ids(run.dataset, run.tokenizer)
     largest = max(map(max, texts))
     if largest >= vocab_size:

@@ -15,6 +15,8 @@ from contextlib import suppress
 from typing import Any
 
 from finegauge.measurement.process import die_with_parent
+from finegauge.progress import Progress
+from finegauge.store.document import run_of
 
 
 def main() -> None:
@@ -27,8 +29,6 @@ def main() -> None:
     if len(sys.argv) > 1:
         _guard(int(sys.argv[1]))
     from finegauge.measurement.session import answer, measured_here
-    from finegauge.progress import Progress
-    from finegauge.store.document import run_of
 
     def say(**message: Any) -> None:
         channel.write(json.dumps(message) + "\n")

@@ -17,6 +17,7 @@ from finegauge.errors import FineGaugeError, UnsupportedError
 from finegauge.measurement.instruments.kernel_table import Peaks
 from finegauge.measurement.options import Options
 from finegauge.measurement.process import OUT_OF_MEMORY
+from finegauge.measurement.subject import class_of
 from finegauge.model.graph import build, step_flops
 from finegauge.model.op import Extents
 from finegauge.model.traced import installed_version
@@ -84,8 +85,6 @@ LIMITED_WORDS = ("can't start new thread", "Thread creation failed", "Resource t
 
 def warm(run: Run) -> None:
     """Load what the run needs and start the threads, so that neither counts against a limit."""
-    from finegauge.measurement.subject import class_of
-
     class_of(run.config, run.num_experts_per_tok)
     if run.trains_adapters:
         import peft  # noqa: F401

@@ -19,14 +19,16 @@ from contextlib import suppress
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from finegauge.data.batch_shape import lengths
+from finegauge.data.token_lengths import token_ids
+from finegauge.data.tokenizer import load_tokenizer, tokenizer_file
 from finegauge.errors import FieldError, InputError, did_you_mean, shown
 from finegauge.measurement.options import Options
 from finegauge.run.phases import prompts_of
+from finegauge.run.run import Run
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession
-
-    from finegauge.run.run import Run
 
 APIS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 FROM_INSIDE = ("layers", "kernels", "ncu", "experts", "energy", "evaluate", "tasks", "trace_path")
@@ -225,7 +227,7 @@ class Prompt(NamedTuple):
     tokens: int  # its length as meant; the server may count another
 
 
-def prompts(run: "Run", api: str, seed: int) -> Iterator[Prompt]:
+def prompts(run: Run, api: str, seed: int) -> Iterator[Prompt]:
     """Yield prompts of `run` without end.
 
     Raises: FineGaugeError where the run's data set or tokenizer cannot be read.
@@ -244,13 +246,9 @@ def prompts(run: "Run", api: str, seed: int) -> Iterator[Prompt]:
             yield _written(writer, tokens)
 
 
-def _samples(asked: "Run", dice: random.Random) -> Iterator[list[int]]:
+def _samples(asked: Run, dice: random.Random) -> Iterator[list[int]]:
     """Yield the tokens of prompts: the run's texts in random order, else random ones of its lengths."""
-    from finegauge.data.batch_shape import lengths
-
     if asked.dataset is not None and asked.tokenizer is not None:
-        from finegauge.data.token_lengths import token_ids
-
         texts = [text[: asked.seq_len] for text in token_ids(asked.dataset, asked.tokenizer) if text]
         dice.shuffle(texts)
         yield from cycle(texts)
@@ -262,11 +260,9 @@ def _samples(asked: "Run", dice: random.Random) -> Iterator[list[int]]:
         yield dice.choices(range(low, max(high, low + 1)), k=length)
 
 
-def _tokenizer(run: "Run") -> Any:
+def _tokenizer(run: Run) -> Any:
     if run.tokenizer is None:
         return None
-    from finegauge.data.tokenizer import load_tokenizer, tokenizer_file
-
     return load_tokenizer(tokenizer_file(run.tokenizer))
 
 

@@ -47,11 +47,10 @@ from finegauge.profile import Breakdown, Profile, Source
 from finegauge.progress import Heard, Progress
 from finegauge.run.phases import micro_steps
 from finegauge.run.rules import SERVING
+from finegauge.run.run import Run
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
-
-    from finegauge.run.run import Run
 
 TIMEOUT_S = 30.0
 MODELS = "/v1/models"
@@ -273,7 +272,7 @@ FEW_TOKENS_OFF_FRACTION = 0.05  # by how much the server may count other prompts
 
 
 def profile_of_load(
-    run: "Run",
+    run: Run,
     options: Options,
     server: Server,
     client: Client,
@@ -325,7 +324,7 @@ def profile_of_load(
     )
 
 
-def without_data(run: "Run", options: Options, outcome: str, reason: str) -> Profile:
+def without_data(run: Run, options: Options, outcome: str, reason: str) -> Profile:
     """Return the profile of a trial that brought no data."""
     return Profile(
         run=run,
@@ -335,7 +334,7 @@ def without_data(run: "Run", options: Options, outcome: str, reason: str) -> Pro
     )
 
 
-def _step(run: "Run", whole: Sequence[Answer], batches: int) -> Breakdown:
+def _step(run: Run, whole: Sequence[Answer], batches: int) -> Breakdown:
     latency_s = batches * median(answer.latency_s for answer in whole)
     if run.phase == "prefill":
         return Breakdown.of(prefill=latency_s)
@@ -435,8 +434,8 @@ INSTALL = "Measuring an endpoint needs aiohttp: pip install 'finegauge[endpoint]
 
 
 def measure_endpoint(
-    run: "Run", options: Options, *, heard: Heard | None = None, clock: Clock = time.perf_counter
-) -> "Profile":
+    run: Run, options: Options, *, heard: Heard | None = None, clock: Clock = time.perf_counter
+) -> Profile:
     """Return the measured profile of `run`, answered by the server that `options` name.
 
     The `micro_batch_size` of the run is the number of users; `clock` is in seconds.
@@ -459,7 +458,7 @@ def measure_endpoint(
         return without_data(run, options, "unsupported", str(error))
 
 
-async def _measured(run: "Run", options: Options, heard: Heard | None, clock: Clock) -> "Profile":
+async def _measured(run: Run, options: Options, heard: Heard | None, clock: Clock) -> Profile:
     """Return the profile; see `measure_endpoint`.
 
     Raises: UnreachableError, TimeoutError, FineGaugeError.

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch.nn.functional import cross_entropy
+from transformers import AutoTokenizer
 
 from finegauge.catalogue.datasets import holds_texts
 from finegauge.data.records import Bad, chunks, row_name, source_of
@@ -401,8 +402,6 @@ def tokenizer_folder(run: Run) -> str:
 
 
 def _tokenizer(folder: str) -> Any:
-    from transformers import AutoTokenizer
-
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:

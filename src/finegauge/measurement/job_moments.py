@@ -37,6 +37,7 @@ from finegauge.measurement.options import Options
 from finegauge.measurement.phases.choice import phase_of
 from finegauge.measurement.phases.training import Placement, inference, inputs_of
 from finegauge.measurement.rank_meters import allocated
+from finegauge.measurement.rank_strategies import zero_settings
 from finegauge.measurement.subject import Phase
 from finegauge.progress import Heard, Progress
 from finegauge.run.rules import FSDP
@@ -185,8 +186,6 @@ def _zero_init(run: Run) -> Iterator[None]:
         yield
         return
     from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
-
-    from finegauge.measurement.rank_strategies import zero_settings
 
     kept = HfDeepSpeedConfig(zero_settings(run))
     yield

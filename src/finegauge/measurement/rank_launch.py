@@ -36,6 +36,7 @@ from finegauge.measurement import session
 from finegauge.measurement.device import model_flops
 from finegauge.measurement.instruments.clocks import NoClock
 from finegauge.measurement.instruments.memory_meter import MemoryReading, resident_bytes
+from finegauge.measurement.job_moments import watch_moments
 from finegauge.measurement.options import Options
 from finegauge.measurement.phases.choice import phase_of
 from finegauge.measurement.process import GROUP, die_with_parent, kernel_kills
@@ -304,8 +305,6 @@ def rank_profile(run: Run, options: Options, heard: Heard, *, rank: int) -> Prof
         options = options._replace(energy=False)  # the first rank's meter counts the whole machine
     moments = {}
     if options.moments:
-        from finegauge.measurement.job_moments import watch_moments
-
         moments = watch_moments(_as_divided(run), options, partial(RankPlacement, rank), heard)
     before_bytes, before = resident_bytes(), storages()
     place = RankPlacement(rank)

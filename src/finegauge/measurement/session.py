@@ -40,7 +40,11 @@ from finegauge.measurement.device import (
 )
 from finegauge.measurement.instruments.clocks import LayerClock, NoClock, StageClock
 from finegauge.measurement.instruments.counters import EnergyMeter, ThrottleWatch
+from finegauge.measurement.instruments.gpu_profilers import layer_utilisation, watch_utilisation
+from finegauge.measurement.instruments.kernel_table import watch_kernels
 from finegauge.measurement.instruments.memory_meter import measure_memory, resident_bytes
+from finegauge.measurement.instruments.module_roles import roles_of
+from finegauge.measurement.instruments.router_probe import probe
 from finegauge.measurement.options import Options
 from finegauge.measurement.subject import Clock, Phase, StepFacts, refusal
 from finegauge.profile import Breakdown, Profile, Source
@@ -366,10 +370,6 @@ def profile_of(run: Run, trial: Trial, timed: Timing, observations: dict[str, An
 def _instruments(trial: Trial, run: Run, step_s: float, observations: dict[str, Any]) -> None:
     options, phase, device = trial.options, trial.phase, trial.device
     if options.kernels or options.trace_path:
-        from finegauge.measurement.instruments.gpu_profilers import watch_utilisation
-        from finegauge.measurement.instruments.kernel_table import watch_kernels
-        from finegauge.measurement.instruments.module_roles import roles_of
-
         with telling(trial.heard, "kernels"):
             observations["kernels"] = watch_kernels(
                 phase, device=device, steps=min(options.steps, 3), trace_path=options.trace_path,
@@ -378,13 +378,9 @@ def _instruments(trial: Trial, run: Run, step_s: float, observations: dict[str, 
             if device.type == "cuda":
                 observations["gpm"] = watch_utilisation(phase, device=device)
     if options.experts:
-        from finegauge.measurement.instruments.router_probe import probe
-
         with telling(trial.heard, "experts"):
             observations["experts"] = probe(phase)
     if options.ncu:
-        from finegauge.measurement.instruments.gpu_profilers import layer_utilisation
-
         observations["ncu"] = layer_utilisation(run, options)
     if options.tasks:
         from finegauge.measurement.evaluation import harness_scores, tokenizer_folder

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from threading import current_thread, main_thread
-from typing import TYPE_CHECKING
 
 from finegauge.errors import UnsupportedError
 from finegauge.measurement.endpoint_client import check_options
@@ -19,11 +18,9 @@ from finegauge.measurement.options import Options
 from finegauge.measurement.process import OUT_OF_MEMORY, Ended, run_trial
 from finegauge.profile import Profile, Source
 from finegauge.progress import Heard
+from finegauge.run.run import Run
 from finegauge.store.document import profile_of, run_document
 from finegauge.store.journal import Trials
-
-if TYPE_CHECKING:
-    from finegauge.run.run import Run
 
 SOURCE = "measured"
 DEFAULTS = Options()
@@ -31,7 +28,7 @@ UNCAUGHT = ("bad_alloc", "MemoryError", "OutOfMemoryError")  # exceptions of an 
 
 
 def measure(
-    run: "Run", options: Options = DEFAULTS, *, heard: Heard | None = None, store: str | None = None
+    run: Run, options: Options = DEFAULTS, *, heard: Heard | None = None, store: str | None = None
 ) -> Profile:
     """Return the measured profile of `run`, whatever came of it; its model, data and batch are really built.
 
@@ -66,7 +63,7 @@ def measure(
     return profile
 
 
-def _here(run: "Run", options: Options, heard: Heard | None) -> Profile:
+def _here(run: Run, options: Options, heard: Heard | None) -> Profile:
     ended = run_trial(
         {"run": run_document(run), "options": options._asdict()},
         timeout_s=options.timeout_s,
@@ -76,12 +73,12 @@ def _here(run: "Run", options: Options, heard: Heard | None) -> Profile:
     return profile_of(ended.answer) if ended.answer else without_answer(run, options, ended)
 
 
-def without_result(run: "Run", outcome: str, reason: str) -> Profile:
+def without_result(run: Run, outcome: str, reason: str) -> Profile:
     """Return the profile of a trial that brought no data."""
     return Profile(run=run, source=Source(SOURCE, "this machine"), outcome=outcome, reason=reason)
 
 
-def without_answer(run: "Run", options: Options, ended: Ended) -> Profile:
+def without_answer(run: Run, options: Options, ended: Ended) -> Profile:
     """Return the profile of a trial whose process went without an answer, by the evidence that it left."""
     if ended.timed_out:
         return without_result(run, "failed", f"not done after {options.timeout_s:g} s")

@@ -194,7 +194,6 @@ def gpu_here() -> str:
 
 
 def _family(process: int) -> Iterator[int]:
-    """Yield a process and all that it started, by /proc."""
     pending, number = [process], 0
     while pending and number < MAX_PROCESSES:
         one = pending.pop()

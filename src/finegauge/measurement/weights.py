@@ -113,7 +113,6 @@ def _apart(fused: Any) -> UnfusedExperts:
 
 
 def _refuse_unusual(fused: Any) -> None:
-    """Raise where the gate is not the product of an activation and a linear."""
     own_gate = type(fused)._apply_gate.__module__ != "transformers.integrations.moe"
     if own_gate or getattr(fused, "has_post_expert_norm", False) or not fused.is_concatenated:
         raise UnsupportedError(

@@ -380,7 +380,7 @@ class Part(NamedTuple):
     `idle`: what it returns is not used, so that it has no backward.
     """
 
-    what: "Layer | Linear | Norm | FeedForward | Neck | Tensor"  # the last: a table that is looked up
+    what: Layer | Linear | Norm | FeedForward | Neck | Tensor  # the last: a table that is looked up
     count: int = 1  # type: ignore[assignment]  # in place of a method of tuples
     projector: bool = False
     joined: int = 1

@@ -11,12 +11,24 @@ from typing import Any
 
 from finegauge.catalogue.frameworks import engine, framework_of
 from finegauge.catalogue.gpus import has_no_flash, has_tensor_memory, is_cpu, multiplies_bf16, repacks_4bit
-from finegauge.catalogue.models import file_version
+from finegauge.catalogue.models import file_version, model
 from finegauge.errors import FieldError, UnsupportedError
 from finegauge.model.blocks import Architecture, Attention, Layer, Linear, Numerics
+from finegauge.model.families import architecture
 from finegauge.model.families.decoder import check_checkpointing, check_positions, check_task
 from finegauge.model.layers import TowerPart, embedding, head, images_among_words, layer_ops, tower_parts
-from finegauge.model.lowering import IN_BLOCKS, QUANTIZED_BYTES, STORED, Lowering, last_name, targets_of
+from finegauge.model.lowering import (
+    IN_BLOCKS,
+    QUANTIZED_BYTES,
+    STORED,
+    Lowering,
+    called_by_python,
+    last_name,
+    litgpt_model,
+    litgpt_targets,
+    padded_adapters,
+    targets_of,
+)
 from finegauge.model.op import Extents, Op
 from finegauge.model.op_builder import OpBuilder, is_passive, last_layers, lending
 from finegauge.model.weights import Weights, weights_of
@@ -185,9 +197,6 @@ def architecture_of(
 
 @lru_cache(maxsize=64)
 def _read(model_name: str, _: tuple[int, ...] | None, top_k: int | None, *task: Any) -> Architecture:
-    from finegauge.catalogue.models import model
-    from finegauge.model.families import architecture
-
     return architecture(model(model_name).config, top_k, *task)
 
 
@@ -196,22 +205,13 @@ def _architecture(
 ) -> Architecture:
     """Return the architecture as the framework that runs it has written it."""
     model = architecture_of(model_name, top_k, task, num_labels)
-    if not litgpt:
-        return model
-    from finegauge.model.lowering import litgpt_model
-
-    return litgpt_model(model)
+    return litgpt_model(model) if litgpt else model
 
 
 def lowering_of(run: Run) -> Lowering:
     """Return the choices of `run` that decide which operators its blocks become."""
     served = run.phase in SERVING and engine(run.inference_engine).paged
     return _served(run, _lowering(run)) if served else _lowering(run)
-
-
-def _peft_dropout(run: Run) -> float:
-    """Return the dropout that PEFT's rules are held against; Megatron gives adapters of experts their own."""
-    return 0.0 if framework_of(run.framework).own_models else run.lora_dropout
 
 
 def _lowering(run: Run) -> Lowering:
@@ -296,10 +296,9 @@ def _lowering(run: Run) -> Lowering:
 def _adapters(run: Run, model: Architecture, *, fused_experts: bool) -> dict[str, Any]:
     """Return which projections have adapters, and of which kind and size these are."""
     found: dict[str, Any] = {}
+    framework = framework_of(run.framework)
     names = run.lora_targets if run.trains_adapters and run.adapter not in OFF_PROJECTIONS else ()
-    if names and framework_of(run.framework).litgpt_models:
-        from finegauge.model.lowering import litgpt_targets, padded_adapters
-
+    if names and framework.litgpt_models:
         names, found["padded_adapters"] = litgpt_targets(names), padded_adapters(names)
     return found | {
         "lora_rank": run.lora_rank if names else 0,
@@ -307,9 +306,10 @@ def _adapters(run: Run, model: Architecture, *, fused_experts: bool) -> dict[str
             names,
             model,
             fused_experts=fused_experts,
-            dropout=_peft_dropout(run),
+            # held against PEFT's rules; Megatron gives adapters of experts their own
+            dropout=0.0 if framework.own_models else run.lora_dropout,
             adapter=run.adapter,
-            linears_alone=framework_of(run.framework).lists_linears,
+            linears_alone=framework.lists_linears,
         ),
         "lora_dropout": bool(names) and run.lora_dropout > 0,
         "adapter": run.adapter if run.trains_adapters else "",
@@ -476,8 +476,6 @@ def _layers(model: Architecture, low: Lowering) -> tuple[LayerGraph, ...]:
             layer_ops(builder, layer, model.hidden_size)
             ops = tuple(builder.ops)
             if low.megatron:
-                from finegauge.model.lowering import called_by_python
-
                 ops = called_by_python(ops)
             kind = layer.kind, ops
             if kind not in kinds:

@@ -131,16 +131,13 @@ def states_of(optimizer: str, tensors: Iterable[Trained], rank: int = 0) -> Stat
             worst = max(worst, _meanwhile(optimizer, tensor))
             flops += tensor.num_alike * _update_flops(optimizer, tensor)
         elif optimizer in FACTORED:
-            worst = max(worst, _factored(tensor))
+            # the update and a step towards it in fp32, and copies of what is narrower
+            copies = FACTORED_VALUES + (2 if tensor.element_bytes < 4 else 0)
+            worst = max(worst, 4.0 * size * copies)
         elif optimizer in AS_WIDE and AS_WIDE[optimizer] == 2:
             now = float(size * tensor.element_bytes)
             worst, before = max(worst, 2 * now + before), now
     return States(states, paged, worst, flops)
-
-
-def _factored(tensor: Trained) -> float:
-    """Return the update and a step towards it in fp32, and copies of what is narrower."""
-    return 4.0 * prod(tensor.shape) * (FACTORED_VALUES + (2 if tensor.element_bytes < 4 else 0))
 
 
 def _meanwhile(optimizer: str, tensor: Trained) -> float:

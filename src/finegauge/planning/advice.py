@@ -43,10 +43,10 @@ from finegauge.prediction.predictor import predict
 from finegauge.prediction.uncertainty import RISKY_FROM_FRACTION
 from finegauge.profile import Estimator
 from finegauge.records import NamedTuple
+from finegauge.run.run import Run
 
 if TYPE_CHECKING:
     from finegauge.formats.writing import Written
-    from finegauge.run.run import Run
 
 _SAME = """
 checkpointing selective-checkpointing sdpa flash-attention fused-loss chunked-loss liger unsloth padding-free
@@ -89,7 +89,7 @@ class Fix(NamedTuple):
     written: "Written"
 
 
-def advise(run: "Run", estimator: Estimator | None = None) -> Advice:
+def advise(run: Run, estimator: Estimator | None = None) -> Advice:
     """Return what makes `run`, which states its GPU, safe."""
     ask: Estimator = cache(estimator or predict)
     sized, assumed = with_known_length(run)
@@ -116,7 +116,7 @@ def advise(run: "Run", estimator: Estimator | None = None) -> Advice:
     return Advice(whole._replace(variants=tuple(ways)), together, smallest)
 
 
-def _is_safe(run: "Run", ask: Estimator = predict) -> bool:
+def _is_safe(run: Run, ask: Estimator = predict) -> bool:
     """Return whether the job of `run` survives all its moments."""
     profile = ask(run)
     return of_all_moments(profile, quote(run, profile)).out_of_memory_fraction < RISKY_FROM_FRACTION
@@ -136,7 +136,7 @@ def _place(variant: Variant, wall_s: float) -> tuple[int, int, float, float]:
     return 4 if name in ON_HOST and found.wall_s > MOST_OFFLOAD_SLOWS * wall_s else 1, 0, *bill
 
 
-def _together(run: "Run", ask: Estimator, safe: Try) -> Variant | None:
+def _together(run: Run, ask: Estimator, safe: Try) -> Variant | None:
     """Return several changes that together make the run safe on its GPUs; None where even all do not."""
     if not any(map(safe, _least(run))):
         return None
@@ -157,7 +157,7 @@ def _together(run: "Run", ask: Estimator, safe: Try) -> Variant | None:
     return found
 
 
-def _least(run: "Run") -> Iterator[Switch]:
+def _least(run: Run) -> Iterator[Switch]:
     """Yield what needs the least memory that changes can bring about: if none is safe, nothing is."""
     least: Changes = {
         "micro_batch_size": 1, "activation_checkpointing": "full", "seq_len": ceil(run.seq_len / 2),
@@ -167,7 +167,7 @@ def _least(run: "Run") -> Iterator[Switch]:
     yield Switch("least", "", {**least, "sharding": "zero3", "cpu_offload": "all"})
 
 
-def _smaller(run: "Run", chosen: Sequence[str], ask: Estimator) -> Iterator[tuple[int, float, str, "Run"]]:
+def _smaller(run: Run, chosen: Sequence[str], ask: Estimator) -> Iterator[tuple[int, float, str, Run]]:
     """Yield the changes that save memory beyond those chosen: kind, bytes then needed, name, changed run."""
     most = ask(run).device_memory_bytes.total * (1.0 - LEAST_SAVED_FRACTION)
     for kind, names in enumerate(TOGETHER):
@@ -181,7 +181,7 @@ def _smaller(run: "Run", chosen: Sequence[str], ask: Estimator) -> Iterator[tupl
                         yield kind, needed, name, changed
 
 
-def _joint(run: "Run", names: Sequence[str]) -> Switch:
+def _joint(run: Run, names: Sequence[str]) -> Switch:
     """Return the switch that is several, the one that asks what is safe after the others."""
     changes: dict[str, Any] = {}
     switches = [switch_of(name) for name in sorted(names, key=("smaller-micro-batch").__eq__)]
@@ -192,7 +192,7 @@ def _joint(run: "Run", names: Sequence[str]) -> Switch:
     return Switch(" + ".join(names), breaks, changes)
 
 
-def _hardware(run: "Run") -> Iterator[Switch]:
+def _hardware(run: Run) -> Iterator[Switch]:
     """Yield GPUs in ever greater numbers, the least memory first, states divided where there are several."""
     sizes = sorted((gpu(name).memory_bytes * count, count, name) for name in OTHER_GPUS for count in COUNTS)
     own = gpu(str(run.gpu)).memory_bytes * run.num_gpus
@@ -209,7 +209,7 @@ def _hardware(run: "Run") -> Iterator[Switch]:
 
 
 def fix(
-    run: "Run", advice: Advice, folder: str | os.PathLike[str], *, recipe: str, overwrite: bool = False
+    run: Run, advice: Advice, folder: str | os.PathLike[str], *, recipe: str, overwrite: bool = False
 ) -> Fix | None:
     """Write `run`, read from `recipe`, with the first change on its own GPUs that is safe as written.
 
@@ -241,7 +241,7 @@ def _is_run_file(recipe: str) -> bool:
     return recipe.lower().endswith((".yaml", ".yml", ".json", ".toml")) and framework_of(recipe) is None
 
 
-def _means(run: "Run", framework: str) -> bool:
+def _means(run: Run, framework: str) -> bool:
     from finegauge.formats.writing import as_written
 
     try:

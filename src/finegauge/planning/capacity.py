@@ -10,7 +10,7 @@ Neglects: an Estimator whose outcome flips more than once.
 
 from bisect import bisect_left
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from math import ceil, floor
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -259,11 +259,13 @@ def measured_max_micro_batch_size(
     def predicted(units: int) -> Profile:
         return predict(run.replace(micro_batch_size=units * unit))
 
-    def corrected_fits(units: int) -> bool:
-        return predicted(units).device_memory_bytes.total * correction <= capacity_bytes
+    def fits(ratio: float, units: int) -> bool:
+        return predicted(units).device_memory_bytes.total * ratio <= capacity_bytes
 
     most = limit // unit
-    bounds = _bounds(predicted, capacity_bytes, most)
+    low_ratio, high_ratio = predicted(1).source.memory_interval or UNSURE_RATIOS
+    bounds = Bounds(*(_largest(partial(fits, ratio), 0, most + 1) for ratio in (high_ratio, 1.0, low_ratio)))
+    bounds = bounds._replace(high=bounds.high + 1)
     trials: dict[int, Profile] = {}
     low, high, guess = 0, bounds.high, max(1, bounds.likely)
     correction = 1.0
@@ -277,8 +279,9 @@ def measured_max_micro_batch_size(
             measured = trial.peak_memory_bytes.total
             expected = predicted(guess).peak_memory_bytes.total
             correction = measured / expected if measured and expected else correction
-            refuted = high in trials and corrected_fits(high)
-            guess = (low + high) // 2 if refuted else max(low + 1, _largest(corrected_fits, low, high))
+            refuted = high in trials and fits(correction, high)
+            likely = _largest(partial(fits, correction), low, high)
+            guess = (low + high) // 2 if refuted else max(low + 1, likely)
         else:
             high = guess
             known = bounds.low if bounds.low < high else 0  # a bound that a trial has refuted is none
@@ -296,18 +299,6 @@ def measured_max_micro_batch_size(
     )
     sizes = Bounds(*(units * unit for units in bounds))
     return MeasuredCapacity(capacity, sizes, tuple(trials.values()), high - low - 1)
-
-
-def _bounds(predicted: Callable[[int], Profile], capacity_bytes: float, limit: int) -> Bounds:
-    low_ratio, high_ratio = predicted(1).source.memory_interval or UNSURE_RATIOS
-
-    def largest(ratio: float) -> int:
-        def fits(size: int) -> bool:
-            return predicted(size).device_memory_bytes.total * ratio <= capacity_bytes
-
-        return _largest(fits, 0, limit + 1)
-
-    return Bounds(low=largest(high_ratio), likely=largest(1.0), high=largest(low_ratio) + 1)
 
 
 def _largest(fits: Callable[[int], bool], low: int, high: int) -> int:

@@ -18,7 +18,7 @@ Neglects: options that work in part; a first step's states, which are made at it
 from collections.abc import Iterator, Mapping
 from itertools import combinations, islice
 from math import inf, log
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from finegauge.data.batch_shape import shape
 from finegauge.errors import FineGaugeError
@@ -29,10 +29,8 @@ from finegauge.prediction.predictor import gpu_of, needed
 from finegauge.prediction.sharding import longest_extents, rank_extents, share_of
 from finegauge.profile import Interval, Profile
 from finegauge.records import NamedTuple
+from finegauge.run.run import Run
 from finegauge.units import GIB, MIB
-
-if TYPE_CHECKING:
-    from finegauge.run.run import Run
 
 Changes = Mapping[str, Any]
 OUTSIDE = ("context", "NCCL", "slack")  # of a device's memory, what PyTorch counts as no tensor
@@ -70,7 +68,7 @@ class Held(NamedTuple):
         return self.profile.source.memory_interval or EXACT
 
 
-def diagnosed(run: "Run", found: Evidence) -> tuple[Level, ...]:
+def diagnosed(run: Run, found: Evidence) -> tuple[Level, ...]:
     """Return the level as configured, then those that explain what it does not, the likeliest first."""
     own = _held(run, found)
     first = _level((), {}, own, found)
@@ -94,7 +92,7 @@ def diagnosed(run: "Run", found: Evidence) -> tuple[Level, ...]:
     return first, *ways
 
 
-def inactive(run: "Run") -> Iterator[tuple[str, Changes]]:
+def inactive(run: Run) -> Iterator[tuple[str, Changes]]:
     """Return the changes that make the run one in which an option that saves memory is not active."""
     narrow = run.weights_dtype in ("bf16", "fp16") and run.method != "qlora"
     options: tuple[tuple[str, bool, Changes], ...] = (
@@ -118,7 +116,7 @@ def inactive(run: "Run") -> Iterator[tuple[str, Changes]]:
     return ((name, changes) for name, is_stated, changes in options if is_stated)
 
 
-def _tried(run: "Run", without: tuple[str, ...], changes: Changes, found: Evidence) -> Level | None:
+def _tried(run: Run, without: tuple[str, ...], changes: Changes, found: Evidence) -> Level | None:
     """Return the level without some options if it explains the figures."""
     try:
         level = _level(without, changes, _held(run.replace(**changes), found), found)
@@ -127,7 +125,7 @@ def _tried(run: "Run", without: tuple[str, ...], changes: Changes, found: Eviden
     return level if level.explains else None
 
 
-def _held(run: "Run", found: Evidence) -> Held:
+def _held(run: Run, found: Evidence) -> Held:
     profile = needed(run)
     by_stage = {name: profile.phase_memory_bytes.under(name) for name in STAGES}
     device: dict[str, float] = {}
@@ -190,7 +188,7 @@ def _level(without: tuple[str, ...], changes: Changes, held: Held, found: Eviden
     return Level(without, changes, held.at_rest_bytes, held.peak_bytes, explains)
 
 
-def moment_of(run: "Run", found: Evidence) -> tuple[str, str]:
+def moment_of(run: Run, found: Evidence) -> tuple[str, str]:
     """Return the moment and stage at which the run runs out first, for evidence that does not tell."""
     profile = needed(run)
     room = found.total_bytes or profile.capacity_bytes
@@ -201,7 +199,7 @@ def moment_of(run: "Run", found: Evidence) -> tuple[str, str]:
     return "train", profile.peak_phase if profile.peak_phase in STAGES else ""
 
 
-def tensors_of(run: "Run", found: Evidence) -> tuple[str, ...]:
+def tensors_of(run: Run, found: Evidence) -> tuple[str, ...]:
     """Return which tensors of the run have the size that was asked for, those of the stage first.
 
     On a GPU the size is the allocator's: small ones cannot be told apart. A processor's is exact. Of
@@ -229,7 +227,7 @@ def _suits(name: str, found: Evidence) -> bool:
     return of_stage.get(found.stage or found.moment, "\0") in name
 
 
-def _sizes(run: "Run") -> Iterator[tuple[str, float]]:
+def _sizes(run: Run) -> Iterator[tuple[str, float]]:
     """Yield the large tensors of one rank, with their bytes."""
     share = share_of(run)
     model, weights = share.graph.model, share.graph.weights
@@ -273,7 +271,7 @@ class Room(NamedTuple):
     unallocated_bytes: float | None  # reserved and free in pieces, where it would have been enough
 
 
-def room_of(run: "Run", found: Evidence) -> Room:
+def room_of(run: Run, found: Evidence) -> Room:
     """Return what else took the memory: a smaller card, other processes, fragments."""
     smaller = others = loose = None
     total, tried = found.total_bytes, found.tried_bytes or 0.0
@@ -287,7 +285,7 @@ def room_of(run: "Run", found: Evidence) -> Room:
     return Room(smaller, others, loose)
 
 
-def to_fit(run: "Run", found: Evidence, levels: tuple[Level, ...]) -> "Run":
+def to_fit(run: Run, found: Evidence, levels: tuple[Level, ...]) -> Run:
     """Return the run as it really was, on the memory that there really was: what a change must make fit."""
     first, *ways = levels
     if ways and "eval_logits" not in ways[0].changes:  # which is no part of the run, but of its metrics
@@ -303,7 +301,7 @@ def to_fit(run: "Run", found: Evidence, levels: tuple[Level, ...]) -> "Run":
     return run.replace(ORIGIN, free_memory_bytes=max(1e6, left)) if left < capacity else run
 
 
-def _on_that_host(run: "Run", found: Evidence) -> "Run":
+def _on_that_host(run: Run, found: Evidence) -> Run:
     """Return the run on a host that has what its processes held when one was killed."""
     if run.host_memory_gib is not None or not found.host_bytes:
         return run

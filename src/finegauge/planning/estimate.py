@@ -24,9 +24,10 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from finegauge.data.batch_shape import BatchShape, epoch_of, epochs_drawn, shape_of_samples
 from finegauge.errors import FineGaugeError, UnsupportedError
 from finegauge.model.graph import build
-from finegauge.planning.capacity import Capacity, max_micro_batch_size, unit_within
+from finegauge.planning.capacity import Capacity, max_micro_batch_size, safe_memory_utilization, unit_within
 from finegauge.planning.quote import Quote, quote
 from finegauge.prediction.calibration import current
 from finegauge.prediction.device import Device
@@ -44,13 +45,12 @@ from finegauge.prediction.uncertainty import (
 from finegauge.profile import Estimator, Profile, RolloutUse
 from finegauge.records import NamedTuple
 from finegauge.run.rules import RL
+from finegauge.run.run import Run
 from finegauge.units import GIB
 
 if TYPE_CHECKING:
-    from finegauge.data.batch_shape import BatchShape
     from finegauge.data.packing import Batches
     from finegauge.data.token_lengths import Lengths
-    from finegauge.run.run import Run
 
 READ_AS_THEY_ARE = ("sft", "pretrain", "evaluate")  # phases whose batches are the data set's own sequences
 PREDICTED = 48  # batches of different size whose memory is predicted; the others lie on lines between
@@ -70,7 +70,7 @@ class Estimate(NamedTuple):
     rollout: RolloutUse | None = None  # the engine beside the trainer
 
     @property
-    def run(self) -> "Run":
+    def run(self) -> Run:
         """Return the run that is estimated."""
         return self.profile.run
 
@@ -80,7 +80,7 @@ class Estimate(NamedTuple):
         return verdict(self.out_of_memory_fraction)
 
 
-def estimate(run: "Run", estimator: Estimator | None = None, *, at_max_batch: bool = False) -> Estimate:
+def estimate(run: Run, estimator: Estimator | None = None, *, at_max_batch: bool = False) -> Estimate:
     """Return the whole answer about `run`, which states its GPU.
 
     `at_max_batch` asks about the largest micro-batch that is safe, where none is about the largest that may
@@ -89,7 +89,7 @@ def estimate(run: "Run", estimator: Estimator | None = None, *, at_max_batch: bo
     ask: Estimator = cache(estimator or predict)
     own = ask(run)  # before the search, so that it keeps the run's own origins
 
-    def memory(asked: "Run") -> Profile:
+    def memory(asked: Run) -> Profile:
         return own if asked == run else needed(asked)
 
     capacity = max_micro_batch_size(run, ask if estimator else memory)
@@ -103,7 +103,6 @@ def estimate(run: "Run", estimator: Estimator | None = None, *, at_max_batch: bo
 def _rollout(profile: Profile, ask: Estimator) -> RolloutUse | None:
     if profile.run.phase not in RL:
         return None
-    from finegauge.planning.capacity import safe_memory_utilization
     from finegauge.prediction.rollout import rollout_use
 
     return rollout_use(profile, safe_memory_utilization(profile.run, ask))
@@ -131,7 +130,7 @@ def _shortage(profile: Profile, moments: Sequence[Moment], bill: Quote) -> Short
     Host memory that the run does not state is the most that an instance of the catalogue has.
     """
     run = profile.run
-    known = [one.offer.ram_bytes for one in bill.offers if one.offer.ram_bytes]
+    known = [one.offer.ram_bytes for one in bill.offers if one.offer and one.offer.ram_bytes]
     host = run.host_memory_gib * GIB if run.host_memory_gib else max(known, default=None)
     disk = run.disk_gib * GIB if run.disk_gib else None
     return next(shortages(moments, profile.capacity_bytes, host, disk), None)
@@ -148,7 +147,7 @@ def _chance(profile: Profile, moment: Moment, shortage: Shortage | None) -> floa
 
 
 def estimates(
-    runs: Sequence["Run"], estimator: Estimator | None = None, *, at_max_batch: bool = False
+    runs: Sequence[Run], estimator: Estimator | None = None, *, at_max_batch: bool = False
 ) -> tuple[list[Estimate], dict[str, str]]:
     """Return the whole answer about each of `runs`, and by GPU why there is none.
 
@@ -198,15 +197,13 @@ class WholeRun(NamedTuple):
     verdict: Verdict
 
 
-def whole_run(run: "Run", lengths: "Lengths") -> WholeRun | None:
+def whole_run(run: Run, lengths: "Lengths") -> WholeRun | None:
     """Return what becomes of `run` on its GPU over all batches of its samples.
 
     None where no GPU is named, or the phase makes other batches of the samples than they are.
     """
     if run.gpu is None or run.phase not in READ_AS_THEY_ARE:
         return None
-    from finegauge.data.batch_shape import epoch_of, epochs_drawn, shape_of_samples
-
     epochs = [epoch_of(run, lengths, epoch) for epoch in range(epochs_drawn(run, lengths))]
     shape = shape_of_samples(run, lengths)
     memory = _BatchMemory(run, shape)
@@ -234,7 +231,7 @@ def whole_run(run: "Run", lengths: "Lengths") -> WholeRun | None:
 class _BatchMemory:
     """Predicts the memory of single batches of one run."""
 
-    def __init__(self, run: "Run", shape: "BatchShape") -> None:
+    def __init__(self, run: Run, shape: BatchShape) -> None:
         self.run, self.shape = run, shape
 
     def profile(self, rows: int, tokens: int, longest: int) -> Profile:
@@ -310,7 +307,7 @@ def _offenders(batches: "Batches", number: int, lengths: "Lengths") -> tuple[Off
     return tuple(named)
 
 
-def _safe_seq_len(run: "Run", memory: _BatchMemory, sizes: dict[str, Any]) -> int | None:
+def _safe_seq_len(run: Run, memory: _BatchMemory, sizes: dict[str, Any]) -> int | None:
     """Return the longest cut-off at which a full micro-batch of such samples is not risky."""
     rows = run.micro_batch_size
     low, high = 0, int(sizes["longest"].max())
@@ -357,7 +354,7 @@ class FitCell(NamedTuple):
 class FitGrid(NamedTuple):
     """Every pair of a micro-batch and a sequence length; None where the run cannot have them."""
 
-    run: "Run"
+    run: Run
     capacity_bytes: float
     micro_batch_sizes: tuple[int, ...]
     seq_lens: tuple[int, ...]
@@ -365,7 +362,7 @@ class FitGrid(NamedTuple):
     same_from: int | None  # longer cut-offs change nothing, for no sample is longer
 
 
-def fit_grid(run: "Run") -> FitGrid:
+def fit_grid(run: Run) -> FitGrid:
     """Return what fits around `run`, which states its GPU; its own pair is among them."""
     own = predict(run)
     bill = quote(run, own)
@@ -388,12 +385,12 @@ def fit_grid(run: "Run") -> FitGrid:
     return FitGrid(run, own.capacity_bytes, tuple(sizes), kept, rows, same_from)
 
 
-def _has_rates(run: "Run") -> bool:
+def _has_rates(run: Run) -> bool:
     dtype = build(run).lowering.compute_dtype
     return isinstance(device_of(str(run.gpu), current(), dtype, run.power_limit_w), Device)
 
 
-def _replaced(run: "Run", size: int, length: int) -> "Run | None":
+def _replaced(run: Run, size: int, length: int) -> Run | None:
     if (size, length) == (run.micro_batch_size, run.seq_len):
         return run
     try:
@@ -402,7 +399,7 @@ def _replaced(run: "Run", size: int, length: int) -> "Run | None":
         return None
 
 
-def _one_by_one(runs: "Sequence[Run]") -> Iterator[Profile]:
+def _one_by_one(runs: Sequence[Run]) -> Iterator[Profile]:
     for run in runs:
         try:
             yield predict(run)
@@ -410,7 +407,7 @@ def _one_by_one(runs: "Sequence[Run]") -> Iterator[Profile]:
             continue
 
 
-def _together(runs: "Sequence[Run]") -> Iterator[Profile]:
+def _together(runs: Sequence[Run]) -> Iterator[Profile]:
     """Yield the steps of `runs`, those of one graph predicted at once."""
     alike: dict[int, list[Run]] = {}
     graphs: dict[int, Any] = {}

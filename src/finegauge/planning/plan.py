@@ -38,10 +38,10 @@ from finegauge.profile import Profile
 from finegauge.progress import Heard
 from finegauge.records import NamedTuple
 from finegauge.run.rules import DATA_DEGREES, LORA_FIELDS, MODEL_DEGREES
+from finegauge.run.run import Run
 
 if TYPE_CHECKING:
     from finegauge.formats.writing import Written
-    from finegauge.run.run import Run
 
 OBJECTIVES = ("cost", "time", "energy")
 MOST_OF_FRONT = 10
@@ -59,7 +59,7 @@ class Miss(NamedTuple):
 class Plan(NamedTuple):
     """The plan to take, and what surrounds it; what is about it is empty where there is none."""
 
-    run: "Run"  # as it is
+    run: Run  # as it is
     wanted: Wanted
     assumed_samples: int | None  # where the run does not state its length
     base: Standing | None  # the run as it is; None where it states no GPU or has no answer
@@ -80,7 +80,7 @@ class Plan(NamedTuple):
 
 
 def plan(
-    run: "Run", wanted: Wanted | None = None, *, searched: Searched | None = None, heard: Heard | None = None
+    run: Run, wanted: Wanted | None = None, *, searched: Searched | None = None, heard: Heard | None = None
 ) -> Plan:
     """Return the best way to do `run`.
 
@@ -136,7 +136,7 @@ def plan(
     )
 
 
-def changes(run: "Run", planned: "Run") -> dict[str, Any]:
+def changes(run: Run, planned: Run) -> dict[str, Any]:
     """Return the fields that `planned` has otherwise than `run`, and that mean anything to it."""
     before = run.fields()
     kept = {
@@ -153,7 +153,7 @@ def changes(run: "Run", planned: "Run") -> dict[str, Any]:
     return {n: v for n, v in planned.fields().items() if v != before[n] and n not in idle}
 
 
-def _space(run: "Run", wanted: Wanted) -> Space:
+def _space(run: Run, wanted: Wanted) -> Space:
     space = space_of(
         run,
         keep_method=wanted.keep_method,
@@ -164,7 +164,7 @@ def _space(run: "Run", wanted: Wanted) -> Space:
     return within(space, wanted.framework) if wanted.framework else space
 
 
-def _search(run: "Run", wanted: Wanted, heard: Heard | None) -> SearchResult:
+def _search(run: Run, wanted: Wanted, heard: Heard | None) -> SearchResult:
     narrow = tuple([name for name in wanted.gpus if not multiplies_bf16(name)])
     if narrow and len(narrow) < len(wanted.gpus):  # whose plans are in fp16, the others' in bf16
         wide = tuple([name for name in wanted.gpus if name not in narrow])
@@ -216,11 +216,11 @@ RANKS = 8  # of one node, on which options of sharding are tried
 class Said(NamedTuple):
     """A run as a framework's files mean it."""
 
-    run: "Run"
+    run: Run
     notes: tuple[str, ...]  # what they mean otherwise
 
 
-def as_said(run: "Run", framework: str) -> Said:
+def as_said(run: Run, framework: str) -> Said:
     """Return `run` with the settings that it has as files of `framework`, its GPUs aside.
 
     Raises: InputError where the framework cannot train this at all.
@@ -283,7 +283,7 @@ def within(space: Space, framework: str) -> Space:
     return found
 
 
-def _meant_otherwise(alone: "Run", option: Mapping[str, Any], framework: str) -> dict[str, Any] | None:
+def _meant_otherwise(alone: Run, option: Mapping[str, Any], framework: str) -> dict[str, Any] | None:
     """Return what the files mean by a run with `option` other than it states; None where they cannot say it.
 
     Nothing for a run that cannot be, which the search passes over.
@@ -301,7 +301,7 @@ def _meant_otherwise(alone: "Run", option: Mapping[str, Any], framework: str) ->
     return {one.field: one.written for one in found}
 
 
-def _says(alone: "Run", option: Mapping[str, Any], framework: str, ranks: int = 1) -> bool:
+def _says(alone: Run, option: Mapping[str, Any], framework: str, ranks: int = 1) -> bool:
     """Return whether the files mean a run with `option` as it is; one that no run can have may stay."""
     degrees = [int(option.get(name, 1)) for name in MODEL_DEGREES]
     num_gpus = degrees[0] * degrees[1] * degrees[2] * ranks
@@ -328,7 +328,7 @@ def export(
     return write(run, framework, folder, offer=offer, spot=spot, recipe=recipe, overwrite=overwrite)
 
 
-def exported_run(plan: Plan) -> "Run":
+def exported_run(plan: Plan) -> Run:
     """Return the run of the plan, without a number of samples that was only assumed to compare."""
     if plan.winner is None:
         raise InputError("There is no plan to write.")

@@ -14,7 +14,6 @@ figures with two names. Neglects: failed attempts, set-up by hand, storage and t
 from collections.abc import Iterable
 from math import ceil, inf
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 from finegauge.catalogue.gpus import gpu
 from finegauge.catalogue.models import model
@@ -26,10 +25,8 @@ from finegauge.prediction.time import board_power
 from finegauge.profile import Breakdown, Profile
 from finegauge.records import NamedTuple
 from finegauge.run.phases import micro_steps
+from finegauge.run.run import Run
 from finegauge.units import HOUR_S, KWH_J
-
-if TYPE_CHECKING:
-    from finegauge.run.run import Run
 
 # [1]: CPUs, memory, fans, network and power supplies as well
 WALL_POWER_RATIO = 895.0 / (DATASHEET.active_power_fraction * 700.0)
@@ -40,19 +37,30 @@ SPOT_REPEATED_FRACTION = 0.10
 LONG_CONTEXT_TOKENS = 65_536  # managed services ask more beyond
 
 
-class PricedOffer(NamedTuple):
+class OfferCost(NamedTuple):
     """One offer, and what the whole run would cost on it: hours x price of the instance x instances.
 
     An instance is rented whole: one with more GPUs than the run uses bills them all. A price that is not
     known stays unknown (None), never 0.
     """
 
-    offer: Offer
+    provider: str
+    instance_type: str
+    region: str
+    tier: str
+    date: str
+    outlier: bool
+    gpu_count: int
     instances: int
     idle_gpus: int  # rented and billed, but not asked for
-    wall_s: float
+    on_demand_usd_per_h: float | None
+    spot_usd_per_h: float | None
     on_demand_usd: float | None
     spot_usd: float | None  # with the hours that interruptions make it repeat
+    is_ranked: bool = True
+    source: str = ""
+    is_scaled: bool = False  # the price of one card times their number
+    offer: Offer | None = None  # of the catalogue; None where it was read from an answer
 
 
 class ManagedPrice(NamedTuple):
@@ -80,7 +88,7 @@ class StepQuantities(NamedTuple):
 class Quote(NamedTuple):
     """What a whole run takes; figures of the whole are None where the number of steps is not known."""
 
-    run: "Run"
+    run: Run
     num_steps: int | None
     wall_time_s: Breakdown  # startup, steps, evaluation, saves; empty where the steps are not known
     boards_energy_j: float | None
@@ -89,7 +97,7 @@ class Quote(NamedTuple):
     grid: str  # whose electricity
     grid_kg_per_kwh: float
     pue: float  # what the site draws over what its machines draw
-    offers: tuple[PricedOffer, ...]
+    offers: tuple[OfferCost, ...]
     managed: tuple[ManagedPrice, ...]
     warnings: tuple[str, ...]
 
@@ -99,17 +107,17 @@ class Quote(NamedTuple):
         return self.wall_time_s.total if self.num_steps is not None else None
 
     @property
-    def cheapest_on_demand(self) -> PricedOffer | None:
+    def cheapest_on_demand(self) -> OfferCost | None:
         """Return the cheapest offer on demand: outliers and historical prices left out."""
         return cheapest(self.offers)
 
     @property
-    def cheapest_spot(self) -> PricedOffer | None:
+    def cheapest_spot(self) -> OfferCost | None:
         """Return the cheapest spot offer: outliers and historical prices left out."""
         return cheapest(self.offers, spot=True)
 
 
-def quote(run: "Run", profile: Profile | None = None, *, prices: Iterable[Offer] | None = None) -> Quote:
+def quote(run: Run, profile: Profile | None = None, *, prices: Iterable[Offer] | None = None) -> Quote:
     """Return what `run` takes from start to end, and what that costs on each offer.
 
     Args:
@@ -129,7 +137,7 @@ def quote(run: "Run", profile: Profile | None = None, *, prices: Iterable[Offer]
     intensity = grid(run.region, run.provider)
     overhead = run.pue or site_overhead(run.provider, run.region).pue
     wall, boards_j, wall_j, kilograms = Breakdown({}), None, None, None
-    costs: tuple[PricedOffer, ...] = ()
+    costs: tuple[OfferCost, ...] = ()
     services: tuple[ManagedPrice, ...] = ()
     if num_steps is not None:
         step = _step_quantities(run, profile)
@@ -160,14 +168,14 @@ def quote(run: "Run", profile: Profile | None = None, *, prices: Iterable[Offer]
     )
 
 
-def epochs_of(run: "Run", batch: BatchShape) -> float:
+def epochs_of(run: Run, batch: BatchShape) -> float:
     """Return how often the run goes through its data; `epochs` unless `max_steps` ends it before."""
     if batch.steps_per_epoch and batch.steps_total:
         return batch.steps_total / batch.steps_per_epoch
     return run.epochs
 
 
-def _step_quantities(run: "Run", profile: Profile) -> StepQuantities:
+def _step_quantities(run: Run, profile: Profile) -> StepQuantities:
     at_update = profile.phase_memory_bytes.under("optimizer")  # the phase that holds all gradients
     held = at_update if at_update.parts else profile.device_memory_bytes
     forward_s = profile.step_time_s["forward"] / profile.step_sequences if profile.step_sequences else 0.0
@@ -179,7 +187,7 @@ def _step_quantities(run: "Run", profile: Profile) -> StepQuantities:
     )
 
 
-def checkpoint_bytes(run: "Run", held: Breakdown) -> float:
+def checkpoint_bytes(run: Run, held: Breakdown) -> float:
     """Return what a save writes: what trains, and the state of its optimizer.
 
     Trainable weights are as large as their gradients in `held`, a rank's memory at the optimizer step; a
@@ -190,7 +198,7 @@ def checkpoint_bytes(run: "Run", held: Breakdown) -> float:
 
 
 def run_totals(
-    run: "Run", step: StepQuantities, num_steps: int, num_epochs: float, idle_w: float
+    run: Run, step: StepQuantities, num_steps: int, num_epochs: float, idle_w: float
 ) -> tuple[Breakdown, float]:
     """Return the seconds from start to end, by part, and the joules of all boards.
 
@@ -211,7 +219,7 @@ def emissions_kg(wall_j: float, overhead: float, kg_per_kwh: float) -> float:
     return wall_j / KWH_J * overhead * kg_per_kwh
 
 
-def priced(run: "Run", wall_s: float, offered: Iterable[Offer]) -> tuple[PricedOffer, ...]:
+def priced(run: Run, wall_s: float, offered: Iterable[Offer]) -> tuple[OfferCost, ...]:
     """Return every offer that holds the run, cheapest on demand first, unknown prices last.
 
     Slices of a card and nodes that are too small are left out. A seller of single cards is asked for as many
@@ -228,16 +236,22 @@ def priced(run: "Run", wall_s: float, offered: Iterable[Offer]) -> tuple[PricedO
         if spot_usd is not None:
             spot_usd = hours * (1 + SPOT_REPEATED_FRACTION) * spot_usd * instances
         idle_gpus = offer.gpu_count * instances - run.all_gpus
-        found.append(PricedOffer(offer, instances, idle_gpus, wall_s, usd, spot_usd))
+        found.append(
+            OfferCost(
+                offer.provider, offer.instance_type, offer.region, offer.tier, offer.date, offer.outlier,
+                offer.gpu_count, instances, idle_gpus, offer.on_demand_usd_per_h, offer.spot_usd_per_h,
+                usd, spot_usd, offer.is_ranked, offer.source, offer.is_scaled, offer,
+            )
+        )  # fmt: skip
     return tuple(sorted(found, key=_rank))
 
 
-def _rank(priced_offer: PricedOffer) -> tuple[bool, float, str, str]:
-    usd, offer = priced_offer.on_demand_usd, priced_offer.offer
+def _rank(offer: OfferCost) -> tuple[bool, float, str, str]:
+    usd = offer.on_demand_usd
     return usd is None, usd or 0.0, offer.provider, offer.instance_type
 
 
-def cheapest(priced_offers: Iterable[PricedOffer], *, spot: bool = False) -> PricedOffer | None:
+def cheapest(priced_offers: Iterable[OfferCost], *, spot: bool = False) -> OfferCost | None:
     """Return the ranked offer with the lowest cost, or None where no price is known.
 
     Where nothing ranked is on offer (a marketplace asked for by name), the lowest of the rest
@@ -246,15 +260,15 @@ def cheapest(priced_offers: Iterable[PricedOffer], *, spot: bool = False) -> Pri
     found, least = None, (True, inf)
     for one in priced_offers:
         usd = one.spot_usd if spot else one.on_demand_usd
-        if usd is None or one.offer.outlier:
+        if usd is None or one.outlier:
             continue
-        place = not one.offer.is_ranked, usd
+        place = not one.is_ranked, usd
         if found is None or place < least:
             found, least = one, place
     return found
 
 
-def managed(run: "Run", billed_tokens: float) -> tuple[ManagedPrice, ...]:
+def managed(run: Run, billed_tokens: float) -> tuple[ManagedPrice, ...]:
     """Return what managed services would bill for the run's training tokens, cheapest first.
 
     Only supervised fine-tuning is compared; prices of low trust and prices that hold only
@@ -283,16 +297,16 @@ def _unknown_end(profile: Profile, offered: Iterable[Offer]) -> tuple[str, ...]:
     each = ""
     if least and least.on_demand_usd and profile.tokens_per_s:
         usd = least.on_demand_usd / HOUR_S / profile.tokens_per_s * 1e6
-        rate = f"{'~' * least.offer.is_scaled}${usd:{',.2f' if usd >= 0.1 else '.2g'}}"
-        each = f": {rate} per 1 M tokens on demand from {least.offer.provider}"
+        rate = f"{'~' * least.is_scaled}${usd:{',.2f' if usd >= 0.1 else '.2g'}}"
+        each = f": {rate} per 1 M tokens on demand from {least.provider}"
     return (
         f"The number of steps is not known, so neither is the cost{each}. Add num_samples=…, max_steps=… or "
         "a dataset that 'finegauge datasets' lists.",
     )
 
 
-def _warnings(run: "Run", costs: tuple[PricedOffer, ...]) -> tuple[str, ...]:
-    ranked = [cost.offer for cost in costs if cost.offer.is_ranked]
+def _warnings(run: Run, costs: tuple[OfferCost, ...]) -> tuple[str, ...]:
+    ranked = [cost.offer for cost in costs if cost.offer and cost.is_ranked]
     if not ranked:
         where = f" from {run.provider}" if run.provider else ""
         return (f"No price is known for {run.all_gpus} x {run.gpu}{where}.",)

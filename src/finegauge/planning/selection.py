@@ -22,12 +22,11 @@ from finegauge.planning.whatif import Standing, samples_per_step
 from finegauge.prediction.uncertainty import RISKY_FROM_FRACTION
 from finegauge.records import NamedTuple
 from finegauge.run.rules import ADAPTER_METHODS
+from finegauge.run.run import Run
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-    from finegauge.run.run import Run
 
     Mask = NDArray[np.bool_]
 
@@ -107,14 +106,14 @@ def joined(found: Sequence[SearchResult]) -> SearchResult:
 class Choice(NamedTuple):
     """What a search found, the limits and the goal, and the run that it started from."""
 
-    run: "Run"
+    run: Run
     result: SearchResult
     wanted: Wanted
     workable: "Mask"  # which plans an engineer would carry out
     sensible: "Mask"  # and of these, which train what was asked for, or less
 
     @classmethod
-    def of(cls, run: "Run", result: SearchResult, wanted: Wanted) -> "Choice":
+    def of(cls, run: Run, result: SearchResult, wanted: Wanted) -> "Choice":
         """Return the choice among all that was found."""
         columns, labels = result.columns, result.labels
         works = (columns["num_nodes"] <= 1) | (columns["wall_s"] >= SHORTEST_ON_NODES_S)
@@ -216,7 +215,7 @@ def _looked_up(codes: Any, values: Sequence[Any]) -> Any:
     return np.array(values)[codes] if len(codes) else np.zeros(0, dtype=bool)
 
 
-def _host_holds(run: "Run", result: SearchResult) -> "Mask":
+def _host_holds(run: Run, result: SearchResult) -> "Mask":
     import numpy as np
 
     parameters = float(architecture_of(run.model, run.num_experts_per_tok).num_parameters)

@@ -13,9 +13,12 @@ Neglects: what two changes do together; 'finegauge plan' searches those.
 
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from finegauge.catalogue.gpus import gpu, gpus, is_file
+from finegauge.catalogue.offers import Offer
 from finegauge.data.batch_shape import shape
+from finegauge.documents import parse_yaml
 from finegauge.errors import FieldError, InputError, UnknownKeyError, UnknownNameError, UnsupportedError
 from finegauge.planning.quote import quote
 from finegauge.prediction.uncertainty import (
@@ -27,11 +30,9 @@ from finegauge.prediction.uncertainty import (
 )
 from finegauge.profile import Estimator, Profile
 from finegauge.records import NamedTuple
+from finegauge.run.phases import has_engine
 from finegauge.run.rules import LORA_FIELDS, MODEL_DEGREES, RL
-
-if TYPE_CHECKING:
-    from finegauge.catalogue.offers import Offer
-    from finegauge.run.run import Run
+from finegauge.run.run import FIELDS, Run
 
 Changes = Mapping[str, Any]
 
@@ -52,10 +53,10 @@ class Switch(NamedTuple):
     name: str
     breaks: str  # "" where nothing but figures changes
     fields: Any  # {name: value}, or the names of those that `how` sets
-    how: Callable[["Run"], Changes | str] | None = None  # where the values depend on the run
-    lacks: Callable[["Run"], str] | None = None  # why there is nothing to change; "" where there is
+    how: Callable[[Run], Changes | str] | None = None  # where the values depend on the run
+    lacks: Callable[[Run], str] | None = None  # why there is nothing to change; "" where there is
 
-    def change(self, run: "Run") -> Changes | str:
+    def change(self, run: Run) -> Changes | str:
         """Return the fields with their new values, or why there are none."""
         if self.how is not None:
             return self.how(run)
@@ -66,7 +67,7 @@ class Switch(NamedTuple):
 
 
 def _shards(sharding: str, name: str = "", breaks: str = "") -> Switch:
-    def change(run: "Run") -> Changes | str:
+    def change(run: Run) -> Changes | str:
         whole = sharding in ("none", "hybrid") or run.data_parallel_replicate == 1
         if run.sharding == sharding and whole:
             return ALREADY  # and not among some of the ranks only
@@ -80,7 +81,7 @@ def _shards(sharding: str, name: str = "", breaks: str = "") -> Switch:
 def _kernels(name: str, breaks: str) -> Switch:
     """Return the switch that adds a library's kernels, with the fused loss it brings."""
 
-    def change(run: "Run") -> Changes | str:
+    def change(run: Run) -> Changes | str:
         if name in run.kernels:
             return ALREADY
         if _has_state_space(run):
@@ -92,16 +93,16 @@ def _kernels(name: str, breaks: str) -> Switch:
     return Switch(name, breaks, ("kernels", "loss"), change)
 
 
-def _has_state_space(run: "Run") -> bool:
+def _has_state_space(run: Run) -> bool:
     return any(name in str(run.config.get("model_type", "")).lower() for name in ("mamba", "ssm"))
 
 
-def _lacks_experts(run: "Run") -> str:
+def _lacks_experts(run: Run) -> str:
     routed = run.config.keys() & {"num_experts_per_tok", "num_local_experts", "mamba_moe_layers"}
     return "" if routed else "the model has no experts"
 
 
-def _fp16(run: "Run") -> Changes | str:
+def _fp16(run: Run) -> Changes | str:
     if run.autocast == "fp16" or run.weights_dtype == "fp16":
         return ALREADY
     if run.weights_dtype != "fp32":
@@ -109,17 +110,17 @@ def _fp16(run: "Run") -> Changes | str:
     return {"autocast": "fp16"}
 
 
-def _lacks_adapters(run: "Run") -> str:
+def _lacks_adapters(run: Run) -> str:
     return "" if run.trains_adapters else "it needs adapters; ask for lora+dora or lora+lora-fa"
 
 
-def _half_rank(run: "Run") -> Changes | str:
+def _half_rank(run: Run) -> Changes | str:
     if not run.trains_adapters or run.lora_rank == 1:
         return "it needs adapters of rank 2 or more"
     return {"lora_rank": run.lora_rank // 2}
 
 
-def _packing(run: "Run") -> Changes | str:
+def _packing(run: Run) -> Changes | str:
     """Pack rows, as many of them as hold the samples that a step had before."""
     if run.packing or (run.dataset is None and run.mean_new_tokens is None):
         return ALREADY if run.packing else NO_LENGTHS
@@ -134,13 +135,11 @@ def _packing(run: "Run") -> Changes | str:
     return {"packing": True, **micro_batches(rows, run.micro_batch_size)}
 
 
-def _lacks_engine(run: "Run") -> str:
-    from finegauge.run.phases import has_engine
-
+def _lacks_engine(run: Run) -> str:
     return "" if has_engine(run) and not run.rollout_gpus else "no rollout engine shares the trainer's GPUs"
 
 
-def _smaller_engine(run: "Run") -> Changes | str:
+def _smaller_engine(run: Run) -> Changes | str:
     """Take the largest share of the GPU for the rollout engine that is safe."""
     from finegauge.planning.capacity import safe_memory_utilization
     from finegauge.prediction.predictor import needed
@@ -154,7 +153,7 @@ def _smaller_engine(run: "Run") -> Changes | str:
     return ALREADY if safe >= Limits.of(run).memory_fraction else {"gpu_memory_utilization": safe}
 
 
-def _rank_batch(run: "Run") -> int:
+def _rank_batch(run: Run) -> int:
     return run.micro_batch_size * run.gradient_accumulation_steps
 
 
@@ -164,21 +163,21 @@ def micro_batches(rows: int, most: int) -> Changes:
     return {"micro_batch_size": micro, "gradient_accumulation_steps": rows // micro}
 
 
-def _double_micro_batch(run: "Run") -> Changes | str:
+def _double_micro_batch(run: Run) -> Changes | str:
     steps = run.gradient_accumulation_steps
     if steps % 2:
         return f"gradient_accumulation_steps={steps} cannot be halved; 'bigger-batch' lets the batch grow"
     return {"micro_batch_size": 2 * run.micro_batch_size, "gradient_accumulation_steps": steps // 2}
 
 
-def _half_micro_batch(run: "Run") -> Changes | str:
+def _half_micro_batch(run: Run) -> Changes | str:
     size, steps = run.micro_batch_size, run.gradient_accumulation_steps
     if size % 2:
         return f"micro_batch_size={size} cannot be halved"
     return {"micro_batch_size": size // 2, "gradient_accumulation_steps": 2 * steps}
 
 
-def _smaller_micro_batch(run: "Run") -> Changes | str:
+def _smaller_micro_batch(run: Run) -> Changes | str:
     """Take the largest smaller micro-batch that divides a rank's share and is safe, 1 where none is."""
     from finegauge.planning.capacity import max_micro_batch_size
     from finegauge.prediction.predictor import needed
@@ -189,7 +188,7 @@ def _smaller_micro_batch(run: "Run") -> Changes | str:
     return micro_batches(_rank_batch(run), max(1, safe))
 
 
-def _shorter_sequences(run: "Run") -> Changes | str:
+def _shorter_sequences(run: Run) -> Changes | str:
     """Cut sequences at the longest length that is safe; below half of the run's it would be another task."""
     from finegauge.planning.capacity import max_seq_len
     from finegauge.prediction.predictor import needed
@@ -198,7 +197,7 @@ def _shorter_sequences(run: "Run") -> Changes | str:
     return {"seq_len": safe} if 2 * safe >= run.seq_len else "not even half the length is safe"
 
 
-def _shorter_requests(run: "Run") -> Changes | str:
+def _shorter_requests(run: Run) -> Changes | str:
     """Halve what an engine must have room for to start until that is safe."""
     from finegauge.prediction.predictor import needed
 
@@ -210,7 +209,7 @@ def _shorter_requests(run: "Run") -> Changes | str:
     return "no max_model_len of twice seq_len is stated, or none is safe"
 
 
-def _bigger_micro_batch(run: "Run") -> Changes | str:
+def _bigger_micro_batch(run: Run) -> Changes | str:
     """Take the largest micro-batch that divides a rank's share of the batch and is safe."""
     from finegauge.prediction.predictor import needed
 
@@ -225,7 +224,7 @@ def _bigger_micro_batch(run: "Run") -> Changes | str:
     return f"not even micro_batch_size={larger[0]} is safe"
 
 
-def _bigger_batch(run: "Run") -> Changes | str:
+def _bigger_batch(run: Run) -> Changes | str:
     """Take the largest micro-batch that is safe, and let the batch of a step grow with it."""
     from finegauge.planning.capacity import max_micro_batch_size
     from finegauge.prediction.predictor import needed
@@ -235,7 +234,7 @@ def _bigger_batch(run: "Run") -> Changes | str:
 
 
 def _more_gpus(times: int, name: str) -> Switch:
-    def change(run: "Run") -> Changes | str:
+    def change(run: Run) -> Changes | str:
         num_gpus, nodes = run.num_gpus * times, run.num_nodes
         if num_gpus > nodes * GPUS_OF_A_NODE:
             nodes = -(-num_gpus // GPUS_OF_A_NODE)
@@ -248,7 +247,7 @@ def _more_gpus(times: int, name: str) -> Switch:
     return Switch(name, "", ("num_gpus", "num_nodes"), change)
 
 
-def _half_gpus(run: "Run") -> Changes | str:
+def _half_gpus(run: Run) -> Changes | str:
     if run.data_parallel % 2:
         return "the data-parallel ranks cannot be halved"
     steps = 2 * run.gradient_accumulation_steps
@@ -257,7 +256,7 @@ def _half_gpus(run: "Run") -> Changes | str:
 
 
 def _degree(field: str, breaks: str) -> Switch:
-    def change(run: "Run") -> Changes | str:
+    def change(run: Run) -> Changes | str:
         if run.data_parallel % 2:
             return "it takes two ranks where there was one: needs an even number of data-parallel ranks"
         steps = 2 * run.gradient_accumulation_steps
@@ -266,7 +265,7 @@ def _degree(field: str, breaks: str) -> Switch:
     return Switch(field.replace("_", "-"), breaks, (field,), change)
 
 
-def _expert_parallel(run: "Run") -> Changes | str:
+def _expert_parallel(run: Run) -> Changes | str:
     return "it needs more than one GPU" if run.num_gpus == 1 else {"expert_parallel": 2 * run.expert_parallel}
 
 
@@ -388,7 +387,7 @@ def switch_named(name: str) -> Switch | None:
     return next((switch for switch in SWITCHES if switch.name == folded), None)
 
 
-def requirements(run: "Run", planned: "Run") -> tuple[str, ...]:
+def requirements(run: Run, planned: Run) -> tuple[str, ...]:
     """Return what the switches that `planned` has and `run` has not ask for in return."""
     before, after, found = run.fields(), planned.fields(), list[str]()
     moved = {name for name, value in after.items() if value != before[name]}
@@ -408,7 +407,7 @@ def requirements(run: "Run", planned: "Run") -> tuple[str, ...]:
 class Standing(NamedTuple):
     """What a run takes from start to end, and what its fullest GPU holds; None where nothing is known."""
 
-    run: "Run"
+    run: Run
     memory_bytes: float  # all that has to fit
     capacity_bytes: float
     out_of_memory_fraction: float
@@ -419,7 +418,7 @@ class Standing(NamedTuple):
     spot_usd: float | None
     energy_j: float | None  # at the wall
     emissions_kg: float | None
-    offer: "Offer | None" = None  # of a plan
+    offer: Offer | None = None  # of a plan
 
     @property
     def fails(self) -> bool:
@@ -476,7 +475,7 @@ class WhatIf(NamedTuple):
 
 
 def what_if(
-    run: "Run",
+    run: Run,
     names: Sequence[str] = (),
     *,
     minimise: str = "cost",
@@ -510,19 +509,19 @@ def what_if(
     return whole._replace(variants=tuple(variants))
 
 
-def with_known_length(run: "Run") -> tuple["Run", int | None]:
+def with_known_length(run: Run) -> tuple[Run, int | None]:
     """Return `run` with a number of samples, and that number where it had to be assumed."""
     if shape(run).steps_total is not None:
         return run, None
     return run.replace(origin="assumed to compare", num_samples=ASSUMED_SAMPLES), ASSUMED_SAMPLES
 
 
-def samples_per_step(run: "Run") -> float:
+def samples_per_step(run: Run) -> float:
     """Return the samples of the data set in one optimizer step of `run`, all GPUs together."""
     return run.gradient_accumulation_steps * run.data_parallel * shape(run).samples
 
 
-def standing(run: "Run", estimator: Estimator | None = None, profile: Profile | None = None) -> Standing:
+def standing(run: Run, estimator: Estimator | None = None, profile: Profile | None = None) -> Standing:
     """Return what `run`, whose length is known, takes; `profile`: its step, where it is known already."""
     from finegauge.prediction.predictor import predict
 
@@ -549,12 +548,7 @@ def switch_of(name: str) -> Switch:
 
     Raises: UnknownKeyError for a field, UnknownNameError for anything else that there is not.
     """
-    from finegauge.catalogue.gpus import gpu, gpus, is_file
-
     if "=" in name:
-        from finegauge.documents import parse_yaml
-        from finegauge.run.run import FIELDS
-
         text = name.strip()
         field, _, value = text.partition("=")
         if field not in FIELDS:
@@ -593,7 +587,7 @@ def tried_with(switch: Switch, base: Standing, estimator: Estimator | None = Non
     return Variant(switch.name, led, found, tuple(breaks))
 
 
-def _as_long(run: "Run", changed: "Run", base: Standing) -> "Run":
+def _as_long(run: Run, changed: Run, base: Standing) -> Run:
     if run.max_steps is None or changed.max_steps != run.max_steps:
         return changed
     steps = max(1, round(run.max_steps * base.samples_per_step / samples_per_step(changed)))

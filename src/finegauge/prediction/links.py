@@ -34,10 +34,10 @@ since 2.4   [4] vllm/distributed/device_communicators/custom_all_reduce.py, csrc
 
 from collections.abc import Sequence
 from math import ceil, inf, log2
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from finegauge.arithmetic import every, largest, log, smallest, where
-from finegauge.catalogue.device_profile import UNITS
+from finegauge.catalogue.device_profile import UNITS, DeviceProfile, Reading
 from finegauge.catalogue.gpus import GpuSpec, interconnects
 from finegauge.catalogue.paths import (
     ETHERNET_BYTES_PER_S,
@@ -57,9 +57,6 @@ from finegauge.prediction.calibration import Calibration
 from finegauge.prediction.collectives import Collective
 from finegauge.prediction.model_parallel import by_tensors
 from finegauge.run.run import FROM_DEFAULT, Run
-
-if TYPE_CHECKING:
-    from finegauge.catalogue.device_profile import DeviceProfile, Reading
 
 LOG_2 = log(2.0)
 NEVER = 1.0  # second per byte
@@ -110,7 +107,7 @@ def work_of(kind: str, ranks: Any) -> tuple[Any, Any]:
             return ranks - 1, (ranks - 1) / ranks
 
 
-def links_of(profile: "DeviceProfile") -> tuple[Link, ...]:
+def links_of(profile: DeviceProfile) -> tuple[Link, ...]:
     """Return the fitted link of each kind of `profile`; none where it has no readings of collectives."""
     by_kind: dict[str, list[Reading]] = {}
     for one in profile.readings:
@@ -119,7 +116,7 @@ def links_of(profile: "DeviceProfile") -> tuple[Link, ...]:
     return tuple(fitted(kind, readings) for kind, readings in by_kind.items())
 
 
-def fitted(kind: str, readings: "Sequence[Reading]") -> Link:
+def fitted(kind: str, readings: Sequence[Reading]) -> Link:
     """Return the latency and bandwidth that fit `readings` of one kind best."""
     rows = []
     for one in readings:

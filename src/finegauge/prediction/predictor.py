@@ -6,9 +6,10 @@ from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
+from finegauge.catalogue.gpus import GpuSpec, known_gpu
 from finegauge.catalogue.gpus import gpu as find_gpu
-from finegauge.catalogue.gpus import known_gpu
 from finegauge.data.batch_shape import BatchShape, in_micro_batches, shape
+from finegauge.documents import write_document
 from finegauge.errors import FieldError, FineGaugeError, UnsupportedError
 from finegauge.model.graph import Graph, step_flops, value_run
 from finegauge.model.op import Extents
@@ -48,7 +49,6 @@ from finegauge.run.run import Run
 from finegauge.units import GIB
 
 if TYPE_CHECKING:
-    from finegauge.catalogue.gpus import GpuSpec
     from finegauge.prediction.links import Network
     from finegauge.prediction.profiled_device import ProfiledDevice
 
@@ -121,7 +121,7 @@ def needed(run: Run) -> Profile:
 
 
 def _question(
-    asked_run: Run, run: Run, batch: BatchShape, share: Share, gpu: "GpuSpec",
+    asked_run: Run, run: Run, batch: BatchShape, share: Share, gpu: GpuSpec,
     device: "Device | ProfiledDevice", calibration: Calibration,
 ) -> Question:  # fmt: skip
     """Return the question of memory, in which nothing is exchanged; `asked_run`: not packed yet."""
@@ -142,7 +142,7 @@ def _question(
 
 
 def _source(
-    run: Run, gpu: "GpuSpec", graph: Graph, calibration: Calibration, learned: Learned | None, batches: str
+    run: Run, gpu: GpuSpec, graph: Graph, calibration: Calibration, learned: Learned | None, batches: str
 ) -> Source:
     told = evidence(run, gpu) if learned is None else learned_in_words(learned)
     said = *images_in_words(run), *_assumed(run, gpu), spread_lengths(run), told
@@ -156,7 +156,7 @@ def _source(
 
 
 def _profile(
-    asked_run: Run, run: Run, batch: BatchShape, share: Share, gpu: "GpuSpec", calibration: Calibration,
+    asked_run: Run, run: Run, batch: BatchShape, share: Share, gpu: GpuSpec, calibration: Calibration,
     live: LiveSet, beside: Breakdown, **others: Any,
 ) -> Profile:  # fmt: skip
     """Return the profile of a step that holds `live`, and what lies `beside` that on the device."""
@@ -181,7 +181,7 @@ def _nccl(share: Share, calibration: Calibration) -> Breakdown:
     return Breakdown({("NCCL",): calibration.nccl_bytes} if share.distributed else {})
 
 
-def _energy_j(run: Run, gpu: "GpuSpec", calibration: Calibration, step: StepTime, flops: float) -> Breakdown:
+def _energy_j(run: Run, gpu: GpuSpec, calibration: Calibration, step: StepTime, flops: float) -> Breakdown:
     power = board_power(gpu, calibration, run.power_limit_w)
     if run.phase in SERVING and by_engine(run):
         from finegauge.prediction.serving import served_energy_j
@@ -191,7 +191,7 @@ def _energy_j(run: Run, gpu: "GpuSpec", calibration: Calibration, step: StepTime
     return step_energy_j(power, step, calibration, run.num_gpus)
 
 
-def gpu_of(run: Run) -> "GpuSpec":
+def gpu_of(run: Run) -> GpuSpec:
     """Return the GPU of `run`, its usable memory no more than the run may have."""
     gpu = find_gpu(str(run.gpu))
     if run.phase in SERVING and by_engine(run):
@@ -290,19 +290,19 @@ def _answer(asked: Question) -> Answer:
     return answer(asked)
 
 
-def _network(run: Run, gpu: "GpuSpec", calibration: Calibration) -> "Network":
+def _network(run: Run, gpu: GpuSpec, calibration: Calibration) -> "Network":
     from finegauge.prediction.links import Network
 
     return Network.of(run, gpu, calibration)
 
 
-def _assumed(run: Run, gpu: "GpuSpec") -> tuple[str, ...]:
+def _assumed(run: Run, gpu: GpuSpec) -> tuple[str, ...]:
     narrow = f"{gpu.name} has no fp8 units, so fp8 products are computed in 16 bit"
     without = (narrow,) if run.fp8 and "fp8" not in gpu.flops_per_s else ()
     return *without, *_assumed_links(run, gpu)
 
 
-def _assumed_links(run: Run, gpu: "GpuSpec") -> tuple[str, ...]:
+def _assumed_links(run: Run, gpu: GpuSpec) -> tuple[str, ...]:
     if run.num_gpus == 1 and run.cpu_offload == "none":
         return ()
     from finegauge.prediction.links import assumed
@@ -311,7 +311,7 @@ def _assumed_links(run: Run, gpu: "GpuSpec") -> tuple[str, ...]:
     return *assumed(run, gpu), *assumptions(run, gpu)
 
 
-def check_format(run: Run, gpu: "GpuSpec", dtype: str) -> None:
+def check_format(run: Run, gpu: GpuSpec, dtype: str) -> None:
     """Raise where the GPU does not compute in `dtype`, with the override that helps; where it has no rates.
 
     Raises: UnsupportedError.
@@ -528,7 +528,6 @@ def _unmeasured_cpu() -> Iterator[str]:
     """Yield a device profile of this machine's processor in which nothing but its memory is known."""
     from finegauge.catalogue.device_profile import KIND, NF4_INFERENCE, SCHEMA_VERSION
     from finegauge.catalogue.machine import host_memory_bytes
-    from finegauge.documents import write_document
 
     memory_bytes, _ = host_memory_bytes()
     stub = {"dtype": "fp32", "direction": "forward", "seconds": 1.0}

@@ -34,10 +34,10 @@ from finegauge.model.op import NOTHING, Cost, Extents, Gemm, Op
 from finegauge.model.op_builder import RMS_FORWARD_BYTES
 from finegauge.prediction.calibration import Calibration
 from finegauge.profile import Interval
+from finegauge.run.run import Run
 
 if TYPE_CHECKING:
     from finegauge.prediction.sharding import Share
-    from finegauge.run.run import Run
 
 NEAREST = 8  # readings that have a say: the corners of a cell in three sizes
 POWER = 3.0
@@ -269,7 +269,7 @@ class ProfiledDevice:
     pace_ratio, trainer_s, trainer_step_s = 1.0, 0.0, 0.0  # by `Learned`
     host_ratio = 1.0
 
-    def __init__(self, gpu: GpuSpec, profile: "DeviceProfile", calibration: Calibration, dtype: str) -> None:
+    def __init__(self, gpu: GpuSpec, profile: DeviceProfile, calibration: Calibration, dtype: str) -> None:
         """Refuse a dtype in which nothing was measured."""
         self.gpu, self.readings = gpu, Readings(profile)
         self.calibration = calibrated_by(profile, calibration)
@@ -290,7 +290,7 @@ class ProfiledDevice:
         """Return whether a reading holds the host's time too: on a processor, where nothing runs ahead."""
         return self.gpu.architecture == CPU
 
-    def check(self, run: "Run") -> None:
+    def check(self, run: Run) -> None:
         """Refuse adapters in a dtype in which nothing was measured.
 
         Raises: UnsupportedError.
@@ -420,7 +420,7 @@ class ProfiledDevice:
         return found
 
 
-def calibrated_by(profile: "DeviceProfile", calibration: Calibration) -> Calibration:
+def calibrated_by(profile: DeviceProfile, calibration: Calibration) -> Calibration:
     """Return `calibration` with what `profile` has measured; a processor has no driver to hold memory."""
     name = f"device profile of {profile.name}"
     if profile.device == "cpu":

@@ -12,21 +12,19 @@ hours costs far more than a batch that is one smaller, so the thresholds of a ve
 """
 
 from math import acos, cos, exp, hypot, log, sqrt
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from finegauge.arithmetic import log as logarithm
 from finegauge.arithmetic import where
 from finegauge.catalogue.datasets import dataset, holds_texts
 from finegauge.catalogue.frameworks import engine, framework_of
+from finegauge.catalogue.gpus import GpuSpec
 from finegauge.errors import EXIT_DONE, EXIT_RISKY, EXIT_WILL_NOT_FIT
+from finegauge.prediction.calibration import Learned
 from finegauge.prediction.device import COMPILED
 from finegauge.profile import Interval, Profile
 from finegauge.run.rules import SERVING
-
-if TYPE_CHECKING:
-    from finegauge.catalogue.gpus import GpuSpec
-    from finegauge.prediction.calibration import Learned
-    from finegauge.run.run import Run
+from finegauge.run.run import Run
 
 # what the tables have rows of that constants are fitted to
 TIMED_GPUS = frozenset({"A100-SXM4-80GB", "A100-SXM4-40GB", "A40", "H100-SXM5-80GB", "RTX 4090", "A10G"})
@@ -79,7 +77,7 @@ UNMEASURED = Interval(0.90, 1.14)
 RESERVED = Interval(0.84, 1.12)
 
 
-def memory_interval(run: "Run", interval: Interval, unmeasured: Interval = UNMEASURED) -> Interval:
+def memory_interval(run: Run, interval: Interval, unmeasured: Interval = UNMEASURED) -> Interval:
     """Return the interval of the peak memory of `run`: `interval`, wider where its framework is less sure.
 
     Nobody measured its memory, or some of what it does is inferred from rows. What an engine takes at its
@@ -101,17 +99,12 @@ def _no_narrower(interval: Interval, other: Interval) -> Interval:
     return Interval(min(interval.low_ratio, other.low_ratio), max(interval.high_ratio, other.high_ratio))
 
 
-def is_new(framework: str) -> bool:
-    """Return whether no constant was fitted to runs of `framework`."""
-    return bool(framework) and not framework_of(framework).timed
-
-
 def is_unweighed(framework: str) -> bool:
     """Return whether none of the rows that intervals of memory come from is of `framework`."""
     return bool(framework) and not framework_of(framework).weighed
 
 
-def untimed(run: "Run", gpu: "GpuSpec") -> tuple[str, ...]:
+def untimed(run: Run, gpu: GpuSpec) -> tuple[str, ...]:
     """Return what of `run` no constant was fitted to; what weighs double stands twice.
 
     GPU, framework, number format, experts or sequences divided, memory of the host, the phase.
@@ -122,7 +115,7 @@ def untimed(run: "Run", gpu: "GpuSpec") -> tuple[str, ...]:
         found += [whose] if gpu.architecture in TIMED_ARCHITECTURES else [whose, whose]
     if gpu.architecture in COMPILED and gpu.measured is None:
         found.append("what its compiler makes of them")
-    if is_new(run.framework):
+    if run.framework and not framework_of(run.framework).timed:
         found.append("steps of this framework")
     found += [f"its {field}, which no source states" for field in framework_of(run.framework).inferred]
     if run.fp8:
@@ -141,7 +134,7 @@ def untimed(run: "Run", gpu: "GpuSpec") -> tuple[str, ...]:
 PUBLISHED_MEAN = Interval(1 / 1.23, 1.23)
 
 
-def spread_lengths(run: "Run") -> str:
+def spread_lengths(run: Run) -> str:
     """Return in one line that only a mean of the lengths of `run`'s data set is published; "" otherwise."""
     if run.dataset is None or holds_texts(run.dataset, has_tokenizer=run.tokenizer is not None):
         return ""
@@ -153,9 +146,7 @@ def spread_lengths(run: "Run") -> str:
     )
 
 
-def time_interval(
-    run: "Run", gpu: "GpuSpec", interval: Interval, learned: "Learned | None" = None
-) -> Interval:
+def time_interval(run: Run, gpu: GpuSpec, interval: Interval, learned: Learned | None = None) -> Interval:
     """Return the interval of the step time of `run`: `interval`, wider for what was not timed or counted.
 
     Where finished runs of its GPU and framework were learned from, it is theirs.
@@ -170,7 +161,7 @@ def time_interval(
     return Interval(exp(-wider[0]), exp(wider[1]))
 
 
-def evidence(run: "Run", gpu: "GpuSpec") -> str:
+def evidence(run: Run, gpu: GpuSpec) -> str:
     """Return in one line what stands behind the step time of `run`; "" where a device profile does."""
     if gpu.measured is not None:
         return ""

@@ -34,14 +34,13 @@ from finegauge.render.plots.many_runs import (
     loads_of,
     throughput_plot,
 )
-from finegauge.render.report import Note, Report, Section, Table, Text, Tile, Toned, notes, section
+from finegauge.render.report import Note, Plot, Report, Section, Table, Text, Tile, Toned, notes, section
 from finegauge.reproduction import Panel, Series
 from finegauge.store.journal import Trials
 from finegauge.units import GIB, counted, gib
 
 if TYPE_CHECKING:
     from finegauge.campaign.sweep import Sweep
-    from finegauge.render.report import Plot
 
 TONES = {"completed": "good", "out_of_memory": "risky", "failed": "bad", "interrupted": "bad"}
 MOST_REASONS = 5

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import log2
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from finegauge import __version__
 from finegauge.answers.catalogue import LIMITED, MISSING, WORKS, DefaultsSince, DoctorAnswer, FrameworksAnswer
@@ -12,10 +12,8 @@ from finegauge.prediction.links import work_of
 from finegauge.render import number_format as fmt
 from finegauge.render.number_format import UNKNOWN, digits, duration, percent
 from finegauge.render.report import Note, Report, Section, Table, Text, Toned, notes, section
+from finegauge.reproduction import Panel, Series
 from finegauge.units import counted, gib
-
-if TYPE_CHECKING:
-    from finegauge.reproduction import Panel, Series
 
 LINK_HEADINGS = (
     "collective", "ranks", "readings", "smallest", "largest", "GB/s", "step, fitted", "GB/s", "off by",
@@ -130,10 +128,8 @@ RANKS = 8.0
 Rate = Callable[[Reading], float]
 
 
-def profile_panels(profile: DeviceProfile) -> "list[Panel]":
+def profile_panels(profile: DeviceProfile) -> list[Panel]:
     """Return one chart per kind of operator that `profile` has readings of, each of its largest shape."""
-    from finegauge.reproduction import Panel
-
     forward = [one for one in profile.readings if one.direction in ("forward", "transfer")]
     kinds = (
         ("Products", "linear", "rows", "tokens"),
@@ -169,9 +165,7 @@ def _largest(readings: Iterable[Reading], size: str) -> list[Reading]:
     return max(shapes.values(), key=lambda rows: (len(rows), sum(one.flops for one in rows)))
 
 
-def _series(label: str, readings: Iterable[Reading], size: str, rate: Rate) -> "Series":
-    from finegauge.reproduction import Series
-
+def _series(label: str, readings: Iterable[Reading], size: str, rate: Rate) -> Series:
     points: Mapping[float, float] = {log2(one.sizes[size]): rate(one) for one in readings}
     places = tuple(sorted(points))
     return Series(label, label, places, tuple(points[place] for place in places))

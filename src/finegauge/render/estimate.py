@@ -11,10 +11,9 @@ from finegauge.answers.estimate import (
     GpuEstimate,
     GpuExplanation,
     MeasuredCapacityAnswer,
-    OfferCost,
 )
 from finegauge.answers.runs import FROM_COMMON
-from finegauge.planning.quote import SPOT_REPEATED_FRACTION, WALL_POWER_RATIO
+from finegauge.planning.quote import SPOT_REPEATED_FRACTION, WALL_POWER_RATIO, OfferCost
 from finegauge.prediction.moments import FORMULAS
 from finegauge.profile import Breakdown, Path, Profile
 from finegauge.render import number_format as fmt

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from finegauge.answers.changes import Fixed
 from finegauge.answers.files import FRACTIONS, BatchingFigures, DataAnswer, ReadAnswer, RunOfFile
 from finegauge.catalogue.datasets import quantiles
 from finegauge.formats.skypilot import COMMAND, FILE
@@ -14,7 +15,6 @@ from finegauge.render.terminal import filled_bar
 from finegauge.units import counted, gib
 
 if TYPE_CHECKING:
-    from finegauge.answers.changes import Fixed
     from finegauge.formats.writing import Written
 
 

@@ -9,6 +9,7 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, NamedTuple
 
+from finegauge import __version__
 from finegauge.errors import UnsupportedError
 from finegauge.render.plots.drawing import INSTALL, OWN_SHADES, check_matplotlib, page_svg
 from finegauge.render.report import Bar, Note, Plot, Report, Table, Text, Toned, plain
@@ -27,8 +28,6 @@ def html_page(report: Report) -> str:
 
     Raises: UnsupportedError where jinja2 or matplotlib is missing.
     """
-    from finegauge import __version__
-
     template = environment().get_template("report.html")
     check_matplotlib()
     return template.render(

@@ -2,7 +2,7 @@
 
     tuple of values -> list      mapping by path -> "a / b / c": value      Breakdown -> its parts by path
 
-What differs from that is stated by `answers.written`.
+What differs from that is stated by `answers.Rules`.
 `render.schema` derives the JSON schema from the same types. What a command wrote is read back by them, to
 make a report of it.
 """
@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from finegauge import __version__
 from finegauge.answers import rules_of
 from finegauge.answers.estimate import EstimateAnswer, GpuEstimate, Unsupported
 from finegauge.answers.plan import PlanAnswer
@@ -31,8 +32,6 @@ KNOWN = ("plan", "estimate", "explain", "measure")  # whose answers make a repor
 
 def document(command: str, answer: Any) -> str:
     """Return the JSON text of an answer: which command it is of, the run it is about, then its fields."""
-    from finegauge import __version__
-
     whole = {"schema_version": SCHEMA_VERSION, "command": command, "finegauge_version": __version__}
     return json_text(whole | encoded(answer))
 
@@ -126,7 +125,6 @@ def _plain(kind: Any, value: Any) -> Any:
 
 
 def _may_be(kind: Any, value: Any) -> bool:
-    """Return whether a value that is not null may be of a type of a union."""
     if kind in _PLAIN:
         return isinstance(value, _PLAIN[kind])
     if kind is Profile or not hasattr(kind, "_fields"):

@@ -8,6 +8,8 @@ from finegauge.answers.profile import WHOLE
 from finegauge.profile import Breakdown, Path, Profile, Work
 from finegauge.render import number_format as fmt
 from finegauge.render.instruments import instrument_sections, load_table
+from finegauge.render.plots.many_runs import Pair, bars_plot, experts_plot, loads_of
+from finegauge.render.plots.step import memory_plot, step_time_plot
 from finegauge.render.report import (
     TERMINAL,
     Block,
@@ -363,9 +365,6 @@ def _tiles(one: Measurement) -> Iterator[Tile]:
 
 
 def _file_sections(one: Measurement) -> tuple[Section, ...]:
-    from finegauge.render.plots.many_runs import experts_plot, loads_of
-    from finegauge.render.plots.step import memory_plot, step_time_plot
-
     measured, predicted, step = one.profile, one.predicted, one.profile.step_time_s
     held, said = measured, ""
     if not measured.device_memory_bytes.total and predicted is not None and not step.total:
@@ -387,8 +386,6 @@ def _file_sections(one: Measurement) -> tuple[Section, ...]:
 
 
 def _pairs(one: Measurement) -> Iterator[Plot | None]:
-    from finegauge.render.plots.many_runs import Pair, bars_plot
-
     measured, predicted = one.profile, one.predicted
     if predicted is None:
         return

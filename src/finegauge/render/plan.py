@@ -5,7 +5,7 @@ from typing import Any
 
 from finegauge.answers.plan import AlternativePlan, Candidate, PlanAnswer, RaisedLimit, Winner
 from finegauge.answers.study import Way
-from finegauge.planning.selection import BEATEN, BUDGET, EQUAL_FRACTION, MEMORY, RISK, TIME, UNKNOWN, Wanted
+from finegauge.planning.selection import BEATEN, BUDGET, EQUAL_FRACTION, MEMORY, RISK, TIME, UNKNOWN
 from finegauge.prediction.time import TRAINED
 from finegauge.prediction.uncertainty import WILL_NOT_FIT
 from finegauge.render import number_format as fmt
@@ -136,10 +136,6 @@ def machine_text(one: Candidate | Run) -> str:
     return _machine(one.gpu, one.num_gpus, one.num_nodes)
 
 
-def _market(wanted: Wanted) -> str:
-    return "spot" if wanted.spot else "on demand"
-
-
 def _headline(answer: PlanAnswer) -> Text:
     wanted, winner = answer.wanted, answer.winner
     limits = []
@@ -155,7 +151,7 @@ def _headline(answer: PlanAnswer) -> Text:
         Toned(f"{SUPERLATIVES[wanted.minimise]}{within}", "strong", "good"),
         f": {winner.run['method']} on {machine_text(winner.candidate)} ({winner.candidate.provider}), "
         f"{fmt.hours(takes.wall_s)}, {fmt.dollars(takes.usd(spot=wanted.spot))} "
-        f"{_market(wanted)}, P(OOM) {fmt.probability(takes.out_of_memory_fraction)}.",
+        f"{'spot' if wanted.spot else 'on demand'}, P(OOM) {fmt.probability(takes.out_of_memory_fraction)}.",
     )
 
 

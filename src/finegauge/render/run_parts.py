@@ -1,10 +1,11 @@
 """Parts of reports about runs: verdict, subject, tiles, bars, offers, inputs."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from finegauge.answers.estimate import GpuEstimate, OfferCost
+from finegauge.answers.estimate import GpuEstimate
 from finegauge.answers.runs import FROM_COPY_TOO_LARGE, FROM_MODEL_TOO_LARGE
+from finegauge.planning.quote import OfferCost
 from finegauge.prediction.uncertainty import FITS, RISKY, WILL_NOT_FIT
 from finegauge.profile import Breakdown, Interval, Path, Profile
 from finegauge.render import number_format as fmt
@@ -12,10 +13,8 @@ from finegauge.render.report import Bar, BarPart, Note, Table, Text, Tile, Toned
 from finegauge.run.options import SHARDING
 from finegauge.run.phases import group_size
 from finegauge.run.rules import LORA_FIELDS, RL, unused_by
+from finegauge.run.run import Run
 from finegauge.units import GIB, HOUR_S, count, gib
-
-if TYPE_CHECKING:
-    from finegauge.run.run import Run
 
 WORDS = {FITS: "Fits", RISKY: "Risky", WILL_NOT_FIT: "Will not fit"}
 TONES = {FITS: "good", RISKY: "risky", WILL_NOT_FIT: "bad"}
@@ -37,13 +36,13 @@ LEAST_SHOWN_BYTES = 0.005 * GIB
 MOST_OFFERS, FIRST_OFFERS = 24, 6
 
 
-def title_of(run: "Run") -> str:
+def title_of(run: Run) -> str:
     """Return "Mixtral-8x7B-v0.1 on A40"; of a file, what holds it."""
     name = model_name(run)
     return f"{name} on {gpus_text(run.gpu.rpartition('/')[2], run.all_gpus)}" if run.gpu else name
 
 
-def model_name(run: "Run") -> str:
+def model_name(run: Run) -> str:
     """Return "Mixtral-8x7B-v0.1"; of a config.json the folder that holds it."""
     return run.model.removesuffix("/config.json").rpartition("/")[2] or run.model
 
@@ -96,7 +95,7 @@ def safe_and_most(safe: int, most: int, *, at_limit: bool = False) -> str:
     return f"{safe:,} is safe, {sign}{most:,} may fit" if safe else f"{sign}{most:,} may fit, none is safe"
 
 
-def _method(run: "Run") -> str:
+def _method(run: Run) -> str:
     """Return how a run trains: full, lora rank 16, qlora by dora rank 16, prompt_tuning of 20."""
     if not run.trains_adapters:
         return run.method
@@ -106,7 +105,7 @@ def _method(run: "Run") -> str:
     return (run.method if run.adapter == "lora" else named) + ranked + sized
 
 
-def subject(run: "Run") -> str:
+def subject(run: Run) -> str:
     """Return which run this is."""
     parts = [run.model.rpartition("/")[2] or run.model, f"{_method(run)} {run.weights_dtype}"]
     if run.sharding != "none":
@@ -436,7 +435,7 @@ def _offer_row(offer: OfferCost) -> tuple[str, ...]:
     )
 
 
-def assumed(run: "Run") -> list[str]:
+def assumed(run: Run) -> list[str]:
     """Return the defaults that the answer rests on, by who assumed them."""
     by_origin: dict[str, list[str]] = {}
     for name in ASSUMED:
@@ -456,7 +455,7 @@ def basis_notes(one: GpuEstimate, defaults: Sequence[str]) -> Iterator[Note]:
     yield Note(f"{one.profile.source.name}.", label="Calibrated on")
 
 
-def input_table(run: "Run") -> Table:
+def input_table(run: Run) -> Table:
     """Return every field with its value and who stated it."""
     return field_table("Every input, and who stated it", run.fields(), run.origins)
 

@@ -2,21 +2,42 @@
 
 Whatever the codec of `render.json` writes of a type, its schema here describes. Bounds follow from names:
 bytes, seconds and dollars are never negative, fractions lie between 0 and 1 (a spread may be any multiple),
-unless `answers.written` says that they are signed.
+unless `answers.Rules` says that they are signed.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from finegauge.answers import rules_of
+from finegauge.answers import (
+    calibration,
+    campaign,
+    catalogue,
+    changes,
+    estimate,
+    files,
+    measurement,
+    plan,
+    rules_of,
+    validation,
+    why,
+)
+from finegauge.answers.calibration import CalibrationAnswer, StoredLaw
+from finegauge.answers.campaign import CellResult, GainFigures, GainsAt
 from finegauge.answers.estimate import GpuEstimate
+from finegauge.answers.files import DataAnswer
+from finegauge.answers.measurement import MicroAnswer
 from finegauge.answers.profile import ProfileFigures
+from finegauge.campaign.axes import MEASURED, PREDICTED
+from finegauge.campaign.gains import JOULES, PROCESSOR_S, ClaimHeld
+from finegauge.catalogue.device_profile import DIRECTIONS, HOST_COSTS, KIND, OPERATORS, DeviceProfile, Reading
+from finegauge.laws.law import FORMS, Law
 from finegauge.prediction.uncertainty import Verdict
 from finegauge.profile import Breakdown, Profile
 from finegauge.render.report import Report, Table, plain
 from finegauge.render.run_parts import headline
 from finegauge.run.run import FIELDS, Run
+from finegauge.validation.local_validation import HereValidation
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 NEVER_NEGATIVE = ("_bytes", "_s", "_j", "_w", "_usd", "_tokens", "_per_h", "_kg", "_kwh", "batch_size",
@@ -112,7 +133,6 @@ def _of(kind: Any, parts: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _of_several(origin: Any, inner: list[dict[str, Any]], *, many: bool) -> dict[str, Any]:
-    """Return the schema of a union, a mapping, a list, or a tuple of so many."""
     if origin in (Union, UnionType):
         return {"anyOf": inner}
     if issubclass(origin, Mapping):
@@ -222,20 +242,6 @@ def _table_text(table: Table) -> TableText:
 
 def answers() -> Mapping[str, Any]:
     """Return the type of the answer behind each command's `--json`; of some there are several."""
-    from finegauge.answers import (
-        calibration,
-        campaign,
-        catalogue,
-        changes,
-        estimate,
-        files,
-        measurement,
-        plan,
-        validation,
-        why,
-    )
-    from finegauge.validation.local_validation import HereValidation
-
     return {
         "estimate": estimate.EstimateAnswer,
         "explain": estimate.ExplainAnswer,
@@ -270,28 +276,11 @@ def answers() -> Mapping[str, Any]:
 
 def kept_files() -> Mapping[str, Any]:
     """Return the type behind each kind of file that commands keep: what `--json` has, without its heads."""
-    from finegauge.answers.calibration import CalibrationAnswer, StoredLaw
-
     return {"calibration": CalibrationAnswer, "law": StoredLaw}
 
 
 def choices() -> Mapping[tuple[type, str], Collection[str]]:
     """Return which words a field of a type may hold, or a mapping have as keys, where its type is wider."""
-    from finegauge.answers.campaign import CellResult, GainFigures, GainsAt
-    from finegauge.answers.files import DataAnswer
-    from finegauge.answers.measurement import MicroAnswer
-    from finegauge.campaign.axes import MEASURED, PREDICTED
-    from finegauge.campaign.gains import JOULES, PROCESSOR_S, ClaimHeld
-    from finegauge.catalogue.device_profile import (
-        DIRECTIONS,
-        HOST_COSTS,
-        KIND,
-        OPERATORS,
-        DeviceProfile,
-        Reading,
-    )
-    from finegauge.laws.law import FORMS, Law
-
     return {
         (CellResult, "estimator"): (PREDICTED, MEASURED),
         (GainsAt, "estimator"): (PREDICTED, MEASURED),

@@ -206,14 +206,9 @@ def _paint(text: str, *colours: str) -> str:
     return f"\x1b[{';'.join(_COLOURS[colour] for colour in colours if colour)}m{text}\x1b[0m"
 
 
-def unpainted(text: str) -> str:
-    """Return `text` without its colours."""
-    return re.sub(_PAINT, "", text) if "\x1b" in text else text
-
-
 def visible_width(text: str) -> int:
     """Return how many columns `text` takes, paint not counted."""
-    return len(unpainted(text))
+    return len(re.sub(_PAINT, "", text) if "\x1b" in text else text)
 
 
 def pad(text: str, width: int, *, right: bool = False) -> str:

@@ -1,10 +1,11 @@
 """How a training looks: what the callback prints at its start and end, and what is seen from outside."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from finegauge.answers.changes import advice_answer
 from finegauge.answers.estimate import safe_micro_batch_size
 from finegauge.answers.measurement import WatchAnswer
+from finegauge.planning.advice import advise
 from finegauge.prediction.predictor import Prediction
 from finegauge.prediction.uncertainty import FITS, probability_out_of_memory, verdict
 from finegauge.profile import Profile
@@ -12,16 +13,15 @@ from finegauge.render import number_format as fmt
 from finegauge.render.measurement import headline
 from finegauge.render.report import Note, Report, Section, Table, Text, Toned, notes, section
 from finegauge.render.run_parts import TONES, WORDS, subject
+from finegauge.render.whatif import advice_sentence
+from finegauge.run.run import Run
 from finegauge.units import HOUR_S, KWH_J, counted, gib
-
-if TYPE_CHECKING:
-    from finegauge.run.run import Run
 
 TITLE = "FineGauge"
 
 
 def start_section(
-    run: "Run",
+    run: Run,
     prediction: Prediction,
     *,
     device: str,
@@ -93,10 +93,6 @@ def _advice(profile: Profile) -> str:
     """Return what makes a run safe; nothing on a device whose figures are not published."""
     if profile.run.gpu is None:
         return ""
-    from finegauge.answers.changes import advice_answer
-    from finegauge.planning.advice import advise
-    from finegauge.render.whatif import advice_sentence
-
     return f" {advice_sentence(advice_answer(advise(profile.run)))}"
 
 

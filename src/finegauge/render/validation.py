@@ -15,17 +15,7 @@ from finegauge.answers.validation import (
 from finegauge.render import number_format as fmt
 from finegauge.render.number_format import UNKNOWN, percent
 from finegauge.render.plots.drawing import panels_plot
-from finegauge.render.report import (
-    FILE,
-    TERMINAL,
-    Note,
-    Report,
-    Section,
-    Table,
-    Toned,
-    notes,
-    section,
-)
+from finegauge.render.report import FILE, TERMINAL, Note, Report, Section, Table, Toned, notes, section
 from finegauge.reproduction.published import Cell
 from finegauge.units import MIB
 from finegauge.validation.local_validation import HereValidation, Summary, Trial

@@ -10,18 +10,7 @@ from finegauge.prediction.uncertainty import WILL_NOT_FIT
 from finegauge.render import number_format as fmt
 from finegauge.render.files import written_notes
 from finegauge.render.plan import assumed_samples_text, led_changes
-from finegauge.render.report import (
-    TERMINAL,
-    Block,
-    Note,
-    Report,
-    Section,
-    Table,
-    Text,
-    Toned,
-    notes,
-    section,
-)
+from finegauge.render.report import TERMINAL, Block, Note, Report, Section, Table, Text, Toned, notes, section
 from finegauge.render.run_parts import TONES, WORDS, subject, title_of
 from finegauge.units import GIB, gib
 

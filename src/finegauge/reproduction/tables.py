@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING
 
 from finegauge.catalogue.datasets import datasets
 from finegauge.laws.law import Condition, cost_usd, form
@@ -12,10 +11,8 @@ from finegauge.prediction.predictor import predict
 from finegauge.profile import Profile
 from finegauge.reproduction import MEASURED, OTHER, OURS, THEIRS, Panel, Series, published, sweeps
 from finegauge.reproduction.published import SPARSITY, Cell, Item, claim, figures, value
+from finegauge.run.run import Run
 from finegauge.units import GB
-
-if TYPE_CHECKING:
-    from finegauge.run.run import Run
 
 GPU_GB = {"A40": 48.0, "A100-40GB": 40.0, "A100-80GB": 80.0, "H100-80GB": 80.0}
 LONGEST = {"CS": 512, "MATH": 1024}  # tokens: the longest example, or the cut-off
@@ -158,7 +155,7 @@ def batch_at(gpu_gb: float) -> int:
         if gb == gpu_gb:
             return published.max_batch("Mixtral-8x7B", "sparse", "CS", name)
 
-    def enlarged(run: "Run") -> Profile:
+    def enlarged(run: Run) -> Profile:
         profile = predict(run)
         room = profile.capacity_bytes * gpu_gb / GPU_GB["A100-80GB"]
         fits = profile.device_memory_bytes.total <= room

@@ -5,18 +5,9 @@ Overrides, docs/run-file.md, the JSON schema, the page's form and completion fol
 
 from collections.abc import Iterator
 
+from finegauge.catalogue.gpus import gpus
 from finegauge.run import options, rules
-from finegauge.run.field import (
-    Field,
-    choice,
-    choices,
-    flag,
-    names,
-    number,
-    spec,
-    text,
-    whole,
-)
+from finegauge.run.field import Field, choice, choices, flag, names, number, spec, text, whole
 from finegauge.run.machine import MAX_GPUS, MAX_SEQ_LEN, MachineFields
 
 
@@ -456,8 +447,6 @@ def completed_values(field: Field) -> tuple[str, ...]:
     if field.kind == "flag":
         return ("true", "false")
     if field.name == "gpu":
-        from finegauge.catalogue.gpus import gpus
-
         return tuple(gpus())
     if field.name == "model":
         from finegauge.catalogue.models import models

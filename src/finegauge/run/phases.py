@@ -144,7 +144,7 @@ class Images(NamedTuple):
     patches: int
 
 
-def seen_by(run: "Run") -> list[tuple[float, "Seen"]]:
+def seen_by(run: Run) -> list[tuple[float, "Seen"]]:
     """Return the images of a sample, then its videos: how many, and what the model sees of each."""
     if not has_images(run):
         return []
@@ -166,22 +166,22 @@ def seen_by(run: "Run") -> list[tuple[float, "Seen"]]:
     return found
 
 
-def has_images(run: "Run") -> bool:
+def has_images(run: Run) -> bool:
     """Return whether samples have images or videos."""
     return bool(run.images_per_sample or run.videos_per_sample)
 
 
-def images_of(run: "Run") -> tuple[Images, ...]:
+def images_of(run: Run) -> tuple[Images, ...]:
     """Return the crops of a sample's images and videos."""
     return tuple(Images(number * seen.crops, seen.patches) for number, seen in seen_by(run))
 
 
-def image_tokens(run: "Run") -> int:
+def image_tokens(run: Run) -> int:
     """Return the tokens of a sample that stand for its images and videos, on average, rounded up."""
     return ceil(sum(number * seen.length for number, seen in seen_by(run)))
 
 
-def images_in_words(run: "Run") -> tuple[str, ...]:
+def images_in_words(run: Run) -> tuple[str, ...]:
     """Return what each image and video of a sample is to its model, or that there are none."""
     if not has_images(run):
         alone = "samples of text alone (images_per_sample=… image_size=… where they have images)"
@@ -230,7 +230,7 @@ class Recipe(NamedTuple):
     beside: int = 0  # tokens of images, which come to the length of each sample
 
     @classmethod
-    def of(cls, run: "Run") -> "Recipe":
+    def of(cls, run: Run) -> "Recipe":
         """Return how the framework of `run` makes its batches."""
         batching = framework_of(run.framework).batching
         whole = batching.pack_is_batch and run.packing and run.attention == "flash"

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from finegauge.catalogue.gpus import gpu
 from finegauge.errors import FieldError, UnknownKeyError
 from finegauge.run import fields, rules
 
@@ -116,8 +117,6 @@ class Run(fields.Fields):
         """Raise where the model, GPU or data set is unknown, or the model cannot be run as asked."""
         rules.fit_model(self.fields(), self.config)
         if self.gpu is not None:
-            from finegauge.catalogue.gpus import gpu
-
             gpu(self.gpu)
         if self.dataset is not None:
             from finegauge.catalogue.datasets import dataset, is_of_texts

@@ -18,12 +18,13 @@ from errno import EAGAIN
 from functools import cache
 from hashlib import sha256
 from platform import node
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from zlib import crc32
 
 from finegauge.documents import open_regular, write_whole
 from finegauge.errors import InputError, shown
 from finegauge.profile import Profile, Source
+from finegauge.run.run import Run
 from finegauge.sandbox import born, is_alive
 from finegauge.store.document import (
     Facts,
@@ -34,9 +35,6 @@ from finegauge.store.document import (
     run_document,
     run_of,
 )
-
-if TYPE_CHECKING:
-    from finegauge.run.run import Run
 
 Bytes = bytes | memoryview
 
@@ -433,7 +431,7 @@ class Trials:
         self.journal = Journal(path)
         self.seen = Seen()
 
-    def start(self, run: "Run", asked: Mapping[str, Any]) -> str:
+    def start(self, run: Run, asked: Mapping[str, Any]) -> str:
         """Record that `run` is about to be measured with options `asked`, and return the trial's name."""
         trial = os.urandom(8).hex()
         self.journal.append(

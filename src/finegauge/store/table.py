@@ -277,7 +277,6 @@ def _texts(name: str, column: Any) -> list[str]:
 
 
 def _values(column: Any) -> Iterable[Any]:
-    """Return a column as values that JSON has."""
     kind = str(column.type)
     if column.null_count == len(column):
         return [None] * len(column)

@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
+from finegauge.catalogue.gpus import gpu as find_gpu
 from finegauge.documents import write_document
 from finegauge.errors import FineGaugeError
+from finegauge.prediction.predictor import predict
 from finegauge.profile import Profile
 from finegauge.progress import Heard, Progress
 from finegauge.run.run import Run
@@ -79,8 +81,6 @@ def validate_here(
 
     `gpu` is the path of a device profile, or "here"; the configurations' model files go to `folder`.
     """
-    from finegauge.catalogue.gpus import gpu as find_gpu
-
     predictions = list(unseen(gpu, folder, num=num, seed=seed))
     trials = []
     for done, predicted in enumerate(predictions):
@@ -129,8 +129,6 @@ def _summary(trials: Sequence[Trial]) -> Summary:
 
 def unseen(gpu: str, folder: str, *, num: int, seed: int) -> Iterator[Profile]:
     """Yield the predictions of `num` drawn runs whose steps are worth measuring."""
-    from finegauge.prediction.predictor import predict
-
     drawn = random.Random(seed)
     kept = 0
     for draw in range(MOST_DRAWS * num):

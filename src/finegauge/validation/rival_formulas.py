@@ -8,18 +8,15 @@ from importlib import import_module
 from json import dumps, loads
 from math import log
 from statistics import linear_regression
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from finegauge.catalogue.gpus import gpu
 from finegauge.errors import UnsupportedError
 from finegauge.formats.measurement_tables import MeasuredRow
 from finegauge.model.graph import build
 from finegauge.profile import Breakdown, Profile, Source
+from finegauge.run.run import Run
 from finegauge.units import GB
-
-if TYPE_CHECKING:
-    from finegauge.profile import Profile
-    from finegauge.run.run import Run
 
 Estimator = Callable[["Run"], Profile]
 Points = dict[int, list[float]]  # sequences per second of one GPU, by micro-batch
@@ -35,7 +32,7 @@ class SeedLaw:
             if row.run is not None and rate:
                 self.sweeps[_sweep(row.run)][row.run.micro_batch_size].append(rate)
 
-    def __call__(self, run: "Run") -> Profile:
+    def __call__(self, run: Run) -> Profile:
         """Return what the law says of `run`, fitted without its own batch.
 
         Raises: UnsupportedError where the sweep has fewer than two other batches.
@@ -52,7 +49,7 @@ class SeedLaw:
         return answered(run, "xia2024", seconds=seconds)
 
 
-def _sweep(run: "Run") -> tuple[Any, ...]:
+def _sweep(run: Run) -> tuple[Any, ...]:
     return tuple(value for name, value in run.fields().items() if name != "micro_batch_size")
 
 
@@ -73,7 +70,7 @@ ASSUMED_MFU = 0.4
 def six_n_d(rows: Sequence[MeasuredRow] = ()) -> Estimator:
     """Return the rule of thumb: 6·N·D over the peak of the active parameters."""
 
-    def ask(run: "Run") -> Profile:
+    def ask(run: Run) -> Profile:
         tokens = float(run.global_batch_size * run.seq_len)
         flops = 6.0 * float(build(run).model.num_active_parameters) * tokens
         peak = gpu(str(run.gpu)).peak_flops_per_s("bf16") * run.num_gpus
@@ -88,7 +85,7 @@ REFUSALS = (ValueError, TypeError, KeyError, AttributeError, RuntimeError, ZeroD
 def refusing(name: str, ask: Estimator) -> Estimator:
     """Return `ask` with what the tool raises said as its refusal."""
 
-    def asked(run: "Run") -> Profile:
+    def asked(run: Run) -> Profile:
         try:
             return ask(run)
         except REFUSALS as error:
@@ -97,14 +94,14 @@ def refusing(name: str, ask: Estimator) -> Estimator:
     return asked
 
 
-def full_only(run: "Run", name: str) -> None:
+def full_only(run: Run, name: str) -> None:
     """Refuse a run that is no full fine-tuning in the name of a tool that knows no other."""
     if run.method != "full":
         raise UnsupportedError(f"{name} knows full fine-tuning alone, not method={run.method}.")
 
 
 def answered(
-    run: "Run", name: str, *, seconds: float = 0.0, memory: float = 0.0, beside: float = 0.0
+    run: Run, name: str, *, seconds: float = 0.0, memory: float = 0.0, beside: float = 0.0
 ) -> Profile:
     """Return a rival's answer: bytes of tensors, those beside them (context, cache), seconds of a step."""
     capacity = gpu(str(run.gpu)).usable_bytes
@@ -129,7 +126,7 @@ def accelerate(rows: Sequence[MeasuredRow] = ()) -> Estimator:
     """Return what `accelerate estimate-memory` prints for training with Adam."""
     usage = import_module("accelerate.commands.estimate").estimate_training_usage
 
-    def ask(run: "Run") -> "Profile":
+    def ask(run: Run) -> Profile:
         full_only(run, "accelerate")
         fp32_bytes = 4 * round(float(build(run).model.num_parameters))
         wide = run.weights_dtype == "fp32" and run.autocast == "none"
@@ -145,7 +142,7 @@ def deepspeed(rows: Sequence[MeasuredRow] = ()) -> Estimator:
     stage3 = import_module(f"{zero}.stage3").estimate_zero3_model_states_mem_needs
     stage2 = import_module(f"{zero}.stage_1_and_2").estimate_zero2_model_states_mem_needs
 
-    def ask(run: "Run") -> "Profile":
+    def ask(run: Run) -> Profile:
         full_only(run, "deepspeed")
         total = round(float(build(run).model.num_parameters))
         nodes = {"num_gpus_per_node": run.num_gpus // run.num_nodes, "num_nodes": run.num_nodes}
@@ -164,7 +161,7 @@ def llm_analysis(rows: Sequence[MeasuredRow] = ()) -> Estimator:
     analysis = import_module("llm_analysis.analysis")
     analysis.logger.setLevel(logging.CRITICAL)
 
-    def ask(run: "Run") -> "Profile":
+    def ask(run: Run) -> Profile:
         full_only(run, "llm-analysis")
         config = analysis.DtypeConfig(name="w16a16e16", weight_bits=16, activation_bits=16, embedding_bits=16)
         split = analysis.ParallelismConfig(
@@ -186,7 +183,7 @@ def llm_analysis(rows: Sequence[MeasuredRow] = ()) -> Estimator:
     return refusing("llm-analysis", ask)
 
 
-def _peer_model(run: "Run") -> object:
+def _peer_model(run: Run) -> object:
     """Return the model in llm-analysis' figures; a gated feed-forward as the plain one of equal size."""
     config = run.config
     hidden, layers = build(run).model.hidden_size, build(run).model.num_layers
@@ -208,7 +205,7 @@ def _peer_model(run: "Run") -> object:
     )
 
 
-def _peer_gpu(run: "Run") -> object:
+def _peer_gpu(run: Run) -> object:
     spec = gpu(str(run.gpu))
     return import_module("llm_analysis.config").GPUConfig(
         name=spec.name,
@@ -228,7 +225,7 @@ def memtracker(rows: Sequence[MeasuredRow] = ()) -> Estimator:
     """
     import_module("torch.distributed._tools.mem_tracker"), import_module("transformers")
 
-    def ask(run: "Run") -> "Profile":
+    def ask(run: Run) -> Profile:
         full_only(run, "memtracker")
         if run.num_gpus > 1 or run.optimizer != "adamw":
             raise UnsupportedError("memtracker is asked for AdamW on one GPU.")

@@ -31,19 +31,17 @@ from json import dumps, loads
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from finegauge.catalogue.gpus import gpu
 from finegauge.errors import InputError, UnsupportedError, did_you_mean
 from finegauge.formats.measurement_tables import MeasuredRow
 from finegauge.model.graph import build
+from finegauge.profile import Profile
+from finegauge.run.run import Run
 from finegauge.units import GIB, MIB
 from finegauge.validation import rival_formulas as formulas
 from finegauge.validation.rival_formulas import Estimator, SeedLaw, answered, refusing, six_n_d
-
-if TYPE_CHECKING:
-    from finegauge.profile import Profile
-    from finegauge.run.run import Run
 
 METHODS = ("full", "lora", "qlora")
 SHARDINGS = {
@@ -65,7 +63,7 @@ def unsloth(rows: Sequence[MeasuredRow] = ()) -> Estimator:
     """Return the estimate by which Unsloth Studio picks GPUs, from the package's own file."""
     studio = _unsloth_module()
 
-    def ask(run: "Run") -> "Profile":
+    def ask(run: Run) -> Profile:
         own: dict[str, Any] = {"tie_word_embeddings": build(run).model.head is None}
         own |= _figures(run, "num_hidden_layers", "num_key_value_heads") | dict(run.config)
         arch = studio.extract_arch_config(_namespace(own))
@@ -95,7 +93,7 @@ def ftuneai(rows: Sequence[MeasuredRow] = ()) -> Estimator:
     kinds, memory = import_module("ftuneai.core.models"), import_module("ftuneai.core.memory")
     time, loader = import_module("ftuneai.core.time"), import_module("ftuneai.loader")
 
-    def ask(run: "Run") -> "Profile":
+    def ask(run: Run) -> Profile:
         spec = kinds.ModelSpec(
             name=str(run.model),
             parameters=round(build(run).model.num_parameters),
@@ -142,7 +140,7 @@ def fitcheck(rows: Sequence[MeasuredRow] = ()) -> Estimator:
     lora = import_module("fitcheck.memory.lora")
     estimator, gpus = import_module("fitcheck.estimator"), import_module("fitcheck.gpu_db")
 
-    def ask(run: "Run") -> "Profile":
+    def ask(run: Run) -> Profile:
         with TemporaryDirectory(prefix="finegauge-") as folder:
             path = Path(folder) / "config.json"
             path.write_text(dumps(dict(run.config)), "utf-8")
@@ -178,7 +176,7 @@ def canifinetune(rows: Sequence[MeasuredRow] = ()) -> Estimator:
     """Return canifinetune's estimate of one GPU; what it adds for safety alone is left off."""
     tool = import_module("canifinetune.estimator.memory")
 
-    def ask(run: "Run") -> "Profile":
+    def ask(run: Run) -> Profile:
         experts = _experts(run, "num_local_experts", "num_experts_per_tok")
         spec: dict[str, Any] = {
             **_figures(run, "num_hidden_layers", "num_key_value_heads"),
@@ -216,7 +214,7 @@ def kitsune(rows: Sequence[MeasuredRow] = ()) -> Estimator:
     """Return torch-kitsune's estimate of one GPU, of transformers' model without storage."""
     tool = import_module("kitsune.predict")
 
-    def ask(run: "Run") -> "Profile":
+    def ask(run: Run) -> Profile:
         # it counts 4-bit weights as an eighth of what the model holds: of fp32
         dtype = "float32" if run.method == "qlora" or run.weights_dtype == "fp32" else "bfloat16"
         model = _unstored_model(dumps(dict(run.config), sort_keys=True), dtype)
@@ -247,7 +245,7 @@ def train_in_silence(rows: Sequence[MeasuredRow] = ()) -> Estimator:
     """Return Train-in-Silence's estimate of memory, and of time by its planner: computing alone."""
     tool, kinds = import_module("tis.planner.estimator"), import_module("tis.planner.models")
 
-    def ask(run: "Run") -> "Profile":
+    def ask(run: Run) -> Profile:
         heads = _figures(run, "num_layers", "num_kv_heads")
         experts = _experts(run, "num_experts", "active_experts")
         model = kinds.ModelSpec(
@@ -287,7 +285,7 @@ def _unsloth_module() -> ModuleType:
 def _of_known(name: str, ask: Estimator, *, one_gpu: bool = False, data_parallel: bool = False) -> Estimator:
     """Return `ask` for the runs that a tool claims to know: on one GPU, or with no parallelism but data's."""
 
-    def asked(run: "Run") -> "Profile":
+    def asked(run: Run) -> Profile:
         if run.method not in METHODS or run.phase not in ("sft", "pretrain"):
             raise UnsupportedError(f"{name} knows {', '.join(METHODS)}, not {run.method} in {run.phase}.")
         if one_gpu and run.num_gpus > 1:
@@ -300,7 +298,7 @@ def _of_known(name: str, ask: Estimator, *, one_gpu: bool = False, data_parallel
     return refusing(name, asked)
 
 
-def _figures(run: "Run", layers: str, kv_heads: str) -> dict[str, int]:
+def _figures(run: Run, layers: str, kv_heads: str) -> dict[str, int]:
     """Return the model's sizes under the names that most tools share."""
     config: Mapping[str, Any] = run.config
     architecture = build(run).model
@@ -318,17 +316,17 @@ def _figures(run: "Run", layers: str, kv_heads: str) -> dict[str, int]:
     }
 
 
-def _experts(run: "Run", num: str, active: str) -> dict[str, int | None]:
+def _experts(run: Run, num: str, active: str) -> dict[str, int | None]:
     config: Mapping[str, Any] = run.config
     found = config.get("num_local_experts") or config.get("num_experts") or config.get("n_routed_experts")
     return {num: found, active: config.get("num_experts_per_tok") if found else None}
 
 
-def _all_fp32(run: "Run") -> bool:
+def _all_fp32(run: Run) -> bool:
     return run.weights_dtype == "fp32" and run.autocast == "none"
 
 
-def _optimizer(run: "Run", otherwise: str) -> str:
+def _optimizer(run: Run, otherwise: str) -> str:
     known = ("sgd", "adamw_8bit", "paged_adamw_8bit")
     return run.optimizer if run.optimizer in known else otherwise
 

@@ -13,11 +13,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import exp, inf, log
 from statistics import fmean, median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from finegauge.calibration import MIN_SOURCES, Residual, conformal_interval
 from finegauge.errors import FineGaugeError
 from finegauge.formats.measurement_tables import METRICS, MeasuredRow, read_table
+from finegauge.prediction.moments import moments_of
+from finegauge.prediction.predictor import predict
+from finegauge.prediction.serving import served_outcomes
 from finegauge.prediction.uncertainty import (
     RESERVED,
     UNMEASURED,
@@ -26,14 +29,13 @@ from finegauge.prediction.uncertainty import (
     exceeding_fraction,
     is_unweighed,
     memory_interval,
+    probability_out_of_memory,
 )
 from finegauge.profile import Interval, Profile
 from finegauge.run.rules import RL
+from finegauge.run.run import Run
 from finegauge.units import GIB
 from finegauge.validation.rivals import rivals
-
-if TYPE_CHECKING:
-    from finegauge.run.run import Run
 
 Estimator = Callable[["Run"], Profile]
 EXACT = Interval(1.0, 1.0)  # of an Estimator that gives no interval
@@ -103,8 +105,6 @@ def answer(row: MeasuredRow, estimator: Estimator | None = None) -> Answer:
     if row.run is None:
         return Answer(row, None, row.reason)
     if estimator is None:
-        from finegauge.prediction.predictor import predict
-
         estimator = predict
     try:
         profile = estimator(row.run)
@@ -118,8 +118,6 @@ def answer(row: MeasuredRow, estimator: Estimator | None = None) -> Answer:
 
 def prediction_of(profile: Profile, metric: str) -> Prediction:
     """Return `profile` in the quantities of a row whose memory is counted by `metric`."""
-    from finegauge.prediction.uncertainty import counted_interval, probability_out_of_memory
-
     seconds, peak = profile.step_time_s.total, profile.memory_bytes(metric) / GIB
     fast, slow = (profile.source.time_interval or EXACT).of(seconds)
     allocated = profile.source.memory_interval
@@ -140,8 +138,6 @@ def prediction_of(profile: Profile, metric: str) -> Prediction:
 
 def _fits(profile: Profile) -> bool:
     """Return whether the GPU holds every moment; of a predictor that has but the step, the step."""
-    from finegauge.prediction.moments import moments_of
-
     if not profile.fits or profile.source.memory_interval is None:
         return profile.fits
     return all(one.device_bytes.total <= profile.capacity_bytes for one in moments_of(profile))
@@ -149,8 +145,6 @@ def _fits(profile: Profile) -> bool:
 
 def parts_of(profile: Profile) -> dict[str, float]:
     """Return the parts of a step that generates and learns, or what a service gives, by columns of tables."""
-    from finegauge.prediction.serving import served_outcomes
-
     if profile.run.phase not in RL:
         return served_outcomes(profile)
     step = profile.step_time_s

@@ -7,12 +7,14 @@ The OpenAPI 3.1 document is made of the schemas that ship with the package: answ
 schemas of the commands of the same name, requests by the fields of a run.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from finegauge import __version__
 from finegauge.answers import questions
 from finegauge.answers.catalogue import (
     SORTS,
@@ -23,21 +25,22 @@ from finegauge.answers.catalogue import (
     offers_json,
     plain,
 )
+from finegauge.answers.estimate import ExplainAnswer, explain_answer
+from finegauge.answers.files import ReadAnswer, run_of_file
+from finegauge.answers.plan import WhatIfAnswer, whatif_answer
 from finegauge.answers.questions import ARGUMENTS, MAX_TEXT, Asked
+from finegauge.answers.runs import Unnamed
+from finegauge.catalogue.gpus import matching_gpus
 from finegauge.documents import json_text
 from finegauge.errors import FineGaugeError, InputError, internal_error
+from finegauge.planning.whatif import OBJECTIVES, what_if
 from finegauge.render.json import document
 from finegauge.render.schema import schema
+from finegauge.run.field import flag
+from finegauge.run.run import FIELDS, Run
 from finegauge.web import form
 from finegauge.web.form import MAX_DOCUMENT
 from finegauge.web.storage import Reply, upload_store
-
-if TYPE_CHECKING:
-    from finegauge.answers.estimate import ExplainAnswer
-    from finegauge.answers.files import ReadAnswer
-    from finegauge.answers.plan import WhatIfAnswer
-    from finegauge.answers.runs import Unnamed
-    from finegauge.run.run import Run
 
 JSON = "application/json"
 MOST_OFFERS = 100_000
@@ -145,11 +148,11 @@ class RequestAsked(Asked):
             raise WrongFieldError("document is empty; give the text of a training file.", "document")
         return document, {**self.mapping("run"), **self.mapping("overrides")}
 
-    def run(self) -> "Run":
+    def run(self) -> Run:
         """Return the run that is asked about."""
         return form.asked(*self.stated())
 
-    def on_gpus(self, run: "Run", unnamed: "Unnamed") -> "list[Run]":
+    def on_gpus(self, run: Run, unnamed: Unnamed) -> list[Run]:
         """Return `run` once per GPU asked about."""
         with _beside("gpus"):
             return super().on_gpus(run, unnamed)
@@ -166,22 +169,15 @@ class RequestAsked(Asked):
 # --- questions about a run
 
 
-def _read(asked: RequestAsked) -> "ReadAnswer":
-    from finegauge.answers.files import ReadAnswer, run_of_file
-
+def _read(asked: RequestAsked) -> ReadAnswer:
     return ReadAnswer((run_of_file("pasted.yaml", form.described(*asked.stated())),))
 
 
-def _explain(asked: RequestAsked) -> "ExplainAnswer":
-    from finegauge.answers.estimate import explain_answer
-
+def _explain(asked: RequestAsked) -> ExplainAnswer:
     return explain_answer(asked.runs(unnamed="one"))
 
 
-def _whatif(asked: RequestAsked) -> "WhatIfAnswer":
-    from finegauge.answers.plan import whatif_answer
-    from finegauge.planning.whatif import OBJECTIVES, what_if
-
+def _whatif(asked: RequestAsked) -> WhatIfAnswer:
     minimise, spot = asked.choice("minimise", OBJECTIVES), asked.flag("spot")
     switches = asked.texts("switches")
     for switch in switches:
@@ -201,9 +197,6 @@ def _rows(found: Callable[..., Iterable[Any]], *names: str) -> Question:
 
 
 def _offers(asked: RequestAsked) -> str:
-    from finegauge.catalogue.gpus import matching_gpus
-    from finegauge.run.field import flag
-
     gpu = asked.text("gpu")
     with _beside("gpu"):
         form.refuse_path("gpu", gpu)
@@ -296,16 +289,12 @@ _ERRORS = {
 @cache
 def openapi_text(root_path: str = "") -> str:
     """Return the document as JSON; `root_path` is where a proxy shows the interface."""
-    import json
-
     placed = {"servers": [{"url": root_path}]} if root_path else {}
     return json.dumps(openapi() | placed, ensure_ascii=False)
 
 
 def openapi() -> dict[str, Any]:
     """Return the document."""
-    from finegauge import __version__
-
     paths: dict[str, Any] = {
         f"{API}/{name}": {"post": _operation(name, QUESTIONS[name][1])} for name in QUESTIONS
     }
@@ -396,8 +385,6 @@ def _request(name: str, arguments: tuple[str, ...]) -> dict[str, Any]:
 
 def _fields() -> dict[str, Any]:
     """Return the schema of the fields of a run; docs/run-file.md says what each means."""
-    from finegauge.run.run import FIELDS
-
     return {
         "type": "object",
         "description": "Fields of a run, as in a run file.",

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from finegauge import __version__
 from finegauge.errors import internal_error
 from finegauge.web import jobs
 from finegauge.web.api import API, JSON, LISTINGS, QUESTIONS, openapi_text
@@ -102,7 +103,6 @@ class Below:
 
 def _operator_routes(answering: Answering, metrics: Metrics) -> list[Route]:
     """Return what the people ask who keep the server: is it alive, does it answer, what has it done."""
-    from finegauge import __version__
 
     async def health(_: Request) -> Response:
         return _response(await answering.reply(ready))

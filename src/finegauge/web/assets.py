@@ -13,6 +13,8 @@ from importlib.resources import files
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from finegauge.render.html import stylesheet
+
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
@@ -38,8 +40,6 @@ def assets() -> Mapping[str, Asset]:
 @cache
 def style() -> str:
     """Return the style of the page, which stands in it: one round trip less before the first frame."""
-    from finegauge.render.html import stylesheet
-
     own = (files("finegauge.web").joinpath("templates", name) for name in ("page.css", "charts.css"))
     return stylesheet("figures.css") + "".join(one.read_text("utf-8") for one in own)
 
@@ -70,7 +70,7 @@ def later_scripts() -> tuple[str, ...]:
     return tuple(sorted(names, key=lambda name: name != "htmx.min.js"))
 
 
-def _below(folder: "Traversable", prefix: str) -> "list[tuple[str, Asset]]":
+def _below(folder: "Traversable", prefix: str) -> list[tuple[str, Asset]]:
     found: list[tuple[str, Asset]] = []
     for entry in folder.iterdir() if folder.is_dir() else ():
         if entry.is_dir():

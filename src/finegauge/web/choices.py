@@ -11,7 +11,13 @@ from functools import cache
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from finegauge.catalogue.gpus import gpu, gpus
+from finegauge.catalogue.datasets import datasets
+from finegauge.catalogue.examples import examples
+from finegauge.catalogue.gpus import gpu, gpus, this_gpu
+from finegauge.catalogue.hub import cached_models
+from finegauge.catalogue.machine import gpus_here
+from finegauge.catalogue.models import model, models
+from finegauge.catalogue.offers import offers, providers
 from finegauge.errors import FineGaugeError
 from finegauge.run.run import FIELDS
 from finegauge.units import count, gib
@@ -61,9 +67,6 @@ class Job(NamedTuple):
 
 def model_choices() -> Iterator[ModelChoice]:
     """Yield the models of the catalogue, then those in the Hub's cache that it lacks."""
-    from finegauge.catalogue.hub import cached_models
-    from finegauge.catalogue.models import model, models
-
     known = {name.casefold() for one in models().values() for name in (one.name, *one.aliases)}
     for one in models().values():
         yield _choice(one, "")
@@ -115,9 +118,6 @@ def _gpu(name: str, group: str, more: str = "") -> Option:
 
 
 def _here() -> Iterator[Option]:
-    from finegauge.catalogue.gpus import this_gpu
-    from finegauge.catalogue.machine import gpus_here
-
     try:
         name, _ = this_gpu()
     except FineGaugeError:  # none, several kinds, or one that the catalogue lacks
@@ -126,8 +126,6 @@ def _here() -> Iterator[Option]:
 
 
 def _popular() -> list[str]:
-    from finegauge.catalogue.offers import offers
-
     sellers = {(one.gpu, one.provider) for one in offers() if one.gpu in gpus()}
     return [name for name, _ in Counter(gpu for gpu, _ in sorted(sellers)).most_common(NUM_POPULAR)]
 
@@ -154,8 +152,6 @@ def job_folders() -> tuple[str, ...]:
 
 @cache
 def _paths() -> Mapping[str, str]:
-    from finegauge.catalogue.examples import examples
-
     return {name: os.path.realpath(path) for name, path in examples().items() if name in _JOBS}
 
 
@@ -249,8 +245,6 @@ def _control(name: str) -> Control:
 
 
 def _datasets() -> tuple[Option, ...]:
-    from finegauge.catalogue.datasets import datasets
-
     return tuple(
         Option(name, f"{name} · {one.num_samples:,} × {one.mean_tokens:.0f} tokens")
         for name, one in datasets().items()
@@ -259,6 +253,4 @@ def _datasets() -> tuple[Option, ...]:
 
 
 def _providers() -> tuple[Option, ...]:
-    from finegauge.catalogue.offers import providers
-
     return tuple(Option(name, name) for name in providers())

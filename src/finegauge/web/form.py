@@ -10,6 +10,7 @@ file keeps its last part only, which may be the name of a model, and a script ha
 
 import base64
 import json
+import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,7 +18,9 @@ from functools import lru_cache
 from math import ceil, exp
 from typing import Any, NamedTuple
 
+from finegauge import documents
 from finegauge.errors import FieldError, FileFormatError, FineGaugeError, UnknownKeyError, shown
+from finegauge.formats import reading
 from finegauge.formats.run_argument import suffix_of
 from finegauge.run.field import number, whole
 from finegauge.run.run import FIELDS, FROM_CALLER, FROM_COMMAND_LINE, Run
@@ -174,8 +177,6 @@ def described(document: str, overrides: Mapping[str, Any]) -> Run:
     if csv:
         words["dataset"] = upload_store().keep(csv, "lengths.csv")
     if document.strip():
-        from finegauge.formats import reading
-
         _refuse_paths(reading.inline_fields(document, "pasted.yaml"))
         run = reading.describe(_kept(document), tuple(f"{name}={value}" for name, value in words.items()))
     else:
@@ -241,8 +242,6 @@ def confined(document: str) -> str:
 
     Raises: FileFormatError for a text that is neither YAML nor JSON.
     """
-    from finegauge import documents
-
     keys = documents.parse_yaml(document, "The pasted text")
     cut = _cut(keys)
     if cut == keys or repr(cut) == repr(keys):
@@ -287,8 +286,6 @@ def refuse_path(name: str, value: str) -> None:
     value = value.strip()
     if name not in _INSTEAD or not value or upload_store().holds(value):
         return
-    import os
-
     bare = _COUNT.sub("", value) if name == "gpu" else value
     if (
         name == "tokenizer"

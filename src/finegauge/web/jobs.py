@@ -11,6 +11,8 @@ from typing import Any
 from finegauge.catalogue.hub import user_catalogue
 from finegauge.errors import FineGaugeError, internal_error
 from finegauge.sandbox import reading_only
+from finegauge.web import pages
+from finegauge.web.api import LISTINGS, QUESTIONS, answered
 from finegauge.web.choices import job_folders
 from finegauge.web.storage import Reply, upload_store
 
@@ -25,22 +27,16 @@ SEARCHES = ("plan", "plan.zip", "report", "advice")  # what takes the lane of se
 
 def page(name: str, fields: Mapping[str, str]) -> Reply:
     """Return a page or a fragment."""
-    from finegauge.web import pages
-
     return _answered(lambda: getattr(pages, name)(fields))
 
 
 def download(name: str, fields: Mapping[str, str]) -> Reply:
     """Return a file to keep."""
-    from finegauge.web import pages
-
     return _answered(lambda: pages.download(name, fields))
 
 
 def question(name: str, asked: Mapping[str, Any]) -> Reply:
     """Return the JSON answer to a question about a run, or rows of the catalogue."""
-    from finegauge.web.api import LISTINGS, QUESTIONS, answered
-
     with reach():
         return answered((QUESTIONS | LISTINGS)[name], asked)
 

@@ -6,9 +6,10 @@ prices and the physics of today.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from finegauge.answers.changes import ChangedRun
+from finegauge.answers.estimate import EstimateAnswer, GpuEstimate
 from finegauge.answers.plan import PlanAnswer, WhatIfAnswer
 from finegauge.answers.questions import MOST_GPUS, MOST_HOURS, MOST_RISK, MOST_USD
 from finegauge.errors import FineGaugeError, UnknownNameError
@@ -18,15 +19,13 @@ from finegauge.planning.selection import Wanted
 from finegauge.render import number_format as fmt
 from finegauge.render.plan import assumed_samples_text, led_changes, machine_text, plan_report, rent_text
 from finegauge.render.report import PAGE, Report, Text
+from finegauge.render.run_parts import TONES, WORDS, tiles
 from finegauge.render.whatif import base_text, leading_changes, moved
 from finegauge.run.field import choice, flag, number, whole
+from finegauge.run.run import Run
 from finegauge.units import HOUR_S, gib
 from finegauge.web.choices import controls
 from finegauge.web.form import NOTHING, shown_value
-
-if TYPE_CHECKING:
-    from finegauge.answers.estimate import EstimateAnswer, GpuEstimate
-    from finegauge.run.run import Run
 
 
 class Moved(NamedTuple):
@@ -187,7 +186,7 @@ class Pinned(NamedTuple):
 
     name: str
     token: str
-    estimate: "EstimateAnswer | None" = None
+    estimate: EstimateAnswer | None = None
     error: str = ""
 
 
@@ -229,9 +228,7 @@ def compared_of(pinned: Sequence[Pinned]) -> Compared:
     return Compared(tuple(pinned), tuple(_figures(found)), tuple(_fields(found)))
 
 
-def _figures(found: "Sequence[GpuEstimate | None]") -> Iterator[Line]:
-    from finegauge.render.run_parts import TONES, WORDS, tiles
-
+def _figures(found: Sequence[GpuEstimate | None]) -> Iterator[Line]:
     base = next((one for one in found if one), None)
     if base is None:
         return
@@ -247,12 +244,12 @@ def _figures(found: "Sequence[GpuEstimate | None]") -> Iterator[Line]:
             yield Line(name, _changed(texts, found, _NUMBERS.get(key)))
 
 
-def _usd(one: "GpuEstimate") -> float | None:
+def _usd(one: GpuEstimate) -> float | None:
     offer = one.quote.cheapest_on_demand if one.quote else None
     return offer.on_demand_usd if offer else None
 
 
-_NUMBERS: "Mapping[str, Callable[[GpuEstimate], float | None]]" = {
+_NUMBERS: Mapping[str, Callable[[GpuEstimate], float | None]] = {
     "step": lambda one: one.profile.step_time_s.total if one.quote else None,
     "time": lambda one: one.quote.wall_s if one.quote else None,
     "usd": _usd,
@@ -262,8 +259,8 @@ _NUMBERS: "Mapping[str, Callable[[GpuEstimate], float | None]]" = {
 
 def _changed(
     texts: Sequence[str],
-    found: "Sequence[GpuEstimate | None]",
-    number: "Callable[[GpuEstimate], float | None] | None",
+    found: Sequence[GpuEstimate | None],
+    number: Callable[[GpuEstimate], float | None] | None,
 ) -> tuple[Cell, ...]:
     """Return the cells of one figure, each with its change against the first; less is better."""
     values = [number(one) if one and number else None for one in found]
@@ -276,7 +273,7 @@ def _changed(
     return tuple(cells)
 
 
-def _fields(found: "Sequence[GpuEstimate | None]") -> Iterator[Line]:
+def _fields(found: Sequence[GpuEstimate | None]) -> Iterator[Line]:
     """Yield the fields of a run that are not alike in all."""
     runs: list[Run | None] = [one.run if one else None for one in found]
     known = [run for run in runs if run is not None]

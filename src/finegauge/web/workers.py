@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from finegauge.documents import num_values
 from finegauge.sandbox import EndedError, Seat, Worker, bound_memory, is_alive
-from finegauge.web.storage import Figures, Reply, ResponseCache, key_of
+from finegauge.web.storage import Figures, Reply, ResponseCache, key_of, upload_store
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -67,8 +67,6 @@ async def body_of(request: "Request", media_type: str) -> bytes:
 
     Raises: RefusedError (408, 413, 415) where it is slow, too long or of another type.
     """
-    import asyncio
-
     stated = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if stated != media_type:
         raise RefusedError(415, f"Send the body as {media_type}, not as {stated or 'nothing stated'}.")
@@ -214,7 +212,7 @@ class Lane(NamedTuple):
     retry_after_s: int
 
 
-def lanes(workers: int = 0) -> "tuple[Lane, Lane]":
+def lanes(workers: int = 0) -> tuple[Lane, Lane]:
     """Return the lanes of questions and of searches, as wide as this machine, or this container, is.
 
     `workers` processes answer questions, where any are asked for.
@@ -360,8 +358,6 @@ def _settle(folder: str, preloaded: tuple[str, ...], behind: int) -> None:
     bound_memory(MOST_MEMORY_BYTES)
     for module in preloaded:  # where processes are spawned, not forked
         import_module(module)
-    from finegauge.web.storage import upload_store
-
     upload_store().enter()
     gc.freeze()
 

@@ -81,7 +81,7 @@ def brute_force(runs: Iterable[Run]) -> BruteForce:
 def _providers(run: Run) -> list[str]:
     """Return who offers the machines of `run` at a price that is ranked."""
     bill = quote(run, _nothing(run))
-    return sorted({priced.offer.provider for priced in bill.offers if priced.offer.is_ranked})
+    return sorted({priced.provider for priced in bill.offers if priced.is_ranked})
 
 
 def _nothing(run: Run) -> Profile:

@@ -75,9 +75,11 @@ def test_cost_is_hours_times_price() -> None:
 
 def test_an_instance_is_billed_whole() -> None:
     eight = OFFER._replace(gpu_count=8, on_demand_usd_per_h=4.0)
-    (priced,) = quoted(run(num_samples=1000), eight).offers
+    bill = quoted(run(num_samples=1000), eight)
+    (priced,) = bill.offers
+    assert bill.wall_s is not None
     assert priced.idle_gpus == 7
-    assert priced.on_demand_usd == pytest.approx(priced.wall_s / HOUR_S * 4.0)
+    assert priced.on_demand_usd == pytest.approx(bill.wall_s / HOUR_S * 4.0)
 
 
 def test_a_slice_of_a_card_is_no_offer() -> None:
@@ -87,7 +89,7 @@ def test_a_slice_of_a_card_is_no_offer() -> None:
 def test_an_unknown_price_is_none_and_last() -> None:
     unknown = OFFER._replace(provider="a", on_demand_usd_per_h=None, spot_usd_per_h=None)
     bill = quoted(run(num_samples=1000), unknown, OFFER)
-    assert [o.offer.provider for o in bill.offers] == ["somewhere", "a"]
+    assert [o.provider for o in bill.offers] == ["somewhere", "a"]
     assert bill.offers[1].on_demand_usd is None
     assert bill.cheapest_on_demand is not None
     assert bill.cheapest_on_demand.offer is OFFER
@@ -157,14 +159,14 @@ def test_stale_prices_are_said() -> None:
 
 def test_the_catalogue_prices_by_default() -> None:
     bill = quote(run(num_samples=1000), ROOMY(run(num_samples=1000)))
-    assert {o.offer.gpu for o in bill.offers} == {"A40"}
+    assert {o.offer.gpu for o in bill.offers if o.offer} == {"A40"}
     assert bill.cheapest_on_demand is not None
-    assert any(o.offer.tier == "seed-paper" for o in bill.offers)
+    assert any(o.tier == "seed-paper" for o in bill.offers)
 
 
 def test_a_provider_narrows_the_offers() -> None:
     asked = run(num_samples=1000, provider="cudo-2024")
-    assert {o.offer.provider for o in quote(asked, ROOMY(asked)).offers} == {"cudo-2024"}
+    assert {o.provider for o in quote(asked, ROOMY(asked)).offers} == {"cudo-2024"}
 
 
 def test_prediction_by_default() -> None:
@@ -176,10 +178,10 @@ def test_prediction_by_default() -> None:
 def test_several_consumer_cards_of_one_machine() -> None:
     run = Run(model="Qwen/Qwen3-8B", gpu="RTX 4090", method="lora", num_gpus=4, sharding="ddp", max_steps=100)
     found = quote(run).offers
-    assert {one.offer.provider for one in found} >= {"runpod", "novita"}
-    assert all(one.offer.is_scaled and one.offer.gpu_count == 4 for one in found)
+    assert {one.provider for one in found} >= {"runpod", "novita"}
+    assert all(one.is_scaled and one.gpu_count == 4 for one in found)
     joined = quote(run.replace("test", num_gpus=16, num_nodes=2)).offers
-    assert not any(one.offer.is_scaled for one in joined)  # nobody joins such machines
+    assert not any(one.is_scaled for one in joined)  # nobody joins such machines
 
 
 def test_without_an_end_the_price_is_of_tokens() -> None:

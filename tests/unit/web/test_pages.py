@@ -241,7 +241,8 @@ def test_gpus_stand_under_headings() -> None:
 
 def test_the_gpu_of_this_machine_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     here = (GpuHere("NVIDIA L40S", 46068 * 2**20, 45000 * 2**20, "570"),) * 2
-    monkeypatch.setattr("finegauge.catalogue.machine.gpus_here", lambda: here)
+    for reader in ("catalogue.machine", "web.choices"):
+        monkeypatch.setattr(f"finegauge.{reader}.gpus_here", lambda: here)
     gpu_choices.cache_clear()
     try:
         assert gpu_choices()[0] == ("L40S", "L40S · 44.4 GiB · 2 here", "This machine")

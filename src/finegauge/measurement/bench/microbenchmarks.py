@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import DynamicCache, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from finegauge.catalogue.device_profile import NF4_INFERENCE, DeviceProfile, Reading
 from finegauge.catalogue.machine import proc_bytes
@@ -317,8 +318,6 @@ def _model_costs(bench: Bench) -> dict[str, float]:
 
 
 def _token_s(bench: Bench) -> float:
-    from transformers import DynamicCache, GenerationConfig
-
     model = _tiny_llama(bench, 1).eval()
     model.generation_config.eos_token_id = None  # no token ends an answer
     tokens = torch.ones(1, TOKENS, dtype=torch.int64, device=bench.device)
@@ -420,8 +419,6 @@ def _model_s(bench: Bench, layers: int, *, checkpointing: bool = False) -> tuple
 
 
 def _tiny_llama(bench: Bench, layers: int) -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     config = LlamaConfig(
         vocab_size=VOCAB,
         hidden_size=WIDTH,

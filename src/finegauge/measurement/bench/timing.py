@@ -30,7 +30,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 from finegauge.catalogue.device_profile import SENT, UNITS, Reading
 from finegauge.errors import UnsupportedError
@@ -321,8 +321,6 @@ def _rank(
     """Time every collective as one of the ranks; the first sends the readings."""
     from datetime import timedelta
 
-    from torch import distributed
-
     torch.set_num_threads(1)
     place = torch.device(device, rank) if device == "cuda" else torch.device("cpu")
     if device == "cuda":
@@ -405,8 +403,6 @@ def _unit(name: str, num_bytes: int, group: Any) -> tuple[Callable[[], Any] | No
 def _collective(
     name: str, num_bytes: int, ranks: int, place: torch.device, group: Any = None
 ) -> Callable[[], Any]:
-    from torch import distributed
-
     share = max(1, num_bytes // 4 // ranks)
     whole, part = torch.zeros(share * ranks, device=place), torch.zeros(share, device=place)
     received = torch.empty_like(whole)
@@ -432,8 +428,6 @@ def _collective(
 def _timing(
     before: Callable[[], Any] | None, call: Callable[[], Any], place: torch.device, group: Any
 ) -> Timing:
-    from torch import distributed
-
     repeats: list[float] = []
     left = COLLECTIVE_REPEATS + 1
     while left:

@@ -539,7 +539,6 @@ def _told(
 
 
 def _product(frame: Frame) -> tuple[Place, Place, int] | None:
-    """A product of experts, or of a router."""
     (path, last), item = frame.place, frame.module
     if item is None or last.startswith("("):  # inside another product
         return None

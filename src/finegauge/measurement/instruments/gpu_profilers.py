@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from finegauge.measurement.instruments.clocks import NoClock
 from finegauge.measurement.instruments.counters import Nvml, Unavailable, nvml_of
 from finegauge.measurement.instruments.kernel_table import weighted
 from finegauge.measurement.instruments.kernel_trace import kind_of_kernel
@@ -35,6 +36,7 @@ from finegauge.measurement.instruments.module_roles import layers_of
 from finegauge.measurement.options import Options
 from finegauge.measurement.subject import Phase
 from finegauge.run.run import Run
+from finegauge.store.document import run_document, run_of
 
 WINDOW_S = 0.5
 _SHORTEST_S = 0.1
@@ -57,8 +59,6 @@ class Window(NamedTuple):
 
 def watch_utilisation(phase: Phase, *, device: torch.device) -> dict[str, Any]:
     """Return the GPM figures of steps in a row, some seconds of them; warm up before."""
-    from finegauge.measurement.instruments.clocks import NoClock
-
     nvml = supported(nvml_of(device))
     if isinstance(nvml, Unavailable):
         return {"unavailable": nvml.why}
@@ -177,8 +177,6 @@ def command(target: Sequence[str], log: Path, *, ncu: str = "ncu") -> list[str]:
 
 def layer_utilisation(run: Run, options: Options) -> dict[str, Any]:
     """Return the utilisation of one layer of one step, as a JSON document, or why there is none."""
-    from finegauge.store.document import run_document
-
     ncu = shutil.which("ncu")
     if options.device != "cuda":
         return {"unavailable": "ncu watches NVIDIA GPUs only; measure with --device cuda"}
@@ -298,9 +296,7 @@ def middle_layer(model: torch.nn.Module) -> torch.nn.Module:
 
 def main() -> None:
     """Take the warm-up steps, then one step with the profiler let in."""
-    from finegauge.measurement.instruments.clocks import NoClock
     from finegauge.measurement.phases.choice import phase_of
-    from finegauge.store.document import run_of
 
     trial = json.loads(Path(sys.argv[1]).read_text("utf-8"))
     run, options = run_of(trial["run"]), Options(**trial["options"])

@@ -306,7 +306,6 @@ def rows(trace: Trace, role_of: Callable[[str], Role], *, steps: int) -> list[Ro
 
 
 def _kind_in_role(kind: str, role: Role) -> str:
-    """Return the kind of work, where general operators are what a norm or a scan is made of."""
     made_of_them = role and role[-1] in ("norm", "scan") and kind in GENERAL
     return role[-1] if made_of_them else kind
 

@@ -34,6 +34,7 @@ from statistics import median
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from transformers import GenerationConfig, LogitsProcessorList
 
 from finegauge.errors import UnsupportedError
 from finegauge.measurement.batches import IGNORED, Batch
@@ -127,8 +128,6 @@ def generate(
     `sample` draws tokens by their probability, else the likeliest is taken; `first` is called when the first
     token's logits are there.
     """
-    from transformers import GenerationConfig, LogitsProcessorList
-
     times = _TokenTimes(subject.device, first)
     subject.base.generation_config.eos_token_id = None  # no token ends a completion
     requested_s = time.perf_counter()
@@ -241,7 +240,6 @@ class ContinuousServing:
 
         Raises: UnsupportedError with its words where a request failed.
         """
-        from transformers import GenerationConfig
         from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
         run = self.subject.run

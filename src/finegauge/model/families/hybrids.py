@@ -26,13 +26,7 @@ from finegauge.model.families.parts import (
     stack,
     window_of,
 )
-from finegauge.model.families.recurrent import (
-    BAMBA_KEYS,
-    KINDS,
-    LINEAR,
-    delta_rule,
-    mamba2_mixer,
-)
+from finegauge.model.families.recurrent import BAMBA_KEYS, KINDS, LINEAR, delta_rule, mamba2_mixer
 from finegauge.model.ssm import SLOW_CHUNK_LAUNCHES, SLOW_SCAN_LAUNCHES, LinearAttention, Recurrence
 
 

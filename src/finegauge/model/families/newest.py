@@ -87,7 +87,6 @@ def _m3_indexed(f: Figures, of: Heads, slides: bool, sparse: Any) -> Mapping[str
 
 
 def _m3_experts(f: Figures) -> Mixer:
-    """Return sigmoid-routed experts with clamped SwiGLU, the shared one first."""
     hidden, act = f.size("hidden_size"), "clamped_swiglu"
     shared = feedforward(hidden, f.size("shared_intermediate_size"), act, fused="gate_up_proj")
     routing = Routing("sigmoid", normalised=True, wide_weights=True)
@@ -117,7 +116,6 @@ def _cut(f: Figures, key: str) -> Sequence[Any]:
 
 
 def _step(f: Figures) -> Family:
-    """Cut the list of kinds to the layers there are."""
     if f.items("layer_types") is not None:
         f.config = {**f.config, "layer_types": list(_cut(f, "layer_types"))}
     return {}

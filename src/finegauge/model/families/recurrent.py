@@ -114,7 +114,6 @@ def dt_rank(f: Figures, key: str) -> int:
 
 
 def _alone(f: Figures, mixer: Mixer) -> Architecture:
-    """Return a model of equal layers, each of one norm and one mixer."""
     hidden = f.size("hidden_size")
     layers = ((layer(Branch(mixer, Norm("norm", hidden))), f.num_layers()),)
     return language_model(f, layers, Norm("norm_f", hidden), embed="embeddings")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from finegauge.profile import Breakdown, Path, Profile
+from finegauge.profile import Breakdown, Path, Profile, Work
 from finegauge.render import number_format as fmt
 from finegauge.render.plots.drawing import (
     INK,
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from finegauge.answers.study import Roof
-    from finegauge.profile import Work
 
 MEMORY_KEY = "memory"
 LEAST_FRACTION = 0.002  # of what has to fit: smaller parts stand together
@@ -290,7 +289,7 @@ class Dot(NamedTuple):
         return self.flops / self.seconds / 1e12
 
 
-def roofline_plot(profile: Profile, work: "Mapping[Path, Work]", roof: "Roof") -> Plot | None:
+def roofline_plot(profile: Profile, work: Mapping[Path, Work], roof: "Roof") -> Plot | None:
     """Return the roofline of `profile`; None where no operator's work is known."""
     seconds = profile.step_time_s.parts
     dots = [
