@@ -4,18 +4,10 @@ import gc
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import click
 
-from finegauge.answers.campaign import CompareAnswer, campaign_answer, compare_answer, results_answer
-from finegauge.answers.runs import FROM_COMMON
-from finegauge.campaign.axes import Folder
-from finegauge.campaign.driver import Engine, LocalEngine, carry_out
-from finegauge.campaign.gains import Comparison, claims_called, compare_results, gains_over, weights_of
-from finegauge.campaign.ray_engine import RayEngine
-from finegauge.campaign.sweep import about_of, read_sweep, shipped
-from finegauge.catalogue.gpus import THIS
-from finegauge.catalogue.gpus import gpu as spec
 from finegauge.cli.run_options import (
     json_option,
     listing_option,
@@ -26,25 +18,19 @@ from finegauge.cli.run_options import (
     show,
 )
 from finegauge.errors import FieldError, FineGaugeError, InputError, UnknownKeyError, UnknownNameError, shown
-from finegauge.prediction.predictor import predict
-from finegauge.render.campaign import (
-    campaign_report,
-    compare_report,
-    dry_report,
-    panels,
-    results_report,
-    shipped_report,
-)
-from finegauge.render.json import lines
-from finegauge.render.plots.drawing import check_matplotlib, save_charts
-from finegauge.render.report import Report
-from finegauge.run.run import FROM_THIS_MACHINE
-from finegauge.store.document import Facts, facts_in, profile_document
-from finegauge.store.journal import Trials
-from finegauge.store.table import ask, export, table_of, texts_of
+
+if TYPE_CHECKING:
+    from finegauge.answers.campaign import CompareAnswer
+    from finegauge.campaign.driver import Engine
+    from finegauge.campaign.gains import Comparison
+    from finegauge.render.report import Report
+    from finegauge.store.document import Facts
 
 
-def _sweeps() -> Report:
+def _sweeps() -> "Report":
+    from finegauge.campaign.sweep import about_of, shipped
+    from finegauge.render.campaign import shipped_report
+
     return shipped_report({name: about_of(path) for name, path in shipped().items()})
 
 
@@ -93,6 +79,12 @@ def campaign(
     Stop it whenever you like, by Ctrl-C or harder: the next call goes on where this one ended.
     'finegauge results FOLDER' and 'finegauge compare FOLDER' read what it kept.
     """
+    from finegauge.answers.campaign import campaign_answer
+    from finegauge.campaign.axes import Folder
+    from finegauge.campaign.driver import carry_out
+    from finegauge.campaign.sweep import read_sweep
+    from finegauge.render.campaign import campaign_report, dry_report
+
     gc.enable()
     sweep = read_sweep(sweep_file, trust=trust)
     if only:
@@ -109,11 +101,14 @@ def campaign(
     show("campaign", answer, campaign_report, as_json=as_json)
 
 
-def _engine(name: str, address: str) -> Engine:
+def _engine(name: str, address: str) -> "Engine":
     """Return the measurement backend.
 
     Raises: FieldError for an address without a cluster.
     """
+    from finegauge.campaign.driver import LocalEngine
+    from finegauge.campaign.ray_engine import RayEngine
+
     if name == "ray":
         return RayEngine(address)
     if address:
@@ -123,6 +118,8 @@ def _engine(name: str, address: str) -> Engine:
 
 def _keep_table(folder: str) -> None:
     """Make the table of a large campaign now, so that the first `results` need not wait for it."""
+    from finegauge.store.table import table_of
+
     with suppress(FineGaugeError):  # no pyarrow, or nothing was asked
         table_of([folder])
 
@@ -155,6 +152,11 @@ def compare(
     A run is a file that 'estimate' reads, which is predicted, or a journal of 'measure --store', whose
     completed trials are taken.
     """
+    from finegauge.answers.campaign import compare_answer
+    from finegauge.campaign.axes import Folder
+    from finegauge.campaign.gains import claims_called, weights_of
+    from finegauge.render.campaign import compare_report
+
     claims, asked = None, weights_of(weights) if weights else None
     if len(paths) == 1:
         if not os.path.isdir(paths[0]):
@@ -178,7 +180,10 @@ def compare(
 
 def _of_campaign(
     path: str, baseline: str, axes: Mapping[str, Sequence[str]], places: tuple[str, ...]
-) -> list[Comparison]:
+) -> "list[Comparison]":
+    from finegauge.campaign.axes import Folder
+    from finegauge.campaign.gains import compare_results
+
     found = compare_results(Folder(path).results(), baseline, axes)
     if not found:
         raise InputError(
@@ -195,7 +200,9 @@ def _of_campaign(
     return found
 
 
-def _of_runs(paths: tuple[str, ...], gpu: str) -> Comparison:
+def _of_runs(paths: tuple[str, ...], gpu: str) -> "Comparison":
+    from finegauge.campaign.gains import Comparison, gains_over
+
     assumed = "" if gpu else common_gpu(paths)
     found = {path: _facts(path, gpu or assumed) for path in paths}
     kinds = dict.fromkeys(one.source for facts in found.values() for one in facts)
@@ -212,6 +219,11 @@ def _of_runs(paths: tuple[str, ...], gpu: str) -> Comparison:
 
 def common_gpu(paths: tuple[str, ...]) -> str:
     """Return the GPU for runs that name none: this machine's, else the largest that one of them needs."""
+    from finegauge.answers.runs import FROM_COMMON
+    from finegauge.catalogue.gpus import THIS
+    from finegauge.catalogue.gpus import gpu as spec
+    from finegauge.run.run import FROM_THIS_MACHINE
+
     asked = [runs(path, (), (), unnamed="one")[0] for path in paths if not path.endswith(".jsonl")]
     origins = {run.origins["gpu"] for run in asked}
     if origins == {FROM_THIS_MACHINE}:
@@ -221,8 +233,12 @@ def common_gpu(paths: tuple[str, ...]) -> str:
     return max((str(run.gpu) for run in asked), key=lambda name: spec(name).memory_bytes)
 
 
-def _facts(path: str, gpu: str) -> list[Facts]:
+def _facts(path: str, gpu: str) -> "list[Facts]":
     """Return the facts of a run: of one that is predicted, or of all trials that a journal holds."""
+    from finegauge.prediction.predictor import predict
+    from finegauge.store.document import facts_in, profile_document
+    from finegauge.store.journal import Trials
+
     if path.endswith(".jsonl"):
         ends = [one.facts for one in Trials(path).look().entries]
         found = [one for one in ends if one is not None and one.outcome == "completed"]
@@ -233,7 +249,10 @@ def _facts(path: str, gpu: str) -> list[Facts]:
     return [facts_in(profile_document(predict(run)))]
 
 
-def _draw(answer: CompareAnswer, path: str) -> None:
+def _draw(answer: "CompareAnswer", path: str) -> None:
+    from finegauge.render.campaign import panels
+    from finegauge.render.plots.drawing import check_matplotlib, save_charts
+
     check_matplotlib("calibrate")
     if (number := len(answer.comparisons)) > MOST_DRAWN:
         raise InputError(f"{number} comparisons are too many for one figure; choose by --at AXIS=VALUE.")
@@ -267,6 +286,11 @@ def results(
     They are one table named results, a row per trial that ended, a column per field of the run and per
     fact of its step, in SI units; what is not known is NULL. 'DESCRIBE results' lists the columns.
     """
+    from finegauge.answers.campaign import results_answer
+    from finegauge.render.campaign import results_report
+    from finegauge.render.json import lines
+    from finegauge.store.table import ask, export, table_of, texts_of
+
     if sql and (where or chosen):
         raise InputError("--sql is a whole question; put the condition and the columns into it.")
     table, quarantined = table_of(paths)

@@ -2,17 +2,10 @@
 
 import gc
 import os
+from typing import TYPE_CHECKING
 
 import click
 
-from finegauge.answers.files import (
-    LauncherFile,
-    ReadAnswer,
-    RunOfFile,
-    data_answer,
-    export_answer,
-    run_of_file,
-)
 from finegauge.cli.run_options import (
     alongside_options,
     file_name,
@@ -26,14 +19,12 @@ from finegauge.cli.run_options import (
     show,
     stated_alongside,
 )
-from finegauge.data.token_lengths import Lengths, token_lengths
 from finegauge.errors import InputError
-from finegauge.formats.launcher_files import Alongside
-from finegauge.formats.reading import companion_fields, describe
-from finegauge.formats.writing import write
-from finegauge.render.files import data_report, read_sections, written_section
-from finegauge.render.terminal import section_lines
-from finegauge.run.run import Run
+
+if TYPE_CHECKING:
+    from finegauge.data.token_lengths import Lengths
+    from finegauge.formats.launcher_files import Alongside
+    from finegauge.run.run import Run
 
 
 @click.command()
@@ -54,6 +45,11 @@ def read(
     --export writes the run for another framework instead: llamafactory, axolotl, trl, torchtune, nemo,
     ms-swift, unsloth, torchtitan, deepspeed, skypilot or finegauge.
     """
+    from finegauge.answers.files import LauncherFile, ReadAnswer, RunOfFile, run_of_file
+    from finegauge.formats.reading import companion_fields, describe
+    from finegauge.render.files import read_sections
+    from finegauge.render.terminal import section_lines
+
     files, overrides = parted(words)
     companions = {file: found for file in files if (found := companion_fields(file)) is not None}
     recipes = [file for file in files if file not in companions]
@@ -67,6 +63,10 @@ def read(
             raise InputError(f"--export takes one training file, not {len(recipes)}; name one.")
         if folder is None:
             raise InputError("--export needs a folder to write to; add -o DIR.")
+        from finegauge.answers.files import export_answer
+        from finegauge.formats.writing import write
+        from finegauge.render.files import written_section
+
         run = describe(recipes[0], overrides, beside)
         written = write(run, framework, folder, recipe=recipes[0], overwrite=overwrite)
         if as_json:
@@ -87,7 +87,7 @@ def read(
         say([*([""] if number else []), *section_lines(part)])
 
 
-def _with_companions(stated: Alongside, kinds: dict[str, str]) -> Alongside:
+def _with_companions(stated: "Alongside", kinds: dict[str, str]) -> "Alongside":
     """Return the launcher's files: stated by options, or found among the arguments."""
     for file, kind in kinds.items():
         if getattr(stated, kind) is not None:
@@ -137,13 +137,18 @@ def data(
             "No tokenizer is named: add --tokenizer DIR, the folder of the model's tokenizer.json."
         )
     lengths = _counted(file, chosen, format_name, template)
+    from finegauge.answers.files import data_answer
+    from finegauge.render.files import data_report
+
     show("data", data_answer(lengths, chosen, asked), data_report, as_json=as_json)
 
 
 def _counted(
     file: str, tokenizer: str, format_name: str | None = None, template: str | None = None
-) -> Lengths:
+) -> "Lengths":
     """Return the lengths of a data set, and show meanwhile how far the counting is."""
+    from finegauge.data.token_lengths import token_lengths
+
     gc.enable()  # which a command does without: this one is long
     with progress_bar(file_name(file)) as heard:
         return token_lengths(file, tokenizer, format=format_name, template=template, heard=heard)
@@ -151,7 +156,7 @@ def _counted(
 
 def _runs(
     run_file: str, overrides: tuple[str, ...], gpus: tuple[str, ...], file: str, tokenizer: str | None
-) -> list[Run]:
+) -> "list[Run]":
     stated = {
         "dataset": os.path.abspath(file),
         **({"tokenizer": os.path.abspath(tokenizer)} if tokenizer else {}),

@@ -4,20 +4,10 @@ import gc
 import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from finegauge.answers.measurement import (
-    check_libraries,
-    measure_answer,
-    measured,
-    micro_answer,
-    runs_by_module,
-)
-from finegauge.catalogue.device_profile import DeviceProfile, own_profile_path, write
-from finegauge.catalogue.gpus import gpu
-from finegauge.catalogue.models import model as figures_of
 from finegauge.cli.run_options import (
     json_option,
     offline_option,
@@ -29,18 +19,12 @@ from finegauge.cli.run_options import (
     show,
     traced_document,
 )
-from finegauge.data.batch_shape import shape
 from finegauge.documents import json_text
 from finegauge.errors import EXIT_DONE, EXIT_NO_DATA, EXIT_WILL_NOT_FIT, UnsupportedError, shown
-from finegauge.measurement.options import Options
-from finegauge.model.blocks import Architecture
-from finegauge.model.families import supported_model_types
-from finegauge.model.traced import traced_architecture, write_trace
-from finegauge.prediction.predicted_profile import predicted_profile
-from finegauge.render.device_profile import micro_report, profile_panels
-from finegauge.render.measurement import measure_report
-from finegauge.render.plots.drawing import check_matplotlib, save_charts
-from finegauge.units import count
+
+if TYPE_CHECKING:
+    from finegauge.catalogue.device_profile import DeviceProfile
+    from finegauge.model.blocks import Architecture
 
 MOST_USERS = 10_000
 NEED_ENDPOINT = {
@@ -170,6 +154,11 @@ def measure(
     The model is built from its config with random weights, or read from a local checkpoint. It runs in a
     process of its own: out of memory is an outcome (exit code 20), a result that is no data is 30.
     """
+    from finegauge.answers.measurement import measure_answer, measured
+    from finegauge.data.batch_shape import shape
+    from finegauge.measurement.options import Options
+    from finegauge.render.measurement import measure_report
+
     gc.enable()
     run = read_run(run_file, overrides)
     shape(run)  # batches that cannot be are refused before a process starts
@@ -258,6 +247,10 @@ def micro(
             raise click.UsageError("--predict takes --gpu, RUNs, -o and --json, and nothing of this machine.")
         _predicted(gpu, run_files, output, as_json=as_json)
         return
+    from finegauge.answers.measurement import check_libraries, micro_answer, runs_by_module
+    from finegauge.catalogue.device_profile import own_profile_path, write
+    from finegauge.render.device_profile import micro_report
+
     check_libraries()
     if modules and not run_files:
         raise click.UsageError("--modules compares runs with their operators: name at least one RUN.")
@@ -277,6 +270,12 @@ def micro(
 
 
 def _predicted(name: str, run_files: tuple[str, ...], output: str | None, *, as_json: bool) -> None:
+    from finegauge.answers.measurement import micro_answer
+    from finegauge.catalogue.device_profile import write
+    from finegauge.catalogue.gpus import gpu
+    from finegauge.prediction.predicted_profile import predicted_profile
+    from finegauge.render.device_profile import micro_report
+
     profile = predicted_profile(gpu(name), [read_run(path) for path in run_files])
     stem, suffix = os.path.splitext(output or "")
     drawn: tuple[str, ...] = ()
@@ -289,8 +288,13 @@ def _predicted(name: str, run_files: tuple[str, ...], output: str | None, *, as_
         say(f"Drawn as {' and '.join(drawn)}")
 
 
-def _drawn(profile: DeviceProfile, stem: str) -> tuple[str, ...]:
+def _drawn(profile: "DeviceProfile", stem: str) -> tuple[str, ...]:
+    from finegauge.render.plots.drawing import check_matplotlib
+
     check_matplotlib()
+    from finegauge.render.device_profile import profile_panels
+    from finegauge.render.plots.drawing import save_charts
+
     return save_charts(profile_panels(profile), stem, f"{profile.name}: predicted operators")
 
 
@@ -309,6 +313,10 @@ def trace(model: str, *, as_json: bool) -> None:
     For a model_type that FineGauge does not describe itself. No weights are needed and no code of
     the model's repository is run. Needs torch and transformers: pip install 'finegauge[measure]'.
     """
+    from finegauge.catalogue.models import model as figures_of
+    from finegauge.model.families import supported_model_types
+    from finegauge.model.traced import traced_architecture, write_trace
+
     config = figures_of(model).config
     model_type = str(config.get("model_type", ""))
     if model_type in supported_model_types():
@@ -323,8 +331,10 @@ def trace(model: str, *, as_json: bool) -> None:
 
 
 def _lines(
-    model: str, config: Mapping[str, Any], document: Mapping[str, Any], traced: Architecture, path: str
+    model: str, config: Mapping[str, Any], document: Mapping[str, Any], traced: "Architecture", path: str
 ) -> Iterator[str]:
+    from finegauge.units import count
+
     yield (
         f"{traced.model_type}: {document['class']} of transformers {document['transformers']}, "
         f"{count(traced.num_parameters)} parameters ({traced.num_parameters:,})"
@@ -337,7 +347,7 @@ def _lines(
     yield f"Saved in {path}; every command knows this model now, e.g. finegauge estimate {model}"
 
 
-def _json(document: Mapping[str, Any], traced: Architecture, path: str) -> str:
+def _json(document: Mapping[str, Any], traced: "Architecture", path: str) -> str:
     found = {
         "command": "trace",
         "model_type": traced.model_type,

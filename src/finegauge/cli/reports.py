@@ -2,42 +2,21 @@
 
 import os
 import re
+from typing import TYPE_CHECKING
 
 import click
 
-from finegauge.answers.campaign import campaign_study
-from finegauge.answers.estimate import GpuEstimate, gpu_estimate
-from finegauge.answers.measurement import MeasureAnswer, measurement
-from finegauge.answers.plan import plan_answer
-from finegauge.answers.study import side_by_side, study_answer
-from finegauge.answers.validation import ReproduceAnswer, reproduce_answer
-from finegauge.campaign.axes import Folder
-from finegauge.cli.campaigns import common_gpu
 from finegauge.cli.run_options import alongside_options, json_option, run_of, runs, say, show
 from finegauge.documents import write_file
 from finegauge.errors import InputError, UnknownNameError, shown
-from finegauge.measurement.options import Options
-from finegauge.planning.estimate import estimate
-from finegauge.planning.plan import plan
-from finegauge.planning.selection import Wanted
-from finegauge.prediction.predictor import Prediction
-from finegauge.profile import Profile
-from finegauge.render.campaign import labelled, study_report
-from finegauge.render.estimate import estimate_report
-from finegauge.render.html import html_page
-from finegauge.render.json import document_of, estimates_in, plan_in, profiles_in
-from finegauge.render.measurement import measure_report
-from finegauge.render.plan import plan_report
-from finegauge.render.plots.drawing import check_matplotlib, png, save_charts, svg
 from finegauge.render.report import FILE, TERMINAL, Plot, Report, plain
-from finegauge.render.schema import report_text
-from finegauge.render.side_by_side import side_by_side_report
-from finegauge.render.terminal import markdown_page
-from finegauge.render.validation import reproduction_report
-from finegauge.reproduction.measured_findings import measure_findings
-from finegauge.reproduction.published import Reproduction
-from finegauge.reproduction.xia2024 import reproduce as whole_paper
-from finegauge.store.journal import Trials
+
+if TYPE_CHECKING:
+    from finegauge.answers.estimate import GpuEstimate
+    from finegauge.answers.validation import ReproduceAnswer
+    from finegauge.prediction.predictor import Prediction
+    from finegauge.profile import Profile
+    from finegauge.reproduction.published import Reproduction
 
 PICTURES = (".png", ".svg")
 PAGES = (".html", ".htm", ".md")
@@ -89,8 +68,12 @@ def report(
         found = _report(subject, overrides, gpu, baseline, planned=planned)
     written = () if output is None else _write(found, output, kind, key)
     if as_json:
+        from finegauge.render.schema import report_text
+
         show("report", report_text(found, written), as_json=True)
     elif output is None:
+        from finegauge.render.terminal import markdown_page
+
         say(markdown_page(found).rstrip())
     else:
         say([plain(found.headline), *(f"Wrote {path}" for path in written)])
@@ -99,6 +82,8 @@ def report(
 def _report(
     subject: str, overrides: tuple[str, ...], gpu: str | None, baseline: str, *, planned: bool
 ) -> Report:
+    from finegauge.render.json import document_of
+
     stored = os.path.isfile(os.path.join(subject, "results.jsonl")) or subject.endswith(".jsonl")
     document = None if stored else document_of(subject)
     if not stored and document is None:
@@ -113,6 +98,11 @@ def _report(
 
 
 def _side_by_side(paths: tuple[str, ...], overrides: tuple[str, ...], gpu: str | None) -> Report:
+    from finegauge.answers.study import side_by_side
+    from finegauge.cli.campaigns import common_gpu
+    from finegauge.render.json import document_of
+    from finegauge.render.side_by_side import side_by_side_report
+
     if len(paths) > MOST_SIDES:
         raise InputError(f"{len(paths)} runs do not stand side by side; give at most {MOST_SIDES}.")
     for path in paths:
@@ -135,12 +125,20 @@ def _side_by_side(paths: tuple[str, ...], overrides: tuple[str, ...], gpu: str |
 
 def _side(
     path: str, document: dict[str, object] | None, overrides: tuple[str, ...], gpu: str
-) -> GpuEstimate | Profile:
+) -> "GpuEstimate | Profile":
     """Return what is known of one run: its estimate, or a measured profile."""
+    from finegauge.render.json import estimates_in, profiles_in
+
     if path.endswith(".jsonl"):
+        from finegauge.render.campaign import labelled
+        from finegauge.store.journal import Trials
+
         if os.path.isfile(path) and (results := labelled(Trials(path))):
             return results[-1].profile
     elif document is None:
+        from finegauge.answers.estimate import gpu_estimate
+        from finegauge.planning.estimate import estimate
+
         return gpu_estimate(estimate(runs(path, overrides, (gpu,) if gpu else (), unnamed="one")[0]))
     elif document["command"] == "measure":
         for profile, _ in profiles_in(document, path):
@@ -153,7 +151,15 @@ def _side(
 def _of_run(path: str, overrides: tuple[str, ...], gpu: str | None, *, planned: bool) -> Report:
     if planned:
         run = run_of(path, overrides)
+        from finegauge.answers.plan import plan_answer
+        from finegauge.planning.plan import plan
+        from finegauge.planning.selection import Wanted
+        from finegauge.render.plan import plan_report
+
         return plan_report(plan_answer(plan(run, Wanted(gpus=(gpu,) if gpu else ()))), FILE)
+    from finegauge.answers.study import study_answer
+    from finegauge.render.estimate import estimate_report
+
     answer, study = study_answer(runs(path, overrides, (gpu,) if gpu else (), unnamed="one")[0])
     return estimate_report(answer, FILE, study)
 
@@ -161,8 +167,15 @@ def _of_run(path: str, overrides: tuple[str, ...], gpu: str | None, *, planned: 
 def _of_document(document: dict[str, object], path: str) -> Report:
     """Return the report about what a command printed; of several answers, the first in full."""
     if document["command"] == "plan":
+        from finegauge.render.json import plan_in
+        from finegauge.render.plan import plan_report
+
         return plan_report(plan_in(document, path), FILE)
+    from finegauge.render.json import estimates_in, profiles_in
+
     if document["command"] != "measure":
+        from finegauge.render.estimate import estimate_report
+
         answer = estimates_in(document, path)
         if not answer.found:
             raise InputError(f"{shown(path)} holds no answer that could be shown.")
@@ -172,11 +185,19 @@ def _of_document(document: dict[str, object], path: str) -> Report:
     raise InputError(f"{shown(path)} holds no answer that could be shown.")
 
 
-def _of_trial(measured: Profile, prediction: Prediction | None = None) -> Report:
+def _of_trial(measured: "Profile", prediction: "Prediction | None" = None) -> Report:
+    from finegauge.answers.measurement import MeasureAnswer, measurement
+    from finegauge.render.measurement import measure_report
+
     return measure_report(MeasureAnswer(measured.run, (measurement(measured, prediction),)), FILE)
 
 
 def _of_results(path: str, baseline: str) -> Report:
+    from finegauge.answers.campaign import campaign_study
+    from finegauge.campaign.axes import Folder
+    from finegauge.render.campaign import labelled, study_report
+    from finegauge.store.journal import Trials
+
     name = os.path.basename(os.path.normpath(path))
     if os.path.isdir(path):
         folder = Folder(path)
@@ -205,6 +226,10 @@ def _kind(output: str | None) -> str:
 
 
 def _write(found: Report, output: str, kind: str, key: str | None) -> tuple[str, ...]:
+    from finegauge.render.html import html_page
+    from finegauge.render.plots.drawing import check_matplotlib, png, svg
+    from finegauge.render.terminal import markdown_page
+
     contents: dict[str, str | bytes] = {}
     if kind == ".md":
         contents[output] = markdown_page(found)
@@ -281,20 +306,33 @@ def reproduce(
     if measured and items:
         raise InputError(f"--measured measures all findings and takes no items; leave {shown(items[0])} out.")
     if output is not None:
+        from finegauge.render.plots.drawing import check_matplotlib
+
         check_matplotlib("calibrate")
+    from finegauge.answers.validation import reproduce_answer
+    from finegauge.render.validation import reproduction_report
+    from finegauge.reproduction.xia2024 import reproduce as whole_paper
+
     answer = reproduce_answer(_measured(device, threads, output) if measured else whole_paper(items))
     files = () if output is None else _write_pages(answer, output, f"{paper}_measured" if measured else paper)
     show("reproduce", answer, lambda answer: reproduction_report(answer, TERMINAL, files), as_json=as_json)
 
 
-def _measured(device: str, threads: int, output: str | None) -> Reproduction:
+def _measured(device: str, threads: int, output: str | None) -> "Reproduction":
     """Return the findings measured here; progress goes to stderr, profiles to a journal in the folder."""
+    from finegauge.measurement.options import Options
+    from finegauge.reproduction.measured_findings import measure_findings
+
     store = None if output is None else os.path.join(output, STORE)
     options = Options(device=device, threads=threads)
     return measure_findings(options, told=lambda what: say(f"{what} ...", err=True), store=store)
 
 
-def _write_pages(answer: ReproduceAnswer, folder: str, paper: str) -> tuple[str, ...]:
+def _write_pages(answer: "ReproduceAnswer", folder: str, paper: str) -> tuple[str, ...]:
+    from finegauge.render.html import html_page
+    from finegauge.render.plots.drawing import save_charts
+    from finegauge.render.validation import reproduction_report
+
     drawn = [one.item for one in answer.items if one.item.panels]
     path = os.path.join(folder, f"{paper}.html")
     for item in drawn:

@@ -3,33 +3,15 @@
 import os
 from datetime import date
 from functools import partial
-from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from finegauge.answers.calibration import (
-    LawAnswer,
-    calibration_answer,
-    law_answer,
-    learned_from,
-    read_finished,
-)
-from finegauge.answers.validation import here_answer, operators_answer, validation_answer
-from finegauge.calibration import calibrate as fitted
-from finegauge.catalogue.tables import held_out_tables, measurement_tables
 from finegauge.cli.run_options import json_option, parted, progress_bar, say, show
-from finegauge.documents import read_document, write_document
 from finegauge.errors import EXIT_DONE, InputError, UnsupportedError, shown
-from finegauge.formats.measurement_tables import read_table, table_of, tables_in
-from finegauge.laws.fit import fit, read_sweep
-from finegauge.laws.law import check_name, form, store
-from finegauge.prediction.calibration import DATASHEET, SCHEMA_VERSION, current, in_force
-from finegauge.render.calibration import calibration_report, law_panels, law_report, learn_report
-from finegauge.render.json import encoded
-from finegauge.render.plots.drawing import check_matplotlib, save_charts
-from finegauge.render.validation import here_report, operators_report, validation_report
-from finegauge.validation.summary import validate as hold
+
+if TYPE_CHECKING:
+    from finegauge.answers.calibration import LawAnswer
 
 EXIT_DOES_NOT_HOLD = 10
 
@@ -90,8 +72,14 @@ def validate(
     if asked == "operators":
         if names or not tables:
             raise click.UsageError("--operators takes tables, and no --against.", ctx)
+        from finegauge.answers.validation import operators_answer
+        from finegauge.render.validation import operators_report
+
         show("validate --operators", operators_answer(tables), operators_report, as_json=as_json)
         return
+    from finegauge.answers.validation import here_answer, validation_answer
+    from finegauge.render.validation import here_report, validation_report
+
     if asked == "here":
         if tables or names:
             raise click.UsageError(
@@ -105,6 +93,10 @@ def validate(
         )
         show("validate --here", found, here_report, as_json=as_json)
         ctx.exit(EXIT_DONE if found.summary.holds else EXIT_DOES_NOT_HOLD)
+    from finegauge.catalogue.tables import held_out_tables, measurement_tables
+    from finegauge.formats.measurement_tables import tables_in
+    from finegauge.validation.summary import validate as hold
+
     wanted = [name.strip().lower() for text in names for name in text.split(",") if name.strip()]
     validation = hold(tables_in(tables) or [*measurement_tables(), *held_out_tables()], against=wanted)
     show("validate", validation_answer(validation), validation_report, as_json=as_json)
@@ -152,7 +144,14 @@ def calibrate(
     if len(tables) > 1:
         raise InputError(f"--law fits one sweep; {len(tables)} tables are named. Name one.")
     if output is not None:
+        from finegauge.render.plots.drawing import check_matplotlib
+
         check_matplotlib("calibrate")
+    from finegauge.answers.calibration import law_answer
+    from finegauge.laws.fit import fit, read_sweep
+    from finegauge.laws.law import check_name, form, store
+    from finegauge.render.calibration import law_report
+
     equation = form(law_name)
     called = check_name(called)
     sweep = read_sweep(tables[0], equation, where)
@@ -167,10 +166,20 @@ def calibrate(
 def _constants(
     tables: tuple[str, ...], name: str, output: str | None, date: str, *, from_datasheet: bool, as_json: bool
 ) -> None:
+    from importlib.util import find_spec
+
     if find_spec("scipy") is None:
         raise UnsupportedError(
             "Fitting constants needs scipy: pip install 'finegauge[calibrate]'. Predicting works without it."
         )
+    from finegauge.answers.calibration import calibration_answer
+    from finegauge.calibration import calibrate as fitted
+    from finegauge.documents import write_document
+    from finegauge.formats.measurement_tables import read_table, tables_in
+    from finegauge.prediction.calibration import DATASHEET, SCHEMA_VERSION, current
+    from finegauge.render.calibration import calibration_report
+    from finegauge.render.json import encoded
+
     rows = [row for table in tables_in(tables) for row in read_table(table)]
     start = DATASHEET if from_datasheet else current()
     with progress_bar("fitting, and leaving each source out") as heard:
@@ -187,7 +196,10 @@ def _day(text: str | None) -> str:
         raise InputError(f"--date={shown(text)} is no day; write it as {date.today().isoformat()}.") from None
 
 
-def _draw(answer: LawAnswer, folder: str) -> tuple[str, ...]:
+def _draw(answer: "LawAnswer", folder: str) -> tuple[str, ...]:
+    from finegauge.render.calibration import law_panels
+    from finegauge.render.plots.drawing import save_charts
+
     law = answer.stored.law
     return save_charts(law_panels(answer), os.path.join(folder, law.name), f"{law.name}: {law.form.equation}")
 
@@ -211,6 +223,12 @@ def learn(words: tuple[str, ...], *, gpu: str, as_rows: bool, output: str | None
     each GPU and framework, and used only where they predict left-out runs a quarter better. Use the file of
     -o by FINEGAUGE_CALIBRATION=FILE. Nothing is run, nothing sent.
     """
+    from finegauge.answers.calibration import learned_from, read_finished
+    from finegauge.documents import read_document, write_document
+    from finegauge.prediction.calibration import current, in_force
+    from finegauge.render.calibration import learn_report
+    from finegauge.render.json import encoded
+
     paths, overrides = parted(words)
     if not paths:
         raise InputError(
@@ -218,6 +236,8 @@ def learn(words: tuple[str, ...], *, gpu: str, as_rows: bool, output: str | None
         )
     found = read_finished(paths, overrides, gpu)
     if as_rows:
+        from finegauge.formats.measurement_tables import table_of
+
         say(table_of([row for row, _ in found]).rstrip("\n"))
         return
     answer, calibration = learned_from(found, current())
