@@ -88,7 +88,7 @@ def test_a_mistake_is_one_sentence(arguments: tuple[str, ...], said: str, own: s
 
 
 def test_without_scipy_it_says_what_to_install(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("finegauge.cli.validation.find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     done = finegauge("calibrate", own)
     assert done.code == 64
     assert done.err.count("pip install 'finegauge[calibrate]'") == 1
