@@ -98,7 +98,8 @@ FAILURES = {  # the gravest first
         "tried to allocate more memory than is available", r"\bOUT_OF_ME(?:MORY|\+)",
     ),
     "killed": _any(
-        r"(?<!via Signals\.)\bSIGKILL\b", r"(?:^|[\s\]])Killed(?:\s|$)", r"sh: killed\b", r"\d killed +\w",
+        r"(?<!via Signals\.)\bSIGKILL\b", r"(?:^|[\s\]*])Killed(?:[\s*]|$)",
+        r"sh: killed\b", r"\d killed +\w",
         r"\b(?i:exit(?:ed)?|return(?:ed)?|failed)(?: with)?[ _]?(?i:code|status)?\"?\s{0,9}[:=]?\s{0,9}"
         r"(?:-9|137)\b", "Worker exit type: SYSTEM_ERROR", "[Kk]ernel (?:crashed while|appears to have died)",
     ),
@@ -111,7 +112,7 @@ FAILURES = {  # the gravest first
         r"^(?:\w+\.)*\w*(?:Error|Exception)\b.{0,200}[Tt]imed out",
     ),
     "other": _any("device-side assert triggered", "illegal memory access", "out of resource: shared memory",
-                  r"CANCELLED AT \S+ DUE TO", "DeadlineExceeded", "^KeyboardInterrupt",
+                  r"CANCELLED AT \S+ DUE TO", "DeadlineExceeded", "^KeyboardInterrupt", "Segmentation fault",
                   r"^(?:\w+\.)*\w*(?:Error|Exception)\b:?"),
 }  # fmt: skip
 _GRAVEST = {name: place for place, name in enumerate(FAILURES)}
@@ -130,7 +131,8 @@ _WARNING = re.compile(r"^(\S{1,400}\.py):\d+: \w{1,40}Warning: ")
 _MARKED_CODE = re.compile(r"❱\s*\d+\s*(.*)|^-+> ?\d+\s+(.*)")  # of rich, of IPython
 _ENGINE = r"(?:^|/)(?:vllm|sglang|sgl|lmdeploy)(?:_\w+)?(?:/|\.py:)"  # generates, once it is built
 MOMENTS = {  # beside the steps: the outermost frame that says so; load only before a step begins
-    "save": _any(r":_?(?:save|dcp_save|async_save|export_model|push_to_hub|consolidate|unsloth_save)\w*$",
+    "save": _any(r":_?(?:save|dcp_save|async_save|(?:model_)?export(?:_model)?|push_to_hub|consolidate"
+                 r"|unsloth_save)\w*$",
                  r":\w*_?save_(?:checkpoint|model|pretrained|ckpt|16bit)\w*$",
                  r":\w*merged?_(?:and|lora|peft)\w*$", r"tuners/\S+:merge$",
                  r"_state_dict_utils\.py:$", r":(?!\w*load)\w*state_dict$"),
@@ -148,7 +150,8 @@ MOMENTS = {  # beside the steps: the outermost frame that says so; load only bef
                        r":(?:update|sync|receive)_weights?\w*$"),
     "data": _any(r"(?:^|/)datasets/arrow_\w+\.py:", r"(?:^|/)datasets/builder\.py:",
                  ":_?(?:prepare|load|get|process|tokenize|pack)_datasets?$"),
-    "load": _any("from_pretrained", r":_?load\w*$",
+    "load": _any("from_pretrained", r":_?load\w*$", ":set_module_tensor_to_device",
+                 ":quantize_(?:4bit|blockwise)$",
                  rf"{_ENGINE}(?:\S*:)?(?:__init__|from_engine_args|(?:init|profile|capture)\w*)$",
                  "_load_pretrained_model", "caching_allocator_warmup", ":fully_shard$",
                  r"(?:torch|bitsandbytes)/optim/\w+\.py:__init__$",
@@ -181,6 +184,7 @@ OF_STEP = {  # the innermost frame that says so, but see `_follows`
 }  # fmt: skip
 _LOOP = re.compile(
     r":_?(?:inner_)?train(?:ing)?_(?:loop|epoch|one_epoch)$|megatron/training/training\.py:train$"
+    r"|torchinductor_\S*:call$"
 )
 _CLOSURE = _any(":closure$", ":training_step$")  # an optimizer may call the step's forward pass itself
 _PINNED = _any(r":_?pin_memory$", r"\bpin_memory\(", "cudaHostAlloc", "CachingHostAllocator")
@@ -191,13 +195,13 @@ MARKS = {  # of a log whose process was killed without a word: its last line tha
     "data": _any(r"^(?:Map|Filter|Tokenizing|Packing|Running tokenizer)\b[^|]{0,60}:",
                  r"Generating \w+ split"),
     "load": _any(r"Loading (?:checkpoint shards|weights|safetensors|model\b)", r"Fetching \d+ files",
-                 "KV cache memory", "warming up sampler"),
+                 "KV cache memory", "warming up sampler", r"creating fp\d+ partitions"),
     "evaluation": _any("Running [Ee]valuation", "['\"]eval_loss['\"]", "Evaluating",
                        "[Vv]al(?:idation)? [Ll]oss",
                        r"^Val(?:idation)?:? +\d+%"),
     "save": _any("Merg(?:ing|ed) .{0,30}(?:LoRA|adapter|weights)",
                  "Saving (?:model|optimizer|checkpoint|current state|the)",
-                 "Configuration saved in", "Writing model shards"),
+                 "Configuration saved in", "Writing model shards", "Summoning checkpoint"),
     "generation": _any("Generating", r"cumem_allocator\.cpp"),
     "train": _any("Running training", "['\"]loss['\"]: ", r"\b[Ll]oss[ :=]{1,3}\d", r"(?:it/s|s/it)[\],]",
                   r"iteration\s+\d+/", r"\bIter\(train\)", r"\btrain/(?:loss|global_step)\b"),
@@ -455,7 +459,7 @@ class _Reader:
             failure = "host_memory"
         if not self._counts(failure, frames, "tried_bytes" in figures):
             return
-        moment, stage = self._placed(frames, failure, line)
+        moment, stage = self._placed(frames, line)
         code = frames[-1][1] if frames else ""
         near = (
             frames[-1:] if frames and "torchinductor" in frames[-1][0] else frames[-3:]
@@ -488,15 +492,11 @@ class _Reader:
             bool(frames) and bare and failure == known.failure
         )
 
-    def _placed(self, frames: list[Frame], failure: str, line: str) -> tuple[str, str]:
+    def _placed(self, frames: list[Frame], line: str) -> tuple[str, str]:
         """Return the moment and stage of a failure, by its frames and what the log has before it."""
         if "DataLoader worker" in line or "encountered in worker" in line:
             return "train", "data"
         moment, stage = placed(frames)
-        begun = self._step is not None or self._mark not in ("", "load", "data")
-        trains = any(re.search(r":(?:train|fit)$", where) for where, _ in frames)
-        if failure == "device_memory" and frames and not (moment or begun or trains):
-            moment = "load"  # of a job that has not begun a step
         return moment, "" if "RESOURCE_EXHAUSTED" in line else stage  # XLA's programs are whole steps
 
     def found(self, name: str) -> Evidence | None:

@@ -405,7 +405,9 @@ def test_ten_megabytes_of_garbage(tmp_path: Path) -> None:
     (["accelerate/big_modeling.py load_checkpoint_and_dispatch: f()"], ("load", "")),
     (["peft/peft_model.py load_adapter: load_peft_weights(p)"], ("load", "")),
     (["recipes/lora.py train: self.save_checkpoint(epoch=e)"], ("save", "")),  # its own frame is left out
-    (["job.py main: return wrapped(model)"], ("load", "")),  # of a job that has begun no step
+    (["job.py main: return wrapped(model)"], ("", "")),
+    (["x/torchinductor_u/de/cde.py call: empty_strided_cuda(s)"], ("train", "")),
+    (["accelerate/utils/modeling.py set_module_tensor_to_device: value.to(device)"], ("load", "")),
     (["verl/workers/actor.py update_policy: f()", "verl/fsdp.py load_fsdp_optimizer: v.to(0)"],
      ("train", "forward")),
     (["verl/workers/actor.py compute_ref_log_prob: f()", "verl/torch.py logprobs_from_logits: f()"],
