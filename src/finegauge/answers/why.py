@@ -98,6 +98,8 @@ def why_answer(
 
 
 def _weighed(run: Run, one: Evidence) -> EvidenceAnswer:
+    killed = one.failure == "killed"  # for want of host memory, or by somebody: weighed as the former
+    one = one._replace(failure="host_memory") if killed else one
     inferred = one.failure == "device_memory" and not one.moment
     if inferred:
         moment, stage = moment_of(run, one)
@@ -109,7 +111,7 @@ def _weighed(run: Run, one: Evidence) -> EvidenceAnswer:
         one = one._replace(stage="loss")  # of a compiled step, whose frames do not tell
     room = room_of(run, one)
     return EvidenceAnswer(
-        evidence=one,
+        evidence=one._replace(failure="killed") if killed else one,
         is_inferred=inferred,
         observed_bytes=observed_bytes(one) or None,
         tensors=tensors,

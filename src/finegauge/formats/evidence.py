@@ -1,6 +1,7 @@
 """What a training left behind when it failed: its error text, its log, the figures of nvidia-smi.
 
-    failure        device_memory, host_memory, shared_memory, disk, timeout, other; none: a log that just ends
+    failure        device_memory, host_memory, shared_memory, disk, killed (the text does not say by whom),
+                   timeout, other; none: a log that just ends
     moment, stage  by the frames of the traceback, by its last lines where there is none: load, train (data,
                    forward, loss, backward, optimizer), evaluation, generation, save, resume
     figures        of PyTorch's sentence: tried, total, free, this process's, allocated, reserved but free
@@ -65,18 +66,21 @@ def _any(*rules: str) -> re.Pattern[str]:
 FAILURES = {  # the gravest first
     "device_memory": _any(
         r"\b(?:CUDA|HIP|XPU|NPU|MUSA|MPS backend) out of memory", r"^torch\.(?:cuda\.)?OutOfMemoryError\b",
-        r"\b(?i:(?:cuda|hip)(?: driver)? (?:error|failure)):? (?:\d+ )?'?out of memory",
-        r"\bError out of memory at line \d+ in file", "cudaErrorMemoryAllocation", "hipErrorOutOfMemory",
+        r"\b(?i:(?:cuda|hip)(?: driver| runtime)? (?:error|failure))(?: \(2\))? ?:? (?:\d+ )?'?"
+        "out of memory",
+        r"\bError out of memory at line \d+ in file", r"\bCUDA error 2 at .{1,80}: out of memory",
+        "cudaErrorMemoryAllocation", "hipErrorOutOfMemory",
         "CUDA_ERROR_OUT_OF_MEMORY", "OUT_OF_DEVICE_MEMORY", "kIOGPUCommandBufferCallbackErrorOutOfMemory",
         r"\bCU(?:BLAS|DNN|SOLVER|SPARSE)_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)",
         "RESOURCE_EXHAUSTED:.{0,80}(?i:out of memory|allocating device)",
-        r"Triton Error \[CUDA\]: out of memory",
+        r"Triton Error \[CUDA\]: out of memory", "Some modules are dispatched on the CPU or the disk",
         "No available memory for the cache blocks", "larger than the available KV cache memory",
         "number of tokens that can be stored in KV cache",
         "Free memory on device.{1,80}is less than desired GPU memory", "mem-fraction-static",
     ),
     "shared_memory": _any(
-        "out of shared memory", "killed by signal: Bus error", "unable to allocate shared memory",
+        "(?:out of|insufficient) shared memory", "killed by signal: Bus error",
+        "unable to allocate shared memory",
         "unable to (?:write to|open) file </torch",
         "No space left on device.{1,9}/dev/shm",
     ),
@@ -84,27 +88,31 @@ FAILURES = {  # the gravest first
                  "[Ee]phemeral.{1,8}storage", "PytorchStreamWriter failed",
                  r"inline_container\.cc.{0,20}unexpected pos", "basic_ios::clear: iostream error"),
     "host_memory": _any(
-        "Out of memory: Killed process", "[Cc]group out of memory", r"\boom[-_]kill", "OOMKilled",
+        "Out of memory: Killed process", "[Cc]group out of memory", r"\boom[-_]kill", 'OOMKilled(?!": false)',
         r"std::bad_alloc", "can't allocate memory", "Cannot allocate memory", "not enough memory: you tried",
-        r"^(?:\w+\.)*_?\w*MemoryError\b", r"(?<!via Signals\.)\bSIGKILL\b", "signal: Killed",
-        r"(?:^|[\s\]])Killed(?:\s|$)", r"sh: killed\b", r"\d killed +\w",
-        "abruptly died during map operation",
-        r"\b(?i:exit(?:ed)?|return(?:ed)?|failed)(?: with)?[ _]?(?i:code|status)?\s{0,9}[:=]?\s{0,9}"
-        r"(?:-9|137)\b",
+        r"^(?:\w+\.)*_?\w*MemoryError\b", "signal: Killed", "abruptly died during map operation",
         "[Ee]xceeded (?:job |step )?memory limit", r"\bv?mem\b.{1,60}exceeded limit", "TERM_MEMLIMIT",
         "paging file is too small", r"(?:os e|WinE)rror 1455\b",
-        "Container killed due to memory", "low on resource: memory", "using all available RAM",
+        "Container killed due to memory", "low on resource: memory", "ray-oom-prevention",
+        "using all available RAM",
         "tried to allocate more memory than is available", r"\bOUT_OF_ME(?:MORY|\+)",
+    ),
+    "killed": _any(
+        r"(?<!via Signals\.)\bSIGKILL\b", r"(?:^|[\s\]*])Killed(?:[\s*]|$)",
+        r"sh: killed\b", r"\d killed +\w",
+        r"\b(?i:exit(?:ed)?|return(?:ed)?|failed)(?: with)?[ _]?(?i:code|status)?\"?\s{0,9}[:=]?\s{0,9}"
+        r"(?:-9|137)\b", "Worker exit type: SYSTEM_ERROR", "[Kk]ernel (?:crashed while|appears to have died)",
     ),
     "timeout": _any(
         "collective operation timeout", r"[Tt]imed out (?:after \d+ \w+ )?waiting", "[Ss]ocket [Tt]imeout",
         "client socket has timed out", "[Ww]ait timeout", "Heartbeat monitor timed out", "watchdog got stuck",
-        "Timeout waiting for key", "Connection closed by peer", "ncclRemoteError", "ncclSystemError",
+        "Timeout waiting for key", "Connection closed by peer", "gloo.{1,80}Connection reset by peer",
+        "ncclRemoteError", "ncclSystemError",
         "NCCL communicator was aborted", "failed to pass monitoredBarrier",
         r"^(?:\w+\.)*\w*(?:Error|Exception)\b.{0,200}[Tt]imed out",
     ),
     "other": _any("device-side assert triggered", "illegal memory access", "out of resource: shared memory",
-                  r"CANCELLED AT \S+ DUE TO", "DeadlineExceeded",
+                  r"CANCELLED AT \S+ DUE TO", "DeadlineExceeded", "^KeyboardInterrupt", "Segmentation fault",
                   r"^(?:\w+\.)*\w*(?:Error|Exception)\b:?"),
 }  # fmt: skip
 _GRAVEST = {name: place for place, name in enumerate(FAILURES)}
@@ -123,7 +131,8 @@ _WARNING = re.compile(r"^(\S{1,400}\.py):\d+: \w{1,40}Warning: ")
 _MARKED_CODE = re.compile(r"❱\s*\d+\s*(.*)|^-+> ?\d+\s+(.*)")  # of rich, of IPython
 _ENGINE = r"(?:^|/)(?:vllm|sglang|sgl|lmdeploy)(?:_\w+)?(?:/|\.py:)"  # generates, once it is built
 MOMENTS = {  # beside the steps: the outermost frame that says so; load only before a step begins
-    "save": _any(r":_?(?:save|dcp_save|async_save|export_model|push_to_hub|consolidate|unsloth_save)\w*$",
+    "save": _any(r":_?(?:save|dcp_save|async_save|(?:model_)?export(?:_model)?|push_to_hub|consolidate"
+                 r"|unsloth_save)\w*$",
                  r":\w*_?save_(?:checkpoint|model|pretrained|ckpt|16bit)\w*$",
                  r":\w*merged?_(?:and|lora|peft)\w*$", r"tuners/\S+:merge$",
                  r"_state_dict_utils\.py:$", r":(?!\w*load)\w*state_dict$"),
@@ -134,13 +143,15 @@ MOMENTS = {  # beside the steps: the outermost frame that says so; load only bef
     "evaluation": _any(r":(?:run_|do_|_)?(?:eval|evaluate|validate|validation|evaluation|prediction|test)"
                        r"(?:_(?:loop|step|epoch|one_epoch|model|batch))?$", r":_?eval(?:uate)?_\w+$",
                        ":estimate_loss$",
+                       r":(?:nested_(?:concat|detach|numpify)|torch_pad_and_concatenate)$",
                        ":compute_metrics$", ":preprocess_logits_for_metrics$"),
     "generation": _any(r":_?generate(?!_and_score)\w*$", ":_sample$", ":_beam_search$", ":batch_generation$",
                        r":(?!\w*(?:init|build|setup|create))\w*(?:vllm|sglang|rollout)\w*$", ":wake_up$",
                        r":(?:update|sync|receive)_weights?\w*$"),
     "data": _any(r"(?:^|/)datasets/arrow_\w+\.py:", r"(?:^|/)datasets/builder\.py:",
                  ":_?(?:prepare|load|get|process|tokenize|pack)_datasets?$"),
-    "load": _any("from_pretrained", r":_?load\w*$",
+    "load": _any("from_pretrained", r":_?load\w*$", ":set_module_tensor_to_device",
+                 ":quantize_(?:4bit|blockwise)$",
                  rf"{_ENGINE}(?:\S*:)?(?:__init__|from_engine_args|(?:init|profile|capture)\w*)$",
                  "_load_pretrained_model", "caching_allocator_warmup", ":fully_shard$",
                  r"(?:torch|bitsandbytes)/optim/\w+\.py:__init__$",
@@ -155,7 +166,7 @@ MOMENTS = {  # beside the steps: the outermost frame that says so; load only bef
 }  # fmt: skip
 OF_STEP = {  # the innermost frame that says so, but see `_follows`
     "data": _any(r"dataloader\.py:", "utils/data/_utils/", r":get_batch_samples\b", "collat"),
-    "backward": _any(r":backward(?:_step)?\b", "run_backward", r"\.backward\("),
+    "backward": _any(r":backward(?:_step)?\b", "run_backward", r"\.backward\(", "run the backward pass"),
     "optimizer": _any("torch/optim/", "bitsandbytes/optim", "/optimi[sz]ers?/", r"optimizer\.py:step\b",
                       r"engine\.py:(?:step|_take_model_step)\b", r"\w*opt\w*\.step\(", "clip_grad",
                        ":_?unscale_",
@@ -163,35 +174,42 @@ OF_STEP = {  # the innermost frame that says so, but see `_follows`
                       r":_init_group\b"),
     "loss": _any("loss_utils", r":_?convert_to_fp32\b",
                  r":\w*CausalLMLoss\b", "log_softmax", r":entropy_from_logits\b",
-                 "cross_entropy", "fused_linear", "lm_head", r":\w*_from_logits\b",
+                 "cross_entropy", "fused_linear", r"lm_head\b", r":\w*_from_logits\b",
                  r"logits\b.{0,30}\.float\(\)",
                  "kl_div", r":(?!\w*(?:compute|batch))\w+_loss(?::|$)",
                  "^[^:]*/loss(?:es)?/"),
-    "forward": _any(r":\w*(?:log_?probs?|logps)\w*(?::|$)", r":update_(?:policy|actor|critic)\b",
+    "forward": _any(r"[:.]\w*(?:log_?probs?|logps)\w*(?:[:(]|$)", r":update_(?:policy|actor|critic)\b",
                     r":(?:forward|_call_impl|training_step|train_step|compute_loss|forward_step)\b",
-                    r"modeling_(?!utils)\w+\.py", r"\btrain_step\("),
+                    r"modeling_(?!utils)\w+\.py", r"\btrain_step\(", r"model\(\*\*"),
 }  # fmt: skip
-_LOOP = re.compile(r":_?(?:inner_)?train(?:ing)?_(?:loop|epoch|one_epoch)$")
+_LOOP = re.compile(
+    r":_?(?:inner_)?train(?:ing)?_(?:loop|epoch|one_epoch)$|megatron/training/training\.py:train$"
+    r"|torchinductor_\S*:call$"
+)
 _CLOSURE = _any(":closure$", ":training_step$")  # an optimizer may call the step's forward pass itself
 _PINNED = _any(r":_?pin_memory$", r"\bpin_memory\(", "cudaHostAlloc", "CachingHostAllocator")
 MARKS = {  # of a log whose process was killed without a word: its last line that says what it was doing
     "resume": _any("[Rr]esum(?:e|ing) (?:from|training)", "Loading (?:optimizer|model from checkpoint)",
-                   "Continuing training from"),
+                   "Continuing training from", "Restoring (?:checkpoint|states)",
+                   r"\bloading (?:distributed )?checkpoint from"),
     "data": _any(r"^(?:Map|Filter|Tokenizing|Packing|Running tokenizer)\b[^|]{0,60}:",
                  r"Generating \w+ split"),
-    "load": _any(r"Loading (?:checkpoint shards|weights|safetensors|model\b)", r"Fetching \d+ files"),
+    "load": _any(r"Loading (?:checkpoint shards|weights|safetensors|model\b)", r"Fetching \d+ files",
+                 "KV cache memory", "warming up sampler", r"creating fp\d+ partitions"),
     "evaluation": _any("Running [Ee]valuation", "['\"]eval_loss['\"]", "Evaluating",
+                       "[Vv]al(?:idation)? [Ll]oss",
                        r"^Val(?:idation)?:? +\d+%"),
-    "save": _any("Merg(?:ing|ed) .{0,30}(?:LoRA|adapter)", "Saving (?:model|optimizer|checkpoint|the)",
-                 "Configuration saved in", "Writing model shards"),
+    "save": _any("Merg(?:ing|ed) .{0,30}(?:LoRA|adapter|weights)",
+                 "Saving (?:model|optimizer|checkpoint|current state|the)",
+                 "Configuration saved in", "Writing model shards", "Summoning checkpoint"),
     "generation": _any("Generating", r"cumem_allocator\.cpp"),
-    "train": _any("Running training", "['\"]loss['\"]: ", r"\bloss[ :=]{1,3}\d", r"(?:it/s|s/it)[\],]",
+    "train": _any("Running training", "['\"]loss['\"]: ", r"\b[Ll]oss[ :=]{1,3}\d", r"(?:it/s|s/it)[\],]",
                   r"iteration\s+\d+/", r"\bIter\(train\)", r"\btrain/(?:loss|global_step)\b"),
 }  # fmt: skip
 AWAY = ("evaluation", "save", "generation")  # of training
 TENSORS = {  # what a line of code holds, in words
     "kept logits": _any("pad_across_processes", "gather_function", "gather_for_metrics", "nested_concat",
-                        "nested_detach", "EvalLoopContainer"),
+                        "nested_detach", "EvalLoopContainer", "torch_pad_and_concatenate"),
     "KV cache": _any(r"cache_utils\.py", r"\b(?:key|value)_cache\b"),
     "logits": _any(r"logits|cross_entropy|CausalLMLoss|lm_head|log_softmax"),
     "attention scores": _any(r"attn_weights|attention_scores|scores\b.*softmax|baddbmm|q\w* @ k"),
@@ -222,7 +240,7 @@ _FIGURES = {  # both sentences of PyTorch: from 2.1 on, and before
 FIGURES = {name: re.compile(rule) for name, rule in _FIGURES.items()}
 _PROCESS = re.compile(rf"Process \d+ has {_AMOUNT} memory in use")
 _STEP = re.compile(
-    r"\|\s*(\d{1,9})/\d{1,9} \[|(?:(?<![a-z])[Ss]tep|\b[Ii]ter(?:ation)?)[ :=]+(\d{1,9})\b"
+    r"[|%]\s*(\d{1,9})/\d{1,9} \[|(?:(?<![a-z])[Ss]tep|\b[Ii]ter(?:ation)?)[ :=]+(\d{1,9})\b(?!%)"
     r"|['\"](?:current_|global_)?steps?['\"]: (\d{1,9})"
     r"|'global_step/max_steps': '(\d{1,9})/|\bIter\(train\) \[ *(\d{1,9})/"
 )
@@ -322,6 +340,7 @@ class _Reader:
         self._prefix = 0  # characters before a traceback's lines
         self._columns: list[str] = []
         self._wrapped = ""
+        self._cut: list[Frame] = []  # an indented line: of a traceback whose beginning is missing
         self._best: Evidence | None = None
         self._peaks: dict[str, float] = {}
         self._total = 0.0
@@ -345,6 +364,7 @@ class _Reader:
                 self._end_dump()
             self._noted(line)
             self._failed(line, rank)
+            self._cut = [("", line.strip())] if line[:1] == " " else []
 
     def _bare(self, line: str) -> str:
         """Return a traceback's line without what stands before each, whatever it is."""
@@ -428,7 +448,7 @@ class _Reader:
             told = {"host_bytes"} if failure else figures.keys() - {"reserved"}  # by a line that follows
             more = {name: figures[name] for name in told & figures.keys() if getattr(known, name) is None}
             self._best = known._replace(**more)
-        frames = self._frames.get(rank, [])
+        frames = self._frames.get(rank) or (self._cut if any(placed(self._cut)) else [])
         if warning := _WARNING.match(line):
             frames = [(f"{warning[1]}:", "")]
         if (
@@ -437,11 +457,14 @@ class _Reader:
             and any(map(_PINNED.search, map(": ".join, frames[-3:])))
         ):
             failure = "host_memory"
-        if not self._counts(failure, frames):
+        if not self._counts(failure, frames, "tried_bytes" in figures):
             return
-        moment, stage = self._placed(frames, failure, line)
+        moment, stage = self._placed(frames, line)
         code = frames[-1][1] if frames else ""
-        named = " ".join(code for _, code in frames[-3:]) + "".join(f" {where}" for where, _ in frames[-3:])
+        near = (
+            frames[-1:] if frames and "torchinductor" in frames[-1][0] else frames[-3:]
+        )  # which names no tensor
+        named = " ".join(code for _, code in near) + "".join(f" {where}" for where, _ in near)
         tensors = TENSORS if moment != "load" else {"optimizer states": TENSORS["optimizer states"]}
         reserved = figures.pop("reserved", None)
         if reserved is not None and "allocated_bytes" in figures:
@@ -459,23 +482,20 @@ class _Reader:
             rank=rank if rank >= 0 else None, step=self._step, **figures,
         )  # fmt: skip
 
-    def _counts(self, failure: str, frames: list[Frame]) -> bool:
+    def _counts(self, failure: str, frames: list[Frame], has_figures: bool) -> bool:
         """Return whether a failure says more than the one known: it is graver, or alone has a traceback."""
         known = self._best
         if not failure or known is None:
             return bool(failure)
-        bare = not (known.moment or known.tried_bytes or known.host_bytes)
+        bare = not (known.moment or known.host_bytes or (known.tried_bytes and not has_figures))
         return _GRAVEST[failure] < _GRAVEST[known.failure] or (
             bool(frames) and bare and failure == known.failure
         )
 
-    def _placed(self, frames: list[Frame], failure: str, line: str) -> tuple[str, str]:
-        if "DataLoader worker" in line:
+    def _placed(self, frames: list[Frame], line: str) -> tuple[str, str]:
+        if "DataLoader worker" in line or "encountered in worker" in line:
             return "train", "data"
         moment, stage = placed(frames)
-        begun = self._step is not None or self._mark not in ("", "load", "data")
-        if failure == "device_memory" and frames and not moment and not begun:
-            moment = "load"  # of a job that has not begun a step
         return moment, "" if "RESOURCE_EXHAUSTED" in line else stage  # XLA's programs are whole steps
 
     def found(self, name: str) -> Evidence | None:
@@ -491,7 +511,7 @@ class _Reader:
             (one for one in ("torch_allocated", "torch_reserved", "nvidia_smi") if one in peaks), ""
         )
         total = best.total_bytes or self._total or None
-        if best.failure == "host_memory":  # a kernel's log may stand before the process's own
+        if best.failure in ("host_memory", "killed"):  # a kernel's log may stand before the process's own
             best = best._replace(moment=best.moment or self._mark)
         return best._replace(
             name=name, step=self._step if best.step is None else best.step, gpu=self._gpu, total_bytes=total,

@@ -14,7 +14,7 @@ from finegauge.units import GIB, MIB, gib
 PLACES = {
     "device_memory": "Out of GPU memory", "host_memory": "Out of host memory", "disk": "The disk is full",
     "shared_memory": "Out of shared memory (/dev/shm)", "timeout": "A rank waited in vain for the others",
-    "other": "No failure of memory", "": "No failure",
+    "killed": "Ended without a reason given", "other": "No failure of memory", "": "No failure",
 }  # fmt: skip
 MOMENTS = {
     "data": "while the data set is prepared", "load": "while the model is loaded", "train": "in a step",
@@ -91,11 +91,11 @@ def _headline(one: EvidenceAnswer) -> Text:
     found = one.evidence
     where = STAGES.get(found.stage) or MOMENTS.get(found.moment, "")
     surely = ", as the prediction has it" if one.is_inferred else ""
-    step = f", after step {found.step:,}" if found.step and found.failure else ""
+    step = f", {'after' if found.failure else 'up to'} step {found.step:,}" if found.step else ""
     if found.step == 0 and found.moment == "train" and found.failure:
         step = ", before the first step ended"
     rank = f", on rank {found.rank}" if found.rank is not None else ""
-    said = f" {where}{surely}" if where and found.failure != "other" else ""
+    said = f" {where}{surely}" if where and found.failure not in ("", "other") else ""
     if not found.failure and found.peak_bytes:
         return Toned(
             "No failure", "strong"
@@ -143,7 +143,9 @@ def _levels(one: EvidenceAnswer) -> Table | None:
     if not one.levels or one.observed_bytes is None:
         return None
     found = one.evidence
-    what = METRICS.get(found.metric, "host memory" if found.failure == "host_memory" else "tensors")
+    what = METRICS.get(
+        found.metric, "host memory" if found.failure in ("host_memory", "killed") else "tensors"
+    )
     rows = [_row(level) for level in one.levels[:5]]
     counted = "at the failure" + (", with what was asked for" if found.tried_bytes else "")
     counted = "counted" if found.peak_bytes else counted
@@ -241,6 +243,13 @@ def _not_weighed(one: EvidenceAnswer, level: Level) -> Iterator[str]:
     elif found.failure == "host_memory":
         held = f"The process that was killed held {gib(found.host_bytes)}. " if found.host_bytes else ""
         yield f"{held}A node is predicted to need {gib(level.peak_bytes)} of host memory at that moment."
+    elif found.failure == "killed":
+        yield (
+            "Nothing in it says who ended the process. If the node has less than the "
+            f"{gib(level.peak_bytes)} of host memory that are predicted for that moment, the OOM killer did "
+            "(then dmesg says 'Out of memory', Slurm 'oom_kill', Kubernetes 'OOMKilled'); else a time limit, "
+            "a launcher that ends the other ranks, a crash or somebody's kill -9."
+        )
     else:
         yield f"The text has no figures to weigh; {gib(level.peak_bytes)} of tensors are predicted there."
 

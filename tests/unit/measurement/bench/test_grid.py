@@ -49,3 +49,10 @@ def test_the_largest_copy_comes_first_for_every_time_rests_on_its_rate() -> None
     first = in_turns([("fp32", point) for point in default_points("cpu")])[0][1]
     sizes = [point.sizes["bytes"] for point in default_points("cpu") if point.operator == "copy"]
     assert (first.operator, first.sizes["bytes"]) == ("copy", max(sizes))
+
+
+def test_attention_is_timed_on_both_sides_of_a_processors_blocks() -> None:
+    """From 768 queries on its kernel takes other blocks; what lies beyond the longest is held to its rate."""
+    lengths = {p.sizes["seq_len"] for p in default_points("cpu") if p.operator == "attention_sdpa"}
+    assert 512 in lengths
+    assert max(lengths) >= 768
