@@ -28,8 +28,7 @@ far as these go, and what it refuses counts as refused. Nobody is shown what was
 An error is predicted / measured - 1; the median and the 90th percentile (p90) are of its size. Memory is
 compared with what the source counts: where a predictor names a share for the CUDA context or the allocator,
 that share is left off for tables that count PyTorch's tensors, unless the predictor does better with it.
-memtracker traces a step in up to a minute and was given a limit of processor seconds: the {not_asked} rows
-beyond it are neither answered nor refused, so compare it only on the rows that both answer.
+memtracker traces a step in up to a minute and was given a limit of processor seconds{beyond}.
 
 **FineGauge is calibrated on most of these rows, so its own line is no blind test.** "{left_out}" is one for
 time: the constants behind each row are fitted without its source. Nothing is fitted to memory, but rules of
@@ -212,8 +211,12 @@ def page() -> str:
     oom = sum(row.measured.outcome == "oom" for row in questions)
     threads = len({one["link"] for one in exam_cells()})
     not_asked = sum(one["reason"] == NOT_ASKED for answered in said.values() for one in answered.values())
+    beyond = (
+        f": the {not_asked} rows\nbeyond it are neither answered nor refused, so compare it only on the rows "
+        "that both answer"
+    )
     parts = (
-        INTRODUCTION.format(left_out=LEFT_OUT, not_asked=not_asked),
+        INTRODUCTION.format(left_out=LEFT_OUT, beyond=beyond if not_asked else ", which sufficed"),
         f"## All rows\n\n{len(rows)} rows. {overall(said, rows)}",
         f"## Where a rival is better\n\nMedian over the rows of a source (at least {FEW}) that both answer, "
         "ours with the source left out:\n\n" + "\n".join(better),
