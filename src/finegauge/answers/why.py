@@ -98,7 +98,7 @@ def why_answer(
 
 
 def _weighed(run: Run, one: Evidence) -> EvidenceAnswer:
-    killed = one.failure == "killed"  # for want of host memory, or by somebody: weighed as the former
+    killed = one.failure == "killed"  # signal 9, by the OOM killer or by a person: host memory is compared
     one = one._replace(failure="host_memory") if killed else one
     inferred = one.failure == "device_memory" and not one.moment
     if inferred:

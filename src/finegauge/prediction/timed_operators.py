@@ -388,14 +388,14 @@ def _reached(spec: GpuSpec, like: GpuSpec, kind: str) -> float:
     """
     known = kind != "attention" and (spec.measured_matmul_flops_per_s or not is_kin(spec, like))
     if known or spec.vendor != like.vendor or spec.halves_accumulation != like.halves_accumulation:
-        return _best_fraction(spec) / _best_fraction(like)
+        return _best_alone(spec) / _best_alone(like)
     usual = device.BEST_MATMUL_FRACTION.get(spec.architecture)
     if spec.measured_matmul_flops_per_s or spec.halves_accumulation or not usual:
         return 1.0
     return best_fraction(spec) / usual
 
 
-def _best_fraction(spec: GpuSpec) -> float:
+def _best_alone(spec: GpuSpec) -> float:
     """Return what the best product reaches of the peak, alone.
 
     Blackwell's small chips have Ada's process and instruction: Ada's share, by the watts of their boards

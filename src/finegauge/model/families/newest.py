@@ -370,18 +370,11 @@ GEMMA3N_TOWERS = {  # counted on the transformers 5.24 classes, with timm's Mobi
     "audio_tower": 681_348_640, "embed_audio": 3_345_408,
 }  # fmt: skip
 GEMMA3N_TEXT = (
-    *(
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "head_dim",
-    ),
-    *("num_key_value_heads", "num_kv_shared_layers", "laurel_rank", "hidden_size_per_layer_input"),
-    *("vocab_size_per_layer_input", "altup_num_inputs", "sliding_window", "layer_types"),
-    *("activation_sparsity_pattern", "final_logit_softcapping", "max_position_embeddings"),
-)
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim",
+    "num_key_value_heads", "num_kv_shared_layers", "laurel_rank", "hidden_size_per_layer_input",
+    "vocab_size_per_layer_input", "altup_num_inputs", "sliding_window", "layer_types",
+    "activation_sparsity_pattern", "final_logit_softcapping", "max_position_embeddings",
+)  # fmt: skip
 
 # fmt: off
 NEWEST: dict[str, Family] = {
