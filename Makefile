@@ -9,7 +9,7 @@ TORCH := 2.13.0
 # The day on which the shipped tables were last read: what the shipped calibration is dated, so that it never
 # changes unless tables or physics do.
 MEASURED := 2026-11-21
-# `make check PYTEST_ARGS="-n 2"` spreads the tests over two processes.
+# Tests run in a process per core; `make test PYTEST_ARGS="-n 0 tests/unit"` asks for those of one folder in one.
 PYTEST_ARGS ?=
 MKDOCS = OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
@@ -24,7 +24,7 @@ demo: $(VENV)/.core  ## estimate the seed paper's runs on four GPUs, dense and s
 	@$(BIN)/python examples/demo.py
 
 test: $(VENV)/.dev  ## run the tests (sets itself up)
-	@$(BIN)/pytest $(PYTEST_ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -n auto $(PYTEST_ARGS)
 
 test-core: .core-venv/.ready  ## the tests that need no torch, in under two minutes (sets itself up in .core-venv)
 	@OMP_NUM_THREADS=1 .core-venv/bin/pytest --core -q -n auto $(PYTEST_ARGS)
@@ -75,7 +75,7 @@ layers: $(VENV)/.dev  ## import-linter: who may import whom
 	@$(BIN)/lint-imports
 
 coverage: $(VENV)/.dev  ## the tests, with the coverage of the package
-	@$(BIN)/pytest --cov --cov-report=term $(PYTEST_ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m slipcover -m pytest -n auto $(PYTEST_ARGS)
 
 format: $(VENV)/.dev  ## rewrite the code as ruff wants it
 	@$(BIN)/ruff format $(CODE)
@@ -142,7 +142,7 @@ hooks: $(VENV)/.dev  ## run ruff and mypy before every commit
 	@$(BIN)/pip install --quiet pre-commit && $(BIN)/pre-commit install
 
 clean:  ## remove the virtual environments and every cache
-	rm -rf $(VENV) .core-venv .bench-venv .space-venv .audit-venv .sbom-venv .package-venv .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .core-venv .bench-venv .space-venv .audit-venv .sbom-venv .package-venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	rm -rf build dist src/*.egg-info
 	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} +
 

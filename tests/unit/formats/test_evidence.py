@@ -374,16 +374,16 @@ def test_shared_parts_do_not_multiply() -> None:
         snapshot_evidence(pickle.dumps({"segments": [segment] * 5000, "device_traces": []}), "x")
 
 
-def test_ten_megabytes_of_garbage(tmp_path: Path) -> None:
+def test_megabytes_of_garbage(tmp_path: Path) -> None:
     import random
 
     file = tmp_path / "x.log"
-    garbage = random.Random(1).randbytes(10_000_000)
+    garbage = random.Random(1).randbytes(1_000_000)
     for data in (
         garbage,
         garbage.replace(b"\0", b""),
-        b"x" * 10_000_000,
-        b"loss: 1 CUDA out of\n" * 500_000,
+        b"x" * 1_000_000,
+        b"loss: 1 CUDA out of\n" * 250_000,  # beyond what of a log is read
     ):
         file.write_bytes(data)
         with pytest.raises(FileFormatError) as caught:
