@@ -51,7 +51,13 @@ def test_a_missing_tool_fails_the_run_in_ci_only(tmp_path: Path, ci: str, code: 
         "no:cacheprovider",
         str(tmp_path),
     ]
-    environment = {**os.environ, "CI": ci, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""}
+    environment = {
+        **os.environ,
+        "CI": ci,
+        "PYTHONPATH": str(ROOT),
+        "PYTEST_ADDOPTS": "",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stdout + done.stderr
     assert ("skipped in CI: a tool is missing" in done.stdout) is (code == 1)
