@@ -24,7 +24,7 @@ Neglects: memory, of which nothing is fitted (decision 0008); exchange between G
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import compress
-from math import exp, log
+from math import exp, inf, log
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
@@ -64,6 +64,7 @@ class Point(NamedTuple):
     share: Share
     extents: Extents
     slowest: Extents  # of the rank that the others wait for
+    free_bytes: float = inf  # of a GPU for paged states
 
     def predicted_s(self, calibration: Calibration) -> float:
         """Return the seconds of the step under `calibration`."""
@@ -72,7 +73,8 @@ class Point(NamedTuple):
         dtype = self.share.graph.lowering.compute_dtype
         device = device_of(name, calibration, dtype, learned=learned)
         network = Network.of(self.run, gpu(name), calibration) if self.share.communicates else None
-        return step_time(self.share, self.extents, device, network, self.slowest).parts.total
+        step = step_time(self.share, self.extents, device, network, self.slowest, self.free_bytes)
+        return step.parts.total
 
 
 class Evidence(NamedTuple):
@@ -132,7 +134,11 @@ def _point(row: MeasuredRow) -> Point | None:
             return None
         batch = shape(run)
         mean, slowest = (rank_extents(run, one) for one in (mean_extents(batch), slowest_extents(run, batch)))
-        return Point(row.id, row.source, row.times_complete, seconds, run, share_of(run), mean, slowest)
+        share, free = share_of(run), inf
+        if share.graph.weights.paged_bytes:
+            profile = predict(run, DATASHEET, timed=False)
+            free = profile.capacity_bytes - profile.device_memory_bytes.total
+        return Point(row.id, row.source, row.times_complete, seconds, run, share, mean, slowest, free)
     except FineGaugeError:
         return None
 

@@ -343,6 +343,7 @@ def _fused(
         dtype="fp32" if c == 4 else low.compute_dtype,
         heads=heads,
         generation=own if not low.on_cpu and efficient else low.attention_generation,
+        is_sdpa=low.attention == "sdpa",
         synchronises=low.unpads,
     )
 

@@ -391,10 +391,11 @@ def _attention(run: Run, model: Architecture) -> tuple[str, int, bool]:
     implemented = run.attention if has and not (framework.litgpt_models and numerics.softcap) else "eager"
     today = version_numbers(run.transformers_version) >= (5, 0, 0) and not framework.own_models
     first = today or (framework.asks_for_cudnn and has_tensor_memory(run.gpu))
-    generation = 3 if (run.attention == "sdpa" and first) or {"flash3", "megatron"} & set(run.kernels) else 2
+    generation = 3 if (run.attention == "sdpa" and first) or "megatron" in run.kernels else 2
     varied = run.padding == "free" or (run.dataset is not None and not run.packing)
     unpads = varied and run.attention == "flash" and not framework.own_models
-    return implemented, 1 if "triton" in run.kernels else generation, unpads
+    named = (number for kernel, number in ATTENTION_KERNELS.items() if kernel in run.kernels)
+    return implemented, next(named, generation), unpads
 
 
 def _narrow_loss(run: Run, numerics: Numerics) -> bool:

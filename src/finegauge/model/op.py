@@ -173,6 +173,7 @@ class Op(NamedTuple):
     heads: int = 0  # of attention: query heads
     drops_input: bool = False  # an adapter that reads its input through dropout
     generation: int = 2  # of an attention kernel
+    is_sdpa: bool = False  # that kernel is what PyTorch itself brings
 
     def of_sequences(self) -> "Op":
         """Return the same operator over one row of every sequence."""

@@ -418,11 +418,11 @@ class Engine:
             usual: Any = micro_batch.parts.total
             late = late.reshape(len(batching.sizes), len(members), -1) - usual[:, None]
             waits_s = late[rows[:, None], fleet.layouts, fleet.gpus]
+        capacity, rents = devices.usable_bytes[fleet.gpus], fleet.rents
         found = costs(
             members, fleet, batching, rows, micro_batch, waits_s, written[place], steps[place],
-            self.calibration,
+            self.calibration, capacity - needed,
         )  # fmt: skip
-        capacity, rents = devices.usable_bytes[fleet.gpus], fleet.rents
         chance: Any = exceeding_fraction(
             needed, capacity, memory_interval(self.space.run, self.calibration.memory_interval)
         )

@@ -369,12 +369,12 @@ class Costs(NamedTuple):
 
 def costs(
     members: Members, fleet: Fleet, batching: Batching, rows: Any, micro_batch: StepTime, waits_s: Any,
-    written_bytes: Any, micro_steps: Any, calibration: Calibration,
+    written_bytes: Any, micro_steps: Any, calibration: Calibration, free_bytes: Any,
 ) -> Costs:  # fmt: skip
     """Return what the whole run takes on each machine with each of the micro-batches `rows`.
 
     Shapes: `micro_batch` (the times of all) [micro-batch, GPU]; `waits_s` for the slowest rank,
-    `written_bytes` by a save and `micro_steps` [micro-batch, machine].
+    `written_bytes` by a save, `micro_steps` and `free_bytes` of a GPU [micro-batch, machine].
     """
     import numpy
 
@@ -387,7 +387,7 @@ def costs(
     rest: list[Any] = [seconds[place] for seconds in times]
     alone = StepTime(Breakdown({path: seconds[place] for path, seconds in known.items()}), *rest)
     network = fleet.network if members[0][1].communicates else None
-    step = step_of(alone, share, mean, fleet.device, network, micro_steps, waits_s)
+    step = step_of(alone, share, mean, fleet.device, network, micro_steps, waits_s, free_bytes)
     sequences = batching.samples[rows] * micro_steps * run.data_parallel
     quantities = StepQuantities(
         step_s=step.parts.total,

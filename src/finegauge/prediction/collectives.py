@@ -51,6 +51,7 @@ from finegauge.prediction.model_parallel import (
     by_transformers,
     chunks_of,
     expert_tensor,
+    gathers_narrow,
     gradient_width,
     regathers,
     stage_layers,
@@ -475,12 +476,16 @@ def _tensor(
     if not run.sequence_parallel:
         yield Collective("all_reduce", "tensor", "streams", stream, *group, sums + ends)
         return
-    yield from _halves(run, stream, (sums - back, back, ends))
+    gathered = stream / low.compute_bytes if gathers_narrow(run) else stream
+    yield from _halves(run, stream, gathered, (sums - back, back, ends))
     if not backward:
         return
-    if regathers(run):
+    # torchtitan's checkpointing per operator keeps what was reduced, not what was gathered
+    per_operator = run.activation_checkpointing == "selective" and not run.recompute_modules
+    if regathers(run) or (per_operator and framework_of(run.framework).reruns_alternate_products):
         again = "all_gather", "tensor", "inputs kept divided"
-        yield Collective(*again, stream, *group, back, beside="backward")
+        hides = by_megatron(run) or run.tensor_parallel_overlap
+        yield Collective(*again, gathered, *group, back, beside="backward" if hides else "")
     normed = [op for g in share.whole.layers for op in g.ops * g.count] + list(share.whole.head)
     norms = [op for op in normed if op.kind == "norm" and op.gradient_bytes]
     if norms:
@@ -489,16 +494,20 @@ def _tensor(
         yield Collective("all_reduce", "tensor", what, width, *group, len(norms) / stages, once=True)
 
 
-def _halves(run: Run, stream: Any, numbers: tuple[float, float, float]) -> Iterator[Collective]:
-    """Yield sums of sequence parallelism in two halves: `numbers` of forward, backward and the ends."""
+def _halves(
+    run: Run, stream: Any, gathered: Any, numbers: tuple[float, float, float]
+) -> Iterator[Collective]:
+    """Yield sums of sequence parallelism in two halves: `numbers` of forward, backward and the ends.
+
+    A layer's products ask for `gathered` bytes, the ends for the whole `stream`.
+    """
     forward, backward, ends = numbers
-    shown = [(forward + backward + ends, "")]
-    if run.tensor_parallel_overlap:  # but those of the ends, which are not products of a layer
-        shown = [(forward, "forward"), (backward, "backward"), (ends, "")]
-    group = run.tensor_parallel, run.tensor_parallel
-    for number, beside in shown:
-        for kind in ("all_gather", "reduce_scatter"):
-            yield Collective(kind, "tensor", "streams", stream, *group, number, beside=beside)
+    overlaps, group = run.tensor_parallel_overlap, (run.tensor_parallel, run.tensor_parallel)
+    of_products = (forward, "forward"), (backward, "backward")
+    shown = [(number, beside if overlaps else "", gathered) for number, beside in of_products]
+    for number, beside, size in [*shown, (ends, "", stream)]:
+        yield Collective("all_gather", "tensor", "streams", size, *group, number, beside=beside)
+        yield Collective("reduce_scatter", "tensor", "streams", stream, *group, number, beside=beside)
 
 
 def _branches(graph: Graph, *, apart: bool = False) -> int:

@@ -91,6 +91,10 @@ A100_MATMUL_FRACTION = 0.869  # best product of a benchmark over the peak
 # FlashAttention in Triton over its second version, causal, heads of 128, A100: forward 1.3 to 1.5, backward
 # about 2 times slower (Dao 2023, arXiv:2307.08691, section 4.1)
 FIRST_FORWARD_FRACTION, FIRST_BACKWARD_FRACTION = 0.70, 0.50
+# which is also what PyTorch's sdpa runs on AMD's GPUs, in both directions (AOTriton; aten/src/ATen/native/
+# transformers/hip/flash_attn/aot/mha_all_aot.hip, read 2026-11-28)
+OF_TRITON = {False: FIRST_FORWARD_FRACTION, True: FIRST_BACKWARD_FRACTION}
+SAME = {False: 1.0, True: 1.0}
 # PyTorch's memory-efficient kernel (CUTLASS, of xFormers) over FlashAttention-2, both directions: set by hand
 # with universal-llm-trainer's rows in view
 EFFICIENT_FRACTION = 0.40
@@ -143,6 +147,7 @@ class Device(NamedTuple):
     trainer_step_s: float = 0.0
     host_ratio: float = 1.0  # of the host's seconds: 0 where a compiler makes one graph of a step
     casts_ratio: float = 1.0  # of the casts of narrow products: 0 where they are computed in 16 bit
+    sdpa_ratios: Mapping[bool, float] = SAME  # of PyTorch's own kernel over FlashAttention-2, by `backward`
     known: dict[tuple[Gemm, int], tuple[float, float]] | None = None  # of several: (tokens, work) of products
 
     @property
@@ -213,6 +218,7 @@ class Device(NamedTuple):
             asked_flops_per_byte=ASKED_FLOPS_PER_BYTE * _rate_of_a100(gpu),
             host_ratio=0.0 if gpu.architecture in COMPILED else 1.0,
             casts_ratio=1.0 if "fp8" in gpu.flops_per_s else 0.0,
+            sdpa_ratios=OF_TRITON if gpu.vendor == "AMD" else SAME,
         )
 
     @classmethod
@@ -281,11 +287,12 @@ class Device(NamedTuple):
         if op.kind == "attention":
             rate = self.attention_flops_per_s[op.dtype]
             if op.generation == 1:
-                rate = rate * (FIRST_BACKWARD_FRACTION if backward else FIRST_FORWARD_FRACTION)
+                rate = rate * OF_TRITON[backward]
             elif op.generation <= 0:
                 rate = self._efficient_rate(op, backward=backward)
-            elif op.generation == 3:
-                rate = rate * self.asynchronous_ratio
+            else:
+                rate = rate * (self.asynchronous_ratio if op.generation == 3 else 1.0)
+                rate = rate * (self.sdpa_ratios[backward] if op.is_sdpa else 1.0)
             return rate * (self.calibration.flash_backward_fraction if backward else 1.0)
         if op.kind == "scan" and op.dtype == "fp32":
             return self.vector_flops_per_s

@@ -113,6 +113,8 @@ def _rank_formulas(run: Run, calibration: Calibration) -> dict[str, str]:
         f"ranks, the busiest experts among {run.expert_parallel}, against the average",
         "communication/pipeline bubble": f"the layers of {run.pipeline_parallel - 1} other stages for one "
         f"micro-batch, over {chunks_of(run)} chunks, as {run.pipeline_schedule} has it",
+        "communication/paged states from the host and back": "of those that do not fit beside the rest, each "
+        "crosses PCIe twice a step",
         "communication/gradients to the host": "over PCIe, with those of earlier micro-batches and back",
         "communication/optimizer on the host": "bytes that the update moves over what a rank's threads "
         "stream (host_threads), or its share of host_memory_gb_per_s",

@@ -47,7 +47,7 @@ from finegauge.catalogue.frameworks import engine, framework_of
 from finegauge.model.blocks import Architecture, Layer, MixtureOfExperts
 from finegauge.model.graph import Graph, LayerGraph
 from finegauge.model.op import NOTHING, Cost, Extents, Op
-from finegauge.model.op_builder import EXPERTS_CASTS, is_adapter
+from finegauge.model.op_builder import CASTS, EXPERTS_CASTS, is_adapter
 from finegauge.model.weights import LEAST_PAGED, SQUARED, Trained, Weights, state_bytes
 from finegauge.prediction.recomputation import PRODUCTS, rerun, rerun_share
 from finegauge.run.rules import BOTH_ENDS, FSDP, SERVING, V_SHAPED, counted
@@ -56,6 +56,7 @@ from finegauge.run.run import Run
 WHOLE_ON_EACH_RANK = frozenset({"norm", "gather"})  # kinds that tensor parallelism leaves alone
 ON_STREAMS = frozenset({"residual", "dropout"})  # names of what works on the residual stream, whole too
 ENTERING = frozenset({"gemm", "grouped_gemm"})  # kinds that read a whole stream, if first in their branch
+CONVERSIONS = frozenset({CASTS, EXPERTS_CASTS, "cast weights", "dequantise"})  # names of what is before them
 
 
 def divided(run: Run, ops: Iterable[Op], gradient_share: float = 1.0) -> tuple[Op, ...]:
@@ -72,6 +73,12 @@ def divided(run: Run, ops: Iterable[Op], gradient_share: float = 1.0) -> tuple[O
             branch = op.path[0]
             between = op.kind not in (*WHOLE_ON_EACH_RANK, *ENTERING, "softmax")
             part = _tensor_share(run, op, whole_input=entering, regathered=regathered)
+            if op.path[-1] == CASTS and not gathers_narrow(run):  # each casts what is whole on every rank
+                token = op.forward.bytes.token if entering else part.forward.bytes.token
+                read = part.forward.bytes._replace(token=token)
+                back = part.backward if entering else op.backward
+                part = part._replace(forward=part.forward._replace(bytes=read), backward=back)
+            between = between and op.path[-1] not in CONVERSIONS
             entering = op.path[-1] == "residual" or (entering and not between)  # softmax: the router's
         if experts > 1 and of_experts(op):  # a share of the experts, each with the rows of all
             part = part._replace(
@@ -151,6 +158,16 @@ def stream_degree(run: Run) -> int:
 def regathers(run: Run) -> bool:
     """Return whether inputs of column-parallel products are kept divided, and gathered again in backward."""
     return run.sequence_parallel and run.tensor_parallel > 1 and run.method == "full" and by_megatron(run)
+
+
+def gathers_narrow(run: Run) -> bool:
+    """Return whether sequence parallelism gathers in 8 bits what 8-bit products read, forward and backward.
+
+    TransformerEngine casts before it gathers, and torchao where one scale serves a tensor (torchao/float8/
+    float8_tensor_parallel.py), not rows.
+    """
+    casts = run.fp8 and run.fp8_products != "experts" and run.sequence_parallel
+    return casts and (by_megatron(run) or run.fp8_recipe == "tensorwise")
 
 
 def by_megatron(run: Run) -> bool:

@@ -252,9 +252,13 @@ def predict_steps(runs: Sequence[Run]) -> Iterator[Profile]:
         late = micro_batch_time(share, rank_extents(run, _stacked(slowest)), device)
         waits_s = late.parts.total - micro_batch.parts.total
     network = _network(run, gpu, calibration) if share.communicates or run.reference_offload else None
-    time = step_of(micro_batch, share, mean, device, network, run.gradient_accumulation_steps, waits_s).parts
+    nccl, peak = _nccl(share, calibration), live.peak
+    held_bytes = (peak + outside_tensors(run, share.graph, peak, calibration) + nccl).total
+    time = step_of(
+        micro_batch, share, mean, device, network, run.gradient_accumulation_steps, waits_s,
+        gpu.usable_bytes - held_bytes,
+    ).parts  # fmt: skip
     source = Source("predicted", calibration.name, memory_interval(run, calibration.memory_interval))
-    nccl = _nccl(share, calibration)
     for place, (run, batch) in enumerate(zip(runs, batches, strict=True)):
         own = LiveSet({name: _at(place, held) for name, held in live.phases.items()})
         yield _profile(

@@ -108,7 +108,8 @@ class Share(NamedTuple):
     @property
     def communicates(self) -> bool:
         """Return whether anything is exchanged with other ranks or with the host."""
-        return _divided(self.run) or self.run.cpu_offload != "none"
+        paged = present(self.graph.weights.paged_bytes)
+        return _divided(self.run) or self.run.cpu_offload != "none" or paged
 
 
 def share_of(run: Run) -> Share:

@@ -31,7 +31,7 @@ of samples inside packed sequences; slow machines.
 
 from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
-from math import erf, sqrt
+from math import erf, inf, sqrt
 from typing import TYPE_CHECKING, Any
 
 from finegauge.arithmetic import largest, present
@@ -39,6 +39,7 @@ from finegauge.catalogue.gpus import GpuSpec
 from finegauge.data.batch_shape import BatchShape, lengths
 from finegauge.errors import UnsupportedError
 from finegauge.model.op import Extents, Op
+from finegauge.prediction.allocator import outside_tensors
 from finegauge.prediction.calibration import Calibration
 from finegauge.prediction.device import Device
 from finegauge.prediction.memory import LiveSet
@@ -135,6 +136,7 @@ NO_TIME_S = 1e-30
 ATTENTION = ("attention kernel",)
 TRAINER = ("other", "trainer", "Python")  # around each micro-batch and each step
 SLOWEST = ("communication", "waits for the slowest rank")
+PAGED = ("communication", "paged states from the host and back")
 ASKED_BY_EXPERT = "gather"  # a loop asks the device for the rows of each
 MATRIX_KINDS = frozenset({"gemm", "grouped_gemm", "attention"})
 TENSORS_PER_LAUNCH = 40.0  # tensors that one multi-tensor kernel covers
@@ -170,17 +172,18 @@ def step_time(
     device: "Device | ProfiledDevice",
     network: "Network | None" = None,
     slowest: Extents | None = None,
+    free_bytes: float = inf,
 ) -> StepTime:
     """Return the time of one optimizer step on the slowest of the ranks that hold a `share` each.
 
     `extents` are of the rank's own micro-batch, `slowest` of the rank that the others wait for, None where
-    all are alike.
+    all are alike; `free_bytes` of the GPU are left for paged states.
     """
     micro_batch, waits_s = micro_batch_time(share, extents, device), 0.0
     if slowest is not None and slowest != extents:
         waits_s = micro_batch_time(share, slowest, device).parts.total - micro_batch.parts.total
     steps = share.run.gradient_accumulation_steps
-    return step_of(micro_batch, share, extents, device, network, steps, waits_s)
+    return step_of(micro_batch, share, extents, device, network, steps, waits_s, free_bytes)
 
 
 def micro_batch_time(share: Share, extents: Extents, device: "Device | ProfiledDevice") -> StepTime:
@@ -227,15 +230,21 @@ def step_of(
     network: "Network | None",
     micro_steps: int,
     waits_s: float = 0.0,
+    free_bytes: Any = inf,
 ) -> StepTime:
     """Return a step of `micro_steps` micro-batches, with its update and what its ranks exchange.
 
-    In each of them a rank waits `waits_s` for the slowest one.
+    In each of them a rank waits `waits_s` for the slowest one. Of paged states, at least what its
+    `free_bytes` do not hold comes to the GPU and leaves it in every step.
     """
     run = share.run
     clock = StepClock(run, extents, device)
     if not states_on_host(run):
         clock.optimizer(share)
+        paged = share.graph.weights.paged_bytes
+        if network is not None and present(paged):
+            outside = largest(0.0, paged - largest(0.0, free_bytes))
+            clock.parts.append((PAGED, 2.0 * outside / network.host_bytes_per_s))
     trainer_s = micro_steps * device.trainer_s + device.trainer_step_s
     if present(trainer_s):
         clock.parts.append((TRAINER, trainer_s))
@@ -440,7 +449,9 @@ def training(asked: Question) -> Answer:
     live = rank_live_set(asked.run, asked.share, asked.longest, asked.cublas_bytes)
     if not asked.timed:
         return Answer(live, NO_TIME)
-    return Answer(live, step_time(asked.share, asked.mean, asked.device, asked.network, asked.slowest))
+    lost = outside_tensors(asked.run, asked.share.graph, live.peak, asked.device.calibration)["slack"]
+    free = asked.room_bytes - live.peak.total - lost
+    return Answer(live, step_time(asked.share, asked.mean, asked.device, asked.network, asked.slowest, free))
 
 
 def check_supported(run: Run) -> None:

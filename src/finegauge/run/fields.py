@@ -198,9 +198,9 @@ class Fields(MachineFields):
     kernels: tuple[str, ...] = spec(
         choices(options.KERNELS | dict.fromkeys(rules.ATTENTION_KERNELS, "")),
         "fused kernel sets: `liger`, `unsloth`, `foak`, `megatron` (softmax of masked scores; GELU and "
-        "residual with their bias). Two more say which attention kernel runs: `flash3` (FlashAttention-3 or "
-        "cuDNN's, faster on Hopper and later; Megatron's layers have it), `triton` (FlashAttention's first "
-        "generation)",
+        "residual with their bias). Three more say which attention kernel runs: `flash3` (FlashAttention-3 "
+        "or cuDNN's, faster on Hopper and later; Megatron's layers have it), `flash2`, `triton` "
+        "(FlashAttention's first generation)",
         (),
         "Fused kernels",
     )

@@ -91,9 +91,11 @@ def test_sequence_parallelism_sends_as_much_in_two_halves() -> None:
     assert [(c.kind, c.num_sent, c.payload_bytes) for c in plain] == [("all_reduce", streams, STREAM)]
     halves = [c for c in collectives(run(**fields, sequence_parallel=True)) if c.what == "streams"]
     assert {c.kind for c in halves} == {"all_gather", "reduce_scatter"}
-    assert all((c.num_sent, c.payload_bytes) == (streams, STREAM) for c in halves)
+    assert {c.payload_bytes for c in halves} == {STREAM}
+    assert sum(c.num_sent for c in halves) == 2 * streams
     links = Network.of(run(**fields), gpu("A100-SXM4-80GB"), DATASHEET)
-    assert sum(map(links.seconds, halves)) == pytest.approx(links.seconds(plain[0]), rel=0.3)
+    seconds = {c.kind: links.seconds(c) for c in halves}
+    assert sum(seconds.values()) == pytest.approx(links.seconds(plain[0]), rel=0.3)
 
 
 def test_megatron_gathers_again_what_it_kept_divided() -> None:
@@ -167,3 +169,30 @@ def test_a_message_has_a_name() -> None:
     assert message._replace(group="tensor").name == "all-gather (tensor parallel)"
     assert message._replace(kind="send", group="pipeline").name == "point to point"
     assert message.num_per_step(4) == 4 * message._replace(once=True).num_per_step(4)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "kernels", "narrow"),
+    [("tensorwise", (), True), ("rowwise", (), False), ("delayed", ("megatron",), True)],
+)
+def test_what_8_bit_products_read_is_gathered_in_8_bits(
+    recipe: str, kernels: tuple[str, ...], narrow: bool
+) -> None:
+    """torchtitan's rows of TP 8 were 14 % too slow with one scale a tensor, 16 to 42 % too fast by rows."""
+    fields: dict[str, Any] = {"num_gpus": 8, "tensor_parallel": 8, "sequence_parallel": True}
+    fields |= {"fp8": True, "fp8_recipe": recipe, "kernels": kernels}
+    sent = [c for c in collectives(run(**fields)) if c.what == "streams"]
+    gathered = {c.payload_bytes for c in sent if c.kind == "all_gather"}
+    assert gathered == ({STREAM / 2, STREAM} if narrow else {STREAM})  # the ends are 16-bit
+    assert {c.payload_bytes for c in sent if c.kind == "reduce_scatter"} == {STREAM}
+
+
+def test_torchtitans_checkpointing_per_operator_gathers_again() -> None:
+    fields: dict[str, Any] = {"num_gpus": 8, "tensor_parallel": 8, "sequence_parallel": True}
+    kept, again = (
+        [c for c in collectives(run(**fields, framework="torchtitan", activation_checkpointing=how))
+         if c.what == "inputs kept divided"]
+        for how in ("none", "selective")
+    )  # fmt: skip
+    assert not kept
+    assert [(c.num_sent, c.beside) for c in again] == [(2 * LAYERS, "")]

@@ -157,3 +157,19 @@ def test_an_optimizer_of_products_has_a_time_in_every_format(dtype: str) -> None
     run = Run(model="qwen3-0.6b", method="full", gpu="A40", weights_dtype=dtype)
     muon, adamw = (predict(run.replace(optimizer=name)) for name in ("muon", "adamw"))
     assert muon.step_time_s["optimizer"] > adamw.step_time_s["optimizer"]
+
+
+def test_paged_states_cross_pcie_where_they_have_no_room() -> None:
+    """torchtune's 7B on an RTX 4090 was 69 % too fast."""
+    path = ("communication", "paged states from the host and back")
+    small, large = (
+        step(optimizer="paged_adamw", optimizer_implementation="in_backward", gpu=name,
+             activation_checkpointing="full", seq_len=512)
+        for name in ("RTX 4090", "B200")
+    )  # fmt: skip
+    assert path not in large.step_time_s.parts or large.step_time_s.parts[path] == 0.0
+    room = small.capacity_bytes - small.device_memory_bytes.total
+    states = 8.0 * 6.738e9
+    expected = 2.0 * (states - room) / (31e9 * DATASHEET.link_fraction)
+    assert small.step_time_s.parts[path] == pytest.approx(expected, rel=0.01)
+    assert small.step_energy_j.total > 0
