@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from finegauge import __version__
 from finegauge.answers import questions
@@ -41,9 +41,6 @@ from finegauge.run.run import FIELDS, Run
 from finegauge.web import form
 from finegauge.web.form import MAX_DOCUMENT
 from finegauge.web.storage import Reply, upload_store
-
-if TYPE_CHECKING:
-    from finegauge.answers.files import ReadAnswer
 
 JSON = "application/json"
 MOST_OFFERS = 100_000
