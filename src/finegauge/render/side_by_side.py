@@ -40,7 +40,7 @@ def _headline(sides: Sequence[Side]) -> Text:
     """Return which run is the fastest and which the cheapest, of those that fit."""
     known = [side for side in sides if side.estimate and side.estimate.quote]
     times = {side.name: _of_bill(side, "wall_s") for side in known}
-    usd = {side.name: _usd(side) for side in known}
+    usd = {side.name: _of_bill(side, "on_demand_usd") for side in known}
     parts = []
     for word, amounts, said in (("Fastest", times, fmt.hours), ("cheapest", usd, fmt.dollars)):
         have = {name: amount for name, amount in amounts.items() if amount is not None}
@@ -52,17 +52,12 @@ def _headline(sides: Sequence[Side]) -> Text:
     return f"{'; '.join(parts)}." if parts else f"{len(sides)} runs."
 
 
-def _usd(side: Side) -> float | None:
-    quote = side.estimate.quote if side.estimate else None
-    return quote.cheapest_on_demand.on_demand_usd if quote and quote.cheapest_on_demand else None
-
-
 def _figures() -> Iterator[_Figure]:
     yield "memory", lambda side: side.profile.device_memory_bytes.total, gib, -1
     yield "one step", lambda side: side.profile.step_time_s.total or None, fmt.duration, -1
     yield "tokens/s", lambda side: side.profile.tokens_per_s or None, count, 1
     yield "whole run", lambda side: _of_bill(side, "wall_s"), fmt.hours, -1
-    yield "on demand", _usd, fmt.dollars, -1
+    yield "on demand", lambda side: _of_bill(side, "on_demand_usd"), fmt.dollars, -1
     yield "kWh at the wall", lambda side: _of_bill(side, "wall_energy_j"), fmt.kwh, -1
     yield "kg CO2e", lambda side: _of_bill(side, "emissions_kg"), lambda value: fmt.digits(value, 2), -1
 

@@ -116,11 +116,10 @@ def _amounts(one: GpuEstimate) -> list[tuple[float | None, str]]:
     step = one.profile.step_time_s.total
     if bill is None:
         return [(step, fmt.duration(step)), *[(None, fmt.UNKNOWN)] * 3]
-    usd = bill.cheapest_on_demand.on_demand_usd if bill.cheapest_on_demand else None
-    energy = bill.wall_energy_j
     return [
-        (step, fmt.duration(step)), (bill.wall_s, fmt.hours(bill.wall_s)), (usd, fmt.dollars(usd)),
-        (energy, fmt.kwh(energy)),
+        (step, fmt.duration(step)), (bill.wall_s, fmt.hours(bill.wall_s)),
+        (bill.on_demand_usd, fmt.dollars(bill.on_demand_usd)),
+        (bill.wall_energy_j, fmt.kwh(bill.wall_energy_j)),
     ]  # fmt: skip
 
 

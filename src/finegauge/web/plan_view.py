@@ -244,15 +244,10 @@ def _figures(found: Sequence[GpuEstimate | None]) -> Iterator[Line]:
             yield Line(name, _changed(texts, found, _NUMBERS.get(key)))
 
 
-def _usd(one: GpuEstimate) -> float | None:
-    offer = one.quote.cheapest_on_demand if one.quote else None
-    return offer.on_demand_usd if offer else None
-
-
 _NUMBERS: Mapping[str, Callable[[GpuEstimate], float | None]] = {
     "step": lambda one: one.profile.step_time_s.total if one.quote else None,
     "time": lambda one: one.quote.wall_s if one.quote else None,
-    "usd": _usd,
+    "usd": lambda one: one.quote.on_demand_usd if one.quote else None,
     "energy": lambda one: one.quote.wall_energy_j if one.quote else None,
 }
 
