@@ -158,11 +158,7 @@ def planned_of(answer: PlanAnswer) -> Planned:
     report, winner, before = plan_report(answer, PAGE), answer.winner, answer.run.fields()
     if winner is None:
         return Planned(report, False, "", (), "", "", answer.wanted.framework)
-    machine = {
-        "gpu": winner.candidate.gpu,
-        "num_gpus": winner.candidate.num_gpus,
-        "num_nodes": winner.candidate.num_nodes,
-    }
+    machine = {name: getattr(winner.candidate, name) for name in ("gpu", "num_gpus", "num_nodes")}
     return Planned(
         report=report,
         found=True,
