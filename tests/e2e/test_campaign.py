@@ -24,6 +24,7 @@ from finegauge.store import table
 from finegauge.store.journal import Journal
 from tests.e2e.commands import finegauge
 from tests.e2e.processes import children, descendants, gone
+from tests.unit.store.results import read_back
 
 SCHEMAS = {name: schema(name) for name in ("campaign", "results", "compare")}
 FIGURES = {
@@ -69,7 +70,7 @@ def sweep_in(folder: Path, measured: str, steps: int) -> str:
 
 def ends(folder: str) -> Counter[tuple[str, str]]:
     """Return how often each cell ended how."""
-    records = Journal(os.path.join(folder, "results.jsonl")).read().records
+    records = read_back(Journal(os.path.join(folder, "results.jsonl"))).records
     return Counter(
         (record["asked"]["cell"], record["profile"]["outcome"])
         for record in records

@@ -21,6 +21,7 @@ from finegauge.profile import Profile
 from finegauge.run.run import Run
 from finegauge.store.journal import Trials
 from tests.e2e.processes import children, descendants, gone
+from tests.unit.store.results import read_back
 
 pytestmark = pytest.mark.extras
 
@@ -59,7 +60,7 @@ def run_of(folder: Path, **figures: object) -> Run:
 def last(store: Path) -> Profile:
     """Return how the only trial of the store ended, one line before it and one after."""
     trials = Trials(str(store))
-    contents = trials.journal.read()
+    contents = read_back(trials.journal)
     assert contents.num_quarantined == 0
     assert [record["event"] for record in contents.records] == ["started", "ended"]
     return trials.profiles()[0]

@@ -19,6 +19,7 @@ from finegauge.campaign.sweep import read_sweep
 from finegauge.store.journal import Journal
 from tests.e2e.commands import finegauge
 from tests.e2e.processes import descendants, gone
+from tests.unit.store.results import read_back
 
 pytestmark = pytest.mark.extras
 
@@ -173,7 +174,7 @@ def test_a_lost_node_costs_no_result_and_doubles_none(cluster: Cluster, tmp_path
     out, _ = driver.communicate(timeout=WAIT_S)
     assert driver.returncode == 0
     assert json.loads(out)["outcomes"] == {"completed": 3}
-    records = Journal(f"{folder}/results.jsonl").read().records
+    records = read_back(Journal(f"{folder}/results.jsonl")).records
     started = Counter(record["asked"]["cell"] for record in records if record["event"] == "started")
     ended = Counter(record["asked"]["cell"] for record in records if record["event"] == "ended")
     assert started == ended == {cell.key: 1 for cell in read_sweep(sweep).cells}

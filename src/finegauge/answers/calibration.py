@@ -16,7 +16,7 @@ from finegauge.formats.measurement_tables import MeasuredRow, read_table
 from finegauge.laws.fit import SweepTable
 from finegauge.laws.law import MAX_BATCH, Condition, Law
 from finegauge.prediction.calibration import Calibration, Learned
-from finegauge.records import NamedTuple
+from finegauge.records import NamedTuple, same
 from finegauge.units import GIB
 from finegauge.validation.summary import answer
 
@@ -265,24 +265,15 @@ def _run(row: MeasuredRow, read: tuple[str, ...], left_out: float | None) -> Fin
 
 
 def _scope(lesson: Lesson) -> LearnedScope:
-    learned = lesson.learned
-    return LearnedScope(
-        gpu=learned.gpu,
-        framework=learned.framework,
-        num_runs=learned.num_runs,
-        pace_ratio=learned.pace_ratio,
-        trainer_s=learned.trainer_s,
-        trainer_step_s=learned.trainer_step_s,
-        time_interval=(*learned.time_interval,),
-        step_time_median_error=_median(lesson.before),
-        left_out_median_error=_median(lesson.left_out) if lesson.left_out else None,
-        use=lesson.use,
-        shipped=ShippedRows(
-            len(lesson.shipped_before), _median(lesson.shipped_before), _median(lesson.shipped_after)
-        )
-        if lesson.shipped_before
-        else None,
-    )
+    before, after = lesson.shipped_before, lesson.shipped_after
+    figures = {
+        "time_interval": (*lesson.learned.time_interval,),
+        "step_time_median_error": _median(lesson.before),
+        "left_out_median_error": _median(lesson.left_out) if lesson.left_out else None,
+        "use": lesson.use,
+        "shipped": ShippedRows(len(before), _median(before), _median(after)) if before else None,
+    }
+    return LearnedScope(**same(LearnedScope, lesson.learned) | figures)
 
 
 def _median(ratios: Sequence[float]) -> float:

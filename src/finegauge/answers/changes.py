@@ -17,7 +17,7 @@ from finegauge.prediction.offload import kept_on_host
 from finegauge.prediction.predictor import gpu_of, needed, predict
 from finegauge.prediction.sharding import share_of
 from finegauge.prediction.uncertainty import Verdict, verdict
-from finegauge.records import NamedTuple
+from finegauge.records import NamedTuple, same
 from finegauge.run.run import Run, positions_of
 
 if TYPE_CHECKING:
@@ -129,9 +129,7 @@ def changed_run(found: "WhatIf", one: "Variant") -> ChangedRun:
     """Return a run with one change, beside the run as it is."""
     chance = one.standing.out_of_memory_fraction
     return ChangedRun(
-        switch=one.switch,
-        changes=one.changes,
-        breaks=one.breaks,
+        **same(ChangedRun, one),
         samples_per_step=one.standing.samples_per_step,
         outcome=outcome(one.standing),
         change_fraction=Objectives(*(found.change_fraction(one, name) for name in Objectives._fields)),
@@ -206,14 +204,10 @@ def can_answer(runs: Sequence[Run], heard: "Heard | None" = None) -> CanAnswer:
 
 
 def _on(run: Run, heard: "Heard | None") -> FitsOn:
-    lengths, ways = _lengths(run), _ways(run)
-    found: list[FitsWith] = []
-    for number, (method, place) in enumerate(ways):
-        if heard is not None:
-            from finegauge.progress import Progress
+    from finegauge.progress import told
 
-            heard(Progress(method, number, len(ways)))
-        found.append(_with(run, method, place, lengths))
+    lengths, ways = _lengths(run), _ways(run)
+    found = [_with(run, *ways[number], lengths) for number in told(heard, "methods", len(ways))]
     found = [way for way in found if not (way.kernels and way.reason)]  # none for this model
     return FitsOn(str(run.gpu), run.num_gpus, gpu_of(run).usable_bytes, tuple(found))
 

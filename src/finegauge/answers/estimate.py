@@ -43,6 +43,16 @@ class Bill(NamedTuple):
     managed: tuple[ManagedPrice, ...]
     warnings: tuple[str, ...]
 
+    @property
+    def on_demand_usd(self) -> float | None:
+        """Return the dollars of the whole run at the cheapest offer on demand."""
+        return self.cheapest_on_demand.on_demand_usd if self.cheapest_on_demand else None
+
+    @property
+    def spot_usd(self) -> float | None:
+        """Return the dollars of the whole run at the cheapest spot offer."""
+        return self.cheapest_spot.spot_usd if self.cheapest_spot else None
+
 
 class MomentMemory(NamedTuple):
     """What one moment of a job takes at its peak: the fullest GPU, the fullest node, the disk."""

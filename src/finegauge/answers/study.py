@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from finegauge.answers.estimate import Bill, EstimateAnswer, GpuEstimate, explained, gpu_estimate
 from finegauge.catalogue.datasets import dataset
@@ -17,9 +17,6 @@ from finegauge.prediction.predictor import predict
 from finegauge.profile import Path, Profile, Work
 from finegauge.records import NamedTuple
 from finegauge.run.run import Run
-
-if TYPE_CHECKING:
-    from finegauge.laws.law import Condition
 
 MOST_BATCHES, LARGEST_BATCH = 12, 256
 ELSEWHERE = ("L4", "RTX-4090", "A40", "L40S", "A100-40GB", "A100-80GB", "H100", "H200", "B200")
@@ -146,23 +143,15 @@ def _sweep(one: GpuEstimate) -> Iterator[Profile]:
 def _elsewhere(run: Run) -> Iterator[Way]:
     own = str(run.gpu)
     for name in dict.fromkeys([own, *(gpu(name).name for name in ELSEWHERE)]):
-        way = _way(run, name, own)
-        if way is not None:
-            yield way
-
-
-def _way(run: Run, name: str, own: str) -> Way | None:
-    try:
-        moved = run if name == own else run.replace(gpu=name)
-        profile = predict(moved)
-        bill = quote(moved, profile)
-    except FineGaugeError:
-        return None
-    if not profile.fits or bill.cheapest_on_demand is None:
-        return None
-    label, offer = own if is_file(name) else name, bill.cheapest_on_demand
-    said = f"{run.num_gpus} x {label} · {offer.provider} · {offer.instance_type or offer.tier}"
-    return way_of(said, label, bill, taken=name == own)
+        try:
+            profile = predict(run if name == own else run.replace(gpu=name))
+            bill = quote(profile.run, profile)
+        except FineGaugeError:
+            continue
+        if profile.fits and (offer := bill.cheapest_on_demand):
+            said = f"{run.num_gpus} x {name} · {offer.provider} · {offer.instance_type or offer.tier}"
+            if way := way_of(said, name, bill, taken=name == own):
+                yield way
 
 
 def ways_of(found: Sequence[GpuEstimate]) -> tuple[Way, ...]:
@@ -226,9 +215,12 @@ def _batch_rate(profile: Profile) -> BatchRate:
 def _law_line(name: str, sweep: Sequence[Profile]) -> LawLine | None:
     """Return a law fitted to `sweep`; None where it does not settle or SciPy is missing."""
     from finegauge.laws.fit import fit
-    from finegauge.laws.law import Observation, form
+    from finegauge.laws.law import Condition, Observation, form, sparsity_fraction
 
-    conditions = list(map(_condition, sweep))
+    conditions = [
+        Condition(batch=one.run.micro_batch_size, sparsity_fraction=sparsity_fraction(one.run))
+        for one in sweep
+    ]
     seen = [Observation(at, one.samples_per_s) for at, one in zip(conditions, sweep, strict=True)]
     try:
         law = fit(form(name), seen)
@@ -243,12 +235,6 @@ def _law_line(name: str, sweep: Sequence[Profile]) -> LawLine | None:
         tuple(law.form.evaluate(law.constants, at) for at in conditions),
         tuple((float(size), law.form.evaluate(law.constants, first._replace(batch=size))) for size in sizes),
     )
-
-
-def _condition(profile: Profile) -> "Condition":
-    from finegauge.laws.law import Condition, sparsity_fraction
-
-    return Condition(batch=profile.run.micro_batch_size, sparsity_fraction=sparsity_fraction(profile.run))
 
 
 class Side(NamedTuple):

@@ -13,6 +13,7 @@ from finegauge.formats.measurement_tables import METRICS, PARTS, SERVED
 from finegauge.measurement.options import Options
 from finegauge.measurement.trial import measure
 from finegauge.progress import Heard
+from finegauge.records import same
 from finegauge.reproduction.published import Finding, Item, Reproduction, Rows
 from finegauge.validation.local_validation import HereValidation, validate_here
 from finegauge.validation.operators import Group, validate_operators
@@ -25,7 +26,6 @@ from finegauge.validation.summary import (
     CountErrors,
     Coverage,
     Errors,
-    Match,
     Prediction,
     Reliability,
     Validation,
@@ -153,9 +153,11 @@ def validation_answer(validation: Validation) -> ValidationAnswer:
     """Return the figures of a validation."""
     answered = validation.answered
     counts = confusion(answered)
-    absent: dict[str, dict[str, Versus | str]] = {
-        name: {"absent": reason} for name, reason in validation.absent.items()
+    rivals: dict[str, dict[str, Versus | str]] = {
+        name: {one.quantity: Versus(one.theirs, one.ours) for one in matches(validation, name)}
+        for name in validation.rivals
     }
+    rivals |= {name: {"absent": reason} for name, reason in validation.absent.items()}
     summary = ValidationSummary(
         rows=len(validation.answers),
         answered=len(answered),
@@ -175,7 +177,7 @@ def validation_answer(validation: Validation) -> ValidationAnswer:
             WorstRow(one.row.id, one.step_time_error, one.peak_memory_error, explanation(one))
             for one in worst(answered, NUM_WORST_IN_FILES)
         ),
-        rivals={name: _versus(matches(validation, name)) for name in validation.rivals} | absent,
+        rivals=rivals,
         calibrations=tuple(sorted({one.profile.source.name for one in answered if one.profile})),
     )
     return ValidationAnswer(tuple(map(_row, validation.answers)), summary)
@@ -194,8 +196,7 @@ def _row(one: Answer) -> RowFigures:
         "memory_metric": row.measured.memory_metric if row.measured.peak_memory_gib else None,
         "measured_outcome": row.measured.outcome or None,
     }
-    same = ("times_complete", "memory_complete", "lengths", "defaults", "assumptions")
-    return RowFigures(**values, **{name: getattr(row, name) for name in same})
+    return RowFigures(**same(RowFigures, row) | values)
 
 
 def _quantity(
@@ -211,10 +212,6 @@ def _quantity(
             for name, group in GROUPS.items()
         },
     )
-
-
-def _versus(found: Sequence[Match]) -> dict[str, Versus | str]:
-    return {one.quantity: Versus(one.theirs, one.ours) for one in found}
 
 
 def here_answer(

@@ -187,7 +187,7 @@ def _parts(keys: Mapping[str, Any], path: str, name: str, *, folder: str) -> Ite
             axes=axes,
             repetitions=_whole(own.get("repetitions", 1), f"{where}: repetitions"),
             options=_options(own, where, Options()) if estimator == MEASURED else None,
-            calibration="" if estimator == MEASURED else _calibration(),
+            calibration="" if estimator == MEASURED else f"{__version__}, {current().name}",
             folder=folder,
         )
 
@@ -244,10 +244,6 @@ def _option(default: Any, value: Any, where: str) -> Any:
     if type(found) is not type(default):
         raise FieldError(f"{where} should be like {default!r}, not {shown(value)}.")
     return found
-
-
-def _calibration() -> str:
-    return f"{__version__}, {current().name}"
 
 
 def _mapping(value: Any, where: str) -> dict[str, Any]:

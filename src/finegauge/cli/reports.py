@@ -173,15 +173,13 @@ def _of_document(document: dict[str, object], path: str) -> Report:
         return plan_report(plan_in(document, path), FILE)
     from finegauge.render.json import estimates_in, profiles_in
 
-    if document["command"] != "measure":
+    if document["command"] == "measure":
+        for profile, prediction in profiles_in(document, path):
+            return _of_trial(profile, prediction)
+    elif (answer := estimates_in(document, path)).found:
         from finegauge.render.estimate import estimate_report
 
-        answer = estimates_in(document, path)
-        if not answer.found:
-            raise InputError(f"{shown(path)} holds no answer that could be shown.")
         return estimate_report(answer, FILE)
-    for profile, prediction in profiles_in(document, path):
-        return _of_trial(profile, prediction)
     raise InputError(f"{shown(path)} holds no answer that could be shown.")
 
 

@@ -205,9 +205,11 @@ def _question(record: Any, where: str, tokenizer: Any) -> Question:
         return tuple(tokenizer.encode(text, add_special_tokens=False).ids)
 
     known = record if isinstance(record, Mapping) else {}
-    context, endings, label = (_first(known, names) for names in (CONTEXTS, ENDINGS, LABELS))
+    context, endings, label = (
+        next((known[name] for name in names if name in known), None) for names in (CONTEXTS, ENDINGS, LABELS)
+    )
     if isinstance(context, str) and isinstance(endings, list) and str(label).isdecimal():
-        right = int(label)
+        right = int(str(label))
         if not 0 <= right < len(endings):
             raise FileFormatError(f"{where}: the right ending is number {right} of {len(endings)}.")
         texts = [f" {ending}" for ending in endings]
@@ -221,10 +223,6 @@ def _question(record: Any, where: str, tokenizer: Any) -> Question:
         f"{QUESTIONS[0][1]}), or a text, its endings and the right one ({CONTEXTS[0]}, {ENDINGS[0]}, "
         f"{LABELS[0]})."
     )
-
-
-def _first(record: Mapping[str, Any], names: tuple[str, ...]) -> Any:
-    return next((record[name] for name in names if name in record), None)
 
 
 def _length(question: Question) -> int:

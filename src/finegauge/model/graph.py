@@ -13,7 +13,7 @@ from finegauge.catalogue.frameworks import engine, framework_of
 from finegauge.catalogue.gpus import has_no_flash, has_tensor_memory, is_cpu, multiplies_bf16, repacks_4bit
 from finegauge.catalogue.models import file_version, model
 from finegauge.errors import FieldError, UnsupportedError
-from finegauge.model.blocks import Architecture, Attention, Layer, Linear, Numerics
+from finegauge.model.blocks import Architecture, Attention, Layer, Linear
 from finegauge.model.families import architecture
 from finegauge.model.families.decoder import check_checkpointing, check_positions, check_task
 from finegauge.model.layers import TowerPart, embedding, head, images_among_words, layer_ops, tower_parts
@@ -265,7 +265,9 @@ def _lowering(run: Run) -> Lowering:
         logits_held=(4, 46) <= version < (4, 50) and not (numerics.own_loss or numerics.narrow_loss),
         written_loss=framework.compiles_layers and not fused,
         parallel_loss=framework.parallel_loss and run.tensor_parallel > 1,
-        narrow_loss=_narrow_loss(run, numerics),
+        # taken of logits as they come, in 16 bit
+        narrow_loss=run.autocast == "none"
+        and ((version < (5, 0) and numerics.narrow_loss) or framework.takes_loss_itself),
         hands_back_cache=version < CHECKPOINTING_LAYERS_SINCE and numerics.hands_back_cache,
         ssm_kernels="slow" if is_cpu(run.gpu) else run.ssm_kernels,  # the fused ones are CUDA
         numerics=numerics,
@@ -396,12 +398,6 @@ def _attention(run: Run, model: Architecture) -> tuple[str, int, bool]:
     unpads = varied and run.attention == "flash" and not framework.own_models
     named = (number for kernel, number in ATTENTION_KERNELS.items() if kernel in run.kernels)
     return implemented, next(named, generation), unpads
-
-
-def _narrow_loss(run: Run, numerics: Numerics) -> bool:
-    """Return whether the loss is taken of logits as they come, in 16 bit."""
-    old = version_numbers(run.transformers_version)[:2] < (5, 0) and numerics.narrow_loss
-    return run.autocast == "none" and (old or framework_of(run.framework).takes_loss_itself)
 
 
 def _repeats_keys(attention: str, version: tuple[int, ...], model: Architecture) -> bool:

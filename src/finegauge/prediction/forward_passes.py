@@ -102,18 +102,11 @@ def generation_of(run: Run, extents: Extents) -> Generation:
     found = Generation(rows, length - new, max(1, new))
     if run.phase not in SERVING:
         return found
-    drafts = run.speculative_tokens
-    return found._replace(
-        cached_fraction=run.prefix_cached_fraction,
-        checked_tokens=1.0 + drafts,
-        gained_tokens=1.0 + _kept_drafts(run),
-    )
-
-
-def _kept_drafts(run: Run) -> float:
-    """Return how many drafts of a pass are kept: those before the first that is wrong."""
     drafts, right = run.speculative_tokens, run.speculative_accepted_fraction
-    return float(sum(right**place for place in range(1, drafts + 1)))
+    kept = sum(right**place for place in range(1, drafts + 1))  # those before the first that is wrong
+    return found._replace(
+        cached_fraction=run.prefix_cached_fraction, checked_tokens=1.0 + drafts, gained_tokens=1.0 + kept
+    )
 
 
 def batches_of_answers(run: Run, batch: Generation) -> float:

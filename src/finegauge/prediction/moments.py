@@ -185,7 +185,9 @@ class Job:
         if self.states_bytes and run.phase not in ("evaluate", "prefill", "decode", "serve"):
             yield self._save()
             if run.merge_adapters:
-                yield self._merge()
+                # the 16-bit model in host memory, and the product of a pair of adapters
+                model = self.merged_bytes + 2.0 * self.largest_layer_values
+                yield self._moment("merge", dict(self.rest), {("merged model",): model}, {})
             yield self._resume()
 
     def _checkpoints(self) -> Parts:
@@ -339,11 +341,6 @@ class Job:
         else:
             first = max(min(self.saved_bytes, FILE_BYTES), min(self.largest_bytes, states))
         return self._moment("save", device, {("saved copies",): first}, {("saved copies",): other})
-
-    def _merge(self) -> Moment:
-        """Return what merging takes: the 16-bit model in host memory, the product of a pair of adapters."""
-        model = self.merged_bytes + 2.0 * self.largest_layer_values
-        return self._moment("merge", dict(self.rest), {("merged model",): model}, {})
 
     def _resume(self) -> Moment:
         run, states = self.run, self.states_bytes if self.run.save_optimizer else 0.0

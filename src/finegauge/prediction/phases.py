@@ -395,9 +395,9 @@ def _with_copies(run: Run, share: Share, extents: Extents, parts: Parts) -> Part
 
 
 def _without_adapters(graph: Graph) -> Graph:
-    layers = []
-    for group in graph.layers:
-        layers.append(group._replace(ops=tuple([op for op in group.ops if not is_adapter(op)])))
+    layers = [
+        group._replace(ops=tuple([op for op in group.ops if not is_adapter(op)])) for group in graph.layers
+    ]
     return graph._replace(layers=tuple(layers))
 
 

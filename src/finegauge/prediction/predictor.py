@@ -300,19 +300,14 @@ def _network(run: Run, gpu: GpuSpec, calibration: Calibration) -> "Network":
     return Network.of(run, gpu, calibration)
 
 
-def _assumed(run: Run, gpu: GpuSpec) -> tuple[str, ...]:
-    narrow = f"{gpu.name} has no fp8 units, so fp8 products are computed in 16 bit"
-    without = (narrow,) if run.fp8 and "fp8" not in gpu.flops_per_s else ()
-    return *without, *_assumed_links(run, gpu)
+def _assumed(run: Run, gpu: GpuSpec) -> Iterator[str]:
+    if run.fp8 and "fp8" not in gpu.flops_per_s:
+        yield f"{gpu.name} has no fp8 units, so fp8 products are computed in 16 bit"
+    if run.num_gpus > 1 or run.cpu_offload != "none":
+        from finegauge.prediction.links import assumed
+        from finegauge.prediction.offload import assumptions
 
-
-def _assumed_links(run: Run, gpu: GpuSpec) -> tuple[str, ...]:
-    if run.num_gpus == 1 and run.cpu_offload == "none":
-        return ()
-    from finegauge.prediction.links import assumed
-    from finegauge.prediction.offload import assumptions
-
-    return *assumed(run, gpu), *assumptions(run, gpu)
+        yield from (*assumed(run, gpu), *assumptions(run, gpu))
 
 
 def check_format(run: Run, gpu: GpuSpec, dtype: str) -> None:

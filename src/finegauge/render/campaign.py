@@ -24,7 +24,6 @@ from finegauge.campaign.axes import Result
 from finegauge.campaign.gains import DIMENSIONS, PROCESSOR_S, ClaimHeld
 from finegauge.render import number_format as fmt
 from finegauge.render import report
-from finegauge.render.number_format import UNKNOWN
 from finegauge.render.plots.drawing import Reach, panel_plot, radar_plot
 from finegauge.render.plots.many_runs import (
     Pair,
@@ -171,15 +170,11 @@ def labelled(trials: Trials) -> list[Result]:
     varied = dict.fromkeys(name for name in first if any(name in own for _, own in ends))
     return [
         Result(
-            str(number), {name: _label(own.get(name, first[name])) for name in varied}, end.facts.source, 0,
-            end.facts, partial(trials.profile, end),
+            str(number), {name: fmt.plain(own.get(name, first[name])) for name in varied}, end.facts.source,
+            0, end.facts, partial(trials.profile, end),
         )
         for number, (end, own) in enumerate(ends) if end.facts is not None
     ]  # fmt: skip
-
-
-def _label(value: Any) -> str:
-    return fmt.plain(tuple(value) if isinstance(value, list) else value)
 
 
 def _tiles(study: CampaignStudy) -> Iterator[Tile]:
@@ -308,7 +303,7 @@ def _gains_table(point: GainsAt) -> Table:
 def _gain_cell(gain: GainFigures, name: str) -> str:
     ratio, interval = gain.ratios[name], gain.intervals.get(name)
     if ratio is None:
-        return UNKNOWN
+        return fmt.UNKNOWN
     text = f"{ratio:.2f}" + (f" [{interval[0]:.2f}-{interval[1]:.2f}]" if interval else "")
     return Toned(text, "good") if name in gain.improves else text
 

@@ -11,12 +11,11 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from finegauge import __version__
 from finegauge.answers import rules_of
 from finegauge.answers.estimate import EstimateAnswer, GpuEstimate, Unsupported
-from finegauge.answers.plan import PlanAnswer
 from finegauge.answers.profile import breakdown_of, figures_of, profile_of
 from finegauge.documents import MAX_NUMBER, json_text, read_document
 from finegauge.errors import FileFormatError, InputError, shown
@@ -24,6 +23,9 @@ from finegauge.prediction.predictor import Prediction
 from finegauge.profile import Breakdown, Profile
 from finegauge.run.run import FIELDS, Run
 from finegauge.store.document import run_of
+
+if TYPE_CHECKING:
+    from finegauge.answers.plan import PlanAnswer
 
 SCHEMA_VERSION = 1
 MOST_BYTES = 64 * 2**20
@@ -184,11 +186,13 @@ def estimates_in(document: Mapping[str, Any], path: str) -> EstimateAnswer:
         return EstimateAnswer(_run(document, None), results)
 
 
-def plan_in(document: Mapping[str, Any], path: str) -> PlanAnswer:
+def plan_in(document: Mapping[str, Any], path: str) -> "PlanAnswer":
     """Return the plan that a document holds.
 
     Raises: FileFormatError where it lacks what it needs.
     """
+    from finegauge.answers.plan import PlanAnswer
+
     with _refusing(path, "states no whole run"):
         run = _run(document, None)
     with _refusing(path, "is no whole plan of FineGauge"):

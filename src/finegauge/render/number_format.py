@@ -133,7 +133,7 @@ def plain(value: object) -> str:
     """Return the value of a field as a run file would state it."""
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return ", ".join(map(str, value)) or "none"
     if value is None:
         return UNKNOWN

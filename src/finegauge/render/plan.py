@@ -361,7 +361,7 @@ def _alternative_texts(answer: PlanAnswer) -> Iterator[tuple[str, Text]]:
 
 def _alternative(answer: PlanAnswer, aspect: str, one: AlternativePlan) -> Sequence[str]:
     """Return "L40S +12 % ($31.40, 8.2 h)" or "L4 short of 3.1 GiB"."""
-    value = tuple(one.value) if isinstance(one.value, list) else one.value
+    value = one.value
     name = Toned(f"{value} GPU{'s' * (value != 1)}" if aspect == "num_gpus" else fmt.plain(value), "strong")
     plan = one.plan
     if plan is None:
@@ -394,14 +394,14 @@ def _alternative_tables(answer: PlanAnswer) -> Iterator[Table]:
     for aspect, found in answer.alternatives.items():
         rows = []
         for one in found:
-            plan, value = one.plan, tuple(one.value) if isinstance(one.value, list) else one.value
+            plan, value = one.plan, fmt.plain(one.value)
             if plan is None:
-                rows.append((fmt.plain(value), "no valid plan", *[fmt.UNKNOWN] * 4))
+                rows.append((value, "no valid plan", *[fmt.UNKNOWN] * 4))
                 continue
             takes = plan.outcome
             short = f"short of {gib(takes.lacking_bytes)}" if takes.lacking_bytes else "P(OOM)"
             rows.append((
-                fmt.plain(value), short if one.reason == MEMORY else _against(one), machine_text(plan),
+                value, short if one.reason == MEMORY else _against(one), machine_text(plan),
                 fmt.hours(takes.wall_s), fmt.dollars(takes.on_demand_usd), fmt.kwh(takes.wall_energy_j),
             ))  # fmt: skip
         yield Table(f"Another {ASPECTS.get(aspect, aspect)}", headings, tuple(rows), 3)

@@ -147,11 +147,10 @@ def tiles(one: GpuEstimate) -> Iterator[Tile]:
     yield Tile("Tokens per second", count(profile.tokens_per_s), rate, "tokens")
     steps = "" if quote.num_steps is None else f"{quote.num_steps:,} steps"
     yield Tile("Whole run", fmt.hours(quote.wall_s), steps, "time")
-    on_demand, spot = quote.cheapest_on_demand, quote.cheapest_spot
-    usd = on_demand.on_demand_usd if on_demand else None
-    yield Tile("On demand, cheapest", fmt.dollars(usd), _whose(on_demand, profile), "usd")
-    spot_usd = fmt.dollars(spot.spot_usd if spot else None)
-    yield Tile("Spot, cheapest", spot_usd, _whose(spot, profile, spot=True), "spot")
+    on_demand = _whose(quote.cheapest_on_demand, profile)
+    spot = _whose(quote.cheapest_spot, profile, spot=True)
+    yield Tile("On demand, cheapest", fmt.dollars(quote.on_demand_usd), on_demand, "usd")
+    yield Tile("Spot, cheapest", fmt.dollars(quote.spot_usd), spot, "spot")
     boards = f"{fmt.kwh(quote.boards_energy_j)} kWh of the boards"
     yield Tile("Energy at the wall", f"{fmt.kwh(quote.wall_energy_j)} kWh", boards, "energy")
     grid = f"{quote.grid_kg_per_kwh:.3f} kg/kWh, PUE {quote.pue:.2f} ({quote.grid})"
@@ -243,8 +242,8 @@ def _gpu_row(one: GpuEstimate) -> tuple[str, ...]:
         fmt.digits(profile.tokens_per_s),
         fmt.digits(profile.samples_per_s),
         _bound(one) + fmt.hours(quote.wall_s),
-        fmt.dollars(quote.cheapest_on_demand.on_demand_usd if quote.cheapest_on_demand else None),
-        fmt.dollars(quote.cheapest_spot.spot_usd if quote.cheapest_spot else None),
+        fmt.dollars(quote.on_demand_usd),
+        fmt.dollars(quote.spot_usd),
         fmt.kwh(quote.wall_energy_j),
         fmt.digits(quote.emissions_kg, 2),
     )

@@ -21,11 +21,13 @@ def side_by_side_report(answer: SidesAnswer) -> Report:
         section("figures", "Figures", _table(sides)),
         section("memory", "Memory", stacks_plot(
             "memory", "Memory, kind by kind", "What has to fit on the fullest GPU of each run; "
-            "the mark is what the GPU has.", [_memory(side) for side in sides], fmt.size,
-            "GiB", 1 / GIB)),
+            "the mark is what the GPU has.",
+            [Stack(one.name, _parts(one.profile.device_memory_bytes), one.profile.capacity_bytes)
+             for one in sides], fmt.size, "GiB", 1 / GIB)),
         section("time", "Time", stacks_plot(
             "time", "One step, stage by stage", "One optimizer step of each run.",
-            [_time(side) for side in sides], fmt.duration, "seconds", 1.0)),
+            [Stack(one.name, _parts(one.profile.step_time_s)) for one in sides],
+            fmt.duration, "seconds", 1.0)),
         section("cost", "Cost", front_plot(
             answer.ways, about="The runs, each at its cheapest offer") if len(answer.ways) > 1 else None),
         section("fields", "What differs", _fields(answer), None if answer.differing else
@@ -37,8 +39,8 @@ def side_by_side_report(answer: SidesAnswer) -> Report:
 def _headline(sides: Sequence[Side]) -> Text:
     """Return which run is the fastest and which the cheapest, of those that fit."""
     known = [side for side in sides if side.estimate and side.estimate.quote]
-    times = {side.name: side.estimate.quote.wall_s for side in known if side.estimate and side.estimate.quote}
-    usd = {side.name: _usd(side) for side in known}
+    times = {side.name: _of_bill(side, "wall_s") for side in known}
+    usd = {side.name: _of_bill(side, "on_demand_usd") for side in known}
     parts = []
     for word, amounts, said in (("Fastest", times, fmt.hours), ("cheapest", usd, fmt.dollars)):
         have = {name: amount for name, amount in amounts.items() if amount is not None}
@@ -50,17 +52,12 @@ def _headline(sides: Sequence[Side]) -> Text:
     return f"{'; '.join(parts)}." if parts else f"{len(sides)} runs."
 
 
-def _usd(side: Side) -> float | None:
-    quote = side.estimate.quote if side.estimate else None
-    return quote.cheapest_on_demand.on_demand_usd if quote and quote.cheapest_on_demand else None
-
-
 def _figures() -> Iterator[_Figure]:
     yield "memory", lambda side: side.profile.device_memory_bytes.total, gib, -1
     yield "one step", lambda side: side.profile.step_time_s.total or None, fmt.duration, -1
     yield "tokens/s", lambda side: side.profile.tokens_per_s or None, count, 1
     yield "whole run", lambda side: _of_bill(side, "wall_s"), fmt.hours, -1
-    yield "on demand", _usd, fmt.dollars, -1
+    yield "on demand", lambda side: _of_bill(side, "on_demand_usd"), fmt.dollars, -1
     yield "kWh at the wall", lambda side: _of_bill(side, "wall_energy_j"), fmt.kwh, -1
     yield "kg CO2e", lambda side: _of_bill(side, "emissions_kg"), lambda value: fmt.digits(value, 2), -1
 
@@ -100,14 +97,6 @@ def _verdict(side: Side) -> Text:
     if side.estimate is None:
         return side.profile.outcome.replace("_", " ")
     return Toned(WORDS[side.estimate.verdict], TONES[side.estimate.verdict])
-
-
-def _memory(side: Side) -> Stack:
-    return Stack(side.name, _parts(side.profile.device_memory_bytes), side.profile.capacity_bytes)
-
-
-def _time(side: Side) -> Stack:
-    return Stack(side.name, _parts(side.profile.step_time_s))
 
 
 def _parts(whole: Breakdown) -> dict[str, float]:

@@ -90,13 +90,6 @@ _SHAPES = {  # of the records of trials
 }
 
 
-class Contents(NamedTuple):
-    """What a journal holds."""
-
-    records: list[dict[str, Any]]
-    num_quarantined: int  # lines that did not read back
-
-
 class Journal:
     """One file of records."""
 
@@ -147,20 +140,6 @@ class Journal:
             with suppress(OSError):
                 os.ftruncate(descriptor, size)
             raise self._cannot("written", error) from None
-
-    def read(self) -> Contents:
-        """Return every record that reads back; the other lines are in quarantine.
-
-        Raises: InputError where the file is there and cannot be read.
-        """
-        records, refused = [], Refused()
-        for _, one in self.lines():
-            try:
-                records.append(record_of(one))
-            except ValueError as error:
-                refused.add(one, error)
-        refused.keep(self.quarantine)
-        return Contents(records, refused.number)
 
     def lines(self, start: int = 0) -> Iterator[tuple[int, bytes]]:
         """Yield every line that is not empty, from the byte `start` on, and where each begins.

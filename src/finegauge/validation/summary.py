@@ -455,7 +455,8 @@ def reliability(answers: Iterable[Answer]) -> Reliability | None:
         for one in answered:
             if one.profile is None:
                 continue
-            interval = memory_interval(one.profile.run, allocated or _in_force(one), new or UNMEASURED)
+            in_force = one.profile.source.memory_interval or EXACT
+            interval = memory_interval(one.profile.run, allocated or in_force, new or UNMEASURED)
             counted = counted_interval(interval, _metric(one), beyond or RESERVED)
             claims += _margins(one, counted)
             claims += (own := _outcome(one, interval))
@@ -486,10 +487,6 @@ def _residual(one: Answer) -> Residual | None:
     if error is None or error <= -1.0:  # nothing, or as good as nothing, of what was measured
         return None
     return Residual(one.row.source, one.row.id, one.row.memory_complete, log(1.0 + error))
-
-
-def _in_force(one: Answer) -> Interval:
-    return (one.profile.source.memory_interval if one.profile else None) or EXACT
 
 
 def _outcome(one: Answer, interval: Interval) -> list[_Claim]:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from finegauge import __version__
 from finegauge.answers import questions
@@ -25,7 +25,7 @@ from finegauge.answers.catalogue import (
     offers_json,
     plain,
 )
-from finegauge.answers.estimate import ExplainAnswer, explain_answer
+from finegauge.answers.estimate import explain_answer
 from finegauge.answers.files import ReadAnswer, run_of_file
 from finegauge.answers.plan import WhatIfAnswer, whatif_answer
 from finegauge.answers.questions import ARGUMENTS, MAX_TEXT, Asked
@@ -41,9 +41,6 @@ from finegauge.run.run import FIELDS, Run
 from finegauge.web import form
 from finegauge.web.form import MAX_DOCUMENT
 from finegauge.web.storage import Reply, upload_store
-
-if TYPE_CHECKING:
-    from finegauge.answers.files import ReadAnswer
 
 JSON = "application/json"
 MOST_OFFERS = 100_000
@@ -176,10 +173,6 @@ def _read(asked: RequestAsked) -> ReadAnswer:
     return ReadAnswer((run_of_file("pasted.yaml", form.described(*asked.stated())),))
 
 
-def _explain(asked: RequestAsked) -> ExplainAnswer:
-    return explain_answer(asked.runs(unnamed="one"))
-
-
 def _whatif(asked: RequestAsked) -> WhatIfAnswer:
     minimise, spot = asked.choice("minimise", OBJECTIVES), asked.flag("spot")
     switches = asked.texts("switches")
@@ -225,7 +218,7 @@ def _question(name: str, ask: Callable[..., Any], *more: str) -> tuple[Question,
 QUESTIONS: dict[str, tuple[Question, tuple[str, ...]]] = {
     "read": _question("read", _read),
     "estimate": _question("estimate", questions.estimate, "gpus", "at_max_batch"),
-    "explain": _question("explain", _explain, "gpus"),
+    "explain": _question("explain", lambda asked: explain_answer(asked.runs(unnamed="one")), "gpus"),
     "check": _question("check", questions.check, "gpus"),
     "max-batch": _question("max-batch", questions.max_batch, "gpus", "limit"),
     "whatif": _question("whatif", _whatif, "switches", "minimise", "spot"),

@@ -59,7 +59,7 @@ def heat_of(grid: FitGrid) -> Heat:
         tuple(_square(cell, grid, size, length) for cell, length in zip(cells, grid.seq_lens, strict=True))
         for size, cells in pairs
     )
-    row = [size for size in reversed(grid.micro_batch_sizes)].index(run.micro_batch_size)
+    row = grid.micro_batch_sizes[::-1].index(run.micro_batch_size)
     return Heat(str(run.gpu), grid.seq_lens, rows, row, grid.seq_lens.index(run.seq_len), grid.same_from)
 
 
@@ -68,7 +68,7 @@ def _square(cell: FitCell | None, grid: FitGrid, size: int, length: int) -> Squa
     if cell is None:
         return Square(size, length, "none", "", "", ("The run cannot have it", "-", "-", "-", "-"), own)
     return Square(
-        size, length, cell.verdict, SIGNS[cell.verdict], _short(cell.device_memory_bytes),
+        size, length, cell.verdict, SIGNS[cell.verdict], fmt.digits(cell.device_memory_bytes / GIB, 2),
         (
             WORDS[cell.verdict], f"{fmt.gib_of(cell.device_memory_bytes, grid.capacity_bytes)} GiB",
             fmt.probability(cell.out_of_memory_fraction), fmt.duration(cell.step_time_s),
@@ -76,10 +76,6 @@ def _square(cell: FitCell | None, grid: FitGrid, size: int, length: int) -> Squa
         ),
         own,
     )  # fmt: skip
-
-
-def _short(num_bytes: float) -> str:
-    return fmt.digits(num_bytes / GIB, 2)
 
 
 class Amount(NamedTuple):
@@ -120,11 +116,10 @@ def _amounts(one: GpuEstimate) -> list[tuple[float | None, str]]:
     step = one.profile.step_time_s.total
     if bill is None:
         return [(step, fmt.duration(step)), *[(None, fmt.UNKNOWN)] * 3]
-    usd = bill.cheapest_on_demand.on_demand_usd if bill.cheapest_on_demand else None
-    energy = bill.wall_energy_j
     return [
-        (step, fmt.duration(step)), (bill.wall_s, fmt.hours(bill.wall_s)), (usd, fmt.dollars(usd)),
-        (energy, fmt.kwh(energy)),
+        (step, fmt.duration(step)), (bill.wall_s, fmt.hours(bill.wall_s)),
+        (bill.on_demand_usd, fmt.dollars(bill.on_demand_usd)),
+        (bill.wall_energy_j, fmt.kwh(bill.wall_energy_j)),
     ]  # fmt: skip
 
 

@@ -158,11 +158,7 @@ def planned_of(answer: PlanAnswer) -> Planned:
     report, winner, before = plan_report(answer, PAGE), answer.winner, answer.run.fields()
     if winner is None:
         return Planned(report, False, "", (), "", "", answer.wanted.framework)
-    machine = {
-        "gpu": winner.candidate.gpu,
-        "num_gpus": winner.candidate.num_gpus,
-        "num_nodes": winner.candidate.num_nodes,
-    }
+    machine = {name: getattr(winner.candidate, name) for name in ("gpu", "num_gpus", "num_nodes")}
     return Planned(
         report=report,
         found=True,
@@ -244,15 +240,10 @@ def _figures(found: Sequence[GpuEstimate | None]) -> Iterator[Line]:
             yield Line(name, _changed(texts, found, _NUMBERS.get(key)))
 
 
-def _usd(one: GpuEstimate) -> float | None:
-    offer = one.quote.cheapest_on_demand if one.quote else None
-    return offer.on_demand_usd if offer else None
-
-
 _NUMBERS: Mapping[str, Callable[[GpuEstimate], float | None]] = {
     "step": lambda one: one.profile.step_time_s.total if one.quote else None,
     "time": lambda one: one.quote.wall_s if one.quote else None,
-    "usd": _usd,
+    "usd": lambda one: one.quote.on_demand_usd if one.quote else None,
     "energy": lambda one: one.quote.wall_energy_j if one.quote else None,
 }
 

@@ -25,6 +25,7 @@ from finegauge.store import table
 from finegauge.store.journal import ENDED, STARTED
 from tests.e2e.commands import finegauge
 from tests.unit.campaign.sweeps import SaidEngine, sweep_file
+from tests.unit.store.results import read_back
 
 SIZES = ", ".join(map(str, range(1, 9)))
 AXES = f"axes: {{switch: [baseline, checkpointing], micro_batch_size: [{SIZES}], seq_len: [64, 128]}}"
@@ -118,7 +119,7 @@ def _killed(sweep: Sweep, path: str, after_s: float, *, reads: bool) -> None:
 def ended_once(sweep: Sweep, path: str) -> int:
     """Carry a campaign out to its end, hold its folder against the sweep, and return what was interrupted."""
     carry_out(sweep, path, SaidEngine())
-    seen = Folder(path).trials.journal.read().records
+    seen = read_back(Folder(path).trials.journal).records
     ends = [one for one in seen if one["event"] == ENDED]
     whole = [one["asked"]["cell"] for one in ends if one["profile"]["outcome"] != "interrupted"]
     assert Counter(whole) == Counter(cell.key for cell in sweep.cells), "a cell is lost, or there twice"

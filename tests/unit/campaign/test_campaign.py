@@ -24,6 +24,7 @@ from finegauge.run.run import Run
 from finegauge.store import journal
 from finegauge.store.journal import Journal
 from tests.unit.campaign.sweeps import SaidEngine, sweep_file
+from tests.unit.store.results import read_back
 
 BATCHES = "axes: {micro_batch_size: [4, 1, 2]}"
 
@@ -191,7 +192,7 @@ def test_kill_minus_nine_at_twenty_random_points_loses_and_doubles_nothing(tmp_p
     assert summary.before + sum(summary.outcomes.values()) == 180
     ended = [
         record["asked"]["cell"]
-        for record in Journal(os.path.join(folder, "results.jsonl")).read().records
+        for record in read_back(Journal(os.path.join(folder, "results.jsonl"))).records
         if record["event"] == "ended" and record["profile"]["outcome"] != "interrupted"
     ]
     assert Counter(ended) == {cell.key: 1 for cell in sweep.cells}

@@ -15,6 +15,7 @@ from finegauge.campaign.ray_engine import RayEngine
 from finegauge.campaign.sweep import read_sweep
 from finegauge.store.document import profile_document, profile_of, run_of
 from tests.unit.campaign.sweeps import SaidEngine, sweep_file
+from tests.unit.store.results import read_back
 
 SIZES = "axes: {micro_batch_size: [1, 2, 4, 8, 16]}"
 
@@ -174,6 +175,6 @@ def test_an_interruption_ends_every_task_and_is_recorded(
     with pytest.raises(KeyboardInterrupt):
         carried_out(cluster, tmp_path, monkeypatch, SIZES, "measured: {threads: 1}")
     assert set(cluster.cancelled) == {0, 1, 2}
-    records = Folder(str(tmp_path / "out")).trials.journal.read().records
+    records = read_back(Folder(str(tmp_path / "out")).trials.journal).records
     ended = [profile_of(record["profile"]) for record in records if record["event"] == "ended"]
     assert [(one.outcome, one.reason) for one in ended] == [("interrupted", "Ctrl-C")] * 3

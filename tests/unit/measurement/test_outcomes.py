@@ -21,6 +21,7 @@ from finegauge.profile import Profile, Source
 from finegauge.run.run import Run
 from finegauge.store.document import profile_document
 from finegauge.store.journal import Trials
+from tests.unit.store.results import read_back
 
 RUN = Run(model="llama-2-7b", method="lora")
 STEP = StepFacts(tokens=8.0, sequences=1.0, loss=1.0, real_tokens=8.0)
@@ -137,7 +138,7 @@ def test_a_disk_that_fills_up_during_the_trial_is_told_and_nothing_is_half_writt
     with pytest.raises(InputError, match="No space left on device; what it held is unharmed"):
         measure(RUN, store=store)
     monkeypatch.undo()
-    contents = Trials(store).journal.read()
+    contents = read_back(Trials(store).journal)
     assert [record["event"] for record in contents.records] == ["started"]
     assert contents.num_quarantined == 0
 

@@ -1,12 +1,12 @@
 """Journals of results for the tests of tables."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from finegauge.profile import Breakdown, Profile, Source
 from finegauge.run.run import Run
 from finegauge.store.document import profile_document
-from finegauge.store.journal import Journal, ended
+from finegauge.store.journal import Journal, Refused, ended, record_of
 
 RUN = Run(model="llama-2-7b", method="lora", gpu="a40")
 
@@ -37,3 +37,22 @@ def journal(folder: Path, *records: dict[str, Any], name: str = "store.jsonl") -
     if records:
         written.append(*records)
     return written
+
+
+class Contents(NamedTuple):
+    """What a journal holds."""
+
+    records: list[dict[str, Any]]
+    num_quarantined: int  # lines that did not read back
+
+
+def read_back(journal: Journal) -> Contents:
+    """Return every record of a journal; lines that are none go into quarantine."""
+    records, refused = [], Refused()
+    for _, line in journal.lines():
+        try:
+            records.append(record_of(line))
+        except ValueError as error:
+            refused.add(line, error)
+    refused.keep(journal.quarantine)
+    return Contents(records, refused.number)

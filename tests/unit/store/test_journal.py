@@ -16,6 +16,7 @@ from finegauge.errors import InputError
 from finegauge.store import journal as theirs
 from finegauge.store.journal import Journal, line, record_of
 from tests.e2e.commands import finegauge
+from tests.unit.store.results import read_back
 
 
 @pytest.fixture
@@ -27,12 +28,12 @@ def test_records_read_back_in_order(journal: Journal) -> None:
     records: list[dict[str, Any]] = [{"n": 1, "x": 0.1 + 0.2}, {"text": "naïve\n—", "none": None}, {}]
     journal.append(*records[:2])
     journal.append(records[2])
-    assert journal.read() == (records, 0)
+    assert read_back(journal) == (records, 0)
     assert not os.path.exists(journal.quarantine)
 
 
 def test_a_store_that_is_not_there_is_empty(journal: Journal) -> None:
-    assert journal.read() == ([], 0)
+    assert read_back(journal) == ([], 0)
 
 
 def test_a_line_says_its_version_and_checksum() -> None:
@@ -44,7 +45,7 @@ def test_lines_of_the_first_version_are_read(journal: Journal) -> None:
     earlier = b'{"schema_version":1,"checksum":"015abd7f5cc57a2d","record":{"a":1}}\n'
     Path(journal.path).write_bytes(earlier + earlier.replace(b":1}}", b":2}}"))
     journal.append({"a": 2})
-    assert journal.read() == ([{"a": 1}, {"a": 2}], 1)
+    assert read_back(journal) == ([{"a": 1}, {"a": 2}], 1)
     assert b"the checksum is another" in Path(journal.quarantine).read_bytes()
 
 
@@ -54,7 +55,7 @@ def test_a_torn_line_is_set_aside_and_the_next_one_stands(journal: Journal, cut:
     with open(journal.path, "ab") as file:
         file.write(line({"n": 2})[:cut])
     journal.append({"n": 3})
-    assert journal.read() == ([{"n": 1}, {"n": 3}], 1)
+    assert read_back(journal) == ([{"n": 1}, {"n": 3}], 1)
     assert b"# torn: not one whole record\n" + line({"n": 2})[:cut] in Path(journal.quarantine).read_bytes()
 
 
@@ -74,7 +75,7 @@ def test_a_damaged_line_is_set_aside_with_the_reason(journal: Journal, damaged: 
     with open(journal.path, "ab") as file:
         file.write(damaged)
     journal.append({"n": 4})
-    assert journal.read() == ([{"n": 1}, {"n": 4}], 1)
+    assert read_back(journal) == ([{"n": 1}, {"n": 4}], 1)
     assert reason in Path(journal.quarantine).read_bytes().decode("utf-8", "replace")
 
 
@@ -82,9 +83,9 @@ def test_reading_again_sets_nothing_aside_twice(journal: Journal) -> None:
     journal.append({"n": 1})
     with open(journal.path, "ab") as file:
         file.write(b"torn")
-    journal.read()
+    read_back(journal)
     once = Path(journal.quarantine).read_bytes()
-    journal.read()
+    read_back(journal)
     assert Path(journal.quarantine).read_bytes() == once
 
 
@@ -92,7 +93,7 @@ def test_numbers_that_json_lacks_are_refused(journal: Journal) -> None:
     journal.append({"n": 1})
     with pytest.raises(ValueError, match="JSON compliant"):
         journal.append({"n": float("nan")})
-    assert journal.read() == ([{"n": 1}], 0)
+    assert read_back(journal) == ([{"n": 1}], 0)
 
 
 @pytest.mark.parametrize("fails", ["write", "fsync"])
@@ -119,7 +120,7 @@ def test_a_full_disk_is_a_clear_error_and_leaves_no_half_line(
     monkeypatch.undo()
     assert Path(journal.path).read_bytes() == before
     journal.append({"n": 3})
-    assert journal.read() == ([{"n": 1}, {"n": 3}], 0)
+    assert read_back(journal) == ([{"n": 1}, {"n": 3}], 0)
 
 
 FILLING = """
@@ -146,7 +147,7 @@ def test_a_file_that_may_not_grow_holds_whole_lines(journal: Journal) -> None:
     )
     number, _, error = done.stdout.partition(" ")
     assert "cannot be written: File too large" in error
-    records, num_quarantined = journal.read()
+    records, num_quarantined = read_back(journal)
     assert [record["n"] for record in records] == list(range(int(number)))
     assert num_quarantined == 0
 
@@ -156,7 +157,7 @@ def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> Non
     with pytest.raises(InputError, match=r"cannot be opened: (Not a directory|File exists)"):
         Journal(str(tmp_path / "file" / "store.jsonl")).append({})
     with pytest.raises(InputError, match="cannot be read: it is not a file"):
-        Journal(str(tmp_path)).read()
+        read_back(Journal(str(tmp_path)))
 
 
 def append_many(path: str, writer: int) -> None:
@@ -170,7 +171,7 @@ def test_two_writers_do_not_mix_their_lines(journal: Journal) -> None:
         writer.start()
     for writer in writers:
         writer.join()
-    records, num_quarantined = journal.read()
+    records, num_quarantined = read_back(journal)
     assert num_quarantined == 0
     for number in range(2):
         assert [r["n"] for r in records if r["writer"] == number] == list(range(50))
@@ -189,7 +190,7 @@ def test_a_link_and_a_pipe_are_no_store(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=f"cannot be opened: {why}"):
             store.append({"n": 1})
         with pytest.raises(InputError, match=f"cannot be read: {why}"):
-            store.read()
+            read_back(store)
         said = finegauge("results", str(tmp_path / name))
         assert (said.code, said.err.count("\n")) == (64, 1)
     assert not (tmp_path / "elsewhere").exists()
@@ -224,5 +225,5 @@ def test_a_file_system_without_locks_is_said(journal: Journal, monkeypatch: pyte
 )
 def test_a_record_of_another_shape_is_foreign(journal: Journal, record: dict[str, object]) -> None:
     journal.append({"n": 1}, record)
-    assert journal.read() == ([{"n": 1}], 1)
+    assert read_back(journal) == ([{"n": 1}], 1)
     assert b"# foreign" in Path(journal.quarantine).read_bytes()

@@ -11,6 +11,7 @@ from finegauge.run.run import Run
 from finegauge.sandbox import born
 from finegauge.store import journal
 from finegauge.store.journal import Trials
+from tests.unit.store.results import read_back
 
 RUN = Run(model="llama-2-7b", method="lora")
 
@@ -26,7 +27,7 @@ def profile(outcome: str = "completed") -> Profile:
 
 def test_a_trial_has_a_line_before_and_one_after(trials: Trials) -> None:
     trial = trials.start(RUN, {"steps": 3})
-    (started,) = trials.journal.read().records
+    (started,) = read_back(trials.journal).records
     assert (started["event"], started["trial"], started["asked"]) == ("started", trial, {"steps": 3})
     assert trials.profiles() == []
     trials.end(trial, profile())
@@ -61,7 +62,7 @@ def test_a_trial_that_still_runs_is_left_alone(trials: Trials) -> None:
 
 def test_a_number_that_another_process_took_over_is_not_mistaken(trials: Trials) -> None:
     trials.start(RUN, {})
-    (record,) = trials.journal.read().records
+    (record,) = read_back(trials.journal).records
     record["process"] = [os.getpid(), "another boot:1", node()]
     Path(trials.journal.path).unlink()
     trials.journal.append(record)
@@ -70,7 +71,7 @@ def test_a_number_that_another_process_took_over_is_not_mistaken(trials: Trials)
 
 def test_the_trial_of_another_host_is_left_alone(trials: Trials) -> None:
     trials.start(RUN, {})
-    (record,) = trials.journal.read().records
+    (record,) = read_back(trials.journal).records
     record["process"] = [os.getpid(), "another boot:1", "another host"]
     Path(trials.journal.path).unlink()
     trials.journal.append(record)
@@ -83,7 +84,7 @@ def test_where_the_system_does_not_tell_when_processes_begin(
     monkeypatch.setattr(journal, "born", lambda _: "")  # macOS
     name = trials.start(RUN, {})
     assert trials.recover() == 0  # this process runs: its trial is not taken from it
-    (record,) = trials.journal.read().records
+    (record,) = read_back(trials.journal).records
     trials.journal.append(record | {"trial": "other", "process": [2**22 + 1, "", node()]})
     assert trials.recover() == 1
     assert name not in trials.look().ended
@@ -139,7 +140,7 @@ def test_a_last_line_in_the_making_is_left_for_later(trials: Trials) -> None:
 
 def test_a_line_of_an_earlier_version_has_the_same_facts(trials: Trials) -> None:
     trials.end(trials.start(RUN, {"steps": 3}), profile())
-    (started, now) = trials.journal.read().records
+    (started, now) = read_back(trials.journal).records
     facts = now.pop("facts")
     earlier = Trials(f"{trials.journal.path}.earlier")
     earlier.journal.append(started, now)
@@ -161,7 +162,7 @@ def test_a_line_of_an_earlier_version_has_the_same_facts(trials: Trials) -> None
 )
 def test_facts_that_are_none_are_foreign(trials: Trials, name: str, value: object) -> None:
     trials.end(trials.start(RUN, {}), profile())
-    record = trials.journal.read().records[-1]
+    record = read_back(trials.journal).records[-1]
     trials.journal.append({**record, "facts": record["facts"] | {name: value}})
     assert len(trials.look().entries) == 1
     assert b"# foreign" in Path(trials.journal.quarantine).read_bytes()

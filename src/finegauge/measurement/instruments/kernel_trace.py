@@ -423,15 +423,11 @@ def finer_role(role: Role, kind: str, forward: Operator | None, products: dict[t
 
 def _product_of_experts(forward: Operator | None, products: dict[tuple[int, ...], str]) -> str:
     """Return which of the experts' products it is; PEFT adds that of its factors to the weights first."""
-    calls = list(_calls(forward))
+    calls = [one for one in forward.enclosing() if not one.is_range] if forward is not None else []
     if any(call.name == "aten::baddbmm" for call in calls):
         return "adapter"
     shapes = (call.shapes[1][-2:] for call in calls if len(call.shapes) > 1 and len(call.shapes[1]) > 1)
     return products.setdefault(next(shapes, ()), EXPERT_PRODUCTS[min(len(products), 1)])
-
-
-def _calls(operator: Operator | None) -> Iterator[Operator]:
-    return (o for o in operator.enclosing() if not o.is_range) if operator is not None else iter(())
 
 
 def _optimizer_of(operator: Operator | None) -> str:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from finegauge.errors import InputError, UnsupportedError, shown
 from finegauge.render import number_format as fmt
-from finegauge.render.number_format import digits
 from finegauge.render.report import Plot, Table
 from finegauge.reproduction import COUNTED, MEASURED, OTHER, OURS, THEIRS, Panel, Series
 
@@ -232,7 +231,7 @@ def panel_plot(key: str, panel: Panel, caption: str) -> Plot:
         dict(zip(panel.categories or (f"{x:g}" for x in series.x), series.y, strict=True))
         for series in panel.series
     ]
-    rows = tuple((place, *(digits(column.get(place)) for column in columns)) for place in places)
+    rows = tuple((place, *(fmt.digits(column.get(place)) for column in columns)) for place in places)
     table = Table(panel.title, (panel.x_label, *(series.label for series in panel.series)), rows)
     return Plot(key, panel.title, caption, table, lambda: _figure([panel._replace(title="")], ""))
 
