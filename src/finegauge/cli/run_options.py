@@ -190,9 +190,13 @@ def runs(
             the run is safe on, or none, which is an error.
     """
     from finegauge.answers.runs import on_gpus, on_this_machine
+    from finegauge.catalogue.gpus import counted
 
-    run = run_of(run_file, overrides)
     names, number = gpu_names([*gpus, *(_meta(_GPUS) or ())])
+    each = {counted(name)[1] for name in names}  # 8xh100: the launcher's number, which batches hang on
+    if number is None and len(each) == 1 and None not in each:
+        click.get_current_context().meta.setdefault(_ALONGSIDE, {})["num_gpus"] = each.pop()
+    run = run_of(run_file, overrides)
     if number is not None:
         run = run.replace(origin="command line", num_gpus=number)
     if not names and (here := on_this_machine(run)) is not None:

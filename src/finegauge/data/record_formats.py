@@ -22,27 +22,14 @@ Record = Mapping[str, Any]
 Message = dict[str, Any]
 
 PAIRS = (
-    ("prompt", "completion"),
-    ("prompt", "response"),
-    ("query", "response"),
-    ("question", "answer"),
-    ("problem", "solution"),
-    ("input", "output"),
-)
+    ("prompt", "completion"), ("prompt", "response"), ("query", "response"), ("question", "answer"),
+    ("problem", "solution"), ("input", "output"),
+)  # fmt: skip
 ROLES = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-    "model": "assistant",
-    "bot": "assistant",
-    "chatgpt": "assistant",
-    "function_call": "assistant",
-    "observation": "tool",
-    "function_response": "tool",
-    "tool": "tool",
-    "system": "system",
-}
+    "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "model": "assistant",
+    "bot": "assistant", "chatgpt": "assistant", "function_call": "assistant", "observation": "tool",
+    "function_response": "tool", "tool": "tool", "system": "system",
+}  # fmt: skip
 IGNORED_LABEL = -100  # of a token that the loss leaves out, in transformers and its relatives
 
 
@@ -219,14 +206,9 @@ def _is_exchange(value: object) -> bool:
 
 
 FORMATS: dict[str, Callable[[Record], Content | None]] = {
-    "tokens": _tokens,
-    "messages": _messages,
-    "sharegpt": _sharegpt,
-    "alpaca": _alpaca,
-    "preference": _preference,
-    "prompt-completion": _prompt_completion,
-    "text": _text,
-}
+    "tokens": _tokens, "messages": _messages, "sharegpt": _sharegpt, "alpaca": _alpaca,
+    "preference": _preference, "prompt-completion": _prompt_completion, "text": _text,
+}  # fmt: skip
 USED_KEYS = frozenset(
     {
         *("input_ids", "labels", "attention_mask", "messages", "conversations", "conversation", "tools"),

@@ -254,10 +254,8 @@ READERS: dict[str, Callable[[IO[bytes], str], Rows]] = {
     "jsonl": lambda stream, _: _lines(stream, json.loads),
     "ndjson": lambda stream, _: _lines(stream, json.loads),
     "txt": lambda stream, _: _lines(stream, lambda line: line.decode("utf-8").rstrip("\r\n")),
-    "json": _json,
-    "csv": _cells,
-    "tsv": _cells,
-}
+    "json": _json, "csv": _cells, "tsv": _cells,
+}  # fmt: skip
 
 
 def values(stream: IO[bytes], path: str, most: int) -> Iterator[tuple[Any, int]]:

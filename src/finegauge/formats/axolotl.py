@@ -13,28 +13,22 @@ from finegauge.errors import FieldError, shown
 from finegauge.formats import launcher_files, model_keys, rollout_keys, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, always, degrees, key, model_key, read_degrees
 from finegauge.formats.sheet import DEEPSPEED, Sheet, dataset_name, file_kind, targets, whole_number, without
-from finegauge.run.field import flag, names, whole
+from finegauge.run.field import flag, names, number, whole
 from finegauge.run.run import Run
 
 FILE = "axolotl.yaml"
 _ADAPTERS = trainer_keys.Adapters(
-    "lora_r lora_alpha lora_dropout lora_target_modules lora_modules_to_save peft_use_dora",
-    all_unasked=False,
+    "lora_r lora_alpha lora_dropout lora_target_modules lora_modules_to_save peft_use_dora", all_unasked=False
 )
 _DATA_DEGREES = {"dp_replicate_size": "data_parallel_replicate", "dp_shard_size": "data_parallel_shard"}
 _DEGREES = {
-    "tensor_parallel_size": "tensor_parallel",
-    "context_parallel_size": "context_parallel",
-    "sequence_parallel_degree": "context_parallel",
-    "expert_parallel_size": "expert_parallel",
-}
+    "tensor_parallel_size": "tensor_parallel", "context_parallel_size": "context_parallel",
+    "sequence_parallel_degree": "context_parallel", "expert_parallel_size": "expert_parallel",
+}  # fmt: skip
 _ATTENTION_FLAGS = {
-    "flash_attention": "flash",
-    "flex_attention": "flash",
-    "sdp_attention": "sdpa",
-    "xformers_attention": "sdpa",
-    "eager_attention": "eager",
-}
+    "flash_attention": "flash", "flex_attention": "flash", "sdp_attention": "sdpa",
+    "xformers_attention": "sdpa", "eager_attention": "eager",
+}  # fmt: skip
 _LIGER = ("liger_rope", "liger_rms_norm", "liger_layer_norm", "liger_glu_activation", "liger_swiglu")
 _LOSS = ("plugins", "cut_cross_entropy", "liger_fused_linear_cross_entropy", "chunked_cross_entropy")
 _LIGER_PLUGIN = "axolotl.integrations.liger.LigerPlugin"
@@ -153,6 +147,7 @@ def _read_accumulation(reading: Reading) -> None:
     """Read the micro-batches of a step: stated, or what a GPU's `batch_size` holds of them."""
     per_gpu = reading.get("batch_size")
     if per_gpu is None or reading.stated("gradient_accumulation_steps"):
+        reading.ignored(("batch_size",), "gradient_accumulation_steps is stated too")
         steps = reading.get("gradient_accumulation_steps", 1)
         reading.set("gradient_accumulation_steps", steps, "gradient_accumulation_steps")
         return
@@ -185,7 +180,10 @@ def _checkpointing(run: Run) -> dict[str, Any]:
 
 
 def _read_attention(reading: Reading) -> None:
-    legacy = next((key for key in _ATTENTION_FLAGS if reading.flag(key)), None)
+    asked = [key for key in _ATTENTION_FLAGS if reading.flag(key)]
+    if len({_ATTENTION_FLAGS[key] for key in asked}) > 1:
+        raise FieldError(f"{' and '.join(asked)} are both true, of which Axolotl takes one; keep one.")
+    legacy = next(iter(asked), None)
     if legacy is not None and not reading.stated("attn_implementation"):
         reading.set("attention", _ATTENTION_FLAGS[legacy], legacy)
     else:
@@ -246,12 +244,12 @@ def _read_data(reading: Reading) -> None:
     paths = [entry.get("path") if isinstance(entry, Mapping) else entry for entry in listed]
     key = "datasets" if reading.stated("datasets") else "pretraining_dataset"
     trainer_keys.read_dataset(reading, [path for path in paths if path], key)
-    total = None
-    if reading.fields.get("dataset"):
-        from finegauge.catalogue.datasets import dataset
-
-        total = dataset(reading.fields["dataset"]).num_samples
+    total = reading.fields.get("num_samples") or trainer_keys.in_all([reading.fields.get("dataset") or ""])
     trainer_keys.read_validation(reading, reading.get("val_set_size"), "val_set_size", total=total)
+    each = number(0, 1e6)("evals_per_epoch", reading.get("evals_per_epoch", 0))
+    if each and not reading.stated("eval_steps"):
+        epochs = number(1e-6, 1e6)("num_epochs", reading.fields["epochs"])
+        reading.set("eval_steps", 1 / each / epochs, "evals_per_epoch")
 
 
 def _data(run: Run) -> dict[str, Any]:
@@ -352,12 +350,12 @@ FORMAT = Format(
         trainer_keys.GROUPING._replace(
             write=lambda run: {"group_by_length": True if run.group_by_length else None}
         ),
-        Row("datasets val_set_size", _read_data),
+        Row("datasets val_set_size evals_per_epoch", _read_data),
+        trainer_keys.EVALUATION_OF_PART,
         Row(
             f"{trainer_keys.SHARDING.keys} fsdp_version {' '.join(_DATA_DEGREES)}", _read_sharding, _sharding
         ),
         degrees(_DEGREES),
-        trainer_keys.EVALUATION._replace(write=None),
         always(output_dir="output"),
     ),
     model_key="base_model",

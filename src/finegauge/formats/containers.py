@@ -11,13 +11,13 @@ import ast
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from finegauge.catalogue.gpus import cloud_machine
 from finegauge.documents import parse_yaml
 from finegauge.errors import FileFormatError
-from finegauge.formats.launchers import known_card, whole_of
+from finegauge.formats.launchers import known_card, mounts_of, variables_of, whole_of
 from finegauge.formats.python_values import OPAQUE, Values, callee, last_name
 from finegauge.formats.sheet import mapping_in
 from finegauge.formats.shell import MAX_SCRIPT
@@ -67,6 +67,7 @@ class Task(NamedTuple):
     nodes: int = 1
     each: int = 0  # GPUs of a node; 0 where nothing says it
     card: str = ""
+    env_files: Sequence[str] = ()  # of NAME=value, beside the document
 
 
 def tasks_of(text: str, name: str) -> list[Task] | None:
@@ -108,24 +109,10 @@ def _line(*parts: Any) -> str:
     return " ".join(part if isinstance(part, str) else shlex.join(_words(part)) for part in parts if part)
 
 
-def _variables(held: Any) -> dict[str, str]:
-    """Return an environment: a mapping, a list of NAME=value, or one of {name, value}."""
-    if isinstance(held, Mapping):
-        return {str(name): str(value) for name, value in held.items() if value is not None}
-    found = {}
-    for one in _list(held):
-        if isinstance(one, Mapping) and {"name", "value"} <= {*one}:
-            found[str(one["name"])] = str(one["value"])
-        elif isinstance(one, str) and "=" in one:
-            name, _, found_value = one.partition("=")
-            found[name] = found_value
-    return found
-
-
 def _of_manifests(held: list[Mapping[str, Any]]) -> list[Task]:
     """Return what the containers of manifests start, those on GPUs first."""
     maps = {
-        str(mapping_in(one, "metadata").get("name")): _variables(mapping_in(one, "data"))
+        str(mapping_in(one, "metadata").get("name")): variables_of(mapping_in(one, "data"))
         for one in held
         if one.get("kind") == "ConfigMap"
     }
@@ -180,21 +167,14 @@ def _stated_apart(value: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any],
             kind = "single_device" if alone else "distributed"
             config += "_single_device" if alone else ""
             trainer = {**trainer, "command": ["tune", "run", f"full_finetune_{kind}", "--config", config]}
-        yield (
-            {"resources": {"limits": limits}, **trainer},
-            {},
-            nodes,
-        )
+        yield ({"resources": {"limits": limits}, **trainer}, {}, nodes)
 
 
 def _of_container(
-    container: Mapping[str, Any],
-    pod: Mapping[str, Any],
-    copies: int,
-    maps: Mapping[str, Mapping[str, str]],
+    container: Mapping[str, Any], pod: Mapping[str, Any], copies: int, maps: Mapping[str, Mapping[str, str]]
 ) -> Task:
     """Return what a container starts, with the files of the maps that are mounted in it."""
-    variables = _variables(container.get("env"))
+    variables = variables_of(container.get("env"))
     for source in _list(container.get("envFrom")):
         variables = {**maps.get(str(mapping_in(source, "configMapRef").get("name")), {}), **variables}
     places = {
@@ -217,49 +197,20 @@ def _of_container(
     return Task(script, variables, {}, files, copies, each, card)
 
 
-def _mounts(volumes: Iterable[str]) -> dict[str, str]:
-    """Return the folders here that lie in a container: HERE:THERE, of its volumes."""
-    found = {}
-    for volume in volumes:
-        here, _, there = volume.partition(":")
-        here = re.sub(r"^(\$\{?PWD\}?|\$\(pwd\)|\$pwd|%cd%)", ".", here, flags=re.IGNORECASE)
-        if here.startswith(".") and there:
-            found[os.path.join(there.partition(":")[0], "")] = os.path.join(here, "")
-    return found
-
-
-def of_engine(words: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the mounts and the environment of `docker run` and its like; none of any other command."""
-    if not re.fullmatch(r"(docker|podman|nerdctl|apptainer|singularity)", (words or [""])[0]):
-        return {}, {}
-    told = [
-        (name, value)
-        for word, following in zip(words, [*words[1:], ""], strict=True)
-        for name, equals, given in [word.partition("=")]
-        for value in [given if equals else following]
-    ]
-    mounts = _mounts(value for name, value in told if name in ("-v", "--volume", "-B", "--bind"))
-    variables = _variables([value for name, value in told if name in ("-e", "--env")])
-    asked = next((value for name, value in told if name == "--gpus"), "").strip("'\"")
-    if "device=" in asked or re.fullmatch(r"[1-9]\d?", asked):
-        listed = asked.replace("device=", "").strip("'\"")
-        variables["CUDA_VISIBLE_DEVICES"] = (
-            listed if "device=" in asked else ",".join(map(str, range(int(asked))))
-        )
-    return mounts, variables
-
-
 def _of_service(service: Mapping[str, Any]) -> Task:
-    mounts = _mounts(map(str, _list(service.get("volumes"))))
+    mounts = mounts_of(map(str, _list(service.get("volumes"))))
     devices = _list(mapping_in(service, "deploy", "resources", "reservations").get("devices"))
     device = devices[0] if devices and isinstance(devices[0], Mapping) else {}
     each = whole_of(device.get("count", len(_list(device.get("device_ids"))))) or 0
     script = _line(service.get("entrypoint"), service.get("command"))
+    named = service.get("env_file")
+    files = [one.get("path") if isinstance(one, Mapping) else one for one in _list(named) or [named]]
     return Task(
         script.replace("$$", "$"),
-        _variables(service.get("environment")),
+        variables_of(service.get("environment")),
         mounts,
         each=each,
+        env_files=[str(one) for one in files if one],
     )
 
 
@@ -283,15 +234,15 @@ def of_task(keys: Mapping[str, Any]) -> Task | None:
     if isinstance(command, str) and {"compute", "environment"} & {*keys}:
         command = _INPUT.sub(lambda found: str(mapping_in(keys, "inputs").get(found[1], found[0])), command)
         pods = whole_of(resources.get("instance_count", 1)) or 1
-        return Task(command, _variables(keys.get("environment_variables")), nodes=pods)
+        return Task(command, variables_of(keys.get("environment_variables")), nodes=pods)
     if not is_task(keys):
         found = [one for one in _list(keys.get("tasks")) if mapping_in(one, "resources").get("gpuCount")]
         return _of_beaker(found[0]) if found else None
     card, each = accelerators(keys)
     nodes, folder = str(keys.get("num_nodes") or 1), keys.get("workdir")
     given = {"SKYPILOT_NUM_NODES": nodes, "SKYPILOT_NUM_GPUS_PER_NODE": str(each)}
-    given |= _variables(keys.get("envs")) | _variables(keys.get("secrets"))
-    mounts = {k: v for k, v in _variables(mapping_in(keys, "file_mounts")).items() if "{" not in v}
+    given |= variables_of(keys.get("envs")) | variables_of(keys.get("secrets"))
+    mounts = {k: v for k, v in variables_of(mapping_in(keys, "file_mounts")).items() if "{" not in v}
     mounts |= {"": os.path.join(folder, "")} if isinstance(folder, str) else {}
     script = str(keys["run"])
     if isinstance(folder, str) and "://" not in folder:  # which lies there on the machine
@@ -303,7 +254,7 @@ def _of_beaker(task: Mapping[str, Any]) -> Task:
     nodes, each = whole_of(task.get("replicas", 1)) or 1, whole_of(task["resources"]["gpuCount"]) or 0
     words = [*_words(task.get("command")), *_words(task.get("arguments"))]
     script = words[-1] if "-c" in words else _line(words)  # of a shell
-    return Task(" ".join(script.split()), _variables(task.get("envVars")), nodes=nodes, each=each)
+    return Task(" ".join(script.split()), variables_of(task.get("envVars")), nodes=nodes, each=each)
 
 
 def _of_dstack(keys: Mapping[str, Any], gpu: Any) -> Task:
@@ -319,7 +270,7 @@ def _of_dstack(keys: Mapping[str, Any], gpu: Any) -> Task:
     }
     script = "\n".join(map(str, _list(keys.get("commands"))))
     known = known_card(card).get("gpu", "")
-    return Task(script, given | _variables(keys.get("env")), nodes=nodes, each=each, card=known)
+    return Task(script, given | variables_of(keys.get("env")), nodes=nodes, each=each, card=known)
 
 
 def of_build(text: str, name: str) -> list[Task]:
@@ -332,8 +283,9 @@ def of_build(text: str, name: str) -> list[Task]:
     if re.search(r"(?i)(docker|container)file", name):
         return [_of_dockerfile(text)]
     if name.lower().endswith((".bat", ".cmd", ".ps1")):
-        return [_of_windows(text)]
+        return [_of_windows(_of_power_shell(text) if name.lower().endswith(".ps1") else text)]
     just, set_, recipes = "justfile" in name.lower(), list[str](), [list[str]()]
+    files = [".env"] if just and re.search(r"(?m)^set dotenv-load\b(?!.*false)", text) else []
     assigned = re.compile(r"(?:export\s+)?([A-Za-z_][\w-]*)\s*(?::=|\?=|::=|=)\s*(.*)")
     for line in re.sub(r"\\\r?\n[ \t]*", " ", text).splitlines():
         if line[:1] in ("\t", " ") and line.strip():
@@ -341,13 +293,16 @@ def of_build(text: str, name: str) -> list[Task]:
         elif found := assigned.fullmatch(line.rstrip()):
             value = found[2].strip().strip("\"'")[:_MAX_VALUE]
             set_.append(f'{found[1].replace("-", "_")}="{value}"')
+        elif not just and (included := re.match(r"[-s]?include\s+(\S*\.env\S*)", line)):
+            files.append(included[1])
         else:
             parameters = (
                 re.findall(r"(?<![\w-])([A-Za-z_][\w-]{0,63})=[\"']?([^\s\"':]+)", line) if just else []
             )
             recipes.append([f'{key.replace("-", "_")}="{value}"' for key, value in parameters])
     scripts = ["\n".join([*set_[:_MAX_SET], *recipe]) for recipe in recipes if recipe]
-    return [Task(_plain(script, just=just)) for script in scripts[:_MAX_RECIPES]] or [Task("")]
+    found_ = [_plain(script, just=just) for script in scripts[:_MAX_RECIPES]] or [""]
+    return [Task(script, env_files=files) for script in found_]
 
 
 def of_make(text: str, words: Sequence[str]) -> str:
@@ -369,6 +324,24 @@ def _plain(script: str, *, just: bool) -> str:
     return re.sub(r"\$[({]([A-Za-z_]\w*)[)}]", r"${\1}", script).replace("$$", "$")
 
 
+def _of_power_shell(text: str) -> str:
+    """Return a script with its parameters' defaults as assignments, its arrays and variables as a shell's."""
+
+    def defaults(found: re.Match[str]) -> str:
+        told = re.findall(r"\$(\w{1,64})\s*=\s*(\"[^\"]*\"|'[^']*'|[\w./-]+)", found[1])
+        return "".join(f"${name} = {value}\n" for name, value in told)
+
+    def array(found: re.Match[str]) -> str:
+        words = re.sub(r"\s*(?:,\s*|`?\r?\n\s*)", " ", re.sub(r"(?m)#.*$", "", found[3]))
+        return f"{found[1].lower()}{found[2]}({words})"
+
+    text = re.sub(r"(?i)\$(true|false|null)\b", lambda found: found[1].lower(), text)
+    text = re.sub(r"(?ims)^\s*param\s*\((.*?)^\s*\)", defaults, text)
+    text = re.sub(r"\$(\w{1,64})\s*(\+?=)\s*@\(([^()]*)\)", array, text)
+    text = re.sub(r"(?<=[ \t])@(\w{1,64})(?=\s|$)", lambda found: f"${{{found[1].lower()}[@]}}", text)
+    return re.sub(r"(?i)\$(?!env:)(\w{1,64})", lambda found: f"${found[1].lower()}", text)
+
+
 def _of_windows(text: str) -> Task:
     """Return the commands of a batch file or a script of PowerShell, as a shell would have them."""
     joined = re.sub(r"[\^`]\r?\n[ \t]*", " ", text).replace("\\", "/")
@@ -380,7 +353,8 @@ def _of_windows(text: str) -> Task:
         ):
             continue
         if found := re.fullmatch(r"(?i)(?:set\s+\"?|\$env:|\$)(\w+)\s*=\s*\"?([^\"]*)\"?", line):
-            script.append(f'export {found[1]}="{found[2]}"')
+            value = found[2].strip("'")
+            script.append(f'export {found[1]}="{value}"')
         else:
             script.append(line)
     held = "\n".join(script)

@@ -19,11 +19,8 @@ _GENERATED = ("per_device_generation_batch_size", _BATCH)
 _ROLLOUTS = ("generation_batches", "generation_batch_numbers")
 _CHECKPOINTING = ("gradient_checkpointing", "actor_gradient_checkpointing")
 _CRITIC = (
-    "critic_model_name_or_path",
-    "critic_zero_stage",
-    "critic_lora_dim",
-    "critic_gradient_checkpointing",
-)
+    "critic_model_name_or_path", "critic_zero_stage", "critic_lora_dim", "critic_gradient_checkpointing",
+)  # fmt: skip
 _count = whole(1, 10**6)
 _rank = whole(0, 65_536)
 
@@ -128,6 +125,7 @@ FORMAT = Format(
             _read_method,
         ),
         Row(f"zero_stage actor_zero_stage offload {' '.join(_CHECKPOINTING)}", _read_sharding),
+        Row("deepspeed", lambda _: None),  # the script's own switch
         key("gradient_accumulation_steps", "gradient_accumulation_steps", 1),
         key("num_train_epochs", "epochs", 1),
         trainer_keys.dataset_row("data_path"),

@@ -77,10 +77,7 @@ def finished_row(found: Figures, words: Iterable[str] = (), gpu: str = "") -> Me
 
 
 def _run_of(found: Figures, words: tuple[str, ...], gpu: str) -> Run:
-    """Return the run of a training.
-
-    Raises: FineGaugeError where nothing describes it.
-    """
+    """Return the run of a training; raise FineGaugeError where nothing describes it."""
     stated = {word.partition("=")[0] for word in words}
     name = gpu or found.gpu
     if name and "gpu" not in stated:
@@ -197,14 +194,7 @@ def read_arguments(file: str) -> tuple[Mapping[str, Any], str]:
                 raise FileFormatError(f"{name} holds a pickle of {inside.file_size / 1e6:,.0f} MB.")
             with archive.open(inside) as stream:
                 data = stream.read(MAX_BYTES)
-    except (
-        zipfile.BadZipFile,
-        StopIteration,
-        RuntimeError,
-        OSError,
-        ValueError,
-        EOFError,
-    ):
+    except (zipfile.BadZipFile, StopIteration, RuntimeError, OSError, ValueError, EOFError):
         raise FileFormatError(f"{name} is no file that torch.save wrote.") from None
     made = plain_pickle(data, name, named=True)
     if not isinstance(made, Named) or "per_device_train_batch_size" not in made.attributes:

@@ -45,6 +45,14 @@ _OF_TRAINING = (
 )
 _OF_MODELS = r"(?i)^(base_?)?model(_?(name|id|path))?$|checkpoint$|^pretrained_?(model|path)$"
 _MAX_OF_OTHERS = 3  # such keys that a framework does not know: the file is another program's
+# Keys that only the Megatron backend of a framework has: `megatron sft --config`, USE_MCA=1.
+_BY_MEGATRON = {
+    "ms_swift": ("micro_batch_size",),
+    "llamafactory": (
+        "use_mca",
+        *(f"{kind}_model_parallel_size" for kind in ("tensor", "pipeline", "expert")),
+    ),
+}
 # Keys of learning, of logs and of files, by what any framework calls them.
 _HARMLESS = (
     r"(?i)(^|[._])(\w?lr|learning|optim|warmup|sched\w*|seed|wandb|logg?\w*|save\w*|out\w*|project|experiment|eval\w*"
@@ -56,7 +64,7 @@ _HARMLESS = (
     r"|fraction|ratio|style|num_workers|workers|timeout|backend|overlap)([._]|$)|^\w$"
 )
 _UNDIVIDED = ("none", "null", "0", "1")
-_NO = ("", "false", "none", "0", "0.0", "no", "{}", "[]")
+_NO = ("", "false", "none", "0", "0.0", "no", "{}", "[]", "-1")
 _NOTHING = ("", "null", "~")
 _NONE_IS_NOTHING = frozenset(("dataset", "num_samples", "max_steps", "gpu", "provider", "region"))
 
@@ -575,5 +583,4 @@ def recognise(keys: Mapping[str, Any]) -> str:
         return RUN_FILE
     found = (row.module for row in frameworks() for signature in row.signatures if signature.fits(keys))
     reader = next(found, RUN_FILE if is_run_file else "")
-    of_megatron = reader == "ms_swift" and "micro_batch_size" in keys  # `megatron sft --config`
-    return "ms_swift:MEGATRON" if of_megatron else reader
+    return reader if {*keys}.isdisjoint(_BY_MEGATRON.get(reader, ())) else f"{reader}:MEGATRON"

@@ -16,7 +16,7 @@ from typing import Any
 from finegauge.documents import parse_toml, parse_yaml
 from finegauge.errors import FileFormatError, shown
 from finegauge.formats import programs, scripts
-from finegauge.formats.containers import Task, of_build, of_engine, of_make, tasks_of_python, unread
+from finegauge.formats.containers import Task, of_build, of_make, tasks_of_python, unread
 from finegauge.formats.key_table import RUN_FILE, recognise
 from finegauge.formats.launchers import (
     CONFIGS,
@@ -30,6 +30,9 @@ from finegauge.formats.launchers import (
     batch_options,
     known_card,
     machine,
+    of_dotenv,
+    of_engine,
+    of_env_file,
     of_slurm,
     options_of,
     until_pipe,
@@ -78,11 +81,8 @@ _GENERIC = ("trl", "trl:TRAINER", "llamafactory", "deepspeed_chat", "nemo_rl", "
             "openrlhf", "megatron_lm")  # fmt: skip
 _OF_UNSLOTH = {"model_name": "model_name_or_path", "r": "lora_r", "dataset": "dataset_name"}
 _UNSLOTH_CLI = {
-    **{
-        "model_name_or_path": "unsloth/llama-3-8b",
-        "dataset_name": "yahma/alpaca-cleaned",
-        "load_in_4bit": False,
-    },
+    **{"model_name_or_path": "unsloth/llama-3-8b", "dataset_name": "yahma/alpaca-cleaned"},
+    "load_in_4bit": False,
     **{"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "optim": "adamw_8bit"},
     **{"max_seq_length": 2048, "max_steps": 400, "lora_r": 16, "lora_alpha": 16, "lora_dropout": 0.0},
 }
@@ -104,6 +104,7 @@ _TRAINS = re.compile(r"train|tun|sft|dpo|grpo|lora")
 _SERVERS = "serving_engines"
 _IMAGES = ("vllm-openai", "text-generation-inference")  # containers that are called as their programs are
 _MAX_FOLLOWED = 3  # scripts that start scripts
+_OF_FILE = re.compile(r"\$\{[a-z]\w*(\.\w+)+\}")  # what a file of OmegaConf takes of its own
 
 
 def of_command(text: str) -> Launch:
@@ -156,7 +157,9 @@ def of_tasks(tasks: Sequence[Task], file: str, name: str) -> Launch:
     for task in tasks:
         place = Place(file, name, task.files)
         place.mounts |= task.mounts
-        words = [f"export {k}={shlex.quote(v)}" for k, v in task.variables.items() if re.fullmatch(r"\w+", k)]
+        files = [of_env_file(held[0]) for named in task.env_files if (held := place.text(named))]
+        told = {k: v for one in (*files, task.variables) for k, v in one.items()}
+        words = [f"export {k}={shlex.quote(v)}" for k, v in told.items() if re.fullmatch(r"\w+", k)]
         try:
             found = _of_shell("\n".join([*words, task.script]), place, ())
         except FileFormatError as error:
@@ -246,7 +249,7 @@ def _of_command(command: Command, place: Place, batch: Mapping[str, Any] = {}) -
         return None
     if words[0] == "make" and (found := place.text("Makefile")) is not None:
         return of_tasks(of_build(of_make(found[0], words[1:]), "Makefile"), found[1], place.name)
-    mounts, told = of_engine(words[words[0] == "sudo" :])
+    mounts, told = of_engine(words, place.text)
     if mounts or told:
         place.mounts |= mounts
         command = command._replace(environment={**command.environment, **told})
@@ -327,7 +330,8 @@ def _started(line: _Line, *, module: bool) -> Launch | None:
                 "options; add the script, or write a run file."
             )
         return None
-    return _read(Program(), line, text)
+    composed = text is None and launcher[:1] == ["composer"]
+    return _read(Program("llm_foundry", hydra=True) if composed else Program(), line, text)
 
 
 def _is_of(program: Program, named: str, rest: Sequence[str]) -> bool:
@@ -358,23 +362,25 @@ def _read(program: Program, line: _Line, script: tuple[str, str] | None = None) 
     own = {key: options.pop(key) for key in OF_LAUNCHERS if key in options and not serves}
     warnings: list[str] = []
     keys, file = _config(options, loose, command, place, warnings)
-    variables = command.environment
-    options, variables = _of_its_own(program, named, options, keys, variables, warnings)
+    options, variables = _of_its_own(program, line, options, keys, warnings)
     block, accelerate = machine(launcher, own, variables, batch, place, warnings, all_gpus=program.all_gpus)
     block = {key: value for key, value in block.items() if not serves or key == "gpu"}
-    seen = {**variables, **({"WORLD_SIZE": str(block["num_gpus"])} if "num_gpus" in block else {})}
+    seen = {**of_dotenv(script[0] if script else "", place), **variables}
+    seen |= {"WORLD_SIZE": str(block["num_gpus"])} if "num_gpus" in block else {}
     options, keys = _as_keys(named, program, options, loose, keys)
     whose = "its framework's"
     if script is None and program == Program() and not keys:
         options, whose = programs.of_copies(options, int(seen.get("WORLD_SIZE", 1)))
     reader = program.reader
     if script is not None:
+        parsed = "HfArgumentParser(" in script[0] or "TrlParser(" in script[0]
+        options = programs.in_full(options, script[0]) if parsed else options
         loaded = _of_script(script, named, {**keys, **options}, reader, seen)
-        options = {**options, **loaded.keys}
+        options = {key: value for key, value in options.items() if key not in loaded.own} | loaded.keys
         reader, warnings = loaded.reader, [*warnings, *loaded.warnings]
     told = programs.laid_over({**program.keys, **keys}, options)
     unset = [key for key, value in {**keys, **options}.items()
-             if isinstance(value, str | list) and UNSET.search(str(value))]  # fmt: skip
+             if isinstance(value, str | list) and UNSET.search(_OF_FILE.sub("", str(value)))]  # fmt: skip
     warnings += [
         f"{place.name}: {key} holds a variable that the script does not set; state it as an override."
         for key in [key for key in unset if not OF_FILES.search(key)][:10]
@@ -403,21 +409,19 @@ def _read(program: Program, line: _Line, script: tuple[str, str] | None = None) 
 
 
 def _of_its_own(
-    program: Program,
-    named: str,
-    options: dict[str, Any],
-    keys: Mapping[str, Any],
-    variables: Mapping[str, str],
-    warnings: list[str],
+    program: Program, line: _Line, options: dict[str, Any], keys: Mapping[str, Any], warnings: list[str]
 ) -> tuple[dict[str, Any], Mapping[str, str]]:
     """Return options and environment of the programs that take some by ways of their own."""
+    named, variables = line.named, line.command.environment
     if program.reader == "torchtitan":
         from finegauge.formats.torchtitan import of_registry
 
         if "NGPU" in variables or named.endswith("run_train.sh"):
             variables = {**variables, "NPROC_PER_NODE": variables.get("NGPU", "8")}
-        options, warning = (options, "") if keys else of_registry(options, variables)
+        options, warning = (options, "") if keys else of_registry(options, variables, line.place.text)
         warnings += [warning] if warning else []
+    if program.usual == "llamafactory" and re.fullmatch("(?i)1|true|yes|y", variables.get("USE_MCA", "")):
+        options = {"use_mca": True, **options}
     if re.fullmatch("(?i)1|true", variables.get("ACCELERATE_USE_FSDP", "")) and "fsdp" not in {
         *options,
         *keys,
@@ -490,7 +494,7 @@ def _as_keys(
     elif named.endswith("unsloth-cli.py"):
         given_ = {_OF_UNSLOTH.get(key, key): value for key, value in options.items()}
         options = scripts.unsloth_keys({**_UNSLOTH_CLI, **given_}, adapts=True)
-    return options, keys
+    return programs.in_full(options) if program.reader in ("trl", "trl:TRAINER") else options, keys
 
 
 def _of_script(
@@ -511,11 +515,7 @@ def _of_script(
 
 
 def _config(
-    options: dict[str, Any],
-    loose: list[str],
-    command: Command,
-    place: Place,
-    warnings: list[str],
+    options: dict[str, Any], loose: list[str], command: Command, place: Place, warnings: list[str]
 ) -> tuple[dict[str, Any], str]:
     """Return the keys of the file that the command line names, and its path; take it off the options."""
     named = next((options.pop(key) for key in _CONFIG_OPTIONS if isinstance(options.get(key), str)), None)

@@ -39,12 +39,9 @@ _STRATEGIES = {
     "4": "hybrid", "hybrid_shard": "hybrid", "5": "hybrid", "hybrid_shard_zero2": "hybrid",
 }  # fmt: skip
 _DEGREES = {
-    "dp_replicate_size": "data_parallel_replicate",
-    "dp_shard_size": "data_parallel_shard",
-    "tp_size": "tensor_parallel",
-    "cp_size": "context_parallel",
-    "sp_size": "context_parallel",
-}
+    "dp_replicate_size": "data_parallel_replicate", "dp_shard_size": "data_parallel_shard",
+    "tp_size": "tensor_parallel", "cp_size": "context_parallel", "sp_size": "context_parallel",
+}  # fmt: skip
 _PRECISIONS: Mapping[str, Mapping[str, Any]] = {
     **{name: {"autocast": name} for name in ("bf16", "fp16")},
     "fp8": {"autocast": "bf16", "fp8": True},
@@ -278,7 +275,10 @@ def _zero_fields(keys: Mapping[str, Any]) -> Mapping[str, Any]:
     )
     if stage == 3 and offload == "all" and all(part["device"] == "nvme" for part in parts.values()):
         offload = "nvme"
-    sharding = _STAGES[stage] if isinstance(stage, int) and 0 <= stage < len(_STAGES) else "none"
+    stage = 0 if stage is None else stage
+    if not (isinstance(stage, int) and 0 <= stage < len(_STAGES)):
+        raise FieldError(f"ZeRO has no stage {shown(stage)}; use 0, 1, 2 or 3.")
+    sharding = _STAGES[stage]
     pinned = {"offload_pinned": all(part.get("pin_memory") is True for part in parts.values())}
     bucket = {"reduce_bucket_size": zero.get("reduce_bucket_size")} if sharding != "none" else {}
     fields = {"sharding": sharding, "cpu_offload": offload, **without(bucket), **(pinned if parts else {})}

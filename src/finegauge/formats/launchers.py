@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from finegauge.catalogue.gpus import cloud_machine, known_gpu
@@ -17,7 +17,12 @@ LAUNCHERS = (
     *("torchrun", "accelerate", "deepspeed", "torch.distributed.run", "torch.distributed.launch"),
     "accelerate.commands.launch",
 )
-_READ = (*CONFIGS, *SCRIPT_ENDINGS, ".env", "Makefile")
+_READ = (*CONFIGS, *SCRIPT_ENDINGS, ".env", ".env.local", ".env.train", "Makefile")
+_SET = re.compile(
+    r"(?m)^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w{0,99})[ \t]*=[ \t]*"
+    r"(\"[^\"\n]*\"|'[^'\n]*'|[^\n]*?)[ \t]*(?:[ \t]#.*)?$"
+)
+_MAX_ENV = 100_000  # characters
 ALLOC_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the newer name first
 # where a script, or a notebook of a cloud, starts
 WORKING = re.compile(r"^(\./|/content/|/kaggle/working/)")
@@ -328,3 +333,65 @@ def until_pipe(words: Sequence[str]) -> list[str]:
             break
         found.append(word)
     return found
+
+
+def variables_of(held: Any) -> dict[str, str]:
+    """Return an environment: a mapping, a list of NAME=value, or one of {name, value}."""
+    if isinstance(held, Mapping):
+        return {str(name): str(value) for name, value in held.items() if value is not None}
+    found = {}
+    for one in held if isinstance(held, list) else ():
+        if isinstance(one, Mapping) and {"name", "value"} <= {*one}:
+            found[str(one["name"])] = str(one["value"])
+        elif isinstance(one, str) and "=" in one:
+            name, _, found_value = one.partition("=")
+            found[name] = found_value
+    return found
+
+
+def of_env_file(text: str) -> dict[str, str]:
+    """Return what a file of NAME=value lines sets: a .env, Docker's --env-file."""
+    return {name: value.strip("\"'") for name, value in _SET.findall(text[:_MAX_ENV])}
+
+
+def of_dotenv(script: str, place: Place) -> dict[str, str]:
+    """Return what a script's load_dotenv() sets, of the file that it names or the one beside it."""
+    called = re.search(r"\bload_dotenv\(\s*(?:dotenv_path\s*=\s*)?(?:[\"']([^\"']{1,200})[\"'])?", script)
+    found = place.text(called[1] or ".env") if called else None
+    return of_env_file(found[0]) if found else {}
+
+
+def mounts_of(volumes: Iterable[str]) -> dict[str, str]:
+    """Return the folders here that lie in a container: HERE:THERE, of its volumes."""
+    found = {}
+    for volume in volumes:
+        here, _, there = volume.partition(":")
+        here = re.sub(r"^(\$\{?PWD\}?|\$\(pwd\)|\$pwd|%cd%)", ".", here, flags=re.IGNORECASE)
+        if here.startswith(".") and there:
+            found[os.path.join(there.partition(":")[0], "")] = os.path.join(here, "")
+    return found
+
+
+def of_engine(
+    words: Sequence[str], read: Callable[[str], tuple[str, str] | None]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the mounts and the environment of `docker run` and its like; none of any other command."""
+    if not any(re.fullmatch(r"(docker|podman|nerdctl|apptainer|singularity)", one) for one in words[:12]):
+        return {}, {}
+    told = [
+        (name, value)
+        for word, following in zip(words, [*words[1:], ""], strict=True)
+        for name, equals, given in [word.partition("=")]
+        for value in [given if equals else following]
+    ]
+    mounts = mounts_of(value for name, value in told if name in ("-v", "--volume", "-B", "--bind"))
+    files = [found[0] for name, value in told if name == "--env-file" and (found := read(value))]
+    variables = {name: value for text in files for name, value in of_env_file(text).items()}
+    variables |= variables_of([value for name, value in told if name in ("-e", "--env")])
+    asked = next((value for name, value in told if name == "--gpus"), "").strip("'\"")
+    if "device=" in asked or re.fullmatch(r"[1-9]\d?", asked):
+        listed = asked.replace("device=", "").strip("'\"")
+        variables["CUDA_VISIBLE_DEVICES"] = (
+            listed if "device=" in asked else ",".join(map(str, range(int(asked))))
+        )
+    return mounts, variables

@@ -48,17 +48,12 @@ _SHAPE = (
     *("patch_tokenizer_type", "extra_vocab_size"),
 )
 _OTHER_MODELS = (
-    "multi_latent_attention",
-    "moe_shared_expert_intermediate_size",
-    "hybrid_override_pattern",
-    "spec",
-)
+    "multi_latent_attention", "moe_shared_expert_intermediate_size", "hybrid_override_pattern", "spec",
+)  # fmt: skip
 _DEGREES = {
-    "tensor_model_parallel_size": "tensor_parallel",
-    "pipeline_model_parallel_size": "pipeline_parallel",
-    "context_parallel_size": "context_parallel",
-    "expert_model_parallel_size": "expert_parallel",
-}
+    "tensor_model_parallel_size": "tensor_parallel", "pipeline_model_parallel_size": "pipeline_parallel",
+    "context_parallel_size": "context_parallel", "expert_model_parallel_size": "expert_parallel",
+}  # fmt: skip
 _EXPERT_TENSOR = "expert_tensor_parallel_size"  # of which 1 says something, where tensor_parallel is more
 _ZERO = ("zero_stage", "deepspeed_config", "deepspeed")
 _FSDP = ("use_torch_fsdp2", "use_custom_fsdp", "use_megatron_fsdp")
@@ -78,24 +73,19 @@ _PATCHES = {
     "LLama3Tokenizer": 128_000,
 }  # of Pai-Megatron
 _TARGETS = {
-    "linear_qkv": ("q_proj", "k_proj", "v_proj"),
-    "linear_proj": ("o_proj",),
-    "linear_fc1": ("gate_proj", "up_proj"),
-    "linear_fc2": ("down_proj",),
-}
+    "linear_qkv": ("q_proj", "k_proj", "v_proj"), "linear_proj": ("o_proj",),
+    "linear_fc1": ("gate_proj", "up_proj"), "linear_fc2": ("down_proj",),
+}  # fmt: skip
 
 
 # Degrees that the recipes of a model set: (of what, degree).
 _RECIPES = {
     ("pretrain", "llama3_8b"): {"context_parallel_size": 2},
-    ("pretrain", "llama31_8b"): {"context_parallel_size": 2},
-    ("pretrain", "llama32_1b"): {},
-    ("pretrain", "llama32_3b"): {},
-    ("full", "llama3_8b"): {"tensor_model_parallel_size": 2},
-    ("full", "llama31_8b"): {"tensor_model_parallel_size": 2},
-    ("lora", "llama3_8b"): {},
+    ("pretrain", "llama31_8b"): {"context_parallel_size": 2}, ("pretrain", "llama32_1b"): {},
+    ("pretrain", "llama32_3b"): {}, ("full", "llama3_8b"): {"tensor_model_parallel_size": 2},
+    ("full", "llama31_8b"): {"tensor_model_parallel_size": 2}, ("lora", "llama3_8b"): {},
     ("lora", "llama31_8b"): {},
-}
+}  # fmt: skip
 _UNASKED: Mapping[str, Mapping[str, Any]] = {
     "pretrain": {"seq_length": 8192, "global_batch_size": 512, "train_iters": 1_168_251},
     "finetune": {"seq_length": 2048, "global_batch_size": 128, "train_iters": 1000, "peft_scheme": "lora"},
@@ -132,7 +122,7 @@ def of_recipe(keys: Mapping[str, Any]) -> dict[str, Any]:
         if maker == "bridge" and stated.isdecimal() and int(stated) % 8:
             del found["num_gpus_per_node"]  # it is torchrun's, and not 8 then
         scheme = str(flat.get("peft_scheme", found.get("peft_scheme", "none"))).lower()
-        kind = "pretrain" if command == "pretrain" else "lora" if scheme == "lora" else "full"
+        kind = "pretrain" if command == "pretrain" else "lora" if scheme in ("lora", "dora") else "full"
         known = _RECIPES.get((kind, model))
         flat = {**found, **(_OF_LORA if kind == "lora" else {}), **(known or {}), **flat}
         if known is None:
@@ -323,9 +313,10 @@ def written_config(config: Mapping[str, Any], width: str = "hidden_size") -> str
 def _read_method(reading: Reading) -> None:
     of_mindspeed = reading.stated("lora_r")
     scheme = "lora" if of_mindspeed else reading.text("peft_scheme", "none")
-    if scheme not in ("none", "null", "", "lora"):
-        raise FieldError(f"peft={shown(scheme)} is not supported; use lora or none.")
-    adapts = scheme == "lora"
+    if scheme not in ("none", "null", "", "lora", "dora"):
+        raise FieldError(f"peft={shown(scheme)} is not supported; use lora, dora or none.")
+    adapts = scheme in ("lora", "dora")
+    reading.set("adapter", scheme if adapts else None, "peft_scheme")
     reading.set("method", "lora" if adapts else "full", "peft_scheme", "lora_r")
     told = reading.which("command", "stage")
     trains = reading.text(told, "sft" if of_mindspeed else "pretrain")
@@ -423,6 +414,18 @@ def _read_capacity(reading: Reading) -> None:
     factor = number(0.01, 1000.0)("moe_expert_capacity_factor", factor)
     if padded or factor < 1.0:
         reading.set("expert_capacity_factor", factor, *_CAPACITY.split())
+
+
+def _read_evaluation(reading: Reading) -> None:
+    """Read the evaluations, each of as many batches as `eval_iters` says."""
+    if not reading.stated("eval_interval", "eval_iters"):
+        return
+    micro = int(whole(1, 10**6)("micro_batch_size", reading.fields.get("micro_batch_size", 1)))
+    ranks = reading.data_ranks(reading.launched_gpus) or 1
+    batch = reading.whole("global_batch_size", micro * ranks, 10**9)
+    reading.set("eval_samples", reading.whole("eval_iters", 100, 10**6, 0) * batch, "eval_iters")
+    reading.set("eval_steps", reading.whole("eval_interval", 1000, 10**9), "eval_interval")
+    reading.set("eval_batch_size", micro)
 
 
 def _read_parallelism(reading: Reading) -> None:
@@ -561,10 +564,16 @@ KERNELS = fixed(
     **{"experts_implementation": "grouped_mm", "checkpointing_reentrant": True},
 )
 _ROWS = (
+    Row("moe_grouped_gemm moe_token_dispatcher_type make_vocab_size_divisible_by", lambda _: None),
     *(_MODEL, METHOD, key("seq_length", "seq_len", 2048), MICRO_BATCH, ITERATIONS, PARALLELISM, OPTIMIZER),
-    *(ATTENTION, KERNELS, Row("packed_sequence", _read_packing)),
+    *(
+        ATTENTION,
+        KERNELS,
+        Row("packed_sequence", _read_packing),
+        Row("eval_interval eval_iters", _read_evaluation),
+    ),
 )
 FORMAT = Format(
     "Megatron-LM", _ROWS, model_key="model", not_modelled="optimizer_offload_fraction", lists_its_keys=False
 )
-NEMO = FORMAT._replace(name="NeMo", adapt=of_recipe)
+NEMO = FORMAT._replace(name="NeMo", adapt=of_recipe, not_modelled=f"{FORMAT.not_modelled} val_check_interval")

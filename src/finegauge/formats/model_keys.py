@@ -37,13 +37,10 @@ _UNLIKE = {  # keys that change what is counted, with what PEFT has unasked
 }
 # Endings of the classes: (Auto)ModelFor..., BertFor...
 CLASSES = {
-    "SequenceClassification": "sequence_classification",
-    "TokenClassification": "token_classification",
-    "QuestionAnswering": "question_answering",
-    "MaskedLM": "masked_lm",
-    "Seq2SeqLM": "seq2seq_lm",
+    "SequenceClassification": "sequence_classification", "TokenClassification": "token_classification",
+    "QuestionAnswering": "question_answering", "MaskedLM": "masked_lm", "Seq2SeqLM": "seq2seq_lm",
     "SpeechSeq2Seq": "seq2seq_lm",
-}
+}  # fmt: skip
 _CLASS = rf"\w+For({'|'.join(CLASSES)})"
 _WRITES = "(M?T5|Bart|Whisper)ForConditionalGeneration"
 # Of the examples: the task, and the cut-off where none is given.
@@ -58,6 +55,13 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
 _LABELS = {"mnli": 3, "stsb": 1}  # of GLUE's tasks; two of the others
 FROZEN = ("freeze_language_model", "freeze_vision_tower", "freeze_projector")
 PIXELS = ("image_min_pixels", "image_max_pixels")
+# Which layers PEFT adapts where nobody says, for the families named; others: query and value.
+_PEFT_CHOICE = (
+    (("gpt_neox", "bloom", "falcon"), ("query_key_value",)),
+    (("gpt2", "gpt_bigcode"), ("c_attn",)),
+    (("phi3",), ("qkv_proj",)),
+    (("qwen", "internlm2", "baichuan"), ("all-linear",)),  # of which it has none: scripts name theirs
+)
 
 
 def peft_keys(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,6 +146,13 @@ def freezing_row(keys: str) -> Row:
     return Row(keys, read, write)
 
 
+def warn_of_images(reading: Reading, key: str) -> None:
+    """Warn of a key of images where nobody tells how many a sample has."""
+    if not (reading.replaces("images_per_sample") or "images_per_sample" in reading.block):
+        reading.warn(f"{key} is of images, whose number is not told: none is counted; images_per_sample=1 "
+                     "counts one a sample.")  # fmt: skip
+
+
 def pixels_row(keys: str, *, at_most: int | None = None) -> Row:
     """Return the row of the keys of the fewest and most pixels, the latter `at_most` where unstated."""
     names = keys.split()
@@ -149,6 +160,8 @@ def pixels_row(keys: str, *, at_most: int | None = None) -> Row:
     def read(reading: Reading) -> None:
         for name, field in zip(names, PIXELS, strict=True):
             reading.take(field, name, at_most if field == PIXELS[1] else None)
+        if reading.stated(*names):
+            warn_of_images(reading, reading.which(*names))
 
     def write(run: Run) -> dict[str, Any]:
         shown = names if has_images(run) else ()
@@ -218,3 +231,10 @@ def read_expert_targets(reading: Reading) -> None:
             f"lora_dropout={dropout:g} is taken as 0: transformers 5 holds experts as parameters, whose "
             "adapters PEFT gives no dropout; transformers_version=4.57 has them as layers."
         )
+
+
+def peft_choice(reading: Reading) -> tuple[str, ...]:
+    """Return the layers that PEFT adapts by itself in the model's family."""
+    known = known_model(str(reading.fields["model"]))
+    family = str(known.config.get("model_type", "")) if known else ""
+    return next((targets for families, targets in _PEFT_CHOICE if family in families), ("q_proj", "v_proj"))

@@ -71,13 +71,9 @@ _BUILT_IN = {  # (sharding, cpu_offload) of the names that `deepspeed` may have 
 }
 _FSDP = {"fsdp": "full_shard", "fsdp_shard_grad_op": "shard_grad_op", "hybrid": "hybrid_shard"}
 _UNASKED_OF_MEGATRON = {
-    "global_batch_size": 16,
-    "recompute_granularity": "selective",
-    "padding_free": True,
-    "use_vllm": True,
-    "use_distributed_optimizer": True,
-    "expert_tensor_parallel_size": 1,
-}
+    "global_batch_size": 16, "recompute_granularity": "selective", "padding_free": True, "use_vllm": True,
+    "use_distributed_optimizer": True, "expert_tensor_parallel_size": 1,
+}  # fmt: skip
 _CONVERTED = ("load", "mcore_model")  # folders of weights that were converted: Qwen3-8B-mcore
 _OF_MEGATRON = {"lora_rank": "peft_dim", "lora_alpha": "peft_alpha", "lora_dropout": "peft_dropout",
             "max_epochs": "num_train_epochs", "target_modules": "peft_target_modules"}  # fmt: skip
@@ -277,14 +273,23 @@ def _read_data(reading: Reading) -> None:
     trainer_keys.read_dataset(reading, repositories, "dataset", num_samples=total)
     if not reading.stated("val_dataset"):
         trainer_keys.read_validation(reading, ratio, "split_dataset_ratio", total=total)
+    if reading.text("eval_strategy", "steps") == "steps":  # as often as it saves, where nobody says
+        every = ("eval_steps", "save_steps")
+        reading.set("eval_steps", reading.first(every, 500) if ratio else None, *every)
 
 
 def _data(run: Run) -> dict[str, Any]:
     named = dataset_name(run)
     counted = named if run.num_samples is None else f"{named}#{run.num_samples}"
+    held_out = run.validation_fraction > 0
     return {
         "dataset": [counted] if named else None,
         "split_dataset_ratio": run.validation_fraction or None,
+        **(
+            {"eval_strategy": "epoch"}
+            if held_out and run.eval_steps is None
+            else {"eval_steps": run.eval_steps}
+        ),
     }
 
 
@@ -332,7 +337,7 @@ LENGTH = Row(
 FREEZING = model_keys.freezing_row("freeze_llm freeze_vit freeze_aligner")
 PACKING = trainer_keys.packing_row("packing", "padding_free")
 GENERATION = rollout_keys.generation_row(prompt=0, answer=512, beta=0.04, share=0.9)
-DATA = Row("dataset val_dataset split_dataset_ratio", _read_data, _data)
+DATA = Row("dataset val_dataset split_dataset_ratio eval_strategy eval_steps", _read_data, _data)
 FORMAT = Format(
     "ms-swift",
     (
@@ -368,7 +373,6 @@ FORMAT = Format(
         trainer_keys.DURATION,
         Row(trainer_keys.SHARDING.keys, _read_sharding, _sharding),
         degrees({"sequence_parallel_size": "context_parallel"}),
-        trainer_keys.EVALUATION._replace(write=None),
         *(FREEZING, model_keys.pixels_row("min_pixels max_pixels")),
         always(output_dir="output"),
     ),

@@ -47,10 +47,8 @@ OPEN_INSTRUCT: Mapping[str, Any] = {
     **{"optim": "adamw_torch_fused"},
 }
 _OF_OPEN_INSTRUCT = {
-    "lora_rank": "lora_r",
-    "max_train_steps": "max_steps",
-    "dataset_mixer_list": "dataset_name",
-}
+    "lora_rank": "lora_r", "max_train_steps": "max_steps", "dataset_mixer_list": "dataset_name",
+}  # fmt: skip
 # LLaVA's train.py, of which many took the options: its adapters.
 _LLAVA_LORA: Mapping[str, Any] = {
     **{"use_peft": True, "lora_r": 64, "lora_alpha": 16, "lora_dropout": 0.05},
@@ -204,13 +202,17 @@ def with_server(keys: Mapping[str, Any], server: Mapping[str, Any]) -> Mapping[s
     return {**keys, BLOCK: {**own, **mapping_in(keys, BLOCK)}}
 
 
-def in_full(keys: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys with options of transformers' Trainer in full, which argparse takes abbreviated."""
+def in_full(keys: dict[str, Any], script: str = "") -> dict[str, Any]:
+    """Return the keys with options of transformers' Trainer in full, which argparse takes abbreviated.
+
+    Words of the script that takes them are its own.
+    """
     from finegauge.formats.trl import TRAINER
 
     known = TRAINER.keys
+    own = {*known, *re.findall(r"\w+", script)}
     found = {
-        key: [one for one in known if one.startswith(key)] if len(key) > 7 and key not in known else []
+        key: [one for one in known if one.startswith(key)] if len(key) > 7 and key not in own else []
         for key in keys
     }
     return {found[key][0] if len(found[key]) == 1 else key: value for key, value in keys.items()}
@@ -226,6 +228,11 @@ def _is_plain_trainer(keys: Mapping[str, Any], named: str) -> bool:
 
 def reader_of(keys: Mapping[str, Any], named: str) -> str:
     """Return which module reads the options of a script that is not there; "" where they do not tell."""
+    if {"hf_checkpoint", "rollout_batch_size"} <= {*keys}:
+        raise FileFormatError(
+            f"{named} has slime's options (--hf-checkpoint, --rollout-batch-size), which are not read; state "
+            "the run in FineGauge's own fields, such as phase=grpo and model."
+        )
     if _is_plain_trainer(keys, named):
         return "trl:TRAINER"
     reader = recognise(keys)
@@ -325,15 +332,12 @@ SCRIPTS: tuple[tuple[str, Program], ...] = (
 NOT_READ = {
     "mlx_lm": "mlx-lm trains on Apple's GPUs by MLX, which is not supported",
     "mlx_lm.lora": "mlx-lm trains on Apple's GPUs by MLX, which is not supported",
-    "xtuner": "xtuner's configuration is not read",
-    "oumi": "oumi's configuration is not read",
+    "xtuner": "xtuner's configuration is not read", "oumi": "oumi's configuration is not read",
     "colossalai": "Colossal-AI's arguments are not read",
-    "deepy.py": "GPT-NeoX's configuration is not read",
-    "RL2.trainer.ppo": "RL2's arguments are not read",
-    "lmdeploy": "LMDeploy serves and trains nothing",
-    "lm_eval": "lm-eval evaluates and trains nothing",
+    "deepy.py": "GPT-NeoX's configuration is not read", "RL2.trainer.ppo": "RL2's arguments are not read",
+    "lmdeploy": "LMDeploy serves and trains nothing", "lm_eval": "lm-eval evaluates and trains nothing",
     "paddleformers-cli": "PaddleFormers' arguments are not read",
-}
+}  # fmt: skip
 
 
 def laid_over(keys: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from finegauge.errors import FileFormatError
 
 OPAQUE = object()
 PARSERS = ("HfArgumentParser", "TrlParser", "H4ArgumentParser")
+_FILLED = (("tyro", "cli"), ("simple_parsing", "parse"), ("draccus", "parse"))  # by the command line
 _PARSED = ("parse_args", "parse_known_args", "parse_args_into_dataclasses", "parse_args_and_config")
 _BF16_ASKED: Mapping[str, Any] = {
     **dict.fromkeys(("is_bfloat16_supported", "is_bf16_supported"), True),
@@ -25,7 +26,7 @@ _BF16_ASKED: Mapping[str, Any] = {
 }
 _DEVICES = ("cuda", "mps", "xpu", "npu")  # asked for by is_available: the first is there
 _PLAIN: Mapping[str, Callable[[Any], Any]] = {
-    **{"int": int, "float": float, "str": str, "bool": bool, "Path": str},
+    **{"int": int, "float": float, "str": str, "bool": bool, "Path": str}
 }
 _WORDS = ("split", "strip", "as_posix")
 _TEXTS = (("yaml", "safe_load"), ("yaml", "full_load"), ("yaml", "load"), ("json", "loads"))
@@ -39,20 +40,13 @@ _COMPARED: Mapping[str, Callable[[int, int], bool]] = {
 _MAX_DEPTH = 40  # of names that stand for names
 _MAX_TEXT = 4096
 _BINARY: Mapping[type, Any] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
+}  # fmt: skip
 
 _ORDER: Mapping[Any, Callable[[Any, Any], bool]] = {
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-}
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+}  # fmt: skip
 
 
 def callee(function: ast.expr) -> tuple[str, str]:
@@ -195,6 +189,7 @@ class Values:
         self._environment = environment
         self.parsed: dict[str, Any] = {}  # what a parser of dataclasses takes, by its defaults and `options`
         self.parsed_classes: set[str] = set()
+        self.declared: set[str] = set()  # options of argparse, click and tyro
         self.asks_for_bf16 = False
         self.classes: dict[str, dict[str, Any]] = {}  # constants of the text's own classes
         self._options = {name: _scalar(value) for name, value in options.items()}
@@ -284,6 +279,11 @@ class Values:
         for node in nodes:
             value = node.value if isinstance(node, ast.Assign) else None
             target = node.targets[0] if isinstance(node, ast.Assign) else None
+            if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Starred):
+                value = node.args[0].value  # main(*parser.parse_args_and_config())
+                taker = [one for one in functions if one.name == last_name(node.func)][:1]
+                names: list[ast.expr] = [ast.Name(a.arg, ast.Load()) for one in taker for a in one.args.args]
+                target = ast.Tuple(names, ast.Load()) if names else None
             if isinstance(value, ast.Subscript) and target is not None:  # parser.parse_args_...()[0]
                 at = value.slice.value if isinstance(value.slice, ast.Constant) else 0
                 count = at if isinstance(at, int) and at in (1, 2, 3) else 0
@@ -327,6 +327,7 @@ class Values:
             for name, value in told.items():
                 alone = all(id(one) in defaults for one in self._assigned.get(name, ()))
                 computed = isinstance(value, ast.Call) and callee(value.func)[1] not in self.classes
+                computed &= not isinstance(value, ast.Call) or callee(value.func) not in _FILLED
                 same = computed or (isinstance(value, ast.Name) and value.id == name)
                 if holders[name] == 1 and alone and not same:
                     self._assigned[name] = [value]
@@ -371,6 +372,7 @@ class Values:
         name = next((one for one in flags if one.startswith("--")), flags[0] if flags else "")
         dest, action = (self.of(words.get(key, ast.Constant(""))) for key in ("dest", "action"))
         name = str(dest or name.lstrip("-").partition("/")[0].replace("-", "_"))
+        self.declared |= {name, f"no_{name}"} | {one.lstrip("-").replace("-", "_") for one in flags}
         if str(action).startswith("store_"):
             self._namespace.setdefault(name, action == "store_false")
         elif "default" in words:
@@ -535,8 +537,12 @@ class Values:
         if name in _BF16_ASKED or (name == "is_available" and owner in _DEVICES):
             self.asks_for_bf16 |= name in _BF16_ASKED
             return _BF16_ASKED.get(name, owner == "cuda")
-        if name in _HOLDERS or name in self.classes:
-            return self.classes.get(name, {}) | {word.arg: word.value for word in node.keywords if word.arg}
+        filled = (owner, name) in _FILLED and bool(node.args)
+        if filled or name in _HOLDERS or name in self.classes:
+            held = self.classes.get(last_name(node.args[0]) if filled else name, {})
+            self.declared |= {*held} if filled else set()
+            own = {word.arg: word.value for word in node.keywords if word.arg}
+            return held | (self._options if filled else own)
         first: list[Any] = []
         if name in ("field", "Field", "Option", "Argument"):
             first = [one.value for one in node.keywords if one.arg == "default"] or [*node.args, None]
@@ -583,18 +589,9 @@ class Values:
 
 
 _KINDS: Mapping[type, Callable[[Values, Any], Any]] = {
-    ast.Constant: lambda _, node: node.value,
-    ast.Name: Values._name,
-    ast.Attribute: Values._attribute,
-    **dict.fromkeys((ast.List, ast.Tuple, ast.Set), Values._list),
-    ast.Dict: Values._dict,
-    ast.Call: Values._call,
-    ast.ListComp: Values._comprehension,
-    ast.Subscript: Values._subscript,
-    ast.BinOp: Values._binary,
-    ast.UnaryOp: Values._unary,
-    ast.BoolOp: Values._boolean,
-    ast.IfExp: Values._condition,
-    ast.Compare: Values._comparison,
-    ast.JoinedStr: Values._text,
-}
+    ast.Constant: lambda _, node: node.value, ast.Name: Values._name, ast.Attribute: Values._attribute,
+    **dict.fromkeys((ast.List, ast.Tuple, ast.Set), Values._list), ast.Dict: Values._dict,
+    ast.Call: Values._call, ast.ListComp: Values._comprehension, ast.Subscript: Values._subscript,
+    ast.BinOp: Values._binary, ast.UnaryOp: Values._unary, ast.BoolOp: Values._boolean,
+    ast.IfExp: Values._condition, ast.Compare: Values._comparison, ast.JoinedStr: Values._text,
+}  # fmt: skip

@@ -283,6 +283,7 @@ def _of_python(text: str, file: str, name: str) -> _Loaded:
     """
     from finegauge.formats import launch
     from finegauge.formats.containers import tasks_of_python
+    from finegauge.formats.launchers import Place, of_dotenv
     from finegauge.formats.scripts import load_python
 
     reason: FileFormatError | None = None
@@ -290,7 +291,8 @@ def _of_python(text: str, file: str, name: str) -> _Loaded:
     for tells in ("job", "own", "started") if is_job else ("own", "started"):
         try:
             if tells == "own":
-                return _Loaded(*load_python(text, name))
+                script = load_python(text, name, environment=of_dotenv(text, Place(file, name)))
+                return _Loaded(script.keys, script.reader, script.warnings)
             if tasks := tasks_of_python(text):
                 return _launched(launch.of_tasks(tasks, file, name))
         except FileFormatError as error:

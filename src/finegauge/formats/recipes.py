@@ -5,7 +5,7 @@ They are calls whose arguments are the framework's own keys; read as text and ne
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from finegauge.formats.python_values import OPAQUE, Values, callee, last_name
@@ -13,20 +13,21 @@ from finegauge.formats.python_values import OPAQUE, Values, callee, last_name
 READER = "reader"  # the key under which a recipe says which module reads it
 _OF_NEMO = re.compile(r"\bnemo\.(collections|lightning)|\bnemo_run|\bmegatron\.bridge")
 _CHECKPOINTS = {"FullAC": "full", "SelectiveAC": "selective", "MemoryBudgetAC": "selective"}
+_MOST_DERIVED = 8  # configurations, each of another
 _MODE, _OPTION = "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"
 
 
 def recipe_in(
-    nodes: Sequence[ast.AST], values: Values, modules: Mapping[str, str]
+    nodes: Sequence[ast.AST], values: Values, modules: Mapping[str, str], wanted: str = ""
 ) -> tuple[dict[str, Any], set[str], tuple[str, ...]]:
-    """Return the keys of a recipe, with its reader, what the text computes, and warnings; {} without."""
+    """Return the keys of the recipe `wanted` with its reader, what the text computes, and warnings."""
     named = " ".join(modules.values())
     if _OF_NEMO.search(named):
         recipe, computed = _of_nemo(nodes, values, modules)
         return {**recipe, READER: "megatron_lm:NEMO"} if recipe else {}, computed, ()
     if "torchtitan" not in named:
         return {}, set(), ()
-    recipe, remark = _of_torchtitan(nodes, values)
+    recipe, remark = _of_torchtitan(nodes, values, wanted)
     return {**recipe, READER: "torchtitan"} if recipe else {}, set(), remark
 
 
@@ -61,7 +62,7 @@ def _of_nemo(
             stated[prefix + target.attr] = values.of(node.value)
             if target.attr in ("mixed_precision", "plugins"):
                 stated |= _narrow(node.value, values)
-    known = {*FORMAT.keys, "max_steps", "sequence_length", "peft", "performance_mode"}
+    known = {*FORMAT.keys, "max_steps", "sequence_length", "peft", "performance_mode", "val_check_interval"}
     computed = {key for key, value in stated.items() if key in known and value is OPAQUE}
     told = {
         key: v for key, v in stated.items() if key in known and isinstance(v, str | int | float | list | None)
@@ -91,26 +92,81 @@ def _narrow(node: ast.expr, values: Values) -> dict[str, Any]:
     }
 
 
-def _of_torchtitan(nodes: Sequence[ast.AST], values: Values) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the keys of the first function that returns a Trainer.Config, toys last, and a warning."""
-    found = [
-        (node.name, one.value)
-        for node in nodes
-        if isinstance(node, ast.FunctionDef)
-        for one in node.body
-        if isinstance(one, ast.Return) and isinstance(one.value, ast.Call)
-        if callee(one.value.func) == ("Trainer", "Config")
-    ]
+def _of_torchtitan(
+    nodes: Sequence[ast.AST], values: Values, wanted: str
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the keys of the configuration `wanted`, else of the first that is no toy, and a warning."""
+    functions = {node.name: node for node in nodes if isinstance(node, ast.FunctionDef)}
+    found = {name: keys for name in functions if (keys := _configuration(name, functions, values, 0))}
     if not found:
         return {}, ()
-    name, call = min(found, key=lambda one: "debug" in one[0])
-    keys = dict[str, Any]()
-    for part in call.keywords:
-        made = values.assigned(part.value.id) if isinstance(part.value, ast.Name) else part.value
-        keys |= _section(str(part.arg), made, name, values)
+    name = wanted if wanted in found else min(found, key=lambda one: "debug" in one)
+    keys = found[name]
     if keys.get(_MODE, "selective") == "selective":
         keys.setdefault(_OPTION, "op")
-    for one in ast.walk(call):
+    others = ", ".join(one for one in found if one != name)
+    several = f"It holds {len(found)} configurations, of which {name} is read, not {others[:200]}."
+    kept = {key: value for key, value in keys.items() if value is not OPAQUE}
+    return kept, (several,) if others and not wanted else ()
+
+
+def _configuration(
+    name: str, functions: Mapping[str, ast.FunctionDef], values: Values, depth: int
+) -> dict[str, Any]:
+    """Return the keys of what a function returns: a Trainer.Config, or another function's with changes."""
+    held = dict[str, dict[str, Any]]()
+
+    def made(node: ast.expr | None) -> dict[str, Any]:
+        if not isinstance(node, ast.Call):
+            return held.get(last_name(node), {})
+        called, keys = callee(node.func), dict[str, Any]()
+        if called[1] in functions and depth < _MOST_DERIVED:
+            keys = _configuration(called[1], functions, values, depth + 1)
+        elif called[1] in ("replace", "deepcopy") and node.args:
+            keys = dict(made(node.args[0]))
+        elif called != ("Trainer", "Config"):
+            return {}
+        for part in node.keywords:
+            _change(keys, [str(part.arg)], part.value, name, values)
+        return keys
+
+    def change(keys: dict[str, Any], path: Sequence[str], node: ast.expr) -> None:
+        _change(keys, path, node, name, values)
+
+    return _returned(functions[name].body, held, made, change)
+
+
+def _returned(
+    body: Sequence[ast.stmt],
+    held: dict[str, dict[str, Any]],
+    made: Callable[[ast.expr | None], dict[str, Any]],
+    change: Callable[[dict[str, Any], Sequence[str], ast.expr], None],
+) -> dict[str, Any]:
+    """Return what a function's statements make of the configurations that they name in `held`."""
+    for node in body:
+        if isinstance(node, ast.Return):
+            return made(node.value)
+        target = node.targets[0] if isinstance(node, ast.Assign) else None
+        if isinstance(node, ast.Assign) and isinstance(target, ast.Name):
+            held[target.id] = made(node.value)
+        elif isinstance(node, ast.Assign) and isinstance(target, ast.Attribute):
+            of, *path = ast.unparse(target).split(".")
+            if held.get(of):
+                change(held[of], path, node.value)
+    return {}
+
+
+def _change(keys: dict[str, Any], path: Sequence[str], node: ast.expr, function: str, values: Values) -> None:
+    """Lay one part over a configuration: training=TrainingConfig(...), training.seq_len = 8192."""
+    if len(path) > 1:
+        keys[".".join(path)] = values.of(node)
+        return
+    for old in [key for key in keys if key.startswith(f"{path[0]}.")]:
+        del keys[old]
+    keys |= _section(
+        path[0], values.assigned(node.id) if isinstance(node, ast.Name) else node, function, values
+    )
+    for one in ast.walk(node):
         kind = (
             re.match(r"(Float8|MX)\w*Converter$", callee(one.func)[0]) if isinstance(one, ast.Call) else None
         )
@@ -120,9 +176,6 @@ def _of_torchtitan(nodes: Sequence[ast.AST], values: Values) -> tuple[dict[str, 
             }
             keys["model.converters"] = [*keys.get("model.converters", ()), kind[1].lower()]
             keys |= {f"float8.{key}": value for key, value in told.items()}
-    several = f"It holds {len(found)} configurations, of which {name} is read."
-    kept = {key: value for key, value in keys.items() if value is not OPAQUE}
-    return kept, (several,) if len(found) > 1 else ()
 
 
 def _section(section: str, made: Any, function: str, values: Values) -> dict[str, Any]:

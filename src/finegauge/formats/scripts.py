@@ -29,58 +29,40 @@ class Script(NamedTuple):
     keys: dict[str, Any]
     reader: str  # the module of formats that reads them
     warnings: tuple[str, ...] = ()
+    own: frozenset[str] = frozenset()  # options of its own parser, which only it reads
 
 
 _TRL_ARGUMENTS = {
-    "SFTConfig": "sft",
-    "DPOConfig": "dpo",
-    "GRPOConfig": "grpo",
-    "RewardConfig": "reward",
-    "KTOConfig": "kto",
-    "ORPOConfig": "orpo",
-    "CPOConfig": "cpo",
-    "PPOConfig": "ppo",
+    "SFTConfig": "sft", "DPOConfig": "dpo", "GRPOConfig": "grpo", "RewardConfig": "reward",
+    "KTOConfig": "kto", "ORPOConfig": "orpo", "CPOConfig": "cpo", "PPOConfig": "ppo",
     "RLOOConfig": "rloo",
-}
+}  # fmt: skip
 _TRL_TRAINERS = {name.replace("Config", "Trainer"): word for name, word in _TRL_ARGUMENTS.items()}
 _HF_ARGUMENTS = {"TrainingArguments", "Seq2SeqTrainingArguments", "UnslothTrainingArguments"}
 _TRAINERS = {*_TRL_TRAINERS, "Trainer", "Seq2SeqTrainer", "UnslothTrainer"}
 _UNSLOTH = ("FastLanguageModel", "FastModel", "FastVisionModel", "FastSentenceTransformer")
 # Classes whose arguments are a framework's own keys: the module that reads them.
 _OTHERS = {
-    "DictDefault": "axolotl",
-    "TrainArguments": "ms_swift",
-    "SftArguments": "ms_swift",
+    "DictDefault": "axolotl", "TrainArguments": "ms_swift", "SftArguments": "ms_swift",
     "RLHFArguments": "ms_swift",
-}
+}  # fmt: skip
 _OF_LORA = {
-    "r": "lora_r",
-    "target_modules": "lora_target_modules",
-    "modules_to_save": "lora_modules_to_save",
-    "lora_alpha": "lora_alpha",
-    "lora_dropout": "lora_dropout",
-    "use_dora": "use_dora",
+    "r": "lora_r", "target_modules": "lora_target_modules", "modules_to_save": "lora_modules_to_save",
+    "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout", "use_dora": "use_dora",
     **{name: name for name in ("rank_pattern", "alpha_pattern", "layers_to_transform", "exclude_modules")},
     "target_parameters": "target_parameters",
-}
+}  # fmt: skip
 # Classes of PEFT's other configurations, without their ending.
 _OF_PEFT = {kind.replace("_", ""): kind for kind in PEFT_TYPES if kind != "LORA"}
 _OF_PEFT["PROMPTENCODER"] = "P_TUNING"
 _OF_BITSANDBYTES = {
-    "load_in_4bit": "load_in_4bit",
-    "load_in_8bit": "load_in_8bit",
-    "bnb_4bit_use_double_quant": "use_bnb_nested_quant",
-    "bnb_4bit_quant_type": "bnb_4bit_quant_type",
-}
+    "load_in_4bit": "load_in_4bit", "load_in_8bit": "load_in_8bit",
+    "bnb_4bit_use_double_quant": "use_bnb_nested_quant", "bnb_4bit_quant_type": "bnb_4bit_quant_type",
+}  # fmt: skip
 _OF_MODEL = (
-    "dtype",
-    "torch_dtype",
-    "attn_implementation",
-    "load_in_4bit",
-    "load_in_8bit",
-    "experts_implementation",
-    "full_finetuning",
-)
+    "dtype", "torch_dtype", "attn_implementation", "load_in_4bit", "load_in_8bit",
+    "experts_implementation", "full_finetuning",
+)  # fmt: skip
 _FINETUNES = tuple(
     f"finetune_{part}" for part in ("vision_layers", "language_layers", "attention_modules", "mlp_modules")
 )
@@ -109,11 +91,9 @@ _TO_UNSLOTH = {
 }
 # What a notebook's functions do unasked, where that differs from `unsloth train`.
 _NOTEBOOK = {
-    "training.batch_size": 8,
-    "training.gradient_accumulation_steps": 1,
-    "training.optim": "adamw_torch_fused",
-    "lora.lora_r": 16,
-}
+    "training.batch_size": 8, "training.gradient_accumulation_steps": 1,
+    "training.optim": "adamw_torch_fused", "lora.lora_r": 16,
+}  # fmt: skip
 _TRAINERS_OF = ("trl", "transformers", "unsloth", "unsloth_zoo", "modelscope", "swift", "optimum")
 _OWN_LOOP = (
     "its loop is its own: batch, steps and precision are those of its loader, optimizer and loss; what else "
@@ -141,7 +121,8 @@ def load_python(
     """
     tree = _parsed(text, name)
     script = _Reader(tree, options, environment)
-    recipe, computed, remark = recipe_in(list(ast.walk(tree)), script.values, script.modules)
+    nodes, wanted = list(ast.walk(tree)), str(options.get("config", ""))
+    recipe, computed, remark = recipe_in(nodes, script.values, script.modules, wanted)
     untold = computed if recipe else {key for key in script.opaque if not OF_FILES.search(key)}
     warnings = tuple(f"{name}: {key} {_COMPUTED}" for key in sorted(untold)[:20])
     if recipe:
@@ -164,7 +145,8 @@ def load_python(
     keys = {key: value for key, value in keys.items() if key in known or key not in script.values.parsed}
     warnings += tuple(f"{name}: {said}." for said in _unread(script, keys))
     if script.is_unsloth:
-        return Script(unsloth_keys(keys, adapts=script.adapts), "unsloth", warnings)
+        own = frozenset(script.values.declared)
+        return Script(unsloth_keys(keys, adapts=script.adapts), "unsloth", warnings, own)
     if script.calls & _HF_ARGUMENTS and not script.calls & {*_TRL_ARGUMENTS}:
         keys = {"bf16": False, "gradient_checkpointing": False, **keys}  # TRL takes all that they hold
     if script.values.asks_for_bf16 and keys.get("bf16") is True:
@@ -173,9 +155,8 @@ def load_python(
         keys = {"lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.0, "use_peft": True, **keys}
     if script.loads_itself:
         keys.setdefault("dtype", keys.pop("torch_dtype", "auto"))
-    return Script(
-        keys, "trl" if script.calls & {*_TRL_ARGUMENTS, *_TRL_TRAINERS} else "trl:TRAINER", warnings
-    )
+    reader = "trl" if script.calls & {*_TRL_ARGUMENTS, *_TRL_TRAINERS} else "trl:TRAINER"
+    return Script(keys, reader, warnings, frozenset(script.values.declared - {*TRAINER.keys}))
 
 
 def _unread(script: "_Reader", keys: Mapping[str, Any]) -> Iterator[str]:
@@ -226,10 +207,7 @@ def _imports(nodes: list[ast.AST]) -> dict[str, str]:
 
 
 def _parsed(text: str, name: str) -> ast.Module:
-    """Return the syntax tree.
-
-    Raises: FileFormatError for text that is no Python, or too much of it.
-    """
+    """Return the syntax tree; raise FileFormatError for text that is no Python, or too much of it."""
     import warnings
 
     if len(text) > _MAX_SCRIPT:

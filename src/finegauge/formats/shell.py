@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from itertools import dropwhile
 
 from finegauge.errors import FileFormatError
-from finegauge.formats.launchers import WORKING
+from finegauge.formats.launchers import WORKING, of_engine
 from finegauge.formats.python_values import calculated_text, decided
 from finegauge.records import NamedTuple
 
@@ -299,7 +299,8 @@ class Shell:
                 last = environment.get("COMMAND", "")
         if told and " " in last and self._depth < _MAX_NESTED:
             inner = Shell(last, self.name, depth=self._depth + 1)
-            inner.variables = dict(environment)
+            inner.variables = {**environment, **of_engine(words, self.read)[1]}
+            inner.read = self.read
             yield from inner.commands()
 
     def _assigned(self, words: list[str]) -> dict[str, str]:

@@ -10,7 +10,7 @@ beside them holds the tokenizer alone. Until 2025 degrees stood under [training]
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 
@@ -23,6 +23,7 @@ from finegauge.run.rules import NARROW_RECIPES, RECIPE_ALIASES
 from finegauge.run.run import FIELDS, Run
 
 FILE = "torchtitan.toml"
+_REGISTRY = "config_registry.py"
 _DEGREES = {
     f"parallelism.{name}_degree": name
     for name in (
@@ -80,21 +81,16 @@ def _of_older(keys: Mapping[str, Any]) -> dict[str, Any]:
 # What torchtitan's registry says of its models (config_registry.py of each, read 2026-11-28): sequences of a
 # micro-batch, their length, steps, checkpointing, and degrees.
 _SHIPPED = {
-    "llama3_8b": (1, 8192, 1000, "selective", {}),
-    "llama3_70b": (8, 8192, 1000, "full", {"tensor": 8}),
-    "llama3_405b": (2, 8192, 3000, "full", {"tensor": 8}),
-    "qwen3_0_6b": (4, 4096, 10, "selective", {}),
-    "qwen3_1_7b": (4, 4096, 100, "selective", {}),
-    "qwen3_14b": (4, 4096, 3000, "full", {}),
-    "qwen3_32b": (2, 4096, 3000, "full", {}),
-    "qwen3_30b_a3b": (2, 4096, 3000, "full", {}),
+    "llama3_8b": (1, 8192, 1000, "selective", {}), "llama3_70b": (8, 8192, 1000, "full", {"tensor": 8}),
+    "llama3_405b": (2, 8192, 3000, "full", {"tensor": 8}), "qwen3_0_6b": (4, 4096, 10, "selective", {}),
+    "qwen3_1_7b": (4, 4096, 100, "selective", {}), "qwen3_14b": (4, 4096, 3000, "full", {}),
+    "qwen3_32b": (2, 4096, 3000, "full", {}), "qwen3_30b_a3b": (2, 4096, 3000, "full", {}),
     "deepseek_v3_16b": (4, 4096, 1000, "selective", {"expert": 8}),
     "deepseek_v3_671b": (4, 4096, 10_000, "selective", {"expert": 2}),
     "llama4_17bx16e": (8, 8192, 3000, "full", {"tensor": 8, "expert_tensor": 8}),
     "llama4_17bx128e": (1, 8192, 3000, "full", {"tensor": 8, "pipeline": 4, "expert_tensor": 8}),
-    "gpt_oss_20b": (1, 8192, 10_000, "full", {}),
-    "gpt_oss_120b": (1, 8192, 10_000, "full", {}),
-}
+    "gpt_oss_20b": (1, 8192, 10_000, "full", {}), "gpt_oss_120b": (1, 8192, 10_000, "full", {}),
+}  # fmt: skip
 _NARROW = {"deepseek_v3_671b": {}, "llama3_405b": {_GATHERS: True, "compile.enable": True, _ASYNC: True}}
 
 
@@ -111,12 +107,25 @@ def shipped(name: str) -> dict[str, Any]:
     }
 
 
-def of_registry(options: Mapping[str, Any], variables: Mapping[str, str]) -> tuple[dict[str, Any], str]:
-    """Return the options with the model of `--module llama3 --config llama3_8b`, and a warning."""
+def of_registry(
+    options: Mapping[str, Any], variables: Mapping[str, str], read: Callable[[str], tuple[str, str] | None]
+) -> tuple[dict[str, Any], str]:
+    """Return the options over what `--module llama3 --config llama3_8b` says, and a warning.
+
+    Of a registry that lies here the function is read, of torchtitan's own what `_SHIPPED` has.
+    """
     found = {**{key.lower(): variables[key] for key in ("MODULE", "CONFIG") if key in variables}, **options}
     module, config = found.pop("module", None), found.pop("config", None)
     if not (isinstance(module, str) and isinstance(config, str)):
         return dict(options), ""
+    folder = module.removesuffix(".config_registry").replace(".", "/")
+    for path in (f"{folder}/{_REGISTRY}", f"torchtitan/models/{folder}/{_REGISTRY}", _REGISTRY):
+        held = read(path)
+        if held is not None and f"def {config}(" in held[0]:
+            from finegauge.formats.scripts import load_python
+
+            script = load_python(held[0], path, {"config": config})
+            return {**script.keys, **found}, " ".join(script.warnings)
     flavour = re.sub(r"_(?=\d)", ".", config.removeprefix(f"{module}_")).replace("_", "-")
     known = shipped(config)
     warning = (
@@ -370,9 +379,7 @@ FORMAT = Format(
         Row(f"{_MODE} {_OPTION}", _read_checkpointing, _checkpointing),
         fixed(checkpointing_reentrant=False),
         Row(
-            f"{' '.join(_COMPILE)} compile.components",
-            _read_compile,
-            lambda run: {_COMPILE[0]: run.compile},
+            f"{' '.join(_COMPILE)} compile.components", _read_compile, lambda run: {_COMPILE[0]: run.compile}
         ),
         Row(
             " ".join(
@@ -394,7 +401,7 @@ FORMAT = Format(
         ),
     ),
     model_key="model.flavor",
-    not_modelled="parallelism.disable_loss_parallel",
+    not_modelled="parallelism.disable_loss_parallel validation.enable",
     lasting={"learning_rate": "optimizer.lr", "weight_decay": "optimizer.weight_decay"},
     data_keys=("training.dataset",),
     lists_data=True,

@@ -12,15 +12,7 @@ from finegauge.errors import FieldError, FineGaugeError, shown
 from finegauge.formats import model_keys
 from finegauge.formats.key_table import Reading, Row, key
 from finegauge.formats.launcher_files import deepspeed_fields, degrees_of, fsdp_state, uses_deepspeed, zero_of
-from finegauge.formats.sheet import (
-    known_model,
-    mapping_in,
-    of_pattern,
-    refuse,
-    samples_of,
-    targets,
-    whole_number,
-)
+from finegauge.formats.sheet import mapping_in, of_pattern, refuse, samples_of, targets, whole_number
 from finegauge.records import NamedTuple
 from finegauge.run.field import flag, names, number, version_numbers
 from finegauge.run.rules import PAIRED, PROJECTING, TRAINABLE_EXTRAS, num_held_out
@@ -43,23 +35,17 @@ _ATTENTION = {
 }
 # Optimizer classes that a dotted name ends in, and modules of those that are written by it.
 _CLASSES = {
-    "lion_pytorch": "lion",
-    **dict.fromkeys(("optimi_adamw", "adopt_adamw"), "adamw"),
-    "pagedadamw": "paged_adamw",
-    "pagedadamw8bit": "paged_adamw_8bit",
+    "lion_pytorch": "lion", **dict.fromkeys(("optimi_adamw", "adopt_adamw"), "adamw"),
+    "pagedadamw": "paged_adamw", "pagedadamw8bit": "paged_adamw_8bit",
     **dict.fromkeys(("adamw8bit", "adam8bit"), "adamw_8bit"),
     **dict.fromkeys(("fusedadam", "fused_adam", "distributed_fused_adam", "megatron_fused_adam"), "adamw"),
-}
+}  # fmt: skip
 OPTIMIZER_CLASSES = {
-    "adamw": "torch.optim.AdamW",
-    "sgd": "torch.optim.SGD",
-    "adafactor": "torch.optim.Adafactor",
-    "adamw_8bit": "bitsandbytes.optim.AdamW8bit",
-    "paged_adamw": "bitsandbytes.optim.PagedAdamW",
-    "paged_adamw_8bit": "bitsandbytes.optim.PagedAdamW8bit",
-    "lion": "bitsandbytes.optim.Lion",
+    "adamw": "torch.optim.AdamW", "sgd": "torch.optim.SGD", "adafactor": "torch.optim.Adafactor",
+    "adamw_8bit": "bitsandbytes.optim.AdamW8bit", "paged_adamw": "bitsandbytes.optim.PagedAdamW",
+    "paged_adamw_8bit": "bitsandbytes.optim.PagedAdamW8bit", "lion": "bitsandbytes.optim.Lion",
     "lion_8bit": "bitsandbytes.optim.Lion8bit",
-}
+}  # fmt: skip
 # What transformers calls its optimizers, where that is another name, and which it has not.
 _OF_TRANSFORMERS = {
     **{name: f"{name}_32bit" for name in ("paged_adamw", "lion", "paged_lion", "paged_ademamix")},
@@ -67,13 +53,6 @@ _OF_TRANSFORMERS = {
 }
 NOT_OF_TRANSFORMERS = ("muon", "shampoo", "soap", "adam_mini")
 _FSDP = (("hybrid_shard", "hybrid"), ("shard_grad_op", "fsdp_shard_grad_op"), ("full_shard", "fsdp"))
-# Which layers PEFT adapts where nobody says, for the families named; others: query and value.
-_PEFT_CHOICE = (
-    (("gpt_neox", "bloom", "falcon"), ("query_key_value",)),
-    (("gpt2", "gpt_bigcode"), ("c_attn",)),
-    (("phi3",), ("qkv_proj",)),
-    (("qwen", "internlm2", "baichuan"), ("all-linear",)),  # of which it has none: scripts name theirs
-)
 
 
 class Adapters(NamedTuple):
@@ -96,7 +75,9 @@ class Adapters(NamedTuple):
         read_ranks(reading, ranked, self.defaults)
         for name in filter(reading.flag, dora):
             reading.set("adapter", "dora", name)
-        asked = reading.get(targets) or ("all-linear" if self.all_unasked else peft_choice(reading))
+        asked = reading.get(targets) or (
+            "all-linear" if self.all_unasked else model_keys.peft_choice(reading)
+        )
         if isinstance(asked, str) and (meant := of_pattern(asked)):
             reading.warn(f"{targets} is a pattern: taken as {', '.join(meant)} wherever these are.")
             asked = meant
@@ -140,13 +121,6 @@ def read_extra(reading: Reading, key: str) -> None:
 def saved_modules(run: Run) -> list[str] | None:
     """Return the modules that train whole beside adapters, by the ends of their names."""
     return [{"norms": "norm"}.get(name, name) for name in run.trainable_extra] or None
-
-
-def peft_choice(reading: Reading) -> tuple[str, ...]:
-    """Return the layers that PEFT adapts by itself in the model's family."""
-    known = known_model(str(reading.fields["model"]))
-    family = str(known.config.get("model_type", "")) if known else ""
-    return next((targets for families, targets in _PEFT_CHOICE if family in families), ("q_proj", "v_proj"))
 
 
 def is_quantized_copy(reading: Reading) -> bool:
@@ -320,6 +294,27 @@ def checkpointing(run: Run) -> dict[str, Any]:
     }
 
 
+def _read_evaluation(reading: Reading) -> None:
+    """Read how often the run evaluates; samples that nobody tells the number of are said."""
+    named = reading.which("eval_strategy", "evaluation_strategy")
+    every = reading.get("eval_steps") if reading.text(named, "steps") == "steps" else None
+    every = every or (reading.get("logging_steps", 500) if reading.text(named) == "steps" else None)
+    if every is not None:
+        reading.set("eval_steps", every, "eval_steps", named)
+    ends = any(reading.fields.get(field) for field in ("max_steps", "num_samples", "dataset"))
+    told = reading.fields.get("eval_samples") or reading.replaces("eval_samples")
+    told = told or "eval_samples" in reading.block or reading.text(named, "no") in ("no", "none", "false")
+    if ends and not told:
+        reading.warn(f"{named} asks for evaluations on samples whose number is not told: their time is not "
+                     "counted; eval_samples=N counts it.")  # fmt: skip
+
+
+def _evaluation(run: Run) -> dict[str, Any]:
+    """Return how often a run evaluates, where it does."""
+    kind = "epoch" if run.eval_steps is None else "steps"
+    return {"eval_strategy": kind, "eval_steps": run.eval_steps} if run.eval_samples else {}
+
+
 def _read_duration(reading: Reading) -> None:
     steps = number(-1, 1e10)("max_steps", reading.get("max_steps", -1))
     if steps > 0:
@@ -327,6 +322,8 @@ def _read_duration(reading: Reading) -> None:
     saves = {"epoch": 1.0, "no": 0.0, "false": 0.0}.get(reading.text("save_strategy"))
     if saves is not None:
         reading.set("saves_per_epoch", saves, "save_strategy")
+    elif reading.stated("save_steps"):
+        reading.take("save_steps", "save_steps")
     for name, field in (("save_total_limit", "saves_kept"), *EVALUATED.items()):
         if reading.stated(name) and reading.get(name) is not None:
             reading.take(field, name)
@@ -583,15 +580,14 @@ COMPILE = Row(  # a backend or a mode asks for it, too
     lambda run: {"torch_compile": run.compile or None},
 )
 DURATION = Row(
-    "max_steps save_strategy save_total_limit save_only_model per_device_eval_batch_size "
+    "max_steps save_strategy save_steps save_total_limit save_only_model per_device_eval_batch_size "
     "eval_accumulation_steps",
     _read_duration,
     _duration,
 )
 SHARDING = Row("deepspeed fsdp fsdp_config parallelism_config", read_sharding)
 GROUPING = Row("group_by_length train_sampling_strategy", _read_grouping, _grouping)
-EVALUATION = Row(
-    "eval_strategy evaluation_strategy",
-    lambda _: None,
-    lambda run: {"eval_strategy": "epoch" if run.eval_samples else None},
+EVALUATION = Row("eval_strategy evaluation_strategy eval_steps", _read_evaluation, _evaluation)
+EVALUATION_OF_PART = EVALUATION._replace(  # of what is held out of training, without which it is refused
+    write=lambda run: _evaluation(run) if run.validation_fraction else {}
 )

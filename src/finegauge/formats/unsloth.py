@@ -10,7 +10,7 @@ from math import prod
 from typing import Any
 
 from finegauge.errors import FieldError, shown
-from finegauge.formats import rollout_keys, trainer_keys
+from finegauge.formats import model_keys, rollout_keys, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, always, fixed, key, model_key
 from finegauge.formats.sheet import LINEAR, Sheet, dataset_name, file_kind, require, whole_number
 from finegauge.run.field import names
@@ -87,6 +87,8 @@ def _read_method(reading: Reading) -> None:
         extra = [*whole, *reading.fields.get("trainable_extra", ())]
         reading.set("trainable_extra", list(dict.fromkeys(extra)), "lora.target_modules")
     tuned = {field: reading.flag(f"lora.{key}", default=True) for key, field in _TUNED.items()}
+    if reading.flag("lora.finetune_vision_layers"):
+        model_keys.warn_of_images(reading, "finetune_vision_layers")
     if not all(tuned.values()):
         for field, trains in tuned.items():
             reading.set(field, not trains, *(f"lora.{key}" for key in _TUNED))

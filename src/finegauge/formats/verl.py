@@ -300,6 +300,6 @@ FORMAT = Format(
     model_key=_PATHS[0],
     lists_its_keys=False,
     adapt=_adapt,
-    not_modelled="model.fsdp_config.cpu_offload "
+    not_modelled="model.fsdp_config.cpu_offload trainer.test_freq "
     f"{_ACTOR}.entropy_from_logits_with_chunking {_ACTOR}.entropy_checkpointing",
 )

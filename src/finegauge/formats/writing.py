@@ -28,7 +28,8 @@ from finegauge.run.run import FIELDS, Run, figures
 # About the machine, the bill, the data and the record: no framework's business, carried in a comment.
 FACTS = (
     "gpu", "num_gpus", "num_nodes", "node_network_gbit_per_s", "provider", "region", "startup_s",
-    "saves_per_epoch", "eval_samples", "eval_batch_size", "eval_logits", "eval_accumulation_steps",
+    "saves_per_epoch", "save_steps", "eval_samples", "eval_steps", "eval_batch_size", "eval_logits",
+    "eval_accumulation_steps",
     "loading", "save_state", "save_optimizer", "saves_kept", "merge_adapters", "host_memory_gib", "disk_gib",
     "dataset", "num_samples", "tokenizer", "ssm_kernels",
     "images_per_sample", "image_size", "videos_per_sample", "video_frames", "image_min_pixels",

@@ -207,11 +207,20 @@ def run_totals(
     wall = Breakdown.of(
         startup=run.startup_s,
         steps=num_steps * step.step_s,
-        evaluation=num_epochs * run.eval_samples * step.sequence_forward_s,
-        saves=num_epochs * run.saves_per_epoch * step.checkpoint_bytes / SAVE_BYTES_PER_S,
+        evaluation=_times(run.eval_steps, num_steps, num_epochs) * run.eval_samples * step.sequence_forward_s,
+        saves=_times(run.save_steps, num_steps, num_epochs * run.saves_per_epoch)
+        * step.checkpoint_bytes
+        / SAVE_BYTES_PER_S,
     )
     around_s = wall.total - wall["steps"]
     return wall, num_steps * step.step_j + around_s * idle_w * run.all_gpus
+
+
+def _times(every: float | None, num_steps: int, unstated: float) -> float:
+    """Return how often a run does what it does `every` so many steps, below 1 a share of all."""
+    if every is None:
+        return unstated
+    return num_steps // every if every >= 1 else 1 // every
 
 
 def emissions_kg(wall_j: float, overhead: float, kg_per_kwh: float) -> float:

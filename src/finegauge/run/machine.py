@@ -126,12 +126,7 @@ class MachineFields(Frozen):
         "overlap_moe_expert_parallel_comm; DualPipe's schedules have it)",
         False,
     )
-    sharding: str = spec(
-        choice(options.SHARDING, options.SHARDING_ALIASES),
-        "{options}",
-        "none",
-        "Sharding",
-    )
+    sharding: str = spec(choice(options.SHARDING, options.SHARDING_ALIASES), "{options}", "none", "Sharding")
     reduce_bucket_size: int = spec(
         whole(1, 10**12, "values", words={"auto": ""}),
         "gradients that DeepSpeed reduces in one message, and has memory for; `auto`: hidden size squared, "
@@ -146,9 +141,7 @@ class MachineFields(Frozen):
     )
     zero_quantized_weights: bool = spec(flag, "`zero3` gathers weights in 8 bits (ZeRO++'s qwZ)", False)
     zero_quantized_gradients: bool = spec(
-        flag,
-        "`zero3` sends gradients in 4 bits, within nodes and then between them (ZeRO++'s qgZ)",
-        False,
+        flag, "`zero3` sends gradients in 4 bits, within nodes and then between them (ZeRO++'s qgZ)", False
     )
     sync_each_batch: bool = spec(
         flag,
@@ -177,6 +170,12 @@ class MachineFields(Frozen):
         180.0,
     )
     saves_per_epoch: float = spec(number(0.0, 1e6), "checkpoints written", 1.0)
+    save_steps: float | None = spec(
+        number(1e-9, 1e12), "steps between checkpoints, below 1 a share of all; none: saves_per_epoch says"
+    )
+    eval_steps: float | None = spec(
+        number(1e-9, 1e12), "steps between evaluations, below 1 a share of all; none: one an epoch"
+    )
     eval_samples: int = spec(whole(0, 10**10), "samples of one evaluation", 0)
     eval_batch_size: int | None = spec(
         whole(1, 1_000_000, "sequences"),

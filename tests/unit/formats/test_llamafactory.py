@@ -119,7 +119,7 @@ def test_overrides_in_either_language(tmp_path: Path) -> None:
         ("bf16: true\nfp16: true", FieldError, "bf16 and fp16 are both true"),
         ("finetuning_type: full\nquantization_bit: 4", FieldError, "needs finetuning_type lora"),
         ("quantization_bit: 3", FieldError, "quantization_bit=3 is not supported"),
-        ("finetuning_type: reft", FieldError, "method='reft' is unknown"),
+        ("finetuning_type: reft", FieldError, "finetuning_type='reft' is not supported"),
         ("flash_attn: fa9", FieldError, "attention='fa9' is unknown"),
         ("per_device_train_batch_size: 0", FieldError, "micro_batch_size=0 is too small"),
         ("cutoff_len: ${len}", FieldError, "seq_len="),
