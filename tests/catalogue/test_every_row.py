@@ -11,7 +11,7 @@ from finegauge.catalogue.tables import read_shipped, table
 
 DATE = re.compile(r"20\d\d(-[01]\d(-[0-3]\d)?)?")
 TABLES = {  # rows at least: a table may grow
-    "gpus.csv": 98,
+    "gpus.csv": 200,
     "offers.csv": 1481,
     "offer_sources.csv": 26,
     "offer_sizes.csv": 16,
@@ -25,18 +25,18 @@ TABLES = {  # rows at least: a table may grow
 Row = Mapping[str, str]
 # What each number may be, wherever a table has such a column.
 RANGES: Mapping[str, tuple[float, float]] = {
-    "memory_bytes": (6e9, 512e9),
-    "usable_bytes": (5e9, 420e9),
+    "memory_bytes": (4e9, 512e9),
+    "usable_bytes": (3.9e9, 420e9),
     "memory_bytes_per_s": (60e9, 8e12),
-    "l2_bytes": (2e6, 256e6),
-    "num_sms": (20, 320),
-    "boost_hz": (1e9, 3e9),
-    "bf16": (15e12, 2.6e15),
-    "fp16": (8e12, 2.6e15),
+    "l2_bytes": (1e6, 256e6),
+    "num_sms": (6, 320),
+    "boost_hz": (0.7e9, 3.2e9),
+    "bf16": (10e12, 2.6e15),
+    "fp16": (2e12, 2.6e15),
     "fp8": (30e12, 6e15),
     "measured_matmul_flops_per_s": (200e12, 2e15),
     "nvlink_bytes_per_s": (0, 1.3e12),
-    "board_power_w": (45, 1500),
+    "board_power_w": (20, 1500),
     "idle_power_w": (5, 150),
     "launch_year": (2016, 2026),
     "gpu_count": (0.1, 16),

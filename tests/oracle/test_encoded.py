@@ -22,10 +22,11 @@ SIDES = {
     for key, value in {"layers": 3, "attention_heads": 4, "ffn_dim": 320}.items()
 }
 T5 = {"d_kv": 32, "d_ff": 320, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 4}
+BARTS = ("bart", "mbart", "m2m_100", "pegasus", "marian")
 SMALL: dict[str, dict[str, Any]] = {
     "t5": T5,
     "t5-gated": {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
-    "bart": {**SIDES, "max_position_embeddings": 256},
+    **{key: {**SIDES, "max_position_embeddings": 256} for key in BARTS},
     "whisper": {**SIDES, "max_source_positions": 96, "max_target_positions": 128, "num_mel_bins": 20},
 }
 BATCH, SOURCE, TARGET = 3, 96, 40
@@ -33,7 +34,12 @@ BATCH, SOURCE, TARGET = 3, 96, 40
 
 def model_of(name: str, folder: Path, *, dropout: bool = True) -> Any:
     words = {"vocab_size": 1500, "d_model": 128, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    own = {"decoder_start_token_id": 1, "forced_eos_token_id": None}
+    own = {
+        "decoder_start_token_id": 1,
+        "forced_eos_token_id": None,
+        "encoder_layerdrop": 0.0,
+        "decoder_layerdrop": 0.0,
+    }
     config = CONFIG_MAPPING[name.partition("-")[0]](**words, **own, **SMALL[name])
     for key in () if dropout else ("dropout", "dropout_rate", "attention_dropout"):
         if hasattr(config, key):

@@ -75,6 +75,10 @@ SMALL = {
         84,
         112,
     ),
+    "glm4v": Small(
+        {"rope_parameters": {**ROTATED, "partial_rotary_factor": 1.0}},
+        {"out_hidden_size": 64, "image_size": 112}, {}, 112, 168,
+    ),
     "llama4": Small(
         {
             "model_type": "llama4_text", "intermediate_size_mlp": 64, "num_local_experts": 2,
@@ -135,14 +139,14 @@ def _model(model_type: str, small: Small) -> Any:
         "max_position_embeddings": 4096,
     }  # fmt: skip
     vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2}
-    if model_type.startswith("qwen"):
+    if model_type.startswith(("qwen", "glm")):
         width = 64 if model_type == "qwen2_vl" else 32
         vision = {"hidden_size": width, "intermediate_size": 48, "depth": 3, "num_heads": 2}
         vision |= {} if model_type == "qwen2_vl" else {"out_hidden_size": 64}
     kinds = {"text_config": {**text, **small.text}, "vision_config": {**vision, **small.vision}}
     by_index = model_type.startswith("llava") or model_type in ("paligemma", "llama4")
     tokens = {"image_token_index" if by_index else "image_token_id": IMAGE}
-    if model_type.startswith("qwen"):
+    if model_type.startswith(("qwen", "glm")):
         tokens["video_token_id"] = IMAGE + 1
     config = CONFIG_MAPPING[model_type](**kinds, **small.whole, **tokens)
     torch.manual_seed(0)
@@ -156,7 +160,7 @@ def _inputs(model: Any, model_type: str, seen: Seen, small: Small, length: int) 
     words, config = torch.full((1, length), WORD), model.config
     rows = seen.crops * seen.patches // seen.joined
     words[0, 1 : 1 + (seen.tokens if model_type in ("llava_next", "llava_onevision") else rows)] = IMAGE
-    if model_type.startswith("qwen"):
+    if model_type.startswith(("qwen", "glm")):
         patch, row = config.vision_config.patch_size, IMAGES[model_type]
         high, wide = fitted(small.height, small.width, 2 * patch, row["min_pixels"], row["max_pixels"])
         return words, {

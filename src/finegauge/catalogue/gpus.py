@@ -63,6 +63,23 @@ _BOXES = (  # how many GPUs are in what is called so, which its name leaves unsa
 _BY_CORES = ("v4", "v5p")  # Google counts the cores of such a slice, two to a chip
 _UNIFIED_GB = (8, 16, 18, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)  # as Apple sells its chips
 _MOST_AT_TWO_THIRDS_GB = 36  # of unified memory; Metal's default working set is three quarters above it
+_SLICE = (
+    r"(?i)(.{2,60}?)[\s:_/-]+(?:mig[\s:_/-]*)?([1-7])g[._](\d{1,3})gb(?:\+me)?"  # of a GPU that MIG divides
+)
+_SHARED = ("measured_matmul_flops_per_s", "board_power_w", "idle_power_w")  # by its instances
+_NOT_PREDICTED = (  # names folded as lookups do: why
+    (
+        r"k(10|20|40|80)[a-z]?|m(4|6|40|60)(24gb)?|gt[xs]?(9[5-8]0|7[0-9]0|6[0-9]0)(ti|m)?|gtxtitan(x|z|black)?"
+        r"|quadro[km]\d+m?",
+        "is older than Pascal, the oldest generation that is predicted",
+    ),
+    (r"inf[12](\..*)?|inferentia\d?", "infers and trains nothing; AWS trains on trn1 and trn2"),
+    (
+        r"(cerebras|wse|cs|groq|lpu|sambanova|graphcore|ipu|ascend|910|mlu|kunlun|tenstorrent|wormhole|blackhole"
+        r"|mtt).*|.*(npu|cpu)",
+        "runs no framework that is read here",
+    ),
+)
 _REQUIRED = ("name", "memory_bytes", "memory_bytes_per_s", "flops_per_s")
 
 
@@ -145,6 +162,9 @@ def gpu(name: str) -> GpuSpec:
             "--gpu here."
         )
     if found is None:
+        plain = fold(re.sub(_LENDERS, "", name[:100]))
+        if reason := next((why for pattern, why in _NOT_PREDICTED if re.fullmatch(pattern, plain)), ""):
+            raise FieldError(f"{shown(name)} {reason}; list those that are with 'finegauge gpus'.")
         known = [key for spec in gpus().values() for key in (spec.name, *spec.aliases)]
         machines = (
             cloud_machines()
@@ -279,11 +299,40 @@ def _known(name: str, folder: str) -> GpuSpec | None:
     found = next((index[key] for key in map(fold, _spellings(name)) if key in index), None)
     if found is not None:
         return _spec(found)
+    if cut := re.fullmatch(_SLICE, name.strip()):
+        whole = _known(cut[1], folder)
+        return _slice(whole, int(cut[2]), int(cut[3])) if whole else None
     sized = re.fullmatch(r"(?i)(.{2,80}?)[\s_-]*(\d{1,3}) ?gi?b?", name.strip())  # "RTX 4090 24GB"
     spec = _known(sized[1], folder) if sized else None
     if sized and spec and spec.vendor == "Apple" and int(sized[2]) in _UNIFIED_GB:
         return _of_memory(spec, int(sized[2]))
     return spec if sized and spec and round(spec.memory_bytes / 1e9) == int(sized[2]) else None
+
+
+def _slice(whole: GpuSpec, num: int, num_gb: int) -> GpuSpec | None:
+    """Return an instance that MIG makes of a GPU: so many shares of its processors, memory of its own.
+
+    Seven shares make a whole, four of an A30 or RTX PRO; memory and its bandwidth come in eighths. None where
+    the GPU has no MIG or no such memory.
+    """
+    in_four = whole.name.startswith(("A30", "RTX PRO"))
+    share, of_memory = num / (4 if in_four else 7), num_gb * 1e9 / whole.memory_bytes
+    has_mig = in_four or whole.compute_capability in ("8.0", "9.0", "10.0", "10.3")
+    if not (has_mig and share <= 1 and of_memory <= 1.01):
+        return None
+    shared: dict[str, Any] = {key: (getattr(whole, key) or 0.0) * share or None for key in _SHARED}
+    return whole._replace(
+        name=f"{whole.name} MIG {num}g.{num_gb}gb",
+        memory_bytes=num_gb * 1e9,
+        usable_bytes=whole.usable_bytes * of_memory,
+        memory_bytes_per_s=whole.memory_bytes_per_s * max(1, round(8 * of_memory)) / 8,
+        num_sms=whole.num_sms and int(whole.num_sms * share),
+        flops_per_s=MappingProxyType({dtype: share * rate for dtype, rate in whole.flops_per_s.items()}),
+        **shared,
+        nvlink_bytes_per_s=0.0,
+        link_gpus=1,
+        p2p=False,
+    )
 
 
 def _of_memory(spec: GpuSpec, num_gb: int) -> GpuSpec:

@@ -339,6 +339,9 @@ QWEN_16 = {
     # '<', seconds, '.', tenths, ' seconds', '>', then where the frame begins and ends
     "markers_of_frames": 8,
 }  # fmt: skip
+GLM = {  # whose pixels are of two frames: a picture is doubled
+    "image": _qwen, "patch_size": 14, "min_pixels": 112**2 // 2, "max_pixels": 15000 * 28**2 // 2,
+}  # fmt: skip
 LLAVA = {"image": _square, "image_size": 336, "patch_size": 14}
 NEXT = {"image": _any_resolution, "sizes": NEXT_SIZES, "image_size": 336, "patch_size": 14}
 IDEFICS = {
@@ -375,5 +378,6 @@ IMAGES: dict[str, dict[str, Any]] = {
     "smolvlm": IDEFICS,
     "paligemma": {"image": _square, "image_size": 224, "patch_size": 14},
     "mllama": {"image": _mllama, "image_size": 560, "patch_size": 14, "max_num_tiles": 4},
+    **dict.fromkeys(("glm4v", "glm46v", "glm4v_moe"), GLM),
     "kimi_k25": {"image": _kimi, "patches": 16384},
 }  # fmt: skip

@@ -47,9 +47,15 @@ _NOT_HERE = (
     (
         r"(vit|deit|beit|swin|convnext|resnet|detr|segformer|dinov[23]|sam2?|clip-vit|siglip2?|yolo)-.*|yolo.*"
         r"|(wav2vec2|hubert|w2v-bert|xls-r|wavlm|speecht5|bark|musicgen)(-.*)?"
-        r"|kokoro.*",
+        r"|(kokoro|csm|dia|xtts|f5-?tts|parler-tts|chatterbox|moonshine|parakeet|canary|sam|sam2|sam3)[-_].*",
         "sees or speaks and is no model of language, which are those that FineGauge predicts; some of them "
         "see, such as Qwen/Qwen2.5-VL-3B-Instruct, or hear, such as openai/whisper-small",
+    ),
+    (
+        r"(voxtral|ultravox|qwen2-audio|qwen2[.]5-omni|qwen3-(omni|asr)|audio-flamingo|granite-speech|salmonn"
+        r"|minicpm-o|phi-4-multimodal|kimi-audio|step-audio|glm-4-voice|molmo|deepseek-(ocr|vl2?)|florence-2"
+        r"|cogvlm|moondream|phi-3(\.5)?-vision)([-_.\d].*)?",
+        "sees or hears beside its text by a tower that is not described; name its text model for that part",
     ),
 )
 _OF_MANY = r"(bert|roberta|electra|bart|t5)-(small|base|large)"  # which others name theirs of other sizes

@@ -44,7 +44,11 @@ ASPECTS = {
     "method": "method", "gpu": "GPU", "num_gpus": "count", "sharding": "sharding",
     "activation_checkpointing": "checkpointing", "provider": "provider",
 }  # fmt: skip
-FRONT_HEADINGS = ("\nplan", "\nprovider", "memory\nGiB", "\ntime", "on\ndemand", "\nspot", "kWh\nwall")
+FRONT_HEADINGS = (
+    *("\nGPUs", "\nbatch", "\nrecipe", "\nprovider", "memory\nGiB"),
+    *("\ntime", "on\ndemand", "\nspot", "kWh\nwall"),
+)
+FIRST_TO_GO = (8, 7, 3, 4, 2)  # where it is narrow: GPUs, batch, time and cost decide, and stay
 FOLLOWS_FROM = {
     "padding": "packing",
     "critic_sharding": "sharding",
@@ -55,7 +59,6 @@ DEGREES = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_p
 NAMED = ("activation_checkpointing", "optimizer", "cpu_offload", "packing", "attention", "loss")
 MOST_ALTERNATIVES = 5  # of one aspect
 FAR_FRACTION = 19.0  # beyond twenty times the winner it is not shown
-PLAN_WIDTH = 46
 
 
 def plan_report(answer: PlanAnswer, medium: str = TERMINAL) -> Report:
@@ -106,12 +109,16 @@ def planned_fields(run: Run, candidate: Candidate) -> dict[str, Any]:
 
 
 def plan_name(fields: Mapping[str, Any], beside: Mapping[str, Any] | None = None) -> str:
-    """Return "qlora · 2 x L40S · zero3 · 4 x 2 · full checkpoints", less what `beside` shares."""
-    parts = [fields["method"], _machine(fields["gpu"], fields["num_gpus"], fields["num_nodes"])]
+    """Return "2 x L40S · 4 x 2 · qlora · zero3 · full checkpoints", less what `beside` shares."""
+    return " · ".join(_plan_parts(fields, beside))
+
+
+def _plan_parts(fields: Mapping[str, Any], beside: Mapping[str, Any] | None) -> tuple[str, str, str]:
+    """Return the machine, micro-batch by accumulation, and the rest of a plan."""
+    parts = [fields["method"]]
     parts += [f"{name.partition('_')[0]} {fields[name]}" for name in DEGREES if fields[name] > 1]
     if fields["sharding"] != "none":
         parts.append(fields["sharding"])
-    parts.append(f"{fields['micro_batch_size']} x {fields['gradient_accumulation_steps']}")
     for name in NAMED:
         value = fields[name]
         if beside is not None and value == beside[name]:
@@ -124,7 +131,8 @@ def plan_name(fields: Mapping[str, Any], beside: Mapping[str, Any] | None = None
             parts.append(str(value))
         elif value != "none":
             parts.append(f"offload {value}")
-    return " · ".join(parts)
+    batch = f"{fields['micro_batch_size']} x {fields['gradient_accumulation_steps']}"
+    return _machine(fields["gpu"], fields["num_gpus"], fields["num_nodes"]), batch, " · ".join(parts)
 
 
 def _machine(gpu: str | None, num_gpus: int, num_nodes: int) -> str:
@@ -268,26 +276,24 @@ def _front_text(answer: PlanAnswer) -> str:
 def _front_table(answer: PlanAnswer, medium: str) -> Table:
     """Return the Pareto front; the plan to take is marked."""
     rows: list[tuple[Text, ...]] = []
-    for one, name, taken in _named_front(answer):
+    for one, (machine, batch, recipe), taken in _named_front(answer):
         takes = one.outcome
-        is_long = medium == TERMINAL and len(name) > PLAN_WIDTH
-        cut = f"{name[: PLAN_WIDTH - 1]}…" if is_long else name
         mark = Toned("▸ ", "good") if taken else "  " if medium == TERMINAL else ""
         memory = f"{takes.device_memory_bytes / GIB:.1f}/{takes.capacity_bytes / GIB:.0f}"
         rows.append((
-            (mark, cut), one.provider or "", memory, fmt.hours(takes.wall_s),
+            (mark, machine), batch, recipe, one.provider or "", memory, fmt.hours(takes.wall_s),
             fmt.dollars(takes.on_demand_usd), fmt.dollars(takes.spot_usd), fmt.kwh(takes.wall_energy_j),
         ))  # fmt: skip
     caption = f"In cost, time and energy at once {_front_text(answer)}"
-    return Table(caption, FRONT_HEADINGS, tuple(rows), 2, folded=medium == FILE, first_to_go=(6, 5, 1, 2, 3))
+    return Table(caption, FRONT_HEADINGS, tuple(rows), 4, folded=medium == FILE, first_to_go=FIRST_TO_GO)
 
 
-def _named_front(answer: PlanAnswer) -> Iterator[tuple[Candidate, str, bool]]:
-    """Yield each plan of the front, what it has otherwise than the plan to take, and whether it is that."""
+def _named_front(answer: PlanAnswer) -> Iterator[tuple[Candidate, tuple[str, str, str], bool]]:
+    """Yield each plan of the front, its parts otherwise than in the plan to take, and whether it is that."""
     winner = answer.winner and answer.winner.candidate
     beside = answer.run.fields() if winner is None else planned_fields(answer.run, winner)
     for one in answer.front:
-        yield one, plan_name(planned_fields(answer.run, one), beside), one == winner
+        yield one, _plan_parts(planned_fields(answer.run, one), beside), one == winner
 
 
 def plan_front(answer: PlanAnswer) -> Plot | None:
@@ -296,8 +302,8 @@ def plan_front(answer: PlanAnswer) -> Plot | None:
 
     spot = answer.wanted.spot
     ways = [
-        Way(name, one.gpu, one.outcome.wall_s, usd, one.outcome.wall_energy_j, taken)
-        for one, name, taken in _named_front(answer)
+        Way(" · ".join(parts), one.gpu, one.outcome.wall_s, usd, one.outcome.wall_energy_j, taken)
+        for one, parts, taken in _named_front(answer)
         if (usd := one.outcome.usd(spot=spot)) is not None
     ]
     return front_plot(ways, about="Plans of the Pareto front of cost, time and energy", spot=spot)

@@ -197,3 +197,36 @@ def test_brackets_do_not_hide_what_is_unknown() -> None:
     assert known_gpu("H100 (12345GB)") is None
     assert known_gpu("RTX 4090 24GB") == known_gpu("RTX 4090")
     assert known_gpu("RTX 4090 48GB") is None  # no such card was made
+
+
+@pytest.mark.parametrize(
+    ("name", "num_gb", "share", "of_memory"),
+    [
+        ("A100 3g.20gb", 20, 3 / 7, 4 / 8),
+        ("H100 MIG 1g.10gb", 10, 1 / 7, 1 / 8),
+        ("a100-80gb 7g.80gb", 80, 1, 1),
+        ("A30 1g.6gb", 6, 1 / 4, 2 / 8),
+    ],
+)
+def test_an_instance_of_mig_is_a_share_of_its_gpu(
+    name: str, num_gb: int, share: float, of_memory: float
+) -> None:
+    whole, part = gpu(name.split(maxsplit=1)[0]), gpu(name)
+    assert part.memory_bytes == num_gb * 1e9
+    assert part.flops_per_s["bf16"] == pytest.approx(share * whole.flops_per_s["bf16"])
+    assert part.memory_bytes_per_s == pytest.approx(of_memory * whole.memory_bytes_per_s)
+    assert part.nvlink_bytes_per_s == 0
+
+
+@pytest.mark.parametrize("name", ["RTX 4090 1g.3gb", "A100 7g.80gb"])
+def test_no_instance_where_there_is_no_mig_or_no_such_memory(name: str) -> None:
+    with pytest.raises(UnknownNameError):
+        gpu(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("Tesla K80", "older than Pascal"), ("inf2.xlarge", "trains nothing")]
+)
+def test_what_is_not_predicted_says_why(name: str, why: str) -> None:
+    with pytest.raises(FieldError, match=why):
+        gpu(name)

@@ -11,6 +11,14 @@ from tests.oracle.configs import CONFIGS
 # Parameters of the transformers 5.23 class built from its own defaults, on the meta device.
 BY_DEFAULT = {
     "bart": 406_291_456,
+    "mbart": 406_295_552,
+    "m2m_100": 483_905_536,
+    "pegasus": 406_287_360,
+    "marian": 414_307_328,
+    "glm4v": 10_292_777_472,
+    "glm46v": 10_292_777_472,
+    "glm4v_moe": 104_372_866_880,
+    "idefics2": 8_061_394_944,
     "mt5": 172_119_424,
     "t5": 60_506_624,
     "whisper": 37_760_640,
@@ -391,8 +399,23 @@ def test_every_type_is_counted_somewhere_here() -> None:
     counted = {*BY_DEFAULT, *(config.get("model_type") for _, config in BY_FIGURES)}
     same_as_another = {"blackmamba", "deepseek", "deepseek_v2", "kimi_k2", "minimax_m1", "minimax_m3"}
     same_as_another |= {"bailing_moe_v2", "minimax_text_01", "phi4"}
+    same_as_another |= {
+        "glm4v_text",
+        "glm4v_moe_text",
+        "kimi_vl",
+        "minicpmv",
+    }  # the last by what the Hub prints
     by_the_oracle = {config["model_type"] for config in CONFIGS.values()}
     assert set(supported_model_types()) <= counted | same_as_another | by_the_oracle
+
+
+@pytest.mark.parametrize(
+    ("name", "num_parameters"),
+    [("openbmb/MiniCPM-V-2_6", 8_099_175_152), ("openbmb/MiniCPM-V-4_5", 8_695_895_280),
+     ("openbmb/MiniCPM-Llama3-V-2_5", 8_537_092_336), ("HuggingFaceM4/idefics2-8b", 8_402_768_112)],
+)  # fmt: skip
+def test_towers_with_a_resampler_count_to_what_the_hub_prints(name: str, num_parameters: int) -> None:
+    assert architecture(model(name).config).num_parameters == num_parameters
 
 
 def test_deepseek_v2_lite_and_deepseek_moe() -> None:

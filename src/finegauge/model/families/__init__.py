@@ -31,8 +31,8 @@ CAUSAL_ALONE = (
     *("roc_bert", "roformer", "xlm-roberta-xl"),
 )
 DECODER_ALONE = (
-    *("bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "moshi", "musicgen"),
-    *("musicgen_melody", "mvp", "pegasus", "plbart", "prophetnet", "trocr"),
+    *("bigbird_pegasus", "blenderbot", "blenderbot-small", "moshi", "musicgen", "musicgen_melody"),
+    *("mvp", "plbart", "prophetnet", "trocr"),
 )
 
 

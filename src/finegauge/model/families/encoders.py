@@ -1,13 +1,14 @@
-"""Encoders, which read a whole text at once: BERT, ModernBERT, their kin; T5, BART and Whisper for a decoder.
+"""Encoders, which read a whole text at once: BERT, ModernBERT, their kin; T5, BART, Whisper for a decoder.
 
 BERT's layers normalise the sum of each branch and its input. Each row has its `tasks`: the heads of its
 transformers classes. Their losses take the logits as they are. Defaults are those of transformers 5.23.
 
-Of T5, BART and Whisper the decoder is the model's own layers, the encoder a tower before them. transformers
-ties the head of every T5 to its words, whatever `tie_word_embeddings` says (configuration_t5.py).
+Of T5, BART, its kin and Whisper the decoder is the model's own layers, the encoder a tower before them.
+transformers ties the head of every T5 to its words, whatever `tie_word_embeddings` says (its config class).
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from finegauge.model.blocks import (
@@ -277,17 +278,24 @@ def _bart(f: Figures, *, bias_of_keys: bool = True, sums: bool = True) -> tuple[
     return found[0], found[1]
 
 
-def _bart_model(f: Figures) -> Architecture:
+def _bart_model(
+    f: Figures, *, sums: bool = True, embedding_norm: bool = True, positions: str = "embedding"
+) -> Architecture:
+    """Return BART and its kin, whose last layers a norm follows where the norms of layers stand before.
+
+    `positions` is the kind of their table: "embedding", "fixed", or "" where none is a parameter.
+    """
     hidden, words = f.size("d_model"), f.size("vocab_size")
-    of_source, of_target = _bart(f)
-    norm = Norm("layernorm_embedding", hidden, "layer", bias=True)
-    rows = f.size("max_position_embeddings") + 2
-    table = Tensor("shared.weight", (words, hidden), "embedding")
-    positions = Tensor("embed_positions.weight", (rows, hidden), "embedding")
-    parts = (Part(table), Part(norm), Part(of_source, f.size("encoder_layers")))
+    of_source, of_target = _bart(f, sums=sums)
+    norm = Norm("layernorm_embedding", hidden, "layer", bias=True) if embedding_norm else None
+    last = None if sums else Norm("layer_norm", hidden, "layer", bias=True)
+    rows = f.size("max_position_embeddings") + (2 if positions == "embedding" else 0)
+    tables = (Tensor("embed_positions.weight", (rows, hidden), positions),) if positions else ()
+    whats = Tensor("shared.weight", (words, hidden), "embedding"), norm, of_source, last
+    parts = (Part(what, f.size("encoder_layers") if what is of_source else 1) for what in whats if what)
     return language_model(
-        f, ((of_target, f.size("decoder_layers")),), None, embed="shared", tables=(positions,),
-        embedding_norm=norm, tower=Tower(hidden, parts, (positions,), encoder=True),
+        f, ((of_target, f.size("decoder_layers")),), last, embed="shared", tables=tables,
+        embedding_norm=norm, tower=Tower(hidden, tuple(parts), tables, encoder=True),
     )  # fmt: skip
 
 
@@ -454,6 +462,18 @@ ENCODERS: dict[str, Family] = {
             "encoder_attention_heads": 16, "decoder_attention_heads": 16, "activation_function": "gelu",
             "tie_word_embeddings": True, "dropout": 0.1,
         },
+    ),
+    "mbart": Family(like="bart", build=partial(_bart_model, sums=False)),
+    "m2m_100": Family(  # and NLLB
+        like="bart", build=partial(_bart_model, sums=False, embedding_norm=False, positions=""),
+        defaults={"vocab_size": 128112, "activation_function": "relu"},
+    ),
+    "pegasus": Family(
+        like="bart", build=partial(_bart_model, sums=False, embedding_norm=False, positions="fixed"),
+    ),
+    "marian": Family(
+        like="bart", build=partial(_bart_model, embedding_norm=False, positions="fixed"),
+        defaults={"vocab_size": 58101},
     ),
     "whisper": Family(
         build=_whisper, tasks=ENCODED_TASKS, aliases=ALIASES,

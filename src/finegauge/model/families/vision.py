@@ -55,6 +55,7 @@ class Behind(NamedTuple):
     named: bool = False  # `text_config` may name another family
     tied: str = "whole"  # who says that head and embedding are one: the whole config, its text, "either"
     flat: bool = False  # older files have the decoder's figures beside the tower's
+    versions: Config = MappingProxyType({})  # the family by the file's `version`, where it says one
 
 
 def behind_tower(
@@ -71,7 +72,8 @@ def behind_tower(
         text = {k: v for k, v in config.items() if k not in ("vision_config", "model_type")}
     if not isinstance(text, Mapping):
         raise FieldError(f"model_type '{model_type}': text_config={shown(text)} is not a mapping of figures.")
-    kind = (text.get("model_type") if behind.named else None) or behind.text
+    own = text.get("model_type") if behind.named else behind.versions.get(str(config.get("version")))
+    kind = own or behind.text
     if str(kind).startswith(("qwen2_vl", "qwen2_5_vl")):
         kind = behind.text
     said = {"whole": whole.flag("tie_word_embeddings"), "text": bool(text.get("tie_word_embeddings"))}
@@ -137,7 +139,8 @@ def mllama(whole: Figures) -> Architecture:
 def siglip(whole: Figures, text_hidden: int, *, connects: str = "") -> Tower:
     """Return SigLIP, which Gemma 3, PaliGemma, LLaVA-OneVision and Idefics 3 connect in four ways."""
     own = whole.defaults.get("vision_config") or {}
-    base = {**SIGLIP, **own} if connects == "shuffled" or "vision_config" not in whole.config else SIGLIP
+    keeps = connects in ("shuffled", "perceiver", "queries") or "vision_config" not in whole.config
+    base = {**SIGLIP, **own} if keeps else SIGLIP
     f = whole.part("vision_config", base)
     hidden, size, patches = f.size("hidden_size"), f.size("intermediate_size"), _patches(f)
     tables = [Tensor("position_embedding.weight", (patches, hidden), "state")]
@@ -163,10 +166,43 @@ def siglip(whole: Figures, text_hidden: int, *, connects: str = "") -> Tower:
         scale = whole.size("scale_factor") ** 2
         wide = Linear("modality_projection.proj", hidden * scale, text_hidden)
         parts.append(Part(wide, projector=True, joined=scale))
+    elif connects in ("perceiver", "queries"):
+        tables += (_perceiver if connects == "perceiver" else _queries)(whole, hidden, text_hidden)
     else:
         tables.append(Tensor("image_newline", (text_hidden,), "state"))
         parts.append(_of_llava(whole, hidden, text_hidden))
     return Tower(hidden, tuple(parts), tuple(tables))
+
+
+def _perceiver(whole: Figures, hidden: int, text_hidden: int) -> list[Tensor]:
+    """Return the tensors of Idefics 2's projection and resampler; images are not modelled."""
+    f = whole.part("perceiver_config", PERCEIVER)
+    size = whole.part("text_config", {"intermediate_size": 14336}).size("intermediate_size")
+    width = f.size("resampler_head_dim")
+    heads, kv = f.size("resampler_n_heads") * width, f.size("num_key_value_heads") * width
+    layer: tuple[Any, ...] = (
+        Linear("q_proj", text_hidden, heads), Linear("kv_proj", text_hidden, 2 * kv),
+        Linear("o_proj", heads, text_hidden), feedforward(text_hidden, 4 * text_hidden),
+        *[Norm(name, text_hidden) for name in ("latents_norm", "context_norm", "after_norm")],
+    )  # fmt: skip
+    first = Linear("gate_up", hidden, 2 * size), Linear("down", size, text_hidden)
+    latents = Tensor("latents", (f.size("resampler_n_latents"), text_hidden), "state")
+    return [latents, *_held(*first, *layer * f.size("resampler_depth"), Norm("norm", text_hidden))]
+
+
+def _queries(whole: Figures, hidden: int, text_hidden: int) -> list[Tensor]:
+    """Return the tensors of MiniCPM-V's resampler; images are not modelled."""
+    wide, query = 3 * text_hidden, Tensor("query", (whole.size("query_num"), text_hidden), "state")
+    return [query, *_held(
+        Linear("kv_proj", hidden, text_hidden), Linear("in_proj", text_hidden, wide, True, "conv"),
+        Linear("out_proj", text_hidden, text_hidden, True),
+        Linear("proj", text_hidden, text_hidden, kind="conv"),
+        *[_layer_norm(name, text_hidden) for name in ("ln_q", "ln_kv", "ln_post")],
+    )]  # fmt: skip
+
+
+def _held(*parts: Any) -> list[Tensor]:
+    return [tensor for part in parts for tensor in tensors_of(part)]
 
 
 def qwen3_vl(whole: Figures, text_hidden: int, *, deepstack: bool = True) -> Tower:
@@ -220,6 +256,28 @@ def qwen2_5_vl(whole: Figures, text_hidden: int) -> Tower:
     wide = hidden * merge
     parts.append(_projector(wide, wide, f.size("out_hidden_size"), merge, ("mlp.0", "mlp.2")))
     return Tower(hidden, tuple(parts))
+
+
+def glm4v(whole: Figures, text_hidden: int) -> Tower:
+    """Return that of GLM-4.1V to 4.6V; the activation behind the first projection is not counted."""
+    f = whole.part("vision_config", GLM4V_VISION)
+    hidden, out, merge = f.size("hidden_size"), f.size("out_hidden_size"), f.size("spatial_merge_size") ** 2
+    block = _encoder(
+        f, "num_heads", size=out, bias=f.flag("attention_bias"), out_bias=False, fused="qkv", out="proj",
+        rotary=True, rms=True, gated=True, mlp=LLAMA_MLP, activation="silu",
+    )  # fmt: skip
+    merger = (
+        Linear("downsample", hidden * merge, out, True, "conv"), Linear("merger.proj", out, out),
+        _layer_norm("post_projection_norm", out), feedforward(out, f.size("intermediate_size")),
+    )  # fmt: skip
+    parts = (
+        _stem(f, hidden, values=_patch_values(f)),
+        Part(Norm("post_conv_layernorm", hidden)),
+        Part(block, f.num_layers("depth")),
+        Part(Norm("post_layernorm", hidden)),
+        *(Part(each, projector=True, joined=merge) for each in merger),
+    )
+    return Tower(hidden, parts, (Tensor("position_embedding", (_patches(f), hidden), "state"),))
 
 
 def pixtral(whole: Figures, text_hidden: int) -> Tower:
@@ -393,82 +451,63 @@ def _patch_values(f: Figures) -> int:
     return f.size("in_channels") * f.size("temporal_patch_size") * f.size("patch_size") ** 2
 
 
-SIGLIP = {
-    "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_channels": 3,
-    "image_size": 224, "patch_size": 16, "vision_use_head": True, "num_attention_heads": 12,
+def _tower(hidden: int, size: int, layers: int, heads: int, patch: int, image: int, **more: Any) -> Config:
+    """Return the defaults of a tower, under SigLIP's names."""
+    return {
+        "hidden_size": hidden, "intermediate_size": size, "num_hidden_layers": layers, "num_channels": 3,
+        "num_attention_heads": heads, "patch_size": patch, "image_size": image, **more,
+    }  # fmt: skip
+
+
+SIGLIP = _tower(768, 3072, 12, 12, 16, 224, vision_use_head=True)
+ONEVISION = _tower(1152, 4304, 26, 16, 14, 384, vision_use_head=False)
+PALIGEMMA = {**ONEVISION, "intermediate_size": 4096, "num_hidden_layers": 27, "image_size": 224}
+IDEFICS = {"hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32, "vision_use_head": False}
+INTERNVL = _tower(1024, 4096, 24, 16, 14, 448, norm_type="layer_norm", use_mean_pooling=True)
+CLIP = _tower(1024, 4096, 24, 16, 14, 336)
+PIXTRAL = {**CLIP, "patch_size": 16}
+LLAMA4_VISION = _tower(
+    768, 5632, 34, 16, 14, 448, vision_output_dim=7680, projector_input_dim=4096, projector_output_dim=4096,
+    pixel_shuffle_ratio=0.5,
+)  # fmt: skip
+MLLAMA_VISION = _tower(
+    1280, 5120, 32, 16, 14, 448, attention_heads=16, num_global_layers=8, vision_output_dim=7680,
+    max_num_tiles=4,
+)  # fmt: skip
+KIMI_VISION = _tower(
+    1152, 4304, 27, 16, 14, 0, pos_emb_height=64, pos_emb_width=64, merge_kernel_size=(2, 2)
+)  # fmt: skip
+MERGED = {
+    "depth": 32, "num_heads": 16, "in_channels": 3, "patch_size": 14, "spatial_merge_size": 2,
+    "temporal_patch_size": 2, "hidden_size": 3584, "out_hidden_size": 3584,
+}  # fmt: skip
+QWEN2_VL_VISION = {**MERGED, "embed_dim": 1280, "mlp_ratio": 4}
+QWEN2_5_VL_VISION = {
+    **MERGED, "intermediate_size": 3420, "window_size": 112, "fullatt_block_indexes": (7, 15, 23, 31),
 }  # fmt: skip
 QWEN3_VL_VISION = {
-    "depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "in_channels": 3, "patch_size": 16,
-    "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 3584,
-    "num_position_embeddings": 2304, "deepstack_visual_indexes": (8, 16, 24), "num_heads": 16,
+    **MERGED, "depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "patch_size": 16,
+    "num_position_embeddings": 2304, "deepstack_visual_indexes": (8, 16, 24),
 }  # fmt: skip
-ONEVISION = {
-    "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 26, "num_attention_heads": 16,
-    "image_size": 384, "patch_size": 14, "vision_use_head": False,
+GLM4V_VISION = {
+    **MERGED, "depth": 24, "hidden_size": 1536, "intermediate_size": 13696, "num_heads": 12,
+    "out_hidden_size": 4096, "image_size": 336,
 }  # fmt: skip
-PALIGEMMA = {**ONEVISION, "intermediate_size": 4096, "num_hidden_layers": 27, "image_size": 224}
-PALIGEMMA_TEXT = {
-    "hidden_size": 2048, "num_hidden_layers": 18, "intermediate_size": 16384, "num_attention_heads": 8,
-    "num_key_value_heads": 1, "vocab_size": 257152,
+PERCEIVER = {
+    "resampler_n_latents": 64, "resampler_depth": 3, "resampler_n_heads": 16, "resampler_head_dim": 96,
+    "num_key_value_heads": 4,
 }  # fmt: skip
-IDEFICS = {
-    "hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32, "vision_use_head": False,
-}  # fmt: skip
-KIMI_VISION = {
-    "patch_size": 14, "pos_emb_height": 64, "pos_emb_width": 64, "num_hidden_layers": 27,
-    "hidden_size": 1152, "intermediate_size": 4304, "merge_kernel_size": (2, 2), "num_attention_heads": 16,
-}  # fmt: skip
-LLAMA4_VISION = {
-    "hidden_size": 768, "num_hidden_layers": 34, "num_channels": 3, "intermediate_size": 5632,
-    "vision_output_dim": 7680, "image_size": 448, "patch_size": 14, "num_attention_heads": 16,
-    "projector_input_dim": 4096, "projector_output_dim": 4096, "pixel_shuffle_ratio": 0.5,
-}  # fmt: skip
-MLLAMA_VISION = {
-    "hidden_size": 1280, "num_hidden_layers": 32, "num_global_layers": 8, "num_channels": 3,
-    "intermediate_size": 5120, "vision_output_dim": 7680, "image_size": 448, "patch_size": 14,
-    "max_num_tiles": 4, "attention_heads": 16,
-}  # fmt: skip
-QWEN2_VL_VISION = {
-    "depth": 32, "embed_dim": 1280, "hidden_size": 3584, "mlp_ratio": 4, "num_heads": 16, "in_channels": 3,
-    "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2,
-}  # fmt: skip
-QWEN2_5_VL_VISION = {
-    "depth": 32, "hidden_size": 3584, "intermediate_size": 3420, "num_heads": 16, "in_channels": 3,
-    "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 3584,
-    "window_size": 112, "fullatt_block_indexes": (7, 15, 23, 31),
-}  # fmt: skip
-INTERNVL = {
-    "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
-    "num_channels": 3, "image_size": 448, "patch_size": 14, "norm_type": "layer_norm",
-    "use_mean_pooling": True,
-}  # fmt: skip
-PIXTRAL = {
-    "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
-    "num_channels": 3, "patch_size": 16,
-}  # fmt: skip
-CLIP = {
-    "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
-    "num_channels": 3, "image_size": 336, "patch_size": 14,
-}  # fmt: skip
-MLLAMA_TEXT = {
-    "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 40,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_act": "silu",
-    "max_position_embeddings": 131072, "cross_attention_layers": (3, 8, 13, 18, 23, 28, 33, 38),
-    "tie_word_embeddings": False,
-}  # fmt: skip
-QWEN2_VL_TEXT = {
-    "vocab_size": 152064, "hidden_size": 8192, "intermediate_size": 29568, "num_hidden_layers": 80,
-    "num_attention_heads": 64, "num_key_value_heads": 8, "max_window_layers": 80, "sliding_window": 4096,
-}  # fmt: skip
-MISTRAL3_TEXT = {
-    "vocab_size": 131072, "hidden_size": 5120, "intermediate_size": 32768, "num_hidden_layers": 40,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131072,
-    "sliding_window": None,
-}  # fmt: skip
-QWEN3_VL_MOE_TEXT = {
-    "num_attention_heads": 16, "num_key_value_heads": 16, "max_position_embeddings": 128000,
-    "moe_intermediate_size": 1408, "intermediate_size": 5632, "num_experts_per_tok": 4, "num_experts": 60,
-}  # fmt: skip
+PALIGEMMA_TEXT = sizes(257152, 2048, 16384, 18, 8, 1)
+MLLAMA_TEXT = sizes(
+    128256, 4096, 14336, 40, 32, 8, None, 131072, hidden_act="silu", tie_word_embeddings=False,
+    cross_attention_layers=(3, 8, 13, 18, 23, 28, 33, 38),
+)  # fmt: skip
+QWEN2_VL_TEXT = sizes(152064, 8192, 29568, 80, 64, 8, max_window_layers=80, sliding_window=4096)
+MISTRAL3_TEXT = sizes(131072, 5120, 32768, 40, 32, 8, 128, 131072, sliding_window=None)
+QWEN3_VL_MOE_TEXT = sizes(
+    None, None, 5632, None, 16, 16, None, 128000, moe_intermediate_size=1408, num_experts_per_tok=4,
+    num_experts=60,
+)  # fmt: skip
 UNTIED, TIED = {"tie_word_embeddings": False}, {"tie_word_embeddings": True}
 WIDE_NORMS = {"wide_norms": True, "unit_norms": True}
 
@@ -486,30 +525,22 @@ VISION: dict[str, Family] = {
         behind=Behind("qwen2", qwen2_5_vl, QWEN2_VL_TEXT, named=True, tied="either", flat=True),
         defaults=UNTIED,
     ),
-    "qwen3_vl": Family(
-        behind=Behind("qwen3", qwen3_vl, {"max_position_embeddings": 128000}), defaults=UNTIED,
-    ),
-    "qwen3_vl_moe": Family(
-        behind=Behind("qwen3_moe", qwen3_vl, QWEN3_VL_MOE_TEXT), defaults=UNTIED,
-    ),
-    "qwen3_5": Family(
-        behind=Behind("qwen3_5_text", partial(qwen3_vl, deepstack=False)), defaults=UNTIED,
-    ),
-    "qwen3_5_moe": Family(
-        behind=Behind("qwen3_5_moe_text", partial(qwen3_vl, deepstack=False)), defaults=UNTIED,
-    ),
+    **{
+        kind: Family(behind=Behind(text, partial(qwen3_vl, deepstack=deep), defaults), defaults=UNTIED)
+        for kind, text, deep, defaults in (
+            ("qwen3_vl", "qwen3", True, {"max_position_embeddings": 128000}),
+            ("qwen3_vl_moe", "qwen3_moe", True, QWEN3_VL_MOE_TEXT),
+            ("qwen3_5", "qwen3_5_text", False, {}), ("qwen3_5_moe", "qwen3_5_moe_text", False, {}),
+        )
+    },
     "mistral3": Family(  # Mistral Small 3.1, Ministral 3 and Devstral 2
         behind=Behind("mistral", pixtral, named=True),
         defaults={**TIED, "spatial_merge_size": 2, "text_config": MISTRAL3_TEXT},
     ),
-    "llava": Family(  # LLaVA 1.5 and 1.6's kin
+    **dict.fromkeys(("llava", "llava_next"), Family(  # LLaVA 1.5, 1.6 and kin
         behind=Behind("llama", clip, named=True, tied="either"),
         defaults={**UNTIED, "multimodal_projector_bias": True, "vision_feature_layer": -2},
-    ),
-    "llava_next": Family(
-        behind=Behind("llama", clip, named=True, tied="either"),
-        defaults={**UNTIED, "multimodal_projector_bias": True, "vision_feature_layer": -2},
-    ),
+    )),
     "llava_onevision": Family(
         behind=Behind("qwen2", siglip, named=True, tied="either"),
         defaults={**UNTIED, "multimodal_projector_bias": True, "vision_config": ONEVISION},
@@ -521,16 +552,34 @@ VISION: dict[str, Family] = {
         behind=Behind("gemma", partial(siglip, connects="linear"), named=True),
         defaults={**TIED, "vision_config": PALIGEMMA, "text_config": PALIGEMMA_TEXT},
     ),
-    **dict.fromkeys(
-        ("idefics3", "smolvlm"),
-        Family(
-            behind=Behind("llama", partial(siglip, connects="shuffled"), named=True, tied="either"),
-            defaults={**UNTIED, "scale_factor": 2, "vision_config": IDEFICS},
+    **dict.fromkeys(("idefics3", "smolvlm"), Family(
+        behind=Behind("llama", partial(siglip, connects="shuffled"), named=True, tied="either"),
+        defaults={**UNTIED, "scale_factor": 2, "vision_config": IDEFICS},
+    )),
+    "idefics2": Family(
+        behind=Behind("mistral", partial(siglip, connects="perceiver"), named=True, tied="either"),
+        defaults={**UNTIED, "vision_config": {**IDEFICS, "hidden_size": 768, "num_attention_heads": 12}},
+    ),
+    "minicpmv": Family(  # 2.5 to 4.5, whose files say of the decoder its version alone
+        behind=Behind(
+            "llama", partial(siglip, connects="queries"), tied="either", flat=True,
+            versions={"2.6": "qwen2", "4.5": "qwen3"},
         ),
+        defaults={**UNTIED, "query_num": 64, "vision_config": IDEFICS},
     ),
-    "kimi_k25": Family(
-        behind=Behind("deepseek_v3", kimi), defaults={**TIED, "projection_hidden_size": 1152},
+    **dict.fromkeys(("glm4v", "glm46v"), Family(
+        behind=Behind("glm4v_text", glm4v, named=True, tied="either"), defaults=UNTIED,
+    )),
+    "glm4v_moe": Family(behind=Behind("glm4v_moe_text", glm4v, tied="either"), defaults=UNTIED),
+    "glm4v_text": Family(like="glm4"),
+    "glm4v_moe_text": Family(
+        like="glm4_moe", qk_norms=None,
+        defaults={"vocab_size": 151424, "max_position_embeddings": 65536, "attention_bias": True},
     ),
+    **{
+        kind: Family(behind=Behind("deepseek_v3", kimi), defaults={**tied, "projection_hidden_size": 1152})
+        for kind, tied in (("kimi_k25", TIED), ("kimi_vl", UNTIED))
+    },
     "llama4": Family(behind=Behind("llama4_text", llama4, tied="text"), defaults=UNTIED),
     "llama4_text": Family(  # chunked attention with positions, full attention without, routed in turns
         mixer=_llama4_attention, marks=llama4_rotary, sparse=_llama4_routes, mlp_size="intermediate_size_mlp",
