@@ -159,7 +159,6 @@ def _profile(
     asked_run: Run, run: Run, batch: BatchShape, share: Share, gpu: GpuSpec, calibration: Calibration,
     live: LiveSet, beside: Breakdown, **others: Any,
 ) -> Profile:  # fmt: skip
-    """Return the profile of a step that holds `live`, and what lies `beside` that on the device."""
     peak = live.peak
     on_device = peak + outside_tensors(run, share.graph, peak, calibration) + beside
     micro_batches = micro_steps(run) * run.data_parallel
@@ -278,7 +277,6 @@ def _stacked(extents: Sequence[Extents]) -> Extents:
 
 
 def _at(place: int, parts: Breakdown) -> Breakdown:
-    """Return the parts of one run; those that it has none of are left out."""
     import numpy
 
     each: dict[Path, Any] = {path: numpy.ravel(value) for path, value in parts.parts.items()}
@@ -303,16 +301,12 @@ def _network(run: Run, gpu: GpuSpec, calibration: Calibration) -> "Network":
 def _assumed(run: Run, gpu: GpuSpec) -> tuple[str, ...]:
     narrow = f"{gpu.name} has no fp8 units, so fp8 products are computed in 16 bit"
     without = (narrow,) if run.fp8 and "fp8" not in gpu.flops_per_s else ()
-    return *without, *_assumed_links(run, gpu)
-
-
-def _assumed_links(run: Run, gpu: GpuSpec) -> tuple[str, ...]:
     if run.num_gpus == 1 and run.cpu_offload == "none":
-        return ()
+        return without
     from finegauge.prediction.links import assumed
     from finegauge.prediction.offload import assumptions
 
-    return *assumed(run, gpu), *assumptions(run, gpu)
+    return *without, *assumed(run, gpu), *assumptions(run, gpu)
 
 
 def check_format(run: Run, gpu: GpuSpec, dtype: str) -> None:
