@@ -203,7 +203,6 @@ def _read(model_name: str, _: tuple[int, ...] | None, top_k: int | None, *task: 
 def _architecture(
     model_name: str, top_k: int | None, task: str | None, num_labels: int, *, litgpt: bool
 ) -> Architecture:
-    """Return the architecture as the framework that runs it has written it."""
     model = architecture_of(model_name, top_k, task, num_labels)
     return litgpt_model(model) if litgpt else model
 
@@ -401,7 +400,6 @@ def _attention(run: Run, model: Architecture) -> tuple[str, int, bool]:
 
 
 def _repeats_keys(attention: str, version: tuple[int, ...], model: Architecture) -> bool:
-    """Return whether keys and values are copied for every query head before the kernel reads them."""
     if attention == "flash":
         return version < GROUPED_FLASH_SINCE and model.model_type in REPEATING
     return attention == "eager" or version < GROUPED_SDPA_SINCE
@@ -499,7 +497,6 @@ def _in_order(kinds: list[tuple[str, tuple[Op, ...]]], met: list[tuple[int, int]
 
 
 def _lowered(model: Architecture, low: Lowering) -> Iterator[tuple[Layer, int, Lowering]]:
-    """Yield every group of layers, how many there are of it, and what its blocks become."""
     trained = last_layers(model, low.last_layers) if low.last_layers else []
     left = sum([count for _, count in model.layers]) - sum([count for _, count in trained])
     for layer, count in model.layers:

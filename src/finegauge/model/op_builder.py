@@ -254,7 +254,6 @@ class OpBuilder:
                 self._adapter(part, linear, rows, groups, waiting, keeps)
 
     def _dequantise(self, part: str, weights: float, groups: int) -> None:
-        """Add what makes `weights` frozen values of `groups` matrices 16-bit."""
         low, path = self.lowering, (part, "dequantise")
         if low.unpacks_in_torch:
             forward = Cost(bytes=Poly(const=weights * UNPACKED_BYTES), launches=UNPACKING_KERNELS * groups)

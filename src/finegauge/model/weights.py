@@ -141,7 +141,6 @@ def states_of(optimizer: str, tensors: Iterable[Trained], rank: int = 0) -> Stat
 
 
 def _meanwhile(optimizer: str, tensor: Trained) -> float:
-    """Return the bytes alive while the update of one matrix is made."""
     (short, long), element = sorted(tensor.shape), tensor.element_bytes
     size = float(short * long)
     if optimizer == "muon":  # the update; two of its orthogonalised in bf16; Gram's matrix and its polynomial
@@ -318,7 +317,6 @@ def _adapters(model: Architecture, low: Lowering) -> tuple[list[Trained], float]
 
 
 def _of_tower(model: Architecture, low: Lowering) -> Iterator[tuple[Lowering, Linear, str, str, int, float]]:
-    """Yield the same of a vision tower and its projector, each with how it is run."""
     for step in model.tower.parts if model.tower else ():
         own = tower_lowering(low, projector=step.projector)
         for linear, block in part_linears(step):

@@ -117,7 +117,6 @@ def advise(run: Run, estimator: Estimator | None = None) -> Advice:
 
 
 def _is_safe(run: Run, ask: Estimator = predict) -> bool:
-    """Return whether the job of `run` survives all its moments."""
     profile = ask(run)
     return of_all_moments(profile, quote(run, profile)).out_of_memory_fraction < RISKY_FROM_FRACTION
 

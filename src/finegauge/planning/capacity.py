@@ -302,7 +302,6 @@ def measured_max_micro_batch_size(
 
 
 def _largest(fits: Callable[[int], bool], low: int, high: int) -> int:
-    """Return the largest number from `low` (known to fit) to below `high` (known not to) that fits."""
     step = 1
     while low + step < high and fits(low + step):  # doubling first: most limits are far from the answer
         low += step

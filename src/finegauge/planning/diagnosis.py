@@ -117,7 +117,6 @@ def inactive(run: Run) -> Iterator[tuple[str, Changes]]:
 
 
 def _tried(run: Run, without: tuple[str, ...], changes: Changes, found: Evidence) -> Level | None:
-    """Return the level without some options if it explains the figures."""
     try:
         level = _level(without, changes, _held(run.replace(**changes), found), found)
     except FineGaugeError:  # the rest of the run does not go with it
@@ -218,7 +217,6 @@ def tensors_of(run: Run, found: Evidence) -> tuple[str, ...]:
 
 
 def _suits(name: str, found: Evidence) -> bool:
-    """Return whether a tensor is what the failing line or stage makes."""
     if found.tensor and found.tensor.rstrip("s") in name:
         return True
     of_stage = {
@@ -302,7 +300,6 @@ def to_fit(run: Run, found: Evidence, levels: tuple[Level, ...]) -> Run:
 
 
 def _on_that_host(run: Run, found: Evidence) -> Run:
-    """Return the run on a host that has what its processes held when one was killed."""
     if run.host_memory_gib is not None or not found.host_bytes:
         return run
     held = found.host_bytes * run.num_gpus / run.num_nodes / GIB

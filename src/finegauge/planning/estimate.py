@@ -137,7 +137,6 @@ def _shortage(profile: Profile, moments: Sequence[Moment], bill: Quote) -> Short
 
 
 def _chance(profile: Profile, moment: Moment, shortage: Shortage | None) -> float:
-    """Return the probability that a moment beside the steps ends the run."""
     if shortage is not None and shortage.what != "device":
         return 1.0
     interval, needed = profile.source.memory_interval, moment.device_bytes.total
@@ -257,7 +256,6 @@ class _BatchMemory:
 
 
 def _sizes(epochs: "list[Batches]", steps_total: int | None) -> dict[str, Any]:
-    """Return epoch, number, step, rows, tokens and longest sequence of every micro-batch of the run."""
     import numpy as np
 
     columns: dict[str, list[Any]] = {
@@ -296,7 +294,6 @@ def _worst(
 
 
 def _offenders(batches: "Batches", number: int, lengths: "Lengths") -> tuple[Offender, ...]:
-    """Return the longest samples of a micro-batch: those that its padding, or half its tokens, come from."""
     stretches = sorted((one for row in batches.stretches(number) for one in row), key=lambda one: -one.length)
     named, tokens = [], 0
     for one in stretches[:SAMPLES_NAMED]:
@@ -308,7 +305,6 @@ def _offenders(batches: "Batches", number: int, lengths: "Lengths") -> tuple[Off
 
 
 def _safe_seq_len(run: Run, memory: _BatchMemory, sizes: dict[str, Any]) -> int | None:
-    """Return the longest cut-off at which a full micro-batch of such samples is not risky."""
     rows = run.micro_batch_size
     low, high = 0, int(sizes["longest"].max())
     while high - low > 1:
@@ -320,7 +316,6 @@ def _safe_seq_len(run: Run, memory: _BatchMemory, sizes: dict[str, Any]) -> int 
 
 
 def _longer_than(lengths: "Lengths", seq_len: int, batches: "Batches") -> list[Offender]:
-    """Return the samples that are trained and longer than a cut-off, the longest first."""
     import numpy as np
 
     pieces = batches.rows.pieces
@@ -408,7 +403,6 @@ def _one_by_one(runs: Sequence[Run]) -> Iterator[Profile]:
 
 
 def _together(runs: Sequence[Run]) -> Iterator[Profile]:
-    """Yield the steps of `runs`, those of one graph predicted at once."""
     alike: dict[int, list[Run]] = {}
     graphs: dict[int, Any] = {}
     for run in runs:

@@ -301,7 +301,6 @@ def managed(run: Run, billed_tokens: float) -> tuple[ManagedPrice, ...]:
 
 
 def _unknown_end(profile: Profile, offered: Iterable[Offer]) -> tuple[str, ...]:
-    """Return what a run without a known number of steps costs: the price of its tokens."""
     least = cheapest(priced(profile.run, HOUR_S, offered))
     each = ""
     if least and least.on_demand_usd and profile.tokens_per_s:

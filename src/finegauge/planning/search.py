@@ -201,7 +201,6 @@ def _growing(
 
 
 def _on_offers(run: Run, offers: Sequence[Offer]) -> list[Standing]:
-    """Return `run` on the offer that is cheapest on demand, and on the one that is cheapest on spot."""
     try:
         profile = predict(run)
     except FineGaugeError:
@@ -320,7 +319,6 @@ class Plans:
         return numpy.concatenate(found) if found else numpy.empty(0, dtype=int)
 
     def _label(self, name: str) -> tuple[tuple[Any, ...], Any]:
-        """Return the values of a field, and for each plan which of them it has."""
         import numpy
 
         if name in ("micro_batch_size", "num_nodes"):

@@ -134,7 +134,6 @@ def space_of(
 
 
 def _distinct(*options: Any) -> tuple[Any, ...]:
-    """Return the options, the run's own first, each once."""
     found: list[Any] = []
     for one in options:
         if one not in found:
@@ -143,7 +142,6 @@ def _distinct(*options: Any) -> tuple[Any, ...]:
 
 
 def _other_methods(run: Run) -> list[Fields]:
-    """Return what else could train: all weights, adapters, adapters over 4-bit weights."""
     if run.phase not in ("sft", "reward", "dpo"):
         return []
     # adapters are computed as the run computes: bf16: true stays
@@ -153,7 +151,6 @@ def _other_methods(run: Run) -> list[Fields]:
 
 
 def _divisions(run: Run) -> list[Fields]:
-    """Return the degrees of dividing layers, sequences and experts that the model's size is worth."""
     said = not run.framework or framework_of(run.framework).divides_models
     if not said or run.phase not in ("sft", "pretrain", "reward"):
         return []

@@ -401,7 +401,6 @@ def costs(
 
 
 def _on_machines(members: Members, fleet: Fleet) -> tuple[Run, Share]:
-    """Return the run and one rank's share of `members`, what differs among them as arrays [machine]."""
     (layout, share), places = members[0], fleet.layouts
     degrees = {name: column([getattr(one.run, name) for one, _ in members], places) for name in DEGREES}
     sizes: dict[str, Any] = {}

@@ -79,8 +79,6 @@ def _shards(sharding: str, name: str = "", breaks: str = "") -> Switch:
 
 
 def _kernels(name: str, breaks: str) -> Switch:
-    """Return the switch that adds a library's kernels, with the fused loss it brings."""
-
     def change(run: Run) -> Changes | str:
         if name in run.kernels:
             return ALREADY
@@ -210,7 +208,6 @@ def _shorter_requests(run: Run) -> Changes | str:
 
 
 def _bigger_micro_batch(run: Run) -> Changes | str:
-    """Take the largest micro-batch that divides a rank's share of the batch and is safe."""
     from finegauge.prediction.predictor import needed
 
     rank_batch = _rank_batch(run)
@@ -225,7 +222,6 @@ def _bigger_micro_batch(run: Run) -> Changes | str:
 
 
 def _bigger_batch(run: Run) -> Changes | str:
-    """Take the largest micro-batch that is safe, and let the batch of a step grow with it."""
     from finegauge.planning.capacity import max_micro_batch_size
     from finegauge.prediction.predictor import needed
 

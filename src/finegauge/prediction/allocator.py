@@ -127,7 +127,6 @@ def _temporaries(run: Run, graph: Graph, longest: Extents, calibration: Calibrat
 
 
 def _narrow_logits(run: Run, graph: Graph, longest: Extents) -> float:
-    """Return the 16-bit logits that are freed once a loss has its fp32 copy."""
     low = graph.lowering
     wide = low.wide_head or low.numerics.wide_logits or low.compute_bytes == 4
     if wide or run.loss != "full_logits" or run.keeps_outputs or low.litgpt or low.narrow_loss:

@@ -365,7 +365,6 @@ def collectives(run: Run) -> tuple[Collective, ...]:
 
 
 def _repeated(run: Run, one: Collective) -> Collective:
-    """Return a message of one pass of updates as often as a step sends it."""
     updates, passes = num_updates(run), run.ppo_epochs if run.phase in RL else 1
     return one._replace(num_sent=(updates if one.once else passes) * one.num_sent)
 
@@ -549,7 +548,6 @@ def _context(run: Run, share: Share, extents: Extents, runs: float) -> Iterator[
 
 
 def _key_value_width(mixer: Mixer) -> int:
-    """Return the channels of keys and values of a token."""
     match mixer:
         case Attention():
             return mixer.num_key_value_heads * (mixer.head_dim + (mixer.value_head_dim or mixer.head_dim))

@@ -283,7 +283,6 @@ class Device(NamedTuple):
         return moved / self.memory_bytes_per_s + computed
 
     def _rate(self, op: Op, *, backward: bool) -> float:
-        """Return FLOP/s of a kernel that is not a plain matrix product."""
         if op.kind == "attention":
             rate = self.attention_flops_per_s[op.dtype]
             if op.generation == 1:

@@ -136,12 +136,10 @@ def add_generation(
 
 
 def _streamed(device: Device, fraction: float) -> float:
-    """Return bytes/s at a fraction of the datasheet's bandwidth."""
     return device.memory_bytes_per_s / device.calibration.bandwidth_fraction * fraction
 
 
 def _cache_s(clock: StepClock, graph: Graph, device: "Device | ProfiledDevice", batch: Generation) -> float:
-    """Return the seconds of a layer's keys, values and states in the pass of one token."""
     cached = cache_bytes(graph, batch.rows, batch.token.longest_tokens, clock.run) / graph.model.num_layers
     if not by_engine(clock.run):
         return device.cache_seconds(cached * (1.0 if engine_of(clock.run).layer_launches else CACHE_PASSES))
@@ -174,7 +172,6 @@ def _absorbed(
 
 
 def _drafts(clock: StepClock, graph: Graph, stage: str, passes: float, extents: Extents) -> None:
-    """Add `passes` over one layer and the head, which make a draft for every row."""
     if passes:
         clock.extents = extents
         layer = max(graph.layers, key=attrgetter("count"))
@@ -210,7 +207,6 @@ def judging(run: Run) -> StepTime:
 
 
 def _kernels_beside(run: Run, ops: tuple[Op, ...]) -> list[Beside]:
-    """Return what a layer of an engine takes beside what its products read and compute."""
     found, gpu = [], find_gpu(str(run.gpu)) if run.gpu else None
     narrow = [op for op in ops if op.dtype == "fp8_block" and op.kind == "gemm"]
     if gpu and "fp8" in gpu.flops_per_s and (blocks := sum(op.path[-1] not in FUSED for op in narrow)):
@@ -222,7 +218,6 @@ def _kernels_beside(run: Run, ops: tuple[Op, ...]) -> list[Beside]:
 
 
 def _python(clock: StepClock, graph: Graph, ops: tuple[Op, ...], *, engine: bool) -> list[Beside]:
-    """Return the Python of `generate` around the operators of a layer, or around all layers."""
     calibration = clock.device.calibration
     if clock.device.host_in_readings or engine or ops is graph.embedding:
         return []
@@ -304,7 +299,6 @@ def _mixers(graph: Graph) -> list[tuple[Mixer, int]]:
 
 
 def _cached(mixer: Mixer, tokens: float, graph: Graph, run: Run) -> float:
-    """Return the bytes that one tensor-parallel rank remembers of one sequence because of a mixer."""
     degree, computed = run.tensor_parallel, float(graph.lowering.compute_bytes)
     if by_engine(run) and hasattr(mixer, "state_bytes"):
         return float(mixer.state_bytes(STATE_WIDTH)) / degree

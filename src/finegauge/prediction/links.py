@@ -224,7 +224,6 @@ class Level(NamedTuple):
         return latency_s + moving_s + 2.0 * (self.fill_fraction * latency_s * moving_s) ** 0.5
 
     def _part(self, ranks: Any) -> Any:
-        """Return the share of a GPU's rate that `ranks` GPUs have for each other."""
         mesh = smallest(1.0, largest(1, ranks - 1) / largest(1, self.peers))
         return where(self.peers > 0, mesh, (2.0 / ranks) ** self.sharing_ratio)
 
@@ -300,14 +299,12 @@ class Network(NamedTuple):
         return alone
 
     def _inside(self, kind: str, payload: Any, ranks: Any, span: Any) -> Any:
-        """Return the seconds of a message that does not touch the network."""
         if every(span <= self.near.num_gpus):
             return self.near.seconds(kind, payload, ranks)
         node = self.node.seconds(kind, payload, ranks)
         return where(span <= self.near.num_gpus, self.near.seconds(kind, payload, ranks), node)
 
     def _beyond(self, kind: str, payload: Any, ranks: Any, span: Any) -> Any:
-        """Return the seconds of a message over the network."""
         match kind:
             case "all_reduce":
                 return self._reduce_s(payload, ranks, span)
@@ -328,7 +325,6 @@ class Network(NamedTuple):
         return where(num_bytes > 0, steps_s + moving_s, 0.0)
 
     def _reduce_s(self, num_bytes: Any, ranks: Any, span: Any) -> Any:
-        """Return the seconds of an all-reduce of `num_bytes`: round a ring or along a tree."""
         ring = 2.0 * self._gather_s(num_bytes, ranks, span)
         inside = smallest(ranks, largest(1, self.gpus_per_node * ranks // span))
         levels = 2.0 * (log(ranks / inside) / LOG_2 * self.network_hop_s + (inside - 1) * self.node.hop_s)
@@ -336,7 +332,6 @@ class Network(NamedTuple):
         return where(num_bytes > 0, smallest(ring, tree), 0.0)
 
     def _exchange_s(self, num_bytes: Any, ranks: Any, span: Any) -> Any:
-        """Return the seconds of an all-to-all in which every rank hands in `num_bytes`."""
         per_node = self.gpus_per_node
         inside = smallest(ranks, largest(1, per_node * ranks // span))
         leaving_s = num_bytes * (ranks - inside) / ranks * per_node / self.inter_bytes_per_s
@@ -345,7 +340,6 @@ class Network(NamedTuple):
         return where(num_bytes > 0, seconds, 0.0)
 
     def _ring(self, ranks: Any, span: Any) -> Any:
-        """Return bytes/s of a ring over the network."""
         rings = smallest(self.gpus_per_node, span // ranks)  # that pass through the same network cards
         return smallest(self.intra_bytes_per_s, self.inter_bytes_per_s / rings)
 
@@ -423,7 +417,6 @@ def assumed(run: Run, gpu: GpuSpec) -> tuple[str, ...]:
 
 
 def _levels(gpu: GpuSpec, paths: Paths, per_node: int, over_pcie: Fabric) -> tuple[Level, Level]:
-    """Return the links to the closest GPUs, and those to all that are reached without the network."""
     node = Level.of(per_node, paths.bridge_bytes_per_s, over_pcie, direct=2 if paths.p2p else 1)
     if paths.joined <= 1:
         return node, node
@@ -432,7 +425,6 @@ def _levels(gpu: GpuSpec, paths: Paths, per_node: int, over_pcie: Fabric) -> tup
 
 
 def _cards_bytes_per_s(run: Run, gpu: GpuSpec, paths: Paths, per_node: int, reached_gpus: int) -> float:
-    """Return bytes/s of all network cards of the GPUs that are reached without them."""
     if run.node_network_gbit_per_s is not None:
         return run.node_network_gbit_per_s * 1e9 / 8 * reached_gpus / per_node
     if run.provider is None and per_node < _least_node(gpu):

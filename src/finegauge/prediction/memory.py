@@ -420,11 +420,9 @@ class _MicroBatch:
         return sum([(group.count - number) * one for group, number, one in passed if group.count > number])
 
     def _keeps_inputs(self, part: TowerPart) -> bool:
-        """Return whether checkpointing keeps the input of a tower's layer alone."""
         return self.kind in WHOLE_LAYERS and part.is_layer and not is_passive(part.ops)
 
     def _kept_of_part(self, part: TowerPart, sizes: Extents, inputs: bool) -> float:
-        """Return what one of a tower's layers keeps until its backward."""
         if inputs:
             return float(self.kind == "full") * self._stream_of(part, sizes)
         return saved_bytes(part.ops, sizes)
@@ -542,7 +540,6 @@ class _MicroBatch:
         return parts
 
     def _kept(self, layers: Sequence[LayerGraph]) -> Parts:
-        """Return what `layers`, so many of each kind, keep from forward to backward."""
         kept, rows = 0.0, 0
         for group, kind, saved in zip(layers, self.kinds, self.saved, strict=True):
             kept = kept + group.count * saved

@@ -372,7 +372,6 @@ def stage_graph(run: Run, graph: Graph, stage: int) -> Graph:
 
 
 def _held_by_stage(run: Run, layers: int, stage: int, first: int, count: int) -> float:
-    """Return how many of `count` layers from the `first` on are on a stage."""
     held = 0.0
     for place, start, size in _stretches(run, layers):
         if place == stage:

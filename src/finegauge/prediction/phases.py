@@ -100,7 +100,6 @@ def answer(asked: Question) -> Answer:
 
 
 def _ppo(asked: Question) -> Answer:
-    """Return what four models hold, and a rollout with its updates."""
     policy, valued = policy_and_value(asked.run, asked.share)
     value = asked._replace(run=value_run(asked.run), share=valued)
     ours, theirs = training(asked._replace(share=policy)), training(value)
@@ -258,7 +257,6 @@ def _through_stages(asked: Question, first: str, then: str) -> StepTime:
 
 
 def _scoring(asked: Question, stage: str) -> StepTime:
-    """Return the forward passes of all scoring models, over every micro-batch, their losses included."""
     step = StepTime(Breakdown({}), 0.0, 0.0, 0.0)
     for scorer in scorers(asked.run, asked.share):
         share = scorer.share
@@ -331,7 +329,6 @@ def _static(asked: Question, *, training: bool = True) -> Parts:
 
 
 def _held(asked: Question, *, training: bool = True) -> Breakdown:
-    """Return what the model of `asked` holds while it scores."""
     scoring = scoring_memory(asked.run, asked.share, asked.longest)
     return Breakdown({**_static(asked, training=training), **scoring})
 
@@ -439,7 +436,6 @@ def alternating_phases(run: Run, first: Trained, second: Trained) -> dict[str, B
 
 
 def _waiting_gradients(share: Share) -> float:
-    """Return the gradients of a model between its backward passes."""
     run = share.run
     if accumulates_whole(run):
         layers = stage_layers(run, share.graph.model)

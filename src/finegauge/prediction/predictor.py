@@ -159,7 +159,6 @@ def _profile(
     asked_run: Run, run: Run, batch: BatchShape, share: Share, gpu: GpuSpec, calibration: Calibration,
     live: LiveSet, beside: Breakdown, **others: Any,
 ) -> Profile:  # fmt: skip
-    """Return the profile of a step that holds `live`, and what lies `beside` that on the device."""
     peak = live.peak
     on_device = peak + outside_tensors(run, share.graph, peak, calibration) + beside
     micro_batches = micro_steps(run) * run.data_parallel
@@ -278,7 +277,6 @@ def _stacked(extents: Sequence[Extents]) -> Extents:
 
 
 def _at(place: int, parts: Breakdown) -> Breakdown:
-    """Return the parts of one run; those that it has none of are left out."""
     import numpy
 
     each: dict[Path, Any] = {path: numpy.ravel(value) for path, value in parts.parts.items()}

@@ -329,7 +329,6 @@ def _until_last_kept(again: Ops) -> Ops:
 
 
 def _until_kept(op: Op) -> Ops:
-    """Return what is computed of an operator before it keeps its last tensor."""
     if op.kind not in PRODUCTS or op.enclosed:
         return (op,)
     if not is_adapter(op) or len(op.forward.gemms) < 2:

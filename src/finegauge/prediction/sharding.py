@@ -591,6 +591,5 @@ def rank_live_set(
 
 
 def _capped(parts: Breakdown, most: float) -> Breakdown:
-    """Return `parts` with gradients of `most` bytes together."""
     share = most / largest(parts["gradients"], most, 1.0)
     return Breakdown({p: share * v if p[0] == "gradients" else v for p, v in parts.parts.items()})
