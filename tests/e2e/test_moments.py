@@ -46,7 +46,7 @@ def test_peaks_of_every_moment(name: str, tmp_path: Path) -> None:
     config = {**CONFIG, "dtype": dtype}
     (folder / "config.json").write_text(json.dumps(config), "utf-8")
     run = Run.from_fields(
-        {"model": str(folder), "seq_len": 128, "micro_batch_size": 2, "eval_samples": 16, **fields}
+        {"model": str(folder), "seq_len": 128, "micro_batch_size": 2, "eval_samples": 4, **fields}
     )
     found = measured(run, Options(steps=1, warmup_steps=1, memory=False, moments=True))
     answer = measure_answer(found)
