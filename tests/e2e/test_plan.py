@@ -88,7 +88,7 @@ def test_what_is_too_large_says_by_how_much() -> None:
     done = finegauge("plan", large, "--gpus", "rtx4090", "--keep-method")
     assert done.code == 0
     assert re.match(
-        r"No plan: memory is short by [0-9.]+ GiB at least, [0-9.]+ x what there is \(full · 8 x RTX 4090",
+        r"No plan: memory is short by [0-9.]+ GiB at least, [0-9.]+ x what there is \(8 x RTX 4090",
         done.out,
     )
     done = finegauge("plan", large, "--gpus", "rtx4090", "--keep-method", "--json")

@@ -46,8 +46,9 @@ def _model_text(figures: ModelFigures) -> str:
 
 
 def found_datasets(pattern: str = "") -> list[Dataset]:
-    """Return the data sets whose name contains `pattern`."""
-    return [found for found in datasets().values() if pattern.casefold() in found.name.casefold()]
+    """Return the data sets whose name or alias contains `pattern`."""
+    wanted = pattern.casefold()
+    return [one for one in datasets().values() if wanted in " ".join((one.name, *one.aliases)).casefold()]
 
 
 def found_offers(

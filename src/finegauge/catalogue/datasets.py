@@ -96,7 +96,7 @@ def dataset(name_or_path: str) -> Dataset:
     """
     if name_or_path.endswith((".csv", ".yaml", ".yml", ".json")):
         return _from_file(name_or_path)
-    key = _fold(name_or_path)
+    key = _asked(name_or_path)
     found = _of_user(home()).get(key) or _shipped(key) or _of_mean(key)
     if found is None:
         instead = (
@@ -118,7 +118,7 @@ def dataset(name_or_path: str) -> Dataset:
 
 def samples_in(name: str) -> int | None:
     """Return how many samples a data set of the catalogue has, its lengths known or not; open no file."""
-    found = _of_user(home()).get(_fold(name)) or _shipped(_fold(name))
+    found = _of_user(home()).get(_asked(name)) or _shipped(_asked(name))
     return found.num_samples if found else None
 
 
@@ -169,6 +169,11 @@ def datasets() -> Mapping[str, Dataset]:
 
 def _fold(name: str) -> str:
     return name.casefold().replace("-", "_")
+
+
+def _asked(name: str) -> str:
+    """Return a name as look-ups compare it; of a page of the Hub, what stands behind its address."""
+    return _fold(re.sub(r"^(https?://)?(huggingface\.co/|hf\.co/)?datasets/|/$", "", name.strip()))
 
 
 @cache

@@ -42,7 +42,7 @@ CPU = "CPU"  # the architecture of a device profile's processor
 
 BEFORE_AMPERE = frozenset({"Pascal", "Volta", "Turing"})
 MATRIX_DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp4")
-_BRANDS = ("nvidia", "amd", "geforce", "tesla", "instinct")
+_BRANDS = ("nvidia", "amd", "intel", "geforce", "tesla", "instinct", "radeon")
 # What people say beside a card's name: who lends it, or what it is in.
 _LENDER = r"google|kaggle|colab|runpod|lambda( labs)?|modal|vast(\.ai)?|lightning|paperspace|free"
 _LENDERS = (
@@ -70,8 +70,8 @@ _SHARED = ("measured_matmul_flops_per_s", "board_power_w", "idle_power_w")  # by
 _NOT_PREDICTED = (  # names folded as lookups do: why
     (
         r"k(10|20|40|80)[a-z]?|m(4|6|40|60)(24gb)?|gt[xs]?(9[5-8]0|7[0-9]0|6[0-9]0)(ti|m)?|gtxtitan(x|z|black)?"
-        r"|quadro[km]\d+m?",
-        "is older than Pascal, the oldest generation that is predicted",
+        r"|quadro[km]\d+m?|(rx)?(4[678]0|5[5-9]0)|rxvega\d*",
+        "is older than Pascal and MI50, the oldest that are predicted",
     ),
     (r"inf[12](\..*)?|inferentia\d?", "infers and trains nothing; AWS trains on trn1 and trn2"),
     (

@@ -171,7 +171,7 @@ def compare(
         if places:
             raise FieldError("--at is of a campaign's folder; runs have no axes.")
         found = [_of_runs(paths, gpu)]
-        baseline = os.path.basename(paths[0]) if os.path.exists(paths[0]) else paths[0]
+        baseline = _named(paths)[0]
     answer = compare_answer(found, baseline, claims, asked)
     if figure:
         _draw(answer, figure)
@@ -210,11 +210,15 @@ def _of_runs(paths: tuple[str, ...], gpu: str) -> "Comparison":
         raise FieldError(
             "Measured and predicted runs are not compared with each other; give runs of one kind."
         )
-    base, *others = paths
+    others = dict(zip(_named(paths)[1:], (found[path] for path in paths[1:]), strict=True))
     labels = {"gpu": assumed} if assumed else {}
-    return Comparison(
-        labels, next(iter(kinds)), gains_over(found[base], {path: found[path] for path in others})
-    )
+    return Comparison(labels, next(iter(kinds)), gains_over(found[paths[0]], others))
+
+
+def _named(paths: tuple[str, ...]) -> Sequence[str]:
+    """Return what runs are called: the names of their files, or the paths where two have one name."""
+    names = [os.path.basename(path) if os.path.exists(path) else path for path in paths]
+    return names if len({*names}) == len(paths) else paths
 
 
 def common_gpu(paths: tuple[str, ...]) -> str:

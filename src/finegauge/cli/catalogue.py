@@ -286,7 +286,7 @@ def offers(
         columns,
         [_offer_cells(offer, spot=spot) for offer in shown],
         num_text=4,
-        first_to_go=(3, 1, 5, 4, 7),
+        first_to_go=(1, 7, 4 if spot else 5, 6, 3),
     )
     more = "" if len(shown) == len(found) else f", {len(shown)} printed (--limit 0: all)"
     footer(
@@ -296,7 +296,9 @@ def offers(
         f"$ of the whole instance; ~ a card's price times their number; * far from others{more}",
     )
     if warning := catalogue.stale_warning(found):
-        say(warning, err=True)
+        from finegauge.render.terminal import wrapped
+
+        say(wrapped(warning, indent="  "), err=True)
 
 
 def _refresh(*, quiet: bool) -> None:
@@ -362,7 +364,8 @@ def list_datasets(pattern: str, *, as_json: bool) -> None:
         ]
         for each in found
     ]
-    print_table(["name", "examples", "median tokens", "mean", "longest", "known as"], rows, ends_in_text=True)
+    columns = ["name", "examples", "median tokens", "mean", "longest", "known as"]
+    print_table(columns, rows, ends_in_text=True, first_to_go=(2, 4, 3))
     footer(len(found), len(all_datasets()), "data sets", "your own: a CSV of 'length,count' lines")
 
 

@@ -53,6 +53,7 @@ def resolve(argument: str, is_training: Callable[[str], bool]) -> RunArgument:
     if os.path.exists(argument):
         return RunArgument(FILE, argument)
     argument = re.sub(_OLLAMA_PAGE, "", argument, count=1) if "ollama.com/" in argument else argument
+    argument = argument.removesuffix(":latest")
     page = re.match(_HUB_PAGE, argument)
     if not page and not argument.startswith((".", "/")):
         argument = argument.rstrip("/") or argument

@@ -147,10 +147,15 @@ def _folded_row(row: list[str], column: int, room: int) -> Iterator[list[str]]:
     """Yield a row whose text in one column goes on in further lines, broken after hyphens and blanks."""
     from textwrap import wrap
 
-    first, *rest = wrap(row[column], room) or [""]
-    yield [*row[:column], first, *row[column + 1 :]]
+    cell, paint = row[column], re.match(_PAINT, row[column])
+    if visible_width(cell) > room:  # paint is put round each line: what stands for it is no text to fold
+        first, *rest = wrap(re.sub(_PAINT, "", cell), room)
+        around = (lambda line: f"{paint[0]}{line}\x1b[0m") if paint else str
+    else:
+        first, rest, around = cell, [], str
+    yield [*row[:column], around(first), *row[column + 1 :]]
     for part in rest:
-        yield [part if n == column else "" for n in range(len(row))]
+        yield [around(part) if n == column else "" for n in range(len(row))]
 
 
 def bar_lines(bar: Bar) -> Iterator[str]:

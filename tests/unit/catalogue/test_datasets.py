@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from finegauge.catalogue.datasets import dataset, datasets
+from finegauge.catalogue.datasets import dataset, datasets, samples_in
 from finegauge.errors import InputError, UnknownNameError, UnsupportedError
 
 
@@ -87,3 +87,10 @@ def test_a_file_of_no_row(tmp_path: Path) -> None:
     path.write_text("[]", "utf-8")
     with pytest.raises(InputError, match=r"mine\.json: 'name' is missing"):
         dataset(str(path))
+
+
+@pytest.mark.parametrize(
+    "name", ["https://huggingface.co/datasets/yahma/alpaca-cleaned", "datasets/GAIR/LIMO/"]
+)
+def test_the_page_of_a_data_set_is_its_name(name: str) -> None:
+    assert samples_in(name) in (51_760, 817)

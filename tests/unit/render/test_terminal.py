@@ -1,5 +1,7 @@
 """Columns, bars and colour."""
 
+import re
+
 import pytest
 
 from finegauge.render.report import Table, Toned
@@ -65,3 +67,15 @@ def test_bar(fraction: float, drawn: str) -> None:
 def test_wrapped() -> None:
     assert wrapped("one two three", indent="  ", width=8) == ["one two", "  three"]
     assert wrapped("", indent="") == [""]
+
+
+@pytest.mark.usefixtures("colour")
+def test_paint_is_not_folded_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    state, words = Toned("works", "good"), Toned("a longer text that is folded here", "bad")
+    rows = (("device profile", state, "x" * 20), ("disk", words, "y"))
+    lines = table_lines(Table("", ("", "", ""), rows, num_text_columns=3))
+    assert "\x1b[32mworks\x1b[0m" in lines[0]
+    assert all(line.count("\x1b[31m") == line.count("\x1b[0m") for line in lines[1:])
+    plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
+    assert not [line for line in plain if "[" in line or "\x1b" in line]
