@@ -283,10 +283,7 @@ def offers(
     shown = found[:limit] if limit else found
     columns = ["provider", "instance", "GPUs", "region", "$/h", "spot $/h", "$/GPU h", "date"]
     print_table(
-        columns,
-        [_offer_cells(offer, spot=spot) for offer in shown],
-        num_text=4,
-        first_to_go=(3, 1, 5, 4, 7),
+        columns, [_offer_cells(offer, spot=spot) for offer in shown], num_text=4, first_to_go=(3, 1, 5, 4, 7)
     )
     more = "" if len(shown) == len(found) else f", {len(shown)} printed (--limit 0: all)"
     footer(

@@ -255,7 +255,9 @@ def micro(
     if modules and not run_files:
         raise click.UsageError("--modules compares runs with their operators: name at least one RUN.")
     runs = {path: read_run(path) for path in run_files}
-    chosen = device or _device_here()
+    import torch
+
+    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
     path = output or own_profile_path(chosen)
     from finegauge.measurement.bench.microbenchmarks import micro as timed
 
@@ -296,12 +298,6 @@ def _drawn(profile: "DeviceProfile", stem: str) -> tuple[str, ...]:
     from finegauge.render.plots.drawing import save_charts
 
     return save_charts(profile_panels(profile), stem, f"{profile.name}: predicted operators")
-
-
-def _device_here() -> str:
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @click.command()

@@ -18,8 +18,7 @@ from finegauge.run.run import Run
 
 FILE = "axolotl.yaml"
 _ADAPTERS = trainer_keys.Adapters(
-    "lora_r lora_alpha lora_dropout lora_target_modules lora_modules_to_save peft_use_dora",
-    all_unasked=False,
+    "lora_r lora_alpha lora_dropout lora_target_modules lora_modules_to_save peft_use_dora", all_unasked=False
 )
 _DATA_DEGREES = {"dp_replicate_size": "data_parallel_replicate", "dp_shard_size": "data_parallel_shard"}
 _DEGREES = {

@@ -180,18 +180,11 @@ def _stated_apart(value: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any],
             kind = "single_device" if alone else "distributed"
             config += "_single_device" if alone else ""
             trainer = {**trainer, "command": ["tune", "run", f"full_finetune_{kind}", "--config", config]}
-        yield (
-            {"resources": {"limits": limits}, **trainer},
-            {},
-            nodes,
-        )
+        yield ({"resources": {"limits": limits}, **trainer}, {}, nodes)
 
 
 def _of_container(
-    container: Mapping[str, Any],
-    pod: Mapping[str, Any],
-    copies: int,
-    maps: Mapping[str, Mapping[str, str]],
+    container: Mapping[str, Any], pod: Mapping[str, Any], copies: int, maps: Mapping[str, Mapping[str, str]]
 ) -> Task:
     """Return what a container starts, with the files of the maps that are mounted in it."""
     variables = _variables(container.get("env"))
@@ -255,12 +248,7 @@ def _of_service(service: Mapping[str, Any]) -> Task:
     device = devices[0] if devices and isinstance(devices[0], Mapping) else {}
     each = whole_of(device.get("count", len(_list(device.get("device_ids"))))) or 0
     script = _line(service.get("entrypoint"), service.get("command"))
-    return Task(
-        script.replace("$$", "$"),
-        _variables(service.get("environment")),
-        mounts,
-        each=each,
-    )
+    return Task(script.replace("$$", "$"), _variables(service.get("environment")), mounts, each=each)
 
 
 def of_task(keys: Mapping[str, Any]) -> Task | None:

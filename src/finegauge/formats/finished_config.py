@@ -197,14 +197,7 @@ def read_arguments(file: str) -> tuple[Mapping[str, Any], str]:
                 raise FileFormatError(f"{name} holds a pickle of {inside.file_size / 1e6:,.0f} MB.")
             with archive.open(inside) as stream:
                 data = stream.read(MAX_BYTES)
-    except (
-        zipfile.BadZipFile,
-        StopIteration,
-        RuntimeError,
-        OSError,
-        ValueError,
-        EOFError,
-    ):
+    except (zipfile.BadZipFile, StopIteration, RuntimeError, OSError, ValueError, EOFError):
         raise FileFormatError(f"{name} is no file that torch.save wrote.") from None
     made = plain_pickle(data, name, named=True)
     if not isinstance(made, Named) or "per_device_train_batch_size" not in made.attributes:

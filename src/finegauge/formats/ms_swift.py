@@ -282,10 +282,7 @@ def _read_data(reading: Reading) -> None:
 def _data(run: Run) -> dict[str, Any]:
     named = dataset_name(run)
     counted = named if run.num_samples is None else f"{named}#{run.num_samples}"
-    return {
-        "dataset": [counted] if named else None,
-        "split_dataset_ratio": run.validation_fraction or None,
-    }
+    return {"dataset": [counted] if named else None, "split_dataset_ratio": run.validation_fraction or None}
 
 
 def _read_galore(reading: Reading) -> None:

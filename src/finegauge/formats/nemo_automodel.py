@@ -46,10 +46,7 @@ _DEGREES = {
     "distributed.ep_size": "expert_parallel",
     "distributed.dp_replicate_size": "data_parallel_replicate",
 }
-_STRATEGIES = {
-    **dict.fromkeys(("fsdp2", "fsdp", "megatron_fsdp", "nvfsdp"), "fsdp"),
-    "ddp": "none",
-}
+_STRATEGIES = {**dict.fromkeys(("fsdp2", "fsdp", "megatron_fsdp", "nvfsdp"), "fsdp"), "ddp": "none"}
 _QUANTIZED = ("quantization.load_in_4bit", "quantization.load_in_8bit")
 _RANKS = ("peft.dim", "peft.alpha", "peft.dropout")
 _PACK, _ACROSS = "packed_sequence.packed_sequence_size", "packed_sequence.split_across_pack"

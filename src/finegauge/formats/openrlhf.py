@@ -98,8 +98,7 @@ def _read_engine(reading: Reading) -> None:
             reading.set("reference_offload", True, "ref_offload")
         return
     answers = whole(1, 10**6)(
-        "n_samples_per_prompt",
-        reading.fields.get("num_generations", reading.get("n_samples_per_prompt", 1)),
+        "n_samples_per_prompt", reading.fields.get("num_generations", reading.get("n_samples_per_prompt", 1))
     )
     batch = reading.whole("train_batch_size", 128, 10**9)
     rollout = answers * reading.whole("rollout_batch_size", 1024, 10**9)

@@ -370,9 +370,7 @@ FORMAT = Format(
         Row(f"{_MODE} {_OPTION}", _read_checkpointing, _checkpointing),
         fixed(checkpointing_reentrant=False),
         Row(
-            f"{' '.join(_COMPILE)} compile.components",
-            _read_compile,
-            lambda run: {_COMPILE[0]: run.compile},
+            f"{' '.join(_COMPILE)} compile.components", _read_compile, lambda run: {_COMPILE[0]: run.compile}
         ),
         Row(
             " ".join(

@@ -126,12 +126,7 @@ class MachineFields(Frozen):
         "overlap_moe_expert_parallel_comm; DualPipe's schedules have it)",
         False,
     )
-    sharding: str = spec(
-        choice(options.SHARDING, options.SHARDING_ALIASES),
-        "{options}",
-        "none",
-        "Sharding",
-    )
+    sharding: str = spec(choice(options.SHARDING, options.SHARDING_ALIASES), "{options}", "none", "Sharding")
     reduce_bucket_size: int = spec(
         whole(1, 10**12, "values", words={"auto": ""}),
         "gradients that DeepSpeed reduces in one message, and has memory for; `auto`: hidden size squared, "
@@ -146,9 +141,7 @@ class MachineFields(Frozen):
     )
     zero_quantized_weights: bool = spec(flag, "`zero3` gathers weights in 8 bits (ZeRO++'s qwZ)", False)
     zero_quantized_gradients: bool = spec(
-        flag,
-        "`zero3` sends gradients in 4 bits, within nodes and then between them (ZeRO++'s qgZ)",
-        False,
+        flag, "`zero3` sends gradients in 4 bits, within nodes and then between them (ZeRO++'s qgZ)", False
     )
     sync_each_batch: bool = spec(
         flag,
