@@ -15,8 +15,9 @@ $\rho$ is a square that grows like an absolute value from one $\sigma$ on, so th
 little. $\sigma_0$ is the spread of machines; that of the n runs is estimated from what the constants leave
 unexplained ($r_i$, by $\rho$'s weights $w_i$), with $\sigma_0$ as one run more and a degree of freedom for
 the pace: one run moves the pace half of the way, three that agree move it nine tenths. What is learned is
-used where runs left out are predicted a quarter better by it, and where
-the shipped rows of that GPU and framework are not predicted worse.
+used where runs left out are predicted a quarter better by it, where what they err by in common is more
+than the noise between runs makes by chance (two of its standard deviations), and where the shipped rows of
+that GPU and framework are not predicted worse.
 
 Neglects: memory, of which nothing is fitted (decision 0008); exchange between GPUs keeps its own constants.
 """
@@ -24,8 +25,8 @@ Neglects: memory, of which nothing is fitted (decision 0008); exchange between G
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import compress
-from math import exp, inf, log
-from statistics import fmean
+from math import exp, inf, log, sqrt
+from statistics import fmean, stdev
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -350,7 +351,9 @@ MIN_RUNS, FEW = 2, 10
 HELPING_RATIO = (
     0.75  # of the errors of runs left out over those of now, at most; else chance may be all of it
 )
-Use = Literal["used", "one_run", "no_better", "shipped_worse"]
+NOISE = 0.05  # of a logarithm, at least: what repeats of one run differ by (1 to 8 %, see docs/learn.md)
+CHANCE = 2.0  # standard deviations of the mean of as many runs
+Use = Literal["used", "one_run", "no_better", "noise", "shipped_worse"]
 
 
 class Lesson(NamedTuple):
@@ -436,8 +439,9 @@ def _lesson(
     )
     learned = _fitted(table, usual)._replace(time_interval=_interval(left_out))
     lesson = Lesson(learned, evidence, before, left_out, "used" if left_out else "one_run")
-    if left_out and _error(left_out) > HELPING_RATIO * _error(before):
-        lesson = lesson._replace(use="no_better")
+    no_better = left_out and _error(left_out) > HELPING_RATIO * _error(before)
+    if no_better or (left_out and _is_chance(before, left_out)):
+        lesson = lesson._replace(use="noise" if _error(before) <= 2.0 * NOISE else "no_better")
     theirs = [row for row in shipped if row.run and row.run.gpu and _key(row.run) == key]
     if not theirs:
         return lesson
@@ -450,6 +454,12 @@ def _lesson(
     return lesson._replace(
         shipped_before=sooner, shipped_after=later, use="shipped_worse" if worse else lesson.use
     )
+
+
+def _is_chance(before: Sequence[float], left_out: Sequence[float]) -> bool:
+    """Return whether runs err by no more in common than runs that differ by chance do."""
+    apart = min(stdev(before), sqrt(fmean(one * one for one in left_out)))
+    return abs(fmean(before)) <= CHANCE * max(NOISE, apart) / sqrt(len(before))
 
 
 def _error(ratios: Iterable[float]) -> float:

@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 from finegauge.measurement.watching import LOOK_EVERY_S, Watch
 from finegauge.render.schema import schema
 from finegauge.store.journal import Trials
-from tests.e2e.commands import ROOT, shell
+from tests.e2e.commands import ROOT, finegauge, shell
 
 TRAINING = """
 import sys, time
@@ -68,7 +68,7 @@ def test_output_passes_and_the_end_is_told_apart(tmp_path: Path) -> None:
 
 def test_a_process_that_runs_already(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text(TRAINING)
+    script.write_text(f"{TRAINING}time.sleep(3)")
     with subprocess.Popen(
         [sys.executable, str(script)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as one:
@@ -86,6 +86,51 @@ def test_a_folder(tmp_path: Path) -> None:
     assert done.code == 0, done.err
     assert json.loads(done.out)["steps"] == 5
     assert "No folder" in shell("watch", "no-such-folder").err
+
+
+LOGS = {
+    "train.log": "  2%|x  | 2/120 [00:08<08:11,  4.17s/it]\n{'loss': 1.5, 'epoch': 0.1}\n",
+    "trainer_log.jsonl": '{"current_steps": 2, "total_steps": 120, "loss": 1.5, "epoch": 0.1}\n',
+    "logging.jsonl": '{"loss": 1.5, "global_step/max_steps": "2/120"}\n',
+}
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_a_folder_of_logs(name: str, tmp_path: Path) -> None:
+    """Of what was there before no time is known; what comes is timed as it comes."""
+    log = tmp_path / name
+    log.write_text(LOGS[name])
+    watch = Watch(0, str(tmp_path))
+    first = watch.look()
+    assert (first.steps, first.total, first.loss, first.step_s) == (2, 120, 1.5, 0.0)
+    for step in ("3", "4"):
+        time.sleep(0.05)
+        with log.open("a") as file:
+            file.write(LOGS[name].replace("2/120", f"{step}/120").replace('s": 2,', f's": {step},'))
+        seen = watch.look()
+    assert (seen.steps, len(seen.step_times_s)) == (4, 1)
+    assert 0.05 <= seen.step_s < 5.0
+
+
+def test_a_folder_in_which_nothing_tells_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C ends the looking, not the training."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("finegauge.cli.watching.watched_until", interrupted)
+    (tmp_path / "train.log").write_text("loading\n")
+    done = finegauge("watch", str(tmp_path), "--no-store")
+    assert done.code == 130
+    assert done.err.strip().startswith("Running: step 0")
+    assert "No step was read" in done.err
+    assert "memory" not in done.err
+
+
+def test_a_process_that_has_ended_but_was_not_waited_for() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as one:
+        time.sleep(2.0)
+        assert "No process" in finegauge("watch", "--pid", str(one.pid), RUN, "--no-store").err
 
 
 def test_a_command_that_is_not_there() -> None:

@@ -241,7 +241,8 @@ def _host() -> Iterator[Finding]:
     total, free = host_memory_bytes()
     memory = f"{gib(free)} of {gib(total)} free" if total else "not reported by this system"
     yield Finding("machine", "host memory", WORKS if total else LIMITED, memory, "")
-    yield Finding("machine", "cores", WORKS, str(_cores()), "")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    yield Finding("machine", "cores", WORKS, str(cores), "")
     folder = hub_cache()
     while not os.path.isdir(folder) and os.path.dirname(folder) != folder:
         folder = os.path.dirname(folder)
@@ -249,12 +250,6 @@ def _host() -> Iterator[Finding]:
     yield Finding(
         "machine", "disk", WORKS, f"{gib(room.free)} of {gib(room.total)} free for {hub_cache()}", ""
     )
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _network() -> Finding:

@@ -454,7 +454,7 @@ def ended_answer(asked: Watched, seen: Seen, code: int, printed: str) -> tuple[W
         if found is not None and found.failure in ("device_memory", "host_memory"):
             outcome = "out_of_memory"
         elif code == 128 + 9:
-            reason = "it was killed (SIGKILL), as the OOM killer does"
+            reason = "it was killed (SIGKILL): by the OOM killer (then dmesg says so), a limit or by hand"
         reason = found.says if found is not None and found.says else reason
     answer = watch_answer(asked, seen)._replace(outcome=outcome, reason=reason, exit_code=code, left_s=None)
     if asked.run is None:

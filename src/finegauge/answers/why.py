@@ -89,8 +89,11 @@ def why_answer(
             break
     predicted = gpu_verdict(gpu_estimate(estimate(run)))
     told = predicted if base is run else gpu_verdict(gpu_estimate(estimate(base)))
-    not_memory = bool(found) and all(one.cause == "not_memory" for one in found)
-    if told.verdict == FITS or not_memory:
+    elsewhere = bool(found) and all(
+        one.cause == "not_memory" or one.evidence.failure in ("host_memory", "disk", "killed")
+        for one in found
+    )  # not on the GPU, which is what changes are told for where the host's memory is not known
+    if told.verdict == FITS or (elsewhere and base is run):
         return WhyAnswer(run, predicted, found)
     advice = advise(base)
     fixed = fixed_run(base, advice, folder, recipe=recipe, overwrite=overwrite) if folder else None

@@ -62,10 +62,7 @@ def _step_aside(module: ModuleType | None) -> None:
         del sys.modules[module.__name__]
 
 
-_modules = [
-    _stand_in("inspect", cleandoc=cleandoc),
-    _stand_in("gettext", gettext=gettext, ngettext=ngettext),
-]
+_modules = [_stand_in("inspect", cleandoc=cleandoc), _stand_in("gettext", gettext=gettext, ngettext=ngettext)]
 if hasattr(os, "uname"):
     _modules.append(_stand_in("platform", system=lambda: os.uname().sysname))
 try:

@@ -87,9 +87,7 @@ def validate(
             )
         say_on_stderr = partial(say, err=True)
         found = here_answer(
-            **drawn,
-            heard=lambda progress: say_on_stderr(f"measuring {progress.what}"),
-            said=say_on_stderr,
+            **drawn, heard=lambda progress: say_on_stderr(f"measuring {progress.what}"), said=say_on_stderr
         )
         show("validate --here", found, here_report, as_json=as_json)
         ctx.exit(EXIT_DONE if found.summary.holds else EXIT_DOES_NOT_HOLD)

@@ -14,6 +14,7 @@ from finegauge.answers.measurement import WatchAnswer, Watched, ended_answer, se
 from finegauge.cli.run_options import json_option, offline_option, parted, run_of, say
 from finegauge.data.batch_shape import shape
 from finegauge.errors import EXIT_DONE, EXIT_INTERRUPTED, FineGaugeError, InputError, cleaned, shown
+from finegauge.formats.evidence import MOVES
 from finegauge.formats.run_argument import COMMAND_MARK
 from finegauge.measurement.watching import Seen, Watch, gpu_here, watched_command, watched_until
 from finegauge.planning.quote import quote
@@ -53,7 +54,7 @@ def watch_command(asked: Asked, command: str) -> int:
 def watch_process(asked: Asked, process: int) -> int:
     """Watch a process until it ends; how it ended is not known."""
     since = born(process)
-    if not is_alive(process, since):
+    if (not since and born(os.getpid())) or not is_alive(process, since):  # ended, or waits to be reaped
         raise InputError(f"No process {process} runs.")
     return _watch(asked, Watch(process, asked.logs), lambda: not is_alive(process, since))
 
@@ -83,7 +84,9 @@ def _watch(asked: Asked, watch: Watch, ends: Callable[[], bool]) -> int:
             seen = watched_until(watch, ends, look)
         except KeyboardInterrupt:
             seen, code = watch.look(), EXIT_INTERRUPTED
-    _end(asked, told, *ended_answer(told, seen, 0, ""))
+    answer, profile = ended_answer(told, seen, 0, "")
+    goes_on = code == EXIT_INTERRUPTED or not (seen.steps or seen.peak_bytes)
+    _end(asked, told, answer._replace(outcome="running") if goes_on else answer, profile)
     return code
 
 
@@ -112,7 +115,7 @@ def _view(
 ) -> Iterator[tuple[Callable[[Seen], None], Callable[[bytes, bool], None]]]:
     """Yield what shows the training's figures, and what passes its output on."""
     if not sys.stderr.isatty():
-        yield lambda _: None, _to_stderr if asked.as_json else _as_it_is
+        yield lambda _: None, (lambda one, _: _as_it_is(one, True)) if asked.as_json else _as_it_is
         return
     from rich.console import Console
     from rich.live import Live
@@ -126,7 +129,7 @@ def _view(
         *lines, rest[is_error] = (rest[is_error] + chunk).split(b"\n")
         # of a progress bar, what stands in the end
         ends = (line.rpartition(b"\r")[2].decode("utf-8", errors="replace") for line in lines)
-        printed.extend(map(cleaned, ends))
+        printed.extend(cleaned(MOVES.sub("", line)) for line in ends)
         if time.monotonic() >= next_print_s:
             print_all()
 
@@ -162,10 +165,6 @@ def _as_it_is(chunk: bytes, is_error: bool) -> None:
     with suppress(BrokenPipeError):
         stream.buffer.write(chunk)
         stream.buffer.flush()
-
-
-def _to_stderr(chunk: bytes, _is_error: bool) -> None:
-    _as_it_is(chunk, True)
 
 
 def _end(asked: Asked, told: Watched, answer: WatchAnswer, profile: Profile | None) -> None:

@@ -1,7 +1,7 @@
 """What a training left behind when it failed: its error text, its log, the figures of nvidia-smi.
 
-    failure        device_memory, host_memory, shared_memory, disk, killed (the text does not say by whom),
-                   timeout, other; none: a log that just ends
+    failure        device_memory, host_memory, shared_memory, disk, stopped (by a time limit, by hand),
+                   killed (the text does not say by whom), timeout, other; none: a log that just ends
     moment, stage  by the frames of the traceback, by its last lines where there is none: load, train (data,
                    forward, loss, backward, optimizer), evaluation, generation, save, resume
     figures        of PyTorch's sentence: tried, total, free, this process's, allocated, reserved but free
@@ -30,6 +30,7 @@ MAX_LINE = 2_000
 MAX_FRAMES = 400
 MAX_PREFIX = 200
 MAX_SAID = 400
+MOVES = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")  # of a cursor, and colours
 STAGES = ("data", "forward", "loss", "backward", "optimizer")
 Frame = tuple[str, str]  # "path:function", code
 
@@ -63,58 +64,61 @@ def _any(*rules: str) -> re.Pattern[str]:
     return re.compile("|".join(rules))
 
 
+_DEVICE = (  # whose memory it is
+    r"(?:\b(?:GPU|HIP|XPU|NPU|HPU|MUSA|MPS|METAL|HBM|hbm|VRAM)\b|cuda[A-Z]|hip[A-Z]"
+    r"|(?i:\bcuda\b|gpu memory|on gpu\b|video memory|\bmetal::)|CUDA_"
+    r"|DEVICE_MEMORY|DEVMEM|SYNHELPER|UR_RESULT|[oO]n device\b|device buffer|:GPU:)"
+)
+_NO_ROOM = (  # in whatever words
+    r"(?i:alloc\w*\b.{0,40}\bfailed|fail\w* to (?:\w+ ){0,2}alloc|insufficient memory"
+    r"|(?:can ?not|could not|unable to|can't) allocate\b|not enough (?:\w+ )*memory"
+    r"|allocate \S+ bytes which is greater)"
+)
+_FULL = rf"(?:{_NO_ROOM}|(?i:out.?of.?(?!host)(?:\w+.)?(?:memory|resources)\b|OOM when)|MemoryAllocation\b)"
 FAILURES = {  # the gravest first
-    "device_memory": _any(
-        r"\b(?:CUDA|HIP|XPU|NPU|MUSA|MPS backend) out of memory", r"^torch\.(?:cuda\.)?OutOfMemoryError\b",
-        r"\b(?i:(?:cuda|hip)(?: driver| runtime)? (?:error|failure))(?: \(2\))? ?:? (?:\d+ )?'?"
-        "out of memory",
-        r"\bError out of memory at line \d+ in file", r"\bCUDA error 2 at .{1,80}: out of memory",
-        "cudaErrorMemoryAllocation", "hipErrorOutOfMemory",
-        "CUDA_ERROR_OUT_OF_MEMORY", "OUT_OF_DEVICE_MEMORY", "kIOGPUCommandBufferCallbackErrorOutOfMemory",
-        r"\bCU(?:BLAS|DNN|SOLVER|SPARSE)_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)",
+    "device_memory": _any(rf"{_DEVICE}.{{0,160}}{_FULL}", rf"{_FULL}.{{0,160}}{_DEVICE}",
+        r"\btorch\.(?:cuda\.)?OutOfMemoryError:|^torch\.(?:cuda\.)?OutOfMemoryError\b",
+        r"\bError out of memory at line \d+ in file", r"kIOGPU\w*OutOfMemory",
         "RESOURCE_EXHAUSTED:.{0,80}(?i:out of memory|allocating device)",
-        r"Triton Error \[CUDA\]: out of memory", "Some modules are dispatched on the CPU or the disk",
-        "No available memory for the cache blocks", "larger than the available KV cache memory",
-        "number of tokens that can be stored in KV cache",
-        "Free memory on device.{1,80}is less than desired GPU memory", "mem-fraction-static",
-    ),
-    "shared_memory": _any(
-        "(?:out of|insufficient) shared memory", "killed by signal: Bus error",
-        "unable to allocate shared memory",
-        "unable to (?:write to|open) file </torch",
-        "No space left on device.{1,9}/dev/shm",
-    ),
-    "disk": _any("No space left on device", "StorageFull", "Disk quota exceeded", "File too large",
-                 "[Ee]phemeral.{1,8}storage", "PytorchStreamWriter failed",
-                 r"inline_container\.cc.{0,20}unexpected pos", "basic_ios::clear: iostream error"),
-    "host_memory": _any(
-        "Out of memory: Killed process", "[Cc]group out of memory", r"\boom[-_]kill", 'OOMKilled(?!": false)',
-        r"std::bad_alloc", "can't allocate memory", "Cannot allocate memory", "not enough memory: you tried",
-        r"^(?:\w+\.)*_?\w*MemoryError\b", "signal: Killed", "abruptly died during map operation",
-        "[Ee]xceeded (?:job |step )?memory limit", r"\bv?mem\b.{1,60}exceeded limit", "TERM_MEMLIMIT",
-        "paging file is too small", r"(?:os e|WinE)rror 1455\b",
-        "Container killed due to memory", "low on resource: memory", "ray-oom-prevention",
-        "using all available RAM",
-        "tried to allocate more memory than is available", r"\bOUT_OF_ME(?:MORY|\+)",
-    ),
-    "killed": _any(
-        r"(?<!via Signals\.)\bSIGKILL\b", r"(?:^|[\s\]*])Killed(?:[\s*]|$)",
-        r"sh: killed\b", r"\d killed +\w",
+        r"\bCU(?:BLAS|DNN|SOLVER|SPARSE)_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)",
+        "Some modules are dispatched on the CPU or the disk", "No available memory for the cache blocks",
+        "larger than the available KV cache memory", "number of tokens that can be stored in KV cache",
+        "Free memory on device.{1,80}is less than desired GPU memory", "mem-fraction-static"),
+    "shared_memory": _any("(?:out of|insufficient) shared memory", "killed by signal: Bus error",
+        r"\(SIGBUS\)", "unable to allocate shared memory", "unable to (?:write to|open) file </torch",
+        "No space left on device.{1,9}/dev/shm", "/dev/shm/.{1,80}No space left on device"),
+    "disk": _any("(?i:no space left on device)", "StorageFull", "Disk quota exceeded", "File too large",
+        r"\[Errno (?:28|122)\]", "[Ee]phemeral.{1,8}storage", "PytorchStreamWriter failed",
+        r"inline_container\.cc.{0,20}unexpected pos", "basic_ios::clear: iostream error"),
+    "host_memory": _any(_NO_ROOM, r"\boom[-_]kill", 'OOMKilled(?!": false)', r"std::bad_alloc",
+        r"(?i:\b(?:killed|killing|sigkill|sigterm)\b.{0,160}\b(?:memory|oom|vmrss)\b)",
+        r"(?i:\b(?:memory|mem|oom|exceeded limit)\b.{0,80}\bkilled\b)", r"\bv?mem\b.{1,60}exceeded limit",
+        r"(?i:\b(?:error|ran)\b.{0,80}\bout.of.memory\b)", r"\[Errno 12\]", r"^(?:\w+\.)*_?\w*MemoryError\b",
+        "abruptly died during map operation", "[Ee]xceeded (?:job |step )?memory limit", "TERM_MEMLIMIT",
+        "signal: Killed", "paging file is too small", r"(?:os e|WinE)rror 1455\b", "low on resource: memory",
+        "ray-oom-prevention", "using all available RAM", "tried to allocate more memory than is available",
+        r"\bOUT_OF_ME(?:MORY|\+)"),
+    "stopped": _any(r"CANCELLED AT \S+ DUE TO", "DeadlineExceeded", "^KeyboardInterrupt", "TERM_RUNLIMIT",
+        "walltime .{1,60}exceeded"),
+    "killed": _any(r"(?<!via Signals\.)\bSIGKILL\b", r"(?:^|[\s\]*])Killed(?:[\s*]|$)", r"sh: killed\b",
+        r"\d killed +\w",
         r"\b(?i:exit(?:ed)?|return(?:ed)?|failed)(?: with)?[ _]?(?i:code|status)?\"?\s{0,9}[:=]?\s{0,9}"
-        r"(?:-9|137)\b", "Worker exit type: SYSTEM_ERROR", "[Kk]ernel (?:crashed while|appears to have died)",
-    ),
-    "timeout": _any(
-        "collective operation timeout", r"[Tt]imed out (?:after \d+ \w+ )?waiting", "[Ss]ocket [Tt]imeout",
-        "client socket has timed out", "[Ww]ait timeout", "Heartbeat monitor timed out", "watchdog got stuck",
-        "Timeout waiting for key", "Connection closed by peer", "gloo.{1,80}Connection reset by peer",
-        "ncclRemoteError", "ncclSystemError",
-        "NCCL communicator was aborted", "failed to pass monitoredBarrier",
-        r"^(?:\w+\.)*\w*(?:Error|Exception)\b.{0,200}[Tt]imed out",
-    ),
+        r"(?:-9|137)\b", "Worker exit type: SYSTEM_ERROR",
+        "[Kk]ernel (?:crashed while|appears to have died)"),
+    "timeout": _any("collective operation timeout", r"[Tt]imed out (?:after \d+ \w+ )?waiting",
+        "[Ss]ocket [Tt]imeout", "client socket has timed out", "[Ww]ait timeout",
+        "Heartbeat monitor timed out", "watchdog got stuck", "Timeout waiting for key",
+        "Connection closed by peer", "gloo.{1,80}Connection reset by peer", "ncclRemoteError",
+        "ncclSystemError", "NCCL communicator was aborted", "failed to pass monitoredBarrier",
+        r"^(?:\w+\.)*\w*(?:Error|Exception)\b.{0,200}[Tt]imed out"),
     "other": _any("device-side assert triggered", "illegal memory access", "out of resource: shared memory",
-                  r"CANCELLED AT \S+ DUE TO", "DeadlineExceeded", "^KeyboardInterrupt", "Segmentation fault",
-                  r"^(?:\w+\.)*\w*(?:Error|Exception)\b:?"),
+        "Segmentation fault", r"\b[Ll]oss['\"]?\s?[:=]\s?['\"]?(?:nan|NaN)\b",
+        r"'loss': '?0(?:\.0)?'?, 'grad_norm': '?nan\b", r"^(?:\w+\.)*\w*(?:Error|Exception)\b:?"),
 }  # fmt: skip
+_ADVICE = re.compile(  # names memory, and says not that it ended
+    r"(?i)\b(?:avoid|prevent|may|might|if|possibl[ey]|potential|perhaps|probably|not a failure)\b"
+    r".{0,60}(?:out of memory|\boom\b)|is not a failure|^\s*(?:\d+ +)?(?:except|raise)\b"
+)
 _GRAVEST = {name: place for place, name in enumerate(FAILURES)}
 _PREFIX = re.compile(  # of a rank, a worker, a logger, a container or a quotation
     r"^(?:> ?|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]{0,12}Z? ?|- [\w.]{1,60} - [A-Z]{4,8} - )|"
@@ -132,98 +136,101 @@ _MARKED_CODE = re.compile(r"❱\s*\d+\s*(.*)|^-+> ?\d+\s+(.*)")  # of rich, of I
 _ENGINE = r"(?:^|/)(?:vllm|sglang|sgl|lmdeploy)(?:_\w+)?(?:/|\.py:)"  # generates, once it is built
 MOMENTS = {  # beside the steps: the outermost frame that says so; load only before a step begins
     "save": _any(r":_?(?:save|dcp_save|async_save|(?:model_)?export(?:_model)?|push_to_hub|consolidate"
-                 r"|unsloth_save)\w*$",
-                 r":\w*_?save_(?:checkpoint|model|pretrained|ckpt|16bit)\w*$",
-                 r":\w*merged?_(?:and|lora|peft)\w*$", r"tuners/\S+:merge$",
-                 r"_state_dict_utils\.py:$", r":(?!\w*load)\w*state_dict$"),
+        r"|unsloth_save)\w*$", r":\w*_?save_(?:checkpoint|model|pretrained|ckpt|16bit)\w*$",
+        r":\w*merged?_(?:and|lora|peft)\w*$", r"tuners/\S+:merge$", r"_state_dict_utils\.py:$",
+        r":(?!\w*load)\w*state_dict$"),
     "resume": _any("_load_from_checkpoint", "_load_optimizer_and_scheduler",
-                   r"load_checkpoint(?!_(?:in|and)_)", "resume_from",
-                   "_load_best_model", "load_fsdp_opt", r":load_state\b", "load_optimizer",
-                   r"optimizer\.py:load_state_dict"),
+        r"load_checkpoint(?!_(?:in|and)_)", "resume_from", "_load_best_model", "load_fsdp_opt",
+        r":load_state\b", "load_optimizer", r"optimizer\.py:load_state_dict",
+        r"^(?!torch/).*:_?(?:restore|resume)\w*$"),
     "evaluation": _any(r":(?:run_|do_|_)?(?:eval|evaluate|validate|validation|evaluation|prediction|test)"
-                       r"(?:_(?:loop|step|epoch|one_epoch|model|batch))?$", r":_?eval(?:uate)?_\w+$",
-                       ":estimate_loss$",
-                       r":(?:nested_(?:concat|detach|numpify)|torch_pad_and_concatenate)$",
-                       ":compute_metrics$", ":preprocess_logits_for_metrics$"),
+        r"(?:_(?:loop|step|epoch|one_epoch|model|batch))?$", r":_?eval(?:uate)?_\w+$", ":estimate_loss$",
+        r":(?!\w*(?:save|data))\w*(?:perplexity|evaluat|validation)\w*$",
+        r":(?:nested_(?:concat|detach|numpify)|torch_pad_and_concatenate)$", ":compute_metrics$",
+        ":preprocess_logits_for_metrics$"),
     "generation": _any(r":_?generate(?!_and_score)\w*$", ":_sample$", ":_beam_search$", ":batch_generation$",
-                       r":(?!\w*(?:init|build|setup|create))\w*(?:vllm|sglang|rollout)\w*$", ":wake_up$",
-                       r":(?:update|sync|receive)_weights?\w*$"),
-    "data": _any(r"(?:^|/)datasets/arrow_\w+\.py:", r"(?:^|/)datasets/builder\.py:",
-                 ":_?(?:prepare|load|get|process|tokenize|pack)_datasets?$"),
-    "load": _any("from_pretrained", r":_?load\w*$", ":set_module_tensor_to_device",
-                 ":quantize_(?:4bit|blockwise)$",
-                 rf"{_ENGINE}(?:\S*:)?(?:__init__|from_engine_args|(?:init|profile|capture)\w*)$",
-                 "_load_pretrained_model", "caching_allocator_warmup", ":fully_shard$",
-                 r"(?:torch|bitsandbytes)/optim/\w+\.py:__init__$",
-                 r"deepspeed/__init__\.py:initialize", r"fully_sharded_data_parallel\.py:__init__",
-                 r"parallel/distributed\.py:__init__", ":prepare_model", "get_peft_model", ":load_model",
-                 ":_move_model_to_device", r"modules/module\.py:(?:to|cuda|_apply)$", ":init_model",
-                 r"modeling_\w+\.py:__init__$", r"modeling_utils\.py:", r"core_model_loading\.py:",
-                 r":_?(?:setup|build|create|configure|init)_\w*(?:model|optimizer|partition)s?(?:_and_\w+)?$",
-                 r":get_(?:megatron_optimizer|model)$",
-                 r"accelerator\.py:_?prepare(?:_(?:one|fsdp2?|deepspeed))?$",
-                 ":determine_(?:num_)?available", ":profile_run", "initialize_kv_cache"),
+        r":(?!\w*(?:init|build|setup|create))\w*(?:vllm|sglang|rollout)\w*$", ":wake_up$",
+        r":\w*(?:refit|(?:update|sync|receive|stream|broadcast)_\w*weights?)\w*$"),
+    "data": _any(r"(?:^|/)(?:datasets|pandas|polars|pyarrow|tokenizers)/", r":\w*_datasets?$",
+        r":_?(?:pack|tokeni[sz]e|preprocess|read_(?:json|csv|parquet|jsonl|text))(?:_\w+)?$"),
+    "load": _any("from_(?:pretrained|preset|config)", r":_?load\w*$", ":set_module_tensor_to_device",
+        ":quantize_(?:4bit|blockwise)$",
+        rf"{_ENGINE}(?:\S*:)?(?:__init__|from_engine_args|(?:init|profile|capture)\w*)$",
+        "_load_pretrained_model", "caching_allocator_warmup", ":fully_shard$",
+        r"(?:torch|bitsandbytes)/optim/\w+\.py:__init__$", r"deepspeed/__init__\.py:initialize",
+        r"fully_sharded_data_parallel\.py:__init__", r"parallel/distributed\.py:__init__", ":prepare_model",
+        "get_peft_model", ":load_model", ":_move_model_to_device", r"modules/module\.py:(?:to|cuda|_apply)$",
+        ":init_model", r"modeling_\w+\.py:__init__$", r"modeling_utils\.py:", r"core_model_loading\.py:",
+        r":_?(?:setup|build|create|configure|init)_\w*(?:model|optimizer|partition)s?(?:_and_\w+)?$",
+        r":get_(?:megatron_optimizer|model)$", r"accelerator\.py:_?prepare(?:_(?:one|fsdp2?|deepspeed))?$",
+        ":determine_(?:num_)?available", ":profile_run", "initialize_kv_cache"),
 }  # fmt: skip
 OF_STEP = {  # the innermost frame that says so, but see `_follows`
-    "data": _any(r"dataloader\.py:", "utils/data/_utils/", r":get_batch_samples\b", "collat"),
-    "backward": _any(r":backward(?:_step)?\b", "run_backward", r"\.backward\(", "run the backward pass"),
+    "data": _any(r"dataloader\.py:", "utils/data/_utils/", r":get_batch_samples\b", "collat",
+        r":(?:\w+_to_device|\w*batch_to)\b", r":_?prepare_inputs?\b"),
+    "backward": _any(r":(?!\w*forward)\w*backward\w*\b", "run_backward", r"\.backward\(",
+        "run the backward pass"),
     "optimizer": _any("torch/optim/", "bitsandbytes/optim", "/optimi[sz]ers?/", r"optimizer\.py:step\b",
-                      r"engine\.py:(?:step|_take_model_step)\b", r"\w*opt\w*\.step\(", "clip_grad",
-                       ":_?unscale_",
-                      r"(?:adam|adamw|muon|lion|galore|shampoo|adafactor)\w*\.py:",
-                      r":_init_group\b"),
-    "loss": _any("loss_utils", r":_?convert_to_fp32\b",
-                 r":\w*CausalLMLoss\b", "log_softmax", r":entropy_from_logits\b",
-                 "cross_entropy", "fused_linear", r"lm_head\b", r":\w*_from_logits\b",
-                 r"logits\b.{0,30}\.float\(\)",
-                 "kl_div", r":(?!\w*(?:compute|batch))\w+_loss(?::|$)",
-                 "^[^:]*/loss(?:es)?/"),
+        r"engine\.py:(?:step|_take_model_step)\b", r"\w*opt\w*\.step\(", "clip_grad", ":_?unscale_",
+        r"(?:adam|adamw|muon|lion|galore|shampoo|adafactor)\w*\.py:", r":_init_group\b"),
+    "loss": _any("loss_utils", r":_?convert_to_fp32\b", r":\w*CausalLMLoss\b", "log_softmax",
+        r":entropy_from_logits\b", "cross_entropy", "fused_linear", r"lm_head\b", r":\w*_from_logits\b",
+        r"logits\b.{0,30}\.float\(\)", "kl_div", r":(?!\w*(?:compute|batch))\w+_loss(?::|$)",
+        "^[^:]*/loss(?:es)?/"),
     "forward": _any(r"[:.]\w*(?:log_?probs?|logps)\w*(?:[:(]|$)", r":update_(?:policy|actor|critic)\b",
-                    r":(?:forward|_call_impl|training_step|train_step|compute_loss|forward_step)\b",
-                    r"modeling_(?!utils)\w+\.py", r"\btrain_step\(", r"model\(\*\*"),
+        r":\w*forward(?:_\w+)?\b", r":(?:_call_impl|compute_loss)\b", r":\w*train(?:ing)?_(?:\w+_)?step\b",
+        r"modeling_(?!utils)\w+\.py", r"train_step\(", r"model\(\*\*"),
 }  # fmt: skip
 _LOOP = re.compile(
-    r":_?(?:inner_)?train(?:ing)?_(?:loop|epoch|one_epoch)$|megatron/training/training\.py:train$"
+    r":\w*train(?:ing)?_\w*(?:loop|epoch)$|megatron/training/training\.py:train$"
     r"|torchinductor_\S*:call$"
 )
+_PLUMBING = re.compile("^(?:torch|triton|numpy)/")  # whose functions are named after no moment of a job
+OF_JOBS = ("evaluation", "generation", "data")
+GOES_ON = ("backward optimizer", "loss backward")  # not forward: backward runs it once more, with its loss
 _CLOSURE = _any(":closure$", ":training_step$")  # an optimizer may call the step's forward pass itself
 _PINNED = _any(r":_?pin_memory$", r"\bpin_memory\(", "cudaHostAlloc", "CachingHostAllocator")
 MARKS = {  # of a log whose process was killed without a word: its last line that says what it was doing
-    "resume": _any("[Rr]esum(?:e|ing) (?:from|training)", "Loading (?:optimizer|model from checkpoint)",
-                   "Continuing training from", "Restoring (?:checkpoint|states)",
-                   r"\bloading (?:distributed )?checkpoint from"),
-    "data": _any(r"^(?:Map|Filter|Tokenizing|Packing|Running tokenizer)\b[^|]{0,60}:",
-                 r"Generating \w+ split"),
-    "load": _any(r"Loading (?:checkpoint shards|weights|safetensors|model\b)", r"Fetching \d+ files",
-                 "KV cache memory", "warming up sampler", r"creating fp\d+ partitions"),
-    "evaluation": _any("Running [Ee]valuation", "['\"]eval_loss['\"]", "Evaluating",
-                       "[Vv]al(?:idation)? [Ll]oss",
-                       r"^Val(?:idation)?:? +\d+%"),
-    "save": _any("Merg(?:ing|ed) .{0,30}(?:LoRA|adapter|weights)",
-                 "Saving (?:model|optimizer|checkpoint|current state|the)",
-                 "Configuration saved in", "Writing model shards", "Summoning checkpoint"),
-    "generation": _any("Generating", r"cumem_allocator\.cpp"),
+    "resume": _any("(?i:resum(?:e|ing) (?:from|training))", "Loading (?:optimizer|model from checkpoint)",
+        "Continuing training from", "Restoring (?:checkpoint|states)",
+        r"(?i:\bloading (?:\w+ )?checkpoint from)"),
+    "data": _any(r"^(?:Map|Filter)\b[^|]{0,60}:", r"\bexamples/s\]",
+        r"(?i:\b(?:load|generat|prepar|process|preprocess|tokeniz|pack|read|shuffl)ing\b"
+        r".{0,30}\b(?:data ?sets?|data|split|examples|corpus)\b)", "Running tokenizer"),
+    "load": _any(r"(?i:\b(?:load|fetch|download|quantiz|creat|build|initializ)ing (?:\S+ ){0,3}"
+        r"(?:model|weights|checkpoint shards|safetensors|files|partitions|optimizer|engine)\b)",
+        "KV cache memory", "warming up sampler"),
+    "evaluation": _any("(?i:\\brunning (?:evaluation|prediction|validation))", "['\"]eval_loss['\"]",
+        "(?i:\\b(?:evaluat|validat|predict)ing\\b)", "[Vv]al(?:idation)? [Ll]oss",
+        r"^Val(?:idation)?:? +\d+%"),
+    "save": _any(r"(?i:\b(?:sav|writ|merg|export|upload|push)(?:ing|ed)\b.{0,40}"
+        r"\b(?:model|optimizer|checkpoint|current state|weights|shards|lora|adapters?)\b)",
+        "Configuration saved in", "Saving the", "Summoning checkpoint"),
+    "generation": _any("Generating", r"Processed prompts: +\d{1,2}%", r"cumem_allocator\.cpp"),
     "train": _any("Running training", "['\"]loss['\"]: ", r"\b[Ll]oss[ :=]{1,3}\d", r"(?:it/s|s/it)[\],]",
-                  r"iteration\s+\d+/", r"\bIter\(train\)", r"\btrain/(?:loss|global_step)\b"),
+        r"\b(?:iteration|step)[ :]\s*\d+", r"\bIter\(train\)", r"\btrain/(?:loss|global_step)\b"),
 }  # fmt: skip
 AWAY = ("evaluation", "save", "generation")  # of training
 TENSORS = {  # what a line of code holds, in words
     "kept logits": _any("pad_across_processes", "gather_function", "gather_for_metrics", "nested_concat",
-                        "nested_detach", "EvalLoopContainer", "torch_pad_and_concatenate"),
+        "nested_detach", "EvalLoopContainer", "torch_pad_and_concatenate"),
     "KV cache": _any(r"cache_utils\.py", r"\b(?:key|value)_cache\b"),
     "logits": _any(r"logits|cross_entropy|CausalLMLoss|lm_head|log_softmax"),
     "attention scores": _any(r"attn_weights|attention_scores|scores\b.*softmax|baddbmm|q\w* @ k"),
     "optimizer states": _any(r"zeros_like\(\s*p\b|exp_avg|state\[|init_state|_init_group|init_8bit"),
     "gradients": _any(r"\.grad\b|grad_buffer|flat_grad|reduce_scatter"),
     "dequantised weight": _any(r"dequantize"),
-    "feed-forward activations": _any(r"act_fn|gate_proj|up_proj|down_proj|swiglu|geglu"),
+    "feed-forward activations": _any(
+        r"act_fn|gate_proj|up_proj|down_proj|swiglu|geglu|silu|gelu|\bw[123]\b|\bmlp\("),
     "gathered weights": _any(r"all_gather|unshard|_pre_forward|fetch_sub_module"),
     "embeddings": _any(r"embed_tokens|wte\(|F\.embedding"),
 }  # fmt: skip
+MADE_IN = {"attention scores": "forward", "feed-forward activations": "forward", "embeddings": "forward",
+           "optimizer states": "optimizer"}  # fmt: skip
 _UNITS = {"B": 1.0, "bytes": 1.0, "KiB": 2.0**10, "kB": 2.0**10, "MiB": MIB, "GiB": GIB, "TiB": 2.0**40,
           "KB": 1e3, "MB": 1e6, "GB": GB, "M": MIB, "G": GIB}  # fmt: skip
 _AMOUNT = r"(\d{1,15}(?:\.\d{1,6})?) ?(bytes|[kKMGT]i?B|[BMG])\b"
-_FIGURES = {  # both sentences of PyTorch: from 2.1 on, and before
+FIGURES = {name: re.compile(rule) for name, rule in {  # both sentences of PyTorch: from 2.1 on, and before
     "tried_bytes": rf"[Tt]r(?:ied|ying) to allocate {_AMOUNT}|Attempting to allocate {_AMOUNT}"
     rf"|^Requested\s+: {_AMOUNT}",
     "total_bytes": rf"total capacity of {_AMOUNT}|; {_AMOUNT} total capacity|max allowed: {_AMOUNT}"
@@ -236,8 +243,7 @@ _FIGURES = {  # both sentences of PyTorch: from 2.1 on, and before
     "unallocated_bytes": rf"{_AMOUNT} is reserved by PyTorch but unallocated",
     "reserved": rf"; {_AMOUNT} reserved in total",
     "host_bytes": rf"\banon-rss:{_AMOUNT}|\bmemory used={_AMOUNT}|^Memory Utilized: {_AMOUNT}",
-}  # fmt: skip
-FIGURES = {name: re.compile(rule) for name, rule in _FIGURES.items()}
+}.items()}  # fmt: skip
 _PROCESS = re.compile(rf"Process \d+ has {_AMOUNT} memory in use")
 _STEP = re.compile(
     r"[|%]\s*(\d{1,9})/\d{1,9} \[|(?:(?<![a-z])[Ss]tep|\b[Ii]ter(?:ation)?)[ :=]+(\d{1,9})\b(?!%)"
@@ -257,7 +263,7 @@ _SMI_NAME = re.compile(
 )
 _SMI_COLUMNS = re.compile(r"(?:.*--query-gpu=)?([\w.]+[\w. \[\]%/,]*)")
 _NUMBER = r" ?(\d{1,9}(?:\.\d{1,6})?)"
-_PEAKS = (  # what trainers log about memory: how it is counted, its unit, the figure
+PEAKS = [(metric, unit, re.compile(rule)) for metric, unit, rule in (  # that trainers log
     ("torch_allocated", MIB, rf"\| max allocated:{_NUMBER}"),  # Megatron-LM
     ("torch_reserved", MIB, rf"\| max reserved:{_NUMBER}"),
     ("torch_allocated", GIB, rf"\bMax_MA{_NUMBER} GB"),  # DeepSpeed's see_memory_usage
@@ -272,8 +278,7 @@ _PEAKS = (  # what trainers log about memory: how it is counted, its unit, the f
     ("nvidia_smi", MIB, r"\b(?:C|G|C\+G) +\S.* (\d{1,9})MiB \|$"),  # nvidia-smi's processes
     ("nvidia_smi", MIB, r"^\s+Used\s+: (\d{1,9}) MiB"),  # nvidia-smi -q
     ("nvidia_smi", 1.0, r'gpu\.\d+\.memoryAllocatedBytes"?: ?(\d{1,15})'),  # W&B's system metrics
-)
-PEAKS = [(metric, unit, re.compile(rule)) for metric, unit, rule in _PEAKS]
+)]  # fmt: skip
 
 
 def text_evidence(text: str, name: str) -> Evidence:
@@ -282,7 +287,7 @@ def text_evidence(text: str, name: str) -> Evidence:
     Raises: FileFormatError where that is nothing.
     """
     reader = _Reader()
-    for line in re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]{0,20}[A-Za-z]", "", text[-MAX_TEXT:])):
+    for line in re.split(r"[\r\n]+", MOVES.sub("", text[-MAX_TEXT:])):
         reader.read(line[:MAX_LINE])
     found = reader.found(name)
     if found is None:
@@ -300,31 +305,50 @@ def placed(frames: Sequence[Frame]) -> tuple[str, str]:
     for (where, code), (called, _) in zip(frames, [*frames[1:], ("", "")], strict=False):
         inside = inside or bool(_LOOP.search(where))
         place = f"{where}: {code}" if code else where
-        for name, rule in MOMENTS.items():
-            begins = name in ("data", "load", "resume")  # what a step does not do
+        for name in _named(where):
             again = moment == "load" and name == "resume"  # of a set-up that reads a checkpoint
-            if (again or not moment) and rule.search(where) and not (begins and stage):
-                moment = name
+            begins = name in ("data", "load", "resume")  # what a step does not do
+            if (again or not moment) and not (begins and stage):
+                moment = "resume" if inside and name == "load" and ":load" in where else name
         if stage == "optimizer" and _CLOSURE.search(where):
             stage = ""
         for name, rule in OF_STEP.items():
             other = "call_impl" in called and name in ("backward", "optimizer")  # in the same line
-            if rule.search(where if other else place) and _follows(stage, name):
+            more = stage in ("", "data", "forward") or f"{stage} {name}" in GOES_ON
+            if more and rule.search(where if other else place):
                 stage = name
                 break
     if not moment and any(re.search(_ENGINE, where) for where, _ in frames):
         moment = "generation"
-    if not moment and not stage:  # nothing but what a line calls: C code, or frames left out
-        calls = (f":{name}" for _, code in frames for name in re.findall(r"(\w{1,80})\(", code))
-        moment = next((name for call in calls for name, rule in MOMENTS.items() if rule.search(call)), "")
     if moment:
         return moment, ""
-    return ("train", stage) if stage or inside else ("", "")
+    return ("train", stage) if stage else _by_lines(frames, inside=inside)
 
 
-def _follows(stage: str, name: str) -> bool:
-    """Return whether an inner frame says more of the stage: backward runs forward once more, and its loss."""
-    return stage in ("", "forward") or (stage, name) in (("backward", "optimizer"), ("loss", "backward"))
+def _named(where: str) -> Iterator[str]:
+    """Yield the moments, beside the steps, that a function is named after."""
+    for name, rule in MOMENTS.items():
+        if rule.search(where) and not (name in OF_JOBS and _PLUMBING.match(where)):
+            yield name
+
+
+def _by_lines(frames: Sequence[Frame], *, inside: bool) -> tuple[str, str]:
+    """Return the moment and stage by what lines call and make: of C code, of frames left out, of own code."""
+    calls = (f":{name}" for _, code in frames for name in re.findall(r"(\w{1,80})\(", code))
+    if moment := next((name for call in calls for name in _named(call)), ""):
+        return moment, ""
+    if stage := MADE_IN.get(tensor_of(frames), ""):  # which lines of that stage alone make
+        return "train", stage
+    builds = any(where.endswith(":__init__") for where, _ in frames)  # something before the first step
+    return ("train" if inside else "load" if builds else ""), ""
+
+
+def tensor_of(frames: Sequence[Frame]) -> str:
+    """Return what the last line of a model or trainer makes, with what it calls below; "" unknown."""
+    own = [n for n, (where, _) in enumerate(frames) if not _PLUMBING.match(where)]
+    near = frames[own[-1] if own else -1 :]
+    named = " ".join(code for _, code in near) + "".join(f" {where}" for where, _ in near)
+    return next((name for name, rule in TENSORS.items() if rule.search(named)), "")
 
 
 class _Reader:
@@ -353,7 +377,7 @@ class _Reader:
             line = line[prefix.end() :]
         line = self._bare(line)
         before, trace, _ = line.partition("Traceback (most recent call last)")
-        if trace:
+        if trace and not before.endswith("C++ "):
             self._noted(before)  # a bar has no end of line
             self._frames[rank] = []
         elif frame := _DUMPED.match(line):
@@ -442,6 +466,8 @@ class _Reader:
 
     def _failed(self, line: str, rank: int) -> None:
         failure = next((name for name, rule in FAILURES.items() if rule.search(line)), "")
+        if failure in ("device_memory", "host_memory") and _ADVICE.search(line):
+            failure = ""
         known = self._best
         figures: dict[str, Any] = dict(_figures(line)) if failure or known else {}
         if known and failure in ("", known.failure) and known.failure in ("device_memory", "host_memory"):
@@ -460,12 +486,10 @@ class _Reader:
         if not self._counts(failure, frames, "tried_bytes" in figures):
             return
         moment, stage = self._placed(frames, line)
+        if known and not (moment or frames):  # the same failure in other words
+            moment, stage = known.moment, known.stage
         code = frames[-1][1] if frames else ""
-        near = (
-            frames[-1:] if frames and "torchinductor" in frames[-1][0] else frames[-3:]
-        )  # which names no tensor
-        named = " ".join(code for _, code in near) + "".join(f" {where}" for where, _ in near)
-        tensors = TENSORS if moment != "load" else {"optimizer states": TENSORS["optimizer states"]}
+        tensor = tensor_of(frames)
         reserved = figures.pop("reserved", None)
         if reserved is not None and "allocated_bytes" in figures:
             figures["unallocated_bytes"] = max(0.0, reserved - figures["allocated_bytes"])
@@ -478,7 +502,7 @@ class _Reader:
         self._best = Evidence(
             "", failure, says, moment or self._mark, stage,
             code=cleaned(code[:MAX_SAID]),
-            tensor=next((name for name, rule in tensors.items() if rule.search(named)), ""),
+            tensor=tensor if moment != "load" or tensor == "optimizer states" else "",
             rank=rank if rank >= 0 else None, step=self._step, **figures,
         )  # fmt: skip
 

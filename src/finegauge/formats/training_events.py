@@ -35,8 +35,12 @@ MAX_STEPS = 10**9
 _BAR = re.compile(r"^\s*\d{1,3}%\|[^|]{0,200}\|\s*(\d{1,9})/(\d{1,9}) \[.{0,60}(?:it/s|s/it)")
 _SPOKEN = re.compile(
     r"\biteration\s+(\d{1,9})/\s*(\d{1,9})\b|\b[Ss]tep:? +(\d{1,9})(?:/(\d{1,9}))?\b|^\d+\|(\d{1,9})\|Loss:"
+    r"|\"current_steps\": (\d{1,9}), \"total_steps\": (\d{1,9})"
+    r"|\"global_step/max_steps\": \"(\d{1,9})/(\d{1,9})\""
 )
-_LOSS = re.compile(r"'loss': '?(-?[\d.]{1,20}|nan|inf)|\b(?:lm )?[Ll]oss: ?(-?[\d.eE+-]{1,20}|nan|inf)")
+_LOSS = re.compile(
+    r"['\"]loss['\"]: '?(-?[\d.]{1,20}|nan|inf)|\b(?:lm )?[Ll]oss: ?(-?[\d.eE+-]{1,20}|nan|inf)"
+)
 EVENT_FILE = "events.out.tfevents"
 MAX_VALUE_BYTES = 1_000_000
 MAX_LOGGED = 200_000

@@ -1,7 +1,7 @@
 """A training of somebody else, looked at from outside: its steps, memory and energy.
 
-    steps    each line of its output that says how far it is, as it comes; trainer_state.json and the events
-             of TensorBoard in its folder
+    steps    each line of its output that says how far it is, as it comes; in its folder trainer_state.json
+             and the events of TensorBoard, else lines of its logs
     memory   of a GPU what its processes hold (NVML); else what they hold of the host, by /proc: the process
              that held most, and all together
     energy   of the GPUs they are on (NVML's counter), since the start
@@ -21,12 +21,14 @@ import time
 from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from select import select
 from statistics import quantiles
 from typing import Any, NamedTuple
 
 from finegauge.catalogue.machine import host_memory_bytes
+from finegauge.documents import open_regular
 from finegauge.errors import InputError, shown
-from finegauge.formats.training_events import Progress, loss_of, progress_of, state_of, steps_of
+from finegauge.formats.training_events import Progress, files_below, loss_of, progress_of, state_of, steps_of
 from finegauge.measurement.instruments.counters import ENERGY, every_nvml
 from finegauge.profile import Breakdown, Profile, Source
 from finegauge.run.run import Run
@@ -37,6 +39,7 @@ SELDOMEST_S = 5.0
 LOOK_SHARE = 1 / 400  # of one core, that looking takes at most, where it is not the seldomest
 CHUNK_BYTES = 1 << 16
 TAIL_BYTES = 200_000
+MAX_LOG_BYTES = 4_000_000  # at a look
 MAX_LINE = 4_000
 MAX_STEPS = 100_000
 MAX_PROCESSES = 4_096
@@ -116,6 +119,7 @@ class Watch:
         self.every_s = LOOK_EVERY_S  # until the next look
         self._process, self._folder = process, folder
         self._read_bytes: dict[str, int] = {}  # of each file of events
+        self._logs: set[str] = set()  # of those files: of lines
         self._state_s = 0.0  # when the newest state was written
         self._room_bytes = host_memory_bytes()[0]
         self._began_s = time.monotonic()
@@ -148,11 +152,26 @@ class Watch:
     def _look_into(self, folder: str) -> None:
         for step in steps_of(folder, self._read_bytes):
             self.steps.mark(step)
+        if not self._read_bytes.keys() - self._logs:  # which have clocks of their own
+            for path in files_below(folder, lambda name, _: name.endswith((".log", ".jsonl", ".out"))):
+                self._read_log(path)
         if (state := state_of(folder, self._state_s)) is not None:
             self._state_s = state.at_s
             self.steps.total = self.steps.total or state.total
             if state.done > self.steps.done:
                 self.steps.mark(state)
+
+    def _read_log(self, path: str) -> None:
+        """Take what a log has more than at the last look; of what was there at the first no time is known."""
+        begin = self._read_bytes.get(path, 0)
+        with suppress(OSError), open(open_regular(path), "rb") as file:
+            file.seek(begin)
+            *lines, rest = re.split(rb"[\r\n]", file.read(MAX_LOG_BYTES))
+            self._read_bytes[path] = file.tell() - len(rest)
+            for line in lines:
+                at_s = time.time() if path in self._logs else 0.0
+                self.steps.read(line.decode("utf-8", errors="replace"), at_s)
+            self._logs.add(path)
 
 
 def profile_of(run: Run, seen: Seen, tokens: float, sequences: float, ended: tuple[str, str]) -> Profile:
@@ -299,7 +318,10 @@ def watched_command(
             if time.monotonic() >= due_s:
                 look(watch.look())
                 due_s = time.monotonic() + watch.every_s
-            if child.poll() is not None and not any(_is_ready(key) for key in selector.get_map().values()):
+            if (
+                child.poll() is not None
+                and not select([key.fd for key in selector.get_map().values()], [], [], 0)[0]
+            ):
                 break  # others may hold the pipes that it left
         code = child.wait()
     return code if code >= 0 else 128 - code, watch.look(), tail.decode("utf-8", errors="replace")
@@ -327,12 +349,6 @@ class _Lines:
             self._steps.read(line.decode("utf-8", errors="replace"), now_s)
         if self._rest.endswith((b"it/s]", b"s/it]", b"?it/s]")):  # a bar that is written before its return
             self._steps.read(self._rest.decode("utf-8", errors="replace"), now_s)
-
-
-def _is_ready(key: selectors.SelectorKey) -> bool:
-    import select
-
-    return bool(select.select([key.fd], [], [], 0)[0])
 
 
 @contextmanager

@@ -112,12 +112,6 @@ def _lacks_adapters(run: Run) -> str:
     return "" if run.trains_adapters else "it needs adapters; ask for lora+dora or lora+lora-fa"
 
 
-def _half_rank(run: Run) -> Changes | str:
-    if not run.trains_adapters or run.lora_rank == 1:
-        return "it needs adapters of rank 2 or more"
-    return {"lora_rank": run.lora_rank // 2}
-
-
 def _packing(run: Run) -> Changes | str:
     """Pack rows, as many of them as hold the samples that a step had before."""
     if run.packing or (run.dataset is None and run.mean_new_tokens is None):
@@ -261,10 +255,6 @@ def _degree(field: str, breaks: str) -> Switch:
     return Switch(field.replace("_", "-"), breaks, (field,), change)
 
 
-def _expert_parallel(run: Run) -> Changes | str:
-    return "it needs more than one GPU" if run.num_gpus == 1 else {"expert_parallel": 2 * run.expert_parallel}
-
-
 def divisors(number: int) -> list[int]:
     """Return the divisors of `number`, the smallest first."""
     small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
@@ -278,7 +268,9 @@ SWITCHES: tuple[Switch, ...] = (
     Switch("lora", "only adapters train; a full fine-tune can learn more", {"method": "lora"}),
     Switch("qlora", "only adapters train, beside weights rounded to 4 bits (NF4)", {"method": "qlora"}),
     Switch("freeze", "only the last layers train", {"method": "freeze"}),
-    Switch("half-rank", "adapters of half the rank can express less", ("lora_rank",), _half_rank),
+    Switch("half-rank", "adapters of half the rank can express less", ("lora_rank",),
+           lambda run: {"lora_rank": run.lora_rank // 2} if run.trains_adapters and run.lora_rank > 1
+           else "it needs adapters of rank 2 or more"),
     Switch("checkpointing", "", {"activation_checkpointing": "full"}),
     Switch("no-checkpointing", "", {"activation_checkpointing": "none"}),
     Switch("selective-checkpointing", "", {"activation_checkpointing": "selective"}),
@@ -344,7 +336,9 @@ SWITCHES: tuple[Switch, ...] = (
     _degree("pipeline_parallel", f"needs a framework that divides layers into stages {MODEL_PARALLEL}"),
     _degree("context_parallel", "needs ring attention (NeMo, torchtitan, Axolotl)"),
     Switch("expert-parallel", f"needs a framework that divides experts {MODEL_PARALLEL}",
-           ("expert_parallel",), _expert_parallel),
+           ("expert_parallel",),
+           lambda run: {"expert_parallel": 2 * run.expert_parallel} if run.num_gpus > 1
+           else "it needs more than one GPU"),
     Switch("logits-to-host", "an evaluation's, after every batch", {"eval_accumulation_steps": 1},
            lacks=lambda run: "" if run.eval_logits else "the run's evaluations keep no logits"),
     Switch("half-gpus", "", ("num_gpus",), _half_gpus),

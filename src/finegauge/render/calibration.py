@@ -137,6 +137,7 @@ def law_panels(answer: LawAnswer) -> tuple[Panel, Panel]:
 USES = {
     "used": ("learned", "good"), "one_run": ("one run says nothing of the next", "soft"),
     "no_better": ("not used: no better", "risky"),
+    "noise": ("nothing to learn: the noise between runs", "soft"),
     "shipped_worse": ("not used: shipped rows would be worse", "risky"),
 }  # fmt: skip
 
@@ -219,3 +220,5 @@ def _use(answer: LearnAnswer, *, any_used: bool) -> Iterator[Note]:
         yield Note(f"Use it: FINEGAUGE_CALIBRATION={answer.stored} finegauge estimate RUN")
     elif any_used:
         yield Note("Add -o FILE to keep it.", tone="soft")
+    else:
+        yield Note("Predictions stay as they are: nothing is kept.", tone="soft")

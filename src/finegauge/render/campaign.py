@@ -294,9 +294,12 @@ def title(point: GainsAt) -> str:
 
 
 def _gains_table(point: GainsAt) -> Table:
+    said = [("baseline " if one.of_baseline else "") + one.outcome.replace("_", " ") for one in point.gains]
     rows = tuple(
-        (gain.name, *(_gain_cell(gain, name) for name in DIMENSIONS), _remark(gain)) for gain in point.gains
-    )
+        (one.name, *(_gain_cell(one, name) for name in DIMENSIONS),
+         "" if one.outcome == "completed" else Toned(how, "risky"))
+        for one, how in zip(point.gains, said, strict=True)
+    )  # fmt: skip
     return Table("Gains", ("", *DIMENSIONS, ""), rows, ends_in_text=True, indent=2)
 
 
@@ -306,12 +309,6 @@ def _gain_cell(gain: GainFigures, name: str) -> str:
         return fmt.UNKNOWN
     text = f"{ratio:.2f}" + (f" [{interval[0]:.2f}-{interval[1]:.2f}]" if interval else "")
     return Toned(text, "good") if name in gain.improves else text
-
-
-def _remark(gain: GainFigures) -> str:
-    if gain.outcome == "completed":
-        return ""
-    return Toned(("baseline " if gain.of_baseline else "") + gain.outcome.replace("_", " "), "risky")
 
 
 def _statements(point: GainsAt, answer: CompareAnswer) -> Iterator[str]:

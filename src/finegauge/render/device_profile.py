@@ -142,7 +142,10 @@ def profile_panels(profile: DeviceProfile) -> list[Panel]:
         for one in forward:
             if one.operator == operator:
                 by_dtype.setdefault(one.dtype, []).append(one)
-        series = [_series(dtype, _largest(rows, size), size, _teraflops) for dtype, rows in by_dtype.items()]
+        series = [
+            _series(dtype, _largest(rows, size), size, lambda one: one.flops / one.seconds / TERA)
+            for dtype, rows in by_dtype.items()
+        ]
         if series:
             panels.append(Panel(title, f"{label}, log2", "TFLOP/s", tuple(series)))
     sent = {
@@ -169,10 +172,6 @@ def _series(label: str, readings: Iterable[Reading], size: str, rate: Rate) -> S
     points: Mapping[float, float] = {log2(one.sizes[size]): rate(one) for one in readings}
     places = tuple(sorted(points))
     return Series(label, label, places, tuple(points[place] for place in places))
-
-
-def _teraflops(one: Reading) -> float:
-    return one.flops / one.seconds / TERA
 
 
 def _bus_rate(one: Reading) -> float:

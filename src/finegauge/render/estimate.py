@@ -169,7 +169,9 @@ def _file_sections(answer: EstimateAnswer, study: "Study | None") -> tuple[Secti
                 *offer_tables(quote.offers if quote else one.offers)),
         section("assumptions", "Assumptions and origins", *(Note(text) for text in one.run.warnings),
                 input_table(one.run), _formula_table(profile, formulas)),
-        section("sources", "Sources", *basis_notes(one, ()), _source_table(study)),
+        section("sources", "Sources", *basis_notes(one, ()),
+                Table("Where the figures come from", ("what", "source", "read"),
+                      tuple(tuple(each) for each in study.sources) if study else (), 3)),
     )  # fmt: skip
 
 
@@ -178,11 +180,6 @@ def _formula_table(profile: Profile, formulas: Mapping[Path, str]) -> Table:
     stages = [path for path in profile.step_time_s.at(1).parts if path in formulas]
     rows = tuple((" · ".join(path), formulas[path]) for path in stages)
     return Table("How the seconds come about", ("stage", "formula"), rows, 2)
-
-
-def _source_table(study: "Study | None") -> Table:
-    rows = tuple(tuple(one) for one in study.sources) if study else ()
-    return Table("Where the figures come from", ("what", "source", "read"), rows, 3)
 
 
 def _parts_table(caption: str, unit: str, whole: Breakdown, per_unit: float) -> Table:

@@ -121,6 +121,10 @@ def watch_report(answer: WatchAnswer, why_not: str = "") -> Report:
         hints.append(answer.reason)
     if answer.outcome == "out_of_memory":
         hints.append("'finegauge why RUN LOG' says at which moment, and what makes it fit.")
+    if not answer.steps and not answer.peak_bytes:
+        hints.append(
+            "No step was read: no trainer_state.json, TensorBoard event or log line tells one there."
+        )
     if answer.stored:
         hints.append(f"The profile is kept in {answer.stored}.")
     return Report.of(
@@ -147,10 +151,11 @@ def _rows(answer: WatchAnswer) -> Iterator[tuple[Text, ...]]:
     predicted, error = answer.predicted_peak_bytes, answer.memory_error_fraction
     where = answer.gpu or "the fullest process"
     now = f"{gib(answer.memory_bytes)}, " if answer.outcome == "running" else ""
-    yield (
-        f"memory, {where}", f"{now}peak {gib(answer.peak_bytes)}{room}",
-        gib(predicted) if predicted else fmt.UNKNOWN, f"{error:+.1%}" if error is not None else "",
-    )  # fmt: skip
+    if answer.peak_bytes:  # a process is watched
+        yield (
+            f"memory, {where}", f"{now}peak {gib(answer.peak_bytes)}{room}",
+            gib(predicted) if predicted else fmt.UNKNOWN, f"{error:+.1%}" if error is not None else "",
+        )  # fmt: skip
     step_s, error = answer.step_s, answer.step_error_fraction
     yield (
         "a step", fmt.duration(step_s) if step_s else fmt.UNKNOWN,

@@ -14,7 +14,8 @@ from finegauge.units import GIB, MIB, gib
 PLACES = {
     "device_memory": "Out of GPU memory", "host_memory": "Out of host memory", "disk": "The disk is full",
     "shared_memory": "Out of shared memory (/dev/shm)", "timeout": "A rank waited in vain for the others",
-    "killed": "Ended without a reason given", "other": "No failure of memory", "": "No failure",
+    "killed": "Ended without a reason given", "stopped": "Stopped from outside",
+    "other": "No failure of memory", "": "No failure",
 }  # fmt: skip
 MOMENTS = {
     "data": "while the data set is prepared", "load": "while the model is loaded", "train": "in a step",
@@ -54,8 +55,9 @@ INACTIVE = {  # an option: what the process does without it, and what to look at
     "per_device_train_batch_size does not reach it.",
 }
 ELSEWHERE = {
-    "timeout": "Such a time-out follows another failure: look for the first rank that ended, in its own log. "
-    "Memory is not what this text is about.",
+    "timeout": "Another rank failed, or did something long alone (saving, preparing data): look for the "
+    "first that ended, in its own log. Memory is not what this text is about.",
+    "stopped": "A time limit, a scheduler or a person ended it: memory is not what this text is about.",
     "shared_memory": "Workers that load data pass batches through shared memory: give the container more "
     "(docker run --shm-size=16g, or --ipc=host), or set dataloader_num_workers=0.",
     "other": "FineGauge explains memory that runs out, hangs that follow and disks that fill; this is none "
@@ -64,6 +66,14 @@ ELSEWHERE = {
 }
 
 
+REMEDIES = {  # by the moment: what takes less there, beside the options of a run
+    "load": "16 or 4 bits, a GPU of its own for each rank, the meta device where the model is sharded",
+    "evaluation": "a smaller per_device_eval_batch_size, eval_accumulation_steps, prediction_loss_only",
+    "generation": "a lower gpu_memory_utilization, shorter or fewer completions, an engine that sleeps",
+    "save": "sharded state, or gathering on the host; merging adapters on the processor",
+    "resume": "sharded state, or reading onto the processor first (map_location='cpu')",
+    "data": "fewer processes (num_proc, dataloader_num_workers), a data set that is streamed",
+}  # fmt: skip
 MORE = {
     "load": ". Is the model read onto the host first, or in fp32, by every process (device_map, dtype)?",
     "host_memory": ": what loads data, in workers or as a data set held in memory, is not predicted.",
@@ -196,6 +206,9 @@ def _causes(one: EvidenceAnswer, fits: bool) -> Iterator[str]:
         yield from _not_weighed(one, first)
     else:
         yield from _compared(one, first)
+    remedy = REMEDIES.get("data" if found.stage == "data" else found.moment)
+    if found.failure in ("device_memory", "host_memory") and remedy and not ways:
+        yield f"There, less is taken by {remedy}."
 
 
 def _inactive(one: EvidenceAnswer, first: Level, near: Level, fits: bool) -> Iterator[str]:
@@ -242,7 +255,8 @@ def _not_weighed(one: EvidenceAnswer, level: Level) -> Iterator[str]:
         yield f"The model's files and checkpoints are predicted to take {gib(level.peak_bytes)} of the disk."
     elif found.failure == "host_memory":
         held = f"The process that was killed held {gib(found.host_bytes)}. " if found.host_bytes else ""
-        yield f"{held}A node is predicted to need {gib(level.peak_bytes)} of host memory at that moment."
+        when = "at that moment" if found.moment else "at most"
+        yield f"{held}A node is predicted to need {gib(level.peak_bytes)} of host memory {when}."
     elif found.failure == "killed":
         yield (
             "Nothing in it says who ended the process. If the node has less than the "

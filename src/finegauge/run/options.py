@@ -102,12 +102,7 @@ SPELLINGS = {
     **{"fsdp": "sharding=fsdp", "flash_attention": "attention=flash", "flash_attn": "attention=flash"},
 }
 _OF_MIXTRAL = {"gate": "gate", "w1": "gate_up_proj", "w3": "gate_up_proj", "w2": "down_proj"}
-_OF_QWEN = {
-    "gate": "gate",
-    "gate_proj": "gate_up_proj",
-    "up_proj": "gate_up_proj",
-    "down_proj": "down_proj",
-}
+_OF_QWEN = {"gate": "gate", "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "down_proj": "down_proj"}
 _LIKE_MIXTRAL = ("mixtral", "minimax", "minimax_m2")
 _LIKE_QWEN = (
     *("afmoe", "cohere2_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe"),

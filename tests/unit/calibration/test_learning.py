@@ -103,6 +103,16 @@ def test_what_predicts_no_better_is_not_used() -> None:
     assert lesson.use == "no_better"
 
 
+def test_noise_between_runs_is_nothing_to_learn() -> None:
+    """Runs that differ by what repeats differ by teach nothing, also where they happen to err alike."""
+    for noise in ((1.04, 0.96, 1.05, 0.99), (1.05, 1.02, 1.03), (0.95, 0.97)):
+        rows = [row(f"run{n}", run(*shape), factor * predict(run(*shape)).step_time_s.total)
+                for n, (shape, factor) in enumerate(zip(SHAPES, noise, strict=False))]  # fmt: skip
+        (lesson,) = learn(rows, current())
+        assert lesson.use == "noise"
+        assert taught(current(), [lesson]) == current()
+
+
 def test_nothing_else_is_predicted_otherwise() -> None:
     calibration = taught(current(), learn(slow(3), current()))
     (learned,) = calibration.learned

@@ -250,8 +250,11 @@ def test_shared_memory_is_no_disk(line: str) -> None:
 @pytest.mark.parametrize("line", [
     "Unable to shutdown process 12 via Signals.SIGTERM, forcefully exiting via Signals.SIGKILL",
     "step 137, loss: 0.9", "1370 tokens were skilled",
+    "A worker died. There are some potential root causes. (1) It is killed by SIGKILL by the OOM killer "
+    "due to high memory usage.", "To avoid CUDA out of memory, lower the batch",
+    "    except CUDA out of memory",
 ])  # fmt: skip
-def test_what_is_no_killed_process(line: str) -> None:
+def test_what_is_no_failure_of_memory(line: str) -> None:
     assert text_evidence(f"RuntimeError: shapes differ\n{line}\n", "x").failure == "other"
 
 
@@ -425,6 +428,24 @@ def test_megabytes_of_garbage(tmp_path: Path) -> None:
     (["job.py main: scaler.unscale_(o)", "torch/amp/grad_scaler.py unscale_: f()"], ("train", "optimizer")),
     (["job.py main: l = model(**b).loss; l.backward()", "torch/nn/modules/module.py _call_impl: f()"],
      ("train", "forward")),
+    (["a/trainer.py _inner_training_loop: f()", "accelerate/fsdp_utils.py load_fsdp_model: f()"],
+     ("resume", "")),
+    (["torch/fsdp/_fsdp_state.py _pre_forward: f()", "torch/fsdp/a.py wait_for_unshard: f()"],
+     ("train", "forward")),
+    (["unsloth/models/llama.py LlamaDecoderLayer_fast_forward: f()"], ("train", "forward")),
+    (["job.py step: net(x)", "flash_attn/a.py _flash_attn_varlen_backward: f()"], ("train", "backward")),
+    (["a/trainer.py compute_loss: f()", "torch/_inductor/select.py generate_example_value: f()"],
+     ("train", "forward")),
+    (["flax/clm.py main: state, m = p_train_step(state, b)"], ("train", "forward")),
+    (["lightning/strategy.py batch_to_device: move(b)"], ("train", "data")),
+    (["trl/grpo.py _prepare_inputs: f()", "transformers/models/q/modeling_q.py forward: f()"],
+     ("train", "forward")),
+    (["prepare.py main: f()", "pandas/io/json/_json.py read: data.split()"], ("data", "")),
+    (["own.py fit: net(x)", "own.py attend: s = q @ k.transpose(-1, -2)"], ("train", "forward")),
+    (["own.py main: ema = EMA(m)", "own/ema.py __init__: p.clone()"], ("load", "")),
+    (["own.py main: ppl = compute_perplexity(m)", "own.py compute_perplexity: m(x)"], ("evaluation", "")),
+    (["own.py restore: o.load_state_dict(s)", "torch/serialization.py load: f()"], ("resume", "")),
+    (["nemo_rl/grpo.py refit_policy_generation: f()"], ("generation", "")),
 ])  # fmt: skip
 def test_a_moment_by_what_frames_are_named(frames: list[str], moment: tuple[str, str]) -> None:
     lines = [re.sub(r"(\S+) (\S+): (.*)", r'  File "/env/site-packages/\1", line 3, in \2\n    \3', one)
@@ -514,7 +535,23 @@ def test_a_job_that_its_shell_says_is_killed(line: str, moment: str) -> None:
     ("RuntimeError: cuda runtime error (2) : out of memory at THCStorage.cu:58", "device_memory"),
     ("RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.", "device_memory"),
     ("Message: Pod ephemeral local storage usage exceeds the total limit of containers 50Gi.", "disk"),
-    ("slurmstepd: error: *** JOB 9 ON a CANCELLED AT 2026-02-02T23:00:13 DUE TO TIME LIMIT ***", "other"),
+    ("slurmstepd: error: *** JOB 9 ON a CANCELLED AT 2026-02-02T23:00:13 DUE TO TIME LIMIT ***", "stopped"),
+    ("CANCELLED AT 2026-02-02T23:00:13 DUE TO TIME LIMIT ***\nsrun: error: n1: task 0: Killed", "stopped"),
+    ("srun: error: gpu-n6: task 0: Out Of Memory", "host_memory"),
+    ("systemd-oomd[8]: Killed /a.scope due to memory pressure being 61.21% > 50.00%", "host_memory"),
+    ("box earlyoom[6]: sending SIGTERM to process 2 uid 1000 \"python\": VmRSS 28812 MiB", "host_memory"),
+    ("memory allocation of 17179869184 bytes failed", "host_memory"),
+    ("[Rank:7] FATAL ERROR :: MODULE:PT_DEVMEM Allocation failed for size::21 (2025)MB", "device_memory"),
+    ("RuntimeError: level_zero error: 40 (UR_RESULT_ERROR_OUT_OF_RESOURCES)", "device_memory"),
+    ("Resource exhausted: Failed to allocate request for 100.00MiB on device ordinal 0", "device_memory"),
+    ("OOM when allocating tensor with shape[16,12] and type float on /job:a/device:GPU:0", "device_memory"),
+    ("Out of memory error on GPU 0. Cannot allocate 2.0GB memory on GPU 0", "device_memory"),
+    ("   ERROR    torch.OutOfMemoryError: Allocation on device        node.py:3", "device_memory"),
+    ("WARN failed to extend /dev/shm/nccl-Ab to 96 bytes, No space left on device (28)", "shared_memory"),
+    ("=>> PBS: job killed: walltime 86412 exceeded limit 86400", "stopped"),
+    ("OSError: [Errno 28] Auf dem Gerät ist kein Speicherplatz mehr verfügbar", "disk"),
+    ("The replica workerpool0-0 ran out-of-memory and exited with a status of 137(SIGKILL).", "host_memory"),
+    ("{'loss': 0.0, 'grad_norm': nan, 'epoch': 0.02}", "other"),
 ])  # fmt: skip
 def test_the_words_of_schedulers_and_engines(line: str, failure: str) -> None:
     found = text_evidence(f"iter 120: loss 2.33, time 511.02ms\n{line}\n", "x")

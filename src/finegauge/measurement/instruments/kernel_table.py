@@ -288,7 +288,8 @@ def rows(trace: Trace, role_of: Callable[[str], Role], *, steps: int) -> list[Ro
     for seconds, kind, name, operator, done in _timed(trace, work):
         stage, role, forward = place(operator, role_of)
         role = finer_role(role, kind, forward, products)
-        key = (stage, role, _kind_in_role(kind, role), name)
+        made_of_them = role and role[-1] in ("norm", "scan") and kind in GENERAL
+        key = (stage, role, role[-1] if made_of_them else kind, name)
         entry = sums.setdefault(key, [0.0] * 4)
         for index, amount in enumerate((1.0, seconds, done.flops, done.num_bytes)):
             entry[index] += amount
@@ -298,11 +299,6 @@ def rows(trace: Trace, role_of: Callable[[str], Role], *, steps: int) -> list[Ro
         calls, seconds, flops, moved = (amount / steps for amount in entry)
         table.append(Row(*key, calls, seconds, flops, moved, dtypes[key]))
     return sorted(table, key=lambda row: -row.time_s)
-
-
-def _kind_in_role(kind: str, role: Role) -> str:
-    made_of_them = role and role[-1] in ("norm", "scan") and kind in GENERAL
-    return role[-1] if made_of_them else kind
 
 
 def _works(trace: Trace) -> dict[Operator, Work]:

@@ -188,7 +188,8 @@ def flash_attention(
     if value_width != width:
         v = torch.nn.functional.pad(v, [0, width - value_width])
     if q.dtype == torch.float32:
-        target = _half_of(module)
+        is_cast = torch.is_autocast_enabled("cpu")
+        target = torch.get_autocast_dtype("cpu") if is_cast else next(module.parameters()).dtype
         q, k, v = (t.to(target) for t in (q, k, v))
     length, window = q.shape[1], kwargs.get("sliding_window")
     q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
@@ -251,12 +252,6 @@ def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     if mask is None or mask.dtype != torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=dtype)
-
-
-def _half_of(module: torch.nn.Module) -> torch.dtype:
-    if torch.is_autocast_enabled("cpu"):
-        return torch.get_autocast_dtype("cpu")
-    return next(module.parameters()).dtype
 
 
 def _round_up(number: int, multiple: int) -> int:

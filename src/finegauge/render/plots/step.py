@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 MEMORY_KEY = "memory"
 LEAST_FRACTION = 0.002  # of what has to fit: smaller parts stand together
+REST = " and small parts"
 ROW_INCHES = 0.36
 FAR_RATIO = 8.0  # beyond so many times what is needed, the capacity stands off the axis
 
@@ -123,14 +124,11 @@ def _shown(steps: Sequence[Step], total: float) -> Sequence[Step]:
         small = step.num_bytes < LEAST_FRACTION * total
         last = shown[-1] if shown else None
         if small and last is not None:
-            shown[-1] = last._replace(num_bytes=last.num_bytes + step.num_bytes, name=_with_others(last.name))
+            name = f"{last.name.removesuffix(REST)}{REST}"
+            shown[-1] = last._replace(num_bytes=last.num_bytes + step.num_bytes, name=name)
         else:
             shown.append(step)
     return shown
-
-
-def _with_others(name: str) -> str:
-    return name if name.endswith(" and small parts") else f"{name} and small parts"
 
 
 def _memory_table(profile: Profile, formulas: Mapping[Path, str]) -> Table:
