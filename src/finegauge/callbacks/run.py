@@ -163,7 +163,8 @@ def adapter_keys(model: Any) -> dict[str, Any]:
             return keys | {"use_peft": True, "peft": peft_keys(kind, adapter.to_dict())}
         except FieldError as error:
             raise UnsupportedError(str(error)) from None
-    keys |= {"use_peft": True, "lora_target_modules": _adapted(model)}
+    adapted = {part.rpartition(".")[2] for part, module in model.named_modules() if hasattr(module, "lora_A")}
+    keys |= {"use_peft": True, "lora_target_modules": sorted(adapted)}
     keys |= {
         theirs: getattr(adapter, name) for name, theirs in _OF_LORA.items() if getattr(adapter, name, None)
     }
@@ -214,11 +215,6 @@ def _gptq_bits(model: Any) -> int:
     options = _quantiser(model)
     method = str(getattr(options.get("quant_method"), "value", options.get("quant_method")))
     return int(options.get("bits") or 0) if method == "gptq" else 0
-
-
-def _adapted(model: Any) -> list[str]:
-    names = {name.rpartition(".")[2] for name, module in model.named_modules() if hasattr(module, "lora_A")}
-    return sorted(names)
 
 
 def _most_common(model: Any, *, adapters: bool) -> str | None:

@@ -334,12 +334,14 @@ class LiveTrial:
         per_step = 1.0 / max(1, self.timer.num_steps)
         counted = self._counter.tokens * self._ranks if self._counter is not None else 0
         tokens = (counted or self._logged[0]) * per_step
+        joules = self._energy.total_j if self._energy is not None else None
+        seen = f"steps: 1 discarded as warm-up, the last {len(steps_s)} kept"
         profile = Profile(
             run=self.run,
-            source=_source(self.device, len(steps_s)),
+            source=Source("measured", f"{SOURCE}, {device_name(self.device)}", assumptions=(seen,)),
             step_time_s=Breakdown.of(step=step_s),
             step_times_s=tuple(steps_s),
-            step_energy_j=self._energy_per_step(per_step),
+            step_energy_j=Breakdown({("device",): joules * per_step} if joules else {}),  # all of the run's
             step_flops=self._flops_per_token * tokens,
             step_tokens=tokens,
             step_sequences=self._samples_per_step,
@@ -402,11 +404,6 @@ class LiveTrial:
                 return f"the weight {name} is no finite number at the end: check the learning rate"
         return ""
 
-    def _energy_per_step(self, per_step: float) -> Breakdown:
-        """Return the joules of a step, all of the run's time shared out; empty where not known."""
-        joules = self._energy.total_j if self._energy is not None else None
-        return Breakdown({("device",): joules * per_step}) if joules else Breakdown({})
-
     def _observations(self, steps_s: list[float]) -> dict[str, Any]:
         found: dict[str, Any] = {"timing": timing_of(self.timer.num_steps, steps_s)}
         if self.device.type == "cpu":  # the host does the work, so its view of the stages is the step's
@@ -418,11 +415,6 @@ class LiveTrial:
                 "energy_j": self._energy.total_j, "source": self._energy.source, "note": self._energy.why
             }  # fmt: skip
         return found
-
-
-def _source(device: torch.device, steps: int) -> Source:
-    seen = f"steps: 1 discarded as warm-up, the last {steps} kept"
-    return Source("measured", f"{SOURCE}, {device_name(device)}", assumptions=(seen,))
 
 
 def profile_memory(device: torch.device) -> dict[str, Any]:

@@ -202,11 +202,6 @@ def _why(error: Exception) -> str:
     return f"it is no JSON: {str(error).splitlines()[0][:100]}" if str(error) else "it is no JSON"
 
 
-def _json(stream: IO[bytes], path: str) -> Rows:
-    for number, (record, num_bytes) in enumerate(values(stream, path, MAX_RECORD_BYTES), start=1):
-        yield number, record, num_bytes
-
-
 def _cells(stream: IO[bytes], path: str) -> Rows:
     """Yield the rows of a CSV or TSV as mappings; the first line names the columns."""
     import csv
@@ -254,8 +249,12 @@ READERS: dict[str, Callable[[IO[bytes], str], Rows]] = {
     "jsonl": lambda stream, _: _lines(stream, json.loads),
     "ndjson": lambda stream, _: _lines(stream, json.loads),
     "txt": lambda stream, _: _lines(stream, lambda line: line.decode("utf-8").rstrip("\r\n")),
-    "json": _json, "csv": _cells, "tsv": _cells,
-}  # fmt: skip
+    "json": lambda stream, path: (
+        (number, *one) for number, one in enumerate(values(stream, path, MAX_RECORD_BYTES), start=1)
+    ),
+    "csv": _cells,
+    "tsv": _cells,
+}
 
 
 def values(stream: IO[bytes], path: str, most: int) -> Iterator[tuple[Any, int]]:

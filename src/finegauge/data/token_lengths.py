@@ -329,7 +329,8 @@ def token_lengths(
     wanted = check_format(format, tuple(FORMATS))
     source = source_of(path)
     stamp = stamp_of(source)
-    asked = (path, stamp, stamps(tokenizer), wanted, template, _written(template))
+    written = os.path.getmtime(template) if template is not None and os.path.isfile(template) else None
+    asked = (path, stamp, stamps(tokenizer), wanted, template, written)
     if asked not in _REMEMBERED:
         files = tokenizer_files(tokenizer)
         key = _key(source, files, wanted, template or AUTO)
@@ -378,10 +379,6 @@ def _dataset(path: str, tokenizer: str, content: str) -> Dataset:
 def _key(source: Source, files: TokenizerFiles, wanted: str | None, template: str) -> str:
     decides = (content_of(source), files.digest, wanted, template, template_source(template, files))
     return sha256(repr(decides).encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _written(template: str | None) -> float | None:
-    return os.path.getmtime(template) if template is not None and os.path.isfile(template) else None
 
 
 def _count(
