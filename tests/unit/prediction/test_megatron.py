@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from finegauge.model.graph import build
 from finegauge.prediction.calibration import DATASHEET
 from finegauge.prediction.collectives import collectives
+from finegauge.prediction.model_parallel import divided
 from finegauge.prediction.predictor import held_between_steps, predict
 from finegauge.run.run import Run
 
@@ -203,3 +204,20 @@ def test_experts_compute_up_to_their_capacity_whatever_tokens_choose() -> None:
     )  # in and out, gate, up
     assert kept[1] - kept[0] == pytest.approx(more, rel=0.25)
     assert predict(padded).step_time_s["waits"] <= predict(asked).step_time_s["waits"]
+
+
+@pytest.mark.parametrize("fields", [{}, {"weights_dtype": "fp32", "autocast": "bf16"}, {"fp8": True}])
+def test_an_input_is_whole_on_every_rank_whatever_is_cast_before_its_product(fields: dict[str, Any]) -> None:
+    plain: dict[str, Any] = {"weights_dtype": "bf16", "autocast": "none", "activation_checkpointing": "none"}
+    asked = Run(
+        model="llama-3-8b", method="full", gpu="H100", num_gpus=8, tensor_parallel=8, framework="torchtitan",
+        **{**plain, **fields},
+    )  # fmt: skip
+    ops = build(asked).layers[0].ops
+    kept = {
+        op.path[-1]: part.saved_bytes.token / op.saved_bytes.token
+        for op, part in zip(ops, divided(asked, ops), strict=True)
+        if op.kind == "gemm" and op.saved_bytes.token
+    }
+    assert kept["q_proj"] == kept["gate_proj"] == 1.0
+    assert kept["down_proj"] == 1 / 8
