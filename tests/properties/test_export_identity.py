@@ -32,6 +32,8 @@ USUAL = OPTIONAL_FIELDS | {
     "optimizer_implementation": st.sampled_from(("fused", "foreach", "in_backward")),
     "eval_samples": st.sampled_from((0, 100)),
     "saves_per_epoch": st.sampled_from((0.0, 1.0, 2.0)),
+    "save_steps": st.sampled_from((None, 50.0, 0.1)),
+    "eval_steps": st.sampled_from((None, 20.0, 0.25)),
     "num_experts_per_tok": st.just("all"),
     "expert_parallel": st.sampled_from((1, 1, 2)),
 }

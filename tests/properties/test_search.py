@@ -53,6 +53,7 @@ runs = st.fixed_dictionaries(
         "optimizer_implementation": st.sampled_from(("fused", "foreach", "loop", "in_backward")),
         "precision": st.sampled_from(({}, {"weights_dtype": "fp32", "autocast": "bf16"})),
         "eval_samples": st.sampled_from((0, 500)),
+        "eval_steps": st.sampled_from((None, 7.0, 0.25)),
         "compile": st.booleans(),
         "group_by_length": st.booleans(),
     }

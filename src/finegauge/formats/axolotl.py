@@ -243,7 +243,8 @@ def _read_data(reading: Reading) -> None:
     listed = listed if isinstance(listed, list) else [listed]
     paths = [entry.get("path") if isinstance(entry, Mapping) else entry for entry in listed]
     key = "datasets" if reading.stated("datasets") else "pretraining_dataset"
-    trainer_keys.read_dataset(reading, [path for path in paths if path], key)
+    split = str(listed[0].get("split", "")) if len(listed) == 1 and isinstance(listed[0], Mapping) else ""
+    trainer_keys.read_dataset(reading, [path for path in paths if path], key, split=split)
     total = reading.fields.get("num_samples") or trainer_keys.in_all([reading.fields.get("dataset") or ""])
     trainer_keys.read_validation(reading, reading.get("val_set_size"), "val_set_size", total=total)
     each = number(0, 1e6)("evals_per_epoch", reading.get("evals_per_epoch", 0))

@@ -335,6 +335,15 @@ def _of_power_shell(text: str) -> str:
         words = re.sub(r"\s*(?:,\s*|`?\r?\n\s*)", " ", re.sub(r"(?m)#.*$", "", found[3]))
         return f"{found[1].lower()}{found[2]}({words})"
 
+    def table(found: re.Match[str]) -> str:
+        told = re.findall(r"(\w{1,64})\s*=\s*(\"[^\"]*\"|'[^']*'|[^\s;}]+)", found[2])
+        return "".join(f"${found[1]}_{name} = {value}\n" for name, value in told)
+
+    tables = r"\$(\w{1,64})\s*=\s*(?:\[\w+\])?@\{([^{}]*)\}"
+    for name in [found[0] for found in re.findall(tables, text)][:_MAX_TASKS]:
+        for used in (rf"(?i)\$\(\${name}\.(\w{{1,64}})\)", rf"(?i)\${name}\.(\w{{1,64}})"):
+            text = re.sub(used, rf"${name}_\1", text)
+    text = re.sub(tables, table, text)
     text = re.sub(r"(?i)\$(true|false|null)\b", lambda found: found[1].lower(), text)
     text = re.sub(r"(?ims)^\s*param\s*\((.*?)^\s*\)", defaults, text)
     text = re.sub(r"\$(\w{1,64})\s*(\+?=)\s*@\(([^()]*)\)", array, text)

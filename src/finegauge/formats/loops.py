@@ -131,6 +131,8 @@ def _turns(nodes: Sequence[ast.AST], values: Values) -> Iterator[tuple[str, Any]
             told = values.of(divided[1])
             if isinstance(told, int) and re.search(r"acc", ast.unparse(divided[1])):
                 yield "gradient_accumulation_steps", told
+        if isinstance(node, ast.If) and (each := _every(node, values)):
+            yield "gradient_accumulation_steps", each
         if isinstance(node, ast.For) and isinstance(node.iter, ast.Call):
             ranged = next((one for one in ast.walk(node.iter) if isinstance(one, ast.Call) and callee(
                 one.func)[1] in ("range", "trange") and one.args), None)  # fmt: skip
@@ -138,6 +140,17 @@ def _turns(nodes: Sequence[ast.AST], values: Values) -> Iterator[tuple[str, Any]
             count = values.of(ranged.args[-1 if len(ranged.args) < 3 else 1]) if ranged else None
             if kind and isinstance(count, int) and count > 0:
                 yield "num_train_epochs" if kind[0] == "epoch" else "max_steps", count
+
+
+def _every(node: ast.If, values: Values) -> int | None:
+    """Return after how many turns an optimizer steps: if (i + 1) % 8 == 0: optimizer.step()."""
+    parts = [one for one in ast.walk(node.test) if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Mod)]
+    counts = [count for one in parts if isinstance(count := values.of(one.right), int) and count > 1]
+    made = [callee(one.func) for part in node.body for one in ast.walk(part) if isinstance(one, ast.Call)]
+    steps = (
+        any(name == "step" and re.search(r"opt", owner.lower()) for owner, name in made) if counts else False
+    )
+    return counts[0] if steps else None
 
 
 def _precision(word: str) -> dict[str, Any]:

@@ -372,7 +372,10 @@ class Values:
         name = next((one for one in flags if one.startswith("--")), flags[0] if flags else "")
         dest, action = (self.of(words.get(key, ast.Constant(""))) for key in ("dest", "action"))
         name = str(dest or name.lstrip("-").partition("/")[0].replace("-", "_"))
-        self.declared |= {name, f"no_{name}"} | {one.lstrip("-").replace("-", "_") for one in flags}
+        given = [one.lstrip("-").replace("-", "_") for one in flags]  # -r 16 is --rank 16
+        self.declared |= {name, f"no_{name}", *given}
+        stated = [self._options[one] for one in given if one in self._options]
+        self._options |= {name: stated[-1]} if stated else {}
         if str(action).startswith("store_"):
             self._namespace.setdefault(name, action == "store_false")
         elif "default" in words:

@@ -220,7 +220,7 @@ def _times(every: float | None, num_steps: int, unstated: float) -> float:
     """Return how often a run does what it does `every` so many steps, below 1 a share of all."""
     if every is None:
         return unstated
-    return num_steps // every if every >= 1 else 1 // every
+    return num_steps // every if every >= 1 else round(1 / every)
 
 
 def emissions_kg(wall_j: float, overhead: float, kg_per_kwh: float) -> float:

@@ -133,6 +133,19 @@ def test_energy_of_boards_and_at_the_wall_are_two_figures() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("stated", "evaluations", "saves"),
+    [({}, 2, 2), ({"eval_steps": 30, "save_steps": 0.05}, 6, 20), ({"save_steps": 500.0}, 2, 0)],
+)
+def test_evaluations_and_saves_come_every_so_many_steps(
+    stated: dict[str, float], evaluations: int, saves: int
+) -> None:
+    wall = quoted(run(num_samples=100, epochs=2.0, eval_samples=10, **stated), OFFER).wall_time_s  # 200 steps
+    once = quoted(run(num_samples=100, epochs=1.0, eval_samples=10), OFFER).wall_time_s
+    assert wall["evaluation"] == pytest.approx(evaluations * once["evaluation"])
+    assert wall["saves"] == pytest.approx(saves * once["saves"])
+
+
 def test_wall_power_ratio_is_what_mlperf_measured() -> None:
     assert pytest.approx(1.39, abs=0.005) == WALL_POWER_RATIO
 
