@@ -261,9 +261,12 @@ ORIGIN = "the trainer"
 _NO_SHAPE = frozenset(("architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path"))
 _NOT_FROM_ARGUMENTS = frozenset(("fsdp", "fsdp_config", "deepspeed", "max_steps", "model_init_kwargs"))
 _TRL_PHASES = {
-    "SFTConfig": "sft", "DPOConfig": "dpo", "RewardConfig": "reward", "GRPOConfig": "grpo",
+    "SFTConfig": "sft",
+    "DPOConfig": "dpo",
+    "RewardConfig": "reward",
+    "GRPOConfig": "grpo",
     "PPOConfig": "ppo",
-}  # fmt: skip
+}
 _SHAPED_BY_MAX_LENGTH = ("sft", "dpo", "reward")
 
 

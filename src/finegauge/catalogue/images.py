@@ -340,8 +340,11 @@ QWEN_16 = {
     "markers_of_frames": 8,
 }  # fmt: skip
 GLM = {  # whose pixels are of two frames: a picture is doubled
-    "image": _qwen, "patch_size": 14, "min_pixels": 112**2 // 2, "max_pixels": 15000 * 28**2 // 2,
-}  # fmt: skip
+    "image": _qwen,
+    "patch_size": 14,
+    "min_pixels": 112**2 // 2,
+    "max_pixels": 15000 * 28**2 // 2,
+}
 LLAVA = {"image": _square, "image_size": 336, "patch_size": 14}
 NEXT = {"image": _any_resolution, "sizes": NEXT_SIZES, "image_size": 336, "patch_size": 14}
 IDEFICS = {

@@ -22,14 +22,27 @@ Record = Mapping[str, Any]
 Message = dict[str, Any]
 
 PAIRS = (
-    ("prompt", "completion"), ("prompt", "response"), ("query", "response"), ("question", "answer"),
-    ("problem", "solution"), ("input", "output"),
-)  # fmt: skip
+    ("prompt", "completion"),
+    ("prompt", "response"),
+    ("query", "response"),
+    ("question", "answer"),
+    ("problem", "solution"),
+    ("input", "output"),
+)
 ROLES = {
-    "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "model": "assistant",
-    "bot": "assistant", "chatgpt": "assistant", "function_call": "assistant", "observation": "tool",
-    "function_response": "tool", "tool": "tool", "system": "system",
-}  # fmt: skip
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "model": "assistant",
+    "bot": "assistant",
+    "chatgpt": "assistant",
+    "function_call": "assistant",
+    "observation": "tool",
+    "function_response": "tool",
+    "tool": "tool",
+    "system": "system",
+}
 IGNORED_LABEL = -100  # of a token that the loss leaves out, in transformers and its relatives
 
 
@@ -206,9 +219,14 @@ def _is_exchange(value: object) -> bool:
 
 
 FORMATS: dict[str, Callable[[Record], Content | None]] = {
-    "tokens": _tokens, "messages": _messages, "sharegpt": _sharegpt, "alpaca": _alpaca,
-    "preference": _preference, "prompt-completion": _prompt_completion, "text": _text,
-}  # fmt: skip
+    "tokens": _tokens,
+    "messages": _messages,
+    "sharegpt": _sharegpt,
+    "alpaca": _alpaca,
+    "preference": _preference,
+    "prompt-completion": _prompt_completion,
+    "text": _text,
+}
 USED_KEYS = frozenset(
     {
         *("input_ids", "labels", "attention_mask", "messages", "conversations", "conversation", "tools"),

@@ -46,8 +46,11 @@ _OF_OPTIONS = {  # other names of its options, and those that its file has in ot
 
 def of_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of `autotrain llm` under the keys of its file."""
-    found = {_OF_OPTIONS.get(key, f"params.{key}"): value for key, value in options.items()
-             if key != "train" and not key.endswith("_column")}  # fmt: skip
+    found = {
+        _OF_OPTIONS.get(key, f"params.{key}"): value
+        for key, value in options.items()
+        if key != "train" and not key.endswith("_column")
+    }
     bits = [bits for bits in ("int4", "int8") if found.pop(f"use_{bits}", None)]
     return {**found, **({"params.quantization": bits[0]} if bits else {})}
 

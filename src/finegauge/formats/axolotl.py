@@ -22,13 +22,18 @@ _ADAPTERS = trainer_keys.Adapters(
 )
 _DATA_DEGREES = {"dp_replicate_size": "data_parallel_replicate", "dp_shard_size": "data_parallel_shard"}
 _DEGREES = {
-    "tensor_parallel_size": "tensor_parallel", "context_parallel_size": "context_parallel",
-    "sequence_parallel_degree": "context_parallel", "expert_parallel_size": "expert_parallel",
-}  # fmt: skip
+    "tensor_parallel_size": "tensor_parallel",
+    "context_parallel_size": "context_parallel",
+    "sequence_parallel_degree": "context_parallel",
+    "expert_parallel_size": "expert_parallel",
+}
 _ATTENTION_FLAGS = {
-    "flash_attention": "flash", "flex_attention": "flash", "sdp_attention": "sdpa",
-    "xformers_attention": "sdpa", "eager_attention": "eager",
-}  # fmt: skip
+    "flash_attention": "flash",
+    "flex_attention": "flash",
+    "sdp_attention": "sdpa",
+    "xformers_attention": "sdpa",
+    "eager_attention": "eager",
+}
 _LIGER = ("liger_rope", "liger_rms_norm", "liger_layer_norm", "liger_glu_activation", "liger_swiglu")
 _LOSS = ("plugins", "cut_cross_entropy", "liger_fused_linear_cross_entropy", "chunked_cross_entropy")
 _LIGER_PLUGIN = "axolotl.integrations.liger.LigerPlugin"

@@ -19,8 +19,11 @@ _GENERATED = ("per_device_generation_batch_size", _BATCH)
 _ROLLOUTS = ("generation_batches", "generation_batch_numbers")
 _CHECKPOINTING = ("gradient_checkpointing", "actor_gradient_checkpointing")
 _CRITIC = (
-    "critic_model_name_or_path", "critic_zero_stage", "critic_lora_dim", "critic_gradient_checkpointing",
-)  # fmt: skip
+    "critic_model_name_or_path",
+    "critic_zero_stage",
+    "critic_lora_dim",
+    "critic_gradient_checkpointing",
+)
 _count = whole(1, 10**6)
 _rank = whole(0, 65_536)
 

@@ -225,25 +225,32 @@ TENSORS = {  # what a line of code holds, in words
     "gathered weights": _any(r"all_gather|unshard|_pre_forward|fetch_sub_module"),
     "embeddings": _any(r"embed_tokens|wte\(|F\.embedding"),
 }  # fmt: skip
-MADE_IN = {"attention scores": "forward", "feed-forward activations": "forward", "embeddings": "forward",
-           "optimizer states": "optimizer"}  # fmt: skip
+MADE_IN = {
+    "attention scores": "forward",
+    "feed-forward activations": "forward",
+    "embeddings": "forward",
+    "optimizer states": "optimizer",
+}
 _UNITS = {"B": 1.0, "bytes": 1.0, "KiB": 2.0**10, "kB": 2.0**10, "MiB": MIB, "GiB": GIB, "TiB": 2.0**40,
           "KB": 1e3, "MB": 1e6, "GB": GB, "M": MIB, "G": GIB}  # fmt: skip
 _AMOUNT = r"(\d{1,15}(?:\.\d{1,6})?) ?(bytes|[kKMGT]i?B|[BMG])\b"
-FIGURES = {name: re.compile(rule) for name, rule in {  # both sentences of PyTorch: from 2.1 on, and before
-    "tried_bytes": rf"[Tt]r(?:ied|ying) to allocate {_AMOUNT}|Attempting to allocate {_AMOUNT}"
-    rf"|^Requested\s+: {_AMOUNT}",
-    "total_bytes": rf"total capacity of {_AMOUNT}|; {_AMOUNT} total capacity|max allowed: {_AMOUNT}"
-    rf"|of {_AMOUNT} hbm|^Device limit\s+: {_AMOUNT}",
-    "free_bytes": rf"of which {_AMOUNT} is free|; {_AMOUNT} free|There are {_AMOUNT} free"
-    rf"|^Free \(according to CUDA\): {_AMOUNT}",
-    "process_bytes": rf"this process has {_AMOUNT} memory in use",
-    "allocated_bytes": rf"memory {_AMOUNT} is allocated by PyTorch|; {_AMOUNT} already allocated"
-    rf"|MPS allocated: {_AMOUNT}|memory space hbm\. Used {_AMOUNT}|^Currently allocated\s+: {_AMOUNT}",
-    "unallocated_bytes": rf"{_AMOUNT} is reserved by PyTorch but unallocated",
-    "reserved": rf"; {_AMOUNT} reserved in total",
-    "host_bytes": rf"\banon-rss:{_AMOUNT}|\bmemory used={_AMOUNT}|^Memory Utilized: {_AMOUNT}",
-}.items()}  # fmt: skip
+FIGURES = {
+    name: re.compile(rule)
+    for name, rule in {  # both sentences of PyTorch: from 2.1 on, and before
+        "tried_bytes": rf"[Tt]r(?:ied|ying) to allocate {_AMOUNT}|Attempting to allocate {_AMOUNT}"
+        rf"|^Requested\s+: {_AMOUNT}",
+        "total_bytes": rf"total capacity of {_AMOUNT}|; {_AMOUNT} total capacity|max allowed: {_AMOUNT}"
+        rf"|of {_AMOUNT} hbm|^Device limit\s+: {_AMOUNT}",
+        "free_bytes": rf"of which {_AMOUNT} is free|; {_AMOUNT} free|There are {_AMOUNT} free"
+        rf"|^Free \(according to CUDA\): {_AMOUNT}",
+        "process_bytes": rf"this process has {_AMOUNT} memory in use",
+        "allocated_bytes": rf"memory {_AMOUNT} is allocated by PyTorch|; {_AMOUNT} already allocated"
+        rf"|MPS allocated: {_AMOUNT}|memory space hbm\. Used {_AMOUNT}|^Currently allocated\s+: {_AMOUNT}",
+        "unallocated_bytes": rf"{_AMOUNT} is reserved by PyTorch but unallocated",
+        "reserved": rf"; {_AMOUNT} reserved in total",
+        "host_bytes": rf"\banon-rss:{_AMOUNT}|\bmemory used={_AMOUNT}|^Memory Utilized: {_AMOUNT}",
+    }.items()
+}
 _PROCESS = re.compile(rf"Process \d+ has {_AMOUNT} memory in use")
 _STEP = re.compile(
     r"[|%]\s*(\d{1,9})/\d{1,9} \[|(?:(?<![a-z])[Ss]tep|\b[Ii]ter(?:ation)?)[ :=]+(\d{1,9})\b(?!%)"
@@ -263,22 +270,25 @@ _SMI_NAME = re.compile(
 )
 _SMI_COLUMNS = re.compile(r"(?:.*--query-gpu=)?([\w.]+[\w. \[\]%/,]*)")
 _NUMBER = r" ?(\d{1,9}(?:\.\d{1,6})?)"
-PEAKS = [(metric, unit, re.compile(rule)) for metric, unit, rule in (  # that trainers log
-    ("torch_allocated", MIB, rf"\| max allocated:{_NUMBER}"),  # Megatron-LM
-    ("torch_reserved", MIB, rf"\| max reserved:{_NUMBER}"),
-    ("torch_allocated", GIB, rf"\bMax_MA{_NUMBER} GB"),  # DeepSpeed's see_memory_usage
-    ("torch_allocated", GIB, rf"\bpeak_memory_alloc ?[:=]{_NUMBER}"),  # torchtune
-    ("torch_reserved", GIB, rf"\bpeak_memory_reserved ?[:=]{_NUMBER}"),
-    ("torch_reserved", GIB, rf"\bmemory:{_NUMBER}GiB\("),  # torchtitan
-    ("torch_reserved", GIB, rf"'memory\(GiB\)': ?'?{_NUMBER}"),  # ms-swift
-    ("torch_allocated", GIB, rf"'memory/max_(?:mem_)?allocated ?\([Gg]i[Bb]\)': ?'?{_NUMBER}"),  # Axolotl
-    ("torch_reserved", GIB, rf"[Pp]eak reserved memory ={_NUMBER} GB"),  # Unsloth's notebooks
-    ("nvidia_smi", 1.0, r"VRAM Total Used Memory \(B\): (\d{1,15})"),  # rocm-smi
-    ("torch_allocated", MIB, r"\| Allocated memory +\| +\d+ MiB \| +(\d{1,9}) MiB"),  # its memory_summary
-    ("nvidia_smi", MIB, r"\b(?:C|G|C\+G) +\S.* (\d{1,9})MiB \|$"),  # nvidia-smi's processes
-    ("nvidia_smi", MIB, r"^\s+Used\s+: (\d{1,9}) MiB"),  # nvidia-smi -q
-    ("nvidia_smi", 1.0, r'gpu\.\d+\.memoryAllocatedBytes"?: ?(\d{1,15})'),  # W&B's system metrics
-)]  # fmt: skip
+PEAKS = [
+    (metric, unit, re.compile(rule))
+    for metric, unit, rule in (  # that trainers log
+        ("torch_allocated", MIB, rf"\| max allocated:{_NUMBER}"),  # Megatron-LM
+        ("torch_reserved", MIB, rf"\| max reserved:{_NUMBER}"),
+        ("torch_allocated", GIB, rf"\bMax_MA{_NUMBER} GB"),  # DeepSpeed's see_memory_usage
+        ("torch_allocated", GIB, rf"\bpeak_memory_alloc ?[:=]{_NUMBER}"),  # torchtune
+        ("torch_reserved", GIB, rf"\bpeak_memory_reserved ?[:=]{_NUMBER}"),
+        ("torch_reserved", GIB, rf"\bmemory:{_NUMBER}GiB\("),  # torchtitan
+        ("torch_reserved", GIB, rf"'memory\(GiB\)': ?'?{_NUMBER}"),  # ms-swift
+        ("torch_allocated", GIB, rf"'memory/max_(?:mem_)?allocated ?\([Gg]i[Bb]\)': ?'?{_NUMBER}"),  # Axolotl
+        ("torch_reserved", GIB, rf"[Pp]eak reserved memory ={_NUMBER} GB"),  # Unsloth's notebooks
+        ("nvidia_smi", 1.0, r"VRAM Total Used Memory \(B\): (\d{1,15})"),  # rocm-smi
+        ("torch_allocated", MIB, r"\| Allocated memory +\| +\d+ MiB \| +(\d{1,9}) MiB"),  # its memory_summary
+        ("nvidia_smi", MIB, r"\b(?:C|G|C\+G) +\S.* (\d{1,9})MiB \|$"),  # nvidia-smi's processes
+        ("nvidia_smi", MIB, r"^\s+Used\s+: (\d{1,9}) MiB"),  # nvidia-smi -q
+        ("nvidia_smi", 1.0, r'gpu\.\d+\.memoryAllocatedBytes"?: ?(\d{1,15})'),  # W&B's system metrics
+    )
+]
 
 
 def text_evidence(text: str, name: str) -> Evidence:

@@ -12,10 +12,13 @@ from finegauge.formats.key_table import Format, Reading, Row, fixed, key
 from finegauge.run.field import whole
 
 _PARTS = {
-    "query": ("q_proj", True), "key": ("k_proj", False), "value": ("v_proj", True),
-    "projection": ("o_proj", False), "mlp": ("gate_proj up_proj down_proj", False),
+    "query": ("q_proj", True),
+    "key": ("k_proj", False),
+    "value": ("v_proj", True),
+    "projection": ("o_proj", False),
+    "mlp": ("gate_proj up_proj down_proj", False),
     "head": ("lm_head", False),
-}  # fmt: skip
+}
 _TARGETS = tuple(f"lora_{part}" for part in _PARTS)
 _OPTIMIZERS = ("optimizer.class_path", "optim.optimizer", "optimizer")  # a class; older; a name
 _QUANTIZED = {"bnb.nf4": "nf4", "bnb.nf4-dq": "nf4_dq", "bnb.fp4": "nf4", "bnb.fp4-dq": "nf4_dq"}

@@ -36,18 +36,24 @@ _IMPLEMENTATIONS = (
     "model.attention_patch_type",  # of Llama, before transformers had flash attention
 )
 _FLASH, _MICRO, _BATCH = (
-    "model.use_flash_attention_2", "device_train_microbatch_size", "global_train_batch_size",
-)  # fmt: skip
+    "model.use_flash_attention_2",
+    "device_train_microbatch_size",
+    "global_train_batch_size",
+)
 _DATA = "train_loader.dataset"
 _FSDP = "fsdp_config"
 _SHARDINGS = {
-    "full_shard": "fsdp", "shard_grad_op": "fsdp_shard_grad_op", "hybrid_shard": "hybrid",
+    "full_shard": "fsdp",
+    "shard_grad_op": "fsdp_shard_grad_op",
+    "hybrid_shard": "hybrid",
     "no_shard": "none",
-}  # fmt: skip
+}
 _OPTIMIZERS = {
-    "decoupled_adamw": "adamw", "decoupled_lionw": "lion", "decoupled_lionw_8b": "lion_8bit",
+    "decoupled_adamw": "adamw",
+    "decoupled_lionw": "lion",
+    "decoupled_lionw_8b": "lion_8bit",
     **dict.fromkeys(("clip_lion", "adalr_lion"), "lion"),
-}  # fmt: skip
+}
 _PRECISIONS = {"amp_bf16": "bf16", "amp_fp16": "fp16", "amp_fp8": "bf16", "fp32": "none"}
 
 

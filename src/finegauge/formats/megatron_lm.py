@@ -48,12 +48,17 @@ _SHAPE = (
     *("patch_tokenizer_type", "extra_vocab_size"),
 )
 _OTHER_MODELS = (
-    "multi_latent_attention", "moe_shared_expert_intermediate_size", "hybrid_override_pattern", "spec",
-)  # fmt: skip
+    "multi_latent_attention",
+    "moe_shared_expert_intermediate_size",
+    "hybrid_override_pattern",
+    "spec",
+)
 _DEGREES = {
-    "tensor_model_parallel_size": "tensor_parallel", "pipeline_model_parallel_size": "pipeline_parallel",
-    "context_parallel_size": "context_parallel", "expert_model_parallel_size": "expert_parallel",
-}  # fmt: skip
+    "tensor_model_parallel_size": "tensor_parallel",
+    "pipeline_model_parallel_size": "pipeline_parallel",
+    "context_parallel_size": "context_parallel",
+    "expert_model_parallel_size": "expert_parallel",
+}
 _EXPERT_TENSOR = "expert_tensor_parallel_size"  # of which 1 says something, where tensor_parallel is more
 _ZERO = ("zero_stage", "deepspeed_config", "deepspeed")
 _FSDP = ("use_torch_fsdp2", "use_custom_fsdp", "use_megatron_fsdp")
@@ -73,19 +78,24 @@ _PATCHES = {
     "LLama3Tokenizer": 128_000,
 }  # of Pai-Megatron
 _TARGETS = {
-    "linear_qkv": ("q_proj", "k_proj", "v_proj"), "linear_proj": ("o_proj",),
-    "linear_fc1": ("gate_proj", "up_proj"), "linear_fc2": ("down_proj",),
-}  # fmt: skip
+    "linear_qkv": ("q_proj", "k_proj", "v_proj"),
+    "linear_proj": ("o_proj",),
+    "linear_fc1": ("gate_proj", "up_proj"),
+    "linear_fc2": ("down_proj",),
+}
 
 
 # Degrees that the recipes of a model set: (of what, degree).
 _RECIPES = {
     ("pretrain", "llama3_8b"): {"context_parallel_size": 2},
-    ("pretrain", "llama31_8b"): {"context_parallel_size": 2}, ("pretrain", "llama32_1b"): {},
-    ("pretrain", "llama32_3b"): {}, ("full", "llama3_8b"): {"tensor_model_parallel_size": 2},
-    ("full", "llama31_8b"): {"tensor_model_parallel_size": 2}, ("lora", "llama3_8b"): {},
+    ("pretrain", "llama31_8b"): {"context_parallel_size": 2},
+    ("pretrain", "llama32_1b"): {},
+    ("pretrain", "llama32_3b"): {},
+    ("full", "llama3_8b"): {"tensor_model_parallel_size": 2},
+    ("full", "llama31_8b"): {"tensor_model_parallel_size": 2},
+    ("lora", "llama3_8b"): {},
     ("lora", "llama31_8b"): {},
-}  # fmt: skip
+}
 _UNASKED: Mapping[str, Mapping[str, Any]] = {
     "pretrain": {"seq_length": 8192, "global_batch_size": 512, "train_iters": 1_168_251},
     "finetune": {"seq_length": 2048, "global_batch_size": 128, "train_iters": 1000, "peft_scheme": "lora"},

@@ -37,10 +37,13 @@ _UNLIKE = {  # keys that change what is counted, with what PEFT has unasked
 }
 # Endings of the classes: (Auto)ModelFor..., BertFor...
 CLASSES = {
-    "SequenceClassification": "sequence_classification", "TokenClassification": "token_classification",
-    "QuestionAnswering": "question_answering", "MaskedLM": "masked_lm", "Seq2SeqLM": "seq2seq_lm",
+    "SequenceClassification": "sequence_classification",
+    "TokenClassification": "token_classification",
+    "QuestionAnswering": "question_answering",
+    "MaskedLM": "masked_lm",
+    "Seq2SeqLM": "seq2seq_lm",
     "SpeechSeq2Seq": "seq2seq_lm",
-}  # fmt: skip
+}
 _CLASS = rf"\w+For({'|'.join(CLASSES)})"
 _WRITES = "(M?T5|Bart|Whisper)ForConditionalGeneration"
 # Of the examples: the task, and the cut-off where none is given.
@@ -149,8 +152,10 @@ def freezing_row(keys: str) -> Row:
 def warn_of_images(reading: Reading, key: str) -> None:
     """Warn of a key of images where nobody tells how many a sample has."""
     if not (reading.replaces("images_per_sample") or "images_per_sample" in reading.block):
-        reading.warn(f"{key} is of images, whose number is not told: none is counted; images_per_sample=1 "
-                     "counts one a sample.")  # fmt: skip
+        reading.warn(
+            f"{key} is of images, whose number is not told: none is counted; images_per_sample=1 "
+            "counts one a sample."
+        )
 
 
 def pixels_row(keys: str, *, at_most: int | None = None) -> Row:

@@ -23,10 +23,14 @@ _MODULES = "model.recompute_modules"
 _CHECKPOINTING = {"selective": "selective", "full": "full", "none": "none", "null": "none", "": "none"}
 _CHUNKS = "model.virtual_pipeline_model_parallel_size"
 _TARGETS = {
-    "attention_qkv": ("q_proj", "k_proj", "v_proj"), "attention_dense": ("o_proj",),
-    "attention_all": ("q_proj", "k_proj", "v_proj", "o_proj"), "mlp_fc1": ("gate_proj", "up_proj"),
-    "mlp_fc2": ("down_proj",), "mlp_all": ("gate_proj", "up_proj", "down_proj"), "all": ("all-linear",),
-}  # fmt: skip
+    "attention_qkv": ("q_proj", "k_proj", "v_proj"),
+    "attention_dense": ("o_proj",),
+    "attention_all": ("q_proj", "k_proj", "v_proj", "o_proj"),
+    "mlp_fc1": ("gate_proj", "up_proj"),
+    "mlp_fc2": ("down_proj",),
+    "mlp_all": ("gate_proj", "up_proj", "down_proj"),
+    "all": ("all-linear",),
+}
 
 
 def _read_model(reading: Reading) -> None:

@@ -38,8 +38,10 @@ _SEQUENCES = ("policy.megatron_cfg.sequence_parallel", "policy.dtensor_cfg.seque
 _KINDS = ("policy.megatron_cfg.enabled", "policy.dtensor_cfg.enabled")
 _LORAS = ("policy.megatron_cfg.peft", "policy.dtensor_cfg.lora_cfg")
 _ANSWERS = (
-    "grpo.num_generations_per_prompt", "grpo.num_prompts_per_step", "policy.generation.max_new_tokens",
-)  # fmt: skip
+    "grpo.num_generations_per_prompt",
+    "grpo.num_prompts_per_step",
+    "policy.generation.max_new_tokens",
+)
 
 
 def _read_phase(reading: Reading) -> None:

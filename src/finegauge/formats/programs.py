@@ -47,8 +47,10 @@ OPEN_INSTRUCT: Mapping[str, Any] = {
     **{"optim": "adamw_torch_fused"},
 }
 _OF_OPEN_INSTRUCT = {
-    "lora_rank": "lora_r", "max_train_steps": "max_steps", "dataset_mixer_list": "dataset_name",
-}  # fmt: skip
+    "lora_rank": "lora_r",
+    "max_train_steps": "max_steps",
+    "dataset_mixer_list": "dataset_name",
+}
 # LLaVA's train.py, of which many took the options: its adapters.
 _LLAVA_LORA: Mapping[str, Any] = {
     **{"use_peft": True, "lora_r": 64, "lora_alpha": 16, "lora_dropout": 0.05},
@@ -332,12 +334,15 @@ SCRIPTS: tuple[tuple[str, Program], ...] = (
 NOT_READ = {
     "mlx_lm": "mlx-lm trains on Apple's GPUs by MLX, which is not supported",
     "mlx_lm.lora": "mlx-lm trains on Apple's GPUs by MLX, which is not supported",
-    "xtuner": "xtuner's configuration is not read", "oumi": "oumi's configuration is not read",
+    "xtuner": "xtuner's configuration is not read",
+    "oumi": "oumi's configuration is not read",
     "colossalai": "Colossal-AI's arguments are not read",
-    "deepy.py": "GPT-NeoX's configuration is not read", "RL2.trainer.ppo": "RL2's arguments are not read",
-    "lmdeploy": "LMDeploy serves and trains nothing", "lm_eval": "lm-eval evaluates and trains nothing",
+    "deepy.py": "GPT-NeoX's configuration is not read",
+    "RL2.trainer.ppo": "RL2's arguments are not read",
+    "lmdeploy": "LMDeploy serves and trains nothing",
+    "lm_eval": "lm-eval evaluates and trains nothing",
     "paddleformers-cli": "PaddleFormers' arguments are not read",
-}  # fmt: skip
+}
 
 
 def laid_over(keys: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,13 +40,20 @@ _COMPARED: Mapping[str, Callable[[int, int], bool]] = {
 _MAX_DEPTH = 40  # of names that stand for names
 _MAX_TEXT = 4096
 _BINARY: Mapping[type, Any] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
-}  # fmt: skip
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
 
 _ORDER: Mapping[Any, Callable[[Any, Any], bool]] = {
-    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
-}  # fmt: skip
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
 
 
 def callee(function: ast.expr) -> tuple[str, str]:
@@ -592,9 +599,18 @@ class Values:
 
 
 _KINDS: Mapping[type, Callable[[Values, Any], Any]] = {
-    ast.Constant: lambda _, node: node.value, ast.Name: Values._name, ast.Attribute: Values._attribute,
-    **dict.fromkeys((ast.List, ast.Tuple, ast.Set), Values._list), ast.Dict: Values._dict,
-    ast.Call: Values._call, ast.ListComp: Values._comprehension, ast.Subscript: Values._subscript,
-    ast.BinOp: Values._binary, ast.UnaryOp: Values._unary, ast.BoolOp: Values._boolean,
-    ast.IfExp: Values._condition, ast.Compare: Values._comparison, ast.JoinedStr: Values._text,
-}  # fmt: skip
+    ast.Constant: lambda _, node: node.value,
+    ast.Name: Values._name,
+    ast.Attribute: Values._attribute,
+    **dict.fromkeys((ast.List, ast.Tuple, ast.Set), Values._list),
+    ast.Dict: Values._dict,
+    ast.Call: Values._call,
+    ast.ListComp: Values._comprehension,
+    ast.Subscript: Values._subscript,
+    ast.BinOp: Values._binary,
+    ast.UnaryOp: Values._unary,
+    ast.BoolOp: Values._boolean,
+    ast.IfExp: Values._condition,
+    ast.Compare: Values._comparison,
+    ast.JoinedStr: Values._text,
+}

@@ -33,36 +33,55 @@ class Script(NamedTuple):
 
 
 _TRL_ARGUMENTS = {
-    "SFTConfig": "sft", "DPOConfig": "dpo", "GRPOConfig": "grpo", "RewardConfig": "reward",
-    "KTOConfig": "kto", "ORPOConfig": "orpo", "CPOConfig": "cpo", "PPOConfig": "ppo",
+    "SFTConfig": "sft",
+    "DPOConfig": "dpo",
+    "GRPOConfig": "grpo",
+    "RewardConfig": "reward",
+    "KTOConfig": "kto",
+    "ORPOConfig": "orpo",
+    "CPOConfig": "cpo",
+    "PPOConfig": "ppo",
     "RLOOConfig": "rloo",
-}  # fmt: skip
+}
 _TRL_TRAINERS = {name.replace("Config", "Trainer"): word for name, word in _TRL_ARGUMENTS.items()}
 _HF_ARGUMENTS = {"TrainingArguments", "Seq2SeqTrainingArguments", "UnslothTrainingArguments"}
 _TRAINERS = {*_TRL_TRAINERS, "Trainer", "Seq2SeqTrainer", "UnslothTrainer"}
 _UNSLOTH = ("FastLanguageModel", "FastModel", "FastVisionModel", "FastSentenceTransformer")
 # Classes whose arguments are a framework's own keys: the module that reads them.
 _OTHERS = {
-    "DictDefault": "axolotl", "TrainArguments": "ms_swift", "SftArguments": "ms_swift",
+    "DictDefault": "axolotl",
+    "TrainArguments": "ms_swift",
+    "SftArguments": "ms_swift",
     "RLHFArguments": "ms_swift",
-}  # fmt: skip
+}
 _OF_LORA = {
-    "r": "lora_r", "target_modules": "lora_target_modules", "modules_to_save": "lora_modules_to_save",
-    "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout", "use_dora": "use_dora",
+    "r": "lora_r",
+    "target_modules": "lora_target_modules",
+    "modules_to_save": "lora_modules_to_save",
+    "lora_alpha": "lora_alpha",
+    "lora_dropout": "lora_dropout",
+    "use_dora": "use_dora",
     **{name: name for name in ("rank_pattern", "alpha_pattern", "layers_to_transform", "exclude_modules")},
     "target_parameters": "target_parameters",
-}  # fmt: skip
+}
 # Classes of PEFT's other configurations, without their ending.
 _OF_PEFT = {kind.replace("_", ""): kind for kind in PEFT_TYPES if kind != "LORA"}
 _OF_PEFT["PROMPTENCODER"] = "P_TUNING"
 _OF_BITSANDBYTES = {
-    "load_in_4bit": "load_in_4bit", "load_in_8bit": "load_in_8bit",
-    "bnb_4bit_use_double_quant": "use_bnb_nested_quant", "bnb_4bit_quant_type": "bnb_4bit_quant_type",
-}  # fmt: skip
+    "load_in_4bit": "load_in_4bit",
+    "load_in_8bit": "load_in_8bit",
+    "bnb_4bit_use_double_quant": "use_bnb_nested_quant",
+    "bnb_4bit_quant_type": "bnb_4bit_quant_type",
+}
 _OF_MODEL = (
-    "dtype", "torch_dtype", "attn_implementation", "load_in_4bit", "load_in_8bit",
-    "experts_implementation", "full_finetuning",
-)  # fmt: skip
+    "dtype",
+    "torch_dtype",
+    "attn_implementation",
+    "load_in_4bit",
+    "load_in_8bit",
+    "experts_implementation",
+    "full_finetuning",
+)
 _FINETUNES = tuple(
     f"finetune_{part}" for part in ("vision_layers", "language_layers", "attention_modules", "mlp_modules")
 )
@@ -91,9 +110,11 @@ _TO_UNSLOTH = {
 }
 # What a notebook's functions do unasked, where that differs from `unsloth train`.
 _NOTEBOOK = {
-    "training.batch_size": 8, "training.gradient_accumulation_steps": 1,
-    "training.optim": "adamw_torch_fused", "lora.lora_r": 16,
-}  # fmt: skip
+    "training.batch_size": 8,
+    "training.gradient_accumulation_steps": 1,
+    "training.optim": "adamw_torch_fused",
+    "lora.lora_r": 16,
+}
 _TRAINERS_OF = ("trl", "transformers", "unsloth", "unsloth_zoo", "modelscope", "swift", "optimum")
 _OWN_LOOP = (
     "its loop is its own: batch, steps and precision are those of its loader, optimizer and loss; what else "

@@ -81,16 +81,21 @@ def _of_older(keys: Mapping[str, Any]) -> dict[str, Any]:
 # What torchtitan's registry says of its models (config_registry.py of each, read 2026-11-28): sequences of a
 # micro-batch, their length, steps, checkpointing, and degrees.
 _SHIPPED = {
-    "llama3_8b": (1, 8192, 1000, "selective", {}), "llama3_70b": (8, 8192, 1000, "full", {"tensor": 8}),
-    "llama3_405b": (2, 8192, 3000, "full", {"tensor": 8}), "qwen3_0_6b": (4, 4096, 10, "selective", {}),
-    "qwen3_1_7b": (4, 4096, 100, "selective", {}), "qwen3_14b": (4, 4096, 3000, "full", {}),
-    "qwen3_32b": (2, 4096, 3000, "full", {}), "qwen3_30b_a3b": (2, 4096, 3000, "full", {}),
+    "llama3_8b": (1, 8192, 1000, "selective", {}),
+    "llama3_70b": (8, 8192, 1000, "full", {"tensor": 8}),
+    "llama3_405b": (2, 8192, 3000, "full", {"tensor": 8}),
+    "qwen3_0_6b": (4, 4096, 10, "selective", {}),
+    "qwen3_1_7b": (4, 4096, 100, "selective", {}),
+    "qwen3_14b": (4, 4096, 3000, "full", {}),
+    "qwen3_32b": (2, 4096, 3000, "full", {}),
+    "qwen3_30b_a3b": (2, 4096, 3000, "full", {}),
     "deepseek_v3_16b": (4, 4096, 1000, "selective", {"expert": 8}),
     "deepseek_v3_671b": (4, 4096, 10_000, "selective", {"expert": 2}),
     "llama4_17bx16e": (8, 8192, 3000, "full", {"tensor": 8, "expert_tensor": 8}),
     "llama4_17bx128e": (1, 8192, 3000, "full", {"tensor": 8, "pipeline": 4, "expert_tensor": 8}),
-    "gpt_oss_20b": (1, 8192, 10_000, "full", {}), "gpt_oss_120b": (1, 8192, 10_000, "full", {}),
-}  # fmt: skip
+    "gpt_oss_20b": (1, 8192, 10_000, "full", {}),
+    "gpt_oss_120b": (1, 8192, 10_000, "full", {}),
+}
 _NARROW = {"deepseek_v3_671b": {}, "llama3_405b": {_GATHERS: True, "compile.enable": True, _ASYNC: True}}
 
 

@@ -45,14 +45,21 @@ _PROJECTIONS = {"output_proj": "o_proj"}
 _MLP = LINEAR[4:]
 # The beginning of a catalogue name's last part: torchtune's module, the sizes it builds, what follows them.
 _FAMILIES = (
-    ("llama-2-", "llama2", "7b 13b 70b", ""), ("meta-llama-3-", "llama3", "8b 70b", ""),
-    ("meta-llama-3.1-", "llama3_1", "8b 70b 405b", ""), ("llama-3.1-", "llama3_1", "8b 70b 405b", ""),
-    ("llama-3.2-", "llama3_2", "1b 3b", ""), ("llama-3.3-", "llama3_3", "70b", ""),
-    ("gemma-", "gemma", "2b 7b", ""), ("gemma-2-", "gemma2", "2b 9b 27b", ""),
-    ("codellama-", "code_llama2", "7b 13b 70b", ""), ("qwen2-", "qwen2", "0.5b 1.5b 7b", ""),
-    ("qwen2.5-", "qwen2_5", "0.5b 3b", ""), ("qwen2.5-", "qwen2_5", "1.5b 7b 14b 32b 72b", "_base"),
-    ("qwen3-", "qwen3", "32b", ""), ("qwen3-", "qwen3", "0.6b 1.7b 4b 8b 14b", "_base"),
-)  # fmt: skip
+    ("llama-2-", "llama2", "7b 13b 70b", ""),
+    ("meta-llama-3-", "llama3", "8b 70b", ""),
+    ("meta-llama-3.1-", "llama3_1", "8b 70b 405b", ""),
+    ("llama-3.1-", "llama3_1", "8b 70b 405b", ""),
+    ("llama-3.2-", "llama3_2", "1b 3b", ""),
+    ("llama-3.3-", "llama3_3", "70b", ""),
+    ("gemma-", "gemma", "2b 7b", ""),
+    ("gemma-2-", "gemma2", "2b 9b 27b", ""),
+    ("codellama-", "code_llama2", "7b 13b 70b", ""),
+    ("qwen2-", "qwen2", "0.5b 1.5b 7b", ""),
+    ("qwen2.5-", "qwen2_5", "0.5b 3b", ""),
+    ("qwen2.5-", "qwen2_5", "1.5b 7b 14b 32b 72b", "_base"),
+    ("qwen3-", "qwen3", "32b", ""),
+    ("qwen3-", "qwen3", "0.6b 1.7b 4b 8b 14b", "_base"),
+)
 _BUILDERS = {
     f"{stem}{size}": (module, f"{size.replace('.', '_')}{ending}")
     for stem, module, sizes, ending in _FAMILIES
@@ -68,9 +75,11 @@ _TOKENIZERS = {
     **{name: (f"{name}.{name}", "vocab.json") for name in ("qwen2", "qwen2_5", "qwen3", "phi4")},
 }
 _MODEL_TYPES = {
-    **dict.fromkeys(("llama3_1", "llama3_3"), "llama3"), "code_llama2": "llama2", "phi3": "phi3_mini",
+    **dict.fromkeys(("llama3_1", "llama3_3"), "llama3"),
+    "code_llama2": "llama2",
+    "phi3": "phi3_mini",
     "qwen2_5": "qwen2",
-}  # fmt: skip
+}
 _WITHOUT_QLORA = ("qwen2", "qwen2_5", "qwen3")  # their builders of LoRA quantise where they are told
 _TENSOR_PLAN = {"_component_": "torchtune.models.llama3.base_llama_tp_plan"}
 _FROM_SOURCE = "git+https://github.com/pytorch/torchtune"  # what came after the last release, 0.6.1

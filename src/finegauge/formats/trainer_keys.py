@@ -35,17 +35,23 @@ _ATTENTION = {
 }
 # Optimizer classes that a dotted name ends in, and modules of those that are written by it.
 _CLASSES = {
-    "lion_pytorch": "lion", **dict.fromkeys(("optimi_adamw", "adopt_adamw"), "adamw"),
-    "pagedadamw": "paged_adamw", "pagedadamw8bit": "paged_adamw_8bit",
+    "lion_pytorch": "lion",
+    **dict.fromkeys(("optimi_adamw", "adopt_adamw"), "adamw"),
+    "pagedadamw": "paged_adamw",
+    "pagedadamw8bit": "paged_adamw_8bit",
     **dict.fromkeys(("adamw8bit", "adam8bit"), "adamw_8bit"),
     **dict.fromkeys(("fusedadam", "fused_adam", "distributed_fused_adam", "megatron_fused_adam"), "adamw"),
-}  # fmt: skip
+}
 OPTIMIZER_CLASSES = {
-    "adamw": "torch.optim.AdamW", "sgd": "torch.optim.SGD", "adafactor": "torch.optim.Adafactor",
-    "adamw_8bit": "bitsandbytes.optim.AdamW8bit", "paged_adamw": "bitsandbytes.optim.PagedAdamW",
-    "paged_adamw_8bit": "bitsandbytes.optim.PagedAdamW8bit", "lion": "bitsandbytes.optim.Lion",
+    "adamw": "torch.optim.AdamW",
+    "sgd": "torch.optim.SGD",
+    "adafactor": "torch.optim.Adafactor",
+    "adamw_8bit": "bitsandbytes.optim.AdamW8bit",
+    "paged_adamw": "bitsandbytes.optim.PagedAdamW",
+    "paged_adamw_8bit": "bitsandbytes.optim.PagedAdamW8bit",
+    "lion": "bitsandbytes.optim.Lion",
     "lion_8bit": "bitsandbytes.optim.Lion8bit",
-}  # fmt: skip
+}
 # What transformers calls its optimizers, where that is another name, and which it has not.
 _OF_TRANSFORMERS = {
     **{name: f"{name}_32bit" for name in ("paged_adamw", "lion", "paged_lion", "paged_ademamix")},
@@ -305,8 +311,10 @@ def _read_evaluation(reading: Reading) -> None:
     told = reading.fields.get("eval_samples") or reading.replaces("eval_samples")
     told = told or "eval_samples" in reading.block or reading.text(named, "no") in ("no", "none", "false")
     if ends and not told:
-        reading.warn(f"{named} asks for evaluations on samples whose number is not told: their time is not "
-                     "counted; eval_samples=N counts it.")  # fmt: skip
+        reading.warn(
+            f"{named} asks for evaluations on samples whose number is not told: their time is not "
+            "counted; eval_samples=N counts it."
+        )
 
 
 def _evaluation(run: Run) -> dict[str, Any]:

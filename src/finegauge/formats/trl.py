@@ -52,9 +52,11 @@ _STRATEGIES = {
 }
 # PEFT's own names: ours.
 _OF_ADAPTER = {
-    "base_model_name_or_path": "model_name_or_path", "r": "lora_r",
-    "target_modules": "lora_target_modules", "modules_to_save": "lora_modules_to_save",
-}  # fmt: skip
+    "base_model_name_or_path": "model_name_or_path",
+    "r": "lora_r",
+    "target_modules": "lora_target_modules",
+    "modules_to_save": "lora_modules_to_save",
+}
 OF_SCRIPT = {
     **dict.fromkeys(("model_max_length", "block_size", "max_seq_len", "cutoff_len"), "max_seq_length"),
     **dict.fromkeys(("use_lora", "lora_enable", "is_peft_model", "use_peft_lora"), "use_peft"),
@@ -69,9 +71,13 @@ OF_SCRIPT = {
 }
 _BITS = ("bits", "load_in_bits", "quantization_bit")
 _OF_LLAVA = (
-    "pretrain_mm_mlp_adapter", "freeze_mm_mlp_adapter", "mm_projector_type", "tune_mm_mlp_adapter",
-    "mm_vision_tower", "mm_vision_select_layer",
-)  # fmt: skip
+    "pretrain_mm_mlp_adapter",
+    "freeze_mm_mlp_adapter",
+    "mm_projector_type",
+    "tune_mm_mlp_adapter",
+    "mm_vision_tower",
+    "mm_vision_select_layer",
+)
 _AS_ZERO = {"fsdp": "zero3", "fsdp_shard_grad_op": "zero2", "hybrid": "zero3"}
 _PEFT_DEFAULTS = {"lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
 

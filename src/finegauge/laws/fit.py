@@ -178,11 +178,16 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "batch": ("batch_size", "micro_batch_size", "micro_batch"),
     "sparsity": ("sparsity_ratio", "sparsity_fraction"),
     "samples_per_s": ("queries_per_s", "throughput_qps", "samples_per_second"),
-    "step_time_s": ("seconds_per_step",), "tokens_per_s_per_gpu": ("tokens_per_s",),
+    "step_time_s": ("seconds_per_step",),
+    "tokens_per_s_per_gpu": ("tokens_per_s",),
     "max_batch": ("max_batch_size", "observed_max_batch", "max_micro_batch_size"),
-    "gpu_memory_gb": ("gpu_mem_gb",), "model_memory_gb": ("model_mem_gb",),
-    "seq_len": ("sequence_length",), "gradient_accumulation_steps": (), "num_gpus": (), "outcome": (),
-}  # fmt: skip
+    "gpu_memory_gb": ("gpu_mem_gb",),
+    "model_memory_gb": ("model_mem_gb",),
+    "seq_len": ("sequence_length",),
+    "gradient_accumulation_steps": (),
+    "num_gpus": (),
+    "outcome": (),
+}
 CONTEXT = ("gpu", "model", "dataset", "seq_len", "method", "model_memory_gb")
 COMPLETED = ("", "ok", "completed")
 SPEEDS = ("samples_per_s", "step_time_s", "tokens_per_s_per_gpu")

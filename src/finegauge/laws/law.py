@@ -137,9 +137,12 @@ def _eq1(constants: Constants, at: Condition) -> float:
 _ANY = (float("-inf"), float("inf"))
 _SECONDS = (0.0, float("inf"))
 _EQ2: dict[str, Any] = {
-    "quantity": SAMPLES_PER_S, "units": {"C2": "samples/s", "C3": "", "C4": "samples/s"},
-    "start": _eq2_start, "held": lambda sweep: {"C3": ARTIFACT_C3}, "limits": {"C2": _ANY, "C4": _ANY},
-}  # fmt: skip
+    "quantity": SAMPLES_PER_S,
+    "units": {"C2": "samples/s", "C3": "", "C4": "samples/s"},
+    "start": _eq2_start,
+    "held": lambda sweep: {"C3": ARTIFACT_C3},
+    "limits": {"C2": _ANY, "C4": _ANY},
+}
 
 FORMS: Mapping[str, Form] = {
     each.name: each

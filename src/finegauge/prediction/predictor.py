@@ -254,9 +254,15 @@ def predict_steps(runs: Sequence[Run]) -> Iterator[Profile]:
     nccl, peak = _nccl(share, calibration), live.peak
     held_bytes = (peak + outside_tensors(run, share.graph, peak, calibration) + nccl).total
     time = step_of(
-        micro_batch, share, mean, device, network, run.gradient_accumulation_steps, waits_s,
+        micro_batch,
+        share,
+        mean,
+        device,
+        network,
+        run.gradient_accumulation_steps,
+        waits_s,
         gpu.usable_bytes - held_bytes,
-    ).parts  # fmt: skip
+    ).parts
     source = Source("predicted", calibration.name, memory_interval(run, calibration.memory_interval))
     for place, (run, batch) in enumerate(zip(runs, batches, strict=True)):
         own = LiveSet({name: _at(place, held) for name, held in live.phases.items()})

@@ -296,10 +296,13 @@ def title(point: GainsAt) -> str:
 def _gains_table(point: GainsAt) -> Table:
     said = [("baseline " if one.of_baseline else "") + one.outcome.replace("_", " ") for one in point.gains]
     rows = tuple(
-        (one.name, *(_gain_cell(one, name) for name in DIMENSIONS),
-         "" if one.outcome == "completed" else Toned(how, "risky"))
+        (
+            one.name,
+            *(_gain_cell(one, name) for name in DIMENSIONS),
+            "" if one.outcome == "completed" else Toned(how, "risky"),
+        )
         for one, how in zip(point.gains, said, strict=True)
-    )  # fmt: skip
+    )
     return Table("Gains", ("", *DIMENSIONS, ""), rows, ends_in_text=True, indent=2)
 
 

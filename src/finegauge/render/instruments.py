@@ -9,9 +9,11 @@ from finegauge.render.report import Block, Note, Section, Table, section
 from finegauge.units import counted
 
 WAITS = {
-    "ttft_s": "to the first token", "time_per_output_token_s": "each further token",
-    "inter_token_latency_s": "between chunks", "latency_s": "whole answer",
-}  # fmt: skip
+    "ttft_s": "to the first token",
+    "time_per_output_token_s": "each further token",
+    "inter_token_latency_s": "between chunks",
+    "latency_s": "whole answer",
+}
 PERCENTILES = ("mean", "p50", "p90", "p99")
 MOST_FAILURES = 5
 MOST_ROWS = 12
@@ -248,6 +250,14 @@ def _one_line(name: str, said: str, *more: Block) -> Section:
 
 
 SHOWN: dict[str, Callable[[Seen], Section]] = {
-    "steps": _steps, "serving": _serving, "layers": _layers, "kernels": _kernels, "gpm": _counters,
-    "ncu": _counters, "experts": _experts, "energy": _energy, "tasks": _tasks, "evaluation": _evaluation,
-}  # fmt: skip
+    "steps": _steps,
+    "serving": _serving,
+    "layers": _layers,
+    "kernels": _kernels,
+    "gpm": _counters,
+    "ncu": _counters,
+    "experts": _experts,
+    "energy": _energy,
+    "tasks": _tasks,
+    "evaluation": _evaluation,
+}

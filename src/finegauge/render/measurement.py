@@ -28,9 +28,11 @@ from finegauge.render.run_parts import formula_of, input_table, subject, time_ba
 from finegauge.units import counted
 
 OUTCOMES = {
-    "completed": ("Measured", "good"), "out_of_memory": ("Out of memory", "bad"),
-    "interrupted": ("Interrupted", "risky"), "unsupported": ("Cannot be measured", "risky"),
-}  # fmt: skip
+    "completed": ("Measured", "good"),
+    "out_of_memory": ("Out of memory", "bad"),
+    "interrupted": ("Interrupted", "risky"),
+    "unsupported": ("Cannot be measured", "risky"),
+}
 LEAST_FRACTION = 0.005  # of the whole: smaller parts are left to --json
 MOST_PARTS = 30
 MOST_DIFFERENCES = 5

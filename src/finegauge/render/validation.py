@@ -24,9 +24,11 @@ from finegauge.validation.summary import NUM_WORST, Errors, Reliability
 
 HEADINGS = ("rows", "median", "mean", "p90", "bias")
 METRIC_NAMES = {
-    "torch_allocated": "torch allocated", "torch_reserved": "torch reserved", "nvidia_smi": "nvidia-smi",
+    "torch_allocated": "torch allocated",
+    "torch_reserved": "torch reserved",
+    "nvidia_smi": "nvidia-smi",
     "unknown": "metric not stated",
-}  # fmt: skip
+}
 SHOWN_IDS = 4
 
 
@@ -200,8 +202,17 @@ def _medians(summary: Summary, trials: Sequence[Trial]) -> Iterator[Note]:
 
 
 OPERATOR_HEADINGS = (
-    "GPU", "kind", "format", "evidence", "rows", "answered", "median", "p90", "bias", "covered",
-)  # fmt: skip
+    "GPU",
+    "kind",
+    "format",
+    "evidence",
+    "rows",
+    "answered",
+    "median",
+    "p90",
+    "bias",
+    "covered",
+)
 EVIDENCE = {"timed": "GPU timed", "architecture": "its kin timed", "other": "others timed", "": UNKNOWN}
 
 

@@ -73,7 +73,7 @@ REMEDIES = {  # by the moment: what takes less there, beside the options of a ru
     "save": "sharded state, or gathering on the host; merging adapters on the processor",
     "resume": "sharded state, or reading onto the processor first (map_location='cpu')",
     "data": "fewer processes (num_proc, dataloader_num_workers), a data set that is streamed",
-}  # fmt: skip
+}
 MORE = {
     "load": ". Is the model read onto the host first, or in fp32, by every process (device_map, dtype)?",
     "host_memory": ": what loads data, in workers or as a data set held in memory, is not predicted.",

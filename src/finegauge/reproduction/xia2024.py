@@ -223,12 +223,17 @@ def blackmamba_layers() -> Finding:
 
 OTHER_C3 = 10.0  # any other value shows that C3 cannot be told
 CASES = (
-    ("Mixtral-8x7B", "dense", "CS", "A40"), ("Mixtral-8x7B", "sparse", "CS", "A40"),
-    ("Mixtral-8x7B", "sparse", "CS", "A100-40GB"), ("Mixtral-8x7B", "sparse", "CS", "A100-80GB"),
-    ("Mixtral-8x7B", "sparse", "MATH", "A40"), ("Mixtral-8x7B", "sparse", "MATH", "A100-80GB"),
-    ("BlackMamba-2.8B", "dense", "CS", "A40"), ("BlackMamba-2.8B", "sparse", "CS", "A40"),
-    ("BlackMamba-2.8B", "dense", "MATH", "A40"), ("BlackMamba-2.8B", "sparse", "MATH", "A40"),
-)  # fmt: skip
+    ("Mixtral-8x7B", "dense", "CS", "A40"),
+    ("Mixtral-8x7B", "sparse", "CS", "A40"),
+    ("Mixtral-8x7B", "sparse", "CS", "A100-40GB"),
+    ("Mixtral-8x7B", "sparse", "CS", "A100-80GB"),
+    ("Mixtral-8x7B", "sparse", "MATH", "A40"),
+    ("Mixtral-8x7B", "sparse", "MATH", "A100-80GB"),
+    ("BlackMamba-2.8B", "dense", "CS", "A40"),
+    ("BlackMamba-2.8B", "sparse", "CS", "A40"),
+    ("BlackMamba-2.8B", "dense", "MATH", "A40"),
+    ("BlackMamba-2.8B", "sparse", "MATH", "A40"),
+)
 
 
 def equation_2() -> Finding:
@@ -391,19 +396,44 @@ def table_4_queries() -> Finding:
 TITLE = "Xia et al. 2024, Understanding the Performance and Estimating the Cost of LLM Fine-Tuning (IISWC)"
 SOURCES = ("paper: arXiv 2408.04693", "artifact: github.com/stsxxx/finetune at 728a01b, 2024-08-27")
 ITEMS: Mapping[str, Callable[[], Item]] = {
-    "table-1": tables.table_1, "table-2": tables.table_2, "table-3": tables.table_3,
-    "table-4": tables.table_4, "openorca": tables.openorca, "fig-2": characterisation.fig_2,
-    "fig-3": characterisation.fig_3, "fig-4": characterisation.fig_4, "fig-5": characterisation.fig_5,
-    "fig-6": characterisation.fig_6, "fig-8": characterisation.fig_8, "fig-9": characterisation.fig_9,
-    "fig-10": characterisation.fig_10, "fig-11": characterisation.fig_11,
-    "lengths": characterisation.lengths, "fig-13": tables.fig_13, "fig-14": sweeps.fig_14,
-    "fig-15": sweeps.fig_15, "laws": sweeps.laws_item, "extrapolation": sweeps.extrapolation_item,
-}  # fmt: skip
+    "table-1": tables.table_1,
+    "table-2": tables.table_2,
+    "table-3": tables.table_3,
+    "table-4": tables.table_4,
+    "openorca": tables.openorca,
+    "fig-2": characterisation.fig_2,
+    "fig-3": characterisation.fig_3,
+    "fig-4": characterisation.fig_4,
+    "fig-5": characterisation.fig_5,
+    "fig-6": characterisation.fig_6,
+    "fig-8": characterisation.fig_8,
+    "fig-9": characterisation.fig_9,
+    "fig-10": characterisation.fig_10,
+    "fig-11": characterisation.fig_11,
+    "lengths": characterisation.lengths,
+    "fig-13": tables.fig_13,
+    "fig-14": sweeps.fig_14,
+    "fig-15": sweeps.fig_15,
+    "laws": sweeps.laws_item,
+    "extrapolation": sweeps.extrapolation_item,
+}
 FINDINGS: tuple[Callable[[], Finding], ...] = (
-    equation_2, plotted_curve, rmse_claims, affine_law, equation_1, table_3_labels, dataset_of_fig_15,
-    table_4_queries, memory_metric, moe_share, variances, stages_against_lengths, gsm8k_length, software,
+    equation_2,
+    plotted_curve,
+    rmse_claims,
+    affine_law,
+    equation_1,
+    table_3_labels,
+    dataset_of_fig_15,
+    table_4_queries,
+    memory_metric,
+    moe_share,
+    variances,
+    stages_against_lengths,
+    gsm8k_length,
+    software,
     blackmamba_layers,
-)  # fmt: skip
+)
 
 
 def reproduce(names: Sequence[str] = ()) -> Reproduction:

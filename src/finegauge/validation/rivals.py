@@ -337,11 +337,19 @@ def _namespace(config: Mapping[str, Any]) -> SimpleNamespace:
 
 
 RIVALS: dict[str, Callable[[Sequence[MeasuredRow]], Estimator]] = {
-    "6nd": six_n_d, "xia2024": SeedLaw, "llm-analysis": formulas.llm_analysis,
-    "accelerate": formulas.accelerate, "deepspeed": formulas.deepspeed, "memtracker": formulas.memtracker,
-    "unsloth": unsloth, "ftuneai": ftuneai, "fitcheck-llm": fitcheck, "canifinetune": canifinetune,
-    "torch-kitsune": kitsune, "train-in-silence": train_in_silence,
-}  # fmt: skip
+    "6nd": six_n_d,
+    "xia2024": SeedLaw,
+    "llm-analysis": formulas.llm_analysis,
+    "accelerate": formulas.accelerate,
+    "deepspeed": formulas.deepspeed,
+    "memtracker": formulas.memtracker,
+    "unsloth": unsloth,
+    "ftuneai": ftuneai,
+    "fitcheck-llm": fitcheck,
+    "canifinetune": canifinetune,
+    "torch-kitsune": kitsune,
+    "train-in-silence": train_in_silence,
+}
 SLOW = {"memtracker"}  # a minute a row: asked where it is named
 PACKAGES = {"memtracker": "torch transformers", "unsloth": "--no-deps unsloth"}  # where not the rival's name
 

@@ -29,10 +29,13 @@ _CONTEXT = ("max_position_embeddings", "max_seq_len", "n_positions", "model_max_
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _NESTED = ("text_config", "ffn_config", "llm_config", "thinker_config")
 _JOBS = {
-    "qwen3_axolotl": "Qwen3-8B LoRA, Axolotl", "plans/llama2_7b_lora": "7B LoRA on an RTX 4090",
-    "plans/llama3_70b_qlora": "70B QLoRA on one A100", "plans/llama3_70b_full": "70B in full on 16 H100",
-    "mixtral_qlora_math": "Mixtral, LLaMA-Factory", "grpo_vllm": "GRPO beside vLLM",
-}  # fmt: skip
+    "qwen3_axolotl": "Qwen3-8B LoRA, Axolotl",
+    "plans/llama2_7b_lora": "7B LoRA on an RTX 4090",
+    "plans/llama3_70b_qlora": "70B QLoRA on one A100",
+    "plans/llama3_70b_full": "70B in full on 16 H100",
+    "mixtral_qlora_math": "Mixtral, LLaMA-Factory",
+    "grpo_vllm": "GRPO beside vLLM",
+}
 
 
 class Option(NamedTuple):

@@ -34,16 +34,24 @@ IPV6_PREFIX_BITS = 64  # one customer's network [RFC 6177]
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
 PROBES = ("/health", "/live")  # asked by what keeps the server running: no token, no rate
 _DIRECTIVES = {
-    "default-src": "'none'", "script-src": "'self'", "style-src": style_source(),
-    "img-src": "'self' data:", "connect-src": "'self'", "font-src": "'self'", "form-action": "'self'",
-    "base-uri": "'none'", "frame-ancestors": "'none'",
-}  # fmt: skip
+    "default-src": "'none'",
+    "script-src": "'self'",
+    "style-src": style_source(),
+    "img-src": "'self' data:",
+    "connect-src": "'self'",
+    "font-src": "'self'",
+    "form-action": "'self'",
+    "base-uri": "'none'",
+    "frame-ancestors": "'none'",
+}
 HEADERS = {
     "Content-Security-Policy": "; ".join(f"{name} {source}" for name, source in _DIRECTIVES.items()),
-    "X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY", "Referrer-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
-}  # fmt: skip
+}
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 _ASK_FOR_TOKEN = {"WWW-Authenticate": 'Basic realm="FineGauge", charset="UTF-8"'}
 _NO_TOKEN = "This server needs its token: send it as 'Authorization: Bearer ...', or as the password."

@@ -267,15 +267,19 @@ ROWS = {"rows": TOKENS, "width": WIDTH}
 HEAD_SIZES = {"heads": HEADS, "kv_heads": HEADS, "head_dim": WIDTH // HEADS}
 SQUARE = {"rows": TOKENS, "n": WIDTH, "k": WIDTH}
 LAYER = (
-    (2, "rms_norm", ROWS), (7, "linear", SQUARE),
+    (2, "rms_norm", ROWS),
+    (7, "linear", SQUARE),
     (1, "rotary", {"sequences": 1, "seq_len": TOKENS, **HEAD_SIZES}),
-    (1, "attention_sdpa", {"sequences": 1, "seq_len": TOKENS, **HEAD_SIZES}), (1, "swiglu", ROWS),
+    (1, "attention_sdpa", {"sequences": 1, "seq_len": TOKENS, **HEAD_SIZES}),
+    (1, "swiglu", ROWS),
     (2, "add", ROWS),
-)  # fmt: skip
+)
 MODEL = (
-    (1, "embedding", {**ROWS, "vocab": VOCAB}), (1, "rms_norm", ROWS), (1, "linear", SQUARE),
+    (1, "embedding", {**ROWS, "vocab": VOCAB}),
+    (1, "rms_norm", ROWS),
+    (1, "linear", SQUARE),
     (1, "cross_entropy", {"rows": TOKENS, "vocab": VOCAB}),
-)  # fmt: skip
+)
 
 
 def host_costs(bench: Bench, notes: list[str]) -> dict[str, float]:

@@ -42,10 +42,12 @@ WINDOW_S = 0.5
 _SHORTEST_S = 0.1
 _LEAST_S = 2.0  # of steps in a row
 _GPM_METRICS = {
-    "sm_fraction": "NVML_GPM_METRIC_SM_UTIL", "sm_occupancy_fraction": "NVML_GPM_METRIC_SM_OCCUPANCY",
-    "tensor_fraction": "NVML_GPM_METRIC_ANY_TENSOR_UTIL", "dram_fraction": "NVML_GPM_METRIC_DRAM_BW_UTIL",
+    "sm_fraction": "NVML_GPM_METRIC_SM_UTIL",
+    "sm_occupancy_fraction": "NVML_GPM_METRIC_SM_OCCUPANCY",
+    "tensor_fraction": "NVML_GPM_METRIC_ANY_TENSOR_UTIL",
+    "dram_fraction": "NVML_GPM_METRIC_DRAM_BW_UTIL",
     "graphics_fraction": "NVML_GPM_METRIC_GRAPHICS_UTIL",
-}  # fmt: skip
+}
 
 
 class Window(NamedTuple):

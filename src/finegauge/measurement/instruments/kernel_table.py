@@ -42,9 +42,14 @@ from finegauge.measurement.instruments.kernel_trace import (
 from finegauge.measurement.subject import Phase
 
 DTYPES = {
-    "float": "fp32", "double": "fp64", "c10::BFloat16": "bf16", "c10::Half": "fp16",
-    "c10::Float8_e4m3fn": "fp8", "c10::Float8_e5m2": "fp8", "signed char": "int8",
-}  # fmt: skip
+    "float": "fp32",
+    "double": "fp64",
+    "c10::BFloat16": "bf16",
+    "c10::Half": "fp16",
+    "c10::Float8_e4m3fn": "fp8",
+    "c10::Float8_e5m2": "fp8",
+    "signed char": "int8",
+}
 _BYTES = {
     **{"double": 8, "long int": 8, "long": 8, "float": 4, "int": 4, "TensorList": 4, "GenericList": 4},
     **{"c10::BFloat16": 2, "c10::Half": 2, "short": 2, "unsigned char": 1, "signed char": 1, "bool": 1},

@@ -224,12 +224,19 @@ class Placement:
 
 LEARNING_RATE = 1e-4
 _BITSANDBYTES = {
-    "adamw_8bit": "AdamW8bit", "paged_adamw": "PagedAdamW32bit", "paged_adamw_8bit": "PagedAdamW8bit",
-    "lion": "Lion32bit", "lion_8bit": "Lion8bit", "paged_lion": "PagedLion32bit",
-    "paged_lion_8bit": "PagedLion8bit", "ademamix": "AdEMAMix32bit", "ademamix_8bit": "AdEMAMix8bit",
-    "paged_ademamix": "PagedAdEMAMix32bit", "paged_ademamix_8bit": "PagedAdEMAMix8bit",
+    "adamw_8bit": "AdamW8bit",
+    "paged_adamw": "PagedAdamW32bit",
+    "paged_adamw_8bit": "PagedAdamW8bit",
+    "lion": "Lion32bit",
+    "lion_8bit": "Lion8bit",
+    "paged_lion": "PagedLion32bit",
+    "paged_lion_8bit": "PagedLion8bit",
+    "ademamix": "AdEMAMix32bit",
+    "ademamix_8bit": "AdEMAMix8bit",
+    "paged_ademamix": "PagedAdEMAMix32bit",
+    "paged_ademamix_8bit": "PagedAdEMAMix8bit",
     "rmsprop_8bit": "RMSprop8bit",
-}  # fmt: skip
+}
 
 
 def optimizer_of(
