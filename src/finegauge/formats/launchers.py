@@ -1,8 +1,10 @@
-"""What launchers and schedulers are told: processes, nodes, accelerate's own options, Slurm's comments."""
+"""What launchers, schedulers and shells are told: processes, nodes, accelerate's options, comments, tests."""
 
+import operator
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 from finegauge.catalogue.gpus import cloud_machine, known_gpu
@@ -23,6 +25,10 @@ _SET = re.compile(
     r"(\"[^\"\n]*\"|'[^'\n]*'|[^\n]*?)[ \t]*(?:[ \t]#.*)?$"
 )
 _MAX_ENV = 100_000  # characters
+_TESTS = ("[", "[[", "test", "]", "]]", "!")
+_COMPARED: Mapping[str, Callable[[int, int], bool]] = {
+    f"-{name}": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
+}
 ALLOC_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the newer name first
 # where a script, or a notebook of a cloud, starts
 WORKING = re.compile(r"^(\./|/content/|/kaggle/working/)")
@@ -395,3 +401,27 @@ def of_engine(
             listed if "device=" in asked else ",".join(map(str, range(int(asked))))
         )
     return mounts, variables
+
+
+def decided(words: Sequence[str]) -> bool | None:
+    """Return what a shell's test of constants comes to; None where the text does not tell, and of no test."""
+    inner = [word for word in words if word not in _TESTS]
+    if len(inner) in (2, 3) and (inner[0] in ("-z", "-n") or inner[-1] == ""):
+        inner = [
+            "" if re.fullmatch(r"\$\{?(\w+|\w+:-)\}?", word) else word for word in inner
+        ]  # set by nobody
+    found: bool | None = None
+    if words and words[0] in ("true", "false"):
+        found = words[0] == "true"
+    elif len(inner) == len(words) or any("$" in word or "`" in word for word in inner):
+        return None
+    elif len(inner) == 2 and inner[0] in ("-z", "-n"):
+        found = (inner[1] == "") is (inner[0] == "-z")
+    elif len(inner) == 3 and inner[1] in ("=", "==", "!="):
+        same = fnmatchcase(inner[0], inner[2]) if "]" not in words else inner[0] == inner[2]
+        found = same is (inner[1] != "!=")
+    elif (
+        len(inner) == 3 and inner[1] in _COMPARED and all(re.fullmatch(r"\d{1,15}", inner[i]) for i in (0, 2))
+    ):
+        found = _COMPARED[inner[1]](int(inner[0]), int(inner[2]))
+    return not found if found is not None and "!" in words else found

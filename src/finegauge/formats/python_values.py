@@ -9,8 +9,7 @@ import ast
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from finegauge.documents import parse_yaml
@@ -33,10 +32,6 @@ _TEXTS = (("yaml", "safe_load"), ("yaml", "full_load"), ("yaml", "load"), ("json
 _HOLDERS = ("dict", "SimpleNamespace", "OmegaConf", "EasyDict", "ParallelismConfig")
 _DECLARED = ("add_argument", "option", "Option")
 _SUM = re.compile(r"[\d\s()+*/%-]{1,200}")
-_TESTS = ("[", "[[", "test", "]", "]]", "!")
-_COMPARED: Mapping[str, Callable[[int, int], bool]] = {
-    f"-{name}": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
-}
 _MAX_DEPTH = 40  # of names that stand for names
 _MAX_TEXT = 4096
 _BINARY: Mapping[type, Any] = {
@@ -92,30 +87,6 @@ def calculated_text(expression: str) -> str:
         if isinstance(value, int):
             return str(value)
     return f"$(({expression}))"
-
-
-def decided(words: Sequence[str]) -> bool | None:
-    """Return what a shell's test of constants comes to; None where the text does not tell, and of no test."""
-    inner = [word for word in words if word not in _TESTS]
-    if len(inner) in (2, 3) and (inner[0] in ("-z", "-n") or inner[-1] == ""):
-        inner = [
-            "" if re.fullmatch(r"\$\{?(\w+|\w+:-)\}?", word) else word for word in inner
-        ]  # set by nobody
-    found: bool | None = None
-    if words and words[0] in ("true", "false"):
-        found = words[0] == "true"
-    elif len(inner) == len(words) or any("$" in word or "`" in word for word in inner):
-        return None
-    elif len(inner) == 2 and inner[0] in ("-z", "-n"):
-        found = (inner[1] == "") is (inner[0] == "-z")
-    elif len(inner) == 3 and inner[1] in ("=", "==", "!="):
-        same = fnmatchcase(inner[0], inner[2]) if "]" not in words else inner[0] == inner[2]
-        found = same is (inner[1] != "!=")
-    elif (
-        len(inner) == 3 and inner[1] in _COMPARED and all(re.fullmatch(r"\d{1,15}", inner[i]) for i in (0, 2))
-    ):
-        found = _COMPARED[inner[1]](int(inner[0]), int(inner[2]))
-    return not found if found is not None and "!" in words else found
 
 
 def _scalar(value: Any) -> Any:

@@ -12,8 +12,8 @@ from fnmatch import fnmatchcase
 from itertools import dropwhile
 
 from finegauge.errors import FileFormatError
-from finegauge.formats.launchers import WORKING, of_engine
-from finegauge.formats.python_values import calculated_text, decided
+from finegauge.formats.launchers import WORKING, decided, of_engine
+from finegauge.formats.python_values import calculated_text
 from finegauge.records import NamedTuple
 
 MAX_WORDS = 5_000  # of a command

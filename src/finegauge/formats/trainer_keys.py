@@ -81,9 +81,8 @@ class Adapters(NamedTuple):
         read_ranks(reading, ranked, self.defaults)
         for name in filter(reading.flag, dora):
             reading.set("adapter", "dora", name)
-        asked = reading.get(targets) or (
-            "all-linear" if self.all_unasked else model_keys.peft_choice(reading)
-        )
+        usual = "all-linear" if self.all_unasked else model_keys.peft_choice(reading)
+        asked = reading.get(targets) or usual
         if isinstance(asked, str) and (meant := of_pattern(asked)):
             reading.warn(f"{targets} is a pattern: taken as {', '.join(meant)} wherever these are.")
             asked = meant
