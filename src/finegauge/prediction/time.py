@@ -244,7 +244,8 @@ def step_of(
         paged = share.graph.weights.paged_bytes
         if network is not None and present(paged):
             outside = largest(0.0, paged - largest(0.0, free_bytes))
-            clock.parts.append((PAGED, 2.0 * outside / network.host_bytes_per_s))
+            if present(outside):
+                clock.parts.append((PAGED, 2.0 * outside / network.host_bytes_per_s))
     trainer_s = micro_steps * device.trainer_s + device.trainer_step_s
     if present(trainer_s):
         clock.parts.append((TRAINER, trainer_s))

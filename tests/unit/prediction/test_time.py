@@ -167,7 +167,7 @@ def test_paged_states_cross_pcie_where_they_have_no_room() -> None:
              activation_checkpointing="full", seq_len=512)
         for name in ("RTX 4090", "B200")
     )  # fmt: skip
-    assert path not in large.step_time_s.parts or large.step_time_s.parts[path] == 0.0
+    assert path not in large.step_time_s.parts
     room = small.capacity_bytes - small.device_memory_bytes.total
     states = 8.0 * 6.738e9
     expected = 2.0 * (states - room) / (31e9 * DATASHEET.link_fraction)
