@@ -23,6 +23,7 @@ from finegauge.catalogue.tables import (
     parse,
     positive,
     read_shipped,
+    refusal,
     rows_as,
     rows_of,
     table,
@@ -67,19 +68,6 @@ _SLICE = (
     r"(?i)(.{2,60}?)[\s:_/-]+(?:mig[\s:_/-]*)?([1-7])g[._](\d{1,3})gb(?:\+me)?"  # of a GPU that MIG divides
 )
 _SHARED = ("measured_matmul_flops_per_s", "board_power_w", "idle_power_w")  # by its instances
-_NOT_PREDICTED = (  # names folded as lookups do: why
-    (
-        r"k(10|20|40|80)[a-z]?|m(4|6|40|60)(24gb)?|gt[xs]?(9[5-8]0|7[0-9]0|6[0-9]0)(ti|m)?|gtxtitan(x|z|black)?"
-        r"|quadro[km]\d+m?|(rx)?(4[678]0|5[5-9]0)|rxvega\d*",
-        "is older than Pascal and MI50, the oldest that are predicted",
-    ),
-    (r"inf[12](\..*)?|inferentia\d?", "infers and trains nothing; AWS trains on trn1 and trn2"),
-    (
-        r"(cerebras|wse|cs|groq|lpu|sambanova|graphcore|ipu|ascend|910|mlu|kunlun|tenstorrent|wormhole|blackhole"
-        r"|mtt).*|.*(npu|cpu)",
-        "runs no framework that is read here",
-    ),
-)
 _REQUIRED = ("name", "memory_bytes", "memory_bytes_per_s", "flops_per_s")
 
 
@@ -162,8 +150,7 @@ def gpu(name: str) -> GpuSpec:
             "--gpu here."
         )
     if found is None:
-        plain = fold(re.sub(_LENDERS, "", name[:100]))
-        if reason := next((why for pattern, why in _NOT_PREDICTED if re.fullmatch(pattern, plain)), ""):
+        if reason := refusal("gpu", fold(re.sub(_LENDERS, "", name[:100]))):
             raise FieldError(f"{shown(name)} {reason}; list those that are with 'finegauge gpus'.")
         known = [key for spec in gpus().values() for key in (spec.name, *spec.aliases)]
         machines = (

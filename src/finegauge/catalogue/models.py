@@ -13,53 +13,14 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any
 
-from finegauge.catalogue.tables import checked_row, line_of, lines_of, positive, user_rows
+from finegauge.catalogue.tables import checked_row, line_of, lines_of, positive, refusal, user_rows
 from finegauge.documents import by_state, home, read_document
 from finegauge.errors import FieldError, FileFormatError, UnknownNameError, shown
 from finegauge.records import NamedTuple
 
 FILE = "models.jsonl"
 _COPIED = r"(-(hf|bf16|fp16|sharded|unsloth|bnb-4bit))+$"  # of copies whose shapes are the model's own
-# Names by which a model goes that are not its own but for signs: what the catalogue calls it.
-_OTHERWISE = {
-    **{"llama4_e16": "llama-4-scout", "llama4_e128": "llama-4-maverick", "mistral_nemo_12b": "mistral-nemo"},
-    **{"glm45_355b": "glm-4.5", "glm45_air_106b": "glm-4.5-air", "nemotron3_8b": "nemotron-3-8b-base-4k-hf"},
-    **{f"deepseek-r1-{size}b": f"deepseek-r1-distill-qwen-{size}b" for size in ("1.5", "7", "14", "32")},
-    **{"phi3-14b": "phi-3-medium-4k-instruct", "deepseek-coder-v2-16b": "deepseek-coder-v2-lite-instruct"},
-    **{"openchat-7b": "openchat_3.5", "aya-8b": "aya-23-8b", "aya-35b": "aya-23-35b"},
-    **{"snowflake-arctic-embed-335m": "snowflake-arctic-embed-l"},
-    **{"deepseek-r1-8b": "deepseek-r1-0528-qwen3-8b", "deepseek-r1-70b": "deepseek-r1-distill-llama-70b"},
-}
-# Names of what nobody can fine-tune here, by their last part: why.
-_NOT_HERE = (
-    (
-        r"gpt-?(3\.5|4|5)([.o-].*)?|gpt-4o.*|chatgpt.*|o[134](-(mini|pro|preview).*)?|claude[-_ ].*"
-        r"|gemini[-_ ]\d.*|grok-?[3-9].*|text-davinci.*",
-        "is served by its owner alone, who publishes no weights of it; name an open model, such as "
-        "openai/gpt-oss-20b",
-    ),
-    (
-        r"flux[.-]?\d.*|stable-diffusion.*|sdxl.*|sd-?(xl|turbo|3).*|wan-?2.*|(qwen-image|hunyuanvideo"
-        r"|hunyuanimage|cogvideo|pixart|kolors|hidream|ltx-video|z-image).*",
-        "makes pictures or films by diffusion; FineGauge predicts models of language, some of which see or "
-        "hear",
-    ),
-    (
-        r"(vit|deit|beit|swin|convnext|resnet|detr|segformer|dinov[23]|sam2?|clip-vit|siglip2?|yolo)-.*|yolo.*"
-        r"|(wav2vec2|hubert|w2v-bert|xls-r|wavlm|speecht5|bark|musicgen)(-.*)?"
-        r"|(kokoro|csm|dia|xtts|f5-?tts|parler-tts|chatterbox|moonshine|parakeet|canary|sam|sam2|sam3)[-_].*",
-        "sees or speaks and is no model of language, which are those that FineGauge predicts; some of them "
-        "see, such as Qwen/Qwen2.5-VL-3B-Instruct, or hear, such as openai/whisper-small",
-    ),
-    (
-        r"(voxtral|ultravox|qwen2-audio|qwen2[.]5-omni|qwen3-(omni|asr)|audio-flamingo|granite-speech|salmonn"
-        r"|minicpm-o|phi-4-multimodal|kimi-audio|step-audio|glm-4-voice|molmo|deepseek-(ocr|vl2?)|florence-2"
-        r"|cogvlm|moondream|phi-3(\.5)?-vision)([-_.\d].*)?",
-        "sees or hears beside its text by a tower that is not described; name its text model for that part",
-    ),
-)
 _OF_MANY = r"(bert|roberta|electra|bart|t5)-(small|base|large)"  # which others name theirs of other sizes
-_CLOSED = ("openai", "anthropic", "google", "x-ai")  # whose repositories may be meant by such a name
 
 
 class ModelFigures(NamedTuple):
@@ -126,15 +87,14 @@ def file_version(name_or_path: str) -> tuple[int, ...] | None:
 def not_here(name: str) -> str:
     """Return why nobody can fine-tune the model of that name here: "" of any other."""
     owner, _, last = name.casefold().rpartition("/")
-    for at, (pattern, reason) in enumerate(_NOT_HERE):
-        if re.fullmatch(pattern, last[:100]) and (at or owner in ("", *_CLOSED)):
-            return reason
-    return ""
+    return refusal("model", last[:100], owner)
 
 
 def named_like(name: str) -> str | None:
     """Return the model that is called so but for signs: llama31_8b, Llama31Config8B, phi4, qwen25_1p5b."""
-    plain = _OTHERWISE.get(name.casefold(), re.sub(r"ModelProvider|Provider|Config", "", name))
+    if (known := _known(name.casefold())) is not None:
+        return known.name
+    plain = re.sub(r"ModelProvider|Provider|Config", "", name)
     plain = re.sub(r"(?<=\d)p(?=\d+b)", "", re.sub(r"(?<=_)(\d)00m\b", r"0\1b", plain))  # 1p5b, 500m
     wanted, whole = _squeezed(plain), re.sub(r"[^a-z0-9]", "", plain.casefold())
     ours = [row.name for row in models().values() if wanted in map(_squeezed, (row.name, *row.aliases))]

@@ -10,11 +10,12 @@ whose keys are the field names of the shipped rows.
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any, TypeVar
 
-from finegauge.documents import figure, read_document
+from finegauge.documents import figure, parse_json, read_document
 from finegauge.errors import FieldError, FileFormatError, UnknownKeyError, shown
 
 _DATA = os.path.join(os.path.dirname(__file__), "data")
@@ -43,6 +44,19 @@ def line_of(filename: str, key: str, *, before: str, fold: Callable[[str], str])
         if quoted in fold(line.partition(end)[0]):
             return line
     return None
+
+
+@cache
+def refused(kind: str) -> tuple[Mapping[str, Any], ...]:
+    """Return the rows of what is not predicted: of a `model`, a `gpu` or another program's `file`."""
+    rows = (parse_json(line, "refused.jsonl") for line in lines_of("refused.jsonl"))
+    return tuple(row for row in rows if row["kind"] == kind)
+
+
+def refusal(kind: str, name: str, owner: str = "") -> str:
+    """Return why the model or gpu of that folded name is not predicted; "" of any other."""
+    rows = (row for row in refused(kind) if owner in row.get("owners", [owner]))
+    return next((str(row["reason"]) for row in rows if re.fullmatch(row["pattern"], name)), "")
 
 
 def measurement_tables() -> list[str]:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from finegauge.catalogue.tables import refused
 from finegauge.documents import MAX_BYTES, parse_toml, parse_yaml, read_text
 from finegauge.errors import FileFormatError, FineGaugeError, UnknownKeyError, UnknownNameError, shown
 from finegauge.formats import key_table, launcher_files, model_names
@@ -41,30 +42,6 @@ _MAX_NOTEBOOK_BYTES = 20_000_000  # its pictures included
 _COMMENT = r"#\s*finegauge:\s*(\{.*\})\s*$"
 _TRAINS = frozenset(("learning_rate", "lr", "optim", "batch_size", "gradient_accumulation_steps"))  # none's
 _CONFIG_KEYS = frozenset(("architectures", "model_type", "mamba_moe_layers"))  # of a config.json
-
-_HOSTED = (
-    "a fine-tuning service (a job that its provider runs on machines of its own, billed by token); "
-    "for a training of yours write a run file, with model and method"
-)
-# Files of other programs by keys that they alone have together: whose they are.
-_OTHERS = {
-    "merge_method": "mergekit, which merges models and trains nothing",
-    "num-layers": "GPT-NeoX, which is not read",
-    "pipe-parallel-size": "GPT-NeoX, which is not read",
-    "pass_rate_min": "open-r1 that filters data and trains nothing",
-    "fine_tune_type": "mlx-lm, which trains on Apple's GPUs by MLX and is not read",
-    "lora_parameters": "mlx-lm, which trains on Apple's GPUs by MLX and is not read",
-    "volumes": "a cloud (Axolotl's cloud.yaml); name the training's own file",
-    **dict.fromkeys(
-        ("training_file", "training_files", "baseModelIdentifier", "supervisedTuningSpec"), _HOSTED
-    ),
-    "pretrain strategy": "Colossal-AI (Coati), whose arguments are not read",
-    "baseModel outputModel": _HOSTED,
-    "baseModel loraRank": _HOSTED,
-    **dict.fromkeys(
-        ("rlhf_type rollout", "device_groups"), "ms-swift over Ray, whose groups of GPUs are not read"
-    ),
-}
 
 
 def read(
@@ -391,7 +368,7 @@ def beside(fields: dict[str, Any], file: str) -> dict[str, Any]:
 
 def _refuse_foreign(keys: Mapping[str, Any], name: str) -> None:
     """Raise for a file of a program that trains nothing, or whose files are not read."""
-    foreign = next((theirs for own, theirs in _OTHERS.items() if {*own.split()} <= {*keys}), None)
+    foreign = next((row["reason"] for row in refused("file") if {*row["keys"]} <= {*keys}), None)
     if foreign is not None:
         hint = "" if ";" in foreign else "; write a run file, with model and method"
         raise FileFormatError(f"{name} is a file of {foreign}{hint}.")
