@@ -75,9 +75,10 @@ _NO_ROOM = (  # in whatever words
     r"|allocate \S+ bytes which is greater)"
 )
 _FULL = rf"(?:{_NO_ROOM}|(?i:out.?of.?(?!host)(?:\w+.)?(?:memory|resources)\b|OOM when)|MemoryAllocation\b)"
-FAILURES = {  # the gravest first
-    "device_memory": _any(rf"{_DEVICE}.{{0,160}}{_FULL}", rf"{_FULL}.{{0,160}}{_DEVICE}",
-        r"\btorch\.(?:cuda\.)?OutOfMemoryError:|^torch\.(?:cuda\.)?OutOfMemoryError\b",
+FULL = re.compile(_FULL)  # asked first, for it is quicker
+FULL_DEVICE = _any(rf"{_DEVICE}.{{0,160}}{_FULL}", rf"{_FULL}.{{0,160}}{_DEVICE}")
+FAILURES = {  # beside that, the gravest first
+    "device_memory": _any(r"\btorch\.(?:cuda\.)?OutOfMemoryError:|^torch\.(?:cuda\.)?OutOfMemoryError\b",
         r"\bError out of memory at line \d+ in file", r"kIOGPU\w*OutOfMemory",
         "RESOURCE_EXHAUSTED:.{0,80}(?i:out of memory|allocating device)",
         r"\bCU(?:BLAS|DNN|SOLVER|SPARSE)_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)",
@@ -99,7 +100,7 @@ FAILURES = {  # the gravest first
         "ray-oom-prevention", "using all available RAM", "tried to allocate more memory than is available",
         r"\bOUT_OF_ME(?:MORY|\+)"),
     "stopped": _any(r"CANCELLED AT \S+ DUE TO", "DeadlineExceeded", "^KeyboardInterrupt", "TERM_RUNLIMIT",
-        "walltime .{1,60}exceeded"),
+        "walltime .{1,60}exceeded", r"(?:^|\d +|: )Terminated\b"),
     "killed": _any(r"(?<!via Signals\.)\bSIGKILL\b", r"(?:^|[\s\]*])Killed(?:[\s*]|$)", r"sh: killed\b",
         r"\d killed +\w",
         r"\b(?i:exit(?:ed)?|return(?:ed)?|failed)(?: with)?[ _]?(?i:code|status)?\"?\s{0,9}[:=]?\s{0,9}"
@@ -198,7 +199,7 @@ MARKS = {  # of a log whose process was killed without a word: its last line tha
         r"(?i:\b(?:load|generat|prepar|process|preprocess|tokeniz|pack|read|shuffl)ing\b"
         r".{0,30}\b(?:data ?sets?|data|split|examples|corpus)\b)", "Running tokenizer"),
     "load": _any(r"(?i:\b(?:load|fetch|download|quantiz|creat|build|initializ)ing (?:\S+ ){0,3}"
-        r"(?:model|weights|checkpoint shards|safetensors|files|partitions|optimizer|engine)\b)",
+        r"(?:model|weights|(?:checkpoint )?shards|safetensors|files|partitions|optimizer|engine)\b)",
         "KV cache memory", "warming up sampler"),
     "evaluation": _any("(?i:\\brunning (?:evaluation|prediction|validation))", "['\"]eval_loss['\"]",
         "(?i:\\b(?:evaluat|validat|predict)ing\\b)", "[Vv]al(?:idation)? [Ll]oss",
@@ -476,6 +477,7 @@ class _Reader:
 
     def _failed(self, line: str, rank: int) -> None:
         failure = next((name for name, rule in FAILURES.items() if rule.search(line)), "")
+        failure = "device_memory" if FULL.search(line) and FULL_DEVICE.search(line) else failure
         if failure in ("device_memory", "host_memory") and _ADVICE.search(line):
             failure = ""
         known = self._best

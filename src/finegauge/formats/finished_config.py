@@ -29,6 +29,7 @@ ARGUMENTS = "training_args.bin"
 MAX_BYTES = 5_000_000
 MAX_FILES = 200
 WHOLE_FRACTION = 0.98  # of seq_len that counts as all of it
+NO_TIME = "its logs tell no time of a step: log to TensorBoard or W&B, or end with trainer.save_state()"
 UNCOUNTED = "every sequence is seq_len long (the trainer did not count tokens)"
 _OWN_FILES = ("torchtune_config.yaml", "args.json")
 _TRAINING_FILES = (".yaml", ".yml", ".json")
@@ -55,7 +56,7 @@ def finished_row(found: Figures, words: Iterable[str] = (), gpu: str = "") -> Me
     if run is not None and run.gpu is None:
         reason, run = "nothing says on which GPU it ran; add --gpu NAME, or --gpu here", None
     if run is not None and seconds is None and not rates:
-        reason, run = "; ".join((*found.problems, "its logs tell no time of a step")), None
+        reason, run = "; ".join((*found.problems, NO_TIME)), None
     return MeasuredRow(
         id=os.path.basename(os.path.normpath(found.folder)),
         source="finished runs",

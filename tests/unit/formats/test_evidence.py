@@ -548,6 +548,7 @@ def test_a_job_that_its_shell_says_is_killed(line: str, moment: str) -> None:
     ("Out of memory error on GPU 0. Cannot allocate 2.0GB memory on GPU 0", "device_memory"),
     ("   ERROR    torch.OutOfMemoryError: Allocation on device        node.py:3", "device_memory"),
     ("WARN failed to extend /dev/shm/nccl-Ab to 96 bytes, No space left on device (28)", "shared_memory"),
+    ("train.sh: line 3:  8156 Terminated     python train.py", "stopped"),
     ("=>> PBS: job killed: walltime 86412 exceeded limit 86400", "stopped"),
     ("OSError: [Errno 28] Auf dem Gerät ist kein Speicherplatz mehr verfügbar", "disk"),
     ("The replica workerpool0-0 ran out-of-memory and exited with a status of 137(SIGKILL).", "host_memory"),
